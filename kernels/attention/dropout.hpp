@@ -1,0 +1,49 @@
+// Dropout's random numbers: Philox 4x32-10 (Salmon et al., 2011), counted, so that every device and the backward pass
+// draw the same 16 bits for a probability wherever it is computed.
+//   key = seed and the upper half of offset, counter = (key position, row / 8, batch x head,
+// lower half of offset); row % 8 picks one of the 8 halves drawn.
+#pragma once
+
+#include "attention/work.hpp"
+
+namespace xeflash {
+
+struct NoDropout {
+  static constexpr bool kIdentity = true;
+  XF_INLINE NoDropout(const FwdParams&, const Sequence&, int) {}
+  template <class P>
+  XF_INLINE void drop(P&, int, int) const {}
+};
+
+struct Dropout {
+  static constexpr bool kIdentity = false;
+  uint32_t seed[2], plane, offset, below;
+  float keep_scale;
+
+  XF_INLINE Dropout(const FwdParams& p, const Sequence& seq, int head)
+      : seed{static_cast<uint32_t>(p.seed), static_cast<uint32_t>(p.seed >> 32) ^ static_cast<uint32_t>(p.offset >> 32)},
+        plane(static_cast<uint32_t>(seq.batch) * p.heads_q + head),
+        offset(static_cast<uint32_t>(p.offset)),
+        below(p.drop_below),
+        keep_scale(p.keep_scale) {}
+
+  template <class P>
+  XF_INLINE void drop(P& probabilities, int row, int key) const {
+    drop_tile(probabilities, row, key, *this);
+  }
+
+  // The 4 words drawn for 8 rows and a key; U is a word or a vector of words.
+  template <class U>
+  XF_INLINE void draw(U k, U row_octet, U (&c)[4]) const {
+    c[0] = k, c[1] = row_octet, c[2] = U(plane), c[3] = U(offset);
+    uint32_t k0 = seed[0], k1 = seed[1];
+    XF_UNROLL for (int round = 0; round < 10; ++round) {
+      const U hi0 = multiply_high(c[0], 0xD2511F53u), lo0 = c[0] * 0xD2511F53u;
+      const U hi1 = multiply_high(c[2], 0xCD9E8D57u), lo1 = c[2] * 0xCD9E8D57u;
+      c[0] = hi1 ^ c[1] ^ k0, c[1] = lo1, c[2] = hi0 ^ c[3] ^ k1, c[3] = lo0;
+      k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+  }
+};
+
+}  // namespace xeflash

@@ -1,0 +1,62 @@
+// Which keys a row sees: key k is visible to row q iff -left <= k - (q + shift) <= right and k < Sk.
+// Causal is right = 0. Blocks of keys that no row of a block sees are never visited.
+#pragma once
+
+#include "attention/work.hpp"
+
+namespace xeflash {
+
+struct BlockRange {
+  int begin, full_begin, full_end, end;  // blocks in [full_begin, full_end) need no mask
+  XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
+};
+
+struct KeyRange {
+  int begin, end;
+};
+
+struct Window {
+  int sq, sk, shift, left, right;
+
+  XF_INLINE Window(const FwdParams& p, const Sequence& seq)
+      : sq(seq.sq), sk(seq.sk), shift(p.top_left ? 0 : seq.sk - seq.sq), left(p.left), right(p.right) {}
+
+  // Hides s where the row does not see the key.
+  template <class S, class I, class J>
+  XF_INLINE S hide(S s, I q, J k) const {
+    const auto ahead = k - (q + shift);
+    const S hidden(-kInf);
+    return select(k < sk, select((ahead >= -left) & (ahead <= right), s, hidden), hidden);
+  }
+
+  // Blocks of Bc keys for rows [row, row + Br).
+  template <int Br, int Bc>
+  XF_INLINE BlockRange k_blocks(int row) const {
+    const int64_t first = static_cast<int64_t>(row) + shift;
+    const int64_t last = static_cast<int64_t>(row + Br < sq ? row + Br : sq) - 1 + shift;
+    const int64_t seen_from = clamp(left == kUnbounded ? 0 : first - left);
+    const int64_t seen_to = clamp(right == kUnbounded ? sk : last + right + 1);
+    const int64_t all_from = clamp(left == kUnbounded ? 0 : last - left);
+    const int64_t all_to = clamp(right == kUnbounded ? sk : first + right + 1);
+    BlockRange r;
+    r.begin = static_cast<int>(seen_from / Bc);
+    r.end = static_cast<int>((seen_to + Bc - 1) / Bc);
+    r.full_begin = static_cast<int>((all_from + Bc - 1) / Bc);
+    r.full_end = static_cast<int>(all_to / Bc);
+    return r;
+  }
+
+  // The share of one split in the keys that a single row sees, in whole blocks of Bc.
+  XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc) const {
+    const int64_t begin = clamp(left == kUnbounded ? 0 : static_cast<int64_t>(shift) - left);
+    const int64_t end = clamp(right == kUnbounded ? sk : static_cast<int64_t>(shift) + right + 1);
+    const int64_t blocks = (end - begin + Bc - 1) / Bc, share = (blocks + splits - 1) / splits * Bc;
+    const int64_t from = begin + split * share, to = from + share;
+    return {static_cast<int>(from < end ? from : end), static_cast<int>(to < end ? to : end)};
+  }
+
+ private:
+  XF_INLINE int64_t clamp(int64_t k) const { return k < 0 ? 0 : (k < sk ? k : sk); }
+};
+
+}  // namespace xeflash

@@ -1,0 +1,57 @@
+// Which rows and keys a work-item owns: the launch's groups, dense or packed sequences.
+#pragma once
+
+#include "attention/params.hpp"
+#include "tile/tile.hpp"
+
+namespace xeflash {
+
+// One block of query rows of one head. Long causal rows come first, so that the tail of a launch is short.
+struct Work {
+  int batch, head, block;
+
+  XF_INLINE Work(uint64_t group, int blocks, int heads) {
+    const uint64_t pair = group / blocks;
+    block = blocks - 1 - static_cast<int>(group - pair * blocks);
+    batch = static_cast<int>(pair / heads);
+    head = static_cast<int>(pair - static_cast<uint64_t>(batch) * heads);
+  }
+};
+
+// The lengths of sequence `batch` and where it starts in packed arrays.
+struct Sequence {
+  int batch, sq, sk;
+  int64_t q0 = 0, k0 = 0;
+
+  XF_INLINE Sequence(const FwdParams& p, int b) : batch(b), sq(p.max_q), sk(p.max_k) {
+    if (p.cu_q) {
+      q0 = p.cu_q[b];
+      sq = p.cu_q[b + 1] - p.cu_q[b];
+    }
+    if (p.cu_k) {
+      k0 = p.cu_k[b];
+      sk = p.cu_k[b + 1] - p.cu_k[b];
+    }
+    if (p.used_k) sk = p.used_k[b] < sk ? p.used_k[b] : sk;
+  }
+
+  // The rows of one head, from row `first` on.
+  template <class T>
+  XF_INLINE Rows<T> q_rows(const TensorArg& t, int head, int first) const {
+    return {static_cast<T*>(t.data) + batch * t.batch + head * t.head + (q0 + first) * t.row, t.row, sq - first};
+  }
+  // The first row of `count` heads from `head` on.
+  template <class T>
+  XF_INLINE Rows<T> q_heads(const TensorArg& t, int head, int count) const {
+    return {q_rows<T>(t, head, 0).data, t.head, count};
+  }
+  template <class T>
+  XF_INLINE Rows<T> k_rows(const TensorArg& t, int head) const {
+    return {static_cast<T*>(t.data) + batch * t.batch + head * t.head + k0 * t.row, t.row, sk};
+  }
+  XF_INLINE float* lse(const FwdParams& p, int head) const {
+    return p.lse + batch * p.lse_batch + head * p.lse_head + q0;
+  }
+};
+
+}  // namespace xeflash

@@ -1,0 +1,40 @@
+// Philox on 16 lanes: see attention/dropout.hpp for what is drawn.
+#pragma once
+
+#include "cpu/tile.hpp"
+
+namespace xeflash::cpu {
+
+// The upper halves of 16 products: even and odd lanes go through 64-bit lanes, as the hardware multiplies them.
+XF_INLINE u32x16 multiply_high(u32x16 a, uint32_t b) {
+  using u64x8 = uint64_t __attribute__((ext_vector_type(8)));
+  const u64x8 pairs = bit_cast<u64x8>(a);
+  const u64x8 even = (pairs & 0xffffffffu) * static_cast<uint64_t>(b);
+  const u64x8 odd = (pairs >> 32) * static_cast<uint64_t>(b);
+  return bit_cast<u32x16>((even >> 32) | (odd & 0xffffffff00000000u));
+}
+
+// Zeroes the dropped probabilities of P and scales the rest. A draw serves 8 rows of a key: lanes take 8 keys x 2
+// octets of rows at a time, then each row picks its half-word.
+template <int R, int C, class Dropout>
+XF_INLINE void drop_tile(Tile<R, C>& P, int row0, int col0, const Dropout& dropout) {
+  static_assert(C % 8 == 0);
+  const u32x16 lane = bit_cast<u32x16>(lane_index());
+  for (int r = 0; r < R / kLanes; ++r) {
+    const uint32_t octet = static_cast<uint32_t>(row0 + r * kLanes) / 8;
+    for (int c = 0; c < C; c += 8) {
+      alignas(64) u32x16 words[4];  // words[w], lane 2 k + o: word w for key k, octet o
+      dropout.draw(lane / 2 + static_cast<uint32_t>(col0 + c), (lane & 1u) + octet, words);
+      const auto* flat = reinterpret_cast<const uint32_t*>(words);
+      XF_UNROLL for (int k = 0; k < 8; ++k) {
+        u32x16 drawn;  // lane 8 o + i: half i of the draw
+        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
+          drawn[i] = (flat[(i % 8) / 2 * kLanes + 2 * k + i / 8] >> (16 * (i % 2))) & 0xffffu;
+        }
+        P.x[c + k][r] = select(drawn < u32x16(dropout.below), f32x16(0.f), P.x[c + k][r] * dropout.keep_scale);
+      }
+    }
+  }
+}
+
+}  // namespace xeflash::cpu

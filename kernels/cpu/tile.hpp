@@ -1,0 +1,139 @@
+// Tiles of the CPU backend: lane = row. A column of 16 rows is one vector, so softmax along a row needs no
+// cross-lane step. Tiles live in the work-item's memory (L1/L2); the matrix products block them into registers.
+#pragma once
+
+#include "cpu/vec.hpp"
+
+namespace xeflash::cpu {
+
+// One value per row.
+template <int R>
+struct ColVec {
+  static constexpr int kVecs = R / kLanes;
+  f32x16 x[kVecs];
+
+  XF_INLINE ColVec(float value = 0.f) {
+    XF_UNROLL for (int r = 0; r < kVecs; ++r) x[r] = value;
+  }
+  template <class F>
+  XF_INLINE void map(F f) {
+    XF_UNROLL for (int r = 0; r < kVecs; ++r) x[r] = f(x[r], r);
+  }
+};
+template <int R>
+XF_INLINE ColVec<R> max(const ColVec<R>& a, const ColVec<R>& b) {
+  ColVec<R> c;
+  c.map([&](f32x16, int r) { return max(a.x[r], b.x[r]); });
+  return c;
+}
+template <int R>
+XF_INLINE void operator*=(ColVec<R>& a, const ColVec<R>& b) {
+  a.map([&](f32x16 v, int r) { return v * b.x[r]; });
+}
+template <int R>
+XF_INLINE ColVec<R> operator*(ColVec<R> a, float b) {
+  a.map([&](f32x16 v, int) { return v * b; });
+  return a;
+}
+template <int R>
+XF_INLINE ColVec<R> operator-(ColVec<R> a, const ColVec<R>& b) {
+  a.map([&](f32x16 v, int r) { return v - b.x[r]; });
+  return a;
+}
+template <int R>
+XF_INLINE ColVec<R> exp2(ColVec<R> a) {
+  a.map([&](f32x16 v, int) { return exp2<5>(v); });
+  return a;
+}
+// 1 / a, and 0 where a is 0.
+template <int R>
+XF_INLINE ColVec<R> inverse_or_zero(ColVec<R> a) {
+  a.map([&](f32x16 v, int) { return select(v == f32x16(0.f), f32x16(0.f), 1.f / v); });
+  return a;
+}
+// ln(2^m l), and `empty` where l is 0.
+template <int R>
+XF_INLINE ColVec<R> log_sum_exp(ColVec<R> m, const ColVec<R>& l, float empty) {
+  m.map([&](f32x16 v, int r) {
+    const f32x16 lse = (v + log2(l.x[r])) * 0.6931471805599453f;
+    return select(l.x[r] == f32x16(0.f), f32x16(empty), lse);
+  });
+  return m;
+}
+// Does any row have a > b + margin?
+template <int R>
+XF_INLINE bool any_above(const ColVec<R>& a, const ColVec<R>& b, float margin) {
+  f32x16 worst = a.x[0] - b.x[0];
+  XF_UNROLL for (int r = 1; r < R / kLanes; ++r) worst = max(worst, a.x[r] - b.x[r]);
+  return reduce_max(worst) > margin;
+}
+
+// R rows x C columns of fp32: x[column][16 rows].
+template <int R, int C>
+struct Tile {
+  static constexpr int kVecs = R / kLanes;
+  alignas(64) f32x16 x[C][kVecs];
+};
+
+template <int R, int C>
+XF_INLINE void fill(Tile<R, C>& t, float value) {
+  for (int c = 0; c < C; ++c) {
+    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) t.x[c][r] = value;
+  }
+}
+
+// f(value, row, column) for every element; row is a vector here, column a scalar.
+template <int R, int C, class F>
+XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
+  for (int c = 0; c < C; ++c) {
+    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
+      t.x[c][r] = f(t.x[c][r], row0 + r * kLanes + lane_index(), col0 + c);
+    }
+  }
+}
+
+template <int R, int C>
+XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
+  f32x16 even[R / kLanes], odd[R / kLanes];  // two chains: a maximum has a latency
+  XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
+    even[r] = t.x[0][r];
+    odd[r] = t.x[1][r];
+  }
+  for (int c = 2; c < C; c += 2) {
+    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
+      even[r] = max(even[r], t.x[c][r]);
+      odd[r] = max(odd[r], t.x[c + 1][r]);
+    }
+  }
+  ColVec<R> m;
+  m.map([&](f32x16, int r) { return max(even[r], odd[r]); });
+  return m;
+}
+
+// S becomes P = 2^(S * scale - m); l += row sums of P.
+template <int Degree, int R, int C>
+XF_INLINE Tile<R, C>& exp2_and_sum(Tile<R, C>& S, float scale, const ColVec<R>& m, ColVec<R>& l) {
+  f32x16 even[R / kLanes], odd[R / kLanes];
+  XF_UNROLL for (int r = 0; r < R / kLanes; ++r) even[r] = odd[r] = 0.f;
+  for (int c = 0; c < C; c += 2) {
+    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
+      const f32x16 p = exp2<Degree>(fma(S.x[c][r], scale, -m.x[r]));
+      const f32x16 q = exp2<Degree>(fma(S.x[c + 1][r], scale, -m.x[r]));
+      even[r] += p;
+      odd[r] += q;
+      S.x[c][r] = p;
+      S.x[c + 1][r] = q;
+    }
+  }
+  l.map([&](f32x16 v, int r) { return v + (even[r] + odd[r]); });
+  return S;
+}
+
+template <int R, int C>
+XF_INLINE void operator*=(Tile<R, C>& t, const ColVec<R>& s) {
+  for (int c = 0; c < C; ++c) {
+    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) t.x[c][r] *= s.x[r];
+  }
+}
+
+}  // namespace xeflash::cpu

@@ -1,0 +1,68 @@
+// FlashAttention-2, Algorithm 1 (Dao, 2023): forward, one block of Br query rows per thread, softmax in base 2.
+//   i, j: block of queries, of keys     Q K V S P O: tiles     m: running maximum of a row, l: running sum
+#pragma once
+
+#include "attention/dropout.hpp"
+#include "attention/mask.hpp"
+#include "attention/softmax.hpp"
+#include "attention/variant.hpp"
+
+namespace xeflash {
+
+template <class Config>
+XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
+  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim, dv = Config::head_dim_v;
+  using T = typename Config::Element;
+  using ScoreVariant = typename Config::ScoreVariant;
+
+  const Sequence seq(p, work.batch);
+  const int row = work.block * Br, head_k = work.head / (p.heads_q / p.heads_k);
+  if (row >= seq.sq) return;
+  const auto k_rows = seq.k_rows<const T>(p.k, head_k), v_rows = seq.k_rows<const T>(p.v, head_k);
+  const Window window(p, seq);
+  const ScoreVariant variant(p, seq, work.head);
+  const typename Config::Drop dropout(p, seq, work.head);
+
+  const float scale = p.scale < 0 ? -p.scale : p.scale;
+  const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
+
+  Left<T, Br, d> Q;
+  load(Q, seq.q_rows<const T>(p.q, work.head, row));
+  if (p.scale < 0) negate(Q);
+  Tile<Br, dv> O;
+  fill(O, 0.f);
+  ColVec<Br> m(p.sinks ? p.sinks[work.head] * kLog2e : kNoScore), l(p.sinks ? 1.f : 0.f);
+
+  const BlockRange range = window.template k_blocks<Br, Bc>(row);
+  for (int j = range.begin; j < range.end; ++j) {
+    const int key = j * Bc;
+    const Keys<T, Bc, d> K(k_rows.from(key));
+    Tile<Br, Bc> S;
+    mma_ABt(S, Q, K);                                              // S = Q K^T
+    if constexpr (!ScoreVariant::kIdentity) {
+      each(S, row, key, [&](auto s, auto q, auto k) { return variant.score(s * scale, q, k) * kLog2e; });
+    }
+    if (!range.is_full(j)) {
+      each(S, row, key, [&](auto s, auto q, auto k) { return window.hide(s, q, k); });
+    }
+
+    auto& P = online_softmax<Config::exp2_degree>(S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
+    dropout.drop(P, row, key);
+
+    const Values<T, Bc, dv> V(v_rows.from(key));
+    mma_AB(O, as_left<T>(P), V);                                   // O += P V
+  }
+
+  O *= inverse_or_zero(l);                                             // O = O / l
+  store(seq.q_rows<T>(p.o, work.head, row), O);
+  if (p.lse) store(seq.lse(p, work.head) + row, seq.sq - row, log_sum_exp(m, l, p.empty_lse));
+}
+
+// One work-item per block of rows of a head.
+template <class Config>
+XF_INLINE void flash_fwd(const FwdParams& p) {
+  constexpr int Br = Config::block_q;
+  flash_fwd<Config>(p, Work(group_index(), p.max_q / Br + (p.max_q % Br != 0), p.heads_q));
+}
+
+}  // namespace xeflash

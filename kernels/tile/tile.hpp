@@ -1,0 +1,32 @@
+// The vocabulary that the kernels are written in. It knows no attention and names no device: the backend that is
+// compiled in decides how a tile is laid out and which instructions move and multiply it.
+//
+//   Rows<T>                 rows of a matrix in memory
+//   Tile<R, C>              fp32 accumulators
+//   ColVec<R>               one fp32 value per row
+//   Left<T, R, C>           left operand of a product          load, negate, as_left (P in the type of V)
+//   Keys<T, N, D>           N rows of K, for A K^T             made from Rows; may stream from memory
+//   Values<T, N, D>         N rows of V, for P V               likewise
+//   mma_ABt, mma_AB         S = A K^T, O += P V
+//   each                    f(value, row, column) over a tile; one of row and column is a vector of lanes
+//   row_max, exp2_and_sum   the two halves of a softmax
+//   store                   tiles and columns back to memory
+#pragma once
+
+#if XEFLASH_BACKEND_CPU
+#include "cpu/backend.hpp"
+#elif XEFLASH_BACKEND_XE
+#include "xe/backend.hpp"
+#else
+#error "choose a backend: XEFLASH_BACKEND_CPU or XEFLASH_BACKEND_XE"
+#endif
+
+namespace xeflash {
+
+constexpr float kInf = __builtin_inff();
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+// Below every finite score in base 2: the running maximum of a row that has seen no key.
+constexpr float kNoScore = -3e38f;
+
+}  // namespace xeflash

@@ -1,0 +1,56 @@
+// Arrays of any framework, as a kernel sees them: a pointer, a shape, strides, a type and the queue they belong to.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace xeflash {
+namespace py = pybind11;
+
+enum class DType : uint8_t { kOther, kF32, kF16, kBF16, kBool, kI32 };
+const char* name_of(DType dtype);
+int64_t size_of(DType dtype);
+
+constexpr int kMaxDims = 8;
+
+// Who made an array decides how results are made.
+enum class Maker : uint8_t { kExchange, kNumpy, kOther };
+
+struct Array {
+  py::object object;  // keeps the memory alive
+  Maker maker = Maker::kOther;
+  const void* exchange = nullptr;  // dlpack::ExchangeApi of the maker
+  int32_t device_type = 1, device_id = 0;
+
+  std::byte* data = nullptr;
+  int ndim = 0;
+  std::array<int64_t, kMaxDims> shape{}, strides{};  // strides in elements
+  DType dtype = DType::kOther;
+  void* queue = nullptr;  // sycl::queue*, null: host memory
+  bool writable = true;
+
+  int64_t size() const {
+    int64_t n = 1;
+    for (int i = 0; i < ndim; ++i) n *= shape[i];
+    return n;
+  }
+  bool is_packed() const;
+  std::string describe_shape() const;
+};
+
+// Reads `object`; `what` ("flash_attn_func: q") starts the message of a TypeError.
+Array read_array(py::handle object, const char* function, const char* name);
+
+// A new packed array of the same maker, device and queue as `like`.
+Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> shape);
+
+// The array itself, or a copy whose last dimension is contiguous.
+Array with_contiguous_rows(Array array, const char* function, const char* name);
+// The array itself, or a copy in fp32.
+Array as_float32(Array array, const char* function, const char* name);
+
+}  // namespace xeflash

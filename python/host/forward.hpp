@@ -1,0 +1,38 @@
+// The forward pass as Python asks for it: checks, description, parameters, launch.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <optional>
+#include <string>
+
+namespace xeflash {
+
+// How a function's arrays are laid out.
+enum class Layout : uint8_t {
+  kBSHD,  // (batch, sequence, heads, dim): flash_attn_func
+  kTHD,   // (tokens, heads, dim), packed sequences: flash_attn_varlen_func
+  kBHSD,  // (batch, heads, sequence, dim): scaled_dot_product_attention
+};
+
+struct FwdRequest {
+  std::string function;  // the public function, for messages
+  Layout layout;
+  pybind11::object q, k, v, out;
+  pybind11::object cu_q, cu_k, used_k;
+  int64_t max_q, max_k;
+  pybind11::object bias, alibi, sinks;
+  std::optional<double> scale;
+  bool causal;
+  int64_t left, right;
+  bool top_left;
+  double softcap, dropout;
+  uint64_t seed, offset;
+  bool want_lse;
+  bool broadcast_heads;  // Hq != Hk needs no permission
+};
+
+// (out, lse); lse is None unless wanted.
+pybind11::tuple forward(const FwdRequest& request);
+
+}  // namespace xeflash

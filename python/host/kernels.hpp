@@ -1,0 +1,40 @@
+// Which compiled kernels serve a problem: looked up by its description, made by Python (xeflash.jit) at the first use.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "array.hpp"
+#include "runtime.hpp"
+
+namespace xeflash {
+
+enum class Algorithm : uint8_t { kForward, kDecode };
+
+// What changes the code of a kernel. Everything else (lengths, strides, masks by position) is a parameter.
+struct FwdDesc {
+  Algorithm algorithm = Algorithm::kForward;
+  DType dtype = DType::kOther;
+  DType bias = DType::kOther;  // kOther: none
+  bool softcap = false, alibi = false, dropout = false;
+  uint8_t rows = 0;  // rows of a tile that can be filled, see rows_for
+  uint16_t head_dim = 0, head_dim_v = 0;
+  uint8_t device = 0;  // device_index
+
+  uint64_t key() const;
+};
+
+struct FwdKernels {
+  sycl::kernel* main = nullptr;
+  sycl::kernel* combine = nullptr;  // decode only
+  int block_q = 0;
+  DeviceFacts device;
+};
+
+// `provider(description: dict) -> (binary: bytes, block_q: int)`, see xeflash.jit.provide.
+void set_kernel_provider(pybind11::object provider);
+
+const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue);
+
+}  // namespace xeflash

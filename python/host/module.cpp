@@ -1,0 +1,87 @@
+// xeflash._core: what Python calls.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "forward.hpp"
+#include "kernels.hpp"
+#include "runtime.hpp"
+
+namespace xeflash {
+namespace {
+
+py::tuple forward_from_python(const std::string& function, int layout, py::object q, py::object k, py::object v,
+                              py::object out, py::object cu_q, py::object cu_k, int64_t max_q, int64_t max_k,
+                              py::object used_k, py::object bias, py::object alibi, py::object sinks,
+                              std::optional<double> scale, bool causal, int64_t left, int64_t right, bool top_left,
+                              double softcap, double dropout, uint64_t seed, uint64_t offset, bool want_lse,
+                              bool broadcast_heads) {
+  return forward({function, static_cast<Layout>(layout), std::move(q), std::move(k), std::move(v), std::move(out),
+                  std::move(cu_q), std::move(cu_k), std::move(used_k), max_q, max_k, std::move(bias), std::move(alibi),
+                  std::move(sinks), scale, causal, left, right, top_left, softcap, dropout, seed, offset, want_lse,
+                  broadcast_heads});
+}
+
+py::list devices() {
+  py::list all;
+  for (const DeviceFacts& f : all_devices()) {
+    py::dict d;
+    d["name"] = f.name;
+    d["backend"] = f.backend;
+    d["driver"] = f.driver;
+    d["type"] = f.type;
+    d["arch"] = f.arch;
+    d["compute_units"] = f.compute_units;
+    d["fp16"] = f.fp16;
+    d["fp64"] = f.fp64;
+    d["esimd"] = f.esimd;
+    d["usm_system_allocations"] = f.usm_system;
+    all.append(d);
+  }
+  return all;
+}
+
+sycl::queue& queue_at(uintptr_t address) { return address ? *reinterpret_cast<sycl::queue*>(address) : host_queue(); }
+
+// Result memory for arrays whose maker offers no way to make one: freed with the capsule.
+py::tuple allocate(uintptr_t queue, size_t bytes) {
+  auto* owner = new sycl::queue(queue_at(queue));
+  void* data = sycl::aligned_alloc_shared(64, bytes ? bytes : 1, *owner);
+  if (!data) {
+    delete owner;
+    throw std::bad_alloc();
+  }
+  struct Block {
+    sycl::queue* queue;
+    void* data;
+  };
+  const py::capsule keep(new Block{owner, data}, [](void* p) {
+    auto* block = static_cast<Block*>(p);
+    block->queue->wait();
+    sycl::free(block->data, *block->queue);
+    delete block->queue;
+    delete block;
+  });
+  return py::make_tuple(reinterpret_cast<uintptr_t>(data), keep);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.def("forward", &forward_from_python);
+  m.def("set_kernel_provider", &set_kernel_provider);
+  m.def("devices", &devices);
+  m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
+  m.def("allocate", &allocate);
+  m.def(
+      "compile_source",
+      [](uintptr_t queue, const std::string& source, const std::vector<std::string>& options) {
+        std::string binary;
+        {
+          py::gil_scoped_release nogil;
+          binary = compile_source(queue_at(queue), source, options);
+        }
+        return py::bytes(binary);
+      });
+}
+
+}  // namespace xeflash

@@ -1,0 +1,144 @@
+// No SYCL object here is destroyed at exit: by then libsycl has gone, and destructors would abort the interpreter.
+#include "runtime.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+
+namespace xeflash {
+namespace syclexp = sycl::ext::oneapi::experimental;
+namespace {
+
+constexpr uint32_t kSpirvMagic = 0x07230203;
+
+// Asynchronous errors surface in wait_and_throw; an own handler also keeps the default one, newer than libsycl 2026.0,
+// out of the binary.
+void ignore_async(sycl::exception_list) {}
+
+// The instruction set that the OpenCL CPU driver compiles for: the machine's, or what the driver is told to pretend.
+std::string cpu_arch() {
+  if (const char* target = std::getenv("CL_CONFIG_CPU_TARGET_ARCH"); target && *target) {
+    const std::string t = target;
+    if (t == "skx" || t == "skylake-avx512" || t == "icelake-server" || t == "icl" || t == "cascadelake") return "cpu-avx512";
+    if (t == "cooperlake" || t == "sapphirerapids" || t == "graniterapids" || t == "spr" || t == "gnr") return "cpu-avx512-bf16";
+    return "cpu-generic";
+  }
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  if (!avx512) return "cpu-generic";
+  return __builtin_cpu_supports("avx512bf16") ? "cpu-avx512-bf16" : "cpu-avx512";
+}
+
+// Kernel families by architecture; the simulated devices of a family carry the same architecture.
+std::string gpu_arch(const sycl::device& device) {
+  using sycl::ext::oneapi::experimental::architecture;
+  try {
+    const auto arch = device.get_info<syclexp::info::device::architecture>();
+    if (arch == architecture::intel_gpu_pvc || arch == architecture::intel_gpu_pvc_vg) return "pvc";
+    if (arch == architecture::intel_gpu_bmg_g21 || arch == architecture::intel_gpu_lnl_m) return "bmg";
+    if (arch == architecture::intel_gpu_dg2_g10 || arch == architecture::intel_gpu_dg2_g11 ||
+        arch == architecture::intel_gpu_dg2_g12) {
+      return "dg2";
+    }
+  } catch (const sycl::exception&) {  // a device that the runtime has no name for
+  }
+  return "";
+}
+
+}  // namespace
+
+DeviceFacts facts_of(const sycl::device& d) {
+  DeviceFacts f;
+  f.name = d.get_info<sycl::info::device::name>();
+  f.driver = d.get_info<sycl::info::device::driver_version>();
+  switch (d.get_backend()) {
+    case sycl::backend::opencl: f.backend = "opencl"; break;
+    case sycl::backend::ext_oneapi_level_zero: f.backend = "level_zero"; break;
+    default: f.backend = "other"; break;
+  }
+  f.type = d.is_cpu() ? "cpu" : d.is_gpu() ? "gpu" : "other";
+  f.arch = d.is_cpu() ? cpu_arch() : gpu_arch(d);
+  f.compute_units = static_cast<int>(d.get_info<sycl::info::device::max_compute_units>());
+  f.fp16 = d.has(sycl::aspect::fp16);
+  f.fp64 = d.has(sycl::aspect::fp64);
+  f.esimd = d.has(sycl::aspect::ext_intel_esimd);
+  f.usm_system = d.has(sycl::aspect::usm_system_allocations);
+  return f;
+}
+
+std::vector<DeviceFacts> all_devices() {
+  std::vector<DeviceFacts> all;
+  for (const auto& device : sycl::device::get_devices()) all.push_back(facts_of(device));
+  return all;
+}
+
+sycl::queue& host_queue() {
+  static sycl::queue* queue = [] {
+    for (const auto& device : sycl::device::get_devices(sycl::info::device_type::cpu)) {
+      if (device.has(sycl::aspect::usm_system_allocations)) {
+        return new sycl::queue(device, ignore_async, sycl::property::queue::in_order{});
+      }
+    }
+    throw std::runtime_error(
+        "no SYCL CPU device was found, so arrays in host memory cannot be computed on; "
+        "mend it with: pip install \"intel-opencl-rt>=2026.0,<2027\"  (xeflash doctor tells more)");
+  }();
+  return *queue;
+}
+
+int device_index(const sycl::queue& queue) {
+  struct Known {
+    sycl::device device;
+    sycl::context context;
+  };
+  static auto& known = *new std::vector<Known>;
+  static std::mutex mutex;
+  const sycl::device device = queue.get_device();
+  const sycl::context context = queue.get_context();
+  std::lock_guard<std::mutex> lock(mutex);
+  for (size_t i = 0; i < known.size(); ++i) {
+    if (known[i].device == device && known[i].context == context) return static_cast<int>(i);
+  }
+  known.push_back({device, context});
+  return static_cast<int>(known.size() - 1);
+}
+
+std::string compile_source(const sycl::queue& queue, const std::string& source, const std::vector<std::string>& options) {
+  std::string log;
+  try {
+    auto bundle = syclexp::create_kernel_bundle_from_source(queue.get_context(), syclexp::source_language::sycl, source);
+    const auto object = syclexp::compile(bundle, {queue.get_device()},
+                                         syclexp::properties{syclexp::build_options{options}, syclexp::save_log{&log}});
+    const auto content = object.ext_oneapi_get_content();
+    return std::string(reinterpret_cast<const char*>(content.data()), content.size());
+  } catch (const sycl::exception& error) {
+    throw std::runtime_error(std::string(error.what()) + "\n" + log);
+  }
+}
+
+sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& binary, const std::string& name) {
+  uint32_t magic = 0;
+  std::memcpy(&magic, binary.data(), std::min(sizeof(magic), binary.size()));
+  const auto context = queue.get_context();
+  const auto device = queue.get_device();
+  if (magic == kSpirvMagic) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(binary.data());
+    const std::vector<std::byte> content(bytes, bytes + binary.size());
+    auto bundle = syclexp::create_kernel_bundle_from_source(context, syclexp::source_language::spirv, content);
+    return new sycl::kernel(syclexp::build(bundle, {device}).ext_oneapi_get_kernel("__sycl_kernel_" + name));
+  }
+  std::string content = binary;  // the interface wants to be able to write
+  const auto object = syclexp::get_kernel_bundle<sycl::bundle_state::object>(
+      context, {device}, sycl::span<char>(content.data(), content.size()));
+  return new sycl::kernel(sycl::link(object).ext_oneapi_get_kernel(name));
+}
+
+sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params, uint64_t groups) {
+  return queue.submit([&](sycl::handler& handler) {
+    handler.set_args(params);
+    handler.parallel_for(sycl::nd_range<1>(groups, 1), kernel);
+  });
+}
+
+}  // namespace xeflash

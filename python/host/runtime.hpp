@@ -1,0 +1,38 @@
+// What is asked of SYCL: the queue of host arrays, devices, compiling and loading kernels, launches.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <sycl/sycl.hpp>
+#include <vector>
+
+#include "attention/params.hpp"
+
+namespace xeflash {
+
+struct DeviceFacts {
+  std::string name, backend, driver, type;
+  std::string arch;  // what kernels are compiled for: cpu-avx512-bf16, pvc, bmg, dg2, ...; empty: no kernels yet
+  int compute_units;
+  bool fp16, fp64, esimd, usm_system;
+};
+
+DeviceFacts facts_of(const sycl::device& device);
+std::vector<DeviceFacts> all_devices();
+
+// The in-order queue of the SYCL CPU device, for arrays in host memory.
+sycl::queue& host_queue();
+
+// A small number that stands for the queue's device and context in keys.
+int device_index(const sycl::queue& queue);
+
+// Compiles SYCL source for the queue's device; the result can be loaded in another process. Throws with the log.
+std::string compile_source(const sycl::queue& queue, const std::string& source, const std::vector<std::string>& options);
+
+// A kernel from SPIR-V or from compile_source's result. It lives as long as the process: kernels must not be destroyed
+// after libsycl has been finalised.
+sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& binary, const std::string& name);
+
+sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params, uint64_t groups);
+
+}  // namespace xeflash

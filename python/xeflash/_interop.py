@@ -1,0 +1,124 @@
+"""Arrays that the extension does not read by itself, and copies that it asks for. Off the fast path."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from xeflash import _core
+
+# typestr of __sycl_usm_array_interface__ (and numpy) -> our names; <V2 is how bfloat16 travels without a numpy type.
+_TYPES = {"f4": "float32", "f2": "float16", "V2": "bfloat16", "b1": "bool", "i4": "int32"}
+_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int32": 4}
+_TYPESTRS = {name: ("<" if _SIZES[name] > 1 else "|") + code for code, name in _TYPES.items()}
+
+Description = tuple[int, tuple[int, ...], "tuple[int, ...] | None", str, int, bool]
+
+
+class UsmArray:
+    """A result in USM shared memory, for inputs whose library has no constructor that we know.
+
+    It has ``__sycl_usm_array_interface__``, so it can be handed to any library that reads it.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str, sycl_queue: Any, queue_address: int
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.sycl_queue = sycl_queue
+        self._address, self._memory = _core.allocate(
+            queue_address, math.prod(shape) * _SIZES[dtype]
+        )
+
+    @property
+    def __sycl_usm_array_interface__(self) -> dict[str, Any]:
+        return {
+            "data": (self._address, False),
+            "shape": self.shape,
+            "strides": None,
+            "typestr": _TYPESTRS[self.dtype],
+            "offset": 0,
+            "version": 1,
+            "syclobj": self.sycl_queue,
+        }
+
+
+def _queue_of(array: Any, interface: dict[str, Any]) -> tuple[Any, int]:
+    """The queue object an array belongs to, and the address of its sycl::queue."""
+    for queue in (getattr(array, "sycl_queue", None), interface.get("syclobj")):
+        if hasattr(queue, "addressof_ref"):
+            return queue, int(queue.addressof_ref())
+    raise TypeError(
+        f"xeflash: {type(array).__name__} must name its queue by a sycl_queue attribute or the interface's syclobj, "
+        f"as a dpctl.SyclQueue; got {interface.get('syclobj')!r}"
+    )
+
+
+def describe(array: Any) -> Description | None:
+    """(address, shape, strides in elements or None, dtype, queue address, writable); None: not an array."""
+    interface = getattr(array, "__sycl_usm_array_interface__", None)
+    if interface is not None:
+        dtype = _TYPES.get(interface["typestr"].lstrip("<|="), "another type")
+        address, read_only = interface["data"]
+        address += interface.get("offset", 0) * _SIZES.get(dtype, 1)
+        return (
+            address,
+            tuple(interface["shape"]),
+            interface["strides"],
+            dtype,
+            _queue_of(array, interface)[1],
+            not read_only,
+        )
+    if hasattr(array, "data_ptr") and hasattr(
+        array, "stride"
+    ):  # a torch without DLPack's exchange interface
+        dtype = str(array.dtype).removeprefix("torch.")
+        queue = 0
+        if array.device.type == "xpu":
+            module = sys.modules[type(array).__module__.partition(".")[0]]
+            queue = int(module.xpu.current_stream(array.device).sycl_queue)  # type: ignore[attr-defined]
+        elif array.device.type != "cpu":
+            raise TypeError(f"xeflash: tensors must be on cpu or xpu, got {array.device.type}")
+        return array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, queue, True
+    return None
+
+
+def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A new array of the kind of `like`, on its queue."""
+    interface = getattr(like, "__sycl_usm_array_interface__", None)
+    if interface is not None:
+        if type(like).__module__.startswith("dpnp"):
+            dpnp = sys.modules["dpnp"]
+            return dpnp.empty(
+                shape, dtype=dtype, usm_type=like.usm_type, sycl_queue=like.sycl_queue
+            )
+        queue, address = _queue_of(like, interface)
+        return UsmArray(shape, dtype, queue, address)
+    if hasattr(like, "new_empty"):
+        torch = sys.modules[type(like).__module__.partition(".")[0]]
+        return like.new_empty(shape, dtype=getattr(torch, dtype))
+    numpy = sys.modules["numpy"]
+    return numpy.empty(shape, like.dtype if dtype == str(like.dtype) else dtype)
+
+
+def contiguous(array: Any, function: str, name: str) -> Any:
+    """A copy whose last dimension is contiguous."""
+    if hasattr(array, "contiguous"):
+        return array.contiguous()
+    if hasattr(array, "__sycl_usm_array_interface__"):
+        raise ValueError(
+            f"{function}: {name} must have a contiguous last dimension, got strides "
+            f"{array.__sycl_usm_array_interface__['strides']}"
+        )
+    return sys.modules["numpy"].ascontiguousarray(array)
+
+
+def to_float32(array: Any, function: str, name: str) -> Any:
+    """A copy in fp32."""
+    if hasattr(array, "float"):
+        return array.float()
+    if hasattr(array, "astype"):
+        return array.astype("float32")
+    raise TypeError(f"{function}: {name} must be float32")

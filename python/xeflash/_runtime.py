@@ -1,0 +1,72 @@
+"""Finds SYCL's libraries and loads the extension next to whatever libsycl the process already has."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import os
+import re
+import sys
+from pathlib import Path
+
+LIBSYCL = "libsycl.so.9"
+REMEDY = 'pip install "intel-sycl-rt>=2026.0,<2027" "intel-opencl-rt>=2026.0,<2027"'
+
+
+def in_distribution(distribution: str, name: str) -> Path | None:
+    """The file `name` that a PyPI distribution installed, wherever its environment puts libraries."""
+    direct = Path(sys.prefix) / "lib" / name
+    if direct.exists():
+        return direct
+    try:
+        files = importlib.metadata.files(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        if file.name == name:
+            return Path(str(file.locate())).resolve()
+    return None
+
+
+def mapped_libsycl() -> dict[str, str]:
+    """libsycl's majors that are in this process already, as {soname: path}."""
+    found: dict[str, str] = {}
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            match = re.search(r"(/\S*/(libsycl\.so\.\d+)\S*)$", line)
+            if match:
+                found[match[2]] = match[1]
+    return found
+
+
+def show_cpu_device() -> None:
+    """Names Intel's OpenCL CPU driver to the OpenCL loader: the wheel's own .icd file holds a placeholder."""
+    driver = in_distribution("intel-opencl-rt", "libintelocl.so")
+    present = os.environ.get("OCL_ICD_FILENAMES", "")
+    if driver and "libintelocl" not in present:
+        os.environ["OCL_ICD_FILENAMES"] = f"{present}:{driver}" if present else str(driver)
+
+
+def load() -> None:
+    """Imports xeflash._core; raises ImportError with the remedy when libsycl is missing or of another major."""
+    foreign = {name: path for name, path in mapped_libsycl().items() if name != LIBSYCL}
+    if foreign:
+        name, path = next(iter(foreign.items()))
+        raise ImportError(
+            f"xeflash needs {LIBSYCL}, but this process has loaded {name} ({path}); two majors in one process crash. "
+            f"torch 2.13 and newer (xpu) and dpctl 0.22 and newer carry {LIBSYCL}: upgrade what loaded {name}, "
+            f"then: {REMEDY}"
+        )
+    show_cpu_device()
+    try:
+        importlib.import_module("xeflash._core")
+    except ImportError as error:
+        # An unusual layout (an editable build, a zipped environment): satisfy the dependency by its soname.
+        library = in_distribution("intel-sycl-rt", LIBSYCL)
+        if library is None:
+            raise ImportError(
+                f"xeflash needs {LIBSYCL} and found none ({error}); mend it with: {REMEDY}"
+            ) from error
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        importlib.import_module("xeflash._core")

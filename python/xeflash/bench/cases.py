@@ -1,0 +1,123 @@
+"""What is measured: a `Case` is one problem, a `Grid` a product of choices, a preset two grids."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+PHASES = ("prefill", "decode")
+DTYPES = ("fp32", "bf16", "fp16")
+_ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention problem; decode has a single query row and no mask."""
+
+    phase: str
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    seq_q: int
+    seq_k: int
+    causal: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of Q K^T and P V; the causal triangle counts as half."""
+        full = 4.0 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
+        return full / 2 if self.causal else full
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V, what decode has to read."""
+        rows = self.batch * self.kv_heads * self.seq_k
+        return 2 * rows * self.head_dim * _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Estimate of the peak: the tensors, and one batch entry of the check in fp64, twice."""
+        q_elements = self.batch * self.heads * self.seq_q * self.head_dim
+        kv_elements = self.kv_bytes // _ELEMENT_BYTES[self.dtype]
+        tensors = self.kv_bytes + 4 * q_elements * _ELEMENT_BYTES[self.dtype]
+        return tensors + 2 * 8 * (kv_elements * self.group + 2 * q_elements) // self.batch
+
+    @property
+    def label(self) -> str:
+        """Short name for the progress bar and for messages."""
+        mask = " causal" if self.causal else ""
+        return (
+            f"{self.phase} {self.dtype} B{self.batch} H{self.heads}/{self.kv_heads} "
+            f"D{self.head_dim} {self.seq_q}x{self.seq_k}{mask}"
+        )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Choices for one phase. `lengths` is the sequence (prefill) or the key length (decode)."""
+
+    dtypes: tuple[str, ...]
+    batches: tuple[int, ...]
+    heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]  # empty: as many as query heads
+    head_dims: tuple[int, ...]
+    lengths: tuple[int, ...]
+    causal: bool = True
+
+
+PRESETS: dict[str, dict[str, Grid]] = {
+    "quick": {
+        "prefill": Grid(("fp32", "bf16"), (1,), (8,), (), (64, 128), (1024, 2048)),
+        "decode": Grid(("fp32", "bf16"), (1,), (32,), (32, 8), (128,), (1024, 4096)),
+    },
+    "full": {
+        "prefill": Grid(DTYPES, (1,), (8,), (), (64, 128), (1024, 2048, 4096)),
+        "decode": Grid(DTYPES, (1, 8), (32,), (32, 8), (128,), (1024, 4096, 16384)),
+    },
+}
+PRESET_ROUNDS = {"quick": 9, "full": 21}
+
+
+def expand(phase: str, grid: Grid) -> list[Case]:
+    """Return every case of the grid, in the order of the loops dtype, D, heads, batch, length."""
+    cases = []
+    for dtype, dim, heads in itertools.product(grid.dtypes, grid.head_dims, grid.heads):
+        for kv_heads in grid.kv_heads or (heads,):
+            if heads % kv_heads:
+                raise ValueError(
+                    f"bench: --heads must be a multiple of --kv-heads, got {heads} and {kv_heads}"
+                )
+            for batch, length in itertools.product(grid.batches, grid.lengths):
+                causal = grid.causal and phase == "prefill"
+                seq_q = length if phase == "prefill" else 1
+                cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, length, causal))
+    return cases
+
+
+def parse_size(text: str) -> int:
+    """Return the positive number in "4096" or "4k" (k = 1024)."""
+    number, unit = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
+    if not number.isdecimal() or int(number) == 0:
+        raise ValueError(f"a positive whole number such as 4096 or 4k is wanted, got {text!r}")
+    return int(number) * unit
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes of a comma list such as "1k,2k"."""
+    return tuple(parse_size(item.strip()) for item in text.split(","))
+
+
+def parse_choices(text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of a comma list, each of which must be allowed."""
+    words = tuple(item.strip() for item in text.split(","))
+    for word in words:
+        if word not in allowed:
+            raise ValueError(f"choose from {', '.join(allowed)}, got {word!r}")
+    return words

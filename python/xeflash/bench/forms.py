@@ -1,0 +1,94 @@
+"""Inputs of a case, our call, and the ways to write the same in torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from xeflash.bench.cases import Case
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FORM_NOTES = {
+    "sdpa": "torch scaled_dot_product_attention",
+    "enable_gqa": "torch scaled_dot_product_attention with enable_gqa=True",
+    "grouped": "decode only: q viewed as (B, Hkv, Hq/Hkv, D), no enable_gqa, K and V read once",
+    "expand": "prefill only: one batch entry per kv head, K and V expanded without a copy "
+    "(repeat_interleave, which copies, is not faster and left out)",
+}
+
+
+class Inputs(NamedTuple):
+    """Contiguous (B, H, S, D) tensors."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def make_inputs(case: Case, device: str, seed: int) -> Inputs:
+    """Return standard normal inputs; the seed makes them the same in every run."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    dtype = TORCH_DTYPES[case.dtype]
+
+    def normal(heads: int, length: int) -> Tensor:
+        shape = (case.batch, heads, length, case.head_dim)
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    q = normal(case.heads, case.seq_q)
+    return Inputs(q, normal(case.kv_heads, case.seq_k), normal(case.kv_heads, case.seq_k))
+
+
+def our_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
+    """Return xeflash.attention on the inputs, bound once as a caller would."""
+    attention: Any = importlib.import_module("xeflash").attention
+    q, k, v = inputs
+    gqa = case.group > 1
+
+    def call() -> Tensor:
+        out: Tensor = attention(q, k, v, is_causal=case.causal, enable_gqa=gqa)
+        return out
+
+    return call
+
+
+def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
+    """Return torch's ways by name; the first one is what a user writes first."""
+    q, k, v = inputs
+    causal = case.causal
+    if case.group == 1:
+        return {"sdpa": lambda: scaled_dot_product_attention(q, k, v, is_causal=causal)}
+
+    def enable_gqa() -> Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+    if case.phase == "decode":
+        groups = q.view(case.batch, case.kv_heads, case.group, case.head_dim)
+        return {
+            "enable_gqa": enable_gqa,
+            "grouped": lambda: scaled_dot_product_attention(groups, k, v).view(q.shape),
+        }
+
+    def per_kv_head(x: Tensor, heads: int) -> Tensor:
+        return x.view(case.batch * case.kv_heads, heads, x.shape[2], case.head_dim)
+
+    flat_q = per_kv_head(q, case.group)
+    flat_k = per_kv_head(k, 1).expand(-1, case.group, -1, -1)
+    flat_v = per_kv_head(v, 1).expand(-1, case.group, -1, -1)
+    return {
+        "enable_gqa": enable_gqa,
+        "expand": lambda: scaled_dot_product_attention(
+            flat_q, flat_k, flat_v, is_causal=causal
+        ).view(q.shape),
+    }
+
+
+def synchronizer(device: str) -> Callable[[], None]:
+    """Return what waits for the device; calls on the CPU return when they are done."""
+    if device.startswith("xpu"):
+        return torch.xpu.synchronize
+    return lambda: None

@@ -1,0 +1,142 @@
+"""Runs the cases: check first, then interleaved samples, then the row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from xeflash.bench import check as checking
+from xeflash.bench import forms, peak
+from xeflash.bench.cases import Case
+from xeflash.bench.environ import available_memory, environment, last_level_cache
+from xeflash.bench.rows import Result, Row, row_of_samples, row_without_times
+from xeflash.bench.timing import first_call, interleave
+
+METHOD = [
+    "wall time of one call on ready inputs, output allocation included; medians (minimum, "
+    "interquartile range) in ms; K and V are warm in the cache where they fit",
+    "rounds are interleaved in rotating order; each sample waits until the worker threads of both "
+    "libraries sleep, then one untimed call, then calls back to back for at least 2 ms",
+    "OMP_WAIT_POLICY is passive unless the variable was set: OpenMP workers that spin slow down "
+    "whatever runs next, and torch itself where the machine has other load",
+    "ratio = torch's median / ours, torch in its fastest form; per round = median of the ratios "
+    "of each round; plain torch = the same for the first form a user writes (sdpa, enable_gqa)",
+    "GFLOP/s count a causal triangle as half; GB/s count K and V once",
+]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure."""
+
+    device: str = "cpu"
+    rounds: int = 9
+    seed: int = 0
+    compare_torch: bool = True
+    measure_peak: bool = True
+
+
+def choose_device(name: str) -> str:
+    """Return the torch device for auto, cpu or xpu."""
+    has_xpu = torch.xpu.is_available()
+    if name == "xpu" and not has_xpu:
+        raise ValueError("bench: --device xpu needs a torch build with XPU and an Intel GPU")
+    if name == "auto":
+        return "xpu" if has_xpu else "cpu"
+    return name
+
+
+def _run_case(case: Case, options: Options) -> Result:
+    """Check and time one case; the memory of the inputs ends with the call."""
+    inputs = forms.make_inputs(case, options.device, options.seed)
+    ours = forms.our_form(case, inputs)
+    theirs = forms.torch_forms(case, inputs)
+    synchronize = forms.synchronizer(options.device)
+    first_ms = 1e3 * first_call(ours, synchronize)
+    errors = checking.check(case, inputs, ours, next(iter(theirs.values())))
+    if not errors.ok:
+        note = f"wrong result: error {errors.ours:.2e}, allowed {errors.allowed:.2e}"
+        return Result(
+            dataclasses.replace(
+                row_without_times(case, "failed", note),
+                max_error=errors.ours,
+                allowed_error=errors.allowed,
+            )
+        )
+    calls: dict[str, Callable[[], object]] = {"xeflash": ours}
+    if options.compare_torch:
+        calls.update(theirs)
+    for call in calls.values():
+        call()
+    samples = {
+        name: tuple(1e3 * seconds for seconds in series)
+        for name, series in interleave(calls, options.rounds, synchronize).items()
+    }
+    return Result(row_of_samples(case, samples, first_ms, (errors.ours, errors.allowed)), samples)
+
+
+def run_case(case: Case, options: Options) -> Result:
+    """Return the result of one case; an error becomes a failed row, not the end of the run."""
+    free = available_memory()
+    if free is not None and options.device == "cpu" and case.memory_bytes > 0.8 * free:
+        note = f"needs about {case.memory_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        return Result(row_without_times(case, "skipped", note))
+    try:
+        with torch.inference_mode():
+            return _run_case(case, options)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
+        note = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Result(row_without_times(case, "failed", note))
+
+
+def run(cases: Sequence[Case], options: Options) -> Iterator[Result]:
+    """Yield the results one by one, so that an interrupted run keeps what it has."""
+    for case in cases:
+        yield run_case(case, options)
+
+
+def measure_peaks(cases: Sequence[Case], options: Options) -> peak.Peaks:
+    """Return the machine's peaks for the dtypes of the cases, or nothing if not wanted."""
+    if not options.measure_peak:
+        return peak.Peaks()
+    return peak.measure({case.dtype for case in cases}, options.device)
+
+
+def with_peaks(results: Sequence[Result], peaks: peak.Peaks) -> list[Result]:
+    """Return the results with % of peak filled in."""
+
+    def fill(row: Row) -> Row:
+        if row.gflops is None or row.kv_gbytes_per_s is None:
+            return row
+        percent = peaks.percent(row.phase, row.dtype, row.gflops, row.kv_gbytes_per_s)
+        return dataclasses.replace(row, percent_of_peak=percent)
+
+    return [dataclasses.replace(result, row=fill(result.row)) for result in results]
+
+
+def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> dict[str, object]:
+    """Return the block above the rows: environment, peaks, method."""
+    used = {name for result in results for name in result.samples_ms}
+    notes = [f"{name} = {note}" for name, note in forms.FORM_NOTES.items() if name in used]
+    return {
+        "environment": {
+            **environment(),
+            "device": options.device,
+            "torch_threads": torch.get_num_threads(),
+            "torch_isa": torch.backends.cpu.get_cpu_capability(),
+            "last_level_cache_bytes": last_level_cache(),
+        },
+        "peaks": {
+            "gflops": {name: round(rate, 1) for name, rate in peaks.gflops.items()},
+            "read_gbytes_per_s": round(peaks.read_gbytes, 1),
+        },
+        "method": [
+            *METHOD,
+            *([peak.METHOD] if options.measure_peak else []),
+            *notes,
+            checking.METHOD,
+        ],
+    }

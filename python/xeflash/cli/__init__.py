@@ -1,0 +1,39 @@
+"""The console script `xeflash`: doctor, bench, compile.
+
+Nothing heavy is imported here: `xeflash doctor` must be able to say what is wrong with an
+installation in which nothing else can be imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from xeflash.bench.environ import package_version
+from xeflash.cli import bench, compile_command, doctor
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command; each subcommand sets `run`."""
+    parser = argparse.ArgumentParser(
+        prog="xeflash", description="FlashAttention for Intel GPUs and the SYCL CPU device."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"xeflash {package_version('xeflash') or '?'}"
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (doctor, bench, compile_command):
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except BrokenPipeError:  # the reader, such as `head`, has gone
+        sys.stderr.close()
+        return 1
+    return code

@@ -1,0 +1,286 @@
+"""Judges the facts: one small function per thing, each with the command that mends it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from xeflash.cli.facts import Facts
+
+SYCL = '"intel-sycl-rt>=2026.0,<2027"'
+OPENCL = '"intel-opencl-rt>=2026.0,<2027"'
+_ISA_GOOD = "avx512f"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: status is ok, info, warn or error; `fix` is a command or a step."""
+
+    name: str
+    status: str
+    detail: str
+    fix: str = ""
+
+
+def soname_major(path: str) -> int | None:
+    """Return N of .../libsycl.so.N[.x.y]."""
+    match = re.search(r"libsycl\.so\.(\d+)", path)
+    return int(match.group(1)) if match else None
+
+
+def _year(major: int) -> int:
+    """Return the release year that ships libsycl.so.<major>: 8 is 2025, 9 is 2026."""
+    return 2017 + major
+
+
+def explain_import_error(error: str, facts: Facts) -> Check:
+    """Return what an import error of the C++ module means."""
+    runtime = facts.versions.get("intel-sycl-rt")
+    wanted = soname_major(error)
+    if "No module named 'xeflash._core'" in error:
+        return Check(
+            "core", "error", f"the C++ module is absent: {error}",
+            "pip install --force-reinstall --no-deps xeflash",
+        )  # fmt: skip
+    if "has loaded libsycl" in error:
+        return Check(
+            "core", "error", error, f"pip install --upgrade {SYCL} dpctl, and a torch of that year"
+        )
+    if wanted is not None and "cannot open shared object" in error:
+        year = _year(wanted)
+        have = f"intel-sycl-rt {runtime} is installed" if runtime else "it is not installed"
+        note = f"the C++ module needs libsycl.so.{wanted} (intel-sycl-rt {year}.*), {have}"
+        torch = facts.versions.get("torch") or ""
+        if runtime and "+xpu" in torch:
+            note += (
+                f"; torch {torch} asks for that one, so take a torch for SYCL {year}, or another"
+            )
+            note += " environment"
+        return Check("core", "error", note, f'pip install "intel-sycl-rt>={year}.0,<{year + 1}"')
+    if "undefined symbol" in error:
+        return Check(
+            "core", "error", f"libsycl is older than the one xeflash was built with: {error}",
+            f"pip install --upgrade {SYCL}",
+        )  # fmt: skip
+    if "GLIBC" in error:
+        return Check(
+            "core", "error", f"the system's C or C++ library is too old: {error}",
+            "pip install --force-reinstall --no-deps --no-binary xeflash xeflash",
+        )  # fmt: skip
+    return Check("core", "error", error, f"pip install --force-reinstall {SYCL} {OPENCL}")
+
+
+def check_core(facts: Facts) -> Iterator[Check]:
+    """The C++ module loads."""
+    probe = facts.probe
+    if "crash_with_torch" in probe:
+        yield Check(
+            "core with torch", "error", f"the process dies: {probe['crash_with_torch']}",
+            "use a torch and an intel-sycl-rt of the same year, and do not source setvars.sh",
+        )  # fmt: skip
+    if "crash" in probe:
+        yield Check(
+            "core", "error", f"the process dies: {probe['crash']}",
+            f"pip install --force-reinstall {SYCL} {OPENCL}",
+        )  # fmt: skip
+        return
+    core: Mapping[str, Any] = probe.get("core", {"error": "not tried"})
+    if "error" in core:
+        yield explain_import_error(str(core["error"]), facts)
+    elif "exit" in probe:
+        yield Check("core", "warn", f"loads, but the process ends with code {probe['exit']}")
+    else:
+        yield Check("core", "ok", "xeflash._core loads")
+    if "error" in (probe.get("torch") or {}):
+        yield Check("torch", "warn", f"cannot be imported: {probe['torch']['error']}")
+
+
+def check_devices(facts: Facts) -> Iterator[Check]:
+    """SYCL sees a device."""
+    core = facts.probe.get("core", {})
+    if "error" in core or "devices" not in core:
+        return
+    for device in core["devices"]:
+        aspects = [name for name, value in device.items() if value is True]
+        detail = (
+            f"{device.get('name', '?')} [{device.get('backend', '?')} {device.get('type', '?')}, "
+            f"{device.get('arch', '?')}, {device.get('compute_units', '?')} compute units], "
+            f"driver {device.get('driver', '?')}, has {', '.join(aspects) or '-'}"
+        )
+        yield Check("device", "ok", detail)
+    names = [device.get("name") for device in core["devices"] if device.get("type") == "cpu"]
+    if len(names) != len(set(names)):
+        yield Check(
+            "device", "warn", "the CPU is listed twice: two OpenCL CPU runtimes are found",
+            "unset OCL_ICD_FILENAMES",
+        )  # fmt: skip
+    if not core["devices"]:
+        selector = facts.environ.get("ONEAPI_DEVICE_SELECTOR")
+        fix = "unset ONEAPI_DEVICE_SELECTOR" if selector else f"pip install {OPENCL}"
+        why = f" (ONEAPI_DEVICE_SELECTOR={selector})" if selector else ""
+        yield Check("device", "error", f"SYCL sees no device{why}", fix)
+
+
+def check_attention(facts: Facts) -> Iterator[Check]:
+    """A small attention gives the right result."""
+    for kind, outcome in facts.probe.get("attention", {}).items():
+        yield Check("attention", "ok" if outcome == "ok" else "error", f"{kind}: {outcome}")
+    core = facts.probe.get("core", {})
+    if core.get("devices") and not facts.probe.get("attention"):
+        yield Check(
+            "attention", "warn", "not tried: neither torch nor numpy is installed",
+            "pip install numpy",
+        )  # fmt: skip
+
+
+def check_libsycl(facts: Facts) -> Iterator[Check]:
+    """One libsycl, the one of this environment."""
+    version = facts.versions.get("intel-sycl-rt")
+    mapped = [str(path) for path in facts.probe.get("mapped", ())]
+    majors = sorted({m for m in map(soname_major, mapped) if m is not None})
+    if version is None:
+        status = "warn" if mapped else "error"
+        yield Check("intel-sycl-rt", status, "is not installed", f"pip install {SYCL}")
+    else:
+        yield Check("intel-sycl-rt", "ok", f"{version}: {', '.join(facts.libsycl_files) or '-'}")
+    if len(majors) > 1:
+        both = " and ".join(f"libsycl.so.{major}" for major in majors)
+        yield Check(
+            "libsycl", "error", f"{both} are in one process: {', '.join(mapped)}",
+            f"one of torch, dpctl and xeflash is for another SYCL: pip install {SYCL} and a torch "
+            "of that year",
+        )  # fmt: skip
+    elif len(mapped) > 1:
+        yield Check("libsycl", "warn", f"loaded from two places: {', '.join(mapped)}")
+    elif mapped:
+        yield Check("libsycl", "ok", f"in use: {mapped[0]}")
+    if version is not None:
+        if facts.libsycl_jit is None:
+            yield Check(
+                "libsycl-jit", "error", "the compiler library is absent",
+                f"pip install --force-reinstall {SYCL}",
+            )  # fmt: skip
+        else:
+            yield Check("libsycl-jit", "ok", facts.libsycl_jit)
+
+
+def check_opencl(facts: Facts) -> Iterator[Check]:
+    """The OpenCL CPU device, which runs our kernels where there is no GPU."""
+    version = facts.versions.get("intel-opencl-rt")
+    if facts.opencl_cpu is None:
+        yield Check("intel-opencl-rt", "warn", "no OpenCL CPU device", f"pip install {OPENCL}")
+    else:
+        yield Check("intel-opencl-rt", "ok", f"{version}: {facts.opencl_cpu}")
+    for path in facts.missing_icds:
+        yield Check(
+            "OCL_ICD_FILENAMES", "warn", f"names a file that does not exist: {path}",
+            "unset OCL_ICD_FILENAMES",
+        )  # fmt: skip
+
+
+def check_packages(facts: Facts) -> Iterator[Check]:
+    """Optional packages."""
+    torch = facts.versions.get("torch")
+    if torch is None:
+        yield Check("torch", "info", "not installed (numpy arrays work)", "pip install torch")
+    else:
+        xpu = (facts.probe.get("torch") or {}).get("xpu")
+        yield Check("torch", "ok", f"{torch}, xpu {'available' if xpu else 'not available'}")
+    dpctl = facts.versions.get("dpctl")
+    yield Check("dpctl", "info", dpctl or "not installed (optional)")
+
+
+def check_gpu(facts: Facts) -> Iterator[Check]:
+    """An Intel GPU, its driver, and the right to use it."""
+    if not facts.gpu_nodes:
+        yield Check("gpu", "info", "none: no /dev/dri/renderD*")
+    for node, usable in facts.gpu_nodes.items():
+        if not usable:
+            yield Check(
+                "gpu", "warn", f"{node} may not be opened by this user",
+                'sudo usermod -aG render "$USER" (then log in again)',
+            )  # fmt: skip
+    drivers = ", ".join(facts.gpu_drivers)
+    if any("libze_intel_gpu" in path for path in facts.gpu_drivers):
+        yield Check("gpu driver", "ok", drivers)
+    elif facts.gpu_nodes:
+        yield Check(
+            "gpu driver", "warn", f"no Level Zero driver; found: {drivers or 'nothing'}",
+            "sudo apt install libze-intel-gpu1 libze1 intel-opencl-icd",
+        )  # fmt: skip
+
+
+def check_tools(facts: Facts) -> Iterator[Check]:
+    """Programs that are needed for some things only."""
+    compilers = [f"{n} ({facts.tools[n]})" for n in ("g++", "clang++") if facts.tools.get(n)]
+    yield Check(
+        "host compiler", "info",
+        ", ".join(compilers) or "none (only needed to build xeflash from source)",
+        "" if compilers else "sudo apt install g++",
+    )  # fmt: skip
+    ocloc = facts.tools.get("ocloc")
+    wanted = facts.environ.get("XEFLASH_OCLOC")
+    if ocloc is None and wanted:
+        yield Check(
+            "ocloc", "warn", f"XEFLASH_OCLOC={wanted} is not a program", "unset XEFLASH_OCLOC"
+        )
+    elif ocloc is None:
+        yield Check(
+            "ocloc", "info", "none (only needed to compile for a GPU that is not here)",
+            "sudo apt install intel-ocloc (Debian 12: intel-opencl-icd)",
+        )  # fmt: skip
+    else:
+        yield Check("ocloc", "ok", ocloc)
+
+
+def check_cache(facts: Facts) -> Iterator[Check]:
+    """Compiled kernels can be kept."""
+    cache = facts.cache
+    detail = f"{cache.path}: {cache.entries} entries, {cache.size_bytes / 1e6:.1f} MB"
+    if cache.writable:
+        yield Check("cache", "ok", detail)
+    else:
+        yield Check(
+            "cache", "warn", f"{detail}, not writable", "export XEFLASH_CACHE_DIR=/some/folder"
+        )
+
+
+def check_cpu(facts: Facts) -> Iterator[Check]:
+    """Vector extensions."""
+    isa = ", ".join(facts.isa) or "none of AVX2, AVX-512, AMX"
+    yield Check("cpu", "ok" if _ISA_GOOD in facts.isa else "info", f"{facts.cpu}: {isa}")
+    yield Check("python", "ok", facts.python)
+
+
+def check_environment(facts: Facts) -> Iterator[Check]:
+    """What oneAPI's setvars.sh leaves behind puts another libsycl first."""
+    for variable, files in facts.foreign_libsycl.items():
+        yield Check(
+            variable, "warn", f"names another libsycl: {', '.join(files)}", f"unset {variable}"
+        )
+    root = facts.environ.get("ONEAPI_ROOT")
+    if root or facts.environ.get("SETVARS_COMPLETED"):
+        where = f" (ONEAPI_ROOT={root})" if root else ""
+        yield Check(
+            "setvars.sh", "warn", f"was sourced in this shell{where}; xeflash needs no oneAPI",
+            "open a new shell without it",
+        )  # fmt: skip
+
+
+def all_checks(facts: Facts) -> list[Check]:
+    """Return the findings, the ones that decide first."""
+    parts = (
+        check_core, check_devices, check_attention, check_libsycl, check_opencl, check_packages,
+        check_gpu, check_environment, check_tools, check_cache, check_cpu,
+    )  # fmt: skip
+    return [check for part in parts for check in part(facts)]
+
+
+def can_run(facts: Facts) -> bool:
+    """Return whether attention runs on some device; devices decide where it was not tried."""
+    outcomes: Mapping[str, str] = facts.probe.get("attention", {})
+    if outcomes:
+        return "ok" in outcomes.values()
+    return bool(facts.probe.get("core", {}).get("devices"))

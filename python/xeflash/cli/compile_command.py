@@ -1,0 +1,57 @@
+"""`xeflash compile`: build kernels for the shapes of models ahead of the first call."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import Any
+
+from xeflash.bench.cases import DTYPES, parse_choices, parse_size
+from xeflash.cli.arguments import converter
+from xeflash.models import SHAPES
+
+DEVICES = ("cpu", "pvc", "bmg")
+
+
+def _models(text: str) -> tuple[str, ...]:
+    """Return the names of a comma list; "all" stands for every model."""
+    return tuple(SHAPES) if text == "all" else parse_choices(text, tuple(SHAPES))
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "compile",
+        help="compile kernels into the cache before they are needed",
+        description="Compile the kernels that models need and keep them in the cache folder.",
+    )
+    parser.add_argument(
+        "--model-shapes",
+        metavar="NAMES",
+        type=converter(_models),
+        required=True,
+        help=f"comma list or all; known: {', '.join(SHAPES)}",
+    )
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="default: cpu")
+    parser.add_argument(
+        "--dtype",
+        metavar="LIST",
+        type=converter(lambda text: parse_choices(text, DTYPES)),
+        default=("bf16",),
+        help="comma list of fp32, bf16, fp16; default: bf16",
+    )
+    parser.add_argument(
+        "--jobs", metavar="N", type=converter(parse_size), default=1, help="default: 1"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Hand over to the package's compiler."""
+    try:
+        compile_command: Any = importlib.import_module("xeflash.jit").compile_command
+    except (ImportError, AttributeError) as error:
+        print(f"xeflash compile: {error}; see: xeflash doctor", file=sys.stderr)
+        return 2
+    return int(compile_command(arguments) or 0)

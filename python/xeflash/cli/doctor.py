@@ -1,0 +1,63 @@
+"""`xeflash doctor`: what is installed, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from xeflash.cli.checks import Check, all_checks, can_run
+from xeflash.cli.facts import Facts, gather
+
+_STYLES = {"ok": "green", "info": "dim", "warn": "yellow", "error": "bold red"}
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check the installation",
+        description="List devices, libraries and tools, with a command for each thing missing. "
+        "Exits with 0 if attention runs on some device, else with 1.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def report_json(facts: Facts, checks: Sequence[Check]) -> str:
+    """Return the findings and the facts behind them; of the environment only what was judged."""
+    data = dataclasses.asdict(facts)
+    names = ("ONEAPI_", "OCL_", "XEFLASH_", "SYCL_", "LD_LIBRARY_PATH", "LD_PRELOAD", "SETVARS")
+    data["environ"] = {k: v for k, v in facts.environ.items() if k.startswith(names)}
+    findings = [dataclasses.asdict(check) for check in checks]
+    return json.dumps({"ok": can_run(facts), "checks": findings, "facts": data}, indent=1)
+
+
+def print_report(facts: Facts, checks: Sequence[Check], file: TextIO | None = None) -> None:
+    """Print one line per finding, coloured on a terminal, and the verdict."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False, soft_wrap=True)
+    width = max((len(check.name) for check in checks), default=0)
+    for check in checks:
+        line = Text.assemble((f"{check.status:<5}", _STYLES[check.status]), "  ")
+        line.append(f"{check.name:<{width}}  {check.detail}")
+        console.print(line)
+        if check.fix:
+            console.print(Text(f"{'':<{width + 9}}-> {check.fix}", style="cyan"))
+    verdict = ("attention runs", "green") if can_run(facts) else ("attention cannot run", "red")
+    console.print(Text(*verdict))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Gather, judge, print; 0 if attention runs on some device."""
+    facts = gather()
+    checks = all_checks(facts)
+    if arguments.json:
+        print(report_json(facts, checks))
+    else:
+        print_report(facts, checks)
+    return 0 if can_run(facts) else 1

@@ -1,0 +1,180 @@
+"""What `xeflash doctor` looks at, gathered once; `checks` judges it, tests make it up."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xeflash.bench.environ import cpu_isa, cpu_name, package_version
+
+_PROBE_SECONDS = 120
+_DRIVER_FILES = ("libze_intel_gpu.so.1", "libze_loader.so.1", "libigdrcl.so")
+_DRIVER_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The folder of compiled kernels."""
+
+    path: str
+    entries: int = 0
+    size_bytes: int = 0
+    writable: bool = True
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything the checks need; the defaults are an empty machine."""
+
+    python: str = ""
+    prefix: str = ""
+    cpu: str = ""
+    isa: tuple[str, ...] = ()
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    libsycl_files: tuple[str, ...] = ()
+    libsycl_jit: str | None = None
+    opencl_cpu: str | None = None
+    missing_icds: tuple[str, ...] = ()  # entries of OCL_ICD_FILENAMES that do not exist
+    foreign_libsycl: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by variable
+    tools: Mapping[str, str | None] = field(default_factory=dict)
+    gpu_nodes: Mapping[str, bool] = field(default_factory=dict)  # /dev/dri/renderD*: may we open it
+    gpu_drivers: tuple[str, ...] = ()
+    cache: Cache = field(default_factory=lambda: Cache(""))
+    probe: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _files(distribution: str, *names: str) -> list[str]:
+    """Return the installed files of a distribution whose name starts with one of `names`."""
+    try:
+        files = importlib.metadata.files(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    found = (Path(str(f.locate())) for f in files if f.name.startswith(names))
+    return sorted(str(path.resolve()) for path in found if path.is_file())
+
+
+def _without_debug(paths: list[str]) -> list[str]:
+    return [path for path in paths if not path.endswith((".py", ".pyc"))]
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of compiled kernels.
+
+    The rule is that of xeflash.jit.cache, which cannot be imported where our C++ module is broken.
+    """
+    if environ.get("XEFLASH_CACHE_DIR"):
+        return Path(environ["XEFLASH_CACHE_DIR"])
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache"
+    return Path(base) / "xeflash"
+
+
+def look_at_cache(folder: Path) -> Cache:
+    """Return size and state of the folder; one that is absent counts by its nearest parent."""
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    entries = sum(1 for path in files if path.name == "meta.json")
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return Cache(str(folder), entries, sum(path.stat().st_size for path in files), writable)
+
+
+def foreign_libsycl(environ: Mapping[str, str], prefix: str) -> dict[str, tuple[str, ...]]:
+    """Return the libsycl that variables name outside of our prefix, as setvars.sh leaves them."""
+    found: dict[str, tuple[str, ...]] = {}
+    for variable in ("LD_LIBRARY_PATH", "LD_PRELOAD"):
+        files: list[str] = []
+        for entry in filter(None, environ.get(variable, "").split(os.pathsep)):
+            path = Path(entry)
+            matches = path.glob("libsycl.so.*") if path.is_dir() else [path]
+            files += [str(f) for f in matches if f.name.startswith("libsycl.so") and f.exists()]
+        outside = [f for f in files if not Path(f).resolve().is_relative_to(Path(prefix).resolve())]
+        if outside:
+            found[variable] = tuple(sorted(f for f in outside if not f.endswith(".py")))
+    return found
+
+
+def run_probe(with_torch: bool) -> dict[str, Any]:
+    """Run `xeflash.cli.probe` in a child; {"crash": reason} if it does not answer."""
+    command = [sys.executable, "-m", "xeflash.cli.probe"] + ["--torch"] * with_torch
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"crash": f"no answer within {_PROBE_SECONDS} s"}
+    lines = child.stdout.strip().splitlines()
+    try:
+        facts: dict[str, Any] = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        last = child.stderr.strip().splitlines()[-1:] or ["no message"]
+        how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit {child.returncode}"
+        return {"crash": f"{how}: {last[0]}"}
+    if child.returncode != 0:
+        facts["exit"] = child.returncode
+    return facts
+
+
+def _probe() -> dict[str, Any]:
+    """Try with torch first, the order of a user's program; without it where that crashes."""
+    if package_version("torch") is None:
+        return run_probe(with_torch=False)
+    facts = run_probe(with_torch=True)
+    if "crash" not in facts:
+        return facts
+    return {**run_probe(with_torch=False), "crash_with_torch": facts["crash"]}
+
+
+def _gpu_drivers() -> tuple[str, ...]:
+    return tuple(
+        sorted(
+            str(path)
+            for folder in _DRIVER_FOLDERS
+            for name in _DRIVER_FILES
+            for path in (Path(folder, name), Path(folder, "intel-opencl", name))
+            if path.exists()
+        )
+    )
+
+
+def gather() -> Facts:
+    """Look at this machine; takes a few seconds because of the child process."""
+    environ = dict(os.environ)
+    packages = ("xeflash", "torch", "intel-sycl-rt", "intel-opencl-rt", "dpctl", "numpy")
+    jit = _without_debug(_files("intel-sycl-rt", "libsycl-jit.so"))
+    opencl = _without_debug(_files("intel-opencl-rt", "libintelocl.so"))
+    icds = filter(None, environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep))
+    nodes = sorted(Path("/dev/dri").glob("renderD*"))
+    ocloc = environ.get("XEFLASH_OCLOC") or "ocloc"
+    return Facts(
+        python=f"{platform.python_version()} at {sys.executable}",
+        prefix=sys.prefix,
+        cpu=cpu_name(),
+        isa=cpu_isa(),
+        versions={name: package_version(name) for name in packages},
+        environ=environ,
+        libsycl_files=tuple(_without_debug(_files("intel-sycl-rt", "libsycl.so."))),
+        libsycl_jit=jit[0] if jit else None,
+        opencl_cpu=opencl[0] if opencl else None,
+        missing_icds=tuple(f for f in icds if os.sep in f and not Path(f).exists()),
+        foreign_libsycl=foreign_libsycl(environ, sys.prefix),
+        tools={
+            "g++": shutil.which("g++"),
+            "clang++": shutil.which("clang++"),
+            "ocloc": shutil.which(ocloc),
+        },
+        gpu_nodes={str(node): os.access(node, os.R_OK | os.W_OK) for node in nodes},
+        gpu_drivers=_gpu_drivers(),
+        cache=look_at_cache(cache_folder(environ)),
+        probe=_probe(),
+    )

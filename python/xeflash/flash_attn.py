@@ -1,0 +1,252 @@
+"""The functions of flash-attn 2, with its signatures and semantics.
+
+Layout (batch, sequence, heads, head_dim); variable-length forms pack all sequences into (tokens, heads, head_dim) with
+``cu_seqlens`` (int32, batch + 1 starts). ``k`` and ``v`` may have fewer heads than ``q`` (GQA, MQA). Causal masks and windows
+are aligned bottom-right: query i sits at key i + Sk - Sq. A row that sees no key gives 0 and an LSE of +inf.
+Beyond flash-attn: fp32, any head_dim up to 576, a head_dim of V of its own, and attention sinks (``s_aux``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xeflash import _core
+from xeflash._common import BSHD, THD, prepare, seeds, window
+
+
+def _run(
+    function: str,
+    layout: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Sequence[Any],
+    softcap: float,
+    alibi_slopes: Any,
+    return_attn_probs: bool,
+    s_aux: Any,
+    packing: tuple[Any, Any, int, int, Any] = (None, None, 0, 0, None),
+) -> Any:
+    q, k, v = prepare(function, (q, k, v))
+    if dropout_p:
+        if softcap:
+            raise ValueError(
+                f"{function}: softcap does not support dropout, got dropout_p = {dropout_p}, softcap = {softcap}"
+            )
+        if return_attn_probs:
+            raise NotImplementedError(
+                f"{function}: return_attn_probs with dropout (S_dmask) is not there yet, got dropout_p = {dropout_p}"
+            )
+    left, right = window(function, window_size)
+    seed, offset = seeds(dropout_p, q)
+    cu_q, cu_k, max_q, max_k, used_k = packing
+    out, lse = _core.forward(
+        function, layout, q, k, v, None, cu_q, cu_k, max_q, max_k, used_k, None, alibi_slopes, s_aux, softmax_scale,
+        causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True,
+    )  # fmt: skip
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[Any] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Any = None,
+) -> Any:
+    """Attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv).
+
+    Args:
+        dropout_p: probability of dropping a softmax probability; see ``manual_seed``.
+        softmax_scale: factor of q k^T, of any sign; default 1 / sqrt(D).
+        causal: key j is visible to query i iff j <= i + Sk - Sq.
+        window_size: (left, right) keys visible around the diagonal; -1 is unlimited.
+        softcap: scores become softcap * tanh(score / softcap); 0 is off.
+        alibi_slopes: fp32 (H,) or (B, H); adds -slope * |i + Sk - Sq - j| to a score.
+        deterministic: concerns the backward pass; the forward pass always is.
+        return_attn_probs: also return the LSE, fp32 (B, H, Sq), and None in the place of flash-attn's S_dmask.
+        s_aux: (H,) sink logits that join the softmax without a value.
+
+    >>> import numpy as np, xeflash
+    >>> q = np.random.default_rng(0).standard_normal((2, 7, 8, 128), np.float32)
+    >>> k = v = np.random.default_rng(1).standard_normal((2, 30, 2, 128), np.float32)
+    >>> out, lse, _ = xeflash.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    >>> out.shape, lse.shape
+    ((2, 7, 8, 128), (2, 8, 7))
+    """
+    return _run("flash_attn_func", BSHD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                return_attn_probs, s_aux)  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[Any] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Any = None,
+) -> Any:
+    """As flash_attn_func, for qkv (B, S, 3, H, D); nothing is copied.
+
+    >>> import numpy as np, xeflash
+    >>> xeflash.flash_attn_qkvpacked_func(np.ones((1, 4, 3, 2, 64), np.float32)).shape
+    (1, 4, 2, 64)
+    """
+    q, k, v = _unpack("flash_attn_qkvpacked_func", "qkv", qkv, 5, 3)
+    return _run("flash_attn_qkvpacked_func", BSHD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap,
+                alibi_slopes, return_attn_probs, s_aux)  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Any,
+    kv: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[Any] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Any = None,
+) -> Any:
+    """As flash_attn_func, for kv (B, Sk, 2, Hk, D); nothing is copied.
+
+    >>> import numpy as np, xeflash
+    >>> q, kv = np.ones((1, 4, 2, 64), np.float32), np.ones((1, 9, 2, 1, 64), np.float32)
+    >>> xeflash.flash_attn_kvpacked_func(q, kv).shape
+    (1, 4, 2, 64)
+    """
+    k, v = _unpack("flash_attn_kvpacked_func", "kv", kv, 5, 2)
+    return _run("flash_attn_kvpacked_func", BSHD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap,
+                alibi_slopes, return_attn_probs, s_aux)  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[Any] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Any = None,
+    *,
+    s_aux: Any = None,
+    seqused_k: Any = None,
+) -> Any:
+    """Attention of packed sequences: q (tokens, H, D), k and v (tokens, Hk, D); sequences may be empty.
+
+    ``seqused_k`` (int32, batch) limits the keys of each sequence to the first ones. The LSE is (H, tokens of q).
+    ``cu_seqlens`` in host memory are checked; on a device they are trusted, as reading them would wait for its queue.
+
+    >>> import numpy as np, xeflash
+    >>> q = k = v = np.ones((7, 2, 64), np.float32)
+    >>> starts = np.array([0, 3, 3, 7], np.int32)  # sequences of 3, 0 and 4 tokens
+    >>> xeflash.flash_attn_varlen_func(q, k, v, starts, starts, 4, 4, causal=True).shape
+    (7, 2, 64)
+    """
+    function = "flash_attn_varlen_func"
+    if block_table is not None:
+        raise NotImplementedError(f"{function}: block_table (a paged cache) is not there yet")
+    packing = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), seqused_k)
+    return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                return_attn_probs, s_aux, packing)  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Any,
+    cu_seqlens: Any,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[Any] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Any = None,
+) -> Any:
+    """As flash_attn_varlen_func, for qkv (tokens, 3, H, D); nothing is copied.
+
+    >>> import numpy as np, xeflash
+    >>> starts = np.array([0, 3, 7], np.int32)
+    >>> xeflash.flash_attn_varlen_qkvpacked_func(np.ones((7, 3, 2, 64), np.float32), starts, 4).shape
+    (7, 2, 64)
+    """
+    function = "flash_attn_varlen_qkvpacked_func"
+    q, k, v = _unpack(function, "qkv", qkv, 4, 3)
+    packing = (cu_seqlens, cu_seqlens, int(max_seqlen), int(max_seqlen), None)
+    return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                return_attn_probs, s_aux, packing)  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Any,
+    kv: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[Any] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    s_aux: Any = None,
+) -> Any:
+    """As flash_attn_varlen_func, for kv (tokens, 2, Hk, D); nothing is copied.
+
+    >>> import numpy as np, xeflash
+    >>> q, kv = np.ones((2, 2, 64), np.float32), np.ones((7, 2, 1, 64), np.float32)
+    >>> starts_q, starts_k = np.array([0, 1, 2], np.int32), np.array([0, 3, 7], np.int32)
+    >>> xeflash.flash_attn_varlen_kvpacked_func(q, kv, starts_q, starts_k, 1, 4).shape
+    (2, 2, 64)
+    """
+    function = "flash_attn_varlen_kvpacked_func"
+    k, v = _unpack(function, "kv", kv, 4, 2)
+    packing = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), None)
+    return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                return_attn_probs, s_aux, packing)  # fmt: skip
+
+
+def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tuple[Any, ...]:
+    """Views of the parts of (..., parts, H, D)."""
+    if len(packed.shape) != rank or packed.shape[-3] != parts:
+        raise ValueError(
+            f"{function}: {name} must have {rank} dimensions with {parts} in the third from last, "
+            f"got shape {list(packed.shape)}"
+        )
+    return tuple(packed[..., i, :, :] for i in range(parts))

@@ -1,0 +1,5 @@
+"""Kernels just in time: problem -> tile sizes -> source -> binary, from the wheel, the disk cache or the compiler."""
+
+from xeflash.jit.provide import provide
+
+__all__ = ["provide"]

@@ -1,0 +1,103 @@
+"""A kernel's source: a Config of named constants and one entry point around the packaged headers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from xeflash.tune import Config, pick
+
+_ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
+# Degree of exp2's polynomial: its error has to vanish in the rounding of P.
+_EXP2_DEGREE = {"float32": 5, "float16": 4, "bfloat16": 3}
+_CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2}
+
+
+@dataclass(frozen=True)
+class Desc:
+    """What changes the code of a kernel (FwdDesc in kernels.hpp), and the device it is for."""
+
+    algorithm: str
+    arch: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    rows: int
+    softcap: bool = False
+    alibi: bool = False
+    bias: str | None = None
+    dropout: bool = False
+    device: str = ""
+    driver: str = ""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Desc:
+        """From what the extension passes."""
+        return cls(**{f.name: values[f.name] for f in fields(cls)})
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Text and options that go to the compiler; `name` says for a human what it is."""
+
+    name: str
+    text: str
+    options: tuple[str, ...]
+    config: Config
+
+    def digest(self, headers_digest: str) -> str:
+        """Names the binary: the same digest, the same code."""
+        parts = [self.text, headers_digest, *self.options]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def render(desc: Desc) -> KernelSource:
+    """The source of the kernel for `desc`."""
+    config = pick(desc)
+    arch = desc.arch
+    if arch == "cpu-avx512-bf16" and desc.dtype != "bfloat16":
+        arch = "cpu-avx512"  # the same code
+    score = [name for name, used in (("SoftCap", desc.softcap), ("Alibi", desc.alibi)) if used]
+    if desc.bias is not None:
+        score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
+    decode = desc.algorithm == "flash_decode"
+    entries = ["flash_decode", "combine"] if decode else ["flash_fwd"]
+    lines = [
+        *(f'#include "{entry}.hpp"' for entry in entries),
+        "namespace xeflash {",
+        "struct Config {",
+        f"  using Element = {_ELEMENTS[desc.dtype]};",
+        f"  using ScoreVariant = Variant<{', '.join(score)}>;",
+        *([] if decode else [f"  using Drop = {'Dropout' if desc.dropout else 'NoDropout'};"]),
+        f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
+        f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
+        f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
+        "};",
+        "}  // namespace xeflash",
+        *(
+            f"XF_KERNEL void {e}(xeflash::FwdParams p) {{ xeflash::{e}<xeflash::Config>(p); }}"
+            for e in entries
+        ),
+        "",
+    ]
+    if arch in _CPU_ISA:
+        backend = ("-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}")
+    else:
+        backend = ("-DXEFLASH_BACKEND_XE=1", f"-DXEFLASH_XE_{arch.upper()}=1")
+    dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
+    features = [name for name in ("softcap", "alibi", "dropout") if getattr(desc, name)]
+    features += [f"bias.{desc.bias}"] if desc.bias else []
+    name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
+    return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", *backend), config)
+
+
+def digest_of_headers(folder: Path) -> str:
+    """Of the names and texts of all headers."""
+    hasher = hashlib.sha256()
+    for path in sorted(folder.rglob("*.hpp")):
+        hasher.update(
+            path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
+    return hasher.hexdigest()

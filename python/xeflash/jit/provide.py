@@ -1,0 +1,95 @@
+"""Where the extension gets a kernel that it has not loaded yet."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import threading
+from pathlib import Path
+from typing import Any
+
+from xeflash import _core
+from xeflash.jit import cache
+from xeflash.jit.kernel import Desc, KernelSource, digest_of_headers, render
+from xeflash.jit.progress import progress
+
+# Beside the extension: an editable installation keeps the Python files elsewhere.
+PACKAGE = Path(str(_core.__file__)).parent
+HEADERS = PACKAGE / "kernels"
+PREBUILT = PACKAGE / "prebuilt"
+
+_locks: dict[str, threading.Lock] = {}
+_locks_guard = threading.Lock()
+
+
+@functools.cache
+def _headers_digest() -> str:
+    return digest_of_headers(HEADERS)
+
+
+@functools.cache
+def _compiler() -> str:
+    return "intel-sycl-rt " + importlib.metadata.version("intel-sycl-rt")
+
+
+def provide(description: dict[str, Any], queue: int) -> tuple[bytes, int]:
+    """(binary, block_q) of the kernel for a description; `queue` is the address of a queue of its device."""
+    desc = Desc.from_dict(description)
+    if not desc.arch.startswith("cpu-"):
+        raise NotImplementedError(
+            f"xeflash: kernels do not run on {desc.device} yet: they compile for it, but none has been verified on its "
+            "native code; the SYCL CPU device works (xeflash doctor)"
+        )
+    kernel = render(desc)
+    prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
+    if prebuilt.exists():
+        return prebuilt.read_bytes(), kernel.config.block_q
+    key = cache_key(kernel, desc)
+    with _lock_of(key):
+        meta: dict[str, object] = {
+            "kernel": kernel.name,
+            "options": list(kernel.options),
+            "compiler": _compiler(),
+            "device": desc.device,
+            "driver": desc.driver,
+        }
+        binary = cache.get_or_build(key, kernel.text, meta, lambda: _compile(kernel, queue))
+    return binary, kernel.config.block_q
+
+
+def cache_key(kernel: KernelSource, desc: Desc) -> str:
+    """Names a kernel's entry: what it is, and a hash of all that its binary depends on."""
+    parts = [kernel.digest(_headers_digest()), _compiler(), desc.device, desc.driver]
+    return f"{kernel.name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+
+
+def _lock_of(key: str) -> threading.Lock:
+    with _locks_guard:
+        return _locks.setdefault(key, threading.Lock())
+
+
+def _compile(kernel: KernelSource, queue: int) -> cache.Built:
+    with progress(f"compiling {kernel.name}"):
+        try:
+            binary = _core.compile_source(queue, kernel.text, [*kernel.options, f"-I{HEADERS}"])
+        except RuntimeError as error:
+            raise RuntimeError(_explain(kernel, str(error))) from None
+    return cache.Built(binary, "")
+
+
+def _explain(kernel: KernelSource, log: str) -> str:
+    """The first error of a build, and where its log was kept."""
+    first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
+    message = f"xeflash: {kernel.name} did not compile: {first.strip()}"
+    try:
+        folder = cache.cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{kernel.name}.failed.log"
+        path.write_text(f"{kernel.text}\n{' '.join(kernel.options)}\n\n{log}\n")
+        return f"{message} (log: {path})"
+    except OSError:
+        return f"{message}\n{log}"
+
+
+_core.set_kernel_provider(provide)

@@ -1,0 +1,127 @@
+"""``attention``: the convention of torch.nn.functional.scaled_dot_product_attention, with every feature we have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xeflash import _core
+from xeflash._common import BHSD, prepare, seeds, window
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    bottom_right: bool = False,
+    window_size: Sequence[Any] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    return_lse: bool = False,
+    rng: tuple[int, int] | None = None,
+    out: Any = None,
+) -> Any:
+    """Attention of query (..., H, L, E) on key (..., Hk, S, E) and value (..., Hk, S, Ev).
+
+    Args:
+        attn_mask: boolean (True takes part) or additive, in fp32 or the type of query; broadcasts to (..., H, L, S)
+            without being materialised; may be combined with everything else.
+        dropout_p: probability of dropping a softmax probability.
+        is_causal: key j is visible to query i iff j <= i (torch's top-left), or j <= i + S - L with bottom_right.
+        scale: factor of q k^T, of any sign; default 1 / sqrt(E).
+        enable_gqa: key and value may have fewer heads; consecutive query heads share one.
+        bottom_right: where the diagonal of is_causal, window_size and alibi_slopes ends, see is_causal.
+        window_size: (left, right) keys visible around the diagonal; -1 is unlimited.
+        softcap: scores become softcap * tanh(score / softcap); 0 is off.
+        alibi_slopes: fp32 (H,) or (B, H); adds -slope * distance from the diagonal.
+        sinks: (H,) logits that join the softmax without a value.
+        return_lse: also return log sum exp of the scores, fp32 (..., H, L); -inf for a row that sees no key.
+        rng: (seed, offset) of dropout's counter-based generator; default the next of ``manual_seed``'s.
+        out: where to write the result.
+
+    A row that sees no key gives 0.
+
+    >>> import numpy as np, xeflash
+    >>> q = np.ones((1, 8, 5, 64), np.float32)
+    >>> k = v = np.ones((1, 2, 9, 64), np.float32)
+    >>> xeflash.attention(q, k, v, enable_gqa=True, is_causal=True, bottom_right=True).shape
+    (1, 8, 5, 64)
+    """
+    query, key, value = prepare("attention", (query, key, value))
+    left, right = window("attention", window_size)
+    seed, offset = seeds(dropout_p, query, rng)
+    rank, lead = len(query.shape), tuple(query.shape[:-3])
+    if rank != 4:
+        query, key, value, attn_mask, out_4d = _to_4d(query, key, value, attn_mask, out)
+    else:
+        out_4d = out
+    result, lse = _core.forward(
+        "attention", BHSD, query, key, value, out_4d, None, None, 0, 0, None, attn_mask, alibi_slopes, sinks, scale,
+        is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa,
+    )  # fmt: skip
+    if rank != 4:
+        result = (
+            out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
+        )
+        lse = lse.reshape((*lead, *lse.shape[4 - min(rank, 3) :])) if lse is not None else None
+    return (result, lse) if return_lse else result
+
+
+def _to_4d(query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """The same arrays with exactly one batch dimension; leading dimensions of 5 and more are merged into it."""
+    rank = len(query.shape)
+    if rank < 2:
+        raise ValueError(
+            f"attention: query must have at least 2 dimensions, got {rank}; query.shape = {list(query.shape)}"
+        )
+    for name, array in (("key", key), ("value", value)):
+        if len(array.shape) != rank:
+            raise ValueError(
+                f"attention: {name} must have the {rank} dimensions of query, got {len(array.shape)}; "
+                f"{name}.shape = {list(array.shape)}"
+            )
+    if rank < 4:
+        ones = (1,) * (4 - rank)
+        query, key, value = (a.reshape((*ones, *a.shape)) for a in (query, key, value))
+        return query, key, value, mask, None if out is None else out.reshape((*ones, *out.shape))
+    lead = tuple(query.shape[:-3])
+    for name, array in (("key", key), ("value", value)):
+        if tuple(array.shape[:-3]) != lead:
+            raise ValueError(
+                f"attention: {name} must have the leading dimensions {list(lead)} of query, got {list(array.shape[:-3])}"
+            )
+    if mask is not None and len(mask.shape) > 3:
+        mask_lead = (1,) * (rank - len(mask.shape)) + tuple(mask.shape[:-3])
+        if all(n == 1 for n in mask_lead):
+            mask = mask.reshape((1, *mask.shape[-3:]))
+        else:
+            expand = mask.broadcast_to if hasattr(mask, "broadcast_to") else _numpy_broadcast(mask)
+            mask = expand((*lead, *mask.shape[-3:])).reshape((-1, *mask.shape[-3:]))
+    if out is not None:
+        flat = out.reshape((-1, *out.shape[-3:]))
+        if not _same_memory(flat, out):
+            raise ValueError(
+                "attention: out must have leading dimensions that merge into one without a copy"
+            )
+        out = flat
+    query, key, value = (a.reshape((-1, *a.shape[-3:])) for a in (query, key, value))
+    return query, key, value, mask, out
+
+
+def _numpy_broadcast(mask: Any) -> Any:
+    import numpy
+
+    return lambda shape: numpy.broadcast_to(mask, shape)
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    if hasattr(a, "data_ptr"):
+        return bool(a.data_ptr() == b.data_ptr())
+    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])

@@ -1,0 +1,22 @@
+"""Tables of the SYCL CPU device."""
+
+from __future__ import annotations
+
+Row = tuple[str, str, int, int, int, int]
+
+# Rows of a forward tile are vectors of 16; its key block is a multiple of 12, the widest register tile.
+# A tile's operands (Q, K, V, S, O) should stay in L2 (1 to 2 MB), and in a thread's stack.
+# arch, dtype, rows <=, head dim <=, block_q (rows), block_k (keys)
+FLASH_FWD: list[Row] = [
+    ("*", "*", 16, 576, 16, 96),
+    ("*", "*", 32, 256, 32, 96),
+    ("*", "*", 255, 256, 64, 96),
+    ("*", "*", 255, 576, 32, 48),  # wide heads: half the rows and keys keep the tiles in L2
+]
+
+# Rows of a decode tile are the heads that share a KV head (0: as many as there are).
+FLASH_DECODE: list[Row] = [
+    ("*", "*", 255, 576, 0, 64),
+]
+
+TABLES = {"flash_fwd": FLASH_FWD, "flash_decode": FLASH_DECODE}

@@ -1,0 +1,40 @@
+"""Picks a kernel's blocks for a problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xeflash.tune import cpu, xe
+
+if TYPE_CHECKING:
+    from xeflash.jit.kernel import Desc
+
+
+@dataclass(frozen=True)
+class Config:
+    """Our choice for a kernel: rows and keys of a tile."""
+
+    block_q: int
+    block_k: int
+
+
+def pick(desc: Desc) -> Config:
+    """The first row of the device's table that fits `desc`."""
+    if desc.arch.startswith("cpu-"):
+        tables = cpu.TABLES
+    elif desc.arch in xe.ARCHITECTURES:
+        tables = xe.TABLES
+    else:
+        raise NotImplementedError(
+            f"xeflash: no kernels for {desc.device} yet; xeflash doctor lists the devices that work"
+        )
+    for arch, dtype, max_rows, max_head_dim, block_q, block_k in tables[desc.algorithm]:
+        if (
+            arch in ("*", desc.arch)
+            and dtype in ("*", desc.dtype)
+            and desc.rows <= max_rows
+            and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
+        ):
+            return Config(desc.rows if block_q == 0 else block_q, block_k)
+    raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")

@@ -1,0 +1,65 @@
+"""Arrays of the tests: memory layouts of one set of values, and torch tensors seen as numpy arrays."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+LAYOUTS = ("bshd", "bhsd", "sliced", "huge")
+MAP_NORESERVE = 0x4000  # Linux; Python 3.13 has the name
+
+
+def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
+    """The values of a (B, S, H, D) or (total, H, D) array in other memory; the last dimension stays contiguous.
+
+    bshd: contiguous.  bhsd: heads outside rows.  sliced: cut out of a larger array of NaN, at an odd address.
+    huge: sequences, or heads if there is one sequence, more than 4 GiB or 2 GiB apart.
+    """
+    if layout == "bshd":
+        return values.contiguous()
+    if layout == "bhsd":
+        return values.transpose(-3, -2).contiguous().transpose(-3, -2)
+    if layout == "sliced":
+        pads = ((0, 0),) * (values.dim() - 3) + ((1, 2), (0, 1), (3, 5))
+        shape = [n + sum(pad) for n, pad in zip(values.shape, pads, strict=True)]
+        around = torch.full(shape, float("nan"), dtype=values.dtype)
+        inside = around[tuple(slice(lo, lo + n) for (lo, _), n in zip(pads, values.shape, strict=True))]
+        return inside.copy_(values)
+    assert layout == "huge", layout
+    axis, gap = (0, 2**32 + 64) if values.dim() == 4 and values.shape[0] > 1 else (values.dim() - 2, 2**31 + 64)
+    strides = list(values.contiguous().stride())
+    strides[axis] = gap // values.element_size()
+    return sparse(values.shape, strides, values.dtype).copy_(values)
+
+
+def sparse(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor with these strides over memory that exists only where it is written."""
+    elements = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=flags)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
+
+
+def to_array(x: Any, kind: str) -> Any:
+    """A tensor as it is, or as a numpy array of the same memory; other values pass."""
+    if kind == "torch" or not isinstance(x, torch.Tensor):
+        return x
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return x.numpy()
+
+
+def from_array(x: Any, kind: str) -> torch.Tensor:
+    """The result of a call with arrays of a kind, checked to be of that kind, as a tensor."""
+    if kind == "torch":
+        assert isinstance(x, torch.Tensor), type(x)
+        return x
+    assert isinstance(x, np.ndarray), type(x)
+    if x.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)

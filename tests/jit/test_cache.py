@@ -1,0 +1,251 @@
+"""The kernel cache on disk: shared, killed, damaged, read-only; and what its keys depend on."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+
+from xeflash.jit import cache, kernel, provide
+from xeflash.jit.cache import Built
+
+DESC = kernel.Desc("flash_fwd", "cpu-avx512", "float32", 24, 24, 64, device="a cpu", driver="1.0")
+FILES = ["build.log", "kernel.bin", "meta.json", "source.cpp"]
+
+# A kernel that no wheel carries, checked against its own formula.
+SCRIPT = """
+import sys, warnings
+import numpy as np, xeflash
+warnings.simplefilter("always")
+rng = np.random.default_rng(0)
+for dim in map(int, sys.argv[1:]):
+    q, k, v = rng.standard_normal((3, 1, 1, 9, dim), np.float32)
+    out = xeflash.attention(q, k, v)
+    p = np.exp(q @ k.swapaxes(-1, -2) / dim**0.5)
+    np.testing.assert_allclose(out, p @ v / p.sum(-1, keepdims=True), atol=1e-5)
+"""
+
+
+def start(folder, *dims):
+    environment = os.environ | {"XEFLASH_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-c", SCRIPT, *map(str, dims)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def entries(folder):
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def leftovers(folder):
+    return [path.name for path in folder.iterdir() if path.is_dir() and path.name.startswith(".")]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XEFLASH_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Compiler:
+    """Counts its runs."""
+
+    def __init__(self, binary=b"a binary"):
+        self.binary, self.runs = binary, 0
+
+    def __call__(self):
+        self.runs += 1
+        return Built(self.binary, "a log\n")
+
+
+# ---- processes ----------------------------------------------------------------------------------
+
+
+def test_two_processes_fill_one_cache(tmp_path):
+    for process in [start(tmp_path, 8, 12), start(tmp_path, 12, 8)]:
+        assert finish(process) == ""
+    assert len(entries(tmp_path)) == 2 and not leftovers(tmp_path)
+    for entry in entries(tmp_path):
+        assert sorted(path.name for path in entry.iterdir()) == FILES
+        meta = json.loads((entry / "meta.json").read_text())
+        assert meta["sha256"] == hashlib.sha256((entry / "kernel.bin").read_bytes()).hexdigest()
+        assert "flash_fwd" in (entry / "source.cpp").read_text()
+    before = [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("kernel.bin"))]
+    finish(start(tmp_path, 8, 12))
+    assert [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("kernel.bin"))] == before
+
+
+def test_a_killed_compile_leaves_a_usable_cache(tmp_path):
+    process = start(tmp_path, 8)
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.iterdir()) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+    assert not entries(tmp_path)
+    assert finish(start(tmp_path, 8)) == ""
+    assert len(entries(tmp_path)) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_warned_about(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    errors = finish(start(tmp_path / "file", 8))
+    assert "RuntimeWarning" in errors and "XEFLASH_CACHE_DIR" in errors and str(tmp_path / "file") in errors
+
+
+# ---- entries ------------------------------------------------------------------------------------
+
+
+def test_built_once_then_read(folder):
+    compiler = Compiler()
+    for _ in range(3):
+        assert cache.get_or_build("key", "source", {"a": 1}, compiler) == b"a binary"
+    assert compiler.runs == 1
+    assert sorted(path.name for path in (folder / "key").iterdir()) == FILES
+    assert (folder / "key" / "source.cpp").read_text() == "source"
+    assert (folder / "key" / "build.log").read_text() == "a log\n"
+    assert json.loads((folder / "key" / "meta.json").read_text())["a"] == 1
+    assert not leftovers(folder)
+
+
+DAMAGE = {
+    "truncated": lambda entry: (entry / "kernel.bin").write_bytes(b"a bin"),
+    "emptied": lambda entry: (entry / "kernel.bin").write_bytes(b""),
+    "changed": lambda entry: (entry / "kernel.bin").write_bytes(b"a binarz"),
+    "binary-lost": lambda entry: (entry / "kernel.bin").unlink(),
+    "meta-lost": lambda entry: (entry / "meta.json").unlink(),
+    "meta-truncated": lambda entry: (entry / "meta.json").write_text('{"sha'),
+    "meta-emptied": lambda entry: (entry / "meta.json").write_text(""),
+    "meta-list": lambda entry: (entry / "meta.json").write_text("[]"),
+    "meta-no-text": lambda entry: (entry / "meta.json").write_bytes(b"\xff\xfe\x00"),
+    "all-lost": lambda entry: [path.unlink() for path in entry.iterdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_entry_is_built_again(folder, damage):
+    compiler = Compiler()
+    cache.get_or_build("key", "source", {}, compiler)
+    DAMAGE[damage](folder / "key")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            assert cache.get_or_build("key", "source", {}, compiler) == b"a binary"
+    assert compiler.runs == 2
+    assert sorted(path.name for path in (folder / "key").iterdir()) == FILES
+
+
+def test_a_file_in_the_place_of_an_entry_does_no_harm(folder):
+    folder.mkdir()
+    (folder / "key").write_text("a file")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert cache.get_or_build("key", "source", {}, Compiler()) == b"a binary"
+
+
+def test_other_files_are_left_alone(folder):
+    (folder / ".key.abandoned").mkdir(parents=True)  # of a killed process
+    (folder / ".key.abandoned" / "kernel.bin").write_bytes(b"half")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "folder").mkdir()
+    compiler = Compiler()
+    assert cache.get_or_build("key", "source", {}, compiler) == b"a binary" and compiler.runs == 1
+    assert (folder / "notes.txt").read_text() == "mine" and (folder / "folder").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_folder_is_read_and_warned_about(folder):
+    cache.get_or_build("key", "source", {}, Compiler())
+    folder.chmod(0o500)
+    try:
+        assert cache.get_or_build("key", "source", {}, Compiler(b"other")) == b"a binary"
+        with pytest.warns(RuntimeWarning, match="XEFLASH_CACHE_DIR"):
+            assert cache.get_or_build("new", "source", {}, Compiler()) == b"a binary"
+    finally:
+        folder.chmod(0o700)
+
+
+def test_unusable_folder_builds_once_and_warns(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", "/proc/xeflash"):
+        monkeypatch.setenv("XEFLASH_CACHE_DIR", str(path))
+        compiler = Compiler()
+        with pytest.warns(RuntimeWarning, match="cannot be used"):
+            assert cache.get_or_build("key", "source", {}, compiler) == b"a binary"
+        assert compiler.runs == 1
+
+
+def test_a_failed_build_leaves_nothing(folder):
+    def fail():
+        raise RuntimeError("does not compile")
+
+    with pytest.raises(RuntimeError, match="does not compile"):
+        cache.get_or_build("key", "source", {}, fail)
+    assert not (folder / "key").exists() and not leftovers(folder)
+    assert cache.get_or_build("key", "source", {}, Compiler()) == b"a binary"
+
+
+def test_threads_build_once(folder):
+    compiler = Compiler()
+
+    def slow():
+        time.sleep(0.1)
+        return compiler()
+
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(cache.get_or_build("key", "source", {}, slow))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [b"a binary"] * 4 and compiler.runs == 1
+
+
+# ---- keys ---------------------------------------------------------------------------------------
+
+
+def key_of(desc=DESC, **changes):
+    return provide.cache_key(dataclasses.replace(kernel.render(desc), **changes), desc)
+
+
+def test_key_changes_with_everything_the_binary_depends_on(monkeypatch):
+    keys = [key_of(), key_of(text="other source"), key_of(options=("-std=c++20", "-O0"))]
+    keys += [key_of(dataclasses.replace(DESC, **change)) for change in ({"driver": "2"}, {"device": "b"}, {"softcap": True})]
+    monkeypatch.setattr(provide, "_compiler", lambda: "another compiler")
+    keys.append(key_of())
+    monkeypatch.setattr(provide, "_headers_digest", lambda: "other headers")
+    keys.append(key_of())
+    assert len(set(keys)) == len(keys)
+
+
+def test_key_is_the_same_for_the_same_kernel():
+    assert key_of() == key_of(dataclasses.replace(DESC))
+    assert "/" not in key_of() and not key_of().startswith(".")
+
+
+def test_digest_of_headers_sees_names_and_texts(tmp_path):
+    digests = [kernel.digest_of_headers(tmp_path)]
+    (tmp_path / "sub").mkdir()
+    for name, text in [("a.hpp", "x"), ("a.hpp", "y"), ("sub/b.hpp", "y")]:
+        (tmp_path / name).write_text(text)
+        digests.append(kernel.digest_of_headers(tmp_path))
+    (tmp_path / "sub" / "b.hpp").rename(tmp_path / "sub" / "c.hpp")
+    digests.append(kernel.digest_of_headers(tmp_path))
+    assert len(set(digests)) == len(digests)
+    assert kernel.digest_of_headers() == kernel.digest_of_headers() and any(kernel.HEADERS.rglob("*.hpp"))

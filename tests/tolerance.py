@@ -1,0 +1,81 @@
+"""How far a result may be from the reference: the one rule of all tests.
+
+    max |got - want|  <=  2 max |torch - want| + ulp(max |want|) / 2 + ulp32(max |want|)
+
+`want` is the float64 reference, `torch` PyTorch's result in the same dtype, ulp the spacing of the dtype's numbers. The
+last terms are the rounding of the result: to the dtype, and before it in fp32 where the sums are divided by l.
+What is not finite must be equal, in the same places.
+An LSE, fp32 in any case, may also differ by the rounding of a probability just below 1 to the dtype of q.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from reference import Features, attention_reference, to_float64, torch_attention
+
+MANTISSA_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}
+MIN_EXPONENT = {"float32": -126, "float16": -14, "bfloat16": -126}
+
+
+def dtype_name(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def ulp(value: float, dtype: str) -> float:
+    """The spacing of a dtype's numbers at |value|."""
+    exponent = MIN_EXPONENT[dtype] if value == 0 else max(np.frexp(abs(value))[1] - 1, MIN_EXPONENT[dtype])
+    return float(2.0 ** (exponent - MANTISSA_BITS[dtype]))
+
+
+def limit_of(want: np.ndarray, torch_result: np.ndarray, dtype: str) -> float:
+    finite = np.isfinite(want)
+    if not finite.any():
+        return 0.0
+    error = np.abs(torch_result[finite] - want[finite])
+    # Where only PyTorch overflows, its error says nothing.
+    error = float(np.max(error[np.isfinite(error)], initial=0.0))
+    largest = float(np.max(np.abs(want[finite])))
+    return 2 * error + ulp(largest, dtype) / 2 + ulp(largest, "float32")
+
+
+def assert_close(case: str, got: Any, want: np.ndarray, torch_result: np.ndarray, more: float = 0.0) -> None:
+    """Fails with index, got, want and limit of the worst element; `more` is added to the limit."""
+    dtype = dtype_name(got)
+    got = to_float64(got)
+    assert got.shape == want.shape, f"{case}: shape {got.shape}, want {want.shape}"
+    if got.size == 0:
+        return
+    limit = limit_of(want, torch_result, dtype) + more
+    with np.errstate(invalid="ignore"):
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        error = np.where(same, 0.0, np.abs(got - want))
+    error = np.where(np.isnan(error), np.inf, error)
+    worst = np.unravel_index(np.argmax(error), error.shape)
+    index = tuple(int(i) for i in worst)
+    assert error[worst] <= limit, (
+        f"{case}: index {index}, got {got[worst]!r}, want {want[worst]!r}, "
+        f"error {error[worst]:.3g}, limit {limit:.3g}; {int(np.sum(error > limit))} of {error.size} beyond it"
+    )
+
+
+def check_attention(
+    case: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    features: Features,
+    out: Any,
+    lse: Any = None,
+) -> None:
+    """out (B, H, Sq, Dv), and lse (B, H, Sq) if given, against the reference for q, k, v of (B, H, S, D)."""
+    want, want_lse = attention_reference(q, k, v, features)
+    by_torch, lse_by_torch = torch_attention(q, k, v, features)
+    assert dtype_name(out) == dtype_name(q), f"{case}: out is {out.dtype}, q is {q.dtype}"
+    assert_close(f"{case} out", out, want, by_torch)
+    if lse is not None:
+        assert dtype_name(lse) == "float32", f"{case}: lse is {lse.dtype}"
+        assert_close(f"{case} lse", lse, want_lse, lse_by_torch, more=ulp(0.99, dtype_name(q)) / 2)
