@@ -46,7 +46,8 @@ XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
       }
     }
     if (keys.end - key < Bc) hide_columns(S, keys.end - key);
-    auto& P = online_softmax<Config::exp2_degree>(S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
+    RowTile<Br, Bc> P;
+    online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
     prefetch<d>(K, Bc, Bc);
     accumulate_rows(O, P, V);                                      // O += P V
   }

@@ -18,8 +18,10 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const Sequence seq(p, work.batch);
   const int row = work.block * Br, head_k = work.head / (p.heads_q / p.heads_k);
   if (row >= seq.sq) return;
-  const auto k_rows = seq.k_rows<const T>(p.k, head_k), v_rows = seq.k_rows<const T>(p.v, head_k);
   const Window window(p, seq);
+  const BlockRange range = window.template k_blocks<Br, Bc>(row);
+  const auto k_rows = seq.k_rows<const T>(p.k, head_k).up_to(range.keys);
+  const auto v_rows = seq.k_rows<const T>(p.v, head_k).up_to(range.keys);
   const ScoreVariant variant(p, seq, work.head);
   const typename Config::Drop dropout(p, seq, work.head);
 
@@ -33,7 +35,6 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   fill(O, 0.f);
   ColVec<Br> m(p.sinks ? p.sinks[work.head] * kLog2e : kNoScore), l(p.sinks ? 1.f : 0.f);
 
-  const BlockRange range = window.template k_blocks<Br, Bc>(row);
   for (int j = range.begin; j < range.end; ++j) {
     const int key = j * Bc;
     const Keys<T, Bc, d> K(k_rows.from(key));
@@ -46,14 +47,15 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
       each(S, row, key, [&](auto s, auto q, auto k) { return window.hide(s, q, k); });
     }
 
-    auto& P = online_softmax<Config::exp2_degree>(S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
+    Left<T, Br, Bc> P;
+    online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
     dropout.drop(P, row, key);
 
     const Values<T, Bc, dv> V(v_rows.from(key));
-    mma_AB(O, as_left<T>(P), V);                                   // O += P V
+    mma_AB(O, P, V);                                               // O += P V
   }
 
-  O *= inverse_or_zero(l);                                             // O = O / l
+  O *= inverse_or_zero(l) * dropout.keep_scale;                    // O = O / l
   store(seq.q_rows<T>(p.o, work.head, row), O);
   if (p.lse) store(seq.lse(p, work.head) + row, seq.sq - row, log_sum_exp(m, l, p.empty_lse));
 }

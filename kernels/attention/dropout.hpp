@@ -9,16 +9,15 @@
 namespace xeflash {
 
 struct NoDropout {
-  static constexpr bool kIdentity = true;
+  static constexpr float keep_scale = 1.f;
   XF_INLINE NoDropout(const FwdParams&, const Sequence&, int) {}
   template <class P>
   XF_INLINE void drop(P&, int, int) const {}
 };
 
 struct Dropout {
-  static constexpr bool kIdentity = false;
   uint32_t seed[2], plane, offset, below;
-  float keep_scale;
+  float keep_scale;  // of what is kept; applied to O at the end
 
   XF_INLINE Dropout(const FwdParams& p, const Sequence& seq, int head)
       : seed{static_cast<uint32_t>(p.seed), static_cast<uint32_t>(p.seed >> 32) ^ static_cast<uint32_t>(p.offset >> 32)},
@@ -27,6 +26,7 @@ struct Dropout {
         below(p.drop_below),
         keep_scale(p.keep_scale) {}
 
+  // Zeroes the dropped probabilities.
   template <class P>
   XF_INLINE void drop(P& probabilities, int row, int key) const {
     drop_tile(probabilities, row, key, *this);

@@ -8,6 +8,7 @@ namespace xeflash {
 
 struct BlockRange {
   int begin, full_begin, full_end, end;  // blocks in [full_begin, full_end) need no mask
+  int keys;                              // none is seen from this one on
   XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
 };
 
@@ -41,6 +42,7 @@ struct Window {
     BlockRange r;
     r.begin = static_cast<int>(seen_from / Bc);
     r.end = static_cast<int>((seen_to + Bc - 1) / Bc);
+    r.keys = static_cast<int>(seen_to);
     r.full_begin = static_cast<int>((all_from + Bc - 1) / Bc);
     r.full_end = static_cast<int>(all_to / Bc);
     return r;

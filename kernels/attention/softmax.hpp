@@ -9,9 +9,9 @@ namespace xeflash {
 // at the end takes it out again.
 constexpr float kSlack = 8.f;
 
-// S becomes P. Degree is that of exp2's polynomial.
-template <int Degree, class Scores, class Output, class Max, class Sum>
-XF_INLINE Scores& online_softmax(Scores& S, Output& O, Max& m, Sum& l, float scale_log2) {
+// Degree is that of exp2's polynomial.
+template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
+XF_INLINE void online_softmax(Probs& P, const Scores& S, Output& O, Max& m, Sum& l, float scale_log2) {
   const auto m_new = max(m, row_max(S) * scale_log2);  // m_new = max(m, rowmax S)
   if (any_above(m_new, m, kSlack)) {
     const auto alpha = exp2(m - m_new);
@@ -19,7 +19,7 @@ XF_INLINE Scores& online_softmax(Scores& S, Output& O, Max& m, Sum& l, float sca
     O *= alpha;                                        // O = exp(m - m_new) O
     m = m_new;
   }
-  return exp2_and_sum<Degree>(S, scale_log2, m, l);    // P = exp(S - m), l += rowsum P
+  exp2_and_sum<Degree>(P, S, scale_log2, m, l);        // P = exp(S - m), l += rowsum P
 }
 
 }  // namespace xeflash

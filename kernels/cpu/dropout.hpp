@@ -1,7 +1,7 @@
 // Philox on 16 lanes: see attention/dropout.hpp for what is drawn.
 #pragma once
 
-#include "cpu/tile.hpp"
+#include "cpu/mma.hpp"
 
 namespace xeflash::cpu {
 
@@ -14,10 +14,10 @@ XF_INLINE u32x16 multiply_high(u32x16 a, uint32_t b) {
   return bit_cast<u32x16>((even >> 32) | (odd & 0xffffffff00000000u));
 }
 
-// Zeroes the dropped probabilities of P and scales the rest. A draw serves 8 rows of a key: lanes take 8 keys x 2
-// octets of rows at a time, then each row picks its half-word.
-template <int R, int C, class Dropout>
-XF_INLINE void drop_tile(Tile<R, C>& P, int row0, int col0, const Dropout& dropout) {
+// Zeroes the dropped probabilities of P. A draw serves 8 rows of a key: lanes take 8 keys x 2 octets of rows at a time,
+// then each row picks its half-word.
+template <class T, int R, int C, class Dropout>
+XF_INLINE void drop_tile(Left<T, R, C>& P, int row0, int col0, const Dropout& dropout) {
   static_assert(C % 8 == 0);
   const u32x16 lane = bit_cast<u32x16>(lane_index());
   for (int r = 0; r < R / kLanes; ++r) {
@@ -26,12 +26,20 @@ XF_INLINE void drop_tile(Tile<R, C>& P, int row0, int col0, const Dropout& dropo
       alignas(64) u32x16 words[4];  // words[w], lane 2 k + o: word w for key k, octet o
       dropout.draw(lane / 2 + static_cast<uint32_t>(col0 + c), (lane & 1u) + octet, words);
       const auto* flat = reinterpret_cast<const uint32_t*>(words);
+      i32x16 kept[8];
       XF_UNROLL for (int k = 0; k < 8; ++k) {
         u32x16 drawn;  // lane 8 o + i: half i of the draw
         XF_UNROLL for (int i = 0; i < kLanes; ++i) {
           drawn[i] = (flat[(i % 8) / 2 * kLanes + 2 * k + i / 8] >> (16 * (i % 2))) & 0xffffu;
         }
-        P.x[c + k][r] = select(drawn < u32x16(dropout.below), f32x16(0.f), P.x[c + k][r] * dropout.keep_scale);
+        kept[k] = drawn >= u32x16(dropout.below);
+      }
+      XF_UNROLL for (int k = 0; k < 8; ++k) {
+        if constexpr (!kPaired<T>) {
+          P.x[c + k][r] = select(kept[k], P.x[c + k][r], f32x16(0.f));
+        } else if (k % 2 == 0) {
+          P.x[(c + k) / 2][r] &= bit_cast<u32x16>((kept[k] & 0xffff) | (kept[k + 1] & ~0xffff));
+        }
       }
     }
   }

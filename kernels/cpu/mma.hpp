@@ -98,27 +98,31 @@ XF_INLINE void negate(Left<T, R, C>& A) {
   }
 }
 
-// P in the type of V, as the left operand of P V.
-template <class T, int R, int C>
-  requires(!kPaired<T>)
-XF_INLINE const Left<T, R, C>& as_left(const Tile<R, C>& P) {
-  return reinterpret_cast<const Left<T, R, C>&>(P);
-}
-template <class T, int R, int C>
-  requires kPaired<T>
-XF_INLINE Left<T, R, C> as_left(const Tile<R, C>& P) {
-  Left<T, R, C> left;
-  for (int c = 0; c < C; c += 2) {
+// P = 2^(S * scale - m) in the type of V, as the left operand of P V; l += row sums of P, before it is rounded.
+template <int Degree, class T, int R, int C>
+XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m, ColVec<R>& l) {
+  f32x16 sum_even[R / kLanes] = {}, sum_odd[R / kLanes] = {};
+  for (int c = 0; c < S.cols; c += 2) {
     XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
-      left.x[c / 2][r] = pack_pairs(P.x[c][r], P.x[c + 1][r]);
+      const f32x16 even = exp2<Degree>(fma(S.x[c][r], scale, -m.x[r]));
+      const f32x16 odd = exp2<Degree>(fma(S.x[c + 1][r], scale, -m.x[r]));
+      sum_even[r] += even;
+      sum_odd[r] += odd;
+      if constexpr (kPaired<T>) {
+        P.x[c / 2][r] = pack_pairs(even, odd);
+      } else {
+        P.x[c][r] = even;
+        P.x[c + 1][r] = odd;
+      }
     }
   }
-  return left;
+  l.map([&](f32x16 v, int r) { return v + (sum_even[r] + sum_odd[r]); });
 }
 
-template <int N, int D, class T, int Stride>
-XF_INLINE void widen_rows(float (&x)[N][Stride], const Rows<const T>& m) {
-  for (int j = 0; j < N; ++j) {
+// The first `count` rows of m as fp32; rows that do not exist repeat the last one.
+template <int D, class T, int N, int Stride>
+XF_INLINE void widen_rows(float (&x)[N][Stride], const Rows<const T>& m, int count) {
+  for (int j = 0; j < count; ++j) {
     const T* row = m.row(j);
     int d = 0;
     for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], load_widened(row + d));
@@ -129,21 +133,23 @@ XF_INLINE void widen_rows(float (&x)[N][Stride], const Rows<const T>& m) {
 // Up to N rows of K: read where they lie (fp32, pairs) or widened to fp32 (fp16, bf16 without pairs).
 template <class T, int N, int D>
 struct Keys {
-  static constexpr bool kInPlace = kPaired<T> || sizeof(T) == 4;
-  using Element = std::conditional_t<kPaired<T>, uint32_t, float>;
-  Rows<const T> rows;
+  Rows<const T> memory;
 
-  XF_INLINE explicit Keys(const Rows<const T>& m) : rows(m) {}
-  XF_INLINE const T* row(int j) const { return rows.row(j); }
+  XF_INLINE explicit Keys(const Rows<const T>& m) : memory(m) {}
+  XF_INLINE int rows() const { return memory.count; }
+  XF_INLINE const T* row(int j) const { return memory.row(j); }
 };
 template <class T, int N, int D>
   requires(!kPaired<T> && sizeof(T) == 2)
 struct Keys<T, N, D> {
-  static constexpr bool kInPlace = false;
   static constexpr int kStride = round_up(D, kLanes);
   alignas(64) float x[N][kStride];
+  int count;
 
-  XF_INLINE explicit Keys(const Rows<const T>& m) { widen_rows<N, D>(x, m); }
+  XF_INLINE explicit Keys(const Rows<const T>& m) : count(m.count) {
+    widen_rows<D>(x, m, m.count < N ? round_up(m.count, 12) : N);
+  }
+  XF_INLINE int rows() const { return count; }
   XF_INLINE const float* row(int j) const { return x[j]; }
 };
 
@@ -162,7 +168,7 @@ struct Values {
       stride = m.stride;
       if (stride <= 2 * kStride) return;  // dense enough to be read in place
     }
-    widen_rows<N, D>(packed, m);
+    widen_rows<D>(packed, m, count);
     x = packed[0];
     stride = kStride;
   }
@@ -200,13 +206,14 @@ struct Values<T, N, D> {
 XF_INLINE f32x16 multiply_add(f32x16 acc, float b, f32x16 a) { return fma(a, b, acc); }
 XF_INLINE f32x16 multiply_add(f32x16 acc, uint32_t b, u32x16 a) { return dot_pairs(acc, u32x16(b), a); }
 
-// S = A K^T
+// S = A K^T for the rows that K has
 template <class T, int R, int N, int D>
 XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D>& K) {
   using Reg = RegisterTile<R>;
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
+  S.cols = K.rows() < N ? round_up(K.rows(), Reg::keys) : N;
   for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
-    for (int j = 0; j < N; j += Reg::keys) {
+    for (int j = 0; j < S.cols; j += Reg::keys) {
       f32x16 acc[Reg::keys][Reg::Rt] = {};
       decltype(K.row(0)) k[Reg::keys];
       XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);

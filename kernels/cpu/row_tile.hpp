@@ -87,15 +87,15 @@ XF_INLINE RowVec<R> row_max(const RowTile<R, C>& t) {
   }
   return m;
 }
+// P = 2^(S * scale - m), l += row sums of P. P stays in fp32: nothing is gained by rounding it.
 template <int Degree, int R, int C>
-XF_INLINE RowTile<R, C>& exp2_and_sum(RowTile<R, C>& S, float scale, const RowVec<R>& m, RowSum<R>& l) {
+XF_INLINE void exp2_and_sum(RowTile<R, C>& P, const RowTile<R, C>& S, float scale, const RowVec<R>& m, RowSum<R>& l) {
   XF_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) {
-      S.x[r][c] = exp2<Degree>(fma(S.x[r][c], scale, f32x16(-m.x[r])));
-      l.x[r] += S.x[r][c];
+      P.x[r][c] = exp2<Degree>(fma(S.x[r][c], scale, f32x16(-m.x[r])));
+      l.x[r] += P.x[r][c];
     }
   }
-  return S;
 }
 template <int R, int C>
 XF_INLINE void operator*=(RowTile<R, C>& t, const RowVec<R>& s) {

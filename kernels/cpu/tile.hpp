@@ -68,11 +68,12 @@ XF_INLINE bool any_above(const ColVec<R>& a, const ColVec<R>& b, float margin) {
   return reduce_max(worst) > margin;
 }
 
-// R rows x C columns of fp32: x[column][16 rows].
+// R rows x C columns of fp32: x[column][16 rows]. The last tile of a row may use fewer columns.
 template <int R, int C>
 struct Tile {
   static constexpr int kVecs = R / kLanes;
   alignas(64) f32x16 x[C][kVecs];
+  int cols = C;  // an even number
 };
 
 template <int R, int C>
@@ -85,7 +86,7 @@ XF_INLINE void fill(Tile<R, C>& t, float value) {
 // f(value, row, column) for every element; row is a vector here, column a scalar.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
-  for (int c = 0; c < C; ++c) {
+  for (int c = 0; c < t.cols; ++c) {
     XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
       t.x[c][r] = f(t.x[c][r], row0 + r * kLanes + lane_index(), col0 + c);
     }
@@ -99,7 +100,7 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
     even[r] = t.x[0][r];
     odd[r] = t.x[1][r];
   }
-  for (int c = 2; c < C; c += 2) {
+  for (int c = 2; c < t.cols; c += 2) {
     XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
       even[r] = max(even[r], t.x[c][r]);
       odd[r] = max(odd[r], t.x[c + 1][r]);
@@ -108,25 +109,6 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
   ColVec<R> m;
   m.map([&](f32x16, int r) { return max(even[r], odd[r]); });
   return m;
-}
-
-// S becomes P = 2^(S * scale - m); l += row sums of P.
-template <int Degree, int R, int C>
-XF_INLINE Tile<R, C>& exp2_and_sum(Tile<R, C>& S, float scale, const ColVec<R>& m, ColVec<R>& l) {
-  f32x16 even[R / kLanes], odd[R / kLanes];
-  XF_UNROLL for (int r = 0; r < R / kLanes; ++r) even[r] = odd[r] = 0.f;
-  for (int c = 0; c < C; c += 2) {
-    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
-      const f32x16 p = exp2<Degree>(fma(S.x[c][r], scale, -m.x[r]));
-      const f32x16 q = exp2<Degree>(fma(S.x[c + 1][r], scale, -m.x[r]));
-      even[r] += p;
-      odd[r] += q;
-      S.x[c][r] = p;
-      S.x[c + 1][r] = q;
-    }
-  }
-  l.map([&](f32x16 v, int r) { return v + (even[r] + odd[r]); });
-  return S;
 }
 
 template <int R, int C>

@@ -27,6 +27,7 @@ struct Rows {
   int first = 0;
 
   XF_INLINE Rows from(int row) const { return {data, stride, count, first + row}; }
+  XF_INLINE Rows up_to(int end) const { return {data, stride, end, first}; }
 
   template <int D>
   XF_INLINE Surface surface() const {

@@ -38,10 +38,20 @@ XF_INLINE void negate(Left<T, R, C>& A) {
   A.x.template bit_cast_view<uint32_t>() ^= 0x80008000u;
 }
 
-// P in the type of V, as the left operand of P V.
-template <class T, int R, int C>
-XF_INLINE Left<T, R, C> as_left(const Tile<R, C>& P) {
-  return {esimd::convert<T>(P.x)};
+// P = 2^(S * scale - m) in the type of V; l += row sums of P, before it is rounded.
+template <int Degree, class T, int R, int C, class Sum>
+XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m,
+                            Sum& l) {
+  ColSum<R> sum;
+  XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
+    simd<float, R * kLanes> p;
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      p.template select<kLanes, 1>(r * kLanes) = esimd::exp2(f32x16(S.row(r, c) * scale - m[r]));
+    }
+    P.x.template select<R * kDepth, 1>(c * R * kDepth) = esimd::convert<T>(p);
+    sum.x = c == 0 ? p : simd<float, R * kLanes>(sum.x + p);
+  }
+  l += sum;
 }
 
 // N rows of K: 16 keys of 16 elements come as 8 rows of pairs, lane = key, by a transposed load of

@@ -58,8 +58,8 @@ XF_INLINE void operator*=(ColSum<R>& l, const ColVec<R>& a) {
   XF_UNROLL for (int r = 0; r < R; ++r) l.row(r) *= a[r];
 }
 template <int R>
-XF_INLINE void operator+=(ColSum<R>& l, const ColSum<R>& part) {
-  l.x += part.x;
+XF_INLINE void operator+=(ColSum<R>& l, const ColSum<R>& a) {
+  l.x += a.x;
 }
 template <int R>
 XF_INLINE ColVec<R> inverse_or_zero(const ColSum<R>& l) {
@@ -108,8 +108,9 @@ struct Tile {
   XF_INLINE auto block(int r, int c) {
     return x.template select<8 * kLanes, 1>((c * R + r * 8) * kLanes);
   }
-  XF_INLINE auto chunk(int c) { return x.template select<R * kLanes, 1>(c * R * kLanes); }
+  XF_INLINE auto chunk(int c) const { return part<R * kLanes>(x, c * R * kLanes); }
   XF_INLINE auto row(int r, int c) { return x.template select<kLanes, 1>((c * R + r) * kLanes); }
+  XF_INLINE auto row(int r, int c) const { return part<kLanes>(x, (c * R + r) * kLanes); }
 };
 
 template <int R, int C>
@@ -127,30 +128,10 @@ XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
 }
 
 template <int R, int C>
-XF_INLINE ColMax<R> row_max(Tile<R, C>& t) {
+XF_INLINE ColMax<R> row_max(const Tile<R, C>& t) {
   ColMax<R> m{t.chunk(0)};
-  XF_UNROLL for (int c = 1; c < t.kChunks; ++c) {
-    m.x = esimd::max<float>(m.x, simd<float, R * kLanes>(t.chunk(c)));
-  }
+  XF_UNROLL for (int c = 1; c < t.kChunks; ++c) m.x = esimd::max<float>(m.x, t.chunk(c));
   return m;
-}
-
-// S becomes P = 2^(S * scale - m); l += row sums of P.
-template <int Degree, int R, int C, class Sum>
-XF_INLINE Tile<R, C>& exp2_and_sum(Tile<R, C>& S, float scale, const ColVec<R>& m, Sum& l) {
-  ColSum<R> sum;
-  XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
-    XF_UNROLL for (int r = 0; r < R; ++r) {
-      S.row(r, c) = esimd::exp2(f32x16(S.row(r, c) * scale - m[r]));
-    }
-    if (c == 0) {
-      sum.x = S.chunk(0);
-    } else {
-      sum.x += S.chunk(c);
-    }
-  }
-  l += sum;
-  return S;
 }
 
 template <int R, int C>

@@ -42,6 +42,16 @@ py::list devices() {
 
 sycl::queue& queue_at(uintptr_t address) { return address ? *reinterpret_cast<sycl::queue*>(address) : host_queue(); }
 
+template <class F>
+py::bytes without_gil(F f) {
+  std::string result;
+  {
+    py::gil_scoped_release nogil;
+    result = f();
+  }
+  return py::bytes(result);
+}
+
 // Result memory for arrays whose maker offers no way to make one: freed with the capsule.
 py::tuple allocate(uintptr_t queue, size_t bytes) {
   auto* owner = new sycl::queue(queue_at(queue));
@@ -72,16 +82,12 @@ PYBIND11_MODULE(_core, m) {
   m.def("devices", &devices);
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
   m.def("allocate", &allocate);
-  m.def(
-      "compile_source",
-      [](uintptr_t queue, const std::string& source, const std::vector<std::string>& options) {
-        std::string binary;
-        {
-          py::gil_scoped_release nogil;
-          binary = compile_source(queue_at(queue), source, options);
-        }
-        return py::bytes(binary);
-      });
+  m.def("compile_source", [](uintptr_t queue, const std::string& source, const std::vector<std::string>& options) {
+    return without_gil([&] { return compile_source(queue_at(queue), source, options); });
+  });
+  m.def("compile_native", [](uintptr_t queue, const std::string& binary, const std::string& kernel) {
+    return without_gil([&] { return compile_native(queue_at(queue), binary, kernel); });
+  });
 }
 
 }  // namespace xeflash

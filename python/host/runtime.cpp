@@ -6,11 +6,14 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "native.hpp"
+
 namespace xeflash {
 namespace syclexp = sycl::ext::oneapi::experimental;
 namespace {
 
 constexpr uint32_t kSpirvMagic = 0x07230203;
+const char* const kPrefix = "__sycl_kernel_";  // of free functions in compiled code
 
 // Asynchronous errors surface in wait_and_throw; an own handler also keeps the default one, newer than libsycl 2026.0,
 // out of the binary.
@@ -117,7 +120,7 @@ std::string compile_source(const sycl::queue& queue, const std::string& source, 
   }
 }
 
-sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& binary, const std::string& name) {
+std::string compile_native(const sycl::queue& queue, const std::string& binary, const std::string& kernel) {
   uint32_t magic = 0;
   std::memcpy(&magic, binary.data(), std::min(sizeof(magic), binary.size()));
   const auto context = queue.get_context();
@@ -126,12 +129,16 @@ sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& binary, c
     const auto* bytes = reinterpret_cast<const std::byte*>(binary.data());
     const std::vector<std::byte> content(bytes, bytes + binary.size());
     auto bundle = syclexp::create_kernel_bundle_from_source(context, syclexp::source_language::spirv, content);
-    return new sycl::kernel(syclexp::build(bundle, {device}).ext_oneapi_get_kernel("__sycl_kernel_" + name));
+    return native_binary(syclexp::build(bundle, {device}).ext_oneapi_get_kernel(std::string(kPrefix) + kernel));
   }
   std::string content = binary;  // the interface wants to be able to write
   const auto object = syclexp::get_kernel_bundle<sycl::bundle_state::object>(
       context, {device}, sycl::span<char>(content.data(), content.size()));
-  return new sycl::kernel(sycl::link(object).ext_oneapi_get_kernel(name));
+  return native_binary(sycl::link(object).ext_oneapi_get_kernel(kernel));
+}
+
+sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native, const std::string& kernel) {
+  return new sycl::kernel(load_native(queue, native, std::string(kPrefix) + kernel));
 }
 
 sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params, uint64_t groups) {

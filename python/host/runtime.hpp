@@ -26,12 +26,14 @@ sycl::queue& host_queue();
 // A small number that stands for the queue's device and context in keys.
 int device_index(const sycl::queue& queue);
 
-// Compiles SYCL source for the queue's device; the result can be loaded in another process. Throws with the log.
+// Compiles SYCL source for the queue's device into a form that compile_native takes. Throws with the log.
 std::string compile_source(const sycl::queue& queue, const std::string& source, const std::vector<std::string>& options);
 
-// A kernel from SPIR-V or from compile_source's result. It lives as long as the process: kernels must not be destroyed
-// after libsycl has been finalised.
-sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& binary, const std::string& name);
+// SPIR-V, or what compile_source made, to the device's own code. `kernel` names any of its kernels.
+std::string compile_native(const sycl::queue& queue, const std::string& binary, const std::string& kernel);
+
+// A kernel of compile_native's result. It lives as long as the process.
+sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native, const std::string& kernel);
 
 sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params, uint64_t groups);
 

@@ -10,21 +10,24 @@ arrays, or anything with ``__sycl_usm_array_interface__``; results are of the sa
 (1, 5, 2, 64)
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from xeflash import _runtime
 
-_runtime.load()
-
-from xeflash import jit as jit  # noqa: E402
-from xeflash._random import manual_seed  # noqa: E402
-from xeflash.flash_attn import (  # noqa: E402
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-)
-from xeflash.sdpa import attention  # noqa: E402
+if TYPE_CHECKING:
+    from xeflash._random import manual_seed
+    from xeflash.flash_attn import (
+        flash_attn_func,
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    )
+    from xeflash.sdpa import attention
 
 __version__ = "0.1.0"
 
@@ -38,3 +41,16 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "manual_seed",
 ]
+
+_runtime.show_cpu_device()  # has to come before anyone in this process asks SYCL for devices
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the extension when a function is first asked for, so that `xeflash doctor` runs where it cannot load."""
+    if name not in __all__:
+        raise AttributeError(f"module 'xeflash' has no attribute {name!r}")
+    _runtime.load()
+    importlib.import_module("xeflash.jit")
+    module = {"attention": "xeflash.sdpa", "manual_seed": "xeflash._random"}.get(name, "xeflash.flash_attn")
+    value = globals()[name] = getattr(importlib.import_module(module), name)
+    return value

@@ -58,7 +58,6 @@ def load() -> None:
             f"torch 2.13 and newer (xpu) and dpctl 0.22 and newer carry {LIBSYCL}: upgrade what loaded {name}, "
             f"then: {REMEDY}"
         )
-    show_cpu_device()
     try:
         importlib.import_module("xeflash._core")
     except ImportError as error:

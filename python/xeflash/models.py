@@ -37,9 +37,7 @@ _CAUSAL = (Features(causal=True),)
 _FULL = (Features(),)
 
 
-def _causal_and_window(
-    keys: int, *, softcap: float = 0.0, sinks: bool = False
-) -> tuple[Features, ...]:
+def _causal_and_window(keys: int, *, softcap: float = 0.0, sinks: bool = False) -> tuple[Features, ...]:
     """Return layers of both kinds: all earlier keys, and only the last `keys` of them."""
     return (
         Features(causal=True, softcap=softcap, sinks=sinks),

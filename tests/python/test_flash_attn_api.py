@@ -1,6 +1,8 @@
 """The flash_attn_* functions: flash-attn 2's signatures, conventions and results, and what is refused."""
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -157,7 +159,30 @@ def test_varlen_dropout_is_that_of_the_dense_batch():
 
 
 def test_dropout_leaves_the_lse():
-    q, k, v = bshd()
-    _, want, _ = xeflash.flash_attn_func(q, k, v, return_attn_probs=True)
-    _, lse, _ = xeflash.flash_attn_func(q, k, v, dropout_p=0.5, return_attn_probs=True)
+    q, k, v = (x.transpose(1, 2) for x in bshd())
+    _, want = xeflash.attention(q, k, v, enable_gqa=True, return_lse=True)
+    _, lse = xeflash.attention(q, k, v, enable_gqa=True, return_lse=True, dropout_p=0.5)
     torch.testing.assert_close(lse, want, rtol=1e-6, atol=1e-6)
+
+
+def test_dropout_draws_by_seed_and_call():
+    """manual_seed's calls are (seed, 0), (seed, 1) ... of the definition in reference.py."""
+    q, k, v = bshd(dtype=torch.float32)
+    xeflash.manual_seed(2**40 + 5)
+    for call in range(2):
+        out = xeflash.flash_attn_func(q, k, v, dropout_p=0.3, causal=True)
+        f = Features(window=(-1, 0), dropout=0.3, rng=(2**40 + 5, call))
+        check_attention(f"call {call}", *(x.transpose(1, 2) for x in (q, k, v)), f, out.transpose(1, 2))
+
+
+def test_torchs_seed_is_used_until_manual_seed_is_called():
+    script = """
+import torch, xeflash
+x = torch.randn(1, 63, 2, 64)
+def draw(seed):
+    torch.manual_seed(seed)
+    return [xeflash.flash_attn_func(x, x, x, dropout_p=0.3) for _ in range(2)]
+one, two, other = draw(1), draw(1), draw(2)
+assert all(map(torch.equal, one, two)) and not torch.equal(*one) and not torch.equal(one[0], other[0])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

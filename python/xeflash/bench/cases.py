@@ -91,9 +91,7 @@ def expand(phase: str, grid: Grid) -> list[Case]:
     for dtype, dim, heads in itertools.product(grid.dtypes, grid.head_dims, grid.heads):
         for kv_heads in grid.kv_heads or (heads,):
             if heads % kv_heads:
-                raise ValueError(
-                    f"bench: --heads must be a multiple of --kv-heads, got {heads} and {kv_heads}"
-                )
+                raise ValueError(f"bench: --heads must be a multiple of --kv-heads, got {heads} and {kv_heads}")
             for batch, length in itertools.product(grid.batches, grid.lengths):
                 causal = grid.causal and phase == "prefill"
                 seq_q = length if phase == "prefill" else 1

@@ -44,20 +44,14 @@ def _reference(case: Case, inputs: Inputs) -> Iterable[Tensor]:
     wide = torch.float64 if case.dtype == "fp32" else torch.float32
     for entry in range(case.batch):
         q, k, v = (x[entry : entry + 1].to(wide) for x in inputs)
-        yield scaled_dot_product_attention(
-            q, k, v, is_causal=case.causal, enable_gqa=case.group > 1
-        )
+        yield scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=case.group > 1)
 
 
-def check(
-    case: Case, inputs: Inputs, ours: Callable[[], Tensor], theirs: Callable[[], Tensor]
-) -> Errors:
+def check(case: Case, inputs: Inputs, ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> Errors:
     """Return our error and the allowed one (METHOD)."""
     our_out, torch_out = ours(), theirs()
     if our_out.shape != torch_out.shape:
-        raise ValueError(
-            f"check: result must have shape {list(torch_out.shape)}, got {list(our_out.shape)}"
-        )
+        raise ValueError(f"check: result must have shape {list(torch_out.shape)}, got {list(our_out.shape)}")
     unit_roundoff = torch.finfo(our_out.dtype).eps / 2
     our_error = torch_error = largest = 0.0
     for entry, want in enumerate(_reference(case, inputs)):

@@ -83,14 +83,18 @@ def last_level_cache() -> int | None:
     return max(sizes, default=None)
 
 
+def load_average() -> float | None:
+    """Return the mean number of running threads of the last minute, None if unknown."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
 def environment() -> dict[str, object]:
     """Return the block that every JSON result carries; all values are JSON types."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "cpu": cpu_name(),
         "isa": list(cpu_isa()),
         "cpus": usable_cpus(),
-        "load_average": load,
+        "load_average": load_average(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},

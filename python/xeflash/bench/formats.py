@@ -64,13 +64,18 @@ def _plain(value: object) -> str:
 
 
 def _header_lines(header: Header) -> Iterable[str]:
-    """Yield "name: value" lines; a block gives a line per entry, a list a line per item."""
+    """Yield "name: value" lines: one per entry of the environment, per item of a list."""
     for name, value in header.items():
-        if isinstance(value, dict):
+        if name == "environment" and isinstance(value, dict):
             yield from (f"{key}: {_plain(item)}" for key, item in value.items())
-        else:
+        elif value != {}:
             items = value if isinstance(value, list) else [value]
             yield from (f"{name}: {_plain(item)}" for item in items)
+
+
+def _cell(value: object) -> object:
+    """Return a value for CSV; a line break would end the row for simple readers."""
+    return "" if value is None else value.replace("\n", " ") if isinstance(value, str) else value
 
 
 def to_csv(header: Header, results: Sequence[Result]) -> str:
@@ -82,7 +87,7 @@ def to_csv(header: Header, results: Sequence[Result]) -> str:
     writer.writerow([field.name for field in dataclasses.fields(Row)])
     for result in results:
         values = dataclasses.asdict(result.row).values()
-        writer.writerow(["" if value is None else value for value in values])
+        writer.writerow([_cell(value) for value in values])
     return out.getvalue()
 
 
@@ -154,9 +159,7 @@ _TIMES: dict[str, Callable[[Row], str]] = {
     "error / allowed": _errors,
 }
 _OURS: dict[str, Callable[[Row], str]] = {
-    "xeflash ms": lambda r: (
-        _times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}"
-    ),
+    "xeflash ms": lambda r: _times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}",
 }
 _COLUMNS: dict[str, dict[str, Callable[[Row], str]]] = {
     "prefill": {
@@ -185,10 +188,7 @@ def to_md(header: Header, results: Sequence[Result]) -> str:
         if not rows:
             continue
         lines = [list(columns), ["---"] * len(columns)]
-        lines += [
-            [cell(row).replace("|", "/").replace("\n", " ") for cell in columns.values()]
-            for row in rows
-        ]
+        lines += [[cell(row).replace("|", "/").replace("\n", " ") for cell in columns.values()] for row in rows]
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         parts.append(f"### {phase}\n\n{table}")
     return "\n".join(parts)

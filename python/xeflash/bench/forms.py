@@ -81,14 +81,12 @@ def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
     flat_v = per_kv_head(v, 1).expand(-1, case.group, -1, -1)
     return {
         "enable_gqa": enable_gqa,
-        "expand": lambda: scaled_dot_product_attention(
-            flat_q, flat_k, flat_v, is_causal=causal
-        ).view(q.shape),
+        "expand": lambda: scaled_dot_product_attention(flat_q, flat_k, flat_v, is_causal=causal).view(q.shape),
     }
 
 
 def synchronizer(device: str) -> Callable[[], None]:
     """Return what waits for the device; calls on the CPU return when they are done."""
     if device.startswith("xpu"):
-        return torch.xpu.synchronize
+        return lambda: torch.xpu.synchronize()
     return lambda: None

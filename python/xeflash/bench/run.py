@@ -36,7 +36,6 @@ class Options:
     rounds: int = 9
     seed: int = 0
     compare_torch: bool = True
-    measure_peak: bool = True
 
 
 def choose_device(name: str) -> str:
@@ -92,17 +91,14 @@ def run_case(case: Case, options: Options) -> Result:
         return Result(row_without_times(case, "failed", note))
 
 
-def run(cases: Sequence[Case], options: Options) -> Iterator[Result]:
+def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
     """Yield the results one by one, so that an interrupted run keeps what it has."""
     for case in cases:
+        if meter is not None:
+            meter.sample()
         yield run_case(case, options)
-
-
-def measure_peaks(cases: Sequence[Case], options: Options) -> peak.Peaks:
-    """Return the machine's peaks for the dtypes of the cases, or nothing if not wanted."""
-    if not options.measure_peak:
-        return peak.Peaks()
-    return peak.measure({case.dtype for case in cases}, options.device)
+    if meter is not None:
+        meter.sample()
 
 
 def with_peaks(results: Sequence[Result], peaks: peak.Peaks) -> list[Result]:
@@ -130,12 +126,12 @@ def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> di
             "last_level_cache_bytes": last_level_cache(),
         },
         "peaks": {
-            "gflops": {name: round(rate, 1) for name, rate in peaks.gflops.items()},
-            "read_gbytes_per_s": round(peaks.read_gbytes, 1),
+            **{f"{name} GFLOP/s": round(rate, 1) for name, rate in peaks.gflops.items()},
+            **({"read GB/s": round(peaks.read_gbytes, 1)} if peaks.read_gbytes else {}),
         },
         "method": [
             *METHOD,
-            *([peak.METHOD] if options.measure_peak else []),
+            *([peak.METHOD] if peaks.gflops else []),
             *notes,
             checking.METHOD,
         ],

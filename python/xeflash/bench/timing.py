@@ -92,7 +92,5 @@ def interleave(
             settle()
             if estimate[name] < _LONG_CALL_SECONDS:
                 _seconds(calls[name], 1, synchronize)
-            samples[name].append(
-                _seconds(calls[name], min(max(repeats, 1), _MAX_REPEATS), synchronize)
-            )
+            samples[name].append(_seconds(calls[name], min(max(repeats, 1), _MAX_REPEATS), synchronize))
     return samples

@@ -19,9 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="xeflash", description="FlashAttention for Intel GPUs and the SYCL CPU device."
     )
-    parser.add_argument(
-        "--version", action="version", version=f"xeflash {package_version('xeflash') or '?'}"
-    )
+    parser.add_argument("--version", action="version", version=f"xeflash {package_version('xeflash') or '?'}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (doctor, bench, compile_command):
         command.add_parser(commands)

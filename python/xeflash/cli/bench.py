@@ -52,25 +52,17 @@ def add_parser(commands: Any) -> None:
     grid.add_argument("--head-dim", metavar="LIST", type=sizes)
     grid.add_argument("--seq", metavar="LIST", type=sizes, help="prefill lengths")
     grid.add_argument("--kv-len", metavar="LIST", type=sizes, help="decode key lengths")
-    grid.add_argument(
-        "--causal", action=argparse.BooleanOptionalAction, help="mask of prefill (default: causal)"
-    )
+    grid.add_argument("--causal", action=argparse.BooleanOptionalAction, help="mask of prefill (default: causal)")
     how = parser.add_argument_group("measuring")
     how.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
     how.add_argument("--compare", choices=("torch", "none"), default="torch")
-    how.add_argument(
-        "--rounds", metavar="N", type=converter(parse_size), help="9 (quick) or 21 (full)"
-    )
-    how.add_argument(
-        "--threads", metavar="N", type=converter(parse_size), help="for torch and for SYCL"
-    )
+    how.add_argument("--rounds", metavar="N", type=converter(parse_size), help="9 (quick) or 21 (full)")
+    how.add_argument("--threads", metavar="N", type=converter(parse_size), help="for torch and for SYCL")
     how.add_argument("--no-peak", action="store_true", help="do not measure the machine's peaks")
     how.add_argument("--seed", metavar="N", type=int, default=0)
     out = parser.add_argument_group("output")
     out.add_argument("--format", choices=FORMATS, help="default: the suffix of --output, else md")
-    out.add_argument(
-        "--output", metavar="FILE", type=Path, help="write there; stdout still gets the table"
-    )
+    out.add_argument("--output", metavar="FILE", type=Path, help="write there; stdout still gets the table")
     out.add_argument("--plot", metavar="FILE", type=Path, help="bars as a picture (matplotlib)")
     parser.set_defaults(run=run)
 
@@ -168,6 +160,7 @@ def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
             return 2
     import torch
 
+    from xeflash.bench import peak
     from xeflash.bench import run as runner
 
     if arguments.threads is not None:
@@ -177,17 +170,17 @@ def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
         rounds=_chosen(arguments.rounds, grids.PRESET_ROUNDS[arguments.preset]),
         seed=arguments.seed,
         compare_torch=arguments.compare == "torch",
-        measure_peak=not arguments.no_peak,
     )
+    _warn_of_load()
     results: list[Result] = []
     interrupted = False
-    peaks = runner.measure_peaks(cases, options)
+    meter = None if arguments.no_peak else peak.Meter({case.dtype for case in cases}, options.device)
     try:
-        for result in _with_progress(runner.run(cases, options), cases):
+        for result in _with_progress(runner.run(cases, options, meter), cases):
             results.append(result)  # one by one: an interrupt keeps them
-        peaks = peaks.better(runner.measure_peaks(cases, options))
     except KeyboardInterrupt:  # what was measured so far is still written
         interrupted = True
+    peaks = peak.Peaks() if meter is None else meter.peaks
     results = runner.with_peaks(results, peaks)
     _write(arguments, runner.header(options, peaks, results), results)
     if interrupted:
@@ -195,9 +188,20 @@ def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
     return 1 if any(result.row.status == "failed" for result in results) else 0
 
 
-def _write(
-    arguments: argparse.Namespace, header: dict[str, object], results: Sequence[Result]
-) -> None:
+def _warn_of_load() -> None:
+    """Say so if other programs use the CPUs: both sides get slower, torch's OpenMP most of all."""
+    from xeflash.bench.environ import load_average, usable_cpus
+
+    load = load_average()
+    if load is not None and load > 0.5 * usable_cpus():
+        print(
+            f"xeflash bench: the load average is {load:.1f} on {usable_cpus()} CPUs: trust the "
+            "ratios per round, not the times",
+            file=sys.stderr,
+        )
+
+
+def _write(arguments: argparse.Namespace, header: dict[str, object], results: Sequence[Result]) -> None:
     """Write the table, the file and the picture."""
     from xeflash.bench import formats, plot
 

@@ -45,18 +45,14 @@ def explain_import_error(error: str, facts: Facts) -> Check:
             "pip install --force-reinstall --no-deps xeflash",
         )  # fmt: skip
     if "has loaded libsycl" in error:
-        return Check(
-            "core", "error", error, f"pip install --upgrade {SYCL} dpctl, and a torch of that year"
-        )
+        return Check("core", "error", error, f"pip install --upgrade {SYCL} dpctl, and a torch of that year")
     if wanted is not None and "cannot open shared object" in error:
         year = _year(wanted)
         have = f"intel-sycl-rt {runtime} is installed" if runtime else "it is not installed"
         note = f"the C++ module needs libsycl.so.{wanted} (intel-sycl-rt {year}.*), {have}"
         torch = facts.versions.get("torch") or ""
         if runtime and "+xpu" in torch:
-            note += (
-                f"; torch {torch} asks for that one, so take a torch for SYCL {year}, or another"
-            )
+            note += f"; torch {torch} asks for that one, so take a torch for SYCL {year}, or another"
             note += " environment"
         return Check("core", "error", note, f'pip install "intel-sycl-rt>={year}.0,<{year + 1}"')
     if "undefined symbol" in error:
@@ -223,9 +219,7 @@ def check_tools(facts: Facts) -> Iterator[Check]:
     ocloc = facts.tools.get("ocloc")
     wanted = facts.environ.get("XEFLASH_OCLOC")
     if ocloc is None and wanted:
-        yield Check(
-            "ocloc", "warn", f"XEFLASH_OCLOC={wanted} is not a program", "unset XEFLASH_OCLOC"
-        )
+        yield Check("ocloc", "warn", f"XEFLASH_OCLOC={wanted} is not a program", "unset XEFLASH_OCLOC")
     elif ocloc is None:
         yield Check(
             "ocloc", "info", "none (only needed to compile for a GPU that is not here)",
@@ -242,9 +236,7 @@ def check_cache(facts: Facts) -> Iterator[Check]:
     if cache.writable:
         yield Check("cache", "ok", detail)
     else:
-        yield Check(
-            "cache", "warn", f"{detail}, not writable", "export XEFLASH_CACHE_DIR=/some/folder"
-        )
+        yield Check("cache", "warn", f"{detail}, not writable", "export XEFLASH_CACHE_DIR=/some/folder")
 
 
 def check_cpu(facts: Facts) -> Iterator[Check]:
@@ -257,9 +249,7 @@ def check_cpu(facts: Facts) -> Iterator[Check]:
 def check_environment(facts: Facts) -> Iterator[Check]:
     """What oneAPI's setvars.sh leaves behind puts another libsycl first."""
     for variable, files in facts.foreign_libsycl.items():
-        yield Check(
-            variable, "warn", f"names another libsycl: {', '.join(files)}", f"unset {variable}"
-        )
+        yield Check(variable, "warn", f"names another libsycl: {', '.join(files)}", f"unset {variable}")
     root = facts.environ.get("ONEAPI_ROOT")
     if root or facts.environ.get("SETVARS_COMPLETED"):
         where = f" (ONEAPI_ROOT={root})" if root else ""

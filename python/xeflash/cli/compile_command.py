@@ -41,9 +41,7 @@ def add_parser(commands: Any) -> None:
         default=("bf16",),
         help="comma list of fp32, bf16, fp16; default: bf16",
     )
-    parser.add_argument(
-        "--jobs", metavar="N", type=converter(parse_size), default=1, help="default: 1"
-    )
+    parser.add_argument("--jobs", metavar="N", type=converter(parse_size), default=1, help="default: 1")
     parser.set_defaults(run=run)
 
 

@@ -106,20 +106,19 @@ def foreign_libsycl(environ: Mapping[str, str], prefix: str) -> dict[str, tuple[
 
 def run_probe(with_torch: bool) -> dict[str, Any]:
     """Run `xeflash.cli.probe` in a child; {"crash": reason} if it does not answer."""
-    command = [sys.executable, "-m", "xeflash.cli.probe"] + ["--torch"] * with_torch
+    command = [sys.executable, "-X", "faulthandler", "-m", "xeflash.cli.probe"] + ["--torch"] * with_torch
     try:
-        child = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
-        )
+        child = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return {"crash": f"no answer within {_PROBE_SECONDS} s"}
     lines = child.stdout.strip().splitlines()
     try:
         facts: dict[str, Any] = json.loads(lines[-1])
     except (IndexError, ValueError):
-        last = child.stderr.strip().splitlines()[-1:] or ["no message"]
+        said = child.stderr.strip().splitlines() or ["no message"]
+        where = next((line.strip() for line in said if line.startswith("  File ")), said[-1])
         how = f"signal {-child.returncode}" if child.returncode < 0 else f"exit {child.returncode}"
-        return {"crash": f"{how}: {last[0]}"}
+        return {"crash": f"{how}: {where}"}
     if child.returncode != 0:
         facts["exit"] = child.returncode
     return facts

@@ -1,5 +1,6 @@
 """Kernels just in time: problem -> tile sizes -> source -> binary, from the wheel, the disk cache or the compiler."""
 
+from xeflash.jit.precompile import compile_command
 from xeflash.jit.provide import provide
 
-__all__ = ["provide"]
+__all__ = ["compile_command", "provide"]

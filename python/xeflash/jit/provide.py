@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,33 @@ def provide(description: dict[str, Any], queue: int) -> tuple[bytes, int]:
             "native code; the SYCL CPU device works (xeflash doctor)"
         )
     kernel = render(desc)
-    prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
-    if prebuilt.exists():
-        return prebuilt.read_bytes(), kernel.config.block_q
+    return find_or_build(kernel, desc, queue), kernel.config.block_q
+
+
+def find_or_build(kernel: KernelSource, desc: Desc, queue: int) -> bytes:
+    """Native code of a kernel: from the disk cache, or compiled from the wheel's SPIR-V or from source, and kept."""
+
+    def build() -> cache.Built:
+        prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
+        with progress(f"compiling {kernel.name}"):
+            binary = prebuilt.read_bytes() if prebuilt.exists() else _compile(kernel, queue)
+            return cache.Built(_core.compile_native(queue, binary, desc.algorithm), "")
+
+    return kept(kernel, desc, build)
+
+
+def kept(kernel: KernelSource, desc: Desc, build: Callable[[], cache.Built]) -> bytes:
+    """What the disk cache has for a kernel and device, else what `build` makes."""
     key = cache_key(kernel, desc)
+    meta: dict[str, object] = {
+        "kernel": kernel.name,
+        "options": list(kernel.options),
+        "compiler": _compiler(),
+        "device": desc.device,
+        "driver": desc.driver,
+    }
     with _lock_of(key):
-        meta: dict[str, object] = {
-            "kernel": kernel.name,
-            "options": list(kernel.options),
-            "compiler": _compiler(),
-            "device": desc.device,
-            "driver": desc.driver,
-        }
-        binary = cache.get_or_build(key, kernel.text, meta, lambda: _compile(kernel, queue))
-    return binary, kernel.config.block_q
+        return cache.get_or_build(key, kernel.text, meta, build)
 
 
 def cache_key(kernel: KernelSource, desc: Desc) -> str:
@@ -69,13 +83,11 @@ def _lock_of(key: str) -> threading.Lock:
         return _locks.setdefault(key, threading.Lock())
 
 
-def _compile(kernel: KernelSource, queue: int) -> cache.Built:
-    with progress(f"compiling {kernel.name}"):
-        try:
-            binary = _core.compile_source(queue, kernel.text, [*kernel.options, f"-I{HEADERS}"])
-        except RuntimeError as error:
-            raise RuntimeError(_explain(kernel, str(error))) from None
-    return cache.Built(binary, "")
+def _compile(kernel: KernelSource, queue: int) -> bytes:
+    try:
+        return _core.compile_source(queue, kernel.text, [*kernel.options, f"-I{HEADERS}"])
+    except RuntimeError as error:
+        raise RuntimeError(_explain(kernel, str(error))) from None
 
 
 def _explain(kernel: KernelSource, log: str) -> str:

@@ -1,0 +1,160 @@
+"""Statistics, rows, formats and the picture, from made-up samples."""
+
+import csv
+import json
+import math
+import sys
+
+import pytest
+from xeflash.bench import formats, plot
+from xeflash.bench.cases import Case
+from xeflash.bench.peak import Peaks
+from xeflash.bench.rows import Result, best_form, row_of_samples, row_without_times
+from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
+from xeflash.bench.timing import interleave
+
+PREFILL = Case("prefill", "bf16", 1, 8, 8, 64, 1000, 1000, causal=True)
+DECODE = Case("decode", "fp32", 2, 8, 2, 128, 1, 1000, causal=False)
+HEADER = {"environment": {"cpu": "a CPU", "packages": {"torch": None}}, "peaks": {}, "method": ["one", "two"]}
+
+
+def result(case=PREFILL, **samples):
+    samples = {name: tuple(values) for name, values in samples.items()}
+    return Result(row_of_samples(case, samples, 12.5, (1e-3, 2e-3)), samples)
+
+
+def some_results():
+    return [
+        result(xeflash=[2.0, 1.0, 4.0], sdpa=[6.0, 5.0, 4.0]),
+        result(DECODE, xeflash=[1.0], enable_gqa=[9.0], grouped=[3.0]),
+        Result(row_without_times(DECODE, "failed", "wrong | result, see\nabove")),
+    ]
+
+
+def test_summary_of_a_series():
+    summary = summarize([5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (summary.median, summary.minimum, summary.quartile_1, summary.quartile_3) == (3, 1, 2, 4)
+    assert (summary.iqr, summary.count) == (2, 5)
+    assert summarize([7.0]).iqr == 0
+    assert summarize([0.0, 1.0]).quartile_1 == 0.25
+    with pytest.raises(ValueError, match="must not be empty"):
+        summarize([])
+
+
+def test_ratio_per_round_is_not_the_ratio_of_medians():
+    slow, fast = [2.0, 30.0, 4.0], [1.0, 10.0, 4.0]
+    assert ratio_of_medians(slow, fast) == 1.0
+    assert median_of_ratios(slow, fast) == 2.0
+    with pytest.raises(ValueError, match="argument 2"):
+        median_of_ratios([1.0], [1.0, 2.0])
+
+
+def test_row_compares_with_the_best_and_the_plain_form():
+    row = result(DECODE, xeflash=[1.0], enable_gqa=[9.0], grouped=[3.0]).row
+    assert (row.torch_form, row.ratio, row.ratio_per_round) == ("grouped", 3.0, 3.0)
+    assert (row.plain_form, row.plain_ratio) == ("enable_gqa", 9.0)
+    assert row.kv_gbytes_per_s == pytest.approx(DECODE.kv_bytes / 1e6)
+    assert row.case == DECODE
+
+
+def test_row_without_torch_has_no_ratio():
+    row = result(xeflash=[2.0, 2.0]).row
+    assert row.gflops == pytest.approx(PREFILL.flops / 2e6)
+    assert row.torch_form is row.ratio is row.plain_ratio is None
+    assert best_form({"xeflash": (1.0,)}) is None
+
+
+def test_percent_of_peak_uses_what_bounds_the_phase():
+    peaks = Peaks({"bf16": 200.0}, 50.0).better(Peaks({"bf16": 100.0, "fp32": 80.0}, 60.0))
+    assert peaks == Peaks({"bf16": 200.0, "fp32": 80.0}, 60.0)
+    assert peaks.percent("prefill", "bf16", 100.0, 1.0) == 50
+    assert peaks.percent("decode", "bf16", 100.0, 30.0) == 50
+    assert peaks.percent("prefill", "fp16", 100.0, 1.0) is None
+    assert Peaks().percent("decode", "bf16", 100.0, 30.0) is None
+
+
+def test_json_and_json_lines_can_be_read_back():
+    results = some_results()
+    assert formats.from_json(formats.to_json(HEADER, results)) == results
+    assert formats.from_jsonl(formats.to_jsonl(HEADER, results)) == results
+    assert json.loads(formats.to_json(HEADER, results))["environment"]["cpu"] == "a CPU"
+
+
+def test_json_has_no_nan():
+    bad = Result(formats.Row(**{**vars(some_results()[0].row), "max_error": math.nan}))
+    assert formats.from_json(formats.to_json(HEADER, [bad]))[0].row.max_error is None
+
+
+def test_csv_can_be_read_back_without_samples():
+    results = some_results()
+    results[2] = Result(row_without_times(DECODE, "failed", 'a, "quoted" note'))
+    text = formats.to_csv(HEADER, results)
+    assert [r.row for r in formats.from_csv(text)] == [r.row for r in results]
+    assert text.startswith("# cpu: a CPU\n# packages: torch -\n# method: one\n# method: two\nphase,")
+
+
+def test_csv_notes_keep_to_one_line():
+    text = formats.to_csv({}, [Result(row_without_times(DECODE, "failed", "a\n# b"))])
+    assert len(list(csv.reader(text.splitlines()))) == 2
+    assert formats.from_csv(text)[0].row.note == "a # b"
+
+
+def test_markdown_has_a_table_per_phase_with_equal_cells():
+    text = formats.to_md(HEADER, some_results())
+    assert text.index("### prefill") < text.index("### decode")
+    tables = [part.split("\n\n")[1].splitlines() for part in text.split("### ")[1:]]
+    assert [len(table) for table in tables] == [2 + 1, 2 + 2]
+    for table in tables:
+        assert len({line.count("|") for line in table}) == 1
+    cells = [cell.strip() for cell in tables[0][2].strip("|").split("|")]
+    assert dict(zip([c.strip() for c in tables[0][0].strip("|").split("|")], cells, strict=True)) == {
+        "dtype": "bf16",
+        "B": "1",
+        "Hq/Hkv": "8/8",
+        "D": "64",
+        "S": "1000",
+        "causal": "yes",
+        "xeflash ms": "2.00 (1.00, 1.5)",
+        "GFLOP/s": "512",
+        "% of peak": "-",
+        "torch form": "sdpa",
+        "torch ms": "5.00 (4.00, 1.0)",
+        "ratio": "2.50x",
+        "per round": "3.00x",
+        "plain torch": "2.50x",
+        "error / allowed": "1.0e-03 / 2.0e-03",
+    }
+    assert "failed: wrong / result, see above" in text
+
+
+def test_no_results_give_no_table():
+    assert "###" not in formats.to_md(HEADER, [])
+    assert formats.from_csv(formats.to_csv(HEADER, [])) == []
+
+
+def test_picture_is_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "out.png"
+    plot.plot(some_results(), path, "title")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_picture_of_failures_is_refused(tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(plot.PlotError, match="no successful case"):
+        plot.plot(some_results()[2:], tmp_path / "out.png", "title")
+
+
+def test_absent_matplotlib_names_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(plot.PlotError, match=r'pip install "xeflash\[bench\]"'):
+        plot.require_matplotlib()
+
+
+def test_interleaving_takes_every_sample_of_every_call():
+    seen = []
+    samples = interleave({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, rounds=3)
+    assert {name: len(series) for name, series in samples.items()} == {"a": 3, "b": 3}
+    assert all(value >= 0 for series in samples.values() for value in series)
+    turns = [name for i, name in enumerate(seen) if i == 0 or seen[i - 1] != name]
+    assert turns == ["a", "b", "a", "b", "a", "b"]  # estimates, then rounds ab, ba, ab

@@ -1,0 +1,208 @@
+"""The benchmark as a whole on small cases, with torch itself in our place."""
+
+import json
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from xeflash.bench import check, forms, peak, run
+from xeflash.bench.cases import Case
+from xeflash.cli import bench, main
+
+CASES = [
+    Case("prefill", "fp32", 2, 4, 4, 16, 23, 23, causal=True),
+    Case("prefill", "bf16", 2, 4, 2, 16, 23, 23, causal=True),
+    Case("prefill", "fp16", 1, 4, 1, 16, 23, 23, causal=False),
+    Case("decode", "fp32", 2, 4, 4, 16, 1, 127, causal=False),
+    Case("decode", "bf16", 2, 6, 2, 16, 1, 127, causal=False),
+]
+SMALL = ["--head-dim", "16", "--heads", "4", "--seq", "23", "--kv-len", "127", "--rounds", "2", "--no-peak"]
+
+
+def label(case):
+    return case.label.replace(" ", "-")
+
+
+@pytest.fixture(autouse=True)
+def keep_settings(monkeypatch):
+    monkeypatch.setattr(bench, "prepare_threads", lambda threads: None)
+
+
+@pytest.fixture
+def torch_as_ours(monkeypatch):
+    def our_form(case, inputs):
+        return lambda: scaled_dot_product_attention(*inputs, is_causal=case.causal, enable_gqa=case.group > 1)
+
+    monkeypatch.setattr(forms, "our_form", our_form)
+
+
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_all_forms_of_torch_agree(case):
+    inputs = forms.make_inputs(case, "cpu", seed=0)
+    first, *others = (form() for form in forms.torch_forms(case, inputs).values())
+    for other in others:
+        torch.testing.assert_close(other, first)
+
+
+def test_inputs_depend_on_the_seed_only():
+    first, same, other = (forms.make_inputs(CASES[1], "cpu", seed).k for seed in (0, 0, 1))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    assert first.shape == (2, 2, 23, 16)
+
+
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_check_accepts_torch_and_refuses_a_wrong_result(case):
+    inputs = forms.make_inputs(case, "cpu", seed=0)
+    theirs = next(iter(forms.torch_forms(case, inputs).values()))
+    assert check.check(case, inputs, theirs, theirs).ok
+    for wrong in (lambda: theirs() * 1.1, lambda: theirs() + float("nan"), lambda: torch.zeros_like(theirs())):
+        assert not check.check(case, inputs, wrong, theirs).ok
+
+
+def test_check_refuses_a_wrong_shape():
+    case = CASES[0]
+    inputs = forms.make_inputs(case, "cpu", seed=0)
+    theirs = next(iter(forms.torch_forms(case, inputs).values()))
+    with pytest.raises(ValueError, match="must have shape"):
+        check.check(case, inputs, lambda: theirs()[..., :8], theirs)
+
+
+def test_only_the_wrong_batch_entry_is_enough():
+    case = CASES[0]
+    inputs = forms.make_inputs(case, "cpu", seed=0)
+    theirs = next(iter(forms.torch_forms(case, inputs).values()))
+
+    def wrong():
+        out = theirs().clone()
+        out[-1, 0, 0, 0] = float("nan")
+        return out
+
+    assert not check.check(case, inputs, wrong, theirs).ok
+
+
+@pytest.mark.usefixtures("torch_as_ours")
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_case_gives_a_row_with_all_samples(case):
+    result = run.run_case(case, run.Options(rounds=3))
+    assert result.row.status == "ok"
+    assert result.row.rounds == 3
+    expected = {"sdpa"} if case.group == 1 else {"enable_gqa", "grouped" if case.phase == "decode" else "expand"}
+    assert set(result.samples_ms) == {"xeflash", *expected}
+    assert all(len(series) == 3 for series in result.samples_ms.values())
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("not yet"), ValueError("rule\nmore"), RuntimeError("build")])
+def test_error_fails_the_row_only(monkeypatch, error):
+    def our_form(case, inputs):
+        raise error
+
+    monkeypatch.setattr(forms, "our_form", our_form)
+    results = list(run.run(CASES[:2], run.Options(rounds=1)))
+    assert [r.row.status for r in results] == ["failed", "failed"]
+    assert results[0].row.note == f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def test_too_large_case_is_skipped(monkeypatch):
+    monkeypatch.setattr(run, "available_memory", lambda: 1000)
+    row = run.run_case(CASES[0], run.Options()).row
+    assert row.status == "skipped"
+    assert "are free" in row.note
+
+
+@pytest.mark.usefixtures("torch_as_ours")
+def test_command_writes_file_table_and_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    file, picture = tmp_path / "out.json", tmp_path / "out.png"
+    assert main(["bench", "attention", *SMALL, "--output", str(file), "--plot", str(picture)]) == 0
+    data = json.loads(file.read_text())
+    assert len(data["rows"]) == 2 + 2
+    assert {"cpu", "isa", "packages", "command", "torch_threads", "device"} <= set(data["environment"])
+    assert data["method"]
+    assert "### prefill" in capsys.readouterr().out
+    assert picture.stat().st_size > 0
+
+
+@pytest.mark.usefixtures("torch_as_ours")
+@pytest.mark.parametrize("name", ["md", "csv", "json", "jsonl"])
+def test_command_writes_only_the_format_to_stdout(capsys, name):
+    words = ["bench", *SMALL, "--phase", "decode", "--dtype", "fp32", "--format", name, "--compare", "none"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.startswith({"md": "- cpu", "csv": "# cpu", "json": "{", "jsonl": "{"}[name])
+
+
+def test_wrong_result_ends_with_1_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(forms, "our_form", lambda case, inputs: lambda: torch.zeros_like(inputs.q))
+    assert main(["bench", *SMALL, "--phase", "decode", "--dtype", "fp32"]) == 1
+    captured = capsys.readouterr()
+    assert "failed: wrong result" in captured.out
+    assert "wrong result" in captured.err
+
+
+def test_import_error_ends_with_2_and_points_to_doctor(monkeypatch, capsys):
+    def our_form(case, inputs):
+        raise ImportError("libsycl.so.9: cannot open shared object file")
+
+    monkeypatch.setattr(forms, "our_form", our_form)
+    assert main(["bench", *SMALL]) == 2
+    assert "xeflash doctor" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("torch_as_ours")
+def test_interrupt_keeps_what_was_measured(monkeypatch, capsys):
+    real = run.run_case
+    seen = []
+
+    def run_case(case, options):
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(case)
+        return real(case, options)
+
+    monkeypatch.setattr(run, "run_case", run_case)
+    assert main(["bench", *SMALL, "--format", "jsonl"]) == 130
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 1
+
+
+def test_absent_matplotlib_is_found_before_measuring(monkeypatch, capsys):
+    monkeypatch.setitem(bench.sys.modules, "matplotlib", None)
+    monkeypatch.setattr(run, "run_case", lambda *_: pytest.fail("measured"))
+    assert main(["bench", *SMALL, "--plot", "out.png"]) == 2
+    assert "xeflash[bench]" in capsys.readouterr().err
+
+
+def test_peaks_cover_the_dtypes_and_only_grow(monkeypatch):
+    monkeypatch.setattr(peak, "_GEMM_SIZES", (64,))
+    monkeypatch.setattr(peak, "_READ_BYTES", 1 << 20)
+    meter = peak.Meter({"bf16", "fp16"}, "cpu")
+    meter.sample()
+    first = meter.peaks
+    meter.sample()
+    assert set(first.gflops) == set(meter.peaks.gflops) == {"fp32", "bf16", "fp16"}
+    assert all(meter.peaks.gflops[name] >= rate > 0 for name, rate in first.gflops.items())
+    assert meter.peaks.read_gbytes >= first.read_gbytes > 0
+
+
+@pytest.mark.usefixtures("torch_as_ours")
+def test_peaks_reach_the_rows(monkeypatch, capsys):
+    monkeypatch.setattr(peak, "_GEMM_SIZES", (64,))
+    monkeypatch.setattr(peak, "_READ_BYTES", 1 << 20)
+    words = [word for word in SMALL if word != "--no-peak"]
+    assert main(["bench", *words, "--dtype", "fp32", "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert set(data["peaks"]) == {"fp32 GFLOP/s", "read GB/s"}
+    assert all(row["percent_of_peak"] > 0 for row in data["rows"])
+
+
+def test_xpu_is_refused_where_there_is_none(monkeypatch, capsys):
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    assert main(["bench", *SMALL, "--device", "xpu"]) == 2
+    assert "--device xpu needs" in capsys.readouterr().err
+    assert run.choose_device("auto") == "cpu"
+
+
+def test_our_attention_passes_the_check_of_the_benchmark():
+    for case in CASES:
+        result = run.run_case(case, run.Options(rounds=1, compare_torch=False))
+        assert result.row.status == "ok", result.row.note

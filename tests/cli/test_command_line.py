@@ -1,0 +1,169 @@
+"""Parsing of the console script, and the cases that its options give."""
+
+import re
+
+import pytest
+from xeflash import models
+from xeflash.bench.cases import PRESETS, Case, Grid, expand, parse_choices, parse_size, parse_sizes
+from xeflash.cli import bench, build_parser, compile_command, main
+
+
+def parse(*words):
+    return build_parser().parse_args(words)
+
+
+def bench_cases(*words):
+    return bench.cases_of(parse("bench", *words))
+
+
+@pytest.mark.parametrize(("text", "size"), [("1", 1), ("4096", 4096), ("4k", 4096), ("16K", 16384)])
+def test_sizes_may_end_in_k(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "k", "1m", "1.5k", "one", "0k"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match=re.escape(repr(text))):
+        parse_size(text)
+
+
+def test_lists_are_split_at_commas():
+    assert parse_sizes("1k, 2k,23") == (1024, 2048, 23)
+    with pytest.raises(ValueError, match="got 'fp8'"):
+        parse_choices("fp32,fp8", ("fp32", "bf16"))
+
+
+def test_grid_expands_to_the_product_in_order():
+    grid = Grid(("fp32", "bf16"), (1, 2), (8, 4), (4, 1), (64,), (23, 127))
+    cases = expand("decode", grid)
+    assert len(cases) == len(set(cases)) == 2 * 2 * 2 * 2 * 2
+    assert cases[:2] == [
+        Case("decode", "fp32", 1, 8, 4, 64, 1, 23, causal=False),
+        Case("decode", "fp32", 1, 8, 4, 64, 1, 127, causal=False),
+    ]
+
+
+def test_prefill_has_as_many_kv_heads_as_heads_unless_told():
+    (case,) = expand("prefill", Grid(("fp32",), (1,), (6,), (), (64,), (100,)))
+    assert (case.kv_heads, case.seq_q, case.seq_k, case.causal) == (6, 100, 100, True)
+
+
+def test_heads_that_are_no_multiple_are_refused():
+    with pytest.raises(ValueError, match="multiple of --kv-heads, got 8 and 3"):
+        expand("decode", Grid(("fp32",), (1,), (8,), (3,), (64,), (100,)))
+    assert main(["bench", "--heads", "8", "--kv-heads", "3"]) == 2
+
+
+def test_counts_of_a_case():
+    full = Case("prefill", "bf16", 2, 8, 4, 64, 100, 100, causal=False)
+    assert full.flops == 4 * 2 * 8 * 100 * 100 * 64
+    assert Case("prefill", "bf16", 2, 8, 4, 64, 100, 100, causal=True).flops == full.flops / 2
+    assert full.kv_bytes == 2 * 2 * 4 * 100 * 64 * 2
+    assert full.memory_bytes > full.kv_bytes
+
+
+def test_presets_give_the_cases_of_their_grids():
+    assert len(bench_cases()) == 8 + 8
+    assert len(bench_cases("--preset", "full")) == 18 + 36
+    for preset in PRESETS.values():
+        for phase, grid in preset.items():
+            assert {case.phase for case in expand(phase, grid)} == {phase}
+
+
+def test_options_replace_the_preset():
+    cases = bench_cases("--phase", "prefill", "--dtype", "fp16", "--seq", "23,1k", "--head-dim", "80", "--no-causal")
+    assert cases == [Case("prefill", "fp16", 1, 8, 8, 80, n, n, causal=False) for n in (23, 1024)]
+
+
+def test_given_heads_do_not_keep_the_kv_heads_of_the_preset():
+    assert {case.kv_heads for case in bench_cases("--phase", "decode", "--heads", "12")} == {12}
+
+
+def test_lengths_belong_to_their_phase():
+    cases = bench_cases("--seq", "100", "--kv-len", "200")
+    assert {case.seq_k for case in cases if case.phase == "prefill"} == {100}
+    assert {case.seq_k for case in cases if case.phase == "decode"} == {200}
+
+
+def test_repeated_choices_are_measured_once():
+    once = bench_cases("--phase", "decode", "--dtype", "fp32")
+    assert bench_cases("--phase", "decode,decode", "--dtype", "fp32,fp32") == once
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "md"),
+        (["--format", "json"], "json"),
+        (["--output", "a.csv"], "csv"),
+        (["--output", "a.txt"], "md"),
+        (["--output", "a.csv", "--format", "jsonl"], "jsonl"),
+    ],
+)
+def test_format_comes_from_the_option_or_the_suffix(words, name):
+    assert bench.format_of(parse("bench", *words)) == name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench", "--seq", "1k,x"], "'x'"),
+        (["bench", "--dtype", "fp64"], "choose from fp32, bf16, fp16, got 'fp64'"),
+        (["bench", "--rounds", "0"], "'0'"),
+        (["compile"], "--model-shapes"),
+        (["compile", "--model-shapes", "llama-9"], "got 'llama-9'"),
+        ([], "COMMAND"),
+    ],
+)
+def test_wrong_words_end_with_their_error(capsys, words, message):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_threads_are_set_for_both_pools(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "DPCPP_CPU_NUM_CUS"):
+        monkeypatch.setenv(name, "unset")  # so that monkeypatch puts the old state back
+        monkeypatch.delenv(name)
+    bench.prepare_threads(2)
+    assert [bench.os.environ[n] for n in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "DPCPP_CPU_NUM_CUS")] == [
+        "passive",
+        "2",
+        "2",
+    ]
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    bench.prepare_threads(None)
+    assert bench.os.environ["OMP_WAIT_POLICY"] == "active"
+
+
+def test_compile_hands_its_arguments_over(monkeypatch):
+    seen = []
+
+    class Jit:
+        @staticmethod
+        def compile_command(arguments):
+            seen.append(arguments)
+
+    monkeypatch.setattr(compile_command.importlib, "import_module", lambda name: Jit)
+    words = ["compile", "--model-shapes", "llama-3-8b,gpt-2", "--device", "pvc", "--dtype", "bf16,fp16", "--jobs", "2"]
+    assert main(words) == 0
+    (arguments,) = seen
+    assert arguments.model_shapes == ("llama-3-8b", "gpt-2")
+    assert (arguments.device, arguments.dtype, arguments.jobs) == ("pvc", ("bf16", "fp16"), 2)
+    assert parse("compile", "--model-shapes", "all").model_shapes == tuple(models.SHAPES)
+
+
+@pytest.mark.parametrize("name", models.SHAPES)
+def test_model_shapes_are_possible(name):
+    shape = models.SHAPES[name]
+    assert shape.heads_q % shape.heads_k == 0
+    assert shape.features
+    assert all(f.causal or f.window_size == (-1, -1) for f in shape.features)
+
+
+def test_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("xeflash ")

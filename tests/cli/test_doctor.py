@@ -1,0 +1,231 @@
+"""The doctor's findings for made-up machines."""
+
+import io
+import json
+
+import pytest
+from xeflash.cli import checks, doctor, main
+from xeflash.cli.facts import Cache, Facts
+
+CPU = {
+    "name": "a CPU",
+    "backend": "opencl",
+    "driver": "1.2",
+    "type": "cpu",
+    "arch": "cpu-avx512",
+    "compute_units": 2,
+    "fp16": True,
+    "esimd": False,
+}
+
+
+def healthy(**changes):
+    values = {
+        "python": "3.11",
+        "prefix": "/env",
+        "isa": ("avx2", "avx512f"),
+        "versions": {"intel-sycl-rt": "2026.2.0", "intel-opencl-rt": "2026.2.0", "torch": "2.13.0+cpu"},
+        "libsycl_files": ("/env/lib/libsycl.so.9",),
+        "libsycl_jit": "/env/lib/libsycl-jit.so",
+        "opencl_cpu": "/env/lib/libintelocl.so",
+        "tools": {"g++": "/usr/bin/g++", "ocloc": "/usr/bin/ocloc"},
+        "cache": Cache("/home/me/.cache/xeflash", 3, 5_000_000),
+        "probe": {
+            "torch": {"version": "2.13.0+cpu", "xpu": False},
+            "core": {"devices": [CPU]},
+            "attention": {"torch cpu": "ok"},
+            "mapped": ["/env/lib/libsycl.so.9"],
+        },
+    }
+    return Facts(**{**values, **changes})
+
+
+def probing(**changes):
+    return healthy(probe={**healthy().probe, **changes})
+
+
+def findings(machine, status):
+    return [check for check in checks.all_checks(machine) if check.status == status]
+
+
+def only(machine, status):
+    (check,) = findings(machine, status)
+    return check
+
+
+def test_healthy_machine_has_no_complaint():
+    machine = healthy()
+    assert checks.can_run(machine)
+    assert findings(machine, "error") == findings(machine, "warn") == []
+    (device,) = [c for c in checks.all_checks(machine) if c.name == "device"]
+    assert "a CPU [opencl cpu, cpu-avx512, 2 compute units], driver 1.2, has fp16" in device.detail
+
+
+MISSING_9 = "ImportError: libsycl.so.9: cannot open shared object file: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("error", "versions", "says", "fix"),
+    [
+        (MISSING_9, {}, "it is not installed", 'pip install "intel-sycl-rt>=2026.0,<2027"'),
+        (MISSING_9, {"intel-sycl-rt": "2025.3.2"}, "intel-sycl-rt 2025.3.2 is installed", ">=2026.0,<2027"),
+        (
+            MISSING_9,
+            {"intel-sycl-rt": "2025.3.2", "torch": "2.12.0+xpu"},
+            "torch 2.12.0+xpu asks for that one",
+            ">=2026.0,<2027",
+        ),
+        (MISSING_9.replace("so.9", "so.8"), {}, "intel-sycl-rt 2025.*", ">=2025.0,<2026"),
+        (
+            "ImportError: this process has loaded libsycl.so.8 (/x/libsycl.so.8)",
+            {"intel-sycl-rt": "2026.2.0"},
+            "has loaded libsycl.so.8",
+            "pip install --upgrade",
+        ),
+        (
+            "ImportError: undefined symbol: _ZN4sycl3foo",
+            {"intel-sycl-rt": "2026.0.0"},
+            "older",
+            "pip install --upgrade",
+        ),
+        ("ModuleNotFoundError: No module named 'xeflash._core'", {}, "is absent", "--force-reinstall"),
+        ("ImportError: version `GLIBCXX_3.4.32' not found", {}, "too old", "--no-binary xeflash"),
+        ("RuntimeError: something else", {}, "something else", "pip install"),
+    ],
+)
+def test_import_failure_is_explained(error, versions, says, fix):
+    machine = healthy(versions=versions, probe={"core": {"error": error}})
+    assert not checks.can_run(machine)
+    (core,) = [check for check in checks.all_checks(machine) if check.name == "core"]
+    assert core.status == "error"
+    assert says in core.detail
+    assert fix in core.fix
+
+
+def test_crash_of_the_child_is_an_error():
+    machine = healthy(probe={"crash": "signal 11: no message"})
+    assert not checks.can_run(machine)
+    assert "signal 11" in only(machine, "error").detail
+
+
+def test_crash_with_torch_only_is_told_apart():
+    machine = probing(torch=None, crash_with_torch="signal 11: no message")
+    assert checks.can_run(machine)
+    assert only(machine, "error").name == "core with torch"
+
+
+def test_two_majors_in_one_process_are_an_error():
+    error = only(probing(mapped=["/a/libsycl.so.8.0.0", "/env/lib/libsycl.so.9"]), "error")
+    assert "libsycl.so.8 and libsycl.so.9" in error.detail
+
+
+def test_one_major_from_two_places_is_a_warning():
+    assert "two places" in only(probing(mapped=["/a/libsycl.so.9", "/b/libsycl.so.9"]), "warn").detail
+
+
+def test_no_device_names_the_command():
+    machine = probing(core={"devices": []}, attention={})
+    assert not checks.can_run(machine)
+    assert only(machine, "error").fix == 'pip install "intel-opencl-rt>=2026.0,<2027"'
+
+
+def test_no_device_because_of_the_selector():
+    machine = healthy(
+        environ={"ONEAPI_DEVICE_SELECTOR": "level_zero:*"},
+        probe={"core": {"devices": []}},
+    )
+    assert only(machine, "error").fix == "unset ONEAPI_DEVICE_SELECTOR"
+
+
+def test_one_working_kind_of_array_is_enough():
+    machine = probing(attention={"torch cpu": "ok", "torch xpu": "RuntimeError: lost"})
+    assert checks.can_run(machine)
+    assert "torch xpu: RuntimeError: lost" in only(machine, "error").detail
+    assert not checks.can_run(probing(attention={"numpy": "wrong result, error 1.0e+00"}))
+
+
+def test_devices_decide_where_attention_was_not_tried():
+    machine = probing(attention={})
+    assert checks.can_run(machine)
+    assert only(machine, "warn").fix == "pip install numpy"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "says", "fix"),
+    [
+        ({"libsycl_jit": None}, "error", "compiler library", "--force-reinstall"),
+        ({"opencl_cpu": None}, "warn", "no OpenCL CPU device", '"intel-opencl-rt>=2026.0,<2027"'),
+        ({"missing_icds": ("/gone/libintelocl.so",)}, "warn", "/gone/libintelocl.so", "unset OCL_ICD_FILENAMES"),
+        ({"cache": Cache("/ro", writable=False)}, "warn", "not writable", "export XEFLASH_CACHE_DIR="),
+        (
+            {"foreign_libsycl": {"LD_LIBRARY_PATH": ("/opt/intel/lib/libsycl.so.8",)}},
+            "warn",
+            "/opt/intel/lib/libsycl.so.8",
+            "unset LD_LIBRARY_PATH",
+        ),
+        ({"environ": {"ONEAPI_ROOT": "/opt/intel/oneapi"}}, "warn", "/opt/intel/oneapi", "open a new shell"),
+        ({"environ": {"SETVARS_COMPLETED": "1"}}, "warn", "was sourced", "open a new shell"),
+        (
+            {"tools": {"g++": "/usr/bin/g++", "ocloc": None}, "environ": {"XEFLASH_OCLOC": "/x"}},
+            "warn",
+            "XEFLASH_OCLOC=/x",
+            "unset XEFLASH_OCLOC",
+        ),
+        (
+            {"gpu_nodes": {"/dev/dri/renderD128": False}, "gpu_drivers": ("/usr/lib/libze_intel_gpu.so.1",)},
+            "warn",
+            "may not be opened",
+            "usermod -aG render",
+        ),
+        ({"gpu_nodes": {"/dev/dri/renderD128": True}}, "warn", "no Level Zero driver", "sudo apt install"),
+    ],
+)
+def test_what_is_missing_has_its_command(changes, status, says, fix):
+    check = only(healthy(**changes), status)
+    assert says in check.detail
+    assert fix in check.fix
+
+
+def test_absent_optional_things_are_no_complaint():
+    machine = healthy(versions={"intel-sycl-rt": "2026.2.0", "intel-opencl-rt": "2026.2.0"}, tools={}, isa=())
+    assert findings(machine, "error") == findings(machine, "warn") == []
+    fixes = " ".join(check.fix for check in checks.all_checks(machine))
+    assert "pip install torch" in fixes
+    assert "intel-ocloc" in fixes
+    assert "apt install g++" in fixes
+
+
+def test_two_cpu_devices_are_a_warning():
+    assert "listed twice" in only(probing(core={"devices": [CPU, CPU]}), "warn").detail
+
+
+def test_empty_machine_is_judged_too():
+    assert not checks.can_run(Facts())
+    assert checks.all_checks(Facts())
+
+
+def test_report_is_plain_without_a_terminal():
+    out = io.StringIO()
+    machine = healthy(opencl_cpu=None)
+    doctor.print_report(machine, checks.all_checks(machine), out)
+    text = out.getvalue()
+    assert "\x1b" not in text
+    assert '-> pip install "intel-opencl-rt>=2026.0,<2027"\n' in text
+    assert text.endswith("attention runs\n")
+    assert all(line.split()[0] in ("ok", "info", "warn", "->", "attention") for line in text.splitlines())
+
+
+def test_json_report_holds_findings_and_no_foreign_variables():
+    machine = healthy(environ={"SECRET": "x", "OCL_ICD_FILENAMES": "y"})
+    data = json.loads(doctor.report_json(machine, checks.all_checks(machine)))
+    assert data["ok"] is True
+    assert data["facts"]["environ"] == {"OCL_ICD_FILENAMES": "y"}
+    assert {"name", "status", "detail", "fix"} == set(data["checks"][0])
+
+
+@pytest.mark.parametrize(("machine", "code"), [(healthy(), 0), (Facts(), 1)])
+def test_exit_code_says_whether_attention_runs(monkeypatch, capsys, machine, code):
+    monkeypatch.setattr(doctor, "gather", lambda: machine)
+    assert main(["doctor"]) == code
+    assert main(["doctor", "--json"]) == code
+    assert capsys.readouterr().out

@@ -1,0 +1,99 @@
+"""What the doctor looks at: files, variables, and the child process that may crash."""
+
+import json
+import sys
+
+import pytest
+from xeflash.cli import checks, facts, main, probe
+from xeflash.cli.facts import Cache
+
+MAPS = """\
+7f00-7f01 r-xp 00000000 08:01 1 /env/lib/libsycl.so.9.0.0
+7f01-7f02 r--p 00000000 08:01 1 /env/lib/libsycl.so.9.0.0
+7f02-7f03 r-xp 00000000 08:01 2 /opt/intel/lib/libsycl.so.8
+7f03-7f04 r-xp 00000000 08:01 3 /env/lib/libsycl-jit.so.23.1
+"""
+
+
+def test_mapped_libraries_are_found():
+    assert probe.mapped_libsycl(MAPS) == ["/env/lib/libsycl.so.9.0.0", "/opt/intel/lib/libsycl.so.8"]
+    assert [checks.soname_major(path) for path in probe.mapped_libsycl(MAPS)] == [9, 8]
+
+
+def test_foreign_libsycl_is_found_on_the_library_path(tmp_path):
+    ours, other = tmp_path / "env" / "lib", tmp_path / "oneapi"
+    for folder in (ours, other):
+        folder.mkdir(parents=True)
+        (folder / "libsycl.so.9").touch()
+    path = f"{ours}:{other}:/does/not/exist"
+    found = facts.foreign_libsycl({"LD_LIBRARY_PATH": path}, str(tmp_path / "env"))
+    assert found == {"LD_LIBRARY_PATH": (str(other / "libsycl.so.9"),)}
+    found = facts.foreign_libsycl({"LD_PRELOAD": str(other / "libsycl.so.9")}, str(tmp_path / "env"))
+    assert list(found) == ["LD_PRELOAD"]
+    assert facts.foreign_libsycl({}, str(tmp_path)) == {}
+
+
+def test_cache_is_counted(tmp_path):
+    folder = tmp_path / "cache"
+    assert facts.look_at_cache(folder) == Cache(str(folder), 0, 0, True)
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "kernel.bin").write_bytes(b"1234")
+        (folder / name / "meta.json").write_bytes(b"{}")
+    (folder / ".unfinished").mkdir()
+    assert facts.look_at_cache(folder) == Cache(str(folder), 2, 12, True)
+
+
+def test_cache_folder_follows_the_variables(monkeypatch, tmp_path):
+    assert str(facts.cache_folder({"XEFLASH_CACHE_DIR": "/a"})) == "/a"
+    assert str(facts.cache_folder({"XDG_CACHE_HOME": "/b"})) == "/b/xeflash"
+    assert str(facts.cache_folder({"HOME": "/c"})) == "/c/.cache/xeflash"
+    cache = pytest.importorskip("xeflash.jit.cache")
+    for name, value in (("HOME", tmp_path), ("XDG_CACHE_HOME", tmp_path / "x"), ("XEFLASH_CACHE_DIR", tmp_path / "y")):
+        monkeypatch.setenv(name, str(value))
+        assert facts.cache_folder(facts.os.environ) == cache.cache_folder()
+
+
+def child(tmp_path, monkeypatch, program):
+    """Let the doctor's child run `program` in place of the probe."""
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\n{program}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(facts.sys, "executable", str(script))
+    return facts.run_probe(with_torch=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "crash"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal 11: no message"),
+        ("import sys; sys.exit('broken')", "exit 1: broken"),
+        ("print('no json')", "exit 0: no message"),
+    ],
+)
+def test_child_that_dies_is_reported(tmp_path, monkeypatch, program, crash):
+    assert child(tmp_path, monkeypatch, program) == {"crash": crash}
+
+
+def test_child_that_dies_at_its_end_is_noticed(tmp_path, monkeypatch):
+    program = 'import os; print("{}", flush=True); os.abort()'
+    assert child(tmp_path, monkeypatch, program) == {"exit": -6}
+
+
+def test_child_that_hangs_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "_PROBE_SECONDS", 0.2)
+    assert "no answer" in child(tmp_path, monkeypatch, "import time; time.sleep(60)")["crash"]
+
+
+def test_torch_that_crashes_is_left_out(monkeypatch):
+    answers = {True: {"crash": "signal 11"}, False: {"core": {"devices": []}}}
+    monkeypatch.setattr(facts, "run_probe", lambda with_torch: answers[with_torch])
+    monkeypatch.setattr(facts, "package_version", lambda name: "1")
+    assert facts._probe() == {"core": {"devices": []}, "crash_with_torch": "signal 11"}
+
+
+def test_this_machine_can_run(capsys):
+    assert main(["doctor", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["ok"]
+    assert not [check for check in data["checks"] if check["status"] == "error"]
