@@ -85,7 +85,7 @@ def render(desc: Desc) -> KernelSource:
     if arch in _CPU_ISA:
         backend = ("-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}")
     else:
-        backend = ("-DXEFLASH_BACKEND_XE=1", f"-DXEFLASH_XE_{arch.upper()}=1")
+        backend = ("-DXEFLASH_BACKEND_XE=1", f"-DXEFLASH_XE_ARCH={arch}")
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name for name in ("softcap", "alibi", "dropout") if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
