@@ -9,7 +9,7 @@ template <class Config>
 XF_INLINE void combine(const FwdParams& p) {
   constexpr int dv = Config::head_dim_v;
   using T = typename Config::Element;
-  const uint64_t group = group_index();
+  const GroupIndex group = group_index();
   const int batch = static_cast<int>(group / p.heads_q), head = static_cast<int>(group % p.heads_q);
   const Sequence seq(p, batch);
   if (seq.sq == 0) return;

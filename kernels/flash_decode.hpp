@@ -1,6 +1,6 @@
-// Attention of one query token (Flash-Decoding, Dao et al., 2023): memory-bound, so no matrix unit. The Br = Hq / Hkv
-// heads that share a KV head are the rows of a tile, K and V stream past once; the keys of a sequence may be split
-// over several work-items, whose results combine.hpp merges.
+// Attention of one query token (Flash-Decoding, Dao et al., 2023): memory-bound, so no matrix unit.
+// The Br = Hq / Hkv heads that share a KV head are the rows of a tile, K and V stream past once;
+// the keys of a sequence may be split over several work-items, whose results combine.hpp merges.
 //   Q K V S P O: tiles     m: running maximum of a row, l: running sum
 #pragma once
 
@@ -13,7 +13,8 @@ namespace xeflash {
 
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
-  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim, dv = Config::head_dim_v;
+  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim,
+                dv = Config::head_dim_v;
   using T = typename Config::Element;
   using ScoreVariant = typename Config::ScoreVariant;
 
@@ -38,18 +39,19 @@ XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
     const auto K = k_rows.from(key), V = v_rows.from(key);
     prefetch<dv>(V, 0, Bc);
     RowTile<Br, Bc> S;
-    dot_rows(S, Q, K);                                             // S = Q K^T
+    dot_rows(S, Q, K);  // S = Q K^T
     if constexpr (!ScoreVariant::kIdentity) {
       for (int r = 0; r < Br; ++r) {
         const ScoreVariant variant(p, seq, work.head + (r < work.heads ? r : 0));
-        each_in_row(S, r, key, [&](auto s, auto k) { return variant.score(s * scale, 0, k) * kLog2e; });
+        each_in_row(S, r, key,
+                    [&](auto s, auto k) { return variant.score(s * scale, 0, k) * kLog2e; });
       }
     }
     if (keys.end - key < Bc) hide_columns(S, keys.end - key);
     RowTile<Br, Bc> P;
     online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
     prefetch<d>(K, Bc, Bc);
-    accumulate_rows(O, P, V);                                      // O += P V
+    accumulate_rows(O, P, V);  // O += P V
   }
 
   for (int r = 0; r < work.heads; ++r) {

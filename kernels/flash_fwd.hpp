@@ -1,5 +1,7 @@
-// FlashAttention-2, Algorithm 1 (Dao, 2023): forward, one block of Br query rows per thread, softmax in base 2.
-//   i, j: block of queries, of keys     Q K V S P O: tiles     m: running maximum of a row, l: running sum
+// FlashAttention-2, Algorithm 1 (Dao, 2023): forward, one block of Br query rows per thread,
+// softmax in base 2.
+//   i, j: block of queries, of keys     Q K V S P O: tiles     m: running maximum of a row, l:
+//   running sum
 #pragma once
 
 #include "attention/dropout.hpp"
@@ -11,7 +13,8 @@ namespace xeflash {
 
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
-  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim, dv = Config::head_dim_v;
+  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim,
+                dv = Config::head_dim_v;
   using T = typename Config::Element;
   using ScoreVariant = typename Config::ScoreVariant;
 
@@ -33,15 +36,19 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   if (p.scale < 0) negate(Q);
   Tile<Br, dv> O;
   fill(O, 0.f);
-  ColVec<Br> m(p.sinks ? p.sinks[work.head] * kLog2e : kNoScore), l(p.sinks ? 1.f : 0.f);
+  const float sink =
+      p.sinks ? p.sinks[work.head] * kLog2e : kNoScore;  // a key without a value, seen first
+  ColVec<Br> m(max(sink, kNoScore));
+  ColSum<Br> l(sink > kNoScore ? 1.f : 0.f);
 
   for (int j = range.begin; j < range.end; ++j) {
     const int key = j * Bc;
     const Keys<T, Bc, d> K(k_rows.from(key));
     Tile<Br, Bc> S;
-    mma_ABt(S, Q, K);                                              // S = Q K^T
+    mma_ABt(S, Q, K);  // S = Q K^T
     if constexpr (!ScoreVariant::kIdentity) {
-      each(S, row, key, [&](auto s, auto q, auto k) { return variant.score(s * scale, q, k) * kLog2e; });
+      each(S, row, key,
+           [&](auto s, auto q, auto k) { return variant.score(s * scale, q, k) * kLog2e; });
     }
     if (!range.is_full(j)) {
       each(S, row, key, [&](auto s, auto q, auto k) { return window.hide(s, q, k); });
@@ -52,10 +59,10 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     dropout.drop(P, row, key);
 
     const Values<T, Bc, dv> V(v_rows.from(key));
-    mma_AB(O, P, V);                                               // O += P V
+    mma_AB(O, P, V);  // O += P V
   }
 
-  O *= inverse_or_zero(l) * dropout.keep_scale;                    // O = O / l
+  O *= inverse_or_zero(l) * dropout.keep_scale;  // O = O / l
   store(seq.q_rows<T>(p.o, work.head, row), O);
   if (p.lse) store(seq.lse(p, work.head) + row, seq.sq - row, log_sum_exp(m, l, p.empty_lse));
 }
@@ -64,7 +71,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_q;
-  flash_fwd<Config>(p, Work(group_index(), p.max_q / Br + (p.max_q % Br != 0), p.heads_q));
+  flash_fwd<Config>(p, Work(group_index(), (p.max_q - 1) / Br + 1, p.heads_q));
 }
 
 }  // namespace xeflash

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
 import xeflash
 from arrays import DTYPES, from_array, lay_out, to_array
 from reference import Features
@@ -15,12 +14,34 @@ DIMS = ((16, 16), (40, 40), (59, 59), (64, 64), (80, 80), (96, 96), (111, 111), 
 DIMS += ((192, 128), (256, 256), (576, 512))
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
 # Windows stay below the fewest keys; "tl": the diagonal from the top left, which only attention() has.
-WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (31, 5), "left": (50, -1), "right": (-1, 10)}
+WINDOWS = {
+    "full": (-1, -1),
+    "causal": (-1, 0),
+    "window": (31, 5),
+    "left": (50, -1),
+    "right": (-1, 10),
+}
 WINDOWS |= {"causal-window": (20, 0), "causal-tl": (-1, 0), "window-tl": (31, 5)}
 VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "dropout", "softcap-alibi-bias32")
-BROADCASTS = {"bhqk": "bhqk", "b1qk": "b1qk", "1hqk": "1hqk", "qk": "qk", "b11k": "b11k", "1hq1": "1hq1"}
+BROADCASTS = {
+    "bhqk": "bhqk",
+    "b1qk": "b1qk",
+    "1hqk": "1hqk",
+    "qk": "qk",
+    "b11k": "b11k",
+    "1hq1": "1hq1",
+}
 SCALES = {"default": None, "scale0.3": 0.3, "scale-0.2": -0.2, "scale0": 0.0}
-ENTRIES = ("func", "attention", "varlen", "varlen-used", "kvpacked", "qkvpacked", "varlen-kvpacked", "varlen-qkvpacked")
+ENTRIES = (
+    "func",
+    "attention",
+    "varlen",
+    "varlen-used",
+    "kvpacked",
+    "qkvpacked",
+    "varlen-kvpacked",
+    "varlen-qkvpacked",
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +144,12 @@ def draw(case: Case, generator: torch.Generator, *shape: int) -> torch.Tensor:
 def common(case: Case, f: Features) -> dict[str, object]:
     """The keywords that all flash_attn functions share."""
     causal = case.window.startswith("causal")
-    options = {"causal": causal, "softmax_scale": f.scale, "softcap": f.softcap, "return_attn_probs": case.lse}
+    options = {
+        "causal": causal,
+        "softmax_scale": f.scale,
+        "softcap": f.softcap,
+        "return_attn_probs": case.lse,
+    }
     # causal itself must hide what is right of the diagonal
     options["window_size"] = (f.window[0], -1) if causal else f.window
     options |= {"alibi_slopes": to_array(f.alibi, case.kind), "s_aux": to_array(f.sinks, case.kind)}
@@ -167,7 +193,11 @@ def run_dense(case: Case, f: Features, generator: torch.Generator) -> None:
 
 def run_attention(case: Case, f: Features, generator: torch.Generator) -> None:
     heads, heads_k = HEADS[case.heads]
-    shapes = [(case.rows, heads, case.dim), (case.keys, heads_k, case.dim), (case.keys, heads_k, case.dim_v)]
+    shapes = [
+        (case.rows, heads, case.dim),
+        (case.keys, heads_k, case.dim),
+        (case.keys, heads_k, case.dim_v),
+    ]
     q, k, v = (draw(case, generator, case.batch, *shape).transpose(1, 2) for shape in shapes)
     causal = case.window.startswith("causal")
     result = xeflash.attention(

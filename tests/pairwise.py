@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from itertools import combinations
 from typing import Any
 
 Row = dict[str, Any]
 
 
+def named(indices: dict[str, int], choices: dict[str, Sequence[Any]]) -> Row:
+    return {name: choices[name][i] for name, i in indices.items()}
+
+
+def worth(indices: dict[str, int], missing: Container[Any]) -> int:
+    return sum(pair in missing for pair in combinations(indices.items(), 2))
+
+
 def pairwise(
-    choices: dict[str, Sequence[Any]], possible: Callable[[Row], bool], tries: int = 12, give_up: int = 300
+    choices: dict[str, Sequence[Any]],
+    possible: Callable[[Row], bool],
+    costly: Callable[[Row], Hashable] = lambda row: None,
+    tries: int = 12,
+    give_up: int = 300,
 ) -> list[Row]:
-    """Each row is built around the first pair not yet covered; of `tries` possible rows the one covering most is taken."""
+    """Each row is built around the first pair not yet covered; of `tries` possible rows the one covering most is taken.
+
+    A row that costs what no row before has cost (costly(row) is new) counts as covering 20 pairs less.
+    """
     numbers = random.Random(0)
     missing = {
         ((a, i), (b, j)): None  # a dict keeps the order
@@ -22,20 +37,25 @@ def pairwise(
         for j in range(len(choices[b]))
     }
     rows = []
+    paid = set()
     while missing:
         pair = next(iter(missing))
         candidates: list[dict[str, int]] = []
         for _ in range(give_up):
             indices = {name: numbers.randrange(len(values)) for name, values in choices.items()} | dict(pair)
-            if possible({name: choices[name][i] for name, i in indices.items()}):
+            if possible(named(indices, choices)):
                 candidates.append(indices)
                 if len(candidates) == tries:
                     break
         del missing[pair]  # no row can have it, or the next lines add one
         if not candidates:
             continue
-        best = max(candidates, key=lambda indices: sum(p in missing for p in combinations(indices.items(), 2)))
+        best = max(
+            candidates,
+            key=lambda row: worth(row, missing) - 20 * (costly(named(row, choices)) not in paid),
+        )
         for covered in combinations(best.items(), 2):
             missing.pop(covered, None)
-        rows.append({name: choices[name][i] for name, i in best.items()})
+        rows.append(named(best, choices))
+        paid.add(costly(rows[-1]))
     return rows

@@ -139,8 +139,8 @@ def torch_attention(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same by PyTorch in the dtype of q: SDPA where it has the features, else flex_attention's arithmetic.
 
-    That is: scores and softmax in fp32, probabilities cast to the dtype, second product in the dtype. (Scores rounded to
-    the dtype, as naive code has them, would be a yardstick too long to see a lost sink.)
+    That is: scores and softmax in fp32, probabilities cast to the dtype, second product in the dtype. (Scores rounded
+    to the dtype, as naive code has them, would be a yardstick too long to see a lost sink.)
     """
     (batch, heads, rows, dim), keys, dtype = q.shape, k.shape[2], q.dtype
     k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
 from reference import Features, attention_reference, dropout_scale, philox, torch_attention, visible
 from tolerance import assert_close, check_attention, limit_of, ulp
 
@@ -21,9 +20,21 @@ def make(dtype=torch.float64, batch=2, heads=4, heads_k=2, rows=63, keys=127, di
 @pytest.mark.parametrize(
     ("counter", "key", "words"),
     [
-        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        (
+            "00000000 00000000 00000000 00000000",
+            "00000000 00000000",
+            "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+        ),
+        (
+            "ffffffff ffffffff ffffffff ffffffff",
+            "ffffffff ffffffff",
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
     ],
     ids=["zeros", "ones", "pi"],
 )
@@ -35,7 +46,13 @@ def test_philox_known_answers(counter, key, words):
 def test_dropout_draws_in_the_order_of_the_definition():
     seed, offset, p = 0x123456789ABCDEF0, 0x1_0000_0007, 0.3
     scale = dropout_scale((2, 3, 19, 5), p, (seed, offset), batch0=1)
-    for batch, head, row, key in [(0, 0, 0, 0), (1, 2, 18, 4), (0, 1, 7, 3), (1, 0, 8, 2), (0, 2, 5, 1)]:
+    for batch, head, row, key in [
+        (0, 0, 0, 0),
+        (1, 2, 18, 4),
+        (0, 1, 7, 3),
+        (1, 0, 8, 2),
+        (0, 2, 5, 1),
+    ]:
         words = philox([key, row // 8, (batch + 1) * 3 + head, 7], (seed & 0xFFFFFFFF, seed >> 32 ^ 1))
         draw = int(words[row % 8 // 2]) >> 16 * (row % 2) & 0xFFFF
         assert scale[batch, head, row, key] == (0 if draw < 19661 else 65536 / 45875)
@@ -145,9 +162,15 @@ def test_a_slightly_wrong_result_is_rejected(name, dtype):
     q, k, v = make(dtype, rows=127, keys=300)
     q = (q * 2).to(dtype)
     right = Features(window=(-1, 0), scale=1 / 8)
-    needs = {"softcap": dict(softcap=20.0), "alibi": dict(alibi=torch.tensor([0.5, 0.25, 0.125, 0.06]))}
-    needs |= {"sink": dict(sinks=torch.full((4,), 3.0)), "bias": dict(mask=torch.randn(127, 300).to(dtype))}
-    needs |= dict.fromkeys(("other", "no"), dict(dropout=0.1, rng=(1, 2)))
+    needs = {
+        "softcap": dict(softcap=20.0),
+        "alibi": dict(alibi=torch.tensor([0.5, 0.25, 0.125, 0.06])),
+    }
+    needs |= {
+        "sink": dict(sinks=torch.full((4,), 3.0)),
+        "bias": dict(mask=torch.randn(127, 300).to(dtype)),
+    }
+    needs["other"] = needs["no"] = dict(dropout=0.1, rng=(1, 2))
     right = right.with_(**needs.get(name.split("-")[0], {}))
     wrong = right.with_(**WRONG[name])
     if name == "causal-one-key-less":  # the last key is hidden by a mask: a window of -2 means no limit
@@ -182,7 +205,11 @@ def test_a_wrong_lse_or_row_is_rejected(dtype):
 def test_what_is_not_finite_must_match():
     want = np.array([1.0, np.inf, np.nan, -np.inf])
     assert_close("same", torch.tensor([1.0, np.inf, np.nan, -np.inf]), want, want)
-    for bad in ([1.0, np.nan, np.nan, -np.inf], [1.0, np.inf, 0.0, -np.inf], [np.inf, np.inf, np.nan, -np.inf]):
+    for bad in (
+        [1.0, np.nan, np.nan, -np.inf],
+        [1.0, np.inf, 0.0, -np.inf],
+        [np.inf, np.inf, np.nan, -np.inf],
+    ):
         with pytest.raises(AssertionError):
             assert_close("bad", torch.tensor(bad), want, want)
 

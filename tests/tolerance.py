@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from reference import Features, attention_reference, to_float64, torch_attention
 
 MANTISSA_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}

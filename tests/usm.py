@@ -11,7 +11,13 @@ import dpctl.memory
 import numpy as np
 import torch
 
-TYPESTRS = {torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<V2", torch.int32: "<i4", torch.bool: "|b1"}
+TYPESTRS = {
+    torch.float32: "<f4",
+    torch.float16: "<f2",
+    torch.bfloat16: "<V2",
+    torch.int32: "<i4",
+    torch.bool: "|b1",
+}
 TYPES = {typestr: dtype for dtype, typestr in TYPESTRS.items()}
 MEMORY = {
     "device": dpctl.memory.MemoryUSMDevice,
@@ -71,7 +77,11 @@ def stand_in_module(queue: dpctl.SyclQueue) -> types.ModuleType:
 
         def __init__(self, values: torch.Tensor) -> None:
             self.array = UsmArray(values.contiguous(), queue, "shared")
-            self.dtype, self.shape, self._stride = values.dtype, values.shape, values.contiguous().stride()
+            self.dtype, self.shape, self._stride = (
+                values.dtype,
+                values.shape,
+                values.contiguous().stride(),
+            )
 
         def data_ptr(self) -> int:
             return int(self.array.memory._pointer)

@@ -1,5 +1,5 @@
-// Dropout's random numbers: Philox 4x32-10 (Salmon et al., 2011), counted, so that every device and the backward pass
-// draw the same 16 bits for a probability wherever it is computed.
+// Dropout's random numbers: Philox 4x32-10 (Salmon et al., 2011), counted, so that every device and
+// the backward pass draw the same 16 bits for a probability wherever it is computed.
 //   key = seed and the upper half of offset, counter = (key position, row / 8, batch x head,
 // lower half of offset); row % 8 picks one of the 8 halves drawn.
 #pragma once
@@ -20,7 +20,8 @@ struct Dropout {
   float keep_scale;  // of what is kept; applied to O at the end
 
   XF_INLINE Dropout(const FwdParams& p, const Sequence& seq, int head)
-      : seed{static_cast<uint32_t>(p.seed), static_cast<uint32_t>(p.seed >> 32) ^ static_cast<uint32_t>(p.offset >> 32)},
+      : seed{static_cast<uint32_t>(p.seed),
+             static_cast<uint32_t>(p.seed >> 32) ^ static_cast<uint32_t>(p.offset >> 32)},
         plane(static_cast<uint32_t>(seq.batch) * p.heads_q + head),
         offset(static_cast<uint32_t>(p.offset)),
         below(p.drop_below),

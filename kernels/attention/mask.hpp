@@ -1,5 +1,5 @@
-// Which keys a row sees: key k is visible to row q iff -left <= k - (q + shift) <= right and k < Sk.
-// Causal is right = 0. Blocks of keys that no row of a block sees are never visited.
+// Which keys a row sees: key k is visible to row q iff -left <= k - (q + shift) <= right and k <
+// Sk. Causal is right = 0. Blocks of keys that no row of a block sees are never visited.
 #pragma once
 
 #include "attention/work.hpp"
@@ -20,7 +20,11 @@ struct Window {
   int sq, sk, shift, left, right;
 
   XF_INLINE Window(const FwdParams& p, const Sequence& seq)
-      : sq(seq.sq), sk(seq.sk), shift(p.top_left ? 0 : seq.sk - seq.sq), left(p.left), right(p.right) {}
+      : sq(seq.sq),
+        sk(seq.sk),
+        shift(p.top_left ? 0 : seq.sk - seq.sq),
+        left(p.left),
+        right(p.right) {}
 
   // Hides s where the row does not see the key.
   template <class S, class I, class J>

@@ -5,7 +5,8 @@
 
 namespace xeflash {
 
-// A (batch, sequence, head, dim) array; strides in elements, the last one is 1. Packed sequences have batch = 0.
+// A (batch, sequence, head, dim) array; strides in elements, the last one is 1. Packed sequences
+// have batch = 0.
 struct TensorArg {
   void* data;
   int64_t batch, row, head;
@@ -24,21 +25,21 @@ struct FwdParams {
   int64_t lse_batch, lse_head;  // strides, rows are contiguous
   const int32_t* cu_q;          // packed sequences: batch + 1 starts, null: dense
   const int32_t* cu_k;
-  const int32_t* used_k;        // keys in use per sequence, null: all
-  const float* sinks;           // per head: a logit that joins the softmax without a value
-  const float* alibi;           // slopes, (batch x) head
+  const int32_t* used_k;  // keys in use per sequence, null: all
+  const float* sinks;     // per head: a logit that joins the softmax without a value
+  const float* alibi;     // slopes, (batch x) head
   int64_t alibi_batch;
-  float* partial;               // split keys: O and LSE of each split, see combine.hpp
-  uint64_t seed, offset;        // dropout
+  float* partial;         // split keys: O and LSE of each split, see combine.hpp
+  uint64_t seed, offset;  // dropout
   int32_t batch, heads_q, heads_k, max_q, max_k;
-  int32_t left, right;          // visible keys around the diagonal; kUnbounded: no limit
-  int32_t top_left;             // the diagonal starts at (0, 0) instead of ending at (Sq, Sk)
+  int32_t left, right;  // visible keys around the diagonal; kUnbounded: no limit
+  int32_t top_left;     // the diagonal starts at (0, 0) instead of ending at (Sq, Sk)
   int32_t splits;
-  float scale;                  // of either sign, never 0
+  float scale;  // of either sign, never 0
   float softcap;
-  float empty_lse;              // LSE of a row that sees no key
-  uint32_t drop_below;          // of 2^16: dropout probability
-  float keep_scale;             // 1 / (1 - dropout probability)
+  float empty_lse;      // LSE of a row that sees no key
+  uint32_t drop_below;  // of 2^16: dropout probability
+  float keep_scale;     // 1 / (1 - dropout probability)
 };
 
 constexpr int32_t kUnbounded = 0x7fffffff;

@@ -1,4 +1,5 @@
-// What one split of a row's keys leaves behind: O normalised by its own keys, in fp32, and its log-sum-exp.
+// What one split of a row's keys leaves behind: O normalised by its own keys, in fp32, and its
+// log-sum-exp.
 #pragma once
 
 #include "attention/work.hpp"
@@ -9,7 +10,7 @@ namespace xeflash {
 struct SplitWork {
   int batch, head, heads, split;
 
-  XF_INLINE SplitWork(const FwdParams& p, uint64_t group, int tile) {
+  XF_INLINE SplitWork(const FwdParams& p, GroupIndex group, int tile) {
     const int per_kv_head = p.heads_q / p.heads_k, tiles = (per_kv_head + tile - 1) / tile;
     split = static_cast<int>(group % p.splits);
     group /= p.splits;
@@ -26,7 +27,8 @@ struct Partial {
   float *o, *lse;
   int64_t o_stride;
 
-  XF_INLINE Partial(const FwdParams& p, int batch, int head, int dv) : o_stride((dv + 15) / 16 * 16) {
+  XF_INLINE Partial(const FwdParams& p, int batch, int head, int dv)
+      : o_stride((dv + 15) / 16 * 16) {
     const int64_t rows = static_cast<int64_t>(p.batch) * p.heads_q;
     const int64_t first = (static_cast<int64_t>(batch) * p.heads_q + head) * p.splits;
     o = p.partial + first * o_stride;

@@ -1,6 +1,7 @@
-// Changes to a score, in natural units, after scaling. A variant is a struct made from the launch's parameters
-// with one hook, score(s, q, k); it hides a key by returning -inf. Row and key are a scalar and a vector, or a vector
-// and a scalar, whichever way the device lays out S. Variant<A, B> applies A, then B.
+// Changes to a score, in natural units, after scaling. A variant is a struct made from the launch's
+// parameters with one hook, score(s, q, k); it hides a key by returning -inf. Row and key are a
+// scalar and a vector, or a vector and a scalar, whichever way the device lays out S. Variant<A, B>
+// applies A, then B.
 #pragma once
 
 #include "attention/work.hpp"
@@ -26,7 +27,8 @@ struct Variant<Hook, Rest...> {
   Hook hook;
   Variant<Rest...> rest;
 
-  XF_INLINE Variant(const FwdParams& p, const Sequence& seq, int head) : hook(p, seq, head), rest(p, seq, head) {}
+  XF_INLINE Variant(const FwdParams& p, const Sequence& seq, int head)
+      : hook(p, seq, head), rest(p, seq, head) {}
   template <class S, class I, class J>
   XF_INLINE S score(S s, I q, J k) const {
     return rest.score(hook.score(s, q, k), q, k);
@@ -36,7 +38,8 @@ struct Variant<Hook, Rest...> {
 // s = cap tanh(s / cap)
 struct SoftCap {
   float cap, inverse;
-  XF_INLINE SoftCap(const FwdParams& p, const Sequence&, int) : cap(p.softcap), inverse(1.f / p.softcap) {}
+  XF_INLINE SoftCap(const FwdParams& p, const Sequence&, int)
+      : cap(p.softcap), inverse(1.f / p.softcap) {}
   template <class S, class I, class J>
   XF_INLINE S score(S s, I, J) const {
     return tanh(s * inverse) * cap;
@@ -56,7 +59,8 @@ struct Alibi {
   }
 };
 
-// s += bias[q, k], or s = bias[q, k] ? s : -inf for a boolean mask. Rows and keys past the end read the last one.
+// s += bias[q, k], or s = bias[q, k] ? s : -inf for a boolean mask. Rows and keys past the end read
+// the last one.
 template <class T>
 struct Bias {
   const T* data;
@@ -64,11 +68,15 @@ struct Bias {
   int last_q, last_k;
   XF_INLINE Bias(const FwdParams& p, const Sequence& seq, int head)
       : data(static_cast<const T*>(p.bias.data) + seq.batch * p.bias.batch + head * p.bias.head),
-        row(p.bias.row), col(p.bias.col), last_q(seq.sq - 1), last_k(seq.sk - 1) {}
+        row(p.bias.row),
+        col(p.bias.col),
+        last_q(seq.sq - 1),
+        last_k(seq.sk - 1) {}
   template <class S, class I, class J>
   XF_INLINE S score(S s, I q, J k) const {
     if constexpr (sizeof(T) == 1) {
-      return select(gather<S>(data, row, at_most(q, last_q), col, at_most(k, last_k)) != S(0.f), s, S(-kInf));
+      return select(gather<S>(data, row, at_most(q, last_q), col, at_most(k, last_k)) != S(0.f), s,
+                    S(-kInf));
     } else {
       // A finite bias hides nothing: the lowest floats must survive the change to base 2.
       const S b = gather<S>(data, row, at_most(q, last_q), col, at_most(k, last_k));

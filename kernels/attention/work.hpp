@@ -6,15 +6,16 @@
 
 namespace xeflash {
 
-// One block of query rows of one head. Long causal rows come first, so that the tail of a launch is short.
+// One block of query rows of one head. Long causal rows come first, so that the tail of a launch is
+// short.
 struct Work {
   int batch, head, block;
 
-  XF_INLINE Work(uint64_t group, int blocks, int heads) {
-    const uint64_t pair = group / blocks;
-    block = blocks - 1 - static_cast<int>(group - pair * blocks);
+  XF_INLINE Work(GroupIndex group, GroupIndex blocks, GroupIndex heads) {
+    const GroupIndex pair = group / blocks;
+    block = static_cast<int>(blocks - 1 - (group - pair * blocks));
     batch = static_cast<int>(pair / heads);
-    head = static_cast<int>(pair - static_cast<uint64_t>(batch) * heads);
+    head = static_cast<int>(pair - batch * heads);
   }
 };
 
@@ -38,7 +39,8 @@ struct Sequence {
   // The rows of one head, from row `first` on.
   template <class T>
   XF_INLINE Rows<T> q_rows(const TensorArg& t, int head, int first) const {
-    return {static_cast<T*>(t.data) + batch * t.batch + head * t.head + (q0 + first) * t.row, t.row, sq - first};
+    return {static_cast<T*>(t.data) + batch * t.batch + head * t.head + (q0 + first) * t.row, t.row,
+            sq - first};
   }
   // The first row of `count` heads from `head` on.
   template <class T>

@@ -1,4 +1,5 @@
-// The SYCL CPU device as a backend of the tile vocabulary: one work-item per work-group, 16 explicit lanes.
+// The SYCL CPU device as a backend of the tile vocabulary: one work-item per work-group, 16
+// explicit lanes.
 #pragma once
 
 #include <sycl/sycl.hpp>
@@ -7,11 +8,15 @@
 #include "cpu/gather.hpp"
 #include "cpu/row_tile.hpp"
 
-#define XF_KERNEL \
-  extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::nd_range_kernel<1>))
+#define XF_KERNEL                               \
+  extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY( \
+      (sycl::ext::oneapi::experimental::nd_range_kernel<1>))
 
 namespace xeflash {
 using namespace cpu;
 
-XF_INLINE uint64_t group_index() { return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0); }
+using GroupIndex = uint64_t;
+XF_INLINE GroupIndex group_index() {
+  return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
+}
 }  // namespace xeflash

@@ -5,7 +5,8 @@
 
 namespace xeflash::cpu {
 
-// The upper halves of 16 products: even and odd lanes go through 64-bit lanes, as the hardware multiplies them.
+// The upper halves of 16 products: even and odd lanes go through 64-bit lanes, as the hardware
+// multiplies them.
 XF_INLINE u32x16 multiply_high(u32x16 a, uint32_t b) {
   using u64x8 = uint64_t __attribute__((ext_vector_type(8)));
   const u64x8 pairs = bit_cast<u64x8>(a);
@@ -14,8 +15,8 @@ XF_INLINE u32x16 multiply_high(u32x16 a, uint32_t b) {
   return bit_cast<u32x16>((even >> 32) | (odd & 0xffffffff00000000u));
 }
 
-// Zeroes the dropped probabilities of P. A draw serves 8 rows of a key: lanes take 8 keys x 2 octets of rows at a time,
-// then each row picks its half-word.
+// Zeroes the dropped probabilities of P. A draw serves 8 rows of a key: lanes take 8 keys x 2
+// octets of rows at a time, then each row picks its half-word.
 template <class T, int R, int C, class Dropout>
 XF_INLINE void drop_tile(Left<T, R, C>& P, int row0, int col0, const Dropout& dropout) {
   static_assert(C % 8 == 0);

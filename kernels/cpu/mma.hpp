@@ -1,5 +1,6 @@
-// Matrix products of the CPU backend: A is packed once with lane = row, B is broadcast element by element
-// from where it lies. fp32, and fp16 widened, by FMA; bf16 in pairs by vdpbf16ps where the CPU has it.
+// Matrix products of the CPU backend: A is packed once with lane = row, B is broadcast element by
+// element from where it lies. fp32, and fp16 widened, by FMA; bf16 in pairs by vdpbf16ps where the
+// CPU has it.
 #pragma once
 
 #include "cpu/tile.hpp"
@@ -13,7 +14,8 @@ constexpr bool kPaired<bf16> = kIsa == Isa::kAvx512Bf16;
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// Rows of a matrix in memory: `count` of them, `stride` elements apart, the elements of a row contiguous.
+// Rows of a matrix in memory: `count` of them, `stride` elements apart, the elements of a row
+// contiguous.
 template <class T>
 struct Rows {
   T* data;
@@ -98,9 +100,11 @@ XF_INLINE void negate(Left<T, R, C>& A) {
   }
 }
 
-// P = 2^(S * scale - m) in the type of V, as the left operand of P V; l += row sums of P, before it is rounded.
+// P = 2^(S * scale - m) in the type of V, as the left operand of P V; l += row sums of P, before it
+// is rounded.
 template <int Degree, class T, int R, int C>
-XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m, ColVec<R>& l) {
+XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m,
+                            ColVec<R>& l) {
   f32x16 sum_even[R / kLanes] = {}, sum_odd[R / kLanes] = {};
   for (int c = 0; c < S.cols; c += 2) {
     XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
@@ -130,7 +134,8 @@ XF_INLINE void widen_rows(float (&x)[N][Stride], const Rows<const T>& m, int cou
   }
 }
 
-// Up to N rows of K: read where they lie (fp32, pairs) or widened to fp32 (fp16, bf16 without pairs).
+// Up to N rows of K: read where they lie (fp32, pairs) or widened to fp32 (fp16, bf16 without
+// pairs).
 template <class T, int N, int D>
 struct Keys {
   Rows<const T> memory;
@@ -186,7 +191,8 @@ struct Values<T, N, D> {
     for (int j = 0; j < steps(); ++j) {
       const T *even = m.row(2 * j), *odd = m.row(2 * j + 1);
       int d = 0;
-      for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], interleave<kLanes>(even + d, odd + d));
+      for (; d + kLanes <= D; d += kLanes)
+        store_as(&x[j][d], interleave<kLanes>(even + d, odd + d));
       if constexpr (D % kLanes) store_as(&x[j][d], interleave<D % kLanes>(even + d, odd + d));
     }
   }
@@ -204,7 +210,9 @@ struct Values<T, N, D> {
 // ---- products -----------------------------------------------------------------------------------
 
 XF_INLINE f32x16 multiply_add(f32x16 acc, float b, f32x16 a) { return fma(a, b, acc); }
-XF_INLINE f32x16 multiply_add(f32x16 acc, uint32_t b, u32x16 a) { return dot_pairs(acc, u32x16(b), a); }
+XF_INLINE f32x16 multiply_add(f32x16 acc, uint32_t b, u32x16 a) {
+  return dot_pairs(acc, u32x16(b), a);
+}
 
 // S = A K^T for the rows that K has
 template <class T, int R, int N, int D>
@@ -252,7 +260,8 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D
 
 // O[:, d .. d + Nt) += P V[:, d .. d + Nt)
 template <int Nt, class T, int R, int N, int D>
-XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D>& V, int r0, int d) {
+XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D>& V,
+                              int r0, int d) {
   constexpr int Rt = RegisterTile<R>::Rt;
   f32x16 acc[Nt][Rt];
   XF_UNROLL for (int n = 0; n < Nt; ++n) {
@@ -262,7 +271,8 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P, const Value
   for (int j = 0; j < steps; ++j) {
     const auto* v = V.step(j) + d;
     XF_UNROLL for (int n = 0; n < Nt; ++n) {
-      XF_UNROLL for (int r = 0; r < Rt; ++r) acc[n][r] = multiply_add(acc[n][r], v[n], P.x[j][r0 + r]);
+      XF_UNROLL for (int r = 0; r < Rt; ++r) acc[n][r] =
+          multiply_add(acc[n][r], v[n], P.x[j][r0 + r]);
     }
   }
   XF_UNROLL for (int n = 0; n < Nt; ++n) {

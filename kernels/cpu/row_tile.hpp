@@ -1,5 +1,6 @@
-// Row tiles of the CPU backend, for few rows: lane = column. Rows of K are read along their contiguous dimension, so
-// every byte of the cache streams through the vector unit once; the price is a sum across lanes per score.
+// Row tiles of the CPU backend, for few rows: lane = column. Rows of K are read along their
+// contiguous dimension, so every byte of the cache streams through the vector unit once; the price
+// is a sum across lanes per score.
 #pragma once
 
 #include "cpu/mma.hpp"
@@ -10,9 +11,7 @@ namespace xeflash::cpu {
 template <int R>
 struct RowVec {
   float x[R];
-  XF_INLINE RowVec(float value = 0.f) {
-    XF_UNROLL for (int r = 0; r < R; ++r) x[r] = value;
-  }
+  XF_INLINE RowVec(float value = 0.f) { XF_UNROLL for (int r = 0; r < R; ++r) x[r] = value; }
 };
 template <int R>
 XF_INLINE RowVec<R> max(RowVec<R> a, const RowVec<R>& b) {
@@ -45,9 +44,7 @@ XF_INLINE bool any_above(const RowVec<R>& a, const RowVec<R>& b, float margin) {
 template <int R>
 struct RowSum {
   f32x16 x[R];
-  XF_INLINE RowSum() {
-    XF_UNROLL for (int r = 0; r < R; ++r) x[r] = 0.f;
-  }
+  XF_INLINE RowSum() { XF_UNROLL for (int r = 0; r < R; ++r) x[r] = 0.f; }
 };
 template <int R>
 XF_INLINE void operator*=(RowSum<R>& l, const RowVec<R>& s) {
@@ -68,13 +65,16 @@ XF_INLINE void fill(RowTile<R, C>& t, float value) {
 // f(value, column) along one row; column is a vector.
 template <int R, int C, class F>
 XF_INLINE void each_in_row(RowTile<R, C>& t, int r, int col0, F f) {
-  XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] = f(t.x[r][c], col0 + c * kLanes + lane_index());
+  XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] =
+      f(t.x[r][c], col0 + c * kLanes + lane_index());
 }
 // Hides the columns from `count` on.
 template <int R, int C>
 XF_INLINE void hide_columns(RowTile<R, C>& t, int count) {
   XF_UNROLL for (int r = 0; r < R; ++r) {
-    each_in_row(t, r, 0, [&](f32x16 s, i32x16 c) { return select(c < i32x16(count), s, f32x16(-__builtin_inff())); });
+    each_in_row(t, r, 0, [&](f32x16 s, i32x16 c) {
+      return select(c < i32x16(count), s, f32x16(-__builtin_inff()));
+    });
   }
 }
 template <int R, int C>
@@ -89,7 +89,8 @@ XF_INLINE RowVec<R> row_max(const RowTile<R, C>& t) {
 }
 // P = 2^(S * scale - m), l += row sums of P. P stays in fp32: nothing is gained by rounding it.
 template <int Degree, int R, int C>
-XF_INLINE void exp2_and_sum(RowTile<R, C>& P, const RowTile<R, C>& S, float scale, const RowVec<R>& m, RowSum<R>& l) {
+XF_INLINE void exp2_and_sum(RowTile<R, C>& P, const RowTile<R, C>& S, float scale,
+                            const RowVec<R>& m, RowSum<R>& l) {
   XF_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) {
       P.x[r][c] = exp2<Degree>(fma(S.x[r][c], scale, f32x16(-m.x[r])));
@@ -117,11 +118,14 @@ struct RowChunks {
     if constexpr (kPaired<T>) {
       return load_pairs<D>(row, c * kLanes);
     } else {
-      return (c + 1) * kWidth <= D ? load_widened(row + c * kWidth) : load_widened<D % kWidth>(row + c * kWidth);
+      return (c + 1) * kWidth <= D ? load_widened(row + c * kWidth)
+                                   : load_widened<D % kWidth>(row + c * kWidth);
     }
   }
 };
-XF_INLINE f32x16 dot(f32x16 acc, f32x16 a, f32x16 b) { return __builtin_elementwise_fma(a, b, acc); }
+XF_INLINE f32x16 dot(f32x16 acc, f32x16 a, f32x16 b) {
+  return __builtin_elementwise_fma(a, b, acc);
+}
 XF_INLINE f32x16 dot(f32x16 acc, u32x16 a, u32x16 b) { return dot_pairs(acc, a, b); }
 
 template <class T, int R, int D>
@@ -131,7 +135,8 @@ struct RowLeft {
 template <class T, int R, int D>
 XF_INLINE void load(RowLeft<T, R, D>& A, const Rows<const T>& m) {
   XF_UNROLL for (int r = 0; r < R; ++r) {
-    XF_UNROLL for (int c = 0; c < RowChunks<T, D>::kCount; ++c) A.x[r][c] = RowChunks<T, D>::load(m.row(r), c);
+    XF_UNROLL for (int c = 0; c < RowChunks<T, D>::kCount; ++c) A.x[r][c] =
+        RowChunks<T, D>::load(m.row(r), c);
   }
 }
 
@@ -144,11 +149,14 @@ XF_INLINE void negate(RowLeft<T, R, D>& A) {
 
 // Heads in one pass over a row of K or V: their partial sums share the vector that was loaded.
 template <int R>
-constexpr int kHeadsPerPass = R >= 4 ? 4 : R >= 2 ? 2 : 1;
+constexpr int kHeadsPerPass = R >= 4   ? 4
+                              : R >= 2 ? 2
+                                       : 1;
 
 // 16 scores: Ht rows r0.. of A with 16 / Ht rows of K.
 template <int Ht, class T, int R, int N, int D>
-XF_INLINE void dot_16(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const Rows<const T>& K, int r0, int key) {
+XF_INLINE void dot_16(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const Rows<const T>& K, int r0,
+                      int key) {
   constexpr int Kt = kLanes / Ht;
   f32x16 sums[kLanes];
   XF_UNROLL for (int k = 0; k < Kt; ++k) {
@@ -190,7 +198,8 @@ XF_INLINE void dot_rows(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const Rows<
 
 // O[r0 .. r0 + Ht, vectors c0 .. c0 + Ct) += P V
 template <int Ht, int Ct, class T, int R, int N, int D>
-XF_INLINE void accumulate_columns(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V, int r0, int c0) {
+XF_INLINE void accumulate_columns(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V,
+                                  int r0, int c0) {
   f32x16 acc[Ht][Ct];
   XF_UNROLL for (int h = 0; h < Ht; ++h) {
     XF_UNROLL for (int c = 0; c < Ct; ++c) acc[h][c] = O.x[r0 + h][c0 + c];
@@ -202,7 +211,8 @@ XF_INLINE void accumulate_columns(RowTile<R, D>& O, const RowTile<R, N>& P, cons
     const T* row = V.data + k * V.stride;
     XF_UNROLL for (int c = 0; c < Ct; ++c) {
       const int col = (c0 + c) * kLanes;
-      const f32x16 v = col + kLanes <= D ? load_widened(row + col) : load_widened<D % kLanes>(row + col);
+      const f32x16 v =
+          col + kLanes <= D ? load_widened(row + col) : load_widened<D % kLanes>(row + col);
       XF_UNROLL for (int h = 0; h < Ht; ++h) acc[h][c] = fma(v, p[h][k], acc[h][c]);
     }
   }
@@ -211,7 +221,8 @@ XF_INLINE void accumulate_columns(RowTile<R, D>& O, const RowTile<R, N>& P, cons
   }
 }
 template <int Ht, int C0, class T, int R, int N, int D>
-XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V, int r0) {
+XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V,
+                               int r0) {
   constexpr int kRegisters = kHasAvx512 ? 16 : 4, kLeft = RowTile<R, D>::kVecs - C0;
   if constexpr (kLeft > 0) {
     constexpr int Ct = kLeft < kRegisters / Ht ? kLeft : kRegisters / Ht;
@@ -244,7 +255,8 @@ XF_INLINE void prefetch(const Rows<const T>& m, int first, int count) {
 // O += w x, one row of fp32, padded to whole vectors.
 template <int D>
 XF_INLINE void add_scaled(RowTile<1, D>& O, const float* x, float w) {
-  XF_UNROLL for (int c = 0; c < (D + kLanes - 1) / kLanes; ++c) O.x[0][c] = fma(load_as<f32x16>(x + c * kLanes), w, O.x[0][c]);
+  XF_UNROLL for (int c = 0; c < (D + kLanes - 1) / kLanes; ++c) O.x[0][c] =
+      fma(load_as<f32x16>(x + c * kLanes), w, O.x[0][c]);
 }
 
 // Row r times s, to memory.

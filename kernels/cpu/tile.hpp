@@ -1,5 +1,6 @@
-// Tiles of the CPU backend: lane = row. A column of 16 rows is one vector, so softmax along a row needs no
-// cross-lane step. Tiles live in the work-item's memory (L1/L2); the matrix products block them into registers.
+// Tiles of the CPU backend: lane = row. A column of 16 rows is one vector, so softmax along a row
+// needs no cross-lane step. Tiles live in the work-item's memory (L1/L2); the matrix products block
+// them into registers.
 #pragma once
 
 #include "cpu/vec.hpp"
@@ -12,9 +13,7 @@ struct ColVec {
   static constexpr int kVecs = R / kLanes;
   f32x16 x[kVecs];
 
-  XF_INLINE ColVec(float value = 0.f) {
-    XF_UNROLL for (int r = 0; r < kVecs; ++r) x[r] = value;
-  }
+  XF_INLINE ColVec(float value = 0.f) { XF_UNROLL for (int r = 0; r < kVecs; ++r) x[r] = value; }
   template <class F>
   XF_INLINE void map(F f) {
     XF_UNROLL for (int r = 0; r < kVecs; ++r) x[r] = f(x[r], r);
@@ -60,6 +59,10 @@ XF_INLINE ColVec<R> log_sum_exp(ColVec<R> m, const ColVec<R>& l, float empty) {
   });
   return m;
 }
+// Row sums; a backend may keep them per lane until the end.
+template <int R>
+using ColSum = ColVec<R>;
+
 // Does any row have a > b + margin?
 template <int R>
 XF_INLINE bool any_above(const ColVec<R>& a, const ColVec<R>& b, float margin) {

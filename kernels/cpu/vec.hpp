@@ -1,5 +1,6 @@
 // Vectors of the CPU backend: a work-item is one SIMD program, its lanes are explicit.
-// f32x16 is a zmm register with AVX-512 and a pair of ymm registers with AVX2; no vectoriser is involved.
+// f32x16 is a zmm register with AVX-512 and a pair of ymm registers with AVX2; no vectoriser is
+// involved.
 #pragma once
 
 #include <cstdint>
@@ -43,12 +44,18 @@ XF_INLINE void store_as(T* p, V v) {
   __builtin_memcpy(p, &v, sizeof(V));
 }
 
-XF_INLINE i32x16 lane_index() { return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+XF_INLINE i32x16 lane_index() {
+  return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
 
 XF_INLINE f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
 XF_INLINE float max(float a, float b) { return a > b ? a : b; }
-XF_INLINE f32x16 fma(f32x16 a, f32x16 b, float c) { return __builtin_elementwise_fma(a, b, f32x16(c)); }
-XF_INLINE f32x16 fma(f32x16 a, float b, f32x16 c) { return __builtin_elementwise_fma(a, f32x16(b), c); }
+XF_INLINE f32x16 fma(f32x16 a, f32x16 b, float c) {
+  return __builtin_elementwise_fma(a, b, f32x16(c));
+}
+XF_INLINE f32x16 fma(f32x16 a, float b, f32x16 c) {
+  return __builtin_elementwise_fma(a, f32x16(b), c);
+}
 XF_INLINE f32x16 select(i32x16 c, f32x16 a, f32x16 b) { return c ? a : b; }
 XF_INLINE f32x16 select(bool c, f32x16 a, f32x16 b) { return c ? a : b; }
 
@@ -103,7 +110,8 @@ XF_INLINE void store_narrowed(T* p, f32x16 x) {
   __builtin_memcpy(p, &v, Count * sizeof(T));
 }
 
-// Pairs of bf16 in 32-bit lanes: `even` in the low half, `odd` in the high half, as vdpbf16ps reads them.
+// Pairs of bf16 in 32-bit lanes: `even` in the low half, `odd` in the high half, as vdpbf16ps reads
+// them.
 XF_INLINE u32x16 pack_pairs(f32x16 even, f32x16 odd) {
   if constexpr (kIsa == Isa::kAvx512Bf16) {
     u32x16 halves;  // words 0..15 = even, 16..31 = odd
@@ -117,8 +125,8 @@ XF_INLINE u32x16 pack_pairs(f32x16 even, f32x16 odd) {
   }
 }
 
-// acc + a.even * b.even + a.odd * b.odd on pairs of bf16. The accumulator is tied by "0": on its way through SPIR-V
-// the compiler forgets the tie of "+v".
+// acc + a.even * b.even + a.odd * b.odd on pairs of bf16. The accumulator is tied by "0": on its
+// way through SPIR-V the compiler forgets the tie of "+v".
 XF_INLINE f32x16 dot_pairs(f32x16 acc, u32x16 a, u32x16 b) {
   f32x16 sum;
   asm("vdpbf16ps %3, %2, %0" : "=v"(sum) : "0"(acc), "v"(a), "v"(b));
@@ -163,7 +171,8 @@ XF_INLINE f32x16 log2(f32x16 x) {
   const i32x16 e = (bits - 0x3f3504f3) >> 23;  // x = 2^e m, m in [sqrt(1/2), sqrt(2))
   const f32x16 m = bit_cast<f32x16>(bits - (e << 23));
   const f32x16 z = (m - 1.f) / (m + 1.f), zz = z * z;
-  const f32x16 atanh = z * (1.f + zz * (1.f / 3 + zz * (1.f / 5 + zz * (1.f / 7 + zz * (1.f / 9)))));
+  const f32x16 atanh =
+      z * (1.f + zz * (1.f / 3 + zz * (1.f / 5 + zz * (1.f / 7 + zz * (1.f / 9)))));
   return __builtin_convertvector(e, f32x16) + atanh * 2.88539008f;  // 2 / ln 2
 }
 
@@ -174,7 +183,9 @@ XF_INLINE float log2(float x) { return log2(f32x16(x))[0]; }
 XF_INLINE f32x16 tanh(f32x16 x) {
   const f32x16 a = max(x, -x), z = x * x;
   const f32x16 poly = (((-5.70498872745e-3f * z + 2.06390887954e-2f) * z - 5.37397155531e-2f) * z +
-                       1.33314422036e-1f) * z - 3.33332819422e-1f;
+                       1.33314422036e-1f) *
+                          z -
+                      3.33332819422e-1f;
   const f32x16 e = exp2<5>((a < f32x16(10.f) ? a : f32x16(10.f)) * 2.88539008f);
   const f32x16 big = 1.f - 2.f / (e + 1.f);
   return a < f32x16(0.625f) ? poly * z * x + x : (x < f32x16(0.f) ? -big : big);
@@ -183,12 +194,17 @@ XF_INLINE f32x16 tanh(f32x16 x) {
 // ---- across lanes -------------------------------------------------------------------------------
 
 template <class V>
-XF_INLINE V swap_lanes(V v, int distance) {  // lane i <- lane i ^ distance; distance is 8, 4, 2 or 1
+XF_INLINE V swap_lanes(V v,
+                       int distance) {  // lane i <- lane i ^ distance; distance is 8, 4, 2 or 1
   switch (distance) {
-    case 8: return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    case 4: return __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    case 2: return __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    default: return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    case 8:
+      return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    case 4:
+      return __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    case 2:
+      return __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    default:
+      return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
   }
 }
 XF_INLINE float reduce_max(f32x16 v) {
@@ -200,7 +216,8 @@ XF_INLINE float reduce_add(f32x16 v) {
   return v[0];
 }
 
-// The lanes of a and b, alternating in runs of `distance`: the two halves of one transposition step.
+// The lanes of a and b, alternating in runs of `distance`: the two halves of one transposition
+// step.
 template <int Distance, class V>
 XF_INLINE void exchange(V& a, V& b) {
   V x, y;

@@ -1,16 +1,16 @@
-// The vocabulary that the kernels are written in. It knows no attention and names no device: the backend that is
-// compiled in decides how a tile is laid out and which instructions move and multiply it.
+// The vocabulary that the kernels are written in. It knows no attention and names no device: the
+// backend that is compiled in decides how a tile is laid out and which instructions move and
+// multiply it.
 //
 //   Rows<T>                 rows of a matrix in memory
 //   Tile<R, C>              fp32 accumulators
 //   ColVec<R>               one fp32 value per row
 //   Left<T, R, C>           left operand of a product          load, negate
-//   Keys<T, N, D>           N rows of K, for A K^T             made from Rows; may stream from memory
-//   Values<T, N, D>         N rows of V, for P V               likewise
-//   mma_ABt, mma_AB         S = A K^T, O += P V
-//   each                    f(value, row, column) over a tile; one of row and column is a vector of lanes
-//   row_max, exp2_and_sum   the two halves of a softmax; the second gives P as a left operand
-//   store                   tiles and columns back to memory
+//   Keys<T, N, D>           N rows of K, for A K^T             made from Rows; may stream from
+//   memory Values<T, N, D>         N rows of V, for P V               likewise mma_ABt, mma_AB S =
+//   A K^T, O += P V each                    f(value, row, column) over a tile; one of row and
+//   column is a vector of lanes row_max, exp2_and_sum   the two halves of a softmax; the second
+//   gives P as a left operand store                   tiles and columns back to memory
 #pragma once
 
 #if XEFLASH_BACKEND_CPU

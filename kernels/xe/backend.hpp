@@ -8,16 +8,18 @@
 #include "xe/gather.hpp"
 #include "xe/mma.hpp"
 
-#define XF_KERNEL                                                          \
-  extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY(                            \
-      (sycl::ext::oneapi::experimental::nd_range_kernel<1>))               \
-      SYCL_EXT_ONEAPI_FUNCTION_PROPERTY(                                   \
-          (sycl::ext::intel::experimental::grf_size<256>)) SYCL_ESIMD_KERNEL
+#define XF_KERNEL                                                                        \
+  extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY(                                          \
+      (sycl::ext::oneapi::experimental::nd_range_kernel<1>))                             \
+      SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::intel::experimental::grf_size<256>)) \
+          SYCL_ESIMD_KERNEL
 
 namespace xeflash {
 using namespace xe;
 
-XF_INLINE uint32_t group_index() {
+// A 64-bit division is a loop over bits here: a launch has less than 2^32 groups.
+using GroupIndex = uint32_t;
+XF_INLINE GroupIndex group_index() {
   return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
 }
 }  // namespace xeflash

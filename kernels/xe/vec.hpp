@@ -2,11 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
-
 #include <sycl/ext/intel/esimd.hpp>
 #include <sycl/ext/intel/esimd/xmx/dpas.hpp>
 #include <sycl/sycl.hpp>
+#include <type_traits>
 
 #define XF_INLINE inline __attribute__((always_inline))
 #define XF_UNROLL _Pragma("unroll")
@@ -39,6 +38,7 @@ XF_INLINE simd<T, N> part(simd<T, M> x, int first) {
 
 XF_INLINE i32x16 lane_index() { return i32x16(0, 1); }
 
+XF_INLINE float max(float a, float b) { return a > b ? a : b; }
 XF_INLINE f32x16 max(f32x16 a, f32x16 b) { return esimd::max<float>(a, b); }
 XF_INLINE f32x16 select(mask16 c, f32x16 a, f32x16 b) {
   b.merge(a, c);

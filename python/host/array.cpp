@@ -10,14 +10,16 @@ namespace xeflash {
 namespace {
 
 py::module_& interop() {
-  static auto* module = new py::module_(py::module_::import("xeflash._interop"));  // never destroyed: see runtime.cpp
+  static auto* module =
+      new py::module_(py::module_::import("xeflash._interop"));  // never destroyed: see runtime.cpp
   return *module;
 }
 
 [[noreturn]] void not_an_array(py::handle object, const char* function, const char* name) {
-  throw py::type_error(std::string(function) + ": " + name +
-                       " must be a torch tensor, a numpy array or have __sycl_usm_array_interface__, got " +
-                       Py_TYPE(object.ptr())->tp_name);
+  throw py::type_error(
+      std::string(function) + ": " + name +
+      " must be a torch tensor, a numpy array or have __sycl_usm_array_interface__, got " +
+      Py_TYPE(object.ptr())->tp_name);
 }
 
 DType dtype_of(dlpack::DataType t) {
@@ -32,11 +34,16 @@ DType dtype_of(dlpack::DataType t) {
 
 dlpack::DataType to_dlpack(DType t) {
   switch (t) {
-    case DType::kF32: return {dlpack::kFloat, 32, 1};
-    case DType::kF16: return {dlpack::kFloat, 16, 1};
-    case DType::kBF16: return {dlpack::kBfloat, 16, 1};
-    case DType::kBool: return {dlpack::kBool, 8, 1};
-    default: return {dlpack::kInt, 32, 1};
+    case DType::kF32:
+      return {dlpack::kFloat, 32, 1};
+    case DType::kF16:
+      return {dlpack::kFloat, 16, 1};
+    case DType::kBF16:
+      return {dlpack::kBfloat, 16, 1};
+    case DType::kBool:
+      return {dlpack::kBool, 8, 1};
+    default:
+      return {dlpack::kInt, 32, 1};
   }
 }
 
@@ -46,8 +53,10 @@ const dlpack::ExchangeApi* exchange_of(PyTypeObject* type) {
   thread_local const dlpack::ExchangeApi* last_api = nullptr;
   if (type == last_type) return last_api;
   const dlpack::ExchangeApi* api = nullptr;
-  if (PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__")) {
-    api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  if (PyObject* capsule =
+          PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__")) {
+    api = static_cast<const dlpack::ExchangeApi*>(
+        PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
     Py_DECREF(capsule);
     while (api && api->version.major != 1) api = api->previous;
     if (api && !api->view_from_object) api = nullptr;
@@ -69,7 +78,8 @@ void set_shape(Array& a, int ndim, const int64_t* shape, const int64_t* strides)
   }
 }
 
-Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const char* function, const char* name) {
+Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const char* function,
+                    const char* name) {
   dlpack::Tensor t;
   if (api->view_from_object(object.ptr(), &t) != 0) throw py::error_already_set();
   Array a;
@@ -78,14 +88,17 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const cha
   a.exchange = api;
   a.device_type = t.device.type;
   a.device_id = t.device.id;
-  if (t.ndim > kMaxDims) throw py::value_error(std::string(function) + ": " + name + " has more than 8 dimensions");
+  if (t.ndim > kMaxDims)
+    throw py::value_error(std::string(function) + ": " + name + " has more than 8 dimensions");
   a.data = static_cast<std::byte*>(t.data) + t.byte_offset;
   set_shape(a, t.ndim, t.shape, t.strides);
   a.dtype = dtype_of(t.dtype);
   if (t.device.type == dlpack::kOneApi) {
-    if (api->current_stream(t.device.type, t.device.id, &a.queue) != 0) throw py::error_already_set();
+    if (api->current_stream(t.device.type, t.device.id, &a.queue) != 0)
+      throw py::error_already_set();
   } else if (t.device.type != dlpack::kCpu) {
-    throw py::type_error(std::string(function) + ": " + name + " must be on a cpu or xpu device, got DLPack device type " +
+    throw py::type_error(std::string(function) + ": " + name +
+                         " must be on a cpu or xpu device, got DLPack device type " +
                          std::to_string(t.device.type));
   }
   return a;
@@ -96,19 +109,26 @@ DType dtype_of_numpy(py::handle descriptor) {
   const auto* d = py::detail::array_descriptor_proxy(descriptor.ptr());
   if (d->byteorder == '>') return DType::kOther;
   switch (d->type_num) {
-    case 0: return DType::kBool;
-    case 5: return DType::kI32;
-    case 11: return DType::kF32;
-    case 23: return DType::kF16;
-    default: break;
+    case 0:
+      return DType::kBool;
+    case 5:
+      return DType::kI32;
+    case 11:
+      return DType::kF32;
+    case 23:
+      return DType::kF16;
+    default:
+      break;
   }
-  if (d->type_num >= 256 && py::str(descriptor).cast<std::string>() == "bfloat16") return DType::kBF16;
+  if (d->type_num >= 256 && py::str(descriptor).cast<std::string>() == "bfloat16")
+    return DType::kBF16;
   return DType::kOther;
 }
 
 Array read_numpy(py::handle object, const char* function, const char* name) {
   const auto* n = py::detail::array_proxy(object.ptr());
-  if (n->nd > kMaxDims) throw py::value_error(std::string(function) + ": " + name + " has more than 8 dimensions");
+  if (n->nd > kMaxDims)
+    throw py::value_error(std::string(function) + ": " + name + " has more than 8 dimensions");
   Array a;
   a.object = py::reinterpret_borrow<py::object>(object);
   a.maker = Maker::kNumpy;
@@ -120,7 +140,8 @@ Array read_numpy(py::handle object, const char* function, const char* name) {
   for (int i = 0; i < n->nd; ++i) {
     a.shape[i] = n->dimensions[i];
     a.strides[i] = n->strides[i] / size;
-    if (n->strides[i] % size) a.strides[n->nd - 1] = 0;  // not a multiple of the element: has to be copied
+    if (n->strides[i] % size)
+      a.strides[n->nd - 1] = 0;  // not a multiple of the element: has to be copied
   }
   return a;
 }
@@ -134,14 +155,16 @@ Array read_other(py::handle object, const char* function, const char* name) {
   a.object = py::reinterpret_borrow<py::object>(object);
   a.data = reinterpret_cast<std::byte*>(d[0].cast<uintptr_t>());
   const auto shape = d[1].cast<py::tuple>();
-  if (shape.size() > kMaxDims) throw py::value_error(std::string(function) + ": " + name + " has more than 8 dimensions");
+  if (shape.size() > kMaxDims)
+    throw py::value_error(std::string(function) + ": " + name + " has more than 8 dimensions");
   std::array<int64_t, kMaxDims> sizes{}, strides{};
   for (size_t i = 0; i < shape.size(); ++i) sizes[i] = shape[i].cast<int64_t>();
   if (!d[2].is_none()) {
     const auto given = d[2].cast<py::tuple>();
     for (size_t i = 0; i < shape.size(); ++i) strides[i] = given[i].cast<int64_t>();
   }
-  set_shape(a, static_cast<int>(shape.size()), sizes.data(), d[2].is_none() ? nullptr : strides.data());
+  set_shape(a, static_cast<int>(shape.size()), sizes.data(),
+            d[2].is_none() ? nullptr : strides.data());
   const auto dtype = d[3].cast<std::string>();
   for (DType t : {DType::kF32, DType::kF16, DType::kBF16, DType::kBool, DType::kI32}) {
     if (dtype == name_of(t)) a.dtype = t;
@@ -166,21 +189,30 @@ void raise_from_exchange(void*, const char* kind, const char* message) {
 
 const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return "float32";
-    case DType::kF16: return "float16";
-    case DType::kBF16: return "bfloat16";
-    case DType::kBool: return "bool";
-    case DType::kI32: return "int32";
-    default: return "another type";
+    case DType::kF32:
+      return "float32";
+    case DType::kF16:
+      return "float16";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kBool:
+      return "bool";
+    case DType::kI32:
+      return "int32";
+    default:
+      return "another type";
   }
 }
 
 int64_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kF32:
-    case DType::kI32: return 4;
-    case DType::kBool: return 1;
-    default: return 2;
+    case DType::kI32:
+      return 4;
+    case DType::kBool:
+      return 1;
+    default:
+      return 2;
   }
 }
 
@@ -211,21 +243,30 @@ Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> s
     const auto* api = static_cast<const dlpack::ExchangeApi*>(like.exchange);
     std::array<int64_t, kMaxDims> sizes{};
     std::copy(shape.begin(), shape.end(), sizes.begin());
-    dlpack::Tensor prototype{nullptr, {like.device_type, like.device_id}, static_cast<int32_t>(shape.size()),
-                             to_dlpack(dtype), sizes.data(), nullptr, 0};
+    dlpack::Tensor prototype{nullptr,
+                             {like.device_type, like.device_id},
+                             static_cast<int32_t>(shape.size()),
+                             to_dlpack(dtype),
+                             sizes.data(),
+                             nullptr,
+                             0};
     dlpack::ManagedTensor* tensor = nullptr;
     void* object = nullptr;
-    if (api->allocate(&prototype, &tensor, nullptr, raise_from_exchange) != 0 || api->to_object(tensor, &object) != 0) {
+    if (api->allocate(&prototype, &tensor, nullptr, raise_from_exchange) != 0 ||
+        api->to_object(tensor, &object) != 0) {
       throw py::error_already_set();
     }
-    return read_exchange(py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), api, "", "out");
+    return read_exchange(py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), api, "",
+                         "out");
   }
-  const py::object object = interop().attr("empty")(like.object, name_of(dtype), shape_tuple(shape));
+  const py::object object =
+      interop().attr("empty")(like.object, name_of(dtype), shape_tuple(shape));
   return read_array(object, "", "out");
 }
 
 Array with_contiguous_rows(Array array, const char* function, const char* name) {
-  if (array.ndim == 0 || array.strides[array.ndim - 1] == 1 || array.shape[array.ndim - 1] == 1) return array;
+  if (array.ndim == 0 || array.strides[array.ndim - 1] == 1 || array.shape[array.ndim - 1] == 1)
+    return array;
   return read_array(interop().attr("contiguous")(array.object, function, name), function, name);
 }
 

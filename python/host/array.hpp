@@ -1,4 +1,5 @@
-// Arrays of any framework, as a kernel sees them: a pointer, a shape, strides, a type and the queue they belong to.
+// Arrays of any framework, as a kernel sees them: a pointer, a shape, strides, a type and the queue
+// they belong to.
 #pragma once
 
 #include <pybind11/pybind11.h>

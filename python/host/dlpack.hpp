@@ -1,5 +1,6 @@
-// The part of DLPack's C exchange interface (version 1) that is used here: how torch hands over a tensor's pointer,
-// shape and strides, makes a new tensor, and names its current stream, without Python calls and without its C++ ABI.
+// The part of DLPack's C exchange interface (version 1) that is used here: how torch hands over a
+// tensor's pointer, shape and strides, makes a new tensor, and names its current stream, without
+// Python calls and without its C++ ABI.
 #pragma once
 
 #include <cstdint>

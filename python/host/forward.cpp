@@ -14,7 +14,8 @@ namespace {
 constexpr int kMaxHeadDim = 576;
 constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
 
-// The arrays of a request in one shape of thought: sizes and (batch, row, head) strides, whatever the layout.
+// The arrays of a request in one shape of thought: sizes and (batch, row, head) strides, whatever
+// the layout.
 struct Problem {
   Array q, k, v;
   const char *q_name, *k_name, *v_name;
@@ -29,9 +30,12 @@ struct Axes {
 };
 Axes axes_of(Layout layout) {
   switch (layout) {
-    case Layout::kBSHD: return {0, 1, 2};
-    case Layout::kBHSD: return {0, 2, 1};
-    default: return {-1, 0, 1};
+    case Layout::kBSHD:
+      return {0, 1, 2};
+    case Layout::kBHSD:
+      return {0, 2, 1};
+    default:
+      return {-1, 0, 1};
   }
 }
 
@@ -57,20 +61,29 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
 
   const int rank = p.packed ? 3 : 4;
   const Axes axes = axes_of(r.layout);
-  check.require_dtype(p.q, p.q_name, "must be float32, float16 or bfloat16",
-                      p.q.dtype == DType::kF32 || p.q.dtype == DType::kF16 || p.q.dtype == DType::kBF16);
-  const std::pair<const Array*, const char*> arrays[] = {{&p.q, p.q_name}, {&p.k, p.k_name}, {&p.v, p.v_name}};
+  check.require_dtype(
+      p.q, p.q_name, "must be float32, float16 or bfloat16",
+      p.q.dtype == DType::kF32 || p.q.dtype == DType::kF16 || p.q.dtype == DType::kBF16);
+  const std::pair<const Array*, const char*> arrays[] = {
+      {&p.q, p.q_name}, {&p.k, p.k_name}, {&p.v, p.v_name}};
   for (const auto& [a, name] : arrays) {
-    check.require(a->ndim == rank, name, "must have " + number(rank) + " dimensions", number(a->ndim), *a);
-    check.require_dtype(*a, name, std::string("must have the dtype of ") + p.q_name + " (" + name_of(p.q.dtype) + ")",
-                        a->dtype == p.q.dtype);
+    check.require(a->ndim == rank, name, "must have " + number(rank) + " dimensions",
+                  number(a->ndim), *a);
+    check.require_dtype(
+        *a, name,
+        std::string("must have the dtype of ") + p.q_name + " (" + name_of(p.q.dtype) + ")",
+        a->dtype == p.q.dtype);
     check.require_same_place(*a, name, p.q, p.q_name);
     const int64_t dim = a->shape[rank - 1];
-    check.require(dim >= 1 && dim <= kMaxHeadDim, name, ".head_dim must be 1 to " + number(kMaxHeadDim), number(dim), *a);
+    check.require(dim >= 1 && dim <= kMaxHeadDim, name,
+                  ".head_dim must be 1 to " + number(kMaxHeadDim), number(dim), *a);
   }
-  auto same = [&](const Array& a, const char* name, const char* what, int64_t got, int64_t want, const char* of) {
-    check.require(got == want, name,
-                  std::string(".") + what + " must equal " + of + "." + what + " (" + number(want) + ")", number(got), a);
+  auto same = [&](const Array& a, const char* name, const char* what, int64_t got, int64_t want,
+                  const char* of) {
+    check.require(
+        got == want, name,
+        std::string(".") + what + " must equal " + of + "." + what + " (" + number(want) + ")",
+        number(got), a);
   };
   p.d = p.q.shape[rank - 1];
   p.dv = p.v.shape[rank - 1];
@@ -88,40 +101,49 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
       same(*a, name, "batch", a->shape[axes.batch], p.batch, p.q_name);
     }
   }
-  check.require(p.heads_k > 0 ? p.heads_q % p.heads_k == 0 : p.heads_q == 0, p.k_name,
-                std::string(".heads must divide ") + p.q_name + ".heads (" + number(p.heads_q) + ")", number(p.heads_k), p.k);
+  check.require(
+      p.heads_k > 0 ? p.heads_q % p.heads_k == 0 : p.heads_q == 0, p.k_name,
+      std::string(".heads must divide ") + p.q_name + ".heads (" + number(p.heads_q) + ")",
+      number(p.heads_k), p.k);
   check.require(p.heads_q == p.heads_k || p.heads_k == 1 || r.broadcast_heads, p.k_name,
-                std::string(".heads must equal ") + p.q_name + ".heads (" + number(p.heads_q) + ") unless enable_gqa=True",
+                std::string(".heads must equal ") + p.q_name + ".heads (" + number(p.heads_q) +
+                    ") unless enable_gqa=True",
                 number(p.heads_k), p.k);
   check.require(p.sq <= kMaxLength, p.q_name, ".length must be below 2^31", number(p.sq), p.q);
   check.require(p.sk <= kMaxLength, p.k_name, ".length must be below 2^31", number(p.sk), p.k);
 }
 
-Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& p, const Checker& check) {
+Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& p,
+                 const Checker& check) {
   Array a = read_array(object, check.function(), name);
   check.require_dtype(a, name, "must be int32", a.dtype == DType::kI32);
   check.require(a.ndim == 1, name, "must have 1 dimension", number(a.ndim), a);
-  if (size >= 0) check.require(a.shape[0] == size, name, "must have " + number(size) + " entries", number(a.shape[0]), a);
+  if (size >= 0)
+    check.require(a.shape[0] == size, name, "must have " + number(size) + " entries",
+                  number(a.shape[0]), a);
   check.require(a.is_packed(), name, "must be contiguous", "strides", a);
   check.require_same_place(a, name, p.q, p.q_name);
   return a;
 }
 
-// Starts of packed sequences. In host memory they are read here; on a device the caller is trusted, as reading them
-// would wait for the queue.
-void check_starts(const Array& a, const char* name, int64_t tokens, int64_t longest, const char* longest_name,
-                  const Checker& check) {
+// Starts of packed sequences. In host memory they are read here; on a device the caller is trusted,
+// as reading them would wait for the queue.
+void check_starts(const Array& a, const char* name, int64_t tokens, int64_t longest,
+                  const char* longest_name, const Checker& check) {
   if (a.queue) return;
   const auto* starts = reinterpret_cast<const int32_t*>(a.data);
   check.require(starts[0] == 0, name, "must start with 0", number(starts[0]), a);
   for (int64_t i = 1; i < a.shape[0]; ++i) {
     const int64_t length = static_cast<int64_t>(starts[i]) - starts[i - 1];
-    check.require(length >= 0, name, "must not decrease", number(starts[i]) + " after " + number(starts[i - 1]), a);
-    check.require(length <= longest, longest_name, "must be at least the longest sequence (" + number(length) + ")",
-                  number(longest), a);
+    check.require(length >= 0, name, "must not decrease",
+                  number(starts[i]) + " after " + number(starts[i - 1]), a);
+    check.require(length <= longest, longest_name,
+                  "must be at least the longest sequence (" + number(length) + ")", number(longest),
+                  a);
   }
   const int64_t end = starts[a.shape[0] - 1];
-  check.require(end == tokens, name, "must end with the number of packed rows (" + number(tokens) + ")", number(end), a);
+  check.require(end == tokens, name,
+                "must end with the number of packed rows (" + number(tokens) + ")", number(end), a);
 }
 
 void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
@@ -130,8 +152,10 @@ void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
   check.require(p.cu_q.shape[0] >= 1, "cu_seqlens_q", "must have batch + 1 entries", "0", p.cu_q);
   p.batch = p.cu_q.shape[0] - 1;
   p.cu_k = read_int32(r.cu_k, "cu_seqlens_k", p.batch + 1, p, check);
-  if (r.max_q < 0 || r.max_q > kMaxLength) check.refuse("max_seqlen_q must be 0 to 2^31 - 1, got " + number(r.max_q));
-  if (r.max_k < 0 || r.max_k > kMaxLength) check.refuse("max_seqlen_k must be 0 to 2^31 - 1, got " + number(r.max_k));
+  if (r.max_q < 0 || r.max_q > kMaxLength)
+    check.refuse("max_seqlen_q must be 0 to 2^31 - 1, got " + number(r.max_q));
+  if (r.max_k < 0 || r.max_k > kMaxLength)
+    check.refuse("max_seqlen_k must be 0 to 2^31 - 1, got " + number(r.max_k));
   check_starts(p.cu_q, "cu_seqlens_q", p.tokens_q, r.max_q, "max_seqlen_q", check);
   check_starts(p.cu_k, "cu_seqlens_k", p.tokens_k, r.max_k, "max_seqlen_k", check);
   p.sq = r.max_q;
@@ -143,7 +167,8 @@ void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
   const auto* starts = reinterpret_cast<const int32_t*>(p.cu_k.data);
   for (int64_t i = 0; i < p.batch; ++i) {
     check.require(used[i] >= 0 && used[i] <= starts[i + 1] - starts[i], "seqused_k",
-                  "must be 0 to the sequence's length (" + number(starts[i + 1] - starts[i]) + ")", number(used[i]), p.used_k);
+                  "must be 0 to the sequence's length (" + number(starts[i + 1] - starts[i]) + ")",
+                  number(used[i]), p.used_k);
   }
 }
 
@@ -151,8 +176,9 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
   const char* f = check.function();
   if (!r.bias.is_none()) {
     p.bias = read_array(r.bias, f, "attn_mask");
-    check.require_dtype(p.bias, "attn_mask", std::string("must be bool, float32 or the dtype of ") + p.q_name,
-                        p.bias.dtype == DType::kBool || p.bias.dtype == DType::kF32 || p.bias.dtype == p.q.dtype);
+    check.require_dtype(
+        p.bias, "attn_mask", std::string("must be bool, float32 or the dtype of ") + p.q_name,
+        p.bias.dtype == DType::kBool || p.bias.dtype == DType::kF32 || p.bias.dtype == p.q.dtype);
     check.require_same_place(p.bias, "attn_mask", p.q, p.q_name);
     const std::array<int64_t, 4> full = {p.batch, p.heads_q, p.sq, p.sk};
     bool fits = p.bias.ndim <= 4;
@@ -161,17 +187,19 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
       fits = n == 1 || n == full[3 - i];
     }
     check.require(fits, "attn_mask",
-                  "must broadcast to [" + number(full[0]) + ", " + number(full[1]) + ", " + number(full[2]) + ", " +
-                      number(full[3]) + "]",
+                  "must broadcast to [" + number(full[0]) + ", " + number(full[1]) + ", " +
+                      number(full[2]) + ", " + number(full[3]) + "]",
                   p.bias.describe_shape(), p.bias);
   }
   if (!r.alibi.is_none()) {
     p.alibi = read_array(r.alibi, f, "alibi_slopes");
     check.require_dtype(p.alibi, "alibi_slopes", "must be float32", p.alibi.dtype == DType::kF32);
     const bool per_head = p.alibi.ndim == 1 && p.alibi.shape[0] == p.heads_q;
-    const bool per_batch = p.alibi.ndim == 2 && p.alibi.shape[0] == p.batch && p.alibi.shape[1] == p.heads_q;
+    const bool per_batch =
+        p.alibi.ndim == 2 && p.alibi.shape[0] == p.batch && p.alibi.shape[1] == p.heads_q;
     check.require(per_head || per_batch, "alibi_slopes",
-                  "must have shape [" + number(p.heads_q) + "] or [" + number(p.batch) + ", " + number(p.heads_q) + "]",
+                  "must have shape [" + number(p.heads_q) + "] or [" + number(p.batch) + ", " +
+                      number(p.heads_q) + "]",
                   p.alibi.describe_shape(), p.alibi);
     p.alibi = with_contiguous_rows(std::move(p.alibi), f, "alibi_slopes");
     check.require_same_place(p.alibi, "alibi_slopes", p.q, p.q_name);
@@ -180,9 +208,10 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
     const char* name = r.layout == Layout::kBHSD ? "sinks" : "s_aux";
     p.sinks = read_array(r.sinks, f, name);
     check.require_dtype(p.sinks, name, "must be a floating type",
-                        p.sinks.dtype == DType::kF32 || p.sinks.dtype == DType::kF16 || p.sinks.dtype == DType::kBF16);
-    check.require(p.sinks.ndim == 1 && p.sinks.shape[0] == p.heads_q, name, "must have shape [" + number(p.heads_q) + "]",
-                  p.sinks.describe_shape(), p.sinks);
+                        p.sinks.dtype == DType::kF32 || p.sinks.dtype == DType::kF16 ||
+                            p.sinks.dtype == DType::kBF16);
+    check.require(p.sinks.ndim == 1 && p.sinks.shape[0] == p.heads_q, name,
+                  "must have shape [" + number(p.heads_q) + "]", p.sinks.describe_shape(), p.sinks);
     check.require_same_place(p.sinks, name, p.q, p.q_name);
     p.sinks = with_contiguous_rows(as_float32(std::move(p.sinks), f, name), f, name);
   }
@@ -190,11 +219,15 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
 
 void check_numbers(const FwdRequest& r, const Checker& check) {
   auto text = [](double x) { return py::str(py::float_(x)).cast<std::string>(); };
-  if (r.scale && !std::isfinite(*r.scale)) check.refuse("softmax scale must be finite, got " + text(*r.scale));
-  if (!(r.softcap >= 0) || !std::isfinite(r.softcap)) check.refuse("softcap must be 0 (off) or positive, got " + text(r.softcap));
-  if (!(r.dropout >= 0 && r.dropout <= 1)) check.refuse("dropout_p must be 0 to 1, got " + text(r.dropout));
+  if (r.scale && !std::isfinite(*r.scale))
+    check.refuse("softmax scale must be finite, got " + text(*r.scale));
+  if (!(r.softcap >= 0) || !std::isfinite(r.softcap))
+    check.refuse("softcap must be 0 (off) or positive, got " + text(r.softcap));
+  if (!(r.dropout >= 0 && r.dropout <= 1))
+    check.refuse("dropout_p must be 0 to 1, got " + text(r.dropout));
   for (int64_t side : {r.left, r.right}) {
-    if (side < -1) check.refuse("window_size must be -1 (unlimited) or not negative, got " + number(side));
+    if (side < -1)
+      check.refuse("window_size must be -1 (unlimited) or not negative, got " + number(side));
   }
 }
 
@@ -202,19 +235,25 @@ Array result_array(Problem& p, const FwdRequest& r, const Checker& check) {
   const Axes axes = axes_of(r.layout);
   if (!r.out.is_none()) {
     Array out = read_array(r.out, check.function(), "out");
-    check.require_dtype(out, "out", std::string("must have the dtype of ") + p.q_name, out.dtype == p.q.dtype);
+    check.require_dtype(out, "out", std::string("must have the dtype of ") + p.q_name,
+                        out.dtype == p.q.dtype);
     check.require_same_place(out, "out", p.q, p.q_name);
     bool fits = out.ndim == p.q.ndim && out.shape[out.ndim - 1] == p.dv;
     for (int i = 0; fits && i < out.ndim - 1; ++i) fits = out.shape[i] == p.q.shape[i];
-    check.require(fits, "out", std::string("must have the shape of ") + p.q_name + " with head_dim " + number(p.dv),
-                  out.describe_shape(), out);
-    check.require(out.strides[out.ndim - 1] == 1 || p.dv == 1, "out", "must have a contiguous last dimension",
+    check.require(
+        fits, "out",
+        std::string("must have the shape of ") + p.q_name + " with head_dim " + number(p.dv),
+        out.describe_shape(), out);
+    check.require(out.strides[out.ndim - 1] == 1 || p.dv == 1, "out",
+                  "must have a contiguous last dimension",
                   "stride " + number(out.strides[out.ndim - 1]), out);
     check.require(out.writable, "out", "must be writable", "a read-only array", out);
     return out;
   }
   if (p.packed) return new_array(p.q, p.q.dtype, {p.tokens_q, p.heads_q, p.dv});
-  return new_array(p.q, p.q.dtype, {p.batch, p.q.shape[std::min(axes.row, axes.head)], p.q.shape[std::max(axes.row, axes.head)], p.dv});
+  return new_array(p.q, p.q.dtype,
+                   {p.batch, p.q.shape[std::min(axes.row, axes.head)],
+                    p.q.shape[std::max(axes.row, axes.head)], p.dv});
 }
 
 // Rows that a tile can be filled with: what the tuning tables choose its height by.
@@ -228,14 +267,15 @@ uint8_t rows_for(Algorithm algorithm, const Problem& p) {
   return rows;
 }
 
-// Enough work-items to fill the device a few times over, so that it ends evenly; at least 256 keys each, so that
-// merging stays cheap.
+// Enough work-items to fill the device a few times over, so that it ends evenly; at least 256 keys
+// each, so that merging stays cheap.
 int splits_for(int64_t items, int64_t keys, int compute_units) {
   const int64_t wanted = (4 * compute_units + items - 1) / items;
   return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + 255) / 256)));
 }
 
-// Where splits leave their results. One buffer per thread and queue: a thread's launches follow each other.
+// Where splits leave their results. One buffer per thread and queue: a thread's launches follow
+// each other.
 float* partial_buffer(sycl::queue& queue, size_t floats) {
   struct Buffer {
     sycl::queue* queue = nullptr;
@@ -271,19 +311,24 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
     params.alibi_batch = p.alibi.ndim == 2 ? p.alibi.strides[0] : 0;
   }
   if (p.sinks.data) params.sinks = reinterpret_cast<const float*>(p.sinks.data);
-  params.left = r.left < 0 ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(r.left, kMaxLength));
-  params.right = r.right < 0 ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(r.right, kMaxLength));
+  params.left =
+      r.left < 0 ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(r.left, kMaxLength));
+  params.right =
+      r.right < 0 ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(r.right, kMaxLength));
   if (r.causal) params.right = 0;
   params.top_left = r.top_left;
   const double scale = r.scale ? *r.scale : 1.0 / std::sqrt(static_cast<double>(p.d));
   params.scale = static_cast<float>(scale);
-  if (std::fabs(params.scale) < 1e-30f) params.scale = 1e-30f;  // 0 times a hidden score is no number
+  if (std::fabs(params.scale) < 1e-30f)
+    params.scale = 1e-30f;  // 0 times a hidden score is no number
   params.softcap = static_cast<float>(r.softcap);
-  params.empty_lse = r.layout == Layout::kBHSD ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::infinity();
+  params.empty_lse = r.layout == Layout::kBHSD ? -std::numeric_limits<float>::infinity()
+                                               : std::numeric_limits<float>::infinity();
   params.seed = r.seed;
   params.offset = r.offset;
   params.drop_below = static_cast<uint32_t>(std::lround(r.dropout * 65536));
-  params.keep_scale = params.drop_below < 65536 ? 65536.f / static_cast<float>(65536 - params.drop_below) : 0.f;
+  params.keep_scale =
+      params.drop_below < 65536 ? 65536.f / static_cast<float>(65536 - params.drop_below) : 0.f;
 }
 
 }  // namespace
@@ -295,7 +340,8 @@ py::tuple forward(const FwdRequest& r) {
   read_qkv(p, r, check);
   read_packing(p, r, check);
   read_score_arrays(p, r, check);
-  if (p.batch > kMaxLength || p.heads_q > kMaxLength) check.refuse("batch and heads must be below 2^31");
+  if (p.batch > kMaxLength || p.heads_q > kMaxLength)
+    check.refuse("batch and heads must be below 2^31");
 
   sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
   const bool empty = p.batch * p.heads_q * p.sq * (p.packed ? p.tokens_q : 1) == 0;
@@ -319,7 +365,8 @@ py::tuple forward(const FwdRequest& r) {
   const Array out = result_array(p, r, check);
   Array lse;
   if (r.want_lse) {
-    lse = p.packed ? new_array(p.q, DType::kF32, {p.heads_q, p.tokens_q}) : new_array(p.q, DType::kF32, {p.batch, p.heads_q, p.sq});
+    lse = p.packed ? new_array(p.q, DType::kF32, {p.heads_q, p.tokens_q})
+                   : new_array(p.q, DType::kF32, {p.batch, p.heads_q, p.sq});
   }
   const py::object lse_object = r.want_lse ? lse.object : py::none();
   if (empty) return py::make_tuple(out.object, lse_object);
@@ -347,22 +394,26 @@ py::tuple forward(const FwdRequest& r) {
   params.splits = 1;
   set_features(params, p, r);
 
-  // Host arrays are ready when we return. On an in-order queue later work of the caller follows by itself; on another
-  // queue everything before us has to be finished first, and we have to be finished before anything else.
+  // Host arrays are ready when we return. On an in-order queue later work of the caller follows by
+  // itself; on another queue everything before us has to be finished first, and we have to be
+  // finished before anything else.
   const bool in_order = queue.is_in_order(), wait = !p.q.queue || !in_order;
   py::gil_scoped_release nogil;
   if (!in_order) queue.wait_and_throw();
   sycl::event done;
   if (desc.algorithm == Algorithm::kForward) {
     const uint64_t blocks = (p.sq + kernels->block_q - 1) / kernels->block_q;
-    done = launch(queue, *kernels->main, params, static_cast<uint64_t>(p.batch) * p.heads_q * blocks);
+    done =
+        launch(queue, *kernels->main, params, static_cast<uint64_t>(p.batch) * p.heads_q * blocks);
   } else {
-    const int64_t group = p.heads_q / p.heads_k, tiles = (group + kernels->block_q - 1) / kernels->block_q;
+    const int64_t group = p.heads_q / p.heads_k,
+                  tiles = (group + kernels->block_q - 1) / kernels->block_q;
     const int64_t items = p.batch * p.heads_k * tiles;
     params.splits = splits_for(items, p.sk, kernels->device.compute_units);
     if (params.splits > 1) {
       const int64_t rows = p.batch * p.heads_q * params.splits;
-      params.partial = partial_buffer(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
+      params.partial =
+          partial_buffer(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
     }
     done = launch(queue, *kernels->main, params, static_cast<uint64_t>(items) * params.splits);
     if (params.splits > 1) {

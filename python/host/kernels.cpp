@@ -1,6 +1,7 @@
 #include "kernels.hpp"
 
 #include <mutex>
+#include <stdexcept>
 #include <unordered_map>
 
 namespace xeflash {
@@ -47,8 +48,12 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   description["rows"] = desc.rows;
   description["softcap"] = desc.softcap;
   description["alibi"] = desc.alibi;
-  description["bias"] = desc.bias == DType::kOther ? py::object(py::none()) : py::str(name_of(desc.bias));
+  description["bias"] =
+      desc.bias == DType::kOther ? py::object(py::none()) : py::str(name_of(desc.bias));
   description["dropout"] = desc.dropout;
+  if (!provider())
+    throw std::runtime_error(
+        "xeflash._core: no kernel provider; import xeflash, not its extension");
   const auto made = provider()(description, reinterpret_cast<uintptr_t>(&queue)).cast<py::tuple>();
   const auto binary = made[0].cast<std::string>();
   kernels->block_q = made[1].cast<int>();

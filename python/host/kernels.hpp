@@ -1,4 +1,5 @@
-// Which compiled kernels serve a problem: looked up by its description, made by Python (xeflash.jit) at the first use.
+// Which compiled kernels serve a problem: looked up by its description, made by Python
+// (xeflash.jit) at the first use.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,7 +13,8 @@ namespace xeflash {
 
 enum class Algorithm : uint8_t { kForward, kDecode };
 
-// What changes the code of a kernel. Everything else (lengths, strides, masks by position) is a parameter.
+// What changes the code of a kernel. Everything else (lengths, strides, masks by position) is a
+// parameter.
 struct FwdDesc {
   Algorithm algorithm = Algorithm::kForward;
   DType dtype = DType::kOther;

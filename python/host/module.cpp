@@ -9,15 +9,37 @@
 namespace xeflash {
 namespace {
 
-py::tuple forward_from_python(const std::string& function, int layout, py::object q, py::object k, py::object v,
-                              py::object out, py::object cu_q, py::object cu_k, int64_t max_q, int64_t max_k,
-                              py::object used_k, py::object bias, py::object alibi, py::object sinks,
-                              std::optional<double> scale, bool causal, int64_t left, int64_t right, bool top_left,
-                              double softcap, double dropout, uint64_t seed, uint64_t offset, bool want_lse,
-                              bool broadcast_heads) {
-  return forward({function, static_cast<Layout>(layout), std::move(q), std::move(k), std::move(v), std::move(out),
-                  std::move(cu_q), std::move(cu_k), std::move(used_k), max_q, max_k, std::move(bias), std::move(alibi),
-                  std::move(sinks), scale, causal, left, right, top_left, softcap, dropout, seed, offset, want_lse,
+py::tuple forward_from_python(const std::string& function, int layout, py::object q, py::object k,
+                              py::object v, py::object out, py::object cu_q, py::object cu_k,
+                              int64_t max_q, int64_t max_k, py::object used_k, py::object bias,
+                              py::object alibi, py::object sinks, std::optional<double> scale,
+                              bool causal, int64_t left, int64_t right, bool top_left,
+                              double softcap, double dropout, uint64_t seed, uint64_t offset,
+                              bool want_lse, bool broadcast_heads) {
+  return forward({function,
+                  static_cast<Layout>(layout),
+                  std::move(q),
+                  std::move(k),
+                  std::move(v),
+                  std::move(out),
+                  std::move(cu_q),
+                  std::move(cu_k),
+                  std::move(used_k),
+                  max_q,
+                  max_k,
+                  std::move(bias),
+                  std::move(alibi),
+                  std::move(sinks),
+                  scale,
+                  causal,
+                  left,
+                  right,
+                  top_left,
+                  softcap,
+                  dropout,
+                  seed,
+                  offset,
+                  want_lse,
                   broadcast_heads});
 }
 
@@ -40,7 +62,9 @@ py::list devices() {
   return all;
 }
 
-sycl::queue& queue_at(uintptr_t address) { return address ? *reinterpret_cast<sycl::queue*>(address) : host_queue(); }
+sycl::queue& queue_at(uintptr_t address) {
+  return address ? *reinterpret_cast<sycl::queue*>(address) : host_queue();
+}
 
 template <class F>
 py::bytes without_gil(F f) {
@@ -82,12 +106,14 @@ PYBIND11_MODULE(_core, m) {
   m.def("devices", &devices);
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
   m.def("allocate", &allocate);
-  m.def("compile_source", [](uintptr_t queue, const std::string& source, const std::vector<std::string>& options) {
-    return without_gil([&] { return compile_source(queue_at(queue), source, options); });
-  });
-  m.def("compile_native", [](uintptr_t queue, const std::string& binary, const std::string& kernel) {
-    return without_gil([&] { return compile_native(queue_at(queue), binary, kernel); });
-  });
+  m.def("compile_source",
+        [](uintptr_t queue, const std::string& source, const std::vector<std::string>& options) {
+          return without_gil([&] { return compile_source(queue_at(queue), source, options); });
+        });
+  m.def("compile_native",
+        [](uintptr_t queue, const std::string& binary, const std::string& kernel) {
+          return without_gil([&] { return compile_native(queue_at(queue), binary, kernel); });
+        });
 }
 
 }  // namespace xeflash

@@ -19,7 +19,9 @@ Function* opencl(const char* name) {
 #define XF_OPENCL(name) opencl<decltype(name)>(#name)
 
 void check(cl_int status, const char* what) {
-  if (status != CL_SUCCESS) throw std::runtime_error(std::string(what) + " failed with OpenCL error " + std::to_string(status));
+  if (status != CL_SUCCESS)
+    throw std::runtime_error(std::string(what) + " failed with OpenCL error " +
+                             std::to_string(status));
 }
 
 }  // namespace
@@ -27,23 +29,28 @@ void check(cl_int status, const char* what) {
 std::string native_binary(const sycl::kernel& kernel) {
   const cl_kernel native = sycl::get_native<sycl::backend::opencl>(kernel);
   cl_program program = nullptr;
-  check(XF_OPENCL(clGetKernelInfo)(native, CL_KERNEL_PROGRAM, sizeof(program), &program, nullptr), "clGetKernelInfo");
+  check(XF_OPENCL(clGetKernelInfo)(native, CL_KERNEL_PROGRAM, sizeof(program), &program, nullptr),
+        "clGetKernelInfo");
   size_t size = 0;
-  check(XF_OPENCL(clGetProgramInfo)(program, CL_PROGRAM_BINARY_SIZES, sizeof(size), &size, nullptr), "clGetProgramInfo");
+  check(XF_OPENCL(clGetProgramInfo)(program, CL_PROGRAM_BINARY_SIZES, sizeof(size), &size, nullptr),
+        "clGetProgramInfo");
   std::string binary(size, '\0');
   char* data = binary.data();
-  check(XF_OPENCL(clGetProgramInfo)(program, CL_PROGRAM_BINARIES, sizeof(data), &data, nullptr), "clGetProgramInfo");
+  check(XF_OPENCL(clGetProgramInfo)(program, CL_PROGRAM_BINARIES, sizeof(data), &data, nullptr),
+        "clGetProgramInfo");
   check(XF_OPENCL(clReleaseKernel)(native), "clReleaseKernel");  // get_native retained it
   return binary;
 }
 
-sycl::kernel load_native(const sycl::queue& queue, const std::string& binary, const std::string& name) {
+sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
+                         const std::string& name) {
   const cl_context context = sycl::get_native<sycl::backend::opencl>(queue.get_context());
   const cl_device_id device = sycl::get_native<sycl::backend::opencl>(queue.get_device());
   const auto* data = reinterpret_cast<const unsigned char*>(binary.data());
   const size_t size = binary.size();
   cl_int status = CL_SUCCESS, error = CL_SUCCESS;
-  const cl_program program = XF_OPENCL(clCreateProgramWithBinary)(context, 1, &device, &size, &data, &status, &error);
+  const cl_program program =
+      XF_OPENCL(clCreateProgramWithBinary)(context, 1, &device, &size, &data, &status, &error);
   check(error, "clCreateProgramWithBinary");
   check(status, "clCreateProgramWithBinary");
   check(XF_OPENCL(clBuildProgram)(program, 1, &device, "", nullptr, nullptr), "clBuildProgram");

@@ -1,4 +1,5 @@
-// No SYCL object here is destroyed at exit: by then libsycl has gone, and destructors would abort the interpreter.
+// No SYCL object here is destroyed at exit: by then libsycl has gone, and destructors would abort
+// the interpreter.
 #include "runtime.hpp"
 
 #include <cstdlib>
@@ -15,16 +16,21 @@ namespace {
 constexpr uint32_t kSpirvMagic = 0x07230203;
 const char* const kPrefix = "__sycl_kernel_";  // of free functions in compiled code
 
-// Asynchronous errors surface in wait_and_throw; an own handler also keeps the default one, newer than libsycl 2026.0,
-// out of the binary.
+// Asynchronous errors surface in wait_and_throw; an own handler also keeps the default one, newer
+// than libsycl 2026.0, out of the binary.
 void ignore_async(sycl::exception_list) {}
 
-// The instruction set that the OpenCL CPU driver compiles for: the machine's, or what the driver is told to pretend.
+// The instruction set that the OpenCL CPU driver compiles for: the machine's, or what the driver is
+// told to pretend.
 std::string cpu_arch() {
   if (const char* target = std::getenv("CL_CONFIG_CPU_TARGET_ARCH"); target && *target) {
     const std::string t = target;
-    if (t == "skx" || t == "skylake-avx512" || t == "icelake-server" || t == "icl" || t == "cascadelake") return "cpu-avx512";
-    if (t == "cooperlake" || t == "sapphirerapids" || t == "graniterapids" || t == "spr" || t == "gnr") return "cpu-avx512-bf16";
+    if (t == "skx" || t == "skylake-avx512" || t == "icelake-server" || t == "icl" ||
+        t == "cascadelake")
+      return "cpu-avx512";
+    if (t == "cooperlake" || t == "sapphirerapids" || t == "graniterapids" || t == "spr" ||
+        t == "gnr")
+      return "cpu-avx512-bf16";
     return "cpu-generic";
   }
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
@@ -39,7 +45,8 @@ std::string gpu_arch(const sycl::device& device) {
   try {
     const auto arch = device.get_info<syclexp::info::device::architecture>();
     if (arch == architecture::intel_gpu_pvc || arch == architecture::intel_gpu_pvc_vg) return "pvc";
-    if (arch == architecture::intel_gpu_bmg_g21 || arch == architecture::intel_gpu_lnl_m) return "bmg";
+    if (arch == architecture::intel_gpu_bmg_g21 || arch == architecture::intel_gpu_lnl_m)
+      return "bmg";
     if (arch == architecture::intel_gpu_dg2_g10 || arch == architecture::intel_gpu_dg2_g11 ||
         arch == architecture::intel_gpu_dg2_g12) {
       return "dg2";
@@ -56,9 +63,15 @@ DeviceFacts facts_of(const sycl::device& d) {
   f.name = d.get_info<sycl::info::device::name>();
   f.driver = d.get_info<sycl::info::device::driver_version>();
   switch (d.get_backend()) {
-    case sycl::backend::opencl: f.backend = "opencl"; break;
-    case sycl::backend::ext_oneapi_level_zero: f.backend = "level_zero"; break;
-    default: f.backend = "other"; break;
+    case sycl::backend::opencl:
+      f.backend = "opencl";
+      break;
+    case sycl::backend::ext_oneapi_level_zero:
+      f.backend = "level_zero";
+      break;
+    default:
+      f.backend = "other";
+      break;
   }
   f.type = d.is_cpu() ? "cpu" : d.is_gpu() ? "gpu" : "other";
   f.arch = d.is_cpu() ? cpu_arch() : gpu_arch(d);
@@ -107,12 +120,15 @@ int device_index(const sycl::queue& queue) {
   return static_cast<int>(known.size() - 1);
 }
 
-std::string compile_source(const sycl::queue& queue, const std::string& source, const std::vector<std::string>& options) {
+std::string compile_source(const sycl::queue& queue, const std::string& source,
+                           const std::vector<std::string>& options) {
   std::string log;
   try {
-    auto bundle = syclexp::create_kernel_bundle_from_source(queue.get_context(), syclexp::source_language::sycl, source);
-    const auto object = syclexp::compile(bundle, {queue.get_device()},
-                                         syclexp::properties{syclexp::build_options{options}, syclexp::save_log{&log}});
+    auto bundle = syclexp::create_kernel_bundle_from_source(queue.get_context(),
+                                                            syclexp::source_language::sycl, source);
+    const auto object = syclexp::compile(
+        bundle, {queue.get_device()},
+        syclexp::properties{syclexp::build_options{options}, syclexp::save_log{&log}});
     const auto content = object.ext_oneapi_get_content();
     return std::string(reinterpret_cast<const char*>(content.data()), content.size());
   } catch (const sycl::exception& error) {
@@ -120,7 +136,8 @@ std::string compile_source(const sycl::queue& queue, const std::string& source, 
   }
 }
 
-std::string compile_native(const sycl::queue& queue, const std::string& binary, const std::string& kernel) {
+std::string compile_native(const sycl::queue& queue, const std::string& binary,
+                           const std::string& kernel) {
   uint32_t magic = 0;
   std::memcpy(&magic, binary.data(), std::min(sizeof(magic), binary.size()));
   const auto context = queue.get_context();
@@ -128,8 +145,10 @@ std::string compile_native(const sycl::queue& queue, const std::string& binary, 
   if (magic == kSpirvMagic) {
     const auto* bytes = reinterpret_cast<const std::byte*>(binary.data());
     const std::vector<std::byte> content(bytes, bytes + binary.size());
-    auto bundle = syclexp::create_kernel_bundle_from_source(context, syclexp::source_language::spirv, content);
-    return native_binary(syclexp::build(bundle, {device}).ext_oneapi_get_kernel(std::string(kPrefix) + kernel));
+    auto bundle = syclexp::create_kernel_bundle_from_source(
+        context, syclexp::source_language::spirv, content);
+    return native_binary(
+        syclexp::build(bundle, {device}).ext_oneapi_get_kernel(std::string(kPrefix) + kernel));
   }
   std::string content = binary;  // the interface wants to be able to write
   const auto object = syclexp::get_kernel_bundle<sycl::bundle_state::object>(
@@ -137,11 +156,13 @@ std::string compile_native(const sycl::queue& queue, const std::string& binary, 
   return native_binary(sycl::link(object).ext_oneapi_get_kernel(kernel));
 }
 
-sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native, const std::string& kernel) {
+sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
+                          const std::string& kernel) {
   return new sycl::kernel(load_native(queue, native, std::string(kPrefix) + kernel));
 }
 
-sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params, uint64_t groups) {
+sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params,
+                   uint64_t groups) {
   return queue.submit([&](sycl::handler& handler) {
     handler.set_args(params);
     handler.parallel_for(sycl::nd_range<1>(groups, 1), kernel);

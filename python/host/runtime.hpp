@@ -1,4 +1,5 @@
-// What is asked of SYCL: the queue of host arrays, devices, compiling and loading kernels, launches.
+// What is asked of SYCL: the queue of host arrays, devices, compiling and loading kernels,
+// launches.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace xeflash {
 
 struct DeviceFacts {
   std::string name, backend, driver, type;
-  std::string arch;  // what kernels are compiled for: cpu-avx512-bf16, pvc, bmg, dg2, ...; empty: no kernels yet
+  std::string arch;  // what kernels are compiled for: cpu-avx512-bf16, pvc, bmg, dg2, ...; empty:
+                     // no kernels yet
   int compute_units;
   bool fp16, fp64, esimd, usm_system;
 };
@@ -26,15 +28,20 @@ sycl::queue& host_queue();
 // A small number that stands for the queue's device and context in keys.
 int device_index(const sycl::queue& queue);
 
-// Compiles SYCL source for the queue's device into a form that compile_native takes. Throws with the log.
-std::string compile_source(const sycl::queue& queue, const std::string& source, const std::vector<std::string>& options);
+// Compiles SYCL source for the queue's device into a form that compile_native takes. Throws with
+// the log.
+std::string compile_source(const sycl::queue& queue, const std::string& source,
+                           const std::vector<std::string>& options);
 
 // SPIR-V, or what compile_source made, to the device's own code. `kernel` names any of its kernels.
-std::string compile_native(const sycl::queue& queue, const std::string& binary, const std::string& kernel);
+std::string compile_native(const sycl::queue& queue, const std::string& binary,
+                           const std::string& kernel);
 
 // A kernel of compile_native's result. It lives as long as the process.
-sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native, const std::string& kernel);
+sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
+                          const std::string& kernel);
 
-sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params, uint64_t groups);
+sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params,
+                   uint64_t groups);
 
 }  // namespace xeflash

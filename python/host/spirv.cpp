@@ -1,6 +1,7 @@
-// Compiles SYCL or ESIMD source to SPIR-V without a device: calls the entry point of libsycl-jit that the SYCL runtime
-// itself calls. It is not a documented interface (the same in intel-sycl-rt 2025.3 to 2026.2), so it serves the build
-// and `xeflash compile` for devices that are not there; at run time the documented one is used, see runtime.cpp.
+// Compiles SYCL or ESIMD source to SPIR-V without a device: calls the entry point of libsycl-jit
+// that the SYCL runtime itself calls. It is not a documented interface (the same in intel-sycl-rt
+// 2025.3 to 2026.2), so it serves the build and `xeflash compile` for devices that are not there;
+// at run time the documented one is used, see runtime.cpp.
 //   usage: spirv LIBSYCL_JIT SOURCE OUTPUT [OPTION...]
 #include <dlfcn.h>
 
@@ -15,7 +16,8 @@
 
 namespace {
 
-// The interface's types, laid out as libsycl-jit has them. They own memory of its allocator, so nothing is freed here.
+// The interface's types, laid out as libsycl-jit has them. They own memory of its allocator, so
+// nothing is freed here.
 struct InMemoryFile {
   const char *path, *contents;
 };
@@ -61,8 +63,9 @@ struct Result {
   ~Result() {}
 };
 constexpr uint32_t kSpirv = 2;
-using CompileSycl = Result (*)(InMemoryFile source, View<InMemoryFile> includes, View<const char*> options,
-                               View<char> cached_ir, bool save_ir, uint32_t format);
+using CompileSycl = Result (*)(InMemoryFile source, View<InMemoryFile> includes,
+                               View<const char*> options, View<char> cached_ir, bool save_ir,
+                               uint32_t format);
 
 int fail(const std::string& message) {
   std::cerr << "spirv: " << message << "\n";
@@ -81,17 +84,20 @@ int run(int argc, char** argv) {
   text << file.rdbuf();
   const std::string source = text.str();
   const std::vector<const char*> options(argv + 4, argv + argc);
-  const Result result = compile({argv[2], source.c_str()}, {nullptr, 0}, {options.data(), options.size()}, {nullptr, 0},
-                                false, kSpirv);
+  const Result result = compile({argv[2], source.c_str()}, {nullptr, 0},
+                                {options.data(), options.size()}, {nullptr, 0}, false, kSpirv);
   if (result.log.chars && *result.log.chars) std::cerr << result.log.chars << "\n";
   if (result.error) return fail("compilation failed");
-  if (result.images.size != 1) return fail("expected one image, got " + std::to_string(result.images.size));
+  if (result.images.size != 1)
+    return fail("expected one image, got " + std::to_string(result.images.size));
   const Image& image = result.images.values[0];
   const std::string aside = std::string(argv[3]) + ".part";
   std::ofstream output(aside, std::ios::binary);
-  output.write(reinterpret_cast<const char*>(image.start), static_cast<std::streamsize>(image.size));
+  output.write(reinterpret_cast<const char*>(image.start),
+               static_cast<std::streamsize>(image.size));
   output.close();
-  if (!output || std::rename(aside.c_str(), argv[3]) != 0) return fail(std::string("cannot write ") + argv[3]);
+  if (!output || std::rename(aside.c_str(), argv[3]) != 0)
+    return fail(std::string("cannot write ") + argv[3]);
   return 0;
 }
 

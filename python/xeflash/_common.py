@@ -26,10 +26,7 @@ def prepare(function: str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     device = arrays[0].device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        return tuple(
-            a.to(dtype) if a.is_floating_point() and a.dtype is not torch.float64 else a
-            for a in arrays
-        )
+        return tuple(a.to(dtype) if a.is_floating_point() and a.dtype is not torch.float64 else a for a in arrays)
     return arrays
 
 

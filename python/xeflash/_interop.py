@@ -22,15 +22,11 @@ class UsmArray:
     It has ``__sycl_usm_array_interface__``, so it can be handed to any library that reads it.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], dtype: str, sycl_queue: Any, queue_address: int
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, sycl_queue: Any, queue_address: int) -> None:
         self.shape = shape
         self.dtype = dtype
         self.sycl_queue = sycl_queue
-        self._address, self._memory = _core.allocate(
-            queue_address, math.prod(shape) * _SIZES[dtype]
-        )
+        self._address, self._memory = _core.allocate(queue_address, math.prod(shape) * _SIZES[dtype])
 
     @property
     def __sycl_usm_array_interface__(self) -> dict[str, Any]:
@@ -48,8 +44,9 @@ class UsmArray:
 def _queue_of(array: Any, interface: dict[str, Any]) -> tuple[Any, int]:
     """The queue object an array belongs to, and the address of its sycl::queue."""
     for queue in (getattr(array, "sycl_queue", None), interface.get("syclobj")):
-        if hasattr(queue, "addressof_ref"):
-            return queue, int(queue.addressof_ref())
+        address = getattr(queue, "addressof_ref", None)
+        if address is not None:
+            return queue, int(address())
     raise TypeError(
         f"xeflash: {type(array).__name__} must name its queue by a sycl_queue attribute or the interface's syclobj, "
         f"as a dpctl.SyclQueue; got {interface.get('syclobj')!r}"
@@ -71,14 +68,12 @@ def describe(array: Any) -> Description | None:
             _queue_of(array, interface)[1],
             not read_only,
         )
-    if hasattr(array, "data_ptr") and hasattr(
-        array, "stride"
-    ):  # a torch without DLPack's exchange interface
+    if hasattr(array, "data_ptr") and hasattr(array, "stride"):  # a torch without DLPack's exchange interface
         dtype = str(array.dtype).removeprefix("torch.")
         queue = 0
         if array.device.type == "xpu":
             module = sys.modules[type(array).__module__.partition(".")[0]]
-            queue = int(module.xpu.current_stream(array.device).sycl_queue)  # type: ignore[attr-defined]
+            queue = int(module.xpu.current_stream(array.device).sycl_queue)
         elif array.device.type != "cpu":
             raise TypeError(f"xeflash: tensors must be on cpu or xpu, got {array.device.type}")
         return array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, queue, True
@@ -91,9 +86,7 @@ def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     if interface is not None:
         if type(like).__module__.startswith("dpnp"):
             dpnp = sys.modules["dpnp"]
-            return dpnp.empty(
-                shape, dtype=dtype, usm_type=like.usm_type, sycl_queue=like.sycl_queue
-            )
+            return dpnp.empty(shape, dtype=dtype, usm_type=like.usm_type, sycl_queue=like.sycl_queue)
         queue, address = _queue_of(like, interface)
         return UsmArray(shape, dtype, queue, address)
     if hasattr(like, "new_empty"):

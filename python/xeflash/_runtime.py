@@ -64,8 +64,6 @@ def load() -> None:
         # An unusual layout (an editable build, a zipped environment): satisfy the dependency by its soname.
         library = in_distribution("intel-sycl-rt", LIBSYCL)
         if library is None:
-            raise ImportError(
-                f"xeflash needs {LIBSYCL} and found none ({error}); mend it with: {REMEDY}"
-            ) from error
+            raise ImportError(f"xeflash needs {LIBSYCL} and found none ({error}); mend it with: {REMEDY}") from error
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         importlib.import_module("xeflash._core")

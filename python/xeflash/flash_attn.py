@@ -1,8 +1,8 @@
 """The functions of flash-attn 2, with its signatures and semantics.
 
 Layout (batch, sequence, heads, head_dim); variable-length forms pack all sequences into (tokens, heads, head_dim) with
-``cu_seqlens`` (int32, batch + 1 starts). ``k`` and ``v`` may have fewer heads than ``q`` (GQA, MQA). Causal masks and windows
-are aligned bottom-right: query i sits at key i + Sk - Sq. A row that sees no key gives 0 and an LSE of +inf.
+``cu_seqlens`` (int32, batch + 1 starts). ``k`` and ``v`` may have fewer heads than ``q`` (GQA, MQA). Causal masks and
+windows are aligned bottom-right: query i sits at key i + Sk - Sq. A row that sees no key gives 0 and an LSE of +inf.
 Beyond flash-attn: fp32, any head_dim up to 576, a head_dim of V of its own, and attention sinks (``s_aux``).
 """
 

@@ -67,9 +67,7 @@ def attention(
         is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa,
     )  # fmt: skip
     if rank != 4:
-        result = (
-            out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
-        )
+        result = out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
         lse = lse.reshape((*lead, *lse.shape[4 - min(rank, 3) :])) if lse is not None else None
     return (result, lse) if return_lse else result
 
@@ -95,7 +93,8 @@ def _to_4d(query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, 
     for name, array in (("key", key), ("value", value)):
         if tuple(array.shape[:-3]) != lead:
             raise ValueError(
-                f"attention: {name} must have the leading dimensions {list(lead)} of query, got {list(array.shape[:-3])}"
+                f"attention: {name} must have the leading dimensions {list(lead)} of query, "
+                f"got {list(array.shape[:-3])}"
             )
     if mask is not None and len(mask.shape) > 3:
         mask_lead = (1,) * (rank - len(mask.shape)) + tuple(mask.shape[:-3])
@@ -107,9 +106,7 @@ def _to_4d(query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, 
     if out is not None:
         flat = out.reshape((-1, *out.shape[-3:]))
         if not _same_memory(flat, out):
-            raise ValueError(
-                "attention: out must have leading dimensions that merge into one without a copy"
-            )
+            raise ValueError("attention: out must have leading dimensions that merge into one without a copy")
         out = flat
     query, key, value = (a.reshape((-1, *a.shape[-3:])) for a in (query, key, value))
     return query, key, value, mask, out

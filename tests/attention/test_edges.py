@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
 import xeflash
 from reference import Features, attention_reference
 from tolerance import check_attention
@@ -65,7 +64,10 @@ def test_fully_masked_rows_are_zero(rows):
     q, k, v = make(rows)
     hidden = torch.rand(rows) < 0.5
     hidden[0] = True
-    for mask in (~hidden[:, None].expand(rows, 127), torch.zeros(rows, 127).masked_fill(hidden[:, None], -INF)):
+    for mask in (
+        ~hidden[:, None].expand(rows, 127),
+        torch.zeros(rows, 127).masked_fill(hidden[:, None], -INF),
+    ):
         out, lse = call(q, k, v, attn_mask=mask)
         assert torch.all(out[:, :, hidden] == 0) and torch.all(lse[:, :, hidden] == -INF)
         check_attention("masked rows", q, k, v, Features(mask=mask, empty_lse=-INF), out, lse)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
 import xeflash
 from arrays import sparse
 from reference import Features
@@ -77,7 +76,10 @@ def test_nothing_is_written_around_out(dtype, rows):
 def test_rows_between_varlen_sequences_are_left_alone():
     """cu_seqlens need not start at 0 or end at the total; what belongs to no sequence is zero or untouched, not NaN."""
     q, k, v = torch.randn(50, 4, 64), torch.randn(60, 2, 64), torch.randn(60, 2, 64)
-    cu_q, cu_k = torch.tensor([0, 20, 50], dtype=torch.int32), torch.tensor([0, 31, 60], dtype=torch.int32)
+    cu_q, cu_k = (
+        torch.tensor([0, 20, 50], dtype=torch.int32),
+        torch.tensor([0, 31, 60], dtype=torch.int32),
+    )
     whole = xeflash.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 30, 31)
     one = xeflash.flash_attn_varlen_func(q[20:], k[31:], v[31:], cu_q[:1].repeat(2).add_(torch.tensor([0, 30]).int()),
                                          torch.tensor([0, 29], dtype=torch.int32), 30, 29)  # fmt: skip

@@ -15,7 +15,11 @@ from xeflash.bench.timing import interleave
 
 PREFILL = Case("prefill", "bf16", 1, 8, 8, 64, 1000, 1000, causal=True)
 DECODE = Case("decode", "fp32", 2, 8, 2, 128, 1, 1000, causal=False)
-HEADER = {"environment": {"cpu": "a CPU", "packages": {"torch": None}}, "peaks": {}, "method": ["one", "two"]}
+HEADER = {
+    "environment": {"cpu": "a CPU", "packages": {"torch": None}},
+    "peaks": {},
+    "method": ["one", "two"],
+}
 
 
 def result(case=PREFILL, **samples):

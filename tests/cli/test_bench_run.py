@@ -16,7 +16,19 @@ CASES = [
     Case("decode", "fp32", 2, 4, 4, 16, 1, 127, causal=False),
     Case("decode", "bf16", 2, 6, 2, 16, 1, 127, causal=False),
 ]
-SMALL = ["--head-dim", "16", "--heads", "4", "--seq", "23", "--kv-len", "127", "--rounds", "2", "--no-peak"]
+SMALL = [
+    "--head-dim",
+    "16",
+    "--heads",
+    "4",
+    "--seq",
+    "23",
+    "--kv-len",
+    "127",
+    "--rounds",
+    "2",
+    "--no-peak",
+]
 
 
 def label(case):
@@ -56,7 +68,11 @@ def test_check_accepts_torch_and_refuses_a_wrong_result(case):
     inputs = forms.make_inputs(case, "cpu", seed=0)
     theirs = next(iter(forms.torch_forms(case, inputs).values()))
     assert check.check(case, inputs, theirs, theirs).ok
-    for wrong in (lambda: theirs() * 1.1, lambda: theirs() + float("nan"), lambda: torch.zeros_like(theirs())):
+    for wrong in (
+        lambda: theirs() * 1.1,
+        lambda: theirs() + float("nan"),
+        lambda: torch.zeros_like(theirs()),
+    ):
         assert not check.check(case, inputs, wrong, theirs).ok
 
 
@@ -126,7 +142,18 @@ def test_command_writes_file_table_and_picture(tmp_path, capsys):
 @pytest.mark.usefixtures("torch_as_ours")
 @pytest.mark.parametrize("name", ["md", "csv", "json", "jsonl"])
 def test_command_writes_only_the_format_to_stdout(capsys, name):
-    words = ["bench", *SMALL, "--phase", "decode", "--dtype", "fp32", "--format", name, "--compare", "none"]
+    words = [
+        "bench",
+        *SMALL,
+        "--phase",
+        "decode",
+        "--dtype",
+        "fp32",
+        "--format",
+        name,
+        "--compare",
+        "none",
+    ]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert out.startswith({"md": "- cpu", "csv": "# cpu", "json": "{", "jsonl": "{"}[name])

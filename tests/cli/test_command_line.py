@@ -146,7 +146,17 @@ def test_compile_hands_its_arguments_over(monkeypatch):
             seen.append(arguments)
 
     monkeypatch.setattr(compile_command.importlib, "import_module", lambda name: Jit)
-    words = ["compile", "--model-shapes", "llama-3-8b,gpt-2", "--device", "pvc", "--dtype", "bf16,fp16", "--jobs", "2"]
+    words = [
+        "compile",
+        "--model-shapes",
+        "llama-3-8b,gpt-2",
+        "--device",
+        "pvc",
+        "--dtype",
+        "bf16,fp16",
+        "--jobs",
+        "2",
+    ]
     assert main(words) == 0
     (arguments,) = seen
     assert arguments.model_shapes == ("llama-3-8b", "gpt-2")

@@ -24,7 +24,11 @@ def healthy(**changes):
         "python": "3.11",
         "prefix": "/env",
         "isa": ("avx2", "avx512f"),
-        "versions": {"intel-sycl-rt": "2026.2.0", "intel-opencl-rt": "2026.2.0", "torch": "2.13.0+cpu"},
+        "versions": {
+            "intel-sycl-rt": "2026.2.0",
+            "intel-opencl-rt": "2026.2.0",
+            "torch": "2.13.0+cpu",
+        },
         "libsycl_files": ("/env/lib/libsycl.so.9",),
         "libsycl_jit": "/env/lib/libsycl-jit.so",
         "opencl_cpu": "/env/lib/libintelocl.so",
@@ -68,7 +72,12 @@ MISSING_9 = "ImportError: libsycl.so.9: cannot open shared object file: No such 
     ("error", "versions", "says", "fix"),
     [
         (MISSING_9, {}, "it is not installed", 'pip install "intel-sycl-rt>=2026.0,<2027"'),
-        (MISSING_9, {"intel-sycl-rt": "2025.3.2"}, "intel-sycl-rt 2025.3.2 is installed", ">=2026.0,<2027"),
+        (
+            MISSING_9,
+            {"intel-sycl-rt": "2025.3.2"},
+            "intel-sycl-rt 2025.3.2 is installed",
+            ">=2026.0,<2027",
+        ),
         (
             MISSING_9,
             {"intel-sycl-rt": "2025.3.2", "torch": "2.12.0+xpu"},
@@ -88,7 +97,12 @@ MISSING_9 = "ImportError: libsycl.so.9: cannot open shared object file: No such 
             "older",
             "pip install --upgrade",
         ),
-        ("ModuleNotFoundError: No module named 'xeflash._core'", {}, "is absent", "--force-reinstall"),
+        (
+            "ModuleNotFoundError: No module named 'xeflash._core'",
+            {},
+            "is absent",
+            "--force-reinstall",
+        ),
         ("ImportError: version `GLIBCXX_3.4.32' not found", {}, "too old", "--no-binary xeflash"),
         ("RuntimeError: something else", {}, "something else", "pip install"),
     ],
@@ -155,15 +169,30 @@ def test_devices_decide_where_attention_was_not_tried():
     [
         ({"libsycl_jit": None}, "error", "compiler library", "--force-reinstall"),
         ({"opencl_cpu": None}, "warn", "no OpenCL CPU device", '"intel-opencl-rt>=2026.0,<2027"'),
-        ({"missing_icds": ("/gone/libintelocl.so",)}, "warn", "/gone/libintelocl.so", "unset OCL_ICD_FILENAMES"),
-        ({"cache": Cache("/ro", writable=False)}, "warn", "not writable", "export XEFLASH_CACHE_DIR="),
+        (
+            {"missing_icds": ("/gone/libintelocl.so",)},
+            "warn",
+            "/gone/libintelocl.so",
+            "unset OCL_ICD_FILENAMES",
+        ),
+        (
+            {"cache": Cache("/ro", writable=False)},
+            "warn",
+            "not writable",
+            "export XEFLASH_CACHE_DIR=",
+        ),
         (
             {"foreign_libsycl": {"LD_LIBRARY_PATH": ("/opt/intel/lib/libsycl.so.8",)}},
             "warn",
             "/opt/intel/lib/libsycl.so.8",
             "unset LD_LIBRARY_PATH",
         ),
-        ({"environ": {"ONEAPI_ROOT": "/opt/intel/oneapi"}}, "warn", "/opt/intel/oneapi", "open a new shell"),
+        (
+            {"environ": {"ONEAPI_ROOT": "/opt/intel/oneapi"}},
+            "warn",
+            "/opt/intel/oneapi",
+            "open a new shell",
+        ),
         ({"environ": {"SETVARS_COMPLETED": "1"}}, "warn", "was sourced", "open a new shell"),
         (
             {"tools": {"g++": "/usr/bin/g++", "ocloc": None}, "environ": {"XEFLASH_OCLOC": "/x"}},
@@ -172,12 +201,20 @@ def test_devices_decide_where_attention_was_not_tried():
             "unset XEFLASH_OCLOC",
         ),
         (
-            {"gpu_nodes": {"/dev/dri/renderD128": False}, "gpu_drivers": ("/usr/lib/libze_intel_gpu.so.1",)},
+            {
+                "gpu_nodes": {"/dev/dri/renderD128": False},
+                "gpu_drivers": ("/usr/lib/libze_intel_gpu.so.1",),
+            },
             "warn",
             "may not be opened",
             "usermod -aG render",
         ),
-        ({"gpu_nodes": {"/dev/dri/renderD128": True}}, "warn", "no Level Zero driver", "sudo apt install"),
+        (
+            {"gpu_nodes": {"/dev/dri/renderD128": True}},
+            "warn",
+            "no Level Zero driver",
+            "sudo apt install",
+        ),
     ],
 )
 def test_what_is_missing_has_its_command(changes, status, says, fix):

@@ -16,7 +16,10 @@ MAPS = """\
 
 
 def test_mapped_libraries_are_found():
-    assert probe.mapped_libsycl(MAPS) == ["/env/lib/libsycl.so.9.0.0", "/opt/intel/lib/libsycl.so.8"]
+    assert probe.mapped_libsycl(MAPS) == [
+        "/env/lib/libsycl.so.9.0.0",
+        "/opt/intel/lib/libsycl.so.8",
+    ]
     assert [checks.soname_major(path) for path in probe.mapped_libsycl(MAPS)] == [9, 8]
 
 
@@ -49,7 +52,11 @@ def test_cache_folder_follows_the_variables(monkeypatch, tmp_path):
     assert str(facts.cache_folder({"XDG_CACHE_HOME": "/b"})) == "/b/xeflash"
     assert str(facts.cache_folder({"HOME": "/c"})) == "/c/.cache/xeflash"
     cache = pytest.importorskip("xeflash.jit.cache")
-    for name, value in (("HOME", tmp_path), ("XDG_CACHE_HOME", tmp_path / "x"), ("XEFLASH_CACHE_DIR", tmp_path / "y")):
+    for name, value in (
+        ("HOME", tmp_path),
+        ("XDG_CACHE_HOME", tmp_path / "x"),
+        ("XEFLASH_CACHE_DIR", tmp_path / "y"),
+    ):
         monkeypatch.setenv(name, str(value))
         assert facts.cache_folder(facts.os.environ) == cache.cache_folder()
 

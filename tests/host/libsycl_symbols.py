@@ -45,7 +45,9 @@ class Elf:
 
     def symbols(self, *, defined: bool) -> set[str]:
         table = self._table(SHT_DYNSYM, "<IBxHQQ")
-        return {self._string(strings + name) for (name, _, section, *_), strings in table if bool(section) == defined} - {""}
+        return {
+            self._string(strings + name) for (name, _, section, *_), strings in table if bool(section) == defined
+        } - {""}
 
 
 def extension() -> Path:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from libsycl_symbols import DT_NEEDED, DT_RUNPATH, Elf, extension, is_sycls
 
 LISTED = (Path(__file__).parent / "libsycl_symbols.txt").read_text().split()
@@ -40,7 +39,16 @@ def test_installed_libsycl_has_the_symbols():
 def test_needs_libsycl_9_and_no_torch(core):
     needed = core.dynamic(DT_NEEDED)
     assert "libsycl.so.9" in needed
-    system = ("libsycl.so.", "libstdc++.", "libgcc_s.", "libc.", "libm.", "ld-linux", "libpthread.", "libdl.")
+    system = (
+        "libsycl.so.",
+        "libstdc++.",
+        "libgcc_s.",
+        "libc.",
+        "libm.",
+        "ld-linux",
+        "libpthread.",
+        "libdl.",
+    )
     assert [name for name in needed if not name.startswith(system)] == []
     assert all(path.startswith("$ORIGIN") for entry in core.dynamic(DT_RUNPATH) for path in entry.split(":"))
 
@@ -57,7 +65,10 @@ print(*{m[0] for m in re.finditer(r"/\\S*/libsycl\\.so\\.\\d\\S*", open("/proc/s
 """
 
 
-@pytest.mark.parametrize("order", ["dpctl xeflash", "xeflash dpctl", "torch xeflash", "xeflash torch", "dpctl torch xeflash"])
+@pytest.mark.parametrize(
+    "order",
+    ["dpctl xeflash", "xeflash dpctl", "torch xeflash", "xeflash torch", "dpctl torch xeflash"],
+)
 def test_one_libsycl_whatever_is_imported_first(order):
     for name in order.split():
         pytest.importorskip(name)

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-
 import xeflash
 from reference import Features
 from tolerance import check_attention
@@ -27,7 +26,11 @@ SIGNATURES = {  # of flash-attn 2, then the keywords added at the end
     "flash_attn_func": (["q", "k", "v"], {}, ["s_aux"]),
     "flash_attn_qkvpacked_func": (["qkv"], {}, ["s_aux"]),
     "flash_attn_kvpacked_func": (["q", "kv"], {}, ["s_aux"]),
-    "flash_attn_varlen_func": (["q", "k", "v", *VARLEN], {"block_table": None}, ["s_aux", "seqused_k"]),
+    "flash_attn_varlen_func": (
+        ["q", "k", "v", *VARLEN],
+        {"block_table": None},
+        ["s_aux", "seqused_k"],
+    ),
     "flash_attn_varlen_qkvpacked_func": (["qkv", "cu_seqlens", "max_seqlen"], {}, ["s_aux"]),
     "flash_attn_varlen_kvpacked_func": (["q", "kv", *VARLEN], {}, ["s_aux"]),
 }

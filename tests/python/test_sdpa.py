@@ -5,7 +5,6 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
-
 import xeflash
 from reference import Features, to_float64
 from tolerance import assert_close, check_attention
@@ -15,7 +14,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def make(lead=(2, 4), lead_k=None, rows=63, keys=127, dim=64, dim_v=64, dtype=torch.float32):
     lead_k = lead if lead_k is None else lead_k
-    return [torch.randn(shape).to(dtype) for shape in ((*lead, rows, dim), (*lead_k, keys, dim), (*lead_k, keys, dim_v))]
+    return [
+        torch.randn(shape).to(dtype) for shape in ((*lead, rows, dim), (*lead_k, keys, dim), (*lead_k, keys, dim_v))
+    ]
 
 
 def check_sdpa(q, k, v, mask=None, **options):
@@ -30,12 +31,12 @@ def check_sdpa(q, k, v, mask=None, **options):
 
 def test_signature_starts_as_sdpas():
     parameters = inspect.signature(xeflash.attention).parameters
-    names = "query key value attn_mask dropout_p is_causal scale enable_gqa".split()
+    names = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
     assert list(parameters)[:8] == names
     defaults = [parameters[name].default for name in names[3:]]
     assert defaults == [None, 0.0, False, None, False]
     assert all(p.kind == inspect.Parameter.KEYWORD_ONLY for p in list(parameters.values())[8:])
-    added = "bottom_right window_size softcap alibi_slopes sinks return_lse rng out".split()
+    added = ["bottom_right", "window_size", "softcap", "alibi_slopes", "sinks", "return_lse", "rng", "out"]
     assert set(added) <= set(list(parameters)[8:])
 
 
@@ -45,7 +46,11 @@ def test_is_causal_is_top_left(sizes, dtype):
     check_sdpa(*make(rows=sizes[0], keys=sizes[1], dtype=dtype), is_causal=True)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 63, 127), (2, 1, 63, 127), (4, 1, 127), (63, 127), (1, 127), (1, 1), (2, 1, 1, 127)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 4, 63, 127), (2, 1, 63, 127), (4, 1, 127), (63, 127), (1, 127), (1, 1), (2, 1, 1, 127)],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_masks_broadcast(shape, kind):
     mask = torch.randn(shape)
@@ -90,7 +95,7 @@ def test_leading_dimensions_that_cannot_be_merged():
 def test_lse_has_the_shape_of_the_rows():
     for lead in [(), (5,), (2, 4), (2, 3, 4)]:
         q, k, v = make(lead)
-        out, lse = xeflash.attention(q, k, v, return_lse=True)
+        _, lse = xeflash.attention(q, k, v, return_lse=True)
         assert lse.shape == (*lead, 63) and lse.dtype == torch.float32
         torch.testing.assert_close(lse, (q @ k.mT / 8).logsumexp(-1), rtol=1e-5, atol=1e-5)
 
@@ -143,7 +148,7 @@ def test_dropout_is_reproducible():
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
 def test_dropout_statistics(p):
-    """With equal scores and V = 1 a row is the fraction of kept keys, scaled: mean 1, deviation sqrt(p / (1 - p) / Sk)."""
+    """With equal scores and V = 1 a row is the fraction of kept keys, scaled: deviation sqrt(p / (1 - p) / Sk)."""
     q, k, v = torch.zeros(2, 4, 200, 64), torch.zeros(2, 4, 1000, 64), torch.ones(2, 4, 1000, 64)
     rows = xeflash.attention(q, k, v, dropout_p=p, rng=(1, 2))[..., 0].double()
     deviation = (p / (1 - p) / 1000) ** 0.5

@@ -1,7 +1,7 @@
 """The disk cache: a folder per kernel with source.cpp, kernel.bin, build.log and meta.json.
 
-An entry is built in a folder aside and renamed whole, under a lock of its own, so that processes may share the cache and
-die at any moment. What is corrupt is built again.
+An entry is built in a folder aside and renamed whole, under a lock of its own, so that processes may share the cache
+and die at any moment. What is corrupt is built again.
 """
 
 from __future__ import annotations
@@ -42,16 +42,10 @@ def read(entry: Path) -> bytes | None:
         meta = json.loads((entry / "meta.json").read_text())
     except (OSError, ValueError):
         return None
-    return (
-        binary
-        if isinstance(meta, dict) and meta.get("sha256") == hashlib.sha256(binary).hexdigest()
-        else None
-    )
+    return binary if isinstance(meta, dict) and meta.get("sha256") == hashlib.sha256(binary).hexdigest() else None
 
 
-def get_or_build(
-    key: str, source: str, meta: dict[str, object], build: Callable[[], Built]
-) -> bytes:
+def get_or_build(key: str, source: str, meta: dict[str, object], build: Callable[[], Built]) -> bytes:
     """The binary of `key`, from disk or built now and kept. A cache that cannot be written is only warned about."""
     folder = cache_folder()
     entry = folder / key
@@ -68,8 +62,8 @@ def get_or_build(
             _write(folder, entry, source, meta, built)
     except OSError as error:
         warnings.warn(
-            f"xeflash: the kernel cache {folder} cannot be used ({error}); kernels are compiled again in every process. "
-            "Set XEFLASH_CACHE_DIR to a writable folder",
+            f"xeflash: the kernel cache {folder} cannot be used ({error}); kernels are compiled again in every "
+            "process. Set XEFLASH_CACHE_DIR to a writable folder",
             RuntimeWarning,
             stacklevel=2,
         )

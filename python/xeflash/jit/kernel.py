@@ -76,10 +76,7 @@ def render(desc: Desc) -> KernelSource:
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
         "}  // namespace xeflash",
-        *(
-            f"XF_KERNEL void {e}(xeflash::FwdParams p) {{ xeflash::{e}<xeflash::Config>(p); }}"
-            for e in entries
-        ),
+        *(f"XF_KERNEL void {e}(xeflash::FwdParams p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in entries),
         "",
     ]
     if arch in _CPU_ISA:
@@ -97,7 +94,5 @@ def digest_of_headers(folder: Path) -> str:
     """Of the names and texts of all headers."""
     hasher = hashlib.sha256()
     for path in sorted(folder.rglob("*.hpp")):
-        hasher.update(
-            path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
-        )
+        hasher.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return hasher.hexdigest()

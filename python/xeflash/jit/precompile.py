@@ -20,14 +20,19 @@ from xeflash.models import SHAPES
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def kernels_of(models: tuple[str, ...], device: dict[str, str], dtypes: tuple[str, ...]) -> Iterator[tuple[Desc, KernelSource]]:
+def kernels_of(
+    models: tuple[str, ...], device: dict[str, str], dtypes: tuple[str, ...]
+) -> Iterator[tuple[Desc, KernelSource]]:
     """Prefill and one-token decode of each model's layers; a kernel that several models share comes once."""
     seen: set[str] = set()
     for model in models:
         shape = SHAPES[model]
         for dtype in dtypes:
             for layer in shape.features:
-                for algorithm, rows in (("flash_fwd", 128), ("flash_decode", shape.heads_q // shape.heads_k)):
+                for algorithm, rows in (
+                    ("flash_fwd", 128),
+                    ("flash_decode", shape.heads_q // shape.heads_k),
+                ):
                     desc = Desc(algorithm, device["arch"], _DTYPES[dtype], shape.head_dim, shape.head_dim_v, rows,
                                 softcap=layer.softcap > 0, alibi=layer.alibi, device=device["name"],
                                 driver=device["driver"])  # fmt: skip
@@ -59,7 +64,14 @@ def compile_offline(kernel: KernelSource) -> cache.Built:
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "source.cpp", Path(folder) / "kernel.spv"
         source.write_text(kernel.text)
-        command = [str(PACKAGE / "bin" / "spirv"), str(library), str(source), str(output), *kernel.options, f"-I{HEADERS}"]
+        command = [
+            str(PACKAGE / "bin" / "spirv"),
+            str(library),
+            str(source),
+            str(output),
+            *kernel.options,
+            f"-I{HEADERS}",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{kernel.name} did not compile:\n{done.stderr}")

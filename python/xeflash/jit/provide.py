@@ -20,6 +20,8 @@ PACKAGE = Path(str(_core.__file__)).parent
 HEADERS = PACKAGE / "kernels"
 PREBUILT = PACKAGE / "prebuilt"
 
+_FORMAT = "1"  # of what is kept; to be raised when kernel.bin comes to hold something else
+
 _locks: dict[str, threading.Lock] = {}
 _locks_guard = threading.Lock()
 
@@ -74,7 +76,7 @@ def kept(kernel: KernelSource, desc: Desc, build: Callable[[], cache.Built]) -> 
 
 def cache_key(kernel: KernelSource, desc: Desc) -> str:
     """Names a kernel's entry: what it is, and a hash of all that its binary depends on."""
-    parts = [kernel.digest(_headers_digest()), _compiler(), desc.device, desc.driver]
+    parts = [_FORMAT, kernel.digest(_headers_digest()), _compiler(), desc.device, desc.driver]
     return f"{kernel.name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
@@ -85,7 +87,7 @@ def _lock_of(key: str) -> threading.Lock:
 
 def _compile(kernel: KernelSource, queue: int) -> bytes:
     try:
-        return _core.compile_source(queue, kernel.text, [*kernel.options, f"-I{HEADERS}"])
+        return bytes(_core.compile_source(queue, kernel.text, [*kernel.options, f"-I{HEADERS}"]))
     except RuntimeError as error:
         raise RuntimeError(_explain(kernel, str(error))) from None
 

@@ -1,0 +1,39 @@
+"""The extension, see python/host/module.cpp."""
+
+from collections.abc import Callable
+from typing import Any
+
+def forward(
+    function: str,
+    layout: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    cu_q: Any,
+    cu_k: Any,
+    max_q: int,
+    max_k: int,
+    used_k: Any,
+    bias: Any,
+    alibi: Any,
+    sinks: Any,
+    scale: float | None,
+    causal: bool,
+    left: int,
+    right: int,
+    top_left: bool,
+    softcap: float,
+    dropout: float,
+    seed: int,
+    offset: int,
+    want_lse: bool,
+    broadcast_heads: bool,
+    /,
+) -> tuple[Any, Any]: ...
+def set_kernel_provider(provider: Callable[[dict[str, Any], int], tuple[bytes, int]]) -> None: ...
+def devices() -> list[dict[str, Any]]: ...
+def host_queue() -> int: ...
+def allocate(queue: int, bytes: int) -> tuple[int, Any]: ...
+def compile_source(queue: int, source: str, options: list[str]) -> bytes: ...
+def compile_native(queue: int, binary: bytes, kernel: str) -> bytes: ...
