@@ -1,8 +1,9 @@
-// The SYCL CPU device as a backend of the tile vocabulary: one work-item per work-group, 16
-// explicit lanes.
+// The SYCL CPU device as a backend: one work-item per work-group, 16 explicit lanes.
 #pragma once
 
-#include <sycl/sycl.hpp>
+// Not all of sycl.hpp: it takes a second to parse.
+#include <sycl/ext/oneapi/free_function_queries.hpp>
+#include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 
 #include "cpu/dropout.hpp"
 #include "cpu/gather.hpp"

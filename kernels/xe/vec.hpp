@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <sycl/ext/intel/esimd.hpp>
 #include <sycl/ext/intel/esimd/xmx/dpas.hpp>
-#include <sycl/sycl.hpp>
 #include <type_traits>
 
 #define XF_INLINE inline __attribute__((always_inline))
