@@ -259,6 +259,12 @@ Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> s
     return read_exchange(py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), api, "",
                          "out");
   }
+  if (like.maker == Maker::kNumpy) {
+    static auto* float32 = new py::dtype("float32");
+    const auto type = dtype == like.dtype ? like.object.attr("dtype").cast<py::dtype>() : *float32;
+    const std::vector<py::ssize_t> sizes(shape.begin(), shape.end());
+    return read_numpy(py::array(type, sizes), "", "out");
+  }
   const py::object object =
       interop().attr("empty")(like.object, name_of(dtype), shape_tuple(shape));
   return read_array(object, "", "out");

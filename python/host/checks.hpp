@@ -7,6 +7,12 @@
 
 namespace xeflash {
 
+// Messages are put together only when they are needed: a call should cost a few microseconds.
+#define XF_REQUIRE(check, holds, ...) \
+  if (!(holds)) (check).refuse(__VA_ARGS__)
+#define XF_REQUIRE_DTYPE(check, holds, ...) \
+  if (!(holds)) (check).refuse_dtype(__VA_ARGS__)
+
 class Checker {
  public:
   explicit Checker(const std::string& function) : function_(function) {}
@@ -17,20 +23,19 @@ class Checker {
   }
   // A rule that starts with a point concerns an attribute of the argument: ".head_dim must be ...".
   template <class Error = py::value_error>
-  void require(bool holds, const char* name, const std::string& rule, const std::string& got,
-               const Array& a) const {
-    if (holds) return;
+  [[noreturn]] void refuse(const char* name, const std::string& rule, const std::string& got,
+                           const Array& a) const {
     const char* space = rule[0] == '.' ? "" : " ";
     refuse<Error>(std::string(name) + space + rule + ", got " + got + "; " + name +
                   ".shape = " + a.describe_shape());
   }
-  void require_dtype(const Array& a, const char* name, const std::string& rule, bool holds) const {
-    require<py::type_error>(holds, name, rule, name_of(a.dtype), a);
+  [[noreturn]] void refuse_dtype(const Array& a, const char* name, const std::string& rule) const {
+    refuse<py::type_error>(name, rule, name_of(a.dtype), a);
   }
   void require_same_place(const Array& a, const char* name, const Array& q,
                           const char* q_name) const {
     if (a.queue != q.queue || a.device_type != q.device_type || a.device_id != q.device_id) {
-      refuse<py::value_error>(std::string(name) + " must be on the device of " + q_name);
+      refuse(std::string(name) + " must be on the device of " + q_name);
     }
   }
   const char* function() const { return function_.c_str(); }

@@ -3,6 +3,7 @@ few kernels are compiled."""
 
 import math
 import os
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import torch
@@ -25,103 +26,134 @@ def windows(draw, keys):
     return draw(limit), draw(limit)
 
 
-@st.composite
-def strided(draw, shape, dtype, seed):
-    """A (B, H, S, D) tensor: its outer dimensions lie in memory in any order, with gaps; the last one is contiguous."""
-    order = draw(st.permutations(range(3)))
-    gaps = [draw(st.integers(0, 3)) for _ in range(3)]
-    lead, start = draw(st.integers(0, 5)), draw(st.integers(0, 3))
-    strides, step = [0, 0, 0, 1], shape[3] + lead
-    for axis, gap in zip(reversed(order), gaps, strict=True):
-        strides[axis] = step
-        step *= shape[axis] + gap
-    memory = torch.full((step + start + lead,), float("nan"), dtype=dtype)
-    x = memory.as_strided(shape, strides, start)
-    return x.copy_(torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype))
+@dataclass(frozen=True)
+class Layout:
+    """How a (B, H, S, D) array lies in memory: its outer dimensions in any order, with gaps, after some elements."""
+
+    order: tuple[int, ...]
+    gaps: tuple[int, ...]
+    row_gap: int
+    start: int
+
+    def lay_out(self, values):
+        strides, step = [0, 0, 0, 1], values.shape[3] + self.row_gap
+        for axis, gap in zip(reversed(self.order), self.gaps, strict=True):
+            strides[axis] = step
+            step *= values.shape[axis] + gap
+        memory = torch.full((step + self.start,), math.nan, dtype=values.dtype)
+        return memory.as_strided(values.shape, strides, self.start).copy_(values)
+
+
+gaps = st.integers(0, 3)
+layouts = st.builds(Layout, st.permutations(range(3)).map(tuple), st.tuples(gaps, gaps, gaps), st.integers(0, 5), gaps)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What hypothesis draws and prints; values come from the seed."""
+
+    kernel: tuple[str, int, int]
+    batch: int
+    heads: int
+    heads_k: int
+    rows: int
+    keys: int
+    window: tuple[int, int]
+    top_left: bool
+    scale: float | None
+    sinks: bool
+    variant: str
+    choice: object  # of the variant: broadcast and visible fraction, softcap, slopes per batch, or dropout and rng
+    layouts: tuple[Layout, Layout, Layout]
+    kind: str
+    seed: int
+
+    def build(self):
+        generator = torch.Generator().manual_seed(self.seed)
+        (dtype, dim, dim_v), heads_k = self.kernel, self.heads_k
+        shapes = [(self.heads, self.rows, dim), (heads_k, self.keys, dim), (heads_k, self.keys, dim_v)]
+        values = [torch.randn(self.batch, *shape, generator=generator).to(DTYPES[dtype]) for shape in shapes]
+        q, k, v = (layout.lay_out(x) for layout, x in zip(self.layouts, values, strict=True))
+        f = Features(self.scale, self.window, self.top_left, empty_lse=-math.inf)
+        if self.sinks:
+            f = f.with_(sinks=torch.randn(self.heads, generator=generator))
+        if self.variant == "mask":
+            broadcast, fraction = self.choice
+            sizes = {"b": self.batch, "h": self.heads, "q": self.rows, "k": self.keys, "1": 1}
+            f = f.with_(mask=torch.rand([sizes[letter] for letter in broadcast], generator=generator) < fraction)
+        elif self.variant == "softcap":
+            f = f.with_(softcap=self.choice)
+        elif self.variant == "alibi":
+            shape = (self.batch, self.heads) if self.choice else (self.heads,)
+            f = f.with_(alibi=torch.rand(shape, generator=generator))
+        elif self.variant == "dropout":
+            f = f.with_(dropout=self.choice[0], rng=self.choice[1:])
+        return q, k, v, f
+
+
+CHOICES = {
+    "plain": st.none(),
+    "mask": st.tuples(st.sampled_from(sorted(BROADCASTS)), st.sampled_from([0.0, 0.1, 0.9, 1.0])),
+    "softcap": st.sampled_from([0.5, 3.0, 50.0]),
+    "alibi": st.booleans(),
+    "dropout": st.tuples(st.sampled_from([1e-4, 0.1, 0.5, 0.99]), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+}
 
 
 @st.composite
 def problems(draw):
-    dtype, dim, dim_v = draw(st.sampled_from(KERNELS))
-    dtype = DTYPES[dtype]
-    batch, heads_k, group = (
-        draw(st.integers(1, 3)),
-        draw(st.integers(1, 3)),
-        draw(st.sampled_from([1, 3, 4, 5])),
-    )
-    variant = draw(st.sampled_from(["plain", "plain", "mask", "softcap", "alibi", "dropout"]))
+    variant = draw(st.sampled_from(["plain", *CHOICES]))
     # Small tiles have kernels of their own: not for every variant.
-    rows, keys = (
-        draw(lengths if variant in ("plain", "mask") else st.integers(33, 150)),
-        draw(lengths),
+    rows, keys = draw(lengths if variant in ("plain", "mask") else st.integers(33, 150)), draw(lengths)
+    heads_k = draw(st.integers(1, 3))
+    return Problem(
+        kernel=draw(st.sampled_from(KERNELS)),
+        batch=draw(st.integers(1, 3)),
+        heads=heads_k * draw(st.sampled_from([1, 3, 4, 5])),
+        heads_k=heads_k,
+        rows=rows,
+        keys=keys,
+        window=draw(windows(keys)),
+        top_left=draw(st.booleans()),
+        scale=draw(st.sampled_from([None, 0.0, -0.1, 0.25]) | st.floats(-0.25, 0.25, width=32)),
+        sinks=draw(st.booleans()),
+        variant=variant,
+        choice=draw(CHOICES[variant]),
+        layouts=draw(st.tuples(layouts, layouts, layouts)),
+        kind=draw(st.sampled_from(["torch", "numpy"])),
+        seed=draw(st.integers(0, 2**20)),
     )
-    heads, seed = heads_k * group, draw(st.integers(0, 2**20))
-    q = draw(strided((batch, heads, rows, dim), dtype, seed))
-    k = draw(strided((batch, heads_k, keys, dim), dtype, seed + 1))
-    v = draw(strided((batch, heads_k, keys, dim_v), dtype, seed + 2))
-
-    generator = torch.Generator().manual_seed(seed + 3)
-    f = Features(window=draw(windows(keys)), top_left=draw(st.booleans()))
-    f = f.with_(scale=draw(st.sampled_from([None, 0.0, -0.1, 0.25]) | st.floats(-0.25, 0.25, width=32)))
-    if draw(st.booleans()):
-        f = f.with_(sinks=torch.randn(heads, generator=generator))
-    if variant == "mask":
-        sizes = {"b": batch, "h": heads, "q": rows, "k": keys, "1": 1}
-        shape = [sizes[letter] for letter in BROADCASTS[draw(st.sampled_from(sorted(BROADCASTS)))]]
-        f = f.with_(mask=torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.1, 0.9, 1.0])))
-    elif variant == "softcap":
-        f = f.with_(softcap=draw(st.sampled_from([0.5, 3.0, 50.0])))
-    elif variant == "alibi":
-        shape = draw(st.sampled_from([(heads,), (batch, heads)]))
-        f = f.with_(alibi=torch.rand(shape, generator=generator))
-    elif variant == "dropout":
-        rng = (draw(st.integers(0, 2**64 - 1)), draw(st.integers(0, 2**64 - 1)))
-        f = f.with_(dropout=draw(st.sampled_from([1e-4, 0.1, 0.5, 0.99])), rng=rng)
-    return q, k, v, f
 
 
 @settings(max_examples=EXAMPLES)
-@given(problems(), st.sampled_from(["torch", "numpy"]))
-def test_attention_matches_reference(problem, kind):
-    q, k, v, f = problem
+@given(problems())
+def test_attention_matches_reference(problem):
+    q, k, v, f = problem.build()
     out, lse = xeflash.attention(
-        *(to_array(x, kind) for x in (q, k, v)),
-        attn_mask=to_array(f.mask, kind),
+        *(to_array(x, problem.kind) for x in (q, k, v)),
+        attn_mask=to_array(f.mask, problem.kind),
         dropout_p=f.dropout,
         scale=f.scale,
         enable_gqa=True,
         bottom_right=not f.top_left,
         window_size=f.window,
         softcap=f.softcap,
-        alibi_slopes=to_array(f.alibi, kind),
-        sinks=to_array(f.sinks, kind),
+        alibi_slopes=to_array(f.alibi, problem.kind),
+        sinks=to_array(f.sinks, problem.kind),
         return_lse=True,
         rng=f.rng if f.dropout else None,
     )
-    case = f"{tuple(q.shape)} {tuple(k.shape)} {f}"
-    check_attention(case, q, k, v, f.with_(empty_lse=-math.inf), from_array(out, kind), from_array(lse, kind))
+    check_attention("problem", q, k, v, f, from_array(out, problem.kind), from_array(lse, problem.kind))
 
 
 @st.composite
 def packed_sequences(draw):
-    kernel = draw(st.sampled_from(KERNELS))
-    sequences = draw(
-        st.lists(
-            st.tuples(st.integers(0, 90), st.integers(0, 90), st.integers(0, 9)),
-            min_size=1,
-            max_size=6,
-        )
-    )
-    # Sequences share one window, which must stay below the longest.
-    most = max(1, *(keys for _, keys, _ in sequences))
-    return (
-        kernel,
-        sequences,
-        draw(windows(most)),
-        draw(st.booleans()),
-        draw(st.integers(1, 4)),
-        draw(st.integers(0, 99)),
-    )
+    """Kernel, (rows, keys, unused keys) of each sequence, window, with seqused_k, heads, seed."""
+    length = st.integers(0, 90)
+    sequences = draw(st.lists(st.tuples(length, length, st.integers(0, 9)), min_size=1, max_size=6))
+    window = draw(windows(max(1, *(keys for _, keys, _ in sequences))))
+    numbers = draw(st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 99)))
+    return draw(st.sampled_from(KERNELS)), sequences, window, *numbers
 
 
 @settings(max_examples=EXAMPLES // 2)
@@ -133,28 +165,16 @@ def test_varlen_matches_the_sequences_one_by_one(problem):
     used = [max(0, n - less) for n, less in zip(keys, unused, strict=True)] if with_used else keys
     cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0).int() for n in (rows, keys))
     q = torch.randn(sum(rows), heads * 2, dim).to(DTYPES[dtype])
-    k, v = (
-        torch.randn(sum(keys), heads, dim).to(q.dtype),
-        torch.randn(sum(keys), heads, dim_v).to(q.dtype),
-    )
+    k, v = torch.randn(sum(keys), heads, dim).to(q.dtype), torch.randn(sum(keys), heads, dim_v).to(q.dtype)
     seqused_k = torch.tensor(used, dtype=torch.int32) if with_used else None
+    arguments = (q, k, v, cu_q, cu_k, max(rows), max(keys))
     out, lse, _ = xeflash.flash_attn_varlen_func(
-        *(q, k, v, cu_q, cu_k, max(rows), max(keys)),
-        window_size=window,
-        return_attn_probs=True,
-        seqused_k=seqused_k,
+        *arguments, window_size=window, return_attn_probs=True, seqused_k=seqused_k
     )
-    assert out.shape == (sum(rows), heads * 2, dim_v) and lse.shape == (heads * 2, sum(rows))
+    assert out.shape == (sum(rows), heads * 2, dim_v)
+    assert lse.shape == (heads * 2, sum(rows))
     for i in range(len(rows)):
         row, key = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i] + used[i])
         parts = (x[part].transpose(0, 1)[None] for x, part in ((q, row), (k, key), (v, key), (out, row)))
         q_i, k_i, v_i, out_i = parts
-        check_attention(
-            f"sequence {i} of {problem}",
-            q_i,
-            k_i,
-            v_i,
-            Features(window=window),
-            out_i,
-            lse[None, :, row],
-        )
+        check_attention(f"sequence {i}", q_i, k_i, v_i, Features(window=window), out_i, lse[None, :, row])
