@@ -36,8 +36,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   if (p.scale < 0) negate(Q);
   Tile<Br, dv> O;
   fill(O, 0.f);
-  const float sink =
-      p.sinks ? p.sinks[work.head] * kLog2e : kNoScore;  // a key without a value, seen first
+  // A sink is a key without a value, seen first.
+  const float sink = p.sinks ? p.sinks[work.head] * kLog2e : kNoScore;
   ColVec<Br> m(max(sink, kNoScore));
   ColSum<Br> l(sink > kNoScore ? 1.f : 0.f);
 
