@@ -2,259 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
+#include <new>
+#include <optional>
 
-#include "checks.hpp"
 #include "kernels.hpp"
+#include "problem.hpp"
 
 namespace xeflash {
 namespace {
-
-constexpr int kMaxHeadDim = 576;
-constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
-
-// The arrays of a request in one shape of thought: sizes and (batch, row, head) strides, whatever
-// the layout.
-struct Problem {
-  Array q, k, v;
-  const char *q_name, *k_name, *v_name;
-  int64_t batch = 0, heads_q = 0, heads_k = 0, sq = 0, sk = 0, d = 0, dv = 0;
-  int64_t tokens_q = 0, tokens_k = 0;  // rows of the packed arrays
-  Array cu_q, cu_k, used_k, bias, alibi, sinks;
-  bool packed = false;
-};
-
-struct Axes {
-  int batch, row, head;
-};
-Axes axes_of(Layout layout) {
-  switch (layout) {
-    case Layout::kBSHD:
-      return {0, 1, 2};
-    case Layout::kBHSD:
-      return {0, 2, 1};
-    default:
-      return {-1, 0, 1};
-  }
-}
 
 TensorArg tensor_arg(const Array& a, Layout layout) {
   const Axes axes = axes_of(layout);
   TensorArg t{a.data, 0, a.strides[axes.row], a.strides[axes.head]};
   if (axes.batch >= 0 && a.shape[axes.batch] > 1) t.batch = a.strides[axes.batch];
   return t;
-}
-
-std::string number(int64_t n) { return std::to_string(n); }
-
-void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
-  const bool sdpa = r.layout == Layout::kBHSD;
-  p.q_name = sdpa ? "query" : "q";
-  p.k_name = sdpa ? "key" : "k";
-  p.v_name = sdpa ? "value" : "v";
-  const char* f = check.function();
-  p.q = with_contiguous_rows(read_array(r.q, f, p.q_name), f, p.q_name);
-  p.k = with_contiguous_rows(read_array(r.k, f, p.k_name), f, p.k_name);
-  p.v = with_contiguous_rows(read_array(r.v, f, p.v_name), f, p.v_name);
-  p.packed = r.layout == Layout::kTHD;
-
-  const int rank = p.packed ? 3 : 4;
-  const Axes axes = axes_of(r.layout);
-  XF_REQUIRE_DTYPE(
-      check, p.q.dtype == DType::kF32 || p.q.dtype == DType::kF16 || p.q.dtype == DType::kBF16, p.q,
-      p.q_name, "must be float32, float16 or bfloat16");
-  const std::pair<const Array*, const char*> arrays[] = {
-      {&p.q, p.q_name}, {&p.k, p.k_name}, {&p.v, p.v_name}};
-  for (const auto& [a, name] : arrays) {
-    XF_REQUIRE(check, a->ndim == rank, name, "must have " + number(rank) + " dimensions",
-               number(a->ndim), *a);
-    XF_REQUIRE_DTYPE(
-        check, a->dtype == p.q.dtype, *a, name,
-        std::string("must have the dtype of ") + p.q_name + " (" + name_of(p.q.dtype) + ")");
-    check.require_same_place(*a, name, p.q, p.q_name);
-    const int64_t dim = a->shape[rank - 1];
-    XF_REQUIRE(check, dim >= 1 && dim <= kMaxHeadDim, name,
-               ".head_dim must be 1 to " + number(kMaxHeadDim), number(dim), *a);
-  }
-  auto same = [&](const Array& a, const char* name, const char* what, int64_t got, int64_t want,
-                  const char* of) {
-    XF_REQUIRE(
-        check, got == want, name,
-        std::string(".") + what + " must equal " + of + "." + what + " (" + number(want) + ")",
-        number(got), a);
-  };
-  p.d = p.q.shape[rank - 1];
-  p.dv = p.v.shape[rank - 1];
-  p.heads_q = p.q.shape[axes.head];
-  p.heads_k = p.k.shape[axes.head];
-  p.sq = p.tokens_q = p.q.shape[axes.row];
-  p.sk = p.tokens_k = p.k.shape[axes.row];
-  same(p.k, p.k_name, "head_dim", p.k.shape[rank - 1], p.d, p.q_name);
-  same(p.v, p.v_name, "heads", p.v.shape[axes.head], p.heads_k, p.k_name);
-  same(p.v, p.v_name, "length", p.v.shape[axes.row], p.sk, p.k_name);
-  if (axes.batch >= 0) {
-    p.batch = p.q.shape[axes.batch];
-    for (const auto& [a, name] : {arrays[1], arrays[2]}) {
-      if (sdpa && a->shape[axes.batch] == 1) continue;  // broadcast
-      same(*a, name, "batch", a->shape[axes.batch], p.batch, p.q_name);
-    }
-  }
-  XF_REQUIRE(check, p.heads_k > 0 ? p.heads_q % p.heads_k == 0 : p.heads_q == 0, p.k_name,
-             std::string(".heads must divide ") + p.q_name + ".heads (" + number(p.heads_q) + ")",
-             number(p.heads_k), p.k);
-  XF_REQUIRE(check, p.heads_q == p.heads_k || p.heads_k == 1 || r.broadcast_heads, p.k_name,
-             std::string(".heads must equal ") + p.q_name + ".heads (" + number(p.heads_q) +
-                 ") unless enable_gqa=True",
-             number(p.heads_k), p.k);
-  XF_REQUIRE(check, p.sq <= kMaxLength, p.q_name, ".length must be below 2^31", number(p.sq), p.q);
-  XF_REQUIRE(check, p.sk <= kMaxLength, p.k_name, ".length must be below 2^31", number(p.sk), p.k);
-}
-
-Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& p,
-                 const Checker& check) {
-  Array a = read_array(object, check.function(), name);
-  XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
-  XF_REQUIRE(check, a.ndim == 1, name, "must have 1 dimension", number(a.ndim), a);
-  if (size >= 0)
-    XF_REQUIRE(check, a.shape[0] == size, name, "must have " + number(size) + " entries",
-               number(a.shape[0]), a);
-  XF_REQUIRE(check, a.is_packed(), name, "must be contiguous", "strides", a);
-  check.require_same_place(a, name, p.q, p.q_name);
-  return a;
-}
-
-// Starts of packed sequences. In host memory they are read here; on a device the caller is trusted,
-// as reading them would wait for the queue.
-void check_starts(const Array& a, const char* name, int64_t tokens, int64_t longest,
-                  const char* longest_name, const Checker& check) {
-  if (a.queue) return;
-  const auto* starts = reinterpret_cast<const int32_t*>(a.data);
-  XF_REQUIRE(check, starts[0] == 0, name, "must start with 0", number(starts[0]), a);
-  for (int64_t i = 1; i < a.shape[0]; ++i) {
-    const int64_t length = static_cast<int64_t>(starts[i]) - starts[i - 1];
-    XF_REQUIRE(check, length >= 0, name, "must not decrease",
-               number(starts[i]) + " after " + number(starts[i - 1]), a);
-    XF_REQUIRE(check, length <= longest, longest_name,
-               "must be at least the longest sequence (" + number(length) + ")", number(longest),
-               a);
-  }
-  const int64_t end = starts[a.shape[0] - 1];
-  XF_REQUIRE(check, end == tokens, name,
-             "must end with the number of packed rows (" + number(tokens) + ")", number(end), a);
-}
-
-void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
-  if (!p.packed) return;
-  p.cu_q = read_int32(r.cu_q, "cu_seqlens_q", -1, p, check);
-  XF_REQUIRE(check, p.cu_q.shape[0] >= 1, "cu_seqlens_q", "must have batch + 1 entries", "0",
-             p.cu_q);
-  p.batch = p.cu_q.shape[0] - 1;
-  p.cu_k = read_int32(r.cu_k, "cu_seqlens_k", p.batch + 1, p, check);
-  if (r.max_q < 0 || r.max_q > kMaxLength)
-    check.refuse("max_seqlen_q must be 0 to 2^31 - 1, got " + number(r.max_q));
-  if (r.max_k < 0 || r.max_k > kMaxLength)
-    check.refuse("max_seqlen_k must be 0 to 2^31 - 1, got " + number(r.max_k));
-  check_starts(p.cu_q, "cu_seqlens_q", p.tokens_q, r.max_q, "max_seqlen_q", check);
-  check_starts(p.cu_k, "cu_seqlens_k", p.tokens_k, r.max_k, "max_seqlen_k", check);
-  p.sq = r.max_q;
-  p.sk = r.max_k;
-  if (r.used_k.is_none()) return;
-  p.used_k = read_int32(r.used_k, "seqused_k", p.batch, p, check);
-  if (p.used_k.queue) return;
-  const auto* used = reinterpret_cast<const int32_t*>(p.used_k.data);
-  const auto* starts = reinterpret_cast<const int32_t*>(p.cu_k.data);
-  for (int64_t i = 0; i < p.batch; ++i) {
-    XF_REQUIRE(check, used[i] >= 0 && used[i] <= starts[i + 1] - starts[i], "seqused_k",
-               "must be 0 to the sequence's length (" + number(starts[i + 1] - starts[i]) + ")",
-               number(used[i]), p.used_k);
-  }
-}
-
-void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
-  const char* f = check.function();
-  if (!r.bias.is_none()) {
-    p.bias = read_array(r.bias, f, "attn_mask");
-    XF_REQUIRE_DTYPE(
-        check,
-        p.bias.dtype == DType::kBool || p.bias.dtype == DType::kF32 || p.bias.dtype == p.q.dtype,
-        p.bias, "attn_mask", std::string("must be bool, float32 or the dtype of ") + p.q_name);
-    check.require_same_place(p.bias, "attn_mask", p.q, p.q_name);
-    const std::array<int64_t, 4> full = {p.batch, p.heads_q, p.sq, p.sk};
-    bool fits = p.bias.ndim <= 4;
-    for (int i = 0; fits && i < p.bias.ndim; ++i) {
-      const int64_t n = p.bias.shape[p.bias.ndim - 1 - i];
-      fits = n == 1 || n == full[3 - i];
-    }
-    XF_REQUIRE(check, fits, "attn_mask",
-               "must broadcast to [" + number(full[0]) + ", " + number(full[1]) + ", " +
-                   number(full[2]) + ", " + number(full[3]) + "]",
-               p.bias.describe_shape(), p.bias);
-  }
-  if (!r.alibi.is_none()) {
-    p.alibi = read_array(r.alibi, f, "alibi_slopes");
-    XF_REQUIRE_DTYPE(check, p.alibi.dtype == DType::kF32, p.alibi, "alibi_slopes",
-                     "must be float32");
-    const bool per_head = p.alibi.ndim == 1 && p.alibi.shape[0] == p.heads_q;
-    const bool per_batch =
-        p.alibi.ndim == 2 && p.alibi.shape[0] == p.batch && p.alibi.shape[1] == p.heads_q;
-    XF_REQUIRE(check, per_head || per_batch, "alibi_slopes",
-               "must have shape [" + number(p.heads_q) + "] or [" + number(p.batch) + ", " +
-                   number(p.heads_q) + "]",
-               p.alibi.describe_shape(), p.alibi);
-    p.alibi = with_contiguous_rows(std::move(p.alibi), f, "alibi_slopes");
-    check.require_same_place(p.alibi, "alibi_slopes", p.q, p.q_name);
-  }
-  if (!r.sinks.is_none()) {
-    const char* name = r.layout == Layout::kBHSD ? "sinks" : "s_aux";
-    p.sinks = read_array(r.sinks, f, name);
-    XF_REQUIRE_DTYPE(check,
-                     p.sinks.dtype == DType::kF32 || p.sinks.dtype == DType::kF16 ||
-                         p.sinks.dtype == DType::kBF16,
-                     p.sinks, name, "must be a floating type");
-    XF_REQUIRE(check, p.sinks.ndim == 1 && p.sinks.shape[0] == p.heads_q, name,
-               "must have shape [" + number(p.heads_q) + "]", p.sinks.describe_shape(), p.sinks);
-    check.require_same_place(p.sinks, name, p.q, p.q_name);
-    p.sinks = with_contiguous_rows(as_float32(std::move(p.sinks), f, name), f, name);
-  }
-}
-
-void check_numbers(const FwdRequest& r, const Checker& check) {
-  auto text = [](double x) { return py::str(py::float_(x)).cast<std::string>(); };
-  if (r.scale && !std::isfinite(*r.scale))
-    check.refuse("softmax scale must be finite, got " + text(*r.scale));
-  if (!(r.softcap >= 0) || !std::isfinite(r.softcap))
-    check.refuse("softcap must be 0 (off) or positive, got " + text(r.softcap));
-  if (!(r.dropout >= 0 && r.dropout <= 1))
-    check.refuse("dropout_p must be 0 to 1, got " + text(r.dropout));
-  for (int64_t side : {r.left, r.right}) {
-    if (side < -1)
-      check.refuse("window_size must be -1 (unlimited) or not negative, got " + number(side));
-  }
-}
-
-Array result_array(Problem& p, const FwdRequest& r, const Checker& check) {
-  const Axes axes = axes_of(r.layout);
-  if (!r.out.is_none()) {
-    Array out = read_array(r.out, check.function(), "out");
-    XF_REQUIRE_DTYPE(check, out.dtype == p.q.dtype, out, "out",
-                     std::string("must have the dtype of ") + p.q_name);
-    check.require_same_place(out, "out", p.q, p.q_name);
-    bool fits = out.ndim == p.q.ndim && out.shape[out.ndim - 1] == p.dv;
-    for (int i = 0; fits && i < out.ndim - 1; ++i) fits = out.shape[i] == p.q.shape[i];
-    XF_REQUIRE(check, fits, "out",
-               std::string("must have the shape of ") + p.q_name + " with head_dim " + number(p.dv),
-               out.describe_shape(), out);
-    XF_REQUIRE(check, out.strides[out.ndim - 1] == 1 || p.dv == 1, "out",
-               "must have a contiguous last dimension",
-               "stride " + number(out.strides[out.ndim - 1]), out);
-    XF_REQUIRE(check, out.writable, "out", "must be writable", "a read-only array", out);
-    return out;
-  }
-  if (p.packed) return new_array(p.q, p.q.dtype, {p.tokens_q, p.heads_q, p.dv});
-  return new_array(p.q, p.q.dtype,
-                   {p.batch, p.q.shape[std::min(axes.row, axes.head)],
-                    p.q.shape[std::max(axes.row, axes.head)], p.dv});
 }
 
 // Rows that a tile can be filled with: what the tuning tables choose its height by.
@@ -275,28 +37,36 @@ int splits_for(int64_t items, int64_t keys, int compute_units) {
   return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + 255) / 256)));
 }
 
-// Where splits leave their results. One buffer per thread and queue: a thread's launches follow
-// each other.
-float* partial_buffer(sycl::queue& queue, size_t floats) {
-  struct Buffer {
-    sycl::queue* queue = nullptr;
-    float* data = nullptr;
-    size_t size = 0;
-  };
-  thread_local Buffer buffer;
-  if (buffer.queue != &queue || buffer.size < floats) {
-    if (buffer.data) {
-      buffer.queue->wait();
-      sycl::free(buffer.data, *buffer.queue);
+// Where splits leave their results. One buffer per thread, for the queue it used last: a thread's
+// launches on an in-order queue follow each other, and on another queue each is waited for.
+class PartialBuffer {
+ public:
+  float* get(const sycl::queue& queue, size_t floats) {
+    if (!queue_ || *queue_ != queue || size_ < floats) {
+      release();
+      data_ = sycl::aligned_alloc_device<float>(64, floats, queue);
+      if (!data_) throw std::bad_alloc();
+      queue_ = queue;
+      size_ = floats;
     }
-    buffer = {&queue, sycl::aligned_alloc_device<float>(64, floats, queue), floats};
-    if (!buffer.data) {
-      buffer = {};
-      throw std::bad_alloc();
-    }
+    return data_;
   }
-  return buffer.data;
-}
+  ~PartialBuffer() { release(); }
+
+ private:
+  void release() {
+    if (!data_) return;
+    queue_->wait();
+    sycl::free(data_, *queue_);
+    data_ = nullptr;
+    queue_.reset();
+  }
+
+  std::optional<sycl::queue> queue_;
+  float* data_ = nullptr;
+  size_t size_ = 0;
+};
+thread_local PartialBuffer partial_buffer;
 
 void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   if (p.bias.data) {
@@ -335,15 +105,7 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
 }  // namespace
 
 py::tuple forward(const FwdRequest& r) {
-  const Checker check(r.function);
-  check_numbers(r, check);
-  Problem p;
-  read_qkv(p, r, check);
-  read_packing(p, r, check);
-  read_score_arrays(p, r, check);
-  if (p.batch > kMaxLength || p.heads_q > kMaxLength)
-    check.refuse("batch and heads must be below 2^31");
-
+  const Problem p = read_problem(r);
   sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
   const bool empty = p.batch * p.heads_q * p.sq * (p.packed ? p.tokens_q : 1) == 0;
 
@@ -359,11 +121,11 @@ py::tuple forward(const FwdRequest& r) {
     desc.rows = rows_for(desc.algorithm, p);
     desc.head_dim = static_cast<uint16_t>(p.d);
     desc.head_dim_v = static_cast<uint16_t>(p.dv);
-    desc.device = p.q.queue ? static_cast<uint8_t>(device_index(queue)) : 255;
+    desc.device = p.q.queue ? static_cast<uint8_t>(device_index(queue)) : kMaxDevices;
     kernels = &find_kernels(desc, queue);
   }
 
-  const Array out = result_array(p, r, check);
+  const Array out = result_array(p, r);
   Array lse;
   if (r.want_lse) {
     lse = p.packed ? new_array(p.q, DType::kF32, {p.heads_q, p.tokens_q})
@@ -414,7 +176,7 @@ py::tuple forward(const FwdRequest& r) {
     if (params.splits > 1) {
       const int64_t rows = p.batch * p.heads_q * params.splits;
       params.partial =
-          partial_buffer(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
+          partial_buffer.get(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
     }
     done = launch(queue, *kernels->main, params, static_cast<uint64_t>(items) * params.splits);
     if (params.splits > 1) {

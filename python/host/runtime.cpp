@@ -116,6 +116,8 @@ int device_index(const sycl::queue& queue) {
   for (size_t i = 0; i < known.size(); ++i) {
     if (known[i].device == device && known[i].context == context) return static_cast<int>(i);
   }
+  if (known.size() == kMaxDevices)
+    throw std::runtime_error("too many SYCL contexts in one process");
   known.push_back({device, context});
   return static_cast<int>(known.size() - 1);
 }

@@ -25,7 +25,8 @@ std::vector<DeviceFacts> all_devices();
 // The in-order queue of the SYCL CPU device, for arrays in host memory.
 sycl::queue& host_queue();
 
-// A small number that stands for the queue's device and context in keys.
+// A number below kMaxDevices that stands for the queue's device and context in keys.
+constexpr int kMaxDevices = 255;
 int device_index(const sycl::queue& queue);
 
 // Compiles SYCL source for the queue's device into a form that compile_native takes. Throws with

@@ -151,18 +151,42 @@ def test_numpy_arrays_at_any_address(bytes_off):
     check_attention("unaligned", q, k, v, Features(), torch.from_numpy(out))
 
 
-def test_elements_of_a_record_array():
-    """Strides that are no multiple of the element."""
-    q, k, v = make()
+def in_records(x):
+    """x in an array of records: its strides are no multiple of the element."""
+    records = np.zeros(x.shape, np.dtype([("x", x.dtype), ("flag", np.uint8)]))
+    records["x"] = x
+    return records["x"]
 
-    def in_records(x):
-        records = np.zeros(x.shape[:-1], np.dtype([("row", np.float32, (64,)), ("flag", np.uint8)]))
-        records["row"] = x
-        assert records["row"].strides[-2] % 4
-        return records["row"]
 
+@pytest.mark.parametrize("dim", [64, 1])
+def test_elements_of_records(dim):
+    q, k, v = make(dim=dim, dim_v=dim)
     out = xeflash.attention(*(in_records(x.numpy()) for x in (q, k, v)), enable_gqa=True)
     check_attention("records", q, k, v, Features(), torch.from_numpy(out))
+
+
+def test_rows_of_records():
+    q, k, v = make()
+    records = np.zeros(q.shape[:-1], np.dtype([("row", np.float32, (64,)), ("flag", np.uint8)]))
+    records["row"] = q.numpy()
+    assert records["row"].strides == (records.strides[0], records.strides[1], 257, 4)
+    out = xeflash.attention(records["row"], k.numpy(), v.numpy(), enable_gqa=True)
+    check_attention("records", q, k, v, Features(), torch.from_numpy(out))
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "alibi_slopes", "sinks", "out"])
+def test_other_arguments_in_records(name):
+    q, k, v = make()
+    values = torch.randn({"attn_mask": (63, 127), "out": (2, 4, 63, 64)}.get(name, (4,)))
+    names = {"attn_mask": "mask", "alibi_slopes": "alibi", "sinks": "sinks"}
+    f = Features(top_left=True).with_(**({} if name == "out" else {names[name]: values}))
+    argument = in_records(values.numpy())
+    if name == "out":
+        with pytest.raises(ValueError, match=r"^attention: out must have a contiguous last dimension"):
+            xeflash.attention(*(x.numpy() for x in (q, k, v)), enable_gqa=True, out=argument)
+        return
+    out = xeflash.attention(*(x.numpy() for x in (q, k, v)), enable_gqa=True, **{name: argument})
+    check_attention("records", q, k, v, f, torch.from_numpy(out))
 
 
 def test_read_only_numpy_inputs(tmp_path):

@@ -1,0 +1,36 @@
+// A request's arrays, checked: sizes and strides, whatever the layout and the framework.
+#pragma once
+
+#include <limits>
+
+#include "array.hpp"
+#include "forward.hpp"
+
+namespace xeflash {
+
+constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
+
+// The arrays of a request in one shape of thought: sizes and (batch, row, head) strides, whatever
+// the layout.
+struct Problem {
+  Array q, k, v;
+  const char *q_name, *k_name, *v_name;
+  int64_t batch = 0, heads_q = 0, heads_k = 0, sq = 0, sk = 0, d = 0, dv = 0;
+  int64_t tokens_q = 0, tokens_k = 0;  // rows of the packed arrays
+  Array cu_q, cu_k, used_k, bias, alibi, sinks;
+  bool packed = false;
+};
+
+struct Axes {
+  int batch, row, head;
+};
+Axes axes_of(Layout layout);
+
+// Refuses what cannot be computed with a message that names function, argument, rule and value;
+// nothing has been allocated or written by then.
+Problem read_problem(const FwdRequest& request);
+
+// request.out, checked, or a new array.
+Array result_array(const Problem& problem, const FwdRequest& request);
+
+}  // namespace xeflash
