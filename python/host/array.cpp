@@ -85,6 +85,7 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const cha
   Array a;
   a.object = py::reinterpret_borrow<py::object>(object);
   a.maker = Maker::kExchange;
+  a.stream_ordered = true;  // torch's caching allocator
   a.exchange = api;
   a.device_type = t.device.type;
   a.device_id = t.device.id;
@@ -171,6 +172,7 @@ Array read_other(py::handle object, const char* function, const char* name) {
   }
   a.queue = reinterpret_cast<void*>(d[4].cast<uintptr_t>());
   a.writable = d[5].cast<bool>();
+  a.stream_ordered = d[6].cast<bool>();
   return a;
 }
 

@@ -33,6 +33,7 @@ struct Array {
   DType dtype = DType::kOther;
   void* queue = nullptr;  // sycl::queue*, null: host memory
   bool writable = true;
+  bool stream_ordered = false;  // freed memory is not reused before its stream has got there
 
   int64_t size() const {
     int64_t n = 1;

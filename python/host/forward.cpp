@@ -158,9 +158,11 @@ py::tuple forward(const FwdRequest& r) {
   set_features(params, p, r);
 
   // Host arrays are ready when we return. On an in-order queue later work of the caller follows by
-  // itself; on another queue everything before us has to be finished first, and we have to be
-  // finished before anything else.
-  const bool in_order = queue.is_in_order(), wait = !p.q.queue || !in_order;
+  // itself, so there is nothing to wait for if the caller may drop the arrays before we are done.
+  // On another queue everything before us has to be finished first, and we have to be finished
+  // before anything else.
+  const bool in_order = queue.is_in_order();
+  const bool wait = !p.q.queue || !in_order || !p.q.stream_ordered;
   py::gil_scoped_release nogil;
   if (!in_order) queue.wait_and_throw();
   sycl::event done;

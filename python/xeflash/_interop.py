@@ -13,7 +13,7 @@ _TYPES = {"f4": "float32", "f2": "float16", "V2": "bfloat16", "b1": "bool", "i4"
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int32": 4}
 _TYPESTRS = {name: ("<" if _SIZES[name] > 1 else "|") + code for code, name in _TYPES.items()}
 
-Description = tuple[int, tuple[int, ...], "tuple[int, ...] | None", str, int, bool]
+Description = tuple[int, tuple[int, ...], "tuple[int, ...] | None", str, int, bool, bool]
 
 
 class UsmArray:
@@ -54,7 +54,10 @@ def _queue_of(array: Any, interface: dict[str, Any]) -> tuple[Any, int]:
 
 
 def describe(array: Any) -> Description | None:
-    """(address, shape, strides in elements or None, dtype, queue address, writable); None: not an array."""
+    """What array.cpp wants to know; None: not an array.
+
+    (address, shape, strides in elements or None, dtype, queue address, writable, memory is freed in stream order)
+    """
     interface = getattr(array, "__sycl_usm_array_interface__", None)
     if interface is not None:
         dtype = _TYPES.get(interface["typestr"].lstrip("<|="), "another type")
@@ -76,7 +79,7 @@ def describe(array: Any) -> Description | None:
             queue = int(module.xpu.current_stream(array.device).sycl_queue)
         elif array.device.type != "cpu":
             raise TypeError(f"xeflash: tensors must be on cpu or xpu, got {array.device.type}")
-        return array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, queue, True
+        return array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, queue, True, True
     return None
 
 
