@@ -165,11 +165,14 @@ py::tuple forward(const FwdRequest& r) {
   const bool wait = !p.q.queue || !in_order || !p.q.stream_ordered;
   py::gil_scoped_release nogil;
   if (!in_order) queue.wait_and_throw();
+  std::optional<WorkersRoam> roam;
+  if (!p.q.queue) roam.emplace();
   sycl::event done;
+  uint64_t groups = 0;
   if (desc.algorithm == Algorithm::kForward) {
     const uint64_t blocks = (p.sq + kernels->block_q - 1) / kernels->block_q;
-    done =
-        launch(queue, *kernels->main, params, static_cast<uint64_t>(p.batch) * p.heads_q * blocks);
+    groups = static_cast<uint64_t>(p.batch) * p.heads_q * blocks;
+    done = launch(queue, *kernels->main, params, groups);
   } else {
     const int64_t group = p.heads_q / p.heads_k,
                   tiles = (group + kernels->block_q - 1) / kernels->block_q;
@@ -180,13 +183,15 @@ py::tuple forward(const FwdRequest& r) {
       params.partial =
           partial_buffer.get(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
     }
-    done = launch(queue, *kernels->main, params, static_cast<uint64_t>(items) * params.splits);
+    groups = static_cast<uint64_t>(items) * params.splits;
+    done = launch(queue, *kernels->main, params, groups);
     if (params.splits > 1) {
       if (!in_order) done.wait_and_throw();
       done = launch(queue, *kernels->combine, params, static_cast<uint64_t>(p.batch) * p.heads_q);
     }
   }
   if (wait) done.wait_and_throw();
+  if (!p.q.queue) roam->finish(groups);
   py::gil_scoped_acquire gil;
   return py::make_tuple(out.object, lse_object);
 }

@@ -2,10 +2,16 @@
 // the interpreter.
 #include "runtime.hpp"
 
+#include <sched.h>
+
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
+#include <set>
 #include <stdexcept>
+#include <thread>
 
 #include "native.hpp"
 
@@ -56,6 +62,15 @@ std::string gpu_arch(const sycl::device& device) {
   return "";
 }
 
+std::set<int> threads_of_process() {
+  std::set<int> threads;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    threads.insert(std::stoi(entry.path().filename()));
+  }
+  return threads;
+}
+std::atomic<bool> all_workers_roam = false;
+
 }  // namespace
 
 DeviceFacts facts_of(const sycl::device& d) {
@@ -101,6 +116,28 @@ sycl::queue& host_queue() {
         "mend it with: pip install \"intel-opencl-rt>=2026.0,<2027\"  (xeflash doctor tells more)");
   }();
   return *queue;
+}
+
+WorkersRoam::WorkersRoam() {
+  if (!all_workers_roam) before_ = threads_of_process();
+}
+
+void WorkersRoam::finish(uint64_t groups) {
+  if (all_workers_roam) return;
+  cpu_set_t mine;
+  if (sched_getaffinity(0, sizeof(mine), &mine) != 0) return;
+  for (const int thread : threads_of_process()) {
+    cpu_set_t its;
+    if (!before_.count(thread) && sched_getaffinity(thread, sizeof(its), &its) == 0 &&
+        CPU_COUNT(&its) == 1) {
+      sched_setaffinity(thread, sizeof(mine), &mine);
+    }
+  }
+  // A launch of this size has started every worker that there will be; who never has one need not
+  // go on paying.
+  static std::atomic<int> launches = 0;
+  if (groups >= 4 * std::thread::hardware_concurrency() || ++launches == 100)
+    all_workers_roam = true;
 }
 
 int device_index(const sycl::queue& queue) {

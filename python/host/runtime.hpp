@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <sycl/sycl.hpp>
 #include <vector>
@@ -24,6 +25,20 @@ std::vector<DeviceFacts> all_devices();
 
 // The in-order queue of the SYCL CPU device, for arrays in host memory.
 sycl::queue& host_queue();
+
+// Around a launch on the host queue, from before it to after it was waited for. The CPU driver pins
+// each of its worker threads to a core, but not the thread that called, which works along. When
+// that one happens to be on a worker's core, and the others idle, a kernel of a few milliseconds
+// takes twice as long: the scheduler is slower to move it. So workers that were born in a launch
+// may go wherever the caller may.
+class WorkersRoam {
+ public:
+  WorkersRoam();
+  void finish(uint64_t groups);
+
+ private:
+  std::set<int> before_;
+};
 
 // A number below kMaxDevices that stands for the queue's device and context in keys.
 constexpr int kMaxDevices = 255;

@@ -70,6 +70,7 @@ def describe(array: Any) -> Description | None:
             dtype,
             _queue_of(array, interface)[1],
             not read_only,
+            False,
         )
     if hasattr(array, "data_ptr") and hasattr(array, "stride"):  # a torch without DLPack's exchange interface
         dtype = str(array.dtype).removeprefix("torch.")
