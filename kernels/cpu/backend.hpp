@@ -7,6 +7,7 @@
 
 #include "cpu/dropout.hpp"
 #include "cpu/gather.hpp"
+#include "cpu/mma.hpp"
 #include "cpu/row_tile.hpp"
 
 #define XF_KERNEL                               \

@@ -1,31 +1,10 @@
-// Matrix products of the CPU backend: A is packed once with lane = row, B is broadcast element by
-// element from where it lies. fp32, and fp16 widened, by FMA; bf16 in pairs by vdpbf16ps where the
-// CPU has it.
+// Matrix products of the CPU backend and the softmax between them: register tiles of FMA or
+// vdpbf16ps.
 #pragma once
 
-#include "cpu/tile.hpp"
+#include "cpu/operands.hpp"
 
 namespace xeflash::cpu {
-
-template <class T>
-constexpr bool kPaired = false;
-template <>
-constexpr bool kPaired<bf16> = kIsa == Isa::kAvx512Bf16;
-
-constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
-
-// Rows of a matrix in memory: `count` of them, `stride` elements apart, the elements of a row
-// contiguous.
-template <class T>
-struct Rows {
-  T* data;
-  int64_t stride;
-  int count;
-
-  XF_INLINE T* row(int i) const { return data + (i < count ? i : count - 1) * stride; }
-  XF_INLINE Rows from(int first) const { return {data + first * stride, stride, count - first}; }
-  XF_INLINE Rows up_to(int end) const { return {data, stride, end}; }
-};
 
 // The register tile: Rt vectors of rows times Nt columns of accumulators, within 32 zmm or 16 ymm.
 template <int R>
@@ -33,72 +12,8 @@ struct RegisterTile {
   static constexpr int Rt = !kHasAvx512 ? 1 : (R / kLanes < 4 ? R / kLanes : 4);
   static constexpr int keys = !kHasAvx512 || Rt == 4 ? 6 : 12;
   static constexpr int dims = !kHasAvx512 ? 6 : (Rt == 4 ? 4 : 8);
+  static_assert(kKeyTile % keys == 0);
 };
-
-// ---- operands -----------------------------------------------------------------------------------
-
-// Left operand, R x C: x[column][16 rows], or x[column pair][16 rows] of bf16 pairs.
-template <class T, int R, int C>
-struct Left {
-  static constexpr int kVecs = R / kLanes;
-  alignas(64) f32x16 x[C][kVecs];
-};
-template <class T, int R, int C>
-  requires kPaired<T>
-struct Left<T, R, C> {
-  static constexpr int kVecs = R / kLanes;
-  alignas(64) u32x16 x[(C + 1) / 2][kVecs];
-};
-
-template <int C, class T>
-XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c; odd tails read 0
-  u32x16 v = {};
-  if (2 * c + 2 * kLanes <= C) {
-    v = load_as<u32x16>(row + 2 * c);
-  } else {
-    __builtin_memcpy(&v, row + 2 * c, (C % (2 * kLanes)) * sizeof(T));
-  }
-  return v;
-}
-
-template <class T, int R, int C>
-XF_INLINE void load(Left<T, R, C>& A, const Rows<const T>& m) {
-  constexpr int kCols = kPaired<T> ? (C + 1) / 2 : C;
-  for (int r = 0; r < R / kLanes; ++r) {
-    for (int c = 0; c < kCols; c += kLanes) {
-      if constexpr (kPaired<T>) {
-        u32x16 v[kLanes];
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = load_pairs<C>(m.row(r * kLanes + i), c);
-        transpose(v);
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-          if (c + i < kCols) A.x[c + i][r] = v[i];
-        }
-      } else {
-        f32x16 v[kLanes];
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-          const T* row = m.row(r * kLanes + i) + c;
-          v[i] = c + kLanes <= C ? load_widened(row) : load_widened<C % kLanes>(row);
-        }
-        transpose(v);
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-          if (c + i < kCols) A.x[c + i][r] = v[i];
-        }
-      }
-    }
-  }
-}
-
-XF_INLINE f32x16 negative(f32x16 v) { return -v; }
-XF_INLINE u32x16 negative(u32x16 pairs) { return pairs ^ 0x80008000u; }
-
-template <class T, int R, int C>
-XF_INLINE void negate(Left<T, R, C>& A) {
-  for (auto& column : A.x) {
-    for (auto& v : column) {
-      v = negative(v);
-    }
-  }
-}
 
 // P = 2^(S * scale - m) in the type of V, as the left operand of P V; l += row sums of P, before it
 // is rounded.
@@ -122,92 +37,6 @@ XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, 
   }
   l.map([&](f32x16 v, int r) { return v + (sum_even[r] + sum_odd[r]); });
 }
-
-// The first `count` rows of m as fp32; rows that do not exist repeat the last one.
-template <int D, class T, int N, int Stride>
-XF_INLINE void widen_rows(float (&x)[N][Stride], const Rows<const T>& m, int count) {
-  for (int j = 0; j < count; ++j) {
-    const T* row = m.row(j);
-    int d = 0;
-    for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], load_widened(row + d));
-    if constexpr (D % kLanes) store_as(&x[j][d], load_widened<D % kLanes>(row + d));
-  }
-}
-
-// Up to N rows of K: read where they lie (fp32, pairs) or widened to fp32 (fp16, bf16 without
-// pairs).
-template <class T, int N, int D>
-struct Keys {
-  Rows<const T> memory;
-
-  XF_INLINE explicit Keys(const Rows<const T>& m) : memory(m) {}
-  XF_INLINE int rows() const { return memory.count; }
-  XF_INLINE const T* row(int j) const { return memory.row(j); }
-};
-template <class T, int N, int D>
-  requires(!kPaired<T> && sizeof(T) == 2)
-struct Keys<T, N, D> {
-  static constexpr int kStride = round_up(D, kLanes);
-  alignas(64) float x[N][kStride];
-  int count;
-
-  XF_INLINE explicit Keys(const Rows<const T>& m) : count(m.count) {
-    widen_rows<D>(x, m, m.count < N ? round_up(m.count, 12) : N);
-  }
-  XF_INLINE int rows() const { return count; }
-  XF_INLINE const float* row(int j) const { return x[j]; }
-};
-
-// Up to N rows of V: packed, as broadcasts walk down its columns; bf16 as pairs of rows.
-template <class T, int N, int D>
-struct Values {
-  static constexpr int kStride = round_up(D, kLanes);
-  alignas(64) float packed[N][kStride];
-  const float* x;
-  int64_t stride;
-  int count;
-
-  XF_INLINE explicit Values(const Rows<const T>& m) : count(m.count < N ? m.count : N) {
-    if constexpr (sizeof(T) == 4) {
-      x = m.data;
-      stride = m.stride;
-      if (stride <= 2 * kStride) return;  // dense enough to be read in place
-    }
-    widen_rows<D>(packed, m, count);
-    x = packed[0];
-    stride = kStride;
-  }
-  XF_INLINE int steps() const { return count; }
-  XF_INLINE const float* step(int j) const { return x + j * stride; }
-};
-template <class T, int N, int D>
-  requires kPaired<T>
-struct Values<T, N, D> {
-  static constexpr int kStride = round_up(D, kLanes);
-  alignas(64) uint32_t x[N / 2][kStride];
-  int count;
-
-  XF_INLINE explicit Values(const Rows<const T>& m) : count(m.count < N ? m.count : N) {
-    for (int j = 0; j < steps(); ++j) {
-      const T *even = m.row(2 * j), *odd = m.row(2 * j + 1);
-      int d = 0;
-      for (; d + kLanes <= D; d += kLanes)
-        store_as(&x[j][d], interleave<kLanes>(even + d, odd + d));
-      if constexpr (D % kLanes) store_as(&x[j][d], interleave<D % kLanes>(even + d, odd + d));
-    }
-  }
-  template <int Count>
-  static XF_INLINE u32x16 interleave(const T* even, const T* odd) {
-    u16x16 a = {}, b = {};
-    __builtin_memcpy(&a, even, Count * sizeof(T));
-    __builtin_memcpy(&b, odd, Count * sizeof(T));
-    return __builtin_convertvector(a, u32x16) | (__builtin_convertvector(b, u32x16) << 16);
-  }
-  XF_INLINE int steps() const { return (count + 1) / 2; }
-  XF_INLINE const uint32_t* step(int j) const { return x[j]; }
-};
-
-// ---- products -----------------------------------------------------------------------------------
 
 XF_INLINE f32x16 multiply_add(f32x16 acc, float b, f32x16 a) { return fma(a, b, acc); }
 XF_INLINE f32x16 multiply_add(f32x16 acc, uint32_t b, u32x16 a) {

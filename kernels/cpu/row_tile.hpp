@@ -3,7 +3,7 @@
 // is a sum across lanes per score.
 #pragma once
 
-#include "cpu/mma.hpp"
+#include "cpu/operands.hpp"
 
 namespace xeflash::cpu {
 
