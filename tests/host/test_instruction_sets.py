@@ -23,14 +23,15 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         check_attention(f"{dtype} {rows} rows", q, k, v, f, out, lse, luck=2)
 print("done")
 """
-FLAGS = {"core-avx2": "avx2", "skx": "avx512f", "sapphirerapids": "avx512_bf16"}
+# What the CPU must have for the driver's code to run; the machine's own set is what all other tests use.
+FLAGS = {"core-avx2": "avx2", "skx": "avx512f", "sapphirerapids": "avx512_fp16"}
 
 
 @pytest.mark.parametrize("target", FLAGS)
-def test_results_are_right_on(target):
+def test_results_are_right_on(target, tmp_path):
     if FLAGS[target] not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip(f"this CPU has no {FLAGS[target]}")
-    environment = os.environ | {"CL_CONFIG_CPU_TARGET_ARCH": target}
+    environment = os.environ | {"CL_CONFIG_CPU_TARGET_ARCH": target, "XEFLASH_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent.parent)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0 and run.stdout == "done\n", run.stdout + run.stderr

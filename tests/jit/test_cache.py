@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 from xeflash.jit import cache, kernel
@@ -35,8 +36,8 @@ for dim in map(int, sys.argv[1:]):
 """
 
 
-def start(folder, *dims):
-    environment = os.environ | {"XEFLASH_CACHE_DIR": str(folder)}
+def start(folder, *dims, **environment):
+    environment = os.environ | {"XEFLASH_CACHE_DIR": str(folder)} | environment
     command = [sys.executable, "-c", SCRIPT, *map(str, dims)]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -101,6 +102,23 @@ def test_a_killed_compile_leaves_a_usable_cache(tmp_path):
     assert not entries(tmp_path)
     assert finish(start(tmp_path, 8)) == ""
     assert len(entries(tmp_path)) == 1
+
+
+def test_targets_of_the_driver_do_not_share_native_code(tmp_path):
+    """A home directory may be shared by machines whose CPUs have one name: here the driver is told to pretend."""
+    flags = Path("/proc/cpuinfo").read_text().split()
+    targets = [target for target, flag in {"core-avx2": "avx2", "skx": "avx512f"}.items() if flag in flags]
+    for environment in [{}, *({"CL_CONFIG_CPU_TARGET_ARCH": target} for target in targets), {}]:
+        assert finish(start(tmp_path, 8, **environment)) == ""
+
+
+def test_a_binary_that_the_driver_refuses_is_built_again(tmp_path):
+    finish(start(tmp_path, 8))
+    (entry,) = entries(tmp_path)
+    meta = json.loads((entry / "meta.json").read_text())
+    (entry / "kernel.bin").write_bytes(b"of another driver")
+    (entry / "meta.json").write_text(json.dumps(meta | {"sha256": hashlib.sha256(b"of another driver").hexdigest()}))
+    finish(start(tmp_path, 8))
 
 
 def test_a_cache_that_cannot_be_written_is_warned_about(tmp_path):
