@@ -48,7 +48,10 @@ struct RowState {
     m = top;
   }
   XF_INLINE float normaliser() const { return l == 0.f ? 0.f : scale / l; }
-  XF_INLINE float log_sum_exp(float empty) const { return l == 0.f ? empty : (m + log2(l)) * kLn2; }
+  XF_INLINE float log_sum_exp(float empty) const {
+    if (m == kInf) return m;  // although l is no number then
+    return l == 0.f ? empty : (m + log2(l)) * kLn2;
+  }
 
   float scale = 1.f;
 };

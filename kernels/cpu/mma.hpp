@@ -43,45 +43,54 @@ XF_INLINE f32x16 multiply_add(f32x16 acc, uint32_t b, u32x16 a) {
   return dot_pairs(acc, u32x16(b), a);
 }
 
+// What step d of a product along a row multiplies: an element, or a pair of them.
+template <class T, class E>
+XF_INLINE auto element(const E* row, int d) {
+  if constexpr (kPaired<T>) {
+    return load_as<uint32_t>(row + 2 * d);
+  } else {
+    return row[d];
+  }
+}
+
+// A sum in fp32 goes over this many steps at most, then into the total: its rounding errors stay
+// short.
+constexpr int kChain = 128;
+
 // S = A K^T for the rows that K has
 template <class T, int R, int N, int D>
 XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D>& K) {
   using Reg = RegisterTile<R>;
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
+  constexpr int kSteps = kPaired<T> ? D / 2 : D;
   S.cols = K.rows() < N ? round_up(K.rows(), Reg::keys) : N;
   for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
     for (int j = 0; j < S.cols; j += Reg::keys) {
-      f32x16 acc[Reg::keys][Reg::Rt] = {};
       decltype(K.row(0)) k[Reg::keys];
       XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);
-      if constexpr (kPaired<T>) {
-        for (int d = 0; d < D / 2; ++d) {
+      for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kChain) {
+        f32x16 acc[Reg::keys][Reg::Rt] = {};
+        auto step = [&](int d, auto b_of) __attribute__((always_inline)) {
           XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
-            const uint32_t b = load_as<uint32_t>(k[n] + 2 * d);
+            const auto b = b_of(k[n]);
             XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) {
               acc[n][r] = multiply_add(acc[n][r], b, A.x[d][r0 + r]);
             }
           }
+        };
+        const int end = d0 + kChain < kSteps ? d0 + kChain : kSteps;
+        for (int d = d0; d < end; ++d) {
+          step(d, [&](auto* row) { return element<T>(row, d); });
         }
-        if constexpr (D % 2) {
-          XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
-            const uint32_t b = k[n][D - 1].bits;
-            XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) {
-              acc[n][r] = multiply_add(acc[n][r], b, A.x[D / 2][r0 + r]);
-            }
+        if constexpr (kPaired<T> && D % 2) {
+          if (end == kSteps) step(D / 2, [](auto* row) { return uint32_t{row[D - 1].bits}; });
+        }
+        XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
+          XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) {
+            f32x16& s = S.x[j + n][r0 + r];
+            s = d0 == 0 ? acc[n][r] : s + acc[n][r];
           }
         }
-      } else {
-        for (int d = 0; d < D; ++d) {
-          XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
-            XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) {
-              acc[n][r] = multiply_add(acc[n][r], k[n][d], A.x[d][r0 + r]);
-            }
-          }
-        }
-      }
-      XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
-        XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) S.x[j + n][r0 + r] = acc[n][r];
       }
     }
   }
@@ -92,20 +101,18 @@ template <int Nt, class T, int R, int N, int D>
 XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D>& V,
                               int r0, int d) {
   constexpr int Rt = RegisterTile<R>::Rt;
-  f32x16 acc[Nt][Rt];
-  XF_UNROLL for (int n = 0; n < Nt; ++n) {
-    XF_UNROLL for (int r = 0; r < Rt; ++r) acc[n][r] = O.x[d + n][r0 + r];
-  }
+  f32x16 acc[Nt][Rt] = {};
   const int steps = V.steps();
   for (int j = 0; j < steps; ++j) {
     const auto* v = V.step(j) + d;
     XF_UNROLL for (int n = 0; n < Nt; ++n) {
-      XF_UNROLL for (int r = 0; r < Rt; ++r) acc[n][r] =
-          multiply_add(acc[n][r], v[n], P.x[j][r0 + r]);
+      XF_UNROLL for (int r = 0; r < Rt; ++r) {
+        acc[n][r] = multiply_add(acc[n][r], v[n], P.x[j][r0 + r]);
+      }
     }
   }
   XF_UNROLL for (int n = 0; n < Nt; ++n) {
-    XF_UNROLL for (int r = 0; r < Rt; ++r) O.x[d + n][r0 + r] = acc[n][r];
+    XF_UNROLL for (int r = 0; r < Rt; ++r) O.x[d + n][r0 + r] += acc[n][r];
   }
 }
 

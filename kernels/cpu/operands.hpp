@@ -156,20 +156,25 @@ struct Values<T, N, D> {
   alignas(64) uint32_t x[N / 2][kStride];
   int count;
 
+  // An odd last row is paired with zeros.
   XF_INLINE explicit Values(const Rows<const T>& m) : count(m.count < N ? m.count : N) {
-    for (int j = 0; j < steps(); ++j) {
-      const T *even = m.row(2 * j), *odd = m.row(2 * j + 1);
-      int d = 0;
-      for (; d + kLanes <= D; d += kLanes)
-        store_as(&x[j][d], interleave<kLanes>(even + d, odd + d));
-      if constexpr (D % kLanes) store_as(&x[j][d], interleave<D % kLanes>(even + d, odd + d));
+    for (int j = 0; j < count / 2; ++j) interleave_rows(j, m.row(2 * j), m.row(2 * j + 1));
+    if (count % 2) {
+      const T zeros[kStride] = {};
+      interleave_rows(count / 2, m.row(count - 1), zeros);
     }
+  }
+  XF_INLINE void interleave_rows(int j, const T* even, const T* odd) {
+    int d = 0;
+    for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], interleave<kLanes>(even + d, odd + d));
+    if constexpr (D % kLanes) store_as(&x[j][d], interleave<D % kLanes>(even + d, odd + d));
   }
   template <int Count>
   static XF_INLINE u32x16 interleave(const T* even, const T* odd) {
     u16x16 a = {}, b = {};
     __builtin_memcpy(&a, even, Count * sizeof(T));
     __builtin_memcpy(&b, odd, Count * sizeof(T));
+    if constexpr (Count < kLanes) a = keep_whole(a), b = keep_whole(b);
     return __builtin_convertvector(a, u32x16) | (__builtin_convertvector(b, u32x16) << 16);
   }
   XF_INLINE int steps() const { return (count + 1) / 2; }

@@ -58,7 +58,7 @@ struct RowTile {
 };
 template <int R, int C>
 XF_INLINE void fill(RowTile<R, C>& t, float value) {
-  XF_UNROLL for (int r = 0; r < R; ++r) {
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] = value;
   }
 }
@@ -71,7 +71,7 @@ XF_INLINE void each_in_row(RowTile<R, C>& t, int r, int col0, F f) {
 // Hides the columns from `count` on.
 template <int R, int C>
 XF_INLINE void hide_columns(RowTile<R, C>& t, int count) {
-  XF_UNROLL for (int r = 0; r < R; ++r) {
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     each_in_row(t, r, 0, [&](f32x16 s, i32x16 c) {
       return select(c < i32x16(count), s, f32x16(-__builtin_inff()));
     });
@@ -80,7 +80,7 @@ XF_INLINE void hide_columns(RowTile<R, C>& t, int count) {
 template <int R, int C>
 XF_INLINE RowVec<R> row_max(const RowTile<R, C>& t) {
   RowVec<R> m;
-  XF_UNROLL for (int r = 0; r < R; ++r) {
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     f32x16 v = t.x[r][0];
     XF_UNROLL for (int c = 1; c < (C + kLanes - 1) / kLanes; ++c) v = max(v, t.x[r][c]);
     m.x[r] = reduce_max(v);
@@ -91,7 +91,7 @@ XF_INLINE RowVec<R> row_max(const RowTile<R, C>& t) {
 template <int Degree, int R, int C>
 XF_INLINE void exp2_and_sum(RowTile<R, C>& P, const RowTile<R, C>& S, float scale,
                             const RowVec<R>& m, RowSum<R>& l) {
-  XF_UNROLL for (int r = 0; r < R; ++r) {
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) {
       P.x[r][c] = exp2<Degree>(fma(S.x[r][c], scale, f32x16(-m.x[r])));
       l.x[r] += P.x[r][c];
@@ -100,27 +100,46 @@ XF_INLINE void exp2_and_sum(RowTile<R, C>& P, const RowTile<R, C>& S, float scal
 }
 template <int R, int C>
 XF_INLINE void operator*=(RowTile<R, C>& t, const RowVec<R>& s) {
-  XF_UNROLL for (int r = 0; r < R; ++r) {
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] *= s.x[r];
   }
 }
 
 // ---- dot products along rows --------------------------------------------------------------------
 
-// 16 elements of a row as fp32, or 16 pairs as they are; beyond D they read 0.
+// A row of D elements in vectors of 16 elements as fp32, or of 16 pairs as they are; beyond D they
+// read 0.
 template <class T, int D>
 struct RowChunks {
   static constexpr int kWidth = kPaired<T> ? 2 * kLanes : kLanes;
-  static constexpr int kCount = (D + kWidth - 1) / kWidth;
+  static constexpr int kFull = D / kWidth, kCount = (D + kWidth - 1) / kWidth;
+  static constexpr bool kShort = kFull <= 8;
   using Vec = std::conditional_t<kPaired<T>, u32x16, f32x16>;
 
   static XF_INLINE Vec load(const T* row, int c) {
     if constexpr (kPaired<T>) {
-      return load_pairs<D>(row, c * kLanes);
+      return load_as<u32x16>(row + c * kWidth);
     } else {
-      return (c + 1) * kWidth <= D ? load_widened(row + c * kWidth)
-                                   : load_widened<D % kWidth>(row + c * kWidth);
+      return load_widened(row + c * kWidth);
     }
+  }
+  static XF_INLINE Vec load_tail(const T* row) {
+    if constexpr (kPaired<T>) {
+      return load_pairs<D>(row, kFull * kLanes);
+    } else {
+      return load_widened<D % kWidth>(row + kFull * kWidth);
+    }
+  }
+  // f(vector, its number) for all of a row; unrolled where that keeps the other operand in
+  // registers.
+  template <class F>
+  static XF_INLINE void each(const T* row, F f) {
+    if constexpr (kShort) {
+      XF_UNROLL for (int c = 0; c < kFull; ++c) f(load(row, c), c);
+    } else {
+      XF_NO_UNROLL for (int c = 0; c < kFull; ++c) f(load(row, c), c);
+    }
+    if constexpr (kCount > kFull) f(load_tail(row), kFull);
   }
 };
 XF_INLINE f32x16 dot(f32x16 acc, f32x16 a, f32x16 b) {
@@ -134,9 +153,8 @@ struct RowLeft {
 };
 template <class T, int R, int D>
 XF_INLINE void load(RowLeft<T, R, D>& A, const Rows<const T>& m) {
-  XF_UNROLL for (int r = 0; r < R; ++r) {
-    XF_UNROLL for (int c = 0; c < RowChunks<T, D>::kCount; ++c) A.x[r][c] =
-        RowChunks<T, D>::load(m.row(r), c);
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
+    RowChunks<T, D>::each(m.row(r), [&](auto v, int c) { A.x[r][c] = v; });
   }
 }
 
@@ -159,14 +177,17 @@ XF_INLINE void dot_16(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const Rows<co
                       int key) {
   constexpr int Kt = kLanes / Ht;
   f32x16 sums[kLanes];
-  XF_UNROLL for (int k = 0; k < Kt; ++k) {
-    const T* row = K.row(key + k);
+  auto sum_row = [&](int k) __attribute__((always_inline)) {
     f32x16 acc[Ht] = {};
-    XF_UNROLL for (int c = 0; c < RowChunks<T, D>::kCount; ++c) {
-      const auto v = RowChunks<T, D>::load(row, c);
+    RowChunks<T, D>::each(K.row(key + k), [&](auto v, int c) __attribute__((always_inline)) {
       XF_UNROLL for (int h = 0; h < Ht; ++h) acc[h] = dot(acc[h], A.x[r0 + h][c], v);
-    }
+    });
     XF_UNROLL for (int h = 0; h < Ht; ++h) sums[h * Kt + k] = acc[h];
+  };
+  if constexpr (RowChunks<T, D>::kShort) {
+    XF_UNROLL for (int k = 0; k < Kt; ++k) sum_row(k);
+  } else {
+    XF_NO_UNROLL for (int k = 0; k < Kt; ++k) sum_row(k);
   }
   const f32x16 scores = sum_each(sums);
   XF_UNROLL for (int h = 0; h < Ht; ++h) {
@@ -176,12 +197,25 @@ XF_INLINE void dot_16(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const Rows<co
 }
 
 // Calls f(Ht, r0) so that the passes cover R rows.
-template <int R, int First = 0, class F>
+template <int R, class F>
 XF_INLINE void each_pass(F f) {
-  if constexpr (First < R) {
-    constexpr int Ht = kHeadsPerPass<R - First>;
-    f(std::integral_constant<int, Ht>{}, First);
-    each_pass<R, First + Ht>(f);
+  constexpr int Ht = kHeadsPerPass<R>;
+  XF_NO_UNROLL for (int r0 = 0; r0 + Ht <= R; r0 += Ht) f(std::integral_constant<int, Ht>{}, r0);
+  if constexpr (R % Ht) {
+    each_pass<R % Ht>([&](auto heads, int r0)
+                          __attribute__((always_inline)) { f(heads, R - R % Ht + r0); });
+  }
+}
+
+// Asks for rows [first, first + count), as far as they exist.
+template <int D, class T>
+XF_INLINE void prefetch(const Rows<const T>& m, int first, int count) {
+  if (first + count > m.count) count = m.count - first;
+  const T* row = m.data + first * m.stride;
+  if (m.stride == D) {
+    prefetch(row, count * D * static_cast<int64_t>(sizeof(T)));
+  } else {
+    for (int i = 0; i < count; ++i) prefetch(row + i * m.stride, D * sizeof(T));
   }
 }
 
@@ -196,38 +230,37 @@ XF_INLINE void dot_rows(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const Rows<
   }
 }
 
-// O[r0 .. r0 + Ht, vectors c0 .. c0 + Ct) += P V
-template <int Ht, int Ct, class T, int R, int N, int D>
+// O[r0 .. r0 + Ht, vectors c0 .. c0 + Ct) += P V; the last vector has Last elements.
+template <int Ht, int Ct, int Last, class T, int R, int N, int D>
 XF_INLINE void accumulate_columns(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V,
                                   int r0, int c0) {
-  f32x16 acc[Ht][Ct];
-  XF_UNROLL for (int h = 0; h < Ht; ++h) {
-    XF_UNROLL for (int c = 0; c < Ct; ++c) acc[h][c] = O.x[r0 + h][c0 + c];
-  }
+  f32x16 acc[Ht][Ct] = {};
   const float* p[Ht];
   XF_UNROLL for (int h = 0; h < Ht; ++h) p[h] = reinterpret_cast<const float*>(P.x[r0 + h]);
   const int keys = V.count < N ? V.count : N;
   for (int k = 0; k < keys; ++k) {
-    const T* row = V.data + k * V.stride;
+    const T* row = V.data + k * V.stride + c0 * kLanes;
     XF_UNROLL for (int c = 0; c < Ct; ++c) {
-      const int col = (c0 + c) * kLanes;
-      const f32x16 v =
-          col + kLanes <= D ? load_widened(row + col) : load_widened<D % kLanes>(row + col);
+      const T* x = row + c * kLanes;
+      const f32x16 v = c + 1 < Ct ? load_widened(x) : load_widened<Last>(x);
       XF_UNROLL for (int h = 0; h < Ht; ++h) acc[h][c] = fma(v, p[h][k], acc[h][c]);
     }
   }
   XF_UNROLL for (int h = 0; h < Ht; ++h) {
-    XF_UNROLL for (int c = 0; c < Ct; ++c) O.x[r0 + h][c0 + c] = acc[h][c];
+    XF_UNROLL for (int c = 0; c < Ct; ++c) O.x[r0 + h][c0 + c] += acc[h][c];
   }
 }
-template <int Ht, int C0, class T, int R, int N, int D>
+template <int Ht, class T, int R, int N, int D>
 XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V,
                                int r0) {
-  constexpr int kRegisters = kHasAvx512 ? 16 : 4, kLeft = RowTile<R, D>::kVecs - C0;
-  if constexpr (kLeft > 0) {
-    constexpr int Ct = kLeft < kRegisters / Ht ? kLeft : kRegisters / Ht;
-    accumulate_columns<Ht, Ct>(O, P, V, r0, C0);
-    accumulate_pass<Ht, C0 + Ct>(O, P, V, r0);
+  constexpr int kVecs = RowTile<R, D>::kVecs, kAtOnce = (kHasAvx512 ? 16 : 4) / Ht;
+  constexpr int kGroups = D / kLanes / kAtOnce, kRest = kVecs - kGroups * kAtOnce;
+  XF_NO_UNROLL for (int i = 0; i < kGroups; ++i) {
+    accumulate_columns<Ht, kAtOnce, kLanes>(O, P, V, r0, i * kAtOnce);
+  }
+  if constexpr (kRest > 0) {
+    constexpr int kLast = D % kLanes ? D % kLanes : kLanes;
+    accumulate_columns<Ht, kRest, kLast>(O, P, V, r0, kGroups * kAtOnce);
   }
 }
 
@@ -235,22 +268,11 @@ XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const R
 template <class T, int R, int N, int D>
 XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V) {
   each_pass<R>([&](auto heads, int r0) __attribute__((always_inline)) {
-    accumulate_pass<decltype(heads)::value, 0>(O, P, V, r0);
+    accumulate_pass<decltype(heads)::value>(O, P, V, r0);
   });
 }
 
 // ---- memory -------------------------------------------------------------------------------------
-
-// Asks for rows [first, first + count), as far as they exist.
-template <int D, class T>
-XF_INLINE void prefetch(const Rows<const T>& m, int first, int count) {
-  if (first + count > m.count) count = m.count - first;
-  if (m.stride == D) {
-    if (count > 0) prefetch_bytes(m.data + first * m.stride, count * D * sizeof(T));
-  } else {
-    for (int i = 0; i < count; ++i) prefetch_bytes(m.data + (first + i) * m.stride, D * sizeof(T));
-  }
-}
 
 // O += w x, one row of fp32, padded to whole vectors.
 template <int D>

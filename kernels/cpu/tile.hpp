@@ -50,15 +50,17 @@ XF_INLINE ColVec<R> inverse_or_zero(ColVec<R> a) {
   a.map([&](f32x16 v, int) { return select(v == f32x16(0.f), f32x16(0.f), 1.f / v); });
   return a;
 }
-// ln(2^m l), and `empty` where l is 0.
+// ln(2^m l), and `empty` where l is 0. An infinite m is the answer, although l is no number then.
 template <int R>
 XF_INLINE ColVec<R> log_sum_exp(ColVec<R> m, const ColVec<R>& l, float empty) {
   m.map([&](f32x16 v, int r) {
     const f32x16 lse = (v + log2(l.x[r])) * 0.6931471805599453f;
-    return select(l.x[r] == f32x16(0.f), f32x16(empty), lse);
+    const f32x16 finite = select(v == f32x16(__builtin_inff()), v, lse);
+    return select(l.x[r] == f32x16(0.f), f32x16(empty), finite);
   });
   return m;
 }
+
 // Row sums; a backend may keep them per lane until the end.
 template <int R>
 using ColSum = ColVec<R>;

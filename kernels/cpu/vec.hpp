@@ -8,6 +8,7 @@
 
 #define XF_INLINE inline __attribute__((always_inline))
 #define XF_UNROLL _Pragma("unroll")
+#define XF_NO_UNROLL _Pragma("nounroll")  // where copies would cost compile time and gain nothing
 
 namespace xeflash::cpu {
 
@@ -97,16 +98,27 @@ struct Lanes<bf16> {
   }
 };
 
+// Keeps 16 lanes together where only some are used: the compiler would narrow a conversion to, say,
+// 11 lanes, and the CPU driver has none of that width.
+template <class V>
+XF_INLINE V keep_whole(V v) {
+  u16x16 whole;
+  asm("" : "=v"(whole) : "0"(bit_cast<u16x16>(v)));
+  return bit_cast<V>(whole);
+}
+
 // 16 elements at p as fp32; the last vector of a row may have fewer (Count), the rest reads 0.
 template <int Count = kLanes, class T>
 XF_INLINE f32x16 load_widened(const T* p) {
   typename Lanes<T>::Vec v = {};
   __builtin_memcpy(&v, p, Count * sizeof(T));
+  if constexpr (Count < kLanes && sizeof(T) == 2) v = keep_whole(v);
   return Lanes<T>::widen(v);
 }
 template <int Count = kLanes, class T>
 XF_INLINE void store_narrowed(T* p, f32x16 x) {
-  const auto v = Lanes<T>::narrow(x);
+  auto v = Lanes<T>::narrow(x);
+  if constexpr (Count < kLanes && sizeof(T) == 2) v = keep_whole(v);
   __builtin_memcpy(p, &v, Count * sizeof(T));
 }
 
@@ -165,7 +177,7 @@ XF_INLINE f32x16 exp2(f32x16 x) {
   }
 }
 
-// log2(x) for finite x > 0, relative error of the result near 1e-7.
+// log2(x) for finite x > 0, relative error of the result near 1e-7; NaN stays NaN.
 XF_INLINE f32x16 log2(f32x16 x) {
   const i32x16 bits = bit_cast<i32x16>(x);
   const i32x16 e = (bits - 0x3f3504f3) >> 23;  // x = 2^e m, m in [sqrt(1/2), sqrt(2))
@@ -173,7 +185,8 @@ XF_INLINE f32x16 log2(f32x16 x) {
   const f32x16 z = (m - 1.f) / (m + 1.f), zz = z * z;
   const f32x16 atanh =
       z * (1.f + zz * (1.f / 3 + zz * (1.f / 5 + zz * (1.f / 7 + zz * (1.f / 9)))));
-  return __builtin_convertvector(e, f32x16) + atanh * 2.88539008f;  // 2 / ln 2
+  const f32x16 result = __builtin_convertvector(e, f32x16) + atanh * 2.88539008f;  // 2 / ln 2
+  return x == x ? result : x;
 }
 
 XF_INLINE float exp2(float x) { return exp2<5>(f32x16(x))[0]; }
@@ -268,10 +281,13 @@ XF_INLINE f32x16 sum_each(f32x16 (&v)[kLanes]) {
   return v[0];
 }
 
-// One request for `bytes` at p to come nearer; reads nothing, so any address is allowed.
-XF_INLINE void prefetch_bytes(const void* p, uint64_t bytes) {
-  using Byte = const __attribute__((opencl_global)) unsigned char;
-  __spirv_ocl_prefetch((Byte*)p, bytes);
+// Asks for `bytes` at p to come into L1; reads nothing, so any address is allowed. Instructions and
+// not SYCL's prefetch, which is a call around which all vector registers are saved; in a loop, as a
+// burst of requests stalls the core.
+XF_INLINE void prefetch(const void* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) {
+    asm volatile("prefetcht0 (%0)" : : "r"(static_cast<const char*>(p) + i));
+  }
 }
 
 }  // namespace xeflash::cpu

@@ -141,10 +141,15 @@ Array read_numpy(py::handle object, const char* function, const char* name) {
   for (int i = 0; i < n->nd; ++i) {
     a.shape[i] = n->dimensions[i];
     a.strides[i] = n->strides[i] / size;
-    if (n->strides[i] % size)
-      a.strides[n->nd - 1] = 0;  // not a multiple of the element: has to be copied
+    if (n->strides[i] % size && n->dimensions[i] > 1) a.whole_strides = false;
   }
   return a;
+}
+
+// np.memmap and the like; numpy is not imported for the question.
+bool is_numpy_subclass(py::handle object) {
+  return PyDict_GetItemString(PyImport_GetModuleDict(), "numpy") &&
+         py::isinstance<py::array>(object);
 }
 
 // Anything else goes through Python: see _interop.describe.
@@ -237,6 +242,7 @@ Array read_array(py::handle object, const char* function, const char* name) {
   PyTypeObject* type = Py_TYPE(object.ptr());
   if (std::strcmp(type->tp_name, "numpy.ndarray") == 0) return read_numpy(object, function, name);
   if (const auto* api = exchange_of(type)) return read_exchange(object, api, function, name);
+  if (is_numpy_subclass(object)) return read_numpy(object, function, name);
   return read_other(object, function, name);
 }
 
@@ -272,9 +278,15 @@ Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> s
   return read_array(object, "", "out");
 }
 
+Array with_whole_strides(Array array, const char* function, const char* name) {
+  if (array.whole_strides) return array;
+  return read_array(interop().attr("contiguous")(array.object, function, name), function, name);
+}
+
 Array with_contiguous_rows(Array array, const char* function, const char* name) {
-  if (array.ndim == 0 || array.strides[array.ndim - 1] == 1 || array.shape[array.ndim - 1] == 1)
-    return array;
+  const int last = array.ndim - 1;
+  if (array.ndim == 0) return array;
+  if (array.whole_strides && (array.strides[last] == 1 || array.shape[last] == 1)) return array;
   return read_array(interop().attr("contiguous")(array.object, function, name), function, name);
 }
 

@@ -31,7 +31,8 @@ struct Array {
   int ndim = 0;
   std::array<int64_t, kMaxDims> shape{}, strides{};  // strides in elements
   DType dtype = DType::kOther;
-  void* queue = nullptr;  // sycl::queue*, null: host memory
+  void* queue = nullptr;      // sycl::queue*, null: host memory
+  bool whole_strides = true;  // they are multiples of the element's size
   bool writable = true;
   bool stream_ordered = false;  // freed memory is not reused before its stream has got there
 
@@ -50,6 +51,8 @@ Array read_array(py::handle object, const char* function, const char* name);
 // A new packed array of the same maker, device and queue as `like`.
 Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> shape);
 
+// The array itself, or a copy whose strides are whole elements.
+Array with_whole_strides(Array array, const char* function, const char* name);
 // The array itself, or a copy whose last dimension is contiguous.
 Array with_contiguous_rows(Array array, const char* function, const char* name);
 // The array itself, or a copy in fp32.

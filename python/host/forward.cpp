@@ -82,10 +82,13 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
     params.alibi_batch = p.alibi.ndim == 2 ? p.alibi.strides[0] : 0;
   }
   if (p.sinks.data) params.sinks = reinterpret_cast<const float*>(p.sinks.data);
-  params.left =
-      r.left < 0 ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(r.left, kMaxLength));
-  params.right =
-      r.right < 0 ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(r.right, kMaxLength));
+  // flash-attn takes a side that reaches over all keys as unlimited, wherever the diagonal is.
+  auto side = [&](int64_t n) {
+    const bool unlimited = n < 0 || (r.layout != Layout::kBHSD && n >= p.sk);
+    return unlimited ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(n, kMaxLength));
+  };
+  params.left = side(r.left);
+  params.right = side(r.right);
   if (r.causal) params.right = 0;
   params.top_left = r.top_left;
   const double scale = r.scale ? *r.scale : 1.0 / std::sqrt(static_cast<double>(p.d));

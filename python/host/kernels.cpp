@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "native.hpp"
+
 namespace xeflash {
 namespace {
 
@@ -54,14 +56,20 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   if (!provider())
     throw std::runtime_error(
         "xeflash._core: no kernel provider; import xeflash, not its extension");
-  const auto made = provider()(description, reinterpret_cast<uintptr_t>(&queue)).cast<py::tuple>();
-  const auto binary = made[0].cast<std::string>();
-  kernels->block_q = made[1].cast<int>();
-  {
+  const bool decode = desc.algorithm == Algorithm::kDecode;
+  auto load = [&](bool again) {
+    const auto made =
+        provider()(description, reinterpret_cast<uintptr_t>(&queue), again).cast<py::tuple>();
+    const auto native = made[0].cast<std::string>();
+    kernels->block_q = made[1].cast<int>();
     py::gil_scoped_release nogil;
-    const bool decode = desc.algorithm == Algorithm::kDecode;
-    kernels->main = load_kernel(queue, binary, decode ? "flash_decode" : "flash_fwd");
-    if (decode) kernels->combine = load_kernel(queue, binary, "combine");
+    kernels->main = load_kernel(queue, native, decode ? "flash_decode" : "flash_fwd");
+    if (decode) kernels->combine = load_kernel(queue, native, "combine");
+  };
+  try {
+    load(false);
+  } catch (const RefusedBinary&) {
+    load(true);
   }
   std::lock_guard<std::mutex> lock(mutex);
   return *table.emplace(key, kernels).first->second;

@@ -34,7 +34,8 @@ struct FwdKernels {
   DeviceFacts device;
 };
 
-// `provider(description: dict) -> (binary: bytes, block_q: int)`, see xeflash.jit.provide.
+// `provider(description: dict, queue: int, again: bool) -> (native code: bytes, block_q: int)`, see
+// xeflash.jit.provide; `again`: the driver did not take what it gave before.
 void set_kernel_provider(pybind11::object provider);
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue);

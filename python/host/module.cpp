@@ -66,14 +66,25 @@ sycl::queue& queue_at(uintptr_t address) {
   return address ? *reinterpret_cast<sycl::queue*>(address) : host_queue();
 }
 
-template <class F>
-py::bytes without_gil(F f) {
-  std::string result;
+py::tuple compile_source_from_python(uintptr_t queue, const std::string& source,
+                                     const std::vector<std::string>& options,
+                                     const std::string& kernel) {
+  Compiled compiled;
   {
     py::gil_scoped_release nogil;
-    result = f();
+    compiled = compile_source(queue_at(queue), source, options, kernel);
   }
-  return py::bytes(result);
+  return py::make_tuple(py::bytes(compiled.code), compiled.log);
+}
+
+py::bytes compile_spirv_from_python(uintptr_t queue, const std::string& spirv,
+                                    const std::string& kernel) {
+  std::string code;
+  {
+    py::gil_scoped_release nogil;
+    code = compile_spirv(queue_at(queue), spirv, kernel);
+  }
+  return py::bytes(code);
 }
 
 // Result memory for arrays whose maker offers no way to make one: freed with the capsule.
@@ -106,14 +117,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("devices", &devices);
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
   m.def("allocate", &allocate);
-  m.def("compile_source",
-        [](uintptr_t queue, const std::string& source, const std::vector<std::string>& options) {
-          return without_gil([&] { return compile_source(queue_at(queue), source, options); });
-        });
-  m.def("compile_native",
-        [](uintptr_t queue, const std::string& binary, const std::string& kernel) {
-          return without_gil([&] { return compile_native(queue_at(queue), binary, kernel); });
-        });
+  m.def("compile_source", &compile_source_from_python);
+  m.def("compile_spirv", &compile_spirv_from_python);
 }
 
 }  // namespace xeflash

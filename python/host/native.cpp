@@ -51,9 +51,13 @@ sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
   cl_int status = CL_SUCCESS, error = CL_SUCCESS;
   const cl_program program =
       XF_OPENCL(clCreateProgramWithBinary)(context, 1, &device, &size, &data, &status, &error);
-  check(error, "clCreateProgramWithBinary");
-  check(status, "clCreateProgramWithBinary");
-  check(XF_OPENCL(clBuildProgram)(program, 1, &device, "", nullptr, nullptr), "clBuildProgram");
+  if (error == CL_SUCCESS) error = status;
+  if (error == CL_SUCCESS)
+    error = XF_OPENCL(clBuildProgram)(program, 1, &device, "", nullptr, nullptr);
+  if (error != CL_SUCCESS) {
+    throw RefusedBinary("the OpenCL driver refuses a compiled kernel with error " +
+                        std::to_string(error));
+  }
   const cl_kernel kernel = XF_OPENCL(clCreateKernel)(program, name.c_str(), &error);
   check(error, "clCreateKernel");
   return sycl::make_kernel<sycl::backend::opencl>(kernel, queue.get_context());

@@ -138,7 +138,7 @@ void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
 void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
   const char* f = check.function();
   if (!r.bias.is_none()) {
-    p.bias = read_array(r.bias, f, "attn_mask");
+    p.bias = with_whole_strides(read_array(r.bias, f, "attn_mask"), f, "attn_mask");
     XF_REQUIRE_DTYPE(
         check,
         p.bias.dtype == DType::kBool || p.bias.dtype == DType::kF32 || p.bias.dtype == p.q.dtype,

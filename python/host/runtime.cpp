@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <set>
@@ -19,8 +18,7 @@ namespace xeflash {
 namespace syclexp = sycl::ext::oneapi::experimental;
 namespace {
 
-constexpr uint32_t kSpirvMagic = 0x07230203;
-const char* const kPrefix = "__sycl_kernel_";  // of free functions in compiled code
+const std::string kPrefix = "__sycl_kernel_";  // of free functions in compiled code
 
 // Asynchronous errors surface in wait_and_throw; an own handler also keeps the default one, newer
 // than libsycl 2026.0, out of the binary.
@@ -159,45 +157,34 @@ int device_index(const sycl::queue& queue) {
   return static_cast<int>(known.size() - 1);
 }
 
-std::string compile_source(const sycl::queue& queue, const std::string& source,
-                           const std::vector<std::string>& options) {
+Compiled compile_source(const sycl::queue& queue, const std::string& source,
+                        const std::vector<std::string>& options, const std::string& kernel) {
   std::string log;
   try {
     auto bundle = syclexp::create_kernel_bundle_from_source(queue.get_context(),
                                                             syclexp::source_language::sycl, source);
-    const auto object = syclexp::compile(
+    auto program = syclexp::build(
         bundle, {queue.get_device()},
         syclexp::properties{syclexp::build_options{options}, syclexp::save_log{&log}});
-    const auto content = object.ext_oneapi_get_content();
-    return std::string(reinterpret_cast<const char*>(content.data()), content.size());
+    return {native_binary(program.ext_oneapi_get_kernel(kernel)), log};
   } catch (const sycl::exception& error) {
     throw std::runtime_error(std::string(error.what()) + "\n" + log);
   }
 }
 
-std::string compile_native(const sycl::queue& queue, const std::string& binary,
-                           const std::string& kernel) {
-  uint32_t magic = 0;
-  std::memcpy(&magic, binary.data(), std::min(sizeof(magic), binary.size()));
-  const auto context = queue.get_context();
-  const auto device = queue.get_device();
-  if (magic == kSpirvMagic) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(binary.data());
-    const std::vector<std::byte> content(bytes, bytes + binary.size());
-    auto bundle = syclexp::create_kernel_bundle_from_source(
-        context, syclexp::source_language::spirv, content);
-    return native_binary(
-        syclexp::build(bundle, {device}).ext_oneapi_get_kernel(std::string(kPrefix) + kernel));
-  }
-  std::string content = binary;  // the interface wants to be able to write
-  const auto object = syclexp::get_kernel_bundle<sycl::bundle_state::object>(
-      context, {device}, sycl::span<char>(content.data(), content.size()));
-  return native_binary(sycl::link(object).ext_oneapi_get_kernel(kernel));
+std::string compile_spirv(const sycl::queue& queue, const std::string& spirv,
+                          const std::string& kernel) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(spirv.data());
+  const std::vector<std::byte> content(bytes, bytes + spirv.size());
+  auto bundle = syclexp::create_kernel_bundle_from_source(queue.get_context(),
+                                                          syclexp::source_language::spirv, content);
+  return native_binary(
+      syclexp::build(bundle, {queue.get_device()}).ext_oneapi_get_kernel(kPrefix + kernel));
 }
 
 sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
                           const std::string& kernel) {
-  return new sycl::kernel(load_native(queue, native, std::string(kPrefix) + kernel));
+  return new sycl::kernel(load_native(queue, native, kPrefix + kernel));
 }
 
 sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params,

@@ -44,16 +44,18 @@ class WorkersRoam {
 constexpr int kMaxDevices = 255;
 int device_index(const sycl::queue& queue);
 
-// Compiles SYCL source for the queue's device into a form that compile_native takes. Throws with
-// the log.
-std::string compile_source(const sycl::queue& queue, const std::string& source,
-                           const std::vector<std::string>& options);
+// Compiles SYCL source, or SPIR-V, to the code of the queue's device. `kernel` names any of its
+// kernels. Throws with the compiler's log.
+struct Compiled {
+  std::string code, log;
+};
+Compiled compile_source(const sycl::queue& queue, const std::string& source,
+                        const std::vector<std::string>& options, const std::string& kernel);
+std::string compile_spirv(const sycl::queue& queue, const std::string& spirv,
+                          const std::string& kernel);
 
-// SPIR-V, or what compile_source made, to the device's own code. `kernel` names any of its kernels.
-std::string compile_native(const sycl::queue& queue, const std::string& binary,
-                           const std::string& kernel);
-
-// A kernel of compile_native's result. It lives as long as the process.
+// A kernel of what they made; throws if the driver does not take it. It lives as long as the
+// process.
 sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
                           const std::string& kernel);
 

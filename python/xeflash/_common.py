@@ -24,7 +24,7 @@ def prepare(function: str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
                     "call it under torch.no_grad() or detach the input"
                 )
     device = arrays[0].device.type
-    if torch.is_autocast_enabled(device):
+    if device in ("cpu", "xpu") and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         return tuple(a.to(dtype) if a.is_floating_point() and a.dtype is not torch.float64 else a for a in arrays)
     return arrays
@@ -41,5 +41,14 @@ def seeds(dropout_p: float, array: Any, rng: tuple[int, int] | None = None) -> t
     """(seed, offset) of a call on `array`: what is given, else the next of the generator."""
     if not dropout_p:
         return 0, 0
+    if rng is not None and len(rng) != 2:
+        raise ValueError(f"attention: rng must be (seed, offset), got {rng}")
     seed, offset = rng if rng is not None else _random.next_rng(array)
     return seed % 2**64, offset % 2**64
+
+
+def refuse_numbers(function: str, error: TypeError, **numbers: Any) -> None:
+    """Says which argument was not a number, if that is what the extension could not take."""
+    for name, value in numbers.items():
+        if value is not None and not isinstance(value, int | float):
+            raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}") from error

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xeflash import _core
-from xeflash._common import BSHD, THD, prepare, seeds, window
+from xeflash._common import BSHD, THD, prepare, refuse_numbers, seeds, window
 
 
 def _run(
@@ -44,10 +44,14 @@ def _run(
     left, right = window(function, window_size)
     seed, offset = seeds(dropout_p, q)
     cu_q, cu_k, max_q, max_k, used_k = packing
-    out, lse = _core.forward(
-        function, layout, q, k, v, None, cu_q, cu_k, max_q, max_k, used_k, None, alibi_slopes, s_aux, softmax_scale,
-        causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True,
-    )  # fmt: skip
+    try:
+        out, lse = _core.forward(
+            function, layout, q, k, v, None, cu_q, cu_k, max_q, max_k, used_k, None, alibi_slopes, s_aux, softmax_scale,
+            causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True,
+        )  # fmt: skip
+    except TypeError as error:
+        refuse_numbers(function, error, softmax_scale=softmax_scale, softcap=softcap, dropout_p=dropout_p)
+        raise
     return (out, lse, None) if return_attn_probs else out
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xeflash import _core
-from xeflash._common import BHSD, prepare, seeds, window
+from xeflash._common import BHSD, prepare, refuse_numbers, seeds, window
 
 
 def attention(
@@ -62,10 +62,14 @@ def attention(
         query, key, value, attn_mask, out_4d = _to_4d(query, key, value, attn_mask, out)
     else:
         out_4d = out
-    result, lse = _core.forward(
-        "attention", BHSD, query, key, value, out_4d, None, None, 0, 0, None, attn_mask, alibi_slopes, sinks, scale,
-        is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa,
-    )  # fmt: skip
+    try:
+        result, lse = _core.forward(
+            "attention", BHSD, query, key, value, out_4d, None, None, 0, 0, None, attn_mask, alibi_slopes, sinks, scale,
+            is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa,
+        )  # fmt: skip
+    except TypeError as error:
+        refuse_numbers("attention", error, scale=scale, softcap=softcap, dropout_p=dropout_p)
+        raise
     if rank != 4:
         result = out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
         lse = lse.reshape((*lead, *lse.shape[4 - min(rank, 3) :])) if lse is not None else None

@@ -45,17 +45,22 @@ def read(entry: Path) -> bytes | None:
     return binary if isinstance(meta, dict) and meta.get("sha256") == hashlib.sha256(binary).hexdigest() else None
 
 
-def get_or_build(key: str, source: str, meta: dict[str, object], build: Callable[[], Built]) -> bytes:
-    """The binary of `key`, from disk or built now and kept. A cache that cannot be written is only warned about."""
+def get_or_build(
+    key: str, source: str, meta: dict[str, object], build: Callable[[], Built], again: bool = False
+) -> bytes:
+    """The binary of `key`, from disk or built now (`again`: in any case) and kept.
+
+    A cache that cannot be written is only warned about.
+    """
     folder = cache_folder()
     entry = folder / key
-    binary = read(entry)
+    binary = None if again else read(entry)
     if binary is not None:
         return binary
     built: Built | None = None
     try:
         with _locked(folder, key):
-            binary = read(entry)  # another process may have been faster
+            binary = None if again else read(entry)  # another process may have been faster
             if binary is not None:
                 return binary
             built = build()
@@ -86,7 +91,7 @@ def _write(folder: Path, entry: Path, source: str, meta: dict[str, object], buil
         (aside / "build.log").write_text(built.log)
         digest = hashlib.sha256(built.binary).hexdigest()
         (aside / "meta.json").write_text(json.dumps({**meta, "sha256": digest}, indent=1) + "\n")
-        if entry.exists():  # corrupt
+        if entry.exists():  # corrupt, or refused by the device
             shutil.rmtree(entry)
         aside.chmod(0o755)
         aside.rename(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ PACKAGE = Path(str(_core.__file__)).parent
 HEADERS = PACKAGE / "kernels"
 PREBUILT = PACKAGE / "prebuilt"
 
-_FORMAT = "1"  # of what is kept; to be raised when kernel.bin comes to hold something else
+_FORMAT = "2"  # of what is kept; to be raised when kernel.bin comes to hold something else
 
 _locks: dict[str, threading.Lock] = {}
 _locks_guard = threading.Lock()
@@ -36,8 +37,11 @@ def _compiler() -> str:
     return "intel-sycl-rt " + importlib.metadata.version("intel-sycl-rt")
 
 
-def provide(description: dict[str, Any], queue: int) -> tuple[bytes, int]:
-    """(binary, block_q) of the kernel for a description; `queue` is the address of a queue of its device."""
+def provide(description: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, int]:
+    """(native code, block_q) of the kernel for a description.
+
+    `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
+    """
     desc = Desc.from_dict(description)
     if not desc.arch.startswith("cpu-"):
         raise NotImplementedError(
@@ -45,22 +49,23 @@ def provide(description: dict[str, Any], queue: int) -> tuple[bytes, int]:
             "native code; the SYCL CPU device works (xeflash doctor)"
         )
     kernel = render(desc)
-    return find_or_build(kernel, desc, queue), kernel.config.block_q
+    return find_or_build(kernel, desc, queue, again), kernel.config.block_q
 
 
-def find_or_build(kernel: KernelSource, desc: Desc, queue: int) -> bytes:
+def find_or_build(kernel: KernelSource, desc: Desc, queue: int, again: bool = False) -> bytes:
     """Native code of a kernel: from the disk cache, or compiled from the wheel's SPIR-V or from source, and kept."""
 
     def build() -> cache.Built:
         prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
         with progress(f"compiling {kernel.name}"):
-            binary = prebuilt.read_bytes() if prebuilt.exists() else _compile(kernel, queue)
-            return cache.Built(_core.compile_native(queue, binary, desc.algorithm), "")
+            if prebuilt.exists():
+                return cache.Built(_core.compile_spirv(queue, prebuilt.read_bytes(), desc.algorithm), "")
+            return _compile(kernel, desc, queue)
 
-    return kept(kernel, desc, build)
+    return kept(kernel, desc, build, again)
 
 
-def kept(kernel: KernelSource, desc: Desc, build: Callable[[], cache.Built]) -> bytes:
+def kept(kernel: KernelSource, desc: Desc, build: Callable[[], cache.Built], again: bool = False) -> bytes:
     """What the disk cache has for a kernel and device, else what `build` makes."""
     key = cache_key(kernel, desc)
     meta: dict[str, object] = {
@@ -71,12 +76,21 @@ def kept(kernel: KernelSource, desc: Desc, build: Callable[[], cache.Built]) -> 
         "driver": desc.driver,
     }
     with _lock_of(key):
-        return cache.get_or_build(key, kernel.text, meta, build)
+        return cache.get_or_build(key, kernel.text, meta, build, again)
+
+
+@functools.cache
+def _cpu() -> str:
+    """What native code for the CPU depends on besides the driver: the instructions it may use."""
+    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    return f"{flags} {os.environ.get('CL_CONFIG_CPU_TARGET_ARCH', '')}"
 
 
 def cache_key(kernel: KernelSource, desc: Desc) -> str:
     """Names a kernel's entry: what it is, and a hash of all that its binary depends on."""
     parts = [_FORMAT, kernel.digest(_headers_digest()), _compiler(), desc.device, desc.driver]
+    if desc.arch.startswith("cpu-"):
+        parts.append(_cpu())
     return f"{kernel.name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
@@ -85,9 +99,10 @@ def _lock_of(key: str) -> threading.Lock:
         return _locks.setdefault(key, threading.Lock())
 
 
-def _compile(kernel: KernelSource, queue: int) -> bytes:
+def _compile(kernel: KernelSource, desc: Desc, queue: int) -> cache.Built:
     try:
-        return bytes(_core.compile_source(queue, kernel.text, [*kernel.options, f"-I{HEADERS}"]))
+        options = [*kernel.options, f"-I{HEADERS}"]
+        return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.algorithm))
     except RuntimeError as error:
         raise RuntimeError(_explain(kernel, str(error))) from None
 
