@@ -30,7 +30,7 @@ XF_INLINE RowVec<R> operator*(RowVec<R> a, float b) {
 }
 template <int R>
 XF_INLINE RowVec<R> exp2(RowVec<R> a) {
-  XF_UNROLL for (int r = 0; r < R; ++r) a.x[r] = exp2<5>(f32x16(a.x[r]))[0];
+  XF_UNROLL for (int r = 0; r < R; ++r) a.x[r] = exp2<6>(f32x16(a.x[r]))[0];
   return a;
 }
 template <int R>

@@ -41,7 +41,7 @@ XF_INLINE ColVec<R> operator-(ColVec<R> a, const ColVec<R>& b) {
 }
 template <int R>
 XF_INLINE ColVec<R> exp2(ColVec<R> a) {
-  a.map([&](f32x16 v, int) { return exp2<5>(v); });
+  a.map([&](f32x16 v, int) { return exp2<6>(v); });
   return a;
 }
 // 1 / a, and 0 where a is 0.

@@ -81,7 +81,12 @@ void set_shape(Array& a, int ndim, const int64_t* shape, const int64_t* strides)
 Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const char* function,
                     const char* name) {
   dlpack::Tensor t;
-  if (api->view_from_object(object.ptr(), &t) != 0) throw py::error_already_set();
+  if (api->view_from_object(object.ptr(), &t) != 0) {
+    const py::error_already_set error;
+    const auto reason = py::str(error.value()).cast<std::string>();
+    throw py::type_error(std::string(function) + ": " + name +
+                         " must be on a cpu or xpu device: " + reason.substr(0, reason.find('\n')));
+  }
   Array a;
   a.object = py::reinterpret_borrow<py::object>(object);
   a.maker = Maker::kExchange;

@@ -236,7 +236,7 @@ Array result_array(const Problem& p, const FwdRequest& r) {
     XF_REQUIRE(check, fits, "out",
                std::string("must have the shape of ") + p.q_name + " with head_dim " + number(p.dv),
                out.describe_shape(), out);
-    XF_REQUIRE(check, out.strides[out.ndim - 1] == 1 || p.dv == 1, "out",
+    XF_REQUIRE(check, out.whole_strides && (out.strides[out.ndim - 1] == 1 || p.dv == 1), "out",
                "must have a contiguous last dimension",
                "stride " + number(out.strides[out.ndim - 1]), out);
     XF_REQUIRE(check, out.writable, "out", "must be writable", "a read-only array", out);

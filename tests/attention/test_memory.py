@@ -162,7 +162,7 @@ def in_records(x):
 def test_elements_of_records(dim):
     q, k, v = make(dim=dim, dim_v=dim)
     out = xeflash.attention(*(in_records(x.numpy()) for x in (q, k, v)), enable_gqa=True)
-    check_attention("records", q, k, v, Features(), torch.from_numpy(out))
+    assert np.array_equal(out, xeflash.attention(q.numpy(), k.numpy(), v.numpy(), enable_gqa=True))
 
 
 def test_rows_of_records():

@@ -143,7 +143,7 @@ def test_attention_matches_reference(problem):
         return_lse=True,
         rng=f.rng if f.dropout else None,
     )
-    check_attention("problem", q, k, v, f, from_array(out, problem.kind), from_array(lse, problem.kind), luck=2)
+    check_attention("problem", q, k, v, f, from_array(out, problem.kind), from_array(lse, problem.kind))
 
 
 @st.composite
@@ -177,4 +177,4 @@ def test_varlen_matches_the_sequences_one_by_one(problem):
         row, key = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i] + used[i])
         parts = (x[part].transpose(0, 1)[None] for x, part in ((q, row), (k, key), (v, key), (out, row)))
         q_i, k_i, v_i, out_i = parts
-        check_attention(f"sequence {i}", q_i, k_i, v_i, Features(window=window), out_i, lse[None, :, row], luck=2)
+        check_attention(f"sequence {i}", q_i, k_i, v_i, Features(window=window), out_i, lse[None, :, row])

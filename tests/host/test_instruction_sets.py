@@ -20,7 +20,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         q, k, v = (torch.randn(2, heads, n, 64).to(dtype) for heads, n in ((4, rows), (2, 133), (2, 133)))
         options = dict(is_causal=True, bottom_right=True, window_size=(100, 0), sinks=f.sinks)
         out, lse = xeflash.attention(q, k, v, enable_gqa=True, return_lse=True, **options)
-        check_attention(f"{dtype} {rows} rows", q, k, v, f, out, lse, luck=2)
+        check_attention(f"{dtype} {rows} rows", q, k, v, f, out, lse)
 print("done")
 """
 # What the CPU must have for the driver's code to run; the machine's own set is what all other tests use.

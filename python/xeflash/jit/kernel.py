@@ -11,7 +11,7 @@ from xeflash.tune import Config, pick
 
 _ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
 # Degree of exp2's polynomial: its error has to vanish in the rounding of P.
-_EXP2_DEGREE = {"float32": 5, "float16": 4, "bfloat16": 3}
+_EXP2_DEGREE = {"float32": 6, "float16": 4, "bfloat16": 3}
 _CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2}
 
 

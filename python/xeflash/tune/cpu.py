@@ -14,8 +14,8 @@ FLASH_FWD: list[Row] = [
     ("*", "*", 255, 576, 32, 48),  # wide heads: half the rows and keys keep the tiles in L2
 ]
 
-# Rows of a decode tile are the heads that share a KV head (0: as many as there are). Small blocks: while one is computed,
-# the next is on its way, and both fit in L1 (64 keys were 6 to 40 % slower).
+# Rows of a decode tile are the heads that share a KV head (0: as many as there are). Small blocks: while one is
+# computed, the next is on its way, and both fit in L1 (64 keys were 6 to 40 % slower).
 FLASH_DECODE: list[Row] = [
     ("*", "*", 255, 576, 0, 16),
 ]
