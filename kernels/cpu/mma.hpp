@@ -96,6 +96,30 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D
   }
 }
 
+// `steps` steps of a product's register tile, with operands made from `seed`; returns something
+// that depends on all.
+template <class T>
+XF_INLINE float multiply_in_registers(int steps, float seed) {
+  using Reg = RegisterTile<64>;
+  using A = std::conditional_t<kPaired<T>, u32x16, f32x16>;
+  using B = std::conditional_t<kPaired<T>, uint32_t, float>;
+  f32x16 acc[Reg::keys][Reg::Rt] = {};
+  A a[Reg::Rt];
+  XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) a[r] = bit_cast<A>(f32x16(seed + r));
+  B b[Reg::keys];
+  XF_UNROLL for (int n = 0; n < Reg::keys; ++n) b[n] = bit_cast<B>(seed - n);
+  XF_NO_UNROLL for (int i = 0; i < steps; ++i) {
+    XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
+      XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) acc[n][r] = multiply_add(acc[n][r], b[n], a[r]);
+    }
+  }
+  f32x16 sum = {};
+  XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
+    XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) sum += acc[n][r];
+  }
+  return reduce_add(sum);
+}
+
 // O[:, d .. d + Nt) += P V[:, d .. d + Nt)
 template <int Nt, class T, int R, int N, int D>
 XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D>& V,

@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
+#include <map>
+
 #include "forward.hpp"
 #include "kernels.hpp"
 #include "runtime.hpp"
@@ -87,6 +90,22 @@ py::bytes compile_spirv_from_python(uintptr_t queue, const std::string& spirv,
   return py::bytes(code);
 }
 
+// Seconds that `groups` work-items of the kernel `peak` take on the host queue.
+double time_peak(const std::string& native, int32_t steps, uint64_t groups) {
+  sycl::queue& queue = host_queue();
+  static auto& kernels = *new std::map<std::string, sycl::kernel*>;
+  auto& kernel = kernels[native];
+  if (!kernel) kernel = load_kernel(queue, native, "peak");
+  std::vector<float> results(groups);
+  FwdParams params{};
+  params.o.data = results.data();
+  params.max_q = steps;
+  params.scale = 1e-3f;
+  const auto start = std::chrono::steady_clock::now();
+  launch(queue, *kernel, params, groups).wait_and_throw();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 // Result memory for arrays whose maker offers no way to make one: freed with the capsule.
 py::tuple allocate(uintptr_t queue, size_t bytes) {
   auto* owner = new sycl::queue(queue_at(queue));
@@ -117,6 +136,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("devices", &devices);
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
   m.def("allocate", &allocate);
+  m.def("time_peak", &time_peak);
   m.def("compile_source", &compile_source_from_python);
   m.def("compile_spirv", &compile_spirv_from_python);
 }

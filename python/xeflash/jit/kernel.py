@@ -63,7 +63,7 @@ def render(desc: Desc) -> KernelSource:
     if desc.bias is not None:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
     decode = desc.algorithm == "flash_decode"
-    entries = ["flash_decode", "combine"] if decode else ["flash_fwd"]
+    entries = ["flash_decode", "combine"] if decode else [desc.algorithm]
     lines = [
         *(f'#include "{entry}.hpp"' for entry in entries),
         "namespace xeflash {",

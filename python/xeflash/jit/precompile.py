@@ -56,6 +56,16 @@ def target(name: str) -> dict[str, str]:
     raise RuntimeError(f"no SYCL CPU device was found; mend it with: {_runtime.REMEDY}")
 
 
+def peak_kernel(dtype: str) -> tuple[bytes, int]:
+    """(native code, multiply-adds of a step) of kernels/peak.hpp on this machine's CPU device."""
+    device = target("cpu")
+    arch = device["arch"]
+    desc = Desc("peak", arch, _DTYPES[dtype], 1, 1, 1, device=device["name"], driver=device["driver"])
+    vectors = 6 * (1 if arch == "cpu-generic" else 4)  # RegisterTile in cpu/mma.hpp
+    pairs = 2 if dtype == "bf16" and arch == "cpu-avx512-bf16" else 1
+    return find_or_build(render(desc), desc, _core.host_queue()), 16 * vectors * pairs
+
+
 def compile_offline(kernel: KernelSource) -> cache.Built:
     """SPIR-V from libsycl-jit in a process of its own, without a device."""
     library = _runtime.in_distribution("intel-sycl-rt", "libsycl-jit.so")

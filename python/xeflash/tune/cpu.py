@@ -20,4 +20,6 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", 255, 576, 0, 16),
 ]
 
-TABLES = {"flash_fwd": FLASH_FWD, "flash_decode": FLASH_DECODE}
+PEAK: list[Row] = [("*", "*", 255, 576, 64, 96)]  # has no tiles to choose
+
+TABLES = {"flash_fwd": FLASH_FWD, "flash_decode": FLASH_DECODE, "peak": PEAK}
