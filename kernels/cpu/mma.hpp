@@ -64,10 +64,10 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
   constexpr int kSteps = kPaired<T> ? D / 2 : D;
   S.cols = K.rows() < N ? round_up(K.rows(), Reg::keys) : N;
-  for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
-    for (int j = 0; j < S.cols; j += Reg::keys) {
-      decltype(K.row(0)) k[Reg::keys];
-      XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);
+  for (int j = 0; j < S.cols; j += Reg::keys) {
+    decltype(K.row(0)) k[Reg::keys];
+    XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);
+    for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // inside: the rows of K stay in L1
       for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kChain) {
         f32x16 acc[Reg::keys][Reg::Rt] = {};
         auto step = [&](int d, auto b_of) __attribute__((always_inline)) {
@@ -144,10 +144,12 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P, const Value
 template <class T, int R, int N, int D>
 XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D>& V) {
   using Reg = RegisterTile<R>;
-  for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
-    int d = 0;
-    for (; d + Reg::dims <= D; d += Reg::dims) mma_AB_columns<Reg::dims>(O, P, V, r0, d);
-    if constexpr (D % Reg::dims) mma_AB_columns<D % Reg::dims>(O, P, V, r0, d);
+  constexpr int kRest = D % Reg::dims;
+  for (int d = 0; d < D - kRest; d += Reg::dims) {
+    for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) mma_AB_columns<Reg::dims>(O, P, V, r0, d);
+  }
+  if constexpr (kRest) {
+    for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) mma_AB_columns<kRest>(O, P, V, r0, D - kRest);
   }
 }
 
