@@ -2,15 +2,21 @@
 // backend that is compiled in decides how a tile is laid out and which instructions move and
 // multiply it.
 //
-//   Rows<T>                 rows of a matrix in memory
-//   Tile<R, C>              fp32 accumulators
-//   ColVec<R>               one fp32 value per row
-//   Left<T, R, C>           left operand of a product          load, negate
-//   Keys<T, N, D>           N rows of K, for A K^T             made from Rows; may stream from
-//   memory Values<T, N, D>         N rows of V, for P V               likewise mma_ABt, mma_AB S =
-//   A K^T, O += P V each                    f(value, row, column) over a tile; one of row and
-//   column is a vector of lanes row_max, exp2_and_sum   the two halves of a softmax; the second
-//   gives P as a left operand store                   tiles and columns back to memory
+//   Rows<T>                    rows of a matrix in memory
+//   Tile<R, C>, ColVec<R>      fp32 accumulators; one fp32 value per row (ColSum: its row sums)
+//   Left<T, R, C>              left operand of a product: load, negate
+//   Keys<T, N, D>              N rows of K, made from Rows; may stream from memory
+//   Values<T, N, D>            N rows of V, likewise
+//   mma_ABt, mma_AB            S = A K^T, O += P V
+//   each                       f(value, row, column) over a tile; one of the two is a vector
+//   row_max, exp2_and_sum      the halves of a softmax; the second gives P as a left operand
+//   store                      tiles and columns back to memory
+//
+// For few rows against a long cache, with lanes along a row instead (CPU):
+//
+//   RowTile, RowVec, RowSum, RowLeft
+//   dot_rows, accumulate_rows  S = A K^T, O += P V, with K and V streaming past
+//   prefetch                   asks for rows that are wanted soon
 #pragma once
 
 #if XEFLASH_BACKEND_CPU
