@@ -36,11 +36,6 @@ struct Array {
   bool writable = true;
   bool stream_ordered = false;  // freed memory is not reused before its stream has got there
 
-  int64_t size() const {
-    int64_t n = 1;
-    for (int i = 0; i < ndim; ++i) n *= shape[i];
-    return n;
-  }
   bool is_packed() const;
   std::string describe_shape() const;
 };

@@ -109,6 +109,7 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
 
 py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
+  const Array out = result_array(p, r);  // before a kernel is compiled: `out` may be refused
   sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
   const bool empty = p.batch * p.heads_q * p.sq * (p.packed ? p.tokens_q : 1) == 0;
 
@@ -128,7 +129,6 @@ py::tuple forward(const FwdRequest& r) {
     kernels = &find_kernels(desc, queue);
   }
 
-  const Array out = result_array(p, r);
   Array lse;
   if (r.want_lse) {
     lse = p.packed ? new_array(p.q, DType::kF32, {p.heads_q, p.tokens_q})
