@@ -55,7 +55,7 @@ XF_INLINE auto element(const E* row, int d) {
 
 // A sum in fp32 goes over this many steps at most, then into the total: its rounding errors stay
 // short.
-constexpr int kChain = 64;
+constexpr int kChain = 32;
 
 // S = A K^T for the rows that K has
 template <class T, int R, int N, int D>

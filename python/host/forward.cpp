@@ -116,7 +116,9 @@ py::tuple forward(const FwdRequest& r) {
   FwdDesc desc;
   const FwdKernels* kernels = nullptr;
   if (!empty) {
-    desc.algorithm = p.sq == 1 && r.dropout == 0 ? Algorithm::kDecode : Algorithm::kForward;
+    const bool has_decode = queue.get_device().is_cpu();
+    desc.algorithm = p.sq == 1 && r.dropout == 0 && has_decode ? Algorithm::kDecode
+                                                               : Algorithm::kForward;
     desc.dtype = p.q.dtype;
     desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
     desc.softcap = r.softcap > 0;

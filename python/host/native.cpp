@@ -1,66 +1,29 @@
 #include "native.hpp"
 
-#include <dlfcn.h>
-
-#include <stdexcept>
-#include <sycl/backend/opencl.hpp>
-
 namespace xeflash {
 namespace {
 
-// OpenCL's functions from the loader that the SYCL runtime uses itself.
-template <class Function>
-Function* opencl(const char* name) {
-  static void* library = dlopen("libOpenCL.so.1", RTLD_NOW | RTLD_LOCAL);
-  void* function = library ? dlsym(library, name) : nullptr;
-  if (!function) throw std::runtime_error(std::string("libOpenCL.so.1 has no ") + name);
-  return reinterpret_cast<Function*>(function);
-}
-#define XF_OPENCL(name) opencl<decltype(name)>(#name)
-
-void check(cl_int status, const char* what) {
-  if (status != CL_SUCCESS)
-    throw std::runtime_error(std::string(what) + " failed with OpenCL error " +
-                             std::to_string(status));
+bool is_level_zero(sycl::backend backend) {
+  return backend == sycl::backend::ext_oneapi_level_zero;
 }
 
 }  // namespace
 
 std::string native_binary(const sycl::kernel& kernel) {
-  const cl_kernel native = sycl::get_native<sycl::backend::opencl>(kernel);
-  cl_program program = nullptr;
-  check(XF_OPENCL(clGetKernelInfo)(native, CL_KERNEL_PROGRAM, sizeof(program), &program, nullptr),
-        "clGetKernelInfo");
-  size_t size = 0;
-  check(XF_OPENCL(clGetProgramInfo)(program, CL_PROGRAM_BINARY_SIZES, sizeof(size), &size, nullptr),
-        "clGetProgramInfo");
-  std::string binary(size, '\0');
-  char* data = binary.data();
-  check(XF_OPENCL(clGetProgramInfo)(program, CL_PROGRAM_BINARIES, sizeof(data), &data, nullptr),
-        "clGetProgramInfo");
-  check(XF_OPENCL(clReleaseKernel)(native), "clReleaseKernel");  // get_native retained it
-  return binary;
+  return is_level_zero(kernel.get_backend()) ? level_zero::native_binary(kernel)
+                                             : opencl::native_binary(kernel);
+}
+
+std::string build_native(const sycl::queue& queue, const std::string& spirv,
+                         const std::string& kernel) {
+  return is_level_zero(queue.get_backend()) ? level_zero::build_native(queue, spirv)
+                                            : opencl::build_native(queue, spirv, kernel);
 }
 
 sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
-                         const std::string& name) {
-  const cl_context context = sycl::get_native<sycl::backend::opencl>(queue.get_context());
-  const cl_device_id device = sycl::get_native<sycl::backend::opencl>(queue.get_device());
-  const auto* data = reinterpret_cast<const unsigned char*>(binary.data());
-  const size_t size = binary.size();
-  cl_int status = CL_SUCCESS, error = CL_SUCCESS;
-  const cl_program program =
-      XF_OPENCL(clCreateProgramWithBinary)(context, 1, &device, &size, &data, &status, &error);
-  if (error == CL_SUCCESS) error = status;
-  if (error == CL_SUCCESS)
-    error = XF_OPENCL(clBuildProgram)(program, 1, &device, "", nullptr, nullptr);
-  if (error != CL_SUCCESS) {
-    throw RefusedBinary("the OpenCL driver refuses a compiled kernel with error " +
-                        std::to_string(error));
-  }
-  const cl_kernel kernel = XF_OPENCL(clCreateKernel)(program, name.c_str(), &error);
-  check(error, "clCreateKernel");
-  return sycl::make_kernel<sycl::backend::opencl>(kernel, queue.get_context());
+                         const std::string& kernel) {
+  return is_level_zero(queue.get_backend()) ? level_zero::load_native(queue, binary, kernel)
+                                            : opencl::load_native(queue, binary, kernel);
 }
 
 }  // namespace xeflash

@@ -1,5 +1,5 @@
-// Native code of the SYCL CPU device: what its OpenCL driver compiled SPIR-V to, taken out to be
-// kept on disk, and loaded again in milliseconds instead of the driver's half second.
+// Native code of a device: what its driver compiles SPIR-V to, taken out to be kept on disk, and
+// loaded again in milliseconds instead of the driver's half second and more.
 #pragma once
 
 #include <stdexcept>
@@ -16,8 +16,30 @@ struct RefusedBinary : std::runtime_error {
 // The program that `kernel` belongs to, as the driver compiled it.
 std::string native_binary(const sycl::kernel& kernel);
 
+// What the driver makes of SPIR-V; `kernel` names any of its kernels.
+std::string build_native(const sycl::queue& queue, const std::string& spirv,
+                         const std::string& kernel);
+
 // A kernel of such a program; throws RefusedBinary.
 sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
-                         const std::string& name);
+                         const std::string& kernel);
+
+// The SYCL runtime prefixes the names of free-function kernels.
+constexpr const char* kKernelPrefix = "__sycl_kernel_";
+
+namespace opencl {  // the CPU device
+std::string native_binary(const sycl::kernel& kernel);
+std::string build_native(const sycl::queue& queue, const std::string& spirv,
+                         const std::string& kernel);
+sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
+                         const std::string& kernel);
+}  // namespace opencl
+
+namespace level_zero {  // GPUs
+std::string native_binary(const sycl::kernel& kernel);
+std::string build_native(const sycl::queue& queue, const std::string& spirv);
+sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
+                         const std::string& kernel);
+}  // namespace level_zero
 
 }  // namespace xeflash

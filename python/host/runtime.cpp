@@ -18,7 +18,6 @@ namespace xeflash {
 namespace syclexp = sycl::ext::oneapi::experimental;
 namespace {
 
-const std::string kPrefix = "__sycl_kernel_";  // of free functions in compiled code
 
 // Asynchronous errors surface in wait_and_throw; an own handler also keeps the default one, newer
 // than libsycl 2026.0, out of the binary.
@@ -174,17 +173,12 @@ Compiled compile_source(const sycl::queue& queue, const std::string& source,
 
 std::string compile_spirv(const sycl::queue& queue, const std::string& spirv,
                           const std::string& kernel) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(spirv.data());
-  const std::vector<std::byte> content(bytes, bytes + spirv.size());
-  auto bundle = syclexp::create_kernel_bundle_from_source(queue.get_context(),
-                                                          syclexp::source_language::spirv, content);
-  return native_binary(
-      syclexp::build(bundle, {queue.get_device()}).ext_oneapi_get_kernel(kPrefix + kernel));
+  return build_native(queue, spirv, kernel);
 }
 
 sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
                           const std::string& kernel) {
-  return new sycl::kernel(load_native(queue, native, kPrefix + kernel));
+  return new sycl::kernel(load_native(queue, native, kernel));
 }
 
 sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params,

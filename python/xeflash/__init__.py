@@ -42,7 +42,9 @@ __all__ = [
     "manual_seed",
 ]
 
-_runtime.show_cpu_device()  # has to come before anyone in this process asks SYCL for devices
+# Both have to come before anyone in this process asks SYCL for devices.
+_runtime.show_cpu_device()
+_runtime.show_simulated_gpu()
 
 
 def __getattr__(name: str) -> Any:

@@ -43,11 +43,6 @@ def provide(description: dict[str, Any], queue: int, again: bool = False) -> tup
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
     desc = Desc.from_dict(description)
-    if not desc.arch.startswith("cpu-"):
-        raise NotImplementedError(
-            f"xeflash: kernels do not run on {desc.device} yet: they compile for it, but none has been verified on its "
-            "native code; the SYCL CPU device works (xeflash doctor)"
-        )
     kernel = render(desc)
     return find_or_build(kernel, desc, queue, again), kernel.config.block_q
 

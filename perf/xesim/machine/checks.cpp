@@ -1,0 +1,104 @@
+#include "machine/checks.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include "machine/fault.hpp"
+
+namespace xesim {
+namespace {
+
+struct CheckName {
+  std::string_view name;
+  bool Checks::*member;
+};
+constexpr CheckName kNames[] = {
+    {"bounds", &Checks::bounds},
+    {"uninit", &Checks::uninitialised},
+    {"host", &Checks::host},
+    {"deferred", &Checks::deferred},
+    {"slm-races", &Checks::slm_races},
+    {"global-races", &Checks::global_races},
+    {"interleave", &Checks::interleave},
+    {"block2d", &Checks::block2d},
+    {"math", &Checks::math},
+};
+
+void set_all(Checks& checks, bool value) {
+  for (const CheckName& row : kNames) checks.*row.member = value;
+  checks.bounds = true;  // the address map itself; it cannot be left out
+}
+
+std::string_view trimmed(std::string_view word) {
+  const auto first = word.find_first_not_of(" \t"), last = word.find_last_not_of(" \t");
+  return first == std::string_view::npos ? std::string_view{} : word.substr(first, last - first + 1);
+}
+
+[[noreturn]] void refuse(std::string_view word) {
+  std::string known;
+  for (const CheckName& row : kNames) known.append(row.name).append(", ");
+  fail("XEFLASH_SIM_CHECK: '%s' is not understood; known are all, none, %sseed=N, dpas=exact|stepwise",
+       std::string(word).c_str(), known.c_str());
+}
+
+}  // namespace
+
+Checks parse_checks(std::string_view text) {
+  Checks checks;
+  bool named = false;  // the first name given replaces the default "all"
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view word = trimmed(text.substr(begin, end - begin));
+    begin = end + 1;
+    if (word.empty()) continue;
+    if (word == "all" || word == "none") {
+      set_all(checks, word == "all");
+      named = true;
+      continue;
+    }
+    if (word.starts_with("seed=")) {
+      const std::string_view digits = word.substr(5);
+      const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), checks.seed);
+      if (result.ec != std::errc{} || result.ptr != digits.data() + digits.size()) refuse(word);
+      continue;
+    }
+    if (word == "dpas=exact" || word == "dpas=stepwise") {
+      checks.dpas = word == "dpas=exact" ? Checks::Dpas::kExact : Checks::Dpas::kStepwise;
+      continue;
+    }
+    bool found = false;
+    for (const CheckName& row : kNames) {
+      if (word != row.name) continue;
+      if (!named) set_all(checks, false);
+      checks.*row.member = named = found = true;
+    }
+    if (!found) refuse(word);
+  }
+  return checks;
+}
+
+std::string to_string(const Checks& checks) {
+  std::string text;
+  for (const CheckName& row : kNames) {
+    if (checks.*row.member) text.append(text.empty() ? "" : ",").append(row.name);
+  }
+  text += checks.dpas == Checks::Dpas::kExact ? ",dpas=exact" : ",dpas=stepwise";
+  return text + ",seed=" + std::to_string(checks.seed);
+}
+
+Checks& current_checks() {
+  // A wrong variable must not end a process that only loads the library: it is told, and everything is checked.
+  static Checks checks = [] {
+    const char* text = std::getenv("XEFLASH_SIM_CHECK");
+    try {
+      return parse_checks(text == nullptr ? "" : text);
+    } catch (const Fault& fault) {
+      std::fprintf(stderr, "xesim: %s\n", fault.what());
+      return Checks{};
+    }
+  }();
+  return checks;
+}
+
+}  // namespace xesim
