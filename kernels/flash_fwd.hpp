@@ -13,8 +13,8 @@ namespace xeflash {
 
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
-  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim,
-                dv = Config::head_dim_v;
+  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim;
+  constexpr int dv = Config::block_v;  // columns of O that a thread owns
   using T = typename Config::Element;
   using ScoreVariant = typename Config::ScoreVariant;
 
@@ -24,14 +24,16 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const Window window(p, seq);
   const BlockRange range = window.template k_blocks<Br, Bc>(row);
   const auto k_rows = seq.k_rows<const T>(p.k, head_k).up_to(range.keys);
-  const auto v_rows = seq.k_rows<const T>(p.v, head_k).up_to(range.keys);
+  const int column = work.part * dv;
+  const auto v_rows =
+      seq.k_rows<const T>(p.v, head_k).up_to(range.keys).columns(column, Config::head_dim_v);
   const ScoreVariant variant(p, seq, work.head);
   const typename Config::Drop dropout(p, seq, work.head);
 
   const float scale = p.scale < 0 ? -p.scale : p.scale;
   const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
 
-  Left<T, Br, d> Q;
+  Query<T, Br, d> Q;
   load(Q, seq.q_rows<const T>(p.q, work.head, row));
   if (p.scale < 0) negate(Q);
   Tile<Br, dv> O;
@@ -63,15 +65,17 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   }
 
   O *= inverse_or_zero(l) * dropout.keep_scale;  // O = O / l
-  store(seq.q_rows<T>(p.o, work.head, row), O);
-  if (p.lse) store(seq.lse(p, work.head) + row, seq.sq - row, log_sum_exp(m, l, p.empty_lse));
+  store(seq.q_rows<T>(p.o, work.head, row).columns(column, Config::head_dim_v), O);
+  if (p.lse && column == 0)
+    store(seq.lse(p, work.head) + row, seq.sq - row, log_sum_exp(m, l, p.empty_lse));
 }
 
-// One work-item per block of rows of a head.
+// One work-item per block of rows of a head, and per part of the columns of O where they are too
+// many for a thread.
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_q;
-  flash_fwd<Config>(p, Work(group_index(), (p.max_q - 1) / Br + 1, p.heads_q));
+  flash_fwd<Config>(p, Work(group_index(), Config::parts, (p.max_q - 1) / Br + 1, p.heads_q));
 }
 
 }  // namespace xeflash

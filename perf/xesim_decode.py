@@ -118,8 +118,24 @@ def iga(command: list[str], family: str, code: bytes) -> list[Json]:
     text = text.replace(",NoAccSBSet]", ',"NoAccSBSet"]').replace(
         "[NoAccSBSet]", '["NoAccSBSet"]'
     )  # it forgets the quotes
-    elements: list[Json] = json.loads(text, strict=False)["elems"]
+    listing = json.loads(text, strict=False)
+    if listing.get("version") != "2.0":
+        raise RuntimeError(
+            "this iga64 writes JSON of another version: that of libigc2-tools is needed"
+        )
+    elements: list[Json] = listing["elems"]
     return elements
+
+
+def why_not(command: list[str] | None, family: str) -> str | None:
+    """The reason why this IGA is of no use for the family; None if it is."""
+    if command is None:
+        return "no iga64 (set XEFLASH_IGA64)"
+    try:
+        iga(command, family, struct.pack("<QQ", 0x60, 0))
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 class Comparison:
@@ -441,8 +457,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     command = find_iga64()
-    if command is None:
-        parser.error("iga64 not found: set XEFLASH_IGA64")
+    for family in MEMBERS if arguments.peers else [arguments.family]:
+        if reason := why_not(command, family):
+            parser.error(reason)
+    assert command is not None
     totals: dict[str, Result] = {}
     for path in arguments.files:
         for _, code in texts(path.read_bytes()):

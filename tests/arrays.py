@@ -11,6 +11,7 @@ import torch
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LAYOUTS = ("bshd", "bhsd", "sliced", "huge")
+SMALL_LAYOUTS = ("bshd", "bhsd", "sliced", "odd")
 MAP_NORESERVE = 0x4000  # Linux; Python 3.13 has the name
 
 
@@ -18,14 +19,17 @@ def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
     """The values of a (B, S, H, D) or (total, H, D) array in other memory; the last dimension stays contiguous.
 
     bshd: contiguous.  bhsd: heads outside rows.  sliced: cut out of a larger array of NaN, at an odd address.
+    odd: sliced, and strides are odd numbers of elements, which block loads of GPUs cannot have.
     huge: sequences, or heads if there is one sequence, more than 4 GiB or 2 GiB apart.
     """
     if layout == "bshd":
         return values.contiguous()
     if layout == "bhsd":
         return values.transpose(-3, -2).contiguous().transpose(-3, -2)
-    if layout == "sliced":
-        pads = ((0, 0),) * (values.dim() - 3) + ((1, 2), (0, 1), (3, 5))
+    if layout in ("sliced", "odd"):
+        heads, dim = values.shape[-2:]
+        inner = ((0, 1), (3, 5)) if layout == "sliced" else ((0, 1 - heads % 2), (3, 6 - dim % 2))
+        pads = ((0, 0),) * (values.dim() - 3) + ((1, 2), *inner)
         shape = [n + sum(pad) for n, pad in zip(values.shape, pads, strict=True)]
         around = torch.full(shape, float("nan"), dtype=values.dtype)
         inside = around[tuple(slice(lo, lo + n) for (lo, _), n in zip(pads, values.shape, strict=True))]
@@ -46,9 +50,13 @@ def sparse(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def to_array(x: Any, kind: str) -> Any:
-    """A tensor as it is, or as a numpy array of the same memory; other values pass."""
+    """A tensor as it is, as a numpy array of the same memory, or (kind "usm") copied to the GPU; other values pass."""
     if kind == "torch" or not isinstance(x, torch.Tensor):
         return x
+    if kind == "usm":
+        import usm  # needs dpctl
+
+        return usm.UsmArray(x, usm.gpu_queue())
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return x.numpy()
@@ -59,6 +67,11 @@ def from_array(x: Any, kind: str) -> torch.Tensor:
     if kind == "torch":
         assert isinstance(x, torch.Tensor), type(x)
         return x
+    if kind == "usm":
+        import usm
+
+        assert x.__sycl_usm_array_interface__["syclobj"] == usm.gpu_queue()
+        return usm.read(x)
     assert isinstance(x, np.ndarray), type(x)
     if x.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)

@@ -13,6 +13,7 @@ from tolerance import check_attention
 DIMS = ((16, 16), (40, 40), (59, 59), (64, 64), (80, 80), (96, 96), (111, 111), (128, 128))
 DIMS += ((192, 128), (256, 256), (576, 512))
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
+FEW_HEADS = {"one": (1, 1), "mha": (2, 2), "mqa": (3, 1), "mqa4": (4, 1)}  # where arithmetic is dear
 # Windows stay below the fewest keys; "tl": the diagonal from the top left, which only attention() has.
 WINDOWS = {
     "full": (-1, -1),
@@ -78,13 +79,18 @@ class Case:
         return "-".join([*parts, self.layout, self.entry, self.kind])
 
     @property
+    def head_counts(self) -> tuple[int, int]:
+        """Of Q, and of K and V."""
+        return (HEADS | FEW_HEADS)[self.heads]
+
+    @property
     def has_mask(self) -> bool:
         return "mask" in self.variant or "bias" in self.variant
 
 
 def is_possible(case: Case) -> bool:
     """Whether the public functions can say it."""
-    heads, heads_k = HEADS[case.heads]
+    heads, heads_k = case.head_counts
     if (case.broadcast != "bhqk" and not case.has_mask) or (case.alibi_batch and "alibi" not in case.variant):
         return False  # says nothing
     if case.entry != "attention" and (case.has_mask or case.window.endswith("-tl")):
@@ -100,7 +106,7 @@ def is_possible(case: Case) -> bool:
 
 
 def make_features(case: Case, generator: torch.Generator) -> Features:
-    heads, dtype = HEADS[case.heads][0], DTYPES[case.dtype]
+    heads, dtype = case.head_counts[0], DTYPES[case.dtype]
     left, right = (min(side, case.keys - 1) for side in WINDOWS[case.window])
     f = Features(scale=SCALES[case.scale], window=(left, right), top_left=case.window.endswith("-tl"))
     if "softcap" in case.variant:
@@ -164,7 +170,7 @@ def results(case: Case, result: object) -> tuple[torch.Tensor, torch.Tensor | No
 
 
 def run_dense(case: Case, f: Features, generator: torch.Generator) -> None:
-    heads, heads_k = HEADS[case.heads]
+    heads, heads_k = case.head_counts
     options = common(case, f)
     if case.entry == "qkvpacked":
         qkv = draw(case, generator, case.batch * case.rows, 3 * heads, case.dim)
@@ -192,7 +198,7 @@ def run_dense(case: Case, f: Features, generator: torch.Generator) -> None:
 
 
 def run_attention(case: Case, f: Features, generator: torch.Generator) -> None:
-    heads, heads_k = HEADS[case.heads]
+    heads, heads_k = case.head_counts
     shapes = [
         (case.rows, heads, case.dim),
         (case.keys, heads_k, case.dim),
@@ -221,7 +227,7 @@ def run_attention(case: Case, f: Features, generator: torch.Generator) -> None:
 
 def run_varlen(case: Case, f: Features, generator: torch.Generator) -> None:
     """Sequences of these lengths, two of them empty on one side; -used: fewer keys than there is room for."""
-    heads, heads_k = HEADS[case.heads]
+    heads, heads_k = case.head_counts
     lengths_q = [case.rows, 0, case.rows // 2 + 1, max(1, case.rows // 3)]
     lengths_k = [case.keys, case.keys // 2, 0, max(1, case.keys // 3)]
     if "qkvpacked" in case.entry:

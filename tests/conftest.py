@@ -1,4 +1,7 @@
-"""What all tests share; the modules beside it (reference, tolerance, arrays, cases) are imported by name."""
+"""What all tests share; the modules beside it (reference, tolerance, arrays, cases) are imported by name.
+
+    pytest --sim bmg     the tests marked `gpu`, on a simulated GPU: pvc, bmg or dg2
+"""
 
 import os
 
@@ -11,7 +14,54 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--sim", metavar="DEVICE", help="run the tests marked gpu, on this simulated GPU: pvc, bmg or dg2")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: runs on an Intel GPU, a real one or a simulated one (--sim)")
+    if device := config.getoption("--sim"):
+        os.environ["XEFLASH_SIM"] = device  # before xeflash is imported
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--sim"):
+        return
+    others = [item for item in items if not item.get_closest_marker("gpu")]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item.get_closest_marker("gpu")]
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers():
     """Tests draw their inputs from torch's global generator: the same ones whichever tests ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def gpu_family():
+    """pvc, bmg or dg2: the GPU that usm.gpu_queue() is for, or skip."""
+    dpctl = pytest.importorskip("dpctl")
+    import usm
+    import xeflash
+
+    assert xeflash.attention  # loads the extension
+    try:
+        name = usm.gpu_queue().sycl_device.name
+    except dpctl.SyclQueueCreationError:
+        pytest.skip("SYCL sees no Intel GPU by Level Zero here; pytest --sim bmg simulates one")
+    return next(device["arch"] for device in xeflash._core.devices() if device["name"] == name)
+
+
+@pytest.fixture
+def gpu(request, gpu_family):
+    """The same for one test, which fails if the simulator found fault with it, even if no call raised."""
+    from xeflash import sim
+
+    failed_before = request.session.testsfailed
+    if sim.enabled():
+        sim.clear_fault()
+    yield gpu_family
+    fault = sim.last_fault() if sim.enabled() else ""
+    if fault and request.session.testsfailed == failed_before:
+        pytest.fail(fault, pytrace=False)

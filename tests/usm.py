@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from typing import Any
@@ -24,6 +25,12 @@ MEMORY = {
     "shared": dpctl.memory.MemoryUSMShared,
     "host": dpctl.memory.MemoryUSMHost,
 }
+
+
+@functools.cache
+def gpu_queue() -> dpctl.SyclQueue:
+    """The in-order queue of the first GPU, a real or a simulated one; raises dpctl.SyclQueueCreationError without."""
+    return dpctl.SyclQueue("level_zero:gpu", property="in_order")
 
 
 class UsmArray:

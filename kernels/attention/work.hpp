@@ -6,14 +6,15 @@
 
 namespace xeflash {
 
-// One block of query rows of one head. Long causal rows come first, so that the tail of a launch is
-// short.
+// One block of query rows of one head, and one part of its output's columns. Long causal rows come
+// first, so that the tail of a launch is short.
 struct Work {
-  int batch, head, block;
+  int batch, head, block, part;
 
-  XF_INLINE Work(GroupIndex group, GroupIndex blocks, GroupIndex heads) {
-    const GroupIndex pair = group / blocks;
-    block = static_cast<int>(blocks - 1 - (group - pair * blocks));
+  XF_INLINE Work(GroupIndex group, GroupIndex parts, GroupIndex blocks, GroupIndex heads) {
+    const GroupIndex tile = group / parts, pair = tile / blocks;
+    part = static_cast<int>(group - tile * parts);
+    block = static_cast<int>(blocks - 1 - (tile - pair * blocks));
     batch = static_cast<int>(pair / heads);
     head = static_cast<int>(pair - batch * heads);
   }

@@ -27,6 +27,7 @@ struct Rows {
   XF_INLINE T* row(int i) const { return data + (i < count ? i : count - 1) * stride; }
   XF_INLINE Rows from(int first) const { return {data + first * stride, stride, count - first}; }
   XF_INLINE Rows up_to(int end) const { return {data, stride, end}; }
+  XF_INLINE Rows columns(int column, int) const { return {data + column, stride, count}; }
 };
 
 // Left operand, R x C: x[column][16 rows], or x[column pair][16 rows] of bf16 pairs.
@@ -41,6 +42,9 @@ struct Left<T, R, C> {
   static constexpr int kVecs = R / kLanes;
   alignas(64) u32x16 x[(C + 1) / 2][kVecs];
 };
+
+template <class T, int R, int C>
+using Query = Left<T, R, C>;
 
 template <int C, class T>
 XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c; odd tails read 0

@@ -5,6 +5,7 @@
 //   Rows<T>                    rows of a matrix in memory
 //   Tile<R, C>, ColVec<R>      fp32 accumulators; one fp32 value per row (ColSum: its row sums)
 //   Left<T, R, C>              left operand of a product: load, negate
+//   Query<T, R, C>             the same for Q, which may stay in memory where registers are few
 //   Keys<T, N, D>              N rows of K, made from Rows; may stream from memory
 //   Values<T, N, D>            N rows of V, likewise
 //   mma_ABt, mma_AB            S = A K^T, O += P V

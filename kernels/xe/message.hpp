@@ -2,41 +2,30 @@
 // loads, nothing written there on stores.
 #pragma once
 
-#include "xe/vec.hpp"
+#include "xe/rows.hpp"
 
 namespace xeflash::xe {
 
 // What the messages are told about a matrix. The hardware wants
 //   base    a multiple of 64 bytes: the rest of an address is folded into x, if a multiple of 4
-//   pitch   >= 64 bytes, >= width, a multiple of 16: the caller's duty. It fails for odd strides,
-//           for D < 32 in one head, and for one head at an address that needed the folding
-//   width   >= 64 bytes, a multiple of 4; blocks of 16 columns never pass D while D % 16 == 0
+//   pitch   >= 64 bytes, >= width, a multiple of 16; <= 2^24, as the number of rows
+//   width   >= 64 bytes, a multiple of 4
+// The host looks at strides and addresses and chooses another Access where they do not fit.
 struct Surface {
   uint64_t base;
   uint32_t width, height, pitch;  // minus 1; bytes, rows, bytes
   int x, y;                       // of the first element: bytes, rows
 };
 
-// Rows of a matrix in memory: `count` of them, `stride` elements apart, the elements of a row
-// contiguous. A view `from` a later row keeps base and count, so only y of its messages changes.
-template <class T>
-struct Rows {
-  T* data;
-  int64_t stride;
-  int count;
-  int first = 0;
-
-  XF_INLINE Rows from(int row) const { return {data, stride, count, first + row}; }
-  XF_INLINE Rows up_to(int end) const { return {data, stride, end, first}; }
-
-  template <int D>
-  XF_INLINE Surface surface() const {
-    const uint64_t address = reinterpret_cast<uint64_t>(data);
-    const uint32_t x = address % 64, width = D < 32 ? 64 : D * sizeof(T);
-    const uint32_t pitch = static_cast<uint32_t>(stride) * sizeof(T);
-    return {address - x, x + width - 1, count - 1u, pitch - 1, static_cast<int>(x), first};
-  }
-};
+template <int D, class T>
+XF_INLINE Surface surface(const Rows<T>& m) {
+  const uint64_t address = reinterpret_cast<uint64_t>(m.data);
+  const uint32_t x = address % 64, bytes = (m.width < D ? m.width : D) * sizeof(T);
+  const uint32_t pitch = static_cast<uint32_t>(m.stride) * sizeof(T);
+  const uint32_t width =
+      D * sizeof(T) < 64 ? 64 : bytes;  // D < 32: the columns behind are not used
+  return {address - x, x + width - 1, m.count - 1u, pitch - 1, static_cast<int>(x), m.first};
+}
 
 // Blocks of W x H elements, `Blocks` side by side. The payload stays in its register; only x and y
 // change.

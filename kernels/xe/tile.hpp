@@ -40,7 +40,7 @@ struct ColVec {
   }
 };
 
-// Row sums in 16 parts per row: added lane by lane in the loop, across lanes once at the end.
+// Row sums in kLanes parts per row: added lane by lane in the loop, across lanes once at the end.
 template <int R>
 struct ColSum {
   simd<float, R * kLanes> x;
@@ -90,20 +90,20 @@ XF_INLINE ColMax<R> max(const ColVec<R>& floor, const ColMax<R>& a) {
 // Does any row have a > b + margin? The floor of a is taken to be b.
 template <int R>
 XF_INLINE bool any_above(const ColMax<R>& a, const ColVec<R>& b, float margin) {
-  f32x16 worst = -__builtin_inff();
+  floats worst = -__builtin_inff();
   XF_UNROLL for (int r = 0; r < R; ++r) {
     worst = max(worst, part<kLanes>(a.x, r * kLanes) * a.scale - b[r]);
   }
   return (worst > margin).any();
 }
 
-// R rows x C columns of fp32: x[column / 16][row][16 columns], so 8 rows x 16 columns are what dpas
-// writes, and R rows x 16 columns what a 2D block message moves.
+// R rows x C columns of fp32: x[column / kLanes][row][kLanes columns], so 8 rows x kLanes columns
+// are what dpas writes, and R rows of them what a 2D block message moves.
 template <int R, int C>
 struct Tile {
-  static_assert(R % 8 == 0 && C % kLanes == 0);
-  static constexpr int kChunks = C / kLanes;
-  simd<float, R * C> x;
+  static_assert(R % 8 == 0);
+  static constexpr int kColumns = round_up(C, kLanes), kChunks = kColumns / kLanes;
+  simd<float, R * kColumns> x;
 
   XF_INLINE auto block(int r, int c) {
     return x.template select<8 * kLanes, 1>((c * R + r * 8) * kLanes);
@@ -122,8 +122,8 @@ XF_INLINE void fill(Tile<R, C>& t, float value) {
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
-    const i32x16 col = lane_index() + (col0 + c * kLanes);
-    XF_UNROLL for (int r = 0; r < R; ++r) t.row(r, c) = f(f32x16(t.row(r, c)), row0 + r, col);
+    const ints col = lane_index() + (col0 + c * kLanes);
+    XF_UNROLL for (int r = 0; r < R; ++r) t.row(r, c) = f(floats(t.row(r, c)), row0 + r, col);
   }
 }
 

@@ -1,4 +1,4 @@
-// Vectors of the Xe backend: 16 fp32 lanes are one register of PVC and BMG.
+// Vectors of the Xe backend: the fp32 lanes of one register, as wide as a dpas.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,29 @@ namespace xeflash::xe {
 
 enum class Arch { pvc, bmg, dg2 };
 constexpr Arch kArch = Arch::XEFLASH_XE_ARCH;
-static_assert(kArch != Arch::dg2, "DG2 has 8-lane dpas and no 2D block messages: not written yet");
+
+// How rows of a matrix are read and written: 2D block messages, for which addresses and strides
+// have to obey rules (see message.hpp); gathers of dwords, for rows at multiples of 4 bytes; or
+// gathers of single elements.
+enum class Access { block2d, dwords, elements };
+constexpr Access kAccess = Access::XEFLASH_XE_ACCESS;
+static_assert(kArch != Arch::dg2 || kAccess != Access::block2d, "Xe-HPG has no 2D block messages");
 
 namespace esimd = sycl::ext::intel::esimd;
 namespace esimdx = sycl::ext::intel::experimental::esimd;
 using esimd::simd;
 
-constexpr int kLanes = 16;
-constexpr int kGrfBytes = 256 * 64;  // of a thread, with grf_size<256>
-using f32x16 = simd<float, kLanes>;
-using i32x16 = simd<int32_t, kLanes>;
-using u32x16 = simd<uint32_t, kLanes>;
-using mask16 = esimd::simd_mask<kLanes>;
+constexpr int kLanes = kArch == Arch::dg2 ? 8 : 16;
+constexpr int kGrfBytes = 256 * 4 * kLanes;  // of a thread, with grf_size<256>
+using floats = simd<float, kLanes>;
+using ints = simd<int32_t, kLanes>;
+using uints = simd<uint32_t, kLanes>;
+using lane_mask = esimd::simd_mask<kLanes>;
 
 using bf16 = sycl::ext::oneapi::bfloat16;
 using f16 = sycl::half;
+
+constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 // N elements of x from `first` on.
 template <int N, class T, int M>
@@ -35,23 +43,24 @@ XF_INLINE simd<T, N> part(simd<T, M> x, int first) {
   return x.template select<N, 1>(first);
 }
 
-XF_INLINE i32x16 lane_index() { return i32x16(0, 1); }
+XF_INLINE ints lane_index() { return ints(0, 1); }
 
+XF_INLINE int at_most(int i, int last) { return i < last ? i : last; }
 XF_INLINE float max(float a, float b) { return a > b ? a : b; }
-XF_INLINE f32x16 max(f32x16 a, f32x16 b) { return esimd::max<float>(a, b); }
-XF_INLINE f32x16 select(mask16 c, f32x16 a, f32x16 b) {
+XF_INLINE floats max(floats a, floats b) { return esimd::max<float>(a, b); }
+XF_INLINE floats select(lane_mask c, floats a, floats b) {
   b.merge(a, c);
   return b;
 }
 
 // tanh(x): odd polynomial near 0 (Cephes' coefficients), else 1 - 2 / (e^2x + 1).
-XF_INLINE f32x16 tanh(f32x16 x) {
-  const f32x16 z = x * x;
-  f32x16 poly = -5.70498872745e-3f * z + 2.06390887954e-2f;
+XF_INLINE floats tanh(floats x) {
+  const floats z = x * x;
+  floats poly = -5.70498872745e-3f * z + 2.06390887954e-2f;
   poly = (poly * z - 5.37397155531e-2f) * z + 1.33314422036e-1f;
   poly = poly * z - 3.33332819422e-1f;
-  const f32x16 e = esimd::exp2(f32x16(x * 2.88539008f));
-  const f32x16 big = 1.f - 2.f * esimd::inv(f32x16(e + 1.f));
+  const floats e = esimd::exp2(floats(x * 2.88539008f));
+  const floats big = 1.f - 2.f * esimd::inv(floats(e + 1.f));
   return select(z < 0.390625f, poly * z * x + x, big);
 }
 

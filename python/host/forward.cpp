@@ -116,9 +116,11 @@ py::tuple forward(const FwdRequest& r) {
   FwdDesc desc;
   const FwdKernels* kernels = nullptr;
   if (!empty) {
-    const bool has_decode = queue.get_device().is_cpu();
-    desc.algorithm = p.sq == 1 && r.dropout == 0 && has_decode ? Algorithm::kDecode
-                                                               : Algorithm::kForward;
+    const int device = p.q.queue ? device_index(queue) : kMaxDevices;
+    const bool on_cpu = !p.q.queue || facts_of_index(device).type == "cpu";
+    desc.algorithm =
+        p.sq == 1 && r.dropout == 0 && on_cpu ? Algorithm::kDecode : Algorithm::kForward;
+    if (!on_cpu) desc.access = access_for(p, out, r.layout, facts_of_index(device).arch);
     desc.dtype = p.q.dtype;
     desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
     desc.softcap = r.softcap > 0;
@@ -127,7 +129,7 @@ py::tuple forward(const FwdRequest& r) {
     desc.rows = rows_for(desc.algorithm, p);
     desc.head_dim = static_cast<uint16_t>(p.d);
     desc.head_dim_v = static_cast<uint16_t>(p.dv);
-    desc.device = p.q.queue ? static_cast<uint8_t>(device_index(queue)) : kMaxDevices;
+    desc.device = static_cast<uint8_t>(device);
     kernels = &find_kernels(desc, queue);
   }
 
@@ -176,7 +178,12 @@ py::tuple forward(const FwdRequest& r) {
   uint64_t groups = 0;
   if (desc.algorithm == Algorithm::kForward) {
     const uint64_t blocks = (p.sq + kernels->block_q - 1) / kernels->block_q;
-    groups = static_cast<uint64_t>(p.batch) * p.heads_q * blocks;
+    groups = static_cast<uint64_t>(p.batch) * p.heads_q * blocks * kernels->parts;
+    if (desc.access != Access::kNone && groups > UINT32_MAX) {
+      throw py::value_error(
+          "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
+          std::to_string(groups));
+    }
     done = launch(queue, *kernels->main, params, groups);
   } else {
     const int64_t group = p.heads_q / p.heads_k,

@@ -21,6 +21,7 @@ uint64_t FwdDesc::key() const {
   k = k << 3 | static_cast<uint64_t>(dtype);
   k = k << 3 | static_cast<uint64_t>(bias);
   k = k << 3 | (softcap ? 4u : 0u) | (alibi ? 2u : 0u) | (dropout ? 1u : 0u);
+  k = k << 2 | static_cast<uint64_t>(access);
   k = k << 8 | rows;
   k = k << 12 | head_dim;
   k = k << 12 | head_dim_v;
@@ -53,6 +54,7 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   description["bias"] =
       desc.bias == DType::kOther ? py::object(py::none()) : py::str(name_of(desc.bias));
   description["dropout"] = desc.dropout;
+  description["access"] = name_of(desc.access);
   if (!provider())
     throw std::runtime_error(
         "xeflash._core: no kernel provider; import xeflash, not its extension");
@@ -62,6 +64,7 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
         provider()(description, reinterpret_cast<uintptr_t>(&queue), again).cast<py::tuple>();
     const auto native = made[0].cast<std::string>();
     kernels->block_q = made[1].cast<int>();
+    kernels->parts = made[2].cast<int>();
     py::gil_scoped_release nogil;
     kernels->main = load_kernel(queue, native, decode ? "flash_decode" : "flash_fwd");
     if (decode) kernels->combine = load_kernel(queue, native, "combine");

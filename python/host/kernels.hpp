@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "access.hpp"
 #include "array.hpp"
 #include "runtime.hpp"
 
@@ -22,6 +23,7 @@ struct FwdDesc {
   bool softcap = false, alibi = false, dropout = false;
   uint8_t rows = 0;  // rows of a tile that can be filled, see rows_for
   uint16_t head_dim = 0, head_dim_v = 0;
+  Access access = Access::kNone;
   uint8_t device = 0;  // device_index
 
   uint64_t key() const;
@@ -31,11 +33,12 @@ struct FwdKernels {
   sycl::kernel* main = nullptr;
   sycl::kernel* combine = nullptr;  // decode only
   int block_q = 0;
+  int parts = 1;  // of the columns of the output, each a work-item of its own
   DeviceFacts device;
 };
 
-// `provider(description: dict, queue: int, again: bool) -> (native code: bytes, block_q: int)`, see
-// xeflash.jit.provide; `again`: the driver did not take what it gave before.
+// `provider(description: dict, queue: int, again: bool) -> (native code: bytes, block_q: int,
+// parts: int)`, see xeflash.jit.provide; `again`: the driver did not take what it gave before.
 void set_kernel_provider(pybind11::object provider);
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue);

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <mutex>
 #include <set>
@@ -17,7 +18,6 @@
 namespace xeflash {
 namespace syclexp = sycl::ext::oneapi::experimental;
 namespace {
-
 
 // Asynchronous errors surface in wait_and_throw; an own handler also keeps the default one, newer
 // than libsycl 2026.0, out of the binary.
@@ -137,23 +137,36 @@ void WorkersRoam::finish(uint64_t groups) {
     all_workers_roam = true;
 }
 
+namespace {
+struct Known {
+  sycl::device device;
+  sycl::context context;
+  DeviceFacts facts;
+};
+std::mutex known_mutex;
+std::deque<Known>& known_devices() {  // never moves its elements
+  static auto& known = *new std::deque<Known>;
+  return known;
+}
+}  // namespace
+
 int device_index(const sycl::queue& queue) {
-  struct Known {
-    sycl::device device;
-    sycl::context context;
-  };
-  static auto& known = *new std::vector<Known>;
-  static std::mutex mutex;
   const sycl::device device = queue.get_device();
   const sycl::context context = queue.get_context();
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(known_mutex);
+  auto& known = known_devices();
   for (size_t i = 0; i < known.size(); ++i) {
     if (known[i].device == device && known[i].context == context) return static_cast<int>(i);
   }
   if (known.size() == kMaxDevices)
     throw std::runtime_error("too many SYCL contexts in one process");
-  known.push_back({device, context});
+  known.push_back({device, context, facts_of(device)});
   return static_cast<int>(known.size() - 1);
+}
+
+const DeviceFacts& facts_of_index(int index) {
+  std::lock_guard<std::mutex> lock(known_mutex);
+  return known_devices()[static_cast<size_t>(index)].facts;
 }
 
 Compiled compile_source(const sycl::queue& queue, const std::string& source,

@@ -43,6 +43,8 @@ class WorkersRoam {
 // A number below kMaxDevices that stands for the queue's device and context in keys.
 constexpr int kMaxDevices = 255;
 int device_index(const sycl::queue& queue);
+// The facts of the device that such a number stands for.
+const DeviceFacts& facts_of_index(int index);
 
 // Compiles SYCL source, or SPIR-V, to the code of the queue's device. `kernel` names any of its
 // kernels. Throws with the compiler's log.

@@ -52,7 +52,7 @@ def bfloat(m: Maker) -> None:
 
 def conditions(m: Maker) -> None:
     for kind in TYPES * 4:
-        m.make("add", kind, (kind, kind), mods=("", "-"), cond=CONDITIONS, to_null=True)
+        m.make("add", kind, (kind, kind), mods=("", "-"), cond=(*CONDITIONS, "un"), to_null=True)
         m.make("mul", kind, (kind, kind), cond=CONDITIONS)
     for kind in TYPES * 2:
         m.make("mov", kind, (kind,), mods=("-", "abs"), cond=CONDITIONS)

@@ -44,6 +44,25 @@ def integer_to_float(m: Maker) -> None:
             m.make("mov", out, (source,), mods=("", "-"), most=16)
 
 
+def integers_next_to_ties(m: Maker) -> None:
+    """Rounding twice, to double on the way, would go wrong here."""
+    for pool, kinds in (("q", ("q", "uq")), ("d", ("d", "ud"))):
+        if not m.has(pool):
+            continue
+        width = 64 if pool == "q" else 32
+        values = []
+        for _ in range(10 * m.grf * 8 // width):
+            kept = m.rng.choice([11, 24])  # bits of hf and f
+            top = m.rng.randrange(kept + 1, width)
+            tie = (m.rng.getrandbits(kept) | 1 << kept - 1) << top - kept | 1 << top - kept - 1
+            values.append((tie + m.rng.choice([-1, 0, 1])) % (1 << width))
+        m.put(m.first[pool], pool, values)
+        for _ in range(6):
+            for kind in kinds:
+                m.make("mov", "f", (kind,), mods=("", "-"), most=16, literals=False)
+                m.make("mov", "hf", (kind,), most=16, literals=False)
+
+
 def float_to_integer(m: Maker) -> None:
     for source, out in itertools.product(REAL, INTEGERS):
         for _ in range(2):
@@ -110,7 +129,7 @@ def flags_and_addresses(m: Maker) -> None:
 
 
 CASES = [
-    integers, floats, raw_copies, integer_to_float, float_to_integer, narrowing_in_every_rounding_mode,
+    integers, floats, raw_copies, integer_to_float, integers_next_to_ties, float_to_integer, narrowing_in_every_rounding_mode,
     narrow_formats, literals, every_restricted_float, flags_and_addresses,
 ]  # fmt: skip
 

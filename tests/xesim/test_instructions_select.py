@@ -1,7 +1,7 @@
 """Comparisons, selections, flags and predicates."""
 
 import pytest
-from assembler import Ins, Operand, imm
+from assembler import FLOATS, Ins, Operand, assemble, execute, imm
 from instruction_maker import FAMILIES, Maker, check
 
 CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le")
@@ -10,7 +10,8 @@ KINDS = ["w", "uw", "d", "ud", "q", "uq", "hf", "f", "df"]
 
 def compare(m: Maker) -> None:
     for kind in KINDS * 4:
-        m.make("cmp", kind, (kind, kind), mods=("", "", "-", "abs"), cond=CONDITIONS, to_null=True, most=16)
+        conditions = (*CONDITIONS, "un") if kind in FLOATS else CONDITIONS
+        m.make("cmp", kind, (kind, kind), mods=("", "", "-", "abs"), cond=conditions, to_null=True, most=16)
 
 
 def compare_mixed_integers(m: Maker) -> None:
@@ -90,3 +91,10 @@ def test_selections(case, family, seed):
     maker = Maker(family, seed)
     case(maker)
     check(maker, mask=0xFFFFFFFF if seed == 0 else 0xA5F0_3C69)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_overflow_as_a_condition_is_refused(family):
+    text = "add (8|M0) (ov)f0.0 r100.0<1>:d r10.0<1;1,0>:d r20.0<1;1,0>:d"
+    fault = execute(Maker(family, 1).state, assemble(family, [Ins("add", 8, text=text)]))
+    assert fault is not None and "condition modifier 8" in fault

@@ -402,10 +402,18 @@ def test_unknown_data_and_structure_are_refused():
     assert "more than 4 GiB" in refusal("pvc", make_zebin(more=[(".bss.const", 8, 1 << 40)]))
     assert "no machine code" in refusal("pvc", make_zebin(MINIMAL.replace("name: k", "name: other")))
     assert "twice" in refusal("pvc", make_zebin(MINIMAL + MINIMAL.split("kernels:\n")[1]))
+    assert "more than 8 MiB" in refusal("pvc", make_zebin("- a\n" * (3 << 20)))
     assert "no .ze_info" in refusal("pvc", make_elf([(".text.k", 1, b"x" * 16)]))
     assert "not a native binary" in refusal("pvc", b"")
     assert "not a native binary" in refusal("pvc", b"\x03\x02\x23\x07" + bytes(100))
     assert "unknown family" in refusal("xyz", make_zebin())
+
+
+@pytest.mark.parametrize(
+    "text", ["- a\n" * (1 << 20), "version: [\n" + ",\n" * (1 << 20), "a: \n" * (1 << 20), "#\n" * (1 << 21)]
+)
+def test_hostile_descriptions_end_soon(text):
+    assert refusal("pvc", make_zebin(text))
 
 
 # ---- archives -----------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// What Python asks the library in its own process: records of launches, the last fault, the checks. Strings that
-// are returned stay valid until the thread's next call of the same function.
+// What Python asks the library in its own process: records of launches, the last fault, the checks.
+// Strings that are returned stay valid until the thread's next call of the same function.
 #include <string>
 
 #include "driver/objects.hpp"

@@ -1,7 +1,8 @@
-// Questions about the simulated address space, for tests. The string stays valid until the thread's next call.
-#include <string>
-
+// Questions about the simulated address space, for tests. The string stays valid until the thread's
+// next call.
 #include "machine/memory.hpp"
+
+#include <string>
 
 #define XESIM_API extern "C" __attribute__((visibility("default")))
 

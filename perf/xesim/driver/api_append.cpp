@@ -30,8 +30,9 @@ void fill(void* to, const std::vector<uint8_t>& pattern, size_t bytes) {
 
 extern "C" {
 
-ze_result_t zeCommandListAppendMemoryCopy(ze_command_list_handle_t handle, void* to, const void* from, size_t bytes,
-                                          ze_event_handle_t signal, uint32_t wait_count, ze_event_handle_t* waits) {
+ze_result_t zeCommandListAppendMemoryCopy(ze_command_list_handle_t handle, void* to,
+                                          const void* from, size_t bytes, ze_event_handle_t signal,
+                                          uint32_t wait_count, ze_event_handle_t* waits) {
   return guarded([&] {
     const auto list = get<CommandList>(handle);
     require(to);
@@ -41,7 +42,8 @@ ze_result_t zeCommandListAppendMemoryCopy(ze_command_list_handle_t handle, void*
 }
 
 ze_result_t zeCommandListAppendMemoryCopyFromContext(ze_command_list_handle_t handle, void* to,
-                                                     ze_context_handle_t from_context, const void* from, size_t bytes,
+                                                     ze_context_handle_t from_context,
+                                                     const void* from, size_t bytes,
                                                      ze_event_handle_t signal, uint32_t wait_count,
                                                      ze_event_handle_t* waits) {
   return guarded([&] {
@@ -50,12 +52,11 @@ ze_result_t zeCommandListAppendMemoryCopyFromContext(ze_command_list_handle_t ha
   });
 }
 
-ze_result_t zeCommandListAppendMemoryCopyRegion(ze_command_list_handle_t handle, void* to,
-                                                const ze_copy_region_t* to_region, uint32_t to_pitch,
-                                                uint32_t to_slice_pitch, const void* from,
-                                                const ze_copy_region_t* from_region, uint32_t from_pitch,
-                                                uint32_t from_slice_pitch, ze_event_handle_t signal,
-                                                uint32_t wait_count, ze_event_handle_t* waits) {
+ze_result_t zeCommandListAppendMemoryCopyRegion(
+    ze_command_list_handle_t handle, void* to, const ze_copy_region_t* to_region, uint32_t to_pitch,
+    uint32_t to_slice_pitch, const void* from, const ze_copy_region_t* from_region,
+    uint32_t from_pitch, uint32_t from_slice_pitch, ze_event_handle_t signal, uint32_t wait_count,
+    ze_event_handle_t* waits) {
   return guarded([&] {
     const auto list = get<CommandList>(handle);
     require(to);
@@ -63,14 +64,16 @@ ze_result_t zeCommandListAppendMemoryCopyRegion(ze_command_list_handle_t handle,
     require(to_region);
     require(from_region);
     const ze_copy_region_t target = *to_region, source = *from_region;
-    auto row = [](const ze_copy_region_t& r, uint32_t y, uint32_t z, uint32_t pitch, uint32_t slice_pitch) {
+    auto row = [](const ze_copy_region_t& r, uint32_t y, uint32_t z, uint32_t pitch,
+                  uint32_t slice_pitch) {
       return r.originX + uint64_t{r.originY + y} * pitch + uint64_t{r.originZ + z} * slice_pitch;
     };
     auto run = [=] {
       for (uint32_t z = 0; z < std::max(source.depth, 1u); ++z) {
         for (uint32_t y = 0; y < std::max(source.height, 1u); ++y) {
           copy(static_cast<uint8_t*>(to) + row(target, y, z, to_pitch, to_slice_pitch),
-               static_cast<const uint8_t*>(from) + row(source, y, z, from_pitch, from_slice_pitch), source.width);
+               static_cast<const uint8_t*>(from) + row(source, y, z, from_pitch, from_slice_pitch),
+               source.width);
         }
       }
     };
@@ -78,21 +81,26 @@ ze_result_t zeCommandListAppendMemoryCopyRegion(ze_command_list_handle_t handle,
   });
 }
 
-ze_result_t zeCommandListAppendMemoryFill(ze_command_list_handle_t handle, void* to, const void* pattern,
-                                          size_t pattern_bytes, size_t bytes, ze_event_handle_t signal,
-                                          uint32_t wait_count, ze_event_handle_t* waits) {
+ze_result_t zeCommandListAppendMemoryFill(ze_command_list_handle_t handle, void* to,
+                                          const void* pattern, size_t pattern_bytes, size_t bytes,
+                                          ze_event_handle_t signal, uint32_t wait_count,
+                                          ze_event_handle_t* waits) {
   return guarded([&] {
     const auto list = get<CommandList>(handle);
     require(to);
     require(pattern);
-    if (pattern_bytes == 0 || (pattern_bytes & (pattern_bytes - 1)) != 0) refuse(ZE_RESULT_ERROR_INVALID_SIZE);
+    if (pattern_bytes == 0 || (pattern_bytes & (pattern_bytes - 1)) != 0)
+      refuse(ZE_RESULT_ERROR_INVALID_SIZE);
     const auto* first = static_cast<const uint8_t*>(pattern);
-    auto run = [=, value = std::vector<uint8_t>(first, first + pattern_bytes)] { fill(to, value, bytes); };
+    auto run = [=, value = std::vector<uint8_t>(first, first + pattern_bytes)] {
+      fill(to, value, bytes);
+    };
     return append(*list, std::move(run), signal, wait_count, waits);
   });
 }
 
-ze_result_t zeCommandListAppendMemoryPrefetch(ze_command_list_handle_t handle, const void* pointer, size_t) {
+ze_result_t zeCommandListAppendMemoryPrefetch(ze_command_list_handle_t handle, const void* pointer,
+                                              size_t) {
   return guarded([&] {
     get<CommandList>(handle);
     require(pointer);
@@ -108,18 +116,20 @@ ze_result_t zeCommandListAppendMemAdvise(ze_command_list_handle_t handle, ze_dev
   });
 }
 
-ze_result_t zeCommandListAppendBarrier(ze_command_list_handle_t handle, ze_event_handle_t signal, uint32_t wait_count,
-                                       ze_event_handle_t* waits) {
+ze_result_t zeCommandListAppendBarrier(ze_command_list_handle_t handle, ze_event_handle_t signal,
+                                       uint32_t wait_count, ze_event_handle_t* waits) {
   return guarded([&] { return append(*get<CommandList>(handle), {}, signal, wait_count, waits); });
 }
 
-ze_result_t zeCommandListAppendMemoryRangesBarrier(ze_command_list_handle_t handle, uint32_t, const size_t*,
-                                                   const void**, ze_event_handle_t signal, uint32_t wait_count,
+ze_result_t zeCommandListAppendMemoryRangesBarrier(ze_command_list_handle_t handle, uint32_t,
+                                                   const size_t*, const void**,
+                                                   ze_event_handle_t signal, uint32_t wait_count,
                                                    ze_event_handle_t* waits) {
   return zeCommandListAppendBarrier(handle, signal, wait_count, waits);
 }
 
-ze_result_t zeCommandListAppendSignalEvent(ze_command_list_handle_t handle, ze_event_handle_t event) {
+ze_result_t zeCommandListAppendSignalEvent(ze_command_list_handle_t handle,
+                                           ze_event_handle_t event) {
   return guarded([&] {
     const auto list = get<CommandList>(handle);
     if (event == nullptr) refuse(ZE_RESULT_ERROR_INVALID_NULL_HANDLE);
@@ -136,7 +146,8 @@ ze_result_t zeCommandListAppendWaitOnEvents(ze_command_list_handle_t handle, uin
   });
 }
 
-ze_result_t zeCommandListAppendEventReset(ze_command_list_handle_t handle, ze_event_handle_t event) {
+ze_result_t zeCommandListAppendEventReset(ze_command_list_handle_t handle,
+                                          ze_event_handle_t event) {
   return guarded([&] {
     const auto list = get<CommandList>(handle);
     const auto target = get<Event>(event);
@@ -161,8 +172,9 @@ ze_result_t zeCommandListAppendWriteGlobalTimestamp(ze_command_list_handle_t han
   });
 }
 
-ze_result_t zeCommandListAppendQueryKernelTimestamps(ze_command_list_handle_t handle, uint32_t count,
-                                                     ze_event_handle_t* events, void* to, const size_t* offsets,
+ze_result_t zeCommandListAppendQueryKernelTimestamps(ze_command_list_handle_t handle,
+                                                     uint32_t count, ze_event_handle_t* events,
+                                                     void* to, const size_t* offsets,
                                                      ze_event_handle_t signal, uint32_t wait_count,
                                                      ze_event_handle_t* waits) {
   return guarded([&] {
@@ -179,7 +191,8 @@ ze_result_t zeCommandListAppendQueryKernelTimestamps(ze_command_list_handle_t ha
       for (size_t i = 0; i < sources.size(); ++i) {
         const Signal& s = *sources[i]->signal;
         const ze_kernel_timestamp_result_t value{{s.start, s.end}, {s.start, s.end}};
-        std::memcpy(host_view(static_cast<uint8_t*>(to) + places[i], sizeof value, "timestamps"), &value, sizeof value);
+        std::memcpy(host_view(static_cast<uint8_t*>(to) + places[i], sizeof value, "timestamps"),
+                    &value, sizeof value);
       }
     };
     return append(*list, std::move(run), signal, wait_count, waits);

@@ -68,7 +68,8 @@ ze_result_t zeDeviceGetProperties(ze_device_handle_t handle, ze_device_propertie
     std::memcpy(p->uuid.id + 8, "xesim", 5);
     std::snprintf(p->name, sizeof p->name, "%s", model.name);
     for_each_extension(p->pNext, [&](Extension& e) {
-      if (e.stype == kStructDeviceIpVersion) static_cast<IpVersionExtension&>(e).ip_version = model.ip_version;
+      if (e.stype == kStructDeviceIpVersion)
+        static_cast<IpVersionExtension&>(e).ip_version = model.ip_version;
       if (e.stype == ZE_STRUCTURE_TYPE_EU_COUNT_EXT) {
         static_cast<EuCountExtension&>(e).eu_count = model.cores() * model.xve_per_core;
       }
@@ -76,10 +77,12 @@ ze_result_t zeDeviceGetProperties(ze_device_handle_t handle, ze_device_propertie
   });
 }
 
-ze_result_t zeDeviceGetComputeProperties(ze_device_handle_t handle, ze_device_compute_properties_t* p) {
+ze_result_t zeDeviceGetComputeProperties(ze_device_handle_t handle,
+                                         ze_device_compute_properties_t* p) {
   return guarded([&] {
     const DeviceModel& model = model_of(handle, p);
-    p->maxTotalGroupSize = p->maxGroupSizeX = p->maxGroupSizeY = p->maxGroupSizeZ = model.max_group_size;
+    p->maxTotalGroupSize = p->maxGroupSizeX = p->maxGroupSizeY = p->maxGroupSizeZ =
+        model.max_group_size;
     p->maxGroupCountX = p->maxGroupCountY = p->maxGroupCountZ = UINT32_MAX;
     p->maxSharedLocalMemory = model.slm_bytes;
     p->numSubGroupSizes = static_cast<uint32_t>(model.sub_group_sizes.size());
@@ -88,15 +91,16 @@ ze_result_t zeDeviceGetComputeProperties(ze_device_handle_t handle, ze_device_co
   });
 }
 
-ze_result_t zeDeviceGetModuleProperties(ze_device_handle_t handle, ze_device_module_properties_t* p) {
+ze_result_t zeDeviceGetModuleProperties(ze_device_handle_t handle,
+                                        ze_device_module_properties_t* p) {
   return guarded([&] {
     const DeviceModel& model = model_of(handle, p);
     constexpr ze_device_fp_flags_t kIeee =
         ZE_DEVICE_FP_FLAG_DENORM | ZE_DEVICE_FP_FLAG_INF_NAN | ZE_DEVICE_FP_FLAG_ROUND_TO_NEAREST |
         ZE_DEVICE_FP_FLAG_ROUND_TO_ZERO | ZE_DEVICE_FP_FLAG_ROUND_TO_INF | ZE_DEVICE_FP_FLAG_FMA;
     p->spirvVersionSupported = ZE_MAKE_VERSION(1, 4);
-    p->flags = ZE_DEVICE_MODULE_FLAG_FP16 | ZE_DEVICE_MODULE_FLAG_INT64_ATOMICS | ZE_DEVICE_MODULE_FLAG_DP4A |
-               (model.fp64 ? ZE_DEVICE_MODULE_FLAG_FP64 : 0);
+    p->flags = ZE_DEVICE_MODULE_FLAG_FP16 | ZE_DEVICE_MODULE_FLAG_INT64_ATOMICS |
+               ZE_DEVICE_MODULE_FLAG_DP4A | (model.fp64 ? ZE_DEVICE_MODULE_FLAG_FP64 : 0);
     p->fp16flags = kIeee;
     p->fp32flags = kIeee | ZE_DEVICE_FP_FLAG_ROUNDED_DIVIDE_SQRT;
     p->fp64flags = model.fp64 ? kIeee | ZE_DEVICE_FP_FLAG_ROUNDED_DIVIDE_SQRT : 0;
@@ -108,7 +112,8 @@ ze_result_t zeDeviceGetModuleProperties(ze_device_handle_t handle, ze_device_mod
       if (e.stype != ZE_STRUCTURE_TYPE_FLOAT_ATOMIC_EXT_PROPERTIES) return;
       auto& atomics = reinterpret_cast<ze_float_atomic_ext_properties_t&>(e);
       constexpr ze_device_fp_atomic_ext_flags_t kLoadStore =
-          ZE_DEVICE_FP_ATOMIC_EXT_FLAG_GLOBAL_LOAD_STORE | ZE_DEVICE_FP_ATOMIC_EXT_FLAG_LOCAL_LOAD_STORE;
+          ZE_DEVICE_FP_ATOMIC_EXT_FLAG_GLOBAL_LOAD_STORE |
+          ZE_DEVICE_FP_ATOMIC_EXT_FLAG_LOCAL_LOAD_STORE;
       constexpr ze_device_fp_atomic_ext_flags_t kMinMax =
           ZE_DEVICE_FP_ATOMIC_EXT_FLAG_GLOBAL_MIN_MAX | ZE_DEVICE_FP_ATOMIC_EXT_FLAG_LOCAL_MIN_MAX;
       atomics.fp16Flags = kLoadStore | kMinMax;
@@ -127,14 +132,16 @@ ze_result_t zeDeviceGetCommandQueueGroupProperties(ze_device_handle_t handle, ui
       return;
     }
     *count = 1;
-    p->flags = ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE | ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY |
+    p->flags = ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE |
+               ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY |
                ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COOPERATIVE_KERNELS;
     p->maxMemoryFillPatternSize = SIZE_MAX;
     p->numQueues = 1;
   });
 }
 
-ze_result_t zeDeviceGetMemoryProperties(ze_device_handle_t handle, uint32_t* count, ze_device_memory_properties_t* p) {
+ze_result_t zeDeviceGetMemoryProperties(ze_device_handle_t handle, uint32_t* count,
+                                        ze_device_memory_properties_t* p) {
   return guarded([&] {
     const DeviceModel& model = model_of(handle, count);
     const bool ask = *count == 0 || p == nullptr;
@@ -156,22 +163,25 @@ ze_result_t zeDeviceGetMemoryProperties(ze_device_handle_t handle, uint32_t* cou
   });
 }
 
-ze_result_t zeDeviceGetMemoryAccessProperties(ze_device_handle_t handle, ze_device_memory_access_properties_t* p) {
+ze_result_t zeDeviceGetMemoryAccessProperties(ze_device_handle_t handle,
+                                              ze_device_memory_access_properties_t* p) {
   return guarded([&] {
     model_of(handle, p);
     constexpr ze_memory_access_cap_flags_t kAll =
-        ZE_MEMORY_ACCESS_CAP_FLAG_RW | ZE_MEMORY_ACCESS_CAP_FLAG_ATOMIC | ZE_MEMORY_ACCESS_CAP_FLAG_CONCURRENT |
-        ZE_MEMORY_ACCESS_CAP_FLAG_CONCURRENT_ATOMIC;
+        ZE_MEMORY_ACCESS_CAP_FLAG_RW | ZE_MEMORY_ACCESS_CAP_FLAG_ATOMIC |
+        ZE_MEMORY_ACCESS_CAP_FLAG_CONCURRENT | ZE_MEMORY_ACCESS_CAP_FLAG_CONCURRENT_ATOMIC;
     p->hostAllocCapabilities = kAll;
     p->deviceAllocCapabilities = kAll;
     p->sharedSingleDeviceAllocCapabilities = kAll;
-    // All simulated devices share one address space, but real cards of these families do not promise this.
+    // All simulated devices share one address space, but real cards of these families do not
+    // promise this.
     p->sharedCrossDeviceAllocCapabilities = 0;
     p->sharedSystemAllocCapabilities = 0;
   });
 }
 
-ze_result_t zeDeviceGetCacheProperties(ze_device_handle_t handle, uint32_t* count, ze_device_cache_properties_t* p) {
+ze_result_t zeDeviceGetCacheProperties(ze_device_handle_t handle, uint32_t* count,
+                                       ze_device_cache_properties_t* p) {
   return guarded([&] {
     const DeviceModel& model = model_of(handle, count);
     const bool ask = *count == 0 || p == nullptr;
@@ -192,10 +202,12 @@ ze_result_t zeDeviceGetImageProperties(ze_device_handle_t handle, ze_device_imag
   });
 }
 
-ze_result_t zeDeviceGetExternalMemoryProperties(ze_device_handle_t handle, ze_device_external_memory_properties_t* p) {
+ze_result_t zeDeviceGetExternalMemoryProperties(ze_device_handle_t handle,
+                                                ze_device_external_memory_properties_t* p) {
   return guarded([&] {
     model_of(handle, p);
-    p->memoryAllocationImportTypes = p->memoryAllocationExportTypes = p->imageImportTypes = p->imageExportTypes = 0;
+    p->memoryAllocationImportTypes = p->memoryAllocationExportTypes = p->imageImportTypes =
+        p->imageExportTypes = 0;
   });
 }
 
@@ -208,7 +220,8 @@ ze_result_t zeDeviceGetP2PProperties(ze_device_handle_t handle, ze_device_handle
   });
 }
 
-ze_result_t zeDeviceCanAccessPeer(ze_device_handle_t handle, ze_device_handle_t peer, ze_bool_t* yes) {
+ze_result_t zeDeviceCanAccessPeer(ze_device_handle_t handle, ze_device_handle_t peer,
+                                  ze_bool_t* yes) {
   return guarded([&] {
     model_of(handle, yes);
     *yes = &device_of(handle) == &device_of(peer);
@@ -219,7 +232,8 @@ ze_result_t zeDeviceGetStatus(ze_device_handle_t handle) {
   return guarded([&] { device_of(handle); });
 }
 
-ze_result_t zeDeviceGetGlobalTimestamps(ze_device_handle_t handle, uint64_t* host, uint64_t* device) {
+ze_result_t zeDeviceGetGlobalTimestamps(ze_device_handle_t handle, uint64_t* host,
+                                        uint64_t* device) {
   return guarded([&] {
     model_of(handle, host);
     require(device);

@@ -6,8 +6,8 @@ using namespace xesim::driver;
 
 extern "C" {
 
-ze_result_t zeEventPoolCreate(ze_context_handle_t context, const ze_event_pool_desc_t* desc, uint32_t,
-                              ze_device_handle_t*, ze_event_pool_handle_t* out) {
+ze_result_t zeEventPoolCreate(ze_context_handle_t context, const ze_event_pool_desc_t* desc,
+                              uint32_t, ze_device_handle_t*, ze_event_pool_handle_t* out) {
   return guarded([&] {
     get<Context>(context);
     require(desc);
@@ -15,8 +15,9 @@ ze_result_t zeEventPoolCreate(ze_context_handle_t context, const ze_event_pool_d
     if (desc->count == 0) refuse(ZE_RESULT_ERROR_INVALID_SIZE);
     auto pool = std::make_shared<EventPool>();
     pool->count = desc->count;
-    for_each_extension(desc->pNext,
-                       [&](Extension& e) { pool->counter_based |= e.stype == kStructCounterBasedEventPool; });
+    for_each_extension(desc->pNext, [&](Extension& e) {
+      pool->counter_based |= e.stype == kStructCounterBasedEventPool;
+    });
     return new_handle(std::move(pool), out);
   });
 }
@@ -28,12 +29,16 @@ ze_result_t zeEventPoolDestroy(ze_event_pool_handle_t pool) {
 ze_result_t zeEventPoolGetIpcHandle(ze_event_pool_handle_t, ze_ipc_event_pool_handle_t*) {
   return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
 }
-ze_result_t zeEventPoolOpenIpcHandle(ze_context_handle_t, ze_ipc_event_pool_handle_t, ze_event_pool_handle_t*) {
+ze_result_t zeEventPoolOpenIpcHandle(ze_context_handle_t, ze_ipc_event_pool_handle_t,
+                                     ze_event_pool_handle_t*) {
   return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
 }
-ze_result_t zeEventPoolCloseIpcHandle(ze_event_pool_handle_t) { return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE; }
+ze_result_t zeEventPoolCloseIpcHandle(ze_event_pool_handle_t) {
+  return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+}
 
-ze_result_t zeEventCreate(ze_event_pool_handle_t pool_handle, const ze_event_desc_t* desc, ze_event_handle_t* out) {
+ze_result_t zeEventCreate(ze_event_pool_handle_t pool_handle, const ze_event_desc_t* desc,
+                          ze_event_handle_t* out) {
   return guarded([&] {
     const auto pool = get<EventPool>(pool_handle);
     require(desc);
@@ -41,7 +46,8 @@ ze_result_t zeEventCreate(ze_event_pool_handle_t pool_handle, const ze_event_des
     if (desc->index >= pool->count) refuse(ZE_RESULT_ERROR_INVALID_ARGUMENT);
     auto event = std::make_shared<Event>();
     event->counter_based = pool->counter_based;
-    event->signal->done = pool->counter_based;  // nothing to wait for until a command is appended with it
+    event->signal->done =
+        pool->counter_based;  // nothing to wait for until a command is appended with it
     return new_handle(std::move(event), out);
   });
 }
@@ -67,7 +73,8 @@ ze_result_t zeEventHostSynchronize(ze_event_handle_t event, uint64_t timeout) {
 
 ze_result_t zeEventQueryStatus(ze_event_handle_t event) { return zeEventHostSynchronize(event, 0); }
 
-ze_result_t zeEventQueryKernelTimestamp(ze_event_handle_t handle, ze_kernel_timestamp_result_t* out) {
+ze_result_t zeEventQueryKernelTimestamp(ze_event_handle_t handle,
+                                        ze_kernel_timestamp_result_t* out) {
   return guarded([&] {
     const auto event = get<Event>(handle);
     require(out);
@@ -85,7 +92,8 @@ ze_result_t zeEventQueryKernelTimestamp(ze_event_handle_t handle, ze_kernel_time
   });
 }
 
-ze_result_t zeFenceCreate(ze_command_queue_handle_t queue, const ze_fence_desc_t* desc, ze_fence_handle_t* out) {
+ze_result_t zeFenceCreate(ze_command_queue_handle_t queue, const ze_fence_desc_t* desc,
+                          ze_fence_handle_t* out) {
   return guarded([&] {
     const auto owner = get<Queue>(queue);
     require(desc);

@@ -16,8 +16,8 @@ std::string& report_text() {
 }
 char the_driver;
 
-// Major << 24 | minor << 16 | build, as Intel's driver counts; from 1.6.32149 on the runtime uses in-order lists
-// of the driver. Extensions newer than that are not claimed.
+// Major << 24 | minor << 16 | build, as Intel's driver counts; from 1.6.32149 on the runtime uses
+// in-order lists of the driver. Extensions newer than that are not claimed.
 constexpr uint32_t kDriverVersion = 1u << 24 | 6u << 16 | 33578;
 constexpr ze_api_version_t kApiVersion = static_cast<ze_api_version_t>(ZE_MAKE_VERSION(1, 9));
 
@@ -74,7 +74,9 @@ Device& device_of(ze_device_handle_t handle) {
   refuse(ZE_RESULT_ERROR_INVALID_ARGUMENT);
 }
 
-ze_device_handle_t handle_of(Device& device) { return reinterpret_cast<ze_device_handle_t>(&device); }
+ze_device_handle_t handle_of(Device& device) {
+  return reinterpret_cast<ze_device_handle_t>(&device);
+}
 ze_driver_handle_t driver_handle() { return reinterpret_cast<ze_driver_handle_t>(&the_driver); }
 
 uint64_t now_ns() {
@@ -103,14 +105,18 @@ using namespace xesim::driver;
 extern "C" {
 
 ze_result_t zeInit(ze_init_flags_t) {
-  return guarded([] { return driver_count() == 0 ? ZE_RESULT_ERROR_UNINITIALIZED : ZE_RESULT_SUCCESS; });
+  return guarded(
+      [] { return driver_count() == 0 ? ZE_RESULT_ERROR_UNINITIALIZED : ZE_RESULT_SUCCESS; });
 }
 
 ze_result_t zeDriverGet(uint32_t* count, ze_driver_handle_t* drivers) {
-  return guarded([&] { return fill_list(driver_count(), count, drivers, [](uint32_t) { return driver_handle(); }); });
+  return guarded([&] {
+    return fill_list(driver_count(), count, drivers, [](uint32_t) { return driver_handle(); });
+  });
 }
 
-ze_result_t zeInitDrivers(uint32_t* count, ze_driver_handle_t* drivers, ze_init_driver_type_desc_t*) {
+ze_result_t zeInitDrivers(uint32_t* count, ze_driver_handle_t* drivers,
+                          ze_init_driver_type_desc_t*) {
   return guarded([&] {
     require(count);
     if (driver_count() == 0) refuse(ZE_RESULT_ERROR_UNINITIALIZED);
@@ -136,7 +142,8 @@ ze_result_t zeDriverGetProperties(ze_driver_handle_t driver, ze_driver_propertie
   });
 }
 
-ze_result_t zeDriverGetIpcProperties(ze_driver_handle_t driver, ze_driver_ipc_properties_t* properties) {
+ze_result_t zeDriverGetIpcProperties(ze_driver_handle_t driver,
+                                     ze_driver_ipc_properties_t* properties) {
   return guarded([&] {
     check_driver(driver);
     require(properties);
@@ -148,16 +155,18 @@ ze_result_t zeDriverGetExtensionProperties(ze_driver_handle_t driver, uint32_t* 
                                            ze_driver_extension_properties_t* extensions) {
   return guarded([&] {
     check_driver(driver);
-    return fill_list(static_cast<uint32_t>(std::size(kExtensions)), count, extensions, [](uint32_t i) {
-      ze_driver_extension_properties_t extension{};
-      std::snprintf(extension.name, sizeof extension.name, "%s", kExtensions[i].first);
-      extension.version = kExtensions[i].second;
-      return extension;
-    });
+    return fill_list(
+        static_cast<uint32_t>(std::size(kExtensions)), count, extensions, [](uint32_t i) {
+          ze_driver_extension_properties_t extension{};
+          std::snprintf(extension.name, sizeof extension.name, "%s", kExtensions[i].first);
+          extension.version = kExtensions[i].second;
+          return extension;
+        });
   });
 }
 
-ze_result_t zeDriverGetExtensionFunctionAddress(ze_driver_handle_t driver, const char* name, void** address) {
+ze_result_t zeDriverGetExtensionFunctionAddress(ze_driver_handle_t driver, const char* name,
+                                                void** address) {
   return guarded([&] {
     check_driver(driver);
     require(name);

@@ -17,12 +17,14 @@ const DeviceModel& model_of(const LoadedKernel& kernel) { return *kernel.module-
 uint32_t max_group_size(const LoadedKernel& kernel) {
   const KernelInfo& info = info_of(*kernel.code);
   const DeviceModel& model = model_of(kernel);
-  return std::min(model.max_group_size, model.group_threads(info.grf_count) * static_cast<uint32_t>(info.simd_size));
+  return std::min(model.max_group_size,
+                  model.group_threads(info.grf_count) * static_cast<uint32_t>(info.simd_size));
 }
 
 bool is_local_memory(const KernelInfo& info, int index) {
-  return std::any_of(info.payload.begin(), info.payload.end(),
-                     [&](const PayloadArg& a) { return a.index == index && a.mode == AddressMode::kSlm; });
+  return std::any_of(info.payload.begin(), info.payload.end(), [&](const PayloadArg& a) {
+    return a.index == index && a.mode == AddressMode::kSlm;
+  });
 }
 
 // Bytes that the kernel reads of an argument.
@@ -50,7 +52,8 @@ void set_argument(LoadedKernel& kernel, uint32_t index, size_t bytes, const void
   if (bytes < needed) refuse(ZE_RESULT_ERROR_INVALID_KERNEL_ARGUMENT_SIZE);
   const auto* first = static_cast<const uint8_t*>(value);
   // A null value is the null pointer.
-  kernel.arguments[index] = first == nullptr ? std::vector<uint8_t>(needed) : std::vector<uint8_t>(first, first + bytes);
+  kernel.arguments[index] =
+      first == nullptr ? std::vector<uint8_t>(needed) : std::vector<uint8_t>(first, first + bytes);
 }
 
 void check_launch(const LoadedKernel& kernel) {
@@ -58,16 +61,19 @@ void check_launch(const LoadedKernel& kernel) {
   const DeviceModel& model = model_of(kernel);
   const uint64_t size = uint64_t{kernel.local[0]} * kernel.local[1] * kernel.local[2];
   if (size > max_group_size(kernel)) {
-    report("kernel " + info.name + ": a work-group of " + std::to_string(size) + " is larger than " +
-           std::to_string(max_group_size(kernel)) + ", the most that one Xe core of " + model.id + " holds at " +
-           std::to_string(info.grf_count) + " registers a thread and sub-groups of " + std::to_string(info.simd_size));
+    report("kernel " + info.name + ": a work-group of " + std::to_string(size) +
+           " is larger than " + std::to_string(max_group_size(kernel)) +
+           ", the most that one Xe core of " + model.id + " holds at " +
+           std::to_string(info.grf_count) + " registers a thread and sub-groups of " +
+           std::to_string(info.simd_size));
     refuse(ZE_RESULT_ERROR_INVALID_GROUP_SIZE_DIMENSION);
   }
   uint64_t slm = info.slm_size;
   for (const uint64_t bytes : kernel.slm_bytes) slm += bytes;
   if (slm > model.slm_bytes) {
-    report("kernel " + info.name + ": " + std::to_string(slm) + " bytes of local memory are more than a work-group of " +
-           model.id + " can have, " + std::to_string(model.slm_bytes));
+    report("kernel " + info.name + ": " + std::to_string(slm) +
+           " bytes of local memory are more than a work-group of " + model.id + " can have, " +
+           std::to_string(model.slm_bytes));
     refuse(ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
   }
   for (const PayloadArg& a : info.payload) {
@@ -78,8 +84,8 @@ void check_launch(const LoadedKernel& kernel) {
 }
 
 ze_result_t append_launch(ze_command_list_handle_t list_handle, ze_kernel_handle_t kernel_handle,
-                          const ze_group_count_t* groups, ze_event_handle_t signal, uint32_t wait_count,
-                          ze_event_handle_t* waits) {
+                          const ze_group_count_t* groups, ze_event_handle_t signal,
+                          uint32_t wait_count, ze_event_handle_t* waits) {
   const auto list = get<CommandList>(list_handle);
   const auto kernel = get<LoadedKernel>(kernel_handle);
   require(groups);
@@ -105,7 +111,8 @@ ze_result_t append_launch(ze_command_list_handle_t list_handle, ze_kernel_handle
 
 extern "C" {
 
-ze_result_t zeKernelCreate(ze_module_handle_t module_handle, const ze_kernel_desc_t* desc, ze_kernel_handle_t* out) {
+ze_result_t zeKernelCreate(ze_module_handle_t module_handle, const ze_kernel_desc_t* desc,
+                           ze_kernel_handle_t* out) {
   return guarded([&] {
     const auto module = get<LoadedModule>(module_handle);
     require(desc);
@@ -146,7 +153,9 @@ ze_result_t zeKernelGetProperties(ze_kernel_handle_t handle, ze_kernel_propertie
     require(p);
     const KernelInfo& info = info_of(*kernel->code);
     const auto simd = static_cast<uint32_t>(info.simd_size);
-    auto required = [&](size_t i) { return i < info.required_group_size.size() ? info.required_group_size[i] : 0; };
+    auto required = [&](size_t i) {
+      return i < info.required_group_size.size() ? info.required_group_size[i] : 0;
+    };
     p->numKernelArgs = static_cast<uint32_t>(info.argument_count());
     p->requiredGroupSizeX = required(0);
     p->requiredGroupSizeY = required(1);
@@ -184,8 +193,8 @@ ze_result_t zeKernelSetGroupSize(ze_kernel_handle_t handle, uint32_t x, uint32_t
 }
 
 // The largest divisors of the global sizes that fit, x first.
-ze_result_t zeKernelSuggestGroupSize(ze_kernel_handle_t handle, uint32_t x, uint32_t y, uint32_t z, uint32_t* gx,
-                                     uint32_t* gy, uint32_t* gz) {
+ze_result_t zeKernelSuggestGroupSize(ze_kernel_handle_t handle, uint32_t x, uint32_t y, uint32_t z,
+                                     uint32_t* gx, uint32_t* gy, uint32_t* gz) {
   return guarded([&] {
     const auto kernel = get<LoadedKernel>(handle);
     require(gx);
@@ -212,23 +221,28 @@ ze_result_t zeKernelSuggestMaxCooperativeGroupCount(ze_kernel_handle_t handle, u
     const uint32_t lanes = kernel->local[0] * kernel->local[1] * kernel->local[2];
     const auto simd = static_cast<uint32_t>(info.simd_size);
     const uint32_t threads = std::max((lanes + simd - 1) / simd, 1u);
-    *count = model_of(*kernel).cores() * (model_of(*kernel).group_threads(info.grf_count) / threads);
+    *count =
+        model_of(*kernel).cores() * (model_of(*kernel).group_threads(info.grf_count) / threads);
   });
 }
 
-ze_result_t zeKernelSetArgumentValue(ze_kernel_handle_t handle, uint32_t index, size_t bytes, const void* value) {
+ze_result_t zeKernelSetArgumentValue(ze_kernel_handle_t handle, uint32_t index, size_t bytes,
+                                     const void* value) {
   return guarded([&] { set_argument(*get<LoadedKernel>(handle), index, bytes, value); });
 }
 
-ze_result_t zeKernelSetGlobalOffsetExp(ze_kernel_handle_t handle, uint32_t x, uint32_t y, uint32_t z) {
+ze_result_t zeKernelSetGlobalOffsetExp(ze_kernel_handle_t handle, uint32_t x, uint32_t y,
+                                       uint32_t z) {
   return guarded([&] { get<LoadedKernel>(handle)->offset = {x, y, z}; });
 }
 
-ze_result_t zeKernelSetIndirectAccess(ze_kernel_handle_t handle, ze_kernel_indirect_access_flags_t flags) {
+ze_result_t zeKernelSetIndirectAccess(ze_kernel_handle_t handle,
+                                      ze_kernel_indirect_access_flags_t flags) {
   return guarded([&] { get<LoadedKernel>(handle)->indirect_access = flags; });
 }
 
-ze_result_t zeKernelGetIndirectAccess(ze_kernel_handle_t handle, ze_kernel_indirect_access_flags_t* flags) {
+ze_result_t zeKernelGetIndirectAccess(ze_kernel_handle_t handle,
+                                      ze_kernel_indirect_access_flags_t* flags) {
   return guarded([&] {
     const auto kernel = get<LoadedKernel>(handle);
     require(flags);
@@ -249,17 +263,19 @@ ze_result_t zeKernelSetCacheConfig(ze_kernel_handle_t handle, ze_cache_config_fl
   return guarded([&] { get<LoadedKernel>(handle); });
 }
 
-ze_result_t zeCommandListAppendLaunchKernel(ze_command_list_handle_t list, ze_kernel_handle_t kernel,
-                                            const ze_group_count_t* groups, ze_event_handle_t signal,
-                                            uint32_t wait_count, ze_event_handle_t* waits) {
+ze_result_t zeCommandListAppendLaunchKernel(ze_command_list_handle_t list,
+                                            ze_kernel_handle_t kernel,
+                                            const ze_group_count_t* groups,
+                                            ze_event_handle_t signal, uint32_t wait_count,
+                                            ze_event_handle_t* waits) {
   return guarded([&] { return append_launch(list, kernel, groups, signal, wait_count, waits); });
 }
 
-// All groups of a launch run to their end one way or another; those of a cooperative one may wait for each other,
-// which the simulator finds out when they do.
-ze_result_t zeCommandListAppendLaunchCooperativeKernel(ze_command_list_handle_t list, ze_kernel_handle_t kernel,
-                                                       const ze_group_count_t* groups, ze_event_handle_t signal,
-                                                       uint32_t wait_count, ze_event_handle_t* waits) {
+// All groups of a launch run to their end one way or another; those of a cooperative one may wait
+// for each other, which the simulator finds out when they do.
+ze_result_t zeCommandListAppendLaunchCooperativeKernel(
+    ze_command_list_handle_t list, ze_kernel_handle_t kernel, const ze_group_count_t* groups,
+    ze_event_handle_t signal, uint32_t wait_count, ze_event_handle_t* waits) {
   return guarded([&] { return append_launch(list, kernel, groups, signal, wait_count, waits); });
 }
 

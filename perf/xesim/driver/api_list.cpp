@@ -6,13 +6,16 @@ using namespace xesim::driver;
 
 namespace {
 
-bool is_synchronous(const ze_command_queue_desc_t& desc) { return desc.mode == ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS; }
+bool is_synchronous(const ze_command_queue_desc_t& desc) {
+  return desc.mode == ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS;
+}
 
 void check_ordinal(uint32_t ordinal) {
   if (ordinal != 0) refuse(ZE_RESULT_ERROR_INVALID_ARGUMENT);  // there is one group of queues
 }
 
-std::vector<std::shared_ptr<const Command>> recorded_commands(uint32_t count, ze_command_list_handle_t* handles) {
+std::vector<std::shared_ptr<const Command>> recorded_commands(uint32_t count,
+                                                              ze_command_list_handle_t* handles) {
   if (count == 0) refuse(ZE_RESULT_ERROR_INVALID_SIZE);
   require(handles);
   std::vector<std::shared_ptr<const Command>> commands;
@@ -43,7 +46,8 @@ ze_result_t zeCommandListCreate(ze_context_handle_t context, ze_device_handle_t 
 }
 
 ze_result_t zeCommandListCreateImmediate(ze_context_handle_t context, ze_device_handle_t device,
-                                         const ze_command_queue_desc_t* desc, ze_command_list_handle_t* out) {
+                                         const ze_command_queue_desc_t* desc,
+                                         ze_command_list_handle_t* out) {
   return guarded([&] {
     get<Context>(context);
     require(desc);
@@ -85,7 +89,8 @@ ze_result_t zeCommandListIsImmediate(ze_command_list_handle_t handle, ze_bool_t*
   });
 }
 
-ze_result_t zeCommandListGetDeviceHandle(ze_command_list_handle_t handle, ze_device_handle_t* device) {
+ze_result_t zeCommandListGetDeviceHandle(ze_command_list_handle_t handle,
+                                         ze_device_handle_t* device) {
   return guarded([&] {
     const auto list = get<CommandList>(handle);
     require(device);
@@ -93,7 +98,8 @@ ze_result_t zeCommandListGetDeviceHandle(ze_command_list_handle_t handle, ze_dev
   });
 }
 
-ze_result_t zeCommandListGetContextHandle(ze_command_list_handle_t handle, ze_context_handle_t* context) {
+ze_result_t zeCommandListGetContextHandle(ze_command_list_handle_t handle,
+                                          ze_context_handle_t* context) {
   return guarded([&] {
     const auto list = get<CommandList>(handle);
     require(context);
@@ -109,9 +115,9 @@ ze_result_t zeCommandListHostSynchronize(ze_command_list_handle_t handle, uint64
   });
 }
 
-ze_result_t zeCommandListImmediateAppendCommandListsExp(ze_command_list_handle_t handle, uint32_t count,
-                                                        ze_command_list_handle_t* lists, ze_event_handle_t signal,
-                                                        uint32_t wait_count, ze_event_handle_t* waits) {
+ze_result_t zeCommandListImmediateAppendCommandListsExp(
+    ze_command_list_handle_t handle, uint32_t count, ze_command_list_handle_t* lists,
+    ze_event_handle_t signal, uint32_t wait_count, ze_event_handle_t* waits) {
   return guarded([&] {
     const auto list = get<CommandList>(handle);
     if (!list->stream) refuse(ZE_RESULT_ERROR_INVALID_ARGUMENT);
@@ -123,7 +129,8 @@ ze_result_t zeCommandListImmediateAppendCommandListsExp(ze_command_list_handle_t
 }
 
 ze_result_t zeCommandQueueCreate(ze_context_handle_t context, ze_device_handle_t device,
-                                 const ze_command_queue_desc_t* desc, ze_command_queue_handle_t* out) {
+                                 const ze_command_queue_desc_t* desc,
+                                 ze_command_queue_handle_t* out) {
   return guarded([&] {
     get<Context>(context);
     require(desc);
@@ -141,7 +148,8 @@ ze_result_t zeCommandQueueDestroy(ze_command_queue_handle_t queue) {
 }
 
 ze_result_t zeCommandQueueExecuteCommandLists(ze_command_queue_handle_t handle, uint32_t count,
-                                              ze_command_list_handle_t* lists, ze_fence_handle_t fence) {
+                                              ze_command_list_handle_t* lists,
+                                              ze_fence_handle_t fence) {
   return guarded([&] {
     const auto queue = get<Queue>(handle);
     const auto done = fence == nullptr ? nullptr : get<Fence>(fence);

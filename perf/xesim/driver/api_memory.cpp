@@ -28,7 +28,8 @@ void charge(Device& device, size_t bytes, const void* extensions) {
   refuse(ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
 }
 
-void allocate(MemoryKind kind, Device* device, size_t bytes, size_t alignment, const void* extensions, void** out) {
+void allocate(MemoryKind kind, Device* device, size_t bytes, size_t alignment,
+              const void* extensions, void** out) {
   require(out);
   if (bytes == 0) refuse(ZE_RESULT_ERROR_UNSUPPORTED_SIZE);
   if ((alignment & (alignment - 1)) != 0) refuse(ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT);
@@ -37,7 +38,8 @@ void allocate(MemoryKind kind, Device* device, size_t bytes, size_t alignment, c
   const size_t least = kind == MemoryKind::kHost ? kPage : kDevicePage;
   if (device != nullptr) charge(*device, bytes, extensions);
   try {
-    const Allocation* a = Memory::instance().allocate(bytes, std::max(alignment, least), kind, device, hide);
+    const Allocation* a =
+        Memory::instance().allocate(bytes, std::max(alignment, least), kind, device, hide);
     *out = reinterpret_cast<void*>(a->address);
   } catch (const Fault& fault) {
     if (device != nullptr) device->allocated -= bytes;
@@ -67,7 +69,8 @@ void free_memory(const void* pointer) {
 
 extern "C" {
 
-ze_result_t zeContextCreate(ze_driver_handle_t driver, const ze_context_desc_t* desc, ze_context_handle_t* out) {
+ze_result_t zeContextCreate(ze_driver_handle_t driver, const ze_context_desc_t* desc,
+                            ze_context_handle_t* out) {
   return guarded([&] {
     if (driver == nullptr) refuse(ZE_RESULT_ERROR_INVALID_NULL_HANDLE);
     require(desc);
@@ -76,8 +79,8 @@ ze_result_t zeContextCreate(ze_driver_handle_t driver, const ze_context_desc_t* 
   });
 }
 
-ze_result_t zeContextCreateEx(ze_driver_handle_t driver, const ze_context_desc_t* desc, uint32_t, ze_device_handle_t*,
-                              ze_context_handle_t* out) {
+ze_result_t zeContextCreateEx(ze_driver_handle_t driver, const ze_context_desc_t* desc, uint32_t,
+                              ze_device_handle_t*, ze_context_handle_t* out) {
   return zeContextCreate(driver, desc, out);
 }
 
@@ -89,7 +92,8 @@ ze_result_t zeContextGetStatus(ze_context_handle_t context) {
   return guarded([&] { get<Context>(context); });
 }
 
-ze_result_t zeContextMakeMemoryResident(ze_context_handle_t context, ze_device_handle_t device, void* pointer, size_t) {
+ze_result_t zeContextMakeMemoryResident(ze_context_handle_t context, ze_device_handle_t device,
+                                        void* pointer, size_t) {
   return guarded([&] {
     get<Context>(context);
     device_of(device);
@@ -97,7 +101,8 @@ ze_result_t zeContextMakeMemoryResident(ze_context_handle_t context, ze_device_h
   });
 }
 
-ze_result_t zeContextEvictMemory(ze_context_handle_t context, ze_device_handle_t device, void* pointer, size_t bytes) {
+ze_result_t zeContextEvictMemory(ze_context_handle_t context, ze_device_handle_t device,
+                                 void* pointer, size_t bytes) {
   return zeContextMakeMemoryResident(context, device, pointer, bytes);
 }
 
@@ -108,8 +113,9 @@ ze_result_t zeContextSystemBarrier(ze_context_handle_t context, ze_device_handle
   });
 }
 
-ze_result_t zeMemAllocDevice(ze_context_handle_t context, const ze_device_mem_alloc_desc_t* desc, size_t bytes,
-                             size_t alignment, ze_device_handle_t device, void** out) {
+ze_result_t zeMemAllocDevice(ze_context_handle_t context, const ze_device_mem_alloc_desc_t* desc,
+                             size_t bytes, size_t alignment, ze_device_handle_t device,
+                             void** out) {
   return guarded([&] {
     get<Context>(context);
     require(desc);
@@ -118,8 +124,8 @@ ze_result_t zeMemAllocDevice(ze_context_handle_t context, const ze_device_mem_al
 }
 
 ze_result_t zeMemAllocShared(ze_context_handle_t context, const ze_device_mem_alloc_desc_t* desc,
-                             const ze_host_mem_alloc_desc_t* host_desc, size_t bytes, size_t alignment,
-                             ze_device_handle_t device, void** out) {
+                             const ze_host_mem_alloc_desc_t* host_desc, size_t bytes,
+                             size_t alignment, ze_device_handle_t device, void** out) {
   return guarded([&] {
     get<Context>(context);
     require(desc);
@@ -129,8 +135,8 @@ ze_result_t zeMemAllocShared(ze_context_handle_t context, const ze_device_mem_al
   });
 }
 
-ze_result_t zeMemAllocHost(ze_context_handle_t context, const ze_host_mem_alloc_desc_t* desc, size_t bytes,
-                           size_t alignment, void** out) {
+ze_result_t zeMemAllocHost(ze_context_handle_t context, const ze_host_mem_alloc_desc_t* desc,
+                           size_t bytes, size_t alignment, void** out) {
   return guarded([&] {
     get<Context>(context);
     require(desc);
@@ -145,7 +151,8 @@ ze_result_t zeMemFree(ze_context_handle_t context, void* pointer) {
   });
 }
 
-ze_result_t zeMemFreeExt(ze_context_handle_t context, const ze_memory_free_ext_desc_t* desc, void* pointer) {
+ze_result_t zeMemFreeExt(ze_context_handle_t context, const ze_memory_free_ext_desc_t* desc,
+                         void* pointer) {
   return guarded([&] {
     get<Context>(context);
     require(desc);
@@ -156,7 +163,8 @@ ze_result_t zeMemFreeExt(ze_context_handle_t context, const ze_memory_free_ext_d
 }
 
 ze_result_t zeMemGetAllocProperties(ze_context_handle_t context, const void* pointer,
-                                    ze_memory_allocation_properties_t* properties, ze_device_handle_t* device) {
+                                    ze_memory_allocation_properties_t* properties,
+                                    ze_device_handle_t* device) {
   return guarded([&] {
     get<Context>(context);
     require(pointer);
@@ -172,11 +180,13 @@ ze_result_t zeMemGetAllocProperties(ze_context_handle_t context, const void* poi
                                                       : ZE_MEMORY_TYPE_SHARED;
     properties->id = a->id;
     properties->pageSize = a->kind == MemoryKind::kHost ? kPage : kDevicePage;
-    if (device != nullptr && a->owner != nullptr) *device = handle_of(*static_cast<Device*>(a->owner));
+    if (device != nullptr && a->owner != nullptr)
+      *device = handle_of(*static_cast<Device*>(a->owner));
   });
 }
 
-ze_result_t zeMemGetAddressRange(ze_context_handle_t context, const void* pointer, void** base, size_t* bytes) {
+ze_result_t zeMemGetAddressRange(ze_context_handle_t context, const void* pointer, void** base,
+                                 size_t* bytes) {
   return guarded([&] {
     get<Context>(context);
     require(pointer);
@@ -187,15 +197,20 @@ ze_result_t zeMemGetAddressRange(ze_context_handle_t context, const void* pointe
   });
 }
 
-// The runtime's allocator insists that these exist; sharing memory between processes is not simulated.
+// The runtime's allocator insists that these exist; sharing memory between processes is not
+// simulated.
 ze_result_t zeMemGetIpcHandle(ze_context_handle_t, const void*, ze_ipc_mem_handle_t*) {
   return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
 }
-ze_result_t zeMemPutIpcHandle(ze_context_handle_t, ze_ipc_mem_handle_t) { return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE; }
-ze_result_t zeMemOpenIpcHandle(ze_context_handle_t, ze_device_handle_t, ze_ipc_mem_handle_t, ze_ipc_memory_flags_t,
-                               void**) {
+ze_result_t zeMemPutIpcHandle(ze_context_handle_t, ze_ipc_mem_handle_t) {
   return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
 }
-ze_result_t zeMemCloseIpcHandle(ze_context_handle_t, const void*) { return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE; }
+ze_result_t zeMemOpenIpcHandle(ze_context_handle_t, ze_device_handle_t, ze_ipc_mem_handle_t,
+                               ze_ipc_memory_flags_t, void**) {
+  return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+}
+ze_result_t zeMemCloseIpcHandle(ze_context_handle_t, const void*) {
+  return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+}
 
 }  // extern "C"

@@ -19,14 +19,18 @@ struct Source {
 };
 
 Source source_of(const ze_module_desc_t& desc) {
-  Source source{desc.format, {desc.pInputModule, desc.inputSize}, desc.pBuildFlags == nullptr ? "" : desc.pBuildFlags,
+  Source source{desc.format,
+                {desc.pInputModule, desc.inputSize},
+                desc.pBuildFlags == nullptr ? "" : desc.pBuildFlags,
                 desc.pConstants};
   for_each_extension(desc.pNext, [&](Extension& e) {
     if (e.stype != ZE_STRUCTURE_TYPE_MODULE_PROGRAM_EXP_DESC) return;
     const auto& program = reinterpret_cast<const ze_module_program_exp_desc_t&>(e);
-    if (program.count != 1) fail("xesim links no modules together: %u were given to one build", program.count);
+    if (program.count != 1)
+      fail("xesim links no modules together: %u were given to one build", program.count);
     source.code = {program.pInputModules[0], program.inputSizes[0]};
-    if (program.pBuildFlags != nullptr && program.pBuildFlags[0] != nullptr) source.flags = program.pBuildFlags[0];
+    if (program.pBuildFlags != nullptr && program.pBuildFlags[0] != nullptr)
+      source.flags = program.pBuildFlags[0];
     if (program.pConstants != nullptr) source.constants = program.pConstants[0];
   });
   if (source.code.data() == nullptr) refuse(ZE_RESULT_ERROR_INVALID_NULL_POINTER);
@@ -57,8 +61,9 @@ std::vector<uint8_t> build(const DeviceModel& model, const Source& source, std::
 
 extern "C" {
 
-ze_result_t zeModuleCreate(ze_context_handle_t context, ze_device_handle_t device_handle, const ze_module_desc_t* desc,
-                           ze_module_handle_t* out, ze_module_build_log_handle_t* log_out) {
+ze_result_t zeModuleCreate(ze_context_handle_t context, ze_device_handle_t device_handle,
+                           const ze_module_desc_t* desc, ze_module_handle_t* out,
+                           ze_module_build_log_handle_t* log_out) {
   return guarded([&] {
     get<Context>(context);
     Device& device = device_of(device_handle);
@@ -78,7 +83,8 @@ ze_result_t zeModuleCreate(ze_context_handle_t context, ze_device_handle_t devic
       return new_handle(std::move(module), out);
     } catch (const std::exception& error) {
       log->text += std::string("xesim: ") + error.what() + "\n";
-      return is_spirv ? ZE_RESULT_ERROR_MODULE_BUILD_FAILURE : ZE_RESULT_ERROR_INVALID_NATIVE_BINARY;
+      return is_spirv ? ZE_RESULT_ERROR_MODULE_BUILD_FAILURE
+                      : ZE_RESULT_ERROR_INVALID_NATIVE_BINARY;
     }
   });
 }
@@ -87,7 +93,8 @@ ze_result_t zeModuleDestroy(ze_module_handle_t module) {
   return guarded([&] { remove<LoadedModule>(module); });
 }
 
-ze_result_t zeModuleBuildLogGetString(ze_module_build_log_handle_t handle, size_t* bytes, char* text) {
+ze_result_t zeModuleBuildLogGetString(ze_module_build_log_handle_t handle, size_t* bytes,
+                                      char* text) {
   return guarded([&] {
     const auto log = get<BuildLog>(handle);
     require(bytes);
@@ -134,7 +141,8 @@ ze_result_t zeModuleGetKernelNames(ze_module_handle_t handle, uint32_t* count, c
   });
 }
 
-ze_result_t zeModuleDynamicLink(uint32_t count, ze_module_handle_t* modules, ze_module_build_log_handle_t* log) {
+ze_result_t zeModuleDynamicLink(uint32_t count, ze_module_handle_t* modules,
+                                ze_module_build_log_handle_t* log) {
   return guarded([&] {
     require(modules);
     for (uint32_t i = 0; i < count; ++i) get<LoadedModule>(modules[i]);

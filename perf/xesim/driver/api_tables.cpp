@@ -1,5 +1,6 @@
-// The entry points by which this library passes for the Level Zero loader. The loader's static half inside the
-// SYCL runtime asks for all of them, and then finds the API's functions by their names; the tables stay empty.
+// The entry points by which this library passes for the Level Zero loader. The loader's static half
+// inside the SYCL runtime asks for all of them, and then finds the API's functions by their names;
+// the tables stay empty.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,9 +18,9 @@ struct LoaderVersion {
 
 }  // namespace
 
-#define XESIM_TABLE(name)                                        \
+#define XESIM_TABLE(name)                                                        \
   extern "C" ZE_APIEXPORT ze_result_t ZE_APICALL name(ze_api_version_t, void*) { \
-    return ZE_RESULT_SUCCESS;                                    \
+    return ZE_RESULT_SUCCESS;                                                    \
   }
 XESIM_TABLE(zeGetCommandListExpProcAddrTable)
 XESIM_TABLE(zeGetCommandListProcAddrTable)
@@ -88,7 +89,8 @@ ZE_APIEXPORT ze_result_t ZE_APICALL zeLoaderInit() { return ZE_RESULT_SUCCESS; }
 ZE_APIEXPORT void* ZE_APICALL zeLoaderGetTracingHandle() { return nullptr; }
 
 // 1.19.2 or newer makes the runtime use zeInitDrivers.
-ZE_APIEXPORT ze_result_t ZE_APICALL zelLoaderGetVersionsInternal(size_t* count, LoaderVersion* versions) {
+ZE_APIEXPORT ze_result_t ZE_APICALL zelLoaderGetVersionsInternal(size_t* count,
+                                                                 LoaderVersion* versions) {
   if (count == nullptr) return ZE_RESULT_ERROR_INVALID_NULL_POINTER;
   if (*count != 0 && versions != nullptr) {
     std::memset(versions, 0, sizeof *versions);

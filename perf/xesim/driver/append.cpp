@@ -4,8 +4,8 @@
 
 namespace xesim::driver {
 
-std::shared_ptr<Command> make_command(std::function<void()> run, ze_event_handle_t signal, uint32_t wait_count,
-                                      ze_event_handle_t* waits) {
+std::shared_ptr<Command> make_command(std::function<void()> run, ze_event_handle_t signal,
+                                      uint32_t wait_count, ze_event_handle_t* waits) {
   if (wait_count != 0 && waits == nullptr) refuse(ZE_RESULT_ERROR_INVALID_SIZE);
   auto command = std::make_shared<Command>();
   command->run = std::move(run);

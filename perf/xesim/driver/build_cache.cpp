@@ -45,7 +45,8 @@ Header header_of(const BuildInput& input) {
 
 fs::path entry_path(const Header& header) {
   char name[48];
-  std::snprintf(name, sizeof name, "%016llx%016llx.bin", static_cast<unsigned long long>(header.key[0]),
+  std::snprintf(name, sizeof name, "%016llx%016llx.bin",
+                static_cast<unsigned long long>(header.key[0]),
                 static_cast<unsigned long long>(header.key[1]));
   return fs::path(cache_folder()) / "xesim" / name;
 }
@@ -68,13 +69,14 @@ std::optional<std::vector<uint8_t>> load_build(const BuildInput& input) {
   std::ifstream file(entry_path(wanted), std::ios::binary);
   Header found;
   if (!file.read(reinterpret_cast<char*>(&found), sizeof found)) return std::nullopt;
-  if (std::memcmp(found.magic, wanted.magic, sizeof found.magic) != 0 || found.key[0] != wanted.key[0] ||
-      found.key[1] != wanted.key[1]) {
+  if (std::memcmp(found.magic, wanted.magic, sizeof found.magic) != 0 ||
+      found.key[0] != wanted.key[0] || found.key[1] != wanted.key[1]) {
     return std::nullopt;
   }
   const std::vector<char> rest{std::istreambuf_iterator<char>(file), {}};
   std::vector<uint8_t> binary(rest.begin(), rest.end());
-  if (binary.size() != found.bytes || hash_bytes(binary, kStart) != found.checksum) return std::nullopt;
+  if (binary.size() != found.bytes || hash_bytes(binary, kStart) != found.checksum)
+    return std::nullopt;
   return binary;
 }
 
@@ -92,7 +94,8 @@ void store_build(const BuildInput& input, std::span<const uint8_t> binary) {
   {
     std::ofstream file(aside, std::ios::binary);
     file.write(reinterpret_cast<const char*>(&header), sizeof header);
-    file.write(reinterpret_cast<const char*>(binary.data()), static_cast<std::streamsize>(binary.size()));
+    file.write(reinterpret_cast<const char*>(binary.data()),
+               static_cast<std::streamsize>(binary.size()));
     file.close();
     if (!file) {
       fs::remove(aside, error);

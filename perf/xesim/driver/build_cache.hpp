@@ -16,8 +16,8 @@ std::string cache_folder();
 struct BuildInput {
   std::span<const uint8_t> spirv;
   std::string device;
-  std::string options;        // as ocloc gets them
-  std::string compiler;       // path, size, time and version of ocloc
+  std::string options;   // as ocloc gets them
+  std::string compiler;  // path, size, time and version of ocloc
 };
 
 // Nothing, if there is no whole entry for this input.

@@ -25,15 +25,17 @@ constexpr const char* kRemedy =
 
 struct Ocloc {
   std::string path;
-  std::string version_text;      // "26.27.039122"
-  int major = 0;                 // year of the release
-  std::string identity;          // changes when the program does
+  std::string version_text;  // "26.27.039122"
+  int major = 0;             // year of the release
+  std::string identity;      // changes when the program does
   // Releases of 2022 write Intel's older container unless told otherwise.
   bool needs_zebin_option() const { return major < 23; }
   bool knows(Family family) const { return family != Family::kBmg || major >= 26; }
 };
 
-bool is_program(const std::string& path) { return access(path.c_str(), X_OK) == 0 && !fs::is_directory(path); }
+bool is_program(const std::string& path) {
+  return access(path.c_str(), X_OK) == 0 && !fs::is_directory(path);
+}
 
 // XEFLASH_OCLOC, then the private folder, then PATH. Empty if there is none.
 std::string find_ocloc() {
@@ -57,18 +59,20 @@ std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// All releases answer this query with "year.week.build", on the output or in a file of the query's name.
+// All releases answer this query with "year.week.build", on the output or in a file of the query's
+// name.
 void ask_version(Ocloc& ocloc) {
   const ScratchFolder folder;
   const Outcome outcome = run_program({ocloc.path, "query", "OCL_DRIVER_VERSION"}, folder.path());
   std::string text = read_text(folder.path() + "/OCL_DRIVER_VERSION");
   if (text.empty()) text = outcome.output;
   const size_t digits = text.find_first_of("0123456789");
-  const size_t end = digits == std::string::npos ? digits : text.find_first_not_of("0123456789.", digits);
+  const size_t end =
+      digits == std::string::npos ? digits : text.find_first_not_of("0123456789.", digits);
   if (digits != std::string::npos) ocloc.version_text = text.substr(digits, end - digits);
   if (ocloc.version_text.find('.') == std::string::npos) {
-    fail("%s does not tell its version (asked with: query OCL_DRIVER_VERSION); it said: %s", ocloc.path.c_str(),
-         outcome.output.substr(0, 400).c_str());
+    fail("%s does not tell its version (asked with: query OCL_DRIVER_VERSION); it said: %s",
+         ocloc.path.c_str(), outcome.output.substr(0, 400).c_str());
   }
   ocloc.major = std::atoi(ocloc.version_text.c_str());
 }
@@ -82,7 +86,8 @@ Ocloc current_ocloc() {
   struct stat status{};
   stat(ocloc.path.c_str(), &status);
   std::ostringstream identity;
-  identity << ocloc.path << ' ' << status.st_size << ' ' << status.st_mtim.tv_sec << '.' << status.st_mtim.tv_nsec;
+  identity << ocloc.path << ' ' << status.st_size << ' ' << status.st_mtim.tv_sec << '.'
+           << status.st_mtim.tv_nsec;
   std::lock_guard lock(mutex);
   Ocloc& entry = known[identity.str()];
   if (entry.path.empty()) {
@@ -93,8 +98,8 @@ Ocloc current_ocloc() {
   return entry;
 }
 
-// Level Zero's names for the compiler's options. What begins otherwise (-vc-codegen, -doubleGRF, ...) is the
-// compiler's own and goes through.
+// Level Zero's names for the compiler's options. What begins otherwise (-vc-codegen, -doubleGRF,
+// ...) is the compiler's own and goes through.
 std::string ocloc_options(const std::string& flags) {
   std::istringstream words(flags);
   std::string options;
@@ -104,7 +109,8 @@ std::string ocloc_options(const std::string& flags) {
     } else if (word.starts_with("-ze-") && word != "-ze-opt-large-register-file") {
       word.replace(0, 4, "-cl-");
     }
-    if (word == "-cl-intel-greater-than-4GB-buffer-required" || word == "-cl-opt-greater-than-4GB-buffer-required") {
+    if (word == "-cl-intel-greater-than-4GB-buffer-required" ||
+        word == "-cl-opt-greater-than-4GB-buffer-required") {
       word = "-cl-intel-greater-than-4GB-buffer-required";
     }
     if (!word.empty()) options += (options.empty() ? "" : " ") + word;
@@ -115,7 +121,8 @@ std::string ocloc_options(const std::string& flags) {
 std::vector<uint8_t> find_output(const std::string& folder) {
   for (const auto& entry : fs::directory_iterator(folder + "/out")) {
     const std::string extension = entry.path().extension().string();
-    if (extension == ".spv" || extension == ".gen" || extension == ".dbg" || extension == ".bc") continue;
+    if (extension == ".spv" || extension == ".gen" || extension == ".dbg" || extension == ".bc")
+      continue;
     const std::string bytes = read_text(entry.path().string());
     if (bytes.empty()) continue;
     return {bytes.begin(), bytes.end()};
@@ -129,10 +136,20 @@ Build run_ocloc(const Ocloc& ocloc, const DeviceModel& model, std::span<const ui
   const std::string source = folder.path() + "/kernel.spv";
   fs::create_directory(folder.path() + "/out");
   std::ofstream(source, std::ios::binary)
-      .write(reinterpret_cast<const char*>(spirv.data()), static_cast<std::streamsize>(spirv.size()));
-  std::vector<std::string> arguments{ocloc.path,      "compile",  "-file",  source,     "-spirv_input",
-                                     "-device",       model.ocloc_device,   "-output",  "kernel",
-                                     "-output_no_suffix", "-out_dir", folder.path() + "/out"};
+      .write(reinterpret_cast<const char*>(spirv.data()),
+             static_cast<std::streamsize>(spirv.size()));
+  std::vector<std::string> arguments{ocloc.path,
+                                     "compile",
+                                     "-file",
+                                     source,
+                                     "-spirv_input",
+                                     "-device",
+                                     model.ocloc_device,
+                                     "-output",
+                                     "kernel",
+                                     "-output_no_suffix",
+                                     "-out_dir",
+                                     folder.path() + "/out"};
   if (!options.empty()) arguments.insert(arguments.end(), {"-options", options});
   if (ocloc.needs_zebin_option()) {
     arguments.insert(arguments.end(), {"-internal_options", "-cl-intel-allow-zebin"});
@@ -143,8 +160,9 @@ Build run_ocloc(const Ocloc& ocloc, const DeviceModel& model, std::span<const ui
   if (!outcome.started) build.log += "\n" + std::string(kRemedy);
   if (outcome.started && outcome.status == 0) build.binary = find_output(folder.path());
   if (build.binary.empty()) {
-    build.log += "\nxesim: ocloc " + ocloc.version_text + " (" + ocloc.path + ") built nothing for " + model.id +
-                 ", exit code " + std::to_string(outcome.status) + ", options: " + options + "\n";
+    build.log += "\nxesim: ocloc " + ocloc.version_text + " (" + ocloc.path +
+                 ") built nothing for " + model.id + ", exit code " +
+                 std::to_string(outcome.status) + ", options: " + options + "\n";
   }
   return build;
 }
@@ -155,8 +173,8 @@ Build compile(const DeviceModel& model, std::span<const uint8_t> spirv, const st
   try {
     const Ocloc ocloc = current_ocloc();
     if (!ocloc.knows(model.family)) {
-      fail("ocloc %s (%s) is too old for %s, which needs 26 or newer. %s", ocloc.version_text.c_str(),
-           ocloc.path.c_str(), model.id, kRemedy);
+      fail("ocloc %s (%s) is too old for %s, which needs 26 or newer. %s",
+           ocloc.version_text.c_str(), ocloc.path.c_str(), model.id, kRemedy);
     }
     const BuildInput input{spirv, model.ocloc_device, ocloc_options(flags), ocloc.identity};
     if (auto binary = load_build(input)) return {std::move(*binary), {}};

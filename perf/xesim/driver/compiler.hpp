@@ -11,8 +11,8 @@
 namespace xesim::driver {
 
 struct Build {
-  std::vector<uint8_t> binary;   // empty if the build failed
-  std::string log;               // for the user
+  std::vector<uint8_t> binary;  // empty if the build failed
+  std::string log;              // for the user
 };
 
 // `flags` are Level Zero's build flags.

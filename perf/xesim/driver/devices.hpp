@@ -12,24 +12,25 @@ namespace xesim::driver {
 
 struct DeviceModel {
   Family family;
-  const char* id;            // as XEFLASH_SIM and ocloc's cache call it
+  const char* id;  // as XEFLASH_SIM and ocloc's cache call it
   const char* name;
   const char* ocloc_device;
-  uint32_t pci_device;       // PCI id
-  uint32_t ip_version;       // major << 22 | minor << 14 | revision
+  uint32_t pci_device;  // PCI id
+  uint32_t ip_version;  // major << 22 | minor << 14 | revision
   uint32_t slices, cores_per_slice, xve_per_core, threads_per_xve, simd_width;
   uint32_t clock_mhz;
   uint64_t memory_bytes, max_alloc_bytes;
-  uint32_t memory_type;      // Level Zero's number: 0 HBM, 8 GDDR6
+  uint32_t memory_type;  // Level Zero's number: 0 HBM, 8 GDDR6
   uint32_t memory_mhz, memory_bus_bits, bandwidth_gb_s;
-  uint64_t cache_bytes;      // last level
-  uint32_t slm_bytes;        // of a work-group
-  uint32_t max_group_size;   // work-items
+  uint64_t cache_bytes;     // last level
+  uint32_t slm_bytes;       // of a work-group
+  uint32_t max_group_size;  // work-items
   std::vector<uint32_t> sub_group_sizes;
   bool fp64;
 
   uint32_t cores() const { return slices * cores_per_slice; }
-  // Hardware threads that share an Xe core, and with it SLM and barriers: the most that one group can have.
+  // Hardware threads that share an Xe core, and with it SLM and barriers: the most that one group
+  // can have.
   uint32_t group_threads(int grf_count) const {
     return xve_per_core * threads_per_xve / (grf_count > 128 ? 2 : 1);
   }

@@ -23,11 +23,12 @@ void on_segv(int, siginfo_t* info, void*) {
   // The process is about to die; that explain() allocates is a risk worth taking.
   if (info->si_code <= 0 || !Memory::instance().owns(address)) return;
   char text[512];
-  const int n = std::snprintf(text, sizeof text,
-                              "xesim: the host touched simulated memory that it cannot reach: address 0x%llx %s\n",
-                              static_cast<unsigned long long>(address),
-                              Memory::instance().explain(address, 1).c_str());
-  if (write(STDERR_FILENO, text, std::min<size_t>(static_cast<size_t>(n), sizeof text - 1)) < 0) return;
+  const int n = std::snprintf(
+      text, sizeof text,
+      "xesim: the host touched simulated memory that it cannot reach: address 0x%llx %s\n",
+      static_cast<unsigned long long>(address), Memory::instance().explain(address, 1).c_str());
+  if (write(STDERR_FILENO, text, std::min<size_t>(static_cast<size_t>(n), sizeof text - 1)) < 0)
+    return;
 }
 
 }  // namespace
@@ -38,8 +39,8 @@ uint8_t* host_view(const void* pointer, size_t bytes, const char* what) {
   if (!memory.owns(address)) return static_cast<uint8_t*>(const_cast<void*>(pointer));
   const Allocation* a = memory.find(address, bytes);
   if (a == nullptr) {
-    fail("%s: the %zu bytes at 0x%llx: the range %s", what, bytes, static_cast<unsigned long long>(address),
-         memory.explain(address, bytes).c_str());
+    fail("%s: the %zu bytes at 0x%llx: the range %s", what, bytes,
+         static_cast<unsigned long long>(address), memory.explain(address, bytes).c_str());
   }
   return a->data + (address - a->address);
 }

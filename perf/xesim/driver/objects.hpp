@@ -26,8 +26,8 @@ struct Refused {
 struct Device {
   const DeviceModel* model;
   uint32_t index;
-  bool lost = false;                       // a command failed and no wait has told the program yet
-  std::atomic<uint64_t> allocated{0};      // bytes of device and shared memory
+  bool lost = false;                   // a command failed and no wait has told the program yet
+  std::atomic<uint64_t> allocated{0};  // bytes of device and shared memory
 };
 // The devices of the process, from XEFLASH_SIM; they live as long as it does.
 const std::vector<std::unique_ptr<Device>>& devices();
@@ -40,10 +40,10 @@ struct Stream;
 // Something that happens once: commands wait for it, the host too.
 struct Signal {
   bool done = false;
-  uint64_t start = 0, end = 0;             // of the command that gave it, in nanoseconds
-  std::weak_ptr<Stream> stream;            // where the command that will give it is queued
+  uint64_t start = 0, end = 0;   // of the command that gave it, in nanoseconds
+  std::weak_ptr<Stream> stream;  // where the command that will give it is queued
   Device* device = nullptr;
-  int queries = 0;                         // since it was last done
+  int queries = 0;  // since it was last done
 };
 
 struct Context {};
@@ -53,7 +53,8 @@ struct EventPool {
   uint32_t count = 0;
 };
 
-// A counter-based event stands for the command that was appended with it last: every append gives it a new signal.
+// A counter-based event stands for the command that was appended with it last: every append gives
+// it a new signal.
 struct Event {
   bool counter_based = false;
   std::shared_ptr<Signal> signal = std::make_shared<Signal>();
@@ -64,7 +65,7 @@ struct Fence {
 };
 
 struct Command {
-  std::function<void()> run;               // empty: events only
+  std::function<void()> run;  // empty: events only
   std::vector<std::shared_ptr<Event>> waits;
   std::shared_ptr<Event> signal, reset;
 };
@@ -81,14 +82,14 @@ struct Stream {
   Device* device = nullptr;
   std::deque<std::shared_ptr<Pending>> pending;
   bool advancing = false;
-  int queries = 0;                         // since it last was empty
+  int queries = 0;  // since it last was empty
 };
 
 struct CommandList {
   Device* device = nullptr;
   ze_context_handle_t context = nullptr;
-  bool synchronous = false;                // immediate: appends wait for the end
-  std::shared_ptr<Stream> stream;          // immediate lists only
+  bool synchronous = false;        // immediate: appends wait for the end
+  std::shared_ptr<Stream> stream;  // immediate lists only
   std::vector<std::shared_ptr<const Command>> recorded;
   bool closed = false;
 };
@@ -118,7 +119,8 @@ struct LoadedKernel {
   std::vector<bool> is_set;
 };
 
-// Handles are addresses of objects that this table keeps alive; any other value is recognised as wrong.
+// Handles are addresses of objects that this table keeps alive; any other value is recognised as
+// wrong.
 template <class T>
 class Handles {
  public:
@@ -170,7 +172,8 @@ void require(T* pointer) {
   if (pointer == nullptr) refuse(ZE_RESULT_ERROR_INVALID_NULL_POINTER);
 }
 
-// Prints a message of the simulator and keeps it for xesim_last_fault() and zeDriverGetLastErrorDescription().
+// Prints a message of the simulator and keeps it for xesim_last_fault() and
+// zeDriverGetLastErrorDescription().
 void report(const std::string& text);
 std::string last_report();
 void clear_report();
@@ -210,7 +213,8 @@ ze_result_t fill_list(uint32_t total, uint32_t* count, T* out, At at) {
   return ZE_RESULT_SUCCESS;
 }
 
-// One clock for kernel timestamps and zeDeviceGetGlobalTimestamps. Nanoseconds of the host, no measure of speed.
+// One clock for kernel timestamps and zeDeviceGetGlobalTimestamps. Nanoseconds of the host, no
+// measure of speed.
 uint64_t now_ns();
 
 }  // namespace xesim::driver

@@ -16,7 +16,8 @@
 namespace xesim::driver {
 namespace {
 
-// The environment without what is preloaded into this process: the compiler may live on another libc.
+// The environment without what is preloaded into this process: the compiler may live on another
+// libc.
 std::vector<char*> child_environment() {
   std::vector<char*> kept;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -37,13 +38,15 @@ Outcome run_program(const std::vector<std::string>& arguments, const std::string
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
   std::vector<char*> environment = child_environment();
   Outcome outcome;
   pid_t child = 0;
-  const int error = posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
+  const int error =
+      posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     outcome.output = arguments[0] + ": " + std::strerror(error);
@@ -55,8 +58,10 @@ Outcome run_program(const std::vector<std::string>& arguments, const std::string
   while ((waited = waitpid(child, &status, 0)) < 0 && errno == EINTR) {
   }
   // A program that ignores SIGCHLD leaves nothing to wait for; its output then tells.
-  if (waited < 0) outcome.status = 0;
-  else if (WIFEXITED(status)) outcome.status = WEXITSTATUS(status);
+  if (waited < 0)
+    outcome.status = 0;
+  else if (WIFEXITED(status))
+    outcome.status = WEXITSTATUS(status);
   std::ifstream file(log, std::ios::binary);
   outcome.output.assign(std::istreambuf_iterator<char>(file), {});
   if (waited > 0 && WIFSIGNALED(status)) {

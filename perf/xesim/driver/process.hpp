@@ -8,8 +8,8 @@ namespace xesim::driver {
 
 struct Outcome {
   bool started = false;
-  int status = -1;          // exit code, or -1 after a signal
-  std::string output;       // stdout and stderr together; why it was not started
+  int status = -1;     // exit code, or -1 after a signal
+  std::string output;  // stdout and stderr together; why it was not started
 };
 
 // No shell. Runs in `folder`, where its output is kept as well.

@@ -55,18 +55,19 @@ void Scheduler::submit(const std::shared_ptr<Stream>& stream,
     }
     enqueue(stream, std::move(pending));
   }
-  if (!current_checks().deferred) run_ready();
+  settle();
   changed_.notify_all();
 }
 
-void Scheduler::submit_signal(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Signal>& done) {
+void Scheduler::submit_signal(const std::shared_ptr<Stream>& stream,
+                              const std::shared_ptr<Signal>& done) {
   static const auto nothing = std::make_shared<const Command>();
   std::lock_guard lock(mutex_);
   auto pending = std::make_shared<Pending>();
   pending->command = nothing;
   pending->signal = done;
   enqueue(stream, std::move(pending));
-  if (!current_checks().deferred) run_ready();
+  settle();
   changed_.notify_all();
 }
 
@@ -82,13 +83,45 @@ bool Scheduler::advance(Stream& stream) {
   if (stream.advancing || stream.pending.empty()) return false;
   const std::shared_ptr<Pending> first = stream.pending.front();
   stream.advancing = true;
-  const bool ready = std::all_of(first->waits.begin(), first->waits.end(), [&](auto& wait) { return ensure(*wait); });
+  const bool ready = std::all_of(first->waits.begin(), first->waits.end(),
+                                 [&](auto& wait) { return ensure(*wait); });
   stream.advancing = false;
-  if (stream.pending.empty() || stream.pending.front() != first) return true;  // dropped by a fault elsewhere
+  if (stream.pending.empty() || stream.pending.front() != first)
+    return true;  // dropped by a fault elsewhere
   if (!ready) return false;
   stream.pending.pop_front();
   execute(stream, *first);
+  run_events();
   return true;
+}
+
+// Runs the commands that only wait, signal or reset: the runtime counts on these being done soon
+// after they are submitted, whatever else is held back.
+void Scheduler::run_events() {
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (const auto& stream : streams_) {
+      while (!stream->advancing && !stream->pending.empty()) {
+        const std::shared_ptr<Pending> first = stream->pending.front();
+        const bool ready =
+            !first->command->run && std::all_of(first->waits.begin(), first->waits.end(),
+                                                [](const auto& wait) { return wait->done; });
+        if (!ready) break;
+        stream->pending.pop_front();
+        execute(*stream, *first);
+        progress = true;
+      }
+    }
+  }
+}
+
+// After something was submitted or signalled.
+void Scheduler::settle() {
+  if (current_checks().deferred) {
+    run_events();
+  } else {
+    run_ready();
+  }
 }
 
 // Runs what leads to the signal. False if it needs something that has not been submitted.
@@ -153,12 +186,14 @@ ze_result_t Scheduler::result_of(Device* device) {
 // `step(run)` says whether the goal is reached; with `run` it first runs what leads there.
 template <class Step>
 ze_result_t Scheduler::wait_until(Lock& lock, uint64_t timeout, int& queries, Step step) {
-  if (timeout == 0) return step(++queries % kQueriesBeforeProgress == 0) ? ZE_RESULT_SUCCESS : ZE_RESULT_NOT_READY;
+  if (timeout == 0)
+    return step(++queries % kQueriesBeforeProgress == 0) ? ZE_RESULT_SUCCESS : ZE_RESULT_NOT_READY;
   const auto begin = std::chrono::steady_clock::now();
   // Longer than any process lives, and still inside the clock's range.
   const auto limit = std::chrono::nanoseconds(std::min<uint64_t>(timeout, uint64_t{1} << 60));
   while (!step(true)) {
-    if (changed_.wait_until(lock, begin + limit) == std::cv_status::timeout) return ZE_RESULT_NOT_READY;
+    if (changed_.wait_until(lock, begin + limit) == std::cv_status::timeout)
+      return ZE_RESULT_NOT_READY;
   }
   return ZE_RESULT_SUCCESS;
 }
@@ -171,8 +206,9 @@ ze_result_t Scheduler::wait(const Event& event, uint64_t timeout) {
 
 ze_result_t Scheduler::wait(const std::shared_ptr<Signal>& signal, uint64_t timeout) {
   Lock lock(mutex_);
-  const ze_result_t result =
-      wait_until(lock, timeout, signal->queries, [&](bool run) { return signal->done || (run && ensure(*signal)); });
+  const ze_result_t result = wait_until(lock, timeout, signal->queries, [&](bool run) {
+    return signal->done || (run && ensure(*signal));
+  });
   return result != ZE_RESULT_SUCCESS || timeout == 0 ? result : result_of(signal->device);
 }
 
@@ -197,7 +233,7 @@ void Scheduler::host_set(Event& event, bool done) {
   if (done) {
     const uint64_t now = now_ns();
     finish(*event.signal, now, now + 1);
-    if (!current_checks().deferred) run_ready();
+    settle();
   } else {
     event.signal->done = false;
     event.signal->queries = 0;

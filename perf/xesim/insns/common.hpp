@@ -15,6 +15,14 @@ uint32_t sources_defined(const Thread& t, const Inst& inst) {
   return defined;
 }
 
+// x op x does not depend on x: compilers make masks of `cmp r, r` and zeros of `xor r, r` from any register.
+inline bool same_integers(const Inst& inst) {
+  const Operand &a = inst.src[0], &b = inst.src[1];
+  return a.file == b.file && !a.indirect && !b.indirect && a.byte == b.byte && a.type == b.type && !is_float(a.type) &&
+         a.vertical == b.vertical && a.width == b.width && a.horizontal == b.horizontal && a.negate == b.negate &&
+         a.absolute == b.absolute;
+}
+
 inline bool has_64bit(const Inst& inst) {
   const auto wide = [](const Operand& o) {
     return o.file != File::kNone && o.file != File::kNull && type_bits(o.type) == 64;

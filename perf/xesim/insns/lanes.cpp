@@ -137,10 +137,11 @@ uint32_t defined_lanes(const Thread& t, const Operand& o, int n) {
     return mask;
   }
   if (o.file == File::kFlag) {
-    // As data: a kernel that saves a flag before any comparison reads bits that nothing depends on.
+    // As data, a flag is undefined if nothing ever wrote a bit of it: comparisons write the bits of active lanes
+    // only, and compilers save, mask and count flags whole.
     const uint32_t reg = o.byte / 4, first = o.byte % 4 * 8;
     const uint32_t need = static_cast<uint32_t>(((uint64_t{1} << type_bits(o.type)) - 1) << first);
-    return (t.flag_defined[reg] & need) == need ? all : 0;
+    return (t.flag_defined[reg] & need) != 0 ? all : 0;
   }
   if (o.file == File::kAddress) {
     const uint32_t need = ((1u << (bytes + 1) / 2) - 1) << o.byte / 2;
@@ -216,6 +217,33 @@ void mark_written(Thread& t, const Operand& d, int n, uint32_t active, uint32_t 
 }
 
 }  // namespace
+
+Lanes<uint8_t> defined_bytes(const Thread& t, const Operand& o, int n) {
+  Lanes<uint8_t> known;
+  const int bytes = type_bytes(o.type);
+  const uint32_t lanes = defined_lanes(t, o, n);
+  for (int i = 0; i < n; ++i) {
+    known[i] = (lanes >> i & 1) != 0 ? 0xff : 0;
+    if (known[i] != 0 || o.file != File::kGrf) continue;
+    const uint32_t first =
+        o.indirect ? indirect_byte(t, o, i, false) : o.byte + static_cast<uint32_t>(region_offset(o, i) * bytes);
+    for (int b = 0; b < bytes; ++b) {
+      known[i] |= static_cast<uint8_t>(t.grf_defined.test(first + static_cast<uint32_t>(b), 1) << b);
+    }
+  }
+  return known;
+}
+
+void mark_bytes(Thread& t, const Operand& d, int n, uint32_t active, const Lanes<uint8_t>& defined) {
+  if (d.file != File::kGrf) return;
+  for (int i = 0; i < n; ++i) {
+    if ((active >> i & 1) == 0) continue;
+    const uint32_t first = destination_byte(t, d, i);
+    for (int b = 0; b < type_bytes(d.type); ++b) {
+      t.grf_defined.set(first + static_cast<uint32_t>(b), 1, (defined[i] >> b & 1) != 0);
+    }
+  }
+}
 
 template <class T>
 void write_bits(Thread& t, const Inst& inst, const Lanes<T>& bits, uint32_t active, uint32_t defined) {

@@ -160,6 +160,11 @@ inline void read_floats(const Thread& t, const Operand& o, int n, Lanes<float>& 
 // Lanes of a source whose bytes are all defined; immediates and special registers always are.
 uint32_t defined_lanes(const Thread& t, const Operand& o, int n);
 
+// The same byte by byte: bit b of lane i for byte b of that lane.
+Lanes<uint8_t> defined_bytes(const Thread& t, const Operand& o, int n);
+// Says so of the active lanes of a destination in the GRF.
+void mark_bytes(Thread& t, const Operand& d, int n, uint32_t active, const Lanes<uint8_t>& defined);
+
 // Writes the low bytes of each active lane. `defined` says which lanes hold defined values.
 template <class T>
 void write_bits(Thread& t, const Inst& inst, const Lanes<T>& bits, uint32_t active, uint32_t defined);

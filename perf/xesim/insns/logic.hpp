@@ -50,7 +50,9 @@ void logic(Thread& t, const Inst& inst) {
   }
   Inst wrapped = inst;
   wrapped.saturate = false;
-  finish_integers(t, wrapped, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
+  const bool is_zero = std::is_same_v<F, Xor> && same_integers(inst);
+  finish_integers(t, wrapped, r, t.active_lanes(inst),
+                  is_zero ? t.defined_predicate(inst) : sources_defined<kSources>(t, inst));
 }
 
 // Result bit = table[s0 + 2 s1 + 4 s2].

@@ -7,12 +7,17 @@
 
 namespace xesim {
 
-// Same type, no modifier: bits, whatever they mean.
+// Same type, no modifier: bits, whatever they mean. Compilers also copy registers in wider pieces than were written
+// to them, so each byte of a copy is as defined as it was.
 template <class T>
 void raw_move(Thread& t, const Inst& inst) {
   Lanes<T> bits;
   read_bits(t, inst.src[0], inst.exec_size, bits);
-  write_bits(t, inst, bits, t.active_lanes(inst), sources_defined<1>(t, inst));
+  const uint32_t active = t.active_lanes(inst), defined = sources_defined<1>(t, inst);
+  if (!t.track || (active & ~defined) == 0) return write_bits(t, inst, bits, active, defined);
+  const Lanes<uint8_t> bytes = defined_bytes(t, inst.src[0], inst.exec_size);
+  write_bits(t, inst, bits, active, defined);
+  mark_bytes(t, inst.dst, inst.exec_size, active & t.defined_predicate(inst), bytes);
 }
 
 template <class T>

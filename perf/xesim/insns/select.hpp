@@ -21,7 +21,8 @@ void compare(Thread& t, const Inst& inst) {
   read_comparable(t, inst.src[0], n, a);
   read_comparable(t, inst.src[1], n, b);
   const uint32_t result = compare_lanes(inst.condition, a, b, n);
-  const uint32_t active = t.active_lanes(inst), defined = sources_defined<2>(t, inst);
+  const uint32_t active = t.active_lanes(inst);
+  const uint32_t defined = same_integers(inst) ? t.defined_predicate(inst) : sources_defined<2>(t, inst);
   if (inst.dst.exists()) {
     Lanes<uint64_t> bits;
     for (int i = 0; i < n; ++i) bits[i] = result >> i & 1 ? ~uint64_t{0} : 0;

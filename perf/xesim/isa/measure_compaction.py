@@ -308,7 +308,7 @@ def observe_dpas(e: Json, dg2: bool) -> Observed:
     return o
 
 
-OBSERVE: Json[str, Callable[[dict, bool], Observed]] = {
+OBSERVE: dict[str, Callable[[Json, bool], Observed]] = {
     "basic": observe_basic,
     "ternary": observe_ternary,
     "dpas": observe_dpas,

@@ -11,7 +11,7 @@ namespace {
 
 struct CheckName {
   std::string_view name;
-  bool Checks::*member;
+  bool Checks::* member;
 };
 constexpr CheckName kNames[] = {
     {"bounds", &Checks::bounds},
@@ -32,14 +32,17 @@ void set_all(Checks& checks, bool value) {
 
 std::string_view trimmed(std::string_view word) {
   const auto first = word.find_first_not_of(" \t"), last = word.find_last_not_of(" \t");
-  return first == std::string_view::npos ? std::string_view{} : word.substr(first, last - first + 1);
+  return first == std::string_view::npos ? std::string_view{}
+                                         : word.substr(first, last - first + 1);
 }
 
 [[noreturn]] void refuse(std::string_view word) {
   std::string known;
   for (const CheckName& row : kNames) known.append(row.name).append(", ");
-  fail("XEFLASH_SIM_CHECK: '%s' is not understood; known are all, none, %sseed=N, dpas=exact|stepwise",
-       std::string(word).c_str(), known.c_str());
+  fail(
+      "XEFLASH_SIM_CHECK: '%s' is not understood; known are all, none, %sseed=N, "
+      "dpas=exact|stepwise",
+      std::string(word).c_str(), known.c_str());
 }
 
 }  // namespace
@@ -59,7 +62,8 @@ Checks parse_checks(std::string_view text) {
     }
     if (word.starts_with("seed=")) {
       const std::string_view digits = word.substr(5);
-      const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), checks.seed);
+      const auto result =
+          std::from_chars(digits.data(), digits.data() + digits.size(), checks.seed);
       if (result.ec != std::errc{} || result.ptr != digits.data() + digits.size()) refuse(word);
       continue;
     }
@@ -88,7 +92,8 @@ std::string to_string(const Checks& checks) {
 }
 
 Checks& current_checks() {
-  // A wrong variable must not end a process that only loads the library: it is told, and everything is checked.
+  // A wrong variable must not end a process that only loads the library: it is told, and everything
+  // is checked.
   static Checks checks = [] {
     const char* text = std::getenv("XEFLASH_SIM_CHECK");
     try {

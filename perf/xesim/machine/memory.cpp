@@ -15,19 +15,25 @@
 namespace xesim {
 namespace {
 
-// Allocations are separated by at least this much unmapped address space. Level Zero's own granule for large
-// device allocations is 64 KiB as well.
+// Allocations are separated by at least this much unmapped address space. Level Zero's own granule
+// for large device allocations is 64 KiB as well.
 constexpr uint64_t kGuard = 64 << 10;
-constexpr uint64_t kLargestReservation = uint64_t{1} << 42, kSmallestReservation = uint64_t{1} << 36;
-// Freed allocations that are remembered, for messages and for callers that still hold a pointer to one.
+constexpr uint64_t kLargestReservation = uint64_t{1} << 42,
+                   kSmallestReservation = uint64_t{1} << 36;
+// Freed allocations that are remembered, for messages and for callers that still hold a pointer to
+// one.
 constexpr size_t kRemembered = 1 << 16;
 
 const char* name_of(MemoryKind kind) {
   switch (kind) {
-    case MemoryKind::kDevice: return "device";
-    case MemoryKind::kHost: return "host";
-    case MemoryKind::kShared: return "shared";
-    case MemoryKind::kInternal: return "internal";
+    case MemoryKind::kDevice:
+      return "device";
+    case MemoryKind::kHost:
+      return "host";
+    case MemoryKind::kShared:
+      return "shared";
+    case MemoryKind::kInternal:
+      return "internal";
   }
   return "unknown";
 }
@@ -36,13 +42,16 @@ uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / u
 
 std::string describe(const Allocation& a) {
   char text[128];
-  std::snprintf(text, sizeof text, "%" PRIu64 "-byte %s allocation at 0x%" PRIx64, a.bytes, name_of(a.kind), a.address);
+  std::snprintf(text, sizeof text, "%" PRIu64 "-byte %s allocation at 0x%" PRIx64, a.bytes,
+                name_of(a.kind), a.address);
   return text;
 }
 
 void* map_or_fail(void* address, uint64_t bytes, int protection, int flags) {
-  void* p = mmap(address, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
-  if (p == MAP_FAILED) fail("the host has no address space for %" PRIu64 " bytes of simulated memory", bytes);
+  void* p =
+      mmap(address, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+  if (p == MAP_FAILED)
+    fail("the host has no address space for %" PRIu64 " bytes of simulated memory", bytes);
   return p;
 }
 
@@ -73,8 +82,8 @@ struct Memory::State {
     fail("the host has no address space to reserve for simulated memory");
   }
 
-  // The next free range at or after `next`; from the start again once the end is reached, so that an address is
-  // used again only after the whole range went by.
+  // The next free range at or after `next`; from the start again once the end is reached, so that
+  // an address is used again only after the whole range went by.
   uint64_t take(uint64_t bytes, uint64_t alignment) {
     for (int round = 0; round < 2; ++round) {
       uint64_t at = round_up(next + kGuard, alignment);
@@ -99,18 +108,21 @@ struct Memory::State {
 Memory::Memory() : state_(std::make_shared<State>()) { state_->reserve(); }
 
 Memory& Memory::instance() {
-  static Memory* memory = new Memory;  // never destroyed: kernels and the host may use it until the process ends
+  static Memory* memory =
+      new Memory;  // never destroyed: kernels and the host may use it until the process ends
   return *memory;
 }
 
-Allocation* Memory::allocate(uint64_t bytes, uint64_t alignment, MemoryKind kind, void* owner, bool hide_from_host) {
+Allocation* Memory::allocate(uint64_t bytes, uint64_t alignment, MemoryKind kind, void* owner,
+                             bool hide_from_host) {
   if (bytes == 0) bytes = 1;
   if (alignment < 64 || (alignment & (alignment - 1)) != 0) {
     fail("an alignment of %" PRIu64 " is not a power of two of at least 64", alignment);
   }
   State& s = *state_;
   std::lock_guard lock(s.mutex);
-  if (bytes > s.end - s.base || alignment > s.end - s.base) fail("%" PRIu64 " bytes are more than the address space", bytes);
+  if (bytes > s.end - s.base || alignment > s.end - s.base)
+    fail("%" PRIu64 " bytes are more than the address space", bytes);
   const uint64_t mapped = round_up(bytes, s.page);
   auto a = std::make_unique<Allocation>();
   a->address = s.take(mapped, std::max(alignment, s.page));
@@ -120,7 +132,8 @@ Allocation* Memory::allocate(uint64_t bytes, uint64_t alignment, MemoryKind kind
   a->id = ++s.ids;
   // Hidden memory lies elsewhere and the address that the program sees stays inaccessible.
   void* where = hide_from_host ? nullptr : reinterpret_cast<void*>(a->address);
-  a->data = static_cast<uint8_t*>(map_or_fail(where, mapped, PROT_READ | PROT_WRITE, where == nullptr ? 0 : MAP_FIXED));
+  a->data = static_cast<uint8_t*>(
+      map_or_fail(where, mapped, PROT_READ | PROT_WRITE, where == nullptr ? 0 : MAP_FIXED));
   Allocation* result = a.get();
   s.live.emplace(result->address, std::move(a));
   s.version.fetch_add(1, std::memory_order_release);
@@ -152,7 +165,8 @@ void Memory::release(uint64_t address) {
 }
 
 Allocation* Memory::find(uint64_t address, uint64_t bytes) {
-  // Each thread keeps the list it saw last, so that nothing is shared until an allocation is made or freed.
+  // Each thread keeps the list it saw last, so that nothing is shared until an allocation is made
+  // or freed.
   thread_local std::shared_ptr<const Snapshot> snapshot;
   thread_local uint64_t version = 0;
   State& s = *state_;
@@ -168,15 +182,18 @@ Allocation* Memory::find(uint64_t address, uint64_t bytes) {
     }
     snapshot = s.snapshot;
   }
-  const auto above = std::upper_bound(snapshot->begin(), snapshot->end(), address,
-                                      [](uint64_t value, const Allocation* a) { return value < a->address; });
+  const auto above =
+      std::upper_bound(snapshot->begin(), snapshot->end(), address,
+                       [](uint64_t value, const Allocation* a) { return value < a->address; });
   if (above == snapshot->begin()) return nullptr;
   Allocation* a = *(above - 1);
   const uint64_t offset = address - a->address;
   return offset < a->bytes && bytes <= a->bytes - offset ? a : nullptr;
 }
 
-bool Memory::owns(uint64_t address) const { return address >= state_->base && address < state_->end; }
+bool Memory::owns(uint64_t address) const {
+  return address >= state_->base && address < state_->end;
+}
 
 std::string Memory::explain(uint64_t address, uint64_t bytes) {
   State& s = *state_;
@@ -188,7 +205,8 @@ std::string Memory::explain(uint64_t address, uint64_t bytes) {
   if (below != nullptr && address - below->address < below->bytes) {
     const uint64_t left = below->bytes - (address - below->address);
     if (bytes <= left) return "is in the live " + describe(*below);
-    std::snprintf(text, sizeof text, "starts inside, and ends %" PRIu64 " bytes past the end of, the ", bytes - left);
+    std::snprintf(text, sizeof text,
+                  "starts inside, and ends %" PRIu64 " bytes past the end of, the ", bytes - left);
     return text + describe(*below);
   }
   for (auto a = s.freed.rbegin(); a != s.freed.rend(); ++a) {
@@ -197,11 +215,13 @@ std::string Memory::explain(uint64_t address, uint64_t bytes) {
     }
   }
   if (address < s.base || address >= s.end) {
-    return "is in no allocation: it is not USM memory (the host's own heap or stack, or a garbage pointer)";
+    return "is in no allocation: it is not USM memory (the host's own heap or stack, or a garbage "
+           "pointer)";
   }
   const uint64_t past = below == nullptr ? ~uint64_t{0} : address - (below->address + below->bytes);
   const uint64_t before = above == s.live.end() ? ~uint64_t{0} : above->first - address;
   if (past == ~uint64_t{0} && before == ~uint64_t{0}) return "is in no allocation: none is live";
+  if (past == 0) return "is right behind the end of the " + describe(*below);
   if (past <= before) {
     std::snprintf(text, sizeof text, "is %" PRIu64 " bytes past the end of the ", past);
     return text + describe(*below);

@@ -25,7 +25,7 @@ struct Allocation {
   // Shadow of the checkers, sparse mappings made at the first need (see checks); null until then.
   uint64_t* lines_read = nullptr;     // one bit per 64-byte line of data
   uint64_t* lines_written = nullptr;
-  uint64_t* last_access = nullptr;    // race detector, one word per byte
+  uint64_t* last_access = nullptr;    // race detector, see messages/races.hpp
 };
 
 class Memory {

@@ -117,9 +117,9 @@ void run(Thread& thread, uint64_t budget) {
 std::string describe_fault(const Thread& thread, const std::string& cause) {
   const Launch& launch = *thread.launch;
   char where[256];
-  std::snprintf(where, sizeof where, "kernel %s, group (%u, %u, %u), thread %d, ", launch.kernel.c_str(),
-                thread.group->id[0], thread.group->id[1], thread.group->id[2], thread.number);
-  std::string text = where;
+  std::snprintf(where, sizeof where, ", group (%u, %u, %u), thread %d, ", thread.group->id[0], thread.group->id[1],
+                thread.group->id[2], thread.number);
+  std::string text = "kernel " + launch.kernel + where;   // names of C++ templates have thousands of characters
   if (thread.current != nullptr) {
     const Inst& inst = *thread.current;
     std::snprintf(where, sizeof where, "at 0x%04x [%016llx %016llx] ", inst.ip,

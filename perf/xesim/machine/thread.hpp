@@ -158,7 +158,7 @@ struct Group {
   std::array<uint32_t, 3> id;
   uint64_t linear = 0;               // index in the launch
   LocalMemory slm;
-  std::vector<uint64_t> slm_access;  // race detector: two words per byte (last write, last read)
+  std::vector<uint64_t> slm_access;  // race detector, see messages/races.hpp; empty at the start of a group
   std::array<Barrier, 32> barriers;
   std::vector<std::array<uint8_t, 32>> released;  // per thread: barriers whose wait has been granted
   std::vector<std::unique_ptr<Thread>> threads;

@@ -138,6 +138,15 @@ void decode_scattered(Message& m) {
   }
 }
 
+// Up to four dwords per lane; [11:8] names those that are left out.
+void run_untyped(Message& m, bool write) {
+  set_elements(m, 4, 4, 1);
+  m.components = ~field(m.desc, 11, 8) & 0xf;
+  if (m.components == 0) unknown_message(m, "untyped message without channels");
+  m.op = write ? LscOp::kStoreQuad : LscOp::kLoadQuad;
+  run_lanes(m);
+}
+
 }  // namespace
 
 void run_data_cache0(Message& m) {
@@ -153,7 +162,8 @@ void run_data_cache0(Message& m) {
     case 0x8:
       if (m.lanes == 0) return;
       decode_index(m);
-      return run_oword_block(m, type == 0x8, header_dword(m, 2));
+      // The unaligned form (1) counts bytes, the others owords.
+      return run_oword_block(m, type == 0x8, uint64_t{header_dword(m, 2)} * (type == 0x1 ? 1 : 16));
     case 0x3:
     case 0xb:
       decode_index(m);
@@ -187,13 +197,13 @@ void run_data_cache1(Message& m) {
       decode_scattered(m);
       m.op = type == 0x1a ? LscOp::kStore : LscOp::kLoad;
       return run_lanes(m);
+    case 0x01:
+    case 0x09:
+      decode_index(m);
+      return run_untyped(m, type == 0x09);
     case 0x11:
     case 0x19:
-      set_elements(m, 4, 4, 1);
-      m.components = ~field(m.desc, 11, 8) & 0xf;  // the field disables
-      if (m.components == 0) unknown_message(m, "untyped message without channels");
-      m.op = type == 0x19 ? LscOp::kStoreQuad : LscOp::kLoadQuad;
-      return run_lanes(m);
+      return run_untyped(m, type == 0x19);
     case 0x12:
       return run_legacy_atomic(m, integer_atomic(m), field(m.desc, 12, 12) != 0 ? 8 : 4);
     case 0x02:

@@ -51,13 +51,27 @@ void require_component(const Message& m, uint32_t first) {
   }
 }
 
+// The addresses of the lanes, read before any register is written: a load may overwrite its own
+// addresses.
+struct Addresses {
+  uint64_t of[32];
+};
+
+Addresses read_addresses(const Message& m) {
+  Addresses addresses;
+  for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    addresses.of[lane] = m.address_of(lane);
+  }
+  return addresses;
+}
+
 // All lanes execute and their elements follow each other in memory, as in most code with a lane per
 // element.
-bool is_contiguous(const Message& m, int bytes) {
+bool is_contiguous(const Message& m, const Addresses& addresses, int bytes) {
   if (m.lanes != m.all_lanes() || m.inst.exec_size < 4) return false;
-  const uint64_t first = m.address_of(0);
   for (int lane = 1; lane < m.inst.exec_size; ++lane) {
-    if (m.address_of(lane) != first + unsigned_of(lane * bytes)) return false;
+    if (addresses.of[lane] != addresses.of[0] + unsigned_of(lane * bytes)) return false;
   }
   return true;
 }
@@ -65,9 +79,10 @@ bool is_contiguous(const Message& m, int bytes) {
 // `count` consecutive elements per lane, `skip` bytes after the lane's address; component i lies in
 // registers from `first` + i strides on.
 template <int kBytes, int kRegister>
-void load_run(const Message& m, MemoryAccess& memory, int skip, int count, uint32_t first) {
-  if (kBytes == kRegister && count == 1 && is_contiguous(m, kBytes)) {
-    return memory.load(m.address_of(0) + unsigned_of(skip), unsigned_of(m.inst.exec_size * kBytes),
+void load_run(const Message& m, const Addresses& addresses, MemoryAccess& memory, int skip,
+              int count, uint32_t first) {
+  if (kBytes == kRegister && count == 1 && is_contiguous(m, addresses, kBytes)) {
+    return memory.load(addresses.of[0] + unsigned_of(skip), unsigned_of(m.inst.exec_size * kBytes),
                        first);
   }
   Thread& thread = m.thread;
@@ -78,7 +93,7 @@ void load_run(const Message& m, MemoryAccess& memory, int skip, int count, uint3
   for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
     const int lane = __builtin_ctz(left);
     memory.lane = lane;
-    const uint8_t* from = memory.reach(m.address_of(lane) + unsigned_of(skip),
+    const uint8_t* from = memory.reach(addresses.of[lane] + unsigned_of(skip),
                                        unsigned_of(count * kBytes), Access::kRead);
     uint32_t element = first + unsigned_of(lane * kRegister);
     for (int i = 0; i < count; ++i, element += stride, from += kBytes) {
@@ -89,9 +104,10 @@ void load_run(const Message& m, MemoryAccess& memory, int skip, int count, uint3
 }
 
 template <int kBytes, int kRegister>
-void store_run(const Message& m, MemoryAccess& memory, int skip, int count, uint32_t first) {
-  if (kBytes == kRegister && count == 1 && is_contiguous(m, kBytes)) {
-    return memory.store(m.address_of(0) + unsigned_of(skip), unsigned_of(m.inst.exec_size * kBytes),
+void store_run(const Message& m, const Addresses& addresses, MemoryAccess& memory, int skip,
+               int count, uint32_t first) {
+  if (kBytes == kRegister && count == 1 && is_contiguous(m, addresses, kBytes)) {
+    return memory.store(addresses.of[0] + unsigned_of(skip), unsigned_of(m.inst.exec_size * kBytes),
                         first);
   }
   Thread& thread = m.thread;
@@ -103,7 +119,7 @@ void store_run(const Message& m, MemoryAccess& memory, int skip, int count, uint
   for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
     const int lane = __builtin_ctz(left);
     memory.lane = lane;
-    uint8_t* to = memory.reach(m.address_of(lane) + unsigned_of(skip), unsigned_of(count * kBytes),
+    uint8_t* to = memory.reach(addresses.of[lane] + unsigned_of(skip), unsigned_of(count * kBytes),
                                Access::kWrite);
     uint32_t element = first + unsigned_of(lane * kRegister + m.register_shift);
     for (int i = 0; i < count; ++i, element += stride, to += kBytes) {
@@ -114,7 +130,7 @@ void store_run(const Message& m, MemoryAccess& memory, int skip, int count, uint
 }
 
 template <int kBytes, int kRegister>
-void run_elements(const Message& m, MemoryAccess& memory) {
+void run_elements(const Message& m, const Addresses& addresses, MemoryAccess& memory) {
   const bool store = is_store(m.op);
   const uint32_t registers = store ? m.data : m.dst, stride = m.component_stride();
   const auto run = [&](int component, int count, int position) {
@@ -122,7 +138,7 @@ void run_elements(const Message& m, MemoryAccess& memory) {
     const uint64_t position_end = uint64_t{stride} * unsigned_of(position + count);
     store ? m.require_data(position_end) : require_registers(m.dst, position_end);
     (store ? store_run<kBytes, kRegister>
-           : load_run<kBytes, kRegister>)(m, memory, component * kBytes, count, first);
+           : load_run<kBytes, kRegister>)(m, addresses, memory, component * kBytes, count, first);
   };
   if (m.components == 0) return run(0, m.vector, 0);
   // Quads: enabled components follow each other in registers; each run of neighbours is one access.
@@ -136,11 +152,11 @@ void run_elements(const Message& m, MemoryAccess& memory) {
   }
 }
 
-void require_alignment(const Message& m) {
+void require_alignment(const Message& m, const Addresses& addresses) {
   const auto mask = static_cast<uint64_t>(m.memory_bytes - 1);
   for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
     const int lane = __builtin_ctz(left);
-    const uint64_t address = m.base + m.address_of(lane);
+    const uint64_t address = m.base + addresses.of[lane];
     if ((address & mask) != 0) {
       fail("address 0x%llx of lane %d is no multiple of the %d-byte elements of a vector",
            static_cast<unsigned long long>(address), lane, m.memory_bytes);
@@ -159,21 +175,22 @@ void run_lanes(const Message& m) {
     return;
   }
   m.require_addresses();
-  if (elements > 1) require_alignment(m);
+  const Addresses addresses = read_addresses(m);
+  if (elements > 1) require_alignment(m, addresses);
   MemoryAccess memory(m.thread, m.space, m.base, Traffic::kGather);
   switch (m.memory_bytes * 16 + m.register_bytes) {
     case 0x11:
-      return run_elements<1, 1>(m, memory);
+      return run_elements<1, 1>(m, addresses, memory);
     case 0x14:
-      return run_elements<1, 4>(m, memory);
+      return run_elements<1, 4>(m, addresses, memory);
     case 0x22:
-      return run_elements<2, 2>(m, memory);
+      return run_elements<2, 2>(m, addresses, memory);
     case 0x24:
-      return run_elements<2, 4>(m, memory);
+      return run_elements<2, 4>(m, addresses, memory);
     case 0x44:
-      return run_elements<4, 4>(m, memory);
+      return run_elements<4, 4>(m, addresses, memory);
     case 0x88:
-      return run_elements<8, 8>(m, memory);
+      return run_elements<8, 8>(m, addresses, memory);
     default:
       unknown_message(m, "data size");
   }
@@ -191,13 +208,14 @@ void run_transposed(const Message& m_) {
     return;
   }
   m.require_addresses();
-  require_alignment(m);
+  const Addresses addresses = read_addresses(m);
+  require_alignment(m, addresses);
   store ? m.require_data(bytes) : require_registers(m.dst, bytes);
   MemoryAccess memory(m.thread, m.space, m.base, Traffic::kBlock);
   if (store) {
-    memory.store(m.address_of(0), bytes, m.data);
+    memory.store(addresses.of[0], bytes, m.data);
   } else {
-    memory.load(m.address_of(0), bytes, m.dst);
+    memory.load(addresses.of[0], bytes, m.dst);
   }
 }
 

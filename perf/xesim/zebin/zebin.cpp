@@ -11,6 +11,7 @@ namespace {
 constexpr uint32_t kSectionRela = 4, kSectionRel = 9;
 constexpr size_t kRelocationBytes = 16;
 constexpr uint64_t kMaxZeros = uint64_t{1} << 32;
+constexpr size_t kMaxInfoBytes = size_t{8} << 20;  // the parsed tree takes some 30 times the text
 constexpr std::string_view kDataKinds[] = {"const", "global", "const.string"};
 
 // Sections may overlap in a damaged file: what is copied out of it stays bounded by its size all
@@ -154,6 +155,7 @@ Zebin read_elf(const Elf& elf, size_t file_bytes, Family family) {
   refuse_unknown_sections(elf);
   const ElfSection* info = elf.find(".ze_info");
   if (info == nullptr) fail("the native binary has no .ze_info section");
+  if (info->data.size() > kMaxInfoBytes) fail("the .ze_info section has more than 8 MiB");
   std::string_view text(reinterpret_cast<const char*>(info->data.data()), info->data.size());
   while (!text.empty() && text.back() == '\0') text.remove_suffix(1);
   for (KernelInfo& kernel : parse_ze_info(text, isa_of(family))) {

@@ -58,7 +58,7 @@ struct KernelInfo {
   uint32_t local_id_bytes = 0;    // SIMT: size of the per-thread block, 0 = none
   uint32_t scratch_bytes = 0;     // per thread; spills, private memory
   uint32_t spill_bytes = 0;
-  uint32_t private_bytes = 0;     // stateless private memory of a hardware thread, all its lanes
+  uint32_t private_bytes = 0;        // stateless private memory of a hardware thread, all its lanes
   std::map<int, int> binding_table;  // binding-table index -> argument index
   int argument_count() const;        // highest argument index + 1
 };

@@ -11,7 +11,7 @@ from xeflash.bench.cases import DTYPES, parse_choices, parse_size
 from xeflash.cli.arguments import converter
 from xeflash.models import SHAPES
 
-DEVICES = ("cpu", "pvc", "bmg")
+DEVICES = ("cpu", "pvc", "bmg", "dg2")
 
 
 def _models(text: str) -> tuple[str, ...]:

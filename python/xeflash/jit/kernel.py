@@ -29,6 +29,7 @@ class Desc:
     alibi: bool = False
     bias: str | None = None
     dropout: bool = False
+    access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
 
@@ -73,6 +74,7 @@ def render(desc: Desc) -> KernelSource:
         *([] if decode else [f"  using Drop = {'Dropout' if desc.dropout else 'NoDropout'};"]),
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
+        f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
         "}  // namespace xeflash",
@@ -82,10 +84,11 @@ def render(desc: Desc) -> KernelSource:
     if arch in _CPU_ISA:
         backend = ("-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}")
     else:
-        backend = ("-DXEFLASH_BACKEND_XE=1", f"-DXEFLASH_XE_ARCH={arch}")
+        backend = ("-DXEFLASH_BACKEND_XE=1", f"-DXEFLASH_XE_ARCH={arch}", f"-DXEFLASH_XE_ACCESS={desc.access}")
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name for name in ("softcap", "alibi", "dropout") if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
+    features += [desc.access] if desc.access not in ("", "block2d") else []
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
     return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", *backend), config)
 

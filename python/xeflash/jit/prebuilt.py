@@ -22,7 +22,7 @@ def default_set() -> Iterator[Desc]:
             if arch != "cpu-generic":
                 yield Desc("flash_fwd", arch, dtype, 256, 256, 64, softcap=True)
                 yield Desc("flash_decode", arch, dtype, 256, 256, 2, softcap=True)
-    for arch in ("pvc", "bmg"):
+    for arch, access in (("pvc", "block2d"), ("bmg", "block2d"), ("dg2", "dwords")):
         for dtype in ("bfloat16", "float16"):
             for head_dim in (64, 128):
-                yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 64)
+                yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 64, access=access)

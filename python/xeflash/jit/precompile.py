@@ -17,6 +17,7 @@ from xeflash.jit.kernel import Desc, KernelSource, render
 from xeflash.jit.provide import HEADERS, PACKAGE, find_or_build, kept
 from xeflash.models import SHAPES
 
+_ACCESS = {"pvc": "block2d", "bmg": "block2d", "dg2": "dwords"}  # of contiguous arrays
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -34,8 +35,8 @@ def kernels_of(
                     ("flash_decode", shape.heads_q // shape.heads_k),
                 ):
                     desc = Desc(algorithm, device["arch"], _DTYPES[dtype], shape.head_dim, shape.head_dim_v, rows,
-                                softcap=layer.softcap > 0, alibi=layer.alibi, device=device["name"],
-                                driver=device["driver"])  # fmt: skip
+                                softcap=layer.softcap > 0, alibi=layer.alibi, access=_ACCESS.get(device["arch"], ""),
+                                device=device["name"], driver=device["driver"])  # fmt: skip
                     try:
                         kernel = render(desc)
                     except NotImplementedError as error:

@@ -155,6 +155,8 @@ def enable(*devices: str, check: str | None = None) -> None:
     if check != "none" and os.environ.get("XEFLASH_SIM_CHECK") != "none":
         # Every allocation then is one of the simulator's, and ends where the program said.
         os.environ.setdefault("UR_L0_DISABLE_USM_ALLOCATOR", "1")
+    # The runtime's adapter for older devices otherwise corrupts its own lock when a wait reports a fault.
+    os.environ.setdefault("UR_L0_QUEUE_SYNCHRONIZE_NON_BLOCKING", "0")
     loaded = load_library()
     for function in ("xesim_last_launches", "xesim_last_fault", "xesim_get_check", "xesim_set_check"):
         getattr(loaded, function).restype = ctypes.c_char_p

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config:
-    """Our choice for a kernel: rows and keys of a tile."""
+    """Our choice for a kernel: rows and keys of a tile; columns of the output that a thread owns, in how many parts."""
 
     block_q: int
     block_k: int
+    block_v: int
+    parts: int = 1
 
 
 def pick(desc: Desc) -> Config:
@@ -25,6 +27,7 @@ def pick(desc: Desc) -> Config:
         tables = cpu.TABLES
     elif desc.arch in xe.ARCHITECTURES:
         tables = xe.TABLES
+        xe.check(desc)
     else:
         raise NotImplementedError(
             f"xeflash: no kernels for {desc.device} yet; xeflash doctor lists the devices that work"
@@ -36,5 +39,6 @@ def pick(desc: Desc) -> Config:
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
         ):
-            return Config(desc.rows if block_q == 0 else block_q, block_k)
+            block_v, parts = (desc.head_dim_v, 1) if tables is cpu.TABLES else xe.split_columns(desc)
+            return Config(desc.rows if block_q == 0 else block_q, block_k, block_v, parts)
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")

@@ -1,15 +1,47 @@
-"""Tables of Xe GPUs. The kernels compile for them; running them is not there yet, see jit.provide."""
+"""Tables of Xe GPUs."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xeflash.jit.kernel import Desc
+
 Row = tuple[str, str, int, int, int, int]
 
-ARCHITECTURES = ("pvc", "bmg")
+ARCHITECTURES = ("pvc", "bmg", "dg2")
+MAX_HEAD_DIM = 576
 
 # arch, dtype, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
-    ("*", "bfloat16", 255, 128, 8, 64),
-    ("*", "float16", 255, 128, 8, 64),
+    # 8 KiB of registers a thread, half of the others'
+    ("dg2", "float32", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "*", 255, 64, 8, 32),
+    ("dg2", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "float32", 255, 64, 8, 32),
+    ("*", "float32", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "*", 255, 128, 8, 64),
+    ("*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
 
 TABLES: dict[str, list[Row]] = {"flash_fwd": FLASH_FWD, "flash_decode": []}
+
+# Most columns of O in the registers of a thread: half of them.
+_MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
+
+
+def check(desc: Desc) -> None:
+    """Raises for what no table can serve."""
+    for name, dim in (("q.head_dim", desc.head_dim), ("v.head_dim", desc.head_dim_v)):
+        if dim % 8 or dim > MAX_HEAD_DIM:
+            raise NotImplementedError(
+                f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
+                "the SYCL CPU device takes any"
+            )
+
+
+def split_columns(desc: Desc) -> tuple[int, int]:
+    """(columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
+    parts = -(-desc.head_dim_v // _MAX_COLUMNS[desc.arch])
+    width = -(-desc.head_dim_v // parts)
+    return (desc.head_dim_v if parts == 1 else -(-width // 16) * 16), parts

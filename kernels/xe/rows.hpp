@@ -1,0 +1,98 @@
+// Rows of a matrix in memory, and reading and writing them by gathers: any address and stride.
+#pragma once
+
+#include "xe/vec.hpp"
+
+namespace xeflash::xe {
+
+// `count` rows, `stride` elements apart, the elements of a row contiguous. A view `from` a later
+// row keeps data and count, so only the row number of its messages changes.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride;
+  int count;
+  int first = 0;
+  int width = 0x7fffffff;  // columns that are there
+
+  XF_INLINE Rows from(int row) const { return {data, stride, count, first + row, width}; }
+  XF_INLINE Rows up_to(int end) const { return {data, stride, end, first, width}; }
+  // The columns from `column` on, of `total`.
+  XF_INLINE Rows columns(int column, int total) const {
+    return {data + column, stride, count, first, total - column};
+  }
+};
+
+// Bytes from a row that is near: a tile's rows fit in 32 bits. Additions of 64 bits are several
+// instructions on some GPUs, multiplications many.
+template <int N>
+using Offsets = simd<uint32_t, N>;
+
+template <class T>
+XF_INLINE const T* row_of(const Rows<const T>& m, int row) {
+  return m.data + static_cast<int64_t>(m.first + row) * m.stride;
+}
+
+// The dwords at `offsets` where `wanted`, 0 elsewhere; assembled from halves where rows of 16-bit
+// elements lie at odd multiples of 2 bytes.
+template <int N>
+XF_INLINE simd<uint32_t, N> gather_dwords(const void* base, Offsets<N> offsets,
+                                          esimd::simd_mask<N> wanted) {
+  if constexpr (kAccess == Access::elements) {
+    const auto* halves = static_cast<const uint16_t*>(base);
+    const simd<uint16_t, N> none = 0;
+    const simd<uint16_t, N> low = esimd::gather<uint16_t, N>(halves, offsets, wanted, none);
+    const simd<uint16_t, N> high =
+        esimd::gather<uint16_t, N>(halves, Offsets<N>(offsets + 2), wanted, none);
+    return simd<uint32_t, N>(low) | simd<uint32_t, N>(high) << 16;
+  } else {
+    return esimd::gather<uint32_t, N>(static_cast<const uint32_t*>(base), offsets, wanted,
+                                      simd<uint32_t, N>(0));
+  }
+}
+
+// R rows x C dwords from dword `column` of the rows on, row by row; rows and columns that are not
+// there read 0.
+template <int R, int C, class T>
+XF_INLINE simd<uint32_t, R * C> read_rows(const Rows<const T>& m, int row, int column) {
+  constexpr int kPerDword = 4 / sizeof(T), kRows = R * C < 32 ? R : 32 / C, kAtOnce = kRows * C;
+  const simd<int, kAtOnce> element(0, 1), r = element / C, c = element % C + column;
+  const auto bytes = static_cast<uint32_t>(m.stride * sizeof(T));
+  const Offsets<kAtOnce> offsets = Offsets<kAtOnce>(r) * bytes + Offsets<kAtOnce>(c * 4);
+  const auto inside = c * kPerDword < m.width;
+  simd<uint32_t, R * C> x;
+  XF_UNROLL for (int i = 0; i < R; i += kRows) {
+    x.template select<kAtOnce, 1>(i * C) = gather_dwords<kAtOnce>(
+        row_of(m, row + i), offsets, (r < m.count - (m.first + row + i)) & inside);
+  }
+  return x;
+}
+
+// 8 dwords of each of kLanes rows, from dword `column` on: [dword][row], lane = row.
+template <int D, class T>
+XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const Rows<const T>& m, int row, int column) {
+  constexpr int kDwords = D * sizeof(T) / 4;
+  const auto bytes = static_cast<uint32_t>(m.stride * sizeof(T));
+  const Offsets<kLanes> offsets = Offsets<kLanes>(lane_index()) * bytes + column * 4;
+  const lane_mask there = lane_index() < m.count - (m.first + row);
+  const T* base = row_of(m, row);
+  simd<uint32_t, 8 * kLanes> x;
+  XF_UNROLL for (int i = 0; i < 8; i += 4) {  // rows are multiples of 8 elements: 4 or 8 dwords
+    auto four = x.template select<4 * kLanes, 1>(i * kLanes);
+    if (column + i >= kDwords) {
+      four = 0;
+    } else if constexpr (kAccess == Access::elements) {
+      XF_UNROLL for (int k = 0; k < 4; ++k) {
+        four.template select<kLanes, 1>(k * kLanes) =
+            gather_dwords<kLanes>(base, Offsets<kLanes>(offsets + (i + k) * 4), there);
+      }
+    } else {
+      four = esimd::gather<uint32_t, 4 * kLanes, 4>(reinterpret_cast<const uint32_t*>(base),
+                                                    Offsets<kLanes>(offsets + i * 4), there,
+                                                    simd<uint32_t, 4 * kLanes>(0));
+    }
+  }
+  return x;
+}
+
+}  // namespace xeflash::xe

@@ -1,0 +1,73 @@
+#include "access.hpp"
+
+#include <algorithm>
+
+namespace xeflash {
+namespace {
+
+struct Strides {  // bytes
+  int64_t batch, row, head;
+};
+
+Strides strides_of(const Array& a, Layout layout) {
+  const Axes axes = axes_of(layout);
+  const int64_t bytes = size_of(a.dtype);
+  // The stride of a dimension of one element is never used, and may be anything.
+  const auto of = [&](int axis) {
+    return axis < 0 || a.shape[axis] <= 1 ? 0 : a.strides[axis] * bytes;
+  };
+  return {of(axes.batch), of(axes.row), of(axes.head)};
+}
+
+bool all_multiples(const Array& a, const Strides& s, int64_t unit) {
+  return reinterpret_cast<uintptr_t>(a.data) % unit == 0 && s.batch % unit == 0 &&
+         s.row % unit == 0 && s.head % unit == 0;
+}
+
+// The rules of 2D block messages (kernels/xe/message.hpp). A head starts anywhere: what its address
+// is past a multiple of 64 bytes is added to x, and the width, which has to stay within a row.
+bool fits_block2d(const Array& a, Layout layout, int64_t columns) {
+  constexpr int64_t kMost = 1 << 24;
+  const Strides s = strides_of(a, layout);
+  const Axes axes = axes_of(layout);
+  const int64_t bytes = size_of(a.dtype), width = columns * bytes;
+  const int64_t pitch = a.strides[axes.row] * bytes;  // also that of a single row is told
+  if (width < 64 && columns != 16) return false;      // the columns beside it would be written
+  if (!all_multiples(a, s, 4) || pitch % 16 != 0) return false;
+  const int64_t folded = all_multiples(a, s, 64) ? 0 : 60;
+  return pitch >= std::max<int64_t>(width, 64) + folded && pitch <= kMost &&
+         a.shape[axes.row] <= kMost;
+}
+
+}  // namespace
+
+const char* name_of(Access access) {
+  switch (access) {
+    case Access::kBlock2d:
+      return "block2d";
+    case Access::kDwords:
+      return "dwords";
+    case Access::kElements:
+      return "elements";
+    default:
+      return "";
+  }
+}
+
+Access access_for(const Problem& p, const Array& out, Layout layout, const std::string& arch) {
+  if (arch.rfind("cpu-", 0) == 0 || arch.empty()) return Access::kNone;
+  const std::pair<const Array*, int64_t> arrays[] = {
+      {&p.q, p.d}, {&p.k, p.d}, {&p.v, p.dv}, {&out, p.dv}};
+  const auto all = [&](auto fits) {
+    return std::all_of(std::begin(arrays), std::end(arrays), fits);
+  };
+  if (arch != "dg2" &&
+      all([&](const auto& a) { return fits_block2d(*a.first, layout, a.second); })) {
+    return Access::kBlock2d;
+  }
+  const bool dwords =
+      all([&](const auto& a) { return all_multiples(*a.first, strides_of(*a.first, layout), 4); });
+  return dwords ? Access::kDwords : Access::kElements;
+}
+
+}  // namespace xeflash

@@ -1,0 +1,16 @@
+// How a GPU kernel reads and writes rows: see Access in kernels/xe/vec.hpp.
+#pragma once
+
+#include <string>
+
+#include "problem.hpp"
+
+namespace xeflash {
+
+enum class Access : uint8_t { kNone, kBlock2d, kDwords, kElements };  // kNone: not a GPU
+const char* name_of(Access access);
+
+// The widest access that the strides and addresses of all arrays allow on an architecture.
+Access access_for(const Problem& problem, const Array& out, Layout layout, const std::string& arch);
+
+}  // namespace xeflash

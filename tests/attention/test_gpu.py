@@ -1,0 +1,204 @@
+"""The pairs of choices on an Intel GPU, a real or a simulated one: `pytest --sim pvc tests/attention/test_gpu.py`.
+
+A kernel takes seconds to compile, so the default set has some 30: head dim with type, and the variants in turn; every
+other choice meets every kernel. `-m long` adds every type and head dim with every variant.
+"""
+
+from dataclasses import replace
+from itertools import cycle, product
+
+import pytest
+import torch
+import xeflash
+from arrays import DTYPES, SMALL_LAYOUTS
+from cases import BROADCASTS, FEW_HEADS, SCALES, VARIANTS, WINDOWS, Case, is_possible, run
+from pairwise import pairwise
+from reference import Features
+from tolerance import check_attention
+
+usm = pytest.importorskip("usm", reason="dpctl is not installed")
+
+pytestmark = pytest.mark.gpu
+
+DIMS = [(16, 16), (24, 24), (64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (576, 512)]
+FP32_DIMS = [(16, 16), (24, 24), (64, 64), (80, 80), (128, 128), (256, 256), (576, 512)]
+LONG_DIMS = [*DIMS, (8, 8), (40, 40), (64, 128), (112, 112), (320, 320)]
+SIZES = [(127, 127), (1, 300), (63, 7), (7, 63), (300, 127), (63, 1000), (1000, 63), (300, 1), (1, 1), (1000, 1000)]
+
+# What must be refused, before anything is compiled: (dtype, head dims, what the message says).
+REFUSED = [
+    ("bf16", (59, 59), "q.head_dim .* multiple of 8, .* got 59"),
+    ("fp16", (4, 4), "q.head_dim .* multiple of 8, .* got 4"),
+    ("fp32", (111, 111), "q.head_dim .* multiple of 8, .* got 111"),
+    ("bf16", (64, 60), "v.head_dim .* multiple of 8, .* got 60"),
+]
+
+
+def kernels():
+    """(dtype, head dims, variant): the usual ones; every type with every head dim, each with a variant in turn.
+
+    The turns start so that each head dim has a variant that flash-attn's functions, hence packed sequences, can have.
+    """
+    by_dtype = {"bf16": (DIMS, 0), "fp16": (DIMS, 4), "fp32": (FP32_DIMS, 5)}
+    usual = [("bf16", (64, 64), "plain"), ("bf16", (128, 128), "plain"), ("fp16", (128, 128), "plain")]
+    return usual + [
+        (dtype, dims, VARIANTS[(number + first) % len(VARIANTS)])
+        for dtype, (all_dims, first) in by_dtype.items()
+        for number, dims in enumerate(all_dims)
+    ]
+
+
+CHOICES = {
+    "kernel": kernels(),
+    "sizes": SIZES,
+    "entry": ["func", "attention", "varlen", "varlen-used"],
+    "window": list(WINDOWS),
+    "broadcast": list(BROADCASTS),
+    "heads": list(FEW_HEADS),
+    "layout": SMALL_LAYOUTS,
+    "scale": list(SCALES),
+    "batch": [1, 2],
+    "alibi_batch": [False, True],
+    "sinks": [False, True],
+    "lse": [True, False],
+}
+
+
+def case_of(row):
+    row = dict(row)
+    (dtype, (dim, dim_v), variant), (rows, keys) = row.pop("kernel"), row.pop("sizes")
+    return Case(dtype=dtype, dim=dim, dim_v=dim_v, rows=rows, keys=keys, variant=variant, kind="usm", **row)
+
+
+def is_small(case):
+    """At most some 0.3 M instructions of the GPU, a tenth of a second on a simulator."""
+    multiply_adds = case.batch * case.head_counts[0] * case.rows * case.keys * (case.dim + case.dim_v)
+    return multiply_adds * (4 if case.dtype == "fp32" else 1) <= 32e6
+
+
+def long_cases():
+    """Every type, head dim and variant, the other choices in turn."""
+    turns = {name: cycle(values) for name, values in CHOICES.items() if name != "kernel"}
+    cases = []
+    for number, kernel in enumerate(product(DTYPES, LONG_DIMS, VARIANTS)):
+        for attempt in range(200):
+            if number % 3 == attempt % 5:
+                next(turns["layout"]), next(turns["sizes"])
+            case = case_of({name: next(turn) for name, turn in turns.items()} | {"kernel": kernel})
+            if is_possible(case) and is_small(case):
+                cases.append(case)
+                break
+            next(turns["entry"]), next(turns["window"])
+        else:
+            plain = {"entry": "attention", "window": "causal", "scale": "default", "batch": 1, "heads": "one"}
+            cases.append(replace(case, **plain, rows=63, keys=127))
+    return cases
+
+
+def rows():
+    return pairwise(CHOICES, lambda row: is_possible(case := case_of(row)) and is_small(case))
+
+
+PAIRWISE = [case_of(row) for row in rows()]
+LONG = [case for case in long_cases() if case not in PAIRWISE]
+
+
+@pytest.mark.parametrize("case", PAIRWISE, ids=lambda case: case.id)
+def test_matches_reference(gpu, case):
+    run(case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG, ids=lambda case: case.id)
+def test_matches_reference_long(gpu, case):
+    run(case)
+
+
+@pytest.mark.parametrize("dtype, dims, message", REFUSED, ids=lambda x: str(x).replace(" ", "") if x[0] != "q" else "")
+def test_what_gpus_cannot_do_is_refused(gpu, dtype, dims, message):
+    for variant, entry in (("plain", "func"), ("plain", "varlen"), ("dropout", "attention")):
+        with pytest.raises(NotImplementedError, match=message):
+            run(Case(dtype, *dims, variant=variant, entry=entry, kind="usm"))
+
+
+# ---- arrays; these and the following tests share a kernel with the cases ------------------------
+
+
+def make(rows=63, keys=127, dtype=torch.bfloat16):
+    """q, k, v of (2, H, S, 64)."""
+    return [torch.randn(2, heads, n, 64).to(dtype) for heads, n in ((4, rows), (2, keys), (2, keys))]
+
+
+def on_gpu(*arrays, **how):
+    return [usm.UsmArray(x, usm.gpu_queue(), **how) for x in arrays]
+
+
+def call(*arrays, **options):
+    return xeflash.attention(*arrays, enable_gqa=True, return_lse=True, **options)
+
+
+@pytest.mark.parametrize("kind", ["device", "shared", "host"])
+def test_kinds_of_memory(gpu, kind):
+    q, k, v = make()
+    out, lse = call(*on_gpu(q, k, v, kind=kind))
+    check_attention(kind, q, k, v, Features(), usm.read(out), usm.read(lse))
+
+
+@pytest.mark.parametrize("properties", [[], ["in_order"]], ids=["out-of-order", "in-order"])
+def test_queues_of_the_caller(gpu, properties):
+    q, k, v = make()
+    queue = usm.dpctl.SyclQueue("level_zero:gpu", property=properties)
+    out, _ = call(*(usm.UsmArray(x, queue) for x in (q, k, v)))
+    assert out.__sycl_usm_array_interface__["syclobj"] == queue
+    check_attention("queue", q, k, v, Features(), usm.read(out))
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4, 8, 32])
+def test_any_start_in_memory(gpu, offset):
+    q, k, v = make()
+    out = torch.full((2, 4, 63, 64), 7.0, dtype=q.dtype)
+    (result,) = on_gpu(out, offset=offset)
+    call(*on_gpu(q, k, v, offset=offset), out=result)
+    got = torch.empty(offset + out.numel(), dtype=q.dtype)
+    got = read_memory(result.memory, got)
+    assert torch.all(got[:offset] == 77)
+    check_attention("offset", q, k, v, Features(), got[offset:].view(out.shape))
+
+
+def read_memory(memory, into):
+    as_bytes = into.view(torch.uint8).numpy()
+    memory.copy_to_host(as_bytes)
+    return torch.from_numpy(as_bytes).view(into.dtype)[: into.numel()]
+
+
+@pytest.mark.parametrize("change", ["expanded", "expanded-heads", "rows-apart"])
+def test_views(gpu, change):
+    q, k, v = make()
+    if change == "expanded":
+        k, v = (x[:, :, :1].expand(2, 2, 127, 64) for x in (k, v))
+    elif change == "expanded-heads":
+        k, v = (x[:1, :1].expand(2, 2, 127, 64) for x in (k, v))
+    else:
+        q, k, v = (x.repeat_interleave(2, 2)[:, :, ::2] for x in (q, k, v))
+    out, lse = call(*on_gpu(q, k, v))
+    check_attention(change, q, k, v, Features(), usm.read(out), usm.read(lse))
+
+
+def test_no_keys_and_no_rows(gpu):
+    for rows, keys in ((0, 5), (3, 0)):
+        q, k, v = make(rows, keys)
+        out, lse = call(*on_gpu(q, k, v))
+        assert out.shape == q.shape and lse.shape == q.shape[:3]
+        assert torch.all(usm.read(out) == 0) and torch.all(usm.read(lse) == -torch.inf)
+
+
+def test_a_bad_query_spoils_its_own_row_only(gpu):
+    q, k, v = make()
+    want = usm.read(call(*on_gpu(q, k, v))[0])
+    for bad in (torch.nan, torch.inf):
+        spoilt = q.clone()
+        spoilt[1, 2, 31, 3] = bad
+        out = usm.read(call(*on_gpu(spoilt, k, v))[0])
+        assert torch.isnan(out[1, 2, 31]).all()
+        out[1, 2, 31] = want[1, 2, 31]
+        assert torch.isfinite(out).all() and (out - want).abs().max() <= 0.02  # math differs by a few ulp, see xeflash.sim

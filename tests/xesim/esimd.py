@@ -1,0 +1,161 @@
+"""ESIMD kernels for the simulated machine: SYCL sources built to native code without a device, and their launches.
+
+The front end is the package's own build tool on libsycl-jit, the back end ocloc; one run of each per source and device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+binary = pytest.importorskip("xeflash.sim.binary")
+machine = pytest.importorskip("xeflash.sim.machine")
+Fault = machine.Fault
+
+DEVICES = ("pvc", "bmg", "dg2")
+BLOCK2D_DEVICES = ("pvc", "bmg")
+LANES = {"pvc": 16, "bmg": 16, "dg2": 8}  # of dpas
+PREFIX = "__sycl_kernel_"  # of the native names of free functions
+FOLDER = Path(__file__).parent / "kernels"
+# What an ocloc that cannot serve at all says, as opposed to one that finds a fault with a kernel.
+NO_COMPILER = re.compile(r"no ocloc|too old|XEFLASH_OCLOC names|does not tell its version")
+
+
+@functools.cache
+def simulator() -> ctypes.CDLL:
+    """The library, or skip."""
+    from xeflash.sim.library import library_path, load_library
+
+    if not library_path().exists():
+        pytest.skip(f"no simulator at {library_path()}")
+    library = load_library()
+    for name in ("xesim_set_check", "xesim_get_check", "xesim_last_launches", "xesim_explain"):
+        getattr(library, name).restype = ctypes.c_char_p
+    library.xesim_holds.argtypes = library.xesim_explain.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    return library
+
+
+def errors_of(log: str) -> str:
+    lines = log.splitlines()
+    first = next((i for i, line in enumerate(lines) if "error:" in line), 0)
+    return "\n".join(lines[first : first + 12])
+
+
+@functools.cache
+def spirv(source: str, options: tuple[str, ...]) -> bytes | str:
+    """What the front end makes of kernels/<source>.cpp, or why it cannot run here."""
+    from xeflash import _runtime
+    from xeflash.jit.provide import PACKAGE
+
+    tool = PACKAGE / "bin" / "spirv"
+    library = _runtime.in_distribution("intel-sycl-rt", "libsycl-jit.so")
+    if library is None or not tool.exists():
+        return "no SYCL front end: intel-sycl-rt's libsycl-jit.so or the package's bin/spirv is missing"
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "kernel.spv")
+        # Kernels that use fp16 or fp64 stay in the image of the others.
+        common = [f"-I{FOLDER}", "-std=c++20", "-DNDEBUG", "-fsycl-device-code-split=off"]
+        command = [str(tool), str(library), str(FOLDER / f"{source}.cpp"), str(output), *common, *options]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise AssertionError(f"{source}.cpp does not compile:\n{errors_of(done.stderr)}")
+        return output.read_bytes()
+
+
+def refused_by_compiler(error: Exception) -> bool:
+    return NO_COMPILER.search(str(error)) is not None
+
+
+@functools.cache
+def native(source: str, device: str, registers: int, lanes: int) -> bytes | str:
+    """The native binary, or why there can be none."""
+    code = spirv(source, (f"-DXE_LANES={lanes}",))
+    if isinstance(code, str):
+        return code
+    flags = "-vc-codegen" + (" -doubleGRF" if registers == 256 else "")
+    try:
+        return binary.compile_spirv(device, code, flags)
+    except binary.CompileError as error:
+        if refused_by_compiler(error):
+            return str(error)
+        raise
+
+
+@functools.cache
+def load(source: str, device: str, registers: int, lanes: int) -> Any:
+    simulator()
+    code = native(source, device, registers, lanes)
+    return code if isinstance(code, str) else machine.Machine(device).load(code)
+
+
+class Kernels:
+    """The kernels of kernels/<source>.cpp on a device, and that device's memory."""
+
+    def __init__(self, source: str, device: str, registers: int = 128, lanes: int | None = None) -> None:
+        self.device, self.registers, self.lanes = device, registers, lanes or LANES[device]
+        self.module = load(source, device, registers, self.lanes)
+        if isinstance(self.module, str):
+            pytest.skip(self.module[:400])
+        self.machine = machine.Machine(device)
+        self.binary = native(source, device, registers, self.lanes)
+
+    def has(self, kernel: str) -> bool:
+        return any(entry["name"] == PREFIX + kernel for entry in binary.inspect(self.device, self.binary))
+
+    def array(self, values: Any) -> Any:
+        return self.machine.array(np.asarray(values))
+
+    def zeros(self, count: int, kind: Any) -> Any:
+        return self.array(np.zeros(count, kind))
+
+    def run(self, kernel: str, *arguments: Any, groups: int = 1, local: int = 1) -> None:
+        self.module.launch(PREFIX + kernel, (groups, 1, 1), (local, 1, 1), list(arguments))
+
+    def fault(self, kernel: str, *arguments: Any, groups: int = 1, local: int = 1) -> str:
+        """The text of the fault that the launch ends with."""
+        with pytest.raises(Fault) as caught:
+            self.run(kernel, *arguments, groups=groups, local=local)
+        return str(caught.value)
+
+
+def set_check(text: str) -> None:
+    wrong = simulator().xesim_set_check(text.encode())
+    assert not wrong, wrong
+
+
+@contextlib.contextmanager
+def checking(text: str) -> Iterator[None]:
+    """Other checks for the launches inside."""
+    before = simulator().xesim_get_check().decode()
+    set_check(text)
+    try:
+        yield
+    finally:
+        # The list of an empty set of checks begins with its options: "none" says so.
+        set_check("none," + before if before.startswith(",") else before)
+
+
+def last_record() -> dict[str, Any]:
+    """What the newest launch did."""
+    return json.loads(simulator().xesim_last_launches())[-1]
+
+
+def bf16_bits(values: np.ndarray) -> np.ndarray:
+    """The upper halves of floats, rounded to nearest even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def bf16_values(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)

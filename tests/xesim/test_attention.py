@@ -1,0 +1,40 @@
+"""Attention on each simulated GPU: tests/attention/test_gpu.py in a process of its own, which has that one device.
+
+Some 30 kernels are compiled for a device on a cold cache (XEFLASH_CACHE_DIR): two to three minutes.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import toolbox
+
+TESTS = Path(__file__).resolve().parent.parent
+LINES = 80  # of the output that are shown
+
+
+def run_tests(device: str, folder: Path, *options: str) -> None:
+    toolbox.library()
+    source = folder / "nothing.cl"
+    source.write_text("kernel void nothing() {}\n")
+    toolbox.compile_opencl(source, device, folder)  # skips where ocloc cannot
+    test = str(TESTS / "attention" / "test_gpu.py")
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--sim", device, *options, test]
+    environment = os.environ | {"XEFLASH_SIM_CHECK": "all"}
+    done = subprocess.run(command, cwd=TESTS.parent, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        tail = "\n".join(done.stdout.splitlines()[-LINES:])
+        pytest.fail(f"{' '.join(command)}\nended with {done.returncode}\n{tail}\n{done.stderr[-2000:]}", pytrace=False)
+
+
+@pytest.mark.parametrize("device", ["pvc", "bmg", "dg2"])
+def test_attention_matches_reference(device, tmp_path):
+    run_tests(device, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", ["pvc", "bmg", "dg2"])
+def test_attention_matches_reference_long(device, tmp_path):
+    run_tests(device, tmp_path, "-m", "long")
