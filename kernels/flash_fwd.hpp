@@ -45,6 +45,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 
   for (int j = range.begin; j < range.end; ++j) {
     const int key = j * Bc;
+    prefetch<Config::threads, Bc, d>(k_rows.from(key + Bc));  // of the next step
+    prefetch<Config::threads, Bc, dv>(v_rows.from(key + Bc));
     const Keys<T, Bc, d> K(k_rows.from(key));
     Tile<Br, Bc> S;
     mma_ABt(S, Q, K);  // S = Q K^T
@@ -70,12 +72,13 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     store(seq.lse(p, work.head) + row, seq.sq - row, log_sum_exp(m, l, p.empty_lse));
 }
 
-// One work-item per block of rows of a head, and per part of the columns of O where they are too
+// One thread per block of rows of a head, and per part of the columns of O where they are too
 // many for a thread.
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_q;
-  flash_fwd<Config>(p, Work(group_index(), Config::parts, (p.max_q - 1) / Br + 1, p.heads_q));
+  flash_fwd<Config>(
+      p, Work(group_index(), Config::threads, Config::parts, (p.max_q - 1) / Br + 1, p.heads_q));
 }
 
 }  // namespace xeflash

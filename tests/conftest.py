@@ -1,6 +1,6 @@
 """What all tests share; the modules beside it (reference, tolerance, arrays, cases) are imported by name.
 
-    pytest --sim bmg     the tests marked `gpu`, on a simulated GPU: pvc, bmg or dg2
+`pytest --sim bmg` runs the tests marked `gpu` on a simulated GPU: pvc, bmg or dg2.
 """
 
 import os

@@ -60,6 +60,8 @@ def read(array: Any) -> torch.Tensor:
     assert interface["strides"] is None
     dtype = TYPES[interface["typestr"]]
     size = int(np.prod(interface["shape"])) * dtype.itemsize
+    if size == 0:
+        return torch.empty(interface["shape"], dtype=dtype)
     host = np.empty(size, np.uint8)
     interface["syclobj"].wait()
     as_bytes = types.SimpleNamespace(

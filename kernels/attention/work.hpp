@@ -6,15 +6,18 @@
 
 namespace xeflash {
 
-// One block of query rows of one head, and one part of its output's columns. Long causal rows come
-// first, so that the tail of a launch is short.
+// One block of query rows of one head, and one part of its output's columns. The threads of a group
+// take neighbouring blocks, which read the same keys. Long causal rows come first, so that the tail
+// of a launch is short.
 struct Work {
   int batch, head, block, part;
 
-  XF_INLINE Work(GroupIndex group, GroupIndex parts, GroupIndex blocks, GroupIndex heads) {
+  XF_INLINE Work(GroupIndex group, GroupIndex threads, GroupIndex parts, GroupIndex row_blocks,
+                 GroupIndex heads) {
+    const GroupIndex blocks = (row_blocks + threads - 1) / threads;
     const GroupIndex tile = group / parts, pair = tile / blocks;
     part = static_cast<int>(group - tile * parts);
-    block = static_cast<int>(blocks - 1 - (tile - pair * blocks));
+    block = static_cast<int>((blocks - 1 - (tile - pair * blocks)) * threads) + thread_in_group();
     batch = static_cast<int>(pair / heads);
     head = static_cast<int>(pair - batch * heads);
   }

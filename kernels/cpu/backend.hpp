@@ -21,4 +21,5 @@ using GroupIndex = uint64_t;
 XF_INLINE GroupIndex group_index() {
   return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
 }
+XF_INLINE int thread_in_group() { return 0; }  // a work-group is one work-item
 }  // namespace xeflash

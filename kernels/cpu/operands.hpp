@@ -46,6 +46,10 @@ struct Left<T, R, C> {
 template <class T, int R, int C>
 using Query = Left<T, R, C>;
 
+// A CPU sees the next rows coming.
+template <int Threads, int N, int D, class T>
+XF_INLINE void prefetch(const Rows<const T>&) {}
+
 template <int C, class T>
 XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c; odd tails read 0
   u32x16 v = {};

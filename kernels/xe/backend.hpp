@@ -3,7 +3,6 @@
 #pragma once
 
 #include <sycl/ext/intel/experimental/grf_size_properties.hpp>
-#include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 
 #include "xe/dropout.hpp"

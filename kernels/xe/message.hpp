@@ -7,10 +7,12 @@
 namespace xeflash::xe {
 
 // What the messages are told about a matrix. The hardware wants
-//   base    a multiple of 64 bytes: the rest of an address is folded into x, if a multiple of 4
+//   base    a multiple of 64 bytes
 //   pitch   >= 64 bytes, >= width, a multiple of 16; <= 2^24, as the number of rows
 //   width   >= 64 bytes, a multiple of 4
-// The host looks at strides and addresses and chooses another Access where they do not fit.
+// A matrix that begins elsewhere is described from up to 3 rows before it on, which are never
+// touched; or, if no such row begins at a multiple of 64, from a few bytes before it, which
+// lengthens the width. The host chooses another Access where neither fits (access.cpp).
 struct Surface {
   uint64_t base;
   uint32_t width, height, pitch;  // minus 1; bytes, rows, bytes
@@ -20,11 +22,20 @@ struct Surface {
 template <int D, class T>
 XF_INLINE Surface surface(const Rows<T>& m) {
   const uint64_t address = reinterpret_cast<uint64_t>(m.data);
-  const uint32_t x = address % 64, bytes = (m.width < D ? m.width : D) * sizeof(T);
   const uint32_t pitch = static_cast<uint32_t>(m.stride) * sizeof(T);
+  const uint32_t bytes = (m.width < D ? m.width : D) * sizeof(T);
   const uint32_t width =
       D * sizeof(T) < 64 ? 64 : bytes;  // D < 32: the columns behind are not used
-  return {address - x, x + width - 1, m.count - 1u, pitch - 1, static_cast<int>(x), m.first};
+  const uint32_t low = static_cast<uint32_t>(address) % 64;
+  uint32_t up = 0;
+  XF_UNROLL for (uint32_t rows = 3; rows > 0; --rows) {
+    if (rows * pitch % 64 == low) up = rows;
+  }
+  if (low == 0) up = 0;
+  const uint32_t x = up ? 0 : low;
+  return {address - up * pitch - x, x + width - 1,
+          m.count + up - 1u,        pitch - 1,
+          static_cast<int>(x),      m.first + static_cast<int>(up)};
 }
 
 // Blocks of W x H elements, `Blocks` side by side. The payload stays in its register; only x and y
@@ -48,6 +59,7 @@ struct BlockMessage {
   XF_INLINE auto load() {
     return esimdx::lsc_load_2d<T, W, H, Blocks, Transposed, Vnni>(payload);
   }
+  XF_INLINE void prefetch() { esimdx::lsc_prefetch_2d<T, W, H, Blocks>(payload); }
   XF_INLINE auto load_transposed() { return load<true, false>(); }
   XF_INLINE auto load_vnni() { return load<false, true>(); }
   XF_INLINE void store(simd<T, W * H> values) { esimdx::lsc_store_2d<T, W, H>(payload, values); }

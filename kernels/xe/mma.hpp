@@ -24,8 +24,7 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
     auto row = C.template select<kLanes, 1>(r * kLanes);
     floats sum = first ? floats(0.f) : floats(row);
     XF_UNROLL for (int k = 0; k < K; ++k) {
-      sum += part<kLanes>(B, k * kLanes) *
-             A.template replicate_w<kLanes, 1>(r * kLanes + k0 + k);
+      sum += part<kLanes>(B, k * kLanes) * A.template replicate_w<kLanes, 1>(r * kLanes + k0 + k);
     }
     row = sum;
   }

@@ -209,6 +209,28 @@ struct Values {
   }
 };
 
+// ---- ahead of time ------------------------------------------------------------------------------
+
+// One of `Threads` threads' share of N rows of D columns, to the cache that they share: 32 rows of
+// one cache line a message.
+template <int Threads, int N, int D, class T>
+XF_INLINE void prefetch(const Rows<const T>& m) {
+  if constexpr (kAccess == Access::block2d) {
+    constexpr int kColumns = 64 / sizeof(T), kRows = N < 32 ? N : 32;
+    constexpr int kAcross = round_up(D, kColumns) / kColumns, kBlocks = N / kRows * kAcross;
+    // 16 columns of 2 bytes are the widest single block
+    constexpr int kSide = sizeof(T) == 2 ? 2 : 1;
+    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(m));
+    XF_UNROLL for (int i = 0; i < kBlocks; i += Threads) {
+      const int block = i + thread_in_group();
+      if (kBlocks % Threads != 0 && block >= kBlocks) break;
+      message.move_y(block / kAcross * kRows);
+      message.move_x(block % kAcross * kColumns);
+      message.prefetch();
+    }
+  }
+}
+
 // ---- results ------------------------------------------------------------------------------------
 
 template <class T, int R, int D>

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <sycl/ext/intel/esimd.hpp>
 #include <sycl/ext/intel/esimd/xmx/dpas.hpp>
+#include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <type_traits>
 
 #define XF_INLINE inline __attribute__((always_inline))
@@ -34,6 +35,10 @@ using lane_mask = esimd::simd_mask<kLanes>;
 
 using bf16 = sycl::ext::oneapi::bfloat16;
 using f16 = sycl::half;
+
+XF_INLINE int thread_in_group() {
+  return static_cast<int>(sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_local_id(0));
+}
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 

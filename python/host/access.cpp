@@ -24,8 +24,8 @@ bool all_multiples(const Array& a, const Strides& s, int64_t unit) {
          s.row % unit == 0 && s.head % unit == 0;
 }
 
-// The rules of 2D block messages (kernels/xe/message.hpp). A head starts anywhere: what its address
-// is past a multiple of 64 bytes is added to x, and the width, which has to stay within a row.
+// The rules of 2D block messages (kernels/xe/message.hpp). Every head has to begin at a multiple of
+// 64 bytes, or so many rows after one, or have room in its rows for what is past it.
 bool fits_block2d(const Array& a, Layout layout, int64_t columns) {
   constexpr int64_t kMost = 1 << 24;
   const Strides s = strides_of(a, layout);
@@ -34,9 +34,11 @@ bool fits_block2d(const Array& a, Layout layout, int64_t columns) {
   const int64_t pitch = a.strides[axes.row] * bytes;  // also that of a single row is told
   if (width < 64 && columns != 16) return false;      // the columns beside it would be written
   if (!all_multiples(a, s, 4) || pitch % 16 != 0) return false;
-  const int64_t folded = all_multiples(a, s, 64) ? 0 : 60;
-  return pitch >= std::max<int64_t>(width, 64) + folded && pitch <= kMost &&
-         a.shape[axes.row] <= kMost;
+  if (pitch < std::max<int64_t>(width, 64) || pitch > kMost || a.shape[axes.row] > kMost - 3) {
+    return false;
+  }
+  const int64_t unit = pitch % 64 == 0 ? 64 : pitch % 32 == 0 ? 32 : 16;
+  return all_multiples(a, s, unit) || pitch >= std::max<int64_t>(width, 64) + 60;
 }
 
 }  // namespace

@@ -177,14 +177,15 @@ py::tuple forward(const FwdRequest& r) {
   sycl::event done;
   uint64_t groups = 0;
   if (desc.algorithm == Algorithm::kForward) {
-    const uint64_t blocks = (p.sq + kernels->block_q - 1) / kernels->block_q;
+    const int64_t rows = static_cast<int64_t>(kernels->block_q) * kernels->threads;
+    const uint64_t blocks = (p.sq + rows - 1) / rows;
     groups = static_cast<uint64_t>(p.batch) * p.heads_q * blocks * kernels->parts;
     if (desc.access != Access::kNone && groups > UINT32_MAX) {
       throw py::value_error(
           "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
           std::to_string(groups));
     }
-    done = launch(queue, *kernels->main, params, groups);
+    done = launch(queue, *kernels->main, params, groups, kernels->threads);
   } else {
     const int64_t group = p.heads_q / p.heads_k,
                   tiles = (group + kernels->block_q - 1) / kernels->block_q;

@@ -65,6 +65,7 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
     const auto native = made[0].cast<std::string>();
     kernels->block_q = made[1].cast<int>();
     kernels->parts = made[2].cast<int>();
+    kernels->threads = made[3].cast<int>();
     py::gil_scoped_release nogil;
     kernels->main = load_kernel(queue, native, decode ? "flash_decode" : "flash_fwd");
     if (decode) kernels->combine = load_kernel(queue, native, "combine");

@@ -33,12 +33,14 @@ struct FwdKernels {
   sycl::kernel* main = nullptr;
   sycl::kernel* combine = nullptr;  // decode only
   int block_q = 0;
-  int parts = 1;  // of the columns of the output, each a work-item of its own
+  int parts = 1;    // of the columns of the output, each a work-item of its own
+  int threads = 1;  // of a work-group, for neighbouring blocks of rows
   DeviceFacts device;
 };
 
 // `provider(description: dict, queue: int, again: bool) -> (native code: bytes, block_q: int,
-// parts: int)`, see xeflash.jit.provide; `again`: the driver did not take what it gave before.
+// parts: int, threads: int)`, see xeflash.jit.provide; `again`: the driver did not take what it
+// gave before.
 void set_kernel_provider(pybind11::object provider);
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue);

@@ -195,10 +195,10 @@ sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
 }
 
 sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params,
-                   uint64_t groups) {
+                   uint64_t groups, int threads) {
   return queue.submit([&](sycl::handler& handler) {
     handler.set_args(params);
-    handler.parallel_for(sycl::nd_range<1>(groups, 1), kernel);
+    handler.parallel_for(sycl::nd_range<1>(groups * threads, threads), kernel);
   });
 }
 

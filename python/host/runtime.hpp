@@ -62,6 +62,6 @@ sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
                           const std::string& kernel);
 
 sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params,
-                   uint64_t groups);
+                   uint64_t groups, int threads = 1);
 
 }  // namespace xeflash

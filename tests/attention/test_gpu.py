@@ -114,8 +114,9 @@ def test_matches_reference_long(gpu, case):
     run(case)
 
 
-@pytest.mark.parametrize("dtype, dims, message", REFUSED, ids=lambda x: str(x).replace(" ", "") if x[0] != "q" else "")
-def test_what_gpus_cannot_do_is_refused(gpu, dtype, dims, message):
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: "{}-d{}x{}".format(refused[0], *refused[1]))
+def test_what_gpus_cannot_do_is_refused(gpu, refused):
+    dtype, dims, message = refused
     for variant, entry in (("plain", "func"), ("plain", "varlen"), ("dropout", "attention")):
         with pytest.raises(NotImplementedError, match=message):
             run(Case(dtype, *dims, variant=variant, entry=entry, kind="usm"))
@@ -159,16 +160,9 @@ def test_any_start_in_memory(gpu, offset):
     out = torch.full((2, 4, 63, 64), 7.0, dtype=q.dtype)
     (result,) = on_gpu(out, offset=offset)
     call(*on_gpu(q, k, v, offset=offset), out=result)
-    got = torch.empty(offset + out.numel(), dtype=q.dtype)
-    got = read_memory(result.memory, got)
+    got = torch.from_numpy(result.memory.copy_to_host()).view(out.dtype)
     assert torch.all(got[:offset] == 77)
     check_attention("offset", q, k, v, Features(), got[offset:].view(out.shape))
-
-
-def read_memory(memory, into):
-    as_bytes = into.view(torch.uint8).numpy()
-    memory.copy_to_host(as_bytes)
-    return torch.from_numpy(as_bytes).view(into.dtype)[: into.numel()]
 
 
 @pytest.mark.parametrize("change", ["expanded", "expanded-heads", "rows-apart"])
@@ -201,4 +195,5 @@ def test_a_bad_query_spoils_its_own_row_only(gpu):
         out = usm.read(call(*on_gpu(spoilt, k, v))[0])
         assert torch.isnan(out[1, 2, 31]).all()
         out[1, 2, 31] = want[1, 2, 31]
-        assert torch.isfinite(out).all() and (out - want).abs().max() <= 0.02  # math differs by a few ulp, see xeflash.sim
+        assert torch.isfinite(out).all()
+        assert (out - want).abs().max() <= 0.02  # the simulator moves results of math by a few ulp

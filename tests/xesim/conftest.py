@@ -49,7 +49,7 @@ class Simulated:
         self, command: list[str], environment: dict[str, str], status: int | None = 0
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
         )
         if status is not None and done.returncode != status:
             pytest.fail(f"{command[0]} ended with {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
@@ -83,6 +83,7 @@ class Simulated:
             "XEFLASH_SIM": devices,
             "ZEL_LIBRARY_PATH": str(self.library.parent),
             "UR_L0_DISABLE_USM_ALLOCATOR": "1",
+            "UR_L0_QUEUE_SYNCHRONIZE_NON_BLOCKING": "0",
         }
         if check is not None:
             more["XEFLASH_SIM_CHECK"] = check

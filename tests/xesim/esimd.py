@@ -80,7 +80,9 @@ def refused_by_compiler(error: Exception) -> bool:
 @functools.cache
 def native(source: str, device: str, registers: int, lanes: int) -> bytes | str:
     """The native binary, or why there can be none."""
-    code = spirv(source, (f"-DXE_LANES={lanes}",))
+    # Sources that are the same for all devices go through the front end once.
+    differs = "XE_LANES" in (FOLDER / f"{source}.cpp").read_text()
+    code = spirv(source, (f"-DXE_LANES={lanes}",) if differs else ())
     if isinstance(code, str):
         return code
     flags = "-vc-codegen" + (" -doubleGRF" if registers == 256 else "")

@@ -22,6 +22,7 @@ def run_program(t: Thread, program: list[Ins]) -> int:
             raise Unknown("a program that does not end")
         ins, here = program[pc], pc
         pc += 1
+        width = (1 << ins.size) - 1 << ins.offset  # branches are decided by the lanes of their own width
         if ins.op == "jmpi":
             if t.predicate(ins, 0):
                 pc = place[ins.jip]
@@ -37,13 +38,13 @@ def run_program(t: Thread, program: list[Ins]) -> int:
                 waits[lane] = place[ins.jip if backward else ins.uip]
             if backward:
                 pc = place[ins.uip]
-            elif not t.mask:
+            elif not t.mask & width:
                 pc = place[ins.jip]
         elif ins.op == "join":
             for lane in [lane for lane, at in waits.items() if at == here]:
                 t.mask |= 1 << lane & dispatched
                 del waits[lane]
-            if not t.mask:
+            if not t.mask & width:
                 pc = place[ins.jip]
         elif ins.op == "call":
             at = ins.dst.number * GRF_BYTES[t.state.family] + 4 * ins.dst.sub

@@ -20,10 +20,10 @@ def run_tests(device: str, folder: Path, *options: str) -> None:
     source = folder / "nothing.cl"
     source.write_text("kernel void nothing() {}\n")
     toolbox.compile_opencl(source, device, folder)  # skips where ocloc cannot
-    test = str(TESTS / "attention" / "test_gpu.py")
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--sim", device, *options, test]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--sim", device]
+    command += [*options, str(TESTS / "attention" / "test_gpu.py")]
     environment = os.environ | {"XEFLASH_SIM_CHECK": "all"}
-    done = subprocess.run(command, cwd=TESTS.parent, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     if done.returncode:
         tail = "\n".join(done.stdout.splitlines()[-LINES:])
         pytest.fail(f"{' '.join(command)}\nended with {done.returncode}\n{tail}\n{done.stderr[-2000:]}", pytrace=False)

@@ -120,7 +120,7 @@ def run_and_compare(state: State, code: list[Ins], mask: int) -> int:
     return steps
 
 
-@pytest.mark.parametrize("mask", [0xFFFF, 0x8421, 0x0001], ids=hex)
+@pytest.mark.parametrize("mask", [0xFFFF, 0x8421, 0x0001, 0xFFFFFFFF], ids=hex)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nested_branches_and_loops(family, seed, mask):

@@ -106,12 +106,10 @@ std::string ocloc_options(const std::string& flags) {
   for (std::string word; words >> word;) {
     if (word.starts_with("-ze-opt-level=")) {
       word = word.back() == '0' ? "-cl-opt-disable" : "";  // higher levels are the default
+    } else if (word == "-ze-opt-greater-than-4GB-buffer-required") {
+      word = "-cl-intel-greater-than-4GB-buffer-required";
     } else if (word.starts_with("-ze-") && word != "-ze-opt-large-register-file") {
       word.replace(0, 4, "-cl-");
-    }
-    if (word == "-cl-intel-greater-than-4GB-buffer-required" ||
-        word == "-cl-opt-greater-than-4GB-buffer-required") {
-      word = "-cl-intel-greater-than-4GB-buffer-required";
     }
     if (!word.empty()) options += (options.empty() ? "" : " ") + word;
   }

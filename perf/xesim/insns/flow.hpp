@@ -26,6 +26,9 @@ inline void jmpi(Thread& t, const Inst& inst) {
   if (t.active_lanes(scalar) & 1) jump(t, inst, inst.jip);
 }
 
+// Branches are decided by the lanes of their own width: dg2's ESIMD threads are dispatched with 32 lanes and branch with
+// 16, all at once; the other lanes come along.
+//
 // Taken lanes wait at UIP. The backward form (BranchCtrl) goes to UIP with the taken lanes, the others wait at JIP.
 inline void goto_(Thread& t, const Inst& inst) {
   const uint32_t enabled = enabled_lanes(t, inst);
@@ -39,7 +42,7 @@ inline void goto_(Thread& t, const Inst& inst) {
   }
   t.execution_mask &= ~away;
   if (inst.branch_ctrl) jump(t, inst, inst.uip);
-  else if (t.execution_mask == 0) jump(t, inst, inst.jip);
+  else if (enabled_lanes(t, inst) == 0) jump(t, inst, inst.jip);
 }
 
 inline void join(Thread& t, const Inst& inst) {
@@ -50,7 +53,7 @@ inline void join(Thread& t, const Inst& inst) {
       t.lane_ip[static_cast<size_t>(lane)] = ~0u;
     }
   }
-  if (t.execution_mask == 0) jump(t, inst, inst.jip);
+  if (enabled_lanes(t, inst) == 0) jump(t, inst, inst.jip);
 }
 
 // The address of the next instruction, then the execution mask, go to dst.

@@ -283,6 +283,15 @@ template void write_bits(Thread&, const Inst&, const Lanes<uint16_t>&, uint32_t,
 template void write_bits(Thread&, const Inst&, const Lanes<uint32_t>&, uint32_t, uint32_t);
 template void write_bits(Thread&, const Inst&, const Lanes<uint64_t>&, uint32_t, uint32_t);
 
+// `nearest` + `rest` in a rounding mode.
+static double round_directed(double nearest, Int128 rest, Rounding rounding) {
+  const bool down = rounding == Rounding::kDown || (rounding == Rounding::kZero && nearest > 0);
+  const bool up = rounding == Rounding::kUp || (rounding == Rounding::kZero && nearest < 0);
+  if (rest < 0 && down) return std::nextafter(nearest, -INFINITY);
+  if (rest > 0 && up) return std::nextafter(nearest, INFINITY);
+  return nearest;
+}
+
 template <class T>
 void write_integers(Thread& t, const Inst& inst, const Lanes<T>& value, uint32_t active, uint32_t defined) {
   const int n = inst.exec_size;
@@ -290,10 +299,10 @@ void write_integers(Thread& t, const Inst& inst, const Lanes<T>& value, uint32_t
   if (is_float(type)) {
     Lanes<double> wide;
     for (int i = 0; i < n; ++i) {
-      // 64-bit integers to double or narrower: to odd first, so that the later rounding is the only one
+      // 64-bit integers do not fit a double: rounded as the thread does, or to odd where another rounding follows.
       const double nearest = static_cast<double>(value[i]);
       const Int128 rest = static_cast<Int128>(value[i]) - static_cast<Int128>(nearest);
-      wide[i] = type == Type::kDF ? nearest : to_odd(nearest, static_cast<double>(rest));
+      wide[i] = type == Type::kDF ? round_directed(nearest, rest, rounding_of(t)) : to_odd(nearest, static_cast<double>(rest));
     }
     return write_doubles(t, inst, wide, active, defined);
   }

@@ -71,8 +71,16 @@ void select(Thread& t, const Inst& inst) {
     enabled.predicate = Predicate::kNone;
     uint32_t defined = ~0u;
     if (t.track) {
-      defined = t.defined_predicate(inst) & ((defined_lanes(t, inst.src[0], n) & chosen) |
-                                             (defined_lanes(t, inst.src[1], n) & ~chosen));
+      const uint32_t known = t.defined_predicate(inst);
+      const uint32_t first = defined_lanes(t, inst.src[0], n), second = defined_lanes(t, inst.src[1], n);
+      defined = known & ((first & chosen) | (second & ~chosen));
+      // A choice between equal values depends on nothing: loops that end lane by lane choose 0 or 0 in finished lanes.
+      if ((first & second & ~known & t.active_lanes(enabled)) != 0) {
+        Lanes<T> a, b;
+        read_comparable(t, inst.src[0], n, a);
+        read_comparable(t, inst.src[1], n, b);
+        defined |= first & second & compare_lanes(Condition::kEq, a, b, n);
+      }
     }
     return write_chosen<T>(t, enabled, chosen, t.active_lanes(enabled), defined);
   }

@@ -52,7 +52,8 @@ void count_instructions(const Program& program, const std::vector<Worker>& worke
     switch (class_of(inst)) {
       case InstClass::kDpas:
         record.dpas += n;
-        record.dpas_macs += n * multiply_adds(*program.isa, inst);
+        // dg2's work-around instructions multiply nothing.
+        if (program.execute[i] != dpas_nothing) record.dpas_macs += n * multiply_adds(*program.isa, inst);
         dpas_rows += n * inst.repeat_count;
         break;
       case InstClass::kMath: record.math += n; break;

@@ -2,6 +2,7 @@
 // executed by the file of its kind.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "machine/thread.hpp"
@@ -66,10 +67,13 @@ struct Message {
   uint32_t dst = 0, addresses = 0, data = 0;
 
   const Isa& isa() const { return *thread.launch->isa; }
-  // Registers between the components of a vector: every component starts in a register of its own.
+  // Registers between the components of a vector: every component starts in a register of its own,
+  // with room for as many lanes as a register has dwords: a compare-and-swap of 8 qwords takes 4
+  // registers of data on pvc and bmg.
   uint32_t component_stride() const {
     const auto grf = static_cast<uint32_t>(isa().grf_bytes);
-    const auto bytes = static_cast<uint32_t>(inst.exec_size * register_bytes);
+    const int lanes = std::max<int>(inst.exec_size, isa().grf_bytes / 4);
+    const auto bytes = static_cast<uint32_t>(lanes * register_bytes);
     return (bytes + grf - 1) / grf * grf;
   }
   uint32_t all_lanes() const {

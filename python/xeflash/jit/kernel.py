@@ -75,6 +75,7 @@ def render(desc: Desc) -> KernelSource:
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
+        f"  static constexpr int threads = {config.threads};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
         "}  // namespace xeflash",
@@ -89,6 +90,8 @@ def render(desc: Desc) -> KernelSource:
     features = [name for name in ("softcap", "alibi", "dropout") if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [desc.access] if desc.access not in ("", "block2d") else []
+    if config.threads > 1:
+        dims += f"t{config.threads}"
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
     return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", *backend), config)
 

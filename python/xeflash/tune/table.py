@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config:
-    """Our choice for a kernel: rows and keys of a tile; columns of the output that a thread owns, in how many parts."""
+    """Our choice for a kernel: rows and keys of a tile, and how the rest is shared out."""
 
     block_q: int
     block_k: int
-    block_v: int
-    parts: int = 1
+    block_v: int  # columns of the output that a thread owns
+    parts: int = 1  # of the output's columns
+    threads: int = 1  # of a work-group: neighbouring blocks of rows
 
 
 def pick(desc: Desc) -> Config:
@@ -39,6 +40,8 @@ def pick(desc: Desc) -> Config:
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
         ):
-            block_v, parts = (desc.head_dim_v, 1) if tables is cpu.TABLES else xe.split_columns(desc)
-            return Config(desc.rows if block_q == 0 else block_q, block_k, block_v, parts)
+            rows = desc.rows if block_q == 0 else block_q
+            if tables is cpu.TABLES:
+                return Config(rows, block_k, desc.head_dim_v)
+            return Config(rows, block_k, *xe.split_columns(desc), xe.threads(desc, rows))
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")

@@ -20,6 +20,8 @@ FLASH_FWD: list[Row] = [
     ("dg2", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "float32", 255, 64, 8, 32),
     ("*", "float32", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "*", 16, 128, 8, 64),
+    ("*", "*", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
     ("*", "*", 255, 128, 8, 64),
     ("*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
@@ -45,3 +47,9 @@ def split_columns(desc: Desc) -> tuple[int, int]:
     parts = -(-desc.head_dim_v // _MAX_COLUMNS[desc.arch])
     width = -(-desc.head_dim_v // parts)
     return (desc.head_dim_v if parts == 1 else -(-width // 16) * 16), parts
+
+
+def threads(desc: Desc, block_q: int) -> int:
+    """Threads of a work-group: they read the same keys, which then come from their Xe-core's cache. Eight are one for each
+    vector engine; no more than there are blocks of rows."""
+    return max(1, min(8, desc.rows // block_q))

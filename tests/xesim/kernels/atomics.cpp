@@ -68,16 +68,16 @@ ESIMD_INLINE void change_all(T* memory, const uint32_t* offsets, const T* operan
 #define SIGNED_OPS Op::smin, Op::smax
 #define EXCHANGE Op::xchg  // 32 bits only
 #define FLOAT_OPS Op::fadd, Op::fsub, Op::fmin, Op::fmax, Op::fcmpxchg
-#define GLOBAL(NAME, T, ...)                                                                  \
-  XE_KERNEL global_##NAME(T* memory, const uint32_t* offsets, const T* operands, T* old,  \
-                          uint32_t lanes) {                                                   \
-    change_all<false, T, __VA_ARGS__>(memory, offsets, operands, old, lanes);                 \
+#define GLOBAL(NAME, T, ...)                                                             \
+  XE_KERNEL global_##NAME(T* memory, const uint32_t* offsets, const T* operands, T* old, \
+                          uint32_t lanes) {                                              \
+    change_all<false, T, __VA_ARGS__>(memory, offsets, operands, old, lanes);            \
   }
-#define BOTH(NAME, T, ...)                                                                    \
-  GLOBAL(NAME, T, __VA_ARGS__)                                                                \
-  XE_KERNEL slm_##NAME(T* memory, const uint32_t* offsets, const T* operands, T* old,     \
-                       uint32_t lanes) {                                                      \
-    change_all<true, T, __VA_ARGS__>(memory, offsets, operands, old, lanes);                  \
+#define BOTH(NAME, T, ...)                                                            \
+  GLOBAL(NAME, T, __VA_ARGS__)                                                        \
+  XE_KERNEL slm_##NAME(T* memory, const uint32_t* offsets, const T* operands, T* old, \
+                       uint32_t lanes) {                                              \
+    change_all<true, T, __VA_ARGS__>(memory, offsets, operands, old, lanes);          \
   }
 BOTH(u16, uint16_t, UNSIGNED_OPS)
 BOTH(u32, uint32_t, UNSIGNED_OPS)
