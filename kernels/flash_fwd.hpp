@@ -17,12 +17,18 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   constexpr int dv = Config::block_v;  // columns of O that a thread owns
   using T = typename Config::Element;
   using ScoreVariant = typename Config::ScoreVariant;
+  using KeyTile = Keys<T, Bc, d>;
+  using ValueTile = Values<T, Bc, dv, KeyTile>;
+  using QueryTile = Query<T, Br, d, KeyTile, ValueTile>;
+  allocate_shared<KeyTile, ValueTile, QueryTile>();
 
   const Sequence seq(p, work.batch);
   const int row = work.block * Br, head_k = work.head / (p.heads_q / p.heads_k);
-  if (row >= seq.sq) return;
+  constexpr int kTogether = kStaged ? kThreads * Br : Br;  // rows that pass the same keys
+  const int first = row - row % kTogether;
+  if (first >= seq.sq) return;
   const Window window(p, seq);
-  const BlockRange range = window.template k_blocks<Br, Bc>(row);
+  const BlockRange range = window.template k_blocks<kTogether, Bc>(first);
   const auto k_rows = seq.k_rows<const T>(p.k, head_k).up_to(range.keys);
   const int column = work.part * dv;
   const auto v_rows =
@@ -33,7 +39,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const float scale = p.scale < 0 ? -p.scale : p.scale;
   const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
 
-  Query<T, Br, d> Q;
+  QueryTile Q;
   load(Q, seq.q_rows<const T>(p.q, work.head, row));
   if (p.scale < 0) negate(Q);
   Tile<Br, dv> O;
@@ -45,9 +51,9 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 
   for (int j = range.begin; j < range.end; ++j) {
     const int key = j * Bc;
-    prefetch<Config::threads, Bc, d>(k_rows.from(key + Bc));  // of the next step
-    prefetch<Config::threads, Bc, dv>(v_rows.from(key + Bc));
-    const Keys<T, Bc, d> K(k_rows.from(key));
+    prefetch<Bc, d>(k_rows.from(key + Bc));  // of the next step
+    prefetch<Bc, dv>(v_rows.from(key + Bc));
+    const KeyTile K(k_rows.from(key));
     Tile<Br, Bc> S;
     mma_ABt(S, Q, K);  // S = Q K^T
     if constexpr (!ScoreVariant::kIdentity) {
@@ -62,7 +68,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
     dropout.drop(P, row, key);
 
-    const Values<T, Bc, dv> V(v_rows.from(key));
+    const ValueTile V(v_rows.from(key));
     mma_AB(O, P, V);  // O += P V
   }
 
@@ -78,7 +84,7 @@ template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_q;
   flash_fwd<Config>(
-      p, Work(group_index(), Config::threads, Config::parts, (p.max_q - 1) / Br + 1, p.heads_q));
+      p, Work(group_index(), kThreads, Config::parts, (p.max_q - 1) / Br + 1, p.heads_q));
 }
 
 }  // namespace xeflash

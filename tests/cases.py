@@ -84,6 +84,10 @@ class Case:
         return (HEADS | FEW_HEADS)[self.heads]
 
     @property
+    def is_on_gpu(self) -> bool:
+        return self.kind == "usm"
+
+    @property
     def has_mask(self) -> bool:
         return "mask" in self.variant or "bias" in self.variant
 
@@ -194,7 +198,7 @@ def run_dense(case: Case, f: Features, generator: torch.Generator) -> None:
         result = xeflash.flash_attn_func(*(to_array(x, case.kind) for x in (q, k, v)), **options)
     out, lse = results(case, result)
     q, k, v, out = (x.transpose(1, 2) for x in (q, k, v, out))
-    check_attention(case.id, q, k, v, f, out, lse)
+    check_attention(case.id, q, k, v, f, out, lse, case.is_on_gpu)
 
 
 def run_attention(case: Case, f: Features, generator: torch.Generator) -> None:
@@ -222,7 +226,7 @@ def run_attention(case: Case, f: Features, generator: torch.Generator) -> None:
         rng=f.rng if f.dropout else None,
     )
     out, lse = results(case, result)
-    check_attention(case.id, q, k, v, f, out, lse)
+    check_attention(case.id, q, k, v, f, out, lse, case.is_on_gpu)
 
 
 def run_varlen(case: Case, f: Features, generator: torch.Generator) -> None:
@@ -267,4 +271,5 @@ def run_varlen(case: Case, f: Features, generator: torch.Generator) -> None:
         parts = (x[part].transpose(0, 1)[None] for x, part in ((q, rows), (k, keys), (v, keys), (out, rows)))
         q_i, k_i, v_i, out_i = parts
         lse_i = None if lse is None else lse[None, :, rows]
-        check_attention(f"{case.id} sequence {i}", q_i, k_i, v_i, f.with_(alibi=slopes, batch0=i), out_i, lse_i)
+        f_i = f.with_(alibi=slopes, batch0=i)
+        check_attention(f"{case.id} sequence {i}", q_i, k_i, v_i, f_i, out_i, lse_i, case.is_on_gpu)

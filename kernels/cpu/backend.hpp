@@ -21,5 +21,6 @@ using GroupIndex = uint64_t;
 XF_INLINE GroupIndex group_index() {
   return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
 }
-XF_INLINE int thread_in_group() { return 0; }  // a work-group is one work-item
+constexpr int kThreads = 1;  // of a work-group
+XF_INLINE int thread_in_group() { return 0; }
 }  // namespace xeflash

@@ -121,9 +121,9 @@ XF_INLINE float multiply_in_registers(int steps, float seed) {
 }
 
 // O[:, d .. d + Nt) += P V[:, d .. d + Nt)
-template <int Nt, class T, int R, int N, int D>
-XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D>& V,
-                              int r0, int d) {
+template <int Nt, class T, int R, int N, int D, class Before>
+XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
+                              const Values<T, N, D, Before>& V, int r0, int d) {
   constexpr int Rt = RegisterTile<R>::Rt;
   f32x16 acc[Nt][Rt] = {};
   const int steps = V.steps();
@@ -141,8 +141,8 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P, const Value
 }
 
 // O += P V
-template <class T, int R, int N, int D>
-XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D>& V) {
+template <class T, int R, int N, int D, class Before>
+XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D, Before>& V) {
   using Reg = RegisterTile<R>;
   constexpr int kRest = D % Reg::dims;
   for (int d = 0; d < D - kRest; d += Reg::dims) {

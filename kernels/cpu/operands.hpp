@@ -43,12 +43,17 @@ struct Left<T, R, C> {
   alignas(64) u32x16 x[(C + 1) / 2][kVecs];
 };
 
-template <class T, int R, int C>
+template <class T, int R, int C, class... Before>
 using Query = Left<T, R, C>;
 
 // A CPU sees the next rows coming.
-template <int Threads, int N, int D, class T>
+template <int N, int D, class T>
 XF_INLINE void prefetch(const Rows<const T>&) {}
+
+// Nothing is shared: a work-group is one work-item.
+constexpr bool kStaged = false;
+template <class... Tiles>
+XF_INLINE void allocate_shared() {}
 
 template <int C, class T>
 XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c; odd tails read 0
@@ -136,7 +141,7 @@ struct Keys<T, N, D> {
 };
 
 // Up to N rows of V: packed, as broadcasts walk down its columns; bf16 as pairs of rows.
-template <class T, int N, int D>
+template <class T, int N, int D, class Before = void>
 struct Values {
   static constexpr int kStride = round_up(D, kLanes);
   alignas(64) float packed[N][kStride];
@@ -157,9 +162,9 @@ struct Values {
   XF_INLINE int steps() const { return count; }
   XF_INLINE const float* step(int j) const { return x + j * stride; }
 };
-template <class T, int N, int D>
+template <class T, int N, int D, class Before>
   requires kPaired<T>
-struct Values<T, N, D> {
+struct Values<T, N, D, Before> {
   static constexpr int kStride = round_up(D, kLanes);
   alignas(64) uint32_t x[N / 2][kStride];
   int count;

@@ -33,12 +33,12 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
 // S = A K^T, one chunk of the columns of every key a step. The loads of the next step are under way
 // while one is multiplied, where Q, O and S (6 bytes per row and element, 4 per row and key) leave
 // room for it.
-template <template <class, int, int> class A_, class T, int R, int N, int D>
-XF_INLINE void mma_ABt(Tile<R, N>& S, const A_<T, R, D>& A, const Keys<T, N, D>& K) {
+template <class Query, class T, int R, int N, int D>
+XF_INLINE void mma_ABt(Tile<R, N>& S, const Query& A, const Keys<T, N, D>& K) {
   constexpr int kColumns = Keys<T, N, D>::kColumns, kSteps = round_up(D, kColumns) / kColumns;
-  constexpr int kBlocks = N / kLanes, kWidth = A_<T, R, D>::kWidth;
+  constexpr int kBlocks = N / kLanes, kWidth = Query::kWidth;
   constexpr int kAhead = R * (6 * D + 4 * N) > kGrfBytes * 3 / 4 ? 0 : 1;
-  auto stream = K.stream();
+  typename Keys<T, N, D>::Stream stream(K);
   simd<T, kColumns * kLanes> chunk[kAhead + 1][kBlocks];
   XF_UNROLL for (int step = 0; step < kSteps + kAhead; ++step) {
     if (step < kSteps) {
@@ -63,11 +63,11 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const A_<T, R, D>& A, const Keys<T, N, D>&
 }
 
 // O += P V
-template <class T, int R, int N, int D>
-XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D>& V) {
-  using Block = Values<T, N, D>;
+template <class T, int R, int N, int D, class Before>
+XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D, Before>& V) {
+  using Block = Values<T, N, D, Before>;
   constexpr int kChunks = Block::kColumns / kLanes;
-  auto stream = V.stream();
+  typename Block::Stream stream(V);
   XF_UNROLL for (int j = 0; j < N / Block::kRows; ++j) {
     XF_UNROLL for (int n = 0; n < round_up(D, Block::kColumns) / Block::kColumns; ++n) {
       const auto block = stream.load(j, n);

@@ -10,12 +10,47 @@ namespace xeflash::xe {
 
 constexpr int kDepth = 16;  // of one dpas, in 16-bit elements
 
+// ---- shared local memory ------------------------------------------------------------------------
+
+// Without 2D block messages the threads of a group bring a tile into the layout of B together, each
+// a share, in shared local memory. Every thread comes to every tile, and reads the keys before it
+// writes the values: so a barrier after each is enough, and a tile is not written while another
+// thread reads its predecessor.
+constexpr bool kStaged = kAccess != Access::block2d;
+
+// Blocks of so many dwords.
+template <int Dwords>
+struct SharedBlocks {
+  uint32_t begin;
+  XF_INLINE void store(int i, simd<uint32_t, Dwords> x) const {
+    esimd::slm_block_store<uint32_t, Dwords>(begin + i * Dwords * 4, x);
+  }
+  XF_INLINE simd<uint32_t, Dwords> load(int i) const {
+    return esimd::slm_block_load<uint32_t, Dwords>(begin + i * Dwords * 4);
+  }
+};
+
+// f(i) for this thread's share of 0 .. Count - 1.
+template <int Count, class F>
+XF_INLINE void share(F f) {
+  XF_UNROLL for (int first = 0; first < Count; first += kThreads) {
+    const int i = first + thread_in_group();
+    if (first + kThreads <= Count || i < Count) f(i);
+  }
+}
+
+template <class... Tiles>
+XF_INLINE void allocate_shared() {
+  if constexpr (kStaged) esimd::slm_init<(Tiles::kSharedBytes + ...)>();
+}
+
 // ---- A ------------------------------------------------------------------------------------------
 
 // R x C in registers: x[column / kWidth][row][kWidth columns].
 template <class T, int R, int C>
 struct Left {
   static constexpr int kWidth = sizeof(T) == 2 ? kDepth : kLanes, kColumns = round_up(C, kWidth);
+  static constexpr int kSharedBytes = 0;
   static_assert(R % 8 == 0);
   simd<T, R * kColumns> x;
 
@@ -60,10 +95,11 @@ XF_INLINE void negate(Left<T, R, C>& A) {
   negate(A.x);
 }
 
-// R x C that stays in memory: too wide for registers beside O and S.
+// R x C that is too wide for registers beside O and S: stays in memory ...
 template <class T, int R, int C>
 struct StreamedLeft {
   static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
+  static constexpr int kSharedBytes = 0;
   Rows<const T> memory = {};
   bool negative = false;
 
@@ -82,9 +118,42 @@ XF_INLINE void negate(StreamedLeft<T, R, C>& A) {
   A.negative = true;
 }
 
-template <class T, int R, int C>
-using Query =
-    std::conditional_t<(R * C * sizeof(T) > kGrfBytes / 8), StreamedLeft<T, R, C>, Left<T, R, C>>;
+// ... or is put in order once in shared memory, each thread's own rows behind the tiles `Before`.
+template <class T, int R, int C, class... Before>
+struct SharedLeft {
+  static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
+  static constexpr int kBytes = R * kColumns * sizeof(T), kSharedBytes = kThreads * kBytes;
+  static constexpr int kDwords = 8 * kWidth * sizeof(T) / 4;
+  bool negative = false;
+
+  static XF_INLINE SharedBlocks<kDwords> shared() {
+    return {static_cast<uint32_t>((Before::kSharedBytes + ...) + thread_in_group() * kBytes)};
+  }
+  XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
+    auto dwords = shared().load(c * (R / 8) + r);
+    simd<T, 8 * kWidth> x = dwords.template bit_cast_view<T>();
+    if (negative) xe::negate(x);
+    return x;
+  }
+};
+template <class T, int R, int C, class... Before>
+XF_INLINE void load(SharedLeft<T, R, C, Before...>& A, const Rows<const T>& m) {
+  XF_UNROLL for (int c = 0; c < A.kColumns / A.kWidth; ++c) {
+    XF_UNROLL for (int r = 0; r < R / 8; ++r) {
+      auto x = load_left<T, 8, C>(m.from(r * 8), c);
+      A.shared().store(c * (R / 8) + r, x.template bit_cast_view<uint32_t>());
+    }
+  }
+}
+template <class T, int R, int C, class... Before>
+XF_INLINE void negate(SharedLeft<T, R, C, Before...>& A) {
+  A.negative = true;
+}
+
+template <class T, int R, int C, class... Before>
+using Query = std::conditional_t<
+    (R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
+    std::conditional_t<kStaged, SharedLeft<T, R, C, Before...>, StreamedLeft<T, R, C>>>;
 
 // P = 2^(S * scale - m) in the type of V; l += row sums of P, before it is rounded.
 template <int Degree, class T, int R, int C, class Sum>
@@ -111,25 +180,34 @@ XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, 
   l += sum;
 }
 
-// ---- B = K^T ------------------------------------------------------------------------------------
+// ---- B ------------------------------------------------------------------------------------------
 
 // N rows of K. A chunk is 8 dwords of each of kLanes keys, [dword][key]: by a transposed 2D load,
 // or a gather with a key a lane.
 template <class T, int N, int D>
 struct Keys {
   static_assert(N % kLanes == 0 && D % 8 == 0);
-  Rows<const T> memory;
   static constexpr int kColumns = 32 / sizeof(T);  // of a chunk
+  static constexpr int kSteps = round_up(D, kColumns) / kColumns, kBlocks = N / kLanes;
+  static constexpr int kSharedBytes = kSteps * kBlocks * 32 * kLanes;
+  Rows<const T> memory;
 
-  XF_INLINE explicit Keys(const Rows<const T>& m) : memory(m) {}
+  XF_INLINE explicit Keys(const Rows<const T>& m) : memory(m) {
+    if constexpr (kStaged) {
+      share<kSteps * kBlocks>([&](int i) {
+        shared().store(i, read_transposed<D>(m, i % kBlocks * kLanes, i / kBlocks * 8));
+      });
+      esimd::barrier();
+    }
+  }
+  static XF_INLINE SharedBlocks<8 * kLanes> shared() { return {0}; }
 
   // How the chunks of a product are read, one step of kColumns after the other.
-  struct Stream {
-    Rows<const T> memory;
-    XF_INLINE explicit Stream(const Keys& K) : memory(K.memory) {}
+  struct SharedStream {
+    XF_INLINE explicit SharedStream(const Keys&) {}
     XF_INLINE void move_to(int) {}
     XF_INLINE simd<T, kColumns * kLanes> load(int step, int n) const {
-      auto dwords = read_transposed<D>(memory, n * kLanes, step * 8);
+      auto dwords = shared().load(step * kBlocks + n);
       return dwords.template bit_cast_view<T>();
     }
   };
@@ -143,27 +221,64 @@ struct Keys {
       return dwords.template bit_cast_view<T>();
     }
   };
-  XF_INLINE auto stream() const {
-    if constexpr (kAccess == Access::block2d)
-      return Stream2d(*this);
-    else
-      return Stream(*this);
-  }
+  using Stream = std::conditional_t<kStaged, SharedStream, Stream2d>;
 };
 
-// ---- B = V --------------------------------------------------------------------------------------
-
-// N rows of V, in blocks of kRows x kColumns: 16-bit elements as pairs of rows, fp32 as rows.
-template <class T, int N, int D>
+// N rows of V, in blocks of kRows x kColumns: 16-bit elements as pairs of rows, [pair][column],
+// kLanes columns after the other; fp32 as rows. In shared memory behind `Before`.
+template <class T, int N, int D, class Before>
 struct Values {
   static_assert(N % kDepth == 0 && D % 8 == 0);
-  static constexpr bool k2d = kAccess == Access::block2d, kPaired = sizeof(T) == 2;
-  static constexpr int kRows = k2d && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
-  static constexpr int kColumns = k2d && kPaired && D % 32 == 0 ? 32 : kPaired ? 16 : kLanes;
+  static constexpr bool kPaired = sizeof(T) == 2;
+  static constexpr int kRows = !kStaged && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
+  static constexpr int kColumns = !kStaged && kPaired && D % 32 == 0 ? 32 : kPaired ? 16 : kLanes;
+  static constexpr int kAcross = round_up(D, kColumns) / kColumns;
+  static constexpr int kSharedBytes = N * kAcross * kColumns * sizeof(T);
+  static constexpr int kDwords = kColumns * sizeof(T) / 4;
   Rows<const T> memory;
 
-  XF_INLINE explicit Values(const Rows<const T>& m) : memory(m) {}
+  XF_INLINE explicit Values(const Rows<const T>& m) : memory(m) {
+    if constexpr (kStaged) {
+      const Rows<const T> inside = m.columns(0, at_most(m.width, D));
+      share<N / kRows * kAcross>([&](int i) {
+        put(i, read_rows<kRows, kDwords>(inside, i / kAcross * kRows, i % kAcross * kDwords));
+      });
+      esimd::barrier();
+    }
+  }
+  // Part b of block i: kLanes of its columns.
+  static constexpr int kParts = kColumns / kLanes;
+  static XF_INLINE SharedBlocks<kRows * kDwords / kParts> shared() {
+    return {Before::kSharedBytes};
+  }
+  static XF_INLINE void put(int i, simd<uint32_t, kRows * kDwords> dwords) {
+    if constexpr (!kPaired) {
+      shared().store(i, dwords);
+    } else {
+      simd<T, kRows * kColumns> rows = dwords.template bit_cast_view<T>();
+      XF_UNROLL for (int b = 0; b < kParts; ++b) {
+        simd<T, kRows * kLanes> pairs;
+        XF_UNROLL for (int r = 0; r < kRows; ++r) {
+          pairs.template select<kLanes, 2>(r / 2 * 2 * kLanes + r % 2) =
+              part<kLanes>(rows, r * kColumns + b * kLanes);
+        }
+        shared().store(i * kParts + b, pairs.template bit_cast_view<uint32_t>());
+      }
+    }
+  }
 
+  struct SharedStream {
+    XF_INLINE explicit SharedStream(const Values&) {}
+    XF_INLINE simd<T, kRows * kColumns> load(int j, int n) const {
+      simd<T, kRows * kColumns> x;
+      XF_UNROLL for (int b = 0; b < kParts; ++b) {
+        auto dwords = shared().load((j * kAcross + n) * kParts + b);
+        x.template select<kRows * kLanes, 1>(b * kRows * kLanes) =
+            dwords.template bit_cast_view<T>();
+      }
+      return x;
+    }
+  };
   struct Stream2d {
     static constexpr int kBlock = kPaired ? 16 : kLanes;
     BlockMessage<T, kBlock, kRows, kColumns / kBlock> message;
@@ -177,43 +292,14 @@ struct Values {
         return message.load();
     }
   };
-
-  // Two rows of 16 columns interleave to pairs: [row pair][column], kLanes columns after the other.
-  struct Stream {
-    Rows<const T> memory;
-    XF_INLINE explicit Stream(const Values& V)
-        : memory(V.memory.columns(0, at_most(V.memory.width, D))) {}
-    XF_INLINE simd<T, kRows * kColumns> load(int j, int n) const {
-      constexpr int kDwords = kColumns * sizeof(T) / 4;
-      auto dwords = read_rows<kRows, kDwords>(memory, j * kRows, n * kDwords);
-      simd<T, kRows * kColumns> rows = dwords.template bit_cast_view<T>();
-      if constexpr (!kPaired) {
-        return rows;
-      } else {
-        simd<T, kRows * kColumns> pairs;
-        XF_UNROLL for (int b = 0; b < kColumns / kLanes; ++b) {
-          XF_UNROLL for (int r = 0; r < kRows; ++r) {
-            pairs.template select<kLanes, 2>((b * kRows + r / 2 * 2) * kLanes + r % 2) =
-                part<kLanes>(rows, r * kColumns + b * kLanes);
-          }
-        }
-        return pairs;
-      }
-    }
-  };
-  XF_INLINE auto stream() const {
-    if constexpr (k2d)
-      return Stream2d(*this);
-    else
-      return Stream(*this);
-  }
+  using Stream = std::conditional_t<kStaged, SharedStream, Stream2d>;
 };
 
 // ---- ahead of time ------------------------------------------------------------------------------
 
-// One of `Threads` threads' share of N rows of D columns, to the cache that they share: 32 rows of
+// This thread's share of N rows of D columns, to the cache that they share: 32 rows of
 // one cache line a message.
-template <int Threads, int N, int D, class T>
+template <int N, int D, class T>
 XF_INLINE void prefetch(const Rows<const T>& m) {
   if constexpr (kAccess == Access::block2d) {
     constexpr int kColumns = 64 / sizeof(T), kRows = N < 32 ? N : 32;
@@ -221,13 +307,11 @@ XF_INLINE void prefetch(const Rows<const T>& m) {
     // 16 columns of 2 bytes are the widest single block
     constexpr int kSide = sizeof(T) == 2 ? 2 : 1;
     BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(m));
-    XF_UNROLL for (int i = 0; i < kBlocks; i += Threads) {
-      const int block = i + thread_in_group();
-      if (kBlocks % Threads != 0 && block >= kBlocks) break;
+    share<kBlocks>([&](int block) {
       message.move_y(block / kAcross * kRows);
       message.move_x(block % kAcross * kColumns);
       message.prefetch();
-    }
+    });
   }
 }
 

@@ -56,8 +56,9 @@ def put(state: State, register: int, data: bytes) -> None:
 
 
 def component_stride(family: str, lanes: int, register_bytes: int) -> int:
+    """A component has room for as many lanes as a register has dwords, however few execute."""
     grf = GRF_BYTES[family]
-    return -(-lanes * register_bytes // grf) * grf
+    return -(-max(lanes, grf // 4) * register_bytes // grf) * grf
 
 
 def put_addresses(state: State, space: str, base: int, offsets: list[int]) -> None:

@@ -5,6 +5,7 @@
 
 #include "capi/json.hpp"
 #include "insns/common.hpp"
+#include "insns/dpas.hpp"
 
 namespace xesim {
 namespace {

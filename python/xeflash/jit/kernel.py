@@ -75,7 +75,6 @@ def render(desc: Desc) -> KernelSource:
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
-        f"  static constexpr int threads = {config.threads};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
         "}  // namespace xeflash",
@@ -85,7 +84,8 @@ def render(desc: Desc) -> KernelSource:
     if arch in _CPU_ISA:
         backend = ("-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}")
     else:
-        backend = ("-DXEFLASH_BACKEND_XE=1", f"-DXEFLASH_XE_ARCH={arch}", f"-DXEFLASH_XE_ACCESS={desc.access}")
+        backend = ("-DXEFLASH_BACKEND_XE=1", f"-DXEFLASH_XE_ARCH={arch}", f"-DXEFLASH_XE_ACCESS={desc.access}",
+                   f"-DXEFLASH_XE_THREADS={config.threads}")  # fmt: skip
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name for name in ("softcap", "alibi", "dropout") if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []

@@ -1,8 +1,6 @@
 // Kernels that break one rule each when their arguments say so, and keep it otherwise.
 #include "esimd.hpp"
 
-constexpr int N = XE_LANES;
-
 // Sixteen dwords from in + shift dwords to out.
 XE_KERNEL copy_block(const uint32_t* in, uint32_t* out, int shift) {
   store<uint32_t, 16>(out, load<uint32_t, 16>(in + shift));
@@ -11,9 +9,10 @@ XE_KERNEL copy_block(const uint32_t* in, uint32_t* out, int shift) {
 XE_KERNEL store_block(const uint32_t* in, uint32_t* out, int shift) {
   store<uint32_t, 16>(out + shift, load<uint32_t, 16>(in));
 }
-XE_KERNEL gather_one(const uint32_t* in, uint32_t* out, int shift) {
-  const simd<uint32_t, 16> at((shift - 15) * 4, 4);
-  store<uint32_t, 16>(out, esimd::gather<uint32_t, 16>(in, at));
+// Every other dword from in + shift dwords on.
+XE_KERNEL gather_some(const uint32_t* in, uint32_t* out, int shift) {
+  const simd<uint32_t, 16> at(0, 8);
+  store<uint32_t, 16>(out, esimd::gather<uint32_t, 16>(in + shift, at));
 }
 
 // Stores 16 dwords of which only `known` were given a value (16: all).
@@ -85,13 +84,6 @@ XE_KERNEL functions(const float* in, float* out) {
   store<float, 16>(out + 96, esimd::cos(x));
 }
 
-XE_KERNEL multiply(const bf16* a, const bf16* b, float* c) {
-  const auto A = load<bf16, 8 * 16>(a);
-  const auto B = load<bf16, 16 * N>(b);
-  const simd<float, 8 * N> C = load<float, 8 * N>(c);
-  store<float, 8 * N>(c, xmx::dpas<8, 8, float>(C, B, A));
-}
-
 // A group barrier that thread 0 does not reach if `all` is 0.
 XE_KERNEL meet(uint32_t* out, int all) {
   const uint32_t i = item().get_local_linear_id();
@@ -116,7 +108,7 @@ XE_KERNEL slm_at(uint32_t* out, int byte) {
 }
 
 // A loop that ends only if the cell says so.
-XE_KERNEL forever(const uint32_t* cell, uint32_t* out) {
+XE_KERNEL forever(const volatile uint32_t* cell, uint32_t* out) {
   uint32_t n = 0;
   while (cell[0] == 0) ++n;
   out[0] = n;
