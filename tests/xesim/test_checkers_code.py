@@ -6,12 +6,17 @@ import struct
 import numpy as np
 import pytest
 from assembler import GRF_BYTES, Ins, State, assemble, execute
-from esimd import machine
+from esimd import machine, simulator
 
 FAMILIES = ["dg2", "pvc", "bmg"]
 WITH_BLOCKS = ["pvc", "bmg"]
 PLACE = r"kernel \(code\), group \(0, 0, 0\), thread 0, at 0x[0-9a-f]{4} \[[0-9a-f]{16} [0-9a-f]{16}\] "
 LANES = {"dg2": 8, "pvc": 16, "bmg": 16}
+
+
+@pytest.fixture(autouse=True)
+def with_simulator():
+    simulator()
 
 
 def line(text: str) -> Ins:
