@@ -120,9 +120,7 @@ def iga(command: list[str], family: str, code: bytes) -> list[Json]:
     )  # it forgets the quotes
     listing = json.loads(text, strict=False)
     if listing.get("version") != "2.0":
-        raise RuntimeError(
-            "this iga64 writes JSON of another version: that of libigc2-tools is needed"
-        )
+        raise RuntimeError("this iga64 writes JSON of another version: that of libigc2-tools is needed")
     elements: list[Json] = listing["elems"]
     return elements
 

@@ -1,15 +1,15 @@
 """Each checker finds a kernel that breaks its rule, says where, and is silent on the same kernel that keeps it.
 
-What hides device memory from the host and defers commands belongs to the driver: test_driver.py.
+That device memory is hidden from the host and commands are deferred belongs to the driver: test_driver.py.
 """
 
+import ctypes
 import re
 
 import numpy as np
 import pytest
-from esimd import BLOCK2D_DEVICES, DEVICES, PREFIX, Fault, Kernels, checking, last_record, machine, simulator
-
-TWO = np.int32(2)
+from esimd import BLOCK2D_DEVICES, DEVICES, PREFIX, Fault, Kernels, checking, last_record
+from toolbox import function
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -36,20 +36,21 @@ def words(kernels: Kernels, count: int):
 # ---- memory -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kernel", "shift", "what"),
-    [
-        ("copy_block", 4, r"read of \d+ bytes.*ends 16 bytes past the end of, the 64-byte device allocation"),
-        ("copy_block", 16, r"read of \d+ bytes.*the address is right behind the end of the 64-byte"),
-        ("copy_block", 20, r"read of \d+ bytes.*the address is 16 bytes past the end of the 64-byte"),
-        ("copy_block", -4, r"read of \d+ bytes.*the address is 16 bytes before the start of the 64-byte"),
-        ("store_block", 4, r"write of \d+ bytes.*ends 16 bytes past the end of, the 64-byte device allocation"),
-        ("store_block", -4, r"write of \d+ bytes.*the address is 16 bytes before the start of the 64-byte"),
-        ("gather_some", 1, r"read of 4 bytes by lane 15.*right behind the end of the 124-byte"),
-        ("gather_some", -1, r"read of 4 bytes by lane 0.*4 bytes before the start of the 124-byte"),
-    ],
-)
-def test_out_of_bounds(kernels, kernel, shift, what):
+OUT_OF_BOUNDS = [
+    ("copy_block", 4, r"read of \d+ bytes.*ends 16 bytes past the end of, the 64-byte device allocation"),
+    ("copy_block", 16, r"read of \d+ bytes.*the address is right behind the end of the 64-byte"),
+    ("copy_block", 20, r"read of \d+ bytes.*the address is 16 bytes past the end of the 64-byte"),
+    ("copy_block", -4, r"read of \d+ bytes.*the address is 16 bytes before the start of the 64-byte"),
+    ("store_block", 4, r"write of \d+ bytes.*ends 16 bytes past the end of, the 64-byte device allocation"),
+    ("store_block", -4, r"write of \d+ bytes.*the address is 16 bytes before the start of the 64-byte"),
+    ("gather_some", 1, r"read of 4 bytes by lane 15.*right behind the end of the 124-byte"),
+    ("gather_some", -1, r"read of 4 bytes by lane 0.*4 bytes before the start of the 124-byte"),
+]
+
+
+@pytest.mark.parametrize("row", OUT_OF_BOUNDS, ids=[f"{kernel}-{shift}" for kernel, shift, _ in OUT_OF_BOUNDS])
+def test_out_of_bounds(kernels, row):
+    kernel, shift, what = row
     source, target = words(kernels, 31 if kernel == "gather_some" else 16), words(kernels, 16)
     kernels.run(kernel, source, target, np.int32(0))
     check_report(kernels.fault(kernel, source, target, np.int32(shift)), kernel, what)
@@ -76,15 +77,13 @@ def test_null_pointer(kernels):
 
 
 def test_double_free_and_foreign_free(kernels):
-    array = words(kernels, 16)
-    library, address = simulator(), array.address
-    machine._check(library, library.xesim_release(machine.ctypes.c_uint64(address)))
-    array.address = 0
-    with pytest.raises(Fault, match=r"is not the start of a live allocation: it is in the 64-byte.*which was freed"):
-        machine._check(library, library.xesim_release(machine.ctypes.c_uint64(address)))
-    other = words(kernels, 16)
-    with pytest.raises(Fault, match="is not the start of a live allocation: it is in the live 64-byte"):
-        machine._check(library, library.xesim_release(machine.ctypes.c_uint64(other.address + 4)))
+    release = function("xesim_release", ctypes.c_uint64)
+    first, second = words(kernels, 16), words(kernels, 16)
+    address, first.address = first.address, 0  # the array no longer frees it
+    assert release(address) is None
+    refusal = "freed address 0x[0-9a-f]+ is not the start of a live allocation: it is in the "
+    assert re.match(refusal + "64-byte device allocation at 0x[0-9a-f]+, which was freed", release(address).decode())
+    assert re.match(refusal + "live 64-byte device allocation", release(second.address + 4).decode())
 
 
 # ---- values that nobody gave --------------------------------------------------------------------
@@ -117,13 +116,10 @@ def test_race_in_local_memory(kernels, seed):
     with checking(f"all,seed={seed}"):
         kernels.run("slm_exchange", out, np.int32(1), local=16)
         assert np.array_equal(out.view(), np.roll(np.arange(16), 1))
-        text = kernels.fault("slm_exchange", out, np.int32(0), local=16)
-    assert "undefined" in text or "never given a value" in text or "data race in SLM at 0x" in text
-    with checking(f"slm-races,seed={seed}"):
+    # Alone: what is read too early was also never written.
+    with checking(f"slm-races,interleave,seed={seed}"):
         text = kernels.fault("slm_exchange", out, np.int32(0), local=16)
     check_report(text, "slm_exchange", r"data race in SLM at 0x[0-9a-f]+: thread \d+ (reads|writes) what thread \d+")
-    with checking("uninit"):
-        kernels.run("slm_exchange", out, np.int32(1), local=16)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -202,8 +198,8 @@ def test_math_results_move_within_their_stated_error(kernels):
     moved = [functions(kernels, x, f"math,seed={seed}") for seed in range(6)]
     assert np.array_equal(moved[1], functions(kernels, x, "math,seed=1"))
     assert np.array_equal(plain, functions(kernels, x, "none,seed=1"))
-    for row, (name, (function, ulps, absolute)) in enumerate(FUNCTIONS.items()):
-        want = function(x.astype(float))
+    for row, (name, (exact, ulps, absolute)) in enumerate(FUNCTIONS.items()):
+        want = exact(x.astype(float))
         ulp = np.spacing(abs(want).astype(np.float32)).astype(float)
         assert np.all(abs(plain[row] - want) <= 0.5 * ulp), name
         found = np.array([result[row] for result in moved])
@@ -262,7 +258,7 @@ def test_deadlock_at_a_group_barrier(kernels):
 
 def test_deadlock_at_a_named_barrier(with_blocks):
     out = with_blocks.zeros(2, np.uint32)
-    with_blocks.run("meet_named", out, TWO, local=2)
+    with_blocks.run("meet_named", out, np.int32(2), local=2)
     text = with_blocks.fault("meet_named", out, np.int32(3), local=2)
     check_report(text, "meet_named", "deadlock", r"thread \d waits at barrier 2 \(2 of 3 producers", op="sync")
 
@@ -302,20 +298,20 @@ def test_group_that_does_not_fit(kernels):
 
 GOOD = {"base": 0, "width": 128, "height": 16, "pitch": 256, "x": 4, "y": 1}
 BROKEN = [
-    ("u16", {"base": 32}, "base address must be a multiple of 64 bytes; address modulo 64, got 32"),
-    ("u16", {"base": 4}, "base address must be a multiple of 64 bytes; address modulo 64, got 4"),
-    ("u16", {"width": 130}, "surface width must be a multiple of 4 bytes and of the element size, got 130"),
-    ("u64", {"width": 132}, "surface width must be a multiple of 4 bytes and of the element size, got 132"),
-    ("u16", {"width": (1 << 24) + 4}, r"surface width must be at most 2\^24 bytes, got 16777220"),
-    ("u16", {"height": (1 << 24) + 1}, r"surface height must be at most 2\^24 rows, got 16777217"),
-    ("u16", {"pitch": 112}, "surface pitch must be at least the width; pitch - width, got -16"),
-    ("u16", {"pitch": (1 << 24) + 16}, r"surface pitch must be at most 2\^24 bytes, got 16777232"),
-    ("u16", {"pitch": 260}, "surface pitch must be a multiple of (8|16) bytes, got 260"),
+    ("u16", {"base": 32}, "the base address must be a multiple of 64 bytes; address modulo 64, got 32"),
+    ("u16", {"base": 4}, "the base address must be a multiple of 64 bytes; address modulo 64, got 4"),
+    ("u16", {"width": 130}, "the surface width must be a multiple of 4 bytes and of the element size, got 130"),
+    ("u64", {"width": 132}, "the surface width must be a multiple of 4 bytes and of the element size, got 132"),
+    ("u16", {"width": (1 << 24) + 4}, r"the surface width must be at most 2\^24 bytes, got 16777220"),
+    ("u16", {"height": (1 << 24) + 1}, r"the surface height must be at most 2\^24 rows, got 16777217"),
+    ("u16", {"pitch": 112}, "the surface pitch must be at least the width; pitch - width, got -16"),
+    ("u16", {"pitch": (1 << 24) + 16}, r"the surface pitch must be at most 2\^24 bytes, got 16777232"),
+    ("u16", {"pitch": 260}, "the surface pitch must be a multiple of (8|16) bytes, got 260"),
     ("u16", {"x": 3}, "x must be a multiple of 2 for 16-bit elements, got 3"),
     ("u8", {"x": 6}, "x must be a multiple of 4 for 8-bit elements, got 6"),
     ("u8", {"x": -2}, "x must be a multiple of 4 for 8-bit elements, got -2"),
     ("u64", {"x": -4}, "x must not be negative for transposed 64-bit elements, got -4"),
-    ("store", {"base": 16}, "base address must be a multiple of 64 bytes; address modulo 64, got 16"),
+    ("store", {"base": 16}, "the base address must be a multiple of 64 bytes; address modulo 64, got 16"),
     ("store", {"x": 1}, "x must be a multiple of 2 for 16-bit elements, got 1"),
 ]
 
@@ -341,7 +337,7 @@ def test_rules_of_surfaces(with_blocks, row):
     assert run_surface(with_blocks, kind) is None
     text = run_surface(with_blocks, kind, **change)
     assert text is not None
-    check_report(text, f"surface_{kind}", f"2D block: the {what}" if not what.startswith("x") else f"2D block: {what}")
+    check_report(text, f"surface_{kind}", f"2D block: {what}")
 
 
 def test_rules_of_surfaces_can_be_left_out(with_blocks):

@@ -1,4 +1,5 @@
-// Runs bare machine code for the tests of instructions: no binary, no payload, registers in and out.
+// Runs bare machine code for the tests of instructions: no binary, no payload, registers in and
+// out.
 #include <cstring>
 #include <string>
 
@@ -16,7 +17,8 @@ Family family_named(const std::string& name) {
   fail("xesim_execute: the family must be dg2, pvc or bmg, got '%s'", name.c_str());
 }
 
-// The value of "key" in a flat JSON object of numbers, strings and booleans; empty if it is not there.
+// The value of "key" in a flat JSON object of numbers, strings and booleans; empty if it is not
+// there.
 std::string option(const std::string& json, const std::string& key) {
   size_t at = json.find('"' + key + '"');
   if (at == std::string::npos) return "";
@@ -30,12 +32,13 @@ uint64_t number(const std::string& json, const std::string& key, uint64_t fallba
   return text.empty() ? fallback : std::stoull(text, nullptr, 0);
 }
 
-void execute(const char* family_name, std::span<const uint8_t> code, const std::string& options, uint8_t* grf,
-             uint8_t* acc, uint32_t* flags, uint32_t* address) {
+void execute(const char* family_name, std::span<const uint8_t> code, const std::string& options,
+             uint8_t* grf, uint8_t* acc, uint32_t* flags, uint32_t* address) {
   const Isa& isa = isa_of(family_named(family_name));
   Launch launch;
   launch.isa = &isa;
-  launch.checks = parse_checks(option(options, "check").empty() ? "none" : option(options, "check"));
+  launch.checks =
+      parse_checks(option(options, "check").empty() ? "none" : option(options, "check"));
   const std::string seed = option(options, "seed");
   if (!seed.empty()) launch.checks.seed = number(options, "seed", 0);
   const bool undefined = option(options, "undefined") == "true";
@@ -43,7 +46,8 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
   launch.program = std::make_shared<const Program>(decode_program(isa, code, 256));
   launch.kernel = "(code)";
   launch.threads_per_group = static_cast<int>(number(options, "threads", 1));
-  if (launch.threads_per_group < 1 || launch.threads_per_group > 64) fail("xesim_execute: threads must be 1 to 64");
+  if (launch.threads_per_group < 1 || launch.threads_per_group > 64)
+    fail("xesim_execute: threads must be 1 to 64");
   launch.slm_bytes = static_cast<uint32_t>(number(options, "slm_bytes", 0));
   launch.first_thread_id = 1;
   launch.indirect_base = kIndirectBase;
@@ -56,7 +60,8 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
   group.slm.data.assign(launch.slm_bytes, 0);
   if (launch.checks.uninitialised) group.slm.defined.assign(launch.slm_bytes, 0);
   group.released.assign(static_cast<size_t>(launch.threads_per_group), {});
-  const size_t grf_bytes = static_cast<size_t>(256 * isa.grf_bytes), acc_bytes = static_cast<size_t>(16 * isa.grf_bytes);
+  const size_t grf_bytes = static_cast<size_t>(256 * isa.grf_bytes),
+               acc_bytes = static_cast<size_t>(16 * isa.grf_bytes);
   for (int i = 0; i < launch.threads_per_group; ++i) {
     auto thread = std::make_unique<Thread>();
     thread->launch = &launch;
@@ -86,7 +91,8 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
       thread->a0_defined = 0;
     }
     if (launch.threads_per_group > 1 || undefined) {
-      thread->write<uint32_t>(8, static_cast<uint32_t>(i) | static_cast<uint32_t>(launch.threads_per_group) << 24);
+      thread->write<uint32_t>(
+          8, static_cast<uint32_t>(i) | static_cast<uint32_t>(launch.threads_per_group) << 24);
       thread->grf_defined.set(0, static_cast<uint32_t>(isa.grf_bytes), true);
     }
     thread->sr0[2] = thread->dispatch_mask;
@@ -109,12 +115,12 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
 }  // namespace xesim
 
 // Null on success, else a text to be freed with xesim_free.
-extern "C" __attribute__((visibility("default"))) char* xesim_execute(const char* family, const uint8_t* code,
-                                                                      uint64_t bytes, const char* options,
-                                                                      uint8_t* grf, uint8_t* acc, uint32_t* flags,
-                                                                      uint32_t* address) {
+extern "C" __attribute__((visibility("default"))) char* xesim_execute(
+    const char* family, const uint8_t* code, uint64_t bytes, const char* options, uint8_t* grf,
+    uint8_t* acc, uint32_t* flags, uint32_t* address) {
   try {
-    xesim::execute(family, {code, bytes}, options == nullptr ? "" : options, grf, acc, flags, address);
+    xesim::execute(family, {code, bytes}, options == nullptr ? "" : options, grf, acc, flags,
+                   address);
     return nullptr;
   } catch (const std::exception& error) {
     return strdup(error.what());

@@ -13,7 +13,8 @@
 namespace xesim {
 namespace {
 
-constexpr std::array<const char*, 8> kClasses = {"dpas", "math", "moves", "float_alu", "integer_alu", "control", "sync", "sends"};
+constexpr std::array<const char*, 8> kClasses = {"dpas",        "math",    "moves", "float_alu",
+                                                 "integer_alu", "control", "sync",  "sends"};
 
 // Instructions up to the last end of thread: what follows is padding.
 size_t code_length(const Program& program) {
@@ -29,7 +30,8 @@ std::string message_kind(const Inst& inst) {
   return words.empty() ? std::string(sfid_name(inst.send.sfid)) + " (other)" : words;
 }
 
-// The instructions of a backward branch's body that holds the most dpas (or else is the longest): the main loop.
+// The instructions of a backward branch's body that holds the most dpas (or else is the longest):
+// the main loop.
 std::pair<size_t, size_t> main_loop(const Program& program, size_t length) {
   std::pair<size_t, size_t> best{0, 0};
   size_t most = 0;
@@ -42,8 +44,9 @@ std::pair<size_t, size_t> main_loop(const Program& program, size_t length) {
     if (target / 8 >= program.index_of.size() || program.index_of[target / 8] < 0) continue;
     const size_t first = static_cast<size_t>(program.index_of[target / 8]);
     const auto is_dpas = [](const Inst& x) { return x.op == Op::kDpas; };
-    const size_t dpas = static_cast<size_t>(std::count_if(program.insts.begin() + static_cast<ptrdiff_t>(first),
-                                                          program.insts.begin() + static_cast<ptrdiff_t>(i) + 1, is_dpas));
+    const size_t dpas = static_cast<size_t>(
+        std::count_if(program.insts.begin() + static_cast<ptrdiff_t>(first),
+                      program.insts.begin() + static_cast<ptrdiff_t>(i) + 1, is_dpas));
     // Of nested loops with the same dpas the innermost counts; without dpas the longest.
     const size_t weight = dpas != 0 ? dpas * 1'000'000 - (i - first) : i - first;
     if (weight > most) {
@@ -79,7 +82,8 @@ std::string inspect(const std::string& family_name, std::span<const uint8_t> fil
   const Family families[] = {Family::kDg2, Family::kPvc, Family::kBmg};
   const auto family = std::find_if(std::begin(families), std::end(families),
                                    [&](Family f) { return family_name == isa_of(f).name; });
-  if (family == std::end(families)) fail("the device must be dg2, pvc or bmg, got '%s'", family_name.c_str());
+  if (family == std::end(families))
+    fail("the device must be dg2, pvc or bmg, got '%s'", family_name.c_str());
   const Isa& isa = isa_of(*family);
   JsonList kernels;
   for (const KernelCode& code : read_zebin(file, *family).kernels) {
@@ -104,7 +108,9 @@ std::string inspect(const std::string& family_name, std::span<const uint8_t> fil
         .number("scratch", uint64_t{code.info.scratch_bytes})
         .number("spill", uint64_t{code.info.spill_bytes})
         .number("private", uint64_t{code.info.private_bytes})
-        .number("code_bytes", uint64_t{length == 0 ? 0 : program.insts[length - 1].ip + program.insts[length - 1].size})
+        .number("code_bytes", uint64_t{length == 0 ? 0
+                                                   : program.insts[length - 1].ip +
+                                                         program.insts[length - 1].size})
         .number("compacted", compacted)
         .raw("all", mix(program, 0, length));
     const auto [first, last] = main_loop(program, length);
@@ -121,7 +127,8 @@ std::string inspect(const std::string& family_name, std::span<const uint8_t> fil
 }  // namespace xesim
 
 // A JSON list of the kernels, or {"error": text}; to be freed with xesim_free.
-extern "C" __attribute__((visibility("default"))) char* xesim_inspect(const char* family, const uint8_t* file,
+extern "C" __attribute__((visibility("default"))) char* xesim_inspect(const char* family,
+                                                                      const uint8_t* file,
                                                                       uint64_t bytes) {
   std::string text;
   try {

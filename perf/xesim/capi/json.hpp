@@ -8,7 +8,8 @@
 
 namespace xesim {
 
-// Bytes outside of printable ASCII are escaped as Latin-1: names stay readable, the text stays JSON.
+// Bytes outside of printable ASCII are escaped as Latin-1: names stay readable, the text stays
+// JSON.
 inline std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {

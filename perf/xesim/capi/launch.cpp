@@ -1,13 +1,15 @@
-// Native binaries run without SYCL: what benchmarks of other projects' kernels and tests of the machine call.
+// Native binaries run without SYCL: what benchmarks of other projects' kernels and tests of the
+// machine call.
+#include "machine/launch.hpp"
+
 #include <cstring>
 
 #include "machine/fault.hpp"
-#include "machine/launch.hpp"
 
 namespace {
 
 template <class F>
-char* guarded(F&& body) {   // null, or the text of what was thrown
+char* guarded(F&& body) {  // null, or the text of what was thrown
   try {
     body();
     return nullptr;
@@ -17,7 +19,8 @@ char* guarded(F&& body) {   // null, or the text of what was thrown
 }
 
 xesim::Family family_named(const std::string& name) {
-  for (const xesim::Family family : {xesim::Family::kDg2, xesim::Family::kPvc, xesim::Family::kBmg}) {
+  for (const xesim::Family family :
+       {xesim::Family::kDg2, xesim::Family::kPvc, xesim::Family::kBmg}) {
     if (name == xesim::isa_of(family).name) return family;
   }
   throw xesim::Fault("the family must be dg2, pvc or bmg, got '" + name + "'");
@@ -55,13 +58,15 @@ XESIM_API char* xesim_release(uint64_t address) {
 }
 
 // Argument i is the `sizes[i]` bytes at data[i], or, if data[i] is null, local memory of that size.
-XESIM_API char* xesim_launch(void* module, const char* kernel, const uint32_t* groups, const uint32_t* local,
-                             uint32_t arguments, const uint8_t* const* data, const uint64_t* sizes) {
+XESIM_API char* xesim_launch(void* module, const char* kernel, const uint32_t* groups,
+                             const uint32_t* local, uint32_t arguments, const uint8_t* const* data,
+                             const uint64_t* sizes) {
   return guarded([&] {
     const Loaded& loaded = *static_cast<const Loaded*>(module);
     xesim::LaunchDesc desc;
     desc.kernel = xesim::find_kernel(*loaded.module, kernel);
-    if (desc.kernel == nullptr) throw xesim::Fault("the binary has no kernel " + std::string(kernel));
+    if (desc.kernel == nullptr)
+      throw xesim::Fault("the binary has no kernel " + std::string(kernel));
     desc.device = loaded.family;
     for (size_t d = 0; d < 3; ++d) {
       desc.groups[d] = groups[d];

@@ -7,7 +7,8 @@
 
 namespace xesim {
 
-// apply(): for integers at full precision, float and double to nearest. to_odd(): doubles that a rounding follows.
+// apply(): for integers at full precision, float and double to nearest. to_odd(): doubles that a
+// rounding follows.
 struct Add {
   template <class T>
   static T apply(T a, T b, T) {
@@ -20,13 +21,15 @@ struct Mul {
   static T apply(T a, T b, T) {
     return a * b;
   }
-  static double to_odd(double a, double b, double) { return a * b; }   // exact: at most 24 bits each
+  static double to_odd(double a, double b, double) { return a * b; }  // exact: at most 24 bits each
 };
-struct Mad {   // src0 + src1 * src2, fused
+struct Mad {  // src0 + src1 * src2, fused
   template <class T>
   static T apply(T a, T b, T c) {
-    if constexpr (std::is_floating_point_v<T>) return std::fma(b, c, a);
-    else return a + b * c;
+    if constexpr (std::is_floating_point_v<T>)
+      return std::fma(b, c, a);
+    else
+      return a + b * c;
   }
   static double to_odd(double a, double b, double c) { return add_to_odd(a, b * c); }
 };
@@ -36,7 +39,7 @@ struct Add3 {
     return a + b + c;
   }
 };
-struct Avg {   // rounds up
+struct Avg {  // rounds up
   template <class T>
   static T apply(T a, T b, T) {
     return (a + b + 1) >> 1;
@@ -51,8 +54,10 @@ void integer_lanes(Thread& t, const Inst& inst) {
   read_integers(t, inst.src[1], n, b);
   if constexpr (kSources == 3) read_integers(t, inst.src[2], n, c);
   for (int i = 0; i < n; ++i) {
-    if constexpr (kSources == 3) r[i] = F::template apply<T>(a[i], b[i], c[i]);
-    else r[i] = F::template apply<T>(a[i], b[i], T{0});
+    if constexpr (kSources == 3)
+      r[i] = F::template apply<T>(a[i], b[i], c[i]);
+    else
+      r[i] = F::template apply<T>(a[i], b[i], T{0});
   }
   finish_integers(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
 }
@@ -68,10 +73,18 @@ void wrapping_lanes(Thread& t, const Inst& inst) {
   if constexpr (kSources == 3) read_integers(t, inst.src[2], n, c);
   for (int i = 0; i < n; ++i) {
     const uint32_t x = static_cast<uint32_t>(a[i]), y = static_cast<uint32_t>(b[i]);
-    if constexpr (kSources == 3) r[i] = F::template apply<uint32_t>(x, y, static_cast<uint32_t>(c[i]));
-    else r[i] = F::template apply<uint32_t>(x, y, 0u);
+    if constexpr (kSources == 3)
+      r[i] = F::template apply<uint32_t>(x, y, static_cast<uint32_t>(c[i]));
+    else
+      r[i] = F::template apply<uint32_t>(x, y, 0u);
   }
   write_bits(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
+}
+
+// A sum that cancels to zero is -0 when rounding down, unless both addends are +0.
+inline double signed_zero(double sum, double x, double y) {
+  const bool positive = x == 0 && y == 0 && !std::signbit(x) && !std::signbit(y);
+  return sum == 0 && !positive ? -0.0 : sum;
 }
 
 template <class F, int kSources>
@@ -82,8 +95,13 @@ void double_lanes(Thread& t, const Inst& inst) {
   read_doubles(t, inst.src[1], n, b);
   if constexpr (kSources == 3) read_doubles(t, inst.src[2], n, c);
   for (int i = 0; i < n; ++i) {
-    if constexpr (kSources == 3) r[i] = F::to_odd(a[i], b[i], c[i]);
-    else r[i] = F::to_odd(a[i], b[i], 0.0);
+    if constexpr (kSources == 3)
+      r[i] = F::to_odd(a[i], b[i], c[i]);
+    else
+      r[i] = F::to_odd(a[i], b[i], 0.0);
+  }
+  if (!std::is_same_v<F, Mul> && rounding_of(t) == Rounding::kDown) {
+    for (int i = 0; i < n; ++i) r[i] = signed_zero(r[i], a[i], kSources == 3 ? b[i] * c[i] : b[i]);
   }
   finish_doubles(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
 }
@@ -100,8 +118,10 @@ void fp64_lanes(Thread& t, const Inst& inst) {
   const int mode = modes[static_cast<int>(rounding_of(t))];
   if (mode != FE_TONEAREST) std::fesetround(mode);
   for (int i = 0; i < n; ++i) {
-    if constexpr (kSources == 3) r[i] = F::template apply<double>(a[i], b[i], c[i]);
-    else r[i] = F::template apply<double>(a[i], b[i], 0.0);
+    if constexpr (kSources == 3)
+      r[i] = F::template apply<double>(a[i], b[i], c[i]);
+    else
+      r[i] = F::template apply<double>(a[i], b[i], 0.0);
   }
   if (mode != FE_TONEAREST) std::fesetround(FE_TONEAREST);
   finish_doubles(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
@@ -116,8 +136,10 @@ void float_lanes(Thread& t, const Inst& inst) {
   read_floats(t, inst.src[1], n, b);
   if constexpr (kSources == 3) read_floats(t, inst.src[2], n, c);
   for (int i = 0; i < n; ++i) {
-    if constexpr (kSources == 3) r[i] = F::template apply<float>(a[i], b[i], c[i]);
-    else r[i] = F::template apply<float>(a[i], b[i], 0.0f);
+    if constexpr (kSources == 3)
+      r[i] = F::template apply<float>(a[i], b[i], c[i]);
+    else
+      r[i] = F::template apply<float>(a[i], b[i], 0.0f);
   }
   finish_floats(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
 }

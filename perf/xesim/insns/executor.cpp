@@ -27,7 +27,8 @@ Execute mach_function(const Isa& isa, const Inst& inst) {
   // On dg2 a mach that does not write the accumulator gives the low half.
   return isa.family == Family::kDg2 && !inst.write_acc ? multiply_high<false> : multiply_high<true>;
 }
-// madm is fused multiply-add; the mme numbers only carry extra precision that the model does not need.
+// madm is fused multiply-add; the mme numbers only carry extra precision that the model does not
+// need.
 Execute madm_function(const Inst& inst) {
   if (any_fp64(inst)) return fp64_lanes<Mad, 3>;
   return float_lanes<Mad, 3>;
@@ -59,7 +60,8 @@ constexpr Row kRows[] = {
     {Op::kMad, [](const Isa&, const Inst& i) -> Execute { return arithmetic_function<Mad, 3>(i); }},
     {Op::kMadm, [](const Isa&, const Inst& i) { return madm_function(i); }},
     {Op::kAdd3, [](const Isa&, const Inst& i) -> Execute { return integer_function<Add3, 3>(i); }},
-    {Op::kAvg, [](const Isa&, const Inst& i) -> Execute {
+    {Op::kAvg,
+     [](const Isa&, const Inst& i) -> Execute {
        return has_64bit(i) ? integer_lanes<Avg, 2, Int128> : integer_lanes<Avg, 2, int64_t>;
      }},
     {Op::kMac, [](const Isa&, const Inst&) -> Execute { return multiply_accumulate; }},
@@ -106,14 +108,18 @@ Execute executor_of(const Isa& isa, const Inst& inst) {
   const auto needs = [&](bool has, auto belongs, const char* what) {
     if (has) return;
     const auto refuse = [&](const Operand& o) {
-      if (o.file != File::kNone && o.file != File::kNull && belongs(o.type)) fail("%s has no %s operands", isa.name, what);
+      if (o.file != File::kNone && o.file != File::kNull && belongs(o.type))
+        fail("%s has no %s operands", isa.name, what);
     };
     refuse(inst.dst);
     for (const Operand& o : inst.src) refuse(o);
   };
   if (inst.op != Op::kSend && inst.op != Op::kSendc) {
     needs(isa.has_fp64, [](Type type) { return type == Type::kDF; }, "64-bit float");
-    if (inst.op != Op::kMov) needs(isa.has_int64, [](Type type) { return type == Type::kQ || type == Type::kUQ; }, "64-bit integer");
+    if (inst.op != Op::kMov)
+      needs(
+          isa.has_int64, [](Type type) { return type == Type::kQ || type == Type::kUQ; },
+          "64-bit integer");
   }
   return choose(isa, inst);
 }

@@ -1,4 +1,5 @@
-// Control flow. Every lane that leaves the path waits at an address (lane_ip) until a join there enables it again.
+// Control flow. Every lane that leaves the path waits at an address (lane_ip) until a join there
+// enables it again.
 #pragma once
 
 #include "insns/common.hpp"
@@ -7,8 +8,8 @@ namespace xesim {
 
 inline void require_predicate(const Thread& t, const Inst& inst, uint32_t lanes) {
   if (!t.track || (t.defined_predicate(inst) & lanes) == lanes) return;
-  fail("the predicate f%d.%d of this branch was never given a value in lanes 0x%x", inst.flag >> 1, inst.flag & 1,
-       lanes & ~t.defined_predicate(inst));
+  fail("the predicate f%d.%d of this branch was never given a value in lanes 0x%x", inst.flag >> 1,
+       inst.flag & 1, lanes & ~t.defined_predicate(inst));
 }
 inline void jump(Thread& t, const Inst& inst, int32_t offset) {
   t.ip = inst.ip + static_cast<uint32_t>(offset);
@@ -26,10 +27,11 @@ inline void jmpi(Thread& t, const Inst& inst) {
   if (t.active_lanes(scalar) & 1) jump(t, inst, inst.jip);
 }
 
-// Branches are decided by the lanes of their own width: dg2's ESIMD threads are dispatched with 32 lanes and branch with
-// 16, all at once; the other lanes come along.
+// Branches are decided by the lanes of their own width: dg2's ESIMD threads are dispatched with 32
+// lanes and branch with 16, all at once; the other lanes come along.
 //
-// Taken lanes wait at UIP. The backward form (BranchCtrl) goes to UIP with the taken lanes, the others wait at JIP.
+// Taken lanes wait at UIP. The backward form (BranchCtrl) goes to UIP with the taken lanes, the
+// others wait at JIP.
 inline void goto_(Thread& t, const Inst& inst) {
   const uint32_t enabled = enabled_lanes(t, inst);
   require_predicate(t, inst, enabled >> inst.channel_offset);
@@ -38,11 +40,14 @@ inline void goto_(Thread& t, const Inst& inst) {
   const int32_t waits_at = inst.branch_ctrl ? inst.jip : inst.uip;
   if (inst.branch_ctrl && taken == 0) return;
   for (int lane = 0; lane < 32; ++lane) {
-    if (away >> lane & 1) t.lane_ip[static_cast<size_t>(lane)] = inst.ip + static_cast<uint32_t>(waits_at);
+    if (away >> lane & 1)
+      t.lane_ip[static_cast<size_t>(lane)] = inst.ip + static_cast<uint32_t>(waits_at);
   }
   t.execution_mask &= ~away;
-  if (inst.branch_ctrl) jump(t, inst, inst.uip);
-  else if (enabled_lanes(t, inst) == 0) jump(t, inst, inst.jip);
+  if (inst.branch_ctrl)
+    jump(t, inst, inst.uip);
+  else if (enabled_lanes(t, inst) == 0)
+    jump(t, inst, inst.jip);
 }
 
 inline void join(Thread& t, const Inst& inst) {
@@ -92,7 +97,7 @@ inline void sync(Thread& t, const Inst& inst) {
   } else if (o.exists()) {
     fail("sync.bar takes its barrier id from an immediate or a flag");
   }
-  if (!wait_barrier(t, id)) t.ip = inst.ip;   // runs again when the barrier has released the thread
+  if (!wait_barrier(t, id)) t.ip = inst.ip;  // runs again when the barrier has released the thread
 }
 
 }  // namespace xesim

@@ -8,22 +8,34 @@ namespace xesim {
 
 uint8_t* file_bytes(Thread& t, File file) {
   switch (file) {
-    case File::kGrf: return t.grf;
-    case File::kAcc: return t.acc;
-    case File::kFlag: return reinterpret_cast<uint8_t*>(t.flag);
-    case File::kAddress: return reinterpret_cast<uint8_t*>(t.a0);
-    case File::kCr: return reinterpret_cast<uint8_t*>(t.cr0);
-    case File::kSr: return reinterpret_cast<uint8_t*>(t.sr0);
-    default: return nullptr;
+    case File::kGrf:
+      return t.grf;
+    case File::kAcc:
+      return t.acc;
+    case File::kFlag:
+      return reinterpret_cast<uint8_t*>(t.flag);
+    case File::kAddress:
+      return reinterpret_cast<uint8_t*>(t.a0);
+    case File::kCr:
+      return reinterpret_cast<uint8_t*>(t.cr0);
+    case File::kSr:
+      return reinterpret_cast<uint8_t*>(t.sr0);
+    default:
+      return nullptr;
   }
 }
 
 uint64_t special_register(const Thread& t, const Operand& o) {
   switch (o.file) {
-    case File::kCe: return t.execution_mask;
-    case File::kIp: return t.current->ip;
-    case File::kTm: return o.subregister == 0 ? __rdtsc() & 0xffffffff : 0;
-    default: fail("this special register is not modelled (file %d, number %d)", static_cast<int>(o.file), o.number);
+    case File::kCe:
+      return t.execution_mask;
+    case File::kIp:
+      return t.current->ip;
+    case File::kTm:
+      return o.subregister == 0 ? __rdtsc() & 0xffffffff : 0;
+    default:
+      fail("this special register is not modelled (file %d, number %d)", static_cast<int>(o.file),
+           o.number);
   }
 }
 
@@ -39,33 +51,43 @@ uint32_t indirect_byte(const Thread& t, const Operand& o, int lane, bool is_dest
   }
   if (index >= 16) fail("the indirect operand reads a0.%d, which does not exist", index);
   if (t.track && (t.a0_defined >> index & 1) == 0) {
-    fail("%s uses a0.%d, which was never given a value", is_destination ? "dst (indirect)" : "an indirect source", index);
+    fail("%s uses a0.%d, which was never given a value",
+         is_destination ? "dst (indirect)" : "an indirect source", index);
   }
   const int bytes = type_bytes(o.type);
   const int64_t byte = static_cast<int64_t>(t.a0[index]) + o.offset + element * bytes;
   const int64_t end = static_cast<int64_t>(t.launch->program->grf_count) * t.launch->isa->grf_bytes;
   if (byte < 0 || byte + bytes > end) {
-    fail("the indirect operand r[a0.%d=%u, %d] of lane %d is at byte %lld, outside of the %lld bytes of registers", index,
-         t.a0[index], o.offset, lane, static_cast<long long>(byte), static_cast<long long>(end));
+    fail(
+        "the indirect operand r[a0.%d=%u, %d] of lane %d is at byte %lld, outside of the %lld "
+        "bytes of registers",
+        index, t.a0[index], o.offset, lane, static_cast<long long>(byte),
+        static_cast<long long>(end));
   }
   return static_cast<uint32_t>(byte);
 }
 
 Type immediate_type(const Operand& o) {
   switch (o.form) {
-    case ImmediateForm::kV: return Type::kW;
-    case ImmediateForm::kUV: return Type::kUW;
-    case ImmediateForm::kVF: return Type::kF;
-    default: return o.type;
+    case ImmediateForm::kV:
+      return Type::kW;
+    case ImmediateForm::kUV:
+      return Type::kUW;
+    case ImmediateForm::kVF:
+      return Type::kF;
+    default:
+      return o.type;
   }
 }
 
 uint64_t immediate_lane(const Operand& o, int i) {
   const uint32_t packed = static_cast<uint32_t>(o.immediate);
-  if (o.form != ImmediateForm::kVF) i *= o.horizontal;   // see spread_packed_immediates
+  if (o.form != ImmediateForm::kVF) i *= o.horizontal;  // see spread_packed_immediates
   switch (o.form) {
-    case ImmediateForm::kV: return static_cast<uint16_t>(static_cast<int32_t>(packed << (28 - 4 * (i % 8))) >> 28);
-    case ImmediateForm::kUV: return packed >> 4 * (i % 8) & 15;
+    case ImmediateForm::kV:
+      return static_cast<uint16_t>(static_cast<int32_t>(packed << (28 - 4 * (i % 8))) >> 28);
+    case ImmediateForm::kUV:
+      return packed >> 4 * (i % 8) & 15;
     case ImmediateForm::kVF: {
       // sign, 3 bits of exponent biased by 3, 4 bits of mantissa; the pattern 0 is zero
       const uint32_t x = packed >> 8 * (i % 4) & 255;
@@ -73,7 +95,8 @@ uint64_t immediate_lane(const Operand& o, int i) {
       if ((x & 0x7f) == 0) return sign;
       return sign | ((x >> 4 & 7) + 124) << 23 | (x & 15) << 19;
     }
-    default: return o.immediate;
+    default:
+      return o.immediate;
   }
 }
 
@@ -99,7 +122,8 @@ void read_doubles(const Thread& t, const Operand& o, int n, Lanes<double>& out) 
     for (int i = 0; i < n; ++i) out[i] = decode_float(bits[i], type);
   }
   const int keep_bit = type == Type::kDF ? 6 : type == Type::kHF ? 10 : 7;
-  if ((t.cr0[0] >> keep_bit & 1) == 0 && type != Type::kBF && type != Type::kTF32 && type != Type::kBF8) {
+  if ((t.cr0[0] >> keep_bit & 1) == 0 && type != Type::kBF && type != Type::kTF32 &&
+      type != Type::kBF8) {
     const double smallest = type == Type::kDF ? 0x1p-1022 : type == Type::kHF ? 0x1p-14 : 0x1p-126;
     for (int i = 0; i < n; ++i)
       if (std::fabs(out[i]) < smallest) out[i] = std::copysign(0.0, out[i]);
@@ -117,13 +141,16 @@ uint32_t defined_lanes(const Thread& t, const Operand& o, int n) {
   if (o.file == File::kGrf) {
     uint32_t mask = 0;
     if (!o.indirect) {
-      const int last = region_offset(o, n - 1);   // offsets grow with the lane inside a row; rows too
-      const int extent = std::max(last, region_offset(o, std::min(n, static_cast<int>(o.width)) - 1));
+      const int last =
+          region_offset(o, n - 1);  // offsets grow with the lane inside a row; rows too
+      const int extent =
+          std::max(last, region_offset(o, std::min(n, static_cast<int>(o.width)) - 1));
       if (t.grf_defined.test(o.byte, static_cast<uint32_t>((extent + 1) * bytes))) return all;
     }
     for (int i = 0; i < n; ++i) {
-      const uint32_t byte =
-          o.indirect ? indirect_byte(t, o, i, false) : o.byte + static_cast<uint32_t>(region_offset(o, i) * bytes);
+      const uint32_t byte = o.indirect
+                                ? indirect_byte(t, o, i, false)
+                                : o.byte + static_cast<uint32_t>(region_offset(o, i) * bytes);
       mask |= static_cast<uint32_t>(t.grf_defined.test(byte, static_cast<uint32_t>(bytes))) << i;
     }
     return mask;
@@ -137,8 +164,8 @@ uint32_t defined_lanes(const Thread& t, const Operand& o, int n) {
     return mask;
   }
   if (o.file == File::kFlag) {
-    // As data, a flag is undefined if nothing ever wrote a bit of it: comparisons write the bits of active lanes
-    // only, and compilers save, mask and count flags whole.
+    // As data, a flag is undefined if nothing ever wrote a bit of it: comparisons write the bits of
+    // active lanes only, and compilers save, mask and count flags whole.
     const uint32_t reg = o.byte / 4, first = o.byte % 4 * 8;
     const uint32_t need = static_cast<uint32_t>(((uint64_t{1} << type_bits(o.type)) - 1) << first);
     return (t.flag_defined[reg] & need) != 0 ? all : 0;
@@ -159,7 +186,8 @@ uint32_t destination_byte(const Thread& t, const Operand& d, int i) {
 }
 
 template <class Element, class T>
-void scatter(Thread& t, uint8_t* file, const Operand& d, int n, const Lanes<T>& bits, uint32_t active) {
+void scatter(Thread& t, uint8_t* file, const Operand& d, int n, const Lanes<T>& bits,
+             uint32_t active) {
   if (!d.indirect && d.horizontal <= 1 && active == all_lanes(n)) {
     uint8_t* base = file + d.byte;
     if constexpr (sizeof(Element) == sizeof(T)) {
@@ -186,33 +214,43 @@ void mark_written(Thread& t, const Operand& d, int n, uint32_t active, uint32_t 
       const bool dense = !d.indirect && d.horizontal <= 1 && active == all_lanes(n);
       if (dense && ((defined & active) == active || (defined & active) == 0)) {
         const uint32_t total = bytes * static_cast<uint32_t>(n);
-        if (d.file == File::kGrf) t.grf_defined.set(d.byte, total, defined != 0);
-        else t.acc_defined.set(d.byte, total, defined != 0);
+        if (d.file == File::kGrf)
+          t.grf_defined.set(d.byte, total, defined != 0);
+        else
+          t.acc_defined.set(d.byte, total, defined != 0);
         return;
       }
       for (int i = 0; i < n; ++i) {
         if ((active >> i & 1) == 0) continue;
         const uint32_t byte = destination_byte(t, d, i);
-        if (d.file == File::kGrf) t.grf_defined.set(byte, bytes, defined >> i & 1);
-        else t.acc_defined.set(byte, bytes, defined >> i & 1);
+        if (d.file == File::kGrf)
+          t.grf_defined.set(byte, bytes, defined >> i & 1);
+        else
+          t.acc_defined.set(byte, bytes, defined >> i & 1);
       }
       return;
     }
     case File::kFlag: {
-      const uint32_t mask = static_cast<uint32_t>(((uint64_t{1} << type_bits(d.type)) - 1) << d.byte % 4 * 8);
-      if ((defined & active) == active) t.flag_defined[d.byte / 4] |= mask;
-      else t.flag_defined[d.byte / 4] &= ~mask;
+      const uint32_t mask =
+          static_cast<uint32_t>(((uint64_t{1} << type_bits(d.type)) - 1) << d.byte % 4 * 8);
+      if ((defined & active) == active)
+        t.flag_defined[d.byte / 4] |= mask;
+      else
+        t.flag_defined[d.byte / 4] &= ~mask;
       return;
     }
     case File::kAddress:
       for (int i = 0; i < n; ++i) {
         if ((active >> i & 1) == 0) continue;
         const uint32_t mask = ((1u << (bytes + 1) / 2) - 1) << destination_byte(t, d, i) / 2;
-        if (defined >> i & 1) t.a0_defined |= mask;
-        else t.a0_defined &= ~mask;
+        if (defined >> i & 1)
+          t.a0_defined |= mask;
+        else
+          t.a0_defined &= ~mask;
       }
       return;
-    default: return;
+    default:
+      return;
   }
 }
 
@@ -225,16 +263,18 @@ Lanes<uint8_t> defined_bytes(const Thread& t, const Operand& o, int n) {
   for (int i = 0; i < n; ++i) {
     known[i] = (lanes >> i & 1) != 0 ? 0xff : 0;
     if (known[i] != 0 || o.file != File::kGrf) continue;
-    const uint32_t first =
-        o.indirect ? indirect_byte(t, o, i, false) : o.byte + static_cast<uint32_t>(region_offset(o, i) * bytes);
+    const uint32_t first = o.indirect ? indirect_byte(t, o, i, false)
+                                      : o.byte + static_cast<uint32_t>(region_offset(o, i) * bytes);
     for (int b = 0; b < bytes; ++b) {
-      known[i] |= static_cast<uint8_t>(t.grf_defined.test(first + static_cast<uint32_t>(b), 1) << b);
+      known[i] |=
+          static_cast<uint8_t>(t.grf_defined.test(first + static_cast<uint32_t>(b), 1) << b);
     }
   }
   return known;
 }
 
-void mark_bytes(Thread& t, const Operand& d, int n, uint32_t active, const Lanes<uint8_t>& defined) {
+void mark_bytes(Thread& t, const Operand& d, int n, uint32_t active,
+                const Lanes<uint8_t>& defined) {
   if (d.file != File::kGrf) return;
   for (int i = 0; i < n; ++i) {
     if ((active >> i & 1) == 0) continue;
@@ -246,10 +286,11 @@ void mark_bytes(Thread& t, const Operand& d, int n, uint32_t active, const Lanes
 }
 
 template <class T>
-void write_bits(Thread& t, const Inst& inst, const Lanes<T>& bits, uint32_t active, uint32_t defined) {
+void write_bits(Thread& t, const Inst& inst, const Lanes<T>& bits, uint32_t active,
+                uint32_t defined) {
   const Operand& d = inst.dst;
   const int n = inst.exec_size;
-  if (inst.write_acc && d.file != File::kAcc) {   // dg2: the result also goes to acc0
+  if (inst.write_acc && d.file != File::kAcc) {  // dg2: the result also goes to acc0
     Operand acc = d;
     acc.file = File::kAcc;
     acc.indirect = false;
@@ -262,12 +303,20 @@ void write_bits(Thread& t, const Inst& inst, const Lanes<T>& bits, uint32_t acti
   }
   if (d.file == File::kNull || d.file == File::kNone || active == 0) return;
   uint8_t* file = file_bytes(t, d.file);
-  if (file == nullptr) fail("this special register cannot be written (file %d)", static_cast<int>(d.file));
+  if (file == nullptr)
+    fail("this special register cannot be written (file %d)", static_cast<int>(d.file));
   switch (type_bytes(d.type)) {
-    case 1: scatter<uint8_t>(t, file, d, n, bits, active); break;
-    case 2: scatter<uint16_t>(t, file, d, n, bits, active); break;
-    case 4: scatter<uint32_t>(t, file, d, n, bits, active); break;
-    default: scatter<uint64_t>(t, file, d, n, bits, active);
+    case 1:
+      scatter<uint8_t>(t, file, d, n, bits, active);
+      break;
+    case 2:
+      scatter<uint16_t>(t, file, d, n, bits, active);
+      break;
+    case 4:
+      scatter<uint32_t>(t, file, d, n, bits, active);
+      break;
+    default:
+      scatter<uint64_t>(t, file, d, n, bits, active);
   }
   if (d.file == File::kAcc && !is_float(d.type) && type_bytes(d.type) == 4) {
     for (int i = 0; i < n; ++i) {
@@ -293,23 +342,27 @@ static double round_directed(double nearest, Int128 rest, Rounding rounding) {
 }
 
 template <class T>
-void write_integers(Thread& t, const Inst& inst, const Lanes<T>& value, uint32_t active, uint32_t defined) {
+void write_integers(Thread& t, const Inst& inst, const Lanes<T>& value, uint32_t active,
+                    uint32_t defined) {
   const int n = inst.exec_size;
   const Type type = inst.dst.type;
   if (is_float(type)) {
     Lanes<double> wide;
     for (int i = 0; i < n; ++i) {
-      // 64-bit integers do not fit a double: rounded as the thread does, or to odd where another rounding follows.
+      // 64-bit integers do not fit a double: rounded as the thread does, or to odd where another
+      // rounding follows.
       const double nearest = static_cast<double>(value[i]);
       const Int128 rest = static_cast<Int128>(value[i]) - static_cast<Int128>(nearest);
-      wide[i] = type == Type::kDF ? round_directed(nearest, rest, rounding_of(t)) : to_odd(nearest, static_cast<double>(rest));
+      wide[i] = type == Type::kDF ? round_directed(nearest, rest, rounding_of(t))
+                                  : to_odd(nearest, static_cast<double>(rest));
     }
     return write_doubles(t, inst, wide, active, defined);
   }
   Lanes<uint64_t> bits;
   if (inst.saturate) {
     const int unused = 64 - type_bits(type);
-    const T high = static_cast<T>(is_signed(type) ? ~uint64_t{0} >> 1 >> unused : ~uint64_t{0} >> unused);
+    const T high =
+        static_cast<T>(is_signed(type) ? ~uint64_t{0} >> 1 >> unused : ~uint64_t{0} >> unused);
     const T low = is_signed(type) ? -static_cast<T>(high) - 1 : T{0};
     for (int i = 0; i < n; ++i) bits[i] = static_cast<uint64_t>(std::clamp<T>(value[i], low, high));
   } else {
@@ -320,7 +373,8 @@ void write_integers(Thread& t, const Inst& inst, const Lanes<T>& value, uint32_t
 template void write_integers(Thread&, const Inst&, const Lanes<int64_t>&, uint32_t, uint32_t);
 template void write_integers(Thread&, const Inst&, const Lanes<Int128>&, uint32_t, uint32_t);
 
-void write_doubles(Thread& t, const Inst& inst, const Lanes<double>& value, uint32_t active, uint32_t defined) {
+void write_doubles(Thread& t, const Inst& inst, const Lanes<double>& value, uint32_t active,
+                   uint32_t defined) {
   const int n = inst.exec_size;
   const Type type = inst.dst.type;
   const Rounding rounding = rounding_of(t);
@@ -331,17 +385,21 @@ void write_doubles(Thread& t, const Inst& inst, const Lanes<double>& value, uint
       if (inst.saturate) x = x != x ? 0.0 : std::clamp(x, 0.0, 1.0);
       bits[i] = encode_float(x, type, rounding);
     }
-  } else {   // truncated towards zero and clamped; NaN gives 0
+  } else {  // truncated towards zero and clamped; NaN gives 0
     const int n_bits = type_bits(type);
     const bool has_sign = is_signed(type);
     const double high = std::ldexp(1.0, n_bits - has_sign), low = has_sign ? -high : 0.0;
     const uint64_t most = (has_sign ? ~uint64_t{0} >> 1 : ~uint64_t{0}) >> (64 - n_bits);
     for (int i = 0; i < n; ++i) {
       const double x = std::trunc(value[i]);
-      if (x != x) bits[i] = 0;
-      else if (x >= high) bits[i] = most;
-      else if (x <= low) bits[i] = has_sign ? ~most : 0;
-      else bits[i] = x < 0 ? static_cast<uint64_t>(static_cast<int64_t>(x)) : static_cast<uint64_t>(x);
+      if (x != x)
+        bits[i] = 0;
+      else if (x >= high)
+        bits[i] = most;
+      else if (x <= low)
+        bits[i] = has_sign ? ~most : 0;
+      else
+        bits[i] = x < 0 ? static_cast<uint64_t>(static_cast<int64_t>(x)) : static_cast<uint64_t>(x);
     }
   }
   write_bits(t, inst, bits, active, defined);

@@ -1,5 +1,5 @@
-// Operands as arrays of lanes: regions are gathered before and scattered after the arithmetic, so an instruction
-// reads all of its sources before it writes.
+// Operands as arrays of lanes: regions are gathered before and scattered after the arithmetic, so
+// an instruction reads all of its sources before it writes.
 #pragma once
 
 #include <algorithm>
@@ -42,11 +42,12 @@ inline bool is_scalar(const Operand& o) {
   return o.vertical == 0 && (o.width == 1 || o.horizontal == 0);
 }
 inline bool is_contiguous(const Operand& o, int n) {
-  return (o.horizontal == 1 && (o.vertical == o.width || n <= o.width)) || (o.width == 1 && o.vertical == 1);
+  return (o.horizontal == 1 && (o.vertical == o.width || n <= o.width)) ||
+         (o.width == 1 && o.vertical == 1);
 }
 
-uint64_t immediate_lane(const Operand& o, int i);   // bits, of the type immediate_type() says
-Type immediate_type(const Operand& o);               // v -> w, uv -> uw, vf -> f
+uint64_t immediate_lane(const Operand& o, int i);  // bits, of the type immediate_type() says
+Type immediate_type(const Operand& o);             // v -> w, uv -> uw, vf -> f
 
 // The raw bits of n lanes, zero-extended. T is the unsigned type of the element's size or wider.
 template <class Element, class T>
@@ -77,7 +78,8 @@ void gather(const uint8_t* base, const Operand& o, int n, Lanes<T>& out) {
 template <class T>
 void read_bits(const Thread& t, const Operand& o, int n, Lanes<T>& out) {
   if (o.file == File::kImmediate) {
-    if (o.form == ImmediateForm::kScalar) std::fill_n(out.v, n, static_cast<T>(o.immediate));
+    if (o.form == ImmediateForm::kScalar)
+      std::fill_n(out.v, n, static_cast<T>(o.immediate));
     else
       for (int i = 0; i < n; ++i) out[i] = static_cast<T>(immediate_lane(o, i));
     return;
@@ -102,17 +104,22 @@ void read_bits(const Thread& t, const Operand& o, int n, Lanes<T>& out) {
   }
   base += o.byte;
   switch (bytes) {
-    case 1: return gather<uint8_t>(base, o, n, out);
-    case 2: return gather<uint16_t>(base, o, n, out);
-    case 4: return gather<uint32_t>(base, o, n, out);
+    case 1:
+      return gather<uint8_t>(base, o, n, out);
+    case 2:
+      return gather<uint16_t>(base, o, n, out);
+    case 4:
+      return gather<uint32_t>(base, o, n, out);
     default:
-      if constexpr (sizeof(T) >= 8) return gather<uint64_t>(base, o, n, out);
-      else fail("internal error: a 64-bit operand read as 32 bits");
+      if constexpr (sizeof(T) >= 8)
+        return gather<uint64_t>(base, o, n, out);
+      else
+        fail("internal error: a 64-bit operand read as 32 bits");
   }
 }
 
-// Integers, sign- or zero-extended. Modifiers act at full precision: -(-2^31) is 2^31; in logic instructions a
-// minus is a bitwise not.
+// Integers, sign- or zero-extended. Modifiers act at full precision: -(-2^31) is 2^31; in logic
+// instructions a minus is a bitwise not.
 template <class T>
 void read_integers(const Thread& t, const Operand& o, int n, Lanes<T>& out, bool logic = false) {
   Lanes<uint64_t> bits;
@@ -137,8 +144,8 @@ void read_integers(const Thread& t, const Operand& o, int n, Lanes<T>& out, bool
     for (int i = 0; i < n; ++i) out[i] = -out[i];
 }
 
-// Floats of any format, exact; integers too (up to 53 bits). Denormals of a format that the control register says to
-// flush are zeros.
+// Floats of any format, exact; integers too (up to 53 bits). Denormals of a format that the control
+// register says to flush are zeros.
 void read_doubles(const Thread& t, const Operand& o, int n, Lanes<double>& out);
 
 // Lanes of formats that fit float exactly, with the host's denormals.
@@ -167,14 +174,16 @@ void mark_bytes(Thread& t, const Operand& d, int n, uint32_t active, const Lanes
 
 // Writes the low bytes of each active lane. `defined` says which lanes hold defined values.
 template <class T>
-void write_bits(Thread& t, const Inst& inst, const Lanes<T>& bits, uint32_t active, uint32_t defined);
-
+void write_bits(Thread& t, const Inst& inst, const Lanes<T>& bits, uint32_t active,
+                uint32_t defined);
 
 // Result of an integer computation, saturated or wrapped to the destination's type.
 template <class T>
-void write_integers(Thread& t, const Inst& inst, const Lanes<T>& value, uint32_t active, uint32_t defined);
+void write_integers(Thread& t, const Inst& inst, const Lanes<T>& value, uint32_t active,
+                    uint32_t defined);
 // Rounds, saturates, converts to the destination's type, integers included.
-void write_doubles(Thread& t, const Inst& inst, const Lanes<double>& value, uint32_t active, uint32_t defined);
+void write_doubles(Thread& t, const Inst& inst, const Lanes<double>& value, uint32_t active,
+                   uint32_t defined);
 
 // Sets the flag bits of the active lanes to `result`.
 void write_flag(Thread& t, const Inst& inst, uint32_t result, uint32_t active, uint32_t defined);
@@ -183,13 +192,20 @@ void write_flag(Thread& t, const Inst& inst, uint32_t result, uint32_t active, u
 template <class T>
 bool holds(Condition c, T a, T b) {
   switch (c) {
-    case Condition::kEq: return a == b;
-    case Condition::kNe: return a != b;
-    case Condition::kGt: return a > b;
-    case Condition::kGe: return a >= b;
-    case Condition::kLt: return a < b;
-    case Condition::kLe: return a <= b;
-    default: return false;
+    case Condition::kEq:
+      return a == b;
+    case Condition::kNe:
+      return a != b;
+    case Condition::kGt:
+      return a > b;
+    case Condition::kGe:
+      return a >= b;
+    case Condition::kLt:
+      return a < b;
+    case Condition::kLe:
+      return a <= b;
+    default:
+      return false;
   }
 }
 template <class T>
@@ -199,14 +215,29 @@ uint32_t compare_lanes(Condition c, const Lanes<T>& a, const Lanes<T>& b, int n)
     for (int i = 0; i < n; ++i) mask |= static_cast<uint32_t>(compare(a[i], b[i])) << i;
   };
   switch (c) {
-    case Condition::kEq: each([](T x, T y) { return x == y; }); break;
-    case Condition::kNe: each([](T x, T y) { return x != y; }); break;
-    case Condition::kGt: each([](T x, T y) { return x > y; }); break;
-    case Condition::kGe: each([](T x, T y) { return x >= y; }); break;
-    case Condition::kLt: each([](T x, T y) { return x < y; }); break;
-    case Condition::kLe: each([](T x, T y) { return x <= y; }); break;
-    case Condition::kUn: each([](T x, T y) { return x != x || y != y; }); break;
-    default: fail("the condition modifier %d has no meaning here", static_cast<int>(c));
+    case Condition::kEq:
+      each([](T x, T y) { return x == y; });
+      break;
+    case Condition::kNe:
+      each([](T x, T y) { return x != y; });
+      break;
+    case Condition::kGt:
+      each([](T x, T y) { return x > y; });
+      break;
+    case Condition::kGe:
+      each([](T x, T y) { return x >= y; });
+      break;
+    case Condition::kLt:
+      each([](T x, T y) { return x < y; });
+      break;
+    case Condition::kLe:
+      each([](T x, T y) { return x <= y; });
+      break;
+    case Condition::kUn:
+      each([](T x, T y) { return x != x || y != y; });
+      break;
+    default:
+      fail("the condition modifier %d has no meaning here", static_cast<int>(c));
   }
   return mask;
 }

@@ -1,4 +1,5 @@
-// Bitwise and shift instructions, bit counts, dp4a. A minus on a source of and, or, xor, not is a bitwise not.
+// Bitwise and shift instructions, bit counts, dp4a. A minus on a source of and, or, xor, not is a
+// bitwise not.
 #pragma once
 
 #include <bit>
@@ -45,7 +46,8 @@ void logic(Thread& t, const Inst& inst) {
   if (inst.condition != Condition::kNone && unused != 0) {
     for (int i = 0; i < n; ++i) {
       const uint64_t up = static_cast<uint64_t>(r[i]) << unused;
-      r[i] = is_signed(type) ? static_cast<int64_t>(up) >> unused : static_cast<int64_t>(up >> unused);
+      r[i] =
+          is_signed(type) ? static_cast<int64_t>(up) >> unused : static_cast<int64_t>(up >> unused);
     }
   }
   Inst wrapped = inst;
@@ -72,14 +74,16 @@ inline void boolean_function(Thread& t, const Inst& inst) {
   const int unused = 64 - type_bits(type);
   for (int i = 0; i < n; ++i) {
     const uint64_t up = static_cast<uint64_t>(r[i]) << unused;
-    r[i] = is_signed(type) ? static_cast<int64_t>(up) >> unused : static_cast<int64_t>(up >> unused);
+    r[i] =
+        is_signed(type) ? static_cast<int64_t>(up) >> unused : static_cast<int64_t>(up >> unused);
   }
   finish_integers(t, inst, r, t.active_lanes(inst), sources_defined<3>(t, inst));
 }
 
 enum class Shift { kLeft, kLogical, kArithmetic, kRotateLeft, kRotateRight };
 
-// Counts are modulo 32, or 64 when a 64-bit type takes part; rotations in the width of the destination.
+// Counts are modulo 32, or 64 when a 64-bit type takes part; rotations in the width of the
+// destination.
 template <Shift kind>
 void shift(Thread& t, const Inst& inst) {
   const int n = inst.exec_size;
@@ -87,10 +91,12 @@ void shift(Thread& t, const Inst& inst) {
   Lanes<int64_t> count;
   read_integers(t, inst.src[0], n, a);
   read_integers(t, inst.src[1], n, count);
-  const int source_bits = type_bits(inst.src[0].file == File::kImmediate ? immediate_type(inst.src[0]) : inst.src[0].type);
+  const int source_bits = type_bits(
+      inst.src[0].file == File::kImmediate ? immediate_type(inst.src[0]) : inst.src[0].type);
   const int result_bits = type_bits(inst.dst.type);
   const int mask = std::max(source_bits, result_bits) == 64 ? 63 : 31;
-  const uint64_t source_mask = ~uint64_t{0} >> (64 - source_bits), result_mask = ~uint64_t{0} >> (64 - result_bits);
+  const uint64_t source_mask = ~uint64_t{0} >> (64 - source_bits),
+                 result_mask = ~uint64_t{0} >> (64 - result_bits);
   Lanes<Int128> r;
   for (int i = 0; i < n; ++i) {
     const int by = static_cast<int>(count[i]) & mask;
@@ -98,16 +104,20 @@ void shift(Thread& t, const Inst& inst) {
       r[i] = a[i] << by;
     } else if constexpr (kind == Shift::kLogical) {
       // Of a negative (or negated) value: its bits in the source's own width.
-      r[i] = static_cast<Int128>((a[i] < 0 ? static_cast<uint64_t>(a[i]) & source_mask : static_cast<uint64_t>(a[i])) >> by);
+      r[i] = static_cast<Int128>(
+          (a[i] < 0 ? static_cast<uint64_t>(a[i]) & source_mask : static_cast<uint64_t>(a[i])) >>
+          by);
     } else if constexpr (kind == Shift::kArithmetic) {
       r[i] = a[i] >> by;
     } else {
       const uint64_t x = static_cast<uint64_t>(a[i]) & result_mask;
-      const int left = (kind == Shift::kRotateLeft ? by : result_bits - by % result_bits) % result_bits;
-      r[i] = static_cast<Int128>(left == 0 ? x : (x << left | x >> (result_bits - left)) & result_mask);
+      const int left =
+          (kind == Shift::kRotateLeft ? by : result_bits - by % result_bits) % result_bits;
+      r[i] = static_cast<Int128>(left == 0 ? x
+                                           : (x << left | x >> (result_bits - left)) & result_mask);
     }
   }
-  if (!inst.saturate && inst.condition != Condition::kNone) {   // the condition sees what is kept
+  if (!inst.saturate && inst.condition != Condition::kNone) {  // the condition sees what is kept
     for (int i = 0; i < n; ++i) {
       const int unused = 64 - result_bits;
       const uint64_t up = static_cast<uint64_t>(r[i]) << unused;
@@ -127,12 +137,18 @@ void short_shift(Thread& t, const Inst& inst) {
   read_integers(t, inst.src[0], n, a);
   read_integers(t, inst.src[1], n, count);
   const Operand& o = inst.src[0];
-  const uint64_t source_mask = ~uint64_t{0} >> (64 - type_bits(o.file == File::kImmediate ? immediate_type(o) : o.type));
+  const uint64_t source_mask =
+      ~uint64_t{0} >> (64 - type_bits(o.file == File::kImmediate ? immediate_type(o) : o.type));
   for (int i = 0; i < n; ++i) {
     const int by = static_cast<int>(count[i]) & 31;
-    if constexpr (kind == Shift::kLeft) r[i] = static_cast<uint32_t>(a[i]) << by;
-    else if constexpr (kind == Shift::kArithmetic) r[i] = static_cast<uint32_t>(a[i] >> by);
-    else r[i] = static_cast<uint32_t>((a[i] < 0 ? static_cast<uint64_t>(a[i]) & source_mask : static_cast<uint64_t>(a[i])) >> by);
+    if constexpr (kind == Shift::kLeft)
+      r[i] = static_cast<uint32_t>(a[i]) << by;
+    else if constexpr (kind == Shift::kArithmetic)
+      r[i] = static_cast<uint32_t>(a[i] >> by);
+    else
+      r[i] = static_cast<uint32_t>(
+          (a[i] < 0 ? static_cast<uint64_t>(a[i]) & source_mask : static_cast<uint64_t>(a[i])) >>
+          by);
   }
   write_bits(t, inst, r, t.active_lanes(inst), sources_defined<2>(t, inst));
 }
@@ -156,7 +172,8 @@ void bit_count(Thread& t, const Inst& inst) {
     uint32_t x = static_cast<uint32_t>(a[i]);
     if constexpr (kind == Bits::kLeadingZeros) {
       r[i] = std::countl_zero(x);
-    } else if constexpr (kind == Bits::kFirstHigh) {   // of signed values, the leading copies of the sign
+    } else if constexpr (kind ==
+                         Bits::kFirstHigh) {  // of signed values, the leading copies of the sign
       if (is_signed(inst.src[0].type) && x >> 31 != 0) x = ~x;
       r[i] = x == 0 ? 0xffffffff : std::countl_zero(x);
     } else if constexpr (kind == Bits::kFirstLow) {
@@ -186,7 +203,8 @@ inline void dot4(Thread& t, const Inst& inst) {
   };
   for (int i = 0; i < n; ++i) {
     r[i] = a[i];
-    for (int k = 0; k < 4; ++k) r[i] += byte(b[i], k, inst.src[1].type) * byte(c[i], k, inst.src[2].type);
+    for (int k = 0; k < 4; ++k)
+      r[i] += byte(b[i], k, inst.src[1].type) * byte(c[i], k, inst.src[2].type);
   }
   finish_integers(t, inst, r, t.active_lanes(inst), sources_defined<3>(t, inst));
 }
@@ -201,9 +219,11 @@ inline void bit_field_extract(Thread& t, const Inst& inst) {
   for (int i = 0; i < n; ++i) {
     const int w = static_cast<int>(width[i] & 31), o = static_cast<int>(offset[i] & 31);
     const uint32_t x = static_cast<uint32_t>(value[i]);
-    if (w == 0) r[i] = 0;
+    if (w == 0)
+      r[i] = 0;
     else if (is_signed(inst.dst.type)) {
-      r[i] = w + o < 32 ? static_cast<int32_t>(x << (32 - w - o)) >> (32 - w) : static_cast<int32_t>(x) >> o;
+      r[i] = w + o < 32 ? static_cast<int32_t>(x << (32 - w - o)) >> (32 - w)
+                        : static_cast<int32_t>(x) >> o;
     } else {
       r[i] = w + o < 32 ? x << (32 - w - o) >> (32 - w) : x >> o;
     }
@@ -221,7 +241,8 @@ inline void bit_field_mask(Thread& t, const Inst& inst) {
   }
   finish_integers(t, inst, r, t.active_lanes(inst), sources_defined<2>(t, inst));
 }
-// bfi2: bits of src1 where the mask src0 is set, of src2 elsewhere; src1 is shifted to the mask's first one.
+// bfi2: bits of src1 where the mask src0 is set, of src2 elsewhere; src1 is shifted to the mask's
+// first one.
 inline void bit_field_insert(Thread& t, const Inst& inst) {
   const int n = inst.exec_size;
   Lanes<int64_t> mask, insert, base, r;

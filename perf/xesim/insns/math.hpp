@@ -1,20 +1,24 @@
-// math: the extended functions. The host's libm in double, rounded once; the hardware's exact bits are not documented,
-// only bounds on its error. With checks.math each result moves by a seeded amount within that bound, so that a kernel
-// that depends on more than the bound shows.
+// math: the extended functions. The host's libm in double, rounded once; the hardware's exact bits
+// are not documented, only bounds on its error. With checks.math each result moves by a seeded
+// amount within that bound, so that a kernel that depends on more than the bound shows.
 #pragma once
 
 #include "insns/common.hpp"
 
 namespace xesim {
 
-// Largest error in units of the last place of f (ESIMD's math.hpp states them); exact for double macros.
+// Largest error in units of the last place of f (ESIMD's math.hpp states them); exact for double
+// macros.
 inline double math_error_ulps(MathFn fn) {
   switch (fn) {
-    case MathFn::kInv: return 1;
+    case MathFn::kInv:
+      return 1;
     case MathFn::kExp:
     case MathFn::kSqt:
-    case MathFn::kRsqt: return 4;
-    default: return 0;
+    case MathFn::kRsqt:
+      return 4;
+    default:
+      return 0;
   }
 }
 // Largest absolute error: of log2 near 1, of sin and cos everywhere.
@@ -24,7 +28,7 @@ inline double math_error_absolute(MathFn fn, double x, double result) {
   return 0;
 }
 
-inline uint64_t mix(uint64_t x) {   // splitmix64 (Steele et al., 2014)
+inline uint64_t mix(uint64_t x) {  // splitmix64 (Steele et al., 2014)
   x += 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
   x = (x ^ x >> 27) * 0x94d049bb133111eb;
@@ -33,16 +37,26 @@ inline uint64_t mix(uint64_t x) {   // splitmix64 (Steele et al., 2014)
 
 inline double evaluate(MathFn fn, double a, double b) {
   switch (fn) {
-    case MathFn::kInv: return 1.0 / a;
-    case MathFn::kLog: return std::log2(a);
-    case MathFn::kExp: return std::exp2(a);
-    case MathFn::kSqt: return std::sqrt(a);
-    case MathFn::kRsqt: return 1.0 / std::sqrt(a);
-    case MathFn::kSin: return std::sin(a);
-    case MathFn::kCos: return std::cos(a);
-    case MathFn::kFdiv: return a / b;
-    case MathFn::kPow: return std::pow(std::fabs(a), b);
-    default: fail("math function %d is not implemented", static_cast<int>(fn));
+    case MathFn::kInv:
+      return 1.0 / a;
+    case MathFn::kLog:
+      return std::log2(a);
+    case MathFn::kExp:
+      return std::exp2(a);
+    case MathFn::kSqt:
+      return std::sqrt(a);
+    case MathFn::kRsqt:
+      return 1.0 / std::sqrt(a);
+    case MathFn::kSin:
+      return std::sin(a);
+    case MathFn::kCos:
+      return std::cos(a);
+    case MathFn::kFdiv:
+      return a / b;
+    case MathFn::kPow:
+      return std::pow(std::fabs(a), b);
+    default:
+      fail("math function %d is not implemented", static_cast<int>(fn));
   }
 }
 
@@ -51,10 +65,14 @@ inline double perturbed(const Thread& t, MathFn fn, double argument, double resu
   if (!std::isfinite(result) || result == 0) return result;
   const float single = static_cast<float>(result);
   const double ulp = std::fabs(static_cast<double>(std::nextafterf(single, INFINITY)) - single);
-  const double bound = std::max(math_error_ulps(fn) * ulp, math_error_absolute(fn, argument, result));
-  const uint64_t hash = mix(std::bit_cast<uint64_t>(argument) ^ mix(t.launch->checks.seed + static_cast<uint64_t>(fn)));
-  const double share = static_cast<double>(static_cast<int64_t>(hash >> 11)) * 0x1p-52 - 1.0;   // [-1, 1)
-  // Exact results that softmax relies on stay exact: exp2(0) = 1, inv(1) = 1, sqrt of squares are in every table.
+  const double bound =
+      std::max(math_error_ulps(fn) * ulp, math_error_absolute(fn, argument, result));
+  const uint64_t hash = mix(std::bit_cast<uint64_t>(argument) ^
+                            mix(t.launch->checks.seed + static_cast<uint64_t>(fn)));
+  const double share =
+      static_cast<double>(static_cast<int64_t>(hash >> 11)) * 0x1p-52 - 1.0;  // [-1, 1)
+  // Exact results that softmax relies on stay exact: exp2(0) = 1, inv(1) = 1, sqrt of squares are
+  // in every table.
   if (result == 1.0) return result;
   return result + share * std::max(0.0, bound - 0.5 * ulp);
 }
@@ -73,7 +91,7 @@ void math(Thread& t, const Inst& inst) {
     if (perturb) a[i] = perturbed(t, fn, x, a[i]);
   }
   Inst result = inst;
-  result.condition = Condition::kNone;   // the field holds the function
+  result.condition = Condition::kNone;  // the field holds the function
   finish_doubles(t, result, a, t.active_lanes(inst), sources_defined<two_sources ? 2 : 1>(t, inst));
 }
 
@@ -97,17 +115,19 @@ void integer_division(Thread& t, const Inst& inst) {
   read_integers(t, inst.src[0], n, a);
   read_integers(t, inst.src[1], n, b);
   for (int i = 0; i < n; ++i) {
-    if (b[i] == 0) a[i] = remainder ? a[i] : -1;   // all ones, as in the other ISAs of this family
-    else a[i] = remainder ? a[i] % b[i] : a[i] / b[i];
+    if (b[i] == 0)
+      a[i] = remainder ? a[i] : -1;  // all ones, as in the other ISAs of this family
+    else
+      a[i] = remainder ? a[i] % b[i] : a[i] / b[i];
   }
   Inst result = inst;
   result.condition = Condition::kNone;
   finish_integers(t, result, a, t.active_lanes(inst), sources_defined<2>(t, inst));
 }
 
-// First steps of the IEEE division and square root macros: for operands that the madm chain cannot handle the final
-// result, with the early-out flag set; else an approximation, which here is the rounded reciprocal. The chain of
-// fused multiply-adds then gives the correctly rounded result.
+// First steps of the IEEE division and square root macros: for operands that the madm chain cannot
+// handle the final result, with the early-out flag set; else an approximation, which here is the
+// rounded reciprocal. The chain of fused multiply-adds then gives the correctly rounded result.
 template <bool root>
 void early_out(Thread& t, const Inst& inst) {
   const int n = inst.exec_size;
@@ -133,16 +153,22 @@ void early_out(Thread& t, const Inst& inst) {
 
 inline Execute math_function(const Inst& inst) {
   switch (static_cast<MathFn>(inst.function)) {
-    case MathFn::kInvm: return early_out<false>;
-    case MathFn::kRsqtm: return early_out<true>;
+    case MathFn::kInvm:
+      return early_out<false>;
+    case MathFn::kRsqtm:
+      return early_out<true>;
     case MathFn::kFdiv:
-    case MathFn::kPow: return math<true>;
+    case MathFn::kPow:
+      return math<true>;
     case MathFn::kIdiv:
-    case MathFn::kIqot: return integer_division<false>;
-    case MathFn::kIrem: return integer_division<true>;
+    case MathFn::kIqot:
+      return integer_division<false>;
+    case MathFn::kIrem:
+      return integer_division<true>;
     case MathFn::kExp:
       return inst.dst.type == Type::kF && inst.src[0].type == Type::kF ? math_exp2 : math<false>;
-    default: return math<false>;
+    default:
+      return math<false>;
   }
 }
 

@@ -7,8 +7,8 @@
 
 namespace xesim {
 
-// Same type, no modifier: bits, whatever they mean. Compilers also copy registers in wider pieces than were written
-// to them, so each byte of a copy is as defined as it was.
+// Same type, no modifier: bits, whatever they mean. Compilers also copy registers in wider pieces
+// than were written to them, so each byte of a copy is as defined as it was.
 template <class T>
 void raw_move(Thread& t, const Inst& inst) {
   Lanes<T> bits;
@@ -41,7 +41,8 @@ inline void float_to_half(Thread& t, const Inst& inst) {
   for (int i = inst.exec_size; i % 8 != 0; ++i) value[i] = 0;
   Lanes<uint16_t> bits;
   for (int i = 0; i < inst.exec_size; i += 8) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(bits.v + i), _mm256_cvtps_ph(_mm256_load_ps(value.v + i), 0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bits.v + i),
+                     _mm256_cvtps_ph(_mm256_load_ps(value.v + i), 0));
   }
   write_bits(t, inst, bits, t.active_lanes(inst), sources_defined<1>(t, inst));
 }
@@ -61,12 +62,16 @@ inline void float_to_bfloat(Thread& t, const Inst& inst) {
 inline Execute move_function(const Inst& inst) {
   const Operand& s = inst.src[0];
   const Type from = s.file == File::kImmediate ? immediate_type(s) : s.type, to = inst.dst.type;
-  const bool plain = !s.negate && !s.absolute && !inst.saturate && inst.condition == Condition::kNone;
-  if (plain && (from == to || (!is_float(from) && !is_float(to) && type_bits(from) == type_bits(to)))) {
+  const bool plain =
+      !s.negate && !s.absolute && !inst.saturate && inst.condition == Condition::kNone;
+  if (plain &&
+      (from == to || (!is_float(from) && !is_float(to) && type_bits(from) == type_bits(to)))) {
     if (type_bits(to) == 64) return raw_move<uint64_t>;
     return raw_move<uint32_t>;
   }
-  if (!is_float(from)) return type_bits(from) == 64 || type_bits(to) == 64 ? integer_move<Int128> : integer_move<int64_t>;
+  if (!is_float(from))
+    return type_bits(from) == 64 || type_bits(to) == 64 ? integer_move<Int128>
+                                                        : integer_move<int64_t>;
   const bool converts = !inst.saturate && inst.condition == Condition::kNone && from == Type::kF;
   if (converts && to == Type::kHF) return float_to_half;
   if (converts && to == Type::kBF) return float_to_bfloat;
@@ -81,11 +86,17 @@ void round(Thread& t, const Inst& inst) {
   Lanes<double> x;
   read_doubles(t, inst.src[0], inst.exec_size, x);
   for (int i = 0; i < inst.exec_size; ++i) {
-    if constexpr (kind == Round::kDown) x[i] = std::floor(x[i]);
-    else if constexpr (kind == Round::kUp) x[i] = std::ceil(x[i]);
-    else if constexpr (kind == Round::kEven) x[i] = std::nearbyint(x[i]);
-    else if constexpr (kind == Round::kZero) x[i] = std::trunc(x[i]);
-    else x[i] = std::isinf(x[i]) ? std::numeric_limits<double>::quiet_NaN() : add_to_odd(x[i], -std::floor(x[i]));
+    if constexpr (kind == Round::kDown)
+      x[i] = std::floor(x[i]);
+    else if constexpr (kind == Round::kUp)
+      x[i] = std::ceil(x[i]);
+    else if constexpr (kind == Round::kEven)
+      x[i] = std::nearbyint(x[i]);
+    else if constexpr (kind == Round::kZero)
+      x[i] = std::trunc(x[i]);
+    else
+      x[i] = std::isinf(x[i]) ? std::numeric_limits<double>::quiet_NaN()
+                              : add_to_odd(x[i], -std::floor(x[i]));
   }
   finish_doubles(t, inst, x, t.active_lanes(inst), sources_defined<1>(t, inst));
 }

@@ -8,9 +8,12 @@ namespace xesim {
 // Both operands in the type that compares them: T is int64_t, Int128, float or double.
 template <class T>
 void read_comparable(const Thread& t, const Operand& o, int n, Lanes<T>& out) {
-  if constexpr (std::is_same_v<T, double>) read_doubles(t, o, n, out);
-  else if constexpr (std::is_same_v<T, float>) read_floats(t, o, n, out);
-  else read_integers(t, o, n, out);
+  if constexpr (std::is_same_v<T, double>)
+    read_doubles(t, o, n, out);
+  else if constexpr (std::is_same_v<T, float>)
+    read_floats(t, o, n, out);
+  else
+    read_integers(t, o, n, out);
 }
 
 // flag <- src0 cond src1; the destination, if there is one, all ones or zero.
@@ -22,7 +25,8 @@ void compare(Thread& t, const Inst& inst) {
   read_comparable(t, inst.src[1], n, b);
   const uint32_t result = compare_lanes(inst.condition, a, b, n);
   const uint32_t active = t.active_lanes(inst);
-  const uint32_t defined = same_integers(inst) ? t.defined_predicate(inst) : sources_defined<2>(t, inst);
+  const uint32_t defined =
+      same_integers(inst) ? t.defined_predicate(inst) : sources_defined<2>(t, inst);
   if (inst.dst.exists()) {
     Lanes<uint64_t> bits;
     for (int i = 0; i < n; ++i) bits[i] = result >> i & 1 ? ~uint64_t{0} : 0;
@@ -60,8 +64,8 @@ void write_chosen(Thread& t, const Inst& inst, uint32_t first, uint32_t active, 
   }
 }
 
-// sel without a condition: the predicate chooses for every enabled lane. With one: minimum (lt, le) or maximum (gt,
-// ge); of a NaN and a number the number, of two NaNs src1.
+// sel without a condition: the predicate chooses for every enabled lane. With one: minimum (lt, le)
+// or maximum (gt, ge); of a NaN and a number the number, of two NaNs src1.
 template <class T>
 void select(Thread& t, const Inst& inst) {
   const int n = inst.exec_size;
@@ -72,9 +76,11 @@ void select(Thread& t, const Inst& inst) {
     uint32_t defined = ~0u;
     if (t.track) {
       const uint32_t known = t.defined_predicate(inst);
-      const uint32_t first = defined_lanes(t, inst.src[0], n), second = defined_lanes(t, inst.src[1], n);
+      const uint32_t first = defined_lanes(t, inst.src[0], n),
+                     second = defined_lanes(t, inst.src[1], n);
       defined = known & ((first & chosen) | (second & ~chosen));
-      // A choice between equal values depends on nothing: loops that end lane by lane choose 0 or 0 in finished lanes.
+      // A choice between equal values depends on nothing: loops that end lane by lane choose 0 or 0
+      // in finished lanes.
       if ((first & second & ~known & t.active_lanes(enabled)) != 0) {
         Lanes<T> a, b;
         read_comparable(t, inst.src[0], n, a);
@@ -137,7 +143,9 @@ inline Execute compare_function(const Inst& inst) {
   return has_64bit(inst) ? compare<Int128> : compare<int64_t>;
 }
 inline Execute select_function(const Inst& inst) {
-  const auto is_f = [](const Operand& o) { return o.type == Type::kF && o.form == ImmediateForm::kScalar; };
+  const auto is_f = [](const Operand& o) {
+    return o.type == Type::kF && o.form == ImmediateForm::kScalar;
+  };
   if (is_f(inst.dst) && is_f(inst.src[0]) && is_f(inst.src[1])) {
     if (inst.condition == Condition::kGe) return float_minmax<true>;
     if (inst.condition == Condition::kLt) return float_minmax<false>;

@@ -1,5 +1,6 @@
-// 32 x 32-bit multiplication in two steps through the wide accumulator (mul acc, mach, macl), and the
-// instructions that leave their carry in it (addc, subb). mac reads acc0 as an ordinary register.
+// 32 x 32-bit multiplication in two steps through the wide accumulator (mul acc, mach, macl), and
+// the instructions that leave their carry in it (addc, subb). mac reads acc0 as an ordinary
+// register.
 #pragma once
 
 #include "insns/arithmetic.hpp"
@@ -49,9 +50,11 @@ void multiply_high(Thread& t, const Inst& inst) {
   Lanes<Int128> full;
   for (int i = 0; i < n; ++i) {
     const Type type = inst.src[1].type;
-    const int64_t upper = is_signed(type) ? b[i] >> 16 : static_cast<int64_t>(static_cast<uint32_t>(b[i]) >> 16);
+    const int64_t upper =
+        is_signed(type) ? b[i] >> 16 : static_cast<int64_t>(static_cast<uint32_t>(b[i]) >> 16);
     full[i] = t.wide_acc[i] + (static_cast<Int128>(a[i]) * upper << 16);
-    r[i] = static_cast<int64_t>(high ? static_cast<int32_t>(full[i] >> 32) : static_cast<int32_t>(full[i]));
+    r[i] = static_cast<int64_t>(high ? static_cast<int32_t>(full[i] >> 32)
+                                     : static_cast<int32_t>(full[i]));
     if (high && !is_signed(inst.dst.type)) r[i] = static_cast<uint32_t>(r[i]);
     if (!high && !is_signed(inst.dst.type)) r[i] = static_cast<uint32_t>(r[i]);
   }

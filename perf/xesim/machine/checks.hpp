@@ -1,5 +1,5 @@
-// What a run looks for besides results. XEFLASH_SIM_CHECK: "all" (default), "none", or a comma list of the
-// names below; "seed=N", "dpas=exact|stepwise" choose variants.
+// What a run looks for besides results. XEFLASH_SIM_CHECK: "all" (default), "none", or a comma list
+// of the names below; "seed=N", "dpas=exact|stepwise" choose variants.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,18 @@
 namespace xesim {
 
 struct Checks {
-  bool bounds = true;          // "bounds": accesses inside one live allocation (always on: it is also the address map)
-  bool uninitialised = true;   // "uninit": undefined register bytes that reach an address, a branch, a message, memory
-  bool host = true;            // "host": the host cannot touch device memory
-  bool deferred = true;        // "deferred": commands run only when the host waits
-  bool slm_races = true;       // "slm-races"
-  bool global_races = true;    // "global-races"
-  bool interleave = true;      // "interleave": seeded random order of groups and of the threads of a group
-  bool block2d = true;         // "block2d": the hardware's rules for 2D block messages
-  bool math = true;            // "math": results of math instructions moved within their stated error, seeded
+  bool bounds = true;  // "bounds": accesses inside one live allocation (always on: it is also the
+                       // address map)
+  bool uninitialised = true;  // "uninit": undefined register bytes that reach an address, a branch,
+                              // a message, memory
+  bool host = true;           // "host": the host cannot touch device memory
+  bool deferred = true;       // "deferred": commands run only when the host waits
+  bool slm_races = true;      // "slm-races"
+  bool global_races = true;   // "global-races"
+  bool interleave =
+      true;             // "interleave": seeded random order of groups and of the threads of a group
+  bool block2d = true;  // "block2d": the hardware's rules for 2D block messages
+  bool math = true;  // "math": results of math instructions moved within their stated error, seeded
   enum class Dpas : uint8_t { kExact, kStepwise } dpas = Dpas::kExact;
   uint64_t seed = 0;
 };

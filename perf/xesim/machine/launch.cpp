@@ -14,24 +14,27 @@ namespace {
 
 // Threads that one Xe-core holds: a group must fit. In 256-register mode half as many.
 int threads_of_core(Family family, int grf_count) {
-  const int threads = family == Family::kDg2 ? 128 : 64;   // 16 engines of 8 threads, 8 engines of 8
+  const int threads = family == Family::kDg2 ? 128 : 64;  // 16 engines of 8 threads, 8 engines of 8
   return grf_count > 128 ? threads / 2 : threads;
 }
 
 void check_geometry(const LaunchDesc& desc, const KernelInfo& info, Family family, int threads) {
   for (size_t d = 0; d < 3; ++d) {
-    if (desc.groups[d] == 0 || desc.local[d] == 0) fail("kernel %s: the launch has no work-items", info.name.c_str());
+    if (desc.groups[d] == 0 || desc.local[d] == 0)
+      fail("kernel %s: the launch has no work-items", info.name.c_str());
     if (!info.required_group_size.empty() && info.required_group_size[d] != 0 &&
         info.required_group_size[d] != desc.local[d]) {
       fail("kernel %s needs groups of %u x %u x %u work-items, got %u x %u x %u", info.name.c_str(),
-           info.required_group_size[0], info.required_group_size[1], info.required_group_size[2], desc.local[0],
-           desc.local[1], desc.local[2]);
+           info.required_group_size[0], info.required_group_size[1], info.required_group_size[2],
+           desc.local[0], desc.local[1], desc.local[2]);
     }
   }
   const int most = threads_of_core(family, info.grf_count);
   if (threads > most) {
-    fail("kernel %s: a group of %d threads does not fit: an Xe-core of %s holds %d with %d registers", info.name.c_str(),
-         threads, isa_of(family).name, most, info.grf_count);
+    fail(
+        "kernel %s: a group of %d threads does not fit: an Xe-core of %s holds %d with %d "
+        "registers",
+        info.name.c_str(), threads, isa_of(family).name, most, info.grf_count);
   }
 }
 
@@ -46,25 +49,29 @@ LaunchRecord launch(const LaunchDesc& desc) {
   Kernel& kernel = *desc.kernel;
   const KernelInfo& info = kernel.code.info;
   const uint64_t items = uint64_t{desc.local[0]} * desc.local[1] * desc.local[2];
-  if (items > 4096) fail("kernel %s: a group of %llu work-items is too large", info.name.c_str(), static_cast<unsigned long long>(items));
+  if (items > 4096)
+    fail("kernel %s: a group of %llu work-items is too large", info.name.c_str(),
+         static_cast<unsigned long long>(items));
   Launch launch;
   launch.isa = &isa_of(kernel.family);
   launch.checks = current_checks();
   launch.program = kernel.program();
   launch.kernel = info.name;
-  launch.threads_per_group = static_cast<int>((items + static_cast<uint64_t>(info.simd_size) - 1) / static_cast<uint64_t>(info.simd_size));
+  launch.threads_per_group = static_cast<int>((items + static_cast<uint64_t>(info.simd_size) - 1) /
+                                              static_cast<uint64_t>(info.simd_size));
   check_geometry(desc, info, kernel.family, launch.threads_per_group);
   const uint64_t groups = uint64_t{desc.groups[0]} * desc.groups[1] * desc.groups[2];
   const uint64_t threads = groups * static_cast<uint64_t>(launch.threads_per_group);
   if (threads > UINT32_MAX - next_thread_id) next_thread_id = 1;
-  if (threads >= UINT32_MAX) launch.checks.global_races = false;   // its words hold 32-bit thread ids
+  if (threads >= UINT32_MAX)
+    launch.checks.global_races = false;  // its words hold 32-bit thread ids
   launch.first_thread_id = next_thread_id;
   next_thread_id += static_cast<uint32_t>(std::min<uint64_t>(threads, UINT32_MAX - next_thread_id));
 
   std::vector<Worker> workers(static_cast<size_t>(worker_count(groups)));
   for (Worker& worker : workers) worker.executed.assign(launch.program->insts.size(), 0);
-  const auto payload =
-      make_payload(desc, kernel, launch, static_cast<int>(workers.size()) * launch.threads_per_group);
+  const auto payload = make_payload(desc, kernel, launch,
+                                    static_cast<int>(workers.size()) * launch.threads_per_group);
   const char* profile = std::getenv("XEFLASH_SIM_PROFILE");
   launch.profile = profile != nullptr && std::string_view(profile) == "1";
   reset_line_counts();
@@ -72,7 +79,8 @@ LaunchRecord launch(const LaunchDesc& desc) {
   run_groups(launch, desc, kernel, *payload, workers);
 
   LaunchRecord record;
-  record.simulation_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  record.simulation_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   record.simulation_threads = static_cast<int>(workers.size());
   record.kernel = info.name;
   record.device = desc.device;

@@ -5,8 +5,8 @@
 namespace xesim {
 namespace {
 
-// "const" or "const.string" of ".data.const", ".bss.const", ...; empty for other sections. `zeros`: it is the
-// zero-filled part, which follows the initialised one.
+// "const" or "const.string" of ".data.const", ".bss.const", ...; empty for other sections. `zeros`:
+// it is the zero-filled part, which follows the initialised one.
 std::string data_name(const std::string& section, bool& zeros) {
   for (const char* prefix : {".data.", ".bss."}) {
     const size_t length = std::strlen(prefix);
@@ -21,18 +21,22 @@ std::string data_name(const std::string& section, bool& zeros) {
 constexpr const char* kCrossThreadOffset = "__INTEL_PATCH_CROSS_THREAD_OFFSET_OFF_R0";
 
 uint64_t symbol_value(const Kernel& kernel, const Zebin& zebin, const Relocation& r) {
-  if (r.symbol == kCrossThreadOffset) return 0;   // nothing precedes the cross-thread data here
-  if (r.section.empty()) fail("kernel %s needs the undefined symbol %s", kernel.code.info.name.c_str(), r.symbol.c_str());
+  if (r.symbol == kCrossThreadOffset) return 0;  // nothing precedes the cross-thread data here
+  if (r.section.empty())
+    fail("kernel %s needs the undefined symbol %s", kernel.code.info.name.c_str(),
+         r.symbol.c_str());
   if (r.is_function) {
-    fail("kernel %s takes the address of the function %s: calls through addresses are not implemented",
-         kernel.code.info.name.c_str(), r.symbol.c_str());
+    fail(
+        "kernel %s takes the address of the function %s: calls through addresses are not "
+        "implemented",
+        kernel.code.info.name.c_str(), r.symbol.c_str());
   }
   bool zeros = false;
   const std::string name = data_name(r.section, zeros);
   const auto found = kernel.data->sections.find(name);
   if (name.empty() || found == kernel.data->sections.end()) {
-    fail("kernel %s refers to %s in section %s, which is not a data section", kernel.code.info.name.c_str(),
-         r.symbol.c_str(), r.section.c_str());
+    fail("kernel %s refers to %s in section %s, which is not a data section",
+         kernel.code.info.name.c_str(), r.symbol.c_str(), r.section.c_str());
   }
   const uint64_t base = zeros ? zebin.data.at(name).bytes.size() : 0;
   return found->second->address + base + r.value;
@@ -45,19 +49,30 @@ void relocate(Kernel& kernel, const Zebin& zebin) {
     const uint64_t value = symbol_value(kernel, zebin, r);
     const auto patch = [&](const void* bytes, size_t n) {
       if (r.offset > text.size() || n > text.size() - r.offset) {
-        fail("kernel %s: a relocation at 0x%llx lies outside of its code", kernel.code.info.name.c_str(),
-             static_cast<unsigned long long>(r.offset));
+        fail("kernel %s: a relocation at 0x%llx lies outside of its code",
+             kernel.code.info.name.c_str(), static_cast<unsigned long long>(r.offset));
       }
       std::memcpy(text.data() + r.offset, bytes, n);
     };
     const uint32_t low = static_cast<uint32_t>(value), high = static_cast<uint32_t>(value >> 32);
     const uint16_t word = static_cast<uint16_t>(value);
     switch (r.type) {
-      case 1: patch(&value, 8); break;
-      case 2: case 5: patch(&low, 4); break;
-      case 3: patch(&high, 4); break;
-      case 7: patch(&word, 2); break;
-      default: fail("kernel %s: relocation type %u is not implemented", kernel.code.info.name.c_str(), r.type);
+      case 1:
+        patch(&value, 8);
+        break;
+      case 2:
+      case 5:
+        patch(&low, 4);
+        break;
+      case 3:
+        patch(&high, 4);
+        break;
+      case 7:
+        patch(&word, 2);
+        break;
+      default:
+        fail("kernel %s: relocation type %u is not implemented", kernel.code.info.name.c_str(),
+             r.type);
     }
   }
 }
@@ -71,7 +86,8 @@ ModuleData::~ModuleData() {
 std::shared_ptr<const Program> Kernel::program() {
   const std::lock_guard lock(mutex);
   if (decoded == nullptr) {
-    decoded = std::make_shared<const Program>(decode_program(isa_of(family), code.text, code.info.grf_count));
+    decoded = std::make_shared<const Program>(
+        decode_program(isa_of(family), code.text, code.info.grf_count));
   }
   return decoded;
 }

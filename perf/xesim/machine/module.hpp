@@ -1,4 +1,5 @@
-// A loaded binary: the code of its kernels, decoded at the first launch, and its data sections in device memory.
+// A loaded binary: the code of its kernels, decoded at the first launch, and its data sections in
+// device memory.
 #pragma once
 
 #include <map>
@@ -14,7 +15,7 @@ namespace xesim {
 
 // Constants and globals live as long as a kernel of the module does.
 struct ModuleData {
-  std::map<std::string, Allocation*> sections;   // "const", "global", "const.string"
+  std::map<std::string, Allocation*> sections;  // "const", "global", "const.string"
   ~ModuleData();
 };
 
@@ -25,8 +26,8 @@ struct Kernel {
   std::mutex mutex;
   std::shared_ptr<const Program> decoded;
 
-  std::shared_ptr<const Program> program();   // decodes at the first call
-  uint64_t section_address(const std::string& name) const;   // 0 if the module has none
+  std::shared_ptr<const Program> program();                 // decodes at the first call
+  uint64_t section_address(const std::string& name) const;  // 0 if the module has none
 };
 
 struct Module {

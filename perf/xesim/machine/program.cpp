@@ -12,7 +12,7 @@ namespace {
 uint32_t extent(const Operand& o, int lanes, bool is_destination) {
   int last = 0;
   for (int i = 0; i < lanes; ++i) {
-    const int offset = is_destination  ? i * o.horizontal
+    const int offset = is_destination ? i * o.horizontal
                        : o.width == 1 ? i * o.vertical
                                       : i / o.width * o.vertical + i % o.width * o.horizontal;
     last = std::max(last, offset);
@@ -20,35 +20,52 @@ uint32_t extent(const Operand& o, int lanes, bool is_destination) {
   return o.byte + static_cast<uint32_t>((last + 1) * type_bytes(o.type));
 }
 
-// Operands stay inside of the registers that the machine has in this mode. Sends and dpas check their own.
+// Operands stay inside of the registers that the machine has in this mode. Sends and dpas check
+// their own.
 void require_registers(const Isa& isa, const Inst& inst, int grf_count) {
   if (inst.op == Op::kSend || inst.op == Op::kSendc || inst.op == Op::kDpas) return;
   const auto require = [&](const Operand& o, bool is_destination, const char* name) {
     uint32_t end = 0;
     switch (o.file) {
-      case File::kGrf: end = static_cast<uint32_t>(grf_count * isa.grf_bytes); break;
-      case File::kAcc: end = static_cast<uint32_t>(isa.accumulators * isa.grf_bytes); break;
-      case File::kFlag: end = static_cast<uint32_t>(isa.flag_registers * 4); break;
-      case File::kAddress: end = 32; break;
+      case File::kGrf:
+        end = static_cast<uint32_t>(grf_count * isa.grf_bytes);
+        break;
+      case File::kAcc:
+        end = static_cast<uint32_t>(isa.accumulators * isa.grf_bytes);
+        break;
+      case File::kFlag:
+        end = static_cast<uint32_t>(isa.flag_registers * 4);
+        break;
+      case File::kAddress:
+        end = 32;
+        break;
       case File::kCr:
-      case File::kSr: end = 16; break;
-      default: return;
+      case File::kSr:
+        end = 16;
+        break;
+      default:
+        return;
     }
     if (o.indirect) return;
-    if (extent(o, inst.exec_size, is_destination) > end) fail("%s runs past the last register of its file", name);
+    if (extent(o, inst.exec_size, is_destination) > end)
+      fail("%s runs past the last register of its file", name);
   };
   require(inst.dst, true, "dst");
   const char* names[] = {"src0", "src1", "src2"};
   for (size_t i = 0; i < 3; ++i) require(inst.src[i], false, names[i]);
-  if (inst.flag >= 2 * isa.flag_registers) fail("f%d does not exist on %s", inst.flag / 2, isa.name);
+  if (inst.flag >= 2 * isa.flag_registers)
+    fail("f%d does not exist on %s", inst.flag / 2, isa.name);
 }
 
-// A packed immediate stands for a register of eight words: element k of it lies where word k of the destination does. For
-// a destination of dwords lane i takes the element 2 i (compilers write 0x100:v for the pair 0, 1).
+// A packed immediate stands for a register of eight words: element k of it lies where word k of the
+// destination does. For a destination of dwords lane i takes the element 2 i (compilers write
+// 0x100:v for the pair 0, 1).
 void spread_packed_immediates(Inst& inst) {
-  const int words = std::max(1, type_bytes(inst.dst.type) * std::max<int>(inst.dst.horizontal, 1) / 2);
+  const int words =
+      std::max(1, type_bytes(inst.dst.type) * std::max<int>(inst.dst.horizontal, 1) / 2);
   for (Operand& o : inst.src) {
-    if (o.form == ImmediateForm::kV || o.form == ImmediateForm::kUV) o.horizontal = static_cast<uint8_t>(words);
+    if (o.form == ImmediateForm::kV || o.form == ImmediateForm::kUV)
+      o.horizontal = static_cast<uint8_t>(words);
   }
 }
 
@@ -68,7 +85,8 @@ Program decode_program(const Isa& isa, std::span<const uint8_t> text, int grf_co
         require_registers(isa, inst, grf_count);
         spread_packed_immediates(inst);
         execute = executor_of(isa, inst);
-      } catch (const Fault& fault) {   // an error only if it is ever reached: padding follows the last instruction
+      } catch (const Fault& fault) {  // an error only if it is ever reached: padding follows the
+                                      // last instruction
         error = fault.what();
       }
     }
@@ -104,26 +122,31 @@ void run_instructions(Thread& thread, uint64_t budget) {
     thread.ip = inst.ip + inst.size;
     const uint64_t before = profile ? __rdtsc() : 0;
     execute(thread, inst);
-    if constexpr (profile) thread.worker->class_ticks[static_cast<size_t>(class_of(inst))] += __rdtsc() - before;
-    if (thread.state == ThreadState::kWaiting) --executed[index];   // it will run again
+    if constexpr (profile)
+      thread.worker->class_ticks[static_cast<size_t>(class_of(inst))] += __rdtsc() - before;
+    if (thread.state == ThreadState::kWaiting) --executed[index];  // it will run again
   }
 }
 
 void run(Thread& thread, uint64_t budget) {
-  if (thread.launch->profile) run_instructions<true>(thread, budget);
-  else run_instructions<false>(thread, budget);
+  if (thread.launch->profile)
+    run_instructions<true>(thread, budget);
+  else
+    run_instructions<false>(thread, budget);
 }
 
 std::string describe_fault(const Thread& thread, const std::string& cause) {
   const Launch& launch = *thread.launch;
   char where[256];
-  std::snprintf(where, sizeof where, ", group (%u, %u, %u), thread %d, ", thread.group->id[0], thread.group->id[1],
-                thread.group->id[2], thread.number);
-  std::string text = "kernel " + launch.kernel + where;   // names of C++ templates have thousands of characters
+  std::snprintf(where, sizeof where, ", group (%u, %u, %u), thread %d, ", thread.group->id[0],
+                thread.group->id[1], thread.group->id[2], thread.number);
+  std::string text =
+      "kernel " + launch.kernel + where;  // names of C++ templates have thousands of characters
   if (thread.current != nullptr) {
     const Inst& inst = *thread.current;
     std::snprintf(where, sizeof where, "at 0x%04x [%016llx %016llx] ", inst.ip,
-                  static_cast<unsigned long long>(inst.bits[1]), static_cast<unsigned long long>(inst.bits[0]));
+                  static_cast<unsigned long long>(inst.bits[1]),
+                  static_cast<unsigned long long>(inst.bits[0]));
     text += where + disassemble(*launch.isa, inst);
   }
   return text + ": " + cause;

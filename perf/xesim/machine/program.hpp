@@ -16,9 +16,9 @@ struct Program {
   const Isa* isa = nullptr;
   int grf_count = 128;
   std::vector<Inst> insts;
-  std::vector<Execute> execute;        // parallel to insts; null = cannot be executed, see errors
-  std::vector<std::string> errors;     // why not
-  std::vector<int32_t> index_of;       // ip / 8 -> index, -1 inside of an instruction
+  std::vector<Execute> execute;     // parallel to insts; null = cannot be executed, see errors
+  std::vector<std::string> errors;  // why not
+  std::vector<int32_t> index_of;    // ip / 8 -> index, -1 inside of an instruction
 };
 
 Program decode_program(const Isa& isa, std::span<const uint8_t> text, int grf_count);
@@ -26,10 +26,12 @@ Program decode_program(const Isa& isa, std::span<const uint8_t> text, int grf_co
 // The function for an instruction; throws Fault if nothing here implements it.
 Execute executor_of(const Isa& isa, const Inst& inst);
 
-// Runs `thread` for at most `budget` instructions, until it waits or ends. Faults carry only their cause.
+// Runs `thread` for at most `budget` instructions, until it waits or ends. Faults carry only their
+// cause.
 void run(Thread& thread, uint64_t budget);
 
-// Kernel, thread, address, bits and disassembly of the instruction that a fault stopped at, in front of `cause`.
+// Kernel, thread, address, bits and disassembly of the instruction that a fault stopped at, in
+// front of `cause`.
 std::string describe_fault(const Thread& thread, const std::string& cause);
 
 }  // namespace xesim

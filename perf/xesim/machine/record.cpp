@@ -19,7 +19,10 @@ std::deque<LaunchRecord>& kept() {
 
 uint64_t multiply_adds(const Isa& isa, const Inst& inst) {
   const Type a = inst.src[2].type, b = inst.src[1].type;
-  const int ops = a == Type::kTF32 ? 1 : is_float(a) ? 2 : type_bits(a) <= 4 && type_bits(b) <= 4 ? 8 : 4;
+  const int ops = a == Type::kTF32                         ? 1
+                  : is_float(a)                            ? 2
+                  : type_bits(a) <= 4 && type_bits(b) <= 4 ? 8
+                                                           : 4;
   return static_cast<uint64_t>(inst.repeat_count * isa.dpas_lanes * 8 * ops);
 }
 
@@ -28,21 +31,29 @@ uint64_t multiply_adds(const Isa& isa, const Inst& inst) {
 InstClass class_of(const Inst& inst) {
   switch (inst.op) {
     case Op::kDpas:
-    case Op::kDpasw: return InstClass::kDpas;
-    case Op::kMath: return InstClass::kMath;
+    case Op::kDpasw:
+      return InstClass::kDpas;
+    case Op::kMath:
+      return InstClass::kMath;
     case Op::kMov:
-    case Op::kMovi: return InstClass::kMove;
+    case Op::kMovi:
+      return InstClass::kMove;
     case Op::kSend:
-    case Op::kSendc: return InstClass::kSend;
+    case Op::kSendc:
+      return InstClass::kSend;
     case Op::kSync:
-    case Op::kNop: return InstClass::kSync;
-    default: break;
+    case Op::kNop:
+      return InstClass::kSync;
+    default:
+      break;
   }
-  if (row_of(inst.op).format == Format::kBranch || inst.op == Op::kCall || inst.op == Op::kRet) return InstClass::kControl;
+  if (row_of(inst.op).format == Format::kBranch || inst.op == Op::kCall || inst.op == Op::kRet)
+    return InstClass::kControl;
   return has_float_source(inst) ? InstClass::kFloat : InstClass::kInteger;
 }
 
-void count_instructions(const Program& program, const std::vector<Worker>& workers, LaunchRecord& record) {
+void count_instructions(const Program& program, const std::vector<Worker>& workers,
+                        LaunchRecord& record) {
   uint64_t dpas_rows = 0;
   for (size_t i = 0; i < program.insts.size(); ++i) {
     uint64_t n = 0;
@@ -54,16 +65,31 @@ void count_instructions(const Program& program, const std::vector<Worker>& worke
       case InstClass::kDpas:
         record.dpas += n;
         // dg2's work-around instructions multiply nothing.
-        if (program.execute[i] != dpas_nothing) record.dpas_macs += n * multiply_adds(*program.isa, inst);
+        if (program.execute[i] != dpas_nothing)
+          record.dpas_macs += n * multiply_adds(*program.isa, inst);
         dpas_rows += n * inst.repeat_count;
         break;
-      case InstClass::kMath: record.math += n; break;
-      case InstClass::kMove: record.moves += n; break;
-      case InstClass::kFloat: record.float_alu += n; break;
-      case InstClass::kInteger: record.integer_alu += n; break;
-      case InstClass::kControl: record.control += n; break;
-      case InstClass::kSync: record.sync += n; break;
-      case InstClass::kSend: record.sends += n; break;
+      case InstClass::kMath:
+        record.math += n;
+        break;
+      case InstClass::kMove:
+        record.moves += n;
+        break;
+      case InstClass::kFloat:
+        record.float_alu += n;
+        break;
+      case InstClass::kInteger:
+        record.integer_alu += n;
+        break;
+      case InstClass::kControl:
+        record.control += n;
+        break;
+      case InstClass::kSync:
+        record.sync += n;
+        break;
+      case InstClass::kSend:
+        record.sends += n;
+        break;
     }
   }
   uint64_t ticks = 0;
@@ -72,10 +98,12 @@ void count_instructions(const Program& program, const std::vector<Worker>& worke
   }
   for (size_t c = 0; c < record.simulation_class_share.size() && ticks != 0; ++c) {
     for (const Worker& worker : workers) {
-      record.simulation_class_share[c] += static_cast<double>(worker.class_ticks[c]) / static_cast<double>(ticks);
+      record.simulation_class_share[c] +=
+          static_cast<double>(worker.class_ticks[c]) / static_cast<double>(ticks);
     }
   }
-  if (record.dpas != 0) record.dpas_useful = static_cast<double>(dpas_rows) / (8.0 * static_cast<double>(record.dpas));
+  if (record.dpas != 0)
+    record.dpas_useful = static_cast<double>(dpas_rows) / (8.0 * static_cast<double>(record.dpas));
   for (const Worker& worker : workers) {
     const MessageCounts& c = worker.counts;
     record.block2d_read += c.block2d_read;
@@ -115,10 +143,14 @@ void clear_launches() {
 
 std::string to_json(const LaunchRecord& r) {
   const auto triple = [](const std::array<uint32_t, 3>& v) {
-    return "[" + std::to_string(v[0]) + "," + std::to_string(v[1]) + "," + std::to_string(v[2]) + "]";
+    return "[" + std::to_string(v[0]) + "," + std::to_string(v[1]) + "," + std::to_string(v[2]) +
+           "]";
   };
   JsonObject json;
-  json.string("kernel", r.kernel).string("device", r.device).raw("groups", triple(r.groups)).raw("local", triple(r.local));
+  json.string("kernel", r.kernel)
+      .string("device", r.device)
+      .raw("groups", triple(r.groups))
+      .raw("local", triple(r.local));
   json.number("simd", static_cast<uint64_t>(r.simd));
   json.number("grf", static_cast<uint64_t>(r.grf));
   json.number("threads", r.threads);

@@ -9,7 +9,7 @@
 namespace xesim {
 namespace {
 
-uint64_t next_random(uint64_t& state) {   // xorshift64 (Marsaglia, 2003)
+uint64_t next_random(uint64_t& state) {  // xorshift64 (Marsaglia, 2003)
   state ^= state << 13;
   state ^= state >> 7;
   state ^= state << 17;
@@ -26,7 +26,9 @@ uint64_t environment_number(const char* name, uint64_t fallback) {
 }
 
 // A kernel that loops for ever has to end too. 10^9 instructions are minutes of simulation.
-uint64_t instruction_limit() { return environment_number("XEFLASH_SIM_MAX_INSTRUCTIONS", 1'000'000'000); }
+uint64_t instruction_limit() {
+  return environment_number("XEFLASH_SIM_MAX_INSTRUCTIONS", 1'000'000'000);
+}
 
 std::string deadlock(const Group& group) {
   std::string text = "deadlock: no thread of the group can go on;";
@@ -35,17 +37,19 @@ std::string deadlock(const Group& group) {
     if (thread->state != ThreadState::kWaiting || shown++ == 4) continue;
     const Barrier& b = group.barriers[static_cast<size_t>(thread->waiting_barrier & 31)];
     char line[160];
-    std::snprintf(line, sizeof line, " thread %d waits at barrier %d (%d of %d producers, %zu of %d consumers arrived)",
-                  thread->number, thread->waiting_barrier, b.producers, b.expected_producers, b.consumers.size(),
-                  b.expected_consumers);
+    std::snprintf(
+        line, sizeof line,
+        " thread %d waits at barrier %d (%d of %d producers, %zu of %d consumers arrived)",
+        thread->number, thread->waiting_barrier, b.producers, b.expected_producers,
+        b.consumers.size(), b.expected_consumers);
     text += line;
   }
   if (group.exited != 0) text += ", " + std::to_string(group.exited) + " threads have ended";
   return text;
 }
 
-void start_group(Launch& launch, Group& group, const LaunchDesc& desc, const Kernel& kernel, const Payload& payload,
-                 Worker& worker, int first_resident, uint64_t linear) {
+void start_group(Launch& launch, Group& group, const LaunchDesc& desc, const Kernel& kernel,
+                 const Payload& payload, Worker& worker, int first_resident, uint64_t linear) {
   const uint64_t x = desc.groups[0], y = desc.groups[1];
   group.id = {static_cast<uint32_t>(linear % x), static_cast<uint32_t>(linear / x % y),
               static_cast<uint32_t>(linear / x / y)};
@@ -74,7 +78,8 @@ void start_group(Launch& launch, Group& group, const LaunchDesc& desc, const Ker
 
 int worker_count(uint64_t groups) {
   const uint64_t processors = std::max(1u, std::thread::hardware_concurrency());
-  return static_cast<int>(std::min<uint64_t>({environment_number("XEFLASH_SIM_THREADS", processors), groups, 256}));
+  return static_cast<int>(
+      std::min<uint64_t>({environment_number("XEFLASH_SIM_THREADS", processors), groups, 256}));
 }
 
 void run_group(Launch& launch, Group& group, uint64_t& random) {
@@ -83,7 +88,8 @@ void run_group(Launch& launch, Group& group, uint64_t& random) {
   uint64_t spent = 0;
   size_t next = 0;
   for (size_t ended = 0; ended < count;) {
-    // Of the threads that can run: at random under "interleave", else the next in turn, as long as it can.
+    // Of the threads that can run: at random under "interleave", else the next in turn, as long as
+    // it can.
     size_t chosen = count;
     const size_t start = launch.checks.interleave ? next_random(random) % count : next;
     for (size_t k = 0; k < count && chosen == count; ++k) {
@@ -92,11 +98,13 @@ void run_group(Launch& launch, Group& group, uint64_t& random) {
     }
     if (chosen == count) {
       for (const auto& thread : group.threads) {
-        if (thread->state == ThreadState::kWaiting) throw Fault(describe_fault(*thread, deadlock(group)));
+        if (thread->state == ThreadState::kWaiting)
+          throw Fault(describe_fault(*thread, deadlock(group)));
       }
     }
     Thread& thread = *group.threads[chosen];
-    const uint64_t slice = launch.checks.interleave && count > 1 ? 1 + next_random(random) % 256 : 1 << 16;
+    const uint64_t slice =
+        launch.checks.interleave && count > 1 ? 1 + next_random(random) % 256 : 1 << 16;
     try {
       run(thread, slice);
     } catch (const Fault& fault) {
@@ -116,8 +124,8 @@ void run_group(Launch& launch, Group& group, uint64_t& random) {
   }
 }
 
-void run_groups(Launch& launch, const LaunchDesc& desc, const Kernel& kernel, const Payload& payload,
-                std::vector<Worker>& workers) {
+void run_groups(Launch& launch, const LaunchDesc& desc, const Kernel& kernel,
+                const Payload& payload, std::vector<Worker>& workers) {
   const uint64_t total = uint64_t{desc.groups[0]} * desc.groups[1] * desc.groups[2];
   // Under "interleave" the groups come in another order: k -> k * step mod total is a permutation.
   uint64_t step = 1, shift = 0;
@@ -135,10 +143,12 @@ void run_groups(Launch& launch, const LaunchDesc& desc, const Kernel& kernel, co
     Group group;
     try {
       for (uint64_t k; !launch.stop && (k = next.fetch_add(1)) < total;) {
-        const uint64_t linear = static_cast<uint64_t>((static_cast<unsigned __int128>(k) * step + shift) % total);
-        start_group(launch, group, desc, kernel, payload, workers[w], static_cast<int>(w) * launch.threads_per_group,
-                    linear);
-        workers[w].random = (launch.checks.seed + 1) * 0x9e3779b97f4a7c15 ^ (linear + 1) * 0xbf58476d1ce4e5b9;
+        const uint64_t linear =
+            static_cast<uint64_t>((static_cast<unsigned __int128>(k) * step + shift) % total);
+        start_group(launch, group, desc, kernel, payload, workers[w],
+                    static_cast<int>(w) * launch.threads_per_group, linear);
+        workers[w].random =
+            (launch.checks.seed + 1) * 0x9e3779b97f4a7c15 ^ (linear + 1) * 0xbf58476d1ce4e5b9;
         run_group(launch, group, workers[w].random);
       }
     } catch (...) {

@@ -6,12 +6,13 @@
 
 namespace xesim {
 
-// How many host threads a launch of so many groups uses: XEFLASH_SIM_THREADS, else one per processor.
+// How many host threads a launch of so many groups uses: XEFLASH_SIM_THREADS, else one per
+// processor.
 int worker_count(uint64_t groups);
 
 // Throws the first fault of any worker, described. `workers` has one element per host thread.
-void run_groups(Launch& launch, const LaunchDesc& desc, const Kernel& kernel, const Payload& payload,
-                std::vector<Worker>& workers);
+void run_groups(Launch& launch, const LaunchDesc& desc, const Kernel& kernel,
+                const Payload& payload, std::vector<Worker>& workers);
 
 // Runs the threads of one group until all have ended; faults carry kernel, thread and instruction.
 void run_group(Launch& launch, Group& group, uint64_t& random);

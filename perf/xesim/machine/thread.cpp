@@ -9,19 +9,37 @@ namespace {
 // Group width of the any/all forms, 0 for the whole instruction.
 int predicate_group(Predicate p) {
   switch (p) {
-    case Predicate::kAny2: case Predicate::kAll2: return 2;
-    case Predicate::kAny4: case Predicate::kAll4: return 4;
-    case Predicate::kAny8: case Predicate::kAll8: return 8;
-    case Predicate::kAny16: case Predicate::kAll16: return 16;
-    case Predicate::kAny32: case Predicate::kAll32: return 32;
-    default: return 0;
+    case Predicate::kAny2:
+    case Predicate::kAll2:
+      return 2;
+    case Predicate::kAny4:
+    case Predicate::kAll4:
+      return 4;
+    case Predicate::kAny8:
+    case Predicate::kAll8:
+      return 8;
+    case Predicate::kAny16:
+    case Predicate::kAll16:
+      return 16;
+    case Predicate::kAny32:
+    case Predicate::kAll32:
+      return 32;
+    default:
+      return 0;
   }
 }
 bool needs_all(Predicate p) {
   switch (p) {
-    case Predicate::kAll: case Predicate::kAllV: case Predicate::kAll2: case Predicate::kAll4: case Predicate::kAll8:
-    case Predicate::kAll16: case Predicate::kAll32: return true;
-    default: return false;
+    case Predicate::kAll:
+    case Predicate::kAllV:
+    case Predicate::kAll2:
+    case Predicate::kAll4:
+    case Predicate::kAll8:
+    case Predicate::kAll16:
+    case Predicate::kAll32:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -34,7 +52,8 @@ uint32_t predicate_lanes(const Thread& t, const Inst& inst) {
   uint32_t lanes = bits & all_lanes(n);
   if (inst.predicate != Predicate::kLane) {
     const Predicate p = inst.predicate;
-    if (p == Predicate::kAnyV || p == Predicate::kAllV) fail("the predicate forms anyv and allv are not implemented");
+    if (p == Predicate::kAnyV || p == Predicate::kAllV)
+      fail("the predicate forms anyv and allv are not implemented");
     const int group = predicate_group(p) == 0 ? n : predicate_group(p);
     lanes = 0;
     for (int start = 0; start < n; start += group) {

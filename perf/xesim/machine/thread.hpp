@@ -1,8 +1,9 @@
 // The state of a running launch: hardware threads, their work-group, what all groups share.
 //
-// Definedness: with checks.uninitialised every byte of registers, SLM and scratch carries one bit (byte for
-// memory) that says whether it ever got a defined value. Moves and arithmetic pass it on lane by lane; only a
-// use that matters (an address, a branch, a descriptor, data stored to global memory) is a fault.
+// Definedness: with checks.uninitialised every byte of registers, SLM and scratch carries one bit
+// (byte for memory) that says whether it ever got a defined value. Moves and arithmetic pass it on
+// lane by lane; only a use that matters (an address, a branch, a descriptor, data stored to global
+// memory) is a fault.
 #pragma once
 
 #include <array>
@@ -44,8 +45,10 @@ class DefinedBits {
     for (; count != 0;) {
       const uint32_t in_word = byte % 64, n = std::min(count, 64 - in_word);
       const uint64_t mask = mask_of(in_word, n);
-      if (defined) words_[byte / 64] |= mask;
-      else words_[byte / 64] &= ~mask;
+      if (defined)
+        words_[byte / 64] |= mask;
+      else
+        words_[byte / 64] &= ~mask;
       byte += n;
       count -= n;
     }
@@ -64,10 +67,12 @@ constexpr int kAccFileBytes = 16 * 64;
 
 // Counts of the messages of one host worker; merged into the LaunchRecord at the end.
 struct MessageCounts {
-  uint64_t block2d_read = 0, block2d_written = 0, block_read = 0, block_written = 0, gather_read = 0,
-           scatter_written = 0, atomic_bytes = 0, prefetch_bytes = 0, slm_read = 0, slm_written = 0,
-           scratch_read = 0, scratch_written = 0, global_read = 0, global_written = 0, barriers = 0;
-  uint64_t block2d_small_surfaces = 0;  // 2D block messages on surfaces narrower than the documented 64 bytes
+  uint64_t block2d_read = 0, block2d_written = 0, block_read = 0, block_written = 0,
+           gather_read = 0, scatter_written = 0, atomic_bytes = 0, prefetch_bytes = 0, slm_read = 0,
+           slm_written = 0, scratch_read = 0, scratch_written = 0, global_read = 0,
+           global_written = 0, barriers = 0;
+  uint64_t block2d_small_surfaces =
+      0;  // 2D block messages on surfaces narrower than the documented 64 bytes
 };
 
 // What one host thread keeps while it runs groups.
@@ -77,7 +82,7 @@ struct Worker {
   Allocation* last_found = nullptr;  // most recent hits of Memory::find, valid while version stays
   Allocation* last_found2 = nullptr;
   uint64_t memory_version = ~uint64_t{0};
-  uint64_t random = 0;               // xorshift state
+  uint64_t random = 0;                    // xorshift state
   std::array<uint64_t, 8> class_ticks{};  // time-stamp counts by InstClass, under Launch::profile
 };
 
@@ -86,47 +91,52 @@ enum class ThreadState : uint8_t { kReady, kWaiting, kEnded };
 // Linear private memory (scratch) or the group's SLM, with its defined bytes.
 struct LocalMemory {
   std::vector<uint8_t> data;
-  std::vector<uint8_t> defined;      // 0 or 1 per byte; empty when not tracked
+  std::vector<uint8_t> defined;  // 0 or 1 per byte; empty when not tracked
 };
 
 struct Thread {
   // Registers as linear bytes; a region may run over register boundaries.
   alignas(64) uint8_t grf[kGrfFileBytes + 128];
   alignas(64) uint8_t acc[kAccFileBytes + 128];
-  alignas(16) __int128 wide_acc[32];   // the wide integer value behind acc0, per lane (mul, mach, macl)
+  alignas(
+      16) __int128 wide_acc[32];  // the wide integer value behind acc0, per lane (mul, mach, macl)
   uint32_t flag[4];
   alignas(64) uint16_t a0[32];
   uint32_t cr0[4];
   uint32_t sr0[4];
-  uint32_t dispatch_mask, execution_mask;   // sr0.2; enabled lanes
-  std::array<uint32_t, 32> lane_ip;         // where a disabled lane waits (goto/join)
+  uint32_t dispatch_mask, execution_mask;  // sr0.2; enabled lanes
+  std::array<uint32_t, 32> lane_ip;        // where a disabled lane waits (goto/join)
   DefinedBits<kGrfFileBytes> grf_defined;
   DefinedBits<kAccFileBytes> acc_defined;
-  uint32_t flag_defined[4];                 // one bit per flag bit
-  uint32_t a0_defined;                      // bit k: a0.k
-  bool track = false;                       // checks.uninitialised
+  uint32_t flag_defined[4];  // one bit per flag bit
+  uint32_t a0_defined;       // bit k: a0.k
+  bool track = false;        // checks.uninitialised
 
   uint32_t ip = 0;
   ThreadState state = ThreadState::kReady;
   int waiting_barrier = -1;
-  int number = 0;                           // in the group
+  int number = 0;  // in the group
   Group* group = nullptr;
   Launch* launch = nullptr;
   Worker* worker = nullptr;
-  const Inst* current = nullptr;            // the instruction that runs
-  LocalMemory scratch;                      // grows at the first use
-  std::vector<uint32_t> clock;              // vector clock over the group's threads (race detector)
+  const Inst* current = nullptr;  // the instruction that runs
+  LocalMemory scratch;            // grows at the first use
+  std::vector<uint32_t> clock;    // vector clock over the group's threads (race detector)
 
-  // Lanes of `inst` that execute: enabled (unless NoMask) and predicated. Bit i = lane i of exec_size.
+  // Lanes of `inst` that execute: enabled (unless NoMask) and predicated. Bit i = lane i of
+  // exec_size.
   uint32_t active_lanes(const Inst& inst) const;
   // Lanes whose predicate bit is defined; all if there is no predicate.
   uint32_t defined_predicate(const Inst& inst) const;
 
-  bool defined(uint32_t byte, uint32_t count) const { return !track || grf_defined.test(byte, count); }
+  bool defined(uint32_t byte, uint32_t count) const {
+    return !track || grf_defined.test(byte, count);
+  }
   void define(uint32_t byte, uint32_t count, bool is_defined = true) {
     if (track) grf_defined.set(byte, count, is_defined);
   }
-  // Faults, naming the source operand of the current instruction, if some of these register bytes are undefined.
+  // Faults, naming the source operand of the current instruction, if some of these register bytes
+  // are undefined.
   void require_defined(uint32_t byte, uint32_t count, const char* operand) const {
     if (!defined(byte, count)) undefined_register(byte, count, operand);
   }
@@ -145,26 +155,29 @@ struct Thread {
 };
 
 struct Barrier {
-  int producers = 0;                 // arrived
+  int producers = 0;  // arrived
   int expected_producers = -1, expected_consumers = -1;
-  bool ignore_exited = false;        // Xe2 payload bit 8
-  std::vector<int> consumers;        // thread numbers that signalled and will wait
-  std::vector<int> arrived;          // thread numbers of producers
-  // Vector clocks (race detector): of the producers that arrived, and joined over all completed phases.
+  bool ignore_exited = false;  // Xe2 payload bit 8
+  std::vector<int> consumers;  // thread numbers that signalled and will wait
+  std::vector<int> arrived;    // thread numbers of producers
+  // Vector clocks (race detector): of the producers that arrived, and joined over all completed
+  // phases.
   std::vector<uint32_t> arrived_clock, completed_clock;
 };
 
 struct Group {
   std::array<uint32_t, 3> id;
-  uint64_t linear = 0;               // index in the launch
+  uint64_t linear = 0;  // index in the launch
   LocalMemory slm;
-  std::vector<uint64_t> slm_access;  // race detector, see messages/races.hpp; empty at the start of a group
+  std::vector<uint64_t>
+      slm_access;  // race detector, see messages/races.hpp; empty at the start of a group
   std::array<Barrier, 32> barriers;
-  std::vector<std::array<uint8_t, 32>> released;  // per thread: barriers whose wait has been granted
+  std::vector<std::array<uint8_t, 32>>
+      released;  // per thread: barriers whose wait has been granted
   std::vector<std::unique_ptr<Thread>> threads;
   int exited = 0;
-  // Race detector: 1 + unique id of the group's first thread, once one of its threads did a global atomic that
-  // returns a value. An id, so that it means nothing for the next group in this object.
+  // Race detector: 1 + unique id of the group's first thread, once one of its threads did a global
+  // atomic that returns a value. An id, so that it means nothing for the next group in this object.
   uint64_t acquired = 0;
 };
 
@@ -175,20 +188,23 @@ struct Launch {
   std::string kernel;
   // Indirect data (the payload region that BTI 255 with a32 addresses reach).
   std::vector<uint8_t> indirect_data;
-  uint64_t indirect_base = 0;        // address of its first byte in that space
-  std::vector<std::pair<uint64_t, uint64_t>> surfaces;   // bindless handle (or BTI, low) -> base address
+  uint64_t indirect_base = 0;  // address of its first byte in that space
+  std::vector<std::pair<uint64_t, uint64_t>>
+      surfaces;  // bindless handle (or BTI, low) -> base address
   uint32_t slm_bytes = 0;
-  uint32_t first_thread_id = 0;      // unique over launches: thread t of group g is first + g * threads + t
+  uint32_t first_thread_id =
+      0;  // unique over launches: thread t of group g is first + g * threads + t
   int threads_per_group = 1;
-  std::atomic<bool> stop{false};     // another worker found a fault
-  bool profile = false;              // time every instruction (XEFLASH_SIM_PROFILE)
+  std::atomic<bool> stop{false};  // another worker found a fault
+  bool profile = false;           // time every instruction (XEFLASH_SIM_PROFILE)
 };
 
 // messages/: runs a send. Ends the thread, or moves it to kWaiting never (sync.bar does that).
 void execute_send(Thread& thread, const Inst& inst);
 
-// messages/gateway: the wait side of barriers. Returns true if the thread may go on at once; else the thread
-// has been put to kWaiting. After a thread's end, exited_thread() lets barriers that wait for it proceed.
+// messages/gateway: the wait side of barriers. Returns true if the thread may go on at once; else
+// the thread has been put to kWaiting. After a thread's end, exited_thread() lets barriers that
+// wait for it proceed.
 bool wait_barrier(Thread& thread, int id);
 void exited_thread(Thread& thread);
 

@@ -119,9 +119,9 @@ void store_run(const Message& m, const Addresses& addresses, MemoryAccess& memor
   for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
     const int lane = __builtin_ctz(left);
     memory.lane = lane;
-    uint8_t* to = memory.reach(addresses.of[lane] + unsigned_of(skip), unsigned_of(count * kBytes),
-                               Access::kWrite);
     uint32_t element = first + unsigned_of(lane * kRegister + m.register_shift);
+    uint8_t* to = memory.reach(addresses.of[lane] + unsigned_of(skip), unsigned_of(count * kBytes),
+                               Access::kWrite, count == 1 ? thread.grf + element : nullptr);
     for (int i = 0; i < count; ++i, element += stride, to += kBytes) {
       std::memcpy(to, thread.grf + element, kBytes);
       if (carry) memory.carry_from_registers(to, kBytes, element);

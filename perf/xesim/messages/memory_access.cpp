@@ -94,7 +94,8 @@ Allocation* MemoryAccess::find(uint64_t address, uint64_t bytes, Access access) 
   return a;
 }
 
-uint8_t* MemoryAccess::reach_local(uint64_t address, uint32_t bytes, Access access) {
+uint8_t* MemoryAccess::reach_local(uint64_t address, uint32_t bytes, Access access,
+                                   const uint8_t* value) {
   const Launch& launch = *thread_.launch;
   const auto shown = static_cast<unsigned long long>(address);
   if (space_ == Space::kSlm) {
@@ -103,8 +104,12 @@ uint8_t* MemoryAccess::reach_local(uint64_t address, uint32_t bytes, Access acce
       fail("%s of %u bytes%s at 0x%llx of SLM, of which the group has %u bytes", verb(access),
            bytes, by_lane().c_str(), static_cast<unsigned long long>(address), launch.slm_bytes);
     }
-    if (slm_races_) slm_races_->access(address, bytes, access);
-    return local_->data.data() + address;
+    uint8_t* memory = local_->data.data() + address;
+    // A write of what is there already harms nobody; compilers let all threads store the same vote.
+    const bool changes =
+        value == nullptr || std::memcmp(memory, value, bytes) != 0 || !defined(memory, bytes);
+    if (slm_races_ && changes) slm_races_->access(address, bytes, access);
+    return memory;
   }
   if (space_ == Space::kScratch) {
     address &= 0xffffffff;  // 32-bit offsets wrap
@@ -173,7 +178,7 @@ void MemoryAccess::load(uint64_t address, uint32_t bytes, uint32_t grf_byte) {
 
 void MemoryAccess::store(uint64_t address, uint32_t bytes, uint32_t grf_byte) {
   if (local_ == nullptr) thread_.require_defined(grf_byte, bytes, "src1 (data)");
-  uint8_t* memory = reach(address, bytes, Access::kWrite);
+  uint8_t* memory = reach(address, bytes, Access::kWrite, thread_.grf + grf_byte);
   std::memcpy(memory, thread_.grf + grf_byte, bytes);
   if (carries_defined()) carry_from_registers(memory, bytes, grf_byte);
 }

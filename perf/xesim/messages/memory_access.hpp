@@ -23,11 +23,12 @@ class MemoryAccess {
   MemoryAccess(const MemoryAccess&) = delete;
   MemoryAccess& operator=(const MemoryAccess&) = delete;
 
-  // Where the simulator finds [address, address + bytes); all checks of the access are done.
-  uint8_t* reach(uint64_t address, uint32_t bytes, Access access) {
+  // Where the simulator finds [address, address + bytes); all checks of the access are done. For a
+  // write, `value` is what will be written there, if it lies in one piece.
+  uint8_t* reach(uint64_t address, uint32_t bytes, Access access, const uint8_t* value = nullptr) {
     if (access != Access::kWrite) read_ += bytes;
     if (access != Access::kRead) written_ += bytes;
-    if (space_ != Space::kGlobal) return reach_local(address + base_, bytes, access);
+    if (space_ != Space::kGlobal) return reach_local(address + base_, bytes, access, value);
     address += base_;
     Worker& worker = *thread_.worker;
     Allocation* a = worker.last_found;
@@ -60,7 +61,7 @@ class MemoryAccess {
  private:
   std::string by_lane() const { return lane < 0 ? "" : " by lane " + std::to_string(lane); }
   Allocation* find(uint64_t address, uint64_t bytes, Access access);
-  uint8_t* reach_local(uint64_t address, uint32_t bytes, Access access);
+  uint8_t* reach_local(uint64_t address, uint32_t bytes, Access access, const uint8_t* value);
 
   Thread& thread_;
   const Space space_;

@@ -82,10 +82,10 @@ def render(desc: Desc) -> KernelSource:
         "",
     ]
     if arch in _CPU_ISA:
-        backend = ("-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}")
+        backend = ["-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
     else:
-        backend = ("-DXEFLASH_BACKEND_XE=1", f"-DXEFLASH_XE_ARCH={arch}", f"-DXEFLASH_XE_ACCESS={desc.access}",
-                   f"-DXEFLASH_XE_THREADS={config.threads}")  # fmt: skip
+        xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads}
+        backend = ["-DXEFLASH_BACKEND_XE=1", *(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name for name in ("softcap", "alibi", "dropout") if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []

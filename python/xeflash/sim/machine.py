@@ -1,10 +1,10 @@
 """The simulated machine without SYCL: load a native binary, put arrays into its memory, run its kernels.
 
-    machine = Machine("pvc")
-    module = machine.load(open("kernel.bin", "rb").read())
-    x = machine.array(np.arange(16, dtype=np.float32))
-    module.launch("scale", groups=(1, 1, 1), local=(16, 1, 1), arguments=[x, np.float32(2)])
-    print(x.view())
+machine = Machine("pvc")
+module = machine.load(open("kernel.bin", "rb").read())
+x = machine.array(np.arange(16, dtype=np.float32))
+module.launch("scale", groups=(1, 1, 1), local=(16, 1, 1), arguments=[x, np.float32(2)])
+print(x.view())
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Array:
     def view(self) -> np.ndarray[Any, Any]:
         """Return the memory itself as a numpy array; valid as long as this object."""
         buffer = (ctypes.c_uint8 * self._bytes).from_address(self._host)
-        return np.frombuffer(buffer, self.dtype).reshape(self.shape)
+        memory: np.ndarray[Any, Any] = np.frombuffer(buffer, self.dtype).reshape(self.shape)
+        return memory
 
     def __del__(self) -> None:
         """Free the memory."""
@@ -97,7 +98,9 @@ class Module:
         three = ctypes.c_uint32 * 3
         _check(
             self._library,
-            self._library.xesim_launch(self._handle, kernel.encode(), three(*groups), three(*local), n, pointers, lengths),
+            self._library.xesim_launch(
+                self._handle, kernel.encode(), three(*groups), three(*local), n, pointers, lengths
+            ),
         )
 
     def __del__(self) -> None:

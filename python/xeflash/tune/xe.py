@@ -50,8 +50,10 @@ def split_columns(desc: Desc) -> tuple[int, int]:
 
 
 def threads(desc: Desc, block_q: int) -> int:
-    """Threads of a work-group: they read the same keys, which then come from their Xe-core's cache or shared memory. Eight
-    are one for each vector engine; no more than there are blocks of rows, or than have room for their rows of Q in 32 KiB."""
+    """Threads of a work-group: they read the same keys, which then come from their Xe-core's cache or shared memory.
+
+    Eight are one for each vector engine; no more than there are blocks of rows, or have room for Q in 32 KiB.
+    """
     row_bytes = desc.head_dim * (4 if desc.dtype == "float32" else 2)
     fit = 8 if desc.access == "block2d" else 32768 // (block_q * row_bytes)
     return max(1, min(8, desc.rows // block_q, fit))

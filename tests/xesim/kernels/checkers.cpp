@@ -15,7 +15,7 @@ XE_KERNEL gather_some(const uint32_t* in, uint32_t* out, int shift) {
   store<uint32_t, 16>(out, esimd::gather<uint32_t, 16>(in + shift, at));
 }
 
-// Stores 16 dwords of which only `known` were given a value (16: all).
+// Stores 16 dwords, of which eight get a value only if `all`.
 XE_KERNEL half_defined(const uint32_t* in, uint32_t* out, int all) {
   simd<uint32_t, 16> v;
   v.select<8, 1>(0) = load<uint32_t, 8>(in);
