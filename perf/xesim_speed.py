@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--device", choices=sim.DEVICES, default="bmg")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--repeat", type=int, default=3, help="launches, of which the fastest counts (default: 3)")
+    parser.add_argument("--repeat", type=int, default=15, help="launches, of which the fastest counts (default: 15)")
     options = parser.parse_args()
     os.environ["XEFLASH_SIM_THREADS"] = "1"
     sim.enable(options.device)

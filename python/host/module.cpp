@@ -1,4 +1,5 @@
 // xeflash._core: what Python calls.
+#include <dlfcn.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -130,7 +131,22 @@ py::tuple allocate(uintptr_t queue, size_t bytes) {
 
 }  // namespace
 
+// A SYCL error says that a kernel failed; a simulated device also knows which instruction did what.
+void translate_sycl_error(std::exception_ptr error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const sycl::exception& e) {
+    using LastFault = const char*();
+    auto* last_fault = reinterpret_cast<LastFault*>(dlsym(RTLD_DEFAULT, "xesim_last_fault"));
+    const std::string fault = last_fault ? last_fault() : "";
+    const std::string text =
+        std::string("xeflash: ") + e.what() + (fault.empty() ? "" : ": ") + fault;
+    PyErr_SetString(PyExc_RuntimeError, text.c_str());
+  }
+}
+
 PYBIND11_MODULE(_core, m) {
+  py::register_local_exception_translator(translate_sycl_error);
   m.def("forward", &forward_from_python);
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("devices", &devices);

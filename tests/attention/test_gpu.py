@@ -116,7 +116,7 @@ def is_wanted(row):
 
 
 def rows():
-    return pairwise(CHOICES, is_wanted, give_up=1000)
+    return pairwise(CHOICES, is_wanted, give_up=600)
 
 
 PAIRWISE = [case_of(row) for row in rows()]
