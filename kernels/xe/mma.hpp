@@ -16,17 +16,21 @@ XF_INLINE void multiply(Block C, simd<T, kDepth * kLanes> B, simd<T, 8 * kDepth>
     C = esimd::xmx::dpas<8, 8, float>(simd<float, 8 * kLanes>(C), B, A);
   }
 }
-// K columns of A, from column k0 of a block on.
+// K columns of A, from column k0 of a block on. They are summed apart, then added: sums of few
+// terms are rounded little.
 template <int K, class Block>
 XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLanes> A, int k0,
                         bool first) {
   XF_UNROLL for (int r = 0; r < 8; ++r) {
-    auto row = C.template select<kLanes, 1>(r * kLanes);
-    floats sum = first ? floats(0.f) : floats(row);
-    XF_UNROLL for (int k = 0; k < K; ++k) {
+    floats sum = part<kLanes>(B, 0) * A.template replicate_w<kLanes, 1>(r * kLanes + k0);
+    XF_UNROLL for (int k = 1; k < K; ++k) {
       sum += part<kLanes>(B, k * kLanes) * A.template replicate_w<kLanes, 1>(r * kLanes + k0 + k);
     }
-    row = sum;
+    auto row = C.template select<kLanes, 1>(r * kLanes);
+    if (first)
+      row = sum;
+    else
+      row += sum;
   }
 }
 

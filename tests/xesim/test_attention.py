@@ -1,6 +1,6 @@
 """Attention on each simulated GPU: tests/attention/test_gpu.py in a process of its own, which has that one device.
 
-Some 30 kernels are compiled for a device on a cold cache (XEFLASH_CACHE_DIR): two to three minutes.
+Some 40 kernels are compiled for a device on a cold cache (XEFLASH_CACHE_DIR): two to three minutes.
 """
 
 import os
