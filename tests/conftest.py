@@ -55,13 +55,16 @@ def gpu_family():
 
 @pytest.fixture
 def gpu(request, gpu_family):
-    """The same for one test, which fails if the simulator found fault with it, even if no call raised."""
+    """The same for one test, which fails if the simulator found fault with it, even if no call raised, or a kernel spills."""
     from xeflash import sim
 
     failed_before = request.session.testsfailed
     if sim.enabled():
         sim.clear_fault()
+        sim.clear_launches()
     yield gpu_family
     fault = sim.last_fault() if sim.enabled() else ""
+    for record in sim.last_launches() if sim.enabled() else []:
+        assert record.scratch_size == 0, f"{record.kernel} spills {record.scratch_size} bytes"
     if fault and request.session.testsfailed == failed_before:
         pytest.fail(fault, pytrace=False)

@@ -30,13 +30,11 @@ struct SharedBlocks {
   }
 };
 
-// f(i) for this thread's share of 0 .. Count - 1.
+// f(i) for this thread's share of 0 .. Count - 1. One at a time: unrolled, the loads of all would
+// want registers at once.
 template <int Count, class F>
 XF_INLINE void share(F f) {
-  XF_UNROLL for (int first = 0; first < Count; first += kThreads) {
-    const int i = first + thread_in_group();
-    if (first + kThreads <= Count || i < Count) f(i);
-  }
+  _Pragma("unroll 1") for (int i = thread_in_group(); i < Count; i += kThreads) f(i);
 }
 
 template <class... Tiles>

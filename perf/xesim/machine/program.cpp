@@ -50,6 +50,12 @@ void require_registers(const Isa& isa, const Inst& inst, int grf_count) {
     if (extent(o, inst.exec_size, is_destination) > end)
       fail("%s runs past the last register of its file", name);
   };
+  if (inst.op == Op::kCall || inst.op == Op::kRet) {  // one lane's address and mask, whatever the width
+    Inst pair = inst;
+    pair.exec_size = 2;
+    pair.op = Op::kMov;
+    return require_registers(isa, pair, grf_count);
+  }
   require(inst.dst, true, "dst");
   const char* names[] = {"src0", "src1", "src2"};
   for (size_t i = 0; i < 3; ++i) require(inst.src[i], false, names[i]);

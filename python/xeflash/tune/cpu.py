@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xeflash.jit.kernel import Desc
+
 Row = tuple[str, str, int, int, int, int]
 
 # Rows of a forward tile are vectors of 16; its key block is a multiple of 12, the widest register tile.
@@ -23,3 +28,16 @@ FLASH_DECODE: list[Row] = [
 PEAK: list[Row] = [("*", "*", 255, 576, 64, 96)]  # has no tiles to choose
 
 TABLES = {"flash_fwd": FLASH_FWD, "flash_decode": FLASH_DECODE, "peak": PEAK}
+
+
+def blocks(desc: Desc) -> tuple[int, int]:
+    """(block_q, block_k): of the first row of the table that fits."""
+    for arch, dtype, max_rows, max_head_dim, block_q, block_k in TABLES[desc.algorithm]:
+        if (
+            arch in ("*", desc.arch)
+            and dtype in ("*", desc.dtype)
+            and desc.rows <= max_rows
+            and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
+        ):
+            return block_q or desc.rows, block_k
+    raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")

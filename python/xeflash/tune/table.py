@@ -23,25 +23,10 @@ class Config:
 
 
 def pick(desc: Desc) -> Config:
-    """The first row of the device's table that fits `desc`."""
+    """What the tables of the device say for `desc`."""
     if desc.arch.startswith("cpu-"):
-        tables = cpu.TABLES
-    elif desc.arch in xe.ARCHITECTURES:
-        tables = xe.TABLES
-        xe.check(desc)
-    else:
-        raise NotImplementedError(
-            f"xeflash: no kernels for {desc.device} yet; xeflash doctor lists the devices that work"
-        )
-    for arch, dtype, max_rows, max_head_dim, block_q, block_k in tables[desc.algorithm]:
-        if (
-            arch in ("*", desc.arch)
-            and dtype in ("*", desc.dtype)
-            and desc.rows <= max_rows
-            and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
-        ):
-            rows = desc.rows if block_q == 0 else block_q
-            if tables is cpu.TABLES:
-                return Config(rows, block_k, desc.head_dim_v)
-            return Config(rows, block_k, *xe.split_columns(desc), xe.threads(desc, rows))
-    raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
+        return Config(*cpu.blocks(desc), desc.head_dim_v)
+    if desc.arch in xe.ARCHITECTURES:
+        block_q, block_k = xe.blocks(desc)
+        return Config(block_q, block_k, *xe.columns(desc), xe.threads(desc, block_q))
+    raise NotImplementedError(f"xeflash: no kernels for {desc.device} yet; xeflash doctor lists the devices that work")

@@ -7,42 +7,51 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from xeflash.jit.kernel import Desc
 
-Row = tuple[str, str, int, int, int, int]
+Row = tuple[str, str, str, int, int, int, int]
 
 ARCHITECTURES = ("pvc", "bmg", "dg2")
 MAX_HEAD_DIM = 576
 
-# arch, dtype, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
+# arch, dtype, access, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
-    ("dg2", "float32", 255, MAX_HEAD_DIM, 8, 16),
-    ("dg2", "*", 255, 64, 8, 32),
-    ("dg2", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "float32", 255, 64, 8, 32),
-    ("*", "float32", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "*", 16, 128, 8, 64),
-    ("*", "*", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
-    ("*", "*", 255, 128, 8, 64),
-    ("*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("dg2", "float32", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "*", "*", 255, 64, 8, 32),
+    ("dg2", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "float32", "*", 255, 64, 8, 32),
+    ("*", "float32", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "*", "*", 16, 128, 8, 64),
+    ("*", "*", "block2d", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
+    ("*", "*", "*", 255, 128, 8, 64),
+    ("*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
-
-TABLES: dict[str, list[Row]] = {"flash_fwd": FLASH_FWD, "flash_decode": []}
 
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
 
 
-def check(desc: Desc) -> None:
-    """Raises for what no table can serve."""
+def blocks(desc: Desc) -> tuple[int, int]:
+    """(block_q, block_k): of the first row of the table that fits."""
     for name, dim in (("q.head_dim", desc.head_dim), ("v.head_dim", desc.head_dim_v)):
         if dim % 8 or dim > MAX_HEAD_DIM:
             raise NotImplementedError(
                 f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
                 "the SYCL CPU device takes any"
             )
+    if desc.algorithm == "flash_fwd":
+        for arch, dtype, access, max_rows, max_head_dim, block_q, block_k in FLASH_FWD:
+            if (
+                arch in ("*", desc.arch)
+                and dtype in ("*", desc.dtype)
+                and access in ("*", desc.access)
+                and desc.rows <= max_rows
+                and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
+            ):
+                return block_q, block_k
+    raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
 
 
-def split_columns(desc: Desc) -> tuple[int, int]:
+def columns(desc: Desc) -> tuple[int, int]:
     """(columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
     parts = -(-desc.head_dim_v // _MAX_COLUMNS[desc.arch])
     width = -(-desc.head_dim_v // parts)
