@@ -34,7 +34,13 @@ struct SharedBlocks {
 // want registers at once.
 template <int Count, class F>
 XF_INLINE void share(F f) {
-  _Pragma("unroll 1") for (int i = thread_in_group(); i < Count; i += kThreads) f(i);
+  _Pragma("unroll 1") for (int first = 0; first + kThreads <= Count; first += kThreads) {
+    f(first + thread_in_group());
+  }
+  if constexpr (Count % kThreads != 0) {
+    const int i = Count / kThreads * kThreads + thread_in_group();
+    if (i < Count) f(i);
+  }
 }
 
 template <class... Tiles>

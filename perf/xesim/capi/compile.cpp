@@ -2,13 +2,13 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "capi/capi.hpp"
 #include "driver/compiler.hpp"
 #include "machine/fault.hpp"
 
 // Null and the native binary (malloc'ed, to be freed with xesim_free), or the compiler's log.
-extern "C" __attribute__((visibility("default"))) char* xesim_compile(
-    const char* family, const uint8_t* spirv, uint64_t bytes, const char* flags, uint8_t** binary,
-    uint64_t* size) {
+XESIM_API char* xesim_compile(const char* family, const uint8_t* spirv, uint64_t bytes,
+                              const char* flags, uint8_t** binary, uint64_t* size) {
   using namespace xesim;
   *binary = nullptr;
   try {

@@ -6,21 +6,20 @@
 #include <string>
 #include <string_view>
 
+#include "capi/capi.hpp"
 #include "isa/inst.hpp"
 #include "isa/scoreboard.hpp"
 #include "isa/text.hpp"
-
-#define XESIM_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
 using namespace xesim;
 
 // Appends "key":value pairs, only those that differ from the usual.
-struct JsonObject {
+struct InstWriter {
   std::string& out;
   bool first = true;
-  explicit JsonObject(std::string& text) : out(text) { out += '{'; }
+  explicit InstWriter(std::string& text) : out(text) { out += '{'; }
   void close() { out += '}'; }
   void key(const char* name) {
     if (!first) out += ',';
@@ -48,7 +47,7 @@ struct JsonObject {
 };
 
 void add_operand(std::string& out, const Operand& operand) {
-  JsonObject json(out);
+  InstWriter json(out);
   json.word("file", file_name(operand.file));
   if (operand.type != Type::kNone) json.word("type", type_name(operand.type));
   if (operand.file == File::kImmediate) {
@@ -79,7 +78,7 @@ void add_operand(std::string& out, const Operand& operand) {
 }
 
 void add_send(std::string& out, const SendInfo& send) {
-  JsonObject json(out);
+  InstWriter json(out);
   json.word("sfid", sfid_name(send.sfid));
   json.number("desc", send.desc);
   json.number("exdesc", send.exdesc);
@@ -99,7 +98,7 @@ std::string_view function_name(const Inst& inst) {
 
 void add_instruction(std::string& out, const Isa& isa, const Inst& inst) {
   const OpcodeRow& row = row_of(inst.op);
-  JsonObject json(out);
+  InstWriter json(out);
   json.number("ip", inst.ip);
   json.number("size", inst.size);
   json.word("op", row.name);
@@ -173,7 +172,7 @@ XESIM_API char* xesim_decode(const char* family, const uint8_t* code, uint64_t b
     if (decode(*isa, {code + ip, bytes - ip}, static_cast<uint32_t>(ip), inst, error)) {
       add_instruction(out, *isa, inst);
     } else {
-      JsonObject json(out);
+      InstWriter json(out);
       json.number("ip", static_cast<int64_t>(ip));
       json.number("size", inst.size);
       json.word("error", error);
@@ -189,7 +188,7 @@ XESIM_API char* xesim_decode(const char* family, const uint8_t* code, uint64_t b
 XESIM_API char* xesim_opcodes() {
   std::string out;
   for (const OpcodeRow& row : opcode_table()) {
-    JsonObject json(out);
+    InstWriter json(out);
     json.number("code", row.code);
     json.word("op", row.name);
     json.number("sources", row.sources);

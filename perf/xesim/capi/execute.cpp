@@ -3,19 +3,13 @@
 #include <cstring>
 #include <string>
 
+#include "capi/capi.hpp"
 #include "machine/program.hpp"
-#include "machine/scheduler.hpp"
+#include "machine/groups.hpp"
 #include "messages/lines.hpp"
 
 namespace xesim {
 namespace {
-
-Family family_named(const std::string& name) {
-  for (const Family family : {Family::kDg2, Family::kPvc, Family::kBmg}) {
-    if (name == isa_of(family).name) return family;
-  }
-  fail("xesim_execute: the family must be dg2, pvc or bmg, got '%s'", name.c_str());
-}
 
 // The value of "key" in a flat JSON object of numbers, strings and booleans; empty if it is not
 // there.
@@ -114,15 +108,12 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
 }  // namespace
 }  // namespace xesim
 
-// Null on success, else a text to be freed with xesim_free.
-extern "C" __attribute__((visibility("default"))) char* xesim_execute(
-    const char* family, const uint8_t* code, uint64_t bytes, const char* options, uint8_t* grf,
-    uint8_t* acc, uint32_t* flags, uint32_t* address) {
-  try {
+// Null on success.
+XESIM_API char* xesim_execute(const char* family, const uint8_t* code, uint64_t bytes,
+                              const char* options, uint8_t* grf, uint8_t* acc, uint32_t* flags,
+                              uint32_t* address) {
+  return xesim::guarded([&] {
     xesim::execute(family, {code, bytes}, options == nullptr ? "" : options, grf, acc, flags,
                    address);
-    return nullptr;
-  } catch (const std::exception& error) {
-    return strdup(error.what());
-  }
+  });
 }

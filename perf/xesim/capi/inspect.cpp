@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 
+#include "capi/capi.hpp"
 #include "capi/json.hpp"
 #include "isa/text.hpp"
 #include "machine/program.hpp"
@@ -79,14 +80,10 @@ std::string mix(const Program& program, size_t first, size_t last) {
 }
 
 std::string inspect(const std::string& family_name, std::span<const uint8_t> file) {
-  const Family families[] = {Family::kDg2, Family::kPvc, Family::kBmg};
-  const auto family = std::find_if(std::begin(families), std::end(families),
-                                   [&](Family f) { return family_name == isa_of(f).name; });
-  if (family == std::end(families))
-    fail("the device must be dg2, pvc or bmg, got '%s'", family_name.c_str());
-  const Isa& isa = isa_of(*family);
+  const Family family = family_named(family_name);
+  const Isa& isa = isa_of(family);
   JsonList kernels;
-  for (const KernelCode& code : read_zebin(file, *family).kernels) {
+  for (const KernelCode& code : read_zebin(file, family).kernels) {
     const Program program = decode_program(isa, code.text, code.info.grf_count);
     const size_t length = code_length(program);
     int registers = 0;
@@ -127,9 +124,7 @@ std::string inspect(const std::string& family_name, std::span<const uint8_t> fil
 }  // namespace xesim
 
 // A JSON list of the kernels, or {"error": text}; to be freed with xesim_free.
-extern "C" __attribute__((visibility("default"))) char* xesim_inspect(const char* family,
-                                                                      const uint8_t* file,
-                                                                      uint64_t bytes) {
+XESIM_API char* xesim_inspect(const char* family, const uint8_t* file, uint64_t bytes) {
   std::string text;
   try {
     text = xesim::inspect(family, {file, bytes});

@@ -4,27 +4,9 @@
 
 #include <cstring>
 
-#include "machine/fault.hpp"
+#include "capi/capi.hpp"
 
 namespace {
-
-template <class F>
-char* guarded(F&& body) {  // null, or the text of what was thrown
-  try {
-    body();
-    return nullptr;
-  } catch (const std::exception& error) {
-    return strdup(error.what());
-  }
-}
-
-xesim::Family family_named(const std::string& name) {
-  for (const xesim::Family family :
-       {xesim::Family::kDg2, xesim::Family::kPvc, xesim::Family::kBmg}) {
-    if (name == xesim::isa_of(family).name) return family;
-  }
-  throw xesim::Fault("the family must be dg2, pvc or bmg, got '" + name + "'");
-}
 
 struct Loaded {
   std::shared_ptr<xesim::Module> module;
@@ -33,12 +15,10 @@ struct Loaded {
 
 }  // namespace
 
-#define XESIM_API extern "C" __attribute__((visibility("default")))
-
 XESIM_API char* xesim_load(const char* family, const uint8_t* file, uint64_t bytes, void** module) {
-  return guarded([&] {
+  return xesim::guarded([&] {
     *module = nullptr;
-    *module = new Loaded{xesim::load_module({file, bytes}, family_named(family)), family};
+    *module = new Loaded{xesim::load_module({file, bytes}, xesim::family_named(family)), family};
   });
 }
 
@@ -46,7 +26,7 @@ XESIM_API void xesim_unload(void* module) { delete static_cast<Loaded*>(module);
 
 // Device memory that the host may touch through *host.
 XESIM_API char* xesim_allocate(uint64_t bytes, uint64_t* address, uint8_t** host) {
-  return guarded([&] {
+  return xesim::guarded([&] {
     const xesim::Allocation* a =
         xesim::Memory::instance().allocate(bytes, 4096, xesim::MemoryKind::kDevice, nullptr, false);
     *address = a->address;
@@ -54,14 +34,14 @@ XESIM_API char* xesim_allocate(uint64_t bytes, uint64_t* address, uint8_t** host
   });
 }
 XESIM_API char* xesim_release(uint64_t address) {
-  return guarded([&] { xesim::Memory::instance().release(address); });
+  return xesim::guarded([&] { xesim::Memory::instance().release(address); });
 }
 
 // Argument i is the `sizes[i]` bytes at data[i], or, if data[i] is null, local memory of that size.
 XESIM_API char* xesim_launch(void* module, const char* kernel, const uint32_t* groups,
                              const uint32_t* local, uint32_t arguments, const uint8_t* const* data,
                              const uint64_t* sizes) {
-  return guarded([&] {
+  return xesim::guarded([&] {
     const Loaded& loaded = *static_cast<const Loaded*>(module);
     xesim::LaunchDesc desc;
     desc.kernel = xesim::find_kernel(*loaded.module, kernel);

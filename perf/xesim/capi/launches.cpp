@@ -2,12 +2,11 @@
 // Strings that are returned stay valid until the thread's next call of the same function.
 #include <string>
 
+#include "capi/capi.hpp"
 #include "driver/objects.hpp"
 #include "driver/scheduler.hpp"
 #include "machine/checks.hpp"
 #include "machine/launch.hpp"
-
-#define XESIM_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 

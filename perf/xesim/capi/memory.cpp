@@ -4,7 +4,7 @@
 
 #include <string>
 
-#define XESIM_API extern "C" __attribute__((visibility("default")))
+#include "capi/capi.hpp"
 
 // Whether all of [address, address + bytes) is in one live allocation.
 XESIM_API int xesim_holds(uint64_t address, uint64_t bytes) {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "machine/record.hpp"
-#include "machine/scheduler.hpp"
+#include "machine/groups.hpp"
 #include "messages/lines.hpp"
 
 namespace xesim {

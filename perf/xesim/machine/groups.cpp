@@ -1,4 +1,4 @@
-#include "machine/scheduler.hpp"
+#include "machine/groups.hpp"
 
 #include <algorithm>
 #include <cstdlib>
