@@ -406,7 +406,7 @@ def test_unknown_data_and_structure_are_refused():
     assert "no .ze_info" in refusal("pvc", make_elf([(".text.k", 1, b"x" * 16)]))
     assert "not a native binary" in refusal("pvc", b"")
     assert "not a native binary" in refusal("pvc", b"\x03\x02\x23\x07" + bytes(100))
-    assert "unknown family" in refusal("xyz", make_zebin())
+    assert "must be dg2, pvc or bmg" in refusal("xyz", make_zebin())
 
 
 @pytest.mark.parametrize(
