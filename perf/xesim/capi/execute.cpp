@@ -4,8 +4,8 @@
 #include <string>
 
 #include "capi/capi.hpp"
-#include "machine/program.hpp"
 #include "machine/groups.hpp"
+#include "machine/program.hpp"
 #include "messages/lines.hpp"
 
 namespace xesim {

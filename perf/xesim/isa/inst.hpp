@@ -163,11 +163,11 @@ struct Operand {
   uint8_t number = 0;      // register number: r12 -> 12, acc2 -> 2
   uint8_t subregister =
       0;  // in bytes (flags: 0 or 2; packed dpas types: the byte that holds the element)
-  uint8_t macro = 8;    // math macros: the mme number, 8 = none
-  uint8_t address = 0;  // indirect: k of a0.k (16-bit units)
-  int16_t offset = 0;   // indirect: bytes
-  uint32_t byte = 0;    // direct: byte offset in its file (grf, acc: number * grf_bytes +
-                      // subregister; flag, address, cr, sr: number * 4 or 0, + subregister)
+  uint8_t macro = 8;       // math macros: the mme number, 8 = none
+  uint8_t address = 0;     // indirect: k of a0.k (16-bit units)
+  int16_t offset = 0;      // indirect: bytes
+  uint32_t byte = 0;       // direct: byte offset in its file (grf, acc: number * grf_bytes +
+                           // subregister; flag, address, cr, sr: number * 4 or 0, + subregister)
   uint64_t immediate = 0;  // zero-extended bits; v, uv, vf: the packed 32 bits
 
   bool exists() const { return file != File::kNone && file != File::kNull; }

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <string_view>
 
-#include "machine/record.hpp"
 #include "machine/groups.hpp"
+#include "machine/record.hpp"
 #include "messages/lines.hpp"
 
 namespace xesim {

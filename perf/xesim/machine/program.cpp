@@ -50,7 +50,8 @@ void require_registers(const Isa& isa, const Inst& inst, int grf_count) {
     if (extent(o, inst.exec_size, is_destination) > end)
       fail("%s runs past the last register of its file", name);
   };
-  if (inst.op == Op::kCall || inst.op == Op::kRet) {  // one lane's address and mask, whatever the width
+  // One address and one mask, whatever the width.
+  if (inst.op == Op::kCall || inst.op == Op::kRet) {
     Inst pair = inst;
     pair.exec_size = 2;
     pair.op = Op::kMov;
