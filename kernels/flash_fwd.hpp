@@ -23,29 +23,30 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   allocate_shared<KeyTile, ValueTile, QueryTile>();
 
   const Sequence seq(p, work.batch);
-  const int row = work.block * Br, head_k = work.head / (p.heads_q / p.heads_k);
+  const TileRows<Config::rows_are_heads> rows(p, seq, work, Br);
+  const int row = rows.row, head_k = rows.head_k;
   constexpr int kTogether = kStaged ? kThreads * Br : Br;  // rows that pass the same keys
   const int first = row - row % kTogether;
-  if (first >= seq.sq) return;
+  if (first >= rows.count) return;
   const Window window(p, seq);
-  const BlockRange range = window.template k_blocks<kTogether, Bc>(first);
+  const BlockRange range = window.template k_blocks<kTogether, Bc>(rows.query(first));
   const auto k_rows = seq.k_rows<const T>(p.k, head_k).up_to(range.keys);
   const int column = work.part * dv;
   const auto v_rows =
       seq.k_rows<const T>(p.v, head_k).up_to(range.keys).columns(column, Config::head_dim_v);
-  const ScoreVariant variant(p, seq, work.head);
-  const typename Config::Drop dropout(p, seq, work.head);
+  const ScoreVariant variant(p, seq, rows.head);
+  const typename Config::Drop dropout(p, seq, rows.head);
 
   const float scale = p.scale < 0 ? -p.scale : p.scale;
   const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
 
   QueryTile Q;
-  load(Q, seq.q_rows<const T>(p.q, work.head, row));
+  load(Q, rows.template of<const T>(p.q));
   if (p.scale < 0) negate(Q);
   Tile<Br, dv> O;
   fill(O, 0.f);
   // A sink is a key without a value, seen first.
-  const float sink = p.sinks ? p.sinks[work.head] * kLog2e : kNoScore;
+  const float sink = p.sinks ? p.sinks[rows.head] * kLog2e : kNoScore;
   ColVec<Br> m(max(sink, kNoScore));
   ColSum<Br> l(sink > kNoScore ? 1.f : 0.f);
 
@@ -57,11 +58,12 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     Tile<Br, Bc> S;
     mma_ABt(S, Q, K);  // S = Q K^T
     if constexpr (!ScoreVariant::kIdentity) {
-      each(S, row, key,
-           [&](auto s, auto q, auto k) { return variant.score(s * scale, q, k) * kLog2e; });
+      each(S, row, key, [&](auto s, auto q, auto k) {
+        return variant.score(s * scale, rows.query(q), k) * kLog2e;
+      });
     }
     if (!range.is_full(j)) {
-      each(S, row, key, [&](auto s, auto q, auto k) { return window.hide(s, q, k); });
+      each(S, row, key, [&](auto s, auto q, auto k) { return window.hide(s, rows.query(q), k); });
     }
 
     Left<T, Br, Bc> P;
@@ -73,9 +75,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   }
 
   O *= inverse_or_zero(l) * dropout.keep_scale;  // O = O / l
-  store(seq.q_rows<T>(p.o, work.head, row).columns(column, Config::head_dim_v), O);
-  if (p.lse && column == 0)
-    store(seq.lse(p, work.head) + row, seq.sq - row, log_sum_exp(m, l, p.empty_lse));
+  store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
+  if (p.lse && column == 0) rows.store_lse(p, log_sum_exp(m, l, p.empty_lse));
 }
 
 // One thread per block of rows of a head, and per part of the columns of O where they are too
@@ -83,8 +84,9 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_q;
-  flash_fwd<Config>(
-      p, Work(group_index(), kThreads, Config::parts, (p.max_q - 1) / Br + 1, p.heads_q));
+  constexpr bool kHeads = Config::rows_are_heads;
+  const int rows = kHeads ? p.heads_q / p.heads_k : p.max_q, heads = kHeads ? p.heads_k : p.heads_q;
+  flash_fwd<Config>(p, Work(group_index(), kThreads, Config::parts, (rows - 1) / Br + 1, heads));
 }
 
 }  // namespace xeflash

@@ -60,4 +60,42 @@ struct Sequence {
   }
 };
 
+// What the rows of a tile are: the queries of a head; or, for a single query, the heads that share
+// its keys, so that these are read once for all of them.
+template <bool kHeads>
+struct TileRows {
+  const Sequence& seq;
+  int head_k, head, row, count;  // of the first row; rows in all
+
+  XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work, int Br)
+      : seq(s), row(work.block * Br) {
+    const int group = p.heads_q / p.heads_k;
+    head_k = kHeads ? work.head : work.head / group;
+    head = kHeads ? work.head * group : work.head;
+    count = kHeads ? (seq.sq > 0 ? group : 0) : seq.sq;
+  }
+  template <class T>
+  XF_INLINE Rows<T> of(const TensorArg& t) const {
+    if constexpr (kHeads)
+      return seq.q_heads<T>(t, head + row, count - row);
+    else
+      return seq.q_rows<T>(t, head, row);
+  }
+  // The query that row r belongs to.
+  template <class I>
+  XF_INLINE I query(I r) const {
+    if constexpr (kHeads)
+      return I(0);
+    else
+      return r;
+  }
+  template <class Values>
+  XF_INLINE void store_lse(const FwdParams& p, const Values& lse) const {
+    if constexpr (kHeads)
+      store(seq.lse(p, head + row), p.lse_head, count - row, lse);
+    else
+      store(seq.lse(p, head) + row, seq.sq - row, lse);
+  }
+};
+
 }  // namespace xeflash

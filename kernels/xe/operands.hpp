@@ -360,4 +360,11 @@ XF_INLINE void store(float* p, int count, const ColVec<R>& v) {
   esimd::scatter<float, R>(p, simd<uint32_t, R>(row * 4u), v.x, simd<int32_t, R>(row) < count);
 }
 
+template <int R>
+XF_INLINE void store(float* p, int64_t stride, int count, const ColVec<R>& v) {
+  const simd<uint32_t, R> row(0, 1);
+  esimd::scatter<float, R>(p, simd<uint64_t, R>(row) * static_cast<uint64_t>(stride * 4), v.x,
+                           simd<int32_t, R>(row) < count);
+}
+
 }  // namespace xeflash::xe

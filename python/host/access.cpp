@@ -26,15 +26,15 @@ bool all_multiples(const Array& a, const Strides& s, int64_t unit) {
 
 // The rules of 2D block messages (kernels/xe/message.hpp). Every head has to begin at a multiple of
 // 64 bytes, or so many rows after one, or have room in its rows for what is past it.
-bool fits_block2d(const Array& a, Layout layout, int64_t columns) {
+bool fits_block2d(const Array& a, Layout layout, int64_t columns, bool heads) {
   constexpr int64_t kMost = 1 << 24;
   const Strides s = strides_of(a, layout);
-  const Axes axes = axes_of(layout);
+  const int rows = heads ? axes_of(layout).head : axes_of(layout).row;
   const int64_t bytes = size_of(a.dtype), width = columns * bytes;
-  const int64_t pitch = a.strides[axes.row] * bytes;  // also that of a single row is told
-  if (width < 64 && columns != 16) return false;      // the columns beside it would be written
+  const int64_t pitch = a.strides[rows] * bytes;  // also that of a single row is told
+  if (width < 64 && columns != 16) return false;  // the columns beside it would be written
   if (!all_multiples(a, s, 4) || pitch % 16 != 0) return false;
-  if (pitch < std::max<int64_t>(width, 64) || pitch > kMost || a.shape[axes.row] > kMost - 3) {
+  if (pitch < std::max<int64_t>(width, 64) || pitch > kMost || a.shape[rows] > kMost - 3) {
     return false;
   }
   const int64_t unit = pitch % 64 == 0 ? 64 : pitch % 32 == 0 ? 32 : 16;
@@ -56,20 +56,18 @@ const char* name_of(Access access) {
   }
 }
 
-Access access_for(const Problem& p, const Array& out, Layout layout, const std::string& arch) {
+Access access_for(const Problem& p, const Array& out, Layout layout, bool heads,
+                  const std::string& arch) {
   if (arch.rfind("cpu-", 0) == 0 || arch.empty()) return Access::kNone;
-  const std::pair<const Array*, int64_t> arrays[] = {
-      {&p.q, p.d}, {&p.k, p.d}, {&p.v, p.dv}, {&out, p.dv}};
-  const auto all = [&](auto fits) {
-    return std::all_of(std::begin(arrays), std::end(arrays), fits);
-  };
-  if (arch != "dg2" &&
-      all([&](const auto& a) { return fits_block2d(*a.first, layout, a.second); })) {
+  if (arch != "dg2" && fits_block2d(p.q, layout, p.d, heads) &&
+      fits_block2d(p.k, layout, p.d, false) && fits_block2d(p.v, layout, p.dv, false) &&
+      fits_block2d(out, layout, p.dv, heads)) {
     return Access::kBlock2d;
   }
-  const bool dwords =
-      all([&](const auto& a) { return all_multiples(*a.first, strides_of(*a.first, layout), 4); });
-  return dwords ? Access::kDwords : Access::kElements;
+  for (const Array* a : {&p.q, &p.k, &p.v, &out}) {
+    if (!all_multiples(*a, strides_of(*a, layout), 4)) return Access::kElements;
+  }
+  return Access::kDwords;
 }
 
 }  // namespace xeflash

@@ -10,7 +10,9 @@ namespace xeflash {
 enum class Access : uint8_t { kNone, kBlock2d, kDwords, kElements };  // kNone: not a GPU
 const char* name_of(Access access);
 
-// The widest access that the strides and addresses of all arrays allow on an architecture.
-Access access_for(const Problem& problem, const Array& out, Layout layout, const std::string& arch);
+// The widest access that the strides and addresses of all arrays allow on an architecture. With
+// `heads`, rows of tiles of Q and the output are heads.
+Access access_for(const Problem& problem, const Array& out, Layout layout, bool heads,
+                  const std::string& arch);
 
 }  // namespace xeflash

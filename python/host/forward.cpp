@@ -20,13 +20,14 @@ TensorArg tensor_arg(const Array& a, Layout layout) {
 }
 
 // Rows that a tile can be filled with: what the tuning tables choose its height by.
-uint8_t rows_for(Algorithm algorithm, const Problem& p) {
+uint8_t rows_for(Algorithm algorithm, const Problem& p, bool heads) {
   if (algorithm == Algorithm::kDecode) {
     const int64_t group = p.heads_q / p.heads_k, tiles = (group + 15) / 16;
     return static_cast<uint8_t>((group + tiles - 1) / tiles);
   }
+  const int64_t filled = heads ? p.heads_q / p.heads_k : p.sq;
   uint8_t rows = 16;
-  while (rows < 128 && rows < p.sq) rows *= 2;
+  while (rows < 128 && rows < filled) rows *= 2;
   return rows;
 }
 
@@ -120,13 +121,18 @@ py::tuple forward(const FwdRequest& r) {
     const bool on_cpu = !p.q.queue || facts_of_index(device).type == "cpu";
     desc.algorithm =
         p.sq == 1 && r.dropout == 0 && on_cpu ? Algorithm::kDecode : Algorithm::kForward;
-    if (!on_cpu) desc.access = access_for(p, out, r.layout, facts_of_index(device).arch);
+    if (!on_cpu) {
+      // What differs between heads, beyond their rows, keeps them apart.
+      desc.heads = p.sq == 1 && p.heads_q > p.heads_k && !p.alibi.data && !p.bias.data &&
+                   !p.sinks.data && r.dropout == 0;
+      desc.access = access_for(p, out, r.layout, desc.heads, facts_of_index(device).arch);
+    }
     desc.dtype = p.q.dtype;
     desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
     desc.softcap = r.softcap > 0;
     desc.alibi = p.alibi.data != nullptr;
     desc.dropout = r.dropout > 0;
-    desc.rows = rows_for(desc.algorithm, p);
+    desc.rows = rows_for(desc.algorithm, p, desc.heads);
     desc.head_dim = static_cast<uint16_t>(p.d);
     desc.head_dim_v = static_cast<uint16_t>(p.dv);
     desc.device = static_cast<uint8_t>(device);
@@ -177,9 +183,11 @@ py::tuple forward(const FwdRequest& r) {
   sycl::event done;
   uint64_t groups = 0;
   if (desc.algorithm == Algorithm::kForward) {
-    const int64_t rows = static_cast<int64_t>(kernels->block_q) * kernels->threads;
-    const uint64_t blocks = (p.sq + rows - 1) / rows;
-    groups = static_cast<uint64_t>(p.batch) * p.heads_q * blocks * kernels->parts;
+    const int64_t rows = desc.heads ? p.heads_q / p.heads_k : p.sq;
+    const int64_t heads = desc.heads ? p.heads_k : p.heads_q;
+    const int64_t in_group = static_cast<int64_t>(kernels->block_q) * kernels->threads;
+    const uint64_t blocks = (rows + in_group - 1) / in_group;
+    groups = static_cast<uint64_t>(p.batch) * heads * blocks * kernels->parts;
     if (desc.access != Access::kNone && groups > UINT32_MAX) {
       throw py::value_error(
           "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +

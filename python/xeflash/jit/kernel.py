@@ -29,6 +29,7 @@ class Desc:
     alibi: bool = False
     bias: str | None = None
     dropout: bool = False
+    heads: bool = False  # one query: the rows of a tile are the heads that share a KV head
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
@@ -75,6 +76,7 @@ def render(desc: Desc) -> KernelSource:
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
+        f"  static constexpr bool rows_are_heads = {str(desc.heads).lower()};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
         "}  // namespace xeflash",
@@ -87,7 +89,7 @@ def render(desc: Desc) -> KernelSource:
         xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads}
         backend = ["-DXEFLASH_BACKEND_XE=1", *(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
-    features = [name for name in ("softcap", "alibi", "dropout") if getattr(desc, name)]
+    features = [name for name in ("softcap", "alibi", "dropout", "heads") if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [desc.access] if desc.access not in ("", "block2d") else []
     if config.threads > 1:
