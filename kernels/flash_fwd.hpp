@@ -42,7 +42,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 
   QueryTile Q;
   load(Q, rows.template of<const T>(p.q));
-  if (p.scale < 0) negate(Q);
+  if (Config::any_scale && p.scale < 0) negate(Q);
   Tile<Br, dv> O;
   fill(O, 0.f);
   // A sink is a key without a value, seen first.

@@ -43,6 +43,7 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Query& A, const Keys<T, N, D>& K) {
   constexpr int kBlocks = N / kLanes, kWidth = Query::kWidth;
   constexpr int kAhead = R * (6 * D + 4 * N) > kGrfBytes * 3 / 4 ? 0 : 1;
   typename Keys<T, N, D>::Stream stream(K);
+  typename Query::Stream rows(A);
   simd<T, kColumns * kLanes> chunk[kAhead + 1][kBlocks];
   XF_UNROLL for (int step = 0; step < kSteps + kAhead; ++step) {
     if (step < kSteps) {
@@ -53,8 +54,9 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Query& A, const Keys<T, N, D>& K) {
     }
     if (step < kAhead) continue;
     const int c = step - kAhead, column = c * kColumns;
+    rows.move_to(column);
     XF_UNROLL for (int r = 0; r < R / 8; ++r) {
-      const auto a = A.block(r, column / kWidth);
+      const auto a = rows.block(r, column);
       XF_UNROLL for (int n = 0; n < kBlocks; ++n) {
         const auto& B = chunk[c % (kAhead + 1)][n];
         if constexpr (sizeof(T) == 2)

@@ -62,6 +62,13 @@ struct Left {
   XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
     return part<8 * kWidth>(x, (c * R + r * 8) * kWidth);
   }
+  // A product takes its columns in steps: those of `step` come next.
+  struct Stream {
+    const Left& A;
+    XF_INLINE explicit Stream(const Left& a) : A(a) {}
+    XF_INLINE void move_to(int) {}
+    XF_INLINE auto block(int r, int column) const { return A.block(r, column / kWidth); }
+  };
   static constexpr int offset(int row, int column) {
     return (column / kWidth * R + row) * kWidth + column % kWidth;
   }
@@ -102,16 +109,30 @@ XF_INLINE void negate(Left<T, R, C>& A) {
 // R x C that is too wide for registers beside O and S: stays in memory ...
 template <class T, int R, int C>
 struct StreamedLeft {
-  static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
+  static constexpr int kWidth = Left<T, R, C>::kWidth;
   static constexpr int kSharedBytes = 0;
   Rows<const T> memory = {};
   bool negative = false;
 
-  XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
-    simd<T, 8 * kWidth> x = load_left<T, 8, C>(memory.from(r * 8), c);
-    if (negative) xe::negate(x);
-    return x;
-  }
+  // All rows of a cache line of columns at a time.
+  struct Stream {
+    static constexpr int kAcross = 64 / sizeof(T) / kWidth, kColumns = kAcross * kWidth;
+    BlockMessage<T, kWidth, R, kAcross> message;
+    simd<T, R * kColumns> columns;
+    bool negative;
+
+    XF_INLINE explicit Stream(const StreamedLeft& A)
+        : message(surface<C>(A.memory)), negative(A.negative) {}
+    XF_INLINE void move_to(int column) {
+      if (column % kColumns != 0) return;
+      message.move_x(column);
+      columns = message.load();
+      if (negative) xe::negate(columns);
+    }
+    XF_INLINE simd<T, 8 * kWidth> block(int r, int column) const {
+      return part<8 * kWidth>(columns, (column / kWidth % kAcross * R + r * 8) * kWidth);
+    }
+  };
 };
 template <class T, int R, int C>
 XF_INLINE void load(StreamedLeft<T, R, C>& A, const Rows<const T>& m) {
@@ -133,12 +154,17 @@ struct SharedLeft {
   static XF_INLINE SharedBlocks<kDwords> shared() {
     return {static_cast<uint32_t>((Before::kSharedBytes + ...) + thread_in_group() * kBytes)};
   }
-  XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
-    auto dwords = shared().load(c * (R / 8) + r);
-    simd<T, 8 * kWidth> x = dwords.template bit_cast_view<T>();
-    if (negative) xe::negate(x);
-    return x;
-  }
+  struct Stream {
+    const SharedLeft& A;
+    XF_INLINE explicit Stream(const SharedLeft& a) : A(a) {}
+    XF_INLINE void move_to(int) {}
+    XF_INLINE simd<T, 8 * kWidth> block(int r, int column) const {
+      auto dwords = shared().load(column / kWidth * (R / 8) + r);
+      simd<T, 8 * kWidth> x = dwords.template bit_cast_view<T>();
+      if (A.negative) xe::negate(x);
+      return x;
+    }
+  };
 };
 template <class T, int R, int C, class... Before>
 XF_INLINE void load(SharedLeft<T, R, C, Before...>& A, const Rows<const T>& m) {

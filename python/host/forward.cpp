@@ -122,6 +122,7 @@ py::tuple forward(const FwdRequest& r) {
     desc.algorithm =
         p.sq == 1 && r.dropout == 0 && on_cpu ? Algorithm::kDecode : Algorithm::kForward;
     if (!on_cpu) {
+      desc.negative_scale = r.scale && *r.scale < 0;
       // What differs between heads, beyond their rows, keeps them apart.
       desc.heads = p.sq == 1 && p.heads_q > p.heads_k && !p.alibi.data && !p.bias.data &&
                    !p.sinks.data && r.dropout == 0;

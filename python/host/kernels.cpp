@@ -22,7 +22,7 @@ uint64_t FwdDesc::key() const {
   k = k << 3 | static_cast<uint64_t>(bias);
   k = k << 3 | (softcap ? 4u : 0u) | (alibi ? 2u : 0u) | (dropout ? 1u : 0u);
   k = k << 2 | static_cast<uint64_t>(access);
-  k = k << 1 | (heads ? 1u : 0u);
+  k = k << 2 | (heads ? 2u : 0u) | (negative_scale ? 1u : 0u);
   k = k << 8 | rows;
   k = k << 12 | head_dim;
   k = k << 12 | head_dim_v;
@@ -56,6 +56,7 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
       desc.bias == DType::kOther ? py::object(py::none()) : py::str(name_of(desc.bias));
   description["dropout"] = desc.dropout;
   description["heads"] = desc.heads;
+  description["negative_scale"] = desc.negative_scale;
   description["access"] = name_of(desc.access);
   if (!provider())
     throw std::runtime_error(

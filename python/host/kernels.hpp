@@ -21,6 +21,7 @@ struct FwdDesc {
   DType dtype = DType::kOther;
   DType bias = DType::kOther;  // kOther: none
   bool softcap = false, alibi = false, dropout = false;
+  bool negative_scale = false;  // GPUs only
   bool heads = false;  // GPUs: the rows of a tile are the heads that share the keys of one query
   uint8_t rows = 0;    // rows of a tile that can be filled, see rows_for
   uint16_t head_dim = 0, head_dim_v = 0;

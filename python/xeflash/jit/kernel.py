@@ -29,6 +29,7 @@ class Desc:
     alibi: bool = False
     bias: str | None = None
     dropout: bool = False
+    negative_scale: bool = False  # GPUs: kernels for the others do without the sign
     heads: bool = False  # one query: the rows of a tile are the heads that share a KV head
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
@@ -55,9 +56,9 @@ class KernelSource:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def render(desc: Desc) -> KernelSource:
-    """The source of the kernel for `desc`."""
-    config = pick(desc)
+def render(desc: Desc, config: Config | None = None) -> KernelSource:
+    """The source of the kernel for `desc`; `config` instead of what the tables say, for sweeps."""
+    config = config or pick(desc)
     arch = desc.arch
     if arch == "cpu-avx512-bf16" and desc.dtype != "bfloat16":
         arch = "cpu-avx512"  # the same code
@@ -76,7 +77,8 @@ def render(desc: Desc) -> KernelSource:
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
-        f"  static constexpr bool rows_are_heads = {str(desc.heads).lower()};",
+        f"  static constexpr bool rows_are_heads = {_cpp(desc.heads)};",
+        f"  static constexpr bool any_scale = {_cpp(desc.negative_scale or arch in _CPU_ISA)};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
         "}  // namespace xeflash",
@@ -89,13 +91,17 @@ def render(desc: Desc) -> KernelSource:
         xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads}
         backend = ["-DXEFLASH_BACKEND_XE=1", *(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
-    features = [name for name in ("softcap", "alibi", "dropout", "heads") if getattr(desc, name)]
+    features = [name for name in ("softcap", "alibi", "dropout", "heads", "negative_scale") if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [desc.access] if desc.access not in ("", "block2d") else []
     if config.threads > 1:
         dims += f"t{config.threads}"
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
     return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", *backend), config)
+
+
+def _cpp(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def digest_of_headers(folder: Path) -> str:

@@ -22,6 +22,7 @@ FLASH_FWD: list[Row] = [
     ("*", "float32", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "*", "*", 16, 128, 8, 64),
     ("*", "*", "block2d", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
+    ("*", "*", "block2d", 255, 128, 16, 32),
     ("*", "*", "*", 255, 128, 8, 64),
     ("*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
