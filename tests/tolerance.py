@@ -4,7 +4,8 @@
 
 `want` is the float64 reference, `torch` PyTorch's result in the same dtype, ulp the spacing of the dtype's numbers; the
 last term is the rounding of the result. e is at least a rounding in fp32, as PyTorch may be lucky with few values; size
-is the largest sum before cancellation, P |V|, or max |want| where that is not known (1 for an LSE, log l + m).
+is the largest sum before cancellation: P |V|; of an LSE, m + log l, max |want| + log Sk, as 0 <= log l <= log Sk; or
+max |want| where neither is known.
 What is not finite must be equal, in the same places.
 An LSE, fp32 in any case, may also differ by the rounding of a probability just below 1 to the dtype of q.
 On a GPU exp2 and log2 are the hardware's, right to 2^-21 (of the result; log2 near 1: absolutely), 1/x to 2^-23.
@@ -96,4 +97,5 @@ def check_attention(
         more = ulp(0.99, dtype_name(q)) / 2
         if gpu:
             more += GPU_MATH * (1 + max(1.0, np.log(k.shape[2] + 1)))  # of l, of log l
-        assert_close(f"{case} lse", lse, want_lse, lse_by_torch, size=1.0, more=more)
+        terms = float(np.max(np.abs(want_lse[np.isfinite(want_lse)]), initial=0.0)) + np.log(k.shape[2] + 1)
+        assert_close(f"{case} lse", lse, want_lse, lse_by_torch, size=terms, more=more)

@@ -65,7 +65,7 @@ assert (out - expected).abs().max() < 2e-3
 """,
         "pvc",
     )
-    assert "flash_fwd" in done.stdout and "behind the end of the 10240-byte device allocation" in done.stdout
+    assert "flash_fwd" in done.stdout and "the end of the 10240-byte device allocation" in done.stdout
 
 
 @pytest.mark.parametrize("device", ("pvc", "bmg", "dg2"))

@@ -54,7 +54,10 @@ def blocks(desc: Desc) -> tuple[int, int]:
 
 def columns(desc: Desc) -> tuple[int, int]:
     """(columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
-    parts = -(-desc.head_dim_v // _MAX_COLUMNS[desc.arch])
+    most = _MAX_COLUMNS[desc.arch]
+    if desc.arch == "dg2" and desc.dropout:
+        most //= 2  # the random numbers take what is left of its registers
+    parts = -(-desc.head_dim_v // most)
     width = -(-desc.head_dim_v // parts)
     return (desc.head_dim_v if parts == 1 else -(-width // 16) * 16), parts
 
