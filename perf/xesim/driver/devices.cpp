@@ -11,11 +11,11 @@ constexpr uint32_t ip(uint32_t major, uint32_t minor, uint32_t revision) {
   return major << 22 | minor << 14 | revision;
 }
 
-// Where the numbers are published. "guide": Intel oneAPI GPU optimization guide, architecture tables.
-// "ark": Intel's product pages. "neo": compute-runtime, hardware information tables. "sycl":
-// architecture numbers of the SYCL runtime, read there. The other three were not opened for this
-// table: their numbers are as others quote them, and limits of allocations and groups, clocks of
-// memory and flags of float atomics are the least certain.
+// Where the numbers are published. "guide": Intel oneAPI GPU optimization guide, architecture
+// tables. "ark": Intel's product pages. "neo": compute-runtime, hardware information tables.
+// "sycl": architecture numbers of the SYCL runtime, read there. The other three were not opened for
+// this table: their numbers are as others quote them, and limits of allocations and groups, clocks
+// of memory and flags of float atomics are the least certain.
 const DeviceModel kModels[] = {
     {
         // One stack of two, as the driver shows it in its default (flat) hierarchy.
