@@ -18,7 +18,11 @@ int threads_of_core(Family family, int grf_count) {
   return grf_count > 128 ? threads / 2 : threads;
 }
 
-void check_geometry(const LaunchDesc& desc, const KernelInfo& info, Family family, int threads) {
+void check_launch(const LaunchDesc& desc, const KernelInfo& info, Family family, int threads) {
+  if (info.require_implicit_args) {
+    fail("kernel %s needs the buffer of implicit arguments, which is not implemented",
+         info.name.c_str());
+  }
   for (size_t d = 0; d < 3; ++d) {
     if (desc.groups[d] == 0 || desc.local[d] == 0)
       fail("kernel %s: the launch has no work-items", info.name.c_str());
@@ -59,7 +63,7 @@ LaunchRecord launch(const LaunchDesc& desc) {
   launch.kernel = info.name;
   launch.threads_per_group = static_cast<int>((items + static_cast<uint64_t>(info.simd_size) - 1) /
                                               static_cast<uint64_t>(info.simd_size));
-  check_geometry(desc, info, kernel.family, launch.threads_per_group);
+  check_launch(desc, info, kernel.family, launch.threads_per_group);
   const uint64_t groups = uint64_t{desc.groups[0]} * desc.groups[1] * desc.groups[2];
   const uint64_t threads = groups * static_cast<uint64_t>(launch.threads_per_group);
   if (threads > UINT32_MAX - next_thread_id) next_thread_id = 1;
