@@ -107,3 +107,20 @@ def stand_in_module(queue: dpctl.SyclQueue) -> types.ModuleType:
     module.Tensor = Tensor
     sys.modules[module.__name__] = module
     return module
+
+
+def far_apart(values: torch.Tensor, queue: dpctl.SyclQueue, head_bytes: int) -> Any:
+    """A (1, heads, S, D) tensor whose heads lie `head_bytes` apart in one allocation."""
+    one, heads, rows, dim = values.shape
+    assert one == 1
+    memory = dpctl.memory.MemoryUSMDevice((heads - 1) * head_bytes + rows * dim * values.element_size(), queue=queue)
+    for head in range(heads):
+        piece = values[0, head].contiguous().view(torch.uint8).numpy().reshape(-1)
+        place = {"data": (memory._pointer + head * head_bytes, False), "shape": piece.shape, "strides": None}
+        place |= {"typestr": "|u1", "version": 1, "syclobj": queue}
+        there = types.SimpleNamespace(__sycl_usm_array_interface__=place, owner=memory)
+        queue.memcpy(dpctl.memory.as_usm_memory(there), piece, piece.size)
+    interface = {"data": (memory._pointer, False), "shape": tuple(values.shape), "version": 1, "syclobj": queue}
+    interface |= {"typestr": TYPESTRS[values.dtype]}
+    interface |= {"strides": (heads * head_bytes // values.element_size(), head_bytes // values.element_size(), dim, 1)}
+    return types.SimpleNamespace(__sycl_usm_array_interface__=interface, memory=memory, shape=tuple(values.shape))

@@ -217,3 +217,24 @@ def test_a_bad_query_spoils_its_own_row_only(gpu):
         out[1, 2, 31] = want[1, 2, 31]
         assert torch.isfinite(out).all()
         assert (out - want).abs().max() <= 0.02  # the simulator moves results of math by a few ulp
+
+
+def test_more_heads_than_16_bits(gpu):
+    torch.manual_seed(0)
+    q = torch.randn(1, 66000, 1, 16).half()
+    k, v = (torch.randn(1, 66000, 3, 16).half() for _ in range(2))
+    out, lse = call(*on_gpu(q, k, v))
+    check_attention("heads", q, k, v, Features(), usm.read(out), usm.read(lse), gpu=True)
+
+
+def test_strides_beyond_4_gib(gpu):
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 9, 64).half()
+    k, v = (torch.randn(1, 2, 40, 64).half() for _ in range(2))
+    queue, head_bytes = usm.gpu_queue(), 5 << 30
+    try:
+        arrays = [usm.far_apart(x, queue, head_bytes) for x in (k, v)]
+    except usm.dpctl.memory.USMAllocationError:
+        pytest.skip("the device has no 5 GiB in one allocation")
+    out, lse = call(*on_gpu(q), *arrays)
+    check_attention("far heads", q, k, v, Features(), usm.read(out), usm.read(lse), gpu=True)
