@@ -12,6 +12,9 @@
 //   each                       f(value, row, column) over a tile; one of the two is a vector
 //   row_max, exp2_and_sum      the halves of a softmax; the second gives P as a left operand
 //   store                      tiles and columns back to memory
+//   prefetch                   rows of the next step, where the device does not see them coming
+//   kThreads, thread_in_group  threads of a work-group, which take neighbouring tiles of rows
+//   kStaged, allocate_shared   whether they bring K and V into shared memory together
 //
 // For few rows against a long cache, with lanes along a row instead (CPU):
 //
