@@ -8,6 +8,7 @@
 
 #include "forward.hpp"
 #include "kernels.hpp"
+#include "native.hpp"
 #include "runtime.hpp"
 
 namespace xeflash {
@@ -86,7 +87,7 @@ py::bytes compile_spirv_from_python(uintptr_t queue, const std::string& spirv,
   std::string code;
   {
     py::gil_scoped_release nogil;
-    code = compile_spirv(queue_at(queue), spirv, kernel);
+    code = build_native(queue_at(queue), spirv, kernel);
   }
   return py::bytes(code);
 }

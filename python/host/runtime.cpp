@@ -184,11 +184,6 @@ Compiled compile_source(const sycl::queue& queue, const std::string& source,
   }
 }
 
-std::string compile_spirv(const sycl::queue& queue, const std::string& spirv,
-                          const std::string& kernel) {
-  return build_native(queue, spirv, kernel);
-}
-
 sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
                           const std::string& kernel) {
   return new sycl::kernel(load_native(queue, native, kernel));

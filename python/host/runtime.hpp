@@ -46,15 +46,13 @@ int device_index(const sycl::queue& queue);
 // The facts of the device that such a number stands for.
 const DeviceFacts& facts_of_index(int index);
 
-// Compiles SYCL source, or SPIR-V, to the code of the queue's device. `kernel` names any of its
-// kernels. Throws with the compiler's log.
+// Compiles SYCL source to the code of the queue's device; SPIR-V: build_native in native.hpp.
+// `kernel` names any of its kernels. Throws with the compiler's log.
 struct Compiled {
   std::string code, log;
 };
 Compiled compile_source(const sycl::queue& queue, const std::string& source,
                         const std::vector<std::string>& options, const std::string& kernel);
-std::string compile_spirv(const sycl::queue& queue, const std::string& spirv,
-                          const std::string& kernel);
 
 // A kernel of what they made; throws if the driver does not take it. It lives as long as the
 // process.

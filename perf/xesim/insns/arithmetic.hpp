@@ -46,38 +46,43 @@ struct Avg {  // rounds up
   }
 };
 
-template <class F, int kSources, class T>
-void integer_lanes(Thread& t, const Inst& inst) {
+// r = op(a, b, c) on every lane; c is 0 where there are two sources. `read` fetches the lanes of an
+// operand.
+template <int kSources, class T, class R, class Read, class Op>
+void map_lanes(const Thread& t, const Inst& inst, Read read, Op op, Lanes<R>& r) {
   const int n = inst.exec_size;
-  Lanes<T> a, b, c, r;
-  read_integers(t, inst.src[0], n, a);
-  read_integers(t, inst.src[1], n, b);
-  if constexpr (kSources == 3) read_integers(t, inst.src[2], n, c);
+  Lanes<T> a, b, c;
+  read(t, inst.src[0], n, a);
+  read(t, inst.src[1], n, b);
+  if constexpr (kSources == 3) read(t, inst.src[2], n, c);
   for (int i = 0; i < n; ++i) {
     if constexpr (kSources == 3)
-      r[i] = F::template apply<T>(a[i], b[i], c[i]);
+      r[i] = op(a[i], b[i], c[i]);
     else
-      r[i] = F::template apply<T>(a[i], b[i], T{0});
+      r[i] = op(a[i], b[i], T{0});
   }
+}
+
+constexpr auto kIntegers = [](const Thread& t, const Operand& o, int n, auto& out) {
+  read_integers(t, o, n, out);
+};
+
+template <class F, int kSources, class T>
+void integer_lanes(Thread& t, const Inst& inst) {
+  Lanes<T> r;
+  map_lanes<kSources, T>(t, inst, kIntegers, F::template apply<T>, r);
   finish_integers(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
 }
 
 // Results of at most 32 bits that wrap: the low 32 bits of everything are enough.
 template <class F, int kSources>
 void wrapping_lanes(Thread& t, const Inst& inst) {
-  const int n = inst.exec_size;
-  Lanes<int64_t> a, b, c;
   Lanes<uint32_t> r;
-  read_integers(t, inst.src[0], n, a);
-  read_integers(t, inst.src[1], n, b);
-  if constexpr (kSources == 3) read_integers(t, inst.src[2], n, c);
-  for (int i = 0; i < n; ++i) {
-    const uint32_t x = static_cast<uint32_t>(a[i]), y = static_cast<uint32_t>(b[i]);
-    if constexpr (kSources == 3)
-      r[i] = F::template apply<uint32_t>(x, y, static_cast<uint32_t>(c[i]));
-    else
-      r[i] = F::template apply<uint32_t>(x, y, 0u);
-  }
+  const auto low = [](int64_t a, int64_t b, int64_t c) {
+    return F::template apply<uint32_t>(static_cast<uint32_t>(a), static_cast<uint32_t>(b),
+                                       static_cast<uint32_t>(c));
+  };
+  map_lanes<kSources, int64_t>(t, inst, kIntegers, low, r);
   write_bits(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
 }
 
@@ -89,19 +94,14 @@ inline double signed_zero(double sum, double x, double y) {
 
 template <class F, int kSources>
 void double_lanes(Thread& t, const Inst& inst) {
-  const int n = inst.exec_size;
-  Lanes<double> a, b, c, r;
-  read_doubles(t, inst.src[0], n, a);
-  read_doubles(t, inst.src[1], n, b);
-  if constexpr (kSources == 3) read_doubles(t, inst.src[2], n, c);
-  for (int i = 0; i < n; ++i) {
-    if constexpr (kSources == 3)
-      r[i] = F::to_odd(a[i], b[i], c[i]);
-    else
-      r[i] = F::to_odd(a[i], b[i], 0.0);
-  }
+  Lanes<double> r;
   if (!std::is_same_v<F, Mul> && rounding_of(t) == Rounding::kDown) {
-    for (int i = 0; i < n; ++i) r[i] = signed_zero(r[i], a[i], kSources == 3 ? b[i] * c[i] : b[i]);
+    const auto down = [](double a, double b, double c) {
+      return signed_zero(F::to_odd(a, b, c), a, kSources == 3 ? b * c : b);
+    };
+    map_lanes<kSources, double>(t, inst, read_doubles, down, r);
+  } else {
+    map_lanes<kSources, double>(t, inst, read_doubles, F::to_odd, r);
   }
   finish_doubles(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
 }
@@ -110,19 +110,10 @@ void double_lanes(Thread& t, const Inst& inst) {
 template <class F, int kSources>
 void fp64_lanes(Thread& t, const Inst& inst) {
   constexpr int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
-  const int n = inst.exec_size;
-  Lanes<double> a, b, c, r;
-  read_doubles(t, inst.src[0], n, a);
-  read_doubles(t, inst.src[1], n, b);
-  if constexpr (kSources == 3) read_doubles(t, inst.src[2], n, c);
+  Lanes<double> r;
   const int mode = modes[static_cast<int>(rounding_of(t))];
   if (mode != FE_TONEAREST) std::fesetround(mode);
-  for (int i = 0; i < n; ++i) {
-    if constexpr (kSources == 3)
-      r[i] = F::template apply<double>(a[i], b[i], c[i]);
-    else
-      r[i] = F::template apply<double>(a[i], b[i], 0.0);
-  }
+  map_lanes<kSources, double>(t, inst, read_doubles, F::template apply<double>, r);
   if (mode != FE_TONEAREST) std::fesetround(FE_TONEAREST);
   finish_doubles(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
 }
@@ -130,17 +121,8 @@ void fp64_lanes(Thread& t, const Inst& inst) {
 template <class F, int kSources>
 void float_lanes(Thread& t, const Inst& inst) {
   if (!native_floats(t)) return double_lanes<F, kSources>(t, inst);
-  const int n = inst.exec_size;
-  Lanes<float> a, b, c, r;
-  read_floats(t, inst.src[0], n, a);
-  read_floats(t, inst.src[1], n, b);
-  if constexpr (kSources == 3) read_floats(t, inst.src[2], n, c);
-  for (int i = 0; i < n; ++i) {
-    if constexpr (kSources == 3)
-      r[i] = F::template apply<float>(a[i], b[i], c[i]);
-    else
-      r[i] = F::template apply<float>(a[i], b[i], 0.0f);
-  }
+  Lanes<float> r;
+  map_lanes<kSources, float>(t, inst, read_floats, F::template apply<float>, r);
   finish_floats(t, inst, r, t.active_lanes(inst), sources_defined<kSources>(t, inst));
 }
 
@@ -152,10 +134,8 @@ inline bool any_fp64(const Inst& inst) {
   return false;
 }
 
-using LaneFunction = void (*)(Thread&, const Inst&);
-
 template <class F, int kSources>
-LaneFunction integer_function(const Inst& inst) {
+Execute integer_function(const Inst& inst) {
   if (has_64bit(inst)) return integer_lanes<F, kSources, Int128>;
   if (!inst.saturate && inst.condition == Condition::kNone && !is_float(inst.dst.type)) {
     return wrapping_lanes<F, kSources>;
@@ -163,7 +143,7 @@ LaneFunction integer_function(const Inst& inst) {
   return integer_lanes<F, kSources, int64_t>;
 }
 template <class F, int kSources>
-LaneFunction arithmetic_function(const Inst& inst) {
+Execute arithmetic_function(const Inst& inst) {
   if (!has_float_source(inst)) return integer_function<F, kSources>(inst);
   if (any_fp64(inst)) return fp64_lanes<F, kSources>;
   // Single-precision results of operands that single precision holds exactly: one native operation.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "insns/lanes.hpp"
+#include "machine/program.hpp"
 
 namespace xesim {
 

@@ -121,6 +121,7 @@ void require_legal(const Isa& isa, const Inst& inst) {
   if (inst.exec_size != isa.dpas_lanes) {
     fail("dpas is %d lanes wide on %s, this one has %d", isa.dpas_lanes, isa.name, inst.exec_size);
   }
+  if (inst.saturate && is_float(a)) fail("dpas saturates integers only");
   if (inst.systolic_depth != 8)
     fail("dpas has a systolic depth of 8, this one says %d", inst.systolic_depth);
 }

@@ -6,8 +6,6 @@
 
 namespace xesim {
 
-struct Module;
-
 // Where the indirect data begins in its address space; threads find it in r0.0.
 constexpr uint32_t kIndirectBase = 0x10000;
 

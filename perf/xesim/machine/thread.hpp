@@ -53,7 +53,6 @@ class DefinedBits {
       count -= n;
     }
   }
-  uint64_t& word(uint32_t index) { return words_[index]; }
 
  private:
   static uint64_t mask_of(uint32_t first, uint32_t n) {
