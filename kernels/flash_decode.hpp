@@ -29,7 +29,7 @@ XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
 
   RowLeft<T, Br, d> Q;
   load(Q, seq.q_heads<const T>(p.q, work.head, work.heads));
-  if (p.scale < 0) negate(Q);
+  if (Config::any_scale && p.scale < 0) negate(Q);
   RowTile<Br, dv> O;
   fill(O, 0.f);
   RowVec<Br> m(kNoScore);
@@ -37,25 +37,27 @@ XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
 
   for (int key = keys.begin; key < keys.end; key += Bc) {
     const auto K = k_rows.from(key), V = v_rows.from(key);
-    prefetch<dv>(V, 0, Bc);
+    prefetch_rows<Bc, dv>(V);
     RowTile<Br, Bc> S;
     dot_rows(S, Q, K);  // S = Q K^T
     if constexpr (!ScoreVariant::kIdentity) {
-      for (int r = 0; r < Br; ++r) {
+      each_row<Br>([&](int r) {
         const ScoreVariant variant(p, seq, work.head + (r < work.heads ? r : 0));
         each_in_row(S, r, key,
                     [&](auto s, auto k) { return variant.score(s * scale, 0, k) * kLog2e; });
-      }
+      });
     }
     if (keys.end - key < Bc) hide_columns(S, keys.end - key);
     RowTile<Br, Bc> P;
     online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
-    prefetch<d>(K, Bc, Bc);
+    prefetch_rows<Bc, d>(K.from(Bc));
     accumulate_rows(O, P, V);  // O += P V
   }
 
-  for (int r = 0; r < work.heads; ++r) {
-    RowState row{m.x[r], reduce_add(l.x[r])};
+  const RowVec<Br> sum = l;
+  each_row<Br>([&](int r) {
+    if (r >= work.heads) return;
+    RowState row{m[r], sum[r]};
     if (p.sinks && work.split == 0) row.add_sink(p.sinks[work.head + r] * kLog2e);
     if (p.splits == 1) {
       store_row(seq.q_rows<T>(p.o, work.head + r, 0).data, O, r, row.normaliser());
@@ -65,7 +67,7 @@ XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
       store_row(part.o + work.split * part.o_stride, O, r, row.normaliser());
       part.lse[work.split] = row.log_sum_exp(-kInf);
     }
-  }
+  });
 }
 
 // One work-item per tile of heads and split of the keys.

@@ -56,7 +56,9 @@ struct Window {
   XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc) const {
     const int64_t begin = clamp(left == kUnbounded ? 0 : static_cast<int64_t>(shift) - left);
     const int64_t end = clamp(right == kUnbounded ? sk : static_cast<int64_t>(shift) + right + 1);
-    const int64_t blocks = (end - begin + Bc - 1) / Bc, share = (blocks + splits - 1) / splits * Bc;
+    // Divided in 32 bits: on GPUs a division of 64 is a loop.
+    const int blocks = static_cast<int>((end - begin + Bc - 1) / Bc);
+    const int64_t share = static_cast<int64_t>((blocks + splits - 1) / splits) * Bc;
     const int64_t from = begin + split * share, to = from + share;
     return {static_cast<int>(from < end ? from : end), static_cast<int>(to < end ? to : end)};
   }

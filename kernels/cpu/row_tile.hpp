@@ -12,6 +12,7 @@ template <int R>
 struct RowVec {
   float x[R];
   XF_INLINE RowVec(float value = 0.f) { XF_UNROLL for (int r = 0; r < R; ++r) x[r] = value; }
+  XF_INLINE float operator[](int r) const { return x[r]; }
 };
 template <int R>
 XF_INLINE RowVec<R> max(RowVec<R> a, const RowVec<R>& b) {
@@ -45,6 +46,11 @@ template <int R>
 struct RowSum {
   f32x16 x[R];
   XF_INLINE RowSum() { XF_UNROLL for (int r = 0; r < R; ++r) x[r] = 0.f; }
+  XF_INLINE operator RowVec<R>() const {
+    RowVec<R> sum;
+    for (int r = 0; r < R; ++r) sum.x[r] = reduce_add(x[r]);
+    return sum;
+  }
 };
 template <int R>
 XF_INLINE void operator*=(RowSum<R>& l, const RowVec<R>& s) {
@@ -61,6 +67,10 @@ XF_INLINE void fill(RowTile<R, C>& t, float value) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] = value;
   }
+}
+template <int R, class F>
+XF_INLINE void each_row(F f) {
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) f(r);
 }
 // f(value, column) along one row; column is a vector.
 template <int R, int C, class F>
@@ -207,15 +217,14 @@ XF_INLINE void each_pass(F f) {
   }
 }
 
-// Asks for rows [first, first + count), as far as they exist.
-template <int D, class T>
-XF_INLINE void prefetch(const Rows<const T>& m, int first, int count) {
-  if (first + count > m.count) count = m.count - first;
-  const T* row = m.data + first * m.stride;
+// Asks for N rows, as far as they exist.
+template <int N, int D, class T>
+XF_INLINE void prefetch_rows(const Rows<const T>& m) {
+  const int count = m.count < N ? m.count : N;
   if (m.stride == D) {
-    prefetch(row, count * D * static_cast<int64_t>(sizeof(T)));
+    prefetch(m.data, count * D * static_cast<int64_t>(sizeof(T)));
   } else {
-    for (int i = 0; i < count; ++i) prefetch(row + i * m.stride, D * sizeof(T));
+    for (int i = 0; i < count; ++i) prefetch(m.data + i * m.stride, D * sizeof(T));
   }
 }
 
@@ -274,11 +283,11 @@ XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const R
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// O += w x, one row of fp32, padded to whole vectors.
-template <int D>
-XF_INLINE void add_scaled(RowTile<1, D>& O, const float* x, float w) {
-  XF_UNROLL for (int c = 0; c < (D + kLanes - 1) / kLanes; ++c) O.x[0][c] =
-      fma(load_as<f32x16>(x + c * kLanes), w, O.x[0][c]);
+// The first `count` values of a row; the others are hidden.
+template <int C>
+XF_INLINE void load_row(RowTile<1, C>& t, const float* x, int count) {
+  fill(t, -__builtin_inff());
+  __builtin_memcpy(t.x, x, (count < C ? count : C) * sizeof(float));
 }
 
 // Row r times s, to memory.

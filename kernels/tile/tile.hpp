@@ -16,11 +16,14 @@
 //   kThreads, thread_in_group  threads of a work-group, which take neighbouring tiles of rows
 //   kStaged, allocate_shared   whether they bring K and V into shared memory together
 //
-// For few rows against a long cache, with lanes along a row instead (CPU):
+// For few rows against a long cache, by the vector unit alone:
 //
-//   RowTile, RowVec, RowSum, RowLeft
+//   RowTile<R, C>, RowVec<R>   fp32, lanes along a row; one fp32 value per row (RowSum: row sums)
+//   RowLeft<T, R, C>           left operand: load, negate
 //   dot_rows, accumulate_rows  S = A K^T, O += P V, with K and V streaming past
-//   prefetch                   asks for rows that are wanted soon
+//   each_row, each_in_row      f(row) for every row; f(value, column) along one
+//   hide_columns, load_row, store_row
+//   prefetch_rows              asks for rows that are wanted soon
 #pragma once
 
 #if XEFLASH_BACKEND_CPU

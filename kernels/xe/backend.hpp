@@ -8,6 +8,7 @@
 #include "xe/dropout.hpp"
 #include "xe/gather.hpp"
 #include "xe/mma.hpp"
+#include "xe/row_mma.hpp"
 
 #define XF_KERNEL                                                                        \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY(                                          \

@@ -53,6 +53,8 @@ XF_INLINE ints lane_index() { return ints(0, 1); }
 
 XF_INLINE int at_most(int i, int last) { return i < last ? i : last; }
 XF_INLINE float max(float a, float b) { return a > b ? a : b; }
+XF_INLINE float exp2(float x) { return esimd::exp2(x); }
+XF_INLINE float log2(float x) { return esimd::log2(x); }
 XF_INLINE floats max(floats a, floats b) { return esimd::max<float>(a, b); }
 XF_INLINE floats select(lane_mask c, floats a, floats b) {
   b.merge(a, c);

@@ -37,6 +37,13 @@ int splits_for(int64_t items, int64_t keys, int compute_units) {
   const int64_t wanted = (4 * compute_units + items - 1) / items;
   return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + 255) / 256)));
 }
+// On a GPU one wave of threads, 4 on each vector engine (they have 256 registers): a second one
+// that is not full would take as long as the first. At least 128 keys each: what a thread reads in
+// about the time that the launch of the merging kernel takes.
+int splits_on_gpu(int64_t items, int64_t keys, int vector_engines) {
+  const int64_t wanted = 4 * vector_engines / items;
+  return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + 127) / 128)));
+}
 
 // Where splits leave their results. One buffer per thread, for the queue it used last: a thread's
 // launches on an in-order queue follow each other, and on another queue each is waited for.
@@ -68,6 +75,27 @@ class PartialBuffer {
   size_t size_ = 0;
 };
 thread_local PartialBuffer partial_buffer;
+
+void check_splits(const Problem& p, const FwdRequest& r) {
+  constexpr int64_t kMost = 1024;
+  if (r.splits < 0 || r.splits > kMost) {
+    throw py::value_error(r.function + ": num_splits must be 0 (automatic) to " +
+                          std::to_string(kMost) + ", got " + std::to_string(r.splits));
+  }
+  if (r.splits > 1 && (p.sq != 1 || r.dropout > 0)) {
+    throw std::invalid_argument(r.function +
+                                ": num_splits > 1 needs a single query and no dropout, got " +
+                                std::to_string(r.splits));
+  }
+}
+
+// Kernels on GPUs count their groups in 32 bits.
+void check_groups(uint64_t groups, Access access) {
+  if (access == Access::kNone || groups <= UINT32_MAX) return;
+  throw py::value_error(
+      "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
+      std::to_string(groups));
+}
 
 void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   if (p.bias.data) {
@@ -110,6 +138,7 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
 
 py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
+  check_splits(p, r);
   const Array out = result_array(p, r);  // before a kernel is compiled: `out` may be refused
   sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
   const bool empty = p.batch * p.heads_q * p.sq * (p.packed ? p.tokens_q : 1) == 0;
@@ -119,9 +148,11 @@ py::tuple forward(const FwdRequest& r) {
   if (!empty) {
     const int device = p.q.queue ? device_index(queue) : kMaxDevices;
     const bool on_cpu = !p.q.queue || facts_of_index(device).type == "cpu";
-    desc.algorithm =
-        p.sq == 1 && r.dropout == 0 && on_cpu ? Algorithm::kDecode : Algorithm::kForward;
-    if (!on_cpu) {
+    desc.algorithm = p.sq == 1 && r.dropout == 0 ? Algorithm::kDecode : Algorithm::kForward;
+    if (!on_cpu && desc.algorithm == Algorithm::kDecode) {
+      desc.negative_scale = r.scale && *r.scale < 0;
+      desc.access = decode_access_for(p, r.layout, facts_of_index(device).arch);
+    } else if (!on_cpu) {
       desc.negative_scale = r.scale && *r.scale < 0;
       // What differs between heads, beyond their rows, keeps them apart.
       desc.heads = p.sq == 1 && p.heads_q > p.heads_k && !p.alibi.data && !p.bias.data &&
@@ -189,23 +220,23 @@ py::tuple forward(const FwdRequest& r) {
     const int64_t in_group = static_cast<int64_t>(kernels->block_q) * kernels->threads;
     const uint64_t blocks = (rows + in_group - 1) / in_group;
     groups = static_cast<uint64_t>(p.batch) * heads * blocks * kernels->parts;
-    if (desc.access != Access::kNone && groups > UINT32_MAX) {
-      throw py::value_error(
-          "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
-          std::to_string(groups));
-    }
+    check_groups(groups, desc.access);
     done = launch(queue, *kernels->main, params, groups, kernels->threads);
   } else {
     const int64_t group = p.heads_q / p.heads_k,
                   tiles = (group + kernels->block_q - 1) / kernels->block_q;
     const int64_t items = p.batch * p.heads_k * tiles;
-    params.splits = splits_for(items, p.sk, kernels->device.compute_units);
+    const bool on_gpu = desc.access != Access::kNone;
+    params.splits = r.splits > 0 ? static_cast<int32_t>(r.splits)
+                    : on_gpu     ? splits_on_gpu(items, p.sk, kernels->device.compute_units)
+                                 : splits_for(items, p.sk, kernels->device.compute_units);
+    groups = static_cast<uint64_t>(items) * params.splits;
+    check_groups(groups, desc.access);
     if (params.splits > 1) {
       const int64_t rows = p.batch * p.heads_q * params.splits;
       params.partial =
           partial_buffer.get(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
     }
-    groups = static_cast<uint64_t>(items) * params.splits;
     done = launch(queue, *kernels->main, params, groups);
     if (params.splits > 1) {
       if (!in_order) done.wait_and_throw();

@@ -30,6 +30,7 @@ struct FwdRequest {
   uint64_t seed, offset;
   bool want_lse;
   bool broadcast_heads;  // Hq != Hk needs no permission
+  int64_t splits;        // of the keys of a single query; 0: as many as fill the device
 };
 
 // (out, lse); lse is None unless wanted.

@@ -47,7 +47,7 @@ def _run(
     try:
         out, lse = _core.forward(
             function, layout, q, k, v, None, cu_q, cu_k, max_q, max_k, used_k, None, alibi_slopes, s_aux, softmax_scale,
-            causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True,
+            causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True, 0,
         )  # fmt: skip
     except TypeError as error:
         refuse_numbers(function, error, softmax_scale=softmax_scale, softcap=softcap, dropout_p=dropout_p)

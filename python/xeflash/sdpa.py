@@ -65,7 +65,7 @@ def attention(
     try:
         result, lse = _core.forward(
             "attention", BHSD, query, key, value, out_4d, None, None, 0, 0, None, attn_mask, alibi_slopes, sinks, scale,
-            is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa,
+            is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa, 0,
         )  # fmt: skip
     except TypeError as error:
         refuse_numbers("attention", error, scale=scale, softcap=softcap, dropout_p=dropout_p)

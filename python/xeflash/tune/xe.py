@@ -27,6 +27,18 @@ FLASH_FWD: list[Row] = [
     ("*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
 
+# arch, dtype, access, head dim <=, most rows (heads that share a KV head) a thread, block_k (keys)
+FLASH_DECODE: list[tuple[str, str, str, int, int, int]] = [
+    ("dg2", "*", "*", 64, 8, 16),
+    ("dg2", "*", "*", 128, 4, 16),
+    ("dg2", "*", "*", 256, 2, 16),
+    ("dg2", "*", "*", MAX_HEAD_DIM, 1, 16),
+    ("*", "*", "*", 64, 16, 32),
+    ("*", "*", "*", 128, 8, 32),
+    ("*", "*", "*", 256, 4, 16),
+    ("*", "*", "*", MAX_HEAD_DIM, 2, 16),
+]
+
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
 
@@ -49,11 +61,23 @@ def blocks(desc: Desc) -> tuple[int, int]:
                 and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
             ):
                 return block_q, block_k
+    if desc.algorithm == "flash_decode":
+        for arch, dtype, access, max_head_dim, most_rows, block_k in FLASH_DECODE:
+            if (
+                arch in ("*", desc.arch)
+                and dtype in ("*", desc.dtype)
+                and access in ("*", desc.access)
+                and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
+            ):
+                tiles = -(-desc.rows // most_rows)
+                return -(-desc.rows // tiles), block_k  # tiles of equal height
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
 
 
 def columns(desc: Desc) -> tuple[int, int]:
     """(columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
+    if desc.algorithm == "flash_decode":
+        return desc.head_dim_v, 1
     most = _MAX_COLUMNS[desc.arch]
     if desc.arch == "dg2" and desc.dropout:
         most //= 2  # the random numbers take what is left of its registers
@@ -67,6 +91,8 @@ def threads(desc: Desc, block_q: int) -> int:
 
     Eight are one for each vector engine; no more than there are blocks of rows, or have room for Q in 32 KiB.
     """
+    if desc.algorithm == "flash_decode":
+        return 1  # splits of the keys fill the device instead
     row_bytes = desc.head_dim * (4 if desc.dtype == "float32" else 2)
     fit = 8 if desc.access == "block2d" else 32768 // (block_q * row_bytes)
     return max(1, min(8, desc.rows // block_q, fit))

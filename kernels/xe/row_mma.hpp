@@ -1,0 +1,215 @@
+// Products of the Xe backend for few rows: multiply-adds of the vector unit in fp32, while K and V
+// stream past once for all rows.
+//   2D block messages: K transposed, lane = key, so that no score needs a sum across lanes.
+//   Else: rows by block loads, lane = column; sums across lanes are folded for 8 keys at a
+//   time. A key a lane would take addresses of 64 bits for every 8 dwords of every key.
+#pragma once
+
+#include "xe/message.hpp"
+#include "xe/row_tile.hpp"
+
+namespace xeflash::xe {
+
+// R rows of Q in fp32; columns beyond D are 0.
+template <class T, int R, int D>
+using RowLeft = RowTile<R, D>;
+
+template <int R, int D>
+XF_INLINE void negate(RowTile<R, D>& A) {
+  A.x = -A.x;
+}
+
+template <class T, int N>
+XF_INLINE simd<float, N> widen(simd<T, N> x) {
+  return esimd::convert<float>(x);
+}
+
+// Element i of each dword.
+template <class T, int N>
+XF_INLINE simd<float, N> widen_part(simd<uint32_t, N> dwords, int i) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    simd<uint32_t, N> bits = i == 0 ? simd<uint32_t, N>(dwords << 16) : dwords & 0xffff0000u;
+    return bits.template bit_cast_view<float>();
+  } else {
+    constexpr int kPerDword = 4 / sizeof(T);
+    simd<T, N> x = dwords.template bit_cast_view<T>().template select<N, kPerDword>(i);
+    return widen(x);
+  }
+}
+
+// ---- rows by block loads ------------------------------------------------------------------------
+
+template <int N>
+XF_INLINE simd<uint32_t, N> load_dwords(const void* p, bool wanted) {
+  if constexpr (kAccess == Access::elements) {
+    simd<uint32_t, N> x;
+    constexpr int kAtOnce = N < kLanes ? N : kLanes;
+    XF_UNROLL for (int i = 0; i < N; i += kAtOnce) {
+      x.template select<kAtOnce, 1>(i) =
+          gather_dwords<kAtOnce>(p, Offsets<kAtOnce>(i * 4, 4), esimd::simd_mask<kAtOnce>(wanted));
+    }
+    return x;
+  } else {
+    constexpr esimd::properties kAligned{esimd::alignment<4>};
+    return esimd::block_load<uint32_t, N>(static_cast<const uint32_t*>(p),
+                                          esimd::simd_mask<1>(wanted), simd<uint32_t, N>(0),
+                                          kAligned);
+  }
+}
+
+// f(values, column) for all of a row, in as few messages as have powers of two; 0 if not `wanted`.
+template <int D, int Column = 0, class T, class F>
+XF_INLINE void each_in_memory(const T* row, bool wanted, F f) {
+  constexpr int kLeft = (D - Column) * sizeof(T) / 4;
+  constexpr int kDwords = kLeft >= 64   ? 64
+                          : kLeft >= 32 ? 32
+                          : kLeft >= 16 ? 16
+                          : kLeft >= 8  ? 8
+                                        : 4;
+  constexpr int kElements = kDwords * 4 / sizeof(T), kPart = kElements < kWide ? kElements : kWide;
+  auto dwords = load_dwords<kDwords>(row + Column, wanted);
+  const simd<T, kElements> elements = dwords.template bit_cast_view<T>();
+  XF_UNROLL for (int c = 0; c < kElements; c += kPart) {
+    f(widen(part<kPart>(elements, c)), Column + c);
+  }
+  if constexpr (Column + kElements < D) each_in_memory<D, Column + kElements>(row, wanted, f);
+}
+
+template <class T, int R, int D>
+XF_INLINE void load(RowTile<R, D>& A, const Rows<const T>& m) {
+  A.x = 0.f;
+  each_row<R>([&](int r) {
+    each_in_memory<D>(row_of(m, r), r < m.count,
+                      [&](auto v, int c) { A.template columns<v.length>(r, c) = v; });
+  });
+}
+
+// ---- ahead of time ------------------------------------------------------------------------------
+
+// N rows: those of one message are beside each other. Rows by block loads need no prefetch, as
+// those of several keys are under way at a time.
+template <int N, int D, class T>
+XF_INLINE void prefetch_rows(const Rows<const T>& m) {
+  if constexpr (kAccess == Access::block2d) {
+    constexpr int kSide = sizeof(T) == 2 ? 2 : 1, kColumns = 64 / sizeof(T);
+    constexpr int kRows = N < 32 ? N : 32;
+    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(m));
+    XF_UNROLL for (int row = 0; row < N; row += kRows) {
+      message.move_y(row);
+      XF_UNROLL for (int c = 0; c < D; c += kColumns) {
+        message.move_x(c);
+        message.prefetch();
+      }
+    }
+  }
+}
+
+// ---- S = A K^T ----------------------------------------------------------------------------------
+
+template <class T, int R, int N, int D>
+XF_INLINE void dot_transposed(RowTile<R, N>& S, const RowTile<R, D>& A, const Rows<const T>& K) {
+  constexpr int kKeys = N < 32 ? N : 32, kPerDword = 4 / sizeof(T), kColumns = 8 * kPerDword;
+  BlockMessage<uint32_t, 8, kKeys> message(surface<D>(K));
+  XF_UNROLL for (int key = 0; key < N; key += kKeys) {
+    message.move_y(key);
+    XF_UNROLL for (int column = 0; column < D; column += kColumns) {
+      message.move_x(column / kPerDword);
+      const auto dwords = message.load_transposed();
+      // The columns of a message are summed apart, then added: sums of few terms are rounded
+      // little.
+      RowTile<R, kKeys> sum;
+      XF_UNROLL for (int c = 0; c < kColumns && column + c < D; ++c) {
+        const auto k = widen_part<T>(part<kKeys>(dwords, c / kPerDword * kKeys), c % kPerDword);
+        XF_UNROLL for (int r = 0; r < R; ++r) {
+          const auto q = A.template broadcast<kKeys>(r, column + c);
+          auto s = sum.template columns<kKeys>(r, 0);
+          if (c == 0)
+            s = k * q;
+          else
+            s += k * q;
+        }
+      }
+      XF_UNROLL for (int r = 0; r < R; ++r) {
+        auto s = S.template columns<kKeys>(r, key);
+        if (column == 0)
+          s = sum.template columns<kKeys>(r, 0);
+        else
+          s += sum.template columns<kKeys>(r, 0);
+      }
+    }
+  }
+}
+
+template <class T, int R, int N, int D>
+XF_INLINE void dot_folded(RowTile<R, N>& S, const RowTile<R, D>& A, const Rows<const T>& K) {
+  constexpr int kKeys = 8, kParts = 8;  // sums of a key, before the last steps
+  XF_UNROLL for (int first = 0; first < N; first += kKeys) {
+    simd<float, R * kKeys * kParts> sums;  // [row][key][part]
+    XF_UNROLL for (int key = 0; key < kKeys; ++key) {
+      RowTile<R, kWide> sum;
+      fill(sum, 0.f);
+      each_in_memory<D>(
+          row_of(K, first + key), first + key < K.count - K.first, [&](auto k, int c) {
+            XF_UNROLL for (int r = 0; r < R; ++r) {
+              sum.template columns<k.length>(r, 0) += k * A.template columns<k.length>(r, c);
+            }
+          });
+      XF_UNROLL for (int r = 0; r < R; ++r) {
+        floats half = sum.template columns<kLanes>(r, 0) + sum.template columns<kLanes>(r, kLanes);
+        XF_UNROLL for (int i = kParts; i < kLanes; i += kParts) {
+          half.template select<kParts, 1>(0) += half.template select<kParts, 1>(i);
+        }
+        sums.template select<kParts, 1>((r * kKeys + key) * kParts) = part<kParts>(half, 0);
+      }
+    }
+    const auto scores = fold_rows<R * kKeys, kParts>(sums, [](auto a, auto b) { return a + b; });
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      S.template columns<kKeys>(r, first) = part<kKeys>(scores, r * kKeys);
+    }
+  }
+}
+
+// S = A K^T for rows of K up to K.count; the rest of S is not meaningful.
+template <class T, int R, int N, int D>
+XF_INLINE void dot_rows(RowTile<R, N>& S, const RowTile<R, D>& A, const Rows<const T>& K) {
+  if constexpr (kAccess == Access::block2d)
+    dot_transposed(S, A, K);
+  else
+    dot_folded(S, A, K);
+}
+
+// ---- O += P V -----------------------------------------------------------------------------------
+
+template <int R, int N, int D, class Values>
+XF_INLINE void accumulate(RowTile<R, D>& O, const RowTile<R, N>& P, int key, Values v, int c) {
+  XF_UNROLL for (int r = 0; r < R; ++r) {
+    O.template columns<v.length>(r, c) += v * P.template broadcast<v.length>(r, key);
+  }
+}
+
+// For rows of V up to V.count.
+template <class T, int R, int N, int D>
+XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V) {
+  if constexpr (kAccess == Access::block2d) {
+    constexpr int kKeys = N < 32 ? N : 32, kLine = 64 / sizeof(T),
+                  kColumns = D < kLine ? 16 : kLine;
+    BlockMessage<T, kColumns, kKeys> message(surface<D>(V));
+    XF_UNROLL for (int key = 0; key < N; key += kKeys) {
+      message.move_y(key);
+      XF_UNROLL for (int c = 0; c < D; c += kColumns) {
+        message.move_x(c);
+        const auto rows = message.load();
+        XF_UNROLL for (int k = 0; k < kKeys; ++k) {
+          accumulate(O, P, key + k, widen(part<kColumns>(rows, k * kColumns)), c);
+        }
+      }
+    }
+  } else {
+    XF_UNROLL for (int key = 0; key < N; ++key) {
+      each_in_memory<D>(row_of(V, key), key < V.count - V.first,
+                        [&](auto v, int c) { accumulate(O, P, key, v, c); });
+    }
+  }
+}
+
+}  // namespace xeflash::xe
