@@ -18,7 +18,7 @@ XF_INLINE void combine(const FwdParams& p) {
   if (seq.sq == 0) return;
   const Partial part(p, batch, head, dv);
 
-  const Rows<const float> o_rows{part.o, part.o_stride, p.splits};
+  const Rows<const float> o_rows{part.o.data, part.o.stride, p.splits};
   RowTile<1, dv> O;
   fill(O, 0.f);
   RowVec<1> m(kNoScore);
@@ -30,7 +30,7 @@ XF_INLINE void combine(const FwdParams& p) {
     accumulate_rows(O, P, o_rows.from(s));           // O += P O_s
   }
   const RowState row{m[0], RowVec<1>(l)[0]};
-  store_row(seq.q_rows<T>(p.o, head, 0).data, O, 0, row.normaliser());
+  store_row(seq.q_rows<T>(p.o, head, 0), O, 0, row.normaliser());
   if (p.lse) *seq.lse(p, head) = row.log_sum_exp(p.empty_lse);
 }
 

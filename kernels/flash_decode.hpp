@@ -14,7 +14,7 @@ namespace xeflash {
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
   constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim,
-                dv = Config::head_dim_v;
+                dv = Config::block_v;  // columns of O that a work-item owns
   using T = typename Config::Element;
   using ScoreVariant = typename Config::ScoreVariant;
 
@@ -23,7 +23,9 @@ XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
   if (seq.sq == 0) return;
   const KeyRange keys = Window(p, seq).keys_of_split(work.split, p.splits, Bc);
   const auto k_rows = seq.k_rows<const T>(p.k, head_k).up_to(keys.end);
-  const auto v_rows = seq.k_rows<const T>(p.v, head_k).up_to(keys.end);
+  const int column = work.part * dv;
+  const auto v_rows =
+      seq.k_rows<const T>(p.v, head_k).up_to(keys.end).columns(column, Config::head_dim_v);
   const float scale = p.scale < 0 ? -p.scale : p.scale;
   const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
 
@@ -48,7 +50,7 @@ XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
       });
     }
     if (keys.end - key < Bc) hide_columns(S, keys.end - key);
-    RowTile<Br, Bc> P;
+    RowProbs<T, Br, Bc> P;
     online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
     prefetch_rows<Bc, d>(K.from(Bc));
     accumulate_rows(O, P, V);  // O += P V
@@ -60,20 +62,23 @@ XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
     RowState row{m[r], sum[r]};
     if (p.sinks && work.split == 0) row.add_sink(p.sinks[work.head + r] * kLog2e);
     if (p.splits == 1) {
-      store_row(seq.q_rows<T>(p.o, work.head + r, 0).data, O, r, row.normaliser());
-      if (p.lse) *seq.lse(p, work.head + r) = row.log_sum_exp(p.empty_lse);
+      const auto o_row = seq.q_rows<T>(p.o, work.head + r, 0);
+      store_row(o_row.columns(column, Config::head_dim_v), O, r, row.normaliser());
+      if (p.lse && column == 0) *seq.lse(p, work.head + r) = row.log_sum_exp(p.empty_lse);
     } else {
-      const Partial part(p, work.batch, work.head + r, dv);
-      store_row(part.o + work.split * part.o_stride, O, r, row.normaliser());
-      part.lse[work.split] = row.log_sum_exp(-kInf);
+      const Partial part(p, work.batch, work.head + r, Config::head_dim_v);
+      store_row(part.o.from(work.split).columns(column, Config::head_dim_v), O, r,
+                row.normaliser());
+      if (column == 0) part.lse[work.split] = row.log_sum_exp(-kInf);
     }
   });
 }
 
-// One work-item per tile of heads and split of the keys.
+// One work-item per tile of heads and split of the keys, and per part of the columns of O where
+// they are too many for one.
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p) {
-  flash_decode<Config>(p, SplitWork(p, group_index(), Config::block_q));
+  flash_decode<Config>(p, SplitWork(p, group_index(), Config::block_q, Config::parts));
 }
 
 }  // namespace xeflash

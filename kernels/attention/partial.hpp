@@ -6,14 +6,17 @@
 
 namespace xeflash {
 
-// Some heads of one KV head, over one split of the keys. `tile` heads share a work-item.
+// Some heads of one KV head, over one split of the keys, and one part of O's columns. `tile` heads
+// share a work-item.
 struct SplitWork {
-  int batch, head, heads, split;
+  int batch, head, heads, split, part;
 
-  XF_INLINE SplitWork(const FwdParams& p, GroupIndex group, int tile) {
+  XF_INLINE SplitWork(const FwdParams& p, GroupIndex group, int tile, int parts) {
     const int per_kv_head = p.heads_q / p.heads_k, tiles = (per_kv_head + tile - 1) / tile;
     split = static_cast<int>(group % p.splits);
     group /= p.splits;
+    part = static_cast<int>(group % parts);
+    group /= parts;
     const int first = static_cast<int>(group % tiles) * tile;
     group /= tiles;
     head = static_cast<int>(group % p.heads_k) * per_kv_head + first;
@@ -24,15 +27,14 @@ struct SplitWork {
 
 // Where the results of all splits of a row are kept: O rows padded to whole vectors, then the LSEs.
 struct Partial {
-  float *o, *lse;
-  int64_t o_stride;
+  Rows<float> o;
+  float* lse;
 
-  XF_INLINE Partial(const FwdParams& p, int batch, int head, int dv)
-      : o_stride((dv + 15) / 16 * 16) {
-    const int64_t rows = static_cast<int64_t>(p.batch) * p.heads_q;
+  XF_INLINE Partial(const FwdParams& p, int batch, int head, int dv) {
+    const int64_t stride = (dv + 15) / 16 * 16, rows = static_cast<int64_t>(p.batch) * p.heads_q;
     const int64_t first = (static_cast<int64_t>(batch) * p.heads_q + head) * p.splits;
-    o = p.partial + first * o_stride;
-    lse = p.partial + rows * p.splits * o_stride + first;
+    o = {p.partial + first * stride, stride, p.splits};
+    lse = p.partial + rows * p.splits * stride + first;
   }
 };
 

@@ -62,6 +62,9 @@ struct RowTile {
   static constexpr int kVecs = (C + kLanes - 1) / kLanes;
   alignas(64) f32x16 x[R][kVecs];
 };
+// P stays in fp32: nothing is gained by rounding it.
+template <class T, int R, int C>
+using RowProbs = RowTile<R, C>;
 template <int R, int C>
 XF_INLINE void fill(RowTile<R, C>& t, float value) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
@@ -97,7 +100,7 @@ XF_INLINE RowVec<R> row_max(const RowTile<R, C>& t) {
   }
   return m;
 }
-// P = 2^(S * scale - m), l += row sums of P. P stays in fp32: nothing is gained by rounding it.
+// P = 2^(S * scale - m), l += row sums of P.
 template <int Degree, int R, int C>
 XF_INLINE void exp2_and_sum(RowTile<R, C>& P, const RowTile<R, C>& S, float scale,
                             const RowVec<R>& m, RowSum<R>& l) {
@@ -290,14 +293,14 @@ XF_INLINE void load_row(RowTile<1, C>& t, const float* x, int count) {
   __builtin_memcpy(t.x, x, (count < C ? count : C) * sizeof(float));
 }
 
-// Row r times s, to memory.
+// Row r times s, to the first row of m.
 template <class T, int R, int D>
-XF_INLINE void store_row(T* row, const RowTile<R, D>& O, int r, float s) {
+XF_INLINE void store_row(const Rows<T>& m, const RowTile<R, D>& O, int r, float s) {
   XF_UNROLL for (int c = 0; c < (D + kLanes - 1) / kLanes; ++c) {
     if ((c + 1) * kLanes <= D) {
-      store_narrowed(row + c * kLanes, O.x[r][c] * s);
+      store_narrowed(m.data + c * kLanes, O.x[r][c] * s);
     } else {
-      store_narrowed<D % kLanes>(row + c * kLanes, O.x[r][c] * s);
+      store_narrowed<D % kLanes>(m.data + c * kLanes, O.x[r][c] * s);
     }
   }
 }

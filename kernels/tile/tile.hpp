@@ -19,7 +19,7 @@
 // For few rows against a long cache, by the vector unit alone:
 //
 //   RowTile<R, C>, RowVec<R>   fp32, lanes along a row; one fp32 value per row (RowSum: row sums)
-//   RowLeft<T, R, C>           left operand: load, negate
+//   RowLeft, RowProbs<T, R, C> left operands: Q, with load and negate; P
 //   dot_rows, accumulate_rows  S = A K^T, O += P V, with K and V streaming past
 //   each_row, each_in_row      f(row) for every row; f(value, column) along one
 //   hide_columns, load_row, store_row

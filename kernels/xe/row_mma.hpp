@@ -1,23 +1,14 @@
-// Products of the Xe backend for few rows: multiply-adds of the vector unit in fp32, while K and V
-// stream past once for all rows.
+// Products of the Xe backend for few rows, while K and V stream past once for all of them: dpas on
+// rows in eights, or multiply-adds of the vector unit in fp32, with
 //   2D block messages: K transposed, lane = key, so that no score needs a sum across lanes.
 //   Else: rows by block loads, lane = column; sums across lanes are folded for 8 keys at a
 //   time. A key a lane would take addresses of 64 bits for every 8 dwords of every key.
 #pragma once
 
-#include "xe/message.hpp"
+#include "xe/mma.hpp"
 #include "xe/row_tile.hpp"
 
 namespace xeflash::xe {
-
-// R rows of Q in fp32; columns beyond D are 0.
-template <class T, int R, int D>
-using RowLeft = RowTile<R, D>;
-
-template <int R, int D>
-XF_INLINE void negate(RowTile<R, D>& A) {
-  A.x = -A.x;
-}
 
 template <class T, int N>
 XF_INLINE simd<float, N> widen(simd<T, N> x) {
@@ -76,7 +67,7 @@ XF_INLINE void each_in_memory(const T* row, bool wanted, F f) {
 }
 
 template <class T, int R, int D>
-XF_INLINE void load(RowTile<R, D>& A, const Rows<const T>& m) {
+XF_INLINE void load(RowMajor<R, D>& A, const Rows<const T>& m) {
   A.x = 0.f;
   each_row<R>([&](int r) {
     each_in_memory<D>(row_of(m, r), r < m.count,
@@ -107,7 +98,7 @@ XF_INLINE void prefetch_rows(const Rows<const T>& m) {
 // ---- S = A K^T ----------------------------------------------------------------------------------
 
 template <class T, int R, int N, int D>
-XF_INLINE void dot_transposed(RowTile<R, N>& S, const RowTile<R, D>& A, const Rows<const T>& K) {
+XF_INLINE void dot_transposed(RowMajor<R, N>& S, const RowMajor<R, D>& A, const Rows<const T>& K) {
   constexpr int kKeys = N < 32 ? N : 32, kPerDword = 4 / sizeof(T), kColumns = 8 * kPerDword;
   BlockMessage<uint32_t, 8, kKeys> message(surface<D>(K));
   XF_UNROLL for (int key = 0; key < N; key += kKeys) {
@@ -117,7 +108,7 @@ XF_INLINE void dot_transposed(RowTile<R, N>& S, const RowTile<R, D>& A, const Ro
       const auto dwords = message.load_transposed();
       // The columns of a message are summed apart, then added: sums of few terms are rounded
       // little.
-      RowTile<R, kKeys> sum;
+      RowMajor<R, kKeys> sum;
       XF_UNROLL for (int c = 0; c < kColumns && column + c < D; ++c) {
         const auto k = widen_part<T>(part<kKeys>(dwords, c / kPerDword * kKeys), c % kPerDword);
         XF_UNROLL for (int r = 0; r < R; ++r) {
@@ -141,12 +132,12 @@ XF_INLINE void dot_transposed(RowTile<R, N>& S, const RowTile<R, D>& A, const Ro
 }
 
 template <class T, int R, int N, int D>
-XF_INLINE void dot_folded(RowTile<R, N>& S, const RowTile<R, D>& A, const Rows<const T>& K) {
+XF_INLINE void dot_folded(RowMajor<R, N>& S, const RowMajor<R, D>& A, const Rows<const T>& K) {
   constexpr int kKeys = 8, kParts = 8;  // sums of a key, before the last steps
   XF_UNROLL for (int first = 0; first < N; first += kKeys) {
     simd<float, R * kKeys * kParts> sums;  // [row][key][part]
     XF_UNROLL for (int key = 0; key < kKeys; ++key) {
-      RowTile<R, kWide> sum;
+      RowMajor<R, kWide> sum;
       fill(sum, 0.f);
       each_in_memory<D>(
           row_of(K, first + key), first + key < K.count - K.first, [&](auto k, int c) {
@@ -171,7 +162,7 @@ XF_INLINE void dot_folded(RowTile<R, N>& S, const RowTile<R, D>& A, const Rows<c
 
 // S = A K^T for rows of K up to K.count; the rest of S is not meaningful.
 template <class T, int R, int N, int D>
-XF_INLINE void dot_rows(RowTile<R, N>& S, const RowTile<R, D>& A, const Rows<const T>& K) {
+XF_INLINE void dot_rows(RowMajor<R, N>& S, const RowMajor<R, D>& A, const Rows<const T>& K) {
   if constexpr (kAccess == Access::block2d)
     dot_transposed(S, A, K);
   else
@@ -181,7 +172,7 @@ XF_INLINE void dot_rows(RowTile<R, N>& S, const RowTile<R, D>& A, const Rows<con
 // ---- O += P V -----------------------------------------------------------------------------------
 
 template <int R, int N, int D, class Values>
-XF_INLINE void accumulate(RowTile<R, D>& O, const RowTile<R, N>& P, int key, Values v, int c) {
+XF_INLINE void accumulate(RowMajor<R, D>& O, const RowMajor<R, N>& P, int key, Values v, int c) {
   XF_UNROLL for (int r = 0; r < R; ++r) {
     O.template columns<v.length>(r, c) += v * P.template broadcast<v.length>(r, key);
   }
@@ -189,7 +180,7 @@ XF_INLINE void accumulate(RowTile<R, D>& O, const RowTile<R, N>& P, int key, Val
 
 // For rows of V up to V.count.
 template <class T, int R, int N, int D>
-XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V) {
+XF_INLINE void accumulate_rows(RowMajor<R, D>& O, const RowMajor<R, N>& P, const Rows<const T>& V) {
   if constexpr (kAccess == Access::block2d) {
     constexpr int kKeys = N < 32 ? N : 32, kLine = 64 / sizeof(T),
                   kColumns = D < kLine ? 16 : kLine;
@@ -210,6 +201,18 @@ XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const R
                         [&](auto v, int c) { accumulate(O, P, key, v, c); });
     }
   }
+}
+
+// ---- the same by the matrix unit ----------------------------------------------------------------
+
+template <template <class, int, int> class Operand, class T, int R, int N, int D>
+XF_INLINE void dot_rows(Tile<R, N>& S, const Operand<T, R, D>& A, const Rows<const T>& K) {
+  static_assert(!kStaged && sizeof(T) == 2);
+  mma_ABt(S, A, Keys<T, N, D>(K));
+}
+template <class T, int R, int N, int D>
+XF_INLINE void accumulate_rows(Tile<R, D>& O, const Left<T, R, N>& P, const Rows<const T>& V) {
+  mma_AB(O, P, Values<T, N, D, void>(V));
 }
 
 }  // namespace xeflash::xe

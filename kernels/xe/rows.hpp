@@ -29,7 +29,7 @@ template <int N>
 using Offsets = simd<uint32_t, N>;
 
 template <class T>
-XF_INLINE const T* row_of(const Rows<const T>& m, int row) {
+XF_INLINE T* row_of(const Rows<T>& m, int row) {
   return m.data + static_cast<int64_t>(m.first + row) * m.stride;
 }
 

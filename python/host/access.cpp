@@ -70,15 +70,4 @@ Access access_for(const Problem& p, const Array& out, Layout layout, bool heads,
   return Access::kDwords;
 }
 
-Access decode_access_for(const Problem& p, Layout layout, const std::string& arch) {
-  if (arch.empty()) return Access::kNone;
-  for (const Array* a : {&p.q, &p.k, &p.v}) {
-    if (!all_multiples(*a, strides_of(*a, layout), 4)) return Access::kElements;
-  }
-  return arch != "dg2" && fits_block2d(p.k, layout, p.d, false) &&
-                 fits_block2d(p.v, layout, p.dv, false)
-             ? Access::kBlock2d
-             : Access::kDwords;
-}
-
 }  // namespace xeflash

@@ -15,7 +15,4 @@ const char* name_of(Access access);
 Access access_for(const Problem& problem, const Array& out, Layout layout, bool heads,
                   const std::string& arch);
 
-// The same for one query against a cache: Q and the output are few and go by elements.
-Access decode_access_for(const Problem& problem, Layout layout, const std::string& arch);
-
 }  // namespace xeflash

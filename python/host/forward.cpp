@@ -145,19 +145,17 @@ py::tuple forward(const FwdRequest& r) {
 
   FwdDesc desc;
   const FwdKernels* kernels = nullptr;
-  if (!empty) {
+  auto find = [&](Algorithm algorithm) {
     const int device = p.q.queue ? device_index(queue) : kMaxDevices;
     const bool on_cpu = !p.q.queue || facts_of_index(device).type == "cpu";
-    desc.algorithm = p.sq == 1 && r.dropout == 0 ? Algorithm::kDecode : Algorithm::kForward;
-    if (!on_cpu && desc.algorithm == Algorithm::kDecode) {
+    desc.algorithm = algorithm;
+    if (!on_cpu) {
+      const bool decode = algorithm == Algorithm::kDecode;
       desc.negative_scale = r.scale && *r.scale < 0;
-      desc.access = decode_access_for(p, r.layout, facts_of_index(device).arch);
-    } else if (!on_cpu) {
-      desc.negative_scale = r.scale && *r.scale < 0;
-      // What differs between heads, beyond their rows, keeps them apart.
-      desc.heads = p.sq == 1 && p.heads_q > p.heads_k && !p.alibi.data && !p.bias.data &&
+      // What differs between heads, beyond their rows, keeps them apart in the forward kernel.
+      desc.heads = !decode && p.sq == 1 && p.heads_q > p.heads_k && !p.alibi.data && !p.bias.data &&
                    !p.sinks.data && r.dropout == 0;
-      desc.access = access_for(p, out, r.layout, desc.heads, facts_of_index(device).arch);
+      desc.access = access_for(p, out, r.layout, desc.heads || decode, facts_of_index(device).arch);
     }
     desc.dtype = p.q.dtype;
     desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
@@ -168,7 +166,11 @@ py::tuple forward(const FwdRequest& r) {
     desc.head_dim = static_cast<uint16_t>(p.d);
     desc.head_dim_v = static_cast<uint16_t>(p.dv);
     desc.device = static_cast<uint8_t>(device);
-    kernels = &find_kernels(desc, queue);
+    return &find_kernels(desc, queue);
+  };
+  if (!empty) {
+    kernels = find(p.sq == 1 && r.dropout == 0 ? Algorithm::kDecode : Algorithm::kForward);
+    if (!kernels->main) kernels = find(Algorithm::kForward);
   }
 
   Array lse;
@@ -225,7 +227,7 @@ py::tuple forward(const FwdRequest& r) {
   } else {
     const int64_t group = p.heads_q / p.heads_k,
                   tiles = (group + kernels->block_q - 1) / kernels->block_q;
-    const int64_t items = p.batch * p.heads_k * tiles;
+    const int64_t items = p.batch * p.heads_k * tiles * kernels->parts;
     const bool on_gpu = desc.access != Access::kNone;
     params.splits = r.splits > 0 ? static_cast<int32_t>(r.splits)
                     : on_gpu     ? splits_on_gpu(items, p.sk, kernels->device.compute_units)

@@ -22,11 +22,16 @@ class Config:
     threads: int = 1  # of a work-group: neighbouring blocks of rows
 
 
+def takes_decode(desc: Desc) -> bool:
+    """Whether one query goes to flash_decode, and not to the forward kernel."""
+    return desc.arch not in xe.ARCHITECTURES or xe.takes_decode(desc)
+
+
 def pick(desc: Desc) -> Config:
     """What the tables of the device say for `desc`."""
     if desc.arch.startswith("cpu-"):
         return Config(*cpu.blocks(desc), desc.head_dim_v)
     if desc.arch in xe.ARCHITECTURES:
         block_q, block_k = xe.blocks(desc)
-        return Config(block_q, block_k, *xe.columns(desc), xe.threads(desc, block_q))
+        return Config(block_q, block_k, *xe.columns(desc, block_q), xe.threads(desc, block_q))
     raise NotImplementedError(f"xeflash: no kernels for {desc.device} yet; xeflash doctor lists the devices that work")

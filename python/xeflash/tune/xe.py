@@ -27,16 +27,35 @@ FLASH_FWD: list[Row] = [
     ("*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
 
-# arch, dtype, access, head dim <=, most rows (heads that share a KV head) a thread, block_k (keys)
-FLASH_DECODE: list[tuple[str, str, str, int, int, int]] = [
-    ("dg2", "*", "*", 64, 8, 16),
-    ("dg2", "*", "*", 128, 4, 16),
-    ("dg2", "*", "*", 256, 2, 16),
-    ("dg2", "*", "*", MAX_HEAD_DIM, 1, 16),
-    ("*", "*", "*", 64, 16, 32),
-    ("*", "*", "*", 128, 8, 32),
-    ("*", "*", "*", 256, 4, 16),
-    ("*", "*", "*", MAX_HEAD_DIM, 2, 16),
+# Rows are the heads that share a KV head. Eights of them go to the matrix unit, whether they are there or not; any
+# other number to the vector unit, which has to fit Q and O in fp32.
+# arch, dtype, access, rows <=, head dim <=, most rows a thread, block_k (keys)
+FLASH_DECODE: list[Row] = [
+    ("dg2", "*", "*", 255, 64, 7, 16),
+    ("dg2", "*", "*", 255, 128, 4, 16),
+    ("dg2", "*", "*", 255, 256, 2, 16),
+    ("dg2", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
+    ("*", "float32", "*", 255, 128, 7, 32),
+    ("*", "*", "block2d", 1, 128, 1, 32),
+    ("*", "*", "block2d", 1, 256, 1, 16),
+    ("*", "*", "block2d", 8, 128, 8, 64),
+    ("*", "*", "block2d", 255, 128, 16, 32),  # K and V are read once for 16 rows
+    ("*", "float16", "block2d", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "bfloat16", "block2d", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "*", 255, 128, 7, 32),
+    ("*", "*", "*", 255, 256, 4, 16),
+    ("*", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
+]
+
+# Which kernel serves one query: the vector unit's up to so many heads that share a KV head, then the forward kernel,
+# whose matrix unit works on 8 rows whether they are there or not.
+# arch, dtype, head dim <=, heads <=
+DECODE: list[tuple[str, str, int, int]] = [
+    ("dg2", "float32", MAX_HEAD_DIM, 255),
+    ("dg2", "*", 128, 16),
+    ("dg2", "*", 256, 4),
+    ("dg2", "*", MAX_HEAD_DIM, 2),
+    ("*", "*", MAX_HEAD_DIM, 255),
 ]
 
 # Most columns of O in the registers of a thread: half of them.
@@ -62,21 +81,30 @@ def blocks(desc: Desc) -> tuple[int, int]:
             ):
                 return block_q, block_k
     if desc.algorithm == "flash_decode":
-        for arch, dtype, access, max_head_dim, most_rows, block_k in FLASH_DECODE:
+        for arch, dtype, access, max_rows, max_head_dim, most_rows, block_k in FLASH_DECODE:
             if (
                 arch in ("*", desc.arch)
                 and dtype in ("*", desc.dtype)
                 and access in ("*", desc.access)
+                and desc.rows <= max_rows
                 and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
             ):
                 tiles = -(-desc.rows // most_rows)
-                return -(-desc.rows // tiles), block_k  # tiles of equal height
+                return most_rows if most_rows % 8 == 0 else -(-desc.rows // tiles), block_k  # of equal height
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
 
 
-def columns(desc: Desc) -> tuple[int, int]:
+def takes_decode(desc: Desc) -> bool:
+    """Whether one query goes to flash_decode: what the table says."""
+    for arch, dtype, max_head_dim, heads in DECODE:
+        if arch in ("*", desc.arch) and dtype in ("*", desc.dtype) and desc.head_dim <= max_head_dim:
+            return desc.rows <= heads
+    return False
+
+
+def columns(desc: Desc, block_q: int) -> tuple[int, int]:
     """(columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
-    if desc.algorithm == "flash_decode":
+    if desc.algorithm == "flash_decode" and block_q % 8:
         return desc.head_dim_v, 1
     most = _MAX_COLUMNS[desc.arch]
     if desc.arch == "dg2" and desc.dropout:
