@@ -15,6 +15,7 @@ DIMS += ((192, 128), (256, 256), (576, 512))
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
 FEW_HEADS = {"one": (1, 1), "mha": (2, 2), "mqa": (3, 1), "mqa4": (4, 1)}  # where arithmetic is dear
 # Windows stay below the fewest keys; "tl": the diagonal from the top left, which only attention() has.
+DECODE_HEADS = {"mha": (2, 2), "gqa4": (8, 2), "gqa5": (10, 2), "mqa8": (8, 1), "mqa20": (20, 1)}
 WINDOWS = {
     "full": (-1, -1),
     "causal": (-1, 0),
@@ -81,7 +82,7 @@ class Case:
     @property
     def head_counts(self) -> tuple[int, int]:
         """Of Q, and of K and V."""
-        return (HEADS | FEW_HEADS)[self.heads]
+        return (HEADS | FEW_HEADS | DECODE_HEADS)[self.heads]
 
     @property
     def is_on_gpu(self) -> bool:

@@ -83,9 +83,9 @@ void check_splits(const Problem& p, const FwdRequest& r) {
                           std::to_string(kMost) + ", got " + std::to_string(r.splits));
   }
   if (r.splits > 1 && (p.sq != 1 || r.dropout > 0)) {
-    throw std::invalid_argument(r.function +
-                                ": num_splits > 1 needs a single query and no dropout, got " +
-                                std::to_string(r.splits));
+    throw py::value_error(r.function +
+                          ": num_splits > 1 needs a single query and no dropout, got " +
+                          std::to_string(r.splits));
   }
 }
 
@@ -145,12 +145,12 @@ py::tuple forward(const FwdRequest& r) {
 
   FwdDesc desc;
   const FwdKernels* kernels = nullptr;
-  auto find = [&](Algorithm algorithm) {
+  if (!empty) {
     const int device = p.q.queue ? device_index(queue) : kMaxDevices;
     const bool on_cpu = !p.q.queue || facts_of_index(device).type == "cpu";
-    desc.algorithm = algorithm;
+    const bool decode = p.sq == 1 && r.dropout == 0;
+    desc.algorithm = decode ? Algorithm::kDecode : Algorithm::kForward;
     if (!on_cpu) {
-      const bool decode = algorithm == Algorithm::kDecode;
       desc.negative_scale = r.scale && *r.scale < 0;
       // What differs between heads, beyond their rows, keeps them apart in the forward kernel.
       desc.heads = !decode && p.sq == 1 && p.heads_q > p.heads_k && !p.alibi.data && !p.bias.data &&
@@ -166,11 +166,7 @@ py::tuple forward(const FwdRequest& r) {
     desc.head_dim = static_cast<uint16_t>(p.d);
     desc.head_dim_v = static_cast<uint16_t>(p.dv);
     desc.device = static_cast<uint8_t>(device);
-    return &find_kernels(desc, queue);
-  };
-  if (!empty) {
-    kernels = find(p.sq == 1 && r.dropout == 0 ? Algorithm::kDecode : Algorithm::kForward);
-    if (!kernels->main) kernels = find(Algorithm::kForward);
+    kernels = &find_kernels(desc, queue);
   }
 
   Array lse;

@@ -63,10 +63,8 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
         "xeflash._core: no kernel provider; import xeflash, not its extension");
   const bool decode = desc.algorithm == Algorithm::kDecode;
   auto load = [&](bool again) {
-    const py::object answer =
-        provider()(description, reinterpret_cast<uintptr_t>(&queue), again);
-    if (answer.is_none()) return;
-    const auto made = answer.cast<py::tuple>();
+    const auto made =
+        provider()(description, reinterpret_cast<uintptr_t>(&queue), again).cast<py::tuple>();
     const auto native = made[0].cast<std::string>();
     kernels->block_q = made[1].cast<int>();
     kernels->parts = made[2].cast<int>();

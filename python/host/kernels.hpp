@@ -42,7 +42,7 @@ struct FwdKernels {
 
 // `provider(description: dict, queue: int, again: bool) -> (native code: bytes, block_q: int,
 // parts: int, threads: int)`, see xeflash.jit.provide; `again`: the driver did not take what it
-// gave before. None, and then no `main`: the tables leave the problem to the forward kernel.
+// gave before.
 void set_kernel_provider(pybind11::object provider);
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue);

@@ -15,7 +15,6 @@ from xeflash import _core
 from xeflash.jit import cache
 from xeflash.jit.kernel import Desc, KernelSource, digest_of_headers, render
 from xeflash.jit.progress import progress
-from xeflash.tune import takes_decode
 
 # Beside the extension: an editable installation keeps the Python files elsewhere.
 PACKAGE = Path(str(_core.__file__)).parent
@@ -38,14 +37,12 @@ def _compiler() -> str:
     return "intel-sycl-rt " + importlib.metadata.version("intel-sycl-rt")
 
 
-def provide(description: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, int, int, int] | None:
-    """(native code, block_q, parts, threads) of the kernel for a description; None: the forward kernel does it as well.
+def provide(description: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, int, int, int]:
+    """(native code, block_q, parts, threads) of the kernel for a description.
 
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
     desc = Desc.from_dict(description)
-    if desc.algorithm == "flash_decode" and not takes_decode(desc):
-        return None
     kernel = render(desc)
     config = kernel.config
     return find_or_build(kernel, desc, queue, again), config.block_q, config.parts, config.threads

@@ -1,5 +1,5 @@
 """Tile sizes: one table per kernel and device family, the first row that fits wins. Nothing else chooses them."""
 
-from xeflash.tune.table import Config, pick, takes_decode
+from xeflash.tune.table import Config, pick
 
-__all__ = ["Config", "pick", "takes_decode"]
+__all__ = ["Config", "pick"]

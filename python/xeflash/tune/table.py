@@ -22,11 +22,6 @@ class Config:
     threads: int = 1  # of a work-group: neighbouring blocks of rows
 
 
-def takes_decode(desc: Desc) -> bool:
-    """Whether one query goes to flash_decode, and not to the forward kernel."""
-    return desc.arch not in xe.ARCHITECTURES or xe.takes_decode(desc)
-
-
 def pick(desc: Desc) -> Config:
     """What the tables of the device say for `desc`."""
     if desc.arch.startswith("cpu-"):

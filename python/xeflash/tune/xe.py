@@ -27,36 +27,30 @@ FLASH_FWD: list[Row] = [
     ("*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
 
-# Rows are the heads that share a KV head. Eights of them go to the matrix unit, whether they are there or not; any
-# other number to the vector unit, which has to fit Q and O in fp32.
+# One query; rows are the heads that share its keys. Eights of them go to the matrix unit, whether they are there or
+# not: 0.03 instructions for a byte of K and V. Any other number goes to the vector unit, with Q, P and O in fp32: 0.05
+# for one row, some 0.05 more for each other (perf/decode_counts.py). Memory asks for less than 1 (bmg), 0.5 (pvc), 2 (dg2).
 # arch, dtype, access, rows <=, head dim <=, most rows a thread, block_k (keys)
 FLASH_DECODE: list[Row] = [
+    # No block messages: the matrix unit would need K and V in order in shared memory, 0.44 instructions a byte.
     ("dg2", "*", "*", 255, 64, 7, 16),
     ("dg2", "*", "*", 255, 128, 4, 16),
     ("dg2", "*", "*", 255, 256, 2, 16),
     ("dg2", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
-    ("*", "float32", "*", 255, 128, 7, 32),
-    ("*", "*", "block2d", 1, 128, 1, 32),
+    ("*", "float32", "*", 255, 128, 7, 32),  # the vector unit's in any case
+    ("*", "float32", "*", 255, 256, 4, 16),
+    ("*", "float32", "*", 255, MAX_HEAD_DIM, 2, 16),
+    ("*", "*", "block2d", 1, 128, 1, 32),  # far below what memory allows, and more precise
     ("*", "*", "block2d", 1, 256, 1, 16),
     ("*", "*", "block2d", 8, 128, 8, 64),
     ("*", "*", "block2d", 255, 128, 16, 32),  # K and V are read once for 16 rows
-    ("*", "float16", "block2d", 255, MAX_HEAD_DIM, 8, 32),
-    ("*", "bfloat16", "block2d", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "block2d", 255, MAX_HEAD_DIM, 8, 32),
     ("*", "*", "*", 255, 128, 7, 32),
     ("*", "*", "*", 255, 256, 4, 16),
     ("*", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
 ]
 
-# Which kernel serves one query: the vector unit's up to so many heads that share a KV head, then the forward kernel,
-# whose matrix unit works on 8 rows whether they are there or not.
-# arch, dtype, head dim <=, heads <=
-DECODE: list[tuple[str, str, int, int]] = [
-    ("dg2", "float32", MAX_HEAD_DIM, 255),
-    ("dg2", "*", 128, 16),
-    ("dg2", "*", 256, 4),
-    ("dg2", "*", MAX_HEAD_DIM, 2),
-    ("*", "*", MAX_HEAD_DIM, 255),
-]
+_TABLES = {"flash_fwd": FLASH_FWD, "flash_decode": FLASH_DECODE}
 
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
@@ -70,42 +64,23 @@ def blocks(desc: Desc) -> tuple[int, int]:
                 f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
                 "the SYCL CPU device takes any"
             )
-    if desc.algorithm == "flash_fwd":
-        for arch, dtype, access, max_rows, max_head_dim, block_q, block_k in FLASH_FWD:
-            if (
-                arch in ("*", desc.arch)
-                and dtype in ("*", desc.dtype)
-                and access in ("*", desc.access)
-                and desc.rows <= max_rows
-                and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
-            ):
-                return block_q, block_k
-    if desc.algorithm == "flash_decode":
-        for arch, dtype, access, max_rows, max_head_dim, most_rows, block_k in FLASH_DECODE:
-            if (
-                arch in ("*", desc.arch)
-                and dtype in ("*", desc.dtype)
-                and access in ("*", desc.access)
-                and desc.rows <= max_rows
-                and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
-            ):
-                tiles = -(-desc.rows // most_rows)
-                return most_rows if most_rows % 8 == 0 else -(-desc.rows // tiles), block_k  # of equal height
+    for arch, dtype, access, max_rows, max_head_dim, block_q, block_k in _TABLES.get(desc.algorithm, ()):
+        if (
+            arch in ("*", desc.arch)
+            and dtype in ("*", desc.dtype)
+            and access in ("*", desc.access)
+            and desc.rows <= max_rows
+            and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
+        ):
+            tiles = -(-desc.rows // block_q)
+            return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else: of equal height
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
-
-
-def takes_decode(desc: Desc) -> bool:
-    """Whether one query goes to flash_decode: what the table says."""
-    for arch, dtype, max_head_dim, heads in DECODE:
-        if arch in ("*", desc.arch) and dtype in ("*", desc.dtype) and desc.head_dim <= max_head_dim:
-            return desc.rows <= heads
-    return False
 
 
 def columns(desc: Desc, block_q: int) -> tuple[int, int]:
     """(columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
-    if desc.algorithm == "flash_decode" and block_q % 8:
-        return desc.head_dim_v, 1
+    if block_q % 8:
+        return desc.head_dim_v, 1  # the vector unit's rows are as few as fit
     most = _MAX_COLUMNS[desc.arch]
     if desc.arch == "dg2" and desc.dropout:
         most //= 2  # the random numbers take what is left of its registers

@@ -1,0 +1,152 @@
+"""One query against a cache on an Intel GPU, its keys in 1 to 8 splits: `pytest --sim pvc tests/attention/test_gpu_decode.py`.
+
+A kernel takes a second or more to compile, so there are about 20; every other choice meets every kernel.
+"""
+
+import pytest
+import torch
+import xeflash
+from cases import Case, is_possible, run
+from pairwise import pairwise
+from reference import Features
+from tolerance import check_attention
+
+usm = pytest.importorskip("usm", reason="dpctl is not installed")
+
+pytestmark = pytest.mark.gpu
+
+# (dtype, head dims, heads, variant, layout): each head dim, number of rows and variant a few times.
+KERNELS = [
+    ("bf16", (64, 64), "mha", "plain", "bshd"),
+    ("bf16", (64, 64), "gqa4", "softcap", "bhsd"),
+    ("bf16", (128, 128), "mha", "softcap-alibi-bias32", "bhsd"),
+    ("bf16", (128, 128), "gqa4", "plain", "odd"),
+    ("bf16", (128, 128), "mqa8", "alibi", "bshd"),
+    ("bf16", (256, 256), "gqa5", "plain", "bhsd"),
+    ("bf16", (576, 512), "mqa8", "plain", "bshd"),
+    ("bf16", (80, 80), "gqa5", "mask", "bshd"),
+    ("fp16", (64, 64), "mqa20", "plain", "bshd"),
+    ("fp16", (80, 80), "mha", "bias", "sliced"),
+    ("fp16", (128, 128), "gqa5", "plain", "bshd"),
+    ("fp16", (256, 256), "mha", "softcap", "bshd"),
+    ("fp16", (192, 128), "gqa4", "alibi", "bhsd"),
+    ("fp16", (24, 24), "mqa8", "plain", "bshd"),
+    ("fp32", (64, 64), "gqa5", "mask", "bshd"),
+    ("fp32", (80, 80), "gqa4", "plain", "bhsd"),
+    ("fp32", (128, 128), "mqa8", "softcap", "bshd"),
+    ("fp32", (256, 256), "mha", "alibi", "sliced"),
+    ("fp32", (576, 512), "gqa4", "plain", "bshd"),
+]
+CHOICES = {
+    "kernel": KERNELS,
+    "keys": [1, 63, 255, 1000],
+    "splits": [0, 1, 3, 8],
+    "entry": ["func", "attention", "varlen", "varlen-used"],
+    "window": ["full", "window", "left", "causal-tl"],
+    "alibi_batch": [False, True],
+    "sinks": [False, True],
+    "lse": [True, False],
+}
+
+
+def case_of(row):
+    row = dict(row)
+    (dtype, (dim, dim_v), heads, variant, layout), _ = row.pop("kernel"), row.pop("splits")
+    return Case(dtype, dim, dim_v, rows=1, heads=heads, variant=variant, layout=layout, kind="usm", **row)
+
+
+CASES = [(row["splits"], case_of(row)) for row in pairwise(CHOICES, lambda row: is_possible(case_of(row)))]
+
+
+# A kernel of its own for each unit: the sign is compiled in.
+CASES += [
+    (3, Case(heads="mha", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="usm")),
+    (3, Case(heads="gqa4", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="usm")),
+]
+
+
+@pytest.fixture
+def split(monkeypatch):
+    """Calls of this test divide the keys into so many splits."""
+
+    def into(splits):
+        forward = xeflash._core.forward
+        monkeypatch.setattr(xeflash._core, "forward", lambda *arguments: forward(*arguments[:-1], splits))
+
+    return into
+
+
+def launches():
+    """What was launched, oldest first; None on a real GPU."""
+    from xeflash import sim
+
+    return [record.kernel for record in sim.last_launches()] if sim.enabled() else None
+
+
+@pytest.mark.parametrize("splits, case", CASES, ids=lambda value: f"s{value}" if isinstance(value, int) else value.id)
+def test_matches_reference(gpu, split, splits, case):
+    split(splits)
+    run(case)
+    if (launched := launches()) is not None:
+        assert len(launched) == (2 if splits > 1 else 1) or splits == 0
+        assert "flash_decode" in launched[0]
+
+
+def make(keys=1000, heads=(4, 2), dim=64):
+    """q, k, v of (2, H, S, dim)."""
+    return [
+        torch.randn(2, n, length, dim).bfloat16() for n, length in ((heads[0], 1), (heads[1], keys), (heads[1], keys))
+    ]
+
+
+def call(*arrays):
+    return xeflash.attention(*(usm.UsmArray(x, usm.gpu_queue()) for x in arrays), enable_gqa=True, return_lse=True)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)], ids=["vector-unit", "matrix-unit"])
+def test_a_bad_value_spoils_only_the_heads_that_see_it(gpu, split, heads):
+    """Rows beyond the keys in use of a block, and of the other splits, are not read."""
+    split(3)
+    q, k, v = make(keys=77, heads=heads)
+    v[1, 1, 76, 5] = torch.nan
+    out, lse = (usm.read(x) for x in call(q, k, v))
+    assert torch.isnan(out[1, heads[0] // 2 :, 0, 5]).all()
+    v[1, 1, 76, 5] = 0
+    out[1, heads[0] // 2 :, 0, 5] = usm.read(call(q, k, v)[0])[1, heads[0] // 2 :, 0, 5]
+    check_attention("nan", q, k, v, Features(), out, lse, gpu=True)
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)], ids=["vector-unit", "matrix-unit"])
+def test_what_lies_behind_the_keys_in_use_is_not_seen(gpu, split, heads):
+    split(2)
+    q, k, v = make(keys=100, heads=heads)
+    used = torch.tensor([61, 100], dtype=torch.int32)
+    k[0, :, 61:], v[0, :, 61:] = torch.nan, torch.inf
+    packed = [x.transpose(1, 2).flatten(0, 1).contiguous() for x in (q, k, v)]
+    starts = [torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (1, 100)]
+    on_gpu = [usm.UsmArray(x, usm.gpu_queue()) for x in (*packed, *starts)]
+    out = usm.read(xeflash.flash_attn_varlen_func(*on_gpu, 1, 100, seqused_k=usm.UsmArray(used, usm.gpu_queue())))
+    for i, n in enumerate(used.tolist()):
+        check_attention(f"sequence {i}", q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], Features(),
+                        out[i : i + 1, None].transpose(1, 2), gpu=True)  # fmt: skip
+
+
+def test_keys_are_split_until_the_device_is_full(gpu):
+    call(*make(keys=1000, heads=(2, 1)))
+    call(*make(keys=128, heads=(2, 1)))
+    if (launched := launches()) is not None:
+        assert ["combine" in kernel for kernel in launched] == [False, True, False]
+
+
+@pytest.mark.parametrize("splits", [-1, 1025])
+def test_impossible_numbers_of_splits_are_refused(gpu, split, splits):
+    split(splits)
+    with pytest.raises(ValueError, match=f"attention: num_splits must be 0 .automatic. to 1024, got {splits}"):
+        call(*make())
+
+
+def test_splits_of_more_than_one_query_are_refused(gpu, split):
+    split(2)
+    q, k, v = make()
+    with pytest.raises(ValueError, match="attention: num_splits > 1 needs a single query and no dropout"):
+        call(q.expand(2, 4, 3, 64).contiguous(), k, v)
