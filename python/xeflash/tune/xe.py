@@ -33,6 +33,7 @@ FLASH_FWD: list[Row] = [
 # arch, dtype, access, rows <=, head dim <=, most rows a thread, block_k (keys)
 FLASH_DECODE: list[Row] = [
     # No block messages: the matrix unit would need K and V in order in shared memory, 0.44 instructions a byte.
+    ("dg2", "*", "elements", 255, 128, 2, 16),  # the halves of dwords need registers, too
     ("dg2", "*", "*", 255, 64, 7, 16),
     ("dg2", "*", "*", 255, 128, 4, 16),
     ("dg2", "*", "*", 255, 256, 2, 16),
