@@ -29,12 +29,12 @@ FLASH_FWD: list[Row] = [
 
 # One query; rows are the heads that share its keys. Eights of them go to the matrix unit, whether they are there or
 # not: 0.03 instructions for a byte of K and V. Any other number goes to the vector unit, with Q, P and O in fp32: 0.05
-# for one row, some 0.05 more for each other (perf/decode_counts.py). Memory asks for less than 1 (bmg), 0.5 (pvc), 2 (dg2).
+# for one row, some 0.05 more for each other (perf/decode_counts.py). Memory asks for less than 1 (bmg), 0.4 (pvc),
+# 2 (dg2).
 # arch, dtype, access, rows <=, head dim <=, most rows a thread, block_k (keys)
 FLASH_DECODE: list[Row] = [
     # No block messages: the matrix unit would need K and V in order in shared memory, 0.44 instructions a byte.
     ("dg2", "*", "elements", 255, 128, 2, 16),  # the halves of dwords need registers, too
-    ("dg2", "*", "*", 255, 64, 7, 16),
     ("dg2", "*", "*", 255, 128, 4, 16),
     ("dg2", "*", "*", 255, 256, 2, 16),
     ("dg2", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
