@@ -6,7 +6,7 @@
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 
 #include "cpu/dropout.hpp"
-#include "cpu/gather.hpp"
+#include "cpu/lanes.hpp"
 #include "cpu/mma.hpp"
 #include "cpu/row_tile.hpp"
 

@@ -125,7 +125,7 @@ py::tuple forward(const FwdRequest& r) {
       desc.negative_scale = r.scale && *r.scale < 0;
       // What differs between heads, beyond their rows, keeps them apart.
       desc.heads = p.sq == 1 && p.heads_q > p.heads_k && !p.alibi.data && !p.bias.data &&
-                   !p.sinks.data && r.dropout == 0;
+                   !p.sinks.data && !p.score_mod.id && r.dropout == 0;
       desc.access = access_for(p, out, r.layout, desc.heads, facts_of_index(device).arch);
     }
     desc.dtype = p.q.dtype;
@@ -133,6 +133,7 @@ py::tuple forward(const FwdRequest& r) {
     desc.softcap = r.softcap > 0;
     desc.alibi = p.alibi.data != nullptr;
     desc.dropout = r.dropout > 0;
+    desc.score_mod = p.score_mod.id;
     desc.rows = rows_for(desc.algorithm, p, desc.heads);
     desc.head_dim = static_cast<uint16_t>(p.d);
     desc.head_dim_v = static_cast<uint16_t>(p.dv);
@@ -148,7 +149,8 @@ py::tuple forward(const FwdRequest& r) {
   const py::object lse_object = r.want_lse ? lse.object : py::none();
   if (empty) return py::make_tuple(out.object, lse_object);
 
-  FwdParams params{};
+  ScoreModParams params{};
+  params.captures = p.score_mod.captures;
   params.q = tensor_arg(p.q, r.layout);
   params.k = tensor_arg(p.k, r.layout);
   params.v = tensor_arg(p.v, r.layout);
@@ -181,6 +183,10 @@ py::tuple forward(const FwdRequest& r) {
   if (!in_order) queue.wait_and_throw();
   std::optional<WorkersRoam> roam;
   if (!p.q.queue) roam.emplace();
+  const auto submit = [&](const sycl::kernel& kernel, uint64_t groups, int threads = 1) {
+    if (desc.score_mod) return launch(queue, kernel, params, groups, threads);
+    return launch<FwdParams>(queue, kernel, params, groups, threads);
+  };
   sycl::event done;
   uint64_t groups = 0;
   if (desc.algorithm == Algorithm::kForward) {
@@ -194,7 +200,7 @@ py::tuple forward(const FwdRequest& r) {
           "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
           std::to_string(groups));
     }
-    done = launch(queue, *kernels->main, params, groups, kernels->threads);
+    done = submit(*kernels->main, groups, kernels->threads);
   } else {
     const int64_t group = p.heads_q / p.heads_k,
                   tiles = (group + kernels->block_q - 1) / kernels->block_q;
@@ -206,10 +212,10 @@ py::tuple forward(const FwdRequest& r) {
           partial_buffer.get(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
     }
     groups = static_cast<uint64_t>(items) * params.splits;
-    done = launch(queue, *kernels->main, params, groups);
+    done = submit(*kernels->main, groups);
     if (params.splits > 1) {
       if (!in_order) done.wait_and_throw();
-      done = launch(queue, *kernels->combine, params, static_cast<uint64_t>(p.batch) * p.heads_q);
+      done = submit(*kernels->combine, static_cast<uint64_t>(p.batch) * p.heads_q);
     }
   }
   if (wait) done.wait_and_throw();

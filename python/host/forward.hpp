@@ -30,6 +30,7 @@ struct FwdRequest {
   uint64_t seed, offset;
   bool want_lse;
   bool broadcast_heads;  // Hq != Hk needs no permission
+  pybind11::object score_mod;  // see score_mod.hpp
 };
 
 // (out, lse); lse is None unless wanted.

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "native.hpp"
+#include "score_mod.hpp"
 
 namespace xeflash {
 namespace {
@@ -14,30 +15,39 @@ py::object& provider() {
   return *object;
 }
 
-}  // namespace
+struct HashDesc {
+  size_t operator()(const FwdDesc& d) const {
+    const auto flags = (d.softcap ? 1u : 0u) | (d.alibi ? 2u : 0u) | (d.dropout ? 4u : 0u) |
+                       (d.negative_scale ? 8u : 0u) | (d.heads ? 16u : 0u);
+    uint64_t hash = 0;
+    for (uint64_t field : {static_cast<uint64_t>(d.algorithm), static_cast<uint64_t>(d.dtype),
+                           static_cast<uint64_t>(d.bias), static_cast<uint64_t>(flags),
+                           static_cast<uint64_t>(d.rows), static_cast<uint64_t>(d.head_dim),
+                           static_cast<uint64_t>(d.head_dim_v), static_cast<uint64_t>(d.access),
+                           static_cast<uint64_t>(d.device), static_cast<uint64_t>(d.score_mod)}) {
+      hash = (hash + field) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
 
-uint64_t FwdDesc::key() const {
-  uint64_t k = static_cast<uint64_t>(algorithm);
-  k = k << 3 | static_cast<uint64_t>(dtype);
-  k = k << 3 | static_cast<uint64_t>(bias);
-  k = k << 3 | (softcap ? 4u : 0u) | (alibi ? 2u : 0u) | (dropout ? 1u : 0u);
-  k = k << 2 | static_cast<uint64_t>(access);
-  k = k << 2 | (heads ? 2u : 0u) | (negative_scale ? 1u : 0u);
-  k = k << 8 | rows;
-  k = k << 12 | head_dim;
-  k = k << 12 | head_dim_v;
-  return k << 8 | device;
+py::object describe(const ScoreModSource& source) {
+  py::list captures;
+  for (const auto& c : source.captures) captures.append(py::make_tuple(c.name, c.type, c.rank));
+  return py::make_tuple(source.text, py::tuple(captures));
 }
+
+}  // namespace
 
 void set_kernel_provider(py::object object) { provider() = std::move(object); }
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
-  static auto& table = *new std::unordered_map<uint64_t, const FwdKernels*>;
+  static auto& table = *new std::unordered_map<FwdDesc, const FwdKernels*, HashDesc>;
   static std::mutex mutex;
-  const uint64_t key = desc.key();
   {
     std::lock_guard<std::mutex> lock(mutex);
-    if (const auto it = table.find(key); it != table.end()) return *it->second;
+    if (const auto it = table.find(desc); it != table.end()) return *it->second;
   }
   auto* kernels = new FwdKernels;
   kernels->device = facts_of(queue.get_device());
@@ -58,6 +68,8 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   description["heads"] = desc.heads;
   description["negative_scale"] = desc.negative_scale;
   description["access"] = name_of(desc.access);
+  description["score_mod"] =
+      desc.score_mod ? describe(score_mod_source(desc.score_mod)) : py::object(py::none());
   if (!provider())
     throw std::runtime_error(
         "xeflash._core: no kernel provider; import xeflash, not its extension");
@@ -79,7 +91,7 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
     load(true);
   }
   std::lock_guard<std::mutex> lock(mutex);
-  return *table.emplace(key, kernels).first->second;
+  return *table.emplace(desc, kernels).first->second;
 }
 
 }  // namespace xeflash

@@ -26,9 +26,10 @@ struct FwdDesc {
   uint8_t rows = 0;    // rows of a tile that can be filled, see rows_for
   uint16_t head_dim = 0, head_dim_v = 0;
   Access access = Access::kNone;
-  uint8_t device = 0;  // device_index
+  uint8_t device = 0;      // device_index
+  uint16_t score_mod = 0;  // score_mod_source, 0: none
 
-  uint64_t key() const;
+  bool operator==(const FwdDesc&) const = default;
 };
 
 struct FwdKernels {

@@ -20,7 +20,7 @@ py::tuple forward_from_python(const std::string& function, int layout, py::objec
                               py::object alibi, py::object sinks, std::optional<double> scale,
                               bool causal, int64_t left, int64_t right, bool top_left,
                               double softcap, double dropout, uint64_t seed, uint64_t offset,
-                              bool want_lse, bool broadcast_heads) {
+                              bool want_lse, bool broadcast_heads, py::object score_mod) {
   return forward({function,
                   static_cast<Layout>(layout),
                   std::move(q),
@@ -45,7 +45,8 @@ py::tuple forward_from_python(const std::string& function, int layout, py::objec
                   seed,
                   offset,
                   want_lse,
-                  broadcast_heads});
+                  broadcast_heads,
+                  std::move(score_mod)});
 }
 
 py::list devices() {

@@ -29,6 +29,7 @@ def forward(
     offset: int,
     want_lse: bool,
     broadcast_heads: bool,
+    score_mod: tuple[str, dict[str, Any]] | None,
     /,
 ) -> tuple[Any, Any]: ...
 def set_kernel_provider(provider: Callable[[dict[str, Any], int, bool], tuple[bytes, int, int, int]]) -> None: ...

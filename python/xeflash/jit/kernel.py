@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from xeflash._score_mod import ScoreMod
 from xeflash.tune import Config, pick
 
 _ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
@@ -28,6 +29,7 @@ class Desc:
     softcap: bool = False
     alibi: bool = False
     bias: str | None = None
+    score_mod: ScoreMod | None = None
     dropout: bool = False
     negative_scale: bool = False  # GPUs: kernels for the others do without the sign
     heads: bool = False  # one query: the rows of a tile are the heads that share a KV head
@@ -38,7 +40,8 @@ class Desc:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Desc:
         """From what the extension passes."""
-        return cls(**{f.name: values[f.name] for f in fields(cls)})
+        desc = {f.name: values[f.name] for f in fields(cls)}
+        return cls(**desc | {"score_mod": ScoreMod(*desc["score_mod"]) if desc["score_mod"] else None})
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,16 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     score = [name for name, used in (("SoftCap", desc.softcap), ("Alibi", desc.alibi)) if used]
     if desc.bias is not None:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
+    if desc.score_mod:
+        score.append("ScoreMod<Snippet>")
     decode = desc.algorithm == "flash_decode"
     entries = ["flash_decode", "combine"] if decode else [desc.algorithm]
+    params = "ScoreModParams" if desc.score_mod else "FwdParams"
     lines = [
         *(f'#include "{entry}.hpp"' for entry in entries),
+        *(['#include "attention/score_mod.hpp"'] if desc.score_mod else []),
         "namespace xeflash {",
+        *(desc.score_mod.struct() if desc.score_mod else []),
         "struct Config {",
         f"  using Element = {_ELEMENTS[desc.dtype]};",
         f"  using ScoreVariant = Variant<{', '.join(score)}>;",
@@ -82,7 +90,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
         "}  // namespace xeflash",
-        *(f"XF_KERNEL void {e}(xeflash::FwdParams p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in entries),
+        *(f"XF_KERNEL void {e}(xeflash::{params} p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in entries),
         "",
     ]
     if arch in _CPU_ISA:
@@ -93,6 +101,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name for name in ("softcap", "alibi", "dropout", "heads", "negative_scale") if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
+    features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []
     features += [desc.access] if desc.access not in ("", "block2d") else []
     if config.threads > 1:
         dims += f"t{config.threads}"
