@@ -14,7 +14,7 @@ from tolerance import check_attention
 DIMS = ((16, 16), (40, 40), (59, 59), (64, 64), (80, 80), (96, 96), (111, 111), (128, 128))
 DIMS += ((192, 128), (256, 256), (576, 512))
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
-FEW_HEADS = {"one": (1, 1), "mha": (2, 2), "mqa": (3, 1), "mqa4": (4, 1)}  # where arithmetic is dear
+FEW_HEADS = {"one": (1, 1), "mha": (2, 2), "mqa": (3, 1), "gqa2": (4, 2)}  # where arithmetic is dear
 # Windows stay below the fewest keys; "tl": the diagonal from the top left, which only attention() has.
 WINDOWS = {
     "full": (-1, -1),

@@ -40,7 +40,6 @@ XF_INLINE f32x16 gather(const T* data, int64_t row, int q, int64_t col, i32x16 k
   return gather<S>(data, col, k, row, q);
 }
 
-
 // Floating elements as floats, integer ones as ints.
 template <class T>
 XF_INLINE auto value_at(const T* data, int i) {

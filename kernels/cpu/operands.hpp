@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/tile.hpp"
+#include "tile/packed_rows.hpp"
 
 namespace xeflash::cpu {
 
@@ -24,6 +25,7 @@ struct Rows {
   int64_t stride;
   int count;
 
+  XF_INLINE int size() const { return count; }
   XF_INLINE T* row(int i) const { return data + (i < count ? i : count - 1) * stride; }
   XF_INLINE Rows from(int first) const { return {data + first * stride, stride, count - first}; }
   XF_INLINE Rows up_to(int end) const { return {data, stride, end}; }
@@ -43,17 +45,22 @@ struct Left<T, R, C> {
   alignas(64) u32x16 x[(C + 1) / 2][kVecs];
 };
 
-template <class T, int R, int C, class... Before>
+template <class Rows, class T, int R, int C, class... Before>
 using Query = Left<T, R, C>;
 
 // A CPU sees the next rows coming.
 template <int N, int D, class T>
 XF_INLINE void prefetch(const Rows<const T>&) {}
 
-// Nothing is shared: a work-group is one work-item.
+// Nothing is shared: a work-group is one work-item, and sees all keys of its rows.
 constexpr bool kStaged = false;
-template <class... Tiles>
+constexpr int kSharing = 1, kKeyTurns = 1;
+XF_INLINE int sharer() { return 0; }
+XF_INLINE int key_turn() { return 0; }
+template <class Output, class... Tiles>
 XF_INLINE void allocate_shared() {}
+template <class Output, class Max, class Sum>
+XF_INLINE void merge_turns(Output&, Max&, Sum&) {}
 
 template <int C, class T>
 XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c; odd tails read 0
@@ -66,8 +73,8 @@ XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c;
   return v;
 }
 
-template <class T, int R, int C>
-XF_INLINE void load(Left<T, R, C>& A, const Rows<const T>& m) {
+template <class T, int R, int C, class Rows>
+XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
   constexpr int kCols = kPaired<T> ? (C + 1) / 2 : C;
   for (int r = 0; r < R / kLanes; ++r) {
     for (int c = 0; c < kCols; c += kLanes) {

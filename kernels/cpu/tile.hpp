@@ -61,6 +61,13 @@ XF_INLINE ColVec<R> log_sum_exp(ColVec<R> m, const ColVec<R>& l, float empty) {
   return m;
 }
 
+// 1 where a > b, else 0.
+template <int R>
+XF_INLINE ColVec<R> above(ColVec<R> a, float b) {
+  a.map([&](f32x16 v, int) { return select(v > f32x16(b), f32x16(1.f), f32x16(0.f)); });
+  return a;
+}
+
 // Row sums; a backend may keep them per lane until the end.
 template <int R>
 using ColSum = ColVec<R>;

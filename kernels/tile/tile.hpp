@@ -11,10 +11,16 @@
 //   mma_ABt, mma_AB            S = A K^T, O += P V
 //   each                       f(value, row, column) over a tile; one of the two is a vector
 //   row_max, exp2_and_sum      the halves of a softmax; the second gives P as a left operand
-//   store                      tiles and columns back to memory
+//   store                      tiles and values per row back to memory
 //   prefetch                   rows of the next step, where the device does not see them coming
-//   kThreads, thread_in_group  threads of a work-group, which take neighbouring tiles of rows
+//   PackedRows<T>              rows of several heads, all heads of a query one after the other
+//   load_values                one value per row from memory
+//   kSharing, sharer           threads of a work-group that take neighbouring tiles of rows, and
+//   pass
+//                              the same keys
 //   kStaged, allocate_shared   whether they bring K and V into shared memory together
+//   kKeyTurns, key_turn        threads that take turns at the keys of the same rows instead
+//   merge_turns                gives the first of them what all have found
 //
 // For few rows against a long cache, with lanes along a row instead (CPU):
 //

@@ -19,13 +19,33 @@ TensorArg tensor_arg(const Array& a, Layout layout) {
   return t;
 }
 
+// Whether a tile takes its rows from all heads that share its keys: where queries are few. What
+// differs between heads, beyond their rows and sinks, keeps them apart.
+bool packs_heads(const Problem& p, const FwdRequest& r) {
+  constexpr int64_t kFewQueries = 16, kMostHeads = 256;  // see PackedRow
+  const int64_t group = p.heads_q / p.heads_k;
+  const bool same_bias = !p.bias.data || p.bias.ndim < 3 || p.bias.shape[p.bias.ndim - 3] == 1;
+  return group > 1 && group <= kMostHeads && p.sq <= kFewQueries && same_bias && !p.alibi.data &&
+         !p.score_mod.id && r.dropout == 0;
+}
+
+// Whether tiles are too few to keep a GPU's threads busy, so that those of a group take turns at
+// the keys of a tile. Four threads with 256 registers live in a vector engine.
+bool splits_keys(const Problem& p, const FwdDesc& desc, int vector_engines) {
+  constexpr int64_t kManyKeys = 512, kTurns = 8;
+  const int64_t rows = desc.packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
+  const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q, height = rows > 16 ? 16 : 8;
+  const int64_t tiles = p.batch * heads * ((rows + height - 1) / height);
+  return p.sk >= kManyKeys && tiles * kTurns <= 4 * vector_engines;
+}
+
 // Rows that a tile can be filled with: what the tuning tables choose its height by.
-uint8_t rows_for(Algorithm algorithm, const Problem& p, bool heads) {
+uint8_t rows_for(Algorithm algorithm, const Problem& p, bool packed_heads) {
   if (algorithm == Algorithm::kDecode) {
     const int64_t group = p.heads_q / p.heads_k, tiles = (group + 15) / 16;
     return static_cast<uint8_t>((group + tiles - 1) / tiles);
   }
-  const int64_t filled = heads ? p.heads_q / p.heads_k : p.sq;
+  const int64_t filled = packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
   uint8_t rows = 16;
   while (rows < 128 && rows < filled) rows *= 2;
   return rows;
@@ -121,12 +141,12 @@ py::tuple forward(const FwdRequest& r) {
     const bool on_cpu = !p.q.queue || facts_of_index(device).type == "cpu";
     desc.algorithm =
         p.sq == 1 && r.dropout == 0 && on_cpu ? Algorithm::kDecode : Algorithm::kForward;
+    desc.packed_heads = desc.algorithm == Algorithm::kForward && packs_heads(p, r);
     if (!on_cpu) {
+      const DeviceFacts& facts = facts_of_index(device);
       desc.negative_scale = r.scale && *r.scale < 0;
-      // What differs between heads, beyond their rows, keeps them apart.
-      desc.heads = p.sq == 1 && p.heads_q > p.heads_k && !p.alibi.data && !p.bias.data &&
-                   !p.sinks.data && !p.score_mod.id && r.dropout == 0;
-      desc.access = access_for(p, out, r.layout, desc.heads, facts_of_index(device).arch);
+      desc.access = access_for(p, out, r.layout, desc.packed_heads, facts.arch);
+      desc.split_keys = splits_keys(p, desc, facts.compute_units);
     }
     desc.dtype = p.q.dtype;
     desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
@@ -134,7 +154,7 @@ py::tuple forward(const FwdRequest& r) {
     desc.alibi = p.alibi.data != nullptr;
     desc.dropout = r.dropout > 0;
     desc.score_mod = p.score_mod.id;
-    desc.rows = rows_for(desc.algorithm, p, desc.heads);
+    desc.rows = rows_for(desc.algorithm, p, desc.packed_heads);
     desc.head_dim = static_cast<uint16_t>(p.d);
     desc.head_dim_v = static_cast<uint16_t>(p.dv);
     desc.device = static_cast<uint8_t>(device);
@@ -190,10 +210,9 @@ py::tuple forward(const FwdRequest& r) {
   sycl::event done;
   uint64_t groups = 0;
   if (desc.algorithm == Algorithm::kForward) {
-    const int64_t rows = desc.heads ? p.heads_q / p.heads_k : p.sq;
-    const int64_t heads = desc.heads ? p.heads_k : p.heads_q;
-    const int64_t in_group = static_cast<int64_t>(kernels->block_q) * kernels->threads;
-    const uint64_t blocks = (rows + in_group - 1) / in_group;
+    const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
+    const int64_t rows = p.heads_q / heads * p.sq;
+    const uint64_t blocks = (rows + kernels->rows_in_group - 1) / kernels->rows_in_group;
     groups = static_cast<uint64_t>(p.batch) * heads * blocks * kernels->parts;
     if (desc.access != Access::kNone && groups > UINT32_MAX) {
       throw py::value_error(

@@ -29,7 +29,7 @@ struct FwdRequest {
   double softcap, dropout;
   uint64_t seed, offset;
   bool want_lse;
-  bool broadcast_heads;  // Hq != Hk needs no permission
+  bool broadcast_heads;        // Hq != Hk needs no permission
   pybind11::object score_mod;  // see score_mod.hpp
 };
 

@@ -18,7 +18,8 @@ py::object& provider() {
 struct HashDesc {
   size_t operator()(const FwdDesc& d) const {
     const auto flags = (d.softcap ? 1u : 0u) | (d.alibi ? 2u : 0u) | (d.dropout ? 4u : 0u) |
-                       (d.negative_scale ? 8u : 0u) | (d.heads ? 16u : 0u);
+                       (d.negative_scale ? 8u : 0u) | (d.packed_heads ? 16u : 0u) |
+                       (d.split_keys ? 32u : 0u);
     uint64_t hash = 0;
     for (uint64_t field : {static_cast<uint64_t>(d.algorithm), static_cast<uint64_t>(d.dtype),
                            static_cast<uint64_t>(d.bias), static_cast<uint64_t>(flags),
@@ -65,7 +66,8 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   description["bias"] =
       desc.bias == DType::kOther ? py::object(py::none()) : py::str(name_of(desc.bias));
   description["dropout"] = desc.dropout;
-  description["heads"] = desc.heads;
+  description["packed_heads"] = desc.packed_heads;
+  description["split_keys"] = desc.split_keys;
   description["negative_scale"] = desc.negative_scale;
   description["access"] = name_of(desc.access);
   description["score_mod"] =
@@ -79,8 +81,9 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
         provider()(description, reinterpret_cast<uintptr_t>(&queue), again).cast<py::tuple>();
     const auto native = made[0].cast<std::string>();
     kernels->block_q = made[1].cast<int>();
-    kernels->parts = made[2].cast<int>();
-    kernels->threads = made[3].cast<int>();
+    kernels->rows_in_group = made[2].cast<int>();
+    kernels->parts = made[3].cast<int>();
+    kernels->threads = made[4].cast<int>();
     py::gil_scoped_release nogil;
     kernels->main = load_kernel(queue, native, decode ? "flash_decode" : "flash_fwd");
     if (decode) kernels->combine = load_kernel(queue, native, "combine");

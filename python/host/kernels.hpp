@@ -22,8 +22,9 @@ struct FwdDesc {
   DType bias = DType::kOther;  // kOther: none
   bool softcap = false, alibi = false, dropout = false;
   bool negative_scale = false;  // GPUs only
-  bool heads = false;  // GPUs: the rows of a tile are the heads that share the keys of one query
-  uint8_t rows = 0;    // rows of a tile that can be filled, see rows_for
+  bool packed_heads = false;    // the rows of a tile are those of all heads that share its keys
+  bool split_keys = false;      // GPUs: the threads of a group take turns at the keys of a tile
+  uint8_t rows = 0;             // rows of a tile that can be filled, see rows_for
   uint16_t head_dim = 0, head_dim_v = 0;
   Access access = Access::kNone;
   uint8_t device = 0;      // device_index
@@ -37,13 +38,14 @@ struct FwdKernels {
   sycl::kernel* combine = nullptr;  // decode only
   int block_q = 0;
   int parts = 1;    // of the columns of the output, each a work-item of its own
-  int threads = 1;  // of a work-group, for neighbouring blocks of rows
+  int threads = 1;  // of a work-group
+  int rows_in_group = 0;
   DeviceFacts device;
 };
 
 // `provider(description: dict, queue: int, again: bool) -> (native code: bytes, block_q: int,
-// parts: int, threads: int)`, see xeflash.jit.provide; `again`: the driver did not take what it
-// gave before.
+// rows of a group: int, parts: int, threads: int)`, see xeflash.jit.provide; `again`: the driver
+// did not take what it gave before.
 void set_kernel_provider(pybind11::object provider);
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue);

@@ -137,7 +137,12 @@ def test_numbers_are_parameters():
         ("s + a", {"a b": 1}, ValueError, "captures must have names of C.*got 'a b'"),
         ("s + s", {"s": 1}, ValueError, "captures must have names of C.*got 's'"),
         ("s", {"a": 1}, ValueError, r"captures\['a'\] must occur in score_mod, got 's'"),
-        ("a+b2+c+d+e", dict.fromkeys(("a", "b2", "c", "d", "e"), np.ones(1, np.float32)), ValueError, "at most 4 arrays"),
+        (
+            "a+b2+c+d+e",
+            dict.fromkeys(("a", "b2", "c", "d", "e"), np.ones(1, np.float32)),
+            ValueError,
+            "at most 4 arrays",
+        ),
         ("+".join(f"n{i}" for i in range(9)), {f"n{i}": i for i in range(9)}, ValueError, "at most 8 numbers"),
         ("s + nothing", {}, RuntimeError, "did not compile: .*undeclared identifier 'nothing'"),
     ],

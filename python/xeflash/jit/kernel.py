@@ -32,7 +32,8 @@ class Desc:
     score_mod: ScoreMod | None = None
     dropout: bool = False
     negative_scale: bool = False  # GPUs: kernels for the others do without the sign
-    heads: bool = False  # one query: the rows of a tile are the heads that share a KV head
+    packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
+    split_keys: bool = False  # GPUs, tiles are few and keys many: the threads of a group take turns at the keys
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
@@ -85,7 +86,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
-        f"  static constexpr bool rows_are_heads = {_cpp(desc.heads)};",
+        f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
         f"  static constexpr bool any_scale = {_cpp(desc.negative_scale or arch in _CPU_ISA)};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
@@ -97,14 +98,17 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         backend = ["-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
     else:
         xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads}
+        xe["SPLIT_KEYS"] = int(config.split_keys)
         backend = ["-DXEFLASH_BACKEND_XE=1", *(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
-    features = [name for name in ("softcap", "alibi", "dropout", "heads", "negative_scale") if getattr(desc, name)]
+    features = [
+        name for name in ("softcap", "alibi", "dropout", "packed_heads", "negative_scale") if getattr(desc, name)
+    ]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []
     features += [desc.access] if desc.access not in ("", "block2d") else []
     if config.threads > 1:
-        dims += f"t{config.threads}"
+        dims += f"{'k' if config.split_keys else 't'}{config.threads}"
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
     return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", *backend), config)
 

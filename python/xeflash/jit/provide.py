@@ -37,15 +37,16 @@ def _compiler() -> str:
     return "intel-sycl-rt " + importlib.metadata.version("intel-sycl-rt")
 
 
-def provide(description: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, int, int, int]:
-    """(native code, block_q, parts, threads) of the kernel for a description.
+def provide(description: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, int, int, int, int]:
+    """(native code, block_q, rows of a group, parts, threads) of the kernel for a description.
 
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
     desc = Desc.from_dict(description)
     kernel = render(desc)
     config = kernel.config
-    return find_or_build(kernel, desc, queue, again), config.block_q, config.parts, config.threads
+    code = find_or_build(kernel, desc, queue, again)
+    return code, config.block_q, config.rows_in_group, config.parts, config.threads
 
 
 def find_or_build(kernel: KernelSource, desc: Desc, queue: int, again: bool = False) -> bytes:

@@ -7,28 +7,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from xeflash.jit.kernel import Desc
 
-Row = tuple[str, str, str, int, int, int, int]
+Row = tuple[str, str, str, str, int, int, int, int]
 
 ARCHITECTURES = ("pvc", "bmg", "dg2")
 MAX_HEAD_DIM = 576
 
-# arch, dtype, access, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
+# A change of scores (softcap, ALiBi, bias, score_mod) wants registers too: 16 rows then spill.
+# arch, dtype, access, scores, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
-    ("dg2", "float32", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("dg2", "*", "*", 255, 64, 8, 32),
-    ("dg2", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "float32", "*", 255, 64, 8, 32),
-    ("*", "float32", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "*", "*", 16, 128, 8, 64),
-    ("*", "*", "block2d", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
-    ("*", "*", "block2d", 255, 128, 16, 32),
-    ("*", "*", "*", 255, 128, 8, 64),
-    ("*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "*", "*", "*", 255, 64, 8, 32),
+    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "float32", "*", "*", 255, 64, 8, 32),
+    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "*", "*", "*", 16, 128, 8, 64),
+    ("*", "*", "block2d", "plain", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
+    ("*", "*", "block2d", "plain", 255, 128, 16, 32),
+    ("*", "*", "*", "*", 255, 128, 8, 64),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
 
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
+
+
+_SHARED_BYTES = 65536  # of a work-group
 
 
 def blocks(desc: Desc) -> tuple[int, int]:
@@ -40,11 +44,13 @@ def blocks(desc: Desc) -> tuple[int, int]:
                 "the SYCL CPU device takes any"
             )
     if desc.algorithm == "flash_fwd":
-        for arch, dtype, access, max_rows, max_head_dim, block_q, block_k in FLASH_FWD:
+        changed = desc.softcap or desc.alibi or desc.bias is not None or desc.score_mod is not None
+        for arch, dtype, access, scores, max_rows, max_head_dim, block_q, block_k in FLASH_FWD:
             if (
                 arch in ("*", desc.arch)
                 and dtype in ("*", desc.dtype)
                 and access in ("*", desc.access)
+                and (scores == "*" or not changed)
                 and desc.rows <= max_rows
                 and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
             ):
@@ -62,11 +68,22 @@ def columns(desc: Desc) -> tuple[int, int]:
     return (desc.head_dim_v if parts == 1 else -(-width // 16) * 16), parts
 
 
-def threads(desc: Desc, block_q: int) -> int:
-    """Threads of a work-group: they read the same keys, which then come from their Xe-core's cache or shared memory.
+def threads(desc: Desc, block_q: int, block_k: int) -> tuple[int, bool]:
+    """(threads of a work-group, whether they take turns at the keys of one block of rows).
 
-    Eight are one for each vector engine; no more than there are blocks of rows, or have room for Q in 32 KiB.
+    Otherwise they read the same keys for neighbouring blocks of rows; these then come from their Xe-core's cache or
+    shared memory. Eight are one for each vector engine; no more than there are blocks of rows, or fit with what they
+    keep in shared memory: Q, in half of it, or the keys and values of each turn, in all of it.
     """
-    row_bytes = desc.head_dim * (4 if desc.dtype == "float32" else 2)
-    fit = 8 if desc.access == "block2d" else 32768 // (block_q * row_bytes)
-    return max(1, min(8, desc.rows // block_q, fit))
+    element = 4 if desc.dtype == "float32" else 2
+    staged = desc.access != "block2d"
+    q_bytes = block_q * desc.head_dim * element
+    if desc.split_keys:
+        turn_bytes = block_k * (desc.head_dim + columns(desc)[0]) * element + q_bytes if staged else 0
+        count = 8
+        while count > 1 and count * turn_bytes > _SHARED_BYTES:
+            count //= 2
+        if count > 1:
+            return count, True
+    fit = _SHARED_BYTES // 2 // q_bytes if staged else 8
+    return max(1, min(8, desc.rows // block_q, fit)), False
