@@ -24,7 +24,7 @@ WINDOWS = {
     "right": (-1, 10),
 }
 WINDOWS |= {"causal-window": (20, 0), "causal-tl": (-1, 0), "window-tl": (31, 5)}
-VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "dropout", "softcap-alibi-bias32", "snippet")
+VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "dropout", "softcap-alibi-bias32", "snippet", "softcap-snippet")
 BROADCASTS = {
     "bhqk": "bhqk",
     "b1qk": "b1qk",
@@ -128,7 +128,7 @@ def is_possible(case: Case) -> bool:
         return False  # only attention() takes the seed and offset; the others are in test_dropout.py
     if "packed" in case.entry and case.dim != case.dim_v:
         return False
-    if "packed" in case.entry and case.variant == "snippet":
+    if "packed" in case.entry and "snippet" in case.variant:
         return False
     if "qkvpacked" in case.entry and (case.rows != case.keys or heads != heads_k):
         return False
@@ -148,7 +148,7 @@ def make_features(case: Case, generator: torch.Generator) -> Features:
         f = f.with_(sinks=torch.randn(heads, generator=generator) * 2)
     if case.variant == "dropout":
         f = f.with_(dropout=0.15, rng=(0x1234_5678_9ABC_DEF0, 0x1_0000_0003))
-    if case.variant == "snippet":
+    if "snippet" in case.variant:
         f = f.with_(score_mod=Snippet.draw(heads, generator))
     if case.has_mask:
         sizes = {"b": case.batch, "h": heads, "q": case.rows, "k": case.keys, "1": 1}

@@ -12,7 +12,8 @@ namespace xeflash {
 struct PackedRow {
   int heads, inverse;
 
-  XF_INLINE explicit PackedRow(int heads) : heads(heads), inverse(((1 << 20) + heads - 1) / heads) {}
+  XF_INLINE explicit PackedRow(int heads)
+      : heads(heads), inverse(((1 << 20) + heads - 1) / heads) {}
   template <class I>
   XF_INLINE I query(I row) const {
     return (row * inverse) >> 20;

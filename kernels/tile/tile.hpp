@@ -15,9 +15,7 @@
 //   prefetch                   rows of the next step, where the device does not see them coming
 //   PackedRows<T>              rows of several heads, all heads of a query one after the other
 //   load_values                one value per row from memory
-//   kSharing, sharer           threads of a work-group that take neighbouring tiles of rows, and
-//   pass
-//                              the same keys
+//   kSharing, sharer           threads of a group that pass the same keys, with tiles side by side
 //   kStaged, allocate_shared   whether they bring K and V into shared memory together
 //   kKeyTurns, key_turn        threads that take turns at the keys of the same rows instead
 //   merge_turns                gives the first of them what all have found

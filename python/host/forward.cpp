@@ -39,6 +39,17 @@ bool splits_keys(const Problem& p, const FwdDesc& desc, int vector_engines) {
   return p.sk >= kManyKeys && tiles * kTurns <= 4 * vector_engines;
 }
 
+// A GPU reaches the keys of a vector of scores by 32 bits.
+void check_mask_strides(const Problem& p) {
+  constexpr int64_t kMost = int64_t{1} << 26;
+  if (!p.bias.data || p.bias.ndim == 0 || p.bias.shape[p.bias.ndim - 1] < 2) return;
+  const int64_t stride = std::abs(p.bias.strides[p.bias.ndim - 1]);
+  if (stride > kMost)
+    throw py::value_error(
+        "attention: attn_mask must have a last stride of at most 2^26 on a GPU, got " +
+        std::to_string(stride));
+}
+
 // Rows that a tile can be filled with: what the tuning tables choose its height by.
 uint8_t rows_for(Algorithm algorithm, const Problem& p, bool packed_heads) {
   if (algorithm == Algorithm::kDecode) {
@@ -143,6 +154,7 @@ py::tuple forward(const FwdRequest& r) {
         p.sq == 1 && r.dropout == 0 && on_cpu ? Algorithm::kDecode : Algorithm::kForward;
     desc.packed_heads = desc.algorithm == Algorithm::kForward && packs_heads(p, r);
     if (!on_cpu) {
+      check_mask_strides(p);
       const DeviceFacts& facts = facts_of_index(device);
       desc.negative_scale = r.scale && *r.scale < 0;
       desc.access = access_for(p, out, r.layout, desc.packed_heads, facts.arch);
