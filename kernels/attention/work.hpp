@@ -95,31 +95,36 @@ struct TileRows<false> {
   }
 };
 
+// Its first head is found by a stride of several heads, head_k x (stride x heads): of a product of
+// two ints that is widened and multiplied again, IGC 26.27 lost the upper half on DG2.
 template <>
 struct TileRows<true> {
   template <class T>
   using Matrix = PackedRows<T>;
   const Sequence& seq;
   PackedRow packed;
-  int head_k, head, row, count;  // head: the first one
+  int head_k, head, row, count;  // head: any, what depends on it is not packed
 
   XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work, int Br)
       : seq(s),
         packed(p.heads_q / p.heads_k),
         head_k(work.head),
-        head(work.head * packed.heads),
+        head(work.head),
         row(work.block * Br),
         count(seq.sq * packed.heads) {}
   template <class T>
   XF_INLINE PackedRows<T> of(const TensorArg& t) const {
-    return {seq.q_rows<T>(t, head, 0).data, t.row, t.head, packed, count, row};
+    const TensorArg groups{t.data, t.batch, t.row, t.head * packed.heads};
+    return {seq.q_rows<T>(groups, head_k, 0).data, t.row, t.head, packed, count, row};
   }
   XF_INLINE PackedRows<float> lse(const FwdParams& p) const {
-    return {seq.lse(p, head), 1, p.lse_head, packed, count, row};
+    const int64_t group = p.lse_head * packed.heads;
+    return {seq.lse(p, 0) + head_k * group, 1, p.lse_head, packed, count, row};
   }
   template <int Br>
   XF_INLINE ColVec<Br> sinks(const FwdParams& p) const {
-    return load_values<Br>(PackedRows<const float>{p.sinks + head, 0, 1, packed, count, row});
+    const float* first = p.sinks + int64_t{head_k} * packed.heads;
+    return load_values<Br>(PackedRows<const float>{first, 0, 1, packed, count, row});
   }
   template <class I>
   XF_INLINE I query(I r) const {
