@@ -98,7 +98,7 @@ def total(form: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = 
     """The counts of a call, its kernels added up."""
     records = [asdict(record) for record in launches(form, dtype, dim, rows, keys, causal)]
     added = {name: sum(record[name] for record in records) for name, n in records[0].items() if type(n) is int}
-    return added | {"grf": max(record["grf"] for record in records)}
+    return added | {"grf": max(record["grf"] for record in records), "groups": records[0]["groups"][0]}
 
 
 def count(form: str, device: str, dtype: str, dim: int) -> Counts:
@@ -182,12 +182,15 @@ def notes(device: str, dtype: str, dims: list[int]) -> list[str]:
     ]
     for dim in dims:
         config = blocks_of(device, dtype, dim)
-        rows, group = config.block_q, config.block_q * config.threads
-        tile = f"  D = {dim}: tiles of {rows} rows x {config.block_k} keys; K and V are read for every"
-        if device == "dg2":
-            found.append(f"{tile} {group} rows, those of a group, into shared memory")
-        else:
-            found.append(f"{tile} {rows} rows; a group's {group} rows find them in their Xe-core's cache")
+        groups = [(n, total("flash", dtype, dim, n, n, causal=True)["groups"]) for n in TRAFFIC_N]
+        rows = ", ".join(f"{n * config.parts // count} (N = {n})" for n, count in groups)
+        found.append(
+            f"  D = {dim}: tiles of {config.block_q} rows x {config.block_k} keys; rows of a work-group: {rows}"
+        )
+    found += [
+        "rows of a group find K and V in their Xe-core's cache, on dg2 in shared memory. A group of one tile's rows has",
+        "threads that take turns at its keys: one head of few rows does not fill the device.",
+    ]
     found.append("others' inner kernels, by their disassembly (quoted, not measured here):")
     found += [f"  {p.name}: dpas {p.dpas / p.instructions:.1%}, {p.moves / p.dpas:.1f} moves / dpas" for p in PEERS]
     return [*found, "  the ideal of 8 rows x 64 keys at head dim 128 (3 other instructions for a dpas): near 25 %"]
