@@ -3,7 +3,7 @@
     python perf/fwd_counts.py --device bmg                     # bf16; head dims 64, 128, 256
     python perf/fwd_counts.py --device dg2 --dtype fp16 --dim 128 --format json
 
-One head, causal. "Needed" is N (N + 1) / 2 scores, "in visible blocks" those of the tiles that some row needs. The
+Per head, causal. "Needed" is N (N + 1) / 2 scores, "in visible blocks" those of the tiles that some row needs. The
 inner loop is the difference between two numbers of keys, per multiply instruction. "flash" is xeflash.attention,
 "standard" its tiles and loads in three kernels that keep S and P in memory (kernels/matmul_softmax.hpp), counted
 together.
@@ -25,8 +25,9 @@ from xeflash.jit.kernel import Desc
 from xeflash.tune import Config, pick
 
 N = 1024
-TRAFFIC_N = (512, 1024, 2048)
-LOOP_ROWS, LOOP_KEYS = 64, (1024, 2048)
+TRAFFIC_N = (512, 1024)
+HEADS = 9  # enough for every device: the threads of a group take neighbouring rows, and not turns at the keys of a tile
+LOOP_ROWS, LOOP_KEYS = 64, (256, 448)  # likewise: few keys
 LINE_BYTES = 64
 FORMS = ("flash", "standard")
 LOOP_FIELDS = {"moves": "moves", "float ALU": "float_alu", "integer ALU": "integer_alu", "math": "math"}
@@ -95,10 +96,10 @@ def scores_in_visible_blocks(config: Config) -> int:
 
 @functools.cache
 def total(form: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False) -> dict[str, int]:
-    """The counts of a call, its kernels added up."""
-    records = [asdict(record) for record in launches(form, dtype, dim, rows, keys, causal)]
-    added = {name: sum(record[name] for record in records) for name, n in records[0].items() if type(n) is int}
-    return added | {"grf": max(record["grf"] for record in records), "groups": records[0]["groups"][0]}
+    """The counts of a head, the kernels of its call added up."""
+    records = [asdict(record) for record in launches(form, dtype, dim, rows, keys, causal, HEADS)]
+    added = {name: sum(record[name] for record in records) // HEADS for name, n in records[0].items() if type(n) is int}
+    return added | {name: max(record[name] for record in records) for name in ("grf", "spill_bytes")}
 
 
 def count(form: str, device: str, dtype: str, dim: int) -> Counts:
@@ -182,15 +183,12 @@ def notes(device: str, dtype: str, dims: list[int]) -> list[str]:
     ]
     for dim in dims:
         config = blocks_of(device, dtype, dim)
-        groups = [(n, total("flash", dtype, dim, n, n, causal=True)["groups"]) for n in TRAFFIC_N]
-        rows = ", ".join(f"{n * config.parts // count} (N = {n})" for n, count in groups)
-        found.append(
-            f"  D = {dim}: tiles of {config.block_q} rows x {config.block_k} keys; rows of a work-group: {rows}"
-        )
-    found += [
-        "rows of a group find K and V in their Xe-core's cache, on dg2 in shared memory. A group of one tile's rows has",
-        "threads that take turns at its keys: one head of few rows does not fill the device.",
-    ]
+        rows, group = config.block_q, config.rows_in_group
+        tile = f"  D = {dim}: tiles of {rows} rows x {config.block_k} keys; K and V are read for every"
+        if device == "dg2":
+            found.append(f"{tile} {group} rows, those of a group, into shared memory")
+        else:
+            found.append(f"{tile} {rows} rows; a group's {group} rows find them in their Xe-core's cache")
     found.append("others' inner kernels, by their disassembly (quoted, not measured here):")
     found += [f"  {p.name}: dpas {p.dpas / p.instructions:.1%}, {p.moves / p.dpas:.1f} moves / dpas" for p in PEERS]
     return [*found, "  the ideal of 8 rows x 64 keys at head dim 128 (3 other instructions for a dpas): near 25 %"]

@@ -33,10 +33,12 @@ class DeviceArray:
         }
 
 
-def launches(form: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False) -> list[sim.LaunchRecord]:
-    """The records of one call for one head; `form` is "flash" or "standard" attention."""
+def launches(
+    form: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
+) -> list[sim.LaunchRecord]:
+    """The records of one call; `form` is "flash" or "standard" attention."""
     queue = dpctl.SyclQueue("level_zero:gpu", property="in_order")
-    arrays = [DeviceArray(queue, (1, 1, length, dim), dtype) for length in (rows, keys, keys)]
+    arrays = [DeviceArray(queue, (1, heads, length, dim), dtype) for length in (rows, keys, keys)]
     sim.clear_launches()
     if form == "flash":
         xeflash.attention(*arrays, is_causal=causal)
