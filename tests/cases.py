@@ -24,7 +24,17 @@ WINDOWS = {
     "right": (-1, 10),
 }
 WINDOWS |= {"causal-window": (20, 0), "causal-tl": (-1, 0), "window-tl": (31, 5)}
-VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "dropout", "softcap-alibi-bias32", "snippet", "softcap-snippet")
+VARIANTS = (
+    "plain",
+    "softcap",
+    "alibi",
+    "mask",
+    "bias",
+    "dropout",
+    "softcap-alibi-bias32",
+    "snippet",
+    "softcap-snippet",
+)
 BROADCASTS = {
     "bhqk": "bhqk",
     "b1qk": "b1qk",

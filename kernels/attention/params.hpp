@@ -62,4 +62,10 @@ struct ScoreModParams : FwdParams {
   Captures captures;
 };
 
+// Standard attention keeps scores and probabilities in memory: (batch, head, row, key), in fp32 and
+// in the type of Q.
+struct StandardParams : FwdParams {
+  TensorArg scores, probabilities;
+};
+
 }  // namespace xeflash

@@ -61,6 +61,7 @@ template <class Output, class... Tiles>
 XF_INLINE void allocate_shared() {}
 template <class Output, class Max, class Sum>
 XF_INLINE void merge_turns(Output&, Max&, Sum&) {}
+XF_INLINE void reuse_shared() {}
 
 template <int C, class T>
 XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c; odd tails read 0
@@ -73,31 +74,40 @@ XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c;
   return v;
 }
 
-template <class T, int R, int C, class Rows>
-XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
-  constexpr int kCols = kPaired<T> ? (C + 1) / 2 : C;
-  for (int r = 0; r < R / kLanes; ++r) {
-    for (int c = 0; c < kCols; c += kLanes) {
-      if constexpr (kPaired<T>) {
-        u32x16 v[kLanes];
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = load_pairs<C>(m.row(r * kLanes + i), c);
-        transpose(v);
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-          if (c + i < kCols) A.x[c + i][r] = v[i];
-        }
-      } else {
-        f32x16 v[kLanes];
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-          const T* row = m.row(r * kLanes + i) + c;
-          v[i] = c + kLanes <= C ? load_widened(row) : load_widened<C % kLanes>(row);
-        }
-        transpose(v);
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-          if (c + i < kCols) A.x[c + i][r] = v[i];
-        }
+// x[column][row] = read(row of m, column), a vector of the columns from there on.
+template <class V, int Columns, int Vecs, class Rows, class Read>
+XF_INLINE void load_columns(V (&x)[Columns][Vecs], const Rows& m, Read read) {
+  for (int r = 0; r < Vecs; ++r) {
+    for (int c = 0; c < Columns; c += kLanes) {
+      V v[kLanes];
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = read(m.row(r * kLanes + i), c);
+      transpose(v);
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) {
+        if (c + i < Columns) x[c + i][r] = v[i];
       }
     }
   }
+}
+template <int C, int Vecs, class Rows>
+XF_INLINE void load_columns(f32x16 (&x)[C][Vecs], const Rows& m) {
+  load_columns(x, m, [](const auto* row, int c) __attribute__((always_inline)) {
+    return c + kLanes <= C ? load_widened(row + c) : load_widened<C % kLanes>(row + c);
+  });
+}
+
+template <class T, int R, int C, class Rows>
+XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
+  if constexpr (kPaired<T>) {
+    load_columns(A.x, m, [](const T* row, int c) __attribute__((always_inline)) {
+      return load_pairs<C>(row, c);
+    });
+  } else {
+    load_columns(A.x, m);
+  }
+}
+template <int R, int C>
+XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
+  load_columns(t.x, m);
 }
 
 XF_INLINE f32x16 negative(f32x16 v) { return -v; }

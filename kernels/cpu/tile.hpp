@@ -123,6 +123,16 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
   return m;
 }
 
+// t = 2^(t * scale - m)
+template <int Degree, int R, int C>
+XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
+  for (int c = 0; c < C; ++c) {
+    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
+      t.x[c][r] = exp2<Degree>(fma(t.x[c][r], scale, -m.x[r]));
+    }
+  }
+}
+
 template <int R, int C>
 XF_INLINE void operator*=(Tile<R, C>& t, const ColVec<R>& s) {
   for (int c = 0; c < C; ++c) {

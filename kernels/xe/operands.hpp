@@ -58,6 +58,13 @@ XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
     A.x.template select<kPart, 1>(c * kPart) = load_left<T, R, C>(m, c);
   }
 }
+// A tile is laid out as a left operand of fp32.
+template <int R, int C>
+XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
+  Left<float, R, C> x;
+  load(x, m);
+  t.x = x.x;
+}
 
 template <class T, int N>
 XF_INLINE void negate(simd<T, N>& x) {

@@ -29,6 +29,10 @@ constexpr bool kStaged = kAccess != Access::block2d;
 XF_INLINE void meet() {
   if constexpr (kSharing > 1) esimd::barrier();
 }
+// Before a tile takes the place of its predecessor where no other came in between.
+XF_INLINE void reuse_shared() {
+  if constexpr (kStaged) meet();
+}
 
 // f(i) for this thread's share of 0 .. Count - 1. One at a time: unrolled, the loads of all would
 // want registers at once.

@@ -139,6 +139,16 @@ XF_INLINE ColMax<R> row_max(const Tile<R, C>& t) {
   return m;
 }
 
+// t = 2^(t * scale - m); the degree is that of other devices' polynomial.
+template <int Degree, int R, int C>
+XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      t.row(r, c) = esimd::exp2(floats(t.row(r, c) * scale - m[r]));
+    }
+  }
+}
+
 template <int R, int C>
 XF_INLINE void operator*=(Tile<R, C>& t, const ColVec<R>& s) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {

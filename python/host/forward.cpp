@@ -50,18 +50,6 @@ void check_mask_strides(const Problem& p) {
         std::to_string(stride));
 }
 
-// Rows that a tile can be filled with: what the tuning tables choose its height by.
-uint8_t rows_for(Algorithm algorithm, const Problem& p, bool packed_heads) {
-  if (algorithm == Algorithm::kDecode) {
-    const int64_t group = p.heads_q / p.heads_k, tiles = (group + 15) / 16;
-    return static_cast<uint8_t>((group + tiles - 1) / tiles);
-  }
-  const int64_t filled = packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
-  uint8_t rows = 16;
-  while (rows < 128 && rows < filled) rows *= 2;
-  return rows;
-}
-
 // Enough work-items to fill the device a few times over, so that it ends evenly; at least 256 keys
 // each, so that merging stays cheap.
 int splits_for(int64_t items, int64_t keys, int compute_units) {
@@ -139,6 +127,38 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
 
 }  // namespace
 
+uint8_t rows_for(Algorithm algorithm, const Problem& p, bool packed_heads) {
+  if (algorithm == Algorithm::kDecode) {
+    const int64_t group = p.heads_q / p.heads_k, tiles = (group + 15) / 16;
+    return static_cast<uint8_t>((group + tiles - 1) / tiles);
+  }
+  const int64_t filled = packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
+  uint8_t rows = 16;
+  while (rows < 128 && rows < filled) rows *= 2;
+  return rows;
+}
+
+FwdParams params_of(const Problem& p, const Array& out, const FwdRequest& r) {
+  FwdParams params{};
+  params.q = tensor_arg(p.q, r.layout);
+  params.k = tensor_arg(p.k, r.layout);
+  params.v = tensor_arg(p.v, r.layout);
+  params.o = tensor_arg(out, r.layout);
+  if (p.packed) {
+    params.cu_q = reinterpret_cast<const int32_t*>(p.cu_q.data);
+    params.cu_k = reinterpret_cast<const int32_t*>(p.cu_k.data);
+    params.used_k = reinterpret_cast<const int32_t*>(p.used_k.data);
+  }
+  params.batch = static_cast<int32_t>(p.batch);
+  params.heads_q = static_cast<int32_t>(p.heads_q);
+  params.heads_k = static_cast<int32_t>(p.heads_k);
+  params.max_q = static_cast<int32_t>(p.sq);
+  params.max_k = static_cast<int32_t>(p.sk);
+  params.splits = 1;
+  set_features(params, p, r);
+  return params;
+}
+
 py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
   const Array out = result_array(p, r);  // before a kernel is compiled: `out` may be refused
@@ -181,29 +201,12 @@ py::tuple forward(const FwdRequest& r) {
   const py::object lse_object = r.want_lse ? lse.object : py::none();
   if (empty) return py::make_tuple(out.object, lse_object);
 
-  ScoreModParams params{};
-  params.captures = p.score_mod.captures;
-  params.q = tensor_arg(p.q, r.layout);
-  params.k = tensor_arg(p.k, r.layout);
-  params.v = tensor_arg(p.v, r.layout);
-  params.o = tensor_arg(out, r.layout);
+  ScoreModParams params{params_of(p, out, r), p.score_mod.captures};
   if (r.want_lse) {
     params.lse = reinterpret_cast<float*>(lse.data);
     params.lse_batch = p.packed ? 0 : p.heads_q * p.sq;
     params.lse_head = p.packed ? p.tokens_q : p.sq;
   }
-  if (p.packed) {
-    params.cu_q = reinterpret_cast<const int32_t*>(p.cu_q.data);
-    params.cu_k = reinterpret_cast<const int32_t*>(p.cu_k.data);
-    params.used_k = reinterpret_cast<const int32_t*>(p.used_k.data);
-  }
-  params.batch = static_cast<int32_t>(p.batch);
-  params.heads_q = static_cast<int32_t>(p.heads_q);
-  params.heads_k = static_cast<int32_t>(p.heads_k);
-  params.max_q = static_cast<int32_t>(p.sq);
-  params.max_k = static_cast<int32_t>(p.sk);
-  params.splits = 1;
-  set_features(params, p, r);
 
   // Host arrays are ready when we return. On an in-order queue later work of the caller follows by
   // itself, so there is nothing to wait for if the caller may drop the arrays before we are done.
@@ -224,14 +227,8 @@ py::tuple forward(const FwdRequest& r) {
   if (desc.algorithm == Algorithm::kForward) {
     const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
     const int64_t rows = p.heads_q / heads * p.sq;
-    const uint64_t blocks = (rows + kernels->rows_in_group - 1) / kernels->rows_in_group;
-    groups = static_cast<uint64_t>(p.batch) * heads * blocks * kernels->parts;
-    if (desc.access != Access::kNone && groups > UINT32_MAX) {
-      throw py::value_error(
-          "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
-          std::to_string(groups));
-    }
-    done = submit(*kernels->main, groups, kernels->threads);
+    groups = groups_for(desc, *kernels, rows, p.batch * heads);
+    done = submit(*kernels->entries[0], groups, kernels->threads);
   } else {
     const int64_t group = p.heads_q / p.heads_k,
                   tiles = (group + kernels->block_q - 1) / kernels->block_q;
@@ -243,10 +240,10 @@ py::tuple forward(const FwdRequest& r) {
           partial_buffer.get(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
     }
     groups = static_cast<uint64_t>(items) * params.splits;
-    done = submit(*kernels->main, groups);
+    done = submit(*kernels->entries[0], groups);
     if (params.splits > 1) {
       if (!in_order) done.wait_and_throw();
-      done = submit(*kernels->combine, static_cast<uint64_t>(p.batch) * p.heads_q);
+      done = submit(*kernels->entries[1], static_cast<uint64_t>(p.batch) * p.heads_q);
     }
   }
   if (wait) done.wait_and_throw();

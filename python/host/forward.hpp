@@ -36,4 +36,15 @@ struct FwdRequest {
 // (out, lse); lse is None unless wanted.
 pybind11::tuple forward(const FwdRequest& request);
 
+struct Array;
+struct FwdParams;
+struct Problem;
+enum class Algorithm : uint8_t;
+
+// Rows that a tile can be filled with: what the tuning tables choose its height by.
+uint8_t rows_for(Algorithm algorithm, const Problem& problem, bool packed_heads);
+
+// What a launch passes to a kernel, but for results beside `out`.
+FwdParams params_of(const Problem& problem, const Array& out, const FwdRequest& request);
+
 }  // namespace xeflash

@@ -1,5 +1,7 @@
 #include "kernels.hpp"
 
+#include <pybind11/stl.h>
+
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -41,6 +43,17 @@ py::object describe(const ScoreModSource& source) {
 
 }  // namespace
 
+const char* name_of(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kForward:
+      return "flash_fwd";
+    case Algorithm::kDecode:
+      return "flash_decode";
+    default:
+      return "matmul_softmax";
+  }
+}
+
 void set_kernel_provider(py::object object) { provider() = std::move(object); }
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
@@ -53,7 +66,7 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   auto* kernels = new FwdKernels;
   kernels->device = facts_of(queue.get_device());
   py::dict description;
-  description["algorithm"] = desc.algorithm == Algorithm::kForward ? "flash_fwd" : "flash_decode";
+  description["algorithm"] = name_of(desc.algorithm);
   description["arch"] = kernels->device.arch;
   description["device"] = kernels->device.name;
   description["driver"] = kernels->device.driver;
@@ -75,18 +88,21 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   if (!provider())
     throw std::runtime_error(
         "xeflash._core: no kernel provider; import xeflash, not its extension");
-  const bool decode = desc.algorithm == Algorithm::kDecode;
   auto load = [&](bool again) {
     const auto made =
         provider()(description, reinterpret_cast<uintptr_t>(&queue), again).cast<py::tuple>();
     const auto native = made[0].cast<std::string>();
-    kernels->block_q = made[1].cast<int>();
-    kernels->rows_in_group = made[2].cast<int>();
-    kernels->parts = made[3].cast<int>();
-    kernels->threads = made[4].cast<int>();
+    const auto entries = made[1].cast<std::vector<std::string>>();
+    kernels->block_q = made[2].cast<int>();
+    kernels->block_k = made[3].cast<int>();
+    kernels->rows_in_group = made[4].cast<int>();
+    kernels->parts = made[5].cast<int>();
+    kernels->threads = made[6].cast<int>();
+    kernels->entries.clear();
     py::gil_scoped_release nogil;
-    kernels->main = load_kernel(queue, native, decode ? "flash_decode" : "flash_fwd");
-    if (decode) kernels->combine = load_kernel(queue, native, "combine");
+    for (const std::string& entry : entries) {
+      kernels->entries.push_back(load_kernel(queue, native, entry));
+    }
   };
   try {
     load(false);
@@ -95,6 +111,17 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   }
   std::lock_guard<std::mutex> lock(mutex);
   return *table.emplace(desc, kernels).first->second;
+}
+
+uint64_t groups_for(const FwdDesc& desc, const FwdKernels& kernels, int64_t rows, int64_t heads) {
+  const uint64_t blocks = (rows + kernels.rows_in_group - 1) / kernels.rows_in_group;
+  const uint64_t groups = static_cast<uint64_t>(heads) * blocks * kernels.parts;
+  if (desc.access != Access::kNone && groups > UINT32_MAX) {
+    throw py::value_error(
+        "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
+        std::to_string(groups));
+  }
+  return groups;
 }
 
 }  // namespace xeflash

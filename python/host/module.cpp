@@ -10,6 +10,7 @@
 #include "kernels.hpp"
 #include "native.hpp"
 #include "runtime.hpp"
+#include "standard.hpp"
 
 namespace xeflash {
 namespace {
@@ -47,6 +48,24 @@ py::tuple forward_from_python(const std::string& function, int layout, py::objec
                   want_lse,
                   broadcast_heads,
                   std::move(score_mod)});
+}
+
+py::object standard_attention_from_python(py::object q, py::object k, py::object v, bool causal,
+                                          std::optional<double> scale, bool bottom_right) {
+  FwdRequest request{};
+  request.function = "standard_attention";
+  request.layout = Layout::kBHSD;
+  request.q = std::move(q);
+  request.k = std::move(k);
+  request.v = std::move(v);
+  request.out = request.cu_q = request.cu_k = request.used_k = py::none();
+  request.bias = request.alibi = request.sinks = request.score_mod = py::none();
+  request.scale = scale;
+  request.causal = causal;
+  request.left = request.right = -1;
+  request.top_left = !bottom_right;
+  request.broadcast_heads = true;
+  return standard_attention(request);
 }
 
 py::list devices() {
@@ -150,6 +169,7 @@ void translate_sycl_error(std::exception_ptr error) {
 PYBIND11_MODULE(_core, m) {
   py::register_local_exception_translator(translate_sycl_error);
   m.def("forward", &forward_from_python);
+  m.def("standard_attention", &standard_attention_from_python);
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("devices", &devices);
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });

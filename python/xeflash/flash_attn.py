@@ -13,6 +13,7 @@ from typing import Any
 
 from xeflash import _core, _score_mod
 from xeflash._common import BSHD, THD, prepare, refuse_numbers, seeds, window
+from xeflash._interop import UsmPart
 
 
 def _run(
@@ -262,4 +263,6 @@ def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tup
             f"{function}: {name} must have {rank} dimensions with {parts} in the third from last, "
             f"got shape {list(packed.shape)}"
         )
-    return tuple(packed[..., i, :, :] for i in range(parts))
+    if hasattr(packed, "__getitem__"):
+        return tuple(packed[..., i, :, :] for i in range(parts))
+    return tuple(UsmPart(packed, i) for i in range(parts))

@@ -12,7 +12,7 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, SMALL_LAYOUTS
-from cases import BROADCASTS, FEW_HEADS, SCALES, VARIANTS, WINDOWS, Case, is_possible, run
+from cases import BROADCASTS, ENTRIES, FEW_HEADS, SCALES, VARIANTS, WINDOWS, Case, is_possible, run
 from pairwise import pairwise
 from reference import Features
 from tolerance import check_attention
@@ -61,7 +61,7 @@ def kernels():
 CHOICES = {
     "kernel": kernels(),
     "sizes": SIZES,
-    "entry": ["func", "attention", "varlen", "varlen-used"],
+    "entry": list(ENTRIES),
     "window": list(WINDOWS),
     "broadcast": list(BROADCASTS),
     "heads": list(FEW_HEADS),

@@ -17,6 +17,23 @@ _CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2}
 
 
 @dataclass(frozen=True)
+class Algorithm:
+    """A file of kernels/, its entry points in the order that the extension knows, and what a launch passes to them."""
+
+    headers: tuple[str, ...]
+    entries: tuple[str, ...]
+    params: str = "FwdParams"
+
+
+ALGORITHMS = {
+    "flash_fwd": Algorithm(("flash_fwd",), ("flash_fwd",)),
+    "flash_decode": Algorithm(("flash_decode", "combine"), ("flash_decode", "combine")),
+    "matmul_softmax": Algorithm(("matmul_softmax",), ("scores", "softmax_rows", "weighted_sum"), "StandardParams"),
+    "peak": Algorithm(("peak",), ("peak",)),
+}
+
+
+@dataclass(frozen=True)
 class Desc:
     """What changes the code of a kernel (FwdDesc in kernels.hpp), and the device it is for."""
 
@@ -37,6 +54,11 @@ class Desc:
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The entry points of its kernel."""
+        return ALGORITHMS[self.algorithm].entries
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Desc:
@@ -71,11 +93,11 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
     if desc.score_mod:
         score.append("ScoreMod<Snippet>")
+    algorithm = ALGORITHMS[desc.algorithm]
+    params = "ScoreModParams" if desc.score_mod else algorithm.params
     decode = desc.algorithm == "flash_decode"
-    entries = ["flash_decode", "combine"] if decode else [desc.algorithm]
-    params = "ScoreModParams" if desc.score_mod else "FwdParams"
     lines = [
-        *(f'#include "{entry}.hpp"' for entry in entries),
+        *(f'#include "{header}.hpp"' for header in algorithm.headers),
         *(['#include "attention/score_mod.hpp"'] if desc.score_mod else []),
         "namespace xeflash {",
         *(desc.score_mod.struct() if desc.score_mod else []),
@@ -91,7 +113,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
         "}  // namespace xeflash",
-        *(f"XF_KERNEL void {e}(xeflash::{params} p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in entries),
+        *(f"XF_KERNEL void {e}(xeflash::{params} p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in desc.entries),
         "",
     ]
     if arch in _CPU_ISA:

@@ -43,7 +43,7 @@ def blocks(desc: Desc) -> tuple[int, int]:
                 f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
                 "the SYCL CPU device takes any"
             )
-    if desc.algorithm == "flash_fwd":
+    if desc.algorithm in ("flash_fwd", "matmul_softmax"):  # what FlashAttention is compared with has its tiles
         changed = desc.softcap or desc.alibi or desc.bias is not None or desc.score_mod is not None
         for arch, dtype, access, scores, max_rows, max_head_dim, block_q, block_k in FLASH_FWD:
             if (
