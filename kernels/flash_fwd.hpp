@@ -19,17 +19,19 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   using ScoreVariant = typename Config::ScoreVariant;
   using KeyTile = Keys<T, Bc, d>;
   using ValueTile = Values<T, Bc, dv, KeyTile>;
-  using QueryTile = Query<T, Br, d, KeyTile, ValueTile>;
-  allocate_shared<KeyTile, ValueTile, QueryTile>();
+  using OwnRows = TileRows<Config::packs_heads>;
+  using QueryTile = Query<typename OwnRows::template Matrix<const T>, T, Br, d, KeyTile, ValueTile>;
+  allocate_shared<Tile<Br, dv>, KeyTile, ValueTile, QueryTile>();
 
   const Sequence seq(p, work.batch);
-  const TileRows<Config::rows_are_heads> rows(p, seq, work, Br);
+  const OwnRows rows(p, seq, work, Br);
   const int row = rows.row, head_k = rows.head_k;
-  constexpr int kTogether = kStaged ? kThreads * Br : Br;  // rows that pass the same keys
-  const int first = row - row % kTogether;
+  constexpr int kTogether = kStaged ? kSharing * Br : Br;  // rows that pass the same keys
+  const int first = row - row % kTogether, end = first + kTogether;
   if (first >= rows.count) return;
   const Window window(p, seq);
-  const BlockRange range = window.template k_blocks<kTogether, Bc>(rows.query(first));
+  const BlockRange range = window.template k_blocks<Bc>(
+      rows.query(first), rows.query((end < rows.count ? end : rows.count) - 1));
   const auto k_rows = seq.k_rows<const T>(p.k, head_k).up_to(range.keys);
   const int column = work.part * dv;
   const auto v_rows =
@@ -45,15 +47,18 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   if (Config::any_scale && p.scale < 0) negate(Q);
   Tile<Br, dv> O;
   fill(O, 0.f);
-  // A sink is a key without a value, seen first.
-  const float sink = p.sinks ? p.sinks[rows.head] * kLog2e : kNoScore;
-  ColVec<Br> m(max(sink, kNoScore));
-  ColSum<Br> l(sink > kNoScore ? 1.f : 0.f);
+  ColVec<Br> m(kNoScore);
+  ColSum<Br> l(0.f);
+  if (p.sinks && key_turn() == 0) {  // a key without a value, seen first
+    const ColVec<Br> sinks = rows.template sinks<Br>(p) * kLog2e;
+    m = max(m, sinks);
+    l = above(sinks, kNoScore);
+  }
 
-  for (int j = range.begin; j < range.end; ++j) {
-    const int key = j * Bc;
-    prefetch<Bc, d>(k_rows.from(key + Bc));  // of the next step
-    prefetch<Bc, dv>(v_rows.from(key + Bc));
+  for (int j = range.begin + key_turn(); j < range.end; j += kKeyTurns) {
+    const int key = j * Bc, next = key + kKeyTurns * Bc;
+    prefetch<Bc, d>(k_rows.from(next));
+    prefetch<Bc, dv>(v_rows.from(next));
     const KeyTile K(k_rows.from(key));
     Tile<Br, Bc> S;
     mma_ABt(S, Q, K);  // S = Q K^T
@@ -74,9 +79,11 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     mma_AB(O, P, V);  // O += P V
   }
 
+  merge_turns(O, m, l);
+  if (key_turn() != 0) return;
   O *= inverse_or_zero(l) * dropout.keep_scale;  // O = O / l
   store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
-  if (p.lse && column == 0) rows.store_lse(p, log_sum_exp(m, l, p.empty_lse));
+  if (p.lse && column == 0) store(rows.lse(p), log_sum_exp(m, l, p.empty_lse));
 }
 
 // One thread per block of rows of a head, and per part of the columns of O where they are too
@@ -84,9 +91,9 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_q;
-  constexpr bool kHeads = Config::rows_are_heads;
-  const int rows = kHeads ? p.heads_q / p.heads_k : p.max_q, heads = kHeads ? p.heads_k : p.heads_q;
-  flash_fwd<Config>(p, Work(group_index(), kThreads, Config::parts, (rows - 1) / Br + 1, heads));
+  const int heads = Config::packs_heads ? p.heads_k : p.heads_q;
+  const int rows = p.heads_q / heads * p.max_q;
+  flash_fwd<Config>(p, Work(group_index(), Config::parts, (rows - 1) / Br + 1, heads));
 }
 
 }  // namespace xeflash

@@ -1,4 +1,4 @@
-"""A call of xeflash.attention on a simulated GPU, and the record of its launch: what the programs here measure."""
+"""Calls of attention on a simulated GPU, and the records of their launches: what the programs here measure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import xeflash
 from xeflash import sim
+from xeflash.bench.standard import standard_attention
 
 DTYPES = {"fp32": (np.float32, "<f4"), "fp16": (np.float16, "<f2"), "bf16": (ml_dtypes.bfloat16, "<V2")}
 
@@ -32,15 +33,22 @@ class DeviceArray:
         }
 
 
-def forward(dtype: str, dim: int, rows: int, keys: int, causal: bool = False, repeat: int = 1) -> sim.LaunchRecord:
-    """The record of one launch for one head, the fastest of `repeat`."""
+def launches(
+    form: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
+) -> list[sim.LaunchRecord]:
+    """The records of one call; `form` is "flash" or "standard" attention."""
     queue = dpctl.SyclQueue("level_zero:gpu", property="in_order")
-    arrays = [DeviceArray(queue, (1, 1, length, dim), dtype) for length in (rows, keys, keys)]
-    records = []
-    for _ in range(repeat):
-        sim.clear_launches()
+    arrays = [DeviceArray(queue, (1, heads, length, dim), dtype) for length in (rows, keys, keys)]
+    sim.clear_launches()
+    if form == "flash":
         xeflash.attention(*arrays, is_causal=causal)
-        queue.wait()
-        (record,) = sim.last_launches()
-        records.append(record)
+    else:
+        standard_attention(*arrays, is_causal=causal)
+    queue.wait()
+    return sim.last_launches()
+
+
+def forward(dtype: str, dim: int, rows: int, keys: int, repeat: int = 1) -> sim.LaunchRecord:
+    """The record of the forward's one launch, the fastest of `repeat`."""
+    records = [record for _ in range(repeat) for record in launches("flash", dtype, dim, rows, keys)]
     return min(records, key=lambda record: record.simulation_seconds)

@@ -39,7 +39,7 @@ class Row:
 
 def measure(desc: Desc, block_q: int, block_k: int) -> Row:
     """Compile the kernel with these blocks and count."""
-    config = Config(block_q, block_k, *xe.columns(desc), xe.threads(desc, block_q))
+    config = Config(block_q, block_k, *xe.columns(desc), *xe.threads(desc, block_q, block_k))
     binary = compile_spirv(desc.arch, compile_offline(render(desc, config)).binary, "-vc-codegen -doubleGRF")
     (kernel,) = inspect(desc.arch, binary)
     loop = kernel["loop"]

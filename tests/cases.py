@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import xeflash
 from arrays import DTYPES, from_array, lay_out, to_array
@@ -13,7 +14,7 @@ from tolerance import check_attention
 DIMS = ((16, 16), (40, 40), (59, 59), (64, 64), (80, 80), (96, 96), (111, 111), (128, 128))
 DIMS += ((192, 128), (256, 256), (576, 512))
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
-FEW_HEADS = {"one": (1, 1), "mha": (2, 2), "mqa": (3, 1), "mqa4": (4, 1)}  # where arithmetic is dear
+FEW_HEADS = {"one": (1, 1), "mha": (2, 2), "mqa": (3, 1), "gqa2": (4, 2)}  # where arithmetic is dear
 # Windows stay below the fewest keys; "tl": the diagonal from the top left, which only attention() has.
 DECODE_HEADS = {"mha": (2, 2), "gqa4": (8, 2), "gqa5": (10, 2), "mqa8": (8, 1), "mqa20": (20, 1)}
 WINDOWS = {
@@ -24,7 +25,17 @@ WINDOWS = {
     "right": (-1, 10),
 }
 WINDOWS |= {"causal-window": (20, 0), "causal-tl": (-1, 0), "window-tl": (31, 5)}
-VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "dropout", "softcap-alibi-bias32")
+VARIANTS = (
+    "plain",
+    "softcap",
+    "alibi",
+    "mask",
+    "bias",
+    "dropout",
+    "softcap-alibi-bias32",
+    "snippet",
+    "softcap-snippet",
+)
 BROADCASTS = {
     "bhqk": "bhqk",
     "b1qk": "b1qk",
@@ -33,6 +44,9 @@ BROADCASTS = {
     "b11k": "b11k",
     "1hq1": "1hq1",
 }
+# A score_mod that captures arrays and numbers, and the same in numpy.
+SNIPPET = "select(kind[(q_idx + k_idx) % period] == 0, -inf, s + tilt * level(h, (k_idx + b) % period))"
+PERIOD, TILT = 7, 0.75
 SCALES = {"default": None, "scale0.3": 0.3, "scale-0.2": -0.2, "scale0": 0.0}
 ENTRIES = (
     "func",
@@ -93,6 +107,27 @@ class Case:
         return "mask" in self.variant or "bias" in self.variant
 
 
+@dataclass(frozen=True)
+class Snippet:
+    """SNIPPET in numpy, and the arrays that it captures."""
+
+    kind: torch.Tensor
+    level: torch.Tensor
+
+    @classmethod
+    def draw(cls, heads: int, generator: torch.Generator) -> Snippet:
+        kind = torch.randint(0, 5, (PERIOD,), generator=generator, dtype=torch.int32)
+        return cls(kind, torch.randn(heads, PERIOD, generator=generator).half())
+
+    def __call__(self, s, b, h, i, j):
+        level = self.level.float().numpy()[h, (j + b) % PERIOD]
+        return np.where(self.kind.numpy()[(i + j) % PERIOD] == 0, -np.inf, s + TILT * level)
+
+    def keywords(self, kind: str) -> dict[str, object]:
+        arrays = {"kind": to_array(self.kind, kind), "level": to_array(self.level, kind)}
+        return {"score_mod": SNIPPET, "captures": arrays | {"period": PERIOD, "tilt": TILT}}
+
+
 def is_possible(case: Case) -> bool:
     """Whether the public functions can say it."""
     heads, heads_k = case.head_counts
@@ -103,6 +138,8 @@ def is_possible(case: Case) -> bool:
     if case.variant == "dropout" and case.entry != "attention":
         return False  # only attention() takes the seed and offset; the others are in test_dropout.py
     if "packed" in case.entry and case.dim != case.dim_v:
+        return False
+    if "packed" in case.entry and "snippet" in case.variant:
         return False
     if "qkvpacked" in case.entry and (case.rows != case.keys or heads != heads_k):
         return False
@@ -122,6 +159,8 @@ def make_features(case: Case, generator: torch.Generator) -> Features:
         f = f.with_(sinks=torch.randn(heads, generator=generator) * 2)
     if case.variant == "dropout":
         f = f.with_(dropout=0.15, rng=(0x1234_5678_9ABC_DEF0, 0x1_0000_0003))
+    if "snippet" in case.variant:
+        f = f.with_(score_mod=Snippet.draw(heads, generator))
     if case.has_mask:
         sizes = {"b": case.batch, "h": heads, "q": case.rows, "k": case.keys, "1": 1}
         shape = [sizes[letter] for letter in case.broadcast]
@@ -164,6 +203,7 @@ def common(case: Case, f: Features) -> dict[str, object]:
     # causal itself must hide what is right of the diagonal
     options["window_size"] = (f.window[0], -1) if causal else f.window
     options |= {"alibi_slopes": to_array(f.alibi, case.kind), "s_aux": to_array(f.sinks, case.kind)}
+    options |= f.score_mod.keywords(case.kind) if f.score_mod else {}
     return options
 
 
@@ -225,6 +265,7 @@ def run_attention(case: Case, f: Features, generator: torch.Generator) -> None:
         sinks=to_array(f.sinks, case.kind),
         return_lse=case.lse,
         rng=f.rng if f.dropout else None,
+        **(f.score_mod.keywords(case.kind) if f.score_mod else {}),
     )
     out, lse = results(case, result)
     check_attention(case.id, q, k, v, f, out, lse, case.is_on_gpu)

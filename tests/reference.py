@@ -1,6 +1,6 @@
 """Attention by the book, in float64: every feature of the public functions, one sequence of lines, no blocks.
 
-    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> window;   P = softmax(S, sink);   O = dropout(P) V
+    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window;   P = softmax(S, sink);   O = dropout(P) V
 
 Arrays are numpy, (batch, head, row, dim). `torch_attention` is the same formula as a PyTorch user writes it in the
 dtype under test; its error is the yardstick of tolerance.py.
@@ -26,6 +26,7 @@ class Features:
     softcap: float = 0.0
     alibi: Any = None  # slopes, (H,) or (B, H)
     mask: Any = None  # bool, True takes part, or float to add; broadcasts to (B, H, Sq, Sk)
+    score_mod: Any = None  # f(S, b, h, i, j) -> S, of numpy arrays that broadcast
     sinks: Any = None  # (H,): logits that join the softmax without a value
     dropout: float = 0.0
     rng: tuple[int, int] = (0, 0)  # seed, offset of dropout
@@ -102,6 +103,14 @@ def distance(rows: int, keys: int, top_left: bool) -> np.ndarray:
     return np.arange(keys)[None, :] - (np.arange(rows)[:, None] + shift)
 
 
+def modified(s: np.ndarray, f: Features) -> np.ndarray:
+    """Scores (B, H, Sq, Sk) after the user's function."""
+    if f.score_mod is None:
+        return s
+    b, h, i, j = np.ogrid[tuple(slice(n) for n in s.shape)]
+    return f.score_mod(s, b + f.batch0, h, i, j)
+
+
 def attention_reference(q: Any, k: Any, v: Any, f: Features = Features()) -> tuple[np.ndarray, np.ndarray]:
     """O (B, H, Sq, Dv) and LSE (B, H, Sq) in float64."""
     q, k, v = (to_float64(x) for x in (q, k, v))
@@ -118,6 +127,7 @@ def attention_reference(q: Any, k: Any, v: Any, f: Features = Features()) -> tup
     if f.mask is not None:
         mask = to_numpy(f.mask)
         s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + to_float64(mask)
+    s = modified(s, f)
     s = np.where(visible(rows, keys, f.window, f.top_left), s, -np.inf)
 
     sinks = np.full((heads, 1, 1), -np.inf) if f.sinks is None else to_float64(f.sinks)[:, None, None]
@@ -156,6 +166,7 @@ def torch_attention(
         s = s - slopes * torch.from_numpy(distance(rows, keys, f.top_left)).abs()
     if mask is not None:
         s = s.masked_fill(~mask, -np.inf) if mask.dtype == torch.bool else s + mask
+    s = torch.from_numpy(modified(s.numpy(), f)).float()
     s = s.masked_fill(~seen, -np.inf)
     if f.sinks is not None:
         s = torch.cat([s, torch.as_tensor(f.sinks)[:, None, None].expand(batch, -1, rows, 1).float()], dim=-1)
@@ -163,7 +174,7 @@ def torch_attention(
     empty = lse == -np.inf
     lse = torch.where(empty, f.empty_lse, lse)
 
-    simple = f.softcap == 0 and f.alibi is None and f.sinks is None and f.dropout == 0
+    simple = f.softcap == 0 and f.alibi is None and f.sinks is None and f.dropout == 0 and f.score_mod is None
     if simple and (mask is None or mask.dtype == torch.bool) and keys > 0:
         hidden = seen if mask is None else seen & mask
         out = F.scaled_dot_product_attention(q, k, v, hidden.expand(batch, heads, rows, keys), scale=scale)

@@ -27,6 +27,7 @@ FEATURES: dict[str, Callable[[Case], bool]] = {
     "attention sinks": lambda c: c.sinks,
     "boolean mask": lambda c: c.variant == "mask",
     "additive bias": lambda c: "bias" in c.variant,
+    "score_mod": lambda c: "snippet" in c.variant,
     "dropout": lambda c: c.variant == "dropout",
     "one-token decode": lambda c: c.rows == 1 and c.variant != "dropout",
     "LSE": lambda c: c.lse,

@@ -8,7 +8,8 @@ is the largest sum before cancellation: P |V|; of an LSE, m + log l, max |want| 
 max |want| where neither is known.
 What is not finite must be equal, in the same places.
 An LSE, fp32 in any case, may also differ by the rounding of a probability just below 1 to the dtype of q.
-On a GPU exp2 and log2 are the hardware's, right to 2^-21 (of the result; log2 near 1: absolutely), 1/x to 2^-23.
+On a GPU exp2 and log2 are the hardware's, right to 2^-21 (of the result; log2 near 1: absolutely), 1/x to 2^-23; so a
+softcap's 1 - 2 / (exp2 + 1) to 2^-22 + 2^-23.
 """
 
 from __future__ import annotations
@@ -90,12 +91,13 @@ def check_attention(
     if q.dtype == torch.float32 and want.size:
         size = float(np.max(attention_reference(q, k, v.abs(), features)[0]))
     size = size if np.isfinite(size) else 0.0
-    more = GPU_MATH * (2 + 2**-2) * size if gpu else 0.0  # of P, of l, of 1 / l
+    softcap_math = features.softcap * (2.0**-22 + 2.0**-23)  # 2 / (e + 1) moves by half as much as e
+    more = (GPU_MATH * (2 + 2**-2) + 2 * softcap_math) * size if gpu else 0.0  # of P, of l, of 1 / l
     assert_close(f"{case} out", out, want, by_torch, size, more)
     if lse is not None:
         assert dtype_name(lse) == "float32", f"{case}: lse is {lse.dtype}"
         more = ulp(0.99, dtype_name(q)) / 2
         if gpu:
-            more += GPU_MATH * (1 + max(1.0, np.log(k.shape[2] + 1)))  # of l, of log l
+            more += GPU_MATH * (1 + max(1.0, np.log(k.shape[2] + 1))) + softcap_math  # of l, of log l, of scores
         terms = float(np.max(np.abs(want_lse[np.isfinite(want_lse)]), initial=0.0)) + np.log(k.shape[2] + 1)
         assert_close(f"{case} lse", lse, want_lse, lse_by_torch, size=terms, more=more)

@@ -34,11 +34,11 @@ struct Window {
     return select(k < sk, select((ahead >= -left) & (ahead <= right), s, hidden), hidden);
   }
 
-  // Blocks of Bc keys for rows [row, row + Br).
-  template <int Br, int Bc>
-  XF_INLINE BlockRange k_blocks(int row) const {
-    const int64_t first = static_cast<int64_t>(row) + shift;
-    const int64_t last = static_cast<int64_t>(row + Br < sq ? row + Br : sq) - 1 + shift;
+  // Blocks of Bc keys for rows first_row to last_row.
+  template <int Bc>
+  XF_INLINE BlockRange k_blocks(int first_row, int last_row) const {
+    const int64_t first = static_cast<int64_t>(first_row) + shift;
+    const int64_t last = static_cast<int64_t>(last_row) + shift;
     const int64_t seen_from = clamp(left == kUnbounded ? 0 : first - left);
     const int64_t seen_to = clamp(right == kUnbounded ? sk : last + right + 1);
     const int64_t all_from = clamp(left == kUnbounded ? 0 : last - left);

@@ -44,4 +44,28 @@ struct FwdParams {
 
 constexpr int32_t kUnbounded = 0x7fffffff;
 
+// What a user's change to scores reads, see score_mod.hpp.
+constexpr int kMaxCapturedArrays = 4, kMaxCapturedNumbers = 8, kMaxCapturedRank = 4;
+struct CapturedArray {
+  const void* data;
+  int32_t stride[kMaxCapturedRank];  // elements; the array spans less than 2 GiB
+  int32_t size[kMaxCapturedRank];
+};
+struct Captures {
+  CapturedArray arrays[kMaxCapturedArrays];
+  union {
+    float real;
+    int32_t integer;
+  } numbers[kMaxCapturedNumbers];
+};
+struct ScoreModParams : FwdParams {
+  Captures captures;
+};
+
+// Standard attention keeps scores and probabilities in memory: (batch, head, row, key), in fp32 and
+// in the type of Q.
+struct StandardParams : FwdParams {
+  TensorArg scores, probabilities;
+};
+
 }  // namespace xeflash

@@ -6,18 +6,17 @@
 
 namespace xeflash {
 
-// One block of query rows of one head, and one part of its output's columns. The threads of a group
-// take neighbouring blocks, which read the same keys. Long causal rows come first, so that the tail
-// of a launch is short.
+// One block of query rows of one head, and one part of its output's columns. Threads that pass the
+// same keys take neighbouring blocks. Long causal rows come first, so that the tail of a launch is
+// short.
 struct Work {
   int batch, head, block, part;
 
-  XF_INLINE Work(GroupIndex group, GroupIndex threads, GroupIndex parts, GroupIndex row_blocks,
-                 GroupIndex heads) {
-    const GroupIndex blocks = (row_blocks + threads - 1) / threads;
+  XF_INLINE Work(GroupIndex group, GroupIndex parts, GroupIndex row_blocks, GroupIndex heads) {
+    const GroupIndex blocks = (row_blocks + kSharing - 1) / kSharing;
     const GroupIndex tile = group / parts, pair = tile / blocks;
     part = static_cast<int>(group - tile * parts);
-    block = static_cast<int>((blocks - 1 - (tile - pair * blocks)) * threads) + thread_in_group();
+    block = static_cast<int>((blocks - 1 - (tile - pair * blocks)) * kSharing) + sharer();
     batch = static_cast<int>(pair / heads);
     head = static_cast<int>(pair - batch * heads);
   }
@@ -60,41 +59,76 @@ struct Sequence {
   }
 };
 
-// What the rows of a tile are: the queries of a head; or, for a single query, the heads that share
-// its keys, so that these are read once for all of them.
-template <bool kHeads>
-struct TileRows {
+// What the rows of a tile are: the queries of a head; or, where they are few, those of all heads
+// that share its keys, so that these are read once for all of them.
+template <bool kPacked>
+struct TileRows;
+
+template <>
+struct TileRows<false> {
+  template <class T>
+  using Matrix = Rows<T>;
   const Sequence& seq;
-  int head_k, head, row, count;  // of the first row; rows in all
+  int head_k, head, row, count;  // row: the first one of the tile, of `count`
 
   XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work, int Br)
-      : seq(s), row(work.block * Br) {
-    const int group = p.heads_q / p.heads_k;
-    head_k = kHeads ? work.head : work.head / group;
-    head = kHeads ? work.head * group : work.head;
-    count = kHeads ? (seq.sq > 0 ? group : 0) : seq.sq;
-  }
+      : seq(s),
+        head_k(work.head / (p.heads_q / p.heads_k)),
+        head(work.head),
+        row(work.block * Br),
+        count(seq.sq) {}
   template <class T>
   XF_INLINE Rows<T> of(const TensorArg& t) const {
-    if constexpr (kHeads)
-      return seq.q_heads<T>(t, head + row, count - row);
-    else
-      return seq.q_rows<T>(t, head, row);
+    return seq.q_rows<T>(t, head, row);
   }
-  // The query that row r belongs to.
+  XF_INLINE Rows<float> lse(const FwdParams& p) const {
+    return {seq.lse(p, head) + row, 1, count - row};
+  }
+  template <int Br>
+  XF_INLINE ColVec<Br> sinks(const FwdParams& p) const {
+    return p.sinks[head];
+  }
+  // The query of row r.
   template <class I>
   XF_INLINE I query(I r) const {
-    if constexpr (kHeads)
-      return I(0);
-    else
-      return r;
+    return r;
   }
-  template <class Values>
-  XF_INLINE void store_lse(const FwdParams& p, const Values& lse) const {
-    if constexpr (kHeads)
-      store(seq.lse(p, head + row), p.lse_head, count - row, lse);
-    else
-      store(seq.lse(p, head) + row, seq.sq - row, lse);
+};
+
+// Its first head is found by a stride of several heads, head_k x (stride x heads): of a product of
+// two ints that is widened and multiplied again, IGC 26.27 lost the upper half on DG2.
+template <>
+struct TileRows<true> {
+  template <class T>
+  using Matrix = PackedRows<T>;
+  const Sequence& seq;
+  PackedRow packed;
+  int head_k, head, row, count;  // head: any, what depends on it is not packed
+
+  XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work, int Br)
+      : seq(s),
+        packed(p.heads_q / p.heads_k),
+        head_k(work.head),
+        head(work.head),
+        row(work.block * Br),
+        count(seq.sq * packed.heads) {}
+  template <class T>
+  XF_INLINE PackedRows<T> of(const TensorArg& t) const {
+    const TensorArg groups{t.data, t.batch, t.row, t.head * packed.heads};
+    return {seq.q_rows<T>(groups, head_k, 0).data, t.row, t.head, packed, count, row};
+  }
+  XF_INLINE PackedRows<float> lse(const FwdParams& p) const {
+    const int64_t group = p.lse_head * packed.heads;
+    return {seq.lse(p, 0) + head_k * group, 1, p.lse_head, packed, count, row};
+  }
+  template <int Br>
+  XF_INLINE ColVec<Br> sinks(const FwdParams& p) const {
+    const float* first = p.sinks + int64_t{head_k} * packed.heads;
+    return load_values<Br>(PackedRows<const float>{first, 0, 1, packed, count, row});
+  }
+  template <class I>
+  XF_INLINE I query(I r) const {
+    return packed.query(r);
   }
 };
 

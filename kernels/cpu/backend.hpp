@@ -6,7 +6,7 @@
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 
 #include "cpu/dropout.hpp"
-#include "cpu/gather.hpp"
+#include "cpu/lanes.hpp"
 #include "cpu/mma.hpp"
 #include "cpu/row_tile.hpp"
 
@@ -21,6 +21,4 @@ using GroupIndex = uint64_t;
 XF_INLINE GroupIndex group_index() {
   return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
 }
-constexpr int kThreads = 1;  // of a work-group
-XF_INLINE int thread_in_group() { return 0; }
 }  // namespace xeflash

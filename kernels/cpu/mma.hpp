@@ -155,17 +155,17 @@ XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, 
 
 // ---- results ------------------------------------------------------------------------------------
 
-template <class T, int R, int D>
-XF_INLINE void store(const Rows<T>& m, const Tile<R, D>& O) {
+template <int R, int D, class Rows>
+XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
   for (int r = 0; r < R / kLanes; ++r) {
-    const int rows = m.count - r * kLanes;
+    const int rows = m.size() - r * kLanes;
     for (int d = 0; d < D; d += kLanes) {
       f32x16 v[kLanes];
       XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = d + i < D ? O.x[d + i][r] : f32x16(0.f);
       transpose(v);
       XF_UNROLL for (int i = 0; i < kLanes; ++i) {
         if (i >= rows) continue;
-        T* row = m.data + (r * kLanes + i) * m.stride + d;
+        auto* row = m.row(r * kLanes + i) + d;
         if (d + kLanes <= D) {
           store_narrowed(row, v[i]);
         } else {
@@ -176,11 +176,16 @@ XF_INLINE void store(const Rows<T>& m, const Tile<R, D>& O) {
   }
 }
 
-template <int R>
-XF_INLINE void store(float* p, int count, const ColVec<R>& v) {
-  for (int i = 0; i < R; ++i) {
-    if (i < count) p[i] = v.x[i / kLanes][i % kLanes];
-  }
+// One value per row.
+template <int R, class Rows>
+XF_INLINE void store(const Rows& m, const ColVec<R>& v) {
+  for (int i = 0; i < R && i < m.size(); ++i) *m.row(i) = v.x[i / kLanes][i % kLanes];
+}
+template <int R, class Rows>
+XF_INLINE ColVec<R> load_values(const Rows& m) {
+  ColVec<R> v;
+  for (int i = 0; i < R; ++i) v.x[i / kLanes][i % kLanes] = *m.row(i);
+  return v;
 }
 
 }  // namespace xeflash::cpu

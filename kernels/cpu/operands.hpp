@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu/tile.hpp"
+#include "tile/packed_rows.hpp"
 
 namespace xeflash::cpu {
 
@@ -24,6 +25,7 @@ struct Rows {
   int64_t stride;
   int count;
 
+  XF_INLINE int size() const { return count; }
   XF_INLINE T* row(int i) const { return data + (i < count ? i : count - 1) * stride; }
   XF_INLINE Rows from(int first) const { return {data + first * stride, stride, count - first}; }
   XF_INLINE Rows up_to(int end) const { return {data, stride, end}; }
@@ -43,17 +45,23 @@ struct Left<T, R, C> {
   alignas(64) u32x16 x[(C + 1) / 2][kVecs];
 };
 
-template <class T, int R, int C, class... Before>
+template <class Rows, class T, int R, int C, class... Before>
 using Query = Left<T, R, C>;
 
 // A CPU sees the next rows coming.
 template <int N, int D, class T>
 XF_INLINE void prefetch(const Rows<const T>&) {}
 
-// Nothing is shared: a work-group is one work-item.
+// Nothing is shared: a work-group is one work-item, and sees all keys of its rows.
 constexpr bool kStaged = false;
-template <class... Tiles>
+constexpr int kSharing = 1, kKeyTurns = 1;
+XF_INLINE int sharer() { return 0; }
+XF_INLINE int key_turn() { return 0; }
+template <class Output, class... Tiles>
 XF_INLINE void allocate_shared() {}
+template <class Output, class Max, class Sum>
+XF_INLINE void merge_turns(Output&, Max&, Sum&) {}
+XF_INLINE void reuse_shared() {}
 
 template <int C, class T>
 XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c; odd tails read 0
@@ -66,31 +74,40 @@ XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c;
   return v;
 }
 
-template <class T, int R, int C>
-XF_INLINE void load(Left<T, R, C>& A, const Rows<const T>& m) {
-  constexpr int kCols = kPaired<T> ? (C + 1) / 2 : C;
-  for (int r = 0; r < R / kLanes; ++r) {
-    for (int c = 0; c < kCols; c += kLanes) {
-      if constexpr (kPaired<T>) {
-        u32x16 v[kLanes];
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = load_pairs<C>(m.row(r * kLanes + i), c);
-        transpose(v);
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-          if (c + i < kCols) A.x[c + i][r] = v[i];
-        }
-      } else {
-        f32x16 v[kLanes];
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-          const T* row = m.row(r * kLanes + i) + c;
-          v[i] = c + kLanes <= C ? load_widened(row) : load_widened<C % kLanes>(row);
-        }
-        transpose(v);
-        XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-          if (c + i < kCols) A.x[c + i][r] = v[i];
-        }
+// x[column][row] = read(row of m, column), a vector of the columns from there on.
+template <class V, int Columns, int Vecs, class Rows, class Read>
+XF_INLINE void load_columns(V (&x)[Columns][Vecs], const Rows& m, Read read) {
+  for (int r = 0; r < Vecs; ++r) {
+    for (int c = 0; c < Columns; c += kLanes) {
+      V v[kLanes];
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = read(m.row(r * kLanes + i), c);
+      transpose(v);
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) {
+        if (c + i < Columns) x[c + i][r] = v[i];
       }
     }
   }
+}
+template <int C, int Vecs, class Rows>
+XF_INLINE void load_columns(f32x16 (&x)[C][Vecs], const Rows& m) {
+  load_columns(x, m, [](const auto* row, int c) __attribute__((always_inline)) {
+    return c + kLanes <= C ? load_widened(row + c) : load_widened<C % kLanes>(row + c);
+  });
+}
+
+template <class T, int R, int C, class Rows>
+XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
+  if constexpr (kPaired<T>) {
+    load_columns(A.x, m, [](const T* row, int c) __attribute__((always_inline)) {
+      return load_pairs<C>(row, c);
+    });
+  } else {
+    load_columns(A.x, m);
+  }
+}
+template <int R, int C>
+XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
+  load_columns(t.x, m);
 }
 
 XF_INLINE f32x16 negative(f32x16 v) { return -v; }

@@ -61,6 +61,13 @@ XF_INLINE ColVec<R> log_sum_exp(ColVec<R> m, const ColVec<R>& l, float empty) {
   return m;
 }
 
+// 1 where a > b, else 0.
+template <int R>
+XF_INLINE ColVec<R> above(ColVec<R> a, float b) {
+  a.map([&](f32x16 v, int) { return select(v > f32x16(b), f32x16(1.f), f32x16(0.f)); });
+  return a;
+}
+
 // Row sums; a backend may keep them per lane until the end.
 template <int R>
 using ColSum = ColVec<R>;
@@ -114,6 +121,16 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
   ColVec<R> m;
   m.map([&](f32x16, int r) { return max(even[r], odd[r]); });
   return m;
+}
+
+// t = 2^(t * scale - m)
+template <int Degree, int R, int C>
+XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
+  for (int c = 0; c < C; ++c) {
+    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
+      t.x[c][r] = exp2<Degree>(fma(t.x[c][r], scale, -m.x[r]));
+    }
+  }
 }
 
 template <int R, int C>

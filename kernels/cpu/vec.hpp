@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#define XF_INLINE inline __attribute__((always_inline))
-#define XF_UNROLL _Pragma("unroll")
+#include "tile/macros.hpp"
+
 #define XF_NO_UNROLL _Pragma("nounroll")  // where copies would cost compile time and gain nothing
 
 namespace xeflash::cpu {

@@ -11,10 +11,16 @@
 //   mma_ABt, mma_AB            S = A K^T, O += P V
 //   each                       f(value, row, column) over a tile; one of the two is a vector
 //   row_max, exp2_and_sum      the halves of a softmax; the second gives P as a left operand
-//   store                      tiles and columns back to memory
+//   exp2_of                    the same in place, without the sum
+//   load, store                tiles from memory, tiles and values per row back to it
 //   prefetch                   rows of the next step, where the device does not see them coming
-//   kThreads, thread_in_group  threads of a work-group, which take neighbouring tiles of rows
+//   PackedRows<T>              rows of several heads, all heads of a query one after the other
+//   load_values                one value per row from memory
+//   kSharing, sharer           threads of a group that pass the same keys, with tiles side by side
 //   kStaged, allocate_shared   whether they bring K and V into shared memory together
+//   reuse_shared               once a tile was read that has no other kind of tile after it
+//   kKeyTurns, key_turn        threads that take turns at the keys of the same rows instead
+//   merge_turns                gives the first of them what all have found
 //
 // For few rows against a long cache, by the vector unit alone:
 //

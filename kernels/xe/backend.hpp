@@ -6,7 +6,7 @@
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 
 #include "xe/dropout.hpp"
-#include "xe/gather.hpp"
+#include "xe/lanes.hpp"
 #include "xe/mma.hpp"
 #include "xe/row_mma.hpp"
 

@@ -4,49 +4,11 @@
 #pragma once
 
 #include "xe/message.hpp"
-#include "xe/tile.hpp"
+#include "xe/shared.hpp"
 
 namespace xeflash::xe {
 
 constexpr int kDepth = 16;  // of one dpas, in 16-bit elements
-
-// ---- shared local memory ------------------------------------------------------------------------
-
-// Without 2D block messages the threads of a group bring a tile into the layout of B together, each
-// a share, in shared local memory. Every thread comes to every tile, and reads the keys before it
-// writes the values: so a barrier after each is enough, and a tile is not written while another
-// thread reads its predecessor.
-constexpr bool kStaged = kAccess != Access::block2d;
-
-// Blocks of so many dwords.
-template <int Dwords>
-struct SharedBlocks {
-  uint32_t begin;
-  XF_INLINE void store(int i, simd<uint32_t, Dwords> x) const {
-    esimd::slm_block_store<uint32_t, Dwords>(begin + i * Dwords * 4, x);
-  }
-  XF_INLINE simd<uint32_t, Dwords> load(int i) const {
-    return esimd::slm_block_load<uint32_t, Dwords>(begin + i * Dwords * 4);
-  }
-};
-
-// f(i) for this thread's share of 0 .. Count - 1. One at a time: unrolled, the loads of all would
-// want registers at once.
-template <int Count, class F>
-XF_INLINE void share(F f) {
-  _Pragma("unroll 1") for (int first = 0; first + kThreads <= Count; first += kThreads) {
-    f(first + thread_in_group());
-  }
-  if constexpr (Count % kThreads != 0) {
-    const int i = Count / kThreads * kThreads + thread_in_group();
-    if (i < Count) f(i);
-  }
-}
-
-template <class... Tiles>
-XF_INLINE void allocate_shared() {
-  if constexpr (kStaged) esimd::slm_init<(Tiles::kSharedBytes + ...)>();
-}
 
 // ---- A ------------------------------------------------------------------------------------------
 
@@ -75,10 +37,10 @@ struct Left {
 };
 
 // 8 or R rows x kWidth columns from column `c * kWidth` of a matrix.
-template <class T, int R, int D>
-XF_INLINE simd<T, R * Left<T, R, D>::kWidth> load_left(const Rows<const T>& m, int c) {
+template <class T, int R, int D, class Rows>
+XF_INLINE simd<T, R * Left<T, R, D>::kWidth> load_left(const Rows& m, int c) {
   constexpr int kWidth = Left<T, R, D>::kWidth;
-  if constexpr (kAccess == Access::block2d) {
+  if constexpr (kReadsBlocks<Rows>) {
     BlockMessage<T, kWidth, R> message(surface<D>(m));
     message.move_x(c * kWidth);
     return message.load();
@@ -89,12 +51,19 @@ XF_INLINE simd<T, R * Left<T, R, D>::kWidth> load_left(const Rows<const T>& m, i
   }
 }
 
-template <class T, int R, int C>
-XF_INLINE void load(Left<T, R, C>& A, const Rows<const T>& m) {
+template <class T, int R, int C, class Rows>
+XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
   constexpr int kPart = R * Left<T, R, C>::kWidth;
   XF_UNROLL for (int c = 0; c < A.kColumns / A.kWidth; ++c) {
     A.x.template select<kPart, 1>(c * kPart) = load_left<T, R, C>(m, c);
   }
+}
+// A tile is laid out as a left operand of fp32.
+template <int R, int C>
+XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
+  Left<float, R, C> x;
+  load(x, m);
+  t.x = x.x;
 }
 
 template <class T, int N>
@@ -166,8 +135,8 @@ struct SharedLeft {
     }
   };
 };
-template <class T, int R, int C, class... Before>
-XF_INLINE void load(SharedLeft<T, R, C, Before...>& A, const Rows<const T>& m) {
+template <class T, int R, int C, class Rows, class... Before>
+XF_INLINE void load(SharedLeft<T, R, C, Before...>& A, const Rows& m) {
   XF_UNROLL for (int c = 0; c < A.kColumns / A.kWidth; ++c) {
     XF_UNROLL for (int r = 0; r < R / 8; ++r) {
       auto x = load_left<T, 8, C>(m.from(r * 8), c);
@@ -180,10 +149,10 @@ XF_INLINE void negate(SharedLeft<T, R, C, Before...>& A) {
   A.negative = true;
 }
 
-template <class T, int R, int C, class... Before>
+template <class Rows, class T, int R, int C, class... Before>
 using Query = std::conditional_t<
     (R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
-    std::conditional_t<kStaged, SharedLeft<T, R, C, Before...>, StreamedLeft<T, R, C>>>;
+    std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Before...>>>;
 
 // P = 2^(S * scale - m) in the type of V; l += row sums of P, before it is rounded.
 template <int Degree, class T, int R, int C, class Sum>
@@ -219,7 +188,8 @@ struct Keys {
   static_assert(N % kLanes == 0 && D % 8 == 0);
   static constexpr int kColumns = 32 / sizeof(T);  // of a chunk
   static constexpr int kSteps = round_up(D, kColumns) / kColumns, kBlocks = N / kLanes;
-  static constexpr int kSharedBytes = kSteps * kBlocks * 32 * kLanes;
+  static constexpr int kBytes = kSteps * kBlocks * 32 * kLanes;
+  static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
   Rows<const T> memory;
 
   XF_INLINE explicit Keys(const Rows<const T>& m) : memory(m) {
@@ -227,10 +197,12 @@ struct Keys {
       share<kSteps * kBlocks>([&](int i) {
         shared().store(i, read_transposed<D>(m, i % kBlocks * kLanes, i / kBlocks * 8));
       });
-      esimd::barrier();
+      meet();
     }
   }
-  static XF_INLINE SharedBlocks<8 * kLanes> shared() { return {0}; }
+  static XF_INLINE SharedBlocks<8 * kLanes> shared() {
+    return {static_cast<uint32_t>(key_turn() * kBytes)};
+  }
 
   // How the chunks of a product are read, one step of kColumns after the other.
   struct SharedStream {
@@ -263,7 +235,8 @@ struct Values {
   static constexpr int kRows = !kStaged && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
   static constexpr int kColumns = !kStaged && kPaired && D % 32 == 0 ? 32 : kPaired ? 16 : kLanes;
   static constexpr int kAcross = round_up(D, kColumns) / kColumns;
-  static constexpr int kSharedBytes = N * kAcross * kColumns * sizeof(T);
+  static constexpr int kBytes = N * kAcross * kColumns * sizeof(T);
+  static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
   static constexpr int kDwords = kColumns * sizeof(T) / 4;
   Rows<const T> memory;
 
@@ -273,13 +246,13 @@ struct Values {
       share<N / kRows * kAcross>([&](int i) {
         put(i, read_rows<kRows, kDwords>(inside, i / kAcross * kRows, i % kAcross * kDwords));
       });
-      esimd::barrier();
+      meet();
     }
   }
   // Part b of block i: kLanes of its columns.
   static constexpr int kParts = kColumns / kLanes;
   static XF_INLINE SharedBlocks<kRows * kDwords / kParts> shared() {
-    return {Before::kSharedBytes};
+    return {static_cast<uint32_t>(Before::kSharedBytes + key_turn() * kBytes)};
   }
   static XF_INLINE void put(int i, simd<uint32_t, kRows * kDwords> dwords) {
     if constexpr (!kPaired) {
@@ -347,8 +320,9 @@ XF_INLINE void prefetch(const Rows<const T>& m) {
 
 // ---- results ------------------------------------------------------------------------------------
 
-template <class T, int R, int D>
-XF_INLINE void store(const Rows<T>& m, const Tile<R, D>& O) {
+template <int R, int D, class Rows>
+XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
+  using T = std::remove_pointer_t<decltype(m.data)>;
   using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
   simd<T, R * Tile<R, D>::kColumns> values;
   if constexpr (sizeof(T) == 2)
@@ -356,7 +330,7 @@ XF_INLINE void store(const Rows<T>& m, const Tile<R, D>& O) {
   else
     values = O.x;
   auto bits = values.template bit_cast_view<Bits>();  // float stores convert values (2026.2)
-  if constexpr (kAccess == Access::block2d) {
+  if constexpr (kReadsBlocks<Rows>) {
     BlockMessage<Bits, kLanes, 8> message(surface<D>(m));
     XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
       message.move_x(c * kLanes);
@@ -367,30 +341,27 @@ XF_INLINE void store(const Rows<T>& m, const Tile<R, D>& O) {
     }
   } else {
     const int columns = at_most(m.width, D);
+    const auto place = places<R>(m, 0);
     XF_UNROLL for (int r = 0; r < R; ++r) {
-      const int row = m.first + r;
-      auto* first = reinterpret_cast<Bits*>(m.data + row * m.stride);
+      auto* first = reinterpret_cast<Bits*>(at_place(m.data, place[r]));
       XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
         const ints column = lane_index() + c * kLanes;
         const simd<Bits, kLanes> x = bits.template select<kLanes, 1>((c * R + r) * kLanes);
         esimd::scatter<Bits, kLanes>(first, simd<uint32_t, kLanes>(column * int(sizeof(T))), x,
-                                     (column < columns) & (ints(row) < m.count));
+                                     (column < columns) & (r < m.size()));
       }
     }
   }
 }
 
-template <int R>
-XF_INLINE void store(float* p, int count, const ColVec<R>& v) {
-  const simd<uint32_t, R> row(0, 1);
-  esimd::scatter<float, R>(p, simd<uint32_t, R>(row * 4u), v.x, simd<int32_t, R>(row) < count);
+// One value per row.
+template <int R, class Rows>
+XF_INLINE void store(const Rows& m, const ColVec<R>& v) {
+  esimd::scatter<float, R>(m.data, places<R>(m, 0), v.x, simd<int32_t, R>(0, 1) < m.size());
 }
-
-template <int R>
-XF_INLINE void store(float* p, int64_t stride, int count, const ColVec<R>& v) {
-  const simd<uint32_t, R> row(0, 1);
-  esimd::scatter<float, R>(p, simd<uint64_t, R>(row) * static_cast<uint64_t>(stride * 4), v.x,
-                           simd<int32_t, R>(row) < count);
+template <int R, class Rows>
+XF_INLINE ColVec<R> load_values(const Rows& m) {
+  return simd<float, R>(esimd::gather<float, R>(m.data, places<R>(m, 0)));
 }
 
 }  // namespace xeflash::xe

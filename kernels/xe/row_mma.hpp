@@ -70,7 +70,7 @@ template <class T, int R, int D>
 XF_INLINE void load(RowMajor<R, D>& A, const Rows<const T>& m) {
   A.x = 0.f;
   each_row<R>([&](int r) {
-    each_in_memory<D>(row_of(m, r), r < m.count,
+    each_in_memory<D>(m.row(r), r < m.size(),
                       [&](auto v, int c) { A.template columns<v.length>(r, c) = v; });
   });
 }
@@ -139,12 +139,11 @@ XF_INLINE void dot_folded(RowMajor<R, N>& S, const RowMajor<R, D>& A, const Rows
     XF_UNROLL for (int key = 0; key < kKeys; ++key) {
       RowMajor<R, kWide> sum;
       fill(sum, 0.f);
-      each_in_memory<D>(
-          row_of(K, first + key), first + key < K.count - K.first, [&](auto k, int c) {
-            XF_UNROLL for (int r = 0; r < R; ++r) {
-              sum.template columns<k.length>(r, 0) += k * A.template columns<k.length>(r, c);
-            }
-          });
+      each_in_memory<D>(K.row(first + key), first + key < K.size(), [&](auto k, int c) {
+        XF_UNROLL for (int r = 0; r < R; ++r) {
+          sum.template columns<k.length>(r, 0) += k * A.template columns<k.length>(r, c);
+        }
+      });
       XF_UNROLL for (int r = 0; r < R; ++r) {
         floats half = sum.template columns<kLanes>(r, 0) + sum.template columns<kLanes>(r, kLanes);
         XF_UNROLL for (int i = kParts; i < kLanes; i += kParts) {
@@ -197,7 +196,7 @@ XF_INLINE void accumulate_rows(RowMajor<R, D>& O, const RowMajor<R, N>& P, const
     }
   } else {
     XF_UNROLL for (int key = 0; key < N; ++key) {
-      each_in_memory<D>(row_of(V, key), key < V.count - V.first,
+      each_in_memory<D>(V.row(key), key < V.size(),
                         [&](auto v, int c) { accumulate(O, P, key, v, c); });
     }
   }

@@ -45,7 +45,7 @@ template <int R, int C>
 using RowTile = std::conditional_t<kByMatrixUnit<R>, Tile<R, C>, RowMajor<R, C>>;
 // Q, in fp32 for the vector unit
 template <class T, int R, int D>
-using RowLeft = std::conditional_t<kByMatrixUnit<R>, Query<T, R, D>, RowMajor<R, D>>;
+using RowLeft = std::conditional_t<kByMatrixUnit<R>, Query<Rows<const T>, T, R, D>, RowMajor<R, D>>;
 // P, which stays in fp32 for the vector unit
 template <class T, int R, int C>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;
@@ -127,7 +127,7 @@ XF_INLINE void store_row(const Rows<T>& m, const AnyTile<R, D>& O, int r, float 
   XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
     const ints column = lane_index() + c * kLanes;
     simd<T, kLanes> x = esimd::convert<T>(floats(O.row(r, c) * s));
-    esimd::scatter<Bits, kLanes>(reinterpret_cast<Bits*>(row_of(m, 0)),
+    esimd::scatter<Bits, kLanes>(reinterpret_cast<Bits*>(m.row(0)),
                                  simd<uint32_t, kLanes>(column * int(sizeof(T))),
                                  x.template bit_cast_view<Bits>(), column < columns);
   }

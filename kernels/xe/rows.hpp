@@ -1,6 +1,7 @@
 // Rows of a matrix in memory, and reading and writing them by gathers: any address and stride.
 #pragma once
 
+#include "tile/packed_rows.hpp"
 #include "xe/vec.hpp"
 
 namespace xeflash::xe {
@@ -15,6 +16,8 @@ struct Rows {
   int first = 0;
   int width = 0x7fffffff;  // columns that are there
 
+  XF_INLINE int size() const { return count - first; }
+  XF_INLINE T* row(int i) const { return data + static_cast<int64_t>(first + i) * stride; }
   XF_INLINE Rows from(int row) const { return {data, stride, count, first + row, width}; }
   XF_INLINE Rows up_to(int end) const { return {data, stride, end, first, width}; }
   // The columns from `column` on, of `total`.
@@ -23,15 +26,16 @@ struct Rows {
   }
 };
 
+// Whether 2D block messages move such rows.
+template <class Matrix>
+constexpr bool kReadsBlocks = false;
+template <class T>
+constexpr bool kReadsBlocks<Rows<T>> = kAccess == Access::block2d;
+
 // Bytes from a row that is near: a tile's rows fit in 32 bits. Additions of 64 bits are several
 // instructions on some GPUs, multiplications many.
 template <int N>
 using Offsets = simd<uint32_t, N>;
-
-template <class T>
-XF_INLINE T* row_of(const Rows<T>& m, int row) {
-  return m.data + static_cast<int64_t>(m.first + row) * m.stride;
-}
 
 // The dwords at `offsets` where `wanted`, 0 elsewhere; assembled from halves where rows of 16-bit
 // elements lie at odd multiples of 2 bytes.
@@ -62,8 +66,40 @@ XF_INLINE simd<uint32_t, R * C> read_rows(const Rows<const T>& m, int row, int c
   const auto inside = c * kPerDword < m.width;
   simd<uint32_t, R * C> x;
   XF_UNROLL for (int i = 0; i < R; i += kRows) {
-    x.template select<kAtOnce, 1>(i * C) = gather_dwords<kAtOnce>(
-        row_of(m, row + i), offsets, (r < m.count - (m.first + row + i)) & inside);
+    x.template select<kAtOnce, 1>(i * C) =
+        gather_dwords<kAtOnce>(m.row(row + i), offsets, (r < m.size() - (row + i)) & inside);
+  }
+  return x;
+}
+
+// Where R rows begin, in bytes from the first one of all.
+template <int R, class T>
+XF_INLINE simd<uint64_t, R> places(const Rows<T>& m, int row) {
+  return simd<uint64_t, R>(simd<int, R>(0, 1) + (m.first + row)) *
+         static_cast<uint64_t>(m.stride * sizeof(T));
+}
+template <int R, class T>
+XF_INLINE simd<uint64_t, R> places(const PackedRows<T>& m, int row) {
+  const simd<int, R> r = esimd::min<int>(simd<int, R>(0, 1) + (m.first + row), m.count - 1);
+  const simd<int, R> query = m.packed.query(r), head = r - query * m.packed.heads;
+  return simd<uint64_t, R>(query) * static_cast<uint64_t>(m.query_stride * sizeof(T)) +
+         simd<uint64_t, R>(head) * static_cast<uint64_t>(m.head_stride * sizeof(T));
+}
+template <class T>
+XF_INLINE T* at_place(T* data, uint64_t bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(data) + bytes);
+}
+
+// The same of rows that are those of several heads, each from its own place.
+template <int R, int C, class T>
+XF_INLINE simd<uint32_t, R * C> read_rows(const PackedRows<const T>& m, int row, int column) {
+  const simd<int, C> dword = simd<int, C>(0, 1) + column;
+  const auto inside = dword * (4 / static_cast<int>(sizeof(T))) < m.width;
+  const auto place = places<R>(m, row);
+  simd<uint32_t, R * C> x;
+  XF_UNROLL for (int r = 0; r < R; ++r) {
+    x.template select<C, 1>(r * C) = gather_dwords<C>(
+        at_place(m.data, place[r]), Offsets<C>(dword * 4), inside & (row + r < m.size()));
   }
   return x;
 }
@@ -74,8 +110,8 @@ XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const Rows<const T>& m, int
   constexpr int kDwords = D * sizeof(T) / 4;
   const auto bytes = static_cast<uint32_t>(m.stride * sizeof(T));
   const Offsets<kLanes> offsets = Offsets<kLanes>(lane_index()) * bytes + column * 4;
-  const lane_mask there = lane_index() < m.count - (m.first + row);
-  const T* base = row_of(m, row);
+  const lane_mask there = lane_index() < m.size() - row;
+  const T* base = m.row(row);
   simd<uint32_t, 8 * kLanes> x;
   XF_UNROLL for (int i = 0; i < 8; i += 4) {  // rows are multiples of 8 elements: 4 or 8 dwords
     auto four = x.template select<4 * kLanes, 1>(i * kLanes);

@@ -32,6 +32,12 @@ struct ColVec {
     inverse.merge(0.f, a.x == 0.f);
     return inverse;
   }
+  // 1 where a > b, else 0.
+  XF_INLINE friend ColVec above(const ColVec& a, float b) {
+    Vec one = 0.f;
+    one.merge(1.f, a.x > b);
+    return one;
+  }
   // ln(2^m l), and `empty` where l is 0.
   XF_INLINE friend ColVec log_sum_exp(const ColVec& m, const ColVec& l, float empty) {
     Vec lse = (m.x + esimd::log2(l.x)) * 0.6931471805599453f;
@@ -45,9 +51,8 @@ template <int R>
 struct ColSum {
   simd<float, R * kLanes> x;
 
-  XF_INLINE ColSum(float value = 0.f) : x(0.f) {
-    XF_UNROLL for (int r = 0; r < R; ++r) x[r * kLanes] = value;
-  }
+  XF_INLINE ColSum() : x(0.f) {}
+  XF_INLINE ColSum(const ColVec<R>& sums) : x(0.f) { x.template select<R, kLanes>(0) = sums.x; }
   XF_INLINE auto row(int r) { return x.template select<kLanes, 1>(r * kLanes); }
   XF_INLINE operator ColVec<R>() const {
     return fold_rows<R, kLanes>(x, [](auto a, auto b) { return a + b; });
@@ -132,6 +137,16 @@ XF_INLINE ColMax<R> row_max(const Tile<R, C>& t) {
   ColMax<R> m{t.chunk(0)};
   XF_UNROLL for (int c = 1; c < t.kChunks; ++c) m.x = esimd::max<float>(m.x, t.chunk(c));
   return m;
+}
+
+// t = 2^(t * scale - m); the degree is that of other devices' polynomial.
+template <int Degree, int R, int C>
+XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      t.row(r, c) = esimd::exp2(floats(t.row(r, c) * scale - m[r]));
+    }
+  }
 }
 
 template <int R, int C>

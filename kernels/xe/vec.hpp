@@ -7,8 +7,7 @@
 #include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <type_traits>
 
-#define XF_INLINE inline __attribute__((always_inline))
-#define XF_UNROLL _Pragma("unroll")
+#include "tile/macros.hpp"
 
 namespace xeflash::xe {
 
@@ -27,6 +26,11 @@ namespace esimdx = sycl::ext::intel::experimental::esimd;
 using esimd::simd;
 
 constexpr int kThreads = XEFLASH_XE_THREADS;  // of a work-group
+// Whether they take turns at the keys of the same rows, or pass the same keys with rows of their
+// own.
+constexpr bool kSplitKeys = XEFLASH_XE_SPLIT_KEYS;
+constexpr int kSharing = kSplitKeys ? 1 : kThreads;  // threads that bring in the same keys
+constexpr int kKeyTurns = kSplitKeys ? kThreads : 1;
 constexpr int kLanes = kArch == Arch::dg2 ? 8 : 16;
 constexpr int kGrfBytes = 256 * 4 * kLanes;  // of a thread, with grf_size<256>
 using floats = simd<float, kLanes>;
@@ -40,6 +44,9 @@ using f16 = sycl::half;
 XF_INLINE int thread_in_group() {
   return static_cast<int>(sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_local_id(0));
 }
+
+XF_INLINE int sharer() { return kSplitKeys ? 0 : thread_in_group(); }
+XF_INLINE int key_turn() { return kSplitKeys ? thread_in_group() : 0; }
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 

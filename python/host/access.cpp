@@ -26,14 +26,14 @@ bool all_multiples(const Array& a, const Strides& s, int64_t unit) {
 
 // The rules of 2D block messages (kernels/xe/message.hpp). Every head has to begin at a multiple of
 // 64 bytes, or so many rows after one, or have room in its rows for what is past it.
-bool fits_block2d(const Array& a, Layout layout, int64_t columns, bool heads) {
+bool fits_block2d(const Array& a, Layout layout, int64_t columns) {
   constexpr int64_t kMost = 1 << 24;
   const Strides s = strides_of(a, layout);
-  const int rows = heads ? axes_of(layout).head : axes_of(layout).row;
+  const int rows = axes_of(layout).row;
   const int64_t bytes = size_of(a.dtype), width = columns * bytes;
   const int64_t pitch = a.strides[rows] * bytes;  // also that of a single row is told
   if (width < 64 && columns != 16) return false;  // the columns beside it would be written
-  if (!all_multiples(a, s, 4) || pitch % 16 != 0) return false;
+  if (pitch % 16 != 0) return false;
   if (pitch < std::max<int64_t>(width, 64) || pitch > kMost || a.shape[rows] > kMost - 3) {
     return false;
   }
@@ -56,16 +56,17 @@ const char* name_of(Access access) {
   }
 }
 
-Access access_for(const Problem& p, const Array& out, Layout layout, bool heads,
+Access access_for(const Problem& p, const Array& out, Layout layout, bool packed_heads,
                   const std::string& arch) {
   if (arch.rfind("cpu-", 0) == 0 || arch.empty()) return Access::kNone;
-  if (arch != "dg2" && fits_block2d(p.q, layout, p.d, heads) &&
-      fits_block2d(p.k, layout, p.d, false) && fits_block2d(p.v, layout, p.dv, false) &&
-      fits_block2d(out, layout, p.dv, heads)) {
-    return Access::kBlock2d;
-  }
   for (const Array* a : {&p.q, &p.k, &p.v, &out}) {
     if (!all_multiples(*a, strides_of(*a, layout), 4)) return Access::kElements;
+  }
+  const bool own_rows_fit =
+      packed_heads || (fits_block2d(p.q, layout, p.d) && fits_block2d(out, layout, p.dv));
+  if (arch != "dg2" && own_rows_fit && fits_block2d(p.k, layout, p.d) &&
+      fits_block2d(p.v, layout, p.dv)) {
+    return Access::kBlock2d;
   }
   return Access::kDwords;
 }

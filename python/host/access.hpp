@@ -11,8 +11,8 @@ enum class Access : uint8_t { kNone, kBlock2d, kDwords, kElements };  // kNone: 
 const char* name_of(Access access);
 
 // The widest access that the strides and addresses of all arrays allow on an architecture. With
-// `heads`, rows of tiles of Q and the output are heads.
-Access access_for(const Problem& problem, const Array& out, Layout layout, bool heads,
+// `packed_heads`, rows of Q and the output are read and written one by one.
+Access access_for(const Problem& problem, const Array& out, Layout layout, bool packed_heads,
                   const std::string& arch);
 
 }  // namespace xeflash

@@ -19,16 +19,35 @@ TensorArg tensor_arg(const Array& a, Layout layout) {
   return t;
 }
 
-// Rows that a tile can be filled with: what the tuning tables choose its height by.
-uint8_t rows_for(Algorithm algorithm, const Problem& p, bool heads) {
-  if (algorithm == Algorithm::kDecode) {
-    const int64_t group = p.heads_q / p.heads_k, tiles = (group + 15) / 16;
-    return static_cast<uint8_t>((group + tiles - 1) / tiles);
-  }
-  const int64_t filled = heads ? p.heads_q / p.heads_k : p.sq;
-  uint8_t rows = 16;
-  while (rows < 128 && rows < filled) rows *= 2;
-  return rows;
+// Whether a tile takes its rows from all heads that share its keys: where queries are few. What
+// differs between heads, beyond their rows and sinks, keeps them apart.
+bool packs_heads(const Problem& p, const FwdRequest& r) {
+  constexpr int64_t kFewQueries = 16, kMostHeads = 256;  // see PackedRow
+  const int64_t group = p.heads_q / p.heads_k;
+  const bool same_bias = !p.bias.data || p.bias.ndim < 3 || p.bias.shape[p.bias.ndim - 3] == 1;
+  return group > 1 && group <= kMostHeads && p.sq <= kFewQueries && same_bias && !p.alibi.data &&
+         !p.score_mod.id && r.dropout == 0;
+}
+
+// Whether tiles are too few to keep a GPU's threads busy, so that those of a group take turns at
+// the keys of a tile. Four threads with 256 registers live in a vector engine.
+bool splits_keys(const Problem& p, const FwdDesc& desc, int vector_engines) {
+  constexpr int64_t kManyKeys = 512, kTurns = 8;
+  const int64_t rows = desc.packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
+  const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q, height = rows > 16 ? 16 : 8;
+  const int64_t tiles = p.batch * heads * ((rows + height - 1) / height);
+  return p.sk >= kManyKeys && tiles * kTurns <= 4 * vector_engines;
+}
+
+// A GPU reaches the keys of a vector of scores by 32 bits.
+void check_mask_strides(const Problem& p) {
+  constexpr int64_t kMost = int64_t{1} << 26;
+  if (!p.bias.data || p.bias.ndim == 0 || p.bias.shape[p.bias.ndim - 1] < 2) return;
+  const int64_t stride = std::abs(p.bias.strides[p.bias.ndim - 1]);
+  if (stride > kMost)
+    throw py::value_error(
+        "attention: attn_mask must have a last stride of at most 2^26 on a GPU, got " +
+        std::to_string(stride));
 }
 
 // Enough work-items to fill the device a few times over, so that it ends evenly; at least 256 keys
@@ -136,6 +155,38 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
 
 }  // namespace
 
+uint8_t rows_for(Algorithm algorithm, const Problem& p, bool packed_heads) {
+  if (algorithm == Algorithm::kDecode) {
+    const int64_t group = p.heads_q / p.heads_k, tiles = (group + 15) / 16;
+    return static_cast<uint8_t>((group + tiles - 1) / tiles);
+  }
+  const int64_t filled = packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
+  uint8_t rows = 16;
+  while (rows < 128 && rows < filled) rows *= 2;
+  return rows;
+}
+
+FwdParams params_of(const Problem& p, const Array& out, const FwdRequest& r) {
+  FwdParams params{};
+  params.q = tensor_arg(p.q, r.layout);
+  params.k = tensor_arg(p.k, r.layout);
+  params.v = tensor_arg(p.v, r.layout);
+  params.o = tensor_arg(out, r.layout);
+  if (p.packed) {
+    params.cu_q = reinterpret_cast<const int32_t*>(p.cu_q.data);
+    params.cu_k = reinterpret_cast<const int32_t*>(p.cu_k.data);
+    params.used_k = reinterpret_cast<const int32_t*>(p.used_k.data);
+  }
+  params.batch = static_cast<int32_t>(p.batch);
+  params.heads_q = static_cast<int32_t>(p.heads_q);
+  params.heads_k = static_cast<int32_t>(p.heads_k);
+  params.max_q = static_cast<int32_t>(p.sq);
+  params.max_k = static_cast<int32_t>(p.sk);
+  params.splits = 1;
+  set_features(params, p, r);
+  return params;
+}
+
 py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
   check_splits(p, r);
@@ -150,19 +201,21 @@ py::tuple forward(const FwdRequest& r) {
     const bool on_cpu = !p.q.queue || facts_of_index(device).type == "cpu";
     const bool decode = p.sq == 1 && r.dropout == 0;
     desc.algorithm = decode ? Algorithm::kDecode : Algorithm::kForward;
+    desc.packed_heads = !decode && packs_heads(p, r);
     if (!on_cpu) {
+      check_mask_strides(p);
+      const DeviceFacts& facts = facts_of_index(device);
       desc.negative_scale = r.scale && *r.scale < 0;
-      // What differs between heads, beyond their rows, keeps them apart in the forward kernel.
-      desc.heads = !decode && p.sq == 1 && p.heads_q > p.heads_k && !p.alibi.data && !p.bias.data &&
-                   !p.sinks.data && r.dropout == 0;
-      desc.access = access_for(p, out, r.layout, desc.heads || decode, facts_of_index(device).arch);
+      desc.access = access_for(p, out, r.layout, desc.packed_heads || decode, facts.arch);
+      desc.split_keys = !decode && splits_keys(p, desc, facts.compute_units);
     }
     desc.dtype = p.q.dtype;
     desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
     desc.softcap = r.softcap > 0;
     desc.alibi = p.alibi.data != nullptr;
     desc.dropout = r.dropout > 0;
-    desc.rows = rows_for(desc.algorithm, p, desc.heads);
+    desc.score_mod = p.score_mod.id;
+    desc.rows = rows_for(desc.algorithm, p, desc.packed_heads);
     desc.head_dim = static_cast<uint16_t>(p.d);
     desc.head_dim_v = static_cast<uint16_t>(p.dv);
     desc.device = static_cast<uint8_t>(device);
@@ -177,28 +230,12 @@ py::tuple forward(const FwdRequest& r) {
   const py::object lse_object = r.want_lse ? lse.object : py::none();
   if (empty) return py::make_tuple(out.object, lse_object);
 
-  FwdParams params{};
-  params.q = tensor_arg(p.q, r.layout);
-  params.k = tensor_arg(p.k, r.layout);
-  params.v = tensor_arg(p.v, r.layout);
-  params.o = tensor_arg(out, r.layout);
+  ScoreModParams params{params_of(p, out, r), p.score_mod.captures};
   if (r.want_lse) {
     params.lse = reinterpret_cast<float*>(lse.data);
     params.lse_batch = p.packed ? 0 : p.heads_q * p.sq;
     params.lse_head = p.packed ? p.tokens_q : p.sq;
   }
-  if (p.packed) {
-    params.cu_q = reinterpret_cast<const int32_t*>(p.cu_q.data);
-    params.cu_k = reinterpret_cast<const int32_t*>(p.cu_k.data);
-    params.used_k = reinterpret_cast<const int32_t*>(p.used_k.data);
-  }
-  params.batch = static_cast<int32_t>(p.batch);
-  params.heads_q = static_cast<int32_t>(p.heads_q);
-  params.heads_k = static_cast<int32_t>(p.heads_k);
-  params.max_q = static_cast<int32_t>(p.sq);
-  params.max_k = static_cast<int32_t>(p.sk);
-  params.splits = 1;
-  set_features(params, p, r);
 
   // Host arrays are ready when we return. On an in-order queue later work of the caller follows by
   // itself, so there is nothing to wait for if the caller may drop the arrays before we are done.
@@ -210,16 +247,17 @@ py::tuple forward(const FwdRequest& r) {
   if (!in_order) queue.wait_and_throw();
   std::optional<WorkersRoam> roam;
   if (!p.q.queue) roam.emplace();
+  const auto submit = [&](const sycl::kernel& kernel, uint64_t groups, int threads = 1) {
+    if (desc.score_mod) return launch(queue, kernel, params, groups, threads);
+    return launch<FwdParams>(queue, kernel, params, groups, threads);
+  };
   sycl::event done;
   uint64_t groups = 0;
   if (desc.algorithm == Algorithm::kForward) {
-    const int64_t rows = desc.heads ? p.heads_q / p.heads_k : p.sq;
-    const int64_t heads = desc.heads ? p.heads_k : p.heads_q;
-    const int64_t in_group = static_cast<int64_t>(kernels->block_q) * kernels->threads;
-    const uint64_t blocks = (rows + in_group - 1) / in_group;
-    groups = static_cast<uint64_t>(p.batch) * heads * blocks * kernels->parts;
-    check_groups(groups, desc.access);
-    done = launch(queue, *kernels->main, params, groups, kernels->threads);
+    const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
+    const int64_t rows = p.heads_q / heads * p.sq;
+    groups = groups_for(desc, *kernels, rows, p.batch * heads);
+    done = submit(*kernels->entries[0], groups, kernels->threads);
   } else {
     const int64_t group = p.heads_q / p.heads_k,
                   tiles = (group + kernels->block_q - 1) / kernels->block_q;
@@ -235,10 +273,10 @@ py::tuple forward(const FwdRequest& r) {
       params.partial =
           partial_buffer.get(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
     }
-    done = launch(queue, *kernels->main, params, groups);
+    done = submit(*kernels->entries[0], groups);
     if (params.splits > 1) {
       if (!in_order) done.wait_and_throw();
-      done = launch(queue, *kernels->combine, params, static_cast<uint64_t>(p.batch) * p.heads_q);
+      done = submit(*kernels->entries[1], static_cast<uint64_t>(p.batch) * p.heads_q);
     }
   }
   if (wait) done.wait_and_throw();

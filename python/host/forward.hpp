@@ -29,11 +29,23 @@ struct FwdRequest {
   double softcap, dropout;
   uint64_t seed, offset;
   bool want_lse;
-  bool broadcast_heads;  // Hq != Hk needs no permission
-  int64_t splits;        // of the keys of a single query; 0: as many as fill the device
+  bool broadcast_heads;        // Hq != Hk needs no permission
+  pybind11::object score_mod;  // see score_mod.hpp
+  int64_t splits = 0;          // of the keys of a single query; 0: as many as fill the device
 };
 
 // (out, lse); lse is None unless wanted.
 pybind11::tuple forward(const FwdRequest& request);
+
+struct Array;
+struct FwdParams;
+struct Problem;
+enum class Algorithm : uint8_t;
+
+// Rows that a tile can be filled with: what the tuning tables choose its height by.
+uint8_t rows_for(Algorithm algorithm, const Problem& problem, bool packed_heads);
+
+// What a launch passes to a kernel, but for results beside `out`.
+FwdParams params_of(const Problem& problem, const Array& out, const FwdRequest& request);
 
 }  // namespace xeflash

@@ -1,10 +1,13 @@
 #include "kernels.hpp"
 
+#include <pybind11/stl.h>
+
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
 
 #include "native.hpp"
+#include "score_mod.hpp"
 
 namespace xeflash {
 namespace {
@@ -14,35 +17,56 @@ py::object& provider() {
   return *object;
 }
 
+struct HashDesc {
+  size_t operator()(const FwdDesc& d) const {
+    const auto flags = (d.softcap ? 1u : 0u) | (d.alibi ? 2u : 0u) | (d.dropout ? 4u : 0u) |
+                       (d.negative_scale ? 8u : 0u) | (d.packed_heads ? 16u : 0u) |
+                       (d.split_keys ? 32u : 0u);
+    uint64_t hash = 0;
+    for (uint64_t field : {static_cast<uint64_t>(d.algorithm), static_cast<uint64_t>(d.dtype),
+                           static_cast<uint64_t>(d.bias), static_cast<uint64_t>(flags),
+                           static_cast<uint64_t>(d.rows), static_cast<uint64_t>(d.head_dim),
+                           static_cast<uint64_t>(d.head_dim_v), static_cast<uint64_t>(d.access),
+                           static_cast<uint64_t>(d.device), static_cast<uint64_t>(d.score_mod)}) {
+      hash = (hash + field) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
+py::object describe(const ScoreModSource& source) {
+  py::list captures;
+  for (const auto& c : source.captures) captures.append(py::make_tuple(c.name, c.type, c.rank));
+  return py::make_tuple(source.text, py::tuple(captures));
+}
+
 }  // namespace
 
-uint64_t FwdDesc::key() const {
-  uint64_t k = static_cast<uint64_t>(algorithm);
-  k = k << 3 | static_cast<uint64_t>(dtype);
-  k = k << 3 | static_cast<uint64_t>(bias);
-  k = k << 3 | (softcap ? 4u : 0u) | (alibi ? 2u : 0u) | (dropout ? 1u : 0u);
-  k = k << 2 | static_cast<uint64_t>(access);
-  k = k << 2 | (heads ? 2u : 0u) | (negative_scale ? 1u : 0u);
-  k = k << 8 | rows;
-  k = k << 12 | head_dim;
-  k = k << 12 | head_dim_v;
-  return k << 8 | device;
+const char* name_of(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kForward:
+      return "flash_fwd";
+    case Algorithm::kDecode:
+      return "flash_decode";
+    default:
+      return "matmul_softmax";
+  }
 }
 
 void set_kernel_provider(py::object object) { provider() = std::move(object); }
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
-  static auto& table = *new std::unordered_map<uint64_t, const FwdKernels*>;
+  static auto& table = *new std::unordered_map<FwdDesc, const FwdKernels*, HashDesc>;
   static std::mutex mutex;
-  const uint64_t key = desc.key();
   {
     std::lock_guard<std::mutex> lock(mutex);
-    if (const auto it = table.find(key); it != table.end()) return *it->second;
+    if (const auto it = table.find(desc); it != table.end()) return *it->second;
   }
   auto* kernels = new FwdKernels;
   kernels->device = facts_of(queue.get_device());
   py::dict description;
-  description["algorithm"] = desc.algorithm == Algorithm::kForward ? "flash_fwd" : "flash_decode";
+  description["algorithm"] = name_of(desc.algorithm);
   description["arch"] = kernels->device.arch;
   description["device"] = kernels->device.name;
   description["driver"] = kernels->device.driver;
@@ -55,23 +79,30 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   description["bias"] =
       desc.bias == DType::kOther ? py::object(py::none()) : py::str(name_of(desc.bias));
   description["dropout"] = desc.dropout;
-  description["heads"] = desc.heads;
+  description["packed_heads"] = desc.packed_heads;
+  description["split_keys"] = desc.split_keys;
   description["negative_scale"] = desc.negative_scale;
   description["access"] = name_of(desc.access);
+  description["score_mod"] =
+      desc.score_mod ? describe(score_mod_source(desc.score_mod)) : py::object(py::none());
   if (!provider())
     throw std::runtime_error(
         "xeflash._core: no kernel provider; import xeflash, not its extension");
-  const bool decode = desc.algorithm == Algorithm::kDecode;
   auto load = [&](bool again) {
     const auto made =
         provider()(description, reinterpret_cast<uintptr_t>(&queue), again).cast<py::tuple>();
     const auto native = made[0].cast<std::string>();
-    kernels->block_q = made[1].cast<int>();
-    kernels->parts = made[2].cast<int>();
-    kernels->threads = made[3].cast<int>();
+    const auto entries = made[1].cast<std::vector<std::string>>();
+    kernels->block_q = made[2].cast<int>();
+    kernels->block_k = made[3].cast<int>();
+    kernels->rows_in_group = made[4].cast<int>();
+    kernels->parts = made[5].cast<int>();
+    kernels->threads = made[6].cast<int>();
+    kernels->entries.clear();
     py::gil_scoped_release nogil;
-    kernels->main = load_kernel(queue, native, decode ? "flash_decode" : "flash_fwd");
-    if (decode) kernels->combine = load_kernel(queue, native, "combine");
+    for (const std::string& entry : entries) {
+      kernels->entries.push_back(load_kernel(queue, native, entry));
+    }
   };
   try {
     load(false);
@@ -79,7 +110,18 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
     load(true);
   }
   std::lock_guard<std::mutex> lock(mutex);
-  return *table.emplace(key, kernels).first->second;
+  return *table.emplace(desc, kernels).first->second;
+}
+
+uint64_t groups_for(const FwdDesc& desc, const FwdKernels& kernels, int64_t rows, int64_t heads) {
+  const uint64_t blocks = (rows + kernels.rows_in_group - 1) / kernels.rows_in_group;
+  const uint64_t groups = static_cast<uint64_t>(heads) * blocks * kernels.parts;
+  if (desc.access != Access::kNone && groups > UINT32_MAX) {
+    throw py::value_error(
+        "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
+        std::to_string(groups));
+  }
+  return groups;
 }
 
 }  // namespace xeflash

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "access.hpp"
 #include "array.hpp"
@@ -12,7 +13,8 @@
 
 namespace xeflash {
 
-enum class Algorithm : uint8_t { kForward, kDecode };
+enum class Algorithm : uint8_t { kForward, kDecode, kStandard };
+const char* name_of(Algorithm algorithm);  // as Python knows it
 
 // What changes the code of a kernel. Everything else (lengths, strides, masks by position) is a
 // parameter.
@@ -22,29 +24,34 @@ struct FwdDesc {
   DType bias = DType::kOther;  // kOther: none
   bool softcap = false, alibi = false, dropout = false;
   bool negative_scale = false;  // GPUs only
-  bool heads = false;  // GPUs: the rows of a tile are the heads that share the keys of one query
-  uint8_t rows = 0;    // rows of a tile that can be filled, see rows_for
+  bool packed_heads = false;    // the rows of a tile are those of all heads that share its keys
+  bool split_keys = false;      // GPUs: the threads of a group take turns at the keys of a tile
+  uint8_t rows = 0;             // rows of a tile that can be filled, see rows_for
   uint16_t head_dim = 0, head_dim_v = 0;
   Access access = Access::kNone;
-  uint8_t device = 0;  // device_index
+  uint8_t device = 0;      // device_index
+  uint16_t score_mod = 0;  // score_mod_source, 0: none
 
-  uint64_t key() const;
+  bool operator==(const FwdDesc&) const = default;
 };
 
 struct FwdKernels {
-  sycl::kernel* main = nullptr;
-  sycl::kernel* combine = nullptr;  // decode only
-  int block_q = 0;
+  std::vector<sycl::kernel*> entries;  // of the algorithm, see jit/kernel.py
+  int block_q = 0, block_k = 0;
   int parts = 1;    // of the columns of the output, each a work-item of its own
-  int threads = 1;  // of a work-group, for neighbouring blocks of rows
+  int threads = 1;  // of a work-group
+  int rows_in_group = 0;
   DeviceFacts device;
 };
 
-// `provider(description: dict, queue: int, again: bool) -> (native code: bytes, block_q: int,
-// parts: int, threads: int)`, see xeflash.jit.provide; `again`: the driver did not take what it
-// gave before.
+// `provider(description: dict, queue: int, again: bool) -> (native code: bytes, entries: tuple,
+// block_q: int, block_k: int, rows of a group: int, parts: int, threads: int)`, see
+// xeflash.jit.provide; `again`: the driver did not take what it gave before.
 void set_kernel_provider(pybind11::object provider);
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue);
+
+// Work-groups of a kernel whose threads own blocks of rows; refuses more than a GPU can count.
+uint64_t groups_for(const FwdDesc& desc, const FwdKernels& kernels, int64_t rows, int64_t heads);
 
 }  // namespace xeflash

@@ -10,6 +10,7 @@
 #include "kernels.hpp"
 #include "native.hpp"
 #include "runtime.hpp"
+#include "standard.hpp"
 
 namespace xeflash {
 namespace {
@@ -20,7 +21,8 @@ py::tuple forward_from_python(const std::string& function, int layout, py::objec
                               py::object alibi, py::object sinks, std::optional<double> scale,
                               bool causal, int64_t left, int64_t right, bool top_left,
                               double softcap, double dropout, uint64_t seed, uint64_t offset,
-                              bool want_lse, bool broadcast_heads, int64_t splits) {
+                              bool want_lse, bool broadcast_heads, py::object score_mod,
+                              int64_t splits) {
   return forward({function,
                   static_cast<Layout>(layout),
                   std::move(q),
@@ -46,7 +48,26 @@ py::tuple forward_from_python(const std::string& function, int layout, py::objec
                   offset,
                   want_lse,
                   broadcast_heads,
+                  std::move(score_mod),
                   splits});
+}
+
+py::object standard_attention_from_python(py::object q, py::object k, py::object v, bool causal,
+                                          std::optional<double> scale, bool bottom_right) {
+  FwdRequest request{};
+  request.function = "standard_attention";
+  request.layout = Layout::kBHSD;
+  request.q = std::move(q);
+  request.k = std::move(k);
+  request.v = std::move(v);
+  request.out = request.cu_q = request.cu_k = request.used_k = py::none();
+  request.bias = request.alibi = request.sinks = request.score_mod = py::none();
+  request.scale = scale;
+  request.causal = causal;
+  request.left = request.right = -1;
+  request.top_left = !bottom_right;
+  request.broadcast_heads = true;
+  return standard_attention(request);
 }
 
 py::list devices() {
@@ -150,6 +171,7 @@ void translate_sycl_error(std::exception_ptr error) {
 PYBIND11_MODULE(_core, m) {
   py::register_local_exception_translator(translate_sycl_error);
   m.def("forward", &forward_from_python);
+  m.def("standard_attention", &standard_attention_from_python);
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("devices", &devices);
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });

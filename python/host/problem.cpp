@@ -217,6 +217,7 @@ Problem read_problem(const FwdRequest& r) {
   read_qkv(p, r, check);
   read_packing(p, r, check);
   read_score_arrays(p, r, check);
+  p.score_mod = read_score_mod(r.score_mod, p.q, p.q_name, check);
   if (p.batch > kMaxLength || p.heads_q > kMaxLength) {
     check.refuse("batch and heads must be below 2^31");
   }

@@ -5,6 +5,7 @@
 
 #include "array.hpp"
 #include "forward.hpp"
+#include "score_mod.hpp"
 
 namespace xeflash {
 
@@ -18,6 +19,7 @@ struct Problem {
   int64_t batch = 0, heads_q = 0, heads_k = 0, sq = 0, sk = 0, d = 0, dv = 0;
   int64_t tokens_q = 0, tokens_k = 0;  // rows of the packed arrays
   Array cu_q, cu_k, used_k, bias, alibi, sinks;
+  ScoreModCall score_mod;
   bool packed = false;
 };
 

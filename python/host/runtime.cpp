@@ -189,12 +189,4 @@ sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
   return new sycl::kernel(load_native(queue, native, kernel));
 }
 
-sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params,
-                   uint64_t groups, int threads) {
-  return queue.submit([&](sycl::handler& handler) {
-    handler.set_args(params);
-    handler.parallel_for(sycl::nd_range<1>(groups * threads, threads), kernel);
-  });
-}
-
 }  // namespace xeflash

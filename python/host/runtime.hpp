@@ -59,7 +59,13 @@ Compiled compile_source(const sycl::queue& queue, const std::string& source,
 sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
                           const std::string& kernel);
 
-sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const FwdParams& params,
-                   uint64_t groups, int threads = 1);
+template <class Params>
+sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const Params& params,
+                   uint64_t groups, int threads = 1) {
+  return queue.submit([&](sycl::handler& handler) {
+    handler.set_args(params);
+    handler.parallel_for(sycl::nd_range<1>(groups * threads, threads), kernel);
+  });
+}
 
 }  // namespace xeflash

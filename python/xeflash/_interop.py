@@ -41,6 +41,24 @@ class UsmArray:
         }
 
 
+class UsmPart:
+    """``whole[..., index, :, :]`` of an array that has ``__sycl_usm_array_interface__`` but no indexing."""
+
+    def __init__(self, whole: Any, index: int) -> None:
+        interface = whole.__sycl_usm_array_interface__
+        shape = tuple(interface["shape"])
+        strides = interface["strides"] or tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        self.shape = shape[:-3] + shape[-2:]
+        self.sycl_queue = getattr(whole, "sycl_queue", None)
+        self.__sycl_usm_array_interface__ = {
+            **interface,
+            "shape": self.shape,
+            "strides": strides[:-3] + strides[-2:],
+            "offset": interface.get("offset", 0) + index * strides[-3],
+        }
+        self._whole = whole  # keeps the memory
+
+
 def _queue_of(array: Any, interface: dict[str, Any]) -> tuple[Any, int]:
     """The queue object an array belongs to, and the address of its sycl::queue."""
     for queue in (getattr(array, "sycl_queue", None), interface.get("syclobj")):

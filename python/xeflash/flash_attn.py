@@ -8,11 +8,12 @@ Beyond flash-attn: fp32, any head_dim up to 576, a head_dim of V of its own, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash import _core
+from xeflash import _core, _score_mod
 from xeflash._common import BSHD, THD, prepare, refuse_numbers, seeds, window
+from xeflash._interop import UsmPart
 
 
 def _run(
@@ -30,6 +31,8 @@ def _run(
     return_attn_probs: bool,
     s_aux: Any,
     packing: tuple[Any, Any, int, int, Any] = (None, None, 0, 0, None),
+    score_mod: str | None = None,
+    captures: Mapping[str, Any] | None = None,
 ) -> Any:
     q, k, v = prepare(function, (q, k, v))
     if dropout_p:
@@ -43,11 +46,12 @@ def _run(
             )
     left, right = window(function, window_size)
     seed, offset = seeds(dropout_p, q)
+    snippet = _score_mod.check(function, score_mod, captures)
     cu_q, cu_k, max_q, max_k, used_k = packing
     try:
         out, lse = _core.forward(
             function, layout, q, k, v, None, cu_q, cu_k, max_q, max_k, used_k, None, alibi_slopes, s_aux, softmax_scale,
-            causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True, 0,
+            causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True, snippet, 0,
         )  # fmt: skip
     except TypeError as error:
         refuse_numbers(function, error, softmax_scale=softmax_scale, softcap=softcap, dropout_p=dropout_p)
@@ -69,6 +73,8 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
+    score_mod: str | None = None,
+    captures: Mapping[str, Any] | None = None,
 ) -> Any:
     """Attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv).
 
@@ -82,6 +88,7 @@ def flash_attn_func(
         deterministic: concerns the backward pass; the forward pass always is.
         return_attn_probs: also return the LSE, fp32 (B, H, Sq), and None in the place of flash-attn's S_dmask.
         s_aux: (H,) sink logits that join the softmax without a value.
+        score_mod, captures: C++ that changes a score, see ``attention``.
 
     >>> import numpy as np, xeflash
     >>> q = np.random.default_rng(0).standard_normal((2, 7, 8, 128), np.float32)
@@ -91,7 +98,7 @@ def flash_attn_func(
     ((2, 7, 8, 128), (2, 8, 7))
     """
     return _run("flash_attn_func", BSHD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                return_attn_probs, s_aux)  # fmt: skip
+                return_attn_probs, s_aux, score_mod=score_mod, captures=captures)  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -164,10 +171,13 @@ def flash_attn_varlen_func(
     *,
     s_aux: Any = None,
     seqused_k: Any = None,
+    score_mod: str | None = None,
+    captures: Mapping[str, Any] | None = None,
 ) -> Any:
     """Attention of packed sequences: q (tokens, H, D), k and v (tokens, Hk, D); sequences may be empty.
 
     ``seqused_k`` (int32, batch) limits the keys of each sequence to the first ones. The LSE is (H, tokens of q).
+    ``score_mod`` and ``captures``: see ``attention``; positions are those in a sequence, b is its number.
     ``cu_seqlens`` in host memory are checked; on a device they are trusted, as reading them would wait for its queue.
 
     >>> import numpy as np, xeflash
@@ -181,7 +191,7 @@ def flash_attn_varlen_func(
         raise NotImplementedError(f"{function}: block_table (a paged cache) is not there yet")
     packing = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), seqused_k)
     return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                return_attn_probs, s_aux, packing)  # fmt: skip
+                return_attn_probs, s_aux, packing, score_mod, captures)  # fmt: skip
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -253,4 +263,6 @@ def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tup
             f"{function}: {name} must have {rank} dimensions with {parts} in the third from last, "
             f"got shape {list(packed.shape)}"
         )
-    return tuple(packed[..., i, :, :] for i in range(parts))
+    if hasattr(packed, "__getitem__"):
+        return tuple(packed[..., i, :, :] for i in range(parts))
+    return tuple(UsmPart(packed, i) for i in range(parts))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash import _core
+from xeflash import _core, _score_mod
 from xeflash._common import BHSD, prepare, refuse_numbers, seeds, window
 
 
@@ -24,6 +24,8 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    score_mod: str | None = None,
+    captures: Mapping[str, Any] | None = None,
     return_lse: bool = False,
     rng: tuple[int, int] | None = None,
     out: Any = None,
@@ -42,6 +44,12 @@ def attention(
         softcap: scores become softcap * tanh(score / softcap); 0 is off.
         alibi_slopes: fp32 (H,) or (B, H); adds -slope * distance from the diagonal.
         sinks: (H,) logits that join the softmax without a value.
+        score_mod: C++ that gives a score's new value, after everything above: an expression of s (the scaled score),
+            b, h, q_idx, k_idx (batch, head, positions) and captures, or statements that return one. It may use
+            operators, select(condition, a, b), number (of an int), min, max, abs, exp, exp2, log, log2, sqrt, tanh and
+            inf; -inf hides a key. It is compiled into the kernel at its first use.
+        captures: what score_mod reads by name: at most 4 arrays of 1 to 4 dimensions (fp32, fp16, bf16, int32, bool;
+            `name[i]` or `name(i, j)`, what is past an end reads the element there) and 8 numbers.
         return_lse: also return log sum exp of the scores, fp32 (..., H, L); -inf for a row that sees no key.
         rng: (seed, offset) of dropout's counter-based generator; default the next of ``manual_seed``'s.
         out: where to write the result.
@@ -53,9 +61,14 @@ def attention(
     >>> k = v = np.ones((1, 2, 9, 64), np.float32)
     >>> xeflash.attention(q, k, v, enable_gqa=True, is_causal=True, bottom_right=True).shape
     (1, 8, 5, 64)
+    >>> near = np.linspace(0, 1, 1024, dtype=np.float32)
+    >>> snippet = "s + near[q_idx - k_idx + 512]"
+    >>> xeflash.attention(q, k, v, enable_gqa=True, score_mod=snippet, captures={"near": near}).shape
+    (1, 8, 5, 64)
     """
     query, key, value = prepare("attention", (query, key, value))
     left, right = window("attention", window_size)
+    snippet = _score_mod.check("attention", score_mod, captures)
     seed, offset = seeds(dropout_p, query, rng)
     rank, lead = len(query.shape), tuple(query.shape[:-3])
     if rank != 4:
@@ -65,7 +78,8 @@ def attention(
     try:
         result, lse = _core.forward(
             "attention", BHSD, query, key, value, out_4d, None, None, 0, 0, None, attn_mask, alibi_slopes, sinks, scale,
-            is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa, 0,
+            is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa,
+            snippet, 0,
         )  # fmt: skip
     except TypeError as error:
         refuse_numbers("attention", error, scale=scale, softcap=softcap, dropout_p=dropout_p)

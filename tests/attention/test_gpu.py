@@ -12,7 +12,7 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, SMALL_LAYOUTS
-from cases import BROADCASTS, FEW_HEADS, SCALES, VARIANTS, WINDOWS, Case, is_possible, run
+from cases import BROADCASTS, ENTRIES, FEW_HEADS, SCALES, VARIANTS, WINDOWS, Case, is_possible, run
 from pairwise import pairwise
 from reference import Features
 from tolerance import check_attention
@@ -25,6 +25,7 @@ DIMS = [(16, 16), (24, 24), (64, 64), (72, 72), (80, 80), (96, 96), (128, 128), 
 FP32_DIMS = [(16, 16), (24, 24), (64, 64), (80, 80), (128, 128), (256, 256), (576, 512)]
 LONG_DIMS = [*DIMS, (8, 8), (40, 40), (64, 128), (112, 112), (320, 320)]
 SIZES = [(127, 127), (1, 300), (63, 7), (7, 63), (300, 127), (63, 1000), (1000, 63), (300, 1), (1, 1), (1000, 1000)]
+SIZES += [(5, 700)]
 LAYOUTS = {"aligned": ("bshd", "bhsd"), "odd": ("sliced", "odd")}
 
 # What must be refused, before anything is compiled: (dtype, head dims, what the message says).
@@ -60,7 +61,7 @@ def kernels():
 CHOICES = {
     "kernel": kernels(),
     "sizes": SIZES,
-    "entry": ["func", "attention", "varlen", "varlen-used"],
+    "entry": list(ENTRIES),
     "window": list(WINDOWS),
     "broadcast": list(BROADCASTS),
     "heads": list(FEW_HEADS),

@@ -111,6 +111,22 @@ def test_usm_arrays_with_strides_and_offset(queue, rows):
     check("strided", qkv, usm.read(out))
 
 
+@pytest.mark.parametrize("strided", [False, True])
+def test_packed_usm_arrays_without_indexing(queue, strided):
+    q, k, v = (torch.randn(2, 63, 4, 64) for _ in range(3))
+    for parts in ((q, k, v), (k, v)):
+        packed = torch.stack(parts, dim=2)
+        if strided:
+            packed = torch.zeros(2, 65, *packed.shape[2:])[:, 1:64].copy_(packed)
+        on_queue = usm.UsmArray(packed, queue, offset=3)
+        assert not hasattr(on_queue, "__getitem__")
+        if len(parts) == 3:
+            out = xeflash.flash_attn_qkvpacked_func(on_queue)
+        else:
+            out = xeflash.flash_attn_kvpacked_func(usm.UsmArray(q, queue), on_queue)
+        check("packed", (q, k, v), usm.read(out))
+
+
 def test_usm_out_and_mask(queue):
     qkv = bshd()
     q, k, v = (x.transpose(1, 2).contiguous() for x in qkv)

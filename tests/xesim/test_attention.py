@@ -1,4 +1,4 @@
-"""Attention on each simulated GPU: tests/attention/test_gpu.py in a process of its own, which has that one device.
+"""Attention on each simulated GPU: tests of tests/attention in a process of its own, which has that one device.
 
 Some 40 kernels are compiled for a device on a cold cache (XEFLASH_CACHE_DIR): two to three minutes.
 """
@@ -12,6 +12,7 @@ import pytest
 import toolbox
 
 TESTS = Path(__file__).resolve().parent.parent
+FILES = [str(TESTS / "attention" / name) for name in ("test_gpu.py", "test_standard.py")]
 LINES = 80  # of the output that are shown
 
 
@@ -21,7 +22,7 @@ def run_tests(device: str, folder: Path, *options: str) -> None:
     source.write_text("kernel void nothing() {}\n")
     toolbox.compile_opencl(source, device, folder)  # skips where ocloc cannot
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--sim", device]
-    command += [*options, str(TESTS / "attention" / "test_gpu.py")]
+    command += [*options, *FILES]
     environment = os.environ | {"XEFLASH_SIM_CHECK": "all"}
     done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     if done.returncode:

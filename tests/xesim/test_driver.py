@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from toolbox import find_tool
@@ -212,13 +213,29 @@ def test_missing_compiler_is_explained(simulated, sycl_program, tmp_path):
     assert "XEFLASH_OCLOC names" in broken.stdout
 
 
+DRIVER_VERSION = "import dpctl\nprint(dpctl.SyclDevice('level_zero:gpu').driver_version)\n"
+
+
+def ocloc_that_says(version: str, folder: Path) -> str:
+    """A program that knows its version and compiles nothing."""
+    path = folder / f"ocloc-{version}"
+    path.write_text(f'#!/bin/sh\n[ "$1" = query ] && echo {version}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_driver_version_tells_the_compiler(simulated, tmp_path):
+    """Caches of native code (xeflash's, the runtime's) know a driver by it."""
+    for version in ("26.27.039122", "26.30.1"):
+        said = simulated.python(DRIVER_VERSION, "bmg", XEFLASH_OCLOC=ocloc_that_says(version, tmp_path)).stdout.strip()
+        assert said.endswith(f"+ocloc.{version}")
+    without = simulated.python(DRIVER_VERSION, "bmg", XEFLASH_OCLOC=str(tmp_path / "no")).stdout.strip()
+    assert re.fullmatch(r"[\d.]+", without)
+
+
 def test_old_compiler_is_refused_for_new_devices(simulated, sycl_program, tmp_path):
-    old = tmp_path / "ocloc"
-    old.write_text("#!/bin/sh\necho 22.43.24595\n")
-    old.chmod(0o755)
-    done = simulated.program(
-        sycl_program, ["build_error"], "bmg", XEFLASH_OCLOC=str(old), XEFLASH_CACHE_DIR=str(tmp_path)
-    )
+    old = ocloc_that_says("22.43.24595", tmp_path)
+    done = simulated.program(sycl_program, ["build_error"], "bmg", XEFLASH_OCLOC=old, XEFLASH_CACHE_DIR=str(tmp_path))
     assert "ocloc 22.43.24595" in done.stdout
     assert "too old for bmg" in done.stdout
     assert "get_ocloc" in done.stdout
@@ -259,12 +276,22 @@ def test_damaged_cache_entries_are_rebuilt(simulated, sycl_program, tmp_path):
 
 @ADAPTERS
 def test_persistent_kernel_cache_of_the_runtime(simulated, sycl_program, tmp_path, adapter):
-    """Native binaries go to the runtime's cache and come back: the second process compiles nothing."""
+    """Native binaries go to the runtime's cache and come back: the second process compiles nothing.
+
+    Unless it has another compiler.
+    """
     needs_ocloc()
     cache = {"SYCL_CACHE_PERSISTENT": "1", "SYCL_CACHE_DIR": str(tmp_path / "sycl")}
-    for more in ({}, {"XEFLASH_OCLOC": "/bin/false", "XEFLASH_CACHE_DIR": str(tmp_path)}):
-        found = facts(simulated.program(sycl_program, ["launches"], "pvc", adapter=adapter, **cache, **more).stdout)
-        assert found == {"wrong": "0", "wrong_host": "0", "wrong_local": "0"}
+
+    def run(status: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
+        return simulated.program(sycl_program, ["launches"], "pvc", adapter=adapter, status=status, **cache, **more)
+
+    version = simulated.python(DRIVER_VERSION, "pvc").stdout
+    same = ocloc_that_says(version.strip().partition("+ocloc.")[2], tmp_path)
+    for more in ({}, {"XEFLASH_OCLOC": same, "XEFLASH_CACHE_DIR": str(tmp_path)}):
+        assert facts(run(**more).stdout) == {"wrong": "0", "wrong_host": "0", "wrong_local": "0"}
+    other = run(None, XEFLASH_OCLOC=ocloc_that_says("26.99.1", tmp_path), XEFLASH_CACHE_DIR=str(tmp_path))
+    assert "ocloc 26.99.1" in other.stderr
 
 
 OPENCL = """

@@ -1,9 +1,11 @@
 // Drivers: one, with the devices that XEFLASH_SIM names.
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "driver/compiler.hpp"
 #include "driver/objects.hpp"
 
 namespace xesim::driver {
@@ -31,17 +33,42 @@ constexpr std::pair<const char*, uint32_t> kExtensions[] = {
     {"ZE_extension_kernel_max_group_size_properties", ZE_MAKE_VERSION(1, 0)},
     {"ZE_extension_memory_free_policies", ZE_MAKE_VERSION(1, 0)},
     {"ZE_extension_pci_properties", ZE_MAKE_VERSION(1, 0)},
+    {"ZE_intel_get_driver_version_string", ZE_MAKE_VERSION(1, 0)},
     {"ZE_experimental_event_pool_counter_based", ZE_MAKE_VERSION(1, 0)},
     {"ZE_experimental_global_offset", ZE_MAKE_VERSION(1, 0)},
     {"ZE_experimental_immediate_command_list_append", ZE_MAKE_VERSION(1, 0)},
     {"ZE_experimental_relaxed_allocation_limits", ZE_MAKE_VERSION(1, 0)},
 };
 
+// A real driver's version stands for its compiler's as well: programs keep binaries by it.
+std::string version_string() {
+  std::string text = std::to_string(kDriverVersion >> 24) + '.' +
+                     std::to_string(kDriverVersion >> 16 & 0xff) + '.' +
+                     std::to_string(kDriverVersion & 0xffff);
+  const std::string compiler = compiler_version();
+  return compiler.empty() ? text : text + "+ocloc." + compiler;
+}
+
 uint32_t driver_count() { return devices().empty() ? 0 : 1; }
 
 void check_driver(const void* handle) {
   if (handle == nullptr) refuse(ZE_RESULT_ERROR_INVALID_NULL_HANDLE);
   if (handle != &the_driver) refuse(ZE_RESULT_ERROR_INVALID_ARGUMENT);
+}
+
+// Extension: the size with the final 0 if `text` is null, else as much as fits.
+ze_result_t zeIntelGetDriverVersionString(ze_driver_handle_t driver, char* text, size_t* size) {
+  return guarded([&] {
+    check_driver(driver);
+    require(size);
+    const std::string version = version_string();
+    if (text != nullptr && *size > 0) {
+      const size_t length = std::min(*size - 1, version.size());
+      std::memcpy(text, version.data(), length);
+      text[length] = 0;
+    }
+    *size = version.size() + 1;
+  });
 }
 
 }  // namespace
@@ -171,8 +198,9 @@ ze_result_t zeDriverGetExtensionFunctionAddress(ze_driver_handle_t driver, const
     check_driver(driver);
     require(name);
     require(address);
-    *address = nullptr;
-    return ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+    const bool known = std::strcmp(name, "zeIntelGetDriverVersionString") == 0;
+    *address = known ? reinterpret_cast<void*>(&zeIntelGetDriverVersionString) : nullptr;
+    return known ? ZE_RESULT_SUCCESS : ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
   });
 }
 

@@ -184,4 +184,12 @@ Build compile(const DeviceModel& model, std::span<const uint8_t> spirv, const st
   }
 }
 
+std::string compiler_version() {
+  try {
+    return current_ocloc().version_text;
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
 }  // namespace xesim::driver

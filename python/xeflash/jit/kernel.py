@@ -7,12 +7,30 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from xeflash._score_mod import ScoreMod
 from xeflash.tune import Config, pick
 
 _ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
 # Degree of exp2's polynomial: its error has to vanish in the rounding of P.
 _EXP2_DEGREE = {"float32": 6, "float16": 4, "bfloat16": 3}
 _CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A file of kernels/, its entry points in the order that the extension knows, and what a launch passes to them."""
+
+    headers: tuple[str, ...]
+    entries: tuple[str, ...]
+    params: str = "FwdParams"
+
+
+ALGORITHMS = {
+    "flash_fwd": Algorithm(("flash_fwd",), ("flash_fwd",)),
+    "flash_decode": Algorithm(("flash_decode", "combine"), ("flash_decode", "combine")),
+    "matmul_softmax": Algorithm(("matmul_softmax",), ("scores", "softmax_rows", "weighted_sum"), "StandardParams"),
+    "peak": Algorithm(("peak",), ("peak",)),
+}
 
 
 @dataclass(frozen=True)
@@ -28,17 +46,25 @@ class Desc:
     softcap: bool = False
     alibi: bool = False
     bias: str | None = None
+    score_mod: ScoreMod | None = None
     dropout: bool = False
     negative_scale: bool = False  # GPUs: kernels for the others do without the sign
-    heads: bool = False  # one query: the rows of a tile are the heads that share a KV head
+    packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
+    split_keys: bool = False  # GPUs, tiles are few and keys many: the threads of a group take turns at the keys
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
 
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The entry points of its kernel."""
+        return ALGORITHMS[self.algorithm].entries
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Desc:
         """From what the extension passes."""
-        return cls(**{f.name: values[f.name] for f in fields(cls)})
+        desc = {f.name: values[f.name] for f in fields(cls)}
+        return cls(**desc | {"score_mod": ScoreMod(*desc["score_mod"]) if desc["score_mod"] else None})
 
 
 @dataclass(frozen=True)
@@ -65,11 +91,16 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     score = [name for name, used in (("SoftCap", desc.softcap), ("Alibi", desc.alibi)) if used]
     if desc.bias is not None:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
+    if desc.score_mod:
+        score.append("ScoreMod<Snippet>")
+    algorithm = ALGORITHMS[desc.algorithm]
+    params = "ScoreModParams" if desc.score_mod else algorithm.params
     decode = desc.algorithm == "flash_decode"
-    entries = ["flash_decode", "combine"] if decode else [desc.algorithm]
     lines = [
-        *(f'#include "{entry}.hpp"' for entry in entries),
+        *(f'#include "{header}.hpp"' for header in algorithm.headers),
+        *(['#include "attention/score_mod.hpp"'] if desc.score_mod else []),
         "namespace xeflash {",
+        *(desc.score_mod.struct() if desc.score_mod else []),
         "struct Config {",
         f"  using Element = {_ELEMENTS[desc.dtype]};",
         f"  using ScoreVariant = Variant<{', '.join(score)}>;",
@@ -77,25 +108,29 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
-        f"  static constexpr bool rows_are_heads = {_cpp(desc.heads)};",
+        f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
         f"  static constexpr bool any_scale = {_cpp(desc.negative_scale or arch in _CPU_ISA)};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         "};",
         "}  // namespace xeflash",
-        *(f"XF_KERNEL void {e}(xeflash::FwdParams p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in entries),
+        *(f"XF_KERNEL void {e}(xeflash::{params} p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in desc.entries),
         "",
     ]
     if arch in _CPU_ISA:
         backend = ["-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
     else:
         xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads}
+        xe["SPLIT_KEYS"] = int(config.split_keys)
         backend = ["-DXEFLASH_BACKEND_XE=1", *(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
-    features = [name for name in ("softcap", "alibi", "dropout", "heads", "negative_scale") if getattr(desc, name)]
+    features = [
+        name for name in ("softcap", "alibi", "dropout", "packed_heads", "negative_scale") if getattr(desc, name)
+    ]
     features += [f"bias.{desc.bias}"] if desc.bias else []
+    features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []
     features += [desc.access] if desc.access not in ("", "block2d") else []
     if config.threads > 1:
-        dims += f"t{config.threads}"
+        dims += f"{'k' if config.split_keys else 't'}{config.threads}"
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
     return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", *backend), config)
 

@@ -37,15 +37,20 @@ def _compiler() -> str:
     return "intel-sycl-rt " + importlib.metadata.version("intel-sycl-rt")
 
 
-def provide(description: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, int, int, int]:
-    """(native code, block_q, parts, threads) of the kernel for a description.
+Provided = tuple[bytes, tuple[str, ...], int, int, int, int, int]
+
+
+def provide(description: dict[str, Any], queue: int, again: bool = False) -> Provided:
+    """(native code, entry points, block_q, block_k, rows of a group, parts, threads) of the kernel for a description.
 
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
     desc = Desc.from_dict(description)
     kernel = render(desc)
     config = kernel.config
-    return find_or_build(kernel, desc, queue, again), config.block_q, config.parts, config.threads
+    code = find_or_build(kernel, desc, queue, again)
+    sizes = config.block_q, config.block_k, config.rows_in_group, config.parts, config.threads
+    return code, desc.entries, *sizes
 
 
 def find_or_build(kernel: KernelSource, desc: Desc, queue: int, again: bool = False) -> bytes:
@@ -55,7 +60,7 @@ def find_or_build(kernel: KernelSource, desc: Desc, queue: int, again: bool = Fa
         prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
         with progress(f"compiling {kernel.name}"):
             if prebuilt.exists():
-                return cache.Built(_core.compile_spirv(queue, prebuilt.read_bytes(), desc.algorithm), "")
+                return cache.Built(_core.compile_spirv(queue, prebuilt.read_bytes(), desc.entries[0]), "")
             return _compile(kernel, desc, queue)
 
     return kept(kernel, desc, build, again)
@@ -98,7 +103,7 @@ def _lock_of(key: str) -> threading.Lock:
 def _compile(kernel: KernelSource, desc: Desc, queue: int) -> cache.Built:
     try:
         options = [*kernel.options, f"-I{HEADERS}"]
-        return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.algorithm))
+        return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.entries[0]))
     except RuntimeError as error:
         raise RuntimeError(_explain(kernel, str(error))) from None
 

@@ -19,7 +19,13 @@ class Config:
     block_k: int
     block_v: int  # columns of the output that a thread owns
     parts: int = 1  # of the output's columns
-    threads: int = 1  # of a work-group: neighbouring blocks of rows
+    threads: int = 1  # of a work-group: neighbouring blocks of rows, or
+    split_keys: bool = False  # one block of rows, whose keys they share out
+
+    @property
+    def rows_in_group(self) -> int:
+        """Of a work-group."""
+        return self.block_q * (1 if self.split_keys else self.threads)
 
 
 def pick(desc: Desc) -> Config:
@@ -28,5 +34,5 @@ def pick(desc: Desc) -> Config:
         return Config(*cpu.blocks(desc), desc.head_dim_v)
     if desc.arch in xe.ARCHITECTURES:
         block_q, block_k = xe.blocks(desc)
-        return Config(block_q, block_k, *xe.columns(desc, block_q), xe.threads(desc, block_q))
+        return Config(block_q, block_k, *xe.columns(desc, block_q), *xe.threads(desc, block_q, block_k))
     raise NotImplementedError(f"xeflash: no kernels for {desc.device} yet; xeflash doctor lists the devices that work")

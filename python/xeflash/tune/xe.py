@@ -7,54 +7,59 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from xeflash.jit.kernel import Desc
 
-Row = tuple[str, str, str, int, int, int, int]
+Row = tuple[str, str, str, str, int, int, int, int]
 
 ARCHITECTURES = ("pvc", "bmg", "dg2")
 MAX_HEAD_DIM = 576
 
-# arch, dtype, access, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
+# A change of scores (softcap, ALiBi, bias, score_mod) wants registers too: 16 rows then spill.
+# arch, dtype, access, scores, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
-    ("dg2", "float32", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("dg2", "*", "*", 255, 64, 8, 32),
-    ("dg2", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "float32", "*", 255, 64, 8, 32),
-    ("*", "float32", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "*", "*", 16, 128, 8, 64),
-    ("*", "*", "block2d", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
-    ("*", "*", "block2d", 255, 128, 16, 32),
-    ("*", "*", "*", 255, 128, 8, 64),
-    ("*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "*", "*", "*", 255, 64, 8, 32),
+    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "float32", "*", "*", 255, 64, 8, 32),
+    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "*", "*", "*", 16, 128, 8, 64),
+    ("*", "*", "block2d", "plain", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
+    ("*", "*", "block2d", "plain", 255, 128, 16, 32),
+    ("*", "*", "*", "*", 255, 128, 8, 64),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
 
 # One query; rows are the heads that share its keys. Eights of them go to the matrix unit, whether they are there or
 # not: 0.03 instructions for a byte of K and V. Any other number goes to the vector unit, with Q, P and O in fp32: 0.05
 # for one row, some 0.05 more for each other (perf/decode_counts.py). Memory asks for less than 1 (bmg), 0.4 (pvc),
 # 2 (dg2).
-# arch, dtype, access, rows <=, head dim <=, most rows a thread, block_k (keys)
+# arch, dtype, access, scores, rows <=, head dim <=, most rows a thread, block_k (keys)
 FLASH_DECODE: list[Row] = [
     # No block messages: the matrix unit would need K and V in order in shared memory, 0.44 instructions a byte.
-    ("dg2", "*", "elements", 255, 128, 2, 16),  # the halves of dwords need registers, too
-    ("dg2", "*", "*", 255, 128, 4, 16),
-    ("dg2", "*", "*", 255, 256, 2, 16),
-    ("dg2", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
-    ("*", "float32", "*", 255, 128, 7, 32),  # the vector unit's in any case
-    ("*", "float32", "*", 255, 256, 4, 16),
-    ("*", "float32", "*", 255, MAX_HEAD_DIM, 2, 16),
-    ("*", "*", "block2d", 1, 128, 1, 32),  # far below what memory allows, and more precise
-    ("*", "*", "block2d", 1, 256, 1, 16),
-    ("*", "*", "block2d", 8, 128, 8, 64),
-    ("*", "*", "block2d", 255, 128, 16, 32),  # K and V are read once for 16 rows
-    ("*", "*", "block2d", 255, MAX_HEAD_DIM, 8, 32),
-    ("*", "*", "*", 255, 128, 7, 32),
-    ("*", "*", "*", 255, 256, 4, 16),
-    ("*", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
+    ("dg2", "*", "elements", "*", 255, 128, 2, 16),  # the halves of dwords need registers, too
+    ("dg2", "*", "*", "*", 255, 128, 4, 16),
+    ("dg2", "*", "*", "*", 255, 256, 2, 16),
+    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
+    ("*", "float32", "*", "*", 255, 128, 7, 32),  # the vector unit's in any case
+    ("*", "float32", "*", "*", 255, 256, 4, 16),
+    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
+    ("*", "*", "block2d", "*", 1, 128, 1, 32),  # far below what memory allows, and more precise
+    ("*", "*", "block2d", "*", 1, 256, 1, 16),
+    ("*", "*", "block2d", "*", 8, 128, 8, 64),
+    ("*", "*", "block2d", "*", 255, 128, 16, 32),  # K and V are read once for 16 rows
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "*", "*", 255, 128, 7, 32),
+    ("*", "*", "*", "*", 255, 256, 4, 16),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
 ]
 
-_TABLES = {"flash_fwd": FLASH_FWD, "flash_decode": FLASH_DECODE}
+# matmul_softmax: what FlashAttention is compared with has its tiles.
+_TABLES = {"flash_fwd": FLASH_FWD, "matmul_softmax": FLASH_FWD, "flash_decode": FLASH_DECODE}
 
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
+
+
+_SHARED_BYTES = 65536  # of a work-group
 
 
 def blocks(desc: Desc) -> tuple[int, int]:
@@ -65,11 +70,13 @@ def blocks(desc: Desc) -> tuple[int, int]:
                 f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
                 "the SYCL CPU device takes any"
             )
-    for arch, dtype, access, max_rows, max_head_dim, block_q, block_k in _TABLES.get(desc.algorithm, ()):
+    changed = desc.softcap or desc.alibi or desc.bias is not None or desc.score_mod is not None
+    for arch, dtype, access, scores, max_rows, max_head_dim, block_q, block_k in _TABLES.get(desc.algorithm, ()):
         if (
             arch in ("*", desc.arch)
             and dtype in ("*", desc.dtype)
             and access in ("*", desc.access)
+            and (scores == "*" or not changed)
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
         ):
@@ -90,13 +97,24 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
     return (desc.head_dim_v if parts == 1 else -(-width // 16) * 16), parts
 
 
-def threads(desc: Desc, block_q: int) -> int:
-    """Threads of a work-group: they read the same keys, which then come from their Xe-core's cache or shared memory.
+def threads(desc: Desc, block_q: int, block_k: int) -> tuple[int, bool]:
+    """(threads of a work-group, whether they take turns at the keys of one block of rows).
 
-    Eight are one for each vector engine; no more than there are blocks of rows, or have room for Q in 32 KiB.
+    Otherwise they read the same keys for neighbouring blocks of rows; these then come from their Xe-core's cache or
+    shared memory. Eight are one for each vector engine; no more than there are blocks of rows, or fit with what they
+    keep in shared memory: Q, in half of it, or the keys and values of each turn, in all of it.
     """
     if desc.algorithm == "flash_decode":
-        return 1  # splits of the keys fill the device instead
-    row_bytes = desc.head_dim * (4 if desc.dtype == "float32" else 2)
-    fit = 8 if desc.access == "block2d" else 32768 // (block_q * row_bytes)
-    return max(1, min(8, desc.rows // block_q, fit))
+        return 1, False  # splits of the keys fill the device instead
+    element = 4 if desc.dtype == "float32" else 2
+    staged = desc.access != "block2d"
+    q_bytes = block_q * desc.head_dim * element
+    if desc.split_keys:
+        turn_bytes = block_k * (desc.head_dim + columns(desc, block_q)[0]) * element + q_bytes if staged else 0
+        count = 8
+        while count > 1 and count * turn_bytes > _SHARED_BYTES:
+            count //= 2
+        if count > 1:
+            return count, True
+    fit = _SHARED_BYTES // 2 // q_bytes if staged else 8
+    return max(1, min(8, desc.rows // block_q, fit)), False

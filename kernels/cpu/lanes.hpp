@@ -1,0 +1,58 @@
+// What changes to scores are made of: values and positions of 16 rows of a column, or of 16 columns
+// of a row, and elements of arrays at them.
+#pragma once
+
+#include "cpu/vec.hpp"
+
+namespace xeflash::cpu {
+
+using Floats = f32x16;
+using Ints = i32x16;
+
+XF_INLINE f32x16 min(f32x16 a, f32x16 b) { return a < b ? a : b; }
+XF_INLINE i32x16 min(i32x16 a, i32x16 b) { return a < b ? a : b; }
+XF_INLINE i32x16 max(i32x16 a, i32x16 b) { return a > b ? a : b; }
+XF_INLINE f32x16 exp2(f32x16 x) {
+  return select(x > f32x16(127.f), f32x16(__builtin_inff()), exp2<6>(x));
+}
+XF_INLINE f32x16 sqrt(f32x16 x) { return __builtin_elementwise_sqrt(x); }
+
+template <class S>
+XF_INLINE S to_floats(i32x16 v) {
+  return __builtin_convertvector(v, f32x16);
+}
+
+XF_INLINE int at_most(int i, int last) { return i < last ? i : last; }
+XF_INLINE i32x16 at_most(i32x16 i, int last) { return i < i32x16(last) ? i : i32x16(last); }
+
+XF_INLINE float to_float(uint8_t x) { return x; }
+
+template <class S, class T>
+XF_INLINE f32x16 gather(const T* data, int64_t row, i32x16 q, int64_t col, int k) {
+  const T* p = data + k * col;
+  if (row == 0) return f32x16(to_float(*p));
+  f32x16 v;
+  XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[q[i] * row]);
+  return v;
+}
+template <class S, class T>
+XF_INLINE f32x16 gather(const T* data, int64_t row, int q, int64_t col, i32x16 k) {
+  return gather<S>(data, col, k, row, q);
+}
+
+// Floating elements as floats, integer ones as ints.
+template <class T>
+XF_INLINE auto value_at(const T* data, int i) {
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<int>(data[i]);
+  else
+    return to_float(data[i]);
+}
+template <class T>
+XF_INLINE auto value_at(const T* data, i32x16 at) {
+  std::conditional_t<std::is_integral_v<T>, i32x16, f32x16> v;
+  XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = value_at(data, at[i]);
+  return v;
+}
+
+}  // namespace xeflash::cpu

@@ -1,0 +1,144 @@
+// Attention without FlashAttention, what it is compared with: three kernels, S and P in memory.
+//   scores        S = scale Q K^T          softmax_rows  P = softmax(S)
+//   weighted_sum  O = P V
+// A thread owns the same block of Br rows in each. Blocks of keys that no row of it sees are
+// neither written nor read; S and P have room for all.
+//   j: block of keys     Q K V S P O: tiles     m: maximum of a row, l: sum
+#pragma once
+
+#include "attention/dropout.hpp"
+#include "attention/mask.hpp"
+#include "attention/variant.hpp"  // a Config names it and Drop
+
+namespace xeflash {
+
+// The rows of a thread and the keys that they see.
+template <class Config>
+struct RowBlock {
+  static constexpr int Br = Config::block_q, Bc = Config::block_k;
+  static constexpr int kTogether = kStaged ? kSharing * Br : Br;  // rows that pass the same keys
+  Work work;
+  Sequence seq;
+  Window window;
+  int row, head, head_k;
+  BlockRange range;
+
+  XF_INLINE RowBlock(const FwdParams& p, int parts)
+      : work(group_index(), parts, (p.max_q - 1) / Br + 1, p.heads_q),
+        seq(p, work.batch),
+        window(p, seq),
+        row(work.block * Br),
+        head(work.head),
+        head_k(work.head / (p.heads_q / p.heads_k)),
+        range(window.template k_blocks<Bc>(first(), last())) {}
+
+  XF_INLINE int first() const { return row - row % kTogether; }
+  XF_INLINE int last() const {
+    return (first() + kTogether < seq.sq ? first() + kTogether : seq.sq) - 1;
+  }
+  XF_INLINE bool is_empty() const { return first() >= seq.sq; }
+  // The keys that they see, of K or V.
+  template <class T>
+  XF_INLINE Rows<const T> keys(const TensorArg& t) const {
+    return seq.k_rows<const T>(t, head_k).up_to(range.keys);
+  }
+  // The rows, of Q or O; of S and P the columns of a block of keys.
+  template <class T>
+  XF_INLINE Rows<T> of(const TensorArg& t) const {
+    return seq.q_rows<T>(t, head, row);
+  }
+  template <class T>
+  XF_INLINE Rows<T> of(const TensorArg& t, int j) const {
+    return of<T>(t).columns(j * Bc, static_cast<int>(t.row));
+  }
+};
+
+template <class Config>
+XF_INLINE void scores(const StandardParams& p) {
+  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim;
+  using T = typename Config::Element;
+  using KeyTile = Keys<T, Bc, d>;
+  using QueryTile = Query<Rows<const T>, T, Br, d, KeyTile>;
+  allocate_shared<Tile<Br, Bc>, KeyTile, QueryTile>();
+
+  const RowBlock<Config> rows(p, 1);
+  if (rows.is_empty()) return;
+  const auto k_rows = rows.template keys<T>(p.k);
+
+  QueryTile Q;
+  load(Q, rows.template of<const T>(p.q));
+  for (int j = rows.range.begin; j < rows.range.end; ++j) {
+    const int key = j * Bc;
+    prefetch<Bc, d>(k_rows.from(key + Bc));  // of the next step
+    const KeyTile K(k_rows.from(key));
+    Tile<Br, Bc> S;
+    fill(S, -kInf);  // keys past the end
+    mma_ABt(S, Q, K);
+    reuse_shared();
+    each(S, rows.row, key, [&](auto s, auto, auto) { return s * p.scale; });  // S = scale Q K^T
+    if (!rows.range.is_full(j)) {
+      each(S, rows.row, key, [&](auto s, auto q, auto k) { return rows.window.hide(s, q, k); });
+    }
+    store(rows.template of<float>(p.scores, j), S);
+  }
+}
+
+template <class Config>
+XF_INLINE void softmax_rows(const StandardParams& p) {
+  constexpr int Br = Config::block_q, Bc = Config::block_k;
+  using T = typename Config::Element;
+
+  const RowBlock<Config> rows(p, 1);
+  if (rows.is_empty()) return;
+
+  ColVec<Br> m(kNoScore);  // in base 2
+  ColSum<Br> l;
+  for (int j = rows.range.begin; j < rows.range.end; ++j) {
+    Tile<Br, Bc> S;
+    load(S, rows.template of<const float>(p.scores, j));
+    const ColVec<Br> m_new = max(m, row_max(S) * kLog2e);  // m_new = max(m, rowmax S)
+    l *= exp2(m - m_new);                                  // l = exp(m - m_new) l
+    m = m_new;
+    Left<T, Br, Bc> P;
+    exp2_and_sum<Config::exp2_degree>(P, S, kLog2e, m, l);  // l += rowsum exp(S - m)
+  }
+  const ColVec<Br> inverse = inverse_or_zero(l);
+
+  for (int j = rows.range.begin; j < rows.range.end; ++j) {
+    Tile<Br, Bc> P;
+    load(P, rows.template of<const float>(p.scores, j));
+    exp2_of<Config::exp2_degree>(P, kLog2e, m);
+    P *= inverse;  // P = exp(S - m) / l
+    store(rows.template of<T>(p.probabilities, j), P);
+  }
+}
+
+template <class Config>
+XF_INLINE void weighted_sum(const StandardParams& p) {
+  constexpr int Br = Config::block_q, Bc = Config::block_k;
+  constexpr int dv = Config::block_v;  // columns of O that a thread owns
+  using T = typename Config::Element;
+  using ProbabilityTile = Left<T, Br, Bc>;
+  using ValueTile = Values<T, Bc, dv, ProbabilityTile>;
+  allocate_shared<Tile<Br, dv>, ProbabilityTile, ValueTile>();
+
+  const RowBlock<Config> rows(p, Config::parts);
+  if (rows.is_empty()) return;
+  const int column = rows.work.part * dv;
+  const auto v_rows = rows.template keys<T>(p.v).columns(column, Config::head_dim_v);
+
+  Tile<Br, dv> O;
+  fill(O, 0.f);
+  for (int j = rows.range.begin; j < rows.range.end; ++j) {
+    const int key = j * Bc;
+    prefetch<Bc, dv>(v_rows.from(key + Bc));  // of the next step
+    ProbabilityTile P;
+    load(P, rows.template of<const T>(p.probabilities, j));
+    const ValueTile V(v_rows.from(key));
+    mma_AB(O, P, V);  // O = P V
+    reuse_shared();
+  }
+  store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
+}
+
+}  // namespace xeflash

@@ -1,0 +1,5 @@
+// Everything is inlined into one kernel, and tiles of known size are unrolled.
+#pragma once
+
+#define XF_INLINE inline __attribute__((always_inline))
+#define XF_UNROLL _Pragma("unroll")

@@ -1,0 +1,57 @@
+// What changes to scores are made of: values and positions of kLanes columns of a row, and elements
+// of arrays at them.
+#pragma once
+
+#include "xe/rows.hpp"
+
+namespace xeflash::xe {
+
+template <int Bytes>
+using UintOfSize =
+    std::conditional_t<Bytes == 4, uint32_t, std::conditional_t<Bytes == 2, uint16_t, uint8_t>>;
+
+using Floats = floats;
+using Ints = ints;
+
+XF_INLINE floats min(floats a, floats b) { return esimd::min<float>(a, b); }
+XF_INLINE ints min(ints a, ints b) { return esimd::min<int>(a, b); }
+XF_INLINE ints max(ints a, ints b) { return esimd::max<int>(a, b); }
+XF_INLINE floats select(bool c, floats a, floats b) { return c ? a : b; }
+XF_INLINE floats exp2(floats x) { return esimd::exp2(x); }
+XF_INLINE floats log2(floats x) { return esimd::log2(x); }
+XF_INLINE floats sqrt(floats x) { return esimd::sqrt(x); }
+
+template <class S>
+XF_INLINE S to_floats(ints v) {
+  return esimd::convert<float>(v);
+}
+
+XF_INLINE ints at_most(ints i, int last) { return esimd::min<int>(i, ints(last)); }
+
+template <class S, class T>
+XF_INLINE S gather(const T* data, int64_t row, int q, int64_t col, ints k) {
+  using Bits = UintOfSize<sizeof(T)>;
+  const int first_k = k[0];
+  const auto* first = reinterpret_cast<const Bits*>(data + q * row + first_k * col);
+  const Offsets<kLanes> bytes =
+      Offsets<kLanes>(k - first_k) * static_cast<uint32_t>(col * sizeof(T));
+  simd<Bits, kLanes> bits = esimd::gather<Bits, kLanes>(first, bytes);
+  return esimd::convert<float>(simd<T, kLanes>(bits.template bit_cast_view<T>()));
+}
+
+// Floating elements as floats, integer ones as ints.
+template <class T>
+using ValueOf = std::conditional_t<std::is_integral_v<T>, int, float>;
+template <class T, int N>
+XF_INLINE simd<ValueOf<T>, N> value_at(const T* data, simd<int, N> i) {
+  using Bits = UintOfSize<sizeof(T)>;
+  simd<Bits, N> bits = esimd::gather<Bits, N>(reinterpret_cast<const Bits*>(data),
+                                              Offsets<N>(i) * static_cast<uint32_t>(sizeof(T)));
+  return esimd::convert<ValueOf<T>>(simd<T, N>(bits.template bit_cast_view<T>()));
+}
+template <class T>
+XF_INLINE ValueOf<T> value_at(const T* data, int i) {
+  return value_at(data, simd<int, 1>(i))[0];
+}
+
+}  // namespace xeflash::xe

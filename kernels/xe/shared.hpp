@@ -1,0 +1,124 @@
+// What the threads of a group do together, in shared local memory: bring in tiles, and add up what
+// each found where they took turns at the keys.
+#pragma once
+
+#include "xe/tile.hpp"
+
+namespace xeflash::xe {
+
+// Blocks of so many dwords.
+template <int Dwords>
+struct SharedBlocks {
+  uint32_t begin;
+  XF_INLINE void store(int i, simd<uint32_t, Dwords> x) const {
+    esimd::slm_block_store<uint32_t, Dwords>(begin + i * Dwords * 4, x);
+  }
+  XF_INLINE simd<uint32_t, Dwords> load(int i) const {
+    return esimd::slm_block_load<uint32_t, Dwords>(begin + i * Dwords * 4);
+  }
+};
+
+// ---- tiles --------------------------------------------------------------------------------------
+
+// Without 2D block messages the threads that share their keys bring a tile into the layout of B
+// together, each a share, in shared local memory. Every thread comes to every tile, and reads the
+// keys before it writes the values: so a meeting after each is enough, and a tile is not written
+// while another thread reads its predecessor.
+constexpr bool kStaged = kAccess != Access::block2d;
+
+XF_INLINE void meet() {
+  if constexpr (kSharing > 1) esimd::barrier();
+}
+// Before a tile takes the place of its predecessor where no other came in between.
+XF_INLINE void reuse_shared() {
+  if constexpr (kStaged) meet();
+}
+
+// f(i) for this thread's share of 0 .. Count - 1. One at a time: unrolled, the loads of all would
+// want registers at once.
+template <int Count, class F>
+XF_INLINE void share(F f) {
+  _Pragma("unroll 1") for (int first = 0; first + kSharing <= Count; first += kSharing) {
+    f(first + sharer());
+  }
+  if constexpr (Count % kSharing != 0) {
+    const int i = Count / kSharing * kSharing + sharer();
+    if (i < Count) f(i);
+  }
+}
+
+// ---- turns at the keys --------------------------------------------------------------------------
+
+// A thread's O, m and l on their way to another.
+template <int R, int D>
+struct Handover {
+  static constexpr int kChunks = Tile<R, D>::kChunks;
+  static constexpr int kBytes = (Tile<R, D>::kColumns + 2) * R * 4;
+  static constexpr int kSharedBytes = kKeyTurns / 2 * kBytes;
+  uint32_t begin;
+
+  XF_INLINE explicit Handover(int slot) : begin(slot * kBytes) {}
+  XF_INLINE auto chunks() const { return SharedBlocks<R * kLanes>{begin}; }
+  XF_INLINE auto rows() const { return SharedBlocks<R>{begin + kChunks * R * kLanes * 4}; }
+
+  XF_INLINE void give(const Tile<R, D>& O, ColVec<R> m, ColVec<R> l) const {
+    XF_UNROLL for (int c = 0; c < kChunks; ++c) {
+      auto chunk = O.chunk(c);
+      chunks().store(c, chunk.template bit_cast_view<uint32_t>());
+    }
+    rows().store(0, m.x.template bit_cast_view<uint32_t>());
+    rows().store(1, l.x.template bit_cast_view<uint32_t>());
+  }
+  // O = exp(m - m') O + exp(m2 - m') O2 with m' = max(m, m2), l likewise.
+  XF_INLINE void take(Tile<R, D>& O, ColVec<R>& m, ColVec<R>& l) const {
+    auto m_bits = rows().load(0), l_bits = rows().load(1);
+    const ColVec<R> m2(m_bits.template bit_cast_view<float>());
+    const ColVec<R> l2(l_bits.template bit_cast_view<float>());
+    const ColVec<R> m_new = max(m, m2), a = exp2(m - m_new), b = exp2(m2 - m_new);
+    XF_UNROLL for (int c = 0; c < kChunks; ++c) {
+      auto bits = chunks().load(c);
+      const simd<float, R * kLanes> O2 = bits.template bit_cast_view<float>();
+      XF_UNROLL for (int r = 0; r < R; ++r) {
+        O.row(r, c) = floats(O.row(r, c)) * a[r] + part<kLanes>(O2, r * kLanes) * b[r];
+      }
+    }
+    l.x = l.x * a.x + l2.x * b.x;
+    m = m_new;
+  }
+};
+
+// Half of the threads hand over to the other half, until the first has all.
+template <int R, int D>
+XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l) {
+  if constexpr (kKeyTurns > 1) {
+    static_assert((kKeyTurns & (kKeyTurns - 1)) == 0);
+    ColVec<R> sum = l;
+    const int turn = key_turn();
+    _Pragma("unroll 1") for (int half = kKeyTurns / 2; half > 0; half /= 2) {
+      esimd::barrier();
+      if (turn >= half && turn < 2 * half) Handover<R, D>(turn - half).give(O, m, sum);
+      esimd::barrier();
+      if (turn < half) Handover<R, D>(turn).take(O, m, sum);
+    }
+    l = sum;
+  }
+}
+
+// ---- its size -----------------------------------------------------------------------------------
+
+// Enough for the tiles, and then, in their place, for what is handed over.
+template <class Output, class... Tiles>
+struct SharedMemory;
+template <int R, int D, class... Tiles>
+struct SharedMemory<Tile<R, D>, Tiles...> {
+  static constexpr int kTiles = (Tiles::kSharedBytes + ...);
+  static constexpr int kMerge = kKeyTurns > 1 ? Handover<R, D>::kSharedBytes : 0;
+  static constexpr int kBytes = kTiles > kMerge ? kTiles : kMerge;
+};
+template <class Output, class... Tiles>
+XF_INLINE void allocate_shared() {
+  constexpr int kBytes = SharedMemory<Output, Tiles...>::kBytes;
+  if constexpr (kBytes > 0) esimd::slm_init<kBytes>();
+}
+
+}  // namespace xeflash::xe

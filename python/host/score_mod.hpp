@@ -1,0 +1,36 @@
+// A user's change to scores, as Python passes it: a snippet of C++ and what it captures by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "array.hpp"
+#include "attention/params.hpp"
+#include "checks.hpp"
+
+namespace xeflash {
+
+// What of it changes the code of a kernel.
+struct ScoreModSource {
+  struct Capture {
+    std::string name, type;  // DType's name for an array; "float" or "int" for a number
+    int rank;                // 0: a number
+  };
+  std::string text;
+  std::vector<Capture> captures;
+};
+
+// A snippet with its captures for one call.
+struct ScoreModCall {
+  uint16_t id = 0;  // stands for the source; 0: none
+  Captures captures{};
+  std::vector<Array> arrays;  // kept alive
+};
+
+// `score_mod` is None or (text, {name: array or number}).
+ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const char* q_name,
+                            const Checker& check);
+
+const ScoreModSource& score_mod_source(uint16_t id);
+
+}  // namespace xeflash

@@ -1,0 +1,94 @@
+#include "standard.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <new>
+#include <optional>
+#include <string>
+
+#include "checks.hpp"
+#include "kernels.hpp"
+#include "problem.hpp"
+
+namespace xeflash {
+namespace {
+
+// S is the largest array.
+void refuse_without_room(const Problem& p, const sycl::queue& queue) {
+  const double bytes = 1.0 * p.batch * p.heads_q * p.sq * p.sk * sizeof(float);
+  const auto most = queue.get_device().get_info<sycl::info::device::max_mem_alloc_size>();
+  if (bytes <= static_cast<double>(most)) return;
+  const std::string text =
+      "standard_attention: the scores must fit in one allocation of the device (" +
+      std::to_string(most) + " bytes), got " + std::to_string(bytes) + " bytes";
+  PyErr_SetString(PyExc_MemoryError, text.c_str());
+  throw py::error_already_set();
+}
+
+// A (batch, head, row, key) array of the device, for one call. Its rows have room for whole blocks
+// of keys, and begin at multiples of 64 bytes, as 2D block messages want it.
+class ScoreBuffer {
+ public:
+  ScoreBuffer(const sycl::queue& queue, const Problem& p, int64_t block_k, int64_t element_size)
+      : queue_(queue), row_(round_up(round_up(p.sk, block_k), 32)), rows_(p.sq), heads_(p.heads_q) {
+    const int64_t bytes = p.batch * heads_ * rows_ * row_ * element_size;
+    data_ = sycl::aligned_alloc_device<std::byte>(64, std::max<int64_t>(64, bytes), queue);
+    if (!data_) throw std::bad_alloc();
+  }
+  ~ScoreBuffer() { sycl::free(data_, queue_); }
+  ScoreBuffer(const ScoreBuffer&) = delete;
+
+  TensorArg arg() const { return {data_, heads_ * rows_ * row_, row_, rows_ * row_}; }
+
+ private:
+  static int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+  sycl::queue queue_;
+  int64_t row_, rows_, heads_;
+  void* data_ = nullptr;
+};
+
+}  // namespace
+
+py::object standard_attention(const FwdRequest& r) {
+  const Problem p = read_problem(r);
+  sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
+  refuse_without_room(p, queue);
+  const Array out = result_array(p, r);
+  if (p.batch * p.heads_q * p.sq == 0) return out.object;
+  const int device = p.q.queue ? device_index(queue) : kMaxDevices;
+
+  FwdDesc desc;
+  desc.algorithm = Algorithm::kStandard;
+  if (p.q.queue) desc.access = access_for(p, out, r.layout, false, facts_of_index(device).arch);
+  constexpr int64_t kMostKeys =
+      (1 << 22) - 128;  // of a row of S in 2D block messages, see fits_block2d
+  if (desc.access == Access::kBlock2d && p.sk > kMostKeys) desc.access = Access::kDwords;
+  desc.dtype = p.q.dtype;
+  desc.rows = rows_for(desc.algorithm, p, false);
+  desc.head_dim = static_cast<uint16_t>(p.d);
+  desc.head_dim_v = static_cast<uint16_t>(p.dv);
+  desc.device = static_cast<uint8_t>(device);
+  const FwdKernels& kernels = find_kernels(desc, queue);
+  const uint64_t groups = groups_for(desc, kernels, p.sq, p.batch * p.heads_q);
+  const uint64_t shares[] = {1, 1, static_cast<uint64_t>(kernels.parts)};  // of a block's columns
+
+  const ScoreBuffer scores(queue, p, kernels.block_k, sizeof(float));
+  const ScoreBuffer probabilities(queue, p, kernels.block_k, size_of(p.q.dtype));
+  const StandardParams params{params_of(p, out, r), scores.arg(), probabilities.arg()};
+  {
+    py::gil_scoped_release nogil;
+    queue.wait_and_throw();
+    std::optional<WorkersRoam> roam;
+    if (!p.q.queue) roam.emplace();
+    for (size_t i = 0; i < kernels.entries.size(); ++i) {
+      launch(queue, *kernels.entries[i], params, groups / kernels.parts * shares[i],
+             kernels.threads)
+          .wait_and_throw();
+    }
+    if (roam) roam->finish(groups);
+  }
+  return out.object;
+}
+
+}  // namespace xeflash

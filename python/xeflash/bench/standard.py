@@ -1,0 +1,38 @@
+"""Attention as one writes it without FlashAttention: what the kernels are compared with, on the same devices."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from xeflash import _core
+from xeflash._common import prepare, refuse_numbers
+
+importlib.import_module("xeflash.jit")  # makes kernels for the extension
+
+
+def standard_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    bottom_right: bool = False,
+) -> Any:
+    """softmax(scale Q K^T) V by three kernels that keep the scores and the probabilities in memory.
+
+    As ``xeflash.attention`` with these arguments and ``enable_gqa=True``, for 4 dimensions; waits for the result.
+
+    >>> import numpy as np
+    >>> from xeflash.bench.standard import standard_attention
+    >>> q, k = np.ones((1, 8, 5, 64), np.float32), np.ones((1, 2, 9, 64), np.float32)
+    >>> standard_attention(q, k, k, is_causal=True, bottom_right=True).shape
+    (1, 8, 5, 64)
+    """
+    query, key, value = prepare("standard_attention", (query, key, value))
+    try:
+        return _core.standard_attention(query, key, value, is_causal, scale, bottom_right)
+    except TypeError as error:
+        refuse_numbers("standard_attention", error, scale=scale)
+        raise
