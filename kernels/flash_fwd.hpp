@@ -50,9 +50,10 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   ColVec<Br> m(kNoScore);
   ColSum<Br> l(0.f);
   if (p.sinks && key_turn() == 0) {  // a key without a value, seen first
-    const ColVec<Br> sinks = rows.template sinks<Br>(p) * kLog2e;
-    m = max(m, sinks);
-    l = above(sinks, kNoScore);
+    const ColVec<Br> sinks = rows.template sinks<Br>(p);
+    m = max(m, sinks * kLog2e);
+    l = exp2_of_difference(sinks, kLog2e,
+                           m);  // 1, but for the rounding of m; 0 if m is not its own
   }
 
   for (int j = range.begin + key_turn(); j < range.end; j += kKeyTurns) {

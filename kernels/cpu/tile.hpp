@@ -61,10 +61,13 @@ XF_INLINE ColVec<R> log_sum_exp(ColVec<R> m, const ColVec<R>& l, float empty) {
   return m;
 }
 
-// 1 where a > b, else 0.
+// 2^(a * scale - m), the exponent rounded once, and at most 1 or no number.
 template <int R>
-XF_INLINE ColVec<R> above(ColVec<R> a, float b) {
-  a.map([&](f32x16 v, int) { return select(v > f32x16(b), f32x16(1.f), f32x16(0.f)); });
+XF_INLINE ColVec<R> exp2_of_difference(ColVec<R> a, float scale, const ColVec<R>& m) {
+  a.map([&](f32x16 v, int r) {
+    const f32x16 x = fma(v, scale, -m.x[r]);
+    return exp2<6>(x < f32x16(1.f) ? x : f32x16(1.f));
+  });
   return a;
 }
 

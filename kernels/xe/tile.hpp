@@ -32,11 +32,10 @@ struct ColVec {
     inverse.merge(0.f, a.x == 0.f);
     return inverse;
   }
-  // 1 where a > b, else 0.
-  XF_INLINE friend ColVec above(const ColVec& a, float b) {
-    Vec one = 0.f;
-    one.merge(1.f, a.x > b);
-    return one;
+  // 2^(a * scale - m), the exponent rounded once, and at most 1 or no number.
+  XF_INLINE friend ColVec exp2_of_difference(const ColVec& a, float scale, const ColVec& m) {
+    const Vec x = a.x * scale - m.x;
+    return esimd::exp2(esimd::min<float>(x, Vec(1.f)));
   }
   // ln(2^m l), and `empty` where l is 0.
   XF_INLINE friend ColVec log_sum_exp(const ColVec& m, const ColVec& l, float empty) {
