@@ -6,9 +6,10 @@
 //   j: block of keys     Q K V S P O: tiles     m: maximum of a row, l: sum
 #pragma once
 
+#include "attention/cache.hpp"
 #include "attention/dropout.hpp"
 #include "attention/mask.hpp"
-#include "attention/variant.hpp"  // a Config names it and Drop
+#include "attention/variant.hpp"  // a Config names them and Drop
 
 namespace xeflash {
 

@@ -24,10 +24,11 @@ struct Work {
 
 // The lengths of sequence `batch` and where it starts in packed arrays.
 struct Sequence {
-  int batch, sq, sk;
+  int batch, batch_k, sq, sk;
   int64_t q0 = 0, k0 = 0;
 
-  XF_INLINE Sequence(const FwdParams& p, int b) : batch(b), sq(p.max_q), sk(p.max_k) {
+  XF_INLINE Sequence(const FwdParams& p, int b)
+      : batch(b), batch_k(p.cache.sequences ? p.cache.sequences[b] : b), sq(p.max_q), sk(p.max_k) {
     if (p.cu_q) {
       q0 = p.cu_q[b];
       sq = p.cu_q[b + 1] - p.cu_q[b];
@@ -37,6 +38,14 @@ struct Sequence {
       sk = p.cu_k[b + 1] - p.cu_k[b];
     }
     if (p.used_k) sk = p.used_k[b] < sk ? p.used_k[b] : sk;
+    if (p.cache.lengths) {
+      const int used = p.cache.lengths[b] + p.cache.added;
+      sk = used < sk ? used : sk;
+    }
+    if (p.cache.left_pad) {
+      k0 = p.cache.left_pad[b];
+      sk = k0 < sk ? sk - static_cast<int>(k0) : 0;
+    }
   }
 
   // The rows of one head, from row `first` on.
@@ -52,7 +61,7 @@ struct Sequence {
   }
   template <class T>
   XF_INLINE Rows<T> k_rows(const TensorArg& t, int head) const {
-    return {static_cast<T*>(t.data) + batch * t.batch + head * t.head + k0 * t.row, t.row, sk};
+    return {static_cast<T*>(t.data) + batch_k * t.batch + head * t.head + k0 * t.row, t.row, sk};
   }
   XF_INLINE float* lse(const FwdParams& p, int head) const {
     return p.lse + batch * p.lse_batch + head * p.lse_head + q0;
