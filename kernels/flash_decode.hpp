@@ -4,6 +4,7 @@
 //   Q K V S P O: tiles     m: running maximum of a row, l: running sum
 #pragma once
 
+#include "attention/cache.hpp"
 #include "attention/mask.hpp"
 #include "attention/partial.hpp"
 #include "attention/softmax.hpp"
@@ -11,34 +12,36 @@
 
 namespace xeflash {
 
-template <class Config>
-XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
+// False, and nothing stored, if the softmax could not be computed this way.
+template <class Config, class Softmax>
+XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim,
                 dv = Config::block_v;  // columns of O that a work-item owns
   using T = typename Config::Element;
+  using E = typename Config::CacheElement;
   using ScoreVariant = typename Config::ScoreVariant;
 
   const Sequence seq(p, work.batch);
   const int head_k = work.head / (p.heads_q / p.heads_k);
-  if (seq.sq == 0) return;
+  if (seq.sq == 0) return true;
   const KeyRange keys = Window(p, seq).keys_of_split(work.split, p.splits, Bc);
-  const auto k_rows = seq.k_rows<const T>(p.k, head_k).up_to(keys.end);
   const int column = work.part * dv;
-  const auto v_rows =
-      seq.k_rows<const T>(p.v, head_k).up_to(keys.end).columns(column, Config::head_dim_v);
+  const auto k_rows = key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end);
+  const auto v_rows = value_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
+                          .columns(column, Config::head_dim_v);
   const float scale = p.scale < 0 ? -p.scale : p.scale;
   const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
 
-  RowLeft<T, Br, d> Q;
+  RowLeft<E, Br, d> Q;
   load(Q, seq.q_heads<const T>(p.q, work.head, work.heads));
   if (Config::any_scale && p.scale < 0) negate(Q);
   RowTile<Br, dv> O;
   fill(O, 0.f);
-  RowVec<Br> m(kNoScore);
+  RowVec<Br> m(Softmax::first_max(p));
   RowSum<Br> l;
 
   for (int key = keys.begin; key < keys.end; key += Bc) {
-    const auto K = k_rows.from(key), V = v_rows.from(key);
+    const auto K = block_of<Bc>(k_rows, key), V = block_of<Bc>(v_rows, key);
     prefetch_rows<Bc, dv>(V);
     RowTile<Br, Bc> S;
     dot_rows(S, Q, K);  // S = Q K^T
@@ -49,36 +52,50 @@ XF_INLINE void flash_decode(const FwdParams& p, const SplitWork& work) {
                     [&](auto s, auto k) { return variant.score(s * scale, 0, k) * kLog2e; });
       });
     }
-    if (keys.end - key < Bc) hide_columns(S, keys.end - key);
-    RowProbs<T, Br, Bc> P;
-    online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
-    prefetch_rows<Bc, d>(K.from(Bc));
+    if (key < keys.seen_from || keys.end - key < Bc) {
+      hide_columns(S, keys.seen_from - key, keys.end - key);
+    }
+    RowProbs<E, Br, Bc> P;
+    // P = exp(S - m), l = rowsum P
+    Softmax::template step<Config::exp2_degree>(P, S, O, m, l, scale_log2);
+    prefetch_rows<Bc, d>(block_of<Bc>(k_rows, key + Bc));
     accumulate_rows(O, P, V);  // O += P V
   }
 
   const RowVec<Br> sum = l;
+  if constexpr (Softmax::kCanFail) {
+    for (int r = 0; r < work.heads; ++r) {
+      if (!Softmax::is_near(sum[r])) return false;
+    }
+  }
   each_row<Br>([&](int r) {
     if (r >= work.heads) return;
     RowState row{m[r], sum[r]};
     if (p.sinks && work.split == 0) row.add_sink(p.sinks[work.head + r] * kLog2e);
+    const float factor = row.normaliser() * p.v_scale;
     if (p.splits == 1) {
       const auto o_row = seq.q_rows<T>(p.o, work.head + r, 0);
-      store_row(o_row.columns(column, Config::head_dim_v), O, r, row.normaliser());
+      store_row(o_row.columns(column, Config::head_dim_v), O, r, factor);
       if (p.lse && column == 0) *seq.lse(p, work.head + r) = row.log_sum_exp(p.empty_lse);
     } else {
       const Partial part(p, work.batch, work.head + r, Config::head_dim_v);
-      store_row(part.o.from(work.split).columns(column, Config::head_dim_v), O, r,
-                row.normaliser());
+      store_row(part.o.from(work.split).columns(column, Config::head_dim_v), O, r, factor);
       if (column == 0) part.lse[work.split] = row.log_sum_exp(-kInf);
     }
   });
+  return true;
 }
 
 // One work-item per tile of heads and split of the keys, and per part of the columns of O where
 // they are too many for one.
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p) {
-  flash_decode<Config>(p, SplitWork(p, group_index(), Config::block_q, Config::parts));
+  const SplitWork work(p, group_index(), Config::block_q, Config::parts);
+  using Softmax = typename Config::Softmax;
+  const bool done = flash_decode<Config, Softmax>(p, work);
+  if constexpr (Softmax::kCanFail) {
+    if (!done) flash_decode<Config, OnlineSoftmax>(p, work);
+  }
 }
 
 }  // namespace xeflash

@@ -4,6 +4,7 @@
 //   running sum
 #pragma once
 
+#include "attention/cache.hpp"
 #include "attention/dropout.hpp"
 #include "attention/mask.hpp"
 #include "attention/softmax.hpp"
@@ -16,26 +17,25 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim;
   constexpr int dv = Config::block_v;  // columns of O that a thread owns
   using T = typename Config::Element;
+  using E = typename Config::CacheElement;
   using ScoreVariant = typename Config::ScoreVariant;
-  using KeyTile = Keys<T, Bc, d>;
-  using ValueTile = Values<T, Bc, dv, KeyTile>;
-  using OwnRows = TileRows<Config::packs_heads>;
-  using QueryTile = Query<typename OwnRows::template Matrix<const T>, T, Br, d, KeyTile, ValueTile>;
+  using KeyTile = Keys<E, Bc, d>;
+  using ValueTile = Values<E, Bc, dv, KeyTile>;
+  using OwnRows = TileRows<Config::packs_heads, Br>;
+  using QueryTile = Query<typename OwnRows::template Matrix<const T>, E, Br, d, KeyTile, ValueTile>;
   allocate_shared<Tile<Br, dv>, KeyTile, ValueTile, QueryTile>();
 
   const Sequence seq(p, work.batch);
-  const OwnRows rows(p, seq, work, Br);
+  const OwnRows rows(p, seq, work);
+  if (rows.is_empty()) return;
   const int row = rows.row, head_k = rows.head_k;
-  constexpr int kTogether = kStaged ? kSharing * Br : Br;  // rows that pass the same keys
-  const int first = row - row % kTogether, end = first + kTogether;
-  if (first >= rows.count) return;
   const Window window(p, seq);
-  const BlockRange range = window.template k_blocks<Bc>(
-      rows.query(first), rows.query((end < rows.count ? end : rows.count) - 1));
-  const auto k_rows = seq.k_rows<const T>(p.k, head_k).up_to(range.keys);
+  const BlockRange range =
+      window.template k_blocks<Bc>(rows.query(rows.first()), rows.query(rows.last()));
+  const auto k_rows = key_rows<Config>(p, seq, head_k, range.first_key, range.keys);
   const int column = work.part * dv;
-  const auto v_rows =
-      seq.k_rows<const T>(p.v, head_k).up_to(range.keys).columns(column, Config::head_dim_v);
+  const auto v_rows = value_rows<Config>(p, seq, head_k, range.first_key, range.keys)
+                          .columns(column, Config::head_dim_v);
   const ScoreVariant variant(p, seq, rows.head);
   const typename Config::Drop dropout(p, seq, rows.head);
 
@@ -50,7 +50,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   ColVec<Br> m(kNoScore);
   ColSum<Br> l(0.f);
   if (p.sinks && key_turn() == 0) {  // a key without a value, seen first
-    const ColVec<Br> sinks = rows.template sinks<Br>(p);
+    const ColVec<Br> sinks = rows.sinks(p);
     m = max(m, sinks * kLog2e);
     l = exp2_of_difference(sinks, kLog2e,
                            m);  // 1, but for the rounding of m; 0 if m is not its own
@@ -72,7 +72,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
       each(S, row, key, [&](auto s, auto q, auto k) { return window.hide(s, rows.query(q), k); });
     }
 
-    Left<T, Br, Bc> P;
+    Left<E, Br, Bc> P;
     online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
     dropout.drop(P, row, key);
 
@@ -82,7 +82,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 
   merge_turns(O, m, l);
   if (key_turn() != 0) return;
-  O *= inverse_or_zero(l) * dropout.keep_scale;  // O = O / l
+  O *= inverse_or_zero(l) * (dropout.keep_scale * p.v_scale);  // O = O / l
   store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
   if (p.lse && column == 0) store(rows.lse(p), log_sum_exp(m, l, p.empty_lse));
 }

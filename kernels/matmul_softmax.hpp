@@ -6,9 +6,10 @@
 //   j: block of keys     Q K V S P O: tiles     m: maximum of a row, l: sum
 #pragma once
 
+#include "attention/cache.hpp"
 #include "attention/dropout.hpp"
 #include "attention/mask.hpp"
-#include "attention/variant.hpp"  // a Config names it and Drop
+#include "attention/variant.hpp"  // a Config names them and Drop
 
 namespace xeflash {
 
@@ -16,36 +17,29 @@ namespace xeflash {
 template <class Config>
 struct RowBlock {
   static constexpr int Br = Config::block_q, Bc = Config::block_k;
-  static constexpr int kTogether = kStaged ? kSharing * Br : Br;  // rows that pass the same keys
   Work work;
   Sequence seq;
+  TileRows<false, Br> own;
   Window window;
-  int row, head, head_k;
   BlockRange range;
 
   XF_INLINE RowBlock(const FwdParams& p, int parts)
       : work(group_index(), parts, (p.max_q - 1) / Br + 1, p.heads_q),
         seq(p, work.batch),
+        own(p, seq, work),
         window(p, seq),
-        row(work.block * Br),
-        head(work.head),
-        head_k(work.head / (p.heads_q / p.heads_k)),
-        range(window.template k_blocks<Bc>(first(), last())) {}
+        range(window.template k_blocks<Bc>(own.first(), own.last())) {}
+  RowBlock(const RowBlock&) = delete;
 
-  XF_INLINE int first() const { return row - row % kTogether; }
-  XF_INLINE int last() const {
-    return (first() + kTogether < seq.sq ? first() + kTogether : seq.sq) - 1;
-  }
-  XF_INLINE bool is_empty() const { return first() >= seq.sq; }
   // The keys that they see, of K or V.
   template <class T>
   XF_INLINE Rows<const T> keys(const TensorArg& t) const {
-    return seq.k_rows<const T>(t, head_k).up_to(range.keys);
+    return seq.k_rows<const T>(t, own.head_k).up_to(range.keys);
   }
   // The rows, of Q or O; of S and P the columns of a block of keys.
   template <class T>
   XF_INLINE Rows<T> of(const TensorArg& t) const {
-    return seq.q_rows<T>(t, head, row);
+    return own.template of<T>(t);
   }
   template <class T>
   XF_INLINE Rows<T> of(const TensorArg& t, int j) const {
@@ -62,7 +56,7 @@ XF_INLINE void scores(const StandardParams& p) {
   allocate_shared<Tile<Br, Bc>, KeyTile, QueryTile>();
 
   const RowBlock<Config> rows(p, 1);
-  if (rows.is_empty()) return;
+  if (rows.own.is_empty()) return;
   const auto k_rows = rows.template keys<T>(p.k);
 
   QueryTile Q;
@@ -75,9 +69,9 @@ XF_INLINE void scores(const StandardParams& p) {
     fill(S, -kInf);  // keys past the end
     mma_ABt(S, Q, K);
     reuse_shared();
-    each(S, rows.row, key, [&](auto s, auto, auto) { return s * p.scale; });  // S = scale Q K^T
+    each(S, rows.own.row, key, [&](auto s, auto, auto) { return s * p.scale; });  // S = scale Q K^T
     if (!rows.range.is_full(j)) {
-      each(S, rows.row, key, [&](auto s, auto q, auto k) { return rows.window.hide(s, q, k); });
+      each(S, rows.own.row, key, [&](auto s, auto q, auto k) { return rows.window.hide(s, q, k); });
     }
     store(rows.template of<float>(p.scores, j), S);
   }
@@ -89,7 +83,7 @@ XF_INLINE void softmax_rows(const StandardParams& p) {
   using T = typename Config::Element;
 
   const RowBlock<Config> rows(p, 1);
-  if (rows.is_empty()) return;
+  if (rows.own.is_empty()) return;
 
   ColVec<Br> m(kNoScore);  // in base 2
   ColSum<Br> l;
@@ -123,7 +117,7 @@ XF_INLINE void weighted_sum(const StandardParams& p) {
   allocate_shared<Tile<Br, dv>, ProbabilityTile, ValueTile>();
 
   const RowBlock<Config> rows(p, Config::parts);
-  if (rows.is_empty()) return;
+  if (rows.own.is_empty()) return;
   const int column = rows.work.part * dv;
   const auto v_rows = rows.template keys<T>(p.v).columns(column, Config::head_dim_v);
 

@@ -2,8 +2,9 @@
 // from memory.
 #pragma once
 
+#include "attention/cache.hpp"
 #include "attention/dropout.hpp"
-#include "attention/variant.hpp"  // a Config names both
+#include "attention/variant.hpp"  // a Config names them
 
 namespace xeflash {
 

@@ -8,12 +8,13 @@ namespace xeflash {
 
 struct BlockRange {
   int begin, full_begin, full_end, end;  // blocks in [full_begin, full_end) need no mask
-  int keys;                              // none is seen from this one on
+  int first_key, keys;                   // seen are some in [first_key, keys)
   XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
 };
 
 struct KeyRange {
   int begin, end;
+  int seen_from;  // at or after begin
 };
 
 struct Window {
@@ -46,21 +47,24 @@ struct Window {
     BlockRange r;
     r.begin = static_cast<int>(seen_from / Bc);
     r.end = static_cast<int>((seen_to + Bc - 1) / Bc);
+    r.first_key = static_cast<int>(seen_from);
     r.keys = static_cast<int>(seen_to);
     r.full_begin = static_cast<int>((all_from + Bc - 1) / Bc);
     r.full_end = static_cast<int>(all_to / Bc);
     return r;
   }
 
-  // The share of one split in the keys that a single row sees, in whole blocks of Bc.
+  // The share of one split in the keys that a single row sees, in blocks of Bc keys, aligned to Bc.
   XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc) const {
-    const int64_t begin = clamp(left == kUnbounded ? 0 : static_cast<int64_t>(shift) - left);
+    const int64_t seen_from = clamp(left == kUnbounded ? 0 : static_cast<int64_t>(shift) - left);
+    const int64_t begin = seen_from - seen_from % Bc;
     const int64_t end = clamp(right == kUnbounded ? sk : static_cast<int64_t>(shift) + right + 1);
     // Divided in 32 bits: on GPUs a division of 64 is a loop.
     const int blocks = static_cast<int>((end - begin + Bc - 1) / Bc);
     const int64_t share = static_cast<int64_t>((blocks + splits - 1) / splits) * Bc;
     const int64_t from = begin + split * share, to = from + share;
-    return {static_cast<int>(from < end ? from : end), static_cast<int>(to < end ? to : end)};
+    return {static_cast<int>(from < end ? from : end), static_cast<int>(to < end ? to : end),
+            static_cast<int>(seen_from)};
   }
 
  private:

@@ -18,8 +18,21 @@ struct ScoreArg {
   int64_t batch, head, row, col;
 };
 
+// Where a cache keeps the keys and values of a sequence; all of it may be null or 0.
+struct CacheArg {
+  const int32_t* lengths;      // keys in use per sequence before the new ones
+  const int32_t* sequences;    // which of the cache's a sequence of the batch is
+  const int32_t* left_pad;     // rows of a sequence that are not keys
+  const int32_t* table;        // pages of a sequence; or, per key, the sequence that holds it
+  int64_t table_row;           // stride
+  int32_t page;                // rows of a page
+  int32_t added;               // keys that this call appends
+  TensorArg k_scale, v_scale;  // fp32 per row and head of K and V: factors of quantised elements
+};
+
 struct FwdParams {
   TensorArg q, k, v, o;
+  CacheArg cache;
   ScoreArg bias;                // additive bias or boolean mask
   float* lse;                   // natural log; null: not wanted
   int64_t lse_batch, lse_head;  // strides, rows are contiguous
@@ -35,11 +48,42 @@ struct FwdParams {
   int32_t left, right;  // visible keys around the diagonal; kUnbounded: no limit
   int32_t top_left;     // the diagonal starts at (0, 0) instead of ending at (Sq, Sk)
   int32_t splits;
-  float scale;  // of either sign, never 0
+  float scale;    // of either sign, never 0
+  float v_scale;  // factor of V's elements
   float softcap;
+  float unified_max;    // assumed of all scores, see UnifiedMax
   float empty_lse;      // LSE of a row that sees no key
   uint32_t drop_below;  // of 2^16: dropout probability
   float keep_scale;     // 1 / (1 - dropout probability)
+};
+
+// Keys and values that are appended before attention, and the rotation of keys and queries.
+struct AppendParams {
+  FwdParams attention;  // of its launch; its q is what rotated queries are written to
+  TensorArg q, k, v;    // (batch, tokens, heads, dim)
+  TensorArg cos, sin;   // a row per position, of rotary_dim / 2
+  int32_t tokens;       // work-items of a sequence
+  int32_t rotated_q;    // queries to rotate, 0: none
+  int32_t q_in_order;   // queries are at positions that follow each other, else all at the first
+  int32_t rotary_dim, rotary_rows, interleaved;
+  float k_inverse, v_inverse;  // 1 / scale of a quantised array
+};
+
+// Results of attention over different keys: (batch, rows, heads, dim) and LSE (batch, heads, rows).
+struct StateArg {
+  TensorArg o;
+  float* lse;
+  int64_t lse_batch, lse_row, lse_head;
+};
+
+constexpr int kMaxStates = 8;  // of one launch
+
+struct MergeParams {
+  StateArg states[kMaxStates];
+  StateArg carried;  // fp32: what launches before this one have merged, and what this one leaves
+  StateArg merged;
+  int32_t count, rows, heads;
+  int32_t reads_carried, leaves_carried;
 };
 
 constexpr int32_t kUnbounded = 0x7fffffff;

@@ -1,6 +1,7 @@
 // Online softmax (FlashAttention-2, Algorithm 1, lines 9-10), in base 2.
 #pragma once
 
+#include "attention/params.hpp"
 #include "tile/tile.hpp"
 
 namespace xeflash {
@@ -22,5 +23,31 @@ XF_INLINE void online_softmax(Probs& P, const Scores& S, Output& O, Max& m, Sum&
   }
   exp2_and_sum<Degree>(P, S, scale_log2, m, l);  // P = exp(S - m), l += rowsum P
 }
+
+// What a decoding kernel may be made with: the maximum that it begins with, a step, and whether the
+// sums that came out can be used.
+struct OnlineSoftmax {
+  static constexpr bool kCanFail = false;
+  static XF_INLINE float first_max(const FwdParams&) { return kNoScore; }
+  template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
+  static XF_INLINE void step(Probs& P, const Scores& S, Output& O, Max& m, Sum& l,
+                             float scale_log2) {
+    online_softmax<Degree>(P, S, O, m, l, scale_log2);
+  }
+};
+
+// Flash-Decoding++ (Hong et al., 2023): a maximum known beforehand for all rows, so that blocks of
+// keys do not wait for each other and nothing is rescaled. It need not be the maximum: a row whose
+// sum shows that it was too far away has to be computed again, with the true one.
+struct UnifiedMax {
+  static constexpr bool kCanFail = true;
+  static constexpr float kLeast = 0x1p-40f, kMost = 0x1p20f;
+  static XF_INLINE float first_max(const FwdParams& p) { return p.unified_max * kLog2e; }
+  template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
+  static XF_INLINE void step(Probs& P, const Scores& S, Output&, Max& m, Sum& l, float scale_log2) {
+    exp2_and_sum<Degree>(P, S, scale_log2, m, l);  // P = exp(S - m), l += rowsum P
+  }
+  static XF_INLINE bool is_near(float l) { return l >= kLeast && l <= kMost; }
+};
 
 }  // namespace xeflash

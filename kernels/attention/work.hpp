@@ -22,12 +22,18 @@ struct Work {
   }
 };
 
+template <class T>
+XF_INLINE Rows<T> one_row(T* row) {
+  return {row, 0, 1};
+}
+
 // The lengths of sequence `batch` and where it starts in packed arrays.
 struct Sequence {
-  int batch, sq, sk;
+  int batch, batch_k, sq, sk;
   int64_t q0 = 0, k0 = 0;
 
-  XF_INLINE Sequence(const FwdParams& p, int b) : batch(b), sq(p.max_q), sk(p.max_k) {
+  XF_INLINE Sequence(const FwdParams& p, int b)
+      : batch(b), batch_k(p.cache.sequences ? p.cache.sequences[b] : b), sq(p.max_q), sk(p.max_k) {
     if (p.cu_q) {
       q0 = p.cu_q[b];
       sq = p.cu_q[b + 1] - p.cu_q[b];
@@ -37,6 +43,14 @@ struct Sequence {
       sk = p.cu_k[b + 1] - p.cu_k[b];
     }
     if (p.used_k) sk = p.used_k[b] < sk ? p.used_k[b] : sk;
+    if (p.cache.lengths) {
+      const int used = p.cache.lengths[b] + p.cache.added;
+      sk = used < sk ? used : sk;
+    }
+    if (p.cache.left_pad) {
+      k0 = p.cache.left_pad[b];
+      sk = k0 < sk ? sk - static_cast<int>(k0) : 0;
+    }
   }
 
   // The rows of one head, from row `first` on.
@@ -52,31 +66,41 @@ struct Sequence {
   }
   template <class T>
   XF_INLINE Rows<T> k_rows(const TensorArg& t, int head) const {
-    return {static_cast<T*>(t.data) + batch * t.batch + head * t.head + k0 * t.row, t.row, sk};
+    return {static_cast<T*>(t.data) + batch_k * t.batch + head * t.head + k0 * t.row, t.row, sk};
   }
   XF_INLINE float* lse(const FwdParams& p, int head) const {
     return p.lse + batch * p.lse_batch + head * p.lse_head + q0;
   }
 };
 
+// Br rows from `row` on, of `count`, and their neighbours that pass the same keys: the tiles of all
+// threads that bring in keys together.
+template <int Br>
+struct RowSpan {
+  static constexpr int kTogether = kStaged ? kSharing * Br : Br;
+  int row, count;
+  XF_INLINE int first() const { return row - row % kTogether; }
+  XF_INLINE int last() const {
+    return (first() + kTogether < count ? first() + kTogether : count) - 1;
+  }
+  XF_INLINE bool is_empty() const { return first() >= count; }
+};
+
 // What the rows of a tile are: the queries of a head; or, where they are few, those of all heads
 // that share its keys, so that these are read once for all of them.
-template <bool kPacked>
-struct TileRows;
-
-template <>
-struct TileRows<false> {
+template <bool kPacked, int Br>
+struct TileRows : RowSpan<Br> {
+  using RowSpan<Br>::row, RowSpan<Br>::count;
   template <class T>
   using Matrix = Rows<T>;
   const Sequence& seq;
-  int head_k, head, row, count;  // row: the first one of the tile, of `count`
+  int head_k, head;
 
-  XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work, int Br)
-      : seq(s),
+  XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work)
+      : RowSpan<Br>{work.block * Br, s.sq},
+        seq(s),
         head_k(work.head / (p.heads_q / p.heads_k)),
-        head(work.head),
-        row(work.block * Br),
-        count(seq.sq) {}
+        head(work.head) {}
   template <class T>
   XF_INLINE Rows<T> of(const TensorArg& t) const {
     return seq.q_rows<T>(t, head, row);
@@ -84,10 +108,7 @@ struct TileRows<false> {
   XF_INLINE Rows<float> lse(const FwdParams& p) const {
     return {seq.lse(p, head) + row, 1, count - row};
   }
-  template <int Br>
-  XF_INLINE ColVec<Br> sinks(const FwdParams& p) const {
-    return p.sinks[head];
-  }
+  XF_INLINE ColVec<Br> sinks(const FwdParams& p) const { return p.sinks[head]; }
   // The query of row r.
   template <class I>
   XF_INLINE I query(I r) const {
@@ -97,21 +118,21 @@ struct TileRows<false> {
 
 // Its first head is found by a stride of several heads, head_k x (stride x heads): of a product of
 // two ints that is widened and multiplied again, IGC 26.27 lost the upper half on DG2.
-template <>
-struct TileRows<true> {
+template <int Br>
+struct TileRows<true, Br> : RowSpan<Br> {
+  using RowSpan<Br>::row, RowSpan<Br>::count;
   template <class T>
   using Matrix = PackedRows<T>;
   const Sequence& seq;
   PackedRow packed;
-  int head_k, head, row, count;  // head: any, what depends on it is not packed
+  int head_k, head;  // head: any, what depends on it is not packed
 
-  XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work, int Br)
-      : seq(s),
+  XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work)
+      : RowSpan<Br>{work.block * Br, s.sq * (p.heads_q / p.heads_k)},
+        seq(s),
         packed(p.heads_q / p.heads_k),
         head_k(work.head),
-        head(work.head),
-        row(work.block * Br),
-        count(seq.sq * packed.heads) {}
+        head(work.head) {}
   template <class T>
   XF_INLINE PackedRows<T> of(const TensorArg& t) const {
     const TensorArg groups{t.data, t.batch, t.row, t.head * packed.heads};
@@ -121,7 +142,6 @@ struct TileRows<true> {
     const int64_t group = p.lse_head * packed.heads;
     return {seq.lse(p, 0) + head_k * group, 1, p.lse_head, packed, count, row};
   }
-  template <int Br>
   XF_INLINE ColVec<Br> sinks(const FwdParams& p) const {
     const float* first = p.sinks + int64_t{head_k} * packed.heads;
     return load_values<Br>(PackedRows<const float>{first, 0, 1, packed, count, row});

@@ -8,7 +8,8 @@
 #include "cpu/dropout.hpp"
 #include "cpu/lanes.hpp"
 #include "cpu/mma.hpp"
-#include "cpu/row_tile.hpp"
+#include "cpu/quantised.hpp"
+#include "cpu/row_memory.hpp"
 
 #define XF_KERNEL                               \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY( \

@@ -26,7 +26,8 @@ struct Rows {
   int count;
 
   XF_INLINE int size() const { return count; }
-  XF_INLINE T* row(int i) const { return data + (i < count ? i : count - 1) * stride; }
+  XF_INLINE T* row(int i) const { return existing_row(i < count ? i : count - 1); }
+  XF_INLINE T* existing_row(int i) const { return data + i * stride; }
   XF_INLINE Rows from(int first) const { return {data + first * stride, stride, count - first}; }
   XF_INLINE Rows up_to(int end) const { return {data, stride, end}; }
   XF_INLINE Rows columns(int column, int) const { return {data + column, stride, count}; }
@@ -49,8 +50,8 @@ template <class Rows, class T, int R, int C, class... Before>
 using Query = Left<T, R, C>;
 
 // A CPU sees the next rows coming.
-template <int N, int D, class T>
-XF_INLINE void prefetch(const Rows<const T>&) {}
+template <int N, int D, class M>
+XF_INLINE void prefetch(const M&) {}
 
 // Nothing is shared: a work-group is one work-item, and sees all keys of its rows.
 constexpr bool kStaged = false;
@@ -95,6 +96,7 @@ XF_INLINE void load_columns(f32x16 (&x)[C][Vecs], const Rows& m) {
   });
 }
 
+// Rows of any type of element: what they are multiplied with decides how they are kept.
 template <class T, int R, int C, class Rows>
 XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
   if constexpr (kPaired<T>) {
@@ -122,35 +124,48 @@ XF_INLINE void negate(Left<T, R, C>& A) {
   }
 }
 
-// The first `count` rows of m as fp32; rows that do not exist repeat the last one.
-template <int D, class T, int N, int Stride>
-XF_INLINE void widen_rows(float (&x)[N][Stride], const Rows<const T>& m, int count) {
+// Rows that are worth a multiple of their elements: quantised ones.
+template <class M>
+constexpr bool kScaled = requires(const M& m) { m.scale(0); };
+
+// The first `count` rows of m, which may lie anywhere, as fp32; rows that do not exist repeat the
+// last one.
+template <int D, int N, int Stride, class M>
+XF_INLINE void widen_rows(float (&x)[N][Stride], const M& m, int count) {
   for (int j = 0; j < count; ++j) {
-    const T* row = m.row(j);
+    const auto* row = m.row(j);
+    float scale = 1.f;
+    if constexpr (kScaled<M>) scale = m.scale(j);
+    const auto widened = [&](f32x16 v) { return kScaled<M> ? v * scale : v; };
     int d = 0;
-    for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], load_widened(row + d));
-    if constexpr (D % kLanes) store_as(&x[j][d], load_widened<D % kLanes>(row + d));
+    for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], widened(load_widened(row + d)));
+    if constexpr (D % kLanes) store_as(&x[j][d], widened(load_widened<D % kLanes>(row + d)));
   }
 }
 
-// Up to N rows of K: read where they lie (fp32, pairs) or widened to fp32 (fp16, bf16 without
-// pairs).
+// Up to N rows of K: read where they lie (fp32, pairs) or widened to fp32 (the smaller types, bf16
+// without pairs).
 template <class T, int N, int D>
 struct Keys {
-  Rows<const T> memory;
+  const T* data[N];
+  int count;
 
-  XF_INLINE explicit Keys(const Rows<const T>& m) : memory(m) {}
-  XF_INLINE int rows() const { return memory.count; }
-  XF_INLINE const T* row(int j) const { return memory.row(j); }
+  template <class M>
+  XF_INLINE explicit Keys(const M& m) : count(m.count) {
+    for (int j = 0; j < (count < N ? round_up(count, kKeyTile) : N); ++j) data[j] = m.row(j);
+  }
+  XF_INLINE int rows() const { return count; }
+  XF_INLINE const T* row(int j) const { return data[j]; }
 };
 template <class T, int N, int D>
-  requires(!kPaired<T> && sizeof(T) == 2)
+  requires(!kPaired<T> && sizeof(T) < 4)
 struct Keys<T, N, D> {
   static constexpr int kStride = round_up(D, kLanes);
   alignas(64) float x[N][kStride];
   int count;
 
-  XF_INLINE explicit Keys(const Rows<const T>& m) : count(m.count) {
+  template <class M>
+  XF_INLINE explicit Keys(const M& m) : count(m.count) {
     widen_rows<D>(x, m, m.count < N ? round_up(m.count, kKeyTile) : N);
   }
   XF_INLINE int rows() const { return count; }
@@ -166,8 +181,9 @@ struct Values {
   int64_t stride;
   int count;
 
-  XF_INLINE explicit Values(const Rows<const T>& m) : count(m.count < N ? m.count : N) {
-    if constexpr (sizeof(T) == 4) {
+  template <class M>
+  XF_INLINE explicit Values(const M& m) : count(m.count < N ? m.count : N) {
+    if constexpr (std::is_same_v<M, Rows<const float>>) {
       x = m.data;
       stride = m.stride;
       if (stride <= 2 * kStride) return;  // dense enough to be read in place
@@ -187,7 +203,8 @@ struct Values<T, N, D, Before> {
   int count;
 
   // An odd last row is paired with zeros.
-  XF_INLINE explicit Values(const Rows<const T>& m) : count(m.count < N ? m.count : N) {
+  template <class M>
+  XF_INLINE explicit Values(const M& m) : count(m.count < N ? m.count : N) {
     for (int j = 0; j < count / 2; ++j) interleave_rows(j, m.row(2 * j), m.row(2 * j + 1));
     if (count % 2) {
       const T zeros[kStride] = {};

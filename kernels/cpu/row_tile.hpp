@@ -81,12 +81,12 @@ XF_INLINE void each_in_row(RowTile<R, C>& t, int r, int col0, F f) {
   XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] =
       f(t.x[r][c], col0 + c * kLanes + lane_index());
 }
-// Hides the columns from `count` on.
+// Hides the columns outside of [from, to).
 template <int R, int C>
-XF_INLINE void hide_columns(RowTile<R, C>& t, int count) {
+XF_INLINE void hide_columns(RowTile<R, C>& t, int from, int to) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     each_in_row(t, r, 0, [&](f32x16 s, i32x16 c) {
-      return select(c < i32x16(count), s, f32x16(-__builtin_inff()));
+      return select((c >= i32x16(from)) & (c < i32x16(to)), s, f32x16(-__builtin_inff()));
     });
   }
 }
@@ -122,22 +122,22 @@ XF_INLINE void operator*=(RowTile<R, C>& t, const RowVec<R>& s) {
 
 // A row of D elements in vectors of 16 elements as fp32, or of 16 pairs as they are; beyond D they
 // read 0.
-template <class T, int D>
+template <class T, int D, bool Pairs = kPaired<T>>
 struct RowChunks {
-  static constexpr int kWidth = kPaired<T> ? 2 * kLanes : kLanes;
+  static constexpr int kWidth = Pairs ? 2 * kLanes : kLanes;
   static constexpr int kFull = D / kWidth, kCount = (D + kWidth - 1) / kWidth;
   static constexpr bool kShort = kFull <= 8;
-  using Vec = std::conditional_t<kPaired<T>, u32x16, f32x16>;
+  using Vec = std::conditional_t<Pairs, u32x16, f32x16>;
 
   static XF_INLINE Vec load(const T* row, int c) {
-    if constexpr (kPaired<T>) {
+    if constexpr (Pairs) {
       return load_as<u32x16>(row + c * kWidth);
     } else {
       return load_widened(row + c * kWidth);
     }
   }
   static XF_INLINE Vec load_tail(const T* row) {
-    if constexpr (kPaired<T>) {
+    if constexpr (Pairs) {
       return load_pairs<D>(row, kFull * kLanes);
     } else {
       return load_widened<D % kWidth>(row + kFull * kWidth);
@@ -164,10 +164,11 @@ template <class T, int R, int D>
 struct RowLeft {
   alignas(64) typename RowChunks<T, D>::Vec x[R][RowChunks<T, D>::kCount];
 };
-template <class T, int R, int D>
-XF_INLINE void load(RowLeft<T, R, D>& A, const Rows<const T>& m) {
+// Rows of any type of element: K's decides how they are kept.
+template <class T, int R, int D, class E>
+XF_INLINE void load(RowLeft<T, R, D>& A, const Rows<const E>& m) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
-    RowChunks<T, D>::each(m.row(r), [&](auto v, int c) { A.x[r][c] = v; });
+    RowChunks<E, D, kPaired<T>>::each(m.row(r), [&](auto v, int c) { A.x[r][c] = v; });
   }
 }
 
@@ -185,9 +186,8 @@ constexpr int kHeadsPerPass = R >= 4   ? 4
                                        : 1;
 
 // 16 scores: Ht rows r0.. of A with 16 / Ht rows of K.
-template <int Ht, class T, int R, int N, int D>
-XF_INLINE void dot_16(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const Rows<const T>& K, int r0,
-                      int key) {
+template <int Ht, class T, int R, int N, int D, class M>
+XF_INLINE void dot_16(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const M& K, int r0, int key) {
   constexpr int Kt = kLanes / Ht;
   f32x16 sums[kLanes];
   auto sum_row = [&](int k) __attribute__((always_inline)) {
@@ -220,40 +220,63 @@ XF_INLINE void each_pass(F f) {
   }
 }
 
-// Asks for N rows, as far as they exist.
+// What rows key.. of a block are to be multiplied by.
+template <class M>
+XF_INLINE f32x16 scales_of(const M& m, int key) {
+  f32x16 scales;
+  XF_UNROLL for (int i = 0; i < kLanes; ++i) scales[i] = m.scale(key + i);
+  return scales;
+}
+
+// Asks for N rows, as far as they exist. Rows side by side come into L1; those of a head among
+// others, often a power of two apart, would fall into a few sets of it and drive each other out.
+template <int N, int D, class M>
+XF_INLINE void prefetch_rows(const M& m) {
+  const int count = m.count < N ? m.count : N;
+  for (int i = 0; i < count; ++i) {
+    const auto* row = m.row(i);
+    prefetch<false>(row, D * static_cast<int64_t>(sizeof(*row)));
+  }
+}
 template <int N, int D, class T>
 XF_INLINE void prefetch_rows(const Rows<const T>& m) {
   const int count = m.count < N ? m.count : N;
   if (m.stride == D) {
-    prefetch(m.data, count * D * static_cast<int64_t>(sizeof(T)));
+    prefetch<true>(m.data, count * D * static_cast<int64_t>(sizeof(T)));
   } else {
-    for (int i = 0; i < count; ++i) prefetch(m.data + i * m.stride, D * sizeof(T));
+    for (int i = 0; i < count; ++i) prefetch<false>(m.data + i * m.stride, D * sizeof(T));
   }
 }
 
-// S = A K^T for rows of K up to K.count; the rest of S is not meaningful.
-template <class T, int R, int N, int D>
-XF_INLINE void dot_rows(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const Rows<const T>& K) {
+// S = A K^T for rows of K up to K.count, which may lie anywhere; the rest of S is not meaningful.
+template <class T, int R, int N, int D, class M>
+XF_INLINE void dot_rows(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const M& K) {
   for (int key = 0; key < N; key += kLanes) {
     each_pass<R>([&](auto heads, int r0) __attribute__((always_inline)) {
       constexpr int Ht = decltype(heads)::value;
       for (int k = 0; k < kLanes; k += kLanes / Ht) dot_16<Ht>(S, A, K, r0, key + k);
     });
   }
+  if constexpr (kScaled<M>) {
+    for (int key = 0; key < N; key += kLanes) {
+      const f32x16 scales = scales_of(K, key);
+      XF_NO_UNROLL for (int r = 0; r < R; ++r) S.x[r][key / kLanes] *= scales;
+    }
+  }
 }
 
 // O[r0 .. r0 + Ht, vectors c0 .. c0 + Ct) += P V; the last vector has Last elements.
-template <int Ht, int Ct, int Last, class T, int R, int N, int D>
-XF_INLINE void accumulate_columns(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V,
-                                  int r0, int c0) {
+template <int Ht, int Ct, int Last, int R, int N, int D, class M>
+XF_INLINE void accumulate_columns(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V, int r0,
+                                  int c0) {
   f32x16 acc[Ht][Ct] = {};
   const float* p[Ht];
   XF_UNROLL for (int h = 0; h < Ht; ++h) p[h] = reinterpret_cast<const float*>(P.x[r0 + h]);
   const int keys = V.count < N ? V.count : N;
   for (int k = 0; k < keys; ++k) {
-    const T* row = V.data + k * V.stride + c0 * kLanes;
+    const auto* row = V.existing_row(k) + c0 * kLanes;
     XF_UNROLL for (int c = 0; c < Ct; ++c) {
-      const T* x = row + c * kLanes;
+      const auto* x = row + c * kLanes;
       const f32x16 v = c + 1 < Ct ? load_widened(x) : load_widened<Last>(x);
       XF_UNROLL for (int h = 0; h < Ht; ++h) acc[h][c] = fma(v, p[h][k], acc[h][c]);
     }
@@ -262,9 +285,8 @@ XF_INLINE void accumulate_columns(RowTile<R, D>& O, const RowTile<R, N>& P, cons
     XF_UNROLL for (int c = 0; c < Ct; ++c) O.x[r0 + h][c0 + c] += acc[h][c];
   }
 }
-template <int Ht, class T, int R, int N, int D>
-XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V,
-                               int r0) {
+template <int Ht, int R, int N, int D, class M>
+XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V, int r0) {
   constexpr int kVecs = RowTile<R, D>::kVecs, kAtOnce = (kHasAvx512 ? 16 : 4) / Ht;
   constexpr int kGroups = D / kLanes / kAtOnce, kRest = kVecs - kGroups * kAtOnce;
   XF_NO_UNROLL for (int i = 0; i < kGroups; ++i) {
@@ -277,31 +299,19 @@ XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const R
 }
 
 // O += P V for rows of V up to V.count.
-template <class T, int R, int N, int D>
-XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const Rows<const T>& V) {
-  each_pass<R>([&](auto heads, int r0) __attribute__((always_inline)) {
-    accumulate_pass<decltype(heads)::value>(O, P, V, r0);
-  });
-}
-
-// ---- memory -------------------------------------------------------------------------------------
-
-// The first `count` values of a row; the others are hidden.
-template <int C>
-XF_INLINE void load_row(RowTile<1, C>& t, const float* x, int count) {
-  fill(t, -__builtin_inff());
-  __builtin_memcpy(t.x, x, (count < C ? count : C) * sizeof(float));
-}
-
-// Row r times s, to the first row of m.
-template <class T, int R, int D>
-XF_INLINE void store_row(const Rows<T>& m, const RowTile<R, D>& O, int r, float s) {
-  XF_UNROLL for (int c = 0; c < (D + kLanes - 1) / kLanes; ++c) {
-    if ((c + 1) * kLanes <= D) {
-      store_narrowed(m.data + c * kLanes, O.x[r][c] * s);
-    } else {
-      store_narrowed<D % kLanes>(m.data + c * kLanes, O.x[r][c] * s);
+template <int R, int N, int D, class M>
+XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V) {
+  if constexpr (kScaled<M>) {
+    RowTile<R, N> weighted = P;
+    for (int key = 0; key < N; key += kLanes) {
+      const f32x16 scales = scales_of(V, key);
+      XF_NO_UNROLL for (int r = 0; r < R; ++r) weighted.x[r][key / kLanes] *= scales;
     }
+    accumulate_rows(O, weighted, V.rows);
+  } else {
+    each_pass<R>([&](auto heads, int r0) __attribute__((always_inline)) {
+      accumulate_pass<decltype(heads)::value>(O, P, V, r0);
+    });
   }
 }
 

@@ -20,8 +20,11 @@ constexpr int kLanes = 16;
 using f32x16 = float __attribute__((ext_vector_type(16)));
 using i32x16 = int32_t __attribute__((ext_vector_type(16)));
 using u32x16 = uint32_t __attribute__((ext_vector_type(16)));
+using i16x16 = int16_t __attribute__((ext_vector_type(16)));
 using u16x16 = uint16_t __attribute__((ext_vector_type(16)));
 using f16x16 = _Float16 __attribute__((ext_vector_type(16)));
+using u8x16 = uint8_t __attribute__((ext_vector_type(16)));
+using i8x16 = int8_t __attribute__((ext_vector_type(16)));
 
 struct bf16 {
   uint16_t bits;
@@ -102,8 +105,9 @@ struct Lanes<bf16> {
 // 11 lanes, and the CPU driver has none of that width.
 template <class V>
 XF_INLINE V keep_whole(V v) {
-  u16x16 whole;
-  asm("" : "=v"(whole) : "0"(bit_cast<u16x16>(v)));
+  using Whole = std::conditional_t<sizeof(V) == 16, u8x16, u16x16>;
+  Whole whole;
+  asm("" : "=v"(whole) : "0"(bit_cast<Whole>(v)));
   return bit_cast<V>(whole);
 }
 
@@ -112,13 +116,13 @@ template <int Count = kLanes, class T>
 XF_INLINE f32x16 load_widened(const T* p) {
   typename Lanes<T>::Vec v = {};
   __builtin_memcpy(&v, p, Count * sizeof(T));
-  if constexpr (Count < kLanes && sizeof(T) == 2) v = keep_whole(v);
+  if constexpr (Count < kLanes && sizeof(T) < 4) v = keep_whole(v);
   return Lanes<T>::widen(v);
 }
 template <int Count = kLanes, class T>
 XF_INLINE void store_narrowed(T* p, f32x16 x) {
   auto v = Lanes<T>::narrow(x);
-  if constexpr (Count < kLanes && sizeof(T) == 2) v = keep_whole(v);
+  if constexpr (Count < kLanes && sizeof(T) < 4) v = keep_whole(v);
   __builtin_memcpy(p, &v, Count * sizeof(T));
 }
 
@@ -283,12 +287,18 @@ XF_INLINE f32x16 sum_each(f32x16 (&v)[kLanes]) {
   return v[0];
 }
 
-// Asks for `bytes` at p to come into L1; reads nothing, so any address is allowed. Instructions and
-// not SYCL's prefetch, which is a call around which all vector registers are saved; in a loop, as a
-// burst of requests stalls the core.
+// Asks for `bytes` at p to come into L1, or only L2; reads nothing, so any address is allowed.
+// Instructions and not SYCL's prefetch, which is a call around which all vector registers are
+// saved; in a loop, as a burst of requests stalls the core.
+template <bool ToL1>
 XF_INLINE void prefetch(const void* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) {
-    asm volatile("prefetcht0 (%0)" : : "r"(static_cast<const char*>(p) + i));
+    const char* line = static_cast<const char*>(p) + i;
+    if constexpr (ToL1) {
+      asm volatile("prefetcht0 (%0)" : : "r"(line));
+    } else {
+      asm volatile("prefetcht1 (%0)" : : "r"(line));
+    }
   }
 }
 

@@ -62,12 +62,13 @@ XF_INLINE void each_in_row(AnyTile<R, C>& t, int r, int col0, F f) {
     t.row(r, c) = f(floats(t.row(r, c)), lane_index() + (col0 + c * kLanes));
   }
 }
-// Hides the columns from `count` on.
+// Hides the columns outside of [from, to).
 template <template <int, int> class AnyTile, int R, int C>
-XF_INLINE void hide_columns(AnyTile<R, C>& t, int count) {
+XF_INLINE void hide_columns(AnyTile<R, C>& t, int from, int to) {
   each_row<R>([&](int r) {
-    each_in_row(t, r, 0,
-                [&](floats s, ints c) { return select(c < count, s, floats(-__builtin_inff())); });
+    each_in_row(t, r, 0, [&](floats s, ints c) {
+      return select((c >= from) & (c < to), s, floats(-__builtin_inff()));
+    });
   });
 }
 

@@ -29,6 +29,9 @@ DType dtype_of(dlpack::DataType t) {
   if (t.code == dlpack::kBfloat && t.bits == 16) return DType::kBF16;
   if (t.code == dlpack::kBool && t.bits == 8) return DType::kBool;
   if (t.code == dlpack::kInt && t.bits == 32) return DType::kI32;
+  if (t.code == dlpack::kInt && t.bits == 8) return DType::kI8;
+  if (t.code == dlpack::kE4M3) return DType::kE4M3;
+  if (t.code == dlpack::kE5M2) return DType::kE5M2;
   return DType::kOther;
 }
 
@@ -110,13 +113,15 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const cha
   return a;
 }
 
-// numpy's own numbers of its types; bfloat16 is ml_dtypes' and registered at run time.
+// numpy's own numbers of its types; those of ml_dtypes are registered at run time.
 DType dtype_of_numpy(py::handle descriptor) {
   const auto* d = py::detail::array_descriptor_proxy(descriptor.ptr());
   if (d->byteorder == '>') return DType::kOther;
   switch (d->type_num) {
     case 0:
       return DType::kBool;
+    case 1:
+      return DType::kI8;
     case 5:
       return DType::kI32;
     case 11:
@@ -126,8 +131,11 @@ DType dtype_of_numpy(py::handle descriptor) {
     default:
       break;
   }
-  if (d->type_num >= 256 && py::str(descriptor).cast<std::string>() == "bfloat16")
-    return DType::kBF16;
+  if (d->type_num < 256) return DType::kOther;
+  const auto name = py::str(descriptor).cast<std::string>();
+  for (DType t : {DType::kBF16, DType::kE4M3, DType::kE5M2}) {
+    if (name == name_of(t)) return t;
+  }
   return DType::kOther;
 }
 
@@ -177,7 +185,8 @@ Array read_other(py::handle object, const char* function, const char* name) {
   set_shape(a, static_cast<int>(shape.size()), sizes.data(),
             d[2].is_none() ? nullptr : strides.data());
   const auto dtype = d[3].cast<std::string>();
-  for (DType t : {DType::kF32, DType::kF16, DType::kBF16, DType::kBool, DType::kI32}) {
+  for (DType t : {DType::kF32, DType::kF16, DType::kBF16, DType::kBool, DType::kI32, DType::kE4M3,
+                  DType::kE5M2, DType::kI8}) {
     if (dtype == name_of(t)) a.dtype = t;
   }
   a.queue = reinterpret_cast<void*>(d[4].cast<uintptr_t>());
@@ -211,6 +220,12 @@ const char* name_of(DType dtype) {
       return "bool";
     case DType::kI32:
       return "int32";
+    case DType::kE4M3:
+      return "float8_e4m3fn";
+    case DType::kE5M2:
+      return "float8_e5m2";
+    case DType::kI8:
+      return "int8";
     default:
       return "another type";
   }
@@ -222,6 +237,9 @@ int64_t size_of(DType dtype) {
     case DType::kI32:
       return 4;
     case DType::kBool:
+    case DType::kE4M3:
+    case DType::kE5M2:
+    case DType::kI8:
       return 1;
     default:
       return 2;

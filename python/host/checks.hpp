@@ -13,6 +13,11 @@ namespace xeflash {
 #define XF_REQUIRE_DTYPE(check, holds, ...) \
   if (!(holds)) (check).refuse_dtype(__VA_ARGS__)
 
+struct NotImplemented : py::builtin_exception {
+  using builtin_exception::builtin_exception;
+  void set_error() const override { PyErr_SetString(PyExc_NotImplementedError, what()); }
+};
+
 class Checker {
  public:
   explicit Checker(const std::string& function) : function_(function) {}

@@ -6,18 +6,12 @@
 #include <new>
 #include <optional>
 
+#include "append.hpp"
 #include "kernels.hpp"
 #include "problem.hpp"
 
 namespace xeflash {
 namespace {
-
-TensorArg tensor_arg(const Array& a, Layout layout) {
-  const Axes axes = axes_of(layout);
-  TensorArg t{a.data, 0, a.strides[axes.row], a.strides[axes.head]};
-  if (axes.batch >= 0 && a.shape[axes.batch] > 1) t.batch = a.strides[axes.batch];
-  return t;
-}
 
 // Whether a tile takes its rows from all heads that share its keys: where queries are few. What
 // differs between heads, beyond their rows and sinks, keeps them apart.
@@ -95,19 +89,6 @@ class PartialBuffer {
 };
 thread_local PartialBuffer partial_buffer;
 
-void check_splits(const Problem& p, const FwdRequest& r) {
-  constexpr int64_t kMost = 1024;
-  if (r.splits < 0 || r.splits > kMost) {
-    throw py::value_error(r.function + ": num_splits must be 0 (automatic) to " +
-                          std::to_string(kMost) + ", got " + std::to_string(r.splits));
-  }
-  if (r.splits > 1 && (p.sq != 1 || r.dropout > 0)) {
-    throw py::value_error(r.function +
-                          ": num_splits > 1 needs a single query and no dropout, got " +
-                          std::to_string(r.splits));
-  }
-}
-
 // Kernels on GPUs count their groups in 32 bits.
 void check_groups(uint64_t groups, Access access) {
   if (access == Access::kNone || groups <= UINT32_MAX) return;
@@ -144,6 +125,7 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   if (std::fabs(params.scale) < 1e-30f)
     params.scale = 1e-30f;  // 0 times a hidden score is no number
   params.softcap = static_cast<float>(r.softcap);
+  params.unified_max = static_cast<float>(r.unified_max.value_or(0));
   params.empty_lse = r.layout == Layout::kBHSD ? -std::numeric_limits<float>::infinity()
                                                : std::numeric_limits<float>::infinity();
   params.seed = r.seed;
@@ -151,6 +133,25 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   params.drop_below = static_cast<uint32_t>(std::lround(r.dropout * 65536));
   params.keep_scale =
       params.drop_below < 65536 ? 65536.f / static_cast<float>(65536 - params.drop_below) : 0.f;
+}
+
+void set_cache(FwdParams& params, const Cache& c) {
+  const auto ints = [](const Array& a) { return reinterpret_cast<const int32_t*>(a.data); };
+  const auto scales = [](const Array& a) {
+    if (!a.data) return TensorArg{};
+    return TensorArg{a.data, a.shape[0] > 1 ? a.strides[0] : 0, a.strides[1], a.strides[2]};
+  };
+  params.cache.lengths = ints(c.lengths);
+  params.cache.sequences = ints(c.sequences);
+  params.cache.left_pad = ints(c.left_pad);
+  params.cache.table = ints(c.table);
+  params.cache.table_row = c.table.strides[0];
+  params.cache.page = static_cast<int32_t>(c.page);
+  params.cache.added = static_cast<int32_t>(c.added);
+  params.cache.k_scale = scales(c.k_scale);
+  params.cache.v_scale = scales(c.v_scale);
+  params.scale *= c.k_factor;
+  params.v_scale = c.v_factor;
 }
 
 }  // namespace
@@ -169,8 +170,8 @@ uint8_t rows_for(Algorithm algorithm, const Problem& p, bool packed_heads) {
 FwdParams params_of(const Problem& p, const Array& out, const FwdRequest& r) {
   FwdParams params{};
   params.q = tensor_arg(p.q, r.layout);
-  params.k = tensor_arg(p.k, r.layout);
-  params.v = tensor_arg(p.v, r.layout);
+  params.k = tensor_arg(p.k, p.k_layout(r.layout));
+  params.v = tensor_arg(p.v, p.k_layout(r.layout));
   params.o = tensor_arg(out, r.layout);
   if (p.packed) {
     params.cu_q = reinterpret_cast<const int32_t*>(p.cu_q.data);
@@ -181,23 +182,31 @@ FwdParams params_of(const Problem& p, const Array& out, const FwdRequest& r) {
   params.heads_q = static_cast<int32_t>(p.heads_q);
   params.heads_k = static_cast<int32_t>(p.heads_k);
   params.max_q = static_cast<int32_t>(p.sq);
-  params.max_k = static_cast<int32_t>(p.sk);
+  params.max_k = static_cast<int32_t>(p.cache.given ? p.cache.max_keys : p.sk);
   params.splits = 1;
   set_features(params, p, r);
+  set_cache(params, p.cache);
   return params;
 }
 
 py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
-  check_splits(p, r);
   const Array out = result_array(p, r);  // before a kernel is compiled: `out` may be refused
   sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
   const bool empty = p.batch * p.heads_q * p.sq * (p.packed ? p.tokens_q : 1) == 0;
 
   FwdDesc desc;
   const FwdKernels* kernels = nullptr;
+  const int device = p.q.queue ? device_index(queue) : kMaxDevices;
+  desc.dtype = p.q.dtype;
+  desc.cache = p.cache.kind;
+  desc.cache_dtype = p.k.dtype == p.q.dtype ? DType::kOther : p.k.dtype;
+  desc.cache_scales = p.cache.k_scale.data != nullptr;
+  desc.head_dim = static_cast<uint16_t>(p.d);
+  desc.head_dim_v = static_cast<uint16_t>(p.dv);
+  desc.device = static_cast<uint8_t>(device);
+  std::optional<Append> append = Append::prepare(p, r, desc, queue);
   if (!empty) {
-    const int device = p.q.queue ? device_index(queue) : kMaxDevices;
     const bool on_cpu = !p.q.queue || facts_of_index(device).type == "cpu";
     const bool decode = p.sq == 1 && r.dropout == 0;
     desc.algorithm = decode ? Algorithm::kDecode : Algorithm::kForward;
@@ -209,16 +218,13 @@ py::tuple forward(const FwdRequest& r) {
       desc.access = access_for(p, out, r.layout, desc.packed_heads || decode, facts.arch);
       desc.split_keys = !decode && splits_keys(p, desc, facts.compute_units);
     }
-    desc.dtype = p.q.dtype;
     desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
     desc.softcap = r.softcap > 0;
     desc.alibi = p.alibi.data != nullptr;
     desc.dropout = r.dropout > 0;
     desc.score_mod = p.score_mod.id;
+    desc.unified_max = r.unified_max.has_value();
     desc.rows = rows_for(desc.algorithm, p, desc.packed_heads);
-    desc.head_dim = static_cast<uint16_t>(p.d);
-    desc.head_dim_v = static_cast<uint16_t>(p.dv);
-    desc.device = static_cast<uint8_t>(device);
     kernels = &find_kernels(desc, queue);
   }
 
@@ -228,7 +234,7 @@ py::tuple forward(const FwdRequest& r) {
                    : new_array(p.q, DType::kF32, {p.batch, p.heads_q, p.sq});
   }
   const py::object lse_object = r.want_lse ? lse.object : py::none();
-  if (empty) return py::make_tuple(out.object, lse_object);
+  if (empty && !append) return py::make_tuple(out.object, lse_object);
 
   ScoreModParams params{params_of(p, out, r), p.score_mod.captures};
   if (r.want_lse) {
@@ -253,7 +259,13 @@ py::tuple forward(const FwdRequest& r) {
   };
   sycl::event done;
   uint64_t groups = 0;
-  if (desc.algorithm == Algorithm::kForward) {
+  if (append) {
+    done = append->launch(queue, params);
+    if (!in_order) done.wait_and_throw();
+  }
+  if (empty) {
+    // nothing but new keys
+  } else if (desc.algorithm == Algorithm::kForward) {
     const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
     const int64_t rows = p.heads_q / heads * p.sq;
     groups = groups_for(desc, *kernels, rows, p.batch * heads);
@@ -262,10 +274,11 @@ py::tuple forward(const FwdRequest& r) {
     const int64_t group = p.heads_q / p.heads_k,
                   tiles = (group + kernels->block_q - 1) / kernels->block_q;
     const int64_t items = p.batch * p.heads_k * tiles * kernels->parts;
+    const int units = kernels->device.compute_units;
     const bool on_gpu = desc.access != Access::kNone;
     params.splits = r.splits > 0 ? static_cast<int32_t>(r.splits)
-                    : on_gpu     ? splits_on_gpu(items, p.sk, kernels->device.compute_units)
-                                 : splits_for(items, p.sk, kernels->device.compute_units);
+                    : on_gpu     ? splits_on_gpu(items, params.max_k, units)
+                                 : splits_for(items, params.max_k, units);
     groups = static_cast<uint64_t>(items) * params.splits;
     check_groups(groups, desc.access);
     if (params.splits > 1) {

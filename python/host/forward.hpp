@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "cache.hpp"
+
 namespace xeflash {
 
 // How a function's arrays are laid out.
@@ -31,7 +33,9 @@ struct FwdRequest {
   bool want_lse;
   bool broadcast_heads;        // Hq != Hk needs no permission
   pybind11::object score_mod;  // see score_mod.hpp
-  int64_t splits = 0;          // of the keys of a single query; 0: as many as fill the device
+  int64_t splits = 0;          // of the keys of one query; 0: as many as fill the device
+  std::optional<double> unified_max = {};  // of the scores of one query: UnifiedMax in softmax.hpp
+  CacheRequest cache = {};
 };
 
 // (out, lse); lse is None unless wanted.

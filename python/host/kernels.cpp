@@ -21,13 +21,15 @@ struct HashDesc {
   size_t operator()(const FwdDesc& d) const {
     const auto flags = (d.softcap ? 1u : 0u) | (d.alibi ? 2u : 0u) | (d.dropout ? 4u : 0u) |
                        (d.negative_scale ? 8u : 0u) | (d.packed_heads ? 16u : 0u) |
-                       (d.split_keys ? 32u : 0u);
+                       (d.split_keys ? 32u : 0u) | (d.cache_scales ? 64u : 0u) |
+                       (d.unified_max ? 128u : 0u);
     uint64_t hash = 0;
     for (uint64_t field : {static_cast<uint64_t>(d.algorithm), static_cast<uint64_t>(d.dtype),
                            static_cast<uint64_t>(d.bias), static_cast<uint64_t>(flags),
                            static_cast<uint64_t>(d.rows), static_cast<uint64_t>(d.head_dim),
                            static_cast<uint64_t>(d.head_dim_v), static_cast<uint64_t>(d.access),
-                           static_cast<uint64_t>(d.device), static_cast<uint64_t>(d.score_mod)}) {
+                           static_cast<uint64_t>(d.device), static_cast<uint64_t>(d.score_mod),
+                           static_cast<uint64_t>(d.cache), static_cast<uint64_t>(d.cache_dtype)}) {
       hash = (hash + field) * 0x9E3779B97F4A7C15u;
       hash ^= hash >> 32;
     }
@@ -49,6 +51,10 @@ const char* name_of(Algorithm algorithm) {
       return "flash_fwd";
     case Algorithm::kDecode:
       return "flash_decode";
+    case Algorithm::kAppend:
+      return "append";
+    case Algorithm::kMerge:
+      return "merge_states";
     default:
       return "matmul_softmax";
   }
@@ -82,6 +88,13 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   description["packed_heads"] = desc.packed_heads;
   description["split_keys"] = desc.split_keys;
   description["negative_scale"] = desc.negative_scale;
+  const char* caches[] = {"", "paged", "beam"};
+  description["cache"] = caches[static_cast<int>(desc.cache)];
+  description["cache_dtype"] = desc.cache_dtype == DType::kOther
+                                   ? py::object(py::none())
+                                   : py::str(name_of(desc.cache_dtype));
+  description["unified_max"] = desc.unified_max;
+  description["cache_scales"] = desc.cache_scales;
   description["access"] = name_of(desc.access);
   description["score_mod"] =
       desc.score_mod ? describe(score_mod_source(desc.score_mod)) : py::object(py::none());

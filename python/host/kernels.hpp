@@ -13,7 +13,7 @@
 
 namespace xeflash {
 
-enum class Algorithm : uint8_t { kForward, kDecode, kStandard };
+enum class Algorithm : uint8_t { kForward, kDecode, kAppend, kMerge, kStandard };
 const char* name_of(Algorithm algorithm);  // as Python knows it
 
 // What changes the code of a kernel. Everything else (lengths, strides, masks by position) is a
@@ -26,7 +26,11 @@ struct FwdDesc {
   bool negative_scale = false;  // GPUs only
   bool packed_heads = false;    // the rows of a tile are those of all heads that share its keys
   bool split_keys = false;      // GPUs: the threads of a group take turns at the keys of a tile
-  uint8_t rows = 0;             // rows of a tile that can be filled, see rows_for
+  CacheKind cache = CacheKind::kPlain;
+  DType cache_dtype = DType::kOther;  // of K and V; kOther: dtype
+  bool cache_scales = false;          // a factor per row of K and V
+  bool unified_max = false;           // decoding
+  uint8_t rows = 0;                   // rows of a tile that can be filled, see rows_for
   uint16_t head_dim = 0, head_dim_v = 0;
   Access access = Access::kNone;
   uint8_t device = 0;      // device_index

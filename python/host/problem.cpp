@@ -9,35 +9,50 @@ namespace xeflash {
 namespace {
 
 constexpr int kMaxHeadDim = 576;
+constexpr int kMaxSplits = 128;
 
 std::string number(int64_t n) { return std::to_string(n); }
 
 void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
   const bool sdpa = r.layout == Layout::kBHSD;
   p.q_name = sdpa ? "query" : "q";
-  p.k_name = sdpa ? "key" : "k";
-  p.v_name = sdpa ? "value" : "v";
+  p.packed = r.layout == Layout::kTHD;
+  p.cache.given = r.cache.given;
+  const bool named_cache = p.cache.given && !p.packed;
+  p.k_name = sdpa ? "key" : named_cache ? "k_cache" : "k";
+  p.v_name = sdpa ? "value" : named_cache ? "v_cache" : "v";
   const char* f = check.function();
   p.q = with_contiguous_rows(read_array(r.q, f, p.q_name), f, p.q_name);
-  p.k = with_contiguous_rows(read_array(r.k, f, p.k_name), f, p.k_name);
-  p.v = with_contiguous_rows(read_array(r.v, f, p.v_name), f, p.v_name);
-  p.packed = r.layout == Layout::kTHD;
+  p.k = read_array(r.k, f, p.k_name);
+  p.v = read_array(r.v, f, p.v_name);
+  if (!p.cache.given) {  // a cache is used where it is
+    p.k = with_contiguous_rows(std::move(p.k), f, p.k_name);
+    p.v = with_contiguous_rows(std::move(p.v), f, p.v_name);
+  }
 
-  const int rank = p.packed ? 3 : 4;
-  const Axes axes = axes_of(r.layout);
+  const int rank_q = p.packed ? 3 : 4, rank = p.packed && !p.cache.given ? 3 : 4;
+  const Axes axes_q = axes_of(r.layout), axes = axes_of(p.k_layout(r.layout));
   XF_REQUIRE_DTYPE(
       check, p.q.dtype == DType::kF32 || p.q.dtype == DType::kF16 || p.q.dtype == DType::kBF16, p.q,
       p.q_name, "must be float32, float16 or bfloat16");
   const std::pair<const Array*, const char*> arrays[] = {
       {&p.q, p.q_name}, {&p.k, p.k_name}, {&p.v, p.v_name}};
   for (const auto& [a, name] : arrays) {
-    XF_REQUIRE(check, a->ndim == rank, name, "must have " + number(rank) + " dimensions",
+    const int dims = a == &p.q ? rank_q : rank;
+    XF_REQUIRE(check, a->ndim == dims, name, "must have " + number(dims) + " dimensions",
                number(a->ndim), *a);
     XF_REQUIRE_DTYPE(
-        check, a->dtype == p.q.dtype, *a, name,
-        std::string("must have the dtype of ") + p.q_name + " (" + name_of(p.q.dtype) + ")");
+        check, a->dtype == p.q.dtype || (p.cache.given && a != &p.q && is_quantised(a->dtype)), *a,
+        name,
+        std::string("must have the dtype of ") + p.q_name + " (" + name_of(p.q.dtype) + ")" +
+            (p.cache.given ? ", float8_e4m3fn, float8_e5m2 or int8" : ""));
     check.require_same_place(*a, name, p.q, p.q_name);
-    const int64_t dim = a->shape[rank - 1];
+    if (p.cache.given) {
+      XF_REQUIRE(check, a->whole_strides && (a->strides[dims - 1] == 1 || a->shape[dims - 1] == 1),
+                 name, "must have a contiguous last dimension",
+                 "stride " + number(a->strides[dims - 1]), *a);
+    }
+    const int64_t dim = a->shape[dims - 1];
     XF_REQUIRE(check, dim >= 1 && dim <= kMaxHeadDim, name,
                ".head_dim must be 1 to " + number(kMaxHeadDim), number(dim), *a);
   }
@@ -48,17 +63,21 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
         std::string(".") + what + " must equal " + of + "." + what + " (" + number(want) + ")",
         number(got), a);
   };
-  p.d = p.q.shape[rank - 1];
+  XF_REQUIRE_DTYPE(
+      check, p.v.dtype == p.k.dtype, p.v, p.v_name,
+      std::string("must have the dtype of ") + p.k_name + " (" + name_of(p.k.dtype) + ")");
+  p.d = p.q.shape[rank_q - 1];
   p.dv = p.v.shape[rank - 1];
-  p.heads_q = p.q.shape[axes.head];
+  p.heads_q = p.q.shape[axes_q.head];
   p.heads_k = p.k.shape[axes.head];
-  p.sq = p.tokens_q = p.q.shape[axes.row];
+  p.sq = p.tokens_q = p.q.shape[axes_q.row];
   p.sk = p.tokens_k = p.k.shape[axes.row];
   same(p.k, p.k_name, "head_dim", p.k.shape[rank - 1], p.d, p.q_name);
   same(p.v, p.v_name, "heads", p.v.shape[axes.head], p.heads_k, p.k_name);
   same(p.v, p.v_name, "length", p.v.shape[axes.row], p.sk, p.k_name);
-  if (axes.batch >= 0) {
-    p.batch = p.q.shape[axes.batch];
+  if (p.cache.given) same(p.v, p.v_name, "batch", p.v.shape[0], p.k.shape[0], p.k_name);
+  if (axes_q.batch >= 0) p.batch = p.q.shape[axes_q.batch];
+  if (axes.batch >= 0 && !p.cache.given) {
     for (const auto& [a, name] : {arrays[1], arrays[2]}) {
       if (sdpa && a->shape[axes.batch] == 1) continue;  // broadcast
       same(*a, name, "batch", a->shape[axes.batch], p.batch, p.q_name);
@@ -75,6 +94,8 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
   XF_REQUIRE(check, p.sk <= kMaxLength, p.k_name, ".length must be below 2^31", number(p.sk), p.k);
 }
 
+}  // namespace
+
 Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& p,
                  const Checker& check) {
   Array a = read_array(object, check.function(), name);
@@ -88,10 +109,12 @@ Array read_int32(const py::object& object, const char* name, int64_t size, const
   return a;
 }
 
+namespace {
+
 // Starts of packed sequences. In host memory they are read here; on a device the caller is trusted,
 // as reading them would wait for the queue.
-void check_starts(const Array& a, const char* name, int64_t tokens, int64_t longest,
-                  const char* longest_name, const Checker& check) {
+void check_starts(const Array& a, const char* name, int64_t longest, const char* longest_name,
+                  const Checker& check) {
   if (a.queue) return;
   const auto* starts = reinterpret_cast<const int32_t*>(a.data);
   XF_REQUIRE(check, starts[0] == 0, name, "must start with 0", number(starts[0]), a);
@@ -103,7 +126,11 @@ void check_starts(const Array& a, const char* name, int64_t tokens, int64_t long
                "must be at least the longest sequence (" + number(length) + ")", number(longest),
                a);
   }
-  const int64_t end = starts[a.shape[0] - 1];
+}
+
+void check_end(const Array& a, const char* name, int64_t tokens, const Checker& check) {
+  if (a.queue) return;
+  const int64_t end = reinterpret_cast<const int32_t*>(a.data)[a.shape[0] - 1];
   XF_REQUIRE(check, end == tokens, name,
              "must end with the number of packed rows (" + number(tokens) + ")", number(end), a);
 }
@@ -114,24 +141,29 @@ void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
   XF_REQUIRE(check, p.cu_q.shape[0] >= 1, "cu_seqlens_q", "must have batch + 1 entries", "0",
              p.cu_q);
   p.batch = p.cu_q.shape[0] - 1;
-  p.cu_k = read_int32(r.cu_k, "cu_seqlens_k", p.batch + 1, p, check);
+  // Pages need no starts, only lengths.
+  const bool starts = !r.cu_k.is_none() || !p.cache.given || r.used_k.is_none();
+  if (starts) p.cu_k = read_int32(r.cu_k, "cu_seqlens_k", p.batch + 1, p, check);
   if (r.max_q < 0 || r.max_q > kMaxLength)
     check.refuse("max_seqlen_q must be 0 to 2^31 - 1, got " + number(r.max_q));
   if (r.max_k < 0 || r.max_k > kMaxLength)
     check.refuse("max_seqlen_k must be 0 to 2^31 - 1, got " + number(r.max_k));
-  check_starts(p.cu_q, "cu_seqlens_q", p.tokens_q, r.max_q, "max_seqlen_q", check);
-  check_starts(p.cu_k, "cu_seqlens_k", p.tokens_k, r.max_k, "max_seqlen_k", check);
+  check_starts(p.cu_q, "cu_seqlens_q", r.max_q, "max_seqlen_q", check);
+  check_end(p.cu_q, "cu_seqlens_q", p.tokens_q, check);
+  if (starts) check_starts(p.cu_k, "cu_seqlens_k", r.max_k, "max_seqlen_k", check);
+  if (!p.cache.given) check_end(p.cu_k, "cu_seqlens_k", p.tokens_k, check);
   p.sq = r.max_q;
   p.sk = r.max_k;
   if (r.used_k.is_none()) return;
   p.used_k = read_int32(r.used_k, "seqused_k", p.batch, p, check);
   if (p.used_k.queue) return;
   const auto* used = reinterpret_cast<const int32_t*>(p.used_k.data);
-  const auto* starts = reinterpret_cast<const int32_t*>(p.cu_k.data);
+  const auto* start = reinterpret_cast<const int32_t*>(p.cu_k.data);
   for (int64_t i = 0; i < p.batch; ++i) {
-    XF_REQUIRE(check, used[i] >= 0 && used[i] <= starts[i + 1] - starts[i], "seqused_k",
-               "must be 0 to the sequence's length (" + number(starts[i + 1] - starts[i]) + ")",
-               number(used[i]), p.used_k);
+    const int64_t length = starts ? start[i + 1] - start[i] : r.max_k;
+    XF_REQUIRE(check, used[i] >= 0 && used[i] <= length, "seqused_k",
+               "must be 0 to the sequence's length (" + number(length) + ")", number(used[i]),
+               p.used_k);
   }
 }
 
@@ -187,6 +219,8 @@ void check_numbers(const FwdRequest& r, const Checker& check) {
   auto text = [](double x) { return py::str(py::float_(x)).cast<std::string>(); };
   if (r.scale && !std::isfinite(*r.scale))
     check.refuse("softmax scale must be finite, got " + text(*r.scale));
+  if (r.unified_max && !std::isfinite(*r.unified_max))
+    check.refuse("unified_max must be finite, got " + text(*r.unified_max));
   if (!(r.softcap >= 0) || !std::isfinite(r.softcap))
     check.refuse("softcap must be 0 (off) or positive, got " + text(r.softcap));
   if (!(r.dropout >= 0 && r.dropout <= 1))
@@ -210,14 +244,35 @@ Axes axes_of(Layout layout) {
   }
 }
 
+TensorArg tensor_arg(const Array& a, Layout layout) {
+  const Axes axes = axes_of(layout);
+  TensorArg t{a.data, 0, a.strides[axes.row], a.strides[axes.head]};
+  if (axes.batch >= 0 && a.shape[axes.batch] > 1) t.batch = a.strides[axes.batch];
+  return t;
+}
+
 Problem read_problem(const FwdRequest& r) {
   const Checker check(r.function);
   check_numbers(r, check);
   Problem p;
   read_qkv(p, r, check);
   read_packing(p, r, check);
+  if (p.cache.given) read_cache(p, r);
+  if (r.splits < 0 || r.splits > kMaxSplits) {
+    check.refuse("num_splits must be 0 (automatic) to " + number(kMaxSplits) + ", got " +
+                 number(r.splits));
+  }
+  if (r.splits > 1 && (p.sq != 1 || r.dropout > 0)) {
+    check.refuse<NotImplemented>("num_splits above 1 is there for one query without dropout, got " +
+                                 number(r.splits) + " with q.length = " + number(p.sq) +
+                                 ", dropout_p = " + std::to_string(r.dropout));
+  }
   read_score_arrays(p, r, check);
   p.score_mod = read_score_mod(r.score_mod, p.q, p.q_name, check);
+  if (r.unified_max && p.sq != 1) {
+    check.refuse<NotImplemented>("unified_max is there for one query only, got q.length = " +
+                                 number(p.sq));
+  }
   if (p.batch > kMaxLength || p.heads_q > kMaxLength) {
     check.refuse("batch and heads must be below 2^31");
   }

@@ -4,6 +4,9 @@
 #include <limits>
 
 #include "array.hpp"
+#include "attention/params.hpp"
+#include "cache.hpp"
+#include "checks.hpp"
 #include "forward.hpp"
 #include "score_mod.hpp"
 
@@ -21,12 +24,20 @@ struct Problem {
   Array cu_q, cu_k, used_k, bias, alibi, sinks;
   ScoreModCall score_mod;
   bool packed = false;
+  Cache cache;
+
+  Layout k_layout(Layout layout) const { return cache.given ? Layout::kBSHD : layout; }
 };
 
 struct Axes {
   int batch, row, head;
 };
 Axes axes_of(Layout layout);
+TensorArg tensor_arg(const Array& array, Layout layout);
+
+// A vector of `size` entries (-1: any number) on the device of q.
+Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& problem,
+                 const Checker& check);
 
 // Refuses what cannot be computed with a message that names function, argument, rule and value;
 // nothing has been allocated or written by then.

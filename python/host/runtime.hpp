@@ -59,6 +59,7 @@ Compiled compile_source(const sycl::queue& queue, const std::string& source,
 sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
                           const std::string& kernel);
 
+// A kernel's parameters are one argument: FwdParams or AppendParams.
 template <class Params>
 sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const Params& params,
                    uint64_t groups, int threads = 1) {

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
+    from xeflash.kv_cache import flash_attn_with_kvcache
+    from xeflash.merge import merge_states
     from xeflash.sdpa import attention
 
 __version__ = "0.1.0"
@@ -39,12 +41,17 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "manual_seed",
+    "merge_states",
 ]
 
 # Both have to come before anyone in this process asks SYCL for devices.
 _runtime.show_cpu_device()
 _runtime.show_simulated_gpu()
+
+_MODULES = {"attention": "sdpa", "flash_attn_with_kvcache": "kv_cache"}
+_MODULES |= {"manual_seed": "_random", "merge_states": "merge"}
 
 
 def __getattr__(name: str) -> Any:
@@ -53,6 +60,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'xeflash' has no attribute {name!r}")
     _runtime.load()
     importlib.import_module("xeflash.jit")
-    module = {"attention": "xeflash.sdpa", "manual_seed": "xeflash._random"}.get(name, "xeflash.flash_attn")
-    value = globals()[name] = getattr(importlib.import_module(module), name)
+    module = importlib.import_module(f"xeflash.{_MODULES.get(name, 'flash_attn')}")
+    value = globals()[name] = getattr(module, name)
     return value

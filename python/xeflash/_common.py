@@ -11,18 +11,25 @@ from xeflash import _random
 BSHD, THD, BHSD = 0, 1, 2  # Layout in forward.hpp
 
 
+def refuse_gradients(function: str, arrays: tuple[Any, ...]) -> None:
+    """They are not computed yet."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    for array in arrays:
+        if getattr(array, "requires_grad", False):
+            raise NotImplementedError(
+                f"{function}: the backward pass is not there yet, but an input requires grad; "
+                "call it under torch.no_grad() or detach the input"
+            )
+
+
 def prepare(function: str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Refuses gradients, which are not computed yet, and applies torch's autocast."""
+    """Refuses gradients, and applies torch's autocast."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(arrays[0], torch.Tensor):
         return arrays
-    if torch.is_grad_enabled():
-        for array in arrays:
-            if getattr(array, "requires_grad", False):
-                raise NotImplementedError(
-                    f"{function}: the backward pass is not there yet, but an input requires grad; "
-                    "call it under torch.no_grad() or detach the input"
-                )
+    refuse_gradients(function, arrays)
     device = arrays[0].device.type
     if device in ("cpu", "xpu") and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

@@ -14,6 +14,7 @@ from typing import Any
 from xeflash import _core, _score_mod
 from xeflash._common import BSHD, THD, prepare, refuse_numbers, seeds, window
 from xeflash._interop import UsmPart
+from xeflash.kv_cache import attend_cache
 
 
 def _run(
@@ -178,6 +179,8 @@ def flash_attn_varlen_func(
 
     ``seqused_k`` (int32, batch) limits the keys of each sequence to the first ones. The LSE is (H, tokens of q).
     ``score_mod`` and ``captures``: see ``attention``; positions are those in a sequence, b is its number.
+    ``block_table`` (int32, batch x pages of a sequence): k and v are pools (pages, page, Hk, D) of a paged cache, and
+    ``cu_seqlens_k`` gives lengths only; it may be None with seqused_k.
     ``cu_seqlens`` in host memory are checked; on a device they are trusted, as reading them would wait for its queue.
 
     >>> import numpy as np, xeflash
@@ -188,7 +191,14 @@ def flash_attn_varlen_func(
     """
     function = "flash_attn_varlen_func"
     if block_table is not None:
-        raise NotImplementedError(f"{function}: block_table (a paged cache) is not there yet")
+        if dropout_p:
+            raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
+        out, lse = attend_cache(
+            function, q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, s_aux,
+            packing=(cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), seqused_k), pages=block_table,
+            score_mod=score_mod, captures=captures,
+        )  # fmt: skip
+        return (out, lse, None) if return_attn_probs else out
     packing = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), seqused_k)
     return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                 return_attn_probs, s_aux, packing, score_mod, captures)  # fmt: skip

@@ -207,7 +207,16 @@ VARLEN = {
     ),
     "used-entries": (dict(seqused_k=int32(20)), ValueError, "seqused_k must have 2 entries, got 1"),
     "used-dtype": (dict(seqused_k=torch.tensor([20, 30])), TypeError, "seqused_k must be int32, got "),
-    "paged": (dict(block_table=tensor(2, 3, dtype=torch.int32)), NotImplementedError, "block_table"),
+    "paged-rank": (
+        dict(block_table=tensor(2, 3, dtype=torch.int32)),
+        ValueError,
+        "k must have 4 dimensions, got 3",
+    ),
+    "paged-dropout": (
+        dict(block_table=tensor(2, 3, dtype=torch.int32), dropout_p=0.5),
+        NotImplementedError,
+        "dropout_p must be 0 with block_table, got 0.5",
+    ),
     "rank-of-q": (dict(q=tensor(2, 25, 4, 64)), ValueError, "q must have 3 dimensions, got 4"),
     "alibi": (
         dict(alibi_slopes=torch.zeros(3, 4)),

@@ -23,13 +23,13 @@ TAIL = dict(
 )
 VARLEN = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
 SIGNATURES = {  # of flash-attn 2, then the keywords added at the end
-    "flash_attn_func": (["q", "k", "v"], {}, ["s_aux"]),
+    "flash_attn_func": (["q", "k", "v"], {}, ["s_aux", "score_mod", "captures"]),
     "flash_attn_qkvpacked_func": (["qkv"], {}, ["s_aux"]),
     "flash_attn_kvpacked_func": (["q", "kv"], {}, ["s_aux"]),
     "flash_attn_varlen_func": (
         ["q", "k", "v", *VARLEN],
         {"block_table": None},
-        ["s_aux", "seqused_k"],
+        ["s_aux", "seqused_k", "score_mod", "captures"],
     ),
     "flash_attn_varlen_qkvpacked_func": (["qkv", "cu_seqlens", "max_seqlen"], {}, ["s_aux"]),
     "flash_attn_varlen_kvpacked_func": (["q", "kv", *VARLEN], {}, ["s_aux"]),

@@ -25,10 +25,11 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", 255, 576, 0, 16),
 ]
 
-PEAK: list[Row] = [("*", "*", 255, 576, 64, 96)]  # has no tiles to choose
+NO_TILES: list[Row] = [("*", "*", 255, 576, 64, 96)]  # to choose
 
 # matmul_softmax: what FlashAttention is compared with has its tiles.
-TABLES = {"flash_fwd": FLASH_FWD, "matmul_softmax": FLASH_FWD, "flash_decode": FLASH_DECODE, "peak": PEAK}
+TABLES = {"flash_fwd": FLASH_FWD, "matmul_softmax": FLASH_FWD, "flash_decode": FLASH_DECODE}
+TABLES |= {"append": NO_TILES, "merge_states": NO_TILES, "peak": NO_TILES}
 
 
 def blocks(desc: Desc) -> tuple[int, int]:

@@ -1,0 +1,70 @@
+// Appends keys and values to a cache, and rotates keys and queries by their positions (RoPE, Su et
+// al., 2021): (a, b) -> (a cos - b sin, a sin + b cos) for the pairs of a row's first dimensions.
+// One work-item per token of a sequence.
+#pragma once
+
+#include "attention/cache.hpp"
+#include "attention/dropout.hpp"
+#include "attention/variant.hpp"  // a Config names them
+
+namespace xeflash {
+
+// The row of token t in a (batch, tokens, heads, dim) array.
+template <class T>
+XF_INLINE T* token_row(const TensorArg& a, int batch, int t, int head) {
+  return static_cast<T*>(a.data) + batch * a.batch + t * a.row + head * a.head;
+}
+
+// Writes key `at` of a sequence. Elements with scales of their own get the one that makes the
+// largest of them the type's largest.
+template <class Config, int D>
+XF_INLINE void append_row(const CacheArg& cache, const Sequence& seq, const TensorArg& array,
+                          const TensorArg& scales, float inverse_scale, int head, int at,
+                          const RowTile<1, D>& x) {
+  using Cache = typename Config::Cache;
+  using E = typename Config::CacheElement;
+  if constexpr (Config::cache_scales) {
+    const float largest = abs_max(x), scale = largest > 0.f ? largest / kLargest<E> : 1.f;
+    *Cache::template rows<float>(cache, seq, scales, head, 0, at + 1).row(at) = scale;
+    inverse_scale = 1.f / scale;
+  }
+  E* row = Cache::template rows<E>(cache, seq, array, head, 0, at + 1).row(at);
+  store_row(one_row(row), x, 0, inverse_scale);
+}
+
+template <class Config>
+XF_INLINE void append(const AppendParams& p) {
+  constexpr int d = Config::head_dim, dv = Config::head_dim_v;
+  using T = typename Config::Element;
+  const CacheArg& cache = p.attention.cache;
+  const GroupIndex group = group_index();
+  const int batch = static_cast<int>(group / p.tokens), t = static_cast<int>(group % p.tokens);
+  const Sequence seq(p.attention, batch);
+  const int before = seq.sk - cache.added;  // keys
+  if (before < 0) return;                   // lengths on a device that the cache has no room for
+  const auto rotate_by = [&](RowTile<1, d>& x, int token) {
+    const int64_t position = seq.k0 + before + token;
+    if (p.rotary_dim > 0 && position < p.rotary_rows) {
+      rotate(x, token_row<const T>(p.cos, 0, position, 0),
+             token_row<const T>(p.sin, 0, position, 0), p.rotary_dim, p.interleaved);
+    }
+  };
+
+  for (int head = 0; head < p.attention.heads_k && t < cache.added; ++head) {
+    RowTile<1, d> K;
+    load_row(K, token_row<const T>(p.k, batch, t, head));
+    rotate_by(K, t);
+    append_row<Config>(cache, seq, p.attention.k, cache.k_scale, p.k_inverse, head, before + t, K);
+    RowTile<1, dv> V;
+    load_row(V, token_row<const T>(p.v, batch, t, head));
+    append_row<Config>(cache, seq, p.attention.v, cache.v_scale, p.v_inverse, head, before + t, V);
+  }
+  for (int head = 0; head < p.attention.heads_q && t < p.rotated_q; ++head) {
+    RowTile<1, d> Q;
+    load_row(Q, token_row<const T>(p.q, batch, t, head));
+    rotate_by(Q, p.q_in_order ? t : 0);
+    store_row(one_row(token_row<T>(p.attention.q, batch, t, head)), Q, 0, 1.f);
+  }
+}
+
+}  // namespace xeflash

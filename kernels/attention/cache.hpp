@@ -1,0 +1,146 @@
+// Where the rows of K and V lie, and what their elements are worth: types that a Config names.
+//   PlainCache   one after the other, as the arrays' strides say
+//   PagedCache   in pages of a pool, in any order: a table names the pages of a sequence
+//   BeamCache    key by key in any sequence of the cache: a table names the one that holds it
+// Each makes rows of a head: row(i), from(i), columns(). Scaled rows have scale(i) too.
+#pragma once
+
+#include "attention/work.hpp"
+
+namespace xeflash {
+
+// Pages are multiples of so many rows, and a block of rows that begins at a multiple lies in one.
+constexpr int kPageUnit = 16;
+
+template <class T>
+struct PagedRows {
+  T* data;
+  const int32_t* table;
+  int64_t page_stride, stride;
+  int page, lowest;  // there may be no pages for the rows below
+  int first, count;
+
+  XF_INLINE T* row(int i) const {
+    const int at = first + (i < count ? i : count - 1);
+    return place(at < lowest ? lowest : at);
+  }
+  // Of row `at` of the sequence.
+  XF_INLINE T* place(int at) const {
+    const auto n = static_cast<uint32_t>(at), size = static_cast<uint32_t>(page);
+    return data + table[n / size] * page_stride + n % size * stride;
+  }
+  XF_INLINE PagedRows from(int i) const {
+    return {data, table, page_stride, stride, page, lowest, first + i, count - i};
+  }
+  XF_INLINE PagedRows columns(int column, int) const {
+    return {data + column, table, page_stride, stride, page, lowest, first, count};
+  }
+};
+
+template <class T>
+struct BeamRows {
+  T* data;
+  const int32_t* table;
+  int64_t sequence_stride, stride;
+  int count;
+
+  XF_INLINE T* row(int i) const { return existing_row(i < count ? i : count - 1); }
+  XF_INLINE T* existing_row(int i) const { return data + table[i] * sequence_stride + i * stride; }
+  XF_INLINE BeamRows from(int i) const {
+    return {data + i * stride, table + i, sequence_stride, stride, count - i};
+  }
+  XF_INLINE BeamRows columns(int column, int) const {
+    return {data + column, table, sequence_stride, stride, count};
+  }
+};
+
+// Rows of quantised elements: row i is worth scale(i) times its elements.
+template <class R, class S>
+struct ScaledRows {
+  R rows;
+  S scales;
+  int count = rows.count;
+
+  XF_INLINE auto* row(int i) const { return rows.row(i); }
+  XF_INLINE float scale(int i) const { return *scales.row(i); }
+  XF_INLINE ScaledRows from(int i) const { return {rows.from(i), scales.from(i)}; }
+  XF_INLINE ScaledRows columns(int column, int all) const {
+    return {rows.columns(column, all), scales};
+  }
+};
+template <class R, class S>
+ScaledRows(R, S) -> ScaledRows<R, S>;
+
+// N rows from `first` on, where first is a multiple of N: less to compute per row than from().
+template <int N, class R>
+XF_INLINE R block_of(const R& rows, int first) {
+  return rows.from(first);
+}
+template <int N, class T>
+XF_INLINE Rows<T> block_of(const PagedRows<T>& rows, int first) {
+  static_assert(kPageUnit % N == 0, "a block of keys must lie in one page");
+  const int at = first < rows.count ? first : rows.count - 1;  // of the last page, not read then
+  return {rows.place(rows.first + at), rows.stride, rows.count - first};
+}
+template <int N, class R, class S>
+XF_INLINE auto block_of(const ScaledRows<R, S>& rows, int first) {
+  return ScaledRows{block_of<N>(rows.rows, first), block_of<N>(rows.scales, first)};
+}
+
+// The keys of a head in [from, to), counted from the sequence's first; what is before `from` is not
+// read.
+struct PlainCache {
+  template <class T>
+  static XF_INLINE Rows<T> rows(const CacheArg&, const Sequence& seq, const TensorArg& t, int head,
+                                int, int to) {
+    return seq.k_rows<T>(t, head).up_to(to);
+  }
+};
+
+struct PagedCache {
+  template <class T>
+  static XF_INLINE PagedRows<T> rows(const CacheArg& cache, const Sequence& seq, const TensorArg& t,
+                                     int head, int from, int to) {
+    return {static_cast<T*>(t.data) + head * t.head,
+            cache.table + seq.batch * cache.table_row,
+            t.batch,
+            t.row,
+            cache.page,
+            from,
+            0,
+            to};
+  }
+};
+
+struct BeamCache {
+  template <class T>
+  static XF_INLINE BeamRows<T> rows(const CacheArg& cache, const Sequence& seq, const TensorArg& t,
+                                    int head, int, int to) {
+    return {static_cast<T*>(t.data) + head * t.head + seq.k0 * t.row,
+            cache.table + seq.batch * cache.table_row + seq.k0, t.batch, t.row, to};
+  }
+};
+
+template <class Config>
+XF_INLINE auto cache_rows(const FwdParams& p, const Sequence& seq, const TensorArg& t,
+                          const TensorArg& scales, int head, int from, int to) {
+  using Cache = typename Config::Cache;
+  using E = typename Config::CacheElement;
+  const auto rows = Cache::template rows<const E>(p.cache, seq, t, head, from, to);
+  if constexpr (Config::cache_scales) {
+    const auto factors = Cache::template rows<const float>(p.cache, seq, scales, head, from, to);
+    return ScaledRows{rows, factors};
+  } else {
+    return rows;
+  }
+}
+template <class Config>
+XF_INLINE auto key_rows(const FwdParams& p, const Sequence& seq, int head, int from, int to) {
+  return cache_rows<Config>(p, seq, p.k, p.cache.k_scale, head, from, to);
+}
+template <class Config>
+XF_INLINE auto value_rows(const FwdParams& p, const Sequence& seq, int head, int from, int to) {
+  return cache_rows<Config>(p, seq, p.v, p.cache.v_scale, head, from, to);
+}
+
+}  // namespace xeflash

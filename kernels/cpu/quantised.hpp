@@ -1,0 +1,82 @@
+// 8-bit elements of quantised caches: widened to fp32, and rounded from it.
+#pragma once
+
+#include "cpu/vec.hpp"
+
+namespace xeflash::cpu {
+
+// OCP 8-bit floats, without their E8M0; int8_t is the third type of quantised elements.
+struct e4m3 {
+  static constexpr int kMantissa = 3, kBias = 7;
+  static constexpr float kMax = 448.f;
+  uint8_t bits;
+};
+struct e5m2 {
+  static constexpr int kMantissa = 2, kBias = 15;
+  static constexpr float kMax = 57344.f;
+  uint8_t bits;
+};
+
+// The largest number of a type of quantised elements.
+template <class E>
+constexpr float kLargest = E::kMax;
+template <>
+constexpr float kLargest<int8_t> = 127.f;
+
+// To the nearest number of an 8-bit float, ties to even; what is too large becomes the largest. The
+// bits are in the low byte of each lane.
+template <class F8>
+XF_INLINE u32x16 round_to_f8(f32x16 x) {
+  constexpr int kMinExponent = 1 - F8::kBias;
+  const u32x16 sign = bit_cast<u32x16>(x) >> 31 << 7;
+  f32x16 a = max(x, -x);
+  a = a < f32x16(F8::kMax) ? a : f32x16(F8::kMax);
+  const float smallest = bit_cast<float>(static_cast<uint32_t>(127 + kMinExponent) << 23);
+  const u32x16 exponent = bit_cast<u32x16>(max(a, f32x16(smallest))) & 0x7f800000u;
+  // Adding 2^(23 + e - mantissa bits) leaves a multiple of the spacing at exponent e.
+  const f32x16 rounder = bit_cast<f32x16>(exponent + ((23u - F8::kMantissa) << 23));
+  const f32x16 r = (a + rounder) - rounder;
+  const u32x16 normal =
+      (bit_cast<u32x16>(r) >> (23 - F8::kMantissa)) - ((127u - F8::kBias) << F8::kMantissa);
+  const float per_spacing = (1 << F8::kMantissa) / smallest;
+  const u32x16 subnormal = __builtin_convertvector(r * per_spacing, u32x16);
+  const u32x16 magnitude = r < f32x16(smallest) ? subnormal : normal;
+  return sign | (x == x ? magnitude : u32x16(0x7f));
+}
+template <>
+struct Lanes<e4m3> {
+  using Vec = u8x16;
+  static XF_INLINE f32x16 widen(u8x16 v) {
+    // The fields in fp16's places, whose subnormals are never flushed or slow; then the other bias.
+    const auto wide = __builtin_convertvector(bit_cast<i8x16>(v), i16x16);
+    const u16x16 half = bit_cast<u16x16>(wide << 7) & uint16_t{0xbfff};
+    const u16x16 nan = (half + uint16_t{0x80}) & uint16_t{0x4000};  // of 0x7f only
+    return __builtin_convertvector(bit_cast<f16x16>(half | nan), f32x16) * 256.f;
+  }
+  static XF_INLINE u8x16 narrow(f32x16 v) {
+    return __builtin_convertvector(round_to_f8<e4m3>(v), u8x16);
+  }
+};
+template <>
+struct Lanes<e5m2> {
+  using Vec = u8x16;
+  static XF_INLINE f32x16 widen(u8x16 v) {  // the upper half of an fp16
+    const u16x16 half = __builtin_convertvector(v, u16x16) << 8;
+    return __builtin_convertvector(bit_cast<f16x16>(half), f32x16);
+  }
+  static XF_INLINE u8x16 narrow(f32x16 v) {
+    return __builtin_convertvector(round_to_f8<e5m2>(v), u8x16);
+  }
+};
+template <>
+struct Lanes<int8_t> {
+  using Vec = i8x16;
+  static XF_INLINE f32x16 widen(i8x16 v) { return __builtin_convertvector(v, f32x16); }
+  static XF_INLINE i8x16 narrow(f32x16 v) {
+    v = v < f32x16(127.f) ? v : f32x16(127.f);
+    v = (max(v, f32x16(-127.f)) + 12582912.f) - 12582912.f;  // to the nearest integer, ties to even
+    return __builtin_convertvector(__builtin_convertvector(v, i32x16), i8x16);
+  }
+};
+
+}  // namespace xeflash::cpu

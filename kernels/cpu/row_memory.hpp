@@ -1,0 +1,61 @@
+// Single rows between memory and row tiles, and what happens to them on the way.
+#pragma once
+
+#include "cpu/row_tile.hpp"
+
+namespace xeflash::cpu {
+
+template <class T, int D>
+XF_INLINE void load_row(RowTile<1, D>& x, const T* row) {
+  RowChunks<T, D, false>::each(row, [&](f32x16 v, int c) { x.x[0][c] = v; });
+}
+
+// The first `count` values of a row; the others are hidden.
+template <int C>
+XF_INLINE void load_row(RowTile<1, C>& t, const float* x, int count) {
+  fill(t, -__builtin_inff());
+  __builtin_memcpy(t.x, x, (count < C ? count : C) * sizeof(float));
+}
+
+// Rotates the pairs of the first `dims` columns: neighbours if interleaved, else the columns of the
+// two halves.
+template <class T, int D>
+XF_INLINE void rotate(RowTile<1, D>& x, const T* cos, const T* sin, int dims, bool interleaved) {
+  auto* columns = reinterpret_cast<float*>(x.x[0]);
+  const int half = dims / 2, step = interleaved ? 2 : 1, other = interleaved ? 1 : half;
+  for (int i = 0; i < half; ++i) {
+    float &a = columns[i * step], &b = columns[i * step + other];
+    const float c = to_float(cos[i]), s = to_float(sin[i]), turned = a * c - b * s;
+    b = a * s + b * c;
+    a = turned;
+  }
+}
+
+template <int D>
+XF_INLINE float abs_max(const RowTile<1, D>& x) {
+  f32x16 largest = 0.f;
+  XF_UNROLL for (int c = 0; c < (D + kLanes - 1) / kLanes; ++c) {
+    largest = max(largest, max(x.x[0][c], -x.x[0][c]));
+  }
+  return reduce_max(largest);
+}
+
+// O += w x for one row.
+template <class T, int D>
+XF_INLINE void add_scaled(RowTile<1, D>& O, const T* row, float w) {
+  RowChunks<T, D, false>::each(row, [&](f32x16 x, int c) { O.x[0][c] = fma(x, w, O.x[0][c]); });
+}
+
+// Row r times s, to the first row of m.
+template <class T, int R, int D>
+XF_INLINE void store_row(const Rows<T>& m, const RowTile<R, D>& O, int r, float s) {
+  XF_UNROLL for (int c = 0; c < (D + kLanes - 1) / kLanes; ++c) {
+    if ((c + 1) * kLanes <= D) {
+      store_narrowed(m.data + c * kLanes, O.x[r][c] * s);
+    } else {
+      store_narrowed<D % kLanes>(m.data + c * kLanes, O.x[r][c] * s);
+    }
+  }
+}
+
+}  // namespace xeflash::cpu

@@ -1,0 +1,59 @@
+// Merges attention over different keys: L = log sum_s exp L_s, O = sum_s exp(L_s - L) O_s, as
+// combine.hpp does for the splits of a call. One work-item per row of a sequence.
+//   An infinite L_s: the row saw none of these keys.
+#pragma once
+
+#include "attention/cache.hpp"
+#include "attention/dropout.hpp"
+#include "attention/partial.hpp"
+#include "attention/variant.hpp"  // a Config names them
+
+namespace xeflash {
+
+// One row of a state.
+template <class T>
+struct StateRow {
+  T* o;
+  float* lse;
+
+  XF_INLINE StateRow(const StateArg& s, int batch, int row, int head)
+      : o(static_cast<T*>(s.o.data) + batch * s.o.batch + row * s.o.row + head * s.o.head),
+        lse(s.lse + batch * s.lse_batch + row * s.lse_row + head * s.lse_head) {}
+  XF_INLINE float lse_log2() const { return *lse > -kInf && *lse < kInf ? *lse * kLog2e : -kInf; }
+};
+
+template <class Config>
+XF_INLINE void merge_states(const MergeParams& p) {
+  constexpr int dv = Config::head_dim_v;
+  using T = typename Config::Element;
+  const GroupIndex group = group_index();
+  const int batch = static_cast<int>(group / p.rows), i = static_cast<int>(group % p.rows);
+  for (int head = 0; head < p.heads; ++head) {
+    const auto state = [&](int s) { return StateRow<T>(p.states[s], batch, i, head); };
+    const StateRow<float> carried(p.carried, batch, i, head);
+
+    RowState row{p.reads_carried ? carried.lse_log2() : -kInf, 0.f};
+    for (int s = 0; s < p.count; ++s) row.m = max(row.m, state(s).lse_log2());
+    RowTile<1, dv> O;
+    fill(O, 0.f);
+    const auto add = [&](const auto& part) {
+      if (part.lse_log2() == -kInf) return;
+      const float weight = exp2(part.lse_log2() - row.m);  // exp(L_s - max L)
+      row.l += weight;
+      add_scaled(O, part.o, weight);
+    };
+    if (p.reads_carried) add(carried);
+    for (int s = 0; s < p.count; ++s) add(state(s));
+
+    if (p.leaves_carried) {
+      store_row(one_row(carried.o), O, 0, row.normaliser());
+      *carried.lse = row.log_sum_exp(kInf);
+    } else {
+      const StateRow<T> merged(p.merged, batch, i, head);
+      store_row(one_row(merged.o), O, 0, row.normaliser());
+      *merged.lse = row.log_sum_exp(kInf);
+    }
+  }
+}
+
+}  // namespace xeflash

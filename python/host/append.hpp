@@ -1,0 +1,27 @@
+// The launch that appends a call's keys and values to its cache, and rotates its queries.
+#pragma once
+
+#include <optional>
+
+#include "kernels.hpp"
+#include "problem.hpp"
+
+namespace xeflash {
+
+class Append {
+ public:
+  // Nothing if the call has nothing to append or rotate. `desc` is that of its attention.
+  static std::optional<Append> prepare(const Problem& problem, const FwdRequest& request,
+                                       const FwdDesc& desc, sycl::queue& queue);
+
+  // Rotated queries take the place of the given ones in `attention`.
+  sycl::event launch(sycl::queue& queue, FwdParams& attention);
+
+ private:
+  const FwdKernels* kernels_ = nullptr;
+  AppendParams params_{};
+  Array rotated_q_;
+  uint64_t groups_ = 0;
+};
+
+}  // namespace xeflash

@@ -1,0 +1,44 @@
+// A cache of keys and values as a request names it, checked.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "array.hpp"
+
+namespace xeflash {
+
+// Where the rows of K and V lie: see kernels/attention/cache.hpp.
+enum class CacheKind : uint8_t { kPlain, kPaged, kBeam };
+
+struct CacheRequest {
+  bool given = false;
+  py::object lengths = py::none();  // int32 array (batch); None: `length`
+  int64_t length = -1;              // keys in use in every sequence; -1: all of the cache
+  py::object sequences = py::none(), left_pad = py::none(), pages = py::none(), beams = py::none();
+  py::object k_scale = py::none(), v_scale = py::none();  // None, a number, or an array
+  py::object new_k = py::none(), new_v = py::none();
+  py::object cos = py::none(), sin = py::none();
+  bool interleaved = true;
+};
+
+struct Cache {
+  bool given = false;
+  CacheKind kind = CacheKind::kPlain;
+  Array lengths, sequences, left_pad, table, k_scale, v_scale;  // without data: not given
+  float k_factor = 1, v_factor = 1;
+  Array new_k, new_v, cos, sin;
+  int64_t added = 0, rotary_dim = 0;
+  int64_t page = 0, capacity = 0;  // rows of a sequence that there is room for
+  int64_t max_keys = 0;            // of a sequence, as far as it is known without asking a device
+};
+
+struct FwdRequest;
+struct Problem;
+
+// The types that K and V of a cache may have besides that of q.
+bool is_quantised(DType dtype);
+
+// Fills problem.cache from a request with q, k and v read; refuses like read_problem.
+void read_cache(Problem& problem, const FwdRequest& request);
+
+}  // namespace xeflash

@@ -1,0 +1,128 @@
+#include "merge.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checks.hpp"
+#include "kernels.hpp"
+
+namespace xeflash {
+namespace {
+
+struct State {
+  Array o, lse;
+};
+
+// The states, checked: sizes, types and places are the first one's.
+std::vector<State> read_states(const py::list& outs, const py::list& lses, const Checker& check) {
+  std::vector<State> states;
+  const char* f = check.function();
+  for (size_t i = 0; i < outs.size(); ++i) {
+    const std::string out_name = "out " + std::to_string(i), lse_name = "lse " + std::to_string(i);
+    const char *o_name = out_name.c_str(), *l_name = lse_name.c_str();
+    State s{with_contiguous_rows(read_array(outs[i], f, o_name), f, o_name),
+            with_whole_strides(read_array(lses[i], f, l_name), f, l_name)};
+    const State& first = states.empty() ? s : states[0];
+    const Array& o = s.o;
+    XF_REQUIRE_DTYPE(check,
+                     o.dtype == DType::kF32 || o.dtype == DType::kF16 || o.dtype == DType::kBF16, o,
+                     o_name, "must be float32, float16 or bfloat16");
+    XF_REQUIRE_DTYPE(check, o.dtype == first.o.dtype, o, o_name,
+                     std::string("must have the dtype of out 0 (") + name_of(first.o.dtype) + ")");
+    XF_REQUIRE(check, o.ndim == 3 || o.ndim == 4, o_name, "must have 3 or 4 dimensions",
+               std::to_string(o.ndim), o);
+    const int64_t dim = o.shape[o.ndim - 1];
+    XF_REQUIRE(check, dim >= 1 && dim <= 576, o_name, ".head_dim must be 1 to 576",
+               std::to_string(dim), o);
+    XF_REQUIRE(check, o.describe_shape() == first.o.describe_shape(), o_name,
+               "must have the shape of out 0 " + first.o.describe_shape(), o.describe_shape(), o);
+    const int rows = o.ndim - 3, heads = o.ndim - 2;
+    const bool fits = s.lse.ndim == o.ndim - 1 && s.lse.shape[s.lse.ndim - 1] == o.shape[rows] &&
+                      s.lse.shape[s.lse.ndim - 2] == o.shape[heads] &&
+                      (o.ndim == 3 || s.lse.shape[0] == o.shape[0]);
+    XF_REQUIRE(check, fits, l_name,
+               std::string("must have the shape (") + (o.ndim == 4 ? "batch, " : "") +
+                   "heads, rows) of out 0 " + o.describe_shape(),
+               s.lse.describe_shape(), s.lse);
+    XF_REQUIRE_DTYPE(check, s.lse.dtype == DType::kF32, s.lse, l_name, "must be float32");
+    check.require_same_place(o, o_name, first.o, "out 0");
+    check.require_same_place(s.lse, l_name, first.o, "out 0");
+    states.push_back(std::move(s));
+  }
+  return states;
+}
+
+StateArg state_arg(const State& s) {
+  const auto batch_of = [](const Array& a, int ndim) {
+    return a.ndim == ndim && a.shape[0] > 1 ? a.strides[0] : 0;
+  };
+  const Array &o = s.o, &l = s.lse;
+  return {{o.data, batch_of(o, 4), o.strides[o.ndim - 3], o.strides[o.ndim - 2]},
+          reinterpret_cast<float*>(l.data),
+          batch_of(l, 3),
+          l.strides[l.ndim - 1],
+          l.strides[l.ndim - 2]};
+}
+
+State new_state(const Array& like, DType dtype) {
+  const auto& s = like.shape;
+  if (like.ndim == 3) {
+    return {new_array(like, dtype, {s[0], s[1], s[2]}), new_array(like, DType::kF32, {s[1], s[0]})};
+  }
+  return {new_array(like, dtype, {s[0], s[1], s[2], s[3]}),
+          new_array(like, DType::kF32, {s[0], s[2], s[1]})};
+}
+
+}  // namespace
+
+py::tuple merge_states(const py::list& outs, const py::list& lses) {
+  const std::string function = "merge_states";
+  const Checker check(function);
+  const std::vector<State> states = read_states(outs, lses, check);
+  const Array& o = states[0].o;
+  sycl::queue& queue = o.queue ? *static_cast<sycl::queue*>(o.queue) : host_queue();
+  if (o.queue && !queue.get_device().is_cpu()) {
+    check.refuse<NotImplemented>("out 0 must be on a CPU device: this is not there yet on GPUs");
+  }
+  const int64_t batch = o.ndim == 4 ? o.shape[0] : 1, rows = o.shape[o.ndim - 3];
+  const int64_t heads = o.shape[o.ndim - 2];
+  const bool empty = batch * rows * heads == 0;
+
+  FwdDesc desc;
+  desc.algorithm = Algorithm::kMerge;
+  desc.dtype = o.dtype;
+  desc.head_dim = desc.head_dim_v = static_cast<uint16_t>(o.shape[o.ndim - 1]);
+  desc.device = static_cast<uint8_t>(o.queue ? device_index(queue) : kMaxDevices);
+  const FwdKernels* kernels = empty ? nullptr : &find_kernels(desc, queue);
+  const State merged = new_state(o, o.dtype);
+  const py::tuple result = py::make_tuple(merged.o.object, merged.lse.object);
+  if (empty) return result;
+
+  const size_t count = states.size();
+  std::optional<State> carried;
+  if (count > kMaxStates) carried = new_state(o, DType::kF32);
+  MergeParams params{};
+  params.merged = state_arg(merged);
+  params.carried = carried ? state_arg(*carried) : params.merged;
+  params.rows = static_cast<int32_t>(rows);
+  params.heads = static_cast<int32_t>(heads);
+  py::gil_scoped_release nogil;
+  const bool in_order = queue.is_in_order();
+  if (!in_order) queue.wait_and_throw();
+  sycl::event done;
+  for (size_t first = 0; first < count; first += kMaxStates) {
+    params.count = static_cast<int32_t>(std::min<size_t>(kMaxStates, count - first));
+    for (int s = 0; s < params.count; ++s) params.states[s] = state_arg(states[first + s]);
+    params.reads_carried = first > 0;
+    params.leaves_carried = first + kMaxStates < count;
+    done = launch(queue, *kernels->entries[0], params, static_cast<uint64_t>(batch * rows));
+    if (!in_order) done.wait_and_throw();
+  }
+  if (!o.queue || !o.stream_ordered) done.wait_and_throw();
+  py::gil_scoped_acquire gil;
+  return result;
+}
+
+}  // namespace xeflash

@@ -1,0 +1,142 @@
+"""Attention on a cache of keys and values: flash-attn 2's ``flash_attn_with_kvcache``, and what serving adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xeflash import _core, _score_mod
+from xeflash._common import prepare, refuse_gradients, refuse_numbers, window
+
+_FUNCTION = "flash_attn_with_kvcache"
+
+
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    block_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[Any] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Any = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    s_aux: Any = None,
+    beam_index: Any = None,
+    unified_max: float | None = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    score_mod: str | None = None,
+    captures: Mapping[str, Any] | None = None,
+) -> Any:
+    """Attention of q (B, Sq, H, D) on the keys and values of a cache, after appending new ones to it.
+
+    Args:
+        k_cache, v_cache: (B_cache, S, Hk, D), or (pages, page, Hk, D) with block_table; used where they are. Of the
+            dtype of q, or float8_e4m3fn, float8_e5m2 or int8.
+        k, v: (B, new, Hk, D), written into the cache in place, behind the cache_seqlens keys of each sequence, before
+            attention; then all of them are attended.
+        rotary_cos, rotary_sin: (positions, rotary / 2), of the dtype of q; rotate the first dimensions of new keys by
+            their positions, and of queries: by the positions from cache_seqlens on if causal or with a window, else all
+            by cache_seqlens.
+        cache_seqlens: keys in the cache before the new ones, an int or int32 (B,); default all of the cache.
+        cache_batch_idx: int32 (B,): which sequence of the cache belongs to which of q; default the same.
+        cache_leftpad: int32 (B,): where the keys of a sequence begin in the cache.
+        block_table: int32 (B, pages of a sequence): the pages of each sequence in order, of a multiple of 16 keys.
+        softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, score_mod, captures: as in flash_attn_func.
+        rotary_interleaved: pairs are neighbours (GPT-J), else the two halves (GPT-NeoX).
+        num_splits: of the keys of a single query, each computed on its own, then merged; 0 chooses.
+        return_softmax_lse: also return the LSE, fp32 (B, H, Sq).
+        beam_index: int32 (B, >= keys): for beam search without copies, which sequence of the cache holds the key of
+            each position of each row of q; new keys are written there, too.
+        unified_max: the maximum to assume for all scores of a single query, so that none is looked for: up to 6 %
+            faster with grouped queries, nothing where memory is the limit; a row that is too far from it (by some 14
+            above or 28 below) is computed twice. The results are as exact.
+        k_scale, v_scale: what the elements of a quantised cache are multiplied by: a number, or fp32 arrays of the
+            cache's shape without D. New keys are divided by the number, and rounded to the nearest; arrays get the
+            scale that makes the largest of each new row the type's largest.
+
+    Lengths and tables in host memory are checked; on a device they are trusted, as reading them would wait for its
+    queue.
+
+    >>> import numpy as np, xeflash
+    >>> k_cache, v_cache = (np.zeros((2, 100, 2, 64), np.float32) for _ in range(2))
+    >>> q, (k, v) = np.ones((2, 1, 8, 64), np.float32), np.ones((2, 2, 1, 2, 64), np.float32)
+    >>> lengths = np.array([5, 0], np.int32)
+    >>> xeflash.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True).shape
+    (2, 1, 8, 64)
+    >>> int(k_cache[0, 5].sum()), int(v_cache[1, 0].sum())
+    (128, 128)
+    """
+    lengths, length = cache_seqlens, -1
+    if isinstance(cache_seqlens, int):
+        lengths, length = None, cache_seqlens
+        if length < 0:
+            raise ValueError(f"{_FUNCTION}: cache_seqlens must not be negative, got {length}")
+    out, lse = attend_cache(
+        _FUNCTION, q, k_cache, v_cache, softmax_scale, causal, window_size, softcap, alibi_slopes, return_softmax_lse,
+        s_aux, num_splits=num_splits, unified_max=unified_max, lengths=lengths, length=length,
+        sequences=cache_batch_idx, left_pad=cache_leftpad, pages=block_table, beams=beam_index,
+        scales=(k_scale, v_scale), new=(k, v), rotary=(rotary_cos, rotary_sin), interleaved=rotary_interleaved,
+        score_mod=score_mod, captures=captures,
+    )  # fmt: skip
+    return (out, lse) if return_softmax_lse else out
+
+
+def attend_cache(
+    function: str,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Sequence[Any],
+    softcap: float,
+    alibi_slopes: Any,
+    want_lse: bool,
+    s_aux: Any,
+    *,
+    packing: tuple[Any, Any, int, int, Any] = (None, None, 0, 0, None),
+    num_splits: int = 0,
+    unified_max: float | None = None,
+    lengths: Any = None,
+    length: int = -1,
+    sequences: Any = None,
+    left_pad: Any = None,
+    pages: Any = None,
+    beams: Any = None,
+    scales: tuple[Any, Any] = (None, None),
+    new: tuple[Any, Any] = (None, None),
+    rotary: tuple[Any, Any] = (None, None),
+    interleaved: bool = True,
+    score_mod: str | None = None,
+    captures: Mapping[str, Any] | None = None,
+) -> tuple[Any, Any]:
+    """(out, LSE or None) of q on a cache; see CacheRequest in cache.hpp."""
+    refuse_gradients(function, (k_cache, v_cache))  # and no autocast: a cache is used where it is
+    q, *cast = prepare(function, (q, *(array for array in new if array is not None)))
+    k, v = (None if array is None else cast.pop(0) for array in new)
+    left, right = window(function, window_size)
+    snippet = _score_mod.check(function, score_mod, captures)
+    try:
+        cache = _core.Cache(lengths, length, sequences, left_pad, pages, beams, *scales, k, v, *rotary, interleaved)
+        result: tuple[Any, Any] = _core.forward_cached(
+            function, q, k_cache, v_cache, None, *packing, alibi_slopes, s_aux, softmax_scale, causal, left, right,
+            softcap, want_lse, num_splits, unified_max, snippet, cache,
+        )  # fmt: skip
+    except TypeError as error:
+        refuse_numbers(function, error, softmax_scale=softmax_scale, softcap=softcap, num_splits=num_splits,
+                       unified_max=unified_max)  # fmt: skip
+        raise
+    return result

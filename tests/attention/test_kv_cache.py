@@ -1,0 +1,161 @@
+"""Attention on caches of every kind against the reference, over every pair of choices."""
+
+import pytest
+import torch
+import xeflash
+from arrays import DTYPES, sparse
+from caches import FORMATS, HEADS, LENGTHS, WINDOWS, Cache, CacheCase, check, is_possible, run
+from pairwise import pairwise
+from reference import Features
+from tolerance import check_attention
+
+KERNELS = [("fp32", 64, 64), ("fp32", 96, 96), ("bf16", 80, 80), ("bf16", 128, 128)]
+KERNELS += [("bf16", 576, 512), ("fp16", 64, 64), ("fp16", 256, 256), ("fp16", 512, 512)]
+PLACES = {
+    "plain": ("plain", "index", "pad", "pad"),
+    "paged": ("paged16", "paged64", "paged256", "paged48"),
+    "beam": ("beams1", "beams2", "beams4", "beams5"),
+}
+CHOICES = {
+    "kernel": KERNELS,
+    "lengths": list(LENGTHS),
+    "rows": [1, 5],
+    "heads": list(HEADS),
+    "cache": list(PLACES),
+    "place": [0, 1, 2, 3],
+    "format": ["same", *FORMATS, "e4m3.array", "int8.array"],
+    "new": [0, 1, 5],
+    "rotary": ["none", "pairs", "halves"],
+    "window": list(WINDOWS),
+    "variant": ["plain", "softcap", "alibi"],
+    "sinks": [False, True],
+    "splits": [0, 1, 2, 3, 7, 32],
+    "seqlens": ["array", "int"],
+    "kind": ["torch", "numpy"],
+    "lse": [True, False],
+}
+
+
+def case_of(row):
+    row = dict(row)
+    dtype, dim, dim_v = row.pop("kernel")
+    place = PLACES[row.pop("cache")][row.pop("place")]
+    return CacheCase(dtype=dtype, dim=dim, dim_v=dim_v, place=place, **row)
+
+
+def compiled(row):
+    """What a kernel is compiled for, about."""
+    tile = row["heads"] if row["rows"] == 1 else row["rows"]
+    return row["kernel"], row["cache"], row["format"], row["variant"], tile
+
+
+CASES = [case_of(row) for row in pairwise(CHOICES, lambda row: is_possible(case_of(row)), compiled)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_matches_reference(case):
+    run(case)
+
+
+# ---- paged variable-length sequences ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", ["causal", "window"])
+@pytest.mark.parametrize("lengths_by", ["starts", "used", "both"])
+@pytest.mark.parametrize(("dtype", "rows"), [("fp32", 9), ("bf16", 70), ("fp16", 1)])
+def test_varlen_pages(dtype, rows, lengths_by, window):
+    case = CacheCase(dtype=dtype, place="paged16", lengths="129,0,700", window=window, rows=rows)
+    cache = Cache(case, torch.Generator().manual_seed(1))
+    lengths_q = [rows, 0, min(rows, 33)]
+    cu_q = torch.tensor([0, *lengths_q]).cumsum(0).int()
+    room = 5 if lengths_by == "both" else 0  # of which seqused_k takes nothing
+    cu_k = torch.tensor([0, *(n + room for n in cache.lengths)]).cumsum(0).int()
+    q = torch.randn(sum(lengths_q), 6, 64).to(DTYPES[dtype])
+    f = Features(window=WINDOWS[window])
+    out, lse, none = xeflash.flash_attn_varlen_func(
+        *(q, cache.k, cache.v, cu_q, None if lengths_by == "used" else cu_k, rows, 705),
+        causal=window == "causal",
+        window_size=(-1, -1) if window == "causal" else f.window,
+        return_attn_probs=True,
+        block_table=cache.table,
+        seqused_k=None if lengths_by == "starts" else torch.tensor(cache.lengths, dtype=torch.int32),
+    )
+    assert none is None
+    for b in range(3):
+        part = slice(cu_q[b], cu_q[b + 1])
+        k, v = (x.to(q.dtype).transpose(0, 1)[None] for x in cache.keys(b))
+        q_b, out_b = (x[part].transpose(0, 1)[None] for x in (q, out))
+        check_attention(f"sequence {b}", q_b, k, v, f, out_b, lse[None, :, part])
+
+
+# ---- splits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("splits", [2, 5, 31, 128])
+def test_any_number_of_splits_gives_the_same(splits):
+    q, k, v = torch.randn(2, 1, 6, 64), torch.randn(2, 777, 2, 64), torch.randn(2, 777, 2, 64)
+    options = {"cache_seqlens": torch.tensor([777, 20], dtype=torch.int32), "return_softmax_lse": True}
+    one = xeflash.flash_attn_with_kvcache(q, k, v, num_splits=1, **options)
+    many = xeflash.flash_attn_with_kvcache(q, k, v, num_splits=splits, **options)
+    for a, b in zip(one, many, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("splits", "sinks"), [(1, True), (4, False)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("far", [0.0, 12.0, 60.0, -60.0, 1e4, -1e4])
+def test_unified_maximum_is_as_exact_wherever_the_scores_are(far, dtype, splits, sinks):
+    """Scores are moved away from the assumed maximum, for one of two sequences; the other sees no key in most splits."""
+    q, k, v = torch.randn(2, 1, 4, 80), torch.randn(2, 333, 2, 80), torch.randn(2, 333, 2, 80)
+    q[..., 0], k[..., 0] = 1.0, 0.0
+    k[0, :, :, 0] = far
+    q, k, v = (x.to(DTYPES[dtype]) for x in (q, k, v))
+    lengths, f = [333, 20], Features(scale=1.0, sinks=torch.randn(4) if sinks else None)
+    out, lse = xeflash.flash_attn_with_kvcache(
+        *(q, k, v),
+        cache_seqlens=torch.tensor(lengths, dtype=torch.int32),
+        softmax_scale=1.0,
+        num_splits=splits,
+        s_aux=f.sinks,
+        return_softmax_lse=True,
+        unified_max=5.0,
+    )
+    for b, n in enumerate(lengths):
+        q_b, k_b, v_b, out_b = (x[b : b + 1].transpose(1, 2) for x in (q, k[:, :n], v[:, :n], out))
+        check_attention(f"sequence {b}", q_b, k_b, v_b, f, out_b, lse[b : b + 1])
+
+
+# ---- memory far apart ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("place", ["plain", "paged16", "beams2"])
+def test_cache_beyond_4_gib(place, rows):
+    """Places of the cache are more than 4 GiB apart; only what is used exists."""
+    case = CacheCase(dtype="fp32", place=place, lengths="70,9", rows=rows, new=2)
+    cache = Cache(case, torch.Generator().manual_seed(2))
+    for name in ("k", "v"):
+        near = getattr(cache, name)
+        far = sparse(near.shape, ((2**32 + 64) // 4, *near.stride()[1:]), near.dtype)
+        for b, n in enumerate(cache.lengths):
+            slots = cache.slots(b, n)
+            far[slots] = near[slots]
+        setattr(cache, name, far)
+    q = torch.randn(2, rows, 6, 64)
+    k, v = torch.randn(2, 2, 2, 64), torch.randn(2, 2, 2, 64)
+    lengths = torch.tensor([68, 7], dtype=torch.int32)
+    out, lse = xeflash.flash_attn_with_kvcache(
+        q, cache.k, cache.v, k, v, cache_seqlens=lengths, return_softmax_lse=True, **cache.options
+    )
+    assert torch.equal(cache.keys(0)[0][-2:].float(), k[0])
+    check(case, cache, q, Features(), out, lse)
+
+
+def test_strided_cache_is_used_where_it_is():
+    """Heads outside of rows, as other libraries keep their caches: nothing is copied, new keys arrive."""
+    k_cache, v_cache = (torch.randn(2, 2, 40, 64).transpose(1, 2) for _ in range(2))
+    q, k, v = torch.randn(2, 1, 6, 64), torch.randn(2, 1, 2, 64), torch.randn(2, 1, 2, 64)
+    out = xeflash.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=30)
+    assert torch.equal(k_cache[:, 30], k[:, 0]) and torch.equal(v_cache[:, 30], v[:, 0])
+    q, k, v, out = (x.transpose(1, 2) for x in (q, k_cache[:, :31], v_cache[:, :31], out))
+    check_attention("strided", q, k, v, Features(), out)

@@ -1,0 +1,111 @@
+"""merge_states: parts of the keys give what all of them give."""
+
+import pytest
+import torch
+import xeflash
+from arrays import DTYPES, to_array
+from reference import Features
+from tolerance import check_attention
+
+
+def draw(dtype, rows, keys, heads=3, dim=64):
+    return [torch.randn(2, n, heads, dim).to(DTYPES[dtype]) for n in (rows, keys, keys)]
+
+
+def part(q, k, v, **options):
+    return xeflash.flash_attn_func(q, k, v, return_attn_probs=True, **options)[:2]
+
+
+def check(name, q, k, v, out, lse, features=None):
+    q, k, v, out = (x.transpose(1, 2) for x in (q, k, v, out))
+    check_attention(name, q, k, v, features or Features(), out, lse)
+
+
+# Up to 8 states are merged at a time, in fp32.
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 17])
+@pytest.mark.parametrize(("dtype", "dim"), [("fp32", 64), ("bf16", 111), ("fp16", 80)])
+def test_parts_give_the_whole(dtype, dim, count):
+    q, k, v = draw(dtype, 23, 301, dim=dim)
+    cuts = [slice(301 * i // count, 301 * (i + 1) // count) for i in range(count)]
+    # Parts in fp32: rounded to 16 bits they would carry an error of their own.
+    states = [part(q.float(), k[:, c].float(), v[:, c].float()) for c in cuts]
+    out, lse = xeflash.merge_states(*((o.to(q.dtype) if count == 1 else o, l) for o, l in states))
+    check("parts", q, k, v, out.to(q.dtype), lse)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_rounds_once(dtype, kind):
+    """The result is the weighted sum of the parts, rounded to the nearest."""
+    states = [(torch.randn(2, 5, 3, 40).to(DTYPES[dtype]), torch.randn(2, 3, 5) * 3) for _ in range(11)]
+    out, lse = xeflash.merge_states(*(to_array(x, kind) for state in states for x in state))
+    logits = torch.stack([l for _, l in states]).double()
+    weights = torch.softmax(logits, 0).transpose(2, 3)[..., None]
+    want = (torch.stack([o for o, _ in states]).double() * weights).sum(0)
+    as_tensor = lambda x: x if kind == "torch" else torch.from_numpy(x.astype("float32"))  # noqa: E731
+    unit = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}[dtype]
+    torch.testing.assert_close(as_tensor(out).double(), want, rtol=1.01 * unit, atol=1e-6)
+    torch.testing.assert_close(as_tensor(lse).double(), torch.logsumexp(logits, 0), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("empty", [float("inf"), -float("inf")])
+def test_parts_without_keys_count_for_nothing(empty):
+    q, k, v = draw("fp32", 4, 30)
+    out, lse = part(q, k, v)
+    nothing = (torch.full_like(out, float("nan")), torch.full_like(lse, empty))
+    merged, merged_lse = xeflash.merge_states(nothing, (out, lse), nothing)
+    assert torch.equal(merged, out)
+    torch.testing.assert_close(merged_lse, lse, rtol=1e-6, atol=1e-6)
+    merged, merged_lse = xeflash.merge_states(nothing, nothing)
+    assert (merged == 0).all() and (merged_lse == torch.inf).all()
+
+
+def test_logits_far_apart_do_not_overflow():
+    o = torch.randn(3, 1, 1, 1, 16)
+    lse = torch.tensor([-3e4, 3e4, 0.0])[:, None, None, None]
+    out, merged = xeflash.merge_states(*((o[i], lse[i]) for i in range(3)))
+    assert torch.equal(out, o[1]) and merged.item() == 3e4
+
+
+def test_packed_sequences_and_strides():
+    o, lse = torch.randn(2, 7, 3, 48)[..., :40], torch.randn(2, 7, 3).transpose(1, 2)
+    packed, packed_lse = xeflash.merge_states(o[0], lse[0], o[1], lse[1])
+    dense, dense_lse = xeflash.merge_states(o[:1].contiguous(), lse[:1].contiguous(), o[1:], lse[1:])
+    assert torch.equal(packed, dense[0]) and torch.equal(packed_lse, dense_lse[0])
+
+
+def test_a_shared_prefix():
+    """Cascade: the prefix is attended by all queries as one sequence, what follows causally."""
+    q, k, v = draw("bf16", 9, 70)
+    prefix = part(q, k[:, :61], v[:, :61])
+    rest = part(q, k[:, 61:], v[:, 61:], causal=True)
+    out, lse = xeflash.merge_states(*prefix, *rest)
+    want = xeflash.flash_attn_func(q.float(), k.float(), v.float(), causal=True)
+    torch.testing.assert_close(out.float(), want, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ([], "states must be out and lse in turn, got 0 arrays"),
+        ([torch.zeros(1, 2, 3, 4)], "states must be out and lse in turn, got 1 arrays"),
+        ([(torch.zeros(1, 2, 3, 4),)], r"state 0 must be \(out, lse\), got 1 entries"),
+        ([torch.zeros(2, 4), torch.zeros(2)], "out 0 must have 3 or 4 dimensions, got 2"),
+        ([torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)], r"lse 0 must have the shape \(batch, heads, rows\)"),
+        (
+            [torch.zeros(2, 3, 4), torch.zeros(3, 2), torch.zeros(2, 3, 5), torch.zeros(3, 2)],
+            r"out 1 must have the shape of out 0 \[2, 3, 4\], got \[2, 3, 5\]",
+        ),
+    ],
+)
+def test_refuses_with_the_reason(states, message):
+    with pytest.raises(ValueError, match=f"^merge_states: {message}"):
+        xeflash.merge_states(*states)
+
+
+def test_refuses_other_types():
+    o, lse = torch.zeros(2, 3, 4), torch.zeros(3, 2)
+    with pytest.raises(TypeError, match="^merge_states: lse 0 must be float32, got float16"):
+        xeflash.merge_states(o, lse.half())
+    with pytest.raises(TypeError, match=r"^merge_states: out 1 must have the dtype of out 0 \(float32\), got float16"):
+        xeflash.merge_states(o, lse, o.half(), lse)
