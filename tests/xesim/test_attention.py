@@ -1,6 +1,6 @@
 """Attention on each simulated GPU: tests of tests/attention in a process of its own, which has that one device.
 
-Some 40 kernels are compiled for a device on a cold cache (XEFLASH_CACHE_DIR): two to three minutes.
+Some 70 kernels are compiled for a device on a cold cache (XEFLASH_CACHE_DIR): a few minutes.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 import toolbox
 
 TESTS = Path(__file__).resolve().parent.parent
-FILES = [str(TESTS / "attention" / name) for name in ("test_gpu.py", "test_standard.py")]
+FOLDER = str(TESTS / "attention")
 LINES = 80  # of the output that are shown
 
 
@@ -22,7 +22,7 @@ def run_tests(device: str, folder: Path, *options: str) -> None:
     source.write_text("kernel void nothing() {}\n")
     toolbox.compile_opencl(source, device, folder)  # skips where ocloc cannot
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--sim", device]
-    command += [*options, *FILES]
+    command += [*options, FOLDER]
     environment = os.environ | {"XEFLASH_SIM_CHECK": "all"}
     done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     if done.returncode:
