@@ -17,10 +17,10 @@ XF_INLINE T* token_row(const TensorArg& a, int batch, int t, int head) {
 
 // Writes key `at` of a sequence. Elements with scales of their own get the one that makes the
 // largest of them the type's largest.
-template <class Config, int D>
+template <class Config, class Row>
 XF_INLINE void append_row(const CacheArg& cache, const Sequence& seq, const TensorArg& array,
                           const TensorArg& scales, float inverse_scale, int head, int at,
-                          const RowTile<1, D>& x) {
+                          const Row& x) {
   using Cache = typename Config::Cache;
   using E = typename Config::CacheElement;
   if constexpr (Config::cache_scales) {
@@ -42,18 +42,18 @@ XF_INLINE void append(const AppendParams& p) {
   const Sequence seq(p.attention, batch);
   const int before = seq.sk - cache.added;  // keys
   if (before < 0) return;                   // lengths on a device that the cache has no room for
-  const auto rotate_by = [&](RowTile<1, d>& x, int token) {
+  const auto load_rotated = [&](RowTile<1, d>& x, const T* row, int token) {
+    load_row(x, row);
     const int64_t position = seq.k0 + before + token;
     if (p.rotary_dim > 0 && position < p.rotary_rows) {
-      rotate(x, token_row<const T>(p.cos, 0, position, 0),
+      rotate(x, row, token_row<const T>(p.cos, 0, position, 0),
              token_row<const T>(p.sin, 0, position, 0), p.rotary_dim, p.interleaved);
     }
   };
 
   for (int head = 0; head < p.attention.heads_k && t < cache.added; ++head) {
     RowTile<1, d> K;
-    load_row(K, token_row<const T>(p.k, batch, t, head));
-    rotate_by(K, t);
+    load_rotated(K, token_row<const T>(p.k, batch, t, head), t);
     append_row<Config>(cache, seq, p.attention.k, cache.k_scale, p.k_inverse, head, before + t, K);
     RowTile<1, dv> V;
     load_row(V, token_row<const T>(p.v, batch, t, head));
@@ -61,8 +61,7 @@ XF_INLINE void append(const AppendParams& p) {
   }
   for (int head = 0; head < p.attention.heads_q && t < p.rotated_q; ++head) {
     RowTile<1, d> Q;
-    load_row(Q, token_row<const T>(p.q, batch, t, head));
-    rotate_by(Q, p.q_in_order ? t : 0);
+    load_rotated(Q, token_row<const T>(p.q, batch, t, head), p.q_in_order ? t : 0);
     store_row(one_row(token_row<T>(p.attention.q, batch, t, head)), Q, 0, 1.f);
   }
 }

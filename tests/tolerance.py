@@ -73,6 +73,13 @@ def assert_close(
     )
 
 
+def gpu_math(features: Features, size: float, keys: int) -> tuple[float, float]:
+    """What the hardware's functions add to the limit of an output of this size, and of an LSE over so many keys."""
+    score = features.softcap * (2.0**-22 + 2.0**-23)  # 2 / (e + 1) moves by half as much as e
+    of_out = (GPU_MATH * (2 + 2**-2) + 2 * score) * size  # P, l, 1 / l
+    return of_out, float(GPU_MATH * (1 + max(1.0, np.log(keys + 1))) + score)  # l, log l
+
+
 def check_attention(
     case: str,
     q: torch.Tensor,
@@ -91,13 +98,10 @@ def check_attention(
     if q.dtype == torch.float32 and want.size:
         size = float(np.max(attention_reference(q, k, v.abs(), features)[0]))
     size = size if np.isfinite(size) else 0.0
-    softcap_math = features.softcap * (2.0**-22 + 2.0**-23)  # 2 / (e + 1) moves by half as much as e
-    more = (GPU_MATH * (2 + 2**-2) + 2 * softcap_math) * size if gpu else 0.0  # of P, of l, of 1 / l
-    assert_close(f"{case} out", out, want, by_torch, size, more)
+    math_of_out, math_of_lse = gpu_math(features, size, k.shape[2]) if gpu else (0.0, 0.0)
+    assert_close(f"{case} out", out, want, by_torch, size, math_of_out)
     if lse is not None:
         assert dtype_name(lse) == "float32", f"{case}: lse is {lse.dtype}"
-        more = ulp(0.99, dtype_name(q)) / 2
-        if gpu:
-            more += GPU_MATH * (1 + max(1.0, np.log(k.shape[2] + 1))) + softcap_math  # of l, of log l, of scores
+        more = ulp(0.99, dtype_name(q)) / 2 + math_of_lse
         terms = float(np.max(np.abs(want_lse[np.isfinite(want_lse)]), initial=0.0)) + np.log(k.shape[2] + 1)
         assert_close(f"{case} lse", lse, want_lse, lse_by_torch, size=terms, more=more)

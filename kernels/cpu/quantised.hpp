@@ -2,26 +2,9 @@
 #pragma once
 
 #include "cpu/vec.hpp"
+#include "tile/quantised.hpp"
 
 namespace xeflash::cpu {
-
-// OCP 8-bit floats, without their E8M0; int8_t is the third type of quantised elements.
-struct e4m3 {
-  static constexpr int kMantissa = 3, kBias = 7;
-  static constexpr float kMax = 448.f;
-  uint8_t bits;
-};
-struct e5m2 {
-  static constexpr int kMantissa = 2, kBias = 15;
-  static constexpr float kMax = 57344.f;
-  uint8_t bits;
-};
-
-// The largest number of a type of quantised elements.
-template <class E>
-constexpr float kLargest = E::kMax;
-template <>
-constexpr float kLargest<int8_t> = 127.f;
 
 // To the nearest number of an 8-bit float, ties to even; what is too large becomes the largest. The
 // bits are in the low byte of each lane.

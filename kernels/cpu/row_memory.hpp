@@ -17,10 +17,11 @@ XF_INLINE void load_row(RowTile<1, C>& t, const float* x, int count) {
   __builtin_memcpy(t.x, x, (count < C ? count : C) * sizeof(float));
 }
 
-// Rotates the pairs of the first `dims` columns: neighbours if interleaved, else the columns of the
-// two halves.
+// Rotates the pairs of the first `dims` columns of what was loaded from a row: neighbours if
+// interleaved, else the columns of the two halves.
 template <class T, int D>
-XF_INLINE void rotate(RowTile<1, D>& x, const T* cos, const T* sin, int dims, bool interleaved) {
+XF_INLINE void rotate(RowTile<1, D>& x, const T*, const T* cos, const T* sin, int dims,
+                      bool interleaved) {
   auto* columns = reinterpret_cast<float*>(x.x[0]);
   const int half = dims / 2, step = interleaved ? 2 : 1, other = interleaved ? 1 : half;
   for (int i = 0; i < half; ++i) {

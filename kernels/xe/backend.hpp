@@ -8,7 +8,7 @@
 #include "xe/dropout.hpp"
 #include "xe/lanes.hpp"
 #include "xe/mma.hpp"
-#include "xe/row_mma.hpp"
+#include "xe/row_memory.hpp"
 
 #define XF_KERNEL                                                                        \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY(                                          \

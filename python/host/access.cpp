@@ -56,16 +56,25 @@ const char* name_of(Access access) {
   }
 }
 
+Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arrays,
+                      const std::string& arch) {
+  if (arch.rfind("cpu-", 0) == 0 || arch.empty()) return Access::kNone;
+  for (const auto& [a, layout] : arrays) {
+    if (a->data && !all_multiples(*a, strides_of(*a, layout), 4)) return Access::kElements;
+  }
+  return Access::kDwords;
+}
+
 Access access_for(const Problem& p, const Array& out, Layout layout, bool packed_heads,
                   const std::string& arch) {
-  if (arch.rfind("cpu-", 0) == 0 || arch.empty()) return Access::kNone;
-  for (const Array* a : {&p.q, &p.k, &p.v, &out}) {
-    if (!all_multiples(*a, strides_of(*a, layout), 4)) return Access::kElements;
-  }
+  const Layout of_keys = p.k_layout(layout);
+  const Access rows =
+      access_of_rows({{&p.q, layout}, {&p.k, of_keys}, {&p.v, of_keys}, {&out, layout}}, arch);
+  if (rows != Access::kDwords) return rows;
   const bool own_rows_fit =
       packed_heads || (fits_block2d(p.q, layout, p.d) && fits_block2d(out, layout, p.dv));
-  if (arch != "dg2" && own_rows_fit && fits_block2d(p.k, layout, p.d) &&
-      fits_block2d(p.v, layout, p.dv)) {
+  if (arch != "dg2" && own_rows_fit && fits_block2d(p.k, of_keys, p.d) &&
+      fits_block2d(p.v, of_keys, p.dv)) {
     return Access::kBlock2d;
   }
   return Access::kDwords;

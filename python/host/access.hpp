@@ -1,7 +1,9 @@
 // How a GPU kernel reads and writes rows: see Access in kernels/xe/vec.hpp.
 #pragma once
 
+#include <initializer_list>
 #include <string>
+#include <utility>
 
 #include "problem.hpp"
 
@@ -14,5 +16,9 @@ const char* name_of(Access access);
 // `packed_heads`, rows of Q and the output are read and written one by one.
 Access access_for(const Problem& problem, const Array& out, Layout layout, bool packed_heads,
                   const std::string& arch);
+
+// The same of single rows, of arrays in these layouts: never 2D blocks.
+Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arrays,
+                      const std::string& arch);
 
 }  // namespace xeflash

@@ -18,6 +18,13 @@ std::optional<Append> Append::prepare(const Problem& p, const FwdRequest& r, con
   of_append.head_dim = desc.head_dim;
   of_append.head_dim_v = desc.head_dim_v;
   of_append.device = desc.device;
+  const Layout cached = p.k_layout(r.layout);
+  of_append.access = access_of_rows({{&p.q, r.layout},
+                                     {&c.new_k, r.layout},
+                                     {&c.new_v, r.layout},
+                                     {&p.k, cached},
+                                     {&p.v, cached}},
+                                    facts_of(queue.get_device()).arch);
   Append a;
   a.kernels_ = &find_kernels(of_append, queue);
   AppendParams& params = a.params_;

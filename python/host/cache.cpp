@@ -14,10 +14,17 @@ namespace {
 
 std::string number(int64_t n) { return std::to_string(n); }
 
-void refuse_gpu(const Problem& p, const Checker& check) {
-  if (p.q.queue && !static_cast<sycl::queue*>(p.q.queue)->get_device().is_cpu()) {
-    check.refuse<NotImplemented>(std::string(p.packed ? "block_table" : p.k_name) +
-                                 " must be on a CPU device: caches are not there yet on GPUs");
+// What GPUs do not have yet.
+void refuse_on_gpu(const Problem& p, const FwdRequest& r, const Checker& check) {
+  if (!p.q.queue || static_cast<sycl::queue*>(p.q.queue)->get_device().is_cpu()) return;
+  const auto refuse = [&](const std::string& what) {
+    check.refuse<NotImplemented>(what + " must be on a CPU device: this is not there yet on GPUs");
+  };
+  if (!r.cache.pages.is_none()) refuse("block_table");
+  if (!r.cache.beams.is_none()) refuse("beam_index");
+  if (r.unified_max) refuse("unified_max");
+  for (const auto& [a, name] : {std::pair{&p.k, p.k_name}, {&p.v, p.v_name}}) {
+    if (is_quantised(a->dtype)) refuse(std::string(name) + " of " + name_of(a->dtype));
   }
 }
 
@@ -269,7 +276,7 @@ bool is_quantised(DType dtype) {
 
 void read_cache(Problem& p, const FwdRequest& r) {
   const Checker check(r.function);
-  refuse_gpu(p, check);
+  refuse_on_gpu(p, r, check);
   Cache& c = p.cache;
   read_places(p, r, check);
   read_scales(p, r, check);

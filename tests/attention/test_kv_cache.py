@@ -57,6 +57,44 @@ def test_matches_reference(case):
     run(case)
 
 
+# ---- on GPUs ------------------------------------------------------------------------------------
+
+GPU_CHOICES = {
+    "kernel": [("fp32", 64, 64), ("bf16", 128, 128), ("fp16", 80, 80), ("bf16", 192, 128)],
+    "lengths": ["1", "0,17", "129,0,700", "70,9"],
+    "rows": [1, 5],
+    "heads": ["6/2", "8/1"],
+    "place": ["plain", "index", "pad"],
+    "new": [0, 1, 5],
+    "rotary": ["none", "pairs", "halves"],
+    "window": list(WINDOWS),
+    "variant": ["plain", "softcap", "alibi"],
+    "sinks": [False, True],
+    "splits": [0, 1, 3],
+    "seqlens": ["array", "int"],
+    "lse": [True, False],
+}
+
+
+def gpu_case_of(row):
+    row = dict(row)
+    dtype, dim, dim_v = row.pop("kernel")
+    return CacheCase(dtype=dtype, dim=dim, dim_v=dim_v, kind="usm", **row)
+
+
+def gpu_compiled(row):
+    return row["kernel"], row["variant"], row["heads"] if row["rows"] == 1 else row["rows"]
+
+
+GPU_CASES = [gpu_case_of(row) for row in pairwise(GPU_CHOICES, lambda row: is_possible(gpu_case_of(row)), gpu_compiled)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", GPU_CASES, ids=lambda case: case.id)
+def test_matches_reference_on_gpu(gpu, case):
+    run(case)
+
+
 # ---- paged variable-length sequences ------------------------------------------------------------
 
 

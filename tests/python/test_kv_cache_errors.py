@@ -247,13 +247,15 @@ def test_refuses_gradients_of_a_cache():
 
 
 @pytest.mark.gpu
-def test_gpus_are_refused(gpu):
+def test_what_gpus_do_not_have_is_refused(gpu):
     import usm
 
     queue = usm.gpu_queue()
     q, k, v = (usm.UsmArray(zeros(1, 4, 2, 64), queue) for _ in range(3))
-    with pytest.raises(NotImplementedError, match="^flash_attn_with_kvcache: k_cache must be on a CPU device"):
-        xeflash.flash_attn_with_kvcache(q, k, v)
+    table = usm.UsmArray(int32(0).view(1, 1), queue)
+    for more in ({"block_table": table}, {"beam_index": table}, {"unified_max": 1.0}):
+        with pytest.raises(NotImplementedError, match=f"^flash_attn_with_kvcache: {next(iter(more))} must be on a CPU device"):
+            xeflash.flash_attn_with_kvcache(q, k, v, **more)
     lse = usm.UsmArray(zeros(1, 2, 4), queue)
     with pytest.raises(NotImplementedError, match="^merge_states: out 0 must be on a CPU device"):
         xeflash.merge_states(q, lse, q, lse)
