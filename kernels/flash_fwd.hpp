@@ -58,9 +58,9 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 
   for (int j = range.begin + key_turn(); j < range.end; j += kKeyTurns) {
     const int key = j * Bc, next = key + kKeyTurns * Bc;
-    prefetch<Bc, d>(k_rows.from(next));
-    prefetch<Bc, dv>(v_rows.from(next));
-    const KeyTile K(k_rows.from(key));
+    prefetch<Bc, d>(block_of<Bc>(k_rows, next));
+    prefetch<Bc, dv>(block_of<Bc>(v_rows, next));
+    const KeyTile K(block_of<Bc>(k_rows, key));
     Tile<Br, Bc> S;
     mma_ABt(S, Q, K);  // S = Q K^T
     if constexpr (!ScoreVariant::kIdentity) {
@@ -76,7 +76,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
     dropout.drop(P, row, key);
 
-    const ValueTile V(v_rows.from(key));
+    const ValueTile V(block_of<Bc>(v_rows, key));
     mma_AB(O, P, V);  // O += P V
   }
 

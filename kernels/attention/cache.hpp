@@ -9,16 +9,15 @@
 
 namespace xeflash {
 
-// Pages are multiples of so many rows, and a block of rows that begins at a multiple lies in one.
-constexpr int kPageUnit = 16;
-
-template <class T>
+// Pages are multiples of Unit rows, and a block of so many that begins at a multiple lies in one.
+template <class T, int Unit>
 struct PagedRows {
   T* data;
   const int32_t* table;
   int64_t page_stride, stride;
   int page, lowest;  // there may be no pages for the rows below
   int first, count;
+  int width = 0x7fffffff;  // columns that are there
 
   XF_INLINE T* row(int i) const {
     const int at = first + (i < count ? i : count - 1);
@@ -30,10 +29,10 @@ struct PagedRows {
     return data + table[n / size] * page_stride + n % size * stride;
   }
   XF_INLINE PagedRows from(int i) const {
-    return {data, table, page_stride, stride, page, lowest, first + i, count - i};
+    return {data, table, page_stride, stride, page, lowest, first + i, count - i, width};
   }
-  XF_INLINE PagedRows columns(int column, int) const {
-    return {data + column, table, page_stride, stride, page, lowest, first, count};
+  XF_INLINE PagedRows columns(int column, int total) const {
+    return {data + column, table, page_stride, stride, page, lowest, first, count, total - column};
   }
 };
 
@@ -71,16 +70,20 @@ struct ScaledRows {
 template <class R, class S>
 ScaledRows(R, S) -> ScaledRows<R, S>;
 
-// N rows from `first` on, where first is a multiple of N: less to compute per row than from().
+// N rows from `first` on, where first is a multiple of N; plain ones if they lie in one page.
 template <int N, class R>
 XF_INLINE R block_of(const R& rows, int first) {
   return rows.from(first);
 }
-template <int N, class T>
-XF_INLINE Rows<T> block_of(const PagedRows<T>& rows, int first) {
-  static_assert(kPageUnit % N == 0, "a block of keys must lie in one page");
-  const int at = first < rows.count ? first : rows.count - 1;  // of the last page, not read then
-  return {rows.place(rows.first + at), rows.stride, rows.count - first};
+template <int N, class T, int Unit>
+XF_INLINE auto block_of(const PagedRows<T, Unit>& rows, int first) {
+  if constexpr (Unit % N == 0) {
+    const int left = rows.count - first, at = left > 0 ? first : rows.count - 1;  // not read then
+    const int count = left < 1 ? 1 : left < N ? left : N;
+    return Rows<T>{rows.place(rows.first + at), rows.stride, count}.columns(0, rows.width);
+  } else {
+    return rows.from(first);
+  }
 }
 template <int N, class R, class S>
 XF_INLINE auto block_of(const ScaledRows<R, S>& rows, int first) {
@@ -97,10 +100,11 @@ struct PlainCache {
   }
 };
 
+template <int Unit>
 struct PagedCache {
   template <class T>
-  static XF_INLINE PagedRows<T> rows(const CacheArg& cache, const Sequence& seq, const TensorArg& t,
-                                     int head, int from, int to) {
+  static XF_INLINE PagedRows<T, Unit> rows(const CacheArg& cache, const Sequence& seq,
+                                           const TensorArg& t, int head, int from, int to) {
     return {static_cast<T*>(t.data) + head * t.head,
             cache.table + seq.batch * cache.table_row,
             t.batch,

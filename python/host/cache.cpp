@@ -20,7 +20,6 @@ void refuse_on_gpu(const Problem& p, const FwdRequest& r, const Checker& check) 
   const auto refuse = [&](const std::string& what) {
     check.refuse<NotImplemented>(what + " must be on a CPU device: this is not there yet on GPUs");
   };
-  if (!r.cache.pages.is_none()) refuse("block_table");
   if (!r.cache.beams.is_none()) refuse("beam_index");
   if (r.unified_max) refuse("unified_max");
   for (const auto& [a, name] : {std::pair{&p.k, p.k_name}, {&p.v, p.v_name}}) {

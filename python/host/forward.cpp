@@ -216,6 +216,9 @@ py::tuple forward(const FwdRequest& r) {
       const DeviceFacts& facts = facts_of_index(device);
       desc.negative_scale = r.scale && *r.scale < 0;
       desc.access = access_for(p, out, r.layout, desc.packed_heads || decode, facts.arch);
+      for (uint8_t unit : {32, 64}) {  // blocks of keys of the tuning tables are no larger
+        if (p.cache.page % unit == 0 && p.cache.page > 0) desc.page_unit = unit;
+      }
       desc.split_keys = !decode && splits_keys(p, desc, facts.compute_units);
     }
     desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;

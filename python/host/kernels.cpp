@@ -29,7 +29,8 @@ struct HashDesc {
                            static_cast<uint64_t>(d.rows), static_cast<uint64_t>(d.head_dim),
                            static_cast<uint64_t>(d.head_dim_v), static_cast<uint64_t>(d.access),
                            static_cast<uint64_t>(d.device), static_cast<uint64_t>(d.score_mod),
-                           static_cast<uint64_t>(d.cache), static_cast<uint64_t>(d.cache_dtype)}) {
+                           static_cast<uint64_t>(d.cache), static_cast<uint64_t>(d.cache_dtype),
+                           static_cast<uint64_t>(d.page_unit)}) {
       hash = (hash + field) * 0x9E3779B97F4A7C15u;
       hash ^= hash >> 32;
     }
@@ -90,6 +91,7 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   description["negative_scale"] = desc.negative_scale;
   const char* caches[] = {"", "paged", "beam"};
   description["cache"] = caches[static_cast<int>(desc.cache)];
+  description["page_unit"] = desc.page_unit;
   description["cache_dtype"] = desc.cache_dtype == DType::kOther
                                    ? py::object(py::none())
                                    : py::str(name_of(desc.cache_dtype));

@@ -27,6 +27,7 @@ struct FwdDesc {
   bool packed_heads = false;    // the rows of a tile are those of all heads that share its keys
   bool split_keys = false;      // GPUs: the threads of a group take turns at the keys of a tile
   CacheKind cache = CacheKind::kPlain;
+  uint8_t page_unit = 16;             // pages are multiples of so many keys
   DType cache_dtype = DType::kOther;  // of K and V; kOther: dtype
   bool cache_scales = false;          // a factor per row of K and V
   bool unified_max = false;           // decoding

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, sparse
+from arrays import DTYPES, from_array, sparse, to_array
 from caches import FORMATS, HEADS, LENGTHS, WINDOWS, Cache, CacheCase, check, is_possible, run
 from pairwise import pairwise
 from reference import Features
@@ -64,7 +64,7 @@ GPU_CHOICES = {
     "lengths": ["1", "0,17", "129,0,700", "70,9"],
     "rows": [1, 5],
     "heads": ["6/2", "8/1"],
-    "place": ["plain", "index", "pad"],
+    "place": ["plain", "index", "pad", "paged16", "paged64", "paged48", "paged32"],
     "new": [0, 1, 5],
     "rotary": ["none", "pairs", "halves"],
     "window": list(WINDOWS),
@@ -83,7 +83,7 @@ def gpu_case_of(row):
 
 
 def gpu_compiled(row):
-    return row["kernel"], row["variant"], row["heads"] if row["rows"] == 1 else row["rows"]
+    return row["kernel"], row["variant"], row["place"], row["heads"] if row["rows"] == 1 else row["rows"]
 
 
 GPU_CASES = [gpu_case_of(row) for row in pairwise(GPU_CHOICES, lambda row: is_possible(gpu_case_of(row)), gpu_compiled)]
@@ -102,6 +102,18 @@ def test_matches_reference_on_gpu(gpu, case):
 @pytest.mark.parametrize("lengths_by", ["starts", "used", "both"])
 @pytest.mark.parametrize(("dtype", "rows"), [("fp32", 9), ("bf16", 70), ("fp16", 1)])
 def test_varlen_pages(dtype, rows, lengths_by, window):
+    check_varlen_pages(dtype, rows, lengths_by, window, "torch")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "rows", "lengths_by", "window"), [("bf16", 70, "used", "causal"), ("fp16", 9, "both", "window")]
+)
+def test_varlen_pages_on_gpu(gpu, dtype, rows, lengths_by, window):
+    check_varlen_pages(dtype, rows, lengths_by, window, "usm")
+
+
+def check_varlen_pages(dtype, rows, lengths_by, window, kind):
     case = CacheCase(dtype=dtype, place="paged16", lengths="129,0,700", window=window, rows=rows)
     cache = Cache(case, torch.Generator().manual_seed(1))
     lengths_q = [rows, 0, min(rows, 33)]
@@ -110,20 +122,22 @@ def test_varlen_pages(dtype, rows, lengths_by, window):
     cu_k = torch.tensor([0, *(n + room for n in cache.lengths)]).cumsum(0).int()
     q = torch.randn(sum(lengths_q), 6, 64).to(DTYPES[dtype])
     f = Features(window=WINDOWS[window])
+    arrays = (q, cache.k, cache.v, cu_q, None if lengths_by == "used" else cu_k)
     out, lse, none = xeflash.flash_attn_varlen_func(
-        *(q, cache.k, cache.v, cu_q, None if lengths_by == "used" else cu_k, rows, 705),
+        *(*(to_array(x, kind) for x in arrays), rows, 705),
         causal=window == "causal",
         window_size=(-1, -1) if window == "causal" else f.window,
         return_attn_probs=True,
-        block_table=cache.table,
-        seqused_k=None if lengths_by == "starts" else torch.tensor(cache.lengths, dtype=torch.int32),
+        block_table=to_array(cache.table, kind),
+        seqused_k=None if lengths_by == "starts" else to_array(torch.tensor(cache.lengths, dtype=torch.int32), kind),
     )
     assert none is None
+    out, lse = from_array(out, kind), from_array(lse, kind)
     for b in range(3):
         part = slice(cu_q[b], cu_q[b + 1])
         k, v = (x.to(q.dtype).transpose(0, 1)[None] for x in cache.keys(b))
         q_b, out_b = (x[part].transpose(0, 1)[None] for x in (q, out))
-        check_attention(f"sequence {b}", q_b, k, v, f, out_b, lse[None, :, part])
+        check_attention(f"sequence {b}", q_b, k, v, f, out_b, lse[None, :, part], kind == "usm")
 
 
 # ---- splits -------------------------------------------------------------------------------------

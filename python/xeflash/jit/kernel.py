@@ -12,7 +12,7 @@ from xeflash.tune import Config, pick
 
 _ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
 _ELEMENTS |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8_t"}
-_CACHES = {"": "PlainCache", "paged": "PagedCache", "beam": "BeamCache"}
+_CACHES = {"": "PlainCache", "paged": "PagedCache<{}>", "beam": "BeamCache"}
 # Degree of exp2's polynomial: its error has to vanish in the rounding of P.
 _EXP2_DEGREE = {"float32": 6, "float16": 4, "bfloat16": 3}
 _CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2}
@@ -56,6 +56,7 @@ class Desc:
     packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
     split_keys: bool = False  # GPUs, tiles are few and keys many: the threads of a group take turns at the keys
     cache: str = ""  # where the rows of K and V lie: in the array's order, "paged" or by "beam"
+    page_unit: int = 16  # pages are multiples of so many keys
     cache_dtype: str | None = None  # of K and V, if it is not dtype
     cache_scales: bool = False  # a factor per row of K and V
     unified_max: bool = False  # decoding with a maximum that is known beforehand
@@ -114,7 +115,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  using ScoreVariant = Variant<{', '.join(score)}>;",
         *([f"  using Softmax = {'UnifiedMax' if desc.unified_max else 'OnlineSoftmax'};"] if decode else []),
         *([] if decode else [f"  using Drop = {'Dropout' if desc.dropout else 'NoDropout'};"]),
-        f"  using Cache = {_CACHES[desc.cache]};",
+        f"  using Cache = {_CACHES[desc.cache].format(desc.page_unit)};",
         f"  using CacheElement = {_ELEMENTS[desc.cache_dtype or desc.dtype]};",
         f"  static constexpr bool cache_scales = {_cpp(desc.cache_scales)};",
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
@@ -141,7 +142,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []
     features += ["unified_max"] if desc.unified_max else []
-    features += [desc.cache] if desc.cache else []
+    features += [f"{desc.cache}{desc.page_unit}" if desc.cache == "paged" else desc.cache] if desc.cache else []
     features += [f"kv.{desc.cache_dtype}"] if desc.cache_dtype else []
     features += ["scales"] if desc.cache_scales else []
     features += [desc.access] if desc.access not in ("", "block2d") else []

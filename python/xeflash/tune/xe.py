@@ -82,6 +82,8 @@ def blocks(desc: Desc) -> tuple[int, int]:
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
         ):
+            if desc.cache == "paged":
+                block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
             tiles = -(-desc.rows // block_q)
             return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else: of equal height
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
