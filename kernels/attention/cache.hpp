@@ -43,6 +43,7 @@ struct BeamRows {
   int64_t sequence_stride, stride;
   int count;
 
+  XF_INLINE int size() const { return count; }
   XF_INLINE T* row(int i) const { return existing_row(i < count ? i : count - 1); }
   XF_INLINE T* existing_row(int i) const { return data + table[i] * sequence_stride + i * stride; }
   XF_INLINE BeamRows from(int i) const {

@@ -79,9 +79,10 @@ XF_INLINE void load(RowMajor<R, D>& A, const Rows<const T>& m) {
 
 // N rows: those of one message are beside each other. Rows by block loads need no prefetch, as
 // those of several keys are under way at a time.
-template <int N, int D, class T>
-XF_INLINE void prefetch_rows(const Rows<const T>& m) {
-  if constexpr (kAccess == Access::block2d) {
+template <int N, int D, class M>
+XF_INLINE void prefetch_rows(const M& m) {
+  if constexpr (kReadsBlocks<M>) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(m.data)>>;
     constexpr int kSide = sizeof(T) == 2 ? 2 : 1, kColumns = 64 / sizeof(T);
     constexpr int kRows = N < 32 ? N : 32;
     BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(m));
@@ -131,8 +132,8 @@ XF_INLINE void dot_transposed(RowMajor<R, N>& S, const RowMajor<R, D>& A, const 
   }
 }
 
-template <class T, int R, int N, int D>
-XF_INLINE void dot_folded(RowMajor<R, N>& S, const RowMajor<R, D>& A, const Rows<const T>& K) {
+template <int R, int N, int D, class M>
+XF_INLINE void dot_folded(RowMajor<R, N>& S, const RowMajor<R, D>& A, const M& K) {
   constexpr int kKeys = 8, kParts = 8;  // sums of a key, before the last steps
   XF_UNROLL for (int first = 0; first < N; first += kKeys) {
     simd<float, R * kKeys * kParts> sums;  // [row][key][part]
@@ -159,10 +160,10 @@ XF_INLINE void dot_folded(RowMajor<R, N>& S, const RowMajor<R, D>& A, const Rows
   }
 }
 
-// S = A K^T for rows of K up to K.count; the rest of S is not meaningful.
-template <class T, int R, int N, int D>
-XF_INLINE void dot_rows(RowMajor<R, N>& S, const RowMajor<R, D>& A, const Rows<const T>& K) {
-  if constexpr (kAccess == Access::block2d)
+// S = A K^T for rows of K up to K.count, which may lie anywhere; the rest of S is not meaningful.
+template <int R, int N, int D, class M>
+XF_INLINE void dot_rows(RowMajor<R, N>& S, const RowMajor<R, D>& A, const M& K) {
+  if constexpr (kReadsBlocks<M>)
     dot_transposed(S, A, K);
   else
     dot_folded(S, A, K);
@@ -178,9 +179,10 @@ XF_INLINE void accumulate(RowMajor<R, D>& O, const RowMajor<R, N>& P, int key, V
 }
 
 // For rows of V up to V.count.
-template <class T, int R, int N, int D>
-XF_INLINE void accumulate_rows(RowMajor<R, D>& O, const RowMajor<R, N>& P, const Rows<const T>& V) {
-  if constexpr (kAccess == Access::block2d) {
+template <int R, int N, int D, class M>
+XF_INLINE void accumulate_rows(RowMajor<R, D>& O, const RowMajor<R, N>& P, const M& V) {
+  if constexpr (kReadsBlocks<M>) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(V.data)>>;
     constexpr int kKeys = N < 32 ? N : 32, kLine = 64 / sizeof(T),
                   kColumns = D < kLine ? 16 : kLine;
     BlockMessage<T, kColumns, kKeys> message(surface<D>(V));

@@ -70,7 +70,7 @@ Access access_for(const Problem& p, const Array& out, Layout layout, bool packed
   const Layout of_keys = p.k_layout(layout);
   const Access rows =
       access_of_rows({{&p.q, layout}, {&p.k, of_keys}, {&p.v, of_keys}, {&out, layout}}, arch);
-  if (rows != Access::kDwords) return rows;
+  if (rows != Access::kDwords || p.cache.kind == CacheKind::kBeam) return rows;
   const bool own_rows_fit =
       packed_heads || (fits_block2d(p.q, layout, p.d) && fits_block2d(out, layout, p.dv));
   if (arch != "dg2" && own_rows_fit && fits_block2d(p.k, of_keys, p.d) &&

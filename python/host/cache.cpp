@@ -20,7 +20,7 @@ void refuse_on_gpu(const Problem& p, const FwdRequest& r, const Checker& check) 
   const auto refuse = [&](const std::string& what) {
     check.refuse<NotImplemented>(what + " must be on a CPU device: this is not there yet on GPUs");
   };
-  if (!r.cache.beams.is_none()) refuse("beam_index");
+  if (!r.cache.beams.is_none() && p.sq > 1) refuse("beam_index with several queries");
   if (r.unified_max) refuse("unified_max");
   for (const auto& [a, name] : {std::pair{&p.k, p.k_name}, {&p.v, p.v_name}}) {
     if (is_quantised(a->dtype)) refuse(std::string(name) + " of " + name_of(a->dtype));

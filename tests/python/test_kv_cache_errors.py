@@ -255,7 +255,7 @@ def test_what_gpus_do_not_have_is_refused(gpu):
     table = usm.UsmArray(int32(0).view(1, 1), queue)
     for more in ({"beam_index": table}, {"unified_max": 1.0}):
         name = next(iter(more))
-        with pytest.raises(NotImplementedError, match=f"^flash_attn_with_kvcache: {name} must be on a CPU device"):
+        with pytest.raises(NotImplementedError, match=f"^flash_attn_with_kvcache: {name} .*must be on a CPU device"):
             xeflash.flash_attn_with_kvcache(q, k, v, **more)
     lse = usm.UsmArray(zeros(1, 2, 4), queue)
     with pytest.raises(NotImplementedError, match="^merge_states: out 0 must be on a CPU device"):
