@@ -93,7 +93,7 @@ struct TileRows : RowSpan<Br> {
   using RowSpan<Br>::row, RowSpan<Br>::count;
   template <class T>
   using Matrix = Rows<T>;
-  const Sequence& seq;
+  const Sequence seq;
   int head_k, head;
 
   XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work)
@@ -123,7 +123,7 @@ struct TileRows<true, Br> : RowSpan<Br> {
   using RowSpan<Br>::row, RowSpan<Br>::count;
   template <class T>
   using Matrix = PackedRows<T>;
-  const Sequence& seq;
+  const Sequence seq;
   PackedRow packed;
   int head_k, head;  // head: any, what depends on it is not packed
 
