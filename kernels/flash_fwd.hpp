@@ -52,8 +52,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   if (p.sinks && key_turn() == 0) {  // a key without a value, seen first
     const ColVec<Br> sinks = rows.sinks(p);
     m = max(m, sinks * kLog2e);
-    l = exp2_of_difference(sinks, kLog2e,
-                           m);  // 1, but for the rounding of m; 0 if m is not its own
+    l = exp2_of_difference(sinks, kLog2e, m);  // 1, but for the rounding of m; 0 without a sink
   }
 
   for (int j = range.begin + key_turn(); j < range.end; j += kKeyTurns) {

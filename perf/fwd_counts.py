@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from simulated import DTYPES, launches
 from xeflash import sim
-from xeflash.jit.kernel import Desc
+from xeflash.jit.kernel import DTYPE_NAMES, Desc
 from xeflash.tune import Config, pick
 
 N = 1024
@@ -32,7 +32,6 @@ LINE_BYTES = 64
 FORMS = ("flash", "standard")
 LOOP_FIELDS = {"moves": "moves", "float ALU": "float_alu", "integer ALU": "integer_alu", "math": "math"}
 LOOP_FIELDS |= {"sends": "sends", "control": "control", "sync": "sync"}
-NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ AllTraffic = dict[int, dict[str, dict[int, Traffic]]]  # and by N
 def blocks_of(device: str, dtype: str, dim: int) -> Config:
     """The tiles of both forms."""
     access = "dwords" if device == "dg2" else "block2d"
-    return pick(Desc("flash_fwd", device, NAMES[dtype], dim, dim, 128, access=access))
+    return pick(Desc("flash_fwd", device, DTYPE_NAMES[dtype], dim, dim, 128, access=access))
 
 
 def scores_in_visible_blocks(config: Config) -> int:

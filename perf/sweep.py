@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 from xeflash.bench.cases import DTYPES, parse_choices, parse_size
-from xeflash.jit.kernel import Desc, render
+from xeflash.jit.kernel import DTYPE_NAMES, Desc, render
 from xeflash.jit.precompile import compile_offline
 from xeflash.sim.binary import CompileError, compile_spirv, inspect
 from xeflash.tune import Config, xe
-
-NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def main() -> None:
     access = "dwords" if arguments.device == "dg2" else "block2d"
     for dtype in arguments.dtype:
         for dim in arguments.dim:
-            desc = Desc("flash_fwd", arguments.device, NAMES[dtype], dim, dim, 128, access=access)
+            desc = Desc("flash_fwd", arguments.device, DTYPE_NAMES[dtype], dim, dim, 128, access=access)
             chosen = xe.blocks(desc)
             table = Table("block_q", "block_k", "loop", "per 1000 scores", "dpas", "moves", "sends", "scratch", "")
             table.title = f"{arguments.device} {dtype} head dim {dim}"

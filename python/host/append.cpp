@@ -47,6 +47,7 @@ std::optional<Append> Append::prepare(const Problem& p, const FwdRequest& r, con
   params.v_inverse = 1 / c.v_factor;
   params.tokens = static_cast<int32_t>(std::max<int64_t>(c.added, params.rotated_q));
   a.groups_ = static_cast<uint64_t>(p.batch) * static_cast<uint64_t>(params.tokens);
+  check_groups(a.groups_, of_append.access);
   return a;
 }
 

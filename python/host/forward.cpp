@@ -23,14 +23,17 @@ bool packs_heads(const Problem& p, const FwdRequest& r) {
          !p.score_mod.id && r.dropout == 0;
 }
 
+// Threads with 256 registers that live in a vector engine of a GPU.
+constexpr int64_t kThreadsOfEngine = 4;
+
 // Whether tiles are too few to keep a GPU's threads busy, so that those of a group take turns at
-// the keys of a tile. Four threads with 256 registers live in a vector engine.
+// the keys of a tile.
 bool splits_keys(const Problem& p, const FwdDesc& desc, int vector_engines) {
   constexpr int64_t kManyKeys = 512, kTurns = 8;
   const int64_t rows = desc.packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
   const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q, height = rows > 16 ? 16 : 8;
   const int64_t tiles = p.batch * heads * ((rows + height - 1) / height);
-  return p.sk >= kManyKeys && tiles * kTurns <= 4 * vector_engines;
+  return p.sk >= kManyKeys && tiles * kTurns <= kThreadsOfEngine * vector_engines;
 }
 
 // A GPU reaches the keys of a vector of scores by 32 bits.
@@ -50,11 +53,11 @@ int splits_for(int64_t items, int64_t keys, int compute_units) {
   const int64_t wanted = (4 * compute_units + items - 1) / items;
   return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + 255) / 256)));
 }
-// On a GPU one wave of threads, 4 on each vector engine (they have 256 registers): a second one
-// that is not full would take as long as the first. At least 128 keys each: what a thread reads in
-// about the time that the launch of the merging kernel takes.
+// On a GPU one wave of threads: a second one that is not full would take as long as the first. At
+// least 128 keys each: what a thread reads in about the time that the launch of the merging kernel
+// takes.
 int splits_on_gpu(int64_t items, int64_t keys, int vector_engines) {
-  const int64_t wanted = 4 * vector_engines / items;
+  const int64_t wanted = kThreadsOfEngine * vector_engines / items;
   return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + 127) / 128)));
 }
 
@@ -88,14 +91,6 @@ class PartialBuffer {
   size_t size_ = 0;
 };
 thread_local PartialBuffer partial_buffer;
-
-// Kernels on GPUs count their groups in 32 bits.
-void check_groups(uint64_t groups, Access access) {
-  if (access == Access::kNone || groups <= UINT32_MAX) return;
-  throw py::value_error(
-      "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
-      std::to_string(groups));
-}
 
 void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   if (p.bias.data) {

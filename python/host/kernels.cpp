@@ -128,14 +128,17 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
   return *table.emplace(desc, kernels).first->second;
 }
 
+void check_groups(uint64_t groups, Access access) {
+  if (access == Access::kNone || groups <= UINT32_MAX) return;
+  throw py::value_error(
+      "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
+      std::to_string(groups));
+}
+
 uint64_t groups_for(const FwdDesc& desc, const FwdKernels& kernels, int64_t rows, int64_t heads) {
   const uint64_t blocks = (rows + kernels.rows_in_group - 1) / kernels.rows_in_group;
   const uint64_t groups = static_cast<uint64_t>(heads) * blocks * kernels.parts;
-  if (desc.access != Access::kNone && groups > UINT32_MAX) {
-    throw py::value_error(
-        "xeflash: batch x heads x blocks of rows must be below 2^32 on a GPU, got " +
-        std::to_string(groups));
-  }
+  check_groups(groups, desc.access);
   return groups;
 }
 

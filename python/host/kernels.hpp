@@ -56,6 +56,9 @@ void set_kernel_provider(pybind11::object provider);
 
 const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue);
 
+// Kernels on GPUs count their groups in 32 bits.
+void check_groups(uint64_t groups, Access access);
+
 // Work-groups of a kernel whose threads own blocks of rows; refuses more than a GPU can count.
 uint64_t groups_for(const FwdDesc& desc, const FwdKernels& kernels, int64_t rows, int64_t heads);
 

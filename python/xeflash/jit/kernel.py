@@ -10,6 +10,7 @@ from typing import Any
 from xeflash._score_mod import ScoreMod
 from xeflash.tune import Config, pick
 
+DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # by the short ones of the command line
 _ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
 _ELEMENTS |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8_t"}
 _CACHES = {"": "PlainCache", "paged": "PagedCache<{}>", "beam": "BeamCache"}

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from xeflash import _core, _runtime
 from xeflash.jit import cache
-from xeflash.jit.kernel import Desc, KernelSource, render
+from xeflash.jit.kernel import DTYPE_NAMES, Desc, KernelSource, render
 from xeflash.jit.provide import HEADERS, PACKAGE, find_or_build, kept
 from xeflash.models import SHAPES
 
 _ACCESS = {"pvc": "block2d", "bmg": "block2d", "dg2": "dwords"}  # of contiguous arrays
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def kernels_of(
@@ -34,7 +33,7 @@ def kernels_of(
                     ("flash_fwd", 128),
                     ("flash_decode", shape.heads_q // shape.heads_k),
                 ):
-                    desc = Desc(algorithm, device["arch"], _DTYPES[dtype], shape.head_dim, shape.head_dim_v, rows,
+                    desc = Desc(algorithm, device["arch"], DTYPE_NAMES[dtype], shape.head_dim, shape.head_dim_v, rows,
                                 softcap=layer.softcap > 0, alibi=layer.alibi, access=_ACCESS.get(device["arch"], ""),
                                 device=device["name"], driver=device["driver"])  # fmt: skip
                     try:
@@ -61,7 +60,7 @@ def peak_kernel(dtype: str) -> tuple[bytes, int]:
     """(native code, multiply-adds of a step) of kernels/peak.hpp on this machine's CPU device."""
     device = target("cpu")
     arch = device["arch"]
-    desc = Desc("peak", arch, _DTYPES[dtype], 1, 1, 1, device=device["name"], driver=device["driver"])
+    desc = Desc("peak", arch, DTYPE_NAMES[dtype], 1, 1, 1, device=device["name"], driver=device["driver"])
     vectors = 6 * (1 if arch == "cpu-generic" else 4)  # RegisterTile in cpu/mma.hpp
     pairs = 2 if dtype == "bf16" and arch == "cpu-avx512-bf16" else 1
     return find_or_build(render(desc), desc, _core.host_queue()), 16 * vectors * pairs

@@ -52,14 +52,13 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
 ]
 
-# matmul_softmax: what FlashAttention is compared with has its tiles.
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
 
+# matmul_softmax: what FlashAttention is compared with has its tiles.
 _TABLES = {"flash_fwd": FLASH_FWD, "matmul_softmax": FLASH_FWD, "flash_decode": FLASH_DECODE, "append": NO_TILES}
 
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
-
 
 _SHARED_BYTES = 65536  # of a work-group
 
