@@ -5,8 +5,9 @@
 
 One sequence and one KV head with 1, 4 or 8 query heads: the work of a KV head in batches of any size, as each reads its
 own keys. Beside it the forward kernel with as many queries of one head, which fill its rows as heads would.
-Bytes are those of K and V: 2 x keys x head dim x size; what is read is K, V and, for each split, Q. Needs ocloc and the
-simulator, see xeflash.sim.
+Bytes are those of K and V: 2 x keys x head dim x size; what is read is K, V and, for each split, Q; lines are the
+different cache lines of it, which is what memory sees when threads that run at the same time read the same keys. Needs
+ocloc and the simulator, see xeflash.sim.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def lines_of(records: list[sim.LaunchRecord], needed: int) -> list[str]:
         str(len(records)),
         str(first.threads),
         f"{first.global_read / needed:.3f}",
+        f"{64 * first.lines_read / needed:.3f}",
         f"{first.instructions / needed:.3f}",
         f"{merging / needed:.3f}",
         f"{first.float_alu / needed:.3f}",
@@ -80,6 +82,7 @@ def main() -> None:
         "launches",
         "threads",
         "read / KV",
+        "lines / KV",
         "instr / B",
         "merging",
         "float ALU / B",
@@ -97,7 +100,7 @@ def main() -> None:
                 table.add_row(f"decode {heads}/1, {dim}, {keys}", *lines_of(found, needed))
             found = launches(options.dtype, 1, max(HEADS), keys, dim)
             table.add_row(f"forward, {max(HEADS)} rows, {dim}, {keys}", *lines_of(found, needed))
-    console = Console(width=140)
+    console = Console(width=160)
     console.print(table)
     for line in (MEMORY[options.device], *PEERS):
         console.print(line, highlight=False)

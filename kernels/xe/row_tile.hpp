@@ -43,9 +43,13 @@ template <int R>
 constexpr bool kByMatrixUnit = R % 8 == 0;
 template <int R, int C>
 using RowTile = std::conditional_t<kByMatrixUnit<R>, Tile<R, C>, RowMajor<R, C>>;
-// Q, in fp32 for the vector unit
+// Q: in registers if a quarter of them is enough, as its loop needs few others; in fp32 for the
+// vector unit
 template <class T, int R, int D>
-using RowLeft = std::conditional_t<kByMatrixUnit<R>, Query<Rows<const T>, T, R, D>, RowMajor<R, D>>;
+using MatrixRowLeft = std::conditional_t<(R * D * sizeof(T) <= kGrfBytes / 4), Left<T, R, D>,
+                                         Query<Rows<const T>, T, R, D>>;
+template <class T, int R, int D>
+using RowLeft = std::conditional_t<kByMatrixUnit<R>, MatrixRowLeft<T, R, D>, RowMajor<R, D>>;
 // P, which stays in fp32 for the vector unit
 template <class T, int R, int C>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;

@@ -55,10 +55,12 @@ int splits_for(int64_t items, int64_t keys, int compute_units) {
 }
 // On a GPU one wave of threads: a second one that is not full would take as long as the first. At
 // least 128 keys each: what a thread reads in about the time that the launch of the merging kernel
-// takes.
-int splits_on_gpu(int64_t items, int64_t keys, int vector_engines) {
+// takes. And 32 for each of a tile's rows: a split reads 2 bytes of Q a column and row, writes 4 of
+// O, and they are read again to be merged, which is then at most 8 % of its keys' and values'.
+int splits_on_gpu(int64_t items, int64_t keys, int rows, int vector_engines) {
+  const int64_t least = std::max(128, 32 * rows);
   const int64_t wanted = kThreadsOfEngine * vector_engines / items;
-  return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + 127) / 128)));
+  return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + least - 1) / least)));
 }
 
 // Where splits leave their results. One buffer per thread, for the queue it used last: a thread's
@@ -273,16 +275,17 @@ py::tuple forward(const FwdRequest& r) {
                   tiles = (group + kernels->block_q - 1) / kernels->block_q;
     const int64_t items = p.batch * p.heads_k * tiles * kernels->parts;
     const int units = kernels->device.compute_units;
+    const int rows = static_cast<int>(std::min<int64_t>(group, kernels->block_q));
     const bool on_gpu = desc.access != Access::kNone;
     params.splits = r.splits > 0 ? static_cast<int32_t>(r.splits)
-                    : on_gpu     ? splits_on_gpu(items, params.max_k, units)
+                    : on_gpu     ? splits_on_gpu(items, params.max_k, rows, units)
                                  : splits_for(items, params.max_k, units);
     groups = static_cast<uint64_t>(items) * params.splits;
     check_groups(groups, desc.access);
     if (params.splits > 1) {
-      const int64_t rows = p.batch * p.heads_q * params.splits;
+      const int64_t partials = p.batch * p.heads_q * params.splits;
       params.partial =
-          partial_buffer.get(queue, static_cast<size_t>(rows) * ((p.dv + 15) / 16 * 16 + 1));
+          partial_buffer.get(queue, static_cast<size_t>(partials) * ((p.dv + 15) / 16 * 16 + 1));
     }
     done = submit(*kernels->entries[0], groups);
     if (params.splits > 1) {
