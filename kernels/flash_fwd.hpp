@@ -1,5 +1,5 @@
-// FlashAttention-2, Algorithm 1 (Dao, 2023): forward, one block of Br query rows per thread,
-// softmax in base 2.
+// FlashAttention-2, Algorithm 1 (Dao, 2023): forward, one block of Br query rows per thread, or per
+// team of threads where O is too wide for one; softmax in base 2.
 //   i, j: block of queries, of keys     Q K V S P O: tiles     m: running maximum of a row, l:
 //   running sum
 #pragma once
@@ -16,6 +16,7 @@ template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim;
   constexpr int dv = Config::block_v;  // columns of O that a thread owns
+  constexpr int Bs = Bc / kTeam;       // keys of a block that it scores
   using T = typename Config::Element;
   using E = typename Config::CacheElement;
   using ScoreVariant = typename Config::ScoreVariant;
@@ -23,7 +24,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   using ValueTile = Values<E, Bc, dv, KeyTile>;
   using OwnRows = TileRows<Config::packs_heads, Br>;
   using QueryTile = Query<typename OwnRows::template Matrix<const T>, E, Br, d, KeyTile, ValueTile>;
-  allocate_shared<Tile<Br, dv>, KeyTile, ValueTile, QueryTile>();
+  using JointP = Joint<E, Br, Bc, KeyTile, ValueTile, QueryTile>;
+  allocate_shared<Tile<Br, dv>, KeyTile, ValueTile, QueryTile, JointP>();
 
   const Sequence seq(p, work.batch);
   const OwnRows rows(p, seq, work);
@@ -33,9 +35,9 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const BlockRange range =
       window.template k_blocks<Bc>(rows.query(rows.first()), rows.query(rows.last()));
   const auto k_rows = key_rows<Config>(p, seq, head_k, range.first_key, range.keys);
-  const int column = work.part * dv;
+  const int team_column = work.part * kTeam * dv, column = team_column + member() * dv;
   const auto v_rows = value_rows<Config>(p, seq, head_k, range.first_key, range.keys)
-                          .columns(column, Config::head_dim_v);
+                          .columns(team_column, Config::head_dim_v);
   const ScoreVariant variant(p, seq, rows.head);
   const typename Config::Drop dropout(p, seq, rows.head);
 
@@ -49,37 +51,40 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   fill(O, 0.f);
   ColVec<Br> m(kNoScore);
   ColSum<Br> l(0.f);
-  if (p.sinks && key_turn() == 0) {  // a key without a value, seen first
+  if (p.sinks && key_turn() + member() == 0) {  // a key without a value, seen first
     const ColVec<Br> sinks = rows.sinks(p);
     m = max(m, sinks * kLog2e);
     l = exp2_of_difference(sinks, kLog2e, m);  // 1, but for the rounding of m; 0 without a sink
   }
 
   for (int j = range.begin + key_turn(); j < range.end; j += kKeyTurns) {
-    const int key = j * Bc, next = key + kKeyTurns * Bc;
+    const int key = j * Bc, scored = key + member() * Bs, next = key + kKeyTurns * Bc;
     prefetch<Bc, d>(block_of<Bc>(k_rows, next));
-    prefetch<Bc, dv>(block_of<Bc>(v_rows, next));
+    prefetch<Bc, kTeam * dv>(block_of<Bc>(v_rows, next));
     const KeyTile K(block_of<Bc>(k_rows, key));
-    Tile<Br, Bc> S;
+    Tile<Br, Bs> S;
     mma_ABt(S, Q, K);  // S = Q K^T
     if constexpr (!ScoreVariant::kIdentity) {
-      each(S, row, key, [&](auto s, auto q, auto k) {
+      each(S, row, scored, [&](auto s, auto q, auto k) {
         return variant.score(s * scale, rows.query(q), k) * kLog2e;
       });
     }
     if (!range.is_full(j)) {
-      each(S, row, key, [&](auto s, auto q, auto k) { return window.hide(s, rows.query(q), k); });
+      each(S, row, scored,
+           [&](auto s, auto q, auto k) { return window.hide(s, rows.query(q), k); });
     }
 
-    Left<E, Br, Bc> P;
+    PartOfLeft<E, Br, Bs> P;
     online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
-    dropout.drop(P, row, key);
+    dropout.drop(P, row, scored);
+    const auto& all_P = joined<JointP>(P, O, m, l);  // of all keys of the block
 
     const ValueTile V(block_of<Bc>(v_rows, key));
-    mma_AB(O, P, V);  // O += P V
+    mma_AB(O, all_P, V);  // O += P V
   }
 
   merge_turns(O, m, l);
+  sum_of_team(l);
   if (key_turn() != 0) return;
   O *= inverse_or_zero(l) * (dropout.keep_scale * p.v_scale);  // O = O / l
   store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
@@ -93,7 +98,7 @@ XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_q;
   const int heads = Config::packs_heads ? p.heads_k : p.heads_q;
   const int rows = p.heads_q / heads * p.max_q;
-  flash_fwd<Config>(p, Work(group_index(), Config::parts, (rows - 1) / Br + 1, heads));
+  flash_fwd<Config>(p, Work(group_index(), Config::parts / kTeam, (rows - 1) / Br + 1, heads));
 }
 
 }  // namespace xeflash

@@ -29,7 +29,7 @@ TRAFFIC_N = (512, 1024)
 HEADS = 9  # enough for every device: the threads of a group take neighbouring rows, and not turns at the keys of a tile
 LOOP_ROWS, LOOP_KEYS = 64, (256, 448)  # likewise: few keys
 LINE_BYTES = 64
-FORMS = ("flash", "standard")
+FORMS = {"flash": "flash_fwd", "standard": "matmul_softmax"}
 LOOP_FIELDS = {"moves": "moves", "float ALU": "float_alu", "integer ALU": "integer_alu", "math": "math"}
 LOOP_FIELDS |= {"sends": "sends", "control": "control", "sync": "sync"}
 
@@ -81,10 +81,10 @@ AllCounts = dict[int, dict[str, Counts]]  # by head dim and form
 AllTraffic = dict[int, dict[str, dict[int, Traffic]]]  # and by N
 
 
-def blocks_of(device: str, dtype: str, dim: int) -> Config:
-    """The tiles of both forms."""
+def blocks_of(form: str, device: str, dtype: str, dim: int) -> Config:
+    """The tiles of a form."""
     access = "dwords" if device == "dg2" else "block2d"
-    return pick(Desc("flash_fwd", device, DTYPE_NAMES[dtype], dim, dim, 128, access=access))
+    return pick(Desc(FORMS[form], device, DTYPE_NAMES[dtype], dim, dim, 128, access=access))
 
 
 def scores_in_visible_blocks(config: Config) -> int:
@@ -108,7 +108,7 @@ def count(form: str, device: str, dtype: str, dim: int) -> Counts:
     loop = {name: long[name] - short[name] for name in long}
     unit = "dpas" if whole["dpas"] else "float_alu"
     array = N * dim * (4 if dtype == "fp32" else 2)
-    visible = scores_in_visible_blocks(blocks_of(device, dtype, dim))
+    visible = scores_in_visible_blocks(blocks_of(form, device, dtype, dim))
     return Counts(
         dpas_over_needed=whole["dpas_macs"] / (N * (N + 1) // 2 * 2 * dim),
         dpas_over_visible_blocks=whole["dpas_macs"] / (visible * 2 * dim),
@@ -181,7 +181,7 @@ def notes(device: str, dtype: str, dims: list[int]) -> list[str]:
         "distinct lines that it has beside these, grow with N^2.",
     ]
     for dim in dims:
-        config = blocks_of(device, dtype, dim)
+        config = blocks_of("flash", device, dtype, dim)
         rows, group = config.block_q, config.rows_in_group
         tile = f"  D = {dim}: tiles of {rows} rows x {config.block_k} keys; K and V are read for every"
         if device == "dg2":

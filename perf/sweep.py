@@ -18,7 +18,7 @@ from xeflash.bench.cases import DTYPES, parse_choices, parse_size
 from xeflash.jit.kernel import DTYPE_NAMES, Desc, render
 from xeflash.jit.precompile import compile_offline
 from xeflash.sim.binary import CompileError, compile_spirv, inspect
-from xeflash.tune import Config, xe
+from xeflash.tune import pick, xe
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Row:
 
 def measure(desc: Desc, block_q: int, block_k: int) -> Row:
     """Compile the kernel with these blocks and count."""
-    config = Config(block_q, block_k, *xe.columns(desc), *xe.threads(desc, block_q, block_k))
+    config = pick(desc, (block_q, block_k))
     binary = compile_spirv(desc.arch, compile_offline(render(desc, config)).binary, "-vc-codegen -doubleGRF")
     (kernel,) = inspect(desc.arch, binary)
     loop = kernel["loop"]
     return Row(
         block_q,
-        block_k,
+        config.block_k,
         loop["instructions"],
-        1000 * loop["instructions"] / (block_q * block_k),
+        1000 * loop["instructions"] / (block_q * config.block_k),
         loop["dpas"] / loop["instructions"],
         loop["moves"],
         loop["sends"],
@@ -84,7 +84,7 @@ def main() -> None:
                         continue
                     note = "spills" if row.scratch else "in the table" if (block_q, block_k) == chosen else ""
                     table.add_row(
-                        str(block_q), str(block_k), str(row.instructions), f"{row.per_score:.0f}",
+                        str(block_q), str(row.block_k), str(row.instructions), f"{row.per_score:.0f}",
                         f"{100 * row.dpas_share:.1f} %", str(row.moves), str(row.sends), str(row.scratch), note,
                     )  # fmt: skip
             console.print(table)

@@ -6,17 +6,17 @@
 
 namespace xeflash {
 
-// One block of query rows of one head, and one part of its output's columns. Threads that pass the
-// same keys take neighbouring blocks. Long causal rows come first, so that the tail of a launch is
-// short.
+// One block of query rows of one head, and one part of its output's columns, a thread's or a
+// team's. Tiles that pass the same keys are of neighbouring blocks. Long causal rows come first, so
+// that the tail of a launch is short.
 struct Work {
   int batch, head, block, part;
 
   XF_INLINE Work(GroupIndex group, GroupIndex parts, GroupIndex row_blocks, GroupIndex heads) {
-    const GroupIndex blocks = (row_blocks + kSharing - 1) / kSharing;
+    const GroupIndex blocks = (row_blocks + kNeighbours - 1) / kNeighbours;
     const GroupIndex tile = group / parts, pair = tile / blocks;
     part = static_cast<int>(group - tile * parts);
-    block = static_cast<int>((blocks - 1 - (tile - pair * blocks)) * kSharing) + sharer();
+    block = static_cast<int>((blocks - 1 - (tile - pair * blocks)) * kNeighbours) + neighbour();
     batch = static_cast<int>(pair / heads);
     head = static_cast<int>(pair - batch * heads);
   }
@@ -77,7 +77,7 @@ struct Sequence {
 // threads that bring in keys together.
 template <int Br>
 struct RowSpan {
-  static constexpr int kTogether = kStaged ? kSharing * Br : Br;
+  static constexpr int kTogether = kStaged ? kNeighbours * Br : Br;
   int row, count;
   XF_INLINE int first() const { return row - row % kTogether; }
   XF_INLINE int last() const {

@@ -55,13 +55,24 @@ XF_INLINE void prefetch(const M&) {}
 
 // Nothing is shared: a work-group is one work-item, and sees all keys of its rows.
 constexpr bool kStaged = false;
-constexpr int kSharing = 1, kKeyTurns = 1;
-XF_INLINE int sharer() { return 0; }
+constexpr int kNeighbours = 1, kTeam = 1, kKeyTurns = 1;
+XF_INLINE int neighbour() { return 0; }
+XF_INLINE int member() { return 0; }
 XF_INLINE int key_turn() { return 0; }
 template <class Output, class... Tiles>
 XF_INLINE void allocate_shared() {}
 template <class Output, class Max, class Sum>
 XF_INLINE void merge_turns(Output&, Max&, Sum&) {}
+template <class Sum>
+XF_INLINE void sum_of_team(Sum&) {}
+template <class T, int R, int N>
+using PartOfLeft = Left<T, R, N>;
+template <class T, int R, int N, class... Before>
+struct Joint {};
+template <class, class Probs, class Output, class Max, class Sum>
+XF_INLINE const Probs& joined(const Probs& P, Output&, Max&, Sum&) {
+  return P;
+}
 XF_INLINE void reuse_shared() {}
 
 template <int C, class T>

@@ -16,11 +16,15 @@
 //   prefetch                   rows of the next step, where the device does not see them coming
 //   PackedRows<T>              rows of several heads, all heads of a query one after the other
 //   load_values                one value per row from memory
-//   kSharing, sharer           threads of a group that pass the same keys, with tiles side by side
-//   kStaged, allocate_shared   whether they bring K and V into shared memory together
+//   kNeighbours, neighbour     tiles of a group that lie side by side and pass the same keys
+//   kTeam, member              threads of one of them: each owns columns of O, and scores some of
+//                              the keys of a block
+//   joined, Joint<T, R, N>     P of the whole block, for all of them
+//   kStaged, allocate_shared   whether a group brings K and V into shared memory together
 //   reuse_shared               once a tile was read that has no other kind of tile after it
 //   kKeyTurns, key_turn        threads that take turns at the keys of the same rows instead
 //   merge_turns                gives the first of them what all have found
+//   sum_of_team                l of all keys
 //
 // For few rows against a long cache, by the vector unit alone:
 //

@@ -11,8 +11,8 @@ XF_INLINE uints multiply_high(uints a, uint32_t b) {
 }
 
 // Zeroes the dropped probabilities of P. A draw serves 8 rows of a key.
-template <class T, int R, int C, class Dropout>
-XF_INLINE void drop_tile(Left<T, R, C>& P, int row0, int col0, const Dropout& dropout) {
+template <class T, int R, int C, int Width, class Dropout>
+XF_INLINE void drop_tile(Left<T, R, C, Width>& P, int row0, int col0, const Dropout& dropout) {
   using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
   auto bits = P.x.template bit_cast_view<Bits>();
   XF_UNROLL for (int c = 0; c < C / kLanes; ++c) {

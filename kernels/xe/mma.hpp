@@ -3,7 +3,7 @@
 // in.
 #pragma once
 
-#include "xe/operands.hpp"
+#include "xe/team.hpp"
 
 namespace xeflash::xe {
 
@@ -34,14 +34,16 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
   }
 }
 
-// S = A K^T, one chunk of the columns of every key a step. The loads of the next step are under way
-// while one is multiplied, where Q, O and S (6 bytes per row and element, 4 per row and key) leave
-// room for it.
-template <class Query, class T, int R, int N, int D>
-XF_INLINE void mma_ABt(Tile<R, N>& S, const Query& A, const Keys<T, N, D>& K) {
+// S = A K^T, one chunk of the columns of every key a step; of N keys those that this thread scores.
+// The loads of the next step are under way while one is multiplied, where Q, O and S (6 bytes per
+// row and element, 4 per row and key) leave room for it.
+template <class Query, class T, int R, int Scored, int N, int D>
+XF_INLINE void mma_ABt(Tile<R, Scored>& S, const Query& A, const Keys<T, N, D>& K) {
+  static_assert(Scored == N / kTeam);
   constexpr int kColumns = Keys<T, N, D>::kColumns, kSteps = round_up(D, kColumns) / kColumns;
-  constexpr int kBlocks = N / kLanes, kWidth = Query::kWidth;
-  constexpr int kAhead = R * (6 * D + 4 * N) > kGrfBytes * 3 / 4 ? 0 : 1;
+  constexpr int kBlocks = Scored / kLanes, kWidth = Query::kWidth;
+  constexpr int kAhead = R * (6 * D + 4 * Scored) > kGrfBytes * 3 / 4 ? 0 : 1;
+  const int first = member() * kBlocks;
   typename Keys<T, N, D>::Stream stream(K);
   typename Query::Stream rows(A);
   simd<T, kColumns * kLanes> chunk[kAhead + 1][kBlocks];
@@ -49,7 +51,7 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Query& A, const Keys<T, N, D>& K) {
     if (step < kSteps) {
       stream.move_to(step);
       XF_UNROLL for (int n = 0; n < kBlocks; ++n) {
-        chunk[step % (kAhead + 1)][n] = stream.load(step, n);
+        chunk[step % (kAhead + 1)][n] = stream.load(step, first + n);
       }
     }
     if (step < kAhead) continue;

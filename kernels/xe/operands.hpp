@@ -12,10 +12,10 @@ constexpr int kDepth = 16;  // of one dpas, in 16-bit elements
 
 // ---- A ------------------------------------------------------------------------------------------
 
-// R x C in registers: x[column / kWidth][row][kWidth columns].
-template <class T, int R, int C>
+// R x C in registers: x[column / kWidth][row][kWidth columns]. Narrower ones are parts of a block.
+template <class T, int R, int C, int Width = sizeof(T) == 2 ? kDepth : kLanes>
 struct Left {
-  static constexpr int kWidth = sizeof(T) == 2 ? kDepth : kLanes, kColumns = round_up(C, kWidth);
+  static constexpr int kWidth = Width, kColumns = round_up(C, kWidth);
   static constexpr int kSharedBytes = 0;
   static_assert(R % 8 == 0);
   simd<T, R * kColumns> x;
@@ -112,16 +112,18 @@ XF_INLINE void negate(StreamedLeft<T, R, C>& A) {
   A.negative = true;
 }
 
-// ... or is put in order once in shared memory, each thread's own rows behind the tiles `Before`.
+// ... or is put in order once in shared memory, the rows of each tile behind the tiles `Before`.
 template <class T, int R, int C, class... Before>
 struct SharedLeft {
   static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
-  static constexpr int kBytes = R * kColumns * sizeof(T), kSharedBytes = kThreads * kBytes;
+  static constexpr int kBytes = R * kColumns * sizeof(T);
+  static constexpr int kSharedBytes = kThreads / kTeam * kBytes;
   static constexpr int kDwords = 8 * kWidth * sizeof(T) / 4;
   bool negative = false;
 
   static XF_INLINE SharedBlocks<kDwords> shared() {
-    return {static_cast<uint32_t>((Before::kSharedBytes + ...) + thread_in_group() * kBytes)};
+    return {
+        static_cast<uint32_t>((Before::kSharedBytes + ...) + thread_in_group() / kTeam * kBytes)};
   }
   struct Stream {
     const SharedLeft& A;
@@ -137,12 +139,14 @@ struct SharedLeft {
 };
 template <class T, int R, int C, class Rows, class... Before>
 XF_INLINE void load(SharedLeft<T, R, C, Before...>& A, const Rows& m) {
-  XF_UNROLL for (int c = 0; c < A.kColumns / A.kWidth; ++c) {
+  const auto put = [&](int c) {
     XF_UNROLL for (int r = 0; r < R / 8; ++r) {
       auto x = load_left<T, 8, C>(m.from(r * 8), c);
       A.shared().store(c * (R / 8) + r, x.template bit_cast_view<uint32_t>());
     }
-  }
+  };
+  using Whole = SharedLeft<T, R, C, Before...>;
+  share<Whole::kColumns / Whole::kWidth, kTeam>(put, member());
 }
 template <class T, int R, int C, class... Before>
 XF_INLINE void negate(SharedLeft<T, R, C, Before...>& A) {
@@ -155,16 +159,16 @@ using Query = std::conditional_t<
     std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Before...>>>;
 
 // P = 2^(S * scale - m) in the type of V; l += row sums of P, before it is rounded.
-template <int Degree, class T, int R, int C, class Sum>
-XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m,
-                            Sum& l) {
+template <int Degree, class T, int R, int C, int Width, class Sum>
+XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& S, float scale,
+                            const ColVec<R>& m, Sum& l) {
   ColSum<R> sum;
   XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
     simd<float, R * kLanes> p;
     XF_UNROLL for (int r = 0; r < R; ++r) {
       p.template select<kLanes, 1>(r * kLanes) = esimd::exp2(floats(S.row(r, c) * scale - m[r]));
     }
-    if constexpr (sizeof(T) == 2 && kLanes != kDepth) {  // a row of P is two chunks
+    if constexpr (kLanes < Width) {  // a row of P is two chunks
       const simd<T, R * kLanes> narrow = esimd::convert<T>(p);
       XF_UNROLL for (int r = 0; r < R; ++r) {
         P.x.template select<kLanes, 1>(P.offset(r, c * kLanes)) = part<kLanes>(narrow, r * kLanes);
@@ -194,6 +198,7 @@ struct Keys {
 
   XF_INLINE explicit Keys(const Rows<const T>& m) : memory(m) {
     if constexpr (kStaged) {
+      if constexpr (kOnePlace) meet();
       share<kSteps * kBlocks>([&](int i) {
         shared().store(i, read_transposed<D>(m, i % kBlocks * kLanes, i / kBlocks * 8));
       });
@@ -226,23 +231,28 @@ struct Keys {
   using Stream = std::conditional_t<kStaged, SharedStream, Stream2d>;
 };
 
-// N rows of V, in blocks of kRows x kColumns: 16-bit elements as pairs of rows, [pair][column],
-// kLanes columns after the other; fp32 as rows. In shared memory behind `Before`.
+// N rows of V, of which a thread takes D columns, in blocks of kRows x kColumns: 16-bit elements as
+// pairs of rows, [pair][column], kLanes columns after the other; fp32 as rows. In shared memory the
+// columns of the team, behind `Before` or in its place.
 template <class T, int N, int D, class Before>
 struct Values {
   static_assert(N % kDepth == 0 && D % 8 == 0);
   static constexpr bool kPaired = sizeof(T) == 2;
   static constexpr int kRows = !kStaged && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
   static constexpr int kColumns = !kStaged && kPaired && D % 32 == 0 ? 32 : kPaired ? 16 : kLanes;
-  static constexpr int kAcross = round_up(D, kColumns) / kColumns;
+  static constexpr int kOwn = round_up(D, kColumns) / kColumns, kAcross = kTeam * kOwn;
+  static_assert(kTeam == 1 || D % kColumns == 0);
   static constexpr int kBytes = N * kAcross * kColumns * sizeof(T);
-  static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
+  static constexpr int kBegin = kOnePlace ? 0 : shared_bytes<Before>();
+  static constexpr int kBehind = kBegin + kKeyTurns * kBytes - shared_bytes<Before>();
+  static constexpr int kSharedBytes = kStaged && kBehind > 0 ? kBehind : 0;
   static constexpr int kDwords = kColumns * sizeof(T) / 4;
   Rows<const T> memory;
 
+  // The columns of the team.
   XF_INLINE explicit Values(const Rows<const T>& m) : memory(m) {
     if constexpr (kStaged) {
-      const Rows<const T> inside = m.columns(0, at_most(m.width, D));
+      const Rows<const T> inside = m.columns(0, at_most(m.width, kTeam * D));
       share<N / kRows * kAcross>([&](int i) {
         put(i, read_rows<kRows, kDwords>(inside, i / kAcross * kRows, i % kAcross * kDwords));
       });
@@ -252,7 +262,7 @@ struct Values {
   // Part b of block i: kLanes of its columns.
   static constexpr int kParts = kColumns / kLanes;
   static XF_INLINE SharedBlocks<kRows * kDwords / kParts> shared() {
-    return {static_cast<uint32_t>(Before::kSharedBytes + key_turn() * kBytes)};
+    return {static_cast<uint32_t>(kBegin + key_turn() * kBytes)};
   }
   static XF_INLINE void put(int i, simd<uint32_t, kRows * kDwords> dwords) {
     if constexpr (!kPaired) {
@@ -275,7 +285,7 @@ struct Values {
     XF_INLINE simd<T, kRows * kColumns> load(int j, int n) const {
       simd<T, kRows * kColumns> x;
       XF_UNROLL for (int b = 0; b < kParts; ++b) {
-        auto dwords = shared().load((j * kAcross + n) * kParts + b);
+        auto dwords = shared().load((j * kAcross + member() * kOwn + n) * kParts + b);
         x.template select<kRows * kLanes, 1>(b * kRows * kLanes) =
             dwords.template bit_cast_view<T>();
       }
@@ -285,7 +295,8 @@ struct Values {
   struct Stream2d {
     static constexpr int kBlock = kPaired ? 16 : kLanes;
     BlockMessage<T, kBlock, kRows, kColumns / kBlock> message;
-    XF_INLINE explicit Stream2d(const Values& V) : message(surface<D>(V.memory)) {}
+    XF_INLINE explicit Stream2d(const Values& V)
+        : message(surface<D>(V.memory.columns(member() * D, V.memory.width))) {}
     XF_INLINE auto load(int j, int n) {
       message.move_y(j * kRows);
       message.move_x(n * kColumns);

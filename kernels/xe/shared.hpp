@@ -18,6 +18,15 @@ struct SharedBlocks {
   }
 };
 
+// What a tile takes of it.
+template <class Tile>
+constexpr int shared_bytes() {
+  if constexpr (std::is_void_v<Tile>)
+    return 0;
+  else
+    return Tile::kSharedBytes;
+}
+
 // ---- tiles --------------------------------------------------------------------------------------
 
 // Without 2D block messages the threads that share their keys bring a tile into the layout of B
@@ -33,16 +42,18 @@ XF_INLINE void meet() {
 XF_INLINE void reuse_shared() {
   if constexpr (kStaged) meet();
 }
+// The values of a team, as wide as its threads' together, take the place of the keys.
+constexpr bool kOnePlace = kStaged && kTeam > 1;
 
-// f(i) for this thread's share of 0 .. Count - 1. One at a time: unrolled, the loads of all would
-// want registers at once.
-template <int Count, class F>
-XF_INLINE void share(F f) {
-  _Pragma("unroll 1") for (int first = 0; first + kSharing <= Count; first += kSharing) {
-    f(first + sharer());
+// f(i) for the share of one of so many threads in 0 .. Count - 1. One at a time: unrolled, the
+// loads of all would want registers at once.
+template <int Count, int Threads = kSharing, class F>
+XF_INLINE void share(F f, int thread = sharer()) {
+  _Pragma("unroll 1") for (int first = 0; first + Threads <= Count; first += Threads) {
+    f(first + thread);
   }
-  if constexpr (Count % kSharing != 0) {
-    const int i = Count / kSharing * kSharing + sharer();
+  if constexpr (Count % Threads != 0) {
+    const int i = Count / Threads * Threads + thread;
     if (i < Count) f(i);
   }
 }

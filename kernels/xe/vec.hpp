@@ -31,6 +31,10 @@ constexpr int kThreads = XEFLASH_XE_THREADS;  // of a work-group
 constexpr bool kSplitKeys = XEFLASH_XE_SPLIT_KEYS;
 constexpr int kSharing = kSplitKeys ? 1 : kThreads;  // threads that bring in the same keys
 constexpr int kKeyTurns = kSplitKeys ? kThreads : 1;
+// Threads that have the same rows and pass the same keys, each with columns of O of its own.
+constexpr int kTeam = XEFLASH_XE_TEAM;
+static_assert(kThreads % kTeam == 0 && (kTeam == 1 || !kSplitKeys));
+constexpr int kNeighbours = kSharing / kTeam;  // tiles of rows that pass the same keys
 constexpr int kLanes = kArch == Arch::dg2 ? 8 : 16;
 constexpr int kGrfBytes = 256 * 4 * kLanes;  // of a thread, with grf_size<256>
 using floats = simd<float, kLanes>;
@@ -47,6 +51,8 @@ XF_INLINE int thread_in_group() {
 
 XF_INLINE int sharer() { return kSplitKeys ? 0 : thread_in_group(); }
 XF_INLINE int key_turn() { return kSplitKeys ? thread_in_group() : 0; }
+XF_INLINE int member() { return kTeam == 1 ? 0 : thread_in_group() % kTeam; }
+XF_INLINE int neighbour() { return sharer() / kTeam; }
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 

@@ -43,7 +43,7 @@ struct FwdDesc {
 struct FwdKernels {
   std::vector<sycl::kernel*> entries;  // of the algorithm, see jit/kernel.py
   int block_q = 0, block_k = 0;
-  int parts = 1;    // of the columns of the output, each a work-item of its own
+  int parts = 1;    // of the columns of the output, each of groups of its own
   int threads = 1;  // of a work-group
   int rows_in_group = 0;
   DeviceFacts device;

@@ -135,6 +135,23 @@ def test_matches_reference_long(gpu, case):
     run(case)
 
 
+# Outputs that some devices share out over threads: with all that happens to scores.
+WIDE = Case(dim=256, dim_v=256, rows=100, keys=150, batch=1, heads="mqa", window="causal", sinks=True, kind="usm")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_wide_outputs_with_every_variant(gpu, variant):
+    run(replace(WIDE, variant=variant, entry="attention", layout="bhsd"))
+
+
+def test_wide_outputs_of_scores_that_grow(gpu):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, rows, 256).bfloat16() for heads, rows in ((2, 70), (1, 300), (1, 300)))
+    k *= 2 ** (torch.arange(300) // 8 * 5 % 64 / 12)[:, None]  # the largest in any part of a block
+    out, lse = call(*on_gpu(q, k, v))
+    check_attention("growing", q, k, v, Features(), usm.read(out), usm.read(lse), gpu=True)
+
+
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: "{}-d{}x{}".format(refused[0], *refused[1]))
 def test_what_gpus_cannot_do_is_refused(gpu, refused):
     dtype, dims, message = refused

@@ -133,7 +133,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     if arch in _CPU_ISA:
         backend = ["-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
     else:
-        xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads}
+        xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads, "TEAM": config.team}
         xe["SPLIT_KEYS"] = int(config.split_keys)
         backend = ["-DXEFLASH_BACKEND_XE=1", *(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")

@@ -41,7 +41,7 @@ Provided = tuple[bytes, tuple[str, ...], int, int, int, int, int]
 
 
 def provide(description: dict[str, Any], queue: int, again: bool = False) -> Provided:
-    """(native code, entry points, block_q, block_k, rows of a group, parts, threads) of the kernel for a description.
+    """(native code, entry points, block_q, block_k, rows of a group, groups of them, threads) of a kernel.
 
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
@@ -49,7 +49,7 @@ def provide(description: dict[str, Any], queue: int, again: bool = False) -> Pro
     kernel = render(desc)
     config = kernel.config
     code = find_or_build(kernel, desc, queue, again)
-    sizes = config.block_q, config.block_k, config.rows_in_group, config.parts, config.threads
+    sizes = config.block_q, config.block_k, config.rows_in_group, config.groups_of_rows, config.threads
     return code, desc.entries, *sizes
 
 

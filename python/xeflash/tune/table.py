@@ -21,18 +21,32 @@ class Config:
     parts: int = 1  # of the output's columns
     threads: int = 1  # of a work-group: neighbouring blocks of rows, or
     split_keys: bool = False  # one block of rows, whose keys they share out
+    team: int = 1  # threads of a block of rows: each owns a part of the columns, and scores some of the keys
 
     @property
     def rows_in_group(self) -> int:
         """Of a work-group."""
-        return self.block_q * (1 if self.split_keys else self.threads)
+        return self.block_q * (1 if self.split_keys else self.threads // self.team)
+
+    @property
+    def groups_of_rows(self) -> int:
+        """Work-groups that have the same rows: one, or one for each part of the columns."""
+        return self.parts // self.team
 
 
-def pick(desc: Desc) -> Config:
-    """What the tables of the device say for `desc`."""
+def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
+    """What the tables of the device say for `desc`; with these rows and keys of a tile, for sweeps."""
     if desc.arch.startswith("cpu-"):
         return Config(*cpu.blocks(desc), desc.head_dim_v)
     if desc.arch in xe.ARCHITECTURES:
-        block_q, block_k = xe.blocks(desc)
-        return Config(block_q, block_k, *xe.columns(desc, block_q), *xe.threads(desc, block_q, block_k))
+        block_q, block_k = blocks or xe.blocks(desc)
+        block_v, parts = xe.columns(desc, block_q)
+        if desc.algorithm == "flash_decode":
+            return Config(block_q, block_k, block_v, parts)  # splits of the keys fill the device
+        if desc.split_keys and (turns := xe.turns(desc, block_q, block_k)) > 1:
+            return Config(block_q, block_k, block_v, parts, turns, split_keys=True)
+        if team := xe.team(desc, block_q, block_k):
+            block_k, block_v, parts, tiles, threads = team
+            return Config(block_q, block_k, block_v, parts, tiles * threads, team=threads)
+        return Config(block_q, block_k, block_v, parts, xe.neighbours(desc, block_q))
     raise NotImplementedError(f"xeflash: no kernels for {desc.device} yet; xeflash doctor lists the devices that work")

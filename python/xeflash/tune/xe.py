@@ -61,6 +61,7 @@ _TABLES = {"flash_fwd": FLASH_FWD, "matmul_softmax": FLASH_FWD, "flash_decode": 
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
 
 _SHARED_BYTES = 65536  # of a work-group
+_TEAM_KEYS = {2: 32, 4: 16}  # of a block that a team scores, by the bytes of an element
 
 
 def blocks(desc: Desc) -> tuple[int, int]:
@@ -95,29 +96,60 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
     most = _MAX_COLUMNS[desc.arch]
     if desc.arch == "dg2" and desc.dropout:
         most //= 2  # the random numbers take what is left of its registers
-    parts = -(-desc.head_dim_v // most)
+    return _parts_of(desc, -(-desc.head_dim_v // most))
+
+
+def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
     width = -(-desc.head_dim_v // parts)
     return (desc.head_dim_v if parts == 1 else -(-width // 16) * 16), parts
 
 
-def threads(desc: Desc, block_q: int, block_k: int) -> tuple[int, bool]:
-    """(threads of a work-group, whether they take turns at the keys of one block of rows).
+def turns(desc: Desc, block_q: int, block_k: int) -> int:
+    """Threads of a work-group that take turns at the keys of one block of rows.
 
-    Otherwise they read the same keys for neighbouring blocks of rows; these then come from their Xe-core's cache or
-    shared memory. Eight are one for each vector engine; no more than there are blocks of rows, or fit with what they
-    keep in shared memory: Q, in half of it, or the keys and values of each turn, in all of it.
+    As many as find room in shared memory for the keys and values of each, and its Q.
     """
-    if desc.algorithm == "flash_decode":
-        return 1, False  # splits of the keys fill the device instead
-    element = 4 if desc.dtype == "float32" else 2
-    staged = desc.access != "block2d"
-    q_bytes = block_q * desc.head_dim * element
-    if desc.split_keys:
-        turn_bytes = block_k * (desc.head_dim + columns(desc, block_q)[0]) * element + q_bytes if staged else 0
-        count = 8
+    count = 8
+    if desc.access != "block2d":
+        width = columns(desc, block_q)[0]
+        turn_bytes = (block_k * (desc.head_dim + width) + block_q * desc.head_dim) * _element(desc)
         while count > 1 and count * turn_bytes > _SHARED_BYTES:
             count //= 2
-        if count > 1:
-            return count, True
-    fit = _SHARED_BYTES // 2 // q_bytes if staged else 8
-    return max(1, min(8, desc.rows // block_q, fit)), False
+    return count
+
+
+def neighbours(desc: Desc, block_q: int) -> int:
+    """Threads of a work-group that read the same keys for neighbouring blocks of rows.
+
+    These then come from their Xe-core's cache or shared memory. Eight are one for each vector engine; no more than
+    there are blocks of rows, or whose Q fits in half of the shared memory.
+    """
+    staged = desc.access != "block2d"
+    fit = _SHARED_BYTES // 2 // (block_q * desc.head_dim * _element(desc)) if staged else 8
+    return max(1, min(8, desc.rows // block_q, fit))
+
+
+def team(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int] | None:
+    """(block_k, columns of O that a thread owns, their parts, tiles of a work-group, threads of each), or None.
+
+    The threads that own the parts of O share its scores, too: each has as many keys of a block as its lanes or more.
+    Shared memory has room for a block of keys, and of values in its place, and for Q and P of each tile.
+    """
+    _, parts = columns(desc, block_q)
+    if parts == 1 or desc.access == "block2d" or desc.algorithm != "flash_fwd":
+        return None
+    width, parts = _parts_of(desc, 1 << (parts - 1).bit_length())
+    lanes, element = 8 if desc.arch == "dg2" else 16, _element(desc)
+    if not (desc.cache == "paged" and desc.page_unit < _TEAM_KEYS[element]):
+        block_k = _TEAM_KEYS[element]
+    count = min(parts, block_k // lanes)
+    if count == 1:
+        return None
+    place = block_k * max(-(-desc.head_dim // 16) * 16, count * width) * element
+    tile = block_q * (desc.head_dim * element + block_k * element + 4 * count)
+    tiles = max(1, min(8, desc.rows // block_q, (_SHARED_BYTES - place) // tile))
+    return block_k, width, parts, tiles, count
+
+
+def _element(desc: Desc) -> int:
+    return 4 if desc.dtype == "float32" else 2

@@ -1,0 +1,112 @@
+// A team: the threads of one tile of rows whose O is too wide for a thread's registers. Each owns
+// columns of O, and scores some of the keys of a block; then all need the whole P.
+#pragma once
+
+#include "xe/operands.hpp"
+
+namespace xeflash::xe {
+
+template <class T, int R, int N>
+using PartOfLeft =
+    std::conditional_t<(sizeof(T) == 2 && N < kDepth), Left<T, R, N, kLanes>, Left<T, R, N>>;
+
+// Where P of a block of N keys comes together, and the maxima that its parts are relative to: in
+// shared memory behind the tiles `Before`.
+template <class T, int R, int N, class... Before>
+struct Joint {
+  static constexpr int kKeys = N / kTeam;  // of a thread
+  using Whole = Left<T, R, N>;
+  using Part = PartOfLeft<T, R, kKeys>;
+  static constexpr int kPartBytes = R * Part::kColumns * sizeof(T), kMaxBytes = R * 4;
+  static constexpr int kTeamBytes = kTeam * (kPartBytes + kMaxBytes);
+  static constexpr int kSharedBytes = kTeam > 1 ? kNeighbours * kTeamBytes : 0;
+  static_assert(kTeam == 1 || kKeys % kLanes == 0);
+
+  static XF_INLINE uint32_t begin() {
+    return (Before::kSharedBytes + ...) + neighbour() * kTeamBytes;
+  }
+  static XF_INLINE SharedBlocks<kPartBytes / 4> parts() { return {begin()}; }
+  static XF_INLINE SharedBlocks<R> maxima() { return {begin() + kTeam * kPartBytes}; }
+
+  static XF_INLINE void give(Part P, ColVec<R> m) {
+    parts().store(member(), P.x.template bit_cast_view<uint32_t>());
+    maxima().store(member(), m.x.template bit_cast_view<uint32_t>());
+  }
+  static XF_INLINE void take(Part& P, ColVec<R>& m, int thread) {
+    auto p_bits = parts().load(thread);
+    auto m_bits = maxima().load(thread);
+    P.x = p_bits.template bit_cast_view<T>();
+    m = simd<float, R>(m_bits.template bit_cast_view<float>());
+  }
+};
+
+template <class T, int R, int C, int Width>
+XF_INLINE void operator*=(Left<T, R, C, Width>& P, const ColVec<R>& s) {
+  XF_UNROLL for (int c = 0; c < C; c += Width) {
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      auto row = P.x.template select<Width, 1>(P.offset(r, c));
+      row =
+          esimd::convert<T>(simd<float, Width>(esimd::convert<float>(simd<T, Width>(row)) * s[r]));
+    }
+  }
+}
+// Its columns from `column` on.
+template <class T, int R, int N, int C, int Width>
+XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int column) {
+  if constexpr (Width == Left<T, R, N>::kWidth) {
+    P.x.template select<R * C, 1>(column * R) = columns.x;
+  } else {
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      P.x.template select<C, 1>(P.offset(r, column)) = part<C>(columns.x, columns.offset(r, 0));
+    }
+  }
+}
+
+// P of the whole block from what each thread has. Where one's maximum has grown, all are brought to
+// the largest; the others' P is then rounded a second time.
+template <class Place, class Part, class Output, int R>
+XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l) {
+  if constexpr (kTeam == 1) {
+    return (own);
+  } else {
+    Place::give(own, m);
+    meet();
+    Part parts[kTeam];
+    ColVec<R> maxima[kTeam], least = m, most = m;
+    XF_UNROLL for (int i = 0; i < kTeam; ++i) {
+      Place::take(parts[i], maxima[i], i);
+      least.x = esimd::min<float>(least.x, maxima[i].x);
+      most.x = esimd::max<float>(most.x, maxima[i].x);
+    }
+    if ((least.x < most.x).any()) {
+      XF_UNROLL for (int i = 0; i < kTeam; ++i) parts[i] *= exp2(maxima[i] - most);
+      const ColVec<R> alpha = exp2(m - most);
+      l *= alpha;
+      O *= alpha;
+      m = most;
+    }
+    typename Place::Whole P;
+    XF_UNROLL for (int i = 0; i < kTeam; ++i) insert(P, parts[i], i * Place::kKeys);
+    return P;
+  }
+}
+
+// l of all keys, in the place of the tiles.
+template <int R>
+XF_INLINE void sum_of_team(ColSum<R>& l) {
+  if constexpr (kTeam > 1) {
+    const SharedBlocks<R> sums{0};
+    ColVec<R> own = l;
+    meet();
+    sums.store(thread_in_group(), own.x.template bit_cast_view<uint32_t>());
+    meet();
+    ColVec<R> sum(0.f);
+    XF_UNROLL for (int i = 0; i < kTeam; ++i) {
+      auto bits = sums.load(neighbour() * kTeam + i);
+      sum += ColVec<R>(simd<float, R>(bits.template bit_cast_view<float>()));
+    }
+    l = sum;
+  }
+}
+
+}  // namespace xeflash::xe
