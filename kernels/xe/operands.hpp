@@ -246,7 +246,7 @@ struct Values {
   static constexpr int kBegin = kOnePlace ? 0 : shared_bytes<Before>();
   static constexpr int kBehind = kBegin + kKeyTurns * kBytes - shared_bytes<Before>();
   static constexpr int kSharedBytes = kStaged && kBehind > 0 ? kBehind : 0;
-  static constexpr int kDwords = kColumns * sizeof(T) / 4;
+  static constexpr int kPerDword = 4 / sizeof(T), kDwords = kColumns / kPerDword;
   Rows<const T> memory;
 
   // The columns of the team.
@@ -254,7 +254,11 @@ struct Values {
     if constexpr (kStaged) {
       const Rows<const T> inside = m.columns(0, at_most(m.width, kTeam * D));
       share<N / kRows * kAcross>([&](int i) {
-        put(i, read_rows<kRows, kDwords>(inside, i / kAcross * kRows, i % kAcross * kDwords));
+        const int row = i / kAcross * kRows, dword = i % kAcross * kDwords;
+        if (kAccess == Access::dwords && (dword + kDwords) * kPerDword <= inside.width)
+          put(i, read_whole_rows<kRows, kDwords, kPaired>(inside, row, dword));
+        else
+          put(i, read_rows<kRows, kDwords, kPaired>(inside, row, dword));
       });
       meet();
     }
@@ -271,9 +275,9 @@ struct Values {
       simd<T, kRows * kColumns> rows = dwords.template bit_cast_view<T>();
       XF_UNROLL for (int b = 0; b < kParts; ++b) {
         simd<T, kRows * kLanes> pairs;
-        XF_UNROLL for (int r = 0; r < kRows; ++r) {
-          pairs.template select<kLanes, 2>(r / 2 * 2 * kLanes + r % 2) =
-              part<kLanes>(rows, r * kColumns + b * kLanes);
+        XF_UNROLL for (int r = 0; r < kRows; r += 2) {  // two rows that come first, or second
+          pairs.template select<2 * kLanes, 2>(r % (kRows / 2) * 2 * kLanes + 2 * r / kRows) =
+              rows.template replicate_vs_w_hs<2, kColumns, kLanes, 1>(r * kColumns + b * kLanes);
         }
         shared().store(i * kParts + b, pairs.template bit_cast_view<uint32_t>());
       }
@@ -331,9 +335,28 @@ XF_INLINE void prefetch(const Rows<const T>& m) {
 
 // ---- results ------------------------------------------------------------------------------------
 
+// All columns of every row, by few messages.
+template <int R, int D, class Rows>
+XF_INLINE void store_whole_rows(const Rows& m, const Tile<R, D>& O) {
+  using T = std::remove_pointer_t<decltype(m.data)>;
+  const auto place = places<R>(m, 0);
+  XF_UNROLL for (int r = 0; r < R; ++r) {
+    simd<T, Tile<R, D>::kColumns> row;
+    XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
+      row.template select<kLanes, 1>(c * kLanes) = esimd::convert<T>(floats(O.row(r, c)));
+    }
+    const simd<uint32_t, row.length * sizeof(T) / 4> dwords =
+        row.template bit_cast_view<uint32_t>();
+    store_dwords<D * sizeof(T) / 4>(at_place(m.data, place[r]), dwords, r < m.size());
+  }
+}
+
 template <int R, int D, class Rows>
 XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
   using T = std::remove_pointer_t<decltype(m.data)>;
+  if constexpr (kAccess == Access::dwords && D % 8 == 0) {
+    if (m.width >= D) return store_whole_rows(m, O);
+  }
   using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
   simd<T, R * Tile<R, D>::kColumns> values;
   if constexpr (sizeof(T) == 2)

@@ -55,19 +55,43 @@ XF_INLINE simd<uint32_t, N> gather_dwords(const void* base, Offsets<N> offsets,
   }
 }
 
-// R rows x C dwords from dword `column` of the rows on, row by row; rows and columns that are not
-// there read 0.
-template <int R, int C, class T>
+// R rows x C dwords from dword `column` of the rows on, row by row, or rows 0, 2, 4, ... and then
+// 1, 3, 5, ...; rows and columns that are not there read 0.
+template <int R, int C, bool EvenFirst = false, class T>
 XF_INLINE simd<uint32_t, R * C> read_rows(const Rows<const T>& m, int row, int column) {
   constexpr int kPerDword = 4 / sizeof(T), kRows = R * C < 32 ? R : 32 / C, kAtOnce = kRows * C;
-  const simd<int, kAtOnce> element(0, 1), r = element / C, c = element % C + column;
+  static_assert(!EvenFirst || R % (2 * kRows) == 0);
+  const simd<int, kAtOnce> element(0, 1), c = element % C + column;
+  const simd<int, kAtOnce> r = element / C * (EvenFirst ? 2 : 1);
   const auto bytes = static_cast<uint32_t>(m.stride * sizeof(T));
   const Offsets<kAtOnce> offsets = Offsets<kAtOnce>(r) * bytes + Offsets<kAtOnce>(c * 4);
   const auto inside = c * kPerDword < m.width;
   simd<uint32_t, R * C> x;
   XF_UNROLL for (int i = 0; i < R; i += kRows) {
-    x.template select<kAtOnce, 1>(i * C) =
-        gather_dwords<kAtOnce>(m.row(row + i), offsets, (r < m.size() - (row + i)) & inside);
+    const int first = EvenFirst ? 2 * i % R + 2 * i / R : i;
+    x.template select<kAtOnce, 1>(i * C) = gather_dwords<kAtOnce>(
+        m.row(row + first), offsets, (r < m.size() - (row + first)) & inside);
+  }
+  return x;
+}
+
+// The same of columns that are there, by a message a row, which wants one address only; rows that
+// are not there repeat the last one.
+template <int R, int C, bool EvenFirst = false, class T>
+XF_INLINE simd<uint32_t, R * C> read_whole_rows(const Rows<const T>& m, int row, int column) {
+  const int last = m.size() - 1, first = at_most(row, last);
+  const simd<int, R> i(0, 1), r = EvenFirst ? simd<int, R>(i * 2 % R + i * 2 / R) : i;
+  const Offsets<R> offsets =
+      Offsets<R>(esimd::min<int>(r, last - first)) * static_cast<uint32_t>(m.stride * sizeof(T)) +
+      static_cast<uint32_t>(column * 4);
+  const simd<uint64_t, R> addresses =
+      simd<uint64_t, R>(offsets) + reinterpret_cast<uint64_t>(m.row(first));
+  constexpr esimd::properties kAligned{esimd::alignment<4>};
+  simd<uint32_t, R * C> x;
+  XF_UNROLL for (int k = 0; k < R; ++k) {
+    const uint64_t address = addresses[k];
+    x.template select<C, 1>(k * C) =
+        esimd::block_load<uint32_t, C>(reinterpret_cast<const uint32_t*>(address), kAligned);
   }
   return x;
 }
@@ -88,6 +112,16 @@ XF_INLINE simd<uint64_t, R> places(const PackedRows<T>& m, int row) {
 template <class T>
 XF_INLINE T* at_place(T* data, uint64_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(data) + bytes);
+}
+
+// The first N dwords of x, to any multiple of 4 bytes.
+template <int N, int M>
+XF_INLINE void store_dwords(void* to, simd<uint32_t, M> x, bool wanted, int first = 0) {
+  constexpr int kDwords = N >= 64 ? 64 : N >= 32 ? 32 : N >= 16 ? 16 : N >= 8 ? 8 : 4;
+  constexpr esimd::properties kAligned{esimd::alignment<4>};
+  esimd::block_store<uint32_t, kDwords>(static_cast<uint32_t*>(to) + first, part<kDwords>(x, first),
+                                        esimd::simd_mask<1>(wanted), kAligned);
+  if constexpr (N > kDwords) store_dwords<N - kDwords>(to, x, wanted, first + kDwords);
 }
 
 // The same of rows that are those of several heads, each from its own place.
