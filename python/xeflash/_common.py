@@ -1,40 +1,35 @@
-"""What the public functions share: autograd and autocast, windows, seeds."""
+"""What the public functions share: who runs a call, gradients, windows, seeds."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash import _random
+from xeflash import _core, _random, _score_mod
 
 BSHD, THD, BHSD = 0, 1, 2  # Layout in forward.hpp
 
 
-def refuse_gradients(function: str, arrays: tuple[Any, ...]) -> None:
-    """They are not computed yet."""
+def engine(function: str, q: Any, k: Any, v: Any, *others: Any) -> Any:
+    """What runs a call on these arrays: the extension, or torch_ops in its place where torch has to see the call."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return
-    for array in arrays:
-        if getattr(array, "requires_grad", False):
-            raise NotImplementedError(
-                f"{function}: the backward pass is not there yet, but an input requires grad; "
-                "call it under torch.no_grad() or detach the input"
-            )
+    if torch is None or not isinstance(q, torch.Tensor):
+        return _core
+    operators: Any = sys.modules.get("xeflash.torch_ops")
+    if operators is None:
+        from xeflash import torch_ops
+
+        operators = torch_ops
+    operators.refuse_gradients(function, q, k, v, *others)
+    return operators if operators.needed(q, k, v) else _core
 
 
-def prepare(function: str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Refuses gradients, and applies torch's autocast."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(arrays[0], torch.Tensor):
-        return arrays
-    refuse_gradients(function, arrays)
-    device = arrays[0].device.type
-    if device in ("cpu", "xpu") and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        return tuple(a.to(dtype) if a.is_floating_point() and a.dtype is not torch.float64 else a for a in arrays)
-    return arrays
+def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[str, Any] | None) -> Any:
+    """score_mod with its captures, checked; if the call goes through an operator, by that: checks cannot be traced."""
+    if core is not _core and isinstance(score_mod, str):
+        return score_mod, captures or {}
+    return _score_mod.check(function, score_mod, captures)
 
 
 def window(function: str, size: Sequence[Any]) -> tuple[int, int]:
@@ -44,12 +39,14 @@ def window(function: str, size: Sequence[Any]) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
-def seeds(dropout_p: float, array: Any, rng: tuple[int, int] | None = None) -> tuple[int, int]:
-    """(seed, offset) of a call on `array`: what is given, else the next of the generator."""
+def seeds(dropout_p: float, array: Any, rng: tuple[int, int] | None = None, core: Any = _core) -> tuple[Any, int]:
+    """(seed, offset) of a call on `array`: what is given, else the next of the generator; an operator draws its own."""
     if not dropout_p:
         return 0, 0
     if rng is not None and len(rng) != 2:
         raise ValueError(f"attention: rng must be (seed, offset), got {rng}")
+    if rng is None and core is not _core:
+        return None, 0
     seed, offset = rng if rng is not None else _random.next_rng(array)
     return seed % 2**64, offset % 2**64
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash import _core, _score_mod
-from xeflash._common import BSHD, THD, prepare, refuse_numbers, seeds, window
+from xeflash._common import BSHD, THD, engine, refuse_numbers, seeds, snippet, window
 from xeflash._interop import UsmPart
 from xeflash.kv_cache import attend_cache
 
@@ -35,7 +34,7 @@ def _run(
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
 ) -> Any:
-    q, k, v = prepare(function, (q, k, v))
+    core = engine(function, q, k, v, alibi_slopes, s_aux)
     if dropout_p:
         if softcap:
             raise ValueError(
@@ -46,13 +45,13 @@ def _run(
                 f"{function}: return_attn_probs with dropout (S_dmask) is not there yet, got dropout_p = {dropout_p}"
             )
     left, right = window(function, window_size)
-    seed, offset = seeds(dropout_p, q)
-    snippet = _score_mod.check(function, score_mod, captures)
+    seed, offset = seeds(dropout_p, q, core=core)
+    changed = snippet(core, function, score_mod, captures)
     cu_q, cu_k, max_q, max_k, used_k = packing
     try:
-        out, lse = _core.forward(
+        out, lse = core.forward(
             function, layout, q, k, v, None, cu_q, cu_k, max_q, max_k, used_k, None, alibi_slopes, s_aux, softmax_scale,
-            causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True, snippet, 0,
+            causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True, changed, 0,
         )  # fmt: skip
     except TypeError as error:
         refuse_numbers(function, error, softmax_scale=softmax_scale, softcap=softcap, dropout_p=dropout_p)
@@ -190,16 +189,16 @@ def flash_attn_varlen_func(
     (7, 2, 64)
     """
     function = "flash_attn_varlen_func"
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k)
     if block_table is not None:
         if dropout_p:
             raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
         out, lse = attend_cache(
             function, q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, s_aux,
-            packing=(cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), seqused_k), pages=block_table,
+            packing=packing, pages=block_table,
             score_mod=score_mod, captures=captures,
         )  # fmt: skip
         return (out, lse, None) if return_attn_probs else out
-    packing = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), seqused_k)
     return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                 return_attn_probs, s_aux, packing, score_mod, captures)  # fmt: skip
 
@@ -228,7 +227,7 @@ def flash_attn_varlen_qkvpacked_func(
     """
     function = "flash_attn_varlen_qkvpacked_func"
     q, k, v = _unpack(function, "qkv", qkv, 4, 3)
-    packing = (cu_seqlens, cu_seqlens, int(max_seqlen), int(max_seqlen), None)
+    packing = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, None)
     return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                 return_attn_probs, s_aux, packing)  # fmt: skip
 
@@ -261,7 +260,7 @@ def flash_attn_varlen_kvpacked_func(
     """
     function = "flash_attn_varlen_kvpacked_func"
     k, v = _unpack(function, "kv", kv, 4, 2)
-    packing = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), None)
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None)
     return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                 return_attn_probs, s_aux, packing)  # fmt: skip
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash import _core, _score_mod
-from xeflash._common import prepare, refuse_gradients, refuse_numbers, window
+from xeflash._common import engine, refuse_numbers, snippet, window
 
 _FUNCTION = "flash_attn_with_kvcache"
 
@@ -124,16 +123,14 @@ def attend_cache(
     captures: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Any]:
     """(out, LSE or None) of q on a cache; see CacheRequest in cache.hpp."""
-    refuse_gradients(function, (k_cache, v_cache))  # and no autocast: a cache is used where it is
-    q, *cast = prepare(function, (q, *(array for array in new if array is not None)))
-    k, v = (None if array is None else cast.pop(0) for array in new)
+    core = engine(function, q, k_cache, v_cache, *new, *rotary, *scales, alibi_slopes, s_aux)
     left, right = window(function, window_size)
-    snippet = _score_mod.check(function, score_mod, captures)
+    changed = snippet(core, function, score_mod, captures)
     try:
-        cache = _core.Cache(lengths, length, sequences, left_pad, pages, beams, *scales, k, v, *rotary, interleaved)
-        result: tuple[Any, Any] = _core.forward_cached(
+        cache = core.Cache(lengths, length, sequences, left_pad, pages, beams, *scales, *new, *rotary, interleaved)
+        result: tuple[Any, Any] = core.forward_cached(
             function, q, k_cache, v_cache, None, *packing, alibi_slopes, s_aux, softmax_scale, causal, left, right,
-            softcap, want_lse, num_splits, unified_max, snippet, cache,
+            softcap, want_lse, num_splits, unified_max, changed, cache,
         )  # fmt: skip
     except TypeError as error:
         refuse_numbers(function, error, softmax_scale=softmax_scale, softcap=softcap, num_splits=num_splits,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xeflash import _core
-from xeflash._common import refuse_gradients
+from xeflash._common import engine
 
 
 def merge_states(*states: Any) -> tuple[Any, Any]:
@@ -36,6 +35,7 @@ def merge_states(*states: Any) -> tuple[Any, Any]:
         states = tuple(array for state in states for array in state)
     if not states or len(states) % 2:
         raise ValueError(f"merge_states: states must be out and lse in turn, got {len(states)} arrays")
-    refuse_gradients("merge_states", states)
-    result: tuple[Any, Any] = _core.merge_states(list(states[::2]), list(states[1::2]))
+    result: tuple[Any, Any] = engine("merge_states", states[0], *states).merge_states(
+        list(states[::2]), list(states[1::2])
+    )
     return result

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash import _core, _score_mod
-from xeflash._common import BHSD, prepare, refuse_numbers, seeds, window
+from xeflash._common import BHSD, engine, refuse_numbers, seeds, snippet, window
 
 
 def attention(
@@ -66,20 +65,20 @@ def attention(
     >>> xeflash.attention(q, k, v, enable_gqa=True, score_mod=snippet, captures={"near": near}).shape
     (1, 8, 5, 64)
     """
-    query, key, value = prepare("attention", (query, key, value))
+    core = engine("attention", query, key, value, attn_mask, alibi_slopes, sinks)
     left, right = window("attention", window_size)
-    snippet = _score_mod.check("attention", score_mod, captures)
-    seed, offset = seeds(dropout_p, query, rng)
+    changed = snippet(core, "attention", score_mod, captures)
+    seed, offset = seeds(dropout_p, query, rng, core)
     rank, lead = len(query.shape), tuple(query.shape[:-3])
     if rank != 4:
         query, key, value, attn_mask, out_4d = _to_4d(query, key, value, attn_mask, out)
     else:
         out_4d = out
     try:
-        result, lse = _core.forward(
+        result, lse = core.forward(
             "attention", BHSD, query, key, value, out_4d, None, None, 0, 0, None, attn_mask, alibi_slopes, sinks, scale,
             is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa,
-            snippet, 0,
+            changed, 0,
         )  # fmt: skip
     except TypeError as error:
         refuse_numbers("attention", error, scale=scale, softcap=softcap, dropout_p=dropout_p)

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from xeflash import _core
-from xeflash._common import prepare, refuse_numbers
+from xeflash._common import engine, refuse_numbers
 
 importlib.import_module("xeflash.jit")  # makes kernels for the extension
 
@@ -30,7 +30,8 @@ def standard_attention(
     >>> standard_attention(q, k, k, is_causal=True, bottom_right=True).shape
     (1, 8, 5, 64)
     """
-    query, key, value = prepare("standard_attention", (query, key, value))
+    if engine("standard_attention", query, key, value) is not _core:
+        raise NotImplementedError("standard_attention: it is for plain tensors, without torch.compile or autocast")
     try:
         return _core.standard_attention(query, key, value, is_causal, scale, bottom_right)
     except TypeError as error:
