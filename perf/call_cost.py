@@ -1,0 +1,92 @@
+"""What a call costs on the way to the kernel, by each way there is: a markdown table.
+
+    python perf/call_cost.py [--repeats 15] [--number 2000]
+
+Microseconds, the least of the repeats, which take turns. Queries of no rows: everything but the launch, with the
+allocation of the result, as `torch.empty_like` has it; and queries of one row, which are launched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import timeit
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import xeflash
+import xeflash.torch_ops
+from xeflash.integrations import torch_sdpa
+
+AUTOCAST, ROUTED = "xeflash.attention under autocast", "F.scaled_dot_product_attention routed to xeflash"
+CONTEXTS = {AUTOCAST: lambda: torch.autocast("cpu"), ROUTED: torch_sdpa.use_xeflash}
+operator = torch.ops.xeflash.attention
+
+
+def by_custom_op() -> Callable[..., torch.Tensor]:
+    """The same kernel behind torch.library.custom_op."""
+
+    @torch.library.custom_op("xeflash_call_cost::attention", mutates_args=())
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return xeflash.torch_ops.attention(query, key, value)[0]
+
+    return attention
+
+
+def directly(x: object) -> object:
+    """The extension alone."""
+    return xeflash._core.forward(
+        "attention", 2, x, x, x, None, None, None, 0, 0, None, None, None, None, None, False, -1, -1, True, 0.0, 0.0,
+        0, 0, False, False, None, 0,
+    )  # fmt: skip
+
+
+def ways(rows: int) -> dict[str, Callable[[], object]]:
+    """The calls to compare, on the same sizes."""
+    x = torch.zeros(1, 2, rows, 64)
+    a = x.numpy()
+    custom_op = by_custom_op()
+
+    return {
+        "torch.empty_like": lambda: torch.empty_like(x),
+        "np.empty_like": lambda: np.empty_like(a),
+        "the extension, torch": lambda: directly(x),
+        "the extension, numpy": lambda: directly(a),
+        "xeflash.attention, torch": lambda: xeflash.attention(x, x, x),
+        "xeflash.attention, numpy": lambda: xeflash.attention(a, a, a),
+        "torch.ops.xeflash.attention.default": lambda: operator.default(x, x, x),
+        "torch.ops.xeflash.attention": lambda: operator(x, x, x),
+        "the same kernel as a torch.library.custom_op": lambda: custom_op(x, x, x),
+        AUTOCAST: lambda: xeflash.attention(x, x, x),
+        "F.scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(x, x, x),
+        ROUTED: lambda: F.scaled_dot_product_attention(x, x, x),
+    }
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--number", type=int, default=2000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    columns = []
+    with torch.no_grad():
+        for rows in (0, 1):
+            calls = ways(rows)
+            timers = {name: timeit.Timer(call) for name, call in calls.items()}
+            best = dict.fromkeys(calls, float("inf"))
+            for _ in range(options.repeats):
+                for name, timer in timers.items():
+                    with CONTEXTS.get(name, contextlib.nullcontext)():
+                        best[name] = min(best[name], timer.timeit(options.number) / options.number * 1e6)
+            columns.append(best)
+    print("| call | no launch, us | one row, us |\n|---|---|---|")
+    for name in columns[0]:
+        print(f"| {name} | {columns[0][name]:.2f} | {columns[1][name]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""torch's own attention functions, by xeflash, in code that is not changed for it.
+
+    with torch_sdpa.use_xeflash():            # this thread; or enable() and disable(): all threads
+        model(tokens)
+
+It registers with torch's dispatcher, so it sees every call of ``torch.nn.functional.scaled_dot_product_attention`` and
+of ``torch.nn.attention.varlen`` on CPU and XPU tensors, also those of code that imported the functions before, and
+those that torch.compile traces while it is on (what was compiled before stays what it was).
+
+What xeflash does not have goes on to torch's own function, with all it does: inputs that require grad, dropout (its
+random numbers are torch's), fp64 and complex numbers, nested tensors and other subclasses, arguments that torch
+broadcasts or refuses, function transforms. ``calls`` counts which way they went. The backends that
+``torch.nn.attention.sdpa_kernel`` allows are torch's choice among its own and say nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._C._functorch import peek_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+
+from xeflash import _core, attention, torch_ops
+from xeflash._common import THD
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TYPES = (Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
+_MAX_HEAD_DIM = 576
+
+_lock = threading.Lock()
+_libraries: list[Any] = []
+_users = 0  # of the registration: enable(), and contexts that are open
+_everywhere = False
+_here: ContextVar[bool] = ContextVar("xeflash_torch_sdpa", default=False)
+
+
+class Calls(NamedTuple):
+    """How many calls of torch's functions went which way since the process began."""
+
+    xeflash: int
+    torch: int
+
+
+_calls = {"xeflash": 0, "torch": 0}
+
+
+def calls() -> Calls:
+    """The counts; a compiled function counts when it is traced. Threads that call at once may lose a count."""
+    return Calls(**_calls)
+
+
+def enable() -> None:
+    """Sends the calls of all threads to xeflash, until ``disable``.
+
+    >>> import torch
+    >>> from xeflash.integrations import torch_sdpa
+    >>> torch_sdpa.enable()
+    >>> q, before = torch.ones(1, 2, 5, 64), torch_sdpa.calls()
+    >>> _ = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    >>> torch_sdpa.calls().xeflash - before.xeflash
+    1
+    >>> torch_sdpa.disable()
+    """
+    global _everywhere
+    with _lock:
+        if not _everywhere:
+            _everywhere = True
+            _register()
+
+
+def disable() -> None:
+    """Undoes ``enable``; contexts that are open stay."""
+    global _everywhere
+    with _lock:
+        if _everywhere:
+            _everywhere = False
+            _unregister()
+
+
+@contextlib.contextmanager
+def use_xeflash() -> Iterator[None]:
+    """Sends the calls of this thread (or asynchronous task) to xeflash.
+
+    >>> import torch
+    >>> from xeflash.integrations import torch_sdpa
+    >>> q = torch.ones(1, 2, 5, 64)
+    >>> with torch_sdpa.use_xeflash():
+    ...     out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    """
+    with _lock:
+        _register()
+    token = _here.set(True)
+    try:
+        yield
+    finally:
+        _here.reset(token)
+        with _lock:
+            _unregister()
+
+
+def _register() -> None:
+    global _users
+    _users += 1
+    if _users > 1:
+        return
+    aten = torch.library.Library("aten", "IMPL")
+    for key in ("CPU", "XPU", "AutogradCPU", "AutogradXPU"):
+        aten.impl("scaled_dot_product_attention", _sdpa, key)
+    _libraries.append(aten)
+    with contextlib.suppress(ImportError):  # torch before 2.10
+        importlib.import_module("torch.nn.attention.varlen")
+        packed = torch.library.Library("torch_attn", "IMPL")
+        for key in ("CPU", "XPU"):
+            packed.impl("_varlen_attn", _varlen, key)
+            if hasattr(torch.ops.torch_attn, "_varlen_attn_out"):
+                packed.impl("_varlen_attn_out", _varlen_out, key)
+        _libraries.append(packed)
+
+
+def _unregister() -> None:
+    global _users
+    _users -= 1
+    if _users == 0:
+        while _libraries:
+            _libraries.pop()._destroy()
+
+
+def _goes_to(ours: bool) -> bool:
+    _calls["xeflash" if ours else "torch"] += 1
+    return ours
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Whether they are dense tensors of our types and one of our dtypes, seen by no function transform."""
+    dtype = tensors[0].dtype
+    if dtype not in _DTYPES or not (_everywhere or _here.get()):
+        return False
+    if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False
+    return all(type(x) in _TYPES and x.dtype is dtype and x.layout is torch.strided for x in tensors)
+
+
+def _fits(dim: Any, dim_v: Any, device: str) -> bool:
+    """Whether there are kernels for these head dims."""
+    step = 1 if device == "cpu" else 8
+    return all(0 < d <= _MAX_HEAD_DIM and d % step == 0 for d in (dim, dim_v))
+
+
+# ---- scaled_dot_product_attention ---------------------------------------------------------------
+
+
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    ours = (
+        _plain(query, key, value)
+        and dropout_p == 0.0
+        and (scale is None or math.isfinite(scale))
+        and not _requires_grad(query, key, value, attn_mask)
+        and _shapes_fit(query, key, value, enable_gqa)
+        and (attn_mask is None or (not is_causal and _mask_fits(attn_mask, query, key)))
+    )
+    if not _goes_to(ours):
+        return torch.ops.aten.scaled_dot_product_attention.default._op_dk(
+            DispatchKey.CompositeImplicitAutograd, query, key, value, attn_mask, dropout_p, is_causal,
+            scale=scale, enable_gqa=enable_gqa,
+        )  # fmt: skip
+    out = None
+    if value.shape[-1] == query.shape[-1] and not torch_ops.needed(query, key, value):
+        out = torch.empty_like(query)  # in memory as torch's own flash attention has it, for models that transpose back
+        out = out if out.stride(-1) == 1 else None
+    return attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, out=out)
+
+
+def _requires_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _shapes_fit(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether the sizes are such that nothing is broadcast, but heads with enable_gqa."""
+    rank, dim = query.dim(), query.shape[-1]
+    if rank < 2 or key.dim() != rank or value.dim() != rank or key.shape[:-1] != value.shape[:-1]:
+        return False
+    if key.shape[-1] != dim or not _fits(dim, value.shape[-1], query.device.type):
+        return False
+    if enable_gqa and rank > 2:
+        heads, heads_k = query.shape[-3], key.shape[-3]
+        return bool(query.shape[:-3] == key.shape[:-3] and heads_k > 0 and heads % heads_k == 0)
+    return bool(query.shape[:-2] == key.shape[:-2])
+
+
+def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
+    if type(mask) not in _TYPES or mask.dtype not in (torch.bool, query.dtype) or mask.layout is not torch.strided:
+        return False
+    sizes = (*query.shape[:-1], key.shape[-2])
+    rank = mask.dim()
+    return 2 <= rank <= len(sizes) and all(n in (1, m) for n, m in zip(mask.shape, sizes[-rank:], strict=True))
+
+
+# ---- torch.nn.attention.varlen ------------------------------------------------------------------
+# Kernels below autograd: what may require grad goes to torch's own, whose backward needs it. It has none for CPUs.
+
+
+def _varlen(query: Tensor, *arguments: Any) -> Any:
+    if not _goes_to(_packed_fits(query, *arguments)):
+        return torch.ops.torch_attn._varlen_attn.default._op_dk(
+            DispatchKey.CompositeExplicitAutograd, query, *arguments
+        )
+    out = torch.empty_like(query)
+    lse = _attend_packed(out, query, *arguments)
+    return out, lse, torch.zeros(2, dtype=torch.uint64, device=query.device)
+
+
+def _varlen_out(out: Tensor, query: Tensor, *arguments: Any) -> Any:
+    fits = _packed_fits(query, *arguments) and out.dtype is query.dtype and out.shape == query.shape
+    if not _goes_to(fits and (out.stride(-1) == 1 or out.shape[-1] == 1)):
+        return torch.ops.torch_attn._varlen_attn_out.default._op_dk(
+            DispatchKey.CompositeExplicitAutograd, out, query, *arguments
+        )
+    return _attend_packed(out, query, *arguments)
+
+
+def _packed_fits(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window_size: list[int] | None = None,
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> bool:
+    rank = 3 if block_table is None else 4
+    return (
+        _plain(query, key, value)
+        and not (query.requires_grad or key.requires_grad or value.requires_grad)
+        and (query.dim(), key.dim(), value.dim()) == (3, rank, rank)
+        and query.shape[-1] == key.shape[-1] == value.shape[-1]
+        and _fits(query.shape[-1], value.shape[-1], query.device.type)
+        and (block_table is None or (key.shape[1] > 0 and key.shape[1] % 16 == 0))
+        and (cu_seq_k is not None or (block_table is not None and seqused_k is not None))
+        and not num_splits
+        and (scale is None or math.isfinite(scale))
+    )
+
+
+def _attend_packed(
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window_size: list[int] | None = None,
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> Tensor:
+    """The LSE; `out` is written."""
+    left, right = window_size or (-1, -1)
+    packing = (cu_seq_q, cu_seq_k, max_q, max_k, seqused_k)
+    if block_table is None:
+        _, lse = _core.forward(
+            "varlen_attn", THD, query, key, value, out, *packing, None, None, None, scale, is_causal, left, right,
+            False, 0.0, 0.0, 0, 0, True, True, None, 0,
+        )  # fmt: skip
+    else:
+        cache = _core.Cache(None, -1, None, None, block_table, None, None, None, None, None, None, None, True)
+        _, lse = _core.forward_cached(
+            "varlen_attn", query, key, value, out, *packing, None, None, scale, is_causal, left, right, 0.0, True, 0,
+            None, None, cache,
+        )  # fmt: skip
+    result: Tensor = lse
+    return result

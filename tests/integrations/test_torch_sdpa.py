@@ -1,0 +1,333 @@
+"""torch's attention functions routed to xeflash: what goes there, what goes on to torch's own, with which results."""
+
+import contextlib
+import importlib
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import Features
+from tolerance import check_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from xeflash.integrations import torch_sdpa
+
+sdpa = F.scaled_dot_product_attention  # taken before anything is registered
+
+
+@contextlib.contextmanager
+def expect(xeflash=0, torch=0):
+    before = torch_sdpa.calls()
+    with torch_sdpa.use_xeflash():
+        yield
+    after = torch_sdpa.calls()
+    assert (after.xeflash - before.xeflash, after.torch - before.torch) == (xeflash, torch)
+
+
+def inputs(dtype=torch.bfloat16, heads_k=6, rows=7, keys=23, dim_v=64):
+    shapes = ((2, 6, rows, 64), (2, heads_k, keys, 64), (2, heads_k, keys, dim_v))
+    return tuple(torch.randn(*shape, dtype=dtype) for shape in shapes)
+
+
+PADDING = torch.arange(23) < torch.tensor([[[[20]]], [[[23]]]])
+ROUTED = {
+    "plain": (inputs, {}, Features()),
+    "fp32": (lambda: inputs(torch.float32), {}, Features()),
+    "fp16": (lambda: inputs(torch.float16), {}, Features()),
+    "causal": (inputs, dict(is_causal=True), Features(window=(-1, 0), top_left=True)),
+    "scale": (inputs, dict(scale=-0.3), Features(scale=-0.3)),
+    "gqa": (lambda: inputs(heads_k=2), dict(enable_gqa=True), Features()),
+    "padding": (inputs, dict(attn_mask=PADDING), Features(mask=PADDING.numpy())),
+    "dim-v": (lambda: inputs(dim_v=40), {}, Features()),
+    "one-row": (lambda: inputs(rows=1), {}, Features()),
+}
+
+
+@pytest.mark.parametrize("case", ROUTED)
+def test_routed_call_matches_reference(case):
+    make, more, features = ROUTED[case]
+    q, k, v = make()
+    with expect(xeflash=1):
+        out = sdpa(q, k, v, **more)
+    check_attention(case, q, k, v, features, out)
+
+
+def test_float_mask_and_other_ranks():
+    q, k, v = inputs(torch.float32)
+    mask = torch.randn(7, 23)
+    want = [sdpa(q, k, v, mask), sdpa(q[0], k[0], v[0]), sdpa(q[0, 0], k[0, 0], v[0, 0])]
+    want.append(sdpa(q[None], k[None], v[None], mask))
+    with expect(xeflash=4):
+        got = [sdpa(q, k, v, mask), sdpa(q[0], k[0], v[0]), sdpa(q[0, 0], k[0, 0], v[0, 0])]
+        got.append(sdpa(q[None], k[None], v[None], mask))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_results_have_the_strides_of_torchs_flash_attention():
+    q, k, v = inputs()
+    for x in (q, q.transpose(1, 2).contiguous().transpose(1, 2)):
+        want = sdpa(x, k, v)
+        with expect(xeflash=1):
+            got = sdpa(x, k, v)
+        assert got.stride() == want.stride()
+        check_attention("strides", x, k, v, Features(), got)
+
+
+def tensor(*shape, **more):
+    return torch.randn(*shape, **more)
+
+
+FALLING_THROUGH = {
+    "grad": lambda: ((tensor(1, 2, 5, 64).requires_grad_(), tensor(1, 2, 5, 64), tensor(1, 2, 5, 64)), {}),
+    "grad-of-mask": lambda: ((tensor(1, 2, 5, 64),) * 3, dict(attn_mask=tensor(5, 5).requires_grad_())),
+    "dropout": lambda: ((tensor(1, 2, 5, 64),) * 3, dict(dropout_p=0.4)),
+    "fp64": lambda: ((tensor(1, 2, 5, 64, dtype=torch.float64),) * 3, {}),
+    "broadcast-batch": lambda: ((tensor(2, 2, 5, 64), tensor(1, 2, 5, 64), tensor(1, 2, 5, 64)), {}),
+    "mask-and-causal": lambda: ((tensor(1, 2, 5, 64),) * 3, dict(attn_mask=tensor(5, 5), is_causal=True)),
+    "large-head-dim": lambda: ((tensor(1, 2, 5, 600),) * 3, {}),
+}
+
+
+@pytest.mark.parametrize("case", FALLING_THROUGH)
+def test_what_falls_through_is_torchs_own(case):
+    arguments, more = FALLING_THROUGH[case]()
+    torch.manual_seed(1)
+    want = sdpa(*arguments, **more)
+    torch.manual_seed(1)
+    with expect(torch=1):
+        got = sdpa(*arguments, **more)
+    assert torch.equal(got, want) and got.requires_grad == want.requires_grad
+    if got.requires_grad:
+        got.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "more, error",
+    [
+        (dict(attn_mask=torch.ones(3, 1, 5, 5)), "broadcast shape"),
+        (dict(attn_mask=torch.ones(5, 5, dtype=torch.float16)), "dtype"),
+    ],
+)
+def test_what_torch_refuses_it_refuses(more, error):
+    q = tensor(1, 2, 5, 64)
+    with expect(torch=1), pytest.raises(RuntimeError, match=error):
+        sdpa(q, q, q, **more)
+
+
+def test_nested_tensors_subclasses_and_transforms_are_torchs():
+    q = tensor(1, 2, 5, 64)
+    nested = torch.nested.nested_tensor([tensor(3, 2, 64), tensor(5, 2, 64)], layout=torch.jagged).transpose(1, 2)
+    with torch_sdpa.use_xeflash():
+        before = torch_sdpa.calls().xeflash
+        sdpa(nested, nested, nested)
+        torch.func.vmap(sdpa)(q[None], q[None], q[None])
+        torch.func.grad(lambda x: sdpa(x, q, q).sum())(q)
+        with torch.autograd.forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+            x = torch.autograd.forward_ad.make_dual(q, q)
+            assert torch.autograd.forward_ad.unpack_dual(sdpa(x, q, q)).tangent is not None
+        assert torch_sdpa.calls().xeflash == before
+
+
+def test_gradients_of_a_model_are_those_without_it():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 2, batch_first=True, dropout=0)
+    x = tensor(2, 9, 64)
+    layer(x).sum().backward()
+    want = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    with torch_sdpa.use_xeflash():
+        layer(x).sum().backward()
+    for p, grad in zip(layer.parameters(), want, strict=True):
+        assert torch.equal(p.grad, grad)
+
+
+def test_inference_mode_no_grad_and_parameters_are_routed():
+    q = tensor(1, 2, 5, 64)
+    with expect(xeflash=3):
+        with torch.inference_mode():
+            sdpa(q * 1, q, q)
+        with torch.no_grad():
+            sdpa(torch.nn.Parameter(q), q, q)
+            sdpa(q.clone().requires_grad_(), q, q)
+
+
+def test_autocast_is_seen_first():
+    q = tensor(1, 2, 5, 64)
+    with expect(xeflash=1), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert sdpa(q, q, q).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_compiled_calls_contain_the_operator(mode):
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    compiled = torch.compile(lambda q: sdpa(q * 2, q, q, is_causal=True), backend=aot_autograd(fw_compiler=backend))
+    with torch_sdpa.use_xeflash(), mode():
+        q = tensor(1, 2, 5, 64)
+        assert torch.equal(compiled(q), sdpa(q * 2, q, q, is_causal=True))
+    assert any("xeflash.attention" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+
+
+def test_off_means_off():
+    q = tensor(1, 2, 5, 64)
+    keys = ("CPU", "XPU", "AutogradCPU", "AutogradXPU")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    before = torch_sdpa.calls()
+    for _ in range(3):
+        with torch_sdpa.use_xeflash():
+            assert all(has("aten::scaled_dot_product_attention", key) for key in keys)
+        sdpa(q, q, q)
+        assert not any(has("aten::scaled_dot_product_attention", key) for key in keys)
+    assert torch_sdpa.calls() == before
+
+
+def test_contexts_nest_and_enable_is_for_all_threads():
+    q, seen = tensor(1, 2, 5, 64), []
+
+    def count():
+        before = torch_sdpa.calls().xeflash
+        sdpa(q, q, q)
+        seen.append(torch_sdpa.calls().xeflash - before)
+
+    def in_a_thread():
+        thread = threading.Thread(target=count)
+        thread.start()
+        thread.join()
+
+    with torch_sdpa.use_xeflash():
+        with torch_sdpa.use_xeflash():
+            count()
+        count()
+        in_a_thread()  # it did not enter the context
+        torch_sdpa.enable()
+        torch_sdpa.enable()
+        in_a_thread()
+    count()
+    torch_sdpa.disable()
+    torch_sdpa.disable()
+    count()
+    assert seen == [1, 1, 0, 1, 1, 0]
+
+
+def test_threads_may_switch_while_others_call():
+    q, errors = tensor(1, 2, 5, 64), []
+    want = sdpa(q, q, q)
+
+    def work(routed):
+        try:
+            for _ in range(200):
+                with torch_sdpa.use_xeflash() if routed else contextlib.nullcontext():
+                    torch.testing.assert_close(sdpa(q, q, q), want)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+# ---- varlen -------------------------------------------------------------------------------------
+
+varlen = pytest.importorskip("torch.nn.attention.varlen")
+STARTS_Q, STARTS_K = (torch.tensor(starts, dtype=torch.int32) for starts in ((0, 5, 5, 9), (0, 11, 30, 47)))
+
+
+def packed(heads_k=6):
+    return tuple(
+        torch.randn(*shape, dtype=torch.bfloat16) for shape in ((9, 6, 64), (47, heads_k, 64), (47, heads_k, 64))
+    )
+
+
+def check_sequences(q, keys, out, lse, features):
+    for b, (k, v) in enumerate(keys):
+        rows = slice(STARTS_Q[b], STARTS_Q[b + 1])
+        if rows.start == rows.stop:
+            continue
+        heads_first = (x.transpose(0, 1)[None] for x in (q[rows], k, v, out[rows]))
+        q_b, k_b, v_b, out_b = heads_first
+        check_attention(f"sequence {b}", q_b, k_b, v_b, features, out_b, lse[None, :, rows])
+
+
+def sequences(k, v):
+    return [(k[a:b], v[a:b]) for a, b in itertools.pairwise(STARTS_K)]
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (4, 0), (3, 2)])
+def test_varlen_attn_matches_reference(window):
+    q, k, v = packed(heads_k=2)
+    with expect(xeflash=1):
+        out, lse = varlen.varlen_attn(
+            *(q, k, v, STARTS_Q, STARTS_K, 5, 19),
+            window_size=window,
+            scale=0.2,
+            enable_gqa=True,
+            return_aux=varlen.AuxRequest(lse=True),
+        )
+    check_sequences(q, sequences(k, v), out, lse, Features(window=window, scale=0.2))
+
+
+def test_varlen_attn_out_writes_and_equals():
+    q, k, v = packed()
+    out = torch.full_like(q, np.nan)
+    with expect(xeflash=2):
+        got = varlen.varlen_attn_out(out, q, k, v, STARTS_Q, STARTS_K, 5, 19)
+        assert got is out and torch.equal(out, varlen.varlen_attn(q, k, v, STARTS_Q, STARTS_K, 5, 19))
+
+
+def test_varlen_attn_on_pages():
+    q, k, v = packed()
+    table = torch.tensor([[0, 3], [4, 0], [1, 2]], dtype=torch.int32)
+    used = torch.tensor([19, 3, 17], dtype=torch.int32)
+    pools = torch.randn(2, 5, 16, 6, 64).bfloat16()
+    with expect(xeflash=1):
+        out, lse = varlen.varlen_attn(
+            *(q, *pools, STARTS_Q, None, 5, 32),
+            block_table=table,
+            seqused_k=used,
+            window_size=(-1, 0),
+            return_aux=varlen.AuxRequest(lse=True),
+        )
+    keys = [[pool[table[b]].flatten(0, 1)[: used[b]] for pool in pools] for b in range(3)]
+    check_sequences(q, keys, out, lse, Features(window=(-1, 0)))
+
+
+def test_varlen_attn_under_compile():
+    q, k, v = packed()
+    call = torch.compile(varlen.varlen_attn, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch_sdpa.use_xeflash():
+        before = torch_sdpa.calls().xeflash
+        got = call(q, k, v, STARTS_Q, STARTS_K, 5, 19)
+        assert torch_sdpa.calls().xeflash > before
+        assert torch.equal(got, varlen.varlen_attn(q, k, v, STARTS_Q, STARTS_K, 5, 19))
+
+
+@pytest.mark.parametrize("what", ["grad", "splits", "fp64"])
+def test_varlen_attn_falls_through(what):
+    q, k, v = packed()
+    more = {}
+    if what == "grad":
+        q.requires_grad_()
+    elif what == "splits":
+        more["num_splits"] = 1
+    else:
+        q, k, v = (x.double() for x in (q, k, v))
+    with expect(torch=1), pytest.raises((NotImplementedError, RuntimeError)):  # torch has it on CUDA only
+        varlen.varlen_attn(q, k, v, STARTS_Q, STARTS_K, 5, 19, **more)
+
+
+def test_examples_run():
+    import doctest
+
+    assert doctest.testmod(importlib.import_module("xeflash.integrations.torch_sdpa")).failed == 0
