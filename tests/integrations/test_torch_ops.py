@@ -13,6 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 ops = torch.ops.xeflash
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    torch._dynamo.reset()
+
+
 def heads_first(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """(B, H, S, D) in memory of (B, S, H, D)."""
     batch, heads, rows, dim = shape

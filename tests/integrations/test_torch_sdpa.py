@@ -17,6 +17,11 @@ from xeflash.integrations import torch_sdpa
 sdpa = F.scaled_dot_product_attention  # taken before anything is registered
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    torch._dynamo.reset()
+
+
 @contextlib.contextmanager
 def expect(xeflash=0, torch=0):
     before = torch_sdpa.calls()
