@@ -1,0 +1,228 @@
+"""vLLM's attention backend: new keys and values go to the slots of a paged cache, then packed tokens attend its pages.
+
+Prefill, chunked prefill and decode are one call of variable length. See vllm.py for how it is chosen, and what was
+tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    MultipleOf,
+)
+
+from xeflash._common import THD, engine
+from xeflash.integrations._pages import write_slots
+from xeflash.integrations.vllm import places
+
+_CACHE_DTYPES = ["auto", "float16", "bfloat16"]  # the cache has the dtype of the model
+_ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
+
+
+class XeflashBackend(AttentionBackend):  # type: ignore[misc]
+    """What vLLM asks before it chooses."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = _CACHE_DTYPES
+    accept_output_buffer: bool = True
+    forward_includes_kv_cache_update: bool = False
+
+    @staticmethod
+    def get_name() -> str:
+        """The name of the place it takes, by which vLLM looks it up again."""
+        return places()[-1]
+
+    @staticmethod
+    def get_impl_cls() -> type[XeflashImpl]:
+        """A layer's attention."""
+        return XeflashImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[XeflashMetadataBuilder]:
+        """A step's metadata."""
+        return XeflashMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[Any]:
+        """Sizes of a page."""
+        return [MultipleOf(16)]
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """Keys, then values, of (pages, page, Hk, D)."""
+        if block_size % 16:
+            raise ValueError(f"xeflash: block_size must be a multiple of 16, got {block_size}")
+        return 2, num_blocks, block_size, num_kv_heads, head_size
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """In memory as the shape says, the layers of a block beside each other if they are one tensor."""
+        return (2, 0, 1, 3, 4, 5) if include_num_layers_dimension else (0, 1, 2, 3, 4)
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        """What is compiled for GPUs."""
+        return 0 < head_size <= 576 and head_size % 8 == 0
+
+    @classmethod
+    def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
+        """Caches in 8 bits are not there on GPUs."""
+        return kv_cache_dtype is None or kv_cache_dtype in _CACHE_DTYPES
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        """All four."""
+        return attn_type in (*_ENCODERS, AttentionType.DECODER, AttentionType.ENCODER_DECODER)
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        """Logits that join the softmax."""
+        return True
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        """As the metadata say."""
+        return True
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        """A notion of other devices."""
+        return True
+
+
+@dataclass
+class XeflashMetadata:
+    """The tokens of a step: what the fields of vLLM's CommonAttentionMetadata of these names are."""
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: Tensor
+    max_seq_len: int
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+    causal: bool = True
+
+
+class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
+    """Takes over what a step's common metadata say."""
+
+    supports_update_block_table: bool = True
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        """Maxima of lengths choose kernels: a recorded launch would keep those of its step."""
+        return AttentionCGSupport.NEVER
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> XeflashMetadata:
+        """A common prefix is attended like the rest: cascades are not used."""
+        common = common_attn_metadata
+        return XeflashMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc,
+            max_seq_len=common.max_seq_len,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+            causal=common.causal,
+        )
+
+    def update_block_table(self, metadata: XeflashMetadata, blk_table: Tensor, slot_mapping: Tensor) -> XeflashMetadata:
+        """The same step on another group of layers' pages."""
+        return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
+
+    def use_cascade_attention(self, *arguments: Any, **more: Any) -> bool:
+        """No."""
+        return False
+
+
+class XeflashImpl(AttentionImpl):  # type: ignore[misc]
+    """The attention of a layer."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """As vLLM makes it for each layer."""
+        if not XeflashBackend.supports_kv_cache_dtype(kv_cache_dtype):
+            raise NotImplementedError(f"xeflash: kv_cache_dtype must be one of {_CACHE_DTYPES}, got {kv_cache_dtype!r}")
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        self.head_size, self.scale = head_size, float(scale)
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.kv_cache_dtype, self.attn_type, self.sinks = kv_cache_dtype, attn_type, sinks
+        self.logits_soft_cap = logits_soft_cap or 0.0
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        side = -1 if sliding_window is None else sliding_window - 1
+        both = attn_type in _ENCODERS or sliding_window is None
+        self.sliding_window = (side, side if both else 0)
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Writes the new tokens' keys and values, (tokens and padding, Hk, D), to their slots."""
+        if self.attn_type in _ENCODERS or self.kv_sharing_target_layer_name is not None:
+            return
+        for new, cache in zip((key, value), kv_cache.unbind(0), strict=True):
+            write_slots("xeflash", new, cache, slot_mapping)
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: XeflashMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Writes the rows of `output` (tokens, H, D) that are not padding."""
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("xeflash: output_scale must be None: outputs are not quantised")
+        if attn_metadata is None:  # vLLM measures memory
+            return output.fill_(0)
+        m = attn_metadata
+        tokens = m.num_actual_tokens
+        if self.alibi_slopes is not None and self.alibi_slopes.device != query.device:
+            self.alibi_slopes = self.alibi_slopes.to(query.device)
+        query, out = query[:tokens], output[:tokens].view(tokens, self.num_heads, self.head_size)
+        if self.attn_type in _ENCODERS:
+            starts, longest = m.query_start_loc, m.max_query_len
+            engine("xeflash", query, key, value).forward(
+                "xeflash", THD, query, key[:tokens], value[:tokens], out, starts, starts, longest, longest, None, None,
+                self.alibi_slopes, self.sinks, self.scale, False, *self.sliding_window, False, self.logits_soft_cap,
+                0.0, 0, 0, False, True, None, 0,
+            )  # fmt: skip
+            return output
+        key_cache, value_cache = kv_cache.unbind(0)
+        core = engine("xeflash", query, key_cache, value_cache)
+        pages = core.Cache(None, -1, None, None, m.block_table, None, None, None, None, None, None, None, True)
+        core.forward_cached(
+            "xeflash", query, key_cache, value_cache, out, m.query_start_loc, None, m.max_query_len, m.max_seq_len,
+            m.seq_lens, self.alibi_slopes, self.sinks, self.scale, m.causal, *self.sliding_window,
+            self.logits_soft_cap, False, 0, None, None, pages,
+        )  # fmt: skip
+        return output
