@@ -27,6 +27,8 @@ def engine(function: str, q: Any, k: Any, v: Any, *others: Any) -> Any:
 
 def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[str, Any] | None) -> Any:
     """score_mod with its captures, checked; if the call goes through an operator, by that: checks cannot be traced."""
+    if score_mod is None and not captures:
+        return None
     if core is not _core and isinstance(score_mod, str):
         return score_mod, captures or {}
     return _score_mod.check(function, score_mod, captures)

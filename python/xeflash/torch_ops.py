@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C import _get_tracing_state, _is_any_autocast_enabled, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -48,9 +48,9 @@ def needed(q: Any, k: Any, v: Any) -> bool:
 
 def refuse_gradients(function: str, *arrays: Any) -> None:
     """They are not computed yet, neither backward nor forward."""
-    if torch.is_grad_enabled():
+    if is_grad_enabled():
         for array in arrays:
-            if isinstance(array, Tensor) and array.requires_grad:
+            if array is not None and isinstance(array, Tensor) and array.requires_grad:  # isinstance is slow for None
                 raise NotImplementedError(
                     f"{function}: the backward pass is not there yet, but an input requires grad; "
                     "call it under torch.no_grad() or detach the input"
