@@ -9,6 +9,7 @@ import xeflash
 import xeflash.torch_ops
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ops = torch.ops.xeflash
 
@@ -280,6 +281,21 @@ def test_make_fx_and_export_record_the_operator():
         assert_same(program(*inputs), Model()(*inputs))
 
 
+def test_dispatch_modes_see_the_operator():
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), more=None):
+            seen.append(str(function))
+            return function(*arguments, **(more or {}))
+
+    inputs = attention_inputs()
+    with Mode():
+        got = xeflash.attention(*inputs, enable_gqa=True)
+    assert seen == ["xeflash.attention.default"]
+    assert_same(got, xeflash.attention(*inputs, enable_gqa=True))
+
+
 def test_jit_trace_records_the_operator():
     inputs, others = attention_inputs(), attention_inputs()
     with torch.no_grad():
@@ -319,6 +335,8 @@ def test_autocast_of_packed_sequences():
         paged, more = CASES["varlen-paged"]()[1:]
         wide = (paged[0].float(), *paged[1:])
         assert_same(ops.flash_attn_varlen(*wide, **more)[0], ops.flash_attn_varlen(*paged, **more)[0])
+        with pytest.raises(TypeError, match="dtype of q"):  # a cache is not cast, that would copy it
+            ops.flash_attn_varlen(*(x.float() for x in paged[:3]), *paged[3:], **more)
 
 
 def test_parameters_and_inference_tensors_are_tensors():
