@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,11 +17,12 @@ def engine(function: str, q: Any, k: Any, v: Any, *others: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(q, torch.Tensor):
         return _core
-    operators: Any = sys.modules.get("xeflash.torch_ops")
-    if operators is None:
+    if torch.compiler.is_dynamo_compiling():  # its guards would hold sys.modules to what it was before the import
         from xeflash import torch_ops
 
-        operators = torch_ops
+        torch_ops.refuse_gradients(function, q, k, v, *others)
+        return torch_ops
+    operators: Any = sys.modules.get("xeflash.torch_ops") or importlib.import_module("xeflash.torch_ops")
     operators.refuse_gradients(function, q, k, v, *others)
     return operators if operators.needed(q, k, v) else _core
 

@@ -20,7 +20,6 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _get_tracing_state, _is_any_autocast_enabled, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
 
 import xeflash.jit  # noqa: F401  gives the extension its kernels
 from xeflash import _core, _score_mod
@@ -34,11 +33,10 @@ _KEYS = {"cpu": "CPU", "xpu": "XPU"}
 
 
 def needed(q: Any, k: Any, v: Any) -> bool:
-    """Whether torch has to see a call on these: it is tracing, transforming, casting, or they are no plain tensors."""
+    """Whether torch has to see a call on these: it transforms, casts or records, or they are no plain tensors."""
     plain = type(q) is Tensor and type(k) is Tensor and type(v) is Tensor
     return bool(
-        is_dynamo_compiling()
-        or not (plain or all(type(x) is Tensor or not isinstance(x, Tensor) for x in (q, k, v)))
+        not (plain or all(type(x) is Tensor or not isinstance(x, Tensor) for x in (q, k, v)))
         or _len_torch_dispatch_stack()
         or _is_any_autocast_enabled()
         or peek_interpreter_stack() is not None

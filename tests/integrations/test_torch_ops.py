@@ -402,6 +402,17 @@ def test_functional_gradients_are_refused():
         torch.func.grad(lambda x: xeflash.attention(x, q, q).sum())(q)
 
 
+@pytest.mark.parametrize("before", ["", "a = numpy.ones((1, 2, 5, 64), numpy.float32); xeflash.attention(a, a, a)"])
+def test_the_first_call_with_tensors_may_be_compiled(before):
+    code = (
+        f"import numpy, xeflash; {before}\n"
+        "import torch; q = torch.ones(1, 2, 5, 64)\n"
+        "call = torch.compile(lambda q: xeflash.attention(q, q, q), fullgraph=True, backend='eager')\n"
+        "assert torch.equal(call(q), q)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_numpy_needs_no_torch():
     code = (
         "import sys, numpy, xeflash; q = numpy.ones((1, 2, 5, 64), numpy.float32); xeflash.attention(q, q, q);"
