@@ -93,7 +93,7 @@ class XeCache(Cache):  # type: ignore[misc]
                 self._gather(columns, torch.arange(layer.batch_size)[indices.cpu()])
 
     def reset(self) -> None:
-        """Forgets all keys, and keeps the room."""
+        """Forgets all keys, and how many rows there are."""
         super().reset()
         for columns in self._columns.values():
             columns.tables.clear()
@@ -307,11 +307,15 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self.columns.free(used, self.used)
         self.used = used
         self.version += 1
+        if used == 0:
+            self.columns.tables.clear()
+            self.reset()
 
     def reset(self) -> None:
-        """Forgets all keys."""
+        """Forgets all keys, and how many rows there are."""
+        self.is_initialized = False
         self.used = self.left_behind = 0
-        self._new = ()
+        self._arrays, self._new = [], ()
         self.version += 1
 
 

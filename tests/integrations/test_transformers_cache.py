@@ -1,0 +1,363 @@
+"""XeCache holds what DynamicCache holds, and copies nothing to append or to reorder."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+import transformers
+from tiny_models import DECODERS, WINDOW, LargestResult, decoder, prompts
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AttentionInterface
+from xeflash.integrations import _xe_cache
+from xeflash.integrations.transformers import NAME, XeCache, attention_function, register
+
+register()
+
+CONFIG = DECODERS["qwen2"]  # a layer without and one with a window
+HEADS, DIM = 2, 16
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch):
+    """Caches have to grow all the time."""
+    monkeypatch.setattr(_xe_cache, "_SPARE", 1)
+
+
+def new_states(rows, tokens):
+    return torch.randn(rows, HEADS, tokens, DIM), torch.randn(rows, HEADS, tokens, DIM)
+
+
+def same_states(caches, rows, tokens):
+    """Gives all caches the same new states; what each hands out."""
+    handed_out = []
+    for layer in range(2):
+        states = new_states(rows, tokens)
+        handed_out.append([cache.update(*states, layer) for cache in caches])
+    return handed_out
+
+
+class Pair:
+    """An XeCache and a DynamicCache to which the same happens."""
+
+    def __init__(self, seed):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.both = (XeCache(CONFIG), transformers.DynamicCache(config=CONFIG))
+        self.rows, self.last = 3, 0
+
+    def draw(self, n, *shape):
+        return torch.randint(n, shape, generator=self.generator)
+
+    def update(self, tokens=1):
+        sizes = [[cache.get_mask_sizes(tokens, layer) for layer in range(2)] for cache in self.both]
+        assert sizes[0] == sizes[1]
+        for ours, theirs in same_states(self.both, self.rows, tokens):
+            for got, want in zip(ours, theirs, strict=True):
+                assert got.shape == want.shape
+                if self.draw(2):
+                    assert torch.equal(got.tensor(), want)
+        self.last = tokens
+
+    def update_with_many(self):
+        self.update(1 + int(self.draw(12)))
+
+    def reorder(self):
+        order = self.draw(self.rows, self.rows)
+        for cache in self.both:
+            cache.reorder_cache(order)
+
+    def crop(self):
+        if self.last and self.both[0].get_seq_length() < WINDOW:  # DynamicCache cannot beyond
+            for cache in self.both:
+                cache.crop(-self.last)
+        self.last = 0
+        self.compare()
+
+    def repeat(self):
+        if self.rows < 8:
+            for cache in self.both:
+                cache.batch_repeat_interleave(2)
+            self.rows *= 2
+
+    def select(self):
+        self._select(self.draw(self.rows, 1 + int(self.draw(3))))
+
+    def select_by_mask(self):
+        self._select(self.draw(2, self.rows).bool() | (torch.arange(self.rows) == 0))
+
+    def _select(self, chosen):
+        for cache in self.both:
+            cache.batch_select_indices(chosen)
+        self.rows = len(torch.arange(self.rows)[chosen])
+
+    def copy(self):
+        self.both = copy.deepcopy(self.both)
+
+    def reset(self):
+        for cache in self.both:
+            cache.reset()
+        self.rows = 3
+
+    def compare(self):
+        ours, theirs = self.both
+        assert ours.get_seq_length() == theirs.get_seq_length()
+        if theirs.get_seq_length():
+            for got, want in zip(ours.layers, theirs.layers, strict=True):
+                assert torch.equal(got.keys, want.keys)
+                assert torch.equal(got.values, want.values)
+        else:
+            self.rows = 3
+            theirs.reset()
+
+
+OPERATIONS = (
+    *(Pair.update, Pair.update, Pair.update, Pair.update_with_many, Pair.reorder, Pair.reorder, Pair.crop),
+    *(Pair.repeat, Pair.select, Pair.select_by_mask, Pair.copy),
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_holds_what_dynamic_cache_holds(seed):
+    pair = Pair(seed)
+    for step in range(40):
+        operation = OPERATIONS[int(pair.draw(len(OPERATIONS)))]
+        if step % 20 == 0:
+            pair.reset()
+            operation = Pair.update_with_many
+        operation(pair)
+        if pair.draw(2):
+            pair.compare()
+
+
+def generated(model, implementation, cache, padded=True, tokens=20, beams=4):
+    model.set_attn_implementation(implementation)
+    return model.generate(
+        **prompts(padded=padded), num_beams=beams, do_sample=False, min_new_tokens=tokens, max_new_tokens=tokens,
+        past_key_values=cache,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_grows_and_passes_windows(name):
+    model = decoder(name)
+    want = generated(model, "eager", transformers.DynamicCache(config=model.config))
+    cache = XeCache(model.config)
+    assert torch.equal(generated(model, NAME, cache), want)
+    for layer in cache.layers:
+        if layer.is_sliding:
+            assert layer.columns.count <= 2 * WINDOW + 13 and layer.left_behind
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_other_attention_takes_its_states(implementation):
+    model = decoder("qwen2")
+    want = generated(model, implementation, transformers.DynamicCache(config=model.config))
+    assert torch.equal(generated(model, implementation, XeCache(model.config)), want)
+
+
+TOUCHES = {
+    "method": lambda k: k.clone(),
+    "function": lambda k: torch.mul(k, 1),
+    "operator": lambda k: 2 * k - k,
+    "index": lambda k: k[:, :, :],
+    "argument in a list": lambda k: torch.cat([k, k[:, :, :0]], 2),
+    "attribute": lambda k: k.mT.mT,
+}
+
+
+@pytest.mark.parametrize("what", TOUCHES)
+def test_model_may_touch_states(what):
+    def touching(module, query, key, value, *args, **kwargs):
+        for touched in ((TOUCHES[what](key), value), (key, TOUCHES[what](value))):
+            out = attention_function(module, query, *touched, *args, **kwargs)
+        return out
+
+    AttentionInterface.register("touching", touching)
+    transformers.AttentionMaskInterface.register("touching", transformers.AttentionMaskInterface()[NAME])
+    model = decoder("qwen2")
+    want = generated(model, "eager", transformers.DynamicCache(config=model.config))
+    assert torch.equal(generated(model, "touching", XeCache(model.config)), want)
+
+
+def test_states_that_a_later_layer_shares():
+    cache = XeCache(CONFIG)
+    for tokens in (5, 1):
+        key, value = cache.update(*new_states(2, tokens), 0)
+        query = torch.randn(2, 4, tokens, DIM)
+        once, again = (attention_function(torch.nn.Module(), query, key, value, None)[0] for _ in range(2))
+        assert torch.equal(once, again)
+    assert cache.get_seq_length() == 6
+
+
+def test_states_of_an_earlier_step_are_refused():
+    cache = XeCache(CONFIG)
+    key, value = cache.update(*new_states(2, 5), 0)
+    cache.update(*new_states(2, 1), 0)
+    with pytest.raises(RuntimeError, match="must be used before"):
+        attention_function(torch.nn.Module(), torch.randn(2, 4, 5, DIM), key, value, None)
+    with pytest.raises(RuntimeError, match="must be used before"):
+        key + 1
+
+
+def test_padding_that_is_not_on_the_left():
+    """A conversation continued after prompts of different lengths."""
+    model, ids = decoder("qwen2"), prompts(tokens=20)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, 8:13] = 0
+    mask[1, 11:13] = 0
+
+    def logits(implementation, cache):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            first = model(ids[:, :13], attention_mask=mask[:, :13], past_key_values=cache).logits
+            return torch.cat([first, model(ids[:, 13:], attention_mask=mask, past_key_values=cache).logits], 1)[
+                mask.bool()
+            ]
+
+    want = logits("eager", transformers.DynamicCache(config=model.config))
+    torch.testing.assert_close(logits(NAME, XeCache(model.config)), want, rtol=1e-5, atol=1e-4)
+
+
+def test_keys_stay_where_they_are(monkeypatch):
+    monkeypatch.setattr(_xe_cache, "_SPARE", 64)
+    model, cache = decoder("llama"), XeCache(DECODERS["llama"])
+    places = []
+    reorder = XeCache.reorder_cache
+
+    def watched(self, beam_idx):
+        with LargestResult() as result:
+            reorder(self, beam_idx)
+        assert result.elements <= 8 * cache.layers[0].columns.count  # the table: of 8 rows
+        places.append([array.data_ptr() for layer in self.layers for array in layer._arrays])
+
+    monkeypatch.setattr(XeCache, "reorder_cache", watched)
+    generated(model, NAME, cache)
+    assert len(places) == 20 and all(place == places[0] for place in places)
+
+
+class BytesCopied(TorchDispatchMode):
+    """What torch's operations write that copy K and V whole, or reorder."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if function.__name__.split(".")[0] in ("cat", "index_select", "index", "copy_", "clone", "repeat"):
+            self.bytes += sum(t.nbytes for t in tree_leaves(out) if isinstance(t, torch.Tensor))
+        return out
+
+
+def bytes_of_a_step(cache, rows=8, keys=1000):
+    for layer in range(2):
+        cache.update(*new_states(rows, keys), layer)[0].clone()
+    cache.reorder_cache(torch.arange(rows).flip(0))
+    with BytesCopied() as copied:
+        for layer in range(2):
+            key, value = cache.update(*new_states(rows, 1), layer)
+            attention_function(torch.nn.Module(), torch.randn(rows, 4, 1, DIM), key, value, None)
+        cache.reorder_cache(torch.arange(rows).flip(0))
+    return copied.bytes
+
+
+def test_bytes_copied_in_a_step_of_beam_search(monkeypatch):
+    monkeypatch.setattr(_xe_cache, "_SPARE", 64)
+    states = 2 * 2 * 8 * HEADS * 1001 * DIM * 4  # layers, K and V
+    assert bytes_of_a_step(transformers.DynamicCache(config=DECODERS["llama"])) >= 2 * states  # appended, reordered
+    assert bytes_of_a_step(XeCache(DECODERS["llama"])) <= 2 * 8 * 1001 * 4 + 100  # the table
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_eight_bits(dtype):
+    model = decoder("qwen2")
+    cache = XeCache(model.config, dtype=dtype)
+    ours = generated(model, NAME, cache)
+    assert torch.equal(ours, generated(model, "sdpa", XeCache(model.config, dtype=dtype)))
+    assert all(array.dtype in (dtype, torch.float32) for layer in cache.layers for array in layer._arrays)
+    key, value = new_states(2, 5)
+    kept, _ = XeCache(model.config, dtype=dtype).update(key, value, 0)
+    largest = key.abs().amax(-1, keepdim=True)
+    steps = {torch.int8: 1 / 254, torch.float8_e4m3fn: 1 / 28, torch.float8_e5m2: 1 / 14}  # halves of the widest
+    assert ((kept - key).abs() <= largest * steps[dtype] * 1.001).all()
+
+
+def test_autocast():
+    model, cache = decoder("qwen2"), XeCache(CONFIG)
+    with torch.autocast("cpu", torch.bfloat16):
+        tokens = generated(model, NAME, cache, tokens=5)
+    assert tokens.shape == (2, 18)
+    assert cache.layers[0]._arrays[0].dtype == torch.bfloat16
+
+
+def test_memory_is_freed_with_the_cache():
+    gc.collect()
+    gc.disable()
+    try:
+        cache = XeCache(CONFIG)
+        same_states((cache,), 2, 5)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        layer = weakref.ref(cache.layers[0])
+        del cache
+        assert layer() is None
+    finally:
+        gc.enable()
+
+
+def test_assisted_generation():
+    model, assistant = decoder("llama", implementation=NAME), decoder("llama", seed=3)
+    inputs = prompts(rows=1)
+    want = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    cache = XeCache(model.config)
+    got = model.generate(**inputs, max_new_tokens=12, do_sample=False, assistant_model=assistant, past_key_values=cache)
+    assert torch.equal(got, want)
+
+
+def test_prompt_is_shared_by_copies_of_the_cache():
+    model = decoder("qwen2", implementation=NAME)
+    inputs = prompts(rows=1, tokens=20)
+    prompt = XeCache(model.config)
+    with torch.no_grad():
+        model(inputs["input_ids"][:, :12], past_key_values=prompt)
+    want = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    for _ in range(2):
+        got = model.generate(**inputs, max_new_tokens=5, do_sample=False, past_key_values=copy.deepcopy(prompt))
+        assert torch.equal(got, want)
+
+
+def test_max_length():
+    cache = XeCache(DECODERS["llama"], max_cache_len=7)
+    same_states((cache,), 2, 5)
+    assert cache.layers[0]._arrays[0].shape[2] == 7 and cache.get_max_length() == 7
+    with pytest.raises(ValueError, match="max_cache_len must be at least 8, the keys, got 7"):
+        same_states((cache,), 2, 3)
+    same_states((cache,), 2, 2)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="XeCache: max_cache_len must be positive, got 0"):
+        XeCache(CONFIG, max_cache_len=0)
+    with pytest.raises(ValueError, match="XeCache: dtype must be None, .* got torch.float16"):
+        XeCache(CONFIG, dtype=torch.float16)
+    with pytest.raises(NotImplementedError, match="must have full or sliding attention, got linear_attention"):
+        XeCache(transformers.Qwen3NextConfig(num_hidden_layers=4, layer_types=["linear_attention"] * 4))
+    cache = XeCache(CONFIG)
+    cache.update(*new_states(2, 5), 0)
+    cache.update(*new_states(2, 4), 1)
+    with pytest.raises(RuntimeError, match="must hold as many keys"):
+        XeCache.reorder_cache(_of_one_window(5, 4), torch.tensor([1, 0]))
+    with pytest.raises(ValueError, match="tokens_to_remove must not be positive, got 1"):
+        cache.crop(1)
+    for _ in range(3 * WINDOW):
+        cache.update(*new_states(2, 1), 1)
+    with pytest.raises(RuntimeError, match="has left behind the keys before the last"):
+        cache.layers[1].crop(-2 * WINDOW)
+
+
+def _of_one_window(*lengths):
+    cache = XeCache(DECODERS["llama"])
+    for layer, tokens in enumerate(lengths):
+        cache.update(*new_states(2, tokens), layer)
+    return cache
