@@ -188,6 +188,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self._arrays = [torch.empty((*shape, dim), dtype=dtype, device=self.device) for dim in self._dims]
         if self._kept_dtype:
             self._arrays += [torch.empty(shape, dtype=torch.float32, device=self.device) for _ in self._dims]
+        names = ("k_cache", "v_cache", "k_scale", "v_scale")
+        self._cached = {name: array.transpose(1, 2) for name, array in zip(names, self._arrays, strict=False)}
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -253,12 +255,14 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def _call(self, query: torch.Tensor, **options: Any) -> torch.Tensor:
         """Appends what is new, and attends."""
-        keys, values, *scales = (array.transpose(1, 2) for array in self._arrays)
-        k, v = (x.transpose(1, 2) for x in self._new) if self._new else (None, None)
-        k_scale, v_scale = scales or (None, None)
+        length = self.used
+        k = v = None
+        if self._new:
+            k, v = self._new[0].transpose(1, 2), self._new[1].transpose(1, 2)
+            length -= k.shape[1]
         out: torch.Tensor = flash_attn_with_kvcache(
-            query.transpose(1, 2), keys, values, k, v, cache_seqlens=self.used - (k.shape[1] if k is not None else 0),
-            beam_index=self.columns.tables.get(self.device), k_scale=k_scale, v_scale=v_scale, **options,
+            query.transpose(1, 2), k=k, v=v, cache_seqlens=length, beam_index=self.columns.tables.get(self.device),
+            **self._cached, **options,
         )  # fmt: skip
         self._new = ()
         return out
@@ -315,7 +319,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         """Forgets all keys, and how many rows there are."""
         self.is_initialized = False
         self.used = self.left_behind = 0
-        self._arrays, self._new = [], ()
+        self._arrays, self._cached, self._new = [], {}, ()
         self.version += 1
 
 

@@ -100,8 +100,8 @@ def mask_function(
 
 _UNSAID: Any = object()
 # Arguments of other attention functions that would change the result.
-_REFUSED = ("block_indices", "cache", "cu_seq_lens_k", "cu_seq_lens_q", "head_mask", "indices", "output_attentions",
-            "sinks")  # fmt: skip
+_REFUSED = {"block_indices", "cache", "cu_seq_lens_k", "cu_seq_lens_q", "head_mask", "indices", "output_attentions"}
+_REFUSED |= {"sinks"}
 
 
 def _window(module: Any, said: Any, causal: bool, keys: int) -> tuple[int, int]:
@@ -143,8 +143,8 @@ def attention_function(
 
     The arguments are those of all attention functions of Transformers; see the module for attention_mask.
     """
-    for name in _REFUSED:
-        if kwargs.get(name) is not None and kwargs[name] is not False:
+    for name in _REFUSED.intersection(kwargs):
+        if kwargs[name] is not None and kwargs[name] is not False:
             raise NotImplementedError(f"{NAME}: {name} must be None, got {type(kwargs[name]).__name__}")
     keys = key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
