@@ -35,21 +35,29 @@ def register() -> str:
     return NAME
 
 
-_KINDS = {
-    masking_utils.causal_mask_function.__code__: "causal",
-    masking_utils.bidirectional_mask_function.__code__: "bidirectional",
-    masking_utils.sliding_window_overlay(1).__code__: "window",
-    masking_utils.sliding_window_bidirectional_overlay(1).__code__: "window",
-}
+_CAUSAL = masking_utils.causal_mask_function.__code__
+_BIDIRECTIONAL = masking_utils.bidirectional_mask_function.__code__
+_WINDOW = masking_utils.sliding_window_overlay(1).__code__
+_WINDOW_BOTH_WAYS = masking_utils.sliding_window_bidirectional_overlay(1).__code__
 _AND = masking_utils.and_masks().__code__
 
 
 def _kind(function: Any) -> tuple[str, bool]:
     """("causal", "bidirectional", or "" for anything else; whether within a window) of a mask function."""
-    parts = function.__closure__[0].cell_contents if function.__code__ is _AND else (function,)
-    kinds = [_KINDS.get(part.__code__, "") for part in parts]
-    windowed = "window" in kinds
-    kinds = [kind for kind in kinds if kind != "window"]
+    parts = (function,)
+    if function.__code__ is _AND and not torch.compiler.is_compiling():  # which cannot look into it
+        parts = function.__closure__[0].cell_contents
+    kinds = []
+    windowed = False
+    for part in parts:
+        if part.__code__ is _WINDOW or part.__code__ is _WINDOW_BOTH_WAYS:
+            windowed = True
+        elif part.__code__ is _CAUSAL:
+            kinds.append("causal")
+        elif part.__code__ is _BIDIRECTIONAL:
+            kinds.append("bidirectional")
+        else:
+            kinds.append("")
     return kinds[0] if len(kinds) == 1 else "", windowed
 
 
