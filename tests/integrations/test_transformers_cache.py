@@ -131,6 +131,18 @@ def test_holds_what_dynamic_cache_holds(seed):
             pair.compare()
 
 
+def test_writes_each_row_its_own_after_a_crop(monkeypatch):
+    monkeypatch.setattr(_xe_cache, "_SPARE", 64)
+    pair = Pair(0)
+    pair.update(4)
+    pair.update()
+    for cache in pair.both:
+        cache.reorder_cache(torch.tensor([1, 1, 0]))
+        cache.crop(-1)
+    pair.update()
+    pair.compare()
+
+
 def generated(model, implementation, cache, padded=True, tokens=20, beams=4):
     model.set_attn_implementation(implementation)
     return model.generate(
