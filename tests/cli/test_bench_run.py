@@ -1,13 +1,14 @@
 """The benchmark as a whole on small cases, with torch itself in our place."""
 
 import json
+import sys
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from xeflash.bench import check, forms, peak, run
 from xeflash.bench.cases import Case
-from xeflash.cli import bench, main
+from xeflash.cli import bench_shared, main
 
 CASES = [
     Case("prefill", "fp32", 2, 4, 4, 16, 23, 23, causal=True),
@@ -37,7 +38,7 @@ def label(case):
 
 @pytest.fixture(autouse=True)
 def keep_settings(monkeypatch):
-    monkeypatch.setattr(bench, "prepare_threads", lambda threads: None)
+    monkeypatch.setattr(bench_shared, "prepare_threads", lambda threads: None)
 
 
 @pytest.fixture
@@ -144,6 +145,7 @@ def test_command_writes_file_table_and_picture(tmp_path, capsys):
 def test_command_writes_only_the_format_to_stdout(capsys, name):
     words = [
         "bench",
+        "attention",
         *SMALL,
         "--phase",
         "decode",
@@ -161,7 +163,7 @@ def test_command_writes_only_the_format_to_stdout(capsys, name):
 
 def test_wrong_result_ends_with_1_and_says_so(monkeypatch, capsys):
     monkeypatch.setattr(forms, "our_form", lambda case, inputs: lambda: torch.zeros_like(inputs.q))
-    assert main(["bench", *SMALL, "--phase", "decode", "--dtype", "fp32"]) == 1
+    assert main(["bench", "attention", *SMALL, "--phase", "decode", "--dtype", "fp32"]) == 1
     captured = capsys.readouterr()
     assert "failed: wrong result" in captured.out
     assert "wrong result" in captured.err
@@ -172,7 +174,7 @@ def test_import_error_ends_with_2_and_points_to_doctor(monkeypatch, capsys):
         raise ImportError("libsycl.so.9: cannot open shared object file")
 
     monkeypatch.setattr(forms, "our_form", our_form)
-    assert main(["bench", *SMALL]) == 2
+    assert main(["bench", "attention", *SMALL]) == 2
     assert "xeflash doctor" in capsys.readouterr().err
 
 
@@ -188,14 +190,14 @@ def test_interrupt_keeps_what_was_measured(monkeypatch, capsys):
         return real(case, options)
 
     monkeypatch.setattr(run, "run_case", run_case)
-    assert main(["bench", *SMALL, "--format", "jsonl"]) == 130
+    assert main(["bench", "attention", *SMALL, "--format", "jsonl"]) == 130
     assert len(capsys.readouterr().out.splitlines()) == 1 + 1
 
 
 def test_absent_matplotlib_is_found_before_measuring(monkeypatch, capsys):
-    monkeypatch.setitem(bench.sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(run, "run_case", lambda *_: pytest.fail("measured"))
-    assert main(["bench", *SMALL, "--plot", "out.png"]) == 2
+    assert main(["bench", "attention", *SMALL, "--plot", "out.png"]) == 2
     assert "xeflash[bench]" in capsys.readouterr().err
 
 
@@ -216,7 +218,7 @@ def test_peaks_reach_the_rows(monkeypatch, capsys):
     monkeypatch.setattr(peak, "_GEMM_SIZES", (64,))
     monkeypatch.setattr(peak, "_READ_BYTES", 1 << 20)
     words = [word for word in SMALL if word != "--no-peak"]
-    assert main(["bench", *words, "--dtype", "fp32", "--format", "json"]) == 0
+    assert main(["bench", "attention", *words, "--dtype", "fp32", "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert set(data["peaks"]) == {"fp32 GFLOP/s", "read GB/s"}
     assert all(row["percent_of_peak"] > 0 for row in data["rows"])
@@ -224,7 +226,7 @@ def test_peaks_reach_the_rows(monkeypatch, capsys):
 
 def test_xpu_is_refused_where_there_is_none(monkeypatch, capsys):
     monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
-    assert main(["bench", *SMALL, "--device", "xpu"]) == 2
+    assert main(["bench", "attention", *SMALL, "--device", "xpu"]) == 2
     assert "--device xpu needs" in capsys.readouterr().err
     assert run.choose_device("auto") == "cpu"
 

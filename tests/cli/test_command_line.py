@@ -1,11 +1,12 @@
 """Parsing of the console script, and the cases that its options give."""
 
+import os
 import re
 
 import pytest
 from xeflash import models
 from xeflash.bench.cases import PRESETS, Case, Grid, expand, parse_choices, parse_size, parse_sizes
-from xeflash.cli import bench, build_parser, compile_command, main
+from xeflash.cli import bench_attention, bench_shared, build_parser, compile_command, main
 
 
 def parse(*words):
@@ -13,7 +14,7 @@ def parse(*words):
 
 
 def bench_cases(*words):
-    return bench.cases_of(parse("bench", *words))
+    return bench_attention.cases_of(parse("bench", "attention", *words))
 
 
 @pytest.mark.parametrize(("text", "size"), [("1", 1), ("4096", 4096), ("4k", 4096), ("16K", 16384)])
@@ -51,7 +52,7 @@ def test_prefill_has_as_many_kv_heads_as_heads_unless_told():
 def test_heads_that_are_no_multiple_are_refused():
     with pytest.raises(ValueError, match="multiple of --kv-heads, got 8 and 3"):
         expand("decode", Grid(("fp32",), (1,), (8,), (3,), (64,), (100,)))
-    assert main(["bench", "--heads", "8", "--kv-heads", "3"]) == 2
+    assert main(["bench", "attention", "--heads", "8", "--kv-heads", "3"]) == 2
 
 
 def test_counts_of_a_case():
@@ -101,15 +102,15 @@ def test_repeated_choices_are_measured_once():
     ],
 )
 def test_format_comes_from_the_option_or_the_suffix(words, name):
-    assert bench.format_of(parse("bench", *words)) == name
+    assert bench_shared.format_of(parse("bench", "attention", *words)) == name
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["bench", "--seq", "1k,x"], "'x'"),
-        (["bench", "--dtype", "fp64"], "choose from fp32, bf16, fp16, got 'fp64'"),
-        (["bench", "--rounds", "0"], "'0'"),
+        (["bench", "attention", "--seq", "1k,x"], "'x'"),
+        (["bench", "attention", "--dtype", "fp64"], "choose from fp32, bf16, fp16, got 'fp64'"),
+        (["bench", "attention", "--rounds", "0"], "'0'"),
         (["compile"], "--model-shapes"),
         (["compile", "--model-shapes", "llama-9"], "got 'llama-9'"),
         ([], "COMMAND"),
@@ -126,15 +127,15 @@ def test_threads_are_set_for_both_pools(monkeypatch):
     for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "DPCPP_CPU_NUM_CUS"):
         monkeypatch.setenv(name, "unset")  # so that monkeypatch puts the old state back
         monkeypatch.delenv(name)
-    bench.prepare_threads(2)
-    assert [bench.os.environ[n] for n in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "DPCPP_CPU_NUM_CUS")] == [
+    bench_shared.prepare_threads(2)
+    assert [os.environ[n] for n in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "DPCPP_CPU_NUM_CUS")] == [
         "passive",
         "2",
         "2",
     ]
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    bench.prepare_threads(None)
-    assert bench.os.environ["OMP_WAIT_POLICY"] == "active"
+    bench_shared.prepare_threads(None)
+    assert os.environ["OMP_WAIT_POLICY"] == "active"
 
 
 def test_compile_hands_its_arguments_over(monkeypatch):

@@ -62,7 +62,8 @@ class Meter:
         self._synchronize = synchronizer(device)
         self._buffer = torch.ones(_READ_BYTES // 4, device=device)
         limit = self._gemm("fp32", 256, 2) / 4
-        self._fast = [n for n in ("fp32", *sorted(set(dtypes) - {"fp32"})) if self._gemm(n, 256, 2) > limit]
+        others = sorted(set(dtypes) - {"fp32"})
+        self._fast = ["fp32", *(name for name in others if self._gemm(name, 256, 2) > limit)]
         self._slow = sorted(set(dtypes) - set(self._fast))
 
     def _gemm(self, dtype: str, size: int, count: int) -> float:

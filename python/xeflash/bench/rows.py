@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from xeflash.bench.cases import Case
 from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
@@ -50,6 +51,11 @@ class Row:
     allowed_error: float | None = None
 
     @property
+    def section(self) -> str:
+        """Tables of a result are by this."""
+        return self.phase
+
+    @property
     def case(self) -> Case:
         """The problem of this row."""
         names = [f.name for f in dataclasses.fields(Case)]
@@ -60,7 +66,7 @@ class Row:
 class Result:
     """A row and the samples behind it, in milliseconds per call, by name of the form."""
 
-    row: Row
+    row: Any  # Row, or that of another benchmark
     samples_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 

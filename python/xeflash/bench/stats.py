@@ -23,7 +23,7 @@ class Summary:
         return self.quartile_3 - self.quartile_1
 
 
-def _quantile(ordered: Sequence[float], fraction: float) -> float:
+def quantile(ordered: Sequence[float], fraction: float) -> float:
     """Return the value at `fraction` of the sorted series, interpolated linearly."""
     place = fraction * (len(ordered) - 1)
     low = int(place)
@@ -39,8 +39,8 @@ def summarize(samples: Sequence[float]) -> Summary:
     return Summary(
         median=statistics.median(ordered),
         minimum=ordered[0],
-        quartile_1=_quantile(ordered, 0.25),
-        quartile_3=_quantile(ordered, 0.75),
+        quartile_1=quantile(ordered, 0.25),
+        quartile_3=quantile(ordered, 0.75),
         count=len(ordered),
     )
 

@@ -1,0 +1,57 @@
+"""The tables of the attention benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xeflash.bench.numbers import number, percent, ratio
+from xeflash.bench.rows import Row
+
+
+def _times(median: float | None, minimum: float | None, iqr: float | None) -> str:
+    if median is None:
+        return "-"
+    return f"{number(median)} ({number(minimum)}, {number(iqr, 2)})"
+
+
+def _errors(row: Row) -> str:
+    if row.max_error is None or row.allowed_error is None:
+        return "-"
+    return f"{row.max_error:.1e} / {row.allowed_error:.1e}"
+
+
+_COMMON: dict[str, Callable[[Row], str]] = {
+    "dtype": lambda r: r.dtype,
+    "B": lambda r: str(r.batch),
+    "Hq/Hkv": lambda r: f"{r.heads}/{r.kv_heads}",
+    "D": lambda r: str(r.head_dim),
+}
+_TIMES: dict[str, Callable[[Row], str]] = {
+    "% of peak": lambda r: percent(r.percent_of_peak),
+    "torch form": lambda r: r.torch_form or "-",
+    "torch ms": lambda r: _times(r.torch_median_ms, r.torch_min_ms, r.torch_iqr_ms),
+    "ratio": lambda r: ratio(r.ratio),
+    "per round": lambda r: ratio(r.ratio_per_round),
+    "plain torch": lambda r: ratio(r.plain_ratio),
+    "error / allowed": _errors,
+}
+_OURS: dict[str, Callable[[Row], str]] = {
+    "xeflash ms": lambda r: _times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}",
+}
+TABLES: dict[str, dict[str, Callable[[Row], str]]] = {
+    "prefill": {
+        **_COMMON,
+        "S": lambda r: str(r.seq_q),
+        "causal": lambda r: "yes" if r.causal else "no",
+        **_OURS,
+        "GFLOP/s": lambda r: number(r.gflops),
+        **_TIMES,
+    },
+    "decode": {
+        **_COMMON,
+        "KV": lambda r: str(r.seq_k),
+        **_OURS,
+        "GB/s of KV": lambda r: number(r.kv_gbytes_per_s),
+        **_TIMES,
+    },
+}

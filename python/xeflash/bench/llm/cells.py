@@ -1,0 +1,78 @@
+"""What is run: a `Cell` is one model on one input, an `Implementation` a way to compute it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ATTENTIONS = ("xeflash", "sdpa", "eager")
+CACHES = ("xe", "dynamic", "static")
+# One length for each doubling up to what a machine with two cores prefills in seconds.
+DEFAULT_CONTEXTS = (512, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """An attention of Transformers and a cache: "sdpa/dynamic"."""
+
+    attention: str
+    cache: str
+
+    @property
+    def name(self) -> str:
+        """As given on the command line."""
+        return f"{self.attention}/{self.cache}"
+
+
+def parse_implementation(text: str) -> Implementation:
+    """Return what "sdpa/static" or "sdpa" names; without a cache, each attention has its best."""
+    attention, _, cache = text.strip().partition("/")
+    cache = cache or ("xe" if attention == "xeflash" else "dynamic")
+    if attention not in ATTENTIONS:
+        raise ValueError(f"an attention is one of {', '.join(ATTENTIONS)}, got {attention!r}")
+    if cache not in CACHES:
+        raise ValueError(f"a cache is one of {', '.join(CACHES)}, got {cache!r}")
+    if cache == "xe" and attention != "xeflash":
+        raise ValueError(f"the cache xe is for the attention xeflash, got {text!r}")
+    return Implementation(attention, cache)
+
+
+def parse_implementations(text: str) -> tuple[Implementation, ...]:
+    """Return the implementations of a comma list, each once."""
+    return tuple(dict.fromkeys(parse_implementation(item) for item in text.split(",")))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model, and the prompt and tokens that it is run on."""
+
+    model: str
+    layers: int | None  # None: all
+    dtype: str
+    batch: int
+    beams: int
+    context: int
+    new_tokens: int
+
+    @property
+    def label(self) -> str:
+        """Short name for the progress bar and for messages."""
+        search = f"{self.beams} beams" if self.beams > 1 else "greedy"
+        return f"{self.model} {self.dtype} B{self.batch} {search} {self.context}+{self.new_tokens}"
+
+
+def expand(
+    models: Iterable[str],
+    layers: int | None,
+    dtypes: Iterable[str],
+    batches: Sequence[int],
+    beams: Sequence[int],
+    contexts: Sequence[int],
+    new_tokens: int,
+) -> list[Cell]:
+    """Return every cell, all of a model and dtype together."""
+    choices = itertools.product(models, dtypes, batches, beams, contexts)
+    return [
+        Cell(model, layers, dtype, batch, beam, context, new_tokens) for model, dtype, batch, beam, context in choices
+    ]

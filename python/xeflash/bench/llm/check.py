@@ -1,0 +1,66 @@
+"""All implementations must agree before any is timed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xeflash.bench.llm.cells import Cell, Implementation
+from xeflash.bench.llm.generation import generate, make_cache, use
+
+METHOD = (
+    "before timing, all implementations generate from the shortest prompt: the same tokens; if not (16 bits, random "
+    "weights), max |error| of the logits of the same forced tokens, against the model in fp32 (fp64 for fp32), must be at most 2 x that "
+    "of the eager attention + the rounding of the largest logit"
+)
+_TOKENS = 8
+
+
+def _logits(model: Any, cell: Cell, implementation: Implementation, prompt: Tensor, forced: Tensor) -> Tensor:
+    """The logits of the last token of a prompt and of those after it, fed one by one."""
+    use(model, implementation)
+    cache = make_cache(cell, implementation.cache, model.config)
+    with torch.inference_mode():
+        return _forced(model, prompt, forced, cache)
+
+
+def _forced(model: Any, prompt: Tensor, forced: Tensor, cache: Any) -> Tensor:
+    rows = [model(prompt, past_key_values=cache, logits_to_keep=1).logits]
+    for token in forced[:, :-1].split(1, dim=1):
+        rows.append(model(token, past_key_values=cache).logits)
+    return torch.cat(rows, dim=1).double()
+
+
+def disagreement(model: Any, cell: Cell, implementations: Sequence[Implementation], prompt: Tensor) -> str:
+    """Return what is wrong, or ""."""
+    cell = replace(cell, new_tokens=min(_TOKENS, cell.new_tokens))
+    tokens = {}
+    for implementation in implementations:
+        use(model, implementation)
+        tokens[implementation] = generate(
+            model, cell, prompt, make_cache(cell, implementation.cache, model.config)
+        ).tokens
+    first = next(iter(tokens.values()))
+    if all(torch.equal(first, other) for other in tokens.values()):
+        return ""
+    exact_model = copy.deepcopy(model)
+    exact_model = exact_model.double() if cell.dtype == "fp32" else exact_model.float()
+    plain = Implementation("eager", "dynamic")
+    exact = _logits(exact_model, cell, plain, prompt, first)
+    del exact_model
+
+    def error(implementation: Implementation) -> float:
+        return float((_logits(model, cell, implementation, prompt, first) - exact).abs().max())
+
+    eps = torch.finfo(next(model.parameters()).dtype).eps / 2
+    allowed = 2 * error(plain) + eps * float(exact.abs().max())
+    for implementation in implementations:
+        got = error(implementation)
+        if not got <= allowed:
+            return f"{implementation.name}: error of logits {got:.3g}, allowed {allowed:.3g}"
+    return ""

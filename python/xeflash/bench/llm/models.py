@@ -1,0 +1,44 @@
+"""Models from config, with random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xeflash.bench.forms import TORCH_DTYPES
+from xeflash.bench.llm.presets import PRESETS
+
+
+def config_of(name: str, layers: int | None) -> Any:
+    """The configuration of a preset, of so many layers, in which no token ends a text."""
+    import transformers
+
+    preset = PRESETS[name]
+    config = transformers.AutoConfig.for_model(
+        preset.model_type, num_hidden_layers=layers or preset.layers, **preset.options
+    )
+    config.eos_token_id = config.bos_token_id = config.pad_token_id = None
+    return config
+
+
+def build(name: str, layers: int | None, dtype: str, device: str, seed: int) -> Any:
+    """A model with random weights, the same for a seed."""
+    import transformers
+
+    torch.manual_seed(seed)
+    config = config_of(name, layers)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=TORCH_DTYPES[dtype])
+    return model.eval()
+
+
+def kv_bytes(config: Any, context: int, dtype: str) -> int:
+    """Bytes of keys and values that one token of one sequence attends to, in all layers."""
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "layer_types", None) is None:
+        kinds = ["sliding_attention"] * config.num_hidden_layers
+    keys = sum(min(context, window) if window and kind == "sliding_attention" else context for kind in kinds)
+    return int(2 * keys * config.num_key_value_heads * dim * TORCH_DTYPES[dtype].itemsize)

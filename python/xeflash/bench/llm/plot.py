@@ -1,0 +1,80 @@
+"""A picture of the results: tokens/s, TPOT, and attention's part of it, against the context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xeflash.bench.llm.rows import LlmRow
+from xeflash.bench.plot import PlotError, require_matplotlib
+from xeflash.bench.rows import Result
+
+
+def _kind(row: LlmRow) -> tuple[object, ...]:
+    """Rows of the same panels."""
+    return row.model, row.layers, row.dtype, row.batch, row.beams
+
+
+def _title(row: LlmRow) -> str:
+    layers = "" if row.layers is None else f", {row.layers} layers"
+    search = f"beam search, {row.beams} beams" if row.beams > 1 else "greedy"
+    return f"{row.model}{layers}, {row.dtype}, batch {row.batch}, {search}"
+
+
+def _lines(axis: Any, rows: Sequence[LlmRow], names: Sequence[str], field: str, colors: dict[str, str]) -> None:
+    for name in names:
+        mine = sorted((row for row in rows if row.implementation == name), key=lambda row: row.context)
+        axis.plot(
+            [row.context for row in mine], [getattr(row, field) for row in mine], "o-", label=name, color=colors[name]
+        )
+    contexts = sorted({row.context for row in rows})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(contexts, [str(context) for context in contexts])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("context, tokens")
+    axis.grid(alpha=0.3)
+
+
+def _stacks(axis: Any, rows: Sequence[LlmRow], names: Sequence[str], colors: dict[str, str]) -> None:
+    contexts = sorted({row.context for row in rows})
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        mine = [row for row in rows if row.implementation == name]
+        places = [contexts.index(row.context) + (i - (len(names) - 1) / 2) * width for row in mine]
+        inside = [row.attention_ms or 0.0 for row in mine]
+        outside = [(row.tpot_median_ms or 0.0) - (row.attention_ms or 0.0) for row in mine]
+        axis.bar(places, outside, 0.9 * width, color="lightgray", label="other" if i == 0 else None)
+        axis.bar(places, inside, 0.9 * width, bottom=outside, color=colors[name], label=f"attention, {name}")
+    axis.set_xticks(range(len(contexts)), [str(context) for context in contexts])
+    axis.set_xlabel("context, tokens")
+
+
+def plot(results: Sequence[Result], path: Path) -> None:
+    """Write the picture; the file's suffix chooses its format."""
+    require_matplotlib()
+    import matplotlib.figure
+
+    rows = [result.row for result in results if result.row.status == "ok" and result.row.tokens_per_s]
+    kinds = list(dict.fromkeys(map(_kind, rows)))
+    if not kinds:
+        raise PlotError("bench: --plot has no timed case to draw")
+    names = list(dict.fromkeys(row.implementation for row in rows))
+    colors = {name: f"C{i}" for i, name in enumerate(names)}
+    figure: Any = matplotlib.figure.Figure(figsize=(13, 0.4 + 3.8 * len(kinds)), layout="constrained")
+    for part, kind in zip(figure.subfigures(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
+        mine = [row for row in rows if _kind(row) == kind]
+        present = [name for name in names if any(row.implementation == name for row in mine)]
+        part.suptitle(_title(mine[0]))
+        left, middle, right = part.subplots(1, 3)
+        _lines(left, mine, present, "tokens_per_s", colors)
+        left.set_ylabel("tokens/s")
+        left.legend(fontsize="small")
+        _lines(middle, mine, present, "tpot_median_ms", colors)
+        middle.set_ylabel("time per output token, ms")
+        _stacks(right, mine, present, colors)
+        right.set_ylabel("time per output token, ms")
+        right.set_ylim(top=1.45 * right.get_ylim()[1])  # room for the legend
+        right.legend(fontsize="small", loc="upper left")
+    figure.savefig(path, dpi=100)

@@ -1,0 +1,174 @@
+"""Runs the cells: builds each model once, checks, then generates in rounds, the implementations in turns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xeflash.bench import peak
+from xeflash.bench.environ import available_memory, environment
+from xeflash.bench.llm import check, counts
+from xeflash.bench.llm.cells import Cell, Implementation
+from xeflash.bench.llm.generation import Generation, generate, make_cache, prompt_of, use
+from xeflash.bench.llm.instruments import attention_timed, copies_counted
+from xeflash.bench.llm.models import build, config_of, kv_bytes
+from xeflash.bench.llm.rows import Shares, result_of, row_without_times
+from xeflash.bench.rows import Result
+from xeflash.bench.timing import settle
+
+METHOD = [
+    "a model of Transformers with random weights, its generate() on a prompt of random tokens; times are of its logits "
+    "processors: TTFT to the first, TPOT from one to the next, over all rounds",
+    "in every round each implementation generates once, in rotating order, after one untimed call on the shortest "
+    "context; attention/cache: xe is XeCache, dynamic and static are Transformers'",
+    "tokens/s = batch / median TPOT; of sdpa: times that of sdpa/dynamic",
+    "in attention: attention function, cache update and reordering, timed in a pass of their own, of the time of a token; "
+    "KV GB/s: bytes of K and V that a token attends to / that time",
+    "copied / token: bytes that torch's operations in the cache's methods write, counted in a pass of its own",
+    "peak memory: above what was there before generate()",
+]
+COUNTS_METHOD = [
+    "a model of Transformers with random weights on the CPU, its attention on the simulated GPU; counts of one token, "
+    "after the prompt, all layers; nothing is timed",
+]
+_SHORT_TOKENS = 6  # of the passes with instruments
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure."""
+
+    device: str  # cpu, xpu, or sim:pvc
+    rounds: int
+    seed: int
+    implementations: tuple[Implementation, ...]
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a simulated GPU counts, and nothing is timed."""
+        return self.device.startswith("sim:")
+
+    @property
+    def torch_device(self) -> str:
+        """Where the model is."""
+        return "cpu" if self.simulated else self.device
+
+
+def _memory_needed(cell: Cell, implementation: Implementation, config: Any) -> int:
+    """Bytes that a prompt needs beyond the model: scores, where they are stored in memory, and a copy of the cache."""
+    rows = cell.batch * cell.beams
+    cache = 3 * rows * kv_bytes(config, cell.context, cell.dtype)
+    if implementation.attention != "eager":
+        return cache
+    return cache + int(rows * config.num_attention_heads * cell.context**2 * (4 + 4 + 2))
+
+
+def _shares(model: Any, cell: Cell, implementation: Implementation, prompt: Tensor) -> Shares:
+    """Where the time of a token goes, and what the cache copies for it."""
+    cell = replace(cell, new_tokens=min(_SHORT_TOKENS, cell.new_tokens))
+    tokens = cell.new_tokens - 1
+
+    def cache() -> Any:
+        return make_cache(cell, implementation.cache, model.config)
+
+    timed = cache()
+    with attention_timed(model, timed, prompt.device.type) as attention:
+        total = sum(generate(model, cell, prompt, timed).steps)
+    copies = []
+    for new in (1, cell.new_tokens):  # the difference is that of the tokens after the first
+        counted = cache()
+        with copies_counted(counted) as written:
+            generate(model, replace(cell, new_tokens=new), prompt, counted)
+            copies.append(written())
+    return Shares(attention.seconds / tokens, total / tokens, (copies[1] - copies[0]) // tokens)
+
+
+def _run_cell(model: Any, cell: Cell, options: Options) -> Iterator[Result]:
+    """Time one cell in all implementations."""
+    prompt = prompt_of(cell, model.config.vocab_size, options.torch_device, options.seed)
+    rounds: dict[Implementation, list[Generation]] = {}
+    failed: dict[Implementation, Result] = {}
+    free = available_memory()
+    for implementation in options.implementations:
+        needed = _memory_needed(cell, implementation, model.config)
+        if free is not None and options.torch_device == "cpu" and needed > 0.7 * free:
+            note = f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+            failed[implementation] = Result(row_without_times(cell, implementation, "skipped", note))
+        else:
+            rounds[implementation] = []
+    names = list(rounds)
+    for turn in range(options.rounds):
+        shift = turn % max(1, len(names))
+        for implementation in names[shift:] + names[:shift]:
+            if implementation in failed:
+                continue
+            use(model, implementation)
+            settle()
+            try:
+                cache = make_cache(cell, implementation.cache, model.config)
+                rounds[implementation].append(generate(model, cell, prompt, cache))
+            except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
+                note = f"{type(error).__name__}: {error}".splitlines()[0]
+                failed[implementation] = Result(row_without_times(cell, implementation, "failed", note))
+    read = cell.batch * cell.beams * kv_bytes(model.config, cell.context, cell.dtype)
+    for implementation in options.implementations:
+        if implementation in failed:
+            yield failed[implementation]
+            continue
+        use(model, implementation)
+        shares = _shares(model, cell, implementation, prompt)
+        yield result_of(cell, implementation, rounds[implementation], shares, read)
+
+
+def _check(model: Any, cells: Sequence[Cell], options: Options) -> str:
+    """Return what is wrong with an implementation, or "". Also what compiles and warms up everything."""
+    shortest = min(cells, key=lambda cell: (cell.beams, cell.context))
+    prompt = prompt_of(shortest, model.config.vocab_size, options.torch_device, options.seed)
+    return check.disagreement(model, shortest, options.implementations, prompt)
+
+
+def run(cells: Sequence[Cell], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
+    """Yield the results one by one, so that an interrupted run keeps what it has."""
+    for (name, layers, dtype), group in itertools.groupby(cells, lambda cell: (cell.model, cell.layers, cell.dtype)):
+        mine = list(group)
+        model = build(name, layers, dtype, options.torch_device, options.seed)
+        with torch.inference_mode():
+            wrong = "" if options.simulated else _check(model, mine, options)
+            for cell in mine:
+                if wrong:
+                    yield from (
+                        Result(row_without_times(cell, implementation, "failed", wrong))
+                        for implementation in options.implementations
+                    )
+                elif options.simulated:
+                    yield counts.count(model, cell, options.seed)
+                else:
+                    if meter is not None:
+                        meter.sample()
+                    yield from _run_cell(model, cell, options)
+        del model
+
+
+def results_of(cells: Sequence[Cell], options: Options) -> int:
+    """Return how many results `run` yields."""
+    return len(cells) * (1 if options.simulated else len(options.implementations))
+
+
+def header(options: Options, peaks: peak.Peaks) -> dict[str, object]:
+    """Return the block above the rows: environment, peaks, method."""
+    return {
+        "environment": {**environment(), "device": options.device, "torch_threads": torch.get_num_threads()},
+        "peaks": {"read GB/s": round(peaks.read_gbytes, 1)} if peaks.read_gbytes else {},
+        "method": COUNTS_METHOD if options.simulated else [*METHOD, check.METHOD],
+    }
+
+
+def check_models(cells: Sequence[Cell]) -> None:
+    """Raise before anything is built if Transformers is missing or does not know a model."""
+    for name in dict.fromkeys(cell.model for cell in cells):
+        config_of(name, None)

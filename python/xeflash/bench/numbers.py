@@ -1,0 +1,35 @@
+"""Numbers as words, for tables."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with that many significant digits, never in powers of ten; "-" for none."""
+    if value is None:
+        return "-"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
+
+
+def ratio(value: float | None) -> str:
+    """Return 1.50x."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def percent(value: float | None) -> str:
+    """Return 50 %."""
+    return "-" if value is None else f"{value:.0f} %"
+
+
+def size(value: int | None) -> str:
+    """Return bytes in the unit that fits."""
+    if value is None:
+        return "-"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= factor:
+            return f"{number(value / factor)} {unit}"
+    return f"{value} B"

@@ -1,0 +1,128 @@
+"""`xeflash bench attention` and `decode-attention`: our attention against torch's over a grid of shapes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from xeflash.bench import cases as grids
+from xeflash.bench.cases import Case, parse_choices, parse_size, parse_sizes
+from xeflash.cli.arguments import converter
+from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
+
+T = TypeVar("T")
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the subcommands."""
+    for name, phases, text in (
+        ("attention", grids.PHASES, "xeflash.attention against torch SDPA over a grid of shapes"),
+        ("decode-attention", ("decode",), "the same for one query token against a KV cache"),
+    ):
+        parser = commands.add_parser(
+            name,
+            help=text,
+            description="Check and time xeflash.attention against torch SDPA; lists are comma lists, "
+            "and 4k means 4096. What is not given comes from the preset.",
+        )
+        _add_grid(parser, phases)
+        how = add_measuring(parser)
+        how.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
+        how.add_argument("--compare", choices=("torch", "none"), default="torch")
+        how.add_argument("--rounds", metavar="N", type=converter(parse_size), help="9 (quick) or 21 (full)")
+        add_output(parser)
+        parser.set_defaults(run=run)
+
+
+def _add_grid(parser: argparse.ArgumentParser, phases: tuple[str, ...]) -> None:
+    sizes = converter(parse_sizes)
+    grid = parser.add_argument_group("cases")
+    grid.add_argument("--preset", choices=tuple(grids.PRESETS), default="quick")
+    if len(phases) > 1:
+        grid.add_argument(
+            "--phase",
+            metavar="LIST",
+            default=phases,
+            type=converter(lambda text: parse_choices(text, phases)),
+            help="prefill,decode (default: both)",
+        )
+    else:
+        parser.set_defaults(phase=phases, seq=None, causal=None)
+    grid.add_argument(
+        "--dtype",
+        metavar="LIST",
+        type=converter(lambda text: parse_choices(text, grids.DTYPES)),
+        help="fp32,bf16,fp16",
+    )
+    grid.add_argument("--batch", metavar="LIST", type=sizes)
+    grid.add_argument("--heads", metavar="LIST", type=sizes, help="query heads")
+    grid.add_argument("--kv-heads", metavar="LIST", type=sizes, help="must divide the query heads")
+    grid.add_argument("--head-dim", metavar="LIST", type=sizes)
+    grid.add_argument("--kv-len", metavar="LIST", type=sizes, help="decode key lengths")
+    if "prefill" in phases:
+        grid.add_argument("--seq", metavar="LIST", type=sizes, help="prefill lengths")
+        grid.add_argument("--causal", action=argparse.BooleanOptionalAction, help="mask of prefill (default: causal)")
+
+
+def _chosen(given: T | None, preset: T) -> T:
+    return preset if given is None else given
+
+
+def cases_of(arguments: argparse.Namespace) -> list[Case]:
+    """Return the preset's cases with what the command line gives put in its place."""
+    cases: list[Case] = []
+    for phase in arguments.phase:
+        preset = grids.PRESETS[arguments.preset][phase]
+        lengths = arguments.seq if phase == "prefill" else arguments.kv_len
+        kv_heads = preset.kv_heads if arguments.heads is None else ()
+        grid = dataclasses.replace(
+            preset,
+            dtypes=_chosen(arguments.dtype, preset.dtypes),
+            batches=_chosen(arguments.batch, preset.batches),
+            heads=_chosen(arguments.heads, preset.heads),
+            kv_heads=_chosen(arguments.kv_heads, kv_heads),
+            head_dims=_chosen(arguments.head_dim, preset.head_dims),
+            lengths=_chosen(lengths, preset.lengths),
+            causal=_chosen(arguments.causal, preset.causal),
+        )
+        cases += grids.expand(phase, grid)
+    return list(dict.fromkeys(cases))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write; 0 if every case was right, 1 if not, 2 if nothing could be measured."""
+    return guarded(arguments, lambda: _measure(arguments, cases_of(arguments)))
+
+
+def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
+    """Run the cases; the heavy imports happen here."""
+    import torch
+
+    from xeflash.bench import formats, peak, plot
+    from xeflash.bench import run as runner
+
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    options = runner.Options(
+        device=runner.choose_device(arguments.device),
+        rounds=_chosen(arguments.rounds, grids.PRESET_ROUNDS[arguments.preset]),
+        seed=arguments.seed,
+        compare_torch=arguments.compare == "torch",
+    )
+    warn_of_load()
+    meter = None if arguments.no_peak else peak.Meter({case.dtype for case in cases}, options.device)
+    results, interrupted = collect(
+        runner.run(cases, options, meter), [case.label for case in cases], lambda row: row.case.label
+    )
+    peaks = peak.Peaks() if meter is None else meter.peaks
+    results = runner.with_peaks(results, peaks)
+    write(
+        arguments,
+        runner.header(options, peaks, results),
+        results,
+        formats.ATTENTION,
+        lambda path: plot.plot(results, path, "xeflash and torch SDPA"),
+    )
+    return exit_code(results, interrupted)

@@ -1,0 +1,118 @@
+"""`xeflash bench decode` and `generate`: language models with our attention against torch's and the eager one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from xeflash.bench.cases import DTYPES, parse_choices, parse_size, parse_sizes
+from xeflash.bench.llm import cells as grid
+from xeflash.bench.llm.presets import PRESETS
+from xeflash.cli.arguments import converter
+from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
+
+_SIMULATED = tuple(f"sim:{device}" for device in ("pvc", "bmg", "dg2"))
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the subcommands."""
+    for name, text in (
+        ("decode", "a model's time to the first token and per token, and attention's part in it"),
+        ("generate", "the time of a model's whole generate()"),
+    ):
+        parser = commands.add_parser(
+            name,
+            help=text,
+            description="Build models of Transformers with random weights and run generate() with several attentions "
+            "and caches, in turns; they are checked to agree first. Lists are comma lists, and 4k means 4096.",
+        )
+        sizes, size = converter(parse_sizes), converter(parse_size)
+        cases = parser.add_argument_group("cases")
+        cases.add_argument(
+            "--model",
+            metavar="LIST",
+            type=converter(lambda words: parse_choices(words, tuple(PRESETS))),
+            default=("small",),
+            help=f"of {', '.join(PRESETS)} (default: small, which two CPU cores can run)",
+        )
+        cases.add_argument("--layers", metavar="N", type=size, help="of the model (default: all)")
+        cases.add_argument(
+            "--dtype",
+            metavar="LIST",
+            type=converter(lambda words: parse_choices(words, DTYPES)),
+            default=("bf16",),
+            help="bf16 (default), fp16, fp32",
+        )
+        cases.add_argument("--batch", metavar="LIST", type=sizes, default=(1,))
+        cases.add_argument("--beams", metavar="LIST", type=sizes, default=(1,), help="default 1, greedy; 4 is a search")
+        cases.add_argument(
+            "--context",
+            metavar="LIST",
+            type=sizes,
+            default=grid.DEFAULT_CONTEXTS,
+            help="tokens of the prompt (default: 512,2k,4k,8k)",
+        )
+        cases.add_argument("--new-tokens", metavar="N", type=size, default=32)
+        cases.add_argument(
+            "--compare",
+            metavar="LIST",
+            type=converter(grid.parse_implementations),
+            default=grid.parse_implementations("xeflash,sdpa,eager"),
+            help="attention/cache: xeflash/xe, .../dynamic, .../static with xeflash, sdpa, eager; "
+            "default: xeflash/xe,sdpa/dynamic,eager/dynamic",
+        )
+        how = add_measuring(parser)
+        how.add_argument(
+            "--device",
+            choices=("auto", "cpu", "xpu", *_SIMULATED),
+            default="auto",
+            help="sim:... counts what the attention does on a simulated GPU, and times nothing",
+        )
+        how.add_argument("--rounds", metavar="N", type=size, default=3)
+        add_output(parser)
+        parser.set_defaults(run=run, what=name)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write; 0 if every case was right, 1 if not, 2 if nothing could be measured."""
+    return guarded(arguments, lambda: _measure(arguments))
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    """Run the cells; the heavy imports happen here."""
+    simulated = arguments.device.startswith("sim:")
+    if simulated:
+        from xeflash import sim
+
+        sim.enable(arguments.device.removeprefix("sim:"), check="none")
+    import torch
+
+    from xeflash.bench import peak
+    from xeflash.bench.formats import Layout
+    from xeflash.bench.llm import columns, plot, rows
+    from xeflash.bench.llm import run as runner
+    from xeflash.bench.run import choose_device
+
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    options = runner.Options(
+        device=arguments.device if simulated else choose_device(arguments.device),
+        rounds=arguments.rounds,
+        seed=arguments.seed,
+        implementations=arguments.compare,
+    )
+    cells = grid.expand(
+        arguments.model, arguments.layers, arguments.dtype, arguments.batch, arguments.beams, arguments.context,
+        arguments.new_tokens,
+    )  # fmt: skip
+    runner.check_models(cells)
+    warn_of_load()
+    meter = None if arguments.no_peak or simulated else peak.Meter((), options.device)
+    names = [implementation.name for implementation in options.implementations]
+    labels = [f"{cell.label} {name}" for cell in cells for name in (names[:1] if simulated else names)]
+    results, interrupted = collect(runner.run(cells, options, meter), labels, lambda row: row.label)
+    peaks = peak.Peaks() if meter is None else meter.peaks
+    results = rows.with_ratios(results, peaks.read_gbytes)
+    layout = Layout(rows.LlmRow, columns.TABLES if arguments.what == "decode" else columns.GENERATE_TABLES)
+    write(arguments, runner.header(options, peaks), results, layout, lambda path: plot.plot(results, path))
+    return exit_code(results, interrupted)

@@ -1,0 +1,144 @@
+"""What all benchmarks share on the command line: options, progress, output."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xeflash.bench.cases import parse_size
+from xeflash.cli.arguments import converter
+
+if TYPE_CHECKING:
+    from xeflash.bench.formats import Layout
+    from xeflash.bench.rows import Result
+
+FORMATS = ("md", "csv", "json", "jsonl")
+
+
+def add_measuring(parser: argparse.ArgumentParser) -> Any:
+    """Add the options of how to measure; returns their group."""
+    how = parser.add_argument_group("measuring")
+    how.add_argument("--threads", metavar="N", type=converter(parse_size), help="for torch and for SYCL")
+    how.add_argument("--no-peak", action="store_true", help="do not measure the machine's peaks")
+    how.add_argument("--seed", metavar="N", type=int, default=0)
+    return how
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the options of where the result goes."""
+    out = parser.add_argument_group("output")
+    out.add_argument("--format", choices=FORMATS, help="default: the suffix of --output, else md")
+    out.add_argument("--output", metavar="FILE", type=Path, help="write there; stdout still gets the table")
+    out.add_argument("--plot", metavar="FILE", type=Path, help="the result as a picture (matplotlib)")
+
+
+def format_of(arguments: argparse.Namespace) -> str:
+    """Return the format of the output."""
+    if arguments.format is not None:
+        return str(arguments.format)
+    suffix = arguments.output.suffix[1:] if arguments.output is not None else ""
+    return suffix if suffix in FORMATS else "md"
+
+
+def prepare_threads(threads: int | None) -> None:
+    """Set what both thread pools read when they start: before torch and SYCL are loaded.
+
+    See bench/timing.py for the reason of passive; a variable that is set already is kept.
+    """
+    settings = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
+    if threads is not None:
+        settings |= {"OMP_NUM_THREADS": str(threads), "DPCPP_CPU_NUM_CUS": str(threads)}
+    changed = sorted(name for name, value in settings.items() if os.environ.get(name) != value)
+    os.environ.update(settings)
+    if changed and "torch" in sys.modules:
+        print(f"xeflash bench: torch runs already; too late for {changed}", file=sys.stderr)
+
+
+def guarded(arguments: argparse.Namespace, measure: Callable[[], int]) -> int:
+    """Return what `measure` does, or 2 and why it could not begin."""
+    try:
+        if arguments.plot is not None:
+            from xeflash.bench import plot
+
+            plot.require_matplotlib()
+        prepare_threads(arguments.threads)
+        return measure()
+    except ModuleNotFoundError as error:
+        name = error.name or ""
+        hint = f"pip install {name}" if name in ("torch", "transformers", "dpctl") else "xeflash doctor"
+        print(f"xeflash bench: {error}; try: {hint}", file=sys.stderr)
+    except ImportError as error:
+        print(f"xeflash bench: {error}; see: xeflash doctor", file=sys.stderr)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"xeflash {error}", file=sys.stderr)
+    return 2
+
+
+def collect(
+    results: Iterable[Result], labels: Sequence[str], label_of: Callable[[Any], str]
+) -> tuple[list[Result], bool]:
+    """Return the results and whether they were interrupted; shows how far it is, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    collected: list[Result] = []
+    try:
+        with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+            task = progress.add_task(labels[0], total=len(labels))
+            for done, result in enumerate(results, start=1):
+                collected.append(result)  # one by one: an interrupt keeps them
+                progress.update(task, completed=done, description=labels[done] if done < len(labels) else "peaks")
+                if result.row.status != "ok":
+                    message = f"{label_of(result.row)}: {result.row.status}: {result.row.note}"
+                    progress.console.print(message, style="red", highlight=False, markup=False)
+    except KeyboardInterrupt:  # what was measured so far is still written
+        return collected, True
+    return collected, False
+
+
+def exit_code(results: Sequence[Result], interrupted: bool) -> int:
+    """Return 0 if every result was right."""
+    if interrupted:
+        return 130
+    return 1 if any(result.row.status == "failed" for result in results) else 0
+
+
+def warn_of_load() -> None:
+    """Say so if other programs use the CPUs: both sides get slower, torch's OpenMP most of all."""
+    from xeflash.bench.environ import load_average, usable_cpus
+
+    load = load_average()
+    if load is not None and load > 0.5 * usable_cpus():
+        print(
+            f"xeflash bench: the load average is {load:.1f} on {usable_cpus()} CPUs: trust the "
+            "ratios per round, not the times",
+            file=sys.stderr,
+        )
+
+
+def write(
+    arguments: argparse.Namespace,
+    header: Mapping[str, object],
+    results: Sequence[Result],
+    layout: Layout,
+    plot: Callable[[Path], None],
+) -> None:
+    """Write the table, the file and the picture."""
+    from xeflash.bench import formats
+    from xeflash.bench.plot import PlotError
+
+    chosen = format_of(arguments)
+    if arguments.output is not None:
+        arguments.output.write_text(formats.WRITERS[chosen](header, results, layout), encoding="utf-8")
+        chosen = "md"
+    sys.stdout.write(formats.WRITERS[chosen](header, results, layout))
+    if arguments.plot is not None:
+        try:
+            plot(arguments.plot)
+        except PlotError as error:
+            print(f"xeflash {error}", file=sys.stderr)
