@@ -15,8 +15,8 @@ from xeflash.bench.llm.generation import generate, make_cache, use
 
 METHOD = (
     "before timing, all implementations generate from the shortest prompt: the same tokens; if not (16 bits, random "
-    "weights), max |error| of the logits of the same forced tokens, against the model in fp32 (fp64 for fp32), must be at most 2 x that "
-    "of the eager attention + the rounding of the largest logit"
+    "weights), max |error| of the logits of the same forced tokens, against the model in fp32 (fp64 for fp32), must be "
+    "at most 2 x that of the eager attention + the rounding of the largest logit"
 )
 _TOKENS = 8
 

@@ -43,6 +43,7 @@ class PeakMemory:
     """The most memory in use since it was made, in bytes above what was in use then."""
 
     def __init__(self, device: str) -> None:
+        """Begin."""
         self._device = device
         if device.startswith("xpu"):
             torch.xpu.reset_peak_memory_stats()

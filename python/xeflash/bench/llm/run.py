@@ -27,7 +27,7 @@ METHOD = [
     "in every round each implementation generates once, in rotating order, after one untimed call on the shortest "
     "context; attention/cache: xe is XeCache, dynamic and static are Transformers'",
     "tokens/s = batch / median TPOT; of sdpa: times that of sdpa/dynamic",
-    "in attention: attention function, cache update and reordering, timed in a pass of their own, of the time of a token; "
+    "in attention: attention function, cache update and reordering, timed in a pass of their own, of a token's time; "
     "KV GB/s: bytes of K and V that a token attends to / that time",
     "copied / token: bytes that torch's operations in the cache's methods write, counted in a pass of its own",
     "peak memory: above what was there before generate()",
