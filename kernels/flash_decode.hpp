@@ -18,7 +18,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim,
                 dv = Config::block_v;  // columns of O that a work-item owns
   using T = typename Config::Element;
-  using E = typename Config::CacheElement;
+  using E = Operand<T, typename Config::CacheElement>;
   using ScoreVariant = typename Config::ScoreVariant;
 
   const Sequence seq(p, work.batch);
@@ -32,7 +32,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   const float scale = p.scale < 0 ? -p.scale : p.scale;
   const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
 
-  RowLeft<E, Br, d> Q;
+  RowLeft<E, Br, d, typename Config::CacheElement> Q;
   load(Q, seq.q_heads<const T>(p.q, work.head, work.heads));
   if (Config::any_scale && p.scale < 0) negate(Q);
   RowTile<Br, dv> O;
@@ -57,7 +57,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
     }
     RowProbs<E, Br, Bc> P;
     // P = exp(S - m), l = rowsum P
-    Softmax::template step<Config::exp2_degree>(P, S, O, m, l, scale_log2);
+    Softmax::template step<Config::exp2_degree>(P, S, O, m, l, scale_log2, Config::slack);
     prefetch_rows<Bc, d>(block_of<Bc>(k_rows, key + Bc));
     accumulate_rows(O, P, V);  // O += P V
   }

@@ -18,10 +18,10 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   constexpr int dv = Config::block_v;  // columns of O that a thread owns
   constexpr int Bs = Bc / kTeam;       // keys of a block that it scores
   using T = typename Config::Element;
-  using E = typename Config::CacheElement;
+  using E = Operand<T, typename Config::CacheElement>;
   using ScoreVariant = typename Config::ScoreVariant;
-  using KeyTile = Keys<E, Bc, d>;
-  using ValueTile = Values<E, Bc, dv, KeyTile>;
+  using KeyTile = Keys<E, Bc, d, CacheBlock<Config>>;
+  using ValueTile = Values<E, Bc, dv, KeyTile, CacheBlock<Config>>;
   using OwnRows = TileRows<Config::packs_heads, Br>;
   using QueryTile = Query<typename OwnRows::template Matrix<const T>, E, Br, d, KeyTile, ValueTile>;
   using JointP = Joint<E, Br, Bc, KeyTile, ValueTile, QueryTile>;
@@ -75,7 +75,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     }
 
     PartOfLeft<E, Br, Bs> P;
-    online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2);  // P = exp(S - m), l = rowsum P
+    // P = exp(S - m), l = rowsum P
+    online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2, Config::slack);
     dropout.drop(P, row, scored);
     const auto& all_P = joined<JointP>(P, O, m, l);  // of all keys of the block
 

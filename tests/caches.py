@@ -12,7 +12,7 @@ from arrays import DTYPES, from_array, to_array
 from reference import Features, attention_reference, torch_attention
 from tolerance import assert_close, dtype_name, gpu_math, ulp
 
-HEADS = {"32/32": (32, 32), "32/8": (32, 8), "40/10": (40, 10), "8/1": (8, 1), "6/2": (6, 2)}
+HEADS = {"32/32": (32, 32), "2/2": (2, 2), "32/8": (32, 8), "40/10": (40, 10), "8/1": (8, 1), "6/2": (6, 2)}
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 LENGTHS = {  # keys of each sequence at the end
     "5000": (5000,),
@@ -42,6 +42,7 @@ class CacheCase:
     variant: str = "plain"  # softcap, alibi
     sinks: bool = False
     splits: int = 0
+    unified: float | None = None  # the maximum to assume
     seqlens: str = "array"  # or int, where all lengths are equal
     kind: str = "torch"
     lse: bool = True
@@ -57,6 +58,7 @@ class CacheCase:
         parts += [self.variant] if self.variant != "plain" else []
         parts += ["sinks"] if self.sinks else []
         parts += [f"splits{self.splits}"] if self.splits else []
+        parts += [f"max{self.unified:g}"] if self.unified is not None else []
         return "-".join([*parts, self.seqlens, self.kind, *([] if self.lse else ["no-lse"])])
 
 
@@ -64,7 +66,7 @@ def is_possible(case: CacheCase) -> bool:
     lengths, heads = LENGTHS[case.lengths], HEADS[case.heads][0]
     if (case.rotary != "none" and not case.new) or case.new > min(lengths):
         return False
-    if case.splits > 1 and case.rows > 1:
+    if (case.splits > 1 or case.unified is not None) and case.rows > 1:
         return False  # refused
     if case.seqlens == "int" and len(lengths) > 1:
         return False
@@ -225,10 +227,13 @@ def run(case: CacheCase) -> None:
         alibi_slopes=to_array(f.alibi, case.kind),
         s_aux=to_array(f.sinks, case.kind),
         num_splits=case.splits,
+        unified_max=case.unified,
         return_softmax_lse=case.lse,
     )
     if case.kind == "usm":  # they are not the memory of `cache`
         cache.k, cache.v = (from_array(x, case.kind) for x in caches)
+        if isinstance(cache.k_scale, torch.Tensor):
+            cache.k_scale, cache.v_scale = (from_array(arrays[name], case.kind) for name in ("k_scale", "v_scale"))
     out, lse = result if case.lse else (result, None)
     check(case, cache, q_seen, f, from_array(out, case.kind), None if lse is None else from_array(lse, case.kind))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import types
 from typing import Any
@@ -18,8 +19,10 @@ TYPESTRS = {
     torch.bfloat16: "<V2",
     torch.int32: "<i4",
     torch.bool: "|b1",
+    torch.int8: "|i1",
+    torch.float8_e4m3fn: "|V1",
+    torch.float8_e5m2: "|V1",
 }
-TYPES = {typestr: dtype for dtype, typestr in TYPESTRS.items()}
 MEMORY = {
     "device": dpctl.memory.MemoryUSMDevice,
     "shared": dpctl.memory.MemoryUSMShared,
@@ -52,13 +55,14 @@ class UsmArray:
             "syclobj": queue,
         }
         self.shape = tuple(values.shape)
+        self.dtype = str(values.dtype).removeprefix("torch.")
 
 
 def read(array: Any) -> torch.Tensor:
     """The values of a contiguous array with a __sycl_usm_array_interface__, on the host."""
     interface = array.__sycl_usm_array_interface__
     assert interface["strides"] is None
-    dtype = TYPES[interface["typestr"]]
+    dtype = getattr(torch, str(array.dtype))
     size = int(np.prod(interface["shape"])) * dtype.itemsize
     if size == 0:
         return torch.empty(interface["shape"], dtype=dtype)
@@ -109,18 +113,38 @@ def stand_in_module(queue: dpctl.SyclQueue) -> types.ModuleType:
     return module
 
 
-def far_apart(values: torch.Tensor, queue: dpctl.SyclQueue, head_bytes: int) -> Any:
-    """A (1, heads, S, D) tensor whose heads lie `head_bytes` apart in one allocation."""
-    one, heads, rows, dim = values.shape
-    assert one == 1
-    memory = dpctl.memory.MemoryUSMDevice((heads - 1) * head_bytes + rows * dim * values.element_size(), queue=queue)
-    for head in range(heads):
-        piece = values[0, head].contiguous().view(torch.uint8).numpy().reshape(-1)
-        place = {"data": (memory._pointer + head * head_bytes, False), "shape": piece.shape, "strides": None}
+def spread(places: int, gap: int, size: int, queue: dpctl.SyclQueue) -> tuple[list[Any], int]:
+    """Memory, the first one first, in which `places` of `size` bytes lie about `gap` bytes apart, and how far exactly.
+
+    One allocation, or, where the device has none so large, as many of a GiB as it takes, if they lie side by side.
+    """
+    try:
+        return [dpctl.memory.MemoryUSMDevice((places - 1) * gap + size, queue=queue)], gap
+    except dpctl.memory.USMAllocationError:
+        steps = -(-gap // 2**30)
+        memory = [dpctl.memory.MemoryUSMDevice(gap // steps, queue=queue) for _ in range((places - 1) * steps + 1)]
+        distances = {b._pointer - a._pointer for a, b in itertools.pairwise(memory)}
+        if len(distances) > 1 or min(distances) < gap // steps:
+            raise
+        return memory, distances.pop() * steps
+
+
+def far_apart(values: torch.Tensor, queue: dpctl.SyclQueue, axis: int, gap: int) -> Any:
+    """The same values where what follows along `axis` lies about `gap` bytes apart."""
+    pieces = [piece.contiguous() for piece in values.unbind(axis)]
+    memory, gap = spread(len(pieces), gap, pieces[0].nbytes, queue)
+    first = memory[0]._pointer
+    strides = list(pieces[0].stride())
+    strides.insert(axis, gap // values.element_size())
+    for number, piece in enumerate(pieces):
+        flat = piece.view(torch.uint8).numpy().reshape(-1)
+        place = {"data": (first + number * gap, False), "shape": flat.shape, "strides": None}
         place |= {"typestr": "|u1", "version": 1, "syclobj": queue}
         there = types.SimpleNamespace(__sycl_usm_array_interface__=place, owner=memory)
-        queue.memcpy(dpctl.memory.as_usm_memory(there), piece, piece.size)
-    interface = {"data": (memory._pointer, False), "shape": tuple(values.shape), "version": 1, "syclobj": queue}
-    interface |= {"typestr": TYPESTRS[values.dtype]}
-    interface |= {"strides": (heads * head_bytes // values.element_size(), head_bytes // values.element_size(), dim, 1)}
-    return types.SimpleNamespace(__sycl_usm_array_interface__=interface, memory=memory, shape=tuple(values.shape))
+        queue.memcpy(dpctl.memory.as_usm_memory(there), flat, flat.size)
+    interface = {"data": (first, False), "shape": tuple(values.shape), "version": 1, "syclobj": queue}
+    interface |= {"typestr": TYPESTRS[values.dtype], "strides": tuple(strides)}
+    dtype = str(values.dtype).removeprefix("torch.")
+    return types.SimpleNamespace(
+        __sycl_usm_array_interface__=interface, memory=memory, shape=tuple(values.shape), dtype=dtype
+    )

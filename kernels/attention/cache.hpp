@@ -5,7 +5,11 @@
 // Each makes rows of a head: row(i), from(i), columns(). Scaled rows have scale(i) too.
 #pragma once
 
+#include <utility>
+
 #include "attention/work.hpp"
+#include "tile/beam_rows.hpp"
+#include "tile/quantised.hpp"
 
 namespace xeflash {
 
@@ -36,24 +40,6 @@ struct PagedRows {
   }
 };
 
-template <class T>
-struct BeamRows {
-  T* data;
-  const int32_t* table;
-  int64_t sequence_stride, stride;
-  int count;
-
-  XF_INLINE int size() const { return count; }
-  XF_INLINE T* row(int i) const { return existing_row(i < count ? i : count - 1); }
-  XF_INLINE T* existing_row(int i) const { return data + table[i] * sequence_stride + i * stride; }
-  XF_INLINE BeamRows from(int i) const {
-    return {data + i * stride, table + i, sequence_stride, stride, count - i};
-  }
-  XF_INLINE BeamRows columns(int column, int) const {
-    return {data + column, table, sequence_stride, stride, count};
-  }
-};
-
 // Rows of quantised elements: row i is worth scale(i) times its elements.
 template <class R, class S>
 struct ScaledRows {
@@ -61,6 +47,7 @@ struct ScaledRows {
   S scales;
   int count = rows.count;
 
+  XF_INLINE int size() const { return rows.size(); }
   XF_INLINE auto* row(int i) const { return rows.row(i); }
   XF_INLINE float scale(int i) const { return *scales.row(i); }
   XF_INLINE ScaledRows from(int i) const { return {rows.from(i), scales.from(i)}; }
@@ -147,5 +134,10 @@ template <class Config>
 XF_INLINE auto value_rows(const FwdParams& p, const Sequence& seq, int head, int from, int to) {
   return cache_rows<Config>(p, seq, p.v, p.cache.v_scale, head, from, to);
 }
+
+// A block of either.
+template <class Config>
+using CacheBlock = decltype(block_of<Config::block_k>(
+    key_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0), 0));
 
 }  // namespace xeflash

@@ -6,16 +6,16 @@
 
 namespace xeflash {
 
-// O and l are rescaled only when m grows by more than this: P may then exceed 1, up to 2^kSlack,
+// O and l are rescaled only when m grows by more than a slack: P may then exceed 1, up to 2^slack,
 // and the division by l at the end takes it out again.
 constexpr float kSlack = 8.f;
 
 // Degree is that of exp2's polynomial.
 template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
 XF_INLINE void online_softmax(Probs& P, const Scores& S, Output& O, Max& m, Sum& l,
-                              float scale_log2) {
+                              float scale_log2, float slack = kSlack) {
   const auto m_new = max(m, row_max(S) * scale_log2);  // m_new = max(m, rowmax S)
-  if (any_above(m_new, m, kSlack)) {
+  if (any_above(m_new, m, slack)) {
     const auto alpha = exp2(m - m_new);
     l *= alpha;  // l = exp(m - m_new) l
     O *= alpha;  // O = exp(m - m_new) O
@@ -30,9 +30,9 @@ struct OnlineSoftmax {
   static constexpr bool kCanFail = false;
   static XF_INLINE float first_max(const FwdParams&) { return kNoScore; }
   template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
-  static XF_INLINE void step(Probs& P, const Scores& S, Output& O, Max& m, Sum& l,
-                             float scale_log2) {
-    online_softmax<Degree>(P, S, O, m, l, scale_log2);
+  static XF_INLINE void step(Probs& P, const Scores& S, Output& O, Max& m, Sum& l, float scale_log2,
+                             float slack) {
+    online_softmax<Degree>(P, S, O, m, l, scale_log2, slack);
   }
 };
 
@@ -44,7 +44,8 @@ struct UnifiedMax {
   static constexpr float kLeast = 0x1p-40f, kMost = 0x1p20f;
   static XF_INLINE float first_max(const FwdParams& p) { return p.unified_max * kLog2e; }
   template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
-  static XF_INLINE void step(Probs& P, const Scores& S, Output&, Max& m, Sum& l, float scale_log2) {
+  static XF_INLINE void step(Probs& P, const Scores& S, Output&, Max& m, Sum& l, float scale_log2,
+                             float) {
     exp2_and_sum<Degree>(P, S, scale_log2, m, l);  // P = exp(S - m), l += rowsum P
   }
   static XF_INLINE bool is_near(float l) { return l >= kLeast && l <= kMost; }

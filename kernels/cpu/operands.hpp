@@ -5,6 +5,7 @@
 
 #include "cpu/tile.hpp"
 #include "tile/packed_rows.hpp"
+#include "tile/quantised.hpp"
 
 namespace xeflash::cpu {
 
@@ -48,6 +49,11 @@ struct Left<T, R, C> {
 
 template <class Rows, class T, int R, int C, class... Before>
 using Query = Left<T, R, C>;
+
+// What elements E of K and V are multiplied as with queries of T. Here E also says how both are
+// kept.
+template <class T, class E>
+using Operand = E;
 
 // A CPU sees the next rows coming.
 template <int N, int D, class M>
@@ -135,10 +141,6 @@ XF_INLINE void negate(Left<T, R, C>& A) {
   }
 }
 
-// Rows that are worth a multiple of their elements: quantised ones.
-template <class M>
-constexpr bool kScaled = requires(const M& m) { m.scale(0); };
-
 // The first `count` rows of m, which may lie anywhere, as fp32; rows that do not exist repeat the
 // last one.
 template <int D, int N, int Stride, class M>
@@ -154,9 +156,9 @@ XF_INLINE void widen_rows(float (&x)[N][Stride], const M& m, int count) {
   }
 }
 
-// Up to N rows of K: read where they lie (fp32, pairs) or widened to fp32 (the smaller types, bf16
-// without pairs).
-template <class T, int N, int D>
+// Up to N rows of K, a Block: read where they lie (fp32, pairs) or widened to fp32 (the smaller
+// types, bf16 without pairs).
+template <class T, int N, int D, class Block = void>
 struct Keys {
   const T* data[N];
   int count;
@@ -168,9 +170,9 @@ struct Keys {
   XF_INLINE int rows() const { return count; }
   XF_INLINE const T* row(int j) const { return data[j]; }
 };
-template <class T, int N, int D>
+template <class T, int N, int D, class Block>
   requires(!kPaired<T> && sizeof(T) < 4)
-struct Keys<T, N, D> {
+struct Keys<T, N, D, Block> {
   static constexpr int kStride = round_up(D, kLanes);
   alignas(64) float x[N][kStride];
   int count;
@@ -184,7 +186,7 @@ struct Keys<T, N, D> {
 };
 
 // Up to N rows of V: packed, as broadcasts walk down its columns; bf16 as pairs of rows.
-template <class T, int N, int D, class Before = void>
+template <class T, int N, int D, class Before = void, class Block = void>
 struct Values {
   static constexpr int kStride = round_up(D, kLanes);
   alignas(64) float packed[N][kStride];
@@ -206,9 +208,9 @@ struct Values {
   XF_INLINE int steps() const { return count; }
   XF_INLINE const float* step(int j) const { return x + j * stride; }
 };
-template <class T, int N, int D, class Before>
+template <class T, int N, int D, class Before, class Block>
   requires kPaired<T>
-struct Values<T, N, D, Before> {
+struct Values<T, N, D, Before, Block> {
   static constexpr int kStride = round_up(D, kLanes);
   alignas(64) uint32_t x[N / 2][kStride];
   int count;

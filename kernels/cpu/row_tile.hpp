@@ -160,7 +160,7 @@ XF_INLINE f32x16 dot(f32x16 acc, f32x16 a, f32x16 b) {
 }
 XF_INLINE f32x16 dot(f32x16 acc, u32x16 a, u32x16 b) { return dot_pairs(acc, a, b); }
 
-template <class T, int R, int D>
+template <class T, int R, int D, class E = T>
 struct RowLeft {
   alignas(64) typename RowChunks<T, D>::Vec x[R][RowChunks<T, D>::kCount];
 };

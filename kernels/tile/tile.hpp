@@ -6,8 +6,9 @@
 //   Tile<R, C>, ColVec<R>      fp32 accumulators; one fp32 value per row (ColSum: its row sums)
 //   Left<T, R, C>              left operand of a product: load, negate
 //   Query<T, R, C>             the same for Q, which may stay in memory where registers are few
-//   Keys<T, N, D>              N rows of K, made from Rows; may stream from memory
-//   Values<T, N, D>            N rows of V, likewise
+//   Keys<T, N, D, Block>       N rows of K, made from a Block of Rows; may stream from memory
+//   Values<T, N, D, .., Block> N rows of V, likewise
+//   Operand<T, E>              what elements E of a cache are multiplied as with queries of T
 //   mma_ABt, mma_AB            S = A K^T, O += P V
 //   each                       f(value, row, column) over a tile; one of the two is a vector
 //   row_max, exp2_and_sum      the halves of a softmax; the second gives P as a left operand

@@ -6,10 +6,6 @@
 
 namespace xeflash::xe {
 
-template <int Bytes>
-using UintOfSize =
-    std::conditional_t<Bytes == 4, uint32_t, std::conditional_t<Bytes == 2, uint16_t, uint8_t>>;
-
 using Floats = floats;
 using Ints = ints;
 

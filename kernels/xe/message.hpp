@@ -40,8 +40,9 @@ XF_INLINE Surface surface(const Rows<T>& m) {
 
 // Blocks of W x H elements, `Blocks` side by side. The payload stays in its register; only x and y
 // change.
-template <class T, int W, int H, int Blocks = 1>
+template <class Element, int W, int H, int Blocks = 1>
 struct BlockMessage {
+  using T = Raw<Element>;
   esimdx::config_2d_mem_access<T, W, H, Blocks> payload;
   int x0, y0;
 

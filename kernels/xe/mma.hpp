@@ -37,14 +37,15 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
 // S = A K^T, one chunk of the columns of every key a step; of N keys those that this thread scores.
 // The loads of the next step are under way while one is multiplied, where Q, O and S (6 bytes per
 // row and element, 4 per row and key) leave room for it.
-template <class Query, class T, int R, int Scored, int N, int D>
-XF_INLINE void mma_ABt(Tile<R, Scored>& S, const Query& A, const Keys<T, N, D>& K) {
+template <class Query, class T, int R, int Scored, int N, int D, class Block>
+XF_INLINE void mma_ABt(Tile<R, Scored>& S, const Query& A, const Keys<T, N, D, Block>& K) {
   static_assert(Scored == N / kTeam);
-  constexpr int kColumns = Keys<T, N, D>::kColumns, kSteps = round_up(D, kColumns) / kColumns;
+  using Chunks = Keys<T, N, D, Block>;
+  constexpr int kColumns = Chunks::kColumns, kSteps = round_up(D, kColumns) / kColumns;
   constexpr int kBlocks = Scored / kLanes, kWidth = Query::kWidth;
   constexpr int kAhead = R * (6 * D + 4 * Scored) > kGrfBytes * 3 / 4 ? 0 : 1;
   const int first = member() * kBlocks;
-  typename Keys<T, N, D>::Stream stream(K);
+  typename Chunks::Stream stream(K);
   typename Query::Stream rows(A);
   simd<T, kColumns * kLanes> chunk[kAhead + 1][kBlocks];
   XF_UNROLL for (int step = 0; step < kSteps + kAhead; ++step) {
@@ -68,24 +69,26 @@ XF_INLINE void mma_ABt(Tile<R, Scored>& S, const Query& A, const Keys<T, N, D>& 
       }
     }
   }
+  if constexpr (kScaled<Block>) scale_columns(S, K.memory.scales.from(member() * Scored));
 }
 
 // O += P V
-template <class T, int R, int N, int D, class Before>
-XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Values<T, N, D, Before>& V) {
-  using Block = Values<T, N, D, Before>;
-  constexpr int kChunks = Block::kColumns / kLanes;
-  typename Block::Stream stream(V);
-  XF_UNROLL for (int j = 0; j < N / Block::kRows; ++j) {
-    XF_UNROLL for (int n = 0; n < round_up(D, Block::kColumns) / Block::kColumns; ++n) {
+template <class T, int R, int N, int D, class Before, class Block>
+XF_INLINE void mma_AB(Tile<R, D>& O, Left<T, R, N> P, const Values<T, N, D, Before, Block>& V) {
+  using Blocks = Values<T, N, D, Before, Block>;
+  constexpr int kChunks = Blocks::kColumns / kLanes;
+  if constexpr (kScaled<Block>) scale_columns(P, V.memory.scales, kFactorUnit<typename Blocks::E>);
+  typename Blocks::Stream stream(V);
+  XF_UNROLL for (int j = 0; j < N / Blocks::kRows; ++j) {
+    XF_UNROLL for (int n = 0; n < round_up(D, Blocks::kColumns) / Blocks::kColumns; ++n) {
       const auto block = stream.load(j, n);
-      XF_UNROLL for (int k = 0; k < Block::kRows / kDepth; ++k) {
+      XF_UNROLL for (int k = 0; k < Blocks::kRows / kDepth; ++k) {
         XF_UNROLL for (int b = 0; b < kChunks && n * kChunks + b < O.kChunks; ++b) {
           const auto B =
-              part<kDepth * kLanes>(block, (b * (Block::kRows / kDepth) + k) * kDepth * kLanes);
+              part<kDepth * kLanes>(block, (b * (Blocks::kRows / kDepth) + k) * kDepth * kLanes);
           XF_UNROLL for (int r = 0; r < R / 8; ++r) {
             auto C = O.block(r, n * kChunks + b);
-            const int row = j * Block::kRows + k * kDepth;
+            const int row = j * Blocks::kRows + k * kDepth;
             if constexpr (sizeof(T) == 2) {
               multiply<T>(C, B, P.block(r, row / kDepth), false);
             } else {

@@ -183,24 +183,56 @@ XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& S, float 
   l += sum;
 }
 
+// Column j times the factor of row j, and `unit`.
+template <template <int, int> class AnyTile, int R, int C, class Factors>
+XF_INLINE void scale_columns(AnyTile<R, C>& t, const Factors& factors, float unit = 1.f) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    const floats f = read_values<kLanes>(factors, c * kLanes) * unit;
+    XF_UNROLL for (int r = 0; r < R; ++r) t.row(r, c) *= f;
+  }
+}
+template <class T, int R, int C, class Factors>
+XF_INLINE void scale_columns(Left<T, R, C>& P, const Factors& factors, float unit) {
+  constexpr int kWidth = Left<T, R, C>::kWidth;
+  XF_UNROLL for (int c = 0; c < C; c += kWidth) {
+    const simd<float, kWidth> f = read_values<kWidth>(factors, c) * unit;
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      auto row = P.x.template select<kWidth, 1>(P.offset(r, c));
+      row = esimd::convert<T>(simd<float, kWidth>(esimd::convert<float>(simd<T, kWidth>(row)) * f));
+    }
+  }
+}
+
 // ---- B ------------------------------------------------------------------------------------------
 
-// N rows of K. A chunk is 8 dwords of each of kLanes keys, [dword][key]: by a transposed 2D load,
-// or a gather with a key a lane.
-template <class T, int N, int D>
+// What elements E of K and V are multiplied as with queries of T: quantised ones are widened.
+template <class T, class E>
+using Operand = T;
+
+// N rows of K, a Block. A chunk is 8 dwords of each of kLanes keys, [dword][key]: by a transposed
+// 2D load, or a gather with a key a lane. 8 dwords of quantised elements are several chunks.
+template <class T, int N, int D, class Block = Rows<const T>>
 struct Keys {
   static_assert(N % kLanes == 0 && D % 8 == 0);
+  using E = ElementOf<Block>;
+  static constexpr int kRatio = sizeof(T) / sizeof(E);
   static constexpr int kColumns = 32 / sizeof(T);  // of a chunk
   static constexpr int kSteps = round_up(D, kColumns) / kColumns, kBlocks = N / kLanes;
   static constexpr int kBytes = kSteps * kBlocks * 32 * kLanes;
   static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
-  Rows<const T> memory;
+  Block memory;
 
-  XF_INLINE explicit Keys(const Rows<const T>& m) : memory(m) {
+  XF_INLINE explicit Keys(const Block& m) : memory(m) {
     if constexpr (kStaged) {
       if constexpr (kOnePlace) meet();
-      share<kSteps * kBlocks>([&](int i) {
-        shared().store(i, read_transposed<D>(m, i % kBlocks * kLanes, i / kBlocks * 8));
+      share<round_up(kSteps, kRatio) / kRatio * kBlocks>([&](int i) {
+        const int n = i % kBlocks, read = i / kBlocks;
+        const auto dwords = read_transposed<D>(elements(m), n * kLanes, read * 8);
+        XF_UNROLL for (int c = 0; c < kRatio; ++c) {
+          const int step = read * kRatio + c;
+          if (kSteps % kRatio != 0 && step >= kSteps) break;
+          shared().store(step * kBlocks + n, widen_rows<T, E, 8, kLanes>(dwords, c * 8));
+        }
       });
       meet();
     }
@@ -220,23 +252,31 @@ struct Keys {
   };
   struct Stream2d {
     BlockMessage<uint32_t, 8, kLanes> message;
-    XF_INLINE explicit Stream2d(const Keys& K) : message(surface<D>(K.memory)) {}
-    XF_INLINE void move_to(int step) { message.move_x(step * 8); }
-    XF_INLINE simd<T, kColumns * kLanes> load(int, int n) {
-      message.move_y(n * kLanes);
-      auto dwords = message.load_transposed();
-      return dwords.template bit_cast_view<T>();
+    simd<uint32_t, 8 * kLanes> dwords[kBlocks];
+    XF_INLINE explicit Stream2d(const Keys& K) : message(surface<D>(elements(K.memory))) {}
+    XF_INLINE void move_to(int step) {
+      if (step % kRatio == 0) message.move_x(step / kRatio * 8);
+    }
+    XF_INLINE simd<T, kColumns * kLanes> load(int step, int n) {
+      if (step % kRatio == 0) {
+        message.move_y(n * kLanes);
+        dwords[n] = message.load_transposed();
+      }
+      auto chunk = widen_rows<T, E, 8, kLanes>(dwords[n], step % kRatio * 8);
+      return chunk.template bit_cast_view<T>();
     }
   };
   using Stream = std::conditional_t<kStaged, SharedStream, Stream2d>;
 };
 
-// N rows of V, of which a thread takes D columns, in blocks of kRows x kColumns: 16-bit elements as
-// pairs of rows, [pair][column], kLanes columns after the other; fp32 as rows. In shared memory the
-// columns of the team, behind `Before` or in its place.
-template <class T, int N, int D, class Before>
+// N rows of V, a Block, of which a thread takes D columns, in blocks of kRows x kColumns: 16-bit
+// elements as pairs of rows, [pair][column], kLanes columns after the other; fp32 as rows. In
+// shared memory the columns of the team, behind `Before` or in its place.
+template <class T, int N, int D, class Before, class Block = Rows<const T>>
 struct Values {
   static_assert(N % kDepth == 0 && D % 8 == 0);
+  using E = ElementOf<Block>;
+  static constexpr int kRatio = sizeof(T) / sizeof(E);
   static constexpr bool kPaired = sizeof(T) == 2;
   static constexpr int kRows = !kStaged && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
   static constexpr int kColumns = !kStaged && kPaired && D % 32 == 0 ? 32 : kPaired ? 16 : kLanes;
@@ -246,19 +286,21 @@ struct Values {
   static constexpr int kBegin = kOnePlace ? 0 : shared_bytes<Before>();
   static constexpr int kBehind = kBegin + kKeyTurns * kBytes - shared_bytes<Before>();
   static constexpr int kSharedBytes = kStaged && kBehind > 0 ? kBehind : 0;
-  static constexpr int kPerDword = 4 / sizeof(T), kDwords = kColumns / kPerDword;
-  Rows<const T> memory;
+  static constexpr int kDwords = kColumns * sizeof(T) / 4;
+  Block memory;
 
   // The columns of the team.
-  XF_INLINE explicit Values(const Rows<const T>& m) : memory(m) {
+  XF_INLINE explicit Values(const Block& m) : memory(m) {
     if constexpr (kStaged) {
-      const Rows<const T> inside = m.columns(0, at_most(m.width, kTeam * D));
+      constexpr int kPerDword = 4 / sizeof(E), kRead = kColumns / kPerDword;
+      const auto rows = elements(m);
+      const auto inside = rows.columns(0, at_most(rows.width, kTeam * D));
       share<N / kRows * kAcross>([&](int i) {
-        const int row = i / kAcross * kRows, dword = i % kAcross * kDwords;
-        if (kAccess == Access::dwords && (dword + kDwords) * kPerDword <= inside.width)
-          put(i, read_whole_rows<kRows, kDwords, kPaired>(inside, row, dword));
+        const int row = i / kAcross * kRows, dword = i % kAcross * kRead;
+        if (kAccess == Access::dwords && (dword + kRead) * kPerDword <= inside.width)
+          put(i, widen_in_order<T, E>(read_whole_rows<kRows, kRead, kPaired>(inside, row, dword)));
         else
-          put(i, read_rows<kRows, kDwords, kPaired>(inside, row, dword));
+          put(i, widen_in_order<T, E>(read_rows<kRows, kRead, kPaired>(inside, row, dword)));
       });
       meet();
     }
@@ -298,12 +340,25 @@ struct Values {
   };
   struct Stream2d {
     static constexpr int kBlock = kPaired ? 16 : kLanes;
-    BlockMessage<T, kBlock, kRows, kColumns / kBlock> message;
+    BlockMessage<E, kBlock, kRows, kColumns / kBlock> message;
     XF_INLINE explicit Stream2d(const Values& V)
-        : message(surface<D>(V.memory.columns(member() * D, V.memory.width))) {}
-    XF_INLINE auto load(int j, int n) {
+        : message(surface<D>(elements(V.memory).columns(member() * D, elements(V.memory).width))) {}
+    XF_INLINE simd<T, kRows * kColumns> load(int j, int n) {
       message.move_y(j * kRows);
       message.move_x(n * kColumns);
+      if constexpr (!kQuantised<E>) {
+        return loaded();
+      } else if constexpr (kPaired) {
+        auto bytes = loaded();
+        const simd<uint32_t, kRows * kColumns / 4> dwords =
+            bytes.template bit_cast_view<uint32_t>();
+        auto pairs = widen_rows<T, E, kRows * kColumns / 2 / kBlock, kBlock>(dwords, 0);
+        return pairs.template bit_cast_view<T>();
+      } else {
+        return widen_bytes<T, E>(loaded());
+      }
+    }
+    XF_INLINE auto loaded() {
       if constexpr (kPaired)
         return message.load_vnni();
       else
@@ -317,14 +372,16 @@ struct Values {
 
 // This thread's share of N rows of D columns, to the cache that they share: 32 rows of
 // one cache line a message.
-template <int N, int D, class T>
-XF_INLINE void prefetch(const Rows<const T>& m) {
-  if constexpr (kAccess == Access::block2d) {
+template <int N, int D, class Block>
+XF_INLINE void prefetch(const Block& m) {
+  const auto rows = elements(m);
+  if constexpr (kReadsBlocks<std::remove_const_t<decltype(rows)>>) {
+    using T = ElementOf<Block>;
     constexpr int kColumns = 64 / sizeof(T), kRows = N < 32 ? N : 32;
     constexpr int kAcross = round_up(D, kColumns) / kColumns, kBlocks = N / kRows * kAcross;
     // 16 columns of 2 bytes are the widest single block
     constexpr int kSide = sizeof(T) == 2 ? 2 : 1;
-    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(m));
+    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(rows));
     share<kBlocks>([&](int block) {
       message.move_y(block / kAcross * kRows);
       message.move_x(block % kAcross * kColumns);

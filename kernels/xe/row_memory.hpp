@@ -1,7 +1,6 @@
 // Single rows between memory and row tiles, and what happens to them on the way.
 #pragma once
 
-#include "tile/quantised.hpp"
 #include "xe/lanes.hpp"
 #include "xe/row_mma.hpp"
 
@@ -10,6 +9,21 @@ namespace xeflash::xe {
 template <class T, int D>
 XF_INLINE void load_row(RowMajor<1, D>& x, const T* row) {
   load(x, Rows<const T>{row, 0, 1});
+}
+
+template <int D>
+XF_INLINE float abs_max(const RowMajor<1, D>& x) {
+  floats largest = 0.f;
+  XF_UNROLL for (int c = 0; c < x.kChunks; ++c) {
+    largest = max(largest, esimd::abs<float>(x.row(0, c)));
+  }
+  return fold_rows<1, kLanes>(largest, [](auto a, auto b) { return esimd::max<float>(a, b); })[0];
+}
+
+// O += w x for one row.
+template <class T, int D>
+XF_INLINE void add_scaled(RowMajor<1, D>& O, const T* row, float w) {
+  each_in_memory<D>(row, true, [&](auto x, int c) { O.template columns<x.length>(0, c) += x * w; });
 }
 
 // Rotates the pairs of the first `dims` columns of what was loaded from `row`: neighbours if

@@ -15,29 +15,51 @@ XF_INLINE simd<float, N> widen(simd<T, N> x) {
   return esimd::convert<float>(x);
 }
 
-// Element i of each dword.
-template <class T, int N>
-XF_INLINE simd<float, N> widen_part(simd<uint32_t, N> dwords, int i) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    simd<uint32_t, N> bits = i == 0 ? simd<uint32_t, N>(dwords << 16) : dwords & 0xffff0000u;
-    return bits.template bit_cast_view<float>();
-  } else {
-    constexpr int kPerDword = 4 / sizeof(T);
-    simd<T, N> x = dwords.template bit_cast_view<T>().template select<N, kPerDword>(i);
+// Elements in dwords, taken from N dwords at a time.
+template <class T, int Dwords>
+struct DwordElements {
+  static constexpr int kPerDword = 4 / sizeof(T);
+  simd<uint32_t, Dwords> dwords;
+
+  // Element i of each.
+  template <int N>
+  XF_INLINE simd<float, N> get(int first, int i) const {
+    auto some = part<N>(dwords, first);
+    if constexpr (std::is_same_v<T, bf16>) {
+      simd<uint32_t, N> bits = i == 0 ? simd<uint32_t, N>(some << 16) : some & 0xffff0000u;
+      return bits.template bit_cast_view<float>();
+    } else {
+      simd<T, N> x = some.template bit_cast_view<T>().template select<N, kPerDword>(i);
+      return widen(x);
+    }
+  }
+};
+template <class T, int Dwords>
+  requires kQuantised<T>
+struct DwordElements<T, Dwords> {
+  static constexpr int kPerDword = 4;
+  simd<f16, 2 * Dwords> pairs[2];
+
+  XF_INLINE explicit DwordElements(const simd<uint32_t, Dwords>& dwords)
+      : pairs{widen_pairs<f16, T>(dwords, 0), widen_pairs<f16, T>(dwords, 1)} {}
+  template <int N>
+  XF_INLINE simd<float, N> get(int first, int i) const {
+    simd<f16, 2 * N> some = part<2 * N>(pairs[i / 2], 2 * first);
+    const simd<f16, N> x = some.template select<N, 2>(i % 2);
     return widen(x);
   }
-}
+};
 
 // ---- rows by block loads ------------------------------------------------------------------------
 
-template <int N>
+template <class T, int N>
 XF_INLINE simd<uint32_t, N> load_dwords(const void* p, bool wanted) {
   if constexpr (kAccess == Access::elements) {
     simd<uint32_t, N> x;
     constexpr int kAtOnce = N < kLanes ? N : kLanes;
     XF_UNROLL for (int i = 0; i < N; i += kAtOnce) {
       x.template select<kAtOnce, 1>(i) =
-          gather_dwords<kAtOnce>(p, Offsets<kAtOnce>(i * 4, 4), esimd::simd_mask<kAtOnce>(wanted));
+          gather_dwords<T>(p, Offsets<kAtOnce>(i * 4, 4), esimd::simd_mask<kAtOnce>(wanted));
     }
     return x;
   } else {
@@ -56,12 +78,13 @@ XF_INLINE void each_in_memory(const T* row, bool wanted, F f) {
                           : kLeft >= 32 ? 32
                           : kLeft >= 16 ? 16
                           : kLeft >= 8  ? 8
-                                        : 4;
+                          : kLeft >= 4  ? 4
+                                        : 2;
   constexpr int kElements = kDwords * 4 / sizeof(T), kPart = kElements < kWide ? kElements : kWide;
-  auto dwords = load_dwords<kDwords>(row + Column, wanted);
-  const simd<T, kElements> elements = dwords.template bit_cast_view<T>();
+  auto dwords = load_dwords<T, kDwords>(row + Column, wanted);
+  const auto all = halved<T>(simd<Raw<T>, kElements>(dwords.template bit_cast_view<Raw<T>>()));
   XF_UNROLL for (int c = 0; c < kElements; c += kPart) {
-    f(widen(part<kPart>(elements, c)), Column + c);
+    f(widen(part<kPart>(all, c)), Column + c);
   }
   if constexpr (Column + kElements < D) each_in_memory<D, Column + kElements>(row, wanted, f);
 }
@@ -79,13 +102,14 @@ XF_INLINE void load(RowMajor<R, D>& A, const Rows<const T>& m) {
 
 // N rows: those of one message are beside each other. Rows by block loads need no prefetch, as
 // those of several keys are under way at a time.
-template <int N, int D, class M>
-XF_INLINE void prefetch_rows(const M& m) {
-  if constexpr (kReadsBlocks<M>) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(m.data)>>;
+template <int N, int D, class Block>
+XF_INLINE void prefetch_rows(const Block& m) {
+  const auto rows = elements(m);
+  if constexpr (kReadsBlocks<std::remove_const_t<decltype(rows)>>) {
+    using T = ElementOf<Block>;
     constexpr int kSide = sizeof(T) == 2 ? 2 : 1, kColumns = 64 / sizeof(T);
     constexpr int kRows = N < 32 ? N : 32;
-    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(m));
+    BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(rows));
     XF_UNROLL for (int row = 0; row < N; row += kRows) {
       message.move_y(row);
       XF_UNROLL for (int c = 0; c < D; c += kColumns) {
@@ -106,12 +130,12 @@ XF_INLINE void dot_transposed(RowMajor<R, N>& S, const RowMajor<R, D>& A, const 
     message.move_y(key);
     XF_UNROLL for (int column = 0; column < D; column += kColumns) {
       message.move_x(column / kPerDword);
-      const auto dwords = message.load_transposed();
+      const DwordElements<T, 8 * kKeys> elements{message.load_transposed()};
       // The columns of a message are summed apart, then added: sums of few terms are rounded
       // little.
       RowMajor<R, kKeys> sum;
       XF_UNROLL for (int c = 0; c < kColumns && column + c < D; ++c) {
-        const auto k = widen_part<T>(part<kKeys>(dwords, c / kPerDword * kKeys), c % kPerDword);
+        const auto k = elements.template get<kKeys>(c / kPerDword * kKeys, c % kPerDword);
         XF_UNROLL for (int r = 0; r < R; ++r) {
           const auto q = A.template broadcast<kKeys>(r, column + c);
           auto s = sum.template columns<kKeys>(r, 0);
@@ -161,12 +185,14 @@ XF_INLINE void dot_folded(RowMajor<R, N>& S, const RowMajor<R, D>& A, const M& K
 }
 
 // S = A K^T for rows of K up to K.count, which may lie anywhere; the rest of S is not meaningful.
-template <int R, int N, int D, class M>
-XF_INLINE void dot_rows(RowMajor<R, N>& S, const RowMajor<R, D>& A, const M& K) {
-  if constexpr (kReadsBlocks<M>)
-    dot_transposed(S, A, K);
+template <int R, int N, int D, class Block>
+XF_INLINE void dot_rows(RowMajor<R, N>& S, const RowMajor<R, D>& A, const Block& K) {
+  const auto rows = elements(K);
+  if constexpr (kReadsBlocks<std::remove_const_t<decltype(rows)>>)
+    dot_transposed(S, A, rows);
   else
-    dot_folded(S, A, K);
+    dot_folded(S, A, rows);
+  if constexpr (kScaled<Block>) scale_columns(S, K.scales);
 }
 
 // ---- O += P V -----------------------------------------------------------------------------------
@@ -179,18 +205,20 @@ XF_INLINE void accumulate(RowMajor<R, D>& O, const RowMajor<R, N>& P, int key, V
 }
 
 // For rows of V up to V.count.
-template <int R, int N, int D, class M>
-XF_INLINE void accumulate_rows(RowMajor<R, D>& O, const RowMajor<R, N>& P, const M& V) {
-  if constexpr (kReadsBlocks<M>) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(V.data)>>;
-    constexpr int kKeys = N < 32 ? N : 32, kLine = 64 / sizeof(T),
+template <int R, int N, int D, class Block>
+XF_INLINE void accumulate_rows(RowMajor<R, D>& O, RowMajor<R, N> P, const Block& V) {
+  const auto values = elements(V);
+  using T = ElementOf<Block>;
+  if constexpr (kScaled<Block>) scale_columns(P, V.scales, kFactorUnit<T>);
+  if constexpr (kReadsBlocks<std::remove_const_t<decltype(values)>>) {
+    constexpr int kKeys = N < 32 ? N : 32, kLine = sizeof(T) == 4 ? 16 : kWide,
                   kColumns = D < kLine ? 16 : kLine;
-    BlockMessage<T, kColumns, kKeys> message(surface<D>(V));
+    BlockMessage<T, kColumns, kKeys> message(surface<D>(values));
     XF_UNROLL for (int key = 0; key < N; key += kKeys) {
       message.move_y(key);
       XF_UNROLL for (int c = 0; c < D; c += kColumns) {
         message.move_x(c);
-        const auto rows = message.load();
+        const auto rows = halved<T>(message.load());
         XF_UNROLL for (int k = 0; k < kKeys; ++k) {
           accumulate(O, P, key + k, widen(part<kColumns>(rows, k * kColumns)), c);
         }
@@ -198,7 +226,7 @@ XF_INLINE void accumulate_rows(RowMajor<R, D>& O, const RowMajor<R, N>& P, const
     }
   } else {
     XF_UNROLL for (int key = 0; key < N; ++key) {
-      each_in_memory<D>(V.row(key), key < V.size(),
+      each_in_memory<D>(values.row(key), key < values.size(),
                         [&](auto v, int c) { accumulate(O, P, key, v, c); });
     }
   }
@@ -206,14 +234,14 @@ XF_INLINE void accumulate_rows(RowMajor<R, D>& O, const RowMajor<R, N>& P, const
 
 // ---- the same by the matrix unit ----------------------------------------------------------------
 
-template <template <class, int, int> class Operand, class T, int R, int N, int D>
-XF_INLINE void dot_rows(Tile<R, N>& S, const Operand<T, R, D>& A, const Rows<const T>& K) {
+template <template <class, int, int> class AnyLeft, class T, int R, int N, int D, class Block>
+XF_INLINE void dot_rows(Tile<R, N>& S, const AnyLeft<T, R, D>& A, const Block& K) {
   static_assert(!kStaged && sizeof(T) == 2);
-  mma_ABt(S, A, Keys<T, N, D>(K));
+  mma_ABt(S, A, Keys<T, N, D, Block>(K));
 }
-template <class T, int R, int N, int D>
-XF_INLINE void accumulate_rows(Tile<R, D>& O, const Left<T, R, N>& P, const Rows<const T>& V) {
-  mma_AB(O, P, Values<T, N, D, void>(V));
+template <class T, int R, int N, int D, class Block>
+XF_INLINE void accumulate_rows(Tile<R, D>& O, const Left<T, R, N>& P, const Block& V) {
+  mma_AB(O, P, Values<T, N, D, void, Block>(V));
 }
 
 }  // namespace xeflash::xe

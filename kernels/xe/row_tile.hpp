@@ -43,13 +43,13 @@ template <int R>
 constexpr bool kByMatrixUnit = R % 8 == 0;
 template <int R, int C>
 using RowTile = std::conditional_t<kByMatrixUnit<R>, Tile<R, C>, RowMajor<R, C>>;
-// Q: in registers if a quarter of them is enough, as its loop needs few others; in fp32 for the
-// vector unit
-template <class T, int R, int D>
-using MatrixRowLeft = std::conditional_t<(R * D * sizeof(T) <= kGrfBytes / 4), Left<T, R, D>,
-                                         Query<Rows<const T>, T, R, D>>;
-template <class T, int R, int D>
-using RowLeft = std::conditional_t<kByMatrixUnit<R>, MatrixRowLeft<T, R, D>, RowMajor<R, D>>;
+// Q: in registers if a quarter of them is enough, as its loop needs few others unless it widens
+// elements E; in fp32 for the vector unit
+template <class T, int R, int D, class E>
+using MatrixRowLeft = std::conditional_t<(R * D * sizeof(T) <= kGrfBytes / 4 && !kQuantised<E>),
+                                         Left<T, R, D>, Query<Rows<const T>, T, R, D>>;
+template <class T, int R, int D, class E>
+using RowLeft = std::conditional_t<kByMatrixUnit<R>, MatrixRowLeft<T, R, D, E>, RowMajor<R, D>>;
 // P, which stays in fp32 for the vector unit
 template <class T, int R, int C>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;
@@ -124,17 +124,27 @@ XF_INLINE void load_row(RowMajor<1, C>& t, const float* x, int count) {
   });
 }
 
+// Its bits as a T.
+template <class T>
+XF_INLINE simd<UintOfSize<sizeof(T)>, kLanes> narrowed(floats x) {
+  if constexpr (kQuantised<T>) {
+    return narrow_to<T>(x);
+  } else {
+    simd<T, kLanes> narrow = esimd::convert<T>(x);
+    return narrow.template bit_cast_view<UintOfSize<sizeof(T)>>();
+  }
+}
+
 // Row r times s, to the first row of m.
 template <class T, template <int, int> class AnyTile, int R, int D>
 XF_INLINE void store_row(const Rows<T>& m, const AnyTile<R, D>& O, int r, float s) {
-  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+  using Bits = UintOfSize<sizeof(T)>;
   const int columns = at_most(m.width, D);
   XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
     const ints column = lane_index() + c * kLanes;
-    simd<T, kLanes> x = esimd::convert<T>(floats(O.row(r, c) * s));
     esimd::scatter<Bits, kLanes>(reinterpret_cast<Bits*>(m.row(0)),
                                  simd<uint32_t, kLanes>(column * int(sizeof(T))),
-                                 x.template bit_cast_view<Bits>(), column < columns);
+                                 narrowed<T>(floats(O.row(r, c) * s)), column < columns);
   }
 }
 

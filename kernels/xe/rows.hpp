@@ -1,8 +1,9 @@
 // Rows of a matrix in memory, and reading and writing them by gathers: any address and stride.
 #pragma once
 
+#include "tile/beam_rows.hpp"
 #include "tile/packed_rows.hpp"
-#include "xe/vec.hpp"
+#include "xe/quantised.hpp"
 
 namespace xeflash::xe {
 
@@ -31,24 +32,31 @@ template <class Matrix>
 constexpr bool kReadsBlocks = false;
 template <class T>
 constexpr bool kReadsBlocks<Rows<T>> = kAccess == Access::block2d;
+// The elements of its rows.
+template <class M>
+using ElementOf =
+    std::remove_const_t<std::remove_pointer_t<decltype(elements(std::declval<M>()).data)>>;
 
 // Bytes from a row that is near: a tile's rows fit in 32 bits. Additions of 64 bits are several
 // instructions on some GPUs, multiplications many.
 template <int N>
 using Offsets = simd<uint32_t, N>;
 
-// The dwords at `offsets` where `wanted`, 0 elsewhere; assembled from halves where rows of 16-bit
-// elements lie at odd multiples of 2 bytes.
-template <int N>
-XF_INLINE simd<uint32_t, N> gather_dwords(const void* base, Offsets<N> offsets,
+// The dwords at `offsets` where `wanted`, 0 elsewhere; assembled from halves, or bytes, where rows
+// of such elements T lie at any multiples of them.
+template <class T, class Offset, int N>
+XF_INLINE simd<uint32_t, N> gather_dwords(const void* base, simd<Offset, N> offsets,
                                           esimd::simd_mask<N> wanted) {
   if constexpr (kAccess == Access::elements) {
-    const auto* halves = static_cast<const uint16_t*>(base);
-    const simd<uint16_t, N> none = 0;
-    const simd<uint16_t, N> low = esimd::gather<uint16_t, N>(halves, offsets, wanted, none);
-    const simd<uint16_t, N> high =
-        esimd::gather<uint16_t, N>(halves, Offsets<N>(offsets + 2), wanted, none);
-    return simd<uint32_t, N>(low) | simd<uint32_t, N>(high) << 16;
+    using Bits = std::conditional_t<kQuantised<T>, uint8_t, uint16_t>;
+    simd<uint32_t, N> x = 0;
+    XF_UNROLL for (int i = 0; i < 4; i += sizeof(Bits)) {
+      x |= simd<uint32_t, N>(esimd::gather<Bits, N>(static_cast<const Bits*>(base),
+                                                    simd<Offset, N>(offsets + i), wanted,
+                                                    simd<Bits, N>(0)))
+           << 8 * i;
+    }
+    return x;
   } else {
     return esimd::gather<uint32_t, N>(static_cast<const uint32_t*>(base), offsets, wanted,
                                       simd<uint32_t, N>(0));
@@ -69,8 +77,8 @@ XF_INLINE simd<uint32_t, R * C> read_rows(const Rows<const T>& m, int row, int c
   simd<uint32_t, R * C> x;
   XF_UNROLL for (int i = 0; i < R; i += kRows) {
     const int first = EvenFirst ? 2 * i % R + 2 * i / R : i;
-    x.template select<kAtOnce, 1>(i * C) = gather_dwords<kAtOnce>(
-        m.row(row + first), offsets, (r < m.size() - (row + first)) & inside);
+    x.template select<kAtOnce, 1>(i * C) =
+        gather_dwords<T>(m.row(row + first), offsets, (r < m.size() - (row + first)) & inside);
   }
   return x;
 }
@@ -109,6 +117,13 @@ XF_INLINE simd<uint64_t, R> places(const PackedRows<T>& m, int row) {
   return simd<uint64_t, R>(query) * static_cast<uint64_t>(m.query_stride * sizeof(T)) +
          simd<uint64_t, R>(head) * static_cast<uint64_t>(m.head_stride * sizeof(T));
 }
+template <int R, class T>
+XF_INLINE simd<uint64_t, R> places(const BeamRows<T>& m, int row) {
+  const simd<int, R> r = esimd::min<int>(simd<int, R>(0, 1) + row, m.count - 1);
+  const simd<int, R> sequence = esimd::gather<int, R>(m.table, Offsets<R>(r * 4));
+  return simd<uint64_t, R>(sequence) * static_cast<uint64_t>(m.sequence_stride * sizeof(T)) +
+         simd<uint64_t, R>(r) * static_cast<uint64_t>(m.stride * sizeof(T));
+}
 template <class T>
 XF_INLINE T* at_place(T* data, uint64_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(data) + bytes);
@@ -124,43 +139,90 @@ XF_INLINE void store_dwords(void* to, simd<uint32_t, M> x, bool wanted, int firs
   if constexpr (N > kDwords) store_dwords<N - kDwords>(to, x, wanted, first + kDwords);
 }
 
-// The same of rows that are those of several heads, each from its own place.
-template <int R, int C, class T>
-XF_INLINE simd<uint32_t, R * C> read_rows(const PackedRows<const T>& m, int row, int column) {
+// The same of rows that each have a place of their own.
+template <int R, int C, bool EvenFirst = false, template <class> class M, class T>
+XF_INLINE simd<uint32_t, R * C> read_rows(const M<const T>& m, int row, int column) {
   const simd<int, C> dword = simd<int, C>(0, 1) + column;
   const auto inside = dword * (4 / static_cast<int>(sizeof(T))) < m.width;
   const auto place = places<R>(m, row);
   simd<uint32_t, R * C> x;
   XF_UNROLL for (int r = 0; r < R; ++r) {
-    x.template select<C, 1>(r * C) = gather_dwords<C>(
-        at_place(m.data, place[r]), Offsets<C>(dword * 4), inside & (row + r < m.size()));
+    const int from = EvenFirst ? 2 * r % R + 2 * r / R : r;
+    x.template select<C, 1>(r * C) = gather_dwords<T>(
+        at_place(m.data, place[from]), Offsets<C>(dword * 4), inside & (row + from < m.size()));
+  }
+  return x;
+}
+template <int R, int C, bool EvenFirst = false, class T>
+XF_INLINE simd<uint32_t, R * C> read_whole_rows(const BeamRows<const T>& m, int row, int column) {
+  const simd<uint64_t, R> place = places<R>(m, row) + reinterpret_cast<uint64_t>(m.data);
+  constexpr esimd::properties kAligned{esimd::alignment<4>};
+  simd<uint32_t, R * C> x;
+  XF_UNROLL for (int k = 0; k < R; ++k) {
+    const uint64_t address = place[EvenFirst ? 2 * k % R + 2 * k / R : k] + column * 4;
+    x.template select<C, 1>(k * C) =
+        esimd::block_load<uint32_t, C>(reinterpret_cast<const uint32_t*>(address), kAligned);
   }
   return x;
 }
 
+// Where kLanes rows begin, a row a lane: bytes from an address, 64 bits where none is near them
+// all.
+template <class M>
+struct LaneRows;
+template <class T>
+struct LaneRows<Rows<T>> {
+  T* base;
+  Offsets<kLanes> offsets;
+  XF_INLINE LaneRows(const Rows<T>& m, int row)
+      : base(m.row(row)),
+        offsets(Offsets<kLanes>(lane_index()) * static_cast<uint32_t>(m.stride * sizeof(T))) {}
+};
+template <class T>
+struct LaneRows<BeamRows<T>> {
+  T* base;
+  simd<uint64_t, kLanes> offsets;
+  XF_INLINE LaneRows(const BeamRows<T>& m, int row)
+      : base(m.data), offsets(places<kLanes>(m, row)) {}
+};
+
 // 8 dwords of each of kLanes rows, from dword `column` on: [dword][row], lane = row.
-template <int D, class T>
-XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const Rows<const T>& m, int row, int column) {
-  constexpr int kDwords = D * sizeof(T) / 4;
-  const auto bytes = static_cast<uint32_t>(m.stride * sizeof(T));
-  const Offsets<kLanes> offsets = Offsets<kLanes>(lane_index()) * bytes + column * 4;
+template <int D, template <class> class M, class T>
+XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const M<const T>& m, int row, int column) {
+  // Rows are multiples of 8 elements.
+  constexpr int kDwords = D * sizeof(T) / 4, kAtOnce = kDwords % 4 == 0 ? 4 : 2;
+  const LaneRows<M<const T>> rows(m, row);
+  const auto offsets = rows.offsets + column * 4;
+  using Bytes = std::remove_const_t<decltype(rows.offsets)>;
   const lane_mask there = lane_index() < m.size() - row;
-  const T* base = m.row(row);
   simd<uint32_t, 8 * kLanes> x;
-  XF_UNROLL for (int i = 0; i < 8; i += 4) {  // rows are multiples of 8 elements: 4 or 8 dwords
-    auto four = x.template select<4 * kLanes, 1>(i * kLanes);
+  XF_UNROLL for (int i = 0; i < 8; i += kAtOnce) {
+    auto some = x.template select<kAtOnce * kLanes, 1>(i * kLanes);
     if (column + i >= kDwords) {
-      four = 0;
+      some = 0;
     } else if constexpr (kAccess == Access::elements) {
-      XF_UNROLL for (int k = 0; k < 4; ++k) {
-        four.template select<kLanes, 1>(k * kLanes) =
-            gather_dwords<kLanes>(base, Offsets<kLanes>(offsets + (i + k) * 4), there);
+      XF_UNROLL for (int k = 0; k < kAtOnce; ++k) {
+        some.template select<kLanes, 1>(k * kLanes) =
+            gather_dwords<T>(rows.base, Bytes(offsets + (i + k) * 4), there);
       }
     } else {
-      four = esimd::gather<uint32_t, 4 * kLanes, 4>(reinterpret_cast<const uint32_t*>(base),
-                                                    Offsets<kLanes>(offsets + i * 4), there,
-                                                    simd<uint32_t, 4 * kLanes>(0));
+      some = esimd::gather<uint32_t, kAtOnce * kLanes, kAtOnce>(
+          reinterpret_cast<const uint32_t*>(rows.base), Bytes(offsets + i * 4), there,
+          simd<uint32_t, kAtOnce * kLanes>(0));
     }
+  }
+  return x;
+}
+
+// The values of N rows of one each from `row` on, 0 where there are none.
+template <int N, class M>
+XF_INLINE simd<float, N> read_values(const M& m, int row) {
+  simd<float, N> x;
+  XF_UNROLL for (int i = 0; i < N; i += kLanes) {
+    const LaneRows<M> rows(m, row + i);
+    x.template select<kLanes, 1>(i) = esimd::gather<float, kLanes>(
+        rows.base, std::remove_const_t<decltype(rows.offsets)>(rows.offsets),
+        lane_index() < m.size() - (row + i), floats(0.f));
   }
   return x;
 }

@@ -6,6 +6,7 @@
 #include <sycl/ext/intel/esimd/xmx/dpas.hpp>
 #include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <type_traits>
+#include <utility>
 
 #include "tile/macros.hpp"
 
@@ -53,6 +54,10 @@ XF_INLINE int sharer() { return kSplitKeys ? 0 : thread_in_group(); }
 XF_INLINE int key_turn() { return kSplitKeys ? thread_in_group() : 0; }
 XF_INLINE int member() { return kTeam == 1 ? 0 : thread_in_group() % kTeam; }
 XF_INLINE int neighbour() { return sharer() / kTeam; }
+
+template <int Bytes>
+using UintOfSize =
+    std::conditional_t<Bytes == 4, uint32_t, std::conditional_t<Bytes == 2, uint16_t, uint8_t>>;
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 

@@ -32,7 +32,8 @@ bool fits_block2d(const Array& a, Layout layout, int64_t columns) {
   const int rows = axes_of(layout).row;
   const int64_t bytes = size_of(a.dtype), width = columns * bytes;
   const int64_t pitch = a.strides[rows] * bytes;  // also that of a single row is told
-  if (width < 64 && columns != 16) return false;  // the columns beside it would be written
+  // The columns beside it would be written, or multiplied: a step of a product is 16 of 16 bits.
+  if (width < 64 && (columns != 16 || bytes == 1)) return false;
   if (pitch % 16 != 0) return false;
   if (pitch < std::max<int64_t>(width, 64) || pitch > kMost || a.shape[rows] > kMost - 3) {
     return false;

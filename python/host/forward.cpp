@@ -9,6 +9,7 @@
 #include "append.hpp"
 #include "kernels.hpp"
 #include "problem.hpp"
+#include "tile/quantised.hpp"
 
 namespace xeflash {
 namespace {
@@ -132,6 +133,18 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
       params.drop_below < 65536 ? 65536.f / static_cast<float>(65536 - params.drop_below) : 0.f;
 }
 
+// What GPUs divide O by, if V's rows have factors.
+float factor_unit(DType dtype) {
+  switch (dtype) {
+    case DType::kE4M3:
+      return kFactorUnit<e4m3>;
+    case DType::kE5M2:
+      return kFactorUnit<e5m2>;
+    default:
+      return kFactorUnit<int8_t>;
+  }
+}
+
 void set_cache(FwdParams& params, const Cache& c) {
   const auto ints = [](const Array& a) { return reinterpret_cast<const int32_t*>(a.data); };
   const auto scales = [](const Array& a) {
@@ -237,6 +250,7 @@ py::tuple forward(const FwdRequest& r) {
   if (empty && !append) return py::make_tuple(out.object, lse_object);
 
   ScoreModParams params{params_of(p, out, r), p.score_mod.captures};
+  if (desc.access != Access::kNone && desc.cache_scales) params.v_scale /= factor_unit(p.v.dtype);
   if (r.want_lse) {
     params.lse = reinterpret_cast<float*>(lse.data);
     params.lse_batch = p.packed ? 0 : p.heads_q * p.sq;

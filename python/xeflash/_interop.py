@@ -78,7 +78,9 @@ def describe(array: Any) -> Description | None:
     """
     interface = getattr(array, "__sycl_usm_array_interface__", None)
     if interface is not None:
-        dtype = _TYPES.get(interface["typestr"].lstrip("<|="), "another type")
+        code = interface["typestr"].lstrip("<|=")
+        # One typestr stands for all 8-bit floats: the array says which one it is of.
+        dtype = str(getattr(array, "dtype", "V1")) if code in ("V1", "f1") else _TYPES.get(code, "another type")
         address, read_only = interface["data"]
         address += interface.get("offset", 0) * _SIZES.get(dtype, 1)
         return (

@@ -5,20 +5,32 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES
+from arrays import DTYPES, from_array, to_array
 from caches import FORMATS, rotated
 
 ULP = {"fp32": 2.0**-22, "fp16": 2.0**-10, "bf16": 2.0**-7}
+
+
+def bytes_of(x):
+    return x.view(torch.uint8)
 
 
 def bits(x):
     return x.contiguous().view(torch.uint8).clone()
 
 
-def append(k_cache, v_cache, k, v, lengths, heads=2, q=None, **options):
+def append(k_cache, v_cache, k, v, lengths, heads=2, q=None, kind="torch", **options):
     q = torch.zeros(k.shape[0], 1, heads, k.shape[-1], dtype=k.dtype) if q is None else q
-    lengths = torch.tensor(lengths, dtype=torch.int32)
-    return xeflash.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, **options)
+    options["cache_seqlens"] = torch.tensor(lengths, dtype=torch.int32)
+    written = [k_cache, v_cache, *(options[name] for name in ("k_scale", "v_scale") if name in options)]
+    there = {id(x): to_array(x, kind) for x in (q, k_cache, v_cache, k, v, *options.values())}
+    arrays = [there[id(x)] for x in (q, k_cache, v_cache, k, v)]
+    out = xeflash.flash_attn_with_kvcache(*arrays, **{name: there[id(x)] for name, x in options.items()})
+    if kind == "usm":
+        for x in written:
+            if isinstance(x, torch.Tensor):
+                bytes_of(x).copy_(bytes_of(from_array(there[id(x)], kind)))
+    return out
 
 
 @pytest.mark.parametrize("style", ["none", "pairs", "halves"])
@@ -94,9 +106,19 @@ def quantised(x, name):
 @pytest.mark.parametrize("scale", [1.0, 0.25])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_number_is_rounded_to_the_nearest(name, scale):
+    check_rounding(name, scale, "torch")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_number_is_rounded_to_the_nearest_on_gpu(gpu, name):
+    check_rounding(name, 0.25, "usm")
+
+
+def check_rounding(name, scale, kind):
     x = every_bf16()
     k_cache, v_cache = (torch.zeros(x.shape, dtype=FORMATS[name]) for _ in range(2))
-    append(k_cache, v_cache, x, -x, [0], heads=1, k_scale=scale, v_scale=1.0)
+    append(k_cache, v_cache, x, -x, [0], heads=1, kind=kind, k_scale=scale, v_scale=1.0)
     got, want = k_cache.float(), quantised(x.float() / scale, name).float()
     assert torch.equal(got, want), f"{x[got != want][:5]}: {got[got != want][:5]}, want {want[got != want][:5]}"
     assert torch.equal(v_cache.float(), quantised(-x, name).float())
@@ -104,10 +126,20 @@ def test_every_number_is_rounded_to_the_nearest(name, scale):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_array_of_scales_gets_the_largest_of_a_row(name):
+    check_scales(name, "torch")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FORMATS)
+def test_array_of_scales_gets_the_largest_of_a_row_on_gpu(gpu, name):
+    check_scales(name, "usm")
+
+
+def check_scales(name, kind):
     x = torch.randn(1, 5, 2, 40) * torch.tensor([1e-3, 1.0, 50.0, 0.0, 7.0])[:, None, None]
     k_cache, v_cache = (torch.zeros(1, 9, 2, 40, dtype=FORMATS[name]) for _ in range(2))
     k_scale, v_scale = torch.full((1, 9, 2), 3.0), torch.full((1, 9, 2), 3.0)
-    append(k_cache, v_cache, x, x, [4], k_scale=k_scale, v_scale=v_scale)
+    append(k_cache, v_cache, x, x, [4], kind=kind, k_scale=k_scale, v_scale=v_scale)
     largest = 127.0 if name == "int8" else torch.finfo(FORMATS[name]).max
     amax = x.abs().amax(-1)
     want = torch.where(amax > 0, amax / largest, 1.0)
@@ -122,13 +154,27 @@ def test_array_of_scales_gets_the_largest_of_a_row(name):
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_code_is_read_as_its_number(name, rows, kind):
+    check_codes(name, rows, "fp32", kind)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "dtype"), [(1, "fp32"), (8, "fp16"), (8, "bf16")])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_code_is_read_as_its_number_on_gpu(gpu, name, rows, dtype):
+    check_codes(name, rows, dtype, "usm")
+
+
+def check_codes(name, rows, dtype, kind):
     """With one key a result is its value."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(FORMATS[name]).reshape(4, 1, 1, 64)
-    q, k = torch.zeros(4, rows, 1, 64), torch.zeros(4, 1, 1, 64, dtype=FORMATS[name])
+    q, k = torch.zeros(4, rows, 1, 64, dtype=DTYPES[dtype]), torch.zeros(4, 1, 1, 64, dtype=FORMATS[name])
     arrays = [q, k, codes]
+    if kind == "usm":
+        arrays = [to_array(x, kind) for x in arrays]
     if kind == "numpy":
         numpy_type = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "int8": np.int8}[name]
         arrays = [q.numpy(), *(x.view(torch.uint8).numpy().view(numpy_type) for x in (k, codes))]
-    out = torch.as_tensor(xeflash.flash_attn_with_kvcache(*arrays, k_scale=1.0, v_scale=0.5))
+    out = xeflash.flash_attn_with_kvcache(*arrays, k_scale=1.0, v_scale=0.5)
+    out = from_array(out, kind) if kind == "usm" else torch.as_tensor(out)
     want = (codes.float() * 0.5).expand(4, rows, 1, 64)
-    torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(out.float(), want, rtol=0, atol=0, equal_nan=True)

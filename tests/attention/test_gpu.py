@@ -251,7 +251,7 @@ def test_strides_beyond_4_gib(gpu):
     k, v = (torch.randn(1, 2, 40, 64).half() for _ in range(2))
     queue, head_bytes = usm.gpu_queue(), 5 << 30
     try:
-        arrays = [usm.far_apart(x, queue, head_bytes) for x in (k, v)]
+        arrays = [usm.far_apart(x, queue, 1, head_bytes) for x in (k, v)]
     except usm.dpctl.memory.USMAllocationError:
         pytest.skip("the device has no 5 GiB in one allocation")
     out, lse = call(*on_gpu(q), *arrays)

@@ -106,6 +106,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     algorithm = ALGORITHMS[desc.algorithm]
     params = "ScoreModParams" if desc.score_mod else algorithm.params
     decode = desc.algorithm == "flash_decode"
+    online = decode or desc.algorithm == "flash_fwd"
     lines = [
         *(f'#include "{header}.hpp"' for header in algorithm.headers),
         *(['#include "attention/score_mod.hpp"'] if desc.score_mod else []),
@@ -125,6 +126,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
         f"  static constexpr bool any_scale = {_cpp(desc.negative_scale or arch in _CPU_ISA)};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
+        *([f"  static constexpr float slack = {'0.f' if _holds_little(desc) else 'kSlack'};"] if online else []),
         "};",
         "}  // namespace xeflash",
         *(f"XF_KERNEL void {e}(xeflash::{params} p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in desc.entries),
@@ -135,7 +137,9 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     else:
         xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads, "TEAM": config.team}
         xe["SPLIT_KEYS"] = int(config.split_keys)
-        backend = ["-DXEFLASH_BACKEND_XE=1", *(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
+        # One image, though only some of its kernels use fp16.
+        backend = ["-fsycl-device-code-split=off", "-DXEFLASH_BACKEND_XE=1"]
+        backend += [*(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [
         name for name in ("softcap", "alibi", "dropout", "packed_heads", "negative_scale") if getattr(desc, name)
@@ -151,6 +155,11 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         dims += f"{'k' if config.split_keys else 't'}{config.threads}"
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
     return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", *backend), config)
+
+
+def _holds_little(desc: Desc) -> bool:
+    """Whether fp16 has to hold P times what V is worth, so that P must not exceed 1."""
+    return desc.cache_scales and desc.dtype == "float16" and desc.arch not in _CPU_ISA
 
 
 def _cpp(value: bool) -> str:

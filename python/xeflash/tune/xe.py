@@ -12,7 +12,8 @@ Row = tuple[str, str, str, str, int, int, int, int]
 ARCHITECTURES = ("pvc", "bmg", "dg2")
 MAX_HEAD_DIM = 576
 
-# A change of scores (softcap, ALiBi, bias, score_mod) wants registers too: 16 rows then spill.
+# A change of scores (softcap, ALiBi, bias, score_mod) wants registers too, as does widening what is quantised: 16 rows
+# then spill.
 # arch, dtype, access, scores, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
@@ -55,7 +56,8 @@ FLASH_DECODE: list[Row] = [
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
 
 # matmul_softmax: what FlashAttention is compared with has its tiles.
-_TABLES = {"flash_fwd": FLASH_FWD, "matmul_softmax": FLASH_FWD, "flash_decode": FLASH_DECODE, "append": NO_TILES}
+_TABLES = {"flash_fwd": FLASH_FWD, "matmul_softmax": FLASH_FWD, "flash_decode": FLASH_DECODE}
+_TABLES |= {"append": NO_TILES, "merge_states": NO_TILES}
 
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
@@ -66,13 +68,15 @@ _TEAM_KEYS = {2: 32, 4: 16}  # of a block that a team scores, by the bytes of an
 
 def blocks(desc: Desc) -> tuple[int, int]:
     """(block_q, block_k): of the first row of the table that fits."""
-    for name, dim in (("q.head_dim", desc.head_dim), ("v.head_dim", desc.head_dim_v)):
+    names = ("out.head_dim",) * 2 if desc.algorithm == "merge_states" else ("q.head_dim", "v.head_dim")
+    for name, dim in zip(names, (desc.head_dim, desc.head_dim_v), strict=True):
         if dim % 8 or dim > MAX_HEAD_DIM:
             raise NotImplementedError(
                 f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
                 "the SYCL CPU device takes any"
             )
     changed = desc.softcap or desc.alibi or desc.bias is not None or desc.score_mod is not None
+    changed |= desc.cache_dtype is not None
     for arch, dtype, access, scores, max_rows, max_head_dim, block_q, block_k in _TABLES.get(desc.algorithm, ()):
         if (
             arch in ("*", desc.arch)
@@ -84,6 +88,9 @@ def blocks(desc: Desc) -> tuple[int, int]:
         ):
             if desc.cache == "paged":
                 block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
+            if desc.cache_dtype:
+                few = block_q <= 8 and max(desc.head_dim, desc.head_dim_v) <= 128
+                block_k = min(block_k, 32 if few else 16)  # more spill
             tiles = -(-desc.rows // block_q)
             return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else: of equal height
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
