@@ -29,21 +29,24 @@ XF_INLINE void merge_states(const MergeParams& p) {
   const GroupIndex group = group_index();
   const int batch = static_cast<int>(group / p.rows), i = static_cast<int>(group % p.rows);
   for (int head = 0; head < p.heads; ++head) {
-    const auto state = [&](int s) { return StateRow<T>(p.states[s], batch, i, head); };
     const StateRow<float> carried(p.carried, batch, i, head);
+    const auto each_state = [&](auto f) {
+      if (p.reads_carried) f(carried);
+      XF_UNROLL for (int s = 0; s < kMaxStates; ++s) {  // parameters may be registers
+        if (s < p.count) f(StateRow<T>(p.states[s], batch, i, head));
+      }
+    };
 
-    RowState row{p.reads_carried ? carried.lse_log2() : -kInf, 0.f};
-    for (int s = 0; s < p.count; ++s) row.m = max(row.m, state(s).lse_log2());
+    RowState row{-kInf, 0.f};
+    each_state([&](const auto& part) { row.m = max(row.m, part.lse_log2()); });
     RowTile<1, dv> O;
     fill(O, 0.f);
-    const auto add = [&](const auto& part) {
+    each_state([&](const auto& part) {
       if (part.lse_log2() == -kInf) return;
       const float weight = exp2(part.lse_log2() - row.m);  // exp(L_s - max L)
       row.l += weight;
       add_scaled(O, part.o, weight);
-    };
-    if (p.reads_carried) add(carried);
-    for (int s = 0; s < p.count; ++s) add(state(s));
+    });
 
     if (p.leaves_carried) {
       store_row(one_row(carried.o), O, 0, row.normaliser());

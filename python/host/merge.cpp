@@ -7,6 +7,7 @@
 
 #include "checks.hpp"
 #include "kernels.hpp"
+#include "problem.hpp"
 
 namespace xeflash {
 namespace {
@@ -66,6 +67,16 @@ StateArg state_arg(const State& s) {
           l.strides[l.ndim - 2]};
 }
 
+// The widest that all of them allow.
+Access access_of_states(const std::vector<State>& states, const std::string& arch) {
+  for (const State& s : states) {
+    const Layout layout = s.o.ndim == 4 ? Layout::kBSHD : Layout::kTHD;
+    const Access access = access_of_rows({{&s.o, layout}}, arch);
+    if (access != Access::kDwords) return access;
+  }
+  return Access::kDwords;
+}
+
 State new_state(const Array& like, DType dtype) {
   const auto& s = like.shape;
   if (like.ndim == 3) {
@@ -83,9 +94,6 @@ py::tuple merge_states(const py::list& outs, const py::list& lses) {
   const std::vector<State> states = read_states(outs, lses, check);
   const Array& o = states[0].o;
   sycl::queue& queue = o.queue ? *static_cast<sycl::queue*>(o.queue) : host_queue();
-  if (o.queue && !queue.get_device().is_cpu()) {
-    check.refuse<NotImplemented>("out 0 must be on a CPU device: this is not there yet on GPUs");
-  }
   const int64_t batch = o.ndim == 4 ? o.shape[0] : 1, rows = o.shape[o.ndim - 3];
   const int64_t heads = o.shape[o.ndim - 2];
   const bool empty = batch * rows * heads == 0;
@@ -95,6 +103,8 @@ py::tuple merge_states(const py::list& outs, const py::list& lses) {
   desc.dtype = o.dtype;
   desc.head_dim = desc.head_dim_v = static_cast<uint16_t>(o.shape[o.ndim - 1]);
   desc.device = static_cast<uint8_t>(o.queue ? device_index(queue) : kMaxDevices);
+  if (o.queue) desc.access = access_of_states(states, facts_of_index(desc.device).arch);
+  check_groups(static_cast<uint64_t>(batch * rows), desc.access);
   const FwdKernels* kernels = empty ? nullptr : &find_kernels(desc, queue);
   const State merged = new_state(o, o.dtype);
   const py::tuple result = py::make_tuple(merged.o.object, merged.lse.object);
