@@ -64,9 +64,9 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
 
   const RowVec<Br> sum = l;
   if constexpr (Softmax::kCanFail) {
-    for (int r = 0; r < work.heads; ++r) {
-      if (!Softmax::is_near(sum[r])) return false;
-    }
+    bool near = true;
+    each_row<Br>([&](int r) { near &= r >= work.heads || Softmax::is_near(sum[r]); });
+    if (!near) return false;
   }
   each_row<Br>([&](int r) {
     if (r >= work.heads) return;

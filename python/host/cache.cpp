@@ -14,15 +14,6 @@ namespace {
 
 std::string number(int64_t n) { return std::to_string(n); }
 
-// What GPUs do not have yet.
-void refuse_on_gpu(const Problem& p, const FwdRequest& r, const Checker& check) {
-  if (!p.q.queue || static_cast<sycl::queue*>(p.q.queue)->get_device().is_cpu()) return;
-  if (r.unified_max) {
-    check.refuse<NotImplemented>(
-        "unified_max must be on a CPU device: this is not there yet on GPUs");
-  }
-}
-
 Array read_scale(const py::object& object, float& factor, const char* name, const Array& of,
                  const char* of_name, const Problem& p, const Checker& check) {
   if (object.is_none()) {
@@ -271,7 +262,6 @@ bool is_quantised(DType dtype) {
 
 void read_cache(Problem& p, const FwdRequest& r) {
   const Checker check(r.function);
-  refuse_on_gpu(p, r, check);
   Cache& c = p.cache;
   read_places(p, r, check);
   read_scales(p, r, check);

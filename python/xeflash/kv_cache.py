@@ -61,7 +61,8 @@ def flash_attn_with_kvcache(
             each position of each row of q; new keys are written there, too.
         unified_max: the maximum to assume for all scores of a single query, so that none is looked for: up to 6 %
             faster with grouped queries, nothing where memory is the limit; a row that is too far from it (by some 14
-            above or 28 below) is computed twice. The results are as exact.
+            above or 28 below) is computed twice. The results are as exact. GPUs look for it all the same where the
+            matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
         k_scale, v_scale: what the elements of a quantised cache are multiplied by: a number, or fp32 arrays of the
             cache's shape without D. New keys are divided by the number, and rounded to the nearest; arrays get the
             scale that makes the largest of each new row the type's largest.

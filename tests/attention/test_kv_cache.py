@@ -66,13 +66,13 @@ GPU_KERNELS = [
     ("fp32", 64, 64, "beams2", "same", 5, "8/1", "append"),
     ("bf16", 128, 128, "index", "e4m3", 1, "8/1", "append negative"),
     ("bf16", 96, 96, "paged48", "e4m3.array", 5, "6/2", "append"),
-    ("bf16", 64, 64, "beams4", "int8.array", 1, "2/2", ""),
+    ("bf16", 64, 64, "beams4", "int8.array", 1, "2/2", "unified"),
     ("bf16", 192, 128, "pad", "e5m2", 5, "6/2", "append"),
     ("bf16", 576, 512, "paged64", "int8", 1, "8/1", ""),
     ("fp16", 80, 80, "pad", "e4m3.array", 1, "8/1", "append"),
     ("fp16", 80, 80, "paged32", "same", 1, "6/2", "append negative"),
     ("fp16", 64, 64, "beams5", "e4m3", 5, "6/2", ""),
-    ("fp16", 256, 256, "paged256", "e5m2", 1, "8/1", ""),
+    ("fp16", 256, 256, "paged256", "e5m2", 1, "8/1", "unified"),
 ]
 GPU_CHOICES = {
     "kernel": GPU_KERNELS,
@@ -82,6 +82,7 @@ GPU_CHOICES = {
     "window": list(WINDOWS),
     "sinks": [False, True],
     "splits": [0, 1, 2, 3],
+    "unified": [None, 5.0],
     "seqlens": ["array", "int"],
     "lse": [True, False],
 }
@@ -97,7 +98,7 @@ def gpu_case_of(row):
 
 def is_wanted_on_gpu(row):
     case, more = gpu_case_of(row), row["kernel"][-1]
-    wants = {"append": case.new > 0, "negative": case.splits == 3}
+    wants = {"append": case.new > 0, "negative": case.splits == 3, "unified": case.unified is not None}
     return is_possible(case) and all(name in more for name, wanted in wants.items() if wanted)
 
 
@@ -191,6 +192,13 @@ def test_any_number_of_splits_gives_the_same(splits):
 @pytest.mark.parametrize("far", [0.0, 12.0, 60.0, -60.0, 1e4, -1e4])
 def test_unified_maximum_is_as_exact_wherever_the_scores_are(far, dtype, splits, sinks):
     check_unified_maximum(far, dtype, splits, sinks, "torch")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "splits", "sinks"), [("fp32", 4, False), ("bf16", 1, True)])
+def test_unified_maximum_is_as_exact_on_gpu(gpu, dtype, splits, sinks):
+    for far in (0.0, 12.0, 60.0, -60.0, 200.0, -200.0):  # at 1e4 scores are rounded to 1e-3, by each in its own way
+        check_unified_maximum(far, dtype, splits, sinks, "usm")
 
 
 def check_unified_maximum(far, dtype, splits, sinks, kind):

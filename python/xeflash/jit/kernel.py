@@ -115,7 +115,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         "struct Config {",
         f"  using Element = {_ELEMENTS[desc.dtype]};",
         f"  using ScoreVariant = Variant<{', '.join(score)}>;",
-        *([f"  using Softmax = {'UnifiedMax' if desc.unified_max else 'OnlineSoftmax'};"] if decode else []),
+        *([f"  using Softmax = {_softmax(desc, config)};"] if decode else []),
         *([] if decode else [f"  using Drop = {'Dropout' if desc.dropout else 'NoDropout'};"]),
         f"  using Cache = {_CACHES[desc.cache].format(desc.page_unit)};",
         f"  using CacheElement = {_ELEMENTS[desc.cache_dtype or desc.dtype]};",
@@ -160,6 +160,16 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
 def _holds_little(desc: Desc) -> bool:
     """Whether fp16 has to hold P times what V is worth, so that P must not exceed 1."""
     return desc.cache_scales and desc.dtype == "float16" and desc.arch not in _CPU_ISA
+
+
+def _softmax(desc: Desc, config: Config) -> str:
+    """How a decoding kernel finds the maximum.
+
+    Assuming one is for P in fp32, which may be of any size, and is then as exact: 16 bits of the matrix unit round a P
+    that is not 1, or do not hold it. The code for rows that are too far from it makes wide heads spill.
+    """
+    fits = desc.arch in _CPU_ISA or (config.block_q % 8 and max(desc.head_dim, desc.head_dim_v) <= 128)
+    return "UnifiedMax" if desc.unified_max and fits else "OnlineSoftmax"
 
 
 def _cpp(value: bool) -> str:
