@@ -1,10 +1,12 @@
 """Attention on caches of every kind against the reference, over every pair of choices."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, sparse, to_array
-from caches import FORMATS, LENGTHS, WINDOWS, Cache, CacheCase, check, is_possible, run
+from caches import FORMATS, LENGTHS, WINDOWS, Cache, CacheCase, as_indexable, check, is_possible, run
 from pairwise import pairwise
 from reference import Features
 from tolerance import check_attention
@@ -247,6 +249,42 @@ def test_cache_beyond_4_gib(place, rows):
     )
     assert torch.equal(cache.keys(0)[0][-2:].float(), k[0])
     check(case, cache, q, Features(), out, lse)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "case",
+    [
+        CacheCase("bf16", 128, 128, place="index", format="e4m3", heads="8/1", lengths="70,9", new=2),
+        CacheCase("fp32", place="paged16", format="e4m3", lengths="70,9", new=2),
+        CacheCase("fp16", 80, 80, place="paged32", lengths="70,9"),
+        CacheCase("fp32", place="beams2", heads="8/1", lengths="70,9", rows=5, new=2),
+    ],
+    ids=lambda case: case.id,
+)
+def test_cache_beyond_4_gib_on_gpu(gpu, case):
+    """Keys are used that lie 4.1 GiB behind the beginning of a pool."""
+    import usm
+
+    cache = Cache(case, torch.Generator().manual_seed(0))
+    used = [cache.slots(b, n)[0] for b, n in enumerate(cache.lengths)]
+    gap = int(4.1 * 2**30 / max(place.max() for place in used)) // 64 * 64
+    arrays = {name: to_array(x, "usm") for name, x in cache.options.items()}
+    arrays["cache_seqlens"] = to_array(torch.tensor(cache.lengths, dtype=torch.int32) - case.new, "usm")
+    try:
+        far = [usm.far_apart(x, usm.gpu_queue(), 0, gap) for x in (cache.k, cache.v)]
+    except usm.dpctl.memory.USMAllocationError:
+        pytest.skip("the device has no 5 GiB in one allocation")
+    q = torch.randn(2, case.rows, cache.heads, case.dim).to(DTYPES[case.dtype])
+    if case.new:
+        k, v = (torch.randn(2, 2, cache.heads_k, case.dim).to(q.dtype) for _ in range(2))
+        arrays |= {"k": to_array(k, "usm"), "v": to_array(v, "usm")}
+        for array, new, scale in ((cache.k, k, cache.k_scale), (cache.v, v, cache.v_scale)):
+            for b, n in enumerate(cache.lengths):
+                slots = tuple(index[-2:] for index in cache.slots(b, n))
+                as_indexable(array)[slots] = as_indexable((new[b].float() / (scale or 1.0)).to(array.dtype))
+    out, lse = xeflash.flash_attn_with_kvcache(to_array(q, "usm"), *far, **arrays, return_softmax_lse=True)
+    check(replace(case, kind="usm"), cache, q, Features(), from_array(out, "usm"), from_array(lse, "usm"))
 
 
 def test_strided_cache_is_used_where_it_is():
