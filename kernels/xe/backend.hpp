@@ -8,6 +8,7 @@
 #include "xe/dropout.hpp"
 #include "xe/lanes.hpp"
 #include "xe/mma.hpp"
+#include "xe/results.hpp"
 #include "xe/row_memory.hpp"
 
 #define XF_KERNEL                                                                        \

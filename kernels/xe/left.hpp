@@ -1,0 +1,203 @@
+// Left operands of products: 16-bit ones in the layout of dpas, rows of 16 elements; fp32 ones for
+// the vector unit, in tiles.
+#pragma once
+
+#include "xe/message.hpp"
+#include "xe/shared.hpp"
+
+namespace xeflash::xe {
+
+constexpr int kDepth = 16;  // of one dpas, in 16-bit elements
+
+// R x C in registers: x[column / kWidth][row][kWidth columns]. Narrower ones are parts of a block.
+template <class T, int R, int C, int Width = sizeof(T) == 2 ? kDepth : kLanes>
+struct Left {
+  static constexpr int kWidth = Width, kColumns = round_up(C, kWidth);
+  static constexpr int kSharedBytes = 0;
+  static_assert(R % 8 == 0);
+  simd<T, R * kColumns> x;
+
+  // 8 rows x kWidth columns
+  XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
+    return part<8 * kWidth>(x, (c * R + r * 8) * kWidth);
+  }
+  // A product takes its columns in steps: those of `step` come next.
+  struct Stream {
+    const Left& A;
+    XF_INLINE explicit Stream(const Left& a) : A(a) {}
+    XF_INLINE void move_to(int) {}
+    XF_INLINE auto block(int r, int column) const { return A.block(r, column / kWidth); }
+  };
+  static constexpr int offset(int row, int column) {
+    return (column / kWidth * R + row) * kWidth + column % kWidth;
+  }
+};
+
+// 8 or R rows x kWidth columns from column `c * kWidth` of a matrix.
+template <class T, int R, int D, class Rows>
+XF_INLINE simd<T, R * Left<T, R, D>::kWidth> load_left(const Rows& m, int c) {
+  constexpr int kWidth = Left<T, R, D>::kWidth;
+  if constexpr (kReadsBlocks<Rows>) {
+    BlockMessage<T, kWidth, R> message(surface<D>(m));
+    message.move_x(c * kWidth);
+    return message.load();
+  } else {
+    constexpr int kDwords = kWidth * sizeof(T) / 4;
+    auto dwords = read_rows<R, kDwords>(m.columns(0, D), 0, c * kDwords);
+    return dwords.template bit_cast_view<T>();
+  }
+}
+
+template <class T, int R, int C, class Rows>
+XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
+  constexpr int kPart = R * Left<T, R, C>::kWidth;
+  XF_UNROLL for (int c = 0; c < A.kColumns / A.kWidth; ++c) {
+    A.x.template select<kPart, 1>(c * kPart) = load_left<T, R, C>(m, c);
+  }
+}
+// A tile is laid out as a left operand of fp32.
+template <int R, int C>
+XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
+  Left<float, R, C> x;
+  load(x, m);
+  t.x = x.x;
+}
+
+template <class T, int N>
+XF_INLINE void negate(simd<T, N>& x) {
+  x.template bit_cast_view<uint32_t>() ^= sizeof(T) == 2 ? 0x80008000u : 0x80000000u;
+}
+template <class T, int R, int C>
+XF_INLINE void negate(Left<T, R, C>& A) {
+  negate(A.x);
+}
+
+// R x C that is too wide for registers beside O and S: stays in memory ...
+template <class T, int R, int C>
+struct StreamedLeft {
+  static constexpr int kWidth = Left<T, R, C>::kWidth;
+  static constexpr int kSharedBytes = 0;
+  Rows<const T> memory = {};
+  bool negative = false;
+
+  // All rows of a cache line of columns at a time.
+  struct Stream {
+    static constexpr int kAcross = 64 / sizeof(T) / kWidth, kColumns = kAcross * kWidth;
+    BlockMessage<T, kWidth, R, kAcross> message;
+    simd<T, R * kColumns> columns;
+    bool negative;
+
+    XF_INLINE explicit Stream(const StreamedLeft& A)
+        : message(surface<C>(A.memory)), negative(A.negative) {}
+    XF_INLINE void move_to(int column) {
+      if (column % kColumns != 0) return;
+      message.move_x(column);
+      columns = message.load();
+      if (negative) xe::negate(columns);
+    }
+    XF_INLINE simd<T, 8 * kWidth> block(int r, int column) const {
+      return part<8 * kWidth>(columns, (column / kWidth % kAcross * R + r * 8) * kWidth);
+    }
+  };
+};
+template <class T, int R, int C>
+XF_INLINE void load(StreamedLeft<T, R, C>& A, const Rows<const T>& m) {
+  A.memory = m;
+}
+template <class T, int R, int C>
+XF_INLINE void negate(StreamedLeft<T, R, C>& A) {
+  A.negative = true;
+}
+
+// ... or is put in order once in shared memory, the rows of each tile behind the tiles `Before`.
+template <class T, int R, int C, class... Before>
+struct SharedLeft {
+  static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
+  static constexpr int kBytes = R * kColumns * sizeof(T);
+  static constexpr int kSharedBytes = kThreads / kTeam * kBytes;
+  static constexpr int kDwords = 8 * kWidth * sizeof(T) / 4;
+  bool negative = false;
+
+  static XF_INLINE SharedBlocks<kDwords> shared() {
+    return {
+        static_cast<uint32_t>((Before::kSharedBytes + ...) + thread_in_group() / kTeam * kBytes)};
+  }
+  struct Stream {
+    const SharedLeft& A;
+    XF_INLINE explicit Stream(const SharedLeft& a) : A(a) {}
+    XF_INLINE void move_to(int) {}
+    XF_INLINE simd<T, 8 * kWidth> block(int r, int column) const {
+      auto dwords = shared().load(column / kWidth * (R / 8) + r);
+      simd<T, 8 * kWidth> x = dwords.template bit_cast_view<T>();
+      if (A.negative) xe::negate(x);
+      return x;
+    }
+  };
+};
+template <class T, int R, int C, class Rows, class... Before>
+XF_INLINE void load(SharedLeft<T, R, C, Before...>& A, const Rows& m) {
+  const auto put = [&](int c) {
+    XF_UNROLL for (int r = 0; r < R / 8; ++r) {
+      auto x = load_left<T, 8, C>(m.from(r * 8), c);
+      A.shared().store(c * (R / 8) + r, x.template bit_cast_view<uint32_t>());
+    }
+  };
+  using Whole = SharedLeft<T, R, C, Before...>;
+  share<Whole::kColumns / Whole::kWidth, kTeam>(put, member());
+}
+template <class T, int R, int C, class... Before>
+XF_INLINE void negate(SharedLeft<T, R, C, Before...>& A) {
+  A.negative = true;
+}
+
+template <class Rows, class T, int R, int C, class... Before>
+using Query = std::conditional_t<
+    (R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
+    std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Before...>>>;
+
+// P = 2^(S * scale - m) in the type of V; l += row sums of P, before it is rounded.
+template <int Degree, class T, int R, int C, int Width, class Sum>
+XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& S, float scale,
+                            const ColVec<R>& m, Sum& l) {
+  ColSum<R> sum;
+  XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
+    simd<float, R * kLanes> p;
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      p.template select<kLanes, 1>(r * kLanes) = esimd::exp2(floats(S.row(r, c) * scale - m[r]));
+    }
+    if constexpr (kLanes < Width) {  // a row of P is two chunks
+      const simd<T, R * kLanes> narrow = esimd::convert<T>(p);
+      XF_UNROLL for (int r = 0; r < R; ++r) {
+        P.x.template select<kLanes, 1>(P.offset(r, c * kLanes)) = part<kLanes>(narrow, r * kLanes);
+      }
+    } else if constexpr (sizeof(T) == 2) {
+      P.x.template select<R * kLanes, 1>(c * R * kLanes) = esimd::convert<T>(p);
+    } else {
+      P.x.template select<R * kLanes, 1>(c * R * kLanes) = p;
+    }
+    sum.x = c == 0 ? p : simd<float, R * kLanes>(sum.x + p);
+  }
+  l += sum;
+}
+
+// Column j times the factor of row j, and `unit`.
+template <template <int, int> class AnyTile, int R, int C, class Factors>
+XF_INLINE void scale_columns(AnyTile<R, C>& t, const Factors& factors, float unit = 1.f) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    const floats f = read_values<kLanes>(factors, c * kLanes) * unit;
+    XF_UNROLL for (int r = 0; r < R; ++r) t.row(r, c) *= f;
+  }
+}
+template <class T, int R, int C, class Factors>
+XF_INLINE void scale_columns(Left<T, R, C>& P, const Factors& factors, float unit) {
+  constexpr int kWidth = Left<T, R, C>::kWidth;
+  XF_UNROLL for (int c = 0; c < C; c += kWidth) {
+    const simd<float, kWidth> f = read_values<kWidth>(factors, c) * unit;
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      auto row = P.x.template select<kWidth, 1>(P.offset(r, c));
+      row = esimd::convert<T>(simd<float, kWidth>(esimd::convert<float>(simd<T, kWidth>(row)) * f));
+    }
+  }
+}
+
+}  // namespace xeflash::xe

@@ -1,0 +1,71 @@
+// Tiles and values of rows to memory.
+#pragma once
+
+#include "xe/left.hpp"
+
+namespace xeflash::xe {
+
+// All columns of every row, by few messages.
+template <int R, int D, class Rows>
+XF_INLINE void store_whole_rows(const Rows& m, const Tile<R, D>& O) {
+  using T = std::remove_pointer_t<decltype(m.data)>;
+  const auto place = places<R>(m, 0);
+  XF_UNROLL for (int r = 0; r < R; ++r) {
+    simd<T, Tile<R, D>::kColumns> row;
+    XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
+      row.template select<kLanes, 1>(c * kLanes) = esimd::convert<T>(floats(O.row(r, c)));
+    }
+    const simd<uint32_t, row.length * sizeof(T) / 4> dwords =
+        row.template bit_cast_view<uint32_t>();
+    store_dwords<D * sizeof(T) / 4>(at_place(m.data, place[r]), dwords, r < m.size());
+  }
+}
+
+template <int R, int D, class Rows>
+XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
+  using T = std::remove_pointer_t<decltype(m.data)>;
+  if constexpr (kAccess == Access::dwords && D % 8 == 0) {
+    if (m.width >= D) return store_whole_rows(m, O);
+  }
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+  simd<T, R * Tile<R, D>::kColumns> values;
+  if constexpr (sizeof(T) == 2)
+    values = esimd::convert<T>(O.x);
+  else
+    values = O.x;
+  auto bits = values.template bit_cast_view<Bits>();  // float stores convert values (2026.2)
+  if constexpr (kReadsBlocks<Rows>) {
+    BlockMessage<Bits, kLanes, 8> message(surface<D>(m));
+    XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
+      message.move_x(c * kLanes);
+      XF_UNROLL for (int r = 0; r < R; r += 8) {
+        message.move_y(r);
+        message.store(bits.template select<8 * kLanes, 1>((c * R + r) * kLanes));
+      }
+    }
+  } else {
+    const int columns = at_most(m.width, D);
+    const auto place = places<R>(m, 0);
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      auto* first = reinterpret_cast<Bits*>(at_place(m.data, place[r]));
+      XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
+        const ints column = lane_index() + c * kLanes;
+        const simd<Bits, kLanes> x = bits.template select<kLanes, 1>((c * R + r) * kLanes);
+        esimd::scatter<Bits, kLanes>(first, simd<uint32_t, kLanes>(column * int(sizeof(T))), x,
+                                     (column < columns) & (r < m.size()));
+      }
+    }
+  }
+}
+
+// One value per row.
+template <int R, class Rows>
+XF_INLINE void store(const Rows& m, const ColVec<R>& v) {
+  esimd::scatter<float, R>(m.data, places<R>(m, 0), v.x, simd<int32_t, R>(0, 1) < m.size());
+}
+template <int R, class Rows>
+XF_INLINE ColVec<R> load_values(const Rows& m) {
+  return simd<float, R>(esimd::gather<float, R>(m.data, places<R>(m, 0)));
+}
+
+}  // namespace xeflash::xe
