@@ -98,7 +98,9 @@ struct Values {
       const auto inside = rows.columns(0, at_most(rows.width, kTeam * D));
       share<N / kRows * kAcross>([&](int i) {
         const int row = i / kAcross * kRows, dword = i % kAcross * kRead;
-        if (kAccess == Access::dwords && (dword + kRead) * kPerDword <= inside.width)
+        // Rows that are not there have to be 0: a number times 0 need not be.
+        const bool there = row + kRows <= inside.size();
+        if (kAccess == Access::dwords && there && (dword + kRead) * kPerDword <= inside.width)
           put(i, widen_in_order<T, E>(read_whole_rows<kRows, kRead, kPaired>(inside, row, dword)));
         else
           put(i, widen_in_order<T, E>(read_rows<kRows, kRead, kPaired>(inside, row, dword)));
