@@ -1,6 +1,6 @@
 """Attention on each simulated GPU: tests of tests/attention in a process of its own, which has that one device.
 
-Some 70 kernels are compiled for a device on a cold cache (XEFLASH_CACHE_DIR): a few minutes.
+Some hundreds of kernels are compiled for a device on a cold cache (XEFLASH_CACHE_DIR): some ten minutes.
 """
 
 import os
@@ -21,7 +21,7 @@ def run_tests(device: str, folder: Path, *options: str) -> None:
     source = folder / "nothing.cl"
     source.write_text("kernel void nothing() {}\n")
     toolbox.compile_opencl(source, device, folder)  # skips where ocloc cannot
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--sim", device]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=short", "-p", "no:cacheprovider", "--sim", device]
     command += [*options, FOLDER]
     environment = os.environ | {"XEFLASH_SIM_CHECK": "all"}
     done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
