@@ -43,7 +43,7 @@ def measure(desc: Desc, block_q: int, block_k: int) -> Row:
     loop = kernel["loop"]
     return Row(
         block_q,
-        config.block_k,
+        block_k,
         loop["instructions"],
         1000 * loop["instructions"] / (block_q * config.block_k),
         loop["dpas"] / loop["instructions"],
@@ -84,7 +84,7 @@ def main() -> None:
                         continue
                     note = "spills" if row.scratch else "in the table" if (block_q, block_k) == chosen else ""
                     table.add_row(
-                        str(block_q), str(row.block_k), str(row.instructions), f"{row.per_score:.0f}",
+                        str(block_q), str(block_k), str(row.instructions), f"{row.per_score:.0f}",
                         f"{100 * row.dpas_share:.1f} %", str(row.moves), str(row.sends), str(row.scratch), note,
                     )  # fmt: skip
             console.print(table)

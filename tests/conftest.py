@@ -16,6 +16,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 def pytest_addoption(parser):
     parser.addoption("--sim", metavar="DEVICE", help="run the tests marked gpu, on this simulated GPU: pvc, bmg or dg2")
+    parser.addoption(
+        "--part", metavar="K/N", default="1/1", help="with --sim: only every N-th of them, from the K-th on"
+    )
 
 
 def pytest_configure(config):
@@ -27,9 +30,11 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--sim"):
         return
-    others = [item for item in items if not item.get_closest_marker("gpu")]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item.get_closest_marker("gpu")]
+    first, step = map(int, config.getoption("--part").split("/"))
+    chosen = [item for item in items if item.get_closest_marker("gpu")][first - 1 :: step]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
 
 
 @pytest.fixture(autouse=True)
