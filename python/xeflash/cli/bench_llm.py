@@ -57,7 +57,6 @@ def add_parsers(commands: Any) -> None:
             "--compare",
             metavar="LIST",
             type=converter(grid.parse_implementations),
-            default=grid.parse_implementations("xeflash,sdpa,eager"),
             help="attention/cache: xeflash/xe, .../dynamic, .../static with xeflash, sdpa, eager; "
             "default: xeflash/xe,sdpa/dynamic,eager/dynamic",
         )
@@ -81,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace) -> int:
     """Run the cells; the heavy imports happen here."""
     simulated = arguments.device.startswith("sim:")
+    if simulated and arguments.compare:
+        raise ValueError(f"bench: --compare must be left out with --device {arguments.device}, which counts xeflash/xe")
     if simulated:
         from xeflash import sim
 
@@ -99,7 +100,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         device=arguments.device if simulated else choose_device(arguments.device),
         rounds=arguments.rounds,
         seed=arguments.seed,
-        implementations=arguments.compare,
+        implementations=arguments.compare or grid.parse_implementations("xeflash,sdpa,eager"),
     )
     cells = grid.expand(
         arguments.model, arguments.layers, arguments.dtype, arguments.batch, arguments.beams, arguments.context,

@@ -55,10 +55,8 @@ class XeCache(Cache):  # type: ignore[misc]
         layer, tokens = self.layers[layer_idx], key_states.shape[2]
         if isinstance(layer, _Layer):
             columns = layer.columns
-            grows = layer.used + tokens > columns.count
-            if grows:
+            if layer.used + tokens > columns.count:
                 columns.grow(columns.kept(layer.used) + tokens)
-            if grows or (tokens > 1 and columns.tables):  # on GPUs, several queries do not go by a table
                 self._gather(columns)
         states: tuple[Any, Any] = layer.update(key_states, value_states)
         return states
