@@ -5,6 +5,7 @@
 #include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 
+#include "cpu/amx.hpp"
 #include "cpu/dropout.hpp"
 #include "cpu/lanes.hpp"
 #include "cpu/mma.hpp"

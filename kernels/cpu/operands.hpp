@@ -12,11 +12,11 @@ namespace xeflash::cpu {
 template <class T>
 constexpr bool kPaired = false;
 template <>
-constexpr bool kPaired<bf16> = kIsa == Isa::kAvx512Bf16;
+constexpr bool kPaired<bf16> = kIsa >= Isa::kAvx512Bf16;
+template <class T>
+constexpr bool kByAmx = kIsa == Isa::kAmxBf16 && std::is_same_v<T, bf16>;
 
 constexpr int kKeyTile = 12;  // a multiple of the rows of K that a product takes at a time
-
-constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 // Rows of a matrix in memory: `count` of them, `stride` elements apart, the elements of a row
 // contiguous.
@@ -43,8 +43,8 @@ struct Left {
 template <class T, int R, int C>
   requires kPaired<T>
 struct Left<T, R, C> {
-  static constexpr int kVecs = R / kLanes;
-  alignas(64) u32x16 x[(C + 1) / 2][kVecs];
+  static constexpr int kVecs = R / kLanes, kBlock = kByAmx<T> ? 32 : 2;
+  alignas(64) u32x16 x[round_up(C, kBlock) / 2][kVecs];
 };
 
 template <class Rows, class T, int R, int C, class... Before>
@@ -185,6 +185,16 @@ struct Keys<T, N, D, Block> {
   XF_INLINE const float* row(int j) const { return x[j]; }
 };
 
+// Pairs of `Count` elements of two rows.
+template <int Count, class T>
+XF_INLINE u32x16 interleave(const T* even, const T* odd) {
+  u16x16 a = {}, b = {};
+  __builtin_memcpy(&a, even, Count * sizeof(T));
+  __builtin_memcpy(&b, odd, Count * sizeof(T));
+  if constexpr (Count < kLanes) a = keep_whole(a), b = keep_whole(b);
+  return __builtin_convertvector(a, u32x16) | (__builtin_convertvector(b, u32x16) << 16);
+}
+
 // Up to N rows of V: packed, as broadcasts walk down its columns; bf16 as pairs of rows.
 template <class T, int N, int D, class Before = void, class Block = void>
 struct Values {
@@ -209,7 +219,7 @@ struct Values {
   XF_INLINE const float* step(int j) const { return x + j * stride; }
 };
 template <class T, int N, int D, class Before, class Block>
-  requires kPaired<T>
+  requires(kPaired<T> && !kByAmx<T>)
 struct Values<T, N, D, Before, Block> {
   static constexpr int kStride = round_up(D, kLanes);
   alignas(64) uint32_t x[N / 2][kStride];
@@ -228,14 +238,6 @@ struct Values<T, N, D, Before, Block> {
     int d = 0;
     for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], interleave<kLanes>(even + d, odd + d));
     if constexpr (D % kLanes) store_as(&x[j][d], interleave<D % kLanes>(even + d, odd + d));
-  }
-  template <int Count>
-  static XF_INLINE u32x16 interleave(const T* even, const T* odd) {
-    u16x16 a = {}, b = {};
-    __builtin_memcpy(&a, even, Count * sizeof(T));
-    __builtin_memcpy(&b, odd, Count * sizeof(T));
-    if constexpr (Count < kLanes) a = keep_whole(a), b = keep_whole(b);
-    return __builtin_convertvector(a, u32x16) | (__builtin_convertvector(b, u32x16) << 16);
   }
   XF_INLINE int steps() const { return (count + 1) / 2; }
   XF_INLINE const uint32_t* step(int j) const { return x[j]; }

@@ -83,11 +83,14 @@ XF_INLINE bool any_above(const ColVec<R>& a, const ColVec<R>& b, float margin) {
   return reduce_max(worst) > margin;
 }
 
-// R rows x C columns of fp32: x[column][16 rows]. The last tile of a row may use fewer columns.
+constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
+// R rows x C columns of fp32: x[column][16 rows]. The last tile of a row may use fewer columns; AMX
+// has room for 32 at a time.
 template <int R, int C>
 struct Tile {
-  static constexpr int kVecs = R / kLanes;
-  alignas(64) f32x16 x[C][kVecs];
+  static constexpr int kVecs = R / kLanes, kBlock = kIsa == Isa::kAmxBf16 ? 32 : 1;
+  alignas(64) f32x16 x[round_up(C, kBlock)][kVecs];
   int cols = C;  // an even number
 };
 

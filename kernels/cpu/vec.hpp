@@ -12,9 +12,9 @@
 
 namespace xeflash::cpu {
 
-enum class Isa { kGeneric, kAvx512, kAvx512Bf16 };
+enum class Isa { kGeneric, kAvx512, kAvx512Bf16, kAmxBf16 };  // each has what those before it have
 constexpr Isa kIsa = static_cast<Isa>(XEFLASH_CPU_ISA);
-constexpr bool kHasAvx512 = kIsa != Isa::kGeneric;
+constexpr bool kHasAvx512 = kIsa >= Isa::kAvx512;
 
 constexpr int kLanes = 16;
 using f32x16 = float __attribute__((ext_vector_type(16)));
@@ -129,7 +129,7 @@ XF_INLINE void store_narrowed(T* p, f32x16 x) {
 // Pairs of bf16 in 32-bit lanes: `even` in the low half, `odd` in the high half, as vdpbf16ps reads
 // them.
 XF_INLINE u32x16 pack_pairs(f32x16 even, f32x16 odd) {
-  if constexpr (kIsa == Isa::kAvx512Bf16) {
+  if constexpr (kIsa >= Isa::kAvx512Bf16) {
     u32x16 halves;  // words 0..15 = even, 16..31 = odd
     asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(halves) : "v"(even), "v"(odd));
     const u32x16 order = bit_cast<u32x16>(lane_index()) * 0x10001u + 0x100000u;  // words i, 16 + i

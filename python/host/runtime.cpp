@@ -3,6 +3,8 @@
 #include "runtime.hpp"
 
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -23,6 +25,14 @@ namespace {
 // than libsycl 2026.0, out of the binary.
 void ignore_async(sycl::exception_list) {}
 
+// Linux has a process ask for the registers of AMX before its first use of them.
+bool amx_is_granted() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  static const bool granted = __builtin_cpu_supports("amx-bf16") &&
+                              syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
 // The instruction set that the OpenCL CPU driver compiles for: the machine's, or what the driver is
 // told to pretend.
 std::string cpu_arch() {
@@ -31,15 +41,15 @@ std::string cpu_arch() {
     if (t == "skx" || t == "skylake-avx512" || t == "icelake-server" || t == "icl" ||
         t == "cascadelake")
       return "cpu-avx512";
-    if (t == "cooperlake" || t == "sapphirerapids" || t == "graniterapids" || t == "spr" ||
-        t == "gnr")
-      return "cpu-avx512-bf16";
+    if (t == "sapphirerapids" || t == "graniterapids" || t == "spr" || t == "gnr")
+      return amx_is_granted() ? "cpu-amx-bf16" : "cpu-avx512-bf16";
     return "cpu-generic";
   }
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
   if (!avx512) return "cpu-generic";
-  return __builtin_cpu_supports("avx512bf16") ? "cpu-avx512-bf16" : "cpu-avx512";
+  if (!__builtin_cpu_supports("avx512bf16")) return "cpu-avx512";
+  return amx_is_granted() ? "cpu-amx-bf16" : "cpu-avx512-bf16";
 }
 
 // Kernel families by architecture; the simulated devices of a family carry the same architecture.

@@ -16,15 +16,16 @@ from tolerance import check_attention
 torch.manual_seed(0)
 f = Features(window=(100, 0), sinks=torch.zeros(4))
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    for rows in (1, 40):
-        q, k, v = (torch.randn(2, heads, n, 64).to(dtype) for heads, n in ((4, rows), (2, 133), (2, 133)))
+    for rows, dim, key_dim in ((1, 64, 64), (40, 64, 200), (150, 72, 72)):
+        q, k, v = (torch.randn(2, heads, n, width).to(dtype)[..., :dim]
+                   for heads, n, width in ((4, rows, dim), (2, 233, key_dim), (2, 233, dim)))
         options = dict(is_causal=True, bottom_right=True, window_size=(100, 0), sinks=f.sinks)
         out, lse = xeflash.attention(q, k, v, enable_gqa=True, return_lse=True, **options)
         check_attention(f"{dtype} {rows} rows", q, k, v, f, out, lse)
 print("done")
 """
 # What the CPU must have for the driver's code to run; the machine's own set is what all other tests use.
-FLAGS = {"core-avx2": "avx2", "skx": "avx512f", "sapphirerapids": "avx512_fp16"}
+FLAGS = {"core-avx2": "avx2", "skx": "avx512f", "sapphirerapids": "amx_bf16"}
 
 
 @pytest.mark.parametrize("target", FLAGS)

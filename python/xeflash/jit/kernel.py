@@ -16,7 +16,7 @@ _ELEMENTS |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8_t"}
 _CACHES = {"": "PlainCache", "paged": "PagedCache<{}>", "beam": "BeamCache"}
 # Degree of exp2's polynomial: its error has to vanish in the rounding of P.
 _EXP2_DEGREE = {"float32": 6, "float16": 4, "bfloat16": 3}
-_CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2}
+_CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2, "cpu-amx-bf16": 3}
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,7 @@ class KernelSource:
 def render(desc: Desc, config: Config | None = None) -> KernelSource:
     """The source of the kernel for `desc`; `config` instead of what the tables say, for sweeps."""
     config = config or pick(desc)
-    arch = desc.arch
-    if arch == "cpu-avx512-bf16" and desc.dtype != "bfloat16":
-        arch = "cpu-avx512"  # the same code
+    arch = _kernels_arch(desc)
     score = [name for name, used in (("SoftCap", desc.softcap), ("Alibi", desc.alibi)) if used]
     if desc.bias is not None:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
@@ -155,6 +153,15 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         dims += f"{'k' if config.split_keys else 't'}{config.threads}"
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
     return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", *backend), config)
+
+
+def _kernels_arch(desc: Desc) -> str:
+    """The first architecture that has the same code."""
+    if desc.arch in ("cpu-avx512-bf16", "cpu-amx-bf16") and desc.dtype != "bfloat16":
+        return "cpu-avx512"
+    if desc.arch == "cpu-amx-bf16" and desc.algorithm not in ("flash_fwd", "matmul_softmax", "peak"):
+        return "cpu-avx512-bf16"  # no products of tiles
+    return desc.arch
 
 
 def _holds_little(desc: Desc) -> bool:

@@ -22,6 +22,8 @@ def default_set() -> Iterator[Desc]:
             if arch != "cpu-generic":
                 yield Desc("flash_fwd", arch, dtype, 256, 256, 64, softcap=True)
                 yield Desc("flash_decode", arch, dtype, 256, 256, 2, softcap=True)
+    for head_dim, softcap in ((64, False), (128, False), (256, True)):
+        yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, 64, softcap=softcap)
     for arch, access in (("pvc", "block2d"), ("bmg", "block2d"), ("dg2", "dwords")):
         for dtype in ("bfloat16", "float16"):
             for head_dim in (64, 128):

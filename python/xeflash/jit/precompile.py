@@ -61,9 +61,12 @@ def peak_kernel(dtype: str) -> tuple[bytes, int]:
     device = target("cpu")
     arch = device["arch"]
     desc = Desc("peak", arch, DTYPE_NAMES[dtype], 1, 1, 1, device=device["name"], driver=device["driver"])
-    vectors = 6 * (1 if arch == "cpu-generic" else 4)  # RegisterTile in cpu/mma.hpp
-    pairs = 2 if dtype == "bf16" and arch == "cpu-avx512-bf16" else 1
-    return find_or_build(render(desc), desc, _core.host_queue()), 16 * vectors * pairs
+    if dtype == "bf16" and arch == "cpu-amx-bf16":
+        multiply_adds = 32 * 32 * 32  # multiply_in_registers in cpu/amx.hpp
+    else:
+        vectors = 6 * (1 if arch == "cpu-generic" else 4)  # RegisterTile in cpu/mma.hpp
+        multiply_adds = 16 * vectors * (2 if dtype == "bf16" and arch == "cpu-avx512-bf16" else 1)
+    return find_or_build(render(desc), desc, _core.host_queue()), multiply_adds
 
 
 def compile_offline(kernel: KernelSource) -> cache.Built:

@@ -13,6 +13,10 @@ Row = tuple[str, str, int, int, int, int]
 # A tile's operands (Q, K, V, S, O) should stay in L2 (1 to 2 MB), and in a thread's stack.
 # arch, dtype, rows <=, head dim <=, block_q (rows), block_k (keys)
 FLASH_FWD: list[Row] = [
+    # AMX has blocks of 32 rows and keys. V is transposed for every tile: the more rows the better.
+    ("cpu-amx-bf16", "bfloat16", 32, 576, 32, 192),
+    ("cpu-amx-bf16", "bfloat16", 255, 256, 128, 192),
+    ("cpu-amx-bf16", "bfloat16", 255, 576, 64, 96),
     ("*", "*", 16, 576, 16, 96),
     ("*", "*", 32, 256, 32, 96),
     ("*", "*", 255, 256, 64, 96),
