@@ -15,7 +15,14 @@ usm = pytest.importorskip("usm", reason="dpctl is not installed")
 pytestmark = pytest.mark.gpu
 
 # The model, how it generates, whether with an XeCache.
-RUNS = [("gemma2", "beams", True), ("gpt_oss", "greedy", True), ("llama", "greedy", False), ("gemma2", "greedy", False)]
+RUNS = [
+    ("gemma2", "beams", True),
+    ("gpt_oss", "greedy", True),
+    ("mistral", "beams", True),
+    ("llama", "greedy", False),
+    ("gemma2", "greedy", False),
+    ("qwen2", "greedy", False),
+]
 
 
 class Recorder:

@@ -1,4 +1,4 @@
-"""Attention on each simulated GPU: tests of tests/attention in a process of its own, which has that one device.
+"""Attention on each simulated GPU: the tests of it in a process of its own, which has that one device.
 
 Every test runs on one of them, so that a machine with two slow cores gets through; all on each with `-m long`, or with
 `pytest --sim DEVICE tests/attention`. Most of the time is compiling: some 3 s a kernel on a cold cache
@@ -14,7 +14,7 @@ import pytest
 import toolbox
 
 TESTS = Path(__file__).resolve().parent.parent
-FOLDER = str(TESTS / "attention")
+WHAT = [str(TESTS / "attention"), str(TESTS / "integrations" / "test_transformers_gpu.py")]
 LINES = 80  # of the output that are shown
 
 
@@ -24,7 +24,7 @@ def run_tests(device: str, folder: Path, *options: str) -> None:
     source.write_text("kernel void nothing() {}\n")
     toolbox.compile_opencl(source, device, folder)  # skips where ocloc cannot
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=short", "-p", "no:cacheprovider", "--sim", device]
-    command += [*options, FOLDER]
+    command += [*options, *WHAT]
     environment = os.environ | {"XEFLASH_SIM_CHECK": "all"}
     done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     if done.returncode:
