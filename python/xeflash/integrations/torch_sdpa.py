@@ -220,85 +220,68 @@ def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
 # Kernels below autograd: what may require grad goes to torch's own, whose backward needs it. It has none for CPUs.
 
 
-def _varlen(query: Tensor, *arguments: Any) -> Any:
-    if not _goes_to(_packed_fits(query, *arguments)):
-        return torch.ops.torch_attn._varlen_attn.default._op_dk(
-            DispatchKey.CompositeExplicitAutograd, query, *arguments
-        )
-    out = torch.empty_like(query)
-    lse = _attend_packed(out, query, *arguments)
-    return out, lse, torch.zeros(2, dtype=torch.uint64, device=query.device)
+def _varlen(*arguments: Any) -> Any:
+    call = _PackedCall(*arguments)
+    if not _goes_to(call.fits()):
+        return torch.ops.torch_attn._varlen_attn.default._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments)
+    out = torch.empty_like(call.query)
+    return out, call.attend(out), torch.zeros(2, dtype=torch.uint64, device=out.device)
 
 
-def _varlen_out(out: Tensor, query: Tensor, *arguments: Any) -> Any:
-    fits = _packed_fits(query, *arguments) and out.dtype is query.dtype and out.shape == query.shape
+def _varlen_out(out: Tensor, *arguments: Any) -> Any:
+    call = _PackedCall(*arguments)
+    fits = call.fits() and out.dtype is call.query.dtype and out.shape == call.query.shape
     if not _goes_to(fits and (out.stride(-1) == 1 or out.shape[-1] == 1)):
         return torch.ops.torch_attn._varlen_attn_out.default._op_dk(
-            DispatchKey.CompositeExplicitAutograd, out, query, *arguments
+            DispatchKey.CompositeExplicitAutograd, out, *arguments
         )
-    return _attend_packed(out, query, *arguments)
+    return call.attend(out)
 
 
-def _packed_fits(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    is_causal: bool = False,
-    scale: float | None = None,
-    window_size: list[int] | None = None,
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-) -> bool:
-    rank = 3 if block_table is None else 4
-    return (
-        _plain(query, key, value)
-        and not (query.requires_grad or key.requires_grad or value.requires_grad)
-        and (query.dim(), key.dim(), value.dim()) == (3, rank, rank)
-        and query.shape[-1] == key.shape[-1] == value.shape[-1]
-        and _fits(query.shape[-1], value.shape[-1], query.device.type)
-        and (block_table is None or (key.shape[1] > 0 and key.shape[1] % 16 == 0))
-        and (cu_seq_k is not None or (block_table is not None and seqused_k is not None))
-        and not num_splits
-        and (scale is None or math.isfinite(scale))
-    )
+class _PackedCall(NamedTuple):
+    """The arguments of torch's operators, in their order."""
 
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    cu_seq_q: Tensor
+    cu_seq_k: Tensor | None
+    max_q: int
+    max_k: int
+    is_causal: bool = False
+    scale: float | None = None
+    window_size: list[int] | None = None
+    enable_gqa: bool = False
+    seqused_k: Tensor | None = None
+    block_table: Tensor | None = None
+    num_splits: int | None = None
 
-def _attend_packed(
-    out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    is_causal: bool = False,
-    scale: float | None = None,
-    window_size: list[int] | None = None,
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-) -> Tensor:
-    """The LSE; `out` is written."""
-    left, right = window_size or (-1, -1)
-    packing = (cu_seq_q, cu_seq_k, max_q, max_k, seqused_k)
-    if block_table is None:
-        _, lse = _core.forward(
-            "varlen_attn", THD, query, key, value, out, *packing, None, None, None, scale, is_causal, left, right,
-            False, 0.0, 0.0, 0, 0, True, True, None, 0,
-        )  # fmt: skip
-    else:
-        cache = _core.Cache(None, -1, None, None, block_table, None, None, None, None, None, None, None, True)
-        _, lse = _core.forward_cached(
-            "varlen_attn", query, key, value, out, *packing, None, None, scale, is_causal, left, right, 0.0, True, 0,
-            None, None, cache,
-        )  # fmt: skip
-    result: Tensor = lse
-    return result
+    def fits(self) -> bool:
+        query, key, value = self[:3]
+        rank = 3 if self.block_table is None else 4
+        return (
+            _plain(query, key, value)
+            and not (query.requires_grad or key.requires_grad or value.requires_grad)
+            and (query.dim(), key.dim(), value.dim()) == (3, rank, rank)
+            and query.shape[-1] == key.shape[-1] == value.shape[-1]
+            and _fits(query.shape[-1], value.shape[-1], query.device.type)
+            and (self.block_table is None or (key.shape[1] > 0 and key.shape[1] % 16 == 0))
+            and (self.cu_seq_k is not None or (self.block_table is not None and self.seqused_k is not None))
+            and not self.num_splits
+            and (self.scale is None or math.isfinite(self.scale))
+        )
+
+    def attend(self, out: Tensor) -> Tensor:
+        """The LSE; `out` is written."""
+        arrays = (*self[:3], out, self.cu_seq_q, self.cu_seq_k, self.max_q, self.max_k, self.seqused_k)
+        left, right = self.window_size or (-1, -1)
+        masking = (self.scale, self.is_causal, left, right)
+        if self.block_table is None:
+            _, lse = _core.forward(
+                "varlen_attn", THD, *arrays, None, None, None, *masking, False, 0.0, 0.0, 0, 0, True, True, None, 0
+            )
+        else:
+            cache = _core.Cache(None, -1, None, None, self.block_table, None, None, None, None, None, None, None, True)
+            _, lse = _core.forward_cached("varlen_attn", *arrays, None, None, *masking, 0.0, True, 0, None, None, cache)
+        result: Tensor = lse
+        return result
