@@ -1,4 +1,4 @@
-// Attention of one query token (Flash-Decoding, Dao et al., 2023): memory-bound, so no matrix unit.
+// Attention of one query token (Flash-Decoding, Dao et al., 2023): memory-bound.
 // The Br = Hq / Hkv heads that share a KV head are the rows of a tile, K and V stream past once;
 // the keys of a sequence may be split over several work-items, whose results combine.hpp merges.
 //   Q K V S P O: tiles     m: running maximum of a row, l: running sum
@@ -15,25 +15,30 @@ namespace xeflash {
 // False, and nothing stored, if the softmax could not be computed this way.
 template <class Config, class Softmax>
 XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
-  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim,
-                dv = Config::block_v;  // columns of O that a work-item owns
+  constexpr int Br = Config::block_q, Bc = Config::block_k;
+  constexpr int d = Config::head_dim / kTeam;  // columns of Q and K that a thread multiplies
+  constexpr int dv = Config::block_v;          // columns of O that it owns
   using T = typename Config::Element;
   using E = Operand<T, typename Config::CacheElement>;
   using ScoreVariant = typename Config::ScoreVariant;
+
+  using QueryTile = RowLeft<E, Br, d, Bc, typename Config::CacheElement>;
+  allocate_shared<RowTile<Br, dv>, QueryTile>();
 
   const Sequence seq(p, work.batch);
   const int head_k = work.head / (p.heads_q / p.heads_k);
   if (seq.sq == 0) return true;
   const KeyRange keys = Window(p, seq).keys_of_split(work.split, p.splits, Bc);
-  const int column = work.part * dv;
-  const auto k_rows = key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end);
+  const int q_column = member() * d, column = (work.part * kTeam + member()) * dv;
+  const auto k_rows = key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
+                          .columns(q_column, Config::head_dim);
   const auto v_rows = value_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
                           .columns(column, Config::head_dim_v);
   const float scale = p.scale < 0 ? -p.scale : p.scale;
   const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
 
-  RowLeft<E, Br, d, typename Config::CacheElement> Q;
-  load(Q, seq.q_heads<const T>(p.q, work.head, work.heads));
+  QueryTile Q;
+  load(Q, seq.q_heads<const T>(p.q, work.head, work.heads).columns(q_column, Config::head_dim));
   if (Config::any_scale && p.scale < 0) negate(Q);
   RowTile<Br, dv> O;
   fill(O, 0.f);
@@ -87,10 +92,10 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
 }
 
 // One work-item per tile of heads and split of the keys, and per part of the columns of O where
-// they are too many for one.
+// they are too many for one; or a team of them, which share out the columns of Q and K, too.
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p) {
-  const SplitWork work(p, group_index(), Config::block_q, Config::parts);
+  const SplitWork work(p, group_index(), Config::block_q, Config::parts / kTeam);
   using Softmax = typename Config::Softmax;
   const bool done = flash_decode<Config, Softmax>(p, work);
   if constexpr (Softmax::kCanFail) {

@@ -16,7 +16,8 @@ DIMS += ((192, 128), (256, 256), (576, 512))
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
 FEW_HEADS = {"one": (1, 1), "mha": (2, 2), "mqa": (3, 1), "gqa2": (4, 2)}  # where arithmetic is dear
 # Windows stay below the fewest keys; "tl": the diagonal from the top left, which only attention() has.
-DECODE_HEADS = {"mha": (2, 2), "gqa4": (8, 2), "gqa5": (10, 2), "mqa8": (8, 1), "mqa20": (20, 1)}
+DECODE_HEADS = {"mha": (2, 2), "gqa4": (8, 2), "gqa5": (10, 2), "mqa8": (8, 1), "mqa12": (12, 1)}
+DECODE_HEADS |= {"mqa20": (20, 1)}
 WINDOWS = {
     "full": (-1, -1),
     "causal": (-1, 0),

@@ -161,19 +161,21 @@ XF_INLINE f32x16 dot(f32x16 acc, f32x16 a, f32x16 b) {
 XF_INLINE f32x16 dot(f32x16 acc, u32x16 a, u32x16 b) { return dot_pairs(acc, a, b); }
 
 template <class T, int R, int D, class E = T>
-struct RowLeft {
+struct RowOperand {
   alignas(64) typename RowChunks<T, D>::Vec x[R][RowChunks<T, D>::kCount];
 };
+template <class T, int R, int D, int N, class E>
+using RowLeft = RowOperand<T, R, D, E>;
 // Rows of any type of element: K's decides how they are kept.
 template <class T, int R, int D, class E>
-XF_INLINE void load(RowLeft<T, R, D>& A, const Rows<const E>& m) {
+XF_INLINE void load(RowOperand<T, R, D>& A, const Rows<const E>& m) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     RowChunks<E, D, kPaired<T>>::each(m.row(r), [&](auto v, int c) { A.x[r][c] = v; });
   }
 }
 
 template <class T, int R, int D>
-XF_INLINE void negate(RowLeft<T, R, D>& A) {
+XF_INLINE void negate(RowOperand<T, R, D>& A) {
   for (auto& row : A.x) {
     for (auto& v : row) v = negative(v);
   }
@@ -187,7 +189,7 @@ constexpr int kHeadsPerPass = R >= 4   ? 4
 
 // 16 scores: Ht rows r0.. of A with 16 / Ht rows of K.
 template <int Ht, class T, int R, int N, int D, class M>
-XF_INLINE void dot_16(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const M& K, int r0, int key) {
+XF_INLINE void dot_16(RowTile<R, N>& S, const RowOperand<T, R, D>& A, const M& K, int r0, int key) {
   constexpr int Kt = kLanes / Ht;
   f32x16 sums[kLanes];
   auto sum_row = [&](int k) __attribute__((always_inline)) {
@@ -250,7 +252,7 @@ XF_INLINE void prefetch_rows(const Rows<const T>& m) {
 
 // S = A K^T for rows of K up to K.count, which may lie anywhere; the rest of S is not meaningful.
 template <class T, int R, int N, int D, class M>
-XF_INLINE void dot_rows(RowTile<R, N>& S, const RowLeft<T, R, D>& A, const M& K) {
+XF_INLINE void dot_rows(RowTile<R, N>& S, const RowOperand<T, R, D>& A, const M& K) {
   for (int key = 0; key < N; key += kLanes) {
     each_pass<R>([&](auto heads, int r0) __attribute__((always_inline)) {
       constexpr int Ht = decltype(heads)::value;

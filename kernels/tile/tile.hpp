@@ -27,11 +27,13 @@
 //   merge_turns                gives the first of them what all have found
 //   sum_of_team                l of all keys
 //
-// For few rows against a long cache, by the vector unit alone:
+// For few rows against a long cache:
 //
 //   RowTile<R, C>, RowVec<R>   fp32, lanes along a row; one fp32 value per row (RowSum: row sums)
-//   RowLeft, RowProbs<T, R, C> left operands: Q, with load and negate; P
-//   dot_rows, accumulate_rows  S = A K^T, O += P V, with K and V streaming past
+//   RowLeft<T, R, D, N, E>     Q, to be multiplied by N rows of E at a time: load, negate
+//   RowProbs<T, R, C>          P
+//   dot_rows, accumulate_rows  S = A K^T, summed up over a team that shares out the columns;
+//                              O += P V; with K and V streaming past
 //   each_row, each_in_row      f(row) for every row; f(value, column) along one
 //   hide_columns, load_row, store_row
 //   prefetch_rows              asks for rows that are wanted soon

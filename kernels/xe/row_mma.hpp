@@ -1,5 +1,6 @@
 // Products of the Xe backend for few rows, while K and V stream past once for all of them: dpas on
-// rows in eights, or multiply-adds of the vector unit in fp32, with
+// rows in eights (without 2D block messages: row_shared.hpp), or multiply-adds of the vector unit
+// in fp32, with
 //   2D block messages: K transposed, lane = key, so that no score needs a sum across lanes.
 //   Else: rows by block loads, lane = column; sums across lanes are folded for 8 keys at a
 //   time. A key a lane would take addresses of 64 bits for every 8 dwords of every key.
@@ -236,10 +237,11 @@ XF_INLINE void accumulate_rows(RowMajor<R, D>& O, RowMajor<R, N> P, const Block&
 
 template <template <class, int, int> class AnyLeft, class T, int R, int N, int D, class Block>
 XF_INLINE void dot_rows(Tile<R, N>& S, const AnyLeft<T, R, D>& A, const Block& K) {
-  static_assert(!kStaged && sizeof(T) == 2);
+  static_assert(sizeof(T) == 2);
   mma_ABt(S, A, Keys<T, N, D, Block>(K));
 }
 template <class T, int R, int N, int D, class Block>
+  requires(!kStaged)
 XF_INLINE void accumulate_rows(Tile<R, D>& O, const Left<T, R, N>& P, const Block& V) {
   mma_AB(O, P, Values<T, N, D, void, Block>(V));
 }

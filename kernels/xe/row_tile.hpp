@@ -2,7 +2,7 @@
 // of many rows, and along a row lanes stay apart as long.
 #pragma once
 
-#include "xe/operands.hpp"
+#include "xe/row_shared.hpp"
 
 namespace xeflash::xe {
 
@@ -17,6 +17,7 @@ constexpr int kWide = 2 * kLanes;  // of one instruction of the vector unit
 template <int R, int C>
 struct RowMajor {
   static constexpr int kColumns = round_up(C, kWide), kChunks = round_up(C, kLanes) / kLanes;
+  static constexpr int kSharedBytes = 0;
   simd<float, R * kColumns> x;
 
   // N columns of row r from column c on
@@ -48,8 +49,10 @@ using RowTile = std::conditional_t<kByMatrixUnit<R>, Tile<R, C>, RowMajor<R, C>>
 template <class T, int R, int D, class E>
 using MatrixRowLeft = std::conditional_t<(R * D * sizeof(T) <= kGrfBytes / 4 && !kQuantised<E>),
                                          Left<T, R, D>, Query<Rows<const T>, T, R, D>>;
-template <class T, int R, int D, class E>
-using RowLeft = std::conditional_t<kByMatrixUnit<R>, MatrixRowLeft<T, R, D, E>, RowMajor<R, D>>;
+template <class T, int R, int D, int N, class E>
+using RowLeft = std::conditional_t<
+    !kByMatrixUnit<R>, RowMajor<R, D>,
+    std::conditional_t<kStaged, SharedRight<T, R, D, N>, MatrixRowLeft<T, R, D, E>>>;
 // P, which stays in fp32 for the vector unit
 template <class T, int R, int C>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;

@@ -83,27 +83,6 @@ XF_INLINE simd<uint32_t, R * C> read_rows(const Rows<const T>& m, int row, int c
   return x;
 }
 
-// The same of columns that are there, by a message a row, which wants one address only; rows that
-// are not there repeat the last one.
-template <int R, int C, bool EvenFirst = false, class T>
-XF_INLINE simd<uint32_t, R * C> read_whole_rows(const Rows<const T>& m, int row, int column) {
-  const int last = m.size() - 1, first = at_most(row, last);
-  const simd<int, R> i(0, 1), r = EvenFirst ? simd<int, R>(i * 2 % R + i * 2 / R) : i;
-  const Offsets<R> offsets =
-      Offsets<R>(esimd::min<int>(r, last - first)) * static_cast<uint32_t>(m.stride * sizeof(T)) +
-      static_cast<uint32_t>(column * 4);
-  const simd<uint64_t, R> addresses =
-      simd<uint64_t, R>(offsets) + reinterpret_cast<uint64_t>(m.row(first));
-  constexpr esimd::properties kAligned{esimd::alignment<4>};
-  simd<uint32_t, R * C> x;
-  XF_UNROLL for (int k = 0; k < R; ++k) {
-    const uint64_t address = addresses[k];
-    x.template select<C, 1>(k * C) =
-        esimd::block_load<uint32_t, C>(reinterpret_cast<const uint32_t*>(address), kAligned);
-  }
-  return x;
-}
-
 // Where R rows begin, in bytes from the first one of all.
 template <int R, class T>
 XF_INLINE simd<uint64_t, R> places(const Rows<T>& m, int row) {
@@ -153,15 +132,42 @@ XF_INLINE simd<uint32_t, R * C> read_rows(const M<const T>& m, int row, int colu
   }
   return x;
 }
-template <int R, int C, bool EvenFirst = false, class T>
-XF_INLINE simd<uint32_t, R * C> read_whole_rows(const BeamRows<const T>& m, int row, int column) {
-  const simd<uint64_t, R> place = places<R>(m, row) + reinterpret_cast<uint64_t>(m.data);
+// The addresses of dword `column` of R rows; rows that are not there repeat the last one.
+template <int R, bool EvenFirst = false, class T>
+XF_INLINE simd<uint64_t, R> addresses(const Rows<const T>& m, int row, int column) {
+  const int last = m.size() - 1, first = at_most(row, last);
+  const simd<int, R> i(0, 1), r = EvenFirst ? simd<int, R>(i * 2 % R + i * 2 / R) : i;
+  const Offsets<R> offsets =
+      Offsets<R>(esimd::min<int>(r, last - first)) * static_cast<uint32_t>(m.stride * sizeof(T)) +
+      static_cast<uint32_t>(column * 4);
+  return simd<uint64_t, R>(offsets) + reinterpret_cast<uint64_t>(m.row(first));
+}
+template <int R, bool EvenFirst = false, class T>
+XF_INLINE simd<uint64_t, R> addresses(const BeamRows<const T>& m, int row, int column) {
+  simd<uint64_t, R> place = places<R>(m, row) + (reinterpret_cast<uint64_t>(m.data) + column * 4);
+  if constexpr (!EvenFirst) {
+    return place;
+  } else {
+    simd<uint64_t, R> in_order;
+    in_order.template select<R / 2, 1>(0) = place.template select<R / 2, 2>(0);
+    in_order.template select<R / 2, 1>(R / 2) = place.template select<R / 2, 2>(1);
+    return in_order;
+  }
+}
+
+template <int Dwords>
+XF_INLINE simd<uint32_t, Dwords> load_whole(uint64_t address) {
   constexpr esimd::properties kAligned{esimd::alignment<4>};
+  return esimd::block_load<uint32_t, Dwords>(reinterpret_cast<const uint32_t*>(address), kAligned);
+}
+// The same of columns that are there, by a message a row, which wants one address only.
+template <int R, int C, bool EvenFirst = false, class M>
+XF_INLINE simd<uint32_t, R * C> read_whole_rows(const M& m, int row, int column) {
+  const simd<uint64_t, R> place = addresses<R, EvenFirst>(m, row, column);
   simd<uint32_t, R * C> x;
   XF_UNROLL for (int k = 0; k < R; ++k) {
-    const uint64_t address = place[EvenFirst ? 2 * k % R + 2 * k / R : k] + column * 4;
-    x.template select<C, 1>(k * C) =
-        esimd::block_load<uint32_t, C>(reinterpret_cast<const uint32_t*>(address), kAligned);
+    const uint64_t address = place[k];
+    x.template select<C, 1>(k * C) = load_whole<C>(address);
   }
   return x;
 }

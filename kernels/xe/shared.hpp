@@ -119,7 +119,9 @@ XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l) {
 
 // Enough for the tiles, and then, in their place, for what is handed over.
 template <class Output, class... Tiles>
-struct SharedMemory;
+struct SharedMemory {
+  static constexpr int kBytes = (Tiles::kSharedBytes + ...);
+};
 template <int R, int D, class... Tiles>
 struct SharedMemory<Tile<R, D>, Tiles...> {
   static constexpr int kTiles = (Tiles::kSharedBytes + ...);

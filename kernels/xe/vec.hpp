@@ -69,7 +69,7 @@ XF_INLINE simd<T, N> part(simd<T, M> x, int first) {
 
 XF_INLINE ints lane_index() { return ints(0, 1); }
 
-XF_INLINE int at_most(int i, int last) { return i < last ? i : last; }
+XF_INLINE constexpr int at_most(int i, int last) { return i < last ? i : last; }
 XF_INLINE float max(float a, float b) { return a > b ? a : b; }
 XF_INLINE float exp2(float x) { return esimd::exp2(x); }
 XF_INLINE float log2(float x) { return esimd::log2(x); }

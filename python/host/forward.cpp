@@ -58,9 +58,9 @@ int splits_for(int64_t items, int64_t keys, int compute_units) {
 // least 128 keys each: what a thread reads in about the time that the launch of the merging kernel
 // takes. And 32 for each of a tile's rows: a split reads 2 bytes of Q a column and row, writes 4 of
 // O, and they are read again to be merged, which is then at most 8 % of its keys' and values'.
-int splits_on_gpu(int64_t items, int64_t keys, int rows, int vector_engines) {
+int splits_on_gpu(int64_t threads, int64_t keys, int rows, int vector_engines) {
   const int64_t least = std::max(128, 32 * rows);
-  const int64_t wanted = kThreadsOfEngine * vector_engines / items;
+  const int64_t wanted = kThreadsOfEngine * vector_engines / threads;
   return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + least - 1) / least)));
 }
 
@@ -292,8 +292,8 @@ py::tuple forward(const FwdRequest& r) {
     const int rows = static_cast<int>(std::min<int64_t>(group, kernels->block_q));
     const bool on_gpu = desc.access != Access::kNone;
     params.splits = r.splits > 0 ? static_cast<int32_t>(r.splits)
-                    : on_gpu     ? splits_on_gpu(items, params.max_k, rows, units)
-                                 : splits_for(items, params.max_k, units);
+                    : on_gpu ? splits_on_gpu(items * kernels->threads, params.max_k, rows, units)
+                             : splits_for(items, params.max_k, units);
     groups = static_cast<uint64_t>(items) * params.splits;
     check_groups(groups, desc.access);
     if (params.splits > 1) {
@@ -301,7 +301,7 @@ py::tuple forward(const FwdRequest& r) {
       params.partial =
           partial_buffer.get(queue, static_cast<size_t>(partials) * ((p.dv + 15) / 16 * 16 + 1));
     }
-    done = submit(*kernels->entries[0], groups);
+    done = submit(*kernels->entries[0], groups, kernels->threads);
     if (params.splits > 1) {
       if (!in_order) done.wait_and_throw();
       done = submit(*kernels->entries[1], static_cast<uint64_t>(p.batch) * p.heads_q);

@@ -22,7 +22,11 @@ KERNELS = [
     ("bf16", (128, 128), "mha", "softcap-alibi-bias32", "bhsd"),
     ("bf16", (128, 128), "gqa4", "plain", "odd"),
     ("bf16", (128, 128), "mqa8", "alibi", "bshd"),
+    ("bf16", (64, 64), "mqa8", "plain", "sliced"),
     ("bf16", (256, 256), "gqa5", "plain", "bhsd"),
+    ("fp16", (256, 256), "mqa8", "softcap", "bshd"),
+    ("bf16", (136, 136), "gqa4", "plain", "bhsd"),
+    ("bf16", (128, 128), "mqa12", "plain", "bhsd"),
     ("bf16", (576, 512), "mqa8", "plain", "bshd"),
     ("bf16", (80, 80), "gqa5", "mask", "bshd"),
     ("fp16", (64, 64), "mqa20", "plain", "bshd"),
@@ -136,6 +140,23 @@ def test_keys_are_split_until_the_device_is_full(gpu):
     call(*make(keys=128, heads=(2, 1)))
     if (launched := launches()) is not None:
         assert ["combine" in kernel for kernel in launched] == [False, True, False]
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256), (576, 512)], ids=str)
+@pytest.mark.parametrize("heads", [5, 8])
+def test_keys_and_values_are_read_once_for_eight_heads(gpu, split, heads, dims):
+    from xeflash import sim
+
+    if not sim.enabled():
+        pytest.skip("only a simulator counts bytes")
+    split(2)
+    keys = 1024
+    q, k, v = (torch.randn(1, n, length, dim).bfloat16()
+               for n, length, dim in ((heads, 1, dims[0]), (1, keys, dims[0]), (1, keys, dims[1])))  # fmt: skip
+    out = usm.read(call(q, k, v)[0])
+    check_attention("once", q, k, v, Features(), out, gpu=True)
+    needed = keys * sum(dims) * 2
+    assert needed <= sim.last_launches()[0].global_read <= 1.02 * needed
 
 
 @pytest.mark.parametrize("splits", [-1, 1025])

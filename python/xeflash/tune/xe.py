@@ -30,14 +30,19 @@ FLASH_FWD: list[Row] = [
 ]
 
 # One query; rows are the heads that share its keys. Eights of them go to the matrix unit, whether they are there or
-# not: 0.03 instructions for a byte of K and V. Any other number goes to the vector unit, with Q, P and O in fp32: 0.05
-# for one row, some 0.05 more for each other (perf/decode_counts.py). Memory asks for less than 1 (bmg), 0.4 (pvc),
-# 2 (dg2).
+# not: 0.03 instructions for a byte of K and V, 0.13 on dg2, which has no block messages. Any other number goes to the
+# vector unit, with Q, P and O in fp32: 0.05 (dg2: 0.2) for one row, some 0.05 (0.1) more for each other
+# (perf/decode_counts.py). Memory asks for less than 1 (bmg), 0.4 (pvc), 2 (dg2).
 # arch, dtype, access, scores, rows <=, head dim <=, most rows a thread, block_k (keys)
 FLASH_DECODE: list[Row] = [
-    # No block messages: the matrix unit would need K and V in order in shared memory, 0.44 instructions a byte.
     ("dg2", "*", "elements", "*", 255, 128, 2, 16),  # the halves of dwords need registers, too
-    ("dg2", "*", "*", "*", 255, 128, 4, 16),
+    ("dg2", "float32", "*", "*", 255, 128, 4, 16),
+    ("dg2", "float32", "*", "*", 255, 256, 2, 16),
+    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
+    ("dg2", "*", "*", "*", 1, MAX_HEAD_DIM, 1, 16),  # far below what memory allows, and more precise
+    ("dg2", "*", "dwords", "plain", 255, MAX_HEAD_DIM, 8, 32),
+    ("dg2", "*", "dwords", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "*", "*", "*", 255, 128, 4, 16),  # what cannot be shared out evenly
     ("dg2", "*", "*", "*", 255, 256, 2, 16),
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
     ("*", "float32", "*", "*", 255, 128, 7, 32),  # the vector unit's in any case
@@ -85,6 +90,7 @@ def blocks(desc: Desc) -> tuple[int, int]:
             and (scores == "*" or not changed)
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
+            and (desc.algorithm != "flash_decode" or block_q % 8 or sharers(desc))
         ):
             if desc.cache == "paged":
                 block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
@@ -109,6 +115,21 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
 def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
     width = -(-desc.head_dim_v // parts)
     return (desc.head_dim_v if parts == 1 else -(-width // 16) * 16), parts
+
+
+def sharers(desc: Desc) -> int:
+    """Threads that share out the columns of the heads of one query, evenly; 0 if they cannot.
+
+    Each multiplies its columns of Q and K, and owns as many of V and O in proportion: so all is read once.
+    """
+    if desc.access == "block2d":
+        return 1
+    most = 72 if desc.cache_dtype else _MAX_COLUMNS[desc.arch]  # widening wants registers, too
+    for count in range(1, 9):
+        dims = desc.head_dim, desc.head_dim_v
+        if all(dim % (8 * count) == 0 and dim <= most * count for dim in dims):
+            return count
+    return 0
 
 
 def turns(desc: Desc, block_q: int, block_k: int) -> int:

@@ -1,0 +1,152 @@
+// Few rows by the matrix unit without 2D block messages: K and V stream past by whole rows, brought
+// into order in registers.
+//   S^T = K Q^T   K is the left operand, 16 columns of 8 keys as they lie; Q^T, the right one,
+//   waits
+//                 in shared memory. Scores pass through shared memory to be transposed, and added
+//                 up where the threads of a team share out the columns.
+//   O += P V      V is the right operand: pairs of keys, interleaved.
+#pragma once
+
+#include "xe/mma.hpp"
+
+namespace xeflash::xe {
+
+// Q^T of a thread's D columns in the layout of B, and the place of its scores of N keys.
+template <class T, int R, int D, int N>
+struct SharedRight {
+  static constexpr int kSteps = round_up(D, kDepth) / kDepth, kTiles = R / 8;
+  static constexpr int kBlock = 8 * kLanes;  // dwords
+  static constexpr int kQueryBytes = kSteps * kTiles * kBlock * 4, kScoreBytes = R * N * 4;
+  static constexpr int kPlaces = kTeam == 1 ? 1 : 2;  // one is filled while the other is read
+  static constexpr int kSharedBytes = kThreads * (kQueryBytes + kPlaces * kScoreBytes);
+  int place = 0;
+
+  static XF_INLINE SharedBlocks<kBlock> query() {
+    return {static_cast<uint32_t>(thread_in_group() * kQueryBytes)};
+  }
+  XF_INLINE SharedBlocks<kBlock> scores(int thread) const {
+    return {
+        static_cast<uint32_t>(kThreads * kQueryBytes + (place * kThreads + thread) * kScoreBytes)};
+  }
+  XF_INLINE simd<T, kDepth * kLanes> block(int r, int step) const {
+    auto dwords = query().load(step * kTiles + r);
+    return dwords.template bit_cast_view<T>();
+  }
+};
+template <class T, int R, int D, int N>
+XF_INLINE void load(SharedRight<T, R, D, N>& A, const Rows<const T>& m) {
+  XF_UNROLL for (int step = 0; step < A.kSteps; ++step) {
+    XF_UNROLL for (int r = 0; r < A.kTiles; ++r) {
+      A.query().store(step * A.kTiles + r, read_transposed<D>(m, r * 8, step * 8));
+    }
+  }
+}
+template <class T, int R, int D, int N>
+XF_INLINE void negate(SharedRight<T, R, D, N>& A) {
+  XF_UNROLL for (int i = 0; i < A.kSteps * A.kTiles; ++i) {
+    auto block = A.query().load(i);
+    A.query().store(i, block ^ 0x80008000u);
+  }
+}
+
+// f(dwords of R rows, column) for all columns of rows that begin at the addresses, parts as wide as
+// fit in a quarter of the registers: by a message a row for as many columns as powers of two have.
+template <class T, class E, int D, int Column = 0, int R, class F>
+XF_INLINE void each_part_of_rows(const simd<uint64_t, R>& begin, F f) {
+  constexpr int kLeft = (D - Column) * sizeof(E) / 4;
+  constexpr int kFit = kGrfBytes / 4 / (4 * R) * sizeof(E) / sizeof(T);
+  constexpr int kMost = at_most(kLeft, kFit);
+  constexpr int kDwords = kMost >= 64   ? 64
+                          : kMost >= 32 ? 32
+                          : kMost >= 16 ? 16
+                          : kMost >= 8  ? 8
+                          : kMost >= 4  ? 4
+                                        : 2;
+  constexpr int kColumns = kDwords * 4 / sizeof(E);
+  simd<uint32_t, kColumns / 2> rows[R];
+  XF_UNROLL for (int r = 0; r < R; ++r) {
+    const uint64_t address = begin[r];
+    rows[r] = widen_in_order<T, E>(load_whole<kDwords>(address));
+  }
+  f(rows, Column);
+  if constexpr (Column + kColumns < D) {
+    each_part_of_rows<T, E, D, Column + kColumns>(begin + kDwords * 4, f);
+  }
+}
+
+// S = A K^T of the columns of the whole team, for rows of K up to K.count.
+template <class T, int R, int N, int D, class Block>
+XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& K) {
+  constexpr int kTiles = R / 8;
+  const auto own = A.scores(member());
+  const auto begin = addresses<N>(elements(K), 0, 0);
+  XF_UNROLL for (int key = 0; key < N; key += 8) {
+    simd<float, 8 * kLanes> s[kTiles];  // [key][row]
+    const auto multiply_part = [&]<int Dwords>(simd<uint32_t, Dwords>(&keys)[8], int column) {
+      constexpr int kPart = at_most(Dwords, kDepth / 2);
+      XF_UNROLL for (int c = 0; c < Dwords; c += kPart) {
+        simd<uint32_t, 4 * kDepth> block;
+        if constexpr (kPart < kDepth / 2) block = 0;
+        XF_UNROLL for (int k = 0; k < 8; ++k) {
+          block.template select<kPart, 1>(k * kDepth / 2) = part<kPart>(keys[k], c);
+        }
+        const int step = (column + 2 * c) / kDepth;
+        XF_UNROLL for (int r = 0; r < kTiles; ++r) {
+          multiply<T>(s[r].template select<8 * kLanes, 1>(0), A.block(r, step),
+                      simd<T, 8 * kDepth>(block.template bit_cast_view<T>()), step == 0);
+        }
+      }
+    };
+    each_part_of_rows<T, ElementOf<Block>, D>(part<8>(begin, key), multiply_part);
+    XF_UNROLL for (int r = 0; r < kTiles; ++r) {
+      own.store(key / 8 * kTiles + r, s[r].template bit_cast_view<uint32_t>());
+    }
+  }
+  meet();
+  XF_UNROLL for (int i = 0; i < kTeam; ++i) {
+    XF_UNROLL for (int key = 0; key < N; key += 8) {
+      XF_UNROLL for (int r = 0; r < R; r += 4) {
+        const uint32_t first = A.scores(i).begin + ((key / 8 * kTiles + r / 8) * 64 + r % 8) * 4;
+        const simd<float, 4 * kLanes> scores =
+            esimd::slm_gather<float, 4 * kLanes, 4>(Offsets<kLanes>(lane_index() * 32) + first);
+        auto sum = S.x.template select<4 * kLanes, 1>((key / kLanes * R + r) * kLanes);
+        if (i == 0)
+          sum = scores;
+        else
+          sum += scores;
+      }
+    }
+  }
+  if constexpr (kTeam > 1) A.place ^= 1;
+  if constexpr (kScaled<Block>) scale_columns(S, K.scales);
+}
+
+// For rows of V up to V.count.
+template <class T, int R, int N, int D, class Block>
+  requires kStaged
+XF_INLINE void accumulate_rows(Tile<R, D>& O, Left<T, R, N> P, const Block& V) {
+  if constexpr (kScaled<Block>) scale_columns(P, V.scales, kFactorUnit<ElementOf<Block>>);
+  const auto begin = addresses<N>(elements(V), 0, 0);
+  XF_UNROLL for (int key = 0; key < N; key += kDepth) {
+    const auto multiply_part = [&]<int Dwords>(simd<uint32_t, Dwords>(&values)[kDepth],
+                                               int column) {
+      XF_UNROLL for (int c = 0; c < 2 * Dwords; c += kLanes) {
+        constexpr int kPart = at_most(2 * Dwords, kLanes);
+        simd<uint16_t, kDepth * kLanes> pairs;
+        if constexpr (kPart < kLanes) pairs = 0;
+        XF_UNROLL for (int k = 0; k < kDepth; ++k) {
+          const simd<uint16_t, 2 * Dwords> row = values[k].template bit_cast_view<uint16_t>();
+          pairs.template select<kPart, 2>(k / 2 * 2 * kLanes + k % 2) = part<kPart>(row, c);
+        }
+        XF_UNROLL for (int r = 0; r < R / 8; ++r) {
+          multiply<T>(O.block(r, (column + c) / kLanes),
+                      simd<T, kDepth * kLanes>(pairs.template bit_cast_view<T>()),
+                      P.block(r, key / kDepth), false);
+        }
+      }
+    };
+    each_part_of_rows<T, ElementOf<Block>, D>(part<kDepth>(begin, key), multiply_part);
+  }
+}
+
+}  // namespace xeflash::xe
