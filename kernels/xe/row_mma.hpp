@@ -53,8 +53,13 @@ struct DwordElements<T, Dwords> {
 
 // ---- rows by block loads ------------------------------------------------------------------------
 
-template <class T, int N>
-XF_INLINE simd<uint32_t, N> load_dwords(const void* p, bool wanted) {
+// Of rows that are all there.
+struct Always {
+  constexpr operator bool() const { return true; }
+};
+
+template <class T, int N, class Wanted>
+XF_INLINE simd<uint32_t, N> load_dwords(const void* p, Wanted wanted) {
   if constexpr (kAccess == Access::elements) {
     simd<uint32_t, N> x;
     constexpr int kAtOnce = N < kLanes ? N : kLanes;
@@ -63,6 +68,8 @@ XF_INLINE simd<uint32_t, N> load_dwords(const void* p, bool wanted) {
           gather_dwords<T>(p, Offsets<kAtOnce>(i * 4, 4), esimd::simd_mask<kAtOnce>(wanted));
     }
     return x;
+  } else if constexpr (std::is_same_v<Wanted, Always>) {
+    return load_whole<N>(reinterpret_cast<uint64_t>(p));
   } else {
     constexpr esimd::properties kAligned{esimd::alignment<4>};
     return esimd::block_load<uint32_t, N>(static_cast<const uint32_t*>(p),
@@ -72,8 +79,8 @@ XF_INLINE simd<uint32_t, N> load_dwords(const void* p, bool wanted) {
 }
 
 // f(values, column) for all of a row, in as few messages as have powers of two; 0 if not `wanted`.
-template <int D, int Column = 0, class T, class F>
-XF_INLINE void each_in_memory(const T* row, bool wanted, F f) {
+template <int D, int Column = 0, class T, class Wanted, class F>
+XF_INLINE void each_in_memory(const T* row, Wanted wanted, F f) {
   constexpr int kLeft = (D - Column) * sizeof(T) / 4;
   constexpr int kDwords = kLeft >= 64   ? 64
                           : kLeft >= 32 ? 32
@@ -88,6 +95,12 @@ XF_INLINE void each_in_memory(const T* row, bool wanted, F f) {
     f(widen(part<kPart>(all, c)), Column + c);
   }
   if constexpr (Column + kElements < D) each_in_memory<D, Column + kElements>(row, wanted, f);
+}
+
+template <class M, int N>
+XF_INLINE auto* row_at(const simd<uint64_t, N>& begin, int row) {
+  const uint64_t address = begin[row];
+  return reinterpret_cast<const ElementOf<M>*>(address);
 }
 
 template <class T, int R, int D>
@@ -160,12 +173,13 @@ XF_INLINE void dot_transposed(RowMajor<R, N>& S, const RowMajor<R, D>& A, const 
 template <int R, int N, int D, class M>
 XF_INLINE void dot_folded(RowMajor<R, N>& S, const RowMajor<R, D>& A, const M& K) {
   constexpr int kKeys = 8, kParts = 8;  // sums of a key, before the last steps
+  const auto begin = addresses<N>(K, 0, 0);
   XF_UNROLL for (int first = 0; first < N; first += kKeys) {
     simd<float, R * kKeys * kParts> sums;  // [row][key][part]
     XF_UNROLL for (int key = 0; key < kKeys; ++key) {
       RowMajor<R, kWide> sum;
       fill(sum, 0.f);
-      each_in_memory<D>(K.row(first + key), first + key < K.size(), [&](auto k, int c) {
+      each_in_memory<D>(row_at<M>(begin, first + key), Always(), [&](auto k, int c) {
         XF_UNROLL for (int r = 0; r < R; ++r) {
           sum.template columns<k.length>(r, 0) += k * A.template columns<k.length>(r, c);
         }
@@ -226,8 +240,9 @@ XF_INLINE void accumulate_rows(RowMajor<R, D>& O, RowMajor<R, N> P, const Block&
       }
     }
   } else {
+    const auto begin = addresses<N>(values, 0, 0);
     XF_UNROLL for (int key = 0; key < N; ++key) {
-      each_in_memory<D>(values.row(key), key < values.size(),
+      each_in_memory<D>(row_at<decltype(values)>(begin, key), Always(),
                         [&](auto v, int c) { accumulate(O, P, key, v, c); });
     }
   }
