@@ -143,8 +143,8 @@ def test_keys_are_split_until_the_device_is_full(gpu):
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256), (576, 512)], ids=str)
-@pytest.mark.parametrize("heads", [5, 8])
-def test_keys_and_values_are_read_once_for_eight_heads(gpu, split, heads, dims):
+@pytest.mark.parametrize("heads", [5, 8, 16])
+def test_keys_and_values_are_read_once_for_all_heads(gpu, split, heads, dims):
     from xeflash import sim
 
     if not sim.enabled():
@@ -156,8 +156,9 @@ def test_keys_and_values_are_read_once_for_eight_heads(gpu, split, heads, dims):
     out = usm.read(call(q, k, v)[0])
     check_attention("once", q, k, v, Features(), out, gpu=True)
     needed = keys * sum(dims) * 2
-    # Else each part of O's columns has S computed for it, and Q is read for every block of keys.
-    most = 1.03 if dims[0] <= 256 or gpu == "dg2" else 1.9
+    # Elsewhere a thread has 16 rows up to 128 columns only, and parts of O's columns have S computed for each.
+    once = gpu == "dg2" or dims[0] <= (128 if heads > 8 else 256)
+    most = 1.03 if once else 3.7
     assert needed <= sim.last_launches()[0].global_read <= most * needed
 
 

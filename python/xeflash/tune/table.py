@@ -42,7 +42,7 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
         block_q, block_k = blocks or xe.blocks(desc)
         block_v, parts = xe.columns(desc, block_q)
         if desc.algorithm == "flash_decode":
-            threads = xe.sharers(desc) if block_q % 8 == 0 else 1  # splits of the keys fill the device
+            threads = xe.sharers(desc, block_q) if block_q % 8 == 0 else 1  # splits of the keys fill the device
             if threads > 1:
                 return Config(block_q, block_k, desc.head_dim_v // threads, threads, threads, team=threads)
             return Config(block_q, block_k, block_v, parts)

@@ -40,7 +40,8 @@ FLASH_DECODE: list[Row] = [
     ("dg2", "float32", "*", "*", 255, 256, 2, 16),
     ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
     ("dg2", "*", "*", "*", 1, MAX_HEAD_DIM, 1, 16),  # far below what memory allows, and more precise
-    ("dg2", "*", "dwords", "plain", 255, MAX_HEAD_DIM, 8, 32),
+    ("dg2", "*", "dwords", "plain", 8, MAX_HEAD_DIM, 8, 32),
+    ("dg2", "*", "dwords", "plain", 255, MAX_HEAD_DIM, 16, 16),  # K and V are read once for 16 rows
     ("dg2", "*", "dwords", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("dg2", "*", "*", "*", 255, 128, 4, 16),  # what cannot be shared out evenly
     ("dg2", "*", "*", "*", 255, 256, 2, 16),
@@ -92,7 +93,7 @@ def blocks(desc: Desc) -> tuple[int, int]:
             and (scores == "*" or not changed)
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
-            and (desc.algorithm != "flash_decode" or block_q % 8 or sharers(desc))
+            and (desc.algorithm != "flash_decode" or block_q % 8 or sharers(desc, block_q))
         ):
             if desc.cache == "paged":
                 block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
@@ -119,17 +120,18 @@ def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
     return (desc.head_dim_v if parts == 1 else -(-width // 16) * 16), parts
 
 
-def sharers(desc: Desc) -> int:
+def sharers(desc: Desc, block_q: int) -> int:
     """Threads that share out the columns of the heads of one query, evenly; 0 if they cannot.
 
-    Each multiplies its columns of Q and K, and owns as many of V and O in proportion: so all is read once.
+    Each multiplies its columns of Q and K, and owns as many of V and O in proportion: so all is read once. O takes half
+    of its registers; widening what is quantised needs more of the others, as do more columns of K than 144.
     """
     if desc.access == "block2d":
         return 1
-    most = 72 if desc.cache_dtype else _MAX_COLUMNS[desc.arch]  # widening wants registers, too
+    most = _MAX_COLUMNS[desc.arch] * 8 // block_q // (2 if desc.cache_dtype else 1)
     for count in range(1, 9):
-        dims = desc.head_dim, desc.head_dim_v
-        if all(dim % (8 * count) == 0 and dim <= most * count for dim in dims):
+        even = desc.head_dim % (8 * count) == 0 and desc.head_dim_v % (8 * count) == 0
+        if even and desc.head_dim <= 144 * count and desc.head_dim_v <= most * count:
             return count
     return 0
 
