@@ -1,10 +1,9 @@
 // Few rows by the matrix unit without 2D block messages: K and V stream past by whole rows, brought
 // into order in registers.
-//   S^T = K Q^T   K is the left operand, 16 columns of 8 keys as they lie; Q^T, the right one,
-//   waits
-//                 in shared memory. Scores pass through shared memory to be transposed, and added
-//                 up where the threads of a team share out the columns.
-//   O += P V      V is the right operand: pairs of keys, interleaved.
+//   S^T = K Q^T   The left operand is K, 16 columns of 8 keys as they lie; Q^T is in shared memory.
+//                 Scores pass through it to be transposed, and added up where the threads of a
+//                 team share out the columns.
+//   O += P V      The right operand is V: pairs of keys, interleaved.
 #pragma once
 
 #include "xe/mma.hpp"
@@ -74,6 +73,27 @@ XF_INLINE void each_part_of_rows(const simd<uint64_t, R>& begin, F f) {
   }
 }
 
+// What all threads of the team have stored, [key][row] in blocks of 8 x 8, transposed.
+template <class T, int R, int N, int D>
+XF_INLINE void add_up(Tile<R, N>& S, SharedRight<T, R, D, N>& A) {
+  meet();
+  XF_UNROLL for (int i = 0; i < kTeam; ++i) {
+    XF_UNROLL for (int key = 0; key < N; key += 8) {
+      XF_UNROLL for (int r = 0; r < R; r += 4) {
+        const uint32_t first = A.scores(i).begin + ((key / 8 * A.kTiles + r / 8) * 64 + r % 8) * 4;
+        const simd<float, 4 * kLanes> scores =
+            esimd::slm_gather<float, 4 * kLanes, 4>(Offsets<kLanes>(lane_index() * 32) + first);
+        auto sum = S.x.template select<4 * kLanes, 1>((key / kLanes * R + r) * kLanes);
+        if (i == 0)
+          sum = scores;
+        else
+          sum += scores;
+      }
+    }
+  }
+  if constexpr (kTeam > 1) A.place ^= 1;
+}
+
 // S = A K^T of the columns of the whole team, for rows of K up to K.count.
 template <class T, int R, int N, int D, class Block>
 XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& K) {
@@ -102,22 +122,7 @@ XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& 
       own.store(key / 8 * kTiles + r, s[r].template bit_cast_view<uint32_t>());
     }
   }
-  meet();
-  XF_UNROLL for (int i = 0; i < kTeam; ++i) {
-    XF_UNROLL for (int key = 0; key < N; key += 8) {
-      XF_UNROLL for (int r = 0; r < R; r += 4) {
-        const uint32_t first = A.scores(i).begin + ((key / 8 * kTiles + r / 8) * 64 + r % 8) * 4;
-        const simd<float, 4 * kLanes> scores =
-            esimd::slm_gather<float, 4 * kLanes, 4>(Offsets<kLanes>(lane_index() * 32) + first);
-        auto sum = S.x.template select<4 * kLanes, 1>((key / kLanes * R + r) * kLanes);
-        if (i == 0)
-          sum = scores;
-        else
-          sum += scores;
-      }
-    }
-  }
-  if constexpr (kTeam > 1) A.place ^= 1;
+  add_up(S, A);
   if constexpr (kScaled<Block>) scale_columns(S, K.scales);
 }
 
@@ -131,12 +136,10 @@ XF_INLINE void accumulate_rows(Tile<R, D>& O, Left<T, R, N> P, const Block& V) {
     const auto multiply_part = [&]<int Dwords>(simd<uint32_t, Dwords>(&values)[kDepth],
                                                int column) {
       XF_UNROLL for (int c = 0; c < 2 * Dwords; c += kLanes) {
-        constexpr int kPart = at_most(2 * Dwords, kLanes);
         simd<uint16_t, kDepth * kLanes> pairs;
-        if constexpr (kPart < kLanes) pairs = 0;
         XF_UNROLL for (int k = 0; k < kDepth; ++k) {
           const simd<uint16_t, 2 * Dwords> row = values[k].template bit_cast_view<uint16_t>();
-          pairs.template select<kPart, 2>(k / 2 * 2 * kLanes + k % 2) = part<kPart>(row, c);
+          pairs.template select<kLanes, 2>(k / 2 * 2 * kLanes + k % 2) = part<kLanes>(row, c);
         }
         XF_UNROLL for (int r = 0; r < R / 8; ++r) {
           multiply<T>(O.block(r, (column + c) / kLanes),
