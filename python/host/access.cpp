@@ -81,4 +81,23 @@ Access access_for(const Problem& p, const Array& out, Layout layout, bool packed
   return Access::kDwords;
 }
 
+void refuse_far_rows(const Problem& p, const Array& out, Layout layout, bool decode,
+                     bool packed_heads, const Checker& check) {
+  constexpr int kRowsOfTile = 32;
+  constexpr int64_t kLimit = (int64_t{1} << 32) / kRowsOfTile;
+  const auto require_near = [&](const Array& a, const char* name, Layout of, bool heads) {
+    const Strides s = strides_of(a, of);
+    const int64_t bytes = heads ? s.head : s.row;
+    XF_REQUIRE(check, bytes >= 0 && bytes < kLimit, name,
+               std::string(heads ? "must have heads" : "must have rows") +
+                   " 0 to 2^27 - 1 bytes apart on a GPU",
+               std::to_string(bytes), a);
+  };
+  require_near(p.k, p.k_name, p.k_layout(layout), false);
+  require_near(p.v, p.v_name, p.k_layout(layout), false);
+  if (packed_heads) return;
+  require_near(p.q, p.q_name, layout, decode);
+  require_near(out, "out", layout, decode);
+}
+
 }  // namespace xeflash

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "checks.hpp"
 #include "problem.hpp"
 
 namespace xeflash {
@@ -20,5 +21,10 @@ Access access_for(const Problem& problem, const Array& out, Layout layout, bool 
 // The same of single rows, of arrays in these layouts: never 2D blocks.
 Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arrays,
                       const std::string& arch);
+
+// A GPU reaches the rows of a tile from its first one by 32 bits. Rows of Q and the output are
+// those of a head, or the heads of one query, or each has an address of its own (`packed_heads`).
+void refuse_far_rows(const Problem& problem, const Array& out, Layout layout, bool decode,
+                     bool packed_heads, const Checker& check);
 
 }  // namespace xeflash

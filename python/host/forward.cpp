@@ -223,6 +223,7 @@ py::tuple forward(const FwdRequest& r) {
     desc.packed_heads = !decode && packs_heads(p, r);
     if (!on_cpu) {
       check_mask_strides(p);
+      refuse_far_rows(p, out, r.layout, decode, desc.packed_heads, Checker(r.function));
       const DeviceFacts& facts = facts_of_index(device);
       desc.negative_scale = r.scale && *r.scale < 0;
       desc.access = access_for(p, out, r.layout, desc.packed_heads || decode, facts.arch);

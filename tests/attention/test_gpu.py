@@ -216,6 +216,24 @@ def test_views(gpu, change):
     check_attention(change, q, k, v, Features(), usm.read(out), usm.read(lse))
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("bytes_apart", [-64, 1 << 27])
+def test_rows_that_are_not_near_are_refused(gpu, rows, bytes_apart):
+    q, k, v = on_gpu(*make(rows, 40))
+    for array, name in ((k, "k"), (v, "v")):
+        plain = array.__sycl_usm_array_interface__
+        strides = (2 * 40 * 64, 40 * 64, bytes_apart // 2, 1)
+        array.__sycl_usm_array_interface__ = plain | {"strides": strides, "offset": 39 * 64}
+        with pytest.raises(ValueError, match=rf"{name}\w* must have rows 0 to 2\^27 - 1 .*got {bytes_apart};"):
+            call(q, k, v)
+        array.__sycl_usm_array_interface__ = plain
+    heads_apart = q.__sycl_usm_array_interface__ | {"strides": (4 * rows * 64, bytes_apart // 2, 64, 1), "offset": 192}
+    q.__sycl_usm_array_interface__ = heads_apart
+    if rows == 1:  # whose heads are the rows of a tile
+        with pytest.raises(ValueError, match=r"q\w* must have heads 0 to 2\^27 - 1 bytes apart on a GPU"):
+            call(q, k, v)
+
+
 def test_no_keys_and_no_rows(gpu):
     for rows, keys in ((0, 5), (3, 0)):
         q, k, v = make(rows, keys)
