@@ -180,6 +180,12 @@ def test_models_and_lists_are_checked_by_the_command_line(capsys):
     assert "choose from small" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--compare=sdpa", "--rounds=1", "--new-tokens=4"])
+def test_what_a_simulated_gpu_cannot_use_is_refused(option, capsys):
+    assert main(["bench", "decode", "--device", "sim:bmg", option]) == 2
+    assert f"bench: {option.split('=')[0]} must be left out with --device sim:bmg" in capsys.readouterr().err
+
+
 def test_peak_memory_is_that_of_the_call():
     memory = generation.PeakMemory("cpu")
     torch.ones(50_000_000).sum()

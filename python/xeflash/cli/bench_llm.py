@@ -12,6 +12,7 @@ from xeflash.cli.arguments import converter
 from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
 
 _SIMULATED = tuple(f"sim:{device}" for device in ("pvc", "bmg", "dg2"))
+_ROUNDS, _NEW_TOKENS = 3, 32
 
 
 def add_parsers(commands: Any) -> None:
@@ -52,7 +53,7 @@ def add_parsers(commands: Any) -> None:
             default=grid.DEFAULT_CONTEXTS,
             help="tokens of the prompt (default: 512,2k,4k,8k)",
         )
-        cases.add_argument("--new-tokens", metavar="N", type=size, default=32)
+        cases.add_argument("--new-tokens", metavar="N", type=size, help=f"default {_NEW_TOKENS}")
         cases.add_argument(
             "--compare",
             metavar="LIST",
@@ -67,7 +68,7 @@ def add_parsers(commands: Any) -> None:
             default="auto",
             help="sim:... counts what the attention does on a simulated GPU, and times nothing",
         )
-        how.add_argument("--rounds", metavar="N", type=size, default=3)
+        how.add_argument("--rounds", metavar="N", type=size, help=f"default {_ROUNDS}")
         add_output(parser)
         parser.set_defaults(run=run, what=name)
 
@@ -80,8 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace) -> int:
     """Run the cells; the heavy imports happen here."""
     simulated = arguments.device.startswith("sim:")
-    if simulated and arguments.compare:
-        raise ValueError(f"bench: --compare must be left out with --device {arguments.device}, which counts xeflash/xe")
+    for option in ("compare", "rounds", "new_tokens") if simulated else ():
+        if getattr(arguments, option) is not None:
+            raise ValueError(
+                f"bench: --{option.replace('_', '-')} must be left out with --device {arguments.device}, "
+                "which counts one token of xeflash/xe"
+            )
     if simulated:
         from xeflash import sim
 
@@ -98,13 +103,13 @@ def _measure(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads)
     options = runner.Options(
         device=arguments.device if simulated else choose_device(arguments.device),
-        rounds=arguments.rounds,
+        rounds=arguments.rounds or _ROUNDS,
         seed=arguments.seed,
         implementations=arguments.compare or grid.parse_implementations("xeflash,sdpa,eager"),
     )
     cells = grid.expand(
         arguments.model, arguments.layers, arguments.dtype, arguments.batch, arguments.beams, arguments.context,
-        arguments.new_tokens,
+        arguments.new_tokens or _NEW_TOKENS,
     )  # fmt: skip
     runner.check_models(cells)
     warn_of_load()
