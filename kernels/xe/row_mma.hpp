@@ -241,10 +241,16 @@ XF_INLINE void accumulate_rows(RowMajor<R, D>& O, RowMajor<R, N> P, const Block&
     }
   } else {
     const auto begin = addresses<N>(values, 0, 0);
-    XF_UNROLL for (int key = 0; key < N; ++key) {
-      each_in_memory<D>(row_at<decltype(values)>(begin, key), Always(),
-                        [&](auto v, int c) { accumulate(O, P, key, v, c); });
-    }
+    const auto accumulate_keys = [&](auto is_there) {
+      XF_UNROLL for (int key = 0; key < N; ++key) {
+        each_in_memory<D>(row_at<decltype(values)>(begin, key), is_there(key),
+                          [&](auto v, int c) { accumulate(O, P, key, v, c); });
+      }
+    };
+    if (values.size() >= N)
+      accumulate_keys([](int) { return Always(); });
+    else  // 0 in their place, as 0 times infinity is no number
+      accumulate_keys([&](int key) { return key < values.size(); });
   }
 }
 

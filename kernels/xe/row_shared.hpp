@@ -133,8 +133,14 @@ XF_INLINE void accumulate_rows(Tile<R, D>& O, Left<T, R, N> P, const Block& V) {
   if constexpr (kScaled<Block>) scale_columns(P, V.scales, kFactorUnit<ElementOf<Block>>);
   const auto begin = addresses<N>(elements(V), 0, 0);
   XF_UNROLL for (int key = 0; key < N; key += kDepth) {
+    const int there = elements(V).size() - key;
     const auto multiply_part = [&]<int Dwords>(simd<uint32_t, Dwords>(&values)[kDepth],
                                                int column) {
+      if (there < kDepth) {  // 0 in their place, as 0 times infinity is no number
+        XF_UNROLL for (int k = 0; k < kDepth; ++k) {
+          if (k >= there) values[k] = 0;
+        }
+      }
       XF_UNROLL for (int c = 0; c < 2 * Dwords; c += kLanes) {
         simd<uint16_t, kDepth * kLanes> pairs;
         XF_UNROLL for (int k = 0; k < kDepth; ++k) {

@@ -121,6 +121,20 @@ def test_a_bad_value_spoils_only_the_heads_that_see_it(gpu, split, heads):
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2)], ids=["vector-unit", "matrix-unit"])
+@pytest.mark.parametrize("layout", ["plain", "odd"])
+def test_an_infinite_last_value_reaches_its_column_only(gpu, heads, layout):
+    """The rows that a block has beyond the last key are not that key again."""
+    q, k, v = make(keys=77, heads=heads)
+    v[1, 1, 76, 5] = torch.inf
+    if layout == "odd":
+        k, v = (torch.cat([x, x[..., :1]], -1)[..., :-1] for x in (k, v))
+    out = usm.read(call(q, k, v)[0])
+    infinite = torch.zeros_like(out, dtype=torch.bool)
+    infinite[1, heads[0] // 2 :, 0, 5] = True
+    assert torch.equal(out == torch.inf, infinite) and torch.isfinite(out[~infinite]).all()
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)], ids=["vector-unit", "matrix-unit"])
 def test_what_lies_behind_the_keys_in_use_is_not_seen(gpu, split, heads):
     split(2)
     q, k, v = make(keys=100, heads=heads)
