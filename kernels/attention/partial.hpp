@@ -7,21 +7,22 @@
 namespace xeflash {
 
 // Some heads of one KV head, over one split of the keys, and one part of O's columns. `tile` heads
-// share a work-item.
+// share a work-item. Those that follow each other read the same keys of heads that may lie beside
+// each other.
 struct SplitWork {
   int batch, head, heads, split, part;
 
   XF_INLINE SplitWork(const FwdParams& p, GroupIndex group, int tile, int parts) {
     const int per_kv_head = p.heads_q / p.heads_k, tiles = (per_kv_head + tile - 1) / tile;
-    split = static_cast<int>(group % p.splits);
-    group /= p.splits;
     part = static_cast<int>(group % parts);
     group /= parts;
     const int first = static_cast<int>(group % tiles) * tile;
     group /= tiles;
     head = static_cast<int>(group % p.heads_k) * per_kv_head + first;
     heads = per_kv_head - first < tile ? per_kv_head - first : tile;
-    batch = static_cast<int>(group / p.heads_k);
+    group /= p.heads_k;
+    split = static_cast<int>(group % p.splits);
+    batch = static_cast<int>(group / p.splits);
   }
 };
 

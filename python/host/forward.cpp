@@ -48,11 +48,27 @@ void check_mask_strides(const Problem& p) {
         std::to_string(stride));
 }
 
+// Keys that the window of one query leaves.
+int64_t seen_at_most(const FwdParams& p) {
+  if (p.left == kUnbounded || p.right == kUnbounded) return p.max_k;
+  return std::min<int64_t>(p.max_k, int64_t{p.left} + p.right + 1);
+}
+// Of a split on a CPU. Where the heads of a key lie beside each other, work-items that follow each
+// other read these (SplitWork): 256 KiB of rows keep their pages and what is fetched ahead at hand,
+// which is up to twice as fast as a head after the other.
+int64_t most_keys_of_split(const Array& k, Layout layout) {
+  constexpr int64_t kBytes = 256 << 10, kLeastKeys = 32;
+  const Axes axes = axes_of(layout);
+  const int64_t row = std::abs(k.strides[axes.row]), head = std::abs(k.strides[axes.head]);
+  if (k.shape[axes.head] < 2 || head >= row) return std::numeric_limits<int64_t>::max();
+  return std::max(kLeastKeys, kBytes / (row * size_of(k.dtype)));
+}
 // Enough work-items to fill the device a few times over, so that it ends evenly; at least 256 keys
 // each, so that merging stays cheap.
-int splits_for(int64_t items, int64_t keys, int compute_units) {
+int splits_on_cpu(int64_t items, int64_t keys, int64_t most_keys, int compute_units) {
   const int64_t wanted = (4 * compute_units + items - 1) / items;
-  return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + 255) / 256)));
+  const int64_t to_fill = std::min(wanted, (keys + 255) / 256);
+  return static_cast<int>(std::max({int64_t{1}, to_fill, (keys - 1) / most_keys + 1}));
 }
 // On a GPU one wave of threads: a second one that is not full would take as long as the first. At
 // least 128 keys each: what a thread reads in about the time that the launch of the merging kernel
@@ -294,7 +310,8 @@ py::tuple forward(const FwdRequest& r) {
     const bool on_gpu = desc.access != Access::kNone;
     params.splits = r.splits > 0 ? static_cast<int32_t>(r.splits)
                     : on_gpu ? splits_on_gpu(items * kernels->threads, params.max_k, rows, units)
-                             : splits_for(items, params.max_k, units);
+                             : splits_on_cpu(items, seen_at_most(params),
+                                             most_keys_of_split(p.k, p.k_layout(r.layout)), units);
     groups = static_cast<uint64_t>(items) * params.splits;
     check_groups(groups, desc.access);
     if (params.splits > 1) {
