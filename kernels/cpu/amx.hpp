@@ -1,6 +1,7 @@
 // Products of bf16 by AMX: blocks of 32 x 32 sums, four of the unit's tiles, of which each has 16
-// rows of 64 bytes. Tiles of the CPU backend lie transposed in memory, so K and the transpose of V
-// are left there, and pairs of Q and P as they are packed for vdpbf16ps are right.
+// rows of 64 bytes. Tiles of the CPU backend lie transposed in memory, so these are S^T = K Q^T and
+// O^T += V^T P^T: the left operands are K as it lies and V transposed, the right ones Q and P in
+// pairs as they are packed for vdpbf16ps.
 #pragma once
 
 #include "cpu/operands.hpp"

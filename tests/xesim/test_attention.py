@@ -1,7 +1,7 @@
 """Attention on each simulated GPU: the tests of it in a process of its own, which has that one device.
 
 Every test runs on one of them, so that a machine with two slow cores gets through; all on each with `-m long`, or with
-`pytest --sim DEVICE tests/attention`. Most of the time is compiling: some 3 s a kernel on a cold cache
+`pytest --sim DEVICE tests`. Most of the time is compiling: some 3 s a kernel on a cold cache
 (XEFLASH_CACHE_DIR).
 """
 
