@@ -119,9 +119,9 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D
   for (int r = 0; r < R / kLanes; r += 2) {  // inside: K stays in L1
     for (int key = 0; key < K.count; key += 32) {
       clear_sums();
-      multiply_blocks({K.rows.from(key), K.rows.stride}, {&A.x[0][r], sizeof(A.x[0])},
+      multiply_blocks({K.rows.from(key), K.rows.stride}, {&A.at(0, r), sizeof(A.x[0][0])},
                       round_up(D, 32) / 32);
-      store_sums({&S.x[key][r], sizeof(S.x[0])});
+      store_sums({&S.at(key, r), sizeof(S.x[0][0])});
     }
   }
 }
@@ -167,9 +167,9 @@ XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
   const AmxTiles tiles;
   for (int r = 0; r < R / kLanes; r += 2) {  // inside: V stays in L1
     for (int d = 0; d < D; d += 32) {
-      const AmxRows sums{&O.x[d][r], sizeof(O.x[0])};
+      const AmxRows sums{&O.at(d, r), sizeof(O.x[0][0])};
       load_sums(sums);
-      multiply_blocks({V.x[d], sizeof(V.x[0])}, {&P.x[0][r], sizeof(P.x[0])}, V.blocks);
+      multiply_blocks({V.x[d], sizeof(V.x[0])}, {&P.at(0, r), sizeof(P.x[0][0])}, V.blocks);
       store_sums(sums);
     }
   }

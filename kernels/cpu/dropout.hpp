@@ -37,9 +37,9 @@ XF_INLINE void drop_tile(Left<T, R, C>& P, int row0, int col0, const Dropout& dr
       }
       XF_UNROLL for (int k = 0; k < 8; ++k) {
         if constexpr (!kPaired<T>) {
-          P.x[c + k][r] = select(kept[k], P.x[c + k][r], f32x16(0.f));
+          P.at(c + k, r) = select(kept[k], P.at(c + k, r), f32x16(0.f));
         } else if (k % 2 == 0) {
-          P.x[(c + k) / 2][r] &= bit_cast<u32x16>((kept[k] & 0xffff) | (kept[k + 1] & ~0xffff));
+          P.at((c + k) / 2, r) &= bit_cast<u32x16>((kept[k] & 0xffff) | (kept[k + 1] & ~0xffff));
         }
       }
     }

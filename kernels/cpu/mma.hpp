@@ -9,9 +9,9 @@ namespace xeflash::cpu {
 // The register tile: Rt vectors of rows times Nt columns of accumulators, within 32 zmm or 16 ymm.
 template <int R>
 struct RegisterTile {
-  static constexpr int Rt = !kHasAvx512 ? 1 : (R / kLanes < 4 ? R / kLanes : 4);
+  static constexpr int Rt = kTogether<R> < 4 ? kTogether<R> : 4;
   static constexpr int keys = !kHasAvx512 || Rt == 4 ? 6 : 12;
-  static constexpr int dims = !kHasAvx512 ? 6 : (Rt == 4 ? 4 : 8);
+  static constexpr int dims = !kHasAvx512 || Rt == 4 ? 6 : 8;
   static_assert(kKeyTile % keys == 0);
 };
 
@@ -20,22 +20,24 @@ struct RegisterTile {
 template <int Degree, class T, int R, int C>
 XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m,
                             ColVec<R>& l) {
-  f32x16 sum_even[R / kLanes] = {}, sum_odd[R / kLanes] = {};
-  for (int c = 0; c < S.cols; c += 2) {
-    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
-      const f32x16 even = exp2<Degree>(fma(S.x[c][r], scale, -m.x[r]));
-      const f32x16 odd = exp2<Degree>(fma(S.x[c + 1][r], scale, -m.x[r]));
-      sum_even[r] += even;
-      sum_odd[r] += odd;
-      if constexpr (kPaired<T>) {
-        P.x[c / 2][r] = pack_pairs(even, odd);
-      } else {
-        P.x[c][r] = even;
-        P.x[c + 1][r] = odd;
+  for (int r0 = 0; r0 < R / kLanes; r0 += kTogether<R>) {
+    f32x16 sum_even[kTogether<R>] = {}, sum_odd[kTogether<R>] = {};
+    for (int c = 0; c < S.cols; c += 2) {
+      XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) {
+        const f32x16 even = exp2<Degree>(fma(S.at(c, r0 + r), scale, -m.x[r0 + r]));
+        const f32x16 odd = exp2<Degree>(fma(S.at(c + 1, r0 + r), scale, -m.x[r0 + r]));
+        sum_even[r] += even;
+        sum_odd[r] += odd;
+        if constexpr (kPaired<T>) {
+          P.at(c / 2, r0 + r) = pack_pairs(even, odd);
+        } else {
+          P.at(c, r0 + r) = even;
+          P.at(c + 1, r0 + r) = odd;
+        }
       }
     }
+    XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) l.x[r0 + r] += sum_even[r] + sum_odd[r];
   }
-  l.map([&](f32x16 v, int r) { return v + (sum_even[r] + sum_odd[r]); });
 }
 
 XF_INLINE f32x16 multiply_add(f32x16 acc, float b, f32x16 a) { return fma(a, b, acc); }
@@ -64,22 +66,22 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
   constexpr int kSteps = kPaired<T> ? D / 2 : D;
   S.cols = K.rows() < N ? round_up(K.rows(), Reg::keys) : N;
-  for (int j = 0; j < S.cols; j += Reg::keys) {
-    decltype(K.row(0)) k[Reg::keys];
-    XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);
-    for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // inside: the rows of K stay in L1
+  for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // outside: the rows of A stay in L1
+    for (int j = 0; j < S.cols; j += Reg::keys) {
+      decltype(K.row(0)) k[Reg::keys];
+      XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);
       for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kChain) {
         f32x16 acc[Reg::keys][Reg::Rt] = {};
         auto step = [&](int d, auto b_of) __attribute__((always_inline)) {
           XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
             const auto b = b_of(k[n]);
             XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) {
-              acc[n][r] = multiply_add(acc[n][r], b, A.x[d][r0 + r]);
+              acc[n][r] = multiply_add(acc[n][r], b, A.at(d, r0 + r));
             }
           }
         };
         const int end = d0 + kChain < kSteps ? d0 + kChain : kSteps;
-        for (int d = d0; d < end; ++d) {
+        XF_UNROLL_4 for (int d = d0; d < end; ++d) {
           step(d, [&](auto* row) { return element<T>(row, d); });
         }
         if constexpr (kPaired<T> && D % 2) {
@@ -87,7 +89,7 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D
         }
         XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
           XF_UNROLL for (int r = 0; r < Reg::Rt; ++r) {
-            f32x16& s = S.x[j + n][r0 + r];
+            f32x16& s = S.at(j + n, r0 + r);
             s = d0 == 0 ? acc[n][r] : s + acc[n][r];
           }
         }
@@ -127,16 +129,15 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
   constexpr int Rt = RegisterTile<R>::Rt;
   f32x16 acc[Nt][Rt] = {};
   const int steps = V.steps();
-  for (int j = 0; j < steps; ++j) {
-    const auto* v = V.step(j) + d;
+  const auto* v = V.first() + d;  // moved on by addition: found from j, they take multiplications
+  const auto* p = &P.at(0, r0);
+  XF_UNROLL_4 for (int j = 0; j < steps; ++j, v += V.stride, p += kTogether<R>) {
     XF_UNROLL for (int n = 0; n < Nt; ++n) {
-      XF_UNROLL for (int r = 0; r < Rt; ++r) {
-        acc[n][r] = multiply_add(acc[n][r], v[n], P.x[j][r0 + r]);
-      }
+      XF_UNROLL for (int r = 0; r < Rt; ++r) acc[n][r] = multiply_add(acc[n][r], v[n], p[r]);
     }
   }
   XF_UNROLL for (int n = 0; n < Nt; ++n) {
-    XF_UNROLL for (int r = 0; r < Rt; ++r) O.x[d + n][r0 + r] += acc[n][r];
+    XF_UNROLL for (int r = 0; r < Rt; ++r) O.at(d + n, r0 + r) += acc[n][r];
   }
 }
 
@@ -146,11 +147,9 @@ XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
                       const Values<T, N, D, Before, Block>& V) {
   using Reg = RegisterTile<R>;
   constexpr int kRest = D % Reg::dims;
-  for (int d = 0; d < D - kRest; d += Reg::dims) {
-    for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) mma_AB_columns<Reg::dims>(O, P, V, r0, d);
-  }
-  if constexpr (kRest) {
-    for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) mma_AB_columns<kRest>(O, P, V, r0, D - kRest);
+  for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // outside: the rows of P stay in L1
+    for (int d = 0; d < D - kRest; d += Reg::dims) mma_AB_columns<Reg::dims>(O, P, V, r0, d);
+    if constexpr (kRest) mma_AB_columns<kRest>(O, P, V, r0, D - kRest);
   }
 }
 
@@ -162,7 +161,7 @@ XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
     const int rows = m.size() - r * kLanes;
     for (int d = 0; d < D; d += kLanes) {
       f32x16 v[kLanes];
-      XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = d + i < D ? O.x[d + i][r] : f32x16(0.f);
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = d + i < D ? O.at(d + i, r) : f32x16(0.f);
       transpose(v);
       XF_UNROLL for (int i = 0; i < kLanes; ++i) {
         if (i >= rows) continue;

@@ -34,18 +34,12 @@ struct Rows {
   XF_INLINE Rows columns(int column, int) const { return {data + column, stride, count}; }
 };
 
-// Left operand, R x C: x[column][16 rows], or x[column pair][16 rows] of bf16 pairs.
+// Left operand, R x C: its columns, or its column pairs of bf16.
 template <class T, int R, int C>
-struct Left {
-  static constexpr int kVecs = R / kLanes;
-  alignas(64) f32x16 x[C][kVecs];
-};
+struct Left : Columns<f32x16, R, C> {};
 template <class T, int R, int C>
   requires kPaired<T>
-struct Left<T, R, C> {
-  static constexpr int kVecs = R / kLanes, kBlock = kByAmx<T> ? 32 : 2;
-  alignas(64) u32x16 x[round_up(C, kBlock) / 2][kVecs];
-};
+struct Left<T, R, C> : Columns<u32x16, R, round_up(C, kByAmx<T> ? 32 : 2) / 2> {};
 
 template <class Rows, class T, int R, int C, class... Before>
 using Query = Left<T, R, C>;
@@ -92,23 +86,23 @@ XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c;
   return v;
 }
 
-// x[column][row] = read(row of m, column), a vector of the columns from there on.
-template <class V, int Columns, int Vecs, class Rows, class Read>
-XF_INLINE void load_columns(V (&x)[Columns][Vecs], const Rows& m, Read read) {
-  for (int r = 0; r < Vecs; ++r) {
-    for (int c = 0; c < Columns; c += kLanes) {
+// t(row, column) = read(row of m, column), a vector of the columns from there on.
+template <class V, int R, int C, class Rows, class Read>
+XF_INLINE void load_columns(Columns<V, R, C>& t, const Rows& m, Read read) {
+  for (int r = 0; r < R / kLanes; ++r) {
+    for (int c = 0; c < C; c += kLanes) {
       V v[kLanes];
       XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = read(m.row(r * kLanes + i), c);
       transpose(v);
       XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-        if (c + i < Columns) x[c + i][r] = v[i];
+        if (c + i < C) t.at(c + i, r) = v[i];
       }
     }
   }
 }
-template <int C, int Vecs, class Rows>
-XF_INLINE void load_columns(f32x16 (&x)[C][Vecs], const Rows& m) {
-  load_columns(x, m, [](const auto* row, int c) __attribute__((always_inline)) {
+template <int R, int C, class Rows>
+XF_INLINE void load_columns(Columns<f32x16, R, C>& t, const Rows& m) {
+  load_columns(t, m, [](const auto* row, int c) __attribute__((always_inline)) {
     return c + kLanes <= C ? load_widened(row + c) : load_widened<C % kLanes>(row + c);
   });
 }
@@ -117,16 +111,16 @@ XF_INLINE void load_columns(f32x16 (&x)[C][Vecs], const Rows& m) {
 template <class T, int R, int C, class Rows>
 XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
   if constexpr (kPaired<T>) {
-    load_columns(A.x, m, [](const T* row, int c) __attribute__((always_inline)) {
+    load_columns(A, m, [](const T* row, int c) __attribute__((always_inline)) {
       return load_pairs<C>(row, c);
     });
   } else {
-    load_columns(A.x, m);
+    load_columns(A, m);
   }
 }
 template <int R, int C>
 XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
-  load_columns(t.x, m);
+  load_columns(t, m);
 }
 
 XF_INLINE f32x16 negative(f32x16 v) { return -v; }
@@ -134,9 +128,9 @@ XF_INLINE u32x16 negative(u32x16 pairs) { return pairs ^ 0x80008000u; }
 
 template <class T, int R, int C>
 XF_INLINE void negate(Left<T, R, C>& A) {
-  for (auto& column : A.x) {
-    for (auto& v : column) {
-      v = negative(v);
+  for (auto& rows : A.x) {
+    for (auto& column : rows) {
+      for (auto& v : column) v = negative(v);
     }
   }
 }
@@ -195,10 +189,11 @@ XF_INLINE u32x16 interleave(const T* even, const T* odd) {
   return __builtin_convertvector(a, u32x16) | (__builtin_convertvector(b, u32x16) << 16);
 }
 
-// Up to N rows of V: packed, as broadcasts walk down its columns; bf16 as pairs of rows.
+// Up to N rows of V: packed, as broadcasts walk down its columns; bf16 as pairs of rows. A product
+// takes `steps()` of them, `stride` apart.
 template <class T, int N, int D, class Before = void, class Block = void>
 struct Values {
-  static constexpr int kStride = round_up(D, kLanes);
+  static constexpr int kStride = round_up(D, kLanes) + kLanes;  // no power of two: all sets of L1
   alignas(64) float packed[N][kStride];
   const float* x;
   int64_t stride;
@@ -216,13 +211,13 @@ struct Values {
     stride = kStride;
   }
   XF_INLINE int steps() const { return count; }
-  XF_INLINE const float* step(int j) const { return x + j * stride; }
+  XF_INLINE const float* first() const { return x; }
 };
 template <class T, int N, int D, class Before, class Block>
   requires(kPaired<T> && !kByAmx<T>)
 struct Values<T, N, D, Before, Block> {
-  static constexpr int kStride = round_up(D, kLanes);
-  alignas(64) uint32_t x[N / 2][kStride];
+  static constexpr int stride = round_up(D, kLanes);
+  alignas(64) uint32_t x[N / 2][stride];
   int count;
 
   // An odd last row is paired with zeros.
@@ -230,7 +225,7 @@ struct Values<T, N, D, Before, Block> {
   XF_INLINE explicit Values(const M& m) : count(m.count < N ? m.count : N) {
     for (int j = 0; j < count / 2; ++j) interleave_rows(j, m.row(2 * j), m.row(2 * j + 1));
     if (count % 2) {
-      const T zeros[kStride] = {};
+      const T zeros[stride] = {};
       interleave_rows(count / 2, m.row(count - 1), zeros);
     }
   }
@@ -240,7 +235,7 @@ struct Values<T, N, D, Before, Block> {
     if constexpr (D % kLanes) store_as(&x[j][d], interleave<D % kLanes>(even + d, odd + d));
   }
   XF_INLINE int steps() const { return (count + 1) / 2; }
-  XF_INLINE const uint32_t* step(int j) const { return x[j]; }
+  XF_INLINE const uint32_t* first() const { return x[0]; }
 };
 
 }  // namespace xeflash::cpu

@@ -85,19 +85,32 @@ XF_INLINE bool any_above(const ColVec<R>& a, const ColVec<R>& b, float margin) {
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// R rows x C columns of fp32: x[column][16 rows]. The last tile of a row may use fewer columns; AMX
-// has room for 32 at a time.
+// Vectors of 16 rows that are taken together: as many as leave their sums in registers.
+template <int R>
+constexpr int kTogether = kHasAvx512 ? R / kLanes : 1;
+
+// R rows x C columns, vectors of 16 rows. Those that are taken together lie together, column after
+// column.
+template <class V, int R, int C>
+struct Columns {
+  static constexpr int kVecs = kTogether<R>;
+  alignas(64) V x[R / kLanes / kVecs][C][kVecs];
+
+  XF_INLINE V& at(int column, int r) { return x[r / kVecs][column][r % kVecs]; }
+  XF_INLINE const V& at(int column, int r) const { return x[r / kVecs][column][r % kVecs]; }
+};
+
+// R rows x C columns of fp32. The last tile of a row may use fewer columns; AMX has room for 32 at
+// a time.
 template <int R, int C>
-struct Tile {
-  static constexpr int kVecs = R / kLanes, kBlock = kIsa == Isa::kAmxBf16 ? 32 : 1;
-  alignas(64) f32x16 x[round_up(C, kBlock)][kVecs];
+struct Tile : Columns<f32x16, R, round_up(C, kIsa == Isa::kAmxBf16 ? 32 : 1)> {
   int cols = C;  // an even number
 };
 
 template <int R, int C>
 XF_INLINE void fill(Tile<R, C>& t, float value) {
   for (int c = 0; c < C; ++c) {
-    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) t.x[c][r] = value;
+    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) t.at(c, r) = value;
   }
 }
 
@@ -106,26 +119,28 @@ template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   for (int c = 0; c < t.cols; ++c) {
     XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
-      t.x[c][r] = f(t.x[c][r], row0 + r * kLanes + lane_index(), col0 + c);
+      t.at(c, r) = f(t.at(c, r), row0 + r * kLanes + lane_index(), col0 + c);
     }
   }
 }
 
 template <int R, int C>
 XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
-  f32x16 even[R / kLanes], odd[R / kLanes];  // two chains: a maximum has a latency
-  XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
-    even[r] = t.x[0][r];
-    odd[r] = t.x[1][r];
-  }
-  for (int c = 2; c < t.cols; c += 2) {
-    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
-      even[r] = max(even[r], t.x[c][r]);
-      odd[r] = max(odd[r], t.x[c + 1][r]);
-    }
-  }
   ColVec<R> m;
-  m.map([&](f32x16, int r) { return max(even[r], odd[r]); });
+  for (int r0 = 0; r0 < R / kLanes; r0 += kTogether<R>) {
+    f32x16 even[kTogether<R>], odd[kTogether<R>];  // two chains: a maximum has a latency
+    XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) {
+      even[r] = t.at(0, r0 + r);
+      odd[r] = t.at(1, r0 + r);
+    }
+    for (int c = 2; c < t.cols; c += 2) {
+      XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) {
+        even[r] = max(even[r], t.at(c, r0 + r));
+        odd[r] = max(odd[r], t.at(c + 1, r0 + r));
+      }
+    }
+    XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) m.x[r0 + r] = max(even[r], odd[r]);
+  }
   return m;
 }
 
@@ -134,7 +149,7 @@ template <int Degree, int R, int C>
 XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
   for (int c = 0; c < C; ++c) {
     XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
-      t.x[c][r] = exp2<Degree>(fma(t.x[c][r], scale, -m.x[r]));
+      t.at(c, r) = exp2<Degree>(fma(t.at(c, r), scale, -m.x[r]));
     }
   }
 }
@@ -142,7 +157,7 @@ XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
 template <int R, int C>
 XF_INLINE void operator*=(Tile<R, C>& t, const ColVec<R>& s) {
   for (int c = 0; c < C; ++c) {
-    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) t.x[c][r] *= s.x[r];
+    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) t.at(c, r) *= s.x[r];
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "tile/macros.hpp"
 
+#define XF_UNROLL_4 _Pragma("unroll 4")
 #define XF_NO_UNROLL _Pragma("nounroll")  // where copies would cost compile time and gain nothing
 
 namespace xeflash::cpu {
@@ -167,7 +168,6 @@ XF_INLINE f32x16 exp2(f32x16 x) {
   if constexpr (kHasAvx512) {
     asm("vreduceps $1, %1, %0" : "=v"(f) : "v"(x));
   } else {
-    x = max(x, f32x16(-150.f));
     f = x - __builtin_elementwise_floor(x);
   }
   f32x16 y = f32x16(kExp2[Degree - 3][Degree]);
