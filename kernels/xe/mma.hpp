@@ -34,17 +34,17 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
   }
 }
 
-// S = A K^T, one chunk of the columns of every key a step; of N keys those that this thread scores.
+// S = A K^T, one chunk of the columns of every key a step; of N keys all, or this member's share.
 // The loads of the next step are under way while one is multiplied, where Q, O and S (6 bytes per
 // row and element, 4 per row and key) leave room for it.
 template <class Query, class T, int R, int Scored, int N, int D, class Block>
 XF_INLINE void mma_ABt(Tile<R, Scored>& S, const Query& A, const Keys<T, N, D, Block>& K) {
-  static_assert(Scored == N / kTeam);
+  static_assert(Scored == N || Scored == N / kTeam);
   using Chunks = Keys<T, N, D, Block>;
   constexpr int kColumns = Chunks::kColumns, kSteps = round_up(D, kColumns) / kColumns;
   constexpr int kBlocks = Scored / kLanes, kWidth = Query::kWidth;
   constexpr int kAhead = R * (6 * D + 4 * Scored) > kGrfBytes * 3 / 4 ? 0 : 1;
-  const int first = member() * kBlocks;
+  const int first = Scored == N ? 0 : member() * kBlocks;
   typename Chunks::Stream stream(K);
   typename Query::Stream rows(A);
   simd<T, kColumns * kLanes> chunk[kAhead + 1][kBlocks];
@@ -69,7 +69,7 @@ XF_INLINE void mma_ABt(Tile<R, Scored>& S, const Query& A, const Keys<T, N, D, B
       }
     }
   }
-  if constexpr (kScaled<Block>) scale_columns(S, K.memory.scales.from(member() * Scored));
+  if constexpr (kScaled<Block>) scale_columns(S, K.memory.scales.from(first * kLanes));
 }
 
 // O += P V

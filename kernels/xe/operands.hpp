@@ -71,8 +71,8 @@ struct Keys {
 };
 
 // N rows of V, a Block, of which a thread takes D columns, in blocks of kRows x kColumns: 16-bit
-// elements as pairs of rows, [pair][column], kLanes columns after the other; fp32 as rows. In
-// shared memory the columns of the team, behind `Before` or in its place.
+// elements as pairs of rows, [pair][column], kLanes columns after the other; fp32 as rows. From
+// memory its own columns, in shared memory those of the team, behind `Before` or in its place.
 template <class T, int N, int D, class Before, class Block = Rows<const T>>
 struct Values {
   static_assert(N % kDepth == 0 && D % 8 == 0);
@@ -144,8 +144,7 @@ struct Values {
   struct Stream2d {
     static constexpr int kBlock = kPaired ? 16 : kLanes;
     BlockMessage<E, kBlock, kRows, kColumns / kBlock> message;
-    XF_INLINE explicit Stream2d(const Values& V)
-        : message(surface<D>(elements(V.memory).columns(member() * D, elements(V.memory).width))) {}
+    XF_INLINE explicit Stream2d(const Values& V) : message(surface<D>(elements(V.memory))) {}
     XF_INLINE simd<T, kRows * kColumns> load(int j, int n) {
       message.move_y(j * kRows);
       message.move_x(n * kColumns);

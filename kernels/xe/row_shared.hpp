@@ -6,7 +6,7 @@
 //   O += P V      The right operand is V: pairs of keys, interleaved.
 #pragma once
 
-#include "xe/mma.hpp"
+#include "xe/row_team.hpp"
 
 namespace xeflash::xe {
 
@@ -15,17 +15,13 @@ template <class T, int R, int D, int N>
 struct SharedRight {
   static constexpr int kSteps = round_up(D, kDepth) / kDepth, kTiles = R / 8;
   static constexpr int kBlock = 8 * kLanes;  // dwords
-  static constexpr int kQueryBytes = kSteps * kTiles * kBlock * 4, kScoreBytes = R * N * 4;
-  static constexpr int kPlaces = kTeam == 1 ? 1 : 2;  // one is filled while the other is read
-  static constexpr int kSharedBytes = kThreads * (kQueryBytes + kPlaces * kScoreBytes);
-  int place = 0;
+  static constexpr int kQueryBytes = kSteps * kTiles * kBlock * 4;
+  using Scores = TeamScores<R, N, kThreads * kQueryBytes>;
+  static constexpr int kSharedBytes = kThreads * kQueryBytes + Scores::kSharedBytes;
+  Scores scores;
 
   static XF_INLINE SharedBlocks<kBlock> query() {
     return {static_cast<uint32_t>(thread_in_group() * kQueryBytes)};
-  }
-  XF_INLINE SharedBlocks<kBlock> scores(int thread) const {
-    return {
-        static_cast<uint32_t>(kThreads * kQueryBytes + (place * kThreads + thread) * kScoreBytes)};
   }
   XF_INLINE simd<T, kDepth * kLanes> block(int r, int step) const {
     auto dwords = query().load(step * kTiles + r);
@@ -76,29 +72,28 @@ XF_INLINE void each_part_of_rows(const simd<uint64_t, R>& begin, F f) {
 // What all threads of the team have stored, [key][row] in blocks of 8 x 8, transposed.
 template <class T, int R, int N, int D>
 XF_INLINE void add_up(Tile<R, N>& S, SharedRight<T, R, D, N>& A) {
-  meet();
-  XF_UNROLL for (int i = 0; i < kTeam; ++i) {
+  A.scores.add_up([&](uint32_t begin, bool is_first) {
     XF_UNROLL for (int key = 0; key < N; key += 8) {
       XF_UNROLL for (int r = 0; r < R; r += 4) {
-        const uint32_t first = A.scores(i).begin + ((key / 8 * A.kTiles + r / 8) * 64 + r % 8) * 4;
+        const uint32_t first = begin + ((key / 8 * A.kTiles + r / 8) * 64 + r % 8) * 4;
         const simd<float, 4 * kLanes> scores =
             esimd::slm_gather<float, 4 * kLanes, 4>(Offsets<kLanes>(lane_index() * 32) + first);
         auto sum = S.x.template select<4 * kLanes, 1>((key / kLanes * R + r) * kLanes);
-        if (i == 0)
+        if (is_first)
           sum = scores;
         else
           sum += scores;
       }
     }
-  }
-  if constexpr (kTeam > 1) A.place ^= 1;
+  });
 }
 
 // S = A K^T of the columns of the whole team, for rows of K up to K.count.
 template <class T, int R, int N, int D, class Block>
 XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& K) {
   constexpr int kTiles = R / 8;
-  const auto own = A.scores(member());
+  constexpr int kBlock = SharedRight<T, R, D, N>::kBlock;
+  const auto own = A.scores.template of<kBlock>(member());
   const auto begin = addresses<N>(elements(K), 0, 0);
   XF_UNROLL for (int key = 0; key < N; key += 8) {
     simd<float, 8 * kLanes> s[kTiles];  // [key][row]

@@ -29,7 +29,9 @@ KERNELS = [
     ("bf16", (128, 128), "mqa12", "plain", "bhsd"),
     ("bf16", (576, 512), "mqa8", "plain", "bshd"),
     ("bf16", (80, 80), "gqa5", "mask", "bshd"),
+    ("bf16", (264, 264), "mha", "plain", "bshd"),
     ("fp16", (64, 64), "mqa20", "plain", "bshd"),
+    ("fp16", (512, 512), "gqa5", "alibi", "bhsd"),
     ("fp16", (80, 80), "mha", "bias", "sliced"),
     ("fp16", (128, 128), "gqa5", "plain", "bshd"),
     ("fp16", (256, 256), "mha", "softcap", "bshd"),
@@ -170,9 +172,9 @@ def test_keys_and_values_are_read_once_for_all_heads(gpu, split, heads, dims):
     out = usm.read(call(q, k, v)[0])
     check_attention("once", q, k, v, Features(), out, gpu=True)
     needed = keys * sum(dims) * 2
-    # Elsewhere a thread has 16 rows up to 128 columns only, and parts of O's columns have S computed for each.
-    once = gpu == "dg2" or dims[0] <= (128 if heads > 8 else 256)
-    most = 1.03 if once else 3.7
+    # Elsewhere threads have 16 rows up to 128 columns only.
+    times = 1 if gpu == "dg2" or heads <= 8 or dims[0] <= 128 else 2
+    most = times * 1.03
     assert needed <= sim.last_launches()[0].global_read <= most * needed
 
 

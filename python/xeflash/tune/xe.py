@@ -55,7 +55,8 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", "block2d", "*", 255, 64, 16, 32),  # K and V are read once for 16 rows
     ("*", "*", "block2d", "plain", 255, 128, 16, 16),  # 32 keys spill
     ("*", "*", "block2d", "*", 255, 128, 8, 64),
-    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "block2d", "*", 255, 512, 8, 32),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "*", "*", "*", 255, 128, 7, 32),
     ("*", "*", "*", "*", 255, 256, 4, 16),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
@@ -93,7 +94,7 @@ def blocks(desc: Desc) -> tuple[int, int]:
             and (scores == "*" or not changed)
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
-            and (desc.algorithm != "flash_decode" or block_q % 8 or sharers(desc, block_q))
+            and (desc.algorithm != "flash_decode" or block_q % 8 or access == "block2d" or sharers(desc, block_q))
         ):
             if desc.cache == "paged":
                 block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
@@ -124,14 +125,17 @@ def sharers(desc: Desc, block_q: int) -> int:
     """Threads that share out the columns of the heads of one query, evenly; 0 if they cannot.
 
     Each multiplies its columns of Q and K, and owns as many of V and O in proportion: so all is read once. O takes half
-    of its registers; widening what is quantised needs more of the others, as do more columns of K than 144.
+    of its registers. Without block messages widening what is quantised needs more of the others, as do more columns of
+    K than 144.
     """
     if desc.access == "block2d":
-        return 1
-    most = _MAX_COLUMNS[desc.arch] * 8 // block_q // (2 if desc.cache_dtype else 1)
+        unit, most_k, most_v = 16, MAX_HEAD_DIM, _MAX_COLUMNS[desc.arch]
+    else:
+        unit, most_k = 8, 144
+        most_v = _MAX_COLUMNS[desc.arch] * 8 // block_q // (2 if desc.cache_dtype else 1)
     for count in range(1, 9):
-        even = desc.head_dim % (8 * count) == 0 and desc.head_dim_v % (8 * count) == 0
-        if even and desc.head_dim <= 144 * count and desc.head_dim_v <= most * count:
+        even = count == 1 or (desc.head_dim % (unit * count) == 0 and desc.head_dim_v % (unit * count) == 0)
+        if even and desc.head_dim <= most_k * count and desc.head_dim_v <= most_v * count:
             return count
     return 0
 
