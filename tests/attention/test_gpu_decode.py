@@ -29,7 +29,7 @@ KERNELS = [
     ("bf16", (128, 128), "mqa12", "plain", "bhsd"),
     ("bf16", (576, 512), "mqa8", "plain", "bshd"),
     ("bf16", (80, 80), "gqa5", "mask", "bshd"),
-    ("bf16", (264, 264), "mha", "plain", "bshd"),
+    ("bf16", (32, 512), "mha", "plain", "bshd"),
     ("fp16", (64, 64), "mqa20", "plain", "bshd"),
     ("fp16", (512, 512), "gqa5", "alibi", "bhsd"),
     ("fp16", (80, 80), "mha", "bias", "sliced"),

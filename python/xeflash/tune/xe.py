@@ -125,17 +125,19 @@ def sharers(desc: Desc, block_q: int) -> int:
     """Threads that share out the columns of the heads of one query, evenly; 0 if they cannot.
 
     Each multiplies its columns of Q and K, and owns as many of V and O in proportion: so all is read once. O takes half
-    of its registers. Without block messages widening what is quantised needs more of the others, as do more columns of
-    K than 144.
+    of its registers. Block messages want rows of 64 bytes. Without them widening what is quantised needs more of the
+    other registers, as do more columns of K than 144.
     """
     if desc.access == "block2d":
-        unit, most_k, most_v = 16, MAX_HEAD_DIM, _MAX_COLUMNS[desc.arch]
+        unit, least_k, most_k, most_v = 16, 64, MAX_HEAD_DIM, _MAX_COLUMNS[desc.arch]
     else:
-        unit, most_k = 8, 144
+        unit, least_k, most_k = 8, 8, 144
         most_v = _MAX_COLUMNS[desc.arch] * 8 // block_q // (2 if desc.cache_dtype else 1)
     for count in range(1, 9):
-        even = count == 1 or (desc.head_dim % (unit * count) == 0 and desc.head_dim_v % (unit * count) == 0)
-        if even and desc.head_dim <= most_k * count and desc.head_dim_v <= most_v * count:
+        even = desc.head_dim % (unit * count) == desc.head_dim_v % (unit * count) == 0
+        if count > 1 and not (even and desc.head_dim >= least_k * count):
+            continue
+        if desc.head_dim <= most_k * count and desc.head_dim_v <= most_v * count:
             return count
     return 0
 
