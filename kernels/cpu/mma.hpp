@@ -81,7 +81,7 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D
           }
         };
         const int end = d0 + kChain < kSteps ? d0 + kChain : kSteps;
-        XF_UNROLL_4 for (int d = d0; d < end; ++d) {
+        for (int d = d0; d < end; ++d) {
           step(d, [&](auto* row) { return element<T>(row, d); });
         }
         if constexpr (kPaired<T> && D % 2) {
@@ -131,7 +131,7 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
   const int steps = V.steps();
   const auto* v = V.first() + d;  // moved on by addition: found from j, they take multiplications
   const auto* p = &P.at(0, r0);
-  XF_UNROLL_4 for (int j = 0; j < steps; ++j, v += V.stride, p += kTogether<R>) {
+  for (int j = 0; j < steps; ++j, v += V.stride, p += kTogether<R>) {
     XF_UNROLL for (int n = 0; n < Nt; ++n) {
       XF_UNROLL for (int r = 0; r < Rt; ++r) acc[n][r] = multiply_add(acc[n][r], v[n], p[r]);
     }

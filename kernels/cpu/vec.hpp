@@ -8,7 +8,6 @@
 
 #include "tile/macros.hpp"
 
-#define XF_UNROLL_4 _Pragma("unroll 4")
 #define XF_NO_UNROLL _Pragma("nounroll")  // where copies would cost compile time and gain nothing
 
 namespace xeflash::cpu {
