@@ -9,7 +9,7 @@ namespace xeflash::cpu {
 // The register tile: Rt vectors of rows times Nt columns of accumulators, within 32 zmm or 16 ymm.
 template <int R>
 struct RegisterTile {
-  static constexpr int Rt = kTogether<R> < 4 ? kTogether<R> : 4;
+  static constexpr int Rt = kTogether<R>;
   static constexpr int keys = !kHasAvx512 || Rt == 4 ? 6 : 12;
   static constexpr int dims = !kHasAvx512 || Rt == 4 ? 6 : 8;
   static_assert(kKeyTile % keys == 0);

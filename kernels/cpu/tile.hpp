@@ -87,17 +87,30 @@ constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 // Vectors of 16 rows that are taken together: as many as leave their sums in registers.
 template <int R>
-constexpr int kTogether = kHasAvx512 ? R / kLanes : 1;
+constexpr int kTogether = !kHasAvx512      ? 1
+                          : R < 4 * kLanes ? R / kLanes
+                                           : 4;
 
 // R rows x C columns, vectors of 16 rows. Those that are taken together lie together, column after
 // column.
 template <class V, int R, int C>
 struct Columns {
   static constexpr int kVecs = kTogether<R>;
+  static_assert(R % (kVecs * kLanes) == 0);
   alignas(64) V x[R / kLanes / kVecs][C][kVecs];
 
   XF_INLINE V& at(int column, int r) { return x[r / kVecs][column][r % kVecs]; }
   XF_INLINE const V& at(int column, int r) const { return x[r / kVecs][column][r % kVecs]; }
+
+  // f(vector, column, r) for the first `columns`
+  template <class F>
+  XF_INLINE void each_vector(int columns, F f) {
+    for (int r0 = 0; r0 < R / kLanes; r0 += kVecs) {
+      for (int c = 0; c < columns; ++c) {
+        XF_UNROLL for (int r = 0; r < kVecs; ++r) f(at(c, r0 + r), c, r0 + r);
+      }
+    }
+  }
 };
 
 // R rows x C columns of fp32. The last tile of a row may use fewer columns; AMX has room for 32 at
@@ -109,19 +122,15 @@ struct Tile : Columns<f32x16, R, round_up(C, kIsa == Isa::kAmxBf16 ? 32 : 1)> {
 
 template <int R, int C>
 XF_INLINE void fill(Tile<R, C>& t, float value) {
-  for (int c = 0; c < C; ++c) {
-    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) t.at(c, r) = value;
-  }
+  t.each_vector(C, [&](f32x16& v, int, int) { v = f32x16(value); });
 }
 
 // f(value, row, column) for every element; row is a vector here, column a scalar.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
-  for (int c = 0; c < t.cols; ++c) {
-    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
-      t.at(c, r) = f(t.at(c, r), row0 + r * kLanes + lane_index(), col0 + c);
-    }
-  }
+  t.each_vector(t.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
+    v = f(v, row0 + r * kLanes + lane_index(), col0 + c);
+  });
 }
 
 template <int R, int C>
@@ -147,18 +156,14 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
 // t = 2^(t * scale - m)
 template <int Degree, int R, int C>
 XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
-  for (int c = 0; c < C; ++c) {
-    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
-      t.at(c, r) = exp2<Degree>(fma(t.at(c, r), scale, -m.x[r]));
-    }
-  }
+  t.each_vector(C, [&](f32x16& v, int, int r) __attribute__((always_inline)) {
+    v = exp2<Degree>(fma(v, scale, -m.x[r]));
+  });
 }
 
 template <int R, int C>
 XF_INLINE void operator*=(Tile<R, C>& t, const ColVec<R>& s) {
-  for (int c = 0; c < C; ++c) {
-    XF_UNROLL for (int r = 0; r < R / kLanes; ++r) t.at(c, r) *= s.x[r];
-  }
+  t.each_vector(C, [&](f32x16& v, int, int r) { v *= s.x[r]; });
 }
 
 }  // namespace xeflash::cpu

@@ -131,7 +131,8 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         "",
     ]
     if arch in _CPU_ISA:
-        backend = ["-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
+        # A memset travels through SPIR-V as an array of bytes, which the CPU driver takes apart into one store each.
+        backend = ["-fno-builtin-memset", "-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
     else:
         xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads, "TEAM": config.team}
         xe["SPLIT_KEYS"] = int(config.split_keys)
