@@ -2,7 +2,7 @@
 
 Every test runs on one of them, so that a machine with two slow cores gets through; all on each with `-m long`, or with
 `pytest --sim DEVICE tests`. Most of the time is compiling: some 3 s a kernel on a cold cache
-(XEFLASH_CACHE_DIR).
+(XEFLASH_CACHE_DIR). A device's share is three tests, which pytest's processes can share out.
 """
 
 import os
@@ -15,6 +15,7 @@ import toolbox
 
 TESTS = Path(__file__).resolve().parent.parent
 WHAT = [str(TESTS / "attention"), str(TESTS / "integrations" / "test_transformers_gpu.py")]
+DEVICES = ["pvc", "bmg", "dg2"]
 LINES = 80  # of the output that are shown
 
 
@@ -32,12 +33,12 @@ def run_tests(device: str, folder: Path, *options: str) -> None:
         pytest.fail(f"{' '.join(command)}\nended with {done.returncode}\n{tail}\n{done.stderr[-2000:]}", pytrace=False)
 
 
-@pytest.mark.parametrize(("device", "part"), [("pvc", "1/3"), ("bmg", "2/3"), ("dg2", "3/3")])
-def test_attention_matches_reference(device, part, tmp_path):
-    run_tests(device, tmp_path, "--part", part)
+@pytest.mark.parametrize(("part", "device"), [(part, DEVICES[part % 3]) for part in range(1, 10)])
+def test_attention_matches_reference(part, device, tmp_path):
+    run_tests(device, tmp_path, "--part", f"{part}/9")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("device", ["pvc", "bmg", "dg2"])
+@pytest.mark.parametrize("device", DEVICES)
 def test_attention_matches_reference_long(device, tmp_path):
     run_tests(device, tmp_path, "-m", "long or not long")
