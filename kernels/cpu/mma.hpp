@@ -131,7 +131,7 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
   const int steps = V.steps();
   const auto* v = V.first() + d;  // moved on by addition: found from j, they take multiplications
   const auto* p = &P.at(0, r0);
-  for (int j = 0; j < steps; ++j, v += V.stride, p += kTogether<R>) {
+  for (int j = 0; j < steps; ++j, v += V.stride, p += Rt) {
     XF_UNROLL for (int n = 0; n < Nt; ++n) {
       XF_UNROLL for (int r = 0; r < Rt; ++r) acc[n][r] = multiply_add(acc[n][r], v[n], p[r]);
     }

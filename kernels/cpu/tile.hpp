@@ -87,27 +87,26 @@ constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 // Vectors of 16 rows that are taken together: as many as leave their sums in registers.
 template <int R>
-constexpr int kTogether = !kHasAvx512      ? 1
-                          : R < 4 * kLanes ? R / kLanes
-                                           : 4;
+constexpr int kTogether = kHasAvx512 ? (R / kLanes < 4 ? R / kLanes : 4) : 1;
 
 // R rows x C columns, vectors of 16 rows. Those that are taken together lie together, column after
 // column.
 template <class V, int R, int C>
 struct Columns {
-  static constexpr int kVecs = kTogether<R>;
-  static_assert(R % (kVecs * kLanes) == 0);
-  alignas(64) V x[R / kLanes / kVecs][C][kVecs];
+  static_assert(R % (kTogether<R> * kLanes) == 0);
+  alignas(64) V x[R / kLanes / kTogether<R>][C][kTogether<R>];
 
-  XF_INLINE V& at(int column, int r) { return x[r / kVecs][column][r % kVecs]; }
-  XF_INLINE const V& at(int column, int r) const { return x[r / kVecs][column][r % kVecs]; }
+  XF_INLINE V& at(int column, int r) { return x[r / kTogether<R>][column][r % kTogether<R>]; }
+  XF_INLINE const V& at(int column, int r) const {
+    return x[r / kTogether<R>][column][r % kTogether<R>];
+  }
 
   // f(vector, column, r) for the first `columns`
   template <class F>
   XF_INLINE void each_vector(int columns, F f) {
-    for (int r0 = 0; r0 < R / kLanes; r0 += kVecs) {
+    for (int r0 = 0; r0 < R / kLanes; r0 += kTogether<R>) {
       for (int c = 0; c < columns; ++c) {
-        XF_UNROLL for (int r = 0; r < kVecs; ++r) f(at(c, r0 + r), c, r0 + r);
+        XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) f(at(c, r0 + r), c, r0 + r);
       }
     }
   }

@@ -16,6 +16,7 @@ import toolbox
 TESTS = Path(__file__).resolve().parent.parent
 WHAT = [str(TESTS / "attention"), str(TESTS / "integrations" / "test_transformers_gpu.py")]
 DEVICES = ["pvc", "bmg", "dg2"]
+PARTS = 3 * len(DEVICES)
 LINES = 80  # of the output that are shown
 
 
@@ -33,9 +34,9 @@ def run_tests(device: str, folder: Path, *options: str) -> None:
         pytest.fail(f"{' '.join(command)}\nended with {done.returncode}\n{tail}\n{done.stderr[-2000:]}", pytrace=False)
 
 
-@pytest.mark.parametrize(("part", "device"), [(part, DEVICES[part % 3]) for part in range(1, 10)])
+@pytest.mark.parametrize(("part", "device"), [(k, DEVICES[k % len(DEVICES)]) for k in range(1, PARTS + 1)])
 def test_attention_matches_reference(part, device, tmp_path):
-    run_tests(device, tmp_path, "--part", f"{part}/9")
+    run_tests(device, tmp_path, "--part", f"{part}/{PARTS}")
 
 
 @pytest.mark.long
