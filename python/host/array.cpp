@@ -5,15 +5,12 @@
 #include <cstring>
 
 #include "dlpack.hpp"
+#include "interop.hpp"
+#include "runtime.hpp"
+#include "xpu_stream.hpp"
 
 namespace xeflash {
 namespace {
-
-py::module_& interop() {
-  static auto* module =
-      new py::module_(py::module_::import("xeflash._interop"));  // never destroyed: see runtime.cpp
-  return *module;
-}
 
 [[noreturn]] void not_an_array(py::handle object, const char* function, const char* name) {
   throw py::type_error(
@@ -103,8 +100,14 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const cha
   set_shape(a, t.ndim, t.shape, t.strides);
   a.dtype = dtype_of(t.dtype);
   if (t.device.type == dlpack::kOneApi) {
-    if (api->current_stream(t.device.type, t.device.id, &a.queue) != 0)
-      throw py::error_already_set();
+    const XpuStream stream = current_stream_of(object, *api, t.device.id);
+    a.device_id = stream.device;
+    a.queue = stream.queue;
+    if (!a.queue) {
+      throw py::value_error(std::string(function) + ": " + name +
+                            " must be on a stream that has a SYCL queue, got none from torch for " +
+                            a.place());
+    }
   } else if (t.device.type != dlpack::kCpu) {
     throw py::type_error(std::string(function) + ": " + name +
                          " must be on a cpu or xpu device, got DLPack device type " +
@@ -192,6 +195,12 @@ Array read_other(py::handle object, const char* function, const char* name) {
   a.queue = reinterpret_cast<void*>(d[4].cast<uintptr_t>());
   a.writable = d[5].cast<bool>();
   a.stream_ordered = d[6].cast<bool>();
+  if (a.queue && !reaches(*static_cast<sycl::queue*>(a.queue), a.data)) {
+    throw py::value_error(std::string(function) + ": " + name +
+                          " must lie in memory of the SYCL context of its queue, got an address "
+                          "that " +
+                          a.place() + " does not know");
+  }
   return a;
 }
 
@@ -261,6 +270,12 @@ std::string Array::describe_shape() const {
   return s + "]";
 }
 
+std::string Array::place() const {
+  if (!queue && device_type != dlpack::kOneApi) return "host memory";
+  if (maker == Maker::kExchange) return "xpu:" + std::to_string(device_id);
+  return "a SYCL queue of " + facts_of(static_cast<sycl::queue*>(queue)->get_device()).name;
+}
+
 Array read_array(py::handle object, const char* function, const char* name) {
   PyTypeObject* type = Py_TYPE(object.ptr());
   if (std::strcmp(type->tp_name, "numpy.ndarray") == 0) return read_numpy(object, function, name);
@@ -270,7 +285,8 @@ Array read_array(py::handle object, const char* function, const char* name) {
 }
 
 Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> shape) {
-  if (like.maker == Maker::kExchange) {
+  // torch's interface makes no tensors on xpu.
+  if (like.maker == Maker::kExchange && !like.queue) {
     const auto* api = static_cast<const dlpack::ExchangeApi*>(like.exchange);
     std::array<int64_t, kMaxDims> sizes{};
     std::copy(shape.begin(), shape.end(), sizes.begin());

@@ -25,7 +25,8 @@ struct Array {
   py::object object;  // keeps the memory alive
   Maker maker = Maker::kOther;
   const void* exchange = nullptr;  // dlpack::ExchangeApi of the maker
-  int32_t device_type = 1, device_id = 0;
+  int32_t device_type = 1;         // of DLPack
+  int32_t device_id = 0;           // torch's index: N of xpu:N
 
   std::byte* data = nullptr;
   int ndim = 0;
@@ -38,6 +39,7 @@ struct Array {
 
   bool is_packed() const;
   std::string describe_shape() const;
+  std::string place() const;  // where it lies, for messages
 };
 
 // Reads `object`; `what` ("flash_attn_func: q") starts the message of a TypeError.

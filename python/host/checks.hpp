@@ -39,9 +39,11 @@ class Checker {
   }
   void require_same_place(const Array& a, const char* name, const Array& q,
                           const char* q_name) const {
-    if (a.queue != q.queue || a.device_type != q.device_type || a.device_id != q.device_id) {
-      refuse(std::string(name) + " must be on the device of " + q_name);
-    }
+    if (a.queue == q.queue && a.device_type == q.device_type && a.device_id == q.device_id) return;
+    const std::string here = a.place(), there = q.place();
+    const char* what = here == there ? "queue" : "device";
+    refuse(std::string(name) + " must be on the " + what + " of " + q_name + " (" + there +
+           "), got " + (here == there ? "another one" : here));
   }
   const char* function() const { return function_.c_str(); }
 

@@ -80,8 +80,28 @@ int splits_on_gpu(int64_t threads, int64_t keys, int rows, int vector_engines) {
   return static_cast<int>(std::max<int64_t>(1, std::min(wanted, (keys + least - 1) / least)));
 }
 
-// Where splits leave their results. One buffer per thread, for the queue it used last: a thread's
-// launches on an in-order queue follow each other, and on another queue each is waited for.
+// Work of one split: a tile of the heads of a key, or a part of it.
+int64_t decode_items(const Problem& p, const FwdKernels& kernels) {
+  const int64_t group = p.heads_q / p.heads_k;
+  return p.batch * p.heads_k * ((group + kernels.block_q - 1) / kernels.block_q) * kernels.parts;
+}
+
+int32_t splits_for(const Problem& p, const FwdRequest& r, const FwdDesc& desc,
+                   const FwdKernels& kernels, const FwdParams& params) {
+  if (r.splits > 0) return static_cast<int32_t>(r.splits);
+  const int64_t items = decode_items(p, kernels);
+  const int units = kernels.device.compute_units;
+  if (desc.access == Access::kNone) {
+    return splits_on_cpu(items, seen_at_most(params), most_keys_of_split(p.k, p.k_layout(r.layout)),
+                         units);
+  }
+  const auto rows = static_cast<int>(std::min<int64_t>(p.heads_q / p.heads_k, kernels.block_q));
+  return splits_on_gpu(items * kernels.threads, params.max_k, rows, units);
+}
+
+// Where splits leave their results, if the maker of the arrays has no memory that is freed in the
+// order of its stream. One buffer per thread, for the queue it used last: a thread's launches on an
+// in-order queue follow each other, and on another queue each is waited for.
 class PartialBuffer {
  public:
   float* get(const sycl::queue& queue, size_t floats) {
@@ -280,6 +300,28 @@ py::tuple forward(const FwdRequest& r) {
   // before anything else.
   const bool in_order = queue.is_in_order();
   const bool wait = !p.q.queue || !in_order || !p.q.stream_ordered;
+  if (p.q.queue && wait && is_recording(queue)) {
+    throw NotImplemented(r.function + ": " + p.q_name +
+                         " must be a torch tensor on a queue that records a graph, got " +
+                         Py_TYPE(p.q.object.ptr())->tp_name +
+                         ", whose calls wait for their result");
+  }
+  uint64_t groups = 0;
+  Array partial;
+  if (desc.algorithm == Algorithm::kDecode && !empty) {
+    params.splits = splits_for(p, r, desc, *kernels, params);
+    groups = static_cast<uint64_t>(decode_items(p, *kernels)) * params.splits;
+    check_groups(groups, desc.access);
+    if (params.splits > 1) {
+      const int64_t floats = p.batch * p.heads_q * params.splits * ((p.dv + 15) / 16 * 16 + 1);
+      if (p.q.queue && p.q.stream_ordered) {
+        partial = new_array(p.q, DType::kF32, {floats});
+        params.partial = reinterpret_cast<float*>(partial.data);
+      } else {
+        params.partial = partial_buffer.get(queue, static_cast<size_t>(floats));
+      }
+    }
+  }
   py::gil_scoped_release nogil;
   if (!in_order) queue.wait_and_throw();
   std::optional<WorkersRoam> roam;
@@ -289,7 +331,6 @@ py::tuple forward(const FwdRequest& r) {
     return launch<FwdParams>(queue, kernel, params, groups, threads);
   };
   sycl::event done;
-  uint64_t groups = 0;
   if (append) {
     done = append->launch(queue, params);
     if (!in_order) done.wait_and_throw();
@@ -302,23 +343,6 @@ py::tuple forward(const FwdRequest& r) {
     groups = groups_for(desc, *kernels, rows, p.batch * heads);
     done = submit(*kernels->entries[0], groups, kernels->threads);
   } else {
-    const int64_t group = p.heads_q / p.heads_k,
-                  tiles = (group + kernels->block_q - 1) / kernels->block_q;
-    const int64_t items = p.batch * p.heads_k * tiles * kernels->parts;
-    const int units = kernels->device.compute_units;
-    const int rows = static_cast<int>(std::min<int64_t>(group, kernels->block_q));
-    const bool on_gpu = desc.access != Access::kNone;
-    params.splits = r.splits > 0 ? static_cast<int32_t>(r.splits)
-                    : on_gpu ? splits_on_gpu(items * kernels->threads, params.max_k, rows, units)
-                             : splits_on_cpu(items, seen_at_most(params),
-                                             most_keys_of_split(p.k, p.k_layout(r.layout)), units);
-    groups = static_cast<uint64_t>(items) * params.splits;
-    check_groups(groups, desc.access);
-    if (params.splits > 1) {
-      const int64_t partials = p.batch * p.heads_q * params.splits;
-      params.partial =
-          partial_buffer.get(queue, static_cast<size_t>(partials) * ((p.dv + 15) / 16 * 16 + 1));
-    }
     done = submit(*kernels->entries[0], groups, kernels->threads);
     if (params.splits > 1) {
       if (!in_order) done.wait_and_throw();

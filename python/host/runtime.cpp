@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <thread>
 
@@ -69,6 +70,15 @@ std::string gpu_arch(const sycl::device& device) {
   return "";
 }
 
+// Whether a list of OpenCL drivers, parted by colons, has Intel's for CPUs, and the file is there.
+bool names_cpu_driver(const char* list) {
+  std::stringstream files(list ? list : "");
+  for (std::string file; std::getline(files, file, ':');) {
+    if (file.find("libintelocl") != std::string::npos && std::filesystem::exists(file)) return true;
+  }
+  return false;
+}
+
 std::set<int> threads_of_process() {
   std::set<int> threads;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -119,8 +129,14 @@ sycl::queue& host_queue() {
       }
     }
     throw std::runtime_error(
-        "no SYCL CPU device was found, so arrays in host memory cannot be computed on; "
-        "mend it with: pip install \"intel-opencl-rt>=2026.0,<2027\"  (xeflash doctor tells more)");
+        std::string(
+            "no SYCL CPU device was found, so arrays in host memory cannot be computed on; ") +
+        (names_cpu_driver(std::getenv("OCL_ICD_FILENAMES"))
+             ? "its driver is installed, but SYCL looks for devices once, and in this process it "
+               "did so before xeflash was imported: import xeflash before the first use of SYCL "
+               "(by dpctl, or by torch.xpu)"
+             : "mend it with: pip install \"intel-opencl-rt>=2026.0,<2027\"  (xeflash doctor "
+               "tells more)"));
   }();
   return *queue;
 }
@@ -177,6 +193,15 @@ int device_index(const sycl::queue& queue) {
 const DeviceFacts& facts_of_index(int index) {
   std::lock_guard<std::mutex> lock(known_mutex);
   return known_devices()[static_cast<size_t>(index)].facts;
+}
+
+bool reaches(const sycl::queue& queue, const void* address) {
+  return !address || facts_of_index(device_index(queue)).usm_system ||
+         sycl::get_pointer_type(address, queue.get_context()) != sycl::usm::alloc::unknown;
+}
+
+bool is_recording(const sycl::queue& queue) {
+  return queue.ext_oneapi_get_state() == syclexp::queue_state::recording;
 }
 
 Compiled compile_source(const sycl::queue& queue, const std::string& source,

@@ -46,6 +46,11 @@ int device_index(const sycl::queue& queue);
 // The facts of the device that such a number stands for.
 const DeviceFacts& facts_of_index(int index);
 
+// Whether kernels on this queue may read what is at `address`.
+bool reaches(const sycl::queue& queue, const void* address);
+// Whether what is submitted becomes part of a graph, to be run later.
+bool is_recording(const sycl::queue& queue);
+
 // Compiles SYCL source to the code of the queue's device; SPIR-V: build_native in native.hpp.
 // `kernel` names any of its kernels. Throws with the compiler's log.
 struct Compiled {

@@ -43,15 +43,17 @@ def window(function: str, size: Sequence[Any]) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
-def seeds(dropout_p: float, array: Any, rng: tuple[int, int] | None = None, core: Any = _core) -> tuple[Any, int]:
+def seeds(
+    function: str, dropout_p: float, array: Any, rng: tuple[int, int] | None = None, core: Any = _core
+) -> tuple[Any, int]:
     """(seed, offset) of a call on `array`: what is given, else the next of the generator; an operator draws its own."""
     if not dropout_p:
         return 0, 0
     if rng is not None and len(rng) != 2:
-        raise ValueError(f"attention: rng must be (seed, offset), got {rng}")
+        raise ValueError(f"{function}: rng must be (seed, offset), got {rng}")
     if rng is None and core is not _core:
         return None, 0
-    seed, offset = rng if rng is not None else _random.next_rng(array)
+    seed, offset = rng if rng is not None else _random.next_rng(function, array)
     return seed % 2**64, offset % 2**64
 
 

@@ -71,6 +71,11 @@ def _queue_of(array: Any, interface: dict[str, Any]) -> tuple[Any, int]:
     )
 
 
+def xpu_queue(device: int) -> int:
+    """The address of the sycl::queue of torch's current stream of xpu:device; 0 if torch names none."""
+    return int(sys.modules["torch"].xpu.current_stream(device).sycl_queue)
+
+
 def describe(array: Any) -> Description | None:
     """What array.cpp wants to know; None: not an array.
 
@@ -94,12 +99,9 @@ def describe(array: Any) -> Description | None:
         )
     if hasattr(array, "data_ptr") and hasattr(array, "stride"):  # a torch without DLPack's exchange interface
         dtype = str(array.dtype).removeprefix("torch.")
-        queue = 0
-        if array.device.type == "xpu":
-            module = sys.modules[type(array).__module__.partition(".")[0]]
-            queue = int(module.xpu.current_stream(array.device).sycl_queue)
-        elif array.device.type != "cpu":
+        if array.device.type not in ("cpu", "xpu"):
             raise TypeError(f"xeflash: tensors must be on cpu or xpu, got {array.device.type}")
+        queue = xpu_queue(array.get_device()) if array.device.type == "xpu" else 0
         return array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, queue, True, True
     return None
 
@@ -114,7 +116,7 @@ def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
         queue, address = _queue_of(like, interface)
         return UsmArray(shape, dtype, queue, address)
     if hasattr(like, "new_empty"):
-        torch = sys.modules[type(like).__module__.partition(".")[0]]
+        torch = sys.modules["torch"]
         return like.new_empty(shape, dtype=getattr(torch, dtype))
     raise TypeError(f"xeflash: no way is known to make a {type(like).__name__}; give out=")
 

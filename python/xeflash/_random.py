@@ -16,7 +16,8 @@ _calls = 0
 def manual_seed(seed: int) -> None:
     """Makes the dropout of the calls that follow reproducible; `seed` is any integer, taken modulo 2**64.
 
-    Until it is called, torch tensors take their seed from torch's generator, so ``torch.manual_seed`` reproduces them.
+    Until it is called, torch tensors take their seed from the generator of their device, so that ``torch.manual_seed``,
+    ``torch.xpu.manual_seed`` and ``torch.xpu.set_rng_state`` reproduce them.
 
     >>> import xeflash
     >>> xeflash.manual_seed(0)
@@ -26,14 +27,29 @@ def manual_seed(seed: int) -> None:
         _seed, _calls = seed % 2**64, 0
 
 
-def next_rng(array: Any) -> tuple[int, int]:
+def next_rng(function: str, array: Any) -> tuple[int, int]:
     """(seed, offset) for one call on `array`."""
     global _calls
     with _lock:
         _calls += 1
         if _seed is not None:
             return _seed, _calls - 1
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return int(torch.empty((), dtype=torch.int64).random_()), 0
-    return _unseeded, _calls - 1
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(array, torch.Tensor):
+            return _unseeded, _calls - 1
+        if array.is_xpu:
+            return _next_of_xpu(function, torch, array.get_device())
+    return int(torch.empty((), dtype=torch.int64).random_()), 0
+
+
+def _next_of_xpu(function: str, torch: Any, device: int) -> tuple[int, int]:
+    """The seed of the device's generator, and its offset, which moves on: nothing waits for the device."""
+    if torch.xpu.is_current_stream_capturing():
+        raise NotImplementedError(
+            f"{function}: dropout_p must be 0 while an XPUGraph is captured, as each replay would draw the same numbers; "
+            "xeflash.attention takes rng=(seed, offset) if that is wanted"
+        )
+    generator = torch.xpu.default_generators[device]
+    offset = generator.get_offset()
+    generator.set_offset(offset + 4)  # torch counts in fours
+    return generator.initial_seed(), offset

@@ -45,7 +45,7 @@ def _run(
                 f"{function}: return_attn_probs with dropout (S_dmask) is not there yet, got dropout_p = {dropout_p}"
             )
     left, right = window(function, window_size)
-    seed, offset = seeds(dropout_p, q, core=core)
+    seed, offset = seeds(function, dropout_p, q, core=core)
     changed = snippet(core, function, score_mod, captures)
     cu_q, cu_k, max_q, max_k, used_k = packing
     try:

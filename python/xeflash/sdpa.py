@@ -68,7 +68,7 @@ def attention(
     core = engine("attention", query, key, value, attn_mask, alibi_slopes, sinks)
     left, right = window("attention", window_size)
     changed = snippet(core, "attention", score_mod, captures)
-    seed, offset = seeds(dropout_p, query, rng, core)
+    seed, offset = seeds("attention", dropout_p, query, rng, core)
     rank, lead = len(query.shape), tuple(query.shape[:-3])
     if rank != 4:
         query, key, value, attn_mask, out_4d = _to_4d(query, key, value, attn_mask, out)

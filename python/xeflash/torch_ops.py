@@ -91,7 +91,7 @@ def attention(
     """xeflash.attention of 4-dimensional tensors."""
     refuse_gradients("attention", query, key, value, attn_mask, alibi_slopes, sinks, *(capture_arrays or ()))
     snippet = _snippet("attention", score_mod, capture_names, capture_arrays, capture_numbers)
-    seed, offset = seeds(dropout_p, query, None if seed is None else (seed, offset))
+    seed, offset = seeds("attention", dropout_p, query, None if seed is None else (seed, offset))
     out, lse = _core.forward(
         "attention", BHSD, query, key, value, None, None, None, 0, 0, None, attn_mask, alibi_slopes, sinks, scale,
         is_causal, window_left, window_right, not bottom_right, softcap, dropout_p, seed, offset, return_lse,
@@ -124,7 +124,7 @@ def flash_attn(
     """xeflash.flash_attn_func."""
     refuse_gradients("flash_attn_func", q, k, v, alibi_slopes, s_aux, *(capture_arrays or ()))
     snippet = _snippet("flash_attn_func", score_mod, capture_names, capture_arrays, capture_numbers)
-    seed, offset = seeds(dropout_p, q, None if seed is None else (seed, offset))
+    seed, offset = seeds("flash_attn_func", dropout_p, q, None if seed is None else (seed, offset))
     out, lse = _core.forward(
         "flash_attn_func", BSHD, q, k, v, None, None, None, 0, 0, None, None, alibi_slopes, s_aux, softmax_scale,
         causal, window_left, window_right, False, softcap, dropout_p, seed, offset, return_lse, True, snippet, 0,
@@ -172,7 +172,7 @@ def flash_attn_varlen(
             s_aux, softmax_scale, causal, window_left, window_right, softcap, return_lse, 0, None, snippet, cache,
         )  # fmt: skip
         return out, _present(lse, q)
-    seed, offset = seeds(dropout_p, q, None if seed is None else (seed, offset))
+    seed, offset = seeds("flash_attn_varlen_func", dropout_p, q, None if seed is None else (seed, offset))
     out, lse = _core.forward(
         function, THD, q, k, v, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, None,
         alibi_slopes, s_aux, softmax_scale, causal, window_left, window_right, False, softcap, dropout_p, seed, offset,
