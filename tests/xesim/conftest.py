@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from xeflash.sim import library_path
 
 TESTS = Path(__file__).parent
 PREAMBLE = "import os, sys\nimport xeflash.sim as sim\nsim.enable(*{devices!r}, check={check!r})\n"
@@ -100,11 +101,7 @@ def ocloc_of_the_user() -> str | None:
 
 @pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
-    sim = pytest.importorskip("xeflash.sim.library")
-    library = sim.library_path()
-    if not library.exists():
-        pytest.skip(f"no simulator at {library}")
-    return Simulated(library, tmp_path_factory.mktemp("cache"))
+    return Simulated(library_path(), tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from xeflash.sim import library_path
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The simulator's C functions, or skip."""
-    path = os.environ.get("XEFLASH_SIM_LIBRARY")
-    if not path:
-        sim = pytest.importorskip("xeflash.sim", reason="xeflash was built without its simulator")
-        path = sim.library_path()
-    if not Path(path).is_file():
-        pytest.skip(f"no simulator at {path}")
-    result = ctypes.CDLL(str(path))
+    """The simulator's C functions."""
+    result = ctypes.CDLL(str(library_path()))
     result.xesim_free.argtypes = [ctypes.c_void_p]
     result.xesim_free.restype = None
     return result
@@ -28,9 +23,7 @@ def library() -> ctypes.CDLL:
 
 def function(name: str, *argtypes: object):
     """A function of the library that returns text to be freed, as a callable that returns bytes or None."""
-    raw = getattr(library(), name, None)
-    if raw is None:
-        pytest.skip(f"the simulator has no {name}")
+    raw = getattr(library(), name)
     raw.argtypes, raw.restype = list(argtypes), ctypes.c_void_p
 
     def call(*arguments: object) -> bytes | None:

@@ -28,6 +28,7 @@ void fill(void* to, const std::vector<uint8_t>& pattern, size_t bytes) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 ze_result_t zeCommandListAppendMemoryCopy(ze_command_list_handle_t handle, void* to,
@@ -200,3 +201,4 @@ ze_result_t zeCommandListAppendQueryKernelTimestamps(ze_command_list_handle_t ha
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

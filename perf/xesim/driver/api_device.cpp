@@ -17,6 +17,7 @@ const DeviceModel& model_of(ze_device_handle_t handle, T* out) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 ze_result_t zeDeviceGet(ze_driver_handle_t driver, uint32_t* count, ze_device_handle_t* out) {
@@ -60,18 +61,18 @@ ze_result_t zeDeviceGetProperties(ze_device_handle_t handle, ze_device_propertie
     p->numSubslicesPerSlice = model.cores_per_slice;
     p->numSlices = model.slices;
     // now_ns() counts nanoseconds; the newer form of the structure asks for ticks a second.
-    p->timerResolution = p->stype == kStructDeviceProperties12 ? 1000000000 : 1;
+    p->timerResolution = p->stype == ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES_1_2 ? 1000000000 : 1;
     p->timestampValidBits = p->kernelTimestampValidBits = 64;
-    std::memset(&p->uuid, 0, sizeof p->uuid);
-    std::memcpy(p->uuid.id, &model.pci_device, 4);
-    std::memcpy(p->uuid.id + 4, &device_of(handle).index, 4);
-    std::memcpy(p->uuid.id + 8, "xesim", 5);
+    std::memset(p->uuid, 0, sizeof p->uuid);
+    std::memcpy(p->uuid, &model.pci_device, 4);
+    std::memcpy(p->uuid + 4, &device_of(handle).index, 4);
+    std::memcpy(p->uuid + 8, "xesim", 5);
     std::snprintf(p->name, sizeof p->name, "%s", model.name);
-    for_each_extension(p->pNext, [&](Extension& e) {
-      if (e.stype == kStructDeviceIpVersion)
-        static_cast<IpVersionExtension&>(e).ip_version = model.ip_version;
+    for_each_extension(p->pNext, [&](Extensible& e) {
+      if (e.stype == ZE_STRUCTURE_TYPE_DEVICE_IP_VERSION_EXT)
+        static_cast<ze_device_ip_version_ext_t&>(e).ipVersion = model.ip_version;
       if (e.stype == ZE_STRUCTURE_TYPE_EU_COUNT_EXT) {
-        static_cast<EuCountExtension&>(e).eu_count = model.cores() * model.xve_per_core;
+        static_cast<ze_eu_count_ext_t&>(e).numTotalEUs = model.cores() * model.xve_per_core;
       }
     });
   });
@@ -98,7 +99,7 @@ ze_result_t zeDeviceGetModuleProperties(ze_device_handle_t handle,
     constexpr ze_device_fp_flags_t kIeee =
         ZE_DEVICE_FP_FLAG_DENORM | ZE_DEVICE_FP_FLAG_INF_NAN | ZE_DEVICE_FP_FLAG_ROUND_TO_NEAREST |
         ZE_DEVICE_FP_FLAG_ROUND_TO_ZERO | ZE_DEVICE_FP_FLAG_ROUND_TO_INF | ZE_DEVICE_FP_FLAG_FMA;
-    p->spirvVersionSupported = ZE_MAKE_VERSION(1, 4);
+    p->spirvVersionSupported = ze_version(1, 4);
     p->flags = ZE_DEVICE_MODULE_FLAG_FP16 | ZE_DEVICE_MODULE_FLAG_INT64_ATOMICS |
                ZE_DEVICE_MODULE_FLAG_DP4A | (model.fp64 ? ZE_DEVICE_MODULE_FLAG_FP64 : 0);
     p->fp16flags = kIeee;
@@ -106,11 +107,11 @@ ze_result_t zeDeviceGetModuleProperties(ze_device_handle_t handle,
     p->fp64flags = model.fp64 ? kIeee | ZE_DEVICE_FP_FLAG_ROUNDED_DIVIDE_SQRT : 0;
     p->maxArgumentsSize = 2048;  // as the driver says
     p->printfBufferSize = 4 << 20;
-    std::memset(&p->nativeKernelSupported, 0, sizeof p->nativeKernelSupported);
-    std::memcpy(&p->nativeKernelSupported, "xesim zebin", 11);
-    for_each_extension(p->pNext, [&](Extension& e) {
+    std::memset(p->nativeKernelSupported, 0, sizeof p->nativeKernelSupported);
+    std::memcpy(p->nativeKernelSupported, "xesim zebin", 11);
+    for_each_extension(p->pNext, [&](Extensible& e) {
       if (e.stype != ZE_STRUCTURE_TYPE_FLOAT_ATOMIC_EXT_PROPERTIES) return;
-      auto& atomics = reinterpret_cast<ze_float_atomic_ext_properties_t&>(e);
+      auto& atomics = static_cast<ze_float_atomic_ext_properties_t&>(e);
       constexpr ze_device_fp_atomic_ext_flags_t kLoadStore =
           ZE_DEVICE_FP_ATOMIC_EXT_FLAG_GLOBAL_LOAD_STORE |
           ZE_DEVICE_FP_ATOMIC_EXT_FLAG_LOCAL_LOAD_STORE;
@@ -152,13 +153,13 @@ ze_result_t zeDeviceGetMemoryProperties(ze_device_handle_t handle, uint32_t* cou
     p->maxBusWidth = model.memory_bus_bits;
     p->totalSize = model.memory_bytes;
     std::snprintf(p->name, sizeof p->name, "%s", model.memory_type == 0 ? "HBM" : "GDDR6");
-    for_each_extension(p->pNext, [&](Extension& e) {
-      if (e.stype != kStructDeviceMemoryExt) return;
-      auto& memory = static_cast<DeviceMemoryExtension&>(e);
+    for_each_extension(p->pNext, [&](Extensible& e) {
+      if (e.stype != ZE_STRUCTURE_TYPE_DEVICE_MEMORY_EXT_PROPERTIES) return;
+      auto& memory = static_cast<ze_device_memory_ext_properties_t&>(e);
       memory.type = model.memory_type;
-      memory.physical_bytes = model.memory_bytes;
-      memory.read_bandwidth = memory.write_bandwidth = model.bandwidth_gb_s;
-      memory.bandwidth_unit = 1;  // bytes per nanosecond
+      memory.physicalSize = model.memory_bytes;
+      memory.readBandwidth = memory.writeBandwidth = model.bandwidth_gb_s;
+      memory.bandwidthUnit = 1;  // bytes per nanosecond
     });
   });
 }
@@ -254,3 +255,4 @@ ze_result_t zeDeviceSynchronize(ze_device_handle_t handle) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

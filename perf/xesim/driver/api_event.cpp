@@ -4,6 +4,7 @@
 
 using namespace xesim::driver;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 ze_result_t zeEventPoolCreate(ze_context_handle_t context, const ze_event_pool_desc_t* desc,
@@ -15,8 +16,8 @@ ze_result_t zeEventPoolCreate(ze_context_handle_t context, const ze_event_pool_d
     if (desc->count == 0) refuse(ZE_RESULT_ERROR_INVALID_SIZE);
     auto pool = std::make_shared<EventPool>();
     pool->count = desc->count;
-    for_each_extension(desc->pNext, [&](Extension& e) {
-      pool->counter_based |= e.stype == kStructCounterBasedEventPool;
+    for_each_extension(desc->pNext, [&](Extensible& e) {
+      pool->counter_based |= e.stype == ZE_STRUCTURE_TYPE_COUNTER_BASED_EVENT_POOL_EXP_DESC;
     });
     return new_handle(std::move(pool), out);
   });
@@ -123,3 +124,4 @@ ze_result_t zeFenceReset(ze_fence_handle_t handle) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -21,23 +21,23 @@ char the_driver;
 // Major << 24 | minor << 16 | build, as Intel's driver counts; from 1.6.32149 on the runtime uses
 // in-order lists of the driver. Extensions newer than that are not claimed.
 constexpr uint32_t kDriverVersion = 1u << 24 | 6u << 16 | 33578;
-constexpr ze_api_version_t kApiVersion = static_cast<ze_api_version_t>(ZE_MAKE_VERSION(1, 9));
+constexpr ze_api_version_t kApiVersion = ze_version(1, 9);
 
 constexpr std::pair<const char*, uint32_t> kExtensions[] = {
-    {"ZE_extension_device_ip_version", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_extension_eu_count", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_extension_float_atomics", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_extension_subgroups", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_extension_bfloat16_conversions", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_extension_device_memory_properties", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_extension_kernel_max_group_size_properties", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_extension_memory_free_policies", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_extension_pci_properties", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_intel_get_driver_version_string", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_experimental_event_pool_counter_based", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_experimental_global_offset", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_experimental_immediate_command_list_append", ZE_MAKE_VERSION(1, 0)},
-    {"ZE_experimental_relaxed_allocation_limits", ZE_MAKE_VERSION(1, 0)},
+    {"ZE_extension_device_ip_version", ze_version(1, 0)},
+    {"ZE_extension_eu_count", ze_version(1, 0)},
+    {"ZE_extension_float_atomics", ze_version(1, 0)},
+    {"ZE_extension_subgroups", ze_version(1, 0)},
+    {"ZE_extension_bfloat16_conversions", ze_version(1, 0)},
+    {"ZE_extension_device_memory_properties", ze_version(1, 0)},
+    {"ZE_extension_kernel_max_group_size_properties", ze_version(1, 0)},
+    {"ZE_extension_memory_free_policies", ze_version(1, 0)},
+    {"ZE_extension_pci_properties", ze_version(1, 0)},
+    {"ZE_intel_get_driver_version_string", ze_version(1, 0)},
+    {"ZE_experimental_event_pool_counter_based", ze_version(1, 0)},
+    {"ZE_experimental_global_offset", ze_version(1, 0)},
+    {"ZE_experimental_immediate_command_list_append", ze_version(1, 0)},
+    {"ZE_experimental_relaxed_allocation_limits", ze_version(1, 0)},
 };
 
 // A real driver's version stands for its compiler's as well: programs keep binaries by it.
@@ -129,6 +129,7 @@ void clear_report() {
 
 using namespace xesim::driver;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 ze_result_t zeInit(ze_init_flags_t) {
@@ -163,8 +164,8 @@ ze_result_t zeDriverGetProperties(ze_driver_handle_t driver, ze_driver_propertie
   return guarded([&] {
     check_driver(driver);
     require(properties);
-    std::memset(&properties->uuid, 0, sizeof properties->uuid);
-    std::memcpy(&properties->uuid, "xesim", 5);
+    std::memset(properties->uuid, 0, sizeof properties->uuid);
+    std::memcpy(properties->uuid, "xesim", 5);
     properties->driverVersion = kDriverVersion;
   });
 }
@@ -215,3 +216,4 @@ ze_result_t zeDriverGetLastErrorDescription(ze_driver_handle_t driver, const cha
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

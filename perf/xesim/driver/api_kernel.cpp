@@ -109,6 +109,7 @@ ze_result_t append_launch(ze_command_list_handle_t list_handle, ze_kernel_handle
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 ze_result_t zeKernelCreate(ze_module_handle_t module_handle, const ze_kernel_desc_t* desc,
@@ -167,13 +168,14 @@ ze_result_t zeKernelGetProperties(ze_kernel_handle_t handle, ze_kernel_propertie
     p->localMemSize = info.slm_size;
     p->privateMemSize = info.private_bytes;
     p->spillMemSize = info.spill_bytes;
-    std::memset(&p->uuid, 0, sizeof p->uuid);
-    for_each_extension(p->pNext, [&](Extension& e) {
-      if (e.stype == kStructKernelMaxGroupSize) {
-        static_cast<MaxGroupSizeExtension&>(e).max_group_size = max_group_size(*kernel);
+    std::memset(p->uuid, 0, sizeof p->uuid);
+    for_each_extension(p->pNext, [&](Extensible& e) {
+      if (e.stype == ZE_STRUCTURE_TYPE_KERNEL_MAX_GROUP_SIZE_EXT_PROPERTIES) {
+        static_cast<ze_kernel_max_group_size_properties_ext_t&>(e).maxGroupSize =
+            max_group_size(*kernel);
       }
       if (e.stype == ZE_STRUCTURE_TYPE_KERNEL_PREFERRED_GROUP_SIZE_PROPERTIES) {
-        reinterpret_cast<ze_kernel_preferred_group_size_properties_t&>(e).preferredMultiple = simd;
+        static_cast<ze_kernel_preferred_group_size_properties_t&>(e).preferredMultiple = simd;
       }
     });
   });
@@ -280,3 +282,4 @@ ze_result_t zeCommandListAppendLaunchCooperativeKernel(
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

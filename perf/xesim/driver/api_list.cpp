@@ -29,6 +29,7 @@ std::vector<std::shared_ptr<const Command>> recorded_commands(uint32_t count,
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 ze_result_t zeCommandListCreate(ze_context_handle_t context, ze_device_handle_t device,
@@ -165,3 +166,4 @@ ze_result_t zeCommandQueueSynchronize(ze_command_queue_handle_t queue, uint64_t 
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -15,9 +15,9 @@ namespace {
 constexpr size_t kPage = 4096, kDevicePage = 64 << 10;  // device memory comes in 64 KiB pages
 
 // Adds to the bytes that count against the device's memory; refuses what does not fit.
-void charge(Device& device, size_t bytes, const void* extensions) {
+void charge(Device& device, size_t bytes, void* extensions) {
   bool relaxed = false;
-  for_each_extension(extensions, [&](Extension& e) {
+  for_each_extension(extensions, [&](Extensible& e) {
     relaxed |= e.stype == ZE_STRUCTURE_TYPE_RELAXED_ALLOCATION_LIMITS_EXP_DESC;
   });
   const DeviceModel& model = *device.model;
@@ -28,8 +28,8 @@ void charge(Device& device, size_t bytes, const void* extensions) {
   refuse(ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY);
 }
 
-void allocate(MemoryKind kind, Device* device, size_t bytes, size_t alignment,
-              const void* extensions, void** out) {
+void allocate(MemoryKind kind, Device* device, size_t bytes, size_t alignment, void* extensions,
+              void** out) {
   require(out);
   if (bytes == 0) refuse(ZE_RESULT_ERROR_UNSUPPORTED_SIZE);
   if ((alignment & (alignment - 1)) != 0) refuse(ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT);
@@ -67,6 +67,7 @@ void free_memory(const void* pointer) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 ze_result_t zeContextCreate(ze_driver_handle_t driver, const ze_context_desc_t* desc,
@@ -214,3 +215,4 @@ ze_result_t zeMemCloseIpcHandle(ze_context_handle_t, const void*) {
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -23,9 +23,9 @@ Source source_of(const ze_module_desc_t& desc) {
                 {desc.pInputModule, desc.inputSize},
                 desc.pBuildFlags == nullptr ? "" : desc.pBuildFlags,
                 desc.pConstants};
-  for_each_extension(desc.pNext, [&](Extension& e) {
+  for_each_extension(desc.pNext, [&](Extensible& e) {
     if (e.stype != ZE_STRUCTURE_TYPE_MODULE_PROGRAM_EXP_DESC) return;
-    const auto& program = reinterpret_cast<const ze_module_program_exp_desc_t&>(e);
+    const auto& program = static_cast<const ze_module_program_exp_desc_t&>(e);
     if (program.count != 1)
       fail("xesim links no modules together: %u were given to one build", program.count);
     source.code = {program.pInputModules[0], program.inputSizes[0]};
@@ -59,6 +59,7 @@ std::vector<uint8_t> build(const DeviceModel& model, const Source& source, std::
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 ze_result_t zeModuleCreate(ze_context_handle_t context, ze_device_handle_t device_handle,
@@ -166,3 +167,4 @@ ze_result_t zeModuleGetFunctionPointer(ze_module_handle_t module, const char* na
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

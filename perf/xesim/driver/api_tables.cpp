@@ -18,10 +18,9 @@ struct LoaderVersion {
 
 }  // namespace
 
-#define XESIM_TABLE(name)                                                        \
-  extern "C" ZE_APIEXPORT ze_result_t ZE_APICALL name(ze_api_version_t, void*) { \
-    return ZE_RESULT_SUCCESS;                                                    \
-  }
+#pragma GCC visibility push(default)
+#define XESIM_TABLE(name) \
+  extern "C" ze_result_t name(ze_api_version_t, void*) { return ZE_RESULT_SUCCESS; }
 XESIM_TABLE(zeGetCommandListExpProcAddrTable)
 XESIM_TABLE(zeGetCommandListProcAddrTable)
 XESIM_TABLE(zeGetCommandQueueProcAddrTable)
@@ -85,17 +84,16 @@ XESIM_TABLE(zelGetTracerApiProcAddrTable)
 
 extern "C" {
 
-ZE_APIEXPORT ze_result_t ZE_APICALL zeLoaderInit() { return ZE_RESULT_SUCCESS; }
-ZE_APIEXPORT void* ZE_APICALL zeLoaderGetTracingHandle() { return nullptr; }
+ze_result_t zeLoaderInit() { return ZE_RESULT_SUCCESS; }
+void* zeLoaderGetTracingHandle() { return nullptr; }
 
 // 1.19.2 or newer makes the runtime use zeInitDrivers.
-ZE_APIEXPORT ze_result_t ZE_APICALL zelLoaderGetVersionsInternal(size_t* count,
-                                                                 LoaderVersion* versions) {
+ze_result_t zelLoaderGetVersionsInternal(size_t* count, LoaderVersion* versions) {
   if (count == nullptr) return ZE_RESULT_ERROR_INVALID_NULL_POINTER;
   if (*count != 0 && versions != nullptr) {
     std::memset(versions, 0, sizeof *versions);
     std::strcpy(versions->name, "loader");
-    versions->spec_version = static_cast<ze_api_version_t>(ZE_MAKE_VERSION(1, 9));
+    versions->spec_version = ze_version(1, 9);
     versions->major = 1;
     versions->minor = 20;
   }
@@ -103,10 +101,11 @@ ZE_APIEXPORT ze_result_t ZE_APICALL zelLoaderGetVersionsInternal(size_t* count,
   return ZE_RESULT_SUCCESS;
 }
 
-ZE_APIEXPORT ze_result_t ZE_APICALL zelLoaderTranslateHandleInternal(int, void* from, void** to) {
+ze_result_t zelLoaderTranslateHandleInternal(int, void* from, void** to) {
   if (to == nullptr) return ZE_RESULT_ERROR_INVALID_NULL_POINTER;
   *to = from;
   return ZE_RESULT_SUCCESS;
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

@@ -146,8 +146,6 @@ def enable(*devices: str, check: str | None = None) -> None:
         if check is not None:
             set_check(check)
         return
-    if not library_path().exists():
-        load_library()  # says what is missing
     _refuse_late()
     os.environ["XEFLASH_SIM"] = ",".join(names)
     # The runtime's loader looks here, and finds the library in the process already.
