@@ -1,11 +1,13 @@
 """What all tests share; the modules beside it (reference, tolerance, arrays, cases) are imported by name.
 
-`pytest --sim bmg` runs the tests marked `gpu` on a simulated GPU: pvc, bmg or dg2.
+`pytest --sim bmg` runs the tests marked `gpu` on a simulated GPU: pvc, bmg or dg2. Simulated GPUs need ocloc, which the
+process that a person starts provides (offline_compiler.py).
 """
 
 import os
 
 import hypothesis
+import offline_compiler
 import pytest
 import torch
 
@@ -37,6 +39,33 @@ def pytest_collection_modifyitems(config, items):
     items[:] = chosen
 
 
+no_ocloc = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session):
+    """Before workers start: they inherit the environment."""
+    config = session.config
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.stash[no_ocloc] = offline_compiler.provide(
+            config.pluginmanager.get_plugin("terminalreporter").write_line
+        )
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """One line for all tests that are missing for one reason."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if offline_compiler.REASON in str(r.longrepr)]
+    if skipped:
+        why = config.stash.get(no_ocloc, "")
+        terminalreporter.write_line(f"{len(skipped)} tests of simulated GPUs were skipped for want of ocloc: {why}")
+
+
+@pytest.fixture(scope="session")
+def ocloc():
+    """Intel's offline compiler, or skip."""
+    return offline_compiler.need_ocloc()
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers():
     """Tests draw their inputs from torch's global generator: the same ones whichever tests ran before."""
@@ -50,6 +79,8 @@ def gpu_family():
     import usm
     import xeflash
 
+    if os.environ.get("XEFLASH_SIM"):
+        offline_compiler.need_ocloc()
     assert xeflash.attention  # loads the extension
     try:
         name = usm.gpu_queue().sycl_device.name

@@ -9,8 +9,8 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pytest
-from toolbox import IGA_PLATFORM, find_tool, function, iga_knows
+from offline_compiler import need_iga64
+from toolbox import IGA_PLATFORM, function
 
 GRF_BYTES = {"dg2": 32, "pvc": 64, "bmg": 64}
 DPAS_LANES = {"dg2": 8, "pvc": 16, "bmg": 16}
@@ -163,13 +163,11 @@ END = "(W) send.gtwy (1|M0) null r127 null:0 0x0 0x02000010 {EOT}\n"
 
 
 def assemble(family: str, instructions: list[Ins]) -> bytes:
-    if not iga_knows(family):
-        pytest.skip(f"no iga64 that assembles for {family} (set XEFLASH_IGA64 or run get-ocloc)")
     text = "\n".join(text_of(ins) for ins in instructions) + "\n" + END
     with tempfile.TemporaryDirectory() as folder:
         source, binary = Path(folder, "code.asm"), Path(folder, "code.bin")
         source.write_text(text)
-        command = [find_tool("iga64"), "-a", f"-p={IGA_PLATFORM[family]}", "-o", str(binary), str(source)]
+        command = [need_iga64(), "-a", f"-p={IGA_PLATFORM[family]}", "-o", str(binary), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise AssertionError(f"iga64 refuses:\n{done.stderr[:1000]}")

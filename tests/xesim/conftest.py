@@ -30,8 +30,6 @@ class Simulated:
         mine = ("XEFLASH_SIM", "SYCL_UR_USE_LEVEL_ZERO_V2", "ONEAPI_DEVICE_SELECTOR", "UR_L0_DISABLE_USM_ALLOCATOR")
         kept = {name: value for name, value in os.environ.items() if name not in mine and name != "XEFLASH_SIM_CHECK"}
         kept |= {"XEFLASH_SIM_LIBRARY": str(self.library), "XEFLASH_CACHE_DIR": str(self.cache)}
-        if "XEFLASH_OCLOC" not in kept and (own := ocloc_of_the_user()):
-            kept["XEFLASH_OCLOC"] = own
         if adapter is not None:
             kept["SYCL_UR_USE_LEVEL_ZERO_V2"] = str(adapter)
         return kept | more
@@ -89,14 +87,6 @@ class Simulated:
         if check is not None:
             more["XEFLASH_SIM_CHECK"] = check
         return self.run([str(path), *arguments], self.environment(adapter, **more), status)
-
-
-def ocloc_of_the_user() -> str | None:
-    """get-ocloc's folder in the user's cache: the tests have a cache of their own."""
-    from toolbox import private_folder
-
-    path = private_folder() / "ocloc"
-    return str(path) if path.exists() else None
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import toolbox
 
 TESTS = Path(__file__).resolve().parent.parent
 WHAT = [str(TESTS / "attention"), str(TESTS / "integrations" / "test_transformers_gpu.py")]
@@ -20,11 +19,7 @@ PARTS = 3 * len(DEVICES)
 LINES = 80  # of the output that are shown
 
 
-def run_tests(device: str, folder: Path, *options: str) -> None:
-    toolbox.library()
-    source = folder / "nothing.cl"
-    source.write_text("kernel void nothing() {}\n")
-    toolbox.compile_opencl(source, device, folder)  # skips where ocloc cannot
+def run_tests(device: str, *options: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=short", "-p", "no:cacheprovider", "--sim", device]
     command += [*options, *WHAT]
     environment = os.environ | {"XEFLASH_SIM_CHECK": "all"}
@@ -35,11 +30,11 @@ def run_tests(device: str, folder: Path, *options: str) -> None:
 
 
 @pytest.mark.parametrize(("part", "device"), [(k, DEVICES[k % len(DEVICES)]) for k in range(1, PARTS + 1)])
-def test_attention_matches_reference(part, device, tmp_path):
-    run_tests(device, tmp_path, "--part", f"{part}/{PARTS}")
+def test_attention_matches_reference(part, device, ocloc):
+    run_tests(device, "--part", f"{part}/{PARTS}")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
-def test_attention_matches_reference_long(device, tmp_path):
-    run_tests(device, tmp_path, "-m", "long or not long")
+def test_attention_matches_reference_long(device, ocloc):
+    run_tests(device, "-m", "long or not long")

@@ -3,6 +3,8 @@
 import pytest
 from conftest import Simulated
 
+pytestmark = pytest.mark.usefixtures("ocloc")
+
 SETUP = """
 sys.path.insert(0, "tests")
 import dpctl, torch

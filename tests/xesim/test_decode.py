@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from toolbox import compile_opencl, find_tool, library
+from offline_compiler import need_iga64
+from toolbox import compile_opencl, library
 
 FAMILIES = ["dg2", "pvc", "bmg"]
 PROGRAM = Path(__file__).parents[2] / "perf" / "xesim_decode.py"
@@ -74,11 +75,10 @@ def family(request):
 
 @pytest.fixture
 def iga(program, family):
-    """The command of an iga64 that knows the family, or skip."""
-    tool = find_tool("iga64")
-    if reason := program.why_not([tool] if tool else None, family):
-        pytest.skip(reason)
-    return [tool]
+    """The command, which knows the family; or skip."""
+    command = [need_iga64()]
+    assert not program.why_not(command, family)
+    return command
 
 
 def compacted_words(family: str, numbers: random.Random, codes: list[int], count: int) -> list[int]:

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from toolbox import find_tool
+from offline_compiler import need_ocloc
 
 ADAPTERS = pytest.mark.parametrize("adapter", [0, 1], ids=["v1", "v2"])
 CHECKS = pytest.mark.parametrize("check", ["all", "none"])
@@ -17,14 +17,6 @@ FAMILIES = {
     "bmg": {"name": "Arc(TM) B580", "fp64": "1", "sub_groups": "16,32,", "local_memory": "131072", "compute_units": "160"},
     "dg2": {"name": "Arc(TM) A770", "fp64": "0", "sub_groups": "8,16,32,", "local_memory": "65536", "compute_units": "512"},
 }  # fmt: skip
-
-
-def needs_ocloc(family: str = "pvc") -> None:
-    tool = find_tool("ocloc")
-    if tool is None:
-        pytest.skip("no ocloc (set XEFLASH_OCLOC or run get-ocloc)")
-    if family == "bmg" and subprocess.run([tool, "ids", "bmg-g21"], capture_output=True).returncode:
-        pytest.skip("this ocloc does not know bmg")
 
 
 def facts(text: str) -> dict[str, str]:
@@ -159,7 +151,7 @@ def test_polling_makes_progress(simulated, sycl_program, adapter):
 @ORDERS
 @pytest.mark.parametrize("topic", ["launches", "order", "graph", "profiling", "fault"])
 def test_program(simulated, sycl_program, topic, order, adapter):
-    needs_ocloc()
+    need_ocloc()
     for check in ("all", "none") if topic in ("order", "fault") else ("all",):
         done = simulated.program(sycl_program, [topic, order], "pvc", adapter=adapter, check=check)
         found = facts(done.stdout)
@@ -179,13 +171,13 @@ def test_program(simulated, sycl_program, topic, order, adapter):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_launches_of_every_family(simulated, sycl_program, family):
-    needs_ocloc(family)
+    need_ocloc()
     found = facts(simulated.program(sycl_program, ["launches"], family).stdout)
     assert found == {"wrong": "0", "wrong_host": "0", "wrong_local": "0"}
 
 
 def test_queues_without_immediate_lists(simulated, sycl_program):
-    needs_ocloc()
+    need_ocloc()
     for topic in ("launches", "order", "graph"):
         done = simulated.program(sycl_program, [topic], "pvc", adapter=0, UR_L0_USE_IMMEDIATE_COMMANDLISTS="0")
         assert all(n == "0" for n in facts(done.stdout).values()), (topic, done.stdout)
@@ -193,14 +185,14 @@ def test_queues_without_immediate_lists(simulated, sycl_program):
 
 @ADAPTERS
 def test_build_log_reaches_the_exception(simulated, sycl_program, adapter):
-    needs_ocloc()
+    need_ocloc()
     found = simulated.program(sycl_program, ["build_error"], "pvc", adapter=adapter).stdout
     assert "SLM size exceeds target limits" in found
 
 
 @ADAPTERS
 def test_groups_larger_than_a_core_are_refused(simulated, sycl_program, adapter):
-    needs_ocloc()
+    need_ocloc()
     done = simulated.program(sycl_program, ["large_group"], "pvc", adapter=adapter)
     assert "cannot exceed 64" in done.stdout
 
@@ -242,7 +234,7 @@ def test_old_compiler_is_refused_for_new_devices(simulated, sycl_program, tmp_pa
 
 
 def test_two_processes_build_at_once(simulated, sycl_program, tmp_path):
-    needs_ocloc()
+    need_ocloc()
     environment = simulated.environment(
         XEFLASH_SIM="pvc", ZEL_LIBRARY_PATH=str(simulated.library.parent), XEFLASH_CACHE_DIR=str(tmp_path)
     )
@@ -255,7 +247,7 @@ def test_two_processes_build_at_once(simulated, sycl_program, tmp_path):
 
 
 def test_damaged_cache_entries_are_rebuilt(simulated, sycl_program, tmp_path):
-    needs_ocloc()
+    need_ocloc()
 
     def run() -> None:
         simulated.program(sycl_program, ["launches"], "pvc", XEFLASH_CACHE_DIR=str(tmp_path))
@@ -280,7 +272,7 @@ def test_persistent_kernel_cache_of_the_runtime(simulated, sycl_program, tmp_pat
 
     Unless it has another compiler.
     """
-    needs_ocloc()
+    need_ocloc()
     cache = {"SYCL_CACHE_PERSISTENT": "1", "SYCL_CACHE_DIR": str(tmp_path / "sycl")}
 
     def run(status: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
@@ -305,10 +297,9 @@ kernel void scale(global float* x, float a, local float* scratch) {
 
 @ADAPTERS
 def test_dpctl_program_from_spirv(simulated, tmp_path, adapter):
-    needs_ocloc()
     source = tmp_path / "scale.cl"
     source.write_text(OPENCL)
-    command = [find_tool("ocloc"), "compile", "-q", "-file", str(source), "-device", "pvc", "-spv_only"]
+    command = [need_ocloc(), "compile", "-q", "-file", str(source), "-device", "pvc", "-spv_only"]
     subprocess.run([*command, "-output", "scale", "-out_dir", str(tmp_path)], check=True, capture_output=True)
     spirv = next(path for path in tmp_path.iterdir() if path.suffix == ".spv")
     code = f"""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import find_sycl
 
+pytestmark = pytest.mark.usefixtures("ocloc")
 HERE = Path(__file__).parent
 DEVICES = ["pvc", "bmg", "dg2"]
 NAMES = """

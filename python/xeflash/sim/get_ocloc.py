@@ -3,7 +3,9 @@
     python -m xeflash.sim.get_ocloc [--mirror URL] [--suite sid] [--folder DIR] [--force]
 
 Packages are unpacked, not installed: nothing outside the folder changes, no root is needed. They come with their own C
-library, so they run on older systems. The simulator finds the folder by itself.
+library, so they run on older systems. The simulator finds the folder by itself. Needs apt's and dpkg's programs, which
+Debian and Ubuntu have; Debian's keys check what is fetched, and where they are not installed (Ubuntu), they come from
+the system's own archive (package debian-archive-keyring).
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 COMPILER = ("intel-ocloc", "libigc2", "libigdfcl2", "libigc2-tools")  # it loads the middle two at run time
 PACKAGES = (*COMPILER, "libc6", "libstdc++6", "libgcc-s1", "zlib1g", "libzstd1")
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+SUITE = "sid"
+MIRROR = "https://deb.debian.org/debian"  # where apt's own sources name no Debian archive
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 WRAPPER = """#!/bin/sh
 # Runs {program} with the C library that it was built for.
@@ -36,8 +41,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xeflash"
 
 
-def debian_mirror(etc: Path = Path("/etc/apt")) -> str | None:
-    """The archive that this machine's own apt uses for Debian proper."""
+def debian_mirror(etc: Path = Path("/etc/apt")) -> str:
+    """The archive that this machine's own apt uses for Debian proper, or the public one."""
     lists = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))]
     for path in lists:
         if not path.is_file():
@@ -47,31 +52,67 @@ def debian_mirror(etc: Path = Path("/etc/apt")) -> str | None:
             url = match[1].rstrip("/")
             if url.endswith("/debian"):
                 return url
-    return None
+    return MIRROR
 
 
 def run(command: list[str], folder: Path) -> str:
-    """The command's output; SystemExit with all of it on failure."""
+    """The command's output; SystemExit with it on failure."""
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        raise SystemExit(f"get_ocloc: {shlex.join(command)} failed:\n{done.stdout[-4000:]}")
+        raise failure(command, done.stdout)
     return done.stdout
 
 
-def private_apt(work: Path, mirror: str, suite: str) -> Path:
-    """An apt configuration that knows this suite only and touches nothing of the system's."""
-    for name in ("etc/apt.conf.d", "etc/preferences.d", "state/lists/partial", "cache/archives/partial"):
-        (work / name).mkdir(parents=True)
-    signed = f"[signed-by={KEYRING}] " if KEYRING.exists() else ""
-    (work / "etc/sources.list").write_text(f"deb {signed}{mirror} {suite} main\n")
-    config = work / "apt.conf"
-    config.write_text(
-        f'Dir::Etc "{work}/etc";\nDir::Etc::sourcelist "{work}/etc/sources.list";\nDir::Etc::sourceparts "-";\n'
-        f'Dir::State "{work}/state";\nDir::State::status "/dev/null";\nDir::Cache "{work}/cache";\n'
-        'APT::Architecture "amd64";\nAcquire::Languages "none";\nAcquire::Check-Valid-Until "false";\n'
-        + ('APT::Sandbox::User "root";\n' if os.geteuid() == 0 else "")
-    )
+def failure(command: list[str], output: str) -> SystemExit:
+    """Ends the program with what the command said."""
+    return SystemExit(f"get_ocloc: {shlex.join(command)} failed:\n{output[-4000:]}")
+
+
+def private_apt(folder: Path, sources: str = "") -> Path:
+    """An apt configuration for these sources only, or for the system's own; it writes to this folder alone."""
+    for name in ("apt.conf.d", "preferences.d", "lists/partial", "archives/partial"):
+        (folder / name).mkdir(parents=True)
+    lines = [
+        f'Dir::State "{folder}";',
+        'Dir::State::status "/dev/null";',
+        f'Dir::Cache "{folder}";',
+        'Acquire::Languages "none";',
+        'Acquire::Check-Valid-Until "false";',
+        'Acquire::Retries "2";',
+        'Acquire::http::Timeout "20";',
+        'Acquire::https::Timeout "20";',
+    ]
+    if sources:
+        (folder / "sources.list").write_text(sources)
+        lines += [f'Dir::Etc "{folder}";', f'Dir::Etc::sourcelist "{folder}/sources.list";']
+        lines += ['Dir::Etc::sourceparts "-";', 'APT::Architecture "amd64";', 'APT::Update::Error-Mode "any";']
+    if os.geteuid() == 0:
+        lines += ['APT::Sandbox::User "root";']
+    config = folder / "apt.conf"
+    config.write_text("\n".join(lines) + "\n")
     return config
+
+
+def debian_keys(work: Path) -> Path:
+    """Those that are installed; else those of the system's own archive, whose keys then vouch for them."""
+    if installed := keyring_below(Path("/")):
+        return installed
+    config = private_apt(work / "system")
+    run(["apt-get", "-c", str(config), "-q", "update"], work)
+    run(["apt-get", "-c", str(config), "-q", "download", "debian-archive-keyring"], work)
+    for package in work.glob("debian-archive-keyring_*.deb"):
+        run(["dpkg-deb", "-x", str(package), str(work / "keys")], work)
+    if fetched := keyring_below(work / "keys"):
+        return fetched
+    raise SystemExit("get_ocloc: Debian's keys were not found; install the package debian-archive-keyring")
+
+
+def keyring_below(root: Path) -> Path | None:
+    """Debian's keys in a file system, under the name that this release gives them."""
+    folder = root / "usr/share/keyrings"
+    return next(
+        (p for p in (folder / f"debian-archive-keyring.{suffix}" for suffix in ("gpg", "pgp")) if p.exists()), None
+    )
 
 
 def with_dependencies(config: Path, work: Path) -> list[str]:
@@ -102,7 +143,26 @@ def versions(folder: Path) -> str:
     return f"ocloc {ocloc}, {iga[0] if iga else 'iga64'}"
 
 
-def fetch(folder: Path, mirror: str, suite: str) -> str:
+def download(config: Path, names: list[str], folder: Path, say: Callable[[str], None]) -> None:
+    """Puts the packages into the folder; says how far it is after every tenth."""
+    command = ["apt-get", "-c", str(config), "-q", "download"]
+    sizes = [int(line.split()[-2]) for line in run([*command, "--print-uris", *names], folder).splitlines()]
+    total, tenths = sum(sizes), 0
+    say(f"downloading {len(sizes)} packages, {total / 1e6:.0f} MB")
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen([*command, *names], cwd=folder, stdout=output, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            time.sleep(0.2)
+            done = sum(path.stat().st_size for path in folder.iterdir())
+            if 10 * done // total > tenths:
+                tenths = 10 * done // total
+                say(f"downloaded {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        output.seek(0)
+        if process.returncode:
+            raise failure([*command, *names], output.read())
+
+
+def fetch(folder: Path, mirror: str, suite: str, say: Callable[[str], None] = print) -> str:
     """Fills the folder anew and returns what is in it; the old one stays until the new one works."""
     for tool in ("apt-get", "apt-cache", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -113,11 +173,12 @@ def fetch(folder: Path, mirror: str, suite: str) -> str:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".ocloc-", dir=folder.parent) as scratch:
         work = Path(scratch)
-        config = private_apt(work, mirror, suite)
+        say(f"fetching the list of packages of {suite} from {mirror}")
+        config = private_apt(work / "apt", f"deb [signed-by={debian_keys(work)}] {mirror} {suite} main\n")
         run(["apt-get", "-c", str(config), "-q", "update"], work)
         packages = work / "packages"
         packages.mkdir()
-        run(["apt-get", "-c", str(config), "-q", "download", *with_dependencies(config, work)], packages)
+        download(config, with_dependencies(config, work), packages, say)
         fresh = work / "fresh"
         fresh.mkdir()
         for package in sorted(packages.glob("*.deb")):
@@ -134,8 +195,8 @@ def fetch(folder: Path, mirror: str, suite: str) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="get_ocloc", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--mirror", help="Debian archive (default: the one of this machine's apt sources)")
-    parser.add_argument("--suite", default="sid", help="Debian suite to take the packages from (default: sid)")
+    parser.add_argument("--mirror", default=debian_mirror(), help="Debian archive (default: %(default)s)")
+    parser.add_argument("--suite", default=SUITE, help="Debian suite to take the packages from (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=cache_folder() / "ocloc", help="default: %(default)s")
     parser.add_argument("--force", action="store_true", help="fetch again even if what is there works")
     options = parser.parse_args()
@@ -143,10 +204,7 @@ def main() -> None:
     if (folder / "ocloc").exists() and not options.force:
         print(f"{folder}: {versions(folder)} (there already; --force fetches anew)")
         return
-    mirror = options.mirror or debian_mirror()
-    if mirror is None:
-        raise SystemExit("get_ocloc: this machine's apt sources name no Debian archive; give one with --mirror URL")
-    print(f"{folder}: {fetch(folder, mirror, options.suite)}")
+    print(f"{folder}: {fetch(folder, options.mirror, options.suite)}")
 
 
 if __name__ == "__main__":
