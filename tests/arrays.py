@@ -50,10 +50,15 @@ def sparse(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def to_array(x: Any, kind: str) -> Any:
-    """A tensor as it is, as a numpy array of the same memory, or (kind "usm") copied to the GPU; other values pass."""
+    """A tensor as it is, as a numpy array of the same memory, or copied to the GPU; other values pass.
+
+    gpu: a tensor on xpu, where torch has that, else as usm: an array with __sycl_usm_array_interface__.
+    """
     if kind == "torch" or not isinstance(x, torch.Tensor):
         return x
-    if kind == "usm":
+    if kind == "gpu" and torch.xpu.is_available():
+        return to_xpu(x)
+    if is_on_gpu(kind):
         import usm  # needs dpctl
 
         return usm.UsmArray(x, usm.gpu_queue())
@@ -62,12 +67,26 @@ def to_array(x: Any, kind: str) -> Any:
     return x.numpy()
 
 
+def is_on_gpu(kind: str) -> bool:
+    """Whether arrays of this kind are copies in the memory of a GPU."""
+    return kind in ("gpu", "usm")
+
+
+def to_xpu(x: torch.Tensor, device: str = "xpu") -> torch.Tensor:
+    """The same values with the same strides, in a copy of all that is around them."""
+    around = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    return around.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
+
+
 def from_array(x: Any, kind: str) -> torch.Tensor:
     """The result of a call with arrays of a kind, checked to be of that kind, as a tensor."""
     if kind == "torch":
         assert isinstance(x, torch.Tensor), type(x)
         return x
-    if kind == "usm":
+    if kind == "gpu" and isinstance(x, torch.Tensor):
+        assert x.is_xpu, x.device
+        return x.cpu()
+    if is_on_gpu(kind):
         import usm
 
         assert x.__sycl_usm_array_interface__["syclobj"] == usm.gpu_queue()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import xeflash
-from arrays import DTYPES, from_array, to_array
+from arrays import DTYPES, from_array, is_on_gpu, to_array
 from reference import Features, attention_reference, torch_attention
 from tolerance import assert_close, dtype_name, gpu_math, ulp
 
@@ -230,7 +230,7 @@ def run(case: CacheCase) -> None:
         unified_max=case.unified,
         return_softmax_lse=case.lse,
     )
-    if case.kind == "usm":  # they are not the memory of `cache`
+    if is_on_gpu(case.kind):  # they are not the memory of `cache`
         cache.k, cache.v = (from_array(x, case.kind) for x in caches)
         if isinstance(cache.k_scale, torch.Tensor):
             cache.k_scale, cache.v_scale = (from_array(arrays[name], case.kind) for name in ("k_scale", "v_scale"))
@@ -250,7 +250,7 @@ def check(
         want, want_lse = attention_reference(q_b, k, v, f_b)
         by_torch, lse_by_torch = torch_attention(q_b, k.to(q.dtype), v.to(q.dtype), f_b)
         size = float(np.max(attention_reference(q_b, k, v.abs(), f_b)[0])) if q.dtype == torch.float32 else 0.0
-        math_of_out, math_of_lse = gpu_math(f_b, size, n) if case.kind == "usm" else (0.0, 0.0)
+        math_of_out, math_of_lse = gpu_math(f_b, size, n) if is_on_gpu(case.kind) else (0.0, 0.0)
         assert_close(f"{case.id} sequence {b} out", out_b, want, by_torch, size, math_of_out)
         if lse is not None:
             terms = float(np.max(np.abs(want_lse[np.isfinite(want_lse)]), initial=0.0)) + np.log(n + 1)

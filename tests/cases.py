@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import xeflash
-from arrays import DTYPES, from_array, lay_out, to_array
+from arrays import DTYPES, from_array, is_on_gpu, lay_out, to_array
 from reference import Features
 from tolerance import check_attention
 
@@ -101,7 +101,7 @@ class Case:
 
     @property
     def is_on_gpu(self) -> bool:
-        return self.kind == "usm"
+        return is_on_gpu(self.kind)
 
     @property
     def has_mask(self) -> bool:

@@ -1,7 +1,8 @@
 """What all tests share; the modules beside it (reference, tolerance, arrays, cases) are imported by name.
 
-`pytest --sim bmg` runs the tests marked `gpu` on a simulated GPU: pvc, bmg or dg2. Simulated GPUs need ocloc, which the
-process that a person starts provides (offline_compiler.py).
+Tests marked `gpu` run on an Intel GPU where SYCL sees one, on tensors of torch's where torch has xpu; those marked `xpu`
+need torch's. `pytest --sim bmg` runs them on simulated GPUs: two of pvc, bmg or dg2, which torch has as xpu:0 and xpu:1
+(torch_xpu). Simulated GPUs need ocloc, which the process that a person starts provides (offline_compiler.py).
 """
 
 import os
@@ -9,7 +10,7 @@ import os
 import hypothesis
 import offline_compiler
 import pytest
-import torch
+import torch_xpu
 
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
@@ -25,15 +26,32 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: runs on an Intel GPU, a real one or a simulated one (--sim)")
+    config.addinivalue_line("markers", "xpu: the same, on torch tensors on xpu")
     if device := config.getoption("--sim"):
-        os.environ["XEFLASH_SIM"] = device  # before xeflash is imported
+        give_simulated_gpus(device)
+
+
+no_torch_xpu = ""  # why torch has none of the simulated GPUs
+
+
+def give_simulated_gpus(device):
+    """Two of them, to SYCL and to torch. Neither is imported yet: both look for devices once."""
+    global no_torch_xpu
+    from xeflash import sim
+
+    sim.enable(device, device)
+    try:
+        torch_xpu.install()
+    except torch_xpu.BuildError as error:
+        no_torch_xpu = str(error)
 
 
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--sim"):
         return
     first, step = map(int, config.getoption("--part").split("/"))
-    chosen = [item for item in items if item.get_closest_marker("gpu")][first - 1 :: step]
+    on_gpu = [item for item in items if item.get_closest_marker("gpu") or item.get_closest_marker("xpu")]
+    chosen = on_gpu[first - 1 :: step]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
@@ -69,6 +87,8 @@ def ocloc():
 @pytest.fixture(autouse=True)
 def same_random_numbers():
     """Tests draw their inputs from torch's global generator: the same ones whichever tests ran before."""
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -92,6 +112,7 @@ def gpu_family():
 @pytest.fixture
 def gpu(request, gpu_family):
     """The same for one test, which fails if the simulator found fault with it, even if no call raised, or a kernel spills."""
+    import torch
     from xeflash import sim
 
     failed_before = request.session.testsfailed
@@ -99,8 +120,21 @@ def gpu(request, gpu_family):
         sim.clear_fault()
         sim.clear_launches()
     yield gpu_family
+    if torch.xpu.is_available():
+        torch.xpu.synchronize()  # simulated GPUs begin to work when somebody waits
     fault = sim.last_fault() if sim.enabled() else ""
     for record in sim.last_launches() if sim.enabled() else []:
         assert record.scratch_size == 0, f"{record.kernel} spills {record.scratch_size} bytes"
     if fault and request.session.testsfailed == failed_before:
         pytest.fail(fault, pytrace=False)
+
+
+@pytest.fixture
+def xpu(gpu):
+    """The same where torch has the GPU as its device xpu, or skip."""
+    import torch
+
+    if not torch.xpu.is_available():
+        pytest.skip(no_torch_xpu or "torch has no xpu device here; pytest --sim bmg -m xpu simulates two")
+    torch.xpu.manual_seed_all(0)
+    return gpu

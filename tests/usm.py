@@ -1,10 +1,9 @@
-"""Arrays in USM, as SYCL programs in Python have them: dpctl memory with a shape, and a stand-in for torch on xpu."""
+"""Arrays in USM, as SYCL programs in Python have them: dpctl memory with a shape."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import types
 from typing import Any
 
@@ -73,44 +72,6 @@ def read(array: Any) -> torch.Tensor:
     )
     interface["syclobj"].memcpy(host, dpctl.memory.as_usm_memory(as_bytes), size)
     return torch.from_numpy(host).view(dtype).reshape(interface["shape"])
-
-
-def stand_in_module(queue: dpctl.SyclQueue) -> types.ModuleType:
-    """A module with what is asked of torch for tensors on xpu: `Tensor` and `xpu.current_stream(device).sycl_queue`."""
-    module = types.ModuleType("xpu_stand_in")
-    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.bool)
-    stream = types.SimpleNamespace(sycl_queue=queue.addressof_ref())
-    module.xpu = types.SimpleNamespace(current_stream=lambda device: stream)
-    for dtype in dtypes:
-        setattr(module, str(dtype).removeprefix("torch."), dtype)
-
-    class Tensor:
-        __module__ = "xpu_stand_in"
-        device = types.SimpleNamespace(type="xpu", index=0)
-
-        def __init__(self, values: torch.Tensor) -> None:
-            self.array = UsmArray(values.contiguous(), queue, "shared")
-            self.dtype, self.shape, self._stride = (
-                values.dtype,
-                values.shape,
-                values.contiguous().stride(),
-            )
-
-        def data_ptr(self) -> int:
-            return int(self.array.memory._pointer)
-
-        def stride(self) -> tuple[int, ...]:
-            return self._stride
-
-        def new_empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return Tensor(torch.full(shape, 7).to(dtype))
-
-        def cpu(self) -> torch.Tensor:
-            return read(self.array)
-
-    module.Tensor = Tensor
-    sys.modules[module.__name__] = module
-    return module
 
 
 def spread(places: int, gap: int, size: int, queue: dpctl.SyclQueue) -> tuple[list[Any], int]:

@@ -200,6 +200,15 @@ void set_cache(FwdParams& params, const Cache& c) {
   params.v_scale = c.v_factor;
 }
 
+// Where a call has to wait for its kernels, it cannot become part of a graph.
+void refuse_to_wait_while_recording(const Problem& p, const sycl::queue& queue,
+                                    const std::string& function) {
+  if (!p.q.queue || p.q.stream_ordered || !is_recording(queue)) return;
+  throw NotImplemented(function + ": " + p.q_name +
+                       " must be a torch tensor on a queue that records a graph, got " +
+                       Py_TYPE(p.q.object.ptr())->tp_name + ", whose calls wait for their result");
+}
+
 }  // namespace
 
 uint8_t rows_for(Algorithm algorithm, const Problem& p, bool packed_heads) {
@@ -237,8 +246,9 @@ FwdParams params_of(const Problem& p, const Array& out, const FwdRequest& r) {
 
 py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
-  const Array out = result_array(p, r);  // before a kernel is compiled: `out` may be refused
   sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
+  refuse_to_wait_while_recording(p, queue, r.function);
+  const Array out = result_array(p, r);  // before a kernel is compiled: `out` may be refused
   const bool empty = p.batch * p.heads_q * p.sq * (p.packed ? p.tokens_q : 1) == 0;
 
   FwdDesc desc;
@@ -300,12 +310,6 @@ py::tuple forward(const FwdRequest& r) {
   // before anything else.
   const bool in_order = queue.is_in_order();
   const bool wait = !p.q.queue || !in_order || !p.q.stream_ordered;
-  if (p.q.queue && wait && is_recording(queue)) {
-    throw NotImplemented(r.function + ": " + p.q_name +
-                         " must be a torch tensor on a queue that records a graph, got " +
-                         Py_TYPE(p.q.object.ptr())->tp_name +
-                         ", whose calls wait for their result");
-  }
   uint64_t groups = 0;
   Array partial;
   if (desc.algorithm == Algorithm::kDecode && !empty) {

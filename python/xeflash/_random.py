@@ -46,8 +46,8 @@ def _next_of_xpu(function: str, torch: Any, device: int) -> tuple[int, int]:
     """The seed of the device's generator, and its offset, which moves on: nothing waits for the device."""
     if torch.xpu.is_current_stream_capturing():
         raise NotImplementedError(
-            f"{function}: dropout_p must be 0 while an XPUGraph is captured, as each replay would draw the same numbers; "
-            "xeflash.attention takes rng=(seed, offset) if that is wanted"
+            f"{function}: dropout_p must be 0 while an XPUGraph is captured, as each replay would draw the same "
+            "numbers; xeflash.attention takes rng=(seed, offset) if that is wanted"
         )
     generator = torch.xpu.default_generators[device]
     offset = generator.get_offset()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, from_array, to_array
+from arrays import DTYPES, from_array, is_on_gpu, to_array
 from caches import FORMATS, rotated
 
 ULP = {"fp32": 2.0**-22, "fp16": 2.0**-10, "bf16": 2.0**-7}
@@ -26,7 +26,7 @@ def append(k_cache, v_cache, k, v, lengths, heads=2, q=None, kind="torch", **opt
     there = {id(x): to_array(x, kind) for x in (q, k_cache, v_cache, k, v, *options.values())}
     arrays = [there[id(x)] for x in (q, k_cache, v_cache, k, v)]
     out = xeflash.flash_attn_with_kvcache(*arrays, **{name: there[id(x)] for name, x in options.items()})
-    if kind == "usm":
+    if is_on_gpu(kind):
         for x in written:
             if isinstance(x, torch.Tensor):
                 bytes_of(x).copy_(bytes_of(from_array(there[id(x)], kind)))
@@ -112,7 +112,7 @@ def test_every_number_is_rounded_to_the_nearest(name, scale):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_number_is_rounded_to_the_nearest_on_gpu(gpu, name):
-    check_rounding(name, 0.25, "usm")
+    check_rounding(name, 0.25, "gpu")
 
 
 def check_rounding(name, scale, kind):
@@ -132,7 +132,7 @@ def test_array_of_scales_gets_the_largest_of_a_row(name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FORMATS)
 def test_array_of_scales_gets_the_largest_of_a_row_on_gpu(gpu, name):
-    check_scales(name, "usm")
+    check_scales(name, "gpu")
 
 
 def check_scales(name, kind):
@@ -161,7 +161,7 @@ def test_every_code_is_read_as_its_number(name, rows, kind):
 @pytest.mark.parametrize(("rows", "dtype"), [(1, "fp32"), (8, "fp16"), (8, "bf16")])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_code_is_read_as_its_number_on_gpu(gpu, name, rows, dtype):
-    check_codes(name, rows, dtype, "usm")
+    check_codes(name, rows, dtype, "gpu")
 
 
 def check_codes(name, rows, dtype, kind):
@@ -169,12 +169,12 @@ def check_codes(name, rows, dtype, kind):
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(FORMATS[name]).reshape(4, 1, 1, 64)
     q, k = torch.zeros(4, rows, 1, 64, dtype=DTYPES[dtype]), torch.zeros(4, 1, 1, 64, dtype=FORMATS[name])
     arrays = [q, k, codes]
-    if kind == "usm":
+    if is_on_gpu(kind):
         arrays = [to_array(x, kind) for x in arrays]
     if kind == "numpy":
         numpy_type = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "int8": np.int8}[name]
         arrays = [q.numpy(), *(x.view(torch.uint8).numpy().view(numpy_type) for x in (k, codes))]
     out = xeflash.flash_attn_with_kvcache(*arrays, k_scale=1.0, v_scale=0.5)
-    out = from_array(out, kind) if kind == "usm" else torch.as_tensor(out)
+    out = from_array(out, kind) if is_on_gpu(kind) else torch.as_tensor(out)
     want = (codes.float() * 0.5).expand(4, rows, 1, 64)
     torch.testing.assert_close(out.float(), want, rtol=0, atol=0, equal_nan=True)

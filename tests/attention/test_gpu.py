@@ -59,6 +59,7 @@ def kernels():
 
 
 CHOICES = {
+    "kind": ["gpu", "usm"],
     "kernel": kernels(),
     "sizes": SIZES,
     "entry": list(ENTRIES),
@@ -84,7 +85,7 @@ def is_of_its_kernel(row):
 def case_of(row):
     row = dict(row)
     (dtype, (dim, dim_v), variant, *_), (rows, keys) = row.pop("kernel"), row.pop("sizes")
-    return Case(dtype=dtype, dim=dim, dim_v=dim_v, rows=rows, keys=keys, variant=variant, kind="usm", **row)
+    return Case(dtype=dtype, dim=dim, dim_v=dim_v, rows=rows, keys=keys, variant=variant, **row)
 
 
 def is_small(case):
@@ -136,7 +137,7 @@ def test_matches_reference_long(gpu, case):
 
 
 # Outputs that some devices share out over threads: with all that happens to scores.
-WIDE = Case(dim=256, dim_v=256, rows=100, keys=150, batch=1, heads="mqa", window="causal", sinks=True, kind="usm")
+WIDE = Case(dim=256, dim_v=256, rows=100, keys=150, batch=1, heads="mqa", window="causal", sinks=True, kind="gpu")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -157,7 +158,7 @@ def test_what_gpus_cannot_do_is_refused(gpu, refused):
     dtype, dims, message = refused
     for variant, entry in (("plain", "func"), ("plain", "varlen"), ("dropout", "attention")):
         with pytest.raises(NotImplementedError, match=message):
-            run(Case(dtype, *dims, variant=variant, entry=entry, kind="usm"))
+            run(Case(dtype, *dims, variant=variant, entry=entry, kind="gpu"))
 
 
 # ---- arrays; these and the following tests share a kernel with the cases ------------------------

@@ -44,6 +44,7 @@ KERNELS = [
     ("fp32", (576, 512), "gqa4", "plain", "bshd"),
 ]
 CHOICES = {
+    "kind": ["gpu", "usm"],
     "kernel": KERNELS,
     "keys": [1, 63, 255, 1000],
     "splits": [0, 1, 3, 8],
@@ -58,7 +59,7 @@ CHOICES = {
 def case_of(row):
     row = dict(row)
     (dtype, (dim, dim_v), heads, variant, layout), _ = row.pop("kernel"), row.pop("splits")
-    return Case(dtype, dim, dim_v, rows=1, heads=heads, variant=variant, layout=layout, kind="usm", **row)
+    return Case(dtype, dim, dim_v, rows=1, heads=heads, variant=variant, layout=layout, **row)
 
 
 CASES = [(row["splits"], case_of(row)) for row in pairwise(CHOICES, lambda row: is_possible(case_of(row)))]
@@ -66,8 +67,8 @@ CASES = [(row["splits"], case_of(row)) for row in pairwise(CHOICES, lambda row: 
 
 # A kernel of its own for each unit: the sign is compiled in.
 CASES += [
-    (3, Case(heads="mha", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="usm")),
-    (3, Case(heads="gqa4", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="usm")),
+    (3, Case(heads="mha", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
+    (3, Case(heads="gqa4", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
 ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, from_array, sparse, to_array
+from arrays import DTYPES, from_array, is_on_gpu, sparse, to_array
 from caches import FORMATS, LENGTHS, WINDOWS, Cache, CacheCase, as_indexable, check, is_possible, run
 from pairwise import pairwise
 from reference import Features
@@ -94,7 +94,7 @@ def gpu_case_of(row):
     row = dict(row)
     dtype, dim, dim_v, place, form, rows, heads, _ = row.pop("kernel")
     variant = "softcap" if dim == 96 else "alibi" if place == "index" else "plain"
-    return CacheCase(dtype, dim, dim_v, rows=rows, heads=heads, place=place, format=form, variant=variant, kind="usm",
+    return CacheCase(dtype, dim, dim_v, rows=rows, heads=heads, place=place, format=form, variant=variant, kind="gpu",
                      **row)  # fmt: skip
 
 
@@ -122,9 +122,9 @@ def test_a_quantised_cache_is_read_once_on_gpu(gpu):
         pytest.skip("only a simulator counts bytes")
     keys, dim = 1000, 128
     q, k, v = torch.randn(1, 1, 8, dim), torch.randn(1, keys, 1, dim), torch.randn(1, keys, 1, dim)
-    arrays = [to_array(x, "usm") for x in (q.bfloat16(), k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn))]
-    slopes = to_array(torch.zeros(8), "usm")  # a kernel that is compiled in any case
-    from_array(xeflash.flash_attn_with_kvcache(*arrays, num_splits=1, alibi_slopes=slopes), "usm")
+    arrays = [to_array(x, "gpu") for x in (q.bfloat16(), k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn))]
+    slopes = to_array(torch.zeros(8), "gpu")  # a kernel that is compiled in any case
+    from_array(xeflash.flash_attn_with_kvcache(*arrays, num_splits=1, alibi_slopes=slopes), "gpu")
     (launch,) = sim.last_launches()
     needed = 2 * keys * dim
     assert needed <= launch.global_read <= 1.05 * needed
@@ -145,7 +145,7 @@ def test_varlen_pages(dtype, rows, lengths_by, window):
     ("dtype", "rows", "lengths_by", "window"), [("bf16", 70, "used", "causal"), ("fp16", 9, "both", "window")]
 )
 def test_varlen_pages_on_gpu(gpu, dtype, rows, lengths_by, window):
-    check_varlen_pages(dtype, rows, lengths_by, window, "usm")
+    check_varlen_pages(dtype, rows, lengths_by, window, "gpu")
 
 
 def check_varlen_pages(dtype, rows, lengths_by, window, kind):
@@ -172,7 +172,7 @@ def check_varlen_pages(dtype, rows, lengths_by, window, kind):
         part = slice(cu_q[b], cu_q[b + 1])
         k, v = (x.to(q.dtype).transpose(0, 1)[None] for x in cache.keys(b))
         q_b, out_b = (x[part].transpose(0, 1)[None] for x in (q, out))
-        check_attention(f"sequence {b}", q_b, k, v, f, out_b, lse[None, :, part], kind == "usm")
+        check_attention(f"sequence {b}", q_b, k, v, f, out_b, lse[None, :, part], is_on_gpu(kind))
 
 
 # ---- splits -------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_unified_maximum_far_away(far, dtype):
 @pytest.mark.parametrize(("dtype", "splits", "sinks"), [("fp32", 4, False), ("bf16", 1, True)])
 def test_unified_maximum_is_as_exact_on_gpu(gpu, dtype, splits, sinks):
     for far in (0.0, 12.0, 60.0, -60.0, 200.0, -200.0):
-        check_unified_maximum(far, dtype, splits, sinks, "usm")
+        check_unified_maximum(far, dtype, splits, sinks, "gpu")
 
 
 def check_unified_maximum(far, dtype, splits, sinks, kind):
@@ -227,7 +227,7 @@ def check_unified_maximum(far, dtype, splits, sinks, kind):
     out, lse = from_array(out, kind), from_array(lse, kind)
     for b, n in enumerate(lengths):
         q_b, k_b, v_b, out_b = (x[b : b + 1].transpose(1, 2) for x in (q, k[:, :n], v[:, :n], out))
-        check_attention(f"far {far}, sequence {b}", q_b, k_b, v_b, f, out_b, lse[b : b + 1], kind == "usm")
+        check_attention(f"far {far}, sequence {b}", q_b, k_b, v_b, f, out_b, lse[b : b + 1], is_on_gpu(kind))
 
 
 # ---- memory far apart ---------------------------------------------------------------------------

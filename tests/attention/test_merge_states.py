@@ -3,7 +3,7 @@
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, from_array, to_array
+from arrays import DTYPES, from_array, is_on_gpu, to_array
 from reference import Features
 from tolerance import check_attention
 
@@ -43,7 +43,7 @@ def test_rounds_once(dtype, kind):
 @pytest.mark.parametrize(("dtype", "dim"), [("fp32", 40), ("bf16", 128), ("fp16", 80), ("bf16", 512)])
 def test_rounds_once_on_gpu(gpu, dtype, dim):
     for count in (1, 2, 8, 9, 19):
-        check_rounds_once(dtype, "usm", count, dim)
+        check_rounds_once(dtype, "gpu", count, dim)
 
 
 def check_rounds_once(dtype, kind, count, dim):
@@ -59,7 +59,7 @@ def check_rounds_once(dtype, kind, count, dim):
     as_tensor = lambda x: torch.from_numpy(x.astype("float32")) if kind == "numpy" else from_array(x, kind)  # noqa: E731
     unit = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}[dtype]
     # The hardware's exponential is off by some 2^-21, the logarithm by 2^-22 of what it gives.
-    more = 2.0**-21 if kind == "usm" else 0.0
+    more = 2.0**-21 if is_on_gpu(kind) else 0.0
     torch.testing.assert_close(as_tensor(out).double(), want, rtol=1.01 * unit + more, atol=1e-6)
     want_lse = torch.logsumexp(logits, 0)
     want_lse[want_lse == -torch.inf] = torch.inf  # as flash-attn says that there were no keys
@@ -74,7 +74,7 @@ def test_parts_without_keys_count_for_nothing(empty):
 @pytest.mark.gpu
 def test_parts_without_keys_count_for_nothing_on_gpu(gpu):
     for empty in (float("inf"), -float("inf")):
-        check_empty_parts(empty, "usm")
+        check_empty_parts(empty, "gpu")
 
 
 def check_empty_parts(empty, kind):
@@ -148,13 +148,13 @@ def test_parts_of_a_packed_call_give_the_whole_on_gpu(gpu):
     for o, lse in states:
         around = torch.full((14, 4, 67), float("nan"), dtype=o.dtype)
         around[:, :3, 1:65] = o.flatten(0, 1)
-        odd += [to_array(around[:, :3, 1:65], "usm"), to_array(lse.transpose(0, 1).flatten(1), "usm")]
-    out, lse = (from_array(x, "usm") for x in xeflash.merge_states(*odd))
+        odd += [to_array(around[:, :3, 1:65], "gpu"), to_array(lse.transpose(0, 1).flatten(1), "gpu")]
+    out, lse = (from_array(x, "gpu") for x in xeflash.merge_states(*odd))
     check("packed", q, k, v, out.view(2, 7, 3, 64), lse.view(3, 2, 7).transpose(0, 1))
 
 
 @pytest.mark.gpu
 def test_head_dims_that_gpus_do_not_have_are_refused(gpu):
-    o, lse = to_array(torch.zeros(2, 3, 12), "usm"), to_array(torch.zeros(3, 2), "usm")
+    o, lse = to_array(torch.zeros(2, 3, 12), "gpu"), to_array(torch.zeros(3, 2), "gpu")
     with pytest.raises(NotImplementedError, match="out.head_dim on a GPU must be a multiple of 8, .* got 12"):
         xeflash.merge_states(o, lse)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import from_array, to_array
+from arrays import from_array, is_on_gpu, to_array
 from reference import Features
 from tolerance import check_attention
 
@@ -77,7 +77,7 @@ def check(name, dtype, rows, kind, **options):
     f = Features(score_mod=numpy_form, softcap=options.get("softcap", 0.0), empty_lse=-np.inf, top_left=True)
     if options.get("is_causal"):
         f = f.with_(window=(-1, 0))
-    check_attention(name, q, k, v, f, from_array(out, kind), from_array(lse, kind), kind == "usm")
+    check_attention(name, q, k, v, f, from_array(out, kind), from_array(lse, kind), is_on_gpu(kind))
 
 
 @pytest.mark.parametrize("rows", [ROWS, 1])
@@ -90,7 +90,7 @@ def test_matches_reference(name, kind, rows):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_matches_reference_on_gpu(gpu, name):
-    check(name, torch.float16, ROWS, "usm")
+    check(name, torch.float16, ROWS, "gpu")
 
 
 def test_joins_other_features():

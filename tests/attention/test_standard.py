@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from arrays import DTYPES, from_array, lay_out, to_array
+from arrays import DTYPES, from_array, is_on_gpu, lay_out, to_array
 from reference import Features
 from tolerance import check_attention
 from xeflash.bench.standard import standard_attention
@@ -34,7 +34,7 @@ def check(kind, dtype, heads, dims, layout, rows, keys, mask, scale=None):
     out = standard_attention(*arrays, mask != "full", scale, bottom_right=mask == "bottom-right")
     window = (-1, -1) if mask == "full" else (-1, 0)
     features = Features(scale=scale, window=window, top_left=mask == "top-left")
-    check_attention("standard", q, k, v, features, from_array(out, kind), gpu=kind == "usm")
+    check_attention("standard", q, k, v, features, from_array(out, kind), gpu=is_on_gpu(kind))
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -49,7 +49,7 @@ def test_matches_reference(kernel, mask):
 @pytest.mark.parametrize("kernel", GPU, ids=lambda kernel: f"{kernel[0]}-d{kernel[2][0]}x{kernel[2][1]}")
 def test_matches_reference_on_gpu(gpu, kernel, mask):
     for rows, keys in GPU_SIZES:
-        check("usm", *kernel, rows, keys, mask)
+        check("gpu", *kernel, rows, keys, mask)
 
 
 @pytest.mark.parametrize("scale", [0.3, -0.2, 0.0])

@@ -86,7 +86,8 @@ DeviceIndex get_device_idx_from_pointer(void* pointer) {
   TORCH_CHECK(false, "The pointer is of none of the XPU devices.");
 }
 
-// ---- streams: 32 in-order queues for each priority; the id says which, or is a queue's address ----
+// ---- streams: 32 in-order queues for each priority; the id says which, or is a queue's address
+// ----
 namespace {
 
 constexpr int kQueues = 32, kNormal = 1;

@@ -17,7 +17,8 @@ c10::DeviceIndex given_or_current(c10::DeviceIndex device) {
   return device == -1 ? c10::xpu::current_device() : device;
 }
 
-// Seed and offset of a counter-based generator; its state is their 16 bytes, as that of torch's own.
+// Seed and offset of a counter-based generator; its state is their 16 bytes, as that of torch's
+// own.
 class Generator final : public c10::GeneratorImpl {
  public:
   explicit Generator(c10::DeviceIndex device)

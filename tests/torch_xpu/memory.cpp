@@ -1,7 +1,7 @@
-// Memory of torch's XPU backend. It behaves as torch's caching allocator does, a freed block goes to
-// the next who asks on the same stream without a wait, and is stricter than that: blocks have exactly
-// the size that was asked for, so that a simulator sees who leaves them, and what is freed is
-// overwritten in the order of its stream, so that who reads on reads NaN.
+// Memory of torch's XPU backend. It behaves as torch's caching allocator does, a freed block goes
+// to the next who asks on the same stream without a wait, and is stricter than that: blocks have
+// exactly the size that was asked for, so that a simulator sees who leaves them, and what is freed
+// is overwritten in the order of its stream, so that who reads on reads NaN.
 #include "memory.hpp"
 
 #include <c10/xpu/XPUCachingAllocator.h>
@@ -26,10 +26,11 @@ struct Block {
   void* data;
   size_t size;
   DeviceIndex device;
-  sycl::queue* queue;  // whose order it is freed and used again in
-  uint64_t graph = 0;  // that it belongs to
-  std::vector<sycl::queue*> others;   // record_stream
-  std::vector<sycl::event> last_uses;  // by the others, once freed
+  sycl::queue* queue;                    // whose order it is freed and used again in
+  bool queue_is_torchs;                  // else it may be gone when the block is freed
+  uint64_t graph = 0;                    // that it belongs to
+  std::vector<sycl::queue*> others{};    // record_stream
+  std::vector<sycl::event> last_uses{};  // by the others, once freed
 };
 
 bool is_complete(const sycl::event& event) {
@@ -51,7 +52,7 @@ class Memory final : public XPUAllocator {
   void* raw_alloc(size_t size) override {
     const XPUStream stream = getCurrentXPUStream();
     std::lock_guard<std::mutex> lock(mutex_);
-    Block block{nullptr, size, stream.device_index(), &stream.queue(), {}, {}, {}};
+    Block block{nullptr, size, stream.device_index(), &stream.queue(), (stream.id() & 1) != 0};
     if (const auto recorded = recording_.find(block.queue); recorded != recording_.end()) {
       block.graph = recorded->second;
     } else {
@@ -107,7 +108,8 @@ class Memory final : public XPUAllocator {
   void resetPeakStats(DeviceIndex device) override {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& s = stats(device);
-    for (auto* stat : {&s.allocated_bytes, &s.active_bytes, &s.requested_bytes, &s.reserved_bytes}) {
+    for (auto* stat :
+         {&s.allocated_bytes, &s.active_bytes, &s.requested_bytes, &s.reserved_bytes}) {
       (*stat)[0].reset_peak();
     }
   }
@@ -150,7 +152,9 @@ class Memory final : public XPUAllocator {
   }
   Stats& stats(DeviceIndex device) { return stats_[static_cast<size_t>(device)]; }
 
-  static void overwrite(Block& block) { block.queue->memset(block.data, kOverwritten, block.size); }
+  static void overwrite(Block& block) {
+    if (block.queue_is_torchs) block.queue->memset(block.data, kOverwritten, block.size);
+  }
 
   void* take_freed(const Block& wanted) {
     const auto [first, last] = freed_.equal_range({wanted.queue, wanted.size});

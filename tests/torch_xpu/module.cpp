@@ -85,8 +85,7 @@ py::dict properties(int index) {
   p["has_fp16"] = device.has(sycl::aspect::fp16);
   p["has_fp64"] = device.has(sycl::aspect::fp64);
   p["has_atomic64"] = device.has(sycl::aspect::atomic64);
-  p["architecture"] =
-      static_cast<int64_t>(device.get_info<syclexp::info::device::architecture>());
+  p["architecture"] = static_cast<int64_t>(device.get_info<syclexp::info::device::architecture>());
   return p;
 }
 
@@ -164,9 +163,8 @@ void define_memory(py::module_& m) {
   m.def("_xpu_memoryStats", &memory_stats);
   m.def("_xpu_resetPeakMemoryStats",
         [](int device) { XPUCachingAllocator::resetPeakStats(static_cast<Index>(device)); });
-  m.def("_xpu_resetAccumulatedMemoryStats", [](int device) {
-    XPUCachingAllocator::resetAccumulatedStats(static_cast<Index>(device));
-  });
+  m.def("_xpu_resetAccumulatedMemoryStats",
+        [](int device) { XPUCachingAllocator::resetAccumulatedStats(static_cast<Index>(device)); });
   m.def("_xpu_getMemoryInfo", [](int device) {
     return XPUCachingAllocator::get()->getMemoryInfo(static_cast<Index>(device));
   });

@@ -75,7 +75,8 @@ void grow_storage(c10::TensorImpl& t) {
   storage->set_nbytes(bytes);
 }
 
-const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, Maybe<at::MemoryFormat> format) {
+const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size,
+                      Maybe<at::MemoryFormat> format) {
   auto& t = *self.unsafeGetTensorImpl();
   const auto wanted = C10_AS_INTARRAYREF_SLOW(size);
   if (self.sizes() != wanted) t.set_sizes_contiguous(wanted);
@@ -186,7 +187,8 @@ Tensor& zero_(Tensor& self) {
 }
 
 void record_stream(Tensor& self, c10::Stream stream) {
-  c10::xpu::XPUCachingAllocator::recordStream(self.storage().data_ptr(), c10::xpu::XPUStream(stream));
+  c10::xpu::XPUCachingAllocator::recordStream(self.storage().data_ptr(),
+                                              c10::xpu::XPUStream(stream));
 }
 
 // ---- everything else ---------------------------------------------------------------------------
@@ -201,8 +203,8 @@ void use_cpu_generators(torch::jit::Stack& stack, size_t arguments) {
     const std::lock_guard<std::mutex> lock(generator.mutex());
     const uint64_t offset = generator.get_offset();
     generator.set_offset(offset + 4);
-    value = at::detail::createCPUGenerator(
-        generator.current_seed() ^ (offset * 0x9E3779B97F4A7C15ull));
+    value =
+        at::detail::createCPUGenerator(generator.current_seed() ^ (offset * 0x9E3779B97F4A7C15ull));
   }
 }
 
@@ -225,9 +227,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe<
                                                             std::nullopt, scale, gqa));
 }
 
-TORCH_LIBRARY_IMPL(_, XPU, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
-}
+TORCH_LIBRARY_IMPL(_, XPU, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>()); }
 
 TORCH_LIBRARY_IMPL(aten, XPU, m) {
   m.impl("empty.memory_format", empty);
@@ -251,9 +251,20 @@ TORCH_LIBRARY_IMPL(aten, XPU, m) {
   m.impl("record_stream", record_stream);
 }
 
-TORCH_LIBRARY_IMPL(aten, CompositeImplicitAutograd, m) {
-  m.impl("scaled_dot_product_attention", attention);
-}
+// Torch warns of who replaces an operator of its own.
+struct Silence final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+const auto replaced = [] {
+  Silence silence;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten",
+                                                  c10::DispatchKey::CompositeImplicitAutograd,
+                                                  __FILE__, __LINE__);
+  library->impl("scaled_dot_product_attention", attention);
+  return library;
+}();
 
 }  // namespace
 }  // namespace torch_xpu

@@ -19,24 +19,6 @@ expected = torch.nn.functional.scaled_dot_product_attention(*[x.float() for x in
 """
 
 
-@pytest.mark.parametrize("adapter", (0, 1))
-def test_a_call_on_torchs_queue_returns_before_the_kernel_has_run(simulated: Simulated, adapter: int) -> None:
-    simulated.python(
-        SETUP
-        + """
-Tensor = usm.stand_in_module(queue).Tensor
-arrays = [Tensor(x) for x in values]  # torch's allocator would keep the memory
-out = attention(*arrays)
-assert not sim.last_launches(), "the call waited"
-error = (out.cpu().float() - expected).abs().max()
-assert len(sim.last_launches()) == 1
-assert error < 2e-3, error
-""",
-        "pvc",
-        adapter=adapter,
-    )
-
-
 def test_a_call_on_arrays_that_may_be_dropped_waits(simulated: Simulated) -> None:
     simulated.python(
         SETUP
