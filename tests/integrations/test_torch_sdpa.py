@@ -3,6 +3,8 @@
 import contextlib
 import importlib
 import itertools
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -182,17 +184,54 @@ def test_compiled_calls_contain_the_operator(mode):
     assert any("xeflash.attention" in str(node.target) for graph in graphs for node in graph.graph.nodes)
 
 
-def test_off_means_off():
-    q = tensor(1, 2, 5, 64)
-    keys = ("CPU", "XPU", "AutogradCPU", "AutogradXPU")
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    before = torch_sdpa.calls()
-    for _ in range(3):
-        with torch_sdpa.use_xeflash():
-            assert all(has("aten::scaled_dot_product_attention", key) for key in keys)
-        sdpa(q, q, q)
-        assert not any(has("aten::scaled_dot_product_attention", key) for key in keys)
-    assert torch_sdpa.calls() == before
+OFF = """
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from xeflash.integrations import torch_sdpa
+
+sdpa = torch.nn.functional.scaled_dot_product_attention
+
+def graph_of(mode, requires_grad):
+    graphs = []
+    def backend(graph, _inputs):
+        graphs.append(graph.print_readable(print_output=False))
+        return graph.forward
+    torch._dynamo.reset()
+    with mode():
+        q = torch.ones(1, 2, 5, 64, requires_grad=requires_grad)
+        torch.compile(lambda q: sdpa(q * 2, q, q), backend=aot_autograd(fw_compiler=backend))(q)
+    return graphs
+
+def results():
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 5, 64)
+    found = [sdpa(q, q, q, is_causal=True), sdpa(q, q, q, dropout_p=0.5), sdpa(q, q, q, torch.randn(5, 5))]
+    with torch.inference_mode():
+        found.append(sdpa(q, q, q))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found.append(sdpa(q, q, q))
+    q.requires_grad_()
+    found.append(torch.autograd.grad(sdpa(q, q, q).sum(), q)[0])
+    modes = (torch.enable_grad, False), (torch.no_grad, False), (torch.inference_mode, False), (torch.enable_grad, True)
+    return found, [graph_of(*mode) for mode in modes]
+
+never = results()
+with torch_sdpa.use_xeflash():
+    pass
+before = torch_sdpa.calls()
+off = results()
+assert torch_sdpa.calls() == before
+assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(never[0], off[0], strict=True))
+assert never[1] == off[1]
+with torch_sdpa.use_xeflash():
+    on = results()[1]
+assert all("xeflash" in graph for graph in on[1] + on[2]), "what was traced before is no obstacle"
+"""
+
+
+def test_off_is_as_if_it_had_never_been_on():
+    done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_contexts_nest_and_enable_is_for_all_threads():

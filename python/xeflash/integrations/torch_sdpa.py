@@ -5,7 +5,9 @@
 
 It registers with torch's dispatcher, so it sees every call of ``torch.nn.functional.scaled_dot_product_attention`` and
 of ``torch.nn.attention.varlen`` on CPU and XPU tensors, also those of code that imported the functions before, and
-those that torch.compile traces while it is on (what was compiled before stays what it was).
+those that torch.compile traces while it is on (what was compiled before stays what it was). The registration stays once
+it was used: while it is off a call goes on to torch's own, which takes some 2 us more than before, and
+``ExportedProgram.run_decompositions`` leaves scaled_dot_product_attention whole.
 
 What xeflash does not have goes on to torch's own function, with all it does: inputs that require grad, dropout (its
 random numbers are torch's), fp64 and complex numbers, nested tensors and other subclasses, arguments that torch
@@ -40,7 +42,6 @@ _MAX_HEAD_DIM = 576
 
 _lock = threading.Lock()
 _libraries: list[Any] = []
-_users = 0  # of the registration: enable(), and contexts that are open
 _everywhere = False
 _here: ContextVar[bool] = ContextVar("xeflash_torch_sdpa", default=False)
 
@@ -73,19 +74,14 @@ def enable() -> None:
     >>> torch_sdpa.disable()
     """
     global _everywhere
-    with _lock:
-        if not _everywhere:
-            _everywhere = True
-            _register()
+    _register()
+    _everywhere = True
 
 
 def disable() -> None:
     """Undoes ``enable``; contexts that are open stay."""
     global _everywhere
-    with _lock:
-        if _everywhere:
-            _everywhere = False
-            _unregister()
+    _everywhere = False
 
 
 @contextlib.contextmanager
@@ -98,53 +94,50 @@ def use_xeflash() -> Iterator[None]:
     >>> with torch_sdpa.use_xeflash():
     ...     out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
     """
-    with _lock:
-        _register()
+    _register()
     token = _here.set(True)
     try:
         yield
     finally:
         _here.reset(token)
-        with _lock:
-            _unregister()
+
+
+def _on() -> bool:
+    """Whether the calls of this thread come here."""
+    return _everywhere or _here.get()
 
 
 def _register() -> None:
-    global _users
-    _users += 1
-    if _users > 1:
-        return
-    aten = torch.library.Library("aten", "IMPL")
-    for key in ("CPU", "XPU", "AutogradCPU", "AutogradXPU"):
-        aten.impl("scaled_dot_product_attention", _sdpa, key)
-    _libraries.append(aten)
-    with contextlib.suppress(ImportError):  # torch before 2.10
-        importlib.import_module("torch.nn.attention.varlen")
-        packed = torch.library.Library("torch_attn", "IMPL")
-        for key in ("CPU", "XPU"):
-            packed.impl("_varlen_attn", _varlen, key)
-            if hasattr(torch.ops.torch_attn, "_varlen_attn_out"):
-                packed.impl("_varlen_attn_out", _varlen_out, key)
-        _libraries.append(packed)
-
-
-def _unregister() -> None:
-    global _users
-    _users -= 1
-    if _users == 0:
-        while _libraries:
-            _libraries.pop()._destroy()
+    """Once in a process, for good: torch's dispatcher does not bear that kernels go while other threads call them."""
+    with _lock:
+        if _libraries:
+            return
+        aten = torch.library.Library("aten", "IMPL")
+        for key in ("CPU", "XPU", "AutogradCPU", "AutogradXPU"):
+            aten.impl("scaled_dot_product_attention", _sdpa, key)
+        # What torch traced before, it remembers to have no kernel.
+        torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache.clear()
+        _libraries.append(aten)
+        with contextlib.suppress(ImportError):  # torch before 2.10
+            importlib.import_module("torch.nn.attention.varlen")
+            packed = torch.library.Library("torch_attn", "IMPL")
+            for key in ("CPU", "XPU"):
+                packed.impl("_varlen_attn", _varlen, key)
+                if hasattr(torch.ops.torch_attn, "_varlen_attn_out"):
+                    packed.impl("_varlen_attn_out", _varlen_out, key)
+            _libraries.append(packed)
 
 
 def _goes_to(ours: bool) -> bool:
-    _calls["xeflash" if ours else "torch"] += 1
+    if _on():
+        _calls["xeflash" if ours else "torch"] += 1
     return ours
 
 
 def _plain(*tensors: Tensor) -> bool:
     """Whether they are dense tensors of our types and one of our dtypes, seen by no function transform."""
     dtype = tensors[0].dtype
-    if dtype not in _DTYPES or not (_everywhere or _here.get()):
+    if dtype not in _DTYPES:
         return False
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return False
@@ -171,7 +164,7 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    ours = (
+    ours = _on() and (
         _plain(query, key, value)
         and dropout_p == 0.0
         and (scale is None or math.isfinite(scale))
@@ -260,7 +253,8 @@ class _PackedCall(NamedTuple):
         query, key, value = self[:3]
         rank = 3 if self.block_table is None else 4
         return (
-            _plain(query, key, value)
+            _on()
+            and _plain(query, key, value)
             and not (query.requires_grad or key.requires_grad or value.requires_grad)
             and (query.dim(), key.dim(), value.dim()) == (3, rank, rank)
             and query.shape[-1] == key.shape[-1] == value.shape[-1]
