@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from xeflash.sim import get_ocloc
 
 OLDEST = 26  # of 2026: earlier ones do not know bmg, and abort on what our front end writes
 REASON = f"no ocloc of 20{OLDEST} or newer"
@@ -36,6 +35,8 @@ def year_of(ocloc: str) -> int:
 
 def provide(say: Callable[[str], None]) -> str:
     """Sees to it that XEFLASH_OCLOC names a program that will do; else returns in one line why not, and what to do."""
+    from xeflash.sim import get_ocloc  # XEFLASH_SIM has to be set before xeflash is imported
+
     if given := os.environ.get("XEFLASH_OCLOC"):
         return "" if year_of(given) >= OLDEST else f"XEFLASH_OCLOC={given} is {REASON}; to have one fetched, unset it"
     folder = get_ocloc.cache_folder().absolute() / "ocloc"
