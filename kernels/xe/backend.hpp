@@ -2,6 +2,7 @@
 // block messages move.
 #pragma once
 
+#include <sycl/ext/intel/experimental/fp_control_kernel_properties.hpp>
 #include <sycl/ext/intel/experimental/grf_size_properties.hpp>
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 
@@ -11,11 +12,17 @@
 #include "xe/results.hpp"
 #include "xe/row_memory.hpp"
 
+// Denormals are kept and rounding is to nearest because the kernel says so: drivers differ in what
+// they do otherwise. 8-bit floats are widened through fp16's denormals, and fp16 itself has many.
+#define XF_FLOATS                                                                            \
+  SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::intel::experimental::fp_control<             \
+                                     sycl::ext::intel::experimental::fp_mode::denorm_allow | \
+                                     sycl::ext::intel::experimental::fp_mode::round_to_nearest>))
 #define XF_KERNEL                                                                        \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY(                                          \
       (sycl::ext::oneapi::experimental::nd_range_kernel<1>))                             \
       SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::intel::experimental::grf_size<256>)) \
-          SYCL_ESIMD_KERNEL
+          XF_FLOATS SYCL_ESIMD_KERNEL
 
 namespace xeflash {
 using namespace xe;

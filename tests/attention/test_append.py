@@ -178,3 +178,19 @@ def check_codes(name, rows, dtype, kind):
     out = from_array(out, kind) if is_on_gpu(kind) else torch.as_tensor(out)
     want = (codes.float() * 0.5).expand(4, rows, 1, 64)
     torch.testing.assert_close(out.float(), want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8])
+def test_fp16_denormals_keep_their_values_on_gpu(gpu, rows):
+    """As keys and as values."""
+    values = (2.0**-24 * torch.arange(1, 257)).half().reshape(4, 1, 1, 64)
+    k = torch.zeros(4, 1, 1, 64).half()
+    q = torch.zeros(4, rows, 1, 64).half()
+    out = xeflash.flash_attn_with_kvcache(*(to_array(x, "usm") for x in (q, k, values)))
+    assert torch.equal(from_array(out, "usm"), values.expand(4, rows, 1, 64))
+    q, k = q + 1, values
+    arrays = [to_array(x, "usm") for x in (q, k, values)]
+    _, lse = xeflash.flash_attn_with_kvcache(*arrays, softmax_scale=2.0**12, return_softmax_lse=True)
+    want = (2.0**12 * values.float().sum(-1)).expand(4, rows, 1).permute(0, 2, 1)
+    torch.testing.assert_close(from_array(lse, "usm"), want, rtol=1e-5, atol=0)

@@ -7,6 +7,7 @@
 
 #include "driver/compiler.hpp"
 #include "driver/objects.hpp"
+#include "machine/checks.hpp"
 
 namespace xesim::driver {
 namespace {
@@ -46,7 +47,9 @@ std::string version_string() {
                      std::to_string(kDriverVersion >> 16 & 0xff) + '.' +
                      std::to_string(kDriverVersion & 0xffff);
   const std::string compiler = compiler_version();
-  return compiler.empty() ? text : text + "+ocloc." + compiler;
+  if (!compiler.empty()) text += "+ocloc." + compiler;
+  if (current_checks().denormals == Checks::Denormals::kFlush) text += "+denormals.flush";
+  return text;
 }
 
 uint32_t driver_count() { return devices().empty() ? 0 : 1; }

@@ -12,6 +12,8 @@
 
 #include "driver/build_cache.hpp"
 #include "driver/process.hpp"
+#include "driver/spirv.hpp"
+#include "machine/checks.hpp"
 #include "machine/fault.hpp"
 
 namespace xesim::driver {
@@ -173,6 +175,11 @@ Build compile(const DeviceModel& model, std::span<const uint8_t> spirv, const st
     if (!ocloc.knows(model.family)) {
       fail("ocloc %s (%s) is too old for %s, which needs 26 or newer. %s",
            ocloc.version_text.c_str(), ocloc.path.c_str(), model.id, kRemedy);
+    }
+    std::vector<uint8_t> flushing;
+    if (current_checks().denormals == Checks::Denormals::kFlush) {
+      flushing = flush_denormals(spirv);
+      spirv = flushing;
     }
     const BuildInput input{spirv, model.ocloc_device, ocloc_options(flags), ocloc.identity};
     if (auto binary = load_build(input)) return {std::move(*binary), {}};

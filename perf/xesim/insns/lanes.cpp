@@ -100,6 +100,14 @@ uint64_t immediate_lane(const Operand& o, int i) {
   }
 }
 
+// Sources and results that are denormals count as zeros. bf16 has a control of its own, on Xe2
+// only.
+static bool flushes_denormals(const Thread& t, Type type) {
+  if (type != Type::kDF && type != Type::kF && type != Type::kHF) return false;
+  const int keep_bit = type == Type::kDF ? 6 : type == Type::kHF ? 10 : 7;
+  return (t.cr0[0] >> keep_bit & 1) == 0;
+}
+
 void read_doubles(const Thread& t, const Operand& o, int n, Lanes<double>& out) {
   const Type type = o.file == File::kImmediate ? immediate_type(o) : o.type;
   if (!is_float(type)) {
@@ -121,9 +129,7 @@ void read_doubles(const Thread& t, const Operand& o, int n, Lanes<double>& out) 
   } else {
     for (int i = 0; i < n; ++i) out[i] = decode_float(bits[i], type);
   }
-  const int keep_bit = type == Type::kDF ? 6 : type == Type::kHF ? 10 : 7;
-  if ((t.cr0[0] >> keep_bit & 1) == 0 && type != Type::kBF && type != Type::kTF32 &&
-      type != Type::kBF8) {
+  if (flushes_denormals(t, type)) {
     const double smallest = type == Type::kDF ? 0x1p-1022 : type == Type::kHF ? 0x1p-14 : 0x1p-126;
     for (int i = 0; i < n; ++i)
       if (std::fabs(out[i]) < smallest) out[i] = std::copysign(0.0, out[i]);
@@ -384,6 +390,12 @@ void write_doubles(Thread& t, const Inst& inst, const Lanes<double>& value, uint
       double x = value[i];
       if (inst.saturate) x = x != x ? 0.0 : std::clamp(x, 0.0, 1.0);
       bits[i] = encode_float(x, type, rounding);
+    }
+    if (flushes_denormals(t, type)) {
+      const uint64_t sign = uint64_t{1} << (type_bits(type) - 1);
+      const uint64_t smallest = uint64_t{1} << format_of(type).mantissa_bits;
+      for (int i = 0; i < n; ++i)
+        if ((bits[i] & ~sign) < smallest) bits[i] &= sign;
     }
   } else {  // truncated towards zero and clamped; NaN gives 0
     const int n_bits = type_bits(type);

@@ -41,7 +41,7 @@ std::string_view trimmed(std::string_view word) {
   for (const CheckName& row : kNames) known.append(row.name).append(", ");
   fail(
       "XEFLASH_SIM_CHECK: '%s' is not understood; known are all, none, %sseed=N, "
-      "dpas=exact|stepwise",
+      "dpas=exact|stepwise, denormals=keep|flush",
       std::string(word).c_str(), known.c_str());
 }
 
@@ -71,6 +71,11 @@ Checks parse_checks(std::string_view text) {
       checks.dpas = word == "dpas=exact" ? Checks::Dpas::kExact : Checks::Dpas::kStepwise;
       continue;
     }
+    if (word == "denormals=keep" || word == "denormals=flush") {
+      checks.denormals =
+          word == "denormals=keep" ? Checks::Denormals::kKeep : Checks::Denormals::kFlush;
+      continue;
+    }
     bool found = false;
     for (const CheckName& row : kNames) {
       if (word != row.name) continue;
@@ -88,6 +93,7 @@ std::string to_string(const Checks& checks) {
     if (checks.*row.member) text.append(text.empty() ? "" : ",").append(row.name);
   }
   text += checks.dpas == Checks::Dpas::kExact ? ",dpas=exact" : ",dpas=stepwise";
+  if (checks.denormals == Checks::Denormals::kFlush) text += ",denormals=flush";
   return text + ",seed=" + std::to_string(checks.seed);
 }
 

@@ -1,5 +1,5 @@
 // What a run looks for besides results. XEFLASH_SIM_CHECK: "all" (default), "none", or a comma list
-// of the names below; "seed=N", "dpas=exact|stepwise" choose variants.
+// of the names below; "seed=N", "dpas=exact|stepwise", "denormals=keep|flush" choose variants.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,9 @@ struct Checks {
   bool block2d = true;  // "block2d": the hardware's rules for 2D block messages
   bool math = true;  // "math": results of math instructions moved within their stated error, seeded
   enum class Dpas : uint8_t { kExact, kStepwise } dpas = Dpas::kExact;
+  // What the compiler does with denormals in kernels that do not say it: newer ones keep them,
+  // those of 2024 flush them to zero.
+  enum class Denormals : uint8_t { kKeep, kFlush } denormals = Denormals::kKeep;
   uint64_t seed = 0;
 };
 
