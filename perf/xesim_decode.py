@@ -33,7 +33,7 @@ from typing import Any
 PEERS = "vllm-xpu-kernels==0.1.16.2"
 PEERS_LIBRARY = "libattn_kernels_xe_2.so"
 MEMBERS = {"pvc": ("64.12.60.7",), "bmg": ("64.20.1.0", "64.20.2.0", "64.bmg")}  # names in the images' archives
-PLATFORM = {"dg2": "xehpg", "pvc": "xehpc", "bmg": "xe2"}
+PLATFORM = {"dg2": "xehpg", "pvc": "xehpc", "bmg": "xe2", "ptl": "xe3"}
 
 BITS = {"ub": 8, "b": 8, "bf8": 8, "uw": 16, "w": 16, "hf": 16, "bf": 16, "ud": 32, "d": 32, "f": 32, "tf32": 32}
 BITS |= {"uq": 64, "q": 64, "df": 64, "u4": 4, "s4": 4, "u2": 2, "s2": 2}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from toolbox import compile_opencl, function
 
-FAMILIES = ["pvc", "bmg", "dg2"]
-GFX_CORE = {"pvc": 0xC08, "bmg": 0xC09, "dg2": 0xC07}
+FAMILIES = ["pvc", "bmg", "dg2", "ptl"]
+GFX_CORE = {"pvc": 0xC08, "bmg": 0xC09, "dg2": 0xC07, "ptl": 0x1E00}
 KERNELS = Path(__file__).with_name("zebin_kernels.cl")
 
 
@@ -314,6 +314,14 @@ def test_environment_that_cannot_be_honoured_is_refused(line):
     assert message.startswith("kernel k: ") and REFUSED[line] in message
 
 
+@pytest.mark.parametrize(("count", "families"), [(64, ["ptl"]), (96, ["ptl"]), (224, []), (256, FAMILIES), (512, [])])
+def test_number_of_registers(count, families):
+    for family in FAMILIES:
+        zebin = make_zebin(MINIMAL.replace("grf_count: 128", f"grf_count: {count}"), family)
+        wrong = f"grf_count is {count}, which {family} does not have"
+        assert (wrong in describe(family, zebin).get("error", "")) == (family not in families)
+
+
 @pytest.mark.parametrize(
     "line", ["has_printf_calls: false", "has_dpas: true", "spill_size: 64", "thread_scheduling_mode: age_based"]
 )
@@ -406,7 +414,7 @@ def test_unknown_data_and_structure_are_refused():
     assert "no .ze_info" in refusal("pvc", make_elf([(".text.k", 1, b"x" * 16)]))
     assert "not a native binary" in refusal("pvc", b"")
     assert "not a native binary" in refusal("pvc", b"\x03\x02\x23\x07" + bytes(100))
-    assert "must be dg2, pvc or bmg" in refusal("xyz", make_zebin())
+    assert "no simulated device 'xyz'" in refusal("xyz", make_zebin())
 
 
 @pytest.mark.parametrize(

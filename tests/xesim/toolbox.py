@@ -35,12 +35,14 @@ def function(name: str, *argtypes: object):
     return call
 
 
-IGA_PLATFORM = {"dg2": "xehpg", "pvc": "xehpc", "bmg": "xe2"}
+IGA_PLATFORM = {"dg2": "xehpg", "pvc": "xehpc", "bmg": "xe2", "ptl": "xe3"}
+OCLOC_DEVICE = {"ptl": "ptl-h"}  # where it is not the simulator's name
 
 
 def compile_opencl(source: Path, family: str, folder: Path, options: str = "-cl-std=CL3.0") -> bytes:
     """The native binary of OpenCL C, or skip where there is no ocloc."""
-    command = [need_ocloc(), "compile", "-q", "-file", str(source), "-device", family, "-output", "kernel"]
+    device = OCLOC_DEVICE.get(family, family)
+    command = [need_ocloc(), "compile", "-q", "-file", str(source), "-device", device, "-output", "kernel"]
     command += ["-output_no_suffix", "-out_dir", str(folder), "-options", options]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

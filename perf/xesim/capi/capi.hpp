@@ -7,19 +7,14 @@
 #include <string>
 #include <string_view>
 
-#include "isa/inst.hpp"
+#include "driver/devices.hpp"
 #include "machine/fault.hpp"
 
 #define XESIM_API extern "C" __attribute__((visibility("default")))
 
 namespace xesim {
 
-inline Family family_named(std::string_view name) {
-  for (const Family family : {Family::kDg2, Family::kPvc, Family::kBmg}) {
-    if (name == isa_of(family).name) return family;
-  }
-  fail("the device must be dg2, pvc or bmg, got '%s'", std::string(name).c_str());
-}
+inline Family family_named(std::string_view device) { return driver::model_named(device).family; }
 
 // Null, or the text of what `body` threw.
 template <class F>

@@ -7,15 +7,13 @@
 #include "machine/fault.hpp"
 
 // Null and the native binary (malloc'ed, to be freed with xesim_free), or the compiler's log.
-XESIM_API char* xesim_compile(const char* family, const uint8_t* spirv, uint64_t bytes,
+XESIM_API char* xesim_compile(const char* device, const uint8_t* spirv, uint64_t bytes,
                               const char* flags, uint8_t** binary, uint64_t* size) {
   using namespace xesim;
   *binary = nullptr;
   try {
-    const driver::DeviceModel* model = driver::find_model(family);
-    if (model == nullptr) fail("the device must be dg2, pvc or bmg, got '%s'", family);
     const driver::Build build =
-        driver::compile(*model, {spirv, bytes}, flags == nullptr ? "" : flags);
+        driver::compile(driver::model_named(device), {spirv, bytes}, flags == nullptr ? "" : flags);
     if (build.binary.empty()) return strdup(build.log.c_str());
     *size = build.binary.size();
     *binary = static_cast<uint8_t*>(std::malloc(build.binary.size()));

@@ -147,7 +147,7 @@ void add_instruction(std::string& out, const Isa& isa, const Inst& inst) {
 }
 
 const Isa* isa_named(std::string_view name) {
-  for (Family family : {Family::kDg2, Family::kPvc, Family::kBmg}) {
+  for (const Family family : kFamilies) {
     if (name == isa_of(family).name) return &isa_of(family);
   }
   return nullptr;
@@ -161,7 +161,8 @@ char* to_c(const std::string& text) {
 
 }  // namespace
 
-// Null if the family ("dg2", "pvc", "bmg") is not known. An instruction that does not decode gives
+// Null if the family ("dg2", "pvc", "bmg", "ptl") is not known. An instruction that does not decode
+// gives
 // {"ip":..,"size":..,"error":".."}, and the next one follows after its size. Free with xesim_free.
 XESIM_API char* xesim_decode(const char* family, const uint8_t* code, uint64_t bytes) {
   const Isa* isa = family == nullptr ? nullptr : isa_named(family);

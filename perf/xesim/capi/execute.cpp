@@ -70,7 +70,7 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
     std::memset(thread->cr0, 0, sizeof thread->cr0);
     std::memset(thread->sr0, 0, sizeof thread->sr0);
     // Denormals are kept, as the first instructions of every compiled kernel ask for.
-    thread->cr0[0] = isa.family == Family::kBmg ? 0x400004C0 : 0x4C0;
+    thread->cr0[0] = isa.xe2 ? 0x400004C0 : 0x4C0;
     thread->execution_mask = thread->dispatch_mask =
         static_cast<uint32_t>(number(options, "execution_mask", 0xffffffff));
     thread->lane_ip.fill(~0u);

@@ -10,15 +10,16 @@ namespace {
 
 struct Loaded {
   std::shared_ptr<xesim::Module> module;
-  std::string family;
+  std::string device;
 };
 
 }  // namespace
 
-XESIM_API char* xesim_load(const char* family, const uint8_t* file, uint64_t bytes, void** module) {
+XESIM_API char* xesim_load(const char* device, const uint8_t* file, uint64_t bytes, void** module) {
   return xesim::guarded([&] {
     *module = nullptr;
-    *module = new Loaded{xesim::load_module({file, bytes}, xesim::family_named(family)), family};
+    const xesim::driver::DeviceModel& model = xesim::driver::model_named(device);
+    *module = new Loaded{xesim::load_module({file, bytes}, model.family, model.dpas), device};
   });
 }
 
@@ -47,7 +48,7 @@ XESIM_API char* xesim_launch(void* module, const char* kernel, const uint32_t* g
     desc.kernel = xesim::find_kernel(*loaded.module, kernel);
     if (desc.kernel == nullptr)
       throw xesim::Fault("the binary has no kernel " + std::string(kernel));
-    desc.device = loaded.family;
+    desc.device = loaded.device;
     for (size_t d = 0; d < 3; ++d) {
       desc.groups[d] = groups[d];
       desc.local[d] = local[d];

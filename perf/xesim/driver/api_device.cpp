@@ -49,7 +49,8 @@ ze_result_t zeDeviceGetProperties(ze_device_handle_t handle, ze_device_propertie
     p->type = ZE_DEVICE_TYPE_GPU;
     p->vendorId = 0x8086;
     p->deviceId = model.pci_device;
-    p->flags = ZE_DEVICE_PROPERTY_FLAG_ONDEMANDPAGING;
+    p->flags = ZE_DEVICE_PROPERTY_FLAG_ONDEMANDPAGING |
+               (model.integrated ? ZE_DEVICE_PROPERTY_FLAG_INTEGRATED : 0);
     p->subdeviceId = 0;
     p->coreClockRate = model.clock_mhz;
     p->maxMemAllocSize = model.max_alloc_bytes;
@@ -152,7 +153,7 @@ ze_result_t zeDeviceGetMemoryProperties(ze_device_handle_t handle, uint32_t* cou
     p->maxClockRate = model.memory_mhz;
     p->maxBusWidth = model.memory_bus_bits;
     p->totalSize = model.memory_bytes;
-    std::snprintf(p->name, sizeof p->name, "%s", model.memory_type == 0 ? "HBM" : "GDDR6");
+    std::snprintf(p->name, sizeof p->name, "%s", model.memory_name);
     for_each_extension(p->pNext, [&](Extensible& e) {
       if (e.stype != ZE_STRUCTURE_TYPE_DEVICE_MEMORY_EXT_PROPERTIES) return;
       auto& memory = static_cast<ze_device_memory_ext_properties_t&>(e);

@@ -79,8 +79,9 @@ ze_result_t zeModuleCreate(ze_context_handle_t context, ze_device_handle_t devic
       module->device = &device;
       module->binary = build(*device.model, source, log->text);
       if (module->binary.empty()) return ZE_RESULT_ERROR_MODULE_BUILD_FAILURE;
-      Scheduler::instance().exclusively(
-          [&] { module->code = load_module(module->binary, device.model->family); });
+      Scheduler::instance().exclusively([&] {
+        module->code = load_module(module->binary, device.model->family, device.model->dpas);
+      });
       return new_handle(std::move(module), out);
     } catch (const std::exception& error) {
       log->text += std::string("xesim: ") + error.what() + "\n";

@@ -32,7 +32,7 @@ struct Ocloc {
   std::string identity;      // changes when the program does
   // Releases of 2022 write Intel's older container unless told otherwise.
   bool needs_zebin_option() const { return major < 23; }
-  bool knows(Family family) const { return family != Family::kBmg || major >= 26; }
+  bool knows(Family family) const { return !isa_of(family).xe2 || major >= 26; }
 };
 
 bool is_program(const std::string& path) {

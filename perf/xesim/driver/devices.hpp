@@ -12,7 +12,7 @@ namespace xesim::driver {
 
 struct DeviceModel {
   Family family;
-  const char* id;  // as XEFLASH_SIM and ocloc's cache call it
+  const char* id;  // as XEFLASH_SIM calls it
   const char* name;
   const char* ocloc_device;
   uint32_t pci_device;  // PCI id
@@ -20,13 +20,16 @@ struct DeviceModel {
   uint32_t slices, cores_per_slice, xve_per_core, threads_per_xve, simd_width;
   uint32_t clock_mhz;
   uint64_t memory_bytes, max_alloc_bytes;
-  uint32_t memory_type;  // Level Zero's number: 0 HBM, 8 GDDR6
+  const char* memory_name;
+  uint32_t memory_type;  // Level Zero's number
   uint32_t memory_mhz, memory_bus_bits, bandwidth_gb_s;
   uint64_t cache_bytes;     // last level
   uint32_t slm_bytes;       // of a work-group
   uint32_t max_group_size;  // work-items
   std::vector<uint32_t> sub_group_sizes;
   bool fp64;
+  bool dpas = true;
+  bool integrated = false;
 
   uint32_t cores() const { return slices * cores_per_slice; }
   // Hardware threads that share an Xe core, and with it SLM and barriers: the most that one group
@@ -36,8 +39,9 @@ struct DeviceModel {
   }
 };
 
-// Null if there is none of that id.
-const DeviceModel* find_model(std::string_view id);
+// "bmg"; "bmg@20.1.9" is one that says that it has this IP version. Throws Fault if there is none
+// of that name. Models live as long as the process.
+const DeviceModel& model_named(std::string_view name);
 // "pvc,bmg" -> models, in that order. Throws Fault naming the word that is not understood.
 std::vector<const DeviceModel*> parse_devices(std::string_view text);
 

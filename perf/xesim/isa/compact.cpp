@@ -172,7 +172,8 @@ bool expand(const Isa& isa, uint64_t compacted, Bits128& bits) {
   FormKind kind;
   if (!form_of(isa.family, get(word, kOpcode), kind)) return false;
   const Form& form = isa.family == Family::kDg2 ? dg2::kForms[kind] : xe2::kForms[kind];
-  const uint64_t* const* values = kValues[static_cast<int>(isa.family)][kind];
+  const Family measured = std::min(isa.family, Family::kBmg);  // Xe3's are those of Xe2
+  const uint64_t* const* values = kValues[static_cast<int>(measured)][kind];
   Bits128 full = {};
   for (const Move& move : form.moves) set(full, move.to, get(word, move.from));
   for (const Index& index : form.indices) {

@@ -157,7 +157,7 @@ bool decode_send(Decoder& d) {
   send.src1_length = static_cast<uint8_t>(d(kSendSrc1Length));
   if (send.exdesc_in_a0) {
     // in a ugm message of bmg the bit belongs to the immediate offset
-    const bool offset = d.isa.family == Family::kBmg && send.sfid == Sfid::kUgm;
+    const bool offset = d.isa.xe2 && send.sfid == Sfid::kUgm;
     send.bss_offset = !offset && d(kSendExBso);
     send.exdesc_byte = static_cast<uint8_t>(4 * d(kSendExdescSub));
   }
@@ -204,8 +204,7 @@ bool check_row(Decoder& d, const OpcodeRow& row) {
   if ((row.op == Op::kCsel || row.op == Op::kSync) && inst.predicate != Predicate::kNone) {
     return d.refuse("predicate of an operation that has none, opcode", row.code);
   }
-  if (row.op == Op::kMath && d.isa.family == Family::kBmg &&
-      (inst.dst.indirect || inst.src[0].indirect)) {
+  if (row.op == Op::kMath && d.isa.xe2 && (inst.dst.indirect || inst.src[0].indirect)) {
     return d.refuse("math with an indirect operand, function", inst.function);
   }
   for (const Operand& src : inst.src) {

@@ -11,12 +11,13 @@
 
 namespace xesim {
 
-enum class Family : uint8_t { kDg2, kPvc, kBmg };  // Xe-HPG, Xe-HPC, Xe2-HPG
+enum class Family : uint8_t { kDg2, kPvc, kBmg, kPtl };  // Xe-HPG, Xe-HPC, Xe2, Xe3
+inline constexpr Family kFamilies[] = {Family::kDg2, Family::kPvc, Family::kBmg, Family::kPtl};
 
 // What differs between the families where instructions are concerned.
 struct Isa {
   Family family;
-  const char* name;    // "dg2", "pvc", "bmg"
+  const char* name;    // "dg2", "pvc", "bmg", "ptl"
   int grf_bytes;       // bytes of one register: 32 or 64
   int dpas_lanes;      // N of a dpas, and lanes of a native SIMD instruction: 8 or 16
   int flag_registers;  // f0 .. f(n-1), of 32 bits
@@ -25,6 +26,7 @@ struct Isa {
   bool has_named_barriers;
   bool has_int64;  // q, uq operands
   bool has_fp64;   // df operands
+  bool xe2;        // Xe2 and what followed it: messages, scratch memory, barriers of their own
 };
 const Isa& isa_of(Family family);
 

@@ -9,9 +9,10 @@ namespace xesim {
 namespace {
 
 constexpr Isa kIsa[] = {
-    {Family::kDg2, "dg2", 32, 8, 2, 8, false, false, false, false},
-    {Family::kPvc, "pvc", 64, 16, 4, 16, true, true, true, true},
-    {Family::kBmg, "bmg", 64, 16, 4, 16, true, true, true, true},
+    {Family::kDg2, "dg2", 32, 8, 2, 8, false, false, false, false, false},
+    {Family::kPvc, "pvc", 64, 16, 4, 16, true, true, true, true, false},
+    {Family::kBmg, "bmg", 64, 16, 4, 16, true, true, true, true, true},
+    {Family::kPtl, "ptl", 64, 16, 4, 16, true, true, true, true, true},
 };
 
 // The index of a row is its Op. The number of sources of `math` depends on its function.

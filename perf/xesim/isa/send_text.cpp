@@ -121,7 +121,7 @@ std::string send_text(const Isa& isa, const Inst& inst) {
   std::string text = register_or_null(inst.dst) + " " + register_or_null(inst.src[0]) + " " +
                      register_or_null(inst.src[1]) + format(":%d", send.src1_length);
   if (send.exdesc_in_a0) {
-    if (isa.family == Family::kBmg && send.sfid == Sfid::kUgm && send.exdesc != 0)
+    if (isa.xe2 && send.sfid == Sfid::kUgm && send.exdesc != 0)
       text += format(" 0x%x:a0.%d", send.exdesc, send.exdesc_byte / 4);
     else
       text += format(" a0.%d", send.exdesc_byte / 4);

@@ -19,7 +19,7 @@ struct Kernel;  // decoded code with its description
 struct Module;  // the kernels of one binary, their data sections in device memory
 
 // Throws Fault.
-std::shared_ptr<Module> load_module(std::span<const uint8_t> binary, Family family);
+std::shared_ptr<Module> load_module(std::span<const uint8_t> binary, Family family, bool has_dpas);
 std::span<const std::shared_ptr<Kernel>> kernels_of(const Module& module);
 // Null if there is none of that name.
 std::shared_ptr<Kernel> find_kernel(const Module& module, const std::string& name);

@@ -97,7 +97,7 @@ uint64_t Kernel::section_address(const std::string& name) const {
   return found == data->sections.end() ? 0 : found->second->address;
 }
 
-std::shared_ptr<Module> load_module(std::span<const uint8_t> binary, Family family) {
+std::shared_ptr<Module> load_module(std::span<const uint8_t> binary, Family family, bool has_dpas) {
   Zebin zebin = read_zebin(binary, family);
   auto data = std::make_shared<ModuleData>();
   for (const auto& [name, section] : zebin.data) {
@@ -109,6 +109,10 @@ std::shared_ptr<Module> load_module(std::span<const uint8_t> binary, Family fami
   }
   auto module = std::make_shared<Module>();
   for (KernelCode& code : zebin.kernels) {
+    if (code.info.has_dpas && !has_dpas) {
+      fail("kernel %s multiplies matrices, and the device has no matrix unit",
+           code.info.name.c_str());
+    }
     auto kernel = std::make_shared<Kernel>();
     kernel->family = family;
     kernel->code = std::move(code);

@@ -113,7 +113,7 @@ void run_on(const Message& m, MemoryAccess& memory) {
   Thread& thread = m.thread;
   const uint32_t stride = m.component_stride();
   const int operands = operands_of(m.op);
-  const bool xe2 = m.isa().family == Family::kBmg;
+  const bool xe2 = m.isa().xe2;
   if (operands != 0) m.require_data(uint64_t{stride} * static_cast<uint64_t>(operands));
   if (m.has_dst) require_registers(m.dst, stride);
   Bits results[32];

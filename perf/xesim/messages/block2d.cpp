@@ -250,7 +250,7 @@ void load(const Message& m, const Block2d& b) {
   }
   // What a block smaller than a register leaves of it: zero on Xe2, untouched before (from IGC,
   // which clears such registers itself).
-  const bool keeps_rest = m.isa().family != Family::kBmg && layout.block_bytes < m.isa().grf_bytes;
+  const bool keeps_rest = !m.isa().xe2 && layout.block_bytes < m.isa().grf_bytes;
   const auto bytes = static_cast<uint32_t>(keeps_rest ? layout.block_bytes : layout.block_stride);
   for (int block = 0; block < b.blocks; ++block) {
     const auto at = static_cast<uint32_t>(block * layout.block_stride);

@@ -84,7 +84,7 @@ void signal_barrier(Message& m) {
   const uint32_t type = header >> 14 & 3;
   const auto producers = static_cast<int>(header >> 16 & 0xff);
   const auto consumers = static_cast<int>(header >> 24);
-  const bool ignore_exited = isa.family == Family::kBmg && (header >> 8 & 1) != 0;
+  const bool ignore_exited = isa.xe2 && (header >> 8 & 1) != 0;
   if (id != 0 && !isa.has_named_barriers) fail("%s has no named barriers, got id %d", isa.name, id);
   if (id >= 32) fail("barrier id %d: there are 32", id);
   if (type == 3) fail("barrier %d: type 3 has no meaning (header 0x%08x)", id, header);

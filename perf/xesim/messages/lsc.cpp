@@ -27,7 +27,7 @@ void load_element(uint8_t* element, const uint8_t* memory, int shift) {
 // undefined.
 void define_component(const Message& m, uint32_t first) {
   Thread& thread = m.thread;
-  const bool whole = m.memory_bytes == m.register_bytes || m.isa().family == Family::kBmg;
+  const bool whole = m.memory_bytes == m.register_bytes || m.isa().xe2;
   const auto size = unsigned_of(m.register_bytes);
   if (whole && m.lanes == m.all_lanes()) return thread.define(first, m.inst.exec_size * size);
   for (uint32_t left = m.lanes; left != 0; left &= left - 1) {

@@ -113,7 +113,7 @@ uint8_t* MemoryAccess::reach_local(uint64_t address, uint32_t bytes, Access acce
   }
   if (space_ == Space::kScratch) {
     address &= 0xffffffff;  // 32-bit offsets wrap
-    const uint64_t bias = launch.isa->family == Family::kBmg ? kXe2ScratchBias : 0;
+    const uint64_t bias = launch.isa->xe2 ? kXe2ScratchBias : 0;
     if (address + bytes > bias + kScratchLimit) {
       fail("%s of %u bytes%s at 0x%llx of the thread's scratch space, which ends at 0x%llx",
            verb(access), bytes, by_lane().c_str(), shown,

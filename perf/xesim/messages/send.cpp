@@ -27,7 +27,7 @@ void decode_surface(Message& m) {
   enum Surface : uint32_t { kFlat, kBindless, kScratchSurface, kBindingTable };
   const SendInfo& send = m.inst.send;
   const Launch& launch = *m.thread.launch;
-  const bool xe2 = launch.isa->family == Family::kBmg;
+  const bool xe2 = launch.isa->xe2;
   const uint32_t surface = bits(m.desc, 30, 29);
   const bool block2d = m.op == LscOp::kLoadBlock2d || m.op == LscOp::kStoreBlock2d;
 

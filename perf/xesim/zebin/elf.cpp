@@ -138,39 +138,29 @@ CompatNote read_compat_note(const Elf& elf) {
 
 namespace {
 
-struct FamilyCodes {
+// By Family, as ocloc writes them for `-device dg2`, `pvc`, `bmg` and `ptl-h`.
+constexpr struct FamilyCodes {
   uint32_t product, gfx_core, architecture, release;
-};
-
-// As ocloc writes them for `-device dg2`, `pvc` and `bmg`.
-FamilyCodes codes_of(Family family) {
-  switch (family) {
-    case Family::kDg2:
-      return {1270, 0xc07, 12, 55};
-    case Family::kPvc:
-      return {1271, 0xc08, 12, 60};
-    case Family::kBmg:
-      return {1274, 0xc09, 20, 1};
-  }
-  fail("unknown family");
-}
+} kCodes[] = {
+    {1270, 0xc07, 12, 55}, {1271, 0xc08, 12, 60}, {1274, 0xc09, 20, 1}, {1300, 0x1e00, 30, 0}};
+const FamilyCodes& codes_of(Family family) { return kCodes[static_cast<int>(family)]; }
 
 }  // namespace
 
 bool fits_family(const CompatNote& note, Family family) {
-  const FamilyCodes codes = codes_of(family);
+  const FamilyCodes& codes = codes_of(family);
   if (note.gfx_core != 0) return note.gfx_core == codes.gfx_core;
   return note.product == 0 || note.product == codes.product;
 }
 
 bool is_exact_device(const CompatNote& note, Family family) {
-  const FamilyCodes codes = codes_of(family);
+  const FamilyCodes& codes = codes_of(family);
   return note.ip_version >> 22 == codes.architecture &&
          (note.ip_version >> 14 & 0xff) == codes.release;
 }
 
 std::string describe_note(const CompatNote& note) {
-  for (const Family family : {Family::kDg2, Family::kPvc, Family::kBmg}) {
+  for (const Family family : kFamilies) {
     if (fits_family(note, family)) return isa_of(family).name;
   }
   char text[80];

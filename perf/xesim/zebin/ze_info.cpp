@@ -106,6 +106,12 @@ class Reader {
   const std::string& kernel_;
 };
 
+// Threads of Xe3 have as many registers as their kernel asks for.
+bool has_registers(const Isa& isa, int count) {
+  if (isa.family != Family::kPtl) return count == 128 || count == 256;
+  return count >= 32 && count <= 256 && count % 32 == 0 && count != 224;
+}
+
 void read_environment(const YamlNode& node, const Isa& isa, KernelInfo& info) {
   const std::string& kernel = info.name;
   const Reader reader(kernel, node, "execution_env");
@@ -114,8 +120,8 @@ void read_environment(const YamlNode& node, const Isa& isa, KernelInfo& info) {
   for (const auto& [key, value] : node.entries) {
     if (key == "grf_count") {
       info.grf_count = static_cast<int>(reader.number(value, key, 0, 1024));
-      if (info.grf_count != 128 && info.grf_count != 256) {
-        refuse(kernel, "grf_count is " + value.text + ", not 128 or 256");
+      if (!has_registers(isa, info.grf_count)) {
+        refuse(kernel, "grf_count is " + value.text + ", which " + isa.name + " does not have");
       }
       has_grf = true;
     } else if (key == "simd_size") {

@@ -10,8 +10,9 @@ from xeflash.bench.llm import cells as grid
 from xeflash.bench.llm.presets import PRESETS
 from xeflash.cli.arguments import converter
 from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
+from xeflash.sim import DEVICES
 
-_SIMULATED = tuple(f"sim:{device}" for device in ("pvc", "bmg", "dg2"))
+_SIMULATED = tuple(f"sim:{device}" for device in DEVICES)
 _ROUNDS, _NEW_TOKENS = 3, 32
 
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_DEVICES = ("pvc", "bmg", "dg2")
+from xeflash.sim import DEVICES
+
 # Rows of the table: title, key in the mix of instructions.
 _CLASSES = (
     ("dpas", "dpas"),
@@ -31,7 +32,7 @@ def add_parser(commands: Any) -> None:
         "loop: mix, share of dpas, messages, registers, spills. SPIR-V is compiled with Intel's offline compiler.",
     )
     parser.add_argument("file", metavar="KERNEL", type=Path, help="a native binary (zebin) or SPIR-V")
-    parser.add_argument("--device", choices=_DEVICES, required=True)
+    parser.add_argument("--device", choices=DEVICES, required=True)
     parser.add_argument(
         "--options",
         default="-vc-codegen -doubleGRF",

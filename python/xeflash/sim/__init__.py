@@ -6,11 +6,14 @@
 >>> dpctl.SyclDevice("level_zero:gpu").name
 'Intel(R) Arc(TM) B580 Graphics (simulated)'
 
-Devices: ``pvc`` (Data Center GPU Max 1550, one stack), ``bmg`` (Arc B580), ``dg2`` (Arc A770). Results are those of the
-machine code; times mean nothing. Kernels are compiled by Intel's ``ocloc``: ``python -m xeflash.sim.get_ocloc`` fetches
-one. What is checked: ``check``, a comma list of bounds, uninit, host, deferred, slm-races, global-races, interleave,
-block2d, math; ``all`` (the default) or ``none``; ``seed=N``, ``dpas=exact|stepwise``, ``denormals=keep|flush``: what
-the compiler makes of kernels that do not say it (those of 2024 flush).
+Devices: ``pvc`` (Data Center GPU Max 1550, one stack), ``bmg`` (Arc B580), ``dg2`` (Arc A770); and their relatives
+``bmg-g31`` (Arc Pro B70), ``lnl`` (Lunar Lake), ``ptl`` (Panther Lake), ``ats-m`` (Flex 170), ``arl-h`` (Arrow Lake H),
+``mtl-h`` (Meteor Lake H, which has no matrix unit). ``bmg@20.1.9`` is one that says that it has this IP version.
+Results are those of the machine code; times mean nothing. Kernels are compiled by Intel's ``ocloc``:
+``python -m xeflash.sim.get_ocloc`` fetches one. What is checked: ``check``, a comma list of bounds, uninit, host,
+deferred, slm-races, global-races, interleave, block2d, math; ``all`` (the default) or ``none``; ``seed=N``,
+``dpas=exact|stepwise``, ``denormals=keep|flush``: what the compiler makes of kernels that do not say it (those of 2024
+flush).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Any
 
 from xeflash.sim.library import library_path, load_library
 
-DEVICES = ("pvc", "bmg", "dg2")
+DEVICES = ("pvc", "bmg", "dg2", "bmg-g31", "lnl", "ptl", "ats-m", "arl-h", "mtl-h")
 
 __all__ = [
     "DEVICES",
@@ -135,7 +138,8 @@ def enable(*devices: str, check: str | None = None) -> None:
     if not names:
         raise ValueError(f"xeflash.sim.enable: name at least one device, of {', '.join(DEVICES)}")
     for name in names:
-        if name not in DEVICES:
+        device, _, version = name.partition("@")
+        if device not in DEVICES or ("@" in name and not re.fullmatch(r"\d+\.\d+\.\d+", version)):
             known = ", ".join(DEVICES)
             raise ValueError(f"xeflash.sim.enable: there is no simulated device {name!r}; known are {known}")
     if _library is not None:
