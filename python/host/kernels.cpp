@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "checks.hpp"
 #include "native.hpp"
 #include "score_mod.hpp"
 
@@ -70,8 +71,10 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
     std::lock_guard<std::mutex> lock(mutex);
     if (const auto it = table.find(desc); it != table.end()) return *it->second;
   }
+  const DeviceFacts device = facts_of(queue.get_device());
+  if (device.arch.empty()) throw NotImplemented(device.no_kernels);
   auto* kernels = new FwdKernels;
-  kernels->device = facts_of(queue.get_device());
+  kernels->device = device;
   py::dict description;
   description["algorithm"] = name_of(desc.algorithm);
   description["arch"] = kernels->device.arch;

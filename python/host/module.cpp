@@ -103,6 +103,8 @@ py::list devices() {
     d["driver"] = f.driver;
     d["type"] = f.type;
     d["arch"] = f.arch;
+    d["no_kernels"] = f.no_kernels;
+    d["ip_version"] = f.ip_version;
     d["compute_units"] = f.compute_units;
     d["fp16"] = f.fp16;
     d["fp64"] = f.fp64;

@@ -36,6 +36,8 @@ sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
 }  // namespace opencl
 
 namespace level_zero {  // GPUs
+// As the driver gives it; 0 if it gives none.
+uint32_t ip_version(const sycl::device& gpu);
 std::string native_binary(const sycl::kernel& kernel);
 std::string build_native(const sycl::queue& queue, const std::string& spirv);
 sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,

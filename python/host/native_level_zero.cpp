@@ -23,6 +23,16 @@ struct ModuleDesc {
   const char* flags = nullptr;
   const void* constants = nullptr;
 };
+struct IpVersion {
+  uint32_t type = 0x1000f;
+  const void* next = nullptr;
+  uint32_t value = 0;
+};
+struct DeviceProperties {
+  uint32_t type = 0x3;
+  const void* next = nullptr;
+  uint8_t rest[1024] = {};  // what is not asked for, with room for what later versions add
+};
 struct KernelDesc {
   uint32_t type = 0x1d;
   const void* next = nullptr;
@@ -97,6 +107,15 @@ std::string binary_of(ze_module_handle_t module) {
 }
 
 }  // namespace
+
+uint32_t ip_version(const sycl::device& gpu) {
+  IpVersion version;
+  DeviceProperties properties;
+  properties.next = &version;
+  const Result result = function_of<Result(ze_device_handle_t, DeviceProperties*)>(
+      "zeDeviceGetProperties")(sycl::get_native<kBackend>(gpu), &properties);
+  return result == 0 ? version.value : 0;
+}
 
 std::string native_binary(const sycl::kernel& kernel) {
   const auto modules = sycl::get_native<kBackend>(kernel.get_kernel_bundle());

@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "gpus.hpp"
 #include "native.hpp"
 
 namespace xeflash {
@@ -53,21 +54,10 @@ std::string cpu_arch() {
   return amx_is_granted() ? "cpu-amx-bf16" : "cpu-avx512-bf16";
 }
 
-// Kernel families by architecture; the simulated devices of a family carry the same architecture.
-std::string gpu_arch(const sycl::device& device) {
-  using sycl::ext::oneapi::experimental::architecture;
-  try {
-    const auto arch = device.get_info<syclexp::info::device::architecture>();
-    if (arch == architecture::intel_gpu_pvc || arch == architecture::intel_gpu_pvc_vg) return "pvc";
-    if (arch == architecture::intel_gpu_bmg_g21 || arch == architecture::intel_gpu_lnl_m)
-      return "bmg";
-    if (arch == architecture::intel_gpu_dg2_g10 || arch == architecture::intel_gpu_dg2_g11 ||
-        arch == architecture::intel_gpu_dg2_g12) {
-      return "dg2";
-    }
-  } catch (const sycl::exception&) {  // a device that the runtime has no name for
-  }
-  return "";
+std::string no_kernels(const DeviceFacts& device, const std::string& why) {
+  const std::string version =
+      device.ip_version.empty() ? "" : " (IP version " + device.ip_version + ")";
+  return "xeflash: " + device.name + version + " has no kernels: " + why;
 }
 
 // Whether a list of OpenCL drivers, parted by colons, has Intel's for CPUs, and the file is there.
@@ -106,7 +96,15 @@ DeviceFacts facts_of(const sycl::device& d) {
       break;
   }
   f.type = d.is_cpu() ? "cpu" : d.is_gpu() ? "gpu" : "other";
-  f.arch = d.is_cpu() ? cpu_arch() : gpu_arch(d);
+  if (d.is_cpu()) {
+    f.arch = cpu_arch();
+  } else {
+    const IpVersion version = ip_version_of(d);
+    const GpuKernels kernels = kernels_for(version);
+    f.ip_version = to_string(version);
+    f.arch = kernels.family;
+    if (f.arch.empty()) f.no_kernels = no_kernels(f, kernels.why_not);
+  }
   f.compute_units = static_cast<int>(d.get_info<sycl::info::device::max_compute_units>());
   f.fp16 = d.has(sycl::aspect::fp16);
   f.fp64 = d.has(sycl::aspect::fp64);

@@ -14,8 +14,9 @@ namespace xeflash {
 
 struct DeviceFacts {
   std::string name, backend, driver, type;
-  std::string arch;  // what kernels are compiled for: cpu-avx512-bf16, pvc, bmg, dg2, ...; empty:
-                     // no kernels yet
+  std::string arch;        // what kernels are compiled for: cpu-avx512-bf16, pvc, bmg, dg2, ...
+  std::string no_kernels;  // why `arch` is empty, else empty
+  std::string ip_version;  // of a GPU
   int compute_units;
   bool fp16, fp64, esimd, usm_system;
 };

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
-WHAT = [str(TESTS / "attention"), str(TESTS / "integrations" / "test_transformers_gpu.py")]
+WHAT = ("attention", "integrations/test_transformers_gpu.py")
 DEVICES = ["pvc", "bmg", "dg2"]
 PARTS = 3 * len(DEVICES)
 LINES = 80  # of the output that are shown
 
 
-def run_tests(device: str, *options: str, check: str = "all") -> None:
+def run_tests(device: str, *options: str, check: str = "all", what: tuple[str, ...] = WHAT) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=short", "-p", "no:cacheprovider", "--sim", device]
-    command += [*options, *WHAT]
+    command += [*options, *(str(TESTS / path) for path in what)]
     environment = os.environ | {"XEFLASH_SIM_CHECK": check}
     done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     if done.returncode:

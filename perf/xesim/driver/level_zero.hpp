@@ -94,7 +94,10 @@ struct ze_driver_extension_properties_t {
 
 // Devices.
 enum ze_device_type_t : uint32_t { ZE_DEVICE_TYPE_GPU = 1 };
-enum : uint32_t { ZE_DEVICE_PROPERTY_FLAG_ONDEMANDPAGING = 1 << 3 };
+enum : uint32_t {
+  ZE_DEVICE_PROPERTY_FLAG_INTEGRATED = 1 << 0,
+  ZE_DEVICE_PROPERTY_FLAG_ONDEMANDPAGING = 1 << 3
+};
 struct ze_device_properties_t : Extensible {
   ze_device_type_t type;
   uint32_t vendorId, deviceId;

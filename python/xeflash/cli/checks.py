@@ -93,6 +93,11 @@ def check_core(facts: Facts) -> Iterator[Check]:
         yield Check("torch", "warn", f"cannot be imported: {probe['torch']['error']}")
 
 
+def _ip(device: Mapping[str, Any]) -> str:
+    """Return the version of a GPU's architecture, as part of a list."""
+    return f"IP {device['ip_version']}, " if device.get("ip_version") else ""
+
+
 def check_devices(facts: Facts) -> Iterator[Check]:
     """SYCL sees a device."""
     core = facts.probe.get("core", {})
@@ -102,10 +107,13 @@ def check_devices(facts: Facts) -> Iterator[Check]:
         aspects = [name for name, value in device.items() if value is True]
         detail = (
             f"{device.get('name', '?')} [{device.get('backend', '?')} {device.get('type', '?')}, "
-            f"{device.get('arch', '?')}, {device.get('compute_units', '?')} compute units], "
+            f"{device.get('arch', '?')}, {_ip(device)}{device.get('compute_units', '?')} compute units], "
             f"driver {device.get('driver', '?')}, has {', '.join(aspects) or '-'}"
         )
-        yield Check("device", "ok", detail)
+        if device.get("no_kernels"):
+            yield Check("device", "error", device["no_kernels"])
+        else:
+            yield Check("device", "ok", detail)
     names = [device.get("name") for device in core["devices"] if device.get("type") == "cpu"]
     if len(names) != len(set(names)):
         yield Check(
@@ -269,7 +277,10 @@ def all_checks(facts: Facts) -> list[Check]:
 
 
 def can_run(facts: Facts) -> bool:
-    """Return whether attention runs on some device; devices decide where it was not tried."""
+    """Return whether attention runs: on a GPU, if there is one; devices decide where it was not tried."""
+    gpus = [device for device in facts.probe.get("core", {}).get("devices", ()) if device.get("type") == "gpu"]
+    if gpus and all(device.get("no_kernels") for device in gpus):
+        return False
     outcomes: Mapping[str, str] = facts.probe.get("attention", {})
     if outcomes:
         return "ok" in outcomes.values()

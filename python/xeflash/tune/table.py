@@ -52,4 +52,4 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
             block_k, block_v, parts, tiles, threads = team
             return Config(block_q, block_k, block_v, parts, tiles * threads, team=threads)
         return Config(block_q, block_k, block_v, parts, xe.neighbours(desc, block_q))
-    raise NotImplementedError(f"xeflash: no kernels for {desc.device} yet; xeflash doctor lists the devices that work")
+    raise NotImplementedError(f"xeflash: no tuning table for {desc.arch}")

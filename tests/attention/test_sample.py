@@ -1,0 +1,67 @@
+"""A sample of every algorithm on an Intel GPU: what is tried on each device and with each compiler.
+
+`pytest --sim lnl tests/attention/test_sample.py`; the table of what was tried is in perf/xesim/README.md. With
+`-m "long or not long"` every type and format.
+"""
+
+import pytest
+import torch
+import xeflash
+from arrays import DTYPES, from_array, to_array
+from caches import CacheCase
+from caches import run as run_cache
+from cases import Case
+from cases import run as run_case
+
+pytest.importorskip("usm", reason="dpctl is not installed")
+
+pytestmark = pytest.mark.gpu
+
+# Forward and decode in blocks and at odd addresses, with and without a fused variant, appending to each kind of cache.
+SHORT = {
+    "forward": Case("bf16", 64, 64, rows=127, keys=300, heads="gqa2", window="causal", kind="usm"),
+    "append and decode": CacheCase("bf16", 64, 64, place="paged16", format="e4m3", lengths="70,9", new=2, heads="8/1",
+                                   kind="usm"),
+}  # fmt: skip
+LONG = {
+    "forward fp16": Case("fp16", 128, 128, rows=63, keys=127, heads="mha", variant="softcap", kind="usm"),
+    "forward fp32": Case("fp32", 64, 64, rows=63, keys=127, heads="mha", variant="bias", window="left", kind="usm"),
+    "forward odd": Case("bf16", 80, 80, rows=63, keys=127, heads="mha", layout="odd", kind="usm"),
+    "forward alibi": Case("bf16", 96, 96, rows=63, keys=127, heads="mha", variant="alibi", sinks=True, kind="usm"),
+    "forward dropout": Case("fp16", 64, 64, rows=63, keys=127, heads="one", variant="dropout", kind="usm"),
+    "forward score_mod": Case("bf16", 64, 64, rows=63, keys=127, heads="one", variant="snippet", kind="usm"),
+    "forward few rows": Case("bf16", 128, 128, rows=5, keys=700, heads="one", kind="usm"),
+    "forward wide": Case("bf16", 576, 512, rows=63, keys=63, heads="one", kind="usm"),
+    "decode": Case("bf16", 128, 128, rows=1, keys=1000, heads="gqa4", kind="usm"),
+    "decode fp16": Case("fp16", 64, 64, rows=1, keys=255, heads="mha", variant="alibi", kind="usm"),
+    "decode fp32": Case("fp32", 128, 128, rows=1, keys=255, heads="mha", variant="softcap", kind="usm"),
+    "cache e5m2": CacheCase("fp16", 128, 128, place="paged16", format="e5m2", lengths="70,9", new=2, rows=5, kind="usm"),
+    "cache int8": CacheCase("bf16", 64, 64, format="int8.array", lengths="70,9", rows=1, kind="usm"),
+    "cache rotary": CacheCase("fp32", 64, 64, place="index", lengths="70,9", new=2, rotary="pairs", kind="usm"),
+    "cache beams": CacheCase("bf16", 64, 64, place="beams2", lengths="70,9", rows=1, heads="2/2", kind="usm"),
+}  # fmt: skip
+
+
+def check(case):
+    run_cache(case) if isinstance(case, CacheCase) else run_case(case)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_sample(gpu, name):
+    check(SHORT[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG)
+def test_long_sample(gpu, name):
+    check(LONG[name])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.long)])
+def test_merge_states(gpu, dtype):
+    """Two halves of equal weight give their mean."""
+    halves = [torch.full((1, 3, 2, 64), value, dtype=DTYPES[dtype]) for value in (1.0, 3.0)]
+    lse = torch.zeros(1, 2, 3)
+    out, merged = xeflash.merge_states(*(to_array(x, "usm") for half in halves for x in (half, lse)))
+    assert (from_array(out, "usm") == 2).all()
+    torch.testing.assert_close(from_array(merged, "usm"), torch.full_like(lse, 2.0).log(), rtol=1e-6, atol=1e-6)
