@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from xeflash.bench.cases import DTYPES, parse_choices, parse_size
 from xeflash.jit.kernel import DTYPE_NAMES, Desc, render
-from xeflash.jit.precompile import compile_offline
+from xeflash.jit.offline import compile_offline
 from xeflash.sim.binary import CompileError, compile_spirv, inspect
 from xeflash.tune import pick, xe
 

@@ -223,6 +223,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("devices", &devices);
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
+  m.def("new_queue", [](size_t device) { return reinterpret_cast<uintptr_t>(new_queue(device)); });
   m.def("allocate", &allocate);
   m.def("time_peak", &time_peak);
   m.def("compile_source", &compile_source_from_python);

@@ -139,6 +139,11 @@ sycl::queue& host_queue() {
   return *queue;
 }
 
+sycl::queue* new_queue(size_t device) {
+  return new sycl::queue(sycl::device::get_devices().at(device), ignore_async,
+                         sycl::property::queue::in_order{});
+}
+
 WorkersRoam::WorkersRoam() {
   if (!all_workers_roam) before_ = threads_of_process();
 }

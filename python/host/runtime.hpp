@@ -27,6 +27,9 @@ std::vector<DeviceFacts> all_devices();
 // The in-order queue of the SYCL CPU device, for arrays in host memory.
 sycl::queue& host_queue();
 
+// An in-order queue on a device, by its place in all_devices(). It lives as long as the process.
+sycl::queue* new_queue(size_t device);
+
 // Around a launch on the host queue, from before it to after it was waited for. The CPU driver pins
 // each of its worker threads to a core, but not the thread that called, which works along. When
 // that one happens to be on a worker's core, and the others idle, a kernel of a few milliseconds

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from xeflash.cli import main
 from xeflash.jit.kernel import Desc, render
-from xeflash.jit.precompile import compile_offline
+from xeflash.jit.offline import compile_offline
 from xeflash.sim.binary import compile_spirv
 
 DESC = Desc("flash_fwd", "pvc", "float16", 64, 64, 16, access="block2d")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from xeflash.jit.kernel import Desc, render
-from xeflash.jit.precompile import compile_offline
+from xeflash.jit.offline import compile_offline
 
 TYPE_INT, TYPE_ARRAY, CONSTANT, FUNCTION_END = 21, 28, 43, 56
 

@@ -34,4 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has gone
         sys.stderr.close()
         return 1
+    except KeyboardInterrupt:
+        return 130
     return code

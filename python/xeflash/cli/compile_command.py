@@ -10,8 +10,9 @@ from typing import Any
 from xeflash.bench.cases import DTYPES, parse_choices, parse_size
 from xeflash.cli.arguments import converter
 from xeflash.models import SHAPES
+from xeflash.tune import xe
 
-DEVICES = ("cpu", "pvc", "bmg", "dg2")
+DEVICES = ("cpu", "xpu", *xe.DEVICES)
 
 
 def _models(text: str) -> tuple[str, ...]:
@@ -24,7 +25,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compile",
         help="compile kernels into the cache before they are needed",
-        description="Compile the kernels that models need and keep them in the cache folder.",
+        description="Compile the kernels that models need (prompts of more than 16 tokens, a query of one, new keys in "
+        "a plain cache) and keep them in the cache folder. For cpu and xpu, the GPU of this machine, that is native "
+        "code, and a run compiles nothing. For a named GPU, which need not be here, it is device code: a run has its "
+        "driver translate each kernel once, and compiles nothing from source.",
     )
     parser.add_argument(
         "--model-shapes",
@@ -33,7 +37,7 @@ def add_parser(commands: Any) -> None:
         required=True,
         help=f"comma list or all; known: {', '.join(SHAPES)}",
     )
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="default: cpu")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="default: cpu; xpu: the GPU of this machine")
     parser.add_argument(
         "--dtype",
         metavar="LIST",
@@ -41,7 +45,9 @@ def add_parser(commands: Any) -> None:
         default=("bf16",),
         help="comma list of fp32, bf16, fp16; default: bf16",
     )
-    parser.add_argument("--jobs", metavar="N", type=converter(parse_size), default=1, help="default: 1")
+    parser.add_argument(
+        "--jobs", metavar="N", type=converter(parse_size), default=1, help="compilers at a time; default: 1"
+    )
     parser.set_defaults(run=run)
 
 

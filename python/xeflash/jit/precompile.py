@@ -1,111 +1,158 @@
-"""`xeflash compile`: kernels into the cache before they are needed; for GPUs as SPIR-V, which needs no GPU."""
+"""`xeflash compile`: kernels into the cache before they are needed.
+
+For a device of this machine that is native code, and a run compiles nothing. For a GPU that is not here it is device
+code (SPIR-V) of its architecture, which a run has its driver translate: about a quarter of the time from source.
+"""
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 
 from xeflash import _core, _runtime
-from xeflash.jit import cache
+from xeflash.jit import cache, provide
 from xeflash.jit.kernel import DTYPE_NAMES, Desc, KernelSource, render
-from xeflash.jit.provide import HEADERS, PACKAGE, find_or_build, kept
-from xeflash.models import SHAPES
+from xeflash.jit.offline import Compilers
+from xeflash.models import SHAPES, Features, ModelShape
+from xeflash.tune import xe
 
 _ACCESS = {"pvc": "block2d", "bmg": "block2d", "dg2": "dwords"}  # of contiguous arrays
 
 
-def kernels_of(
-    models: tuple[str, ...], device: dict[str, str], dtypes: tuple[str, ...]
-) -> Iterator[tuple[Desc, KernelSource]]:
-    """Prefill and one-token decode of each model's layers; a kernel that several models share comes once."""
-    seen: set[str] = set()
+@dataclass(frozen=True)
+class Target:
+    """What kernels are compiled for. Without a queue it is a GPU of which only the architecture is known."""
+
+    arch: str
+    device: str = ""
+    driver: str = ""
+    queue: int | None = None
+
+
+def target(name: str) -> Target:
+    """The device that a --device names: this machine's for cpu and xpu, else a GPU that need not be here."""
+    if name in xe.DEVICES:
+        return Target(xe.DEVICES[name])
+    found = _core.devices()
+    for index, device in enumerate(found):
+        arch, facts = str(device["arch"]), (str(device["name"]), str(device["driver"]))
+        if name == "cpu" and device["type"] == "cpu" and device["usm_system_allocations"]:
+            return Target(arch, *facts, _core.host_queue())
+        if name == "xpu" and device["backend"] == "level_zero" and arch in xe.ARCHITECTURES:
+            return Target(arch, *facts, _core.new_queue(index))
+    if name == "cpu":
+        raise RuntimeError(f"no SYCL CPU device was found; mend it with: {_runtime.REMEDY}")
+    others = ", ".join(str(device["name"]) for device in found) or "none"
+    raise RuntimeError(f"--device xpu needs a GPU that has kernels; devices of this machine: {others}")
+
+
+def kernels_of(models: tuple[str, ...], target: Target, dtypes: tuple[str, ...]) -> Iterator[tuple[Desc, KernelSource]]:
+    """What the layers of models ask for; a kernel that several of them share comes once."""
+    seen: set[tuple[str, str]] = set()
     for model in models:
-        shape = SHAPES[model]
         for dtype in dtypes:
-            for layer in shape.features:
-                for algorithm, rows in (
-                    ("flash_fwd", 128),
-                    ("flash_decode", shape.heads_q // shape.heads_k),
-                ):
-                    desc = Desc(algorithm, device["arch"], DTYPE_NAMES[dtype], shape.head_dim, shape.head_dim_v, rows,
-                                softcap=layer.softcap > 0, alibi=layer.alibi, access=_ACCESS.get(device["arch"], ""),
-                                device=device["name"], driver=device["driver"])  # fmt: skip
+            for layer in SHAPES[model].features:
+                for desc in _descs_of(SHAPES[model], layer, DTYPE_NAMES[dtype], target):
                     try:
                         kernel = render(desc)
                     except NotImplementedError as error:
-                        print(f"skipped: {model} {dtype} {algorithm}: {error}", file=sys.stderr)
+                        print(f"skipped: {model} {dtype} {desc.algorithm}: {error}", file=sys.stderr)
                         continue
-                    if kernel.name not in seen:
-                        seen.add(kernel.name)
+                    if (kernel.name, kernel.text) not in seen:
+                        seen.add((kernel.name, kernel.text))
                         yield desc, kernel
 
 
-def target(name: str) -> dict[str, str]:
-    """The device that a --device names: the one of this machine for cpu, a family for GPUs."""
-    if name != "cpu":
-        return {"arch": name, "name": "", "driver": ""}
-    for device in _core.devices():
-        if device["type"] == "cpu" and device["usm_system_allocations"]:
-            return {key: str(device[key]) for key in ("arch", "name", "driver")}
-    raise RuntimeError(f"no SYCL CPU device was found; mend it with: {_runtime.REMEDY}")
+def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target) -> Iterator[Desc]:
+    """As forward.cpp describes calls: prompts of more than 16 tokens, one query token, new keys into a plain cache."""
+
+    def desc(algorithm: str, rows: int, access: str, split_keys: bool = False, scores: bool = True) -> Desc:
+        return Desc(algorithm, target.arch, dtype, shape.head_dim, shape.head_dim_v, rows,
+                    softcap=scores and layer.softcap > 0, alibi=scores and layer.alibi, split_keys=split_keys,
+                    access=access, device=target.device, driver=target.driver)  # fmt: skip
+
+    access = _ACCESS.get(target.arch, "")
+    for split_keys in (False, True) if access else (False,):  # True: prompts whose tiles are too few for the device
+        for rows in (32, 64, 128):
+            yield desc("flash_fwd", rows, access, split_keys)
+    group = shape.heads_q // shape.heads_k
+    yield desc("flash_decode", -(-group // -(-group // 16)), access)
+    yield desc("append", 0, "dwords" if access else "", scores=False)
 
 
 def peak_kernel(dtype: str) -> tuple[bytes, int]:
     """(native code, multiply-adds of a step) of kernels/peak.hpp on this machine's CPU device."""
-    device = target("cpu")
-    arch = device["arch"]
-    desc = Desc("peak", arch, DTYPE_NAMES[dtype], 1, 1, 1, device=device["name"], driver=device["driver"])
-    if dtype == "bf16" and arch == "cpu-amx-bf16":
+    cpu = target("cpu")
+    desc = Desc("peak", cpu.arch, DTYPE_NAMES[dtype], 1, 1, 1, device=cpu.device, driver=cpu.driver)
+    if dtype == "bf16" and cpu.arch == "cpu-amx-bf16":
         multiply_adds = 32 * 32 * 32  # multiply_in_registers in cpu/amx.hpp
     else:
-        vectors = 6 * (1 if arch == "cpu-generic" else 4)  # RegisterTile in cpu/mma.hpp
-        multiply_adds = 16 * vectors * (2 if dtype == "bf16" and arch == "cpu-avx512-bf16" else 1)
-    return find_or_build(render(desc), desc, _core.host_queue()), multiply_adds
+        vectors = 6 * (1 if cpu.arch == "cpu-generic" else 4)  # RegisterTile in cpu/mma.hpp
+        multiply_adds = 16 * vectors * (2 if dtype == "bf16" and cpu.arch == "cpu-avx512-bf16" else 1)
+    return provide.find_or_build(render(desc), desc, _core.host_queue()), multiply_adds
 
 
-def compile_offline(kernel: KernelSource) -> cache.Built:
-    """SPIR-V from libsycl-jit in a process of its own, without a device."""
-    library = _runtime.in_distribution("intel-sycl-rt", "libsycl-jit.so")
-    if library is None:
-        raise RuntimeError(f"libsycl-jit.so was not found; mend it with: {_runtime.REMEDY}")
-    with tempfile.TemporaryDirectory() as folder:
-        source, output = Path(folder) / "source.cpp", Path(folder) / "kernel.spv"
-        source.write_text(kernel.text)
-        command = [
-            str(PACKAGE / "bin" / "spirv"),
-            str(library),
-            str(source),
-            str(output),
-            *kernel.options,
-            f"-I{HEADERS}",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"{kernel.name} did not compile:\n{done.stderr}")
-        return cache.Built(output.read_bytes(), done.stderr)
+def _fill(kernel: KernelSource, desc: Desc, target: Target, compilers: Compilers) -> str:
+    """Keeps what the target takes of a kernel; returns a line about it."""
+
+    def device_code() -> bytes:
+        return provide.device_code(kernel) or provide.kept_device_code(kernel, lambda: compilers.compile(kernel))
+
+    start = time.perf_counter()
+    if target.queue is None:
+        binary = device_code()
+    else:
+        queue = target.queue
+        binary = provide.kept_native(kernel, desc, lambda: provide.to_native(device_code(), desc, queue))
+    return f"{kernel.name}: {len(binary)} bytes, {time.perf_counter() - start:.1f} s"
+
+
+def _run_all(
+    wanted: list[tuple[Desc, KernelSource]], target: Target, pool: ThreadPoolExecutor, compilers: Compilers
+) -> list[str]:
+    """Fills the cache, with a bar on a terminal and a line per kernel; returns what went wrong."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    screen = Console(stderr=True)
+    failures = []
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as progress:
+        task = progress.add_task("compiling", total=len(wanted))
+        futures: list[Future[str]] = [pool.submit(_fill, kernel, desc, target, compilers) for desc, kernel in wanted]
+        for future in as_completed(futures):
+            try:
+                print(future.result(), flush=True)
+            except RuntimeError as error:
+                failures.append(str(error))
+            progress.advance(task)
+    return failures
 
 
 def compile_command(arguments: argparse.Namespace) -> int:
-    """Fills the cache; prints a line per kernel."""
-    wanted = list(kernels_of(arguments.model_shapes, target(arguments.device), arguments.dtype))
-
-    def one(item: tuple[Desc, KernelSource]) -> str:
-        desc, kernel = item
-        start = time.perf_counter()
-        if arguments.device == "cpu":
-            binary = find_or_build(kernel, desc, _core.host_queue())
-        else:
-            binary = kept(kernel, desc, lambda: compile_offline(kernel))
-        return f"{kernel.name}: {len(binary)} bytes, {time.perf_counter() - start:.1f} s"
-
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for line in pool.map(one, wanted):
-            print(line)
-    print(f"{len(wanted)} kernels in {cache.cache_folder()}")
-    return 0
+    """Fills the cache; 1 if a kernel failed, 130 if it was interrupted."""
+    try:
+        where = target(arguments.device)
+    except RuntimeError as error:
+        print(f"xeflash compile: {error}", file=sys.stderr)
+        return 2
+    wanted = list(kernels_of(arguments.model_shapes, where, arguments.dtype))
+    compilers, pool = Compilers(), ThreadPoolExecutor(arguments.jobs)
+    try:
+        failures = _run_all(wanted, where, pool, compilers)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
+        compilers.end()
+        pool.shutdown(cancel_futures=True)  # what a driver is translating is waited for, and kept
+        print("xeflash compile: interrupted; what was compiled is kept", file=sys.stderr)
+        return 130
+    for failure in failures:
+        print(f"xeflash compile: {failure}", file=sys.stderr)
+    kept = "native code" if where.queue is not None else "device code, which the first run translates for its GPU"
+    print(f"{len(wanted) - len(failures)} kernels in {cache.cache_folder()}: {kept}")
+    return 1 if failures else 0

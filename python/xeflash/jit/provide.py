@@ -54,28 +54,41 @@ def provide(description: dict[str, Any], queue: int, again: bool = False) -> Pro
 
 
 def find_or_build(kernel: KernelSource, desc: Desc, queue: int, again: bool = False) -> bytes:
-    """Native code of a kernel: from the disk cache, or compiled from the wheel's SPIR-V or from source, and kept."""
+    """Native code of a kernel: from the disk cache, or made from device code, or from source, and kept."""
 
     def build() -> cache.Built:
-        prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
         with progress(f"compiling {kernel.name}"):
-            if prebuilt.exists():
-                return cache.Built(_core.compile_spirv(queue, prebuilt.read_bytes(), desc.entries[0]), "")
-            return _compile(kernel, desc, queue)
+            spirv = device_code(kernel)
+            return _compile(kernel, desc, queue) if spirv is None else to_native(spirv, desc, queue)
 
-    return kept(kernel, desc, build, again)
+    return kept_native(kernel, desc, build, again)
 
 
-def kept(kernel: KernelSource, desc: Desc, build: Callable[[], cache.Built], again: bool = False) -> bytes:
+def device_code(kernel: KernelSource) -> bytes | None:
+    """SPIR-V of a kernel, which depends on no device or driver: the wheel's, or the disk cache's; None: of neither."""
+    prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
+    return prebuilt.read_bytes() if prebuilt.exists() else cache.read(cache.cache_folder() / device_code_key(kernel))
+
+
+def to_native(spirv: bytes, desc: Desc, queue: int) -> cache.Built:
+    """What the driver of the queue's device makes of device code."""
+    return cache.Built(_core.compile_spirv(queue, spirv, desc.entries[0]), "")
+
+
+def kept_native(kernel: KernelSource, desc: Desc, build: Callable[[], cache.Built], again: bool = False) -> bytes:
     """What the disk cache has for a kernel and device, else what `build` makes."""
-    key = cache_key(kernel, desc)
-    meta: dict[str, object] = {
-        "kernel": kernel.name,
-        "options": list(kernel.options),
-        "compiler": _compiler(),
-        "device": desc.device,
-        "driver": desc.driver,
-    }
+    return _kept(cache_key(kernel, desc), kernel, {"device": desc.device, "driver": desc.driver}, build, again)
+
+
+def kept_device_code(kernel: KernelSource, build: Callable[[], cache.Built]) -> bytes:
+    """SPIR-V that the disk cache has for a kernel, else what `build` makes."""
+    return _kept(device_code_key(kernel), kernel, {}, build, again=False)
+
+
+def _kept(
+    key: str, kernel: KernelSource, device: dict[str, object], build: Callable[[], cache.Built], again: bool
+) -> bytes:
+    meta = {"kernel": kernel.name, "options": list(kernel.options), "compiler": _compiler(), **device}
     with _lock_of(key):
         return cache.get_or_build(key, kernel.text, meta, build, again)
 
@@ -88,11 +101,19 @@ def _cpu() -> str:
 
 
 def cache_key(kernel: KernelSource, desc: Desc) -> str:
-    """Names a kernel's entry: what it is, and a hash of all that its binary depends on."""
-    parts = [_FORMAT, kernel.digest(_headers_digest()), _compiler(), desc.device, desc.driver]
-    if desc.arch.startswith("cpu-"):
-        parts.append(_cpu())
-    return f"{kernel.name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+    """Names the entry of a kernel's native code: what it is, and a hash of all that the code depends on."""
+    cpu = [_cpu()] if desc.arch.startswith("cpu-") else []
+    return _key(kernel, kernel.name, desc.device, desc.driver, *cpu)
+
+
+def device_code_key(kernel: KernelSource) -> str:
+    """Names the entry of a kernel's SPIR-V, which is the same for all devices of an architecture."""
+    return _key(kernel, f"{kernel.name}-spirv")
+
+
+def _key(kernel: KernelSource, name: str, *device: str) -> str:
+    parts = [_FORMAT, kernel.digest(_headers_digest()), _compiler(), *device]
+    return f"{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
 def _lock_of(key: str) -> threading.Lock:

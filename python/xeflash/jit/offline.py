@@ -1,0 +1,63 @@
+"""Source to SPIR-V in processes of their own: needs no device, and can be given up at any time."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+from xeflash import _runtime
+from xeflash.jit.cache import Built
+from xeflash.jit.kernel import KernelSource
+from xeflash.jit.provide import HEADERS, PACKAGE
+
+
+class Compilers:
+    """The compilers that run at the moment, for threads that start them and one that may end them all."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._guard = threading.Lock()
+        self._ended = False
+
+    def compile(self, kernel: KernelSource) -> Built:
+        """SPIR-V of a kernel; raises RuntimeError with the log, or CancelledError after `end`."""
+        library = _runtime.in_distribution("intel-sycl-rt", "libsycl-jit.so")
+        if library is None:
+            raise RuntimeError(f"libsycl-jit.so was not found; mend it with: {_runtime.REMEDY}")
+        with tempfile.TemporaryDirectory() as folder:
+            source, output = Path(folder) / "source.cpp", Path(folder) / "kernel.spv"
+            source.write_text(kernel.text)
+            files = [str(PACKAGE / "bin" / "spirv"), str(library), str(source), str(output)]
+            code, log = self._run([*files, *kernel.options, f"-I{HEADERS}"])
+            if code != 0:
+                raise RuntimeError(f"{kernel.name} did not compile:\n{log}")
+            return Built(output.read_bytes(), log)
+
+    def end(self) -> None:
+        """Ends those that run, and lets no other one start."""
+        with self._guard:
+            self._ended = True
+            for process in self._running:
+                process.terminate()
+
+    def _run(self, command: list[str]) -> tuple[int, str]:
+        with self._guard:
+            if self._ended:
+                raise CancelledError
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+            self._running.add(process)
+        _, log = process.communicate()
+        with self._guard:
+            self._running.remove(process)
+            if self._ended:
+                raise CancelledError
+        return process.returncode, log
+
+
+def compile_offline(kernel: KernelSource) -> Built:
+    """SPIR-V of one kernel."""
+    return Compilers().compile(kernel)
