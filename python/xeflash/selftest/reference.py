@@ -1,0 +1,172 @@
+"""Attention by the book, in float64: every feature of the public functions, one sequence of lines, no blocks.
+
+    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window;   P = softmax(S, sink);   O = dropout(P) V
+
+Arrays are (batch, head, row, dim), of numpy or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+@dataclass(frozen=True)
+class Features:
+    """What changes attention, apart from the shapes of Q, K and V."""
+
+    scale: float | None = None  # None: D ** -0.5
+    window: tuple[int, int] = (-1, -1)  # keys left and right of the diagonal, -1: no limit
+    top_left: bool = False  # the diagonal starts at (0, 0) instead of ending at (Sq, Sk)
+    softcap: float = 0.0
+    alibi: Any = None  # slopes, (H,) or (B, H)
+    mask: Any = None  # bool, True takes part, or float to add; broadcasts to (B, H, Sq, Sk)
+    score_mod: Any = None  # f(S, b, h, i, j) -> S, of numpy arrays that broadcast
+    sinks: Any = None  # (H,): logits that join the softmax without a value
+    dropout: float = 0.0
+    rng: tuple[int, int] = (0, 0)  # seed, offset of dropout
+    empty_lse: float = field(default=np.inf)  # LSE of a row that sees no key
+    batch0: int = 0  # first batch, as dropout numbers it
+
+    def with_(self, **changes: Any) -> Features:
+        """The same with changes."""
+        return replace(self, **changes)
+
+
+# ---- Philox 4x32-10 (Salmon et al., 2011) -------------------------------------------------------
+
+
+def philox(counter: list[Array], key: tuple[int, int]) -> list[Array]:
+    """The four 32-bit words drawn for a counter of four words (arrays of uint64 below 2**32, broadcast)."""
+    low = np.uint64(0xFFFFFFFF)
+    c = [np.asarray(word, np.uint64) for word in counter]
+    k0, k1 = key
+    for _ in range(10):
+        product0, product1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [
+            (product1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0),
+            product1 & low,
+            (product0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1),
+            product0 & low,
+        ]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c
+
+
+def dropout_scale(shape: tuple[int, int, int, int], p: float, rng: tuple[int, int], batch0: int = 0) -> Array:
+    """What each probability of (B, H, Sq, Sk) is multiplied by: 0, or 65536 / (65536 - round(65536 p))."""
+    batch, heads, rows, keys = shape
+    below = round(p * 65536)
+    seed, offset = rng
+    key = (seed & 0xFFFFFFFF, (seed >> 32 & 0xFFFFFFFF) ^ (offset >> 32 & 0xFFFFFFFF))
+    octets = (rows + 7) // 8
+    planes = np.arange(batch * heads, dtype=np.uint64) + np.uint64(batch0 * heads)
+    words = philox(
+        [
+            np.arange(keys, dtype=np.uint64)[None, None, :],
+            np.arange(octets, dtype=np.uint64)[None, :, None],
+            planes[:, None, None],
+            np.uint64(offset & 0xFFFFFFFF),
+        ],
+        key,
+    )
+    draws = np.empty((batch * heads, octets, 8, keys), np.uint16)
+    for r in range(8):  # row r of an octet takes half r % 2 of word r // 2
+        draws[:, :, r] = words[r // 2] >> np.uint64(16 * (r % 2)) & np.uint64(0xFFFF)
+    draws = draws.reshape(batch * heads, octets * 8, keys)[:, :rows].reshape(shape)
+    keep = 65536 / (65536 - below) if below < 65536 else 0.0
+    return np.where(draws < below, 0.0, keep)
+
+
+# ---- the formula --------------------------------------------------------------------------------
+
+
+def visible(rows: int, keys: int, window: tuple[int, int], top_left: bool) -> Array:
+    """(Sq, Sk): key j is visible to row i iff -left <= j - (i + shift) <= right."""
+    ahead = distance(rows, keys, top_left)
+    left, right = window
+    seen = np.ones((rows, keys), bool)
+    if left >= 0:
+        seen &= ahead >= -left
+    if right >= 0:
+        seen &= ahead <= right
+    return seen
+
+
+def distance(rows: int, keys: int, top_left: bool) -> Array:
+    """j - (i + shift), (Sq, Sk)."""
+    shift = 0 if top_left else keys - rows
+    return np.arange(keys)[None, :] - (np.arange(rows)[:, None] + shift)
+
+
+def modified(s: Array, f: Features) -> Array:
+    """Scores (B, H, Sq, Sk) after the user's function."""
+    if f.score_mod is None:
+        return s
+    b, h, i, j = np.ogrid[tuple(slice(n) for n in s.shape)]
+    return f.score_mod(s, b + f.batch0, h, i, j)
+
+
+def attention_reference(
+    q: Any,
+    k: Any,
+    v: Any,
+    f: Features = Features(),
+    work: type[np.floating[Any]] = np.float64,
+    rounded: Callable[[Array], Array] = lambda x: x,
+) -> tuple[Array, Array]:
+    """O (B, H, Sq, Dv) and LSE (B, H, Sq) in float64.
+
+    By others in `work`, where probabilities and O are `rounded`: what a correct kernel of that precision may give.
+    """
+    q, k, v = (to_float64(x).astype(work) for x in (q, k, v))
+    (batch, heads, rows, dim), keys = q.shape, k.shape[2]
+    k, v = (np.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        s = np.matmul(q, k.swapaxes(-1, -2)) * work(dim**-0.5 if f.scale is None else f.scale)
+    if f.softcap > 0:
+        s = work(f.softcap) * np.tanh(s / work(f.softcap))
+    if f.alibi is not None:
+        slopes = np.broadcast_to(to_float64(f.alibi), (batch, heads))[:, :, None, None].astype(work)
+        s = s - slopes * np.abs(distance(rows, keys, f.top_left))
+    if f.mask is not None:
+        mask = to_numpy(f.mask)
+        s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + to_float64(mask)
+    s = modified(s, f)
+    s = np.where(visible(rows, keys, f.window, f.top_left), s, -np.inf).astype(work)
+
+    sinks = np.full((heads, 1, 1), -np.inf) if f.sinks is None else to_float64(f.sinks)[:, None, None]
+    sinks = sinks.astype(work)
+    m = np.maximum(np.max(s, axis=-1, keepdims=True, initial=-np.inf), sinks)
+    finite_m = np.where(m == -np.inf, work(0), m)  # NaN stays
+    with np.errstate(invalid="ignore"):
+        p = np.exp(s - finite_m)
+        l = np.sum(p, axis=-1, keepdims=True) + np.exp(sinks - finite_m)
+    empty = l == 0
+    if f.dropout > 0:
+        p = p * dropout_scale(p.shape, f.dropout, f.rng, f.batch0).astype(work)
+    out = rounded(np.matmul(rounded(p / np.where(empty, work(1), l)), v))
+    lse = np.where(empty, f.empty_lse, finite_m + np.log(np.where(empty, work(1), l)))
+    return out, lse[..., 0]
+
+
+# ---- arrays -------------------------------------------------------------------------------------
+
+
+def to_numpy(x: Any) -> Array:
+    """A numpy array of the same values, of a tensor of torch, too; its bf16 becomes float32."""
+    if hasattr(x, "detach"):
+        x = x.detach()
+        return np.asarray((x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy())
+    return np.asarray(x)
+
+
+def to_float64(x: Any) -> Array:
+    """The same in float64."""
+    return to_numpy(x).astype(np.float64)
