@@ -1,4 +1,4 @@
-"""The console script `xeflash`: doctor, bench, compile, inspect.
+"""The console script `xeflash`: doctor, selftest, bench, compile, inspect.
 
 Nothing heavy is imported here: `xeflash doctor` must be able to say what is wrong with an
 installation in which nothing else can be imported.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from xeflash.bench.environ import package_version
-from xeflash.cli import bench, compile_command, doctor, inspect
+from xeflash.cli import bench, compile_command, doctor, inspect, selftest
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"xeflash {package_version('xeflash') or '?'}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (doctor, bench, compile_command, inspect):
+    for command in (doctor, selftest, bench, compile_command, inspect):
         command.add_parser(commands)
     return parser
 

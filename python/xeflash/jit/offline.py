@@ -18,6 +18,7 @@ class Compilers:
     """The compilers that run at the moment, for threads that start them and one that may end them all."""
 
     def __init__(self) -> None:
+        """None runs yet."""
         self._running: set[subprocess.Popen[str]] = set()
         self._guard = threading.Lock()
         self._ended = False

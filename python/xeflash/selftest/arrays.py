@@ -1,0 +1,102 @@
+"""Where arrays are: tensors of torch, or USM that anything with SYCL shares, of a queue of our own."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from xeflash.selftest.values import Values, from_storage
+
+
+class Arrays(Protocol):
+    """How cases make arrays on the device, and read them."""
+
+    on_gpu: bool
+    synchronize: Callable[[], None]
+
+    def put(self, values: Values) -> Any:
+        """A copy on the device."""
+
+    def get(self, array: Any) -> Values:
+        """What is in it now."""
+
+
+class TorchArrays:
+    """Tensors of torch on "cpu" or "xpu"."""
+
+    def __init__(self, device: str) -> None:
+        self._torch: Any = importlib.import_module("torch")
+        self._device, self.on_gpu = device, device != "cpu"
+        self.synchronize: Callable[[], None] = self._torch.xpu.synchronize if self.on_gpu else lambda: None
+
+    def put(self, values: Values) -> Any:
+        """A copy on the device."""
+        same_size = {"bfloat16": np.int16, "float8_e4m3fn": np.int8, "float8_e5m2": np.int8}
+        bits = values.bits.view(same_size.get(values.dtype, values.bits.dtype))
+        return self._torch.from_numpy(bits.copy()).view(getattr(self._torch, values.dtype)).to(self._device)
+
+    def get(self, array: Any) -> Values:
+        """What is in it now."""
+        dtype = str(array.dtype).removeprefix("torch.")
+        plain = {"bfloat16": self._torch.int16, "float8_e4m3fn": self._torch.uint8, "float8_e5m2": self._torch.uint8}
+        host = array.cpu().contiguous()
+        return Values(host.view(plain.get(dtype, host.dtype)).numpy().view(from_storage(dtype)), dtype)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A sycl::queue by its address, as dpctl.SyclQueue tells it."""
+
+    address: int
+
+    def addressof_ref(self) -> int:
+        """The address."""
+        return self.address
+
+
+class _Usm:
+    """Shared memory of a queue, as a library of SYCL arrays offers it."""
+
+    _TYPESTRS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<V2", "int32": "<i4", "bool": "|b1", "int8": "|i1"}
+
+    def __init__(self, values: Values, queue: Queue) -> None:
+        allocate = importlib.import_module("xeflash._core").allocate
+        self.dtype, self.shape, self.sycl_queue = values.dtype, values.bits.shape, queue
+        address, self._memory = allocate(queue.address, values.bits.nbytes)
+        _bytes_at(address, values.bits.nbytes)[...] = np.frombuffer(values.bits.tobytes(), np.uint8)
+        self.__sycl_usm_array_interface__ = {
+            "data": (address, False),
+            "shape": self.shape,
+            "strides": None,
+            "typestr": self._TYPESTRS.get(values.dtype, "|V1"),
+            "version": 1,
+            "syclobj": queue,
+        }
+
+
+class UsmArrays:
+    """Arrays in shared USM of the queue at an address; public functions wait for these, so that nothing is left to."""
+
+    def __init__(self, queue: int, on_gpu: bool) -> None:
+        self._queue, self.on_gpu = Queue(queue), on_gpu
+        self.synchronize: Callable[[], None] = lambda: None
+
+    def put(self, values: Values) -> Any:
+        """A copy on the device."""
+        return _Usm(values, self._queue)
+
+    def get(self, array: Any) -> Values:
+        """What is in it now."""
+        storage = np.dtype(from_storage(array.dtype))
+        size = int(np.prod(array.shape)) * storage.itemsize
+        memory = _bytes_at(array.__sycl_usm_array_interface__["data"][0], size)
+        return Values(memory.copy().view(storage).reshape(array.shape), array.dtype)
+
+
+def _bytes_at(address: int, size: int) -> Any:
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)

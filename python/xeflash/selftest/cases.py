@@ -1,0 +1,127 @@
+"""The list: every algorithm, type, feature and kind of cache at least once. Cases that share a kernel stand together.
+
+A new kernel takes a GPU some seconds to compile, a case that shares one next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xeflash.selftest.cached import Cached
+from xeflash.selftest.dense import Dense
+from xeflash.selftest.merged import Merge
+from xeflash.selftest.prepared import Case
+
+_CAUSAL = (-1, 0)
+
+
+def all_cases() -> dict[str, Case]:
+    """By their names."""
+    return {case.name: case for case in (*_plain(), *_features(), *_head_dims(), *_decode(), *_caches(), *_merge())}
+
+
+def large_cases(on_gpu: bool) -> dict[str, Case]:
+    """What tells the speed of a device: prefill is bound by arithmetic, decode by memory, beyond its caches on a GPU."""
+    rows, heads, batch, keys = (4096, 16, 16, 8192) if on_gpu else (1024, 8, 1, 4096)
+    cases = [
+        Dense(dtype, dim, rows, rows, (heads, heads), 1, window=_CAUSAL, checked=32)
+        for dtype, dim in (("bf16", 64), ("bf16", 128), ("fp16", 128), ("fp32", 128))
+    ]
+    cases += [Dense("bf16", dim, 1, keys, (32, 8), batch, checked=1) for dim in (64, 128)]
+    return {case.name: case for case in cases}
+
+
+def _plain() -> Iterator[Case]:
+    """What needs no other code: masks by position, grouped heads, packed sequences, sinks, lengths."""
+    for dtype in ("fp32", "bf16", "fp16"):
+        yield Dense(dtype)
+        yield Dense(dtype, window=_CAUSAL, heads=(4, 2))
+        yield Dense(dtype, rows=70, keys=131, window=_CAUSAL)
+        yield Dense(dtype, rows=131, keys=70, window=_CAUSAL, top_left=True)
+        yield Dense(dtype, window=(31, 5), heads=(3, 1))
+        yield Dense(dtype, rows=65, keys=257, window=(50, -1), sinks=True)
+        yield Dense(dtype, packed=True)
+        yield Dense(dtype, packed=True, window=_CAUSAL, heads=(4, 1), sinks=True)
+    yield Dense(rows=128, keys=1, scale=0.3)
+
+
+def _features() -> Iterator[Case]:
+    """What changes the code of the kernel."""
+    yield Dense(softcap=3.0)
+    yield Dense(softcap=3.0, window=_CAUSAL, heads=(4, 2), sinks=True)
+    yield Dense(softcap=3.0, packed=True, window=(20, 0))
+    yield Dense("fp16", softcap=3.0)
+    yield Dense(alibi=True)
+    yield Dense(alibi=True, window=_CAUSAL, heads=(4, 2))
+    yield Dense(alibi=True, packed=True)
+    yield Dense(mask="bool")
+    yield Dense(mask="bool", rows=70, keys=200, heads=(4, 2))
+    yield Dense("fp32", mask="bool", window=_CAUSAL)
+    yield Dense(mask="float")
+    yield Dense(mask="float32", sinks=True)
+    yield Dense(softcap=3.0, alibi=True, mask="float32")
+    yield Dense(score_mod=True)
+    yield Dense(score_mod=True, window=_CAUSAL, heads=(4, 2))
+    yield Dense("fp32", score_mod=True, packed=True)
+    yield Dense(dropout=0.15)
+    yield Dense(dropout=0.15, window=_CAUSAL, heads=(4, 2))
+    yield Dense("fp32", dropout=0.5)
+    yield Dense(scale=-0.2)
+    yield Dense("fp16", scale=-0.2, window=_CAUSAL)
+    yield Dense(rows=5, keys=200, heads=(8, 2))  # few queries: heads that share keys share a tile
+    yield Dense(rows=5, keys=200, heads=(8, 2), window=_CAUSAL)
+    yield Dense(rows=16, keys=600, heads=(2, 2), batch=1)  # few tiles, many keys: threads take turns at these
+    yield Dense(rows=16, keys=600, heads=(2, 2), batch=1, window=_CAUSAL)
+
+
+def _head_dims() -> Iterator[Case]:
+    """Narrow and wide heads, and V of another width."""
+    for dtype, dim, dim_v in (
+        ("bf16", 128, 0), ("fp16", 128, 0), ("fp32", 128, 0), ("fp16", 40, 0), ("bf16", 96, 0), ("bf16", 192, 128),
+        ("bf16", 256, 0), ("bf16", 576, 512),
+    ):  # fmt: skip
+        yield Dense(dtype, dim, dim_v=dim_v, rows=67, keys=67, window=_CAUSAL)
+        if dim == 128:
+            yield Dense(dtype, dim, rows=67, keys=130, heads=(4, 2))
+
+
+def _decode() -> Iterator[Case]:
+    """One query."""
+    for dtype, dim, heads in (
+        ("bf16", 64, (2, 2)), ("bf16", 64, (8, 2)), ("bf16", 128, (8, 1)), ("fp16", 128, (8, 2)), ("fp32", 64, (4, 2)),
+    ):  # fmt: skip
+        yield Dense(dtype, dim, 1, 600, heads)
+        yield Dense(dtype, dim, 1, 129, heads, window=(100, 0), sinks=True)
+    yield Dense(rows=1, keys=333, heads=(8, 2), packed=True)
+    yield Dense(rows=1, keys=333, heads=(8, 2), softcap=3.0)
+    yield Dense("bf16", 576, 1, 333, (16, 1), dim_v=512)
+
+
+def _caches() -> Iterator[Case]:
+    """KV caches of every kind and format, with what is appended and rotated."""
+    yield Cached()
+    yield Cached(splits=3)
+    yield Cached(place="index", new=1)
+    yield Cached(place="pad", new=1, causal=True, rotary="halves")
+    yield Cached(rows=4, new=4, causal=True, rotary="pairs")
+    yield Cached("fp32", new=1, rotary="halves", sinks=True)
+    for page in (16, 64):
+        yield Cached(place=f"paged{page}")
+        yield Cached(place=f"paged{page}", new=1, rotary="halves", causal=True)
+        yield Cached(place=f"paged{page}", splits=2, sinks=True)
+    yield Cached(place="paged16", rows=20, new=20, lengths=(129, 40, 300), causal=True)
+    yield Cached(place="beams")
+    yield Cached(place="beams", new=1, causal=True)
+    for name in ("e4m3", "e5m2", "int8"):
+        yield Cached(format=name, scales="number")
+        yield Cached(format=name, scales="number", new=1, rotary="halves", causal=True)
+    for name in ("e4m3", "int8"):
+        yield Cached(format=name, scales="array", place="paged16", new=1)
+    yield Cached("fp16", format="e4m3", scales="number", place="paged16", new=1, splits=2)
+    yield Cached(softcap=3.0)
+
+
+def _merge() -> Iterator[Case]:
+    for dtype in ("fp32", "bf16"):
+        yield Merge(dtype)
+        yield Merge(dtype, parts=5)

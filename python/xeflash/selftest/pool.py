@@ -1,0 +1,166 @@
+"""Cases in processes of their own: one that dies or hangs is a result, and the next ones run in a new process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Answer = dict[str, Any]
+SECONDS = 180  # for a case, which may be compiled first
+_MOST_DEATHS = 5
+
+
+class Refused(RuntimeError):
+    """Why a worker cannot use its device at all."""
+
+
+class Died(RuntimeError):
+    """How a worker ended without an answer."""
+
+
+def command(device: str) -> list[str]:
+    """What starts a worker."""
+    return [sys.executable, "-X", "faulthandler", "-m", "xeflash.selftest.worker", device]
+
+
+class Worker:
+    """A process that answers requests."""
+
+    def __init__(self, words: Sequence[str], seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._said = tempfile.TemporaryFile()
+        pipe = subprocess.PIPE
+        # A session of its own: an interrupt is for us, who then end it.
+        self._process = subprocess.Popen(
+            words, stdin=pipe, stdout=pipe, stderr=self._said, text=True, start_new_session=True
+        )
+        self.device: Answer = {}
+
+    def greet(self) -> None:
+        """Waits until it has opened its device, and keeps what it says of that."""
+        self.device = self._answer()
+        if "refused" in self.device:
+            raise Refused(str(self.device["refused"]))
+
+    def ask(self, request: Answer) -> Answer:
+        """The answer; raises Died."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # it has died: _answer says how
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> Answer:
+        assert self._process.stdout
+        ready, _, _ = select.select([self._process.stdout], [], [], self._seconds)
+        line = self._process.stdout.readline() if ready else ""
+        if line:
+            answer: Answer = json.loads(line)
+            return answer
+        if not ready:
+            self.end()
+            raise Died(f"no answer within {self._seconds} s")
+        code = self._process.wait()
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines() or ["no message"]
+        where = next((line.strip() for line in said if line.startswith("  File ")), said[-1])
+        raise Died(f"{f'signal {-code}' if code < 0 else f'exit {code}'}: {where}")
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._said):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+class Pool:
+    """Workers on one device, which share out requests."""
+
+    def __init__(self, words: Sequence[str], jobs: int, seconds: float = SECONDS) -> None:
+        self._words, self._seconds, self.jobs = words, seconds, jobs
+        self._workers: set[Worker] = set()
+        self._idle: list[Worker] = []
+        self._guard = threading.Lock()
+        self._deaths, self._ended = 0, False
+        try:
+            first = self._start()
+        except Died as death:
+            raise Refused(str(death)) from death
+        self.device = first.device
+        self._idle.append(first)
+
+    def _start(self) -> Worker:
+        with self._guard:  # `end` must not miss one
+            if self._ended:
+                raise Died("ended")
+            worker = Worker(self._words, self._seconds)
+            self._workers.add(worker)
+        worker.greet()
+        return worker
+
+    def run(self, requests: Sequence[Answer], jobs: int, on_answer: Callable[[Answer, Answer], None]) -> None:
+        """Asks all requests of `jobs` workers, and hands over each with its answer as it comes."""
+        left: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Answer, Answer]] = queue.SimpleQueue()
+        for request in requests:
+            left.put(request)
+        threads = [threading.Thread(target=self._work, args=(left, done), daemon=True) for _ in range(jobs)]
+        for thread in threads:
+            thread.start()
+        for _ in requests:
+            on_answer(*done.get())
+        for thread in threads:
+            thread.join()
+
+    def _work(self, left: queue.SimpleQueue[Answer], done: queue.SimpleQueue[tuple[Answer, Answer]]) -> None:
+        worker: Worker | None = None
+        while not self._ended:
+            try:
+                request = left.get_nowait()
+            except queue.Empty:
+                break
+            if self._deaths >= _MOST_DEATHS:
+                done.put((request, {"status": "not run", "note": f"{self._deaths} processes died before"}))
+                continue
+            try:
+                if worker is None:
+                    with self._guard:
+                        worker = self._idle.pop() if self._idle else None
+                    worker = worker or self._start()
+                answer = worker.ask(request)
+            except (Died, Refused, OSError, ValueError) as death:
+                with self._guard:
+                    self._deaths += 1
+                    if worker:
+                        self._workers.discard(worker)
+                if worker:
+                    worker.end()
+                worker, answer = None, {"status": "died", "note": str(death)}
+            done.put((request, answer))
+        if worker:
+            with self._guard:
+                self._idle.append(worker)
+
+    def ask(self, request: Answer) -> Answer:
+        """One request to a worker that has worked; empty if none is left."""
+        answers: list[Answer] = []
+        self.run([request], 1, lambda _, answer: answers.append(answer))
+        return {} if "status" in answers[0] else answers[0]
+
+    def end(self) -> None:
+        """Ends all processes."""
+        with self._guard:
+            self._ended = True
+            for worker in self._workers:
+                worker.end()
+            self._workers.clear()

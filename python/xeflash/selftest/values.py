@@ -1,0 +1,103 @@
+"""Numbers of the types that kernels know, as numpy holds them: it has neither bfloat16 nor floats of 8 bits."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+_STORAGE: dict[str, type[np.generic]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": np.uint16,
+    "float8_e4m3fn": np.uint8,
+    "float8_e5m2": np.uint8,
+    "int8": np.int8,
+    "int32": np.int32,
+    "bool": np.bool_,
+}
+
+
+@dataclass(frozen=True)
+class Values:
+    """An array of a type: numbers where numpy has the type, else their bits."""
+
+    bits: Array
+    dtype: str
+
+    @classmethod
+    def of(cls, numbers: Any, dtype: str) -> Values:
+        """Numbers rounded to the nearest of a type."""
+        numbers = np.asarray(numbers)
+        if dtype == "bfloat16":
+            bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32).astype(np.uint64)
+            return cls(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16), dtype)
+        if dtype.startswith("float8"):
+            return cls(_nearest_of_8_bits(numbers.astype(np.float64), dtype), dtype)
+        if dtype == "int8":
+            numbers = np.rint(numbers).clip(-127, 127)
+        return cls(np.ascontiguousarray(numbers, _STORAGE[dtype]), dtype)
+
+    @classmethod
+    def filled(cls, shape: tuple[int, ...], dtype: str) -> Values:
+        """What nobody should read: NaN, or the largest number."""
+        if dtype == "int8":
+            return cls(np.full(shape, 127, np.int8), dtype)
+        if dtype.startswith("float8"):
+            return cls(np.full(shape, 0x7F, np.uint8), dtype)
+        return cls.of(np.full(shape, np.nan, np.float32), dtype)
+
+    @property
+    def numbers(self) -> Array:
+        """In float64; int32 and bool as they are."""
+        if self.dtype in ("int32", "bool"):
+            return self.bits
+        if self.dtype == "bfloat16":
+            return (self.bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        if self.dtype.startswith("float8"):
+            return _of_8_bits(self.dtype)[self.bits]
+        return self.bits.astype(np.float64)
+
+    def spacing(self) -> Array:
+        """Of the type's numbers, at each of these."""
+        mantissa, least = {
+            "float32": (23, -126), "float16": (10, -14), "bfloat16": (7, -126),
+            "float8_e4m3fn": (3, -6), "float8_e5m2": (2, -14), "int8": (0, 0),
+        }[self.dtype]  # fmt: skip
+        if self.dtype == "int8":
+            return np.ones(self.bits.shape)
+        size = np.abs(self.numbers)
+        exponent = np.where(size == 0, least, np.maximum(np.frexp(size)[1] - 1, least))
+        return np.ldexp(1.0, exponent - mantissa)
+
+
+def from_storage(dtype: str) -> type[np.generic]:
+    """The type of numpy's that holds the bits."""
+    return _STORAGE[dtype]
+
+
+@functools.cache
+def _of_8_bits(dtype: str) -> Array:
+    """The number of each of 256 codes."""
+    codes = np.arange(256, dtype=np.uint16)
+    if dtype == "float8_e5m2":
+        return (codes << 8).astype(np.uint16).view(np.float16).astype(np.float64)
+    exponent, mantissa = (codes >> 3 & 15).astype(int), (codes & 7).astype(float)
+    size = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))
+    size = np.where(codes & 127 == 127, np.nan, size)
+    return np.where(codes & 128, -size, size)
+
+
+def _nearest_of_8_bits(numbers: Array, dtype: str) -> Array:
+    """Codes of the nearest finite numbers; of two that are as near, the even one."""
+    sizes = _of_8_bits(dtype)[:128]
+    sizes = sizes[np.isfinite(sizes)]
+    size = np.minimum(np.abs(numbers), sizes[-1])
+    above = np.searchsorted(sizes, size).clip(1, len(sizes) - 1)
+    low, high = size - sizes[above - 1], sizes[above] - size
+    code = np.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
+    return (code + 128 * np.signbit(numbers)).astype(np.uint8)

@@ -1,0 +1,83 @@
+"""The cases of the self-test: right on every device, and each notices a wrong result."""
+
+import numpy as np
+import pytest
+import xeflash
+from xeflash.selftest.arrays import TorchArrays, UsmArrays
+from xeflash.selftest.cases import all_cases, large_cases
+from xeflash.selftest.limits import limits_of
+from xeflash.selftest.values import Values
+
+CASES = all_cases()
+FEW = list(CASES)[::9]
+
+
+class Off(TorchArrays):
+    """Reads floats with one element off by an eighth of the largest."""
+
+    def get(self, array):
+        values = super().get(array)
+        if not values.dtype.startswith(("float", "bfloat")):
+            return Values(values.bits ^ 1, values.dtype)
+        numbers = values.numbers.copy()
+        finite = np.isfinite(numbers)
+        worst = np.unravel_index(np.argmax(np.where(finite, np.abs(numbers), -1)), numbers.shape)
+        numbers[worst] *= 1.125
+        return Values.of(numbers, values.dtype)
+
+
+class AllOff(TorchArrays):
+    """Reads all of them an eighth too large."""
+
+    def get(self, array):
+        values = super().get(array)
+        return Values.of(values.numbers * 1.125, values.dtype)
+
+
+def wrong(case, arrays):
+    prepared = case.prepare(arrays)
+    return [str(finding) for finding in prepared.judge(prepared.call()) if not finding.ok]
+
+
+def test_there_are_about_a_hundred_of_all_algorithms():
+    assert 90 <= len(CASES) <= 120
+    assert {name.split()[0] for name in CASES} == {"forward", "varlen", "decode", "cache", "merge"}
+    for word in ("fp32", "bf16", "fp16", "causal", "window", "sinks", "softcap", "alibi", "mask", "dropout", "score_mod",
+                 "paged16", "beams", "index", "pad", "e4m3", "e5m2", "int8", "rotary", "splits", "new"):  # fmt: skip
+        assert any(word in name for name in CASES), word
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_results_are_found_right_and_wrong_ones_wrong(name):
+    assert wrong(CASES[name], TorchArrays("cpu")) == []
+    assert wrong(CASES[name], Off("cpu"))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_without_torch(name):
+    assert xeflash.attention  # loads the extension
+    from xeflash import _core
+
+    assert wrong(CASES[name], UsmArrays(_core.host_queue(), on_gpu=False)) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FEW)
+def test_on_a_gpu(name, gpu):
+    from xeflash import _core
+
+    index = next(i for i, device in enumerate(_core.devices()) if device["backend"] == "level_zero")
+    assert wrong(CASES[name], UsmArrays(_core.new_queue(index), on_gpu=True)) == []
+
+
+@pytest.mark.parametrize("name", large_cases(on_gpu=False))
+def test_large_cases_are_right(name):
+    assert wrong(large_cases(on_gpu=False)[name], TorchArrays("cpu")) == []
+    assert wrong(large_cases(on_gpu=False)[name], AllOff("cpu"))
+
+
+def test_limits_are_those_of_the_device():
+    assert limits_of("Intel(R) Arc(TM) B580 Graphics", 160).gbytes_per_s == 456
+    assert limits_of("Intel(R) Data Center GPU Max 1550", 1024).tflops_16 == 2 * 419.4
+    assert limits_of("Intel(R) Data Center GPU Max 1550", 512).tflops_16 == 419.4
+    assert limits_of("AMD EPYC", 2) is None

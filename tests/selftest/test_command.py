@@ -1,0 +1,106 @@
+"""`xeflash selftest`, and its workers."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import xeflash
+from xeflash.cli import build_parser, main
+from xeflash.selftest import pool, worker
+from xeflash.selftest.cases import all_cases, large_cases
+
+NAME = "forward bf16 d64 2/2 127x127"
+
+
+def test_this_machine_passes(capsys, tmp_path):
+    file = tmp_path / "report.json"
+    assert main(["selftest", "--device", "cpu", "--json", str(file), "--jobs", "2"]) == 0
+    output = capsys.readouterr().out
+    data = json.loads(file.read_text())
+    names = [*all_cases(), *large_cases(on_gpu=False)]
+    assert [case["name"] for case in data["cases"]] == names
+    assert data["ok"] and all(case["status"] == "ok" and case["ms"] > 0 for case in data["cases"])
+    assert data["device"]["arch"].startswith("cpu-") and data["device"]["driver"] in output
+    assert data["software"]["torch"] and "libsycl.so.9" in data["software"]["libsycl"][0]
+    assert data["limits"] is None  # not known for CPUs
+    assert f"{len(names)} of {len(names)} cases are right" in output and all(name in output for name in names)
+
+
+def answers(*requests, device="cpu"):
+    said = io.StringIO()
+    worker.serve(device, io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), said)
+    return [json.loads(line) for line in said.getvalue().splitlines()]
+
+
+def test_a_worker_answers_with_what_is_wrong(monkeypatch):
+    right = xeflash.flash_attn_func
+
+    def wrong(*args, **kwargs):
+        out, lse, _ = right(*args, **kwargs)
+        out[1, 5, 0, 3] += 1
+        return out, lse, None
+
+    monkeypatch.setattr(xeflash, "flash_attn_func", wrong)
+    hello, answer = answers({"name": NAME, "timed": True})
+    assert hello["on_gpu"] is False and hello["arch"].startswith("cpu-")
+    assert answer["status"] == "wrong" and "ms" not in answer
+    assert answer["index"] == [0, 0, 5, 3] and answer["note"].startswith("sequence 1 out at [0, 0, 5, 3]: got ")
+
+
+def test_a_worker_survives_a_case_that_raises(monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(xeflash, "flash_attn_func", broken)
+    _, answer, software = answers({"name": NAME, "timed": False}, {"software": True})
+    assert answer["status"] == "error" and answer["note"] == "RuntimeError: device lost"
+    assert software["intel-sycl-rt"]
+
+
+def test_what_is_wrong_is_told_and_ends_with_1(monkeypatch, capsys):
+    program = """
+import json, sys
+print(json.dumps({"on_gpu": True, "name": "a GPU", "arrays": "USM", "simulated": True}), flush=True)
+for line in sys.stdin:
+    wrong = json.loads(line).get("name") == "%s"
+    print(json.dumps({"status": "wrong" if wrong else "ok", "note": "out at [1, 2]: got 3.0, want 4.0"}), flush=True)
+"""
+    monkeypatch.setattr(pool, "command", lambda device: [sys.executable, "-c", program % NAME])
+    assert main(["selftest"]) == 1
+    output = capsys.readouterr()
+    assert f"{NAME}: wrong: out at [1, 2]: got 3.0, want 4.0" in output.out
+    assert f"{len(all_cases()) - 1} of {len(all_cases())} cases are right" in output.out
+    assert "times mean nothing" in output.out and "ms" not in output.out.splitlines()[0].split()
+
+
+def test_a_device_that_is_not_there_ends_with_2(monkeypatch, capsys):
+    monkeypatch.delenv("XEFLASH_SIM", raising=False)
+    monkeypatch.setenv("ONEAPI_DEVICE_SELECTOR", "*:cpu")
+    assert main(["selftest", "--device", "xpu"]) == 2
+    assert "--device xpu needs a GPU" in capsys.readouterr().err
+
+
+def test_unknown_devices_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["selftest", "--device", "sim:b580"])
+    assert "sim:bmg" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_the_workers():
+    command = [sys.executable, "-m", "xeflash", "selftest", "--device", "cpu", "--jobs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    children = []
+    while len(children) < 2 and time.monotonic() < deadline:
+        tasks = os.listdir(f"/proc/{process.pid}/task")
+        children = [pid for task in tasks for pid in open(f"/proc/{process.pid}/task/{task}/children").read().split()]
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in errors and len(children) == 2
+    assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]
