@@ -6,6 +6,8 @@ import pytest
 import torch
 from xeflash.integrations import ipex
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 def reference(q, k, v, alpha, added=None, causal=False):
     """softmax(alpha Q K^T + added) V in float64, (B, H, S, D)."""

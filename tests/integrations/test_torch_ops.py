@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ops = torch.ops.xeflash
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +31,17 @@ def dense(dtype: torch.dtype = torch.bfloat16, dim_v: int = 40) -> tuple[torch.T
     return tuple(torch.randn(*shape, dtype=dtype) for shape in ((2, 7, 6, 64), (2, 23, 2, 64), (2, 23, 2, dim_v)))
 
 
-STARTS_Q, STARTS_K = (torch.tensor(starts, dtype=torch.int32) for starts in ((0, 5, 5, 9), (0, 11, 30, 47)))
+def starts_of_q() -> torch.Tensor:
+    return torch.tensor([0, 5, 5, 9], dtype=torch.int32)
+
+
+def starts_of_k() -> torch.Tensor:
+    return torch.tensor([0, 11, 30, 47], dtype=torch.int32)
 
 
 def packed() -> tuple[torch.Tensor, ...]:
     shapes = ((9, 6, 64), (47, 2, 64), (47, 2, 40))
-    return (*(torch.randn(*shape, dtype=torch.bfloat16) for shape in shapes), STARTS_Q, STARTS_K, 5, 19)
+    return (*(torch.randn(*shape, dtype=torch.bfloat16) for shape in shapes), starts_of_q(), starts_of_k(), 5, 19)
 
 
 def cached(rows: int = 1) -> dict[str, torch.Tensor]:
@@ -62,28 +68,34 @@ def states() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return [part[0] for part in parts], [part[1] for part in parts]
 
 
-SLOPES = torch.rand(6)
-SNIPPET = dict(
-    score_mod="s * strength + near[n * 2]",
-    capture_names=["near", "strength", "n"],
-    capture_arrays=[torch.rand(9)],
-    capture_numbers=[0.5, 3],
-)
+def slopes() -> torch.Tensor:
+    return torch.rand(6)
+
+
+def snippet() -> dict[str, object]:
+    return dict(
+        score_mod="s * strength + near[n * 2]",
+        capture_names=["near", "strength", "n"],
+        capture_arrays=[torch.rand(9)],
+        capture_numbers=[0.5, 3],
+    )
+
+
 CASES = {
     "attention": lambda: (ops.attention, attention_inputs(), dict(enable_gqa=True)),
     "attention-all": lambda: (
         ops.attention,
         (*attention_inputs(), torch.rand(1, 1, 7, 23) > 0.3, 0.1, True, 0.2, True),
-        dict(bottom_right=True, window_left=9, softcap=4.0, alibi_slopes=SLOPES, sinks=SLOPES, seed=-1, offset=5,
+        dict(bottom_right=True, window_left=9, softcap=4.0, alibi_slopes=slopes(), sinks=slopes(), seed=-1, offset=5,
              return_lse=True),
     ),
     "attention-bias": lambda: (ops.attention, (*attention_inputs(torch.float32)[:1] * 3, torch.rand(23 - 16)), {}),
-    "attention-score-mod": lambda: (ops.attention, attention_inputs(), dict(enable_gqa=True, **SNIPPET)),
+    "attention-score-mod": lambda: (ops.attention, attention_inputs(), dict(enable_gqa=True, **snippet())),
     "flash_attn": lambda: (ops.flash_attn, dense(torch.float16), dict(causal=True, return_lse=True)),
     "flash_attn-all": lambda: (
         ops.flash_attn,
         (*dense(), 0.2, 0.1, True, 9, -1),
-        dict(alibi_slopes=SLOPES, s_aux=SLOPES, seed=3, return_lse=True),
+        dict(alibi_slopes=slopes(), s_aux=slopes(), seed=3, return_lse=True),
     ),
     "varlen": lambda: (ops.flash_attn_varlen, packed(), dict(causal=True, return_lse=True)),
     "varlen-used": lambda: (
@@ -93,7 +105,7 @@ CASES = {
     ),
     "varlen-paged": lambda: (
         ops.flash_attn_varlen,
-        (packed()[0], *torch.randn(2, 5, 16, 2, 64).bfloat16(), STARTS_Q, None, 5, 19),
+        (packed()[0], *torch.randn(2, 5, 16, 2, 64).bfloat16(), starts_of_q(), None, 5, 19),
         dict(
             seqused_k=torch.tensor([19, 3, 17], dtype=torch.int32),
             block_table=torch.tensor([[0, 3], [4, 0], [1, 2]], dtype=torch.int32),
@@ -113,6 +125,7 @@ def test_opcheck(case):
     torch.library.opcheck(operator.default, arguments, more)
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
 @pytest.mark.parametrize(
     "name", ["attention", "flash_attn", "flash_attn_varlen", "flash_attn_with_kvcache", "merge_states"]
 )
@@ -157,7 +170,7 @@ FUNCTIONS = {
         (dense(dim_v=64)[0], torch.randn(2, 9, 2, 2, 64).bfloat16()),
         {},
     ),
-    "varlen": lambda: (xeflash.flash_attn_varlen_func, packed(), dict(causal=True, s_aux=SLOPES)),
+    "varlen": lambda: (xeflash.flash_attn_varlen_func, packed(), dict(causal=True, s_aux=slopes())),
     "varlen-paged": lambda: (xeflash.flash_attn_varlen_func, *CASES["varlen-paged"]()[1:]),
     "kvcache": lambda: (xeflash.flash_attn_with_kvcache, (), dict(cached(), causal=True, return_softmax_lse=True)),
     "kvcache-int": lambda: (xeflash.flash_attn_with_kvcache, (), dict(cached(), cache_seqlens=21)),
@@ -198,6 +211,7 @@ def test_fake_results_have_the_sizes_and_strides_of_real_ones(case):
         assert (a.dtype, a.shape, a.stride(), a.device) == (b.dtype, b.shape, b.stride(), b.device)
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)  # on xpu inductor wants Triton
 def test_inductor_runs_it_between_fused_operations():
     def block(x, k, v):
         return xeflash.attention(x * 2, k, v, is_causal=True, enable_gqa=True).sum(-1)
@@ -305,12 +319,12 @@ def test_jit_trace_records_the_operator():
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_casts_as_for_torchs_own_attention(dtype, compiled):
+def test_autocast_casts_as_for_torchs_own_attention(device, dtype, compiled):
     inputs = attention_inputs(torch.float32)
     mask = torch.randn(7, 23)
 
     def call(q, k, v):
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(device, dtype=dtype):
             return xeflash.attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
     want = xeflash.attention(*(x.to(dtype) for x in inputs), attn_mask=mask, enable_gqa=True)
@@ -318,19 +332,19 @@ def test_autocast_casts_as_for_torchs_own_attention(dtype, compiled):
     assert_same(run(*inputs), want)
 
 
-def test_autocast_leaves_a_cache_in_place():
+def test_autocast_leaves_a_cache_in_place(device):
     arguments = {name: x.bfloat16() if x.is_floating_point() else x for name, x in cached().items()}
     want = xeflash.flash_attn_with_kvcache(**{name: x.clone() for name, x in arguments.items()})
     arguments |= {name: arguments[name].float() for name in ("q", "k", "v")}
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device, dtype=torch.bfloat16):
         assert_same(xeflash.flash_attn_with_kvcache(**arguments), want)
     assert torch.equal(arguments["k_cache"][0, 30], arguments["k"][0, 0].bfloat16())
 
 
-def test_autocast_of_packed_sequences():
+def test_autocast_of_packed_sequences(device):
     arguments = packed()
     wide = (*(x.float() for x in arguments[:3]), *arguments[3:])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device, dtype=torch.bfloat16):
         assert_same(xeflash.flash_attn_varlen_func(*wide), xeflash.flash_attn_varlen_func(*arguments))
         paged, more = CASES["varlen-paged"]()[1:]
         wide = (paged[0].float(), *paged[1:])
@@ -402,6 +416,7 @@ def test_functional_gradients_are_refused():
         torch.func.grad(lambda x: xeflash.attention(x, q, q).sum())(q)
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
 @pytest.mark.parametrize("before", ["", "a = numpy.ones((1, 2, 5, 64), numpy.float32); xeflash.attention(a, a, a)"])
 def test_the_first_call_with_tensors_may_be_compiled(before):
     code = (
@@ -413,6 +428,7 @@ def test_the_first_call_with_tensors_may_be_compiled(before):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_numpy_needs_no_torch():
     code = (
         "import sys, numpy, xeflash; q = numpy.ones((1, 2, 5, 64), numpy.float32); xeflash.attention(q, q, q);"

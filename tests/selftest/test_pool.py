@@ -29,7 +29,9 @@ def pool_of(program, jobs=2, seconds=20.0):
 
 def run(pool, names):
     answers = {}
-    pool.run([{"name": name} for name in names], pool.jobs, lambda request, answer: answers.update({request["name"]: answer}))
+    pool.run(
+        [{"name": name} for name in names], pool.jobs, lambda request, answer: answers.update({request["name"]: answer})
+    )
     return answers
 
 
@@ -69,7 +71,7 @@ def test_a_device_that_kills_everything_is_given_up(ended):
 
 @pytest.mark.parametrize(
     ("program", "why"),
-    [("print('{\"refused\": \"no such device\"}')", "no such device"), ("raise SystemExit('broken')", "exit 1: broken")],
+    [('print(\'{"refused": "no such device"}\')', "no such device"), ("raise SystemExit('broken')", "exit 1: broken")],
 )
 def test_a_device_that_cannot_be_used_is_refused(program, why):
     with pytest.raises(Refused, match=why):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
-WHAT = ("attention", "integrations/test_transformers_gpu.py", "jit/test_compile_command.py", "selftest", "xpu")
+WHAT = ("attention", "integrations", "jit/test_compile_command.py", "selftest", "xpu")
 DEVICES = ["pvc", "bmg", "dg2"]
 PARTS = 3 * len(DEVICES)
 LINES = 80  # of the output that are shown

@@ -37,7 +37,9 @@ def add_parser(commands: Any) -> None:
         help=f"auto: the GPU of this machine if it has one, else its CPU; or one of cpu, xpu, {', '.join(simulated)}",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there, to attach it to a report")
-    parser.add_argument("--jobs", metavar="N", type=converter(parse_size), help="processes; default: one a CPU, at most 4")
+    parser.add_argument(
+        "--jobs", metavar="N", type=converter(parse_size), help="processes; default: one a CPU, at most 4"
+    )
     parser.add_argument("--no-times", action="store_true", help="only check")
     parser.set_defaults(run=run)
 

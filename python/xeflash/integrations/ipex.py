@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from xeflash import attention, flash_attn_with_kvcache, merge_states
 from xeflash._common import THD, engine
@@ -25,12 +26,25 @@ from xeflash.integrations._pages import write_slots
 
 Past = tuple[Tensor, Tensor, Tensor, Tensor]
 
+# Head mappings that were found in order, and what was asked then: reading one waits for its device.
+_in_order: Any = WeakIdKeyDictionary()
+
 
 def _refuse(function: str, head_mask: Any = None, beta: float = 1.0) -> None:
     if head_mask is not None:
         raise NotImplementedError(f"{function}: head_mask must be None, got {type(head_mask).__name__}")
     if beta != 1:
         raise NotImplementedError(f"{function}: beta must be 1, got {beta}")
+
+
+def _require_consecutive(function: str, head_mapping: Tensor, heads: int, heads_k: int) -> None:
+    asked = head_mapping._version, heads, heads_k
+    if _in_order.get(head_mapping) == asked:
+        return
+    wanted = [head // max(heads // heads_k, 1) for head in range(heads)]
+    if (got := head_mapping.flatten().tolist()) != wanted:
+        raise NotImplementedError(f"{function}: head_mapping must be {wanted}, got {got}")
+    _in_order[head_mapping] = asked
 
 
 def _added(query: Tensor, keys: int, alibi: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -257,15 +271,10 @@ class PagedAttention:
     ) -> Tensor:
         """Attention of one token of each sequence, query (B, H, D), written into output.
 
-        head_mapping (H,): the KV head of each head, which must be the consecutive ones; it is checked in host memory.
+        head_mapping (H,): the KV head of each head, which must be the consecutive ones; it is read once per tensor.
         """
         function = "PagedAttention"
-        heads, heads_k = query.shape[1], key_cache.shape[1]
-        consecutive = torch.arange(heads) // max(heads // heads_k, 1)
-        if head_mapping.numel() != heads or (
-            head_mapping.device.type == "cpu" and not torch.equal(head_mapping.long().flatten(), consecutive)
-        ):
-            raise NotImplementedError(f"{function}: head_mapping must be {consecutive.tolist()}, got another")
+        _require_consecutive(function, head_mapping, query.shape[1], key_cache.shape[1])
         if key_cache.shape[2] != block_size:
             raise ValueError(f"{function}: block_size must be the caches' {key_cache.shape[2]}, got {block_size}")
         starts = torch.arange(query.shape[0] + 1, dtype=torch.int32, device=query.device)

@@ -39,7 +39,10 @@ class Cached:
     @property
     def name(self) -> str:
         """What it is."""
-        words = [f"cache {self.dtype} d{self.dim} {self.heads[0]}/{self.heads[1]} {self.rows}x{max(self.lengths)}", self.place]
+        words = [
+            f"cache {self.dtype} d{self.dim} {self.heads[0]}/{self.heads[1]} {self.rows}x{max(self.lengths)}",
+            self.place,
+        ]
         words += [f"{self.format}, scale{'s' if self.scales == 'array' else ''}"] if self.format else []
         words += [f"{self.new} new"] if self.new else []
         words += [f"rotary {self.rotary}"] if self.rotary else []
@@ -113,7 +116,9 @@ class Cached:
         of_kv = sum(self.lengths) * heads_k * sum(dims) * caches[0].bits.itemsize
         return Prepared(call, check, sum(w[0] for w in work), of_q + of_kv)
 
-    def _places(self, random: np.random.Generator) -> tuple[list[tuple[Array, Array]], tuple[int, int], dict[str, Array]]:
+    def _places(
+        self, random: np.random.Generator
+    ) -> tuple[list[tuple[Array, Array]], tuple[int, int], dict[str, Array]]:
         """For each sequence two indices of its keys, the first two sizes of the cache, and the tables of the call."""
         batch, longest = len(self.lengths), max(self.lengths) + 9
         keys = [np.arange(n) for n in self.lengths]
@@ -134,13 +139,22 @@ class Cached:
             return [(choice[b][i], i) for b, i in enumerate(keys)], (batch, longest), {"beam_index": choice}
         if self.place == "index":
             index = random.permutation(batch + 1)[:batch]
-            return [(np.full(len(i), index[b]), i) for b, i in enumerate(keys)], (batch + 1, longest), {"cache_batch_idx": index}
+            return (
+                [(np.full(len(i), index[b]), i) for b, i in enumerate(keys)],
+                (batch + 1, longest),
+                {"cache_batch_idx": index},
+            )
         pads = random.integers(1, 9, batch) if self.place == "pad" else np.zeros(batch, int)
         places = [(np.full(len(i), b), i + pads[b]) for b, i in enumerate(keys)]
         return places, (batch, longest), {"cache_leftpad": pads} if self.place == "pad" else {}
 
     def _fill(
-        self, random: np.random.Generator, shape: tuple[int, int], places: list[tuple[Array, Array]], stored: str, side: int
+        self,
+        random: np.random.Generator,
+        shape: tuple[int, int],
+        places: list[tuple[Array, Array]],
+        stored: str,
+        side: int,
     ) -> tuple[Values, Values | float | None]:
         """K or V with what is in it before the call, and its scale."""
         heads_k = self.heads[1]
@@ -160,7 +174,13 @@ class Cached:
         return cache, scale
 
     def _judge_cache(
-        self, letter: str, before: Values, after: Values, factor: Any, places: list[tuple[Array, Array]], new: Array | None
+        self,
+        letter: str,
+        before: Values,
+        after: Values,
+        factor: Any,
+        places: list[tuple[Array, Array]],
+        new: Array | None,
     ) -> list[Finding]:
         """What was appended, to the rounding of its format; the rest byte by byte."""
         mine = np.zeros(before.bits.shape[:2], bool)
@@ -174,7 +194,9 @@ class Cached:
                 want = Values.of(new[b] / factors, after.dtype).numbers * factors  # no further than the type reaches
                 limit = held.spacing() * factors + 2.0**-22 * np.max(np.abs(new[b]))  # rotating adds, in fp32
                 found.append(compare(f"sequence {b} {letter}_cache, new", held.numbers * factors, want, limit))
-        old = [np.where(mine[..., None, None], 0, x.bits.view(np.dtype(f"u{x.bits.itemsize}"))) for x in (before, after)]
+        old = [
+            np.where(mine[..., None, None], 0, x.bits.view(np.dtype(f"u{x.bits.itemsize}"))) for x in (before, after)
+        ]
         return [*found, compare(f"bytes of {letter}_cache", old[1].astype(float), old[0].astype(float), 0.0)]
 
 
@@ -182,7 +204,9 @@ def rotated(x: Array, at: Array, cos: Array, sin: Array, style: str, dtype: str)
     """x (B, S, H, D) whose first dimensions are rotated by the positions `at` (B, S), rounded to a type."""
     half = cos.shape[1]
     c, s = cos[at][:, :, None], sin[at][:, :, None]
-    one, two = ((slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if style == "pairs" else (slice(half), slice(half, 2 * half)))
+    one, two = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if style == "pairs" else (slice(half), slice(half, 2 * half))
+    )
     y = x.copy()
     y[..., one], y[..., two] = x[..., one] * c - x[..., two] * s, x[..., one] * s + x[..., two] * c
     return Values.of(y, dtype).numbers

@@ -134,14 +134,27 @@ class Dense:
         return f.with_(empty_lse=-np.inf if self._is_bhsd else np.inf), more
 
     def _call(
-        self, xeflash: Any, arrays: Arrays, qkv: tuple[Values, ...], starts: list[Any], f: Features, more: dict[str, Any]
+        self,
+        xeflash: Any,
+        arrays: Arrays,
+        qkv: tuple[Values, ...],
+        starts: list[Any],
+        f: Features,
+        more: dict[str, Any],
     ) -> Callable[[], Any]:
         """The public function that has what the case asks for, bound to its arrays."""
         if self.packed:
             device = [arrays.put(x) for x in qkv]
             cu = [arrays.put(Values.of(at, "int32")) for at in starts]
             return lambda: xeflash.flash_attn_varlen_func(
-                *device, *cu, self.rows, self.keys, softmax_scale=f.scale, window_size=f.window, return_attn_probs=True, **more
+                *device,
+                *cu,
+                self.rows,
+                self.keys,
+                softmax_scale=f.scale,
+                window_size=f.window,
+                return_attn_probs=True,
+                **more,
             )
         batches = [Values(x.bits.reshape(self.batch, -1, *x.bits.shape[1:]), x.dtype) for x in qkv]
         if not self._is_bhsd:

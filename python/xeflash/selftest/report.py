@@ -60,7 +60,14 @@ def print_report(
     limits = limits_of_device(device)
     table = Table(box=None, title_justify="left")
     timed = any(row.get("ms") is not None for row in rows)
-    columns = ["case", "", "error", "limit", *(["ms", "GB/s", "TFLOP/s"] if timed else []), *(["of limit"] if limits else [])]
+    columns = [
+        "case",
+        "",
+        "error",
+        "limit",
+        *(["ms", "GB/s", "TFLOP/s"] if timed else []),
+        *(["of limit"] if limits else []),
+    ]
     for name in columns:
         table.add_column(name, justify="left" if name in ("case", "") else "right", no_wrap=True)
     for row in rows:

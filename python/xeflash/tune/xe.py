@@ -16,7 +16,7 @@ DEVICES |= {"bmg_g31": "bmg", "lnl": "bmg", "ptl": "bmg", "arl_h": "dg2", "ats_m
 MAX_HEAD_DIM = 576
 
 # A change of scores (softcap, ALiBi, bias, score_mod) wants registers too, as does widening what is quantised: 16 rows
-# then spill.
+# then spill. "packed": plain, and the rows of a tile are of several heads.
 # arch, dtype, access, scores, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
@@ -26,6 +26,7 @@ FLASH_FWD: list[Row] = [
     ("*", "float32", "*", "*", 255, 64, 8, 32),
     ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "*", "*", "*", 16, 128, 8, 64),
+    ("*", "*", "block2d", "packed", 255, 64, 16, 32),  # 64 keys spill
     ("*", "*", "block2d", "plain", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
     ("*", "*", "block2d", "plain", 255, 128, 16, 32),
     ("*", "*", "*", "*", 255, 128, 8, 64),
@@ -89,12 +90,13 @@ def blocks(desc: Desc) -> tuple[int, int]:
             )
     changed = desc.softcap or desc.alibi or desc.bias is not None or desc.score_mod is not None
     changed |= desc.cache_dtype is not None
+    kinds = ["*"] if changed else ["*", "plain", "packed"] if desc.packed_heads else ["*", "plain"]
     for arch, dtype, access, scores, max_rows, max_head_dim, block_q, block_k in _TABLES.get(desc.algorithm, ()):
         if (
             arch in ("*", desc.arch)
             and dtype in ("*", desc.dtype)
             and access in ("*", desc.access)
-            and (scores == "*" or not changed)
+            and scores in kinds
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
             and (desc.algorithm != "flash_decode" or block_q % 8 or access == "block2d" or sharers(desc, block_q))
