@@ -266,3 +266,39 @@ def test_exit_code_says_whether_attention_runs(monkeypatch, capsys, machine, cod
     assert main(["doctor"]) == code
     assert main(["doctor", "--json"]) == code
     assert capsys.readouterr().out
+
+
+GPU = CPU | {"name": "a GPU", "backend": "level_zero", "driver": "1.6.31294+20", "type": "gpu", "arch": "bmg"}
+GPU |= {"ip_version": "20.1.4", "no_kernels": ""}
+
+
+def with_gpu(**changes):
+    return probing(core={"devices": [CPU, GPU | changes]})
+
+
+@pytest.mark.parametrize("driver", ["1.6.31294+20", "1.14.37020", "24.39.31294", "1.6.33578+ocloc.26.27.039122", "odd"])
+def test_a_driver_that_is_new_enough(driver):
+    assert findings(with_gpu(driver=driver), "warn") == []
+
+
+@pytest.mark.parametrize("driver", ["1.3.24595", "22.43.24595", "1.3.29735+27", "1.6.31293"])
+def test_an_older_driver_is_told(driver):
+    warning = only(with_gpu(driver=driver), "warn")
+    assert warning.name == "gpu driver" and f"{driver} of a GPU is older than 1.6.31294" in warning.detail
+    assert "libze-intel-gpu1" in warning.fix
+
+
+def test_a_gpu_without_kernels_is_an_error_if_no_other_has_them():
+    missing = {"name": "old", "arch": "", "no_kernels": "xeflash: old (IP version 12.0.0) has no kernels: why"}
+    machine = with_gpu(**missing)
+    assert not checks.can_run(machine)
+    assert only(machine, "error").detail == missing["no_kernels"]
+    assert findings(machine, "warn") == []
+    both = probing(core={"devices": [CPU, GPU | missing, GPU]})
+    assert checks.can_run(both)
+    assert only(both, "error").detail == missing["no_kernels"]
+
+
+def test_a_gpu_is_listed_with_its_ip_version():
+    (_, device) = [c for c in checks.all_checks(with_gpu()) if c.name == "device"]
+    assert "a GPU [level_zero gpu, bmg, IP 20.1.4, 2 compute units], driver 1.6.31294+20" in device.detail

@@ -12,6 +12,9 @@ from xeflash.cli.facts import Facts
 SYCL = '"intel-sycl-rt>=2026.0,<2027"'
 OPENCL = '"intel-opencl-rt>=2026.0,<2027"'
 _ISA_GOOD = "avx512f"
+# Level Zero's version, or OpenCL's: both end in the build's number. Its packages came with IGC 1.0.17791, which
+# compiles all kernels for PVC and DG2; 22.43 with IGC 1.0.12504, as in Debian 12, compiles none.
+_OLDEST_DRIVER = ("1.6.31294 (24.39, of October 2024)", 31294)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,20 @@ def _ip(device: Mapping[str, Any]) -> str:
     return f"IP {device['ip_version']}, " if device.get("ip_version") else ""
 
 
+def check_driver(device: Mapping[str, Any]) -> Iterator[Check]:
+    """The compiler in the GPU's driver takes our kernels."""
+    version = str(device.get("driver", ""))
+    match = re.match(r"\d+\.\d+\.(\d+)", version)
+    if match and int(match[1]) < _OLDEST_DRIVER[1]:
+        yield Check(
+            "gpu driver", "warn",
+            f"{version} of {device.get('name', '?')} is older than {_OLDEST_DRIVER[0]}, the oldest whose compiler is "
+            "known to take all kernels",
+            "sudo apt install libze-intel-gpu1 libze1 intel-opencl-icd (from a newer release of the system, or from "
+            "Intel's packages)",
+        )  # fmt: skip
+
+
 def check_devices(facts: Facts) -> Iterator[Check]:
     """SYCL sees a device."""
     core = facts.probe.get("core", {})
@@ -112,8 +129,10 @@ def check_devices(facts: Facts) -> Iterator[Check]:
         )
         if device.get("no_kernels"):
             yield Check("device", "error", device["no_kernels"])
-        else:
-            yield Check("device", "ok", detail)
+            continue
+        yield Check("device", "ok", detail)
+        if device.get("type") == "gpu":
+            yield from check_driver(device)
     names = [device.get("name") for device in core["devices"] if device.get("type") == "cpu"]
     if len(names) != len(set(names)):
         yield Check(
