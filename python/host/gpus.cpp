@@ -48,8 +48,7 @@ IpVersion ip_version_of(const sycl::device& gpu) {
   }
   // SYCL's numbers of Intel's GPUs are their versions, but it knows only those of its own time.
   try {
-    const auto number =
-        static_cast<uint64_t>(gpu.get_info<syclexp::info::device::architecture>());
+    const auto number = static_cast<uint64_t>(gpu.get_info<syclexp::info::device::architecture>());
     if (number >> 40 == 0) return {static_cast<uint32_t>(number >> 8)};
   } catch (const sycl::exception&) {
   }
