@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import xeflash
@@ -97,8 +98,8 @@ def test_an_interrupt_ends_the_workers():
     deadline = time.monotonic() + 60
     children = []
     while len(children) < 2 and time.monotonic() < deadline:
-        tasks = os.listdir(f"/proc/{process.pid}/task")
-        children = [pid for task in tasks for pid in open(f"/proc/{process.pid}/task/{task}/children").read().split()]
+        tasks = Path(f"/proc/{process.pid}/task").iterdir()
+        children = [pid for task in tasks for pid in (task / "children").read_text().split()]
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)

@@ -24,9 +24,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "selftest",
         help="check and time every algorithm on a device",
-        description="Run about a hundred small cases of all algorithms against a reference in float64, time them and a few "
-        "large ones, and say what the device and its software are. Exits with 0 if all are right, with 1 if not, with 2 "
-        "if the device cannot be used.",
+        description="Run about a hundred small cases of all algorithms against a reference in float64, time them and a "
+        "few large ones, and say what the device and its software are. Exits with 0 if all are right, with 1 if not, "
+        "with 2 if the device cannot be used.",
     )
     simulated = tuple(f"sim:{name}" for name in xe.DEVICES)
     parser.add_argument(
@@ -37,9 +37,7 @@ def add_parser(commands: Any) -> None:
         help=f"auto: the GPU of this machine if it has one, else its CPU; or one of cpu, xpu, {', '.join(simulated)}",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there, to attach it to a report")
-    parser.add_argument(
-        "--jobs", metavar="N", type=converter(parse_size), help="processes; default: one a CPU, at most 4"
-    )
+    parser.add_argument("--jobs", metavar="N", type=converter(parse_size), help="processes (default: up to 4)")
     parser.add_argument("--no-times", action="store_true", help="only check")
     parser.set_defaults(run=run)
 

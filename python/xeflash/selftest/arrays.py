@@ -12,6 +12,8 @@ import numpy as np
 
 from xeflash.selftest.values import Values, from_storage
 
+_TYPESTRS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<V2", "int32": "<i4", "bool": "|b1", "int8": "|i1"}
+
 
 class Arrays(Protocol):
     """How cases make arrays on the device, and read them."""
@@ -30,6 +32,7 @@ class TorchArrays:
     """Tensors of torch on "cpu" or "xpu"."""
 
     def __init__(self, device: str) -> None:
+        """Import torch."""
         self._torch: Any = importlib.import_module("torch")
         self._device, self.on_gpu = device, device != "cpu"
         self.synchronize: Callable[[], None] = self._torch.xpu.synchronize if self.on_gpu else lambda: None
@@ -62,9 +65,8 @@ class Queue:
 class _Usm:
     """Shared memory of a queue, as a library of SYCL arrays offers it."""
 
-    _TYPESTRS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<V2", "int32": "<i4", "bool": "|b1", "int8": "|i1"}
-
     def __init__(self, values: Values, queue: Queue) -> None:
+        """Allocate and copy."""
         allocate = importlib.import_module("xeflash._core").allocate
         self.dtype, self.shape, self.sycl_queue = values.dtype, values.bits.shape, queue
         address, self._memory = allocate(queue.address, values.bits.nbytes)
@@ -73,7 +75,7 @@ class _Usm:
             "data": (address, False),
             "shape": self.shape,
             "strides": None,
-            "typestr": self._TYPESTRS.get(values.dtype, "|V1"),
+            "typestr": _TYPESTRS.get(values.dtype, "|V1"),
             "version": 1,
             "syclobj": queue,
         }
@@ -83,6 +85,7 @@ class UsmArrays:
     """Arrays in shared USM of the queue at an address; public functions wait for these, so that nothing is left to."""
 
     def __init__(self, queue: int, on_gpu: bool) -> None:
+        """Take the address of the queue."""
         self._queue, self.on_gpu = Queue(queue), on_gpu
         self.synchronize: Callable[[], None] = lambda: None
 

@@ -15,6 +15,7 @@ from xeflash.selftest.tolerance import Finding, compare, judge
 from xeflash.selftest.values import Values
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+Places: TypeAlias = "list[tuple[Array, Array]]"  # of each sequence's keys, two indices of the cache
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,8 @@ class Cached:
     @property
     def name(self) -> str:
         """What it is."""
-        words = [
-            f"cache {self.dtype} d{self.dim} {self.heads[0]}/{self.heads[1]} {self.rows}x{max(self.lengths)}",
-            self.place,
-        ]
+        shape = f"{self.heads[0]}/{self.heads[1]} {self.rows}x{max(self.lengths)}"
+        words = [f"cache {self.dtype} d{self.dim} {shape}", self.place]
         words += [f"{self.format}, scale{'s' if self.scales == 'array' else ''}"] if self.format else []
         words += [f"{self.new} new"] if self.new else []
         words += [f"rotary {self.rotary}"] if self.rotary else []
@@ -116,9 +115,7 @@ class Cached:
         of_kv = sum(self.lengths) * heads_k * sum(dims) * caches[0].bits.itemsize
         return Prepared(call, check, sum(w[0] for w in work), of_q + of_kv)
 
-    def _places(
-        self, random: np.random.Generator
-    ) -> tuple[list[tuple[Array, Array]], tuple[int, int], dict[str, Array]]:
+    def _places(self, random: np.random.Generator) -> tuple[Places, tuple[int, int], dict[str, Array]]:
         """For each sequence two indices of its keys, the first two sizes of the cache, and the tables of the call."""
         batch, longest = len(self.lengths), max(self.lengths) + 9
         keys = [np.arange(n) for n in self.lengths]
@@ -139,22 +136,14 @@ class Cached:
             return [(choice[b][i], i) for b, i in enumerate(keys)], (batch, longest), {"beam_index": choice}
         if self.place == "index":
             index = random.permutation(batch + 1)[:batch]
-            return (
-                [(np.full(len(i), index[b]), i) for b, i in enumerate(keys)],
-                (batch + 1, longest),
-                {"cache_batch_idx": index},
-            )
+            places = [(np.full(len(i), index[b]), i) for b, i in enumerate(keys)]
+            return places, (batch + 1, longest), {"cache_batch_idx": index}
         pads = random.integers(1, 9, batch) if self.place == "pad" else np.zeros(batch, int)
         places = [(np.full(len(i), b), i + pads[b]) for b, i in enumerate(keys)]
         return places, (batch, longest), {"cache_leftpad": pads} if self.place == "pad" else {}
 
     def _fill(
-        self,
-        random: np.random.Generator,
-        shape: tuple[int, int],
-        places: list[tuple[Array, Array]],
-        stored: str,
-        side: int,
+        self, random: np.random.Generator, shape: tuple[int, int], places: Places, stored: str, side: int
     ) -> tuple[Values, Values | float | None]:
         """K or V with what is in it before the call, and its scale."""
         heads_k = self.heads[1]
@@ -174,13 +163,7 @@ class Cached:
         return cache, scale
 
     def _judge_cache(
-        self,
-        letter: str,
-        before: Values,
-        after: Values,
-        factor: Any,
-        places: list[tuple[Array, Array]],
-        new: Array | None,
+        self, letter: str, before: Values, after: Values, factor: Any, places: Places, new: Array | None
     ) -> list[Finding]:
         """What was appended, to the rounding of its format; the rest byte by byte."""
         mine = np.zeros(before.bits.shape[:2], bool)
@@ -194,9 +177,8 @@ class Cached:
                 want = Values.of(new[b] / factors, after.dtype).numbers * factors  # no further than the type reaches
                 limit = held.spacing() * factors + 2.0**-22 * np.max(np.abs(new[b]))  # rotating adds, in fp32
                 found.append(compare(f"sequence {b} {letter}_cache, new", held.numbers * factors, want, limit))
-        old = [
-            np.where(mine[..., None, None], 0, x.bits.view(np.dtype(f"u{x.bits.itemsize}"))) for x in (before, after)
-        ]
+        bits = [x.bits.view(np.dtype(f"u{x.bits.itemsize}")) for x in (before, after)]
+        old = [np.where(mine[..., None, None], 0, x) for x in bits]
         return [*found, compare(f"bytes of {letter}_cache", old[1].astype(float), old[0].astype(float), 0.0)]
 
 

@@ -21,7 +21,7 @@ def all_cases() -> dict[str, Case]:
 
 
 def large_cases(on_gpu: bool) -> dict[str, Case]:
-    """What tells the speed of a device: prefill is bound by arithmetic, decode by memory, beyond its caches on a GPU."""
+    """What shows the speed of a device: prefill is bound by arithmetic, decode by memory; on GPUs beyond caches."""
     rows, heads, batch, keys = (4096, 16, 16, 8192) if on_gpu else (1024, 8, 1, 4096)
     cases = [
         Dense(dtype, dim, rows, rows, (heads, heads), 1, window=_CAUSAL, checked=32)

@@ -147,15 +147,9 @@ class Dense:
             device = [arrays.put(x) for x in qkv]
             cu = [arrays.put(Values.of(at, "int32")) for at in starts]
             return lambda: xeflash.flash_attn_varlen_func(
-                *device,
-                *cu,
-                self.rows,
-                self.keys,
-                softmax_scale=f.scale,
-                window_size=f.window,
-                return_attn_probs=True,
+                *device, *cu, self.rows, self.keys, softmax_scale=f.scale, window_size=f.window, return_attn_probs=True,
                 **more,
-            )
+            )  # fmt: skip
         batches = [Values(x.bits.reshape(self.batch, -1, *x.bits.shape[1:]), x.dtype) for x in qkv]
         if not self._is_bhsd:
             device = [arrays.put(x) for x in batches]

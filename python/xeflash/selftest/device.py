@@ -61,7 +61,7 @@ def software(driver: str) -> dict[str, Any]:
 
 
 def _igc(maps: str, driver: str) -> str | None:
-    """The version of Intel's graphics compiler: of the library in this process, of the simulator's ocloc, or installed."""
+    """The version of Intel's graphics compiler: of the library in this process, a simulator's ocloc, or installed."""
     loaded = re.search(r"/libigc\.so\.([\d.]+\d)", maps)
     if loaded:
         return loaded[1]

@@ -35,8 +35,9 @@ class Worker:
     """A process that answers requests."""
 
     def __init__(self, words: Sequence[str], seconds: float = SECONDS) -> None:
+        """Start it; `greet` waits for it."""
         self._seconds = seconds
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
         pipe = subprocess.PIPE
         # A session of its own: an interrupt is for us, who then end it.
         self._process = subprocess.Popen(
@@ -87,6 +88,7 @@ class Pool:
     """Workers on one device, which share out requests."""
 
     def __init__(self, words: Sequence[str], jobs: int, seconds: float = SECONDS) -> None:
+        """Start the first one; raises Refused."""
         self._words, self._seconds, self.jobs = words, seconds, jobs
         self._workers: set[Worker] = set()
         self._idle: list[Worker] = []

@@ -1,6 +1,7 @@
 """Attention by the book, in float64: every feature of the public functions, one sequence of lines, no blocks.
 
-    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window;   P = softmax(S, sink);   O = dropout(P) V
+    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window
+    P = softmax(S, sink);   O = dropout(P) V
 
 Arrays are (batch, head, row, dim), of numpy or torch.
 """

@@ -60,14 +60,8 @@ def print_report(
     limits = limits_of_device(device)
     table = Table(box=None, title_justify="left")
     timed = any(row.get("ms") is not None for row in rows)
-    columns = [
-        "case",
-        "",
-        "error",
-        "limit",
-        *(["ms", "GB/s", "TFLOP/s"] if timed else []),
-        *(["of limit"] if limits else []),
-    ]
+    columns = ["case", "", "error", "limit"]
+    columns += (["ms", "GB/s", "TFLOP/s"] if timed else []) + (["of limit"] if limits else [])
     for name in columns:
         table.add_column(name, justify="left" if name in ("case", "") else "right", no_wrap=True)
     for row in rows:
@@ -94,8 +88,9 @@ def _facts(environment: Row, device: Row, software: Row, limits: Limits | None) 
 
     ip_version = device.get("ip_version")
     lines = [
-        f"device: {known(device.get('name'))} ({known(device.get('arch'))}, {known(device.get('compute_units'))} compute "
-        f"units, IP version {known(ip_version)}), driver {known(device.get('driver'))}, IGC {known(software.get('igc'))}",
+        f"device: {known(device.get('name'))} ({known(device.get('arch'))}, {known(device.get('compute_units'))} "
+        f"compute units, IP version {known(ip_version)}), driver {known(device.get('driver'))}, "
+        f"IGC {known(software.get('igc'))}",
         f"arrays: {device['arrays']}; torch {known(software.get('torch'))}; libsycl {known(software.get('libsycl'))}, "
         f"intel-sycl-rt {known(software.get('intel-sycl-rt'))}; {environment['cpu']}, {environment['platform']}",
     ]

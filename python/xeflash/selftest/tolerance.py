@@ -44,6 +44,7 @@ class Finding:
         return self.error / self.limit if self.limit > 0 else 0.0 if self.error == 0 else np.inf
 
     def __str__(self) -> str:
+        """Return a sentence for a report."""
         return (
             f"{self.what} at {list(self.index)}: got {self.got!r}, want {self.want!r}, error {self.error:.3g}, "
             f"limit {self.limit:.3g}"

@@ -1,4 +1,7 @@
-"""A process that runs cases on a device: `-m xeflash.selftest.worker DEVICE`. A request and its answer are a line of JSON."""
+"""A process that runs cases on a device: `-m xeflash.selftest.worker DEVICE`.
+
+A request and its answer are a line of JSON each.
+"""
 
 from __future__ import annotations
 
