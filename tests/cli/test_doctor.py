@@ -6,6 +6,7 @@ import json
 import pytest
 from xeflash.cli import checks, doctor, main
 from xeflash.cli.facts import Cache, Facts
+from xeflash.cli.verdict import users_device, verdict
 
 CPU = {
     "name": "a CPU",
@@ -59,7 +60,7 @@ def only(machine, status):
 
 def test_healthy_machine_has_no_complaint():
     machine = healthy()
-    assert checks.can_run(machine)
+    assert verdict(machine).ok
     assert findings(machine, "error") == findings(machine, "warn") == []
     (device,) = [c for c in checks.all_checks(machine) if c.name == "device"]
     assert "a CPU [opencl cpu, cpu-avx512, 2 compute units], driver 1.2, has fp16" in device.detail
@@ -76,12 +77,6 @@ MISSING_9 = "ImportError: libsycl.so.9: cannot open shared object file: No such 
             MISSING_9,
             {"intel-sycl-rt": "2025.3.2"},
             "intel-sycl-rt 2025.3.2 is installed",
-            ">=2026.0,<2027",
-        ),
-        (
-            MISSING_9,
-            {"intel-sycl-rt": "2025.3.2", "torch": "2.12.0+xpu"},
-            "torch 2.12.0+xpu asks for that one",
             ">=2026.0,<2027",
         ),
         (MISSING_9.replace("so.9", "so.8"), {}, "intel-sycl-rt 2025.*", ">=2025.0,<2026"),
@@ -109,22 +104,27 @@ MISSING_9 = "ImportError: libsycl.so.9: cannot open shared object file: No such 
 )
 def test_import_failure_is_explained(error, versions, says, fix):
     machine = healthy(versions=versions, probe={"core": {"error": error}})
-    assert not checks.can_run(machine)
+    assert not verdict(machine).ok
     (core,) = [check for check in checks.all_checks(machine) if check.name == "core"]
     assert core.status == "error"
     assert says in core.detail
     assert fix in core.fix
 
 
+def test_an_import_failure_is_not_mended_at_the_cost_of_torch():
+    machine = torch_of("2025.3.2", "2025.3.2", probe={"core": {"error": MISSING_9}})
+    assert all("torch>=2.13" in error.fix for error in findings(machine, "error"))
+
+
 def test_crash_of_the_child_is_an_error():
     machine = healthy(probe={"crash": "signal 11: no message"})
-    assert not checks.can_run(machine)
+    assert not verdict(machine).ok
     assert "signal 11" in only(machine, "error").detail
 
 
 def test_crash_with_torch_only_is_told_apart():
     machine = probing(torch=None, crash_with_torch="signal 11: no message")
-    assert checks.can_run(machine)
+    assert not verdict(machine).ok
     assert only(machine, "error").name == "core with torch"
 
 
@@ -139,7 +139,7 @@ def test_one_major_from_two_places_is_a_warning():
 
 def test_no_device_names_the_command():
     machine = probing(core={"devices": []}, attention={})
-    assert not checks.can_run(machine)
+    assert not verdict(machine).ok
     assert only(machine, "error").fix == 'pip install "intel-opencl-rt>=2026.0,<2027"'
 
 
@@ -151,16 +151,88 @@ def test_no_device_because_of_the_selector():
     assert only(machine, "error").fix == "unset ONEAPI_DEVICE_SELECTOR"
 
 
-def test_one_working_kind_of_array_is_enough():
-    machine = probing(attention={"torch cpu": "ok", "torch xpu": "RuntimeError: lost"})
-    assert checks.can_run(machine)
-    assert "torch xpu: RuntimeError: lost" in only(machine, "error").detail
-    assert not checks.can_run(probing(attention={"numpy": "wrong result, error 1.0e+00"}))
+GPU = CPU | {"name": "a GPU", "backend": "level_zero", "type": "gpu", "arch": "bmg", "esimd": True}
+XPU = {"version": "2.13.0+xpu", "xpu": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "text"),
+    [
+        ({}, "the CPU", "attention runs on the CPU"),
+        ({"torch": None, "attention": {"numpy": "ok"}}, "the CPU", "attention runs on the CPU"),
+        ({"core": {"devices": [CPU, GPU]}, "attention": {"torch cpu": "ok", "gpu": "ok"}}, "a GPU", "runs on a GPU"),
+        (
+            {"torch": XPU, "core": {"devices": [CPU, GPU]}, "attention": {"torch cpu": "ok", "torch xpu": "ok"}},
+            "torch's xpu",
+            "attention runs on torch's xpu",
+        ),
+        ({"core": {"devices": [CPU, GPU]}, "attention": {}}, "a GPU", "should run on a GPU; it was not tried"),
+    ],
+)
+def test_the_verdict_is_about_the_device_that_calls_would_use(changes, device, text):
+    machine = probing(**changes)
+    assert users_device(machine)[0] == device
+    assert verdict(machine).ok and text in verdict(machine).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"torch": XPU, "attention": {"torch cpu": "ok", "torch xpu": "RuntimeError: lost"}},
+            "attention does not run on torch's xpu; it does for torch cpu",
+        ),
+        (
+            {"torch": XPU, "attention": {"torch cpu": "RuntimeError: lost", "torch xpu": "ok"}},
+            "but fails for torch cpu",
+        ),
+        ({"attention": {"torch cpu": "wrong result, error 1.0e+00"}}, "attention does not run on the CPU"),
+        (
+            {"core": {"devices": [CPU, GPU]}, "attention": {"torch cpu": "ok", "gpu": "RuntimeError: lost"}},
+            "attention does not run on a GPU; it does for torch cpu",
+        ),
+        ({"core": {"devices": [CPU, GPU | {"arch": ""}]}}, "attention does not run on a GPU; it does for torch cpu"),
+        (
+            {"torch": {"error": "OSError: libsycl.so.8"}, "attention": {"numpy": "ok"}},
+            "torch 2.13.0+cpu cannot be used",
+        ),
+        ({"crash_with_torch": "signal 11", "attention": {"numpy": "ok"}}, "torch 2.13.0+cpu cannot be used"),
+        ({"core": {"devices": []}}, "attention cannot run"),
+    ],
+)
+def test_what_failed_is_not_called_running(changes, text):
+    machine = probing(**changes)
+    assert not verdict(machine).ok and text in verdict(machine).text
+    out = io.StringIO()
+    doctor.print_report(machine, checks.all_checks(machine), out)
+    assert text in out.getvalue().splitlines()[-1] and json.loads(doctor.report_json(machine, []))["ok"] is False
+
+
+def torch_of(pin, installed, **changes):
+    versions = healthy().versions | {"torch": "2.12.0+xpu", "intel-sycl-rt": installed}
+    return healthy(versions=versions, torch_pin=pin, **changes)
+
+
+@pytest.mark.parametrize(
+    ("installed", "says"), [("2026.2.0", "whose place 2026.2.0 has taken"), ("2025.3.2", "which is installed")]
+)
+def test_a_torch_for_another_libsycl_is_an_error_with_its_fix(installed, says):
+    machine = torch_of("2025.3.2", installed)
+    error = only(machine, "error")
+    assert "torch 2.12.0+xpu needs intel-sycl-rt 2025.3.2 (libsycl.so.8)" in error.detail and says in error.detail
+    assert "torch>=2.13" in error.fix and "pip install intel-sycl-rt==2025.3.2" in error.fix
+    assert not verdict(machine).ok
+
+
+def test_another_version_of_the_same_libsycl_is_a_warning():
+    machine = torch_of("2026.0.0", "2026.2.0")
+    assert only(machine, "warn").fix == "pip install intel-sycl-rt==2026.0.0" and verdict(machine).ok
+    assert not findings(torch_of("2026.0.0", "2026.0.0"), "warn")
 
 
 def test_devices_decide_where_attention_was_not_tried():
     machine = probing(attention={})
-    assert checks.can_run(machine)
+    assert verdict(machine).ok
     assert only(machine, "warn").fix == "pip install numpy"
 
 
@@ -213,7 +285,13 @@ def test_devices_decide_where_attention_was_not_tried():
             {"gpu_nodes": {"/dev/dri/renderD128": True}},
             "warn",
             "no Level Zero driver",
-            "sudo apt install",
+            "install Intel's GPU driver",
+        ),
+        (
+            {"gpu_nodes": {"/dev/dri/renderD128": True}, "apt": ("libze1", "libze-intel-gpu1")},
+            "warn",
+            "no Level Zero driver",
+            "sudo apt install libze-intel-gpu1 libze1",
         ),
     ],
 )
@@ -228,8 +306,9 @@ def test_absent_optional_things_are_no_complaint():
     assert findings(machine, "error") == findings(machine, "warn") == []
     fixes = " ".join(check.fix for check in checks.all_checks(machine))
     assert "pip install torch" in fixes
-    assert "intel-ocloc" in fixes
-    assert "apt install g++" in fixes
+    assert "python -m xeflash.sim.get_ocloc" in fixes
+    assert "install g++" in fixes and "apt" not in fixes
+    assert "sudo apt install g++" in [check.fix for check in checks.all_checks(healthy(tools={}, apt=("g++",)))]
 
 
 def test_two_cpu_devices_are_a_warning():
@@ -237,7 +316,7 @@ def test_two_cpu_devices_are_a_warning():
 
 
 def test_empty_machine_is_judged_too():
-    assert not checks.can_run(Facts())
+    assert not verdict(Facts()).ok
     assert checks.all_checks(Facts())
 
 
@@ -248,7 +327,7 @@ def test_report_is_plain_without_a_terminal():
     text = out.getvalue()
     assert "\x1b" not in text
     assert '-> pip install "intel-opencl-rt>=2026.0,<2027"\n' in text
-    assert text.endswith("attention runs\n")
+    assert text.endswith("attention runs on the CPU\n")
     assert all(line.split()[0] in ("ok", "info", "warn", "->", "attention") for line in text.splitlines())
 
 

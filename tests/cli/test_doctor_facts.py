@@ -61,6 +61,50 @@ def test_cache_folder_follows_the_variables(monkeypatch, tmp_path):
         assert facts.cache_folder(facts.os.environ) == cache.cache_folder()
 
 
+def test_the_pin_of_a_requirement_is_read():
+    requirements = ["sympy>=1.13", "intel-sycl-rt-extra==1", 'intel-sycl-rt==2025.3.2; platform_system == "Linux"']
+    assert facts.pinned(requirements, "intel-sycl-rt") == "2025.3.2"
+    assert facts.pinned(["intel-sycl-rt (==2026.0.0)"], "intel-sycl-rt") == "2026.0.0"
+    assert facts.pinned(["intel-sycl-rt>=2026.0,<2027"], "intel-sycl-rt") is None
+
+
+POLICY = """\
+g++:
+  Installed: 4:12.2.0-3
+  Candidate: 4:12.2.0-3
+  Version table:
+ *** 4:12.2.0-3 500
+libze-intel-gpu1:
+  Installed: (none)
+  Candidate: (none)
+  Version table:
+libze1:
+  Installed: (none)
+  Candidate: 1.8.12-1
+"""
+
+
+def test_only_packages_that_the_system_has_are_suggested():
+    assert facts.installable(POLICY) == ("g++", "libze1")
+    assert facts.installable("") == ()
+
+
+def test_the_ocloc_that_was_fetched_is_found(tmp_path):
+    fetched = tmp_path / "ocloc" / "ocloc"
+    fetched.parent.mkdir()
+    fetched.write_text("#!/bin/sh\n")
+    fetched.chmod(0o755)
+    assert facts._find_ocloc({"XEFLASH_CACHE_DIR": str(tmp_path)}) == str(fetched)
+    assert facts._find_ocloc({"XEFLASH_CACHE_DIR": str(tmp_path), "XEFLASH_OCLOC": "/nowhere/ocloc"}) is None
+
+
+@pytest.mark.gpu
+def test_attention_is_tried_on_the_gpu(gpu):
+    facts_of_probe = probe.probe(with_torch=True)
+    tried = "torch xpu" if facts_of_probe["torch"]["xpu"] else "gpu"
+    assert facts_of_probe["attention"] == {"torch cpu": "ok", tried: "ok"}
+
+
 def child(tmp_path, monkeypatch, program):
     """Let the doctor's child run `program` in place of the probe."""
     script = tmp_path / "python"

@@ -15,6 +15,8 @@ _ISA_GOOD = "avx512f"
 # Level Zero's version, or OpenCL's: both end in the build's number. Its packages came with IGC 1.0.17791, which
 # compiles all kernels for PVC and DG2; 22.43 with IGC 1.0.12504, as in Debian 12, compiles none.
 _OLDEST_DRIVER = ("1.6.31294 (24.39, of October 2024)", 31294)
+_OLDEST_SYCL = "2026.0"
+_LEVEL_ZERO_DRIVERS = ("libze-intel-gpu1", "intel-level-zero-gpu")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,23 @@ def _year(major: int) -> int:
     return 2017 + major
 
 
+def _major(version: str) -> int:
+    """Return N of the libsycl.so.N of a version of intel-sycl-rt."""
+    return int(version.partition(".")[0]) - 2017
+
+
+def needs_another_libsycl(facts: Facts) -> bool:
+    """Return whether the installed torch and xeflash cannot share an environment."""
+    return facts.torch_pin is not None and _major(facts.torch_pin) < _major(_OLDEST_SYCL)
+
+
+def _torch_fix(facts: Facts) -> str:
+    return (
+        'take "torch>=2.13" from torch\'s index for xpu, which shares libsycl.so.9 with xeflash; or keep this torch: '
+        f"pip uninstall -y xeflash intel-opencl-rt && pip install intel-sycl-rt=={facts.torch_pin}"
+    )
+
+
 def explain_import_error(error: str, facts: Facts) -> Check:
     """Return what an import error of the C++ module means."""
     runtime = facts.versions.get("intel-sycl-rt")
@@ -53,10 +72,8 @@ def explain_import_error(error: str, facts: Facts) -> Check:
         year = _year(wanted)
         have = f"intel-sycl-rt {runtime} is installed" if runtime else "it is not installed"
         note = f"the C++ module needs libsycl.so.{wanted} (intel-sycl-rt {year}.*), {have}"
-        torch = facts.versions.get("torch") or ""
-        if runtime and "+xpu" in torch:
-            note += f"; torch {torch} asks for that one, so take a torch for SYCL {year}, or another"
-            note += " environment"
+        if needs_another_libsycl(facts):
+            return Check("core", "error", note, _torch_fix(facts))
         return Check("core", "error", note, f'pip install "intel-sycl-rt>={year}.0,<{year + 1}"')
     if "undefined symbol" in error:
         return Check(
@@ -93,7 +110,8 @@ def check_core(facts: Facts) -> Iterator[Check]:
     else:
         yield Check("core", "ok", "xeflash._core loads")
     if "error" in (probe.get("torch") or {}):
-        yield Check("torch", "warn", f"cannot be imported: {probe['torch']['error']}")
+        fix = "" if needs_another_libsycl(facts) else "pip install --force-reinstall torch"
+        yield Check("torch", "error", f"cannot be imported: {probe['torch']['error']}", fix)
 
 
 def _ip(device: Mapping[str, Any]) -> str:
@@ -203,12 +221,31 @@ def check_opencl(facts: Facts) -> Iterator[Check]:
         )  # fmt: skip
 
 
+def check_torch_pin(facts: Facts) -> Iterator[Check]:
+    """The intel-sycl-rt that torch asks for is the one that is installed, or of its year."""
+    pin, installed = facts.torch_pin, facts.versions.get("intel-sycl-rt")
+    if pin is None or installed is None:
+        return
+    torch = f"torch {facts.versions.get('torch')}"
+    if needs_another_libsycl(facts):
+        now = "which is installed" if installed == pin else f"whose place {installed} has taken"
+        yield Check(
+            "torch's libsycl", "error", f"{torch} needs intel-sycl-rt {pin} (libsycl.so.{_major(pin)}), {now}; xeflash "
+            f"needs libsycl.so.{_major(_OLDEST_SYCL)}, and one environment holds one of them", _torch_fix(facts),
+        )  # fmt: skip
+    elif installed != pin:
+        yield Check(
+            "torch's libsycl", "warn", f"{torch} asks for intel-sycl-rt {pin}, {installed} is installed; xeflash works "
+            "with both", f"pip install intel-sycl-rt=={pin}",
+        )  # fmt: skip
+
+
 def check_packages(facts: Facts) -> Iterator[Check]:
     """Optional packages."""
     torch = facts.versions.get("torch")
     if torch is None:
         yield Check("torch", "info", "not installed (numpy arrays work)", "pip install torch")
-    else:
+    elif "error" not in (facts.probe.get("torch") or {}):
         xpu = (facts.probe.get("torch") or {}).get("xpu")
         yield Check("torch", "ok", f"{torch}, xpu {'available' if xpu else 'not available'}")
     dpctl = facts.versions.get("dpctl")
@@ -229,9 +266,12 @@ def check_gpu(facts: Facts) -> Iterator[Check]:
     if any("libze_intel_gpu" in path for path in facts.gpu_drivers):
         yield Check("gpu driver", "ok", drivers)
     elif facts.gpu_nodes:
+        here = [name for name in _LEVEL_ZERO_DRIVERS if name in facts.apt][:1]
+        here += [name for name in ("libze1", "intel-opencl-icd") if here and name in facts.apt]
         yield Check(
             "gpu driver", "warn", f"no Level Zero driver; found: {drivers or 'nothing'}",
-            "sudo apt install libze-intel-gpu1 libze1 intel-opencl-icd",
+            f"sudo apt install {' '.join(here)}" if here else "install Intel's GPU driver (with Level Zero: "
+            f"{_LEVEL_ZERO_DRIVERS[0]}) from Intel's repository for this system, whose own one has none",
         )  # fmt: skip
 
 
@@ -241,7 +281,7 @@ def check_tools(facts: Facts) -> Iterator[Check]:
     yield Check(
         "host compiler", "info",
         ", ".join(compilers) or "none (only needed to build xeflash from source)",
-        "" if compilers else "sudo apt install g++",
+        "" if compilers else "sudo apt install g++" if "g++" in facts.apt else "install g++",
     )  # fmt: skip
     ocloc = facts.tools.get("ocloc")
     wanted = facts.environ.get("XEFLASH_OCLOC")
@@ -250,7 +290,7 @@ def check_tools(facts: Facts) -> Iterator[Check]:
     elif ocloc is None:
         yield Check(
             "ocloc", "info", "none (only needed to compile for a GPU that is not here)",
-            "sudo apt install intel-ocloc (Debian 12: intel-opencl-icd)",
+            "python -m xeflash.sim.get_ocloc",
         )  # fmt: skip
     else:
         yield Check("ocloc", "ok", ocloc)
@@ -289,18 +329,7 @@ def check_environment(facts: Facts) -> Iterator[Check]:
 def all_checks(facts: Facts) -> list[Check]:
     """Return the findings, the ones that decide first."""
     parts = (
-        check_core, check_devices, check_attention, check_libsycl, check_opencl, check_packages,
+        check_core, check_devices, check_attention, check_libsycl, check_torch_pin, check_opencl, check_packages,
         check_gpu, check_environment, check_tools, check_cache, check_cpu,
     )  # fmt: skip
     return [check for part in parts for check in part(facts)]
-
-
-def can_run(facts: Facts) -> bool:
-    """Return whether attention runs: on a GPU, if there is one; devices decide where it was not tried."""
-    gpus = [device for device in facts.probe.get("core", {}).get("devices", ()) if device.get("type") == "gpu"]
-    if gpus and all(device.get("no_kernels") for device in gpus):
-        return False
-    outcomes: Mapping[str, str] = facts.probe.get("attention", {})
-    if outcomes:
-        return "ok" in outcomes.values()
-    return bool(facts.probe.get("core", {}).get("devices"))

@@ -8,8 +8,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from xeflash.cli.checks import Check, all_checks, can_run
+from xeflash.cli.checks import Check, all_checks
 from xeflash.cli.facts import Facts, gather
+from xeflash.cli.verdict import verdict
 
 _STYLES = {"ok": "green", "info": "dim", "warn": "yellow", "error": "bold red"}
 
@@ -20,7 +21,8 @@ def add_parser(commands: Any) -> None:
         "doctor",
         help="check the installation",
         description="List devices, libraries and tools, with a command for each thing missing. "
-        "Exits with 0 if attention runs on some device, else with 1.",
+        "Exits with 0 if attention runs on the device that calls would use (xpu if torch has it, else the GPU that "
+        "SYCL sees, else the CPU) and nothing that was tried failed, else with 1.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
@@ -32,7 +34,8 @@ def report_json(facts: Facts, checks: Sequence[Check]) -> str:
     names = ("ONEAPI_", "OCL_", "XEFLASH_", "SYCL_", "LD_LIBRARY_PATH", "LD_PRELOAD", "SETVARS")
     data["environ"] = {k: v for k, v in facts.environ.items() if k.startswith(names)}
     findings = [dataclasses.asdict(check) for check in checks]
-    return json.dumps({"ok": can_run(facts), "checks": findings, "facts": data}, indent=1)
+    end = verdict(facts)
+    return json.dumps({"ok": end.ok, "verdict": end.text, "checks": findings, "facts": data}, indent=1)
 
 
 def print_report(facts: Facts, checks: Sequence[Check], file: TextIO | None = None) -> None:
@@ -48,16 +51,16 @@ def print_report(facts: Facts, checks: Sequence[Check], file: TextIO | None = No
         console.print(line)
         if check.fix:
             console.print(Text(f"{'':<{width + 9}}-> {check.fix}", style="cyan"))
-    verdict = ("attention runs", "green") if can_run(facts) else ("attention cannot run", "red")
-    console.print(Text(*verdict))
+    end = verdict(facts)
+    console.print(Text(end.text, "green" if end.ok else "red"))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Gather, judge, print; 0 if attention runs on some device."""
+    """Gather, judge, print; 0 if attention runs where it should."""
     facts = gather()
     checks = all_checks(facts)
     if arguments.json:
         print(report_json(facts, checks))
     else:
         print_report(facts, checks)
-    return 0 if can_run(facts) else 1
+    return 0 if verdict(facts).ok else 1

@@ -6,10 +6,11 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from xeflash.bench.environ import cpu_isa, cpu_name, package_version
 
 _PROBE_SECONDS = 120
 _DRIVER_FILES = ("libze_intel_gpu.so.1", "libze_loader.so.1", "libigdrcl.so")
+_APT_PACKAGES = ("g++", "libze1", "libze-intel-gpu1", "intel-level-zero-gpu", "intel-opencl-icd")
 _DRIVER_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 
 
@@ -41,6 +43,8 @@ class Facts:
     isa: tuple[str, ...] = ()
     versions: Mapping[str, str | None] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
+    torch_pin: str | None = None  # the intel-sycl-rt that the installed torch asks for, if it is one exactly
+    apt: tuple[str, ...] = ()  # packages of the system that checks may suggest, and that it has
     libsycl_files: tuple[str, ...] = ()
     libsycl_jit: str | None = None
     opencl_cpu: str | None = None
@@ -61,6 +65,43 @@ def _files(distribution: str, *names: str) -> list[str]:
         return []
     found = (Path(str(f.locate())) for f in files if f.name.startswith(names))
     return sorted(str(path.resolve()) for path in found if path.is_file())
+
+
+def pinned(requirements: Sequence[str], name: str) -> str | None:
+    """Return the only version of a distribution that a list of requirements allows, None if it pins none."""
+    for requirement in requirements:
+        match = re.match(rf"{re.escape(name)}\s*\(?\s*==\s*([\w.]+)", requirement)
+        if match:
+            return match[1]
+    return None
+
+
+def _torch_pin() -> str | None:
+    try:
+        return pinned(importlib.metadata.requires("torch") or [], "intel-sycl-rt")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def installable(policy: str) -> tuple[str, ...]:
+    """Return the packages in the text of `apt-cache policy` that can be installed."""
+    entries = re.findall(r"^(\S+):\n(?:\s+.*\n)*?\s+Candidate: (\S+)", policy, re.MULTILINE)
+    return tuple(name for name, candidate in entries if candidate != "(none)")
+
+
+def _apt() -> tuple[str, ...]:
+    if shutil.which("apt-cache") is None:
+        return ()
+    command = ["apt-cache", "policy", *_APT_PACKAGES]
+    environ = {**os.environ, "LC_ALL": "C"}
+    return installable(subprocess.run(command, capture_output=True, text=True, check=False, env=environ).stdout)
+
+
+def _find_ocloc(environ: Mapping[str, str]) -> str | None:
+    """Return what the simulator finds: XEFLASH_OCLOC, what get_ocloc fetched, or the system's."""
+    if environ.get("XEFLASH_OCLOC"):
+        return shutil.which(environ["XEFLASH_OCLOC"])
+    return shutil.which(str(cache_folder(environ) / "ocloc" / "ocloc")) or shutil.which("ocloc")
 
 
 def _without_debug(paths: list[str]) -> list[str]:
@@ -154,7 +195,6 @@ def gather() -> Facts:
     opencl = _without_debug(_files("intel-opencl-rt", "libintelocl.so"))
     icds = filter(None, environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep))
     nodes = sorted(Path("/dev/dri").glob("renderD*"))
-    ocloc = environ.get("XEFLASH_OCLOC") or "ocloc"
     return Facts(
         python=f"{platform.python_version()} at {sys.executable}",
         prefix=sys.prefix,
@@ -162,6 +202,8 @@ def gather() -> Facts:
         isa=cpu_isa(),
         versions={name: package_version(name) for name in packages},
         environ=environ,
+        torch_pin=_torch_pin(),
+        apt=_apt(),
         libsycl_files=tuple(_without_debug(_files("intel-sycl-rt", "libsycl.so."))),
         libsycl_jit=jit[0] if jit else None,
         opencl_cpu=opencl[0] if opencl else None,
@@ -170,7 +212,7 @@ def gather() -> Facts:
         tools={
             "g++": shutil.which("g++"),
             "clang++": shutil.which("clang++"),
-            "ocloc": shutil.which(ocloc),
+            "ocloc": _find_ocloc(environ),
         },
         gpu_nodes={str(node): os.access(node, os.R_OK | os.W_OK) for node in nodes},
         gpu_drivers=_gpu_drivers(),

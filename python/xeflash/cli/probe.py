@@ -11,6 +11,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,15 @@ def _import_core() -> dict[str, Any]:
         return {"error": _describe(error)}
 
 
-def _attention_numpy() -> float:
-    """Return the error of a tiny attention on numpy arrays against its formula."""
+def _attention_numpy(put: Callable[[Any], Any] = lambda x: x, get: Callable[[Any], Any] = lambda x: x) -> float:
+    """Return the error of a tiny attention on numpy arrays, or on copies of them, against its formula."""
     np: Any = importlib.import_module("numpy")
     attention: Any = importlib.import_module("xeflash").attention
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 2, 5, 16), dtype=np.float32) for _ in range(3))
     scores = np.exp(q @ k.swapaxes(-1, -2) / 4)
     want = scores / scores.sum(-1, keepdims=True) @ v
-    return float(np.abs(attention(q, k, v) - want).max())
+    return float(np.abs(get(attention(put(q), put(k), put(v))) - want).max())
 
 
 def _attention_torch(device: str) -> float:
@@ -66,15 +67,29 @@ def _attention_torch(device: str) -> float:
     return float((got.cpu() - want).abs().max())
 
 
-def _try_attention(torch_facts: dict[str, Any] | None) -> dict[str, str]:
-    """Return "ok" or what went wrong for each kind of array that can be tried."""
+def _attention_usm(device: int) -> float:
+    """Return the error of the same on arrays in USM of a GPU, by its place among the devices."""
+    arrays: Any = importlib.import_module("xeflash.selftest.arrays")
+    values: Any = importlib.import_module("xeflash.selftest.values").Values
+    core: Any = importlib.import_module("xeflash._core")
+    gpu = arrays.UsmArrays(core.new_queue(device), on_gpu=True)
+    return _attention_numpy(lambda x: gpu.put(values.of(x, "float32")), lambda x: gpu.get(x).numbers)
+
+
+def _try_attention(torch_facts: dict[str, Any] | None, devices: list[dict[str, Any]]) -> dict[str, str]:
+    """Return "ok" or what went wrong for each kind of array that can be tried, and for the first GPU with kernels."""
     trials: dict[str, Any] = {}
-    if torch_facts is not None and "error" not in torch_facts:
+    has_torch = torch_facts is not None and "error" not in torch_facts
+    has_numpy = importlib.util.find_spec("numpy") is not None
+    gpu = next((i for i, d in enumerate(devices) if d["backend"] == "level_zero" and d["arch"]), None)
+    if has_torch:
         trials["torch cpu"] = lambda: _attention_torch("cpu")
-        if torch_facts["xpu"]:
-            trials["torch xpu"] = lambda: _attention_torch("xpu")
-    elif importlib.util.find_spec("numpy") is not None:
+    elif has_numpy:
         trials["numpy"] = _attention_numpy
+    if torch_facts is not None and torch_facts.get("xpu"):
+        trials["torch xpu"] = lambda: _attention_torch("xpu")
+    elif gpu is not None and has_numpy:
+        trials["gpu"] = lambda: _attention_usm(gpu)
     outcome = {}
     for name, trial in trials.items():
         try:
@@ -89,7 +104,8 @@ def probe(with_torch: bool) -> dict[str, Any]:
     """Load (torch and) our module, list devices, run attention once, list the libsycl in use."""
     facts: dict[str, Any] = {"torch": _import_torch() if with_torch else None}
     facts["core"] = _import_core()
-    facts["attention"] = {} if "error" in facts["core"] else _try_attention(facts["torch"])
+    core = facts["core"]
+    facts["attention"] = {} if "error" in core else _try_attention(facts["torch"], core["devices"])
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
