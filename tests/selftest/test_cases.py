@@ -70,6 +70,12 @@ def test_on_a_gpu(name, gpu):
     assert wrong(CASES[name], UsmArrays(_core.new_queue(index), on_gpu=True)) == []
 
 
+@pytest.mark.xpu
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.long) for name in CASES])
+def test_on_tensors_of_torch_on_xpu(name, xpu):
+    assert wrong(CASES[name], TorchArrays("xpu")) == []
+
+
 @pytest.mark.parametrize("name", large_cases(on_gpu=False))
 def test_large_cases_are_right(name):
     assert wrong(large_cases(on_gpu=False)[name], TorchArrays("cpu")) == []

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import xeflash
 from xeflash.cli import build_parser, main
 from xeflash.selftest import pool, worker
@@ -61,6 +62,21 @@ def test_a_worker_survives_a_case_that_raises(monkeypatch):
     _, answer, software = answers({"name": NAME, "timed": False}, {"software": True})
     assert answer["status"] == "error" and answer["note"] == "RuntimeError: device lost"
     assert software["intel-sycl-rt"]
+
+
+@pytest.mark.xpu
+def test_a_worker_takes_tensors_on_xpu_where_torch_has_it(xpu):
+    hello, answer = answers({"name": NAME, "timed": True}, device="xpu")
+    assert hello["arrays"] == "torch on xpu" and hello["arch"] == xpu and hello["driver"] and hello["ip_version"]
+    assert answer["status"] == "ok" and answer["ms"] > 0
+
+
+@pytest.mark.gpu
+def test_a_worker_takes_usm_on_a_gpu_that_torch_does_not_have(gpu, monkeypatch):
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    hello, answer = answers({"name": NAME, "timed": False}, device="auto")
+    assert hello["arrays"] == "USM" and hello["on_gpu"] and hello["arch"] == gpu
+    assert answer["status"] == "ok"
 
 
 def test_what_is_wrong_is_told_and_ends_with_1(monkeypatch, capsys):
