@@ -107,7 +107,7 @@ def test_devices_share_the_code_of_their_architecture(tmp_path):
 
 def test_every_simulated_device_may_be_named():
     sim = pytest.importorskip("xeflash.sim")
-    assert set(sim.DEVICES) <= set(xe.DEVICES)
+    assert set(sim.DEVICES) - {"mtl-h"} == set(xe.DEVICES)  # that one has no matrix unit, and so no kernels
     assert set(xe.DEVICES.values()) == set(xe.ARCHITECTURES)
 
 

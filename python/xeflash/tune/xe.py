@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 Row = tuple[str, str, str, str, int, int, int, int]
 
 ARCHITECTURES = ("pvc", "bmg", "dg2")
-# The architecture whose kernels a device runs; gpu_arch in runtime.cpp finds it for a device that is there.
+# The architecture whose kernels a device runs; gpus.cpp knows it of a device that is there.
 DEVICES = {name: name for name in ARCHITECTURES}
-DEVICES |= {"bmg_g31": "bmg", "lnl": "bmg", "ptl": "bmg", "arl_h": "dg2", "ats_m": "dg2"}
+DEVICES |= {"bmg-g31": "bmg", "lnl": "bmg", "ptl": "bmg", "arl-h": "dg2", "ats-m": "dg2"}
 MAX_HEAD_DIM = 576
 
 # A change of scores (softcap, ALiBi, bias, score_mod) wants registers too, as does widening what is quantised: 16 rows
