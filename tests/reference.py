@@ -8,25 +8,31 @@ import torch
 import torch.nn.functional as F
 from xeflash.selftest.reference import (
     Features,
+    Weights,
     attention_reference,
     distance,
     dropout_scale,
     modified,
     philox,
+    times_values,
     to_float64,
     to_numpy,
     visible,
+    weights_of,
 )
 
 __all__ = [
     "Features",
+    "Weights",
     "attention_reference",
     "dropout_scale",
     "philox",
+    "times_values",
     "to_float64",
     "to_numpy",
     "torch_attention",
     "visible",
+    "weights_of",
 ]
 
 

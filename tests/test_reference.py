@@ -4,8 +4,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import Features, attention_reference, dropout_scale, philox, torch_attention, visible
-from tolerance import assert_close, check_attention, limit_of, ulp
+from reference import (
+    Features,
+    attention_reference,
+    dropout_scale,
+    philox,
+    times_values,
+    torch_attention,
+    visible,
+    weights_of,
+)
+from tolerance import assert_close, check_attention, limit_of, rounded_scores, ulp
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -219,3 +228,38 @@ def test_rounding_term_is_that_of_the_largest_result():
     assert ulp(0.0, "float16") == 2**-24 == float(np.finfo(np.float16).smallest_subnormal)
     assert limit_of(np.array([0.1, -1.5]), np.array([0.1, -1.5]), "bfloat16") == 2**-8 + 2**-22
     assert limit_of(np.array([1.0, np.inf]), np.array([1.25, np.nan]), "bfloat16") == 0.5 + 2**-8
+
+
+@pytest.mark.parametrize("far", [0.0, 200.0, -200.0, 1e4])
+@pytest.mark.parametrize("f", [Features(scale=1.0), Features(scale=1.0, alibi=torch.tensor([0.01, 0.02]))])
+def test_term_of_the_scores_is_what_their_rounding_makes(f, far):
+    q, k, v = torch.randn(1, 2, 5, 64), torch.randn(1, 1, 333, 64), torch.randn(1, 1, 333, 80)
+    q[..., 0], k[..., 0] = 1.0, far
+    weights = weights_of(q, k, f)
+    want = times_values(weights.kept, v)
+    of_out, of_lse = rounded_scores(weights, v, want)
+    exact = modified_by(lambda s, *_: s, q, k, v, f)
+    rounded = modified_by(lambda s, *_: s.astype(np.float32).astype(np.float64), q, k, v, f)
+    moved_out, moved_lse = (np.max(np.abs(a - b)) for a, b in zip(rounded, exact, strict=True))
+    assert of_out / 100 < moved_out <= of_out  # most roundings are smaller, and they cancel
+    assert of_lse / 100 < moved_lse <= of_lse
+
+
+def modified_by(change, q, k, v, f):
+    return attention_reference(q, k, v, f.with_(score_mod=change))
+
+
+@pytest.mark.parametrize("far", [200.0, -200.0])
+def test_scores_far_away_do_not_hide_a_fault(far):
+    """Wrong by a key of 333, by values rounded to bf16, by a scale that is off by a ten-thousandth."""
+    q, k, v = torch.randn(1, 2, 5, 64), torch.randn(1, 2, 333, 64), torch.randn(1, 2, 333, 64)
+    q[..., 0], k[..., 0] = 1.0, far
+    f = Features(scale=0.05)
+    check_attention("right", q, k, v, f, *(torch.from_numpy(x).float() for x in attention_reference(q, k, v, f)))
+    for wrong in (
+        attention_reference(q, k[:, :, 1:], v[:, :, 1:], f),
+        attention_reference(q, k, v.bfloat16(), f),
+        attention_reference(q, k, v, f.with_(scale=0.05 * (1 + 1e-4))),
+    ):
+        with pytest.raises(AssertionError, match="limit"):
+            check_attention("wrong", q, k, v, f, *(torch.from_numpy(x).float() for x in wrong))

@@ -195,7 +195,7 @@ def test_unified_maximum_is_as_exact_wherever_the_scores_are(far, dtype, splits,
     check_unified_maximum(far, dtype, splits, sinks, "torch")
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])  # fp32's tolerance is below what scores of 1e4 are rounded to
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("far", [1e4, -1e4])
 def test_unified_maximum_far_away(far, dtype):
     check_unified_maximum(far, dtype, 4, False, "torch")

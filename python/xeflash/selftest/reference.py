@@ -113,6 +113,62 @@ def modified(s: Array, f: Features) -> Array:
     return f.score_mod(s, b + f.batch0, h, i, j)
 
 
+@dataclass(frozen=True)
+class Weights:
+    """What V is multiplied by: (B, H, Sq, Sk)."""
+
+    softmax: Array
+    kept: Array  # the same after dropout
+    size: Array  # of each score, before terms cancel
+    lse: Array  # (B, H, Sq)
+
+
+def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[Any]] = np.float64) -> Weights:
+    """The weights, computed in `work`."""
+    q, k = (to_float64(x).astype(work) for x in (q, k))
+    (batch, heads, rows, dim), keys = q.shape, k.shape[2]
+    k = np.repeat(k, heads // k.shape[1], axis=1)
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        scale = work(dim**-0.5 if f.scale is None else f.scale)
+        s = np.matmul(q, k.swapaxes(-1, -2)) * scale
+        size = np.matmul(np.abs(q), np.abs(k).swapaxes(-1, -2)) * abs(scale)
+    if f.softcap > 0:
+        s = work(f.softcap) * np.tanh(s / work(f.softcap))
+        size = np.maximum(size * (1 - (s / f.softcap) ** 2), np.abs(s))
+    if f.alibi is not None:
+        slopes = np.broadcast_to(to_float64(f.alibi), (batch, heads))[:, :, None, None].astype(work)
+        s = s - slopes * np.abs(distance(rows, keys, f.top_left))
+        size = np.maximum(size, np.abs(s))
+    if f.mask is not None:
+        mask = to_numpy(f.mask)
+        s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + to_float64(mask)
+        size = np.maximum(size, np.abs(s))
+    s = modified(s, f)
+    s = np.where(visible(rows, keys, f.window, f.top_left), s, -np.inf).astype(work)
+    size = np.maximum(size, np.abs(s))
+
+    sinks = np.full((heads, 1, 1), -np.inf) if f.sinks is None else to_float64(f.sinks)[:, None, None]
+    sinks = sinks.astype(work)
+    m = np.maximum(np.max(s, axis=-1, keepdims=True, initial=-np.inf), sinks)
+    finite_m = np.where(m == -np.inf, work(0), m)  # NaN stays
+    with np.errstate(invalid="ignore"):
+        p = np.exp(s - finite_m)
+        l = np.sum(p, axis=-1, keepdims=True) + np.exp(sinks - finite_m)
+    empty = l == 0
+    l = np.where(empty, work(1), l)
+    lse = np.where(empty, f.empty_lse, finite_m + np.log(l))
+    p = p / l
+    kept = p * dropout_scale(p.shape, f.dropout, f.rng, f.batch0).astype(work) if f.dropout > 0 else p
+    return Weights(p, kept, size, lse[..., 0])
+
+
+def times_values(p: Array, v: Any) -> Array:
+    """P V, for heads of V that several of P share."""
+    v = to_float64(v).astype(p.dtype)
+    return np.matmul(p, np.repeat(v, p.shape[1] // v.shape[1], axis=1))
+
+
 def attention_reference(
     q: Any,
     k: Any,
@@ -125,36 +181,8 @@ def attention_reference(
 
     By others in `work`, where probabilities and O are `rounded`: what a correct kernel of that precision may give.
     """
-    q, k, v = (to_float64(x).astype(work) for x in (q, k, v))
-    (batch, heads, rows, dim), keys = q.shape, k.shape[2]
-    k, v = (np.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
-
-    with np.errstate(invalid="ignore", over="ignore"):
-        s = np.matmul(q, k.swapaxes(-1, -2)) * work(dim**-0.5 if f.scale is None else f.scale)
-    if f.softcap > 0:
-        s = work(f.softcap) * np.tanh(s / work(f.softcap))
-    if f.alibi is not None:
-        slopes = np.broadcast_to(to_float64(f.alibi), (batch, heads))[:, :, None, None].astype(work)
-        s = s - slopes * np.abs(distance(rows, keys, f.top_left))
-    if f.mask is not None:
-        mask = to_numpy(f.mask)
-        s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + to_float64(mask)
-    s = modified(s, f)
-    s = np.where(visible(rows, keys, f.window, f.top_left), s, -np.inf).astype(work)
-
-    sinks = np.full((heads, 1, 1), -np.inf) if f.sinks is None else to_float64(f.sinks)[:, None, None]
-    sinks = sinks.astype(work)
-    m = np.maximum(np.max(s, axis=-1, keepdims=True, initial=-np.inf), sinks)
-    finite_m = np.where(m == -np.inf, work(0), m)  # NaN stays
-    with np.errstate(invalid="ignore"):
-        p = np.exp(s - finite_m)
-        l = np.sum(p, axis=-1, keepdims=True) + np.exp(sinks - finite_m)
-    empty = l == 0
-    if f.dropout > 0:
-        p = p * dropout_scale(p.shape, f.dropout, f.rng, f.batch0).astype(work)
-    out = rounded(np.matmul(rounded(p / np.where(empty, work(1), l)), v))
-    lse = np.where(empty, f.empty_lse, finite_m + np.log(np.where(empty, work(1), l)))
-    return out, lse[..., 0]
+    weights = weights_of(q, k, f, work)
+    return rounded(times_values(rounded(weights.kept), v)), weights.lse
 
 
 # ---- arrays -------------------------------------------------------------------------------------
