@@ -115,7 +115,7 @@ def modified(s: Array, f: Features) -> Array:
 
 @dataclass(frozen=True)
 class Weights:
-    """What V is multiplied by: (B, H, Sq, Sk)."""
+    """What V is multiplied by, and what it was made of: (B, H, Sq, Sk)."""
 
     softmax: Array
     kept: Array  # the same after dropout
@@ -124,7 +124,7 @@ class Weights:
 
 
 def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[Any]] = np.float64) -> Weights:
-    """The weights, computed in `work`."""
+    """All but the last product of attention."""
     q, k = (to_float64(x).astype(work) for x in (q, k))
     (batch, heads, rows, dim), keys = q.shape, k.shape[2]
     k = np.repeat(k, heads // k.shape[1], axis=1)
@@ -132,10 +132,10 @@ def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[
     with np.errstate(invalid="ignore", over="ignore"):
         scale = work(dim**-0.5 if f.scale is None else f.scale)
         s = np.matmul(q, k.swapaxes(-1, -2)) * scale
-        size = np.matmul(np.abs(q), np.abs(k).swapaxes(-1, -2)) * abs(scale)
+        size = np.matmul(np.abs(q), np.abs(k).swapaxes(-1, -2)) * np.abs(scale)
     if f.softcap > 0:
         s = work(f.softcap) * np.tanh(s / work(f.softcap))
-        size = np.maximum(size * (1 - (s / f.softcap) ** 2), np.abs(s))
+        size = np.maximum(size * (1 - (s / work(f.softcap)) ** 2), np.abs(s))
     if f.alibi is not None:
         slopes = np.broadcast_to(to_float64(f.alibi), (batch, heads))[:, :, None, None].astype(work)
         s = s - slopes * np.abs(distance(rows, keys, f.top_left))
@@ -143,7 +143,6 @@ def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[
     if f.mask is not None:
         mask = to_numpy(f.mask)
         s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + to_float64(mask)
-        size = np.maximum(size, np.abs(s))
     s = modified(s, f)
     s = np.where(visible(rows, keys, f.window, f.top_left), s, -np.inf).astype(work)
     size = np.maximum(size, np.abs(s))
@@ -157,16 +156,15 @@ def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[
         l = np.sum(p, axis=-1, keepdims=True) + np.exp(sinks - finite_m)
     empty = l == 0
     l = np.where(empty, work(1), l)
-    lse = np.where(empty, f.empty_lse, finite_m + np.log(l))
-    p = p / l
     kept = p * dropout_scale(p.shape, f.dropout, f.rng, f.batch0).astype(work) if f.dropout > 0 else p
-    return Weights(p, kept, size, lse[..., 0])
+    lse = np.where(empty, f.empty_lse, finite_m + np.log(l))
+    return Weights(p / l, kept / l, size, lse[..., 0])
 
 
 def times_values(p: Array, v: Any) -> Array:
     """P V, for heads of V that several of P share."""
     v = to_float64(v).astype(p.dtype)
-    return np.matmul(p, np.repeat(v, p.shape[1] // v.shape[1], axis=1))
+    return np.asarray(np.matmul(p, np.repeat(v, p.shape[1] // v.shape[1], axis=1)))
 
 
 def attention_reference(
