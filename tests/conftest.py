@@ -20,7 +20,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 def pytest_addoption(parser):
     parser.addoption("--sim", metavar="DEVICE", help="run the tests marked gpu, on this simulated GPU: pvc, bmg or dg2")
     parser.addoption(
-        "--part", metavar="K/N", default="1/1", help="with --sim: only every N-th of them, from the K-th on"
+        "--part", metavar="K/N", default="1/1", help="with --sim: only the K-th of N parts of them (dealing.py)"
     )
 
 
@@ -49,12 +49,21 @@ def give_simulated_gpus(device):
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--sim"):
         return
-    first, step = map(int, config.getoption("--part").split("/"))
-    on_gpu = [item for item in items if item.get_closest_marker("gpu") or item.get_closest_marker("xpu")]
-    chosen = on_gpu[first - 1 :: step]
+    part, parts = map(int, config.getoption("--part").split("/"))
+    chosen = [item for item in items if item.get_closest_marker("gpu") or item.get_closest_marker("xpu")]
+    if parts > 1:
+        import dealing  # which imports xeflash
+
+        its = dealing.parts_of(map(function_and_case, chosen), parts)
+        chosen = [item for item in chosen if next(its) == part]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
+
+
+def function_and_case(item):
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    return item.nodeid.partition("[")[0], case
 
 
 no_ocloc = pytest.StashKey[str]()

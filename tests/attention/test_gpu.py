@@ -1,6 +1,6 @@
 """The pairs of choices on an Intel GPU, a real or a simulated one: `pytest --sim pvc tests/attention/test_gpu.py`.
 
-A kernel takes seconds to compile, so the default set has some 40: each head dim with each type, and in turn the
+A kernel takes seconds to compile, so the default set has some 200: each head dim with each type, and in turn the
 variants, aligned or odd addresses, and few or many rows, all of which kernels are compiled for. Every other choice
 meets every kernel. `-m long` adds every type and head dim with every variant.
 """

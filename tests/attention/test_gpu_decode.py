@@ -1,6 +1,6 @@
 """One query against a cache on an Intel GPU, its keys in 1 to 8 splits: `pytest --sim pvc tests/attention/test_gpu_decode.py`.
 
-A kernel takes a second or more to compile, so there are about 20; every other choice meets every kernel.
+A kernel takes a second or more to compile, so there are some 70; every other choice meets every kernel.
 """
 
 import pytest
@@ -69,6 +69,7 @@ CASES = [(row["splits"], case_of(row)) for row in pairwise(CHOICES, lambda row: 
 CASES += [
     (3, Case(heads="mha", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
     (3, Case(heads="gqa4", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
+    (3, Case("fp32", heads="gqa5", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
 ]
 
 

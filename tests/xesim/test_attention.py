@@ -1,8 +1,8 @@
 """Attention on each simulated GPU: the tests of it in a process of its own, which has that one device.
 
 Every test runs on one of them, so that a machine with two slow cores gets through; all on each with `-m long`, or with
-`pytest --sim DEVICE tests`. Most of the time is compiling: some 3 s a kernel on a cold cache
-(XEFLASH_CACHE_DIR). A device's share is three tests, which pytest's processes can share out.
+`pytest --sim DEVICE tests`. Most of the time is compiling: some 4 s per kernel on a cold cache
+(XEFLASH_CACHE_DIR). Which device runs which test: dealing.py.
 """
 
 import os
@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from dealing import DEVICES, PARTS, device_of
 
 TESTS = Path(__file__).resolve().parent.parent
 WHAT = ("attention", "integrations", "jit/test_compile_command.py", "selftest", "xpu")
-DEVICES = ["pvc", "bmg", "dg2"]
-PARTS = 3 * len(DEVICES)
 LINES = 80  # of the output that are shown
 
 
@@ -29,7 +28,7 @@ def run_tests(device: str, *options: str, check: str = "all", what: tuple[str, .
         pytest.fail(f"{' '.join(command)}\nended with {done.returncode}\n{tail}\n{done.stderr[-2000:]}", pytrace=False)
 
 
-@pytest.mark.parametrize(("part", "device"), [(k, DEVICES[k % len(DEVICES)]) for k in range(1, PARTS + 1)])
+@pytest.mark.parametrize(("part", "device"), [(part, device_of(part)) for part in range(1, PARTS + 1)])
 def test_attention_matches_reference(part, device, ocloc):
     run_tests(device, "--part", f"{part}/{PARTS}")
 
