@@ -115,12 +115,12 @@ def keyring_below(root: Path) -> Path | None:
     )
 
 
-def with_dependencies(config: Path, work: Path) -> list[str]:
+def with_dependencies(config: Path, work: Path, packages: tuple[str, ...] = PACKAGES) -> list[str]:
     """The packages and what they depend on."""
     options = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"]
-    command = ["apt-cache", "-c", str(config), "depends", "--recurse", *(f"--no-{name}" for name in options), *PACKAGES]
+    command = ["apt-cache", "-c", str(config), "depends", "--recurse", *(f"--no-{name}" for name in options), *packages]
     found = re.findall(r"(?m)^([a-z0-9][a-z0-9+.-]+)(?::\w+)?$", run(command, work))
-    return sorted(set(found) | set(PACKAGES))
+    return sorted(set(found) | set(packages))
 
 
 def write_wrapper(folder: Path, name: str) -> None:
