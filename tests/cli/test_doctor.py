@@ -370,11 +370,11 @@ def test_an_older_driver_is_told(driver):
 def test_a_gpu_without_kernels_is_an_error_if_no_other_has_them():
     missing = {"name": "old", "arch": "", "no_kernels": "xeflash: old (IP version 12.0.0) has no kernels: why"}
     machine = with_gpu(**missing)
-    assert not checks.can_run(machine)
+    assert not verdict(machine).ok
     assert only(machine, "error").detail == missing["no_kernels"]
     assert findings(machine, "warn") == []
     both = probing(core={"devices": [CPU, GPU | missing, GPU]})
-    assert checks.can_run(both)
+    assert verdict(both).ok
     assert only(both, "error").detail == missing["no_kernels"]
 
 
