@@ -111,8 +111,9 @@ def test_import_failure_is_explained(error, versions, says, fix):
     assert fix in core.fix
 
 
-def test_an_import_failure_is_not_mended_at_the_cost_of_torch():
-    machine = torch_of("2025.3.2", "2025.3.2", probe={"core": {"error": MISSING_9}})
+@pytest.mark.parametrize("error", [MISSING_9, "ImportError: this process has loaded libsycl.so.8 (/x/libsycl.so.8)"])
+def test_an_import_failure_is_not_mended_at_the_cost_of_torch(error):
+    machine = torch_of("2025.3.2", "2025.3.2", probe={"core": {"error": error}})
     assert all("torch>=2.13" in error.fix for error in findings(machine, "error"))
 
 

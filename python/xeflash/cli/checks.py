@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from xeflash.cli.facts import Facts
@@ -72,8 +72,6 @@ def explain_import_error(error: str, facts: Facts) -> Check:
         year = _year(wanted)
         have = f"intel-sycl-rt {runtime} is installed" if runtime else "it is not installed"
         note = f"the C++ module needs libsycl.so.{wanted} (intel-sycl-rt {year}.*), {have}"
-        if needs_another_libsycl(facts):
-            return Check("core", "error", note, _torch_fix(facts))
         return Check("core", "error", note, f'pip install "intel-sycl-rt>={year}.0,<{year + 1}"')
     if "undefined symbol" in error:
         return Check(
@@ -104,7 +102,8 @@ def check_core(facts: Facts) -> Iterator[Check]:
         return
     core: Mapping[str, Any] = probe.get("core", {"error": "not tried"})
     if "error" in core:
-        yield explain_import_error(str(core["error"]), facts)
+        check = explain_import_error(str(core["error"]), facts)
+        yield replace(check, fix=_torch_fix(facts)) if needs_another_libsycl(facts) else check
     elif "exit" in probe:
         yield Check("core", "warn", f"loads, but the process ends with code {probe['exit']}")
     else:
