@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("xeflash", "torch", "intel-sycl-rt", "intel-opencl-rt", "intel-cmplr-lib-ur", "dpctl")
 _ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
@@ -86,6 +88,19 @@ def last_level_cache() -> int | None:
 def load_average() -> float | None:
     """Return the mean number of running threads of the last minute, None if unknown."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def described(device: str) -> str:
+    """Return torch's device with what SYCL says of it, if it is a GPU."""
+    if not device.startswith("xpu"):
+        return device
+    torch: Any = importlib.import_module("torch")
+    core: Any = importlib.import_module("xeflash._core")
+    name = str(torch.xpu.get_device_name(device))
+    for gpu in core.devices():
+        if gpu["name"] == name and gpu["type"] == "gpu":
+            return f"{device}, {name} ({gpu['arch']}, IP version {gpu['ip_version']}), driver {gpu['driver']}"
+    return f"{device}, {name}"
 
 
 def environment() -> dict[str, object]:

@@ -11,7 +11,7 @@ import torch
 from xeflash.bench import check as checking
 from xeflash.bench import forms, peak
 from xeflash.bench.cases import Case
-from xeflash.bench.environ import available_memory, environment, last_level_cache
+from xeflash.bench.environ import available_memory, described, environment, last_level_cache
 from xeflash.bench.rows import Result, Row, row_of_samples, row_without_times
 from xeflash.bench.timing import first_call, interleave
 
@@ -120,7 +120,7 @@ def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> di
     return {
         "environment": {
             **environment(),
-            "device": options.device,
+            "device": described(options.device),
             "torch_threads": torch.get_num_threads(),
             "torch_isa": torch.backends.cpu.get_cpu_capability(),
             "last_level_cache_bytes": last_level_cache(),

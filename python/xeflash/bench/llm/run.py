@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from xeflash.bench import peak
-from xeflash.bench.environ import available_memory, environment
+from xeflash.bench.environ import available_memory, described, environment
 from xeflash.bench.llm import check, counts
 from xeflash.bench.llm.cells import Cell, Implementation
 from xeflash.bench.llm.generation import Generation, generate, make_cache, prompt_of, use
@@ -162,7 +162,7 @@ def results_of(cells: Sequence[Cell], options: Options) -> int:
 def header(options: Options, peaks: peak.Peaks) -> dict[str, object]:
     """Return the block above the rows: environment, peaks, method."""
     return {
-        "environment": {**environment(), "device": options.device, "torch_threads": torch.get_num_threads()},
+        "environment": {**environment(), "device": described(options.device), "torch_threads": torch.get_num_threads()},
         "peaks": {"read GB/s": round(peaks.read_gbytes, 1)} if peaks.read_gbytes else {},
         "method": COUNTS_METHOD if options.simulated else [*METHOD, check.METHOD],
     }
