@@ -152,7 +152,8 @@ def test_no_device_because_of_the_selector():
     assert only(machine, "error").fix == "unset ONEAPI_DEVICE_SELECTOR"
 
 
-GPU = CPU | {"name": "a GPU", "backend": "level_zero", "type": "gpu", "arch": "bmg", "esimd": True}
+GPU = CPU | {"name": "a GPU", "backend": "level_zero", "driver": "1.6.31294+20", "type": "gpu", "arch": "bmg"}
+GPU |= {"ip_version": "20.1.4", "no_kernels": ""}
 XPU = {"version": "2.13.0+xpu", "xpu": True}
 
 
@@ -346,10 +347,6 @@ def test_exit_code_says_whether_attention_runs(monkeypatch, capsys, machine, cod
     assert main(["doctor"]) == code
     assert main(["doctor", "--json"]) == code
     assert capsys.readouterr().out
-
-
-GPU = CPU | {"name": "a GPU", "backend": "level_zero", "driver": "1.6.31294+20", "type": "gpu", "arch": "bmg"}
-GPU |= {"ip_version": "20.1.4", "no_kernels": ""}
 
 
 def with_gpu(**changes):
