@@ -1,6 +1,7 @@
 // The operators that a backend has to have: making, viewing and copying tensors. All others run on
 // the CPU, on copies.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
@@ -193,23 +194,28 @@ void record_stream(Tensor& self, c10::Stream stream) {
 
 // ---- everything else ---------------------------------------------------------------------------
 
-// A generator of the device becomes one of the CPU with the same seed, and moves on.
-void use_cpu_generators(torch::jit::Stack& stack, size_t arguments) {
-  for (auto it = stack.end() - static_cast<std::ptrdiff_t>(arguments); it != stack.end(); ++it) {
-    c10::IValue& value = *it;
-    if (!value.isGenerator()) continue;
-    auto generator = value.toGenerator();
-    if (!generator.defined() || generator.device().type() != c10::kXPU) continue;
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    const uint64_t offset = generator.get_offset();
-    generator.set_offset(offset + 4);
-    value =
-        at::detail::createCPUGenerator(generator.current_seed() ^ (offset * 0x9E3779B97F4A7C15ull));
+// Random numbers come from a generator of the CPU that is seeded from the device's, which moves on.
+c10::IValue cpu_generator_for(const c10::IValue& given) {
+  at::Generator generator = given.isNone() ? at::Generator() : given.toGenerator();
+  if (!generator.defined()) {
+    const c10::Device device(c10::kXPU, c10::xpu::current_device());
+    generator = at::globalContext().defaultGenerator(device);
   }
+  if (generator.device().type() != c10::kXPU) return given;
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  const uint64_t offset = generator.get_offset();
+  generator.set_offset(offset + 4);
+  return at::detail::createCPUGenerator(generator.current_seed() ^
+                                        (offset * 0x9E3779B97F4A7C15ull));
 }
 
 void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  use_cpu_generators(*stack, op.schema().arguments().size());
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() != "generator") continue;
+    c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
+    value = cpu_generator_for(value);
+  }
   at::native::cpu_fallback(op, stack);
 }
 

@@ -127,8 +127,7 @@ def check_driver(device: Mapping[str, Any]) -> Iterator[Check]:
             "gpu driver", "warn",
             f"{version} of {device.get('name', '?')} is older than {_OLDEST_DRIVER[0]}, the oldest whose compiler is "
             "known to take all kernels",
-            "sudo apt install libze-intel-gpu1 libze1 intel-opencl-icd (from a newer release of the system, or from "
-            "Intel's packages)",
+            "install libze-intel-gpu1 and libze1 from a newer release of the system, or from Intel's packages",
         )  # fmt: skip
 
 
