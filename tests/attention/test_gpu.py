@@ -44,7 +44,7 @@ def kernels():
     and aligned and odd addresses, few and many rows.
     """
     found = [("bf16", (64, 64), "plain", "aligned", "many"), ("bf16", (128, 128), "plain", "aligned", "many")]
-    found += [("fp16", (128, 128), "plain", "aligned", "few")]
+    found += [("fp16", (128, 128), "plain", "aligned", "few"), ("fp16", (64, 64), "dropout", "aligned", "many")]
     turns = {
         "bf16": (DIMS, 0, (1, 3), (2, 3)),
         "fp16": (DIMS, 4, (0, 2), (0, 1)),

@@ -16,7 +16,7 @@ DEVICES |= {"bmg-g31": "bmg", "lnl": "bmg", "ptl": "bmg", "arl-h": "dg2", "ats-m
 MAX_HEAD_DIM = 576
 
 # A change of scores (softcap, ALiBi, bias, score_mod) wants registers too, as does widening what is quantised: 16 rows
-# then spill. "packed": plain, and the rows of a tile are of several heads.
+# then spill. "busy": plain, but with rows of several heads in a tile, or with random numbers.
 # arch, dtype, access, scores, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
@@ -26,7 +26,7 @@ FLASH_FWD: list[Row] = [
     ("*", "float32", "*", "*", 255, 64, 8, 32),
     ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "*", "*", "*", 16, 128, 8, 64),
-    ("*", "*", "block2d", "packed", 255, 64, 16, 32),  # 64 keys spill
+    ("*", "*", "block2d", "busy", 255, 64, 16, 32),  # 64 keys spill
     ("*", "*", "block2d", "plain", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
     ("*", "*", "block2d", "plain", 255, 128, 16, 32),
     ("*", "*", "*", "*", 255, 128, 8, 64),
@@ -90,7 +90,8 @@ def blocks(desc: Desc) -> tuple[int, int]:
             )
     changed = desc.softcap or desc.alibi or desc.bias is not None or desc.score_mod is not None
     changed |= desc.cache_dtype is not None
-    kinds = ["*"] if changed else ["*", "plain", "packed"] if desc.packed_heads else ["*", "plain"]
+    busy = desc.packed_heads or desc.dropout
+    kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     for arch, dtype, access, scores, max_rows, max_head_dim, block_q, block_k in _TABLES.get(desc.algorithm, ()):
         if (
             arch in ("*", desc.arch)
