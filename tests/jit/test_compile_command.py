@@ -46,6 +46,20 @@ print(json.dumps(counts))
 """
 
 
+WHEEL = """
+import torch, xeflash
+from xeflash import _core
+from arrays import to_array
+
+def refuse(*args):
+    raise SystemExit("compiled from source")
+xeflash.attention  # loads the extension
+_core.compile_source = refuse
+x = to_array(torch.zeros(1, 100, 8, 128, dtype=torch.bfloat16), "usm")
+xeflash.flash_attn_func(x, x, x, causal=True)
+"""
+
+
 def environment(folder):
     tests = Path(__file__).parents[1]
     return os.environ | {"XEFLASH_CACHE_DIR": str(folder), "PYTHONPATH": str(tests)}
@@ -169,3 +183,9 @@ def test_xpu_needs_a_gpu(monkeypatch, capsys):
     )
     assert main(["compile", "--model-shapes", MODEL, "--device", "xpu"]) == 2
     assert "a CPU" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_prompts_of_usual_models_run_by_the_wheels_kernels(gpu, tmp_path):
+    done = subprocess.run([sys.executable, "-c", WHEEL], env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -27,4 +27,4 @@ def default_set() -> Iterator[Desc]:
     for arch, access in (("pvc", "block2d"), ("bmg", "block2d"), ("dg2", "dwords")):
         for dtype in ("bfloat16", "float16"):
             for head_dim in (64, 128):
-                yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 64, access=access)
+                yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 128, access=access)  # prompts of 65 or more
