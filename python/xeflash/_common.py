@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 from xeflash import _core, _random, _score_mod
@@ -53,7 +54,7 @@ def seeds(
         raise ValueError(f"{function}: rng must be (seed, offset), got {rng}")
     if rng is None and core is not _core:
         return None, 0
-    seed, offset = rng if rng is not None else _random.next_rng(function, array)
+    seed, offset = map(index, rng) if rng is not None else _random.next_rng(function, array)
     return seed % 2**64, offset % 2**64
 
 

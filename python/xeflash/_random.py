@@ -37,19 +37,24 @@ def next_rng(function: str, array: Any) -> tuple[int, int]:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(array, torch.Tensor):
             return _unseeded, _calls - 1
-        if array.is_xpu:
-            return _next_of_xpu(function, torch, array.get_device())
+    if array.is_xpu:
+        return draw(function, torch.xpu.default_generators[array.get_device()])
     return int(torch.empty((), dtype=torch.int64).random_()), 0
 
 
-def _next_of_xpu(function: str, torch: Any, device: int) -> tuple[int, int]:
-    """The seed of the device's generator, and its offset, which moves on: nothing waits for the device."""
-    if torch.xpu.is_current_stream_capturing():
+def draw(function: str, generator: Any) -> tuple[int, int]:
+    """(seed, offset) for one call by a generator of torch's, which moves on; nothing waits for a device."""
+    torch = sys.modules["torch"]
+    if generator.device.type != "xpu":
+        return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
+    with torch.xpu.device(generator.device):
+        capturing = torch.xpu.is_current_stream_capturing()
+    if capturing:
         raise NotImplementedError(
             f"{function}: dropout_p must be 0 while an XPUGraph is captured, as each replay would draw the same "
             "numbers; xeflash.attention takes rng=(seed, offset) if that is wanted"
         )
-    generator = torch.xpu.default_generators[device]
-    offset = generator.get_offset()
-    generator.set_offset(offset + 4)  # torch counts in fours
+    with _lock:
+        offset = generator.get_offset()
+        generator.set_offset(offset + 4)  # torch counts in fours
     return generator.initial_seed(), offset

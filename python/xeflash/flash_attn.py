@@ -180,7 +180,9 @@ def flash_attn_varlen_func(
     ``score_mod`` and ``captures``: see ``attention``; positions are those in a sequence, b is its number.
     ``block_table`` (int32, batch x pages of a sequence): k and v are pools (pages, page, Hk, D) of a paged cache, and
     ``cu_seqlens_k`` gives lengths only; it may be None with seqused_k.
-    ``cu_seqlens`` in host memory are checked; on a device they are trusted, as reading them would wait for its queue.
+    ``cu_seqlens`` in host memory are checked; on a device they are trusted, as reading them would wait for its queue:
+    there ``max_seqlen_q`` and ``max_seqlen_k`` have to be those of the longest sequences, or larger; rows beyond
+    ``max_seqlen_q`` would not be written.
 
     >>> import numpy as np, xeflash
     >>> q = k = v = np.ones((7, 2, 64), np.float32)

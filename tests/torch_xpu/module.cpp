@@ -30,6 +30,7 @@ class Graph {
   void begin(const py::object& pool) {
     TORCH_CHECK(pool.is_none(), "pools are not shared by graphs in this backend");
     TORCH_CHECK(!recorded_, "a graph records once");
+    device_ = current_device();
     queue_ = &getCurrentXPUStream().queue();
     recorded_.emplace(queue_->get_context(), queue_->get_device());
     memory_ = begin_graph_memory(*queue_);
@@ -43,8 +44,9 @@ class Graph {
   void instantiate() { executable_.emplace(recorded_->finalize()); }
   void replay() {
     if (!executable_) instantiate();
-    getCurrentXPUStream().queue().ext_oneapi_graph(*executable_);
+    getCurrentXPUStream(device_).queue().ext_oneapi_graph(*executable_);
   }
+  std::tuple<int, uint64_t> pool() const { return {0, memory_}; }
   void reset() {
     if (!memory_) return;
     queue_->wait_and_throw();
@@ -56,6 +58,7 @@ class Graph {
 
  private:
   bool keep_;
+  Index device_ = 0;
   sycl::queue* queue_ = nullptr;
   uint64_t memory_ = 0;
   std::optional<Recorded> recorded_;
@@ -180,6 +183,7 @@ void define_graphs(py::module_& m) {
       .def("capture_end", &Graph::end)
       .def("instantiate", &Graph::instantiate)
       .def("replay", &Graph::replay)
+      .def("pool", &Graph::pool)
       .def("reset", &Graph::reset);
 }
 

@@ -143,14 +143,24 @@ bool are_same_bytes(const Tensor& a, const Tensor& b) {
          a.is_non_overlapping_and_dense() && a.is_neg() == b.is_neg() && a.is_conj() == b.is_conj();
 }
 
+// On the source's stream, which its memory is freed in the order of; the target's waits for it, and
+// it for what the target's has to do before.
+Tensor& copy_between_devices(Tensor& self, const Tensor& source) {
+  sycl::queue &to = queue_of(self), &from = queue_of(source);
+  from.ext_oneapi_submit_barrier({to.ext_oneapi_submit_barrier()});
+  const auto done = from.memcpy(self.data_ptr(), source.data_ptr(), self.nbytes());
+  to.ext_oneapi_submit_barrier({done});
+  return self;
+}
+
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   if (self.is_same(source) || self.numel() == 0) return self;
   const Tensor& on_device = self.is_xpu() ? self : source;
   const c10::DeviceGuard guard(on_device.device());
+  if (self.is_xpu() && source.is_xpu() && self.device() != source.device()) {
+    if (are_same_bytes(self, source)) return copy_between_devices(self, source);
+  }
   if (are_same_bytes(self, source)) {
-    if (self.is_xpu() && source.is_xpu() && self.device() != source.device()) {
-      queue_of(source).wait_and_throw();  // the devices' streams know nothing of each other
-    }
     auto done = queue_of(on_device).memcpy(self.data_ptr(), source.data_ptr(), self.nbytes());
     const bool both = self.is_xpu() && source.is_xpu();
     const Tensor& host = self.is_xpu() ? source : self;

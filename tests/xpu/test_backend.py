@@ -55,6 +55,13 @@ def test_a_read_beyond_the_last_element_is_found():
     sim.clear_fault()
 
 
+def test_a_copy_to_another_device_is_in_the_order_of_both():
+    x = torch.randn(9, 128)
+    there = x.to("xpu:0").to("xpu:1")  # the one between is freed at once
+    again = torch.full((9, 128), 7.0, device="xpu:0")
+    assert torch.equal(there.cpu(), x) and torch.equal(again.to("xpu:1").cpu(), again.cpu())
+
+
 class DLTensor(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
 

@@ -222,6 +222,17 @@ def test_dropout_is_refused_while_a_graph_is_captured(xpu):
     assert torch.equal(out.cpu(), want.cpu())
 
 
+def test_dropout_is_refused_on_the_device_that_captures_and_only_there(xpu):
+    if torch.xpu.device_count() < 2:
+        pytest.skip("torch has one xpu device here")
+    here, there = (torch.ones(1, 2, 16, 64, device=f"xpu:{i}").half() for i in range(2))
+    side = torch.xpu.Stream("xpu:1")
+    with torch.xpu.device(1), torch.xpu.graph(torch.xpu.XPUGraph(), stream=side), torch.xpu.device(0):
+        with pytest.raises(NotImplementedError, match="dropout_p must be 0 while"):
+            xeflash.attention(there, there, there, dropout_p=0.5)
+        xeflash.attention(here, here, here, dropout_p=0.5)
+
+
 def test_arrays_whose_calls_wait_are_refused_on_a_queue_that_records(xpu):
     memory = torch.ones(1, 40, 2, 64, device="xpu").half()
     torch.xpu.synchronize()

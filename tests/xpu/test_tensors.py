@@ -10,6 +10,7 @@ import xeflash
 from arrays import to_xpu
 from reference import Features
 from tolerance import check_attention
+from xeflash.integrations import ipex
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xpu]
 
@@ -164,3 +165,22 @@ def test_devices_have_generators_of_their_own(second_xpu):
     xeflash.flash_attn_func(*(to_xpu(q, "xpu:1") for _ in range(3)), dropout_p=0.5)
     assert torch.equal(torch.xpu.get_rng_state(0), states[0])
     assert not torch.equal(torch.xpu.get_rng_state(1), states[1])
+
+
+def test_ipex_dropout_draws_from_the_generator_of_the_device(xpu):
+    x, starts = torch.ones(20, 2, 64, device="xpu").half(), torch.tensor([0, 9, 20], dtype=torch.int32, device="xpu")
+
+    def call(generator=None):
+        out = torch.empty_like(x)
+        arguments = (x, x, x, out, starts, starts, None, 11, 11, 0.5, 0.125, False, True, False, generator)
+        return ipex.VarlenAttention.apply_function(*arguments)
+
+    torch.xpu.manual_seed(3)
+    first = call().cpu()
+    torch.xpu.manual_seed(3)
+    assert torch.equal(call().cpu(), first) and not torch.equal(call().cpu(), first)
+    mine = torch.Generator("xpu").manual_seed(4)
+    first = call(mine).cpu()
+    assert torch.equal(call(mine.manual_seed(4)).cpu(), first)
+    with torch.xpu.graph(torch.xpu.XPUGraph()), pytest.raises(NotImplementedError, match="dropout_p must be 0 while"):
+        call()

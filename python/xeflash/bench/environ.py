@@ -99,7 +99,8 @@ def described(device: str) -> str:
     name = str(torch.xpu.get_device_name(device))
     for gpu in core.devices():
         if gpu["name"] == name and gpu["type"] == "gpu":
-            return f"{device}, {name} ({gpu['arch']}, IP version {gpu['ip_version']}), driver {gpu['driver']}"
+            note = "; its times mean nothing" if "(simulated)" in name else ""
+            return f"{device}, {name} ({gpu['arch']}, IP version {gpu['ip_version']}), driver {gpu['driver']}{note}"
     return f"{device}, {name}"
 
 

@@ -17,6 +17,9 @@ def write_slots(function: str, new: Tensor, cache: Tensor, slots: Tensor, scale:
             f"{function}: keys and values must be (tokens >= {tokens}, {cache.shape[2]}, {cache.shape[3]}) as cache "
             f"and slot_mapping say, got {list(new.shape)}"
         )
+    for name, x in (("keys and values", new), ("slot_mapping", slots)):
+        if x.device != cache.device:
+            raise ValueError(f"{function}: {name} must be on the device of the cache ({cache.device}), got {x.device}")
     if not tokens:
         return
     new, slots = new[:tokens], slots.long()

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from xeflash import attention, flash_attn_with_kvcache, merge_states
-from xeflash._common import THD, engine
+from xeflash import _random, attention, flash_attn_with_kvcache, merge_states
+from xeflash._common import THD, engine, seeds
 from xeflash.integrations._pages import write_slots
 
 Past = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -197,16 +197,19 @@ class VarlenAttention(torch.nn.Module):  # type: ignore[misc]
     ) -> Tensor:
         """query (tokens, H, D), key and value (tokens, Hk, D); seqlen_* are the B + 1 starts of sequences.
 
-        All of ``out`` is written, with or without zero_tensors. ``gen_`` gives dropout its seed.
+        All of ``out`` is written, with or without zero_tensors. Dropout takes its numbers from ``gen_``, or as the
+        public functions do.
         """
         function = "VarlenAttention"
         if return_softmax:
             raise NotImplementedError(f"{function}: return_softmax must be False, got {return_softmax}")
-        seed = int(torch.randint(2**62, (), generator=gen_, device=gen_.device if gen_ else "cpu")) if pdropout else 0
-        engine(function, query, key, value, alibi_slopes).forward(
+        core = engine(function, query, key, value, alibi_slopes)
+        rng = _random.draw(function, gen_) if pdropout and gen_ is not None else None
+        seed, offset = seeds(function, pdropout, query, rng, core)
+        core.forward(
             function, THD, query, key, value, out, seqlen_q.int(), seqlen_k.int(), max_seqlen_q, max_seqlen_k, None,
             None, alibi_slopes, None, softmax_scale, is_causal, window_size_left, window_size_right, False,
-            max(softcap, 0.0), pdropout, seed, 0, False, True, None, 0,
+            max(softcap, 0.0), pdropout, seed, offset, False, True, None, 0,
         )  # fmt: skip
         return out
 
