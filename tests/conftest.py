@@ -149,3 +149,14 @@ def xpu(gpu):
         pytest.skip(no_torch_xpu or "torch has no xpu device here; pytest --sim bmg -m xpu simulates two")
     torch.xpu.manual_seed_all(0)
     return gpu
+
+
+@pytest.fixture(params=["cpu", pytest.param("xpu", marks=[pytest.mark.gpu, pytest.mark.xpu])])
+def device(request):
+    """Tensors of the test are made on the CPU, and, where torch has it, on xpu."""
+    import torch
+
+    if request.param == "xpu":
+        request.getfixturevalue("xpu")
+    with torch.device(request.param):
+        yield request.param

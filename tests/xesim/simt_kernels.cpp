@@ -308,5 +308,8 @@ KERNEL(1) conversions(const u32* in, u32* out, int n) {
       sycl::bit_cast<uint16_t>(static_cast<sycl::half>(a) * sycl::half(0.5f) + sycl::half(1.25f));
   r[6] = static_cast<u32>(static_cast<int16_t>(a)) +
          static_cast<u32>(static_cast<uint8_t>(sycl::fmin(sycl::fabs(a), 255.f)));
-  r[7] = as_word(static_cast<float>(static_cast<i64>(in[i]) * in[(i + 1) % n]));
+  // Factors of 32 bits with a sign: that of a product beyond 63 bits would be the compiler's
+  // choice.
+  r[7] =
+      as_word(static_cast<float>(i64{static_cast<int>(in[i])} * static_cast<int>(in[(i + 1) % n])));
 }
