@@ -1,4 +1,4 @@
-"""Attention on each simulated GPU: the tests of it in a process of its own, which has that one device.
+"""Attention on each simulated GPU: the tests of it in a process of its own, which has two of that device.
 
 Every test runs on one of them, so that a machine with two slow cores gets through; all on each with `-m long`, or with
 `pytest --sim DEVICE tests`. Most of the time is compiling: some 4 s per kernel on a cold cache
