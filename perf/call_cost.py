@@ -39,10 +39,7 @@ def by_custom_op() -> Callable[..., torch.Tensor]:
 
 def directly(x: object) -> object:
     """The extension alone."""
-    return xeflash._core.forward(
-        "attention", 2, x, x, x, None, None, None, 0, 0, None, None, None, None, None, False, -1, -1, True, 0.0, 0.0,
-        0, 0, False, False, None, 0,
-    )  # fmt: skip
+    return xeflash._core.forward(function="attention", layout=2, q=x, k=x, v=x, bottom_right=False, enable_gqa=False)
 
 
 def ways(rows: int) -> dict[str, Callable[[], object]]:

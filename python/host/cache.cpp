@@ -132,7 +132,7 @@ void read_rotary(Problem& p, const FwdRequest& r, const Checker& check) {
   if (given.cos.is_none() || given.sin.is_none()) {
     check.refuse("rotary_cos and rotary_sin must be given together");
   }
-  if (given.new_k.is_none()) check.refuse("k must be given with rotary_cos and rotary_sin");
+  if (r.k.is_none()) check.refuse("k must be given with rotary_cos and rotary_sin");
   const char* f = check.function();
   c.cos = with_contiguous_rows(read_array(given.cos, f, "rotary_cos"), f, "rotary_cos");
   c.sin = with_contiguous_rows(read_array(given.sin, f, "rotary_sin"), f, "rotary_sin");
@@ -154,17 +154,17 @@ void read_rotary(Problem& p, const FwdRequest& r, const Checker& check) {
 
 void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
   Cache& c = p.cache;
-  if (r.cache.new_k.is_none() != r.cache.new_v.is_none()) {
+  if (r.k.is_none() != r.v.is_none()) {
     check.refuse("k and v must be given together");
   }
   read_rotary(p, r, check);
-  if (r.cache.new_k.is_none()) return;
+  if (r.k.is_none()) return;
   if (r.cache.lengths.is_none() && r.cache.length < 0) {
     check.refuse("cache_seqlens must be given with k and v");
   }
-  c.new_k = read_new(r.cache.new_k, "k", p.d, -1, p, check);
+  c.new_k = read_new(r.k, "k", p.d, -1, p, check);
   c.added = c.new_k.shape[1];
-  c.new_v = read_new(r.cache.new_v, "v", p.dv, c.added, p, check);
+  c.new_v = read_new(r.v, "v", p.dv, c.added, p, check);
   for (const auto& [a, name] : {std::pair{&p.k, p.k_name}, {&p.v, p.v_name}}) {
     XF_REQUIRE(check, a->writable, name, "must be writable to append to", "a read-only array", *a);
   }

@@ -12,11 +12,11 @@ enum class CacheKind : uint8_t { kPlain, kPaged, kBeam };
 
 struct CacheRequest {
   bool given = false;
+  py::object k = py::none(), v = py::none();
   py::object lengths = py::none();  // int32 array (batch); None: `length`
   int64_t length = -1;              // keys in use in every sequence; -1: all of the cache
   py::object sequences = py::none(), left_pad = py::none(), pages = py::none(), beams = py::none();
   py::object k_scale = py::none(), v_scale = py::none();  // None, a number, or an array
-  py::object new_k = py::none(), new_v = py::none();
   py::object cos = py::none(), sin = py::none();
   bool interleaved = true;
 };

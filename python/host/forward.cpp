@@ -153,7 +153,7 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   params.left = side(r.left);
   params.right = side(r.right);
   if (r.causal) params.right = 0;
-  params.top_left = r.top_left;
+  params.top_left = !r.bottom_right;
   const double scale = r.scale ? *r.scale : 1.0 / std::sqrt(static_cast<double>(p.d));
   params.scale = static_cast<float>(scale);
   if (std::fabs(params.scale) < 1e-30f)

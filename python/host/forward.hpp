@@ -17,25 +17,27 @@ enum class Layout : uint8_t {
   kBHSD,  // (batch, heads, sequence, dim): scaled_dot_product_attention
 };
 
+// Its arguments; Python names them as arguments.cpp says.
 struct FwdRequest {
   std::string function;  // the public function, for messages
-  Layout layout;
-  pybind11::object q, k, v, out;
-  pybind11::object cu_q, cu_k, used_k;
-  int64_t max_q, max_k;
-  pybind11::object bias, alibi, sinks;
+  Layout layout = Layout::kBSHD;
+  py::object q = py::none(), k = py::none(), v = py::none(), out = py::none();
   std::optional<double> scale;
-  bool causal;
-  int64_t left, right;
-  bool top_left;
-  double softcap, dropout;
-  uint64_t seed, offset;
-  bool want_lse;
-  bool broadcast_heads;        // Hq != Hk needs no permission
-  pybind11::object score_mod;  // see score_mod.hpp
-  int64_t splits = 0;          // of the keys of one query; 0: as many as fill the device
-  std::optional<double> unified_max = {};  // of the scores of one query: UnifiedMax in softmax.hpp
-  CacheRequest cache = {};
+  bool causal = false;
+  int64_t left = -1, right = -1;
+  bool bottom_right = true;
+  double softcap = 0;
+  py::object alibi = py::none(), sinks = py::none(), bias = py::none();
+  py::object score_mod = py::none();  // see score_mod.hpp
+  double dropout = 0;
+  uint64_t seed = 0, offset = 0;
+  bool want_lse = false;
+  bool broadcast_heads = true;        // Hq != Hk needs no permission
+  int64_t splits = 0;                 // of the keys of one query; 0: as many as fill the device
+  std::optional<double> unified_max;  // of the scores of one query: UnifiedMax in softmax.hpp
+  py::object cu_q = py::none(), cu_k = py::none(), used_k = py::none();
+  int64_t max_q = 0, max_k = 0;
+  CacheRequest cache;  // if it is given, k and v are the keys to append to it
 };
 
 // (out, lse); lse is None unless wanted.

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <map>
 
+#include "arguments.hpp"
 #include "forward.hpp"
 #include "kernels.hpp"
 #include "merge.hpp"
@@ -16,82 +17,12 @@
 namespace xeflash {
 namespace {
 
-py::tuple forward_from_python(const std::string& function, int layout, py::object q, py::object k,
-                              py::object v, py::object out, py::object cu_q, py::object cu_k,
-                              int64_t max_q, int64_t max_k, py::object used_k, py::object bias,
-                              py::object alibi, py::object sinks, std::optional<double> scale,
-                              bool causal, int64_t left, int64_t right, bool top_left,
-                              double softcap, double dropout, uint64_t seed, uint64_t offset,
-                              bool want_lse, bool broadcast_heads, py::object score_mod,
-                              int64_t splits) {
-  return forward({function,
-                  static_cast<Layout>(layout),
-                  std::move(q),
-                  std::move(k),
-                  std::move(v),
-                  std::move(out),
-                  std::move(cu_q),
-                  std::move(cu_k),
-                  std::move(used_k),
-                  max_q,
-                  max_k,
-                  std::move(bias),
-                  std::move(alibi),
-                  std::move(sinks),
-                  scale,
-                  causal,
-                  left,
-                  right,
-                  top_left,
-                  softcap,
-                  dropout,
-                  seed,
-                  offset,
-                  want_lse,
-                  broadcast_heads,
-                  std::move(score_mod),
-                  splits});
+py::tuple forward_from_python(const py::kwargs& arguments) {
+  return forward(read_arguments(arguments));
 }
 
-py::object standard_attention_from_python(py::object q, py::object k, py::object v, bool causal,
-                                          std::optional<double> scale, bool bottom_right) {
-  FwdRequest request{};
-  request.function = "standard_attention";
-  request.layout = Layout::kBHSD;
-  request.q = std::move(q);
-  request.k = std::move(k);
-  request.v = std::move(v);
-  request.out = request.cu_q = request.cu_k = request.used_k = py::none();
-  request.bias = request.alibi = request.sinks = request.score_mod = py::none();
-  request.scale = scale;
-  request.causal = causal;
-  request.left = request.right = -1;
-  request.top_left = !bottom_right;
-  request.broadcast_heads = true;
-  return standard_attention(request);
-}
-
-// The same on a cache; `cu_q` None: q is (batch, length, heads, dim).
-py::tuple forward_cached(const std::string& function, py::object q, py::object k_cache,
-                         py::object v_cache, py::object out, py::object cu_q, py::object cu_k,
-                         int64_t max_q, int64_t max_k, py::object used_k, py::object alibi,
-                         py::object sinks, std::optional<double> scale, bool causal, int64_t left,
-                         int64_t right, double softcap, bool want_lse, int64_t splits,
-                         std::optional<double> unified_max, py::object score_mod,
-                         CacheRequest cache) {
-  FwdRequest r{};
-  r.function = function;
-  r.layout = cu_q.is_none() ? Layout::kBSHD : Layout::kTHD;
-  r.q = std::move(q), r.k = std::move(k_cache), r.v = std::move(v_cache), r.out = std::move(out);
-  r.cu_q = std::move(cu_q), r.cu_k = std::move(cu_k), r.used_k = std::move(used_k);
-  r.max_q = max_q, r.max_k = max_k;
-  r.bias = py::none(), r.alibi = std::move(alibi), r.sinks = std::move(sinks);
-  r.scale = scale, r.causal = causal, r.left = left, r.right = right, r.softcap = softcap;
-  r.want_lse = want_lse, r.broadcast_heads = true, r.splits = splits;
-  r.unified_max = unified_max;
-  r.score_mod = std::move(score_mod);
-  r.cache = std::move(cache);
-  return forward(r);
+py::object standard_attention_from_python(const py::kwargs& arguments) {
+  return standard_attention(read_arguments(arguments));
 }
 
 py::list devices() {
@@ -197,29 +128,9 @@ void translate_sycl_error(std::exception_ptr error) {
 PYBIND11_MODULE(_core, m) {
   py::register_local_exception_translator(translate_sycl_error);
   m.def("forward", &forward_from_python);
+  m.def("argument_names", &argument_names);
   m.def("standard_attention", &standard_attention_from_python);
-  m.def("forward_cached", &forward_cached);
   m.def("merge_states", &merge_states);
-  py::class_<CacheRequest>(m, "Cache")
-      .def(py::init([](py::object lengths, int64_t length, py::object sequences,
-                       py::object left_pad, py::object pages, py::object beams, py::object k_scale,
-                       py::object v_scale, py::object k, py::object v, py::object cos,
-                       py::object sin, bool interleaved) {
-        return CacheRequest{true,
-                            std::move(lengths),
-                            length,
-                            std::move(sequences),
-                            std::move(left_pad),
-                            std::move(pages),
-                            std::move(beams),
-                            std::move(k_scale),
-                            std::move(v_scale),
-                            std::move(k),
-                            std::move(v),
-                            std::move(cos),
-                            std::move(sin),
-                            interleaved};
-      }));
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("devices", &devices);
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });

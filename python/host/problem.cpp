@@ -23,8 +23,8 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
   p.v_name = sdpa ? "value" : named_cache ? "v_cache" : "v";
   const char* f = check.function();
   p.q = with_contiguous_rows(read_array(r.q, f, p.q_name), f, p.q_name);
-  p.k = read_array(r.k, f, p.k_name);
-  p.v = read_array(r.v, f, p.v_name);
+  p.k = read_array(p.cache.given ? r.cache.k : r.k, f, p.k_name);
+  p.v = read_array(p.cache.given ? r.cache.v : r.v, f, p.v_name);
   if (!p.cache.given) {  // a cache is used where it is
     p.k = with_contiguous_rows(std::move(p.k), f, p.k_name);
     p.v = with_contiguous_rows(std::move(p.v), f, p.v_name);

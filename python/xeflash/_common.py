@@ -6,14 +6,17 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xeflash import _core, _random, _score_mod
+
+if TYPE_CHECKING:
+    from xeflash._arguments import Engine
 
 BSHD, THD, BHSD = 0, 1, 2  # Layout in forward.hpp
 
 
-def engine(function: str, q: Any, k: Any, v: Any, *others: Any) -> Any:
+def engine(function: str, q: Any, k: Any, v: Any, *others: Any) -> Engine:
     """What runs a call on these arrays: the extension, or torch_ops in its place where torch has to see the call."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(q, torch.Tensor):
@@ -56,10 +59,3 @@ def seeds(
         return None, 0
     seed, offset = map(index, rng) if rng is not None else _random.next_rng(function, array)
     return seed % 2**64, offset % 2**64
-
-
-def refuse_numbers(function: str, error: TypeError, **numbers: Any) -> None:
-    """Says which argument was not a number, if that is what the extension could not take."""
-    for name, value in numbers.items():
-        if value is not None and not isinstance(value, int | float):
-            raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}") from error

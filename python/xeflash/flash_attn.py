@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash._common import BSHD, THD, engine, refuse_numbers, seeds, snippet, window
+from xeflash._common import BSHD, THD, engine, seeds, snippet, window
 from xeflash._interop import UsmPart
 from xeflash.kv_cache import attend_cache
 
@@ -19,22 +19,20 @@ from xeflash.kv_cache import attend_cache
 def _run(
     function: str,
     layout: int,
+    *,
     q: Any,
     k: Any,
     v: Any,
     dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
     window_size: Sequence[Any],
     softcap: float,
-    alibi_slopes: Any,
     return_attn_probs: bool,
-    s_aux: Any,
-    packing: tuple[Any, Any, int, int, Any] = (None, None, 0, 0, None),
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> Any:
-    core = engine(function, q, k, v, alibi_slopes, s_aux)
+    """A function's call; `more` are arguments that the extension knows by the same names."""
+    core = engine(function, q, k, v, *more.values(), *(captures or {}).values())
     if dropout_p:
         if softcap:
             raise ValueError(
@@ -46,16 +44,11 @@ def _run(
             )
     left, right = window(function, window_size)
     seed, offset = seeds(function, dropout_p, q, core=core)
-    changed = snippet(core, function, score_mod, captures)
-    cu_q, cu_k, max_q, max_k, used_k = packing
-    try:
-        out, lse = core.forward(
-            function, layout, q, k, v, None, cu_q, cu_k, max_q, max_k, used_k, None, alibi_slopes, s_aux, softmax_scale,
-            causal, left, right, False, softcap, dropout_p, seed, offset, return_attn_probs, True, changed, 0,
-        )  # fmt: skip
-    except TypeError as error:
-        refuse_numbers(function, error, softmax_scale=softmax_scale, softcap=softcap, dropout_p=dropout_p)
-        raise
+    out, lse = core.forward(
+        function=function, layout=layout, q=q, k=k, v=v, window_left=left, window_right=right, softcap=softcap,
+        score_mod=snippet(core, function, score_mod, captures), dropout_p=dropout_p, seed=seed, offset=offset,
+        return_lse=return_attn_probs, **more,
+    )  # fmt: skip
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -69,7 +62,7 @@ def flash_attn_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,
+    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -97,8 +90,11 @@ def flash_attn_func(
     >>> out.shape, lse.shape
     ((2, 7, 8, 128), (2, 8, 7))
     """
-    return _run("flash_attn_func", BSHD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                return_attn_probs, s_aux, score_mod=score_mod, captures=captures)  # fmt: skip
+    return _run(
+        "flash_attn_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
+        s_aux=s_aux, score_mod=score_mod, captures=captures,
+    )  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -109,7 +105,7 @@ def flash_attn_qkvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,
+    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -121,8 +117,11 @@ def flash_attn_qkvpacked_func(
     (1, 4, 2, 64)
     """
     q, k, v = _unpack("flash_attn_qkvpacked_func", "qkv", qkv, 5, 3)
-    return _run("flash_attn_qkvpacked_func", BSHD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap,
-                alibi_slopes, return_attn_probs, s_aux)  # fmt: skip
+    return _run(
+        "flash_attn_qkvpacked_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale,
+        causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+        return_attn_probs=return_attn_probs, s_aux=s_aux,
+    )  # fmt: skip
 
 
 def flash_attn_kvpacked_func(
@@ -134,7 +133,7 @@ def flash_attn_kvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,
+    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -147,8 +146,11 @@ def flash_attn_kvpacked_func(
     (1, 4, 2, 64)
     """
     k, v = _unpack("flash_attn_kvpacked_func", "kv", kv, 5, 2)
-    return _run("flash_attn_kvpacked_func", BSHD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap,
-                alibi_slopes, return_attn_probs, s_aux)  # fmt: skip
+    return _run(
+        "flash_attn_kvpacked_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale,
+        causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+        return_attn_probs=return_attn_probs, s_aux=s_aux,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -165,7 +167,7 @@ def flash_attn_varlen_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,
+    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
     return_attn_probs: bool = False,
     block_table: Any = None,
     *,
@@ -191,18 +193,22 @@ def flash_attn_varlen_func(
     (7, 2, 64)
     """
     function = "flash_attn_varlen_func"
-    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k)
+    packing: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
+    packing |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     if block_table is not None:
         if dropout_p:
             raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
         out, lse = attend_cache(
-            function, q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, s_aux,
-            packing=packing, pages=block_table,
-            score_mod=score_mod, captures=captures,
+            function, THD, q=q, k_cache=k, v_cache=v, block_table=block_table, softmax_scale=softmax_scale,
+            causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
+            return_lse=return_attn_probs, score_mod=score_mod, captures=captures, **packing,
         )  # fmt: skip
         return (out, lse, None) if return_attn_probs else out
-    return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                return_attn_probs, s_aux, packing, score_mod, captures)  # fmt: skip
+    return _run(
+        function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
+        s_aux=s_aux, **packing, score_mod=score_mod, captures=captures,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -215,7 +221,7 @@ def flash_attn_varlen_qkvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,
+    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -229,9 +235,13 @@ def flash_attn_varlen_qkvpacked_func(
     """
     function = "flash_attn_varlen_qkvpacked_func"
     q, k, v = _unpack(function, "qkv", qkv, 4, 3)
-    packing = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, None)
-    return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                return_attn_probs, s_aux, packing)  # fmt: skip
+    return _run(
+        function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
+        s_aux=s_aux,
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_k=cu_seqlens, max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -247,7 +257,7 @@ def flash_attn_varlen_kvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,
+    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -262,9 +272,12 @@ def flash_attn_varlen_kvpacked_func(
     """
     function = "flash_attn_varlen_kvpacked_func"
     k, v = _unpack(function, "kv", kv, 4, 2)
-    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, None)
-    return _run(function, THD, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                return_attn_probs, s_aux, packing)  # fmt: skip
+    return _run(
+        function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
+        s_aux=s_aux, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+    )  # fmt: skip
 
 
 def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash._common import engine, refuse_numbers, snippet, window
+from xeflash._common import BSHD, engine, snippet, window
 
 _FUNCTION = "flash_attn_with_kvcache"
 
@@ -85,56 +85,29 @@ def flash_attn_with_kvcache(
         if length < 0:
             raise ValueError(f"{_FUNCTION}: cache_seqlens must not be negative, got {length}")
     out, lse = attend_cache(
-        _FUNCTION, q, k_cache, v_cache, softmax_scale, causal, window_size, softcap, alibi_slopes, return_softmax_lse,
-        s_aux, num_splits=num_splits, unified_max=unified_max, lengths=lengths, length=length,
-        sequences=cache_batch_idx, left_pad=cache_leftpad, pages=block_table, beams=beam_index,
-        scales=(k_scale, v_scale), new=(k, v), rotary=(rotary_cos, rotary_sin), interleaved=rotary_interleaved,
-        score_mod=score_mod, captures=captures,
+        _FUNCTION, BSHD, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        cache_seqlens=lengths, cache_length=length, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+        block_table=block_table, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
+        return_lse=return_softmax_lse, s_aux=s_aux, beam_index=beam_index, unified_max=unified_max, k_scale=k_scale,
+        v_scale=v_scale, score_mod=score_mod, captures=captures,
     )  # fmt: skip
     return (out, lse) if return_softmax_lse else out
 
 
 def attend_cache(
     function: str,
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Sequence[Any],
-    softcap: float,
-    alibi_slopes: Any,
-    want_lse: bool,
-    s_aux: Any,
+    layout: int,
     *,
-    packing: tuple[Any, Any, int, int, Any] = (None, None, 0, 0, None),
-    num_splits: int = 0,
-    unified_max: float | None = None,
-    lengths: Any = None,
-    length: int = -1,
-    sequences: Any = None,
-    left_pad: Any = None,
-    pages: Any = None,
-    beams: Any = None,
-    scales: tuple[Any, Any] = (None, None),
-    new: tuple[Any, Any] = (None, None),
-    rotary: tuple[Any, Any] = (None, None),
-    interleaved: bool = True,
+    window_size: Sequence[Any],
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> tuple[Any, Any]:
-    """(out, LSE or None) of q on a cache; see CacheRequest in cache.hpp."""
-    core = engine(function, q, k_cache, v_cache, *new, *rotary, *scales, alibi_slopes, s_aux)
+    """(out, LSE or None) of q on a cache; `more` are arguments that the extension knows by the same names."""
+    core = engine(function, more["q"], more["k_cache"], more["v_cache"], *more.values(), *(captures or {}).values())
     left, right = window(function, window_size)
-    changed = snippet(core, function, score_mod, captures)
-    try:
-        cache = core.Cache(lengths, length, sequences, left_pad, pages, beams, *scales, *new, *rotary, interleaved)
-        result: tuple[Any, Any] = core.forward_cached(
-            function, q, k_cache, v_cache, None, *packing, alibi_slopes, s_aux, softmax_scale, causal, left, right,
-            softcap, want_lse, num_splits, unified_max, changed, cache,
-        )  # fmt: skip
-    except TypeError as error:
-        refuse_numbers(function, error, softmax_scale=softmax_scale, softcap=softcap, num_splits=num_splits,
-                       unified_max=unified_max)  # fmt: skip
-        raise
-    return result
+    return core.forward(
+        function=function, layout=layout, window_left=left, window_right=right,
+        score_mod=snippet(core, function, score_mod, captures), **more,
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash._common import BHSD, engine, refuse_numbers, seeds, snippet, window
+from xeflash._common import BHSD, engine, seeds, snippet, window
 
 
 def attention(
@@ -74,15 +74,12 @@ def attention(
         query, key, value, attn_mask, out_4d = _to_4d(query, key, value, attn_mask, out)
     else:
         out_4d = out
-    try:
-        result, lse = core.forward(
-            "attention", BHSD, query, key, value, out_4d, None, None, 0, 0, None, attn_mask, alibi_slopes, sinks, scale,
-            is_causal, left, right, not bottom_right, softcap, dropout_p, seed, offset, return_lse, enable_gqa,
-            changed, 0,
-        )  # fmt: skip
-    except TypeError as error:
-        refuse_numbers("attention", error, scale=scale, softcap=softcap, dropout_p=dropout_p)
-        raise
+    result, lse = core.forward(
+        function="attention", layout=BHSD, q=query, k=key, v=value, out=out_4d, softmax_scale=scale, causal=is_causal,
+        window_left=left, window_right=right, bottom_right=bottom_right, softcap=softcap, alibi_slopes=alibi_slopes,
+        s_aux=sinks, attn_mask=attn_mask, score_mod=changed, dropout_p=dropout_p, seed=seed, offset=offset,
+        return_lse=return_lse, enable_gqa=enable_gqa,
+    )  # fmt: skip
     if rank != 4:
         result = out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
         lse = lse.reshape((*lead, *lse.shape[4 - min(rank, 3) :])) if lse is not None else None

@@ -5,15 +5,14 @@ allocators without waiting for a device. The public functions go through them by
 ``needed``; elsewhere they call the extension directly, which costs less. A result that was not asked for has no
 elements.
 
-This module stands in for the extension there: ``forward``, ``forward_cached``, ``Cache`` and ``merge_states`` are
-those of _core.pyi.
+This module stands in for the extension there: ``forward`` and ``merge_states`` are those of _core.pyi.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -24,6 +23,11 @@ from torch.autograd import forward_ad
 import xeflash.jit  # noqa: F401  gives the extension its kernels
 from xeflash import _core, _score_mod
 from xeflash._common import BHSD, BSHD, THD, seeds
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from xeflash._arguments import Arguments
 
 Pair = tuple[Tensor, Tensor]
 Scalar = int | float
@@ -93,9 +97,10 @@ def attention(
     snippet = _snippet("attention", score_mod, capture_names, capture_arrays, capture_numbers)
     seed, offset = seeds("attention", dropout_p, query, None if seed is None else (seed, offset))
     out, lse = _core.forward(
-        "attention", BHSD, query, key, value, None, None, None, 0, 0, None, attn_mask, alibi_slopes, sinks, scale,
-        is_causal, window_left, window_right, not bottom_right, softcap, dropout_p, seed, offset, return_lse,
-        enable_gqa, snippet, 0,
+        function="attention", layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,
+        window_left=window_left, window_right=window_right, bottom_right=bottom_right, softcap=softcap,
+        alibi_slopes=alibi_slopes, s_aux=sinks, attn_mask=attn_mask, score_mod=snippet, dropout_p=dropout_p, seed=seed,
+        offset=offset, return_lse=return_lse, enable_gqa=enable_gqa,
     )  # fmt: skip
     return out, _present(lse, query)
 
@@ -126,8 +131,9 @@ def flash_attn(
     snippet = _snippet("flash_attn_func", score_mod, capture_names, capture_arrays, capture_numbers)
     seed, offset = seeds("flash_attn_func", dropout_p, q, None if seed is None else (seed, offset))
     out, lse = _core.forward(
-        "flash_attn_func", BSHD, q, k, v, None, None, None, 0, 0, None, None, alibi_slopes, s_aux, softmax_scale,
-        causal, window_left, window_right, False, softcap, dropout_p, seed, offset, return_lse, True, snippet, 0,
+        function="flash_attn_func", layout=BSHD, q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal,
+        window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
+        score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset, return_lse=return_lse,
     )  # fmt: skip
     return out, _present(lse, q)
 
@@ -151,6 +157,10 @@ def flash_attn_varlen(
     *,
     s_aux: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    k_factor: float | None = None,
+    v_factor: float | None = None,
     seed: int | None = None,
     offset: int = 0,
     return_lse: bool = False,
@@ -159,24 +169,21 @@ def flash_attn_varlen(
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
 ) -> Pair:
-    """xeflash.flash_attn_varlen_func."""
+    """xeflash.flash_attn_varlen_func; scales (factors are those that are numbers) belong to pages in 8 bits."""
     function = "flash_attn_varlen_func"
-    refuse_gradients(function, q, k, v, alibi_slopes, s_aux, *(capture_arrays or ()))
+    refuse_gradients(function, q, k, v, alibi_slopes, s_aux, k_scale, v_scale, *(capture_arrays or ()))
     snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
-    if block_table is not None:
-        if dropout_p:
-            raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
-        cache = _core.Cache(None, -1, None, None, block_table, None, None, None, None, None, None, None, True)
-        out, lse = _core.forward_cached(
-            function, q, k, v, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, alibi_slopes,
-            s_aux, softmax_scale, causal, window_left, window_right, softcap, return_lse, 0, None, snippet, cache,
-        )  # fmt: skip
-        return out, _present(lse, q)
-    seed, offset = seeds("flash_attn_varlen_func", dropout_p, q, None if seed is None else (seed, offset))
+    paged = block_table is not None
+    if paged and dropout_p:
+        raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
+    keys: dict[str, Any] = {"k_cache": k, "v_cache": v, "block_table": block_table} if paged else {"k": k, "v": v}
+    seed, offset = seeds(function, dropout_p, q, None if seed is None else (seed, offset))
     out, lse = _core.forward(
-        function, THD, q, k, v, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, None,
-        alibi_slopes, s_aux, softmax_scale, causal, window_left, window_right, False, softcap, dropout_p, seed, offset,
-        return_lse, True, snippet, 0,
+        function=function, layout=THD, q=q, **keys, k_scale=k_factor if k_scale is None else k_scale,
+        v_scale=v_factor if v_scale is None else v_scale, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_k=seqused_k, softmax_scale=softmax_scale,
+        causal=causal, window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes,
+        s_aux=s_aux, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset, return_lse=return_lse,
     )  # fmt: skip
     return out, _present(lse, q)
 
@@ -221,14 +228,14 @@ def flash_attn_with_kvcache(
     arrays = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, k_scale, v_scale, alibi_slopes, s_aux)
     refuse_gradients(function, *arrays, *(capture_arrays or ()))
     snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
-    cache = _core.Cache(
-        cache_seqlens, cache_length, cache_batch_idx, cache_leftpad, block_table, beam_index,
-        k_factor if k_scale is None else k_scale, v_factor if v_scale is None else v_scale, k, v, rotary_cos,
-        rotary_sin, rotary_interleaved,
-    )  # fmt: skip
-    out, lse = _core.forward_cached(
-        function, q, k_cache, v_cache, None, None, None, 0, 0, None, alibi_slopes, s_aux, softmax_scale, causal,
-        window_left, window_right, softcap, return_lse, num_splits, unified_max, snippet, cache,
+    out, lse = _core.forward(
+        function=function, layout=BSHD, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_length=cache_length, cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad, block_table=block_table, softmax_scale=softmax_scale, causal=causal,
+        window_left=window_left, window_right=window_right, softcap=softcap, rotary_interleaved=rotary_interleaved,
+        alibi_slopes=alibi_slopes, num_splits=num_splits, return_lse=return_lse, s_aux=s_aux, beam_index=beam_index,
+        unified_max=unified_max, k_scale=k_factor if k_scale is None else k_scale,
+        v_scale=v_factor if v_scale is None else v_scale, score_mod=snippet,
     )  # fmt: skip
     return out, _present(lse, q)
 
@@ -319,21 +326,25 @@ def _results(like: Tensor, out: tuple[Any, ...], lse: tuple[Any, ...], want_lse:
 # ---- registration -------------------------------------------------------------------------------
 
 
-def _autocast(operator: Any, device: str, cast: tuple[int, ...]) -> Callable[..., Any]:
-    """Casts the arguments at these places, as torch does for its own attention, and calls again below autocast."""
+def _autocast(operator: Any, kernel: Callable[..., Any], device: str, cast: tuple[str, ...]) -> Callable[..., Any]:
+    """Casts the arguments of these names, as torch does for its own attention, and calls again below autocast."""
     above = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{_KEYS[device]}"))
+    parameters = list(inspect.signature(kernel).parameters)
+    places = [parameters.index(name) for name in cast]
+    has_pages = "block_table" in parameters and "k_cache" not in parameters  # then k and v are the pages
+    table = parameters.index("block_table") if has_pages else len(parameters)
 
-    def kernel(*arguments: Any, **more: Any) -> Any:
-        dtype, values = torch.get_autocast_dtype(device), list(arguments)
-        paged = operator is torch.ops.xeflash.flash_attn_varlen.default and len(values) > 14 and values[14] is not None
-        for place in (0,) if paged else cast:  # a cache is used where it is
+    def below(*arguments: Any, **more: Any) -> Any:  # the dispatcher passes by place all that has one
+        values, dtype = list(arguments), torch.get_autocast_dtype(device)
+        paged = table < len(values) and values[table] is not None
+        for place in places[:1] if paged else places:  # a cache is used where it is
             x = values[place] if place < len(values) else None
             if x is not None and x.is_floating_point() and x.dtype is not torch.float64:
                 values[place] = x.to(dtype)
         with torch._C._ExcludeDispatchKeyGuard(above):
             return operator(*values, **more)
 
-    return kernel
+    return below
 
 
 _TYPES = {"int": "SymInt", "Sequence[Tensor]": "Tensor[]", "Sequence[str]": "str[]", "Sequence[Scalar]": "Scalar[]"}
@@ -360,7 +371,7 @@ def _register(
     name: str,
     kernel: Callable[..., Any],
     fake: Callable[..., Any],
-    cast: tuple[int, ...] = (),
+    cast: tuple[str, ...] = (),
     mutates: tuple[str, ...] = (),
     random: bool = False,
 ) -> None:
@@ -370,18 +381,18 @@ def _register(
     for device, key in _KEYS.items():
         LIBRARY.impl(name, kernel, key)
         if cast:
-            LIBRARY.impl(name, _autocast(operator, device, cast), f"Autocast{key}")
+            LIBRARY.impl(name, _autocast(operator, kernel, device, cast), f"Autocast{key}")
     torch.library.register_fake(f"xeflash::{name}", fake, lib=LIBRARY)
 
 
-_register("attention", attention, _attention_fake, (0, 1, 2), random=True)
-_register("flash_attn", flash_attn, _flash_attn_fake, (0, 1, 2), random=True)
-_register("flash_attn_varlen", flash_attn_varlen, _varlen_fake, (0, 1, 2), random=True)
+_register("attention", attention, _attention_fake, ("query", "key", "value"), random=True)
+_register("flash_attn", flash_attn, _flash_attn_fake, ("q", "k", "v"), random=True)
+_register("flash_attn_varlen", flash_attn_varlen, _varlen_fake, ("q", "k", "v"), random=True)
 _register(
     "flash_attn_with_kvcache",
     flash_attn_with_kvcache,
     _kvcache_fake,
-    (0, 3, 4),
+    ("q", "k", "v"),
     mutates=("k_cache", "v_cache", "k_scale", "v_scale"),
 )
 _register("merge_states", merge, _merge_fake)
@@ -395,76 +406,52 @@ _merge_op = torch.ops.xeflash.merge_states.default
 
 # ---- in the place of the extension --------------------------------------------------------------
 
+# What the operator that follows torch's scaled_dot_product_attention calls them.
+_NAMES_OF_ATTENTION = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "causal": "is_causal",
+    "softmax_scale": "scale",
+    "s_aux": "sinks",
+}
+_NAMES_OF_PAGES = {"k_cache": "k", "v_cache": "v"}
 
-def forward(
-    function: str, layout: int, q: Any, k: Any, v: Any, out: Any, cu_q: Any, cu_k: Any, max_q: Any, max_k: Any,
-    used_k: Any, bias: Any, alibi: Any, sinks: Any, scale: float | None, causal: bool, left: int, right: int,
-    top_left: bool, softcap: float, dropout: float, seed: int | None, offset: int, want_lse: bool,
-    broadcast_heads: bool, score_mod: Any, splits: int, /,
-) -> tuple[Any, Any]:  # fmt: skip
-    """_core.forward by the operator of the layout; seed None: it draws one."""
-    more = {"softcap": softcap, "alibi_slopes": alibi, "return_lse": want_lse, **_as_lists(score_mod)}
-    more |= {"window_left": left, "window_right": right, "seed": _as_int64(seed), "offset": _as_int64(offset)}
+
+def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
+    """_core.forward by the operator of these arguments, which refuses those that it does not have."""
+    given: dict[str, Any] = {**arguments}
+    function, layout, out = given.pop("function"), given.pop("layout"), given.pop("out", None)
+    given |= _as_lists(given.pop("score_mod", None))
     if layout == BHSD:
-        result, lse = _attention_op(
-            q, k, v, bias, dropout, causal, scale, broadcast_heads, bottom_right=not top_left, sinks=sinks, **more
-        )
-    elif layout == BSHD:
-        result, lse = _flash_attn_op(q, k, v, dropout, scale, causal, s_aux=sinks, **more)
+        operator, names = _attention_op, _NAMES_OF_ATTENTION
+    elif layout == THD:
+        operator, names = _varlen_op, _NAMES_OF_PAGES
     else:
-        result, lse = _varlen_op(
-            q, k, v, cu_q, cu_k, max_q, max_k, dropout, scale, causal, s_aux=sinks, seqused_k=used_k, **more
-        )
-    return result if out is None else out.copy_(result), lse if want_lse else None
+        operator, names = _kvcache_op if "k_cache" in given else _flash_attn_op, {}
+    for name in ("seed", "offset"):
+        if name in given:
+            given[name] = _as_int64(given[name])
+    for side in "kv":  # a scale that is a number has a name of its own in a schema
+        if (scale := given.pop(f"{side}_scale", None)) is not None:
+            given[f"{side}_scale" if isinstance(scale, Tensor) else f"{side}_factor"] = scale
+    result, lse = operator(**{names.get(name, name): value for name, value in given.items()})
+    if out is not None:
+        result = _written(function, out, result)
+    return result, lse if given.get("return_lse") else None
 
 
 def _as_int64(value: int | None) -> int | None:
     return value if value is None or value < 2**63 else value - 2**64
 
 
-class Cache(NamedTuple):
-    """The arguments of _core.Cache."""
-
-    lengths: Any
-    length: Any
-    sequences: Any
-    left_pad: Any
-    pages: Any
-    beams: Any
-    k_scale: Any
-    v_scale: Any
-    k: Any
-    v: Any
-    cos: Any
-    sin: Any
-    interleaved: bool
-
-
-def forward_cached(
-    function: str, q: Any, k_cache: Any, v_cache: Any, out: Any, cu_q: Any, cu_k: Any, max_q: Any, max_k: Any,
-    used_k: Any, alibi: Any, sinks: Any, scale: float | None, causal: bool, left: int, right: int, softcap: float,
-    want_lse: bool, splits: int, unified_max: float | None, score_mod: Any, cache: Cache, /,
-) -> tuple[Any, Any]:  # fmt: skip
-    """_core.forward_cached by the operator of a cache, or of packed sequences."""
-    more = {"s_aux": sinks, "window_left": left, "window_right": right, "softcap": softcap, "alibi_slopes": alibi}
-    more |= {"return_lse": want_lse, **_as_lists(score_mod)}
-    if cu_q is not None:
-        result, lse = _varlen_op(
-            q, k_cache, v_cache, cu_q, cu_k, max_q, max_k, 0.0, scale, causal, block_table=cache.pages,
-            seqused_k=used_k, **more,
-        )  # fmt: skip
-    else:
-        for side, scales in (("k", cache.k_scale), ("v", cache.v_scale)):
-            if isinstance(scales, Tensor):
-                more[f"{side}_scale"] = scales
-            elif scales is not None:
-                more[f"{side}_factor"] = float(scales)
-        result, lse = _kvcache_op(
-            q, k_cache, v_cache, cache.k, cache.v, cache.cos, cache.sin, cache.lengths, cache.sequences,
-            cache.left_pad, cache.pages, scale, causal, rotary_interleaved=cache.interleaved, num_splits=splits,
-            cache_length=cache.length, beam_index=cache.beams, unified_max=unified_max, **more,
-        )  # fmt: skip
-    return result, lse if want_lse else None
+def _written(function: str, out: Tensor, result: Tensor) -> Tensor:
+    """`out` with the result in it, in its own type: autocast may have computed in another one."""
+    if out.shape != result.shape:
+        raise ValueError(f"{function}: out must have the shape {list(result.shape)}, got {list(out.shape)}")
+    if out.device != result.device:
+        raise ValueError(f"{function}: out must be on the device of q ({result.device}), got {out.device}")
+    return out.copy_(result)
 
 
 def merge_states(outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:

@@ -79,7 +79,7 @@ def split(monkeypatch):
 
     def into(splits):
         forward = xeflash._core.forward
-        monkeypatch.setattr(xeflash._core, "forward", lambda *arguments: forward(*arguments[:-1], splits))
+        monkeypatch.setattr(xeflash._core, "forward", lambda **given: forward(**given | {"num_splits": splits}))
 
     return into
 

@@ -215,7 +215,7 @@ REFUSED = {
         "unified_max is there for one query only, got q.length = 3",
     ),
     "unified-max-nan": ({"unified_max": float("nan")}, ValueError, "unified_max must be finite, got nan"),
-    "splits-type": ({"num_splits": "2"}, TypeError, "num_splits must be a number, got str"),
+    "splits-type": ({"num_splits": "2"}, TypeError, "num_splits must be an integer, got"),
     "window": ({"window_size": (1, 2, 3)}, ValueError, "window_size must have 2 entries, got 3"),
     "softcap": ({"softcap": -1.0}, ValueError, "softcap must be 0 (off) or positive, got -1.0"),
 }

@@ -74,7 +74,7 @@ calls = {{
     "decode": lambda: xeflash.flash_attn_func(one, *x[:2]),
     "append": lambda: xeflash.flash_attn_with_kvcache(one, *x[:2], one, one, cache_seqlens=2),
     "merge": lambda: xeflash.merge_states(x[0], lse, x[1], lse),
-    "standard": lambda: xeflash._core.standard_attention(*x[:3], False, None, True),
+    "standard": lambda: xeflash._core.standard_attention(function="standard", layout=2, q=x[0], k=x[1], v=x[2]),
 }}
 for name, call in calls.items():
     try:

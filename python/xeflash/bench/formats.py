@@ -47,7 +47,7 @@ def _result(data: Mapping[str, typing.Any], layout: Layout) -> Result:
     return Result(layout.row(**fields), {name: tuple(values) for name, values in samples.items()})
 
 
-def to_json(header: Header, results: Sequence[Result], layout: Layout = ATTENTION) -> str:
+def to_json(header: Header, results: Sequence[Result], layout: Layout = ATTENTION) -> str:  # noqa: ARG001
     """Return one object: the header's entries and "rows"."""
     rows = [_json_row(result) for result in results]
     return json.dumps({**header, "rows": rows}, indent=1) + "\n"
@@ -58,7 +58,7 @@ def from_json(text: str, layout: Layout = ATTENTION) -> list[Result]:
     return [_result(row, layout) for row in json.loads(text)["rows"]]
 
 
-def to_jsonl(header: Header, results: Sequence[Result], layout: Layout = ATTENTION) -> str:
+def to_jsonl(header: Header, results: Sequence[Result], layout: Layout = ATTENTION) -> str:  # noqa: ARG001
     """Return one line with the header, then one line per row."""
     return "".join(json.dumps(item) + "\n" for item in [dict(header), *map(_json_row, results)])
 

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from xeflash import _core
-from xeflash._common import engine, refuse_numbers
+from xeflash._common import BHSD, engine
 
 importlib.import_module("xeflash.jit")  # makes kernels for the extension
 
@@ -32,8 +32,7 @@ def standard_attention(
     """
     if engine("standard_attention", query, key, value) is not _core:
         raise NotImplementedError("standard_attention: it is for plain tensors, without torch.compile or autocast")
-    try:
-        return _core.standard_attention(query, key, value, is_causal, scale, bottom_right)
-    except TypeError as error:
-        refuse_numbers("standard_attention", error, scale=scale)
-        raise
+    return _core.standard_attention(
+        function="standard_attention", layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,
+        bottom_right=bottom_right,
+    )  # fmt: skip

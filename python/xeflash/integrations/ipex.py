@@ -111,7 +111,7 @@ def IpexSDP_Index(
     alpha: float,
     beta: float = 1.0,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
+    is_causal: bool = False,  # noqa: ARG001
 ) -> Tensor:
     """One token of a beam search: attention over a prompt that beams share, then over each beam's own history.
 
@@ -187,7 +187,7 @@ class VarlenAttention(torch.nn.Module):  # type: ignore[misc]
         max_seqlen_k: int,
         pdropout: float,
         softmax_scale: float,
-        zero_tensors: bool,
+        zero_tensors: bool,  # noqa: ARG003
         is_causal: bool,
         return_softmax: bool,
         gen_: torch.Generator | None,
@@ -203,13 +203,15 @@ class VarlenAttention(torch.nn.Module):  # type: ignore[misc]
         function = "VarlenAttention"
         if return_softmax:
             raise NotImplementedError(f"{function}: return_softmax must be False, got {return_softmax}")
-        core = engine(function, query, key, value, alibi_slopes)
+        core = engine(function, query, key, value, alibi_slopes, out)
         rng = _random.draw(function, gen_) if pdropout and gen_ is not None else None
         seed, offset = seeds(function, pdropout, query, rng, core)
         core.forward(
-            function, THD, query, key, value, out, seqlen_q.int(), seqlen_k.int(), max_seqlen_q, max_seqlen_k, None,
-            None, alibi_slopes, None, softmax_scale, is_causal, window_size_left, window_size_right, False,
-            max(softcap, 0.0), pdropout, seed, offset, False, True, None, 0,
+            function=function, layout=THD, q=query, k=key, v=value, out=out, cu_seqlens_q=seqlen_q.int(),
+            cu_seqlens_k=seqlen_k.int(), max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+            softmax_scale=softmax_scale, causal=is_causal, window_left=window_size_left,
+            window_right=window_size_right, softcap=max(softcap, 0.0), alibi_slopes=alibi_slopes, dropout_p=pdropout,
+            seed=seed, offset=offset,
         )  # fmt: skip
         return out
 
@@ -247,7 +249,7 @@ class PagedAttention:
         key_cache: Tensor,
         value_cache: Tensor,
         slot_mapping: Tensor,
-        kv_cache_dtype: str = "auto",
+        kv_cache_dtype: str = "auto",  # noqa: ARG003
         k_scale: float = 1.0,
         v_scale: float = 1.0,
     ) -> None:
@@ -320,12 +322,11 @@ class PagedAttention:
     ) -> Tensor:  # fmt: skip
         function = "PagedAttention"
         key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-        core = engine(function, query, key_cache, value_cache, alibi)
-        scales = (k_scale, v_scale) if key_cache.dtype.itemsize == 1 else (None, None)
-        cache = core.Cache(None, -1, None, None, pages.int(), None, *scales, None, None, None, None, True)
-        core.forward_cached(
-            function, query, key_cache, value_cache, output, cu_q, cu_k, max_q, max_k, used, alibi, None, scale, causal,
-            -1, -1, 0.0, False, 0, None, None, cache,
+        scales: Any = {"k_scale": k_scale, "v_scale": v_scale} if key_cache.dtype.itemsize == 1 else {}
+        engine(function, query, key_cache, value_cache, alibi, output).forward(
+            function=function, layout=THD, q=query, k_cache=key_cache, v_cache=value_cache, block_table=pages.int(),
+            out=output, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=max_q, max_seqlen_k=max_k, seqused_k=used,
+            softmax_scale=scale, causal=causal, alibi_slopes=alibi, **scales,
         )  # fmt: skip
         return output
 

@@ -267,15 +267,14 @@ class _PackedCall(NamedTuple):
 
     def attend(self, out: Tensor) -> Tensor:
         """The LSE; `out` is written."""
-        arrays = (*self[:3], out, self.cu_seq_q, self.cu_seq_k, self.max_q, self.max_k, self.seqused_k)
         left, right = self.window_size or (-1, -1)
-        masking = (self.scale, self.is_causal, left, right)
-        if self.block_table is None:
-            _, lse = _core.forward(
-                "varlen_attn", THD, *arrays, None, None, None, *masking, False, 0.0, 0.0, 0, 0, True, True, None, 0
-            )
-        else:
-            cache = _core.Cache(None, -1, None, None, self.block_table, None, None, None, None, None, None, None, True)
-            _, lse = _core.forward_cached("varlen_attn", *arrays, None, None, *masking, 0.0, True, 0, None, None, cache)
+        paged = {"k_cache": self.key, "v_cache": self.value, "block_table": self.block_table}
+        keys: Any = {"k": self.key, "v": self.value} if self.block_table is None else paged
+        _, lse = _core.forward(
+            function="varlen_attn", layout=THD, q=self.query, out=out, cu_seqlens_q=self.cu_seq_q,
+            cu_seqlens_k=self.cu_seq_k, max_seqlen_q=self.max_q, max_seqlen_k=self.max_k, seqused_k=self.seqused_k,
+            softmax_scale=self.scale, causal=self.is_causal, window_left=left, window_right=right, return_lse=True,
+            **keys,
+        )  # fmt: skip
         result: Tensor = lse
         return result

@@ -58,7 +58,11 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
         """Keys, then values, of (pages, page, Hk, D)."""
         if block_size % 16:
@@ -179,7 +183,12 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         self.sliding_window = (side, side if both else 0)
 
     def do_kv_cache_update(
-        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+        self,
+        layer: Any,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
     ) -> None:
         """Writes the new tokens' keys and values, (tokens and padding, Hk, D), to their slots."""
         if self.attn_type in _ENCODERS or self.kv_sharing_target_layer_name is not None:
@@ -211,18 +220,27 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         query, out = query[:tokens], output[:tokens].view(tokens, self.num_heads, self.head_size)
         if self.attn_type in _ENCODERS:
             starts, longest = m.query_start_loc, m.max_query_len
-            engine("xeflash", query, key, value).forward(
-                "xeflash", THD, query, key[:tokens], value[:tokens], out, starts, starts, longest, longest, None, None,
-                self.alibi_slopes, self.sinks, self.scale, False, *self.sliding_window, False, self.logits_soft_cap,
-                0.0, 0, 0, False, True, None, 0,
+            engine("xeflash", query, key, value, out).forward(
+                function="xeflash", layout=THD, q=query, k=key[:tokens], v=value[:tokens], out=out, cu_seqlens_q=starts,
+                cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest, **self._features(causal=False),
             )  # fmt: skip
             return output
         key_cache, value_cache = kv_cache.unbind(0)
-        core = engine("xeflash", query, key_cache, value_cache)
-        pages = core.Cache(None, -1, None, None, m.block_table, None, None, None, None, None, None, None, True)
-        core.forward_cached(
-            "xeflash", query, key_cache, value_cache, out, m.query_start_loc, None, m.max_query_len, m.max_seq_len,
-            m.seq_lens, self.alibi_slopes, self.sinks, self.scale, m.causal, *self.sliding_window,
-            self.logits_soft_cap, False, 0, None, None, pages,
+        engine("xeflash", query, key_cache, value_cache, out).forward(
+            function="xeflash", layout=THD, q=query, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table,
+            out=out, cu_seqlens_q=m.query_start_loc, max_seqlen_q=m.max_query_len, max_seqlen_k=m.max_seq_len,
+            seqused_k=m.seq_lens, **self._features(causal=m.causal),
         )  # fmt: skip
         return output
+
+    def _features(self, *, causal: bool) -> dict[str, Any]:
+        left, right = self.sliding_window
+        return {
+            "softmax_scale": self.scale,
+            "causal": causal,
+            "window_left": left,
+            "window_right": right,
+            "softcap": self.logits_soft_cap,
+            "alibi_slopes": self.alibi_slopes,
+            "s_aux": self.sinks,
+        }

@@ -124,7 +124,7 @@ class Dense:
             document = Values.of(np.arange(max(self.rows, self.keys)) // 50, "int32")
             near = Values.of(random.standard_normal((heads, 16)), "float32")
 
-            def change(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            def change(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:  # noqa: ARG001
                 other = document.numbers[i] != document.numbers[j]
                 return np.where(other, -np.inf, s + near.numbers[h, j % 16] * _STRENGTH)
 

@@ -33,7 +33,7 @@ class _Stopwatch:
         self.times: list[float] = []
         self._synchronize = synchronize
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
         self._synchronize()
         self.times.append(time.perf_counter())
         return scores

@@ -1,0 +1,17 @@
+// The arguments of forward(), by name.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "forward.hpp"
+
+namespace xeflash {
+
+// Reads what Python passes; what is not given has FwdRequest's own default. Raises a TypeError for
+// a name that is not known, and for a value of another type.
+FwdRequest read_arguments(const pybind11::kwargs& given);
+
+// All names, in order.
+pybind11::tuple argument_names();
+
+}  // namespace xeflash

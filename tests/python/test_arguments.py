@@ -1,0 +1,74 @@
+"""The extension's arguments by name: one list, and values of the types that they need."""
+
+import numpy as np
+import pytest
+import xeflash
+from xeflash import _core
+from xeflash._arguments import Arguments
+
+Q = np.ones((2, 3, 4, 64), np.float32)
+CACHE = np.ones((2, 32, 4, 64), np.float32)
+STARTS = np.array([0, 2, 3], np.int32)
+
+
+def test_the_extension_has_the_arguments_that_python_declares():
+    xeflash.attention  # noqa: B018  loads the extension
+    assert _core.argument_names() == tuple(Arguments.__annotations__)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(TypeError, match=r"forward\(\) has no argument 'softmax'"):
+        _core.forward(function="f", layout=0, q=Q, k=Q, v=Q, softmax=1.0)
+
+
+FUNCTIONS = {
+    "attention": lambda **more: xeflash.attention(Q, Q, Q, **more),
+    "flash_attn_func": lambda **more: xeflash.flash_attn_func(Q, Q, Q, **more),
+    "flash_attn_with_kvcache": lambda **more: xeflash.flash_attn_with_kvcache(Q, CACHE, CACHE, **more),
+    "flash_attn_varlen_func": lambda **more: xeflash.flash_attn_varlen_func(
+        Q[0], Q[0], Q[0], STARTS, STARTS, **{"max_seqlen_q": 2, "max_seqlen_k": 2} | more
+    ),
+}
+NOT_A_NUMBER, NOT_BOOLEAN, NOT_AN_INTEGER = "must be a number", "must be True or False", "must be an integer"
+
+
+@pytest.mark.parametrize(
+    "function, name, value, rule",
+    [
+        ("attention", "scale", "0.5", NOT_A_NUMBER),
+        ("attention", "scale", True, NOT_A_NUMBER),
+        ("attention", "scale", 1j, NOT_A_NUMBER),
+        ("attention", "softcap", [1.0], NOT_A_NUMBER),
+        ("attention", "dropout_p", "half", NOT_A_NUMBER),
+        ("attention", "is_causal", "no", NOT_BOOLEAN),
+        ("attention", "is_causal", None, NOT_BOOLEAN),
+        ("attention", "is_causal", 2, NOT_BOOLEAN),
+        ("attention", "bottom_right", 0.0, NOT_BOOLEAN),
+        ("attention", "enable_gqa", "yes", NOT_BOOLEAN),
+        ("attention", "return_lse", None, NOT_BOOLEAN),
+        ("flash_attn_func", "softmax_scale", "0.5", NOT_A_NUMBER),
+        ("flash_attn_func", "causal", "no", NOT_BOOLEAN),
+        ("flash_attn_varlen_func", "max_seqlen_q", 11.0, NOT_AN_INTEGER),
+        ("flash_attn_varlen_func", "max_seqlen_k", "11", NOT_AN_INTEGER),
+        ("flash_attn_varlen_func", "max_seqlen_k", True, NOT_AN_INTEGER),
+        ("flash_attn_with_kvcache", "num_splits", 2.0, NOT_AN_INTEGER),
+        ("flash_attn_with_kvcache", "rotary_interleaved", None, NOT_BOOLEAN),
+        ("flash_attn_with_kvcache", "unified_max", "1", NOT_A_NUMBER),
+    ],
+)
+def test_a_value_of_another_type_is_named(function, name, value, rule):
+    got = f", got {value!r} \\({type(value).__name__}\\)".replace("[", r"\[").replace("]", r"\]")
+    with pytest.raises(TypeError, match=f"^{function}: {name} {rule}{got}$"):
+        FUNCTIONS[function](**{name: value})
+
+
+@pytest.mark.parametrize("name, value", [("max_seqlen_q", 2**63), ("max_seqlen_k", -(2**70))])
+def test_an_integer_that_does_not_fit_is_named(name, value):
+    with pytest.raises(ValueError, match=rf"{name} must be -2\^63 to 2\^63 - 1, got {value}"):
+        FUNCTIONS["flash_attn_varlen_func"](**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    plain = xeflash.attention(Q, Q * 2, Q, scale=0.5, is_causal=True)
+    same = xeflash.attention(Q, Q * 2, Q, scale=np.float32(0.5), is_causal=np.bool_(True))
+    np.testing.assert_array_equal(plain, same)
