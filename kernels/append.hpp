@@ -41,7 +41,8 @@ XF_INLINE void append(const AppendParams& p) {
   const int batch = static_cast<int>(group / p.tokens), t = static_cast<int>(group % p.tokens);
   const Sequence seq(p.attention, batch);
   const int before = seq.sk - cache.added;  // keys
-  if (before < 0) return;                   // lengths on a device that the cache has no room for
+  // Lengths on a device that the cache has no room for: nothing is written.
+  if (before < 0 || (cache.lengths && cache.lengths[batch] != seq.k0 + before)) return;
   const auto load_rotated = [&](RowTile<1, d>& x, const T* row, int token) {
     load_row(x, row);
     const int64_t position = seq.k0 + before + token;

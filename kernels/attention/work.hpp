@@ -42,15 +42,17 @@ struct Sequence {
       k0 = p.cu_k[b];
       sk = p.cu_k[b + 1] - p.cu_k[b];
     }
-    if (p.used_k) sk = p.used_k[b] < sk ? p.used_k[b] : sk;
-    if (p.cache.lengths) {
-      const int used = p.cache.lengths[b] + p.cache.added;
-      sk = used < sk ? used : sk;
-    }
+    if (p.used_k) sk = within(p.used_k[b], sk);
+    if (p.cache.lengths) sk = within(p.cache.lengths[b], sk - p.cache.added) + p.cache.added;
     if (p.cache.left_pad) {
       k0 = p.cache.left_pad[b];
       sk = k0 < sk ? sk - static_cast<int>(k0) : 0;
     }
+  }
+
+  // Lengths on a device are not checked before.
+  static XF_INLINE int within(int length, int most) {
+    return length < 0 ? 0 : length < most ? length : most;
   }
 
   // The rows of one head, from row `first` on.

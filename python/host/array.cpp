@@ -2,6 +2,7 @@
 
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "dlpack.hpp"
@@ -47,6 +48,15 @@ dlpack::DataType to_dlpack(DType t) {
   }
 }
 
+// torch's marks of a view whose memory holds the negated values.
+bool is_negated(py::handle tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("is_neg");
+  PyObject* negated = PyObject_CallMethodNoArgs(tensor.ptr(), name);
+  if (!negated) PyErr_Clear();  // no tensor of torch's
+  Py_XDECREF(negated);
+  return negated == Py_True;
+}
+
 // The exchange interface of a type, looked up once per type.
 const dlpack::ExchangeApi* exchange_of(PyTypeObject* type) {
   thread_local PyTypeObject* last_type = nullptr;
@@ -80,12 +90,18 @@ void set_shape(Array& a, int ndim, const int64_t* shape, const int64_t* strides)
 
 Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const char* function,
                     const char* name) {
+  if (is_negated(object)) {
+    Array values = read_exchange(object.attr("resolve_neg")(), api, function, name);
+    values.writable = false;
+    return values;
+  }
   dlpack::Tensor t;
   if (api->view_from_object(object.ptr(), &t) != 0) {
     const py::error_already_set error;
     const auto reason = py::str(error.value()).cast<std::string>();
     throw py::type_error(std::string(function) + ": " + name +
-                         " must be on a cpu or xpu device: " + reason.substr(0, reason.find('\n')));
+                         " must be a dense tensor on a cpu or xpu device: " +
+                         reason.substr(0, reason.find('\n')));
   }
   Array a;
   a.object = py::reinterpret_borrow<py::object>(object);
@@ -99,6 +115,10 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const cha
   a.data = static_cast<std::byte*>(t.data) + t.byte_offset;
   set_shape(a, t.ndim, t.shape, t.strides);
   a.dtype = dtype_of(t.dtype);
+  if (!t.data && !a.is_empty()) {
+    throw py::type_error(std::string(function) + ": " + name +
+                         " must have its values in memory, got a tensor without data");
+  }
   if (t.device.type == dlpack::kOneApi) {
     const XpuStream stream = current_stream_of(object, *api, t.device.id);
     a.device_id = stream.device;
@@ -264,6 +284,10 @@ bool Array::is_packed() const {
   return true;
 }
 
+bool Array::is_empty() const {
+  return std::any_of(shape.begin(), shape.begin() + ndim, [](int64_t n) { return n == 0; });
+}
+
 std::string Array::describe_shape() const {
   std::string s = "[";
   for (int i = 0; i < ndim; ++i) s += (i ? ", " : "") + std::to_string(shape[i]);
@@ -325,6 +349,7 @@ Array with_whole_strides(Array array, const char* function, const char* name) {
 Array with_contiguous_rows(Array array, const char* function, const char* name) {
   const int last = array.ndim - 1;
   if (array.ndim == 0) return array;
+  if (array.is_empty()) array.strides[last] = 1;  // there is nothing to copy
   if (array.whole_strides && (array.strides[last] == 1 || array.shape[last] == 1)) return array;
   return read_array(interop().attr("contiguous")(array.object, function, name), function, name);
 }

@@ -38,6 +38,7 @@ struct Array {
   bool stream_ordered = false;  // freed memory is not reused before its stream has got there
 
   bool is_packed() const;
+  bool is_empty() const;
   std::string describe_shape() const;
   std::string place() const;  // where it lies, for messages
 };

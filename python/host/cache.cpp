@@ -166,10 +166,10 @@ void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
   c.added = c.new_k.shape[1];
   c.new_v = read_new(r.v, "v", p.dv, c.added, p, check);
   for (const auto& [a, name] : {std::pair{&p.k, p.k_name}, {&p.v, p.v_name}}) {
-    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "a read-only array", *a);
+    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only", *a);
   }
   for (const auto& [a, name] : {std::pair{&c.k_scale, "k_scale"}, {&c.v_scale, "v_scale"}}) {
-    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "a read-only array", *a);
+    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only", *a);
   }
 }
 
@@ -180,9 +180,26 @@ struct Used {
   int64_t first, end;
 };
 
+// Keys that a sequence is said to have before new ones.
+void check_length(const Problem& p, int64_t length, int64_t sequence, const Checker& check) {
+  const Cache& c = p.cache;
+  const int64_t most = c.capacity - c.added;
+  if (length >= 0 && length <= most) return;
+  const bool packed_starts = p.packed && !p.used_k.data;
+  const char* name = packed_starts ? "cu_seqlens_k" : p.packed ? "seqused_k" : "cache_seqlens";
+  const std::string got = number(length) + " for sequence " + number(sequence);
+  if (c.kind == CacheKind::kPaged && length > most) {
+    check.refuse("block_table must have pages of " + number(c.page) + " rows for all of " + name +
+                 (c.added ? " and the new keys" : "") + ", got " + number(c.table.shape[1]) +
+                 " columns with " + name + " = " + got);
+  }
+  check.refuse(std::string(name) + " must be 0 to " + number(most) +
+               ", the rows that the cache has for a sequence" +
+               (c.added ? " less the new ones" : "") + ", got " + got);
+}
+
 void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::vector<Used>& used) {
   Cache& c = p.cache;
-  const char* name = p.packed ? (p.used_k.data ? "seqused_k" : "cu_seqlens_k") : "cache_seqlens";
   for (int64_t b = 0; b < p.batch; ++b) {
     int64_t length = c.capacity;
     if (c.lengths.data) {
@@ -194,12 +211,7 @@ void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::v
     } else if (r.cache.length >= 0) {
       length = r.cache.length;
     }
-    if (length < 0 || length + c.added > c.capacity) {
-      check.refuse(std::string(name) + " must be 0 to " + number(c.capacity - c.added) +
-                   ", the rows that the cache has for a sequence" +
-                   (c.added ? " less the new ones" : "") + ", got " + number(length) +
-                   " for sequence " + number(b));
-    }
+    check_length(p, length, b, check);
     const int64_t pad = c.left_pad.data ? ints(c.left_pad)[b] : 0;
     if (pad < 0 || pad > length) {
       check.refuse("cache_leftpad must be 0 to the sequence's length (" + number(length) +
@@ -274,6 +286,7 @@ void read_cache(Problem& p, const FwdRequest& r) {
   if (p.packed) c.max_keys = p.sk;
   if (p.q.queue) {
     // What lies on a device is trusted: reading it would wait for its queue.
+    if (r.cache.length >= 0) check_length(p, r.cache.length, 0, check);
     c.max_keys = std::min(c.max_keys, c.capacity);
     return;
   }

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "append.hpp"
+#include "interop.hpp"
 #include "kernels.hpp"
 #include "problem.hpp"
 #include "tile/quantised.hpp"
@@ -200,13 +201,18 @@ void set_cache(FwdParams& params, const Cache& c) {
   params.v_scale = c.v_factor;
 }
 
-// Where a call has to wait for its kernels, it cannot become part of a graph.
-void refuse_to_wait_while_recording(const Problem& p, const sycl::queue& queue,
-                                    const std::string& function) {
-  if (!p.q.queue || p.q.stream_ordered || !is_recording(queue)) return;
-  throw NotImplemented(function + ": " + p.q_name +
-                       " must be a torch tensor on a queue that records a graph, got " +
-                       Py_TYPE(p.q.object.ptr())->tp_name + ", whose calls wait for their result");
+// Tells torch what a call writes into: autograd refuses what it saved and was changed.
+void count_writes(const Problem& p, const FwdRequest& r, const Array& out) {
+  const Cache& c = p.cache;
+  py::list written;
+  const auto add = [&](const Array& a) {
+    if (a.data && a.maker == Maker::kExchange) written.append(a.object);
+  };
+  if (!r.out.is_none()) add(out);
+  if (c.added) {
+    for (const Array* a : {&p.k, &p.v, &c.k_scale, &c.v_scale}) add(*a);
+  }
+  if (!written.empty()) interop().attr("count_writes")(written);
 }
 
 }  // namespace
@@ -247,7 +253,7 @@ FwdParams params_of(const Problem& p, const Array& out, const FwdRequest& r) {
 py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
   sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
-  refuse_to_wait_while_recording(p, queue, r.function);
+  refuse_to_wait_while_recording(p.q, p.q_name, Checker(r.function));
   const Array out = result_array(p, r);  // before a kernel is compiled: `out` may be refused
   const bool empty = p.batch * p.heads_q * p.sq * (p.packed ? p.tokens_q : 1) == 0;
 
@@ -326,6 +332,7 @@ py::tuple forward(const FwdRequest& r) {
       }
     }
   }
+  count_writes(p, r, out);
   py::gil_scoped_release nogil;
   if (!in_order) queue.wait_and_throw();
   std::optional<WorkersRoam> roam;

@@ -93,6 +93,7 @@ py::tuple merge_states(const py::list& outs, const py::list& lses) {
   const Checker check(function);
   const std::vector<State> states = read_states(outs, lses, check);
   const Array& o = states[0].o;
+  refuse_to_wait_while_recording(o, "out 0", check);
   sycl::queue& queue = o.queue ? *static_cast<sycl::queue*>(o.queue) : host_queue();
   const int64_t batch = o.ndim == 4 ? o.shape[0] : 1, rows = o.shape[o.ndim - 3];
   const int64_t heads = o.shape[o.ndim - 2];

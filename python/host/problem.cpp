@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "checks.hpp"
+#include "overlap.hpp"
+#include "runtime.hpp"
 
 namespace xeflash {
 namespace {
@@ -122,9 +124,10 @@ void check_starts(const Array& a, const char* name, int64_t longest, const char*
     const int64_t length = static_cast<int64_t>(starts[i]) - starts[i - 1];
     XF_REQUIRE(check, length >= 0, name, "must not decrease",
                number(starts[i]) + " after " + number(starts[i - 1]), a);
-    XF_REQUIRE(check, length <= longest, longest_name,
-               "must be at least the longest sequence (" + number(length) + ")", number(longest),
-               a);
+    if (length > longest) {
+      check.refuse(std::string(longest_name) + " must be at least the longest sequence (" +
+                   number(length) + "), got " + number(longest));
+    }
   }
 }
 
@@ -152,8 +155,9 @@ void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
   check_end(p.cu_q, "cu_seqlens_q", p.tokens_q, check);
   if (starts) check_starts(p.cu_k, "cu_seqlens_k", r.max_k, "max_seqlen_k", check);
   if (!p.cache.given) check_end(p.cu_k, "cu_seqlens_k", p.tokens_k, check);
-  p.sq = r.max_q;
-  p.sk = r.max_k;
+  // No sequence is longer than all of them together.
+  p.sq = std::min(r.max_q, p.tokens_q);
+  p.sk = p.cache.given ? r.max_k : std::min(r.max_k, p.tokens_k);
   if (r.used_k.is_none()) return;
   p.used_k = read_int32(r.used_k, "seqused_k", p.batch, p, check);
   if (p.used_k.queue) return;
@@ -231,6 +235,54 @@ void check_numbers(const FwdRequest& r, const Checker& check) {
   }
 }
 
+// All arrays of a call that are only read.
+template <class Visit>
+void each_input(const Problem& p, Visit visit) {
+  const Cache& c = p.cache;
+  const bool sdpa = std::string("query") == p.q_name;
+  visit(p.q, p.q_name);
+  visit(p.k, p.k_name);
+  visit(p.v, p.v_name);
+  visit(p.bias, "attn_mask");
+  visit(p.alibi, "alibi_slopes");
+  visit(p.sinks, sdpa ? "sinks" : "s_aux");
+  for (const Array& a : p.score_mod.arrays) visit(a, "captures");
+  visit(p.cu_q, "cu_seqlens_q");
+  visit(p.cu_k, "cu_seqlens_k");
+  visit(p.used_k, "seqused_k");
+  visit(c.lengths, "cache_seqlens");
+  visit(c.sequences, "cache_batch_idx");
+  visit(c.left_pad, "cache_leftpad");
+  visit(c.table, c.kind == CacheKind::kBeam ? "beam_index" : "block_table");
+  visit(c.k_scale, "k_scale");
+  visit(c.v_scale, "v_scale");
+  visit(c.new_k, "k");
+  visit(c.new_v, "v");
+  visit(c.cos, "rotary_cos");
+  visit(c.sin, "rotary_sin");
+}
+
+// What is written must be nothing else's memory, and every element its own.
+void refuse_shared(const Array& written, const char* name, const Problem& p, const Checker& check) {
+  XF_REQUIRE(check, !overlaps_itself(written), name, "must not have elements in one place",
+             "strides that meet", written);
+  each_input(p, [&](const Array& a, const char* other) {
+    if (&a == &written) return;
+    XF_REQUIRE(check, !overlap(written, a), name, std::string("must not share memory with ") + other,
+               "arrays that overlap", written);
+  });
+}
+
+// Arrays that new keys are written to.
+void check_appended(const Problem& p, const Checker& check) {
+  if (p.cache.added == 0) return;
+  refuse_shared(p.k, p.k_name, p, check);
+  refuse_shared(p.v, p.v_name, p, check);
+  if (!p.cache.k_scale.data) return;
+  refuse_shared(p.cache.k_scale, "k_scale", p, check);
+  refuse_shared(p.cache.v_scale, "v_scale", p, check);
+}
+
 }  // namespace
 
 Axes axes_of(Layout layout) {
@@ -251,6 +303,13 @@ TensorArg tensor_arg(const Array& a, Layout layout) {
   return t;
 }
 
+void refuse_to_wait_while_recording(const Array& q, const char* name, const Checker& check) {
+  if (!q.queue || q.stream_ordered || !is_recording(*static_cast<sycl::queue*>(q.queue))) return;
+  check.refuse<NotImplemented>(
+      std::string(name) + " must be a torch tensor on a queue that records a graph, got " +
+      Py_TYPE(q.object.ptr())->tp_name + ", whose calls wait for their result");
+}
+
 Problem read_problem(const FwdRequest& r) {
   const Checker check(r.function);
   check_numbers(r, check);
@@ -269,6 +328,7 @@ Problem read_problem(const FwdRequest& r) {
   }
   read_score_arrays(p, r, check);
   p.score_mod = read_score_mod(r.score_mod, p.q, p.q_name, check);
+  check_appended(p, check);
   if (r.unified_max && p.sq != 1) {
     check.refuse<NotImplemented>("unified_max is there for one query only, got q.length = " +
                                  number(p.sq));
@@ -295,7 +355,8 @@ Array result_array(const Problem& p, const FwdRequest& r) {
     XF_REQUIRE(check, out.whole_strides && (out.strides[out.ndim - 1] == 1 || p.dv == 1), "out",
                "must have a contiguous last dimension",
                "stride " + number(out.strides[out.ndim - 1]), out);
-    XF_REQUIRE(check, out.writable, "out", "must be writable", "a read-only array", out);
+    XF_REQUIRE(check, out.writable, "out", "must be writable", "one that is read-only", out);
+    refuse_shared(out, "out", p, check);
     return out;
   }
   if (p.packed) return new_array(p.q, p.q.dtype, {p.tokens_q, p.heads_q, p.dv});

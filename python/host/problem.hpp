@@ -43,6 +43,9 @@ Array read_int32(const py::object& object, const char* name, int64_t size, const
 // nothing has been allocated or written by then.
 Problem read_problem(const FwdRequest& request);
 
+// Where a call has to wait for its kernels, it cannot become part of a graph.
+void refuse_to_wait_while_recording(const Array& q, const char* name, const Checker& check);
+
 // request.out, checked, or a new array.
 Array result_array(const Problem& problem, const FwdRequest& request);
 

@@ -1,5 +1,6 @@
 #include "score_mod.hpp"
 
+#include <algorithm>
 #include <deque>
 #include <limits>
 #include <mutex>
@@ -85,7 +86,10 @@ ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const c
     const std::string label = "captures[\"" + name + "\"]";
     Array a = with_whole_strides(read_array(value, check.function(), label.c_str()),
                                  check.function(), label.c_str());
-    XF_REQUIRE_DTYPE(check, a.dtype != DType::kOther, a, label.c_str(),
+    constexpr DType kReadable[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kI32,
+                                   DType::kBool};
+    XF_REQUIRE_DTYPE(check, std::ranges::find(kReadable, a.dtype) != std::end(kReadable), a,
+                     label.c_str(),
                      "must be float32, float16, bfloat16, int32 or bool");
     check.require_same_place(a, label.c_str(), q, q_name);
     call.captures.arrays[call.arrays.size()] = captured_array(a, label.c_str(), check);

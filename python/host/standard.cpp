@@ -9,6 +9,7 @@
 #include "checks.hpp"
 #include "kernels.hpp"
 #include "problem.hpp"
+#include "runtime.hpp"
 
 namespace xeflash {
 namespace {
@@ -53,6 +54,11 @@ class ScoreBuffer {
 py::object standard_attention(const FwdRequest& r) {
   const Problem p = read_problem(r);
   sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
+  if (p.q.queue && is_recording(queue)) {
+    throw NotImplemented(
+        "standard_attention: query must be on a queue that records no graph, as it waits for its "
+        "result");
+  }
   refuse_without_room(p, queue);
   const Array out = result_array(p, r);
   if (p.batch * p.heads_q * p.sq == 0) return out.object;

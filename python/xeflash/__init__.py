@@ -12,7 +12,9 @@ arrays, or anything with ``__sycl_usm_array_interface__``; results are of the sa
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from xeflash import _runtime
@@ -49,6 +51,10 @@ __all__ = [
 # Both have to come before anyone in this process asks SYCL for devices.
 _runtime.show_cpu_device()
 _runtime.show_simulated_gpu()
+
+if "torch" in sys.modules:  # torch.ops.xeflash has its operators then; else they come with the first call on a tensor
+    with contextlib.suppress(ImportError):  # where the extension cannot load, `xeflash doctor` says why
+        importlib.import_module("xeflash.torch_ops")
 
 _MODULES = {"attention": "sdpa", "flash_attn_with_kvcache": "kv_cache"}
 _MODULES |= {"manual_seed": "_random", "merge_states": "merge"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,36 @@ if TYPE_CHECKING:
     from xeflash._arguments import Engine
 
 BSHD, THD, BHSD = 0, 1, 2  # Layout in forward.hpp
+_LIMIT = 2**63
 
 
-def engine(function: str, q: Any, k: Any, v: Any, *others: Any) -> Engine:
-    """What runs a call on these arrays: the extension, or torch_ops in its place where torch has to see the call."""
+def engine(function: str, q: Any, k: Any, v: Any, arrays: Mapping[str, Any]) -> Engine:
+    """What runs a call: the extension, or torch_ops in its place where torch has to see the call.
+
+    `arrays` are all of the call, by the names that its caller knows; other values are passed over.
+    """
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(q, torch.Tensor):
+    if torch is None or not hasattr(torch, "Tensor"):  # torch is being imported
         return _core
     if torch.compiler.is_dynamo_compiling():  # its guards would hold sys.modules to what it was before the import
         from xeflash import torch_ops
 
-        torch_ops.refuse_gradients(function, q, k, v, *others)
+        torch_ops.refuse_gradients(function, arrays)
         return torch_ops
     operators: Any = sys.modules.get("xeflash.torch_ops") or importlib.import_module("xeflash.torch_ops")
-    operators.refuse_gradients(function, q, k, v, *others)
-    return operators if operators.needed(q, k, v) else _core
+    operators.refuse_gradients(function, arrays)
+    return operators if isinstance(q, torch.Tensor) and operators.needed(q, k, v) else _core
+
+
+def shape_of(function: str, name: str, array: Any) -> tuple[int, ...]:
+    """The shape of an argument; raises a TypeError for what has none."""
+    try:
+        return tuple(array.shape)
+    except Exception as error:  # nested tensors raise a RuntimeError
+        raise TypeError(
+            f"{function}: {name} must be a torch tensor, a numpy array or have __sycl_usm_array_interface__, "
+            f"got {type(array).__name__}"
+        ) from error
 
 
 def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[str, Any] | None) -> Any:
@@ -40,11 +55,20 @@ def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[s
     return _score_mod.check(function, score_mod, captures)
 
 
-def window(function: str, size: Sequence[Any]) -> tuple[int, int]:
+def window(function: str, size: Any) -> tuple[int, int]:
     """window_size as two integers; a torch tensor of two is accepted as flash-attn's tests pass one."""
-    if len(size) != 2:
-        raise ValueError(f"{function}: window_size must have 2 entries, got {len(size)}")
-    return int(size[0]), int(size[1])
+    try:
+        left, right = size
+        if isinstance(left, bool) or isinstance(right, bool):
+            raise TypeError
+        left, right = index(left), index(right)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{function}: window_size must be two integers (left, right), got {size!r}") from error
+    if not (-1 <= left < _LIMIT and -1 <= right < _LIMIT):
+        raise ValueError(
+            f"{function}: window_size must be -1 (unlimited) or not negative, and below 2^63, got ({left}, {right})"
+        )
+    return left, right
 
 
 def seeds(
@@ -53,9 +77,13 @@ def seeds(
     """(seed, offset) of a call on `array`: what is given, else the next of the generator; an operator draws its own."""
     if not dropout_p:
         return 0, 0
-    if rng is not None and len(rng) != 2:
-        raise ValueError(f"{function}: rng must be (seed, offset), got {rng}")
-    if rng is None and core is not _core:
-        return None, 0
-    seed, offset = map(index, rng) if rng is not None else _random.next_rng(function, array)
+    if rng is None:
+        if core is not _core:
+            return None, 0
+        seed, offset = _random.next_rng(function, array)
+    else:
+        try:
+            seed, offset = map(index, rng)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{function}: rng must be two integers (seed, offset), got {rng!r}") from error
     return seed % 2**64, offset % 2**64

@@ -120,6 +120,14 @@ def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     raise TypeError(f"xeflash: no way is known to make a {type(like).__name__}; give out=")
 
 
+def count_writes(tensors: list[Any]) -> None:
+    """Raises the versions of tensors of torch's that are written; those of inference mode have none."""
+    torch = sys.modules["torch"]
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
 def contiguous(array: Any, function: str, name: str) -> Any:
     """A copy whose last dimension is contiguous."""
     if hasattr(array, "contiguous"):

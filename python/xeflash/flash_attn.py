@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash._common import BSHD, THD, engine, seeds, snippet, window
+from xeflash._common import BSHD, THD, engine, seeds, shape_of, snippet, window
 from xeflash._interop import UsmPart
 from xeflash.kv_cache import attend_cache
 
@@ -32,7 +32,7 @@ def _run(
     **more: Any,
 ) -> Any:
     """A function's call; `more` are arguments that the extension knows by the same names."""
-    core = engine(function, q, k, v, *more.values(), *(captures or {}).values())
+    core = engine(function, q, k, v, {"q": q, "k": k, "v": v, "captures": captures, **more})
     if dropout_p:
         if softcap:
             raise ValueError(
@@ -282,10 +282,11 @@ def flash_attn_varlen_kvpacked_func(
 
 def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tuple[Any, ...]:
     """Views of the parts of (..., parts, H, D)."""
-    if len(packed.shape) != rank or packed.shape[-3] != parts:
+    shape = shape_of(function, name, packed)
+    if len(shape) != rank or shape[-3] != parts:
         raise ValueError(
             f"{function}: {name} must have {rank} dimensions with {parts} in the third from last, "
-            f"got shape {list(packed.shape)}"
+            f"got shape {list(shape)}"
         )
     if hasattr(packed, "__getitem__"):
         return tuple(packed[..., i, :, :] for i in range(parts))

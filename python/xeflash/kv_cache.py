@@ -80,7 +80,7 @@ def flash_attn_with_kvcache(
     (128, 128)
     """
     lengths, length = cache_seqlens, -1
-    if isinstance(cache_seqlens, int):
+    if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
         lengths, length = None, cache_seqlens
         if length < 0:
             raise ValueError(f"{_FUNCTION}: cache_seqlens must not be negative, got {length}")
@@ -105,7 +105,7 @@ def attend_cache(
     **more: Any,
 ) -> tuple[Any, Any]:
     """(out, LSE or None) of q on a cache; `more` are arguments that the extension knows by the same names."""
-    core = engine(function, more["q"], more["k_cache"], more["v_cache"], *more.values(), *(captures or {}).values())
+    core = engine(function, more["q"], more["k_cache"], more["v_cache"], {**more, "captures": captures})
     left, right = window(function, window_size)
     return core.forward(
         function=function, layout=layout, window_left=left, window_right=right,

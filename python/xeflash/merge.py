@@ -35,7 +35,6 @@ def merge_states(*states: Any) -> tuple[Any, Any]:
         states = tuple(array for state in states for array in state)
     if not states or len(states) % 2:
         raise ValueError(f"merge_states: states must be out and lse in turn, got {len(states)} arrays")
-    result: tuple[Any, Any] = engine("merge_states", states[0], *states).merge_states(
-        list(states[::2]), list(states[1::2])
-    )
-    return result
+    outs, lses = list(states[::2]), list(states[1::2])
+    core = engine("merge_states", outs[0], lses[0], outs[-1], {"out": outs, "lse": lses})
+    return core.merge_states(outs, lses)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
-from xeflash._common import BHSD, engine, seeds, snippet, window
+from xeflash._common import BHSD, engine, seeds, shape_of, snippet, window
 
 
 def attention(
@@ -65,11 +66,13 @@ def attention(
     >>> xeflash.attention(q, k, v, enable_gqa=True, score_mod=snippet, captures={"near": near}).shape
     (1, 8, 5, 64)
     """
-    core = engine("attention", query, key, value, attn_mask, alibi_slopes, sinks)
+    arrays = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes}
+    core = engine("attention", query, key, value, {**arrays, "sinks": sinks, "out": out, "captures": captures})
+    shape = shape_of("attention", "query", query)
     left, right = window("attention", window_size)
     changed = snippet(core, "attention", score_mod, captures)
     seed, offset = seeds("attention", dropout_p, query, rng, core)
-    rank, lead = len(query.shape), tuple(query.shape[:-3])
+    rank, lead = len(shape), shape[:-3]
     if rank != 4:
         query, key, value, attn_mask, out_4d = _to_4d(query, key, value, attn_mask, out)
     else:
@@ -94,16 +97,18 @@ def _to_4d(query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, 
             f"attention: query must have at least 2 dimensions, got {rank}; query.shape = {list(query.shape)}"
         )
     for name, array in (("key", key), ("value", value)):
-        if len(array.shape) != rank:
+        shape = shape_of("attention", name, array)
+        if len(shape) != rank:
             raise ValueError(
-                f"attention: {name} must have the {rank} dimensions of query, got {len(array.shape)}; "
-                f"{name}.shape = {list(array.shape)}"
+                f"attention: {name} must have the {rank} dimensions of query, got {len(shape)}; "
+                f"{name}.shape = {list(shape)}"
             )
     if rank < 4:
         ones = (1,) * (4 - rank)
         query, key, value = (a.reshape((*ones, *a.shape)) for a in (query, key, value))
         return query, key, value, mask, None if out is None else out.reshape((*ones, *out.shape))
     lead = tuple(query.shape[:-3])
+    batch = prod(lead)
     for name, array in (("key", key), ("value", value)):
         if tuple(array.shape[:-3]) != lead:
             raise ValueError(
@@ -116,13 +121,13 @@ def _to_4d(query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, 
             mask = mask.reshape((1, *mask.shape[-3:]))
         else:
             expand = mask.broadcast_to if hasattr(mask, "broadcast_to") else _numpy_broadcast(mask)
-            mask = expand((*lead, *mask.shape[-3:])).reshape((-1, *mask.shape[-3:]))
+            mask = expand((*lead, *mask.shape[-3:])).reshape((batch, *mask.shape[-3:]))
     if out is not None:
-        flat = out.reshape((-1, *out.shape[-3:]))
+        flat = out.reshape((batch, *out.shape[-3:]))
         if not _same_memory(flat, out):
             raise ValueError("attention: out must have leading dimensions that merge into one without a copy")
         out = flat
-    query, key, value = (a.reshape((-1, *a.shape[-3:])) for a in (query, key, value))
+    query, key, value = (a.reshape((batch, *a.shape[-3:])) for a in (query, key, value))
     return query, key, value, mask, out
 
 

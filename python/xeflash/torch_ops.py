@@ -11,7 +11,7 @@ This module stands in for the extension there: ``forward`` and ``merge_states`` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,21 +48,31 @@ def needed(q: Any, k: Any, v: Any) -> bool:
     )
 
 
-def refuse_gradients(function: str, *arrays: Any) -> None:
-    """They are not computed yet, neither backward nor forward."""
+def refuse_gradients(function: str, arrays: Mapping[str, Any]) -> None:
+    """They are not computed yet, neither backward nor forward; `arrays` may be lists of them, or other values."""
     if is_grad_enabled():
-        for array in arrays:
-            if array is not None and isinstance(array, Tensor) and array.requires_grad:  # isinstance is slow for None
+        for name, array in _each(arrays):
+            if getattr(array, "requires_grad", False):
                 raise NotImplementedError(
-                    f"{function}: the backward pass is not there yet, but an input requires grad; "
-                    "call it under torch.no_grad() or detach the input"
+                    f"{function}: {name} must not require grad, as the backward pass is not there yet; "
+                    f"call it under torch.no_grad() or detach {name}, got requires_grad = True"
                 )
     if forward_ad._current_level >= 0:
-        for array in arrays:
+        for name, array in _each(arrays):
             if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
                 raise NotImplementedError(
-                    f"{function}: forward-mode gradients are not there, but an input has a tangent"
+                    f"{function}: {name} must have no tangent, as forward-mode gradients are not there, got one"
                 )
+
+
+def _each(arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in arrays.items():
+        if isinstance(value, list | tuple):
+            yield from ((f"{name}[{i}]", x) for i, x in enumerate(value))
+        elif isinstance(value, dict):
+            yield from ((f"{name}[{key!r}]", x) for key, x in value.items())
+        elif value is not None:
+            yield name, value
 
 
 # ---- the kernels: what runs, and by its signature the schema -----------------------------------
@@ -93,7 +103,6 @@ def attention(
     capture_numbers: Sequence[Scalar] | None = None,
 ) -> Pair:
     """xeflash.attention of 4-dimensional tensors."""
-    refuse_gradients("attention", query, key, value, attn_mask, alibi_slopes, sinks, *(capture_arrays or ()))
     snippet = _snippet("attention", score_mod, capture_names, capture_arrays, capture_numbers)
     seed, offset = seeds("attention", dropout_p, query, None if seed is None else (seed, offset))
     out, lse = _core.forward(
@@ -127,7 +136,6 @@ def flash_attn(
     capture_numbers: Sequence[Scalar] | None = None,
 ) -> Pair:
     """xeflash.flash_attn_func."""
-    refuse_gradients("flash_attn_func", q, k, v, alibi_slopes, s_aux, *(capture_arrays or ()))
     snippet = _snippet("flash_attn_func", score_mod, capture_names, capture_arrays, capture_numbers)
     seed, offset = seeds("flash_attn_func", dropout_p, q, None if seed is None else (seed, offset))
     out, lse = _core.forward(
@@ -171,7 +179,6 @@ def flash_attn_varlen(
 ) -> Pair:
     """xeflash.flash_attn_varlen_func; scales (factors are those that are numbers) belong to pages in 8 bits."""
     function = "flash_attn_varlen_func"
-    refuse_gradients(function, q, k, v, alibi_slopes, s_aux, k_scale, v_scale, *(capture_arrays or ()))
     snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     paged = block_table is not None
     if paged and dropout_p:
@@ -225,8 +232,6 @@ def flash_attn_with_kvcache(
 ) -> Pair:
     """The function of this name; cache_length and the factors are its cache_seqlens and scales that are numbers."""
     function = "flash_attn_with_kvcache"
-    arrays = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, k_scale, v_scale, alibi_slopes, s_aux)
-    refuse_gradients(function, *arrays, *(capture_arrays or ()))
     snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     out, lse = _core.forward(
         function=function, layout=BSHD, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos,
@@ -242,7 +247,6 @@ def flash_attn_with_kvcache(
 
 def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Pair:
     """xeflash.merge_states of the outs and LSEs."""
-    refuse_gradients("merge_states", *outs, *lses)
     result: Pair = _core.merge_states(list(outs), list(lses))
     return result
 
@@ -283,40 +287,60 @@ def _as_lists(snippet: tuple[str, Mapping[str, Any]] | None) -> dict[str, Any]:
 # ---- the same without data: shapes, types and strides of the results ---------------------------
 
 
-def _attention_fake(query: Tensor, key: Tensor, value: Tensor, *features: Any, **more: Any) -> Pair:
-    _refuse_any_gradient("attention", query, key, value, *features, *more.values())
+def _attention_fake(query: Tensor, key: Tensor, value: Tensor, return_lse: bool = False, **_more: Any) -> Pair:
+    _check_fake("attention", {"query": query, "key": key, "value": value}, 4)
     batch, heads, rows, _dim = query.shape
-    return _results(query, (batch, heads, rows, value.shape[-1]), (batch, heads, rows), more.get("return_lse", False))
+    return _results(query, (batch, heads, rows, value.shape[-1]), (batch, heads, rows), return_lse)
 
 
-def _flash_attn_fake(q: Tensor, k: Tensor, v: Tensor, *features: Any, **more: Any) -> Pair:
-    _refuse_any_gradient("flash_attn_func", q, k, v, *features, *more.values())
+def _flash_attn_fake(q: Tensor, k: Tensor, v: Tensor, return_lse: bool = False, **_more: Any) -> Pair:
+    _check_fake("flash_attn_func", {"q": q, "k": k, "v": v}, 4)
     batch, rows, heads, _dim = q.shape
-    return _results(q, (batch, rows, heads, v.shape[-1]), (batch, heads, rows), more.get("return_lse", False))
+    return _results(q, (batch, rows, heads, v.shape[-1]), (batch, heads, rows), return_lse)
 
 
-def _varlen_fake(q: Tensor, k: Tensor, v: Tensor, *features: Any, **more: Any) -> Pair:
-    _refuse_any_gradient("flash_attn_varlen_func", q, k, v, *features, *more.values())
+def _varlen_fake(
+    q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None = None, return_lse: bool = False, **_more: Any
+) -> Pair:
+    paged = block_table is not None
+    _check_fake("flash_attn_varlen_func", {"q": q, "k": k, "v": v}, 3, 4 if paged else 3, cached=paged)
     tokens, heads, _dim = q.shape
-    return _results(q, (tokens, heads, v.shape[-1]), (heads, tokens), more.get("return_lse", False))
+    return _results(q, (tokens, heads, v.shape[-1]), (heads, tokens), return_lse)
 
 
-def _kvcache_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *features: Any, **more: Any) -> Pair:
-    _refuse_any_gradient("flash_attn_with_kvcache", q, k_cache, v_cache, *features, *more.values())
+def _kvcache_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, return_lse: bool = False, **_more: Any) -> Pair:
+    _check_fake("flash_attn_with_kvcache", {"q": q, "k_cache": k_cache, "v_cache": v_cache}, 4, cached=True)
     batch, rows, heads, _dim = q.shape
-    out, lse = (batch, rows, heads, v_cache.shape[-1]), (batch, heads, rows)
-    return _results(q, out, lse, more.get("return_lse", False))
+    return _results(q, (batch, rows, heads, v_cache.shape[-1]), (batch, heads, rows), return_lse)
 
 
-def _merge_fake(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Pair:
-    _refuse_any_gradient("merge_states", outs, lses)
+def _merge_fake(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Pair:  # noqa: ARG001  a fake has its kernel's names
     *batch, rows, heads, _dim = outs[0].shape
     return _results(outs[0], tuple(outs[0].shape), (*batch, heads, rows), True)
 
 
-def _refuse_any_gradient(function: str, *arguments: Any) -> None:
-    lists = (x if isinstance(x, list | tuple) else [x] for x in arguments)
-    refuse_gradients(function, *(x for values in lists for x in values))
+def _check_fake(function: str, arrays: dict[str, Tensor], rank: int, rank_k: int = 0, cached: bool = False) -> None:
+    """What the extension would refuse in q, k and v."""
+    (q_name, q), *keys = arrays.items()
+    for name, x, dims in ((q_name, q, rank), *((name, x, rank_k or rank) for name, x in keys)):
+        if x.dim() != dims:
+            raise ValueError(f"{function}: {name} must have {dims} dimensions, got {x.dim()}")
+    for name, x in keys:
+        if x.dtype is not q.dtype and not (cached and x.dtype.itemsize == 1):
+            raise TypeError(f"{function}: {name} must have the dtype of {q_name} ({q.dtype}), got {x.dtype}")
+    if keys[0][1].shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"{function}: {keys[0][0]}.head_dim must equal {q_name}.head_dim ({q.shape[-1]}), "
+            f"got {keys[0][1].shape[-1]}"
+        )
+
+
+def _refuse_other_devices(function: str, arrays: Mapping[str, Any]) -> None:
+    tensors = [(name, x) for name, x in _each(arrays) if isinstance(x, Tensor)]
+    first, device = tensors[0][0], tensors[0][1].device
+    for name, x in tensors:
+        if x.device != device:
+            raise ValueError(f"{function}: {name} must be on the device of {first} ({device}), got {x.device}")
 
 
 def _results(like: Tensor, out: tuple[Any, ...], lse: tuple[Any, ...], want_lse: bool) -> Pair:
@@ -369,21 +393,40 @@ def _schema(kernel: Callable[..., Any], mutates: tuple[str, ...]) -> str:
 
 def _register(
     name: str,
-    kernel: Callable[..., Any],
-    fake: Callable[..., Any],
+    kernel: Callable[..., Pair],
+    fake: Callable[..., Pair],
     cast: tuple[str, ...] = (),
     mutates: tuple[str, ...] = (),
     random: bool = False,
 ) -> None:
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if random else ()))
+    parameters = list(inspect.signature(kernel).parameters)
+    function = _FUNCTIONS.get(name, name)
+
+    def bound(arguments: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip(parameters, arguments, strict=False)) | more
+
+    def run(*arguments: Any, **more: Any) -> Pair:
+        refuse_gradients(function, bound(arguments, more))
+        return kernel(*arguments, **more)
+
+    def describe(*arguments: Any, **more: Any) -> Pair:
+        given = bound(arguments, more)
+        refuse_gradients(function, given)
+        _refuse_other_devices(function, given)
+        return fake(**given)
+
     LIBRARY.define(name + _schema(kernel, mutates), tags=tags)
     operator = getattr(torch.ops.xeflash, name).default
     for device, key in _KEYS.items():
-        LIBRARY.impl(name, kernel, key)
+        LIBRARY.impl(name, run, key)
         if cast:
             LIBRARY.impl(name, _autocast(operator, kernel, device, cast), f"Autocast{key}")
-    torch.library.register_fake(f"xeflash::{name}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"xeflash::{name}", describe, lib=LIBRARY)
 
+
+# The public functions of the operators, for messages.
+_FUNCTIONS = {"flash_attn": "flash_attn_func", "flash_attn_varlen": "flash_attn_varlen_func"}
 
 _register("attention", attention, _attention_fake, ("query", "key", "value"), random=True)
 _register("flash_attn", flash_attn, _flash_attn_fake, ("q", "k", "v"), random=True)
@@ -421,6 +464,7 @@ _NAMES_OF_PAGES = {"k_cache": "k", "v_cache": "v"}
 def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
     """_core.forward by the operator of these arguments, which refuses those that it does not have."""
     given: dict[str, Any] = {**arguments}
+    _check(given)
     function, layout, out = given.pop("function"), given.pop("layout"), given.pop("out", None)
     given |= _as_lists(given.pop("score_mod", None))
     if layout == BHSD:
@@ -437,20 +481,36 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
             given[f"{side}_scale" if isinstance(scale, Tensor) else f"{side}_factor"] = scale
     result, lse = operator(**{names.get(name, name): value for name, value in given.items()})
     if out is not None:
-        result = _written(function, out, result)
+        result = _written(function, out, result, given["q"])
     return result, lse if given.get("return_lse") else None
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Types, as the extension has them: a schema's message would not name the function."""
+    if torch.compiler.is_compiling():
+        return
+    symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    seed = {"seed": 0} if given.get("seed", 0) is None else {}  # drawn by the operator
+    _core.check_arguments(**{name: x for name, x in (given | seed).items() if not isinstance(x, symbolic)})
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.layout is not torch.strided:
+            raise TypeError(f"{given['function']}: {name} must be a dense tensor, got one of {x.layout}")
 
 
 def _as_int64(value: int | None) -> int | None:
     return value if value is None or value < 2**63 else value - 2**64
 
 
-def _written(function: str, out: Tensor, result: Tensor) -> Tensor:
-    """`out` with the result in it, in its own type: autocast may have computed in another one."""
+def _written(function: str, out: Tensor, result: Tensor, q: Tensor) -> Tensor:
+    """`out` with the result in it; autocast may have computed in another type than that of q and out."""
     if out.shape != result.shape:
         raise ValueError(f"{function}: out must have the shape {list(result.shape)}, got {list(out.shape)}")
     if out.device != result.device:
         raise ValueError(f"{function}: out must be on the device of q ({result.device}), got {out.device}")
+    if out.dtype not in (q.dtype, result.dtype):
+        raise TypeError(f"{function}: out must have the dtype of q ({q.dtype}), got {out.dtype}")
+    if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError(f"{function}: out must not have elements in one place, got strides {list(out.stride())}")
     return out.copy_(result)
 
 

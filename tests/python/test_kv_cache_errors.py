@@ -233,7 +233,7 @@ def test_refuses_with_the_reason(name):
 def test_refuses_a_cache_that_cannot_be_written():
     arguments = {name: x.numpy() for name, x in call().items()}
     arguments["v_cache"].flags.writeable = False
-    text = "flash_attn_with_kvcache: v_cache must be writable to append to, got a read-only array"
+    text = "flash_attn_with_kvcache: v_cache must be writable to append to, got one that is read-only"
     with pytest.raises(ValueError, match="^" + text):
         xeflash.flash_attn_with_kvcache(**arguments)
     assert not arguments["k_cache"].any()

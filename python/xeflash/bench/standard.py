@@ -30,7 +30,7 @@ def standard_attention(
     >>> standard_attention(q, k, k, is_causal=True, bottom_right=True).shape
     (1, 8, 5, 64)
     """
-    if engine("standard_attention", query, key, value) is not _core:
+    if engine("standard_attention", query, key, value, {"query": query, "key": key, "value": value}) is not _core:
         raise NotImplementedError("standard_attention: it is for plain tensors, without torch.compile or autocast")
     return _core.standard_attention(
         function="standard_attention", layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,

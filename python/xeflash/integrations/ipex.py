@@ -203,7 +203,8 @@ class VarlenAttention(torch.nn.Module):  # type: ignore[misc]
         function = "VarlenAttention"
         if return_softmax:
             raise NotImplementedError(f"{function}: return_softmax must be False, got {return_softmax}")
-        core = engine(function, query, key, value, alibi_slopes, out)
+        arrays = {"query": query, "key": key, "value": value, "alibi_slopes": alibi_slopes, "out": out}
+        core = engine(function, query, key, value, arrays)
         rng = _random.draw(function, gen_) if pdropout and gen_ is not None else None
         seed, offset = seeds(function, pdropout, query, rng, core)
         core.forward(
@@ -323,7 +324,8 @@ class PagedAttention:
         function = "PagedAttention"
         key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
         scales: Any = {"k_scale": k_scale, "v_scale": v_scale} if key_cache.dtype.itemsize == 1 else {}
-        engine(function, query, key_cache, value_cache, alibi, output).forward(
+        arrays = {"query": query, "key_cache": key_cache, "value_cache": value_cache, "alibi_slopes": alibi}
+        engine(function, query, key_cache, value_cache, arrays | {"output": output}).forward(
             function=function, layout=THD, q=query, k_cache=key_cache, v_cache=value_cache, block_table=pages.int(),
             out=output, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=max_q, max_seqlen_k=max_k, seqused_k=used,
             softmax_scale=scale, causal=causal, alibi_slopes=alibi, **scales,

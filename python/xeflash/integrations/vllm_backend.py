@@ -220,13 +220,13 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         query, out = query[:tokens], output[:tokens].view(tokens, self.num_heads, self.head_size)
         if self.attn_type in _ENCODERS:
             starts, longest = m.query_start_loc, m.max_query_len
-            engine("xeflash", query, key, value, out).forward(
+            engine("xeflash", query, key, value, {"output": out}).forward(
                 function="xeflash", layout=THD, q=query, k=key[:tokens], v=value[:tokens], out=out, cu_seqlens_q=starts,
                 cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest, **self._features(causal=False),
             )  # fmt: skip
             return output
         key_cache, value_cache = kv_cache.unbind(0)
-        engine("xeflash", query, key_cache, value_cache, out).forward(
+        engine("xeflash", query, key_cache, value_cache, {"output": out}).forward(
             function="xeflash", layout=THD, q=query, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table,
             out=out, cu_seqlens_q=m.query_start_loc, max_seqlen_q=m.max_query_len, max_seqlen_k=m.max_seq_len,
             seqused_k=m.seq_lens, **self._features(causal=m.causal),
