@@ -99,9 +99,9 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const cha
   if (api->view_from_object(object.ptr(), &t) != 0) {
     const py::error_already_set error;
     const auto reason = py::str(error.value()).cast<std::string>();
-    throw py::type_error(std::string(function) + ": " + name +
-                         " must be a dense tensor on a cpu or xpu device: " +
-                         reason.substr(0, reason.find('\n')));
+    throw py::type_error(
+        std::string(function) + ": " + name +
+        " must be a dense tensor on a cpu or xpu device: " + reason.substr(0, reason.find('\n')));
   }
   Array a;
   a.object = py::reinterpret_borrow<py::object>(object);
@@ -215,7 +215,7 @@ Array read_other(py::handle object, const char* function, const char* name) {
   a.queue = reinterpret_cast<void*>(d[4].cast<uintptr_t>());
   a.writable = d[5].cast<bool>();
   a.stream_ordered = d[6].cast<bool>();
-  if (a.queue && !reaches(*static_cast<sycl::queue*>(a.queue), a.data)) {
+  if (a.queue && !a.is_empty() && !reaches(*static_cast<sycl::queue*>(a.queue), a.data)) {
     throw py::value_error(std::string(function) + ": " + name +
                           " must lie in memory of the SYCL context of its queue, got an address "
                           "that " +

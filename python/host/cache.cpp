@@ -166,10 +166,12 @@ void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
   c.added = c.new_k.shape[1];
   c.new_v = read_new(r.v, "v", p.dv, c.added, p, check);
   for (const auto& [a, name] : {std::pair{&p.k, p.k_name}, {&p.v, p.v_name}}) {
-    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only", *a);
+    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only",
+               *a);
   }
   for (const auto& [a, name] : {std::pair{&c.k_scale, "k_scale"}, {&c.v_scale, "v_scale"}}) {
-    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only", *a);
+    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only",
+               *a);
   }
 }
 
@@ -281,6 +283,10 @@ void read_cache(Problem& p, const FwdRequest& r) {
     c.lengths = read_int32(r.cache.lengths, "cache_seqlens", p.batch, p, check);
   }
   read_appended(p, r, check);
+  if (r.cache.length < -1) {
+    check.refuse("cache_length must be -1 (all of the cache) or not negative, got " +
+                 number(r.cache.length));
+  }
   if (!p.packed) p.sk = c.capacity;
   c.max_keys = r.cache.length >= 0 ? r.cache.length + c.added : c.capacity;
   if (p.packed) c.max_keys = p.sk;

@@ -268,8 +268,8 @@ void refuse_shared(const Array& written, const char* name, const Problem& p, con
              "strides that meet", written);
   each_input(p, [&](const Array& a, const char* other) {
     if (&a == &written) return;
-    XF_REQUIRE(check, !overlap(written, a), name, std::string("must not share memory with ") + other,
-               "arrays that overlap", written);
+    XF_REQUIRE(check, !overlap(written, a), name,
+               std::string("must not share memory with ") + other, "arrays that overlap", written);
   });
 }
 

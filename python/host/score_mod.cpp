@@ -89,8 +89,7 @@ ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const c
     constexpr DType kReadable[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kI32,
                                    DType::kBool};
     XF_REQUIRE_DTYPE(check, std::ranges::find(kReadable, a.dtype) != std::end(kReadable), a,
-                     label.c_str(),
-                     "must be float32, float16, bfloat16, int32 or bool");
+                     label.c_str(), "must be float32, float16, bfloat16, int32 or bool");
     check.require_same_place(a, label.c_str(), q, q_name);
     call.captures.arrays[call.arrays.size()] = captured_array(a, label.c_str(), check);
     source.captures.push_back({name, name_of(a.dtype), a.ndim});

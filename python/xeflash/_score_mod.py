@@ -18,13 +18,15 @@ def check(function: str, score_mod: Any, captures: Mapping[str, Any] | None) -> 
     """What the extension takes: the snippet and its captures, numbers as Python's own."""
     if score_mod is None:
         if captures:
-            raise ValueError(f"{function}: captures are for score_mod, got {sorted(captures)} without one")
+            raise ValueError(f"{function}: captures are for score_mod, got {captures!r} without one")
         return None
     if not isinstance(score_mod, str):
         raise TypeError(
             f"{function}: score_mod must be a string, an expression in C++ of s, b, h, q_idx, k_idx and captures; "
             f"got {type(score_mod).__name__}"
         )
+    if captures is not None and not isinstance(captures, Mapping):
+        raise TypeError(f"{function}: captures must be a mapping of names to values, got {type(captures).__name__}")
     captures = dict(captures or {})
     _check_words(function, score_mod, tuple(captures))
     return score_mod, {name: _as_number(value) for name, value in captures.items()}

@@ -8,7 +8,9 @@ Beyond flash-attn: fp32, any head_dim up to 576, a head_dim of V of its own, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from xeflash._common import BSHD, THD, engine, seeds, shape_of, snippet, window
@@ -117,11 +119,12 @@ def flash_attn_qkvpacked_func(
     (1, 4, 2, 64)
     """
     q, k, v = _unpack("flash_attn_qkvpacked_func", "qkv", qkv, 5, 3)
-    return _run(
-        "flash_attn_qkvpacked_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale,
-        causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-        return_attn_probs=return_attn_probs, s_aux=s_aux,
-    )  # fmt: skip
+    with _named_after("qkv", "qkv"):
+        return _run(
+            "flash_attn_qkvpacked_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale,
+            causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+            return_attn_probs=return_attn_probs, s_aux=s_aux,
+        )  # fmt: skip
 
 
 def flash_attn_kvpacked_func(
@@ -146,11 +149,12 @@ def flash_attn_kvpacked_func(
     (1, 4, 2, 64)
     """
     k, v = _unpack("flash_attn_kvpacked_func", "kv", kv, 5, 2)
-    return _run(
-        "flash_attn_kvpacked_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale,
-        causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-        return_attn_probs=return_attn_probs, s_aux=s_aux,
-    )  # fmt: skip
+    with _named_after("kv", "kv"):
+        return _run(
+            "flash_attn_kvpacked_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale,
+            causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+            return_attn_probs=return_attn_probs, s_aux=s_aux,
+        )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -235,13 +239,14 @@ def flash_attn_varlen_qkvpacked_func(
     """
     function = "flash_attn_varlen_qkvpacked_func"
     q, k, v = _unpack(function, "qkv", qkv, 4, 3)
-    return _run(
-        function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
-        s_aux=s_aux,
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_k=cu_seqlens, max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen,
-    )  # fmt: skip
+    with _named_after("qkv", "qkv"):
+        return _run(
+            function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+            window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
+            s_aux=s_aux,
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_k=cu_seqlens, max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen,
+        )  # fmt: skip
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -272,12 +277,27 @@ def flash_attn_varlen_kvpacked_func(
     """
     function = "flash_attn_varlen_kvpacked_func"
     k, v = _unpack(function, "kv", kv, 4, 2)
-    return _run(
-        function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
-        s_aux=s_aux, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-    )  # fmt: skip
+    with _named_after("kv", "kv"):
+        return _run(
+            function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+            window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
+            s_aux=s_aux, cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        )  # fmt: skip
+
+
+@contextmanager
+def _named_after(packed: str, parts: str) -> Iterator[None]:
+    """Names the arguments of a packed form in messages about those that they become."""
+    names = dict.fromkeys(parts, packed)
+    if packed == "qkv":
+        names |= {f"{name}_{part}": name for name in ("cu_seqlens", "max_seqlen") for part in "qk"}
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError) as error:
+        function, colon, text = str(error).partition(": ")
+        text = re.sub(r"(?<![\w.'])\w+(?![\w'])", lambda word: names.get(word[0], word[0]), text)
+        raise type(error)(function + colon + text) from error
 
 
 def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tuple[Any, ...]:

@@ -72,3 +72,18 @@ def test_numbers_of_numpy_are_numbers():
     plain = xeflash.attention(Q, Q * 2, Q, scale=0.5, is_causal=True)
     same = xeflash.attention(Q, Q * 2, Q, scale=np.float32(0.5), is_causal=np.bool_(True))
     np.testing.assert_array_equal(plain, same)
+
+
+def test_packed_forms_name_their_own_arguments():
+    qkv, starts = np.ones((7, 3, 2, 64), np.float32), np.array([0, 3, 7], np.int32)
+    function = "flash_attn_varlen_qkvpacked_func: "
+    with pytest.raises(ValueError, match=f"^{function}max_seqlen must be at least the longest sequence"):
+        xeflash.flash_attn_varlen_qkvpacked_func(qkv, starts, 3)
+    with pytest.raises(ValueError, match=f"^{function}cu_seqlens must end with"):
+        xeflash.flash_attn_varlen_qkvpacked_func(qkv[:6], np.array([0, 3, 4], np.int32), 4)
+    with pytest.raises(TypeError, match="^flash_attn_qkvpacked_func: qkv must be float32"):
+        xeflash.flash_attn_qkvpacked_func(np.ones((1, 4, 3, 2, 64), np.float64))
+    with pytest.raises(
+        ValueError, match=r"^flash_attn_kvpacked_func: kv.head_dim must equal q.head_dim \(64\), got 32"
+    ):
+        xeflash.flash_attn_kvpacked_func(np.ones((1, 4, 2, 64), np.float32), np.ones((1, 4, 2, 2, 32), np.float32))
