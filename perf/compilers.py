@@ -19,6 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from xeflash._cache_folder import cache_folder
 from xeflash.sim import DEVICES, get_ocloc
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -76,7 +77,7 @@ def unpack(suite: str, packages: tuple[str, ...], with_dependencies: bool, root:
 def provide(name: str, folder: Path) -> Path:
     """The program of a compiler, fetched if it is not there yet."""
     if not COMPILERS[name].packages:
-        folder = get_ocloc.cache_folder().absolute() / "ocloc"
+        folder = cache_folder().absolute() / "ocloc"
         if not (folder / "ocloc").exists():
             print(get_ocloc.fetch(folder, get_ocloc.debian_mirror(), get_ocloc.SUITE))
         return folder / "ocloc"
@@ -134,7 +135,7 @@ def main() -> None:
     print("| device | compiled by | cases | failures | right, but spill |\n|---|---|---|---|---|")
     for name in options.compiler or COMPILERS:
         compiler = COMPILERS[name]
-        folder = get_ocloc.cache_folder().absolute() / "compilers" / name
+        folder = cache_folder().absolute() / "compilers" / name
         folder.mkdir(parents=True, exist_ok=True)
         program = provide(name, folder)
         for device in compiler.devices:

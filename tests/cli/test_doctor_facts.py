@@ -47,6 +47,15 @@ def test_cache_is_counted(tmp_path):
     assert facts.look_at_cache(folder) == Cache(str(folder), 2, 12, True)
 
 
+def test_a_cache_that_others_may_write_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    found = facts.look_at_cache(tmp_path)
+    assert "writable by its owner only" in found.refused
+    (check,) = checks.check_cache(facts.Facts(cache=found))
+    assert check.status == "warn" and check.detail == f"not used: {found.refused}"
+    assert "XEFLASH_CACHE_DIR" in check.fix
+
+
 def test_cache_folder_follows_the_variables(monkeypatch, tmp_path):
     assert str(facts.cache_folder({"XEFLASH_CACHE_DIR": "/a"})) == "/a"
     assert str(facts.cache_folder({"XDG_CACHE_HOME": "/b"})) == "/b/xeflash"
@@ -96,6 +105,8 @@ def test_the_ocloc_that_was_fetched_is_found(tmp_path):
     fetched.chmod(0o755)
     assert facts._find_ocloc({"XEFLASH_CACHE_DIR": str(tmp_path)}) == str(fetched)
     assert facts._find_ocloc({"XEFLASH_CACHE_DIR": str(tmp_path), "XEFLASH_OCLOC": "/nowhere/ocloc"}) is None
+    fetched.chmod(0o777)  # anybody may have written it
+    assert facts._find_ocloc({"XEFLASH_CACHE_DIR": str(tmp_path)}) != str(fetched)
 
 
 @pytest.mark.gpu

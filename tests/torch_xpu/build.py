@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -80,16 +79,15 @@ def compile_all(folder: Path, result: Path) -> None:
 
 def build() -> Path:
     """The extension, compiled if it is not there yet; processes wait for the first that does it."""
-    from xeflash.sim.get_ocloc import cache_folder
+    from xeflash._cache_folder import cache_folder, is_private, open_folder
 
     target = cache_folder() / "torch_xpu" / key() / "_torch_xpu.so"
-    if target.exists():
+    if is_private(target):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target.parent / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
+    with open_folder(target.parent, make=True) as parent, parent.lock("lock"):
+        if not is_private(target):
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 compile_all(Path(folder), Path(folder) / target.name)
+                os.chmod(Path(folder) / target.name, 0o700)
                 (Path(folder) / target.name).rename(target)
     return target

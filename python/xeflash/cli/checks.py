@@ -298,7 +298,9 @@ def check_cache(facts: Facts) -> Iterator[Check]:
     """Compiled kernels can be kept."""
     cache = facts.cache
     detail = f"{cache.path}: {cache.entries} entries, {cache.size_bytes / 1e6:.1f} MB"
-    if cache.writable:
+    if cache.refused:
+        yield Check("cache", "warn", f"not used: {cache.refused}", "export XEFLASH_CACHE_DIR=/some/folder/of/yours")
+    elif cache.writable:
         yield Check("cache", "ok", detail)
     else:
         yield Check("cache", "warn", f"{detail}, not writable", "export XEFLASH_CACHE_DIR=/some/folder")

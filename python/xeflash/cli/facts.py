@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from xeflash._cache_folder import Refused, cache_folder, is_private, open_folder
 from xeflash.bench.environ import cpu_isa, cpu_name, package_version
 
 _PROBE_SECONDS = 120
@@ -31,6 +32,7 @@ class Cache:
     entries: int = 0
     size_bytes: int = 0
     writable: bool = True
+    refused: str = ""  # why what is in it is not trusted
 
 
 @dataclass(frozen=True)
@@ -101,33 +103,29 @@ def _find_ocloc(environ: Mapping[str, str]) -> str | None:
     """Return what the simulator finds: XEFLASH_OCLOC, what get_ocloc fetched, or the system's."""
     if environ.get("XEFLASH_OCLOC"):
         return shutil.which(environ["XEFLASH_OCLOC"])
-    return shutil.which(str(cache_folder(environ) / "ocloc" / "ocloc")) or shutil.which("ocloc")
+    fetched = cache_folder(environ) / "ocloc" / "ocloc"
+    return (is_private(fetched) and shutil.which(str(fetched))) or shutil.which("ocloc")
 
 
 def _without_debug(paths: list[str]) -> list[str]:
     return [path for path in paths if not path.endswith((".py", ".pyc"))]
 
 
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of compiled kernels.
-
-    The rule is that of xeflash.jit.cache, which cannot be imported where our C++ module is broken.
-    """
-    if environ.get("XEFLASH_CACHE_DIR"):
-        return Path(environ["XEFLASH_CACHE_DIR"])
-    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache"
-    return Path(base) / "xeflash"
-
-
 def look_at_cache(folder: Path) -> Cache:
     """Return size and state of the folder; one that is absent counts by its nearest parent."""
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     entries = sum(1 for path in files if path.name == "meta.json")
-    existing = folder
+    refused, existing = "", folder
+    try:
+        open_folder(folder).close()
+    except Refused as error:
+        refused = str(error)
+    except OSError:
+        pass  # absent, or not writable
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    return Cache(str(folder), entries, sum(path.stat().st_size for path in files), writable)
+    return Cache(str(folder), entries, sum(path.stat().st_size for path in files), writable, refused)
 
 
 def foreign_libsycl(environ: Mapping[str, str], prefix: str) -> dict[str, tuple[str, ...]]:

@@ -1,22 +1,28 @@
 """The disk cache: a folder per kernel with source.cpp, kernel.bin, build.log and meta.json.
 
 An entry is built in a folder aside and renamed whole, under a lock of its own, so that processes may share the cache
-and die at any moment. What is corrupt is built again.
+and die at any moment. What is corrupt, was made from something else than what is asked for, or may be somebody else's
+(see _cache_folder) is built again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-import tempfile
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from xeflash._cache_folder import Folder, Refused, cache_folder, is_makeshift, open_folder
+
+__all__ = ["Built", "cache_folder", "get_or_build", "keep_log", "read"]
+
+_MOST_BYTES = {"kernel.bin": 1 << 28, "meta.json": 1 << 20}
+
+_said: set[str] = set()
+_said_guard = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -27,73 +33,91 @@ class Built:
     log: str
 
 
-def cache_folder() -> Path:
-    """``XEFLASH_CACHE_DIR``, or the user's cache folder."""
-    given = os.environ.get("XEFLASH_CACHE_DIR")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xeflash"
-
-
-def read(entry: Path) -> bytes | None:
-    """The binary of an entry; None if there is none, or if it is not what was written."""
+def read(key: str, meta: Mapping[str, object]) -> bytes | None:
+    """The binary of `key` that was made from `meta`; None if there is none, or it is not what was written."""
     try:
-        binary = (entry / "kernel.bin").read_bytes()
-        meta = json.loads((entry / "meta.json").read_text())
-    except (OSError, ValueError):
+        with open_folder(cache_folder()) as folder:
+            return _read(folder, key, meta)
+    except OSError:
         return None
-    return binary if isinstance(meta, dict) and meta.get("sha256") == hashlib.sha256(binary).hexdigest() else None
 
 
 def get_or_build(
-    key: str, source: str, meta: dict[str, object], build: Callable[[], Built], again: bool = False
+    key: str, source: str, meta: Mapping[str, object], build: Callable[[], Built], again: bool = False
 ) -> bytes:
     """The binary of `key`, from disk or built now (`again`: in any case) and kept.
 
-    A cache that cannot be written is only warned about.
+    `meta` is all that the binary depends on, in types of JSON. A cache that cannot be used is only warned about.
     """
-    folder = cache_folder()
-    entry = folder / key
-    binary = None if again else read(entry)
-    if binary is not None:
-        return binary
     built: Built | None = None
     try:
-        with _locked(folder, key):
-            binary = None if again else read(entry)  # another process may have been faster
+        with open_folder(cache_folder(), make=True) as folder:
+            if is_makeshift():
+                _warn(f"no home folder was found, and kernels are kept in {folder.path}. Set HOME or XEFLASH_CACHE_DIR")
+            binary = None if again else _read(folder, key, meta)
             if binary is not None:
                 return binary
-            built = build()
-            _write(folder, entry, source, meta, built)
+            with folder.lock(f".{key}.lock"):
+                binary = None if again else _read(folder, key, meta)  # another process may have been faster
+                if binary is not None:
+                    return binary
+                built = build()
+                _write(folder, key, source, meta, built)
     except OSError as error:
-        warnings.warn(
-            f"xeflash: the kernel cache {folder} cannot be used ({error}); kernels are compiled again in every "
-            "process. Set XEFLASH_CACHE_DIR to a writable folder",
-            RuntimeWarning,
-            stacklevel=2,
+        _warn(
+            f"the kernel cache {cache_folder()} cannot be used ({_reason(error)}); kernels are compiled again in every "
+            "process. Set XEFLASH_CACHE_DIR to a writable folder of your own"
         )
     return (built or build()).binary
 
 
-@contextlib.contextmanager
-def _locked(folder: Path, key: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f".{key}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel when the process dies
-        yield
+def keep_log(name: str, text: str) -> Path:
+    """Keeps a text beside the entries; raises OSError if it cannot be kept."""
+    with open_folder(cache_folder(), make=True) as folder:
+        folder.write(name, text.encode())
+        return folder.path / name
 
 
-def _write(folder: Path, entry: Path, source: str, meta: dict[str, object], built: Built) -> None:
-    aside = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", dir=folder))
+def _read(folder: Folder, key: str, meta: Mapping[str, object]) -> bytes | None:
     try:
-        (aside / "source.cpp").write_text(source)
-        (aside / "kernel.bin").write_bytes(built.binary)
-        (aside / "build.log").write_text(built.log)
-        digest = hashlib.sha256(built.binary).hexdigest()
-        (aside / "meta.json").write_text(json.dumps({**meta, "sha256": digest}, indent=1) + "\n")
-        if entry.exists():  # corrupt, or refused by the device
-            shutil.rmtree(entry)
-        aside.chmod(0o755)
-        aside.rename(entry)
+        with folder.folder(key) as entry:
+            binary, text = (entry.read(name, most) for name, most in _MOST_BYTES.items())
+        found = json.loads(text)
+    except Refused as error:
+        _warn(f"{error}; the kernel is compiled again")
+        return None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return binary if found == _stamped(meta, binary) else None
+
+
+def _write(folder: Folder, key: str, source: str, meta: Mapping[str, object], built: Built) -> None:
+    aside = folder.unused(key)
+    try:
+        with folder.make(aside) as entry:
+            entry.write("source.cpp", source.encode())
+            entry.write("kernel.bin", built.binary)
+            entry.write("build.log", built.log.encode())
+            entry.write("meta.json", (json.dumps(_stamped(meta, built.binary), indent=1) + "\n").encode())
+        folder.move(aside, key)  # what is there is corrupt, or refused by the device
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        folder.remove(aside)
+
+
+def _stamped(meta: Mapping[str, object], binary: bytes) -> dict[str, object]:
+    """What meta.json says of a binary."""
+    return {**meta, "sha256": hashlib.sha256(binary).hexdigest()}
+
+
+def _reason(error: OSError) -> str:
+    """Without the names of files, which differ from kernel to kernel."""
+    return str(error) if isinstance(error, Refused) or error.strerror is None else error.strerror
+
+
+def _warn(text: str) -> None:
+    """Warns once in a process."""
+    with _said_guard:
+        if text in _said:
+            return
+        _said.add(text)
+    warnings.warn(f"xeflash: {text}", RuntimeWarning, stacklevel=3)

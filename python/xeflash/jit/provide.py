@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ PACKAGE = Path(str(_core.__file__)).parent
 HEADERS = PACKAGE / "kernels"
 PREBUILT = PACKAGE / "prebuilt"
 
-_FORMAT = "2"  # of what is kept; to be raised when kernel.bin comes to hold something else
+_FORMAT = 3  # of what is kept; to be raised when kernel.bin comes to hold something else
 
 _locks: dict[str, threading.Lock] = {}
 _locks_guard = threading.Lock()
@@ -67,7 +68,7 @@ def find_or_build(kernel: KernelSource, desc: Desc, queue: int, again: bool = Fa
 def device_code(kernel: KernelSource) -> bytes | None:
     """SPIR-V of a kernel, which depends on no device or driver: the wheel's, or the disk cache's; None: of neither."""
     prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
-    return prebuilt.read_bytes() if prebuilt.exists() else cache.read(cache.cache_folder() / device_code_key(kernel))
+    return prebuilt.read_bytes() if prebuilt.exists() else cache.read(device_code_key(kernel), _inputs(kernel))
 
 
 def to_native(spirv: bytes, desc: Desc, queue: int) -> cache.Built:
@@ -77,20 +78,19 @@ def to_native(spirv: bytes, desc: Desc, queue: int) -> cache.Built:
 
 def kept_native(kernel: KernelSource, desc: Desc, build: Callable[[], cache.Built], again: bool = False) -> bytes:
     """What the disk cache has for a kernel and device, else what `build` makes."""
-    return _kept(cache_key(kernel, desc), kernel, {"device": desc.device, "driver": desc.driver}, build, again)
+    return _kept(cache_key(kernel, desc), kernel, _native_inputs(kernel, desc), build, again)
 
 
 def kept_device_code(kernel: KernelSource, build: Callable[[], cache.Built]) -> bytes:
     """SPIR-V that the disk cache has for a kernel, else what `build` makes."""
-    return _kept(device_code_key(kernel), kernel, {}, build, again=False)
+    return _kept(device_code_key(kernel), kernel, _inputs(kernel), build, again=False)
 
 
 def _kept(
-    key: str, kernel: KernelSource, device: dict[str, object], build: Callable[[], cache.Built], again: bool
+    key: str, kernel: KernelSource, inputs: dict[str, object], build: Callable[[], cache.Built], again: bool
 ) -> bytes:
-    meta = {"kernel": kernel.name, "options": list(kernel.options), "compiler": _compiler(), **device}
     with _lock_of(key):
-        return cache.get_or_build(key, kernel.text, meta, build, again)
+        return cache.get_or_build(key, kernel.text, inputs, build, again)
 
 
 @functools.cache
@@ -102,18 +102,34 @@ def _cpu() -> str:
 
 def cache_key(kernel: KernelSource, desc: Desc) -> str:
     """Names the entry of a kernel's native code: what it is, and a hash of all that the code depends on."""
-    cpu = [_cpu()] if desc.arch.startswith("cpu-") else []
-    return _key(kernel, kernel.name, desc.device, desc.driver, *cpu)
+    return _key(kernel.name, _native_inputs(kernel, desc))
 
 
 def device_code_key(kernel: KernelSource) -> str:
     """Names the entry of a kernel's SPIR-V, which is the same for all devices of an architecture."""
-    return _key(kernel, f"{kernel.name}-spirv")
+    return _key(f"{kernel.name}-spirv", _inputs(kernel))
 
 
-def _key(kernel: KernelSource, name: str, *device: str) -> str:
-    parts = [_FORMAT, kernel.digest(_headers_digest()), _compiler(), *device]
-    return f"{name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+def _key(name: str, inputs: dict[str, object]) -> str:
+    return f"{name}-{hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]}"
+
+
+def _inputs(kernel: KernelSource) -> dict[str, object]:
+    """What a kernel's SPIR-V depends on; an entry of the cache repeats it."""
+    return {
+        "format": _FORMAT,
+        "kernel": kernel.name,
+        "source": hashlib.sha256(kernel.text.encode()).hexdigest(),
+        "headers": _headers_digest(),
+        "options": list(kernel.options),
+        "compiler": _compiler(),
+    }
+
+
+def _native_inputs(kernel: KernelSource, desc: Desc) -> dict[str, object]:
+    """What its native code depends on."""
+    cpu = {"cpu": _cpu()} if desc.arch.startswith("cpu-") else {}
+    return {**_inputs(kernel), "device": desc.device, "driver": desc.driver, **cpu}
 
 
 def _lock_of(key: str) -> threading.Lock:
@@ -134,10 +150,7 @@ def _explain(kernel: KernelSource, log: str) -> str:
     first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
     message = f"xeflash: {kernel.name} did not compile: {first.strip()}"
     try:
-        folder = cache.cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{kernel.name}.failed.log"
-        path.write_text(f"{kernel.text}\n{' '.join(kernel.options)}\n\n{log}\n")
+        path = cache.keep_log(f"{kernel.name}.failed.log", f"{kernel.text}\n{' '.join(kernel.options)}\n\n{log}\n")
         return f"{message} (log: {path})"
     except OSError:
         return f"{message}\n{log}"

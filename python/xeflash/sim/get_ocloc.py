@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from xeflash._cache_folder import cache_folder, open_folder
+
 COMPILER = ("intel-ocloc", "libigc2", "libigdfcl2", "libigc2-tools")  # it loads the middle two at run time
 PACKAGES = (*COMPILER, "libc6", "libstdc++6", "libgcc-s1", "zlib1g", "libzstd1")
 SUITE = "sid"
@@ -31,14 +33,6 @@ WRAPPER = """#!/bin/sh
 root="$(dirname "$(readlink -f "$0")")/root"
 exec "$root/{libraries}/ld-linux-x86-64.so.2" --library-path "$root/{libraries}" "$root/usr/bin/{program}" "$@"
 """
-
-
-def cache_folder() -> Path:
-    """``XEFLASH_CACHE_DIR``, or the user's cache folder."""
-    given = os.environ.get("XEFLASH_CACHE_DIR")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xeflash"
 
 
 def debian_mirror(etc: Path = Path("/etc/apt")) -> str:
@@ -170,7 +164,10 @@ def fetch(folder: Path, mirror: str, suite: str, say: Callable[[str], None] = pr
                 f"get_ocloc: {tool} was not found; without Debian's tools, install ocloc 26 or newer yourself and name "
                 "it in XEFLASH_OCLOC"
             )
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        open_folder(folder, make=True).close()
+    except OSError as error:
+        raise SystemExit(f"get_ocloc: {folder} cannot be used: {error}") from None
     with tempfile.TemporaryDirectory(prefix=".ocloc-", dir=folder.parent) as scratch:
         work = Path(scratch)
         say(f"fetching the list of packages of {suite} from {mirror}")
@@ -180,7 +177,7 @@ def fetch(folder: Path, mirror: str, suite: str, say: Callable[[str], None] = pr
         packages.mkdir()
         download(config, with_dependencies(config, work), packages, say)
         fresh = work / "fresh"
-        fresh.mkdir()
+        fresh.mkdir(mode=0o700)
         for package in sorted(packages.glob("*.deb")):
             run(["dpkg-deb", "-x", str(package), str(fresh / "root")], work)
         for name in ("ocloc", "iga64"):

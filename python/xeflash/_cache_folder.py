@@ -1,0 +1,258 @@
+"""The folder of what is compiled or fetched and then run: where it is, and why it is nobody else's.
+
+Whoever may write there may have their code run by whoever reads. So what is read has to belong to the reader, or to
+root, and neither its group nor others may write it: the folder, and whatever in it is opened. A folder that root filled
+for all is read, one of somebody else is not; root itself reads root's alone. Each thing is opened once, below a folder
+that is open already, and judged when it is open: what becomes of its path meanwhile does not matter, and no link in the
+folder is followed. What is written is the writer's alone (0700, 0600), whatever the umask.
+
+The way to the folder has one rule, of what everybody may write (/tmp): it must be sticky, as others could exchange what
+is in it otherwise, and links in it must be the reader's or root's. Owners and groups of parents are not judged: in
+containers they are often unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pwd
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+_ANY_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+_GROUP_OR_OTHERS, _OTHERS = 0o022, 0o002
+_MOST_LINKS = 40  # as Linux has it
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """``XEFLASH_CACHE_DIR``, or the user's cache folder; one below /tmp for a user who has no home."""
+    if given := environ.get("XEFLASH_CACHE_DIR"):
+        return Path(given)
+    if base := environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "xeflash"
+    home = _home(environ)
+    if home is None:
+        return Path(environ.get("TMPDIR") or "/tmp") / f"xeflash-{os.geteuid()}"
+    return home / ".cache" / "xeflash"
+
+
+def is_makeshift(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the folder is where it is for want of a home."""
+    return not (environ.get("XEFLASH_CACHE_DIR") or environ.get("XDG_CACHE_HOME") or _home(environ))
+
+
+def _home(environ: Mapping[str, str]) -> Path | None:
+    if given := environ.get("HOME"):
+        return Path(given)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+
+
+class Refused(OSError):
+    """What somebody else may have written; the text names it, the rule and the value."""
+
+
+def _judge(path: Path, found: os.stat_result) -> None:
+    """Raises Refused for what somebody else may have written."""
+    if found.st_uid not in (os.geteuid(), 0):
+        whose = f"uid {os.geteuid()} or root" if os.geteuid() else "root"
+        raise Refused(f"{path} must belong to {whose}, it belongs to uid {found.st_uid}")
+    if found.st_mode & _GROUP_OR_OTHERS:
+        mode = stat.S_IMODE(found.st_mode)
+        raise Refused(f"{path} must be writable by its owner only (chmod go-w), its mode is {mode:04o}")
+
+
+class Folder:
+    """An open folder that is nobody else's; its methods take names of what is in it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Owns the descriptor; raises Refused if the folder may be somebody else's work."""
+        self.path, self._descriptor = path, descriptor
+        try:
+            _judge(path, os.fstat(descriptor))
+        except Refused:
+            os.close(descriptor)
+            raise
+
+    def __enter__(self) -> Folder:
+        """The folder."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends the use of it."""
+        os.close(self._descriptor)
+
+    def folder(self, name: str) -> Folder:
+        """One that is there."""
+        return Folder(self.path / name, os.open(name, _ANY_FOLDER, dir_fd=self._descriptor))
+
+    def make(self, name: str) -> Folder:
+        """A new one."""
+        os.mkdir(name, 0o700, dir_fd=self._descriptor)
+        folder = self.folder(name)
+        os.chmod(".", 0o700, dir_fd=folder._descriptor)
+        return folder
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """A file's content."""
+        with self._open(name, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            size = os.fstat(descriptor).st_size
+            if size > most_bytes:
+                raise Refused(f"{self.path / name} must have at most {most_bytes} bytes, it has {size}")
+            return file.read(most_bytes)
+
+    def check(self, name: str) -> None:
+        """Raises Refused for a file that somebody else may have written, and other OSErrors if there is none."""
+        with self._open(name, os.O_RDONLY):
+            pass
+
+    def write(self, name: str, content: bytes) -> None:
+        """Makes or replaces a file; others see the whole of it, or what was there before."""
+        aside = self.unused(name)
+        with (
+            self._open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
+            open(descriptor, "wb", closefd=False) as file,
+        ):
+            file.write(content)
+        self.move(aside, name)
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Holds a lock, which goes with the process if that dies."""
+        with self._open(name, os.O_RDWR | os.O_CREAT) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+
+    def unused(self, name: str) -> str:
+        """A hidden name for what becomes `name` when it is whole."""
+        return f".{name}.{secrets.token_hex(8)}"
+
+    def move(self, old: str, new: str) -> None:
+        """Renames; what has the new name already makes room."""
+        try:
+            os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        except OSError:  # a folder with files, or of the other kind
+            self.remove(new)
+            os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Removes a file, or a folder and what is in it, if there is one."""
+        _remove(self._descriptor, name)
+
+    @contextlib.contextmanager
+    def _open(self, name: str, how: int) -> Iterator[int]:
+        """A file that may be read, which a pipe, a device or a link is not."""
+        how |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        descriptor = os.open(name, how, 0o600, dir_fd=self._descriptor)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise Refused(f"{self.path / name} must be a file, its mode is {stat.filemode(found.st_mode)}")
+            _judge(self.path / name, found)
+            if how & os.O_CREAT and found.st_uid == os.geteuid():
+                os.fchmod(descriptor, 0o600)  # whatever the umask took
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _remove(parent: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        try:
+            for below in os.listdir(descriptor):
+                _remove(descriptor, below)
+        finally:
+            os.close(descriptor)
+        os.rmdir(name, dir_fd=parent)
+
+
+def open_folder(path: Path, make: bool = False) -> Folder:
+    """The folder at a path; `make` if it is not there, and its parents.
+
+    Raises Refused for one that somebody else may have written, and other OSErrors if it cannot be had.
+    """
+    return Folder(path, _walk(path, make))
+
+
+def is_private(path: Path) -> bool:
+    """Whether there is a file that nobody else can have written, so that it may be run."""
+    try:
+        with open_folder(path.parent) as folder:
+            folder.check(path.name)
+    except OSError:
+        return False
+    return True
+
+
+def _walk(path: Path, make: bool) -> int:
+    """The descriptor of a folder, reached from the root one name at a time."""
+    names, links = _reversed_names(os.path.join(os.getcwd(), path)), 0
+    with contextlib.ExitStack() as opened:
+
+        def keep(descriptor: int) -> int:
+            opened.callback(os.close, descriptor)
+            return descriptor
+
+        at = keep(os.open("/", _ANY_FOLDER))
+        while names:
+            name = names.pop()
+            within = os.fstat(at)
+            for_all = bool(within.st_mode & _OTHERS)
+            if for_all and not within.st_mode & stat.S_ISVTX:
+                mode = stat.S_IMODE(within.st_mode)
+                raise Refused(f"{_path_of(at)} must be sticky, as everybody may write it, its mode is {mode:04o}")
+            try:
+                at = keep(_step(at, name, make))
+                continue
+            except NotADirectoryError:
+                link = keep(os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=at))
+                found = os.fstat(link)
+                if not stat.S_ISLNK(found.st_mode):
+                    raise
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            if for_all and found.st_uid not in (os.geteuid(), 0):
+                raise Refused(f"{_path_of(link)} must not be somebody else's link, it belongs to uid {found.st_uid}")
+            target = os.readlink("", dir_fd=link)
+            names += _reversed_names(target)
+            if target.startswith("/"):
+                at = keep(os.open("/", _ANY_FOLDER))
+        return os.dup(at)
+
+
+def _step(at: int, name: str, make: bool) -> int:
+    with contextlib.suppress(FileExistsError):
+        try:
+            return os.open(name, _ANY_FOLDER, dir_fd=at)
+        except FileNotFoundError:
+            if not make:
+                raise
+            os.mkdir(name, 0o700, dir_fd=at)
+    return os.open(name, _ANY_FOLDER, dir_fd=at)
+
+
+def _reversed_names(path: str) -> list[str]:
+    return [name for name in reversed(path.split("/")) if name]
+
+
+def _path_of(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
