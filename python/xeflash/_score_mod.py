@@ -13,6 +13,19 @@ from typing import Any
 _ARRAY_ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int32_t", "bool": "uint8_t"}
 _TAKEN = {"s", "b", "h", "q_idx", "k_idx", "inf"}
 
+# The compiler runs in this process, on the caller's stack, and descends into expressions. On 8 MiB, the usual stack, it
+# ends the process beyond some 1500 brackets in each other, or 3500 operators in a row.
+_MOST_CHARACTERS, _MOST_WORDS, _MOST_BRACKETS = 1 << 16, 1000, 64
+_BRACKETS = {")": "(", "]": "[", "}": "{"}
+_TEXT = r"[\t -\[\]-~]"  # of a comment: what is printed, but for the backslash, which joins lines
+_COMMENT = re.compile(rf"//{_TEXT}*|/\*(?:{_TEXT}|[\r\n])*?\*/")
+_WORD = re.compile(
+    rf"[ \t\r\n]+|{_COMMENT.pattern}"
+    r"|(?P<other>/\*|\?\?|%:|<%|%>|<:|:>)"  # a comment without end; other spellings of # and of brackets
+    r"|(?P<word>[A-Za-z_]\w*|\.?\d(?:[eEpP][+-]|[\w.])*|[-+*/%<>=!&|^~?:.,;()\[\]{}])",
+    re.ASCII,
+)
+
 
 def check(function: str, score_mod: Any, captures: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]] | None:
     """What the extension takes: the snippet and its captures, numbers as Python's own."""
@@ -28,8 +41,7 @@ def check(function: str, score_mod: Any, captures: Mapping[str, Any] | None) -> 
     if captures is not None and not isinstance(captures, Mapping):
         raise TypeError(f"{function}: captures must be a mapping of names to values, got {type(captures).__name__}")
     captures = dict(captures or {})
-    _check_words(function, score_mod, tuple(captures))
-    return score_mod, {name: _as_number(value) for name, value in captures.items()}
+    return _checked(function, score_mod, tuple(captures)), {name: _as_number(value) for name, value in captures.items()}
 
 
 def _as_number(value: Any) -> Any:
@@ -39,15 +51,62 @@ def _as_number(value: Any) -> Any:
 
 
 @functools.lru_cache
-def _check_words(function: str, text: str, names: tuple[str, ...]) -> None:
-    if not text.strip():
-        raise ValueError(f"{function}: score_mod must not be empty, got {text!r}")
-    words = set(re.findall(r"[A-Za-z_]\w*", text))
+def _checked(function: str, text: str, names: tuple[str, ...]) -> str:
+    """The text without comments."""
+    words = _words_of(function, text)
+    if not words:
+        raise ValueError(f"{function}: score_mod must not be empty, got {_shown(text)}")
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in _TAKEN:
             raise ValueError(f"{function}: captures must have names of C++ other than {sorted(_TAKEN)}, got {name!r}")
         if name not in words:
-            raise ValueError(f"{function}: captures[{name!r}] must occur in score_mod, got {text!r}")
+            raise ValueError(f"{function}: captures[{name!r}] must occur in score_mod, got {_shown(text)}")
+    return _COMMENT.sub(" ", text)
+
+
+def _words_of(function: str, text: str) -> set[str]:
+    """The words of what may be an expression or statements, and nothing around them; raises ValueError for the rest."""
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"{function}: score_mod must have at most {_MOST_CHARACTERS} characters, got {len(text)}")
+    words: list[str] = []
+    opened: list[str] = []
+    place = 0
+    while place < len(text):
+        found = _WORD.match(text, place)
+        if not found or found["other"]:
+            raise ValueError(
+                f"{function}: score_mod must consist of names, numbers, operators and brackets of C++, got "
+                f"{found[0] if found else text[place]!r} at {place} in {_shown(text, place)}"
+            )
+        if word := found["word"]:
+            words.append(word)
+            if word in _BRACKETS.values():
+                opened.append(word)
+            elif word in _BRACKETS and (not opened or opened.pop() != _BRACKETS[word]):
+                raise ValueError(
+                    f"{function}: score_mod must close the brackets that it opens, got {word!r} at {place} in "
+                    f"{_shown(text, place)}"
+                )
+            if len(opened) > _MOST_BRACKETS:
+                raise ValueError(
+                    f"{function}: score_mod must have at most {_MOST_BRACKETS} brackets in each other, got more at "
+                    f"{place} in {_shown(text, place)}"
+                )
+        place = found.end()
+    if opened:
+        raise ValueError(f"{function}: score_mod must close its brackets, got an open {opened[-1]!r} in {_shown(text)}")
+    if len(words) > _MOST_WORDS:
+        raise ValueError(
+            f"{function}: score_mod must have at most {_MOST_WORDS} names, numbers, operators and brackets, got "
+            f"{len(words)} in {_shown(text)}"
+        )
+    return set(words)
+
+
+def _shown(text: str, place: int = 0) -> str:
+    """What is around a place, for an error."""
+    start = max(0, place - 30)
+    return "..." * (start > 0) + repr(text[start : start + 60]) + "..." * (start + 60 < len(text))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Users' changes to scores: what their C++ may say, what is refused. test_pairwise.py has one among everything else."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -151,6 +154,61 @@ def test_refuses(score_mod, captures, error, message):
     q = np.ones((1, 1, 3, 64), np.float32)
     with pytest.raises(error, match=message):
         xeflash.attention(q, q, q, score_mod=score_mod, captures=captures)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("s\n#include <cstdlib>\n", r"names, numbers, operators and brackets of C\+\+, got '#' at 2 in"),
+        ("s %:include", "got '%:' at 2"),
+        ("s \\\n + 1", r"got '\\\\' at 2"),
+        ("s // a comment \\\n + 1", r"got '\\\\' at 15"),
+        ("s + 1\0", r"got '\\x00' at 5"),
+        ("s + größe", "got 'ö' at 6"),
+        ("s /* größe */", r"got '/\*' at 2"),
+        ("s + 1 /* and so on", r"got '/\*' at 6"),
+        ('s + "text"[0]', "got '\"' at 4"),
+        ("s ??' s", r"got '\?\?' at 2"),
+        ("<%return s;%>", "got '<%' at 0"),
+        ("return s; } int more() { return 1;", "must close the brackets that it opens, got '}' at 10"),
+        ("s) + (s", r"got '\)' at 1"),
+        ("s + a[(b]", "got ']' at 8"),
+        ("(s + 1", r"must close its brackets, got an open '\('"),
+        ("s // (\n)", r"got '\)' at 7"),
+        ("(" * 65 + "s" + ")" * 65, "at most 64 brackets in each other, got more at 64"),
+        ("s" + " + 1" * 500, r"at most 1000 names, numbers, operators and brackets, got 1001 in 's \+ 1.*\.\.\.$"),
+        ("s" + " " * 65536, "at most 65536 characters, got 65537"),
+        ("/* nothing */ // at all", "must not be empty"),
+    ],
+)
+def test_refuses_what_is_no_expression(text, message):
+    """None of these may reach the compiler, which would end the process or take them for something else."""
+    q = np.ones((1, 1, 3, 64), np.float32)
+    with pytest.raises(ValueError, match="attention: score_mod .*" + message):
+        xeflash.attention(q, q, q, score_mod=text)
+
+
+DEEP = """
+import numpy as np, xeflash
+q = np.ones((1, 1, 3, 8), np.float32)
+for text in ("- " * 998 + "s", "(" * 64 + "s" + ")" * 64, "abs(" * 64 + "s" + ")" * 64, "s" + " + 1" * 499):
+    assert np.abs(xeflash.attention(q, q, q, score_mod=text) - 1).max() < 1e-6
+"""
+
+
+def test_the_longest_and_the_deepest_compile():
+    """In a process of its own, which the compiler ends if it descends too far."""
+    done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_comments_are_not_code():
+    q = np.ones((1, 1, 3, 64), np.float32)
+    lse = [
+        xeflash.attention(q, q, q, return_lse=True, score_mod=text)[1]
+        for text in ("s + 1", "s /* of ; one (row */ + 1 // more; }")
+    ]
+    np.testing.assert_array_equal(*lse)
 
 
 def test_large_arrays_are_refused():
