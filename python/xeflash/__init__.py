@@ -48,6 +48,7 @@ __all__ = [
     "merge_states",
 ]
 
+_runtime.check_interpreter()
 # Both have to come before anyone in this process asks SYCL for devices.
 _runtime.show_cpu_device()
 _runtime.show_simulated_gpu()

@@ -29,6 +29,17 @@ def in_distribution(distribution: str, name: str) -> Path | None:
     return None
 
 
+def check_interpreter() -> None:
+    """Raises ImportError in a subinterpreter: loading the extension there waits for ever for the main one's lock."""
+    python = ctypes.PyDLL(None)
+    python.PyInterpreterState_Get.restype = python.PyInterpreterState_Main.restype = ctypes.c_void_p
+    if python.PyInterpreterState_Get() != python.PyInterpreterState_Main():
+        raise ImportError(
+            "xeflash must be imported in the main interpreter of a process, not in a subinterpreter; use processes or "
+            "threads instead (with mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
+        )
+
+
 def mapped_libsycl() -> dict[str, str]:
     """libsycl's majors that are in this process already, as {soname: path}."""
     found: dict[str, str] = {}
