@@ -1,5 +1,6 @@
 """The simulated GPU as SYCL sees it: devices, memory, queues, builds, errors. Both Level Zero adapters of the runtime."""
 
+import os
 import re
 import signal
 import subprocess
@@ -264,6 +265,58 @@ def test_damaged_cache_entries_are_rebuilt(simulated, sycl_program, tmp_path):
     assert sorted((tmp_path / "xesim").iterdir()) == entries
     assert all(len(path.read_bytes()) > 1000 for path in entries)
     run()
+
+
+def test_builds_that_others_may_have_written_are_not_run(simulated, sycl_program, tmp_path):
+    need_ocloc()
+    builds = tmp_path / "xesim"
+
+    def run() -> str:
+        return simulated.program(sycl_program, ["launches"], "pvc", XEFLASH_CACHE_DIR=str(tmp_path)).stderr
+
+    def times() -> dict[Path, int]:
+        return {path: path.lstat().st_mtime_ns for path in (builds, *builds.iterdir())}
+
+    assert run() == "" and builds.stat().st_mode & 0o777 == 0o700
+    whole = times()
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in builds.iterdir())
+    builds.chmod(0o777)
+    assert f"xesim: {builds} must be writable by its owner only (chmod go-w), its mode is 0777" in run()
+    assert times() == whole
+    builds.chmod(0o700)
+    entry = next(builds.iterdir())
+    for spoil in (lambda: entry.chmod(0o666), lambda: as_link(entry, tmp_path / "away"), lambda: as_pipe(entry)):
+        spoil()
+        before = times()
+        assert run() == ""
+        assert {path for path, time in times().items() if time != before[path]} == {builds, entry}
+        assert entry.stat().st_mode & 0o777 == 0o600 and entry.is_file() and not entry.is_symlink()
+
+
+def as_link(path: Path, elsewhere: Path) -> None:
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def as_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def test_a_compiler_that_others_may_have_written_is_not_run(simulated, sycl_program, tmp_path):
+    (tmp_path / "ocloc").mkdir(mode=0o755)
+    program = Path(ocloc_that_says("26.99.1", tmp_path)).rename(tmp_path / "ocloc" / "ocloc")
+
+    def run() -> str:
+        cache = {"XEFLASH_OCLOC": "", "XEFLASH_CACHE_DIR": str(tmp_path)}
+        return simulated.program(sycl_program, ["build_error"], "pvc", **cache).stdout
+
+    assert "ocloc 26.99.1" in run()
+    program.chmod(0o777)
+    assert f"{program} must be writable by its owner only" in run()
+    program.chmod(0o755)
+    program.parent.chmod(0o777)
+    assert f"{program.parent} must be writable by its owner only" in run()
 
 
 @ADAPTERS

@@ -1,18 +1,19 @@
 #include "driver/build_cache.hpp"
 
+#include <pwd.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <memory>
+#include <mutex>
+
+#include "driver/private_folder.hpp"
+#include "machine/fault.hpp"
 
 namespace xesim::driver {
 namespace {
-
-namespace fs = std::filesystem;
 
 // FNV-1a with 64 bits. Two of them from different starts make the 128-bit names of entries.
 uint64_t hash_bytes(std::span<const uint8_t> bytes, uint64_t start) {
@@ -43,12 +44,34 @@ Header header_of(const BuildInput& input) {
   return header;
 }
 
-fs::path entry_path(const Header& header) {
+std::string name_of(const Header& header) {
   char name[48];
   std::snprintf(name, sizeof name, "%016llx%016llx.bin",
                 static_cast<unsigned long long>(header.key[0]),
                 static_cast<unsigned long long>(header.key[1]));
-  return fs::path(cache_folder()) / "xesim" / name;
+  return name;
+}
+
+// Nothing for a folder that is not used; why, once.
+std::unique_ptr<PrivateFolder> open_builds(bool make) try {
+  return std::make_unique<PrivateFolder>(cache_folder() + "/xesim", make);
+} catch (const Fault& fault) {
+  static std::once_flag said;
+  if (make) {
+    std::call_once(said, [&] {
+      std::fprintf(stderr, "xesim: %s; kernels are compiled again in every process\n",
+                   fault.what());
+    });
+  }
+  return nullptr;
+}
+
+// Nothing as well for an entry that may be somebody else's: it is built again and replaced.
+std::optional<std::vector<uint8_t>> read_entry(const PrivateFolder& folder,
+                                               const std::string& name) try {
+  return folder.read(name);
+} catch (const Fault&) {
+  return std::nullopt;
 }
 
 }  // namespace
@@ -61,49 +84,36 @@ std::string cache_folder() {
   if (const char* folder = given("XEFLASH_CACHE_DIR")) return folder;
   if (const char* folder = given("XDG_CACHE_HOME")) return std::string(folder) + "/xeflash";
   if (const char* home = given("HOME")) return std::string(home) + "/.cache/xeflash";
-  return "/tmp/xeflash-" + std::to_string(getuid());
+  if (const passwd* user = getpwuid(getuid())) return std::string(user->pw_dir) + "/.cache/xeflash";
+  const char* scratch = given("TMPDIR");
+  return std::string(scratch ? scratch : "/tmp") + "/xeflash-" + std::to_string(geteuid());
 }
 
 std::optional<std::vector<uint8_t>> load_build(const BuildInput& input) {
   const Header wanted = header_of(input);
-  std::ifstream file(entry_path(wanted), std::ios::binary);
+  const auto folder = open_builds(false);
+  const auto bytes = folder ? read_entry(*folder, name_of(wanted)) : std::nullopt;
   Header found;
-  if (!file.read(reinterpret_cast<char*>(&found), sizeof found)) return std::nullopt;
+  if (!bytes || bytes->size() < sizeof found) return std::nullopt;
+  std::memcpy(&found, bytes->data(), sizeof found);
   if (std::memcmp(found.magic, wanted.magic, sizeof found.magic) != 0 ||
       found.key[0] != wanted.key[0] || found.key[1] != wanted.key[1]) {
     return std::nullopt;
   }
-  const std::vector<char> rest{std::istreambuf_iterator<char>(file), {}};
-  std::vector<uint8_t> binary(rest.begin(), rest.end());
+  const std::vector<uint8_t> binary(bytes->begin() + sizeof found, bytes->end());
   if (binary.size() != found.bytes || hash_bytes(binary, kStart) != found.checksum)
     return std::nullopt;
   return binary;
 }
 
 void store_build(const BuildInput& input, std::span<const uint8_t> binary) {
-  static std::atomic<int> counter{0};
   Header header = header_of(input);
   header.bytes = binary.size();
   header.checksum = hash_bytes(binary, kStart);
-  const fs::path path = entry_path(header);
-  std::error_code error;
-  fs::create_directories(path.parent_path(), error);
-  // Written aside and renamed: another process sees the whole entry, or none.
-  fs::path aside = path;
-  aside += "." + std::to_string(getpid()) + "-" + std::to_string(counter++) + ".tmp";
-  {
-    std::ofstream file(aside, std::ios::binary);
-    file.write(reinterpret_cast<const char*>(&header), sizeof header);
-    file.write(reinterpret_cast<const char*>(binary.data()),
-               static_cast<std::streamsize>(binary.size()));
-    file.close();
-    if (!file) {
-      fs::remove(aside, error);
-      return;
-    }
-  }
-  fs::rename(aside, path, error);
-  if (error) fs::remove(aside, error);
+  std::vector<uint8_t> bytes(sizeof header + binary.size());
+  std::memcpy(bytes.data(), &header, sizeof header);
+  std::memcpy(bytes.data() + sizeof header, binary.data(), binary.size());
+  if (const auto folder = open_builds(true)) folder->write(name_of(header), bytes);
 }
 
 }  // namespace xesim::driver

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "driver/build_cache.hpp"
+#include "driver/private_folder.hpp"
 #include "driver/process.hpp"
 #include "driver/spirv.hpp"
 #include "machine/checks.hpp"
@@ -39,7 +40,8 @@ bool is_program(const std::string& path) {
   return access(path.c_str(), X_OK) == 0 && !fs::is_directory(path);
 }
 
-// XEFLASH_OCLOC, then the private folder, then PATH. Empty if there is none.
+// XEFLASH_OCLOC, then the private folder, then PATH. Empty if there is none; throws Fault if others
+// may have written the one in the private folder.
 std::string find_ocloc() {
   const char* given = std::getenv("XEFLASH_OCLOC");
   if (given != nullptr && *given != 0) {
@@ -47,7 +49,10 @@ std::string find_ocloc() {
     return fs::absolute(given).string();
   }
   const std::string own = cache_folder() + "/ocloc/ocloc";
-  if (is_program(own)) return fs::absolute(own).string();
+  if (is_program(own)) {
+    PrivateFolder(fs::path(own).parent_path(), false).has("ocloc");
+    return fs::absolute(own).string();
+  }
   std::istringstream path(std::getenv("PATH") == nullptr ? "" : std::getenv("PATH"));
   for (std::string folder; std::getline(path, folder, ':');) {
     const std::string candidate = fs::absolute(fs::path(folder) / "ocloc").string();
