@@ -18,7 +18,6 @@ import errno
 import fcntl
 import os
 import pwd
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -138,7 +137,7 @@ class Folder:
 
     def unused(self, name: str) -> str:
         """A hidden name for what becomes `name` when it is whole."""
-        return f".{name}.{secrets.token_hex(8)}"
+        return f".{name}.{os.urandom(8).hex()}"
 
     def move(self, old: str, new: str) -> None:
         """Renames; what has the new name already makes room."""

@@ -1,17 +1,21 @@
 """Statistics, rows, formats and the picture, from made-up samples."""
 
 import csv
+import dataclasses
+import io
 import json
 import math
 import sys
 
 import pytest
-from xeflash.bench import formats, plot
+from rich.console import Console
+from xeflash.bench import formats, plot, screen
 from xeflash.bench.cases import Case
 from xeflash.bench.peak import Peaks
 from xeflash.bench.rows import Result, best_form, row_of_samples, row_without_times
 from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
 from xeflash.bench.timing import interleave
+from xeflash.cli import bench_shared, build_parser
 
 PREFILL = Case("prefill", "bf16", 1, 8, 8, 64, 1000, 1000, causal=True)
 DECODE = Case("decode", "fp32", 2, 8, 2, 128, 1, 1000, causal=False)
@@ -134,6 +138,81 @@ def test_markdown_has_a_table_per_phase_with_equal_cells():
 def test_no_results_give_no_table():
     assert "###" not in formats.to_md(HEADER, [])
     assert formats.from_csv(formats.to_csv(HEADER, [])) == []
+
+
+def lengths(case, *sizes):
+    """Results of a case with other numbers of keys."""
+    cases = [dataclasses.replace(case, seq_k=size) for size in sizes]
+    return [
+        result(case, xeflash=[0.0946, 0.0912, 0.11], enable_gqa=[9, 8, 1], grouped=[0.25, 0.2, 0.4]) for case in cases
+    ]
+
+
+def shown(results, width):
+    file = io.StringIO()
+    screen.print_results(HEADER, results, formats.ATTENTION, Console(file=file, width=width))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_tables_fit_the_terminal(width):
+    text = shown(lengths(DECODE, 1000, 16384) + some_results()[1:], width)
+    assert all(len(line) <= width for line in text.splitlines())
+    for whole in ("0.0946 (0.0912, 0.0094)", "0.250 (0.200, 0.10)", "2.64x", "a CPU"):
+        assert whole in text  # on one line
+    for name in formats.ATTENTION.tables["decode"]:
+        assert name in " ".join(text.split()), f"{name} is neither in the table nor said to be left out"
+    assert "failed" in text
+    left_out = [line for line in text.splitlines() if "no room" in line]
+    assert bool(left_out) == (width < 150)
+    assert text.splitlines()[2] == "decode: dtype fp32, B 2, Hq/Hkv 8/2, D 128"
+
+
+@pytest.mark.parametrize(
+    ("words", "terminal", "markdown"),
+    [([], True, False), ([], False, True), (["--format", "md"], True, True), (["--output", "FILE"], True, False)],
+)
+def test_a_terminal_gets_a_table_that_fits_unless_another_is_asked_for(
+    monkeypatch, tmp_path, words, terminal, markdown
+):
+    stdout = io.StringIO()
+    stdout.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stdout", stdout)
+    words = [str(tmp_path / "out.md") if word == "FILE" else word for word in words]
+    arguments = build_parser().parse_args(["bench", "attention", *words])
+    bench_shared.write(arguments, HEADER, some_results(), formats.ATTENTION, lambda path, device: None)
+    assert ("| --- |" in stdout.getvalue()) == markdown
+    assert ("method: --format md" in stdout.getvalue()) != markdown
+    assert "--output" not in words or "| --- |" in (tmp_path / "out.md").read_text()
+
+
+def test_picture_tells_device_axes_and_spread():
+    pytest.importorskip("matplotlib")
+    results = [*some_results()[:1], *lengths(DECODE, 1000, 16384)]
+    drawn = plot.figure(results, "title\nan Arc B580")
+    assert drawn.get_suptitle() == "title\nan Arc B580"
+    prefill, decode = drawn.axes
+    assert "tokens" in prefill.get_xlabel() and "keys" in decode.get_xlabel()
+    assert (prefill.get_ylabel(), decode.get_ylabel()) == ("GFLOP/s", "GB/s of K and V")
+    assert [tick.get_text().split("\n")[-1] for tick in decode.get_xticklabels()] == ["1000", "16384"]
+    rates = [1e-6 * PREFILL.flops / ms for ms in (2.0, 3.0, 1.5)]  # at the median and the quartiles of 2, 1, 4 ms
+    ours, torchs = (bars for bars in prefill.containers if hasattr(bars, "errorbar"))
+    assert [bar.get_height() for bar in ours] == pytest.approx(rates[:1])
+    ((low, high),) = (segment[:, 1] for segment in ours.errorbar.lines[2][0].get_segments())
+    assert (low, high) == pytest.approx(tuple(rates[1:]))
+    assert [text.get_text() for text in prefill.get_legend().get_texts()] == ["xeflash", "torch, best form"]
+
+
+def test_picture_without_torch_has_no_bars_of_torch():
+    pytest.importorskip("matplotlib")
+    (axis,) = plot.figure([result(xeflash=[2.0, 3.0])], "title").axes
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["xeflash"]
+
+
+def test_device_of_a_result():
+    environment = {"cpu": "a CPU", "cpus": 2, "device": "cpu"}
+    assert formats.device_of({"environment": environment}) == "a CPU, 2 CPUs"
+    assert formats.device_of({"environment": environment | {"device": "xpu:0, a GPU"}}) == "xpu:0, a GPU"
 
 
 def test_picture_is_written(tmp_path):

@@ -20,6 +20,12 @@ def _errors(row: Row) -> str:
     return f"{row.max_error:.1e} / {row.allowed_error:.1e}"
 
 
+CASE = ("dtype", "B", "Hq/Hkv", "D", "S", "causal", "KV")
+DETAILS = ("error / allowed", "per round", "plain torch", "torch form", "% of peak")
+LEGEND = (
+    "times: median (minimum, interquartile range); torch: its fastest form; ratio: torch's time / ours, also as the "
+    "median over rounds (per round), and for the form that a user writes first (plain torch)"
+)
 _COMMON: dict[str, Callable[[Row], str]] = {
     "dtype": lambda r: r.dtype,
     "B": lambda r: str(r.batch),

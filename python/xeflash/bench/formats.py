@@ -24,13 +24,27 @@ Header = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Layout:
-    """A type of rows, and the columns of a table of them, by their `section`."""
+    """A type of rows, and the columns of a table of them, by their `section`.
+
+    A terminal shows columns of `case` once if all rows have the same there, leaves out those of `details`, in this
+    order, if it is narrow, and explains the others by `legend`.
+    """
 
     row: type[typing.Any]
     tables: Mapping[str, Mapping[str, Callable[[typing.Any], str]]]
+    case: Sequence[str] = ()
+    details: Sequence[str] = ()
+    legend: str = ""
 
 
-ATTENTION = Layout(Row, columns.TABLES)
+ATTENTION = Layout(Row, columns.TABLES, columns.CASE, columns.DETAILS, columns.LEGEND)
+
+
+def device_of(header: Header) -> str:
+    """Return the name of what ran."""
+    environment = typing.cast("Mapping[str, object]", header.get("environment", {}))
+    device = str(environment.get("device", "cpu"))
+    return f"{environment.get('cpu', device)}, {environment.get('cpus', '?')} CPUs" if device == "cpu" else device
 
 
 def _json_row(result: Result) -> dict[str, object]:

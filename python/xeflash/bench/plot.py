@@ -1,4 +1,4 @@
-"""A picture of the results: one panel per phase and dtype, bars by case."""
+"""A picture of the results: one panel per phase and dtype, bars by case, with the quartiles of their samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from xeflash.bench.rows import Result, Row
+from xeflash.bench.stats import summarize
 
 _UNITS = {"prefill": "GFLOP/s", "decode": "GB/s of K and V"}
+_LENGTHS = {"prefill": "tokens", "decode": "keys"}
 
 
 class PlotError(RuntimeError):
@@ -16,16 +18,30 @@ class PlotError(RuntimeError):
 
 
 def _tick(row: Row) -> str:
-    """Return what tells a case from the others of its panel."""
+    """Return what tells a case from the others of its panel, as the label of the axis explains it."""
     length = row.seq_q if row.phase == "prefill" else row.seq_k
-    return f"B{row.batch} H{row.heads}/{row.kv_heads}\nD{row.head_dim}\n{length}"
+    return f"{row.batch}, {row.heads}/{row.kv_heads}\n{row.head_dim}\n{length}"
 
 
-def _rate(row: Row, milliseconds: float | None) -> float:
-    """Return what the bars show: arithmetic in prefill, reading in decode; 0 if not timed."""
-    if milliseconds is None:
-        return 0.0
+def _rate(row: Row, milliseconds: float) -> float:
+    """Return what the bars show: arithmetic in prefill, reading in decode."""
     return 1e-6 * (row.case.flops if row.phase == "prefill" else row.case.kv_bytes) / milliseconds
+
+
+def _bars(axis: Any, results: Sequence[Result], shift: float, label: str) -> None:
+    """Draw the medians of a form, ours or torch's best, with the quartiles as their spread."""
+    places, rates, below, above = [], [], [], []
+    for place, result in enumerate(results):
+        form = "xeflash" if label == "xeflash" else result.row.torch_form
+        if form not in result.samples_ms:
+            continue
+        times = summarize(result.samples_ms[form])
+        slow, usual, fast = (_rate(result.row, ms) for ms in (times.quartile_3, times.median, times.quartile_1))
+        places.append(place + shift)
+        rates.append(usual)
+        below.append(usual - slow)
+        above.append(fast - usual)
+    axis.bar(places, rates, 0.4, yerr=(below, above), capsize=3, error_kw={"elinewidth": 1}, label=label)
 
 
 def require_matplotlib() -> None:
@@ -36,27 +52,31 @@ def require_matplotlib() -> None:
         raise PlotError('bench: --plot needs matplotlib; install it with: pip install "xeflash[bench]"') from error
 
 
-def plot(results: Sequence[Result], path: Path, title: str) -> None:
-    """Write the picture; the file's suffix chooses its format."""
+def figure(results: Sequence[Result], title: str) -> Any:
+    """Return the picture as matplotlib's Figure."""
     require_matplotlib()
     import matplotlib.figure
 
-    rows = [result.row for result in results if result.row.status == "ok"]
-    panels = list(dict.fromkeys((row.phase, row.dtype) for row in rows))
+    results = [result for result in results if result.row.status == "ok"]
+    panels = list(dict.fromkeys((result.row.phase, result.row.dtype) for result in results))
     if not panels:
         raise PlotError("bench: --plot has no successful case to draw")
-    figure: Any = matplotlib.figure.Figure(figsize=(8, 3.2 * len(panels)), layout="constrained")
+    figure: Any = matplotlib.figure.Figure(figsize=(8, 0.4 + 3.4 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axis, (phase, dtype) in zip(axes, panels, strict=True):
-        mine = [row for row in rows if (row.phase, row.dtype) == (phase, dtype)]
-        places = list(range(len(mine)))
-        ours = [_rate(row, row.median_ms) for row in mine]
-        axis.bar([p - 0.2 for p in places], ours, 0.4, label="xeflash")
-        theirs = [_rate(row, row.torch_median_ms) for row in mine]
-        axis.bar([p + 0.2 for p in places], theirs, 0.4, label="torch, best form")
-        axis.set_xticks(places, [_tick(row) for row in mine], fontsize="small")
+        mine = [result for result in results if (result.row.phase, result.row.dtype) == (phase, dtype)]
+        _bars(axis, mine, -0.2, "xeflash")
+        if any(result.row.torch_form for result in mine):
+            _bars(axis, mine, 0.2, "torch, best form")
+        axis.set_xticks(range(len(mine)), [_tick(result.row) for result in mine], fontsize="small")
+        axis.set_xlabel(f"batch, query heads/KV heads; head dim; {_LENGTHS[phase]}")
         axis.set_ylabel(_UNITS[phase])
-        axis.set_title(f"{phase} {dtype}")
+        axis.set_title(f"{phase} {dtype}: median and quartiles")
         axis.legend()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    figure.suptitle(title, fontsize="medium", wrap=True)
+    return figure
+
+
+def plot(results: Sequence[Result], path: Path, title: str) -> None:
+    """Write the picture; the file's suffix chooses its format."""
+    figure(results, title).savefig(path, dpi=120)

@@ -10,12 +10,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from xeflash.bench.environ import package_version
-from xeflash.cli import bench, compile_command, doctor, inspect, selftest
-
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command; each subcommand sets `run`."""
+    from xeflash.bench.environ import package_version
+    from xeflash.cli import bench, compile_command, doctor, inspect, selftest
+
     parser = argparse.ArgumentParser(
         prog="xeflash", description="FlashAttention for Intel GPUs and the SYCL CPU device."
     )
@@ -28,12 +28,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
     except BrokenPipeError:  # the reader, such as `head`, has gone
         sys.stderr.close()
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # whatever was imported or done
         return 130
     return code

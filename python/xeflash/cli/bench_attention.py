@@ -123,6 +123,6 @@ def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
         runner.header(options, peaks, results),
         results,
         formats.ATTENTION,
-        lambda path: plot.plot(results, path, "xeflash and torch SDPA"),
+        lambda path, device: plot.plot(results, path, f"xeflash and torch SDPA\n{device}"),
     )
     return exit_code(results, interrupted)

@@ -120,6 +120,9 @@ def _measure(arguments: argparse.Namespace) -> int:
     results, interrupted = collect(runner.run(cells, options, meter), labels, lambda row: row.label)
     peaks = peak.Peaks() if meter is None else meter.peaks
     results = rows.with_ratios(results, peaks.read_gbytes)
-    layout = Layout(rows.LlmRow, columns.TABLES if arguments.what == "decode" else columns.GENERATE_TABLES)
-    write(arguments, runner.header(options, peaks), results, layout, lambda path: plot.plot(results, path))
+    tables = columns.TABLES if arguments.what == "decode" else columns.GENERATE_TABLES
+    layout = Layout(rows.LlmRow, tables, columns.CASE, columns.DETAILS)
+    write(
+        arguments, runner.header(options, peaks), results, layout, lambda path, device: plot.plot(results, path, device)
+    )
     return exit_code(results, interrupted)

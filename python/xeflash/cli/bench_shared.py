@@ -31,7 +31,9 @@ def add_measuring(parser: argparse.ArgumentParser) -> Any:
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add the options of where the result goes."""
     out = parser.add_argument_group("output")
-    out.add_argument("--format", choices=FORMATS, help="default: the suffix of --output, else md")
+    out.add_argument(
+        "--format", choices=FORMATS, help="default: the suffix of --output, else md; on a terminal a table that fits it"
+    )
     out.add_argument("--output", metavar="FILE", type=Path, help="write there; stdout still gets the table")
     out.add_argument("--plot", metavar="FILE", type=Path, help="the result as a picture (matplotlib)")
 
@@ -126,19 +128,24 @@ def write(
     header: Mapping[str, object],
     results: Sequence[Result],
     layout: Layout,
-    plot: Callable[[Path], None],
+    plot: Callable[[Path, str], None],
 ) -> None:
-    """Write the table, the file and the picture."""
-    from xeflash.bench import formats
+    """Write the table, the file and the picture, whose title names the device."""
+    from rich.console import Console
+
+    from xeflash.bench import formats, screen
     from xeflash.bench.plot import PlotError
 
     chosen = format_of(arguments)
     if arguments.output is not None:
         arguments.output.write_text(formats.WRITERS[chosen](header, results, layout), encoding="utf-8")
         chosen = "md"
-    sys.stdout.write(formats.WRITERS[chosen](header, results, layout))
+    if sys.stdout.isatty() and (arguments.output is not None or arguments.format is None):
+        screen.print_results(header, results, layout, Console(highlight=False))
+    else:
+        sys.stdout.write(formats.WRITERS[chosen](header, results, layout))
     if arguments.plot is not None:
         try:
-            plot(arguments.plot)
+            plot(arguments.plot, formats.device_of(header))
         except PlotError as error:
             print(f"xeflash {error}", file=sys.stderr)

@@ -14,6 +14,8 @@ _CELL: dict[str, Callable[[LlmRow], str]] = {
     "context": lambda r: str(r.context),
     "attention/cache": lambda r: r.implementation,
 }
+CASE = (*_CELL, "new")
+DETAILS = ("mean", "p90", "of read peak", "KV GB/s", "copied / token", "peak memory", "in attention", "p99")
 _COUNTS: dict[str, Callable[[LlmRow], str]] = {
     **_CELL,
     "instructions / token": lambda r: f"{r.instructions:,}" if r.instructions else f"{r.status}: {r.note}",

@@ -51,7 +51,7 @@ def _stacks(axis: Any, rows: Sequence[LlmRow], names: Sequence[str], colors: dic
     axis.set_xlabel("context, tokens")
 
 
-def plot(results: Sequence[Result], path: Path) -> None:
+def plot(results: Sequence[Result], path: Path, device: str) -> None:
     """Write the picture; the file's suffix chooses its format."""
     require_matplotlib()
     import matplotlib.figure
@@ -66,7 +66,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
     for part, kind in zip(figure.subfigures(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
         mine = [row for row in rows if _kind(row) == kind]
         present = [name for name in names if any(row.implementation == name for row in mine)]
-        part.suptitle(_title(mine[0]))
+        part.suptitle(f"{_title(mine[0])}; {device}")
         left, middle, right = part.subplots(1, 3)
         _lines(left, mine, present, "tokens_per_s", colors)
         left.set_ylabel("tokens/s")
