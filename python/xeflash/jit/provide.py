@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ HEADERS = PACKAGE / "kernels"
 PREBUILT = PACKAGE / "prebuilt"
 
 _FORMAT = 3  # of what is kept; to be raised when kernel.bin comes to hold something else
+_FRAME = re.compile(r"The program was built for \d+ devices|Build program log for '.*':")  # SYCL's, around logs
 
 _locks: dict[str, threading.Lock] = {}
 _locks_guard = threading.Lock()
@@ -146,8 +148,9 @@ def _compile(kernel: KernelSource, desc: Desc, queue: int) -> cache.Built:
 
 
 def _explain(kernel: KernelSource, log: str) -> str:
-    """The first error of a build, and where its log was kept."""
-    first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
+    """The first error of a build, else the first of its own lines, and where its log was kept."""
+    lines = [line for line in log.splitlines() if line.strip() and not _FRAME.fullmatch(line.strip())] or [log]
+    first = next((line for line in lines if "error" in line), lines[0])
     message = f"xeflash: {kernel.name} did not compile: {first.strip()}"
     try:
         path = cache.keep_log(f"{kernel.name}.failed.log", f"{kernel.text}\n{' '.join(kernel.options)}\n\n{log}\n")
