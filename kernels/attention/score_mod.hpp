@@ -1,15 +1,18 @@
 // A user's change to scores: a C++ expression of s (the score), b, h, q_idx, k_idx (batch, head,
 // position of query and key in their sequences) and what it captures by name, compiled into the
-// kernel. One of q_idx and k_idx is an int, the other a vector of them, s a vector of floats.
+// kernel. b, h and captured numbers are C++'s own, the others Lanes.
 #pragma once
 
 #include <utility>
 
-#include "attention/work.hpp"
+#include "attention/lane.hpp"
 
 namespace xeflash {
+namespace snippet {
 
-// An array that a snippet captured, read at an index or indices, each an int or a vector of them.
+using Score = Lane<float, Of::both, true>;
+
+// An array that a snippet captured, read at an index or indices: a number at ints, a Lane at Lanes.
 // What is past an end reads the element there.
 template <class T, int Rank>
 struct Captured {
@@ -17,53 +20,58 @@ struct Captured {
 
   XF_INLINE explicit Captured(const CapturedArray& a) : array(a) {}
   template <class... Index>
-  XF_INLINE auto operator()(Index... index) const {
-    static_assert(sizeof...(Index) == Rank, "a captured array wants an index per dimension");
+    requires(Integers<Index...> && sizeof...(Index) == Rank)
+  XF_INLINE auto operator()(const Index&... index) const {
     return at(std::make_integer_sequence<int, Rank>(), index...);
   }
   template <class Index>
-  XF_INLINE auto operator[](Index index) const {
+    requires(Integers<Index> && Rank == 1)
+  XF_INLINE auto operator[](const Index& index) const {
     return (*this)(index);
   }
 
  private:
+  // Elements of bool lie in memory as bytes.
+  using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
+
   template <int... Dim, class... Index>
-  XF_INLINE auto at(std::integer_sequence<int, Dim...>, Index... index) const {
-    return value_at(static_cast<const T*>(array.data), (element(Dim, index) + ...));
+  XF_INLINE auto at(std::integer_sequence<int, Dim...>, const Index&... index) const {
+    const auto place = (element(Dim, as<int, Traits<Index>::is_vector>(index)) + ...);
+    const auto value = value_at(static_cast<const Stored*>(array.data), place);
+    if constexpr (std::is_same_v<T, bool>) {
+      return made<bool, Index...>(converted<bool, int>(value));
+    } else {
+      return made<std::conditional_t<std::is_integral_v<T>, int, float>, Index...>(value);
+    }
   }
   XF_INLINE int element(int dim, int i) const {
     return (i < 0 ? 0 : at_most(i, array.size[dim] - 1)) * array.stride[dim];
   }
   XF_INLINE Ints element(int dim, Ints i) const {
-    return max(at_most(i, array.size[dim] - 1), Ints(0)) * array.stride[dim];
+    return xeflash::max(at_most(i, array.size[dim] - 1), Ints(0)) * array.stride[dim];
   }
 };
 
-// What snippets may call besides operators, select, min, max, exp2, log2, sqrt and tanh.
-XF_INLINE Floats exp(Floats x) { return exp2(Floats(x * kLog2e)); }
-XF_INLINE Floats log(Floats x) { return log2(x) * kLn2; }
-XF_INLINE Floats abs(Floats x) { return max(x, Floats(-x)); }
-XF_INLINE Ints abs(Ints x) { return max(x, Ints(-x)); }
-XF_INLINE int abs(int x) { return x < 0 ? -x : x; }
-XF_INLINE Floats number(Ints x) { return to_floats<Floats>(x); }
-XF_INLINE float number(int x) { return static_cast<float>(x); }
-constexpr float inf = kInf;
+}  // namespace snippet
 
 // The hook that calls it. Rows and keys past the end are given the last one's position.
 template <class Snippet>
 struct ScoreMod {
-  Snippet snippet;
+  Snippet change;
   int batch, head, last_q, last_k;
 
   XF_INLINE ScoreMod(const FwdParams& p, const Sequence& seq, int h)
-      : snippet(static_cast<const ScoreModParams&>(p).captures),
+      : change(static_cast<const ScoreModParams&>(p).captures),
         batch(seq.batch),
         head(h),
         last_q(seq.sq - 1),
         last_k(seq.sk - 1) {}
   template <class S, class I, class J>
   XF_INLINE S score(S s, I q, J k) const {
-    return snippet(s, batch, head, at_most(q, last_q), at_most(k, last_k));
+    using snippet::Lane, snippet::Of;
+    const Lane<int, Of::query, !std::is_same_v<I, int>> q_idx(at_most(q, last_q));
+    const Lane<int, Of::key, !std::is_same_v<J, int>> k_idx(at_most(k, last_k));
+    return change(snippet::Score(s), batch, head, q_idx, k_idx).native;
   }
 };
 

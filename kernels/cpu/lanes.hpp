@@ -8,15 +8,23 @@ namespace xeflash::cpu {
 
 using Floats = f32x16;
 using Ints = i32x16;
+using Mask = i32x16;  // a comparison's: -1 where it holds, else 0
 
-XF_INLINE f32x16 min(f32x16 a, f32x16 b) { return a < b ? a : b; }
-XF_INLINE i32x16 min(i32x16 a, i32x16 b) { return a < b ? a : b; }
 XF_INLINE i32x16 max(i32x16 a, i32x16 b) { return a > b ? a : b; }
 XF_INLINE f32x16 exp2(f32x16 x) {
   return select(x > f32x16(127.f), f32x16(__builtin_inff()), exp2<6>(x));
 }
 XF_INLINE f32x16 sqrt(f32x16 x) { return __builtin_elementwise_sqrt(x); }
 
+XF_INLINE i32x16 select(i32x16 c, i32x16 a, i32x16 b) { return c ? a : b; }
+XF_INLINE i32x16 select(bool c, i32x16 a, i32x16 b) { return c ? a : b; }
+
+XF_INLINE i32x16 to_mask(bool x) { return i32x16(-static_cast<int>(x)); }
+XF_INLINE i32x16 to_ints(i32x16 mask) { return -mask; }
+// By SPIR-V's own operation: the compiler turns the floats of ints that are 0 or -1 into the floats
+// of bits, and these into 0 and 1.
+XF_INLINE float signed_to_floats(int x) { return __spirv_ConvertSToF_Rfloat(x); }
+XF_INLINE f32x16 signed_to_floats(i32x16 x) { return __spirv_ConvertSToF_Rfloat16(x); }
 template <class S>
 XF_INLINE S to_floats(i32x16 v) {
   return __builtin_convertvector(v, f32x16);

@@ -8,15 +8,24 @@ namespace xeflash::xe {
 
 using Floats = floats;
 using Ints = ints;
+using Mask = lane_mask;
 
-XF_INLINE floats min(floats a, floats b) { return esimd::min<float>(a, b); }
-XF_INLINE ints min(ints a, ints b) { return esimd::min<int>(a, b); }
 XF_INLINE ints max(ints a, ints b) { return esimd::max<int>(a, b); }
-XF_INLINE floats select(bool c, floats a, floats b) { return c ? a : b; }
+XF_INLINE ints select(lane_mask c, ints a, ints b) {
+  b.merge(a, c);
+  return b;
+}
+XF_INLINE lane_mask to_mask(bool x) { return lane_mask(x ? 1 : 0); }
+// Not c ? a : b, which selects an address of the two: they would live in memory.
+XF_INLINE floats select(bool c, floats a, floats b) { return select(to_mask(c), a, b); }
+XF_INLINE ints select(bool c, ints a, ints b) { return select(to_mask(c), a, b); }
 XF_INLINE floats exp2(floats x) { return esimd::exp2(x); }
 XF_INLINE floats log2(floats x) { return esimd::log2(x); }
 XF_INLINE floats sqrt(floats x) { return esimd::sqrt(x); }
 
+XF_INLINE ints to_ints(lane_mask mask) { return select(mask, ints(1), ints(0)); }
+XF_INLINE float signed_to_floats(int x) { return simd<float, 1>(esimd::convert<float>(simd<int, 1>(x)))[0]; }
+XF_INLINE floats signed_to_floats(ints x) { return esimd::convert<float>(x); }
 template <class S>
 XF_INLINE S to_floats(ints v) {
   return esimd::convert<float>(v);

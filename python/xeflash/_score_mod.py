@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-_ARRAY_ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int32_t", "bool": "uint8_t"}
+_ARRAY_ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int", "bool": "bool"}
+# A number that C++ takes for a double: a snippet's are floats, as not all GPUs have others.
+_DOUBLE = re.compile(
+    r"(?<![\w.'])(0[xX][\da-fA-F.]+[pP][+-]?\d+|(\d+\.\d*|\.\d+)([eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])"
+)
 _TAKEN = {"s", "b", "h", "q_idx", "k_idx", "inf"}
 
 # The compiler runs in this process, on the caller's stack, and descends into expressions. On 8 MiB, the usual stack, it
@@ -125,16 +129,19 @@ class ScoreMod:
         made = [f"{name}(c.arrays[{i}])" for i, (name, _, _) in enumerate(arrays)]
         field = {"float": "real", "int": "integer"}
         made += [f"{name}(c.numbers[{i}].{field[kind]})" for i, (name, kind) in enumerate(numbers)]
+        text = _DOUBLE.sub(r"\g<0>f", self.text)
         return [
+            "namespace snippet {",
             "struct Snippet {",
             *(f"  {member}" for member in members),
             "  XF_INLINE explicit Snippet([[maybe_unused]] const Captures& c)",
             f"      {': ' if made else ''}{', '.join(made)} {{}}",
             "  template <class QueryIndex, class KeyIndex>",
-            "  XF_INLINE Floats operator()(Floats s, int b, int h, QueryIndex q_idx, KeyIndex k_idx) const {",
-            f"    {self.text}" if ";" in self.text else f"    return ({self.text});",
+            "  XF_INLINE Score operator()(Score s, int b, int h, QueryIndex q_idx, KeyIndex k_idx) const {",
+            f"    {text}" if ";" in text else f"    return ({text});",
             "  }",
             "};",
+            "}  // namespace snippet",
         ]
 
     def digest(self) -> str:

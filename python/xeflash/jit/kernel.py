@@ -100,7 +100,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     if desc.bias is not None:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
     if desc.score_mod:
-        score.append("ScoreMod<Snippet>")
+        score.append("ScoreMod<snippet::Snippet>")
     algorithm = ALGORITHMS[desc.algorithm]
     params = "ScoreModParams" if desc.score_mod else algorithm.params
     decode = desc.algorithm == "flash_decode"
@@ -133,6 +133,8 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     if arch in _CPU_ISA:
         # A memset travels through SPIR-V as an array of bytes, which the CPU driver takes apart into one store each.
         backend = ["-fno-builtin-memset", "-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
+        # Vectors of one size would become each other bit by bit, ints floats.
+        backend += ["-fno-lax-vector-conversions"]
     else:
         xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads, "TEAM": config.team}
         xe["SPLIT_KEYS"] = int(config.split_keys)
@@ -153,7 +155,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     if config.threads > 1:
         dims += f"{'k' if config.split_keys else 't'}{config.threads}"
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
-    return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", *backend), config)
+    return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", "-Werror=return-type", *backend), config)
 
 
 def _kernels_arch(desc: Desc) -> str:

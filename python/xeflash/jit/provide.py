@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import re
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -144,14 +145,18 @@ def _compile(kernel: KernelSource, desc: Desc, queue: int) -> cache.Built:
         options = [*kernel.options, f"-I{HEADERS}"]
         return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.entries[0]))
     except RuntimeError as error:
-        raise RuntimeError(_explain(kernel, str(error))) from None
+        raise RuntimeError(_explain(kernel, desc, str(error))) from None
 
 
-def _explain(kernel: KernelSource, log: str) -> str:
+def _explain(kernel: KernelSource, desc: Desc, log: str) -> str:
     """The first error of a build, else the first of its own lines, and where its log was kept."""
     lines = [line for line in log.splitlines() if line.strip() and not _FRAME.fullmatch(line.strip())] or [log]
     first = next((line for line in lines if "error" in line), lines[0])
-    message = f"xeflash: {kernel.name} did not compile: {first.strip()}"
+    what = kernel.name
+    if desc.score_mod:  # whose author knows no names and lines of kernels
+        what = f"score_mod {textwrap.shorten(desc.score_mod.text, 300)!r}"
+        first = first[max(first.find("error: "), 0) :]
+    message = f"xeflash: {what} did not compile: {first.strip()}"
     try:
         path = cache.keep_log(f"{kernel.name}.failed.log", f"{kernel.text}\n{' '.join(kernel.options)}\n\n{log}\n")
         return f"{message} (log: {path})"

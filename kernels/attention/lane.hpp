@@ -1,0 +1,288 @@
+// Values of snippets (score_mod.hpp): a score's, or a row's, the same for all its keys, or a key's.
+// Devices keep some of them in vectors; which, no snippet can tell. Operators convert as C++ does,
+// bool to int to float, and nothing else: a value that has to become a bool, an int or a C++ type of
+// 64 bits does not compile.
+#pragma once
+
+#include <concepts>
+
+#include "attention/work.hpp"
+
+namespace xeflash::snippet {
+
+// What a value differs with.
+enum class Of { neither = 0, query = 1, key = 2, both = 3 };
+constexpr Of operator|(Of a, Of b) {
+  return static_cast<Of>(static_cast<int>(a) | static_cast<int>(b));
+}
+
+template <class T, Of kOf, bool kVector>
+struct Lane;
+
+// What is asked of a Lane or a number of C++: Type (bool, int or float), of, is_vector.
+template <class X>
+struct Traits;
+template <class T, Of kOf, bool kVector>
+struct Traits<Lane<T, kOf, kVector>> {
+  using Type = T;
+  static constexpr Of of = kOf;
+  static constexpr bool is_vector = kVector, is_lane = true;
+};
+template <class X>
+  requires(std::same_as<X, float> || (std::integral<X> && sizeof(X) < 4) || std::same_as<X, int>)
+struct Traits<X> {
+  using Type = std::conditional_t<std::integral<X> && !std::same_as<X, bool>, int, X>;
+  static constexpr Of of = Of::neither;
+  static constexpr bool is_vector = false, is_lane = false;
+};
+template <class X>
+using TypeOf = typename Traits<X>::Type;
+
+template <class... X>
+concept Values = requires { typename std::common_type_t<TypeOf<X>...>; };
+template <class... X>
+concept Integers = Values<X...> && (std::integral<TypeOf<X>> && ...);
+template <class A, class B>
+concept Operands = Values<A, B> && (Traits<A>::is_lane || Traits<B>::is_lane);
+template <class... X>
+constexpr bool kAnyVector = (Traits<X>::is_vector || ...);
+template <class A, class B>
+using Arithmetic = decltype(TypeOf<A>{} + TypeOf<B>{});  // int or float
+// That of bits: C++ makes ints of two bools, but 0 and 1 they stay.
+template <class A, class B>
+using Bits = std::common_type_t<TypeOf<A>, TypeOf<B>>;
+template <class, class>
+using Bool = bool;
+template <class, class>
+using Int = int;
+template <class From, class To>
+constexpr bool kWidens = std::is_same_v<std::common_type_t<From, To>, To>;
+
+template <class T>
+using VectorOf = std::conditional_t<std::is_same_v<T, float>, Floats,
+                                    std::conditional_t<std::is_same_v<T, int>, Ints, Mask>>;
+
+template <class To, bool kVector, class X>
+XF_INLINE auto as(const X& x);
+
+template <class T, Of kOf, bool kVector>
+struct Lane {
+  using Native = std::conditional_t<kVector, VectorOf<T>, T>;
+  Native native;
+
+  XF_INLINE explicit Lane(Native x) : native(x) {}
+  template <class X>
+    requires(kWidens<TypeOf<X>, T> && (Traits<X>::of | kOf) == kOf)
+  XF_INLINE Lane(const X& x) : native(as<T, kVector>(x)) {}
+
+  template <class X>
+  XF_INLINE Lane& operator+=(const X& x) {
+    return *this = *this + x;
+  }
+  template <class X>
+  XF_INLINE Lane& operator-=(const X& x) {
+    return *this = *this - x;
+  }
+  template <class X>
+  XF_INLINE Lane& operator*=(const X& x) {
+    return *this = *this * x;
+  }
+  template <class X>
+  XF_INLINE Lane& operator/=(const X& x) {
+    return *this = *this / x;
+  }
+};
+
+// ---- conversions --------------------------------------------------------------------------------
+
+template <class To, class From, class V>
+XF_INLINE auto converted(V x) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else if constexpr (std::is_same_v<From, int> && std::is_same_v<To, float>) {
+    return signed_to_floats(x);
+  } else if constexpr (std::is_same_v<V, From>) {
+    return static_cast<To>(x);
+  } else if constexpr (std::is_same_v<To, bool>) {
+    return Mask(x != V(0));
+  } else {
+    return converted<To, int>(to_ints(x));
+  }
+}
+// Its native value as one of type To, in a vector or not.
+template <class To, bool kVector, class X>
+XF_INLINE auto as(const X& x) {
+  if constexpr (!Traits<X>::is_lane) {
+    return as<To, kVector>(Lane<TypeOf<X>, Of::neither, false>(static_cast<TypeOf<X>>(x)));
+  } else {
+    const auto value = converted<To, TypeOf<X>>(x.native);
+    if constexpr (kVector == Traits<X>::is_vector) {
+      return value;
+    } else if constexpr (std::is_same_v<To, bool>) {
+      return to_mask(value);
+    } else {
+      return VectorOf<To>(value);
+    }
+  }
+}
+// What X... have made: a Lane, or of numbers a number.
+template <class T, class... X, class V>
+XF_INLINE auto made(V x) {
+  if constexpr ((Traits<X>::is_lane || ...)) {
+    return Lane<T, (Traits<X>::of | ...), kAnyVector<X...>>(x);
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+// ---- operators ----------------------------------------------------------------------------------
+
+#define XF_OPERATOR(op, native_op, Operand, Result, Allowed)                  \
+  template <class A, class B>                                                 \
+    requires(Operands<A, B> && Allowed<A, B>)                                 \
+  XF_INLINE auto operator op(const A& a, const B& b) {                        \
+    constexpr bool kVector = kAnyVector<A, B>;                                \
+    using T = Operand<A, B>;                                                  \
+    const auto x = as<T, kVector>(a), y = as<T, kVector>(b);                  \
+    return made<Result<A, B>, A, B>(x native_op y);                           \
+  }
+XF_OPERATOR(+, +, Arithmetic, Arithmetic, Values)
+XF_OPERATOR(-, -, Arithmetic, Arithmetic, Values)
+XF_OPERATOR(*, *, Arithmetic, Arithmetic, Values)
+XF_OPERATOR(==, ==, Arithmetic, Bool, Values)
+XF_OPERATOR(!=, !=, Arithmetic, Bool, Values)
+XF_OPERATOR(<, <, Arithmetic, Bool, Values)
+XF_OPERATOR(<=, <=, Arithmetic, Bool, Values)
+XF_OPERATOR(>, >, Arithmetic, Bool, Values)
+XF_OPERATOR(>=, >=, Arithmetic, Bool, Values)
+XF_OPERATOR(&, &, Bits, Bits, Integers)
+XF_OPERATOR(|, |, Bits, Bits, Integers)
+XF_OPERATOR(^, ^, Bits, Bits, Integers)
+XF_OPERATOR(<<, <<, Int, Int, Integers)
+XF_OPERATOR(>>, >>, Int, Int, Integers)
+XF_OPERATOR(&&, &, Bool, Bool, Values)
+XF_OPERATOR(||, |, Bool, Bool, Values)
+#undef XF_OPERATOR
+
+template <class C, class V>
+XF_INLINE V choose(C c, V a, V b) {
+  if constexpr (std::is_arithmetic_v<V>) {
+    return c ? a : b;
+  } else {
+    return xeflash::select(c, a, b);
+  }
+}
+// b, and 1 where C++ does not say what a / b is, and a CPU would trap.
+template <class V>
+XF_INLINE V divisor(V a, V b) {
+  constexpr int kLeast = -0x7fffffff - 1;
+  return choose((b == V(0)) | ((b == V(-1)) & (a == V(kLeast))), V(1), b);
+}
+template <class A, class B>
+  requires(Operands<A, B> && Values<A, B>)
+XF_INLINE auto operator/(const A& a, const B& b) {
+  using T = Arithmetic<A, B>;
+  const auto x = as<T, kAnyVector<A, B>>(a), y = as<T, kAnyVector<A, B>>(b);
+  if constexpr (std::is_same_v<T, int>) {
+    return made<T, A, B>(x / divisor(x, y));
+  } else {
+    return made<T, A, B>(x / y);
+  }
+}
+template <class A, class B>
+  requires(Operands<A, B> && Integers<A, B>)
+XF_INLINE auto operator%(const A& a, const B& b) {
+  const auto x = as<int, kAnyVector<A, B>>(a), y = as<int, kAnyVector<A, B>>(b);
+  return made<int, A, B>(x % divisor(x, y));
+}
+
+template <class T, Of kOf, bool kVector>
+XF_INLINE auto operator-(const Lane<T, kOf, kVector>& x) {
+  using X = Lane<T, kOf, kVector>;
+  return made<Arithmetic<X, X>, X>(-as<Arithmetic<X, X>, kVector>(x));
+}
+template <class T, Of kOf, bool kVector>
+XF_INLINE auto operator+(const Lane<T, kOf, kVector>& x) {
+  using X = Lane<T, kOf, kVector>;
+  return made<Arithmetic<X, X>, X>(as<Arithmetic<X, X>, kVector>(x));
+}
+template <Integers T, Of kOf, bool kVector>
+XF_INLINE auto operator~(const Lane<T, kOf, kVector>& x) {
+  return made<int, Lane<T, kOf, kVector>>(~as<int, kVector>(x));
+}
+template <class T, Of kOf, bool kVector>
+XF_INLINE auto operator!(const Lane<T, kOf, kVector>& x) {
+  return made<bool, Lane<T, kOf, kVector>>(!as<bool, kVector>(x));
+}
+
+// ---- functions, of numbers, too -----------------------------------------------------------------
+
+// c ? a : b, both of one type as C++ has it; like any function it evaluates all three.
+template <class C, class A, class B>
+  requires(Values<C, A, B>)
+XF_INLINE auto select(const C& c, const A& a, const B& b) {
+  using T = Bits<A, B>;
+  constexpr bool kVector = kAnyVector<C, A, B>;
+  const auto x = as<T, kVector>(a), y = as<T, kVector>(b);
+  const auto condition = as<bool, Traits<C>::is_vector>(c);
+  if constexpr (kVector && std::is_same_v<T, bool>) {
+    const Mask in_lanes = as<bool, true>(c);
+    return made<T, C, A, B>(Mask((in_lanes & x) | (!in_lanes & y)));
+  } else {
+    return made<T, C, A, B>(choose(condition, x, y));
+  }
+}
+
+// The smaller and the larger one; of a number and NaN the number.
+template <class A, class B>
+  requires(Values<A, B>)
+XF_INLINE auto min(const A& a, const B& b) {
+  using T = Arithmetic<A, B>;
+  const auto x = as<T, kAnyVector<A, B>>(a), y = as<T, kAnyVector<A, B>>(b);
+  return made<T, A, B>(choose((x < y) | (y != y), x, y));
+}
+template <class A, class B>
+  requires(Values<A, B>)
+XF_INLINE auto max(const A& a, const B& b) {
+  using T = Arithmetic<A, B>;
+  const auto x = as<T, kAnyVector<A, B>>(a), y = as<T, kAnyVector<A, B>>(b);
+  return made<T, A, B>(choose((x > y) | (y != y), x, y));
+}
+template <class X>
+  requires(Values<X>)
+XF_INLINE auto abs(const X& x) {
+  using T = Arithmetic<X, X>;
+  const auto value = as<T, Traits<X>::is_vector>(x);
+  return made<T, X>(choose(value < decltype(value)(0), -value, value));
+}
+
+// As a float.
+template <class X>
+  requires(Values<X>)
+XF_INLINE auto number(const X& x) {
+  return made<float, X>(as<float, Traits<X>::is_vector>(x));
+}
+
+#define XF_FUNCTION(name, expression)                           \
+  template <class X>                                            \
+    requires(Values<X>)                                         \
+  XF_INLINE auto name(const X& argument) {                      \
+    const Floats x = as<float, true>(argument);                 \
+    const Floats y = expression;                                \
+    if constexpr (Traits<X>::is_vector) {                       \
+      return made<float, X>(y);                                 \
+    } else {                                                    \
+      return made<float, X>(static_cast<float>(y[0]));          \
+    }                                                           \
+  }
+XF_FUNCTION(exp2, xeflash::exp2(x))
+XF_FUNCTION(exp, xeflash::exp2(Floats(x * kLog2e)))
+XF_FUNCTION(log2, xeflash::log2(x))
+XF_FUNCTION(log, xeflash::log2(x) * kLn2)
+XF_FUNCTION(sqrt, xeflash::sqrt(x))
+XF_FUNCTION(tanh, xeflash::tanh(x))
+#undef XF_FUNCTION
+
+constexpr float inf = kInf;
+
+}  // namespace xeflash::snippet

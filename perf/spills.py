@@ -1,0 +1,122 @@
+"""Kernels that want more registers than a thread has, found by compiling a sample of all that calls can ask for.
+
+    python perf/spills.py                                       # 40 kernels of each architecture; half an hour
+    python perf/spills.py --device bmg --count 500 --seed 7
+    python perf/spills.py --device dg2 --only "head_dim=64 dtype=bfloat16 algorithm=flash_decode"
+
+One line for each kernel that spills, or that keeps an array in private memory: its bytes, and its description. Nothing
+runs. Rows of xeflash/tune/xe.py mend them. Needs ocloc and the simulator, see xeflash.sim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+from xeflash._score_mod import ScoreMod
+from xeflash.jit.kernel import Desc, render
+from xeflash.jit.offline import compile_offline
+from xeflash.sim.binary import compile_spirv, inspect
+from xeflash.tune import xe
+
+DIMS = ((16, 16), (40, 40), (64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (192, 192), (256, 256))
+DIMS += ((512, 512), (576, 512))
+SNIPPET = ScoreMod("s + moves(h, q_idx - k_idx + 100) * factor", (("moves", "float16", 2), ("factor", "float", 0)))
+FEW, MANY = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16), (16, 32, 64, 128)
+
+
+def draw(arch: str, choose: Callable[[Any], Any]) -> Desc:
+    """A description that a call may have (forward in python/host/forward.cpp)."""
+    decode = choose((True, False))
+    dtype = choose(("bfloat16", "float16", "float32"))
+    packed, dropout = (False, False) if decode else choose(((False, False), (True, False), (False, True)))
+    apart = not packed
+    cache = choose(("", "", "paged", "beam")) if not dropout else ""
+    cache_dtype = choose((None, None, "float8_e4m3fn", "float8_e5m2", "int8")) if not dropout else None
+    head_dim, head_dim_v = choose(DIMS)
+    blocks = arch != "dg2" and cache != "beam"  # may be read by block messages
+    return Desc(
+        "flash_decode" if decode else "flash_fwd",
+        arch,
+        dtype,
+        head_dim,
+        head_dim_v,
+        choose(FEW if decode else MANY),
+        softcap=choose((False, False, True)),
+        alibi=apart and choose((False, False, True)),
+        bias=None if cache else choose((None, None, "bool", dtype, "float32")),
+        score_mod=SNIPPET if apart and choose((False, False, True)) else None,
+        dropout=dropout,
+        negative_scale=choose((False, False, True)),
+        packed_heads=packed,
+        split_keys=not decode and choose((False, False, True)),
+        cache=cache,
+        page_unit=choose((16, 32, 64)) if cache == "paged" else 16,
+        cache_dtype=cache_dtype,
+        cache_scales=cache_dtype is not None and choose((False, True)),
+        unified_max=decode and choose((False, True)),
+        access=choose(("block2d", "block2d", "dwords", "elements") if blocks else ("dwords", "elements")),
+    )
+
+
+def drawn(arch: str, count: int, seed: int, only: dict[str, str]) -> Iterator[Desc]:
+    """Different ones that have these values."""
+    choose, found = random.Random(seed).choice, set[Desc]()
+    for _ in range(100000 * count):
+        desc = draw(arch, choose)
+        if desc not in found and all(str(getattr(desc, name)) == value for name, value in only.items()):
+            found.add(desc)
+            yield desc
+        if len(found) == count:
+            return
+
+
+def said(desc: Desc) -> str:
+    """What differs from the defaults."""
+    values = {f.name: getattr(desc, f.name) for f in fields(desc) if getattr(desc, f.name) != f.default}
+    return " ".join(f"{name}={'...' if name == 'score_mod' else value}" for name, value in values.items())
+
+
+def memory_of(desc: Desc) -> dict[str, int]:
+    """Bytes a thread, of the kernels that have any, by their kind."""
+    binary = compile_spirv(desc.arch, compile_offline(render(desc)).binary, "-vc-codegen -doubleGRF")
+    found = ((name, kernel[name]) for kernel in inspect(desc.arch, binary) for name in ("scratch", "spill", "private"))
+    return {name: size for name, size in found if size}
+
+
+def main() -> int:
+    """Command line; 1 if a kernel has any."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=xe.ARCHITECTURES, action="append", help="default: all")
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help='field=value of their descriptions, e.g. "head_dim=64 cache=paged"')
+    arguments = parser.parse_args()
+    only = dict(word.split("=", 1) for word in arguments.only.split())
+    if unknown := set(only) - {f.name for f in fields(Desc)}:
+        parser.error(f"--only: descriptions have no {', '.join(sorted(unknown))}")
+    compiled = spilling = 0
+    for arch in arguments.device or xe.ARCHITECTURES:
+        for desc in drawn(arch, arguments.count, arguments.seed, only):
+            compiled += 1
+            try:
+                memory = memory_of(desc)
+            except RuntimeError as error:
+                errors = [line.strip() for line in str(error).splitlines() if "error" in line]
+                print(f"does not compile: {said(desc)}: {errors[:1]}", flush=True)
+                spilling += 1
+                continue
+            spilling += bool(memory)
+            if memory:
+                sizes = ", ".join(f"{name} {size}" for name, size in memory.items())
+                print(f"{sizes}: {said(desc)}", flush=True)
+    print(f"{compiled} kernels, {spilling} of them named above")
+    return 1 if spilling else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

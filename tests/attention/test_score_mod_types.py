@@ -1,0 +1,236 @@
+"""What values of different types are to snippets: in every kernel what they are in C++, or the snippet does not compile.
+
+Kernels keep queries or keys in vectors, and what is left in numbers. A snippet is a head here, and each score is read
+off: V is the identity, so O = exp(score - LSE).
+"""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+import xeflash
+from arrays import from_array, to_array
+
+ROWS, KEYS, DIM, PAGE = 9, 24, 64, 16
+
+KINDS = torch.arange(KEYS).int() * 5 % 7 - 3
+KEEP = torch.arange(KEYS) % 3 == 1
+HALF = (torch.arange(2 * KEYS).reshape(2, KEYS) % 5).half() / 4
+BRAIN = (torch.arange(KEYS) % 4).bfloat16() - 1.5
+CAPTURES = {"kinds": KINDS, "keep": KEEP, "half": HALF, "brain": BRAIN, "n": 3, "x": 0.5, "flag": True}
+kinds, keep, brain = KINDS.tolist(), KEEP.tolist(), BRAIN.tolist()
+n, x, flag, inf = 3, 0.5, 1, math.inf
+
+
+def half(b, k):
+    return HALF[b, k].item()
+
+
+def quotient(a, b):
+    """C++ rounds towards 0, Python down."""
+    return int(a / b)
+
+
+def remainder(a, b):
+    return a - b * quotient(a, b)
+
+
+# C++, and the same of one score in Python, whose bools are 0 and 1, too; None: the C++ is Python
+EXPRESSIONS = {
+    # ints and floats
+    "s + k_idx": None,
+    "s - (q_idx - k_idx)": None,
+    "k_idx - s": None,
+    "s * (k_idx % 3)": None,
+    "s / (k_idx + 1)": None,
+    "(q_idx + 1) / (s * s + 1)": None,
+    "s + k_idx * 0.25": None,
+    "s + 1.5e-1 * k_idx": None,
+    "s + q_idx / 2": lambda s, b, h, q, k: s + q // 2,
+    "s + k_idx / 5": lambda s, b, h, q, k: s + k // 5,
+    "s + k_idx / 5.f": lambda s, b, h, q, k: s + k / 5,
+    "s + number(k_idx) / 5": lambda s, b, h, q, k: s + k / 5,
+    "s + (q_idx - k_idx) / 4": lambda s, b, h, q, k: s + quotient(q - k, 4),
+    "s + (q_idx - k_idx) % 4": lambda s, b, h, q, k: s + remainder(q - k, 4),
+    "s + 17 / (k_idx + 1)": lambda s, b, h, q, k: s + 17 // (k + 1),
+    "s + 17 % (q_idx + 2)": lambda s, b, h, q, k: s + 17 % (q + 2),
+    "s + (k_idx - 9) / (q_idx + 2)": lambda s, b, h, q, k: s + quotient(k - 9, q + 2),
+    "s + 1 / 2 + b * 0.5": lambda s, b, h, q, k: s + b / 2,
+    "s + (k_idx + b) * x": None,
+    # bools
+    "s * (k_idx <= q_idx)": None,
+    "s + (k_idx == q_idx)": None,
+    "s + (k_idx > 3) + (q_idx > 2)": None,
+    "s + ((k_idx > 3) + (q_idx > 2)) * 2": None,
+    "s - (s > 0)": None,
+    "s + (s > 0) * 2.5": None,
+    "s + (true + keep[k_idx])": lambda s, b, h, q, k: s + 1 + keep[k],
+    "s + (k_idx > 4) / 2": lambda s, b, h, q, k: s,
+    "s + (s < k_idx)": None,
+    "s + (k_idx == 3.f)": lambda s, b, h, q, k: s + (k == 3),
+    "s + (kinds[k_idx] != keep[k_idx])": None,
+    "s + (0.5 >= s)": None,
+    "s + !k_idx": lambda s, b, h, q, k: s + (not k),
+    "s + !(q_idx > 2)": lambda s, b, h, q, k: s + (not q > 2),
+    "s + ~(k_idx > 2)": lambda s, b, h, q, k: s - 1 - (k > 2),
+    "s + -(k_idx > 4)": None,
+    "s + +(q_idx > 4)": None,
+    # bits
+    "s + ~k_idx": None,
+    "s + ((k_idx > 2) ^ (q_idx > 1))": None,
+    "s + ((k_idx > 2) & 3)": None,
+    "s + ((k_idx & 6) | 1)": None,
+    "s + (k_idx ^ q_idx)": None,
+    "s + (1 << (k_idx & 3))": None,
+    "s + (k_idx >> 2)": None,
+    "s + ((q_idx - k_idx) >> 1)": None,
+    "s + ((k_idx > 1) << 2)": None,
+    # truth
+    "s + (k_idx && q_idx)": lambda s, b, h, q, k: s + bool(k and q),
+    "s + (s > 0 || k_idx)": lambda s, b, h, q, k: s + bool(s > 0 or k),
+    "s + (b && k_idx > 2)": lambda s, b, h, q, k: s + bool(b and k > 2),
+    "s + (keep[k_idx] && kinds[q_idx])": lambda s, b, h, q, k: s + bool(keep[k] and kinds[q]),
+    # choices
+    "select(k_idx <= q_idx, s, -inf)": lambda s, b, h, q, k: s if k <= q else -inf,
+    "select(k_idx < 12, s, 3)": lambda s, b, h, q, k: s if k < 12 else 3,
+    "select(q_idx > 2, s, k_idx)": lambda s, b, h, q, k: s if q > 2 else k,
+    "select(q_idx > 0 && k_idx < 1, -inf, s)": lambda s, b, h, q, k: -inf if q > 0 and k < 1 else s,
+    "select(b, s + 1, s)": lambda s, b, h, q, k: s + 1 if b else s,
+    "select(flag, s, 0)": lambda s, b, h, q, k: s,
+    "s + select(k_idx > q_idx, 2, 0.5)": lambda s, b, h, q, k: s + (2 if k > q else 0.5),
+    "s + select(k_idx > 5, k_idx > 7, q_idx > 3)": lambda s, b, h, q, k: s + (k > 7 if k > 5 else q > 3),
+    "s + select(k_idx, 1, 2)": lambda s, b, h, q, k: s + (1 if k else 2),
+    "s + select(keep[k_idx], k_idx, 3) / 2": lambda s, b, h, q, k: s + (k if keep[k] else 3) // 2,
+    "s + select(q_idx > 2, 1, k_idx) / 2": lambda s, b, h, q, k: s + (1 if q > 2 else k) // 2,
+    "b ? s * 2 : s": lambda s, b, h, q, k: s * 2 if b else s,
+    "b ? s : k_idx": lambda s, b, h, q, k: s if b else k,
+    "b ? q_idx : 0": lambda s, b, h, q, k: q if b else 0,
+    # functions
+    "max(s, 0)": None,
+    "min(s, k_idx % 2)": None,
+    "s + max(k_idx, q_idx)": None,
+    "s + min(k_idx, 4.5)": None,
+    "s + max(q_idx, 2) / 3": lambda s, b, h, q, k: s + max(q, 2) // 3,
+    "s + max(b, 0.5)": None,
+    "s + min(k_idx > 2, 3)": None,
+    "s + abs(q_idx - k_idx)": None,
+    "abs(s) + abs(k_idx - 9.5)": None,
+    "s + abs(-b)": None,
+    "s + exp(k_idx > 3)": lambda s, b, h, q, k: s + math.exp(k > 3),
+    "s + log2(k_idx + 1)": lambda s, b, h, q, k: s + math.log2(k + 1),
+    "s + sqrt(k_idx) + sqrt(2) * b": lambda s, b, h, q, k: s + math.sqrt(k) + math.sqrt(2) * b,
+    "s + tanh(q_idx - 3) + tanh(b)": lambda s, b, h, q, k: s + math.tanh(q - 3) + math.tanh(b),
+    "s + exp2(q_idx % 3) + log(3)": lambda s, b, h, q, k: s + 2 ** (q % 3) + math.log(3),
+    # captures
+    "s + kinds[k_idx]": None,
+    "s + kinds[q_idx] * keep[k_idx]": None,
+    "s + keep[k_idx] + keep[b]": None,
+    "s + half(b, k_idx)": None,
+    "s + brain[q_idx] * kinds[k_idx]": None,
+    "s + brain[keep[k_idx]]": None,
+    "s * x + n * keep[q_idx]": None,
+    "s + kinds[k_idx] / 2 * n": lambda s, b, h, q, k: s + quotient(kinds[k], 2) * 3,
+    "s * flag - flag": None,
+    # what is returned
+    "k_idx": None,
+    "q_idx - k_idx": None,
+    "k_idx > 3": None,
+    "keep[k_idx]": None,
+    "kinds[q_idx]": None,
+    "b": None,
+    "b > 0": None,
+    "0.25": None,
+    "-k_idx": None,
+    "auto t = s; t += k_idx; t *= keep[k_idx]; t -= 0.5; t /= 2; return t;": lambda s, b, h, q, k: (
+        ((s + k) * keep[k] - 0.5) / 2
+    ),
+    "int t = b; for (int i = 0; i < n; ++i) t += i; return s + t + k_idx % 2;": lambda s, b, h, q, k: s + b + 3 + k % 2,
+    "auto t = k_idx; t += 3; t /= 2; return s + t;": lambda s, b, h, q, k: s + (k + 3) // 2,
+}
+
+
+def as_python(text):
+    return eval(f"lambda s, b, h, q_idx, k_idx: {text}")
+
+
+def snippet_of(texts):
+    """One that is the i-th of them for head i."""
+    bodies = (text if ";" in text else f"return {text};" for text in texts)
+    return "\n".join(f"if (h <= {i}) {{ {body} }}" for i, body in enumerate(bodies)) + "\nreturn s;"
+
+
+def scores_of(texts, kind, kernel):
+    """What they make of scores, and what they should."""
+    rows = ROWS if kernel == "prefill" else 1
+    heads, generator = len(texts), torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, length, heads, DIM, generator=generator) / 2 for length in (rows, KEYS))
+    v = torch.eye(KEYS, DIM)[None, :, None].expand(2, KEYS, heads, DIM).contiguous()
+    s = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()).numpy() / math.sqrt(DIM)
+    words = set(re.findall(r"\w+", " ".join(texts)))
+    options = {
+        "score_mod": snippet_of(texts),
+        "captures": {name: to_array(value, kind) for name, value in CAPTURES.items() if name in words},
+    }
+    if kernel == "paged decode":
+        places = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+        pages = torch.zeros(2, 4, PAGE, heads, DIM)
+        for array, cache in zip((k, v), pages, strict=True):
+            padded = torch.nn.functional.pad(array, (0, 0, 0, 0, 0, 2 * PAGE - KEYS))
+            cache[places.long().flatten()] = padded.reshape(4, PAGE, heads, DIM)
+        lengths = torch.full((2,), KEYS, dtype=torch.int32)
+        arrays = [to_array(a, kind) for a in (q, *pages)]
+        more = {"block_table": to_array(places, kind), "cache_seqlens": to_array(lengths, kind)}
+        out, lse = xeflash.flash_attn_with_kvcache(*arrays, **more, return_softmax_lse=True, **options)[:2]
+    else:
+        arrays = [to_array(a.transpose(1, 2), kind) for a in (q, k, v)]
+        out, lse = xeflash.attention(*arrays, return_lse=True, **options)
+    out, lse = from_array(out, kind), from_array(lse, kind).double()
+    if kernel == "paged decode":
+        out = out.transpose(1, 2)
+    got = out[..., :KEYS].double().log() + lse[..., None]
+    forms = [EXPRESSIONS[text] or as_python(text) for text in texts]
+    want = [float(forms[place[1]](score.item(), *place)) for place, score in np.ndenumerate(s)]
+    return got.numpy(), np.reshape(want, s.shape)
+
+
+def check(texts, kind, kernel):
+    got, want = scores_of(texts, kind, kernel)
+    wrong = [
+        f"{text}: got {got[:, i].flat[at]}, want {want[:, i].flat[at]}"
+        for i, text in enumerate(texts)
+        for error in [np.abs(np.where(got[:, i] == want[:, i], 0, got[:, i] - want[:, i]))]
+        for at in [np.argmax(np.nan_to_num(error, nan=np.inf))]
+        if not np.all(error <= 1e-4)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+KERNELS = ("prefill", "decode", "paged decode")
+TEXTS = list(EXPRESSIONS)
+AT_ONCE = 13  # on GPUs, which unroll them
+PARTS = [TEXTS[i : i + AT_ONCE] for i in range(0, len(TEXTS), AT_ONCE)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_means_what_it_means_in_cpp(kernel):
+    check(TEXTS, "torch", kernel)
+
+
+# Of each kind one, in one kernel.
+FEW = TEXTS[1::8]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["prefill", "decode"])
+def test_few_mean_it_on_gpu(gpu, kernel):
+    check(FEW, "gpu", kernel)
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("part", range(len(PARTS)))
+def test_means_what_it_means_in_cpp_on_gpu(gpu, part, kernel):
+    check(PARTS[part], "gpu", kernel)
