@@ -197,13 +197,12 @@ def scores_of(texts, kind, kernel):
 
 def check(texts, kind, kernel):
     got, want = scores_of(texts, kind, kernel)
-    wrong = [
-        f"{text}: got {got[:, i].flat[at]}, want {want[:, i].flat[at]}"
-        for i, text in enumerate(texts)
-        for error in [np.abs(np.where(got[:, i] == want[:, i], 0, got[:, i] - want[:, i]))]
-        for at in [np.argmax(np.nan_to_num(error, nan=np.inf))]
-        if not np.all(error <= 1e-4)
-    ]
+    wrong = []
+    for i, text in enumerate(texts):
+        same = np.isclose(got[:, i], want[:, i], rtol=0, atol=1e-4)
+        if not same.all():
+            at = np.unravel_index(np.argmin(same), same.shape)
+            wrong.append(f"{text}: got {got[:, i][at]}, want {want[:, i][at]} at {at}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -234,3 +233,74 @@ def test_few_mean_it_on_gpu(gpu, kernel):
 @pytest.mark.parametrize("part", range(len(PARTS)))
 def test_means_what_it_means_in_cpp_on_gpu(gpu, part, kernel):
     check(PARTS[part], "gpu", kernel)
+
+
+# C++, and what the first error says.
+REFUSED = {
+    # what C++ would make a bool of, where kernels have many
+    "k_idx > 3 ? s : -inf": "not contextually convertible to 'bool'",
+    "q_idx > 3 ? s : -inf": "not contextually convertible to 'bool'",
+    "if (q_idx == 0) return s;\nreturn -s;": "not contextually convertible to 'bool'",
+    "if (keep[k_idx]) return s;\nreturn -s;": "not contextually convertible to 'bool'",
+    "bool first = q_idx == 0; return s * first;": "no viable conversion",
+    # or one number
+    "float y = s; return y;": "no viable conversion",
+    "int i = k_idx; return s + i;": "no viable conversion",
+    "int i = q_idx; return s + i;": "no viable conversion",
+    "s + float(q_idx)": "no matching conversion|cannot convert",
+    # a value that belongs to rows, or keys, made one of scores
+    "auto i = k_idx; i += q_idx; return s + i;": "no viable overloaded|no match",
+    "auto i = q_idx; i += k_idx; return s + i;": "no viable overloaded|no match",
+    "auto i = q_idx; i = s; return i;": "no viable overloaded",
+    # an int made of a float
+    "auto i = k_idx; i += 0.5; return s + i;": "no viable overloaded",
+    "s % 2": "invalid operands",
+    "s & 1": "invalid operands",
+    "s << 1": "invalid operands",
+    "~s": "invalid argument type",
+    "s + kinds[s]": "no viable overloaded operator|no match",
+    # 64 bits, unsigned
+    "s + k_idx * 1L": "invalid operands",
+    "s + k_idx * 1u": "invalid operands",
+    "s * double(h)": "invalid operands",
+    "s + sizeof(int)": "invalid operands",
+    # dimensions
+    "s + half[k_idx]": "no viable overloaded operator|no match",
+    "s + half(k_idx)": "no matching function",
+    # nothing to return
+    "float y = 1;": "does not return a value",
+    "if (h == 0) return s;": "does not return a value",
+    "s + nothing": "undeclared identifier 'nothing'",
+}
+
+
+def refuse(text, kind, rows):
+    q = torch.ones(1, 1, rows, DIM)
+    words = set(re.findall(r"\w+", text))
+    captures = {name: to_array(value, kind) for name, value in CAPTURES.items() if name in words}
+    named = re.escape(f"xeflash: score_mod {' '.join(text.split())!r} did not compile: error: ")
+    with pytest.raises(RuntimeError, match=f"{named}.*({REFUSED[text]})"):
+        xeflash.attention(*(to_array(x, kind) for x in (q, q, q)), score_mod=text, captures=captures)
+
+
+@pytest.mark.parametrize("rows", [2, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("text", REFUSED)
+def test_does_not_compile(text, rows):
+    refuse(text, "torch", rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [2, 1])
+@pytest.mark.parametrize("text", REFUSED)
+def test_does_not_compile_on_gpu(gpu, text, rows):
+    refuse(text, "gpu", rows)
+
+
+@pytest.mark.parametrize("rows", [ROWS, 1])
+def test_what_cpp_leaves_open_does_not_stop_the_process(rows):
+    least = torch.tensor([-(2**31)] * KEYS, dtype=torch.int32)
+    q, k = torch.ones(1, 1, rows, DIM), torch.ones(1, 1, KEYS, DIM)
+    text = "s + 0 * (7 / k_idx + 7 % q_idx + least[k_idx] / (q_idx - 1 - k_idx) + least[q_idx] % (0 * k_idx - 1))"
+    out = xeflash.attention(q, k, k, score_mod=text, captures={"least": least})
+    assert torch.allclose(out, torch.ones(()))
