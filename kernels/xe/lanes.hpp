@@ -16,7 +16,7 @@ XF_INLINE ints select(lane_mask c, ints a, ints b) {
   return b;
 }
 XF_INLINE lane_mask to_mask(bool x) { return lane_mask(x ? 1 : 0); }
-// Not c ? a : b, which selects an address of the two: they would live in memory.
+// Not c ? a : b: of a select of vectors by a scalar IGC makes code for the first lane only.
 XF_INLINE floats select(bool c, floats a, floats b) { return select(to_mask(c), a, b); }
 XF_INLINE ints select(bool c, ints a, ints b) { return select(to_mask(c), a, b); }
 XF_INLINE floats exp2(floats x) { return esimd::exp2(x); }

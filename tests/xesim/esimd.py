@@ -50,14 +50,14 @@ def errors_of(log: str) -> str:
 def spirv(source: str, options: tuple[str, ...]) -> bytes:
     """What the front end makes of kernels/<source>.cpp."""
     from xeflash import _runtime
-    from xeflash.jit.provide import PACKAGE
+    from xeflash.jit.provide import HEADERS, PACKAGE
 
     tool = PACKAGE / "bin" / "spirv"
     library = _runtime.in_distribution("intel-sycl-rt", "libsycl-jit.so")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "kernel.spv")
         # Kernels that use fp16 or fp64 stay in the image of the others.
-        common = [f"-I{FOLDER}", "-std=c++20", "-DNDEBUG", "-fsycl-device-code-split=off"]
+        common = [f"-I{FOLDER}", f"-I{HEADERS}", "-std=c++20", "-DNDEBUG", "-fsycl-device-code-split=off"]
         command = [str(tool), str(library), str(FOLDER / f"{source}.cpp"), str(output), *common, *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
