@@ -12,6 +12,9 @@ import offline_compiler
 import pytest
 import torch_xpu
 
+# Of simulated GPUs, and in all processes that tests start: a kernel that spills is a fault, too.
+os.environ.setdefault("XEFLASH_SIM_CHECK", "all,spills")
+
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
@@ -122,7 +125,7 @@ def gpu_family():
 
 @pytest.fixture
 def gpu(request, gpu_family):
-    """The same for one test, which fails if the simulator found fault with it, even if no call raised, or a kernel spills."""
+    """The same for one test, which fails if the simulator found fault with it, even if no call raised."""
     import torch
     from xeflash import sim
 
@@ -134,8 +137,6 @@ def gpu(request, gpu_family):
     if torch.xpu.is_available():
         torch.xpu.synchronize()  # simulated GPUs begin to work when somebody waits
     fault = sim.last_fault() if sim.enabled() else ""
-    for record in sim.last_launches() if sim.enabled() else []:
-        assert record.scratch_size == 0, f"{record.kernel} spills {record.scratch_size} bytes"
     if fault and request.session.testsfailed == failed_before:
         pytest.fail(fault, pytrace=False)
 

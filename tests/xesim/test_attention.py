@@ -18,7 +18,7 @@ WHAT = ("attention", "integrations", "jit/test_compile_command.py", "selftest", 
 LINES = 80  # of the output that are shown
 
 
-def run_tests(device: str, *options: str, check: str = "all", what: tuple[str, ...] = WHAT) -> None:
+def run_tests(device: str, *options: str, check: str = "all,spills", what: tuple[str, ...] = WHAT) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "--tb=short", "-p", "no:cacheprovider", "--sim", device]
     command += [*options, *(str(TESTS / path) for path in what)]
     environment = os.environ | {"XEFLASH_SIM_CHECK": check}

@@ -1,8 +1,10 @@
 """Registers that are picked at run time, spills to memory, and both register files, against numpy."""
 
+import re
+
 import numpy as np
 import pytest
-from esimd import DEVICES, Kernels, last_record
+from esimd import DEVICES, Kernels, checking, last_record
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -68,3 +70,13 @@ def test_more_values_than_registers(kernels, steps):
     spills = kernels.device == "dg2" or kernels.registers == 128
     assert (record["spill_bytes"] > 0) == spills
     assert (record["scratch_written"] > 0) == (record["scratch_read"] > 0) == spills
+
+
+def test_spills_are_a_fault_if_they_are_to_be(kernels):
+    arguments = kernels.array(np.zeros((9, 256), np.float32)), kernels.zeros(9 * 256, np.float32), np.int32(1)
+    with checking("all,spills"):
+        if kernels.device == "dg2" or kernels.registers == 128:
+            text = kernels.fault("many", *arguments)
+            assert re.search(r"kernel __sycl_kernel_many: not all of its values are in registers: .* [1-9]\d* bytes of", text)
+        else:
+            kernels.run("many", *arguments)

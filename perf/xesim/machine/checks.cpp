@@ -12,6 +12,7 @@ namespace {
 struct CheckName {
   std::string_view name;
   bool Checks::* member;
+  bool of_all = true;
 };
 constexpr CheckName kNames[] = {
     {"bounds", &Checks::bounds},
@@ -23,10 +24,11 @@ constexpr CheckName kNames[] = {
     {"interleave", &Checks::interleave},
     {"block2d", &Checks::block2d},
     {"math", &Checks::math},
+    {"spills", &Checks::spills, false},
 };
 
 void set_all(Checks& checks, bool value) {
-  for (const CheckName& row : kNames) checks.*row.member = value;
+  for (const CheckName& row : kNames) checks.*row.member = value && row.of_all;
   checks.bounds = true;  // the address map itself; it cannot be left out
 }
 

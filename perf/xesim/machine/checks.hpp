@@ -21,6 +21,8 @@ struct Checks {
       true;             // "interleave": seeded random order of groups and of the threads of a group
   bool block2d = true;  // "block2d": the hardware's rules for 2D block messages
   bool math = true;  // "math": results of math instructions moved within their stated error, seeded
+  bool spills = false;  // "spills": kernels whose values do not fit in registers; not one of "all",
+                        // as it says nothing about what they do
   enum class Dpas : uint8_t { kExact, kStepwise } dpas = Dpas::kExact;
   // What the compiler does with denormals in kernels that do not say it: newer ones keep them,
   // those of 2024 flush them to zero.

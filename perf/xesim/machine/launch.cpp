@@ -18,6 +18,14 @@ int threads_of_core(Family family, int grf_count) {
   return grf_count > 128 ? threads / 2 : threads;
 }
 
+void check_registers(const KernelInfo& info) {
+  if (info.scratch_bytes + info.private_bytes == 0) return;
+  fail(
+      "kernel %s: not all of its values are in registers: a thread has %u bytes of scratch memory, "
+      "%u of them for spills, and %u of private memory",
+      info.name.c_str(), info.scratch_bytes, info.spill_bytes, info.private_bytes);
+}
+
 void check_launch(const LaunchDesc& desc, const KernelInfo& info, Family family, int threads) {
   if (info.require_implicit_args) {
     fail("kernel %s needs the buffer of implicit arguments, which is not implemented",
@@ -64,6 +72,7 @@ LaunchRecord launch(const LaunchDesc& desc) {
   launch.threads_per_group = static_cast<int>((items + static_cast<uint64_t>(info.simd_size) - 1) /
                                               static_cast<uint64_t>(info.simd_size));
   check_launch(desc, info, kernel.family, launch.threads_per_group);
+  if (launch.checks.spills) check_registers(info);
   const uint64_t groups = uint64_t{desc.groups[0]} * desc.groups[1] * desc.groups[2];
   const uint64_t threads = groups * static_cast<uint64_t>(launch.threads_per_group);
   if (threads > UINT32_MAX - next_thread_id) next_thread_id = 1;
