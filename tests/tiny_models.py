@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -31,6 +32,8 @@ SHAPE = {
 }
 WINDOW = 9
 
+WITHOUT_GROUPS = {name: value for name, value in SHAPE.items() if name not in ("num_key_value_heads", "head_dim")}
+
 DECODERS = {
     "llama": LlamaConfig(**SHAPE),  # grouped queries
     "mistral": MistralConfig(**SHAPE, sliding_window=WINDOW),
@@ -46,6 +49,7 @@ DECODERS = {
         num_experts_per_tok=1,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     ),  # sinks
+    "gpt2": GPT2Config(**WITHOUT_GROUPS, tie_word_embeddings=False),  # reshapes masks
     "phi": PhiConfig(**SHAPE, partial_rotary_factor=0.5),
 }
 

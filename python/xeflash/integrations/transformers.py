@@ -4,7 +4,6 @@ A mask function and an attention function are registered under one name. What th
 
   None        nothing is hidden but by causality and the layer's window
   2-D, bool   the same for the first `columns` keys, the last query being at the last of them; False is padding
-              (no rows: no padding)
   4-D         all that is hidden, or an additive bias
 
 So no causal mask is materialised, with or without window, padding or a cache. What is not recognised, such as an image
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.utils.import_utils import is_tracing
 
@@ -70,6 +70,20 @@ def _keys_seen(q_length: int, kv_offset: int, q_offset: Any) -> int:
     return int(q_offset) + q_length - kv_offset
 
 
+# Whether 2-D masks hide something: looking into one waits for its device.
+_with_padding: Any = WeakIdKeyDictionary()
+
+
+def _has_padding(mask: torch.Tensor) -> bool:
+    """Whether a 2-D mask hides something; yes where only a compiled graph will know."""
+    if is_tracing(mask):
+        return True
+    if mask not in _with_padding:
+        _with_padding[mask] = not bool(mask.all())
+    found: bool = _with_padding[mask]
+    return found
+
+
 def mask_function(
     batch_size: int,
     q_length: int,
@@ -97,10 +111,12 @@ def mask_function(
     padding = attention_mask
     if padding is not None:
         padding = padding[:, columns - keys :]
-        if padding.shape[0] == 0 or (not is_tracing(padding) and padding.all()):
+        if not _has_padding(padding):
             padding = None
-    if padding is None and keys < kv_length:
-        return torch.empty((0, keys), dtype=torch.bool, device=kwargs.get("device"))
+    if padding is None and keys < kv_length:  # a mask like any other, as models may reshape or slice it
+        padding = torch.ones((batch_size, keys), dtype=torch.bool, device=kwargs.get("device"))
+        _with_padding[padding] = False
+        return padding
     if padding is not None and not causal and not windowed:
         return padding[:, None, None, :].expand(-1, 1, q_length, -1)
     return padding
@@ -160,7 +176,7 @@ def attention_function(
     if attention_mask is None or attention_mask.dim() == 2:
         if attention_mask is not None:
             keys = attention_mask.shape[1]
-            padding = attention_mask if attention_mask.shape[0] else None
+            padding = attention_mask if _has_padding(attention_mask) else None
         window = _window(module, sliding_window, causal, keys)
     else:
         mask, causal, window = attention_mask, False, (-1, -1)
