@@ -252,14 +252,36 @@ def test_what_would_change_the_result_is_refused(name):
         attention_function(torch.nn.Module(), *states_of(), None, **{name: value})
 
 
-def test_window_that_a_model_keeps_to_itself_is_refused():
-    config = transformers.Qwen2MoeConfig(**SHAPE, use_sliding_window=True, sliding_window=6, max_window_layers=1, num_experts=2,
-                                         num_experts_per_tok=1, moe_intermediate_size=32, shared_expert_intermediate_size=32)  # fmt: skip
-    model = transformers.Qwen2MoeModel._from_config(config, attn_implementation=NAME).eval()
-    with torch.no_grad():
-        assert model(**prompts(tokens=6)).last_hidden_state.isfinite().all()
-        with pytest.raises(NotImplementedError, match="Qwen2MoeAttention does not; sliding_window = 6, keys = 13"):
-            model(**prompts(tokens=13))
+EXPERTS = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+EXPERTS |= {"shared_expert_intermediate_size": 32}
+WINDOWS_UNSAID = {
+    "some layers": transformers.Qwen2MoeConfig(
+        **SHAPE, **EXPERTS, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "all layers": transformers.PhimoeConfig(
+        **SHAPE, **EXPERTS, sliding_window=WINDOW, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
+    ),
+}
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", WINDOWS_UNSAID)
+def test_windows_that_only_the_mask_tells(name, padded):
+    torch.manual_seed(0)
+    model = random_weights(transformers.AutoModelForCausalLM.from_config(WINDOWS_UNSAID[name]))
+    want = generate(model, "eager", "greedy", padded=padded)
+    for cache in CACHES:
+        got = generate(model, NAME, "greedy", cache, padded)
+        assert torch.equal(got, want), f"{cache} cache:\n{got}\n{want}"
+
+
+def test_window_that_nobody_tells_is_refused():
+    module = torch.nn.Module()
+    module.config = transformers.MistralConfig(**SHAPE, sliding_window=6)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    assert attention_function(module, *states_of(keys=6), mask[:, :6])[0].isfinite().all()
+    with pytest.raises(NotImplementedError, match="Module does not; sliding_window = 6, keys = 7"):
+        attention_function(module, *states_of(), mask)
 
 
 def test_masks():
@@ -274,6 +296,10 @@ def test_masks():
     assert torch.equal(mask_function(**longer, attention_mask=mask_function(**longer)), five_keys)
     assert torch.equal(mask_function(**longer, attention_mask=two_d), two_d)
     assert mask_function(**same, allow_is_causal_skip=False).shape == (2, 1, 5, 5)
+    for window, hides in ((5, False), (4, True)):
+        windowed = {**same, "mask_function": transformers.masking_utils.sliding_window_causal_mask_function(window)}
+        assert (mask_function(**windowed) is not None) == hides
+        assert torch.equal(mask_function(**windowed, attention_mask=two_d), two_d)
     both = {**same, "mask_function": transformers.masking_utils.bidirectional_mask_function}
     both |= {"allow_is_bidirectional_skip": True}
     assert mask_function(**both) is None

@@ -2,8 +2,9 @@
 
 A mask function and an attention function are registered under one name. What the first makes for the second:
 
-  None        nothing is hidden but by causality and the layer's window
-  2-D, bool   the same for the first `columns` keys, the last query being at the last of them; False is padding
+  None        nothing is hidden but by causality
+  2-D, bool   the same for the first `columns` keys, the last query being at the last of them; False is padding. What
+              the mask hides by a window is kept beside it, for layers that do not tell theirs.
   4-D         all that is hidden, or an additive bias
 
 So no causal mask is materialised, with or without window, padding or a cache. What is not recognised, such as an image
@@ -13,7 +14,7 @@ whose tokens see each other, is hidden by the mask that Transformers makes for P
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -42,23 +43,25 @@ _WINDOW_BOTH_WAYS = masking_utils.sliding_window_bidirectional_overlay(1).__code
 _AND = masking_utils.and_masks().__code__
 
 
-def _kind(function: Any) -> tuple[str, bool]:
-    """("causal", "bidirectional", or "" for anything else; whether within a window) of a mask function."""
+def _kind(function: Any) -> tuple[str, tuple[int, int] | None]:
+    """("causal", "bidirectional", or "" for anything else; the window, if any) of a mask function."""
     parts = (function,)
     if function.__code__ is _AND and not torch.compiler.is_compiling():  # which cannot look into it
         parts = function.__closure__[0].cell_contents
     kinds = []
-    windowed = False
+    window = None
     for part in parts:
-        if part.__code__ is _WINDOW or part.__code__ is _WINDOW_BOTH_WAYS:
-            windowed = True
+        if part.__code__ is _WINDOW:
+            window = part.__closure__[0].cell_contents - 1, 0
+        elif part.__code__ is _WINDOW_BOTH_WAYS:
+            window = (part.__closure__[0].cell_contents,) * 2
         elif part.__code__ is _CAUSAL:
             kinds.append("causal")
         elif part.__code__ is _BIDIRECTIONAL:
             kinds.append("bidirectional")
         else:
             kinds.append("")
-    return kinds[0] if len(kinds) == 1 else "", windowed
+    return kinds[0] if len(kinds) == 1 else "", window
 
 
 def _keys_seen(q_length: int, kv_offset: int, q_offset: Any) -> int:
@@ -70,18 +73,23 @@ def _keys_seen(q_length: int, kv_offset: int, q_offset: Any) -> int:
     return int(q_offset) + q_length - kv_offset
 
 
-# Whether 2-D masks hide something: looking into one waits for its device.
-_with_padding: Any = WeakIdKeyDictionary()
+class _Facts(NamedTuple):
+    """What is known of a 2-D mask."""
+
+    padding: bool  # whether it hides a key
+    window: tuple[int, int] | None  # what else is hidden; None if somebody else made the mask
 
 
-def _has_padding(mask: torch.Tensor) -> bool:
-    """Whether a 2-D mask hides something; yes where only a compiled graph will know."""
+_facts: Any = WeakIdKeyDictionary()  # of masks: looking into one waits for its device
+
+
+def _facts_of(mask: torch.Tensor) -> _Facts:
     if is_tracing(mask):
-        return True
-    if mask not in _with_padding:
-        _with_padding[mask] = not bool(mask.all())
-    found: bool = _with_padding[mask]
-    return found
+        return _Facts(True, None)
+    if mask not in _facts:
+        _facts[mask] = _Facts(not bool(mask.all()), None)
+    facts: _Facts = _facts[mask]
+    return facts
 
 
 def mask_function(
@@ -97,7 +105,7 @@ def mask_function(
     **kwargs: Any,
 ) -> torch.Tensor | None:
     """The mask of a forward pass; the arguments are those that Transformers gives to every mask function."""
-    kind, windowed = _kind(mask_function)
+    kind, window = _kind(mask_function)
     causal = kind == "causal"
     keys = _keys_seen(q_length, kv_offset, q_offset) if causal else kv_length
     columns = keys if attention_mask is None else attention_mask.shape[-1]
@@ -108,17 +116,16 @@ def mask_function(
             allow_is_causal_skip=False, **kwargs,
         )  # fmt: skip
         return mask
-    padding = attention_mask
-    if padding is not None:
-        padding = padding[:, columns - keys :]
-        if not _has_padding(padding):
-            padding = None
-    if padding is None and keys < kv_length:  # a mask like any other, as models may reshape or slice it
-        padding = torch.ones((batch_size, keys), dtype=torch.bool, device=kwargs.get("device"))
-        _with_padding[padding] = False
-        return padding
-    if padding is not None and not causal and not windowed:
+    padding = None if attention_mask is None else attention_mask[:, columns - keys :]
+    if padding is not None and not _facts_of(padding).padding:
+        padding = None
+    if padding is not None and not causal and window is None:
         return padding[:, None, None, :].expand(-1, 1, q_length, -1)
+    facts = _Facts(padding is not None, window or (-1, -1))
+    if padding is None and (keys < kv_length or (window is not None and max(window) + 1 < keys)):
+        padding = torch.ones((batch_size, keys), dtype=torch.bool, device=kwargs.get("device"))
+    if padding is not None and not is_tracing(padding):
+        _facts[padding] = facts
     return padding
 
 
@@ -128,17 +135,21 @@ _REFUSED = {"block_indices", "cache", "cu_seq_lens_k", "cu_seq_lens_q", "head_ma
 _REFUSED |= {"sinks"}
 
 
-def _window(module: Any, said: Any, causal: bool, keys: int) -> tuple[int, int]:
-    """The keys to the left and right of a query that its layer lets it see."""
-    if said is _UNSAID:
-        width = getattr(getattr(module, "config", None), "sliding_window", None)
-        if isinstance(width, int) and width < keys:
-            raise NotImplementedError(
-                f"{NAME}: a model with a sliding window must pass it to its attention, but {type(module).__name__} "
-                f"does not; sliding_window = {width}, keys = {keys}. Use attn_implementation='sdpa'"
-            )
+def _window(module: Any, said: Any, causal: bool, keys: int, mask: torch.Tensor | None) -> tuple[int, int]:
+    """The keys to the left and right of a query that its layer, or else the mask, lets it see."""
+    if said is not _UNSAID:
+        return (-1, -1) if said is None else (said - 1, 0 if causal else said - 1)
+    if mask is None:
         return -1, -1
-    return (-1, -1) if said is None else (said - 1, 0 if causal else said - 1)
+    window = _facts_of(mask).window
+    width = getattr(getattr(module, "config", None), "sliding_window", None)
+    if window is None and isinstance(width, int) and width < keys:
+        raise NotImplementedError(
+            f"{NAME}: a model with a sliding window must pass it, or a mask of Transformers, to its attention, but "
+            f"{type(module).__name__} does not; sliding_window = {width}, keys = {keys}. "
+            "Use attn_implementation='sdpa'"
+        )
+    return window or (-1, -1)
 
 
 def _with_bias(bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -176,8 +187,8 @@ def attention_function(
     if attention_mask is None or attention_mask.dim() == 2:
         if attention_mask is not None:
             keys = attention_mask.shape[1]
-            padding = attention_mask if _has_padding(attention_mask) else None
-        window = _window(module, sliding_window, causal, keys)
+            padding = attention_mask if _facts_of(attention_mask).padding else None
+        window = _window(module, sliding_window, causal, keys, attention_mask)
     else:
         mask, causal, window = attention_mask, False, (-1, -1)
     if (
