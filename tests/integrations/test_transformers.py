@@ -7,6 +7,7 @@ import transformers
 from tiny_models import DECODERS, SHAPE, VOCABULARY, WAYS, WINDOW, LargestResult, decoder, prompts, random_weights
 from tolerance import assert_close
 from transformers.utils.generic import is_flash_attention_requested
+from xeflash.integrations import torch_sdpa
 from xeflash.integrations.transformers import NAME, XeCache, attention_function, mask_function, register
 
 register()
@@ -187,6 +188,27 @@ def test_no_mask_of_queries_by_keys(name, case):
 
 def test_of_which_the_watch_would_know():
     assert largest_of_prefill("sdpa", "llama", padded=True) >= 8192 * 8192
+
+
+def test_continuous_batching_goes_by_torch_sdpa():
+    """Its list of attentions is closed, and it works in a thread of its own."""
+    model = decoder("llama", implementation="sdpa")
+    ids = [list(range(3, 3 + tokens)) for tokens in (13, 5)]
+    ways = {
+        "generation_config": transformers.GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1),
+        "continuous_batching_config": transformers.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64),
+    }
+
+    def tokens():
+        return [output.generated_tokens for output in model.generate_batch(inputs=ids, **ways).values()]
+
+    want, before = tokens(), torch_sdpa.calls()
+    torch_sdpa.enable()
+    try:
+        assert tokens() == want
+    finally:
+        torch_sdpa.disable()
+    assert torch_sdpa.calls() == (before.xeflash + 3 * 2, before.torch)
 
 
 def test_name_is_not_taken_for_another_package():

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 import transformers
-from tiny_models import DECODERS, WINDOW, LargestResult, decoder, prompts
+from tiny_models import DECODERS, SHAPE, WAYS, WINDOW, LargestResult, decoder, prompts, random_weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
@@ -339,6 +339,50 @@ def test_prompt_is_shared_by_copies_of_the_cache():
         assert torch.equal(got, want)
 
 
+HYBRIDS = {
+    "linear attention": transformers.Qwen3_5TextConfig(
+        **SHAPE, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=8, linear_value_head_dim=8,
+    ),
+    "convolution": transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"], block_multiple_of=16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["greedy", "beams"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_layers_without_keys(name, way):
+    torch.manual_seed(0)
+    model = random_weights(transformers.AutoModelForCausalLM.from_config(HYBRIDS[name]))
+    arguments = {**prompts(padded=True), **WAYS[way], "min_new_tokens": 8, "max_new_tokens": 8}
+    want = model.generate(**arguments)
+    model.set_attn_implementation(NAME)
+    assert torch.equal(model.generate(**arguments, past_key_values=XeCache(model.config)), want)
+
+
+ENCODER = {"vocab_size": 97, "decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+WITH_ENCODER = {
+    "bart": transformers.BartConfig(
+        **ENCODER, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, init_std=0.125,
+        decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96,
+    ),
+    "t5": transformers.T5Config(**ENCODER, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_ENCODER)
+def test_encoder_and_decoder(name):
+    torch.manual_seed(0)
+    config = WITH_ENCODER[name]
+    model = random_weights(transformers.AutoModelForSeq2SeqLM.from_config(config))
+    arguments = {**prompts(), **WAYS["beams"], "min_new_tokens": 5, "max_new_tokens": 5}
+    want = model.generate(**arguments)
+    model.set_attn_implementation(NAME)
+    pair = transformers.EncoderDecoderCache(XeCache(config), transformers.DynamicCache(config=config))
+    assert torch.equal(model.generate(**arguments, past_key_values=pair), want)
+    with pytest.raises(TypeError, match=r"must get EncoderDecoderCache\(XeCache.* layer 0 gives keys twice"):
+        model.generate(**arguments, past_key_values=XeCache(config))
+
+
 def test_max_length():
     cache = XeCache(DECODERS["llama"], max_cache_len=7)
     same_states((cache,), 2, 5)
@@ -353,8 +397,8 @@ def test_errors():
         XeCache(CONFIG, max_cache_len=0)
     with pytest.raises(ValueError, match="XeCache: dtype must be None, .* got torch.float16"):
         XeCache(CONFIG, dtype=torch.float16)
-    with pytest.raises(NotImplementedError, match="must have full or sliding attention, got linear_attention"):
-        XeCache(transformers.Qwen3NextConfig(num_hidden_layers=4, layer_types=["linear_attention"] * 4))
+    with pytest.raises(NotImplementedError, match="must have one of full_attention, .*, got hybrid. Use DynamicCache"):
+        XeCache(transformers.FalconH1Config(num_hidden_layers=2))
     cache = XeCache(CONFIG)
     cache.update(*new_states(2, 5), 0)
     cache.update(*new_states(2, 4), 1)

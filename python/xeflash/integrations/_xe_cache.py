@@ -19,13 +19,17 @@ from xeflash import flash_attn_with_kvcache
 
 _EIGHT_BITS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _SPARE = 256  # columns that are made beyond those that are needed
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+_WITHOUT_KEYS = ("linear_attention", "conv", "dummy")  # what these keep, if anything, is as long as it is at first
 
 
 class XeCache(Cache):  # type: ignore[misc]
     """The cache of a model: ``model.generate(..., past_key_values=XeCache(model.config))``.
 
     With the attention of ``register()`` its keys stay where they are. To any other attention it hands out the same
-    tensors as DynamicCache, which after a step of beam search, or in 8 bits, means a copy.
+    tensors as DynamicCache, which after a step of beam search, or in 8 bits, means a copy. Layers of linear attention
+    and convolutions keep their states as in DynamicCache. A model with an encoder and a decoder takes it as
+    ``EncoderDecoderCache(XeCache(config), DynamicCache(config=config))``.
 
     Args:
         config: the model's.
@@ -41,11 +45,17 @@ class XeCache(Cache):  # type: ignore[misc]
         self._columns: dict[int | None, _Columns] = {}  # those of layers with one window
         layers: list[Any] = []
         for kind, options in zip(*get_layer_types_and_kwargs(config.get_text_config(decoder=True)), strict=True):
-            if kind not in ("full_attention", "sliding_attention", "chunked_attention", "dummy"):
-                raise NotImplementedError(f"XeCache: layers must have full or sliding attention, got {kind}")
-            window = options["sliding_window"] if kind == "sliding_attention" else None
-            columns = self._columns.setdefault(window, _Columns(window, max_cache_len))
-            layers.append(cache_utils.DummyLayer() if kind == "dummy" else _Layer(columns, dtype))
+            if kind in _ATTENTION:
+                window = options["sliding_window"] if kind == "sliding_attention" else None
+                layers.append(_Layer(self._columns.setdefault(window, _Columns(window, max_cache_len)), dtype))
+            elif kind in _WITHOUT_KEYS:
+                layers.append(cache_utils.DYNAMIC_LAYER_TYPE_MAPPING[kind](**options))
+            else:
+                raise NotImplementedError(
+                    f"XeCache: layers must have one of {', '.join((*_ATTENTION, *_WITHOUT_KEYS))}, got {kind}. "
+                    "Use DynamicCache"
+                )
+        self._with_encoder = bool(getattr(config, "is_encoder_decoder", False))
         super().__init__(layers=layers)
 
     def update(
@@ -54,6 +64,8 @@ class XeCache(Cache):  # type: ignore[misc]
         """Takes keys and values (B, Hk, tokens, D) of new tokens; returns all that these tokens may see."""
         layer, tokens = self.layers[layer_idx], key_states.shape[2]
         if isinstance(layer, _Layer):
+            if self._with_encoder:
+                self._refuse_cross_attention(layer_idx)
             columns = layer.columns
             if layer.used + tokens > columns.count:
                 columns.grow(columns.kept(layer.used) + tokens)
@@ -63,6 +75,8 @@ class XeCache(Cache):  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i becomes what row beam_idx[i] is."""
+        for layer in self._others():
+            layer.reorder_cache(beam_idx)
         for columns in self._columns.values():
             layers = self._layers_of(columns)
             if len({layer.used for layer in layers}) > 1:
@@ -80,12 +94,16 @@ class XeCache(Cache):  # type: ignore[misc]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row becomes so many, next to each other."""
+        for other in self._others():
+            other.batch_repeat_interleave(repeats)
         for columns in self._columns.values():
             for layer in self._layers_of(columns)[:1]:
                 self._gather(columns, torch.arange(layer.batch_size).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Only these rows stay."""
+        for other in self._others():
+            other.batch_select_indices(indices)
         for columns in self._columns.values():
             for layer in self._layers_of(columns)[:1]:
                 self._gather(columns, torch.arange(layer.batch_size)[indices.cpu()])
@@ -95,6 +113,18 @@ class XeCache(Cache):  # type: ignore[misc]
         super().reset()
         for columns in self._columns.values():
             columns.tables.clear()
+
+    def _refuse_cross_attention(self, layer_idx: int) -> None:
+        """Self attention takes the layers in turn; cross attention would come between, with keys of the encoder."""
+        following = self.layers[layer_idx + 1 : layer_idx + 2]
+        if any(self.layers[layer_idx].get_seq_length() > layer.get_seq_length() for layer in following):
+            raise TypeError(
+                "XeCache: a model with an encoder and a decoder must get EncoderDecoderCache(XeCache(config), "
+                f"DynamicCache(config=config)), got an XeCache, to which layer {layer_idx} gives keys twice"
+            )
+
+    def _others(self) -> list[Any]:
+        return [layer for layer in self.layers if not isinstance(layer, _Layer)]
 
     def _layers_of(self, columns: _Columns) -> list[_Layer]:
         return [x for x in self.layers if isinstance(x, _Layer) and x.columns is columns and x.is_initialized]
