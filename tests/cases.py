@@ -137,7 +137,7 @@ def is_possible(case: Case) -> bool:
     if case.entry != "attention" and (case.has_mask or case.window.endswith("-tl")):
         return False
     if case.variant == "dropout" and case.entry != "attention":
-        return False  # only attention() takes the seed and offset; the others are in test_dropout.py
+        return False  # only attention() takes the seed and offset; the others draw theirs
     if "packed" in case.entry and case.dim != case.dim_v:
         return False
     if "packed" in case.entry and "snippet" in case.variant:

@@ -167,6 +167,37 @@ def test_inference_mode_no_grad_and_parameters_are_routed(device):
             sdpa(q.clone().requires_grad_(), q, q)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_layers_of_torch_leave_their_fast_path(padded):  # which they do anyway where a device is the default
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 96, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(2, 23, 64)
+    hidden = torch.arange(23) >= torch.tensor([[20], [23]]) if padded else None
+    with torch.no_grad():
+        want = encoder(x, src_key_padding_mask=hidden)
+        with expect(xeflash=3):
+            got = encoder(x, src_key_padding_mask=hidden)
+            layer.self_attn.eval()(x, x, x, need_weights=False)
+        torch.testing.assert_close(got[:, :20], want[:, :20], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_fast_path_of_torch_comes_back(before):
+    enabled = torch.backends.mha.get_fastpath_enabled
+    torch.backends.mha.set_fastpath_enabled(before)
+    try:
+        with torch_sdpa.use_xeflash(), torch_sdpa.use_xeflash():
+            torch_sdpa.enable()
+            torch_sdpa.enable()
+            assert not enabled()
+        assert not enabled()
+        torch_sdpa.disable()
+        torch_sdpa.disable()
+        assert enabled() == before
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
 def test_autocast_is_seen_first(device):
     q = tensor(1, 2, 5, 64)
     with expect(xeflash=1), torch.autocast(device, dtype=torch.bfloat16):

@@ -9,6 +9,10 @@ those that torch.compile traces while it is on (what was compiled before stays w
 it was used: while it is off a call goes on to torch's own, which takes some 2 us more than before, and
 ``ExportedProgram.run_decompositions`` leaves scaled_dot_product_attention whole.
 
+``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` in eval mode have a fast path in torch that calls no such function.
+While any thread sends its calls here it is off, as by ``torch.backends.mha.set_fastpath_enabled(False)``, for all threads;
+afterwards it is what it was.
+
 What xeflash does not have goes on to torch's own function, with all it does: inputs that require grad, dropout (its
 random numbers are torch's), fp64 and complex numbers, nested tensors and other subclasses, arguments that torch
 broadcasts or refuses, function transforms. ``calls`` counts which way they went. The backends that
@@ -43,6 +47,8 @@ _MAX_HEAD_DIM = 576
 _lock = threading.Lock()
 _libraries: list[Any] = []
 _everywhere = False
+_holders = 0  # of torch's fast path: enable() and open contexts
+_fast_path = True  # what it was before
 _here: ContextVar[bool] = ContextVar("xeflash_torch_sdpa", default=False)
 
 
@@ -75,13 +81,19 @@ def enable() -> None:
     """
     global _everywhere
     _register()
-    _everywhere = True
+    with _lock:
+        if not _everywhere:
+            _hold_fast_path()
+        _everywhere = True
 
 
 def disable() -> None:
     """Undoes ``enable``; contexts that are open stay."""
     global _everywhere
-    _everywhere = False
+    with _lock:
+        if _everywhere:
+            _release_fast_path()
+        _everywhere = False
 
 
 @contextlib.contextmanager
@@ -96,10 +108,29 @@ def use_xeflash() -> Iterator[None]:
     """
     _register()
     token = _here.set(True)
+    with _lock:
+        _hold_fast_path()
     try:
         yield
     finally:
+        with _lock:
+            _release_fast_path()
         _here.reset(token)
+
+
+def _hold_fast_path() -> None:
+    global _holders, _fast_path
+    if not _holders:
+        _fast_path = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+    _holders += 1
+
+
+def _release_fast_path() -> None:
+    global _holders
+    _holders -= 1
+    if not _holders:
+        torch.backends.mha.set_fastpath_enabled(_fast_path)
 
 
 def _on() -> bool:
