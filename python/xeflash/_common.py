@@ -56,9 +56,9 @@ def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[s
 
 
 def window(function: str, size: Any) -> tuple[int, int]:
-    """window_size as two integers; a torch tensor of two is accepted as flash-attn's tests pass one."""
+    """window_size as two integers, -1 for None; a torch tensor of two is accepted as flash-attn's tests pass one."""
     try:
-        left, right = size
+        left, right = (-1 if side is None else side for side in size)
         if isinstance(left, bool) or isinstance(right, bool):
             raise TypeError
         left, right = index(left), index(right)

@@ -4,6 +4,10 @@ Layout (batch, sequence, heads, head_dim); variable-length forms pack all sequen
 ``cu_seqlens`` (int32, batch + 1 starts). ``k`` and ``v`` may have fewer heads than ``q`` (GQA, MQA). Causal masks and
 windows are aligned bottom-right: query i sits at key i + Sk - Sq. A row that sees no key gives 0 and an LSE of +inf.
 Beyond flash-attn: fp32, any head_dim up to 576, a head_dim of V of its own, and attention sinks (``s_aux``).
+
+Keywords of flash-attn 3 and 4 are taken, too: ``learnable_sink`` is s_aux, ``page_table`` is block_table, ``k_descale`` and
+``v_descale`` are k_scale and v_scale, ``return_lse`` returns (out, LSE), a window's side and ``softcap`` may be None, and
+``pack_gqa`` changes nothing. What else they have is refused by name. By position, arguments are flash-attn 2's.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 
 from xeflash._common import BSHD, THD, engine, seeds, shape_of, snippet, window
 from xeflash._interop import UsmPart
+from xeflash._newer import takes_newer_keywords
 from xeflash.kv_cache import attend_cache
 
 
@@ -54,6 +59,7 @@ def _run(
     return (out, lse, None) if return_attn_probs else out
 
 
+@takes_newer_keywords
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -68,6 +74,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
+    num_splits: int = 0,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -83,6 +90,7 @@ def flash_attn_func(
         deterministic: concerns the backward pass; the forward pass always is.
         return_attn_probs: also return the LSE, fp32 (B, H, Sq), and None in the place of flash-attn's S_dmask.
         s_aux: (H,) sink logits that join the softmax without a value.
+        num_splits: of the keys of a single query, each computed on its own, then merged; 0 chooses.
         score_mod, captures: C++ that changes a score, see ``attention``.
 
     >>> import numpy as np, xeflash
@@ -95,10 +103,11 @@ def flash_attn_func(
     return _run(
         "flash_attn_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
-        s_aux=s_aux, score_mod=score_mod, captures=captures,
+        s_aux=s_aux, num_splits=num_splits, score_mod=score_mod, captures=captures,
     )  # fmt: skip
 
 
+@takes_newer_keywords
 def flash_attn_qkvpacked_func(
     qkv: Any,
     dropout_p: float = 0.0,
@@ -127,6 +136,7 @@ def flash_attn_qkvpacked_func(
         )  # fmt: skip
 
 
+@takes_newer_keywords
 def flash_attn_kvpacked_func(
     q: Any,
     kv: Any,
@@ -157,6 +167,7 @@ def flash_attn_kvpacked_func(
         )  # fmt: skip
 
 
+@takes_newer_keywords
 def flash_attn_varlen_func(
     q: Any,
     k: Any,
@@ -177,6 +188,9 @@ def flash_attn_varlen_func(
     *,
     s_aux: Any = None,
     seqused_k: Any = None,
+    num_splits: int = 0,
+    k_scale: Any = None,
+    v_scale: Any = None,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -185,7 +199,8 @@ def flash_attn_varlen_func(
     ``seqused_k`` (int32, batch) limits the keys of each sequence to the first ones. The LSE is (H, tokens of q).
     ``score_mod`` and ``captures``: see ``attention``; positions are those in a sequence, b is its number.
     ``block_table`` (int32, batch x pages of a sequence): k and v are pools (pages, page, Hk, D) of a paged cache, and
-    ``cu_seqlens_k`` gives lengths only; it may be None with seqused_k.
+    ``cu_seqlens_k`` gives lengths only; it may be None with seqused_k. Pools may be quantised: ``k_scale`` and ``v_scale``
+    are as in flash_attn_with_kvcache.
     ``cu_seqlens`` in host memory are checked; on a device they are trusted, as reading them would wait for its queue:
     there ``max_seqlen_q`` and ``max_seqlen_k`` have to be those of the longest sequences, or larger; rows beyond
     ``max_seqlen_q`` would not be written.
@@ -205,16 +220,21 @@ def flash_attn_varlen_func(
         out, lse = attend_cache(
             function, THD, q=q, k_cache=k, v_cache=v, block_table=block_table, softmax_scale=softmax_scale,
             causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
-            return_lse=return_attn_probs, score_mod=score_mod, captures=captures, **packing,
+            num_splits=num_splits, k_scale=k_scale, v_scale=v_scale, return_lse=return_attn_probs,
+            score_mod=score_mod, captures=captures, **packing,
         )  # fmt: skip
         return (out, lse, None) if return_attn_probs else out
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None:
+            raise NotImplementedError(f"{function}: {name} must be None without block_table, got {_what(scale)}")
     return _run(
         function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
-        s_aux=s_aux, **packing, score_mod=score_mod, captures=captures,
+        s_aux=s_aux, num_splits=num_splits, **packing, score_mod=score_mod, captures=captures,
     )  # fmt: skip
 
 
+@takes_newer_keywords
 def flash_attn_varlen_qkvpacked_func(
     qkv: Any,
     cu_seqlens: Any,
@@ -249,6 +269,7 @@ def flash_attn_varlen_qkvpacked_func(
         )  # fmt: skip
 
 
+@takes_newer_keywords
 def flash_attn_varlen_kvpacked_func(
     q: Any,
     kv: Any,
@@ -298,6 +319,10 @@ def _named_after(packed: str, parts: str) -> Iterator[None]:
         function, colon, text = str(error).partition(": ")
         text = re.sub(r"(?<![\w.'])\w+(?![\w'])", lambda word: names.get(word[0], word[0]), text)
         raise type(error)(function + colon + text) from error
+
+
+def _what(value: Any) -> Any:
+    return value if isinstance(value, int | float) else type(value).__name__
 
 
 def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tuple[Any, ...]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xeflash._common import BSHD, engine, snippet, window
+from xeflash._newer import takes_newer_keywords
 
 _FUNCTION = "flash_attn_with_kvcache"
 
 
+@takes_newer_keywords
 def flash_attn_with_kvcache(
     q: Any,
     k_cache: Any,
@@ -65,7 +67,10 @@ def flash_attn_with_kvcache(
             matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
         k_scale, v_scale: what the elements of a quantised cache are multiplied by: a number, or fp32 arrays of the
             cache's shape without D. New keys are divided by the number, and rounded to the nearest; arrays get the
-            scale that makes the largest of each new row the type's largest.
+            scale that makes the largest of each new row the type's largest. Or fp32 (B, Hk), for each sequence and head,
+            without new keys; with block_table, cache_batch_idx or beam_index these have to be one number, expanded.
+
+    Keywords of flash-attn 3 are taken as by flash_attn_func.
 
     Lengths and tables in host memory are checked; on a device they are trusted, as reading them would wait for its
     queue.
@@ -107,7 +112,38 @@ def attend_cache(
     """(out, LSE or None) of q on a cache; `more` are arguments that the extension knows by the same names."""
     core = engine(function, more["q"], more["k_cache"], more["v_cache"], {**more, "captures": captures})
     left, right = window(function, window_size)
+    for name in ("k_scale", "v_scale"):
+        if len(getattr(more.get(name), "shape", ())) == 2:
+            more[name] = _of_rows(function, name, more)
     return core.forward(
         function=function, layout=layout, window_left=left, window_right=right,
         score_mod=snippet(core, function, score_mod, captures), **more,
     )  # fmt: skip
+
+
+def _of_rows(function: str, name: str, arguments: dict[str, Any]) -> Any:
+    """Scales (B, Hk) as those of the rows of a cache, (B_cache, S, Hk), without a copy."""
+    scale, cache = arguments[name], arguments[name[0] + "_cache"]
+    if arguments.get("k") is not None:
+        raise NotImplementedError(
+            f"{function}: {name} of (B, Hk) must come without new keys, got shape {list(scale.shape)}"
+        )
+    rows, keys, heads = cache.shape[:3]
+    strides = scale.stride() if callable(getattr(scale, "stride", None)) else scale.strides
+    if all(size == 1 or stride == 0 for size, stride in zip(scale.shape, strides, strict=True)):
+        scale = scale[:1, None, :1]
+    elif any(arguments.get(other) is not None for other in ("block_table", "cache_batch_idx", "beam_index")):
+        raise NotImplementedError(
+            f"{function}: {name} of (B, Hk) must be one number, expanded, where sequences are not the rows of the cache, "
+            f"got shape {list(scale.shape)} and strides {list(strides)}"
+        )
+    elif tuple(scale.shape) != (rows, heads):
+        raise ValueError(
+            f"{function}: {name} must be of the shape of the cache without D, {[rows, keys, heads]}, or {[rows, heads]}, "
+            f"got {list(scale.shape)}"
+        )
+    else:
+        scale = scale[:, None]
+    if hasattr(scale, "expand"):
+        return scale.expand(rows, keys, heads)
+    return scale.__array_namespace__().broadcast_to(scale, (rows, keys, heads))

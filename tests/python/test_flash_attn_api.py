@@ -23,13 +23,13 @@ TAIL = dict(
 )
 VARLEN = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
 SIGNATURES = {  # of flash-attn 2, then the keywords added at the end
-    "flash_attn_func": (["q", "k", "v"], {}, ["s_aux", "score_mod", "captures"]),
+    "flash_attn_func": (["q", "k", "v"], {}, ["s_aux", "num_splits", "score_mod", "captures"]),
     "flash_attn_qkvpacked_func": (["qkv"], {}, ["s_aux"]),
     "flash_attn_kvpacked_func": (["q", "kv"], {}, ["s_aux"]),
     "flash_attn_varlen_func": (
         ["q", "k", "v", *VARLEN],
         {"block_table": None},
-        ["s_aux", "seqused_k", "score_mod", "captures"],
+        ["s_aux", "seqused_k", "num_splits", "k_scale", "v_scale", "score_mod", "captures"],
     ),
     "flash_attn_varlen_qkvpacked_func": (["qkv", "cu_seqlens", "max_seqlen"], {}, ["s_aux"]),
     "flash_attn_varlen_kvpacked_func": (["q", "kv", *VARLEN], {}, ["s_aux"]),
@@ -61,7 +61,7 @@ def test_signature_is_flash_attns(name):
         assert parameters[parameter].default == default, parameter
         assert parameters[parameter].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
     for keyword in added:
-        assert parameters[keyword].kind == inspect.Parameter.KEYWORD_ONLY and parameters[keyword].default is None
+        assert parameters[keyword].kind == inspect.Parameter.KEYWORD_ONLY and not parameters[keyword].default
 
 
 def test_all_arguments_by_position():
