@@ -471,6 +471,7 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
         operator, names = _attention_op, _NAMES_OF_ATTENTION
     elif layout == THD:
         operator, names = _varlen_op, _NAMES_OF_PAGES
+        given.setdefault("cu_seqlens_k", None)  # pages need none, and the schema has no default
     else:
         operator, names = _kvcache_op if "k_cache" in given else _flash_attn_op, {}
     for name in ("seed", "offset"):

@@ -77,6 +77,8 @@ def test_spills_are_a_fault_if_they_are_to_be(kernels):
     with checking("all,spills"):
         if kernels.device == "dg2" or kernels.registers == 128:
             text = kernels.fault("many", *arguments)
-            assert re.search(r"kernel __sycl_kernel_many: not all of its values are in registers: .* [1-9]\d* bytes of", text)
+            assert re.search(
+                r"kernel __sycl_kernel_many: not all of its values are in registers: .* [1-9]\d* bytes of", text
+            )
         else:
             kernels.run("many", *arguments)

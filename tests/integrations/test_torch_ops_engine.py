@@ -1,0 +1,78 @@
+"""torch_ops in the place of the extension: a call through an operator gets all that the direct one gets."""
+
+import pytest
+import torch
+from xeflash import _core, torch_ops
+from xeflash._common import engine
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def paged(dtype, **more):
+    """A call on pages, as integrations make it."""
+    q, pages = torch.randn(7, 4, 64), torch.randn(2, 6, 16, 2, 64).to(dtype)
+    return {
+        "function": "paged",
+        "layout": 1,
+        "q": q,
+        "k_cache": pages[0],
+        "v_cache": pages[1],
+        "block_table": torch.tensor([[0, 2], [5, 1]], dtype=torch.int32),
+        "cu_seqlens_q": torch.tensor([0, 3, 7], dtype=torch.int32),
+        "max_seqlen_q": 4,
+        "max_seqlen_k": 32,
+        "seqused_k": torch.tensor([5, 20], dtype=torch.int32),
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    "dtype, more",
+    [
+        (torch.float32, {}),
+        (torch.float8_e4m3fn, {"k_scale": 0.5, "v_scale": 3.0}),
+        (torch.int8, {"k_scale": (6, 16, 2), "v_scale": (6, 16, 2)}),
+    ],
+    ids=["plain", "factors", "scales"],
+)
+def test_the_stand_in_passes_all_of_a_paged_call(dtype, more):
+    more = {name: torch.rand(x) if isinstance(x, tuple) else x for name, x in more.items()}
+    given = paged(dtype, out=torch.full((7, 4, 64), float("nan")), return_lse=True, causal=True, softcap=5.0, **more)
+    out, lse = torch_ops.forward(**given)
+    assert out is given["out"]
+    want, want_lse = _core.forward(**given | {"out": None})
+    torch.testing.assert_close(out, want, rtol=0, atol=0)
+    torch.testing.assert_close(lse, want_lse, rtol=0, atol=0)
+
+
+def test_autocast_keeps_the_out_of_a_paged_call(device):
+    given = paged(torch.bfloat16, out=torch.full((7, 4, 64), float("nan"), dtype=torch.bfloat16))
+    with torch.autocast(device, torch.bfloat16):
+        engine("paged", given["q"], given["k_cache"], given["v_cache"], {}).forward(**given)
+    want, _ = _core.forward(**given | {"q": given["q"].bfloat16(), "out": None})
+    torch.testing.assert_close(given["out"], want, rtol=0, atol=0)
+
+
+def test_what_an_operator_does_not_have_is_refused():
+    q = torch.randn(1, 3, 2, 64)
+    with pytest.raises(RuntimeError, match="num_splits"):
+        torch_ops.forward(function="f", layout=0, q=q, k=q, v=q, num_splits=2)
+
+
+@pytest.mark.parametrize(
+    "out, error, rule",
+    [
+        (lambda: torch.zeros(1, 3, 2, 32), ValueError, r"out must have the shape \[1, 3, 2, 64\], got \[1, 3, 2, 32\]"),
+        (
+            lambda: torch.zeros(1, 3, 2, 64).half(),
+            TypeError,
+            r"out must have the dtype of q \(torch.float32\), got torch.float16",
+        ),
+        (lambda: torch.zeros(1, 3, 1, 64).expand(1, 3, 2, 64), ValueError, "out must not have elements in one place"),
+    ],
+)
+def test_the_stand_in_refuses_an_out_that_does_not_fit(out, error, rule):
+    q, out = torch.randn(1, 3, 2, 64), out()
+    with pytest.raises(error, match=f"^f: {rule}"):
+        torch_ops.forward(function="f", layout=0, q=q, k=q, v=q, out=out)
+    assert not out.any()
