@@ -1,4 +1,4 @@
-"""README's support matrix, from the cases that the tests run: `python tests/support_matrix.py` writes it."""
+"""The support matrix in README.md beside this file, from the cases that the tests run: `python tests/support_matrix.py` writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ sys.path[:0] = [str(HERE), str(HERE / "attention")]
 from cases import Case  # noqa: E402
 from test_pairwise import LONG, PAIRWISE  # noqa: E402
 
-README = HERE.parent / "README.md"
+README = HERE / "README.md"
 BEGIN, END = "<!-- support matrix: python tests/support_matrix.py -->", "<!-- end -->"
 
 FEATURES: dict[str, Callable[[Case], bool]] = {

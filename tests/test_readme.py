@@ -1,36 +1,83 @@
-"""README says what is true: its examples run, and its matrix is what the tests cover."""
+"""The READMEs say what is true: their examples run, links lead somewhere, and the matrix is what the tests cover."""
 
 import doctest
 import importlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import support_matrix
 import xeflash
 
-TEXT = support_matrix.README.read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CHANGELOG.md",
+        "python/README.md",
+        "kernels/README.md",
+        "perf/README.md",
+        "perf/xesim/README.md",
+        "tests/README.md",
+        ".github/CONTRIBUTING.md",
+    )
+]
+EXAMPLES = [
+    pytest.param(example, id=f"{document.relative_to(ROOT).parent}-{number}")
+    for document in DOCUMENTS
+    for number, example in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL))
+]
 
 
 def test_support_matrix_is_current():
-    assert support_matrix.with_matrix(TEXT) == TEXT, "run: python tests/support_matrix.py"
+    text = support_matrix.README.read_text()
+    assert support_matrix.with_matrix(text) == text, "run: python tests/support_matrix.py"
 
 
 def test_matrix_has_no_gap():
     assert "|  |" not in support_matrix.matrix()
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_example_runs(number):
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_runs(example):
     # In a process of its own: a device is simulated only if SYCL was not asked for devices before.
-    done = subprocess.run([sys.executable, "-c", EXAMPLES[number]], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
-def test_readme_has_examples():
-    assert EXAMPLES
+def test_there_are_examples():
+    assert len(EXAMPLES) > 8
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    text = document.read_text()
+    headings = {document: anchors(text)}
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), target
+        if anchor:
+            assert anchor in headings.setdefault(file, anchors(file.read_text())), target
+
+
+def anchors(text):
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_environment_variable_is_in_the_guide():
+    table = set(re.findall(r"^\| `(XEFLASH_\w+)`", (ROOT / "python/README.md").read_text(), re.MULTILINE))
+    named = set()
+    for file in [*(ROOT / "python").rglob("*.py"), *(ROOT / "perf/xesim").rglob("*.cpp")]:
+        named |= set(
+            re.findall(r"(?:environ\S*?|getenv\(|variable\(|_number\()\s*[\[(]?\s*\"(XEFLASH_\w+)\"", file.read_text())
+        )
+    assert named and named <= table, named - table
 
 
 @pytest.mark.parametrize("name", xeflash.__all__)
