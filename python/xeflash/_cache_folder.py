@@ -105,6 +105,10 @@ class Folder:
         os.chmod(".", 0o700, dir_fd=folder._descriptor)
         return folder
 
+    def is_writable(self) -> bool:
+        """Whether files can be made in it; one of root's may be there for reading only."""
+        return os.access(".", os.W_OK | os.X_OK, dir_fd=self._descriptor, effective_ids=True)
+
     def read(self, name: str, most_bytes: int) -> bytes:
         """A file's content."""
         with self._open(name, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:

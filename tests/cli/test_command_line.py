@@ -2,9 +2,11 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
-from xeflash import models
+from xeflash import cli, models
 from xeflash.bench.cases import PRESETS, Case, Grid, expand, parse_choices, parse_size, parse_sizes
 from xeflash.cli import bench_attention, bench_shared, build_parser, compile_command, main
 
@@ -171,6 +173,17 @@ def test_model_shapes_are_possible(name):
     assert shape.heads_q % shape.heads_k == 0
     assert shape.features
     assert all(f.causal or f.window_size == (-1, -1) for f in shape.features)
+
+
+def test_an_interrupt_while_commands_are_imported_ends_quietly(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "build_parser", interrupted)
+    assert main(["doctor"]) == 130
+    script = "import sys, xeflash.cli; print([name for name in sys.modules if name.startswith('xeflash.cli.')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"  # they are imported where an interrupt is expected
 
 
 def test_version_is_printed(capsys):

@@ -125,11 +125,12 @@ def test_every_simulated_device_may_be_named():
     assert set(xe.DEVICES.values()) == set(xe.ARCHITECTURES)
 
 
-def test_an_interrupt_ends_the_compilers_and_leaves_nothing_half_written(tmp_path):
+@pytest.mark.parametrize("device", ["pvc", "cpu"])
+def test_an_interrupt_ends_the_compilers_and_leaves_nothing_half_written(tmp_path, device):
     cache, scratch = tmp_path / "cache", tmp_path / "scratch"
     scratch.mkdir()
     process = subprocess.Popen(
-        command("pvc", ",".join(SHAPES)),
+        command(device, ",".join(SHAPES)),
         env=environment(cache) | {"TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -161,6 +162,23 @@ def test_a_kernel_that_does_not_compile_fails_the_command(tmp_path, monkeypatch,
     output = capsys.readouterr()
     assert "error: no such thing" in output.err and "0 kernels" in output.out
     assert not entries(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["file", "open to all"])
+def test_nothing_is_compiled_for_a_cache_that_cannot_be_used(tmp_path, monkeypatch, capsys, what):
+    from xeflash.cli import main
+
+    cache = tmp_path / "cache"
+    if what == "file":
+        cache.write_text("")
+    else:
+        cache.mkdir()
+        cache.chmod(0o777)
+    monkeypatch.setenv("XEFLASH_CACHE_DIR", str(cache))
+    assert main(["compile", "--model-shapes", MODEL, "--device", "dg2"]) == 2
+    said = capsys.readouterr()
+    assert str(cache) in said.err and "XEFLASH_CACHE_DIR" in said.err and not said.out
+    assert what == "file" or not list(cache.iterdir())
 
 
 def test_xpu_needs_a_gpu(monkeypatch, capsys):

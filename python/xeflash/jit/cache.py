@@ -17,7 +17,7 @@ from pathlib import Path
 
 from xeflash._cache_folder import Folder, Refused, cache_folder, is_makeshift, open_folder
 
-__all__ = ["Built", "cache_folder", "get_or_build", "keep_log", "read"]
+__all__ = ["Built", "cache_folder", "get_or_build", "keep_log", "read", "why_nothing_is_kept"]
 
 _MOST_BYTES = {"kernel.bin": 1 << 28, "meta.json": 1 << 20}
 
@@ -69,6 +69,15 @@ def get_or_build(
             "process. Set XEFLASH_CACHE_DIR to a writable folder of your own"
         )
     return (built or build()).binary
+
+
+def why_nothing_is_kept() -> str:
+    """Why the cache cannot be filled; empty if it can."""
+    try:
+        with open_folder(cache_folder(), make=True) as folder:
+            return "" if folder.is_writable() else f"{folder.path} must be writable"
+    except OSError as error:
+        return f"{cache_folder()} cannot be used: {_reason(error)}"
 
 
 def keep_log(name: str, text: str) -> Path:

@@ -135,11 +135,14 @@ def _run_all(
 
 
 def compile_command(arguments: argparse.Namespace) -> int:
-    """Fills the cache; 1 if a kernel failed, 130 if it was interrupted."""
+    """Fills the cache; 1 if a kernel failed, 2 if none could be kept, 130 if it was interrupted."""
     try:
         where = target(arguments.device)
     except RuntimeError as error:
         print(f"xeflash compile: {error}", file=sys.stderr)
+        return 2
+    if why := cache.why_nothing_is_kept():
+        print(f"xeflash compile: {why}; set XEFLASH_CACHE_DIR to a writable folder of your own", file=sys.stderr)
         return 2
     wanted = list(kernels_of(arguments.model_shapes, where, arguments.dtype))
     compilers, pool = Compilers(), ThreadPoolExecutor(arguments.jobs)

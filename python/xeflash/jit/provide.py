@@ -69,7 +69,10 @@ def find_or_build(kernel: KernelSource, desc: Desc, queue: int, again: bool = Fa
 
 
 def device_code(kernel: KernelSource) -> bytes | None:
-    """SPIR-V of a kernel, which depends on no device or driver: the wheel's, or the disk cache's; None: of neither."""
+    """SPIR-V of a kernel, which depends on no device or driver: the wheel's, or the disk cache's; None: of neither.
+
+    The wheel's kernels lie beside the extension, and are trusted as that is.
+    """
     prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
     return prebuilt.read_bytes() if prebuilt.exists() else cache.read(device_code_key(kernel), _inputs(kernel))
 
