@@ -101,9 +101,8 @@ class Folder:
     def make(self, name: str) -> Folder:
         """A new one."""
         os.mkdir(name, 0o700, dir_fd=self._descriptor)
-        folder = self.folder(name)
-        os.chmod(".", 0o700, dir_fd=folder._descriptor)
-        return folder
+        os.chmod(name, 0o700, dir_fd=self._descriptor)  # whatever the umask took
+        return self.folder(name)
 
     def is_writable(self) -> bool:
         """Whether files can be made in it; one of root's may be there for reading only."""
