@@ -1,7 +1,7 @@
 // Values of snippets (score_mod.hpp): a score's, or a row's, the same for all its keys, or a key's.
 // Devices keep some of them in vectors; which, no snippet can tell. Operators convert as C++ does,
-// bool to int to float, and nothing else: a value that has to become a bool, an int or a C++ type of
-// 64 bits does not compile.
+// bool to int to float, and nothing else: a value that has to become a bool, an int or a C++ type
+// of 64 bits does not compile.
 #pragma once
 
 #include <concepts>
@@ -137,14 +137,14 @@ XF_INLINE auto made(V x) {
 
 // ---- operators ----------------------------------------------------------------------------------
 
-#define XF_OPERATOR(op, native_op, Operand, Result, Allowed)                  \
-  template <class A, class B>                                                 \
-    requires(Operands<A, B> && Allowed<A, B>)                                 \
-  XF_INLINE auto operator op(const A& a, const B& b) {                        \
-    constexpr bool kVector = kAnyVector<A, B>;                                \
-    using T = Operand<A, B>;                                                  \
-    const auto x = as<T, kVector>(a), y = as<T, kVector>(b);                  \
-    return made<Result<A, B>, A, B>(x native_op y);                           \
+#define XF_OPERATOR(op, native_op, Operand, Result, Allowed) \
+  template <class A, class B>                                \
+    requires(Operands<A, B> && Allowed<A, B>)                \
+  XF_INLINE auto operator op(const A& a, const B& b) {       \
+    constexpr bool kVector = kAnyVector<A, B>;               \
+    using T = Operand<A, B>;                                 \
+    const auto x = as<T, kVector>(a), y = as<T, kVector>(b); \
+    return made<Result<A, B>, A, B>(x native_op y);          \
   }
 XF_OPERATOR(+, +, Arithmetic, Arithmetic, Values)
 XF_OPERATOR(-, -, Arithmetic, Arithmetic, Values)
@@ -263,20 +263,20 @@ XF_INLINE auto number(const X& x) {
   return made<float, X>(as<float, Traits<X>::is_vector>(x));
 }
 
-#define XF_FUNCTION(name, expression)                           \
-  template <class X>                                            \
-    requires(Values<X>)                                         \
-  XF_INLINE auto name(const X& argument) {                      \
-    const Floats x = as<float, true>(argument);                 \
-    const Floats y = expression;                                \
-    if constexpr (Traits<X>::is_vector) {                       \
-      return made<float, X>(y);                                 \
-    } else {                                                    \
-      return made<float, X>(static_cast<float>(y[0]));          \
-    }                                                           \
+#define XF_FUNCTION(name, expression)                  \
+  template <class X>                                   \
+    requires(Values<X>)                                \
+  XF_INLINE auto name(const X& argument) {             \
+    const Floats x = as<float, true>(argument);        \
+    const Floats y = expression;                       \
+    if constexpr (Traits<X>::is_vector) {              \
+      return made<float, X>(y);                        \
+    } else {                                           \
+      return made<float, X>(static_cast<float>(y[0])); \
+    }                                                  \
   }
 XF_FUNCTION(exp2, xeflash::exp2(x))
-XF_FUNCTION(exp, xeflash::exp2(Floats(x * kLog2e)))
+XF_FUNCTION(exp, xeflash::exp2(Floats(x* kLog2e)))
 XF_FUNCTION(log2, xeflash::log2(x))
 XF_FUNCTION(log, xeflash::log2(x) * kLn2)
 XF_FUNCTION(sqrt, xeflash::sqrt(x))

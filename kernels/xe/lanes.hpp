@@ -24,7 +24,9 @@ XF_INLINE floats log2(floats x) { return esimd::log2(x); }
 XF_INLINE floats sqrt(floats x) { return esimd::sqrt(x); }
 
 XF_INLINE ints to_ints(lane_mask mask) { return select(mask, ints(1), ints(0)); }
-XF_INLINE float signed_to_floats(int x) { return simd<float, 1>(esimd::convert<float>(simd<int, 1>(x)))[0]; }
+XF_INLINE float signed_to_floats(int x) {
+  return simd<float, 1>(esimd::convert<float>(simd<int, 1>(x)))[0];
+}
 XF_INLINE floats signed_to_floats(ints x) { return esimd::convert<float>(x); }
 template <class S>
 XF_INLINE S to_floats(ints v) {
