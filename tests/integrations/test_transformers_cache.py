@@ -345,18 +345,38 @@ HYBRIDS = {
         linear_key_head_dim=8, linear_value_head_dim=8,
     ),
     "convolution": transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"], block_multiple_of=16),
+    "both in a layer": transformers.FalconH1Config(
+        **SHAPE, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("way", ["greedy", "beams"])
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_layers_without_keys(name, way):
+def test_hybrids(name, way):
     torch.manual_seed(0)
     model = random_weights(transformers.AutoModelForCausalLM.from_config(HYBRIDS[name]))
     arguments = {**prompts(padded=True), **WAYS[way], "min_new_tokens": 8, "max_new_tokens": 8}
     want = model.generate(**arguments)
     model.set_attn_implementation(NAME)
     assert torch.equal(model.generate(**arguments, past_key_values=XeCache(model.config)), want)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_rows_of_hybrids(name):
+    """Prompts repeated and chosen from in the cache go on as if they had been so from the start."""
+    torch.manual_seed(0)
+    model = random_weights(transformers.AutoModelForCausalLM.from_config(HYBRIDS[name]))
+    model.set_attn_implementation(NAME)
+    ids, cache = prompts()["input_ids"], XeCache(model.config)
+    chosen = torch.tensor([0, 3, 2])
+    with torch.no_grad():
+        want = model(ids.repeat_interleave(2, 0)[chosen]).logits[:, 12:]
+        model(ids[:, :12], past_key_values=cache)
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(chosen)
+        got = model(ids[[0, 1, 1], 12:], past_key_values=cache).logits
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 ENCODER = {"vocab_size": 97, "decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -397,8 +417,10 @@ def test_errors():
         XeCache(CONFIG, max_cache_len=0)
     with pytest.raises(ValueError, match="XeCache: dtype must be None, .* got torch.float16"):
         XeCache(CONFIG, dtype=torch.float16)
-    with pytest.raises(NotImplementedError, match="must have one of full_attention, .*, got hybrid. Use DynamicCache"):
-        XeCache(transformers.FalconH1Config(num_hidden_layers=2))
+    with pytest.raises(
+        NotImplementedError, match="must be one of full_attention, .*, got indexed_attention. Use Dynamic"
+    ):
+        XeCache(transformers.LlamaConfig(num_hidden_layers=1, layer_types=["indexed_attention"]))
     cache = XeCache(CONFIG)
     cache.update(*new_states(2, 5), 0)
     cache.update(*new_states(2, 4), 1)

@@ -8,18 +8,27 @@ then leave behind what no later query will see.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 from transformers import cache_utils
-from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+    get_layer_types_and_kwargs,
+)
 
 from xeflash import flash_attn_with_kvcache
 
 _EIGHT_BITS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _SPARE = 256  # columns that are made beyond those that are needed
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+_HYBRID = ("hybrid", "hybrid_sliding")  # attention beside linear attention
 _WITHOUT_KEYS = ("linear_attention", "conv", "dummy")  # what these keep, if anything, is as long as it is at first
 
 
@@ -45,16 +54,18 @@ class XeCache(Cache):  # type: ignore[misc]
         self._columns: dict[int | None, _Columns] = {}  # those of layers with one window
         layers: list[Any] = []
         for kind, options in zip(*get_layer_types_and_kwargs(config.get_text_config(decoder=True)), strict=True):
-            if kind in _ATTENTION:
-                window = options["sliding_window"] if kind == "sliding_attention" else None
-                layers.append(_Layer(self._columns.setdefault(window, _Columns(window, max_cache_len)), dtype))
+            if kind in (*_ATTENTION, *_HYBRID):
+                window = options["sliding_window"] if kind in ("sliding_attention", "hybrid_sliding") else None
+                columns = self._columns.setdefault(window, _Columns(window, max_cache_len))
+                if kind in _ATTENTION:
+                    layers.append(_Layer(columns, dtype))
+                else:
+                    layers.append(_HybridLayer(columns, dtype, options["number_of_states"]))
             elif kind in _WITHOUT_KEYS:
                 layers.append(cache_utils.DYNAMIC_LAYER_TYPE_MAPPING[kind](**options))
             else:
-                raise NotImplementedError(
-                    f"XeCache: layers must have one of {', '.join((*_ATTENTION, *_WITHOUT_KEYS))}, got {kind}. "
-                    "Use DynamicCache"
-                )
+                known = ", ".join((*_ATTENTION, *_HYBRID, *_WITHOUT_KEYS))
+                raise NotImplementedError(f"XeCache: layers must be one of {known}, got {kind}. Use DynamicCache")
         self._with_encoder = bool(getattr(config, "is_encoder_decoder", False))
         super().__init__(layers=layers)
 
@@ -75,7 +86,7 @@ class XeCache(Cache):  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i becomes what row beam_idx[i] is."""
-        for layer in self._others():
+        for layer in self._linear():
             layer.reorder_cache(beam_idx)
         for columns in self._columns.values():
             layers = self._layers_of(columns)
@@ -94,19 +105,21 @@ class XeCache(Cache):  # type: ignore[misc]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row becomes so many, next to each other."""
-        for other in self._others():
-            other.batch_repeat_interleave(repeats)
-        for columns in self._columns.values():
-            for layer in self._layers_of(columns)[:1]:
-                self._gather(columns, torch.arange(layer.batch_size).repeat_interleave(repeats))
+        self._choose(lambda rows: torch.arange(rows).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Only these rows stay."""
-        for other in self._others():
-            other.batch_select_indices(indices)
+        self._choose(lambda rows: torch.arange(rows)[indices.cpu()])
+
+    def _choose(self, chosen: Callable[[int], torch.Tensor]) -> None:
+        """Rows become those that are chosen from so many."""
+        for layer in self._linear():
+            states = [x for x in (*layer.conv_states.values(), *layer.recurrent_states.values()) if x is not None]
+            if states:
+                layer.reorder_cache(chosen(len(states[0])))
         for columns in self._columns.values():
             for layer in self._layers_of(columns)[:1]:
-                self._gather(columns, torch.arange(layer.batch_size)[indices.cpu()])
+                self._gather(columns, chosen(layer.batch_size))
 
     def reset(self) -> None:
         """Forgets all keys, and how many rows there are."""
@@ -123,8 +136,9 @@ class XeCache(Cache):  # type: ignore[misc]
                 f"DynamicCache(config=config)), got an XeCache, to which layer {layer_idx} gives keys twice"
             )
 
-    def _others(self) -> list[Any]:
-        return [layer for layer in self.layers if not isinstance(layer, _Layer)]
+    def _linear(self) -> list[Any]:
+        """Layers with states of linear attention or convolutions."""
+        return [layer for layer in self.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
 
     def _layers_of(self, columns: _Columns) -> list[_Layer]:
         return [x for x in self.layers if isinstance(x, _Layer) and x.columns is columns and x.is_initialized]
@@ -349,6 +363,41 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self.used = self.left_behind = 0
         self._arrays, self._cached, self._new = [], {}, ()
         self.version += 1
+
+
+class _HybridLayer(_Layer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
+    """The same beside the states of linear attention, which are kept as Transformers keeps them."""
+
+    def __init__(self, columns: _Columns, dtype: torch.dtype | None, number_of_states: int) -> None:
+        LinearAttentionLayer.__init__(self, number_of_states)
+        _Layer.__init__(self, columns, dtype)
+
+    def lazy_initialization(self, *states: torch.Tensor, **named: Any) -> None:
+        """Of keys and values, by place, or of the others, by name."""
+        if states:
+            _Layer.lazy_initialization(self, *states)
+        else:
+            LinearAttentionLayer.lazy_initialization(self, **named)
+
+    @property
+    def is_croppable(self) -> bool:  # type: ignore[override]
+        """What linear attention has seen cannot be taken back."""
+        croppable: bool = LinearAttentionLayer.is_croppable.fget(self)
+        return croppable
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Of the states; XeCache does it for keys and values."""
+        LinearAttentionLayer.reorder_cache(self, beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last -tokens_to_remove keys, if there are states of as many tokens."""
+        LinearAttentionLayer.crop(self, tokens_to_remove)
+        _Layer.crop(self, tokens_to_remove)
+
+    def reset(self) -> None:
+        """Forgets all."""
+        LinearAttentionLayer.reset(self)
+        _Layer.reset(self)
 
 
 class CachedStates:
