@@ -5,9 +5,9 @@ Layout (batch, sequence, heads, head_dim); variable-length forms pack all sequen
 windows are aligned bottom-right: query i sits at key i + Sk - Sq. A row that sees no key gives 0 and an LSE of +inf.
 Beyond flash-attn: fp32, any head_dim up to 576, a head_dim of V of its own, and attention sinks (``s_aux``).
 
-Keywords of flash-attn 3 and 4 are taken, too: ``learnable_sink`` is s_aux, ``page_table`` is block_table, ``k_descale`` and
-``v_descale`` are k_scale and v_scale, ``return_lse`` returns (out, LSE), a window's side and ``softcap`` may be None, and
-``pack_gqa`` changes nothing. What else they have is refused by name. By position, arguments are flash-attn 2's.
+Keywords of flash-attn 3 and 4 are taken, too: ``learnable_sink`` is s_aux, ``page_table`` is block_table, ``k_descale``
+and ``v_descale`` are k_scale and v_scale, ``return_lse`` returns (out, LSE), a window's side and softcap may be None,
+and ``pack_gqa`` changes nothing. What else they have is refused by name. By position, arguments are flash-attn 2's.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ def flash_attn_varlen_func(
     ``seqused_k`` (int32, batch) limits the keys of each sequence to the first ones. The LSE is (H, tokens of q).
     ``score_mod`` and ``captures``: see ``attention``; positions are those in a sequence, b is its number.
     ``block_table`` (int32, batch x pages of a sequence): k and v are pools (pages, page, Hk, D) of a paged cache, and
-    ``cu_seqlens_k`` gives lengths only; it may be None with seqused_k. Pools may be quantised: ``k_scale`` and ``v_scale``
-    are as in flash_attn_with_kvcache.
+    ``cu_seqlens_k`` gives lengths only; it may be None with seqused_k. Pools may be quantised: ``k_scale`` and
+    ``v_scale`` are as in flash_attn_with_kvcache.
     ``cu_seqlens`` in host memory are checked; on a device they are trusted, as reading them would wait for its queue:
     there ``max_seqlen_q`` and ``max_seqlen_k`` have to be those of the longest sequences, or larger; rows beyond
     ``max_seqlen_q`` would not be written.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash._common import BSHD, engine, snippet, window
+from xeflash._common import BSHD, engine, shape_of, snippet, window
 from xeflash._newer import takes_newer_keywords
 
 _FUNCTION = "flash_attn_with_kvcache"
@@ -67,8 +67,8 @@ def flash_attn_with_kvcache(
             matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
         k_scale, v_scale: what the elements of a quantised cache are multiplied by: a number, or fp32 arrays of the
             cache's shape without D. New keys are divided by the number, and rounded to the nearest; arrays get the
-            scale that makes the largest of each new row the type's largest. Or fp32 (B, Hk), for each sequence and head,
-            without new keys; with block_table, cache_batch_idx or beam_index these have to be one number, expanded.
+            scale that makes the largest of each new row the type's largest. Or fp32 (B, Hk), for each sequence and
+            head, without new keys; with block_table, cache_batch_idx or beam_index it has to be one number, expanded.
 
     Keywords of flash-attn 3 are taken as by flash_attn_func.
 
@@ -123,27 +123,23 @@ def attend_cache(
 
 def _of_rows(function: str, name: str, arguments: dict[str, Any]) -> Any:
     """Scales (B, Hk) as those of the rows of a cache, (B_cache, S, Hk), without a copy."""
-    scale, cache = arguments[name], arguments[name[0] + "_cache"]
+    scale, cache = arguments[name], name[0] + "_cache"
+    rows, keys, heads = shape_of(function, cache, arguments[cache])[:3]
+    strides = scale.stride() if hasattr(scale, "stride") else scale.strides
+    is_one = scale.shape[1] in (1, heads) and all(n == 1 or not by for n, by in zip(scale.shape, strides, strict=True))
+    elsewhere = any(arguments.get(table) is not None for table in ("block_table", "cache_batch_idx", "beam_index"))
+    if not is_one and not elsewhere and tuple(scale.shape) != (rows, heads):
+        return scale  # which the extension refuses, by its shape
     if arguments.get("k") is not None:
         raise NotImplementedError(
             f"{function}: {name} of (B, Hk) must come without new keys, got shape {list(scale.shape)}"
         )
-    rows, keys, heads = cache.shape[:3]
-    strides = scale.stride() if callable(getattr(scale, "stride", None)) else scale.strides
-    if all(size == 1 or stride == 0 for size, stride in zip(scale.shape, strides, strict=True)):
-        scale = scale[:1, None, :1]
-    elif any(arguments.get(other) is not None for other in ("block_table", "cache_batch_idx", "beam_index")):
+    if elsewhere and not is_one:
         raise NotImplementedError(
-            f"{function}: {name} of (B, Hk) must be one number, expanded, where sequences are not the rows of the cache, "
+            f"{function}: {name} of (B, Hk) must be one number, expanded, where sequences are not rows of the cache, "
             f"got shape {list(scale.shape)} and strides {list(strides)}"
         )
-    elif tuple(scale.shape) != (rows, heads):
-        raise ValueError(
-            f"{function}: {name} must be of the shape of the cache without D, {[rows, keys, heads]}, or {[rows, heads]}, "
-            f"got {list(scale.shape)}"
-        )
-    else:
-        scale = scale[:, None]
+    scale = scale[:1, None, :1] if is_one else scale[:, None]
     if hasattr(scale, "expand"):
         return scale.expand(rows, keys, heads)
     return scale.__array_namespace__().broadcast_to(scale, (rows, keys, heads))

@@ -127,6 +127,7 @@ def flash_attn(
     alibi_slopes: Tensor | None = None,
     *,
     s_aux: Tensor | None = None,
+    num_splits: int = 0,
     seed: int | None = None,
     offset: int = 0,
     return_lse: bool = False,
@@ -141,7 +142,7 @@ def flash_attn(
     out, lse = _core.forward(
         function="flash_attn_func", layout=BSHD, q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal,
         window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
-        score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset, return_lse=return_lse,
+        num_splits=num_splits, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset, return_lse=return_lse,
     )  # fmt: skip
     return out, _present(lse, q)
 
@@ -165,6 +166,7 @@ def flash_attn_varlen(
     *,
     s_aux: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    num_splits: int = 0,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     k_factor: float | None = None,
@@ -190,7 +192,8 @@ def flash_attn_varlen(
         v_scale=v_factor if v_scale is None else v_scale, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_k=seqused_k, softmax_scale=softmax_scale,
         causal=causal, window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes,
-        s_aux=s_aux, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset, return_lse=return_lse,
+        s_aux=s_aux, num_splits=num_splits, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset,
+        return_lse=return_lse,
     )  # fmt: skip
     return out, _present(lse, q)
 
