@@ -81,7 +81,7 @@ def test_what_it_says_of_itself(backend):
     with pytest.raises(ValueError, match="multiple of 16, got 24"):
         backend.get_kv_cache_shape(PAGES, 24, HEADS_K, DIM)
     assert backend.supports_head_size(576) and not backend.supports_head_size(100)
-    assert not backend.supports_kv_cache_dtype("fp8")
+    assert backend.supports_kv_cache_dtype("fp8") and not backend.supports_kv_cache_dtype("nvfp4")
 
 
 class Sequences:
@@ -155,6 +155,23 @@ def test_features_of_a_layer(backend, feature):
     s.check(step(backend, s, **given), Features(scale=0.125, window=(-1, 0)).with_(**want))
 
 
+@pytest.mark.parametrize("name, dtype", [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)])
+def test_cache_in_eight_bits(backend, name, dtype):
+    s = Sequences(*MIXED)
+    layer = types.SimpleNamespace(_k_scale_float=0.5, _v_scale_float=0.25)
+    scales = torch.tensor([0.5, 0.25])
+    s.kv_cache = (s.kv_cache / scales[:, None, None, None, None]).to(dtype).view(torch.uint8)
+    impl = backend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, kv_cache_dtype=name)
+    output = torch.full_like(s.q, torch.nan)
+    impl.do_kv_cache_update(layer, s.k, s.v, s.kv_cache, s.common.slot_mapping)
+    impl.forward(layer, s.q, s.k, s.v, s.kv_cache, backend.get_builder_cls()().build(0, s.common), output)
+    s.keys = [
+        [((x / scale).to(dtype).float() * scale).bfloat16() for x, scale in zip(kv, scales, strict=True)]
+        for kv in s.keys
+    ]
+    s.check(output, Features(scale=0.125, window=(-1, 0)))
+
+
 def test_slots_that_are_written_are_those_of_the_mapping(backend):
     s = Sequences(*MIXED)
     before = s.kv_cache.clone()
@@ -183,5 +200,5 @@ def test_profiling_run_and_refusals(backend):
     assert not impl.forward(None, s.q, s.k, s.v, s.kv_cache, None, torch.empty_like(s.q)).any()
     with pytest.raises(NotImplementedError, match="output_scale must be None"):
         impl.forward(None, s.q, s.k, s.v, s.kv_cache, None, s.q, output_scale=s.q)
-    with pytest.raises(NotImplementedError, match="kv_cache_dtype must be one of .*, got 'fp8'"):
-        backend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, kv_cache_dtype="fp8")
+    with pytest.raises(NotImplementedError, match="kv_cache_dtype must be one of .*, got 'nvfp4'"):
+        backend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, kv_cache_dtype="nvfp4")

@@ -24,7 +24,8 @@ from xeflash._common import THD, engine
 from xeflash.integrations._pages import write_slots
 from xeflash.integrations.vllm import places
 
-_CACHE_DTYPES = ["auto", "float16", "bfloat16"]  # the cache has the dtype of the model
+_EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+_CACHE_DTYPES = ["auto", "float16", "bfloat16", *_EIGHT_BITS]  # the first three: the dtype of the model
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
@@ -81,7 +82,7 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
-        """Caches in 8 bits are not there on GPUs."""
+        """That of the model, or 8-bit floats, with the scales of the layer."""
         return kv_cache_dtype is None or kv_cache_dtype in _CACHE_DTYPES
 
     @classmethod
@@ -193,8 +194,9 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         """Writes the new tokens' keys and values, (tokens and padding, Hk, D), to their slots."""
         if self.attn_type in _ENCODERS or self.kv_sharing_target_layer_name is not None:
             return
-        for new, cache in zip((key, value), kv_cache.unbind(0), strict=True):
-            write_slots("xeflash", new, cache, slot_mapping)
+        scales = self._scales(layer)
+        for name, new, cache in zip("kv", (key, value), self._caches(kv_cache), strict=True):
+            write_slots("xeflash", new, cache, slot_mapping, scales.get(f"{name}_scale", 1.0))
 
     def forward(
         self,
@@ -225,13 +227,24 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
                 cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest, **self._features(causal=False),
             )  # fmt: skip
             return output
-        key_cache, value_cache = kv_cache.unbind(0)
+        key_cache, value_cache = self._caches(kv_cache)
         engine("xeflash", query, key_cache, value_cache, {"output": out}).forward(
             function="xeflash", layout=THD, q=query, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table,
             out=out, cu_seqlens_q=m.query_start_loc, max_seqlen_q=m.max_query_len, max_seqlen_k=m.max_seq_len,
-            seqused_k=m.seq_lens, **self._features(causal=m.causal),
+            seqused_k=m.seq_lens, **self._scales(layer), **self._features(causal=m.causal),
         )  # fmt: skip
         return output
+
+    def _caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Of keys and of values; vLLM has 8-bit floats as bytes."""
+        dtype = _EIGHT_BITS.get(self.kv_cache_dtype)
+        key_cache, value_cache = (kv_cache if dtype is None else kv_cache.view(dtype)).unbind(0)
+        return key_cache, value_cache
+
+    def _scales(self, layer: Any) -> dict[str, Any]:
+        if self.kv_cache_dtype not in _EIGHT_BITS:
+            return {}
+        return {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
 
     def _features(self, *, causal: bool) -> dict[str, Any]:
         left, right = self.sliding_window
