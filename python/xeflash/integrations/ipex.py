@@ -10,8 +10,8 @@ arguments and results, on CPU and XPU tensors:
 torch.Size([1, 8, 5, 64])
 
 IPEX's last releases (2.8 for CPU, 2.8.10 and 2.9.10 for XPU) differ in places; here each is accepted on every device:
-what comes first after ``alibi_slopes``, or in its place, says by its type whose order of arguments it is. Two methods of
-PagedAttention have caches of another shape on XPU, as they had in IPEX.
+what comes first after ``alibi_slopes``, or in its place, says by its type whose order of arguments it is. Two methods
+of PagedAttention have caches of another shape on XPU, as they had in IPEX.
 
 What IPEX's kernels took and did not use is refused here: a head mask, ``beta`` other than 1, attention weights.
 """
@@ -284,8 +284,8 @@ _EIGHT_BITS = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 class PagedAttention:
     """ipex.llm.modules.PagedAttention: a cache in pages, as vLLM 0.x had it.
 
-    Caches are (pages, Hk, page, D). On XPU those of reshape_and_cache_flash and flash_attn_varlen_func are (pages, page,
-    Hk, D), as they were in IPEX; the packed ones of its reshape_and_cache, with D before page, are refused.
+    Caches are (pages, Hk, page, D). On XPU those of reshape_and_cache_flash and flash_attn_varlen_func are (pages,
+    page, Hk, D), as they were in IPEX; the packed ones of its reshape_and_cache, with D before page, are refused.
 
     kv_cache_dtype is "auto", or what the dtype of the caches is: "fp8_e4m3", "fp8_e5m2", or "fp8" for both.
     """
@@ -467,7 +467,8 @@ class PagedAttention:
         caches = [_by_rows(cache, kv_cache_dtype, flash) for cache in (key_cache, value_cache)]
         scales: Any = {"k_scale": k_scale, "v_scale": v_scale} if key_cache.dtype.itemsize == 1 else {}
         arrays = {"query": query, "key_cache": key_cache, "value_cache": value_cache, "alibi_slopes": alibi}
-        engine(function, query, *caches, {**arrays, "output": output, "sink": more["s_aux"]}).forward(
+        arrays |= {"output": output, "sink": more["s_aux"]}
+        engine(function, query, caches[0], caches[1], arrays).forward(
             function=function, layout=THD, q=query, k_cache=caches[0], v_cache=caches[1], block_table=pages.int(),
             out=output, softmax_scale=scale, alibi_slopes=alibi, **scales, **more,
         )  # fmt: skip
@@ -655,7 +656,7 @@ def _continue(
     parent = parents[past - 1].clone()  # a row reads what its parent read, and what the parent wrote
     parents[: past - 1] = parents[: past - 1][:, parent.long()]
     parents[past:size] = torch.arange(rows, device=key.device, dtype=parents.dtype)
-    scales = {"k_scale": 1.0, "v_scale": 1.0} if caches[0].dtype.itemsize == 1 else {}
+    scales: Any = {"k_scale": 1.0, "v_scale": 1.0} if caches[0].dtype.itemsize == 1 else {}
     out = flash_attn_with_kvcache(
         query, caches[0].transpose(0, 1), caches[1].transpose(0, 1), key, value, cache_seqlens=past,
         softmax_scale=1 / scale_attn, causal=True, beam_index=parents[:size].t().int().contiguous(), **scales,

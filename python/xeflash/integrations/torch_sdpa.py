@@ -9,9 +9,9 @@ those that torch.compile traces while it is on (what was compiled before stays w
 it was used: while it is off a call goes on to torch's own, which takes some 2 us more than before, and
 ``ExportedProgram.run_decompositions`` leaves scaled_dot_product_attention whole.
 
-``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` in eval mode have a fast path in torch that calls no such function.
-While any thread sends its calls here it is off, as by ``torch.backends.mha.set_fastpath_enabled(False)``, for all threads;
-afterwards it is what it was.
+``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` in eval mode have a fast path in torch that calls no such
+function. While any thread sends its calls here it is off, as by ``torch.backends.mha.set_fastpath_enabled(False)``, for
+all threads; afterwards it is what it was.
 
 What xeflash does not have goes on to torch's own function, with all it does: inputs that require grad, dropout (its
 random numbers are torch's), fp64 and complex numbers, nested tensors and other subclasses, arguments that torch
