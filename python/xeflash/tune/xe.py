@@ -119,6 +119,8 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
     most = _MAX_COLUMNS[desc.arch]
     if desc.arch == "dg2" and desc.dropout:
         most //= 2  # the random numbers take what is left of its registers
+    if desc.arch == "dg2" and desc.access == "elements" and 96 < desc.head_dim_v < 120:
+        most //= 2  # 7 blocks of columns, put together from halves of dwords, spill; 6 and 8 do not
     return _parts_of(desc, -(-desc.head_dim_v // most))
 
 

@@ -1,0 +1,37 @@
+"""Kernels find room in registers: those that once did not, and a sample of all that calls can ask for (perf/spills.py).
+
+Every kernel that runs on a simulated GPU in a test is looked at, too: XEFLASH_SIM_CHECK in tests/conftest.py.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from xeflash.jit.kernel import Desc, render
+from xeflash.jit.offline import compile_offline
+from xeflash.sim.binary import compile_spirv, inspect
+from xeflash.tune import xe
+
+PERF = Path(__file__).parents[2] / "perf"
+
+SPILLED = {
+    "dg2-d112-elements": Desc("flash_fwd", "dg2", "float16", 112, 112, 128, access="elements"),
+    "bmg-gqa4-7-queries": Desc("flash_fwd", "bmg", "bfloat16", 64, 64, 32, packed_heads=True, access="block2d"),
+}
+
+
+@pytest.mark.parametrize("name", SPILLED)
+def test_what_spilled_does_not(name, ocloc):
+    desc = SPILLED[name]
+    binary = compile_spirv(desc.arch, compile_offline(render(desc)).binary, "-vc-codegen -doubleGRF")
+    for kernel in inspect(desc.arch, binary):
+        assert kernel["scratch"] == kernel["spill"] == kernel["private"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", xe.ARCHITECTURES)
+def test_a_sample_does_not_spill(device, ocloc):
+    command = [sys.executable, str(PERF / "spills.py"), "--device", device, "--count", "100"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
