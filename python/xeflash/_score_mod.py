@@ -17,9 +17,9 @@ _DOUBLE = re.compile(
 )
 _TAKEN = {"s", "b", "h", "q_idx", "k_idx", "inf"}
 
-# The compiler runs in this process, on the caller's stack, and descends into expressions. On 8 MiB, the usual stack, it
-# stands 1000 brackets in each other and 2000 operators in a row, but not twice as many, which end the process; on 2 MiB,
-# a quarter of that.
+# The compiler runs in this process, on the caller's stack, and descends into expressions. On 8 MiB, the usual stack,
+# it stands 1000 brackets in each other and 2000 operators in a row, but not twice as many, which end the process; on
+# 2 MiB, a quarter of that.
 _MOST_CHARACTERS, _MOST_WORDS, _MOST_BRACKETS = 1 << 16, 500, 64
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
 _TEXT = r"[\t -\[\]-~]"  # of a comment: what is printed, but for the backslash, which joins lines

@@ -11,8 +11,8 @@ Devices: ``pvc`` (Data Center GPU Max 1550, one stack), ``bmg`` (Arc B580), ``dg
 ``mtl-h`` (Meteor Lake H, which has no matrix unit). ``bmg@20.1.9`` is one that says that it has this IP version.
 Results are those of the machine code; times mean nothing. Kernels are compiled by Intel's ``ocloc``:
 ``python -m xeflash.sim.get_ocloc`` fetches one. What is checked: ``check``, a comma list of bounds, uninit, host,
-deferred, slm-races, global-races, interleave, block2d, math; ``all`` (the default) or ``none``; ``spills``, which is not
-one of ``all``: kernels whose values do not fit in registers; ``seed=N``, ``dpas=exact|stepwise``,
+deferred, slm-races, global-races, interleave, block2d, math; ``all`` (the default) or ``none``; ``spills``, which is
+not one of ``all``: kernels whose values do not fit in registers; ``seed=N``, ``dpas=exact|stepwise``,
 ``denormals=keep|flush``: what the compiler makes of kernels that do not say it (those of 2024 flush).
 """
 
