@@ -96,6 +96,11 @@ template <auto Field>
 void set_cache(FwdRequest& r, const Value& value) {
   read(r.cache.*Field, value);
 }
+template <auto Field>
+void set_keys(FwdRequest& r, const Value& value) {
+  r.cache.given = true;  // None is one that is refused
+  read(r.cache.*Field, value);
+}
 
 using R = FwdRequest;
 using C = CacheRequest;
@@ -128,8 +133,8 @@ constexpr Argument kArguments[] = {
     {"max_seqlen_q", nullptr, set<&R::max_q>},
     {"max_seqlen_k", nullptr, set<&R::max_k>},
     {"seqused_k", nullptr, set<&R::used_k>},
-    {"k_cache", nullptr, set_cache<&C::k>},
-    {"v_cache", nullptr, set_cache<&C::v>},
+    {"k_cache", nullptr, set_keys<&C::k>},
+    {"v_cache", nullptr, set_keys<&C::v>},
     {"cache_seqlens", nullptr, set_cache<&C::lengths>},
     {"cache_length", nullptr, set_cache<&C::length>},
     {"cache_batch_idx", nullptr, set_cache<&C::sequences>},
@@ -174,7 +179,6 @@ FwdRequest read_arguments(const py::kwargs& given) {
         attention && argument->name_of_attention ? argument->name_of_attention : argument->name;
     argument->set(r, {object, public_name, r.function});
   }
-  r.cache.given = !r.cache.k.is_none();
   return r;
 }
 

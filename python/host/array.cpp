@@ -288,6 +288,11 @@ bool Array::is_empty() const {
   return std::any_of(shape.begin(), shape.begin() + ndim, [](int64_t n) { return n == 0; });
 }
 
+bool Array::has_contiguous_rows() const {
+  if (ndim == 0 || is_empty()) return true;
+  return whole_strides && (strides[ndim - 1] == 1 || shape[ndim - 1] == 1);
+}
+
 std::string Array::describe_shape() const {
   std::string s = "[";
   for (int i = 0; i < ndim; ++i) s += (i ? ", " : "") + std::to_string(shape[i]);
@@ -347,10 +352,7 @@ Array with_whole_strides(Array array, const char* function, const char* name) {
 }
 
 Array with_contiguous_rows(Array array, const char* function, const char* name) {
-  const int last = array.ndim - 1;
-  if (array.ndim == 0) return array;
-  if (array.is_empty()) array.strides[last] = 1;  // there is nothing to copy
-  if (array.whole_strides && (array.strides[last] == 1 || array.shape[last] == 1)) return array;
+  if (array.has_contiguous_rows()) return array;
   return read_array(interop().attr("contiguous")(array.object, function, name), function, name);
 }
 

@@ -39,6 +39,7 @@ struct Array {
 
   bool is_packed() const;
   bool is_empty() const;
+  bool has_contiguous_rows() const;  // the last dimension has a stride of 1, if that matters
   std::string describe_shape() const;
   std::string place() const;  // where it lies, for messages
 };

@@ -60,7 +60,7 @@ Array read_table(const py::object& object, const char* name, const Problem& p,
   XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
   XF_REQUIRE(check, a.ndim == 2 && a.shape[0] == p.batch, name,
              "must have shape [" + number(p.batch) + ", columns]", a.describe_shape(), a);
-  XF_REQUIRE(check, a.whole_strides && (a.strides[1] == 1 || a.shape[1] <= 1), name,
+  XF_REQUIRE(check, a.has_contiguous_rows(), name,
              "must have a contiguous last dimension", "stride " + number(a.strides[1]), a);
   check.require_same_place(a, name, p.q, p.q_name);
   return a;

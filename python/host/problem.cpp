@@ -50,8 +50,7 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
             (p.cache.given ? ", float8_e4m3fn, float8_e5m2 or int8" : ""));
     check.require_same_place(*a, name, p.q, p.q_name);
     if (p.cache.given) {
-      XF_REQUIRE(check, a->whole_strides && (a->strides[dims - 1] == 1 || a->shape[dims - 1] == 1),
-                 name, "must have a contiguous last dimension",
+      XF_REQUIRE(check, a->has_contiguous_rows(), name, "must have a contiguous last dimension",
                  "stride " + number(a->strides[dims - 1]), *a);
     }
     const int64_t dim = a->shape[dims - 1];
@@ -352,7 +351,7 @@ Array result_array(const Problem& p, const FwdRequest& r) {
     XF_REQUIRE(check, fits, "out",
                std::string("must have the shape of ") + p.q_name + " with head_dim " + number(p.dv),
                out.describe_shape(), out);
-    XF_REQUIRE(check, out.whole_strides && (out.strides[out.ndim - 1] == 1 || p.dv == 1), "out",
+    XF_REQUIRE(check, out.has_contiguous_rows(), "out",
                "must have a contiguous last dimension",
                "stride " + number(out.strides[out.ndim - 1]), out);
     XF_REQUIRE(check, out.writable, "out", "must be writable", "one that is read-only", out);

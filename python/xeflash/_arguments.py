@@ -54,6 +54,15 @@ class Arguments(TypedDict, total=False):
     rotary_interleaved: bool
 
 
+ARRAYS = frozenset(
+    {
+        *("q", "k", "v", "out", "alibi_slopes", "s_aux", "attn_mask", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"),
+        *("k_cache", "v_cache", "cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table", "beam_index"),
+        *("k_scale", "v_scale", "rotary_cos", "rotary_sin"),
+    }
+)
+
+
 class Engine(Protocol):
     """What runs calls: the extension, or torch_ops in its place."""
 

@@ -87,8 +87,8 @@ def flash_attn_with_kvcache(
     lengths, length = cache_seqlens, -1
     if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
         lengths, length = None, cache_seqlens
-        if length < 0:
-            raise ValueError(f"{_FUNCTION}: cache_seqlens must not be negative, got {length}")
+        if not 0 <= length < 2**31:
+            raise ValueError(f"{_FUNCTION}: cache_seqlens must be 0 to the rows of the cache, got {length}")
     out, lse = attend_cache(
         _FUNCTION, BSHD, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
         cache_seqlens=lengths, cache_length=length, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,

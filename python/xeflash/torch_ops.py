@@ -3,7 +3,7 @@
 They can be traced (torch.compile, torch.export), see autocast and dispatch modes, and give results in memory of torch's
 allocators without waiting for a device. The public functions go through them by themselves where that matters, see
 ``needed``; elsewhere they call the extension directly, which costs less. A result that was not asked for has no
-elements.
+elements; ``function`` is who calls, for messages.
 
 This module stands in for the extension there: ``forward`` and ``merge_states`` are those of _core.pyi.
 """
@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 
 import xeflash.jit  # noqa: F401  gives the extension its kernels
 from xeflash import _core, _score_mod
+from xeflash._arguments import ARRAYS
 from xeflash._common import BHSD, BSHD, THD, seeds
 
 if TYPE_CHECKING:
@@ -101,12 +102,13 @@ def attention(
     capture_names: Sequence[str] | None = None,
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
+    function: str = "attention",
 ) -> Pair:
     """xeflash.attention of 4-dimensional tensors."""
-    snippet = _snippet("attention", score_mod, capture_names, capture_arrays, capture_numbers)
-    seed, offset = seeds("attention", dropout_p, query, None if seed is None else (seed, offset))
+    snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
+    seed, offset = seeds(function, dropout_p, query, None if seed is None else (seed, offset))
     out, lse = _core.forward(
-        function="attention", layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,
+        function=function, layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,
         window_left=window_left, window_right=window_right, bottom_right=bottom_right, softcap=softcap,
         alibi_slopes=alibi_slopes, s_aux=sinks, attn_mask=attn_mask, score_mod=snippet, dropout_p=dropout_p, seed=seed,
         offset=offset, return_lse=return_lse, enable_gqa=enable_gqa,
@@ -135,12 +137,13 @@ def flash_attn(
     capture_names: Sequence[str] | None = None,
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
+    function: str = "flash_attn_func",
 ) -> Pair:
     """xeflash.flash_attn_func."""
-    snippet = _snippet("flash_attn_func", score_mod, capture_names, capture_arrays, capture_numbers)
-    seed, offset = seeds("flash_attn_func", dropout_p, q, None if seed is None else (seed, offset))
+    snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
+    seed, offset = seeds(function, dropout_p, q, None if seed is None else (seed, offset))
     out, lse = _core.forward(
-        function="flash_attn_func", layout=BSHD, q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal,
+        function=function, layout=BSHD, q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal,
         window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
         num_splits=num_splits, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset, return_lse=return_lse,
     )  # fmt: skip
@@ -178,9 +181,9 @@ def flash_attn_varlen(
     capture_names: Sequence[str] | None = None,
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
+    function: str = "flash_attn_varlen_func",
 ) -> Pair:
     """xeflash.flash_attn_varlen_func; scales (factors are those that are numbers) belong to pages in 8 bits."""
-    function = "flash_attn_varlen_func"
     snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     paged = block_table is not None
     if paged and dropout_p:
@@ -232,9 +235,9 @@ def flash_attn_with_kvcache(
     capture_names: Sequence[str] | None = None,
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
+    function: str = "flash_attn_with_kvcache",
 ) -> Pair:
     """The function of this name; cache_length and the factors are its cache_seqlens and scales that are numbers."""
-    function = "flash_attn_with_kvcache"
     snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     out, lse = _core.forward(
         function=function, layout=BSHD, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos,
@@ -290,34 +293,39 @@ def _as_lists(snippet: tuple[str, Mapping[str, Any]] | None) -> dict[str, Any]:
 # ---- the same without data: shapes, types and strides of the results ---------------------------
 
 
-def _attention_fake(query: Tensor, key: Tensor, value: Tensor, return_lse: bool = False, **_more: Any) -> Pair:
-    _check_fake("attention", {"query": query, "key": key, "value": value}, 4)
+def _attention_fake(
+    query: Tensor, key: Tensor, value: Tensor, *, function: str, return_lse: bool = False, **_more: Any
+) -> Pair:
+    _check_fake(function, {"query": query, "key": key, "value": value}, 4)
     batch, heads, rows, _dim = query.shape
     return _results(query, (batch, heads, rows, value.shape[-1]), (batch, heads, rows), return_lse)
 
 
-def _flash_attn_fake(q: Tensor, k: Tensor, v: Tensor, return_lse: bool = False, **_more: Any) -> Pair:
-    _check_fake("flash_attn_func", {"q": q, "k": k, "v": v}, 4)
+def _flash_attn_fake(q: Tensor, k: Tensor, v: Tensor, *, function: str, return_lse: bool = False, **_more: Any) -> Pair:
+    _check_fake(function, {"q": q, "k": k, "v": v}, 4)
     batch, rows, heads, _dim = q.shape
     return _results(q, (batch, rows, heads, v.shape[-1]), (batch, heads, rows), return_lse)
 
 
 def _varlen_fake(
-    q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None = None, return_lse: bool = False, **_more: Any
-) -> Pair:
+    q: Tensor, k: Tensor, v: Tensor, *, function: str, block_table: Tensor | None = None, return_lse: bool = False,
+    **_more: Any,
+) -> Pair:  # fmt: skip
     paged = block_table is not None
-    _check_fake("flash_attn_varlen_func", {"q": q, "k": k, "v": v}, 3, 4 if paged else 3, cached=paged)
+    _check_fake(function, {"q": q, "k": k, "v": v}, 3, 4 if paged else 3, cached=paged)
     tokens, heads, _dim = q.shape
     return _results(q, (tokens, heads, v.shape[-1]), (heads, tokens), return_lse)
 
 
-def _kvcache_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, return_lse: bool = False, **_more: Any) -> Pair:
-    _check_fake("flash_attn_with_kvcache", {"q": q, "k_cache": k_cache, "v_cache": v_cache}, 4, cached=True)
+def _kvcache_fake(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, function: str, return_lse: bool = False, **_more: Any
+) -> Pair:
+    _check_fake(function, {"q": q, "k_cache": k_cache, "v_cache": v_cache}, 4, cached=True)
     batch, rows, heads, _dim = q.shape
     return _results(q, (batch, rows, heads, v_cache.shape[-1]), (batch, heads, rows), return_lse)
 
 
-def _merge_fake(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Pair:  # noqa: ARG001  a fake has its kernel's names
+def _merge_fake(outs: Sequence[Tensor], **_more: Any) -> Pair:
     *batch, rows, heads, _dim = outs[0].shape
     return _results(outs[0], tuple(outs[0].shape), (*batch, heads, rows), True)
 
@@ -403,20 +411,21 @@ def _register(
     random: bool = False,
 ) -> None:
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if random else ()))
-    parameters = list(inspect.signature(kernel).parameters)
-    function = _FUNCTIONS.get(name, name)
+    parameters = inspect.signature(kernel).parameters
+    function = parameters["function"].default if "function" in parameters else name
 
     def bound(arguments: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
-        return dict(zip(parameters, arguments, strict=False)) | more
+        return {"function": function, **dict(zip(parameters, arguments, strict=False)), **more}
 
     def run(*arguments: Any, **more: Any) -> Pair:
-        refuse_gradients(function, bound(arguments, more))
+        given = bound(arguments, more)
+        refuse_gradients(given["function"], given)
         return kernel(*arguments, **more)
 
     def describe(*arguments: Any, **more: Any) -> Pair:
         given = bound(arguments, more)
-        refuse_gradients(function, given)
-        _refuse_other_devices(function, given)
+        refuse_gradients(given["function"], given)
+        _refuse_other_devices(given["function"], given)
         return fake(**given)
 
     LIBRARY.define(name + _schema(kernel, mutates), tags=tags)
@@ -427,9 +436,6 @@ def _register(
             LIBRARY.impl(name, _autocast(operator, kernel, device, cast), f"Autocast{key}")
     torch.library.register_fake(f"xeflash::{name}", describe, lib=LIBRARY)
 
-
-# The public functions of the operators, for messages.
-_FUNCTIONS = {"flash_attn": "flash_attn_func", "flash_attn_varlen": "flash_attn_varlen_func"}
 
 _register("attention", attention, _attention_fake, ("query", "key", "value"), random=True)
 _register("flash_attn", flash_attn, _flash_attn_fake, ("q", "k", "v"), random=True)
@@ -468,7 +474,7 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
     """_core.forward by the operator of these arguments, which refuses those that it does not have."""
     given: dict[str, Any] = {**arguments}
     _check(given)
-    function, layout, out = given.pop("function"), given.pop("layout"), given.pop("out", None)
+    layout, out = given.pop("layout"), given.pop("out", None)
     given |= _as_lists(given.pop("score_mod", None))
     if layout == BHSD:
         operator, names = _attention_op, _NAMES_OF_ATTENTION
@@ -485,7 +491,7 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
             given[f"{side}_scale" if isinstance(scale, Tensor) else f"{side}_factor"] = scale
     result, lse = operator(**{names.get(name, name): value for name, value in given.items()})
     if out is not None:
-        result = _written(function, out, result, given["q"])
+        result = _written(given["function"], out, result, given["q"])
     return result, lse if given.get("return_lse") else None
 
 
@@ -499,6 +505,9 @@ def _check(given: dict[str, Any]) -> None:
     for name, x in given.items():
         if isinstance(x, Tensor) and x.layout is not torch.strided:
             raise TypeError(f"{given['function']}: {name} must be a dense tensor, got one of {x.layout}")
+        number = isinstance(x, int | float) and not isinstance(x, bool) and name in ("k_scale", "v_scale")
+        if name in ARRAYS and not (x is None or isinstance(x, Tensor) or number):
+            raise TypeError(f"{given['function']}: {name} must be a torch tensor as q is one, got {type(x).__name__}")
 
 
 def _as_int64(value: int | None) -> int | None:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import xeflash
+from torch.utils._python_dispatch import TorchDispatchMode
 from xeflash import _core, torch_ops
 from xeflash._common import engine
 
@@ -76,3 +78,30 @@ def test_the_stand_in_refuses_an_out_that_does_not_fit(out, error, rule):
     with pytest.raises(error, match=f"^f: {rule}"):
         torch_ops.forward(function="f", layout=0, q=q, k=q, v=q, out=out)
     assert not out.any()
+
+
+class Seen(TorchDispatchMode):
+    """Sends calls through the operators."""
+
+    def __torch_dispatch__(self, function, _types, arguments=(), keywords=None):
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(
+    "name, value, error",
+    [
+        ("softcap", [1.0], "flash_attn_func: softcap must be a number"),
+        ("causal", "yes", "flash_attn_func: causal must be True or False"),
+        ("alibi_slopes", "steep", "flash_attn_func: alibi_slopes must be a torch tensor as q is one, got str"),
+        ("s_aux", [1.0, 2.0], "flash_attn_func: s_aux must be a torch tensor as q is one, got list"),
+    ],
+)
+def test_types_are_the_extensions_below_a_mode(name, value, error):
+    q = torch.randn(1, 3, 2, 64)
+    with Seen(), pytest.raises(TypeError, match=f"^{error}"):
+        xeflash.flash_attn_func(q, q, q, **{name: value})
+
+
+def test_operators_name_the_function_that_was_called():
+    with Seen(), pytest.raises(TypeError, match="^flash_attn_qkvpacked_func: qkv must be float32"):
+        xeflash.flash_attn_qkvpacked_func(torch.ones(1, 4, 3, 2, 64, dtype=torch.int64))

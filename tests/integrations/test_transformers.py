@@ -263,7 +263,7 @@ def test_dropout_is_that_of_attention():
 
 def test_training_is_refused():
     model = decoder("llama", implementation=NAME).train()
-    with pytest.raises(NotImplementedError, match="the backward pass is not there yet"):
+    with pytest.raises(NotImplementedError, match="as the backward pass is not there yet"):
         model(**prompts())
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xeflash
 from xeflash import _core
-from xeflash._arguments import Arguments
+from xeflash._arguments import ARRAYS, Arguments
 
 Q = np.ones((2, 3, 4, 64), np.float32)
 CACHE = np.ones((2, 32, 4, 64), np.float32)
@@ -14,6 +14,11 @@ STARTS = np.array([0, 2, 3], np.int32)
 def test_the_extension_has_the_arguments_that_python_declares():
     xeflash.attention  # noqa: B018  loads the extension
     assert _core.argument_names() == tuple(Arguments.__annotations__)
+
+
+def test_arrays_are_those_of_any_type():
+    kinds = {name: str(kind) for name, kind in Arguments.__annotations__.items()}
+    assert {name for name, kind in kinds.items() if "'Any'" in kind or "[Any]" in kind} == ARRAYS
 
 
 def test_an_unknown_name_is_refused():

@@ -14,7 +14,7 @@ import pytest
 from dealing import DEVICES, PARTS, device_of
 
 TESTS = Path(__file__).resolve().parent.parent
-WHAT = ("attention", "integrations", "jit/test_compile_command.py", "selftest", "xpu")
+WHAT = ("attention", "cli", "integrations", "jit", "python", "selftest", "xpu")
 LINES = 80  # of the output that are shown
 
 
