@@ -80,16 +80,14 @@ class _Facts(NamedTuple):
     window: tuple[int, int] | None  # what else is hidden; None if somebody else made the mask
 
 
-_facts: Any = WeakIdKeyDictionary()  # of masks: looking into one waits for its device
+_facts: Any = WeakIdKeyDictionary()  # of masks that mask_function made: looking into one waits for its device
 
 
 def _facts_of(mask: torch.Tensor) -> _Facts:
     if is_tracing(mask):
         return _Facts(True, None)
-    if mask not in _facts:
-        _facts[mask] = _Facts(not bool(mask.all()), None)
-    facts: _Facts = _facts[mask]
-    return facts
+    facts: _Facts | None = _facts.get(mask)
+    return _Facts(not bool(mask.all()), None) if facts is None else facts
 
 
 def mask_function(
@@ -116,7 +114,7 @@ def mask_function(
             allow_is_causal_skip=False, **kwargs,
         )  # fmt: skip
         return mask
-    padding = None if attention_mask is None else attention_mask[:, columns - keys :]
+    padding = None if attention_mask is None else attention_mask[:, columns - keys :].contiguous()
     if padding is not None and not _facts_of(padding).padding:
         padding = None
     if padding is not None and not causal and window is None:
