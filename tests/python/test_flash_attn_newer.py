@@ -102,7 +102,6 @@ def test_splits_of_one_query():
         xeflash.flash_attn_func(k, k, v, num_splits=2)
 
 
-@pytest.fixture
 def quantised():
     """Queries, K and V in 8 bits with a scale for each sequence and head, and what they mean."""
     caches = [torch.randn(2, 48, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
@@ -111,20 +110,19 @@ def quantised():
     return torch.randn(2, 5, 4, 64), caches, scales, meant
 
 
-@pytest.mark.parametrize("kind", ["torch", "numpy"])
-def test_scales_of_sequences_and_heads(quantised, kind):
-    q, caches, (k_scale, v_scale), meant = quantised
+def test_scales_of_sequences_and_heads(device):
+    q, caches, scales, meant = quantised()
     lengths = torch.tensor([48, 17], dtype=torch.int32)
     want = xeflash.flash_attn_with_kvcache(q, *meant, cache_seqlens=lengths, causal=True)
-    scales = {"k_descale": k_scale, "v_descale": v_scale}
-    if kind == "numpy":
-        scales = {name: scale.numpy() for name, scale in scales.items()}
-    got = xeflash.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths, causal=True, **scales)
-    torch.testing.assert_close(got, want)
+    for k_scale, v_scale in (scales, [x.numpy() for x in scales]) if device == "cpu" else (scales,):
+        got = xeflash.flash_attn_with_kvcache(
+            q, *caches, cache_seqlens=lengths, causal=True, k_descale=k_scale, v_descale=v_scale
+        )
+        torch.testing.assert_close(got, want)
 
 
-def test_one_scale_for_all_pages(quantised):
-    q, caches, _, _ = quantised
+def test_one_scale_for_all_pages(device):
+    q, caches, _, _ = quantised()
     table = torch.tensor([[0, 2, 4], [1, 3, 5]], dtype=torch.int32)
     pools = [x.reshape(6, 16, 2, 64) for x in caches]
     lengths = torch.tensor([40, 17], dtype=torch.int32)
@@ -141,8 +139,8 @@ def test_one_scale_for_all_pages(quantised):
         torch.testing.assert_close(packed.view_as(want), want)
 
 
-def test_scales_that_do_not_fit(quantised):
-    q, caches, (k_scale, v_scale), _ = quantised
+def test_scales_that_do_not_fit():
+    q, caches, (k_scale, v_scale), _ = quantised()
     table = torch.tensor([[0], [1]], dtype=torch.int32)
     call = xeflash.flash_attn_with_kvcache
     with pytest.raises(
@@ -166,8 +164,8 @@ def test_they_compile():
     assert all(map(torch.equal, got, want))
 
 
-def test_compiled_calls_split_and_scale(quantised):
-    q, caches, _, _ = quantised
+def test_compiled_calls_split_and_scale():
+    q, caches, _, _ = quantised()
     table, lengths = torch.tensor([[0, 2, 4], [1, 3, 5]]).int(), torch.tensor([40, 17]).int()
     starts = torch.tensor([0, 1, 2]).int()
     pools = [x.reshape(6, 16, 2, 64) for x in caches]
