@@ -58,17 +58,19 @@ def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[s
 def window(function: str, size: Any) -> tuple[int, int]:
     """window_size as two integers, -1 for None; a torch tensor of two is accepted as flash-attn's tests pass one."""
     try:
-        left, right = (-1 if side is None else side for side in size)
-        if isinstance(left, bool) or isinstance(right, bool):
+        sides = [-1 if side is None else index(side) for side in size]
+        if any(isinstance(side, bool) for side in size):
             raise TypeError
-        left, right = index(left), index(right)
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         raise TypeError(f"{function}: window_size must be two integers (left, right), got {size!r}") from error
-    if not (-1 <= left < _LIMIT and -1 <= right < _LIMIT):
-        raise ValueError(
-            f"{function}: window_size must be -1 (unlimited) or not negative, and below 2^63, got ({left}, {right})"
-        )
-    return left, right
+    if len(sides) != 2:
+        raise ValueError(f"{function}: window_size must have 2 entries, got {len(sides)}")
+    for side in sides:
+        if not -1 <= side < _LIMIT:
+            raise ValueError(
+                f"{function}: window_size must be -1 (unlimited) or not negative and below 2^63, got {side}"
+            )
+    return sides[0], sides[1]
 
 
 def seeds(

@@ -383,7 +383,7 @@ def test_what_requires_grad_is_refused(how, which):
     call = xeflash.attention if "function" in how else ops.attention.default
     if "compiled" in how:
         call = torch.compile(call, backend="eager")
-    with pytest.raises(NotImplementedError, match="attention: the backward pass is not there yet"):
+    with pytest.raises(NotImplementedError, match=f"^attention: {which} must not require grad"):
         call(**arguments)
     with torch.no_grad():
         call(**arguments)
@@ -395,24 +395,24 @@ def test_operators_refuse_gradients_of_every_floating_input(case):
     places = [x for x in tensors((arguments, more)) if x.dtype.is_floating_point]
     for x in places:
         x.requires_grad_()
-        with pytest.raises(NotImplementedError, match="requires grad"):
+        with pytest.raises(NotImplementedError, match="must not require grad"):
             operator(*arguments, **more)
         x.requires_grad_(False)
 
 
 def test_forward_mode_gradients_are_refused():
     q = torch.randn(1, 2, 5, 64)
-    with pytest.raises(NotImplementedError, match="forward-mode"):
+    with pytest.raises(NotImplementedError, match="must have no tangent, as forward-mode"):
         torch.func.jvp(lambda x: xeflash.attention(x, q, q), (q,), (q,))
     with torch.autograd.forward_ad.dual_level():
-        with pytest.raises(NotImplementedError, match="forward-mode"):
+        with pytest.raises(NotImplementedError, match="must have no tangent, as forward-mode"):
             xeflash.attention(q, torch.autograd.forward_ad.make_dual(q, q), q)
         assert xeflash.attention(q, q, q) is not None
 
 
 def test_functional_gradients_are_refused():
     q = torch.randn(1, 2, 5, 64)
-    with pytest.raises(NotImplementedError, match="requires grad"):
+    with pytest.raises(NotImplementedError, match="must not require grad"):
         torch.func.grad(lambda x: xeflash.attention(x, q, q).sum())(q)
 
 

@@ -102,7 +102,7 @@ DENSE = {
     "window": (
         dict(window_size=(-2, 0)),
         ValueError,
-        "window_size must be -1 (unlimited) or not negative, got -2",
+        "window_size must be -1 (unlimited) or not negative and below 2^63, got -2",
     ),
     "window-three": (dict(window_size=(1, 2, 3)), (ValueError, TypeError), "window_size"),
     "alibi-shape": (
@@ -130,16 +130,16 @@ DENSE = {
         NotImplementedError,
         "return_attn_probs with dropout",
     ),
-    "grad": (dict(q=tensor(2, 63, 4, 64).requires_grad_()), NotImplementedError, "requires grad"),
+    "grad": (dict(q=tensor(2, 63, 4, 64).requires_grad_()), NotImplementedError, "q must not require grad"),
     "grad-of-v": (
         dict(v=tensor(2, 127, 2, 64).requires_grad_()),
         NotImplementedError,
-        "requires grad",
+        "v must not require grad",
     ),
     "meta": (
         dict(q=tensor(2, 63, 4, 64).to("meta")),
         (TypeError, ValueError, NotImplementedError),
-        "q must be on a cpu or xpu device",
+        "q must be a dense tensor on a cpu or xpu device",
     ),
     "sparse": (
         dict(q=torch.zeros(4, 4).to_sparse()),

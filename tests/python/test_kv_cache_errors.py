@@ -114,7 +114,7 @@ REFUSED = {
     "table-capacity": (
         {**PAGES, "block_table": TABLE, "cache_seqlens": int32(20, 46)},
         ValueError,
-        "cache_seqlens must be 0 to 45, the rows that the cache has",
+        "block_table must have pages of 16 rows for all of cache_seqlens and the new keys, got 3 columns with cache_seqlens = 46 for sequence 1",
     ),
     "table-twice": (
         {**PAGES, "block_table": int32(0, 1, 2, 3, 4, 1).view(2, 3)},
