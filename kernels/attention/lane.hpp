@@ -277,8 +277,8 @@ XF_INLINE auto number(const X& x) {
   }
 XF_FUNCTION(exp2, xeflash::exp2(x))
 XF_FUNCTION(exp, xeflash::exp2(Floats(x* kLog2e)))
-XF_FUNCTION(log2, xeflash::log2(x))
-XF_FUNCTION(log, xeflash::log2(x) * kLn2)
+XF_FUNCTION(log2, log2_of_any(x))
+XF_FUNCTION(log, log2_of_any(x) * kLn2)
 XF_FUNCTION(sqrt, xeflash::sqrt(x))
 XF_FUNCTION(tanh, xeflash::tanh(x))
 #undef XF_FUNCTION

@@ -21,6 +21,7 @@ XF_INLINE floats select(bool c, floats a, floats b) { return select(to_mask(c), 
 XF_INLINE ints select(bool c, ints a, ints b) { return select(to_mask(c), a, b); }
 XF_INLINE floats exp2(floats x) { return esimd::exp2(x); }
 XF_INLINE floats log2(floats x) { return esimd::log2(x); }
+XF_INLINE floats log2_of_any(floats x) { return esimd::log2(x); }
 XF_INLINE floats sqrt(floats x) { return esimd::sqrt(x); }
 
 XF_INLINE ints to_ints(lane_mask mask) { return select(mask, ints(1), ints(0)); }

@@ -123,6 +123,10 @@ EXPRESSIONS = {
     "s + sqrt(k_idx) + sqrt(2) * b": lambda s, b, h, q, k: s + math.sqrt(k) + math.sqrt(2) * b,
     "s + tanh(q_idx - 3) + tanh(b)": lambda s, b, h, q, k: s + math.tanh(q - 3) + math.tanh(b),
     "s + exp2(q_idx % 3) + log(3)": lambda s, b, h, q, k: s + 2 ** (q % 3) + math.log(3),
+    "s + (log(k_idx) == -inf)": lambda s, b, h, q, k: s + (k == 0),
+    "s + (log2(inf - b) == inf) + (log(-1) != log(-1))": lambda s, b, h, q, k: s + 2,
+    "s + max(sqrt(-1 - k_idx), 2)": lambda s, b, h, q, k: s + 2,
+    "s + min(1, sqrt(-1 - b))": lambda s, b, h, q, k: s + 1,
     # captures
     "s + kinds[k_idx]": None,
     "s + kinds[q_idx] * keep[k_idx]": None,
