@@ -212,13 +212,14 @@ def check(texts, kind, kernel):
 
 KERNELS = ("prefill", "decode", "paged decode")
 TEXTS = list(EXPRESSIONS)
-AT_ONCE = 13  # on GPUs, which unroll them
+AT_ONCE = 13  # a snippet's words are limited, and kernels of GPUs unroll them
 PARTS = [TEXTS[i : i + AT_ONCE] for i in range(0, len(TEXTS), AT_ONCE)]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_means_what_it_means_in_cpp(kernel):
-    check(TEXTS, "torch", kernel)
+@pytest.mark.parametrize("part", range(len(PARTS)))
+def test_means_what_it_means_in_cpp(part, kernel):
+    check(PARTS[part], "torch", kernel)
 
 
 # Of each kind one, in one kernel.
