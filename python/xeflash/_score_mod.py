@@ -22,6 +22,9 @@ _TAKEN = {"s", "b", "h", "q_idx", "k_idx", "inf"}
 # 2 MiB, a quarter of that.
 _MOST_CHARACTERS, _MOST_WORDS, _MOST_BRACKETS = 1 << 16, 500, 64
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
+# A branch on b, h or a captured number chooses between values that GPUs keep in vectors: IGC makes of some of these
+# choices code for the first lane only. Our select() has a form that it gets right.
+_BRANCHES = {"if", "else", "?", "switch", "for", "while", "do", "goto", "try"}
 _TEXT = r"[\t -\[\]-~]"  # of a comment: what is printed, but for the backslash, which joins lines
 _COMMENT = re.compile(rf"//{_TEXT}*|/\*(?:{_TEXT}|[\r\n])*?\*/")
 _WORD = re.compile(
@@ -85,6 +88,11 @@ def _words_of(function: str, text: str) -> set[str]:
             )
         if word := found["word"]:
             words.append(word)
+            if word in _BRANCHES:
+                raise ValueError(
+                    f"{function}: score_mod must not branch, as select(condition, a, b) chooses, got {word!r} at "
+                    f"{place} in {_shown(text, place)}"
+                )
             if word in _BRACKETS.values():
                 opened.append(word)
             elif word in _BRACKETS and (not opened or opened.pop() != _BRACKETS[word]):

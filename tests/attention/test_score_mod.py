@@ -42,7 +42,7 @@ SNIPPETS = {
         lambda s, b, h, i, j: s - SLOPE.float().numpy()[b, h] * abs(i - j) * 0.25,
     ),
     "statements": (
-        "if (h == one) return s;\nfloat half = number(h) / 2;\nreturn cap * tanh(s / cap) + half;",
+        "float half = number(h) / 2;\nauto capped = cap * tanh(s / cap) + half;\nreturn select(h == one, s, capped);",
         {"cap": np.float32(1.5), "one": np.int64(1)},
         lambda s, b, h, i, j: np.where(h == 1, s, 1.5 * np.tanh(s / 1.5) + h / 2),
     ),

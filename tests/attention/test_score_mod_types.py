@@ -98,15 +98,15 @@ EXPRESSIONS = {
     "select(q_idx > 2, s, k_idx)": lambda s, b, h, q, k: s if q > 2 else k,
     "select(q_idx > 0 && k_idx < 1, -inf, s)": lambda s, b, h, q, k: -inf if q > 0 and k < 1 else s,
     "select(b, s + 1, s)": lambda s, b, h, q, k: s + 1 if b else s,
+    "select(b, s, k_idx)": lambda s, b, h, q, k: s if b else k,
+    "select(b, q_idx, 0)": lambda s, b, h, q, k: q if b else 0,
+    "s + select(b > 0, n, 7) / 2": lambda s, b, h, q, k: s + (3 if b else 7) // 2,
     "select(flag, s, 0)": lambda s, b, h, q, k: s,
     "s + select(k_idx > q_idx, 2, 0.5)": lambda s, b, h, q, k: s + (2 if k > q else 0.5),
     "s + select(k_idx > 5, k_idx > 7, q_idx > 3)": lambda s, b, h, q, k: s + (k > 7 if k > 5 else q > 3),
     "s + select(k_idx, 1, 2)": lambda s, b, h, q, k: s + (1 if k else 2),
     "s + select(keep[k_idx], k_idx, 3) / 2": lambda s, b, h, q, k: s + (k if keep[k] else 3) // 2,
     "s + select(q_idx > 2, 1, k_idx) / 2": lambda s, b, h, q, k: s + (1 if q > 2 else k) // 2,
-    "b ? s * 2 : s": lambda s, b, h, q, k: s * 2 if b else s,
-    "b ? s : k_idx": lambda s, b, h, q, k: s if b else k,
-    "b ? q_idx : 0": lambda s, b, h, q, k: q if b else 0,
     # functions
     "max(s, 0)": None,
     "min(s, k_idx % 2)": None,
@@ -150,7 +150,7 @@ EXPRESSIONS = {
     "auto t = s; t += k_idx; t *= keep[k_idx]; t -= 0.5; t /= 2; return t;": lambda s, b, h, q, k: (
         ((s + k) * keep[k] - 0.5) / 2
     ),
-    "int t = b; for (int i = 0; i < n; ++i) t += i; return s + t + k_idx % 2;": lambda s, b, h, q, k: s + b + 3 + k % 2,
+    "int t = b; t += n; return s + t + k_idx % 2;": lambda s, b, h, q, k: s + b + 3 + k % 2,
     "auto t = k_idx; t += 3; t /= 2; return s + t;": lambda s, b, h, q, k: s + (k + 3) // 2,
 }
 
@@ -161,8 +161,10 @@ def as_python(text):
 
 def snippet_of(texts):
     """One that is the i-th of them for head i."""
-    bodies = (text if ";" in text else f"return {text};" for text in texts)
-    return "\n".join(f"if (h <= {i}) {{ {body} }}" for i, body in enumerate(bodies)) + "\nreturn s;"
+    chosen = "s"
+    for i, text in reversed(list(enumerate(texts))):
+        chosen = f"select(h == {i}, {f'[&] {{ {text} }}()' if ';' in text else text}, {chosen})"
+    return f"return {chosen};"
 
 
 def scores_of(texts, kind, kernel):
@@ -243,10 +245,6 @@ def test_means_what_it_means_in_cpp_on_gpu(gpu, part, kernel):
 # C++, and what the first error says.
 REFUSED = {
     # what C++ would make a bool of, where kernels have many
-    "k_idx > 3 ? s : -inf": "not contextually convertible to 'bool'",
-    "q_idx > 3 ? s : -inf": "not contextually convertible to 'bool'",
-    "if (q_idx == 0) return s;\nreturn -s;": "not contextually convertible to 'bool'",
-    "if (keep[k_idx]) return s;\nreturn -s;": "not contextually convertible to 'bool'",
     "bool first = q_idx == 0; return s * first;": "no viable conversion",
     # or one number
     "float y = s; return y;": "no viable conversion",
@@ -274,9 +272,27 @@ REFUSED = {
     "s + half(k_idx)": "no matching function",
     # nothing to return
     "float y = 1;": "does not return a value",
-    "if (h == 0) return s;": "does not return a value",
     "s + nothing": "undeclared identifier 'nothing'",
 }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "k_idx > 3 ? s : -inf",
+        "b ? s * 2 : s",
+        "if (h == 0) { return s; } return -s;",
+        "auto t = s; for (int i = 0; i < 3; ++i) t += i; return t;",
+        "while (true) {} return s;",
+        "switch (h) {} return s;",
+    ],
+)
+def test_branches_are_refused(text):
+    q = torch.ones(1, 1, 2, DIM)
+    with pytest.raises(
+        ValueError, match=r"^attention: score_mod must not branch, as select\(condition, a, b\) chooses"
+    ):
+        xeflash.attention(q, q, q, score_mod=text)
 
 
 def refuse(text, kind, rows):
