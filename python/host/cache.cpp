@@ -27,7 +27,7 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
     factor = static_cast<float>(object.cast<double>());
     if (!std::isfinite(factor) || factor <= 0) {
-      check.refuse(std::string(name) + " must be positive and finite, got " +
+      check.refuse(std::string(name) + " must be positive and finite in float32, got " +
                    py::str(object).cast<std::string>());
     }
     return {};

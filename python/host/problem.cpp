@@ -220,12 +220,14 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
 
 void check_numbers(const FwdRequest& r, const Checker& check) {
   auto text = [](double x) { return py::str(py::float_(x)).cast<std::string>(); };
-  if (r.scale && !std::isfinite(*r.scale))
-    check.refuse("softmax scale must be finite, got " + text(*r.scale));
-  if (r.unified_max && !std::isfinite(*r.unified_max))
-    check.refuse("unified_max must be finite, got " + text(*r.unified_max));
-  if (!(r.softcap >= 0) || !std::isfinite(r.softcap))
-    check.refuse("softcap must be 0 (off) or positive, got " + text(r.softcap));
+  auto is_finite = [](double x) { return std::isfinite(static_cast<float>(x)); };
+  if (r.scale && !is_finite(*r.scale))
+    check.refuse("softmax scale must be finite in float32, got " + text(*r.scale));
+  if (r.unified_max && !is_finite(*r.unified_max))
+    check.refuse("unified_max must be finite in float32, got " + text(*r.unified_max));
+  if (!(r.softcap >= 0) || !is_finite(r.softcap))
+    check.refuse("softcap must be 0 (off) or positive and finite in float32, got " +
+                 text(r.softcap));
   if (!(r.dropout >= 0 && r.dropout <= 1))
     check.refuse("dropout_p must be 0 to 1, got " + text(r.dropout));
   for (int64_t side : {r.left, r.right}) {

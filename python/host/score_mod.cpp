@@ -1,6 +1,7 @@
 #include "score_mod.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <mutex>
@@ -68,15 +69,19 @@ ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const c
                      " numbers, got more");
       const bool real = py::isinstance<py::float_>(value);
       auto& number = call.captures.numbers[numbers++];
-      if (real)
+      if (real) {
         number.real = value.cast<float>();
-      else
+        if (std::isinf(number.real) && !std::isinf(value.cast<double>()))
+          check.refuse("captures[\"" + name + "\"] must be finite in float32, got " +
+                       py::str(value).cast<std::string>());
+      } else {
         try {
           number.integer = value.cast<int32_t>();
         } catch (const py::cast_error&) {
           check.refuse("captures[\"" + name + "\"] must be below 2^31, got " +
                        py::str(value).cast<std::string>());
         }
+      }
       source.captures.push_back({name, real ? "float" : "int", 0});
       continue;
     }

@@ -88,7 +88,7 @@ DENSE = {
         ValueError,
         "q.head_dim must be 1 to 576, got 0",
     ),
-    "softcap": (dict(softcap=-1.0), ValueError, "softcap must be 0 (off) or positive, got -1"),
+    "softcap": (dict(softcap=-1.0), ValueError, "softcap must be 0 (off) or positive and finite in float32, got -1"),
     "softcap-dropout": (
         dict(softcap=1.0, dropout_p=0.1),
         (ValueError, NotImplementedError),
@@ -97,8 +97,8 @@ DENSE = {
     "dropout-above": (dict(dropout_p=1.5), ValueError, "dropout_p must be 0 to 1, got 1.5"),
     "dropout-below": (dict(dropout_p=-0.1), ValueError, "dropout_p must be 0 to 1, got -0.1"),
     "dropout-nan": (dict(dropout_p=float("nan")), ValueError, "dropout_p must be 0 to 1, got nan"),
-    "scale-nan": (dict(softmax_scale=float("nan")), ValueError, "must be finite, got nan"),
-    "scale-inf": (dict(softmax_scale=float("inf")), ValueError, "must be finite, got inf"),
+    "scale-nan": (dict(softmax_scale=float("nan")), ValueError, "must be finite in float32, got nan"),
+    "scale-inf": (dict(softmax_scale=float("inf")), ValueError, "must be finite in float32, got inf"),
     "window": (
         dict(window_size=(-2, 0)),
         ValueError,

@@ -185,8 +185,12 @@ REFUSED = {
         "k_scale must be None unless k_cache is int8 or an 8-bit float, got k_cache.dtype = float32",
     ),
     "int8-without-scale": (INT8, ValueError, "k_scale must be given with int8"),
-    "scale-zero": ({**FP8, "k_scale": 0.0}, ValueError, "k_scale must be positive and finite, got 0.0"),
-    "scale-nan": ({**FP8, "v_scale": float("nan")}, ValueError, "v_scale must be positive and finite, got nan"),
+    "scale-zero": ({**FP8, "k_scale": 0.0}, ValueError, "k_scale must be positive and finite in float32, got 0.0"),
+    "scale-nan": (
+        {**FP8, "v_scale": float("nan")},
+        ValueError,
+        "v_scale must be positive and finite in float32, got nan",
+    ),
     "scale-shape": (
         {**FP8, "k_scale": torch.ones(2, 100), "v_scale": torch.ones(2, 100)},
         ValueError,
@@ -214,10 +218,10 @@ REFUSED = {
         NotImplementedError,
         "unified_max is there for one query only, got q.length = 3",
     ),
-    "unified-max-nan": ({"unified_max": float("nan")}, ValueError, "unified_max must be finite, got nan"),
+    "unified-max-nan": ({"unified_max": float("nan")}, ValueError, "unified_max must be finite in float32, got nan"),
     "splits-type": ({"num_splits": "2"}, TypeError, "num_splits must be an integer, got"),
     "window": ({"window_size": (1, 2, 3)}, ValueError, "window_size must have 2 entries, got 3"),
-    "softcap": ({"softcap": -1.0}, ValueError, "softcap must be 0 (off) or positive, got -1.0"),
+    "softcap": ({"softcap": -1.0}, ValueError, "softcap must be 0 (off) or positive and finite in float32, got -1.0"),
 }
 
 
