@@ -1,5 +1,6 @@
-// Merges the splits of a row (Flash-Decoding): L = log sum_s exp L_s, O = sum_s exp(L_s - L) O_s,
-// which is a softmax over the splits: flash_decode's loop with L_s for scores and O_s for V.
+// Merges the splits of a row (Flash-Decoding): O = sum_s exp(m_s - m) l_s O_s / l, where m is the
+// largest m_s and l = sum_s exp(m_s - m) l_s.
+//   P: weights of the splits
 #pragma once
 
 #include "attention/partial.hpp"
@@ -10,8 +11,8 @@ namespace xeflash {
 template <class Config>
 XF_INLINE void combine(const FwdParams& p) {
   constexpr int dv = Config::head_dim_v, Bs = 16;  // splits at a time
+  constexpr int kHeadroom = 7;                     // of 2^7 splits at most
   using T = typename Config::Element;
-  constexpr int kDegree = 6;  // of exp2's polynomial: all of this is fp32
   const GroupIndex group = group_index();
   const int batch = static_cast<int>(group / p.heads_q), head = static_cast<int>(group % p.heads_q);
   const Sequence seq(p, batch);
@@ -19,17 +20,31 @@ XF_INLINE void combine(const FwdParams& p) {
   const Partial part(p, batch, head, dv);
 
   const Rows<const float> o_rows{part.o.data, part.o.stride, p.splits};
+  const Exponents exponents = exponents_of<Config>(p);
+  RowVec<1> m(kNoScore);
+  for (int s = 0; s < p.splits; s += Bs) {
+    RowTile<1, Bs> M;
+    load_row(M, part.m + s, p.splits - s);
+    m = max(m, row_max(M));
+  }
   RowTile<1, dv> O;
   fill(O, 0.f);
-  RowVec<1> m(kNoScore);
   RowSum<1> l;
   for (int s = 0; s < p.splits; s += Bs) {
-    RowTile<1, Bs> L, P;
-    load_row(L, part.lse + s, p.splits - s);
-    online_softmax<kDegree>(P, L, O, m, l, kLog2e);  // P = exp(L - m), l = rowsum P
-    accumulate_rows(O, P, o_rows.from(s));           // O += P O_s
+    RowTile<1, Bs> P;
+    fill(P, 0.f);
+    each_in_row(P, 0, s, [&](auto zero, auto split) {
+      const auto at = at_most(split, p.splits - 1);
+      const Floats m_s = value_at(part.m, at), l_s = value_at(part.l, at);
+      const Floats weight = exponents.decay(m_s, Floats(m[0])) * l_s;
+      return select(split < p.splits, Floats(weight * power_of_two(-kHeadroom)), zero);
+    });
+    l += P;                                 // P = exp(m_s - m) l_s, l = rowsum P
+    accumulate_rows(O, P, o_rows.from(s));  // O += P O_s
   }
-  const RowState row{m[0], RowVec<1>(l)[0]};
+  RowState<float> row(m[0], RowVec<1>(l)[0], exponents);
+  row.headroom += kHeadroom;
+  if (p.sinks) row.add_sink(p.sinks[head]);
   store_row(seq.q_rows<T>(p.o, head, 0), O, 0, row.normaliser());
   if (p.lse) *seq.lse(p, head) = row.log_sum_exp(p.empty_lse);
 }

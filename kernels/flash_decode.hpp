@@ -34,15 +34,15 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
                           .columns(q_column, Config::head_dim);
   const auto v_rows = value_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
                           .columns(column, Config::head_dim_v);
-  const float scale = p.scale < 0 ? -p.scale : p.scale;
-  const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
+  const float scale = magnitude(p.scale);
+  const Exponents exponents = exponents_of<Config>(p);
 
   QueryTile Q;
   load(Q, seq.q_heads<const T>(p.q, work.head, work.heads).columns(q_column, Config::head_dim));
   if (Config::any_scale && p.scale < 0) negate(Q);
   RowTile<Br, dv> O;
   fill(O, 0.f);
-  RowVec<Br> m(Softmax::first_max(p));
+  RowVec<Br> m(Softmax::first_max(p, exponents));
   RowSum<Br> l;
 
   for (int key = keys.begin; key < keys.end; key += Bc) {
@@ -53,8 +53,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
     if constexpr (!ScoreVariant::kIdentity) {
       each_row<Br>([&](int r) {
         const ScoreVariant variant(p, seq, work.head + (r < work.heads ? r : 0));
-        each_in_row(S, r, key,
-                    [&](auto s, auto k) { return variant.score(s * scale, 0, k) * kLog2e; });
+        each_in_row(S, r, key, [&](auto s, auto k) { return variant.score(s * scale, 0, k); });
       });
     }
     if (key < keys.seen_from || keys.end - key < Bc) {
@@ -62,7 +61,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
     }
     RowProbs<E, Br, Bc> P;
     // P = exp(S - m), l = rowsum P
-    Softmax::template step<Config::exp2_degree>(P, S, O, m, l, scale_log2, Config::slack);
+    Softmax::template step<Config::exp2_degree>(P, S, O, m, l, exponents);
     prefetch_rows<Bc, d>(block_of<Bc>(k_rows, key + Bc));
     accumulate_rows(O, P, V);  // O += P V
   }
@@ -70,13 +69,13 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   const RowVec<Br> sum = l;
   if constexpr (Softmax::kCanFail) {
     bool near = true;
-    each_row<Br>([&](int r) { near &= r >= work.heads || Softmax::is_near(sum[r]); });
+    each_row<Br>([&](int r) { near &= r >= work.heads || Softmax::is_near(sum[r], exponents); });
     if (!near) return false;
   }
   each_row<Br>([&](int r) {
     if (r >= work.heads) return;
-    RowState row{m[r], sum[r]};
-    if (p.sinks && work.split == 0) row.add_sink(p.sinks[work.head + r] * kLog2e);
+    RowState<float> row(m[r], sum[r], exponents);
+    if (p.sinks && p.splits == 1) row.add_sink(p.sinks[work.head + r]);
     const float factor = row.normaliser() * p.v_scale;
     if (p.splits == 1) {
       const auto o_row = seq.q_rows<T>(p.o, work.head + r, 0);
@@ -85,7 +84,10 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
     } else {
       const Partial part(p, work.batch, work.head + r, Config::head_dim_v);
       store_row(part.o.from(work.split).columns(column, Config::head_dim_v), O, r, factor);
-      if (column == 0) part.lse[work.split] = row.log_sum_exp(-kInf);
+      if (column == 0) {
+        part.m[work.split] = m[r];
+        part.l[work.split] = sum[r];
+      }
     }
   });
   return true;

@@ -41,8 +41,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const ScoreVariant variant(p, seq, rows.head);
   const typename Config::Drop dropout(p, seq, rows.head);
 
-  const float scale = p.scale < 0 ? -p.scale : p.scale;
-  const float scale_log2 = ScoreVariant::kIdentity ? scale * kLog2e : 1.f;
+  const float scale = magnitude(p.scale);
+  const Exponents exponents = exponents_of<Config>(p);
 
   QueryTile Q;
   load(Q, rows.template of<const T>(p.q));
@@ -51,11 +51,9 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   fill(O, 0.f);
   ColVec<Br> m(kNoScore);
   ColSum<Br> l(0.f);
-  if (p.sinks && key_turn() + member() == 0) {  // a key without a value, seen first
-    const ColVec<Br> sinks = rows.sinks(p);
-    m = max(m, sinks * kLog2e);
-    l = exp2_of_difference(sinks, kLog2e, m);  // 1, but for the rounding of m; 0 without a sink
-  }
+  const auto decay = [&](const ColVec<Br>& from, const ColVec<Br>& to) {  // exp(from - to)
+    return map([&](auto a, auto b) { return exponents.decay(a, b); }, from, to);
+  };
 
   for (int j = range.begin + key_turn(); j < range.end; j += kKeyTurns) {
     const int key = j * Bc, scored = key + member() * Bs, next = key + kKeyTurns * Bc;
@@ -65,9 +63,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     Tile<Br, Bs> S;
     mma_ABt(S, Q, K);  // S = Q K^T
     if constexpr (!ScoreVariant::kIdentity) {
-      each(S, row, scored, [&](auto s, auto q, auto k) {
-        return variant.score(s * scale, rows.query(q), k) * kLog2e;
-      });
+      each(S, row, scored,
+           [&](auto s, auto q, auto k) { return variant.score(s * scale, rows.query(q), k); });
     }
     if (!range.is_full(j)) {
       each(S, row, scored,
@@ -76,20 +73,30 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 
     PartOfLeft<E, Br, Bs> P;
     // P = exp(S - m), l = rowsum P
-    online_softmax<Config::exp2_degree>(P, S, O, m, l, scale_log2, Config::slack);
+    online_softmax<Config::exp2_degree>(P, S, O, m, l, exponents);
     dropout.drop(P, row, scored);
-    const auto& all_P = joined<JointP>(P, O, m, l);  // of all keys of the block
+    const auto& all_P = joined<JointP>(P, O, m, l, decay);  // of all keys of the block
 
     const ValueTile V(block_of<Bc>(v_rows, key));
     mma_AB(O, all_P, V);  // O += P V
   }
 
-  merge_turns(O, m, l);
+  merge_turns(O, m, l, decay);
   sum_of_team(l);
   if (key_turn() != 0) return;
-  O *= inverse_or_zero(l) * (dropout.keep_scale * p.v_scale);  // O = O / l
+  const ColVec<Br> sum = l, sinks = p.sinks ? rows.sinks(p) : ColVec<Br>(0.f);
+  const auto state = [&](auto m, auto l, auto sink) {
+    RowState row(m, l, exponents);
+    if (p.sinks) row.add_sink(sink);
+    return row;
+  };
+  const float factor = dropout.keep_scale * p.v_scale;
+  O *= map([&](auto... x) { return state(x...).normaliser() * factor; }, m, sum, sinks);  // O / l
   store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
-  if (p.lse && column == 0) store(rows.lse(p), log_sum_exp(m, l, p.empty_lse));
+  if (p.lse && column == 0) {
+    const auto lse = [&](auto... x) { return state(x...).log_sum_exp(p.empty_lse); };
+    store(rows.lse(p), map(lse, m, sum, sinks));
+  }
 }
 
 // One thread per block of rows of a head, and per part of the columns of O where they are too

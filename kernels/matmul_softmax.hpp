@@ -9,6 +9,7 @@
 #include "attention/cache.hpp"
 #include "attention/dropout.hpp"
 #include "attention/mask.hpp"
+#include "attention/softmax.hpp"
 #include "attention/variant.hpp"  // a Config names them and Drop
 
 namespace xeflash {
@@ -85,23 +86,26 @@ XF_INLINE void softmax_rows(const StandardParams& p) {
   const RowBlock<Config> rows(p, 1);
   if (rows.own.is_empty()) return;
 
-  ColVec<Br> m(kNoScore);  // in base 2
+  const Exponents exponents(1.f, 0, kExp2Headroom);
+  ColVec<Br> m(kNoScore);
   ColSum<Br> l;
   for (int j = rows.range.begin; j < rows.range.end; ++j) {
     Tile<Br, Bc> S;
     load(S, rows.template of<const float>(p.scores, j));
-    const ColVec<Br> m_new = max(m, row_max(S) * kLog2e);  // m_new = max(m, rowmax S)
-    l *= exp2(m - m_new);                                  // l = exp(m - m_new) l
+    const ColVec<Br> m_new = max(m, row_max(S));  // m_new = max(m, rowmax S)
+    // l = exp(m - m_new) l
+    l *= map([&](auto a, auto b) { return exponents.decay(a, b); }, m, m_new);
     m = m_new;
     Left<T, Br, Bc> P;
-    exp2_and_sum<Config::exp2_degree>(P, S, kLog2e, m, l);  // l += rowsum exp(S - m)
+    exp_and_sum<Config::exp2_degree>(P, S, m, l, exponents);  // l += rowsum exp(S - m)
   }
   const ColVec<Br> inverse = inverse_or_zero(l);
 
   for (int j = rows.range.begin; j < rows.range.end; ++j) {
     Tile<Br, Bc> P;
     load(P, rows.template of<const float>(p.scores, j));
-    exp2_of<Config::exp2_degree>(P, kLog2e, m);
+    const ColVec<Br> top = exponents.relative(P, m);
+    exp2_of<Config::exp2_degree>(P, exponents.scale_log2, top);
     P *= inverse;  // P = exp(S - m) / l
     store(rows.template of<T>(p.probabilities, j), P);
   }

@@ -1,11 +1,12 @@
 // Merges attention over different keys: L = log sum_s exp L_s, O = sum_s exp(L_s - L) O_s, as
 // combine.hpp does for the splits of a call. One work-item per row of a sequence.
-//   An infinite L_s: the row saw none of these keys.
+//   An infinite L_s: the row saw none of these keys. One that is no number makes the result so.
 #pragma once
 
 #include "attention/cache.hpp"
 #include "attention/dropout.hpp"
 #include "attention/partial.hpp"
+#include "attention/softmax.hpp"
 #include "attention/variant.hpp"  // a Config names them
 
 namespace xeflash {
@@ -19,12 +20,13 @@ struct StateRow {
   XF_INLINE StateRow(const StateArg& s, int batch, int row, int head)
       : o(static_cast<T*>(s.o.data) + batch * s.o.batch + row * s.o.row + head * s.o.head),
         lse(s.lse + batch * s.lse_batch + row * s.lse_row + head * s.lse_head) {}
-  XF_INLINE float lse_log2() const { return *lse > -kInf && *lse < kInf ? *lse * kLog2e : -kInf; }
+  XF_INLINE bool saw_keys() const { return magnitude(*lse) != kInf; }
 };
 
 template <class Config>
 XF_INLINE void merge_states(const MergeParams& p) {
   constexpr int dv = Config::head_dim_v;
+  constexpr int kHeadroom = 4;  // of kMaxStates and what is carried
   using T = typename Config::Element;
   const GroupIndex group = group_index();
   const int batch = static_cast<int>(group / p.rows), i = static_cast<int>(group % p.rows);
@@ -37,13 +39,15 @@ XF_INLINE void merge_states(const MergeParams& p) {
       }
     };
 
-    RowState row{-kInf, 0.f};
-    each_state([&](const auto& part) { row.m = max(row.m, part.lse_log2()); });
+    RowState<float> row(kNoScore, 0.f, kHeadroom);
+    each_state([&](const auto& part) {
+      if (part.saw_keys()) row.m = max(row.m, *part.lse);
+    });
     RowTile<1, dv> O;
     fill(O, 0.f);
     each_state([&](const auto& part) {
-      if (part.lse_log2() == -kInf) return;
-      const float weight = exp2(part.lse_log2() - row.m);  // exp(L_s - max L)
+      if (!part.saw_keys()) return;
+      const float weight = exp2((*part.lse - row.m) * kLog2e - kHeadroom);  // exp(L_s - max L)
       row.l += weight;
       add_scaled(O, part.o, weight);
     });

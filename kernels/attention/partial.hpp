@@ -1,5 +1,5 @@
-// What one split of a row's keys leaves behind: O normalised by its own keys, in fp32, and its
-// log-sum-exp.
+// What one split of a row's keys leaves behind, in fp32: O normalised by its own keys, m, and l.
+// The log-sum-exp would be rounded to what fp32 has beside m.
 #pragma once
 
 #include "attention/work.hpp"
@@ -26,37 +26,19 @@ struct SplitWork {
   }
 };
 
-// Where the results of all splits of a row are kept: O rows padded to whole vectors, then the LSEs.
+// Where the results of all splits of a row are kept: O rows padded to whole vectors, then all m,
+// then all l.
 struct Partial {
   Rows<float> o;
-  float* lse;
+  float *m, *l;
 
   XF_INLINE Partial(const FwdParams& p, int batch, int head, int dv) {
     const int64_t stride = (dv + 15) / 16 * 16, rows = static_cast<int64_t>(p.batch) * p.heads_q;
     const int64_t first = (static_cast<int64_t>(batch) * p.heads_q + head) * p.splits;
     o = {p.partial + first * stride, stride, p.splits};
-    lse = p.partial + rows * p.splits * stride + first;
+    m = p.partial + rows * p.splits * stride + first;
+    l = m + rows * p.splits;
   }
-};
-
-// Maximum (base 2) and sum of a row at its end.
-struct RowState {
-  float m, l;
-
-  // A sink is a key without a value.
-  XF_INLINE void add_sink(float logit_log2) {
-    const float top = max(m, logit_log2);
-    l = l * exp2(m - top) + exp2(logit_log2 - top);
-    scale = exp2(m - top);
-    m = top;
-  }
-  XF_INLINE float normaliser() const { return l == 0.f ? 0.f : scale / l; }
-  XF_INLINE float log_sum_exp(float empty) const {
-    if (m == kInf) return m;  // although l is no number then
-    return l == 0.f ? empty : (m + log2(l)) * kLn2;
-  }
-
-  float scale = 1.f;
 };
 
 }  // namespace xeflash

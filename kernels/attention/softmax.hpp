@@ -8,31 +8,101 @@ namespace xeflash {
 
 // O and l are rescaled only when m grows by more than a slack: P may then exceed 1, up to 2^slack,
 // and the division by l at the end takes it out again.
-constexpr float kSlack = 8.f;
+constexpr int kSlack = 8;
 
-// Degree is that of exp2's polynomial.
+XF_INLINE float power_of_two(int n) {
+  return __builtin_bit_cast(float, static_cast<int32_t>((n + 127) << 23));
+}
+
+// What the exponents of a row are relative to: scale_log2 (S - base) - top.
+template <class V>
+struct Origin {
+  V base, top;
+};
+
+// P = exp(S - m), made as 2^(scale_log2 (S - m) - headroom).
+//   Near 0 the exponent is one multiply-add, scale_log2 S - top: the rounding of top is that of all
+//   P of the row, and of l. Far from 0 it would leave the range of fp32, or the products would:
+//   there S - m comes first, which is exact.
+//   The headroom is for 2^kSlack times 2^24 keys: l <= 1, so that O is no larger than V. What
+//   exp2_and_sum does not bring with it costs exponents some bits behind the point: fp32 has none
+//   to spare, fp16 could not hold such P, and its V is small.
+struct Exponents {
+  static constexpr float kFar = 0x1p12f;  // up to here a P of 1 is rounded to 1 in 16 bits
+  float unit, scale_log2, slack;          // unit: of S; slack in that unit
+  int headroom;
+
+  XF_INLINE float least() const { return static_cast<float>(headroom - kExp2Headroom); }
+
+  XF_INLINE Exponents(float unit, int slack_log2, int headroom)
+      : unit(unit),
+        scale_log2(unit * kLog2e < kMostFinite ? unit * kLog2e : kMostFinite),
+        slack(static_cast<float>(slack_log2) / scale_log2),
+        headroom(headroom) {}
+
+  template <class V>
+  XF_INLINE V top(const V& m) const {
+    return m * scale_log2 + least();
+  }
+  template <class V>
+  XF_INLINE Origin<V> origin(const V& m) const {
+    const V near = top(m);
+    const auto is_far = magnitude(near) > kFar;
+    return {select(is_far, m, V(0.f)), select(is_far, V(least()), near)};
+  }
+  // exp(from - to) of maxima.
+  template <class V>
+  XF_INLINE V decay(const V& from, const V& to) const {
+    const Origin<V> a = origin(from), b = origin(to);
+    return exp2(V((a.base - b.base) * scale_log2 + (a.top - b.top)));
+  }
+  // Makes the scores of rows that are far from 0 relative to m; returns what is left to subtract.
+  template <class Scores, class Max>
+  XF_INLINE Max relative(Scores& S, const Max& m) const {
+    Max left = map([&](auto x) { return top(x); }, m);
+    if (any_beyond(left, kFar)) {
+      S -= map([&](auto x) { return origin(x).base; }, m);
+      left = map([&](auto x) { return origin(x).top; }, m);
+    }
+    return left;
+  }
+};
+
+template <class Config>
+XF_INLINE Exponents exponents_of(const FwdParams& p) {
+  constexpr bool takes_headroom = std::is_same_v<typename Config::Element, bf16>;
+  const float unit = Config::ScoreVariant::kIdentity ? magnitude(p.scale) : 1.f;
+  return {unit, Config::slack, takes_headroom ? 32 : kExp2Headroom};
+}
+
+// P = exp(S - m), l += rowsum P. Degree is that of exp2's polynomial.
+template <int Degree, class Probs, class Scores, class Max, class Sum>
+XF_INLINE void exp_and_sum(Probs& P, Scores& S, const Max& m, Sum& l, const Exponents& e) {
+  const Max top = e.relative(S, m);
+  exp2_and_sum<Degree>(P, S, e.scale_log2, top, l);
+}
+
 template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
-XF_INLINE void online_softmax(Probs& P, const Scores& S, Output& O, Max& m, Sum& l,
-                              float scale_log2, float slack = kSlack) {
-  const auto m_new = max(m, row_max(S) * scale_log2);  // m_new = max(m, rowmax S)
-  if (any_above(m_new, m, slack)) {
-    const auto alpha = exp2(m - m_new);
+XF_INLINE void online_softmax(Probs& P, Scores& S, Output& O, Max& m, Sum& l, const Exponents& e) {
+  const auto larger = max(m, row_max(S));  // m_new = max(m, rowmax S)
+  if (any_above(larger, m, e.slack)) {
+    const Max m_new = larger;
+    const Max alpha = map([&](auto a, auto b) { return e.decay(a, b); }, m, m_new);
     l *= alpha;  // l = exp(m - m_new) l
     O *= alpha;  // O = exp(m - m_new) O
     m = m_new;
   }
-  exp2_and_sum<Degree>(P, S, scale_log2, m, l);  // P = exp(S - m), l += rowsum P
+  exp_and_sum<Degree>(P, S, m, l, e);  // P = exp(S - m), l += rowsum P
 }
 
 // What a decoding kernel may be made with: the maximum that it begins with, a step, and whether the
 // sums that came out can be used.
 struct OnlineSoftmax {
   static constexpr bool kCanFail = false;
-  static XF_INLINE float first_max(const FwdParams&) { return kNoScore; }
+  static XF_INLINE float first_max(const FwdParams&, const Exponents&) { return kNoScore; }
   template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
-  static XF_INLINE void step(Probs& P, const Scores& S, Output& O, Max& m, Sum& l, float scale_log2,
-                             float slack) {
-    online_softmax<Degree>(P, S, O, m, l, scale_log2, slack);
+  static XF_INLINE void step(Probs& P, Scores& S, Output& O, Max& m, Sum& l, const Exponents& e) {
+    online_softmax<Degree>(P, S, O, m, l, e);
   }
 };
 
@@ -41,14 +111,48 @@ struct OnlineSoftmax {
 // sum shows that it was too far away has to be computed again, with the true one.
 struct UnifiedMax {
   static constexpr bool kCanFail = true;
-  static constexpr float kLeast = 0x1p-40f, kMost = 0x1p20f;
-  static XF_INLINE float first_max(const FwdParams& p) { return p.unified_max * kLog2e; }
-  template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
-  static XF_INLINE void step(Probs& P, const Scores& S, Output&, Max& m, Sum& l, float scale_log2,
-                             float) {
-    exp2_and_sum<Degree>(P, S, scale_log2, m, l);  // P = exp(S - m), l += rowsum P
+  static constexpr int kLeast = -40, kMost = 20;  // powers of two
+  static XF_INLINE float first_max(const FwdParams& p, const Exponents& e) {
+    return p.unified_max / e.unit;
   }
-  static XF_INLINE bool is_near(float l) { return l >= kLeast && l <= kMost; }
+  template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
+  static XF_INLINE void step(Probs& P, Scores& S, Output&, Max& m, Sum& l, const Exponents& e) {
+    exp_and_sum<Degree>(P, S, m, l, e);  // P = exp(S - m), l += rowsum P
+  }
+  static XF_INLINE bool is_near(float l, const Exponents& e) {
+    return l >= power_of_two(kLeast - e.headroom) && l <= power_of_two(kMost - e.headroom);
+  }
+};
+
+// What the keys of a row came to: 2^headroom l exp(m + ln(2) m_log2), in natural units. V is a
+// number, or several.
+template <class V>
+struct RowState {
+  V m, m_log2, l;
+  int headroom;
+  V weight = V(1.f);  // of O
+
+  XF_INLINE RowState(V m, V l, int headroom) : m(m), m_log2(0.f), l(l), headroom(headroom) {}
+  // Of sums relative to m in units of S.
+  XF_INLINE RowState(V m_score, V l, const Exponents& e) : l(l), headroom(e.headroom) {
+    const Origin<V> origin = e.origin(m_score);
+    m = origin.base * e.unit;
+    m_log2 = origin.top - e.least();
+  }
+
+  // A sink is a key without a value.
+  XF_INLINE void add_sink(V logit) {
+    const V own = select(l == 0.f, V(kNoScore), V(m + m_log2 * kLn2));
+    m = max(own, logit);
+    m_log2 = V(0.f);
+    weight = exp2(V((own - m) * kLog2e));
+    l = l * weight + exp2(V((logit - m) * kLog2e)) * power_of_two(-headroom);
+  }
+  XF_INLINE V normaliser() const { return select(l == 0.f, V(0.f), V(weight * inverse(l))); }
+  XF_INLINE V log_sum_exp(float empty) const {
+    const V sum = l * power_of_two(headroom);
+    return select(l == 0.f, V(empty), V(m + (m_log2 + log2(sum)) * kLn2));
+  }
 };
 
 }  // namespace xeflash

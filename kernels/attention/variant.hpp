@@ -78,9 +78,7 @@ struct Bias {
       return select(gather<S>(data, row, at_most(q, last_q), col, at_most(k, last_k)) != S(0.f), s,
                     S(-kInf));
     } else {
-      // A finite bias hides nothing: the lowest floats must survive the change to base 2.
-      const S b = gather<S>(data, row, at_most(q, last_q), col, at_most(k, last_k));
-      return s + select(b > S(-kInf), max(b, S(-1e38f)), b);
+      return s + gather<S>(data, row, at_most(q, last_q), col, at_most(k, last_k));
     }
   }
 };

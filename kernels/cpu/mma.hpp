@@ -15,8 +15,8 @@ struct RegisterTile {
   static_assert(kKeyTile % keys == 0);
 };
 
-// P = 2^(S * scale - m) in the type of V, as the left operand of P V; l += row sums of P, before it
-// is rounded.
+// P = 2^(S * scale - m - kExp2Headroom) in the type of V, as the left operand of P V; l += row sums
+// of P, before it is rounded.
 template <int Degree, class T, int R, int C>
 XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m,
                             ColVec<R>& l) {
@@ -24,8 +24,9 @@ XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, 
     f32x16 sum_even[kTogether<R>] = {}, sum_odd[kTogether<R>] = {};
     for (int c = 0; c < S.cols; c += 2) {
       XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) {
-        const f32x16 even = exp2<Degree>(fma(S.at(c, r0 + r), scale, -m.x[r0 + r]));
-        const f32x16 odd = exp2<Degree>(fma(S.at(c + 1, r0 + r), scale, -m.x[r0 + r]));
+        const f32x16 even = exp2<Degree, kExp2Headroom>(fma(S.at(c, r0 + r), scale, -m.x[r0 + r]));
+        const f32x16 odd =
+            exp2<Degree, kExp2Headroom>(fma(S.at(c + 1, r0 + r), scale, -m.x[r0 + r]));
         sum_even[r] += even;
         sum_odd[r] += odd;
         if constexpr (kPaired<T>) {

@@ -61,16 +61,16 @@ XF_INLINE int member() { return 0; }
 XF_INLINE int key_turn() { return 0; }
 template <class Output, class... Tiles>
 XF_INLINE void allocate_shared() {}
-template <class Output, class Max, class Sum>
-XF_INLINE void merge_turns(Output&, Max&, Sum&) {}
+template <class Output, class Max, class Sum, class Decay>
+XF_INLINE void merge_turns(Output&, Max&, Sum&, const Decay&) {}
 template <class Sum>
 XF_INLINE void sum_of_team(Sum&) {}
 template <class T, int R, int N>
 using PartOfLeft = Left<T, R, N>;
 template <class T, int R, int N, class... Before>
 struct Joint {};
-template <class, class Probs, class Output, class Max, class Sum>
-XF_INLINE const Probs& joined(const Probs& P, Output&, Max&, Sum&) {
+template <class, class Probs, class Output, class Max, class Sum, class Decay>
+XF_INLINE const Probs& joined(const Probs& P, Output&, Max&, Sum&, const Decay&) {
   return P;
 }
 XF_INLINE void reuse_shared() {}

@@ -14,24 +14,15 @@ struct RowVec {
   XF_INLINE RowVec(float value = 0.f) { XF_UNROLL for (int r = 0; r < R; ++r) x[r] = value; }
   XF_INLINE float operator[](int r) const { return x[r]; }
 };
+template <class F, int R, class... More>
+XF_INLINE RowVec<R> map(F f, const RowVec<R>& a, const More&... more) {
+  RowVec<R> result;
+  XF_UNROLL for (int r = 0; r < R; ++r) result.x[r] = f(a.x[r], more.x[r]...);
+  return result;
+}
 template <int R>
 XF_INLINE RowVec<R> max(RowVec<R> a, const RowVec<R>& b) {
   XF_UNROLL for (int r = 0; r < R; ++r) a.x[r] = max(a.x[r], b.x[r]);
-  return a;
-}
-template <int R>
-XF_INLINE RowVec<R> operator-(RowVec<R> a, const RowVec<R>& b) {
-  XF_UNROLL for (int r = 0; r < R; ++r) a.x[r] -= b.x[r];
-  return a;
-}
-template <int R>
-XF_INLINE RowVec<R> operator*(RowVec<R> a, float b) {
-  XF_UNROLL for (int r = 0; r < R; ++r) a.x[r] *= b;
-  return a;
-}
-template <int R>
-XF_INLINE RowVec<R> exp2(RowVec<R> a) {
-  XF_UNROLL for (int r = 0; r < R; ++r) a.x[r] = exp2<6>(f32x16(a.x[r]))[0];
   return a;
 }
 template <int R>
@@ -39,6 +30,12 @@ XF_INLINE bool any_above(const RowVec<R>& a, const RowVec<R>& b, float margin) {
   bool above = false;
   XF_UNROLL for (int r = 0; r < R; ++r) above |= a.x[r] - b.x[r] > margin;
   return above;
+}
+template <int R>
+XF_INLINE bool any_beyond(const RowVec<R>& a, float limit) {
+  bool beyond = false;
+  XF_UNROLL for (int r = 0; r < R; ++r) beyond |= magnitude(a.x[r]) > limit;
+  return beyond;
 }
 
 // Row sums, kept per lane until the end.
@@ -100,21 +97,34 @@ XF_INLINE RowVec<R> row_max(const RowTile<R, C>& t) {
   }
   return m;
 }
-// P = 2^(S * scale - m), l += row sums of P.
+// P = 2^(S * scale - m - kExp2Headroom), l += row sums of P.
 template <int Degree, int R, int C>
 XF_INLINE void exp2_and_sum(RowTile<R, C>& P, const RowTile<R, C>& S, float scale,
                             const RowVec<R>& m, RowSum<R>& l) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) {
-      P.x[r][c] = exp2<Degree>(fma(S.x[r][c], scale, f32x16(-m.x[r])));
+      P.x[r][c] = exp2<Degree, kExp2Headroom>(fma(S.x[r][c], scale, f32x16(-m.x[r])));
       l.x[r] += P.x[r][c];
     }
+  }
+}
+template <int R, int C>
+XF_INLINE void operator+=(RowSum<R>& l, const RowTile<R, C>& t) {
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
+    XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) l.x[r] += t.x[r][c];
   }
 }
 template <int R, int C>
 XF_INLINE void operator*=(RowTile<R, C>& t, const RowVec<R>& s) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] *= s.x[r];
+  }
+}
+
+template <int R, int C>
+XF_INLINE void operator-=(RowTile<R, C>& t, const RowVec<R>& s) {
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
+    XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] -= s.x[r];
   }
 }
 

@@ -14,61 +14,26 @@ struct ColVec {
   f32x16 x[kVecs];
 
   XF_INLINE ColVec(float value = 0.f) { XF_UNROLL for (int r = 0; r < kVecs; ++r) x[r] = value; }
-  template <class F>
-  XF_INLINE void map(F f) {
-    XF_UNROLL for (int r = 0; r < kVecs; ++r) x[r] = f(x[r], r);
-  }
 };
+// f of the values of 16 rows at a time.
+template <class F, int R, class... More>
+XF_INLINE ColVec<R> map(F f, const ColVec<R>& a, const More&... more) {
+  ColVec<R> result;
+  XF_UNROLL for (int r = 0; r < R / kLanes; ++r) result.x[r] = f(a.x[r], more.x[r]...);
+  return result;
+}
 template <int R>
 XF_INLINE ColVec<R> max(const ColVec<R>& a, const ColVec<R>& b) {
-  ColVec<R> c;
-  c.map([&](f32x16, int r) { return max(a.x[r], b.x[r]); });
-  return c;
+  return map([](f32x16 x, f32x16 y) { return max(x, y); }, a, b);
 }
 template <int R>
 XF_INLINE void operator*=(ColVec<R>& a, const ColVec<R>& b) {
-  a.map([&](f32x16 v, int r) { return v * b.x[r]; });
-}
-template <int R>
-XF_INLINE ColVec<R> operator*(ColVec<R> a, float b) {
-  a.map([&](f32x16 v, int) { return v * b; });
-  return a;
-}
-template <int R>
-XF_INLINE ColVec<R> operator-(ColVec<R> a, const ColVec<R>& b) {
-  a.map([&](f32x16 v, int r) { return v - b.x[r]; });
-  return a;
-}
-template <int R>
-XF_INLINE ColVec<R> exp2(ColVec<R> a) {
-  a.map([&](f32x16 v, int) { return exp2<6>(v); });
-  return a;
+  a = map([](f32x16 x, f32x16 y) { return x * y; }, a, b);
 }
 // 1 / a, and 0 where a is 0.
 template <int R>
-XF_INLINE ColVec<R> inverse_or_zero(ColVec<R> a) {
-  a.map([&](f32x16 v, int) { return select(v == f32x16(0.f), f32x16(0.f), 1.f / v); });
-  return a;
-}
-// ln(2^m l), and `empty` where l is 0. An infinite m is the answer, although l is no number then.
-template <int R>
-XF_INLINE ColVec<R> log_sum_exp(ColVec<R> m, const ColVec<R>& l, float empty) {
-  m.map([&](f32x16 v, int r) {
-    const f32x16 lse = (v + log2(l.x[r])) * 0.6931471805599453f;
-    const f32x16 finite = select(v == f32x16(__builtin_inff()), v, lse);
-    return select(l.x[r] == f32x16(0.f), f32x16(empty), finite);
-  });
-  return m;
-}
-
-// 2^(a * scale - m), the exponent rounded once, and at most 1 or no number.
-template <int R>
-XF_INLINE ColVec<R> exp2_of_difference(ColVec<R> a, float scale, const ColVec<R>& m) {
-  a.map([&](f32x16 v, int r) {
-    const f32x16 x = fma(v, scale, -m.x[r]);
-    return exp2<6>(x < f32x16(1.f) ? x : f32x16(1.f));
-  });
-  return a;
+XF_INLINE ColVec<R> inverse_or_zero(const ColVec<R>& a) {
+  return map([](f32x16 v) { return select(v == f32x16(0.f), f32x16(0.f), inverse(v)); }, a);
 }
 
 // Row sums; a backend may keep them per lane until the end.
@@ -78,9 +43,16 @@ using ColSum = ColVec<R>;
 // Does any row have a > b + margin?
 template <int R>
 XF_INLINE bool any_above(const ColVec<R>& a, const ColVec<R>& b, float margin) {
-  f32x16 worst = a.x[0] - b.x[0];
-  XF_UNROLL for (int r = 1; r < R / kLanes; ++r) worst = max(worst, a.x[r] - b.x[r]);
-  return reduce_max(worst) > margin;
+  i32x16 above = a.x[0] - b.x[0] > f32x16(margin);
+  XF_UNROLL for (int r = 1; r < R / kLanes; ++r) above |= a.x[r] - b.x[r] > f32x16(margin);
+  return any(above);
+}
+// Does any row have |a| > limit?
+template <int R>
+XF_INLINE bool any_beyond(const ColVec<R>& a, float limit) {
+  i32x16 beyond = magnitude(a.x[0]) > limit;
+  XF_UNROLL for (int r = 1; r < R / kLanes; ++r) beyond |= magnitude(a.x[r]) > limit;
+  return any(beyond);
 }
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
@@ -152,17 +124,21 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
   return m;
 }
 
-// t = 2^(t * scale - m)
+// t = 2^(t * scale - m - kExp2Headroom)
 template <int Degree, int R, int C>
 XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
   t.each_vector(C, [&](f32x16& v, int, int r) __attribute__((always_inline)) {
-    v = exp2<Degree>(fma(v, scale, -m.x[r]));
+    v = exp2<Degree, kExp2Headroom>(fma(v, scale, -m.x[r]));
   });
 }
 
 template <int R, int C>
 XF_INLINE void operator*=(Tile<R, C>& t, const ColVec<R>& s) {
   t.each_vector(C, [&](f32x16& v, int, int r) { v *= s.x[r]; });
+}
+template <int R, int C>
+XF_INLINE void operator-=(Tile<R, C>& t, const ColVec<R>& s) {
+  t.each_vector(t.cols, [&](f32x16& v, int, int r) { v -= s.x[r]; });
 }
 
 }  // namespace xeflash::cpu

@@ -62,6 +62,11 @@ XF_INLINE f32x16 fma(f32x16 a, float b, f32x16 c) {
 }
 XF_INLINE f32x16 select(i32x16 c, f32x16 a, f32x16 b) { return c ? a : b; }
 XF_INLINE f32x16 select(bool c, f32x16 a, f32x16 b) { return c ? a : b; }
+XF_INLINE float select(bool c, float a, float b) { return c ? a : b; }
+XF_INLINE f32x16 magnitude(f32x16 x) { return __builtin_elementwise_abs(x); }
+XF_INLINE float magnitude(float x) { return x < 0.f ? -x : x; }
+XF_INLINE f32x16 inverse(f32x16 x) { return 1.f / x; }
+XF_INLINE float inverse(float x) { return 1.f / x; }
 
 // ---- widening and narrowing -------------------------------------------------------------------
 
@@ -158,10 +163,13 @@ constexpr float kExp2[4][7] = {
     {1.f, 0.693146984f, 0.240229836f, 0.055483342f, 0.00967884098f, 0.0012439688f,
      0.000217022548f}};
 
-// 2^x to `Degree` of the polynomial: 6 for fp32 (1.9e-9), 4 for fp16 (2.6e-6), 3 for bf16 (7.5e-5).
-// Minimax in relative error over [0, 1]. 0 below 2^-126 and at -inf; x <= 127.
-template <int Degree>
+constexpr int kExp2Headroom = 32;  // of P, in the coefficients
+
+// 2^(x - Less) to `Degree` of the polynomial: 6 for fp32 (1.9e-9), 4 for fp16 (2.6e-6), 3 for bf16
+// (7.5e-5). Minimax in relative error over [0, 1]. 0 below 2^-126 and at -inf; x <= 127.
+template <int Degree, int Less = 0>
 XF_INLINE f32x16 exp2(f32x16 x) {
+  constexpr float kUnit = 1.f / (1ull << Less);
   static_assert(Degree >= 3 && Degree <= 6);
   f32x16 f;  // x - floor(x)
   if constexpr (kHasAvx512) {
@@ -169,8 +177,8 @@ XF_INLINE f32x16 exp2(f32x16 x) {
   } else {
     f = x - __builtin_elementwise_floor(x);
   }
-  f32x16 y = f32x16(kExp2[Degree - 3][Degree]);
-  XF_UNROLL for (int i = Degree - 1; i >= 0; --i) y = fma(y, f, kExp2[Degree - 3][i]);
+  f32x16 y = f32x16(kExp2[Degree - 3][Degree] * kUnit);
+  XF_UNROLL for (int i = Degree - 1; i >= 0; --i) y = fma(y, f, kExp2[Degree - 3][i] * kUnit);
   if constexpr (kHasAvx512) {
     f32x16 scaled;  // y 2^floor(x)
     asm("vscalefps %2, %1, %0" : "=v"(scaled) : "v"(y), "v"(x));
@@ -178,7 +186,7 @@ XF_INLINE f32x16 exp2(f32x16 x) {
   } else {
     const i32x16 n = __builtin_convertvector(x - f, i32x16);
     const f32x16 scaled = bit_cast<f32x16>(bit_cast<i32x16>(y) + (n << 23));
-    return x < f32x16(-126.f) ? f32x16(0.f) : scaled;
+    return x < f32x16(Less - 126.f) ? f32x16(0.f) : scaled;
   }
 }
 
@@ -204,7 +212,7 @@ XF_INLINE f32x16 tanh(f32x16 x) {
                        1.33314422036e-1f) *
                           z -
                       3.33332819422e-1f;
-  const f32x16 e = exp2<6>((a < f32x16(10.f) ? a : f32x16(10.f)) * 2.88539008f);
+  const f32x16 e = exp2<6>((a > f32x16(10.f) ? f32x16(10.f) : a) * 2.88539008f);  // NaN stays
   const f32x16 big = 1.f - 2.f / (e + 1.f);
   return a < f32x16(0.625f) ? poly * z * x + x : (x < f32x16(0.f) ? -big : big);
 }
@@ -228,6 +236,10 @@ XF_INLINE V swap_lanes(V v,
 XF_INLINE float reduce_max(f32x16 v) {
   XF_UNROLL for (int d = 8; d > 0; d /= 2) v = max(v, swap_lanes(v, d));
   return v[0];
+}
+XF_INLINE bool any(i32x16 mask) {
+  XF_UNROLL for (int d = 8; d > 0; d /= 2) mask |= swap_lanes(mask, d);
+  return mask[0] != 0;
 }
 XF_INLINE float reduce_add(f32x16 v) {
   XF_UNROLL for (int d = 8; d > 0; d /= 2) v += swap_lanes(v, d);

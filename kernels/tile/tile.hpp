@@ -11,7 +11,10 @@
 //   Operand<T, E>              what elements E of a cache are multiplied as with queries of T
 //   mma_ABt, mma_AB            S = A K^T, O += P V
 //   each                       f(value, row, column) over a tile; one of the two is a vector
-//   row_max, exp2_and_sum      the halves of a softmax; the second gives P as a left operand
+//   row_max, exp2_and_sum      the halves of a softmax; the second gives P as a left operand, and
+//                              everything 2^-kExp2Headroom times
+//   map, any_above, any_beyond f of the values of each row; is one above another's by a margin, is
+//                              one's magnitude above a limit
 //   exp2_of                    the same in place, without the sum
 //   load, store                tiles from memory, tiles and values per row back to it
 //   prefetch                   rows of the next step, where the device does not see them coming
@@ -52,7 +55,8 @@ namespace xeflash {
 constexpr float kInf = __builtin_inff();
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-// Below every finite score in base 2: the running maximum of a row that has seen no key.
-constexpr float kNoScore = -3e38f;
+constexpr float kMostFinite = 0x1.fffffep127f;
+// The running maximum of a row that has seen no key: no finite score is below it.
+constexpr float kNoScore = -kMostFinite;
 
 }  // namespace xeflash

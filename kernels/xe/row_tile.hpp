@@ -113,9 +113,22 @@ XF_INLINE void exp2_and_sum(RowMajor<R, C>& P, const RowMajor<R, C>& S, float sc
   }
 }
 template <int R, int C>
+XF_INLINE void operator+=(RowSum<R>& l, const RowMajor<R, C>& t) {
+  XF_UNROLL for (int r = 0; r < R; ++r) {
+    XF_UNROLL for (int c = 0; c < t.kChunks; ++c) l.row(r) += t.row(r, c);
+  }
+}
+template <int R, int C>
 XF_INLINE void operator*=(RowMajor<R, C>& t, const RowVec<R>& s) {
   XF_UNROLL for (int r = 0; r < R; ++r) {
     t.template columns<RowMajor<R, C>::kColumns>(r, 0) *= s[r];
+  }
+}
+
+template <int R, int C>
+XF_INLINE void operator-=(RowMajor<R, C>& t, const RowVec<R>& s) {
+  XF_UNROLL for (int r = 0; r < R; ++r) {
+    t.template columns<RowMajor<R, C>::kColumns>(r, 0) -= s[r];
   }
 }
 

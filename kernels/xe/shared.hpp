@@ -81,11 +81,12 @@ struct Handover {
     rows().store(1, l.x.template bit_cast_view<uint32_t>());
   }
   // O = exp(m - m') O + exp(m2 - m') O2 with m' = max(m, m2), l likewise.
-  XF_INLINE void take(Tile<R, D>& O, ColVec<R>& m, ColVec<R>& l) const {
+  template <class Decay>
+  XF_INLINE void take(Tile<R, D>& O, ColVec<R>& m, ColVec<R>& l, const Decay& decay) const {
     auto m_bits = rows().load(0), l_bits = rows().load(1);
     const ColVec<R> m2(m_bits.template bit_cast_view<float>());
     const ColVec<R> l2(l_bits.template bit_cast_view<float>());
-    const ColVec<R> m_new = max(m, m2), a = exp2(m - m_new), b = exp2(m2 - m_new);
+    const ColVec<R> m_new = max(m, m2), a = decay(m, m_new), b = decay(m2, m_new);
     XF_UNROLL for (int c = 0; c < kChunks; ++c) {
       auto bits = chunks().load(c);
       const simd<float, R * kLanes> O2 = bits.template bit_cast_view<float>();
@@ -99,8 +100,8 @@ struct Handover {
 };
 
 // Half of the threads hand over to the other half, until the first has all.
-template <int R, int D>
-XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l) {
+template <int R, int D, class Decay>
+XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l, const Decay& decay) {
   if constexpr (kKeyTurns > 1) {
     static_assert((kKeyTurns & (kKeyTurns - 1)) == 0);
     ColVec<R> sum = l;
@@ -109,7 +110,7 @@ XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l) {
       esimd::barrier();
       if (turn >= half && turn < 2 * half) Handover<R, D>(turn - half).give(O, m, sum);
       esimd::barrier();
-      if (turn < half) Handover<R, D>(turn).take(O, m, sum);
+      if (turn < half) Handover<R, D>(turn).take(O, m, sum, decay);
     }
     l = sum;
   }

@@ -64,8 +64,9 @@ XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int
 
 // P of the whole block from what each thread has. Where one's maximum has grown, all are brought to
 // the largest; the others' P is then rounded a second time.
-template <class Place, class Part, class Output, int R>
-XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l) {
+template <class Place, class Part, class Output, int R, class Decay>
+XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l,
+                                const Decay& decay) {
   if constexpr (kTeam == 1) {
     return (own);
   } else {
@@ -79,8 +80,8 @@ XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum
       most.x = esimd::max<float>(most.x, maxima[i].x);
     }
     if ((least.x < most.x).any()) {
-      XF_UNROLL for (int i = 0; i < kTeam; ++i) parts[i] *= exp2(maxima[i] - most);
-      const ColVec<R> alpha = exp2(m - most);
+      XF_UNROLL for (int i = 0; i < kTeam; ++i) parts[i] *= decay(maxima[i], most);
+      const ColVec<R> alpha = decay(m, most);
       l *= alpha;
       O *= alpha;
       m = most;

@@ -17,33 +17,27 @@ struct ColVec {
   XF_INLINE ColVec(Vec values) : x(values) {}
 
   XF_INLINE float operator[](int r) const { return x[r]; }
-  XF_INLINE friend ColVec operator-(const ColVec& a, const ColVec& b) { return Vec(a.x - b.x); }
-  XF_INLINE friend ColVec operator*(const ColVec& a, float b) { return Vec(a.x * b); }
   XF_INLINE friend void operator*=(ColVec& a, const ColVec& b) { a.x *= b.x; }
   XF_INLINE friend void operator+=(ColVec& a, const ColVec& b) { a.x += b.x; }
   XF_INLINE friend ColVec max(const ColVec& a, const ColVec& b) {
     return esimd::max<float>(a.x, b.x);
   }
-  XF_INLINE friend ColVec exp2(const ColVec& a) { return esimd::exp2(a.x); }
 
   // 1 / a, and 0 where a is 0.
   XF_INLINE friend ColVec inverse_or_zero(const ColVec& a) {
-    Vec inverse = esimd::inv(a.x);
-    inverse.merge(0.f, a.x == 0.f);
-    return inverse;
-  }
-  // 2^(a * scale - m), the exponent rounded once, and at most 1 or no number.
-  XF_INLINE friend ColVec exp2_of_difference(const ColVec& a, float scale, const ColVec& m) {
-    const Vec x = a.x * scale - m.x;
-    return esimd::exp2(esimd::min<float>(x, Vec(1.f)));
-  }
-  // ln(2^m l), and `empty` where l is 0.
-  XF_INLINE friend ColVec log_sum_exp(const ColVec& m, const ColVec& l, float empty) {
-    Vec lse = (m.x + esimd::log2(l.x)) * 0.6931471805599453f;
-    lse.merge(empty, l.x == 0.f);
-    return lse;
+    return select(a.x == 0.f, Vec(0.f), inverse(a.x));
   }
 };
+// f of the values of all rows.
+template <class F, int R, class... More>
+XF_INLINE ColVec<R> map(F f, const ColVec<R>& a, const More&... more) {
+  return simd<float, R>(f(a.x, more.x...));
+}
+// Does any row have |a| > limit?
+template <int R>
+XF_INLINE bool any_beyond(const ColVec<R>& a, float limit) {
+  return (magnitude(a.x) > limit).any();
+}
 
 // Row sums in kLanes parts per row: added lane by lane in the loop, across lanes once at the end.
 template <int R>
@@ -70,33 +64,28 @@ XF_INLINE ColVec<R> inverse_or_zero(const ColSum<R>& l) {
   return inverse_or_zero(ColVec<R>(l));
 }
 
-// max(floor, scale * row maximum), scale > 0. Most steps only ask any_above; the value itself is
-// worked out where it is used.
+// max(floor, row maximum). Most steps only ask any_above; the value itself is worked out where it
+// is used.
 template <int R>
 struct ColMax {
   simd<float, R * kLanes> x;
-  float scale = 1.f;
   ColVec<R> floor = -__builtin_inff();
 
   XF_INLINE operator ColVec<R>() const {
     auto larger = [](auto a, auto b) { return esimd::max<float>(a, b); };
-    return max(floor, ColVec<R>(fold_rows<R, kLanes>(x, larger)) * scale);
+    return max(floor, ColVec<R>(fold_rows<R, kLanes>(x, larger)));
   }
 };
 template <int R>
-XF_INLINE ColMax<R> operator*(const ColMax<R>& a, float scale) {
-  return {a.x, a.scale * scale, a.floor * scale};
-}
-template <int R>
 XF_INLINE ColMax<R> max(const ColVec<R>& floor, const ColMax<R>& a) {
-  return {a.x, a.scale, floor};
+  return {a.x, floor};
 }
 // Does any row have a > b + margin? The floor of a is taken to be b.
 template <int R>
 XF_INLINE bool any_above(const ColMax<R>& a, const ColVec<R>& b, float margin) {
   floats worst = -__builtin_inff();
   XF_UNROLL for (int r = 0; r < R; ++r) {
-    worst = max(worst, part<kLanes>(a.x, r * kLanes) * a.scale - b[r]);
+    worst = max(worst, part<kLanes>(a.x, r * kLanes) - b[r]);
   }
   return (worst > margin).any();
 }
@@ -152,6 +141,12 @@ template <int R, int C>
 XF_INLINE void operator*=(Tile<R, C>& t, const ColVec<R>& s) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
     XF_UNROLL for (int r = 0; r < R; ++r) t.row(r, c) *= s[r];
+  }
+}
+template <int R, int C>
+XF_INLINE void operator-=(Tile<R, C>& t, const ColVec<R>& s) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    XF_UNROLL for (int r = 0; r < R; ++r) t.row(r, c) -= s[r];
   }
 }
 

@@ -67,6 +67,8 @@ XF_INLINE simd<T, N> part(simd<T, M> x, int first) {
   return x.template select<N, 1>(first);
 }
 
+constexpr int kExp2Headroom = 0;  // of P: the instruction has no factor
+
 XF_INLINE ints lane_index() { return ints(0, 1); }
 
 XF_INLINE constexpr int at_most(int i, int last) { return i < last ? i : last; }
@@ -74,10 +76,38 @@ XF_INLINE float max(float a, float b) { return a > b ? a : b; }
 XF_INLINE float exp2(float x) { return esimd::exp2(x); }
 XF_INLINE float log2(float x) { return esimd::log2(x); }
 XF_INLINE floats max(floats a, floats b) { return esimd::max<float>(a, b); }
+template <int N>
+XF_INLINE simd<float, N> max(simd<float, N> a, simd<float, N> b) {
+  return esimd::max<float>(a, b);
+}
+template <int N>
+XF_INLINE simd<float, N> exp2(simd<float, N> x) {
+  return esimd::exp2(x);
+}
+template <int N>
+XF_INLINE simd<float, N> log2(simd<float, N> x) {
+  return esimd::log2(x);
+}
+template <int N>
+XF_INLINE simd<float, N> inverse(simd<float, N> x) {
+  return esimd::inv(x);
+}
+template <int N>
+XF_INLINE simd<float, N> magnitude(simd<float, N> x) {
+  return esimd::abs<float>(x);
+}
+template <int N>
+XF_INLINE simd<float, N> select(esimd::simd_mask<N> c, simd<float, N> a, simd<float, N> b) {
+  b.merge(a, c);
+  return b;
+}
 XF_INLINE floats select(lane_mask c, floats a, floats b) {
   b.merge(a, c);
   return b;
 }
+XF_INLINE float select(bool c, float a, float b) { return c ? a : b; }
+XF_INLINE float magnitude(float x) { return x < 0.f ? -x : x; }
+XF_INLINE float inverse(float x) { return 1.f / x; }
 
 // tanh(x): odd polynomial near 0 (Cephes' coefficients), else 1 - 2 / (e^2x + 1).
 XF_INLINE floats tanh(floats x) {

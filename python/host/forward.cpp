@@ -132,6 +132,21 @@ class PartialBuffer {
 };
 thread_local PartialBuffer partial_buffer;
 
+// As a normal float: 0 times a hidden score, or the largest one times a scale of infinity, is no
+// number.
+float scale_of(double scale) {
+  using Float = std::numeric_limits<float>;
+  const double size = std::clamp<double>(std::fabs(scale), Float::min(), Float::max());
+  return static_cast<float>(std::copysign(size, scale));
+}
+
+// s and s / cap have to be normal floats, too: below the least one nothing is left of a score, and
+// a cap above 2^100 changes none that is not itself near 2^100.
+float softcap_of(double cap) {
+  if (cap == 0) return 0;
+  return static_cast<float>(std::clamp<double>(cap, std::numeric_limits<float>::min(), 0x1p100));
+}
+
 void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   if (p.bias.data) {
     int64_t strides[4] = {0, 0, 0, 0};
@@ -156,10 +171,8 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   if (r.causal) params.right = 0;
   params.top_left = !r.bottom_right;
   const double scale = r.scale ? *r.scale : 1.0 / std::sqrt(static_cast<double>(p.d));
-  params.scale = static_cast<float>(scale);
-  if (std::fabs(params.scale) < 1e-30f)
-    params.scale = 1e-30f;  // 0 times a hidden score is no number
-  params.softcap = static_cast<float>(r.softcap);
+  params.scale = scale_of(scale * p.cache.k_factor);
+  params.softcap = softcap_of(r.softcap);
   params.unified_max = static_cast<float>(r.unified_max.value_or(0));
   params.empty_lse = r.layout == Layout::kBHSD ? -std::numeric_limits<float>::infinity()
                                                : std::numeric_limits<float>::infinity();
@@ -197,7 +210,6 @@ void set_cache(FwdParams& params, const Cache& c) {
   params.cache.added = static_cast<int32_t>(c.added);
   params.cache.k_scale = scales(c.k_scale);
   params.cache.v_scale = scales(c.v_scale);
-  params.scale *= c.k_factor;
   params.v_scale = c.v_factor;
 }
 
@@ -323,7 +335,7 @@ py::tuple forward(const FwdRequest& r) {
     groups = static_cast<uint64_t>(decode_items(p, *kernels)) * params.splits;
     check_groups(groups, desc.access);
     if (params.splits > 1) {
-      const int64_t floats = p.batch * p.heads_q * params.splits * ((p.dv + 15) / 16 * 16 + 1);
+      const int64_t floats = p.batch * p.heads_q * params.splits * ((p.dv + 15) / 16 * 16 + 2);
       if (p.q.queue && p.q.stream_ordered) {
         partial = new_array(p.q, DType::kF32, {floats});
         params.partial = reinterpret_cast<float*>(partial.data);

@@ -13,7 +13,7 @@ def merge_states(*states: Any) -> tuple[Any, Any]:
     Args:
         states: out and lse of each part in turn, or pairs of them; any number. As the flash_attn functions return
             them: out (B, S, H, D) with lse (B, H, S), or packed: (tokens, H, D) with (H, tokens). An infinite lse: the
-            row saw none of the part's keys.
+            row saw none of the part's keys. One that is NaN makes the row NaN.
 
     A row that saw no key at all gives 0 and an lse of +inf. Sinks and causal masks belong to one part only.
 

@@ -1,5 +1,7 @@
 """merge_states: parts of the keys give what all of them give."""
 
+import math
+
 import pytest
 import torch
 import xeflash
@@ -88,11 +90,48 @@ def check_empty_parts(empty, kind):
     assert (merged == 0).all() and (merged_lse == torch.inf).all()
 
 
-def test_logits_far_apart_do_not_overflow():
+@pytest.mark.parametrize("far", [3e4, 1e38, 3.4e38])
+def test_logits_far_apart_do_not_overflow(far):
     o = torch.randn(3, 1, 1, 1, 16)
-    lse = torch.tensor([-3e4, 3e4, 0.0])[:, None, None, None]
+    lse = torch.tensor([-far, far, 0.0])[:, None, None, None]
     out, merged = xeflash.merge_states(*((o[i], lse[i]) for i in range(3)))
-    assert torch.equal(out, o[1]) and merged.item() == 3e4
+    assert torch.equal(out, o[1]) and merged.item() == lse[1].item()
+
+
+def test_sums_of_the_largest_values_do_not_overflow():
+    largest = torch.finfo(torch.float32).max
+    o, lse = torch.full((1, 1, 1, 16), largest * 0.999), torch.zeros(1, 1, 1)
+    out, merged = xeflash.merge_states(*[(o, lse)] * 20)
+    torch.testing.assert_close(out, o, rtol=1e-6, atol=0)
+    assert merged.item() == pytest.approx(math.log(20), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_parts_merge_to_what_all_keys_give_where_numbers_are_not_finite(bad):
+    check_not_finite(bad, "torch")
+
+
+@pytest.mark.gpu
+def test_parts_merge_to_what_all_keys_give_where_numbers_are_not_finite_on_gpu(gpu):
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        check_not_finite(bad, "gpu")
+
+
+def check_not_finite(bad, kind):
+    """In q, k and v; what they spoil is no number in either, the rest is finite. In one of 3 parts, and of 19."""
+    for place in range(3):
+        arrays = draw("fp32", 5, 38)
+        arrays[place][0, 3, 1, 7] = bad
+        q, k, v = (to_array(x, kind) for x in arrays)
+        whole, whole_lse = (from_array(x, kind) for x in part(q, k, v))
+        assert place == 2 or whole_lse[0, 1].isnan().any()
+        for step in (13, 2):
+            cuts = [slice(first, first + step) for first in range(0, 38, step)]
+            states = [part(q, *(to_array(x[:, cut].contiguous(), kind) for x in arrays[1:])) for cut in cuts]
+            out, lse = (from_array(x, kind) for x in xeflash.merge_states(*states))
+            tolerance = {"rtol": 0, "atol": 1e-5, "equal_nan": True}
+            torch.testing.assert_close(out, whole, **tolerance)
+            torch.testing.assert_close(lse, whole_lse, **tolerance)
 
 
 def test_packed_sequences_and_strides():

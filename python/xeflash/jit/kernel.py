@@ -124,7 +124,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
         f"  static constexpr bool any_scale = {_cpp(desc.negative_scale or arch in _CPU_ISA)};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
-        *([f"  static constexpr float slack = {'0.f' if _holds_little(desc) else 'kSlack'};"] if online else []),
+        *([f"  static constexpr int slack = {'0' if _holds_little(desc) else 'kSlack'};"] if online else []),
         "};",
         "}  // namespace xeflash",
         *(f"XF_KERNEL void {e}(xeflash::{params} p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in desc.entries),
