@@ -121,8 +121,8 @@ def check_attention(
     assert dtype_name(out) == dtype_name(q), f"{case}: out is {out.dtype}, q is {q.dtype}"
     size = 0.0
     if q.dtype == torch.float32 and want.size:
-        size = float(np.max(times_values(weights.kept, v.abs())))
-    size = size if np.isfinite(size) else 0.0
+        sums = times_values(weights.kept, v.abs())
+        size = float(np.max(sums[np.isfinite(sums)], initial=0.0))
     math_of_out, math_of_lse = gpu_math(features, size, k.shape[2]) if gpu else (0.0, 0.0)
     assert_close(f"{case} out", out, want, by_torch, size, scores_of_out, math_of_out)
     if lse is not None:
