@@ -49,8 +49,9 @@ def attention(
             operators, select(condition, a, b), number (as a float), min, max, abs, exp, exp2, log, log2, sqrt, tanh and
             inf; -inf hides a key. It may not branch (if, ?, for): select chooses. Bools, ints and floats of 32 bits
             convert as in C++, bool to int to float; where s, a position, or what is read at one would have to become a
-            single bool, int or float (`float y = s`), the snippet does not compile. It is compiled into the kernel at its first use. It is code that runs in this
-            process and may read and write all its memory: never take it from somebody whom you do not trust.
+            single bool, int or float (`float y = s`), the snippet does not compile. It is compiled into the kernel at
+            its first use. It is code that runs in this process and may read and write all its memory: never take it
+            from somebody whom you do not trust.
         captures: what score_mod reads by name: at most 4 arrays of 1 to 4 dimensions (fp32, fp16, bf16, int32, bool;
             `name[i]` or `name(i, j)`, what is past an end reads the element there) and 8 numbers.
         return_lse: also return log sum exp of the scores, fp32 (..., H, L); -inf for a row that sees no key.
