@@ -9,8 +9,7 @@ struct Strides {  // bytes
   int64_t batch, row, head;
 };
 
-Strides strides_of(const Array& a, Layout layout) {
-  const Axes axes = axes_of(layout);
+Strides strides_of(const Array& a, const Axes& axes) {
   const int64_t bytes = size_of(a.dtype);
   // The stride of a dimension of one element is never used, and may be anything.
   const auto of = [&](int axis) {
@@ -26,10 +25,10 @@ bool all_multiples(const Array& a, const Strides& s, int64_t unit) {
 
 // The rules of 2D block messages (kernels/xe/message.hpp). Every head has to begin at a multiple of
 // 64 bytes, or so many rows after one, or have room in its rows for what is past it.
-bool fits_block2d(const Array& a, Layout layout, int64_t columns) {
+bool fits_block2d(const Array& a, const Axes& axes, int64_t columns) {
   constexpr int64_t kMost = 1 << 24;
-  const Strides s = strides_of(a, layout);
-  const int rows = axes_of(layout).row;
+  const Strides s = strides_of(a, axes);
+  const int rows = axes.row;
   const int64_t bytes = size_of(a.dtype), width = columns * bytes;
   const int64_t pitch = a.strides[rows] * bytes;  // also that of a single row is told
   // The columns beside it would be written, or multiplied: a step of a product is 16 of 16 bits.
@@ -61,32 +60,41 @@ Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arr
                       const std::string& arch) {
   if (arch.rfind("cpu-", 0) == 0 || arch.empty()) return Access::kNone;
   for (const auto& [a, layout] : arrays) {
-    if (a->data && !all_multiples(*a, strides_of(*a, layout), 4)) return Access::kElements;
+    if (a->data && !all_multiples(*a, strides_of(*a, axes_of(layout)), 4)) return Access::kElements;
   }
   return Access::kDwords;
 }
 
-Access access_for(const Problem& p, const Array& out, Layout layout, bool packed_heads,
+Access access_for(const Problem& p, const Array& out, Layout layout, QueryRows query_rows,
                   const std::string& arch) {
   const Layout of_keys = p.k_layout(layout);
   const Access rows =
       access_of_rows({{&p.q, layout}, {&p.k, of_keys}, {&p.v, of_keys}, {&out, layout}}, arch);
   if (rows != Access::kDwords || p.cache.kind == CacheKind::kBeam) return rows;
-  const bool own_rows_fit =
-      packed_heads || (fits_block2d(p.q, layout, p.d) && fits_block2d(out, layout, p.dv));
-  if (arch != "dg2" && own_rows_fit && fits_block2d(p.k, of_keys, p.d) &&
-      fits_block2d(p.v, of_keys, p.dv)) {
+  const Axes axes = axes_of(layout), key_axes = axes_of(of_keys);
+  const auto own_rows_fit = [&] {
+    switch (query_rows) {
+      case QueryRows::kOfHead:
+        return fits_block2d(p.q, axes, p.d) && fits_block2d(out, axes, p.dv);
+      case QueryRows::kOfQuery:  // only read; a single one by the vector unit
+        return p.heads_q == p.heads_k || fits_block2d(p.q, {axes.batch, axes.head, axes.row}, p.d);
+      default:
+        return true;
+    }
+  };
+  if (arch != "dg2" && own_rows_fit() && fits_block2d(p.k, key_axes, p.d) &&
+      fits_block2d(p.v, key_axes, p.dv)) {
     return Access::kBlock2d;
   }
   return Access::kDwords;
 }
 
-void refuse_far_rows(const Problem& p, const Array& out, Layout layout, bool decode,
-                     bool packed_heads, const Checker& check) {
+void refuse_far_rows(const Problem& p, const Array& out, Layout layout, QueryRows query_rows,
+                     const Checker& check) {
   constexpr int kRowsOfTile = 32;
   constexpr int64_t kLimit = (int64_t{1} << 32) / kRowsOfTile;
   const auto require_near = [&](const Array& a, const char* name, Layout of, bool heads) {
-    const Strides s = strides_of(a, of);
+    const Strides s = strides_of(a, axes_of(of));
     const int64_t bytes = heads ? s.head : s.row;
     XF_REQUIRE(check, bytes >= 0 && bytes < kLimit, name,
                std::string(heads ? "must have heads" : "must have rows") +
@@ -95,9 +103,10 @@ void refuse_far_rows(const Problem& p, const Array& out, Layout layout, bool dec
   };
   require_near(p.k, p.k_name, p.k_layout(layout), false);
   require_near(p.v, p.v_name, p.k_layout(layout), false);
-  if (packed_heads) return;
-  require_near(p.q, p.q_name, layout, decode);
-  require_near(out, "out", layout, decode);
+  if (query_rows == QueryRows::kApart) return;
+  const bool heads = query_rows == QueryRows::kOfQuery;
+  require_near(p.q, p.q_name, layout, heads);
+  require_near(out, "out", layout, heads);
 }
 
 }  // namespace xeflash

@@ -287,10 +287,13 @@ py::tuple forward(const FwdRequest& r) {
     desc.packed_heads = !decode && packs_heads(p, r);
     if (!on_cpu) {
       check_mask_strides(p);
-      refuse_far_rows(p, out, r.layout, decode, desc.packed_heads, Checker(r.function));
+      const QueryRows query_rows = desc.packed_heads ? QueryRows::kApart
+                                   : decode          ? QueryRows::kOfQuery
+                                                     : QueryRows::kOfHead;
+      refuse_far_rows(p, out, r.layout, query_rows, Checker(r.function));
       const DeviceFacts& facts = facts_of_index(device);
       desc.negative_scale = r.scale && *r.scale < 0;
-      desc.access = access_for(p, out, r.layout, desc.packed_heads || decode, facts.arch);
+      desc.access = access_for(p, out, r.layout, query_rows, facts.arch);
       for (uint8_t unit : {32, 64}) {  // blocks of keys of the tuning tables are no larger
         if (p.cache.page % unit == 0 && p.cache.page > 0) desc.page_unit = unit;
       }

@@ -66,7 +66,9 @@ py::object standard_attention(const FwdRequest& r) {
 
   FwdDesc desc;
   desc.algorithm = Algorithm::kStandard;
-  if (p.q.queue) desc.access = access_for(p, out, r.layout, false, facts_of_index(device).arch);
+  if (p.q.queue) {
+    desc.access = access_for(p, out, r.layout, QueryRows::kOfHead, facts_of_index(device).arch);
+  }
   constexpr int64_t kMostKeys =
       (1 << 22) - 128;  // of a row of S in 2D block messages, see fits_block2d
   if (desc.access == Access::kBlock2d && p.sk > kMostKeys) desc.access = Access::kDwords;

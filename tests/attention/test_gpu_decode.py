@@ -194,3 +194,18 @@ def test_splits_of_more_than_one_query_are_refused(gpu, split):
         NotImplementedError, match="attention: num_splits above 1 is there for one query without dropout"
     ):
         call(q.expand(2, 4, 3, 64).contiguous(), k, v)
+
+
+@pytest.mark.parametrize("dim", [64, 72])
+@pytest.mark.parametrize("q_layout", ["shifted", "far heads"])
+def test_heads_of_a_query_may_lie_where_blocks_cannot_be_read(gpu, q_layout, dim):
+    """Keys and values lie as 2D block messages want them, queries do not."""
+    q, k, v = make(keys=77, heads=(8, 2), dim=dim)
+    if q_layout == "shifted":  # the first head begins 16 bytes after a multiple of 64
+        around = torch.full((q.numel() + 8,), torch.nan, dtype=q.dtype)
+        q = around[8:].view(q.shape).copy_(q)
+    else:  # a distance that is no multiple of 16 bytes
+        around = torch.full((*q.shape[:-1], dim + 2), torch.nan, dtype=q.dtype)
+        q = around[..., :dim].copy_(q)
+    out, lse = (usm.read(x) for x in call(q, k, v))
+    check_attention(q_layout, q, k, v, Features(), out, lse, gpu=True)
