@@ -1,0 +1,284 @@
+"""Cases of attention on arrays of their own: `attention`, the functions of flash-attn, packed or not."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xeflash
+from arrays import DTYPES
+from reference import Features
+from tolerance import check_attention
+
+from .case import Case, result_of
+from .draw import Draw, Kernel, draw_features
+
+FLASH_NAMES = {"scale": "softmax_scale", "sinks": "s_aux"}
+SDPA_NAMES = {"causal": "is_causal"}
+
+
+@dataclass
+class Inputs:
+    """Q, K and V of a call, as arguments, and as tensors (B, H, S, D) or (tokens, H, D)."""
+
+    arguments: dict[str, Any]
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    kind: str  # of the result
+
+
+def renamed(words: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in words.items()}
+
+
+def tensor(draw: Draw, kernel: Kernel, *shape: int) -> torch.Tensor:
+    return draw.numbers(*shape).to(DTYPES[kernel.dtype])
+
+
+# ---- attention ----------------------------------------------------------------------------------
+
+
+def attention(draw: Draw) -> Case:
+    kernel = draw.kernel()
+    rank = 4 if draw.kind.startswith("usm") else draw.random.choices((4, 3, 2, 5), (76, 9, 6, 9))[0]
+    heads, heads_k = draw.heads() if rank > 2 else (1, 1)
+    lead = {5: (draw.of(1, 2), draw.of(1, 2, 3)), 4: (draw.batch(),)}.get(rank, ())
+    rows, keys = draw.rows(kernel), draw.keys()
+    batch = lead[0] * lead[1] if rank == 5 else lead[0] if lead else 1
+
+    def shape(length: int, n: int, dim: int) -> tuple[int, ...]:
+        return (*lead, n, length, dim) if rank > 2 else (length, dim)
+
+    q = draw.array(tensor(draw, kernel, *shape(rows, heads, kernel.dim)))
+    k = draw.array(tensor(draw, kernel, *shape(keys, heads_k, kernel.dim)))
+    v = draw.array(tensor(draw, kernel, *shape(keys, heads_k, kernel.dim_v)))
+    f, words = draw_features(draw, kernel, batch, heads, keys, shape(rows, heads, keys))
+    if f.dropout:
+        f = f.with_(rng=(draw.random.getrandbits(64), draw.of(0, 1, 2**32 + 3, draw.random.getrandbits(63))))
+        words["rng"] = f.rng
+    if heads != heads_k or draw.chance(0.2):
+        words["enable_gqa"] = True
+    if want_lse := draw.chance(0.5):
+        words["return_lse"] = True
+    written = {}
+    if draw.chance(0.3):
+        empty = torch.zeros(shape(rows, heads, kernel.dim_v), dtype=DTYPES[kernel.dtype])
+        # Leading axes have to merge into one.
+        words["out"] = draw.array(empty, written=True, packed=rank == 5)
+        written["out"] = ...
+
+    def check(result: Any) -> None:
+        out, lse = result if want_lse else (result, None)
+        if "out" in words:
+            assert out is words["out"].given, "the result is not out"
+            out = words["out"].values()
+        else:
+            out = result_of(out, q.kind)
+        lse = None if lse is None else result_of(lse, q.kind)
+        assert out.shape == shape(rows, heads, kernel.dim_v), f"out has shape {list(out.shape)}"
+        assert lse is None or lse.shape == out.shape[:-1], f"the LSE has shape {list(lse.shape)}"
+        full = [x.values().reshape(batch, n, *x.shape[-2:]) for x, n in ((q, heads), (k, heads_k), (v, heads_k))]
+        compare(full, f, out, lse, (batch, heads, rows, kernel.dim_v), draw.on_gpu)
+
+    arguments = {"query": q, "key": k, "value": v, **renamed(words, SDPA_NAMES)}
+    return Case("attention", arguments, check, way_of(draw, arguments, rank == 4 and "out" not in words), written)
+
+
+def compare(
+    qkv: list[torch.Tensor], f: Features, out: torch.Tensor, lse: torch.Tensor | None, shape: tuple[int, ...], gpu: bool
+) -> None:
+    if out.numel() == 0:
+        return
+    lse = None if lse is None else lse.reshape(shape[:3])
+    check_attention("", *qkv, f, out.reshape(shape), lse, gpu, drawn=True)
+
+
+def way_of(draw: Draw, arguments: dict[str, Any], operator: bool = True) -> str:
+    """Torch's tensors can go through its dispatcher, too."""
+    if draw.kind not in ("torch", "xpu") or draw.mixed:
+        return "direct"
+    return draw.random.choices(("direct", "mode", "operator"), (60, 20, 20 if operator else 0))[0]
+
+
+# ---- flash-attn's, dense ------------------------------------------------------------------------
+
+
+def flash_attn_func(draw: Draw) -> Case:
+    kernel, batch, (heads, heads_k) = draw.kernel(), draw.batch(), draw.heads()
+    rows, keys = draw.rows(kernel), draw.keys()
+    q = draw.array(tensor(draw, kernel, batch, rows, heads, kernel.dim))
+    k = draw.array(tensor(draw, kernel, batch, keys, heads_k, kernel.dim))
+    v = draw.array(tensor(draw, kernel, batch, keys, heads_k, kernel.dim_v))
+    qkv = Inputs({"q": q, "k": k, "v": v}, *(x.values().transpose(1, 2) for x in (q, k, v)), q.kind)
+    return flash_case(draw, "flash_attn_func", kernel, qkv)
+
+
+def flash_attn_kvpacked_func(draw: Draw) -> Case:
+    kernel, batch, (heads, heads_k) = packable(draw), draw.batch(), draw.heads()
+    rows, keys = draw.rows(kernel), draw.keys()
+    q = draw.array(tensor(draw, kernel, batch, rows, heads, kernel.dim))
+    kv = draw.array(tensor(draw, kernel, batch, keys, 2, heads_k, kernel.dim))
+    k, v = kv.values().transpose(1, 3).unbind(2)
+    qkv = Inputs({"q": q, "kv": kv}, q.values().transpose(1, 2), k, v, q.kind)
+    return flash_case(draw, "flash_attn_kvpacked_func", kernel, qkv)
+
+
+def flash_attn_qkvpacked_func(draw: Draw) -> Case:
+    kernel, batch, (heads, _) = packable(draw), draw.batch(), draw.heads()
+    packed = draw.array(tensor(draw, kernel, batch, draw.rows(kernel), 3, heads, kernel.dim))
+    q, k, v = packed.values().transpose(1, 3).unbind(2)
+    return flash_case(draw, "flash_attn_qkvpacked_func", kernel, Inputs({"qkv": packed}, q, k, v, packed.kind))
+
+
+def packable(draw: Draw) -> Kernel:
+    """One whose heads of K and V are as wide; packed functions take no score_mod."""
+    while (kernel := draw.kernel()).dim != kernel.dim_v or kernel.variant == "snippet":
+        pass
+    return kernel
+
+
+def flash_case(draw: Draw, function: str, kernel: Kernel, x: Inputs) -> Case:
+    (batch, heads, rows, _), keys = x.q.shape, x.k.shape[2]
+    f, words = draw_features(draw, kernel, batch, heads, keys)
+    f, before = seeded(draw, f)
+    if want_lse := not f.dropout and draw.chance(0.5):
+        words["return_attn_probs"] = True
+    if draw.chance(0.1):
+        words["deterministic"] = True
+
+    def check(result: Any) -> None:
+        out, lse = parts(result, want_lse, x.kind)
+        assert out.shape == (batch, rows, heads, x.v.shape[-1]), f"out has shape {list(out.shape)}"
+        assert lse is None or lse.shape == (batch, heads, rows), f"the LSE has shape {list(lse.shape)}"
+        out = out.transpose(1, 2)
+        compare([x.q, x.k, x.v], f, out, lse, out.shape, draw.on_gpu)
+
+    arguments = x.arguments | renamed(words, FLASH_NAMES)
+    way = way_of(draw, arguments, function == "flash_attn_func")
+    return Case(function, arguments, check, way, before=before)
+
+
+def seeded(draw: Draw, f: Features) -> tuple[Features, Any]:
+    """flash-attn's functions take no seed: that of manual_seed, whose first call has offset 0."""
+    if not f.dropout:
+        return f, None
+    seed = draw.random.getrandbits(64)
+    return f.with_(rng=(seed, 0)), lambda: xeflash.manual_seed(seed)
+
+
+def parts(result: Any, want_lse: bool, kind: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if not want_lse:
+        return result_of(result, kind), None
+    out, lse, nothing = result
+    assert nothing is None
+    return result_of(out, kind), result_of(lse, kind)
+
+
+# ---- flash-attn's, packed sequences -------------------------------------------------------------
+
+
+def lengths_of(draw: Draw, draw_one: Any) -> list[int]:
+    return [0 if draw.chance(0.12) else draw_one() for _ in range(draw.of(1, 1, 2, 3, 4, 0))]
+
+
+def starts(lengths: list[int]) -> list[int]:
+    return [0, *itertools.accumulate(lengths)]
+
+
+def longest(draw: Draw, lengths: list[int]) -> int:
+    """A max_seqlen that may be larger than it has to be."""
+    least = max(lengths, default=0)
+    return least + (draw.of(1, 3, 64) if draw.chance(0.2) else 0)
+
+
+def flash_attn_varlen_func(draw: Draw) -> Case:
+    kernel, (heads, heads_k) = draw.kernel(), draw.heads()
+    lengths_q = lengths_of(draw, lambda: draw.rows(kernel))
+    lengths_k = [0 if draw.chance(0.1) else draw.keys() for _ in lengths_q]
+    q = draw.array(tensor(draw, kernel, sum(lengths_q), heads, kernel.dim))
+    used = None
+    k, v = (tensor(draw, kernel, sum(lengths_k), heads_k, dim) for dim in (kernel.dim, kernel.dim_v))
+    if draw.chance(0.3):
+        used = [draw.random.randint(0, n) for n in lengths_k]
+        for start, n, end in zip(starts(lengths_k), used, starts(lengths_k)[1:], strict=False):
+            k[start + n : end], v[start + n : end] = torch.nan, torch.nan
+    k, v = (draw.array(x, distinct=used is not None) for x in (k, v))
+    x = Inputs({"q": q, "k": k, "v": v}, q.values(), k.values(), v.values(), q.kind)
+    return varlen_case(draw, "flash_attn_varlen_func", kernel, x, lengths_q, lengths_k, used)
+
+
+def flash_attn_varlen_kvpacked_func(draw: Draw) -> Case:
+    kernel, (heads, heads_k) = packable(draw), draw.heads()
+    lengths_q = lengths_of(draw, lambda: draw.rows(kernel))
+    lengths_k = [0 if draw.chance(0.1) else draw.keys() for _ in lengths_q]
+    q = draw.array(tensor(draw, kernel, sum(lengths_q), heads, kernel.dim))
+    kv = draw.array(tensor(draw, kernel, sum(lengths_k), 2, heads_k, kernel.dim))
+    x = Inputs({"q": q, "kv": kv}, q.values(), *kv.values().unbind(1), q.kind)
+    return varlen_case(draw, "flash_attn_varlen_kvpacked_func", kernel, x, lengths_q, lengths_k, None)
+
+
+def flash_attn_varlen_qkvpacked_func(draw: Draw) -> Case:
+    kernel, (heads, _) = packable(draw), draw.heads()
+    lengths = lengths_of(draw, lambda: draw.rows(kernel))
+    qkv = draw.array(tensor(draw, kernel, sum(lengths), 3, heads, kernel.dim))
+    x = Inputs({"qkv": qkv}, *qkv.values().unbind(1), qkv.kind)
+    return varlen_case(draw, "flash_attn_varlen_qkvpacked_func", kernel, x, lengths, lengths, None)
+
+
+def varlen_case(
+    draw: Draw,
+    function: str,
+    kernel: Kernel,
+    x: Inputs,
+    lengths_q: list[int],
+    lengths_k: list[int],
+    used: list[int] | None,
+) -> Case:
+    batch, (tokens, heads, _) = len(lengths_q), x.q.shape
+    cu_q, cu_k = starts(lengths_q), starts(lengths_k)
+    arguments = dict(x.arguments)
+    if "qkv" in arguments:
+        most = longest(draw, lengths_q)
+        arguments |= {"cu_seqlens": draw.int32(cu_q), "max_seqlen": most}
+        least = {"max_seqlen": max(lengths_q, default=0)}
+    else:
+        most = longest(draw, lengths_k)
+        arguments |= {"cu_seqlens_q": draw.int32(cu_q), "cu_seqlens_k": draw.int32(cu_k)}
+        arguments |= {"max_seqlen_q": longest(draw, lengths_q), "max_seqlen_k": most}
+        least = {"max_seqlen_q": max(lengths_q, default=0), "max_seqlen_k": max(lengths_k, default=0)}
+    if used is not None:
+        arguments["seqused_k"] = draw.int32(used)
+    f, words = draw_features(draw, kernel, batch, heads, most)
+    f, before = seeded(draw, f)
+    if want_lse := not f.dropout and draw.chance(0.5):
+        words["return_attn_probs"] = True
+
+    def check(result: Any) -> None:
+        out, lse = parts(result, want_lse, x.kind)
+        assert out.shape == (tokens, heads, x.v.shape[-1]), f"out has shape {list(out.shape)}"
+        assert lse is None or lse.shape == (heads, tokens), f"the LSE has shape {list(lse.shape)}"
+        for i in range(batch):
+            rows = slice(cu_q[i], cu_q[i + 1])
+            keys = slice(cu_k[i], cu_k[i] + (lengths_k if used is None else used)[i])
+            qkv = [y[part].transpose(0, 1)[None] for y, part in ((x.q, rows), (x.k, keys), (x.v, keys))]
+            compare_sequence(i, qkv, f, out[rows], None if lse is None else lse[:, rows], draw.on_gpu)
+
+    arguments |= renamed(words, FLASH_NAMES)
+    way = way_of(draw, arguments, function == "flash_attn_varlen_func")
+    return Case(function, arguments, check, way, before=before, facts={"longest": least})
+
+
+def compare_sequence(
+    i: int, qkv: list[torch.Tensor], f: Features, out: torch.Tensor, lse: torch.Tensor | None, gpu: bool
+) -> None:
+    """Sequence i of a batch: out (rows, H, Dv), lse (H, rows)."""
+    if out.numel() == 0:
+        return
+    slopes = f.alibi[i : i + 1] if f.alibi is not None and f.alibi.dim() == 2 else f.alibi
+    lse = None if lse is None else lse[None]
+    check_attention(
+        f"sequence {i}", *qkv, f.with_(alibi=slopes, batch0=i), out.transpose(0, 1)[None], lse, gpu, drawn=True
+    )

@@ -1,0 +1,247 @@
+"""What cases are drawn from: kernels, sizes, values, features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+from arrays import DTYPES
+from cases import SNIPPET, Snippet
+from reference import Features
+
+from .memory import Array, draw_layout, place
+
+HOST = ("numpy", "torch")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What kernels are compiled for, beside the heights of tiles."""
+
+    dtype: str
+    dim: int
+    dim_v: int
+    variant: str = "plain"
+    most_rows: int = 16
+
+
+@dataclass(frozen=True)
+class CacheKernel(Kernel):
+    place: str = "plain"  # plain, paged, beams
+    format: str = "same"  # e4m3, e5m2, int8; with .array of scales
+
+
+# Few, as each is compiled for a second or more, and shared with other tests where they can be.
+KERNELS = [
+    Kernel("bf16", 64, 64, "plain", 127),
+    Kernel("fp32", 16, 16),
+    Kernel("fp16", 40, 40),
+    Kernel("fp16", 40, 40, "softcap"),
+    Kernel("fp16", 40, 40, "bias32"),
+    Kernel("bf16", 64, 64, "alibi"),
+    Kernel("bf16", 64, 64, "mask"),
+    Kernel("fp32", 16, 16, "bias"),
+    Kernel("fp32", 16, 16, "dropout"),
+    Kernel("bf16", 64, 64, "snippet"),
+    Kernel("bf16", 64, 40, "softcap-alibi-bias"),
+]
+CACHE_KERNELS = [
+    CacheKernel("bf16", 64, 64, place="paged"),
+    CacheKernel("fp32", 16, 16, place="plain"),
+    CacheKernel("fp16", 40, 40, place="beams"),
+    CacheKernel("bf16", 64, 64, place="paged", format="e4m3"),
+    CacheKernel("fp32", 16, 16, place="plain", format="int8.array"),
+    CacheKernel("fp16", 40, 40, place="paged", format="e5m2.array"),
+    CacheKernel("bf16", 64, 64, place="beams", format="int8"),
+    CacheKernel("fp32", 16, 16, "softcap", place="paged"),
+    CacheKernel("bf16", 64, 40, "alibi", place="plain"),
+    CacheKernel("bf16", 64, 64, "snippet", place="paged"),
+]
+NARROW = [Kernel("bf16", 64, 64), Kernel("bf16", 64, 64, "mask")]
+NARROW_CACHE = [CACHE_KERNELS[i] for i in (0, 3)]
+DIMS = (8, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256)
+ODD_DIMS = (1, 2, 3, 15, 17, 23, 59, 111, 127)  # not on GPUs
+VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "dropout", "snippet", "softcap-alibi-bias32")
+
+ROWS = (1, 1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 63, 64, 65, 127)
+KEYS = (1, 2, 3, 7, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65, 100, 127, 128, 129, 0)
+HEADS = ((1, 1), (2, 2), (2, 1), (4, 2), (3, 3), (3, 1), (6, 2), (4, 1))  # the first ones have few kernels
+
+
+class Draw:
+    """The choices of one case: all follow from the seed and the number."""
+
+    def __init__(self, seed: int, number: int, kinds: tuple[str, ...], width: str = "usual") -> None:
+        self.random = Random(f"{seed}/{number}")
+        self.generator = torch.Generator().manual_seed(self.random.getrandbits(62))
+        self.kinds, self.width = kinds, width
+        self.kind = self.random.choice(kinds)
+        self.mixed = self.kind in HOST and self.chance(0.1)
+        self.on_gpu = self.kind in ("usm", "xpu")
+        self.guised = True  # some arrays are of a subclass, or lazy views
+
+    def chance(self, p: float) -> bool:
+        return self.random.random() < p
+
+    def of(self, *values: Any) -> Any:
+        return self.random.choice(values)
+
+    def kernel(self) -> Kernel:
+        if self.width != "wide":
+            return self.random.choice(NARROW if self.width == "narrow" else KERNELS)
+        return Kernel(self.of(*DTYPES), self.dim(), self.dim(), self.random.choice(VARIANTS), 127)
+
+    def cache_kernel(self) -> CacheKernel:
+        if self.width != "wide":
+            return self.random.choice(NARROW_CACHE if self.width == "narrow" else CACHE_KERNELS)
+        variant = self.of("plain", "plain", "softcap", "alibi", "snippet")
+        place, form = self.of("plain", "paged", "beams"), self.of("same", "same", "e4m3", "e5m2", "int8")
+        form += ".array" if form != "same" and self.chance(0.5) else ""
+        return CacheKernel(self.of(*DTYPES), self.dim(), self.dim(), variant, self.of(16, 40), place, form)
+
+    def dim(self) -> int:
+        return self.random.choice(DIMS if self.on_gpu or self.chance(0.5) else DIMS + ODD_DIMS)
+
+    def rows(self, kernel: Kernel) -> int:
+        if self.chance(0.02):
+            return 0
+        return self.random.choice([n for n in ROWS if n <= kernel.most_rows])
+
+    def keys(self) -> int:
+        return self.random.choice(KEYS)
+
+    def heads(self) -> tuple[int, int]:
+        return (0, 0) if self.chance(0.005) else self.some_heads()
+
+    def some_heads(self) -> tuple[int, int]:
+        return self.random.choice(HEADS[: 4 if self.width == "narrow" else None])
+
+    def batch(self) -> int:
+        return self.random.choices((0, 1, 2, 3), (1, 40, 40, 19))[0]
+
+    # ---- values ----
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def numbers(self, *shape: int) -> torch.Tensor:
+        """In fp32; of some kind that shows something."""
+        kind = self.random.choices(("normal", "large", "small", "equal", "zero", "sparse"), (70, 8, 6, 6, 3, 7))[0]
+        x = self.normal(*shape)
+        if kind == "large":
+            return x * 20
+        if kind == "small":
+            return x * 1e-3
+        if kind == "equal":
+            return torch.ones(shape)
+        if kind == "zero":
+            return torch.zeros(shape)
+        return torch.where(x > 1, x * 4, 0) if kind == "sparse" else x
+
+    def array(
+        self, values: torch.Tensor, *, written: bool = False, cached: bool = False, packed: bool = False,
+        distinct: bool = False, forward: bool = False,
+    ) -> Array:  # fmt: skip
+        """`written`: a result; `cached`: used where it is; `packed`: the function wants it so; `distinct`: no two of
+        its elements are one; `forward`: no stride is negative."""
+        kind = self.random.choice(HOST) if self.mixed else self.kind
+        # SYCL arrays are not copied, so all of them have a contiguous last axis.
+        fixed = written or cached or kind.startswith("usm")
+        layout = draw_layout(self.random, kind, contiguous_last=fixed, distinct=written or distinct)
+        if forward:
+            layout = replace(layout, flipped=0)
+        if packed:
+            layout = type(layout)(at_end=layout.at_end, shift=layout.shift)
+        writable = written or kind != "numpy" or self.chance(0.7)
+        guise = ""
+        if self.guised and not written and not cached and self.chance(0.04):
+            floats = values.dtype in DTYPES.values()
+            guise = {"numpy": "subclass", "torch": "parameter", "xpu": "parameter"}.get(kind, "")
+            if guise == "parameter" and floats and self.chance(0.5):
+                guise = "negated"
+        return place(values, kind, layout, writable, guise)
+
+    def int32(self, values: Any) -> Array:
+        """One axis, packed."""
+        return self.array(torch.as_tensor(values, dtype=torch.int32), packed=True)
+
+
+# ---- features -----------------------------------------------------------------------------------
+
+
+def draw_features(
+    draw: Draw, kernel: Kernel, batch: int, heads: int, keys: int, scores: tuple[int, ...] | None = None
+) -> tuple[Features, dict[str, Any]]:
+    """What changes attention, for the reference, and as arguments of the public functions.
+
+    `scores`: the shape that a mask is broadcast to, of the function that takes masks: attention.
+    """
+    sdpa = scores is not None
+    variant, words = kernel.variant, {}
+    f = Features(empty_lse=-torch.inf if sdpa else torch.inf)
+    if draw.chance(0.3):
+        words["scale"] = draw.of(0.3, 1.0, 0.01, -0.2, 0.0, 1)
+        if words["scale"] == 0 and variant != "plain":
+            words["scale"] = 0.5
+        f = f.with_(scale=words["scale"])
+    f, masking = draw_window(draw, f, keys, sdpa)
+    words |= masking
+    if "softcap" in variant:
+        words["softcap"] = draw.of(3.0, 0.5, 30.0, 5)
+        f = f.with_(softcap=words["softcap"])
+    if "alibi" in variant:
+        slopes = draw.array(draw.normal(*((batch, heads) if draw.chance(0.4) else (heads,))) / 4)
+        words["alibi_slopes"], f = slopes, f.with_(alibi=slopes.values())
+    if draw.chance(0.25):
+        sinks = draw.normal(heads) * 2
+        if draw.chance(0.1):
+            sinks[::2] = -torch.inf
+        dtype = torch.float32 if draw.on_gpu or draw.kind.startswith("usm") else draw.of(*DTYPES.values())
+        placed = draw.array(sinks.to(dtype))
+        words["sinks"], f = placed, f.with_(sinks=placed.values())
+    if scores is not None and ("mask" in variant or "bias" in variant):
+        mask = draw_mask(draw, kernel, scores)
+        words["attn_mask"], f = mask, f.with_(mask=mask.values().expand(scores).reshape(batch, heads, *scores[-2:]))
+    if "snippet" in variant:
+        snippet = Snippet.draw(max(heads, 1), draw.generator)
+        arrays = {"kind": draw.array(snippet.kind, forward=True), "level": draw.array(snippet.level, forward=True)}
+        snippet = Snippet(arrays["kind"].values(), arrays["level"].values())
+        more = {name: x for name, x in snippet.keywords("torch")["captures"].items() if name not in arrays}
+        words |= {"score_mod": SNIPPET, "captures": arrays | more}
+        f = f.with_(score_mod=snippet)
+    if variant == "dropout":
+        words["dropout_p"] = draw.of(0.15, 0.5, 1.0, 0.001)
+        f = f.with_(dropout=words["dropout_p"])
+    return f, words
+
+
+def draw_window(draw: Draw, f: Features, keys: int, sdpa: bool) -> tuple[Features, dict[str, Any]]:
+    """flash-attn takes a side that reaches over all keys as unlimited, wherever the diagonal is."""
+    causal = draw.chance(0.35)
+    words: dict[str, Any] = {"causal": causal} if causal else {}
+    sides = [-1, -1]
+    if draw.chance(0.3):
+        sides = [draw.of(-1, 0, 1, 5, 16, 40, keys, keys + 1, max(keys - 1, 0), 2**31 - 1, 2**40) for _ in range(2)]
+        words["window_size"] = draw.of(tuple(sides), list(sides))
+    seen = [n if sdpa or n < keys else -1 for n in sides]
+    if causal:
+        seen[1] = 0
+    f = f.with_(window=tuple(min(n, 2**31) for n in seen))
+    if sdpa:
+        f = f.with_(top_left=not draw.chance(0.5))
+        if not f.top_left or draw.chance(0.1):
+            words["bottom_right"] = not f.top_left
+    return f, words
+
+
+def draw_mask(draw: Draw, kernel: Kernel, scores: tuple[int, ...]) -> Array:
+    rank = draw.random.randint(1, len(scores)) if draw.chance(0.4) else len(scores)
+    shape = tuple(1 if draw.chance(0.3) else n for n in scores[len(scores) - rank :])
+    hidden = torch.rand(shape, generator=draw.generator) < draw.of(0.2, 0.2, 0.9, 0.0, 1.0)
+    if kernel.variant.endswith("mask"):
+        return draw.array(~hidden)
+    dtype = torch.float32 if kernel.variant.endswith("bias32") else DTYPES[kernel.dtype]
+    least = draw.of(-torch.inf, -torch.inf, torch.finfo(dtype).min)
+    return draw.array((draw.normal(*shape) * 2).to(dtype).masked_fill(hidden, least))

@@ -1,0 +1,40 @@
+"""A case from its seed and number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import cached, dense, merged, others
+from .case import Case
+from .draw import Draw
+from .invalid import spoil
+
+FUNCTIONS: dict[str, tuple[int, Callable[[Draw], Case]]] = {
+    "attention": (6, dense.attention),
+    "flash_attn_func": (4, dense.flash_attn_func),
+    "flash_attn_kvpacked_func": (1, dense.flash_attn_kvpacked_func),
+    "flash_attn_qkvpacked_func": (1, dense.flash_attn_qkvpacked_func),
+    "flash_attn_varlen_func": (4, dense.flash_attn_varlen_func),
+    "flash_attn_varlen_kvpacked_func": (1, dense.flash_attn_varlen_kvpacked_func),
+    "flash_attn_varlen_qkvpacked_func": (1, dense.flash_attn_varlen_qkvpacked_func),
+    "flash_attn_varlen_func on pages": (2, cached.flash_attn_varlen_paged),
+    "flash_attn_with_kvcache": (7, cached.flash_attn_with_kvcache),
+    "merge_states": (2, merged.merge_states),
+    "scaled_dot_product_attention": (2, others.scaled_dot_product_attention),
+    "varlen_attn": (1, others.varlen_attn),
+    "standard_attention": (1, others.standard_attention),
+    "IpexSDP": (1, others.ipex_sdp),
+    "VarlenAttention": (1, others.ipex_varlen),
+    "PagedAttention": (1, others.ipex_paged),
+    "reshape_and_cache": (1, others.ipex_slots),
+}
+KINDS = {"cpu": ("numpy", "numpy", "torch", "torch", "usm-cpu"), "gpu": ("usm", "xpu")}
+
+
+def make(seed: int, number: int, kinds: tuple[str, ...] = KINDS["cpu"], width: str = "usual") -> Case:
+    """Each function has a share of the numbers; a third of the cases of our own is invalid."""
+    draw = Draw(seed, number, kinds, width)
+    weights = [weight for weight, _ in FUNCTIONS.values()]
+    name = draw.random.choices(list(FUNCTIONS), weights)[0]
+    case = FUNCTIONS[name][1](draw)
+    return spoil(draw, case) if case.call is None and draw.chance(1 / 3) else case

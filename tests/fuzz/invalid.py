@@ -1,0 +1,393 @@
+"""One thing wrong with a case that was valid: what the documented rules do not allow, by kind of argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from arrays import DTYPES
+
+from .case import Case
+from .draw import Draw
+from .memory import Array, Layout, place
+
+NAN, INF = math.nan, math.inf
+
+
+@dataclass(frozen=True)
+class Mutation:
+    argument: str
+    wrong: str
+    make: Callable[[], Any]  # the new value
+    names: tuple[str, ...] = ()  # what may be named instead of the argument
+    either: bool = False  # it may also be taken, if nothing breaks
+    typed: bool = False  # a type that torch's operators refuse in words of their own
+    also: tuple[tuple[str, Any], ...] = ()  # other arguments that change with it
+
+
+def spoil(draw: Draw, case: Case) -> Case:
+    """The case with one thing wrong; each argument is as likely."""
+    found: dict[str, list[Mutation]] = {}
+    for mutation in mutations(draw, case):
+        if not (mutation.typed and case.way == "operator"):
+            found.setdefault(mutation.argument, []).append(mutation)
+    chosen = draw.random.choice(found[draw.random.choice(sorted(found))])
+    value = chosen.make()
+    arguments = case.arguments | {chosen.argument: value} | dict(chosen.also)
+    names = frozenset((chosen.argument, *chosen.names, *ALIASES.get(chosen.argument, ())))
+    check = (lambda result: None) if chosen.either else case.check
+    return replace(
+        case,
+        arguments=arguments,
+        wrong=f"{chosen.argument}: {chosen.wrong}",
+        names=names,
+        either=chosen.either,
+        check=check,
+    )
+
+
+ALIASES = {
+    "window_size": ("window_left", "window_right"),
+    "states": ("out", "lse", "state"),
+    "cache_seqlens": ("cache_length",),
+    "k_scale": ("k_factor",),
+    "v_scale": ("v_factor",),
+}
+
+
+def mutations(draw: Draw, case: Case) -> Iterator[Mutation]:
+    for name, value in case.arguments.items():
+        if isinstance(value, Array):
+            yield from of_array(draw, case, name, value)
+            if not value.kind.startswith(("usm", "xpu")):
+                yield from of_values(draw, case, name, value)
+        elif name == "states":
+            yield from of_states(draw, value)
+    yield from of_sizes(draw, case)
+    yield from of_numbers(case)
+    yield from of_results(draw, case)
+
+
+def on_host(case: Case) -> bool:
+    """Whether what is in arrays of integers is looked at; on a device it is trusted."""
+    return not any(x.kind.startswith(("usm", "xpu")) for _, x in case.arrays())
+
+
+def again(array: Array, values: torch.Tensor, **more: Any) -> Array:
+    """Another array of its kind."""
+    return place(values, array.kind, Layout(), **more)
+
+
+# ---- arrays -------------------------------------------------------------------------------------
+
+REQUIRED = ("query", "key", "value", "q", "k", "v", "qkv", "kv", "k_cache", "v_cache")
+MIXED = ("query", "key", "value", "q", "k", "v", "kv", "k_cache", "v_cache", "rotary_cos", "rotary_sin", "out")
+REQUIRED += ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
+INTS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "cache_seqlens", "cache_batch_idx", "cache_leftpad")
+TABLES = ("block_table", "beam_index")
+
+
+def may_be_none(case: Case) -> tuple[str, ...]:
+    if case.function == "flash_attn_with_kvcache":
+        return "k", "v"
+    return ("cu_seqlens_k",) if "seqused_k" in case.arguments else ()
+
+
+def of_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutation]:
+    zeros = torch.zeros(array.shape)
+    for dtype in (torch.float64, torch.int64, torch.uint8, torch.int16, torch.complex64):
+        if array.kind.startswith("usm"):
+            break  # its typestrings are ours
+        if dtype is torch.uint8 and name == "attn_mask":
+            continue
+        yield Mutation(name, f"is {dtype}", lambda d=dtype: again(array, zeros.to(d)))
+    of_cache = name == "q" and ("k_cache" in case.arguments or "block_table" in case.arguments)  # may be quantised
+    if name in MIXED and array.dtype.itemsize > 1 and not of_cache:
+        for dtype in (x for x in DTYPES.values() if x is not array.dtype):
+            yield Mutation(name, f"is {dtype}, unlike others", lambda d=dtype: again(array, zeros.to(d)), MIXED)
+    if name != "attn_mask":
+        more = zeros.to(array.dtype)[None, None] if name == "alibi_slopes" else zeros.to(array.dtype)[None]
+        yield Mutation(name, f"has {more.dim()} axes", lambda: again(array, more))
+    if name not in ("attn_mask", "out"):
+        yield Mutation(name, "has no axis", lambda: again(array, torch.zeros((), dtype=array.dtype)))
+    for wrong in ([1.0, 2.0], "text", object(), {"a": 1}, True):
+        if name in ("k_scale", "v_scale", "cache_seqlens") and wrong is True:
+            continue
+        yield Mutation(name, f"is a {type(wrong).__name__}", lambda x=wrong: x, typed=True)
+    if name in REQUIRED and name not in may_be_none(case):
+        yield Mutation(name, "is None", lambda: None, typed=True)
+    if array.kind in ("torch", "xpu"):
+        yield Mutation(name, "is on meta", lambda: zeros.to(array.dtype).to("meta"))
+        if array.dtype.is_floating_point and array.dtype.itemsize > 1 and case.way != "operator":
+            yield Mutation(name, "requires grad", lambda: zeros.to(array.dtype).requires_grad_(), ("grad",))
+        if len(array.shape) == 4 and array.dtype is torch.float32:
+            yield Mutation(name, "is sparse", lambda: zeros.to_sparse())
+    if array.kind == "numpy" and array.dtype is torch.float32:
+        yield Mutation(name, "is of the other byte order", lambda: zeros.numpy().astype(">f4"))
+    if array.kind in ("usm", "xpu"):
+        host = zeros.to(array.dtype)
+        yield Mutation(name, "is on the host", lambda: host, ("host", "query", "q", "device"))
+    if name in (*INTS, *TABLES) and array.dtype is torch.int32:
+        yield Mutation(name, "is uint32", lambda: np.zeros(array.shape, np.uint32))
+
+
+def of_sizes(draw: Draw, case: Case) -> Iterator[Mutation]:
+    """One axis longer, where nothing can be as long."""
+    arguments = case.arguments
+
+    def longer(name: str, axis: int, *names: str, by: int = 1) -> Iterator[Mutation]:
+        array = arguments.get(name)
+        if isinstance(array, Array):
+            shape = list(array.shape)
+            shape[axis] += by
+            wrong = f"has {shape[axis]} in the place of {array.shape[axis]} in axis {axis}"
+            yield Mutation(name, wrong, lambda: again(array, torch.zeros(shape, dtype=array.dtype)), names)
+
+    qkv = [name for name in ("query", "key", "value", "q", "k", "v", "k_cache", "v_cache") if name in arguments]
+    for name in ("query", "q", "key", "k_cache"):
+        yield from longer(name, -1, *qkv)
+    for name, axis in (("value", -2), ("value", -3), ("v_cache", -3), ("v_cache", -2)):
+        array = arguments.get(name)
+        if isinstance(array, Array) and -axis <= len(array.shape) and array.shape[axis] > 0:
+            yield from longer(name, axis, *qkv)
+    if case.function in ("flash_attn_func", "flash_attn_varlen_func") and isinstance(arguments.get("v"), Array):
+        yield from longer("v", -3, *qkv, "cu_seqlens_k")
+        yield from longer("v", -2, *qkv)
+        yield from longer("k", -1, *qkv)
+    if case.function == "flash_attn_with_kvcache":
+        for side in "kv":
+            for axis in (0, -2, -1):
+                yield from longer(side, axis, *qkv)
+        yield from longer("v", 1, *qkv)
+    for name in ("alibi_slopes", "sinks", "s_aux", "block_table", "beam_index", *INTS):
+        axis = 0 if name in TABLES else -1
+        if name == "cu_seqlens" and not on_host(case):
+            continue  # nothing else says how many sequences there are
+        yield from longer(name, axis, "cu_seqlens_k", "cu_seqlens_q", "max_seqlen_q", "max_seqlen_k")
+    for name in ("qkv", "kv"):
+        yield from longer(name, -3)
+    for name in ("rotary_cos", "rotary_sin", "k_scale", "v_scale"):
+        yield from longer(name, -1, "rotary_cos", "rotary_sin")
+        yield from longer(name, 0, "rotary_cos", "rotary_sin")
+    if isinstance(arguments.get("attn_mask"), Array) and arguments["attn_mask"].shape:
+        scores = (*arguments["query"].shape[:-1], arguments["key"].shape[-2])
+        rank = len(arguments["attn_mask"].shape)
+        for axis in range(-min(rank, len(scores)), 0):
+            yield from longer("attn_mask", axis, by=scores[axis] + 2 - arguments["attn_mask"].shape[axis])
+
+
+def of_values(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutation]:
+    """Numbers in arrays that say where something is; in host memory they are looked at."""
+    if array.dtype is not torch.int32 or name == "attn_mask":
+        return
+    values = array.values()
+
+    def with_(wrong: str, index: Any, value: int, *names: str) -> Mutation:
+        def make() -> Array:
+            changed = values.clone()
+            changed[index] = value
+            return again(array, changed)
+
+        return Mutation(name, f"has {value} at {index}: {wrong}", make, names)
+
+    packing = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "cu_seqlens", "max_seqlen", "seqused_k")
+    if name.startswith("cu_seqlens"):
+        paged = "block_table" in case.arguments and name == "cu_seqlens_k"
+        yield with_("the first has to be 0", 0, draw.of(1, -1, 2**31 - 1), *packing)
+        if len(values) > 1 and not paged:
+            yield with_("not the end", -1, int(values[-1]) + draw.of(1, -1, 1000), *packing)
+        if len(values) > 2:
+            yield with_("they decrease", 1, draw.of(-1, -(2**31), 2**31 - 1), *packing)
+    elif len(values) == 0:
+        return
+    elif name == "seqused_k":
+        yield with_("more than there are", draw.of(0, -1), draw.of(-1, 2**31 - 1, -(2**31)), *packing)
+    elif name == "cache_seqlens":
+        room = case.facts["capacity"] - case.facts["added"]
+        yield with_("no such length", draw.of(0, -1), draw.of(-1, room + 1, 2**31 - 1, -(2**31)))
+    elif name == "cache_batch_idx":
+        yield with_("no such sequence", draw.of(0, -1), draw.of(-1, case.facts["places"], 2**31 - 1))
+        if case.facts["added"] and len(values) > 1:
+            yield with_("the same as another", 0, int(values[-1]))
+    elif name == "cache_leftpad":
+        yield with_("no such place", draw.of(0, -1), draw.of(-1, 1000, 2**31 - 1, -(2**31)))
+    elif name in TABLES and case.facts["used"]:
+        b, column = draw.random.choice(case.facts["used"])
+        yield with_("no such page or sequence", (b, column), draw.of(-1, case.facts["places"], 2**31 - 1, -(2**31)))
+
+
+def of_states(draw: Draw, states: Any) -> Iterator[Mutation]:
+    """Of merge_states: out and lse in turn, or pairs."""
+    flat = [x for state in states for x in state] if isinstance(states[0], tuple) else list(states)
+    out, lse = flat[:2]
+    last = len(flat) - 2
+
+    def replaced(i: int, value: Any) -> list[Any]:
+        return [*flat[:i], value, *flat[i + 1 :]]
+
+    def longer(array: Array, axis: int) -> Array:
+        shape = list(array.shape)
+        shape[axis] += 1
+        return again(array, torch.zeros(shape, dtype=array.dtype))
+
+    wider = [(i, axis) for i, axis in ((last, -2), (last, -1), (last + 1, -1), (last + 1, 0))]
+    for i, axis in wider:
+        if not (last == 0 and (i, axis) == (0, -1)):
+            yield Mutation(
+                "states", f"{i} is longer in axis {axis}", lambda i=i, a=axis: replaced(i, longer(flat[i], a))
+            )
+    if not out.kind.startswith("usm"):
+        double = lambda x: again(x, torch.zeros(x.shape).double())  # noqa: E731
+        yield Mutation("states", "out is float64", lambda: replaced(last, double(out)))
+        yield Mutation("states", "lse is float64", lambda: replaced(last + 1, double(lse)))
+    for wrong in (None, "text", 3.5, [1.0]):
+        yield Mutation("states", f"one is {wrong!r}", lambda x=wrong: replaced(last, x), typed=True)
+    yield Mutation("states", "an odd number", lambda: flat[:-1], typed=True)
+    yield Mutation("states", "none", lambda: [], typed=True)
+    yield Mutation("states", "a state of three", lambda: [(out, lse, lse)], typed=True)
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+
+def of_numbers(case: Case) -> Iterator[Mutation]:
+    function, facts = case.function, case.facts
+    sdpa, cache = function == "attention", function == "flash_attn_with_kvcache"
+    if function == "merge_states":
+        return
+
+    def numbers(name: str, *values: Any, names: tuple[str, ...] = (), either: bool = False) -> Iterator[Mutation]:
+        for value in values:
+            typed = not isinstance(value, int | float) or (isinstance(value, float) and name in INTEGERS)
+            typed |= isinstance(value, int) and (abs(value) >= 2**63 or name == "window_size")
+            yield Mutation(name, f"is {value!r}", lambda x=value: x, names, either, typed)
+
+    scale = "scale" if sdpa else "softmax_scale"
+    yield from numbers(scale, NAN, INF, -INF, "text", [1.0], 1j)
+    yield from numbers(scale, 1e39, either=True)
+    yield from numbers("softcap", -1.0, NAN, INF, "text", [1.0], 1j, names=("dropout_p",))
+    windows: list[Any] = [(1, 2, 3), (1,), (), 5, None, "ab", ("a", "b"), (2.7, 0), (NAN, 0), (-2, 0), (0, -(2**31))]
+    yield from numbers("window_size", *windows, (INF, 0))
+    yield from numbers("window_size", (2**63, 0), (2**64, -1), (None, None), either=True)
+    if not cache:
+        yield from numbers("dropout_p", -0.1, 1.5, NAN, "text", [1.0], INF, -(2**31))
+    yield from numbers("is_causal" if sdpa else "causal", "text", [1], object())
+    if sdpa:
+        heads, heads_k = case.arguments["query"].shape[-3:-2], case.arguments["key"].shape[-3:-2]
+        if heads != heads_k and heads_k != (1,):
+            yield Mutation("enable_gqa", "is not allowed", lambda: False, ("key",))
+        if case.arguments.get("dropout_p"):
+            yield from numbers("rng", (1,), (1, 2, 3), 5, ("a", "b"), (1.5, 0), (NAN, 0))
+    if cache:
+        yield from numbers("num_splits", -1, 129, 2**31, 2**63, -(2**63) - 1, 2.5, NAN, "text", None, [1])
+        yield from numbers("unified_max", NAN, INF, -INF, "text", [1.0])
+        if facts["rows"] > 1:
+            yield from numbers("num_splits", 2, 128, names=("q",))
+            yield from numbers("unified_max", 0.0, -3, names=("q",))
+        if facts["batch"]:
+            room = facts["capacity"] - facts["added"]
+            least = -5 if case.way == "operator" else -1  # the operator's default is -1
+            yield from numbers("cache_seqlens", least, room + 1, 2**31, 2**40, names=("cache_leftpad",))
+        yield from numbers("cache_seqlens", 2**63, -(2**63) - 1, 2.5, NAN, "text", [3], 1j)
+        for side in ("k_scale", "v_scale"):
+            if side in case.arguments and not isinstance(case.arguments[side], Array):
+                yield from numbers(side, 0.0, 0, -1.0, NAN, INF, "text", [1.0], 1j)
+                yield from numbers(side, 1e39, 1e-60, 10**400, either=True)
+            elif side not in case.arguments:
+                yield from numbers(side, "text", [1.0])
+        yield from numbers("rotary_interleaved", "text", [1])
+        for name in ("k", "v", "rotary_cos", "rotary_sin"):
+            if name in case.arguments:
+                pair = {"k": "v", "v": "k", "rotary_cos": "rotary_sin", "rotary_sin": "rotary_cos"}[name]
+                yield Mutation(name, "is not given", lambda: None, (pair, "rotary_cos"))
+        if "k" in case.arguments:
+            yield Mutation("cache_seqlens", "is not given", lambda: None)
+    for name in ("max_seqlen", "max_seqlen_q", "max_seqlen_k"):
+        if name in case.arguments:
+            yield from numbers(name, -1, 2**31, 2**63, -(2**63) - 1, 2.5, NAN, "text", None, [1])
+            least = facts["longest"][name]
+            if least > 0 and on_host(case):
+                yield from numbers(name, least - 1, names=("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
+    if "packed" not in function and case.way != "operator":
+        yield from of_score_mod(case)
+
+
+INTEGERS = ("num_splits", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "cache_seqlens", "window_size")
+
+
+def of_score_mod(case: Case) -> Iterator[Mutation]:
+    for wrong in (5, ["s"], "", "  ", lambda s: s):
+        also = (("captures", None),)
+        yield Mutation("score_mod", f"is {wrong!r:.20}", lambda x=wrong: x, ("captures",), typed=True, also=also)
+    text = case.arguments.get("score_mod")
+    if text is None:
+        yield Mutation("captures", "without score_mod", lambda: {"a": 1.0})
+        return
+    given = case.arguments["captures"]
+    for wrong in (5, "text", [1], {**given, "unused": 1}, {**given, "s": 1}, {**given, "a b": 1}, {**given, 5: 1}):
+        yield Mutation("captures", f"is {str(wrong)[-40:]}", lambda x=wrong: x, typed=True)
+    for value in ("text", None, [1.0], 2**31, 2**63, 1j, object()):
+        yield Mutation("captures", f"of period is {value!r:.20}", lambda x=value: {**given, "period": x}, typed=True)
+
+
+# ---- results ------------------------------------------------------------------------------------
+
+
+def of_results(draw: Draw, case: Case) -> Iterator[Mutation]:
+    """Arrays that are written where that cannot be right."""
+    arguments = case.arguments
+    if case.function == "attention":
+        q, k, v = (arguments[name] for name in ("query", "key", "value"))
+        shape = (*q.shape[:-1], v.shape[-1])
+        size = math.prod(shape)
+        if case.way == "operator" or size == 0:
+            return
+        out = torch.zeros(shape, dtype=q.dtype)
+        kind = Array(q.kind, q.shape, q.dtype, q.memory, q.strides, q.offset, True, q.keep)
+        for axis in range(len(shape)):
+            bigger = list(shape)
+            bigger[axis] += 1
+            yield Mutation(
+                "out", f"is longer in axis {axis}", lambda s=bigger: again(kind, torch.zeros(s, dtype=q.dtype))
+            )
+        other = torch.float16 if q.dtype is torch.float32 else torch.float32
+        yield Mutation("out", "is of another dtype", lambda: again(kind, out.to(other)))
+        if q.kind == "numpy":
+            yield Mutation("out", "is read-only", lambda: again(kind, out, writable=False))
+        for wrong in (3, "text", [1.0]):
+            yield Mutation("out", f"is {wrong!r}", lambda x=wrong: x)
+        for axis, n in enumerate(shape[:-1]):
+            if n > 1:
+                layout = Layout(expanded=1 << axis)
+                yield Mutation("out", f"is one element along axis {axis}", lambda x=layout: place(out, q.kind, x))
+        for name, x in (("key", k), ("value", v), ("attn_mask", arguments.get("attn_mask"))):
+            if isinstance(x, Array) and x.kind == q.kind and (beside := overlapping(x, shape, q.dtype)) is not None:
+                yield Mutation("out", f"overlaps {name}", lambda x=beside: x, (name,))
+    if case.function == "flash_attn_with_kvcache" and case.facts["added"] and math.prod(arguments["k"].shape):
+        k, v = arguments["k_cache"], arguments["v_cache"]
+        if k.kind == "numpy":
+            yield Mutation("k_cache", "is read-only", lambda: again(k, k.values(), writable=False))
+        if k.shape == v.shape:
+            yield Mutation("v_cache", "is k_cache", lambda: k, ("k_cache",))
+        for axis, n in enumerate(k.shape[:-1]):
+            if n > 1 and not (axis == 0 and len(case.facts["appended"]) < 2):
+                layout = Layout(expanded=1 << axis)
+                wrong = f"is one element along axis {axis}"
+                if axis != 1 or len(case.facts["appended"]) > 1 or case.facts["added"] > 1:
+                    yield Mutation("k_cache", wrong, lambda x=layout: place(k.values(), k.kind, x))
+
+
+def overlapping(array: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Array | None:
+    """An output in the memory of an array, from its first element on; None: it has no room."""
+    size = dtype.itemsize
+    strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    offset = array.offset // size * size
+    if math.prod(array.shape) == 0 or min(array.strides, default=0) < 0:
+        return None
+    if offset + size * math.prod(shape) > array.memory.size:
+        return None
+    return Array(array.kind, shape, dtype, array.memory, tuple(strides), offset, True, array.keep)

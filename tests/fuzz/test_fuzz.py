@@ -1,0 +1,45 @@
+"""A sample of random calls, and with `-m long` many; `python -m tests.fuzz` runs any number."""
+
+import pytest
+
+pytest.importorskip("dpctl", reason="its USM arrays are one kind")
+
+from .run import Run, outcomes
+
+
+def check(run):
+    """Every case has the outcome that is known beforehand."""
+    faults = [message for message in outcomes(run) if message["outcome"] in ("wrong", "died")]
+    texts = (f"{fault['function']}: {fault['text']}\n  {run.replay(fault['number'])}" for fault in faults[:10])
+    assert not faults, f"{len(faults)} of {run.cases}:\n" + "\n".join(texts)
+
+
+def device_of(request):
+    """The simulated one of this run, or the card that is there."""
+    return request.config.getoption("--sim") or "gpu"
+
+
+def test_random_calls():
+    check(Run(cases=400, width="narrow"))
+
+
+@pytest.mark.gpu
+def test_random_calls_on_gpu(gpu, request):
+    check(Run(cases=8, width="narrow", device=device_of(request)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+def test_many_random_calls(seed):
+    check(Run(seed=1000 + seed, cases=10_000))
+
+
+@pytest.mark.long
+def test_random_calls_of_many_kernels():
+    check(Run(seed=2000, cases=2_000, width="wide"))
+
+
+@pytest.mark.long
+@pytest.mark.gpu
+def test_many_random_calls_on_gpu(gpu, request):
+    check(Run(seed=3000, cases=1_000, device=device_of(request)))
