@@ -1,0 +1,311 @@
+"""Every argument of every public function does what it says, whichever way the call goes.
+
+A table has an entry for each argument that a signature has: a value, and what it has to do: change the result, change
+nothing (which few may), or be refused. A new argument without an entry fails. The same calls, by torch's operators and
+compiled, give the same bits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xeflash
+from arrays import from_array, to_array
+from fuzz.case import by_operator, passing_mode
+
+torch_generator = torch.Generator().manual_seed(0)
+NAN = float("nan")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch_generator).to(dtype)
+
+
+def int32(*values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@dataclass(frozen=True)
+class Entry:
+    value: Any
+    does: str = "changes"  # same: it may not change what is computed; refused
+    beside: dict[str, Any] = field(default_factory=dict)  # what both calls have, too
+    text: str = ""  # of the refusal
+    like: Any = None  # with same: what the other call has in its place
+
+
+def same(value: Any, like: Any = None, **beside: Any) -> Entry:
+    return Entry(value, "same", beside, like=like)
+
+
+def refused(value: Any, text: str, **beside: Any) -> Entry:
+    return Entry(value, "refused", beside, text)
+
+
+# ---- the calls that arguments are added to -----------------------------------------------------
+
+Q, K, V = drawn(2, 5, 4, 40), drawn(2, 33, 2, 40), drawn(2, 33, 2, 40)
+STARTS, KEYS = int32(0, 2, 5), int32(0, 13, 33)
+CACHES = {name: drawn(2, 64, 2, 40) for name in ("k_cache", "v_cache")}
+NEW = {"k": drawn(2, 3, 2, 40), "v": drawn(2, 3, 2, 40), "cache_seqlens": int32(20, 40)}
+TURNS = {name: drawn(70, 16) for name in ("rotary_cos", "rotary_sin")}
+POOLS = {name: drawn(9, 16, 2, 40) for name in ("k", "v")}
+PAGES = int32((3, 1, 0, 7), (2, 8, 4, 5))
+INT8 = {name: torch.randint(-99, 99, (2, 64, 2, 40), generator=torch_generator).to(torch.int8) for name in CACHES}
+
+BASES: dict[str, dict[str, Any]] = {
+    "attention": {name: x.transpose(1, 2).contiguous() for name, x in (("query", Q), ("key", K), ("value", V))}
+    | {"enable_gqa": True},
+    "flash_attn_func": {"q": Q, "k": K, "v": V},
+    "flash_attn_kvpacked_func": {"q": Q, "kv": torch.stack([K, V], 2)},
+    "flash_attn_qkvpacked_func": {"qkv": drawn(2, 5, 3, 4, 40)},
+    "flash_attn_varlen_func": {"q": Q[0], "k": K[0], "v": V[0], "cu_seqlens_q": STARTS, "cu_seqlens_k": KEYS}
+    | {"max_seqlen_q": 3, "max_seqlen_k": 20},
+    "flash_attn_varlen_kvpacked_func": {"q": Q[0], "kv": torch.stack([K[0], V[0]], 1), "cu_seqlens_q": STARTS}
+    | {"cu_seqlens_k": KEYS, "max_seqlen_q": 3, "max_seqlen_k": 20},
+    "flash_attn_varlen_qkvpacked_func": {"qkv": drawn(5, 3, 4, 40), "cu_seqlens": STARTS, "max_seqlen": 3},
+    "flash_attn_with_kvcache": {"q": Q[:, :1], **CACHES, "cache_seqlens": int32(20, 40)},
+}
+
+# ---- what each argument does -------------------------------------------------------------------
+
+SCORES = {
+    "softcap": Entry(0.5),
+    "window_size": Entry((2, 0)),
+    "alibi_slopes": Entry(torch.tensor([0.5, 1.0, 0.1, 0.2])),
+}
+SNIPPET = {
+    "score_mod": Entry("s * 2"),
+    "captures": Entry({"x": 2.0}, beside={"score_mod": "s * x", "captures": {"x": 1.0}}),
+}
+FLASH = SCORES | {
+    "dropout_p": Entry(0.5),
+    "softmax_scale": Entry(1.0),
+    "causal": Entry(True),
+    "deterministic": same(True),
+    "return_attn_probs": Entry(True),
+    "s_aux": Entry(torch.ones(4)),
+}
+VARLEN = FLASH | {
+    "cu_seqlens_q": Entry(int32(0, 3, 5)),
+    "cu_seqlens_k": Entry(int32(0, 14, 33)),
+    "max_seqlen_q": refused(2, "max_seqlen_q must be at least the longest sequence"),
+    "max_seqlen_k": refused(19, "max_seqlen_k must be at least the longest sequence"),
+}
+ENTRIES: dict[str, dict[str, Entry]] = {
+    "attention": SCORES
+    | SNIPPET
+    | {
+        "query": Entry(Q.transpose(1, 2) * 2),
+        "key": Entry(K.transpose(1, 2) * 2),
+        "value": Entry(V.transpose(1, 2) * 2),
+        "attn_mask": Entry(torch.arange(33) % 3 > 0),
+        "dropout_p": Entry(0.5, beside={"rng": (1, 2)}),
+        "is_causal": Entry(True),
+        "scale": Entry(1.0),
+        "enable_gqa": refused(False, "must equal query.heads"),
+        "bottom_right": Entry(True, beside={"is_causal": True}),
+        "sinks": Entry(torch.ones(4)),
+        "return_lse": Entry(True),
+        "rng": Entry((3, 4), beside={"dropout_p": 0.5, "rng": (1, 2)}),
+        "out": same(torch.full((2, 4, 5, 40), NAN).half()),
+    },
+    "flash_attn_func": FLASH | SNIPPET | {"q": Entry(Q * 2), "k": Entry(K * 2), "v": Entry(V * 2)},
+    "flash_attn_kvpacked_func": FLASH | {"q": Entry(Q * 2), "kv": Entry(drawn(2, 33, 2, 2, 40))},
+    "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 5, 3, 4, 40))},
+    "flash_attn_varlen_func": VARLEN
+    | SNIPPET
+    | {
+        "q": Entry(Q[0] * 2),
+        "k": Entry(K[0] * 2),
+        "v": Entry(V[0] * 2),
+        "seqused_k": Entry(int32(5, 20)),
+        "block_table": Entry(PAGES, beside={**POOLS, "block_table": PAGES.flip(0).contiguous()}),
+    },
+    "flash_attn_varlen_kvpacked_func": VARLEN | {"q": Entry(Q[0] * 2), "kv": Entry(drawn(33, 2, 2, 40))},
+    "flash_attn_varlen_qkvpacked_func": FLASH
+    | {
+        "qkv": Entry(drawn(5, 3, 4, 40)),
+        "cu_seqlens": Entry(int32(0, 3, 5)),
+        "max_seqlen": refused(2, "must be at least the longest sequence"),
+    },
+    "flash_attn_with_kvcache": SCORES
+    | SNIPPET
+    | {
+        "q": Entry(Q[:, :1] * 2),
+        "k_cache": Entry(CACHES["k_cache"] * 2),
+        "v_cache": Entry(CACHES["v_cache"] * 2),
+        "k": Entry(NEW["k"] * 2, beside=NEW),
+        "v": Entry(NEW["v"] * 2, beside=NEW),
+        "rotary_cos": Entry(drawn(70, 16), beside=NEW | TURNS),
+        "rotary_sin": Entry(drawn(70, 16), beside=NEW | TURNS),
+        "cache_seqlens": Entry(7),
+        "cache_batch_idx": Entry(int32(1, 0)),
+        "cache_leftpad": Entry(int32(0, 9)),
+        "block_table": Entry(PAGES, beside={f"{name}_cache": x for name, x in POOLS.items()}
+                             | {"block_table": PAGES.flip(0).contiguous()}),
+        "softmax_scale": Entry(1.0),
+        "causal": Entry(True, beside={"q": Q}),
+        "rotary_interleaved": Entry(False, beside=NEW | TURNS),
+        "num_splits": same(3),
+        "return_softmax_lse": Entry(True),
+        "s_aux": Entry(torch.ones(4)),
+        "beam_index": Entry(int32((0, 1) * 32, (1, 0) * 32)),
+        "unified_max": same(1.0),
+        "k_scale": Entry(0.02, beside={**INT8, "k_scale": 0.01, "v_scale": 0.01}),
+        "v_scale": Entry(0.02, beside={**INT8, "k_scale": 0.01, "v_scale": 0.01}),
+    },
+}  # fmt: skip
+STATES = [drawn(2, 5, 4, 40), drawn(2, 4, 5, dtype=torch.float32)]
+CASES = [(function, argument) for function, entries in ENTRIES.items() for argument in entries]
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+def placed(value: Any, kind: str) -> Any:
+    """Copies, as calls write to some of them."""
+    if isinstance(value, torch.Tensor):
+        return to_array(value.clone(), kind)
+    return {name: placed(x, kind) for name, x in value.items()} if isinstance(value, dict) else value
+
+
+def run(function: str, arguments: dict[str, Any], kind: str = "torch", call: Any = None) -> list[torch.Tensor]:
+    """What is returned, and what the caches hold then."""
+    given = {name: placed(x, kind) for name, x in arguments.items()}
+    xeflash.manual_seed(0)
+    result = (call or getattr(xeflash, function))(**given)
+    results = [x for x in (result if isinstance(result, tuple) else (result,)) if x is not None]
+    results += [given[name] for name in ("k_cache", "v_cache", "out") if name in given]
+    return [x if isinstance(x, torch.Tensor) and x.is_cpu else from_array(x, kind) for x in results]
+
+
+def both(function: str, argument: str) -> tuple[Entry, dict[str, Any], dict[str, Any]]:
+    """The entry, the arguments without what it has, and with it."""
+    entry = ENTRIES[function][argument]
+    without = BASES[function] | entry.beside
+    return entry, without, without | {argument: entry.value}
+
+
+def bits(results: list[torch.Tensor]) -> list[bytes]:
+    return [x.contiguous().view(torch.uint8).numpy().tobytes() for x in results]
+
+
+def public_functions() -> list[str]:
+    return [name for name in xeflash.__all__ if name not in ("manual_seed", "merge_states")]
+
+
+@pytest.mark.parametrize("function", public_functions())
+def test_every_argument_has_an_entry(function):
+    assert set(ENTRIES[function]) == set(inspect.signature(getattr(xeflash, function)).parameters)
+
+
+@pytest.mark.parametrize(("function", "argument"), CASES)
+def test_arguments_do_something(function, argument):
+    check_effect(function, argument, "torch")
+
+
+@pytest.mark.long  # some 60 kernels
+@pytest.mark.gpu
+@pytest.mark.parametrize("function", ["attention", "flash_attn_varlen_func", "flash_attn_with_kvcache"])
+def test_arguments_do_something_on_gpu(gpu, function):
+    for argument in ENTRIES[function]:
+        entry = ENTRIES[function][argument]
+        if entry.does != "refused" or not argument.startswith("max_seqlen"):  # lengths on a device are trusted
+            check_effect(function, argument, "gpu")
+
+
+def check_effect(function: str, argument: str, kind: str) -> None:
+    entry, without, with_ = both(function, argument)
+    if entry.does == "refused":
+        with pytest.raises((ValueError, TypeError, NotImplementedError), match=f"^{function}: .*{entry.text}"):
+            run(function, with_, kind)
+        return
+    got, plain = run(function, with_, kind), run(function, without, kind)
+    assert not any(torch.isnan(x.float()).any() for x in got), f"{function}({argument}=) gives NaN"
+    if entry.does == "changes":
+        assert bits(got[:1]) != bits(plain[:1]) or len(got) != len(plain), f"{function}({argument}=) changes nothing"
+    else:
+        np.testing.assert_allclose(got[0].float(), plain[0].float(), rtol=2e-3, atol=2e-3)
+
+
+def test_manual_seed_chooses_the_numbers_of_dropout():
+    def once(seed: int) -> list[torch.Tensor]:
+        xeflash.manual_seed(seed)
+        return [xeflash.flash_attn_func(Q, K, V, dropout_p=0.5)]
+
+    assert list(inspect.signature(xeflash.manual_seed).parameters) == ["seed"]
+    assert bits(once(1)) == bits(once(1)) != bits(once(2))
+
+
+def test_each_state_changes_what_is_merged():
+    assert list(inspect.signature(xeflash.merge_states).parameters) == ["states"]
+    states = [*STATES, STATES[0] * 2, STATES[1] + 1]
+    plain = bits(list(xeflash.merge_states(*states)))
+    for i in range(4):
+        changed = [x * 3 if j == i else x for j, x in enumerate(states)]
+        assert bits(list(xeflash.merge_states(*changed)))[0] != plain[0], f"state {i}"
+
+
+# ---- the other ways ------------------------------------------------------------------------------
+
+
+def below_mode(function: str) -> Any:
+    def call(**arguments: Any) -> Any:
+        with passing_mode():
+            return getattr(xeflash, function)(**arguments)
+
+    return call
+
+
+def compiled(function: str) -> Any:
+    torch.compiler.reset()
+    return torch.compile(getattr(xeflash, function), backend="eager", fullgraph=True)
+
+
+def outcome(function: str, arguments: dict[str, Any], call: Any = None) -> Any:
+    try:
+        return bits(run(function, arguments, call=call))
+    except (ValueError, TypeError, NotImplementedError) as error:
+        return type(error), str(error).partition(": ")[2]
+
+
+@pytest.mark.parametrize(("function", "argument"), CASES)
+def test_operators_do_the_same(function, argument):
+    """Below a dispatch mode, where the function takes its operator; and that operator by itself."""
+    _, _, arguments = both(function, argument)
+    want = outcome(function, arguments)
+    assert outcome(function, arguments, below_mode(function)) == want
+    if "packed" not in function and argument != "out":
+        assert outcome(function, arguments, lambda **more: by_operator(function, more)) == want
+
+
+# One graph for what can be said at once; each argument by itself is long.
+TOGETHER = {
+    "attention": ("attn_mask", "is_causal", "scale", "softcap", "alibi_slopes", "sinks", "return_lse", "bottom_right"),
+    "flash_attn_func": ("window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs", "softmax_scale"),
+    "flash_attn_varlen_func": ("seqused_k", "window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs"),
+    "flash_attn_with_kvcache": ("k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved", "causal", "s_aux"),
+}
+
+
+@pytest.mark.parametrize("function", TOGETHER)
+def test_compiled_calls_do_the_same(function):
+    arguments = dict(BASES[function])
+    for argument in TOGETHER[function]:
+        arguments |= ENTRIES[function][argument].beside
+    arguments |= {argument: ENTRIES[function][argument].value for argument in TOGETHER[function]}
+    assert outcome(function, arguments, compiled(function)) == outcome(function, arguments)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("function", "argument"), CASES)
+def test_each_argument_compiled_does_the_same(function, argument):
+    entry, _, arguments = both(function, argument)
+    if entry.does != "refused":  # the error of a trace is torch's
+        assert outcome(function, arguments, compiled(function)) == outcome(function, arguments)
