@@ -336,8 +336,8 @@ Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> s
                          "out");
   }
   if (like.maker == Maker::kNumpy) {
-    static auto* float32 = new py::dtype("float32");
-    const auto type = dtype == like.dtype ? like.object.attr("dtype").cast<py::dtype>() : *float32;
+    const auto type =
+        dtype == like.dtype ? like.object.attr("dtype").cast<py::dtype>() : py::dtype::of<float>();
     const std::vector<py::ssize_t> sizes(shape.begin(), shape.end());
     return read_numpy(py::array(type, sizes), "", "out");
   }
