@@ -60,8 +60,8 @@ Array read_table(const py::object& object, const char* name, const Problem& p,
   XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
   XF_REQUIRE(check, a.ndim == 2 && a.shape[0] == p.batch, name,
              "must have shape [" + number(p.batch) + ", columns]", a.describe_shape(), a);
-  XF_REQUIRE(check, a.has_contiguous_rows(), name,
-             "must have a contiguous last dimension", "stride " + number(a.strides[1]), a);
+  XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
+             "stride " + number(a.strides[1]), a);
   check.require_same_place(a, name, p.q, p.q_name);
   return a;
 }

@@ -353,8 +353,7 @@ Array result_array(const Problem& p, const FwdRequest& r) {
     XF_REQUIRE(check, fits, "out",
                std::string("must have the shape of ") + p.q_name + " with head_dim " + number(p.dv),
                out.describe_shape(), out);
-    XF_REQUIRE(check, out.has_contiguous_rows(), "out",
-               "must have a contiguous last dimension",
+    XF_REQUIRE(check, out.has_contiguous_rows(), "out", "must have a contiguous last dimension",
                "stride " + number(out.strides[out.ndim - 1]), out);
     XF_REQUIRE(check, out.writable, "out", "must be writable", "one that is read-only", out);
     refuse_shared(out, "out", p, check);

@@ -49,11 +49,14 @@ def needed(q: Any, k: Any, v: Any) -> bool:
     )
 
 
+_NUMBERS = (bool, int, float, str)
+
+
 def refuse_gradients(function: str, arrays: Mapping[str, Any]) -> None:
     """They are not computed yet, neither backward nor forward; `arrays` may be lists of them, or other values."""
     if is_grad_enabled():
         for name, array in _each(arrays):
-            if getattr(array, "requires_grad", False):
+            if isinstance(array, Tensor) and array.requires_grad:
                 raise NotImplementedError(
                     f"{function}: {name} must not require grad, as the backward pass is not there yet; "
                     f"call it under torch.no_grad() or detach {name}, got requires_grad = True"
@@ -72,7 +75,7 @@ def _each(arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}[{i}]", x) for i, x in enumerate(value))
         elif isinstance(value, dict):
             yield from ((f"{name}[{key!r}]", x) for key, x in value.items())
-        elif value is not None:
+        elif value is not None and type(value) not in _NUMBERS:  # isinstance of Tensor is slow
             yield name, value
 
 
