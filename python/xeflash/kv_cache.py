@@ -113,7 +113,8 @@ def attend_cache(
     core = engine(function, more["q"], more["k_cache"], more["v_cache"], {**more, "captures": captures})
     left, right = window(function, window_size)
     for name in ("k_scale", "v_scale"):
-        if len(getattr(more.get(name), "shape", ())) == 2:
+        scale = more.get(name)
+        if not (scale is None or isinstance(scale, int | float)) and len(getattr(scale, "shape", ())) == 2:
             more[name] = _of_rows(function, name, more)
     return core.forward(
         function=function, layout=layout, window_left=left, window_right=right,
