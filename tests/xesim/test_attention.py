@@ -14,7 +14,7 @@ import pytest
 from dealing import DEVICES, PARTS, device_of
 
 TESTS = Path(__file__).resolve().parent.parent
-WHAT = ("attention", "cli", "integrations", "jit", "python", "selftest", "xpu")
+WHAT = ("attention", "cli", "fuzz", "integrations", "jit", "python", "selftest", "xpu")
 LINES = 80  # of the output that are shown
 
 
