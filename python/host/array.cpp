@@ -346,19 +346,30 @@ Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> s
   return read_array(object, "", "out");
 }
 
+namespace {
+
+// What a function of _interop makes of an array.
+Array copy_by(const char* maker, Array array, const char* function, const char* name) {
+  Array copy = read_array(interop().attr(maker)(array.object, function, name), function, name);
+  copy.copied = std::make_shared<const Array>(std::move(array));
+  return copy;
+}
+
+}  // namespace
+
 Array with_whole_strides(Array array, const char* function, const char* name) {
   if (array.whole_strides) return array;
-  return read_array(interop().attr("contiguous")(array.object, function, name), function, name);
+  return copy_by("contiguous", std::move(array), function, name);
 }
 
 Array with_contiguous_rows(Array array, const char* function, const char* name) {
   if (array.has_contiguous_rows()) return array;
-  return read_array(interop().attr("contiguous")(array.object, function, name), function, name);
+  return copy_by("contiguous", std::move(array), function, name);
 }
 
 Array as_float32(Array array, const char* function, const char* name) {
   if (array.dtype == DType::kF32) return array;
-  return read_array(interop().attr("to_float32")(array.object, function, name), function, name);
+  return copy_by("to_float32", std::move(array), function, name);
 }
 
 }  // namespace xeflash

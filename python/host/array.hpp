@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -27,6 +28,8 @@ struct Array {
   const void* exchange = nullptr;  // dlpack::ExchangeApi of the maker
   int32_t device_type = 1;         // of DLPack
   int32_t device_id = 0;           // torch's index: N of xpu:N
+
+  std::shared_ptr<const Array> copied;  // the caller's array, if this is a copy of it
 
   std::byte* data = nullptr;
   int ndim = 0;

@@ -25,7 +25,11 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
                  " is int8 or an 8-bit float, got " + of_name + ".dtype = " + name_of(of.dtype));
   }
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
-    factor = static_cast<float>(object.cast<double>());
+    factor = static_cast<float>(PyFloat_AsDouble(object.ptr()));
+    if (PyErr_Occurred()) {  // an int that no double holds
+      PyErr_Clear();
+      factor = INFINITY;
+    }
     if (!std::isfinite(factor) || factor <= 0) {
       check.refuse(std::string(name) + " must be positive and finite in float32, got " +
                    py::str(object).cast<std::string>());
@@ -48,7 +52,7 @@ void read_scales(Problem& p, const FwdRequest& r, const Checker& check) {
   Cache& c = p.cache;
   c.k_scale = read_scale(r.cache.k_scale, c.k_factor, "k_scale", p.k, p.k_name, p, check);
   c.v_scale = read_scale(r.cache.v_scale, c.v_factor, "v_scale", p.v, p.v_name, p, check);
-  if (!c.k_scale.data != !c.v_scale.data) {
+  if (!c.k_scale.object != !c.v_scale.object) {
     check.refuse("k_scale and v_scale must both be arrays, or neither");
   }
 }

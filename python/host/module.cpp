@@ -11,6 +11,7 @@
 #include "kernels.hpp"
 #include "merge.hpp"
 #include "native.hpp"
+#include "overlap.hpp"
 #include "runtime.hpp"
 #include "standard.hpp"
 
@@ -132,6 +133,9 @@ PYBIND11_MODULE(_core, m) {
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
   m.def("standard_attention", &standard_attention_from_python);
   m.def("merge_states", &merge_states);
+  m.def("overlap", [](py::object a, py::object b) {
+    return overlap(read_array(a, "overlap", "a"), read_array(b, "overlap", "b"));
+  });
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("devices", &devices);
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });

@@ -269,7 +269,7 @@ void refuse_shared(const Array& written, const char* name, const Problem& p, con
              "strides that meet", written);
   each_input(p, [&](const Array& a, const char* other) {
     if (&a == &written) return;
-    XF_REQUIRE(check, !overlap(written, a), name,
+    XF_REQUIRE(check, !overlap(written, a.copied ? *a.copied : a), name,
                std::string("must not share memory with ") + other, "arrays that overlap", written);
   });
 }

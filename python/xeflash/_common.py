@@ -50,6 +50,8 @@ def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[s
     """score_mod with its captures, checked; if the call goes through an operator, by that: checks cannot be traced."""
     if score_mod is None and not captures:
         return None
+    if captures is not None and not isinstance(captures, Mapping):
+        raise TypeError(f"{function}: captures must be a mapping of names to values, got {type(captures).__name__}")
     if core is not _core and isinstance(score_mod, str):
         return score_mod, captures or {}
     return _score_mod.check(function, score_mod, captures)

@@ -46,8 +46,6 @@ def check(function: str, score_mod: Any, captures: Mapping[str, Any] | None) -> 
             f"{function}: score_mod must be a string, an expression in C++ of s, b, h, q_idx, k_idx and captures; "
             f"got {type(score_mod).__name__}"
         )
-    if captures is not None and not isinstance(captures, Mapping):
-        raise TypeError(f"{function}: captures must be a mapping of names to values, got {type(captures).__name__}")
     captures = dict(captures or {})
     return _checked(function, score_mod, tuple(captures)), {name: _as_number(value) for name, value in captures.items()}
 

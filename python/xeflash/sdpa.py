@@ -107,6 +107,12 @@ def _to_4d(query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, 
                 f"attention: {name} must have the {rank} dimensions of query, got {len(shape)}; "
                 f"{name}.shape = {list(shape)}"
             )
+    if mask is not None:
+        shape_of("attention", "attn_mask", mask)
+    if out is not None:
+        shape, want = shape_of("attention", "out", out), (*query.shape[:-1], value.shape[-1])
+        if shape != want:
+            raise ValueError(f"attention: out must have the shape {list(want)}, got {list(shape)}")
     if rank < 4:
         ones = (1,) * (4 - rank)
         query, key, value = (a.reshape((*ones, *a.shape)) for a in (query, key, value))

@@ -471,6 +471,7 @@ _NAMES_OF_ATTENTION = {
     "s_aux": "sinks",
 }
 _NAMES_OF_PAGES = {"k_cache": "k", "v_cache": "v"}
+_NAMES: dict[int, dict[str, str]] = {BHSD: _NAMES_OF_ATTENTION, THD: _NAMES_OF_PAGES, BSHD: {}}
 
 
 def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
@@ -479,13 +480,14 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
     _check(given)
     layout, out = given.pop("layout"), given.pop("out", None)
     given |= _as_lists(given.pop("score_mod", None))
+    names = _NAMES[layout]
     if layout == BHSD:
-        operator, names = _attention_op, _NAMES_OF_ATTENTION
+        operator = _attention_op
     elif layout == THD:
-        operator, names = _varlen_op, _NAMES_OF_PAGES
+        operator = _varlen_op
         given.setdefault("cu_seqlens_k", None)  # pages need none, and the schema has no default
     else:
-        operator, names = _kvcache_op if "k_cache" in given else _flash_attn_op, {}
+        operator = _kvcache_op if "k_cache" in given else _flash_attn_op
     for name in ("seed", "offset"):
         if name in given:
             given[name] = _as_int64(given[name])
@@ -494,7 +496,7 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
             given[f"{side}_scale" if isinstance(scale, Tensor) else f"{side}_factor"] = scale
     result, lse = operator(**{names.get(name, name): value for name, value in given.items()})
     if out is not None:
-        result = _written(given["function"], out, result, given["q"])
+        result = _written(out, result, {name: x for name, x in given.items() if name in ARRAYS}, given["function"])
     return result, lse if given.get("return_lse") else None
 
 
@@ -505,20 +507,32 @@ def _check(given: dict[str, Any]) -> None:
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
     seed = {"seed": 0} if given.get("seed", 0) is None else {}  # drawn by the operator
     _core.check_arguments(**{name: x for name, x in (given | seed).items() if not isinstance(x, symbolic)})
-    for name, x in given.items():
-        if isinstance(x, Tensor) and x.layout is not torch.strided:
-            raise TypeError(f"{given['function']}: {name} must be a dense tensor, got one of {x.layout}")
-        number = isinstance(x, int | float) and not isinstance(x, bool) and name in ("k_scale", "v_scale")
-        if name in ARRAYS and not (x is None or isinstance(x, Tensor) or number):
-            raise TypeError(f"{given['function']}: {name} must be a torch tensor as q is one, got {type(x).__name__}")
+    function, names = given["function"], _NAMES[given["layout"]]
+    appends = given.get("k") is not None
+    for key, x in given.items():
+        if key not in ARRAYS or x is None:
+            continue
+        name = names.get(key, key)
+        if isinstance(x, Tensor):
+            if x.layout is not torch.strided:
+                raise TypeError(f"{function}: {name} must be a dense tensor, got one of {x.layout}")
+            if x.is_neg():  # torch's own way to resolve it is not for operators that write
+                if key == "out" or (appends and key in ("k_cache", "v_cache", "k_scale", "v_scale")):
+                    raise ValueError(f"{function}: {name} must be writable, got a negated view")
+                given[key] = x.resolve_neg()
+        elif key not in ("k_scale", "v_scale") or not isinstance(x, int | float) or isinstance(x, bool):
+            raise TypeError(
+                f"{function}: {name} must be a torch tensor as {names.get('q', 'q')} is one, got {type(x).__name__}"
+            )
 
 
 def _as_int64(value: int | None) -> int | None:
     return value if value is None or value < 2**63 else value - 2**64
 
 
-def _written(function: str, out: Tensor, result: Tensor, q: Tensor) -> Tensor:
+def _written(out: Tensor, result: Tensor, inputs: dict[str, Any], function: str) -> Tensor:
     """`out` with the result in it; autocast may have computed in another type than that of q and out."""
+    q = inputs["q"]
     if out.shape != result.shape:
         raise ValueError(f"{function}: out must have the shape {list(result.shape)}, got {list(out.shape)}")
     if out.device != result.device:
@@ -527,10 +541,19 @@ def _written(function: str, out: Tensor, result: Tensor, q: Tensor) -> Tensor:
         raise TypeError(f"{function}: out must have the dtype of q ({q.dtype}), got {out.dtype}")
     if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
         raise ValueError(f"{function}: out must not have elements in one place, got strides {list(out.stride())}")
+    for name, x in inputs.items() if type(out) is Tensor else ():
+        if type(x) is Tensor and x.device == out.device and x.numel() and _core.overlap(out, x):
+            raise ValueError(f"{function}: out must not share memory with {name}, got arrays that overlap")
     return out.copy_(result)
 
 
 def merge_states(outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:
     """_core.merge_states by its operator."""
+    for kind, arrays in (("out", outs), ("lse", lses)):
+        for i, x in enumerate(arrays):
+            if not isinstance(x, Tensor) or x.layout is not torch.strided:
+                raise TypeError(
+                    f"merge_states: {kind} {i} must be a dense torch tensor as out 0 is one, got {type(x).__name__}"
+                )
     result: Pair = _merge_op(outs, lses)
     return result

@@ -105,3 +105,48 @@ def test_types_are_the_extensions_below_a_mode(name, value, error):
 def test_operators_name_the_function_that_was_called():
     with Seen(), pytest.raises(TypeError, match="^flash_attn_qkvpacked_func: qkv must be float32"):
         xeflash.flash_attn_qkvpacked_func(torch.ones(1, 4, 3, 2, 64, dtype=torch.int64))
+
+
+def test_negated_views_are_resolved_before_an_operator_that_writes():
+    q, cache = torch.randn(1, 1, 2, 64), torch.randn(2, 1, 32, 2, 64)
+    want = xeflash.flash_attn_with_kvcache(q, *cache.clone(), q, q, cache_seqlens=3)
+    negated = torch._neg_view(-q)
+    with Seen():
+        got = xeflash.flash_attn_with_kvcache(negated, *cache.clone(), q, negated, cache_seqlens=3)
+        with pytest.raises(ValueError, match="^flash_attn_with_kvcache: k_cache must be writable"):
+            xeflash.flash_attn_with_kvcache(q, torch._neg_view(cache[0]), cache[1], q, q, cache_seqlens=3)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (
+            lambda q: xeflash.attention(q, q, q.numpy()),
+            TypeError,
+            "attention: value must be a torch tensor as query is",
+        ),
+        (lambda q: xeflash.attention(q, q, q.to_sparse()), TypeError, "attention: value must be a dense tensor"),
+        (lambda q: xeflash.attention(q, q, q, out=q), ValueError, "attention: out must not share memory with q"),
+        (
+            lambda q: xeflash.attention(q, q, q, score_mod="s", captures=[1]),
+            TypeError,
+            "attention: captures must be a mapping",
+        ),
+        (
+            lambda q: xeflash.merge_states(q, q[..., 0].mT, q, [1.0]),
+            TypeError,
+            "merge_states: lse 1 must be a dense torch tensor",
+        ),
+        (lambda q: xeflash.attention(q, q, q, dropout_p=0.5, rng=5), TypeError, "attention: rng must be two integers"),
+    ],
+    ids=["numpy", "sparse", "overlap", "captures", "merge", "rng"],
+)
+def test_refusals_below_a_mode(call, error, text):
+    q = torch.randn(1, 3, 2, 64)
+    if q.device.type != "cpu":
+        pytest.skip("its arrays are on the CPU")
+    before = q.clone()
+    with Seen(), pytest.raises(error, match=f"^{text}"):
+        call(q)
+    assert q.equal(before)

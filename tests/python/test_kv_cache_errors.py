@@ -256,3 +256,11 @@ def test_there_is_a_cache(name):
     caches = {"k_cache": zeros(1, 32, 2, 64), "v_cache": zeros(1, 32, 2, 64), name: None}
     with pytest.raises(TypeError, match=f"^flash_attn_with_kvcache: {name} must be a torch tensor, .*, got NoneType"):
         xeflash.flash_attn_with_kvcache(k, **caches, k=k, v=k, cache_seqlens=0)
+
+
+def test_a_scale_that_no_float_holds_is_refused():
+    q, cache = zeros(1, 1, 2, 64), zeros(1, 32, 2, 64).to(torch.int8)
+    with pytest.raises(
+        ValueError, match="^flash_attn_with_kvcache: k_scale must be positive and finite in float32, got 1000"
+    ):
+        xeflash.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=3, k_scale=10**400, v_scale=1.0)

@@ -137,3 +137,23 @@ def test_a_longest_length_is_bounded_by_the_tokens():
     most = 2**31 - 1
     got = xeflash.flash_attn_varlen_func(tokens, tokens, tokens, starts, starts, most, most, causal=True)
     np.testing.assert_array_equal(got, xeflash.flash_attn_varlen_func(tokens, tokens, tokens, starts, starts, 11, 11))
+
+
+def test_an_input_that_has_to_be_copied_shares_memory_all_the_same():
+    q, k, v = (x.transpose(1, 2) for x in qkv())
+    apart = torch.zeros(B, H, S, 2 * D)  # key has every second column of it, out the first half
+    with pytest.raises(ValueError, match="^attention: out must not share memory with key"):
+        xeflash.attention(q, apart[..., ::2], v, out=apart[..., :D])
+    assert not apart.any()
+
+
+@pytest.mark.parametrize("rank", [2, 3, 5])
+def test_out_of_other_ranks_is_checked(rank):
+    shape = {2: (S, D), 3: (H, S, D), 5: (B, 1, H, S, D)}[rank]
+    q = torch.randn(shape)
+    with pytest.raises(ValueError, match=r"^attention: out must have the shape \["):
+        xeflash.attention(q, q, q, out=torch.zeros(*shape[:-1], D + 1))
+    with pytest.raises(TypeError, match="^attention: out must be a torch tensor, .* got object"):
+        xeflash.attention(q, q, q, out=object())
+    with pytest.raises(TypeError, match="^attention: attn_mask must be a torch tensor, .* got str"):
+        xeflash.attention(q, q, q, attn_mask="causal")

@@ -209,7 +209,7 @@ def _sdpa(
             scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
     out = None
-    if value.shape[-1] == query.shape[-1] and not torch_ops.needed(query, key, value):
+    if query.dim() == 4 and value.shape[-1] == query.shape[-1] and not torch_ops.needed(query, key, value):
         out = torch.empty_like(query)  # in memory as torch's own flash attention has it, for models that transpose back
         out = out if out.stride(-1) == 1 else None
     return attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, out=out)
