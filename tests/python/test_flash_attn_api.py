@@ -161,6 +161,16 @@ def test_varlen_dropout_is_that_of_the_dense_batch():
     assert torch.equal(packed.unflatten(0, (2, 127)), dense)
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_side_of_a_window_is_unlimited_if_it_reaches_over_max_seqlen_k(most):
+    """However few keys there are; row 0 of 3 sees the only key then, as flash-attn has it."""
+    q, k, v = torch.randn(3, 1, 64), torch.randn(1, 1, 64), torch.randn(1, 1, 64)
+    starts = [torch.tensor([0, n], dtype=torch.int32) for n in (3, 1)]
+    out = xeflash.flash_attn_varlen_func(q, k, v, *starts, 3, most, window_size=(-1, 1))
+    want = torch.cat([v if most == 1 else torch.zeros_like(v), v, v])
+    torch.testing.assert_close(out, want)
+
+
 def test_dropout_leaves_the_lse():
     q, k, v = (x.transpose(1, 2) for x in bshd())
     _, want = xeflash.attention(q, k, v, enable_gqa=True, return_lse=True)
