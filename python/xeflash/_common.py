@@ -23,7 +23,7 @@ def engine(function: str, q: Any, k: Any, v: Any, arrays: Mapping[str, Any]) -> 
     `arrays` are all of the call, by the names that its caller knows; other values are passed over.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):  # torch is being imported
+    if torch is None or not hasattr(torch, "compiler"):  # torch is being imported, by another thread
         return _core
     if torch.compiler.is_dynamo_compiling():  # its guards would hold sys.modules to what it was before the import
         from xeflash import torch_ops

@@ -35,7 +35,7 @@ def next_rng(function: str, array: Any) -> tuple[int, int]:
         if _seed is not None:
             return _seed, _calls - 1
         torch = sys.modules.get("torch")
-        if torch is None or not isinstance(array, torch.Tensor):
+        if not isinstance(array, getattr(torch, "Tensor", ())):  # torch may be half imported
             return _unseeded, _calls - 1
     if array.is_xpu:
         return draw(function, torch.xpu.default_generators[array.get_device()])
