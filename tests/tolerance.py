@@ -115,7 +115,7 @@ def check_attention(
 
     Keys and values that are known better than q's dtype has them PyTorch gets rounded to it. `drawn`: nobody has looked
     at the values, and one case of many thousands finds PyTorch at its luckiest: e is also at least what the roundings
-    of P to 16 bits make if all go one way, 2^-9 or 2^-12 of P |V|, and a sum over n keys has sqrt(n) roundings.
+    of P to 16 bits make if all go one way, 2^-9 or 2^-12 of P |V|, and a sum over n keys has 1 + sqrt(n) roundings.
     """
     weights = weights_of(q, k, features)
     want, want_lse = times_values(weights.kept, v), weights.lse
@@ -127,7 +127,7 @@ def check_attention(
         of_values = times_values(weights.kept, v.abs())
         size = float(np.max(of_values[np.isfinite(of_values)], initial=0.0))
     if drawn:
-        sums = max(1.0, k.shape[2] ** 0.5)
+        sums = 1.0 + k.shape[2] ** 0.5
         scores_of_out = max(scores_of_out, size * 2.0 ** -(MANTISSA_BITS[dtype_name(q)] + 2))
     math_of_out, math_of_lse = gpu_math(features, size, k.shape[2]) if gpu else (0.0, 0.0)
     assert_close(f"{case} out", out, want, by_torch, size * sums, scores_of_out, math_of_out)

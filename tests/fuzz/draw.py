@@ -156,10 +156,10 @@ class Draw:
             layout = type(layout)(at_end=layout.at_end, shift=layout.shift)
         writable = written or kind != "numpy" or self.chance(0.7)
         guise = ""
-        if self.guised and not written and not cached and self.chance(0.04):
+        if self.guised and not self.mixed and not written and not cached and self.chance(0.04):
             floats = values.dtype in DTYPES.values()
             guise = {"numpy": "subclass", "torch": "parameter", "xpu": "parameter"}.get(kind, "")
-            if guise == "parameter" and floats and self.chance(0.5):
+            if guise == "parameter" and floats and kind == "torch" and self.chance(0.5):
                 guise = "negated"
         return place(values, kind, layout, writable, guise)
 

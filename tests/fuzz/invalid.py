@@ -165,9 +165,9 @@ def of_sizes(draw: Draw, case: Case) -> Iterator[Mutation]:
         yield from longer("v", 1, *qkv)
     for name in ("alibi_slopes", "sinks", "s_aux", "block_table", "beam_index", *INTS):
         axis = 0 if name in TABLES else -1
-        if name == "cu_seqlens" and not on_host(case):
+        if name == "cu_seqlens" and name in arguments and not (on_host(case) and arguments["qkv"].shape[0]):
             continue  # nothing else says how many sequences there are
-        yield from longer(name, axis, "cu_seqlens_k", "cu_seqlens_q", "max_seqlen_q", "max_seqlen_k")
+        yield from longer(name, axis, "cu_seqlens_k", "cu_seqlens_q", "max_seqlen_q", "max_seqlen_k", "seqused_k")
     for name in ("qkv", "kv"):
         yield from longer(name, -3)
     for name in ("rotary_cos", "rotary_sin", "k_scale", "v_scale"):
@@ -272,7 +272,8 @@ def of_numbers(case: Case) -> Iterator[Mutation]:
     yield from numbers("softcap", -1.0, NAN, INF, "text", [1.0], 1j, names=("dropout_p",))
     windows: list[Any] = [(1, 2, 3), (1,), (), 5, None, "ab", ("a", "b"), (2.7, 0), (NAN, 0), (-2, 0), (0, -(2**31))]
     yield from numbers("window_size", *windows, (INF, 0))
-    yield from numbers("window_size", (2**63, 0), (2**64, -1), (None, None), either=True)
+    # Pages that a smaller window does not see may not be there.
+    yield from numbers("window_size", (2**63, 0), (2**64, -1), (None, None), names=("block_table",), either=True)
     if not cache:
         yield from numbers("dropout_p", -0.1, 1.5, NAN, "text", [1.0], INF, -(2**31))
     yield from numbers("is_causal" if sdpa else "causal", "text", [1], object())
@@ -365,7 +366,10 @@ def of_results(draw: Draw, case: Case) -> Iterator[Mutation]:
                 layout = Layout(expanded=1 << axis)
                 yield Mutation("out", f"is one element along axis {axis}", lambda x=layout: place(out, q.kind, x))
         for name, x in (("key", k), ("value", v), ("attn_mask", arguments.get("attn_mask"))):
-            if isinstance(x, Array) and x.kind == q.kind and (beside := overlapping(x, shape, q.dtype)) is not None:
+            # What is copied first may be overwritten then.
+            if not isinstance(x, Array) or case.way != "direct" or x.strides[-1:] != (x.dtype.itemsize,):
+                continue
+            if x.kind == q.kind and (beside := overlapping(x, shape, q.dtype)) is not None:
                 yield Mutation("out", f"overlaps {name}", lambda x=beside: x, (name,))
     if case.function == "flash_attn_with_kvcache" and case.facts["added"] and math.prod(arguments["k"].shape):
         k, v = arguments["k_cache"], arguments["v_cache"]

@@ -41,7 +41,7 @@ def scaled_dot_product_attention(draw: Draw) -> Case:
     of_torch(draw)
     kernel = plain(draw, "mask", "bias")
     rank = draw.random.choices((4, 3, 5), (8, 1, 1))[0]
-    heads, heads_k = draw.heads() if rank > 2 else (1, 1)
+    heads, heads_k = draw.some_heads()
     lead = {3: (), 4: (draw.batch(),), 5: (2, draw.of(1, 2))}[rank]
     rows, keys = max(1, draw.rows(kernel)), max(1, draw.keys())
 
@@ -234,7 +234,8 @@ def ipex_paged(draw: Draw) -> Case:
     heads, heads_k = draw.some_heads()
     batch, scale = draw.of(1, 2, 3), 0.3
     kernel = CacheKernel(**{**vars(kernel), "dim_v": kernel.dim})
-    cache = draw_cache(draw, kernel, batch, heads_k, [1] * batch, -1)
+    while (cache := draw_cache(draw, kernel, batch, heads_k, [1] * batch, -1)).page == kernel.dim:
+        pass  # which of them comes first is told by the page's size
     q = draw.array(tensor(draw, kernel, batch, heads, kernel.dim))
     out = draw.array(torch.zeros(batch, heads, kernel.dim).to(q.dtype), written=True)
     mapping = torch.arange(heads, dtype=torch.int32) // (heads // heads_k)

@@ -57,6 +57,8 @@ TURNS = {name: drawn(70, 16) for name in ("rotary_cos", "rotary_sin")}
 POOLS = {name: drawn(9, 16, 2, 40) for name in ("k", "v")}
 PAGES = int32((3, 1, 0, 7), (2, 8, 4, 5))
 INT8 = {name: torch.randint(-99, 99, (2, 64, 2, 40), generator=torch_generator).to(torch.int8) for name in CACHES}
+INT8_POOLS = {name: torch.randint(-99, 99, (9, 16, 2, 40), generator=torch_generator).to(torch.int8) for name in POOLS}
+INT8_POOLS |= {"block_table": PAGES, "k_scale": 0.01, "v_scale": 0.01}
 
 BASES: dict[str, dict[str, Any]] = {
     "attention": {name: x.transpose(1, 2).contiguous() for name, x in (("query", Q), ("key", K), ("value", V))}
@@ -115,7 +117,9 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "rng": Entry((3, 4), beside={"dropout_p": 0.5, "rng": (1, 2)}),
         "out": same(torch.full((2, 4, 5, 40), NAN).half()),
     },
-    "flash_attn_func": FLASH | SNIPPET | {"q": Entry(Q * 2), "k": Entry(K * 2), "v": Entry(V * 2)},
+    "flash_attn_func": FLASH
+    | SNIPPET
+    | {"q": Entry(Q * 2), "k": Entry(K * 2), "v": Entry(V * 2), "num_splits": same(3, q=Q[:, :1])},
     "flash_attn_kvpacked_func": FLASH | {"q": Entry(Q * 2), "kv": Entry(drawn(2, 33, 2, 2, 40))},
     "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 5, 3, 4, 40))},
     "flash_attn_varlen_func": VARLEN
@@ -125,6 +129,9 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "k": Entry(K[0] * 2),
         "v": Entry(V[0] * 2),
         "seqused_k": Entry(int32(5, 20)),
+        "num_splits": same(3, q=Q[0, :2], cu_seqlens_q=int32(0, 1, 2), max_seqlen_q=1),
+        "k_scale": Entry(0.02, beside=INT8_POOLS),
+        "v_scale": Entry(0.02, beside=INT8_POOLS),
         "block_table": Entry(PAGES, beside={**POOLS, "block_table": PAGES.flip(0).contiguous()}),
     },
     "flash_attn_varlen_kvpacked_func": VARLEN | {"q": Entry(Q[0] * 2), "kv": Entry(drawn(33, 2, 2, 40))},

@@ -1,0 +1,87 @@
+"""What random calls are judged by can tell right from wrong."""
+
+import ctypes
+import subprocess
+import sys
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+import xeflash
+
+from .case import Case, Wrong, judge_refusal, perform
+from .generate import make
+from .memory import Layout, draw_layout, place
+from .run import REPOSITORY
+
+GAPS = Layout(gaps=(3, 1), order=1, shift=8)
+
+
+@pytest.mark.parametrize("beyond", ["before", "behind"])
+def test_pages_around_arrays_may_not_be_read(beyond):
+    script = f"""
+import ctypes, torch, tests.fuzz
+from tests.fuzz.memory import Layout, place
+array = place(torch.ones(2, 5), "torch", Layout(at_end={beyond == "behind"})).given
+assert ctypes.c_float.from_address(array.data_ptr()).value == 1
+print("there", flush=True)
+ctypes.c_float.from_address(array.data_ptr() + {-4 if beyond == "before" else 40}).value
+"""
+    run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (run.stdout, run.returncode) == ("there\n", -11), run.stderr
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_arrays_of_any_layout_have_their_values(kind):
+    random = Random(0)
+    for _ in range(300):
+        shape = [random.choice((0, 1, 2, 5)) for _ in range(random.randint(1, 5))]
+        values = torch.randn(shape)
+        layout = draw_layout(random, kind, distinct=True)
+        array = place(values, kind, layout)
+        assert torch.equal(array.values(), values), layout
+        assert np.array_equal(np.asarray(array.given), values.numpy()), layout
+
+
+def written_at(place_of, at):
+    """A case whose call writes a byte `at` bytes from the first element of an array."""
+    array = place(torch.ones(2, 5), "torch", GAPS)
+
+    def call(x):
+        ctypes.c_byte.from_address(x.data_ptr() + at).value = 3
+
+    return Case("f", {"x": array}, lambda result: None, call=call, written={"x": place_of})
+
+
+def test_what_is_not_to_be_written_is_noticed():
+    perform(written_at(..., 0))
+    perform(written_at((0, slice(5)), 19))
+    for index, at in ((..., -1), (..., 20), ((1, slice(5)), 3), (None, 0)):
+        with pytest.raises(Wrong, match=r"has changed: 1 bytes"):
+            perform(written_at(index, at))
+
+
+def test_wrong_results_and_refusals_are_noticed():
+    cases = (make(0, number) for number in range(1000))
+    case = next(x for x in cases if x.function == "flash_attn_func" and not x.wrong and x.arguments["k"].shape[1] > 30)
+    assert perform(case) == "right"
+    for scale, text in ((-3.0, "limit"), (float("nan"), "a valid call was refused")):
+        case.call = lambda scale=scale, **given: xeflash.flash_attn_func(**given | {"softmax_scale": scale})
+        with pytest.raises(Wrong, match=text):
+            perform(case)
+
+
+@pytest.mark.parametrize(
+    ("text", "clear"),
+    [
+        ("f: x must be 3, got 4", True),
+        ("x must be 3, got 4", False),
+        ("f: must be 3", False),
+        ("g: x must be 3", False),
+        ("f: x: incompatible function arguments", False),
+    ],
+)
+def test_unclear_refusals_are_noticed(text, clear):
+    case = Case("f", {}, lambda result: None, wrong="x", names=frozenset("x"))
+    assert (judge_refusal(case, ValueError(text)) == "") is clear
