@@ -161,8 +161,8 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
     params.alibi_batch = p.alibi.ndim == 2 ? p.alibi.strides[0] : 0;
   }
   if (p.sinks.data) params.sinks = reinterpret_cast<const float*>(p.sinks.data);
-  // flash-attn takes a side that reaches over all keys, of packed sequences as many as they are said
-  // to have at most, as unlimited, wherever the diagonal is.
+  // flash-attn takes a side that reaches over all keys, of packed sequences as many as they are
+  // said to have at most, as unlimited, wherever the diagonal is.
   const int64_t all_keys = p.packed ? r.max_k : p.sk;
   auto side = [&](int64_t n) {
     const bool unlimited = n < 0 || (r.layout != Layout::kBHSD && n >= all_keys);

@@ -34,8 +34,9 @@ def next_rng(function: str, array: Any) -> tuple[int, int]:
         _calls += 1
         if _seed is not None:
             return _seed, _calls - 1
-        torch = sys.modules.get("torch")
-        if not isinstance(array, getattr(torch, "Tensor", ())):  # torch may be half imported
+        torch: Any = sys.modules.get("torch")
+        is_tensor: bool = isinstance(array, getattr(torch, "Tensor", ()))  # another thread may be importing torch
+        if not is_tensor:
             return _unseeded, _calls - 1
     if array.is_xpu:
         return draw(function, torch.xpu.default_generators[array.get_device()])
