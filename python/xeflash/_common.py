@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 BSHD, THD, BHSD = 0, 1, 2  # Layout in forward.hpp
 _LIMIT = 2**63
 
+_operators: Any = None  # xeflash.torch_ops, once it was needed
+
 
 def engine(function: str, q: Any, k: Any, v: Any, arrays: Mapping[str, Any]) -> Engine:
     """What runs a call: the extension, or torch_ops in its place where torch has to see the call.
@@ -30,9 +32,16 @@ def engine(function: str, q: Any, k: Any, v: Any, arrays: Mapping[str, Any]) -> 
 
         torch_ops.refuse_gradients(function, arrays)
         return torch_ops
-    operators: Any = sys.modules.get("xeflash.torch_ops") or importlib.import_module("xeflash.torch_ops")
+    operators = _operators or _load_operators()
     operators.refuse_gradients(function, arrays)
     return operators if isinstance(q, torch.Tensor) and operators.needed(q, k, v) else _core
+
+
+def _load_operators() -> Any:
+    """xeflash.torch_ops, when all of it is there: another thread may be importing it."""
+    global _operators
+    _operators = importlib.import_module("xeflash.torch_ops")
+    return _operators
 
 
 def shape_of(function: str, name: str, array: Any) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ from .run import REPOSITORY
 
 pytest.importorskip("dpctl", reason="its USM arrays are one kind of first call")
 
-RUNS = [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 503))]
+HUNG = [0, 2, 78]  # or found modules half imported
+RUNS = [*HUNG, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(500) if seed not in HUNG)]
 
 
 @pytest.mark.parametrize("seed", RUNS)
