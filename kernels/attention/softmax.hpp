@@ -140,10 +140,12 @@ struct RowState {
     m_log2 = origin.top - e.least();
   }
 
-  // A sink is a key without a value.
+  // A sink is a key without a value. O keeps its scale, and with it a rounding less, unless the sum
+  // would leave the range of fp32.
   XF_INLINE void add_sink(V logit) {
+    constexpr float kFarSink = 40.f;
     const V own = select(l == 0.f, V(kNoScore), V(m + m_log2 * kLn2));
-    m = max(own, logit);
+    m = select(logit - own > V(kFarSink), logit, own);
     m_log2 = V(0.f);
     weight = exp2(V((own - m) * kLog2e));
     l = l * weight + exp2(V((logit - m) * kLog2e)) * power_of_two(-headroom);

@@ -222,7 +222,8 @@ void check_numbers(const FwdRequest& r, const Checker& check) {
   auto text = [](double x) { return py::str(py::float_(x)).cast<std::string>(); };
   auto is_finite = [](double x) { return std::isfinite(static_cast<float>(x)); };
   if (r.scale && !is_finite(*r.scale))
-    check.refuse("softmax scale must be finite in float32, got " + text(*r.scale));
+    check.refuse(std::string(r.layout == Layout::kBHSD ? "scale" : "softmax_scale") +
+                 " must be finite in float32, got " + text(*r.scale));
   if (r.unified_max && !is_finite(*r.unified_max))
     check.refuse("unified_max must be finite in float32, got " + text(*r.unified_max));
   if (!(r.softcap >= 0) || !is_finite(r.softcap))

@@ -541,7 +541,8 @@ def _written(out: Tensor, result: Tensor, inputs: dict[str, Any], function: str)
         raise TypeError(f"{function}: out must have the dtype of q ({q.dtype}), got {out.dtype}")
     if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
         raise ValueError(f"{function}: out must not have elements in one place, got strides {list(out.stride())}")
-    for name, x in inputs.items() if type(out) is Tensor else ():
+    seen = {} if torch.compiler.is_compiling() or type(out) is not Tensor else inputs
+    for name, x in seen.items():
         if type(x) is Tensor and x.device == out.device and x.numel() and _core.overlap(out, x):
             raise ValueError(f"{function}: out must not share memory with {name}, got arrays that overlap")
     return out.copy_(result)

@@ -9,7 +9,7 @@ KNOWN = {
     "five axes of torch that do not merge": r"out must have leading dimensions that merge into one",
     "empty USM arrays at the end of an allocation": r"a valid call was refused: .* must lie in memory of the SYCL context",
     "what is no array, of other ranks than 4": r"has no attribute '(reshape|shape)'; (out|attn_mask): is ",
-    "softmax_scale goes by another name": r"names none of softmax_scale; .* softmax scale must be finite",
+    "softmax_scale goes by another name": r"names none of softmax_scale; .* scale must be finite",
     "torch's schema refuses other types": r"xeflash::\w+\(\) Expected a value of type",
     "other names of arrays through operators": r"names none of \w+; .* must be a torch tensor as q is one",
     "negative views through operators that mutate": r"INTERNAL ASSERT FAILED at .*MathBitsFallback|negation fallback does not support",
