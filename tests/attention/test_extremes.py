@@ -163,7 +163,7 @@ def test_biases_from_end_to_end(kind, rows):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"softmax_scale": 1e39}, "scale must be finite in float32, got 1e[+]39"),
+    ({"softmax_scale": 1e39}, "softmax_scale must be finite in float32, got 1e[+]39"),
     ({"softcap": 3.5e38}, "softcap must be 0 .off. or positive and finite in float32, got 3.5e[+]38"),
     ({"unified_max": -1e39}, "unified_max must be finite in float32, got -1e[+]39"),
     ({"k_scale": 1e39}, "k_scale must be positive and finite in float32, got 1e[+]39"),
