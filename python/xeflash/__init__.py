@@ -53,8 +53,10 @@ _runtime.check_interpreter()
 _runtime.show_cpu_device()
 _runtime.show_simulated_gpu()
 
-if "torch" in sys.modules:  # torch.ops.xeflash has its operators then; else they come with the first call on a tensor
+# torch.ops.xeflash has its operators if torch is there before; else they come with the first call on a tensor.
+if hasattr(sys.modules.get("torch"), "compiler"):  # all of torch, not one that is being imported
     with contextlib.suppress(ImportError):  # where the extension cannot load, `xeflash doctor` says why
+        _runtime.load()
         importlib.import_module("xeflash.torch_ops")
 
 _MODULES = {"attention": "sdpa", "flash_attn_with_kvcache": "kv_cache"}
