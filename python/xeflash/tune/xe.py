@@ -57,7 +57,7 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", "block2d", "*", 1, 256, 1, 16),
     ("*", "*", "block2d", "*", 8, 128, 8, 64),
     ("*", "*", "block2d", "*", 255, 64, 16, 32),  # K and V are read once for 16 rows
-    ("*", "*", "block2d", "plain", 255, 128, 16, 16),  # 32 keys spill
+    ("*", "*", "block2d", "plain", 255, 112, 16, 16),  # 32 keys spill, and 128 columns do
     ("*", "*", "block2d", "*", 255, 128, 8, 64),
     ("*", "*", "block2d", "*", 255, 512, 8, 32),
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 16),
