@@ -140,10 +140,10 @@ struct RowState {
     m_log2 = origin.top - e.least();
   }
 
-  // A sink is a key without a value. O keeps its scale, and with it a rounding less, unless the sum
-  // would leave the range of fp32.
+  // A sink is a key without a value. O keeps its scale, and is rounded once less, unless the sink is
+  // far above all keys: the LSE would be a difference of large numbers.
   XF_INLINE void add_sink(V logit) {
-    constexpr float kFarSink = 40.f;
+    constexpr float kFarSink = 8.f;
     const V own = select(l == 0.f, V(kNoScore), V(m + m_log2 * kLn2));
     m = select(logit - own > V(kFarSink), logit, own);
     m_log2 = V(0.f);
