@@ -140,8 +140,8 @@ struct RowState {
     m_log2 = origin.top - e.least();
   }
 
-  // A sink is a key without a value. O keeps its scale, and is rounded once less, unless the sink is
-  // far above all keys: the LSE would be a difference of large numbers.
+  // A sink is a key without a value. O keeps its scale, and is rounded once less, unless the sink
+  // is far above all keys: the LSE would be a difference of large numbers.
   XF_INLINE void add_sink(V logit) {
     constexpr float kFarSink = 8.f;
     const V own = select(l == 0.f, V(kNoScore), V(m + m_log2 * kLn2));
