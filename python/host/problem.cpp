@@ -237,7 +237,7 @@ void check_numbers(const FwdRequest& r, const Checker& check) {
   }
 }
 
-// All arrays of a call that are only read.
+// All arrays of a call but `out`.
 template <class Visit>
 void each_input(const Problem& p, Visit visit) {
   const Cache& c = p.cache;

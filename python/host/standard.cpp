@@ -56,8 +56,8 @@ py::object standard_attention(const FwdRequest& r) {
   sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
   if (p.q.queue && is_recording(queue)) {
     throw NotImplemented(
-        "standard_attention: query must be on a queue that records no graph, as it waits for its "
-        "result");
+        "standard_attention: query must be on a queue that records no graph, as the call waits for "
+        "its result, got one that does");
   }
   refuse_without_room(p, queue);
   const Array out = result_array(p, r);

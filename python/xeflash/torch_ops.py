@@ -477,7 +477,7 @@ _NAMES: dict[int, dict[str, str]] = {BHSD: _NAMES_OF_ATTENTION, THD: _NAMES_OF_P
 def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
     """_core.forward by the operator of these arguments, which refuses those that it does not have."""
     given: dict[str, Any] = {**arguments}
-    _check(given)
+    _prepare(given)
     layout, out = given.pop("layout"), given.pop("out", None)
     given |= _as_lists(given.pop("score_mod", None))
     names = _NAMES[layout]
@@ -496,12 +496,13 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
             given[f"{side}_scale" if isinstance(scale, Tensor) else f"{side}_factor"] = scale
     result, lse = operator(**{names.get(name, name): value for name, value in given.items()})
     if out is not None:
-        result = _written(out, result, {name: x for name, x in given.items() if name in ARRAYS}, given["function"])
+        inputs = {names.get(name, name): x for name, x in given.items() if name in ARRAYS}
+        result = _written(given["function"], out, result, given["q"], inputs)
     return result, lse if given.get("return_lse") else None
 
 
-def _check(given: dict[str, Any]) -> None:
-    """Types, as the extension has them: a schema's message would not name the function."""
+def _prepare(given: dict[str, Any]) -> None:
+    """Checks types as the extension does, as a schema's message would not name the function; resolves negated views."""
     if torch.compiler.is_compiling():
         return
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -530,9 +531,8 @@ def _as_int64(value: int | None) -> int | None:
     return value if value is None or value < 2**63 else value - 2**64
 
 
-def _written(out: Tensor, result: Tensor, inputs: dict[str, Any], function: str) -> Tensor:
+def _written(function: str, out: Tensor, result: Tensor, q: Tensor, inputs: dict[str, Any]) -> Tensor:
     """`out` with the result in it; autocast may have computed in another type than that of q and out."""
-    q = inputs["q"]
     if out.shape != result.shape:
         raise ValueError(f"{function}: out must have the shape {list(result.shape)}, got {list(out.shape)}")
     if out.device != result.device:

@@ -129,7 +129,7 @@ def test_negated_views_are_resolved_before_an_operator_that_writes(device):
             "attention: value must be a torch tensor as query is",
         ),
         (lambda q: xeflash.attention(q, q, q.to_sparse()), TypeError, "attention: value must be a dense tensor"),
-        (lambda q: xeflash.attention(q, q, q, out=q), ValueError, "attention: out must not share memory with q"),
+        (lambda q: xeflash.attention(q, q, q, out=q), ValueError, "attention: out must not share memory with query"),
         (
             lambda q: xeflash.attention(q, q, q, score_mod="s", captures=[1]),
             TypeError,
