@@ -55,7 +55,9 @@ _runtime.show_simulated_gpu()
 
 # torch.ops.xeflash has its operators if torch is there before; else they come with the first call on a tensor.
 if hasattr(sys.modules.get("torch"), "compiler"):  # all of torch, not one that is being imported
-    with contextlib.suppress(ImportError):  # where the extension cannot load, `xeflash doctor` says why
+    # Where the extension cannot load, `xeflash doctor` says why. A thread that began with `import xeflash.torch_ops`
+    # waits for this module: Python then sees a deadlock (a RuntimeError) here, and that thread registers the operators.
+    with contextlib.suppress(ImportError, RuntimeError):
         _runtime.load()
         importlib.import_module("xeflash.torch_ops")
 

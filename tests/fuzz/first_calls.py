@@ -77,7 +77,11 @@ def torch_tensors() -> Any:
 
 def torch_operator() -> Any:
     import torch
-    import xeflash.torch_ops  # noqa: F401  it may have been imported before torch was
+    import xeflash
+
+    # They are there already unless xeflash was imported before torch was. Alone, this statement would lock the module
+    # before its package: where two threads lock in two orders, Python gives one of them a module that is half there.
+    import xeflash.torch_ops  # noqa: F401
 
     return torch.ops.xeflash.attention(*tensors(), return_lse=True)[0]
 
