@@ -38,7 +38,10 @@ struct Exponents {
       : unit(unit),
         scale_log2(unit * kLog2e < kMostFinite ? unit * kLog2e : kMostFinite),
         slack(static_cast<float>(slack_log2) / scale_log2),
-        headroom(headroom) {}
+        headroom(headroom) {
+    // A scale near 0: every maximum is still above kNoScore + slack.
+    if (slack > kMostFinite / 2) slack = kMostFinite / 2;
+  }
 
   template <class V>
   XF_INLINE V top(const V& m) const {

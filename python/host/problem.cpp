@@ -41,7 +41,10 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
       {&p.q, p.q_name}, {&p.k, p.k_name}, {&p.v, p.v_name}};
   for (const auto& [a, name] : arrays) {
     const int dims = a == &p.q ? rank_q : rank;
-    XF_REQUIRE(check, a->ndim == dims, name, "must have " + number(dims) + " dimensions",
+    XF_REQUIRE(check, a->ndim == dims, name,
+               a != &p.q && dims == rank_q
+                   ? "must have the " + number(dims) + " dimensions of " + p.q_name
+                   : "must have " + number(dims) + " dimensions",
                number(a->ndim), *a);
     XF_REQUIRE_DTYPE(
         check, a->dtype == p.q.dtype || (p.cache.given && a != &p.q && is_quantised(a->dtype)), *a,

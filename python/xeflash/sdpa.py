@@ -127,6 +127,12 @@ def _to_4d(query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, 
             )
     if mask is not None and len(mask.shape) > 3:
         mask_lead = (1,) * (rank - len(mask.shape)) + tuple(mask.shape[:-3])
+        if len(mask_lead) != len(lead) or any(n not in (1, m) for n, m in zip(mask_lead, lead, strict=True)):
+            full = [*query.shape[:-1], key.shape[-2]]
+            raise ValueError(
+                f"attention: attn_mask must broadcast to {full}, got {list(mask.shape)}; "
+                f"attn_mask.shape = {list(mask.shape)}"
+            )
         if all(n == 1 for n in mask_lead):
             mask = mask.reshape((1, *mask.shape[-3:]))
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -338,7 +339,8 @@ def _check_fake(function: str, arrays: dict[str, Tensor], rank: int, rank_k: int
     (q_name, q), *keys = arrays.items()
     for name, x, dims in ((q_name, q, rank), *((name, x, rank_k or rank) for name, x in keys)):
         if x.dim() != dims:
-            raise ValueError(f"{function}: {name} must have {dims} dimensions, got {x.dim()}")
+            rule = f"the {dims} dimensions of {q_name}" if x is not q and dims == rank else f"{dims} dimensions"
+            raise ValueError(f"{function}: {name} must have {rule}, got {x.dim()}")
     for name, x in keys:
         if x.dtype is not q.dtype and not (cached and x.dtype.itemsize == 1):
             raise TypeError(f"{function}: {name} must have the dtype of {q_name} ({q.dtype}), got {x.dtype}")
@@ -509,6 +511,8 @@ def _prepare(given: dict[str, Any]) -> None:
     seed = {"seed": 0} if given.get("seed", 0) is None else {}  # drawn by the operator
     _core.check_arguments(**{name: x for name, x in (given | seed).items() if not isinstance(x, symbolic)})
     function, names = given["function"], _NAMES[given["layout"]]
+    if (snippet := given.get("score_mod")) is not None:
+        _check_snippet(function, *snippet)
     appends = given.get("k") is not None
     for key, x in given.items():
         if key not in ARRAYS or x is None:
@@ -524,6 +528,15 @@ def _prepare(given: dict[str, Any]) -> None:
         elif key not in ("k_scale", "v_scale") or not isinstance(x, int | float) or isinstance(x, bool):
             raise TypeError(
                 f"{function}: {name} must be a torch tensor as {names.get('q', 'q')} is one, got {type(x).__name__}"
+            )
+
+
+def _check_snippet(function: str, text: str, captures: Mapping[str, Any]) -> None:
+    _score_mod.check(function, text, captures)
+    for name, x in captures.items():
+        if not isinstance(x, Tensor | Number):
+            raise TypeError(
+                f'{function}: captures["{name}"] must be a number or a torch tensor, got {type(x).__name__}'
             )
 
 

@@ -103,6 +103,13 @@ def test_scales_from_end_to_end(form, kind, dtype):
         np.testing.assert_allclose(to_float64(out), np.broadcast_to(want, out.shape), rtol=0, atol=1e-2)
 
 
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "unified maximum"])  # 3, here, is far from all
+def test_a_scale_of_zero_gives_each_key_the_same_weight(form, kind):
+    q, k, v = draw(form, "fp32")
+    for keys in (1, KEYS):
+        check(f"{keys} keys", form, kind, q, k[:, :, :keys], v[:, :, :keys], Features(scale=0.0))
+
+
 @forms
 def test_equal_scores_share_their_weight(form, kind):
     """However large they are, and however many keys each split has."""

@@ -125,14 +125,14 @@ def of_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutati
         if array.dtype.is_floating_point and array.dtype.itemsize > 1 and case.way != "operator":
             yield Mutation(name, "requires grad", lambda: zeros.to(array.dtype).requires_grad_(), ("grad",))
         if len(array.shape) == 4 and array.dtype is torch.float32:
-            yield Mutation(name, "is sparse", lambda: zeros.to_sparse())
+            yield Mutation(name, "is sparse", lambda: zeros.to_sparse(), typed=True)
     if array.kind == "numpy" and array.dtype is torch.float32:
         yield Mutation(name, "is of the other byte order", lambda: zeros.numpy().astype(">f4"))
     if array.kind in ("usm", "xpu"):
         host = zeros.to(array.dtype)
         yield Mutation(name, "is on the host", lambda: host, ("host", "query", "q", "device"))
     if name in (*INTS, *TABLES) and array.dtype is torch.int32:
-        yield Mutation(name, "is uint32", lambda: np.zeros(array.shape, np.uint32))
+        yield Mutation(name, "is uint32", lambda: np.zeros(array.shape, np.uint32), typed=True)
 
 
 def of_sizes(draw: Draw, case: Case) -> Iterator[Mutation]:
@@ -263,7 +263,7 @@ def of_numbers(case: Case) -> Iterator[Mutation]:
     def numbers(name: str, *values: Any, names: tuple[str, ...] = (), either: bool = False) -> Iterator[Mutation]:
         for value in values:
             typed = not isinstance(value, int | float) or (isinstance(value, float) and name in INTEGERS)
-            typed |= isinstance(value, int) and (abs(value) >= 2**63 or name == "window_size")
+            typed |= isinstance(value, int) and (abs(value) >= 2**63 or name in ("window_size", "rng"))
             yield Mutation(name, f"is {value!r}", lambda x=value: x, names, either, typed)
 
     scale = "scale" if sdpa else "softmax_scale"

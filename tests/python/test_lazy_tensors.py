@@ -116,7 +116,7 @@ def test_fake_tensors_obey_the_rules():
         meta = torch.empty(1, H, S, D, device="meta")
         with pytest.raises(TypeError, match="^attention: key must have the dtype of query"):
             xeflash.attention(q, k.half(), v)
-        with pytest.raises(ValueError, match="^attention: key must have 4 dimensions, got 3"):
+        with pytest.raises(ValueError, match="^attention: key must have the 4 dimensions of query, got 3"):
             torch.ops.xeflash.attention(q, k[0], v)
         with pytest.raises(ValueError, match="^attention: key.head_dim must equal query.head_dim"):
             xeflash.attention(q, k[..., :32], v)

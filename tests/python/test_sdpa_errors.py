@@ -54,7 +54,7 @@ SDPA = {
     "rank-of-key": (
         dict(key=tensor(2, 127, 64)),
         ValueError,
-        "key must have 4 dimensions, got 3; key.shape = [2, 127, 64]",
+        "key must have the 4 dimensions of query, got 3; key.shape = [2, 127, 64]",
     ),
     "key-dim": (
         dict(key=tensor(2, 2, 127, 32)),
