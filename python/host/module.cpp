@@ -133,8 +133,12 @@ PYBIND11_MODULE(_core, m) {
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
   m.def("standard_attention", &standard_attention_from_python);
   m.def("merge_states", &merge_states);
-  m.def("overlap", [](py::object a, py::object b) {
-    return overlap(read_array(a, "overlap", "a"), read_array(b, "overlap", "b"));
+  m.def("refuse_shared", [](const std::string& function, const py::object& written,
+                            const std::string& name, const py::object& other) {
+    if (overlap(read_array(written, function.c_str(), "out"),
+                read_array(other, function.c_str(), name.c_str())))
+      throw py::value_error(function + ": out must not share memory with " + name +
+                            ", got arrays that overlap");
   });
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("devices", &devices);

@@ -69,5 +69,8 @@ class Engine(Protocol):
     def forward(self, **arguments: Unpack[Arguments]) -> tuple[Any, Any]:
         """(out, LSE or None)."""
 
+    def refuse_shared(self, function: str, out: Any, name: str, other: Any, /) -> None:
+        """Raises if writing `out` would change another array."""
+
     def merge_states(self, outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:
         """(out, LSE)."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xeflash._common import BHSD, engine, seeds, shape_of, snippet, window
+
+if TYPE_CHECKING:
+    from xeflash._arguments import Engine
 
 
 def attention(
@@ -78,7 +81,7 @@ def attention(
     seed, offset = seeds("attention", dropout_p, query, rng, core)
     rank, lead = len(shape), shape[:-3]
     if rank != 4:
-        query, key, value, attn_mask, out_4d = _to_4d(query, key, value, attn_mask, out)
+        query, key, value, attn_mask, out_4d = _to_4d(core, query, key, value, attn_mask, out)
     else:
         out_4d = out
     result, lse = core.forward(
@@ -93,7 +96,7 @@ def attention(
     return (result, lse) if return_lse else result
 
 
-def _to_4d(query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, Any, Any, Any, Any]:
+def _to_4d(core: Engine, query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, Any, Any, Any, Any]:
     """The same arrays with exactly one batch dimension; leading dimensions of 5 and more are merged into it."""
     rank = len(query.shape)
     if rank < 2:
@@ -125,6 +128,10 @@ def _to_4d(query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, 
                 f"attention: {name} must have the leading dimensions {list(lead)} of query, "
                 f"got {list(array.shape[:-3])}"
             )
+    if out is not None:
+        for name, array in (("query", query), ("key", key), ("value", value), ("attn_mask", mask)):
+            if array is not None:  # what follows may copy it, and a copy shares nothing
+                core.refuse_shared("attention", out, name, array)
     if mask is not None and len(mask.shape) > 3:
         mask_lead = (1,) * (rank - len(mask.shape)) + tuple(mask.shape[:-3])
         if len(mask_lead) != len(lead) or any(n not in (1, m) for n, m in zip(mask_lead, lead, strict=True)):

@@ -35,6 +35,7 @@ Pair = tuple[Tensor, Tensor]
 Scalar = int | float
 
 LIBRARY = torch.library.Library("xeflash", "DEF")
+_APPENDED = ("k_cache", "v_cache", "k_scale", "v_scale")  # written where there are new keys
 _KEYS = {"cpu": "CPU", "xpu": "XPU"}
 
 
@@ -433,8 +434,20 @@ def _register(
         _refuse_other_devices(given["function"], given)
         return fake(**given)
 
+    def resolve(*arguments: Any, **more: Any) -> Pair:
+        given = bound(arguments, more)
+        writes = mutates if given.get("k") is not None else ()
+        for key, x in given.items():
+            if isinstance(x, Tensor):
+                given[key] = _resolved(given["function"], key, x, key in writes)
+            elif key == "capture_arrays" and x is not None:
+                given[key] = [array.resolve_neg() for array in x]
+        return operator(**given)
+
     LIBRARY.define(name + _schema(kernel, mutates), tags=tags)
     operator = getattr(torch.ops.xeflash, name).default
+    if mutates:
+        LIBRARY.impl(name, resolve, "Negative")
     for device, key in _KEYS.items():
         LIBRARY.impl(name, run, key)
         if cast:
@@ -450,7 +463,7 @@ _register(
     flash_attn_with_kvcache,
     _kvcache_fake,
     ("q", "k", "v"),
-    mutates=("k_cache", "v_cache", "k_scale", "v_scale"),
+    mutates=_APPENDED,
 )
 _register("merge_states", merge, _merge_fake)
 
@@ -521,14 +534,18 @@ def _prepare(given: dict[str, Any]) -> None:
         if isinstance(x, Tensor):
             if x.layout is not torch.strided:
                 raise TypeError(f"{function}: {name} must be a dense tensor, got one of {x.layout}")
-            if x.is_neg():  # torch's own way to resolve it is not for operators that write
-                if key == "out" or (appends and key in ("k_cache", "v_cache", "k_scale", "v_scale")):
-                    raise ValueError(f"{function}: {name} must be writable, got a negated view")
-                given[key] = x.resolve_neg()
+            given[key] = _resolved(function, name, x, key == "out" or (appends and key in _APPENDED))
         elif key not in ("k_scale", "v_scale") or not isinstance(x, int | float) or isinstance(x, bool):
             raise TypeError(
                 f"{function}: {name} must be a torch tensor as {names.get('q', 'q')} is one, got {type(x).__name__}"
             )
+
+
+def _resolved(function: str, name: str, x: Tensor, written: bool) -> Tensor:
+    """x as it lies in memory; torch's own way to resolve negated views is not for operators that write."""
+    if written and x.is_neg():
+        raise ValueError(f"{function}: {name} must be writable, got a negated view")
+    return x.resolve_neg()
 
 
 def _check_snippet(function: str, text: str, captures: Mapping[str, Any]) -> None:
@@ -554,11 +571,17 @@ def _written(function: str, out: Tensor, result: Tensor, q: Tensor, inputs: dict
         raise TypeError(f"{function}: out must have the dtype of q ({q.dtype}), got {out.dtype}")
     if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
         raise ValueError(f"{function}: out must not have elements in one place, got strides {list(out.stride())}")
-    seen = {} if torch.compiler.is_compiling() or type(out) is not Tensor else inputs
-    for name, x in seen.items():
-        if type(x) is Tensor and x.device == out.device and x.numel() and _core.overlap(out, x):
-            raise ValueError(f"{function}: out must not share memory with {name}, got arrays that overlap")
+    for name, x in inputs.items():
+        refuse_shared(function, out, name, x)
     return out.copy_(result)
+
+
+def refuse_shared(function: str, out: Any, name: str, other: Any) -> None:
+    """_core.refuse_shared, where there is memory."""
+    if torch.compiler.is_compiling() or type(out) is not Tensor or type(other) is not Tensor:
+        return
+    if other.device == out.device and other.numel():
+        _core.refuse_shared(function, out, name, other)
 
 
 def merge_states(outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:

@@ -117,6 +117,13 @@ def test_negated_views_are_resolved_before_an_operator_that_writes(device):
         got = xeflash.flash_attn_with_kvcache(negated, *cache.clone(), q, negated, cache_seqlens=3)
         with pytest.raises(ValueError, match="^flash_attn_with_kvcache: k_cache must be writable"):
             xeflash.flash_attn_with_kvcache(q, torch._neg_view(cache[0]), cache[1], q, q, cache_seqlens=3)
+    operator = torch.ops.xeflash.flash_attn_with_kvcache
+    by_operator, _ = operator(negated, *cache.clone(), q, negated, cache_length=3)
+    with pytest.raises(ValueError, match="^flash_attn_with_kvcache: v_cache must be writable"):
+        operator(q, cache[0], torch._neg_view(cache[1]), q, q, cache_length=3)
+    torch.testing.assert_close(by_operator, want, rtol=0, atol=0)
+    seen, _ = operator(q, torch._neg_view(-cache[0]), cache[1], cache_length=3)  # nothing is written
+    torch.testing.assert_close(seen, xeflash.flash_attn_with_kvcache(q, *cache, cache_seqlens=3), rtol=0, atol=0)
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 

@@ -45,6 +45,17 @@ def test_out_must_not_share_memory(name):
     assert not whole.any()
 
 
+def test_out_of_five_axes_must_not_share_memory():
+    """Also if the leading axes of the other array do not merge, so that a copy of it is read."""
+    whole = torch.zeros(B, 3, H, S, D)
+    key, out = whole[:, :2], whole.view(-1)[: B * 2 * H * S * D].view(B, 2, H, S, D)
+    other = torch.randn(key.shape)
+    for q, k, v, o in ((other, key, other, out), (other.numpy(), key.numpy(), other.numpy(), out.numpy())):
+        with pytest.raises(ValueError, match="^attention: out must not share memory with key, got arrays that overlap"):
+            xeflash.attention(q, k, v, out=o)
+    assert not whole.any()
+
+
 @pytest.mark.parametrize(
     "out",
     [
