@@ -442,7 +442,8 @@ def _register(
                 given[key] = _resolved(given["function"], key, x, key in writes)
             elif key == "capture_arrays" and x is not None:
                 given[key] = [array.resolve_neg() for array in x]
-        return operator(**given)
+        result: Pair = operator(**given)
+        return result
 
     LIBRARY.define(name + _schema(kernel, mutates), tags=tags)
     operator = getattr(torch.ops.xeflash, name).default
