@@ -4,8 +4,6 @@
 #pragma once
 
 #include "attention/cache.hpp"
-#include "attention/dropout.hpp"
-#include "attention/variant.hpp"  // a Config names them
 
 namespace xeflash {
 

@@ -5,10 +5,8 @@
 #pragma once
 
 #include "attention/cache.hpp"
-#include "attention/mask.hpp"
 #include "attention/partial.hpp"
-#include "attention/softmax.hpp"
-#include "attention/variant.hpp"
+#include "attention/scores.hpp"
 
 namespace xeflash {
 
@@ -20,7 +18,6 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   constexpr int dv = Config::block_v;          // columns of O that it owns
   using T = typename Config::Element;
   using E = Operand<T, typename Config::CacheElement>;
-  using ScoreVariant = typename Config::ScoreVariant;
 
   using QueryTile = RowLeft<E, Br, d, Bc, typename Config::CacheElement>;
   allocate_shared<RowTile<Br, dv>, QueryTile>();
@@ -28,18 +25,17 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   const Sequence seq(p, work.batch);
   const int head_k = work.head / (p.heads_q / p.heads_k);
   if (seq.sq == 0) return true;
-  const KeyRange keys = Window(p, seq).keys_of_split(work.split, p.splits, Bc);
+  const KeyRange keys = typename Config::Mask(p, seq).keys_of_split(work.split, p.splits, Bc);
   const int q_column = member() * d, column = (work.part * kTeam + member()) * dv;
   const auto k_rows = key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
                           .columns(q_column, Config::head_dim);
   const auto v_rows = value_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
                           .columns(column, Config::head_dim_v);
-  const float scale = magnitude(p.scale);
+  const RowScores<Config> scores{p, seq, keys, work.head, work.heads};
   const Exponents exponents = exponents_of<Config>(p);
 
   QueryTile Q;
   load(Q, seq.q_heads<const T>(p.q, work.head, work.heads).columns(q_column, Config::head_dim));
-  if (Config::any_scale && p.scale < 0) negate(Q);
   RowTile<Br, dv> O;
   fill(O, 0.f);
   RowVec<Br> m(Softmax::first_max(p, exponents));
@@ -50,15 +46,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
     prefetch_rows<Bc, dv>(V);
     RowTile<Br, Bc> S;
     dot_rows(S, Q, K);  // S = Q K^T
-    if constexpr (!ScoreVariant::kIdentity) {
-      each_row<Br>([&](int r) {
-        const ScoreVariant variant(p, seq, work.head + (r < work.heads ? r : 0));
-        each_in_row(S, r, key, [&](auto s, auto k) { return variant.score(s * scale, 0, k); });
-      });
-    }
-    if (key < keys.seen_from || keys.end - key < Bc) {
-      hide_columns(S, keys.seen_from - key, keys.end - key);
-    }
+    scores.change(S, key);
     RowProbs<E, Br, Bc> P;
     // P = exp(S - m), l = rowsum P
     Softmax::template step<Config::exp2_degree>(P, S, O, m, l, exponents);
@@ -73,22 +61,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
     if (!near) return false;
   }
   each_row<Br>([&](int r) {
-    if (r >= work.heads) return;
-    RowState<float> row(m[r], sum[r], exponents);
-    if (p.sinks && p.splits == 1) row.add_sink(p.sinks[work.head + r]);
-    const float factor = row.normaliser() * p.v_scale;
-    if (p.splits == 1) {
-      const auto o_row = seq.q_rows<T>(p.o, work.head + r, 0);
-      store_row(o_row.columns(column, Config::head_dim_v), O, r, factor);
-      if (p.lse && column == 0) *seq.lse(p, work.head + r) = row.log_sum_exp(p.empty_lse);
-    } else {
-      const Partial part(p, work.batch, work.head + r, Config::head_dim_v);
-      store_row(part.o.from(work.split).columns(column, Config::head_dim_v), O, r, factor);
-      if (column == 0) {
-        part.m[work.split] = m[r];
-        part.l[work.split] = sum[r];
-      }
-    }
+    if (r < work.heads) store_split<Config>(p, seq, work, column, O, r, m[r], sum[r], exponents);
   });
   return true;
 }

@@ -7,10 +7,8 @@
 #pragma once
 
 #include "attention/cache.hpp"
-#include "attention/dropout.hpp"
 #include "attention/mask.hpp"
 #include "attention/softmax.hpp"
-#include "attention/variant.hpp"  // a Config names them and Drop
 
 namespace xeflash {
 
@@ -52,8 +50,8 @@ template <class Config>
 XF_INLINE void scores(const StandardParams& p) {
   constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim;
   using T = typename Config::Element;
-  using KeyTile = Keys<T, Bc, d>;
-  using QueryTile = Query<Rows<const T>, T, Br, d, KeyTile>;
+  using KeyTile = RightT<T, Bc, d>;
+  using QueryTile = PlacedLeft<Rows<const T>, T, Br, d, KeyTile>;
   allocate_shared<Tile<Br, Bc>, KeyTile, QueryTile>();
 
   const RowBlock<Config> rows(p, 1);
@@ -117,7 +115,7 @@ XF_INLINE void weighted_sum(const StandardParams& p) {
   constexpr int dv = Config::block_v;  // columns of O that a thread owns
   using T = typename Config::Element;
   using ProbabilityTile = Left<T, Br, Bc>;
-  using ValueTile = Values<T, Bc, dv, ProbabilityTile>;
+  using ValueTile = Right<T, Bc, dv, ProbabilityTile>;
   allocate_shared<Tile<Br, dv>, ProbabilityTile, ValueTile>();
 
   const RowBlock<Config> rows(p, Config::parts);

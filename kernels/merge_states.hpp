@@ -3,11 +3,7 @@
 //   An infinite L_s: the row saw none of these keys. One that is no number makes the result so.
 #pragma once
 
-#include "attention/cache.hpp"
-#include "attention/dropout.hpp"
-#include "attention/partial.hpp"
 #include "attention/softmax.hpp"
-#include "attention/variant.hpp"  // a Config names them
 
 namespace xeflash {
 

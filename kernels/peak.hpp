@@ -2,9 +2,8 @@
 // from memory.
 #pragma once
 
-#include "attention/cache.hpp"
-#include "attention/dropout.hpp"
-#include "attention/variant.hpp"  // a Config names them
+#include "attention/params.hpp"
+#include "tile/tile.hpp"
 
 namespace xeflash {
 

@@ -2,13 +2,12 @@
 //   PlainCache   one after the other, as the arrays' strides say
 //   PagedCache   in pages of a pool, in any order: a table names the pages of a sequence
 //   BeamCache    key by key in any sequence of the cache: a table names the one that holds it
-// Each makes rows of a head: row(i), from(i), columns(). Scaled rows have scale(i) too.
+// Each makes rows of a head (tile/rows.hpp). Scaled rows have scale(i) too.
 #pragma once
 
 #include <utility>
 
 #include "attention/work.hpp"
-#include "tile/beam_rows.hpp"
 #include "tile/quantised.hpp"
 
 namespace xeflash {
@@ -21,12 +20,11 @@ struct PagedRows {
   int64_t page_stride, stride;
   int page, lowest;  // there may be no pages for the rows below
   int first, count;
-  int width = 0x7fffffff;  // columns that are there
+  int width = kAllColumns;
 
-  XF_INLINE T* row(int i) const {
-    const int at = first + (i < count ? i : count - 1);
-    return place(at < lowest ? lowest : at);
-  }
+  XF_INLINE int size() const { return count; }
+  XF_INLINE T* row(int i) const { return place(first + i < lowest ? lowest : first + i); }
+  XF_INLINE T* row_or_last(int i) const { return row(i < count ? i : count - 1); }
   // Of row `at` of the sequence.
   XF_INLINE T* place(int at) const {
     const auto n = static_cast<uint32_t>(at), size = static_cast<uint32_t>(page);
@@ -45,11 +43,11 @@ template <class R, class S>
 struct ScaledRows {
   R rows;
   S scales;
-  int count = rows.count;
 
   XF_INLINE int size() const { return rows.size(); }
   XF_INLINE auto* row(int i) const { return rows.row(i); }
-  XF_INLINE float scale(int i) const { return *scales.row(i); }
+  XF_INLINE auto* row_or_last(int i) const { return rows.row_or_last(i); }
+  XF_INLINE float scale(int i) const { return *scales.row_or_last(i); }
   XF_INLINE ScaledRows from(int i) const { return {rows.from(i), scales.from(i)}; }
   XF_INLINE ScaledRows columns(int column, int all) const {
     return {rows.columns(column, all), scales};

@@ -17,7 +17,7 @@ struct KeyRange {
   int seen_from;  // at or after begin
 };
 
-struct Window {
+struct Window {  // a Mask
   int sq, sk, shift, left, right;
 
   XF_INLINE Window(const FwdParams& p, const Sequence& seq)

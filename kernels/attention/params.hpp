@@ -48,7 +48,7 @@ struct FwdParams {
   int32_t left, right;  // visible keys around the diagonal; kUnbounded: no limit
   int32_t top_left;     // the diagonal starts at (0, 0) instead of ending at (Sq, Sk)
   int32_t splits;
-  float scale;    // of either sign, never 0
+  float scale;    // never 0; below it only where scores have a variant
   float v_scale;  // factor of V's elements
   float softcap;
   float unified_max;    // assumed of all scores, see UnifiedMax

@@ -1,7 +1,8 @@
-// What one split of a row's keys leaves behind, in fp32: O normalised by its own keys, m, and l.
-// The log-sum-exp would be rounded to what fp32 has beside m.
+// How the keys of a row are split, and what a split leaves behind, in fp32: O normalised by its own
+// keys, m, and l. The log-sum-exp would be rounded to what fp32 has beside m.
 #pragma once
 
+#include "attention/softmax.hpp"
 #include "attention/work.hpp"
 
 namespace xeflash {
@@ -40,5 +41,28 @@ struct Partial {
     l = m + rows * p.splits;
   }
 };
+
+// Writes columns of O for row r of a split, which is the result if there is no other split.
+template <class Config, class Output>
+XF_INLINE void store_split(const FwdParams& p, const Sequence& seq, const SplitWork& work,
+                           int column, const Output& O, int r, float m, float l,
+                           const Exponents& exponents) {
+  using T = typename Config::Element;
+  const int head = work.head + r;
+  RowState<float> row(m, l, exponents);
+  if (p.sinks && p.splits == 1) row.add_sink(p.sinks[head]);
+  const float factor = row.normaliser() * p.v_scale;
+  if (p.splits == 1) {
+    store_row(seq.q_rows<T>(p.o, head, 0).columns(column, Config::head_dim_v), O, r, factor);
+    if (p.lse && column == 0) *seq.lse(p, head) = row.log_sum_exp(p.empty_lse);
+  } else {
+    const Partial part(p, work.batch, head, Config::head_dim_v);
+    store_row(part.o.from(work.split).columns(column, Config::head_dim_v), O, r, factor);
+    if (column == 0) {
+      part.m[work.split] = m;
+      part.l[work.split] = l;
+    }
+  }
+}
 
 }  // namespace xeflash

@@ -74,7 +74,7 @@ struct Exponents {
 template <class Config>
 XF_INLINE Exponents exponents_of(const FwdParams& p) {
   constexpr bool takes_headroom = std::is_same_v<typename Config::Element, bf16>;
-  const float unit = Config::ScoreVariant::kIdentity ? magnitude(p.scale) : 1.f;
+  const float unit = Config::ScoreVariant::kIdentity ? p.scale : 1.f;
   return {unit, Config::slack, takes_headroom ? 32 : kExp2Headroom};
 }
 

@@ -35,6 +35,15 @@ struct Variant<Hook, Rest...> {
   }
 };
 
+// s = s: a negative scale is not for the softmax, which scales differences to the largest score.
+struct Scaled {
+  XF_INLINE Scaled(const FwdParams&, const Sequence&, int) {}
+  template <class S, class I, class J>
+  XF_INLINE S score(S s, I, J) const {
+    return s;
+  }
+};
+
 // s = cap tanh(s / cap)
 struct SoftCap {
   float cap, inverse;

@@ -22,11 +22,6 @@ struct Work {
   }
 };
 
-template <class T>
-XF_INLINE Rows<T> one_row(T* row) {
-  return {row, 0, 1};
-}
-
 // The lengths of sequence `batch` and where it starts in packed arrays.
 struct Sequence {
   int batch, batch_k, sq, sk;
@@ -64,7 +59,7 @@ struct Sequence {
   // The first row of `count` heads from `head` on.
   template <class T>
   XF_INLINE Rows<T> q_heads(const TensorArg& t, int head, int count) const {
-    return {q_rows<T>(t, head, 0).data, t.head, count};
+    return {q_rows<T>(t, head, 0).row(0), t.head, count};
   }
   template <class T>
   XF_INLINE Rows<T> k_rows(const TensorArg& t, int head) const {

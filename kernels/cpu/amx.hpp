@@ -4,7 +4,7 @@
 // pairs as they are packed for vdpbf16ps.
 #pragma once
 
-#include "cpu/operands.hpp"
+#include "cpu/right.hpp"
 
 namespace xeflash::cpu {
 
@@ -88,22 +88,22 @@ XF_INLINE void multiply_blocks(const AmxRows& A, const AmxRows& B, int steps) {
 // multiple of 32 elements.
 template <class T, int N, int D, class Block>
   requires kByAmx<T>
-struct Keys<T, N, D, Block> {
+struct RightT<T, N, D, Block> {
   alignas(64) T copies[N][round_up(D, 32)];
   AmxRows rows;
   int count;
 
   template <class M>
-  XF_INLINE explicit Keys(const M& m)
-      : rows{copies, sizeof(copies[0])}, count(m.count < N ? round_up(m.count, 32) : N) {
+  XF_INLINE explicit RightT(const M& m)
+      : rows{copies, sizeof(copies[0])}, count(m.size() < N ? round_up(m.size(), 32) : N) {
     if constexpr (std::is_same_v<M, Rows<const T>> && D % 32 == 0) {
-      if (m.count >= N && m.stride <= 2 * D) {
-        rows = {m.data, m.stride * static_cast<int64_t>(sizeof(T))};
+      if (m.size() >= N && m.stride <= 2 * D) {
+        rows = {m.row(0), m.stride * static_cast<int64_t>(sizeof(T))};
         return;
       }
     }
     for (int j = 0; j < count; ++j) {
-      const T* row = m.row(j);
+      const T* row = m.row_or_last(j);
       XF_UNROLL for (int d = 0; d < D; d += 32) store_as(&copies[j][d], load_pairs<D>(row, d / 2));
     }
   }
@@ -112,7 +112,7 @@ struct Keys<T, N, D, Block> {
 // S = A K^T for the rows that K has
 template <class T, int R, int N, int D, class Block>
   requires kByAmx<T>
-XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D, Block>& K) {
+XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const RightT<T, N, D, Block>& K) {
   static_assert(R % 32 == 0 && N % 32 == 0);
   const AmxTiles tiles;
   S.cols = K.count;
@@ -130,18 +130,18 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D
 // does not have only gets into columns of O that nobody reads.
 template <class T, int N, int D, class Before, class Block>
   requires kByAmx<T>
-struct Values<T, N, D, Before, Block> {
+struct Right<T, N, D, Before, Block> {
   alignas(64) u32x16 x[round_up(D, 32)][N / 32];  // pairs of keys
   int blocks;                                     // of 32 keys
 
   template <class M>
-  XF_INLINE explicit Values(const M& m)
-      : blocks(m.count < N ? round_up(m.count, 32) / 32 : N / 32) {
+  XF_INLINE explicit Right(const M& m)
+      : blocks(m.size() < N ? round_up(m.size(), 32) / 32 : N / 32) {
     const T zeros[round_up(D, kLanes)] = {};
     for (int b = 0; b < blocks; ++b) {
       const T* row[32];
       XF_UNROLL for (int i = 0; i < 32; ++i) {
-        row[i] = 32 * b + i < m.count ? m.row(32 * b + i) : zeros;
+        row[i] = 32 * b + i < m.size() ? m.row(32 * b + i) : zeros;
       }
       int d = 0;
       for (; d + kLanes <= D; d += kLanes) transpose_pairs<kLanes>(row, d, b);
@@ -163,7 +163,7 @@ struct Values<T, N, D, Before, Block> {
 template <class T, int R, int N, int D, class Before, class Block>
   requires kByAmx<T>
 XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
-                      const Values<T, N, D, Before, Block>& V) {
+                      const Right<T, N, D, Before, Block>& V) {
   const AmxTiles tiles;
   for (int r = 0; r < R / kLanes; r += 2) {  // inside: V stays in L1
     for (int d = 0; d < D; d += 32) {

@@ -10,6 +10,7 @@
 #include "cpu/lanes.hpp"
 #include "cpu/mma.hpp"
 #include "cpu/quantised.hpp"
+#include "cpu/results.hpp"
 #include "cpu/row_memory.hpp"
 
 // Inlined into the entry point that the compiler makes of it: the CPU driver would compile both.

@@ -1,7 +1,7 @@
 // Philox on 16 lanes: see attention/dropout.hpp for what is drawn.
 #pragma once
 
-#include "cpu/operands.hpp"
+#include "cpu/left.hpp"
 
 namespace xeflash::cpu {
 

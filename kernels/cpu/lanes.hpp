@@ -11,11 +11,9 @@ using Ints = i32x16;
 using Mask = i32x16;  // a comparison's: -1 where it holds, else 0
 
 XF_INLINE i32x16 max(i32x16 a, i32x16 b) { return a > b ? a : b; }
-XF_INLINE f32x16 exp2(f32x16 x) {
-  return select(x > f32x16(127.f), f32x16(__builtin_inff()), exp2<6>(x));
-}
+XF_INLINE f32x16 exp2(f32x16 x) { return select(x > f32x16(127.f), f32x16(kInf), exp2<6>(x)); }
 XF_INLINE f32x16 log2_of_any(f32x16 x) {
-  const f32x16 inf = __builtin_inff(), nan = __builtin_nanf("");
+  const f32x16 inf = kInf, nan = __builtin_nanf("");
   const f32x16 positive = select(x == inf, inf, log2(x));
   return select(x > f32x16(0.f), positive, select(x == f32x16(0.f), -inf, nan));
 }

@@ -2,7 +2,7 @@
 // vdpbf16ps.
 #pragma once
 
-#include "cpu/operands.hpp"
+#include "cpu/right.hpp"
 
 namespace xeflash::cpu {
 
@@ -62,7 +62,7 @@ constexpr int kChain = 32;
 
 // S = A K^T for the rows that K has
 template <class T, int R, int N, int D, class Block>
-XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const Keys<T, N, D, Block>& K) {
+XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const RightT<T, N, D, Block>& K) {
   using Reg = RegisterTile<R>;
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
   constexpr int kSteps = kPaired<T> ? D / 2 : D;
@@ -126,7 +126,7 @@ XF_INLINE float multiply_in_registers(int steps, float seed) {
 // O[:, d .. d + Nt) += P V[:, d .. d + Nt)
 template <int Nt, class T, int R, int N, int D, class Before, class Block>
 XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
-                              const Values<T, N, D, Before, Block>& V, int r0, int d) {
+                              const Right<T, N, D, Before, Block>& V, int r0, int d) {
   constexpr int Rt = RegisterTile<R>::Rt;
   f32x16 acc[Nt][Rt] = {};
   const int steps = V.steps();
@@ -145,48 +145,13 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
 // O += P V
 template <class T, int R, int N, int D, class Before, class Block>
 XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
-                      const Values<T, N, D, Before, Block>& V) {
+                      const Right<T, N, D, Before, Block>& V) {
   using Reg = RegisterTile<R>;
   constexpr int kRest = D % Reg::dims;
   for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // outside: the rows of P stay in L1
     for (int d = 0; d < D - kRest; d += Reg::dims) mma_AB_columns<Reg::dims>(O, P, V, r0, d);
     if constexpr (kRest) mma_AB_columns<kRest>(O, P, V, r0, D - kRest);
   }
-}
-
-// ---- results ------------------------------------------------------------------------------------
-
-template <int R, int D, class Rows>
-XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
-  for (int r = 0; r < R / kLanes; ++r) {
-    const int rows = m.size() - r * kLanes;
-    for (int d = 0; d < D; d += kLanes) {
-      f32x16 v[kLanes];
-      XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = d + i < D ? O.at(d + i, r) : f32x16(0.f);
-      transpose(v);
-      XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-        if (i >= rows) continue;
-        auto* row = m.row(r * kLanes + i) + d;
-        if (d + kLanes <= D) {
-          store_narrowed(row, v[i]);
-        } else {
-          store_narrowed<D % kLanes>(row, v[i]);
-        }
-      }
-    }
-  }
-}
-
-// One value per row.
-template <int R, class Rows>
-XF_INLINE void store(const Rows& m, const ColVec<R>& v) {
-  for (int i = 0; i < R && i < m.size(); ++i) *m.row(i) = v.x[i / kLanes][i % kLanes];
-}
-template <int R, class Rows>
-XF_INLINE ColVec<R> load_values(const Rows& m) {
-  ColVec<R> v;
-  for (int i = 0; i < R; ++i) v.x[i / kLanes][i % kLanes] = *m.row(i);
-  return v;
 }
 
 }  // namespace xeflash::cpu

@@ -1,7 +1,7 @@
 // Single rows between memory and row tiles, and what happens to them on the way.
 #pragma once
 
-#include "cpu/row_tile.hpp"
+#include "cpu/row_mma.hpp"
 
 namespace xeflash::cpu {
 
@@ -13,7 +13,7 @@ XF_INLINE void load_row(RowTile<1, D>& x, const T* row) {
 // The first `count` values of a row; the others are hidden.
 template <int C>
 XF_INLINE void load_row(RowTile<1, C>& t, const float* x, int count) {
-  fill(t, -__builtin_inff());
+  fill(t, -kInf);
   __builtin_memcpy(t.x, x, (count < C ? count : C) * sizeof(float));
 }
 
@@ -52,9 +52,9 @@ template <class T, int R, int D>
 XF_INLINE void store_row(const Rows<T>& m, const RowTile<R, D>& O, int r, float s) {
   XF_UNROLL for (int c = 0; c < (D + kLanes - 1) / kLanes; ++c) {
     if ((c + 1) * kLanes <= D) {
-      store_narrowed(m.data + c * kLanes, O.x[r][c] * s);
+      store_narrowed(m.row(0) + c * kLanes, O.x[r][c] * s);
     } else {
-      store_narrowed<D % kLanes>(m.data + c * kLanes, O.x[r][c] * s);
+      store_narrowed<D % kLanes>(m.row(0) + c * kLanes, O.x[r][c] * s);
     }
   }
 }

@@ -1,9 +1,7 @@
-// Row tiles of the CPU backend, for few rows: lane = column. Rows of K are read along their
-// contiguous dimension, so every byte of the cache streams through the vector unit once; the price
-// is a sum across lanes per score.
+// Row tiles of the CPU backend, for few rows: lane = column.
 #pragma once
 
-#include "cpu/operands.hpp"
+#include "cpu/right.hpp"
 
 namespace xeflash::cpu {
 
@@ -83,7 +81,7 @@ template <int R, int C>
 XF_INLINE void hide_columns(RowTile<R, C>& t, int from, int to) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     each_in_row(t, r, 0, [&](f32x16 s, i32x16 c) {
-      return select((c >= i32x16(from)) & (c < i32x16(to)), s, f32x16(-__builtin_inff()));
+      return select((c >= i32x16(from)) & (c < i32x16(to)), s, f32x16(-kInf));
     });
   }
 }
@@ -125,205 +123,6 @@ template <int R, int C>
 XF_INLINE void operator-=(RowTile<R, C>& t, const RowVec<R>& s) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] -= s.x[r];
-  }
-}
-
-// ---- dot products along rows --------------------------------------------------------------------
-
-// A row of D elements in vectors of 16 elements as fp32, or of 16 pairs as they are; beyond D they
-// read 0.
-template <class T, int D, bool Pairs = kPaired<T>>
-struct RowChunks {
-  static constexpr int kWidth = Pairs ? 2 * kLanes : kLanes;
-  static constexpr int kFull = D / kWidth, kCount = (D + kWidth - 1) / kWidth;
-  static constexpr bool kShort = kFull <= 8;
-  using Vec = std::conditional_t<Pairs, u32x16, f32x16>;
-
-  static XF_INLINE Vec load(const T* row, int c) {
-    if constexpr (Pairs) {
-      return load_as<u32x16>(row + c * kWidth);
-    } else {
-      return load_widened(row + c * kWidth);
-    }
-  }
-  static XF_INLINE Vec load_tail(const T* row) {
-    if constexpr (Pairs) {
-      return load_pairs<D>(row, kFull * kLanes);
-    } else {
-      return load_widened<D % kWidth>(row + kFull * kWidth);
-    }
-  }
-  // f(vector, its number) for all of a row; unrolled where that keeps the other operand in
-  // registers.
-  template <class F>
-  static XF_INLINE void each(const T* row, F f) {
-    if constexpr (kShort) {
-      XF_UNROLL for (int c = 0; c < kFull; ++c) f(load(row, c), c);
-    } else {
-      XF_NO_UNROLL for (int c = 0; c < kFull; ++c) f(load(row, c), c);
-    }
-    if constexpr (kCount > kFull) f(load_tail(row), kFull);
-  }
-};
-XF_INLINE f32x16 dot(f32x16 acc, f32x16 a, f32x16 b) {
-  return __builtin_elementwise_fma(a, b, acc);
-}
-XF_INLINE f32x16 dot(f32x16 acc, u32x16 a, u32x16 b) { return dot_pairs(acc, a, b); }
-
-template <class T, int R, int D, class E = T>
-struct RowOperand {
-  alignas(64) typename RowChunks<T, D>::Vec x[R][RowChunks<T, D>::kCount];
-};
-template <class T, int R, int D, int N, class E>
-using RowLeft = RowOperand<T, R, D, E>;
-// Rows of any type of element: K's decides how they are kept.
-template <class T, int R, int D, class E>
-XF_INLINE void load(RowOperand<T, R, D>& A, const Rows<const E>& m) {
-  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
-    RowChunks<E, D, kPaired<T>>::each(m.row(r), [&](auto v, int c) { A.x[r][c] = v; });
-  }
-}
-
-template <class T, int R, int D>
-XF_INLINE void negate(RowOperand<T, R, D>& A) {
-  for (auto& row : A.x) {
-    for (auto& v : row) v = negative(v);
-  }
-}
-
-// Heads in one pass over a row of K or V: their partial sums share the vector that was loaded.
-template <int R>
-constexpr int kHeadsPerPass = R >= 4   ? 4
-                              : R >= 2 ? 2
-                                       : 1;
-
-// 16 scores: Ht rows r0.. of A with 16 / Ht rows of K.
-template <int Ht, class T, int R, int N, int D, class M>
-XF_INLINE void dot_16(RowTile<R, N>& S, const RowOperand<T, R, D>& A, const M& K, int r0, int key) {
-  constexpr int Kt = kLanes / Ht;
-  f32x16 sums[kLanes];
-  auto sum_row = [&](int k) __attribute__((always_inline)) {
-    f32x16 acc[Ht] = {};
-    RowChunks<T, D>::each(K.row(key + k), [&](auto v, int c) __attribute__((always_inline)) {
-      XF_UNROLL for (int h = 0; h < Ht; ++h) acc[h] = dot(acc[h], A.x[r0 + h][c], v);
-    });
-    XF_UNROLL for (int h = 0; h < Ht; ++h) sums[h * Kt + k] = acc[h];
-  };
-  if constexpr (RowChunks<T, D>::kShort) {
-    XF_UNROLL for (int k = 0; k < Kt; ++k) sum_row(k);
-  } else {
-    XF_NO_UNROLL for (int k = 0; k < Kt; ++k) sum_row(k);
-  }
-  const f32x16 scores = sum_each(sums);
-  XF_UNROLL for (int h = 0; h < Ht; ++h) {
-    __builtin_memcpy(reinterpret_cast<float*>(S.x[r0 + h]) + key,
-                     reinterpret_cast<const float*>(&scores) + h * Kt, Kt * sizeof(float));
-  }
-}
-
-// Calls f(Ht, r0) so that the passes cover R rows.
-template <int R, class F>
-XF_INLINE void each_pass(F f) {
-  constexpr int Ht = kHeadsPerPass<R>;
-  XF_NO_UNROLL for (int r0 = 0; r0 + Ht <= R; r0 += Ht) f(std::integral_constant<int, Ht>{}, r0);
-  if constexpr (R % Ht) {
-    each_pass<R % Ht>([&](auto heads, int r0)
-                          __attribute__((always_inline)) { f(heads, R - R % Ht + r0); });
-  }
-}
-
-// What rows key.. of a block are to be multiplied by.
-template <class M>
-XF_INLINE f32x16 scales_of(const M& m, int key) {
-  f32x16 scales;
-  XF_UNROLL for (int i = 0; i < kLanes; ++i) scales[i] = m.scale(key + i);
-  return scales;
-}
-
-// Asks for N rows, as far as they exist. Rows side by side come into L1; those of a head among
-// others, often a power of two apart, would fall into a few sets of it and drive each other out.
-template <int N, int D, class M>
-XF_INLINE void prefetch_rows(const M& m) {
-  const int count = m.count < N ? m.count : N;
-  for (int i = 0; i < count; ++i) {
-    const auto* row = m.row(i);
-    prefetch<false>(row, D * static_cast<int64_t>(sizeof(*row)));
-  }
-}
-template <int N, int D, class T>
-XF_INLINE void prefetch_rows(const Rows<const T>& m) {
-  const int count = m.count < N ? m.count : N;
-  if (m.stride == D) {
-    prefetch<true>(m.data, count * D * static_cast<int64_t>(sizeof(T)));
-  } else {
-    for (int i = 0; i < count; ++i) prefetch<false>(m.data + i * m.stride, D * sizeof(T));
-  }
-}
-
-// S = A K^T for rows of K up to K.count, which may lie anywhere; the rest of S is not meaningful.
-template <class T, int R, int N, int D, class M>
-XF_INLINE void dot_rows(RowTile<R, N>& S, const RowOperand<T, R, D>& A, const M& K) {
-  for (int key = 0; key < N; key += kLanes) {
-    each_pass<R>([&](auto heads, int r0) __attribute__((always_inline)) {
-      constexpr int Ht = decltype(heads)::value;
-      for (int k = 0; k < kLanes; k += kLanes / Ht) dot_16<Ht>(S, A, K, r0, key + k);
-    });
-  }
-  if constexpr (kScaled<M>) {
-    for (int key = 0; key < N; key += kLanes) {
-      const f32x16 scales = scales_of(K, key);
-      XF_NO_UNROLL for (int r = 0; r < R; ++r) S.x[r][key / kLanes] *= scales;
-    }
-  }
-}
-
-// O[r0 .. r0 + Ht, vectors c0 .. c0 + Ct) += P V; the last vector has Last elements.
-template <int Ht, int Ct, int Last, int R, int N, int D, class M>
-XF_INLINE void accumulate_columns(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V, int r0,
-                                  int c0) {
-  f32x16 acc[Ht][Ct] = {};
-  const float* p[Ht];
-  XF_UNROLL for (int h = 0; h < Ht; ++h) p[h] = reinterpret_cast<const float*>(P.x[r0 + h]);
-  const int keys = V.count < N ? V.count : N;
-  for (int k = 0; k < keys; ++k) {
-    const auto* row = V.existing_row(k) + c0 * kLanes;
-    XF_UNROLL for (int c = 0; c < Ct; ++c) {
-      const auto* x = row + c * kLanes;
-      const f32x16 v = c + 1 < Ct ? load_widened(x) : load_widened<Last>(x);
-      XF_UNROLL for (int h = 0; h < Ht; ++h) acc[h][c] = fma(v, p[h][k], acc[h][c]);
-    }
-  }
-  XF_UNROLL for (int h = 0; h < Ht; ++h) {
-    XF_UNROLL for (int c = 0; c < Ct; ++c) O.x[r0 + h][c0 + c] += acc[h][c];
-  }
-}
-template <int Ht, int R, int N, int D, class M>
-XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V, int r0) {
-  constexpr int kVecs = RowTile<R, D>::kVecs, kAtOnce = (kHasAvx512 ? 16 : 4) / Ht;
-  constexpr int kGroups = D / kLanes / kAtOnce, kRest = kVecs - kGroups * kAtOnce;
-  XF_NO_UNROLL for (int i = 0; i < kGroups; ++i) {
-    accumulate_columns<Ht, kAtOnce, kLanes>(O, P, V, r0, i * kAtOnce);
-  }
-  if constexpr (kRest > 0) {
-    constexpr int kLast = D % kLanes ? D % kLanes : kLanes;
-    accumulate_columns<Ht, kRest, kLast>(O, P, V, r0, kGroups * kAtOnce);
-  }
-}
-
-// O += P V for rows of V up to V.count.
-template <int R, int N, int D, class M>
-XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V) {
-  if constexpr (kScaled<M>) {
-    RowTile<R, N> weighted = P;
-    for (int key = 0; key < N; key += kLanes) {
-      const f32x16 scales = scales_of(V, key);
-      XF_NO_UNROLL for (int r = 0; r < R; ++r) weighted.x[r][key / kLanes] *= scales;
-    }
-    accumulate_rows(O, weighted, V.rows);
-  } else {
-    each_pass<R>([&](auto heads, int r0) __attribute__((always_inline)) {
-      accumulate_pass<decltype(heads)::value>(O, P, V, r0);
-    });
   }
 }
 

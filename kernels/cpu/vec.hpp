@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "tile/constants.hpp"
 #include "tile/macros.hpp"
 
 #define XF_NO_UNROLL _Pragma("nounroll")  // where copies would cost compile time and gain nothing

@@ -2,28 +2,32 @@
 // backend that is compiled in decides how a tile is laid out and which instructions move and
 // multiply it.
 //
-//   Rows<T>                    rows of a matrix in memory
-//   Tile<R, C>, ColVec<R>      fp32 accumulators; one fp32 value per row (ColSum: its row sums)
-//   Left<T, R, C>              left operand of a product: load, negate
-//   Query<T, R, C>             the same for Q, which may stay in memory where registers are few
-//   Keys<T, N, D, Block>       N rows of K, made from a Block of Rows; may stream from memory
-//   Values<T, N, D, .., Block> N rows of V, likewise
+//   Rows<T>, PackedRows<T>     rows of a matrix in memory, see rows.hpp
+//   Tile<R, C>, ColVec<R>, ColSum<R>
+//                              fp32 accumulators; one fp32 value per row; its row sums
+//   fill                       a tile with one value
+//   Left<T, R, C>              left operand of a product: load
+//   PlacedLeft<Rows, T, R, C>  the same, kept elsewhere where registers are few: Q
+//   RightT<T, N, D, Block>     right operand of mma_ABt: its columns are the N rows of a Block, K;
+//                              may stream from memory
+//   Right<T, N, D, .., Block>  right operand of mma_AB: N rows of a Block, V, likewise
 //   Operand<T, E>              what elements E of a cache are multiplied as with queries of T
 //   mma_ABt, mma_AB            S = A K^T, O += P V
 //   each                       f(value, row, column) over a tile; one of the two is a vector
-//   row_max, exp2_and_sum      the halves of a softmax; the second gives P as a left operand, and
+//   row_max, exp2_and_sum, kExp2Headroom
+//                              the halves of a softmax; the second gives P as a left operand, and
 //                              everything 2^-kExp2Headroom times
-//   map, any_above, any_beyond f of the values of each row; is one above another's by a margin, is
+//   map, any_above, any_beyond  f of the values of each row; is one above another's by a margin, is
 //                              one's magnitude above a limit
-//   exp2_of                    the same in place, without the sum
+//   exp2_of, inverse_or_zero   the same in place, without the sum; 1 / l, or 0
+//   drop_tile                  zeroes probabilities by random numbers
 //   load, store                tiles from memory, tiles and values per row back to it
 //   prefetch                   rows of the next step, where the device does not see them coming
-//   PackedRows<T>              rows of several heads, all heads of a query one after the other
 //   load_values                one value per row from memory
 //   kNeighbours, neighbour     tiles of a group that lie side by side and pass the same keys
 //   kTeam, member              threads of one of them: each owns columns of O, and scores some of
 //                              the keys of a block
-//   joined, Joint<T, R, N>     P of the whole block, for all of them
+//   PartOfLeft, Joint, joined  P of a thread's keys, and of the whole block for all of them
 //   kStaged, allocate_shared   whether a group brings K and V into shared memory together
 //   reuse_shared               once a tile was read that has no other kind of tile after it
 //   kKeyTurns, key_turn        threads that take turns at the keys of the same rows instead
@@ -32,14 +36,30 @@
 //
 // For few rows against a long cache:
 //
-//   RowTile<R, C>, RowVec<R>   fp32, lanes along a row; one fp32 value per row (RowSum: row sums)
-//   RowLeft<T, R, D, N, E>     Q, to be multiplied by N rows of E at a time: load, negate
+//   RowTile<R, C>, RowVec<R>, RowSum<R>
+//                              fp32, lanes along a row; one fp32 value per row; row sums
+//   RowLeft<T, R, D, N, E>     Q, to be multiplied by N rows of E at a time: load
 //   RowProbs<T, R, C>          P
 //   dot_rows, accumulate_rows  S = A K^T, summed up over a team that shares out the columns;
 //                              O += P V; with K and V streaming past
 //   each_row, each_in_row      f(row) for every row; f(value, column) along one
 //   hide_columns, load_row, store_row
 //   prefetch_rows              asks for rows that are wanted soon
+//   rotate, abs_max            of one row: pairs of its columns (RoPE); its largest magnitude
+//   add_scaled                 O += w times a row in memory
+//
+// What a tile's elements are computed with, as numbers or as vectors along a row or a column:
+//
+//   bf16, f16                  elements of 16 bits
+//   Floats, Ints, Mask         fp32, int32; the result of a comparison
+//   select, max, at_most       a where a mask holds, else b; the larger; the smaller, of integers
+//   magnitude, inverse, exp2, log2, log2_of_any, sqrt, tanh
+//                              log2 of what is finite and above 0, or of anything
+//   to_floats, signed_to_floats, to_ints, to_mask
+//                              between them, as C++ converts
+//   gather, value_at           elements of an array at positions
+//   multiply_high              the upper 32 bits of a product
+//   GroupIndex, group_index    which group of the launch this is
 #pragma once
 
 #if XEFLASH_BACKEND_CPU
@@ -49,14 +69,3 @@
 #else
 #error "choose a backend: XEFLASH_BACKEND_CPU or XEFLASH_BACKEND_XE"
 #endif
-
-namespace xeflash {
-
-constexpr float kInf = __builtin_inff();
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kMostFinite = 0x1.fffffep127f;
-// The running maximum of a row that has seen no key: no finite score is below it.
-constexpr float kNoScore = -kMostFinite;
-
-}  // namespace xeflash

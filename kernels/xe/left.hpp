@@ -2,8 +2,8 @@
 // the vector unit, in tiles.
 #pragma once
 
+#include "xe/group.hpp"
 #include "xe/message.hpp"
-#include "xe/shared.hpp"
 
 namespace xeflash::xe {
 
@@ -63,37 +63,24 @@ XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
   t.x = x.x;
 }
 
-template <class T, int N>
-XF_INLINE void negate(simd<T, N>& x) {
-  x.template bit_cast_view<uint32_t>() ^= sizeof(T) == 2 ? 0x80008000u : 0x80000000u;
-}
-template <class T, int R, int C>
-XF_INLINE void negate(Left<T, R, C>& A) {
-  negate(A.x);
-}
-
 // R x C that is too wide for registers beside O and S: stays in memory ...
 template <class T, int R, int C>
 struct StreamedLeft {
   static constexpr int kWidth = Left<T, R, C>::kWidth;
   static constexpr int kSharedBytes = 0;
   Rows<const T> memory = {};
-  bool negative = false;
 
   // All rows of a cache line of columns at a time.
   struct Stream {
     static constexpr int kAcross = 64 / sizeof(T) / kWidth, kColumns = kAcross * kWidth;
     BlockMessage<T, kWidth, R, kAcross> message;
     simd<T, R * kColumns> columns;
-    bool negative;
 
-    XF_INLINE explicit Stream(const StreamedLeft& A)
-        : message(surface<C>(A.memory)), negative(A.negative) {}
+    XF_INLINE explicit Stream(const StreamedLeft& A) : message(surface<C>(A.memory)) {}
     XF_INLINE void move_to(int column) {
       if (column % kColumns != 0) return;
       message.move_x(column);
       columns = message.load();
-      if (negative) xe::negate(columns);
     }
     XF_INLINE simd<T, 8 * kWidth> block(int r, int column) const {
       return part<8 * kWidth>(columns, (column / kWidth % kAcross * R + r * 8) * kWidth);
@@ -104,10 +91,6 @@ template <class T, int R, int C>
 XF_INLINE void load(StreamedLeft<T, R, C>& A, const Rows<const T>& m) {
   A.memory = m;
 }
-template <class T, int R, int C>
-XF_INLINE void negate(StreamedLeft<T, R, C>& A) {
-  A.negative = true;
-}
 
 // ... or is put in order once in shared memory, the rows of each tile behind the tiles `Before`.
 template <class T, int R, int C, class... Before>
@@ -116,21 +99,17 @@ struct SharedLeft {
   static constexpr int kBytes = R * kColumns * sizeof(T);
   static constexpr int kSharedBytes = kThreads / kTeam * kBytes;
   static constexpr int kDwords = 8 * kWidth * sizeof(T) / 4;
-  bool negative = false;
 
   static XF_INLINE SharedBlocks<kDwords> shared() {
     return {
         static_cast<uint32_t>((Before::kSharedBytes + ...) + thread_in_group() / kTeam * kBytes)};
   }
   struct Stream {
-    const SharedLeft& A;
-    XF_INLINE explicit Stream(const SharedLeft& a) : A(a) {}
+    XF_INLINE explicit Stream(const SharedLeft&) {}
     XF_INLINE void move_to(int) {}
     XF_INLINE simd<T, 8 * kWidth> block(int r, int column) const {
       auto dwords = shared().load(column / kWidth * (R / 8) + r);
-      simd<T, 8 * kWidth> x = dwords.template bit_cast_view<T>();
-      if (A.negative) xe::negate(x);
-      return x;
+      return dwords.template bit_cast_view<T>();
     }
   };
 };
@@ -145,13 +124,9 @@ XF_INLINE void load(SharedLeft<T, R, C, Before...>& A, const Rows& m) {
   using Whole = SharedLeft<T, R, C, Before...>;
   share<Whole::kColumns / Whole::kWidth, kTeam>(put, member());
 }
-template <class T, int R, int C, class... Before>
-XF_INLINE void negate(SharedLeft<T, R, C, Before...>& A) {
-  A.negative = true;
-}
 
 template <class Rows, class T, int R, int C, class... Before>
-using Query = std::conditional_t<
+using PlacedLeft = std::conditional_t<
     (R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
     std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Before...>>>;
 

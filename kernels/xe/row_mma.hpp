@@ -259,12 +259,12 @@ XF_INLINE void accumulate_rows(RowMajor<R, D>& O, RowMajor<R, N> P, const Block&
 template <template <class, int, int> class AnyLeft, class T, int R, int N, int D, class Block>
 XF_INLINE void dot_rows(Tile<R, N>& S, const AnyLeft<T, R, D>& A, const Block& K) {
   static_assert(sizeof(T) == 2);
-  mma_ABt(S, A, Keys<T, N, D, Block>(K));
+  mma_ABt(S, A, RightT<T, N, D, Block>(K));
 }
 template <class T, int R, int N, int D, class Block>
   requires(!kStaged)
 XF_INLINE void accumulate_rows(Tile<R, D>& O, const Left<T, R, N>& P, const Block& V) {
-  mma_AB(O, P, Values<T, N, D, void, Block>(V));
+  mma_AB(O, P, Right<T, N, D, void, Block>(V));
 }
 
 }  // namespace xeflash::xe

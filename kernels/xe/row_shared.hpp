@@ -36,13 +36,6 @@ XF_INLINE void load(SharedRight<T, R, D, N>& A, const Rows<const T>& m) {
     }
   }
 }
-template <class T, int R, int D, int N>
-XF_INLINE void negate(SharedRight<T, R, D, N>& A) {
-  XF_UNROLL for (int i = 0; i < A.kSteps * A.kTiles; ++i) {
-    auto block = A.query().load(i);
-    A.query().store(i, block ^ 0x80008000u);
-  }
-}
 
 // f(dwords of R rows, column) for all columns of rows that begin at the addresses, parts as wide as
 // fit in a quarter of the registers: by a message a row for as many columns as powers of two have.

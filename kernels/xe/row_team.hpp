@@ -41,10 +41,6 @@ template <int R, int N, class Own, class Rows>
 XF_INLINE void load(TeamLeft<R, N, Own>& A, const Rows& m) {
   load(A.own, m);
 }
-template <int R, int N, class Own>
-XF_INLINE void negate(TeamLeft<R, N, Own>& A) {
-  negate(A.own);
-}
 
 // S = A K^T of the columns of the whole team.
 template <int R, int N, class Own, class Block>

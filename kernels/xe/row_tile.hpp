@@ -49,7 +49,7 @@ using RowTile = std::conditional_t<kByMatrixUnit<R>, Tile<R, C>, RowMajor<R, C>>
 template <class T, int R, int D, int N, class E>
 using MatrixRowLeft =
     std::conditional_t<(R * D * sizeof(T) <= kGrfBytes * (N > 16 ? 8 : 9) / 32 && !kQuantised<E>),
-                       Left<T, R, D>, Query<Rows<const T>, T, R, D>>;
+                       Left<T, R, D>, PlacedLeft<Rows<const T>, T, R, D>>;
 template <class T, int R, int D, int N, class E>
 using RowLeft = std::conditional_t<
     !kByMatrixUnit<R>, RowMajor<R, D>,
@@ -76,19 +76,14 @@ XF_INLINE void each_in_row(AnyTile<R, C>& t, int r, int col0, F f) {
 template <template <int, int> class AnyTile, int R, int C>
 XF_INLINE void hide_columns(AnyTile<R, C>& t, int from, int to) {
   each_row<R>([&](int r) {
-    each_in_row(t, r, 0, [&](floats s, ints c) {
-      return select((c >= from) & (c < to), s, floats(-__builtin_inff()));
-    });
+    each_in_row(t, r, 0,
+                [&](floats s, ints c) { return select((c >= from) & (c < to), s, floats(-kInf)); });
   });
 }
 
 template <int R, int C>
 XF_INLINE void fill(RowMajor<R, C>& t, float value) {
   t.x = value;
-}
-template <int R, int C>
-XF_INLINE void negate(RowMajor<R, C>& t) {
-  t.x = -t.x;
 }
 template <int R, int C>
 XF_INLINE ColMax<R> row_max(const RowMajor<R, C>& t) {
@@ -138,8 +133,8 @@ XF_INLINE void operator-=(RowMajor<R, C>& t, const RowVec<R>& s) {
 template <int C>
 XF_INLINE void load_row(RowMajor<1, C>& t, const float* x, int count) {
   each_in_row(t, 0, 0, [&](floats, ints c) {
-    return floats(esimd::gather<float, kLanes>(x, simd<uint32_t, kLanes>(c * 4), c < count,
-                                               floats(-__builtin_inff())));
+    return floats(
+        esimd::gather<float, kLanes>(x, simd<uint32_t, kLanes>(c * 4), c < count, floats(-kInf)));
   });
 }
 

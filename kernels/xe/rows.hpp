@@ -1,31 +1,10 @@
 // Rows of a matrix in memory, and reading and writing them by gathers: any address and stride.
 #pragma once
 
-#include "tile/beam_rows.hpp"
-#include "tile/packed_rows.hpp"
+#include "tile/rows.hpp"
 #include "xe/quantised.hpp"
 
 namespace xeflash::xe {
-
-// `count` rows, `stride` elements apart, the elements of a row contiguous. A view `from` a later
-// row keeps data and count, so only the row number of its messages changes.
-template <class T>
-struct Rows {
-  T* data;
-  int64_t stride;
-  int count;
-  int first = 0;
-  int width = 0x7fffffff;  // columns that are there
-
-  XF_INLINE int size() const { return count - first; }
-  XF_INLINE T* row(int i) const { return data + static_cast<int64_t>(first + i) * stride; }
-  XF_INLINE Rows from(int row) const { return {data, stride, count, first + row, width}; }
-  XF_INLINE Rows up_to(int end) const { return {data, stride, end, first, width}; }
-  // The columns from `column` on, of `total`.
-  XF_INLINE Rows columns(int column, int total) const {
-    return {data + column, stride, count, first, total - column};
-  }
-};
 
 // Whether 2D block messages move such rows.
 template <class Matrix>

@@ -69,7 +69,7 @@ XF_INLINE ColVec<R> inverse_or_zero(const ColSum<R>& l) {
 template <int R>
 struct ColMax {
   simd<float, R * kLanes> x;
-  ColVec<R> floor = -__builtin_inff();
+  ColVec<R> floor = -kInf;
 
   XF_INLINE operator ColVec<R>() const {
     auto larger = [](auto a, auto b) { return esimd::max<float>(a, b); };
@@ -83,7 +83,7 @@ XF_INLINE ColMax<R> max(const ColVec<R>& floor, const ColMax<R>& a) {
 // Does any row have a > b + margin? The floor of a is taken to be b.
 template <int R>
 XF_INLINE bool any_above(const ColMax<R>& a, const ColVec<R>& b, float margin) {
-  floats worst = -__builtin_inff();
+  floats worst = -kInf;
   XF_UNROLL for (int r = 0; r < R; ++r) {
     worst = max(worst, part<kLanes>(a.x, r * kLanes) - b[r]);
   }

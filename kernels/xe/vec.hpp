@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tile/constants.hpp"
 #include "tile/macros.hpp"
 
 namespace xeflash::xe {

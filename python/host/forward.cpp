@@ -294,7 +294,6 @@ py::tuple forward(const FwdRequest& r) {
                                                      : QueryRows::kOfHead;
       refuse_far_rows(p, out, r.layout, query_rows, Checker(r.function));
       const DeviceFacts& facts = facts_of_index(device);
-      desc.negative_scale = r.scale && *r.scale < 0;
       desc.access = access_for(p, out, r.layout, query_rows, facts.arch);
       for (uint8_t unit : {32, 64}) {  // blocks of keys of the tuning tables are no larger
         if (p.cache.page % unit == 0 && p.cache.page > 0) desc.page_unit = unit;
@@ -306,6 +305,8 @@ py::tuple forward(const FwdRequest& r) {
     desc.alibi = p.alibi.data != nullptr;
     desc.dropout = r.dropout > 0;
     desc.score_mod = p.score_mod.id;
+    const bool plain = !p.bias.data && !desc.softcap && !desc.alibi && !desc.score_mod;
+    desc.negative_scale = plain && r.scale && std::signbit(*r.scale);
     desc.unified_max = r.unified_max.has_value();
     desc.rows = rows_for(desc.algorithm, p, desc.packed_heads);
     kernels = &find_kernels(desc, queue);

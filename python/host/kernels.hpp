@@ -23,7 +23,7 @@ struct FwdDesc {
   DType dtype = DType::kOther;
   DType bias = DType::kOther;  // kOther: none
   bool softcap = false, alibi = false, dropout = false;
-  bool negative_scale = false;  // GPUs only
+  bool negative_scale = false;  // and nothing else changes scores
   bool packed_heads = false;    // the rows of a tile are those of all heads that share its keys
   bool split_keys = false;      // GPUs: the threads of a group take turns at the keys of a tile
   CacheKind cache = CacheKind::kPlain;

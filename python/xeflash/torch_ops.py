@@ -509,6 +509,10 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
             given[name] = _as_int64(given[name])
     for side in "kv":  # a scale that is a number has a name of its own in a schema
         if (scale := given.pop(f"{side}_scale", None)) is not None:
+            if not isinstance(scale, Tensor) and abs(scale) >= 2**128:  # a schema's floats hold less than an int
+                raise ValueError(
+                    f"{given['function']}: {side}_scale must be positive and finite in float32, got {scale!s:.40}"
+                )
             given[f"{side}_scale" if isinstance(scale, Tensor) else f"{side}_factor"] = scale
     result, lse = operator(**{names.get(name, name): value for name, value in given.items()})
     if out is not None:

@@ -53,7 +53,7 @@ class Desc:
     bias: str | None = None
     score_mod: ScoreMod | None = None
     dropout: bool = False
-    negative_scale: bool = False  # GPUs: kernels for the others do without the sign
+    negative_scale: bool = False  # and nothing else that changes scores: kernels for the others do without the sign
     packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
     split_keys: bool = False  # GPUs, tiles are few and keys many: the threads of a group take turns at the keys
     cache: str = ""  # where the rows of K and V lie: in the array's order, "paged" or by "beam"
@@ -101,17 +101,20 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
     if desc.score_mod:
         score.append("ScoreMod<snippet::Snippet>")
+    if desc.negative_scale and not score:
+        score.append("Scaled")
     algorithm = ALGORITHMS[desc.algorithm]
     params = "ScoreModParams" if desc.score_mod else algorithm.params
     decode = desc.algorithm == "flash_decode"
     online = decode or desc.algorithm == "flash_fwd"
     lines = [
-        *(f'#include "{header}.hpp"' for header in algorithm.headers),
+        *(f'#include "{header}.hpp"' for header in ("attention/config", *algorithm.headers)),
         *(['#include "attention/score_mod.hpp"'] if desc.score_mod else []),
         "namespace xeflash {",
         *(desc.score_mod.struct() if desc.score_mod else []),
         "struct Config {",
         f"  using Element = {_ELEMENTS[desc.dtype]};",
+        "  using Mask = Window;",
         f"  using ScoreVariant = Variant<{', '.join(score)}>;",
         *([f"  using Softmax = {_softmax(desc, config)};"] if decode else []),
         *([] if decode else [f"  using Drop = {'Dropout' if desc.dropout else 'NoDropout'};"]),
@@ -122,7 +125,6 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
         f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
-        f"  static constexpr bool any_scale = {_cpp(desc.negative_scale or arch in _CPU_ISA)};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         *([f"  static constexpr int slack = {'0' if _holds_little(desc) else 'kSlack'};"] if online else []),
         "};",

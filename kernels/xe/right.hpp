@@ -13,7 +13,7 @@ using Operand = T;
 // N rows of K, a Block. A chunk is 8 dwords of each of kLanes keys, [dword][key]: by a transposed
 // 2D load, or a gather with a key a lane. 8 dwords of quantised elements are several chunks.
 template <class T, int N, int D, class Block = Rows<const T>>
-struct Keys {
+struct RightT {
   static_assert(N % kLanes == 0 && D % 8 == 0);
   using E = ElementOf<Block>;
   static constexpr int kRatio = sizeof(T) / sizeof(E);
@@ -23,7 +23,7 @@ struct Keys {
   static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
   Block memory;
 
-  XF_INLINE explicit Keys(const Block& m) : memory(m) {
+  XF_INLINE explicit RightT(const Block& m) : memory(m) {
     if constexpr (kStaged) {
       if constexpr (kOnePlace) meet();
       share<round_up(kSteps, kRatio) / kRatio * kBlocks>([&](int i) {
@@ -44,7 +44,7 @@ struct Keys {
 
   // How the chunks of a product are read, one step of kColumns after the other.
   struct SharedStream {
-    XF_INLINE explicit SharedStream(const Keys&) {}
+    XF_INLINE explicit SharedStream(const RightT&) {}
     XF_INLINE void move_to(int) {}
     XF_INLINE simd<T, kColumns * kLanes> load(int step, int n) const {
       auto dwords = shared().load(step * kBlocks + n);
@@ -54,7 +54,7 @@ struct Keys {
   struct Stream2d {
     BlockMessage<uint32_t, 8, kLanes> message;
     simd<uint32_t, 8 * kLanes> dwords[kBlocks];
-    XF_INLINE explicit Stream2d(const Keys& K) : message(surface<D>(elements(K.memory))) {}
+    XF_INLINE explicit Stream2d(const RightT& K) : message(surface<D>(elements(K.memory))) {}
     XF_INLINE void move_to(int step) {
       if (step % kRatio == 0) message.move_x(step / kRatio * 8);
     }
@@ -74,7 +74,7 @@ struct Keys {
 // elements as pairs of rows, [pair][column], kLanes columns after the other; fp32 as rows. From
 // memory its own columns, in shared memory those of the team, behind `Before` or in its place.
 template <class T, int N, int D, class Before, class Block = Rows<const T>>
-struct Values {
+struct Right {
   static_assert(N % kDepth == 0 && D % 8 == 0);
   using E = ElementOf<Block>;
   static constexpr int kRatio = sizeof(T) / sizeof(E);
@@ -91,7 +91,7 @@ struct Values {
   Block memory;
 
   // The columns of the team.
-  XF_INLINE explicit Values(const Block& m) : memory(m) {
+  XF_INLINE explicit Right(const Block& m) : memory(m) {
     if constexpr (kStaged) {
       constexpr int kPerDword = 4 / sizeof(E), kRead = kColumns / kPerDword;
       const auto rows = elements(m);
@@ -130,7 +130,7 @@ struct Values {
   }
 
   struct SharedStream {
-    XF_INLINE explicit SharedStream(const Values&) {}
+    XF_INLINE explicit SharedStream(const Right&) {}
     XF_INLINE simd<T, kRows * kColumns> load(int j, int n) const {
       simd<T, kRows * kColumns> x;
       XF_UNROLL for (int b = 0; b < kParts; ++b) {
@@ -144,7 +144,7 @@ struct Values {
   struct Stream2d {
     static constexpr int kBlock = kPaired ? 16 : kLanes;
     BlockMessage<E, kBlock, kRows, kColumns / kBlock> message;
-    XF_INLINE explicit Stream2d(const Values& V) : message(surface<D>(elements(V.memory))) {}
+    XF_INLINE explicit Stream2d(const Right& V) : message(surface<D>(elements(V.memory))) {}
     XF_INLINE simd<T, kRows * kColumns> load(int j, int n) {
       message.move_y(j * kRows);
       message.move_x(n * kColumns);

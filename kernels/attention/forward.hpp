@@ -1,0 +1,118 @@
+// What flash_fwd is written in: its tiles, its way over the keys, its running softmax.
+#pragma once
+
+#include "attention/cache.hpp"
+#include "attention/scores.hpp"
+#include "attention/softmax.hpp"
+
+namespace xeflash {
+
+// The tiles of a thread. Of the Bc keys of a block it scores Bs, of O it owns dv columns.
+template <class Config>
+struct FwdTiles {
+  static constexpr int Br = Config::block_q, Bc = Config::block_k, Bs = Bc / kTeam;
+  static constexpr int d = Config::head_dim, dv = Config::block_v;
+  using T = typename Config::Element;
+  using E = Operand<T, typename Config::CacheElement>;
+  using OwnRows = TileRows<Config::packs_heads, Br>;
+  using KeyTile = RightT<E, Bc, d, CacheBlock<Config>>;
+  using ValueTile = Right<E, Bc, dv, KeyTile, CacheBlock<Config>>;
+  using QueryTile =
+      PlacedLeft<typename OwnRows::template Matrix<const T>, E, Br, d, KeyTile, ValueTile>;
+  using ScoreTile = Tile<Br, Bs>;
+  using ProbTile = PartOfLeft<E, Br, Bs>;
+  using OutputTile = Tile<Br, dv>;
+  using JointP = Joint<E, Br, Bc, KeyTile, ValueTile, QueryTile>;
+  static XF_INLINE void allocate() {
+    allocate_shared<OutputTile, KeyTile, ValueTile, QueryTile, JointP>();
+  }
+};
+
+// Where a thread is on its way over blocks of Bc keys.
+template <int Bc>
+struct KeyBlock {
+  int index;
+  XF_INLINE int first() const { return index * Bc; }
+  XF_INLINE int scored() const { return first() + member() * (Bc / kTeam); }
+  XF_INLINE int next() const { return first() + kKeyTurns * Bc; }
+};
+// f(block) for those of a range that are this thread's.
+template <int Bc, class F>
+XF_INLINE void each_block(const BlockRange& range, F f) {
+  for (int j = range.begin + key_turn(); j < range.end; j += kKeyTurns) f(KeyBlock<Bc>{j});
+}
+
+// The keys and values that a thread's rows see; of V the columns of its team.
+template <class Config>
+struct KeysAndValues {
+  using Tiles = FwdTiles<Config>;
+  using Rows =
+      decltype(key_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0));
+  static constexpr int Bc = Tiles::Bc;
+  const Rows k_rows, v_rows;
+
+  XF_INLINE KeysAndValues(const FwdParams& p, const Sequence& seq, int head, const BlockRange& seen,
+                          int column)
+      : k_rows(key_rows<Config>(p, seq, head, seen.first_key, seen.keys)),
+        v_rows(value_rows<Config>(p, seq, head, seen.first_key, seen.keys)
+                   .columns(column, Config::head_dim_v)) {}
+  XF_INLINE auto keys(int first) const { return block_of<Bc>(k_rows, first); }
+  XF_INLINE auto values(int first) const { return block_of<Bc>(v_rows, first); }
+  XF_INLINE void prefetch_block(int first) const {
+    prefetch<Bc, Tiles::d>(keys(first));
+    prefetch<Bc, kTeam * Tiles::dv>(values(first));
+  }
+};
+
+// The running maximum m and sum l of each row. A team has a maximum of its own for each thread
+// within a block of keys, and sums up at the end.
+template <class Config>
+struct RunningSoftmax {
+  using Tiles = FwdTiles<Config>;
+  static constexpr int Br = Tiles::Br;
+  const Exponents exponents;
+  ColVec<Br> m{kNoScore};
+  ColSum<Br> l{0.f};
+
+  XF_INLINE explicit RunningSoftmax(const FwdParams& p) : exponents(exponents_of<Config>(p)) {}
+
+  // P = exp(S - m), l += rowsum P, after O and l became relative to a larger m.
+  template <class Probs, class Tile, class Output>
+  XF_INLINE void step(Probs& P, Tile& S, Output& O) {
+    online_softmax<Config::exp2_degree>(P, S, O, m, l, exponents);
+  }
+  // P of all keys of a block.
+  template <class Probs, class Output>
+  XF_INLINE decltype(auto) of_block(const Probs& P, Output& O) {
+    return joined<typename Tiles::JointP>(P, O, m, l, decay());
+  }
+  // Of all keys; false for a thread whose O another one has now.
+  template <class Output>
+  XF_INLINE bool finish(Output& O) {
+    merge_turns(O, m, l, decay());
+    sum_of_team(l);
+    return key_turn() == 0;
+  }
+  // Calls functions of what the keys of a row came to, and its sink: one value for each row.
+  template <class OwnRows>
+  XF_INLINE auto states(const FwdParams& p, const OwnRows& rows) const {
+    const ColVec<Br> sinks = p.sinks ? rows.sinks(p) : ColVec<Br>(0.f);
+    return [this, &p, sum = ColVec<Br>(l), sinks](auto f) {
+      const auto of_row = [&](auto m, auto l, auto sink) {
+        RowState row(m, l, exponents);
+        if (p.sinks) row.add_sink(sink);
+        return f(row);
+      };
+      return map(of_row, m, sum, sinks);
+    };
+  }
+
+ private:
+  XF_INLINE auto decay() const {  // exp(from - to)
+    return [this](const ColVec<Br>& from, const ColVec<Br>& to) {
+      return map([&](auto a, auto b) { return exponents.decay(a, b); }, from, to);
+    };
+  }
+};
+
+}  // namespace xeflash

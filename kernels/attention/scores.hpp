@@ -1,0 +1,60 @@
+// What becomes of products of queries and keys before the softmax: scaled and changed by a variant,
+// hidden by a mask.
+#pragma once
+
+#include "attention/mask.hpp"
+#include "attention/variant.hpp"
+
+namespace xeflash {
+
+// Of the rows of a tile and a block of keys: block j, of which a thread has those from `key` on.
+template <class Config>
+struct Scores {
+  using Mask = typename Config::Mask;
+  using Variant = typename Config::ScoreVariant;
+  const Mask& mask;
+  const BlockRange& range;
+  const Variant variant;
+  const float scale;
+
+  XF_INLINE Scores(const FwdParams& p, const Sequence& seq, int head, const Mask& mask,
+                   const BlockRange& range)
+      : mask(mask), range(range), variant(p, seq, head), scale(p.scale) {}
+
+  template <class Tile, class OwnRows>
+  XF_INLINE void change(Tile& S, const OwnRows& rows, int j, int key) const {
+    if constexpr (!Variant::kIdentity) {
+      each(S, rows.row, key,
+           [&](auto s, auto q, auto k) { return variant.score(s * scale, rows.query(q), k); });
+    }
+    if (!range.is_full(j)) {
+      each(S, rows.row, key,
+           [&](auto s, auto q, auto k) { return mask.hide(s, rows.query(q), k); });
+    }
+  }
+};
+
+// Of one query's heads from `head` on, a head a row.
+template <class Config>
+struct RowScores {
+  using Variant = typename Config::ScoreVariant;
+  const FwdParams& p;
+  const Sequence& seq;
+  const KeyRange& keys;
+  int head, heads;
+
+  template <template <int, int> class RowTile, int Br, int Bc>
+  XF_INLINE void change(RowTile<Br, Bc>& S, int key) const {
+    if constexpr (!Variant::kIdentity) {
+      each_row<Br>([&](int r) {
+        const Variant variant(p, seq, head + (r < heads ? r : 0));
+        each_in_row(S, r, key, [&](auto s, auto k) { return variant.score(s * p.scale, 0, k); });
+      });
+    }
+    if (key < keys.seen_from || keys.end - key < Bc) {
+      hide_columns(S, keys.seen_from - key, keys.end - key);
+    }
+  }
+};
+
+}  // namespace xeflash

@@ -1,0 +1,22 @@
+// The threads of a group, as the vocabulary knows them: here a group is one work-item.
+#pragma once
+
+#include "cpu/tile.hpp"
+
+namespace xeflash::cpu {
+
+// Nothing is shared, and all keys of a row are seen by one.
+constexpr bool kStaged = false;
+constexpr int kNeighbours = 1, kTeam = 1, kKeyTurns = 1;
+XF_INLINE int neighbour() { return 0; }
+XF_INLINE int member() { return 0; }
+XF_INLINE int key_turn() { return 0; }
+template <class Output, class... Tiles>
+XF_INLINE void allocate_shared() {}
+template <class Output, class Max, class Sum, class Decay>
+XF_INLINE void merge_turns(Output&, Max&, Sum&, const Decay&) {}
+template <class Sum>
+XF_INLINE void sum_of_team(Sum&) {}
+XF_INLINE void reuse_shared() {}
+
+}  // namespace xeflash::cpu

@@ -1,0 +1,84 @@
+// Left operands of the CPU backend's products, packed once with lane = row. bf16 stays bf16, in
+// pairs, where the CPU has vdpbf16ps.
+#pragma once
+
+#include "cpu/group.hpp"
+#include "tile/rows.hpp"
+
+namespace xeflash::cpu {
+
+template <class T>
+constexpr bool kPaired = false;
+template <>
+constexpr bool kPaired<bf16> = kIsa >= Isa::kAvx512Bf16;
+template <class T>
+constexpr bool kByAmx = kIsa == Isa::kAmxBf16 && std::is_same_v<T, bf16>;
+
+// Left operand, R x C: its columns, or its column pairs of bf16.
+template <class T, int R, int C>
+struct Left : Columns<f32x16, R, C> {};
+template <class T, int R, int C>
+  requires kPaired<T>
+struct Left<T, R, C> : Columns<u32x16, R, round_up(C, kByAmx<T> ? 32 : 2) / 2> {};
+
+template <class Rows, class T, int R, int C, class... Before>
+using PlacedLeft = Left<T, R, C>;
+
+template <class T, int R, int N>
+using PartOfLeft = Left<T, R, N>;
+template <class T, int R, int N, class... Before>
+struct Joint {};
+template <class, class Probs, class Output, class Max, class Sum, class Decay>
+XF_INLINE const Probs& joined(const Probs& P, Output&, Max&, Sum&, const Decay&) {
+  return P;
+}
+
+template <int C, class T>
+XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c; odd tails read 0
+  u32x16 v = {};
+  if (2 * c + 2 * kLanes <= C) {
+    v = load_as<u32x16>(row + 2 * c);
+  } else {
+    __builtin_memcpy(&v, row + 2 * c, (C % (2 * kLanes)) * sizeof(T));
+  }
+  return v;
+}
+
+// t(row, column) = read(row of m, column), a vector of the columns from there on.
+template <class V, int R, int C, class Rows, class Read>
+XF_INLINE void load_columns(Columns<V, R, C>& t, const Rows& m, Read read) {
+  for (int r = 0; r < R / kLanes; ++r) {
+    for (int c = 0; c < C; c += kLanes) {
+      V v[kLanes];
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = read(m.row_or_last(r * kLanes + i), c);
+      transpose(v);
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) {
+        if (c + i < C) t.at(c + i, r) = v[i];
+      }
+    }
+  }
+}
+template <int R, int C, class Rows>
+XF_INLINE void load_columns(Columns<f32x16, R, C>& t, const Rows& m) {
+  load_columns(t, m, [](const auto* row, int c) __attribute__((always_inline)) {
+    return c + kLanes <= C ? load_widened(row + c) : load_widened<C % kLanes>(row + c);
+  });
+}
+
+// Rows of any type of element: what they are multiplied with decides how they are kept.
+template <class T, int R, int C, class Rows>
+XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
+  if constexpr (kPaired<T>) {
+    load_columns(A, m, [](const T* row, int c) __attribute__((always_inline)) {
+      return load_pairs<C>(row, c);
+    });
+  } else {
+    load_columns(A, m);
+  }
+}
+template <int R, int C>
+XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
+  load_columns(t, m);
+}
+
+}  // namespace xeflash::cpu

@@ -1,0 +1,41 @@
+// Tiles and values of rows to memory.
+#pragma once
+
+#include "cpu/left.hpp"
+
+namespace xeflash::cpu {
+
+template <int R, int D, class Rows>
+XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
+  for (int r = 0; r < R / kLanes; ++r) {
+    const int rows = m.size() - r * kLanes;
+    for (int d = 0; d < D; d += kLanes) {
+      f32x16 v[kLanes];
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = d + i < D ? O.at(d + i, r) : f32x16(0.f);
+      transpose(v);
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) {
+        if (i >= rows) continue;
+        auto* row = m.row(r * kLanes + i) + d;
+        if (d + kLanes <= D) {
+          store_narrowed(row, v[i]);
+        } else {
+          store_narrowed<D % kLanes>(row, v[i]);
+        }
+      }
+    }
+  }
+}
+
+// One value per row.
+template <int R, class Rows>
+XF_INLINE void store(const Rows& m, const ColVec<R>& v) {
+  for (int i = 0; i < R && i < m.size(); ++i) *m.row(i) = v.x[i / kLanes][i % kLanes];
+}
+template <int R, class Rows>
+XF_INLINE ColVec<R> load_values(const Rows& m) {
+  ColVec<R> v;
+  for (int i = 0; i < R; ++i) v.x[i / kLanes][i % kLanes] = *m.row_or_last(i);
+  return v;
+}
+
+}  // namespace xeflash::cpu

@@ -1,0 +1,125 @@
+// Right operands of the CPU backend's products: elements are broadcast from where they lie, or from
+// a copy widened to fp32 or in pairs.
+#pragma once
+
+#include "cpu/left.hpp"
+#include "tile/quantised.hpp"
+
+namespace xeflash::cpu {
+
+// What elements E of K and V are multiplied as with queries of T. Here E also says how both are
+// kept.
+template <class T, class E>
+using Operand = E;
+
+// A CPU sees the next rows coming.
+template <int N, int D, class M>
+XF_INLINE void prefetch(const M&) {}
+
+constexpr int kKeyTile = 12;  // a multiple of the rows of K that a product takes at a time
+
+// The first `count` rows of m, which may lie anywhere, as fp32; rows that do not exist repeat the
+// last one.
+template <int D, int N, int Stride, class M>
+XF_INLINE void widen_rows(float (&x)[N][Stride], const M& m, int count) {
+  for (int j = 0; j < count; ++j) {
+    const auto* row = m.row_or_last(j);
+    float scale = 1.f;
+    if constexpr (kScaled<M>) scale = m.scale(j);
+    const auto widened = [&](f32x16 v) { return kScaled<M> ? v * scale : v; };
+    int d = 0;
+    for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], widened(load_widened(row + d)));
+    if constexpr (D % kLanes) store_as(&x[j][d], widened(load_widened<D % kLanes>(row + d)));
+  }
+}
+
+// Up to N rows of K, a Block: read where they lie (fp32, pairs) or widened to fp32 (the smaller
+// types, bf16 without pairs).
+template <class T, int N, int D, class Block = void>
+struct RightT {
+  const T* data[N];
+  int count;
+
+  template <class M>
+  XF_INLINE explicit RightT(const M& m) : count(m.size()) {
+    for (int j = 0; j < (count < N ? round_up(count, kKeyTile) : N); ++j)
+      data[j] = m.row_or_last(j);
+  }
+  XF_INLINE int rows() const { return count; }
+  XF_INLINE const T* row(int j) const { return data[j]; }
+};
+template <class T, int N, int D, class Block>
+  requires(!kPaired<T> && sizeof(T) < 4)
+struct RightT<T, N, D, Block> {
+  static constexpr int kStride = round_up(D, kLanes);
+  alignas(64) float x[N][kStride];
+  int count;
+
+  template <class M>
+  XF_INLINE explicit RightT(const M& m) : count(m.size()) {
+    widen_rows<D>(x, m, m.size() < N ? round_up(m.size(), kKeyTile) : N);
+  }
+  XF_INLINE int rows() const { return count; }
+  XF_INLINE const float* row(int j) const { return x[j]; }
+};
+
+// Pairs of `Count` elements of two rows.
+template <int Count, class T>
+XF_INLINE u32x16 interleave(const T* even, const T* odd) {
+  u16x16 a = {}, b = {};
+  __builtin_memcpy(&a, even, Count * sizeof(T));
+  __builtin_memcpy(&b, odd, Count * sizeof(T));
+  if constexpr (Count < kLanes) a = keep_whole(a), b = keep_whole(b);
+  return __builtin_convertvector(a, u32x16) | (__builtin_convertvector(b, u32x16) << 16);
+}
+
+// Up to N rows of V: packed, as broadcasts walk down its columns; bf16 as pairs of rows. A product
+// takes `steps()` of them, `stride` apart.
+template <class T, int N, int D, class Before = void, class Block = void>
+struct Right {
+  static constexpr int kStride = round_up(D, kLanes) + kLanes;  // no power of two: all sets of L1
+  alignas(64) float packed[N][kStride];
+  const float* x;
+  int64_t stride;
+  int count;
+
+  template <class M>
+  XF_INLINE explicit Right(const M& m) : count(m.size() < N ? m.size() : N) {
+    if constexpr (std::is_same_v<M, Rows<const float>>) {
+      x = m.row(0);
+      stride = m.stride;
+      if (stride <= 2 * kStride) return;  // dense enough to be read in place
+    }
+    widen_rows<D>(packed, m, count);
+    x = packed[0];
+    stride = kStride;
+  }
+  XF_INLINE int steps() const { return count; }
+  XF_INLINE const float* first() const { return x; }
+};
+template <class T, int N, int D, class Before, class Block>
+  requires(kPaired<T> && !kByAmx<T>)
+struct Right<T, N, D, Before, Block> {
+  static constexpr int stride = round_up(D, kLanes);
+  alignas(64) uint32_t x[N / 2][stride];
+  int count;
+
+  // An odd last row is paired with zeros.
+  template <class M>
+  XF_INLINE explicit Right(const M& m) : count(m.size() < N ? m.size() : N) {
+    for (int j = 0; j < count / 2; ++j) interleave_rows(j, m.row(2 * j), m.row(2 * j + 1));
+    if (count % 2) {
+      const T zeros[stride] = {};
+      interleave_rows(count / 2, m.row(count - 1), zeros);
+    }
+  }
+  XF_INLINE void interleave_rows(int j, const T* even, const T* odd) {
+    int d = 0;
+    for (; d + kLanes <= D; d += kLanes) store_as(&x[j][d], interleave<kLanes>(even + d, odd + d));
+    if constexpr (D % kLanes) store_as(&x[j][d], interleave<D % kLanes>(even + d, odd + d));
+  }
+  XF_INLINE int steps() const { return (count + 1) / 2; }
+  XF_INLINE const uint32_t* first() const { return x[0]; }
+};
+
+}  // namespace xeflash::cpu

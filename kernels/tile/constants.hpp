@@ -1,0 +1,12 @@
+#pragma once
+
+namespace xeflash {
+
+constexpr float kInf = __builtin_inff();
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kMostFinite = 0x1.fffffep127f;
+// The running maximum of a row that has seen no key: no finite score is below it.
+constexpr float kNoScore = -kMostFinite;
+
+}  // namespace xeflash
