@@ -5,7 +5,7 @@
 
 Per head, causal. "Needed" is N (N + 1) / 2 scores, "in visible blocks" those of the tiles that some row needs. The
 inner loop is the difference between two numbers of keys, per multiply instruction. "flash" is xeflash.attention,
-"standard" its tiles and loads in three kernels that keep S and P in memory (kernels/matmul_softmax.hpp), counted
+"standard" its tiles and loads in three kernels that keep S and P in memory (kernels/standard_attention.hpp), counted
 together.
 Needs ocloc and the simulator, see xeflash.sim.
 """
@@ -29,7 +29,7 @@ TRAFFIC_N = (512, 1024)
 HEADS = 9  # enough for every device: the threads of a group take neighbouring rows, and not turns at the keys of a tile
 LOOP_ROWS, LOOP_KEYS = 64, (256, 448)  # likewise: few keys
 LINE_BYTES = 64
-FORMS = {"flash": "flash_fwd", "standard": "matmul_softmax"}
+FORMS = {"flash": "flash_fwd", "standard": "standard_attention"}
 LOOP_FIELDS = {"moves": "moves", "float ALU": "float_alu", "integer ALU": "integer_alu", "math": "math"}
 LOOP_FIELDS |= {"sends": "sends", "control": "control", "sync": "sync"}
 

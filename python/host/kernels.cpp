@@ -58,7 +58,7 @@ const char* name_of(Algorithm algorithm) {
     case Algorithm::kMerge:
       return "merge_states";
     default:
-      return "matmul_softmax";
+      return "standard_attention";
   }
 }
 

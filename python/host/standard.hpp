@@ -1,5 +1,5 @@
-// Attention by three kernels that keep S and P in memory (matmul_softmax.hpp): what FlashAttention
-// is compared with. It waits for its results.
+// Attention by three kernels that keep S and P in memory (kernels/standard_attention.hpp): what
+// FlashAttention is compared with. It waits for its results.
 #pragma once
 
 #include "forward.hpp"

@@ -33,7 +33,7 @@ def byte_arrays(spirv: bytes) -> list[int]:
         ("cpu-generic", "flash_fwd", "float16", 96),
         ("cpu-avx512", "flash_fwd", "float32", 256),
         ("cpu-amx-bf16", "flash_fwd", "bfloat16", 256),
-        ("cpu-avx512", "matmul_softmax", "float32", 64),
+        ("cpu-avx512", "standard_attention", "float32", 64),
         ("cpu-avx512-bf16", "flash_decode", "bfloat16", 128),
         ("cpu-avx512", "append", "float16", 128),
     ],

@@ -31,7 +31,9 @@ class Algorithm:
 ALGORITHMS = {
     "flash_fwd": Algorithm(("flash_fwd",), ("flash_fwd",)),
     "flash_decode": Algorithm(("flash_decode", "combine"), ("flash_decode", "combine")),
-    "matmul_softmax": Algorithm(("matmul_softmax",), ("scores", "softmax_rows", "weighted_sum"), "StandardParams"),
+    "standard_attention": Algorithm(
+        ("standard_attention",), ("scores", "softmax_rows", "weighted_sum"), "StandardParams"
+    ),
     "append": Algorithm(("append",), ("append",), "AppendParams"),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
     "peak": Algorithm(("peak",), ("peak",)),
@@ -164,7 +166,7 @@ def _kernels_arch(desc: Desc) -> str:
     """The first architecture that has the same code."""
     if desc.arch in ("cpu-avx512-bf16", "cpu-amx-bf16") and desc.dtype != "bfloat16":
         return "cpu-avx512"
-    if desc.arch == "cpu-amx-bf16" and desc.algorithm not in ("flash_fwd", "matmul_softmax", "peak"):
+    if desc.arch == "cpu-amx-bf16" and desc.algorithm not in ("flash_fwd", "standard_attention", "peak"):
         return "cpu-avx512-bf16"  # no products of tiles
     return desc.arch
 

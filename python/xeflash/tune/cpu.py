@@ -31,8 +31,8 @@ FLASH_DECODE: list[Row] = [
 
 NO_TILES: list[Row] = [("*", "*", 255, 576, 64, 96)]  # to choose
 
-# matmul_softmax: what FlashAttention is compared with has its tiles.
-TABLES = {"flash_fwd": FLASH_FWD, "matmul_softmax": FLASH_FWD, "flash_decode": FLASH_DECODE}
+# standard_attention: what FlashAttention is compared with has its tiles.
+TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
 TABLES |= {"append": NO_TILES, "merge_states": NO_TILES, "peak": NO_TILES}
 
 

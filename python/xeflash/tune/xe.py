@@ -68,8 +68,8 @@ FLASH_DECODE: list[Row] = [
 
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
 
-# matmul_softmax: what FlashAttention is compared with has its tiles.
-_TABLES = {"flash_fwd": FLASH_FWD, "matmul_softmax": FLASH_FWD, "flash_decode": FLASH_DECODE}
+# standard_attention: what FlashAttention is compared with has its tiles.
+_TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
 _TABLES |= {"append": NO_TILES, "merge_states": NO_TILES}
 
 # Most columns of O in the registers of a thread: half of them.
