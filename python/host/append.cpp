@@ -4,29 +4,20 @@
 
 namespace xeflash {
 
-std::optional<Append> Append::prepare(const Problem& p, const FwdRequest& r, const FwdDesc& desc,
-                                      sycl::queue& queue) {
+std::optional<Append> Append::prepare(const Problem& p, const FwdRequest& r, const Place& place) {
   const Cache& c = p.cache;
   const bool rotates_q = c.rotary_dim > 0 && p.sq > 0;
   if (!c.added && !rotates_q) return {};
-  FwdDesc of_append;
-  of_append.algorithm = Algorithm::kAppend;
-  of_append.dtype = desc.dtype;
-  of_append.cache = desc.cache;
-  of_append.cache_dtype = desc.cache_dtype;
-  of_append.cache_scales = desc.cache_scales;
-  of_append.head_dim = desc.head_dim;
-  of_append.head_dim_v = desc.head_dim_v;
-  of_append.device = desc.device;
+  Desc desc = describe(Algorithm::kAppend, p);
   const Layout cached = p.k_layout(r.layout);
-  of_append.access = access_of_rows({{&p.q, r.layout},
-                                     {&c.new_k, r.layout},
-                                     {&c.new_v, r.layout},
-                                     {&p.k, cached},
-                                     {&p.v, cached}},
-                                    facts_of(queue.get_device()).arch);
+  desc.access = access_of_rows({{&p.q, r.layout},
+                                {&c.new_k, r.layout},
+                                {&c.new_v, r.layout},
+                                {&p.k, cached},
+                                {&p.v, cached}},
+                               place.device.facts.arch);
   Append a;
-  a.kernels_ = &find_kernels(of_append, queue);
+  a.kernels_ = &find_kernels(desc, place);
   AppendParams& params = a.params_;
   params.q = tensor_arg(p.q, r.layout);
   params.k = tensor_arg(c.new_k, r.layout);
@@ -47,14 +38,14 @@ std::optional<Append> Append::prepare(const Problem& p, const FwdRequest& r, con
   params.v_inverse = 1 / c.v_factor;
   params.tokens = static_cast<int32_t>(std::max<int64_t>(c.added, params.rotated_q));
   a.groups_ = static_cast<uint64_t>(p.batch) * static_cast<uint64_t>(params.tokens);
-  check_groups(a.groups_, of_append.access);
+  check_groups(a.groups_, desc.access);
   return a;
 }
 
-sycl::event Append::launch(sycl::queue& queue, FwdParams& attention) {
+void Append::launch(Launcher& launcher, FwdParams& attention) {
   if (rotated_q_.data) attention.q = tensor_arg(rotated_q_, Layout::kBSHD);
   params_.attention = attention;
-  return xeflash::launch(queue, *kernels_->entries[0], params_, groups_);
+  launcher(*kernels_->entries[0], params_, groups_);
 }
 
 }  // namespace xeflash

@@ -10,15 +10,15 @@ namespace xeflash {
 
 class Append {
  public:
-  // Nothing if the call has nothing to append or rotate. `desc` is that of its attention.
+  // Nothing if the call has nothing to append or rotate.
   static std::optional<Append> prepare(const Problem& problem, const FwdRequest& request,
-                                       const FwdDesc& desc, sycl::queue& queue);
+                                       const Place& place);
 
   // Rotated queries take the place of the given ones in `attention`.
-  sycl::event launch(sycl::queue& queue, FwdParams& attention);
+  void launch(Launcher& launcher, FwdParams& attention);
 
  private:
-  const FwdKernels* kernels_ = nullptr;
+  const Kernels* kernels_ = nullptr;
   AppendParams params_{};
   Array rotated_q_;
   uint64_t groups_ = 0;

@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "forward.hpp"
+#include "request.hpp"
 
 namespace xeflash {
 

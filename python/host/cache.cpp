@@ -274,6 +274,17 @@ void check_places(const Problem& p, const Checker& check, const std::vector<Used
 
 }  // namespace
 
+const char* name_of(CacheKind kind) {
+  switch (kind) {
+    case CacheKind::kPaged:
+      return "paged";
+    case CacheKind::kBeam:
+      return "beam";
+    default:
+      return "";
+  }
+}
+
 bool is_quantised(DType dtype) {
   return dtype == DType::kE4M3 || dtype == DType::kE5M2 || dtype == DType::kI8;
 }

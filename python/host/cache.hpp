@@ -9,6 +9,7 @@ namespace xeflash {
 
 // Where the rows of K and V lie: see kernels/attention/cache.hpp.
 enum class CacheKind : uint8_t { kPlain, kPaged, kBeam };
+const char* name_of(CacheKind kind);
 
 struct CacheRequest {
   bool given = false;

@@ -1,57 +1,13 @@
-// The forward pass as Python asks for it: checks, description, parameters, launch.
+// The forward pass, from Python's request to its launches.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
-#include <optional>
-#include <string>
-
-#include "cache.hpp"
+#include "request.hpp"
 
 namespace xeflash {
 
-// How a function's arrays are laid out.
-enum class Layout : uint8_t {
-  kBSHD,  // (batch, sequence, heads, dim): flash_attn_func
-  kTHD,   // (tokens, heads, dim), packed sequences: flash_attn_varlen_func
-  kBHSD,  // (batch, heads, sequence, dim): scaled_dot_product_attention
-};
-
-// Its arguments; Python names them as arguments.cpp says.
-struct FwdRequest {
-  std::string function;  // the public function, for messages
-  Layout layout = Layout::kBSHD;
-  py::object q = py::none(), k = py::none(), v = py::none(), out = py::none();
-  std::optional<double> scale;
-  bool causal = false;
-  int64_t left = -1, right = -1;
-  bool bottom_right = true;
-  double softcap = 0;
-  py::object alibi = py::none(), sinks = py::none(), bias = py::none();
-  py::object score_mod = py::none();  // see score_mod.hpp
-  double dropout = 0;
-  uint64_t seed = 0, offset = 0;
-  bool want_lse = false;
-  bool broadcast_heads = true;        // Hq != Hk needs no permission
-  int64_t splits = 0;                 // of the keys of one query; 0: as many as fill the device
-  std::optional<double> unified_max;  // of the scores of one query: UnifiedMax in softmax.hpp
-  py::object cu_q = py::none(), cu_k = py::none(), used_k = py::none();
-  int64_t max_q = 0, max_k = 0;
-  CacheRequest cache;  // if it is given, k and v are the keys to append to it
-};
-
 // (out, lse); lse is None unless wanted.
 pybind11::tuple forward(const FwdRequest& request);
-
-struct Array;
-struct FwdParams;
-struct Problem;
-enum class Algorithm : uint8_t;
-
-// Rows that a tile can be filled with: what the tuning tables choose its height by.
-uint8_t rows_for(Algorithm algorithm, const Problem& problem, bool packed_heads);
-
-// What a launch passes to a kernel, but for results beside `out`.
-FwdParams params_of(const Problem& problem, const Array& out, const FwdRequest& request);
 
 }  // namespace xeflash

@@ -8,7 +8,6 @@
 
 #include "checks.hpp"
 #include "native.hpp"
-#include "score_mod.hpp"
 
 namespace xeflash {
 namespace {
@@ -18,32 +17,58 @@ py::object& provider() {
   return *object;
 }
 
-struct HashDesc {
-  size_t operator()(const FwdDesc& d) const {
-    const auto flags = (d.softcap ? 1u : 0u) | (d.alibi ? 2u : 0u) | (d.dropout ? 4u : 0u) |
-                       (d.negative_scale ? 8u : 0u) | (d.packed_heads ? 16u : 0u) |
-                       (d.split_keys ? 32u : 0u) | (d.cache_scales ? 64u : 0u) |
-                       (d.unified_max ? 128u : 0u);
-    uint64_t hash = 0;
-    for (uint64_t field : {static_cast<uint64_t>(d.algorithm), static_cast<uint64_t>(d.dtype),
-                           static_cast<uint64_t>(d.bias), static_cast<uint64_t>(flags),
-                           static_cast<uint64_t>(d.rows), static_cast<uint64_t>(d.head_dim),
-                           static_cast<uint64_t>(d.head_dim_v), static_cast<uint64_t>(d.access),
-                           static_cast<uint64_t>(d.device), static_cast<uint64_t>(d.score_mod),
-                           static_cast<uint64_t>(d.cache), static_cast<uint64_t>(d.cache_dtype),
-                           static_cast<uint64_t>(d.page_unit)}) {
-      hash = (hash + field) * 0x9E3779B97F4A7C15u;
-      hash ^= hash >> 32;
-    }
+struct Key {
+  const Device* device;
+  Desc desc;
+
+  bool operator==(const Key&) const = default;
+};
+
+struct Hash {
+  size_t operator()(const Key& key) const {
+    auto hash = reinterpret_cast<uintptr_t>(key.device);
+    const auto add = [&](auto value) { hash = hash * 31 + static_cast<uintptr_t>(value); };
+    std::apply([&](const auto&... f) { (add(key.desc.*f.member), ...); }, kDescFields);
     return hash;
   }
 };
 
-py::object describe(const ScoreModSource& source) {
+// A field of a description as Python has it.
+template <class T>
+py::object to_python(T value) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return py::cast(value);
+  else
+    return py::str(name_of(value));
+}
+py::object to_python(DType value) {
+  return value == DType::kOther ? py::object(py::none()) : py::str(name_of(value));
+}
+py::object to_python(ScoreModId id) {
+  if (id == ScoreModId::kNone) return py::none();
+  const ScoreModSource& source = score_mod_source(id);
   py::list captures;
   for (const auto& c : source.captures) captures.append(py::make_tuple(c.name, c.type, c.rank));
   return py::make_tuple(source.text, py::tuple(captures));
 }
+
+py::dict to_python(const Desc& desc, const DeviceFacts& device) {
+  py::dict all;
+  std::apply([&](const auto&... f) { ((all[f.name] = to_python(desc.*f.member)), ...); },
+             kDescFields);
+  all["arch"] = device.arch;
+  all["device"] = device.name;
+  all["driver"] = device.driver;
+  return all;
+}
+
+constexpr std::tuple kSizes{
+    Field{"block_q", &Kernels::block_q},
+    Field{"block_k", &Kernels::block_k},
+    Field{"rows_in_group", &Kernels::rows_in_group},
+    Field{"groups_of_rows", &Kernels::groups_of_rows},
+    Field{"threads", &Kernels::threads},
+};
 
 }  // namespace
 
@@ -55,71 +80,52 @@ const char* name_of(Algorithm algorithm) {
       return "flash_decode";
     case Algorithm::kAppend:
       return "append";
-    case Algorithm::kMerge:
+    case Algorithm::kMergeStates:
       return "merge_states";
     default:
       return "standard_attention";
   }
 }
 
+Desc describe(Algorithm algorithm, const Problem& p) {
+  Desc desc;
+  desc.algorithm = algorithm;
+  desc.dtype = p.q.dtype;
+  desc.head_dim = static_cast<uint16_t>(p.d);
+  desc.head_dim_v = static_cast<uint16_t>(p.dv);
+  desc.cache = p.cache.kind;
+  desc.cache_dtype = p.k.dtype == p.q.dtype ? DType::kOther : p.k.dtype;
+  desc.cache_scales = p.cache.k_scale.data != nullptr;
+  return desc;
+}
+
 void set_kernel_provider(py::object object) { provider() = std::move(object); }
 
-const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
-  static auto& table = *new std::unordered_map<FwdDesc, const FwdKernels*, HashDesc>;
+const Kernels& find_kernels(const Desc& desc, const Place& place) {
+  static auto& table = *new std::unordered_map<Key, const Kernels*, Hash>;
   static std::mutex mutex;
+  const Key key{&place.device, desc};
   {
     std::lock_guard<std::mutex> lock(mutex);
-    if (const auto it = table.find(desc); it != table.end()) return *it->second;
+    if (const auto it = table.find(key); it != table.end()) return *it->second;
   }
-  const DeviceFacts device = facts_of(queue.get_device());
-  if (device.arch.empty()) throw NotImplemented(device.no_kernels);
-  auto* kernels = new FwdKernels;
-  kernels->device = device;
-  py::dict description;
-  description["algorithm"] = name_of(desc.algorithm);
-  description["arch"] = kernels->device.arch;
-  description["device"] = kernels->device.name;
-  description["driver"] = kernels->device.driver;
-  description["dtype"] = name_of(desc.dtype);
-  description["head_dim"] = desc.head_dim;
-  description["head_dim_v"] = desc.head_dim_v;
-  description["rows"] = desc.rows;
-  description["softcap"] = desc.softcap;
-  description["alibi"] = desc.alibi;
-  description["bias"] =
-      desc.bias == DType::kOther ? py::object(py::none()) : py::str(name_of(desc.bias));
-  description["dropout"] = desc.dropout;
-  description["packed_heads"] = desc.packed_heads;
-  description["split_keys"] = desc.split_keys;
-  description["negative_scale"] = desc.negative_scale;
-  const char* caches[] = {"", "paged", "beam"};
-  description["cache"] = caches[static_cast<int>(desc.cache)];
-  description["page_unit"] = desc.page_unit;
-  description["cache_dtype"] = desc.cache_dtype == DType::kOther
-                                   ? py::object(py::none())
-                                   : py::str(name_of(desc.cache_dtype));
-  description["unified_max"] = desc.unified_max;
-  description["cache_scales"] = desc.cache_scales;
-  description["access"] = name_of(desc.access);
-  description["score_mod"] =
-      desc.score_mod ? describe(score_mod_source(desc.score_mod)) : py::object(py::none());
+  const DeviceFacts& facts = place.device.facts;
+  if (facts.arch.empty()) throw NotImplemented(facts.no_kernels);
   if (!provider())
     throw std::runtime_error(
         "xeflash._core: no kernel provider; import xeflash, not its extension");
+  auto* kernels = new Kernels;
   auto load = [&](bool again) {
     const auto made =
-        provider()(description, reinterpret_cast<uintptr_t>(&queue), again).cast<py::tuple>();
+        provider()(to_python(desc, facts), reinterpret_cast<uintptr_t>(&place.queue), again)
+            .cast<py::tuple>();
     const auto native = made[0].cast<std::string>();
     const auto entries = made[1].cast<std::vector<std::string>>();
-    kernels->block_q = made[2].cast<int>();
-    kernels->block_k = made[3].cast<int>();
-    kernels->rows_in_group = made[4].cast<int>();
-    kernels->parts = made[5].cast<int>();
-    kernels->threads = made[6].cast<int>();
+    read(*kernels, made[2], kSizes);
     kernels->entries.clear();
     py::gil_scoped_release nogil;
     for (const std::string& entry : entries) {
-      kernels->entries.push_back(load_kernel(queue, native, entry));
+      kernels->entries.push_back(load_kernel(place.queue, native, entry));
     }
   };
   try {
@@ -128,7 +134,7 @@ const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue) {
     load(true);
   }
   std::lock_guard<std::mutex> lock(mutex);
-  return *table.emplace(desc, kernels).first->second;
+  return *table.emplace(key, kernels).first->second;
 }
 
 void check_groups(uint64_t groups, Access access) {
@@ -138,9 +144,9 @@ void check_groups(uint64_t groups, Access access) {
       std::to_string(groups));
 }
 
-uint64_t groups_for(const FwdDesc& desc, const FwdKernels& kernels, int64_t rows, int64_t heads) {
+uint64_t groups_for(const Desc& desc, const Kernels& kernels, int64_t rows, int64_t heads) {
   const uint64_t blocks = (rows + kernels.rows_in_group - 1) / kernels.rows_in_group;
-  const uint64_t groups = static_cast<uint64_t>(heads) * blocks * kernels.parts;
+  const uint64_t groups = static_cast<uint64_t>(heads) * blocks * kernels.groups_of_rows;
   check_groups(groups, desc.access);
   return groups;
 }

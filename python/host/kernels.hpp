@@ -9,57 +9,80 @@
 
 #include "access.hpp"
 #include "array.hpp"
-#include "runtime.hpp"
+#include "fields.hpp"
+#include "launch.hpp"
+#include "score_mod.hpp"
 
 namespace xeflash {
 
-enum class Algorithm : uint8_t { kForward, kDecode, kAppend, kMerge, kStandard };
+enum class Algorithm : uint8_t { kForward, kDecode, kAppend, kMergeStates, kStandard };
 const char* name_of(Algorithm algorithm);  // as Python knows it
 
-// What changes the code of a kernel. Everything else (lengths, strides, masks by position) is a
-// parameter.
-struct FwdDesc {
+// What changes the code of a kernel: Desc in jit/kernel.py, which explains it. Everything else
+// (lengths, strides, masks by position) is a parameter.
+struct Desc {
   Algorithm algorithm = Algorithm::kForward;
   DType dtype = DType::kOther;
-  DType bias = DType::kOther;  // kOther: none
-  bool softcap = false, alibi = false, dropout = false;
-  bool negative_scale = false;  // and nothing else changes scores
-  bool packed_heads = false;    // the rows of a tile are those of all heads that share its keys
-  bool split_keys = false;      // GPUs: the threads of a group take turns at the keys of a tile
-  CacheKind cache = CacheKind::kPlain;
-  uint8_t page_unit = 16;             // pages are multiples of so many keys
-  DType cache_dtype = DType::kOther;  // of K and V; kOther: dtype
-  bool cache_scales = false;          // a factor per row of K and V
-  bool unified_max = false;           // decoding
-  uint8_t rows = 0;                   // rows of a tile that can be filled, see rows_for
   uint16_t head_dim = 0, head_dim_v = 0;
+  uint8_t rows = 0;
+  bool softcap = false, alibi = false;
+  DType bias = DType::kOther;  // kOther: none
+  ScoreModId score_mod = ScoreModId::kNone;
+  bool dropout = false, negative_scale = false, packed_heads = false, split_keys = false;
+  CacheKind cache = CacheKind::kPlain;
+  uint8_t page_unit = 16;
+  DType cache_dtype = DType::kOther;  // kOther: dtype
+  bool cache_scales = false, unified_max = false;
   Access access = Access::kNone;
-  uint8_t device = 0;      // device_index
-  uint16_t score_mod = 0;  // score_mod_source, 0: none
 
-  bool operator==(const FwdDesc&) const = default;
+  bool operator==(const Desc&) const = default;
 };
 
-struct FwdKernels {
-  std::vector<sycl::kernel*> entries;  // of the algorithm, see jit/kernel.py
+constexpr std::tuple kDescFields{
+    Field{"algorithm", &Desc::algorithm},
+    Field{"dtype", &Desc::dtype},
+    Field{"head_dim", &Desc::head_dim},
+    Field{"head_dim_v", &Desc::head_dim_v},
+    Field{"rows", &Desc::rows},
+    Field{"softcap", &Desc::softcap},
+    Field{"alibi", &Desc::alibi},
+    Field{"bias", &Desc::bias},
+    Field{"score_mod", &Desc::score_mod},
+    Field{"dropout", &Desc::dropout},
+    Field{"negative_scale", &Desc::negative_scale},
+    Field{"packed_heads", &Desc::packed_heads},
+    Field{"split_keys", &Desc::split_keys},
+    Field{"cache", &Desc::cache},
+    Field{"page_unit", &Desc::page_unit},
+    Field{"cache_dtype", &Desc::cache_dtype},
+    Field{"cache_scales", &Desc::cache_scales},
+    Field{"unified_max", &Desc::unified_max},
+    Field{"access", &Desc::access},
+};
+static_assert(is_complete(kDescFields));
+
+// Of an algorithm on these arrays, without features.
+Desc describe(Algorithm algorithm, const Problem& problem);
+
+// Compiled kernels of an algorithm (jit/kernel.py), and the sizes that xeflash.tune has for them.
+struct Kernels {
+  std::vector<sycl::kernel*> entries;
   int block_q = 0, block_k = 0;
-  int parts = 1;    // of the columns of the output, each of groups of its own
-  int threads = 1;  // of a work-group
   int rows_in_group = 0;
-  DeviceFacts device;
+  int groups_of_rows = 1;  // work-groups of the same rows: each has a part of the output's columns
+  int threads = 1;         // of a work-group
 };
 
-// `provider(description: dict, queue: int, again: bool) -> (native code: bytes, entries: tuple,
-// block_q: int, block_k: int, rows of a group: int, parts: int, threads: int)`, see
-// xeflash.jit.provide; `again`: the driver did not take what it gave before.
+// `provider(desc: dict, queue: int, again: bool) -> (native code: bytes, entries: tuple, Config)`,
+// see xeflash.jit.provide; `again`: the driver did not take what it gave before.
 void set_kernel_provider(pybind11::object provider);
 
-const FwdKernels& find_kernels(const FwdDesc& desc, sycl::queue& queue);
+const Kernels& find_kernels(const Desc& desc, const Place& place);
 
 // Kernels on GPUs count their groups in 32 bits.
 void check_groups(uint64_t groups, Access access);
 
 // Work-groups of a kernel whose threads own blocks of rows; refuses more than a GPU can count.
-uint64_t groups_for(const FwdDesc& desc, const FwdKernels& kernels, int64_t rows, int64_t heads);
+uint64_t groups_for(const Desc& desc, const Kernels& kernels, int64_t rows, int64_t heads);
 
 }  // namespace xeflash

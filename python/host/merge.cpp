@@ -93,22 +93,22 @@ py::tuple merge_states(const py::list& outs, const py::list& lses) {
   const Checker check(function);
   const std::vector<State> states = read_states(outs, lses, check);
   const Array& o = states[0].o;
-  refuse_to_wait_while_recording(o, "out 0", check);
-  sycl::queue& queue = o.queue ? *static_cast<sycl::queue*>(o.queue) : host_queue();
+  const Place place = place_of(o);
+  refuse_to_wait_while_recording(place, o, "out 0", check);
   const int64_t batch = o.ndim == 4 ? o.shape[0] : 1, rows = o.shape[o.ndim - 3];
   const int64_t heads = o.shape[o.ndim - 2];
   const bool empty = batch * rows * heads == 0;
 
-  FwdDesc desc;
-  desc.algorithm = Algorithm::kMerge;
+  Desc desc;
+  desc.algorithm = Algorithm::kMergeStates;
   desc.dtype = o.dtype;
   desc.head_dim = desc.head_dim_v = static_cast<uint16_t>(o.shape[o.ndim - 1]);
-  desc.device = static_cast<uint8_t>(o.queue ? device_index(queue) : kMaxDevices);
-  if (o.queue) desc.access = access_of_states(states, facts_of_index(desc.device).arch);
-  check_groups(static_cast<uint64_t>(batch * rows), desc.access);
-  const FwdKernels* kernels = empty ? nullptr : &find_kernels(desc, queue);
+  desc.access = access_of_states(states, place.device.facts.arch);
+  const auto groups = static_cast<uint64_t>(batch * rows);
+  check_groups(groups, desc.access);
+  const Kernels* kernels = empty ? nullptr : &find_kernels(desc, place);
   const State merged = new_state(o, o.dtype);
-  const py::tuple result = py::make_tuple(merged.o.object, merged.lse.object);
+  py::tuple result = py::make_tuple(merged.o.object, merged.lse.object);
   if (empty) return result;
 
   const size_t count = states.size();
@@ -119,20 +119,15 @@ py::tuple merge_states(const py::list& outs, const py::list& lses) {
   params.carried = carried ? state_arg(*carried) : params.merged;
   params.rows = static_cast<int32_t>(rows);
   params.heads = static_cast<int32_t>(heads);
-  py::gil_scoped_release nogil;
-  const bool in_order = queue.is_in_order();
-  if (!in_order) queue.wait_and_throw();
-  sycl::event done;
-  for (size_t first = 0; first < count; first += kMaxStates) {
-    params.count = static_cast<int32_t>(std::min<size_t>(kMaxStates, count - first));
-    for (int s = 0; s < params.count; ++s) params.states[s] = state_arg(states[first + s]);
-    params.reads_carried = first > 0;
-    params.leaves_carried = first + kMaxStates < count;
-    done = launch(queue, *kernels->entries[0], params, static_cast<uint64_t>(batch * rows));
-    if (!in_order) done.wait_and_throw();
-  }
-  if (!o.queue || !o.stream_ordered) done.wait_and_throw();
-  py::gil_scoped_acquire gil;
+  submit(place, [&](Launcher& launch) {
+    for (size_t first = 0; first < count; first += kMaxStates) {
+      params.count = static_cast<int32_t>(std::min<size_t>(kMaxStates, count - first));
+      for (int s = 0; s < params.count; ++s) params.states[s] = state_arg(states[first + s]);
+      params.reads_carried = first > 0;
+      params.leaves_carried = first + kMaxStates < count;
+      launch(*kernels->entries[0], params, groups);
+    }
+  });
   return result;
 }
 

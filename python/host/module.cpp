@@ -130,6 +130,7 @@ PYBIND11_MODULE(_core, m) {
   py::register_local_exception_translator(translate_sycl_error);
   m.def("forward", &forward_from_python);
   m.def("argument_names", &argument_names);
+  m.def("desc_names", [] { return names_of(kDescFields); });
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
   m.def("standard_attention", &standard_attention_from_python);
   m.def("merge_states", &merge_states);

@@ -308,13 +308,6 @@ TensorArg tensor_arg(const Array& a, Layout layout) {
   return t;
 }
 
-void refuse_to_wait_while_recording(const Array& q, const char* name, const Checker& check) {
-  if (!q.queue || q.stream_ordered || !is_recording(*static_cast<sycl::queue*>(q.queue))) return;
-  check.refuse<NotImplemented>(
-      std::string(name) + " must be a torch tensor on a queue that records a graph, got " +
-      Py_TYPE(q.object.ptr())->tp_name + ", whose calls wait for their result");
-}
-
 Problem read_problem(const FwdRequest& r) {
   const Checker check(r.function);
   check_numbers(r, check);

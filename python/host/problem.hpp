@@ -7,7 +7,7 @@
 #include "attention/params.hpp"
 #include "cache.hpp"
 #include "checks.hpp"
-#include "forward.hpp"
+#include "request.hpp"
 #include "score_mod.hpp"
 
 namespace xeflash {
@@ -26,6 +26,7 @@ struct Problem {
   bool packed = false;
   Cache cache;
 
+  bool has_queries() const { return batch * heads_q * sq * (packed ? tokens_q : 1) != 0; }
   Layout k_layout(Layout layout) const { return cache.given ? Layout::kBSHD : layout; }
 };
 
@@ -42,9 +43,6 @@ Array read_int32(const py::object& object, const char* name, int64_t size, const
 // Refuses what cannot be computed with a message that names function, argument, rule and value;
 // nothing has been allocated or written by then.
 Problem read_problem(const FwdRequest& request);
-
-// Where a call has to wait for its kernels, it cannot become part of a graph.
-void refuse_to_wait_while_recording(const Array& q, const char* name, const Checker& check);
 
 // request.out, checked, or a new array.
 Array result_array(const Problem& problem, const FwdRequest& request);

@@ -166,40 +166,20 @@ void WorkersRoam::finish(uint64_t groups) {
     all_workers_roam = true;
 }
 
-namespace {
-struct Known {
-  sycl::device device;
-  sycl::context context;
-  DeviceFacts facts;
-};
-std::mutex known_mutex;
-std::deque<Known>& known_devices() {  // never moves its elements
-  static auto& known = *new std::deque<Known>;
-  return known;
-}
-}  // namespace
-
-int device_index(const sycl::queue& queue) {
+const Device& device_of(const sycl::queue& queue) {
+  static auto& known = *new std::deque<Device>;  // never moves its elements
+  static std::mutex mutex;
   const sycl::device device = queue.get_device();
   const sycl::context context = queue.get_context();
-  std::lock_guard<std::mutex> lock(known_mutex);
-  auto& known = known_devices();
-  for (size_t i = 0; i < known.size(); ++i) {
-    if (known[i].device == device && known[i].context == context) return static_cast<int>(i);
+  std::lock_guard<std::mutex> lock(mutex);
+  for (const Device& d : known) {
+    if (d.device == device && d.context == context) return d;
   }
-  if (known.size() == kMaxDevices)
-    throw std::runtime_error("too many SYCL contexts in one process");
-  known.push_back({device, context, facts_of(device)});
-  return static_cast<int>(known.size() - 1);
-}
-
-const DeviceFacts& facts_of_index(int index) {
-  std::lock_guard<std::mutex> lock(known_mutex);
-  return known_devices()[static_cast<size_t>(index)].facts;
+  return known.emplace_back(queue);
 }
 
 bool reaches(const sycl::queue& queue, const void* address) {
-  return !address || facts_of_index(device_index(queue)).usm_system ||
+  return !address || device_of(queue).facts.usm_system ||
          sycl::get_pointer_type(address, queue.get_context()) != sycl::usm::alloc::unknown;
 }
 

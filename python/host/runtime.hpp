@@ -44,11 +44,16 @@ class WorkersRoam {
   std::set<int> before_;
 };
 
-// A number below kMaxDevices that stands for the queue's device and context in keys.
-constexpr int kMaxDevices = 255;
-int device_index(const sycl::queue& queue);
-// The facts of the device that such a number stands for.
-const DeviceFacts& facts_of_index(int index);
+// A device in the context that arrays belong to. It lives as long as the process.
+struct Device {
+  explicit Device(const sycl::queue& queue)
+      : device(queue.get_device()), context(queue.get_context()), facts(facts_of(device)) {}
+
+  sycl::device device;
+  sycl::context context;
+  DeviceFacts facts;
+};
+const Device& device_of(const sycl::queue& queue);
 
 // Whether kernels on this queue may read what is at `address`.
 bool reaches(const sycl::queue& queue, const void* address);

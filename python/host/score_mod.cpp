@@ -17,17 +17,17 @@ std::deque<ScoreModSource>& sources() {
 }
 std::mutex sources_mutex;
 
-uint16_t intern(ScoreModSource source) {
+ScoreModId intern(ScoreModSource source) {
   std::string key = source.text;
   for (const auto& c : source.captures)
     key += '\0' + c.name + '\0' + c.type + static_cast<char>(c.rank);
-  static auto& ids = *new std::unordered_map<std::string, uint16_t>;
+  static auto& ids = *new std::unordered_map<std::string, ScoreModId>;
   std::lock_guard<std::mutex> lock(sources_mutex);
   if (const auto it = ids.find(key); it != ids.end()) return it->second;
   if (sources().size() == std::numeric_limits<uint16_t>::max())
     throw std::runtime_error("xeflash: more than 65535 different score_mod in a process");
   sources().push_back(std::move(source));
-  return ids[key] = static_cast<uint16_t>(sources().size());
+  return ids[key] = static_cast<ScoreModId>(sources().size());
 }
 
 // An array as a kernel indexes it: 32 bits are enough for any element.
@@ -104,9 +104,9 @@ ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const c
   return call;
 }
 
-const ScoreModSource& score_mod_source(uint16_t id) {
+const ScoreModSource& score_mod_source(ScoreModId id) {
   std::lock_guard<std::mutex> lock(sources_mutex);
-  return sources().at(id - 1);
+  return sources().at(static_cast<size_t>(id) - 1);
 }
 
 }  // namespace xeflash

@@ -10,6 +10,8 @@
 
 namespace xeflash {
 
+enum class ScoreModId : uint16_t { kNone };  // stands for a source
+
 // What of it changes the code of a kernel.
 struct ScoreModSource {
   struct Capture {
@@ -22,7 +24,7 @@ struct ScoreModSource {
 
 // A snippet with its captures for one call.
 struct ScoreModCall {
-  uint16_t id = 0;  // stands for the source; 0: none
+  ScoreModId id = ScoreModId::kNone;
   Captures captures{};
   std::vector<Array> arrays;  // kept alive
 };
@@ -31,6 +33,6 @@ struct ScoreModCall {
 ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const char* q_name,
                             const Checker& check);
 
-const ScoreModSource& score_mod_source(uint16_t id);
+const ScoreModSource& score_mod_source(ScoreModId id);
 
 }  // namespace xeflash

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <new>
-#include <optional>
 #include <string>
 
 #include "checks.hpp"
 #include "kernels.hpp"
+#include "params.hpp"
 #include "problem.hpp"
-#include "runtime.hpp"
+#include "schedule.hpp"
 
 namespace xeflash {
 namespace {
@@ -53,49 +53,36 @@ class ScoreBuffer {
 
 py::object standard_attention(const FwdRequest& r) {
   const Problem p = read_problem(r);
-  sycl::queue& queue = p.q.queue ? *static_cast<sycl::queue*>(p.q.queue) : host_queue();
-  if (p.q.queue && is_recording(queue)) {
+  Place place = place_of(p.q);
+  place.waits = true;
+  if (!place.on_host && is_recording(place.queue)) {
     throw NotImplemented(
         "standard_attention: query must be on a queue that records no graph, as the call waits for "
         "its result, got one that does");
   }
-  refuse_without_room(p, queue);
+  refuse_without_room(p, place.queue);
   const Array out = result_array(p, r);
-  if (p.batch * p.heads_q * p.sq == 0) return out.object;
-  const int device = p.q.queue ? device_index(queue) : kMaxDevices;
+  if (!p.has_queries()) return out.object;
 
-  FwdDesc desc;
-  desc.algorithm = Algorithm::kStandard;
-  if (p.q.queue) {
-    desc.access = access_for(p, out, r.layout, QueryRows::kOfHead, facts_of_index(device).arch);
-  }
+  Desc desc = describe(Algorithm::kStandard, p);
+  desc.rows = rows_for(desc, p);
+  desc.access = access_for(p, out, r.layout, QueryRows::kOfHead, place.device.facts.arch);
   constexpr int64_t kMostKeys =
       (1 << 22) - 128;  // of a row of S in 2D block messages, see fits_block2d
   if (desc.access == Access::kBlock2d && p.sk > kMostKeys) desc.access = Access::kDwords;
-  desc.dtype = p.q.dtype;
-  desc.rows = rows_for(desc.algorithm, p, false);
-  desc.head_dim = static_cast<uint16_t>(p.d);
-  desc.head_dim_v = static_cast<uint16_t>(p.dv);
-  desc.device = static_cast<uint8_t>(device);
-  const FwdKernels& kernels = find_kernels(desc, queue);
+  const Kernels& kernels = find_kernels(desc, place);
   const uint64_t groups = groups_for(desc, kernels, p.sq, p.batch * p.heads_q);
-  const uint64_t shares[] = {1, 1, static_cast<uint64_t>(kernels.parts)};  // of a block's columns
+  const auto parts = static_cast<uint64_t>(kernels.groups_of_rows);
+  const uint64_t shares[] = {1, 1, parts};  // of a block's columns
 
-  const ScoreBuffer scores(queue, p, kernels.block_k, sizeof(float));
-  const ScoreBuffer probabilities(queue, p, kernels.block_k, size_of(p.q.dtype));
-  const StandardParams params{params_of(p, out, r), scores.arg(), probabilities.arg()};
-  {
-    py::gil_scoped_release nogil;
-    queue.wait_and_throw();
-    std::optional<WorkersRoam> roam;
-    if (!p.q.queue) roam.emplace();
+  const ScoreBuffer scores(place.queue, p, kernels.block_k, sizeof(float));
+  const ScoreBuffer probabilities(place.queue, p, kernels.block_k, size_of(p.q.dtype));
+  const StandardParams params{params_of(p, r, out, {}, place), scores.arg(), probabilities.arg()};
+  submit(place, [&](Launcher& launch) {
     for (size_t i = 0; i < kernels.entries.size(); ++i) {
-      launch(queue, *kernels.entries[i], params, groups / kernels.parts * shares[i],
-             kernels.threads)
-          .wait_and_throw();
+      launch(*kernels.entries[i], params, groups / parts * shares[i], kernels.threads);
     }
-    if (roam) roam->finish(groups);
-  }
+  });
   return out.object;
 }
 

@@ -2,7 +2,7 @@
 // FlashAttention is compared with. It waits for its results.
 #pragma once
 
-#include "forward.hpp"
+#include "request.hpp"
 
 namespace xeflash {
 

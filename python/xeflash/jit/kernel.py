@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ ALGORITHMS = {
 
 @dataclass(frozen=True)
 class Desc:
-    """What changes the code of a kernel (FwdDesc in kernels.hpp), and the device it is for."""
+    """What changes the code of a kernel, in the order of Desc in kernels.hpp, and the device it is for."""
 
     algorithm: str
     arch: str
@@ -75,8 +75,7 @@ class Desc:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Desc:
         """From what the extension passes."""
-        desc = {f.name: values[f.name] for f in fields(cls)}
-        return cls(**desc | {"score_mod": ScoreMod(*desc["score_mod"]) if desc["score_mod"] else None})
+        return cls(**values | {"score_mod": values["score_mod"] and ScoreMod(*values["score_mod"])})
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from xeflash import _core
 from xeflash.jit import cache
 from xeflash.jit.kernel import Desc, KernelSource, digest_of_headers, render
 from xeflash.jit.progress import progress
+from xeflash.tune import Config
 
 # Beside the extension: an editable installation keeps the Python files elsewhere.
 PACKAGE = Path(str(_core.__file__)).parent
@@ -41,20 +42,14 @@ def _compiler() -> str:
     return "intel-sycl-rt " + importlib.metadata.version("intel-sycl-rt")
 
 
-Provided = tuple[bytes, tuple[str, ...], int, int, int, int, int]
-
-
-def provide(description: dict[str, Any], queue: int, again: bool = False) -> Provided:
-    """(native code, entry points, block_q, block_k, rows of a group, groups of them, threads) of a kernel.
+def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, tuple[str, ...], Config]:
+    """Native code, entry points and sizes of the kernel of a description.
 
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
-    desc = Desc.from_dict(description)
+    desc = Desc.from_dict(values)
     kernel = render(desc)
-    config = kernel.config
-    code = find_or_build(kernel, desc, queue, again)
-    sizes = config.block_q, config.block_k, config.rows_in_group, config.groups_of_rows, config.threads
-    return code, desc.entries, *sizes
+    return find_or_build(kernel, desc, queue, again), desc.entries, kernel.config
 
 
 def find_or_build(kernel: KernelSource, desc: Desc, queue: int, again: bool = False) -> bytes:

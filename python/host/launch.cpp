@@ -1,0 +1,70 @@
+#include "launch.hpp"
+
+#include <new>
+
+namespace xeflash {
+namespace {
+
+// Scratch where the maker of the arrays has no memory that is freed in the order of its stream. One
+// buffer per thread, for the queue it used last: a thread's launches on an in-order queue follow
+// each other, and on another queue each is waited for.
+class ThreadBuffer {
+ public:
+  float* get(const sycl::queue& queue, size_t floats) {
+    if (!queue_ || *queue_ != queue || size_ < floats) {
+      release();
+      data_ = sycl::aligned_alloc_device<float>(64, floats, queue);
+      if (!data_) throw std::bad_alloc();
+      queue_ = queue;
+      size_ = floats;
+    }
+    return data_;
+  }
+  ~ThreadBuffer() { release(); }
+
+ private:
+  void release() {
+    if (!data_) return;
+    queue_->wait();
+    sycl::free(data_, *queue_);
+    data_ = nullptr;
+    queue_.reset();
+  }
+
+  std::optional<sycl::queue> queue_;
+  float* data_ = nullptr;
+  size_t size_ = 0;
+};
+thread_local ThreadBuffer thread_buffer;
+
+}  // namespace
+
+Place place_of(const Array& a) {
+  if (!a.queue) {
+    sycl::queue& queue = host_queue();
+    static const Device& device = device_of(queue);
+    return {queue, device, true, true, true};
+  }
+  auto& queue = *static_cast<sycl::queue*>(a.queue);
+  const bool in_order = queue.is_in_order();
+  return {queue, device_of(queue), false, in_order, !in_order || !a.stream_ordered};
+}
+
+void refuse_to_wait_while_recording(const Place& place, const Array& q, const char* name,
+                                    const Checker& check) {
+  if (place.on_host || q.stream_ordered || !is_recording(place.queue)) return;
+  check.refuse<NotImplemented>(
+      std::string(name) + " must be a torch tensor on a queue that records a graph, got " +
+      Py_TYPE(q.object.ptr())->tp_name + ", whose calls wait for their result");
+}
+
+Scratch::Scratch(const Place& place, const Array& like, int64_t floats) {
+  if (!place.on_host && like.stream_ordered) {
+    array_ = new_array(like, DType::kF32, {floats});
+    data = reinterpret_cast<float*>(array_.data);
+  } else {
+    data = thread_buffer.get(place.queue, static_cast<size_t>(floats));
+  }
+}
+
+}  // namespace xeflash

@@ -1,0 +1,78 @@
+// Where a call runs, and how its kernels follow each other and other work there.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "array.hpp"
+#include "checks.hpp"
+#include "runtime.hpp"
+
+namespace xeflash {
+
+// The queue of a call's arrays. Host arrays are ready when we return. On an in-order queue later
+// work of the caller follows by itself, so there is nothing to wait for if the caller may drop the
+// arrays before we are done. On another queue everything before us has to be finished first, each
+// kernel before the next one, and the last before anything else.
+struct Place {
+  sycl::queue& queue;
+  const Device& device;
+  bool on_host;   // arrays in host memory
+  bool in_order;  // the queue
+  bool waits;     // the call, for its kernels
+};
+Place place_of(const Array& array);
+
+// A call that waits for its kernels cannot become part of a graph.
+void refuse_to_wait_while_recording(const Place& place, const Array& q, const char* name,
+                                    const Checker& check);
+
+// Memory, aligned to 64 bytes, that the kernels of a call share; a call has one of these at most.
+class Scratch {
+ public:
+  Scratch() = default;
+  // `like`: an array of the call.
+  Scratch(const Place& place, const Array& like, int64_t floats);
+
+  float* data = nullptr;
+
+ private:
+  Array array_;  // whose memory is freed in the order of its stream
+};
+
+// Launches the kernels of a call, one after the other.
+class Launcher {
+ public:
+  explicit Launcher(const Place& place) : place_(place) {}
+
+  template <class Params>
+  void operator()(const sycl::kernel& kernel, const Params& params, uint64_t groups,
+                  int threads = 1) {
+    last_ = launch(place_.queue, kernel, params, groups, threads);
+    if (!place_.in_order) last_.wait_and_throw();
+    most_groups_ = std::max(most_groups_, groups);
+  }
+  void wait() { last_.wait_and_throw(); }
+  uint64_t most_groups() const { return most_groups_; }
+
+ private:
+  const Place& place_;
+  sycl::event last_;
+  uint64_t most_groups_ = 0;
+};
+
+// Runs `launch_all(Launcher&)`, which touches no object of Python: all that it launches is in the
+// order of the place when it returns, or has ended where the call waits.
+template <class LaunchAll>
+void submit(const Place& place, LaunchAll launch_all) {
+  py::gil_scoped_release nogil;
+  if (!place.in_order) place.queue.wait_and_throw();
+  std::optional<WorkersRoam> roam;
+  if (place.on_host) roam.emplace();
+  Launcher launcher(place);
+  launch_all(launcher);
+  if (place.waits) launcher.wait();
+  if (roam) roam->finish(launcher.most_groups());
+}
+
+}  // namespace xeflash

@@ -1,0 +1,14 @@
+"""The description of a kernel: the extension and Python list the same fields."""
+
+from dataclasses import fields
+
+from xeflash import _core
+from xeflash.jit.kernel import Desc
+
+DEVICE = {"arch", "device", "driver"}  # of the device that a kernel is for
+
+
+def test_the_extension_describes_kernels_by_the_fields_of_python():
+    names = [field.name for field in fields(Desc)]
+    assert [name for name in names if name not in DEVICE] == list(_core.desc_names())
+    assert set(names) >= DEVICE
