@@ -31,7 +31,7 @@ QueryRows query_rows_of(const Desc& desc) {
 }
 
 Desc describe(const Problem& p, const FwdRequest& r, const Array& out, const Place& place) {
-  const DeviceFacts& facts = place.device.facts;
+  const Schedule& schedule = schedule_of(place.device);
   const bool decode = p.sq == 1 && r.dropout == 0;
   Desc desc = describe(decode ? Algorithm::kDecode : Algorithm::kForward, p);
   desc.softcap = r.softcap > 0;
@@ -40,17 +40,14 @@ Desc describe(const Problem& p, const FwdRequest& r, const Array& out, const Pla
   desc.score_mod = p.score_mod.id;
   desc.dropout = r.dropout > 0;
   desc.unified_max = r.unified_max.has_value();
-  desc.packed_heads = !decode && packs_heads(p, r);
-  desc.rows = rows_for(desc, p);
-  desc.access = access_for(p, out, r.layout, query_rows_of(desc), facts.arch);
+  desc.packed_heads = !decode && packs_heads(p, r, schedule);
+  desc.rows = rows_for(desc, p, schedule);
+  desc.split_keys = splits_keys(p, desc, place.device);
+  desc.page_unit = page_unit_for(p, schedule);
+  desc.access = access_for(p, out, r.layout, query_rows_of(desc), place.device.facts.arch);
   const bool plain =
       !p.bias.data && !desc.softcap && !desc.alibi && desc.score_mod == ScoreModId::kNone;
   desc.negative_scale = plain && r.scale && std::signbit(*r.scale);
-  if (facts.type == "cpu") return desc;
-  for (uint8_t unit : {32, 64}) {  // blocks of keys of the tuning tables are no larger
-    if (p.cache.page % unit == 0 && p.cache.page > 0) desc.page_unit = unit;
-  }
-  desc.split_keys = !decode && splits_keys(p, desc, facts);
   return desc;
 }
 
@@ -89,7 +86,7 @@ uint64_t share_out(const Problem& p, const FwdRequest& r, const Desc& desc, cons
     const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
     return groups_for(desc, kernels, p.heads_q / heads * p.sq, p.batch * heads);
   }
-  params.splits = splits_for(p, r, kernels, params, place.device.facts);
+  params.splits = splits_for(p, r, kernels, params, place.device);
   const uint64_t groups = static_cast<uint64_t>(decode_groups(p, kernels)) * params.splits;
   check_groups(groups, desc.access);
   if (params.splits > 1) {

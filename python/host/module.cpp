@@ -13,6 +13,7 @@
 #include "native.hpp"
 #include "overlap.hpp"
 #include "runtime.hpp"
+#include "schedule.hpp"
 #include "standard.hpp"
 
 namespace xeflash {
@@ -131,6 +132,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("forward", &forward_from_python);
   m.def("argument_names", &argument_names);
   m.def("desc_names", [] { return names_of(kDescFields); });
+  m.def("schedule_names", [] { return names_of(kScheduleFields); });
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
   m.def("standard_attention", &standard_attention_from_python);
   m.def("merge_states", &merge_states);

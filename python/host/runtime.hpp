@@ -2,6 +2,7 @@
 // launches.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -44,6 +45,8 @@ class WorkersRoam {
   std::set<int> before_;
 };
 
+struct Schedule;
+
 // A device in the context that arrays belong to. It lives as long as the process.
 struct Device {
   explicit Device(const sycl::queue& queue)
@@ -52,6 +55,7 @@ struct Device {
   sycl::device device;
   sycl::context context;
   DeviceFacts facts;
+  mutable std::atomic<const Schedule*> schedule = nullptr;  // see schedule_of
 };
 const Device& device_of(const sycl::queue& queue);
 

@@ -1,27 +1,54 @@
-// How a call is shared out over its device.
+// How a call is shared out over its device, by the numbers of xeflash.tune for it.
 #pragma once
 
+#include "fields.hpp"
 #include "kernels.hpp"
 #include "problem.hpp"
 
 namespace xeflash {
 
+// As tune/schedule.py explains them.
+struct Schedule {
+  int split_keys, split_keys_of_row, split_bytes, split_least;
+  bool whole_waves;
+  int turns, turn_keys, page_unit, threads_of_unit, tile_rows, packed_queries;
+};
+constexpr std::tuple kScheduleFields{
+    Field{"split_keys", &Schedule::split_keys},
+    Field{"split_keys_of_row", &Schedule::split_keys_of_row},
+    Field{"split_bytes", &Schedule::split_bytes},
+    Field{"split_least", &Schedule::split_least},
+    Field{"whole_waves", &Schedule::whole_waves},
+    Field{"turns", &Schedule::turns},
+    Field{"turn_keys", &Schedule::turn_keys},
+    Field{"page_unit", &Schedule::page_unit},
+    Field{"threads_of_unit", &Schedule::threads_of_unit},
+    Field{"tile_rows", &Schedule::tile_rows},
+    Field{"packed_queries", &Schedule::packed_queries},
+};
+static_assert(is_complete(kScheduleFields));
+
+const Schedule& schedule_of(const Device& device);
+
 // Rows that a tile can be filled with: what the tuning tables choose its height by.
-uint8_t rows_for(const Desc& desc, const Problem& problem);
+uint8_t rows_for(const Desc& desc, const Problem& problem, const Schedule& schedule);
+
+// The keys that pages are multiples of, as far as a kernel has to know.
+uint8_t page_unit_for(const Problem& problem, const Schedule& schedule);
 
 // Whether a tile takes its rows from all heads that share its keys: where queries are few. What
 // differs between heads, beyond their rows and sinks, keeps them apart.
-bool packs_heads(const Problem& problem, const FwdRequest& request);
+bool packs_heads(const Problem& problem, const FwdRequest& request, const Schedule& schedule);
 
-// Whether tiles are too few to keep a GPU's threads busy, so that those of a group take turns at
-// the keys of a tile.
-bool splits_keys(const Problem& problem, const Desc& desc, const DeviceFacts& facts);
+// Whether tiles are too few to keep a device busy, so that the threads of a group take turns at the
+// keys of a tile.
+bool splits_keys(const Problem& problem, const Desc& desc, const Device& device);
 
-// Work-groups of decoding that have the same keys or others, for one split of them.
+// Work-groups of decoding, for one split of the keys.
 int64_t decode_groups(const Problem& problem, const Kernels& kernels);
 
 // Splits of the keys of one query.
 int32_t splits_for(const Problem& problem, const FwdRequest& request, const Kernels& kernels,
-                   const FwdParams& params, const DeviceFacts& facts);
+                   const FwdParams& params, const Device& device);
 
 }  // namespace xeflash

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from xeflash import _core, _runtime
+from xeflash import _core, _runtime, tune
 from xeflash.jit import cache, provide
 from xeflash.jit.kernel import DTYPE_NAMES, Desc, KernelSource, render
 from xeflash.jit.offline import Compilers
@@ -81,7 +81,8 @@ def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target) ->
         for rows in (32, 64, 128):
             yield desc("flash_fwd", rows, access, split_keys)
     group = shape.heads_q // shape.heads_k
-    yield desc("flash_decode", -(-group // -(-group // 16)), access)
+    tiles = -(-group // tune.schedule(target.arch).tile_rows)
+    yield desc("flash_decode", -(-group // tiles), access)
     yield desc("append", 0, "dwords" if access else "", scores=False)
 
 

@@ -1,5 +1,9 @@
-"""Tile sizes: one table per kernel and device family, the first row that fits wins. Nothing else chooses them."""
+"""Tile sizes: one table per kernel and device family, the first row that fits wins; and how calls are shared out.
 
-from xeflash.tune.table import Config, pick
+Nothing else chooses sizes.
+"""
 
-__all__ = ["Config", "pick"]
+from xeflash.tune.schedule import Schedule
+from xeflash.tune.table import Config, pick, schedule
+
+__all__ = ["Config", "Schedule", "pick", "schedule"]

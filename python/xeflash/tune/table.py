@@ -1,4 +1,4 @@
-"""Picks a kernel's blocks for a problem."""
+"""Picks a kernel's blocks for a problem, and a device's schedule."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xeflash.tune import cpu, xe
+from xeflash.tune.schedule import Schedule
 
 if TYPE_CHECKING:
     from xeflash.jit.kernel import Desc
@@ -32,6 +33,11 @@ class Config:
     def groups_of_rows(self) -> int:
         """Work-groups that have the same rows: one, or one for each part of the columns."""
         return self.parts // self.team
+
+
+def schedule(arch: str) -> Schedule:
+    """How calls are shared out over a device."""
+    return cpu.SCHEDULE if arch.startswith("cpu-") else xe.SCHEDULE
 
 
 def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:

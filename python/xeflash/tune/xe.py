@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xeflash.tune.schedule import Schedule
+
 if TYPE_CHECKING:
     from xeflash.jit.kernel import Desc
 
@@ -71,6 +73,21 @@ NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to cho
 # standard_attention: what FlashAttention is compared with has its tiles.
 _TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
 _TABLES |= {"append": NO_TILES, "merge_states": NO_TILES}
+
+# One wave of threads, those with 256 registers: a second one that is not full would take as long as the first. 128
+# keys are what a thread reads in about the time that the launch of the merging kernel takes. And 32 for each row of a
+# tile: a split reads 2 bytes of Q per column and row, writes 4 of O, and they are read again to be merged, which is
+# then at most 8 % of its keys' and values'.
+SCHEDULE = Schedule(
+    split_keys=128,
+    split_keys_of_row=32,
+    split_bytes=0,
+    split_least=1,
+    whole_waves=True,
+    turns=8,
+    turn_keys=512,
+    page_unit=64,
+)
 
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
@@ -155,7 +172,7 @@ def turns(desc: Desc, block_q: int, block_k: int) -> int:
 
     As many as find room in shared memory for the keys and values of each, and its Q.
     """
-    count = 8
+    count = SCHEDULE.turns
     if desc.access != "block2d":
         width = columns(desc, block_q)[0]
         turn_bytes = (block_k * (desc.head_dim + width) + block_q * desc.head_dim) * _element(desc)
