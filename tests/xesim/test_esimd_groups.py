@@ -1,8 +1,11 @@
 """Local memory and barriers of ESIMD work-groups against numpy, in several orders of the threads."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from esimd import DEVICES, Kernels, checking, last_record
+from xeflash.sim import LaunchRecord
 
 SEEDS = pytest.mark.parametrize("seed", range(4))
 
@@ -25,6 +28,11 @@ def test_rows_become_columns(kernels, seed):
     record = last_record()
     assert record["barriers"] == 3 * 16
     assert record["slm_written"] == record["slm_read"] == values.nbytes
+
+
+def test_python_and_the_simulator_agree_on_the_fields_of_a_record(kernels):
+    kernels.run("transpose", kernels.array(words(256)), kernels.zeros(256, np.uint32), groups=1, local=16)
+    assert list(last_record()) == [field.name for field in fields(LaunchRecord)]
 
 
 @SEEDS

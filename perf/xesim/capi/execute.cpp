@@ -6,7 +6,7 @@
 #include "capi/capi.hpp"
 #include "machine/groups.hpp"
 #include "machine/program.hpp"
-#include "messages/lines.hpp"
+#include "observe/races.hpp"
 
 namespace xesim {
 namespace {
@@ -43,9 +43,10 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
   if (launch.threads_per_group < 1 || launch.threads_per_group > 64)
     fail("xesim_execute: threads must be 1 to 64");
   launch.slm_bytes = static_cast<uint32_t>(number(options, "slm_bytes", 0));
-  launch.first_thread_id = 1;
   launch.indirect_base = kIndirectBase;
   launch.indirect_data.assign(4096, 0);
+
+  launch.observers.add<Races>(launch.checks, static_cast<uint64_t>(launch.threads_per_group), 1);
 
   Worker worker;
   worker.executed.assign(launch.program->insts.size(), 0);
@@ -90,12 +91,9 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
       thread->grf_defined.set(0, static_cast<uint32_t>(isa.grf_bytes), true);
     }
     thread->sr0[2] = thread->dispatch_mask;
-    thread->clock.assign(static_cast<size_t>(launch.threads_per_group), 0);
-    thread->clock[static_cast<size_t>(i)] = 1;
     group.threads.push_back(std::move(thread));
   }
   worker.random = (launch.checks.seed + 1) * 0x9e3779b97f4a7c15;
-  reset_line_counts();
   run_group(launch, group, worker.random);
 
   const Thread& first = *group.threads[0];

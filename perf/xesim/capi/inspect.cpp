@@ -6,16 +6,16 @@
 
 #include "capi/capi.hpp"
 #include "capi/json.hpp"
+#include "isa/inst_class.hpp"
 #include "isa/text.hpp"
 #include "machine/program.hpp"
-#include "machine/record.hpp"
 #include "zebin/zebin.hpp"
 
 namespace xesim {
 namespace {
 
-constexpr std::array<const char*, 8> kClasses = {"dpas",        "math",    "moves", "float_alu",
-                                                 "integer_alu", "control", "sync",  "sends"};
+constexpr std::array<const char*, kInstClasses> kClasses = {
+    "dpas", "math", "moves", "float_alu", "integer_alu", "control", "sync", "sends"};
 
 // Instructions up to the last end of thread: what follows is padding.
 size_t code_length(const Program& program) {

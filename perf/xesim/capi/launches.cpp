@@ -6,7 +6,7 @@
 #include "driver/objects.hpp"
 #include "driver/scheduler.hpp"
 #include "machine/checks.hpp"
-#include "machine/launch.hpp"
+#include "observe/record.hpp"
 
 namespace {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "insns/lanes.hpp"
+#include "isa/inst_class.hpp"
 #include "machine/program.hpp"
 
 namespace xesim {
@@ -30,14 +31,6 @@ inline bool has_64bit(const Inst& inst) {
     return o.file != File::kNone && o.file != File::kNull && type_bits(o.type) == 64;
   };
   return wide(inst.dst) || wide(inst.src[0]) || wide(inst.src[1]) || wide(inst.src[2]);
-}
-inline bool has_float_source(const Inst& inst) {
-  for (const Operand& o : inst.src) {
-    if (o.file == File::kNone) continue;
-    if (o.form == ImmediateForm::kVF || (o.form == ImmediateForm::kScalar && is_float(o.type)))
-      return true;
-  }
-  return false;
 }
 
 // The result of integer arithmetic, and its condition, which sees it before it is narrowed.

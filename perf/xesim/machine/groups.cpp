@@ -57,7 +57,6 @@ void start_group(Launch& launch, Group& group, const LaunchDesc& desc, const Ker
   const size_t threads = static_cast<size_t>(launch.threads_per_group);
   group.slm.data.assign(launch.slm_bytes, 0xff);
   group.slm.defined.assign(launch.checks.uninitialised ? launch.slm_bytes : 0, 0);
-  group.slm_access.clear();
   group.barriers.fill(Barrier{});
   group.released.assign(threads, {});
   group.exited = 0;
@@ -68,8 +67,6 @@ void start_group(Launch& launch, Group& group, const LaunchDesc& desc, const Ker
     thread.group = &group;
     thread.launch = &launch;
     thread.worker = &worker;
-    thread.clock.assign(threads, 0);
-    thread.clock[i] = 1;
     start_thread(thread, kernel, desc, payload, first_resident + static_cast<int>(i));
   }
 }
@@ -87,6 +84,7 @@ void run_group(Launch& launch, Group& group, uint64_t& random) {
   const uint64_t limit = instruction_limit();
   uint64_t spent = 0;
   size_t next = 0;
+  launch.observers.on_group(group);
   for (size_t ended = 0; ended < count;) {
     // Of the threads that can run: at random under "interleave", else the next in turn, as long as
     // it can.

@@ -6,8 +6,10 @@
 #include <string_view>
 
 #include "machine/groups.hpp"
-#include "machine/record.hpp"
-#include "messages/lines.hpp"
+#include "observe/counts.hpp"
+#include "observe/lines.hpp"
+#include "observe/profile.hpp"
+#include "observe/races.hpp"
 
 namespace xesim {
 namespace {
@@ -50,12 +52,21 @@ void check_launch(const LaunchDesc& desc, const KernelInfo& info, Family family,
   }
 }
 
+// Who watches the launch. A new observer is a line here.
+void watch(Launch& launch, const std::vector<Worker>& workers, uint64_t threads) {
+  launch.observers.add<Counts>(*launch.program, workers);
+  launch.observers.add<Lines>(workers.size());
+  if (launch.checks.global_races || launch.checks.slm_races)
+    launch.observers.add<Races>(launch.checks, threads, workers.size());
+  const char* profile = std::getenv("XEFLASH_SIM_PROFILE");
+  if (profile != nullptr && std::string_view(profile) == "1")
+    launch.observers.add<Profile>(workers.size());
+}
+
 }  // namespace
 
 LaunchRecord launch(const LaunchDesc& desc) {
-  // One launch at a time: each uses all processors, and counts and shadows are of one launch.
-  static std::mutex one_at_a_time;
-  static uint32_t next_thread_id = 1;
+  static std::mutex one_at_a_time;  // each uses all processors
   const std::lock_guard lock(one_at_a_time);
 
   Kernel& kernel = *desc.kernel;
@@ -75,38 +86,33 @@ LaunchRecord launch(const LaunchDesc& desc) {
   if (launch.checks.spills) check_registers(info);
   const uint64_t groups = uint64_t{desc.groups[0]} * desc.groups[1] * desc.groups[2];
   const uint64_t threads = groups * static_cast<uint64_t>(launch.threads_per_group);
-  if (threads > UINT32_MAX - next_thread_id) next_thread_id = 1;
-  if (threads >= UINT32_MAX)
-    launch.checks.global_races = false;  // its words hold 32-bit thread ids
-  launch.first_thread_id = next_thread_id;
-  next_thread_id += static_cast<uint32_t>(std::min<uint64_t>(threads, UINT32_MAX - next_thread_id));
 
   std::vector<Worker> workers(static_cast<size_t>(worker_count(groups)));
-  for (Worker& worker : workers) worker.executed.assign(launch.program->insts.size(), 0);
+  for (size_t i = 0; i < workers.size(); ++i) {
+    workers[i].index = i;
+    workers[i].executed.assign(launch.program->insts.size(), 0);
+  }
   const auto payload = make_payload(desc, kernel, launch,
                                     static_cast<int>(workers.size()) * launch.threads_per_group);
-  const char* profile = std::getenv("XEFLASH_SIM_PROFILE");
-  launch.profile = profile != nullptr && std::string_view(profile) == "1";
-  reset_line_counts();
+  watch(launch, workers, threads);
   const auto begin = std::chrono::steady_clock::now();
   run_groups(launch, desc, kernel, *payload, workers);
 
   LaunchRecord record;
   record.simulation_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  record.simulation_threads = static_cast<int>(workers.size());
+  record.simulation_threads = static_cast<uint32_t>(workers.size());
   record.kernel = info.name;
   record.device = desc.device;
   record.groups = desc.groups;
   record.local = desc.local;
-  record.simd = info.simd_size;
-  record.grf = info.grf_count;
+  record.simd = static_cast<uint32_t>(info.simd_size);
+  record.grf = static_cast<uint32_t>(info.grf_count);
   record.threads = threads;
   record.slm_size = launch.slm_bytes;
   record.spill_bytes = info.spill_bytes;
   record.scratch_size = info.scratch_bytes;
-  count_instructions(*launch.program, workers, record);
-  std::tie(record.lines_read, record.lines_written) = count_lines();
+  launch.observers.report(record);
   keep_record(record);
   return record;
 }

@@ -28,10 +28,6 @@ struct Allocation {
   uint64_t id = 0;        // unique, never reused
   void* owner = nullptr;  // the driver's device handle, opaque here
   bool live = true;
-  // Shadow of the checkers, sparse mappings made at the first need (see checks); null until then.
-  uint64_t* lines_read = nullptr;  // one bit per 64-byte line of data
-  uint64_t* lines_written = nullptr;
-  uint64_t* last_access = nullptr;  // race detector, see messages/races.hpp
 };
 
 class Memory {

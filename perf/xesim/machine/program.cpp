@@ -1,9 +1,6 @@
 #include "machine/program.hpp"
 
-#include <x86intrin.h>
-
 #include "insns/dpas.hpp"
-#include "machine/record.hpp"
 
 namespace xesim {
 namespace {
@@ -109,37 +106,31 @@ Program decode_program(const Isa& isa, std::span<const uint8_t> text, int grf_co
   return p;
 }
 
-template <bool profile>
-void run_instructions(Thread& thread, uint64_t budget) {
+void run(Thread& thread, uint64_t budget) {
   const Program& p = *thread.launch->program;
+  const Observers& observers = thread.launch->observers;
   const std::vector<int32_t>& index_of = p.index_of;
+  // Counted here: an observer's call would take longer than some instructions.
   uint64_t* executed = thread.worker->executed.data();
   for (; budget != 0 && thread.state == ThreadState::kReady; --budget) {
     const uint32_t slot = thread.ip / 8;
-    const int32_t index = thread.ip % 8 == 0 && slot < index_of.size() ? index_of[slot] : -1;
-    if (index < 0) {
+    const int32_t found = thread.ip % 8 == 0 && slot < index_of.size() ? index_of[slot] : -1;
+    if (found < 0) {
       thread.current = nullptr;
       fail("the instruction pointer 0x%x is not the start of an instruction", thread.ip);
     }
-    const Inst& inst = p.insts[static_cast<size_t>(index)];
+    const auto index = static_cast<size_t>(found);
+    const Inst& inst = p.insts[index];
     thread.current = &inst;
-    const Execute execute = p.execute[static_cast<size_t>(index)];
-    if (execute == nullptr) throw Fault(p.errors[static_cast<size_t>(index)]);
-    ++executed[index];
+    const Execute execute = p.execute[index];
+    if (execute == nullptr) throw Fault(p.errors[index]);
     thread.ip = inst.ip + inst.size;
-    const uint64_t before = profile ? __rdtsc() : 0;
     execute(thread, inst);
-    if constexpr (profile)
-      thread.worker->class_ticks[static_cast<size_t>(class_of(inst))] += __rdtsc() - before;
-    if (thread.state == ThreadState::kWaiting) --executed[index];  // it will run again
+    if (thread.state == ThreadState::kWaiting) return;  // it will run again
+    ++executed[index];
+    observers.on_instruction(thread, index);
   }
-}
-
-void run(Thread& thread, uint64_t budget) {
-  if (thread.launch->profile)
-    run_instructions<true>(thread, budget);
-  else
-    run_instructions<false>(thread, budget);
+  if (thread.state == ThreadState::kEnded) observers.on_end(thread);
 }
 
 std::string describe_fault(const Thread& thread, const std::string& cause) {

@@ -18,6 +18,7 @@
 #include "machine/checks.hpp"
 #include "machine/fault.hpp"
 #include "machine/memory.hpp"
+#include "machine/observer.hpp"
 
 namespace xesim {
 
@@ -64,25 +65,14 @@ class DefinedBits {
 constexpr int kGrfFileBytes = 256 * 64;
 constexpr int kAccFileBytes = 16 * 64;
 
-// Counts of the messages of one host worker; merged into the LaunchRecord at the end.
-struct MessageCounts {
-  uint64_t block2d_read = 0, block2d_written = 0, block_read = 0, block_written = 0,
-           gather_read = 0, scatter_written = 0, atomic_bytes = 0, prefetch_bytes = 0, slm_read = 0,
-           slm_written = 0, scratch_read = 0, scratch_written = 0, global_read = 0,
-           global_written = 0, barriers = 0;
-  uint64_t block2d_small_surfaces =
-      0;  // 2D block messages on surfaces narrower than the documented 64 bytes
-};
-
 // What one host thread keeps while it runs groups.
 struct Worker {
-  MessageCounts counts;
-  std::vector<uint64_t> executed;    // per instruction index
+  size_t index = 0;
+  std::vector<uint64_t> executed;    // how often each instruction of the program has run
   Allocation* last_found = nullptr;  // most recent hits of Memory::find, valid while version stays
   Allocation* last_found2 = nullptr;
   uint64_t memory_version = ~uint64_t{0};
-  uint64_t random = 0;                    // xorshift state
-  std::array<uint64_t, 8> class_ticks{};  // time-stamp counts by InstClass, under Launch::profile
+  uint64_t random = 0;  // xorshift state
 };
 
 enum class ThreadState : uint8_t { kReady, kWaiting, kEnded };
@@ -120,7 +110,6 @@ struct Thread {
   Worker* worker = nullptr;
   const Inst* current = nullptr;  // the instruction that runs
   LocalMemory scratch;            // grows at the first use
-  std::vector<uint32_t> clock;    // vector clock over the group's threads (race detector)
 
   // Lanes of `inst` that execute: enabled (unless NoMask) and predicated. Bit i = lane i of
   // exec_size.
@@ -159,25 +148,17 @@ struct Barrier {
   bool ignore_exited = false;  // Xe2 payload bit 8
   std::vector<int> consumers;  // thread numbers that signalled and will wait
   std::vector<int> arrived;    // thread numbers of producers
-  // Vector clocks (race detector): of the producers that arrived, and joined over all completed
-  // phases.
-  std::vector<uint32_t> arrived_clock, completed_clock;
 };
 
 struct Group {
   std::array<uint32_t, 3> id;
   uint64_t linear = 0;  // index in the launch
   LocalMemory slm;
-  std::vector<uint64_t>
-      slm_access;  // race detector, see messages/races.hpp; empty at the start of a group
   std::array<Barrier, 32> barriers;
   std::vector<std::array<uint8_t, 32>>
       released;  // per thread: barriers whose wait has been granted
   std::vector<std::unique_ptr<Thread>> threads;
   int exited = 0;
-  // Race detector: 1 + unique id of the group's first thread, once one of its threads did a global
-  // atomic that returns a value. An id, so that it means nothing for the next group in this object.
-  uint64_t acquired = 0;
 };
 
 struct Launch {
@@ -191,11 +172,9 @@ struct Launch {
   std::vector<std::pair<uint64_t, uint64_t>>
       surfaces;  // bindless handle (or BTI, low) -> base address
   uint32_t slm_bytes = 0;
-  uint32_t first_thread_id =
-      0;  // unique over launches: thread t of group g is first + g * threads + t
   int threads_per_group = 1;
   std::atomic<bool> stop{false};  // another worker found a fault
-  bool profile = false;           // time every instruction (XEFLASH_SIM_PROFILE)
+  Observers observers;
 };
 
 // messages/: runs a send. Ends the thread, or moves it to kWaiting never (sync.bar does that).

@@ -6,7 +6,7 @@
 #include <cfenv>
 #include <type_traits>
 
-#include "messages/message.hpp"
+#include "messages/memory_access.hpp"
 
 namespace xesim {
 namespace {
@@ -116,16 +116,15 @@ void run_on(const Message& m, MemoryAccess& memory) {
   const bool xe2 = m.isa().xe2;
   if (operands != 0) m.require_data(uint64_t{stride} * static_cast<uint64_t>(operands));
   if (m.has_dst) require_registers(m.dst, stride);
-  Bits results[32];
+  Bits operand[32][2] = {}, results[32];
   bool defined[32];
   for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
     const int lane = __builtin_ctz(left);
     const uint32_t element = static_cast<uint32_t>(lane * m.register_bytes);
-    Bits operand[2] = {};
     for (int i = 0; i < operands; ++i) {
       const uint32_t byte = m.data + static_cast<uint32_t>(i) * stride + element;
       thread.require_defined(byte, sizeof(Bits), "src1 (data)");
-      operand[i] = thread.read<Bits>(byte);
+      operand[lane][i] = thread.read<Bits>(byte);
     }
     const uint64_t address = m.address_of(lane);
     if (((m.base + address) & (sizeof(Bits) - 1)) != 0) {
@@ -133,8 +132,14 @@ void run_on(const Message& m, MemoryAccess& memory) {
            static_cast<unsigned long long>(m.base + address), lane, static_cast<int>(sizeof(Bits)));
     }
     memory.lane = lane;
-    uint8_t* at = memory.reach(address, sizeof(Bits), Access::kAtomic);
-    results[lane] = change(m.op, reinterpret_cast<Bits*>(at), operand[0], operand[1]);
+    memory.reach(address, sizeof(Bits));
+  }
+  memory.tell();
+  const Piece* piece = memory.pieces();
+  for (uint32_t left = m.lanes; left != 0; left &= left - 1, ++piece) {
+    const int lane = __builtin_ctz(left);
+    uint8_t* at = piece->memory;
+    results[lane] = change(m.op, reinterpret_cast<Bits*>(at), operand[lane][0], operand[lane][1]);
     defined[lane] = memory.defined(at, sizeof(Bits));
     if (m.op == LscOp::kAtomicStore) memory.define(at, sizeof(Bits));
   }
@@ -162,10 +167,8 @@ void run_atomic(const Message& m) {
   if (m.register_shift != 0) unknown_message(m, "an atomic operation with data size d16u32h");
   m.require_addresses();
   const bool is_float = m.op >= LscOp::kFadd && m.op <= LscOp::kFcas;
-  // Returning the old value is how a group learns what others have done.
-  if (m.has_dst && m.space == Space::kGlobal) acquire(m.thread);
   RoundToNearest rounding;
-  MemoryAccess memory(m.thread, m.space, m.base, Traffic::kAtomic);
+  MemoryAccess memory(m, Traffic::kAtomic, Access::kAtomic);
   switch (m.memory_bytes) {
     case 2:
       return run_on<uint16_t>(m, memory);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "messages/message.hpp"
+#include "messages/memory_access.hpp"
 
 namespace xesim {
 namespace {
@@ -78,8 +78,6 @@ void check_surface(const Message& m, const Block2d& b) {
   if (b.size == 8 && m.transposed) {
     rule(b.x >= 0, "x must not be negative for transposed 64-bit elements", b.x);
   }
-  // Kernels that Intel ships do this (paged attention with 16 keys a page), so it is only counted.
-  if (b.width < 64 || b.pitch < 64) ++m.thread.worker->counts.block2d_small_surfaces;
 }
 
 void check_shape(const Message& m, const Block2d& b) {
@@ -225,7 +223,7 @@ void place_transposed(const uint8_t* tile, int pitch, const Block2d& b, const La
   }
 }
 
-void load(const Message& m, const Block2d& b) {
+void load(const Message& m, const Block2d& b, MemoryAccess& memory) {
   const Layout layout = layout_of(m, b);
   const int total = b.blocks * layout.block_stride;
   const int pitch = b.columns * b.blocks * b.size;  // of the tile
@@ -234,13 +232,10 @@ void load(const Message& m, const Block2d& b) {
 
   alignas(64) uint8_t tile[kMaxBytes], out[kMaxBytes];
   std::memset(tile, 0, static_cast<size_t>(b.rows * pitch));
-  {
-    MemoryAccess memory(m.thread, Space::kGlobal, 0, Traffic::kBlock2d);
-    for_rows(b, [&](int y, uint64_t address, Clip clip) {
-      copy_row(tile + y * pitch + clip.first, memory.reach(address, clip.bytes(), Access::kRead),
-               clip.bytes());
-    });
-  }
+  for_rows(b, [&](int y, uint64_t address, Clip clip) {
+    copy_row(tile + y * pitch + clip.first, memory.reach(address, clip.bytes()), clip.bytes());
+  });
+  memory.tell();
   std::memset(out, 0, static_cast<size_t>(total));
   const auto place = m.vnni         ? (b.size == 1 ? place_vnni<1> : place_vnni<2>)
                      : m.transposed ? (b.size == 4 ? place_transposed<4> : place_transposed<8>)
@@ -259,22 +254,21 @@ void load(const Message& m, const Block2d& b) {
   }
 }
 
-void store(const Message& m, const Block2d& b) {
+void store(const Message& m, const Block2d& b, MemoryAccess& memory) {
   const Layout layout = layout_of(m, b);
   require_registers(m.data, static_cast<uint64_t>(layout.block_bytes));
-  MemoryAccess memory(m.thread, Space::kGlobal, 0, Traffic::kBlock2d);
+  const auto registers = [&](int y, Clip clip) {
+    return m.data + static_cast<uint32_t>(y * layout.row_bytes + clip.first);
+  };
   for_rows(b, [&](int y, uint64_t address, Clip clip) {
-    const uint32_t from = m.data + static_cast<uint32_t>(y * layout.row_bytes + clip.first);
-    m.thread.require_defined(from, clip.bytes(), "src1 (data)");
-    copy_row(memory.reach(address, clip.bytes(), Access::kWrite), m.thread.grf + from,
-             clip.bytes());
+    m.thread.require_defined(registers(y, clip), clip.bytes(), "src1 (data)");
+    memory.reach(address, clip.bytes());
   });
-}
-
-uint64_t bytes_inside(const Block2d& b) {
-  uint64_t bytes = 0;
-  for_rows(b, [&](int, uint64_t, Clip clip) { bytes += clip.bytes(); });
-  return bytes;
+  memory.tell();
+  const Piece* piece = memory.pieces();
+  for_rows(b, [&](int y, uint64_t, Clip clip) {
+    copy_row(piece++->memory, m.thread.grf + registers(y, clip), clip.bytes());
+  });
 }
 
 }  // namespace
@@ -300,9 +294,13 @@ void run_block2d(const Message& m) {
     check_shape(m, b);
   }
   if (store_block && b.blocks != 1) fail("2D block: a store of %d blocks", b.blocks);
-  if (store_block) return store(m, b);
-  if (m.has_dst) return load(m, b);
-  m.thread.worker->counts.prefetch_bytes += bytes_inside(b);
+  MemoryAccess memory(m, Traffic::kBlock2d, m.access(store_block));
+  // Kernels that Intel ships do this (paged attention with 16 keys a page), so it is only told.
+  memory.narrow_surface = b.width < 64 || b.pitch < 64;
+  if (store_block) return store(m, b, memory);
+  if (m.has_dst) return load(m, b, memory);
+  for_rows(b, [&](int, uint64_t address, Clip clip) { memory.prefetch(address, clip.bytes()); });
+  memory.tell();
 }
 
 }  // namespace xesim

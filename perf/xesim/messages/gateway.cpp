@@ -8,15 +8,6 @@ namespace {
 
 constexpr uint32_t kBarrierSignal = 4;
 
-bool tracks_races(const Launch& launch) {
-  return launch.checks.slm_races || launch.checks.global_races;
-}
-
-void join(std::vector<uint32_t>& into, const std::vector<uint32_t>& from) {
-  if (into.size() < from.size()) into.resize(from.size());
-  for (size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
-}
-
 std::array<uint8_t, 32>& released_of(Group& group, int thread) {
   const auto index = static_cast<size_t>(thread);
   if (group.released.size() <= index) {
@@ -41,7 +32,8 @@ int expected(const Group& group, int stated, const std::vector<int>& signalled,
   return std::min(stated, live + static_cast<int>(ended));
 }
 
-void complete_if_ready(Group& group, int id) {
+void complete_if_ready(Thread& thread, int id) {
+  Group& group = *thread.group;
   Barrier& barrier = group.barriers[static_cast<size_t>(id)];
   if (barrier.producers == 0 && barrier.consumers.empty()) return;
   if (barrier.producers <
@@ -52,8 +44,7 @@ void complete_if_ready(Group& group, int id) {
       expected(group, barrier.expected_consumers, barrier.consumers, barrier.ignore_exited)) {
     return;
   }
-  join(barrier.completed_clock, barrier.arrived_clock);
-  barrier.arrived_clock.clear();
+  thread.launch->observers.on_barrier(thread, id, BarrierStep::kComplete);
   const std::vector<int> consumers = std::move(barrier.consumers);
   barrier.consumers.clear();
   barrier.arrived.clear();
@@ -101,19 +92,14 @@ void signal_barrier(Message& m) {
         barrier.expected_consumers);
   }
   barrier.ignore_exited = ignore_exited;
-  ++thread.worker->counts.barriers;
+  thread.launch->observers.on_barrier(
+      thread, id, type == 2 ? BarrierStep::kSignalConsumer : BarrierStep::kSignal);
   if (type != 2) {
     ++barrier.producers;
     barrier.arrived.push_back(thread.number);
-    if (tracks_races(*thread.launch)) {
-      own_time(thread);
-      join(barrier.arrived_clock, thread.clock);
-      // What the thread does from here on is not ordered by this barrier.
-      ++thread.clock[static_cast<size_t>(thread.number)];
-    }
   }
   if (type != 1) barrier.consumers.push_back(thread.number);
-  complete_if_ready(group, id);
+  complete_if_ready(thread, id);
 }
 
 }  // namespace
@@ -138,11 +124,7 @@ bool wait_barrier(Thread& thread, int id) {
   }
   --released;
   thread.waiting_barrier = -1;
-  if (tracks_races(*thread.launch)) {
-    const uint32_t time = own_time(thread);
-    join(thread.clock, group.barriers[static_cast<size_t>(id)].completed_clock);
-    thread.clock[static_cast<size_t>(thread.number)] = time;
-  }
+  thread.launch->observers.on_barrier(thread, id, BarrierStep::kPass);
   return true;
 }
 
@@ -150,7 +132,7 @@ void exited_thread(Thread& thread) {
   Group& group = *thread.group;
   ++group.exited;
   for (int id = 0; id < 32; ++id) {
-    if (group.barriers[static_cast<size_t>(id)].ignore_exited) complete_if_ready(group, id);
+    if (group.barriers[static_cast<size_t>(id)].ignore_exited) complete_if_ready(thread, id);
   }
 }
 

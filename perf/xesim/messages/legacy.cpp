@@ -1,7 +1,7 @@
 // Messages of the older data cache units (dc0, dc1) that compilers still emit for Xe-HPG and
 // Xe-HPC. The message type is in bits 18:14 of the descriptor; most do what a load/store cache
 // message does.
-#include "messages/message.hpp"
+#include "messages/memory_access.hpp"
 
 namespace xesim {
 namespace {
@@ -33,17 +33,8 @@ void set_elements(Message& m, int memory_bytes, int register_bytes, int vector) 
 // moved whatever the lanes, unless none executes.
 void run_block(Message& m, bool write, uint64_t address, uint32_t bytes) {
   if (m.lanes == 0) return;
-  if (!write && !m.has_dst) {
-    m.thread.worker->counts.prefetch_bytes += bytes;
-    return;
-  }
-  write ? m.require_data(bytes) : require_registers(m.dst, bytes);
-  MemoryAccess memory(m.thread, m.space, m.base, Traffic::kBlock);
-  if (write) {
-    memory.store(address, bytes, m.data);
-  } else {
-    memory.load(address, bytes, m.dst);
-  }
+  MemoryAccess memory(m, Traffic::kBlock, m.access(write));
+  memory.run_block(address, bytes);
 }
 
 uint32_t header_dword(const Message& m, uint32_t index) {

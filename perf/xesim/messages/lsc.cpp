@@ -1,7 +1,8 @@
 // Loads and stores with an address per lane, and of consecutive elements from one address.
+#include <array>
 #include <type_traits>
 
-#include "messages/message.hpp"
+#include "messages/memory_access.hpp"
 
 namespace xesim {
 namespace {
@@ -77,78 +78,119 @@ bool is_contiguous(const Message& m, const Addresses& addresses, int bytes) {
 }
 
 // `count` consecutive elements per lane, `skip` bytes after the lane's address; component i lies in
-// registers from `first` + i strides on.
+// registers from `first` + i strides on. Each lane is a piece, or all of them are one.
+struct Run {
+  int skip, count;
+  uint32_t first;
+  bool contiguous;
+};
+
+void reach(const Message& m, const Addresses& addresses, MemoryAccess& memory, const Run& run) {
+  const bool store = is_store(m.op);
+  const auto value = [&](int lane) {
+    const uint32_t element = run.first + unsigned_of(lane * m.register_bytes + m.register_shift);
+    return store && run.count == 1 ? m.thread.grf + element : nullptr;
+  };
+  if (run.contiguous) {
+    memory.reach(addresses.of[0] + unsigned_of(run.skip),
+                 unsigned_of(m.inst.exec_size * m.memory_bytes), value(0));
+    return;
+  }
+  for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    memory.lane = lane;
+    memory.reach(addresses.of[lane] + unsigned_of(run.skip),
+                 unsigned_of(run.count * m.memory_bytes), value(lane));
+  }
+}
+
+// From the pieces to registers; returns the piece behind the run's.
 template <int kBytes, int kRegister>
-void load_run(const Message& m, const Addresses& addresses, MemoryAccess& memory, int skip,
-              int count, uint32_t first) {
-  if (kBytes == kRegister && count == 1 && is_contiguous(m, addresses, kBytes)) {
-    return memory.load(addresses.of[0] + unsigned_of(skip), unsigned_of(m.inst.exec_size * kBytes),
-                       first);
+const Piece* load(const Message& m, MemoryAccess& memory, const Run& run, const Piece* piece) {
+  if (run.contiguous) {
+    memory.load(*piece, run.first);
+    return piece + 1;
   }
   Thread& thread = m.thread;
   const uint32_t stride = m.component_stride();
   const bool carry = memory.carries_defined();
-  for (int i = 0; i < count && thread.track; ++i)
-    define_component(m, first + unsigned_of(i) * stride);
-  for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
-    const int lane = __builtin_ctz(left);
-    memory.lane = lane;
-    const uint8_t* from = memory.reach(addresses.of[lane] + unsigned_of(skip),
-                                       unsigned_of(count * kBytes), Access::kRead);
-    uint32_t element = first + unsigned_of(lane * kRegister);
-    for (int i = 0; i < count; ++i, element += stride, from += kBytes) {
+  for (int i = 0; i < run.count && thread.track; ++i)
+    define_component(m, run.first + unsigned_of(i) * stride);
+  for (uint32_t left = m.lanes; left != 0; left &= left - 1, ++piece) {
+    const uint8_t* from = piece->memory;
+    uint32_t element = run.first + unsigned_of(__builtin_ctz(left) * kRegister);
+    for (int i = 0; i < run.count; ++i, element += stride, from += kBytes) {
       load_element<kBytes, kRegister>(thread.grf + element, from, m.register_shift);
       if (carry) memory.carry_to_registers(from, kBytes, element + unsigned_of(m.register_shift));
     }
   }
+  return piece;
 }
 
 template <int kBytes, int kRegister>
-void store_run(const Message& m, const Addresses& addresses, MemoryAccess& memory, int skip,
-               int count, uint32_t first) {
-  if (kBytes == kRegister && count == 1 && is_contiguous(m, addresses, kBytes)) {
-    return memory.store(addresses.of[0] + unsigned_of(skip), unsigned_of(m.inst.exec_size * kBytes),
-                        first);
+const Piece* store(const Message& m, MemoryAccess& memory, const Run& run, const Piece* piece) {
+  if (run.contiguous) {
+    memory.store(*piece, run.first);
+    return piece + 1;
   }
   Thread& thread = m.thread;
   const uint32_t stride = m.component_stride();
   const bool carry = memory.carries_defined();
-  if (thread.track && !carry) {
-    for (int i = 0; i < count; ++i) require_component(m, first + unsigned_of(i) * stride);
-  }
-  for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
-    const int lane = __builtin_ctz(left);
-    memory.lane = lane;
-    uint32_t element = first + unsigned_of(lane * kRegister + m.register_shift);
-    uint8_t* to = memory.reach(addresses.of[lane] + unsigned_of(skip), unsigned_of(count * kBytes),
-                               Access::kWrite, count == 1 ? thread.grf + element : nullptr);
-    for (int i = 0; i < count; ++i, element += stride, to += kBytes) {
+  for (uint32_t left = m.lanes; left != 0; left &= left - 1, ++piece) {
+    uint8_t* to = piece->memory;
+    uint32_t element = run.first + unsigned_of(__builtin_ctz(left) * kRegister + m.register_shift);
+    for (int i = 0; i < run.count; ++i, element += stride, to += kBytes) {
       std::memcpy(to, thread.grf + element, kBytes);
       if (carry) memory.carry_from_registers(to, kBytes, element);
     }
   }
+  return piece;
 }
 
 template <int kBytes, int kRegister>
 void run_elements(const Message& m, const Addresses& addresses, MemoryAccess& memory) {
-  const bool store = is_store(m.op);
-  const uint32_t registers = store ? m.data : m.dst, stride = m.component_stride();
-  const auto run = [&](int component, int count, int position) {
-    const uint32_t first = registers + unsigned_of(position) * stride;
-    const uint64_t position_end = uint64_t{stride} * unsigned_of(position + count);
-    store ? m.require_data(position_end) : require_registers(m.dst, position_end);
-    (store ? store_run<kBytes, kRegister>
-           : load_run<kBytes, kRegister>)(m, addresses, memory, component * kBytes, count, first);
-  };
-  if (m.components == 0) return run(0, m.vector, 0);
+  const bool stores = is_store(m.op);
+  const uint32_t registers = stores ? m.data : m.dst, stride = m.component_stride();
+  const bool one_block = kBytes == kRegister && is_contiguous(m, addresses, kBytes);
   // Quads: enabled components follow each other in registers; each run of neighbours is one access.
-  int position = 0;
-  for (int component = 0; component < 4;) {
-    int count = 0;
-    while (m.components >> (component + count) & 1) ++count;
-    if (count != 0) run(component, count, position);
-    position += count;
-    component += count + 1;
+  std::array<Run, 2> runs;
+  size_t count = 0;
+  const auto add = [&](int component, int elements, int position) {
+    const uint64_t end = uint64_t{stride} * unsigned_of(position + elements);
+    stores ? m.require_data(end) : require_registers(m.dst, end);
+    runs[count++] = {component * kBytes, elements, registers + unsigned_of(position) * stride,
+                     one_block && elements == 1};
+  };
+  if (m.components == 0) {
+    add(0, m.vector, 0);
+  } else {
+    int position = 0;
+    for (int component = 0; component < 4;) {
+      int elements = 0;
+      while (m.components >> (component + elements) & 1) ++elements;
+      if (elements != 0) add(component, elements, position);
+      position += elements;
+      component += elements + 1;
+    }
+  }
+  const auto each_run = [&](auto&& body) {
+    for (size_t i = 0; i < count; ++i) body(runs[i]);
+  };
+  each_run([&](const Run& run) {
+    if (stores && m.thread.track && !memory.carries_defined()) {
+      for (int i = 0; i < run.count; ++i) {
+        require_component(m, run.first + unsigned_of(i) * stride);
+      }
+    }
+    reach(m, addresses, memory, run);
+  });
+  const Piece* piece = memory.pieces();
+  if (stores) {
+    memory.tell();
+    each_run([&](const Run& run) { piece = store<kBytes, kRegister>(m, memory, run, piece); });
+  } else {
+    each_run([&](const Run& run) { piece = load<kBytes, kRegister>(m, memory, run, piece); });
+    memory.tell();
   }
 }
 
@@ -169,15 +211,17 @@ void require_alignment(const Message& m, const Addresses& addresses) {
 void run_lanes(const Message& m) {
   if (m.lanes == 0) return;
   const int elements = m.components != 0 ? __builtin_popcount(m.components) : m.vector;
-  if (!is_store(m.op) && !m.has_dst) {  // a prefetch: any address will do
-    m.thread.worker->counts.prefetch_bytes +=
-        static_cast<uint64_t>(__builtin_popcount(m.lanes) * elements * m.memory_bytes);
-    return;
-  }
-  m.require_addresses();
+  const Access access = m.access(is_store(m.op));
+  m.require_addresses(access != Access::kPrefetch);
   const Addresses addresses = read_addresses(m);
+  MemoryAccess memory(m, Traffic::kGather, access);
+  if (access == Access::kPrefetch) {
+    for (uint32_t left = m.lanes; left != 0; left &= left - 1) {
+      memory.prefetch(addresses.of[__builtin_ctz(left)], unsigned_of(elements * m.memory_bytes));
+    }
+    return memory.tell();
+  }
   if (elements > 1) require_alignment(m, addresses);
-  MemoryAccess memory(m.thread, m.space, m.base, Traffic::kGather);
   switch (m.memory_bytes * 16 + m.register_bytes) {
     case 0x11:
       return run_elements<1, 1>(m, addresses, memory);
@@ -201,22 +245,12 @@ void run_transposed(const Message& m_) {
   m.lanes &= 1;  // one address, that of lane 0
   if (m.lanes == 0) return;
   if (m.memory_bytes != m.register_bytes) unknown_message(m, "a block of widened elements");
-  const auto bytes = unsigned_of(m.vector * m.memory_bytes);
-  const bool store = is_store(m.op);
-  if (!store && !m.has_dst) {
-    m.thread.worker->counts.prefetch_bytes += bytes;
-    return;
-  }
-  m.require_addresses();
+  const Access access = m.access(is_store(m.op));
+  m.require_addresses(access != Access::kPrefetch);
   const Addresses addresses = read_addresses(m);
-  require_alignment(m, addresses);
-  store ? m.require_data(bytes) : require_registers(m.dst, bytes);
-  MemoryAccess memory(m.thread, m.space, m.base, Traffic::kBlock);
-  if (store) {
-    memory.store(addresses.of[0], bytes, m.data);
-  } else {
-    memory.load(addresses.of[0], bytes, m.dst);
-  }
+  if (access != Access::kPrefetch) require_alignment(m, addresses);
+  MemoryAccess memory(m, Traffic::kBlock, access);
+  memory.run_block(addresses.of[0], unsigned_of(m.vector * m.memory_bytes));
 }
 
 }  // namespace xesim

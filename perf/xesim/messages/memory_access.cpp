@@ -24,68 +24,37 @@ LocalMemory* local_of(Thread& thread, Space space) {
 
 }  // namespace
 
-MemoryAccess::MemoryAccess(Thread& thread, Space space, uint64_t base, Traffic traffic)
-    : thread_(thread),
-      space_(space),
+MemoryAccess::MemoryAccess(const Message& message, Traffic traffic, Access access)
+    : message_(message),
+      thread_(message.thread),
+      space_(message.space),
       traffic_(traffic),
-      check_global_races_(space == Space::kGlobal && thread.launch->checks.global_races),
-      base_(base),
-      local_(local_of(thread, space)),
-      races_(thread) {
-  Worker& worker = *thread.worker;
+      access_(access),
+      returns_(message.has_dst),
+      base_(message.base),
+      local_(local_of(message.thread, message.space)) {
+  Worker& worker = *thread_.worker;
   const uint64_t version = Memory::instance().version();
   if (worker.memory_version != version) {
     worker.last_found = worker.last_found2 = nullptr;
     worker.memory_version = version;
   }
-  if (space == Space::kSlm) {
-    if (thread.launch->checks.slm_races) slm_races_.emplace(thread);
-    const uint32_t bytes = thread.launch->slm_bytes;
+  if (space_ == Space::kSlm) {
+    const uint32_t bytes = thread_.launch->slm_bytes;
     if (local_->data.size() < bytes) local_->data.resize(bytes);
-    if (thread.track && local_->defined.size() < bytes) local_->defined.resize(bytes);
+    if (thread_.track && local_->defined.size() < bytes) local_->defined.resize(bytes);
   }
 }
 
-MemoryAccess::~MemoryAccess() {
-  if (space_ == Space::kPayload) return;  // the launch's arguments are not the kernel's traffic
-  MessageCounts& counts = thread_.worker->counts;
-  switch (traffic_) {
-    case Traffic::kGather:
-      counts.gather_read += read_;
-      counts.scatter_written += written_;
-      break;
-    case Traffic::kBlock:
-      counts.block_read += read_;
-      counts.block_written += written_;
-      break;
-    case Traffic::kBlock2d:
-      counts.block2d_read += read_;
-      counts.block2d_written += written_;
-      break;
-    case Traffic::kAtomic:
-      counts.atomic_bytes += std::max(read_, written_);
-      break;
-  }
-  if (space_ == Space::kGlobal) {
-    counts.global_read += read_;
-    counts.global_written += written_;
-  } else if (space_ == Space::kSlm) {
-    counts.slm_read += read_;
-    counts.slm_written += written_;
-  } else {
-    counts.scratch_read += read_;
-    counts.scratch_written += written_;
-  }
-}
-
-Allocation* MemoryAccess::find(uint64_t address, uint64_t bytes, Access access) {
+Allocation* MemoryAccess::find(uint64_t address, uint64_t bytes) {
   Worker& worker = *thread_.worker;
   Allocation* a = worker.last_found2;
   if (a == nullptr || bytes > a->bytes || address - a->address > a->bytes - bytes) {
     a = Memory::instance().find(address, bytes);
     if (a == nullptr) {
-      fail("%s of %u bytes%s at 0x%llx: the address %s", verb(access), static_cast<unsigned>(bytes),
-           by_lane().c_str(), static_cast<unsigned long long>(address),
+      fail("%s of %u bytes%s at 0x%llx: the address %s", verb(access_),
+           static_cast<unsigned>(bytes), by_lane().c_str(),
+           static_cast<unsigned long long>(address),
            Memory::instance().explain(address, bytes).c_str());
     }
   }
@@ -94,50 +63,50 @@ Allocation* MemoryAccess::find(uint64_t address, uint64_t bytes, Access access) 
   return a;
 }
 
-uint8_t* MemoryAccess::reach_local(uint64_t address, uint32_t bytes, Access access,
-                                   const uint8_t* value) {
+uint8_t* MemoryAccess::reach_local(uint64_t address, uint32_t bytes, const uint8_t* value) {
   const Launch& launch = *thread_.launch;
   const auto shown = static_cast<unsigned long long>(address);
   if (space_ == Space::kSlm) {
     address &= kSlmAddressMask;
     if (bytes > launch.slm_bytes || address > launch.slm_bytes - bytes) {
-      fail("%s of %u bytes%s at 0x%llx of SLM, of which the group has %u bytes", verb(access),
+      fail("%s of %u bytes%s at 0x%llx of SLM, of which the group has %u bytes", verb(access_),
            bytes, by_lane().c_str(), static_cast<unsigned long long>(address), launch.slm_bytes);
     }
     uint8_t* memory = local_->data.data() + address;
     // A write of what is there already harms nobody; compilers let all threads store the same vote.
     const bool changes =
         value == nullptr || std::memcmp(memory, value, bytes) != 0 || !defined(memory, bytes);
-    if (slm_races_ && changes) slm_races_->access(address, bytes, access);
-    return memory;
+    return add({address, memory, nullptr, bytes, changes});
   }
   if (space_ == Space::kScratch) {
     address &= 0xffffffff;  // 32-bit offsets wrap
     const uint64_t bias = launch.isa->xe2 ? kXe2ScratchBias : 0;
     if (address + bytes > bias + kScratchLimit) {
       fail("%s of %u bytes%s at 0x%llx of the thread's scratch space, which ends at 0x%llx",
-           verb(access), bytes, by_lane().c_str(), shown,
+           verb(access_), bytes, by_lane().c_str(), shown,
            static_cast<unsigned long long>(bias + kScratchLimit));
     }
     if (address + bytes > local_->data.size()) {
-      const uint64_t grown =
-          std::max((address + bytes + 4095) / 4096 * 4096,
-                   std::min<uint64_t>(2 * local_->data.size(), bias + kScratchLimit));
-      local_->data.resize(grown);
-      if (thread_.track) local_->defined.resize(grown);
+      // All that it can be is reserved at once: it does not move while it grows.
+      const auto grow = [&](std::vector<uint8_t>& memory) {
+        memory.reserve(bias + kScratchLimit);
+        memory.resize((address + bytes + 4095) / 4096 * 4096);
+      };
+      grow(local_->data);
+      if (thread_.track) grow(local_->defined);
     }
-    return local_->data.data() + address;
+    return add({address, local_->data.data() + address, nullptr, bytes, true});
   }
   // The indirect data: shared by all host threads, never written.
   auto& payload = const_cast<std::vector<uint8_t>&>(launch.indirect_data);
   const uint64_t offset = address - launch.indirect_base;
-  if (access != Access::kRead) fail("%s at 0x%llx of the indirect data", verb(access), shown);
+  if (access_ != Access::kRead) fail("%s at 0x%llx of the indirect data", verb(access_), shown);
   if (bytes > payload.size() || offset > payload.size() - bytes) {
     fail("read of %u bytes at 0x%llx: the indirect data is 0x%llx..0x%llx", bytes, shown,
          static_cast<unsigned long long>(launch.indirect_base),
          static_cast<unsigned long long>(launch.indirect_base + payload.size()));
   }
-  return payload.data() + offset;
+  return add({address, payload.data() + offset, nullptr, bytes, true});
 }
 
 void MemoryAccess::carry_to_registers(const uint8_t* memory, uint32_t bytes, uint32_t grf_byte) {
@@ -166,21 +135,39 @@ void MemoryAccess::define(uint8_t* memory, uint32_t bytes) {
   }
 }
 
-void MemoryAccess::load(uint64_t address, uint32_t bytes, uint32_t grf_byte) {
-  const uint8_t* memory = reach(address, bytes, Access::kRead);
-  std::memcpy(thread_.grf + grf_byte, memory, bytes);
+void MemoryAccess::load(const Piece& piece, uint32_t grf_byte) {
+  std::memcpy(thread_.grf + grf_byte, piece.memory, piece.bytes);
   if (carries_defined()) {
-    carry_to_registers(memory, bytes, grf_byte);
+    carry_to_registers(piece.memory, piece.bytes, grf_byte);
   } else {
-    thread_.define(grf_byte, bytes);
+    thread_.define(grf_byte, piece.bytes);
   }
 }
 
-void MemoryAccess::store(uint64_t address, uint32_t bytes, uint32_t grf_byte) {
-  if (local_ == nullptr) thread_.require_defined(grf_byte, bytes, "src1 (data)");
-  uint8_t* memory = reach(address, bytes, Access::kWrite, thread_.grf + grf_byte);
-  std::memcpy(memory, thread_.grf + grf_byte, bytes);
-  if (carries_defined()) carry_from_registers(memory, bytes, grf_byte);
+void MemoryAccess::store(const Piece& piece, uint32_t grf_byte) {
+  std::memcpy(piece.memory, thread_.grf + grf_byte, piece.bytes);
+  if (carries_defined()) carry_from_registers(piece.memory, piece.bytes, grf_byte);
+}
+
+void MemoryAccess::run_block(uint64_t address, uint32_t bytes) {
+  const uint32_t data = message_.data;
+  switch (access_) {
+    case Access::kPrefetch:
+      prefetch(address, bytes);
+      return tell();
+    case Access::kRead:
+      require_registers(message_.dst, bytes);
+      reach(address, bytes);
+      load(pieces_[0], message_.dst);
+      return tell();
+    default:
+      message_.require_data(bytes);
+      // What goes to global memory must be defined.
+      if (local_ == nullptr) thread_.require_defined(data, bytes, "src1 (data)");
+      reach(address, bytes, thread_.grf + data);
+      tell();
+      return store(pieces_[0], data);
+  }
 }
 
 }  // namespace xesim

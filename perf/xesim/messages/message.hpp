@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "machine/thread.hpp"
-#include "messages/memory_access.hpp"
 
 namespace xesim {
 
@@ -81,8 +80,14 @@ struct Message {
   }
   // The address of a lane before `base`.
   uint64_t address_of(int lane) const;
-  // Faults if the address registers of executing lanes are undefined.
-  void require_addresses() const;
+  // What a load or store does; a load to nowhere is a prefetch.
+  Access access(bool store) const {
+    if (store) return Access::kWrite;
+    return has_dst ? Access::kRead : Access::kPrefetch;
+  }
+  // Faults if there is no src0, or if the address registers of executing lanes are undefined; a
+  // prefetch may ask for any address.
+  void require_addresses(bool defined = true) const;
   // Faults if there is no src1, or if it runs past the register file.
   void require_data(uint64_t bytes) const;
 };

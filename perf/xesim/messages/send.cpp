@@ -178,11 +178,11 @@ uint64_t Message::address_of(int lane) const {
   return address + static_cast<uint64_t>(int64_t{offset});
 }
 
-void Message::require_addresses() const {
+void Message::require_addresses(bool defined) const {
   if (!inst.src[0].exists()) unknown_message(*this, "a message without addresses");
   if (lanes == 0) return;
   require_registers(addresses, static_cast<uint64_t>((32 - __builtin_clz(lanes)) * address_bytes));
-  if (!thread.track) return;
+  if (!thread.track || !defined) return;
   const auto size = static_cast<uint32_t>(address_bytes);
   if (lanes == all_lanes()) {
     return thread.require_defined(addresses, inst.exec_size * size, "src0 (address)");

@@ -22,9 +22,8 @@ import ctypes
 import json
 import os
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from xeflash.sim.library import library_path, load_library
 
@@ -47,7 +46,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """What one launch did. Instructions count once per hardware thread; bytes are those of active lanes."""
+    """What one launch did. Instructions count once per hardware thread; bytes are those of active lanes.
+
+    The fields are those of perf/xesim/observe/record_fields.inc, in its order.
+    """
 
     kernel: str
     device: str
@@ -197,14 +199,10 @@ def get_check() -> str:
 def last_launches() -> list[LaunchRecord]:
     """The launches that have run, oldest first; the newest 4096 are kept."""
     value: bytes = _loaded("last_launches").xesim_last_launches()
-    names = {field.name for field in fields(LaunchRecord)}
-    records = []
-    for entry in json.loads(value.decode()):
-        values: dict[str, Any] = {
-            name: tuple(x) if isinstance(x, list) else x for name, x in entry.items() if name in names
-        }
-        records.append(LaunchRecord(**values))
-    return records
+    return [
+        LaunchRecord(**{name: tuple(x) if isinstance(x, list) else x for name, x in record.items()})
+        for record in json.loads(value.decode())
+    ]
 
 
 def clear_launches() -> None:

@@ -1,0 +1,14 @@
+// Instructions by the unit that executes them.
+#pragma once
+
+#include "isa/inst.hpp"
+
+namespace xesim {
+
+enum class InstClass : uint8_t { kDpas, kMath, kMove, kFloat, kInteger, kControl, kSync, kSend };
+constexpr size_t kInstClasses = 8;
+
+InstClass class_of(const Inst& inst);
+bool has_float_source(const Inst& inst);
+
+}  // namespace xesim
