@@ -54,7 +54,7 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
   group.id = {0, 0, 0};
   group.slm.data.assign(launch.slm_bytes, 0);
   if (launch.checks.uninitialised) group.slm.defined.assign(launch.slm_bytes, 0);
-  group.released.assign(static_cast<size_t>(launch.threads_per_group), {});
+  group.barriers.start(static_cast<size_t>(launch.threads_per_group));
   const size_t grf_bytes = static_cast<size_t>(256 * isa.grf_bytes),
                acc_bytes = static_cast<size_t>(16 * isa.grf_bytes);
   for (int i = 0; i < launch.threads_per_group; ++i) {
@@ -93,8 +93,7 @@ void execute(const char* family_name, std::span<const uint8_t> code, const std::
     thread->sr0[2] = thread->dispatch_mask;
     group.threads.push_back(std::move(thread));
   }
-  worker.random = (launch.checks.seed + 1) * 0x9e3779b97f4a7c15;
-  run_group(launch, group, worker.random);
+  run_group(launch, group);
 
   const Thread& first = *group.threads[0];
   std::memcpy(grf, first.grf, grf_bytes);

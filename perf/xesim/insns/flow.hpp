@@ -97,7 +97,8 @@ inline void sync(Thread& t, const Inst& inst) {
   } else if (o.exists()) {
     fail("sync.bar takes its barrier id from an immediate or a flag");
   }
-  if (!wait_barrier(t, id)) t.ip = inst.ip;  // runs again when the barrier has released the thread
+  if (!t.group->barriers.wait(t, id))
+    t.ip = inst.ip;  // runs again when the barrier has released the thread
 }
 
 }  // namespace xesim

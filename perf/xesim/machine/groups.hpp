@@ -15,6 +15,6 @@ void run_groups(Launch& launch, const LaunchDesc& desc, const Kernel& kernel,
                 const Payload& payload, std::vector<Worker>& workers);
 
 // Runs the threads of one group until all have ended; faults carry kernel, thread and instruction.
-void run_group(Launch& launch, Group& group, uint64_t& random);
+void run_group(Launch& launch, Group& group);
 
 }  // namespace xesim

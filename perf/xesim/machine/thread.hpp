@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "isa/inst.hpp"
+#include "machine/barriers.hpp"
 #include "machine/checks.hpp"
 #include "machine/fault.hpp"
 #include "machine/memory.hpp"
@@ -72,7 +73,6 @@ struct Worker {
   Allocation* last_found = nullptr;  // most recent hits of Memory::find, valid while version stays
   Allocation* last_found2 = nullptr;
   uint64_t memory_version = ~uint64_t{0};
-  uint64_t random = 0;  // xorshift state
 };
 
 enum class ThreadState : uint8_t { kReady, kWaiting, kEnded };
@@ -142,23 +142,12 @@ struct Thread {
   }
 };
 
-struct Barrier {
-  int producers = 0;  // arrived
-  int expected_producers = -1, expected_consumers = -1;
-  bool ignore_exited = false;  // Xe2 payload bit 8
-  std::vector<int> consumers;  // thread numbers that signalled and will wait
-  std::vector<int> arrived;    // thread numbers of producers
-};
-
 struct Group {
   std::array<uint32_t, 3> id;
   uint64_t linear = 0;  // index in the launch
   LocalMemory slm;
-  std::array<Barrier, 32> barriers;
-  std::vector<std::array<uint8_t, 32>>
-      released;  // per thread: barriers whose wait has been granted
+  Barriers barriers;
   std::vector<std::unique_ptr<Thread>> threads;
-  int exited = 0;
 };
 
 struct Launch {
@@ -179,11 +168,5 @@ struct Launch {
 
 // messages/: runs a send. Ends the thread, or moves it to kWaiting never (sync.bar does that).
 void execute_send(Thread& thread, const Inst& inst);
-
-// messages/gateway: the wait side of barriers. Returns true if the thread may go on at once; else
-// the thread has been put to kWaiting. After a thread's end, exited_thread() lets barriers that
-// wait for it proceed.
-bool wait_barrier(Thread& thread, int id);
-void exited_thread(Thread& thread);
 
 }  // namespace xesim
