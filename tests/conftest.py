@@ -57,16 +57,14 @@ def pytest_collection_modifyitems(config, items):
     if parts > 1:
         import dealing  # which imports xeflash
 
-        its = dealing.parts_of(map(function_and_case, chosen), parts)
-        chosen = [item for item in chosen if next(its) == part]
+        chosen = [item for item in chosen if dealing.part_of(item.nodeid, parameters_of(item), parts) == part]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
 
 
-def function_and_case(item):
-    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-    return item.nodeid.partition("[")[0], case
+def parameters_of(item):
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 no_ocloc = pytest.StashKey[str]()

@@ -1,32 +1,40 @@
 """Which simulated device runs which GPU test, where each test runs on one device only.
 
-The forward has most kernels, and each takes seconds to compile: its tests are dealt by type and head dim, so that one
-device compiles a kernel, and each device has every type. Decode and caches have few kernels, which differ most between
-devices: all devices get tests of each, in turn. A new test moves none of another function. A device's share is several
-parts, which pytest's processes can share out.
+A kernel takes seconds to compile, so tests that share one run on one device, and the device follows from what a kernel
+is compiled for: no test moves another. Cases without a cache are dealt by type and variant, so that a variant which they
+have with all three types is on all devices. A cache's kernels have features of their own, one or two each: every
+device runs each of them. Tests without such a case are dealt by the parameters that say what is compiled, else by
+their function. A device's share is several parts, which pytest's processes can share out.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 
-from cases import Case
+from caches import WINDOWS, CacheCase
+from cases import VARIANTS, Case
 
 DEVICES = ("pvc", "bmg", "dg2")
 PARTS = 3 * len(DEVICES)
 DTYPES = ("fp32", "bf16", "fp16")
+# Parameters of tests that say what is compiled; of several, the first says most.
+COMPILED = ("case", "name", "form", "kernel", "variant", "dims", "dim", "dtype", "heads")
 
 
-def parts_of(tests: Iterable[tuple[str, object]], parts: int = PARTS) -> Iterator[int]:
-    """1 ... parts for each test: its function, and its case if it has one."""
-    turns: dict[object, int] = {}
-    for function, case in tests:
-        if isinstance(case, Case) and case.rows > 1:
-            number = DTYPES.index(case.dtype) + case.dim // 8
-        else:
-            alike = function, getattr(case, "variant", "")
-            number = turns.setdefault(alike, zlib.crc32(function.encode()))  # functions of one test begin anywhere
-            turns[alike] += 1
-        yield number % parts + 1
+def part_of(test: str, parameters: Mapping[str, object], parts: int = PARTS) -> int:
+    """1 ... parts, for the ID and the parameters of a test."""
+    return number_of(test.partition("[")[0], parameters) % parts + 1
+
+
+def number_of(function: str, parameters: Mapping[str, object]) -> int:
+    case = parameters.get("case")
+    if isinstance(case, Case):
+        return DTYPES.index(case.dtype) + VARIANTS.index(case.variant)
+    if isinstance(case, CacheCase):
+        return list(WINDOWS).index(case.window) + case.dim // 8
+    compiled = next((parameters[name] for name in COMPILED if name in parameters), None)
+    key = function if compiled is None else f"{function.partition('::')[0]} {compiled}"
+    assert " at 0x" not in key, f"{key} differs from process to process"
+    return zlib.crc32(key.encode())
 
 
 def device_of(part: int) -> str:

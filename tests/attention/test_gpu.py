@@ -1,6 +1,6 @@
 """The pairs of choices on an Intel GPU, a real or a simulated one: `pytest --sim pvc tests/attention/test_gpu.py`.
 
-A kernel takes seconds to compile, so the default set has some 200: each head dim with each type, and in turn the
+A kernel takes seconds to compile, so the default set has some 150: each head dim with each type, and in turn the
 variants, aligned or odd addresses, and few or many rows, all of which kernels are compiled for. Every other choice
 meets every kernel. `-m long` adds every type and head dim with every variant.
 """
@@ -22,7 +22,7 @@ usm = pytest.importorskip("usm", reason="dpctl is not installed")
 pytestmark = pytest.mark.gpu
 
 DIMS = [(16, 16), (24, 24), (64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (576, 512)]
-FP32_DIMS = [(16, 16), (24, 24), (64, 64), (80, 80), (128, 128), (256, 256), (576, 512)]
+FP32_DIMS = [(16, 16), (24, 24), (64, 64), (80, 80), (128, 128), (256, 256), (576, 512), (72, 72), (96, 96)]
 LONG_DIMS = [*DIMS, (8, 8), (40, 40), (64, 128), (112, 112), (320, 320)]
 SIZES = [(127, 127), (1, 300), (63, 7), (7, 63), (300, 127), (63, 1000), (1000, 63), (300, 1), (1, 1), (1000, 1000)]
 SIZES += [(5, 700)]
