@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -221,9 +222,34 @@ def test_driver_version_tells_the_compiler(simulated, tmp_path):
     """Caches of native code (xeflash's, the runtime's) know a driver by it."""
     for version in ("26.27.039122", "26.30.1"):
         said = simulated.python(DRIVER_VERSION, "bmg", XEFLASH_OCLOC=ocloc_that_says(version, tmp_path)).stdout.strip()
-        assert said.endswith(f"+ocloc.{version}")
+        assert re.search(rf"\+ocloc\.{version}\.[0-9a-f]{{16}}$", said)
     without = simulated.python(DRIVER_VERSION, "bmg", XEFLASH_OCLOC=str(tmp_path / "no")).stdout.strip()
     assert re.fullmatch(r"[\d.]+", without)
+
+
+def test_driver_version_tells_what_the_compiler_loads(simulated, tmp_path):
+    """Of one ocloc with another libigc, which writes the code, nothing is taken from a cache."""
+    with open("/proc/self/maps") as maps:
+        any_library = next(line.split()[-1] for line in maps if "/libm." in line)
+    library = Path(shutil.copy(any_library, tmp_path / "libigc.so.2"))
+    program = Path(ocloc_that_says("26.27.1", tmp_path))
+    program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\nLD_PRELOAD={library} /bin/true\n"))
+
+    def said() -> str:
+        return simulated.python(DRIVER_VERSION, "bmg", XEFLASH_OCLOC=str(program)).stdout.strip()
+
+    before = said()
+    program.rename(program := tmp_path / "elsewhere")
+    assert said() == before
+    with library.open("ab") as file:
+        file.write(b"of another release")
+    assert said() != before
+
+
+def test_ocloc_loads_the_compiler_when_it_is_asked_for_its_revision(tmp_path):
+    command = [need_ocloc(), "query", "IGC_REVISION"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"LD_DEBUG": "libs"}, capture_output=True, text=True)
+    assert re.search(r"calling init: \S*/libigc\.so", done.stdout + done.stderr)
 
 
 def test_old_compiler_is_refused_for_new_devices(simulated, sycl_program, tmp_path):
@@ -331,9 +357,10 @@ def test_persistent_kernel_cache_of_the_runtime(simulated, sycl_program, tmp_pat
     def run(status: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
         return simulated.program(sycl_program, ["launches"], "pvc", adapter=adapter, status=status, **cache, **more)
 
-    version = simulated.python(DRIVER_VERSION, "pvc").stdout
-    same = ocloc_that_says(version.strip().partition("+ocloc.")[2], tmp_path)
-    for more in ({}, {"XEFLASH_OCLOC": same, "XEFLASH_CACHE_DIR": str(tmp_path)}):
+    same = tmp_path / "ocloc"  # which compiles nothing
+    same.write_text(f'#!/bin/sh\n[ "$1" = query ] && exec {need_ocloc()} "$@"\n')
+    same.chmod(0o755)
+    for more in ({}, {"XEFLASH_OCLOC": str(same), "XEFLASH_CACHE_DIR": str(tmp_path)}):
         assert facts(run(**more).stdout) == {"wrong": "0", "wrong_host": "0", "wrong_local": "0"}
     other = run(None, XEFLASH_OCLOC=ocloc_that_says("26.99.1", tmp_path), XEFLASH_CACHE_DIR=str(tmp_path))
     assert "ocloc 26.99.1" in other.stderr

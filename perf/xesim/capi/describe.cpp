@@ -6,17 +6,11 @@
 
 #include "capi/capi.hpp"
 #include "capi/json.hpp"
+#include "machine/hash.hpp"
 #include "zebin/zebin.hpp"
 
 namespace xesim {
 namespace {
-
-// FNV-1a, to compare the bytes of a section without writing them.
-uint64_t hash_of(const std::vector<uint8_t>& bytes) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
-  return hash;
-}
 
 constexpr const char* kArgTypes[] = {
     "pointer",       "value",         "local_size",    "enqueued_local_size",

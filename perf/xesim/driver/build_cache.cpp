@@ -11,17 +11,13 @@
 
 #include "driver/private_folder.hpp"
 #include "machine/fault.hpp"
+#include "machine/hash.hpp"
 
 namespace xesim::driver {
 namespace {
 
-// FNV-1a with 64 bits. Two of them from different starts make the 128-bit names of entries.
-uint64_t hash_bytes(std::span<const uint8_t> bytes, uint64_t start) {
-  uint64_t hash = start;
-  for (const uint8_t b : bytes) hash = (hash ^ b) * 0x100000001b3;
-  return hash;
-}
-constexpr uint64_t kStart = 0xcbf29ce484222325, kOtherStart = 0x9ae16a3b2f90404f;
+// Two hashes from different starts make the 128-bit names of entries.
+constexpr uint64_t kOtherStart = 0x9ae16a3b2f90404f;
 
 struct Header {
   char magic[8] = {'x', 'e', 's', 'i', 'm', 'B', '0', '1'};
@@ -39,8 +35,8 @@ Header header_of(const BuildInput& input) {
   const auto* first = input.spirv.data();
   text.insert(text.end(), first, first + input.spirv.size());
   Header header;
-  header.key[0] = hash_bytes(text, kStart);
-  header.key[1] = hash_bytes(text, kOtherStart);
+  header.key[0] = hash_of(text);
+  header.key[1] = hash_of(text, kOtherStart);
   return header;
 }
 
@@ -101,15 +97,14 @@ std::optional<std::vector<uint8_t>> load_build(const BuildInput& input) {
     return std::nullopt;
   }
   const std::vector<uint8_t> binary(bytes->begin() + sizeof found, bytes->end());
-  if (binary.size() != found.bytes || hash_bytes(binary, kStart) != found.checksum)
-    return std::nullopt;
+  if (binary.size() != found.bytes || hash_of(binary) != found.checksum) return std::nullopt;
   return binary;
 }
 
 void store_build(const BuildInput& input, std::span<const uint8_t> binary) {
   Header header = header_of(input);
   header.bytes = binary.size();
-  header.checksum = hash_bytes(binary, kStart);
+  header.checksum = hash_of(binary);
   std::vector<uint8_t> bytes(sizeof header + binary.size());
   std::memcpy(bytes.data(), &header, sizeof header);
   std::memcpy(bytes.data() + sizeof header, binary.data(), binary.size());

@@ -17,7 +17,7 @@ struct BuildInput {
   std::span<const uint8_t> spirv;
   std::string device;
   std::string options;   // as ocloc gets them
-  std::string compiler;  // path, size, time and version of ocloc
+  std::string compiler;  // its version, and a digest of its files
 };
 
 // Nothing, if there is no whole entry for this input.

@@ -3,11 +3,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <set>
 #include <sstream>
 
 #include "driver/build_cache.hpp"
@@ -16,6 +18,7 @@
 #include "driver/spirv.hpp"
 #include "machine/checks.hpp"
 #include "machine/fault.hpp"
+#include "machine/hash.hpp"
 
 namespace xesim::driver {
 namespace {
@@ -30,7 +33,7 @@ struct Ocloc {
   std::string path;
   std::string version_text;  // "26.27.039122"
   int major = 0;             // year of the release
-  std::string identity;      // changes when the program does
+  std::string identity;      // its version, and a digest that changes when the compiler does
   // Releases of 2022 write Intel's older container unless told otherwise.
   bool needs_zebin_option() const { return major < 23; }
   bool knows(Family family) const { return !isa_of(family).xe2 || major >= 26; }
@@ -84,22 +87,48 @@ void ask_version(Ocloc& ocloc) {
   ocloc.major = std::atoi(ocloc.version_text.c_str());
 }
 
+// A file's size and time, which differ between builds of a compiler.
+std::string stamp(const std::string& path) {
+  struct stat status{};
+  stat(path.c_str(), &status);
+  return std::to_string(status.st_size) + ' ' + std::to_string(status.st_mtim.tv_sec) + '.' +
+         std::to_string(status.st_mtim.tv_nsec);
+}
+
+// The compiler proper (libigc) is a library with a version of its own, which this query loads; the
+// dynamic linker tells which files that are.
+void ask_identity(Ocloc& ocloc) {
+  const ScratchFolder folder;
+  const Outcome outcome = run_program(
+      {"/usr/bin/env", "LD_DEBUG=libs", ocloc.path, "query", "IGC_REVISION"}, folder.path());
+  std::set<std::string> files;
+  std::istringstream lines(outcome.output);
+  for (std::string line; std::getline(lines, line);) {
+    for (const std::string told : {"calling init: ", "initialize program: "}) {
+      const size_t at = line.find(told);
+      if (at == std::string::npos) continue;
+      const fs::path file = line.substr(at + told.size());
+      if (file.is_absolute()) files.insert(file.filename().string() + ' ' + stamp(file));
+    }
+  }
+  std::string all;
+  for (const std::string& file : files) all += file + '\n';
+  char digest[24];
+  std::snprintf(digest, sizeof digest, ".%016llx", static_cast<unsigned long long>(hash_of(all)));
+  ocloc.identity = ocloc.version_text + digest;
+}
+
 Ocloc current_ocloc() {
   static std::mutex mutex;
   static std::map<std::string, Ocloc> known;
   Ocloc ocloc;
   ocloc.path = find_ocloc();
   if (ocloc.path.empty()) fail("no ocloc (Intel's offline compiler) was found. %s", kRemedy);
-  struct stat status{};
-  stat(ocloc.path.c_str(), &status);
-  std::ostringstream identity;
-  identity << ocloc.path << ' ' << status.st_size << ' ' << status.st_mtim.tv_sec << '.'
-           << status.st_mtim.tv_nsec;
   std::lock_guard lock(mutex);
-  Ocloc& entry = known[identity.str()];
+  Ocloc& entry = known[ocloc.path + ' ' + stamp(ocloc.path)];
   if (entry.path.empty()) {
     ask_version(ocloc);
-    ocloc.identity = identity.str() + ' ' + ocloc.version_text;
+    ask_identity(ocloc);
     entry = ocloc;
   }
   return entry;
@@ -198,7 +227,7 @@ Build compile(const DeviceModel& model, std::span<const uint8_t> spirv, const st
 
 std::string compiler_version() {
   try {
-    return current_ocloc().version_text;
+    return current_ocloc().identity;
   } catch (const std::exception&) {
     return {};
   }

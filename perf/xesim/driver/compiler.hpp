@@ -18,7 +18,8 @@ struct Build {
 // `flags` are Level Zero's build flags.
 Build compile(const DeviceModel& model, std::span<const uint8_t> spirv, const std::string& flags);
 
-// Of the ocloc that compile() would run, as "26.27.039122"; empty if there is none.
+// Of the ocloc that compile() would run, as "26.27.039122.0123456789abcdef", where the digest is of
+// all that it loads; empty if there is none.
 std::string compiler_version();
 
 }  // namespace xesim::driver
