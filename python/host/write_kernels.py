@@ -16,12 +16,11 @@ for name in ("xeflash", "xeflash.jit"):
     package.__path__ = [str(source / "python" / name.replace(".", "/"))]
     sys.modules[name] = package
 
-from xeflash.jit.kernel import digest_of_headers, render  # noqa: E402
+from xeflash.jit.kernel import render  # noqa: E402
 from xeflash.jit.prebuilt import default_set  # noqa: E402
 
 output.mkdir(parents=True, exist_ok=True)
-headers = digest_of_headers(source / "kernels")
-lines = []
+headers, lines = source / "kernels", []
 for desc in default_set():
     kernel = render(desc)
     name = f"{kernel.name}-{kernel.digest(headers)}"

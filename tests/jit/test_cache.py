@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -251,9 +252,37 @@ def test_key_changes_with_everything_the_binary_depends_on(monkeypatch):
     ]
     monkeypatch.setattr(provide, "_compiler", lambda: "another compiler")
     keys.append(key_of())
-    monkeypatch.setattr(provide, "_headers_digest", lambda: "other headers")
+    monkeypatch.setattr(provide, "digest_of_headers", lambda folder, kernel: "other headers")
     keys.append(key_of())
     assert len(set(keys)) == len(keys)
+
+
+class Installed:
+    """A distribution, of which one file has another content."""
+
+    version = "2026.2.0"
+
+    def __init__(self, content):
+        self.record = ["../../libsycl-jit.so,sha256=a,250", f"../../../include/sycl/sycl.hpp,sha256={content},9"]
+
+    def read_text(self, name):
+        # How it was installed, and by whom, does not matter.
+        random = f"intel_sycl_rt-2026.2.0.dist-info/INSTALLER,sha256={os.urandom(4).hex()},4"
+        return "\n".join([random, *reversed(self.record)])
+
+
+def test_key_tells_compilers_of_one_release_by_their_files(monkeypatch):
+    keys = []
+    for content in "bcb":
+        provide._compiler.cache_clear()
+        monkeypatch.setattr(
+            provide.importlib.metadata, "distribution", lambda name, content=content: Installed(content)
+        )
+        keys.append(key_of())
+    monkeypatch.undo()
+    provide._compiler.cache_clear()
+    assert keys[0] == keys[2] != keys[1]
+    assert key_of() not in keys
 
 
 def test_key_is_the_same_for_the_same_kernel():
@@ -261,13 +290,42 @@ def test_key_is_the_same_for_the_same_kernel():
     assert "/" not in key_of() and not key_of().startswith(".")
 
 
-def test_digest_of_headers_sees_names_and_texts(tmp_path):
-    digests = [kernel.digest_of_headers(tmp_path)]
-    (tmp_path / "sub").mkdir()
-    for name, text in [("a.hpp", "x"), ("a.hpp", "y"), ("sub/b.hpp", "y")]:
-        (tmp_path / name).write_text(text)
-        digests.append(kernel.digest_of_headers(tmp_path))
-    (tmp_path / "sub" / "b.hpp").rename(tmp_path / "sub" / "c.hpp")
-    digests.append(kernel.digest_of_headers(tmp_path))
-    assert len(set(digests)) == len(digests)
-    assert any(provide.HEADERS.rglob("*.hpp"))
+def test_digest_sees_the_headers_that_a_kernel_includes(tmp_path):
+    """Changes of others, and of the other backend's, leave a kernel's code as it is."""
+    backends = '#if XEFLASH_BACKEND_CPU\n#include "cpu/a.hpp"\n#else\n#include "xe/a.hpp"\n#endif\n'
+    texts = {
+        "flash_fwd.hpp": '#include "tile.hpp"  // types\n',
+        "tile.hpp": "#pragma once\n" + backends,
+        "other.hpp": "",
+    }
+    texts |= {"cpu/a.hpp": "#include <vector>\n", "xe/a.hpp": '#include "tile.hpp"\n'}
+    gpu = dataclasses.replace(DESC, arch="bmg", access="block2d")
+
+    def digests(**changes):
+        for name, text in (texts | changes).items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        kernel._header.cache_clear()
+        return [kernel.digest_of_headers(tmp_path, kernel.render(desc)) for desc in (DESC, gpu)]
+
+    before = digests()
+    sees = {"other.hpp": (False, False), "cpu/a.hpp": (True, False), "xe/a.hpp": (False, True)}
+    sees |= {"tile.hpp": (True, True), "flash_fwd.hpp": (True, True)}
+    for name, expected in sees.items():
+        after = digests(**{name: texts[name] + "int x;\n"})
+        assert tuple(x != y for x, y in zip(before, after, strict=True)) == expected, name
+    kernel._header.cache_clear()
+
+
+def test_every_include_is_of_a_form_that_the_digest_follows():
+    headers = {
+        path.relative_to(provide.HEADERS).as_posix(): path.read_text() for path in provide.HEADERS.rglob("*.hpp")
+    }
+    lines = [
+        line for text in headers.values() for line in text.splitlines() if re.match(r"\s*#\s*include|.*__has_inc", line)
+    ]
+    ours = [kernel._INCLUDE.match(line) for line in lines]
+    assert {include[1] for include in ours if include} <= set(headers)
+    others = [line for line, include in zip(lines, ours, strict=True) if not include]
+    assert all(re.match("#include <.*>", line) for line in others)
+    assert not {line[10:].partition(">")[0] for line in others} & set(headers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ _ELEMENTS |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8_t"}
 _CACHES = {"": "PlainCache", "paged": "PagedCache<{}>", "beam": "BeamCache"}
 # Degree of exp2's polynomial: its error has to vanish in the rounding of P.
 _EXP2_DEGREE = {"float32": 6, "float16": 4, "bfloat16": 3}
+_INCLUDE = re.compile(r'^#include "(.+?)"', re.MULTILINE)
 _CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2, "cpu-amx-bf16": 3}
 
 
@@ -87,9 +90,9 @@ class KernelSource:
     options: tuple[str, ...]
     config: Config
 
-    def digest(self, headers_digest: str) -> str:
-        """Names the binary: the same digest, the same code."""
-        parts = [self.text, headers_digest, *self.options]
+    def digest(self, folder: Path) -> str:
+        """Names the binary, for headers in `folder`: the same digest, the same code."""
+        parts = [self.text, digest_of_headers(folder, self), *self.options]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -189,9 +192,21 @@ def _cpp(value: bool) -> str:
     return "true" if value else "false"
 
 
-def digest_of_headers(folder: Path) -> str:
-    """Of the names and texts of all headers."""
+def digest_of_headers(folder: Path, kernel: KernelSource) -> str:
+    """Of the names and texts of the headers that a kernel includes."""
+    other = "xe/" if "-DXEFLASH_BACKEND_CPU=1" in kernel.options else "cpu/"  # tile.hpp includes one backend
+    names: set[str] = set()
+    found = set(_INCLUDE.findall(kernel.text))
+    while found:
+        names |= found
+        found = {name for one in found for name in _INCLUDE.findall(_header(folder / one))}
+        found = {name for name in found - names if not name.startswith(other)}
     hasher = hashlib.sha256()
-    for path in sorted(folder.rglob("*.hpp")):
-        hasher.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for name in sorted(names):
+        hasher.update(f"{name}\0{_header(folder / name)}\0".encode())
     return hasher.hexdigest()
+
+
+@functools.cache
+def _header(path: Path) -> str:
+    return path.read_text()

@@ -33,13 +33,12 @@ _locks_guard = threading.Lock()
 
 
 @functools.cache
-def _headers_digest() -> str:
-    return digest_of_headers(HEADERS)
-
-
-@functools.cache
 def _compiler() -> str:
-    return "intel-sycl-rt " + importlib.metadata.version("intel-sycl-rt")
+    """Its release, and a digest of all that was installed with it, SYCL's headers, too."""
+    sycl = importlib.metadata.distribution("intel-sycl-rt")
+    record = (sycl.read_text("RECORD") or "").splitlines()
+    files = sorted(line for line in record if "sha256=" in line and ".dist-info/" not in line)
+    return f"intel-sycl-rt {sycl.version} {hashlib.sha256(repr(files).encode()).hexdigest()[:16]}"
 
 
 def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, tuple[str, ...], Config]:
@@ -68,7 +67,7 @@ def device_code(kernel: KernelSource) -> bytes | None:
 
     The wheel's kernels lie beside the extension, and are trusted as that is.
     """
-    prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(_headers_digest())}.spv"
+    prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(HEADERS)}.spv"
     return prebuilt.read_bytes() if prebuilt.exists() else cache.read(device_code_key(kernel), _inputs(kernel))
 
 
@@ -121,7 +120,7 @@ def _inputs(kernel: KernelSource) -> dict[str, object]:
         "format": _FORMAT,
         "kernel": kernel.name,
         "source": hashlib.sha256(kernel.text.encode()).hexdigest(),
-        "headers": _headers_digest(),
+        "headers": digest_of_headers(HEADERS, kernel),
         "options": list(kernel.options),
         "compiler": _compiler(),
     }
