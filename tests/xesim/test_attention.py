@@ -1,4 +1,4 @@
-"""Attention on each simulated GPU: the tests of it in a process of its own, which has two of that device.
+"""Attention on each simulated GPU: the tests of it in processes of their own, which have two of that device.
 
 Every test runs on one of them, so that a machine with two slow cores gets through; all on each with `-m long`, or with
 `pytest --sim DEVICE tests`. Most of the time is compiling: some 4 s per kernel on a cold cache
@@ -35,5 +35,6 @@ def test_attention_matches_reference(part, device, ocloc):
 
 @pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
-def test_attention_matches_reference_long(device, ocloc):
-    run_tests(device, "-m", "long or not long")
+@pytest.mark.parametrize("part", range(1, PARTS + 1))
+def test_attention_matches_reference_long(part, device, ocloc):
+    run_tests(device, "-m", "long or not long", "--part", f"{part}/{PARTS}")
