@@ -29,3 +29,13 @@ def test_index_keeps_other_links():
         without_relative_links("[a](https://a.org) [b](b.md#c) ![c](c.png)\n![d](https://d.org)\n[e](#e)")
         == "[a](https://a.org) b ![d](https://d.org)\ne"
     )
+
+
+def test_wheels_are_built_and_tested_for_the_pythons_that_are_promised():
+    project = (ROOT / "pyproject.toml").read_text()
+    promised = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    built = re.search(r'^build = "cp3\{(.*?)\}', project, re.MULTILINE)[1].split(",")
+    tested = re.findall(r'"(3\.\d+)"', (ROOT / ".github/workflows/test.yml").read_text())
+    assert promised == [f"3.{minor}" for minor in built]
+    assert tested == [promised[0], promised[-1]]
+    assert f'requires-python = ">={promised[0]}"' in project
