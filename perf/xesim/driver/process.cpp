@@ -31,8 +31,11 @@ std::vector<char*> child_environment() {
 
 Outcome run_program(const std::vector<std::string>& arguments, const std::string& folder) {
   const std::string log = folder + "/output.txt";
+  // The shell only changes the folder, which posix_spawn itself can do from glibc 2.29 on.
+  std::vector<std::string> command{"/bin/sh", "-c", "cd \"$0\" && exec \"$@\"", folder};
+  command.insert(command.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
-  for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
+  for (std::string& word : command) argv.push_back(word.data());
   argv.push_back(nullptr);
 
   posix_spawn_file_actions_t actions;
@@ -41,7 +44,6 @@ Outcome run_program(const std::vector<std::string>& arguments, const std::string
   posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(),
                                    O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
-  posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
   std::vector<char*> environment = child_environment();
   Outcome outcome;
   pid_t child = 0;
@@ -49,10 +51,9 @@ Outcome run_program(const std::vector<std::string>& arguments, const std::string
       posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
-    outcome.output = arguments[0] + ": " + std::strerror(error);
+    outcome.output = command[0] + ": " + std::strerror(error);
     return outcome;
   }
-  outcome.started = true;
   int status = 0;
   pid_t waited = 0;
   while ((waited = waitpid(child, &status, 0)) < 0 && errno == EINTR) {
@@ -62,6 +63,7 @@ Outcome run_program(const std::vector<std::string>& arguments, const std::string
     outcome.status = 0;
   else if (WIFEXITED(status))
     outcome.status = WEXITSTATUS(status);
+  outcome.started = outcome.status != 126 && outcome.status != 127;  // as shells say
   std::ifstream file(log, std::ios::binary);
   outcome.output.assign(std::istreambuf_iterator<char>(file), {});
   if (waited > 0 && WIFSIGNALED(status)) {

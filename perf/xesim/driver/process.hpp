@@ -12,7 +12,7 @@ struct Outcome {
   std::string output;  // stdout and stderr together; why it was not started
 };
 
-// No shell. Runs in `folder`, where its output is kept as well.
+// Arguments are no shell's words. Runs in `folder`, where its output is kept as well.
 Outcome run_program(const std::vector<std::string>& arguments, const std::string& folder);
 
 // A folder of one's own that is removed with what is in it.
