@@ -194,16 +194,21 @@ def flash_attn_varlen_func(
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Attention of packed sequences: q (tokens, H, D), k and v (tokens, Hk, D); sequences may be empty.
+    """Attention of packed sequences: q (tokens, H, D), k (tokens, Hk, D) and v (tokens, Hk, Dv).
 
-    ``seqused_k`` (int32, batch) limits the keys of each sequence to the first ones. The LSE is (H, tokens of q).
-    ``score_mod`` and ``captures``: see ``attention``; positions are those in a sequence, b is its number.
-    ``block_table`` (int32, batch x pages of a sequence): k and v are pools (pages, page, Hk, D) of a paged cache, and
-    ``cu_seqlens_k`` gives lengths only; it may be None with seqused_k. Pools may be quantised: ``k_scale`` and
-    ``v_scale`` are as in flash_attn_with_kvcache.
-    ``cu_seqlens`` in host memory are checked; on a device they are trusted, as reading them would wait for its queue:
-    there ``max_seqlen_q`` and ``max_seqlen_k`` have to be those of the longest sequences, or larger; rows beyond
-    ``max_seqlen_q`` would not be written.
+    Args:
+        cu_seqlens_q, cu_seqlens_k: int32 (B + 1,): where the sequences start, and their end; they may be empty.
+        max_seqlen_q, max_seqlen_k: the tokens of the longest sequences, or more.
+        block_table: int32 (B, pages of a sequence): k and v are pools (pages, page, Hk, D) of a paged cache, and
+            cu_seqlens_k gives lengths only; it may be None with seqused_k.
+        seqused_k: int32 (B,): limits the keys of each sequence to the first ones.
+        k_scale, v_scale: of quantised pools, as in flash_attn_with_kvcache.
+        score_mod, captures: see ``attention``; positions are those in a sequence, b is its number.
+
+    The other arguments are as in flash_attn_func; the LSE is (H, tokens of q).
+
+    ``cu_seqlens_q`` and ``cu_seqlens_k`` in host memory are checked; on a device they are trusted, as reading them
+    would wait for its queue: rows beyond ``max_seqlen_q`` would not be written.
 
     >>> import numpy as np, xeflash
     >>> q = k = v = np.ones((7, 2, 64), np.float32)
@@ -251,6 +256,8 @@ def flash_attn_varlen_qkvpacked_func(
     s_aux: Any = None,
 ) -> Any:
     """As flash_attn_varlen_func, for qkv (tokens, 3, H, D); nothing is copied.
+
+    ``cu_seqlens`` and ``max_seqlen`` are those of q and of k.
 
     >>> import numpy as np, xeflash
     >>> starts = np.array([0, 3, 7], np.int32)

@@ -85,11 +85,12 @@ def IpexSDP(
     is_causal: bool = False,
     seq_last: bool = False,
 ) -> Tensor:
-    """softmax(alpha Q K^T + alibi + bias) V of (B, H, S, D); key and value may have fewer heads.
+    """softmax(alpha Q K^T + alibi + bias) V of query (B, H, Sq, D), key and value (B, Hk, Sk, D).
 
     ``alibi`` (B, H, 1, >= Sk), or (B H, 1, >= Sk), and ``bias`` (broadcast to B, H, Sq, >= Sk; bool: True takes part)
-    may be padded. ``is_causal`` ends at the last key. ``seq_last``: the result lies in memory as (S, B, H, D), else as
-    (B, S, H, D).
+    may be padded. ``is_causal`` ends at the last key. ``dropout_p`` is the probability of dropping a softmax
+    probability. ``seq_last``: the result lies in memory as (S, B, H, D), else as (B, S, H, D). ``head_mask`` has to be
+    None, and ``beta`` 1.
     """
     _refuse("IpexSDP", head_mask, beta)
     batch, heads, rows, _ = query.shape
@@ -123,8 +124,10 @@ def IpexSDP_Index(
 
     query (B beams, H, 1, D); key, value: the prompt, (B, Hk, prompt, D); key_cache, value_cache: what was generated,
     (B beams, Hk, steps, D) with any strides; index (steps, B, beams) int32: the beam that holds a step's key.
-    ``alibi`` and ``attn_mask`` are those of IpexSDP over prompt and steps; ``timestep`` is the number of steps, with or
-    without that of the prompt.
+    ``alibi`` and ``attn_mask`` are added to the scores of prompt and steps, as in IpexSDP, where ``alpha`` is;
+    ``timestep`` is the number of steps, with or without that of the prompt. ``is_causal`` changes nothing, as the
+    token is the last.
+    ``head_mask`` has to be None, ``beta`` 1, ``dropout_p`` 0.
     """
     function = "IpexSDP_Index"
     _refuse(function, head_mask, beta)

@@ -134,7 +134,12 @@ def _refuse_late() -> None:
 
 
 def enable(*devices: str, check: str | None = None) -> None:
-    """Gives this process simulated GPUs: ``enable("pvc")``, ``enable("bmg", "dg2")`` or ``enable("bmg,dg2")``."""
+    """Gives this process simulated GPUs: ``enable("pvc")``, ``enable("bmg", "dg2")`` or ``enable("bmg,dg2")``.
+
+    Args:
+        devices: their names, see the module.
+        check: what is checked, see the module; default as ``XEFLASH_SIM_CHECK`` says, or all.
+    """
     global _library, _devices
     names = tuple(name.strip() for text in devices for name in text.split(",") if name.strip())
     if not names:
