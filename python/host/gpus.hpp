@@ -2,7 +2,7 @@
 #pragma once
 
 #include <string>
-#include <sycl/sycl.hpp>
+#include <sycl/detail/core.hpp>
 
 namespace xeflash {
 

@@ -4,7 +4,7 @@
 
 #include <stdexcept>
 #include <string>
-#include <sycl/sycl.hpp>
+#include <sycl/detail/core.hpp>
 
 namespace xeflash {
 

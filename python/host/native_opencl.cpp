@@ -2,7 +2,7 @@
 #include <dlfcn.h>
 
 #include <stdexcept>
-#include <sycl/backend/opencl.hpp>
+#include <sycl/backend.hpp>
 
 #include "native.hpp"
 

@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <set>
 #include <string>
-#include <sycl/sycl.hpp>
+#include <sycl/detail/core.hpp>  // not sycl.hpp, of which g++ 16 refuses experimental parts
+#include <sycl/kernel_bundle.hpp>
+#include <sycl/properties/queue_properties.hpp>
+#include <sycl/usm.hpp>
 #include <vector>
 
 #include "attention/params.hpp"
