@@ -20,7 +20,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   using E = Operand<T, typename Config::CacheElement>;
 
   using QueryTile = RowLeft<E, Br, d, Bc, typename Config::CacheElement>;
-  allocate_shared<RowTile<Br, dv>, QueryTile>();
+  allocate_shared<RowTile<Br, dv>, shared_bytes<QueryTile>()>();
 
   const Sequence seq(p, work.batch);
   const int head_k = work.head / (p.heads_q / p.heads_k);

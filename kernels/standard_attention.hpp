@@ -51,8 +51,8 @@ XF_INLINE void scores(const StandardParams& p) {
   constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim;
   using T = typename Config::Element;
   using KeyTile = RightT<T, Bc, d>;
-  using QueryTile = PlacedLeft<Rows<const T>, T, Br, d, KeyTile>;
-  allocate_shared<Tile<Br, Bc>, KeyTile, QueryTile>();
+  using QueryTile = PlacedLeft<Rows<const T>, T, Br, d, shared_bytes<KeyTile>()>;
+  allocate_shared<Tile<Br, Bc>, shared_bytes<KeyTile>() + shared_bytes<QueryTile>()>();
 
   const RowBlock<Config> rows(p, 1);
   if (rows.own.is_empty()) return;
@@ -115,8 +115,8 @@ XF_INLINE void weighted_sum(const StandardParams& p) {
   constexpr int dv = Config::block_v;  // columns of O that a thread owns
   using T = typename Config::Element;
   using ProbabilityTile = Left<T, Br, Bc>;
-  using ValueTile = Right<T, Bc, dv, ProbabilityTile>;
-  allocate_shared<Tile<Br, dv>, ProbabilityTile, ValueTile>();
+  using ValueTile = Right<T, Bc, dv>;
+  allocate_shared<Tile<Br, dv>, shared_bytes<ValueTile>()>();
 
   const RowBlock<Config> rows(p, Config::parts);
   if (rows.own.is_empty()) return;

@@ -15,16 +15,20 @@ struct FwdTiles {
   using T = typename Config::Element;
   using E = Operand<T, typename Config::CacheElement>;
   using OwnRows = TileRows<Config::packs_heads, Br>;
-  using KeyTile = RightT<E, Bc, d, CacheBlock<Config>>;
-  using ValueTile = Right<E, Bc, dv, KeyTile, CacheBlock<Config>>;
-  using QueryTile =
-      PlacedLeft<typename OwnRows::template Matrix<const T>, E, Br, d, KeyTile, ValueTile>;
   using ScoreTile = Tile<Br, Bs>;
   using ProbTile = PartOfLeft<E, Br, Bs>;
   using OutputTile = Tile<Br, dv>;
-  using JointP = Joint<E, Br, Bc, KeyTile, ValueTile, QueryTile>;
+
+  // Where they are in shared memory: V behind K, or in its place; Q; P of a team.
+  using KeyTile = RightT<E, Bc, d, CacheBlock<Config>>;
+  static constexpr int kValues = kOnePlace ? 0 : shared_bytes<KeyTile>();
+  using ValueTile = Right<E, Bc, dv, CacheBlock<Config>, kValues>;
+  static constexpr int kQuery = larger(shared_bytes<KeyTile>(), kValues + shared_bytes<ValueTile>());
+  using QueryTile = PlacedLeft<typename OwnRows::template Matrix<const T>, E, Br, d, kQuery>;
+  static constexpr int kJoint = kQuery + shared_bytes<QueryTile>();
+  using JointP = Joint<E, Br, Bc, kJoint>;
   static XF_INLINE void allocate() {
-    allocate_shared<OutputTile, KeyTile, ValueTile, QueryTile, JointP>();
+    allocate_shared<OutputTile, kJoint + shared_bytes<JointP>()>();
   }
 };
 

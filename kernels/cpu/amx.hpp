@@ -86,9 +86,9 @@ XF_INLINE void multiply_blocks(const AmxRows& A, const AmxRows& B, int steps) {
 
 // Up to N rows of K: read where they lie, if that is near each other, or copied, with zeros up to a
 // multiple of 32 elements.
-template <class T, int N, int D, class Block>
+template <class T, int N, int D, class Block, int Begin>
   requires kByAmx<T>
-struct RightT<T, N, D, Block> {
+struct RightT<T, N, D, Block, Begin> {
   alignas(64) T copies[N][round_up(D, 32)];
   AmxRows rows;
   int count;
@@ -110,9 +110,10 @@ struct RightT<T, N, D, Block> {
 };
 
 // S = A K^T for the rows that K has
-template <class T, int R, int N, int D, class Block>
+template <class T, int R, int N, int D, class Block, int Begin>
   requires kByAmx<T>
-XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const RightT<T, N, D, Block>& K) {
+XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
+                       const RightT<T, N, D, Block, Begin>& K) {
   static_assert(R % 32 == 0 && N % 32 == 0);
   const AmxTiles tiles;
   S.cols = K.count;
@@ -128,9 +129,9 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const RightT<T, N,
 
 // Up to N rows of V, transposed, with zeros up to a multiple of 32 rows. What is in columns that V
 // does not have only gets into columns of O that nobody reads.
-template <class T, int N, int D, class Before, class Block>
+template <class T, int N, int D, class Block, int Begin>
   requires kByAmx<T>
-struct Right<T, N, D, Before, Block> {
+struct Right<T, N, D, Block, Begin> {
   alignas(64) u32x16 x[round_up(D, 32)][N / 32];  // pairs of keys
   int blocks;                                     // of 32 keys
 
@@ -160,10 +161,10 @@ struct Right<T, N, D, Before, Block> {
 };
 
 // O += P V
-template <class T, int R, int N, int D, class Before, class Block>
+template <class T, int R, int N, int D, class Block, int Begin>
   requires kByAmx<T>
 XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
-                      const Right<T, N, D, Before, Block>& V) {
+                      const Right<T, N, D, Block, Begin>& V) {
   const AmxTiles tiles;
   for (int r = 0; r < R / kLanes; r += 2) {  // inside: V stays in L1
     for (int d = 0; d < D; d += 32) {

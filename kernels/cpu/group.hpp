@@ -6,12 +6,16 @@
 namespace xeflash::cpu {
 
 // Nothing is shared, and all keys of a row are seen by one.
-constexpr bool kStaged = false;
+constexpr bool kStaged = false, kOnePlace = false;
 constexpr int kNeighbours = 1, kTeam = 1, kKeyTurns = 1;
 XF_INLINE int neighbour() { return 0; }
 XF_INLINE int member() { return 0; }
 XF_INLINE int key_turn() { return 0; }
-template <class Output, class... Tiles>
+template <class Tile>
+constexpr int shared_bytes() {
+  return 0;
+}
+template <class Output, int TileBytes>
 XF_INLINE void allocate_shared() {}
 template <class Output, class Max, class Sum, class Decay>
 XF_INLINE void merge_turns(Output&, Max&, Sum&, const Decay&) {}

@@ -21,12 +21,12 @@ template <class T, int R, int C>
   requires kPaired<T>
 struct Left<T, R, C> : Columns<u32x16, R, round_up(C, kByAmx<T> ? 32 : 2) / 2> {};
 
-template <class Rows, class T, int R, int C, class... Before>
+template <class Rows, class T, int R, int C, int Begin>
 using PlacedLeft = Left<T, R, C>;
 
 template <class T, int R, int N>
 using PartOfLeft = Left<T, R, N>;
-template <class T, int R, int N, class... Before>
+template <class T, int R, int N, int Begin>
 struct Joint {};
 template <class, class Probs, class Output, class Max, class Sum, class Decay>
 XF_INLINE const Probs& joined(const Probs& P, Output&, Max&, Sum&, const Decay&) {

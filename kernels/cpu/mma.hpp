@@ -61,8 +61,9 @@ XF_INLINE auto element(const E* row, int d) {
 constexpr int kChain = 32;
 
 // S = A K^T for the rows that K has
-template <class T, int R, int N, int D, class Block>
-XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A, const RightT<T, N, D, Block>& K) {
+template <class T, int R, int N, int D, class Block, int Begin>
+XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
+                       const RightT<T, N, D, Block, Begin>& K) {
   using Reg = RegisterTile<R>;
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
   constexpr int kSteps = kPaired<T> ? D / 2 : D;
@@ -124,9 +125,9 @@ XF_INLINE float multiply_in_registers(int steps, float seed) {
 }
 
 // O[:, d .. d + Nt) += P V[:, d .. d + Nt)
-template <int Nt, class T, int R, int N, int D, class Before, class Block>
+template <int Nt, class T, int R, int N, int D, class Block, int Begin>
 XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
-                              const Right<T, N, D, Before, Block>& V, int r0, int d) {
+                              const Right<T, N, D, Block, Begin>& V, int r0, int d) {
   constexpr int Rt = RegisterTile<R>::Rt;
   f32x16 acc[Nt][Rt] = {};
   const int steps = V.steps();
@@ -143,9 +144,9 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
 }
 
 // O += P V
-template <class T, int R, int N, int D, class Before, class Block>
+template <class T, int R, int N, int D, class Block, int Begin>
 XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
-                      const Right<T, N, D, Before, Block>& V) {
+                      const Right<T, N, D, Block, Begin>& V) {
   using Reg = RegisterTile<R>;
   constexpr int kRest = D % Reg::dims;
   for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // outside: the rows of P stay in L1

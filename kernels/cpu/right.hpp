@@ -35,7 +35,7 @@ XF_INLINE void widen_rows(float (&x)[N][Stride], const M& m, int count) {
 
 // Up to N rows of K, a Block: read where they lie (fp32, pairs) or widened to fp32 (the smaller
 // types, bf16 without pairs).
-template <class T, int N, int D, class Block = void>
+template <class T, int N, int D, class Block = void, int Begin = 0>
 struct RightT {
   const T* data[N];
   int count;
@@ -48,9 +48,9 @@ struct RightT {
   XF_INLINE int rows() const { return count; }
   XF_INLINE const T* row(int j) const { return data[j]; }
 };
-template <class T, int N, int D, class Block>
+template <class T, int N, int D, class Block, int Begin>
   requires(!kPaired<T> && sizeof(T) < 4)
-struct RightT<T, N, D, Block> {
+struct RightT<T, N, D, Block, Begin> {
   static constexpr int kStride = round_up(D, kLanes);
   alignas(64) float x[N][kStride];
   int count;
@@ -75,7 +75,7 @@ XF_INLINE u32x16 interleave(const T* even, const T* odd) {
 
 // Up to N rows of V: packed, as broadcasts walk down its columns; bf16 as pairs of rows. A product
 // takes `steps()` of them, `stride` apart.
-template <class T, int N, int D, class Before = void, class Block = void>
+template <class T, int N, int D, class Block = void, int Begin = 0>
 struct Right {
   static constexpr int kStride = round_up(D, kLanes) + kLanes;  // no power of two: all sets of L1
   alignas(64) float packed[N][kStride];
@@ -97,9 +97,9 @@ struct Right {
   XF_INLINE int steps() const { return count; }
   XF_INLINE const float* first() const { return x; }
 };
-template <class T, int N, int D, class Before, class Block>
+template <class T, int N, int D, class Block, int Begin>
   requires(kPaired<T> && !kByAmx<T>)
-struct Right<T, N, D, Before, Block> {
+struct Right<T, N, D, Block, Begin> {
   static constexpr int stride = round_up(D, kLanes);
   alignas(64) uint32_t x[N / 2][stride];
   int count;

@@ -2,6 +2,8 @@
 
 namespace xeflash {
 
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+
 constexpr float kInf = __builtin_inff();
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;

@@ -10,7 +10,7 @@
 //   PlacedLeft<Rows, T, R, C>  the same, kept elsewhere where registers are few: Q
 //   RightT<T, N, D, Block>     right operand of mma_ABt: its columns are the N rows of a Block, K;
 //                              may stream from memory
-//   Right<T, N, D, .., Block>  right operand of mma_AB: N rows of a Block, V, likewise
+//   Right<T, N, D, Block>      right operand of mma_AB: N rows of a Block, V, likewise
 //   Operand<T, E>              what elements E of a cache are multiplied as with queries of T
 //   mma_ABt, mma_AB            S = A K^T, O += P V
 //   each                       f(value, row, column) over a tile; one of the two is a vector
@@ -28,7 +28,10 @@
 //   kTeam, member              threads of one of them: each owns columns of O, and scores some of
 //                              the keys of a block
 //   PartOfLeft, Joint, joined  P of a thread's keys, and of the whole block for all of them
-//   kStaged, allocate_shared   whether a group brings K and V into shared memory together
+//   kStaged, kOnePlace         whether a group brings K and V into shared memory together, and V in
+//                              the place of K
+//   shared_bytes, allocate_shared
+//                              of a tile; for all of a kernel
 //   reuse_shared               once a tile was read that has no other kind of tile after it
 //   kKeyTurns, key_turn        threads that take turns at the keys of the same rows instead
 //   merge_turns                gives the first of them what all have found

@@ -18,13 +18,10 @@ struct SharedBlocks {
   }
 };
 
-// What a tile takes of it.
+// What a tile takes of it. A kernel plans where tiles lie: each is told where it begins.
 template <class Tile>
 constexpr int shared_bytes() {
-  if constexpr (std::is_void_v<Tile>)
-    return 0;
-  else
-    return Tile::kSharedBytes;
+  return Tile::kSharedBytes;
 }
 
 // ---- tiles --------------------------------------------------------------------------------------
@@ -118,20 +115,16 @@ XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l, const Deca
 
 // ---- its size -----------------------------------------------------------------------------------
 
-// Enough for the tiles, and then, in their place, for what is handed over.
-template <class Output, class... Tiles>
-struct SharedMemory {
-  static constexpr int kBytes = (Tiles::kSharedBytes + ...);
-};
-template <int R, int D, class... Tiles>
-struct SharedMemory<Tile<R, D>, Tiles...> {
-  static constexpr int kTiles = (Tiles::kSharedBytes + ...);
-  static constexpr int kMerge = kKeyTurns > 1 ? Handover<R, D>::kSharedBytes : 0;
-  static constexpr int kBytes = kTiles > kMerge ? kTiles : kMerge;
-};
-template <class Output, class... Tiles>
+template <class Output>
+constexpr int kHandoverBytes = 0;
+template <int R, int D>
+constexpr int kHandoverBytes<Tile<R, D>> = kKeyTurns > 1 ? Handover<R, D>::kSharedBytes : 0;
+
+// Enough for the tiles, and then, in their place, for what is handed over of O.
+template <class Output, int TileBytes>
 XF_INLINE void allocate_shared() {
-  constexpr int kBytes = SharedMemory<Output, Tiles...>::kBytes;
+  constexpr int kMerge = kHandoverBytes<Output>, kBytes = TileBytes > kMerge ? TileBytes : kMerge;
+  static_assert(kBytes <= kMostSharedBytes, "the tiles do not fit in shared memory");
   if constexpr (kBytes > 0) esimd::slm_init<kBytes>();
 }
 

@@ -92,8 +92,8 @@ XF_INLINE void load(StreamedLeft<T, R, C>& A, const Rows<const T>& m) {
   A.memory = m;
 }
 
-// ... or is put in order once in shared memory, the rows of each tile behind the tiles `Before`.
-template <class T, int R, int C, class... Before>
+// ... or is put in order once in shared memory, the rows of each tile from `Begin` on.
+template <class T, int R, int C, int Begin>
 struct SharedLeft {
   static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
   static constexpr int kBytes = R * kColumns * sizeof(T);
@@ -101,8 +101,7 @@ struct SharedLeft {
   static constexpr int kDwords = 8 * kWidth * sizeof(T) / 4;
 
   static XF_INLINE SharedBlocks<kDwords> shared() {
-    return {
-        static_cast<uint32_t>((Before::kSharedBytes + ...) + thread_in_group() / kTeam * kBytes)};
+    return {static_cast<uint32_t>(Begin + thread_in_group() / kTeam * kBytes)};
   }
   struct Stream {
     XF_INLINE explicit Stream(const SharedLeft&) {}
@@ -113,22 +112,22 @@ struct SharedLeft {
     }
   };
 };
-template <class T, int R, int C, class Rows, class... Before>
-XF_INLINE void load(SharedLeft<T, R, C, Before...>& A, const Rows& m) {
+template <class T, int R, int C, class Rows, int Begin>
+XF_INLINE void load(SharedLeft<T, R, C, Begin>& A, const Rows& m) {
   const auto put = [&](int c) {
     XF_UNROLL for (int r = 0; r < R / 8; ++r) {
       auto x = load_left<T, 8, C>(m.from(r * 8), c);
       A.shared().store(c * (R / 8) + r, x.template bit_cast_view<uint32_t>());
     }
   };
-  using Whole = SharedLeft<T, R, C, Before...>;
+  using Whole = SharedLeft<T, R, C, Begin>;
   share<Whole::kColumns / Whole::kWidth, kTeam>(put, member());
 }
 
-template <class Rows, class T, int R, int C, class... Before>
+template <class Rows, class T, int R, int C, int Begin>
 using PlacedLeft = std::conditional_t<
     (R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
-    std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Before...>>>;
+    std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Begin>>>;
 
 // P = 2^(S * scale - m) in the type of V; l += row sums of P, before it is rounded.
 template <int Degree, class T, int R, int C, int Width, class Sum>

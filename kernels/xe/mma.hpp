@@ -37,10 +37,11 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
 // S = A K^T, one chunk of the columns of every key a step; of N keys all, or this member's share.
 // The loads of the next step are under way while one is multiplied, where Q, O and S (6 bytes per
 // row and element, 4 per row and key) leave room for it.
-template <class LeftTile, class T, int R, int Scored, int N, int D, class Block>
-XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A, const RightT<T, N, D, Block>& K) {
+template <class LeftTile, class T, int R, int Scored, int N, int D, class Block, int Begin>
+XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
+                       const RightT<T, N, D, Block, Begin>& K) {
   static_assert(Scored == N || Scored == N / kTeam);
-  using Chunks = RightT<T, N, D, Block>;
+  using Chunks = RightT<T, N, D, Block, Begin>;
   constexpr int kColumns = Chunks::kColumns, kSteps = round_up(D, kColumns) / kColumns;
   constexpr int kBlocks = Scored / kLanes, kWidth = LeftTile::kWidth;
   constexpr int kAhead = R * (6 * D + 4 * Scored) > kGrfBytes * 3 / 4 ? 0 : 1;
@@ -73,9 +74,9 @@ XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A, const RightT<T, N,
 }
 
 // O += P V
-template <class T, int R, int N, int D, class Before, class Block>
-XF_INLINE void mma_AB(Tile<R, D>& O, Left<T, R, N> P, const Right<T, N, D, Before, Block>& V) {
-  using Blocks = Right<T, N, D, Before, Block>;
+template <class T, int R, int N, int D, class Block, int Begin>
+XF_INLINE void mma_AB(Tile<R, D>& O, Left<T, R, N> P, const Right<T, N, D, Block, Begin>& V) {
+  using Blocks = Right<T, N, D, Block, Begin>;
   constexpr int kChunks = Blocks::kColumns / kLanes;
   if constexpr (kScaled<Block>) scale_columns(P, V.memory.scales, kFactorUnit<typename Blocks::E>);
   typename Blocks::Stream stream(V);

@@ -12,7 +12,7 @@ using Operand = T;
 
 // N rows of K, a Block. A chunk is 8 dwords of each of kLanes keys, [dword][key]: by a transposed
 // 2D load, or a gather with a key a lane. 8 dwords of quantised elements are several chunks.
-template <class T, int N, int D, class Block = Rows<const T>>
+template <class T, int N, int D, class Block = Rows<const T>, int Begin = 0>
 struct RightT {
   static_assert(N % kLanes == 0 && D % 8 == 0);
   using E = ElementOf<Block>;
@@ -39,7 +39,7 @@ struct RightT {
     }
   }
   static XF_INLINE SharedBlocks<8 * kLanes> shared() {
-    return {static_cast<uint32_t>(key_turn() * kBytes)};
+    return {static_cast<uint32_t>(Begin + key_turn() * kBytes)};
   }
 
   // How the chunks of a product are read, one step of kColumns after the other.
@@ -72,8 +72,8 @@ struct RightT {
 
 // N rows of V, a Block, of which a thread takes D columns, in blocks of kRows x kColumns: 16-bit
 // elements as pairs of rows, [pair][column], kLanes columns after the other; fp32 as rows. From
-// memory its own columns, in shared memory those of the team, behind `Before` or in its place.
-template <class T, int N, int D, class Before, class Block = Rows<const T>>
+// memory its own columns, in shared memory those of the team.
+template <class T, int N, int D, class Block = Rows<const T>, int Begin = 0>
 struct Right {
   static_assert(N % kDepth == 0 && D % 8 == 0);
   using E = ElementOf<Block>;
@@ -84,9 +84,7 @@ struct Right {
   static constexpr int kOwn = round_up(D, kColumns) / kColumns, kAcross = kTeam * kOwn;
   static_assert(kTeam == 1 || D % kColumns == 0);
   static constexpr int kBytes = N * kAcross * kColumns * sizeof(T);
-  static constexpr int kBegin = kOnePlace ? 0 : shared_bytes<Before>();
-  static constexpr int kBehind = kBegin + kKeyTurns * kBytes - shared_bytes<Before>();
-  static constexpr int kSharedBytes = kStaged && kBehind > 0 ? kBehind : 0;
+  static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
   static constexpr int kDwords = kColumns * sizeof(T) / 4;
   Block memory;
 
@@ -111,7 +109,7 @@ struct Right {
   // Part b of block i: kLanes of its columns.
   static constexpr int kParts = kColumns / kLanes;
   static XF_INLINE SharedBlocks<kRows * kDwords / kParts> shared() {
-    return {static_cast<uint32_t>(kBegin + key_turn() * kBytes)};
+    return {static_cast<uint32_t>(Begin + key_turn() * kBytes)};
   }
   static XF_INLINE void put(int i, simd<uint32_t, kRows * kDwords> dwords) {
     if constexpr (!kPaired) {

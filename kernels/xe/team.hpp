@@ -11,8 +11,8 @@ using PartOfLeft =
     std::conditional_t<(sizeof(T) == 2 && N < kDepth), Left<T, R, N, kLanes>, Left<T, R, N>>;
 
 // Where P of a block of N keys comes together, and the maxima that its parts are relative to: in
-// shared memory behind the tiles `Before`.
-template <class T, int R, int N, class... Before>
+// shared memory from `Begin` on.
+template <class T, int R, int N, int Begin>
 struct Joint {
   static constexpr int kKeys = N / kTeam;  // of a thread
   using Whole = Left<T, R, N>;
@@ -23,7 +23,7 @@ struct Joint {
   static_assert(kTeam == 1 || kKeys % kLanes == 0);
 
   static XF_INLINE uint32_t begin() {
-    return (Before::kSharedBytes + ...) + neighbour() * kTeamBytes;
+    return static_cast<uint32_t>(Begin + neighbour() * kTeamBytes);
   }
   static XF_INLINE SharedBlocks<kPartBytes / 4> parts() { return {begin()}; }
   static XF_INLINE SharedBlocks<R> maxima() { return {begin() + kTeam * kPartBytes}; }
