@@ -1,4 +1,8 @@
-"""Tables of the SYCL CPU device."""
+"""Tables of the SYCL CPU device.
+
+`python perf/sweep.py --device cpu --algorithm flash_fwd --row 5` times what the fifth row chooses beside other blocks;
+without --row, each row of the table that serves this machine.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +56,21 @@ SCHEDULE = Schedule(
 )
 
 
-def blocks(desc: Desc) -> tuple[int, int]:
-    """(block_q, block_k): of the first row of the table that fits."""
-    for arch, dtype, max_rows, max_head_dim, block_q, block_k in TABLES[desc.algorithm]:
+def row_of(desc: Desc) -> Row:
+    """The first row of the table that fits."""
+    for row in TABLES[desc.algorithm]:
+        arch, dtype, max_rows, max_head_dim, _, _ = row
         if (
             arch in ("*", desc.arch)
             and dtype in ("*", desc.dtype)
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
         ):
-            return block_q or desc.rows, block_k
+            return row
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
+
+
+def blocks(desc: Desc) -> tuple[int, int]:
+    """(block_q, block_k)."""
+    *_, block_q, block_k = row_of(desc)
+    return block_q or desc.rows, block_k

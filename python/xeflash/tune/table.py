@@ -43,7 +43,7 @@ def schedule(arch: str) -> Schedule:
 def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
     """What the tables of the device say for `desc`; with these rows and keys of a tile, for sweeps."""
     if desc.arch.startswith("cpu-"):
-        return Config(*cpu.blocks(desc), desc.head_dim_v)
+        return Config(*(blocks or cpu.blocks(desc)), desc.head_dim_v)
     if desc.arch in xe.ARCHITECTURES:
         block_q, block_k = blocks or xe.blocks(desc)
         block_v, parts = xe.columns(desc, block_q)

@@ -1,4 +1,8 @@
-"""Tables of Xe GPUs."""
+"""Tables of Xe GPUs.
+
+`python perf/sweep.py --device dg2 --algorithm flash_decode --row 3` compares what the third row chooses with other
+blocks, by their machine code; without --row, each row of the table that serves the device.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +75,8 @@ FLASH_DECODE: list[Row] = [
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
 
 # standard_attention: what FlashAttention is compared with has its tiles.
-_TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
-_TABLES |= {"append": NO_TILES, "merge_states": NO_TILES}
+TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
+TABLES |= {"append": NO_TILES, "merge_states": NO_TILES}
 
 # One wave of threads, those with 256 registers: a second one that is not full would take as long as the first. 128
 # keys are what a thread reads in about the time that the launch of the merging kernel takes. And 32 for each row of a
@@ -96,8 +100,8 @@ _SHARED_BYTES = 65536  # of a work-group
 _TEAM_KEYS = {2: 32, 4: 16}  # of a block that a team scores, by the bytes of an element
 
 
-def blocks(desc: Desc) -> tuple[int, int]:
-    """(block_q, block_k): of the first row of the table that fits."""
+def row_of(desc: Desc) -> Row:
+    """The first row of the table that fits."""
     names = ("out.head_dim",) * 2 if desc.algorithm == "merge_states" else ("q.head_dim", "v.head_dim")
     for name, dim in zip(names, (desc.head_dim, desc.head_dim_v), strict=True):
         if dim % 8 or dim > MAX_HEAD_DIM:
@@ -109,7 +113,8 @@ def blocks(desc: Desc) -> tuple[int, int]:
     changed |= desc.cache_dtype is not None
     busy = desc.packed_heads or desc.dropout
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
-    for arch, dtype, access, scores, max_rows, max_head_dim, block_q, block_k in _TABLES.get(desc.algorithm, ()):
+    for row in TABLES.get(desc.algorithm, ()):
+        arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
         if (
             arch in ("*", desc.arch)
             and dtype in ("*", desc.dtype)
@@ -119,14 +124,20 @@ def blocks(desc: Desc) -> tuple[int, int]:
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
             and (desc.algorithm != "flash_decode" or block_q % 8 or access == "block2d" or sharers(desc, block_q))
         ):
-            if desc.cache == "paged":
-                block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
-            if desc.cache_dtype:
-                few = block_q <= 8 and max(desc.head_dim, desc.head_dim_v) <= 128
-                block_k = min(block_k, 32 if few else 16)  # more spill
-            tiles = -(-desc.rows // block_q)
-            return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else: of equal height
+            return row
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
+
+
+def blocks(desc: Desc) -> tuple[int, int]:
+    """(block_q, block_k)."""
+    *_, block_q, block_k = row_of(desc)
+    if desc.cache == "paged":
+        block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
+    if desc.cache_dtype:
+        few = block_q <= 8 and max(desc.head_dim, desc.head_dim_v) <= 128
+        block_k = min(block_k, 32 if few else 16)  # more spill
+    tiles = -(-desc.rows // block_q)
+    return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else: of equal height
 
 
 def columns(desc: Desc, block_q: int) -> tuple[int, int]:
