@@ -36,7 +36,10 @@ class ScoreBuffer {
     data_ = sycl::aligned_alloc_device<std::byte>(64, std::max<int64_t>(64, bytes), queue);
     if (!data_) throw std::bad_alloc();
   }
-  ~ScoreBuffer() { sycl::free(data_, queue_); }
+  ~ScoreBuffer() {
+    queue_.wait();
+    sycl::free(data_, queue_);
+  }
   ScoreBuffer(const ScoreBuffer&) = delete;
 
   TensorArg arg() const { return {data_, heads_ * rows_ * row_, row_, rows_ * row_}; }
