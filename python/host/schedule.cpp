@@ -79,7 +79,7 @@ int32_t splits_for(const Problem& p, const FwdRequest& r, const Kernels& kernels
                    const FwdParams& params, const Device& device) {
   if (r.splits > 0) return static_cast<int32_t>(r.splits);
   const Schedule& s = schedule_of(device);
-  const int64_t keys = s.whole_waves ? params.max_k : seen_at_most(params);
+  const int64_t keys = seen_at_most(params);
   const int64_t threads = decode_groups(p, kernels) * kernels.threads;
   const int64_t room = int64_t{s.threads_of_unit} * device.facts.compute_units;
   const int64_t rows = std::min<int64_t>(p.heads_q / p.heads_k, kernels.block_q);

@@ -163,6 +163,15 @@ def test_keys_are_split_until_the_device_is_full(gpu):
         assert ["combine" in kernel for kernel in launched] == [False, True, False]
 
 
+def test_keys_that_a_window_hides_are_not_split(gpu):
+    q, k, v = make(keys=1000, heads=(2, 1))
+    on_gpu = [usm.UsmArray(x.transpose(1, 2), usm.gpu_queue()) for x in (q, k, v)]
+    out = usm.read(xeflash.flash_attn_func(*on_gpu, window_size=(99, 0))).transpose(1, 2)
+    check_attention("window", q, k[:, :, -100:], v[:, :, -100:], Features(), out, gpu=True)
+    if (launched := launches()) is not None:
+        assert len(launched) == 1
+
+
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256), (576, 512)], ids=str)
 @pytest.mark.parametrize("heads", [5, 8, 16])
 def test_keys_and_values_are_read_once_for_all_heads(gpu, split, heads, dims):
