@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Arguments(TypedDict, total=False):
-    """FwdRequest in forward.hpp; what is not given has the default there."""
+    """FwdRequest in request.hpp; what is not given has the default there."""
 
     function: Required[str]  # the public function, for messages
     layout: Required[int]
