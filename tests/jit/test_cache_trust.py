@@ -212,14 +212,14 @@ def test_an_entry_repeats_all_that_its_code_depends_on(folder, monkeypatch):
         (dataclasses.replace(source, options=(*source.options, "-O0")), desc),
         (dataclasses.replace(source, text=source.text + "\n"), desc),
     ]
-    for name in ("_compiler", "_headers_digest", "_cpu"):
+    for name in ("_compiler", "digest_of_headers", "_cpu"):
         requests.append((source, desc, name))
     provide.kept_native(source, desc, lambda: Built(b"first", ""))
     (entry,) = (path for path in folder.iterdir() if path.is_dir())
     for request in requests[1:]:
         with monkeypatch.context() as patch:
             for name in request[2:]:
-                patch.setattr(provide, name, lambda: "another")
+                patch.setattr(provide, name, lambda *arguments: "another")
             key = provide.cache_key(*request[:2])
             assert key != entry.name
             subprocess.run(["cp", "-r", entry, folder / key], check=True)
