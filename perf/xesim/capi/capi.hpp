@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/fault.hpp"
 #include "driver/devices.hpp"
-#include "machine/fault.hpp"
 
 #define XESIM_API extern "C" __attribute__((visibility("default")))
 

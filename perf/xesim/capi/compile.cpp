@@ -2,9 +2,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/fault.hpp"
 #include "capi/capi.hpp"
 #include "driver/compiler.hpp"
-#include "machine/fault.hpp"
 
 // Null and the native binary (malloc'ed, to be freed with xesim_free), or the compiler's log.
 XESIM_API char* xesim_compile(const char* device, const uint8_t* spirv, uint64_t bytes,

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <string>
 
+#include "base/hash.hpp"
+#include "base/json.hpp"
 #include "capi/capi.hpp"
-#include "capi/json.hpp"
-#include "machine/hash.hpp"
 #include "zebin/zebin.hpp"
 
 namespace xesim {

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "capi/capi.hpp"
-#include "machine/groups.hpp"
-#include "machine/program.hpp"
+#include "insns/executor.hpp"
+#include "launch/groups.hpp"
 #include "observe/races.hpp"
 
 namespace xesim {

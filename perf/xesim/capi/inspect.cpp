@@ -4,11 +4,11 @@
 #include <cstring>
 #include <map>
 
+#include "base/json.hpp"
 #include "capi/capi.hpp"
-#include "capi/json.hpp"
+#include "insns/executor.hpp"
 #include "isa/inst_class.hpp"
 #include "isa/text.hpp"
-#include "machine/program.hpp"
 #include "zebin/zebin.hpp"
 
 namespace xesim {

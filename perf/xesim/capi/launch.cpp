@@ -1,6 +1,6 @@
 // Native binaries run without SYCL: what benchmarks of other projects' kernels and tests of the
 // machine call.
-#include "machine/launch.hpp"
+#include "launch/launch.hpp"
 
 #include <cstring>
 

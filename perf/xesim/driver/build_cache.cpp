@@ -9,9 +9,9 @@
 #include <memory>
 #include <mutex>
 
+#include "base/fault.hpp"
+#include "base/hash.hpp"
 #include "driver/private_folder.hpp"
-#include "machine/fault.hpp"
-#include "machine/hash.hpp"
 
 namespace xesim::driver {
 namespace {

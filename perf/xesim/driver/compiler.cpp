@@ -12,13 +12,13 @@
 #include <set>
 #include <sstream>
 
+#include "base/fault.hpp"
+#include "base/hash.hpp"
 #include "driver/build_cache.hpp"
 #include "driver/private_folder.hpp"
 #include "driver/process.hpp"
 #include "driver/spirv.hpp"
 #include "machine/checks.hpp"
-#include "machine/fault.hpp"
-#include "machine/hash.hpp"
 
 namespace xesim::driver {
 namespace {

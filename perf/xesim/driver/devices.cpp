@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 
 namespace xesim::driver {
 namespace {

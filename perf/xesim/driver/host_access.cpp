@@ -8,7 +8,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 #include "machine/memory.hpp"
 
 namespace xesim::driver {

@@ -10,10 +10,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/fault.hpp"
 #include "driver/devices.hpp"
 #include "driver/level_zero.hpp"
-#include "machine/fault.hpp"
-#include "machine/launch.hpp"
+#include "launch/launch.hpp"
 
 namespace xesim::driver {
 

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 
 namespace xesim::driver {
 namespace {

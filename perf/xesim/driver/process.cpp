@@ -11,7 +11,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 
 namespace xesim::driver {
 namespace {

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 
 namespace xesim::driver {
 namespace {

@@ -1,4 +1,5 @@
-// Which function executes an instruction: one row per opcode.
+#include "insns/executor.hpp"
+
 #include <array>
 
 #include "insns/arithmetic.hpp"
@@ -9,6 +10,7 @@
 #include "insns/move.hpp"
 #include "insns/select.hpp"
 #include "insns/wide_multiply.hpp"
+#include "messages/send.hpp"
 
 namespace xesim {
 namespace {

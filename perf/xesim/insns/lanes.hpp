@@ -20,8 +20,6 @@ struct Lanes {
 };
 using Int128 = __int128;
 
-constexpr uint32_t all_lanes(int n) { return n >= 32 ? ~0u : (1u << n) - 1; }
-
 inline Rounding rounding_of(const Thread& t) { return static_cast<Rounding>(t.cr0[0] >> 4 & 3); }
 
 // Float arithmetic as the host does it: round to nearest, denormals kept.

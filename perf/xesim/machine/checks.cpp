@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 
 namespace xesim {
 namespace {

@@ -10,7 +10,7 @@
 #include <map>
 #include <mutex>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 
 namespace xesim {
 namespace {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -20,11 +19,6 @@ struct Program {
   std::vector<std::string> errors;  // why not
   std::vector<int32_t> index_of;    // ip / 8 -> index, -1 inside of an instruction
 };
-
-Program decode_program(const Isa& isa, std::span<const uint8_t> text, int grf_count);
-
-// The function for an instruction; throws Fault if nothing here implements it.
-Execute executor_of(const Isa& isa, const Inst& inst);
 
 // Runs `thread` for at most `budget` instructions, until it waits or ends. Faults carry only their
 // cause.

@@ -1,8 +1,5 @@
 #include "machine/thread.hpp"
 
-#include "insns/lanes.hpp"
-#include "machine/program.hpp"
-
 namespace xesim {
 namespace {
 

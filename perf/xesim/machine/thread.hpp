@@ -14,10 +14,10 @@
 #include <span>
 #include <vector>
 
+#include "base/fault.hpp"
 #include "isa/inst.hpp"
 #include "machine/barriers.hpp"
 #include "machine/checks.hpp"
-#include "machine/fault.hpp"
 #include "machine/memory.hpp"
 #include "machine/observer.hpp"
 
@@ -62,6 +62,9 @@ class DefinedBits {
   }
   uint64_t words_[kBytes / 64 + 2] = {};
 };
+
+// The lanes of an instruction of this width.
+constexpr uint32_t all_lanes(int width) { return width >= 32 ? ~0u : (1u << width) - 1; }
 
 constexpr int kGrfFileBytes = 256 * 64;
 constexpr int kAccFileBytes = 16 * 64;
@@ -165,8 +168,5 @@ struct Launch {
   std::atomic<bool> stop{false};  // another worker found a fault
   Observers observers;
 };
-
-// messages/: runs a send. Ends the thread, or moves it to kWaiting never (sync.bar does that).
-void execute_send(Thread& thread, const Inst& inst);
 
 }  // namespace xesim

@@ -1,5 +1,6 @@
 // Loads and stores with an address per lane, and of consecutive elements from one address.
 #include <array>
+#include <span>
 #include <type_traits>
 
 #include "messages/memory_access.hpp"
@@ -173,25 +174,19 @@ void run_elements(const Message& m, const Addresses& addresses, MemoryAccess& me
       component += elements + 1;
     }
   }
-  const auto each_run = [&](auto&& body) {
-    for (size_t i = 0; i < count; ++i) body(runs[i]);
-  };
-  each_run([&](const Run& run) {
-    if (stores && m.thread.track && !memory.carries_defined()) {
-      for (int i = 0; i < run.count; ++i) {
-        require_component(m, run.first + unsigned_of(i) * stride);
-      }
+  const auto used = std::span(runs).first(count);
+  for (const Run& run : used) {
+    for (int i = 0; i < run.count && stores && m.thread.track && !memory.carries_defined(); ++i) {
+      require_component(m, run.first + unsigned_of(i) * stride);
     }
     reach(m, addresses, memory, run);
-  });
-  const Piece* piece = memory.pieces();
-  if (stores) {
-    memory.tell();
-    each_run([&](const Run& run) { piece = store<kBytes, kRegister>(m, memory, run, piece); });
-  } else {
-    each_run([&](const Run& run) { piece = load<kBytes, kRegister>(m, memory, run, piece); });
-    memory.tell();
   }
+  const Piece* piece = memory.pieces();
+  if (stores) memory.tell();
+  for (const Run& run : used) {
+    piece = (stores ? store<kBytes, kRegister> : load<kBytes, kRegister>)(m, memory, run, piece);
+  }
+  if (!stores) memory.tell();
 }
 
 void require_alignment(const Message& m, const Addresses& addresses) {

@@ -75,9 +75,7 @@ struct Message {
     const auto bytes = static_cast<uint32_t>(lanes * register_bytes);
     return (bytes + grf - 1) / grf * grf;
   }
-  uint32_t all_lanes() const {
-    return inst.exec_size >= 32 ? ~uint32_t{0} : (uint32_t{1} << inst.exec_size) - 1;
-  }
+  uint32_t all_lanes() const { return xesim::all_lanes(inst.exec_size); }
   // The address of a lane before `base`.
   uint64_t address_of(int lane) const;
   // What a load or store does; a load to nowhere is a prefetch.

@@ -1,4 +1,6 @@
 // Descriptors of a send: which message it is, on what memory, with which payloads.
+#include "messages/send.hpp"
+
 #include "messages/message.hpp"
 
 namespace xesim {

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <type_traits>
 
-#include "capi/json.hpp"
+#include "base/json.hpp"
 
 namespace xesim {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 
 namespace xesim {
 

@@ -1,7 +1,7 @@
 // `ar` archives, as ocloc writes them for several devices.
 #include <cstring>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 #include "zebin/elf.hpp"
 
 namespace xesim {

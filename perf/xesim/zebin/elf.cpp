@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 
 namespace xesim {
 namespace {

@@ -1,7 +1,7 @@
 // Recursive descent over the lines of the text; the indentation decides what belongs to what.
 #include "zebin/yaml.hpp"
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 
 namespace xesim {
 namespace {

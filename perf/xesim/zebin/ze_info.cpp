@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 #include "zebin/elf.hpp"
 #include "zebin/yaml.hpp"
 

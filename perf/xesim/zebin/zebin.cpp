@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "machine/fault.hpp"
+#include "base/fault.hpp"
 #include "zebin/elf.hpp"
 
 namespace xesim {

@@ -1,10 +1,10 @@
-#include "machine/payload.hpp"
+#include "launch/payload.hpp"
 
 #include <immintrin.h>
 
 #include <algorithm>
 
-#include "machine/module.hpp"
+#include "launch/module.hpp"
 
 namespace xesim {
 namespace {

@@ -1,8 +1,8 @@
 // Runs the groups of a launch on host threads, the hardware threads of a group in turns.
 #pragma once
 
-#include "machine/module.hpp"
-#include "machine/payload.hpp"
+#include "launch/module.hpp"
+#include "launch/payload.hpp"
 
 namespace xesim {
 

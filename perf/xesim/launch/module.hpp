@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "machine/launch.hpp"
+#include "launch/launch.hpp"
 #include "machine/program.hpp"
 
 namespace xesim {

@@ -1,7 +1,7 @@
 // What a kernel finds in its registers and in the indirect data when it starts.
 #pragma once
 
-#include "machine/launch.hpp"
+#include "launch/launch.hpp"
 #include "machine/thread.hpp"
 
 namespace xesim {

@@ -1,4 +1,4 @@
-#include "machine/groups.hpp"
+#include "launch/groups.hpp"
 
 #include <algorithm>
 #include <cstdlib>

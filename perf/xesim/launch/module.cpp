@@ -1,6 +1,8 @@
-#include "machine/module.hpp"
+#include "launch/module.hpp"
 
 #include <cstring>
+
+#include "insns/executor.hpp"
 
 namespace xesim {
 namespace {

@@ -1,11 +1,11 @@
-#include "machine/launch.hpp"
+#include "launch/launch.hpp"
 
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
 #include <string_view>
 
-#include "machine/groups.hpp"
+#include "launch/groups.hpp"
 #include "observe/counts.hpp"
 #include "observe/lines.hpp"
 #include "observe/profile.hpp"
