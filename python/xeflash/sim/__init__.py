@@ -24,6 +24,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from xeflash.sim.library import library_path, load_library
 
@@ -204,10 +205,11 @@ def get_check() -> str:
 def last_launches() -> list[LaunchRecord]:
     """The launches that have run, oldest first; the newest 4096 are kept."""
     value: bytes = _loaded("last_launches").xesim_last_launches()
-    return [
-        LaunchRecord(**{name: tuple(x) if isinstance(x, list) else x for name, x in record.items()})
-        for record in json.loads(value.decode())
-    ]
+    records = []
+    for entry in json.loads(value.decode()):
+        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in entry.items()}
+        records.append(LaunchRecord(**values))
+    return records
 
 
 def clear_launches() -> None:
