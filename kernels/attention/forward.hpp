@@ -23,7 +23,8 @@ struct FwdTiles {
   using KeyTile = RightT<E, Bc, d, CacheBlock<Config>>;
   static constexpr int kValues = kOnePlace ? 0 : shared_bytes<KeyTile>();
   using ValueTile = Right<E, Bc, dv, CacheBlock<Config>, kValues>;
-  static constexpr int kQuery = larger(shared_bytes<KeyTile>(), kValues + shared_bytes<ValueTile>());
+  static constexpr int kQuery =
+      larger(shared_bytes<KeyTile>(), kValues + shared_bytes<ValueTile>());
   using QueryTile = PlacedLeft<typename OwnRows::template Matrix<const T>, E, Br, d, kQuery>;
   static constexpr int kJoint = kQuery + shared_bytes<QueryTile>();
   using JointP = Joint<E, Br, Bc, kJoint>;

@@ -37,7 +37,7 @@ constexpr int kKeyTurns = kSplitKeys ? kThreads : 1;
 constexpr int kTeam = XEFLASH_XE_TEAM;
 static_assert(kThreads % kTeam == 0 && (kTeam == 1 || !kSplitKeys));
 constexpr int kNeighbours = kSharing / kTeam;  // tiles of rows that pass the same keys
-constexpr int kMostSharedBytes = 65536;  // of a work-group, on all of them
+constexpr int kMostSharedBytes = 65536;        // of a work-group, on all of them
 constexpr int kLanes = kArch == Arch::dg2 ? 8 : 16;
 constexpr int kGrfBytes = 256 * 4 * kLanes;  // of a thread, with grf_size<256>
 using floats = simd<float, kLanes>;
