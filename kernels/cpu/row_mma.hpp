@@ -3,7 +3,9 @@
 // score.
 #pragma once
 
+#include "cpu/left.hpp"
 #include "cpu/row_tile.hpp"
+#include "tile/quantised.hpp"
 
 namespace xeflash::cpu {
 

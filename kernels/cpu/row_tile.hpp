@@ -1,7 +1,7 @@
 // Row tiles of the CPU backend, for few rows: lane = column.
 #pragma once
 
-#include "cpu/right.hpp"
+#include "cpu/tile.hpp"
 
 namespace xeflash::cpu {
 

@@ -8,9 +8,10 @@
 
 #include "xe/dropout.hpp"
 #include "xe/lanes.hpp"
-#include "xe/mma.hpp"
 #include "xe/results.hpp"
 #include "xe/row_memory.hpp"
+#include "xe/row_mma.hpp"
+#include "xe/team.hpp"
 
 // Denormals are kept and rounding is to nearest because the kernel says so: drivers differ in what
 // they do otherwise. 8-bit floats are widened through fp16's denormals, and fp16 itself has many.

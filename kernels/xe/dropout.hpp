@@ -1,7 +1,7 @@
 // Philox, lane = key: see attention/dropout.hpp for what is drawn.
 #pragma once
 
-#include "xe/mma.hpp"
+#include "xe/left.hpp"
 
 namespace xeflash::xe {
 

@@ -3,7 +3,7 @@
 // in.
 #pragma once
 
-#include "xe/team.hpp"
+#include "xe/right.hpp"
 
 namespace xeflash::xe {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "xe/lanes.hpp"
-#include "xe/row_mma.hpp"
+#include "xe/row_choice.hpp"
 
 namespace xeflash::xe {
 

@@ -6,8 +6,7 @@
 //   time. A key a lane would take addresses of 64 bits for every 8 dwords of every key.
 #pragma once
 
-#include "xe/mma.hpp"
-#include "xe/row_tile.hpp"
+#include "xe/row_choice.hpp"
 
 namespace xeflash::xe {
 

@@ -6,6 +6,7 @@
 //   O += P V      The right operand is V: pairs of keys, interleaved.
 #pragma once
 
+#include "xe/mma.hpp"
 #include "xe/row_team.hpp"
 
 namespace xeflash::xe {

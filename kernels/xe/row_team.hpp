@@ -3,7 +3,7 @@
 // and V is read once.
 #pragma once
 
-#include "xe/mma.hpp"
+#include "xe/group.hpp"
 
 namespace xeflash::xe {
 

@@ -1,8 +1,9 @@
-// Row tiles of the Xe backend, for few rows: lane = column. A value per row is a ColVec as in tiles
-// of many rows, and along a row lanes stay apart as long.
+// Row tiles of the Xe backend for few rows and the vector unit: lane = column. A value per row is a
+// ColVec as in tiles of many rows, and along a row lanes stay apart as long.
 #pragma once
 
-#include "xe/row_shared.hpp"
+#include "xe/quantised.hpp"
+#include "xe/tile.hpp"
 
 namespace xeflash::xe {
 
@@ -37,28 +38,6 @@ struct RowMajor {
   XF_INLINE auto row(int r, int chunk) { return columns<kLanes>(r, chunk * kLanes); }
   XF_INLINE floats row(int r, int chunk) const { return columns<kLanes>(r, chunk * kLanes); }
 };
-
-// The matrix unit takes rows in eights; any other number is for the vector unit. The tuning tables
-// choose.
-template <int R>
-constexpr bool kByMatrixUnit = R % 8 == 0;
-template <int R, int C>
-using RowTile = std::conditional_t<kByMatrixUnit<R>, Tile<R, C>, RowMajor<R, C>>;
-// Q: in registers if a quarter of them is enough, a little more beside few keys, as its loop needs
-// few others unless it widens elements E; in fp32 for the vector unit
-template <class T, int R, int D, int N, class E>
-using MatrixRowLeft =
-    std::conditional_t<(R * D * sizeof(T) <= kGrfBytes * (N > 16 ? 8 : 9) / 32 && !kQuantised<E>),
-                       Left<T, R, D>, PlacedLeft<Rows<const T>, T, R, D, 0>>;
-template <class T, int R, int D, int N, class E>
-using RowLeft = std::conditional_t<
-    !kByMatrixUnit<R>, RowMajor<R, D>,
-    std::conditional_t<kStaged, SharedRight<T, R, D, N>,
-                       std::conditional_t<kTeam == 1, MatrixRowLeft<T, R, D, N, E>,
-                                          TeamLeft<R, N, MatrixRowLeft<T, R, D, N, E>>>>>;
-// P, which stays in fp32 for the vector unit
-template <class T, int R, int C>
-using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;
 
 // Rows are registers with fixed names: nothing may be indexed at run time.
 template <int R, class F>

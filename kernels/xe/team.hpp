@@ -2,7 +2,7 @@
 // columns of O, and scores some of the keys of a block; then all need the whole P.
 #pragma once
 
-#include "xe/right.hpp"
+#include "xe/left.hpp"
 
 namespace xeflash::xe {
 
