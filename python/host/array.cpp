@@ -295,7 +295,10 @@ bool Array::has_contiguous_rows() const {
 
 std::string Array::describe_shape() const {
   std::string s = "[";
-  for (int i = 0; i < ndim; ++i) s += (i ? ", " : "") + std::to_string(shape[i]);
+  for (int i = 0; i < ndim; ++i) {
+    if (i > 0) s += ", ";
+    s += std::to_string(shape[i]);
+  }
   return s + "]";
 }
 
