@@ -300,13 +300,14 @@ def test_digest_sees_the_headers_that_a_kernel_includes(tmp_path):
     }
     texts |= {"cpu/a.hpp": "#include <vector>\n", "xe/a.hpp": '#include "tile.hpp"\n'}
     gpu = dataclasses.replace(DESC, arch="bmg", access="block2d")
+    sources = [dataclasses.replace(kernel.render(desc), text='#include "flash_fwd.hpp"\n') for desc in (DESC, gpu)]
 
     def digests(**changes):
         for name, text in (texts | changes).items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(text)
         kernel._header.cache_clear()
-        return [kernel.digest_of_headers(tmp_path, kernel.render(desc)) for desc in (DESC, gpu)]
+        return [kernel.digest_of_headers(tmp_path, source) for source in sources]
 
     before = digests()
     sees = {"other.hpp": (False, False), "cpu/a.hpp": (True, False), "xe/a.hpp": (False, True)}
