@@ -55,7 +55,12 @@ def test_a_compilers_default_holds_for_kernels_that_leave_it_open(device, defaul
         assert np.array_equal(x.view(np.uint32), y.view(np.uint32))  # the signs of zeros, too
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_results_of_our_kernels_do_not_depend_on_it(device, ocloc):
+@pytest.mark.parametrize(
+    ("device", "format"),
+    [("pvc", "int8"), ("bmg", "e5m2"), ("dg2", "e4m3")]
+    + [pytest.param(device, "gpu", marks=pytest.mark.long) for device in DEVICES],  # all of them
+)
+def test_results_of_our_kernels_do_not_depend_on_it(device, format, ocloc):
     """Every code of a quantised cache, denormals of fp16."""
-    run_tests(device, "-k", "read_as_its_number or fp16_denormals", check="all,denormals=flush")
+    chosen = f"read_as_its_number and {format} or fp16_denormals"
+    run_tests(device, "-k", chosen, check="all,denormals=flush", what=("attention/test_append.py",))
