@@ -304,13 +304,19 @@ def test_what_is_missing_has_its_command(changes, status, says, fix):
 
 
 def test_absent_optional_things_are_no_complaint():
-    machine = healthy(versions={"intel-sycl-rt": "2026.2.0", "intel-opencl-rt": "2026.2.0"}, tools={}, isa=())
+    machine = healthy(
+        versions={"intel-sycl-rt": "2026.2.0", "intel-opencl-rt": "2026.2.0"}, tools={"g++": "/usr/bin/g++"}, isa=()
+    )
     assert findings(machine, "error") == findings(machine, "warn") == []
     fixes = " ".join(check.fix for check in checks.all_checks(machine))
     assert "pip install torch" in fixes
     assert "python -m xeflash.sim.get_ocloc" in fixes
-    assert "install g++" in fixes and "apt" not in fixes
-    assert "sudo apt install g++" in [check.fix for check in checks.all_checks(healthy(tools={}, apt=("g++",)))]
+
+
+@pytest.mark.parametrize(("apt", "fix"), [((), "install g++"), (("g++",), "sudo apt install g++")])
+def test_kernels_need_the_headers_of_a_compiler(apt, fix):
+    check = only(healthy(tools={}, apt=apt), "warn")
+    assert "C++ headers" in check.detail and check.fix == fix
 
 
 def test_two_cpu_devices_are_a_warning():

@@ -18,6 +18,11 @@ BUILT = "The program was built for 1 devices\nBuild program log for 'Intel(R) Ar
         (BUILT + "xesim: no ocloc was found. Get one: there\n\n", "xesim: no ocloc was found. Get one: there"),
         (BUILT + "warning: odd\na.cpp:1: error: no such thing\nerror: more", "a.cpp:1: error: no such thing"),
         ("a.cpp:1: error: no such thing\n", "a.cpp:1: error: no such thing"),
+        (
+            "a.hpp:8:10: fatal error: 'utility' file not found\n",
+            "a.hpp:8:10: fatal error: 'utility' file not found; "
+            "kernels are compiled with the C++ headers of g++: install it (apt install g++)",
+        ),
         ("nothing to say", "nothing to say"),
         (BUILT, "The program was built for 1 devices"),
     ],

@@ -154,6 +154,8 @@ def _explain(kernel: KernelSource, desc: Desc, log: str) -> str:
         what = f"score_mod {textwrap.shorten(desc.score_mod.text, 300)!r}"
         first = first[max(first.find("error: "), 0) :]
     message = f"xeflash: {what} did not compile: {first.strip()}"
+    if re.search(r"'[\w./]+' file not found", first):
+        message += "; kernels are compiled with the C++ headers of g++: install it (apt install g++)"
     try:
         path = cache.keep_log(f"{kernel.name}.failed.log", f"{kernel.text}\n{' '.join(kernel.options)}\n\n{log}\n")
         return f"{message} (log: {path})"
