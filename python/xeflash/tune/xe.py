@@ -63,7 +63,8 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", "block2d", "*", 1, 256, 1, 16),
     ("*", "*", "block2d", "*", 8, 128, 8, 64),
     ("*", "*", "block2d", "*", 255, 64, 16, 32),  # K and V are read once for 16 rows
-    ("*", "*", "block2d", "plain", 255, 112, 16, 16),  # 32 keys spill, and 128 columns do
+    ("*", "*", "block2d", "plain", 255, 112, 16, 16),  # 32 keys spill
+    ("*", "*", "block2d", "plain", 255, 128, 16, 64),  # by two threads
     ("*", "*", "block2d", "*", 255, 128, 8, 64),
     ("*", "*", "block2d", "*", 255, 512, 8, 32),
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 16),
@@ -122,7 +123,12 @@ def row_of(desc: Desc) -> Row:
             and scores in kinds
             and desc.rows <= max_rows
             and max(desc.head_dim, desc.head_dim_v) <= max_head_dim
-            and (desc.algorithm != "flash_decode" or block_q % 8 or access == "block2d" or sharers(desc, block_q))
+            and (
+                desc.algorithm != "flash_decode"
+                or block_q % 8
+                or (access, block_q) == ("block2d", 8)
+                or sharers(desc, block_q)
+            )
         ):
             return row
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
@@ -165,7 +171,8 @@ def sharers(desc: Desc, block_q: int) -> int:
     other registers, as do more columns of K than 144.
     """
     if desc.access == "block2d":
-        unit, least_k, most_k, most_v = 16, 64, MAX_HEAD_DIM, _MAX_COLUMNS[desc.arch]
+        unit, least_k = 16, 64
+        most_k, most_v = (MAX_HEAD_DIM, _MAX_COLUMNS[desc.arch]) if block_q == 8 else (112, 112)  # more spill
     else:
         unit, least_k, most_k = 8, 8, 144
         most_v = _MAX_COLUMNS[desc.arch] * 8 // block_q // (2 if desc.cache_dtype else 1)
