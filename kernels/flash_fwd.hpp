@@ -31,7 +31,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   fill(O, 0.f);
   RunningSoftmax<Config> softmax(p);
 
-  each_block<Tiles::Bc>(range, [&](auto j) {
+  for (KeyBlocks<Tiles::Bc> j(range); j.more(); j.advance()) {
     kv.prefetch_block(j.next());
     const typename Tiles::KeyTile K(kv.keys(j.first()));
     typename Tiles::ScoreTile S;
@@ -43,13 +43,13 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     const auto& all_P = softmax.of_block(P, O);
     const typename Tiles::ValueTile V(kv.values(j.first()));
     mma_AB(O, all_P, V);  // O += P V
-  });
+  }
 
   if (!softmax.finish(O)) return;
   const int column = team_column + member() * Tiles::dv;
   const auto states = softmax.states(p, rows);
   const float factor = dropout.keep_scale * p.v_scale;
-  O *= states([&](auto row) { return row.normaliser() * factor; });  // O / l
+  O *= states([&](auto row) { return row.normaliser(factor); });  // O / l
   store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
   if (p.lse && column == 0) {
     store(rows.lse(p), states([&](auto row) { return row.log_sum_exp(p.empty_lse); }));

@@ -10,7 +10,7 @@ values, and its luck is another on each CPU:
 - those of the scores: s = scale sum_i q_i k_i, where the sum and the scale are rounded, by 2^-24 each, so a score is
   known to d = 2^-23 of its size before cancellation, scale sum_i |q_i k_i|; softcap dampens that, ALiBi, bias and
   score_mod may make it larger. O = sum_j P_j V_j and P_j = exp(s_j - LSE), so to first order O moves by
-  sum_j P_j d_j (V_j - O), and LSE by sum_j P_j d_j; roundings of different scores are independent: the terms add as
+  sum_j P_j d_j (V_j - O), and LSE by sum_j P_j d_j (a sink is a score, of a key whose V is 0); roundings of different scores are independent: the terms add as
   squares.
 What is not finite must be equal, in the same places.
 An LSE, fp32 in any case, may also differ by the rounding of a probability just below 1 to the dtype of q.
@@ -88,13 +88,16 @@ def gpu_math(features: Features, size: float, keys: int) -> tuple[float, float]:
     return of_out, float(GPU_MATH * (1 + max(1.0, np.log(keys + 1))) + score)  # l, log l
 
 
-def rounded_scores(weights: Weights, v: torch.Tensor, out: np.ndarray) -> tuple[float, float]:
-    """What the roundings of scores move an output by, and an LSE."""
+def rounded_scores(weights: Weights, v: torch.Tensor, out: np.ndarray, sinks: Any = None) -> tuple[float, float]:
+    """What the roundings of scores move an output by, and an LSE. A sink is a score, too: of a key without a value."""
     with np.errstate(invalid="ignore", over="ignore"):
         d = np.where(weights.softmax > 0, SCORES * weights.size, 0.0)
         kept, p = weights.kept * d, weights.softmax * d
         of_lse = np.sum(p**2, axis=-1)
         squares = times_values(kept**2, v.double() ** 2) - 2 * out * times_values(kept * p, v)
+        if sinks is not None:
+            weight = np.maximum(0.0, 1 - np.sum(weights.softmax, axis=-1))
+            of_lse = of_lse + (weight * SCORES * np.abs(to_float64(sinks))[:, None]) ** 2
         of_out = squares + out**2 * of_lse[..., None]
         of_lse, of_out = (np.sqrt(np.maximum(x, 0)) for x in (of_lse, of_out))
     return tuple(float(np.max(x[np.isfinite(x)], initial=0.0)) for x in (of_out, of_lse))
@@ -120,7 +123,7 @@ def check_attention(
     weights = weights_of(q, k, features)
     want, want_lse = times_values(weights.kept, v), weights.lse
     by_torch, lse_by_torch = torch_attention(q, k.to(q.dtype), v.to(q.dtype), features)
-    scores_of_out, scores_of_lse = rounded_scores(weights, v, want)
+    scores_of_out, scores_of_lse = rounded_scores(weights, v, want, features.sinks)
     assert dtype_name(out) == dtype_name(q), f"{case}: out is {out.dtype}, q is {q.dtype}"
     size, sums = 0.0, 1.0
     if want.size and (drawn or q.dtype == torch.float32):

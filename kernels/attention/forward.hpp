@@ -33,19 +33,19 @@ struct FwdTiles {
   }
 };
 
-// Where a thread is on its way over blocks of Bc keys.
+// A thread's way over the blocks of Bc keys of a range.
 template <int Bc>
-struct KeyBlock {
-  int index;
+struct KeyBlocks {
+  int index, end;
+  XF_INLINE explicit KeyBlocks(const BlockRange& range)
+      : index(range.begin + key_turn()), end(range.end) {}
+  XF_INLINE bool more() const { return index < end; }
+  XF_INLINE void advance() { index += kKeyTurns; }
+  // Keys: of the block, those that the thread scores, and of its next block.
   XF_INLINE int first() const { return index * Bc; }
   XF_INLINE int scored() const { return first() + member() * (Bc / kTeam); }
   XF_INLINE int next() const { return first() + kKeyTurns * Bc; }
 };
-// f(block) for those of a range that are this thread's.
-template <int Bc, class F>
-XF_INLINE void each_block(const BlockRange& range, F f) {
-  for (int j = range.begin + key_turn(); j < range.end; j += kKeyTurns) f(KeyBlock<Bc>{j});
-}
 
 // The keys and values that a thread's rows see; of V the columns of its team.
 template <class Config>

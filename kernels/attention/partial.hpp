@@ -51,7 +51,7 @@ XF_INLINE void store_split(const FwdParams& p, const Sequence& seq, const SplitW
   const int head = work.head + r;
   RowState<float> row(m, l, exponents);
   if (p.sinks && p.splits == 1) row.add_sink(p.sinks[head]);
-  const float factor = row.normaliser() * p.v_scale;
+  const float factor = row.normaliser(p.v_scale);
   if (p.splits == 1) {
     store_row(seq.q_rows<T>(p.o, head, 0).columns(column, Config::head_dim_v), O, r, factor);
     if (p.lse && column == 0) *seq.lse(p, head) = row.log_sum_exp(p.empty_lse);

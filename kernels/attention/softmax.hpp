@@ -153,7 +153,10 @@ struct RowState {
     weight = exp2(V((own - m) * kLog2e));
     l = l * weight + exp2(V((logit - m) * kLog2e)) * power_of_two(-headroom);
   }
-  XF_INLINE V normaliser() const { return select(l == 0.f, V(0.f), V(weight * inverse(l))); }
+  // factor / l
+  XF_INLINE V normaliser(float factor = 1.f) const {
+    return select(l == 0.f, V(0.f), V(divide(V(weight * factor), l)));
+  }
   XF_INLINE V log_sum_exp(float empty) const {
     const V sum = l * power_of_two(headroom);
     return select(l == 0.f, V(empty), V(m + (m_log2 + log2(sum)) * kLn2));

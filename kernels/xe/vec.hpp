@@ -37,7 +37,7 @@ constexpr int kKeyTurns = kSplitKeys ? kThreads : 1;
 constexpr int kTeam = XEFLASH_XE_TEAM;
 static_assert(kThreads % kTeam == 0 && (kTeam == 1 || !kSplitKeys));
 constexpr int kNeighbours = kSharing / kTeam;  // tiles of rows that pass the same keys
-constexpr int kMostSharedBytes = 65536;        // of a work-group, on all of them
+constexpr int kMostSharedBytes = kArch == Arch::dg2 ? 65536 : 131072;  // of a work-group
 constexpr int kLanes = kArch == Arch::dg2 ? 8 : 16;
 constexpr int kGrfBytes = 256 * 4 * kLanes;  // of a thread, with grf_size<256>
 using floats = simd<float, kLanes>;
@@ -110,6 +110,10 @@ XF_INLINE floats select(lane_mask c, floats a, floats b) {
 XF_INLINE float select(bool c, float a, float b) { return c ? a : b; }
 XF_INLINE float magnitude(float x) { return x < 0.f ? -x : x; }
 XF_INLINE float inverse(float x) { return 1.f / x; }
+template <class V>
+XF_INLINE V divide(V a, V b) {
+  return a * inverse(b);
+}
 
 // tanh(x): odd polynomial near 0 (Cephes' coefficients), else 1 - 2 / (e^2x + 1).
 XF_INLINE floats tanh(floats x) {
