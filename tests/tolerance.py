@@ -10,8 +10,8 @@ values, and its luck is another on each CPU:
 - those of the scores: s = scale sum_i q_i k_i, where the sum and the scale are rounded, by 2^-24 each, so a score is
   known to d = 2^-23 of its size before cancellation, scale sum_i |q_i k_i|; softcap dampens that, ALiBi, bias and
   score_mod may make it larger. O = sum_j P_j V_j and P_j = exp(s_j - LSE), so to first order O moves by
-  sum_j P_j d_j (V_j - O), and LSE by sum_j P_j d_j (a sink is a score, of a key whose V is 0); roundings of different scores are independent: the terms add as
-  squares.
+  sum_j P_j d_j (V_j - O), and LSE by sum_j P_j d_j (a sink is a score, of a key whose V is 0); roundings of different
+  scores are independent: the terms add as squares.
 What is not finite must be equal, in the same places.
 An LSE, fp32 in any case, may also differ by the rounding of a probability just below 1 to the dtype of q.
 On a GPU exp2 and log2 are the hardware's, right to 2^-21 (of the result; log2 near 1: absolutely), 1/x to 2^-23; so a
