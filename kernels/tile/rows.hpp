@@ -1,9 +1,7 @@
 // Rows of matrices in memory. Each kind has row(i), which must exist; row_or_last(i); size(); and
 // views from(i) a later row on, and of the columns() from one on, of so many in all.
 //   Rows         a stride apart
-//   PackedRows   of several heads, all heads of a query one after the other: row r is head r %
-//   heads
-//                of query r / heads
+//   PackedRows   of several heads, all heads of a query one after the other
 //   BeamRows     of a head's keys in several sequences of a cache: a table names the one of each
 #pragma once
 
@@ -39,7 +37,8 @@ XF_INLINE Rows<T> one_row(T* row) {
   return {row, 0, 1};
 }
 
-// Divides by multiplying: exact while rows x heads < 2^20.
+// Row r is head r % heads of query r / heads. Divides by multiplying: exact while rows x heads <
+// 2^20.
 struct PackedRow {
   int heads, inverse;
 
