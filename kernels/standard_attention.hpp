@@ -33,7 +33,7 @@ struct RowBlock {
   // The keys that they see, of K or V.
   template <class T>
   XF_INLINE Rows<const T> keys(const TensorArg& t) const {
-    return seq.k_rows<const T>(t, own.head_k).up_to(range.keys);
+    return seq.k_rows<const T>(t, own.head_k).up_to(range.last);
   }
   // The rows, of Q or O; of S and P the columns of a block of keys.
   template <class T>

@@ -58,8 +58,8 @@ struct KeysAndValues {
 
   XF_INLINE KeysAndValues(const FwdParams& p, const Sequence& seq, int head, const BlockRange& seen,
                           int column)
-      : k_rows(key_rows<Config>(p, seq, head, seen.first_key, seen.keys)),
-        v_rows(value_rows<Config>(p, seq, head, seen.first_key, seen.keys)
+      : k_rows(key_rows<Config>(p, seq, head, seen.first, seen.last)),
+        v_rows(value_rows<Config>(p, seq, head, seen.first, seen.last)
                    .columns(column, Config::head_dim_v)) {}
   XF_INLINE auto keys(int first) const { return block_of<Bc>(k_rows, first); }
   XF_INLINE auto values(int first) const { return block_of<Bc>(v_rows, first); }

@@ -8,7 +8,8 @@ namespace xeflash {
 
 struct BlockRange {
   int begin, full_begin, full_end, end;  // blocks in [full_begin, full_end) need no mask
-  int first_key, keys;                   // seen are some in [first_key, keys)
+  int first, last;                       // seen are some keys, or rows, in [first, last)
+  XF_INLINE bool has(int j) const { return j >= begin && j < end; }
   XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
 };
 
@@ -40,25 +41,27 @@ struct Window {  // a Mask
   XF_INLINE BlockRange k_blocks(int first_row, int last_row) const {
     const int64_t first = static_cast<int64_t>(first_row) + shift;
     const int64_t last = static_cast<int64_t>(last_row) + shift;
-    const int64_t seen_from = clamp(left == kUnbounded ? 0 : first - left);
-    const int64_t seen_to = clamp(right == kUnbounded ? sk : last + right + 1);
-    const int64_t all_from = clamp(left == kUnbounded ? 0 : last - left);
-    const int64_t all_to = clamp(right == kUnbounded ? sk : first + right + 1);
-    BlockRange r;
-    r.begin = static_cast<int>(seen_from / Bc);
-    r.end = static_cast<int>((seen_to + Bc - 1) / Bc);
-    r.first_key = static_cast<int>(seen_from);
-    r.keys = static_cast<int>(seen_to);
-    r.full_begin = static_cast<int>((all_from + Bc - 1) / Bc);
-    r.full_end = static_cast<int>(all_to / Bc);
-    return r;
+    return blocks<Bc>(
+        left == kUnbounded ? 0 : first - left, right == kUnbounded ? sk : last + right + 1,
+        left == kUnbounded ? 0 : last - left, right == kUnbounded ? sk : first + right + 1, sk);
+  }
+  // Blocks of Br rows for keys first_key to last_key.
+  template <int Br>
+  XF_INLINE BlockRange q_blocks(int first_key, int last_key) const {
+    const int64_t first = static_cast<int64_t>(first_key) - shift;
+    const int64_t last = static_cast<int64_t>(last_key) - shift;
+    return blocks<Br>(
+        right == kUnbounded ? 0 : first - right, left == kUnbounded ? sq : last + left + 1,
+        right == kUnbounded ? 0 : last - right, left == kUnbounded ? sq : first + left + 1, sq);
   }
 
   // The share of one split in the keys that a single row sees, in blocks of Bc keys, aligned to Bc.
   XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc) const {
-    const int64_t seen_from = clamp(left == kUnbounded ? 0 : static_cast<int64_t>(shift) - left);
+    const int64_t seen_from =
+        within(left == kUnbounded ? 0 : static_cast<int64_t>(shift) - left, sk);
     const int64_t begin = seen_from - seen_from % Bc;
-    const int64_t end = clamp(right == kUnbounded ? sk : static_cast<int64_t>(shift) + right + 1);
+    const int64_t end =
+        within(right == kUnbounded ? sk : static_cast<int64_t>(shift) + right + 1, sk);
     // Divided in 32 bits: on GPUs a division of 64 is a loop.
     const int blocks = static_cast<int>((end - begin + Bc - 1) / Bc);
     const int64_t share = static_cast<int64_t>((blocks + splits - 1) / splits) * Bc;
@@ -68,7 +71,24 @@ struct Window {  // a Mask
   }
 
  private:
-  XF_INLINE int64_t clamp(int64_t k) const { return k < 0 ? 0 : (k < sk ? k : sk); }
+  static XF_INLINE int64_t within(int64_t i, int64_t count) {
+    return i < 0 ? 0 : (i < count ? i : count);
+  }
+  // Blocks of N of `count` keys or rows: some in [seen_from, seen_to), without a mask those in
+  // [all_from, all_to).
+  template <int N>
+  static XF_INLINE BlockRange blocks(int64_t seen_from, int64_t seen_to, int64_t all_from,
+                                     int64_t all_to, int64_t count) {
+    const int64_t from = within(seen_from, count), to = within(seen_to, count);
+    BlockRange r;
+    r.begin = static_cast<int>(from / N);
+    r.end = static_cast<int>((to + N - 1) / N);
+    r.first = static_cast<int>(from);
+    r.last = static_cast<int>(to);
+    r.full_begin = static_cast<int>((within(all_from, count) + N - 1) / N);
+    r.full_end = static_cast<int>(within(all_to, count) / N);
+    return r;
+  }
 };
 
 }  // namespace xeflash

@@ -106,6 +106,14 @@ struct ScoreModParams : FwdParams {
   Captures captures;
 };
 
+// The backward pass: o and lse are the forward's results. Gradients without data are not wanted.
+struct BwdParams : ScoreModParams {
+  TensorArg dout, dq, dk, dv;
+  const float* dlse;  // gradient of the LSE, null: 0
+  int64_t dlse_batch, dlse_head, dlse_row;
+  float* delta;  // per row, laid out as lse: rowsum(dO O) - dLSE
+};
+
 // Standard attention keeps scores and probabilities in memory: (batch, head, row, key), in fp32 and
 // in the type of Q.
 struct StandardParams : FwdParams {

@@ -1,7 +1,8 @@
 // Changes to a score, in natural units, after scaling. A variant is a struct made from the launch's
 // parameters with one hook, score(s, q, k); it hides a key by returning -inf. Row and key are a
 // scalar and a vector, or a vector and a scalar, whichever way the device lays out S. Variant<A, B>
-// applies A, then B.
+// applies A, then B. For the backward pass change(s, slope, q, k) does the same, and slope becomes
+// that of the new s over the old one, times its own value before.
 #pragma once
 
 #include "attention/work.hpp"
@@ -19,6 +20,8 @@ struct Variant<> {
   XF_INLINE S score(S s, I, J) const {
     return s;
   }
+  template <class S, class I, class J>
+  XF_INLINE void change(S&, S&, I, J) const {}
 };
 
 template <class Hook, class... Rest>
@@ -32,6 +35,15 @@ struct Variant<Hook, Rest...> {
   template <class S, class I, class J>
   XF_INLINE S score(S s, I q, J k) const {
     return rest.score(hook.score(s, q, k), q, k);
+  }
+  template <class S, class I, class J>
+  XF_INLINE void change(S& s, S& slope, I q, J k) const {
+    if constexpr (requires { hook.change(s, slope, q, k); }) {
+      hook.change(s, slope, q, k);
+    } else {  // it adds to a score, or hides it
+      s = hook.score(s, q, k);
+    }
+    rest.change(s, slope, q, k);
   }
 };
 
@@ -52,6 +64,12 @@ struct SoftCap {
   template <class S, class I, class J>
   XF_INLINE S score(S s, I, J) const {
     return tanh(s * inverse) * cap;
+  }
+  template <class S, class I, class J>
+  XF_INLINE void change(S& s, S& slope, I, J) const {
+    const S t = tanh(s * inverse);
+    s = t * cap;
+    slope = slope * (1.f - t * t);
   }
 };
 

@@ -6,17 +6,23 @@
 
 namespace xeflash {
 
-// One block of query rows of one head, and one part of its output's columns, a thread's or a
-// team's. Tiles that pass the same keys are of neighbouring blocks. Long causal rows come first, so
-// that the tail of a launch is short.
+// One block of rows of one head, and one part of its output's columns, a thread's or a team's.
+// Tiles that pass the same keys (or, if the rows are keys, the same queries) are of neighbouring
+// blocks. The blocks that see most where attention is causal come first, so that the tail of a
+// launch is short: the last queries, the first keys.
+enum class First { last_block, first_block };
 struct Work {
   int batch, head, block, part;
 
-  XF_INLINE Work(GroupIndex group, GroupIndex parts, GroupIndex row_blocks, GroupIndex heads) {
+  XF_INLINE Work(GroupIndex group, GroupIndex parts, GroupIndex row_blocks, GroupIndex heads,
+                 First first = First::last_block) {
     const GroupIndex blocks = (row_blocks + kNeighbours - 1) / kNeighbours;
     const GroupIndex tile = group / parts, pair = tile / blocks;
+    const GroupIndex place = tile - pair * blocks;
     part = static_cast<int>(group - tile * parts);
-    block = static_cast<int>((blocks - 1 - (tile - pair * blocks)) * kNeighbours) + neighbour();
+    block =
+        static_cast<int>(first == First::first_block ? place : blocks - 1 - place) * kNeighbours +
+        neighbour();
     batch = static_cast<int>(pair / heads);
     head = static_cast<int>(pair - batch * heads);
   }
@@ -65,6 +71,11 @@ struct Sequence {
   XF_INLINE Rows<T> k_rows(const TensorArg& t, int head) const {
     return {static_cast<T*>(t.data) + batch_k * t.batch + head * t.head + k0 * t.row, t.row, sk};
   }
+  // A value per row of a head, laid out as the LSE.
+  template <class T>
+  XF_INLINE Rows<T> per_row(const FwdParams& p, T* values, int head) const {
+    return {values + batch * p.lse_batch + head * p.lse_head + q0, 1, sq};
+  }
   XF_INLINE float* lse(const FwdParams& p, int head) const {
     return p.lse + batch * p.lse_batch + head * p.lse_head + q0;
   }
@@ -74,13 +85,17 @@ struct Sequence {
 // threads that bring in keys together.
 template <int Br>
 struct RowSpan {
-  static constexpr int kTogether = kStaged ? kNeighbours * Br : Br;
+  static constexpr int kTogether = kInStep ? kNeighbours * Br : Br;
   int row, count;
   XF_INLINE int first() const { return row - row % kTogether; }
-  XF_INLINE int last() const {
-    return (first() + kTogether < count ? first() + kTogether : count) - 1;
-  }
+  XF_INLINE int last() const { return last_of(first(), kTogether); }
+  XF_INLINE int own_last() const { return last_of(row, Br); }
   XF_INLINE bool is_empty() const { return first() >= count; }
+
+ private:
+  XF_INLINE int last_of(int from, int rows) const {
+    return (from + rows < count ? from + rows : count) - 1;
+  }
 };
 
 // What the rows of a tile are: the queries of a head; or, where they are few, those of all heads

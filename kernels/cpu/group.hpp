@@ -6,7 +6,7 @@
 namespace xeflash::cpu {
 
 // Nothing is shared, and all keys of a row are seen by one.
-constexpr bool kStaged = false, kOnePlace = false;
+constexpr bool kStaged = false, kOnePlace = false, kInStep = false;
 constexpr int kNeighbours = 1, kTeam = 1, kKeyTurns = 1;
 XF_INLINE int neighbour() { return 0; }
 XF_INLINE int member() { return 0; }
@@ -22,5 +22,6 @@ XF_INLINE void merge_turns(Output&, Max&, Sum&, const Decay&) {}
 template <class Sum>
 XF_INLINE void sum_of_team(Sum&) {}
 XF_INLINE void reuse_shared() {}
+XF_INLINE void meet_team() {}
 
 }  // namespace xeflash::cpu

@@ -81,4 +81,45 @@ XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
   load_columns(t, m);
 }
 
+// A tile as a left operand.
+template <class T, int R, int C>
+XF_INLINE void narrow(Left<T, R, C>& P, const Tile<R, C>& S) {
+  for (int r0 = 0; r0 < R / kLanes; r0 += kTogether<R>) {
+    for (int c = 0; c < S.cols; c += 2) {
+      XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) {
+        if constexpr (kPaired<T>) {
+          P.at(c / 2, r0 + r) = pack_pairs(S.at(c, r0 + r), S.at(c + 1, r0 + r));
+        } else {
+          P.at(c, r0 + r) = S.at(c, r0 + r);
+          P.at(c + 1, r0 + r) = S.at(c + 1, r0 + r);
+        }
+      }
+    }
+  }
+}
+
+// The sums of a row of A times a row of B.
+template <int R, int D, class RowsA, class RowsB>
+XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
+  ColVec<R> dots;
+  for (int i = 0; i < R; ++i) {
+    const auto *a = A.row_or_last(i), *b = B.row_or_last(i);
+    f32x16 sum = {};
+    int d = 0;
+    for (; d + kLanes <= D; d += kLanes) sum += load_widened(a + d) * load_widened(b + d);
+    if constexpr (D % kLanes) {
+      sum += load_widened<D % kLanes>(a + d) * load_widened<D % kLanes>(b + d);
+    }
+    dots.x[i / kLanes][i % kLanes] = reduce_add(sum);
+  }
+  return dots;
+}
+
+// What each thread of a team has made of a block comes together: here one makes it all.
+template <class T, int R, int N, int Begin>
+struct Pooled {
+  XF_INLINE void give(const Left<T, R, N>&) {}
+  XF_INLINE const Left<T, R, N>& all(const Left<T, R, N>& own) { return own; }
+};
+
 }  // namespace xeflash::cpu

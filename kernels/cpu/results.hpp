@@ -38,4 +38,17 @@ XF_INLINE ColVec<R> load_values(const Rows& m) {
   return v;
 }
 
+template <int R, class Rows>
+XF_INLINE ColVec<R> load_values(const Rows& m, float otherwise) {  // where there are no rows
+  ColVec<R> v(otherwise);
+  for (int i = 0; i < R && i < m.size(); ++i) v.x[i / kLanes][i % kLanes] = *m.row(i);
+  return v;
+}
+template <int C>
+XF_INLINE Across<C> load_across(const Rows<const float>& m, float otherwise) {
+  Across<C> v;
+  for (int c = 0; c < C; ++c) v.x[c] = c < m.size() ? *m.row(c) : otherwise;
+  return v;
+}
+
 }  // namespace xeflash::cpu

@@ -104,6 +104,14 @@ XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   });
 }
 
+// f(value, slope, row, column) changes both, of two tiles.
+template <int R, int C, class F>
+XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) {
+  t.each_vector(t.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
+    f(v, slopes.at(c, r), row0 + r * kLanes + lane_index(), col0 + c);
+  });
+}
+
 template <int R, int C>
 XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
   ColVec<R> m;
@@ -130,6 +138,52 @@ XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
   t.each_vector(C, [&](f32x16& v, int, int r) __attribute__((always_inline)) {
     v = exp2<Degree, kExp2Headroom>(fma(v, scale, -m.x[r]));
   });
+}
+
+// One value per column.
+template <int C>
+struct Across {
+  float x[C];
+};
+template <class F, int C, class... More>
+XF_INLINE Across<C> map(F f, const Across<C>& a, const More&... more) {
+  Across<C> result;
+  for (int c = 0; c < C; c += kLanes) {
+    store_as(&result.x[c], f32x16(f(load_as<f32x16>(&a.x[c]), load_as<f32x16>(&more.x[c])...)));
+  }
+  return result;
+}
+
+// t = 2^(t * scale - x), x a value per row or per column
+template <int Degree, int R, int C>
+XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const ColVec<R>& x) {
+  t.each_vector(t.cols, [&](f32x16& v, int, int r) __attribute__((always_inline)) {
+    v = exp2<Degree>(fma(v, scale, -x.x[r]));
+  });
+}
+template <int Degree, int R, int C>
+XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const Across<C>& x) {
+  t.each_vector(t.cols, [&](f32x16& v, int c, int) __attribute__((always_inline)) {
+    v = exp2<Degree>(fma(v, scale, f32x16(-x.x[c])));
+  });
+}
+
+// dP = P (dP - Delta), Delta a value per row or per column.
+template <int R, int C>
+XF_INLINE void weigh(Tile<R, C>& dP, const Tile<R, C>& P, const ColVec<R>& Delta) {
+  dP.each_vector(dP.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
+    v = (v - Delta.x[r]) * P.at(c, r);
+  });
+}
+template <int R, int C>
+XF_INLINE void weigh(Tile<R, C>& dP, const Tile<R, C>& P, const Across<C>& Delta) {
+  dP.each_vector(dP.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
+    v = (v - Delta.x[c]) * P.at(c, r);
+  });
+}
+template <int R, int C>
+XF_INLINE void operator*=(Tile<R, C>& a, const Tile<R, C>& b) {
+  a.each_vector(a.cols, [&](f32x16& v, int c, int r) { v *= b.at(c, r); });
 }
 
 template <int R, int C>

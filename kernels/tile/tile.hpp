@@ -17,6 +17,10 @@
 //   row_max, exp2_and_sum, kExp2Headroom
 //                              the halves of a softmax; the second gives P as a left operand, and
 //                              everything 2^-kExp2Headroom times
+//   exp2_minus, weigh          P without its sum, relative to a value per row or per column;
+//                              dS = P (dP - Delta)
+//   Across<C>, load_across     one fp32 value per column
+//   narrow, row_dots           a tile as a left operand; rowsum(A B) of rows in memory
 //   map, any_above, any_beyond  f of the values of each row; is one above another's by a margin, is
 //                              one's magnitude above a limit
 //   exp2_of, inverse_or_zero   the same in place, without the sum; 1 / l, or 0
@@ -27,7 +31,10 @@
 //   kNeighbours, neighbour     tiles of a group that lie side by side and pass the same keys
 //   kTeam, member              threads of one of them: each owns columns of O, and scores some of
 //                              the keys of a block
-//   PartOfLeft, Joint, joined  P of a thread's keys, and of the whole block for all of them
+//   kInStep                    whether the threads of a group meet at each block
+//   PartOfLeft, Pooled, meet_team
+//                              a left operand of a thread's keys, and of the whole block for all
+//   Joint, joined              the same of P, with the maxima that its parts are relative to
 //   kStaged, kOnePlace         whether a group brings K and V into shared memory together, and V in
 //                              the place of K
 //   shared_bytes, allocate_shared

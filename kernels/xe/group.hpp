@@ -35,6 +35,12 @@ constexpr bool kStaged = kAccess != Access::block2d;
 XF_INLINE void meet() {
   if constexpr (kSharing > 1) esimd::barrier();
 }
+// Once each thread of a team has given its part of a tile.
+XF_INLINE void meet_team() {
+  if constexpr (kTeam > 1) meet();
+}
+// Whether the threads of a group meet at each block, so that they have to come to the same ones.
+constexpr bool kInStep = kStaged || kTeam > 1;
 // Before a tile takes the place of its predecessor where no other came in between.
 XF_INLINE void reuse_shared() {
   if constexpr (kStaged) meet();

@@ -55,6 +55,19 @@ XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
     A.x.template select<kPart, 1>(c * kPart) = load_left<T, R, C>(m, c);
   }
 }
+// The sums of a row of A times a row of B.
+template <int R, int D, class RowsA, class RowsB>
+XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
+  using T = ElementOf<RowsA>;
+  constexpr int kWidth = Left<T, R, D>::kWidth, kSteps = Left<T, R, D>::kColumns / kWidth;
+  simd<float, R * kWidth> sum = 0.f;
+  _Pragma("unroll 1") for (int c = 0; c < kSteps; ++c) {
+    const simd<T, R * kWidth> a = load_left<T, R, D>(A, c), b = load_left<T, R, D>(B, c);
+    sum += simd<float, R * kWidth>(a) * simd<float, R * kWidth>(b);
+  }
+  return fold_rows<R, kWidth>(sum, [](auto x, auto y) { return x + y; });
+}
+
 // A tile is laid out as a left operand of fp32.
 template <int R, int C>
 XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
@@ -129,6 +142,25 @@ using PlacedLeft = std::conditional_t<
     (R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
     std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Begin>>>;
 
+// Chunk c of a tile as columns of a left operand.
+template <class T, int R, int C, int Width>
+XF_INLINE void put_chunk(Left<T, R, C, Width>& P, int c, simd<float, R * kLanes> p) {
+  if constexpr (kLanes < Width) {  // a row of P is two chunks
+    const simd<T, R * kLanes> narrow = esimd::convert<T>(p);
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      P.x.template select<kLanes, 1>(P.offset(r, c * kLanes)) = part<kLanes>(narrow, r * kLanes);
+    }
+  } else if constexpr (sizeof(T) == 2) {
+    P.x.template select<R * kLanes, 1>(c * R * kLanes) = esimd::convert<T>(p);
+  } else {
+    P.x.template select<R * kLanes, 1>(c * R * kLanes) = p;
+  }
+}
+template <class T, int R, int C, int Width>
+XF_INLINE void narrow(Left<T, R, C, Width>& P, const Tile<R, C>& S) {
+  XF_UNROLL for (int c = 0; c < S.kChunks; ++c) put_chunk(P, c, S.chunk(c));
+}
+
 // P = 2^(S * scale - m) in the type of V; l += row sums of P, before it is rounded.
 template <int Degree, class T, int R, int C, int Width, class Sum>
 XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& S, float scale,
@@ -139,16 +171,7 @@ XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& S, float 
     XF_UNROLL for (int r = 0; r < R; ++r) {
       p.template select<kLanes, 1>(r * kLanes) = esimd::exp2(floats(S.row(r, c) * scale - m[r]));
     }
-    if constexpr (kLanes < Width) {  // a row of P is two chunks
-      const simd<T, R * kLanes> narrow = esimd::convert<T>(p);
-      XF_UNROLL for (int r = 0; r < R; ++r) {
-        P.x.template select<kLanes, 1>(P.offset(r, c * kLanes)) = part<kLanes>(narrow, r * kLanes);
-      }
-    } else if constexpr (sizeof(T) == 2) {
-      P.x.template select<R * kLanes, 1>(c * R * kLanes) = esimd::convert<T>(p);
-    } else {
-      P.x.template select<R * kLanes, 1>(c * R * kLanes) = p;
-    }
+    put_chunk(P, c, p);
     sum.x = c == 0 ? p : simd<float, R * kLanes>(sum.x + p);
   }
   l += sum;

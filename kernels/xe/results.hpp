@@ -64,6 +64,21 @@ XF_INLINE void store(const Rows& m, const ColVec<R>& v) {
   esimd::scatter<float, R>(m.data, places<R>(m, 0), v.x, simd<int32_t, R>(0, 1) < m.size());
 }
 template <int R, class Rows>
+XF_INLINE ColVec<R> load_values(const Rows& m, float otherwise) {  // where there are no rows
+  return simd<float, R>(esimd::gather<float, R>(
+      m.data, places<R>(m, 0), simd<int32_t, R>(0, 1) < m.size(), simd<float, R>(otherwise)));
+}
+template <int C>
+XF_INLINE Across<C> load_across(const Rows<const float>& m, float otherwise) {
+  Across<C> v;
+  XF_UNROLL for (int c = 0; c < v.kColumns; c += kLanes) {
+    const Offsets<kLanes> bytes = Offsets<kLanes>(lane_index() + c) * 4;
+    v.x.template select<kLanes, 1>(c) = esimd::gather<float, kLanes>(
+        m.row(0), bytes, lane_index() + c < m.size(), floats(otherwise));
+  }
+  return v;
+}
+template <int R, class Rows>
 XF_INLINE ColVec<R> load_values(const Rows& m) {
   return simd<float, R>(esimd::gather<float, R>(m.data, places<R>(m, 0)));
 }

@@ -40,16 +40,6 @@ struct Joint {
   }
 };
 
-template <class T, int R, int C, int Width>
-XF_INLINE void operator*=(Left<T, R, C, Width>& P, const ColVec<R>& s) {
-  XF_UNROLL for (int c = 0; c < C; c += Width) {
-    XF_UNROLL for (int r = 0; r < R; ++r) {
-      auto row = P.x.template select<Width, 1>(P.offset(r, c));
-      row =
-          esimd::convert<T>(simd<float, Width>(esimd::convert<float>(simd<T, Width>(row)) * s[r]));
-    }
-  }
-}
 // Its columns from `column` on.
 template <class T, int R, int N, int C, int Width>
 XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int column) {
@@ -62,6 +52,52 @@ XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int
   }
 }
 
+// A left operand of which each thread of a team has a part of the columns comes together, in shared
+// memory from `Begin` on; in two places in turn, so that the threads meet once for each.
+template <class T, int R, int N, int Begin>
+struct Pooled {
+  using Part = PartOfLeft<T, R, N / kTeam>;
+  using Whole = Left<T, R, N>;
+  static constexpr int kPartBytes = R * Part::kColumns * sizeof(T);
+  static constexpr int kPlaceBytes = kNeighbours * kTeam * kPartBytes;
+  static constexpr int kSharedBytes = kTeam > 1 ? 2 * kPlaceBytes : 0;
+  static_assert(kTeam == 1 || N / kTeam % kLanes == 0);
+  uint32_t place = Begin;
+
+  XF_INLINE SharedBlocks<kPartBytes / 4> parts() const {
+    return {place + static_cast<uint32_t>(neighbour() * kTeam * kPartBytes)};
+  }
+  XF_INLINE void give(Part own) const {
+    if constexpr (kTeam > 1) parts().store(member(), own.x.template bit_cast_view<uint32_t>());
+  }
+  // After the team has met.
+  XF_INLINE decltype(auto) all(const Part& own) {
+    if constexpr (kTeam == 1) {
+      return (own);
+    } else {
+      Whole P;
+      XF_UNROLL for (int i = 0; i < kTeam; ++i) {
+        auto bits = parts().load(i);
+        Part one;
+        one.x = bits.template bit_cast_view<T>();
+        insert(P, one, i * (N / kTeam));
+      }
+      place = place == Begin ? Begin + kPlaceBytes : Begin;
+      return P;
+    }
+  }
+};
+
+template <class T, int R, int C, int Width>
+XF_INLINE void operator*=(Left<T, R, C, Width>& P, const ColVec<R>& s) {
+  XF_UNROLL for (int c = 0; c < C; c += Width) {
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      auto row = P.x.template select<Width, 1>(P.offset(r, c));
+      row =
+          esimd::convert<T>(simd<float, Width>(esimd::convert<float>(simd<T, Width>(row)) * s[r]));
+    }
+  }
+}
 // P of the whole block from what each thread has. Where one's maximum has grown, all are brought to
 // the largest; the others' P is then rounded a second time.
 template <class Place, class Part, class Output, int R, class Decay>

@@ -120,6 +120,20 @@ XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   }
 }
 
+// f(value, slope, row, column) changes both, of two tiles.
+template <int R, int C, class F>
+XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    const ints col = lane_index() + (col0 + c * kLanes);
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      floats value = t.row(r, c), slope;
+      f(value, slope, row0 + r, col);
+      t.row(r, c) = value;
+      slopes.row(r, c) = slope;
+    }
+  }
+}
+
 template <int R, int C>
 XF_INLINE ColMax<R> row_max(const Tile<R, C>& t) {
   ColMax<R> m{t.chunk(0)};
@@ -134,6 +148,72 @@ XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
     XF_UNROLL for (int r = 0; r < R; ++r) {
       t.row(r, c) = esimd::exp2(floats(t.row(r, c) * scale - m[r]));
     }
+  }
+}
+
+// One value per column; those of a chunk are a vector.
+template <int C>
+struct Across {
+  static constexpr int kColumns = round_up(C, kLanes);
+  simd<float, kColumns> x;
+
+  XF_INLINE floats chunk(int c) const { return part<kLanes>(x, c * kLanes); }
+};
+template <class F, int C, class... More>
+XF_INLINE Across<C> map(F f, const Across<C>& a, const More&... more) {
+  return {simd<float, Across<C>::kColumns>(f(a.x, more.x...))};
+}
+
+// Rows of a chunk that one instruction of 32 lanes takes.
+constexpr int kRowsAtOnce = 32 / kLanes;
+using wide_floats = simd<float, 32>;
+
+// t = 2^(t * scale - x), x a value per row or per column; the degree is that of other devices'
+// polynomial.
+template <int Degree, int R, int C>
+XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const ColVec<R>& x) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    XF_UNROLL for (int r = 0; r < R; ++r) t.row(r, c) = floats(t.row(r, c) * scale - x[r]);
+  }
+  XF_UNROLL for (int i = 0; i < R * t.kColumns; i += 32) {
+    auto some = t.x.template select<32, 1>(i);
+    some = esimd::exp2(wide_floats(some));
+  }
+}
+template <int Degree, int R, int C>
+XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const Across<C>& x) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    const wide_floats top = x.chunk(c).template replicate_vs_w<kRowsAtOnce, 0, kLanes>(0);
+    XF_UNROLL for (int r = 0; r < R; r += kRowsAtOnce) {
+      auto some = t.x.template select<32, 1>((c * R + r) * kLanes);
+      some = esimd::exp2(wide_floats(wide_floats(some) * scale - top));
+    }
+  }
+}
+
+// dP = P (dP - Delta), Delta a value per row or per column.
+template <int R, int C>
+XF_INLINE void weigh(Tile<R, C>& dP, const Tile<R, C>& P, const ColVec<R>& Delta) {
+  XF_UNROLL for (int c = 0; c < dP.kChunks; ++c) {
+    XF_UNROLL for (int r = 0; r < R; ++r) dP.row(r, c) -= Delta[r];
+  }
+  dP *= P;
+}
+template <int R, int C>
+XF_INLINE void weigh(Tile<R, C>& dP, const Tile<R, C>& P, const Across<C>& Delta) {
+  XF_UNROLL for (int c = 0; c < dP.kChunks; ++c) {
+    const wide_floats delta = Delta.chunk(c).template replicate_vs_w<kRowsAtOnce, 0, kLanes>(0);
+    XF_UNROLL for (int r = 0; r < R; r += kRowsAtOnce) {
+      const int i = (c * R + r) * kLanes;
+      auto some = dP.x.template select<32, 1>(i);
+      some = (wide_floats(some) - delta) * part<32>(P.x, i);
+    }
+  }
+}
+template <int R, int C>
+XF_INLINE void operator*=(Tile<R, C>& a, const Tile<R, C>& b) {
+  XF_UNROLL for (int i = 0; i < R * a.kColumns; i += 32) {
+    a.x.template select<32, 1>(i) *= part<32>(b.x, i);
   }
 }
 

@@ -17,16 +17,25 @@ const char* name_of(Access access);
 // each has an address of its own, and is read and written by itself (packed heads).
 enum class QueryRows : uint8_t { kOfHead, kOfQuery, kApart };
 
-// The widest access that the strides and addresses of all arrays allow on an architecture.
-Access access_for(const Problem& problem, const Array& out, Layout layout, QueryRows query_rows,
-                  const std::string& arch);
+// Arrays beside q, k and v, with the columns of a head; those without data are passed over.
+using Others = std::initializer_list<std::pair<const Array*, int64_t>>;
+
+// The widest access that the strides and addresses of all arrays allow on an architecture: of q, k,
+// v, and of others that are laid out as q and as k.
+Access access_for(const Problem& problem, Others like_q, Others like_k, Layout layout,
+                  QueryRows query_rows, const std::string& arch);
 
 // The same of single rows, of arrays in these layouts: never 2D blocks.
 Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arrays,
                       const std::string& arch);
 
-// A GPU reaches the rows of a tile from its first one by 32 bits, unless they are apart.
-void refuse_far_rows(const Problem& problem, const Array& out, Layout layout, QueryRows query_rows,
-                     const Checker& check);
+// A GPU reaches the rows of a tile from its first one by 32 bits, unless they are apart. `like_q`:
+// arrays that are laid out as q, and their names.
+void refuse_far_rows(const Problem& problem,
+                     std::initializer_list<std::pair<const Array*, const char*>> like_q,
+                     Layout layout, QueryRows query_rows, const Checker& check);
+
+// A GPU reaches the keys of a vector of scores by 32 bits.
+void check_mask_strides(const Problem& problem);
 
 }  // namespace xeflash

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 #include "dlpack.hpp"
 #include "interop.hpp"
@@ -286,6 +288,11 @@ bool Array::is_packed() const {
 
 bool Array::is_empty() const {
   return std::any_of(shape.begin(), shape.begin() + ndim, [](int64_t n) { return n == 0; });
+}
+
+int64_t bytes_of(const Array& a) {
+  return std::accumulate(a.shape.begin(), a.shape.begin() + a.ndim, size_of(a.dtype),
+                         std::multiplies<>());
 }
 
 bool Array::has_contiguous_rows() const {

@@ -47,6 +47,9 @@ struct Array {
   std::string place() const;  // where it lies, for messages
 };
 
+// Of all its elements.
+int64_t bytes_of(const Array& array);
+
 // Reads `object`; `what` ("flash_attn_func: q") starts the message of a TypeError.
 Array read_array(py::handle object, const char* function, const char* name);
 

@@ -14,17 +14,6 @@
 namespace xeflash {
 namespace {
 
-// A GPU reaches the keys of a vector of scores by 32 bits.
-void check_mask_strides(const Problem& p) {
-  constexpr int64_t kMost = int64_t{1} << 26;
-  if (!p.bias.data || p.bias.ndim == 0 || p.bias.shape[p.bias.ndim - 1] < 2) return;
-  const int64_t stride = std::abs(p.bias.strides[p.bias.ndim - 1]);
-  if (stride > kMost)
-    throw py::value_error(
-        "attention: attn_mask must have a last stride of at most 2^26 on a GPU, got " +
-        std::to_string(stride));
-}
-
 QueryRows query_rows_of(const Desc& desc) {
   if (desc.packed_heads) return QueryRows::kApart;
   return desc.algorithm == Algorithm::kDecode ? QueryRows::kOfQuery : QueryRows::kOfHead;
@@ -34,20 +23,14 @@ Desc describe(const Problem& p, const FwdRequest& r, const Array& out, const Pla
   const Schedule& schedule = schedule_of(place.device);
   const bool decode = p.sq == 1 && r.dropout == 0;
   Desc desc = describe(decode ? Algorithm::kDecode : Algorithm::kForward, p);
-  desc.softcap = r.softcap > 0;
-  desc.alibi = p.alibi.data != nullptr;
-  desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
-  desc.score_mod = p.score_mod.id;
-  desc.dropout = r.dropout > 0;
+  describe_scores(desc, p, r);
   desc.unified_max = r.unified_max.has_value();
   desc.packed_heads = !decode && packs_heads(p, r, schedule);
   desc.rows = rows_for(desc, p, schedule);
   desc.split_keys = splits_keys(p, desc, place.device);
   desc.page_unit = page_unit_for(p, schedule);
-  desc.access = access_for(p, out, r.layout, query_rows_of(desc), place.device.facts.arch);
-  const bool plain =
-      !p.bias.data && !desc.softcap && !desc.alibi && desc.score_mod == ScoreModId::kNone;
-  desc.negative_scale = plain && r.scale && std::signbit(*r.scale);
+  desc.access =
+      access_for(p, {{&out, p.dv}}, {}, r.layout, query_rows_of(desc), place.device.facts.arch);
   return desc;
 }
 
@@ -55,7 +38,7 @@ Desc describe(const Problem& p, const FwdRequest& r, const Array& out, const Pla
 void check_reach(const Problem& p, const FwdRequest& r, const Array& out, const Desc& desc) {
   if (desc.access == Access::kNone) return;
   check_mask_strides(p);
-  refuse_far_rows(p, out, r.layout, query_rows_of(desc), Checker(r.function));
+  refuse_far_rows(p, {{&out, "out"}}, r.layout, query_rows_of(desc), Checker(r.function));
 }
 
 Array new_lse(const Problem& p, const FwdRequest& r) {

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <cmath>
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -78,6 +79,10 @@ const char* name_of(Algorithm algorithm) {
       return "flash_fwd";
     case Algorithm::kDecode:
       return "flash_decode";
+    case Algorithm::kBackwardQ:
+      return "flash_bwd_dq";
+    case Algorithm::kBackwardK:
+      return "flash_bwd_dkv";
     case Algorithm::kAppend:
       return "append";
     case Algorithm::kMergeStates:
@@ -97,6 +102,17 @@ Desc describe(Algorithm algorithm, const Problem& p) {
   desc.cache_dtype = p.k.dtype == p.q.dtype ? DType::kOther : p.k.dtype;
   desc.cache_scales = p.cache.k_scale.data != nullptr;
   return desc;
+}
+
+void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
+  desc.softcap = r.softcap > 0;
+  desc.alibi = p.alibi.data != nullptr;
+  desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
+  desc.score_mod = p.score_mod.id;
+  desc.dropout = r.dropout > 0;
+  const bool plain =
+      !p.bias.data && !desc.softcap && !desc.alibi && desc.score_mod == ScoreModId::kNone;
+  desc.negative_scale = plain && r.scale && std::signbit(*r.scale);
 }
 
 void set_kernel_provider(py::object object) { provider() = std::move(object); }

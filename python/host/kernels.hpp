@@ -15,7 +15,15 @@
 
 namespace xeflash {
 
-enum class Algorithm : uint8_t { kForward, kDecode, kAppend, kMergeStates, kStandard };
+enum class Algorithm : uint8_t {
+  kForward,
+  kDecode,
+  kBackwardQ,
+  kBackwardK,
+  kAppend,
+  kMergeStates,
+  kStandard
+};
 const char* name_of(Algorithm algorithm);  // as Python knows it
 
 // What changes the code of a kernel: Desc in jit/kernel.py, which explains it. Everything else
@@ -63,6 +71,8 @@ static_assert(is_complete(kDescFields));
 
 // Of an algorithm on these arrays, without features.
 Desc describe(Algorithm algorithm, const Problem& problem);
+// What is done to its scores and probabilities.
+void describe_scores(Desc& desc, const Problem& problem, const FwdRequest& request);
 
 // Compiled kernels of an algorithm (jit/kernel.py), and the sizes that xeflash.tune has for them.
 struct Kernels {

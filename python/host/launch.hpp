@@ -52,6 +52,12 @@ class Launcher {
     if (!place_.in_order) last_.wait_and_throw();
     most_groups_ = std::max(most_groups_, groups);
   }
+  // Zeroes an array that is packed; without data, nothing.
+  void clear(const Array& array) {
+    if (!array.data) return;
+    last_ = place_.queue.memset(array.data, 0, bytes_of(array));
+    if (!place_.in_order) last_.wait_and_throw();
+  }
   void wait() { last_.wait_and_throw(); }
   uint64_t most_groups() const { return most_groups_; }
 

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "arguments.hpp"
+#include "backward.hpp"
 #include "forward.hpp"
 #include "kernels.hpp"
 #include "merge.hpp"
@@ -130,6 +131,7 @@ void translate_sycl_error(std::exception_ptr error) {
 PYBIND11_MODULE(_core, m) {
   py::register_local_exception_translator(translate_sycl_error);
   m.def("forward", &forward_from_python);
+  m.def("backward", &backward);
   m.def("argument_names", &argument_names);
   m.def("desc_names", [] { return names_of(kDescFields); });
   m.def("schedule_names", [] { return names_of(kScheduleFields); });

@@ -69,7 +69,8 @@ py::object standard_attention(const FwdRequest& r) {
 
   Desc desc = describe(Algorithm::kStandard, p);
   desc.rows = rows_for(desc, p, schedule_of(place.device));
-  desc.access = access_for(p, out, r.layout, QueryRows::kOfHead, place.device.facts.arch);
+  desc.access =
+      access_for(p, {{&out, p.dv}}, {}, r.layout, QueryRows::kOfHead, place.device.facts.arch);
   constexpr int64_t kMostKeys =
       (1 << 22) - 128;  // of a row of S in 2D block messages, see fits_block2d
   if (desc.access == Access::kBlock2d && p.sk > kMostKeys) desc.access = Access::kDwords;

@@ -37,6 +37,8 @@ ALGORITHMS = {
     "standard_attention": Algorithm(
         ("standard_attention",), ("scores", "softmax_rows", "weighted_sum"), "StandardParams"
     ),
+    "flash_bwd_dq": Algorithm(("flash_bwd_dq",), ("flash_bwd_dq",), "BwdParams"),
+    "flash_bwd_dkv": Algorithm(("flash_bwd_dkv",), ("flash_bwd_dkv",), "BwdParams"),
     "append": Algorithm(("append",), ("append",), "AppendParams"),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
     "peak": Algorithm(("peak",), ("peak",)),
@@ -108,7 +110,8 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     if desc.negative_scale and not score:
         score.append("Scaled")
     algorithm = ALGORITHMS[desc.algorithm]
-    params = "ScoreModParams" if desc.score_mod else algorithm.params
+    backward = algorithm.params == "BwdParams"
+    params = "ScoreModParams" if desc.score_mod and not backward else algorithm.params
     decode = desc.algorithm == "flash_decode"
     online = decode or desc.algorithm == "flash_fwd"
     lines = [
@@ -128,6 +131,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
+        *([f"  static constexpr int block_d = {config.block_d};"] if backward else []),
         f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         *([f"  static constexpr int slack = {'0' if _holds_little(desc) else 'kSlack'};"] if online else []),
@@ -168,7 +172,7 @@ def _kernels_arch(desc: Desc) -> str:
     """The first architecture that has the same code."""
     if desc.arch in ("cpu-avx512-bf16", "cpu-amx-bf16") and desc.dtype != "bfloat16":
         return "cpu-avx512"
-    if desc.arch == "cpu-amx-bf16" and desc.algorithm not in ("flash_fwd", "standard_attention", "peak"):
+    if desc.arch == "cpu-amx-bf16" and desc.algorithm in ("flash_decode", "append", "merge_states"):
         return "cpu-avx512-bf16"  # no products of tiles
     return desc.arch
 

@@ -35,10 +35,20 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", 255, 576, 0, 16),
 ]
 
+# Rows are those of dQ, or of dK and dV: more tiles than in the forward want to be in L2.
+FLASH_BWD: list[Row] = [
+    ("cpu-amx-bf16", "bfloat16", 255, 256, 64, 96),
+    ("cpu-amx-bf16", "bfloat16", 255, 576, 32, 96),
+    ("*", "*", 16, 576, 16, 48),
+    ("*", "*", 255, 256, 64, 96),
+    ("*", "*", 255, 576, 32, 48),
+]
+
 NO_TILES: list[Row] = [("*", "*", 255, 576, 64, 96)]  # to choose
 
 # standard_attention: what FlashAttention is compared with has its tiles.
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
+TABLES |= {"flash_bwd_dq": FLASH_BWD, "flash_bwd_dkv": FLASH_BWD}
 TABLES |= {"append": NO_TILES, "merge_states": NO_TILES, "peak": NO_TILES}
 
 # A few work-items for each compute unit, so that the device ends evenly; merging 256 keys each stays cheap. Where the

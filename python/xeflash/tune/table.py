@@ -22,6 +22,7 @@ class Config:
     parts: int = 1  # of the output's columns
     threads: int = 1  # of a work-group: neighbouring blocks of rows, or
     split_keys: bool = False  # one block of rows, whose keys they share out
+    block_d: int = 0  # backward: columns of dQ or dK that a thread owns; those of dV are block_v
     team: int = 1  # threads of a block of rows: each owns a part of the columns, and scores some of the keys
 
     @property
@@ -43,9 +44,12 @@ def schedule(arch: str) -> Schedule:
 def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
     """What the tables of the device say for `desc`; with these rows and keys of a tile, for sweeps."""
     if desc.arch.startswith("cpu-"):
-        return Config(*(blocks or cpu.blocks(desc)), desc.head_dim_v)
+        return Config(*(blocks or cpu.blocks(desc)), desc.head_dim_v, block_d=desc.head_dim)
     if desc.arch in xe.ARCHITECTURES:
         block_q, block_k = blocks or xe.blocks(desc)
+        if desc.algorithm in xe.BACKWARD:
+            parts, team, threads, own, own_v = xe.backward(desc, block_q, block_k)
+            return Config(block_q, block_k, own_v, parts, threads, team=team, block_d=own)
         block_v, parts = xe.columns(desc, block_q)
         if desc.algorithm == "flash_decode":
             threads = xe.sharers(desc, block_q) if block_q % 8 == 0 else 1  # splits of the keys fill the device
@@ -54,8 +58,8 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
             return Config(block_q, block_k, block_v, parts)
         if desc.split_keys and (turns := xe.turns(desc, block_q, block_k)) > 1:
             return Config(block_q, block_k, block_v, parts, turns, split_keys=True)
-        if team := xe.team(desc, block_q, block_k):
-            block_k, block_v, parts, tiles, threads = team
+        if shared := xe.team(desc, block_q, block_k):
+            block_k, block_v, parts, tiles, threads = shared
             return Config(block_q, block_k, block_v, parts, tiles * threads, team=threads)
         return Config(block_q, block_k, block_v, parts, xe.neighbours(desc, block_q))
     raise NotImplementedError(f"xeflash: no tuning table for {desc.arch}")

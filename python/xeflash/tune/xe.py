@@ -73,10 +73,30 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
 ]
 
+# Rows of dQ that a thread owns, or a team of threads; keys of a block.
+FLASH_BWD_DQ: list[Row] = [
+    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "block2d", "*", 255, 64, 16, 32),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+]
+# Rows of dK and dV; queries of a block.
+FLASH_BWD_DKV: list[Row] = [
+    ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+]
+# Columns of dQ, or of dK and of dV, in the registers of a thread, by the rows: a fourth of them each.
+_BACKWARD_COLUMNS = {"flash_bwd_dq": {8: 128, 16: 128}, "flash_bwd_dkv": {8: 64, 16: 64}}
+BACKWARD = tuple(_BACKWARD_COLUMNS)
+
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
 
 # standard_attention: what FlashAttention is compared with has its tiles.
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
+TABLES |= {"flash_bwd_dq": FLASH_BWD_DQ, "flash_bwd_dkv": FLASH_BWD_DKV}
 TABLES |= {"append": NO_TILES, "merge_states": NO_TILES}
 
 # One wave of threads, those with 256 registers: a second one that is not full would take as long as the first. 128
@@ -159,8 +179,12 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
 
 
 def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
-    width = -(-desc.head_dim_v // parts)
-    return (desc.head_dim_v if parts == 1 else -(-width // 16) * 16), parts
+    return _share(desc.head_dim_v, parts), parts
+
+
+def _share(columns: int, parts: int) -> int:
+    """The columns of one of some parts, which begin at multiples of 16."""
+    return columns if parts == 1 else -(-columns // (16 * parts)) * 16
 
 
 def sharers(desc: Desc, block_q: int) -> int:
@@ -230,6 +254,21 @@ def team(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, in
     tile = block_q * (desc.head_dim * element + block_k * element + 4 * count)
     tiles = max(1, min(8, desc.rows // block_q, (_SHARED_BYTES - place) // tile))
     return block_k, width, parts, tiles, count
+
+
+def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int]:
+    """(parts of the columns, threads of a team, of a work-group, columns of dQ or dK that one owns, and of dV).
+
+    A team shares out the columns of what it sums up, and the scores of a block.
+    """
+    most = _BACKWARD_COLUMNS[desc.algorithm][block_q] // (2 if desc.arch == "dg2" else 1)
+    widest = max(desc.head_dim, desc.head_dim_v) if desc.algorithm == "flash_bwd_dkv" else desc.head_dim
+    parts = -(-widest // most)
+    lanes = 8 if desc.arch == "dg2" else 16
+    team = min(1 << (parts - 1).bit_length(), block_k // lanes)
+    parts = -(-parts // team) * team
+    tiles = max(1, min(8 // team, desc.rows // block_q))
+    return parts, team, tiles * team, _share(desc.head_dim, parts), _share(desc.head_dim_v, parts)
 
 
 def _element(desc: Desc) -> int:

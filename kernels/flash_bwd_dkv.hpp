@@ -1,0 +1,86 @@
+// FlashAttention-2, Algorithm 2 (Dao, 2023), by rows of keys: dK and dV of a block of Bc keys per
+// thread, or per team of threads, summed up over all heads of queries that share them. All tiles are
+// transposed, so that what is a left operand lies as one: S here is the paper's S^T.
+//   i, j: block of queries, of keys     Q K V S P, and their gradients dO dK dV dS dP: tiles
+//   L: log-sum-exp of a row     Delta: see flash_bwd_dq.hpp, which is launched before
+#pragma once
+
+#include "attention/backward.hpp"
+
+namespace xeflash {
+
+template <class Config>
+XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
+  using Tiles = DkvTiles<Config>;
+  using T = typename Config::Element;
+  constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
+  Tiles::allocate();
+
+  const Sequence seq(p, work.batch);
+  const RowSpan<Bc> keys{work.block * Bc, seq.sk};
+  if (keys.is_empty()) return;
+  const typename Config::Mask mask(p, seq);
+  const BlockRange range = mask.template q_blocks<Br>(keys.first(), keys.last());
+  const BlockRange own = mask.template q_blocks<Br>(keys.row, keys.own_last());
+  const OwnColumns of_k{work.part, Tiles::own_k, Tiles::d}, of_v{work.part, Tiles::own_v, Tiles::dv};
+
+  typename Tiles::KeyTile K;
+  load(K, seq.k_rows<const T>(p.k, work.head).from(keys.row));
+  typename Tiles::ValueTile V;
+  load(V, seq.k_rows<const T>(p.v, work.head).from(keys.row));
+  typename Tiles::KeyGradient dK;
+  fill(dK, 0.f);
+  typename Tiles::ValueGradient dV;
+  fill(dV, 0.f);
+  typename Tiles::ProbPool prob_pool;
+  typename Tiles::ScorePool score_pool;
+
+  const int heads = p.heads_q / p.heads_k;
+  for (int head = work.head * heads; head < (work.head + 1) * heads; ++head) {
+    const auto q_rows = seq.q_rows<const T>(p.q, head, 0);
+    const auto dO_rows = seq.q_rows<const T>(p.dout, head, 0);
+    const auto q_columns = of_k.right_of(q_rows), dO_columns = of_v.right_of(dO_rows);
+    const auto lse = seq.per_row<const float>(p, p.lse, head);
+    const auto delta = seq.per_row<const float>(p, p.delta, head);
+    const Gradients<Config, true> gradients(p, seq, head, mask);
+
+    for (int i = range.begin; i < range.end; ++i) {
+      const int row = i * Br, scored = row + member() * Tiles::Bs;
+      prefetch<Br, Tiles::d>(q_rows.from(row + Br));
+      prefetch<Br, Tiles::dv>(dO_rows.from(row + Br));
+      const typename Tiles::QueryTileT Q_t(q_rows.from(row));
+      const typename Tiles::GradientTileT dO_t(dO_rows.from(row));
+      typename Tiles::PartTile P_T, dS_T;
+      if (own.has(i)) {
+        const auto L = load_across<Tiles::Bs>(lse.from(scored), kInf);
+        typename Tiles::ScoreTile P, slopes, dP;
+        mma_ABt(P, K, Q_t);  // S = K Q^T
+        gradients.probabilities(P, slopes, own.is_full(i), keys.row, scored, L);
+        narrow(P_T, P);
+        prob_pool.give(P_T);
+        mma_ABt(dP, V, dO_t);  // dP = V dO^T
+        gradients.of_scores(dP, P, slopes, load_across<Tiles::Bs>(delta.from(scored), 0.f));
+        narrow(dS_T, dP);  // dS = P (dP - Delta)
+        score_pool.give(dS_T);
+      }
+      meet_team();
+      const typename Tiles::GradientTile dO(dO_columns.from(row));
+      if (own.has(i)) mma_AB(dV, prob_pool.all(P_T), dO);  // dV += P dO
+      const typename Tiles::QueryTile Q(q_columns.from(row));
+      if (own.has(i)) mma_AB(dK, score_pool.all(dS_T), Q);  // dK += dS Q
+    }
+  }
+
+  dK *= ColVec<Bc>(p.scale);
+  of_k.store_in(seq.k_rows<T>(p.dk, work.head).from(keys.row), dK);
+  of_v.store_in(seq.k_rows<T>(p.dv, work.head).from(keys.row), dV);
+}
+
+template <class Config>
+XF_INLINE void flash_bwd_dkv(const BwdParams& p) {
+  constexpr int Bc = Config::block_q;
+  flash_bwd_dkv<Config>(p, Work(group_index(), Config::parts / kTeam, (p.max_k - 1) / Bc + 1,
+                                p.heads_k, First::first_block));
+}
+
+}  // namespace xeflash

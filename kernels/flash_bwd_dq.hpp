@@ -1,0 +1,78 @@
+// FlashAttention-2, Algorithm 2 (Dao, 2023), by rows of queries: dQ of a block of Br rows per thread,
+// or per team of threads. Delta, which the keys' gradients need too, comes first.
+//   i, j: block of queries, of keys     Q K V O S P, and their gradients dQ dO dS dP: tiles
+//   L: log-sum-exp of a row
+#pragma once
+
+#include "attention/backward.hpp"
+
+namespace xeflash {
+
+template <class Config>
+XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
+  using Tiles = DqTiles<Config>;
+  using T = typename Config::Element;
+  constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
+  Tiles::allocate();
+
+  const Sequence seq(p, work.batch);
+  const RowSpan<Br> rows{work.block * Br, seq.sq};
+  if (rows.is_empty()) return;
+  const ColVec<Br> delta = delta_of<Br, Config>(p, seq, work.head, rows.row);
+  if (work.part == 0 && member() == 0) {
+    store(seq.per_row(p, p.delta, work.head).from(rows.row), delta);
+  }
+  if (!p.dq.data) return;
+
+  const typename Config::Mask mask(p, seq);
+  const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
+  const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+  const int head_k = work.head / (p.heads_q / p.heads_k);
+  const auto k_rows = seq.k_rows<const T>(p.k, head_k), v_rows = seq.k_rows<const T>(p.v, head_k);
+  const OwnColumns columns{work.part, Tiles::own, Tiles::d};
+  const auto k_columns = columns.right_of(k_rows);
+  const Gradients<Config, false> gradients(p, seq, work.head, mask);
+  const auto L =
+      load_values<Br>(seq.per_row<const float>(p, p.lse, work.head).from(rows.row), kInf);
+
+  typename Tiles::QueryTile Q;
+  load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
+  typename Tiles::OutputGradient dO;
+  load(dO, seq.q_rows<const T>(p.dout, work.head, 0).from(rows.row));
+  typename Tiles::QueryGradient dQ;
+  fill(dQ, 0.f);
+  typename Tiles::Pool pool;
+
+  for (int j = range.begin; j < range.end; ++j) {
+    const int key = j * Bc, scored = key + member() * Tiles::Bs;
+    prefetch<Bc, Tiles::d>(k_rows.from(key + Bc));
+    prefetch<Bc, Tiles::dv>(v_rows.from(key + Bc));
+    const typename Tiles::KeyTileT K_t(k_rows.from(key));
+    const typename Tiles::ValueTileT V_t(v_rows.from(key));
+    typename Tiles::PartTile dS;
+    if (own.has(j)) {
+      typename Tiles::ScoreTile P, slopes, dP;
+      mma_ABt(P, Q, K_t);  // S = Q K^T
+      gradients.probabilities(P, slopes, own.is_full(j), rows.row, scored, L);
+      mma_ABt(dP, dO, V_t);  // dP = dO V^T
+      gradients.of_scores(dP, P, slopes, delta);
+      narrow(dS, dP);  // dS = P (dP - Delta)
+      pool.give(dS);
+    }
+    meet_team();
+    const typename Tiles::KeyTile K(k_columns.from(key));
+    if (own.has(j)) mma_AB(dQ, pool.all(dS), K);  // dQ += dS K
+  }
+
+  dQ *= ColVec<Br>(p.scale);
+  columns.store_in(seq.q_rows<T>(p.dq, work.head, 0).from(rows.row), dQ);
+}
+
+template <class Config>
+XF_INLINE void flash_bwd_dq(const BwdParams& p) {
+  constexpr int Br = Config::block_q;
+  flash_bwd_dq<Config>(
+      p, Work(group_index(), Config::parts / kTeam, (p.max_q - 1) / Br + 1, p.heads_q));
+}
+
+}  // namespace xeflash
