@@ -1,6 +1,6 @@
 // FlashAttention-2, Algorithm 2 (Dao, 2023), by rows of keys: dK and dV of a block of Bc keys per
-// thread, or per team of threads, summed up over all heads of queries that share them. All tiles are
-// transposed, so that what is a left operand lies as one: S here is the paper's S^T.
+// thread, or per team of threads, summed up over all heads of queries that share them. All tiles
+// are transposed, so that what is a left operand lies as one: S here is the paper's S^T.
 //   i, j: block of queries, of keys     Q K V S P, and their gradients dO dK dV dS dP: tiles
 //   L: log-sum-exp of a row     Delta: see flash_bwd_dq.hpp, which is launched before
 #pragma once
@@ -22,7 +22,8 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
   const typename Config::Mask mask(p, seq);
   const BlockRange range = mask.template q_blocks<Br>(keys.first(), keys.last());
   const BlockRange own = mask.template q_blocks<Br>(keys.row, keys.own_last());
-  const OwnColumns of_k{work.part, Tiles::own_k, Tiles::d}, of_v{work.part, Tiles::own_v, Tiles::dv};
+  const OwnColumns of_k{work.part, Tiles::own_k, Tiles::d},
+      of_v{work.part, Tiles::own_v, Tiles::dv};
 
   typename Tiles::KeyTile K;
   load(K, seq.k_rows<const T>(p.k, work.head).from(keys.row));
@@ -57,8 +58,10 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
         mma_ABt(P, K, Q_t);  // S = K Q^T
         gradients.probabilities(P, slopes, own.is_full(i), keys.row, scored, L);
         narrow(P_T, P);
+        gradients.drop(P_T, keys.row, scored);
         prob_pool.give(P_T);
-        mma_ABt(dP, V, dO_t);  // dP = V dO^T
+        mma_ABt(dP, V, dO_t);  // dP = dO V^T
+        gradients.drop(dP, keys.row, scored);
         gradients.of_scores(dP, P, slopes, load_across<Tiles::Bs>(delta.from(scored), 0.f));
         narrow(dS_T, dP);  // dS = P (dP - Delta)
         score_pool.give(dS_T);
@@ -71,7 +74,9 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
     }
   }
 
-  dK *= ColVec<Bc>(p.scale);
+  const float keep_scale = typename Config::Drop(p, seq, 0).keep_scale;
+  dV *= ColVec<Bc>(keep_scale);
+  dK *= ColVec<Bc>(p.scale * keep_scale);
   of_k.store_in(seq.k_rows<T>(p.dk, work.head).from(keys.row), dK);
   of_v.store_in(seq.k_rows<T>(p.dv, work.head).from(keys.row), dV);
 }

@@ -1,5 +1,5 @@
-// FlashAttention-2, Algorithm 2 (Dao, 2023), by rows of queries: dQ of a block of Br rows per thread,
-// or per team of threads. Delta, which the keys' gradients need too, comes first.
+// FlashAttention-2, Algorithm 2 (Dao, 2023), by rows of queries: dQ of a block of Br rows per
+// thread, or per team of threads. Delta, which the keys' gradients need too, comes first.
 //   i, j: block of queries, of keys     Q K V O S P, and their gradients dQ dO dS dP: tiles
 //   L: log-sum-exp of a row
 #pragma once
@@ -18,7 +18,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   const Sequence seq(p, work.batch);
   const RowSpan<Br> rows{work.block * Br, seq.sq};
   if (rows.is_empty()) return;
-  const ColVec<Br> delta = delta_of<Br, Config>(p, seq, work.head, rows.row);
+  const ColVec<Br> delta = delta_of<Br, Config>(p, seq, work.head, rows.row);  // Delta
   if (work.part == 0 && member() == 0) {
     store(seq.per_row(p, p.delta, work.head).from(rows.row), delta);
   }
@@ -55,6 +55,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
       mma_ABt(P, Q, K_t);  // S = Q K^T
       gradients.probabilities(P, slopes, own.is_full(j), rows.row, scored, L);
       mma_ABt(dP, dO, V_t);  // dP = dO V^T
+      gradients.drop(dP, rows.row, scored);
       gradients.of_scores(dP, P, slopes, delta);
       narrow(dS, dP);  // dS = P (dP - Delta)
       pool.give(dS);
@@ -64,7 +65,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
     if (own.has(j)) mma_AB(dQ, pool.all(dS), K);  // dQ += dS K
   }
 
-  dQ *= ColVec<Br>(p.scale);
+  dQ *= ColVec<Br>(p.scale * gradients.dropout.keep_scale);
   columns.store_in(seq.q_rows<T>(p.dq, work.head, 0).from(rows.row), dQ);
 }
 

@@ -1,7 +1,9 @@
-// What the kernels of the backward pass are written in: their tiles, their way over the other side's
-// blocks, probabilities made again from the LSE.
+// What the kernels of the backward pass are written in: their tiles, their way over the other
+// side's blocks, probabilities made again from the LSE.
 //   P = exp(S - L)   dP = dO V^T   dS = P (dP - Delta) times the slope of the scores' changes
 //   Delta = rowsum(dO O) - dLSE
+// With dropout P and dP count where a probability is kept, times keep_scale. The gradients are
+// multiplied by that at the end, so Delta is divided by it before.
 #pragma once
 
 #include "attention/dropout.hpp"
@@ -10,8 +12,8 @@
 
 namespace xeflash {
 
-// The columns of a matrix that a thread owns, `own` of them, or as a tile in shared memory its team.
-// Where a narrow matrix leaves none for it, what it computes is not stored.
+// The columns of a matrix that a thread owns, `own` of them, or as a tile in shared memory its
+// team. Where a narrow matrix leaves none for it, what it computes is not stored.
 struct OwnColumns {
   int part, own, total;
 
@@ -27,18 +29,21 @@ struct OwnColumns {
   }
 };
 
-// Delta of a block of rows: rowsum(dO O) - dLSE.
+// Delta of a block of rows.
 template <int Br, class Config>
 XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head, int row) {
   using T = typename Config::Element;
-  const ColVec<Br> dots =
-      row_dots<Br, Config::head_dim_v>(seq.q_rows<const T>(p.o, head, 0).from(row),
-                                       seq.q_rows<const T>(p.dout, head, 0).from(row));
-  if (!p.dlse) return dots;
-  const float* first =
-      p.dlse + seq.batch * p.dlse_batch + head * p.dlse_head + seq.q0 * p.dlse_row;
-  const Rows<const float> dlse = Rows<const float>{first, p.dlse_row, seq.sq}.from(row);
-  return map([](auto a, auto b) { return a - b; }, dots, load_values<Br>(dlse, 0.f));
+  ColVec<Br> delta = row_dots<Br, Config::head_dim_v>(
+      seq.q_rows<const T>(p.o, head, 0).from(row), seq.q_rows<const T>(p.dout, head, 0).from(row));
+  if (p.dlse) {
+    const float* first =
+        p.dlse + seq.batch * p.dlse_batch + head * p.dlse_head + seq.q0 * p.dlse_row;
+    const Rows<const float> dlse{first, p.dlse_row, seq.sq};
+    delta = map([](auto a, auto b) { return a - b; }, delta, load_values<Br>(dlse.from(row), 0.f));
+  }
+  const float keep_scale = typename Config::Drop(p, seq, head).keep_scale;
+  if (keep_scale > 0.f) delta *= ColVec<Br>(1.f / keep_scale);
+  return delta;
 }
 
 // Of a block of rows: a thread scores Bs of Bc keys, and owns so many columns of dQ.
@@ -66,8 +71,8 @@ struct DqTiles {
   static XF_INLINE void allocate() { allocate_shared<void, kPool + shared_bytes<Pool>()>(); }
 };
 
-// Of a block of keys, which are the rows of all tiles here: S, P, dP and dS are transposed. A thread
-// scores Bs of Br queries, and owns so many columns of dK and of dV.
+// Of a block of keys, which are the rows of all tiles here: S, P, dP and dS are transposed. A
+// thread scores Bs of Br queries, and owns so many columns of dK and of dV.
 template <class Config>
 struct DkvTiles {
   static constexpr int Bc = Config::block_q, Br = Config::block_k, Bs = Br / kTeam;
@@ -95,9 +100,7 @@ struct DkvTiles {
   using ProbPool = Pooled<T, Bc, Br, kProbs>;
   static constexpr int kScores = kProbs + shared_bytes<ProbPool>();
   using ScorePool = Pooled<T, Bc, Br, kScores>;
-  static XF_INLINE void allocate() {
-    allocate_shared<void, kScores + shared_bytes<ScorePool>()>();
-  }
+  static XF_INLINE void allocate() { allocate_shared<void, kScores + shared_bytes<ScorePool>()>(); }
 };
 
 // Probabilities and the gradients of scores. Rows of a tile are queries, or keys if it is
@@ -138,8 +141,16 @@ struct Gradients {
     }
     const OfQuery top = map([](auto l) { return select(l == -kInf, decltype(l)(kInf), l); }, lse);
     const float unit = Variant::kIdentity ? scale : 1.f;
-    exp2_minus<Config::exp2_degree>(S, unit * kLog2e,
-                                    map([](auto l) { return l * kLog2e; }, top));
+    exp2_minus<Config::exp2_degree>(S, unit * kLog2e, map([](auto l) { return l * kLog2e; }, top));
+  }
+
+  // Of what is kept of P only; of what was dropped dP is 0.
+  template <class Probs>
+  XF_INLINE void drop(Probs& P, int row, int column) const {
+    if constexpr (kTransposed)
+      dropout.drop_transposed(P, row, column);
+    else
+      dropout.drop(P, row, column);
   }
 
   // dS = P (dP - Delta), in place of dP.

@@ -13,6 +13,8 @@ struct NoDropout {
   XF_INLINE NoDropout(const FwdParams&, const Sequence&, int) {}
   template <class P>
   XF_INLINE void drop(P&, int, int) const {}
+  template <class P>
+  XF_INLINE void drop_transposed(P&, int, int) const {}
 };
 
 struct Dropout {
@@ -31,6 +33,12 @@ struct Dropout {
   template <class P>
   XF_INLINE void drop(P& probabilities, int row, int key) const {
     drop_tile(probabilities, row, key, *this);
+  }
+
+  // The same of a tile whose rows are keys.
+  template <class P>
+  XF_INLINE void drop_transposed(P& probabilities, int key, int row) const {
+    xeflash::drop_transposed(probabilities, key, row, *this);
   }
 
   // The 4 words drawn for 8 rows and a key; U is a word or a vector of words.

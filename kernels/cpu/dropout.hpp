@@ -15,15 +15,29 @@ XF_INLINE u32x16 multiply_high(u32x16 a, uint32_t b) {
   return bit_cast<u32x16>((even >> 32) | (odd & 0xffffffff00000000u));
 }
 
-// Zeroes the dropped probabilities of P. A draw serves 8 rows of a key: lanes take 8 keys x 2
-// octets of rows at a time, then each row picks its half-word.
-template <class T, int R, int C, class Dropout>
-XF_INLINE void drop_tile(Left<T, R, C>& P, int row0, int col0, const Dropout& dropout) {
-  static_assert(C % 8 == 0);
+// Zeroes column c + k of a tile, of which some vectors are pairs of columns, where a row is not
+// kept.
+template <class V, int R, int C>
+XF_INLINE void keep(Columns<V, R, C>& tile, int c, int r, const i32x16 (&kept)[8]) {
+  XF_UNROLL for (int k = 0; k < 8; ++k) {
+    if constexpr (std::is_same_v<V, f32x16>) {
+      tile.at(c + k, r) = select(kept[k], tile.at(c + k, r), f32x16(0.f));
+    } else if (k % 2 == 0) {
+      tile.at((c + k) / 2, r) &= bit_cast<u32x16>((kept[k] & 0xffff) | (kept[k + 1] & ~0xffff));
+    }
+  }
+}
+
+// Zeroes what is dropped of a tile of probabilities, or of their gradients, a left operand or not.
+// Rows are queries: a draw serves 8 of them and a key, lanes take 8 keys x 2 octets of rows at a
+// time, then each row picks its half-word.
+template <class P, class Dropout>
+XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
+  static_assert(tile_columns<P> % 8 == 0);
   const u32x16 lane = bit_cast<u32x16>(lane_index());
-  for (int r = 0; r < R / kLanes; ++r) {
+  for (int r = 0; r < tile_rows<P> / kLanes; ++r) {
     const uint32_t octet = static_cast<uint32_t>(row0 + r * kLanes) / 8;
-    for (int c = 0; c < C; c += 8) {
+    for (int c = 0; c < tile_columns<P>; c += 8) {
       alignas(64) u32x16 words[4];  // words[w], lane 2 k + o: word w for key k, octet o
       dropout.draw(lane / 2 + static_cast<uint32_t>(col0 + c), (lane & 1u) + octet, words);
       const auto* flat = reinterpret_cast<const uint32_t*>(words);
@@ -35,13 +49,24 @@ XF_INLINE void drop_tile(Left<T, R, C>& P, int row0, int col0, const Dropout& dr
         }
         kept[k] = drawn >= u32x16(dropout.below);
       }
+      keep(tile, c, r, kept);
+    }
+  }
+}
+// Rows are keys, columns queries: a lane of a draw is a key, and its half-words are 8 columns.
+template <class P, class Dropout>
+XF_INLINE void drop_transposed(P& tile, int row0, int col0, const Dropout& dropout) {
+  static_assert(tile_columns<P> % 8 == 0);
+  for (int r = 0; r < tile_rows<P> / kLanes; ++r) {
+    const u32x16 key = bit_cast<u32x16>(row0 + r * kLanes + lane_index());
+    for (int c = 0; c < tile_columns<P>; c += 8) {
+      u32x16 words[4];
+      dropout.draw(key, u32x16(static_cast<uint32_t>(col0 + c) / 8), words);
+      i32x16 kept[8];
       XF_UNROLL for (int k = 0; k < 8; ++k) {
-        if constexpr (!kPaired<T>) {
-          P.at(c + k, r) = select(kept[k], P.at(c + k, r), f32x16(0.f));
-        } else if (k % 2 == 0) {
-          P.at((c + k) / 2, r) &= bit_cast<u32x16>((kept[k] & 0xffff) | (kept[k + 1] & ~0xffff));
-        }
+        kept[k] = ((words[k / 2] >> (16 * (k % 2))) & 0xffffu) >= u32x16(dropout.below);
       }
+      keep(tile, c, r, kept);
     }
   }
 }

@@ -21,6 +21,20 @@ template <class T, int R, int C>
   requires kPaired<T>
 struct Left<T, R, C> : Columns<u32x16, R, round_up(C, kByAmx<T> ? 32 : 2) / 2> {};
 
+// Of a left operand, or a tile.
+template <class P>
+constexpr int tile_rows = 0;
+template <class P>
+constexpr int tile_columns = 0;
+template <class T, int R, int C>
+constexpr int tile_rows<Left<T, R, C>> = R;
+template <class T, int R, int C>
+constexpr int tile_columns<Left<T, R, C>> = C;
+template <int R, int C>
+constexpr int tile_rows<Tile<R, C>> = R;
+template <int R, int C>
+constexpr int tile_columns<Tile<R, C>> = C;
+
 template <class Rows, class T, int R, int C, int Begin>
 using PlacedLeft = Left<T, R, C>;
 

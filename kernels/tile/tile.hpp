@@ -24,7 +24,7 @@
 //   map, any_above, any_beyond  f of the values of each row; is one above another's by a margin, is
 //                              one's magnitude above a limit
 //   exp2_of, inverse_or_zero   the same in place, without the sum; 1 / l, or 0
-//   drop_tile                  zeroes probabilities by random numbers
+//   drop_tile, drop_transposed  zeroes probabilities by random numbers; of transposed tiles
 //   load, store                tiles from memory, tiles and values per row back to it
 //   prefetch                   rows of the next step, where the device does not see them coming
 //   load_values                one value per row from memory

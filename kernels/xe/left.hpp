@@ -12,6 +12,7 @@ constexpr int kDepth = 16;  // of one dpas, in 16-bit elements
 // R x C in registers: x[column / kWidth][row][kWidth columns]. Narrower ones are parts of a block.
 template <class T, int R, int C, int Width = sizeof(T) == 2 ? kDepth : kLanes>
 struct Left {
+  static constexpr int kR = R, kC = C;
   static constexpr int kWidth = Width, kColumns = round_up(C, kWidth);
   static constexpr int kSharedBytes = 0;
   static_assert(R % 8 == 0);

@@ -95,8 +95,13 @@ XF_INLINE bool any_above(const ColMax<R>& a, const ColVec<R>& b, float margin) {
 template <int R, int C>
 struct Tile {
   static_assert(R % 8 == 0);
+  static constexpr int kR = R, kC = C;
   static constexpr int kColumns = round_up(C, kLanes), kChunks = kColumns / kLanes;
   simd<float, R * kColumns> x;
+
+  static constexpr int offset(int row, int column) {
+    return (column / kLanes * R + row) * kLanes + column % kLanes;
+  }
 
   XF_INLINE auto block(int r, int c) {
     return x.template select<8 * kLanes, 1>((c * R + r * 8) * kLanes);

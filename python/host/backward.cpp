@@ -41,10 +41,10 @@ Array read_like_out(const py::object& object, const char* name, const Problem& p
   check.require_same_place(a, name, p.q, p.q_name);
   bool fits = a.ndim == p.q.ndim && a.shape[a.ndim - 1] == p.dv;
   for (int i = 0; fits && i < a.ndim - 1; ++i) fits = a.shape[i] == p.q.shape[i];
-  XF_REQUIRE(check, fits, name,
-             std::string("must have the shape of ") + p.q_name + " with head_dim " +
-                 std::to_string(p.dv),
-             a.describe_shape(), a);
+  XF_REQUIRE(
+      check, fits, name,
+      std::string("must have the shape of ") + p.q_name + " with head_dim " + std::to_string(p.dv),
+      a.describe_shape(), a);
   return a;
 }
 
@@ -124,12 +124,12 @@ py::tuple backward(const py::kwargs& arguments) {
   if (g.wants("q")) dq = empty_like(p.q);
   if (g.wants("k")) dk = empty_like(p.k);
   if (g.wants("v")) dv = empty_like(p.v);
-  py::tuple results = py::make_tuple(result(dq), result(dk), result(dv), py::none(), py::none(),
-                                     py::none());
+  py::tuple results =
+      py::make_tuple(result(dq), result(dk), result(dv), py::none(), py::none(), py::none());
 
-  const Access access = access_for(
-      p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&dq, p.d}}, {{&dk, p.d}, {&dv, p.dv}}, r.layout,
-      QueryRows::kOfHead, place.device.facts.arch);
+  const Access access =
+      access_for(p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&dq, p.d}}, {{&dk, p.d}, {&dv, p.dv}},
+                 r.layout, QueryRows::kOfHead, place.device.facts.arch);
   if (access != Access::kNone) {
     check_mask_strides(p);
     refuse_far_rows(p, {{&g.out, "out"}, {&g.dout, "dout"}}, r.layout, QueryRows::kOfHead, check);
@@ -157,13 +157,11 @@ py::tuple backward(const py::kwargs& arguments) {
     params.dlse_head = g.dlse.strides[row - 1];
     params.dlse_row = g.dlse.strides[row];
   }
-  const Scratch delta(place, p.q, std::max<int64_t>(1, params.lse_head * p.heads_q *
-                                                           (p.packed ? 1 : p.batch)));
+  const Scratch delta(place, p.q,
+                      std::max<int64_t>(1, params.lse_head * p.heads_q * (p.packed ? 1 : p.batch)));
   params.delta = delta.data;
-  const uint64_t q_groups =
-      q_kernels ? groups_for(of_q, *q_kernels, p.sq, p.batch * p.heads_q) : 0;
-  const uint64_t k_groups =
-      k_kernels ? groups_for(of_k, *k_kernels, p.sk, p.batch * p.heads_k) : 0;
+  const uint64_t q_groups = q_kernels ? groups_for(of_q, *q_kernels, p.sq, p.batch * p.heads_q) : 0;
+  const uint64_t k_groups = k_kernels ? groups_for(of_k, *k_kernels, p.sk, p.batch * p.heads_k) : 0;
   submit(place, [&](Launcher& launch) {
     if (p.used_k.data) {  // the keys that are not in use
       for (const Array* a : {&dk, &dv}) launch.clear(*a);

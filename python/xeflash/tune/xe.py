@@ -88,8 +88,8 @@ FLASH_BWD_DKV: list[Row] = [
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
-# Columns of dQ, or of dK and of dV, in the registers of a thread, by the rows: a fourth of them each.
-_BACKWARD_COLUMNS = {"flash_bwd_dq": {8: 128, 16: 128}, "flash_bwd_dkv": {8: 64, 16: 64}}
+# Most columns of dQ, or of dK and of dV, in the registers of a thread; a team of two is wanted for more than half.
+_BACKWARD_COLUMNS = {"flash_bwd_dq": 128, "flash_bwd_dkv": 64}
 BACKWARD = tuple(_BACKWARD_COLUMNS)
 
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
@@ -261,11 +261,10 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
 
     A team shares out the columns of what it sums up, and the scores of a block.
     """
-    most = _BACKWARD_COLUMNS[desc.algorithm][block_q] // (2 if desc.arch == "dg2" else 1)
+    most = _BACKWARD_COLUMNS[desc.algorithm] // (2 if desc.arch == "dg2" else 1)
     widest = max(desc.head_dim, desc.head_dim_v) if desc.algorithm == "flash_bwd_dkv" else desc.head_dim
-    parts = -(-widest // most)
-    lanes = 8 if desc.arch == "dg2" else 16
-    team = min(1 << (parts - 1).bit_length(), block_k // lanes)
+    parts = max(-(-widest // most), 2 if widest > most // 2 else 1)
+    team = min(1 << (parts - 1).bit_length(), block_k // (8 if desc.arch == "dg2" else 16))
     parts = -(-parts // team) * team
     tiles = max(1, min(8 // team, desc.rows // block_q))
     return parts, team, tiles * team, _share(desc.head_dim, parts), _share(desc.head_dim_v, parts)
