@@ -62,8 +62,9 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
         prob_pool.give(P_T);
         mma_ABt(dP, V, dO_t);  // dP = dO V^T
         gradients.drop(dP, keys.row, scored);
-        gradients.of_scores(dP, P, slopes, load_across<Tiles::Bs>(delta.from(scored), 0.f));
-        narrow(dS_T, dP);  // dS = P (dP - Delta)
+        weigh(dP, P, load_across<Tiles::Bs>(delta.from(scored), 0.f));  // dS = P (dP - Delta)
+        gradients.through_changes(dP, slopes);
+        narrow(dS_T, dP);
         score_pool.give(dS_T);
       }
       meet_team();

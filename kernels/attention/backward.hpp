@@ -153,12 +153,41 @@ struct Gradients {
       dropout.drop(P, row, column);
   }
 
-  // dS = P (dP - Delta), in place of dP.
-  template <class Tile, class OfQuery>
-  XF_INLINE void of_scores(Tile& dP, const Tile& P, const Tile& slopes,
-                           const OfQuery& delta) const {
-    weigh(dP, P, delta);
-    if constexpr (!Variant::kIdentity) dP *= slopes;
+  // dS, in place of dP, of the products that scores were made of.
+  template <class Tile>
+  XF_INLINE void through_changes(Tile& dS, const Tile& slopes) const {
+    if constexpr (!Variant::kIdentity) dS *= slopes;
+  }
+};
+
+// The gradients of ALiBi's slopes, as far as a tile of rows goes: sums of -distance dS.
+template <class Config, int Br>
+struct RowSlopes {
+  static constexpr bool kWanted = Config::sums_slopes;
+  ColSum<Br> sums{0.f};
+
+  template <class Tile>
+  XF_INLINE void add(const BwdParams& p, const Sequence& seq, int head, const Tile& dS, int row,
+                     int key) {
+    if constexpr (kWanted) {
+      const Alibi alibi(p, seq, head);
+      Tile changes = dS;
+      each(changes, row, key, [&](auto ds, auto q, auto k) {
+        return -ds * alibi.distance<decltype(ds)>(q, k);
+      });
+      add_row_sums(sums, changes);
+    }
+  }
+  XF_INLINE void finish(const BwdParams& p, const Sequence& seq, const Work& work, int row,
+                        float factor) {
+    if constexpr (kWanted) {
+      sum_of_team(sums);
+      ColVec<Br> of_rows = sums;
+      of_rows *= ColVec<Br>(factor);
+      if (work.part == 0 && member() == 0) {
+        store(seq.per_row(p, p.row_slopes, work.head).from(row), of_rows);
+      }
+    }
   }
 };
 

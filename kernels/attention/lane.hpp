@@ -6,7 +6,7 @@
 
 #include <concepts>
 
-#include "attention/work.hpp"
+#include "attention/dual.hpp"
 
 namespace xeflash::snippet {
 
@@ -59,8 +59,17 @@ template <class From, class To>
 constexpr bool kWidens = std::is_same_v<std::common_type_t<From, To>, To>;
 
 template <class T>
-using VectorOf = std::conditional_t<std::is_same_v<T, float>, Floats,
-                                    std::conditional_t<std::is_same_v<T, int>, Ints, Mask>>;
+struct InVector;
+template <>
+struct InVector<float> : std::type_identity<Floats> {};
+template <>
+struct InVector<int> : std::type_identity<Ints> {};
+template <>
+struct InVector<bool> : std::type_identity<Mask> {};
+template <>
+struct InVector<Dual> : std::type_identity<DualFloats> {};
+template <class T>
+using VectorOf = typename InVector<T>::type;
 
 template <class To, bool kVector, class X>
 XF_INLINE auto as(const X& x);
@@ -99,6 +108,10 @@ template <class To, class From, class V>
 XF_INLINE auto converted(V x) {
   if constexpr (std::is_same_v<To, From>) {
     return x;
+  } else if constexpr (std::is_same_v<To, Dual>) {
+    return DualFloats(converted<float, From>(x));
+  } else if constexpr (std::is_same_v<From, Dual>) {
+    return converted<To, float>(x.value);
   } else if constexpr (std::is_same_v<From, int> && std::is_same_v<To, float>) {
     return signed_to_floats(x);
   } else if constexpr (std::is_same_v<V, From>) {
@@ -116,7 +129,7 @@ XF_INLINE auto as(const X& x) {
     return as<To, kVector>(Lane<TypeOf<X>, Of::neither, false>(static_cast<TypeOf<X>>(x)));
   } else {
     const auto value = converted<To, TypeOf<X>>(x.native);
-    if constexpr (kVector == Traits<X>::is_vector) {
+    if constexpr (kVector == Traits<X>::is_vector || std::is_same_v<To, Dual>) {
       return value;
     } else if constexpr (std::is_same_v<To, bool>) {
       return to_mask(value);
@@ -169,7 +182,8 @@ XF_INLINE V choose(C c, V a, V b) {
   if constexpr (std::is_arithmetic_v<V>) {
     return c ? a : b;
   } else {
-    return xeflash::select(c, a, b);
+    using xeflash::select;
+    return select(c, a, b);
   }
 }
 // b, and 1 where C++ does not say what a / b is, and a CPU would trap.
@@ -256,31 +270,39 @@ XF_INLINE auto abs(const X& x) {
   return made<T, X>(choose(value < decltype(value)(0), -value, value));
 }
 
+template <class X>
+constexpr bool kIsDual = std::is_same_v<TypeOf<X>, Dual>;
+
 // As a float.
 template <class X>
   requires(Values<X>)
 XF_INLINE auto number(const X& x) {
-  return made<float, X>(as<float, Traits<X>::is_vector>(x));
+  using T = std::conditional_t<kIsDual<X>, Dual, float>;
+  return made<T, X>(as<T, Traits<X>::is_vector>(x));
 }
 
-#define XF_FUNCTION(name, expression)                  \
-  template <class X>                                   \
-    requires(Values<X>)                                \
-  XF_INLINE auto name(const X& argument) {             \
-    const Floats x = as<float, true>(argument);        \
-    const Floats y = expression;                       \
-    if constexpr (Traits<X>::is_vector) {              \
-      return made<float, X>(y);                        \
-    } else {                                           \
-      return made<float, X>(static_cast<float>(y[0])); \
-    }                                                  \
+// y of x, and its derivative.
+#define XF_FUNCTION(name, expression, derivative)                        \
+  template <class X>                                                     \
+    requires(Values<X>)                                                  \
+  XF_INLINE auto name(const X& argument) {                               \
+    const Floats x = as<float, true>(argument);                          \
+    const Floats y = expression;                                         \
+    if constexpr (kIsDual<X>) {                                          \
+      const Floats slope = argument.native.slope;                        \
+      return made<Dual, X>(DualFloats(y, Floats(slope * (derivative)))); \
+    } else if constexpr (Traits<X>::is_vector) {                         \
+      return made<float, X>(y);                                          \
+    } else {                                                             \
+      return made<float, X>(static_cast<float>(y[0]));                   \
+    }                                                                    \
   }
-XF_FUNCTION(exp2, xeflash::exp2(x))
-XF_FUNCTION(exp, xeflash::exp2(Floats(x* kLog2e)))
-XF_FUNCTION(log2, log2_of_any(x))
-XF_FUNCTION(log, log2_of_any(x) * kLn2)
-XF_FUNCTION(sqrt, xeflash::sqrt(x))
-XF_FUNCTION(tanh, xeflash::tanh(x))
+XF_FUNCTION(exp2, xeflash::exp2(x), y* kLn2)
+XF_FUNCTION(exp, xeflash::exp2(Floats(x* kLog2e)), y)
+XF_FUNCTION(log2, log2_of_any(x), kLog2e / x)
+XF_FUNCTION(log, log2_of_any(x) * kLn2, 1.f / x)
+XF_FUNCTION(sqrt, xeflash::sqrt(x), 0.5f / y)
+XF_FUNCTION(tanh, xeflash::tanh(x), 1.f - y * y)
 #undef XF_FUNCTION
 
 constexpr float inf = kInf;

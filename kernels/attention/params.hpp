@@ -111,7 +111,11 @@ struct BwdParams : ScoreModParams {
   TensorArg dout, dq, dk, dv;
   const float* dlse;  // gradient of the LSE, null: 0
   int64_t dlse_batch, dlse_head, dlse_row;
-  float* delta;  // per row, laid out as lse: rowsum(dO O) - dLSE
+  float* delta;       // per row, laid out as lse: rowsum(dO O) - dLSE
+  float* row_slopes;  // the gradient of a slope, as far as a row goes; laid out likewise
+  float* dsinks;      // per head; null: not wanted
+  float* dalibi;      // (batch x) head
+  int64_t dalibi_batch;
 };
 
 // Standard attention keeps scores and probabilities in memory: (batch, head, row, key), in fp32 and

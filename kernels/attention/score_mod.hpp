@@ -11,6 +11,7 @@ namespace xeflash {
 namespace snippet {
 
 using Score = Lane<float, Of::both, true>;
+using DualScore = Lane<Dual, Of::both, true>;
 
 // An array that a snippet captured, read at an index or indices: a number at ints, a Lane at Lanes.
 // What is past an end reads the element there.
@@ -57,21 +58,33 @@ struct Captured {
 // The hook that calls it. Rows and keys past the end are given the last one's position.
 template <class Snippet>
 struct ScoreMod {
-  Snippet change;
+  Snippet of_score;
   int batch, head, last_q, last_k;
 
   XF_INLINE ScoreMod(const FwdParams& p, const Sequence& seq, int h)
-      : change(static_cast<const ScoreModParams&>(p).captures),
+      : of_score(static_cast<const ScoreModParams&>(p).captures),
         batch(seq.batch),
         head(h),
         last_q(seq.sq - 1),
         last_k(seq.sk - 1) {}
   template <class S, class I, class J>
   XF_INLINE S score(S s, I q, J k) const {
+    return changed(snippet::Score(s), q, k);
+  }
+  template <class S, class I, class J>
+  XF_INLINE void change(S& s, S& slope, I q, J k) const {
+    const auto dual = changed(snippet::DualScore(snippet::DualFloats(s, slope)), q, k);
+    s = dual.value;
+    slope = select(s == S(-kInf), S(0.f), dual.slope);  // it is hidden: P is 0
+  }
+
+ private:
+  template <class S, class I, class J>
+  XF_INLINE auto changed(S s, I q, J k) const {
     using snippet::Lane, snippet::Of;
     const Lane<int, Of::query, !std::is_same_v<I, int>> q_idx(at_most(q, last_q));
     const Lane<int, Of::key, !std::is_same_v<J, int>> k_idx(at_most(k, last_k));
-    return change(snippet::Score(s), batch, head, q_idx, k_idx).native;
+    return of_score(s, batch, head, q_idx, k_idx).native;
   }
 };
 

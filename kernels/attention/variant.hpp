@@ -81,8 +81,12 @@ struct Alibi {
       : slope(p.alibi[seq.batch * p.alibi_batch + head]), shift(p.top_left ? 0 : seq.sk - seq.sq) {}
   template <class S, class I, class J>
   XF_INLINE S score(S s, I q, J k) const {
+    return s - distance<S>(q, k) * slope;
+  }
+  template <class S, class I, class J>
+  XF_INLINE S distance(I q, J k) const {
     const S ahead = to_floats<S>(k - (q + shift));
-    return s - max(ahead, -ahead) * slope;
+    return max(ahead, -ahead);
   }
 };
 

@@ -140,6 +140,13 @@ XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
   });
 }
 
+template <int R, int C>
+XF_INLINE void add_row_sums(ColSum<R>& l, const Tile<R, C>& t) {
+  for (int r = 0; r < R / kLanes; ++r) {
+    for (int c = 0; c < t.cols; ++c) l.x[r] += t.at(c, r);
+  }
+}
+
 // One value per column.
 template <int C>
 struct Across {

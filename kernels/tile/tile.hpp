@@ -14,6 +14,7 @@
 //   Operand<T, E>              what elements E of a cache are multiplied as with queries of T
 //   mma_ABt, mma_AB            S = A K^T, O += P V
 //   each                       f(value, row, column) over a tile; one of the two is a vector
+//   add_row_sums               l += rowsum P
 //   row_max, exp2_and_sum, kExp2Headroom
 //                              the halves of a softmax; the second gives P as a left operand, and
 //                              everything 2^-kExp2Headroom times

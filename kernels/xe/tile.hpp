@@ -156,6 +156,11 @@ XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
   }
 }
 
+template <int R, int C>
+XF_INLINE void add_row_sums(ColSum<R>& l, const Tile<R, C>& t) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) l.x += t.chunk(c);
+}
+
 // One value per column; those of a chunk are a vector.
 template <int C>
 struct Across {

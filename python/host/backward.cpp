@@ -119,28 +119,48 @@ py::tuple backward(const py::kwargs& arguments) {
   const Gradients g = read_gradients(own, r, p, check);
   refuse_caches(p, r, check);
 
-  const bool wants_keys = g.wants("k") || g.wants("v");
-  Array dq, dk, dv;
+  Array dq, dk, dv, dalibi, dsinks;
   if (g.wants("q")) dq = empty_like(p.q);
   if (g.wants("k")) dk = empty_like(p.k);
   if (g.wants("v")) dv = empty_like(p.v);
-  py::tuple results =
-      py::make_tuple(result(dq), result(dk), result(dv), py::none(), py::none(), py::none());
+  if (p.alibi.data && g.wants("alibi_slopes")) {
+    if (p.score_mod.id != ScoreModId::kNone)
+      check.refuse<NotImplemented>("alibi_slopes with score_mod have no gradient yet");
+    dalibi = p.alibi.ndim == 2 ? new_array(p.q, DType::kF32, {p.batch, p.heads_q})
+                               : new_array(p.q, DType::kF32, {p.heads_q});
+  }
+  if (p.sinks.data && g.wants("s_aux")) dsinks = new_array(p.q, DType::kF32, {p.heads_q});
+  if (p.bias.data && g.wants("attn_mask"))
+    check.refuse<NotImplemented>("attn_mask has no gradient yet");
+  py::tuple results = py::make_tuple(result(dq), result(dk), result(dv), py::none(),
+                                     result(dalibi), result(dsinks));
 
-  const Access access =
-      access_for(p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&dq, p.d}}, {{&dk, p.d}, {&dv, p.dv}},
-                 r.layout, QueryRows::kOfHead, place.device.facts.arch);
+  const Access access = access_for(
+      p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&dq, p.d}}, {{&dk, p.d}, {&dv, p.dv}}, r.layout,
+      QueryRows::kOfHead, place.device.facts.arch);
   if (access != Access::kNone) {
     check_mask_strides(p);
     refuse_far_rows(p, {{&g.out, "out"}, {&g.dout, "dout"}}, r.layout, QueryRows::kOfHead, check);
   }
-  const bool queries = p.has_queries();
-  const bool keys = wants_keys && p.batch * p.heads_k * p.sk != 0;
-  const Desc of_q = describe(Algorithm::kBackwardQ, p, r, place, access);
-  const Desc of_k = describe(Algorithm::kBackwardK, p, r, place, access);
-  const Kernels* q_kernels = queries ? &find_kernels(of_q, place) : nullptr;
-  const Kernels* k_kernels = keys ? &find_kernels(of_k, place) : nullptr;
-  if (!q_kernels && !k_kernels) return results;
+  // The kernels of a call, in their order; those of keys and heads read what the first one leaves.
+  struct Part {
+    const Kernels* kernels = nullptr;
+    uint64_t groups = 0;
+    int threads = 1;
+  };
+  const auto part = [&](Algorithm algorithm, int64_t rows, int64_t heads) {
+    Desc desc = describe(algorithm, p, r, place, access);
+    desc.sums_slopes = algorithm == Algorithm::kBackwardQ && dalibi.data;
+    const Kernels& kernels = find_kernels(desc, place);
+    if (algorithm == Algorithm::kBackwardHeads) return Part{&kernels, static_cast<uint64_t>(heads)};
+    return Part{&kernels, groups_for(desc, kernels, rows, heads), kernels.threads};
+  };
+  const bool keys = p.batch * p.heads_k * p.sk != 0;
+  Part of_queries, of_keys, of_heads;
+  if (p.has_queries()) of_queries = part(Algorithm::kBackwardQ, p.sq, p.batch * p.heads_q);
+  if (keys && (dk.data || dv.data))
+    of_keys = part(Algorithm::kBackwardK, p.sk, p.batch * p.heads_k);
+  if (dalibi.data || dsinks.data) of_heads = part(Algorithm::kBackwardHeads, 1, p.heads_q);
 
   BwdParams params{};
   static_cast<FwdParams&>(params) = params_of(p, r, g.out, g.lse, place);
@@ -150,6 +170,9 @@ py::tuple backward(const py::kwargs& arguments) {
   params.dq = arg(dq);
   params.dk = arg(dk);
   params.dv = arg(dv);
+  params.dalibi = reinterpret_cast<float*>(dalibi.data);
+  params.dalibi_batch = p.alibi.ndim == 2 ? p.heads_q : 0;
+  params.dsinks = reinterpret_cast<float*>(dsinks.data);
   if (g.dlse.data) {
     const int row = g.dlse.ndim - 1;
     params.dlse = reinterpret_cast<const float*>(g.dlse.data);
@@ -157,17 +180,17 @@ py::tuple backward(const py::kwargs& arguments) {
     params.dlse_head = g.dlse.strides[row - 1];
     params.dlse_row = g.dlse.strides[row];
   }
-  const Scratch delta(place, p.q,
-                      std::max<int64_t>(1, params.lse_head * p.heads_q * (p.packed ? 1 : p.batch)));
-  params.delta = delta.data;
-  const uint64_t q_groups = q_kernels ? groups_for(of_q, *q_kernels, p.sq, p.batch * p.heads_q) : 0;
-  const uint64_t k_groups = k_kernels ? groups_for(of_k, *k_kernels, p.sk, p.batch * p.heads_k) : 0;
+  const int64_t rows = std::max<int64_t>(1, p.heads_q * (p.packed ? p.tokens_q : p.batch * p.sq));
+  const Scratch scratch(place, p.q, rows * (dalibi.data ? 2 : 1));
+  params.delta = scratch.data;
+  params.row_slopes = scratch.data + rows;
   submit(place, [&](Launcher& launch) {
     if (p.used_k.data) {  // the keys that are not in use
       for (const Array* a : {&dk, &dv}) launch.clear(*a);
     }
-    if (q_kernels) launch(*q_kernels->entries[0], params, q_groups, q_kernels->threads);
-    if (k_kernels) launch(*k_kernels->entries[0], params, k_groups, k_kernels->threads);
+    for (const Part& one : {of_queries, of_keys, of_heads}) {
+      if (one.kernels) launch(*one.kernels->entries[0], params, one.groups, one.threads);
+    }
   });
   return results;
 }

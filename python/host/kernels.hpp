@@ -20,6 +20,7 @@ enum class Algorithm : uint8_t {
   kDecode,
   kBackwardQ,
   kBackwardK,
+  kBackwardHeads,
   kAppend,
   kMergeStates,
   kStandard
@@ -41,6 +42,7 @@ struct Desc {
   uint8_t page_unit = 16;
   DType cache_dtype = DType::kOther;  // kOther: dtype
   bool cache_scales = false, unified_max = false;
+  bool sums_slopes = false;
   Access access = Access::kNone;
 
   bool operator==(const Desc&) const = default;
@@ -65,6 +67,7 @@ constexpr std::tuple kDescFields{
     Field{"cache_dtype", &Desc::cache_dtype},
     Field{"cache_scales", &Desc::cache_scales},
     Field{"unified_max", &Desc::unified_max},
+    Field{"sums_slopes", &Desc::sums_slopes},
     Field{"access", &Desc::access},
 };
 static_assert(is_complete(kDescFields));

@@ -143,7 +143,7 @@ class ScoreMod:
             *(f"  {member}" for member in members),
             "  XF_INLINE explicit Snippet([[maybe_unused]] const Captures& c)",
             f"      {': ' if made else ''}{', '.join(made)} {{}}",
-            "  template <class QueryIndex, class KeyIndex>",
+            "  template <class Score, class QueryIndex, class KeyIndex>",
             "  XF_INLINE Score operator()(Score s, int b, int h, QueryIndex q_idx, KeyIndex k_idx) const {",
             f"    {text}" if ";" in text else f"    return ({text});",
             "  }",

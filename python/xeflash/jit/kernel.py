@@ -39,6 +39,7 @@ ALGORITHMS = {
     ),
     "flash_bwd_dq": Algorithm(("flash_bwd_dq",), ("flash_bwd_dq",), "BwdParams"),
     "flash_bwd_dkv": Algorithm(("flash_bwd_dkv",), ("flash_bwd_dkv",), "BwdParams"),
+    "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams"),
     "append": Algorithm(("append",), ("append",), "AppendParams"),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
     "peak": Algorithm(("peak",), ("peak",)),
@@ -68,6 +69,7 @@ class Desc:
     cache_dtype: str | None = None  # of K and V, if it is not dtype
     cache_scales: bool = False  # a factor per row of K and V
     unified_max: bool = False  # decoding with a maximum that is known beforehand
+    sums_slopes: bool = False  # backward: for the gradients of ALiBi's slopes
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
@@ -132,6 +134,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
         *([f"  static constexpr int block_d = {config.block_d};"] if backward else []),
+        *([f"  static constexpr bool sums_slopes = {_cpp(desc.sums_slopes)};"] if backward else []),
         f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
         *([f"  static constexpr int slack = {'0' if _holds_little(desc) else 'kSlack'};"] if online else []),
@@ -153,7 +156,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         backend += [*(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [
-        name for name in ("softcap", "alibi", "dropout", "packed_heads", "negative_scale") if getattr(desc, name)
+        name for name in ("softcap", "alibi", "dropout", "packed_heads", "negative_scale", "sums_slopes") if getattr(desc, name)
     ]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []
@@ -172,7 +175,7 @@ def _kernels_arch(desc: Desc) -> str:
     """The first architecture that has the same code."""
     if desc.arch in ("cpu-avx512-bf16", "cpu-amx-bf16") and desc.dtype != "bfloat16":
         return "cpu-avx512"
-    if desc.arch == "cpu-amx-bf16" and desc.algorithm in ("flash_decode", "append", "merge_states"):
+    if desc.arch == "cpu-amx-bf16" and desc.algorithm in ("flash_decode", "append", "merge_states", "flash_bwd_heads"):
         return "cpu-avx512-bf16"  # no products of tiles
     return desc.arch
 

@@ -77,14 +77,18 @@ FLASH_DECODE: list[Row] = [
 FLASH_BWD_DQ: list[Row] = [
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
-    ("*", "*", "block2d", "*", 255, 64, 16, 32),
-    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
+    ("*", "*", "block2d", "plain", 255, 64, 16, 32),
+    ("*", "*", "block2d", "*", 255, 64, 16, 16),
+    ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, 16, 64),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 32),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
 # Rows of dK and dV; queries of a block.
 FLASH_BWD_DKV: list[Row] = [
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, 16, 64),
+    ("*", "*", "block2d", "*", 255, 128, 16, 32),
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
@@ -97,7 +101,7 @@ NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to cho
 # standard_attention: what FlashAttention is compared with has its tiles.
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
 TABLES |= {"flash_bwd_dq": FLASH_BWD_DQ, "flash_bwd_dkv": FLASH_BWD_DKV}
-TABLES |= {"append": NO_TILES, "merge_states": NO_TILES}
+TABLES |= {"flash_bwd_heads": NO_TILES, "append": NO_TILES, "merge_states": NO_TILES}
 
 # One wave of threads, those with 256 registers: a second one that is not full would take as long as the first. 128
 # keys are what a thread reads in about the time that the launch of the merging kernel takes. And 32 for each row of a

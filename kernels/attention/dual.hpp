@@ -1,0 +1,69 @@
+// Scores with their slopes: what a snippet computes with in the backward pass. Each operation carries
+// both on, by the rules of derivatives; comparisons are those of the values.
+#pragma once
+
+#include <type_traits>
+
+#include "attention/work.hpp"
+
+namespace xeflash::snippet {
+
+struct Dual {  // in the place of float, as the type of a Lane
+  Dual operator+(Dual) const;
+  Dual operator+(float) const;
+  friend Dual operator+(float, Dual);
+};
+
+struct DualFloats {
+  Floats value, slope;
+
+  XF_INLINE DualFloats() = default;
+  XF_INLINE DualFloats(Floats value, Floats slope) : value(value), slope(slope) {}
+  XF_INLINE explicit DualFloats(Floats constant) : value(constant), slope(0.f) {}
+  XF_INLINE explicit DualFloats(float constant) : value(constant), slope(0.f) {}
+
+  XF_INLINE DualFloats operator-() const { return {-value, -slope}; }
+  XF_INLINE friend DualFloats operator+(const DualFloats& a, const DualFloats& b) {
+    return {a.value + b.value, a.slope + b.slope};
+  }
+  XF_INLINE friend DualFloats operator-(const DualFloats& a, const DualFloats& b) {
+    return {a.value - b.value, a.slope - b.slope};
+  }
+  XF_INLINE friend DualFloats operator*(const DualFloats& a, const DualFloats& b) {
+    return {a.value * b.value, a.slope * b.value + a.value * b.slope};
+  }
+  XF_INLINE friend DualFloats operator/(const DualFloats& a, const DualFloats& b) {
+    const Floats quotient = a.value / b.value;
+    return {quotient, (a.slope - quotient * b.slope) / b.value};
+  }
+  XF_INLINE friend DualFloats select(const Mask& c, const DualFloats& a, const DualFloats& b) {
+    return {xeflash::select(c, a.value, b.value), xeflash::select(c, a.slope, b.slope)};
+  }
+  XF_INLINE friend DualFloats select(bool c, const DualFloats& a, const DualFloats& b) {
+    return select(to_mask(c), a, b);
+  }
+#define XF_COMPARISON(op)                                                             \
+  XF_INLINE friend Mask operator op(const DualFloats& a, const DualFloats& b) {       \
+    return a.value op b.value;                                                        \
+  }
+  XF_COMPARISON(==)
+  XF_COMPARISON(!=)
+  XF_COMPARISON(<)
+  XF_COMPARISON(<=)
+  XF_COMPARISON(>)
+  XF_COMPARISON(>=)
+#undef XF_COMPARISON
+};
+
+}  // namespace xeflash::snippet
+
+template <class T>
+  requires std::is_arithmetic_v<T>
+struct std::common_type<xeflash::snippet::Dual, T> {
+  using type = xeflash::snippet::Dual;
+};
+template <class T>
+  requires std::is_arithmetic_v<T>
+struct std::common_type<T, xeflash::snippet::Dual> {
+  using type = xeflash::snippet::Dual;
+};

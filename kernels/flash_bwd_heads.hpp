@@ -1,0 +1,50 @@
+// Gradients of what a head has one of, a sink and a slope: sums over its rows, of what flash_bwd_dq
+// has left, in the order of the rows.
+//   dsink = -sum exp(sink - L) Delta
+#pragma once
+
+#include "attention/backward.hpp"
+
+namespace xeflash {
+
+// f(rows) of 16 rows at a time, added up.
+template <class F>
+XF_INLINE void add_of_rows(RowSum<1>& sum, int rows, F f) {
+  for (int row = 0; row < rows; row += 16) {
+    RowTile<1, 16> some;
+    fill(some, 0.f);
+    each_in_row(some, 0, row, [&](auto zero, auto r) {
+      return select(r < rows, Floats(f(at_most(r, rows - 1))), zero);
+    });
+    sum += some;
+  }
+}
+
+template <class Config>
+XF_INLINE void flash_bwd_heads(const BwdParams& p) {
+  const int head = static_cast<int>(group_index());
+  RowSum<1> sinks, slopes;
+  for (int b = 0; b < p.batch; ++b) {
+    const Sequence seq(p, b);
+    if (p.dsinks) {
+      const float* lse = seq.per_row<const float>(p, p.lse, head).data;
+      const float* delta = seq.per_row<const float>(p, p.delta, head).data;
+      const float sink = p.sinks[head];
+      add_of_rows(sinks, seq.sq, [&](auto row) {
+        return -exp2(Floats((sink - value_at(lse, row)) * kLog2e)) * value_at(delta, row);
+      });
+    }
+    if (p.dalibi) {
+      const float* of_rows = seq.per_row<const float>(p, p.row_slopes, head).data;
+      add_of_rows(slopes, seq.sq, [&](auto row) { return value_at(of_rows, row); });
+      if (p.dalibi_batch || b + 1 == p.batch) {
+        p.dalibi[b * p.dalibi_batch + head] = RowVec<1>(slopes)[0];
+        slopes = RowSum<1>();
+      }
+    }
+  }
+  const float keep_scale = typename Config::Drop(p, Sequence(p, 0), 0).keep_scale;
+  if (p.dsinks) p.dsinks[head] = RowVec<1>(sinks)[0] * keep_scale;
+}
+
+}  // namespace xeflash
