@@ -41,6 +41,10 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
     const auto q_rows = seq.q_rows<const T>(p.q, head, 0);
     const auto dO_rows = seq.q_rows<const T>(p.dout, head, 0);
     const auto q_columns = of_k.right_of(q_rows), dO_columns = of_v.right_of(dO_rows);
+    const BlocksOf<typename Tiles::QueryTileT> queries_t(q_rows);
+    const BlocksOf<typename Tiles::GradientTileT> out_gradients_t(dO_rows);
+    const BlocksOf<typename Tiles::QueryTile> queries(q_columns);
+    const BlocksOf<typename Tiles::GradientTile> out_gradients(dO_columns);
     const auto lse = seq.per_row<const float>(p, p.lse, head);
     const auto delta = seq.per_row<const float>(p, p.delta, head);
     const Gradients<Config, true> gradients(p, seq, head, mask);
@@ -49,8 +53,8 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
       const int row = i * Br, scored = row + member() * Tiles::Bs;
       prefetch<Br, Tiles::d>(q_rows.from(row + Br));
       prefetch<Br, Tiles::dv>(dO_rows.from(row + Br));
-      const typename Tiles::QueryTileT Q_t(q_rows.from(row));
-      const typename Tiles::GradientTileT dO_t(dO_rows.from(row));
+      const auto Q_t = queries_t.at(row);
+      const auto dO_t = out_gradients_t.at(row);
       typename Tiles::PartTile P_T, dS_T;
       if (own.has(i)) {
         const auto L = load_across<Tiles::Bs>(lse.from(scored), kInf);
@@ -68,9 +72,9 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
         score_pool.give(dS_T);
       }
       meet_team();
-      const typename Tiles::GradientTile dO(dO_columns.from(row));
+      const auto dO = out_gradients.at(row);
       if (own.has(i)) mma_AB(dV, prob_pool.all(P_T), dO);  // dV += P dO
-      const typename Tiles::QueryTile Q(q_columns.from(row));
+      const auto Q = queries.at(row);
       if (own.has(i)) mma_AB(dK, score_pool.all(dS_T), Q);  // dK += dS Q
     }
   }

@@ -31,6 +31,9 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   const auto k_rows = seq.k_rows<const T>(p.k, head_k), v_rows = seq.k_rows<const T>(p.v, head_k);
   const OwnColumns columns{work.part, Tiles::own, Tiles::d};
   const auto k_columns = columns.right_of(k_rows);
+  const BlocksOf<typename Tiles::KeyTileT> keys_t(k_rows);
+  const BlocksOf<typename Tiles::ValueTileT> values_t(v_rows);
+  const BlocksOf<typename Tiles::KeyTile> keys(k_columns);
   const Gradients<Config, false> gradients(p, seq, work.head, mask);
   const auto L =
       load_values<Br>(seq.per_row<const float>(p, p.lse, work.head).from(rows.row), kInf);
@@ -48,8 +51,8 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
     const int key = j * Bc, scored = key + member() * Tiles::Bs;
     prefetch<Bc, Tiles::d>(k_rows.from(key + Bc));
     prefetch<Bc, Tiles::dv>(v_rows.from(key + Bc));
-    const typename Tiles::KeyTileT K_t(k_rows.from(key));
-    const typename Tiles::ValueTileT V_t(v_rows.from(key));
+    const auto K_t = keys_t.at(key);
+    const auto V_t = values_t.at(key);
     typename Tiles::PartTile dS;
     if (own.has(j)) {
       typename Tiles::ScoreTile P, slopes, dP;
@@ -64,7 +67,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
       pool.give(dS);
     }
     meet_team();
-    const typename Tiles::KeyTile K(k_columns.from(key));
+    const auto K = keys.at(key);
     if (own.has(j)) mma_AB(dQ, pool.all(dS), K);  // dQ += dS K
   }
 

@@ -172,9 +172,8 @@ struct RowSlopes {
     if constexpr (kWanted) {
       const Alibi alibi(p, seq, head);
       Tile changes = dS;
-      each(changes, row, key, [&](auto ds, auto q, auto k) {
-        return -ds * alibi.distance<decltype(ds)>(q, k);
-      });
+      each(changes, row, key,
+           [&](auto ds, auto q, auto k) { return -ds * alibi.distance<decltype(ds)>(q, k); });
       add_row_sums(sums, changes);
     }
   }

@@ -1,5 +1,5 @@
-// Scores with their slopes: what a snippet computes with in the backward pass. Each operation carries
-// both on, by the rules of derivatives; comparisons are those of the values.
+// Scores with their slopes: what a snippet computes with in the backward pass. Each operation
+// carries both on, by the rules of derivatives; comparisons are those of the values.
 #pragma once
 
 #include <type_traits>
@@ -42,9 +42,9 @@ struct DualFloats {
   XF_INLINE friend DualFloats select(bool c, const DualFloats& a, const DualFloats& b) {
     return select(to_mask(c), a, b);
   }
-#define XF_COMPARISON(op)                                                             \
-  XF_INLINE friend Mask operator op(const DualFloats& a, const DualFloats& b) {       \
-    return a.value op b.value;                                                        \
+#define XF_COMPARISON(op)                                                       \
+  XF_INLINE friend Mask operator op(const DualFloats& a, const DualFloats& b) { \
+    return a.value op b.value;                                                  \
   }
   XF_COMPARISON(==)
   XF_COMPARISON(!=)

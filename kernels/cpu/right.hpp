@@ -122,4 +122,16 @@ struct Right<T, N, D, Block, Begin> {
   XF_INLINE const uint32_t* first() const { return x[0]; }
 };
 
+// Right operands of some rows of a matrix after the other.
+template <class Operand>
+struct BlocksOf;
+template <template <class, int, int, class, int> class AnyRight, class T, int N, int D, class M,
+          int Begin>
+struct BlocksOf<AnyRight<T, N, D, M, Begin>> {
+  const M& rows;
+
+  XF_INLINE explicit BlocksOf(const M& m) : rows(m) {}
+  XF_INLINE auto at(int first) const { return AnyRight<T, N, D, M, Begin>(rows.from(first)); }
+};
+
 }  // namespace xeflash::cpu

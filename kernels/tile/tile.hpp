@@ -11,6 +11,7 @@
 //   RightT<T, N, D, Block>     right operand of mma_ABt: its columns are the N rows of a Block, K;
 //                              may stream from memory
 //   Right<T, N, D, Block>      right operand of mma_AB: N rows of a Block, V, likewise
+//   BlocksOf<RightT or Right>  those of one matrix after the other: at a row
 //   Operand<T, E>              what elements E of a cache are multiplied as with queries of T
 //   mma_ABt, mma_AB            S = A K^T, O += P V
 //   each                       f(value, row, column) over a tile; one of the two is a vector

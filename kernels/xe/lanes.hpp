@@ -47,6 +47,12 @@ XF_INLINE S gather(const T* data, int64_t row, int q, int64_t col, ints k) {
   return esimd::convert<float>(simd<T, kLanes>(bits.template bit_cast_view<T>()));
 }
 
+// Of a key and a vector of rows.
+template <class S, class T>
+XF_INLINE S gather(const T* data, int64_t row, ints q, int64_t col, int k) {
+  return gather<S>(data, col, k, row, q);
+}
+
 // Floating elements as floats, integer ones as ints.
 template <class T>
 using ValueOf = std::conditional_t<std::is_integral_v<T>, int, float>;

@@ -10,6 +10,34 @@ namespace xeflash::xe {
 template <class T, class E>
 using Operand = T;
 
+// A block of rows of a matrix, whose message was made for all of them: see BlocksOf.
+template <class Element, class Message>
+struct PreparedRows {
+  Element* data;
+  Message message;
+  int first;
+};
+template <class Block>
+constexpr bool kPrepared = false;
+template <class Element, class Message>
+constexpr bool kPrepared<PreparedRows<Element, Message>> = true;
+
+// The message that reads a block, and the block's first row there.
+template <class Message, int D, class Block>
+XF_INLINE Message message_of(const Block& m) {
+  if constexpr (kPrepared<Block>)
+    return m.message;
+  else
+    return Message(surface<D>(elements(m)));
+}
+template <class Block>
+XF_INLINE int row_of_message(const Block& m) {
+  if constexpr (kPrepared<Block>)
+    return m.first;
+  else
+    return 0;
+}
+
 // N rows of K, a Block. A chunk is 8 dwords of each of kLanes keys, [dword][key]: by a transposed
 // 2D load, or a gather with a key a lane. 8 dwords of quantised elements are several chunks.
 template <class T, int N, int D, class Block = Rows<const T>, int Begin = 0>
@@ -51,16 +79,21 @@ struct RightT {
       return dwords.template bit_cast_view<T>();
     }
   };
+  using Message = BlockMessage<uint32_t, 8, kLanes>;
   struct Stream2d {
-    BlockMessage<uint32_t, 8, kLanes> message;
+    Message message;
+    const int first;
+    int at = -1;  // what the message's row was set for: it stays
     simd<uint32_t, 8 * kLanes> dwords[kBlocks];
-    XF_INLINE explicit Stream2d(const RightT& K) : message(surface<D>(elements(K.memory))) {}
+    XF_INLINE explicit Stream2d(const RightT& K)
+        : message(message_of<Message, D>(K.memory)), first(row_of_message(K.memory)) {}
     XF_INLINE void move_to(int step) {
       if (step % kRatio == 0) message.move_x(step / kRatio * 8);
     }
     XF_INLINE simd<T, kColumns * kLanes> load(int step, int n) {
       if (step % kRatio == 0) {
-        message.move_y(n * kLanes);
+        if (n != at) message.move_y(first + n * kLanes);
+        at = n;
         dwords[n] = message.load_transposed();
       }
       auto chunk = widen_rows<T, E, 8, kLanes>(dwords[n], step % kRatio * 8);
@@ -139,12 +172,17 @@ struct Right {
       return x;
     }
   };
+  static constexpr int kBlock = kPaired ? 16 : kLanes;
+  using Message = BlockMessage<E, kBlock, kRows, kColumns / kBlock>;
   struct Stream2d {
-    static constexpr int kBlock = kPaired ? 16 : kLanes;
-    BlockMessage<E, kBlock, kRows, kColumns / kBlock> message;
-    XF_INLINE explicit Stream2d(const Right& V) : message(surface<D>(elements(V.memory))) {}
+    Message message;
+    const int first;
+    int at = -1;  // what the message's row was set for: it stays
+    XF_INLINE explicit Stream2d(const Right& V)
+        : message(message_of<Message, D>(V.memory)), first(row_of_message(V.memory)) {}
     XF_INLINE simd<T, kRows * kColumns> load(int j, int n) {
-      message.move_y(j * kRows);
+      if (j != at) message.move_y(first + j * kRows);
+      at = j;
       message.move_x(n * kColumns);
       if constexpr (!kQuantised<E>) {
         return loaded();
@@ -166,6 +204,34 @@ struct Right {
     }
   };
   using Stream = std::conditional_t<kStaged, SharedStream, Stream2d>;
+};
+
+// ---- all blocks of a matrix ---------------------------------------------------------------------
+
+// Right operands of some rows of a matrix after the other.
+template <class Operand>
+struct BlocksOf;
+template <template <class, int, int, class, int> class AnyRight, class T, int N, int D,
+          class Element, int Begin>
+struct BlocksOf<AnyRight<T, N, D, Rows<Element>, Begin>> {
+  using Operand = AnyRight<T, N, D, Rows<Element>, Begin>;
+  const Rows<Element>& rows;
+
+  XF_INLINE explicit BlocksOf(const Rows<Element>& m) : rows(m) {}
+  XF_INLINE Operand at(int first) const { return Operand(rows.from(first)); }
+};
+template <template <class, int, int, class, int> class AnyRight, class T, int N, int D,
+          class Element, int Begin>
+  requires kReadsBlocks<Rows<Element>>
+struct BlocksOf<AnyRight<T, N, D, Rows<Element>, Begin>> {
+  using Message = typename AnyRight<T, N, D, Rows<Element>, Begin>::Message;
+  using Prepared = PreparedRows<Element, Message>;
+  Message message;
+
+  XF_INLINE explicit BlocksOf(const Rows<Element>& m) : message(surface<D>(m)) {}
+  XF_INLINE auto at(int first) const {
+    return AnyRight<T, N, D, Prepared, Begin>(Prepared{nullptr, message, first});
+  }
 };
 
 // ---- ahead of time ------------------------------------------------------------------------------

@@ -62,10 +62,10 @@ struct Pooled {
   static constexpr int kPlaceBytes = kNeighbours * kTeam * kPartBytes;
   static constexpr int kSharedBytes = kTeam > 1 ? 2 * kPlaceBytes : 0;
   static_assert(kTeam == 1 || N / kTeam % kLanes == 0);
-  uint32_t place = Begin;
+  uint32_t place = 0;  // or kPlaceBytes
 
   XF_INLINE SharedBlocks<kPartBytes / 4> parts() const {
-    return {place + static_cast<uint32_t>(neighbour() * kTeam * kPartBytes)};
+    return {Begin + place + static_cast<uint32_t>(neighbour() * kTeam * kPartBytes)};
   }
   XF_INLINE void give(Part own) const {
     if constexpr (kTeam > 1) parts().store(member(), own.x.template bit_cast_view<uint32_t>());
@@ -78,11 +78,16 @@ struct Pooled {
       Whole P;
       XF_UNROLL for (int i = 0; i < kTeam; ++i) {
         auto bits = parts().load(i);
-        Part one;
-        one.x = bits.template bit_cast_view<T>();
-        insert(P, one, i * (N / kTeam));
+        if constexpr (Part::kWidth == Whole::kWidth) {  // parts follow each other as they lie
+          constexpr int kElements = kPartBytes / sizeof(T);
+          P.x.template select<kElements, 1>(i * kElements) = bits.template bit_cast_view<T>();
+        } else {
+          Part one;
+          one.x = bits.template bit_cast_view<T>();
+          insert(P, one, i * (N / kTeam));
+        }
       }
-      place = place == Begin ? Begin + kPlaceBytes : Begin;
+      place ^= kPlaceBytes;
       return P;
     }
   }

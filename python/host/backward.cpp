@@ -132,12 +132,12 @@ py::tuple backward(const py::kwargs& arguments) {
   if (p.sinks.data && g.wants("s_aux")) dsinks = new_array(p.q, DType::kF32, {p.heads_q});
   if (p.bias.data && g.wants("attn_mask"))
     check.refuse<NotImplemented>("attn_mask has no gradient yet");
-  py::tuple results = py::make_tuple(result(dq), result(dk), result(dv), py::none(),
-                                     result(dalibi), result(dsinks));
+  py::tuple results = py::make_tuple(result(dq), result(dk), result(dv), py::none(), result(dalibi),
+                                     result(dsinks));
 
-  const Access access = access_for(
-      p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&dq, p.d}}, {{&dk, p.d}, {&dv, p.dv}}, r.layout,
-      QueryRows::kOfHead, place.device.facts.arch);
+  const Access access =
+      access_for(p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&dq, p.d}}, {{&dk, p.d}, {&dv, p.dv}},
+                 r.layout, QueryRows::kOfHead, place.device.facts.arch);
   if (access != Access::kNone) {
     check_mask_strides(p);
     refuse_far_rows(p, {{&g.out, "out"}, {&g.dout, "dout"}}, r.layout, QueryRows::kOfHead, check);

@@ -156,7 +156,9 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         backend += [*(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [
-        name for name in ("softcap", "alibi", "dropout", "packed_heads", "negative_scale", "sums_slopes") if getattr(desc, name)
+        name
+        for name in ("softcap", "alibi", "dropout", "packed_heads", "negative_scale", "sums_slopes")
+        if getattr(desc, name)
     ]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []

@@ -80,15 +80,16 @@ FLASH_BWD_DQ: list[Row] = [
     ("*", "*", "block2d", "plain", 255, 64, 16, 32),
     ("*", "*", "block2d", "*", 255, 64, 16, 16),
     ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, 16, 64),
-    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 32),
+    ("*", "*", "block2d", "*", 255, 128, 16, 32),
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
 # Rows of dK and dV; queries of a block.
 FLASH_BWD_DKV: list[Row] = [
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
-    ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, 16, 64),
-    ("*", "*", "block2d", "*", 255, 128, 16, 32),
+    ("*", "*", "block2d", "plain", 255, 64, 16, 64),
+    ("*", "*", "block2d", "*", 255, 128, 16, 32),  # 64 queries spill
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
@@ -134,8 +135,7 @@ def row_of(desc: Desc) -> Row:
                 f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
                 "the SYCL CPU device takes any"
             )
-    changed = desc.softcap or desc.alibi or desc.bias is not None or desc.score_mod is not None
-    changed |= desc.cache_dtype is not None
+    changed = _changes_scores(desc) or desc.cache_dtype is not None
     busy = desc.packed_heads or desc.dropout
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     for row in TABLES.get(desc.algorithm, ()):
@@ -156,6 +156,10 @@ def row_of(desc: Desc) -> Row:
         ):
             return row
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
+
+
+def _changes_scores(desc: Desc) -> bool:
+    return desc.softcap or desc.alibi or desc.bias is not None or desc.score_mod is not None
 
 
 def blocks(desc: Desc) -> tuple[int, int]:
@@ -266,6 +270,8 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
     A team shares out the columns of what it sums up, and the scores of a block.
     """
     most = _BACKWARD_COLUMNS[desc.algorithm] // (2 if desc.arch == "dg2" else 1)
+    if _changes_scores(desc):
+        most = min(most, 64)
     widest = max(desc.head_dim, desc.head_dim_v) if desc.algorithm == "flash_bwd_dkv" else desc.head_dim
     parts = max(-(-widest // most), 2 if widest > most // 2 else 1)
     team = min(1 << (parts - 1).bit_length(), block_k // (8 if desc.arch == "dg2" else 16))
