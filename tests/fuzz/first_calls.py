@@ -151,8 +151,13 @@ CALLS: list[Callable[[], Any]] = [
 def main(seed: int) -> None:
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     random = Random(seed)
-    if random.random() < 0.7:  # torch's own import is not what is tried here
-        import torch  # noqa: F401
+    if random.random() < 0.7:  # torch's own imports are not what is tried here
+        import torch
+
+        # Both `compiled` and `torchs_own` have torch import these. They import each other, so where two threads begin
+        # with different ones, Python gives one of them a module that is half there.
+        import torch._dynamo
+        import torch._inductor  # noqa: F401
     if random.random() < 0.3:
         import xeflash  # noqa: F401
     chosen = random.sample(CALLS, THREADS)
