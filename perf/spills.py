@@ -18,6 +18,7 @@ from dataclasses import fields
 from typing import Any
 
 from xeflash._score_mod import ScoreMod
+from xeflash.jit.calls import describe
 from xeflash.jit.kernel import Desc, render
 from xeflash.jit.offline import compile_offline
 from xeflash.sim.binary import compile_spirv, inspect
@@ -26,40 +27,40 @@ from xeflash.tune import xe
 DIMS = ((16, 16), (40, 40), (64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (192, 192), (256, 256))
 DIMS += ((512, 512), (576, 512))
 SNIPPET = ScoreMod("s + moves(h, q_idx - k_idx + 100) * factor", (("moves", "float16", 2), ("factor", "float", 0)))
-FEW, MANY = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16), (16, 32, 64, 128)
+# Queries, and heads of them to one of K and V.
+ONE = tuple((1, group) for group in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16))
+SEVERAL = ((16, 1), (32, 1), (64, 1), (128, 1), (8, 2), (8, 4), (8, 8), (8, 16))
 
 
 def draw(arch: str, choose: Callable[[Any], Any]) -> Desc:
-    """A description that a call may have (forward in python/host/forward.cpp)."""
-    decode = choose((True, False))
+    """The description of a call."""
     dtype = choose(("bfloat16", "float16", "float32"))
-    packed, dropout = (False, False) if decode else choose(((False, False), (True, False), (False, True)))
-    apart = not packed
-    cache = choose(("", "", "paged", "beam")) if not dropout else ""
-    cache_dtype = choose((None, None, "float8_e4m3fn", "float8_e5m2", "int8")) if not dropout else None
-    head_dim, head_dim_v = choose(DIMS)
-    blocks = arch != "dg2" and cache != "beam"  # may be read by block messages
-    return Desc(
-        "flash_decode" if decode else "flash_fwd",
+    queries, group = choose(choose((ONE, SEVERAL)))
+    cache = choose(("", "", "plain", "paged", "beam"))
+    if cache:
+        cache_dtype = choose((None, "float8_e4m3fn", "float8_e5m2", "int8"))
+        features = {
+            "cache": "" if cache == "plain" else cache,
+            "page": choose((16, 32, 64)) if cache == "paged" else 0,
+            "cache_dtype": cache_dtype,
+            "cache_scales": cache_dtype is not None and choose((False, True)),
+            "unified_max": queries == 1 and choose((False, True)),
+        }
+    else:
+        features = {"bias": choose((None, None, "bool", dtype, "float32")), "dropout": choose((False, False, True))}
+    return describe(
         arch,
         dtype,
-        head_dim,
-        head_dim_v,
-        choose(FEW if decode else MANY),
+        *choose(DIMS),
+        queries,
+        group,
         softcap=choose((False, False, True)),
-        alibi=apart and choose((False, False, True)),
-        bias=None if cache else choose((None, None, "bool", dtype, "float32")),
-        score_mod=SNIPPET if apart and choose((False, False, True)) else None,
-        dropout=dropout,
+        alibi=choose((False, False, True)),
+        score_mod=choose((None, None, SNIPPET)),
         negative_scale=choose((False, False, True)),
-        packed_heads=packed,
-        split_keys=not decode and choose((False, False, True)),
-        cache=cache,
-        page_unit=choose((16, 32, 64)) if cache == "paged" else 16,
-        cache_dtype=cache_dtype,
-        cache_scales=cache_dtype is not None and choose((False, True)),
-        unified_max=decode and choose((False, True)),
-        access=choose(("block2d", "block2d", "dwords", "elements") if blocks else ("dwords", "elements")),
+        few_tiles=choose((False, False, True)),
+        access=choose(("block2d", "block2d", "dwords", "elements")),
+        **features,
     )
 
 

@@ -13,15 +13,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Any
 
-from xeflash import _core, _runtime, tune
+from xeflash import _core, _runtime
 from xeflash.jit import cache, provide
+from xeflash.jit.calls import describe
 from xeflash.jit.kernel import DTYPE_NAMES, Desc, KernelSource, render
 from xeflash.jit.offline import Compilers
 from xeflash.models import SHAPES, Features, ModelShape
 from xeflash.tune import xe
-
-_ACCESS = {"pvc": "block2d", "bmg": "block2d", "dg2": "dwords"}  # of contiguous arrays
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,17 @@ def kernels_of(models: tuple[str, ...], target: Target, dtypes: tuple[str, ...])
 
 
 def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target) -> Iterator[Desc]:
-    """As forward.cpp describes calls: prompts of more than 16 tokens, one query token, new keys into a plain cache."""
-
-    def desc(algorithm: str, rows: int, access: str, split_keys: bool = False, scores: bool = True) -> Desc:
-        return Desc(algorithm, target.arch, dtype, shape.head_dim, shape.head_dim_v, rows,
-                    softcap=scores and layer.softcap > 0, alibi=scores and layer.alibi, split_keys=split_keys,
-                    access=access, device=target.device, driver=target.driver)  # fmt: skip
-
-    access = _ACCESS.get(target.arch, "")
-    for split_keys in (False, True) if access else (False,):  # True: prompts whose tiles are too few for the device
-        for rows in (32, 64, 128):
-            yield desc("flash_fwd", rows, access, split_keys)
+    """Of prompts of more than 16 tokens, one query token, and new keys into a plain cache."""
+    dims = (shape.head_dim, shape.head_dim_v)
+    device: dict[str, Any] = {"device": target.device, "driver": target.driver}
+    score = {"softcap": layer.softcap > 0, "alibi": layer.alibi, **device}
     group = shape.heads_q // shape.heads_k
-    tiles = -(-group // tune.schedule(target.arch).tile_rows)
-    yield desc("flash_decode", -(-group // tiles), access)
-    yield desc("append", 0, "dwords" if access else "", scores=False)
+    for few_tiles in (False, True):
+        for queries in (32, 64, 128):
+            yield describe(target.arch, dtype, *dims, queries, group, few_tiles=few_tiles, **score)
+    yield describe(target.arch, dtype, *dims, 1, group, **score)
+    access = "dwords" if target.arch in xe.ARCHITECTURES else ""
+    yield Desc("append", target.arch, dtype, *dims, 0, access=access, **device)
 
 
 def peak_kernel(dtype: str) -> tuple[bytes, int]:

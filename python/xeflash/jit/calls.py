@@ -1,0 +1,54 @@
+"""The descriptions that calls have, for kernels that are compiled without one: as forward.cpp makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xeflash import tune
+from xeflash.jit.kernel import Desc
+from xeflash.tune import xe
+
+
+def describe(
+    arch: str,
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    queries: int,
+    group: int = 1,
+    *,
+    few_tiles: bool = False,
+    negative_scale: bool = False,
+    page: int = 0,
+    access: str = "block2d",
+    **features: Any,
+) -> Desc:
+    """A call with so many queries, and heads of them to one of K and V, which share a bias if there is one.
+
+    `few_tiles`: too few for the device, of many keys. `page`: the size of the cache's pages, 0 if it has none.
+    `access`: the widest that the call's arrays allow. `features`: the other fields of Desc that it sets.
+    """
+    schedule = tune.schedule(arch)
+    of_heads = ("alibi", "score_mod", "dropout")
+    packed_heads = split_keys = False
+    if decode := queries == 1 and not features.get("dropout"):
+        rows = -(-group // -(-group // schedule.tile_rows))
+    else:
+        packed_heads = group > 1 and queries <= schedule.packed_queries and not any(map(features.get, of_heads))
+        split_keys = few_tiles and schedule.turns > 0
+        rows = 16
+        while rows < 128 and rows < queries * (group if packed_heads else 1):
+            rows *= 2
+    page_unit = 16
+    while page and page_unit < schedule.page_unit and page % (2 * page_unit) == 0:
+        page_unit *= 2
+    if arch not in xe.ARCHITECTURES:
+        access = ""
+    elif access == "block2d" and (arch == "dg2" or features.get("cache") == "beam"):
+        access = "dwords"
+    plain = not any(map(features.get, ("softcap", "alibi", "bias", "score_mod")))
+    return Desc(
+        "flash_decode" if decode else "flash_fwd", arch, dtype, head_dim, head_dim_v, rows,
+        negative_scale=negative_scale and plain, packed_heads=packed_heads, split_keys=split_keys,
+        page_unit=page_unit, access=access, **features,
+    )  # fmt: skip
