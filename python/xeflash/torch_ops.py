@@ -567,18 +567,28 @@ def _as_int64(value: int | None) -> int | None:
 
 
 def _written(function: str, out: Tensor, result: Tensor, q: Tensor, inputs: dict[str, Any]) -> Tensor:
-    """`out` with the result in it; autocast may have computed in another type than that of q and out."""
+    """`out` with the result in it; autocast may have computed in another type than that of q and out.
+
+    Operators return new tensors, so the extension never sees `out`, and copy_ would broadcast and cast: its rules are
+    said here again, where there may be no memory.
+    """
     if out.shape != result.shape:
         raise ValueError(f"{function}: out must have the shape {list(result.shape)}, got {list(out.shape)}")
     if out.device != result.device:
         raise ValueError(f"{function}: out must be on the device of q ({result.device}), got {out.device}")
     if out.dtype not in (q.dtype, result.dtype):
         raise TypeError(f"{function}: out must have the dtype of q ({q.dtype}), got {out.dtype}")
-    if any(n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)):
+    if _overlaps_itself(out):
         raise ValueError(f"{function}: out must not have elements in one place, got strides {list(out.stride())}")
     for name, x in inputs.items():
         refuse_shared(function, out, name, x)
     return out.copy_(result)
+
+
+def _overlaps_itself(x: Tensor) -> bool:
+    """False where each step is longer than all that the shorter ones reach, as slicing and transposing leave it."""
+    axes = [(n, step) for n, step in zip(x.shape, x.stride(), strict=True) if n > 1]
+    return any(n * step <= sum((m - 1) * other for m, other in axes if other <= step) for n, step in axes)
 
 
 def refuse_shared(function: str, out: Any, name: str, other: Any) -> None:

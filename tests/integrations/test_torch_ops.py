@@ -274,12 +274,14 @@ def test_compiled_dropout_draws_anew_and_follows_the_seed():
     assert torch.equal(call(), first) and not torch.equal(first, second)
 
 
-def test_out_is_written_under_compile():
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_out_is_written_under_compile(dynamic):
     q, k, v = attention_inputs()
-    out = torch.zeros(2, 6, 7, 40, dtype=torch.bfloat16)
-    call = torch.compile(xeflash.attention, fullgraph=True, backend="aot_eager")
-    assert_same(call(q, k, v, enable_gqa=True, out=out), xeflash.attention(q, k, v, enable_gqa=True))
-    assert_same(out, xeflash.attention(q, k, v, enable_gqa=True))
+    out = torch.zeros(2, 7, 6, 40, dtype=torch.bfloat16).transpose(1, 2)
+    call = torch.compile(xeflash.attention, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    want = xeflash.attention(q, k, v, enable_gqa=True, out=torch.empty_like(out))
+    assert_same(call(q, k, v, enable_gqa=True, out=out), want)
+    assert_same(out, want)
 
 
 def test_make_fx_and_export_record_the_operator():

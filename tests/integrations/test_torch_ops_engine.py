@@ -71,6 +71,11 @@ def test_what_an_operator_does_not_have_is_refused():
             r"out must have the dtype of q \(torch.float32\), got torch.float16",
         ),
         (lambda: torch.zeros(1, 3, 1, 64).expand(1, 3, 2, 64), ValueError, "out must not have elements in one place"),
+        (
+            lambda: torch.zeros(500).as_strided((1, 3, 2, 64), (384, 100, 64, 1)),
+            ValueError,
+            "out must not have elements in one place",
+        ),
     ],
 )
 def test_the_stand_in_refuses_an_out_that_does_not_fit(out, error, rule):
