@@ -1,21 +1,14 @@
-"""How far a result may be from the reference: the one rule of all tests.
+"""How far a result may be from the reference, in all tests: by the rule of xeflash.selftest.tolerance.
 
-    max |got - want|  <=  2 e + ulp(max |want|) / 2,   e = max(max |torch - want|, ulp32(size), scores)
+`other` is PyTorch's result in the same dtype, whose luck is another on each CPU. size is the largest P |V|; of an LSE,
+m + log l, max |want| + log Sk, as 0 <= log l <= log Sk; or max |want| where neither is known. Tests have scores of any
+size, so theirs are told:
 
-`want` is the float64 reference, `torch` PyTorch's result in the same dtype, ulp the spacing of the dtype's numbers; the
-last term is the rounding of the result. e is at least what roundings to fp32 make, as PyTorch may be lucky with few
-values, and its luck is another on each CPU:
-- that of a sum, ulp32(size), where size is the largest sum before cancellation: P |V|; of an LSE, m + log l, max |want|
-  + log Sk, as 0 <= log l <= log Sk; or max |want| where neither is known;
-- those of the scores: s = scale sum_i q_i k_i, where the sum and the scale are rounded, by 2^-24 each, so a score is
-  known to d = 2^-23 of its size before cancellation, scale sum_i |q_i k_i|; softcap dampens that, ALiBi, bias and
-  score_mod may make it larger. O = sum_j P_j V_j and P_j = exp(s_j - LSE), so to first order O moves by
-  sum_j P_j d_j (V_j - O), and LSE by sum_j P_j d_j (a sink is a score, of a key whose V is 0); roundings of different
-  scores are independent: the terms add as squares.
-What is not finite must be equal, in the same places.
-An LSE, fp32 in any case, may also differ by the rounding of a probability just below 1 to the dtype of q.
-On a GPU exp2 and log2 are the hardware's, right to 2^-21 (of the result; log2 near 1: absolutely), 1/x to 2^-23; so a
-softcap's 1 - 2 / (exp2 + 1) to 2^-22 + 2^-23.
+s = scale sum_i q_i k_i, where the sum and the scale are rounded, by 2^-24 each, so a score is known to d = 2^-23 of its
+size before cancellation, scale sum_i |q_i k_i|; softcap dampens that, ALiBi, bias and score_mod may make it larger.
+O = sum_j P_j V_j and P_j = exp(s_j - LSE), so to first order O moves by sum_j P_j d_j (V_j - O), and LSE by
+sum_j P_j d_j (a sink is a score, of a key whose V is 0); roundings of different scores are independent: the terms add
+as squares.
 """
 
 from __future__ import annotations
@@ -25,32 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from reference import Features, Weights, times_values, to_float64, torch_attention, weights_of
+from xeflash.selftest.tolerance import compare, limit_of, limit_of_probability, limits_of_math, size_of_lse
 
-MANTISSA_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}
-GPU_MATH = 2.0**-21
 SCORES = 2.0**-23  # how far a score may be off, of its size
-MIN_EXPONENT = {"float32": -126, "float16": -14, "bfloat16": -126}
 
 
 def dtype_name(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.")
-
-
-def ulp(value: float, dtype: str) -> float:
-    """The spacing of a dtype's numbers at |value|."""
-    exponent = MIN_EXPONENT[dtype] if value == 0 else max(np.frexp(abs(value))[1] - 1, MIN_EXPONENT[dtype])
-    return float(2.0 ** (exponent - MANTISSA_BITS[dtype]))
-
-
-def limit_of(want: np.ndarray, torch_result: np.ndarray, dtype: str, size: float = 0.0, scores: float = 0.0) -> float:
-    finite = np.isfinite(want)
-    if not finite.any():
-        return 0.0
-    error = np.abs(torch_result[finite] - want[finite])
-    # Where only PyTorch overflows, its error says nothing.
-    error = float(np.max(error[np.isfinite(error)], initial=0.0))
-    largest = float(np.max(np.abs(want[finite])))
-    return 2 * max(error, ulp(max(size, largest), "float32"), scores) + ulp(largest, dtype) / 2
 
 
 def assert_close(
@@ -65,27 +39,8 @@ def assert_close(
     """Fails with index, got, want and limit of the worst element; `more` is added to the limit."""
     dtype = dtype_name(got)
     got = to_float64(got)
-    assert got.shape == want.shape, f"{case}: shape {got.shape}, want {want.shape}"
-    if got.size == 0:
-        return
-    limit = limit_of(want, torch_result, dtype, size, scores) + more
-    with np.errstate(invalid="ignore"):
-        same = (got == want) | (np.isnan(got) & np.isnan(want))
-        error = np.where(same, 0.0, np.abs(got - want))
-    error = np.where(np.isnan(error), np.inf, error)
-    worst = np.unravel_index(np.argmax(error), error.shape)
-    index = tuple(int(i) for i in worst)
-    assert error[worst] <= limit, (
-        f"{case}: index {index}, got {got[worst]!r}, want {want[worst]!r}, "
-        f"error {error[worst]:.3g}, limit {limit:.3g}; {int(np.sum(error > limit))} of {error.size} beyond it"
-    )
-
-
-def gpu_math(features: Features, size: float, keys: int) -> tuple[float, float]:
-    """What the hardware's functions add to the limit of an output of this size, and of an LSE over so many keys."""
-    score = features.softcap * (2.0**-22 + 2.0**-23)  # 2 / (e + 1) moves by half as much as e
-    of_out = (GPU_MATH * (2 + 2**-2) + 2 * score) * size  # P, l, 1 / l
-    return of_out, float(GPU_MATH * (1 + max(1.0, np.log(keys + 1))) + score)  # l, log l
+    finding = compare(case, got, want, limit_of(want, torch_result, dtype, size, scores) + more)
+    assert finding.ok, finding
 
 
 def rounded_scores(weights: Weights, v: torch.Tensor, out: np.ndarray, sinks: Any = None) -> tuple[float, float]:
@@ -131,11 +86,11 @@ def check_attention(
         size = float(np.max(of_values[np.isfinite(of_values)], initial=0.0))
     if drawn:
         sums = 1.0 + k.shape[2] ** 0.5
-        scores_of_out = max(scores_of_out, size * 2.0 ** -(MANTISSA_BITS[dtype_name(q)] + 2))
-    math_of_out, math_of_lse = gpu_math(features, size, k.shape[2]) if gpu else (0.0, 0.0)
+        scores_of_out = max(scores_of_out, size * limit_of_probability(dtype_name(q)))
+    math_of_out, math_of_lse = limits_of_math(features.softcap, size, k.shape[2]) if gpu else (0.0, 0.0)
     assert_close(f"{case} out", out, want, by_torch, size * sums, scores_of_out, math_of_out)
     if lse is not None:
         assert dtype_name(lse) == "float32", f"{case}: lse is {lse.dtype}"
-        more = ulp(0.99, dtype_name(q)) / 2 + math_of_lse
-        terms = float(np.max(np.abs(want_lse[np.isfinite(want_lse)]), initial=0.0)) + np.log(k.shape[2] + 1)
+        more = limit_of_probability(dtype_name(q)) + math_of_lse
+        terms = size_of_lse(want_lse, k.shape[2])
         assert_close(f"{case} lse", lse, want_lse, lse_by_torch, terms * sums, scores_of_lse, more)

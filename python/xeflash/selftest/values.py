@@ -20,6 +20,14 @@ _STORAGE: dict[str, type[np.generic]] = {
     "int32": np.int32,
     "bool": np.bool_,
 }
+# Bits of the mantissa, and the least exponent.
+_SPACED = {
+    "float32": (23, -126),
+    "float16": (10, -14),
+    "bfloat16": (7, -126),
+    "float8_e4m3fn": (3, -6),
+    "float8_e5m2": (2, -14),
+}
 
 
 @dataclass(frozen=True)
@@ -64,15 +72,17 @@ class Values:
 
     def spacing(self) -> Array:
         """Of the type's numbers, at each of these."""
-        mantissa, least = {
-            "float32": (23, -126), "float16": (10, -14), "bfloat16": (7, -126),
-            "float8_e4m3fn": (3, -6), "float8_e5m2": (2, -14), "int8": (0, 0),
-        }[self.dtype]  # fmt: skip
-        if self.dtype == "int8":
-            return np.ones(self.bits.shape)
-        size = np.abs(self.numbers)
-        exponent = np.where(size == 0, least, np.maximum(np.frexp(size)[1] - 1, least))
-        return np.ldexp(1.0, exponent - mantissa)
+        return spacing(self.numbers, self.dtype)
+
+
+def spacing(numbers: Any, dtype: str) -> Array:
+    """Of a type's numbers, where these are."""
+    size = np.abs(numbers)
+    if dtype == "int8":
+        return np.ones(size.shape)
+    mantissa, least = _SPACED[dtype]
+    exponent = np.where(size == 0, least, np.maximum(np.frexp(size)[1] - 1, least))
+    return np.ldexp(1.0, exponent - mantissa)
 
 
 def from_storage(dtype: str) -> type[np.generic]:
