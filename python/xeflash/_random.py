@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import threading
+from operator import index
 from typing import Any
 
 _lock = threading.Lock()
@@ -23,8 +24,12 @@ def manual_seed(seed: int) -> None:
     >>> xeflash.manual_seed(0)
     """
     global _seed, _calls
+    try:
+        number = index(seed) % 2**64
+    except TypeError as error:
+        raise TypeError(f"manual_seed: seed must be an integer, got {seed!r}") from error
     with _lock:
-        _seed, _calls = seed % 2**64, 0
+        _seed, _calls = number, 0
 
 
 def next_rng(function: str, array: Any) -> tuple[int, int]:
@@ -40,14 +45,14 @@ def next_rng(function: str, array: Any) -> tuple[int, int]:
             return _unseeded, _calls - 1
     if array.is_xpu:
         return draw(function, torch.xpu.default_generators[array.get_device()])
-    return int(torch.empty((), dtype=torch.int64).random_()), 0
+    return _of_cpu(), 0
 
 
 def draw(function: str, generator: Any) -> tuple[int, int]:
     """(seed, offset) for one call by a generator of torch's, which moves on; nothing waits for a device."""
     torch = sys.modules["torch"]
     if generator.device.type != "xpu":
-        return int(torch.empty((), dtype=torch.int64).random_(generator=generator)), 0
+        return _of_cpu(generator), 0
     with torch.xpu.device(generator.device):
         capturing = torch.xpu.is_current_stream_capturing()
     if capturing:
@@ -59,3 +64,9 @@ def draw(function: str, generator: Any) -> tuple[int, int]:
         offset = generator.get_offset()
         generator.set_offset(offset + 4)  # torch counts in fours
     return generator.initial_seed(), offset
+
+
+def _of_cpu(generator: Any = None) -> int:
+    """The next number of a generator of torch's, by default the one of CPU tensors, whatever device is the default."""
+    torch = sys.modules["torch"]
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))

@@ -1,7 +1,9 @@
 """attention() takes what F.scaled_dot_product_attention takes and gives what it gives."""
 
 import inspect
+import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -144,6 +146,31 @@ def test_dropout_is_reproducible():
     xeflash.manual_seed(7)
     second = [xeflash.attention(q, k, v, dropout_p=0.2) for _ in range(2)]
     assert all(map(torch.equal, first, second)) and not torch.equal(*first)
+
+
+@pytest.mark.parametrize("seed", [np.int64(7), torch.tensor(7), 7 - 2**64])
+def test_seeds_are_integers_of_any_kind(seed):
+    q = torch.randn(1, 2, 5, 64)
+    xeflash.manual_seed(7)
+    want = xeflash.attention(q, q, q, dropout_p=0.5)
+    xeflash.manual_seed(seed)
+    assert torch.equal(xeflash.attention(q, q, q, dropout_p=0.5), want)
+
+
+@pytest.mark.parametrize("seed", [1.5, "7", None])
+def test_other_seeds_are_refused(seed):
+    with pytest.raises(TypeError, match=re.escape(f"manual_seed: seed must be an integer, got {seed!r}")):
+        xeflash.manual_seed(seed)
+
+
+def test_the_default_device_has_no_part_in_dropout():
+    q = torch.randn(1, 2, 5, 64)
+    torch.manual_seed(3)
+    want = xeflash.attention(q, q, q, dropout_p=0.5)
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        got = xeflash.attention(q, q, q, dropout_p=0.5)
+    assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
