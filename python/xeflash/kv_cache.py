@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from xeflash._common import BSHD, engine, shape_of, snippet, window
@@ -85,8 +86,8 @@ def flash_attn_with_kvcache(
     (128, 128)
     """
     lengths, length = cache_seqlens, -1
-    if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
-        lengths, length = None, cache_seqlens
+    if isinstance(cache_seqlens, int | Integral) and not isinstance(cache_seqlens, bool):  # numpy's are Integral
+        lengths, length = None, int(cache_seqlens)
         if not 0 <= length < 2**31:
             raise ValueError(f"{_FUNCTION}: cache_seqlens must be 0 to the rows of the cache, got {length}")
     out, lse = attend_cache(
@@ -114,7 +115,13 @@ def attend_cache(
     left, right = window(function, window_size)
     for name in ("k_scale", "v_scale"):
         scale = more.get(name)
-        if not (scale is None or isinstance(scale, int | float)) and len(getattr(scale, "shape", ())) == 2:
+        if isinstance(scale, bool):
+            raise TypeError(f"{function}: {name} must be a number or an array, got {scale} (bool)")
+        if scale is None or isinstance(scale, int | float):
+            continue
+        if isinstance(scale, Real):  # of numpy's
+            more[name] = float(scale)
+        elif len(getattr(scale, "shape", ())) == 2:
             more[name] = _of_rows(function, name, more)
     return core.forward(
         function=function, layout=layout, window_left=left, window_right=right,

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 import xeflash
@@ -186,6 +187,7 @@ REFUSED = {
     ),
     "int8-without-scale": (INT8, ValueError, "k_scale must be given with int8"),
     "scale-zero": ({**FP8, "k_scale": 0.0}, ValueError, "k_scale must be positive and finite in float32, got 0.0"),
+    "scale-bool": ({**FP8, "k_scale": True}, TypeError, "k_scale must be a number or an array, got True (bool)"),
     "scale-nan": (
         {**FP8, "v_scale": float("nan")},
         ValueError,
@@ -264,3 +266,10 @@ def test_a_scale_that_no_float_holds_is_refused():
         ValueError, match="^flash_attn_with_kvcache: k_scale must be positive and finite in float32, got 1000"
     ):
         xeflash.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=3, k_scale=10**400, v_scale=1.0)
+
+
+def test_numbers_of_numpy_are_numbers():
+    q, cache = torch.randn(1, 1, 2, 64), torch.randint(-9, 9, (1, 32, 2, 64)).to(torch.int8)
+    want = xeflash.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=3, k_scale=0.5, v_scale=0.25)
+    numbers = {"cache_seqlens": np.int32(3), "k_scale": np.float32(0.5), "v_scale": np.float16(0.25)}
+    assert torch.equal(xeflash.flash_attn_with_kvcache(q, cache, cache, **numbers), want)
