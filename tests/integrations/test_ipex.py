@@ -400,5 +400,23 @@ def test_what_was_ignored_is_refused():
         )
 
 
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_arrays_have_four_dimensions(name):
+    q, index = randn(1, 2, 5, 64), torch.zeros(5, 1, 1, dtype=torch.int32)
+    one = {"query": q[:, :, :1], "key": q, "value": q}
+    calls = {
+        "IpexSDP": ipex.IpexSDP,
+        "IpexSDP_Index": lambda **given: ipex.IpexSDP_Index(**given, key_cache=q, value_cache=q, index=index,
+                                                            alibi=None, attn_mask=None, head_mask=None, timestep=5,
+                                                            alpha=0.2),
+        "IndirectAccessKVCacheAttention": lambda **given: ipex.IndirectAccessKVCacheAttention()(**given, scale_attn=8.0),
+    }  # fmt: skip
+    for function, call in calls.items():
+        with pytest.raises(ValueError, match=rf"^{function}: {name} must have 4 dimensions, got shape \[2, "):
+            call(**{**one, name: one[name][0]})
+        with pytest.raises(TypeError, match=rf"^{function}: {name} must be a torch tensor, got ndarray"):
+            call(**{**one, name: one[name].cpu().numpy()})
+
+
 def test_examples_run():
     assert doctest.testmod(ipex).failed == 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from xeflash import attention, flash_attn_with_kvcache
-from xeflash.integrations.ipex.scores import added_to_scores, as_float, as_score_mod, per_head, refuse
+from xeflash.integrations.ipex.scores import added_to_scores, as_float, as_score_mod, per_head, refuse, require_4d
 
 Past = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -47,6 +47,7 @@ class IndirectAccessKVCacheAttention(torch.nn.Module):  # type: ignore[misc]
         Returned are the output (rows of query, H, S, D), None for attention weights, and the next layer_past.
         """
         refuse("IndirectAccessKVCacheAttention", head_mask)
+        require_4d("IndirectAccessKVCacheAttention", query=query, key=key, value=value)
         if seq_info is not None:
             past = int(seq_info.flatten()[0])
         else:

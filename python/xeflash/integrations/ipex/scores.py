@@ -1,4 +1,4 @@
-"""What calls have done to scores: alibi, masks and biases are added; what IPEX took and did not use is refused."""
+"""What calls share: what they add to scores, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ def refuse(function: str, head_mask: Any = None, beta: float = 1.0) -> None:
         raise NotImplementedError(f"{function}: head_mask must be None, got {type(head_mask).__name__}")
     if beta != 1:
         raise NotImplementedError(f"{function}: beta must be 1, got {beta}")
+
+
+def require_4d(function: str, **tensors: Tensor) -> None:
+    """As these functions read shapes before the kernels' checks see them."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{function}: {name} must be a torch tensor, got {type(x).__name__}")
+        if x.dim() != 4:
+            raise ValueError(f"{function}: {name} must have 4 dimensions, got shape {list(x.shape)}")
 
 
 def added_to_scores(query: Tensor, keys: int, alibi: Tensor | None, bias: Tensor | None) -> Tensor | None:

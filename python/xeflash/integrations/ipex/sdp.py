@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from xeflash import attention
-from xeflash.integrations.ipex.scores import added_to_scores, refuse
+from xeflash.integrations.ipex.scores import added_to_scores, refuse, require_4d
 
 
 def IpexSDP(
@@ -31,6 +31,7 @@ def IpexSDP(
     None, and ``beta`` 1.
     """
     refuse("IpexSDP", head_mask, beta)
+    require_4d("IpexSDP", query=query, key=key, value=value)
     batch, heads, rows, _ = query.shape
     order = (rows, batch, heads) if seq_last else (batch, rows, heads)
     out = query.new_empty((*order, value.shape[-1]))

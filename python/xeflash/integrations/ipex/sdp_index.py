@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from xeflash import attention, flash_attn_with_kvcache, merge_states
-from xeflash.integrations.ipex.scores import added_to_scores, as_float, as_score_mod, refuse
+from xeflash.integrations.ipex.scores import added_to_scores, as_float, as_score_mod, refuse, require_4d
 
 
 def IpexSDP_Index(
@@ -38,6 +38,8 @@ def IpexSDP_Index(
     """
     function = "IpexSDP_Index"
     refuse(function, head_mask, beta)
+    tensors = {"query": query, "key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache}
+    require_4d(function, **tensors)
     if dropout_p:
         raise NotImplementedError(f"{function}: dropout_p must be 0, got {dropout_p}")
     rows, heads, tokens, dim = query.shape
