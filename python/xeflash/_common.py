@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 BSHD, THD, BHSD = 0, 1, 2  # Layout in forward.hpp
 _LIMIT = 2**63
 
+LEARNED = frozenset({"q", "k", "v", "alibi_slopes", "s_aux"})  # what has gradients, in the words of flash-attn
+
 _operators: Any = None  # xeflash.torch_ops, once it was needed
 
 
-def engine(function: str, q: Any, k: Any, v: Any, arrays: Mapping[str, Any]) -> Engine:
+def engine(function: str, q: Any, k: Any, v: Any, arrays: Mapping[str, Any], learned: Container[str] = ()) -> Engine:
     """What runs a call: the extension, or torch_ops in its place where torch has to see the call.
 
-    `arrays` are all of the call, by the names that its caller knows; other values are passed over.
+    `arrays` are all of the call, by the names that its caller knows; other values are passed over. Those that are not
+    `learned` must not require grad.
     """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):  # torch is being imported, by another thread
@@ -30,11 +33,11 @@ def engine(function: str, q: Any, k: Any, v: Any, arrays: Mapping[str, Any]) -> 
     if torch.compiler.is_dynamo_compiling():  # its guards would hold sys.modules to what it was before the import
         from xeflash import torch_ops
 
-        torch_ops.refuse_gradients(function, arrays)
+        torch_ops.wants_gradients(function, arrays, learned)
         return torch_ops
     operators = _operators or _load_operators()
-    operators.refuse_gradients(function, arrays)
-    return operators if isinstance(q, torch.Tensor) and operators.needed(q, k, v) else _core
+    wanted = operators.wants_gradients(function, arrays, learned)
+    return operators if wanted or (isinstance(q, torch.Tensor) and operators.needed(q, k, v)) else _core
 
 
 def _load_operators() -> Any:

@@ -29,7 +29,7 @@ _REFUSED = {
     "qv": "scores have one product",
     "rotary_seqlens": "positions are those from cache_seqlens on",
     "scheduler_metadata": "each call makes its own schedule",
-    "score_mod_bwd": "the backward pass is not there yet",
+    "score_mod_bwd": "the derivative of a score_mod is taken by the backward pass",
     "seqlen_k_per_split": "see num_splits",
     "seqused_q": "all queries must be used",
     "sm_margin": "no part of the device can be left free",

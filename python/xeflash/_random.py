@@ -18,7 +18,8 @@ def manual_seed(seed: int) -> None:
     """Makes the dropout of the calls that follow reproducible; `seed` is any integer, taken modulo 2**64.
 
     Until it is called, torch tensors take their seed from the generator of their device, so that ``torch.manual_seed``,
-    ``torch.xpu.manual_seed`` and ``torch.xpu.set_rng_state`` reproduce them.
+    ``torch.xpu.manual_seed``, ``torch.xpu.set_rng_state`` and activation checkpointing, which computes a forward pass
+    twice, reproduce them. Checkpointing does not know the numbers of this function, and is refused with them.
 
     >>> import xeflash
     >>> xeflash.manual_seed(0)
@@ -35,12 +36,19 @@ def manual_seed(seed: int) -> None:
 def next_rng(function: str, array: Any) -> tuple[int, int]:
     """(seed, offset) for one call on `array`."""
     global _calls
+    torch: Any = sys.modules.get("torch")
+    is_tensor: bool = isinstance(array, getattr(torch, "Tensor", ()))  # another thread may be importing torch
     with _lock:
-        _calls += 1
         if _seed is not None:
+            if is_tensor and torch._C._current_graph_task_id() != -1:  # in a backward pass
+                raise NotImplementedError(
+                    f"{function}: dropout_p must be 0 in a forward pass that is computed again for its gradients "
+                    "(activation checkpointing) after xeflash.manual_seed, as that would draw other numbers; "
+                    "torch.manual_seed makes dropout reproducible there"
+                )
+            _calls += 1
             return _seed, _calls - 1
-        torch: Any = sys.modules.get("torch")
-        is_tensor: bool = isinstance(array, getattr(torch, "Tensor", ()))  # another thread may be importing torch
+        _calls += 1
         if not is_tensor:
             return _unseeded, _calls - 1
     if array.is_xpu:

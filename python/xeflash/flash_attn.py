@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from xeflash._common import BSHD, THD, engine, seeds, shape_of, snippet, window
+from xeflash._common import BSHD, LEARNED, THD, engine, seeds, shape_of, snippet, window
 from xeflash._interop import UsmPart
 from xeflash._newer import takes_newer_keywords
 from xeflash.kv_cache import attend_cache
@@ -39,7 +39,7 @@ def _run(
     **more: Any,
 ) -> Any:
     """A function's call; `more` are arguments that the extension knows by the same names."""
-    core = engine(function, q, k, v, {"q": q, "k": k, "v": v, "captures": captures, **more})
+    core = engine(function, q, k, v, {"q": q, "k": k, "v": v, "captures": captures, **more}, LEARNED)
     if dropout_p:
         if softcap:
             raise ValueError(
@@ -70,7 +70,7 @@ def flash_attn_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
+    deterministic: bool = False,  # noqa: ARG001  it always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -87,7 +87,7 @@ def flash_attn_func(
         window_size: (left, right) keys visible around the diagonal; -1 is unlimited.
         softcap: scores become softcap * tanh(score / softcap); 0 is off.
         alibi_slopes: fp32 (H,) or (B, H); adds -slope * |i + Sk - Sq - j| to a score.
-        deterministic: concerns the backward pass; the forward pass always is.
+        deterministic: of the backward pass, which gives the same bits each time in any case.
         return_attn_probs: also return the LSE, fp32 (B, H, Sq), and None in the place of flash-attn's S_dmask.
         s_aux: (H,) sink logits that join the softmax without a value.
         num_splits: of the keys of a single query, each computed on its own, then merged; 0 chooses.
@@ -116,7 +116,7 @@ def flash_attn_qkvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
+    deterministic: bool = False,  # noqa: ARG001  it always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -146,7 +146,7 @@ def flash_attn_kvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
+    deterministic: bool = False,  # noqa: ARG001  it always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -182,7 +182,7 @@ def flash_attn_varlen_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
+    deterministic: bool = False,  # noqa: ARG001  it always is
     return_attn_probs: bool = False,
     block_table: Any = None,
     *,
@@ -250,7 +250,7 @@ def flash_attn_varlen_qkvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
+    deterministic: bool = False,  # noqa: ARG001  it always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -290,7 +290,7 @@ def flash_attn_varlen_kvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  the forward pass always is
+    deterministic: bool = False,  # noqa: ARG001  it always is
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -341,5 +341,6 @@ def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tup
             f"got shape {list(shape)}"
         )
     if hasattr(packed, "__getitem__"):
-        return tuple(packed[..., i, :, :] for i in range(parts))
+        unbind = getattr(packed, "unbind", None)  # of which torch makes one gradient, not one for each part
+        return unbind(-3) if unbind else tuple(packed[..., i, :, :] for i in range(parts))
     return tuple(UsmPart(packed, i) for i in range(parts))

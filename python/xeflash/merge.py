@@ -36,5 +36,5 @@ def merge_states(*states: Any) -> tuple[Any, Any]:
     if not states or len(states) % 2:
         raise ValueError(f"merge_states: states must be out and lse in turn, got {len(states)} arrays")
     outs, lses = list(states[::2]), list(states[1::2])
-    core = engine("merge_states", outs[0], lses[0], outs[-1], {"out": outs, "lse": lses})
+    core = engine("merge_states", outs[0], lses[0], outs[-1], {"out": outs, "lse": lses}, ("out", "lse"))
     return core.merge_states(outs, lses)

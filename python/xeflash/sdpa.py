@@ -11,6 +11,8 @@ from xeflash._common import BHSD, engine, seeds, shape_of, snippet, window
 if TYPE_CHECKING:
     from xeflash._arguments import Engine
 
+_LEARNED = frozenset({"query", "key", "value", "attn_mask", "alibi_slopes", "sinks"})
+
 
 def attention(
     query: Any,
@@ -74,7 +76,8 @@ def attention(
     (1, 8, 5, 64)
     """
     arrays = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes}
-    core = engine("attention", query, key, value, {**arrays, "sinks": sinks, "out": out, "captures": captures})
+    arrays |= {"sinks": sinks, "out": out, "captures": captures}
+    core = engine("attention", query, key, value, arrays, _LEARNED)
     shape = shape_of("attention", "query", query)
     left, right = window("attention", window_size)
     changed = snippet(core, "attention", score_mod, captures)

@@ -10,75 +10,29 @@ This module stands in for the extension there: ``forward`` and ``merge_states`` 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, is_grad_enabled
-from torch._C import _get_tracing_state, _is_any_autocast_enabled, _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
+from torch import Tensor
 
 import xeflash.jit  # noqa: F401  gives the extension its kernels
 from xeflash import _core, _score_mod
 from xeflash._arguments import ARRAYS
 from xeflash._common import BHSD, BSHD, THD, seeds
+from xeflash._torch_library import Pair, Scalar, Triple, as_int64, as_lists, as_snippet, register, resolved
+from xeflash._torch_library import needed as needed
+from xeflash._torch_library import wants_gradients as wants_gradients
+from xeflash.torch_gradients import Gradients, merge_with_gradients
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from xeflash._arguments import Arguments
 
-Pair = tuple[Tensor, Tensor]
-Scalar = int | float
-
-LIBRARY = torch.library.Library("xeflash", "DEF")
 _APPENDED = ("k_cache", "v_cache", "k_scale", "v_scale")  # written where there are new keys
-_KEYS = {"cpu": "CPU", "xpu": "XPU"}
-
-
-def needed(q: Any, k: Any, v: Any) -> bool:
-    """Whether torch has to see a call on these: it transforms, casts or records, or they are no plain tensors."""
-    plain = type(q) is Tensor and type(k) is Tensor and type(v) is Tensor
-    return bool(
-        not (plain or all(type(x) is Tensor or not isinstance(x, Tensor) for x in (q, k, v)))
-        or _len_torch_dispatch_stack()
-        or _is_any_autocast_enabled()
-        or peek_interpreter_stack() is not None
-        or _get_tracing_state() is not None
-    )
-
-
-_NUMBERS = (bool, int, float, str)
-
-
-def refuse_gradients(function: str, arrays: Mapping[str, Any]) -> None:
-    """They are not computed yet, neither backward nor forward; `arrays` may be lists of them, or other values."""
-    if is_grad_enabled():
-        for name, array in _each(arrays):
-            if isinstance(array, Tensor) and array.requires_grad:
-                raise NotImplementedError(
-                    f"{function}: {name} must not require grad, as the backward pass is not there yet; "
-                    f"call it under torch.no_grad() or detach {name}, got requires_grad = True"
-                )
-    if forward_ad._current_level >= 0:
-        for name, array in _each(arrays):
-            if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
-                raise NotImplementedError(
-                    f"{function}: {name} must have no tangent, as forward-mode gradients are not there, got one"
-                )
-
-
-def _each(arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in arrays.items():
-        if isinstance(value, list | tuple):
-            yield from ((f"{name}[{i}]", x) for i, x in enumerate(value))
-        elif isinstance(value, dict):
-            yield from ((f"{name}[{key!r}]", x) for key, x in value.items())
-        elif value is not None and type(value) not in _NUMBERS:  # isinstance of Tensor is slow
-            yield name, value
 
 
 # ---- the kernels: what runs, and by its signature the schema -----------------------------------
@@ -108,9 +62,9 @@ def attention(
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
     function: str = "attention",
-) -> Pair:
+) -> Triple:
     """xeflash.attention of 4-dimensional tensors."""
-    snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
+    snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     seed, offset = seeds(function, dropout_p, query, None if seed is None else (seed, offset))
     out, lse = _core.forward(
         function=function, layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,
@@ -118,7 +72,7 @@ def attention(
         alibi_slopes=alibi_slopes, s_aux=sinks, attn_mask=attn_mask, score_mod=snippet, dropout_p=dropout_p, seed=seed,
         offset=offset, return_lse=return_lse, enable_gqa=enable_gqa,
     )  # fmt: skip
-    return out, _present(lse, query)
+    return out, _present(lse, query), _state(dropout_p, seed, offset)
 
 
 def flash_attn(
@@ -143,16 +97,16 @@ def flash_attn(
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
     function: str = "flash_attn_func",
-) -> Pair:
+) -> Triple:
     """xeflash.flash_attn_func."""
-    snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
+    snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     seed, offset = seeds(function, dropout_p, q, None if seed is None else (seed, offset))
     out, lse = _core.forward(
         function=function, layout=BSHD, q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal,
         window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
         num_splits=num_splits, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset, return_lse=return_lse,
     )  # fmt: skip
-    return out, _present(lse, q)
+    return out, _present(lse, q), _state(dropout_p, seed, offset)
 
 
 def flash_attn_varlen(
@@ -187,9 +141,9 @@ def flash_attn_varlen(
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
     function: str = "flash_attn_varlen_func",
-) -> Pair:
+) -> Triple:
     """xeflash.flash_attn_varlen_func; scales (factors are those that are numbers) belong to pages in 8 bits."""
-    snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
+    snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     paged = block_table is not None
     if paged and dropout_p:
         raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
@@ -203,7 +157,7 @@ def flash_attn_varlen(
         s_aux=s_aux, num_splits=num_splits, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset,
         return_lse=return_lse,
     )  # fmt: skip
-    return out, _present(lse, q)
+    return out, _present(lse, q), _state(dropout_p, seed, offset)
 
 
 def flash_attn_with_kvcache(
@@ -243,7 +197,7 @@ def flash_attn_with_kvcache(
     function: str = "flash_attn_with_kvcache",
 ) -> Pair:
     """The function of this name; cache_length and the factors are its cache_seqlens and scales that are numbers."""
-    snippet = _snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
+    snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     out, lse = _core.forward(
         function=function, layout=BSHD, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos,
         rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_length=cache_length, cache_batch_idx=cache_batch_idx,
@@ -266,60 +220,49 @@ def _present(lse: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-# A snippet's captures as lists: the names of the arrays, then those of the numbers.
+def _state(dropout_p: float, seed: int, offset: int) -> Tensor:
+    """What dropout drew its numbers from; nothing without it."""
+    if not dropout_p:
+        return _nothing()
+    return torch.tensor([as_int64(seed), as_int64(offset)], dtype=torch.int64, device="cpu")
 
 
-def _snippet(
-    function: str,
-    text: str | None,
-    names: Sequence[str] | None,
-    arrays: Sequence[Tensor] | None,
-    numbers: Sequence[Scalar] | None,
-) -> Any:
-    if text is None and not names:
-        return None
-    return _score_mod.check(function, text, dict(zip(names or (), (*(arrays or ()), *(numbers or ())), strict=True)))
-
-
-def _as_lists(snippet: tuple[str, Mapping[str, Any]] | None) -> dict[str, Any]:
-    if snippet is None:
-        return {}
-    text, captures = snippet
-    arrays = {name: x for name, x in captures.items() if isinstance(x, Tensor)}
-    numbers = {name: x for name, x in captures.items() if not isinstance(x, Tensor)}
-    return {
-        "score_mod": text,
-        "capture_names": [*arrays, *numbers],
-        "capture_arrays": list(arrays.values()),
-        "capture_numbers": list(numbers.values()),
-    }
+@functools.cache
+def _nothing() -> Tensor:
+    """One tensor for all calls: it has no elements that anyone could change, and making one takes its time."""
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 # ---- the same without data: shapes, types and strides of the results ---------------------------
 
 
 def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, *, function: str, return_lse: bool = False, **_more: Any
-) -> Pair:
+    query: Tensor, key: Tensor, value: Tensor, *, function: str, return_lse: bool = False, dropout_p: float = 0.0,
+    **_more: Any,
+) -> Triple:  # fmt: skip
     _check_fake(function, {"query": query, "key": key, "value": value}, 4)
     batch, heads, rows, _dim = query.shape
-    return _results(query, (batch, heads, rows, value.shape[-1]), (batch, heads, rows), return_lse)
+    results = _results(query, (batch, heads, rows, value.shape[-1]), (batch, heads, rows), return_lse)
+    return *results, _state_fake(dropout_p)
 
 
-def _flash_attn_fake(q: Tensor, k: Tensor, v: Tensor, *, function: str, return_lse: bool = False, **_more: Any) -> Pair:
+def _flash_attn_fake(
+    q: Tensor, k: Tensor, v: Tensor, *, function: str, return_lse: bool = False, dropout_p: float = 0.0, **_more: Any
+) -> Triple:
     _check_fake(function, {"q": q, "k": k, "v": v}, 4)
     batch, rows, heads, _dim = q.shape
-    return _results(q, (batch, rows, heads, v.shape[-1]), (batch, heads, rows), return_lse)
+    return *_results(q, (batch, rows, heads, v.shape[-1]), (batch, heads, rows), return_lse), _state_fake(dropout_p)
 
 
 def _varlen_fake(
     q: Tensor, k: Tensor, v: Tensor, *, function: str, block_table: Tensor | None = None, return_lse: bool = False,
-    **_more: Any,
-) -> Pair:  # fmt: skip
+    dropout_p: float = 0.0, **_more: Any,
+) -> Triple:  # fmt: skip
     paged = block_table is not None
     _check_fake(function, {"q": q, "k": k, "v": v}, 3, 4 if paged else 3, cached=paged)
     tokens, heads, _dim = q.shape
-    return _results(q, (tokens, heads, v.shape[-1]), (heads, tokens), return_lse)
+    return *_results(q, (tokens, heads, v.shape[-1]), (heads, tokens), return_lse), _state_fake(dropout_p)
 
 
 def _kvcache_fake(
@@ -352,130 +295,15 @@ def _check_fake(function: str, arrays: dict[str, Tensor], rank: int, rank_k: int
         )
 
 
-def _refuse_other_devices(function: str, arrays: Mapping[str, Any]) -> None:
-    tensors = [(name, x) for name, x in _each(arrays) if isinstance(x, Tensor)]
-    first, device = tensors[0][0], tensors[0][1].device
-    for name, x in tensors:
-        if x.device != device:
-            raise ValueError(f"{function}: {name} must be on the device of {first} ({device}), got {x.device}")
-
-
 def _results(like: Tensor, out: tuple[Any, ...], lse: tuple[Any, ...], want_lse: bool) -> Pair:
     return like.new_empty(out), like.new_empty(lse if want_lse else (0,), dtype=torch.float32)
 
 
+def _state_fake(dropout_p: float) -> Tensor:
+    return torch.empty(2 if dropout_p else 0, dtype=torch.int64, device="cpu")
+
+
 # ---- registration -------------------------------------------------------------------------------
-
-
-def _autocast(operator: Any, kernel: Callable[..., Any], device: str, cast: tuple[str, ...]) -> Callable[..., Any]:
-    """Casts the arguments of these names, as torch does for its own attention, and calls again below autocast."""
-    above = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{_KEYS[device]}"))
-    parameters = list(inspect.signature(kernel).parameters)
-    places = [parameters.index(name) for name in cast]
-    has_pages = "block_table" in parameters and "k_cache" not in parameters  # then k and v are the pages
-    table = parameters.index("block_table") if has_pages else len(parameters)
-
-    def below(*arguments: Any, **more: Any) -> Any:  # the dispatcher passes by place all that has one
-        values, dtype = list(arguments), torch.get_autocast_dtype(device)
-        paged = table < len(values) and values[table] is not None
-        for place in places[:1] if paged else places:  # a cache is used where it is
-            x = values[place] if place < len(values) else None
-            if x is not None and x.is_floating_point() and x.dtype is not torch.float64:
-                values[place] = x.to(dtype)
-        with torch._C._ExcludeDispatchKeyGuard(above):
-            return operator(*values, **more)
-
-    return below
-
-
-_TYPES = {"int": "SymInt", "Sequence[Tensor]": "Tensor[]", "Sequence[str]": "str[]", "Sequence[Scalar]": "Scalar[]"}
-
-
-def _schema(kernel: Callable[..., Any], mutates: tuple[str, ...]) -> str:
-    """The arguments of a kernel in the words of torch's dispatcher."""
-    words = []
-    for name, parameter in inspect.signature(kernel).parameters.items():
-        annotation, _, optional = str(parameter.annotation).partition(" | ")
-        kind = _TYPES.get(annotation, annotation)
-        if name in mutates:
-            kind += f"({'abcd'[mutates.index(name)]}!)"
-        word = f"{kind}{'?' if optional else ''} {name}"
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
-            words.append("*")
-        if parameter.default is not parameter.empty:
-            word += f"={parameter.default!r}"
-        words.append(word)
-    return f"({', '.join(words)}) -> (Tensor, Tensor)"
-
-
-def _register(
-    name: str,
-    kernel: Callable[..., Pair],
-    fake: Callable[..., Pair],
-    cast: tuple[str, ...] = (),
-    mutates: tuple[str, ...] = (),
-    random: bool = False,
-) -> None:
-    tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if random else ()))
-    parameters = inspect.signature(kernel).parameters
-    function = parameters["function"].default if "function" in parameters else name
-
-    def bound(arguments: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
-        return {"function": function, **dict(zip(parameters, arguments, strict=False)), **more}
-
-    def run(*arguments: Any, **more: Any) -> Pair:
-        given = bound(arguments, more)
-        refuse_gradients(given["function"], given)
-        return kernel(*arguments, **more)
-
-    def describe(*arguments: Any, **more: Any) -> Pair:
-        given = bound(arguments, more)
-        refuse_gradients(given["function"], given)
-        _refuse_other_devices(given["function"], given)
-        return fake(**given)
-
-    def resolve(*arguments: Any, **more: Any) -> Pair:
-        given = bound(arguments, more)
-        writes = mutates if given.get("k") is not None else ()
-        for key, x in given.items():
-            if isinstance(x, Tensor):
-                given[key] = _resolved(given["function"], key, x, key in writes)
-            elif key == "capture_arrays" and x is not None:
-                given[key] = [array.resolve_neg() for array in x]
-        result: Pair = operator(**given)
-        return result
-
-    LIBRARY.define(name + _schema(kernel, mutates), tags=tags)
-    operator = getattr(torch.ops.xeflash, name).default
-    if mutates:
-        LIBRARY.impl(name, resolve, "Negative")
-    for device, key in _KEYS.items():
-        LIBRARY.impl(name, run, key)
-        if cast:
-            LIBRARY.impl(name, _autocast(operator, kernel, device, cast), f"Autocast{key}")
-    torch.library.register_fake(f"xeflash::{name}", describe, lib=LIBRARY)
-
-
-_register("attention", attention, _attention_fake, ("query", "key", "value"), random=True)
-_register("flash_attn", flash_attn, _flash_attn_fake, ("q", "k", "v"), random=True)
-_register("flash_attn_varlen", flash_attn_varlen, _varlen_fake, ("q", "k", "v"), random=True)
-_register(
-    "flash_attn_with_kvcache",
-    flash_attn_with_kvcache,
-    _kvcache_fake,
-    ("q", "k", "v"),
-    mutates=_APPENDED,
-)
-_register("merge_states", merge, _merge_fake)
-
-_attention_op = torch.ops.xeflash.attention.default
-_flash_attn_op = torch.ops.xeflash.flash_attn.default
-_varlen_op = torch.ops.xeflash.flash_attn_varlen.default
-_kvcache_op = torch.ops.xeflash.flash_attn_with_kvcache.default
-_merge_op = torch.ops.xeflash.merge_states.default
-
-
-# ---- in the place of the extension --------------------------------------------------------------
 
 # What the operator that follows torch's scaled_dot_product_attention calls them.
 _NAMES_OF_ATTENTION = {
@@ -489,13 +317,32 @@ _NAMES_OF_ATTENTION = {
 _NAMES_OF_PAGES = {"k_cache": "k", "v_cache": "v"}
 _NAMES: dict[int, dict[str, str]] = {BHSD: _NAMES_OF_ATTENTION, THD: _NAMES_OF_PAGES, BSHD: {}}
 
+_attention_op = register(
+    "attention", attention, _attention_fake, cast=("query", "key", "value"), random=True,
+    differentiate=Gradients(BHSD, _NAMES_OF_ATTENTION),
+)  # fmt: skip
+_flash_attn_op = register(
+    "flash_attn", flash_attn, _flash_attn_fake, cast=("q", "k", "v"), random=True, differentiate=Gradients(BSHD)
+)
+_varlen_op = register(
+    "flash_attn_varlen", flash_attn_varlen, _varlen_fake, cast=("q", "k", "v"), random=True,
+    differentiate=Gradients(THD),
+)  # fmt: skip
+_kvcache_op = register(
+    "flash_attn_with_kvcache", flash_attn_with_kvcache, _kvcache_fake, cast=("q", "k", "v"), mutates=_APPENDED
+)
+_merge_op = register("merge_states", merge, _merge_fake, differentiate=merge_with_gradients)
+
+
+# ---- in the place of the extension --------------------------------------------------------------
+
 
 def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
     """_core.forward by the operator of these arguments, which refuses those that it does not have."""
     given: dict[str, Any] = {**arguments}
     _prepare(given)
     layout, out = given.pop("layout"), given.pop("out", None)
-    given |= _as_lists(given.pop("score_mod", None))
+    given |= as_lists(given.pop("score_mod", None))
     names = _NAMES[layout]
     if layout == BHSD:
         operator = _attention_op
@@ -506,7 +353,7 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
         operator = _kvcache_op if "k_cache" in given else _flash_attn_op
     for name in ("seed", "offset"):
         if name in given:
-            given[name] = _as_int64(given[name])
+            given[name] = None if given[name] is None else as_int64(given[name])
     for side in "kv":  # a scale that is a number has a name of its own in a schema
         if (scale := given.pop(f"{side}_scale", None)) is not None:
             if not isinstance(scale, Tensor) and abs(scale) >= 2**128:  # a schema's floats hold less than an int
@@ -514,7 +361,7 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
                     f"{given['function']}: {side}_scale must be positive and finite in float32, got {scale!s:.40}"
                 )
             given[f"{side}_scale" if isinstance(scale, Tensor) else f"{side}_factor"] = scale
-    result, lse = operator(**{names.get(name, name): value for name, value in given.items()})
+    result, lse, *_state = operator(**{names.get(name, name): value for name, value in given.items()})
     if out is not None:
         inputs = {names.get(name, name): x for name, x in given.items() if name in ARRAYS}
         result = _written(given["function"], out, result, given["q"], inputs)
@@ -525,10 +372,13 @@ def _prepare(given: dict[str, Any]) -> None:
     """Checks types as the extension does, as a schema's message would not name the function; resolves negated views."""
     if torch.compiler.is_compiling():
         return
+    function, names = given["function"], _NAMES[given["layout"]]
+    if not isinstance(given["q"], Tensor):  # else torch would not have to see the call
+        name, got = names.get("q", "q"), type(given["q"]).__name__
+        raise TypeError(f"{function}: {name} must be a torch tensor, as another argument requires grad, got {got}")
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
     seed = {"seed": 0} if given.get("seed", 0) is None else {}  # drawn by the operator
     _core.check_arguments(**{name: x for name, x in (given | seed).items() if not isinstance(x, symbolic)})
-    function, names = given["function"], _NAMES[given["layout"]]
     if (snippet := given.get("score_mod")) is not None:
         _check_snippet(function, *snippet)
     appends = given.get("k") is not None
@@ -539,18 +389,11 @@ def _prepare(given: dict[str, Any]) -> None:
         if isinstance(x, Tensor):
             if x.layout is not torch.strided:
                 raise TypeError(f"{function}: {name} must be a dense tensor, got one of {x.layout}")
-            given[key] = _resolved(function, name, x, key == "out" or (appends and key in _APPENDED))
+            given[key] = resolved(function, name, x, key == "out" or (appends and key in _APPENDED))
         elif key not in ("k_scale", "v_scale") or not isinstance(x, int | float) or isinstance(x, bool):
             raise TypeError(
                 f"{function}: {name} must be a torch tensor as {names.get('q', 'q')} is one, got {type(x).__name__}"
             )
-
-
-def _resolved(function: str, name: str, x: Tensor, written: bool) -> Tensor:
-    """x as it lies in memory; torch's own way to resolve negated views is not for operators that write."""
-    if written and x.is_neg():
-        raise ValueError(f"{function}: {name} must be writable, got a negated view")
-    return x.resolve_neg()
 
 
 def _check_snippet(function: str, text: str, captures: Mapping[str, Any]) -> None:
@@ -560,10 +403,6 @@ def _check_snippet(function: str, text: str, captures: Mapping[str, Any]) -> Non
             raise TypeError(
                 f'{function}: captures["{name}"] must be a number or a torch tensor, got {type(x).__name__}'
             )
-
-
-def _as_int64(value: int | None) -> int | None:
-    return value if value is None or value < 2**63 else value - 2**64
 
 
 def _written(function: str, out: Tensor, result: Tensor, q: Tensor, inputs: dict[str, Any]) -> Tensor:

@@ -224,7 +224,7 @@ def by_operator(function: str, arguments: dict[str, Any]) -> Any:
         words["capture_names"] = [name for name, _ in named]
         words["capture_arrays"] = [x for _, x in named if isinstance(x, torch.Tensor)]
         words["capture_numbers"] = [x for _, x in named if not isinstance(x, torch.Tensor)]
-    out, lse = operator(**words)
+    out, lse, *_ = operator(**words)
     if not want_lse:
         assert lse.numel() == 0, f"an LSE of {lse.numel()} elements that was not asked for"
         return out

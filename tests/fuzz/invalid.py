@@ -89,6 +89,7 @@ MIXED = ("query", "key", "value", "q", "k", "v", "kv", "k_cache", "v_cache", "ro
 REQUIRED += ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
 INTS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "cache_seqlens", "cache_batch_idx", "cache_leftpad")
 TABLES = ("block_table", "beam_index")
+LEARNED = ("query", "key", "value", "q", "k", "v", "qkv", "kv", "attn_mask", "alibi_slopes", "sinks", "s_aux")
 
 
 def may_be_none(case: Case) -> tuple[str, ...]:
@@ -105,7 +106,8 @@ def of_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutati
         if dtype is torch.uint8 and name == "attn_mask":
             continue
         yield Mutation(name, f"is {dtype}", lambda d=dtype: again(array, zeros.to(d)))
-    of_cache = name == "q" and ("k_cache" in case.arguments or "block_table" in case.arguments)  # may be quantised
+    cached = "k_cache" in case.arguments or "block_table" in case.arguments
+    of_cache = name == "q" and cached  # may be quantised
     if name in MIXED and array.dtype.itemsize > 1 and not of_cache:
         for dtype in (x for x in DTYPES.values() if x is not array.dtype):
             yield Mutation(name, f"is {dtype}, unlike others", lambda d=dtype: again(array, zeros.to(d)), MIXED)
@@ -122,7 +124,8 @@ def of_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutati
         yield Mutation(name, "is None", lambda: None, typed=True)
     if array.kind in ("torch", "xpu"):
         yield Mutation(name, "is on meta", lambda: zeros.to(array.dtype).to("meta"))
-        if array.dtype.is_floating_point and array.dtype.itemsize > 1 and case.way != "operator":
+        learned = name in LEARNED and not cached
+        if array.dtype.is_floating_point and array.dtype.itemsize > 1 and case.way != "operator" and not learned:
             yield Mutation(name, "requires grad", lambda: zeros.to(array.dtype).requires_grad_(), ("grad",))
         if len(array.shape) == 4 and array.dtype is torch.float32:
             yield Mutation(name, "is sparse", lambda: zeros.to_sparse(), typed=True)

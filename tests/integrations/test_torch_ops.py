@@ -371,53 +371,6 @@ def test_vmap_is_the_call_of_each():
     assert torch.equal(got, torch.stack([xeflash.attention(*x) for x in zip(q, k, v, strict=True)]))
 
 
-# ---- gradients ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("which", ["query", "key", "value", "attn_mask", "alibi_slopes", "sinks"])
-@pytest.mark.parametrize("how", ["function", "operator", "compiled function", "compiled operator"])
-def test_what_requires_grad_is_refused(how, which):
-    q = torch.randn(1, 2, 5, 64)
-    arguments = dict(
-        query=q, key=q, value=q, attn_mask=torch.rand(5, 5), alibi_slopes=torch.rand(2), sinks=torch.rand(2)
-    )
-    arguments[which] = arguments[which].clone().requires_grad_()
-    call = xeflash.attention if "function" in how else ops.attention.default
-    if "compiled" in how:
-        call = torch.compile(call, backend="eager")
-    with pytest.raises(NotImplementedError, match=f"^attention: {which} must not require grad"):
-        call(**arguments)
-    with torch.no_grad():
-        call(**arguments)
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case != "attention-score-mod"])
-def test_operators_refuse_gradients_of_every_floating_input(case):
-    operator, arguments, more = CASES[case]()
-    places = [x for x in tensors((arguments, more)) if x.dtype.is_floating_point]
-    for x in places:
-        x.requires_grad_()
-        with pytest.raises(NotImplementedError, match="must not require grad"):
-            operator(*arguments, **more)
-        x.requires_grad_(False)
-
-
-def test_forward_mode_gradients_are_refused():
-    q = torch.randn(1, 2, 5, 64)
-    with pytest.raises(NotImplementedError, match="must have no tangent, as forward-mode"):
-        torch.func.jvp(lambda x: xeflash.attention(x, q, q), (q,), (q,))
-    with torch.autograd.forward_ad.dual_level():
-        with pytest.raises(NotImplementedError, match="must have no tangent, as forward-mode"):
-            xeflash.attention(q, torch.autograd.forward_ad.make_dual(q, q), q)
-        assert xeflash.attention(q, q, q) is not None
-
-
-def test_functional_gradients_are_refused():
-    q = torch.randn(1, 2, 5, 64)
-    with pytest.raises(NotImplementedError, match="must not require grad"):
-        torch.func.grad(lambda x: xeflash.attention(x, q, q).sum())(q)
-
-
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 @pytest.mark.parametrize("before", ["", "a = numpy.ones((1, 2, 5, 64), numpy.float32); xeflash.attention(a, a, a)"])
 def test_the_first_call_with_tensors_may_be_compiled(before):

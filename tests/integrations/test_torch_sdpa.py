@@ -92,9 +92,8 @@ def tensor(*shape, **more):
 
 
 FALLING_THROUGH = {
-    "grad": lambda: ((tensor(1, 2, 5, 64).requires_grad_(), tensor(1, 2, 5, 64), tensor(1, 2, 5, 64)), {}),
-    "grad-of-mask": lambda: ((tensor(1, 2, 5, 64),) * 3, dict(attn_mask=tensor(5, 5).requires_grad_())),
     "dropout": lambda: ((tensor(1, 2, 5, 64),) * 3, dict(dropout_p=0.4)),
+    "dropout-grad": lambda: ((tensor(1, 2, 5, 64).requires_grad_(),) * 3, dict(dropout_p=0.4)),
     "fp64": lambda: ((tensor(1, 2, 5, 64, dtype=torch.float64),) * 3, {}),
     "broadcast-batch": lambda: ((tensor(2, 2, 5, 64), tensor(1, 2, 5, 64), tensor(1, 2, 5, 64)), {}),
     "mask-and-causal": lambda: ((tensor(1, 2, 5, 64),) * 3, dict(attn_mask=tensor(5, 5), is_causal=True)),
@@ -144,17 +143,29 @@ def test_nested_tensors_subclasses_and_transforms_are_torchs():
         assert torch_sdpa.calls().xeflash == before
 
 
-def test_gradients_of_a_model_are_those_without_it():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_a_model_are_those_without_it(compiled):
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(64, 2, batch_first=True, dropout=0)
     x = tensor(2, 9, 64)
-    layer(x).sum().backward()
+    layer(x).square().sum().backward()
     want = [p.grad.clone() for p in layer.parameters()]
     layer.zero_grad()
+    run = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
     with torch_sdpa.use_xeflash():
-        layer(x).sum().backward()
+        before = torch_sdpa.calls()
+        run(x).square().sum().backward()
+        assert torch_sdpa.calls().xeflash > before.xeflash and torch_sdpa.calls().torch == before.torch
     for p, grad in zip(layer.parameters(), want, strict=True):
-        assert torch.equal(p.grad, grad)
+        torch.testing.assert_close(p.grad, grad, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_of_a_mask_is_ours():
+    q, mask = tensor(1, 2, 5, 64), tensor(5, 5).requires_grad_()
+    want = torch.autograd.grad(sdpa(q, q, q, mask).square().sum(), mask)
+    with expect(xeflash=1):
+        out = sdpa(q, q, q, mask)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), mask), want)
 
 
 def test_inference_mode_no_grad_and_parameters_are_routed(device):

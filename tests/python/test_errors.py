@@ -130,12 +130,6 @@ DENSE = {
         NotImplementedError,
         "return_attn_probs with dropout",
     ),
-    "grad": (dict(q=tensor(2, 63, 4, 64).requires_grad_()), NotImplementedError, "q must not require grad"),
-    "grad-of-v": (
-        dict(v=tensor(2, 127, 2, 64).requires_grad_()),
-        NotImplementedError,
-        "v must not require grad",
-    ),
     "meta": (
         dict(q=tensor(2, 63, 4, 64).to("meta")),
         (TypeError, ValueError, NotImplementedError),

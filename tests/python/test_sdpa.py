@@ -213,5 +213,4 @@ def test_no_grad_and_inference_mode():
             out = xeflash.attention(*leaves)
             assert torch.equal(out, want) and not out.requires_grad
             assert torch.equal(xeflash.attention(*(x * 1 for x in (q, k, v))), want)
-    with pytest.raises(NotImplementedError, match="query must not require grad"):
-        xeflash.attention(*leaves)
+    assert xeflash.attention(*leaves).requires_grad

@@ -61,7 +61,6 @@ SDPA = {
         ValueError,
         "key.head_dim must equal query.head_dim (64), got 32; key.shape = [2, 2, 127, 32]",
     ),
-    "grad": (dict(query=tensor(2, 4, 63, 64).requires_grad_()), NotImplementedError, "query must not require grad"),
     "rng": (dict(dropout_p=0.1, rng=(1, 2, 3)), (ValueError, TypeError), "rng"),
 }
 

@@ -13,9 +13,10 @@ it was used: while it is off a call goes on to torch's own, which takes some 2 u
 function. While any thread sends its calls here it is off, as by ``torch.backends.mha.set_fastpath_enabled(False)``, for
 all threads; afterwards it is what it was.
 
-What xeflash does not have goes on to torch's own function, with all it does: inputs that require grad, dropout (its
-random numbers are torch's), fp64 and complex numbers, nested tensors and other subclasses, arguments that torch
-broadcasts or refuses, function transforms. ``calls`` counts which way they went. The backends that
+What xeflash does not have goes on to torch's own function, with all it does: dropout (its random numbers are torch's),
+fp64 and complex numbers, nested tensors and other subclasses, arguments that torch broadcasts or refuses, function
+transforms, and in torch.nn.attention.varlen inputs that require grad. Gradients are xeflash's where the forward pass
+was; they cannot be differentiated again. ``calls`` counts which way they went. The backends that
 ``torch.nn.attention.sdpa_kernel`` allows are torch's choice among its own and say nothing here.
 """
 
@@ -39,6 +40,7 @@ from torch.autograd import forward_ad
 
 from xeflash import _core, attention, torch_ops
 from xeflash._common import THD
+from xeflash._torch_library import requires_grad
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TYPES = (Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
@@ -199,7 +201,6 @@ def _sdpa(
         _plain(query, key, value)
         and dropout_p == 0.0
         and (scale is None or math.isfinite(scale))
-        and not _requires_grad(query, key, value, attn_mask)
         and _shapes_fit(query, key, value, enable_gqa)
         and (attn_mask is None or (not is_causal and _mask_fits(attn_mask, query, key)))
     )
@@ -209,14 +210,11 @@ def _sdpa(
             scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
     out = None
-    if query.dim() == 4 and value.shape[-1] == query.shape[-1] and not torch_ops.needed(query, key, value):
+    plain = not torch_ops.needed(query, key, value) and not requires_grad(query, key, value, attn_mask)
+    if plain and query.dim() == 4 and value.shape[-1] == query.shape[-1]:
         out = torch.empty_like(query)  # in memory as torch's own flash attention has it, for models that transpose back
         out = out if out.stride(-1) == 1 else None
     return attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, out=out)
-
-
-def _requires_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _shapes_fit(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:

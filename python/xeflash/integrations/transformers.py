@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from transformers.utils.import_utils import is_tracing
 
 from xeflash import attention
+from xeflash._torch_library import requires_grad
 from xeflash.integrations._xe_cache import CachedStates, XeCache, as_tensor
 
 __all__ = ["NAME", "XeCache", "attention_function", "mask_function", "register"]
@@ -209,9 +210,11 @@ def attention_function(
         mask = padding[:, None, None, :]
     if position_bias is not None:
         mask = _with_bias(position_bias[..., :keys], mask)
-    out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
-    attention(
+    out = None
+    if not requires_grad(query, key, value, mask, s_aux):  # else this would be copied, and its gradient, too
+        out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3])).transpose(1, 2)
+    out = attention(
         query, key, value, mask, dropout, causal, scaling, enable_gqa=True, bottom_right=True, window_size=window,
-        softcap=softcap or 0.0, sinks=s_aux, out=out.transpose(1, 2),
+        softcap=softcap or 0.0, sinks=s_aux, out=out,
     )  # fmt: skip
-    return out, None
+    return out.transpose(1, 2), None

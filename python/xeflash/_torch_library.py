@@ -1,0 +1,281 @@
+"""How a function becomes an operator of torch's dispatcher: schema, kernels, autocast, and what refuses gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch._C import _get_tracing_state, _is_any_autocast_enabled, _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+
+from xeflash import _score_mod
+
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
+Scalar = int | float
+
+LIBRARY = torch.library.Library("xeflash", "DEF")
+_KEYS = {"cpu": "CPU", "xpu": "XPU"}
+
+
+# ---- what torch does with a call ----------------------------------------------------------------
+
+
+def needed(q: Any, k: Any, v: Any) -> bool:
+    """Whether torch has to see a call on these: it transforms, casts or records, or they are no plain tensors."""
+    return is_seen(q, k, v) or _is_any_autocast_enabled() or _get_tracing_state() is not None
+
+
+def is_seen(q: Any, k: Any, v: Any) -> bool:
+    """Whether something below autocast and autograd has to see a call on these."""
+    plain = type(q) is Tensor and type(k) is Tensor and type(v) is Tensor
+    return bool(
+        not (plain or all(type(x) is Tensor or not isinstance(x, Tensor) for x in (q, k, v)))
+        or _len_torch_dispatch_stack()
+        or peek_interpreter_stack() is not None
+    )
+
+
+def wants_gradients(function: str, arrays: Mapping[str, Any], learned: Container[str] = ()) -> bool:
+    """Whether one of `arrays`, which may be lists of them, or other values, requires grad and recording is on.
+
+    Refuses those that are not `learned`, as no gradient of them is computed, and forward-mode gradients.
+    """
+    wanted = False
+    if is_grad_enabled():
+        for name, array in _each(arrays):
+            if isinstance(array, Tensor) and array.requires_grad:
+                if name.partition("[")[0] not in learned:
+                    raise NotImplementedError(
+                        f"{function}: {name} must not require grad, as no gradient of it is computed here; "
+                        f"call it under torch.no_grad() or detach {name}, got requires_grad = True"
+                    )
+                wanted = True
+    if forward_ad._current_level >= 0:
+        for name, array in _each(arrays):
+            if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
+                raise NotImplementedError(
+                    f"{function}: {name} must have no tangent, as forward-mode gradients are not there, got one"
+                )
+    return wanted
+
+
+def requires_grad(*tensors: Tensor | None) -> bool:
+    """Whether torch records what is computed from these."""
+    return is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+_NUMBERS = (bool, int, float, str)
+
+
+def _each(arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in arrays.items():
+        if isinstance(value, list | tuple):
+            yield from ((f"{name}[{i}]", x) for i, x in enumerate(value))
+        elif isinstance(value, dict):
+            yield from ((f"{name}[{key!r}]", x) for key, x in value.items())
+        elif value is not None and type(value) not in _NUMBERS:  # isinstance of Tensor is slow
+            yield name, value
+
+
+def refuse_transforms(function: str) -> None:
+    """torch.func's gradients; its vmap alone is a loop of calls."""
+    if (interpreter := peek_interpreter_stack()) is not None:
+        raise NotImplementedError(
+            f"{function}: gradients must not be asked for by torch.func's grad, vjp, jvp or vmap, as there are none "
+            f"for them; use torch.autograd.grad or backward(), got a call below {interpreter.key().name}"
+        )
+
+
+# ---- registration -------------------------------------------------------------------------------
+
+
+def register(
+    name: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    cast: tuple[str, ...] = (),
+    mutates: tuple[str, ...] = (),
+    random: bool = False,
+    differentiate: Callable[[Any, dict[str, Any]], Any] | None = None,
+) -> Any:
+    """Makes the operator, and returns it; `kernel` is what runs, and by its signature the schema.
+
+    Args:
+        fake: the same without data: shapes, types and strides of the results.
+        cast: what autocast casts, as torch does for its own attention.
+        mutates: what is written, if there is a `k` to append.
+        differentiate: runs a call, by the operator and named arguments, of which one requires grad. Without it that
+            is refused.
+    """
+    tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if random else ()))
+    parameters = inspect.signature(kernel).parameters
+    function = parameters["function"].default if "function" in parameters else name
+
+    def bound(arguments: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
+        return {"function": function, **dict(zip(parameters, arguments, strict=False)), **more}
+
+    def run(*arguments: Any, **more: Any) -> Any:
+        if differentiate is None:
+            given = bound(arguments, more)
+            wants_gradients(given["function"], given)
+        return kernel(*arguments, **more)
+
+    def describe(*arguments: Any, **more: Any) -> Any:
+        given = bound(arguments, more)
+        if differentiate is None:
+            wants_gradients(given["function"], given)
+        _refuse_other_devices(given["function"], given)
+        return fake(**given)
+
+    def record(*arguments: Any, **more: Any) -> Any:
+        """Runs a call above autograd."""
+        if is_grad_enabled() and _requires_grad(arguments, more):
+            assert differentiate is not None
+            return differentiate(operator, bound(arguments, more))
+        if forward_ad._current_level >= 0:
+            given = bound(arguments, more)
+            wants_gradients(given["function"], given)
+        if is_seen(*_three(arguments)):
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*arguments, **more)
+        return kernel(*arguments, **more)
+
+    def resolve(*arguments: Any, **more: Any) -> Any:
+        given = bound(arguments, more)
+        writes = mutates if given.get("k") is not None else ()
+        for key, x in given.items():
+            if isinstance(x, Tensor):
+                given[key] = resolved(given["function"], key, x, key in writes)
+            elif key == "capture_arrays" and x is not None:
+                given[key] = [array.resolve_neg() for array in x]
+        return operator(**given)
+
+    LIBRARY.define(name + _schema(kernel, mutates), tags=tags)
+    operator = getattr(torch.ops.xeflash, name).default
+    if mutates:
+        LIBRARY.impl(name, resolve, "Negative")
+    if differentiate is not None:
+        LIBRARY.impl(name, record, "Autograd")
+    for device, key in _KEYS.items():
+        LIBRARY.impl(name, run, key)
+        if cast:
+            LIBRARY.impl(name, _autocast(operator, kernel, device, cast), f"Autocast{key}")
+    torch.library.register_fake(f"xeflash::{name}", describe, lib=LIBRARY)
+    return operator
+
+
+def _requires_grad(arguments: tuple[Any, ...], more: dict[str, Any]) -> bool:
+    for values in (arguments, more.values()):
+        for x in values:
+            if type(x) is list:
+                if any(isinstance(y, Tensor) and y.requires_grad for y in x):
+                    return True
+            elif x is not None and type(x) not in _NUMBERS and isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
+
+
+def _three(arguments: tuple[Any, ...]) -> Any:
+    """Arguments that tell whether all are plain tensors: the first three, or of lists their first and last."""
+    first = arguments[0]
+    return (first[0], first[-1], arguments[1][0]) if type(first) is list else arguments[:3]
+
+
+def _refuse_other_devices(function: str, arrays: Mapping[str, Any]) -> None:
+    tensors = [(name, x) for name, x in _each(arrays) if isinstance(x, Tensor) and name != "rng"]
+    first, device = tensors[0][0], tensors[0][1].device
+    for name, x in tensors:
+        if x.device != device:
+            raise ValueError(f"{function}: {name} must be on the device of {first} ({device}), got {x.device}")
+
+
+def resolved(function: str, name: str, x: Tensor, written: bool) -> Tensor:
+    """x as it lies in memory; torch's own way to resolve negated views is not for operators that write."""
+    if written and x.is_neg():
+        raise ValueError(f"{function}: {name} must be writable, got a negated view")
+    return x.resolve_neg()
+
+
+def _autocast(operator: Any, kernel: Callable[..., Any], device: str, cast: tuple[str, ...]) -> Callable[..., Any]:
+    """Casts the arguments of these names, and calls again below autocast."""
+    above = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{_KEYS[device]}"))
+    parameters = list(inspect.signature(kernel).parameters)
+    places = [parameters.index(name) for name in cast]
+    has_pages = "block_table" in parameters and "k_cache" not in parameters  # then k and v are the pages
+    table = parameters.index("block_table") if has_pages else len(parameters)
+
+    def below(*arguments: Any, **more: Any) -> Any:  # the dispatcher passes by place all that has one
+        values, dtype = list(arguments), torch.get_autocast_dtype(device)
+        paged = table < len(values) and values[table] is not None
+        for place in places[:1] if paged else places:  # a cache is used where it is
+            x = values[place] if place < len(values) else None
+            if x is not None and x.is_floating_point() and x.dtype is not torch.float64:
+                values[place] = x.to(dtype)
+        with torch._C._ExcludeDispatchKeyGuard(above):
+            return operator(*values, **more)
+
+    return below
+
+
+_TYPES = {"int": "SymInt", "Sequence[Tensor]": "Tensor[]", "Sequence[str]": "str[]", "Sequence[Scalar]": "Scalar[]"}
+_RESULTS = {"Pair": "(Tensor, Tensor)", "Triple": "(Tensor, Tensor, Tensor)", "list[Tensor]": "Tensor[]"}
+
+
+def _schema(kernel: Callable[..., Any], mutates: tuple[str, ...]) -> str:
+    """The arguments of a kernel in the words of torch's dispatcher."""
+    words = []
+    signature = inspect.signature(kernel)
+    for name, parameter in signature.parameters.items():
+        annotation, _, optional = str(parameter.annotation).partition(" | ")
+        kind = _TYPES.get(annotation, annotation)
+        if name in mutates:
+            kind += f"({'abcd'[mutates.index(name)]}!)"
+        word = f"{kind}{'?' if optional else ''} {name}"
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        if parameter.default is not parameter.empty:
+            word += f"={parameter.default!r}"
+        words.append(word)
+    return f"({', '.join(words)}) -> {_RESULTS[signature.return_annotation]}"
+
+
+# ---- what a schema has other words for ----------------------------------------------------------
+
+
+def as_snippet(
+    function: str,
+    text: str | None,
+    names: Sequence[str] | None,
+    arrays: Sequence[Tensor] | None,
+    numbers: Sequence[Scalar] | None,
+) -> Any:
+    """A score_mod of which captures are lists: the names of the arrays, then those of the numbers."""
+    if text is None and not names:
+        return None
+    return _score_mod.check(function, text, dict(zip(names or (), (*(arrays or ()), *(numbers or ())), strict=True)))
+
+
+def as_lists(snippet: tuple[str, Mapping[str, Any]] | None) -> dict[str, Any]:
+    """The arguments of an operator for a snippet and its captures."""
+    if snippet is None:
+        return {}
+    text, captures = snippet
+    arrays = {name: x for name, x in captures.items() if isinstance(x, Tensor)}
+    numbers = {name: x for name, x in captures.items() if not isinstance(x, Tensor)}
+    return {
+        "score_mod": text,
+        "capture_names": [*arrays, *numbers],
+        "capture_arrays": list(arrays.values()),
+        "capture_numbers": list(numbers.values()),
+    }
+
+
+def as_int64(value: int) -> int:
+    """The same bits as a signed number."""
+    return value if value < 2**63 else value - 2**64

@@ -1,0 +1,236 @@
+"""Gradients of ``torch.ops.xeflash.*``.
+
+A call of which a tensor requires grad is made with its LSE, whether or not the caller asked for that, and the LSE and
+the state of dropout's generator are kept with its tensors for the backward pass. That is an operator, too,
+``attention_backward``, for all layouts: it computes the gradients that somebody wants and no others, and gives the same
+bits each time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from xeflash import _core
+from xeflash._common import BHSD, THD
+from xeflash._torch_library import Pair, Scalar, Triple, as_snippet, refuse_transforms, register, wants_gradients
+
+LEARNED = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")  # the order of _core.backward's results
+
+
+# ---- the operator -------------------------------------------------------------------------------
+
+
+def attention_backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rng: Tensor,
+    layout: int,
+    wanted: Sequence[str],
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    bottom_right: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    enable_gqa: bool = False,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    seqused_k: Tensor | None = None,
+    score_mod: str | None = None,
+    capture_names: Sequence[str] | None = None,
+    capture_arrays: Sequence[Tensor] | None = None,
+    capture_numbers: Sequence[Scalar] | None = None,
+    function: str = "attention_backward",
+) -> list[Tensor]:
+    """The gradients of the tensors that `wanted` names, in its order; `rng` is the state that the forward pass gave."""
+    seed, offset = (x % 2**64 for x in rng.tolist()) if dropout_p else (0, 0)
+    if layout == BHSD:
+        of_layout: dict[str, Any] = {"attn_mask": attn_mask, "bottom_right": bottom_right, "enable_gqa": enable_gqa}
+    elif layout == THD:
+        of_layout = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
+        of_layout |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    else:
+        of_layout = {}
+    gradients = _core.backward(
+        function=function, layout=layout, q=q, k=k, v=v, out=out, lse=lse, dout=dout, dlse=dlse, wanted=tuple(wanted),
+        softmax_scale=softmax_scale, causal=causal, window_left=window_left, window_right=window_right,
+        softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux, dropout_p=dropout_p, seed=seed, offset=offset,
+        score_mod=as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers), **of_layout,
+    )  # fmt: skip
+    arrays = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
+    by_name = dict(zip(LEARNED, gradients, strict=True))
+    return [by_name[name].to(_given(arrays, name).dtype) for name in wanted]
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, wanted: Sequence[str], **more: Any) -> list[Tensor]:
+    arrays = {"q": q, "k": k, "v": v, **more}
+    return [x.new_empty(x.shape) for x in (_given(arrays, name) for name in wanted)]
+
+
+def _given(arrays: Mapping[str, Any], name: str) -> Tensor:
+    x = arrays.get(name)
+    if name not in LEARNED or x is None:
+        raise ValueError(f"attention_backward: wanted must be names of {LEARNED} whose tensors are given, got {name!r}")
+    assert isinstance(x, Tensor)
+    return x
+
+
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """The operator where its results might be differentiated, which is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, given: dict[str, Any], *_tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.function = given["function"]
+        return tuple(operator(**given))
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor | None) -> Any:
+        raise NotImplementedError(
+            f"{ctx.function}: gradients must not be differentiated again, as there is no double backward"
+        )
+
+
+def _differentiate_once(operator: Any, given: dict[str, Any]) -> list[Tensor]:
+    refuse_transforms(given["function"])
+    return list(_Once.apply(operator, given, *(x for x in given.values() if isinstance(x, Tensor))))
+
+
+_backward_op = register("attention_backward", attention_backward, _fake, differentiate=_differentiate_once)
+_OPTIONS = frozenset(inspect.signature(attention_backward).parameters)
+
+
+# ---- attention ----------------------------------------------------------------------------------
+
+
+class _Call(NamedTuple):
+    """A call of an operator, but for its tensors."""
+
+    operator: Any
+    layout: int
+    names: tuple[str, ...]  # of the tensors; what follows them are captures
+    options: dict[str, Any]
+    in_core: Mapping[str, str]  # the extension's words for those of the operator
+
+    def run(self, tensors: Sequence[Tensor]) -> Triple:
+        given = dict(zip(self.names, tensors, strict=False))
+        captured = {"capture_arrays": list(tensors[len(given) :])} if "capture_names" in self.options else {}
+        result: Triple = self.operator(**self.options, **given, **captured, return_lse=True)
+        return result
+
+    def backward(self, tensors: Sequence[Tensor], wanted: list[str], **more: Any) -> list[Tensor]:
+        given = self.options | dict(zip(self.names, tensors, strict=False))
+        given = {self.in_core.get(name, name): x for name, x in given.items()}
+        if "capture_names" in given:
+            given["capture_arrays"] = list(tensors[len(self.names) :])
+        given = {name: x for name, x in given.items() if name in _OPTIONS}
+        result: list[Tensor] = _backward_op(**given, **more, layout=self.layout, wanted=wanted)
+        return result
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    """(out, lse, rng) of a call with its tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Triple:
+        out, lse, rng = call.run(tensors)
+        ctx.call = call
+        ctx.save_for_backward(*tensors, out, lse, rng)
+        ctx.mark_non_differentiable(rng)
+        ctx.set_materialize_grads(False)
+        return out, lse, rng
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _drng: None) -> Any:
+        call: _Call = ctx.call
+        *tensors, out, lse, rng = ctx.saved_tensors
+        asked = ctx.needs_input_grad[1:]
+        names = [call.in_core.get(name, name) for name in call.names]
+        wanted = [name for name, needs in zip(names, asked, strict=False) if needs]
+        if dout is None:
+            dout = out.new_zeros(()).expand(out.shape)
+        found = call.backward(tensors, wanted, dout=dout, dlse=dlse, out=out, lse=lse, rng=rng)
+        gradients = dict(zip(wanted, found, strict=True))
+        return None, *(gradients.get(name) for name in names), *(None,) * (len(asked) - len(names))
+
+
+class Gradients:
+    """Makes the calls of an operator that need gradients; `names` are its words for those of the extension."""
+
+    def __init__(self, layout: int, names: Mapping[str, str] | None = None) -> None:
+        """Keeps what is the same in all calls."""
+        self._layout = layout
+        self._in_core = {theirs: ours for ours, theirs in (names or {}).items()}
+        self._learned = [(names or {}).get(name, name) for name in LEARNED]
+
+    def __call__(self, operator: Any, given: dict[str, Any]) -> Triple:
+        """Runs the operator with the arguments that are given."""
+        paged = given.get("block_table") is not None
+        wants_gradients(given["function"], given, () if paged else self._learned)
+        refuse_transforms(given["function"])
+        tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+        captured = given.get("capture_arrays") or ()
+        left_out = {*tensors, "capture_arrays", "return_lse"}
+        options = {name: x for name, x in given.items() if name not in left_out}
+        call = _Call(operator, self._layout, tuple(tensors), options, self._in_core)
+        out, lse, rng = _Attention.apply(call, *tensors.values(), *captured)
+        return out, lse if given.get("return_lse") else out.new_empty(0, dtype=torch.float32), rng
+
+
+# ---- merge_states -------------------------------------------------------------------------------
+
+
+class _Merge(torch.autograd.Function):  # type: ignore[misc]
+    """(out, lse) of outs and then LSEs. With w_i = exp(lse_i - lse), 0 where a part had no key for a row:
+
+    out = sum_i w_i out_i:   dout_i = w_i dout,   dlse_i = w_i (D_i - sum_j w_j D_j + dlse),   D_i = dout out_i
+    """
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, parts: int, *states: Tensor) -> Pair:
+        out, lse = operator(list(states[:parts]), list(states[parts:]))
+        ctx.save_for_backward(*states, lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        *states, lse = ctx.saved_tensors
+        parts = len(states) // 2
+        outs, lses = states[:parts], states[parts:]
+        lse = lse.masked_fill(lse.isinf(), 0.0)
+        weights = [(x.masked_fill(x.isinf(), -torch.inf) - lse).exp() for x in lses]
+        of_outs: list[Tensor | None] = [None] * parts
+        moved: list[Tensor | float] = [0.0] * parts
+        if dout is not None:
+            dout = dout.float()
+            of_outs = [(w.mT[..., None] * dout).to(x.dtype) for w, x in zip(weights, outs, strict=True)]
+            dots = [(dout * x).sum(-1).mT.masked_fill(y.isinf(), 0.0) for x, y in zip(outs, lses, strict=True)]
+            mean = sum(w * dot for w, dot in zip(weights, dots, strict=True))
+            moved = [dot - mean for dot in dots]
+        of_lses = [w * (x if dlse is None else x + dlse) for w, x in zip(weights, moved, strict=True)]
+        return None, None, *of_outs, *of_lses
+
+
+def merge_with_gradients(operator: Any, given: dict[str, Any]) -> Pair:
+    """A call of merge_states that needs them."""
+    refuse_transforms("merge_states")
+    outs, lses = given["outs"], given["lses"]
+    result: Pair = _Merge.apply(operator, len(outs), *outs, *lses)
+    return result
