@@ -22,7 +22,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   if (work.part == 0 && member() == 0) {
     store(seq.per_row(p, p.delta, work.head).from(rows.row), delta);
   }
-  if (!p.dq.data && !Config::sums_slopes) return;
+  if (!p.dq.data && !p.dbias.data && !Config::sums_slopes) return;
 
   const typename Config::Mask mask(p, seq);
   const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
@@ -62,6 +62,8 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
       gradients.drop(dP, rows.row, scored);
       weigh(dP, P, delta);  // dS = P (dP - Delta)
       row_slopes.add(p, seq, work.head, dP, rows.row, scored);
+      store_bias_gradient<Config>(p, seq, work.head, dP, rows.row, scored,
+                                  gradients.dropout.keep_scale);
       gradients.through_changes(dP, slopes);
       narrow(dS, dP);
       pool.give(dS);

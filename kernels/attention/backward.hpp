@@ -160,6 +160,21 @@ struct Gradients {
   }
 };
 
+// The gradient of a bias is that of the scores.
+template <class Config, class Tile>
+XF_INLINE void store_bias_gradient(const BwdParams& p, const Sequence& seq, int head,
+                                   const Tile& dS, int row, int key, float factor) {
+  if constexpr (!std::is_void_v<typename Config::BiasGradient>) {
+    using T = typename Config::BiasGradient;
+    T* first = static_cast<T*>(const_cast<void*>(p.dbias.data)) + seq.batch * p.dbias.batch +
+               head * p.dbias.head;
+    Tile scaled = dS;
+    scaled *= ColVec<Config::block_q>(factor);
+    const Rows<T> rows{first, p.dbias.row, seq.sq};
+    store(RaggedRows<T>(rows.from(row).columns(key, seq.sk)), scaled);
+  }
+}
+
 // The gradients of ALiBi's slopes, as far as a tile of rows goes: sums of -distance dS.
 template <class Config, int Br>
 struct RowSlopes {

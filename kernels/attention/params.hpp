@@ -111,6 +111,7 @@ struct BwdParams : ScoreModParams {
   TensorArg dout, dq, dk, dv;
   const float* dlse;  // gradient of the LSE, null: 0
   int64_t dlse_batch, dlse_head, dlse_row;
+  ScoreArg dbias;     // null: not wanted; of every score
   float* delta;       // per row, laid out as lse: rowsum(dO O) - dLSE
   float* row_slopes;  // the gradient of a slope, as far as a row goes; laid out likewise
   float* dsinks;      // per head; null: not wanted

@@ -5,6 +5,20 @@
 
 namespace xeflash::cpu {
 
+template <class M>
+constexpr bool kRagged = false;
+template <class T>
+constexpr bool kRagged<RaggedRows<T>> = true;
+
+// The first `count` elements.
+template <class T>
+XF_INLINE void store_some(T* row, f32x16 x, int count) {
+  if (count >= kLanes) return store_narrowed(row, x);
+  T narrow[kLanes];
+  store_narrowed(narrow, x);
+  for (int i = 0; i < count; ++i) row[i] = narrow[i];
+}
+
 template <int R, int D, class Rows>
 XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
   for (int r = 0; r < R / kLanes; ++r) {
@@ -16,7 +30,9 @@ XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
       XF_UNROLL for (int i = 0; i < kLanes; ++i) {
         if (i >= rows) continue;
         auto* row = m.row(r * kLanes + i) + d;
-        if (d + kLanes <= D) {
+        if constexpr (kRagged<Rows>) {
+          store_some(row, v[i], m.width - d);
+        } else if (d + kLanes <= D) {
           store_narrowed(row, v[i]);
         } else {
           store_narrowed<D % kLanes>(row, v[i]);

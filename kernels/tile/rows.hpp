@@ -32,6 +32,11 @@ struct Rows {
     return {data + column, stride, count, first, total - column};
   }
 };
+// The same for columns that may end anywhere: each element of them is written by itself.
+template <class T>
+struct RaggedRows : Rows<T> {
+  XF_INLINE explicit RaggedRows(const Rows<T>& rows) : Rows<T>(rows) {}
+};
 template <class T>
 XF_INLINE Rows<T> one_row(T* row) {
   return {row, 0, 1};

@@ -24,7 +24,8 @@ XF_INLINE void store_whole_rows(const Rows& m, const Tile<R, D>& O) {
 template <int R, int D, class Rows>
 XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
   using T = std::remove_pointer_t<decltype(m.data)>;
-  if constexpr (kAccess == Access::dwords && D % 8 == 0) {
+  constexpr bool kRagged = std::is_same_v<Rows, RaggedRows<T>>;
+  if constexpr (kAccess == Access::dwords && D % 8 == 0 && !kRagged) {
     if (m.width >= D) return store_whole_rows(m, O);
   }
   using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;

@@ -67,7 +67,8 @@ Gradients read_gradients(py::dict& given, const FwdRequest& r, const Problem& p,
   Gradients g;
   g.out = read_like_out(r.out, "out", p, check);
   g.lse = read_like_lse(take(given, "lse"), "lse", p, check);
-  XF_REQUIRE(check, g.lse.is_packed(), "lse", "must be contiguous", "strides", g.lse);
+  XF_REQUIRE(check, g.lse.is_empty() || g.lse.is_packed(), "lse", "must be contiguous", "strides",
+             g.lse);
   g.dout = read_like_out(take(given, "dout"), "dout", p, check);
   if (const py::object dlse = take(given, "dlse"); !dlse.is_none()) {
     g.dlse = read_like_lse(dlse, "dlse", p, check);
@@ -86,6 +87,16 @@ void refuse_caches(const Problem& p, const FwdRequest& r, const Checker& check) 
                                  ".batch (" + std::to_string(p.batch) +
                                  ") for the backward pass, got " +
                                  std::to_string(p.k.shape[batch]));
+}
+
+Array new_bias_gradient(const Problem& p, const Checker& check) {
+  if (p.score_mod.id != ScoreModId::kNone)
+    check.refuse<NotImplemented>("attn_mask with score_mod has no gradient yet");
+  const auto& s = p.bias.shape;
+  if (p.bias.ndim != 4 || s[0] != p.batch || s[1] != p.heads_q || s[2] != p.sq || s[3] != p.sk)
+    check.refuse<NotImplemented>("attn_mask must have the shape of the scores for a gradient, got " +
+                                 p.bias.describe_shape());
+  return new_array(p.q, p.bias.dtype, {s[0], s[1], s[2], s[3]});
 }
 
 Desc describe(Algorithm algorithm, const Problem& p, const FwdRequest& r, const Place& place,
@@ -130,9 +141,9 @@ py::tuple backward(const py::kwargs& arguments) {
                                : new_array(p.q, DType::kF32, {p.heads_q});
   }
   if (p.sinks.data && g.wants("s_aux")) dsinks = new_array(p.q, DType::kF32, {p.heads_q});
-  if (p.bias.data && g.wants("attn_mask"))
-    check.refuse<NotImplemented>("attn_mask has no gradient yet");
-  py::tuple results = py::make_tuple(result(dq), result(dk), result(dv), py::none(), result(dalibi),
+  Array dbias;
+  if (p.bias.data && g.wants("attn_mask")) dbias = new_bias_gradient(p, check);
+  py::tuple results = py::make_tuple(result(dq), result(dk), result(dv), result(dbias), result(dalibi),
                                      result(dsinks));
 
   const Access access =
@@ -150,6 +161,7 @@ py::tuple backward(const py::kwargs& arguments) {
   };
   const auto part = [&](Algorithm algorithm, int64_t rows, int64_t heads) {
     Desc desc = describe(algorithm, p, r, place, access);
+    if (algorithm == Algorithm::kBackwardQ && dbias.data) desc.bias_gradient = dbias.dtype;
     desc.sums_slopes = algorithm == Algorithm::kBackwardQ && dalibi.data;
     const Kernels& kernels = find_kernels(desc, place);
     if (algorithm == Algorithm::kBackwardHeads) return Part{&kernels, static_cast<uint64_t>(heads)};
@@ -170,6 +182,8 @@ py::tuple backward(const py::kwargs& arguments) {
   params.dq = arg(dq);
   params.dk = arg(dk);
   params.dv = arg(dv);
+  if (dbias.data)
+    params.dbias = {dbias.data, dbias.strides[0], dbias.strides[1], dbias.strides[2], 1};
   params.dalibi = reinterpret_cast<float*>(dalibi.data);
   params.dalibi_batch = p.alibi.ndim == 2 ? p.heads_q : 0;
   params.dsinks = reinterpret_cast<float*>(dsinks.data);
@@ -185,6 +199,7 @@ py::tuple backward(const py::kwargs& arguments) {
   params.delta = scratch.data;
   params.row_slopes = scratch.data + rows;
   submit(place, [&](Launcher& launch) {
+    launch.clear(dbias);  // where blocks of keys are not seen
     if (p.used_k.data) {  // the keys that are not in use
       for (const Array* a : {&dk, &dv}) launch.clear(*a);
     }

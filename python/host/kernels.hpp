@@ -42,6 +42,7 @@ struct Desc {
   uint8_t page_unit = 16;
   DType cache_dtype = DType::kOther;  // kOther: dtype
   bool cache_scales = false, unified_max = false;
+  DType bias_gradient = DType::kOther;  // kOther: not wanted
   bool sums_slopes = false;
   Access access = Access::kNone;
 
@@ -67,6 +68,7 @@ constexpr std::tuple kDescFields{
     Field{"cache_dtype", &Desc::cache_dtype},
     Field{"cache_scales", &Desc::cache_scales},
     Field{"unified_max", &Desc::unified_max},
+    Field{"bias_gradient", &Desc::bias_gradient},
     Field{"sums_slopes", &Desc::sums_slopes},
     Field{"access", &Desc::access},
 };

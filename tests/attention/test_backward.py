@@ -20,7 +20,8 @@ import torch
 import xeflash
 from arrays import DTYPES, SMALL_LAYOUTS, lay_out, to_xpu
 from pairwise import pairwise
-from tolerance import GPU_MATH, SCORES, dtype_name, ulp
+from tolerance import SCORES, dtype_name
+from xeflash.selftest.tolerance import GPU_MATH, ulp
 
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (31, 5), "left": (50, -1), "right": (-1, 10)}

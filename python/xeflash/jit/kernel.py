@@ -14,7 +14,7 @@ from xeflash.tune import Config, pick
 
 DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # by the short ones of the command line
 _ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
-_ELEMENTS |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8_t"}
+_ELEMENTS |= {"": "void", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8_t"}
 _CACHES = {"": "PlainCache", "paged": "PagedCache<{}>", "beam": "BeamCache"}
 # Degree of exp2's polynomial: its error has to vanish in the rounding of P.
 _EXP2_DEGREE = {"float32": 6, "float16": 4, "bfloat16": 3}
@@ -69,6 +69,7 @@ class Desc:
     cache_dtype: str | None = None  # of K and V, if it is not dtype
     cache_scales: bool = False  # a factor per row of K and V
     unified_max: bool = False  # decoding with a maximum that is known beforehand
+    bias_gradient: str | None = None  # backward: its type, where it is wanted
     sums_slopes: bool = False  # backward: for the gradients of ALiBi's slopes
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
@@ -134,6 +135,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
         *([f"  static constexpr int block_d = {config.block_d};"] if backward else []),
+        *([f"  using BiasGradient = {_ELEMENTS[desc.bias_gradient or '']};"] if backward else []),
         *([f"  static constexpr bool sums_slopes = {_cpp(desc.sums_slopes)};"] if backward else []),
         f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
         f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
@@ -161,6 +163,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         if getattr(desc, name)
     ]
     features += [f"bias.{desc.bias}"] if desc.bias else []
+    features += [f"bias_gradient.{desc.bias_gradient}"] if desc.bias_gradient else []
     features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []
     features += ["unified_max"] if desc.unified_max else []
     features += [f"{desc.cache}{desc.page_unit}" if desc.cache == "paged" else desc.cache] if desc.cache else []

@@ -25,7 +25,7 @@ from xeflash.selftest.values import Values, spacing
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-_GPU_MATH = 2.0**-21
+GPU_MATH = 2.0**-21
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def limit_of(want: Array, other: Array, dtype: str, size: float = 0.0, scores: f
 def limits_of_math(softcap: float, size: float, keys: int) -> tuple[float, float]:
     """What a GPU's functions add for an output of this size, and for an LSE over so many keys."""
     score = softcap * (2.0**-22 + 2.0**-23)  # 2 / (e + 1) moves by half as much as e
-    of_out = (_GPU_MATH * (2 + 2**-2) + 2 * score) * size  # P, l, 1 / l
-    return of_out, float(_GPU_MATH * (1 + max(1.0, np.log(keys + 1))) + score)  # l, log l
+    of_out = (GPU_MATH * (2 + 2**-2) + 2 * score) * size  # P, l, 1 / l
+    return of_out, float(GPU_MATH * (1 + max(1.0, np.log(keys + 1))) + score)  # l, log l
 
 
 def limit_of_probability(dtype: str) -> float:
