@@ -62,8 +62,10 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
       gradients.drop(dP, rows.row, scored);
       weigh(dP, P, delta);  // dS = P (dP - Delta)
       row_slopes.add(p, seq, work.head, dP, rows.row, scored);
-      store_bias_gradient<Config>(p, seq, work.head, dP, rows.row, scored,
-                                  gradients.dropout.keep_scale);
+      if (work.part == 0) {
+        store_bias_gradient<Config>(p, seq, work.head, dP, rows.row, scored,
+                                    gradients.dropout.keep_scale);
+      }
       gradients.through_changes(dP, slopes);
       narrow(dS, dP);
       pool.give(dS);

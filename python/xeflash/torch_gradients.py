@@ -185,6 +185,10 @@ class Gradients:
         wants_gradients(given["function"], given, () if paged else self._learned)
         refuse_transforms(given["function"])
         tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+        mask = tensors.get("attn_mask")
+        if mask is not None and mask.requires_grad:  # torch adds up what is broadcast
+            query, key = tensors["query"], tensors["key"]
+            tensors["attn_mask"] = mask.expand(*query.shape[:-1], key.shape[-2])
         captured = given.get("capture_arrays") or ()
         left_out = {*tensors, "capture_arrays", "return_lse"}
         options = {name: x for name, x in given.items() if name not in left_out}

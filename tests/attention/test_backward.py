@@ -4,7 +4,8 @@
     |got - want|_2    <=  2 e + ulp(1) |want|_2,    e = max(|torch - want|_2, |moved - want|_2)
 
 `moved` are the gradients in float64 where scores are off by what fp32 makes them off (tolerance.py): by 2^-23 of the
-size of a score before cancellation, or of the LSE, which is taken from it. `torch` is autograd of the formula as PyTorch computes it in the dtype under test: scores and softmax in fp32,
+size of a score before cancellation, or of the LSE, which is taken from it; and Delta = rowsum(dO O) by what rounding O
+makes it off. `torch` is autograd of the formula as PyTorch computes it in the dtype under test: scores and softmax in fp32,
 probabilities cast to the dtype, second product in the dtype; ulp is the spacing of a gradient's own dtype, and what it
 adds is the rounding of the result and of one factor. On a GPU exp2 is the hardware's, right to 2^-21.
 Nothing here is the library's but what is tested: a mask of dropout is recovered through values that are one-hot.
@@ -21,7 +22,7 @@ import xeflash
 from arrays import DTYPES, SMALL_LAYOUTS, lay_out, to_xpu
 from pairwise import pairwise
 from tolerance import SCORES, dtype_name
-from xeflash.selftest.tolerance import GPU_MATH, ulp
+from xeflash.selftest.tolerance import ulp
 
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (31, 5), "left": (50, -1), "right": (-1, 10)}
@@ -30,6 +31,7 @@ KERNELS = [("fp32", 8, 8), ("fp32", 64, 64), ("fp32", 111, 59), ("bf16", 13, 13)
 KERNELS += [("bf16", 192, 128), ("bf16", 576, 512), ("fp16", 40, 40), ("fp16", 128, 128)]
 BROADCASTS = ["bhqk", "1hqk", "b11k", "1hq1", "k"]
 DROPOUT = 0.25
+GPU_MATH = 2.0**-21  # of the hardware's exp2, see xeflash.selftest.tolerance
 SNIPPET = "select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])"
 PERIOD, TILT = 7, 0.75
 
@@ -79,6 +81,11 @@ def is_possible(case: Case) -> bool:
     return not (case.top_left and case.window == "full")
 
 
+def window_of(case: Case) -> tuple[int, ...]:
+    """Below the number of keys, from which on flash-attn takes a side to be unlimited."""
+    return tuple(min(side, max(case.sizes[1], 1) - 1) for side in WINDOWS[case.window])
+
+
 # ---- the formula --------------------------------------------------------------------------------
 
 Tensors = dict[str, torch.Tensor]
@@ -87,7 +94,7 @@ Tensors = dict[str, torch.Tensor]
 def visible(case: Case, rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Which keys a query sees, and how far they are from its diagonal."""
     ahead = torch.arange(keys)[None] - torch.arange(rows)[:, None] - (0 if case.top_left else keys - rows)
-    left, right = WINDOWS[case.window]
+    left, right = window_of(case)
     seen = torch.ones(rows, keys, dtype=torch.bool)
     if left >= 0:
         seen &= ahead >= -left
@@ -129,9 +136,9 @@ def formula(
         s = torch.cat([s, t["s_aux"].to(work)[:, None, None].expand(batch, -1, rows, 1)], dim=-1)
     empty = (s == -torch.inf).all(-1, keepdim=True)
     s = s.masked_fill(empty, 0.0)
-    if moved:
-        lse = torch.logsumexp(s.detach(), -1, keepdim=True) if s.shape[-1] else 0.0
-        size = torch.nn.functional.pad(size, (0, s.shape[-1] - keys)).maximum(s.detach().abs()).maximum(abs(lse))
+    if moved and s.shape[-1]:
+        lse = torch.logsumexp(s.detach(), -1, keepdim=True)
+        size = torch.nn.functional.pad(size, (0, s.shape[-1] - keys)).maximum(s.detach().abs()).maximum(lse.abs())
         s = s + (2 * torch.randint(0, 2, s.shape, generator=moved) - 1) * SCORES * size.nan_to_num(posinf=0.0)
     lse = torch.logsumexp(s, -1) if s.shape[-1] else s.sum(-1)
     p = torch.softmax(s, -1)[..., :keys].masked_fill(empty, 0.0)
@@ -189,7 +196,7 @@ def draw(case: Case, generator: torch.Generator) -> tuple[Tensors, Tensors, list
 def call(case: Case, t: Tensors, fixed: Tensors, of_q: list[int], of_k: list[int], rng: tuple[int, int]) -> Any:
     """(out, LSE) by the public function; as its caller would have them."""
     device = t["q"].device
-    left, right = WINDOWS[case.window]
+    left, right = window_of(case)
     causal = case.window == "causal"
     window = (left, -1 if causal else right)
     more: dict[str, Any] = {"window_size": window, "softcap": 3.0 if case.variant == "softcap" else 0.0}
@@ -262,6 +269,11 @@ def gradients_of(
             results += [out.transpose(1, 2)[0], lse[0]]
             wanted += [dout[at_q : at_q + n_q], None if dlse is None else dlse[:, at_q : at_q + n_q]]
             at_q, at_k = at_q + n_q, at_k + n_k
+    if moved:  # Delta moves dS as a gradient of the LSE does
+        for i in range(0, len(results), 2):
+            out = results[i].detach()
+            delta = ((out.to(DTYPES[case.kernel[0]]) - out) * wanted[i]).sum(-1).transpose(-1, -2)
+            wanted[i + 1] = -delta if wanted[i + 1] is None else wanted[i + 1] - delta
     pairs = [(x, dx) for x, dx in zip(results, wanted, strict=True) if dx is not None]
     outputs, upstream = zip(*pairs, strict=True)
     found = torch.autograd.grad(outputs, list(leaves.values()), upstream, allow_unused=True)

@@ -270,10 +270,11 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
     A team shares out the columns of what it sums up, and the scores of a block.
     """
     most = _BACKWARD_COLUMNS[desc.algorithm] // (2 if desc.arch == "dg2" else 1)
+    half = most // 2
     if _changes_scores(desc):
         most = min(most, 64)
     widest = max(desc.head_dim, desc.head_dim_v) if desc.algorithm == "flash_bwd_dkv" else desc.head_dim
-    parts = max(-(-widest // most), 2 if widest > most // 2 else 1)
+    parts = max(-(-widest // most), 2 if widest > half else 1)
     team = min(1 << (parts - 1).bit_length(), block_k // (8 if desc.arch == "dg2" else 16))
     parts = -(-parts // team) * team
     tiles = max(1, min(8 // team, desc.rows // block_q))
