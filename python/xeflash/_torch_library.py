@@ -141,7 +141,8 @@ def register(
         if forward_ad._current_level >= 0:
             given = bound(arguments, more)
             wants_gradients(given["function"], given)
-        if is_seen(*_three(arguments)):
+        three = _three(arguments)
+        if is_seen(*three) or three[0].is_meta:
             with torch._C._AutoDispatchBelowAutograd():
                 return operator(*arguments, **more)
         return kernel(*arguments, **more)

