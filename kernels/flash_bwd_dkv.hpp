@@ -82,8 +82,8 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
   const float keep_scale = typename Config::Drop(p, seq, 0).keep_scale;
   dV *= ColVec<Bc>(keep_scale);
   dK *= ColVec<Bc>(p.scale * keep_scale);
-  of_k.store_in(seq.k_rows<T>(p.dk, work.head).from(keys.row), dK);
-  of_v.store_in(seq.k_rows<T>(p.dv, work.head).from(keys.row), dV);
+  if (p.dk.data) of_k.store_in(seq.k_rows<T>(p.dk, work.head).from(keys.row), dK);
+  if (p.dv.data) of_v.store_in(seq.k_rows<T>(p.dv, work.head).from(keys.row), dV);
 }
 
 template <class Config>

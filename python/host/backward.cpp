@@ -94,8 +94,9 @@ Array new_bias_gradient(const Problem& p, const Checker& check) {
     check.refuse<NotImplemented>("attn_mask with score_mod has no gradient yet");
   const auto& s = p.bias.shape;
   if (p.bias.ndim != 4 || s[0] != p.batch || s[1] != p.heads_q || s[2] != p.sq || s[3] != p.sk)
-    check.refuse<NotImplemented>("attn_mask must have the shape of the scores for a gradient, got " +
-                                 p.bias.describe_shape());
+    check.refuse<NotImplemented>(
+        "attn_mask must have the shape of the scores for a gradient, got " +
+        p.bias.describe_shape());
   return new_array(p.q, p.bias.dtype, {s[0], s[1], s[2], s[3]});
 }
 
@@ -114,7 +115,7 @@ Array empty_like(const Array& a) {
   return new_array(a, a.dtype, {s[0], s[1], s[2], s[3]});
 }
 
-py::object result(const Array& a) { return a.data || a.object ? a.object : py::none(); }
+py::object result(const Array& a) { return a.object ? a.object : py::none(); }
 
 }  // namespace
 
@@ -134,17 +135,17 @@ py::tuple backward(const py::kwargs& arguments) {
   if (g.wants("q")) dq = empty_like(p.q);
   if (g.wants("k")) dk = empty_like(p.k);
   if (g.wants("v")) dv = empty_like(p.v);
-  if (p.alibi.data && g.wants("alibi_slopes")) {
+  if (!r.alibi.is_none() && g.wants("alibi_slopes")) {
     if (p.score_mod.id != ScoreModId::kNone)
       check.refuse<NotImplemented>("alibi_slopes with score_mod have no gradient yet");
     dalibi = p.alibi.ndim == 2 ? new_array(p.q, DType::kF32, {p.batch, p.heads_q})
                                : new_array(p.q, DType::kF32, {p.heads_q});
   }
-  if (p.sinks.data && g.wants("s_aux")) dsinks = new_array(p.q, DType::kF32, {p.heads_q});
+  if (!r.sinks.is_none() && g.wants("s_aux")) dsinks = new_array(p.q, DType::kF32, {p.heads_q});
   Array dbias;
-  if (p.bias.data && g.wants("attn_mask")) dbias = new_bias_gradient(p, check);
-  py::tuple results = py::make_tuple(result(dq), result(dk), result(dv), result(dbias), result(dalibi),
-                                     result(dsinks));
+  if (!r.bias.is_none() && g.wants("attn_mask")) dbias = new_bias_gradient(p, check);
+  py::tuple results = py::make_tuple(result(dq), result(dk), result(dv), result(dbias),
+                                     result(dalibi), result(dsinks));
 
   const Access access =
       access_for(p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&dq, p.d}}, {{&dk, p.d}, {&dv, p.dv}},

@@ -68,15 +68,18 @@ def attention_backward(
         of_layout |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     else:
         of_layout = {}
+    arrays = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
+    if attn_mask is not None and "attn_mask" in wanted:  # the extension has the gradients of all scores
+        of_layout["attn_mask"] = attn_mask.expand(*q.shape[:-1], k.shape[-2])
     gradients = _core.backward(
         function=function, layout=layout, q=q, k=k, v=v, out=out, lse=lse, dout=dout, dlse=dlse, wanted=tuple(wanted),
         softmax_scale=softmax_scale, causal=causal, window_left=window_left, window_right=window_right,
         softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux, dropout_p=dropout_p, seed=seed, offset=offset,
         score_mod=as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers), **of_layout,
     )  # fmt: skip
-    arrays = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
     by_name = dict(zip(LEARNED, gradients, strict=True))
-    return [by_name[name].to(_given(arrays, name).dtype) for name in wanted]
+    given = {name: _given(arrays, name) for name in wanted}
+    return [by_name[name].sum_to_size(x.shape).to(x.dtype) for name, x in given.items()]
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, wanted: Sequence[str], **more: Any) -> list[Tensor]:
@@ -185,10 +188,6 @@ class Gradients:
         wants_gradients(given["function"], given, () if paged else self._learned)
         refuse_transforms(given["function"])
         tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
-        mask = tensors.get("attn_mask")
-        if mask is not None and mask.requires_grad:  # torch adds up what is broadcast
-            query, key = tensors["query"], tensors["key"]
-            tensors["attn_mask"] = mask.expand(*query.shape[:-1], key.shape[-2])
         captured = given.get("capture_arrays") or ()
         left_out = {*tensors, "capture_arrays", "return_lse"}
         options = {name: x for name, x in given.items() if name not in left_out}
