@@ -377,6 +377,14 @@ PAIRWISE_ON_GPU = [
 
 @pytest.mark.gpu
 @pytest.mark.xpu
-@pytest.mark.parametrize("case", PAIRWISE_ON_GPU, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", PAIRWISE_ON_GPU[::9], ids=lambda case: case.id)
 def test_gradients_match_on_a_gpu(xpu: str, case: Case) -> None:
+    run(case)
+
+
+@pytest.mark.long
+@pytest.mark.gpu
+@pytest.mark.xpu
+@pytest.mark.parametrize("case", [case for i, case in enumerate(PAIRWISE_ON_GPU) if i % 9], ids=lambda case: case.id)
+def test_gradients_match_on_a_gpu_long(xpu: str, case: Case) -> None:
     run(case)

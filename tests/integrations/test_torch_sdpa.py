@@ -161,11 +161,15 @@ def test_gradients_of_a_model_are_those_without_it(compiled):
 
 
 def test_the_gradient_of_a_mask_is_ours():
-    q, mask = tensor(1, 2, 5, 64), tensor(5, 5).requires_grad_()
-    want = torch.autograd.grad(sdpa(q, q, q, mask).square().sum(), mask)
+    def gradient(q, mask):
+        mask = mask.detach().requires_grad_()
+        return torch.autograd.grad(sdpa(q, q, q, mask).square().sum(), mask)[0]
+
+    q, mask = tensor(1, 2, 5, 64), tensor(5, 5)
+    want, of_torch = gradient(q.double(), mask.double()), gradient(q, mask)
     with expect(xeflash=1):
-        out = sdpa(q, q, q, mask)
-    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), mask), want)
+        got = gradient(q, mask)
+    assert (got - want).abs().max() <= 2 * (of_torch - want).abs().max()
 
 
 def test_inference_mode_no_grad_and_parameters_are_routed(device):
