@@ -7,7 +7,8 @@ import dpctl.memory
 import ml_dtypes
 import numpy as np
 import xeflash
-from xeflash import sim
+from xeflash import _core, sim
+from xeflash._common import BHSD
 from xeflash.bench.standard import standard_attention
 
 DTYPES = {"fp32": (np.float32, "<f4"), "fp16": (np.float16, "<f2"), "bf16": (ml_dtypes.bfloat16, "<V2")}
@@ -46,6 +47,22 @@ def launches(
         standard_attention(*arrays, is_causal=causal)
     queue.wait()
     return sim.last_launches()
+
+
+def backward(
+    dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
+) -> dict[str, sim.LaunchRecord]:
+    """The records of one call that wants the gradients of q, k and v, by the names of its kernels."""
+    queue = dpctl.SyclQueue("level_zero:gpu", property="in_order")
+    q, k, v, out, dout = (DeviceArray(queue, (1, heads, n, dim), dtype) for n in (rows, keys, keys, rows, rows))
+    lse = DeviceArray(queue, (1, heads, rows), "fp32")
+    sim.clear_launches()
+    _core.backward(
+        function="backward", layout=BHSD, q=q, k=k, v=v, out=out, lse=lse, dout=dout, causal=causal,
+        wanted=("q", "k", "v"),
+    )  # fmt: skip
+    queue.wait()
+    return {record.kernel.removeprefix("__sycl_kernel_"): record for record in sim.last_launches()}
 
 
 def forward(dtype: str, dim: int, rows: int, keys: int, repeat: int = 1) -> sim.LaunchRecord:
