@@ -190,6 +190,14 @@ bool is_numpy_subclass(py::handle object) {
          py::isinstance<py::array>(object);
 }
 
+void refuse_masked(py::handle object, const char* function, const char* name) {
+  const py::object masked = py::module_::import("numpy").attr("ma").attr("MaskedArray");
+  if (!py::isinstance(object, masked)) return;
+  throw py::type_error(std::string(function) + ": " + name +
+                       " must not be a masked array, as its mask would be lost, got " +
+                       Py_TYPE(object.ptr())->tp_name);
+}
+
 // Anything else goes through Python: see _interop.describe.
 Array read_other(py::handle object, const char* function, const char* name) {
   const py::object description = interop().attr("describe")(object);
@@ -319,7 +327,10 @@ Array read_array(py::handle object, const char* function, const char* name) {
   PyTypeObject* type = Py_TYPE(object.ptr());
   if (std::strcmp(type->tp_name, "numpy.ndarray") == 0) return read_numpy(object, function, name);
   if (const auto* api = exchange_of(type)) return read_exchange(object, api, function, name);
-  if (is_numpy_subclass(object)) return read_numpy(object, function, name);
+  if (is_numpy_subclass(object)) {
+    refuse_masked(object, function, name);
+    return read_numpy(object, function, name);
+  }
   return read_other(object, function, name);
 }
 

@@ -280,3 +280,20 @@ def test_threads_that_end_take_their_buffers_along():
         thread.start()
         thread.join()
     assert len(results) == 20 and all(torch.equal(result, want) for result in results)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask"])
+def test_masked_arrays_are_refused(name):
+    arrays = {n: np.ones((1, 2, 5, 8), np.float32) for n in ("query", "key", "value")}
+    arrays["attn_mask"] = np.zeros((5, 5), np.float32)
+    arrays[name] = np.ma.masked_array(arrays[name], mask=arrays[name] > 2)
+    with pytest.raises(TypeError, match=f"attention: {name} must not be a masked array"):
+        xeflash.attention(**arrays)
+
+
+def test_other_subclasses_of_numpys_arrays_are_arrays():
+    class Own(np.ndarray):
+        pass
+
+    x = np.ones((1, 2, 5, 8), np.float32)
+    assert np.array_equal(xeflash.attention(x.view(Own), x, x), xeflash.attention(x, x, x))
