@@ -261,12 +261,6 @@ def test_dropout_is_that_of_attention():
     assert not torch.equal(out, attention_function(torch.nn.Module(), q, k, v, None)[0])
 
 
-def test_training_is_refused():
-    model = decoder("llama", implementation=NAME).train()
-    with pytest.raises(NotImplementedError, match="as the backward pass is not there yet"):
-        model(**prompts())
-
-
 @pytest.mark.parametrize("name", ["output_attentions", "cu_seq_lens_q", "indices", "cache"])
 def test_what_would_change_the_result_is_refused(name):
     value = True if name == "output_attentions" else torch.zeros(2)
