@@ -9,8 +9,17 @@
 
 namespace xeflash {
 
-template <class Config>
-XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
+// Where dQ is made by a kernel of its own.
+struct NoQueries {
+  static constexpr bool kWanted = false;
+  template <class Rows>
+  XF_INLINE void take_keys(const Rows&) {}
+  template <class Tile>
+  XF_INLINE void add(int, int, const Tile&) {}
+};
+
+template <class Config, class QueryGradient>
+XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient& dQ) {
   using Tiles = DkvTiles<Config>;
   using T = typename Config::Element;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
@@ -25,8 +34,10 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
   const OwnColumns of_k{work.part, Tiles::own_k, Tiles::d},
       of_v{work.part, Tiles::own_v, Tiles::dv};
 
+  const auto k_rows = seq.k_rows<const T>(p.k, work.head).from(keys.row);
+  dQ.take_keys(k_rows);
   typename Tiles::KeyTile K;
-  load(K, seq.k_rows<const T>(p.k, work.head).from(keys.row));
+  load(K, k_rows);
   typename Tiles::ValueTile V;
   load(V, seq.k_rows<const T>(p.v, work.head).from(keys.row));
   typename Tiles::KeyGradient dK;
@@ -35,6 +46,8 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
   fill(dV, 0.f);
   typename Tiles::ProbPool prob_pool;
   typename Tiles::ScorePool score_pool;
+  // Keys beyond the last one have no gradient of their own, but must not count for the queries.
+  const bool whole = !QueryGradient::kWanted || keys.own_last() - keys.row == Bc - 1;
 
   const int heads = p.heads_q / p.heads_k;
   for (int head = work.head * heads; head < (work.head + 1) * heads; ++head) {
@@ -60,7 +73,7 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
         const auto L = load_across<Tiles::Bs>(lse.from(scored), kInf);
         typename Tiles::ScoreTile P, slopes, dP;
         mma_ABt(P, K, Q_t);  // S = K Q^T
-        gradients.probabilities(P, slopes, own.is_full(i), keys.row, scored, L);
+        gradients.probabilities(P, slopes, whole && own.is_full(i), keys.row, scored, L);
         narrow(P_T, P);
         gradients.drop(P_T, keys.row, scored);
         prob_pool.give(P_T);
@@ -69,6 +82,7 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
         weigh(dP, P, load_across<Tiles::Bs>(delta.from(scored), 0.f));  // dS = P (dP - Delta)
         gradients.through_changes(dP, slopes);
         narrow(dS_T, dP);
+        dQ.add(head, i, dP);
         score_pool.give(dS_T);
       }
       meet_team();
@@ -89,8 +103,11 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work) {
 template <class Config>
 XF_INLINE void flash_bwd_dkv(const BwdParams& p) {
   constexpr int Bc = Config::block_q;
-  flash_bwd_dkv<Config>(p, Work(group_index(), Config::parts / kTeam, (p.max_k - 1) / Bc + 1,
-                                p.heads_k, First::first_block));
+  NoQueries dQ;
+  flash_bwd_dkv<Config>(p,
+                        Work(group_index(), Config::parts / kTeam, (p.max_k - 1) / Bc + 1,
+                             p.heads_k, First::first_block),
+                        dQ);
 }
 
 }  // namespace xeflash

@@ -131,17 +131,29 @@ struct Gradients {
           variant.change(s, slope, r, c);
       });
     }
-    if (!full) {
-      each(S, row, column, [&](auto s, auto r, auto c) {
-        if constexpr (kTransposed)
-          return mask.hide(s, c, r);
-        else
-          return mask.hide(s, r, c);
-      });
-    }
+    if (!full) hide(S, slopes, row, column);
     const OfQuery top = map([](auto l) { return select(l == -kInf, decltype(l)(kInf), l); }, lse);
     const float unit = Variant::kIdentity ? scale : 1.f;
     exp2_minus<Config::exp2_degree>(S, unit * kLog2e, map([](auto l) { return l * kLog2e; }, top));
+  }
+
+  // A hidden score has no slope, whatever its changes say: they need not hold there.
+  template <class Tile>
+  XF_INLINE void hide(Tile& S, Tile& slopes, int row, int column) const {
+    const auto hidden = [&](auto s, auto r, auto c) {
+      if constexpr (kTransposed)
+        return mask.hide(s, c, r);
+      else
+        return mask.hide(s, r, c);
+    };
+    if constexpr (Variant::kIdentity) {
+      each(S, row, column, hidden);
+    } else {
+      each(S, slopes, row, column, [&](auto& s, auto& slope, auto r, auto c) {
+        s = hidden(s, r, c);
+        slope = select(s == -kInf, decltype(s + s)(0.f), slope);
+      });
+    }
   }
 
   // Of what is kept of P only; of what was dropped dP is 0.

@@ -117,6 +117,9 @@ struct BwdParams : ScoreModParams {
   float* dsinks;      // per head; null: not wanted
   float* dalibi;      // (batch x) head
   int64_t dalibi_batch;
+  float* query_sums;  // flash_bwd: dQ in fp32, as far as it is, of the heads of each worker
+  int64_t worker_sums;
+  int32_t workers;
 };
 
 // Standard attention keeps scores and probabilities in memory: (batch, head, row, key), in fp32 and

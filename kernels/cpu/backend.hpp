@@ -8,10 +8,10 @@
 #include "cpu/amx.hpp"
 #include "cpu/dropout.hpp"
 #include "cpu/lanes.hpp"
-#include "cpu/mma.hpp"
 #include "cpu/quantised.hpp"
 #include "cpu/results.hpp"
 #include "cpu/row_memory.hpp"
+#include "cpu/upright.hpp"
 
 // Inlined into the entry point that the compiler makes of it: the CPU driver would compile both.
 #define XF_KERNEL                               \

@@ -57,9 +57,13 @@ XF_INLINE bool any_beyond(const ColVec<R>& a, float limit) {
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// Vectors of 16 rows that are taken together: as many as leave their sums in registers.
+// Vectors of 16 rows that are taken together: as many as leave their sums in registers, and divide
+// the rows.
+constexpr int vectors_together(int vectors, int most) {
+  return vectors % most == 0 ? most : vectors_together(vectors, most - 1);
+}
 template <int R>
-constexpr int kTogether = kHasAvx512 ? (R / kLanes < 4 ? R / kLanes : 4) : 1;
+constexpr int kTogether = vectors_together(R / kLanes, kHasAvx512 ? 4 : 1);
 
 // R rows x C columns, vectors of 16 rows. Those that are taken together lie together, column after
 // column.
@@ -73,6 +77,9 @@ struct Columns {
     return x[r / kTogether<R>][column][r % kTogether<R>];
   }
 
+  XF_INLINE void fill(V value) {
+    each_vector(C, [&](V& v, int, int) { v = value; });
+  }
   // f(vector, column, r) for the first `columns`
   template <class F>
   XF_INLINE void each_vector(int columns, F f) {
@@ -93,7 +100,7 @@ struct Tile : Columns<f32x16, R, round_up(C, kIsa == Isa::kAmxBf16 ? 32 : 1)> {
 
 template <int R, int C>
 XF_INLINE void fill(Tile<R, C>& t, float value) {
-  t.each_vector(C, [&](f32x16& v, int, int) { v = f32x16(value); });
+  t.fill(f32x16(value));
 }
 
 // f(value, row, column) for every element; row is a vector here, column a scalar.

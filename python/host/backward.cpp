@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "arguments.hpp"
 #include "kernels.hpp"
@@ -100,14 +101,16 @@ Array new_bias_gradient(const Problem& p, const Checker& check) {
   return new_array(p.q, p.bias.dtype, {s[0], s[1], s[2], s[3]});
 }
 
-Desc describe(Algorithm algorithm, const Problem& p, const FwdRequest& r, const Place& place,
-              Access access) {
-  Desc desc = describe(algorithm, p);
-  describe_scores(desc, p, r);
-  desc.rows = rows_for(desc, p, schedule_of(place.device));
-  desc.access = access;
-  return desc;
-}
+// The arrays of the result, without data where a gradient is not wanted.
+struct Results {
+  Array dq, dk, dv, dbias, dalibi, dsinks;
+
+  py::tuple objects() const {
+    const auto object = [](const Array& a) { return a.object ? a.object : py::none(); };
+    return py::make_tuple(object(dq), object(dk), object(dv), object(dbias), object(dalibi),
+                          object(dsinks));
+  }
+};
 
 Array empty_like(const Array& a) {
   const auto& s = a.shape;
@@ -115,7 +118,135 @@ Array empty_like(const Array& a) {
   return new_array(a, a.dtype, {s[0], s[1], s[2], s[3]});
 }
 
-py::object result(const Array& a) { return a.object ? a.object : py::none(); }
+Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g,
+                    const Checker& check) {
+  Results to;
+  if (g.wants("q")) to.dq = empty_like(p.q);
+  if (g.wants("k")) to.dk = empty_like(p.k);
+  if (g.wants("v")) to.dv = empty_like(p.v);
+  if (!r.alibi.is_none() && g.wants("alibi_slopes")) {
+    if (p.score_mod.id != ScoreModId::kNone)
+      check.refuse<NotImplemented>("alibi_slopes with score_mod have no gradient yet");
+    to.dalibi = p.alibi.ndim == 2 ? new_array(p.q, DType::kF32, {p.batch, p.heads_q})
+                                  : new_array(p.q, DType::kF32, {p.heads_q});
+  }
+  if (!r.sinks.is_none() && g.wants("s_aux")) to.dsinks = new_array(p.q, DType::kF32, {p.heads_q});
+  if (!r.bias.is_none() && g.wants("attn_mask")) to.dbias = new_bias_gradient(p, check);
+  return to;
+}
+
+// How the arrays are read and written, all alike.
+Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
+                 const Place& place, const Checker& check) {
+  const Access access = access_for(p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
+                                   {{&to.dk, p.d}, {&to.dv, p.dv}}, r.layout, QueryRows::kOfHead,
+                                   place.device.facts.arch);
+  if (access != Access::kNone) {
+    check_mask_strides(p);
+    refuse_far_rows(p, {{&g.out, "out"}, {&g.dout, "dout"}}, r.layout, QueryRows::kOfHead, check);
+  }
+  return access;
+}
+
+// A kernel of a call, and its launch.
+struct Part {
+  const Kernels* kernels;
+  uint64_t groups;
+};
+
+// One kernel of a work-item per head of keys makes each product once; those for dQ and for dK and
+// dV make two of five twice, but have work for many cores. (AMX: two kernels, whose products are
+// all its own.)
+int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& place) {
+  const DeviceFacts& facts = place.device.facts;
+  if (!schedule_of(place.device).one_pass) return 0;
+  if (facts.arch == "cpu-amx-bf16" && p.q.dtype == DType::kBF16) return 0;
+  if (!to.dq.data || !to.dk.data || !to.dv.data || to.dbias.data || to.dalibi.data) return 0;
+  const int64_t heads = p.batch * p.heads_k,
+                workers = std::min<int64_t>(heads, facts.compute_units);
+  if (workers == 0 || !p.has_queries() || p.sk == 0) return 0;
+  const int64_t turns = (heads + workers - 1) / workers;
+  return 5 * turns * facts.compute_units <= 7 * heads ? workers : 0;
+}
+
+// In their order: those of keys and heads read what the first one leaves.
+std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results& to,
+                           int64_t workers, Access access, const Place& place) {
+  std::vector<Part> parts;
+  const auto kernels_of = [&](Algorithm algorithm, auto groups) {
+    Desc desc = describe(algorithm, p);
+    describe_scores(desc, p, r);
+    desc.rows = rows_for(desc, p, schedule_of(place.device));
+    desc.access = access;
+    if (algorithm == Algorithm::kBackwardQ) {
+      if (to.dbias.data) desc.bias_gradient = to.dbias.dtype;
+      desc.sums_slopes = to.dalibi.data;
+    }
+    const Kernels& kernels = find_kernels(desc, place);
+    parts.push_back({&kernels, groups(desc, kernels)});
+  };
+  const auto of_rows = [](int64_t rows, int64_t heads) {
+    return [=](const Desc& desc, const Kernels& kernels) {
+      return groups_for(desc, kernels, rows, heads);
+    };
+  };
+  const auto of = [](int64_t groups) {
+    return [=](const Desc&, const Kernels&) { return static_cast<uint64_t>(groups); };
+  };
+  if (workers) {
+    kernels_of(Algorithm::kBackward, of(workers));
+  } else {
+    if (p.has_queries()) kernels_of(Algorithm::kBackwardQ, of_rows(p.sq, p.batch * p.heads_q));
+    if (p.batch * p.heads_k * p.sk != 0 && (to.dk.data || to.dv.data))
+      kernels_of(Algorithm::kBackwardK, of_rows(p.sk, p.batch * p.heads_k));
+  }
+  if (to.dalibi.data || to.dsinks.data) kernels_of(Algorithm::kBackwardHeads, of(p.heads_q));
+  return parts;
+}
+
+BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
+                    const Place& place) {
+  BwdParams params{};
+  static_cast<FwdParams&>(params) = params_of(p, r, g.out, g.lse, place);
+  params.captures = p.score_mod.captures;
+  const auto arg = [&](const Array& a) { return a.data ? tensor_arg(a, r.layout) : TensorArg{}; };
+  params.dout = arg(g.dout);
+  params.dq = arg(to.dq);
+  params.dk = arg(to.dk);
+  params.dv = arg(to.dv);
+  if (const Array& a = to.dbias; a.data)
+    params.dbias = {a.data, a.strides[0], a.strides[1], a.strides[2], 1};
+  params.dalibi = reinterpret_cast<float*>(to.dalibi.data);
+  params.dalibi_batch = p.alibi.ndim == 2 ? p.heads_q : 0;
+  params.dsinks = reinterpret_cast<float*>(to.dsinks.data);
+  if (g.dlse.data) {
+    const int row = g.dlse.ndim - 1;
+    params.dlse = reinterpret_cast<const float*>(g.dlse.data);
+    params.dlse_batch = row == 2 ? g.dlse.strides[0] : 0;
+    params.dlse_head = g.dlse.strides[row - 1];
+    params.dlse_row = g.dlse.strides[row];
+  }
+  return params;
+}
+
+// The memory that the kernels share.
+Scratch scratch_of(BwdParams& params, const Problem& p, const Kernels& first, int64_t workers,
+                   const Place& place) {
+  const auto whole_lines = [](int64_t floats) { return (floats + 15) / 16 * 16; };
+  const int64_t tokens = p.packed ? p.tokens_q : p.batch * p.sq;
+  const int64_t rows = whole_lines(std::max<int64_t>(1, p.heads_q * tokens));
+  const int64_t of_rows = params.dalibi ? 2 * rows : rows;
+  if (workers) {
+    const int64_t block = first.block_k, blocks = (p.sq + block - 1) / block;
+    params.workers = static_cast<int32_t>(workers);
+    params.worker_sums = p.heads_q / p.heads_k * blocks * block * whole_lines(p.d);
+  }
+  Scratch scratch(place, p.q, of_rows + workers * params.worker_sums);
+  params.delta = scratch.data;
+  params.row_slopes = scratch.data + rows;
+  params.query_sums = scratch.data + of_rows;
+  return scratch;
+}
 
 }  // namespace
 
@@ -131,81 +262,21 @@ py::tuple backward(const py::kwargs& arguments) {
   const Gradients g = read_gradients(own, r, p, check);
   refuse_caches(p, r, check);
 
-  Array dq, dk, dv, dalibi, dsinks;
-  if (g.wants("q")) dq = empty_like(p.q);
-  if (g.wants("k")) dk = empty_like(p.k);
-  if (g.wants("v")) dv = empty_like(p.v);
-  if (!r.alibi.is_none() && g.wants("alibi_slopes")) {
-    if (p.score_mod.id != ScoreModId::kNone)
-      check.refuse<NotImplemented>("alibi_slopes with score_mod have no gradient yet");
-    dalibi = p.alibi.ndim == 2 ? new_array(p.q, DType::kF32, {p.batch, p.heads_q})
-                               : new_array(p.q, DType::kF32, {p.heads_q});
-  }
-  if (!r.sinks.is_none() && g.wants("s_aux")) dsinks = new_array(p.q, DType::kF32, {p.heads_q});
-  Array dbias;
-  if (!r.bias.is_none() && g.wants("attn_mask")) dbias = new_bias_gradient(p, check);
-  py::tuple results = py::make_tuple(result(dq), result(dk), result(dv), result(dbias),
-                                     result(dalibi), result(dsinks));
-
-  const Access access =
-      access_for(p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&dq, p.d}}, {{&dk, p.d}, {&dv, p.dv}},
-                 r.layout, QueryRows::kOfHead, place.device.facts.arch);
-  if (access != Access::kNone) {
-    check_mask_strides(p);
-    refuse_far_rows(p, {{&g.out, "out"}, {&g.dout, "dout"}}, r.layout, QueryRows::kOfHead, check);
-  }
-  // The kernels of a call, in their order; those of keys and heads read what the first one leaves.
-  struct Part {
-    const Kernels* kernels = nullptr;
-    uint64_t groups = 0;
-    int threads = 1;
-  };
-  const auto part = [&](Algorithm algorithm, int64_t rows, int64_t heads) {
-    Desc desc = describe(algorithm, p, r, place, access);
-    if (algorithm == Algorithm::kBackwardQ && dbias.data) desc.bias_gradient = dbias.dtype;
-    desc.sums_slopes = algorithm == Algorithm::kBackwardQ && dalibi.data;
-    const Kernels& kernels = find_kernels(desc, place);
-    if (algorithm == Algorithm::kBackwardHeads) return Part{&kernels, static_cast<uint64_t>(heads)};
-    return Part{&kernels, groups_for(desc, kernels, rows, heads), kernels.threads};
-  };
-  const bool keys = p.batch * p.heads_k * p.sk != 0;
-  Part of_queries, of_keys, of_heads;
-  if (p.has_queries()) of_queries = part(Algorithm::kBackwardQ, p.sq, p.batch * p.heads_q);
-  if (keys && (dk.data || dv.data))
-    of_keys = part(Algorithm::kBackwardK, p.sk, p.batch * p.heads_k);
-  if (dalibi.data || dsinks.data) of_heads = part(Algorithm::kBackwardHeads, 1, p.heads_q);
-
-  BwdParams params{};
-  static_cast<FwdParams&>(params) = params_of(p, r, g.out, g.lse, place);
-  params.captures = p.score_mod.captures;
-  const auto arg = [&](const Array& a) { return a.data ? tensor_arg(a, r.layout) : TensorArg{}; };
-  params.dout = tensor_arg(g.dout, r.layout);
-  params.dq = arg(dq);
-  params.dk = arg(dk);
-  params.dv = arg(dv);
-  if (dbias.data)
-    params.dbias = {dbias.data, dbias.strides[0], dbias.strides[1], dbias.strides[2], 1};
-  params.dalibi = reinterpret_cast<float*>(dalibi.data);
-  params.dalibi_batch = p.alibi.ndim == 2 ? p.heads_q : 0;
-  params.dsinks = reinterpret_cast<float*>(dsinks.data);
-  if (g.dlse.data) {
-    const int row = g.dlse.ndim - 1;
-    params.dlse = reinterpret_cast<const float*>(g.dlse.data);
-    params.dlse_batch = row == 2 ? g.dlse.strides[0] : 0;
-    params.dlse_head = g.dlse.strides[row - 1];
-    params.dlse_row = g.dlse.strides[row];
-  }
-  const int64_t rows = std::max<int64_t>(1, p.heads_q * (p.packed ? p.tokens_q : p.batch * p.sq));
-  const Scratch scratch(place, p.q, rows * (dalibi.data ? 2 : 1));
-  params.delta = scratch.data;
-  params.row_slopes = scratch.data + rows;
+  const Results to = new_results(p, r, g, check);
+  py::tuple results = to.objects();
+  const Access access = access_of(p, r, g, to, place, check);
+  const int64_t workers = workers_of_one_pass(p, to, place);
+  const std::vector<Part> parts = parts_of(p, r, to, workers, access, place);
+  BwdParams params = params_of(p, r, g, to, place);
+  Scratch scratch;
+  if (!parts.empty()) scratch = scratch_of(params, p, *parts[0].kernels, workers, place);
   submit(place, [&](Launcher& launch) {
-    launch.clear(dbias);  // where blocks of keys are not seen
-    if (p.used_k.data) {  // the keys that are not in use
-      for (const Array* a : {&dk, &dv}) launch.clear(*a);
+    launch.clear(to.dbias);  // where blocks of keys are not seen
+    if (p.used_k.data) {     // the keys that are not in use
+      for (const Array* a : {&to.dk, &to.dv}) launch.clear(*a);
     }
-    for (const Part& one : {of_queries, of_keys, of_heads}) {
-      if (one.kernels) launch(*one.kernels->entries[0], params, one.groups, one.threads);
+    for (const Part& part : parts) {
+      launch(*part.kernels->entries[0], params, part.groups, part.kernels->threads);
     }
   });
   return results;

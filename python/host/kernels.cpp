@@ -83,6 +83,8 @@ const char* name_of(Algorithm algorithm) {
       return "flash_bwd_dq";
     case Algorithm::kBackwardK:
       return "flash_bwd_dkv";
+    case Algorithm::kBackward:
+      return "flash_bwd";
     case Algorithm::kBackwardHeads:
       return "flash_bwd_heads";
     case Algorithm::kAppend:

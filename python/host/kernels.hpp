@@ -20,6 +20,7 @@ enum class Algorithm : uint8_t {
   kDecode,
   kBackwardQ,
   kBackwardK,
+  kBackward,
   kBackwardHeads,
   kAppend,
   kMergeStates,

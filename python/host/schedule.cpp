@@ -40,9 +40,9 @@ uint8_t rows_for(const Desc& desc, const Problem& p, const Schedule& schedule) {
   if (desc.algorithm == Algorithm::kDecode) {
     return static_cast<uint8_t>(ceil_div(group, ceil_div(group, schedule.tile_rows)));
   }
-  const int64_t filled = desc.algorithm == Algorithm::kBackwardK ? p.sk
-                         : desc.packed_heads                     ? p.sq * group
-                                                                 : p.sq;
+  const bool of_keys =
+      desc.algorithm == Algorithm::kBackwardK || desc.algorithm == Algorithm::kBackward;
+  const int64_t filled = of_keys ? p.sk : desc.packed_heads ? p.sq * group : p.sq;
   uint8_t rows = 16;
   while (rows < 128 && rows < filled) rows *= 2;
   return rows;

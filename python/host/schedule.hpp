@@ -12,6 +12,7 @@ struct Schedule {
   int split_keys, split_keys_of_row, split_bytes, split_least;
   bool whole_waves;
   int turns, turn_keys, page_unit, threads_of_unit, tile_rows, packed_queries;
+  bool one_pass;
 };
 constexpr std::tuple kScheduleFields{
     Field{"split_keys", &Schedule::split_keys},
@@ -25,6 +26,7 @@ constexpr std::tuple kScheduleFields{
     Field{"threads_of_unit", &Schedule::threads_of_unit},
     Field{"tile_rows", &Schedule::tile_rows},
     Field{"packed_queries", &Schedule::packed_queries},
+    Field{"one_pass", &Schedule::one_pass},
 };
 static_assert(is_complete(kScheduleFields));
 

@@ -39,6 +39,7 @@ ALGORITHMS = {
     ),
     "flash_bwd_dq": Algorithm(("flash_bwd_dq",), ("flash_bwd_dq",), "BwdParams"),
     "flash_bwd_dkv": Algorithm(("flash_bwd_dkv",), ("flash_bwd_dkv",), "BwdParams"),
+    "flash_bwd": Algorithm(("flash_bwd",), ("flash_bwd",), "BwdParams"),
     "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams"),
     "append": Algorithm(("append",), ("append",), "AppendParams"),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),

@@ -20,3 +20,4 @@ class Schedule:
     threads_of_unit: int = 4  # that a compute unit (a GPU's vector engine) has work for
     tile_rows: int = 16  # most of a thread
     packed_queries: int = 16  # most whose heads, if they share keys, are the rows of one tile
+    one_pass: bool = False  # backward: a kernel may make dQ, dK and dV, where there are heads enough

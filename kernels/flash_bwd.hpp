@@ -1,0 +1,67 @@
+// FlashAttention-2, Algorithm 2 (Dao, 2023), as it stands: all five products at once, for devices
+// whose work-items have memory of their own. A work-item has a head of keys: its dK and dV are made
+// block by block as flash_bwd_dkv does, and each block adds to dQ of all heads of queries that
+// share it, in fp32 and in the order of the blocks.
+#pragma once
+
+#include "flash_bwd_dkv.hpp"
+
+namespace xeflash {
+
+// dQ of the heads of a work-item, block of queries after block of queries; transposed.
+template <class Config>
+struct SummedQueries {
+  static constexpr bool kWanted = true;
+  static constexpr int Bc = Config::block_q, Br = Config::block_k, d = Config::head_dim;
+  using T = typename Config::Element;
+  using Block = Columns<f32x16, round_up(d, kLanes), Br>;
+  Block* const first;
+  const int blocks, first_head;  // blocks of a head
+  Upright<T, Bc, d> K;
+
+  XF_INLINE SummedQueries(const BwdParams& p, const Sequence& seq, int worker, int first_head)
+      : first(reinterpret_cast<Block*>(p.query_sums + worker * p.worker_sums)),
+        blocks((seq.sq + Br - 1) / Br),
+        first_head(first_head) {}
+  XF_INLINE Block& block(int head, int i) const { return first[(head - first_head) * blocks + i]; }
+  template <class Rows>
+  XF_INLINE void take_keys(const Rows& k_rows) {
+    load(K, k_rows);
+  }
+  template <class Tile>
+  XF_INLINE void add(int head, int i, const Tile& dS_T) {
+    mma_upright(block(head, i), K, dS_T);  // dQ^T += K^T dS^T
+  }
+};
+
+template <class Config>
+XF_INLINE void flash_bwd(const BwdParams& p) {
+  using T = typename Config::Element;
+  using Queries = SummedQueries<Config>;
+  const int worker = static_cast<int>(group_index()), heads = p.heads_q / p.heads_k;
+  for (int64_t pair = worker; pair < int64_t{p.batch} * p.heads_k; pair += p.workers) {
+    Work work(pair, 1, 1, p.heads_k);
+    const Sequence seq(p, work.batch);
+    const int first = work.head * heads, end = first + heads;
+    Queries dQ(p, seq, worker, first);
+    for (int head = first; head < end; ++head) {
+      for (int i = 0; i < dQ.blocks; ++i) dQ.block(head, i).fill(f32x16(0.f));
+      constexpr int Br = 16;
+      for (int row = 0; row < seq.sq; row += Br) {
+        store(seq.per_row(p, p.delta, head).from(row), delta_of<Br, Config>(p, seq, head, row));
+      }
+    }
+    for (work.block = 0; work.block * Queries::Bc < seq.sk; ++work.block) {
+      flash_bwd_dkv<Config>(p, work, dQ);
+    }
+    const float factor = p.scale * typename Config::Drop(p, seq, 0).keep_scale;
+    for (int head = first; head < end; ++head) {
+      const auto rows = seq.q_rows<T>(p.dq, head, 0);
+      for (int i = 0; i < dQ.blocks; ++i) {
+        store_upright<Queries::d>(rows.from(i * Queries::Br), dQ.block(head, i), factor);
+      }
+    }
+  }
+}
+
+}  // namespace xeflash
