@@ -150,7 +150,18 @@ def xpu(gpu):
     return gpu
 
 
-@pytest.fixture(params=["cpu", pytest.param("xpu", marks=[pytest.mark.gpu, pytest.mark.xpu])])
+def pytest_generate_tests(metafunc):
+    """Tests with a `device` run on the CPU and on xpu; there, if their module has ON_XPU, by default only those named so."""
+    own = any("device" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if own or "device" not in metafunc.fixturenames:
+        return
+    names = getattr(metafunc.module, "ON_XPU", ("",))
+    long = [] if any(name in metafunc.function.__name__ for name in names) else [pytest.mark.long]
+    xpu = pytest.param("xpu", marks=[pytest.mark.gpu, pytest.mark.xpu, *long])
+    metafunc.parametrize("device", ["cpu", xpu], indirect=True)
+
+
+@pytest.fixture
 def device(request):
     """Tensors of the test are made on the CPU, and, where torch has it, on xpu."""
     import torch

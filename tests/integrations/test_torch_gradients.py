@@ -20,6 +20,10 @@ def nothing_compiled():
     torch._dynamo.reset()
 
 
+# The others run on xpu in the long set: a simulated GPU takes seconds for a call.
+ON_XPU = ("wanted", "lse_alone", "merge_states_are", "any_strides", "autocast", "checkpointing_draws", "other_devices")
+
+
 def learned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype).requires_grad_()
 

@@ -13,6 +13,7 @@ register()
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 STEPS = 50
 MODELS = ["llama", "gemma2"]  # grouped queries; softcap and windows
+COMPILED = [("llama", False), ("llama", True), ("gemma2", False)]
 
 
 @functools.cache
@@ -42,8 +43,10 @@ def test_checkpointing_changes_nothing(name):
     assert losses_of(name, NAME, checkpointed=True) == losses_of(name, NAME)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(  # most of the time is torch's compiling
+    ("name", "checkpointed"),
+    [("gemma2", True), *(pytest.param(*case, marks=pytest.mark.long) for case in COMPILED)],
+)
 def test_compiled_models_train(name, checkpointed):
     assert_near(losses_of(name, NAME, compiled=True, checkpointed=checkpointed), losses_of(name, "eager"))
 
