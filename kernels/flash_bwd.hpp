@@ -14,7 +14,7 @@ struct SummedQueries {
   static constexpr bool kWanted = true;
   static constexpr int Bc = Config::block_q, Br = Config::block_k, d = Config::head_dim;
   using T = typename Config::Element;
-  using Block = Columns<f32x16, round_up(d, kLanes), Br>;
+  using Block = UprightTile<d, Br>;
   Block* const first;
   const int blocks, first_head;  // blocks of a head
   Upright<T, Bc, d> K;
@@ -45,14 +45,14 @@ XF_INLINE void flash_bwd(const BwdParams& p) {
     const int first = work.head * heads, end = first + heads;
     Queries dQ(p, seq, worker, first);
     for (int head = first; head < end; ++head) {
-      for (int i = 0; i < dQ.blocks; ++i) dQ.block(head, i).fill(f32x16(0.f));
+      for (int i = 0; i < dQ.blocks; ++i) fill(dQ.block(head, i), 0.f);
       constexpr int Br = 16;
       for (int row = 0; row < seq.sq; row += Br) {
         store(seq.per_row(p, p.delta, head).from(row), delta_of<Br, Config>(p, seq, head, row));
       }
     }
     for (work.block = 0; work.block * Queries::Bc < seq.sk; ++work.block) {
-      flash_bwd_dkv<Config>(p, work, dQ);
+      flash_bwd_dkv<Config, Share<true, true>>(p, work, dQ);
     }
     const float factor = p.scale * typename Config::Drop(p, seq, 0).keep_scale;
     for (int head = first; head < end; ++head) {

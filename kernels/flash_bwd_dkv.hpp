@@ -1,6 +1,6 @@
 // FlashAttention-2, Algorithm 2 (Dao, 2023), by rows of keys: dK and dV of a block of Bc keys per
-// thread, or per team of threads, summed up over all heads of queries that share them. All tiles
-// are transposed, so that what is a left operand lies as one: S here is the paper's S^T.
+// thread, or per pair of teams of threads, summed up over all heads of queries that share them. All
+// tiles are transposed, so that what is a left operand lies as one: S here is the paper's S^T.
 //   i, j: block of queries, of keys     Q K V S P, and their gradients dO dK dV dS dP: tiles
 //   L: log-sum-exp of a row     Delta: see flash_bwd_dq.hpp, which is launched before
 #pragma once
@@ -8,6 +8,13 @@
 #include "attention/backward.hpp"
 
 namespace xeflash {
+
+// What a thread makes: all, or one of a pair makes P and dV, the other dS and dK, so that each
+// keeps one operand and one sum in registers.
+template <bool OfValues, bool OfKeys>
+struct Share {
+  static constexpr bool kValues = OfValues, kKeys = OfKeys;
+};
 
 // Where dQ is made by a kernel of its own.
 struct NoQueries {
@@ -18,12 +25,11 @@ struct NoQueries {
   XF_INLINE void add(int, int, const Tile&) {}
 };
 
-template <class Config, class QueryGradient>
+template <class Config, class Share, class QueryGradient>
 XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient& dQ) {
   using Tiles = DkvTiles<Config>;
   using T = typename Config::Element;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
-  Tiles::allocate();
 
   const Sequence seq(p, work.batch);
   const RowSpan<Bc> keys{work.block * Bc, seq.sk};
@@ -37,15 +43,16 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
   const auto k_rows = seq.k_rows<const T>(p.k, work.head).from(keys.row);
   dQ.take_keys(k_rows);
   typename Tiles::KeyTile K;
-  load(K, k_rows);
+  if constexpr (Share::kValues) load(K, k_rows);
   typename Tiles::ValueTile V;
-  load(V, seq.k_rows<const T>(p.v, work.head).from(keys.row));
+  if constexpr (Share::kKeys) load(V, seq.k_rows<const T>(p.v, work.head).from(keys.row));
   typename Tiles::KeyGradient dK;
   fill(dK, 0.f);
   typename Tiles::ValueGradient dV;
   fill(dV, 0.f);
   typename Tiles::ProbPool prob_pool;
   typename Tiles::ScorePool score_pool;
+  typename Tiles::HandedProbs handed;
   // Keys beyond the last one have no gradient of their own, but must not count for the queries.
   const bool whole = !QueryGradient::kWanted || keys.own_last() - keys.row == Bc - 1;
 
@@ -58,56 +65,72 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
     const BlocksOf<typename Tiles::GradientTileT> out_gradients_t(dO_rows);
     const BlocksOf<typename Tiles::QueryTile> queries(q_columns);
     const BlocksOf<typename Tiles::GradientTile> out_gradients(dO_columns);
-    const auto lse = seq.per_row<const float>(p, p.lse, head);
-    const auto delta = seq.per_row<const float>(p, p.delta, head);
+    AcrossRows<Tiles::Bs> lse(seq.line<const float>(p, p.lse, head));
+    AcrossRows<Tiles::Bs> delta(seq.line<const float>(p, p.delta, head));
+    Ahead<Br, Tiles::d, typename Tiles::Matrix> next_q(q_rows);
+    Ahead<Br, Tiles::dv, typename Tiles::Matrix> next_dO(dO_rows);
     const Gradients<Config, true> gradients(p, seq, head, mask);
 
     for (int i = range.begin; i < range.end; ++i) {
       const int row = i * Br, scored = row + member() * Tiles::Bs;
-      prefetch<Br, Tiles::d>(q_rows.from(row + Br));
-      prefetch<Br, Tiles::dv>(dO_rows.from(row + Br));
+      next_q.fetch(row + Br);
+      next_dO.fetch(row + Br);
       const auto Q_t = queries_t.at(row);
       const auto dO_t = out_gradients_t.at(row);
       typename Tiles::PartTile P_T, dS_T;
-      if (own.has(i)) {
-        const auto L = load_across<Tiles::Bs>(lse.from(scored), kInf);
-        typename Tiles::ScoreTile P, slopes, dP;
+      typename Tiles::ScoreTile P, slopes, dP;
+      if (Share::kValues && own.has(i)) {
+        const auto L = lse.at(scored, kInf);
         mma_ABt(P, K, Q_t);  // S = K Q^T
         gradients.probabilities(P, slopes, whole && own.is_full(i), keys.row, scored, L);
         narrow(P_T, P);
         gradients.drop(P_T, keys.row, scored);
         prob_pool.give(P_T);
-        mma_ABt(dP, V, dO_t);  // dP = dO V^T
+        gradients.times_slopes(P, slopes);
+        handed.give(P);
+      }
+      if (Share::kKeys && own.has(i)) mma_ABt(dP, V, dO_t);  // dP = dO V^T
+      meet_pair();
+      if (Share::kKeys && own.has(i)) {
         gradients.drop(dP, keys.row, scored);
-        weigh(dP, P, load_across<Tiles::Bs>(delta.from(scored), 0.f));  // dS = P (dP - Delta)
-        gradients.through_changes(dP, slopes);
+        weigh(dP, handed.take(P), delta.at(scored, 0.f));  // dS = P (dP - Delta)
         narrow(dS_T, dP);
         dQ.add(head, i, dP);
         score_pool.give(dS_T);
       }
       meet_team();
       const auto dO = out_gradients.at(row);
-      if (own.has(i)) mma_AB(dV, prob_pool.all(P_T), dO);  // dV += P dO
+      if (Share::kValues && own.has(i)) mma_AB(dV, prob_pool.all(P_T), dO);  // dV += P dO
       const auto Q = queries.at(row);
-      if (own.has(i)) mma_AB(dK, score_pool.all(dS_T), Q);  // dK += dS Q
+      if (Share::kKeys && own.has(i)) mma_AB(dK, score_pool.all(dS_T), Q);  // dK += dS Q
     }
   }
 
   const float keep_scale = typename Config::Drop(p, seq, 0).keep_scale;
-  dV *= ColVec<Bc>(keep_scale);
-  dK *= ColVec<Bc>(p.scale * keep_scale);
-  if (p.dk.data) of_k.store_in(seq.k_rows<T>(p.dk, work.head).from(keys.row), dK);
-  if (p.dv.data) of_v.store_in(seq.k_rows<T>(p.dv, work.head).from(keys.row), dV);
+  if (Share::kValues && p.dv.data) {
+    dV *= ColVec<Bc>(keep_scale);
+    of_v.store_in(seq.k_rows<T>(p.dv, work.head).from(keys.row), dV);
+  }
+  if (Share::kKeys && p.dk.data) {
+    dK *= ColVec<Bc>(p.scale * keep_scale);
+    of_k.store_in(seq.k_rows<T>(p.dk, work.head).from(keys.row), dK);
+  }
 }
 
 template <class Config>
 XF_INLINE void flash_bwd_dkv(const BwdParams& p) {
   constexpr int Bc = Config::block_q;
+  DkvTiles<Config>::allocate();
+  const Work work(group_index(), Config::parts / kTeam, (p.max_k - 1) / Bc + 1, p.heads_k,
+                  First::first_block);
   NoQueries dQ;
-  flash_bwd_dkv<Config>(p,
-                        Work(group_index(), Config::parts / kTeam, (p.max_k - 1) / Bc + 1,
-                             p.heads_k, First::first_block),
-                        dQ);
+  if constexpr (!kPairs) {
+    flash_bwd_dkv<Config, Share<true, true>>(p, work, dQ);
+  } else if (of_pair() == 0) {
+    flash_bwd_dkv<Config, Share<true, false>>(p, work, dQ);
+  } else {
+    flash_bwd_dkv<Config, Share<false, true>>(p, work, dQ);
+  }
 }
 
 }  // namespace xeflash

@@ -34,6 +34,8 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   const BlocksOf<typename Tiles::KeyTileT> keys_t(k_rows);
   const BlocksOf<typename Tiles::ValueTileT> values_t(v_rows);
   const BlocksOf<typename Tiles::KeyTile> keys(k_columns);
+  Ahead<Bc, Tiles::d, typename Tiles::Matrix> next_k(k_rows);
+  Ahead<Bc, Tiles::dv, typename Tiles::Matrix> next_v(v_rows);
   const Gradients<Config, false> gradients(p, seq, work.head, mask);
   const auto L =
       load_values<Br>(seq.per_row<const float>(p, p.lse, work.head).from(rows.row), kInf);
@@ -49,8 +51,8 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
 
   for (int j = range.begin; j < range.end; ++j) {
     const int key = j * Bc, scored = key + member() * Tiles::Bs;
-    prefetch<Bc, Tiles::d>(k_rows.from(key + Bc));
-    prefetch<Bc, Tiles::dv>(v_rows.from(key + Bc));
+    next_k.fetch(key + Bc);
+    next_v.fetch(key + Bc);
     const auto K_t = keys_t.at(key);
     const auto V_t = values_t.at(key);
     typename Tiles::PartTile dS;

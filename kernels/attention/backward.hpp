@@ -93,14 +93,18 @@ struct DkvTiles {
   static constexpr int kQuery = kGradient + shared_bytes<GradientTile>();
   using QueryTile = Right<T, Br, own_k, Matrix, kQuery>;
   static constexpr int kKey = kQuery + shared_bytes<QueryTile>();
-  using KeyTile = PlacedLeft<Matrix, T, Bc, d, kKey>;
+  using KeyTile = LeftBeside<ValueGradient, Matrix, T, Bc, d, kKey>;
   static constexpr int kValue = kKey + shared_bytes<KeyTile>();
-  using ValueTile = PlacedLeft<Matrix, T, Bc, dv, kValue>;
+  using ValueTile = LeftBeside<KeyGradient, Matrix, T, Bc, dv, kValue>;
   static constexpr int kProbs = kValue + shared_bytes<ValueTile>();
   using ProbPool = Pooled<T, Bc, Br, kProbs>;
   static constexpr int kScores = kProbs + shared_bytes<ProbPool>();
   using ScorePool = Pooled<T, Bc, Br, kScores>;
-  static XF_INLINE void allocate() { allocate_shared<void, kScores + shared_bytes<ScorePool>()>(); }
+  static constexpr int kHanded = kScores + shared_bytes<ScorePool>();
+  using HandedProbs = Handed<Bc, Bs, kHanded>;
+  static XF_INLINE void allocate() {
+    allocate_shared<void, kHanded + shared_bytes<HandedProbs>()>();
+  }
 };
 
 // Probabilities and the gradients of scores. Rows of a tile are queries, or keys if it is
@@ -137,7 +141,7 @@ struct Gradients {
     exp2_minus<Config::exp2_degree>(S, unit * kLog2e, map([](auto l) { return l * kLog2e; }, top));
   }
 
-  // A hidden score has no slope, whatever its changes say: they need not hold there.
+  // A hidden score has no slope, whatever a user says: that need not hold there.
   template <class Tile>
   XF_INLINE void hide(Tile& S, Tile& slopes, int row, int column) const {
     const auto hidden = [&](auto s, auto r, auto c) {
@@ -146,7 +150,7 @@ struct Gradients {
       else
         return mask.hide(s, r, c);
     };
-    if constexpr (Variant::kIdentity) {
+    if constexpr (!Variant::kOfUsers) {
       each(S, row, column, hidden);
     } else {
       each(S, slopes, row, column, [&](auto& s, auto& slope, auto r, auto c) {
@@ -165,6 +169,11 @@ struct Gradients {
       dropout.drop(P, row, column);
   }
 
+  // P, as dS = P (dP - Delta) takes it.
+  template <class Tile>
+  XF_INLINE void times_slopes(Tile& P, const Tile& slopes) const {
+    if constexpr (!Variant::kIdentity) P *= slopes;
+  }
   // dS, in place of dP, of the products that scores were made of.
   template <class Tile>
   XF_INLINE void through_changes(Tile& dS, const Tile& slopes) const {

@@ -58,6 +58,7 @@ struct Captured {
 // The hook that calls it. Rows and keys past the end are given the last one's position.
 template <class Snippet>
 struct ScoreMod {
+  static constexpr bool kOfUser = true;
   Snippet of_score;
   int batch, head, last_q, last_k;
 

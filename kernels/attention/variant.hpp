@@ -14,7 +14,7 @@ struct Variant;
 
 template <>
 struct Variant<> {
-  static constexpr bool kIdentity = true;
+  static constexpr bool kIdentity = true, kOfUsers = false;
   XF_INLINE Variant(const FwdParams&, const Sequence&, int) {}
   template <class S, class I, class J>
   XF_INLINE S score(S s, I, J) const {
@@ -27,6 +27,8 @@ struct Variant<> {
 template <class Hook, class... Rest>
 struct Variant<Hook, Rest...> {
   static constexpr bool kIdentity = false;
+  // Whether it does what a user says, who has the scores in mind that a row sees.
+  static constexpr bool kOfUsers = Variant<Rest...>::kOfUsers || requires { Hook::kOfUser; };
   Hook hook;
   Variant<Rest...> rest;
 

@@ -73,8 +73,12 @@ struct Sequence {
   }
   // A value per row of a head, laid out as the LSE.
   template <class T>
+  XF_INLINE Line<T> line(const FwdParams& p, T* values, int head) const {
+    return {values + batch * p.lse_batch + head * p.lse_head, p.lse_head, q0, sq};
+  }
+  template <class T>
   XF_INLINE Rows<T> per_row(const FwdParams& p, T* values, int head) const {
-    return {values + batch * p.lse_batch + head * p.lse_head + q0, 1, sq};
+    return line<T>(p, values, head).rows();
   }
   XF_INLINE float* lse(const FwdParams& p, int head) const {
     return p.lse + batch * p.lse_batch + head * p.lse_head + q0;

@@ -6,10 +6,11 @@
 namespace xeflash::cpu {
 
 // Nothing is shared, and all keys of a row are seen by one.
-constexpr bool kStaged = false, kOnePlace = false, kInStep = false;
+constexpr bool kStaged = false, kOnePlace = false, kInStep = false, kPairs = false;
 constexpr int kNeighbours = 1, kTeam = 1, kKeyTurns = 1;
 XF_INLINE int neighbour() { return 0; }
 XF_INLINE int member() { return 0; }
+XF_INLINE int of_pair() { return 0; }
 XF_INLINE int key_turn() { return 0; }
 template <class Tile>
 constexpr int shared_bytes() {
@@ -23,5 +24,6 @@ template <class Sum>
 XF_INLINE void sum_of_team(Sum&) {}
 XF_INLINE void reuse_shared() {}
 XF_INLINE void meet_team() {}
+XF_INLINE void meet_pair() {}
 
 }  // namespace xeflash::cpu

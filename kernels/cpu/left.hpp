@@ -38,6 +38,9 @@ constexpr int tile_columns<Tile<R, C>> = C;
 template <class Rows, class T, int R, int C, int Begin>
 using PlacedLeft = Left<T, R, C>;
 
+template <class Sums, class Rows, class T, int R, int C, int Begin>
+using LeftBeside = Left<T, R, C>;
+
 template <class T, int R, int N>
 using PartOfLeft = Left<T, R, N>;
 template <class T, int R, int N, int Begin>
@@ -134,6 +137,13 @@ template <class T, int R, int N, int Begin>
 struct Pooled {
   XF_INLINE void give(const Left<T, R, N>&) {}
   XF_INLINE const Left<T, R, N>& all(const Left<T, R, N>& own) { return own; }
+};
+
+// What one of a pair hands to the other: it is its own.
+template <int R, int C, int Begin>
+struct Handed {
+  XF_INLINE void give(const Tile<R, C>&) {}
+  XF_INLINE const Tile<R, C>& take(const Tile<R, C>& own) { return own; }
 };
 
 }  // namespace xeflash::cpu

@@ -67,4 +67,14 @@ XF_INLINE Across<C> load_across(const Rows<const float>& m, float otherwise) {
   return v;
 }
 
+template <int C>
+struct AcrossRows {
+  Rows<const float> rows;
+
+  XF_INLINE explicit AcrossRows(const Line<const float>& line) : rows(line.rows()) {}
+  XF_INLINE Across<C> at(int first, float otherwise) const {
+    return load_across<C>(rows.from(first), otherwise);
+  }
+};
+
 }  // namespace xeflash::cpu

@@ -134,4 +134,11 @@ struct BlocksOf<AnyRight<T, N, D, M, Begin>> {
   XF_INLINE auto at(int first) const { return AnyRight<T, N, D, M, Begin>(rows.from(first)); }
 };
 
+// The CPU sees by itself what comes next.
+template <int N, int D, class Matrix>
+struct Ahead {
+  XF_INLINE explicit Ahead(const Matrix&) {}
+  XF_INLINE void fetch(int) {}
+};
+
 }  // namespace xeflash::cpu

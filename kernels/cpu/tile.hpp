@@ -99,7 +99,7 @@ struct Tile : Columns<f32x16, R, round_up(C, kIsa == Isa::kAmxBf16 ? 32 : 1)> {
 };
 
 template <int R, int C>
-XF_INLINE void fill(Tile<R, C>& t, float value) {
+XF_INLINE void fill(Columns<f32x16, R, C>& t, float value) {
   t.fill(f32x16(value));
 }
 

@@ -6,6 +6,10 @@
 
 namespace xeflash::cpu {
 
+// O^T: D rows, the lanes, of C columns.
+template <int D, int C>
+using UprightTile = Columns<f32x16, round_up(D, kLanes), C>;
+
 // Steps of the product: rows, or pairs of them, 16 apart.
 template <class T, int N>
 constexpr int kUprightSteps = kPaired<T> && N > kLanes ? N / 2 : N;
@@ -64,8 +68,7 @@ struct ReducedRows<T, R, C> {
 
 // O^T += B^T S^T
 template <class T, int N, int D, int C>
-XF_INLINE void mma_upright(Columns<f32x16, round_up(D, kLanes), C>& O, const Upright<T, N, D>& B,
-                           const Tile<N, C>& S) {
+XF_INLINE void mma_upright(UprightTile<D, C>& O, const Upright<T, N, D>& B, const Tile<N, C>& S) {
   using Element = std::conditional_t<kPaired<T>, uint32_t, float>;
   constexpr int kRows = round_up(D, kLanes), Rt = kTogether<kRows>, Nt = 6;
   static_assert(C % Nt == 0 && RegisterTile<N>::keys % Nt == 0);  // of which S has a multiple
@@ -96,8 +99,7 @@ XF_INLINE void mma_upright(Columns<f32x16, round_up(D, kLanes), C>& O, const Upr
 
 // Columns of O^T, times `factor`, are rows of a matrix.
 template <int D, int C, class Rows>
-XF_INLINE void store_upright(const Rows& m, const Columns<f32x16, round_up(D, kLanes), C>& O,
-                             float factor) {
+XF_INLINE void store_upright(const Rows& m, const UprightTile<D, C>& O, float factor) {
   for (int c = 0; c < C && c < m.size(); ++c) {
     auto* row = m.row(c);
     int d = 0;

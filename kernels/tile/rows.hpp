@@ -37,6 +37,15 @@ template <class T>
 struct RaggedRows : Rows<T> {
   XF_INLINE explicit RaggedRows(const Rows<T>& rows) : Rows<T>(rows) {}
 };
+// `count` numbers of a row of `length` that lie side by side.
+template <class T>
+struct Line {
+  T* row;
+  int64_t length, first;
+  int count;
+
+  XF_INLINE Rows<T> rows() const { return {row + first, 1, count}; }
+};
 template <class T>
 XF_INLINE Rows<T> one_row(T* row) {
   return {row, 0, 1};

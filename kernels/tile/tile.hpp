@@ -21,14 +21,15 @@
 //                              everything 2^-kExp2Headroom times
 //   exp2_minus, weigh          P without its sum, relative to a value per row or per column;
 //                              dS = P (dP - Delta)
-//   Across<C>, load_across     one fp32 value per column
+//   Across<C>, AcrossRows<C>, load_across
+//                              one fp32 value per column; those of a line of numbers, from one on
 //   narrow, row_dots           a tile as a left operand; rowsum(A B) of rows in memory
 //   map, any_above, any_beyond  f of the values of each row; is one above another's by a margin, is
 //                              one's magnitude above a limit
 //   exp2_of, inverse_or_zero   the same in place, without the sum; 1 / l, or 0
 //   drop_tile, drop_transposed  zeroes probabilities by random numbers; of transposed tiles
 //   load, store                tiles from memory, tiles and values per row back to it
-//   prefetch                   rows of the next step, where the device does not see them coming
+//   prefetch, Ahead            rows of the next step, where the device does not see them coming
 //   load_values                one value per row from memory
 //   kNeighbours, neighbour     tiles of a group that lie side by side and pass the same keys
 //   kTeam, member              threads of one of them: each owns columns of O, and scores some of
@@ -36,6 +37,9 @@
 //   kInStep                    whether the threads of a group meet at each block
 //   PartOfLeft, Pooled, meet_team
 //                              a left operand of a thread's keys, and of the whole block for all
+//   kPairs, of_pair, meet_pair, Handed, LeftBeside
+//                              two teams have the same rows, each does half of the work: one hands
+//                              the other a tile, and each keeps an operand beside one tile of sums
 //   Joint, joined              the same of P, with the maxima that its parts are relative to
 //   kStaged, kOnePlace         whether a group brings K and V into shared memory together, and V in
 //                              the place of K

@@ -39,8 +39,12 @@ XF_INLINE void meet() {
 XF_INLINE void meet_team() {
   if constexpr (kTeam > 1) meet();
 }
+// Once one of a pair has handed a tile to the other.
+XF_INLINE void meet_pair() {
+  if constexpr (kPairs) meet();
+}
 // Whether the threads of a group meet at each block, so that they have to come to the same ones.
-constexpr bool kInStep = kStaged || kTeam > 1;
+constexpr bool kInStep = kStaged || kThreadsOfTile > 1;
 // Before a tile takes the place of its predecessor where no other came in between.
 XF_INLINE void reuse_shared() {
   if constexpr (kStaged) meet();

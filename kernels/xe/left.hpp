@@ -143,6 +143,12 @@ using PlacedLeft = std::conditional_t<
     (R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
     std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Begin>>>;
 
+// In registers, too, beside the one tile of sums that a thread of a pair has, if it is alone.
+template <class Sums, class Rows, class T, int R, int C, int Begin>
+using LeftBeside = std::conditional_t<kPairs && kTeam == 1 &&
+                                          sizeof(Sums) + R * C * sizeof(T) <= kGrfBytes * 3 / 4,
+                                      Left<T, R, C>, PlacedLeft<Rows, T, R, C, Begin>>;
+
 // Chunk c of a tile as columns of a left operand.
 template <class T, int R, int C, int Width>
 XF_INLINE void put_chunk(Left<T, R, C, Width>& P, int c, simd<float, R * kLanes> p) {

@@ -38,6 +38,15 @@ XF_INLINE Surface surface(const Rows<T>& m) {
           static_cast<int>(x),      m.first + static_cast<int>(up)};
 }
 
+// A whole row of at least 64 bytes, as a matrix of one.
+template <class T>
+XF_INLINE Surface surface(const Line<T>& line) {
+  const uint64_t address = reinterpret_cast<uint64_t>(line.row);
+  const uint32_t x = static_cast<uint32_t>(address) % 64;
+  const uint32_t width = x + static_cast<uint32_t>(line.length) * sizeof(T);
+  return {address - x, width - 1, 0, (width + 15) / 16 * 16 - 1, static_cast<int>(x), 0};
+}
+
 // Blocks of W x H elements, `Blocks` side by side. The payload stays in its register; only x and y
 // change.
 template <class Element, int W, int H, int Blocks = 1>

@@ -79,6 +79,36 @@ XF_INLINE Across<C> load_across(const Rows<const float>& m, float otherwise) {
   }
   return v;
 }
+// The same of one line again and again.
+template <int C>
+struct AcrossRows {
+  Rows<const float> rows;
+
+  XF_INLINE explicit AcrossRows(const Line<const float>& line) : rows(line.rows()) {}
+  XF_INLINE Across<C> at(int first, float otherwise) const {
+    return load_across<C>(rows.from(first), otherwise);
+  }
+};
+template <int C>
+  requires(kAccess == Access::block2d)
+struct AcrossRows<C> {
+  static constexpr int kWidth = C < kLanes ? C : kLanes;
+  BlockMessage<float, kWidth, 1> message;
+  int begin, count;
+
+  XF_INLINE explicit AcrossRows(const Line<const float>& line)
+      : message(surface(line)), begin(static_cast<int>(line.first)), count(line.count) {}
+  XF_INLINE Across<C> at(int first, float otherwise) {
+    Across<C> v;
+    XF_UNROLL for (int c = 0; c < v.kColumns; c += kWidth) {
+      message.move_x(begin + first + c);
+      const simd<float, kWidth> loaded = message.load();
+      v.x.template select<kWidth, 1>(c) =
+          select(lane_index() < count - (first + c), loaded, floats(otherwise));
+    }
+    return v;
+  }
+};
 template <int R, class Rows>
 XF_INLINE ColVec<R> load_values(const Rows& m) {
   return simd<float, R>(esimd::gather<float, R>(m.data, places<R>(m, 0)));

@@ -256,4 +256,29 @@ XF_INLINE void prefetch(const Block& m) {
   }
 }
 
+// The same of one matrix again and again.
+template <int N, int D, class Matrix>
+struct Ahead {
+  XF_INLINE explicit Ahead(const Matrix&) {}
+  XF_INLINE void fetch(int) {}
+};
+template <int N, int D, class Matrix>
+  requires kReadsBlocks<Matrix>
+struct Ahead<N, D, Matrix> {
+  using T = ElementOf<Matrix>;
+  static constexpr int kColumns = 64 / sizeof(T), kRows = N < 32 ? N : 32;
+  static constexpr int kAcross = round_up(D, kColumns) / kColumns, kBlocks = N / kRows * kAcross;
+  static constexpr int kSide = sizeof(T) == 2 ? 2 : 1;  // see prefetch()
+  BlockMessage<T, kColumns / kSide, kRows, kSide> message;
+
+  XF_INLINE explicit Ahead(const Matrix& m) : message(surface<D>(m)) {}
+  XF_INLINE void fetch(int first) {
+    share<kBlocks>([&](int block) {
+      message.move_y(first + block / kAcross * kRows);
+      message.move_x(block % kAcross * kColumns);
+      message.prefetch();
+    });
+  }
+};
+
 }  // namespace xeflash::xe

@@ -93,6 +93,43 @@ struct Pooled {
   }
 };
 
+// A tile that one of a pair hands to the other, in shared memory from `Begin` on; in two places in
+// turn, so that they meet once for each.
+template <int R, int C, int Begin>
+struct Handed {
+  static constexpr int kChunks = Tile<R, C>::kChunks, kBytes = R * kChunks * kLanes * 4;
+  static constexpr int kPlaceBytes = kNeighbours * kTeam * kBytes;
+  static constexpr int kSharedBytes = kPairs ? 2 * kPlaceBytes : 0;
+  uint32_t place = 0;  // or kPlaceBytes
+
+  XF_INLINE SharedBlocks<8 * kLanes> rows() const {
+    return {Begin + place + static_cast<uint32_t>((neighbour() * kTeam + member()) * kBytes)};
+  }
+  XF_INLINE void give(const Tile<R, C>& t) {
+    if constexpr (kPairs) {
+      XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
+        simd<float, 8 * kLanes> x = part<8 * kLanes>(t.x, i * 8 * kLanes);
+        rows().store(i, x.template bit_cast_view<uint32_t>());
+      }
+      place ^= kPlaceBytes;
+    }
+  }
+  // After the pair has met.
+  XF_INLINE decltype(auto) take(const Tile<R, C>& own) {
+    if constexpr (kPairs) {
+      Tile<R, C> t;
+      XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
+        auto bits = rows().load(i);
+        t.x.template select<8 * kLanes, 1>(i * 8 * kLanes) = bits.template bit_cast_view<float>();
+      }
+      place ^= kPlaceBytes;
+      return t;
+    } else {
+      return (own);
+    }
+  }
+};
+
 template <class T, int R, int C, int Width>
 XF_INLINE void operator*=(Left<T, R, C, Width>& P, const ColVec<R>& s) {
   XF_UNROLL for (int c = 0; c < C; c += Width) {

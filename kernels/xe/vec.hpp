@@ -35,8 +35,11 @@ constexpr int kSharing = kSplitKeys ? 1 : kThreads;  // threads that bring in th
 constexpr int kKeyTurns = kSplitKeys ? kThreads : 1;
 // Threads that have the same rows and pass the same keys, each with columns of O of its own.
 constexpr int kTeam = XEFLASH_XE_TEAM;
-static_assert(kThreads % kTeam == 0 && (kTeam == 1 || !kSplitKeys));
-constexpr int kNeighbours = kSharing / kTeam;  // tiles of rows that pass the same keys
+// Whether two teams have the same rows, and each does half of the work.
+constexpr bool kPairs = XEFLASH_XE_PAIRS;
+constexpr int kThreadsOfTile = kPairs ? 2 * kTeam : kTeam;
+static_assert(kThreads % kThreadsOfTile == 0 && (kThreadsOfTile == 1 || !kSplitKeys));
+constexpr int kNeighbours = kSharing / kThreadsOfTile;  // tiles of rows that pass the same keys
 constexpr int kMostSharedBytes = kArch == Arch::dg2 ? 65536 : 131072;  // of a work-group
 constexpr int kLanes = kArch == Arch::dg2 ? 8 : 16;
 constexpr int kGrfBytes = 256 * 4 * kLanes;  // of a thread, with grf_size<256>
@@ -55,7 +58,8 @@ XF_INLINE int thread_in_group() {
 XF_INLINE int sharer() { return kSplitKeys ? 0 : thread_in_group(); }
 XF_INLINE int key_turn() { return kSplitKeys ? thread_in_group() : 0; }
 XF_INLINE int member() { return kTeam == 1 ? 0 : thread_in_group() % kTeam; }
-XF_INLINE int neighbour() { return sharer() / kTeam; }
+XF_INLINE int of_pair() { return kPairs ? thread_in_group() / kTeam % 2 : 0; }
+XF_INLINE int neighbour() { return sharer() / kThreadsOfTile; }
 
 template <int Bytes>
 using UintOfSize =

@@ -138,13 +138,16 @@ Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g,
 // How the arrays are read and written, all alike.
 Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
                  const Place& place, const Checker& check) {
-  const Access access = access_for(p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
-                                   {{&to.dk, p.d}, {&to.dv, p.dv}}, r.layout, QueryRows::kOfHead,
-                                   place.device.facts.arch);
+  Access access = access_for(p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
+                             {{&to.dk, p.d}, {&to.dv, p.dv}}, r.layout, QueryRows::kOfHead,
+                             place.device.facts.arch);
   if (access != Access::kNone) {
     check_mask_strides(p);
     refuse_far_rows(p, {{&g.out, "out"}, {&g.dout, "dout"}}, r.layout, QueryRows::kOfHead, check);
   }
+  // The LSE of a head is a matrix of one row then, of 64 to 2^24 bytes.
+  const int64_t row = p.packed ? p.tokens_q : p.sq;
+  if (access == Access::kBlock2d && (row < 16 || row > (1 << 22) - 16)) access = Access::kDwords;
   return access;
 }
 

@@ -153,6 +153,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         backend += ["-fno-lax-vector-conversions"]
     else:
         xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads, "TEAM": config.team}
+        xe["PAIRS"] = int(config.pairs)
         xe["SPLIT_KEYS"] = int(config.split_keys)
         # One image, though only some of its kernels use fp16.
         backend = ["-fsycl-device-code-split=off", "-DXEFLASH_BACKEND_XE=1"]

@@ -24,11 +24,12 @@ class Config:
     split_keys: bool = False  # one block of rows, whose keys they share out
     block_d: int = 0  # backward: columns of dQ or dK that a thread owns; those of dV are block_v
     team: int = 1  # threads of a block of rows: each owns a part of the columns, and scores some of the keys
+    pairs: bool = False  # two teams have the same rows, and each does half of the work
 
     @property
     def rows_in_group(self) -> int:
         """Of a work-group."""
-        return self.block_q * (1 if self.split_keys else self.threads // self.team)
+        return self.block_q * (1 if self.split_keys else self.threads // (2 * self.team if self.pairs else self.team))
 
     @property
     def groups_of_rows(self) -> int:
@@ -48,8 +49,8 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
     if desc.arch in xe.ARCHITECTURES:
         block_q, block_k = blocks or xe.blocks(desc)
         if desc.algorithm in xe.BACKWARD:
-            parts, team, threads, own, own_v = xe.backward(desc, block_q, block_k)
-            return Config(block_q, block_k, own_v, parts, threads, team=team, block_d=own)
+            parts, team, threads, own, own_v, pairs = xe.backward(desc, block_q, block_k)
+            return Config(block_q, block_k, own_v, parts, threads, team=team, block_d=own, pairs=pairs)
         block_v, parts = xe.columns(desc, block_q)
         if desc.algorithm == "flash_decode":
             threads = xe.sharers(desc, block_q) if block_q % 8 == 0 else 1  # splits of the keys fill the device

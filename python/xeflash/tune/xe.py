@@ -76,22 +76,24 @@ FLASH_DECODE: list[Row] = [
 # Rows of dQ that a thread owns, or a team of threads; keys of a block.
 FLASH_BWD_DQ: list[Row] = [
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
     ("*", "*", "block2d", "plain", 255, 64, 16, 32),
     ("*", "*", "block2d", "*", 255, 64, 16, 16),
     ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, 16, 64),
     ("*", "*", "block2d", "*", 255, 128, 16, 32),
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
-    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
 ]
-# Rows of dK and dV; queries of a block.
+# Rows of dK and dV; queries of a block. "heavy": score_mod, or several features that change scores.
 FLASH_BWD_DKV: list[Row] = [
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
-    ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "block2d", "heavy", 255, MAX_HEAD_DIM, 16, 32),
     ("*", "*", "block2d", "plain", 255, 64, 16, 64),
-    ("*", "*", "block2d", "*", 255, 128, 16, 32),  # 64 queries spill
+    ("*", "*", "block2d", "*", 255, 64, 16, 32),
+    ("*", "*", "block2d", "*", 255, 128, 16, 16),
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
-    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
 ]
 # Most columns of dQ, or of dK and of dV, in the registers of a thread; a team of two is wanted for more than half.
 _BACKWARD_COLUMNS = {"flash_bwd_dq": 128, "flash_bwd_dkv": 64}
@@ -138,6 +140,8 @@ def row_of(desc: Desc) -> Row:
     changed = _changes_scores(desc) or desc.cache_dtype is not None
     busy = desc.packed_heads or desc.dropout
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
+    if desc.algorithm == "flash_bwd_dkv":
+        kinds = ["*", "heavy"] if _is_heavy(desc) else ["*"] if changed or desc.dropout else ["*", "plain"]
     for row in TABLES.get(desc.algorithm, ()):
         arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
         if (
@@ -156,6 +160,12 @@ def row_of(desc: Desc) -> Row:
         ):
             return row
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
+
+
+def _is_heavy(desc: Desc) -> bool:
+    """Whether the scores of the backward pass, and their slopes, take many registers."""
+    features = (desc.softcap, desc.alibi, desc.bias is not None, desc.dropout)
+    return desc.score_mod is not None or sum(features) > 1
 
 
 def _changes_scores(desc: Desc) -> bool:
@@ -264,11 +274,20 @@ def team(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, in
     return block_k, width, parts, tiles, count
 
 
-def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int]:
-    """(parts of the columns, threads of a team, of a work-group, columns of dQ or dK that one owns, and of dV).
+def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int, bool]:
+    """(parts of the columns, threads of a team, of a work-group, columns of dQ or dK that one owns, of dV, in pairs?).
 
     A team shares out the columns of what it sums up, and the scores of a block.
     """
+    lanes = 8 if desc.arch == "dg2" else 16
+    if desc.algorithm == "flash_bwd_dkv" and desc.dtype != "float32":
+        widest = max(desc.head_dim, desc.head_dim_v)
+        # Half of the registers for one sum; less where tiles are brought into shared memory.
+        parts = -(-widest // (2048 // block_q if desc.access == "block2d" and not _is_heavy(desc) else 64))
+        team = min(1 << (parts - 1).bit_length(), block_k // lanes)
+        parts = -(-parts // team) * team
+        tiles = max(1, min(4 // team, desc.rows // block_q))
+        return parts, team, 2 * tiles * team, _share(desc.head_dim, parts), _share(desc.head_dim_v, parts), True
     most = _BACKWARD_COLUMNS[desc.algorithm] // (2 if desc.arch == "dg2" else 1)
     half = most // 2
     if _changes_scores(desc):
@@ -278,7 +297,7 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
     team = min(1 << (parts - 1).bit_length(), block_k // (8 if desc.arch == "dg2" else 16))
     parts = -(-parts // team) * team
     tiles = max(1, min(8 // team, desc.rows // block_q))
-    return parts, team, tiles * team, _share(desc.head_dim, parts), _share(desc.head_dim_v, parts)
+    return parts, team, tiles * team, _share(desc.head_dim, parts), _share(desc.head_dim_v, parts), False
 
 
 def _element(desc: Desc) -> int:

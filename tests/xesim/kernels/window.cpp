@@ -8,6 +8,7 @@
 #define XEFLASH_XE_ACCESS dwords
 #define XEFLASH_XE_THREADS 1
 #define XEFLASH_XE_TEAM 1
+#define XEFLASH_XE_PAIRS 0
 #define XEFLASH_XE_SPLIT_KEYS 0
 #include "attention/mask.hpp"
 
