@@ -1,12 +1,13 @@
 """The benchmark as a whole on small cases, with torch itself in our place."""
 
+import dataclasses
 import json
 import sys
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from xeflash.bench import check, forms, peak, run
+from xeflash.bench import check, formats, forms, memory, peak, run
 from xeflash.bench.cases import Case
 from xeflash.cli import bench_shared, main
 
@@ -17,19 +18,14 @@ CASES = [
     Case("decode", "fp32", 2, 4, 4, 16, 1, 127, causal=False),
     Case("decode", "bf16", 2, 6, 2, 16, 1, 127, causal=False),
 ]
-SMALL = [
-    "--head-dim",
-    "16",
-    "--heads",
-    "4",
-    "--seq",
-    "23",
-    "--kv-len",
-    "127",
-    "--rounds",
-    "2",
-    "--no-peak",
+GRADIENTS = [
+    Case("backward", "fp32", 2, 4, 2, 16, 23, 23, causal=True),
+    Case("train", "bf16", 2, 4, 2, 16, 23, 23, causal=False),
+    Case("train", "fp32", 1, 4, 4, 16, 23, 23, causal=True),
 ]
+ANY_PHASE = ["--head-dim", "16", "--heads", "4", "--rounds", "2", "--no-peak"]
+DECODE = [*ANY_PHASE, "--kv-len", "127", "--phase", "decode", "--dtype", "fp32"]
+SMALL = [*ANY_PHASE, "--seq", "23", "--kv-len", "127"]
 
 
 def label(case):
@@ -44,7 +40,7 @@ def keep_settings(monkeypatch):
 @pytest.fixture
 def torch_as_ours(monkeypatch):
     def our_form(case, inputs):
-        return lambda: scaled_dot_product_attention(*inputs, is_causal=case.causal, enable_gqa=case.group > 1)
+        return lambda: scaled_dot_product_attention(*inputs[:3], is_causal=case.causal, enable_gqa=case.group > 1)
 
     monkeypatch.setattr(forms, "our_form", our_form)
 
@@ -98,6 +94,94 @@ def test_only_the_wrong_batch_entry_is_enough():
     assert not check.check(case, inputs, wrong, theirs).ok
 
 
+@pytest.mark.parametrize("case", GRADIENTS, ids=label)
+def test_gradients_of_all_forms_agree(case):
+    inputs = forms.make_inputs(case, "cpu", seed=0)
+    plain = {**forms.torch_forms(case, inputs), "eager": forms.eager_form(case, inputs)}
+    first, *others = (forms.of_phase(case, inputs, form) for form in plain.values())
+    for other in others:
+        for _ in range(2):  # a graph that is kept gives them again
+            torch.testing.assert_close(other(), first(), rtol=0.02, atol=0.02 if case.dtype == "bf16" else 1e-5)
+
+
+@pytest.mark.parametrize("case", GRADIENTS, ids=label)
+def test_check_finds_each_wrong_gradient(case):
+    inputs = forms.make_inputs(case, "cpu", seed=0)
+    theirs = forms.of_phase(case, inputs, next(iter(forms.torch_forms(case, inputs).values())))
+    assert check.check(case, inputs, theirs, theirs).ok
+    for i in range(3):
+        for change in (lambda x: x * 1.1, lambda x: x + float("nan"), torch.zeros_like):
+            wrong = [change(x) if i == j else x for j, x in enumerate(theirs())]
+            assert not check.check(case, inputs, lambda wrong=wrong: wrong, theirs).ok
+
+
+def test_a_train_row_has_the_memory_of_a_step():
+    n, tensor = 200, 200 * 2 * 16 * 4
+    case = Case("train", "fp32", 1, 2, 2, 16, n, n, causal=True)
+    row = run.run_case(case, run.Options(rounds=1)).row
+    lse = n * 2 * 4
+    assert 4 * tensor <= row.peak_bytes <= 4 * tensor + 2 * lse  # the output, and what q, k and v get
+    assert row.peak_bytes <= row.torch_peak_bytes < row.eager_peak_bytes
+    assert row.eager_peak_bytes > 3 * 2 * n * n * 4
+    backward = run.run_case(dataclasses.replace(case, phase="backward"), run.Options(rounds=1)).row
+    assert backward.status == "ok" and backward.peak_bytes is None
+
+
+def test_eager_attention_that_does_not_fit_is_left_out(monkeypatch):
+    free = iter([1 << 40, 1000])  # of the case, and then
+    monkeypatch.setattr(run, "available_memory", lambda: next(free))
+    row = run.run_case(GRADIENTS[2], run.Options(rounds=1)).row
+    assert row.status == "ok" and row.torch_peak_bytes and row.eager_peak_bytes is None
+
+
+def test_peaks_of_memory_are_exact():
+    def call():
+        first, second = torch.empty(1000), torch.empty(500)
+        del first
+        return second, torch.empty(400)
+
+    assert memory.peak_of(call, "cpu") == 4 * 1500
+
+
+def test_peaks_of_memory_on_a_gpu_are_those_of_torch(monkeypatch):
+    used = [700]
+    monkeypatch.setattr(torch.xpu, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.xpu, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.xpu, "memory_allocated", lambda: used[0])
+    monkeypatch.setattr(torch.xpu, "max_memory_allocated", lambda: used[0] + 20)
+    assert memory.peak_of(lambda: used.__setitem__(0, 1000), "xpu") == 320
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (
+            ["--phase", "backward,train", "--kv-len", "127,1k"],
+            "--kv-len must be left out with --phase backward,train, got 127,1024",
+        ),
+        (["--phase", "prefill", "--kv-len", "127"], "--kv-len must be left out with --phase prefill, got 127"),
+        (["--phase", "decode", "--seq", "23"], "--seq must be left out with --phase decode, got 23"),
+        (["--phase", "decode", "--no-causal"], "--no-causal must be left out with --phase decode"),
+    ],
+)
+def test_what_no_phase_uses_is_refused(words, message, capsys):
+    assert main(["bench", "attention", *words]) == 2
+    assert f"bench: {message}\n" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("torch_as_ours")
+def test_command_measures_gradients(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    file, picture = tmp_path / "out.csv", tmp_path / "out.png"
+    words = [*ANY_PHASE, "--seq", "23", "--dtype", "fp32", "--phase", "backward,train"]
+    assert main(["bench", "attention", *words, "--output", str(file), "--plot", str(picture)]) == 0
+    rows = [result.row for result in formats.from_csv(file.read_text())]
+    assert [row.phase for row in rows] == ["backward", "train"] and rows[1].eager_peak_bytes > 0
+    out = capsys.readouterr().out
+    assert "### backward" in out and "| of eager |" in out and "7 products" in out
+    assert picture.stat().st_size > 0
+
+
 @pytest.mark.usefixtures("torch_as_ours")
 @pytest.mark.parametrize("case", CASES, ids=label)
 def test_case_gives_a_row_with_all_samples(case):
@@ -143,27 +227,14 @@ def test_command_writes_file_table_and_picture(tmp_path, capsys):
 @pytest.mark.usefixtures("torch_as_ours")
 @pytest.mark.parametrize("name", ["md", "csv", "json", "jsonl"])
 def test_command_writes_only_the_format_to_stdout(capsys, name):
-    words = [
-        "bench",
-        "attention",
-        *SMALL,
-        "--phase",
-        "decode",
-        "--dtype",
-        "fp32",
-        "--format",
-        name,
-        "--compare",
-        "none",
-    ]
-    assert main(words) == 0
+    assert main(["bench", "attention", *DECODE, "--format", name, "--compare", "none"]) == 0
     out = capsys.readouterr().out
     assert out.startswith({"md": "- cpu", "csv": "# cpu", "json": "{", "jsonl": "{"}[name])
 
 
 def test_wrong_result_ends_with_1_and_says_so(monkeypatch, capsys):
     monkeypatch.setattr(forms, "our_form", lambda case, inputs: lambda: torch.zeros_like(inputs.q))
-    assert main(["bench", "attention", *SMALL, "--phase", "decode", "--dtype", "fp32"]) == 1
+    assert main(["bench", "attention", *DECODE]) == 1
     captured = capsys.readouterr()
     assert "failed: wrong result" in captured.out
     assert "wrong result" in captured.err
@@ -232,6 +303,6 @@ def test_xpu_is_refused_where_there_is_none(monkeypatch, capsys):
 
 
 def test_our_attention_passes_the_check_of_the_benchmark():
-    for case in CASES:
+    for case in CASES + GRADIENTS:
         result = run.run_case(case, run.Options(rounds=1, compare_torch=False))
         assert result.row.status == "ok", result.row.note

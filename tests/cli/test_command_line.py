@@ -1,5 +1,6 @@
 """Parsing of the console script, and the cases that its options give."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -61,6 +62,8 @@ def test_counts_of_a_case():
     full = Case("prefill", "bf16", 2, 8, 4, 64, 100, 100, causal=False)
     assert full.flops == 4 * 2 * 8 * 100 * 100 * 64
     assert Case("prefill", "bf16", 2, 8, 4, 64, 100, 100, causal=True).flops == full.flops / 2
+    assert dataclasses.replace(full, phase="backward").flops == 2.5 * full.flops
+    assert dataclasses.replace(full, phase="train").flops == 3.5 * full.flops
     assert full.kv_bytes == 2 * 2 * 4 * 100 * 64 * 2
     assert full.memory_bytes > full.kv_bytes
 
@@ -86,6 +89,11 @@ def test_lengths_belong_to_their_phase():
     cases = bench_cases("--seq", "100", "--kv-len", "200")
     assert {case.seq_k for case in cases if case.phase == "prefill"} == {100}
     assert {case.seq_k for case in cases if case.phase == "decode"} == {200}
+
+
+def test_gradients_have_the_lengths_and_the_mask_of_prefill():
+    cases = bench_cases("--phase", "backward,train", "--dtype", "fp16", "--seq", "23", "--head-dim", "80")
+    assert cases == [Case(phase, "fp16", 1, 8, 8, 80, 23, 23, causal=True) for phase in ("backward", "train")]
 
 
 def test_repeated_choices_are_measured_once():

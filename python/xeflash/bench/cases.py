@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-PHASES = ("prefill", "decode")
+PHASES = ("prefill", "decode", "backward", "train")
+DEFAULT_PHASES = ("prefill", "decode")
+_PRODUCTS = {"prefill": 2, "decode": 2, "backward": 5, "train": 7}  # of Q K^T's size; the backward pass makes S again
 DTYPES = ("fp32", "bf16", "fp16")
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One attention problem; decode has a single query row and no mask."""
+    """One attention problem; decode has a single query row and no mask.
+
+    backward is the gradients of q, k and v after a forward pass, train is both passes.
+    """
 
     phase: str
     dtype: str
@@ -30,10 +35,15 @@ class Case:
         return self.heads // self.kv_heads
 
     @property
+    def gradients(self) -> bool:
+        """Whether the results are those of q, k and v."""
+        return self.phase in ("backward", "train")
+
+    @property
     def flops(self) -> float:
-        """Multiplications and additions of Q K^T and P V; the causal triangle counts as half."""
-        full = 4.0 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
-        return full / 2 if self.causal else full
+        """Multiplications and additions of the products of matrices; the causal triangle counts as half."""
+        product = 2.0 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
+        return _PRODUCTS[self.phase] * product / (2 if self.causal else 1)
 
     @property
     def kv_bytes(self) -> int:
@@ -43,11 +53,12 @@ class Case:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimate of the peak: the tensors, and one batch entry of the check in fp64, twice."""
+        """Estimate of the peak: the tensors, and one batch entry of the check in fp64, twice; gradients double it."""
         q_elements = self.batch * self.heads * self.seq_q * self.head_dim
         kv_elements = self.kv_bytes // _ELEMENT_BYTES[self.dtype]
         tensors = self.kv_bytes + 4 * q_elements * _ELEMENT_BYTES[self.dtype]
-        return tensors + 2 * 8 * (kv_elements * self.group + 2 * q_elements) // self.batch
+        forward = tensors + 2 * 8 * (kv_elements * self.group + 2 * q_elements) // self.batch
+        return 2 * forward if self.gradients else forward
 
     @property
     def label(self) -> str:
@@ -61,7 +72,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Grid:
-    """Choices for one phase. `lengths` is the sequence (prefill) or the key length (decode)."""
+    """Choices for one phase. `lengths` is the key length in decode, else the sequence."""
 
     dtypes: tuple[str, ...]
     batches: tuple[int, ...]
@@ -72,13 +83,19 @@ class Grid:
     causal: bool = True
 
 
+_QUICK = Grid(("fp32", "bf16"), (1,), (8,), (), (64, 128), (1024, 2048))
+_FULL = Grid(DTYPES, (1,), (8,), (), (64, 128), (1024, 2048, 4096))
 PRESETS: dict[str, dict[str, Grid]] = {
     "quick": {
-        "prefill": Grid(("fp32", "bf16"), (1,), (8,), (), (64, 128), (1024, 2048)),
+        "prefill": _QUICK,
+        "backward": _QUICK,
+        "train": _QUICK,
         "decode": Grid(("fp32", "bf16"), (1,), (32,), (32, 8), (128,), (1024, 4096)),
     },
     "full": {
-        "prefill": Grid(DTYPES, (1,), (8,), (), (64, 128), (1024, 2048, 4096)),
+        "prefill": _FULL,
+        "backward": _FULL,
+        "train": _FULL,
         "decode": Grid(DTYPES, (1, 8), (32,), (32, 8), (128,), (1024, 4096, 16384)),
     },
 }
@@ -93,8 +110,8 @@ def expand(phase: str, grid: Grid) -> list[Case]:
             if heads % kv_heads:
                 raise ValueError(f"bench: --heads must be a multiple of --kv-heads, got {heads} and {kv_heads}")
             for batch, length in itertools.product(grid.batches, grid.lengths):
-                causal = grid.causal and phase == "prefill"
-                seq_q = length if phase == "prefill" else 1
+                causal = grid.causal and phase != "decode"
+                seq_q = 1 if phase == "decode" else length
                 cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, length, causal))
     return cases
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from xeflash.bench.cases import Case
-from xeflash.bench.forms import Inputs
+from xeflash.bench.forms import Form, Inputs, of_phase
 
 METHOD = (
     "max |error| against SDPA in fp32 (in fp64 for fp32 inputs) must be at most 2 x the error of "
-    "torch SDPA in the same dtype + the rounding of the largest result"
+    "torch SDPA in the same dtype + the rounding of the largest result; of gradients, for each of dq, dk and dv"
 )
 
 
@@ -39,26 +40,40 @@ def largest_error(got: Tensor, want: Tensor) -> float:
     return float((got.to(want.dtype) - want).abs().max())
 
 
-def _reference(case: Case, inputs: Inputs) -> Iterable[Tensor]:
-    """Yield the exact result of one batch entry after the other, which bounds the memory."""
+def _results(form: Form) -> tuple[Tensor, ...]:
+    results = form()
+    return (results,) if isinstance(results, Tensor) else results
+
+
+def _reference(case: Case, inputs: Inputs) -> Iterable[tuple[Tensor, ...]]:
+    """Yield the exact results of one batch entry after the other, which bounds the memory."""
     wide = torch.float64 if case.dtype == "fp32" else torch.float32
+
+    def exact(x: Tensor, entry: int) -> Tensor:
+        return x.detach()[entry : entry + 1].to(wide).requires_grad_(x.requires_grad)
+
     for entry in range(case.batch):
-        q, k, v = (x[entry : entry + 1].to(wide) for x in inputs)
-        yield scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=case.group > 1)
+        some = Inputs(*(None if x is None else exact(x, entry) for x in inputs))
+        forward = functools.partial(
+            scaled_dot_product_attention, *some[:3], is_causal=case.causal, enable_gqa=case.group > 1
+        )
+        yield _results(of_phase(case, some, forward))
 
 
-def check(case: Case, inputs: Inputs, ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> Errors:
-    """Return our error and the allowed one (METHOD)."""
-    our_out, torch_out = ours(), theirs()
-    if our_out.shape != torch_out.shape:
-        raise ValueError(f"check: result must have shape {list(torch_out.shape)}, got {list(our_out.shape)}")
-    unit_roundoff = torch.finfo(our_out.dtype).eps / 2
-    our_error = torch_error = largest = 0.0
-    for entry, want in enumerate(_reference(case, inputs)):
-        error = largest_error(our_out[entry : entry + 1], want)
-        our_error = error if error != error else max(our_error, error)
-        torch_error = max(torch_error, largest_error(torch_out[entry : entry + 1], want))
-        largest = max(largest, float(want.abs().max()))
-        if our_error != our_error:
-            break
-    return Errors(our_error, 2 * torch_error + unit_roundoff * largest)
+def check(case: Case, inputs: Inputs, ours: Form, theirs: Form) -> Errors:
+    """Return our error and the allowed one (METHOD); of gradients, those of the one that is nearest to its bound."""
+    both = list(zip(_results(ours), _results(theirs), strict=True))
+    for our, torchs in both:
+        if our.shape != torchs.shape:
+            raise ValueError(f"check: result must have shape {list(torchs.shape)}, got {list(our.shape)}")
+    worst = torch.zeros(len(both), 3, dtype=torch.float64)  # our error, torch's, the largest result
+    for entry, exact in enumerate(_reference(case, inputs)):
+        part = slice(entry, entry + 1)
+        rows = [
+            (largest_error(our[part], want), largest_error(torchs[part], want), float(want.abs().max()))
+            for (our, torchs), want in zip(both, exact, strict=True)
+        ]
+        worst = torch.maximum(worst, torch.tensor(rows, dtype=torch.float64))  # keeps NaN
+    unit_roundoff = torch.finfo(both[0][0].dtype).eps / 2
+    errors = [Errors(our, 2 * torchs + unit_roundoff * largest) for our, torchs, largest in worst.tolist()]
+    return max(errors, key=lambda e: (not e.ok, e.ours / (e.allowed or 1.0)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xeflash.bench.numbers import number, percent, ratio
+from xeflash.bench.numbers import number, percent, ratio, size
 from xeflash.bench.rows import Row
 
 
@@ -44,14 +44,22 @@ _TIMES: dict[str, Callable[[Row], str]] = {
 _OURS: dict[str, Callable[[Row], str]] = {
     "xeflash ms": lambda r: _times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}",
 }
+_SEQUENCES: dict[str, Callable[[Row], str]] = {
+    **_COMMON,
+    "S": lambda r: str(r.seq_q),
+    "causal": lambda r: "yes" if r.causal else "no",
+    **_OURS,
+    "GFLOP/s": lambda r: number(r.gflops),
+    **_TIMES,
+}
 TABLES: dict[str, dict[str, Callable[[Row], str]]] = {
-    "prefill": {
-        **_COMMON,
-        "S": lambda r: str(r.seq_q),
-        "causal": lambda r: "yes" if r.causal else "no",
-        **_OURS,
-        "GFLOP/s": lambda r: number(r.gflops),
-        **_TIMES,
+    "prefill": _SEQUENCES,
+    "backward": _SEQUENCES,
+    "train": {
+        **_SEQUENCES,
+        "peak memory": lambda r: size(r.peak_bytes),
+        "of torch": lambda r: size(r.torch_peak_bytes),
+        "of eager": lambda r: size(r.eager_peak_bytes),
     },
     "decode": {
         **_COMMON,

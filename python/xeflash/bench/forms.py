@@ -17,17 +17,19 @@ FORM_NOTES = {
     "sdpa": "torch scaled_dot_product_attention",
     "enable_gqa": "torch scaled_dot_product_attention with enable_gqa=True",
     "grouped": "decode only: q viewed as (B, Hkv, Hq/Hkv, D), no enable_gqa, K and V read once",
-    "expand": "prefill only: one batch entry per kv head, K and V expanded without a copy "
+    "expand": "not of decode: one batch entry per kv head, K and V expanded without a copy "
     "(repeat_interleave, which copies, is not faster and left out)",
 }
+Form = Callable[[], Tensor | tuple[Tensor, ...]]  # an output, or the gradients of q, k and v
 
 
 class Inputs(NamedTuple):
-    """Contiguous (B, H, S, D) tensors."""
+    """Contiguous (B, H, S, D) tensors; dout is the gradient of the output, of which those of q, k and v are made."""
 
     q: Tensor
     k: Tensor
     v: Tensor
+    dout: Tensor | None = None
 
 
 def make_inputs(case: Case, device: str, seed: int) -> Inputs:
@@ -40,13 +42,29 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
     q = normal(case.heads, case.seq_q)
-    return Inputs(q, normal(case.kv_heads, case.seq_k), normal(case.kv_heads, case.seq_k))
+    k, v = (normal(case.kv_heads, case.seq_k) for _ in range(2))
+    if not case.gradients:
+        return Inputs(q, k, v)
+    for x in (q, k, v):
+        x.requires_grad_()
+    return Inputs(q, k, v, dout=normal(case.heads, case.seq_q))
+
+
+def of_phase(case: Case, inputs: Inputs, forward: Callable[[], Tensor]) -> Form:
+    """Return what is timed, and checked: the forward pass, the gradients after one of them, or both."""
+    if not case.gradients:
+        return forward
+    learned, dout = inputs[:3], inputs.dout
+    if case.phase == "train":
+        return lambda: torch.autograd.grad(forward(), learned, dout)
+    out = forward()
+    return lambda: torch.autograd.grad(out, learned, dout, retain_graph=True)
 
 
 def our_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
     """Return xeflash.attention on the inputs, bound once as a caller would."""
     attention: Any = importlib.import_module("xeflash").attention
-    q, k, v = inputs
+    q, k, v, _ = inputs
     gqa = case.group > 1
 
     def call() -> Tensor:
@@ -58,7 +76,7 @@ def our_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
 
 def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
     """Return torch's ways by name; the first one is what a user writes first."""
-    q, k, v = inputs
+    q, k, v, _ = inputs
     causal = case.causal
     if case.group == 1:
         return {"sdpa": lambda: scaled_dot_product_attention(q, k, v, is_causal=causal)}
@@ -83,6 +101,21 @@ def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
         "enable_gqa": enable_gqa,
         "expand": lambda: scaled_dot_product_attention(flat_q, flat_k, flat_v, is_causal=causal).view(q.shape),
     }
+
+
+def eager_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
+    """Return attention that keeps all scores in memory, as the eager one of Transformers."""
+    q, k, v, _ = inputs
+
+    def call() -> Tensor:
+        keys, values = (x.repeat_interleave(case.group, dim=1) for x in (k, v))
+        scores = q @ keys.mT * case.head_dim**-0.5
+        if case.causal:
+            hidden = torch.ones(case.seq_q, case.seq_k, dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        return scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype) @ values
+
+    return call
 
 
 def synchronizer(device: str) -> Callable[[], None]:

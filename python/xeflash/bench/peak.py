@@ -38,7 +38,7 @@ class Peaks:
 
     def percent(self, phase: str, dtype: str, gflops: float, gbytes: float) -> float | None:
         """Return % of the peak that bounds the phase: arithmetic or reading."""
-        done, peak = (gflops, self.gflops.get(dtype, 0.0)) if phase == "prefill" else (gbytes, self.read_gbytes)
+        done, peak = (gbytes, self.read_gbytes) if phase == "decode" else (gflops, self.gflops.get(dtype, 0.0))
         return 100 * done / peak if peak > 0 else None
 
 

@@ -9,9 +9,6 @@ from typing import Any
 from xeflash.bench.rows import Result, Row
 from xeflash.bench.stats import summarize
 
-_UNITS = {"prefill": "GFLOP/s", "decode": "GB/s of K and V"}
-_LENGTHS = {"prefill": "tokens", "decode": "keys"}
-
 
 class PlotError(RuntimeError):
     """matplotlib is missing, or there is nothing to draw."""
@@ -19,13 +16,12 @@ class PlotError(RuntimeError):
 
 def _tick(row: Row) -> str:
     """Return what tells a case from the others of its panel, as the label of the axis explains it."""
-    length = row.seq_q if row.phase == "prefill" else row.seq_k
-    return f"{row.batch}, {row.heads}/{row.kv_heads}\n{row.head_dim}\n{length}"
+    return f"{row.batch}, {row.heads}/{row.kv_heads}\n{row.head_dim}\n{row.seq_k}"
 
 
 def _rate(row: Row, milliseconds: float) -> float:
-    """Return what the bars show: arithmetic in prefill, reading in decode."""
-    return 1e-6 * (row.case.flops if row.phase == "prefill" else row.case.kv_bytes) / milliseconds
+    """Return what the bars show: reading in decode, else arithmetic."""
+    return 1e-6 * (row.case.kv_bytes if row.phase == "decode" else row.case.flops) / milliseconds
 
 
 def _bars(axis: Any, results: Sequence[Result], shift: float, label: str) -> None:
@@ -69,8 +65,9 @@ def figure(results: Sequence[Result], title: str) -> Any:
         if any(result.row.torch_form for result in mine):
             _bars(axis, mine, 0.2, "torch, best form")
         axis.set_xticks(range(len(mine)), [_tick(result.row) for result in mine], fontsize="small")
-        axis.set_xlabel(f"batch, query heads/KV heads; head dim; {_LENGTHS[phase]}")
-        axis.set_ylabel(_UNITS[phase])
+        length, unit = ("keys", "GB/s of K and V") if phase == "decode" else ("tokens", "GFLOP/s")
+        axis.set_xlabel(f"batch, query heads/KV heads; head dim; {length}")
+        axis.set_ylabel(unit)
         axis.set_title(f"{phase} {dtype}: median and quartiles")
         axis.legend()
     figure.suptitle(title, fontsize="medium", wrap=True)

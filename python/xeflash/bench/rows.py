@@ -16,7 +16,8 @@ class Row:
     """One case, our time, torch's fastest form, torch's plain form, and the check.
 
     `status` is "ok", "failed" (wrong result or an error; `note` says which) or "skipped".
-    Times are milliseconds per call; numbers that were not measured are None.
+    Times are milliseconds per call; numbers that were not measured are None. Peaks of memory are those of a training
+    step: ours, that of torch's fastest form, and that of attention that keeps all scores.
     """
 
     phase: str
@@ -49,6 +50,9 @@ class Row:
     plain_ratio: float | None = None
     max_error: float | None = None
     allowed_error: float | None = None
+    peak_bytes: int | None = None
+    torch_peak_bytes: int | None = None
+    eager_peak_bytes: int | None = None
 
     @property
     def section(self) -> str:

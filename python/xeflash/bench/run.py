@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from xeflash.bench import check as checking
-from xeflash.bench import forms, peak
+from xeflash.bench import forms, memory, peak
 from xeflash.bench.cases import Case
 from xeflash.bench.environ import available_memory, described, environment, last_level_cache
 from xeflash.bench.rows import Result, Row, row_of_samples, row_without_times
@@ -26,6 +26,13 @@ METHOD = [
     "of each round; plain torch = the same for the first form a user writes (sdpa, enable_gqa)",
     "GFLOP/s count a causal triangle as half; GB/s count K and V once",
 ]
+_PHASE_METHODS = {
+    "backward": "backward: the gradients of q, k and v by torch.autograd.grad, after one forward pass whose graph is "
+    "kept; counted as 5 products of matrices, 2.5 times those of a forward pass",
+    "train": "train: a forward pass and these gradients; counted as 7 products; "
+    f"{memory.METHOD}; eager: softmax(Q K^T) V with all scores in memory, which is not timed",
+}
+_EAGER_BYTES = 20  # of eager attention's training step for each score: at most, as measured in fp32
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,8 @@ def choose_device(name: str) -> str:
 def _run_case(case: Case, options: Options) -> Result:
     """Check and time one case; the memory of the inputs ends with the call."""
     inputs = forms.make_inputs(case, options.device, options.seed)
-    ours = forms.our_form(case, inputs)
-    theirs = forms.torch_forms(case, inputs)
+    ours = forms.of_phase(case, inputs, forms.our_form(case, inputs))
+    theirs = {name: forms.of_phase(case, inputs, form) for name, form in forms.torch_forms(case, inputs).items()}
     synchronize = forms.synchronizer(options.device)
     first_ms = 1e3 * first_call(ours, synchronize)
     errors = checking.check(case, inputs, ours, next(iter(theirs.values())))
@@ -74,7 +81,27 @@ def _run_case(case: Case, options: Options) -> Result:
         name: tuple(1e3 * seconds for seconds in series)
         for name, series in interleave(calls, options.rounds, synchronize).items()
     }
-    return Result(row_of_samples(case, samples, first_ms, (errors.ours, errors.allowed)), samples)
+    row = row_of_samples(case, samples, first_ms, (errors.ours, errors.allowed))
+    if case.phase == "train":
+        row = _with_memory(row, inputs, calls, options)
+    return Result(row, samples)
+
+
+def _with_memory(row: Row, inputs: forms.Inputs, calls: Mapping[str, Callable[[], object]], options: Options) -> Row:
+    """Return the row with peaks: ours, and with torch that of its fastest form, and of eager attention if it fits."""
+    peak_bytes = memory.peak_of(calls["xeflash"], options.device)
+    if row.torch_form is None:
+        return dataclasses.replace(row, peak_bytes=peak_bytes)
+    free, case = available_memory(), row.case
+    scores = case.batch * case.heads * case.seq_q * case.seq_k
+    eager = forms.of_phase(case, inputs, forms.eager_form(case, inputs))
+    too_large = free is not None and options.device == "cpu" and _EAGER_BYTES * scores > 0.8 * free
+    return dataclasses.replace(
+        row,
+        peak_bytes=peak_bytes,
+        torch_peak_bytes=memory.peak_of(calls[row.torch_form], options.device),
+        eager_peak_bytes=None if too_large else memory.peak_of(eager, options.device),
+    )
 
 
 def run_case(case: Case, options: Options) -> Result:
@@ -84,7 +111,7 @@ def run_case(case: Case, options: Options) -> Result:
         note = f"needs about {case.memory_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
         return Result(row_without_times(case, "skipped", note))
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(not case.gradients):
             return _run_case(case, options)
     except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
         note = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -116,6 +143,7 @@ def with_peaks(results: Sequence[Result], peaks: peak.Peaks) -> list[Result]:
 def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> dict[str, object]:
     """Return the block above the rows: environment, peaks, method."""
     used = {name for result in results for name in result.samples_ms}
+    phases = {result.row.phase for result in results}
     notes = [f"{name} = {note}" for name, note in forms.FORM_NOTES.items() if name in used]
     return {
         "environment": {
@@ -133,6 +161,7 @@ def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> di
             *METHOD,
             *([peak.METHOD] if peaks.gflops else []),
             *notes,
+            *(method for phase, method in _PHASE_METHODS.items() if phase in phases),
             checking.METHOD,
         ],
     }

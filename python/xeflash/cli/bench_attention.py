@@ -25,7 +25,8 @@ def add_parsers(commands: Any) -> None:
             name,
             help=text,
             description="Check and time xeflash.attention against torch SDPA; lists are comma lists, "
-            "and 4k means 4096. What is not given comes from the preset.",
+            "and 4k means 4096. What is not given comes from the preset."
+            + (" The phase train measures the peak memory of torch's allocator, too." if len(phases) > 1 else ""),
         )
         _add_grid(parser, phases)
         how = add_measuring(parser)
@@ -44,9 +45,10 @@ def _add_grid(parser: argparse.ArgumentParser, phases: tuple[str, ...]) -> None:
         grid.add_argument(
             "--phase",
             metavar="LIST",
-            default=phases,
+            default=grids.DEFAULT_PHASES,
             type=converter(lambda text: parse_choices(text, phases)),
-            help="prefill,decode (default: both)",
+            help="of prefill, decode, backward (gradients alone), train (forward and gradients); "
+            "default: prefill,decode",
         )
     else:
         parser.set_defaults(phase=phases, seq=None, causal=None)
@@ -62,8 +64,22 @@ def _add_grid(parser: argparse.ArgumentParser, phases: tuple[str, ...]) -> None:
     grid.add_argument("--head-dim", metavar="LIST", type=sizes)
     grid.add_argument("--kv-len", metavar="LIST", type=sizes, help="decode key lengths")
     if "prefill" in phases:
-        grid.add_argument("--seq", metavar="LIST", type=sizes, help="prefill lengths")
-        grid.add_argument("--causal", action=argparse.BooleanOptionalAction, help="mask of prefill (default: causal)")
+        grid.add_argument("--seq", metavar="LIST", type=sizes, help="lengths of all phases but decode")
+        grid.add_argument(
+            "--causal", action=argparse.BooleanOptionalAction, help="mask of all phases but decode (default: causal)"
+        )
+
+
+def _refuse_unused(arguments: argparse.Namespace) -> None:
+    """Raise if an option is given that none of the phases has."""
+    phases = set(arguments.phase)
+    unused = {"kv_len": "decode" not in phases, "seq": phases == {"decode"}, "causal": phases == {"decode"}}
+    for name, refused in unused.items():
+        value = getattr(arguments, name)
+        if refused and value is not None:
+            words = f"--{'' if value else 'no-'}causal" if name == "causal" else f"--{name.replace('_', '-')}"
+            got = "" if name == "causal" else f", got {','.join(map(str, value))}"
+            raise ValueError(f"bench: {words} must be left out with --phase {','.join(arguments.phase)}{got}")
 
 
 def _chosen(given: T | None, preset: T) -> T:
@@ -72,10 +88,11 @@ def _chosen(given: T | None, preset: T) -> T:
 
 def cases_of(arguments: argparse.Namespace) -> list[Case]:
     """Return the preset's cases with what the command line gives put in its place."""
+    _refuse_unused(arguments)
     cases: list[Case] = []
     for phase in arguments.phase:
         preset = grids.PRESETS[arguments.preset][phase]
-        lengths = arguments.seq if phase == "prefill" else arguments.kv_len
+        lengths = arguments.kv_len if phase == "decode" else arguments.seq
         kv_heads = preset.kv_heads if arguments.heads is None else ()
         grid = dataclasses.replace(
             preset,
