@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 from xeflash.bench.formats import Layout, from_csv, from_json, to_csv, to_json, to_md
-from xeflash.bench.llm import check, columns, generation, instruments, models, presets, rows, run
+from xeflash.bench.llm import check, columns, generation, instruments, models, rows, run
 from xeflash.bench.llm.cells import Cell, Implementation, expand, parse_implementations
-from xeflash.cli import bench_shared, main
+from xeflash.cli import main
 
 pytest.importorskip("transformers")
 integration = pytest.importorskip("xeflash.integrations.transformers")
@@ -17,13 +17,7 @@ OURS, TORCH, EAGER = (Implementation(*words.split("/")) for words in ("xeflash/x
 LAYOUT = Layout(rows.LlmRow, columns.TABLES)
 
 
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    """A model of two layers that has all a benchmark needs."""
-    options = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    preset = presets.Preset("llama", 2, {**options, "vocab_size": 256, "max_position_embeddings": 512})
-    monkeypatch.setitem(presets.PRESETS, "tiny", preset)
-    monkeypatch.setattr(bench_shared, "prepare_threads", lambda threads: None)
+pytestmark = pytest.mark.usefixtures("tiny_preset")
 
 
 def build(dtype="fp32"):

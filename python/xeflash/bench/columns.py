@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xeflash.bench.numbers import number, percent, ratio, size
+from xeflash.bench.numbers import number, percent, ratio, size, times
 from xeflash.bench.rows import Row
-
-
-def _times(median: float | None, minimum: float | None, iqr: float | None) -> str:
-    if median is None:
-        return "-"
-    return f"{number(median)} ({number(minimum)}, {number(iqr, 2)})"
 
 
 def _errors(row: Row) -> str:
@@ -35,14 +29,14 @@ _COMMON: dict[str, Callable[[Row], str]] = {
 _TIMES: dict[str, Callable[[Row], str]] = {
     "% of peak": lambda r: percent(r.percent_of_peak),
     "torch form": lambda r: r.torch_form or "-",
-    "torch ms": lambda r: _times(r.torch_median_ms, r.torch_min_ms, r.torch_iqr_ms),
+    "torch ms": lambda r: times(r.torch_median_ms, r.torch_min_ms, r.torch_iqr_ms),
     "ratio": lambda r: ratio(r.ratio),
     "per round": lambda r: ratio(r.ratio_per_round),
     "plain torch": lambda r: ratio(r.plain_ratio),
     "error / allowed": _errors,
 }
 _OURS: dict[str, Callable[[Row], str]] = {
-    "xeflash ms": lambda r: _times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}",
+    "xeflash ms": lambda r: times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}",
 }
 _SEQUENCES: dict[str, Callable[[Row], str]] = {
     **_COMMON,

@@ -15,6 +15,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{decimals}f}"
 
 
+def times(median: float | None, minimum: float | None, iqr: float | None) -> str:
+    """Return a median (minimum, interquartile range)."""
+    return "-" if median is None else f"{number(median)} ({number(minimum)}, {number(iqr, 2)})"
+
+
 def ratio(value: float | None) -> str:
     """Return 1.50x."""
     return "-" if value is None else f"{value:.2f}x"

@@ -1,10 +1,10 @@
-"""`xeflash bench`: attention, decode-attention, decode, generate."""
+"""`xeflash bench`: attention, decode-attention, decode, generate, train."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from xeflash.cli import bench_attention, bench_llm
+from xeflash.cli import bench_attention, bench_llm, bench_train
 
 
 def add_parser(commands: Any) -> None:
@@ -13,3 +13,4 @@ def add_parser(commands: Any) -> None:
     kinds = parser.add_subparsers(metavar="WHAT", required=True)
     bench_attention.add_parsers(kinds)
     bench_llm.add_parsers(kinds)
+    bench_train.add_parsers(kinds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from xeflash.bench.cases import DTYPES, parse_choices, parse_size, parse_sizes
+from xeflash.bench.cases import parse_choices, parse_size, parse_sizes
 from xeflash.bench.llm import cells as grid
 from xeflash.bench.llm.presets import PRESETS
 from xeflash.cli.arguments import converter
@@ -30,22 +30,7 @@ def add_parsers(commands: Any) -> None:
         )
         sizes, size = converter(parse_sizes), converter(parse_size)
         cases = parser.add_argument_group("cases")
-        cases.add_argument(
-            "--model",
-            metavar="LIST",
-            type=converter(lambda words: parse_choices(words, tuple(PRESETS))),
-            default=("small",),
-            help=f"of {', '.join(PRESETS)} (default: small, which two CPU cores can run)",
-        )
-        cases.add_argument("--layers", metavar="N", type=size, help="of the model (default: all)")
-        cases.add_argument(
-            "--dtype",
-            metavar="LIST",
-            type=converter(lambda words: parse_choices(words, DTYPES)),
-            default=("bf16",),
-            help="bf16 (default), fp16, fp32",
-        )
-        cases.add_argument("--batch", metavar="LIST", type=sizes, default=(1,))
+        add_models(cases, ("bf16", "fp16", "fp32"))
         cases.add_argument("--beams", metavar="LIST", type=sizes, default=(1,), help="default 1, greedy; 4 is a search")
         cases.add_argument(
             "--context",
@@ -74,6 +59,26 @@ def add_parsers(commands: Any) -> None:
         parser.set_defaults(run=run, what=name)
 
 
+def add_models(cases: Any, dtypes: tuple[str, ...]) -> None:
+    """Add the options that say which model, in which of these types, by default the first, on how many sequences."""
+    cases.add_argument(
+        "--model",
+        metavar="LIST",
+        type=converter(lambda words: parse_choices(words, tuple(PRESETS))),
+        default=("small",),
+        help=f"of {', '.join(PRESETS)} (default: small, which two CPU cores can run)",
+    )
+    cases.add_argument("--layers", metavar="N", type=converter(parse_size), help="of the model (default: all)")
+    cases.add_argument(
+        "--dtype",
+        metavar="LIST",
+        type=converter(lambda words: parse_choices(words, dtypes)),
+        default=dtypes[:1],
+        help=f"of {', '.join(dtypes)} (default: {dtypes[0]})",
+    )
+    cases.add_argument("--batch", metavar="LIST", type=converter(parse_sizes), default=(1,))
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write; 0 if every case was right, 1 if not, 2 if nothing could be measured."""
     return guarded(arguments, lambda: _measure(arguments))
@@ -98,6 +103,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from xeflash.bench.formats import Layout
     from xeflash.bench.llm import columns, plot, rows
     from xeflash.bench.llm import run as runner
+    from xeflash.bench.llm.models import check_models
     from xeflash.bench.run import choose_device
 
     if arguments.threads is not None:
@@ -112,7 +118,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         arguments.model, arguments.layers, arguments.dtype, arguments.batch, arguments.beams, arguments.context,
         arguments.new_tokens or _NEW_TOKENS,
     )  # fmt: skip
-    runner.check_models(cells)
+    check_models(arguments.model)
     warn_of_load()
     meter = None if arguments.no_peak or simulated else peak.Meter((), options.device)
     names = [implementation.name for implementation in options.implementations]

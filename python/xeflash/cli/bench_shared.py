@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 FORMATS = ("md", "csv", "json", "jsonl")
 
 
-def add_measuring(parser: argparse.ArgumentParser) -> Any:
-    """Add the options of how to measure; returns their group."""
+def add_measuring(parser: argparse.ArgumentParser, peaks: bool = True) -> Any:
+    """Add the options of how to measure, `peaks` of the machine or not; returns their group."""
     how = parser.add_argument_group("measuring")
     how.add_argument("--threads", metavar="N", type=converter(parse_size), help="for torch and for SYCL")
-    how.add_argument("--no-peak", action="store_true", help="do not measure the machine's peaks")
+    if peaks:
+        how.add_argument("--no-peak", action="store_true", help="do not measure the machine's peaks")
     how.add_argument("--seed", metavar="N", type=int, default=0)
     return how
 

@@ -85,7 +85,11 @@ def make_cache(cell: Cell, cache: str, config: Any) -> Any:
 
 def use(model: Any, implementation: Implementation) -> None:
     """Make the model compute its attention that way."""
-    name = implementation.attention
+    use_attention(model, implementation.attention)
+
+
+def use_attention(model: Any, name: str) -> None:
+    """Make the model compute its attention by xeflash, sdpa or eager."""
     if name == "xeflash":
         from xeflash.integrations.transformers import register
 
@@ -93,10 +97,15 @@ def use(model: Any, implementation: Implementation) -> None:
     model.set_attn_implementation(name)
 
 
+def random_tokens(batch: int, length: int, vocabulary: int, device: str, seed: int) -> Tensor:
+    """Return tokens (batch, length)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocabulary, (batch, length), generator=generator).to(device)
+
+
 def prompt_of(cell: Cell, vocabulary: int, device: str, seed: int) -> Tensor:
     """Return random tokens (batch, context)."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocabulary, (cell.batch, cell.context), generator=generator).to(device)
+    return random_tokens(cell.batch, cell.context, vocabulary, device, seed)
 
 
 def generate(model: Any, cell: Cell, prompt: Tensor, cache: Any) -> Generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,6 +21,12 @@ def config_of(name: str, layers: int | None) -> Any:
     )
     config.eos_token_id = config.bos_token_id = config.pad_token_id = None
     return config
+
+
+def check_models(names: Iterable[str]) -> None:
+    """Raise before anything is built if Transformers is missing or does not know a model."""
+    for name in dict.fromkeys(names):
+        config_of(name, None)
 
 
 def build(name: str, layers: int | None, dtype: str, device: str, seed: int) -> Any:

@@ -16,7 +16,7 @@ from xeflash.bench.llm import check, counts
 from xeflash.bench.llm.cells import Cell, Implementation
 from xeflash.bench.llm.generation import Generation, generate, make_cache, prompt_of, use
 from xeflash.bench.llm.instruments import attention_timed, copies_counted
-from xeflash.bench.llm.models import build, config_of, kv_bytes
+from xeflash.bench.llm.models import build, kv_bytes
 from xeflash.bench.llm.rows import Shares, result_of, row_without_times
 from xeflash.bench.rows import Result
 from xeflash.bench.timing import settle
@@ -166,9 +166,3 @@ def header(options: Options, peaks: peak.Peaks) -> dict[str, object]:
         "peaks": {"read GB/s": round(peaks.read_gbytes, 1)} if peaks.read_gbytes else {},
         "method": COUNTS_METHOD if options.simulated else [*METHOD, check.METHOD],
     }
-
-
-def check_models(cells: Sequence[Cell]) -> None:
-    """Raise before anything is built if Transformers is missing or does not know a model."""
-    for name in dict.fromkeys(cell.model for cell in cells):
-        config_of(name, None)
