@@ -83,3 +83,14 @@ def test_the_attention_benchmark_runs(xpu):
     ]
     done = xeflash("bench", "attention", "--device", "xpu", *words)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_benchmark_of_gradients_tells_the_memory_of_a_step(xpu, tmp_path):
+    file = tmp_path / "result.json"
+    words = ["--phase", "train", "--dtype", "fp16", "--seq", "64", "--heads", "2", "--head-dim", "64", "--rounds", "1"]
+    done = xeflash("bench", "attention", "--device", "xpu", *words, "--no-peak", "--output", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    tensor = 2 * 64 * 64 * 2
+    assert 4 * tensor < row["peak_bytes"] < 4.5 * tensor  # the output, what q, k and v get, and numbers per row
+    assert row["eager_peak_bytes"] > row["peak_bytes"]

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from xeflash.bench.timing import settle
+
 METHOD = (
     "peak memory: the most bytes that torch's allocator has given out during a training step, above what it had given "
     "before, in a pass of its own; on CPUs by torch's profiler, so without the scratch of libraries (ours has 4 bytes "
@@ -19,6 +21,7 @@ def peak_of(call: Callable[[], object], device: str) -> int:
     """Return the bytes. What the call returns belongs to it."""
     if device.startswith("xpu"):
         torch.xpu.synchronize()
+        settle()  # autograd's thread frees the last graph a little later
         torch.xpu.reset_peak_memory_stats()
         before = int(torch.xpu.memory_allocated())
         call()
