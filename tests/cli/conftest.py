@@ -7,13 +7,18 @@ from xeflash.cli import bench_shared
 
 
 @pytest.fixture
-def tiny_preset(monkeypatch):
-    """A preset "tiny": a model of two layers that has all a benchmark needs, and no work for a second thread."""
-    options = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    preset = presets.Preset("llama", 2, {**options, "vocab_size": 256, "max_position_embeddings": 512})
-    monkeypatch.setitem(presets.PRESETS, "tiny", preset)
+def small_work(monkeypatch):
+    """For commands whose work is too small for a second thread, which would wait for other programs."""
     monkeypatch.setattr(bench_shared, "prepare_threads", lambda threads: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def tiny_preset(small_work, monkeypatch):
+    """A preset "tiny": a model of two layers that has all a benchmark needs."""
+    options = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    preset = presets.Preset("llama", 2, {**options, "vocab_size": 256, "max_position_embeddings": 512})
+    monkeypatch.setitem(presets.PRESETS, "tiny", preset)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from xeflash.bench import check, formats, forms, memory, peak, run
 from xeflash.bench.cases import Case
-from xeflash.cli import bench_shared, main
+from xeflash.cli import main
 
 CASES = [
     Case("prefill", "fp32", 2, 4, 4, 16, 23, 23, causal=True),
@@ -32,9 +32,7 @@ def label(case):
     return case.label.replace(" ", "-")
 
 
-@pytest.fixture(autouse=True)
-def keep_settings(monkeypatch):
-    monkeypatch.setattr(bench_shared, "prepare_threads", lambda threads: None)
+pytestmark = pytest.mark.usefixtures("small_work")
 
 
 @pytest.fixture
