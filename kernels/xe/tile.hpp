@@ -131,7 +131,7 @@ XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) 
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
     const ints col = lane_index() + (col0 + c * kLanes);
     XF_UNROLL for (int r = 0; r < R; ++r) {
-      floats value = t.row(r, c), slope;
+      floats value = t.row(r, c), slope = slopes.row(r, c);
       f(value, slope, row0 + r, col);
       t.row(r, c) = value;
       slopes.row(r, c) = slope;

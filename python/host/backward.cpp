@@ -178,8 +178,13 @@ std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results&
   std::vector<Part> parts;
   const auto kernels_of = [&](Algorithm algorithm, auto groups) {
     Desc desc = describe(algorithm, p);
-    describe_scores(desc, p, r);
-    desc.rows = rows_for(desc, p, schedule_of(place.device));
+    if (algorithm == Algorithm::kBackwardHeads) {  // of what the others have made of scores
+      desc.dropout = r.dropout > 0;
+      desc.rows = 1;
+    } else {
+      describe_scores(desc, p, r);
+      desc.rows = rows_for(desc, p, schedule_of(place.device));
+    }
     desc.access = access;
     if (algorithm == Algorithm::kBackwardQ) {
       if (to.dbias.data) desc.bias_gradient = to.dbias.dtype;
