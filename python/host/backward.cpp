@@ -184,6 +184,8 @@ std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results&
     } else {
       describe_scores(desc, p, r);
       desc.rows = rows_for(desc, p, schedule_of(place.device));
+      // So that groups have threads enough to bring tiles into shared memory.
+      if (access != Access::kNone) desc.rows = std::max<uint8_t>(desc.rows, 32);
     }
     desc.access = access;
     if (algorithm == Algorithm::kBackwardQ) {

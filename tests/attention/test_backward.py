@@ -4,8 +4,9 @@
     |got - want|_2    <=  2 e + ulp(1) |want|_2,    e = max(|torch - want|_2, |moved - want|_2)
 
 `moved` are the gradients in float64 where scores are off by what fp32 makes them off (tolerance.py): by 2^-23 of the
-size of a score before cancellation, or of the LSE, which is taken from it; and Delta = rowsum(dO O) by what rounding O
-makes it off. `torch` is autograd of the formula as PyTorch computes it in the dtype under test: scores and softmax in fp32,
+size of a score before cancellation, or of the LSE, which is taken from it; and Delta = rowsum(dO O) is off by what fp32
+makes a sum of its terms off, and as O is: up to an ulp, half of it as O is rounded, half as P was. All at random: the
+largest of DRAWS counts. `torch` is autograd of the formula as PyTorch computes it in the dtype under test: scores and softmax in fp32,
 probabilities cast to the dtype, second product in the dtype; ulp is the spacing of a gradient's own dtype, and what it
 adds is the rounding of the result and of one factor. On a GPU exp2 is the hardware's, right to 2^-21.
 Nothing here is the library's but what is tested: a mask of dropout is recovered through values that are one-hot.
@@ -32,7 +33,7 @@ SIZES = [(127, 127), (23, 300), (300, 23), (1, 127), (0, 23), (23, 0)]
 KERNELS = [("fp32", 8, 8), ("fp32", 64, 64), ("fp32", 111, 59), ("bf16", 13, 13), ("bf16", 64, 64)]
 KERNELS += [("bf16", 192, 128), ("bf16", 576, 512), ("fp16", 40, 40), ("fp16", 128, 128)]
 BROADCASTS = ["bhqk", "1hqk", "b11k", "1hq1", "k"]
-DROPOUT = 0.25
+DROPOUT, DRAWS = 0.25, 3
 GPU_MATH = 2.0**-21  # of the hardware's exp2, see xeflash.selftest.tolerance
 SNIPPET = "select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])"
 PERIOD, TILT = 7, 0.75
@@ -249,7 +250,7 @@ def kept_by(case: Case, t: Tensors, of_q: list[int], of_k: list[int], rng: tuple
 def gradients_of(
     case: Case, t: Tensors, fixed: Tensors, of_q: list[int], of_k: list[int], kept: Any, moved: Any = None
 ) -> Tensors:
-    """By autograd of the formula, in the dtypes of `t`."""
+    """By autograd of the formula, in the dtypes of `t`; `moved`: a generator of the directions in which roundings go."""
     leaves = {name: x.detach().clone().requires_grad_() for name, x in t.items()}
     dout = fixed["dout"].to(t["q"].dtype)
     dlse = fixed["dlse"].to(torch.float64 if dout.dtype is torch.float64 else torch.float32) if case.dlse else None
@@ -274,7 +275,11 @@ def gradients_of(
     if moved:  # Delta moves dS as a gradient of the LSE does
         for i in range(0, len(results), 2):
             out = results[i].detach()
-            delta = ((out.to(DTYPES[case.kernel[0]]) - out) * wanted[i]).sum(-1).transpose(-1, -2)
+            terms = out * wanted[i]
+            off = (2 * torch.rand(out.shape, generator=moved, dtype=out.dtype) - 1) * spacing(out, case.kernel[0])
+            direction = 2 * torch.randint(0, 2, terms.shape[:-1], generator=moved) - 1
+            delta = (off * wanted[i]).sum(-1) + direction * SCORES * terms.abs().sum(-1)
+            delta = delta.transpose(-1, -2)
             wanted[i + 1] = -delta if wanted[i + 1] is None else wanted[i + 1] - delta
     pairs = [(x, dx) for x, dx in zip(results, wanted, strict=True) if dx is not None]
     outputs, upstream = zip(*pairs, strict=True)
@@ -284,27 +289,32 @@ def gradients_of(
     }
 
 
-def check(what: str, got: Any, want: torch.Tensor, by_torch: Any, moved: torch.Tensor, on_gpu: bool) -> None:
+def spacing(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The ulp of each element in another type."""
+    return torch.exp2(torch.frexp(x).exponent.double() - 1) * torch.finfo(DTYPES[dtype]).eps
+
+
+def check(what: str, got: Any, want: torch.Tensor, by_torch: Any, moved: list[torch.Tensor], on_gpu: bool) -> None:
     """The rule on top of this file."""
     assert got.shape == want.shape and got.dtype == by_torch.dtype, f"{what}: {got.dtype} of {list(got.shape)}"
     if not want.numel():
         return
     dtype = dtype_name(by_torch)
-    error, error_of_torch, by_scores = (x.double() - want for x in (got, by_torch, moved))
+    error, error_of_torch, *by_scores = (x.double() - want for x in (got, by_torch, *moved))
     assert error.isfinite().all(), f"{what}: {int((~error.isfinite()).sum())} of {error.numel()} are not finite"
     largest = float(want.abs().max())
     more = GPU_MATH * 8 if on_gpu else 0.0
-    farthest, by_others = float(error.abs().max()), [float(x.abs().max()) for x in (error_of_torch, by_scores)]
+    farthest, by_others = float(error.abs().max()), [float(x.abs().max()) for x in (error_of_torch, *by_scores)]
     limit = 2 * max(*by_others, ulp(largest, "float32")) + ulp(largest, dtype) + more * largest
     worst = int(error.abs().argmax())
     values = [float(x.flatten()[worst]) for x in (got, want)]
     assert farthest <= limit, (
         f"{what}: element {worst}, got {values[0]!r}, want {values[1]!r}, error {farthest:.3g}, limit {limit:.3g}; "
-        f"torch {by_others[0]:.3g}, scores {by_others[1]:.3g}"
+        f"of torch, and moved: {by_others}"
     )
-    length, by_others = float(error.norm()), [float(x.norm()) for x in (error_of_torch, by_scores)]
+    length, by_others = float(error.norm()), [float(x.norm()) for x in (error_of_torch, *by_scores)]
     limit = 2 * max(by_others) + (ulp(1.0, dtype) + more) * float(want.norm())
-    assert length <= limit, f"{what}: error {length:.3g} in L2, limit {limit:.3g}; torch, scores {by_others}"
+    assert length <= limit, f"{what}: error {length:.3g} in L2, limit {limit:.3g}; of torch, and moved: {by_others}"
 
 
 def run(case: Case) -> None:
@@ -325,10 +335,10 @@ def run(case: Case) -> None:
     assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True)), f"{case.id}: bits change"
     wide = {name: x.double() for name, x in t.items()}
     want = gradients_of(case, wide, fixed, of_q, of_k, kept)
-    moved = gradients_of(case, wide, fixed, of_q, of_k, kept, generator)
+    moved = [gradients_of(case, wide, fixed, of_q, of_k, kept, generator) for _ in range(DRAWS)]
     by_torch = gradients_of(case, t, fixed, of_q, of_k, kept)
     for name, dx in zip(leaves, found, strict=True):
-        check(f"{case.id} d{name}", dx.cpu(), want[name], by_torch[name], moved[name], on_gpu)
+        check(f"{case.id} d{name}", dx.cpu(), want[name], by_torch[name], [m[name] for m in moved], on_gpu)
 
 
 # ---- cases --------------------------------------------------------------------------------------

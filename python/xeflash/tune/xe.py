@@ -282,8 +282,9 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
     lanes = 8 if desc.arch == "dg2" else 16
     if desc.algorithm == "flash_bwd_dkv" and desc.dtype != "float32":
         widest = max(desc.head_dim, desc.head_dim_v)
-        # Half of the registers for one sum; less where tiles are brought into shared memory.
-        parts = -(-widest // (2048 // block_q if desc.access == "block2d" and not _is_heavy(desc) else 64))
+        # Half of the registers for one sum; less where tiles are brought into shared memory, element by element least.
+        most = {"block2d": 2048 // block_q, "dwords": 64, "elements": 32}[desc.access]
+        parts = -(-widest // (min(most, 64) if _is_heavy(desc) else most))
         team = min(1 << (parts - 1).bit_length(), block_k // lanes)
         parts = -(-parts // team) * team
         tiles = max(1, min(4 // team, desc.rows // block_q))
