@@ -1,7 +1,6 @@
 """What tests of the benchmarks share."""
 
 import pytest
-import torch
 from xeflash.bench.llm import presets
 from xeflash.cli import bench_shared
 
@@ -9,6 +8,8 @@ from xeflash.cli import bench_shared
 @pytest.fixture
 def small_work(monkeypatch):
     """For commands whose work is too small for a second thread, which would wait for other programs."""
+    import torch  # not before simulated devices are ready
+
     monkeypatch.setattr(bench_shared, "prepare_threads", lambda threads: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
