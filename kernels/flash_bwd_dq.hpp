@@ -22,7 +22,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   if (work.part == 0 && member() == 0) {
     store(seq.per_row(p, p.delta, work.head).from(rows.row), delta);
   }
-  if (!p.dq.data && !p.dbias.data && !Config::sums_slopes) return;
+  if (!p.dq.data) return;
 
   const typename Config::Mask mask(p, seq);
   const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
@@ -46,7 +46,6 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   load(dO, seq.q_rows<const T>(p.dout, work.head, 0).from(rows.row));
   typename Tiles::QueryGradient dQ;
   fill(dQ, 0.f);
-  RowSlopes<Config, Br> row_slopes;
   typename Tiles::Pool pool;
 
   for (int j = range.begin; j < range.end; ++j) {
@@ -63,11 +62,6 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
       mma_ABt(dP, dO, V_t);  // dP = dO V^T
       gradients.drop(dP, rows.row, scored);
       weigh(dP, P, delta);  // dS = P (dP - Delta)
-      row_slopes.add(p, seq, work.head, dP, rows.row, scored);
-      if (work.part == 0) {
-        store_bias_gradient<Config>(p, seq, work.head, dP, rows.row, scored,
-                                    gradients.dropout.keep_scale);
-      }
       gradients.through_changes(dP, slopes);
       narrow(dS, dP);
       pool.give(dS);
@@ -77,8 +71,6 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
     if (own.has(j)) mma_AB(dQ, pool.all(dS), K);  // dQ += dS K
   }
 
-  row_slopes.finish(p, seq, work, rows.row, gradients.dropout.keep_scale);
-  if (!p.dq.data) return;
   dQ *= ColVec<Br>(p.scale * gradients.dropout.keep_scale);
   columns.store_in(seq.q_rows<T>(p.dq, work.head, 0).from(rows.row), dQ);
 }

@@ -46,27 +46,42 @@ XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head,
   return delta;
 }
 
-// Of a block of rows: a thread scores Bs of Bc keys, and owns so many columns of dQ.
-template <class Config>
-struct DqTiles {
+// What scores of a block of rows are made of: a thread has Bs of Bc keys. kAway: registers are for
+// sums of scores.
+template <class Config, bool kAway = false>
+struct ScoreTiles {
   static constexpr int Br = Config::block_q, Bc = Config::block_k, Bs = Bc / kTeam;
-  static constexpr int d = Config::head_dim, dv = Config::head_dim_v, own = Config::block_d;
+  static constexpr int d = Config::head_dim, dv = Config::head_dim_v;
   using T = typename Config::Element;
   using Matrix = Rows<const T>;
   using ScoreTile = Tile<Br, Bs>;
-  using PartTile = PartOfLeft<T, Br, Bs>;
-  using QueryGradient = Tile<Br, own>;
 
   using KeyTileT = RightT<T, Bc, d, Matrix>;
   static constexpr int kValues = shared_bytes<KeyTileT>();
   using ValueTileT = RightT<T, Bc, dv, Matrix, kValues>;
-  static constexpr int kKeys = kValues + shared_bytes<ValueTileT>();
-  using KeyTile = Right<T, Bc, own, Matrix, kKeys>;
-  static constexpr int kQuery = kKeys + shared_bytes<KeyTile>();
-  using QueryTile = PlacedLeft<Matrix, T, Br, d, kQuery>;
+  static constexpr int kQuery = kValues + shared_bytes<ValueTileT>();
+  template <int C, int Begin>
+  using Placed = std::conditional_t<kAway && kStaged, AwayLeft<Matrix, T, Br, C, Begin>,
+                                    PlacedLeft<Matrix, T, Br, C, Begin>>;
+  using QueryTile = Placed<d, kQuery>;
   static constexpr int kOutput = kQuery + shared_bytes<QueryTile>();
-  using OutputGradient = PlacedLeft<Matrix, T, Br, dv, kOutput>;
-  static constexpr int kPool = kOutput + shared_bytes<OutputGradient>();
+  using OutputGradient = Placed<dv, kOutput>;
+  static constexpr int kEnd = kOutput + shared_bytes<OutputGradient>();
+  static XF_INLINE void allocate() { allocate_shared<void, kEnd>(); }
+};
+
+// And dQ, of which it owns so many columns.
+template <class Config>
+struct DqTiles : ScoreTiles<Config> {
+  using Scores = ScoreTiles<Config>;
+  using Scores::Bc, Scores::Br, Scores::Bs;
+  using typename Scores::Matrix, typename Scores::T;
+  static constexpr int own = Config::block_d;
+  using PartTile = PartOfLeft<T, Br, Bs>;
+  using QueryGradient = Tile<Br, own>;
+
+  using KeyTile = Right<T, Bc, own, Matrix, Scores::kEnd>;
+  static constexpr int kPool = Scores::kEnd + shared_bytes<KeyTile>();
   using Pool = Pooled<T, Br, Bc, kPool>;
   static XF_INLINE void allocate() { allocate_shared<void, kPool + shared_bytes<Pool>()>(); }
 };
@@ -178,51 +193,6 @@ struct Gradients {
   template <class Tile>
   XF_INLINE void through_changes(Tile& dS, const Tile& slopes) const {
     if constexpr (!Variant::kIdentity) dS *= slopes;
-  }
-};
-
-// The gradient of a bias is that of the scores.
-template <class Config, class Tile>
-XF_INLINE void store_bias_gradient(const BwdParams& p, const Sequence& seq, int head,
-                                   const Tile& dS, int row, int key, float factor) {
-  if constexpr (!std::is_void_v<typename Config::BiasGradient>) {
-    using T = typename Config::BiasGradient;
-    T* first = static_cast<T*>(const_cast<void*>(p.dbias.data)) + seq.batch * p.dbias.batch +
-               head * p.dbias.head;
-    Tile scaled = dS;
-    scaled *= ColVec<Config::block_q>(factor);
-    const Rows<T> rows{first, p.dbias.row, seq.sq};
-    store(RaggedRows<T>(rows.from(row).columns(key, seq.sk)), scaled);
-  }
-}
-
-// The gradients of ALiBi's slopes, as far as a tile of rows goes: sums of -distance dS.
-template <class Config, int Br>
-struct RowSlopes {
-  static constexpr bool kWanted = Config::sums_slopes;
-  ColSum<Br> sums{0.f};
-
-  template <class Tile>
-  XF_INLINE void add(const BwdParams& p, const Sequence& seq, int head, const Tile& dS, int row,
-                     int key) {
-    if constexpr (kWanted) {
-      const Alibi alibi(p, seq, head);
-      Tile changes = dS;
-      each(changes, row, key,
-           [&](auto ds, auto q, auto k) { return -ds * alibi.distance<decltype(ds)>(q, k); });
-      add_row_sums(sums, changes);
-    }
-  }
-  XF_INLINE void finish(const BwdParams& p, const Sequence& seq, const Work& work, int row,
-                        float factor) {
-    if constexpr (kWanted) {
-      sum_of_team(sums);
-      ColVec<Br> of_rows = sums;
-      of_rows *= ColVec<Br>(factor);
-      if (work.part == 0 && member() == 0) {
-        store(seq.per_row(p, p.row_slopes, work.head).from(row), of_rows);
-      }
-    }
   }
 };
 

@@ -106,12 +106,18 @@ struct ScoreModParams : FwdParams {
   Captures captures;
 };
 
+// How many there are of what is added to scores; 1 where all share it.
+struct Shares {
+  int32_t batches, heads, rows, keys;
+};
+
 // The backward pass: o and lse are the forward's results. Gradients without data are not wanted.
 struct BwdParams : ScoreModParams {
   TensorArg dout, dq, dk, dv;
   const float* dlse;  // gradient of the LSE, null: 0
   int64_t dlse_batch, dlse_head, dlse_row;
-  ScoreArg dbias;     // null: not wanted; of every score
+  ScoreArg dbias;     // null: not wanted
+  Shares bias;        // of what is in dbias
   float* delta;       // per row, laid out as lse: rowsum(dO O) - dLSE
   float* row_slopes;  // the gradient of a slope, as far as a row goes; laid out likewise
   float* dsinks;      // per head; null: not wanted

@@ -116,4 +116,13 @@ struct Bias {
   }
 };
 
+// For the gradient of what was added last: slopes are those of what follows.
+struct SlopesFromHere {
+  XF_INLINE SlopesFromHere(const FwdParams&, const Sequence&, int) {}
+  template <class S, class I, class J>
+  XF_INLINE void change(S&, S& slope, I, J) const {
+    slope = S(1.f);
+  }
+};
+
 }  // namespace xeflash

@@ -37,6 +37,8 @@ constexpr int tile_columns<Tile<R, C>> = C;
 
 template <class Rows, class T, int R, int C, int Begin>
 using PlacedLeft = Left<T, R, C>;
+template <class Rows, class T, int R, int C, int Begin>
+using AwayLeft = Left<T, R, C>;
 
 template <class Sums, class Rows, class T, int R, int C, int Begin>
 using LeftBeside = Left<T, R, C>;

@@ -66,6 +66,10 @@ XF_INLINE Across<C> load_across(const Rows<const float>& m, float otherwise) {
   for (int c = 0; c < C; ++c) v.x[c] = c < m.size() ? *m.row(c) : otherwise;
   return v;
 }
+template <int C, class Rows>
+XF_INLINE void store(const Rows& m, const Across<C>& v) {
+  for (int c = 0; c < C && c < m.size(); ++c) *m.row(c) = v.x[c];
+}
 
 template <int C>
 struct AcrossRows {

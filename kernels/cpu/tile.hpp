@@ -199,6 +199,20 @@ template <int R, int C>
 XF_INLINE void operator*=(Tile<R, C>& a, const Tile<R, C>& b) {
   a.each_vector(a.cols, [&](f32x16& v, int c, int r) { v *= b.at(c, r); });
 }
+template <int R, int C>
+XF_INLINE void operator+=(Tile<R, C>& a, const Tile<R, C>& b) {
+  a.each_vector(b.cols, [&](f32x16& v, int c, int r) { v += b.at(c, r); });
+}
+template <int R, int C>
+XF_INLINE Across<C> column_sums(const Tile<R, C>& t) {
+  Across<C> sums;
+  for (int c = 0; c < C; ++c) {
+    f32x16 sum = t.at(c, 0);
+    for (int r = 1; r < R / kLanes; ++r) sum += t.at(c, r);
+    sums.x[c] = reduce_add(sum);
+  }
+  return sums;
+}
 
 template <int R, int C>
 XF_INLINE void operator*=(Tile<R, C>& t, const ColVec<R>& s) {

@@ -8,6 +8,7 @@
 //   fill                       a tile with one value
 //   Left<T, R, C>              left operand of a product: load
 //   PlacedLeft<Rows, T, R, C>  the same, kept elsewhere where registers are few: Q
+//   AwayLeft                   the same, kept elsewhere if the device has a place
 //   RightT<T, N, D, Block>     right operand of mma_ABt: its columns are the N rows of a Block, K;
 //                              may stream from memory
 //   Right<T, N, D, Block>      right operand of mma_AB: N rows of a Block, V, likewise
@@ -15,7 +16,7 @@
 //   Operand<T, E>              what elements E of a cache are multiplied as with queries of T
 //   mma_ABt, mma_AB            S = A K^T, O += P V
 //   each                       f(value, row, column) over a tile; one of the two is a vector
-//   add_row_sums               l += rowsum P
+//   add_row_sums, column_sums  l += rowsum P; the other way
 //   row_max, exp2_and_sum, kExp2Headroom
 //                              the halves of a softmax; the second gives P as a left operand, and
 //                              everything 2^-kExp2Headroom times

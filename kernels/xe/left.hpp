@@ -139,9 +139,11 @@ XF_INLINE void load(SharedLeft<T, R, C, Begin>& A, const Rows& m) {
 }
 
 template <class Rows, class T, int R, int C, int Begin>
-using PlacedLeft = std::conditional_t<
-    (R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
-    std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Begin>>>;
+using AwayLeft =
+    std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Begin>>;
+template <class Rows, class T, int R, int C, int Begin>
+using PlacedLeft = std::conditional_t<(R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
+                                      AwayLeft<Rows, T, R, C, Begin>>;
 
 // In registers, too, beside the one tile of sums that a thread of a pair has, if it is alone.
 template <class Sums, class Rows, class T, int R, int C, int Begin>

@@ -79,6 +79,14 @@ XF_INLINE Across<C> load_across(const Rows<const float>& m, float otherwise) {
   }
   return v;
 }
+template <int C, class Rows>
+XF_INLINE void store(const Rows& m, const Across<C>& v) {
+  XF_UNROLL for (int c = 0; c < v.kColumns; c += kLanes) {
+    const Offsets<kLanes> bytes = Offsets<kLanes>(lane_index() + c) * 4;
+    esimd::scatter<float, kLanes>(m.row(0), bytes, part<kLanes>(v.x, c),
+                                  lane_index() + c < m.size());
+  }
+}
 // The same of one line again and again.
 template <int C>
 struct AcrossRows {

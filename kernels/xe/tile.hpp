@@ -174,6 +174,17 @@ XF_INLINE Across<C> map(F f, const Across<C>& a, const More&... more) {
   return {simd<float, Across<C>::kColumns>(f(a.x, more.x...))};
 }
 
+template <int R, int C>
+XF_INLINE Across<C> column_sums(const Tile<R, C>& t) {
+  Across<C> sums;
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    floats sum = t.row(0, c);
+    XF_UNROLL for (int r = 1; r < R; ++r) sum += t.row(r, c);
+    sums.x.template select<kLanes, 1>(c * kLanes) = sum;
+  }
+  return sums;
+}
+
 // Rows of a chunk that one instruction of 32 lanes takes.
 constexpr int kRowsAtOnce = 32 / kLanes;
 using wide_floats = simd<float, 32>;
@@ -219,6 +230,10 @@ XF_INLINE void weigh(Tile<R, C>& dP, const Tile<R, C>& P, const Across<C>& Delta
       some = (wide_floats(some) - delta) * part<32>(P.x, i);
     }
   }
+}
+template <int R, int C>
+XF_INLINE void operator+=(Tile<R, C>& a, const Tile<R, C>& b) {
+  a.x += b.x;
 }
 template <int R, int C>
 XF_INLINE void operator*=(Tile<R, C>& a, const Tile<R, C>& b) {

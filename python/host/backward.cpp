@@ -90,15 +90,15 @@ void refuse_caches(const Problem& p, const FwdRequest& r, const Checker& check) 
                                  std::to_string(p.k.shape[batch]));
 }
 
-Array new_bias_gradient(const Problem& p, const Checker& check) {
-  if (p.score_mod.id != ScoreModId::kNone)
-    check.refuse<NotImplemented>("attn_mask with score_mod has no gradient yet");
-  const auto& s = p.bias.shape;
-  if (p.bias.ndim != 4 || s[0] != p.batch || s[1] != p.heads_q || s[2] != p.sq || s[3] != p.sk)
-    check.refuse<NotImplemented>(
-        "attn_mask must have the shape of the scores for a gradient, got " +
-        p.bias.describe_shape());
-  return new_array(p.q, p.bias.dtype, {s[0], s[1], s[2], s[3]});
+// Of the shape of the bias with four axes; but a bias without rows and keys has a sum for each row.
+Array new_bias_gradient(const Problem& p) {
+  const auto size = [&](int axis) {
+    const int at = axis + p.bias.ndim - 4;
+    return at < 0 ? 1 : p.bias.shape[at];
+  };
+  const int64_t keys = size(3), rows = keys == 1 ? p.sq : size(2);
+  const DType dtype = rows == 1 || keys == 1 ? DType::kF32 : p.bias.dtype;  // of sums
+  return new_array(p.q, dtype, {size(0), size(1), rows, keys});
 }
 
 // The arrays of the result, without data where a gradient is not wanted.
@@ -110,6 +110,11 @@ struct Results {
     return py::make_tuple(object(dq), object(dk), object(dv), object(dbias), object(dalibi),
                           object(dsinks));
   }
+  Shares shares_of_bias() const {
+    if (!dbias.data) return {};
+    const auto size = [&](int axis) { return static_cast<int32_t>(dbias.shape[axis]); };
+    return {size(0), size(1), size(2), size(3)};
+  }
 };
 
 Array empty_like(const Array& a) {
@@ -118,20 +123,17 @@ Array empty_like(const Array& a) {
   return new_array(a, a.dtype, {s[0], s[1], s[2], s[3]});
 }
 
-Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g,
-                    const Checker& check) {
+Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g) {
   Results to;
   if (g.wants("q")) to.dq = empty_like(p.q);
   if (g.wants("k")) to.dk = empty_like(p.k);
   if (g.wants("v")) to.dv = empty_like(p.v);
   if (!r.alibi.is_none() && g.wants("alibi_slopes")) {
-    if (p.score_mod.id != ScoreModId::kNone)
-      check.refuse<NotImplemented>("alibi_slopes with score_mod have no gradient yet");
     to.dalibi = p.alibi.ndim == 2 ? new_array(p.q, DType::kF32, {p.batch, p.heads_q})
                                   : new_array(p.q, DType::kF32, {p.heads_q});
   }
   if (!r.sinks.is_none() && g.wants("s_aux")) to.dsinks = new_array(p.q, DType::kF32, {p.heads_q});
-  if (!r.bias.is_none() && g.wants("attn_mask")) to.dbias = new_bias_gradient(p, check);
+  if (!r.bias.is_none() && g.wants("attn_mask")) to.dbias = new_bias_gradient(p);
   return to;
 }
 
@@ -164,7 +166,7 @@ int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& pl
   const DeviceFacts& facts = place.device.facts;
   if (!schedule_of(place.device).one_pass) return 0;
   if (facts.arch == "cpu-amx-bf16" && p.q.dtype == DType::kBF16) return 0;
-  if (!to.dq.data || !to.dk.data || !to.dv.data || to.dbias.data || to.dalibi.data) return 0;
+  if (!to.dq.data || !to.dk.data || !to.dv.data) return 0;
   const int64_t heads = p.batch * p.heads_k,
                 workers = std::min<int64_t>(heads, facts.compute_units);
   if (workers == 0 || !p.has_queries() || p.sk == 0) return 0;
@@ -176,41 +178,45 @@ int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& pl
 std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results& to,
                            int64_t workers, Access access, const Place& place) {
   std::vector<Part> parts;
-  const auto kernels_of = [&](Algorithm algorithm, auto groups) {
+  const auto of_scores = [&](Algorithm algorithm) {
     Desc desc = describe(algorithm, p);
-    if (algorithm == Algorithm::kBackwardHeads) {  // of what the others have made of scores
-      desc.dropout = r.dropout > 0;
-      desc.rows = 1;
-    } else {
-      describe_scores(desc, p, r);
-      desc.rows = rows_for(desc, p, schedule_of(place.device));
-      // So that groups have threads enough to bring tiles into shared memory.
-      if (access != Access::kNone) desc.rows = std::max<uint8_t>(desc.rows, 32);
-    }
+    describe_scores(desc, p, r);
+    desc.rows = rows_for(desc, p, schedule_of(place.device));
+    // So that groups have threads enough to bring tiles into shared memory.
+    if (access != Access::kNone) desc.rows = std::max<uint8_t>(desc.rows, 32);
+    return desc;
+  };
+  const auto add = [&](Desc desc, int64_t rows, int64_t heads, int64_t keys = 0) {
     desc.access = access;
-    if (algorithm == Algorithm::kBackwardQ) {
-      if (to.dbias.data) desc.bias_gradient = to.dbias.dtype;
-      desc.sums_slopes = to.dalibi.data;
-    }
     const Kernels& kernels = find_kernels(desc, place);
-    parts.push_back({&kernels, groups(desc, kernels)});
-  };
-  const auto of_rows = [](int64_t rows, int64_t heads) {
-    return [=](const Desc& desc, const Kernels& kernels) {
-      return groups_for(desc, kernels, rows, heads);
-    };
-  };
-  const auto of = [](int64_t groups) {
-    return [=](const Desc&, const Kernels&) { return static_cast<uint64_t>(groups); };
+    const int64_t key_blocks = keys ? (keys - 1) / kernels.block_k + 1 : 1;
+    parts.push_back({&kernels, groups_for(desc, kernels, rows, heads * key_blocks)});
   };
   if (workers) {
-    kernels_of(Algorithm::kBackward, of(workers));
+    add(of_scores(Algorithm::kBackward), 1, workers);
   } else {
-    if (p.has_queries()) kernels_of(Algorithm::kBackwardQ, of_rows(p.sq, p.batch * p.heads_q));
+    if (p.has_queries()) add(of_scores(Algorithm::kBackwardQ), p.sq, p.batch * p.heads_q);
     if (p.batch * p.heads_k * p.sk != 0 && (to.dk.data || to.dv.data))
-      kernels_of(Algorithm::kBackwardK, of_rows(p.sk, p.batch * p.heads_k));
+      add(of_scores(Algorithm::kBackwardK), p.sk, p.batch * p.heads_k);
   }
-  if (to.dalibi.data || to.dsinks.data) kernels_of(Algorithm::kBackwardHeads, of(p.heads_q));
+  if (to.dbias.data && p.has_scores()) {
+    const Shares shares = to.shares_of_bias();
+    Desc desc = of_scores(Algorithm::kBackwardBias);
+    desc.bias_gradient = to.dbias.dtype;
+    if (shares.rows == 1) desc.rows = 8;  // one thread goes over all rows
+    add(desc, shares.rows, int64_t{shares.batches} * shares.heads, shares.keys);
+  }
+  if (to.dalibi.data && p.has_queries()) {
+    Desc desc = of_scores(Algorithm::kBackwardBias);
+    desc.sums_slopes = true;
+    add(desc, p.sq, p.batch * p.heads_q);
+  }
+  if (to.dalibi.data || to.dsinks.data) {
+    Desc desc = describe(Algorithm::kBackwardHeads, p);
+    desc.dropout = r.dropout > 0;
+    desc.rows = 1;
+    add(desc, 1, p.heads_q);
+  }
   return parts;
 }
 
@@ -226,6 +232,7 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
   params.dv = arg(to.dv);
   if (const Array& a = to.dbias; a.data)
     params.dbias = {a.data, a.strides[0], a.strides[1], a.strides[2], 1};
+  params.bias = to.shares_of_bias();
   params.dalibi = reinterpret_cast<float*>(to.dalibi.data);
   params.dalibi_batch = p.alibi.ndim == 2 ? p.heads_q : 0;
   params.dsinks = reinterpret_cast<float*>(to.dsinks.data);
@@ -272,7 +279,7 @@ py::tuple backward(const py::kwargs& arguments) {
   const Gradients g = read_gradients(own, r, p, check);
   refuse_caches(p, r, check);
 
-  const Results to = new_results(p, r, g, check);
+  const Results to = new_results(p, r, g);
   py::tuple results = to.objects();
   const Access access = access_of(p, r, g, to, place, check);
   const int64_t workers = workers_of_one_pass(p, to, place);
@@ -281,8 +288,8 @@ py::tuple backward(const py::kwargs& arguments) {
   Scratch scratch;
   if (!parts.empty()) scratch = scratch_of(params, p, *parts[0].kernels, workers, place);
   submit(place, [&](Launcher& launch) {
-    launch.clear(to.dbias);  // where blocks of keys are not seen
-    if (p.used_k.data) {     // the keys that are not in use
+    if (!p.has_scores()) launch.clear(to.dbias);
+    if (p.used_k.data) {  // the keys that are not in use
       for (const Array* a : {&to.dk, &to.dv}) launch.clear(*a);
     }
     for (const Part& part : parts) {

@@ -85,6 +85,8 @@ const char* name_of(Algorithm algorithm) {
       return "flash_bwd_dkv";
     case Algorithm::kBackward:
       return "flash_bwd";
+    case Algorithm::kBackwardBias:
+      return "flash_bwd_bias";
     case Algorithm::kBackwardHeads:
       return "flash_bwd_heads";
     case Algorithm::kAppend:

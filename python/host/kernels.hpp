@@ -21,6 +21,7 @@ enum class Algorithm : uint8_t {
   kBackwardQ,
   kBackwardK,
   kBackward,
+  kBackwardBias,
   kBackwardHeads,
   kAppend,
   kMergeStates,

@@ -27,6 +27,7 @@ struct Problem {
   Cache cache;
 
   bool has_queries() const { return batch * heads_q * sq * (packed ? tokens_q : 1) != 0; }
+  bool has_scores() const { return has_queries() && sk != 0; }
   Layout k_layout(Layout layout) const { return cache.given ? Layout::kBSHD : layout; }
 };
 

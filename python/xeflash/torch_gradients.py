@@ -69,8 +69,6 @@ def attention_backward(
     else:
         of_layout = {}
     arrays = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
-    if attn_mask is not None and "attn_mask" in wanted:  # the extension has the gradients of all scores
-        of_layout["attn_mask"] = attn_mask.expand(*q.shape[:-1], k.shape[-2])
     gradients = _core.backward(
         function=function, layout=layout, q=q, k=k, v=v, out=out, lse=lse, dout=dout, dlse=dlse, wanted=tuple(wanted),
         softmax_scale=softmax_scale, causal=causal, window_left=window_left, window_right=window_right,

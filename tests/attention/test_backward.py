@@ -67,19 +67,18 @@ class Case:
                 parts.append(field.name if value is True else f"{value}")
         return "-".join(parts)
 
-    @property
-    def has_bias(self) -> bool:
-        return "bias" in self.variant
+    def has(self, variant: str) -> bool:
+        return variant in self.variant.split("+")
 
 
 def is_possible(case: Case) -> bool:
-    if (case.broadcast != "bhqk" and case.variant not in ("bias", "mask")) or (
-        case.bh_slopes and case.variant != "alibi"
+    if (case.broadcast != "bhqk" and not (case.has("bias") or case.has("mask"))) or (
+        case.bh_slopes and not case.has("alibi")
     ):
         return False  # says nothing
-    if case.entry != "attention" and (case.variant in ("bias", "mask") or case.top_left):
+    if case.entry != "attention" and (case.has("bias") or case.has("mask") or case.top_left):
         return False
-    if case.variant == "dropout" and case.dlse and case.entry != "attention":
+    if case.has("dropout") and case.dlse and case.entry != "attention":
         return False  # their third result would be flash-attn's S_dmask
     return not (case.top_left and case.window == "full")
 
@@ -121,15 +120,15 @@ def formula(
     scale = dim**-0.5 if case.scale is None else case.scale
     s = q.to(work) @ k.to(work).mT * scale
     size = (q.abs() @ k.abs().mT * scale).detach() if moved else None
-    if case.variant == "softcap":
+    if case.has("softcap"):
         s = 3 * torch.tanh(s / 3)
-    if case.variant == "alibi":
+    if case.has("alibi"):
         s = s - t["alibi_slopes"].expand(-1 if case.bh_slopes else batch, heads)[:, :, None, None] * far
-    if case.has_bias:
+    if case.has("bias"):
         s = s + t["attn_mask"]
-    if case.variant == "mask":
+    if case.has("mask"):
         s = s.masked_fill(~fixed["attn_mask"], -torch.inf)
-    if case.variant == "snippet":
+    if case.has("snippet"):
         i, j, near = torch.arange(rows)[:, None], torch.arange(keys), fixed["near"].to(work)
         b, h = torch.arange(batch)[:, None, None, None] + first, torch.arange(heads)[:, None, None]
         s = s + TILT * torch.tanh(s * near[h]) + near[(j + b) % PERIOD]
@@ -183,13 +182,13 @@ def draw(case: Case, generator: torch.Generator) -> tuple[Tensors, Tensors, list
         fixed["dlse"] = normal(heads, lead_q[0]) if case.entry == "varlen" else normal(2, heads, rows)
     if case.sinks:
         t["s_aux"] = normal(heads)
-    if case.variant == "alibi":
+    if case.has("alibi"):
         t["alibi_slopes"] = torch.rand((len(of_q), heads) if case.bh_slopes else (heads,), generator=generator) / 4
-    if case.variant in ("bias", "mask"):
+    if case.has("bias") or case.has("mask"):
         sizes = {"b": 2, "h": heads, "q": rows, "k": keys, "1": 1}
         shape = [sizes[letter] for letter in case.broadcast]
         hidden = torch.rand(shape, generator=generator) < 0.2
-        if case.variant == "mask":
+        if case.has("mask"):
             fixed["attn_mask"] = ~hidden
         else:
             t["attn_mask"] = normal(*shape).to(dtype).masked_fill(hidden & (len(shape) > 1), -torch.inf)
@@ -202,10 +201,10 @@ def call(case: Case, t: Tensors, fixed: Tensors, of_q: list[int], of_k: list[int
     left, right = window_of(case)
     causal = case.window == "causal"
     window = (left, -1 if causal else right)
-    more: dict[str, Any] = {"window_size": window, "softcap": 3.0 if case.variant == "softcap" else 0.0}
+    more: dict[str, Any] = {"window_size": window, "softcap": 3.0 if case.has("softcap") else 0.0}
     more["alibi_slopes"] = t.get("alibi_slopes")
-    more["dropout_p"] = DROPOUT if case.variant == "dropout" else 0.0
-    if case.variant == "snippet":
+    more["dropout_p"] = DROPOUT if case.has("dropout") else 0.0
+    if case.has("snippet"):
         more |= {"score_mod": SNIPPET, "captures": {"near": fixed["near"], "tilt": TILT, "period": PERIOD}}
     if case.entry == "attention":
         mask = t.get("attn_mask", fixed.get("attn_mask"))
@@ -326,7 +325,7 @@ def run(case: Case) -> None:
     kept = None
     leaves = {name: there(x).requires_grad_() for name, x in t.items()}
     others = {name: there(x) for name, x in fixed.items()}
-    if case.variant == "dropout":
+    if case.has("dropout"):
         kept = kept_by(case, leaves, of_q, of_k, rng)
     out, lse = call(case, leaves, others, of_q, of_k, rng)
     results, into = ([out, lse], [others["dout"], others["dlse"]]) if case.dlse else ([out], [others["dout"]])
@@ -381,6 +380,20 @@ def test_gradients_match_autograd_of_the_formula_long(case: Case) -> None:
     run(case)
 
 
+# A bias and ALiBi's slopes have the slopes of what follows them.
+MIXED = "softcap+alibi+bias+snippet"
+MIXTURES = [
+    Case(heads="gqa4", variant=MIXED, broadcast="1hqk"),
+    Case(("bf16", 64, 64), (23, 300), "mqa", "causal", variant=MIXED, broadcast="b11k", sinks=True, dlse=True),
+    Case(("fp32", 111, 59), (300, 23), variant="alibi+bias+dropout", broadcast="1hq1", sinks=True),
+]
+
+
+@pytest.mark.parametrize("case", MIXTURES, ids=lambda case: case.id)
+def test_gradients_below_other_changes(case: Case) -> None:
+    run(case)
+
+
 # Simulated GPUs take seconds for what a card does in microseconds: fewer kernels, head dims in steps of 8, few rows.
 ON_GPU = CHOICES | {
     "kernel": [("fp32", 8, 8), ("fp32", 64, 64), ("bf16", 64, 64), ("bf16", 192, 128), ("bf16", 256, 256)]
@@ -393,9 +406,15 @@ PAIRWISE_ON_GPU = [
 ]
 
 
+MIXTURES_ON_GPU = [
+    Case(("bf16", 64, 64), (23, 63), "mqa", variant=MIXED, broadcast="1hqk", sinks=True, device="xpu"),
+    Case(("bf16", 64, 64), (70, 70), "mha", "causal", variant="bias", broadcast="b11k", device="xpu"),
+]
+
+
 @pytest.mark.gpu
 @pytest.mark.xpu
-@pytest.mark.parametrize("case", PAIRWISE_ON_GPU[::9], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*MIXTURES_ON_GPU, *PAIRWISE_ON_GPU[::9]], ids=lambda case: case.id)
 def test_gradients_match_on_a_gpu(xpu: str, case: Case) -> None:
     run(case)
 

@@ -10,6 +10,7 @@ import xeflash
 import xeflash.torch_ops
 from torch.utils.checkpoint import checkpoint
 from xeflash import _core
+from xeflash.bench.memory import peak_of
 
 ops = torch.ops.xeflash
 pytestmark = pytest.mark.usefixtures("device")
@@ -245,6 +246,18 @@ def test_only_what_is_wanted_is_computed(monkeypatch, names, compiled):
 
 def call_attention(arguments):
     return xeflash.attention(**arguments, enable_gqa=True)
+
+
+def test_the_gradient_of_a_bias_takes_no_more_memory_than_itself(device):
+    """Not that of the gradients of all scores which share it."""
+    q, k, v = (torch.randn(8, 4, 256, 8, requires_grad=True) for _ in range(3))
+    for shape in [(256, 256), (4, 256, 256), (8, 1, 1, 256), (4, 256, 1)]:
+        bias = torch.randn(shape, requires_grad=True)
+        out = xeflash.attention(q, k, v, bias)
+        take = functools.partial(torch.autograd.grad, out, grad_outputs=torch.randn_like(out), retain_graph=True)
+        without = peak_of(functools.partial(take, (q, k, v)), device)
+        more = peak_of(functools.partial(take, (q, k, v, bias)), device) - without
+        assert more <= max(bias.nbytes, 4 * out[..., 0].numel()), f"{shape}: {more} bytes"
 
 
 def test_the_gradient_of_the_lse_alone():

@@ -40,6 +40,7 @@ ALGORITHMS = {
     "flash_bwd_dq": Algorithm(("flash_bwd_dq",), ("flash_bwd_dq",), "BwdParams"),
     "flash_bwd_dkv": Algorithm(("flash_bwd_dkv",), ("flash_bwd_dkv",), "BwdParams"),
     "flash_bwd": Algorithm(("flash_bwd",), ("flash_bwd",), "BwdParams"),
+    "flash_bwd_bias": Algorithm(("flash_bwd_bias",), ("flash_bwd_bias",), "BwdParams"),
     "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams"),
     "append": Algorithm(("append",), ("append",), "AppendParams"),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
@@ -70,8 +71,8 @@ class Desc:
     cache_dtype: str | None = None  # of K and V, if it is not dtype
     cache_scales: bool = False  # a factor per row of K and V
     unified_max: bool = False  # decoding with a maximum that is known beforehand
-    bias_gradient: str | None = None  # backward: its type, where it is wanted
-    sums_slopes: bool = False  # backward: for the gradients of ALiBi's slopes
+    bias_gradient: str | None = None  # flash_bwd_bias: of a bias, and its type
+    sums_slopes: bool = False  # flash_bwd_bias: of ALiBi's slopes
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
@@ -107,8 +108,10 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     config = config or pick(desc)
     arch = _kernels_arch(desc)
     score = [name for name, used in (("SoftCap", desc.softcap), ("Alibi", desc.alibi)) if used]
+    score += ["SlopesFromHere"] if desc.sums_slopes else []
     if desc.bias is not None:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
+    score += ["SlopesFromHere"] if desc.bias_gradient else []
     if desc.score_mod:
         score.append("ScoreMod<snippet::Snippet>")
     if desc.negative_scale and not score:

@@ -51,6 +51,11 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
         if desc.algorithm in xe.BACKWARD:
             parts, team, threads, own, own_v, pairs = xe.backward(desc, block_q, block_k)
             return Config(block_q, block_k, own_v, parts, threads, team=team, block_d=own, pairs=pairs)
+        if desc.algorithm == "flash_bwd_bias":
+            threads = xe.neighbours(desc, block_q) // (1 if desc.access == "block2d" else 2)  # they keep dO there, too
+            return Config(block_q, block_k, desc.head_dim_v, threads=max(1, threads))
+        if desc.algorithm == "flash_bwd_heads":
+            return Config(block_q, block_k, desc.head_dim_v)
         block_v, parts = xe.columns(desc, block_q)
         if desc.algorithm == "flash_decode":
             threads = xe.sharers(desc, block_q) if block_q % 8 == 0 else 1  # splits of the keys fill the device

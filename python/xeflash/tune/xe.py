@@ -95,6 +95,11 @@ FLASH_BWD_DKV: list[Row] = [
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
 ]
+# Rows and keys of a tile of a bias's gradient.
+FLASH_BWD_BIAS: list[Row] = [
+    ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+]
 # Most columns of dQ, or of dK and of dV, in the registers of a thread; a team of two is wanted for more than half.
 _BACKWARD_COLUMNS = {"flash_bwd_dq": 128, "flash_bwd_dkv": 64}
 BACKWARD = tuple(_BACKWARD_COLUMNS)
@@ -103,7 +108,7 @@ NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to cho
 
 # standard_attention: what FlashAttention is compared with has its tiles.
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
-TABLES |= {"flash_bwd_dq": FLASH_BWD_DQ, "flash_bwd_dkv": FLASH_BWD_DKV}
+TABLES |= {"flash_bwd_dq": FLASH_BWD_DQ, "flash_bwd_dkv": FLASH_BWD_DKV, "flash_bwd_bias": FLASH_BWD_BIAS}
 TABLES |= {"flash_bwd_heads": NO_TILES, "append": NO_TILES, "merge_states": NO_TILES}
 
 # One wave of threads, those with 256 registers: a second one that is not full would take as long as the first. 128

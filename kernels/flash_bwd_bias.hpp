@@ -1,0 +1,123 @@
+// Gradients of what is added to scores: a bias, which several of them may share, or ALiBi's slope
+// times a distance. A thread has a tile of it, and goes over all scores that share it in the order
+// of batches, heads, rows and keys; their products are made again for that. flash_bwd_dq is
+// launched before, for Delta.
+//   dbias = sum dS     drow_slopes = -sum of a row |distance| dS, of which flash_bwd_heads goes on
+#pragma once
+
+#include "attention/backward.hpp"
+
+namespace xeflash {
+
+template <class Config>
+struct BiasSums {
+  static constexpr int Br = Config::block_q, Bc = Config::block_k;
+  using T = typename Config::BiasGradient;
+  Tile<Br, Bc> sums;
+
+  XF_INLINE BiasSums() { fill(sums, 0.f); }
+  static XF_INLINE Shares shares(const BwdParams& p) { return p.bias; }
+  template <class Tile>
+  XF_INLINE void add(const BwdParams&, const Sequence&, int, const Tile& dS, int, int) {
+    sums += dS;
+  }
+  XF_INLINE void finish(const BwdParams& p, const Work& work, float factor) {
+    sums *= ColVec<Br>(factor);
+    T* first = static_cast<T*>(const_cast<void*>(p.dbias.data)) + work.batch * p.dbias.batch +
+               work.head * p.dbias.head;
+    const Rows<T> rows = Rows<T>{first, p.dbias.row, p.bias.rows}.from(work.block * Br);
+    const int key = work.part * Bc;
+    if constexpr (std::is_same_v<T, float>) {
+      if (p.bias.keys == 1) {
+        ColSum<Br> of_rows{0.f};
+        add_row_sums(of_rows, sums);
+        return store(rows, ColVec<Br>(of_rows));
+      }
+      if (p.bias.rows == 1) {
+        return store(Rows<T>{first, 1, p.bias.keys}.from(key), column_sums(sums));
+      }
+    }
+    store(RaggedRows<T>(rows.columns(key, p.bias.keys)), sums);
+  }
+};
+
+template <class Config>
+struct SlopeSums {
+  static constexpr int Br = Config::block_q;
+  ColSum<Br> sums{0.f};
+
+  static XF_INLINE Shares shares(const BwdParams& p) { return {p.batch, p.heads_q, p.max_q, 1}; }
+  template <class Tile>
+  XF_INLINE void add(const BwdParams& p, const Sequence& seq, int head, Tile& dS, int row,
+                     int key) {
+    const Alibi alibi(p, seq, head);
+    each(dS, row, key,
+         [&](auto ds, auto q, auto k) { return -ds * alibi.distance<decltype(ds)>(q, k); });
+    add_row_sums(sums, dS);
+  }
+  XF_INLINE void finish(const BwdParams& p, const Work& work, float factor) {
+    ColVec<Br> of_rows = sums;
+    of_rows *= ColVec<Br>(factor);
+    const Sequence seq(p, work.batch);
+    store(seq.per_row(p, p.row_slopes, work.head).from(work.block * Br), of_rows);
+  }
+};
+
+template <class Config>
+XF_INLINE void flash_bwd_bias(const BwdParams& p) {
+  using Tiles = ScoreTiles<Config, true>;
+  using T = typename Config::Element;
+  using Sums = std::conditional_t<Config::sums_slopes, SlopeSums<Config>, BiasSums<Config>>;
+  constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
+  static_assert(kTeam == 1);
+  Tiles::allocate();
+
+  const Shares shares = Sums::shares(p);
+  const int row_blocks = (shares.rows - 1) / Br + 1, key_blocks = (shares.keys - 1) / Bc + 1;
+  const Work work(group_index(), key_blocks, row_blocks, shares.heads);
+  Sums sums;
+  for (int b = work.batch; b < p.batch; b += shares.batches) {
+    const Sequence seq(p, b);
+    const typename Config::Mask mask(p, seq);
+    for (int head = work.head; head < p.heads_q; head += shares.heads) {
+      const int head_k = head / (p.heads_q / p.heads_k);
+      const BlocksOf<typename Tiles::KeyTileT> keys_t(seq.k_rows<const T>(p.k, head_k));
+      const BlocksOf<typename Tiles::ValueTileT> values_t(seq.k_rows<const T>(p.v, head_k));
+      const Gradients<Config, false> gradients(p, seq, head, mask);
+      for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty(); rows.row += row_blocks * Br) {
+        const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
+        const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+        const bool all_keys = shares.keys == 1;
+        if (!all_keys && !range.has(work.part)) continue;
+        const ColVec<Br> L =
+            load_values<Br>(seq.per_row<const float>(p, p.lse, head).from(rows.row), kInf);
+        const ColVec<Br> delta =
+            load_values<Br>(seq.per_row<const float>(p, p.delta, head).from(rows.row), 0.f);
+        typename Tiles::QueryTile Q;
+        load(Q, seq.q_rows<const T>(p.q, head, 0).from(rows.row));
+        typename Tiles::OutputGradient dO;
+        load(dO, seq.q_rows<const T>(p.dout, head, 0).from(rows.row));
+
+        const int end = all_keys ? range.end : work.part + 1;
+        for (int j = all_keys ? range.begin : work.part; j < end; ++j) {
+          const auto K_t = keys_t.at(j * Bc);
+          const auto V_t = values_t.at(j * Bc);
+          if (own.has(j)) {
+            typename Tiles::ScoreTile P, slopes, dP;
+            mma_ABt(P, Q, K_t);  // S = Q K^T
+            gradients.probabilities(P, slopes, own.is_full(j), rows.row, j * Bc, L);
+            mma_ABt(dP, dO, V_t);  // dP = dO V^T
+            gradients.drop(dP, rows.row, j * Bc);
+            weigh(dP, P, delta);  // dS = P (dP - Delta)
+            gradients.through_changes(dP, slopes);
+            sums.add(p, seq, head, dP, rows.row, j * Bc);
+          }
+          reuse_shared();
+        }
+      }
+    }
+  }
+  sums.finish(p, work, typename Config::Drop(p, Sequence(p, work.batch), 0).keep_scale);
+}
+
+}  // namespace xeflash
