@@ -84,7 +84,8 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
       const BlocksOf<typename Tiles::KeyTileT> keys_t(seq.k_rows<const T>(p.k, head_k));
       const BlocksOf<typename Tiles::ValueTileT> values_t(seq.k_rows<const T>(p.v, head_k));
       const Gradients<Config, false> gradients(p, seq, head, mask);
-      for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty(); rows.row += row_blocks * Br) {
+      for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty();
+           rows.row += row_blocks * Br) {
         const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
         const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
         const bool all_keys = shares.keys == 1;

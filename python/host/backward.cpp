@@ -1,6 +1,7 @@
 #include "backward.hpp"
 
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -160,8 +161,9 @@ struct Part {
 };
 
 // One kernel of a work-item per head of keys makes each product once; those for dQ and for dK and
-// dV make two of five twice, but have work for many cores. (AMX: two kernels, whose products are
-// all its own.)
+// dV make two of five twice, but have work for many cores. Their dQ differs in the last bits, so
+// the choice is the machine's, whatever part of it a process may use. (AMX: two kernels, whose
+// products are all its own.)
 int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& place) {
   const DeviceFacts& facts = place.device.facts;
   if (!schedule_of(place.device).one_pass) return 0;
@@ -170,8 +172,8 @@ int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& pl
   const int64_t heads = p.batch * p.heads_k,
                 workers = std::min<int64_t>(heads, facts.compute_units);
   if (workers == 0 || !p.has_queries() || p.sk == 0) return 0;
-  const int64_t turns = (heads + workers - 1) / workers;
-  return 5 * turns * facts.compute_units <= 7 * heads ? workers : 0;
+  const int64_t cores = sysconf(_SC_NPROCESSORS_CONF), turns = (heads + cores - 1) / cores;
+  return 5 * turns * cores <= 7 * heads ? workers : 0;
 }
 
 // In their order: those of keys and heads read what the first one leaves.

@@ -1,0 +1,28 @@
+"""Prints digests of gradients, of one pass on the CPU and of two kernels: `python gradient_bits.py [DEVICE]`."""
+
+import hashlib
+import os
+import sys
+
+from xeflash import sim
+
+device = "cpu"
+if len(sys.argv) > 1:
+    import torch_xpu
+
+    sim.enable(sys.argv[1])
+    torch_xpu.install()
+    device = "xpu"
+
+import torch  # noqa: E402
+import xeflash  # noqa: E402
+
+torch.manual_seed(0)
+cores = os.sysconf("SC_NPROCESSORS_CONF")
+for batch, rows in [(1, 70), (cores, 133)]:
+    q, k, v = (torch.randn(batch, heads, rows, 64, dtype=torch.bfloat16) for heads in (2, 1, 1))
+    bias = torch.randn(rows, rows, dtype=torch.bfloat16)
+    given = [x.to(device).requires_grad_() for x in (q, k, v, bias)]
+    out = xeflash.attention(*given, is_causal=True, enable_gqa=True)
+    gradients = torch.autograd.grad(out, given, torch.ones_like(out))
+    print([hashlib.sha256(x.cpu().view(torch.uint16).numpy().tobytes()).hexdigest()[:8] for x in gradients])
