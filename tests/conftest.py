@@ -49,7 +49,13 @@ def give_simulated_gpus(device):
         no_torch_xpu = str(error)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks for what -m asks for
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        # Of a module that names some of its tests so, the others run on xpu in the long set.
+        names = getattr(getattr(item, "module", None), "ON_XPU", ("",))
+        if item.get_closest_marker("xpu") and not any(name in item.function.__name__ for name in names):
+            item.add_marker(pytest.mark.long)
     if not config.getoption("--sim"):
         return
     part, parts = map(int, config.getoption("--part").split("/"))
@@ -150,18 +156,7 @@ def xpu(gpu):
     return gpu
 
 
-def pytest_generate_tests(metafunc):
-    """Tests with a `device` run on the CPU and on xpu; there, if their module has ON_XPU, by default only those named so."""
-    own = any("device" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
-    if own or "device" not in metafunc.fixturenames:
-        return
-    names = getattr(metafunc.module, "ON_XPU", ("",))
-    long = [] if any(name in metafunc.function.__name__ for name in names) else [pytest.mark.long]
-    xpu = pytest.param("xpu", marks=[pytest.mark.gpu, pytest.mark.xpu, *long])
-    metafunc.parametrize("device", ["cpu", xpu], indirect=True)
-
-
-@pytest.fixture
+@pytest.fixture(params=["cpu", pytest.param("xpu", marks=[pytest.mark.gpu, pytest.mark.xpu])])
 def device(request):
     """Tensors of the test are made on the CPU, and, where torch has it, on xpu."""
     import torch
