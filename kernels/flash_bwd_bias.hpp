@@ -75,6 +75,7 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
   const Shares shares = Sums::shares(p);
   const int row_blocks = (shares.rows - 1) / Br + 1, key_blocks = (shares.keys - 1) / Bc + 1;
   const Work work(group_index(), key_blocks, row_blocks, shares.heads);
+  const int step = (row_blocks + kNeighbours - 1) / kNeighbours * kNeighbours * Br;
   Sums sums;
   for (int b = work.batch; b < p.batch; b += shares.batches) {
     const Sequence seq(p, b);
@@ -84,8 +85,7 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
       const BlocksOf<typename Tiles::KeyTileT> keys_t(seq.k_rows<const T>(p.k, head_k));
       const BlocksOf<typename Tiles::ValueTileT> values_t(seq.k_rows<const T>(p.v, head_k));
       const Gradients<Config, false> gradients(p, seq, head, mask);
-      for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty();
-           rows.row += row_blocks * Br) {
+      for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty(); rows.row += step) {
         const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
         const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
         const bool all_keys = shares.keys == 1;

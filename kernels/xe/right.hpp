@@ -177,11 +177,13 @@ struct Right {
   struct Stream2d {
     Message message;
     const int first;
-    int at = -1;  // what the message's row was set for: it stays
+    // What the message's row was set for: it stays. (A message of this block's own is set each
+    // time, which leaves IGC less freedom: kernels for few rows of 256 columns spilt else.)
+    int at = -1;
     XF_INLINE explicit Stream2d(const Right& V)
         : message(message_of<Message, D>(V.memory)), first(row_of_message(V.memory)) {}
     XF_INLINE simd<T, kRows * kColumns> load(int j, int n) {
-      if (j != at) message.move_y(first + j * kRows);
+      if (!kPrepared<Block> || j != at) message.move_y(first + j * kRows);
       at = j;
       message.move_x(n * kColumns);
       if constexpr (!kQuantised<E>) {
