@@ -2,10 +2,6 @@
 // block messages move.
 #pragma once
 
-#include <sycl/ext/intel/experimental/fp_control_kernel_properties.hpp>
-#include <sycl/ext/intel/experimental/grf_size_properties.hpp>
-#include <sycl/ext/oneapi/kernel_properties/properties.hpp>
-
 #include "xe/dropout.hpp"
 #include "xe/lanes.hpp"
 #include "xe/results.hpp"

@@ -1,15 +1,9 @@
 // Vectors of the Xe backend: the fp32 lanes of one register, as wide as a dpas.
 #pragma once
 
-#include <cstdint>
-#include <sycl/ext/intel/esimd.hpp>
-#include <sycl/ext/intel/esimd/xmx/dpas.hpp>
-#include <sycl/ext/oneapi/free_function_queries.hpp>
-#include <type_traits>
-#include <utility>
-
 #include "tile/constants.hpp"
 #include "tile/macros.hpp"
+#include "xe/system.hpp"
 
 namespace xeflash::xe {
 

@@ -150,17 +150,19 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         "",
     ]
     if arch in _CPU_ISA:
+        choices = []
         # A memset travels through SPIR-V as an array of bytes, which the CPU driver takes apart into one store each.
         backend = ["-fno-builtin-memset", "-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
         # Vectors of one size would become each other bit by bit, ints floats.
         backend += ["-fno-lax-vector-conversions"]
     else:
         xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads, "TEAM": config.team}
-        xe["PAIRS"] = int(config.pairs)
-        xe["SPLIT_KEYS"] = int(config.split_keys)
+        xe |= {"PAIRS": int(config.pairs), "SPLIT_KEYS": int(config.split_keys)}
+        # What all kernels share comes first, up to a declaration: the compiler keeps it.
+        choices = ['#include "xe/system.hpp"', "namespace xeflash {}"]
+        choices += [f"#define XEFLASH_XE_{name} {value}" for name, value in xe.items()]
         # One image, though only some of its kernels use fp16.
         backend = ["-fsycl-device-code-split=off", "-DXEFLASH_BACKEND_XE=1"]
-        backend += [*(f"-DXEFLASH_XE_{name}={value}" for name, value in xe.items())]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [
         name
@@ -178,7 +180,9 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     if config.threads > 1:
         dims += f"{'k' if config.split_keys else 't'}{config.threads}"
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
-    return KernelSource(name, "\n".join(lines), ("-std=c++20", "-DNDEBUG", "-Werror=return-type", *backend), config)
+    return KernelSource(
+        name, "\n".join(choices + lines), ("-std=c++20", "-DNDEBUG", "-Werror=return-type", *backend), config
+    )
 
 
 def _kernels_arch(desc: Desc) -> str:

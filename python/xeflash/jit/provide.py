@@ -139,7 +139,8 @@ def _lock_of(key: str) -> threading.Lock:
 
 def _compile(kernel: KernelSource, desc: Desc, queue: int) -> cache.Built:
     try:
-        options = [*kernel.options, f"-I{HEADERS}"]
+        # A process parses once what its kernels begin with alike.
+        options = [*kernel.options, f"-I{HEADERS}", "--auto-pch"]
         return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.entries[0]))
     except RuntimeError as error:
         raise RuntimeError(_explain(kernel, desc, str(error))) from None
