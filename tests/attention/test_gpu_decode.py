@@ -1,7 +1,6 @@
 """One query against a cache on an Intel GPU, its keys in 1 to 8 splits: `pytest --sim pvc tests/attention/test_gpu_decode.py`.
 
-A kernel takes seconds to compile, so there are some 30, and some 20 in the long set; every other choice meets every
-kernel.
+A kernel takes seconds to compile, so there are some 35, and 10 in the long set; every other choice meets every kernel.
 """
 
 import pytest
@@ -16,38 +15,38 @@ usm = pytest.importorskip("usm", reason="dpctl is not installed")
 
 pytestmark = pytest.mark.gpu
 
-# (dtype, head dims, heads, variant, layout)
+# (dtype, head dims, heads, variant, layout): each number of heads, variant and layout on each device (dealing.py).
 KERNELS = [
     ("bf16", (128, 128), "mqa12", "plain", "bhsd"),
     ("bf16", (576, 512), "mqa8", "plain", "bshd"),
-    ("bf16", (32, 512), "mha", "plain", "bshd"),
-    ("bf16", (64, 64), "gqa4", "softcap", "bhsd"),
-    ("bf16", (128, 128), "gqa4", "softcap", "odd"),
     ("bf16", (256, 256), "gqa5", "softcap", "bhsd"),
+    ("bf16", (128, 128), "gqa4", "softcap", "odd"),
+    ("bf16", (128, 128), "mqa8", "alibi", "bshd"),
     ("bf16", (136, 136), "mqa12", "alibi", "bhsd"),
     ("bf16", (80, 80), "gqa5", "mask", "bshd"),
     ("bf16", (64, 64), "mqa8", "bias", "sliced"),
+    ("bf16", (128, 128), "mha", "softcap-alibi-bias32", "sliced"),
     ("fp16", (64, 64), "mqa20", "plain", "bshd"),
+    ("fp16", (64, 64), "mqa20", "softcap", "odd"),
     ("fp16", (192, 128), "gqa4", "alibi", "bhsd"),
     ("fp16", (80, 80), "mqa12", "mask", "bhsd"),
+    ("fp16", (80, 80), "mha", "bias", "sliced"),
     ("fp16", (128, 128), "mha", "softcap-alibi-bias32", "bhsd"),
     ("fp32", (576, 512), "gqa4", "plain", "bshd"),
     ("fp32", (128, 128), "mqa8", "softcap", "bshd"),
+    ("fp32", (256, 256), "mha", "alibi", "sliced"),
+    ("fp32", (64, 64), "gqa5", "mask", "bshd"),
     ("fp32", (64, 64), "mqa20", "bias", "odd"),
     ("fp32", (80, 80), "gqa4", "softcap-alibi-bias32", "bhsd"),
 ]
 LONG_KERNELS = [
     ("bf16", (64, 64), "mha", "plain", "bshd"),
-    ("bf16", (128, 128), "mqa8", "alibi", "bshd"),
-    ("bf16", (128, 128), "mha", "softcap-alibi-bias32", "sliced"),
+    ("bf16", (32, 512), "mha", "plain", "bshd"),
+    ("bf16", (64, 64), "gqa4", "softcap", "bhsd"),
     ("fp16", (24, 24), "mqa8", "plain", "bshd"),
     ("fp16", (128, 128), "gqa5", "plain", "bshd"),
-    ("fp16", (64, 64), "mqa20", "softcap", "odd"),
     ("fp16", (256, 256), "mqa8", "softcap", "bshd"),
     ("fp16", (512, 512), "gqa5", "alibi", "bhsd"),
-    ("fp16", (80, 80), "mha", "bias", "sliced"),
-    ("fp32", (256, 256), "mha", "alibi", "sliced"),
-    ("fp32", (64, 64), "gqa5", "mask", "bshd"),
 ]
 CHOICES = {
     "kind": ["gpu", "usm"],
@@ -73,7 +72,6 @@ def cases_of(kernels):
 
 
 CASES = cases_of(KERNELS)
-CASES += [pytest.param(*case, marks=pytest.mark.long) for case in cases_of(LONG_KERNELS)]
 # A kernel of its own for each unit: the sign is compiled in.
 CASES += [
     (3, Case(heads="mha", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
@@ -100,13 +98,23 @@ def launches():
     return [record.kernel for record in sim.last_launches()] if sim.enabled() else None
 
 
-@pytest.mark.parametrize("splits, case", CASES, ids=lambda value: f"s{value}" if isinstance(value, int) else value.id)
+def with_splits(cases):
+    return pytest.mark.parametrize("splits, case", cases, ids=[f"s{splits}-{case.id}" for splits, case in cases])
+
+
+@with_splits(CASES)
 def test_matches_reference(gpu, split, splits, case):
     split(splits)
     run(case)
     if (launched := launches()) is not None:
         assert len(launched) == (2 if splits > 1 else 1) or splits == 0
         assert "flash_decode" in launched[0]
+
+
+@pytest.mark.long
+@with_splits(cases_of(LONG_KERNELS))
+def test_matches_reference_long(gpu, split, splits, case):
+    test_matches_reference(gpu, split, splits, case)
 
 
 def make(keys=1000, heads=(4, 2), dim=64):
