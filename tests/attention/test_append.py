@@ -158,7 +158,7 @@ def test_every_code_is_read_as_its_number(name, rows, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "dtype"), [(1, "fp32"), (8, "fp16"), (8, "bf16")])
+@pytest.mark.parametrize(("rows", "dtype"), [(1, "fp32"), (8, "fp16"), pytest.param(8, "bf16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_code_is_read_as_its_number_on_gpu(gpu, name, rows, dtype):
     check_codes(name, rows, dtype, "gpu")

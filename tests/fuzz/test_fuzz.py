@@ -20,12 +20,12 @@ def device_of(request):
 
 
 def test_random_calls():
-    check(Run(cases=400, width="narrow"))
+    check(Run(cases=250, width="narrow"))
 
 
 @pytest.mark.gpu
 def test_random_calls_on_gpu(gpu, request):
-    check(Run(cases=8, width="narrow", device=device_of(request)))
+    check(Run(cases=6, width="narrow", device=device_of(request)))
 
 
 @pytest.mark.long

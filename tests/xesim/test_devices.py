@@ -16,6 +16,7 @@ DEVICES = {
     "ats-m": ("dg2", "12.55.8", 512),
     "arl-h": ("dg2", "12.74.4", 128),
 }
+NEWEST = ("ptl", "arl-h")  # of each family
 SAMPLE = ("attention/test_sample.py",)
 LIST = """
 import json
@@ -127,7 +128,9 @@ def test_inspect_reads_binaries_of_xe3(tmp_path, capsys):
     assert "the native binary was built for ptl, the device is bmg" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "device", [device if device in NEWEST else pytest.param(device, marks=pytest.mark.long) for device in DEVICES]
+)
 def test_sample(device, ocloc):
     run_tests(device, what=SAMPLE)
 

@@ -12,7 +12,6 @@ from offline_compiler import need_ocloc
 
 ADAPTERS = pytest.mark.parametrize("adapter", [0, 1], ids=["v1", "v2"])
 CHECKS = pytest.mark.parametrize("check", ["all", "none"])
-ORDERS = pytest.mark.parametrize("order", ["in_order", "out_of_order"])
 FAMILIES = {
     "pvc": {"name": "Data Center GPU Max 1550", "fp64": "1", "sub_groups": "16,32,", "local_memory": "131072",
             "compute_units": "512"},
@@ -149,8 +148,10 @@ def test_polling_makes_progress(simulated, sycl_program, adapter):
     assert 0 < int(polls) < 100
 
 
-@ADAPTERS
-@ORDERS
+@pytest.mark.parametrize(
+    ("order", "adapter"),
+    [("in_order", 1), ("out_of_order", 1), ("out_of_order", 0), pytest.param("in_order", 0, marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("topic", ["launches", "order", "graph", "profiling", "fault"])
 def test_program(simulated, sycl_program, topic, order, adapter):
     need_ocloc()
