@@ -133,7 +133,7 @@ struct Gradients {
   const typename Config::Drop dropout;
   const float scale;
 
-  XF_INLINE Gradients(const BwdParams& p, const Sequence& seq, int head, const Mask& mask)
+  XF_INLINE Gradients(const ScoreModParams& p, const Sequence& seq, int head, const Mask& mask)
       : mask(mask), variant(p, seq, head), dropout(p, seq, head), scale(p.scale) {}
 
   // P = exp(S - L), in place of S; slopes of the scores only if something changes them.

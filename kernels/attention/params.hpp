@@ -128,6 +128,11 @@ struct BwdParams : ScoreModParams {
   int32_t workers;
 };
 
+// The forward's probabilities, made again from its LSE: (batch, head, row, key).
+struct ProbsParams : ScoreModParams {
+  TensorArg probabilities;
+};
+
 // Standard attention keeps scores and probabilities in memory: (batch, head, row, key), in fp32 and
 // in the type of Q.
 struct StandardParams : FwdParams {

@@ -64,13 +64,17 @@ Array read_like_lse(const py::object& object, const char* name, const Problem& p
   return a;
 }
 
+Array read_lse(const py::object& object, const Problem& p, const Checker& check) {
+  Array lse = read_like_lse(object, "lse", p, check);
+  XF_REQUIRE(check, lse.is_empty() || lse.is_packed(), "lse", "must be contiguous", "strides", lse);
+  return lse;
+}
+
 Gradients read_gradients(py::dict& given, const FwdRequest& r, const Problem& p,
                          const Checker& check) {
   Gradients g;
   g.out = read_like_out(r.out, "out", p, check);
-  g.lse = read_like_lse(take(given, "lse"), "lse", p, check);
-  XF_REQUIRE(check, g.lse.is_empty() || g.lse.is_packed(), "lse", "must be contiguous", "strides",
-             g.lse);
+  g.lse = read_lse(take(given, "lse"), p, check);
   g.dout = read_like_out(take(given, "dout"), "dout", p, check);
   if (const py::object dlse = take(given, "dlse"); !dlse.is_none()) {
     g.dlse = read_like_lse(dlse, "dlse", p, check);
@@ -299,6 +303,37 @@ py::tuple backward(const py::kwargs& arguments) {
     }
   });
   return results;
+}
+
+py::object probabilities(const py::kwargs& arguments) {
+  py::dict given = py::reinterpret_steal<py::dict>(PyDict_Copy(arguments.ptr()));
+  const py::object lse_object = take(given, "lse");
+  const FwdRequest r = read_arguments(py::reinterpret_borrow<py::kwargs>(given));
+  const Checker check(r.function);
+  const Problem p = read_problem(r);
+  const Place place = place_of(p.q);
+  refuse_to_wait_while_recording(place, p.q, p.q_name, check);
+  const Array lse = read_lse(lse_object, p, check);
+  refuse_caches(p, r, check);
+
+  const Array result = new_array(p.q, p.q.dtype, {p.batch, p.heads_q, p.sq, p.sk});
+  if (p.batch * p.heads_q * p.sq * p.sk == 0) return result.object;
+  Desc desc = describe(Algorithm::kProbabilities, p);
+  describe_scores(desc, p, r);
+  desc.rows = std::max<uint8_t>(rows_for(desc, p, schedule_of(place.device)), 32);
+  desc.access = access_for(p, {}, {}, r.layout, QueryRows::kOfHead, place.device.facts.arch);
+  if (desc.access != Access::kNone) check_mask_strides(p);
+  const Kernels& kernels = find_kernels(desc, place);
+  const int64_t key_blocks = (p.sk - 1) / kernels.block_k + 1;
+  const uint64_t groups = groups_for(desc, kernels, p.sq, p.batch * p.heads_q * key_blocks);
+  ProbsParams params{};
+  static_cast<FwdParams&>(params) = params_of(p, r, {}, lse, place);
+  params.captures = p.score_mod.captures;
+  const auto& to = result.strides;
+  params.probabilities = {result.data, to[0], to[2], to[1]};
+  submit(place,
+         [&](Launcher& launch) { launch(*kernels.entries[0], params, groups, kernels.threads); });
+  return result.object;
 }
 
 }  // namespace xeflash

@@ -89,6 +89,8 @@ const char* name_of(Algorithm algorithm) {
       return "flash_bwd_bias";
     case Algorithm::kBackwardHeads:
       return "flash_bwd_heads";
+    case Algorithm::kProbabilities:
+      return "attention_probs";
     case Algorithm::kAppend:
       return "append";
     case Algorithm::kMergeStates:

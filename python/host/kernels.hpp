@@ -23,6 +23,7 @@ enum class Algorithm : uint8_t {
   kBackward,
   kBackwardBias,
   kBackwardHeads,
+  kProbabilities,
   kAppend,
   kMergeStates,
   kStandard

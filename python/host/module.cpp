@@ -132,6 +132,7 @@ PYBIND11_MODULE(_core, m) {
   py::register_local_exception_translator(translate_sycl_error);
   m.def("forward", &forward_from_python);
   m.def("backward", &backward);
+  m.def("probabilities", &probabilities);
   m.def("argument_names", &argument_names);
   m.def("desc_names", [] { return names_of(kDescFields); });
   m.def("schedule_names", [] { return names_of(kScheduleFields); });

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from xeflash import _core
 from xeflash._common import BSHD, LEARNED, THD, engine, seeds, shape_of, snippet, window
 from xeflash._interop import UsmPart
 from xeflash._newer import takes_newer_keywords
@@ -40,23 +41,48 @@ def _run(
 ) -> Any:
     """A function's call; `more` are arguments that the extension knows by the same names."""
     core = engine(function, q, k, v, {"q": q, "k": k, "v": v, "captures": captures, **more}, LEARNED)
-    if dropout_p:
-        if softcap:
-            raise ValueError(
-                f"{function}: softcap does not support dropout, got dropout_p = {dropout_p}, softcap = {softcap}"
-            )
-        if return_attn_probs:
-            raise NotImplementedError(
-                f"{function}: return_attn_probs with dropout (S_dmask) is not there yet, got dropout_p = {dropout_p}"
-            )
+    if dropout_p and softcap:
+        raise ValueError(
+            f"{function}: softcap does not support dropout, got dropout_p = {dropout_p}, softcap = {softcap}"
+        )
     left, right = window(function, window_size)
-    seed, offset = seeds(function, dropout_p, q, core=core)
+    shows_dropout = bool(dropout_p and return_attn_probs)
+    if shows_dropout and core is not _core:
+        import torch  # needs no time, as the arrays are its tensors
+
+        if torch.compiler.is_compiling():
+            raise NotImplementedError(
+                f"{function}: return_attn_probs with dropout must not be compiled, got dropout_p = {dropout_p}"
+            )
+    seed, offset = seeds(function, dropout_p, q, core=_core if shows_dropout else core)
     out, lse = core.forward(
         function=function, layout=layout, q=q, k=k, v=v, window_left=left, window_right=right, softcap=softcap,
         score_mod=snippet(core, function, score_mod, captures), dropout_p=dropout_p, seed=seed, offset=offset,
         return_lse=return_attn_probs, **more,
     )  # fmt: skip
-    return (out, lse, None) if return_attn_probs else out
+    if not return_attn_probs:
+        return out
+    if not shows_dropout:
+        return out, lse, None
+    return out, lse, _probabilities(
+        function, out, score_mod, captures, layout=layout, q=q, k=k, v=v, lse=lse, window_left=left,
+        window_right=right, dropout_p=dropout_p, seed=seed, offset=offset, **more,
+    )  # fmt: skip
+
+
+def _probabilities(
+    function: str, out: Any, score_mod: str | None, captures: Mapping[str, Any] | None, **given: Any
+) -> Any:
+    """flash-attn's S_dmask, which has no gradient."""
+
+    def constant(name: str, x: Any) -> Any:
+        if not hasattr(x, "detach"):
+            return x
+        return x.detach().to(out.dtype) if name in ("q", "k", "v") else x.detach()  # autocast's type
+
+    captures = captures and {name: constant("", x) for name, x in captures.items()}
+    given = {name: constant(name, x) for name, x in given.items()}
+    return _core.probabilities(function=function, score_mod=snippet(_core, function, score_mod, captures), **given)
 
 
 @takes_newer_keywords
@@ -88,7 +114,8 @@ def flash_attn_func(
         softcap: scores become softcap * tanh(score / softcap); 0 is off.
         alibi_slopes: fp32 (H,) or (B, H); adds -slope * |i + Sk - Sq - j| to a score.
         deterministic: of the backward pass, which gives the same bits each time in any case.
-        return_attn_probs: also return the LSE, fp32 (B, H, Sq), and None in the place of flash-attn's S_dmask.
+        return_attn_probs: also return the LSE, fp32 (B, H, Sq), and S_dmask: with dropout the probabilities
+            (B, H, Sq, Sk), negative where they were dropped, for checks, else None.
         s_aux: (H,) sink logits that join the softmax without a value.
         num_splits: of the keys of a single query, each computed on its own, then merged; 0 chooses.
         score_mod, captures: C++ that changes a score, see ``attention``.

@@ -125,11 +125,6 @@ DENSE = {
         TypeError,
         "s_aux must be a floating type, got int32",
     ),
-    "probs-dropout": (
-        dict(return_attn_probs=True, dropout_p=0.1),
-        NotImplementedError,
-        "return_attn_probs with dropout",
-    ),
     "meta": (
         dict(q=tensor(2, 63, 4, 64).to("meta")),
         (TypeError, ValueError, NotImplementedError),

@@ -42,6 +42,7 @@ ALGORITHMS = {
     "flash_bwd": Algorithm(("flash_bwd",), ("flash_bwd",), "BwdParams"),
     "flash_bwd_bias": Algorithm(("flash_bwd_bias",), ("flash_bwd_bias",), "BwdParams"),
     "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams"),
+    "attention_probs": Algorithm(("attention_probs",), ("attention_probs",), "ProbsParams"),
     "append": Algorithm(("append",), ("append",), "AppendParams"),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
     "peak": Algorithm(("peak",), ("peak",)),
@@ -118,7 +119,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         score.append("Scaled")
     algorithm = ALGORITHMS[desc.algorithm]
     backward = algorithm.params == "BwdParams"
-    params = "ScoreModParams" if desc.score_mod and not backward else algorithm.params
+    params = "ScoreModParams" if desc.score_mod and algorithm.params == "FwdParams" else algorithm.params
     decode = desc.algorithm == "flash_decode"
     online = decode or desc.algorithm == "flash_fwd"
     lines = [

@@ -51,7 +51,7 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
         if desc.algorithm in xe.BACKWARD:
             parts, team, threads, own, own_v, pairs = xe.backward(desc, block_q, block_k)
             return Config(block_q, block_k, own_v, parts, threads, team=team, block_d=own, pairs=pairs)
-        if desc.algorithm == "flash_bwd_bias":
+        if desc.algorithm in ("flash_bwd_bias", "attention_probs"):
             threads = xe.neighbours(desc, block_q) // (1 if desc.access == "block2d" else 2)  # they keep dO there, too
             return Config(block_q, block_k, desc.head_dim_v, threads=max(1, threads))
         if desc.algorithm == "flash_bwd_heads":

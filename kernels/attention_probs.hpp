@@ -1,0 +1,51 @@
+// The probabilities of a forward pass as a matrix in memory, made again from its LSE, negative
+// where dropout took them: for those who check dropout. A thread has a tile of a head's.
+//   P = exp(S - L), or -P
+#pragma once
+
+#include "attention/backward.hpp"
+
+namespace xeflash {
+
+template <class Config>
+XF_INLINE void attention_probs(const ProbsParams& p) {
+  using Tiles = ScoreTiles<Config>;
+  using T = typename Config::Element;
+  constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
+  static_assert(kTeam == 1);
+  Tiles::allocate();
+
+  const Work work(group_index(), (p.max_k - 1) / Bc + 1, (p.max_q - 1) / Br + 1, p.heads_q);
+  const Sequence seq(p, work.batch);
+  const RowSpan<Br> rows{work.block * Br, seq.sq};
+  const typename Config::Mask mask(p, seq);
+  const int key = work.part * Bc;
+  typename Tiles::ScoreTile P;
+  fill(P, 0.f);
+  if (!rows.is_empty() && mask.template k_blocks<Bc>(rows.first(), rows.last()).has(work.part)) {
+    const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+    const Gradients<Config, false> gradients(p, seq, work.head, mask);
+    const ColVec<Br> L =
+        load_values<Br>(seq.per_row<const float>(p, p.lse, work.head).from(rows.row), kInf);
+    const BlocksOf<typename Tiles::KeyTileT> keys_t(
+        seq.k_rows<const T>(p.k, work.head / (p.heads_q / p.heads_k)));
+    typename Tiles::QueryTile Q;
+    load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
+    const auto K_t = keys_t.at(key);
+    if (own.has(work.part)) {
+      typename Tiles::ScoreTile slopes, sign;
+      mma_ABt(P, Q, K_t);  // S = Q K^T
+      gradients.probabilities(P, slopes, own.is_full(work.part), rows.row, key, L);
+      fill(sign, 2.f);
+      gradients.drop(sign, rows.row, key);
+      each(sign, rows.row, key, [](auto s, auto, auto) { return s - 1.f; });
+      P *= sign;
+    }
+  }
+  T* first = static_cast<T*>(p.probabilities.data) + work.batch * p.probabilities.batch +
+             work.head * p.probabilities.head;
+  const Rows<T> all{first, p.probabilities.row, p.max_q};
+  store(RaggedRows<T>(all.from(work.block * Br).columns(key, p.max_k)), P);
+}
+
+}  // namespace xeflash
