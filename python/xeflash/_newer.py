@@ -37,6 +37,8 @@ _REFUSED = {
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+LSE_ALONE: Any = object()  # as return_attn_probs: the LSE, and no probabilities with dropout, which nobody would see
+
 
 def takes_newer_keywords(function: _Function) -> _Function:
     """Adds them to a function."""
@@ -83,5 +85,5 @@ def _call(function: Any, name: str, own: frozenset[str], arguments: tuple[Any, .
         return function(*arguments, **known)
     if known.get("return_attn_probs"):
         raise ValueError(f"{name}: return_lse must be False with return_attn_probs, got True")
-    known["return_attn_probs"] = True
+    known["return_attn_probs"] = LSE_ALONE
     return function(*arguments, **known)[:2]

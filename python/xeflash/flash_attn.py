@@ -20,7 +20,7 @@ from typing import Any
 from xeflash import _core
 from xeflash._common import BSHD, LEARNED, THD, engine, seeds, shape_of, snippet, window
 from xeflash._interop import UsmPart
-from xeflash._newer import takes_newer_keywords
+from xeflash._newer import LSE_ALONE, takes_newer_keywords
 from xeflash.kv_cache import attend_cache
 
 
@@ -46,7 +46,8 @@ def _run(
             f"{function}: softcap does not support dropout, got dropout_p = {dropout_p}, softcap = {softcap}"
         )
     left, right = window(function, window_size)
-    shows_dropout = bool(dropout_p and return_attn_probs)
+    return_lse = return_attn_probs is LSE_ALONE or return_attn_probs
+    shows_dropout = bool(dropout_p and return_lse) and return_attn_probs is not LSE_ALONE
     if shows_dropout and core is not _core:
         import torch  # needs no time, as the arrays are its tensors
 
@@ -58,9 +59,9 @@ def _run(
     out, lse = core.forward(
         function=function, layout=layout, q=q, k=k, v=v, window_left=left, window_right=right, softcap=softcap,
         score_mod=snippet(core, function, score_mod, captures), dropout_p=dropout_p, seed=seed, offset=offset,
-        return_lse=return_attn_probs, **more,
+        return_lse=return_lse, **more,
     )  # fmt: skip
-    if not return_attn_probs:
+    if not return_lse:
         return out
     if not shows_dropout:
         return out, lse, None
@@ -252,8 +253,8 @@ def flash_attn_varlen_func(
         out, lse = attend_cache(
             function, THD, q=q, k_cache=k, v_cache=v, block_table=block_table, softmax_scale=softmax_scale,
             causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
-            num_splits=num_splits, k_scale=k_scale, v_scale=v_scale, return_lse=return_attn_probs,
-            score_mod=score_mod, captures=captures, **packing,
+            num_splits=num_splits, k_scale=k_scale, v_scale=v_scale,
+            return_lse=return_attn_probs is LSE_ALONE or return_attn_probs, score_mod=score_mod, captures=captures, **packing,
         )  # fmt: skip
         return (out, lse, None) if return_attn_probs else out
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):

@@ -137,6 +137,19 @@ def test_none_without_dropout():
     assert xeflash.flash_attn_func(q, q, q, return_attn_probs=True)[2] is None
 
 
+def test_return_lse_makes_none(monkeypatch):
+    """The keyword of newer flash-attn has no place for them."""
+
+    def probabilities(**given):
+        raise AssertionError("they take memory for all scores")
+
+    monkeypatch.setattr(xeflash._core, "probabilities", probabilities)
+    q = torch.randn(1, 5, 2, 64)
+    xeflash.manual_seed(1)
+    out, lse = xeflash.flash_attn_func(q, q, q, dropout_p=0.5, return_lse=True)
+    assert out.shape == q.shape and lse.shape == (1, 2, 5)
+
+
 def test_they_are_in_no_graph():
     q = torch.randn(1, 5, 2, 64)
 
