@@ -253,8 +253,8 @@ def flash_attn_varlen_func(
         out, lse = attend_cache(
             function, THD, q=q, k_cache=k, v_cache=v, block_table=block_table, softmax_scale=softmax_scale,
             causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
-            num_splits=num_splits, k_scale=k_scale, v_scale=v_scale,
-            return_lse=return_attn_probs is LSE_ALONE or return_attn_probs, score_mod=score_mod, captures=captures, **packing,
+            num_splits=num_splits, k_scale=k_scale, v_scale=v_scale, score_mod=score_mod, captures=captures,
+            return_lse=return_attn_probs is LSE_ALONE or return_attn_probs, **packing,
         )  # fmt: skip
         return (out, lse, None) if return_attn_probs else out
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
