@@ -11,14 +11,18 @@ from pathlib import Path
 from xeflash import _runtime
 from xeflash.jit.cache import Built
 from xeflash.jit.kernel import KernelSource
-from xeflash.jit.provide import HEADERS, PACKAGE
+from xeflash.jit.provide import HEADERS, INSTANTIATE_EARLY, PACKAGE
 
 
 class Compilers:
-    """The compilers that run at the moment, for threads that start them and one that may end them all."""
+    """The compilers that run at the moment, for threads that start them and one that may end them all.
+
+    What kernels begin with alike is parsed once, and kept in a folder that goes with this object.
+    """
 
     def __init__(self) -> None:
         """None runs yet."""
+        self._parsed = tempfile.TemporaryDirectory(prefix="xeflash-parsed-")
         self._running: set[subprocess.Popen[str]] = set()
         self._guard = threading.Lock()
         self._ended = False
@@ -32,7 +36,8 @@ class Compilers:
             source, output = Path(folder) / "source.cpp", Path(folder) / "kernel.spv"
             source.write_text(kernel.text)
             files = [str(PACKAGE / "bin" / "spirv"), str(library), str(source), str(output)]
-            code, log = self._run([*files, *kernel.options, f"-I{HEADERS}"])
+            parse_once = (f"--persistent-auto-pch={self._parsed.name}", INSTANTIATE_EARLY)
+            code, log = self._run([*files, *kernel.options, f"-I{HEADERS}", *parse_once])
             if code != 0:
                 raise RuntimeError(f"{kernel.name} did not compile:\n{log}")
             return Built(output.read_bytes(), log)

@@ -26,6 +26,8 @@ HEADERS = PACKAGE / "kernels"
 PREBUILT = PACKAGE / "prebuilt"
 
 _FORMAT = 3  # of what is kept; to be raised when kernel.bin comes to hold something else
+# The templates of SYCL that its own headers use are instantiated with what is parsed once, not in each kernel.
+INSTANTIATE_EARLY = "-fpch-instantiate-templates"
 _FRAME = re.compile(r"The program was built for \d+ devices|Build program log for '.*':")  # SYCL's, around logs
 
 _locks: dict[str, threading.Lock] = {}
@@ -140,7 +142,7 @@ def _lock_of(key: str) -> threading.Lock:
 def _compile(kernel: KernelSource, desc: Desc, queue: int) -> cache.Built:
     try:
         # A process parses once what its kernels begin with alike.
-        options = [*kernel.options, f"-I{HEADERS}", "--auto-pch"]
+        options = [*kernel.options, f"-I{HEADERS}", "--auto-pch", INSTANTIATE_EARLY]
         return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.entries[0]))
     except RuntimeError as error:
         raise RuntimeError(_explain(kernel, desc, str(error))) from None
