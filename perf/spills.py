@@ -14,11 +14,11 @@ import argparse
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from xeflash._score_mod import ScoreMod
-from xeflash.jit.calls import describe
+from xeflash.jit.calls import describe, describe_backward
 from xeflash.jit.kernel import Desc, render
 from xeflash.jit.offline import compile_offline
 from xeflash.sim.binary import compile_spirv, inspect
@@ -30,13 +30,31 @@ SNIPPET = ScoreMod("s + moves(h, q_idx - k_idx + 100) * factor", (("moves", "flo
 # Queries, and heads of them to one of K and V.
 ONE = tuple((1, group) for group in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16))
 SEVERAL = ((16, 1), (32, 1), (64, 1), (128, 1), (8, 2), (8, 4), (8, 8), (8, 16))
+# Algorithms that go through all scores again, and lengths that have tiles of their own.
+BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv", "flash_bwd_bias", "attention_probs")
+LENGTHS = (32, 64, 128)
 
 
 def draw(arch: str, choose: Callable[[Any], Any]) -> Desc:
-    """The description of a call."""
+    """The description of a call, or of a part of its gradients."""
     dtype = choose(("bfloat16", "float16", "float32"))
+    common = {
+        "softcap": choose((False, False, True)),
+        "alibi": choose((False, False, True)),
+        "score_mod": choose((None, None, SNIPPET)),
+        "negative_scale": choose((False, False, True)),
+        "access": choose(("block2d", "block2d", "dwords", "elements")),
+    }
+    dense = {"bias": choose((None, None, "bool", dtype, "float32")), "dropout": choose((False, False, True))}
+    if algorithm := choose((None, None, *BACKWARD)):
+        if algorithm == "flash_bwd_bias":
+            return draw_bias_gradient(arch, choose, dtype, {**common, **dense})
+        return describe_backward(
+            algorithm, arch, dtype, *choose(DIMS), choose(LENGTHS), choose(LENGTHS), **common, **dense
+        )
     queries, group = choose(choose((ONE, SEVERAL)))
     cache = choose(("", "", "plain", "paged", "beam"))
+    features = dense
     if cache:
         cache_dtype = choose((None, "float8_e4m3fn", "float8_e5m2", "int8"))
         features = {
@@ -46,22 +64,19 @@ def draw(arch: str, choose: Callable[[Any], Any]) -> Desc:
             "cache_scales": cache_dtype is not None and choose((False, True)),
             "unified_max": queries == 1 and choose((False, True)),
         }
+    few_tiles = choose((False, False, True))
+    return describe(arch, dtype, *choose(DIMS), queries, group, few_tiles=few_tiles, **common, **features)
+
+
+def draw_bias_gradient(arch: str, choose: Callable[[Any], Any], dtype: str, features: dict[str, Any]) -> Desc:
+    """Of a bias, or of ALiBi's slopes if there are any."""
+    if features["alibi"] and choose((False, True)):
+        features["sums_slopes"] = True
     else:
-        features = {"bias": choose((None, None, "bool", dtype, "float32")), "dropout": choose((False, False, True))}
-    return describe(
-        arch,
-        dtype,
-        *choose(DIMS),
-        queries,
-        group,
-        softcap=choose((False, False, True)),
-        alibi=choose((False, False, True)),
-        score_mod=choose((None, None, SNIPPET)),
-        negative_scale=choose((False, False, True)),
-        few_tiles=choose((False, False, True)),
-        access=choose(("block2d", "block2d", "dwords", "elements")),
-        **features,
-    )
+        features |= {"bias": choose((dtype, "float32")), "bias_gradient": choose((dtype, "float32"))}
+    desc = describe_backward("flash_bwd_bias", arch, dtype, *choose(DIMS), choose(LENGTHS), 1, **features)
+    of_one_row = desc.bias_gradient == "float32" and choose((False, True))
+    return replace(desc, rows=8) if of_one_row else desc  # as backward.cpp has it
 
 
 def drawn(arch: str, count: int, seed: int, only: dict[str, str]) -> Iterator[Desc]:

@@ -15,7 +15,8 @@ from xeflash.tune import xe
 MODEL = "phi-3-mini"  # its head dim is not among the wheel's kernels
 
 # What the layers of the model do for prompts of 20, 50 and 70 tokens, one of 20 after 580 others, a query of one, and new
-# keys; then prints how often a kernel was compiled from source, and how often device code was translated.
+# keys, and with "training" the gradients of the prompts; then prints how often a kernel was compiled from source, and how
+# often device code was translated.
 RUN = """
 import json, sys
 import torch, xeflash
@@ -40,6 +41,9 @@ def arrays(length, keys):
     return [to_array(rows(*n), kind) for n in ((length, shape.heads_q), (keys, shape.heads_k), (keys, shape.heads_k))]
 for length, keys in ((20, 20), (50, 50), (70, 70), (20, 600)):
     xeflash.flash_attn_func(*arrays(length, keys), causal=True)
+    if "training" in sys.argv:
+        q, k, v = (x.requires_grad_() for x in arrays(length, keys))
+        xeflash.flash_attn_func(q, k, v, causal=True).sum().backward()
 new = [to_array(rows(1, shape.heads_k), kind) for _ in range(2)]
 xeflash.flash_attn_with_kvcache(*arrays(1, 30), *new, cache_seqlens=20, causal=True)
 print(json.dumps(counts))
@@ -70,14 +74,14 @@ def command(device, model=MODEL, *options):
     return [sys.executable, "-m", "xeflash", *words]
 
 
-def compile_for(device, folder):
-    done = subprocess.run(command(device), env=environment(folder), capture_output=True, text=True)
+def compile_for(device, folder, *options):
+    done = subprocess.run(command(device, MODEL, *options), env=environment(folder), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def compilations_of_a_run(kind, folder):
-    words = [sys.executable, "-c", RUN, kind, "float16", MODEL]
+def compilations_of_a_run(kind, folder, *options):
+    words = [sys.executable, "-c", RUN, kind, "float16", MODEL, *options]
     done = subprocess.run(words, env=environment(folder), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -108,6 +112,14 @@ def test_a_run_finds_the_native_code_of_the_cpu(tmp_path):
     assert compilations_of_a_run("torch", tmp_path / "empty")["compile_source"] > 0
     compile_for("cpu", tmp_path / "filled")
     assert set(compilations_of_a_run("torch", tmp_path / "filled").values()) == {0}
+
+
+@pytest.mark.long
+def test_a_run_finds_the_code_of_gradients(tmp_path):
+    compile_for("cpu", tmp_path)
+    assert compilations_of_a_run("torch", tmp_path, "training")["compile_source"] > 0
+    compile_for("cpu", tmp_path, "--training")
+    assert set(compilations_of_a_run("torch", tmp_path, "training").values()) == {0}
 
 
 def test_devices_share_the_code_of_their_architecture(tmp_path, monkeypatch):

@@ -1,13 +1,15 @@
 """The descriptions that xeflash.jit.calls makes are those of the extension."""
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 import xeflash
 from arrays import to_array
-from xeflash import _core
-from xeflash.jit.calls import describe
+from xeflash import _core, tune
+from xeflash._common import BSHD
+from xeflash.jit.calls import describe, describe_backward
 from xeflash.jit.kernel import Desc
 from xeflash.jit.precompile import target
 from xeflash.jit.provide import provide
@@ -19,14 +21,22 @@ class Described(Exception):
 
 @pytest.fixture
 def described():
-    """What the extension asks of Python for a call whose kernels it has not seen; the call ends there."""
+    """What the extension asks of Python for a call whose kernels it has not seen; the call ends there.
 
-    def by(function, *arguments, **more):
+    Kernels of the algorithm `after` are given to it, so that it asks for the next one.
+    """
+    given = set()
+
+    def by(call, /, *arguments, after="", **more):
+        given.add(after)
         with pytest.raises(Described) as asked:
-            function(*arguments, **more)
+            call(*arguments, **more)
+        given.clear()
         return replace(asked.value.args[0], device="", driver="")
 
     def refuse(values, queue, again=False):
+        if values["algorithm"] in given:
+            return provide(values, queue, again)
         raise Described(Desc.from_dict(values))
 
     _core.set_kernel_provider(refuse)
@@ -94,3 +104,36 @@ def test_calls_with_a_cache_are_described_as_the_extension_does(queries, page, k
     )
     features = {"cache": "paged" if page else "", "page": page, "cache_dtype": "float8_e5m2"}
     assert got == describe(arch, "float16", DIM, DIM_V, queries, 4, **features)
+
+
+# Queries, keys, their heads, what the call says, and what is wanted.
+GRADIENTS = {
+    "flash_bwd_dq": (300, 40, 1, {"softcap": 2.0}, {"softcap": True}),
+    "flash_bwd_dkv": (20, 40, 1, {}, {}),
+    "flash_bwd": (20, 100, os.sysconf("SC_NPROCESSORS_CONF"), {"softmax_scale": -1.0}, {"negative_scale": True}),
+    "attention_probs": (
+        40,
+        70,
+        1,
+        {"dropout_p": 0.5, "softmax_scale": -1.0},
+        {"dropout": True, "negative_scale": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm", GRADIENTS)
+def test_gradients_are_described_as_the_extension_does(algorithm, kind, arch, described):
+    queries, keys, heads, options, told = GRADIENTS[algorithm]
+    if algorithm == "flash_bwd" and not tune.schedule(arch).one_pass:
+        pytest.skip("no kernel makes all gradients there")
+    q, k, v = zeros(kind, 1, queries, heads, DIM), zeros(kind, 1, keys, heads, DIM), zeros(kind, 1, keys, heads, DIM_V)
+    call = {"function": "test", "layout": BSHD, "q": q, "k": k, "v": v, **options}
+    call["lse"] = zeros(kind, 1, heads, queries, dtype=torch.float32)
+    if algorithm == "attention_probs":
+        got = described(_core.probabilities, **call)
+    else:
+        after = "flash_bwd_dq" if algorithm == "flash_bwd_dkv" else ""
+        out, dout = (zeros(kind, 1, queries, heads, DIM_V) for _ in range(2))
+        wanted = ("q", "k", "v") if algorithm == "flash_bwd" else ("k", "v")
+        got = described(_core.backward, out=out, dout=dout, wanted=wanted, after=after, **call)
+    assert got == describe_backward(algorithm, arch, "float16", DIM, DIM_V, queries, keys, **told)

@@ -46,6 +46,9 @@ def add_parser(commands: Any) -> None:
         help="comma list of fp32, bf16, fp16; default: bf16",
     )
     parser.add_argument(
+        "--training", action="store_true", help="the kernels of gradients, too, for sequences of more than 16 tokens"
+    )
+    parser.add_argument(
         "--jobs", metavar="N", type=converter(parse_size), default=1, help="compilers at a time; default: 1"
     )
     parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""The descriptions that calls have, for kernels that are compiled without one: as forward.cpp makes them."""
+"""The descriptions that calls have, for kernels that are compiled without one: as forward.cpp and backward.cpp do."""
 
 from __future__ import annotations
 
@@ -36,19 +36,57 @@ def describe(
     else:
         packed_heads = group > 1 and queries <= schedule.packed_queries and not any(map(features.get, of_heads))
         split_keys = few_tiles and schedule.turns > 0
-        rows = 16
-        while rows < 128 and rows < queries * (group if packed_heads else 1):
-            rows *= 2
+        rows = _tile_rows(queries * (group if packed_heads else 1))
     page_unit = 16
     while page and page_unit < schedule.page_unit and page % (2 * page_unit) == 0:
         page_unit *= 2
-    if arch not in xe.ARCHITECTURES:
-        access = ""
-    elif access == "block2d" and (arch == "dg2" or features.get("cache") == "beam"):
+    if features.get("cache") == "beam" and access == "block2d":
         access = "dwords"
-    plain = not any(map(features.get, ("softcap", "alibi", "bias", "score_mod")))
     return Desc(
         "flash_decode" if decode else "flash_fwd", arch, dtype, head_dim, head_dim_v, rows,
-        negative_scale=negative_scale and plain, packed_heads=packed_heads, split_keys=split_keys,
-        page_unit=page_unit, access=access, **features,
+        negative_scale=negative_scale and _plain(features), packed_heads=packed_heads, split_keys=split_keys,
+        page_unit=page_unit, access=_access(arch, access), **features,
     )  # fmt: skip
+
+
+def describe_backward(
+    algorithm: str,
+    arch: str,
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    queries: int,
+    keys: int,
+    *,
+    negative_scale: bool = False,
+    access: str = "block2d",
+    **features: Any,
+) -> Desc:
+    """A kernel of the backward pass, by its algorithm, or attention_probs; the rest as in `describe`."""
+    rows = _tile_rows(keys if algorithm in ("flash_bwd", "flash_bwd_dkv") else queries)
+    if arch in xe.ARCHITECTURES or algorithm == "attention_probs":
+        rows = max(rows, 32)
+    if algorithm == "flash_bwd_heads":
+        rows = 1
+    return Desc(
+        algorithm, arch, dtype, head_dim, head_dim_v, rows,
+        negative_scale=negative_scale and _plain(features), access=_access(arch, access), **features,
+    )  # fmt: skip
+
+
+def _tile_rows(filled: int) -> int:
+    rows = 16
+    while rows < 128 and rows < filled:
+        rows *= 2
+    return rows
+
+
+def _plain(features: dict[str, Any]) -> bool:
+    """Whether nothing else changes the scores."""
+    return not any(map(features.get, ("softcap", "alibi", "bias", "score_mod")))
+
+
+def _access(arch: str, widest: str) -> str:
+    if arch not in xe.ARCHITECTURES:
+        return ""
+    return "dwords" if arch == "dg2" and widest == "block2d" else widest

@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from xeflash import _core, _runtime
+from xeflash import _core, _runtime, tune
 from xeflash.jit import cache, provide
-from xeflash.jit.calls import describe
+from xeflash.jit.calls import describe, describe_backward
 from xeflash.jit.kernel import DTYPE_NAMES, Desc, KernelSource, render
 from xeflash.jit.offline import Compilers
 from xeflash.models import SHAPES, Features, ModelShape
@@ -51,13 +51,15 @@ def target(name: str) -> Target:
     raise RuntimeError(f"--device xpu needs a GPU that has kernels; devices of this machine: {others}")
 
 
-def kernels_of(models: tuple[str, ...], target: Target, dtypes: tuple[str, ...]) -> Iterator[tuple[Desc, KernelSource]]:
+def kernels_of(
+    models: tuple[str, ...], target: Target, dtypes: tuple[str, ...], training: bool = False
+) -> Iterator[tuple[Desc, KernelSource]]:
     """What the layers of models ask for; a kernel that several of them share comes once."""
     seen: set[tuple[str, str]] = set()
     for model in models:
         for dtype in dtypes:
             for layer in SHAPES[model].features:
-                for desc in _descs_of(SHAPES[model], layer, DTYPE_NAMES[dtype], target):
+                for desc in _descs_of(SHAPES[model], layer, DTYPE_NAMES[dtype], target, training):
                     try:
                         kernel = render(desc)
                     except NotImplementedError as error:
@@ -68,8 +70,8 @@ def kernels_of(models: tuple[str, ...], target: Target, dtypes: tuple[str, ...])
                         yield desc, kernel
 
 
-def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target) -> Iterator[Desc]:
-    """Of prompts of more than 16 tokens, one query token, and new keys into a plain cache."""
+def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target, training: bool) -> Iterator[Desc]:
+    """Of prompts of more than 16 tokens, one query token, and new keys into a plain cache; the gradients of prompts."""
     dims = (shape.head_dim, shape.head_dim_v)
     device: dict[str, Any] = {"device": target.device, "driver": target.driver}
     score = {"softcap": layer.softcap > 0, "alibi": layer.alibi, **device}
@@ -80,6 +82,15 @@ def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target) ->
     yield describe(target.arch, dtype, *dims, 1, group, **score)
     access = "dwords" if target.arch in xe.ARCHITECTURES else ""
     yield Desc("append", target.arch, dtype, *dims, 0, access=access, **device)
+    if not training:
+        return
+    two_passes = target.arch == "cpu-amx-bf16" and dtype == "bfloat16"  # as backward.cpp has it
+    one_pass = tune.schedule(target.arch).one_pass and not two_passes
+    for rows in (32, 64, 128):
+        for algorithm in ("flash_bwd_dq", "flash_bwd_dkv", *(("flash_bwd",) if one_pass else ())):
+            yield describe_backward(algorithm, target.arch, dtype, *dims, rows, rows, **score)
+    if layer.sinks:
+        yield describe_backward("flash_bwd_heads", target.arch, dtype, *dims, 1, 1, **device)
 
 
 def peak_kernel(dtype: str) -> tuple[bytes, int]:
@@ -141,7 +152,7 @@ def compile_command(arguments: argparse.Namespace) -> int:
     if why := cache.why_nothing_is_kept():
         print(f"xeflash compile: {why}; set XEFLASH_CACHE_DIR to a writable folder of your own", file=sys.stderr)
         return 2
-    wanted = list(kernels_of(arguments.model_shapes, where, arguments.dtype))
+    wanted = list(kernels_of(arguments.model_shapes, where, arguments.dtype, arguments.training))
     compilers, pool = Compilers(), ThreadPoolExecutor(arguments.jobs)
     try:
         failures = _run_all(wanted, where, pool, compilers)
