@@ -241,6 +241,15 @@ py::tuple shape_tuple(std::initializer_list<int64_t> shape) {
   return t;
 }
 
+std::string describe(const std::array<int64_t, kMaxDims>& numbers, int count) {
+  std::string s = "[";
+  for (int i = 0; i < count; ++i) {
+    if (i > 0) s += ", ";
+    s += std::to_string(numbers[i]);
+  }
+  return s + "]";
+}
+
 void raise_from_exchange(void*, const char* kind, const char* message) {
   PyErr_Format(PyExc_RuntimeError, "allocating the result: %s: %s", kind, message);
 }
@@ -308,13 +317,14 @@ bool Array::has_contiguous_rows() const {
   return whole_strides && (strides[ndim - 1] == 1 || shape[ndim - 1] == 1);
 }
 
-std::string Array::describe_shape() const {
-  std::string s = "[";
-  for (int i = 0; i < ndim; ++i) {
-    if (i > 0) s += ", ";
-    s += std::to_string(shape[i]);
-  }
-  return s + "]";
+std::string Array::describe_shape() const { return describe(shape, ndim); }
+
+std::string Array::describe_strides() const { return describe(strides, ndim); }
+
+std::string Array::describe_dtype() const {
+  if (dtype != DType::kOther || !py::hasattr(object, "dtype")) return name_of(dtype);
+  const std::string name = py::str(object.attr("dtype")), prefix = "torch.";
+  return name.rfind(prefix, 0) == 0 ? name.substr(prefix.size()) : name;
 }
 
 std::string Array::place() const {

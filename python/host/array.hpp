@@ -44,7 +44,9 @@ struct Array {
   bool is_empty() const;
   bool has_contiguous_rows() const;  // the last dimension has a stride of 1, if that matters
   std::string describe_shape() const;
-  std::string place() const;  // where it lies, for messages
+  std::string describe_strides() const;
+  std::string describe_dtype() const;  // of others than DType, too
+  std::string place() const;           // where it lies, for messages
 };
 
 // Of all its elements.

@@ -66,7 +66,8 @@ Array read_like_lse(const py::object& object, const char* name, const Problem& p
 
 Array read_lse(const py::object& object, const Problem& p, const Checker& check) {
   Array lse = read_like_lse(object, "lse", p, check);
-  XF_REQUIRE(check, lse.is_empty() || lse.is_packed(), "lse", "must be contiguous", "strides", lse);
+  XF_REQUIRE(check, lse.is_empty() || lse.is_packed(), "lse", "must be contiguous",
+             "strides " + lse.describe_strides(), lse);
   return lse;
 }
 

@@ -22,7 +22,7 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
   }
   if (!is_quantised(of.dtype)) {
     check.refuse(std::string(name) + " must be None unless " + of_name +
-                 " is int8 or an 8-bit float, got " + of_name + ".dtype = " + name_of(of.dtype));
+                 " is int8 or an 8-bit float, got " + of_name + ".dtype = " + of.describe_dtype());
   }
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
     factor = static_cast<float>(PyFloat_AsDouble(object.ptr()));

@@ -35,7 +35,7 @@ class Checker {
                   ".shape = " + a.describe_shape());
   }
   [[noreturn]] void refuse_dtype(const Array& a, const char* name, const std::string& rule) const {
-    refuse<py::type_error>(name, rule, name_of(a.dtype), a);
+    refuse<py::type_error>(name, rule, a.describe_dtype(), a);
   }
   void require_same_place(const Array& a, const char* name, const Array& q,
                           const char* q_name) const {

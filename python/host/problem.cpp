@@ -108,7 +108,8 @@ Array read_int32(const py::object& object, const char* name, int64_t size, const
   if (size >= 0)
     XF_REQUIRE(check, a.shape[0] == size, name, "must have " + number(size) + " entries",
                number(a.shape[0]), a);
-  XF_REQUIRE(check, a.is_packed(), name, "must be contiguous", "strides", a);
+  XF_REQUIRE(check, a.is_packed(), name, "must be contiguous", "strides " + a.describe_strides(),
+             a);
   check.require_same_place(a, name, p.q, p.q_name);
   return a;
 }

@@ -16,6 +16,15 @@ _DOUBLE = re.compile(
     r"(?<![\w.'])(0[xX][\da-fA-F.]+[pP][+-]?\d+|(\d+\.\d*|\.\d+)([eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])"
 )
 _TAKEN = {"s", "b", "h", "q_idx", "k_idx", "inf"}
+_KEYWORDS = re.compile(
+    r"alignas|alignof|and|and_eq|asm|auto|bitand|bitor|bool|break|case|catch|char|char8_t|char16_t|"
+    r"char32_t|class|co_await|co_return|co_yield|compl|concept|const|const_cast|consteval|constexpr|"
+    r"constinit|continue|decltype|default|delete|do|double|dynamic_cast|else|enum|explicit|export|extern|"
+    r"false|float|for|friend|goto|if|inline|int|long|mutable|namespace|new|noexcept|not|not_eq|nullptr|"
+    r"operator|or|or_eq|private|protected|public|register|reinterpret_cast|requires|return|short|signed|"
+    r"sizeof|static|static_assert|static_cast|struct|switch|template|this|thread_local|throw|true|try|"
+    r"typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq"
+)
 
 # The compiler runs in this process, on the caller's stack, and descends into expressions. On 8 MiB, the usual stack,
 # it stands 1000 brackets in each other and 2000 operators in a row, but not twice as many, which end the process; on
@@ -65,6 +74,8 @@ def _checked(function: str, text: str, names: tuple[str, ...]) -> str:
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in _TAKEN:
             raise ValueError(f"{function}: captures must have names of C++ other than {sorted(_TAKEN)}, got {name!r}")
+        if _KEYWORDS.fullmatch(name):
+            raise ValueError(f"{function}: captures must not have names that are keywords of C++, got {name!r}")
         if name not in words:
             raise ValueError(f"{function}: captures[{name!r}] must occur in score_mod, got {_shown(text)}")
     return _COMMENT.sub(" ", text)

@@ -79,8 +79,6 @@ def is_possible(case: Case) -> bool:
         return False  # says nothing
     if case.entry != "attention" and (case.has("bias") or case.has("mask") or case.top_left):
         return False
-    if case.has("dropout") and case.dlse and case.entry != "attention":
-        return False  # their third result would be flash-attn's S_dmask
     return not (case.top_left and case.window == "full")
 
 

@@ -133,11 +133,17 @@ def test_numbers_are_parameters():
         ("  ", {}, ValueError, "attention: score_mod must not be empty"),
         ("s + a", {"a": "text"}, TypeError, r'attention: captures\["a"\].*str'),
         ("s + a", {"a": 2**40}, ValueError, r'captures\["a"\] must be below 2\^31, got 1099511627776'),
-        ("s + a[b]", {"a": np.ones((2, 2), np.float64)}, TypeError, r'captures\["a"\] must be float32.*'),
+        ("s + a[b]", {"a": np.ones((2, 2), np.float64)}, TypeError, r'captures\["a"\] must be float32.*got float64'),
         ("s + a[b]", {"a": np.ones((0,), np.float32)}, ValueError, r'captures\["a"\] must not be empty'),
         ("s + a[b]", {"a": np.ones((9,), np.float32)[::-1]}, ValueError, r'captures\["a"\] must not have negative'),
         ("s + a[b]", {"a": np.ones((1,) * 5, np.float32)}, ValueError, "must have 1 to 4 dimensions, got 5"),
         ("s + a", {"a b": 1}, ValueError, "captures must have names of C.*got 'a b'"),
+        (
+            "s + short",
+            {"short": 1},
+            ValueError,
+            r"captures must not have names that are keywords of C\+\+, got 'short'",
+        ),
         ("s + s", {"s": 1}, ValueError, "captures must have names of C.*got 's'"),
         ("s", {"a": 1}, ValueError, r"captures\['a'\] must occur in score_mod, got 's'"),
         (

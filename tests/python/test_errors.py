@@ -183,7 +183,11 @@ VARLEN = {
     ),
     "max-q": (dict(max_seqlen_q=29), ValueError, "max_seqlen_q must be at least the longest sequence (30), got 29"),
     "max-k": (dict(max_seqlen_k=-1), ValueError, "max_seqlen_k must be "),
-    "strided": (dict(cu_seqlens_q=int32(0, 9, 20, 9, 50)[::2]), ValueError, "cu_seqlens_q must be contiguous"),
+    "strided": (
+        dict(cu_seqlens_q=int32(0, 9, 20, 9, 50)[::2]),
+        ValueError,
+        "cu_seqlens_q must be contiguous, got strides [2]",
+    ),
     "used-many": (
         dict(seqused_k=int32(20, 31)),
         ValueError,
@@ -195,7 +199,7 @@ VARLEN = {
         "seqused_k must be 0 to the sequence's length (20), got -1",
     ),
     "used-entries": (dict(seqused_k=int32(20)), ValueError, "seqused_k must have 2 entries, got 1"),
-    "used-dtype": (dict(seqused_k=torch.tensor([20, 30])), TypeError, "seqused_k must be int32, got "),
+    "used-dtype": (dict(seqused_k=torch.tensor([20, 30])), TypeError, "seqused_k must be int32, got int64"),
     "paged-rank": (
         dict(block_table=tensor(2, 3, dtype=torch.int32)),
         ValueError,
