@@ -50,7 +50,7 @@ ze_result_t zeDeviceGetProperties(ze_device_handle_t handle, ze_device_propertie
     p->vendorId = 0x8086;
     p->deviceId = model.pci_device;
     p->flags = ZE_DEVICE_PROPERTY_FLAG_ONDEMANDPAGING |
-               (model.integrated ? ZE_DEVICE_PROPERTY_FLAG_INTEGRATED : 0);
+               (model.integrated ? +ZE_DEVICE_PROPERTY_FLAG_INTEGRATED : 0);
     p->subdeviceId = 0;
     p->coreClockRate = model.clock_mhz;
     p->maxMemAllocSize = model.max_alloc_bytes;
@@ -102,7 +102,7 @@ ze_result_t zeDeviceGetModuleProperties(ze_device_handle_t handle,
         ZE_DEVICE_FP_FLAG_ROUND_TO_ZERO | ZE_DEVICE_FP_FLAG_ROUND_TO_INF | ZE_DEVICE_FP_FLAG_FMA;
     p->spirvVersionSupported = ze_version(1, 4);
     p->flags = ZE_DEVICE_MODULE_FLAG_FP16 | ZE_DEVICE_MODULE_FLAG_INT64_ATOMICS |
-               ZE_DEVICE_MODULE_FLAG_DP4A | (model.fp64 ? ZE_DEVICE_MODULE_FLAG_FP64 : 0);
+               ZE_DEVICE_MODULE_FLAG_DP4A | (model.fp64 ? +ZE_DEVICE_MODULE_FLAG_FP64 : 0);
     p->fp16flags = kIeee;
     p->fp32flags = kIeee | ZE_DEVICE_FP_FLAG_ROUNDED_DIVIDE_SQRT;
     p->fp64flags = model.fp64 ? kIeee | ZE_DEVICE_FP_FLAG_ROUNDED_DIVIDE_SQRT : 0;

@@ -40,7 +40,7 @@ inline void mul_to_acc(Thread& t, const Inst& inst) {
 template <bool high>
 void multiply_high(Thread& t, const Inst& inst) {
   const int n = inst.exec_size;
-  Lanes<int64_t> a, b, r;
+  Lanes<int64_t> a, b, r{};
   read_integers(t, inst.src[0], n, a);
   read_integers(t, inst.src[1], n, b);
   const uint32_t active = t.active_lanes(inst);
@@ -68,7 +68,7 @@ void multiply_high(Thread& t, const Inst& inst) {
 template <bool subtract>
 void with_carry(Thread& t, const Inst& inst) {
   const int n = inst.exec_size;
-  Lanes<int64_t> a, b, r;
+  Lanes<int64_t> a, b, r{};
   read_integers(t, inst.src[0], n, a);
   read_integers(t, inst.src[1], n, b);
   const uint32_t active = t.active_lanes(inst), defined = sources_defined<2>(t, inst);

@@ -140,9 +140,9 @@ bool decode_sync(Decoder& d) {
          d.refuse("sync that waits for a register", d(at(kSrcReg, start)));
 }
 
-uint32_t gather_pieces(const Decoder& d, std::span<const Piece> pieces) {
+uint32_t gather(const Decoder& d, std::span<const FieldPart> parts) {
   uint32_t value = 0;
-  for (const Piece& piece : pieces) value |= d(piece.from) << piece.to.low;
+  for (const FieldPart& part : parts) value |= d(part.from) << part.to.low;
   return value;
 }
 
@@ -152,8 +152,8 @@ bool decode_send(Decoder& d) {
   send.end_of_thread = d(kEndOfThread);
   send.desc_in_a0 = d(kSendDescReg);
   send.exdesc_in_a0 = d(kSendExdescReg);
-  send.desc = gather_pieces(d, kDesc);
-  send.exdesc = gather_pieces(d, kExdesc);
+  send.desc = gather(d, kDesc);
+  send.exdesc = gather(d, kExdesc);
   send.src1_length = static_cast<uint8_t>(d(kSendSrc1Length));
   if (send.exdesc_in_a0) {
     // in a ugm message of bmg the bit belongs to the immediate offset

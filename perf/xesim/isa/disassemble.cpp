@@ -1,6 +1,5 @@
 // Inst -> one line in IGA's style.
 #include <bit>
-#include <cstdio>
 
 #include "isa/inst.hpp"
 #include "isa/scoreboard.hpp"
@@ -8,13 +7,6 @@
 
 namespace xesim {
 namespace {
-
-template <class... Args>
-std::string format(const char* pattern, Args... args) {
-  char text[128];
-  std::snprintf(text, sizeof text, pattern, args...);
-  return text;
-}
 
 // Elements of an operand's type per subregister; packed types count their own elements.
 std::string subregister_text(const Operand& operand) {

@@ -101,15 +101,15 @@ inline constexpr Field kSendDst = {63, 56}, kSendSrc0 = {79, 72}, kSendSrc1 = {1
 inline constexpr int kSendDstGrf = 50, kSendSrc0Grf = 66, kSendSrc1Grf = 98;
 inline constexpr Field kSendSrc1Length = {103, 99}, kSendExdescSub = {42, 40};
 inline constexpr int kSendDescReg = 48, kSendExdescReg = 49, kSendExBso = 39;
-struct Piece {
+struct FieldPart {
   Field to, from;  // bits `to` of a descriptor are bits `from` of the instruction
 };
-inline constexpr Piece kDesc[] = {{{31, 30}, {123, 122}},
-                                  {{29, 25}, {71, 67}},
-                                  {{24, 20}, {55, 51}},
-                                  {{19, 11}, {121, 113}},
-                                  {{10, 0}, {91, 81}}};
-inline constexpr Piece kExdesc[] = {
+inline constexpr FieldPart kDesc[] = {{{31, 30}, {123, 122}},
+                                      {{29, 25}, {71, 67}},
+                                      {{24, 20}, {55, 51}},
+                                      {{19, 11}, {121, 113}},
+                                      {{10, 0}, {91, 81}}};
+inline constexpr FieldPart kExdesc[] = {
     {{31, 28}, {127, 124}}, {{27, 26}, {97, 96}}, {{25, 24}, {65, 64}}, {{23, 11}, {47, 35}}};
 
 }  // namespace xesim

@@ -1,18 +1,9 @@
 // A send in words. Layout of the descriptors: LSC messages of ugm, ugml, slm, tgm; a few legacy
 // ones.
-#include <cstdio>
-
 #include "isa/text.hpp"
 
 namespace xesim {
 namespace {
-
-template <class... Args>
-std::string format(const char* pattern, Args... args) {
-  char text[96];
-  std::snprintf(text, sizeof text, pattern, args...);
-  return text;
-}
 
 uint32_t bits_of(uint32_t value, int high, int low) {
   return value >> low & ((2u << (high - low)) - 1);

@@ -1,12 +1,21 @@
 // Names of the codes of an instruction, and a send's message in words.
 #pragma once
 
+#include <cstdio>
 #include <string>
 #include <string_view>
 
 #include "isa/inst.hpp"
 
 namespace xesim {
+
+// As by printf, up to 127 characters.
+template <class... Args>
+std::string format(const char* pattern, Args... args) {
+  char text[128];
+  std::snprintf(text, sizeof text, pattern, args...);
+  return text;
+}
 
 std::string_view file_name(File file);  // "r", "acc", "null", ...
 std::string_view condition_name(Condition condition);

@@ -8,7 +8,7 @@ namespace xesim {
 namespace {
 
 constexpr char kMagic[] = "!<arch>\n";
-constexpr size_t kMagicBytes = 8, kHeaderBytes = 60, kSizeOffset = 48, kSizeDigits = 10;
+constexpr size_t kMagicBytes = 8, kMemberHeaderBytes = 60, kSizeOffset = 48, kSizeDigits = 10;
 
 // Decimal digits, then blanks.
 uint64_t parse_size(std::span<const uint8_t> field) {
@@ -33,10 +33,11 @@ bool is_archive(std::span<const uint8_t> file) {
 std::vector<std::span<const uint8_t>> native_members(std::span<const uint8_t> file) {
   std::vector<std::span<const uint8_t>> members;
   for (auto rest = file.subspan(kMagicBytes); !rest.empty();) {
-    if (rest.size() < kHeaderBytes) fail("the archive of native binaries is cut off in a header");
+    if (rest.size() < kMemberHeaderBytes)
+      fail("the archive of native binaries is cut off in a header");
     const uint64_t size = parse_size(rest.subspan(kSizeOffset, kSizeDigits));
     if (rest[58] != '`' || rest[59] != '\n') fail("the archive has a damaged member header");
-    rest = rest.subspan(kHeaderBytes);
+    rest = rest.subspan(kMemberHeaderBytes);
     if (size > rest.size()) {
       fail("the archive of native binaries is cut off: a member has %llu bytes, %zu are left",
            static_cast<unsigned long long>(size), rest.size());
