@@ -2,20 +2,22 @@
 
 A kernel takes seconds to compile, so tests that share one run on one device, and the device follows from what a kernel
 is compiled for: no test moves another. Cases without a cache are dealt by type and variant, so that a variant which they
-have with all three types is on all devices. A cache's kernels have features of their own, one or two each: every
-device runs each of them. Tests without such a case are dealt by the parameters that say what is compiled, else by
-their function. A device's share is several parts, which pytest's processes can share out.
+have with all three types is on all devices; cases with one by the place and the format of the cache, so that each place
+is on all devices, and each format. Other tests of kernels are dealt by the parameters that say what is compiled, else by
+their function; tests of what calls them, which is the same for each device, by their file. A device's share is several
+parts, which pytest's processes can share out.
 """
 
 import zlib
 from collections.abc import Mapping
 
-from caches import WINDOWS, CacheCase
+from caches import CacheCase
 from cases import VARIANTS, Case
 
 DEVICES = ("pvc", "bmg", "dg2")
 PARTS = 3 * len(DEVICES)
 DTYPES = ("fp32", "bf16", "fp16")
+OF_KERNELS = ("attention/", "selftest/")
 # Parameters of tests that say what is compiled; of several, the first says most.
 COMPILED = ("case", "name", "form", "kernel", "variant", "dims", "dim", "dtype", "heads")
 
@@ -30,9 +32,13 @@ def number_of(function: str, parameters: Mapping[str, object]) -> int:
     if isinstance(case, Case):
         return DTYPES.index(case.dtype) + VARIANTS.index(case.variant)
     if isinstance(case, CacheCase):
-        return list(WINDOWS).index(case.window) + case.dim // 8
+        place = next(i for i, start in enumerate(("paged", "beam", "")) if case.place.startswith(start))
+        return place + {"e4m3": 0, "int8": 1, "e5m2": 2, "same": 0}[case.format.partition(".")[0]]
+    file = function.partition("::")[0]
+    if not any(folder in file for folder in OF_KERNELS):
+        return zlib.crc32(file.encode())
     compiled = next((parameters[name] for name in COMPILED if name in parameters), None)
-    key = function if compiled is None else f"{function.partition('::')[0]} {compiled}"
+    key = function if compiled is None else f"{file} {compiled}"
     assert " at 0x" not in key, f"{key} differs from process to process"
     return zlib.crc32(key.encode())
 

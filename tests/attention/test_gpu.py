@@ -1,12 +1,13 @@
 """The pairs of choices on an Intel GPU, a real or a simulated one: `pytest --sim pvc tests/attention/test_gpu.py`.
 
-A kernel takes seconds to compile, so the default set has some 80: each head dim with each type, and in turn the
-variants, aligned or odd addresses, and few or many rows, all of which kernels are compiled for. Every other choice
-meets every kernel. `-m long` adds every type and head dim with every variant.
+A kernel takes seconds to compile, so the default set has some 30: each head dim with each type, and in turn all that
+kernels are compiled for besides: variants, aligned or odd addresses, one, few or many rows, heads that share keys, and
+negative scales. Every other choice meets every kernel. `-m long` adds every type and head dim with every variant.
 """
 
 from dataclasses import replace
-from itertools import cycle, product
+from itertools import chain, cycle, product
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -24,13 +25,23 @@ pytestmark = pytest.mark.gpu
 DIMS = [(16, 16), (24, 24), (64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (576, 512)]
 FP32_DIMS = [(16, 16), (24, 24), (64, 64), (80, 80), (128, 128), (256, 256), (576, 512), (72, 72), (96, 96)]
 LONG_DIMS = [*DIMS, (8, 8), (40, 40), (64, 128), (112, 112), (320, 320)]
-# (queries, keys) of kernels for few rows, and for many, which begin after 64 rows or after 16 of wide heads.
+# (queries, keys) of kernels for one row, for few, for few with the keys shared out, and for many, which begin after 64
+# rows or after 16 of wide heads.
 SIZES = {
-    "few": [(1, 300), (7, 63), (1, 1), (5, 700)],
-    "many": [(127, 127), (300, 127), (1000, 63), (300, 1), (1000, 1000)],
-    "many of wide heads": [(127, 127), (63, 7), (300, 127), (63, 1000), (1000, 63), (300, 1), (1000, 1000)],
+    "one": [(1, 300), (1, 1), (1, 63)],
+    "few": [(7, 63), (5, 127), (9, 9)],
+    "few of many keys": [(5, 700), (7, 1000)],
+    "many": [(127, 127), (300, 127), (1000, 63), (300, 1)],
+    "many of wide heads": [(127, 127), (63, 7), (300, 127), (1000, 63), (300, 1)],
 }
-LAYOUTS = {"aligned": ("bshd", "bhsd"), "odd": ("sliced", "odd")}
+LONG_SIZES = [*chain(*SIZES.values()), (63, 1000), (1000, 1000)]
+LAYOUTS = {"aligned": ("bshd", "bhsd"), "sliced": ("sliced",), "odd": ("odd",)}
+# Numbers of heads that share a kernel: where rows are few, one is for heads that share keys, or for a number of them.
+HEADS = {
+    "many": (tuple(FEW_HEADS),),
+    "few": (("one", "mha"), ("mqa", "gqa2")),
+    "one": (("one", "mha"), ("gqa2",), ("mqa",)),
+}
 
 # What must be refused, before anything is compiled: (dtype, head dims, what the message says).
 REFUSED = [
@@ -41,23 +52,38 @@ REFUSED = [
 ]
 
 
+class Kernel(NamedTuple):
+    dtype: str
+    dims: tuple[int, int]
+    variant: str
+    rows: str  # of SIZES
+    addresses: str  # of LAYOUTS
+    heads: tuple[str, ...]
+    may_negate: bool
+
+
 def kernels():
-    """(dtype, head dims, variant, "aligned" or "odd", "few" rows or "many"): the usual ones, then types and dims.
+    """The usual ones, then types and dims.
 
     The turns are such that each head dim has a variant that flash-attn's functions, hence packed sequences, can have,
     and aligned and odd addresses, few and many rows.
     """
-    found = [("bf16", (64, 64), "plain", "aligned", "many"), ("bf16", (128, 128), "plain", "aligned", "many")]
+    found = [Kernel("bf16", (d, d), "plain", "many", "aligned", tuple(FEW_HEADS), d == 64) for d in (64, 128)]
     turns = {
         "bf16": (DIMS, 0, (1, 3), (2, 3)),
         "fp16": (DIMS[1:], 4, (0, 2), (0, 1)),
         "fp32": (FP32_DIMS, 5, (1, 2), (0, 2)),
     }
-    for dtype, (all_dims, first, odd, few) in turns.items():
+    odd, few = cycle(["sliced", "odd"]), cycle(["one", "few", "few of many keys"])
+    heads = {name: cycle(ways) for name, ways in HEADS.items()}
+    for dtype, (all_dims, first, odd_turns, few_turns) in turns.items():
         for number, dims in enumerate(all_dims):
             variant = VARIANTS[(number + first) % len(VARIANTS)]
-            addresses = "odd" if number % 4 in odd else "aligned"
-            found.append((dtype, dims, variant, addresses, "few" if number % 4 in few else "many"))
+            addresses = next(odd) if number % 4 in odd_turns else "aligned"
+            rows = next(few) if number % 4 in few_turns else "many"
+            found.append(
+                Kernel(dtype, dims, variant, rows, addresses, next(heads[rows.partition(" ")[0]]), number % 3 == 0)
+            )
     return found
 
 
@@ -79,19 +105,12 @@ CHOICES = {"kernel": kernels(), "size": range(7), "layout": range(2)} | OTHER_CH
 
 def case_of(row):
     row = dict(row)
-    (dtype, (dim, dim_v), variant, addresses, number), size = row.pop("kernel"), row.pop("size")
-    sizes = SIZES["many of wide heads" if number == "many" and dim > 64 else number]
+    kernel, size, layout = (row.pop(name) for name in ("kernel", "size", "layout"))
+    sizes = SIZES["many of wide heads" if kernel.rows == "many" and kernel.dims[0] > 64 else kernel.rows]
     rows, keys = sizes[size % len(sizes)]
-    layout = LAYOUTS[addresses][row.pop("layout")]
-    return Case(dtype=dtype, dim=dim, dim_v=dim_v, rows=rows, keys=keys, layout=layout, variant=variant, **row)
-
-
-def compiled(row):
-    """What a kernel is compiled for besides, about: the tile's height goes by the rows, decoding has its own."""
-    case = case_of(row)
-    rows = "one" if case.rows == 1 and case.variant != "dropout" else min(128, max(16, case.rows))
-    packed = case.rows <= 16 and case.head_counts[0] != case.head_counts[1]
-    return row["kernel"], rows, packed and (case.heads if rows == "one" else True), case.scale == "scale-0.2"
+    layouts = LAYOUTS[kernel.addresses]
+    return Case(kernel.dtype, *kernel.dims, rows=rows, keys=keys, layout=layouts[layout % len(layouts)],
+                variant=kernel.variant, **row)  # fmt: skip
 
 
 def is_small(case):
@@ -103,7 +122,7 @@ def is_small(case):
 def long_cases():
     """Every type, head dim and variant, the other choices in turn."""
     turns = {name: cycle(values) for name, values in OTHER_CHOICES.items()}
-    sizes, layouts = cycle([*SIZES["few"], *SIZES["many of wide heads"]]), cycle(SMALL_LAYOUTS)
+    sizes, layouts = cycle(LONG_SIZES), cycle(SMALL_LAYOUTS)
     cases = []
     for number, (dtype, (dim, dim_v), variant) in enumerate(product(DTYPES, LONG_DIMS, VARIANTS)):
         for attempt in range(200):
@@ -123,10 +142,13 @@ def long_cases():
 
 
 def is_wanted(row):
-    return is_possible(case := case_of(row)) and is_small(case)
+    kernel, case = row["kernel"], case_of(row)
+    if case.heads not in kernel.heads or (case.scale == "scale-0.2" and not kernel.may_negate):
+        return False
+    return is_possible(case) and is_small(case)
 
 
-PAIRWISE = list(dict.fromkeys(case_of(row) for row in pairwise(CHOICES, is_wanted, compiled)))
+PAIRWISE = list(dict.fromkeys(case_of(row) for row in pairwise(CHOICES, is_wanted)))
 LONG = [case for case in long_cases() if case not in PAIRWISE]
 
 
