@@ -10,12 +10,8 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def named(indices: dict[str, int], choices: dict[str, Sequence[Any]]) -> Row:
-    return {name: choices[name][i] for name, i in indices.items()}
-
-
-def worth(indices: dict[str, int], missing: Container[Any]) -> int:
-    return sum(pair in missing for pair in combinations(indices.items(), 2))
+def worth(indices: Sequence[int], missing: Container[Any]) -> int:
+    return sum(pair in missing for pair in combinations(enumerate(indices), 2))
 
 
 def pairwise(
@@ -29,33 +25,37 @@ def pairwise(
 
     A row that costs what no row before has cost (costly(row) is new) counts as covering 20 pairs less.
     """
-    numbers = random.Random(0)
-    missing = {
-        ((a, i), (b, j)): None  # a dict keeps the order
-        for a, b in combinations(choices, 2)
-        for i in range(len(choices[a]))
-        for j in range(len(choices[b]))
+    draw = random.Random(0).random
+    sizes = [len(values) for values in choices.values()]
+
+    def named(indices: Sequence[int]) -> Row:
+        return {name: values[i] for (name, values), i in zip(choices.items(), indices, strict=True)}
+
+    missing = {  # a dict keeps the order
+        ((a, i), (b, j)): None
+        for a, b in combinations(range(len(sizes)), 2)
+        for i in range(sizes[a])
+        for j in range(sizes[b])
     }
     rows = []
     paid = set()
     while missing:
         pair = next(iter(missing))
-        candidates: list[dict[str, int]] = []
+        (a, i), (b, j) = pair
+        candidates: list[list[int]] = []
         for _ in range(give_up):
-            indices = {name: numbers.randrange(len(values)) for name, values in choices.items()} | dict(pair)
-            if possible(named(indices, choices)):
+            indices = [int(draw() * size) for size in sizes]
+            indices[a], indices[b] = i, j
+            if possible(named(indices)):
                 candidates.append(indices)
                 if len(candidates) == tries:
                     break
         del missing[pair]  # no row can have it, or the next lines add one
         if not candidates:
             continue
-        best = max(
-            candidates,
-            key=lambda row: worth(row, missing) - 20 * (costly(named(row, choices)) not in paid),
-        )
-        for covered in combinations(best.items(), 2):
+        best = max(candidates, key=lambda row: worth(row, missing) - 20 * (costly(named(row)) not in paid))
+        for covered in combinations(enumerate(best), 2):
             missing.pop(covered, None)
-        rows.append(named(best, choices))
+        rows.append(named(best))
         paid.add(costly(rows[-1]))
     return rows

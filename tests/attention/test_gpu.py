@@ -142,10 +142,10 @@ def long_cases():
 
 
 def is_wanted(row):
-    kernel, case = row["kernel"], case_of(row)
-    if case.heads not in kernel.heads or (case.scale == "scale-0.2" and not kernel.may_negate):
+    kernel = row["kernel"]
+    if row["heads"] not in kernel.heads or (row["scale"] == "scale-0.2" and not kernel.may_negate):
         return False
-    return is_possible(case) and is_small(case)
+    return is_possible(case := case_of(row)) and is_small(case)
 
 
 PAIRWISE = list(dict.fromkeys(case_of(row) for row in pairwise(CHOICES, is_wanted)))
