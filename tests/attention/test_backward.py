@@ -1,342 +1,24 @@
-"""Gradients against float64 autograd of the plain formula, by every public function, on the CPU and on GPUs.
-
-    max |got - want|  <=  2 e + ulp(max |want|),    e = max(max |torch - want|, max |moved - want|, ulp32(max |want|))
-    |got - want|_2    <=  2 e + ulp(1) |want|_2,    e = max(|torch - want|_2, |moved - want|_2)
-
-`moved` are the gradients in float64 where scores are off by what fp32 makes them off (tolerance.py): by 2^-23 of the
-size of a score before cancellation, or of the LSE, which is taken from it; and Delta = rowsum(dO O) is off by what fp32
-makes a sum of its terms off, and as O is: up to an ulp, half of it as O is rounded, half as P was. All at random: the
-largest of DRAWS counts. `torch` is autograd of the formula as PyTorch computes it in the dtype under test: scores and softmax in fp32,
-probabilities cast to the dtype, second product in the dtype; ulp is the spacing of a gradient's own dtype, and what it
-adds is the rounding of the result and of one factor. On a GPU exp2 is the hardware's, right to 2^-21.
-Nothing here is the library's but what is tested: a mask of dropout is recovered through values that are one-hot.
-"""
+"""Gradients by every public function against float64 autograd of the plain formula (gradients.py), on the CPU and on GPUs."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, SMALL_LAYOUTS, lay_out, to_xpu
+from arrays import SMALL_LAYOUTS
+from gradients import HEADS, WINDOWS, Case, is_possible, random_case, run
 from pairwise import pairwise
-from tolerance import SCORES, dtype_name
 from xeflash import _core
 from xeflash.jit.provide import provide
 from xeflash.selftest.tolerance import ulp
 
-HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
-WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (31, 5), "left": (50, -1), "right": (-1, 10)}
 SIZES = [(127, 127), (23, 300), (300, 23), (1, 127), (0, 23), (23, 0)]
 KERNELS = [("fp32", 8, 8), ("fp32", 64, 64), ("fp32", 111, 59), ("bf16", 13, 13), ("bf16", 64, 64)]
 KERNELS += [("bf16", 192, 128), ("bf16", 576, 512), ("fp16", 40, 40), ("fp16", 128, 128)]
 BROADCASTS = ["bhqk", "1hqk", "b11k", "1hq1", "k"]
-DROPOUT, DRAWS = 0.25, 3
-GPU_MATH = 2.0**-21  # of the hardware's exp2, see xeflash.selftest.tolerance
-SNIPPET = "select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])"
-PERIOD, TILT = 7, 0.75
-
-
-@dataclass(frozen=True)
-class Case:
-    kernel: tuple[str, int, int] = ("fp32", 64, 64)
-    sizes: tuple[int, int] = (127, 127)
-    heads: str = "mha"
-    window: str = "full"
-    top_left: bool = False
-    variant: str = "plain"
-    broadcast: str = "bhqk"
-    bh_slopes: bool = False
-    sinks: bool = False
-    scale: float | None = None
-    layout: str = "bshd"
-    layout_of_dout: str = "bshd"
-    entry: str = "attention"
-    dlse: bool = False
-    device: str = "cpu"
-
-    @property
-    def id(self) -> str:
-        (dtype, dim, dim_v), (rows, keys) = self.kernel, self.sizes
-        parts = [dtype, f"d{dim}" if dim == dim_v else f"d{dim}x{dim_v}", f"q{rows}", f"k{keys}", self.heads]
-        for field in fields(self)[3:-1]:
-            value = getattr(self, field.name)
-            if value != field.default:
-                parts.append(field.name if value is True else f"{value}")
-        return "-".join(parts)
-
-    def has(self, variant: str) -> bool:
-        return variant in self.variant.split("+")
-
-
-def is_possible(case: Case) -> bool:
-    if (case.broadcast != "bhqk" and not (case.has("bias") or case.has("mask"))) or (
-        case.bh_slopes and not case.has("alibi")
-    ):
-        return False  # says nothing
-    if case.entry != "attention" and (case.has("bias") or case.has("mask") or case.top_left):
-        return False
-    return not (case.top_left and case.window == "full")
-
-
-def window_of(case: Case) -> tuple[int, ...]:
-    """Below the number of keys, from which on flash-attn takes a side to be unlimited."""
-    return tuple(min(side, max(case.sizes[1], 1) - 1) for side in WINDOWS[case.window])
-
-
-# ---- the formula --------------------------------------------------------------------------------
-
-Tensors = dict[str, torch.Tensor]
-
-
-def visible(case: Case, rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which keys a query sees, and how far they are from its diagonal."""
-    ahead = torch.arange(keys)[None] - torch.arange(rows)[:, None] - (0 if case.top_left else keys - rows)
-    left, right = window_of(case)
-    seen = torch.ones(rows, keys, dtype=torch.bool)
-    if left >= 0:
-        seen &= ahead >= -left
-    if right >= 0:
-        seen &= ahead <= right
-    return seen, ahead.abs()
-
-
-def formula(
-    case: Case, t: Tensors, fixed: Tensors, kept: torch.Tensor | None, first: int = 0, moved: Any = None
-) -> Any:
-    """(O, LSE) of q, k, v (B, H, S, D), in float64 if they are, else as torch computes in 16 and 32 bits.
-
-    `moved`: a generator of the directions in which roundings move scores.
-    """
-    q, k, v = t["q"], t["k"], t["v"]
-    (batch, heads, rows, dim), keys, dtype = q.shape, k.shape[2], q.dtype
-    work = torch.float64 if dtype is torch.float64 else torch.float32
-    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-    seen, far = visible(case, rows, keys)
-    scale = dim**-0.5 if case.scale is None else case.scale
-    s = q.to(work) @ k.to(work).mT * scale
-    size = (q.abs() @ k.abs().mT * scale).detach() if moved else None
-    if case.has("softcap"):
-        s = 3 * torch.tanh(s / 3)
-    if case.has("alibi"):
-        s = s - t["alibi_slopes"].expand(-1 if case.bh_slopes else batch, heads)[:, :, None, None] * far
-    if case.has("bias"):
-        s = s + t["attn_mask"]
-    if case.has("mask"):
-        s = s.masked_fill(~fixed["attn_mask"], -torch.inf)
-    if case.has("snippet"):
-        i, j, near = torch.arange(rows)[:, None], torch.arange(keys), fixed["near"].to(work)
-        b, h = torch.arange(batch)[:, None, None, None] + first, torch.arange(heads)[:, None, None]
-        s = s + TILT * torch.tanh(s * near[h]) + near[(j + b) % PERIOD]
-        s = s.masked_fill((i + j) % PERIOD == 3, -torch.inf)
-    s = s.masked_fill(~seen, -torch.inf)
-    if case.sinks:
-        s = torch.cat([s, t["s_aux"].to(work)[:, None, None].expand(batch, -1, rows, 1)], dim=-1)
-    empty = (s == -torch.inf).all(-1, keepdim=True)
-    s = s.masked_fill(empty, 0.0)
-    if moved and s.shape[-1]:
-        lse = torch.logsumexp(s.detach(), -1, keepdim=True)
-        size = torch.nn.functional.pad(size, (0, s.shape[-1] - keys)).maximum(s.detach().abs()).maximum(lse.abs())
-        s = s + (2 * torch.randint(0, 2, s.shape, generator=moved) - 1) * SCORES * size.nan_to_num(posinf=0.0)
-    lse = torch.logsumexp(s, -1) if s.shape[-1] else s.sum(-1)
-    p = torch.softmax(s, -1)[..., :keys].masked_fill(empty, 0.0)
-    if kept is not None:
-        p = p * kept / (1 - DROPOUT)
-    return p.to(dtype) @ v, lse.masked_fill(empty[..., 0], 0.0)
-
-
-# ---- a case -------------------------------------------------------------------------------------
-
-
-def lengths(case: Case) -> tuple[list[int], list[int]]:
-    """Of the sequences: two of one size, or packed ones of several, of which some have no queries or no keys."""
-    rows, keys = case.sizes
-    if case.entry != "varlen":
-        return [rows] * 2, [keys] * 2
-    return [rows, 0, rows // 2 + 1, max(1, rows // 3)], [keys, keys // 2, 0, max(1, keys // 3)]
-
-
-def draw(case: Case, generator: torch.Generator) -> tuple[Tensors, Tensors, list[int], list[int]]:
-    """What is learned, in the words of the flash_attn functions and their layout, and the rest."""
-    (name, dim, dim_v), (heads, heads_k) = case.kernel, HEADS[case.heads]
-    dtype, (rows, keys) = DTYPES[name], case.sizes
-    of_q, of_k = lengths(case)
-    lead_q, lead_k = ((sum(of_q),), (sum(of_k),)) if case.entry == "varlen" else ((2, rows), (2, keys))
-
-    def normal(*shape: int, layout: str = "") -> torch.Tensor:
-        values = torch.randn(shape, generator=generator)
-        return lay_out(values.to(dtype), layout) if layout else values
-
-    t = {"q": normal(*lead_q, heads, dim, layout=case.layout), "k": normal(*lead_k, heads_k, dim, layout=case.layout)}
-    t["v"] = normal(*lead_k, heads_k, dim_v, layout=case.layout)
-    if case.layout_of_dout == "expanded":
-        dout = normal(1, 1, 1, layout="bshd").expand(*lead_q, heads, dim_v)
-    else:
-        dout = normal(*lead_q, heads, dim_v, layout=case.layout_of_dout)
-    fixed = {"dout": dout, "near": torch.rand(max(heads, PERIOD), generator=generator)}
-    if case.dlse:
-        fixed["dlse"] = normal(heads, lead_q[0]) if case.entry == "varlen" else normal(2, heads, rows)
-    if case.sinks:
-        t["s_aux"] = normal(heads)
-    if case.has("alibi"):
-        t["alibi_slopes"] = torch.rand((len(of_q), heads) if case.bh_slopes else (heads,), generator=generator) / 4
-    if case.has("bias") or case.has("mask"):
-        sizes = {"b": 2, "h": heads, "q": rows, "k": keys, "1": 1}
-        shape = [sizes[letter] for letter in case.broadcast]
-        hidden = torch.rand(shape, generator=generator) < 0.2
-        if case.has("mask"):
-            fixed["attn_mask"] = ~hidden
-        else:
-            t["attn_mask"] = normal(*shape).to(dtype).masked_fill(hidden & (len(shape) > 1), -torch.inf)
-    return t, fixed, of_q, of_k
-
-
-def call(case: Case, t: Tensors, fixed: Tensors, of_q: list[int], of_k: list[int], rng: tuple[int, int]) -> Any:
-    """(out, LSE) by the public function; as its caller would have them."""
-    device = t["q"].device
-    left, right = window_of(case)
-    causal = case.window == "causal"
-    window = (left, -1 if causal else right)
-    more: dict[str, Any] = {"window_size": window, "softcap": 3.0 if case.has("softcap") else 0.0}
-    more["alibi_slopes"] = t.get("alibi_slopes")
-    more["dropout_p"] = DROPOUT if case.has("dropout") else 0.0
-    if case.has("snippet"):
-        more |= {"score_mod": SNIPPET, "captures": {"near": fixed["near"], "tilt": TILT, "period": PERIOD}}
-    if case.entry == "attention":
-        mask = t.get("attn_mask", fixed.get("attn_mask"))
-        q, k, v = (t[name].transpose(1, 2) for name in "qkv")
-        out, lse = xeflash.attention(
-            q, k, v, mask, is_causal=causal, scale=case.scale, enable_gqa=True, bottom_right=not case.top_left,
-            sinks=t.get("s_aux"), return_lse=True, rng=rng, **more,
-        )  # fmt: skip
-        return out.transpose(1, 2), lse
-    torch.manual_seed(rng[0])
-    if device.type == "xpu":
-        torch.xpu.manual_seed(rng[0])
-    more |= {"causal": causal, "softmax_scale": case.scale, "s_aux": t.get("s_aux"), "return_attn_probs": case.dlse}
-    if case.entry == "func":
-        result = xeflash.flash_attn_func(t["q"], t["k"], t["v"], **more)
-        return result[:2] if case.dlse else (result, None)
-    starts = [torch.tensor([0, *n], device=device).cumsum(0).int() for n in (of_q, of_k)]
-    result = xeflash.flash_attn_varlen_func(t["q"], t["k"], t["v"], *starts, max(of_q), max(of_k), **more)
-    return result[:2] if case.dlse else (result, None)
-
-
-CHUNK = 64
-
-
-def kept_by(case: Case, t: Tensors, of_q: list[int], of_k: list[int], rng: tuple[int, int]) -> torch.Tensor:
-    """(B, H, Sq, Sk): what dropout keeps. All keys weigh the same, and values tell by their place which they belong to."""
-    plain = Case(("fp32", CHUNK, CHUNK), case.sizes, case.heads, variant="dropout", entry=case.entry)
-    heads, heads_k = HEADS[case.heads]
-    device = t["q"].device
-    longest = max(of_k)
-    places = torch.cat([torch.arange(n) for n in of_k]).view(t["k"].shape[:-2])
-    parts = []
-    for first in range(0, max(longest, 1), CHUNK):
-        one_hot = (places[..., None] - first == torch.arange(CHUNK)).float()
-        v = one_hot[..., None, :].expand(*places.shape, heads_k, CHUNK).contiguous()
-        zeros = {"q": torch.zeros(*t["q"].shape[:-1], CHUNK), "k": torch.zeros(*t["k"].shape[:-1], CHUNK)}
-        inputs = {name: x.to(device) for name, x in {**zeros, "v": v}.items()}
-        parts.append(call(plain, inputs, {}, of_q, of_k, rng)[0].cpu() > 0)
-    return torch.cat(parts, -1)[..., :longest].transpose(-3, -2)
-
-
-def gradients_of(
-    case: Case, t: Tensors, fixed: Tensors, of_q: list[int], of_k: list[int], kept: Any, moved: Any = None
-) -> Tensors:
-    """By autograd of the formula, in the dtypes of `t`; `moved`: a generator of the directions in which roundings go."""
-    leaves = {name: x.detach().clone().requires_grad_() for name, x in t.items()}
-    dout = fixed["dout"].to(t["q"].dtype)
-    dlse = fixed["dlse"].to(torch.float64 if dout.dtype is torch.float64 else torch.float32) if case.dlse else None
-    results, wanted = [], []
-    if case.entry != "varlen":
-        given = leaves | {name: leaves[name].transpose(1, 2) for name in "qkv"}
-        out, lse = formula(case, given, fixed, kept, moved=moved)
-        results, wanted = [out.transpose(1, 2), lse], [dout, dlse]
-    else:
-        at_q = at_k = 0
-        for b, (n_q, n_k) in enumerate(zip(of_q, of_k, strict=True)):
-            given = dict(leaves)
-            for name, at, n in (("q", at_q, n_q), ("k", at_k, n_k), ("v", at_k, n_k)):
-                given[name] = leaves[name][None, at : at + n].transpose(1, 2)
-            if case.bh_slopes:
-                given["alibi_slopes"] = leaves["alibi_slopes"][b : b + 1]
-            part = None if kept is None else kept[:, at_q : at_q + n_q, :n_k][None]
-            out, lse = formula(case, given, fixed, part, b, moved)
-            results += [out.transpose(1, 2)[0], lse[0]]
-            wanted += [dout[at_q : at_q + n_q], None if dlse is None else dlse[:, at_q : at_q + n_q]]
-            at_q, at_k = at_q + n_q, at_k + n_k
-    if moved:  # Delta moves dS as a gradient of the LSE does
-        for i in range(0, len(results), 2):
-            out = results[i].detach()
-            terms = out * wanted[i]
-            off = (2 * torch.rand(out.shape, generator=moved, dtype=out.dtype) - 1) * spacing(out, case.kernel[0])
-            direction = 2 * torch.randint(0, 2, terms.shape[:-1], generator=moved) - 1
-            delta = (off * wanted[i]).sum(-1) + direction * SCORES * terms.abs().sum(-1)
-            delta = delta.transpose(-1, -2)
-            wanted[i + 1] = -delta if wanted[i + 1] is None else wanted[i + 1] - delta
-    pairs = [(x, dx) for x, dx in zip(results, wanted, strict=True) if dx is not None]
-    outputs, upstream = zip(*pairs, strict=True)
-    found = torch.autograd.grad(outputs, list(leaves.values()), upstream, allow_unused=True)
-    return {
-        name: torch.zeros_like(x) if dx is None else dx for (name, x), dx in zip(leaves.items(), found, strict=True)
-    }
-
-
-def spacing(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The ulp of each element in another type."""
-    return torch.exp2(torch.frexp(x).exponent.double() - 1) * torch.finfo(DTYPES[dtype]).eps
-
-
-def check(what: str, got: Any, want: torch.Tensor, by_torch: Any, moved: list[torch.Tensor], on_gpu: bool) -> None:
-    """The rule on top of this file."""
-    assert got.shape == want.shape and got.dtype == by_torch.dtype, f"{what}: {got.dtype} of {list(got.shape)}"
-    if not want.numel():
-        return
-    dtype = dtype_name(by_torch)
-    error, error_of_torch, *by_scores = (x.double() - want for x in (got, by_torch, *moved))
-    assert error.isfinite().all(), f"{what}: {int((~error.isfinite()).sum())} of {error.numel()} are not finite"
-    largest = float(want.abs().max())
-    more = GPU_MATH * 8 if on_gpu else 0.0
-    farthest, by_others = float(error.abs().max()), [float(x.abs().max()) for x in (error_of_torch, *by_scores)]
-    limit = 2 * max(*by_others, ulp(largest, "float32")) + ulp(largest, dtype) + more * largest
-    worst = int(error.abs().argmax())
-    values = [float(x.flatten()[worst]) for x in (got, want)]
-    assert farthest <= limit, (
-        f"{what}: element {worst}, got {values[0]!r}, want {values[1]!r}, error {farthest:.3g}, limit {limit:.3g}; "
-        f"of torch, and moved: {by_others}"
-    )
-    length, by_others = float(error.norm()), [float(x.norm()) for x in (error_of_torch, *by_scores)]
-    limit = 2 * max(by_others) + (ulp(1.0, dtype) + more) * float(want.norm())
-    assert length <= limit, f"{what}: error {length:.3g} in L2, limit {limit:.3g}; of torch, and moved: {by_others}"
-
-
-def run(case: Case) -> None:
-    generator = torch.Generator().manual_seed(sum(map(ord, case.id)))
-    t, fixed, of_q, of_k = draw(case, generator)
-    rng = (0x1234_5678_9ABC, 0)
-    on_gpu = case.device == "xpu"
-    there = to_xpu if on_gpu else torch.Tensor.detach
-    kept = None
-    leaves = {name: there(x).requires_grad_() for name, x in t.items()}
-    others = {name: there(x) for name, x in fixed.items()}
-    if case.has("dropout"):
-        kept = kept_by(case, leaves, of_q, of_k, rng)
-    out, lse = call(case, leaves, others, of_q, of_k, rng)
-    results, into = ([out, lse], [others["dout"], others["dlse"]]) if case.dlse else ([out], [others["dout"]])
-    found = torch.autograd.grad(results, list(leaves.values()), into, retain_graph=True)
-    again = torch.autograd.grad(results, list(leaves.values()), into)
-    assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True)), f"{case.id}: bits change"
-    wide = {name: x.double() for name, x in t.items()}
-    want = gradients_of(case, wide, fixed, of_q, of_k, kept)
-    moved = [gradients_of(case, wide, fixed, of_q, of_k, kept, generator) for _ in range(DRAWS)]
-    by_torch = gradients_of(case, t, fixed, of_q, of_k, kept)
-    for name, dx in zip(leaves, found, strict=True):
-        check(f"{case.id} d{name}", dx.cpu(), want[name], by_torch[name], [m[name] for m in moved], on_gpu)
 
 
 # ---- cases --------------------------------------------------------------------------------------
@@ -424,6 +106,31 @@ def test_gradients_match_on_a_gpu(xpu: str, case: Case) -> None:
 @pytest.mark.parametrize("case", [case for i, case in enumerate(PAIRWISE_ON_GPU) if i % 12], ids=lambda case: case.id)
 def test_gradients_match_on_a_gpu_long(xpu: str, case: Case) -> None:
     run(case)
+
+
+# ---- cases at random ----------------------------------------------------------------------------
+
+# Few, as each takes three kernels or more; in the long set there are any.
+USUAL = [("fp32", 64, 64), ("bf16", 64, 64), ("fp16", 40, 40)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_of_a_random_call(seed: int) -> None:
+    run(random_case(seed, USUAL))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 2000))
+def test_gradients_of_many_random_calls(seed: int) -> None:
+    run(random_case(seed))
+
+
+@pytest.mark.long
+@pytest.mark.gpu
+@pytest.mark.xpu
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_gradients_of_random_calls_on_a_gpu(xpu: str, seed: int) -> None:
+    run(random_case(seed, device="xpu"))
 
 
 # ---- one pass -----------------------------------------------------------------------------------
