@@ -151,16 +151,17 @@ CALLS: list[Callable[[], Any]] = [
 def main(seed: int) -> None:
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     random = Random(seed)
-    if random.random() < 0.7:  # torch's own imports are not what is tried here
+    torch_first, xeflash_first = random.random() < 0.7, random.random() < 0.3
+    chosen = random.sample(CALLS, THREADS)
+    if torch_first or {compiled, torchs_own} <= set(chosen):  # torch's own imports are not what is tried here
         import torch
 
-        # Both `compiled` and `torchs_own` have torch import these. They import each other, so where two threads begin
-        # with different ones, Python gives one of them a module that is half there.
+        # Both calls have torch import these. They import each other, so where two threads begin with different ones,
+        # Python gives one of them a module that is half there.
         import torch._dynamo
         import torch._inductor  # noqa: F401
-    if random.random() < 0.3:
+    if xeflash_first:
         import xeflash  # noqa: F401
-    chosen = random.sample(CALLS, THREADS)
     barrier, results = threading.Barrier(THREADS), dict[str, Any]()
 
     def first(call: Callable[[], Any]) -> None:
