@@ -2,18 +2,29 @@
 
 Tests marked `gpu` run on an Intel GPU where SYCL sees one, on tensors of torch's where torch has xpu; those marked `xpu`
 need torch's. `pytest --sim bmg` runs them on simulated GPUs: two of pvc, bmg or dg2, which torch has as xpu:0 and xpu:1
-(torch_xpu). Simulated GPUs need ocloc, which the process that a person starts provides (offline_compiler.py).
+(torch_xpu). Simulated GPUs need ocloc, which the process that a person starts provides (offline_compiler.py). Where there
+is no GPU, files that have no other tests are not even imported, which takes seconds.
 """
 
+import ctypes
+import functools
 import os
+import re
 
 import hypothesis
 import offline_compiler
 import pytest
 import torch_xpu
 
+pytest_plugins = ["run_report"]
+
 # Of simulated GPUs, and in all processes that tests start: a kernel that spills is a fault, too.
 os.environ.setdefault("XEFLASH_SIM_CHECK", "all,spills")
+
+# glibc keeps what tests free: a process would grow by gigabytes. Larger blocks go back to the system at once.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+for option, value in ((M_TRIM_THRESHOLD, 1 << 18), (M_MMAP_THRESHOLD, 1 << 18), (M_ARENA_MAX, 2)):
+    ctypes.CDLL(None).mallopt(option, value)
 
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
@@ -22,14 +33,14 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 def pytest_addoption(parser):
     parser.addoption("--sim", metavar="DEVICE", help="run the tests marked gpu, on this simulated GPU: pvc, bmg or dg2")
-    parser.addoption(
-        "--part", metavar="K/N", default="1/1", help="with --sim: only the K-th of N parts of them (dealing.py)"
-    )
+    parser.addoption("--dealt", action="store_true", help="with --sim: only those that are dealt to it (dealing.py)")
+    parser.addoption("--shard", metavar="K/N", default="1/1", help="run only the K-th of N shards (dealing.py)")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: runs on an Intel GPU, a real one or a simulated one (--sim)")
     config.addinivalue_line("markers", "xpu: the same, on torch tensors on xpu")
+    config.addinivalue_line("markers", "first: takes minutes, and begins before other tests")
     if device := config.getoption("--sim"):
         give_simulated_gpus(device)
 
@@ -49,24 +60,65 @@ def give_simulated_gpus(device):
         no_torch_xpu = str(error)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest looks for what -m asks for
+@functools.cache
+def has_gpu():
+    """Whether SYCL sees one in this process."""
+    try:
+        import dpctl
+        import xeflash
+
+        assert xeflash.attention  # loads the extension, and the simulator if the environment asks for it
+        return bool(dpctl.SyclQueue("level_zero:gpu"))
+    except (ImportError, dpctl.SyclQueueCreationError):
+        return False
+
+
+def pytest_ignore_collect(collection_path, config):
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text()
+    if config.getoption("--sim"):
+        return None if re.search(r"mark\.(gpu|xpu)\b|\bdevice\b", text) else True
+    return True if re.search(r"^pytestmark = .*mark\.gpu\b", text, re.MULTILINE) and not has_gpu() else None
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        # Of a module that names some of its tests so, the others run on xpu in the long set.
+        # Of a module that names some of its tests so, the others run on xpu in the wide set.
         names = getattr(getattr(item, "module", None), "ON_XPU", ("",))
         if item.get_closest_marker("xpu") and not any(name in item.function.__name__ for name in names):
-            item.add_marker(pytest.mark.long)
-    if not config.getoption("--sim"):
-        return
-    part, parts = map(int, config.getoption("--part").split("/"))
-    chosen = [item for item in items if item.get_closest_marker("gpu") or item.get_closest_marker("xpu")]
-    if parts > 1:
-        import dealing  # which imports xeflash
-
-        chosen = [item for item in chosen if dealing.part_of(item.nodeid, parameters_of(item), parts) == part]
+            item.add_marker(pytest.mark.wide)
+    chosen = [item for item in items if runs_here(config, item)]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
+    yield  # pytest takes out what -m and -k leave out
+    first = [item for item in items if item.get_closest_marker("first")]
+    items[:] = [item for item in items if not item.get_closest_marker("first")]
+    # Each worker of pytest-xdist begins with a slice of the tests.
+    slices = int(getattr(config, "workerinput", {}).get("workercount", 1))
+    starts = [(len(first) + len(items)) * i // slices for i in range(slices)]
+    for i, item in enumerate(first):
+        items.insert(starts[i % slices] + i // slices, item)
+
+
+def runs_here(config, item):
+    """Whether a test is for this process: no other is listed as skipped, as it runs elsewhere."""
+    needs_gpu = item.get_closest_marker("gpu") or item.get_closest_marker("xpu")
+    if device := config.getoption("--sim"):
+        if not needs_gpu:
+            return False
+    elif needs_gpu and not has_gpu():
+        return False
+    if config.getoption("--dealt") or config.getoption("--shard") != "1/1":
+        import dealing  # which imports xeflash
+
+        number, shards = map(int, config.getoption("--shard").split("/"))
+        if dealing.shard_of(item.nodeid, parameters_of(item), shards) != number:
+            return False
+        return not config.getoption("--dealt") or dealing.device_of(item.nodeid, parameters_of(item)) == device
+    return True
 
 
 def parameters_of(item):
@@ -130,6 +182,7 @@ def gpu_family():
 @pytest.fixture
 def gpu(request, gpu_family):
     """The same for one test, which fails if the simulator found fault with it, even if no call raised."""
+    import run_report
     import torch
     from xeflash import sim
 
@@ -140,6 +193,8 @@ def gpu(request, gpu_family):
     yield gpu_family
     if torch.xpu.is_available():
         torch.xpu.synchronize()  # simulated GPUs begin to work when somebody waits
+    if sim.enabled():
+        run_report.simulated += sum(record.simulation_seconds for record in sim.last_launches())
     fault = sim.last_fault() if sim.enabled() else ""
     if fault and request.session.testsfailed == failed_before:
         pytest.fail(fault, pytrace=False)

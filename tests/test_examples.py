@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from cover import few
 
 EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "python/examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", few(EXAMPLES, EXAMPLES[0]), ids=lambda path: path.stem)
 def test_example_runs(example):
     pytest.importorskip("torch")
     if "transformers" in example.stem:

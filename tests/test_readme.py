@@ -26,7 +26,11 @@ DOCUMENTS = [
     )
 ]
 EXAMPLES = [
-    pytest.param(example, id=f"{document.relative_to(ROOT).parent}-{number}")
+    pytest.param(
+        example,
+        id=f"{document.relative_to(ROOT).parent}-{number}",
+        marks=pytest.mark.wide if document.parent.name == "python" and number else (),
+    )
     for document in DOCUMENTS
     for number, example in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL))
 ]

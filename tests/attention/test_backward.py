@@ -9,6 +9,7 @@ import pytest
 import torch
 import xeflash
 from arrays import SMALL_LAYOUTS
+from cover import few, with_wide
 from gradients import HEADS, WINDOWS, Case, is_possible, random_case, run
 from pairwise import pairwise
 from xeflash import _core
@@ -41,37 +42,56 @@ CHOICES: dict[str, list[Any]] = {
 }
 
 
-def compiled(row: dict[str, Any]) -> Any:
-    """What kernels are compiled for, about."""
-    rows, keys = row["sizes"]
-    return row["kernel"], row["variant"], row["window"] == "full", row["sinks"], rows < 64, keys < 64
+def kernels_of(case: Case) -> Any:
+    """What they are compiled for, about."""
+    rows, keys = case.sizes
+    return case.kernel, case.variant, rows < 64, keys < 64
 
 
-PAIRWISE = [Case(**row) for row in pairwise(CHOICES, lambda row: is_possible(Case(**row)), compiled)]
+def cases_of(choices: dict[str, list[Any]], **more: str) -> list[Case]:
+    """Every pair of choices."""
+    rows = pairwise(choices, lambda row: is_possible(Case(**row, **more)), lambda row: kernels_of(Case(**row, **more)))
+    return [Case(**row, **more) for row in rows]
 
 
-@pytest.mark.parametrize("case", PAIRWISE[::5], ids=lambda case: case.id)
+PAIRWISE = cases_of(CHOICES)
+
+# The default set: each type with each feature takes a dozen sets of kernels, as some features go together. A bias and
+# ALiBi's slopes have the slopes of what follows them.
+MIXED = "softcap+alibi+bias+snippet"
+VARIANTS = ("plain", MIXED, "mask", "alibi+dropout")
+OF_TYPES = {
+    "fp32": [(64, 64), (64, 64), (111, 59), (8, 8)],
+    "bf16": [(64, 64), (13, 13), (192, 128), (64, 64)],
+    "fp16": [(40, 40), (64, 64), (40, 40), (128, 128)],
+}
+COMPILED = [((dtype, *dims[i]), VARIANTS[i]) for dtype, dims in OF_TYPES.items() for i in range(len(VARIANTS))]
+OTHERS = {name: values for name, values in CHOICES.items() if name not in ("kernel", "variant")}
+OTHERS["sizes"] = [(127, 127), (300, 70), (70, 300), (23, 0)]  # tiles of one height
+
+
+def case_of(row: dict[str, Any]) -> Case:
+    kernel, variant = row["compiled"]
+    return Case(kernel, variant=variant, **{name: row[name] for name in OTHERS})
+
+
+DEFAULT = [case_of(row) for row in pairwise({"compiled": COMPILED} | OTHERS, lambda row: is_possible(case_of(row)))]
+
+
+@pytest.mark.parametrize("case", DEFAULT, ids=lambda case: case.id)
 def test_gradients_match_autograd_of_the_formula(case: Case) -> None:
     run(case)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", [case for i, case in enumerate(PAIRWISE) if i % 5], ids=lambda case: case.id)
-def test_gradients_match_autograd_of_the_formula_long(case: Case) -> None:
-    run(case)
-
-
-# A bias and ALiBi's slopes have the slopes of what follows them.
-MIXED = "softcap+alibi+bias+snippet"
 MIXTURES = [
-    Case(heads="gqa4", variant=MIXED, broadcast="1hqk"),
     Case(("bf16", 64, 64), (23, 300), "mqa", "causal", variant=MIXED, broadcast="b11k", sinks=True, dlse=True),
     Case(("fp32", 111, 59), (300, 23), variant="alibi+bias+dropout", broadcast="1hq1", sinks=True),
 ]
 
 
-@pytest.mark.parametrize("case", MIXTURES, ids=lambda case: case.id)
-def test_gradients_below_other_changes(case: Case) -> None:
+@pytest.mark.wide
+@pytest.mark.parametrize("case", [*PAIRWISE, *MIXTURES], ids=lambda case: case.id)
+def test_gradients_match_for_every_pair_of_choices(case: Case) -> None:
     run(case)
 
 
@@ -82,20 +102,41 @@ ON_GPU = CHOICES | {
     "sizes": [(23, 63), (63, 23), (1, 40), (70, 70), (23, 0)],
     "heads": ["mqa", "mha"],
 }
-PAIRWISE_ON_GPU = [
-    Case(**row, device="xpu") for row in pairwise(ON_GPU, lambda row: is_possible(Case(**row)), compiled)
+PAIRWISE_ON_GPU = cases_of(ON_GPU, device="xpu")
+WIDE_ON_GPU = [Case(("bf16", 64, 64), (70, 70), "mha", "causal", variant="bias", broadcast="b11k", device="xpu")]
+WIDE_ON_GPU += PAIRWISE_ON_GPU[::12]
+
+# Each type with each variant, which dealing.py deals so that each device has all variants and all types, and sizes in
+# turn.
+DIMS_ON_GPU = {
+    "fp32": [(64, 64), (8, 8), (40, 40), (64, 64)],
+    "bf16": [(64, 64), (64, 64), (192, 128), (256, 256)],
+    "fp16": [(40, 40), (64, 64), (128, 128), (40, 40)],
+}
+SIZES_ON_GPU = [(23, 63), (63, 23), (1, 40), (70, 70)]
+COMPILED_ON_GPU = [
+    ((dtype, *dims), VARIANTS[i], SIZES_ON_GPU[(i + j) % len(SIZES_ON_GPU)])
+    for j, (dtype, all_dims) in enumerate(DIMS_ON_GPU.items())
+    for i, dims in enumerate(all_dims)
 ]
+OTHERS_ON_GPU = {name: OTHERS[name] for name in OTHERS if name not in ("sizes", "top_left", "scale", "bh_slopes")}
+OTHERS_ON_GPU |= {"heads": ["mqa", "mha"], "broadcast": ["bhqk", "1hqk", "b11k"]}
 
 
-MIXTURES_ON_GPU = [
-    Case(("bf16", 64, 64), (23, 63), "mqa", variant=MIXED, broadcast="1hqk", sinks=True, device="xpu"),
-    Case(("bf16", 64, 64), (70, 70), "mha", "causal", variant="bias", broadcast="b11k", device="xpu"),
+def case_on_gpu(row: dict[str, Any]) -> Case:
+    kernel, variant, sizes = row["compiled"]
+    return Case(kernel, sizes, variant=variant, device="xpu", **{name: row[name] for name in OTHERS_ON_GPU})
+
+
+DEFAULT_ON_GPU = [
+    case_on_gpu(row)
+    for row in pairwise({"compiled": COMPILED_ON_GPU} | OTHERS_ON_GPU, lambda row: is_possible(case_on_gpu(row)))
 ]
 
 
 @pytest.mark.gpu
 @pytest.mark.xpu
-@pytest.mark.parametrize("case", [*MIXTURES_ON_GPU, *PAIRWISE_ON_GPU[::12]], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", with_wide([*DEFAULT_ON_GPU, *WIDE_ON_GPU], DEFAULT_ON_GPU))
 def test_gradients_match_on_a_gpu(xpu: str, case: Case) -> None:
     run(case)
 
@@ -114,7 +155,7 @@ def test_gradients_match_on_a_gpu_long(xpu: str, case: Case) -> None:
 USUAL = [("fp32", 64, 64), ("bf16", 64, 64), ("fp16", 40, 40)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", few(range(6), 0))
 def test_gradients_of_a_random_call(seed: int) -> None:
     run(random_case(seed, USUAL))
 

@@ -14,6 +14,7 @@ import torch
 import xeflash
 from arrays import DTYPES, SMALL_LAYOUTS
 from cases import BROADCASTS, ENTRIES, FEW_HEADS, SCALES, VARIANTS, WINDOWS, Case, is_possible, run
+from cover import few
 from pairwise import pairwise
 from reference import Features
 from tolerance import check_attention
@@ -167,7 +168,7 @@ def test_matches_reference_long(gpu, case):
 WIDE = Case(dim=256, dim_v=256, rows=100, keys=150, batch=1, heads="mqa", window="causal", sinks=True, kind="gpu")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", few(VARIANTS, "softcap-alibi-bias32"))
 def test_wide_outputs_with_every_variant(gpu, variant):
     run(replace(WIDE, variant=variant, entry="attention", layout="bhsd"))
 

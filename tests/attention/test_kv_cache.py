@@ -7,6 +7,7 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, is_on_gpu, sparse, to_array
 from caches import FORMATS, LENGTHS, WINDOWS, Cache, CacheCase, as_indexable, check, is_possible, run
+from cover import cover, elements, kind_of_dims, with_wide
 from pairwise import pairwise
 from reference import Features
 from tolerance import check_attention
@@ -19,9 +20,8 @@ PLACES = {
     "beam": ("beams1", "beams2", "beams4", "beams5"),
 }
 CHOICES = {
-    "kernel": KERNELS,
+    "kernel": [(*kernel, rows) for kernel in KERNELS for rows in (1, 5)],  # which are algorithms of their own
     "lengths": list(LENGTHS),
-    "rows": [1, 5],
     "heads": ["32/32", "32/8", "40/10", "8/1", "6/2"],
     "cache": list(PLACES),
     "place": [0, 1, 2, 3],
@@ -40,41 +40,60 @@ CHOICES = {
 
 def case_of(row):
     row = dict(row)
-    dtype, dim, dim_v = row.pop("kernel")
+    dtype, dim, dim_v, rows = row.pop("kernel")
     place = PLACES[row.pop("cache")][row.pop("place")]
-    return CacheCase(dtype=dtype, dim=dim, dim_v=dim_v, place=place, **row)
+    return CacheCase(dtype, dim, dim_v, rows=rows, place=place, **row)
 
 
-def compiled(row):
+def kind_of_place(case):
+    return next((name for name in ("paged", "beam") if case.place.startswith(name)), "plain")
+
+
+def kernel_of(case):
     """What a kernel is compiled for, about."""
-    tile = row["heads"] if row["rows"] == 1 else row["rows"]
-    return row["kernel"], row["cache"], row["format"], row["variant"], tile
+    tile = case.heads if case.rows == 1 else case.rows
+    return case.dtype, case.dim, kind_of_place(case), case.format, case.variant, tile
 
 
-CASES = [case_of(row) for row in pairwise(CHOICES, lambda row: is_possible(case_of(row)), compiled)]
+FEATURES = ("dtype", "dims", "rows", "place", "format", "variant")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def choices_of(case):
+    same = ("dtype", "rows", "format", "variant", "lengths", "heads", "rotary", "window", "sinks", "splits", "seqlens")
+    found = {name: getattr(case, name) for name in (*same, "kind", "lse")}
+    found["algorithm"] = "decode" if case.rows == 1 else "forward"
+    return found | {"place": kind_of_place(case), "dims": kind_of_dims(case.dim, case.dim_v), "new": case.new > 0}
+
+
+CASES = [
+    case_of(row)
+    for row in pairwise(CHOICES, lambda row: is_possible(case_of(row)), lambda row: kernel_of(case_of(row)))
+]
+DEFAULT = cover(CASES, lambda case: elements(choices_of(case), FEATURES), kernel_of)
+
+
+@pytest.mark.parametrize("case", with_wide(CASES, DEFAULT))
 def test_matches_reference(case):
     run(case)
 
 
 # ---- on GPUs ------------------------------------------------------------------------------------
 
-# (dtype, head dims, place, format, rows, heads, what else is compiled for it): each place with each format.
+# (dtype, head dims, place, format, rows, heads, what else is compiled for it): each place with each format, which
+# dealing.py deals so that each device has all of both and all types; each type has all of both on some device.
 GPU_KERNELS = [
     ("fp32", 64, 64, "paged16", "e4m3", 1, "6/2", "append unified"),
-    ("bf16", 576, 512, "paged64", "int8", 1, "8/1", "unified"),
-    ("fp16", 256, 256, "paged256", "e5m2", 1, "8/1", ""),
-    ("fp16", 80, 80, "paged32", "same", 1, "6/2", "append negative"),
-    ("fp16", 64, 64, "beams5", "e4m3.array", 1, "6/2", "append negative"),
-    ("bf16", 64, 64, "beams4", "int8.array", 1, "2/2", "unified"),
-    ("bf16", 96, 96, "beams2", "e5m2.array", 5, "6/2", "append"),
-    ("fp32", 64, 64, "beams2", "same", 5, "8/1", "append"),
-    ("bf16", 128, 128, "index", "e4m3", 1, "8/1", "append negative"),
-    ("fp16", 80, 80, "plain", "int8.array", 5, "6/2", ""),
-    ("bf16", 192, 128, "pad", "e5m2", 5, "6/2", "append"),
-    ("fp32", 80, 80, "pad", "same", 5, "6/2", "append"),
+    ("fp16", 576, 512, "paged64", "int8", 1, "8/1", ""),
+    ("bf16", 256, 256, "paged256", "e5m2", 1, "8/1", ""),
+    ("fp32", 80, 80, "paged32", "same", 1, "6/2", "append negative"),
+    ("bf16", 64, 64, "beams5", "e4m3.array", 1, "6/2", "append negative"),
+    ("fp32", 64, 64, "beams4", "int8.array", 1, "2/2", "unified"),
+    ("fp16", 96, 96, "beams2", "e5m2.array", 5, "6/2", "append"),
+    ("bf16", 64, 64, "beams2", "same", 5, "8/1", "append"),
+    ("fp16", 128, 128, "index", "e4m3", 1, "8/1", "append negative"),
+    ("bf16", 80, 80, "plain", "int8.array", 5, "6/2", ""),
+    ("fp32", 192, 128, "pad", "e5m2", 5, "6/2", "append"),
+    ("fp16", 80, 80, "pad", "same", 5, "6/2", "append"),
 ]
 GPU_CHOICES = {
     "kernel": GPU_KERNELS,
@@ -122,7 +141,7 @@ def test_a_quantised_cache_is_read_once_on_gpu(gpu):
         pytest.skip("only a simulator counts bytes")
     keys, dim = 1000, 128
     q, k, v = torch.randn(1, 1, 8, dim), torch.randn(1, keys, 1, dim), torch.randn(1, keys, 1, dim)
-    arrays = [to_array(x, "gpu") for x in (q.bfloat16(), k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn))]
+    arrays = [to_array(x, "gpu") for x in (q.half(), k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn))]
     slopes = to_array(torch.zeros(8), "gpu")  # a kernel that is compiled in any case
     from_array(xeflash.flash_attn_with_kvcache(*arrays, num_splits=1, alibi_slopes=slopes), "gpu")
     (launch,) = sim.last_launches()
@@ -260,10 +279,10 @@ def test_cache_beyond_4_gib(place, rows):
 @pytest.mark.parametrize(
     "case",
     [
-        CacheCase("bf16", 128, 128, place="index", format="e4m3", heads="8/1", lengths="70,9", new=2),
+        CacheCase("fp16", 128, 128, place="index", format="e4m3", heads="8/1", lengths="70,9", new=2),
         CacheCase("fp32", place="paged16", format="e4m3", lengths="70,9", new=2),
-        CacheCase("fp16", 80, 80, place="paged32", lengths="70,9"),
-        CacheCase("fp32", place="beams2", heads="8/1", lengths="70,9", rows=5, new=2),
+        CacheCase("fp32", 80, 80, place="paged32", lengths="70,9"),
+        CacheCase("bf16", place="beams2", heads="8/1", lengths="70,9", rows=5, new=2),
     ],
     ids=lambda case: case.id,
 )

@@ -1,6 +1,6 @@
 """Every pair of choices (type and size, variant, window, layout, entry point ...) against the reference.
 
-Some 100 kernels are compiled on a cold cache. `pytest -m long` adds every dtype with every size.
+Some 60 kernels are compiled on a cold cache; `pytest -m wide` has all pairs, and `-m long` every type with every size.
 """
 
 from dataclasses import replace
@@ -20,6 +20,7 @@ from cases import (
     is_possible,
     run,
 )
+from cover import cover, elements, kind_of_dims, with_wide
 from pairwise import pairwise
 
 KERNELS = [("fp32", 64, 64), ("fp32", 111, 111), ("fp16", 40, 40), ("fp16", 59, 59), ("fp16", 192, 128)]
@@ -60,11 +61,30 @@ def case_of(row):
     return Case(dtype=dtype, dim=dim, dim_v=dim_v, rows=rows, keys=keys, **row)
 
 
-def compiled(row):
+def kernel_of(case):
     """What a kernel is compiled for, about: the tile's height goes by the rows, decoding has its own."""
-    rows, dropout = row["sizes"][0], row["variant"] == "dropout"
-    tile = row["heads"] if rows == 1 and not dropout else min(64, max(16, 1 << (rows - 1).bit_length()))
-    return row["kernel"], row["variant"], tile
+    one = case.rows == 1 and case.variant != "dropout"
+    tile = case.heads if one else min(64, max(16, 1 << (case.rows - 1).bit_length()))
+    return case.dtype, case.dim, case.dim_v, case.variant, tile
+
+
+# What changes a kernel, or which keys a query sees.
+FEATURES = ("dtype", "dims", "rows", "variant", "window", "sinks", "heads")
+
+
+def choices_of(case):
+    """In the words of a user, who knows no tiles."""
+    same = ("dtype", "variant", "window", "sinks", "heads", "entry", "layout", "scale", "batch", "kind", "lse")
+    found = {name: getattr(case, name) for name in same}
+    found["algorithm"] = "decode" if case.rows == 1 and case.variant != "dropout" else "forward"
+    found["dims"] = kind_of_dims(case.dim, case.dim_v)
+    found["rows"] = "one" if case.rows == 1 else "few" if case.rows <= 16 else "many"
+    found |= {"broadcast": case.broadcast} if case.has_mask else {}
+    return found | ({"alibi_batch": case.alibi_batch} if "alibi" in case.variant else {})
+
+
+def work(case):
+    return case.rows * case.keys * case.batch * case.head_counts[0] * (case.dim + case.dim_v) / 2e8
 
 
 def long_cases():
@@ -87,11 +107,22 @@ def long_cases():
     return cases
 
 
-PAIRWISE = [case_of(row) for row in pairwise(CHOICES, lambda row: is_possible(case_of(row)), compiled)]
+PAIRWISE = [
+    case_of(row)
+    for row in pairwise(CHOICES, lambda row: is_possible(case_of(row)), lambda row: kernel_of(case_of(row)))
+]
+# Few sizes have one row, which is an algorithm of its own: it is given every type with every variant.
+PAIRWISE += [
+    Case(dtype, dim, dim, rows=1, keys=1000, heads=heads, window=window, variant=variant, entry="attention")
+    for dtype, dim in (("fp32", 64), ("fp16", 40), ("bf16", 128))
+    for variant, heads, window in zip(VARIANTS, cycle(HEADS), cycle(WINDOWS), strict=False)
+    if variant != "dropout"
+]
+DEFAULT = cover(PAIRWISE, lambda case: elements(choices_of(case), FEATURES), kernel_of, work)
 LONG = [case for case in long_cases() if case not in PAIRWISE]
 
 
-@pytest.mark.parametrize("case", PAIRWISE, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", with_wide(PAIRWISE, DEFAULT))
 def test_matches_reference(case):
     run(case)
 

@@ -20,9 +20,10 @@ def bits(*arguments: str, **environment: str) -> str:
 
 
 def test_gradients_do_not_depend_on_the_number_of_threads():
-    assert bits(DPCPP_CPU_NUM_CUS="1") == bits(DPCPP_CPU_NUM_CUS="2") == bits(DPCPP_CPU_NUM_CUS="5")
+    assert bits(DPCPP_CPU_NUM_CUS="1") == bits(DPCPP_CPU_NUM_CUS="5")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("device", ["bmg", *(pytest.param(name, marks=pytest.mark.long) for name in ("pvc", "dg2"))])
 def test_gradients_do_not_depend_on_the_order_of_threads(device, ocloc):
     """As the simulator interleaves them; without the check that moves results of the hardware's math by the seed."""

@@ -13,6 +13,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of all cases (default 0)")
     parser.add_argument("--cases", type=int, default=1000, metavar="N", help="how many (default 1000)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the number of the first one (default 0)")
+    parser.add_argument("--shard", metavar="K/N", help="the K-th N-th of 100,000 cases, or of 1,000 on a GPU")
     parser.add_argument("--case", type=int, metavar="N", help="only this one, and show its arguments")
     parser.add_argument("--function", metavar="NAME", help="only cases of this function")
     where = parser.add_mutually_exclusive_group()
@@ -28,6 +29,11 @@ def main() -> int:
     if options.case is not None:
         options.first, options.cases = options.case, 1
     device = options.sim or ("gpu" if options.gpu else "cpu")
+    if options.shard:
+        number, shards = map(int, options.shard.split("/"))
+        of_all = 100_000 if device == "cpu" else 1_000
+        options.first, until = (of_all * k // shards for k in (number - 1, number))
+        options.cases = until - options.first
     cases = Run(
         options.seed, options.first, options.cases, device, options.width, options.function, options.unmasked,
         options.case is not None,

@@ -7,12 +7,15 @@ import pytest
 import torch
 import xeflash
 import xeflash.torch_ops
+from cover import few
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ops = torch.ops.xeflash
 pytestmark = pytest.mark.usefixtures("device")
+# The others run on xpu in the wide set: a simulated GPU takes seconds for a call.
+ON_XPU = ("registered", "compiled_call", "autocast_casts", "vmap", "errors")
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +193,10 @@ def assert_same(got, want):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("case", FUNCTIONS)
+USUAL = ("attention", "attention-rng", "score-mod", "flash_attn_func", "varlen", "kvcache", "merge_states")
+
+
+@pytest.mark.parametrize("case", few(FUNCTIONS, *USUAL))
 def test_compiled_call_equals_the_direct_one_and_writes_the_same(case):
     function, arguments, more = FUNCTIONS[case]()
     arguments_2, more_2 = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, (arguments, more))
@@ -371,6 +377,7 @@ def test_vmap_is_the_call_of_each():
     assert torch.equal(got, torch.stack([xeflash.attention(*x) for x in zip(q, k, v, strict=True)]))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 @pytest.mark.parametrize("before", ["", "a = numpy.ones((1, 2, 5, 64), numpy.float32); xeflash.attention(a, a, a)"])
 def test_the_first_call_with_tensors_may_be_compiled(before):

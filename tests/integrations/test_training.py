@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from cover import few_rows
 from training import train
 from xeflash.integrations import torch_sdpa
 from xeflash.integrations.transformers import NAME, register
@@ -13,7 +14,6 @@ register()
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 STEPS = 50
 MODELS = ["llama", "gemma2"]  # grouped queries; softcap and windows
-COMPILED = [("llama", False), ("llama", True), ("gemma2", False)]
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def test_checkpointing_changes_nothing(name):
 
 @pytest.mark.parametrize(  # most of the time is torch's compiling
     ("name", "checkpointed"),
-    [("gemma2", True), *(pytest.param(*case, marks=pytest.mark.long) for case in COMPILED)],
+    few_rows([("gemma2", True), ("llama", False), ("llama", True), ("gemma2", False)]),
 )
 def test_compiled_models_train(name, checkpointed):
     assert_near(losses_of(name, NAME, compiled=True, checkpointed=checkpointed), losses_of(name, "eager"))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from cover import few, few_rows
 from tiny_models import DECODERS, SHAPE, VOCABULARY, WAYS, WINDOW, LargestResult, decoder, prompts, random_weights
 from tolerance import assert_close
 from transformers.utils.generic import is_flash_attention_requested
@@ -30,6 +31,8 @@ def generate(model, implementation, way, cache="dynamic", padded=False, tokens=1
 
 
 # (model, way, whether padded): sampling takes the same calls as greedy search, so one model will do.
+USUAL = [("llama", "beams", True), ("gemma2", "greedy", False), ("qwen2", "sampled beams", False)]
+USUAL += [(name, "greedy", True) for name in ("llama", "gpt2", "gpt_oss")]
 GENERATED = [
     *(
         (name, way, padded)
@@ -40,7 +43,7 @@ GENERATED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "way", "padded"), GENERATED)
+@pytest.mark.parametrize(("name", "way", "padded"), few_rows(GENERATED, *USUAL))
 def test_generates_the_tokens_of_eager(name, way, padded):
     model = decoder(name)
     want = generate(model, "eager", way, padded=padded)
@@ -71,7 +74,7 @@ def steps(model, implementation, cache=None, padded=True, chunks=(13, 1, 1, 5, 1
     return torch.cat(logits, 1)[mask.bool()]
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", few(DECODERS, "gemma2", "gpt_oss"))
 def test_logits_are_as_exact_as_torch_in_bf16(name):
     want = steps(decoder(name), "eager").double().numpy()
     model = decoder(name, torch.bfloat16)

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 import transformers
+from cover import few
 from tiny_models import DECODERS, SHAPE, WAYS, WINDOW, LargestResult, decoder, prompts, random_weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -151,7 +152,7 @@ def generated(model, implementation, cache, padded=True, tokens=20, beams=4):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", few(DECODERS, "gemma2", "gpt_oss"))
 def test_grows_and_passes_windows(name):
     model = decoder(name)
     want = generated(model, "eager", transformers.DynamicCache(config=model.config))
@@ -282,7 +283,7 @@ def test_bytes_copied_in_a_step_of_beam_search(monkeypatch):
     assert bytes_of_a_step(XeCache(DECODERS["llama"])) <= 2 * 8 * 1001 * 4 + 100  # the table
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("dtype", few([torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], torch.int8))
 def test_eight_bits(dtype):
     model = decoder("qwen2")
     cache = XeCache(model.config, dtype=dtype)

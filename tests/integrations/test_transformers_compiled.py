@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import few
 from tiny_models import decoder, prompts
 from transformers.generation.configuration_utils import CompileConfig
 from xeflash.integrations.transformers import NAME, register
@@ -17,7 +18,7 @@ def compiled_anew():
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, "llama"))
 def test_forward(name, padded):
     model, inputs = decoder(name, implementation=NAME), prompts(padded=padded)
     with torch.no_grad():
@@ -26,7 +27,7 @@ def test_forward(name, padded):
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, "llama"))
 def test_generate_with_a_static_cache(name):
     model, inputs = decoder(name), prompts(padded=True)
     tokens = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}

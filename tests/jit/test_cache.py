@@ -105,6 +105,7 @@ def test_a_killed_compile_leaves_a_usable_cache(tmp_path):
     assert len(entries(tmp_path)) == 1
 
 
+@pytest.mark.wide
 def test_targets_of_the_driver_do_not_share_native_code(tmp_path):
     """A home directory may be shared by machines whose CPUs have one name: here the driver is told to pretend."""
     flags = Path("/proc/cpuinfo").read_text().split()

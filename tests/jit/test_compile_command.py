@@ -91,6 +91,7 @@ def entries(folder):
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
+@pytest.mark.wide
 @pytest.mark.gpu
 def test_a_run_finds_the_device_code_of_a_gpu_that_was_not_there(gpu_family, tmp_path):
     before = compilations_of_a_run("usm", tmp_path / "empty")
@@ -102,12 +103,14 @@ def test_a_run_finds_the_device_code_of_a_gpu_that_was_not_there(gpu_family, tmp
     assert set(compilations_of_a_run("usm", tmp_path / "filled").values()) == {0}  # native code was kept
 
 
+@pytest.mark.wide
 @pytest.mark.gpu
 def test_a_run_finds_the_native_code_of_the_gpu_at_hand(gpu_family, tmp_path):
     assert "native code" in compile_for("xpu", tmp_path).splitlines()[-1]
     assert set(compilations_of_a_run("usm", tmp_path).values()) == {0}
 
 
+@pytest.mark.wide
 def test_a_run_finds_the_native_code_of_the_cpu(tmp_path):
     assert compilations_of_a_run("torch", tmp_path / "empty")["compile_source"] > 0
     compile_for("cpu", tmp_path / "filled")

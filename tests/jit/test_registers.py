@@ -21,6 +21,7 @@ SPILLED = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", SPILLED)
 def test_what_spilled_does_not(name, ocloc):
     desc = SPILLED[name]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import xeflash
+from cover import few
 from xeflash.selftest.arrays import TorchArrays, UsmArrays
 from xeflash.selftest.cases import all_cases, large_cases
 from xeflash.selftest.limits import limits_of
@@ -47,7 +48,7 @@ def test_there_are_about_a_hundred_of_all_algorithms():
         assert any(word in name for name in CASES), word
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, *list(CASES)[::3]))
 def test_right_results_are_found_right_and_wrong_ones_wrong(name):
     assert wrong(CASES[name], TorchArrays("cpu")) == []
     assert wrong(CASES[name], Off("cpu"))
@@ -62,7 +63,7 @@ def test_without_torch(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", few(FEW, *FEW[::4]))
 def test_on_a_gpu(name, gpu):
     from xeflash import _core
 
@@ -71,7 +72,7 @@ def test_on_a_gpu(name, gpu):
 
 
 @pytest.mark.xpu
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.long) for name in CASES])
+@pytest.mark.parametrize("name", few(CASES, *FEW[::4]))
 def test_on_tensors_of_torch_on_xpu(name, xpu):
     assert wrong(CASES[name], TorchArrays("xpu")) == []
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -73,6 +74,24 @@ def _bind(core: Any, extension: Any) -> None:
     core._xpu_XPUAllocator = type("_xpu_XPUAllocator", (), {})
     core._xpu_init = _initialize
     core._has_xpu = True
+    _keep_contexts_in_the_main_thread(core)
+
+
+def _keep_contexts_in_the_main_thread(core: Any) -> None:
+    """So that no thread of torch's is the last to hold the context of a backward pass.
+
+    torch stashes a contextvars context for each pass, its device's thread copies it, and the thread that called forgets
+    it at the end. Whoever lets go of it last takes the GIL. A thread of torch's that does so while Python ends is ended
+    by CPython before 3.14 in the midst of a destructor, and the process aborts ("terminate called without an active
+    exception") after right results. In other threads than the main one torch has to forget it, as it did.
+    """
+    forget = core._remove_obj_from_tls
+
+    def forget_elsewhere(key: str) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            forget(key)
+
+    core._remove_obj_from_tls = forget_elsewhere
 
 
 def _initialize() -> None:

@@ -45,7 +45,8 @@ def options(folder: Path) -> list[str]:
 def key() -> str:
     """Names the extension of this torch, this SYCL and these sources."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "intel-sycl-rt")]
-    parts = [*versions, sys.version, *(path.read_text() for path in sorted(HERE.iterdir()) if path.is_file())]
+    files = (*SOURCES, "memory.hpp", Path(__file__).name)
+    parts = [*versions, sys.version, *((HERE / name).read_text() for name in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -57,8 +57,7 @@ def test_a_compilers_default_holds_for_kernels_that_leave_it_open(device, defaul
 
 @pytest.mark.parametrize(
     ("device", "format"),
-    [("dg2", "e4m3")]
-    + [pytest.param(*one, marks=pytest.mark.long) for one in [("pvc", "int8"), ("bmg", "e5m2")]]
+    [pytest.param(*one, marks=pytest.mark.wide) for one in [("dg2", "e4m3"), ("pvc", "int8"), ("bmg", "e5m2")]]
     + [pytest.param(device, "gpu", marks=pytest.mark.long) for device in DEVICES],  # all of them
 )
 def test_results_of_our_kernels_do_not_depend_on_it(device, format, ocloc):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cover import few
 from esimd import Fault, machine, native
 from test_attention import run_tests
 from xeflash.cli import main
@@ -16,7 +17,6 @@ DEVICES = {
     "ats-m": ("dg2", "12.55.8", 512),
     "arl-h": ("dg2", "12.74.4", 128),
 }
-NEWEST = ("ptl", "arl-h")  # of each family
 SAMPLE = ("attention/test_sample.py",)
 LIST = """
 import json
@@ -95,6 +95,7 @@ def test_calls_on_a_gpu_without_kernels_are_refused_by_name(simulated, device):
         assert line.endswith(f" (simulated) (IP version {version}) has no kernels: {why}")
 
 
+@pytest.mark.wide
 def test_the_doctor_fails_on_a_gpu_without_kernels(simulated):
     code = "from xeflash.cli import main\nsys.exit(main(['doctor', '--json']))\n"
     report = json.loads(simulated.python(code, "mtl-h", status=1, XEFLASH_SIM="mtl-h").stdout)
@@ -128,9 +129,7 @@ def test_inspect_reads_binaries_of_xe3(tmp_path, capsys):
     assert "the native binary was built for ptl, the device is bmg" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "device", [device if device in NEWEST else pytest.param(device, marks=pytest.mark.long) for device in DEVICES]
-)
+@pytest.mark.parametrize("device", few(DEVICES, "ptl"))
 def test_sample(device, ocloc):
     run_tests(device, what=SAMPLE)
 
@@ -138,4 +137,4 @@ def test_sample(device, ocloc):
 @pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_long_sample(device, ocloc):
-    run_tests(device, "-m", "long or not long", what=SAMPLE)
+    run_tests(device, "-m", "", what=SAMPLE)

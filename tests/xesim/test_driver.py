@@ -8,9 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cover import few, few_rows
 from offline_compiler import need_ocloc
 
-ADAPTERS = pytest.mark.parametrize("adapter", [0, 1], ids=["v1", "v2"])
+ADAPTERS = pytest.mark.parametrize("adapter", few([0, 1], 1), ids=["v1", "v2"])
 CHECKS = pytest.mark.parametrize("check", ["all", "none"])
 FAMILIES = {
     "pvc": {"name": "Data Center GPU Max 1550", "fp64": "1", "sub_groups": "16,32,", "local_memory": "131072",
@@ -150,7 +151,7 @@ def test_polling_makes_progress(simulated, sycl_program, adapter):
 
 @pytest.mark.parametrize(
     ("order", "adapter"),
-    [("in_order", 1), ("out_of_order", 1), ("out_of_order", 0), pytest.param("in_order", 0, marks=pytest.mark.long)],
+    few_rows([("in_order", 1), ("out_of_order", 1), ("out_of_order", 0), ("in_order", 0)], ("out_of_order", 1)),
 )
 @pytest.mark.parametrize("topic", ["launches", "order", "graph", "profiling", "fault"])
 def test_program(simulated, sycl_program, topic, order, adapter):
@@ -172,13 +173,14 @@ def test_program(simulated, sycl_program, topic, order, adapter):
             assert all(int(n) == 0 for name, n in found.items() if name.startswith("wrong")), done.stdout
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(FAMILIES, "bmg", "dg2"))
 def test_launches_of_every_family(simulated, sycl_program, family):
     need_ocloc()
     found = facts(simulated.program(sycl_program, ["launches"], family).stdout)
     assert found == {"wrong": "0", "wrong_host": "0", "wrong_local": "0"}
 
 
+@pytest.mark.wide
 def test_queues_without_immediate_lists(simulated, sycl_program):
     need_ocloc()
     for topic in ("launches", "order", "graph"):
@@ -253,6 +255,7 @@ def test_ocloc_loads_the_compiler_when_it_is_asked_for_its_revision(tmp_path):
     assert re.search(r"calling init: \S*/libigc\.so", done.stdout + done.stderr)
 
 
+@pytest.mark.wide
 def test_old_compiler_is_refused_for_new_devices(simulated, sycl_program, tmp_path):
     old = ocloc_that_says("22.43.24595", tmp_path)
     done = simulated.program(sycl_program, ["build_error"], "bmg", XEFLASH_OCLOC=old, XEFLASH_CACHE_DIR=str(tmp_path))
@@ -261,6 +264,7 @@ def test_old_compiler_is_refused_for_new_devices(simulated, sycl_program, tmp_pa
     assert "get_ocloc" in done.stdout
 
 
+@pytest.mark.wide
 def test_two_processes_build_at_once(simulated, sycl_program, tmp_path):
     need_ocloc()
     environment = simulated.environment(
@@ -274,6 +278,7 @@ def test_two_processes_build_at_once(simulated, sycl_program, tmp_path):
     assert entries and all(name.endswith(".bin") for name in entries)
 
 
+@pytest.mark.wide
 def test_damaged_cache_entries_are_rebuilt(simulated, sycl_program, tmp_path):
     need_ocloc()
 
@@ -294,6 +299,7 @@ def test_damaged_cache_entries_are_rebuilt(simulated, sycl_program, tmp_path):
     run()
 
 
+@pytest.mark.wide
 def test_builds_that_others_may_have_written_are_not_run(simulated, sycl_program, tmp_path):
     need_ocloc()
     builds = tmp_path / "xesim"
@@ -330,6 +336,7 @@ def as_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+@pytest.mark.wide
 def test_a_compiler_that_others_may_have_written_is_not_run(simulated, sycl_program, tmp_path):
     (tmp_path / "ocloc").mkdir(mode=0o755)
     program = Path(ocloc_that_says("26.99.1", tmp_path)).rename(tmp_path / "ocloc" / "ocloc")
@@ -346,6 +353,7 @@ def test_a_compiler_that_others_may_have_written_is_not_run(simulated, sycl_prog
     assert f"{program.parent} must be writable by its owner only" in run()
 
 
+@pytest.mark.wide
 @ADAPTERS
 def test_persistent_kernel_cache_of_the_runtime(simulated, sycl_program, tmp_path, adapter):
     """Native binaries go to the runtime's cache and come back: the second process compiles nothing.

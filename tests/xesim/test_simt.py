@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import find_sycl
+from cover import few
 
 pytestmark = pytest.mark.usefixtures("ocloc")
 HERE = Path(__file__).parent
@@ -147,7 +148,7 @@ def test_float_functions(results):
     check_columns(get(results, "float_functions"), want, FUNCTIONS, MOVED)
 
 
-@pytest.mark.parametrize("device", ["pvc", "bmg"])
+@pytest.mark.parametrize("device", few(["pvc", "bmg"], "pvc"))
 def test_doubles_equal_the_cpu_device(simulated, program, tmp_path, device):
     folders = [tmp_path / name for name in ("cpu", "gpu")]
     for folder in folders:
@@ -157,8 +158,8 @@ def test_doubles_equal_the_cpu_device(simulated, program, tmp_path, device):
     assert (get(got, "doubles") == get(want, "doubles")).all()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", few([1, 2], 1))
+@pytest.mark.parametrize("device", few(DEVICES, "bmg"))
 def test_other_orders_of_threads_give_the_same(simulated, program, truth, tmp_path, device, seed):
     kernels = ["atomics", "local_memory", "work_group_functions"]
     got = on_gpu(simulated, program, device, "simt_kernels.cpp", kernels, tmp_path, check=f"all,seed={seed}")

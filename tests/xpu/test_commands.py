@@ -30,6 +30,7 @@ def test_doctor_says_that_attention_runs_on_xpu(xpu):
     assert "torch xpu: ok" in done.stdout and done.stdout.endswith("attention runs on torch's xpu\n")
 
 
+@pytest.mark.wide
 def test_doctor_fails_where_attention_fails_on_xpu(xpu, tmp_path):
     """Though it runs on the CPU: no kernel compiles here."""
     if not torch_xpu.installed():
@@ -63,6 +64,7 @@ def test_the_decode_benchmark_runs_and_names_the_device(xpu, tmp_path):
     assert device.startswith(f"xpu, {torch.xpu.get_device_name()} ({xpu}, IP version ") and "driver " in device
 
 
+@pytest.mark.wide
 def test_the_attention_benchmark_runs(xpu):
     words = [
         "--phase",
@@ -85,6 +87,7 @@ def test_the_attention_benchmark_runs(xpu):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.wide
 def test_the_benchmark_of_gradients_tells_the_memory_of_a_step(xpu, tmp_path):
     file = tmp_path / "result.json"
     words = ["--phase", "train", "--dtype", "fp16", "--seq", "64", "--heads", "2", "--head-dim", "64", "--rounds", "1"]

@@ -1,6 +1,7 @@
 """Models of Transformers on xpu train as they do on the CPU."""
 
 import pytest
+from cover import few
 from training import train
 from xeflash.integrations.transformers import NAME, register
 
@@ -8,8 +9,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.xpu, pytest.mark.filterwarnings("igno
 STEPS = 3
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("name", ["llama", "gemma2"])  # grouped queries; softcap and windows
+@pytest.mark.parametrize("checkpointed", few([False, True], True))
+@pytest.mark.parametrize("name", few(["llama", "gemma2"], "gemma2"))  # grouped queries; softcap and windows
 def test_losses_are_those_of_eager_attention_on_the_cpu(xpu, name, checkpointed):
     register()
     got = train(name, NAME, STEPS, device="xpu", checkpointed=checkpointed)

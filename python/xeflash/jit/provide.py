@@ -10,6 +10,7 @@ import os
 import re
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from xeflash import _core
 from xeflash.jit import cache
 from xeflash.jit.kernel import Desc, KernelSource, digest_of_headers, render
+from xeflash.jit.log import log_kernel
 from xeflash.jit.progress import progress
 from xeflash.tune import Config
 
@@ -91,8 +93,18 @@ def kept_device_code(kernel: KernelSource, build: Callable[[], cache.Built]) -> 
 def _kept(
     key: str, kernel: KernelSource, inputs: dict[str, object], build: Callable[[], cache.Built], again: bool
 ) -> bytes:
+    compiling: list[float] = []
+
+    def timed() -> cache.Built:
+        start = time.monotonic()
+        built = build()
+        compiling.append(time.monotonic() - start)
+        return built
+
     with _lock_of(key):
-        return cache.get_or_build(key, kernel.text, inputs, build, again)
+        binary = cache.get_or_build(key, kernel.text, inputs, timed, again)
+    log_kernel(kernel.name, str(inputs.get("device", "")), bool(compiling), sum(compiling))
+    return binary
 
 
 @functools.cache

@@ -1,0 +1,194 @@
+"""The default set has no hole: what kernels can be compiled for is reached, on the CPU and on each simulated device.
+
+The elements are made from the tables that cases are made of. On the CPU each algorithm meets each type with each choice,
+and each feature meets each other one. On each simulated device each algorithm meets each choice and each type; on one of
+them at least, each type with each choice that kernels are compiled for.
+"""
+
+from itertools import combinations, product
+
+import caches
+import cases
+import gradients
+import pytest
+import test_backward
+import test_gpu
+import test_gpu_decode
+import test_kv_cache
+import test_pairwise
+from dealing import DEVICES, device_of
+
+DTYPES = ("fp32", "bf16", "fp16")
+BOTH = (False, True)
+
+
+def gradients_of(case):
+    """What a case of gradients says, as other cases say it."""
+    return vars(case) | {"dtype": case.kernel[0]}
+
+
+def met(choices, name):
+    """The values of a choice that a case has: of a mixture several."""
+    value = choices[name]
+    return value.split("+") if name == "variant" else [value]
+
+
+# ---- the CPU ------------------------------------------------------------------------------------
+
+VARIANTS_OF_DECODING = [name for name in cases.VARIANTS if name != "dropout"]
+OF_CALLS = {
+    "variant": cases.VARIANTS,
+    "window": cases.WINDOWS,
+    "heads": cases.HEADS,
+    "entry": cases.ENTRIES,
+    "layout": test_pairwise.LAYOUTS,
+    "scale": cases.SCALES,
+    "broadcast": cases.BROADCASTS,
+    "sinks": BOTH,
+    "lse": BOTH,
+    "alibi_batch": BOTH,
+    "kind": ("torch", "numpy"),
+    "batch": (1, 2),
+}
+OF_CACHES = {
+    "place": test_kv_cache.PLACES,
+    "format": test_kv_cache.CHOICES["format"],
+    "variant": test_kv_cache.CHOICES["variant"],
+    "window": caches.WINDOWS,
+    "splits": (0, 1),  # more are for one query
+    "rotary": ("none", "pairs", "halves"),
+    "new": BOTH,
+    "sinks": BOTH,
+    "lse": BOTH,
+    "seqlens": ("array", "int"),
+    "kind": ("torch", "numpy"),
+}
+OF_GRADIENTS = {
+    "variant": ("plain", "softcap", "alibi", "bias", "snippet", "mask", "dropout"),
+    "window": gradients.WINDOWS,
+    "heads": gradients.HEADS,
+    "entry": ("attention", "func", "varlen"),
+    "broadcast": test_backward.BROADCASTS,
+    "sinks": BOTH,
+    "dlse": BOTH,
+    "layout": test_backward.SMALL_LAYOUTS,
+}
+# (what its cases say, its default cases, the choices that each type meets)
+ON_THE_CPU = {
+    "forward": (test_pairwise.choices_of, test_pairwise.DEFAULT, OF_CALLS),
+    "decode": (
+        test_pairwise.choices_of,
+        test_pairwise.DEFAULT,
+        {"variant": VARIANTS_OF_DECODING, "window": cases.WINDOWS, "sinks": BOTH},
+    ),
+    "forward on caches": (test_kv_cache.choices_of, test_kv_cache.DEFAULT, OF_CACHES),
+    "decode on caches": (
+        test_kv_cache.choices_of,
+        test_kv_cache.DEFAULT,
+        OF_CACHES | {"splits": test_kv_cache.CHOICES["splits"]},
+    ),
+    "backward": (gradients_of, test_backward.DEFAULT, OF_GRADIENTS),
+}
+# Features of which each meets each value of the others.
+PAIRS = {
+    "forward": {name: OF_CALLS[name] for name in ("variant", "window", "heads", "sinks")}
+    | {"dims": ("usual", "odd", "wide", "two"), "rows": ("one", "few", "many")},
+    "decode on caches": {name: OF_CACHES[name] for name in ("place", "format", "variant")} | {"rows": (1, 5)},
+    "backward": {name: OF_GRADIENTS[name] for name in ("variant", "window", "sinks", "dlse")},
+}
+
+
+def reached(name):
+    """(type, choice, value) of the cases of one algorithm, and pairs of (choice, value) of all."""
+    choices_of, default, _ = ON_THE_CPU[name]
+    types, pairs = set(), set()
+    for case in default:
+        choices = choices_of(case)
+        values = [(choice, value) for choice in choices for value in met(choices, choice)]
+        pairs |= {frozenset(pair) for pair in combinations(values, 2)}
+        if choices.get("algorithm", name) == name.partition(" ")[0]:
+            types |= {(choices["dtype"], *value) for value in values}
+    return types, pairs
+
+
+@pytest.mark.parametrize("name", ON_THE_CPU)
+def test_each_type_meets_each_choice_on_the_cpu(name):
+    table = ON_THE_CPU[name][2]
+    wanted = {(dtype, choice, value) for dtype in DTYPES for choice, values in table.items() for value in values}
+    assert not sorted(map(str, wanted - reached(name)[0]))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_each_feature_meets_each_other_one_on_the_cpu(name):
+    table = PAIRS[name]
+    wanted = {frozenset(((a, x), (b, y))) for a, b in combinations(table, 2) for x, y in product(table[a], table[b])}
+    assert not sorted(sorted(map(str, pair)) for pair in wanted - reached(name)[1])
+
+
+# ---- simulated devices --------------------------------------------------------------------------
+
+
+def formats_of(case):
+    """On GPUs a format is one, with whatever scales."""
+    choices = test_kv_cache.choices_of(case)
+    return choices | {"format": choices["format"].partition(".")[0]}
+
+
+WINDOWS_OF_DECODING = ("full", "window", "left", "causal-tl")
+OF_GPU_CALLS = {name: OF_CALLS[name] for name in ("variant", "window", "entry", "scale", "broadcast", "sinks", "lse")}
+# (default cases, what one reaches, the choices that each device meets, those that each type meets somewhere)
+ON_GPUS = {
+    "forward": (
+        test_gpu.PAIRWISE,
+        vars,
+        OF_GPU_CALLS | {"heads": cases.FEW_HEADS, "layout": ("bshd", "bhsd", "sliced", "odd"), "batch": (1, 2)},
+        ("variant",),
+    ),
+    "decode": (
+        [case for _, case in test_gpu_decode.CASES],
+        vars,
+        {"variant": [name for name in VARIANTS_OF_DECODING if "snippet" not in name], "window": WINDOWS_OF_DECODING}
+        | {"heads": cases.DECODE_HEADS, "sinks": BOTH, "lse": BOTH},
+        ("variant",),
+    ),
+    "caches": (
+        test_kv_cache.GPU_CASES,
+        formats_of,
+        {name: OF_CACHES[name] for name in ("place", "window", "rotary", "new", "sinks", "lse", "seqlens")}
+        | {"format": ("same", "e4m3", "int8", "e5m2"), "rows": (1, 5), "splits": (0, 1, 2, 3)},
+        ("place", "format"),
+    ),
+    "backward": (
+        test_backward.DEFAULT_ON_GPU,
+        gradients_of,
+        {name: OF_GRADIENTS[name] for name in ("variant", "window", "entry", "sinks", "dlse")},
+        ("variant",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_each_device_meets_each_choice_and_each_type(name):
+    default, choices_of, table, _ = ON_GPUS[name]
+    found = {
+        (device_of(name, {"case": case}), choice, value)
+        for case in default
+        for choice in (*table, "dtype")
+        for value in met(choices_of(case), choice)
+    }
+    wanted = {(device, choice, value) for device in DEVICES for choice, values in table.items() for value in values}
+    wanted |= {(device, "dtype", dtype) for device in DEVICES for dtype in DTYPES}
+    assert not sorted(map(str, wanted - found))
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_each_type_meets_what_is_compiled_on_some_device(name):
+    default, choices_of, table, compiled = ON_GPUS[name]
+    found = {
+        (choices_of(case)["dtype"], choice, value)
+        for case in default
+        for choice in compiled
+        for value in met(choices_of(case), choice)
+    }
+    wanted = {(dtype, choice, value) for dtype in DTYPES for choice in compiled for value in table[choice]}
+    assert not sorted(map(str, wanted - found))
