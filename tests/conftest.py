@@ -21,9 +21,13 @@ pytest_plugins = ["run_report"]
 # Of simulated GPUs, and in all processes that tests start: a kernel that spills is a fault, too.
 os.environ.setdefault("XEFLASH_SIM_CHECK", "all,spills")
 
-# glibc keeps what tests free: a process would grow by gigabytes. Larger blocks go back to the system at once.
+# There is a process per core. Threads of torch and numpy that wait for each other on cores that are taken double the time.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+# glibc keeps what tests free: a process would grow by gigabytes. Large blocks go back to the system at once.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-for option, value in ((M_TRIM_THRESHOLD, 1 << 18), (M_MMAP_THRESHOLD, 1 << 18), (M_ARENA_MAX, 2)):
+for option, value in ((M_TRIM_THRESHOLD, 1 << 22), (M_MMAP_THRESHOLD, 1 << 22), (M_ARENA_MAX, 2)):
     ctypes.CDLL(None).mallopt(option, value)
 
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)

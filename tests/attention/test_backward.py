@@ -106,8 +106,8 @@ PAIRWISE_ON_GPU = cases_of(ON_GPU, device="xpu")
 WIDE_ON_GPU = [Case(("bf16", 64, 64), (70, 70), "mha", "causal", variant="bias", broadcast="b11k", device="xpu")]
 WIDE_ON_GPU += PAIRWISE_ON_GPU[::12]
 
-# Each type with each variant, which dealing.py deals so that each device has all variants and all types, and sizes in
-# turn.
+# Each type with each variant, which dealing.py deals so that each device has all variants and all types. What kernels are
+# compiled for comes in turn, and every other choice meets every kernel.
 DIMS_ON_GPU = {
     "fp32": [(64, 64), (8, 8), (40, 40), (64, 64)],
     "bf16": [(64, 64), (64, 64), (192, 128), (256, 256)],
@@ -115,23 +115,28 @@ DIMS_ON_GPU = {
 }
 SIZES_ON_GPU = [(23, 63), (63, 23), (1, 40), (70, 70)]
 COMPILED_ON_GPU = [
-    ((dtype, *dims), VARIANTS[i], SIZES_ON_GPU[(i + j) % len(SIZES_ON_GPU)])
+    {
+        "kernel": (dtype, *dims),
+        "variant": VARIANTS[i],
+        "sizes": SIZES_ON_GPU[(i + j) % len(SIZES_ON_GPU)],
+        "heads": ("mqa", "mha")[(i + j) % 2],
+        "layout": SMALL_LAYOUTS[(i + j) % len(SMALL_LAYOUTS)],
+        "layout_of_dout": ("bshd", "expanded", "bhsd", "odd")[(i + 2 * j) % 4],
+        "sinks": i % 2 == 1,
+    }
     for j, (dtype, all_dims) in enumerate(DIMS_ON_GPU.items())
     for i, dims in enumerate(all_dims)
 ]
-OTHERS_ON_GPU = {name: OTHERS[name] for name in OTHERS if name not in ("sizes", "top_left", "scale", "bh_slopes")}
-OTHERS_ON_GPU |= {"heads": ["mqa", "mha"], "broadcast": ["bhqk", "1hqk", "b11k"]}
+OTHERS_ON_GPU = {name: CHOICES[name] for name in ("window", "entry", "dlse")}
+OTHERS_ON_GPU |= {"compiled": COMPILED_ON_GPU, "broadcast": ["bhqk", "1hqk", "b11k"]}
 
 
 def case_on_gpu(row: dict[str, Any]) -> Case:
-    kernel, variant, sizes = row["compiled"]
-    return Case(kernel, sizes, variant=variant, device="xpu", **{name: row[name] for name in OTHERS_ON_GPU})
+    others = {name: value for name, value in row.items() if name != "compiled"}
+    return Case(**row["compiled"], **others, device="xpu")
 
 
-DEFAULT_ON_GPU = [
-    case_on_gpu(row)
-    for row in pairwise({"compiled": COMPILED_ON_GPU} | OTHERS_ON_GPU, lambda row: is_possible(case_on_gpu(row)))
-]
+DEFAULT_ON_GPU = [case_on_gpu(row) for row in pairwise(OTHERS_ON_GPU, lambda row: is_possible(case_on_gpu(row)))]
 
 
 @pytest.mark.gpu
