@@ -8,8 +8,11 @@ is no GPU, files that have no other tests are not even imported, which takes sec
 
 import ctypes
 import functools
+import gc
 import os
 import re
+import subprocess
+from collections import Counter
 
 import hypothesis
 import offline_compiler
@@ -89,9 +92,9 @@ def pytest_ignore_collect(collection_path, config):
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        # Of a module that names some of its tests so, the others run on xpu in the wide set.
-        names = getattr(getattr(item, "module", None), "ON_XPU", ("",))
-        if item.get_closest_marker("xpu") and not any(name in item.function.__name__ for name in names):
+        # Of a module that names some of its tests so, the others run on GPUs in the wide set.
+        names = getattr(getattr(item, "module", None), "ON_GPU", ("",))
+        if item.get_closest_marker("gpu") and not any(name in item.name for name in names):
             item.add_marker(pytest.mark.wide)
     chosen = [item for item in items if runs_here(config, item)]
     kept = set(chosen)
@@ -105,6 +108,14 @@ def pytest_collection_modifyitems(config, items):
     starts = [(len(first) + len(items)) * i // slices for i in range(slices)]
     for i, item in enumerate(first):
         items.insert(starts[i % slices] + i // slices, item)
+
+
+def pytest_collection_finish():
+    """What is there now stays: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    # dpctl has programs started by fork, for the sake of a debugger: for a process of this size that takes 20 ms.
+    subprocess._USE_VFORK = True
 
 
 def runs_here(config, item):
@@ -143,11 +154,12 @@ def pytest_sessionstart(session):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """One line for all tests that are missing for one reason."""
-    skipped = [r for r in terminalreporter.stats.get("skipped", []) if offline_compiler.REASON in str(r.longrepr)]
-    if skipped:
-        why = config.stash.get(no_ocloc, "")
-        terminalreporter.write_line(f"{len(skipped)} tests of simulated GPUs were skipped for want of ocloc: {why}")
+    """Says each reason for skipping once."""
+    skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
+    reasons = Counter(str(why[2] if isinstance(why, tuple) else why).removeprefix("Skipped: ") for why in skipped)
+    for reason, count in reasons.most_common():
+        more = f": {config.stash.get(no_ocloc, '')}" if reason == offline_compiler.REASON else ""
+        terminalreporter.write_line(f"{count} skipped: {reason}{more}")
 
 
 @pytest.fixture(scope="session")

@@ -30,14 +30,14 @@ def gradients_of(case):
 def met(choices, name):
     """The values of a choice that a case has: of a mixture several."""
     value = choices[name]
-    return value.split("+") if name == "variant" else [value]
+    return value.replace("+", "-").split("-") if name == "variant" else [value]
 
 
 # ---- the CPU ------------------------------------------------------------------------------------
 
-VARIANTS_OF_DECODING = [name for name in cases.VARIANTS if name != "dropout"]
+CHANGES = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "snippet", "dropout")  # of scores
 OF_CALLS = {
-    "variant": cases.VARIANTS,
+    "variant": CHANGES,
     "window": cases.WINDOWS,
     "heads": cases.HEADS,
     "entry": cases.ENTRIES,
@@ -79,7 +79,7 @@ ON_THE_CPU = {
     "decode": (
         test_pairwise.choices_of,
         test_pairwise.DEFAULT,
-        {"variant": VARIANTS_OF_DECODING, "window": cases.WINDOWS, "sinks": BOTH},
+        {"variant": CHANGES[:-1], "window": cases.WINDOWS, "sinks": BOTH},
     ),
     "forward on caches": (test_kv_cache.choices_of, test_kv_cache.DEFAULT, OF_CACHES),
     "decode on caches": (
@@ -147,7 +147,7 @@ ON_GPUS = {
     "decode": (
         [case for _, case in test_gpu_decode.CASES],
         vars,
-        {"variant": [name for name in VARIANTS_OF_DECODING if "snippet" not in name], "window": WINDOWS_OF_DECODING}
+        {"variant": CHANGES[:-2], "window": WINDOWS_OF_DECODING}
         | {"heads": cases.DECODE_HEADS, "sinks": BOTH, "lse": BOTH},
         ("variant",),
     ),

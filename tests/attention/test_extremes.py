@@ -24,6 +24,8 @@ FORMS = {
     "unified maximum": (1, {"num_splits": 2, "unified_max": 3.0}),
 }
 IN_16_BITS = ("many rows", "few rows", "splits")
+# The others run on GPUs in the wide set: a simulated one takes seconds for a kernel.
+ON_GPU = ("few rows", "splits")
 
 
 @pytest.fixture(params=["torch", pytest.param("gpu", marks=pytest.mark.gpu)])
