@@ -181,6 +181,7 @@ def check_codes(name, rows, dtype, kind):
     torch.testing.assert_close(out.float(), want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.wide
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 8])
 def test_fp16_denormals_keep_their_values_on_gpu(gpu, rows):

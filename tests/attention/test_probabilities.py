@@ -40,6 +40,9 @@ CASES = [
 ON_CPU = [Case(dims=(59, 111), sizes=(23, 99)), Case("bf16", (576, 512), (2, 1), (17, 65))]
 
 
+ON_GPU = ("test_on_a_gpu",)
+
+
 def probabilities(case, q, k, slopes, sinks):
     """In float64, of one sequence: q (Sq, H, D)."""
     (rows, heads, dim), keys = q.shape, k.shape[0]

@@ -28,6 +28,7 @@ def test_more_random_calls():
     check(Run(seed=1, cases=500, width="narrow"))
 
 
+@pytest.mark.wide
 @pytest.mark.gpu
 def test_random_calls_on_gpu(gpu, request):
     check(Run(cases=4, width="narrow", device=device_of(request)))

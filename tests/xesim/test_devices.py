@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from cover import few
 from esimd import Fault, machine, native
 from test_attention import run_tests
 from xeflash.cli import main
@@ -129,7 +128,8 @@ def test_inspect_reads_binaries_of_xe3(tmp_path, capsys):
     assert "the native binary was built for ptl, the device is bmg" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("device", few(DEVICES, "ptl"))
+@pytest.mark.wide
+@pytest.mark.parametrize("device", ("ptl", "arl-h"))
 def test_sample(device, ocloc):
     run_tests(device, what=SAMPLE)
 

@@ -41,6 +41,7 @@ def test_doctor_fails_where_attention_fails_on_xpu(xpu, tmp_path):
     assert done.returncode == 1 and "attention runs" not in done.stdout, done.stdout
 
 
+@pytest.mark.wide
 def test_the_decode_benchmark_runs_and_names_the_device(xpu, tmp_path):
     result = tmp_path / "result.json"
     words = [
