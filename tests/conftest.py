@@ -93,8 +93,10 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(config, items):
     for item in items:
         # Of a module that names some of its tests so, the others run on GPUs in the wide set.
-        names = getattr(getattr(item, "module", None), "ON_GPU", ("",))
-        if item.get_closest_marker("gpu") and not any(name in item.name for name in names):
+        names = getattr(getattr(item, "module", None), "GPU_TESTS", ("",))
+        assert isinstance(names, tuple), f"{item.nodeid}: GPU_TESTS must be a tuple, got {names!r}"
+        on_gpu, is_long = item.get_closest_marker("gpu"), item.get_closest_marker("long")
+        if on_gpu and not is_long and not any(name in item.name for name in names):
             item.add_marker(pytest.mark.wide)
     chosen = [item for item in items if runs_here(config, item)]
     kept = set(chosen)
@@ -105,9 +107,10 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if not item.get_closest_marker("first")]
     # Each worker of pytest-xdist begins with a slice of the tests.
     slices = int(getattr(config, "workerinput", {}).get("workercount", 1))
-    starts = [(len(first) + len(items)) * i // slices for i in range(slices)]
-    for i, item in enumerate(first):
-        items.insert(starts[i % slices] + i // slices, item)
+    total = len(first) + len(items)
+    for i in range(slices):
+        start = total * i // slices
+        items[start:start] = first[i::slices]
 
 
 def pytest_collection_finish():

@@ -96,13 +96,13 @@ def test_gradients_match_for_every_pair_of_choices(case: Case) -> None:
 
 
 # Simulated GPUs take seconds for what a card does in microseconds: fewer kernels, head dims in steps of 8, few rows.
-ON_GPU = CHOICES | {
+CHOICES_ON_GPU = CHOICES | {
     "kernel": [("fp32", 8, 8), ("fp32", 64, 64), ("bf16", 64, 64), ("bf16", 192, 128), ("bf16", 256, 256)]
     + [("fp16", 40, 40), ("fp16", 128, 128)],
     "sizes": [(23, 63), (63, 23), (1, 40), (70, 70), (23, 0)],
     "heads": ["mqa", "mha"],
 }
-PAIRWISE_ON_GPU = cases_of(ON_GPU, device="xpu")
+PAIRWISE_ON_GPU = cases_of(CHOICES_ON_GPU, device="xpu")
 WIDE_ON_GPU = [Case(("bf16", 64, 64), (70, 70), "mha", "causal", variant="bias", broadcast="b11k", device="xpu")]
 WIDE_ON_GPU += PAIRWISE_ON_GPU[::12]
 

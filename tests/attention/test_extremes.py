@@ -25,7 +25,7 @@ FORMS = {
 }
 IN_16_BITS = ("many rows", "few rows", "splits")
 # The others run on GPUs in the wide set: a simulated one takes seconds for a kernel.
-ON_GPU = ("few rows", "splits")
+GPU_TESTS = ("few rows", "splits")
 
 
 @pytest.fixture(params=["torch", pytest.param("gpu", marks=pytest.mark.gpu)])

@@ -8,7 +8,7 @@ from xeflash.integrations import ipex
 
 pytestmark = pytest.mark.usefixtures("device")
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.
-ON_GPU = (
+GPU_TESTS = (
     "other_places",
     "negative_slots",
     "paged_varlen",

@@ -9,7 +9,7 @@ from xeflash._common import engine
 
 pytestmark = pytest.mark.usefixtures("device")
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.
-ON_GPU = ("autocast", "refused", "negated", "below_a_mode")
+GPU_TESTS = ("autocast", "refused", "negated", "below_a_mode")
 
 
 def paged(dtype, **more):

@@ -18,7 +18,7 @@ from xeflash.integrations import torch_sdpa
 
 sdpa = F.scaled_dot_product_attention  # taken before anything is registered
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.
-ON_GPU = ("float_mask", "falls_through", "parameters_are_routed", "autocast", "varlen_attn_matches")
+GPU_TESTS = ("float_mask", "falls_through", "parameters_are_routed", "autocast", "varlen_attn_matches")
 
 
 @pytest.fixture(autouse=True)

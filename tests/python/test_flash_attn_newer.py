@@ -5,7 +5,7 @@ import pytest
 import torch
 import xeflash
 
-ON_GPU = ()  # what they change is the same for each device; those with GPUs are in the wide set
+GPU_TESTS = ()  # what they change is the same for each device; those with GPUs are in the wide set
 FUNCTIONS = [
     "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_qkvpacked_func", "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache",
