@@ -72,7 +72,9 @@ def test_on_a_gpu(name, gpu):
 
 
 @pytest.mark.xpu
-@pytest.mark.parametrize("name", few(CASES, *FEW[::4]))
+@pytest.mark.parametrize(
+    "name", few(FEW, *FEW[::4]) + [pytest.param(name, marks=pytest.mark.long) for name in CASES if name not in FEW]
+)
 def test_on_tensors_of_torch_on_xpu(name, xpu):
     assert wrong(CASES[name], TorchArrays("xpu")) == []
 

@@ -63,4 +63,4 @@ def test_a_compilers_default_holds_for_kernels_that_leave_it_open(device, defaul
 def test_results_of_our_kernels_do_not_depend_on_it(device, format, ocloc):
     """Every code of a quantised cache, denormals of fp16."""
     chosen = f"read_as_its_number and {format} or fp16_denormals"
-    run_tests(device, "-k", chosen, check="all,denormals=flush", what=("attention/test_append.py",))
+    run_tests(device, "-m", "gpu", "-k", chosen, check="all,denormals=flush", what=("attention/test_append.py",))
