@@ -1,6 +1,10 @@
 """What the other tests here rely on: torch_xpu behaves as torch's own backend does, and shows what goes wrong."""
 
 import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,3 +86,32 @@ def test_the_state_of_a_generator_is_seed_and_offset():
     torch.rand(3, device="xpu")
     state = torch.xpu.get_rng_state()
     assert state.view(torch.int64).tolist() == [5, 4]
+
+
+PROGRAM = """
+import os, threading
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import torch
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dx):  # on a thread of the device, which is to be the last to end
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        return dx * 2
+
+Twice.apply(torch.ones(3, device="xpu", requires_grad=True)).sum().backward()
+"""
+
+
+@pytest.mark.wide
+def test_programs_end_well_after_a_backward_pass():
+    """Where a core is shared, a fifth to two thirds of them aborted, after right results."""
+    startup = str(Path(torch_xpu.__file__).parent / "startup")
+    for _ in range(10):
+        command = [sys.executable, "-c", PROGRAM]
+        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": startup}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
