@@ -17,6 +17,7 @@ from collections import Counter
 import hypothesis
 import offline_compiler
 import pytest
+import shards
 import torch_xpu
 
 pytest_plugins = ["run_report"]
@@ -48,8 +49,21 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: runs on an Intel GPU, a real one or a simulated one (--sim)")
     config.addinivalue_line("markers", "xpu: the same, on torch tensors on xpu")
     config.addinivalue_line("markers", "first: takes minutes, and begins before other tests")
+    try:
+        shards.parse(config.getoption("--shard"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     if device := config.getoption("--sim"):
         give_simulated_gpus(device)
+    elif config.getoption("--dealt"):
+        raise pytest.UsageError("--dealt needs --sim DEVICE, whose tests it chooses from")
+
+
+def pytest_report_header(config):
+    """Tests that are not for this process are not listed."""
+    if not config.getoption("--sim") and not has_gpu():
+        return "no Intel GPU: tests marked gpu run below tests/xesim/test_attention.py, or here with --sim bmg"
+    return None
 
 
 no_torch_xpu = ""  # why torch has none of the simulated GPUs
@@ -72,11 +86,14 @@ def has_gpu():
     """Whether SYCL sees one in this process."""
     try:
         import dpctl
-        import xeflash
+    except ImportError:
+        return False
+    import xeflash
 
-        assert xeflash.attention  # loads the extension, and the simulator if the environment asks for it
+    assert xeflash.attention  # loads the extension, and the simulator if the environment asks for it
+    try:
         return bool(dpctl.SyclQueue("level_zero:gpu"))
-    except (ImportError, dpctl.SyclQueueCreationError):
+    except dpctl.SyclQueueCreationError:
         return False
 
 
@@ -132,8 +149,8 @@ def runs_here(config, item):
     if config.getoption("--dealt") or config.getoption("--shard") != "1/1":
         import dealing  # which imports xeflash
 
-        number, shards = map(int, config.getoption("--shard").split("/"))
-        if dealing.shard_of(item.nodeid, parameters_of(item), shards) != number:
+        number, total = shards.parse(config.getoption("--shard"))
+        if dealing.shard_of(item.nodeid, parameters_of(item), total) != number:
             return False
         return not config.getoption("--dealt") or dealing.device_of(item.nodeid, parameters_of(item)) == device
     return True

@@ -1,9 +1,9 @@
 """Which simulated device runs which GPU test, where each test runs on one device only, and which shard runs which test.
 
 A kernel takes seconds to compile, so tests that share one run on one device and in one shard, and both follow from what a
-kernel is compiled for: no test moves another. Cases without a cache are dealt by type and variant, so that a variant
-which they have with all three types is on all devices, and gradients likewise; cases with one by the place and the format of the cache, so that
-each place is on all devices, and each format. Other tests of kernels are dealt by the parameters that say what is
+kernel is compiled for: no test moves another. Cases without a cache, and gradients, are dealt by type and variant, so that
+a variant which they have with all three types is on all devices; cases with one by the place and the format of the cache,
+so that each place is on all devices, and each format. Other tests of kernels are dealt by the parameters that say what is
 compiled, else by their function; tests of what calls them, which is the same for each device, by their file.
 """
 

@@ -56,7 +56,7 @@ def cases_of(choices: dict[str, list[Any]], **more: str) -> list[Case]:
 
 PAIRWISE = cases_of(CHOICES)
 
-# The default set: each type with each feature takes a dozen sets of kernels, as some features go together. A bias and
+# The default set: each type with each feature takes nine sets of kernels, as some features go together. A bias and
 # ALiBi's slopes have the slopes of what follows them.
 MIXED = "softcap+alibi+bias+snippet"
 VARIANTS = ("plain", MIXED, "alibi+mask+dropout")

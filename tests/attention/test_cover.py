@@ -181,6 +181,12 @@ def test_each_device_meets_each_choice_and_each_type(name):
     assert not sorted(map(str, wanted - found))
 
 
+@pytest.mark.parametrize("module", [test_gpu, test_gpu_decode, test_kv_cache, test_backward])
+def test_no_default_case_of_a_gpu_is_left_to_the_wide_set(module):
+    """By the names that conftest.py looks for."""
+    assert not hasattr(module, "GPU_TESTS")
+
+
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_each_type_meets_what_is_compiled_on_some_device(name):
     default, choices_of, table, compiled = ON_GPUS[name]

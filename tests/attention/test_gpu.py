@@ -76,6 +76,7 @@ TURNS = {
 def kernels():
     """The usual ones, then types and variants."""
     found = [Kernel("bf16", (d, d), "plain", "many", "aligned", tuple(FEW_HEADS), d == 64) for d in (64, 128)]
+    found.append(Kernel("bf16", (64, 64), "softcap-snippet", "one", "aligned", ("gqa2",), False))  # bmg has no other
     odd, few = cycle(["odd", "sliced"]), cycle(["one", "few", "few of many keys"])
     heads = {name: cycle(ways) for name, ways in HEADS.items()}
     for dtype, (all_dims, first, odd_turns, few_turns) in TURNS.items():

@@ -1,6 +1,6 @@
 """One query against a cache on an Intel GPU, its keys in 1 to 8 splits: `pytest --sim pvc tests/attention/test_gpu_decode.py`.
 
-A kernel takes seconds to compile, so there are some 35, and 10 in the long set; every other choice meets every kernel.
+A kernel takes seconds to compile, so there are some 25, and 7 in the long set; every other choice meets every kernel.
 """
 
 import pytest

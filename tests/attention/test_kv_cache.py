@@ -83,11 +83,11 @@ def test_matches_reference(case):
 # dealing.py deals so that each device has all of both and all types; each type has all of both on some device.
 GPU_KERNELS = [
     ("fp32", 64, 64, "paged16", "e4m3", 1, "6/2", "append unified"),
-    ("fp16", 576, 512, "paged64", "int8", 1, "8/1", ""),
+    ("fp16", 576, 512, "paged64", "int8", 1, "8/1", "unified"),
     ("bf16", 256, 256, "paged256", "e5m2", 1, "8/1", ""),
     ("fp32", 80, 80, "paged32", "same", 1, "6/2", "negative"),
     ("bf16", 64, 64, "beams5", "e4m3.array", 1, "6/2", "append negative"),
-    ("fp32", 64, 64, "beams4", "int8.array", 1, "2/2", ""),
+    ("fp32", 64, 64, "beams4", "int8.array", 1, "2/2", "unified"),
     ("fp16", 96, 96, "beams2", "e5m2.array", 5, "6/2", "append"),
     ("bf16", 64, 64, "beams2", "same", 5, "8/1", ""),
     ("fp16", 128, 128, "index", "e4m3", 1, "8/1", "append negative"),

@@ -1,6 +1,6 @@
 """Every pair of choices (type and size, variant, window, layout, entry point ...) against the reference.
 
-Some 60 kernels are compiled on a cold cache; `pytest -m wide` has all pairs, and `-m long` every type with every size.
+Some 80 kernels are compiled on a cold cache; `pytest -m wide` has all pairs, and `-m long` every type with every size.
 """
 
 from dataclasses import replace

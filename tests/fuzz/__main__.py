@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
+from shards import parse
+
 from .run import Run, run
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of all cases (default 0)")
-    parser.add_argument("--cases", type=int, default=1000, metavar="N", help="how many (default 1000)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the number of the first one (default 0)")
-    parser.add_argument("--shard", metavar="K/N", help="the K-th N-th of 100,000 cases, or of 1,000 on a GPU")
-    parser.add_argument("--case", type=int, metavar="N", help="only this one, and show its arguments")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--cases", type=int, default=1000, metavar="N", help="how many (default 1000)")
+    which.add_argument("--shard", metavar="K/N", help="the K-th of N parts of 100,000 cases, or of 1,000 on a GPU")
+    which.add_argument("--case", type=int, metavar="N", help="only this one, and show its arguments")
     parser.add_argument("--function", metavar="NAME", help="only cases of this function")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--sim", metavar="DEVICE", help="on this simulated GPU: pvc, bmg or dg2 (default: the CPU)")
@@ -30,7 +33,10 @@ def main() -> int:
         options.first, options.cases = options.case, 1
     device = options.sim or ("gpu" if options.gpu else "cpu")
     if options.shard:
-        number, shards = map(int, options.shard.split("/"))
+        try:
+            number, shards = parse(options.shard)
+        except ValueError as error:
+            parser.error(str(error))
         of_all = 100_000 if device == "cpu" else 1_000
         options.first, until = (of_all * k // shards for k in (number - 1, number))
         options.cases = until - options.first

@@ -1,0 +1,9 @@
+"""Which part of a set a run is of, as its command says it: K/N."""
+
+
+def parse(text: str) -> tuple[int, int]:
+    """The number and how many there are; ValueError names what is wrong."""
+    number, slash, shards = text.partition("/")
+    if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards)):
+        raise ValueError(f"--shard must be K/N with 1 <= K <= N, got {text!r}")
+    return int(number), int(shards)
