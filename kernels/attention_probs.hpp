@@ -1,6 +1,6 @@
 // The probabilities of a forward pass as a matrix in memory, made again from its LSE, negative
 // where dropout took them: for those who check dropout. A thread has a tile of a head's.
-//   P = exp(S - L), or -P
+//   P, or -P
 #pragma once
 
 #include "attention/backward.hpp"
@@ -25,8 +25,7 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
   if (!rows.is_empty() && mask.template k_blocks<Bc>(rows.first(), rows.last()).has(work.part)) {
     const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
     const Gradients<Config, false> gradients(p, seq, work.head, mask);
-    const ColVec<Br> L =
-        load_values<Br>(seq.per_row<const float>(p, p.lse, work.head).from(rows.row), kInf);
+    const Origin<ColVec<Br>> origin = origin_of<Config>(p, seq, work.head, mask, rows);
     const BlocksOf<typename Tiles::KeyTileT> keys_t(
         seq.k_rows<const T>(p.k, work.head / (p.heads_q / p.heads_k)));
     typename Tiles::QueryTile Q;
@@ -35,7 +34,7 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
     if (own.has(work.part)) {
       typename Tiles::ScoreTile slopes, sign;
       mma_ABt(P, Q, K_t);  // S = Q K^T
-      gradients.probabilities(P, slopes, own.is_full(work.part), rows.row, key, L);
+      gradients.probabilities(P, slopes, own.is_full(work.part), rows.row, key, origin);
       fill(sign, 2.f);
       gradients.drop(sign, rows.row, key);
       each(sign, rows.row, key, [](auto s, auto, auto) { return s - 1.f; });

@@ -46,9 +46,14 @@ XF_INLINE void flash_bwd(const BwdParams& p) {
     Queries dQ(p, seq, worker, first);
     for (int head = first; head < end; ++head) {
       for (int i = 0; i < dQ.blocks; ++i) fill(dQ.block(head, i), 0.f);
-      constexpr int Br = 16;
-      for (int row = 0; row < seq.sq; row += Br) {
-        store(seq.per_row(p, p.delta, head).from(row), delta_of<Br, Config>(p, seq, head, row));
+      constexpr int Br = Config::block_q;
+      const typename Config::Mask mask(p, seq);
+      for (RowSpan<Br> rows{0, seq.sq}; !rows.is_empty(); rows.row += Br) {
+        const auto origin = origin_of<Config>(p, seq, head, mask, rows);
+        store(seq.per_row(p, p.base, head).from(rows.row), origin.base);
+        store(seq.per_row(p, p.top, head).from(rows.row), origin.top);
+        const auto delta = delta_of<Br, Config>(p, seq, head, rows.row);
+        store(seq.per_row(p, p.delta, head).from(rows.row), delta);
       }
     }
     for (work.block = 0; work.block * Queries::Bc < seq.sk; ++work.block) {

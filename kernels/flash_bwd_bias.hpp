@@ -90,8 +90,9 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
         const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
         const bool all_keys = shares.keys == 1;
         if (!all_keys && !range.has(work.part)) continue;
-        const ColVec<Br> L =
-            load_values<Br>(seq.per_row<const float>(p, p.lse, head).from(rows.row), kInf);
+        const Origin<ColVec<Br>> origin{
+            load_values<Br>(seq.per_row<const float>(p, p.base, head).from(rows.row), 0.f),
+            load_values<Br>(seq.per_row<const float>(p, p.top, head).from(rows.row), kInf)};
         const ColVec<Br> delta =
             load_values<Br>(seq.per_row<const float>(p, p.delta, head).from(rows.row), 0.f);
         typename Tiles::QueryTile Q;
@@ -106,7 +107,7 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
           if (own.has(j)) {
             typename Tiles::ScoreTile P, slopes, dP;
             mma_ABt(P, Q, K_t);  // S = Q K^T
-            gradients.probabilities(P, slopes, own.is_full(j), rows.row, j * Bc, L);
+            gradients.probabilities(P, slopes, own.is_full(j), rows.row, j * Bc, origin);
             mma_ABt(dP, dO, V_t);  // dP = dO V^T
             gradients.drop(dP, rows.row, j * Bc);
             weigh(dP, P, delta);  // dS = P (dP - Delta)

@@ -2,7 +2,7 @@
 // thread, or per pair of teams of threads, summed up over all heads of queries that share them. All
 // tiles are transposed, so that what is a left operand lies as one: S here is the paper's S^T.
 //   i, j: block of queries, of keys     Q K V S P, and their gradients dO dK dV dS dP: tiles
-//   L: log-sum-exp of a row     Delta: see flash_bwd_dq.hpp, which is launched before
+//   Delta, and what exponents are relative to: see flash_bwd_dq.hpp, which is launched before
 #pragma once
 
 #include "attention/backward.hpp"
@@ -65,7 +65,8 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
     const BlocksOf<typename Tiles::GradientTileT> out_gradients_t(dO_rows);
     const BlocksOf<typename Tiles::QueryTile> queries(q_columns);
     const BlocksOf<typename Tiles::GradientTile> out_gradients(dO_columns);
-    AcrossRows<Tiles::Bs> lse(seq.line<const float>(p, p.lse, head));
+    AcrossRows<Tiles::Bs> bases(seq.line<const float>(p, p.base, head));
+    AcrossRows<Tiles::Bs> tops(seq.line<const float>(p, p.top, head));
     AcrossRows<Tiles::Bs> delta(seq.line<const float>(p, p.delta, head));
     Ahead<Br, Tiles::d, typename Tiles::Matrix> next_q(q_rows);
     Ahead<Br, Tiles::dv, typename Tiles::Matrix> next_dO(dO_rows);
@@ -80,9 +81,9 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
       typename Tiles::PartTile P_T, dS_T;
       typename Tiles::ScoreTile P, slopes, dP;
       if (Share::kValues && own.has(i)) {
-        const auto L = lse.at(scored, kInf);
+        const Origin<Across<Tiles::Bs>> origin{bases.at(scored, 0.f), tops.at(scored, kInf)};
         mma_ABt(P, K, Q_t);  // S = K Q^T
-        gradients.probabilities(P, slopes, whole && own.is_full(i), keys.row, scored, L);
+        gradients.probabilities(P, slopes, whole && own.is_full(i), keys.row, scored, origin);
         narrow(P_T, P);
         gradients.drop(P_T, keys.row, scored);
         prob_pool.give(P_T);

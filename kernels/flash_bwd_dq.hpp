@@ -1,7 +1,6 @@
 // FlashAttention-2, Algorithm 2 (Dao, 2023), by rows of queries: dQ of a block of Br rows per
 // thread, or per team of threads. Delta, which the keys' gradients need too, comes first.
 //   i, j: block of queries, of keys     Q K V O S P, and their gradients dQ dO dS dP: tiles
-//   L: log-sum-exp of a row
 #pragma once
 
 #include "attention/backward.hpp"
@@ -22,9 +21,14 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   if (work.part == 0 && member() == 0) {
     store(seq.per_row(p, p.delta, work.head).from(rows.row), delta);
   }
+  const typename Config::Mask mask(p, seq);
+  const Origin<ColVec<Br>> origin = origin_of<Config>(p, seq, work.head, mask, rows);
+  if (work.part == 0 && member() == 0) {
+    store(seq.per_row(p, p.base, work.head).from(rows.row), origin.base);
+    store(seq.per_row(p, p.top, work.head).from(rows.row), origin.top);
+  }
   if (!p.dq.data) return;
 
-  const typename Config::Mask mask(p, seq);
   const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
   const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
   const int head_k = work.head / (p.heads_q / p.heads_k);
@@ -37,8 +41,6 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   Ahead<Bc, Tiles::d, typename Tiles::Matrix> next_k(k_rows);
   Ahead<Bc, Tiles::dv, typename Tiles::Matrix> next_v(v_rows);
   const Gradients<Config, false> gradients(p, seq, work.head, mask);
-  const auto L =
-      load_values<Br>(seq.per_row<const float>(p, p.lse, work.head).from(rows.row), kInf);
 
   typename Tiles::QueryTile Q;
   load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
@@ -58,7 +60,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
     if (own.has(j)) {
       typename Tiles::ScoreTile P, slopes, dP;
       mma_ABt(P, Q, K_t);  // S = Q K^T
-      gradients.probabilities(P, slopes, own.is_full(j), rows.row, scored, L);
+      gradients.probabilities(P, slopes, own.is_full(j), rows.row, scored, origin);
       mma_ABt(dP, dO, V_t);  // dP = dO V^T
       gradients.drop(dP, rows.row, scored);
       weigh(dP, P, delta);  // dS = P (dP - Delta)

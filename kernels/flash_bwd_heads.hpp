@@ -1,6 +1,6 @@
 // Gradients of what a head has one of, a sink and a slope: sums over its rows, of what flash_bwd_dq
 // has left, in the order of the rows.
-//   dsink = -sum exp(sink - L) Delta
+//   dsink = -sum exp(sink - m) / l Delta
 #pragma once
 
 #include "attention/backward.hpp"
@@ -27,11 +27,13 @@ XF_INLINE void flash_bwd_heads(const BwdParams& p) {
   for (int b = 0; b < p.batch; ++b) {
     const Sequence seq(p, b);
     if (p.dsinks) {
-      const float* lse = seq.per_row<const float>(p, p.lse, head).data;
+      const float* base = seq.per_row<const float>(p, p.base, head).data;
+      const float* top = seq.per_row<const float>(p, p.top, head).data;
       const float* delta = seq.per_row<const float>(p, p.delta, head).data;
       const float sink = p.sinks[head];
       add_of_rows(sinks, seq.sq, [&](auto row) {
-        return -exp2(Floats((sink - value_at(lse, row)) * kLog2e)) * value_at(delta, row);
+        const Floats ahead = (sink - value_at(base, row) * p.unit) * kLog2e;
+        return -exp2(Floats(ahead - value_at(top, row))) * value_at(delta, row);
       });
     }
     if (p.dalibi) {

@@ -1,6 +1,7 @@
 // What the kernels of the backward pass are written in: their tiles, their way over the other
-// side's blocks, probabilities made again from the LSE.
-//   P = exp(S - L)   dP = dO V^T   dS = P (dP - Delta) times the slope of the scores' changes
+// side's blocks, probabilities made again.
+//   P = exp(S - m) / l, from the LSE or from scores made again (Origin)
+//   dP = dO V^T   dS = P (dP - Delta) times the slope of the scores' changes
 //   Delta = rowsum(dO O) - dLSE
 // With dropout P and dP count where a probability is kept, times keep_scale. The gradients are
 // multiplied by that at the end, so Delta is divided by it before.
@@ -122,6 +123,10 @@ struct DkvTiles {
   }
 };
 
+// Beyond this magnitude an LSE in fp32 has lost more of a row's sum than the rounding of P hides.
+template <class T>
+constexpr float kFarLse = sizeof(T) == 4 ? 64.f : 512.f;
+
 // Probabilities and the gradients of scores. Rows of a tile are queries, or keys if it is
 // transposed; a value of each query is given for all of them.
 template <class Config, bool kTransposed>
@@ -132,14 +137,27 @@ struct Gradients {
   const Variant variant;
   const typename Config::Drop dropout;
   const float scale;
+  const Exponents exponents;
 
   XF_INLINE Gradients(const ScoreModParams& p, const Sequence& seq, int head, const Mask& mask)
-      : mask(mask), variant(p, seq, head), dropout(p, seq, head), scale(p.scale) {}
+      : mask(mask),
+        variant(p, seq, head),
+        dropout(p, seq, head),
+        scale(p.scale),
+        exponents(Variant::kIdentity ? p.scale : 1.f, 0, 0) {}
 
-  // P = exp(S - L), in place of S; slopes of the scores only if something changes them.
+  // P = exp(S - m) / l, in place of S. Of rows that are far from 0, S - m comes first: it is exact.
   template <class Tile, class OfQuery>
   XF_INLINE void probabilities(Tile& S, Tile& slopes, bool full, int row, int column,
-                               const OfQuery& lse) const {
+                               const Origin<OfQuery>& origin) const {
+    scores(S, slopes, full, row, column);
+    if (any_beyond(origin.base, 0.f)) lower(S, origin.base);
+    exp2_minus<Config::exp2_degree>(S, exponents.scale_log2, origin.top);
+  }
+
+  // What the forward's softmax was given, of products S; slopes only if something changes them.
+  template <class Tile>
+  XF_INLINE void scores(Tile& S, Tile& slopes, bool full, int row, int column) const {
     if constexpr (!Variant::kIdentity) {
       each(S, slopes, row, column, [&](auto& s, auto& slope, auto r, auto c) {
         s = s * scale;
@@ -151,9 +169,6 @@ struct Gradients {
       });
     }
     if (!full) hide(S, slopes, row, column);
-    const OfQuery top = map([](auto l) { return select(l == -kInf, decltype(l)(kInf), l); }, lse);
-    const float unit = Variant::kIdentity ? scale : 1.f;
-    exp2_minus<Config::exp2_degree>(S, unit * kLog2e, map([](auto l) { return l * kLog2e; }, top));
   }
 
   // A hidden score has no slope, whatever a user says: that need not hold there.
@@ -195,5 +210,74 @@ struct Gradients {
     if constexpr (!Variant::kIdentity) dS *= slopes;
   }
 };
+
+// What P of a block of rows is relative to: their LSE. Where that is far from 0, their scores are
+// made again, for their maximum, and the sum beside it; a group's threads do so together.
+template <class Config>
+XF_INLINE auto origin_of(const ScoreModParams& p, const Sequence& seq, int head,
+                         const typename Config::Mask& mask, const RowSpan<Config::block_q>& rows) {
+  using Tiles = ScoreTiles<Config>;
+  using T = typename Tiles::T;
+  constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
+  using OfRows = ColVec<Br>;
+  const auto lse = seq.per_row<const float>(p, p.lse, head);
+  // A row that sees no key has an infinite one.
+  const auto finite = [](auto L) { return select(magnitude(L) == kInf, decltype(L)(0.f), L); };
+  const auto of_rows = [&](int row) { return load_values<Br>(lse.from(row), kInf); };
+  const OfRows L = of_rows(rows.row);
+  const OfRows near =
+      map([](auto L) { return select(L == -kInf, decltype(L)(kInf), decltype(L)(L * kLog2e)); }, L);
+  Origin<OfRows> origin{OfRows(0.f), near};
+  bool far = false;
+  for (int row = rows.first(); row <= rows.last(); row += Br) {
+    far |= any_beyond(map(finite, of_rows(row)), kFarLse<T>);
+  }
+  if (!far) return origin;
+
+  const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
+  const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+  const auto k_rows = seq.k_rows<const T>(p.k, head / (p.heads_q / p.heads_k));
+  const BlocksOf<typename Tiles::KeyTileT> keys_t(k_rows);
+  const Gradients<Config, false> gradients(p, seq, head, mask);
+  const Exponents& exponents = gradients.exponents;
+  typename Tiles::QueryTile Q;
+  load(Q, seq.q_rows<const T>(p.q, head, 0).from(rows.row));
+  OfRows m(kNoScore);
+  ColSum<Br> sum(OfRows(0.f));
+  for (int j = range.begin; j < range.end; ++j) {
+    const auto K_t = keys_t.at(j * Bc);
+    if (own.has(j)) {
+      Tile<Br, Bc> S, slopes;
+      mma_ABt(S, Q, K_t);  // S = Q K^T
+      gradients.scores(S, slopes, own.is_full(j), rows.row, j * Bc);
+      const OfRows m_new = max(m, row_max(S));
+      sum *= map(  // l = exp(m - m_new) l
+          [&](auto a, auto b) { return exp2(decltype(a)((a - b) * exponents.scale_log2)); }, m,
+          m_new);
+      m = m_new;
+      S -= m;
+      exp2_minus<Config::exp2_degree>(S, exponents.scale_log2, OfRows(0.f));
+      add_row_sums(sum, S);  // l += rowsum exp(S - m)
+    }
+    reuse_shared();
+  }
+
+  const OfRows l = sum;
+  const auto is_far = [&](auto L, auto l) { return magnitude(finite(L)) > kFarLse<T> & l > 0.f; };
+  const float sink = p.sinks ? p.sinks[head] : -kInf;
+  origin.base = map(
+      [&](auto L, auto l, auto m) { return select(is_far(L, l), m, decltype(m)(0.f)); }, L, l, m);
+  origin.top = map(
+      [&](auto L, auto l, auto m, auto near) {
+        using V = decltype(m);
+        const V keys = log2(V(select(l > 0.f, l, V(1.f))));
+        const V own = (sink - m * exponents.unit) * kLog2e, larger = max(keys, own);
+        const V smaller = -magnitude(V(keys - own));
+        const V total = select(own == -kInf, keys, V(larger + log2(V(1.f + exp2(smaller)))));
+        return select(is_far(L, l), total, near);
+      },
+      L, l, m, near);
+  return origin;
+}
 
 }  // namespace xeflash

@@ -119,6 +119,8 @@ struct BwdParams : ScoreModParams {
   ScoreArg dbias;     // null: not wanted
   Shares bias;        // of what is in dbias
   float* delta;       // per row, laid out as lse: rowsum(dO O) - dLSE
+  float *base, *top;  // likewise: what its exponents are relative to, see Origin
+  float unit;         // of scores and bases, in natural units
   float* row_slopes;  // the gradient of a slope, as far as a row goes; laid out likewise
   float* dsinks;      // per head; null: not wanted
   float* dalibi;      // (batch x) head

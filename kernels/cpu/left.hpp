@@ -117,23 +117,6 @@ XF_INLINE void narrow(Left<T, R, C>& P, const Tile<R, C>& S) {
   }
 }
 
-// The sums of a row of A times a row of B.
-template <int R, int D, class RowsA, class RowsB>
-XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
-  ColVec<R> dots;
-  for (int i = 0; i < R; ++i) {
-    const auto *a = A.row_or_last(i), *b = B.row_or_last(i);
-    f32x16 sum = {};
-    int d = 0;
-    for (; d + kLanes <= D; d += kLanes) sum += load_widened(a + d) * load_widened(b + d);
-    if constexpr (D % kLanes) {
-      sum += load_widened<D % kLanes>(a + d) * load_widened<D % kLanes>(b + d);
-    }
-    dots.x[i / kLanes][i % kLanes] = reduce_add(sum);
-  }
-  return dots;
-}
-
 // What each thread of a team has made of a block comes together: here one makes it all.
 template <class T, int R, int N, int Begin>
 struct Pooled {

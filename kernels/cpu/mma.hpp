@@ -100,6 +100,31 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
   }
 }
 
+XF_INLINE f32x16 multiply_add(f32x16 acc, f32x16 b, f32x16 a) { return fma(a, b, acc); }
+XF_INLINE f32x16 multiply_add(f32x16 acc, u32x16 b, u32x16 a) { return dot_pairs(acc, b, a); }
+
+// The sums of a row of A times a row of B, in the order of mma_ABt: Delta of a row that sees one
+// key is that key's dP to the last bit.
+template <int R, int D, class RowsA, class RowsB>
+XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
+  using T = std::remove_cvref_t<decltype(*A.row(0))>;
+  constexpr int kSteps = kPaired<T> ? (D + 1) / 2 : D;
+  Left<T, R, D> a, b;
+  load(a, A);
+  load(b, B);
+  ColVec<R> dots;
+  for (int r = 0; r < R / kLanes; ++r) {
+    for (int d0 = 0; d0 < kSteps; d0 += kChain) {
+      f32x16 sum = {};
+      for (int d = d0; d < d0 + kChain && d < kSteps; ++d) {
+        sum = multiply_add(sum, b.at(d, r), a.at(d, r));
+      }
+      dots.x[r] = d0 == 0 ? sum : dots.x[r] + sum;
+    }
+  }
+  return dots;
+}
+
 // `steps` steps of a product's register tile, with operands made from `seed`; returns something
 // that depends on all.
 template <class T>

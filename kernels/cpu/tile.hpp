@@ -182,6 +182,31 @@ XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const Across<C>& x) {
   });
 }
 
+// t = min(t - x, 0), x a value per row or per column; where x is 0, t stays.
+XF_INLINE f32x16 lowered(f32x16 v, f32x16 x) {
+  const f32x16 most = select(x == f32x16(0.f), f32x16(kInf), f32x16(0.f));
+  v -= x;
+  return v > most ? most : v;  // NaN stays
+}
+template <int R, int C>
+XF_INLINE void lower(Tile<R, C>& t, const ColVec<R>& x) {
+  t.each_vector(t.cols, [&](f32x16& v, int, int r)
+                            __attribute__((always_inline)) { v = lowered(v, x.x[r]); });
+}
+template <int R, int C>
+XF_INLINE void lower(Tile<R, C>& t, const Across<C>& x) {
+  t.each_vector(t.cols, [&](f32x16& v, int c, int)
+                            __attribute__((always_inline)) { v = lowered(v, f32x16(x.x[c])); });
+}
+template <int C>
+XF_INLINE bool any_beyond(const Across<C>& a, float limit) {
+  i32x16 beyond = {};
+  XF_UNROLL for (int c = 0; c < C; c += kLanes) {
+    beyond |= magnitude(load_as<f32x16>(&a.x[c])) > limit;
+  }
+  return any(beyond);
+}
+
 // dP = P (dP - Delta), Delta a value per row or per column.
 template <int R, int C>
 XF_INLINE void weigh(Tile<R, C>& dP, const Tile<R, C>& P, const ColVec<R>& Delta) {

@@ -58,6 +58,7 @@ XF_INLINE float max(float a, float b) { return a > b ? a : b; }
 XF_INLINE f32x16 fma(f32x16 a, f32x16 b, float c) {
   return __builtin_elementwise_fma(a, b, f32x16(c));
 }
+XF_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return __builtin_elementwise_fma(a, b, c); }
 XF_INLINE f32x16 fma(f32x16 a, float b, f32x16 c) {
   return __builtin_elementwise_fma(a, f32x16(b), c);
 }

@@ -20,6 +20,7 @@
 //   row_max, exp2_and_sum, kExp2Headroom
 //                              the halves of a softmax; the second gives P as a left operand, and
 //                              everything 2^-kExp2Headroom times
+//   lower                      S = min(S - m, 0) where m is not 0, a value per row or per column
 //   exp2_minus, weigh          P without its sum, relative to a value per row or per column;
 //                              dS = P (dP - Delta)
 //   Across<C>, AcrossRows<C>, load_across

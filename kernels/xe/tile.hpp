@@ -212,6 +212,34 @@ XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const Across<C>& x) {
   }
 }
 
+// t = min(t - x, 0), x a value per row or per column; where x is 0, t stays.
+XF_INLINE floats lowered(floats v, floats x) {
+  const floats most = select(x == 0.f, floats(kInf), floats(0.f));
+  v -= x;
+  v.merge(most, v > most);  // NaN stays
+  return v;
+}
+template <int R, int C>
+XF_INLINE void lower(Tile<R, C>& t, const ColVec<R>& x) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      t.row(r, c) = lowered(floats(t.row(r, c)), floats(x[r]));
+    }
+  }
+}
+template <int R, int C>
+XF_INLINE void lower(Tile<R, C>& t, const Across<C>& x) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      t.row(r, c) = lowered(floats(t.row(r, c)), x.chunk(c));
+    }
+  }
+}
+template <int C>
+XF_INLINE bool any_beyond(const Across<C>& a, float limit) {
+  return (magnitude(a.x) > limit).any();
+}
+
 // dP = P (dP - Delta), Delta a value per row or per column.
 template <int R, int C>
 XF_INLINE void weigh(Tile<R, C>& dP, const Tile<R, C>& P, const ColVec<R>& Delta) {

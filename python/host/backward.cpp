@@ -232,6 +232,9 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
   BwdParams params{};
   static_cast<FwdParams&>(params) = params_of(p, r, g.out, g.lse, place);
   params.captures = p.score_mod.captures;
+  Desc scores = describe(Algorithm::kBackward, p);
+  describe_scores(scores, p, r);
+  params.unit = scores.has_plain_scores() ? params.scale : 1.f;
   const auto arg = [&](const Array& a) { return a.data ? tensor_arg(a, r.layout) : TensorArg{}; };
   params.dout = arg(g.dout);
   params.dq = arg(to.dq);
@@ -259,7 +262,7 @@ Scratch scratch_of(BwdParams& params, const Problem& p, const Kernels& first, in
   const auto whole_lines = [](int64_t floats) { return (floats + 15) / 16 * 16; };
   const int64_t tokens = p.packed ? p.tokens_q : p.batch * p.sq;
   const int64_t rows = whole_lines(std::max<int64_t>(1, p.heads_q * tokens));
-  const int64_t of_rows = params.dalibi ? 2 * rows : rows;
+  const int64_t of_rows = params.dalibi ? 4 * rows : 3 * rows;
   if (workers) {
     const int64_t block = first.block_k, blocks = (p.sq + block - 1) / block;
     params.workers = static_cast<int32_t>(workers);
@@ -267,7 +270,9 @@ Scratch scratch_of(BwdParams& params, const Problem& p, const Kernels& first, in
   }
   Scratch scratch(place, p.q, of_rows + workers * params.worker_sums);
   params.delta = scratch.data;
-  params.row_slopes = scratch.data + rows;
+  params.base = scratch.data + rows;
+  params.top = scratch.data + 2 * rows;
+  params.row_slopes = scratch.data + 3 * rows;
   params.query_sums = scratch.data + of_rows;
   return scratch;
 }

@@ -49,6 +49,11 @@ struct Desc {
   bool sums_slopes = false;
   Access access = Access::kNone;
 
+  // Whether products are the scores, but for the scale: ScoreVariant::kIdentity.
+  bool has_plain_scores() const {
+    return !softcap && !alibi && bias == DType::kOther && score_mod == ScoreModId::kNone &&
+           !negative_scale;
+  }
   bool operator==(const Desc&) const = default;
 };
 
