@@ -40,7 +40,8 @@ def _run(
     **more: Any,
 ) -> Any:
     """A function's call; `more` are arguments that the extension knows by the same names."""
-    core = engine(function, q, k, v, {"q": q, "k": k, "v": v, "captures": captures, **more}, LEARNED)
+    arrays = {"q": q, "k": k, "v": v, "captures": captures, "softcap": softcap, **more}
+    core = engine(function, q, k, v, arrays, LEARNED)
     if dropout_p and softcap:
         raise ValueError(
             f"{function}: softcap does not support dropout, got dropout_p = {dropout_p}, softcap = {softcap}"

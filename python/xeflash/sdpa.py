@@ -76,7 +76,7 @@ def attention(
     (1, 8, 5, 64)
     """
     arrays = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes}
-    arrays |= {"sinks": sinks, "out": out, "captures": captures}
+    arrays |= {"sinks": sinks, "out": out, "captures": captures, "scale": scale, "softcap": softcap}
     core = engine("attention", query, key, value, arrays, _LEARNED)
     shape = shape_of("attention", "query", query)
     left, right = window("attention", window_size)

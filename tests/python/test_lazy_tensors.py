@@ -153,6 +153,17 @@ def test_an_array_that_must_not_require_grad_is_named(name, others):
         xeflash.attention(**arrays, score_mod="s + near[k_idx]", captures=captures)
 
 
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+@pytest.mark.parametrize("function", ["attention", "flash_attn_func", "flash_attn_with_kvcache"])
+def test_a_number_that_requires_grad_is_named(function, name):
+    name = "softmax_scale" if name == "scale" and function != "attention" else name
+    number = torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=f"^{function}: {name} must not require grad"):
+        getattr(xeflash, function)(Q, K, V, **{name: number})
+    with torch.no_grad():
+        getattr(xeflash, function)(Q, K, V, **{name: 0.5})
+
+
 @pytest.mark.parametrize("name", ["query", "value", "attn_mask", "sinks"])
 def test_arrays_of_numpy_have_no_gradients(name):
     arrays = {"query": Q, "key": K, "value": V, "attn_mask": MASK, "sinks": tensor(H)}
