@@ -115,6 +115,8 @@ def _differentiate_once(operator: Any, given: dict[str, Any]) -> list[Tensor]:
 
 _backward_op = register("attention_backward", attention_backward, _fake, differentiate=_differentiate_once)
 _OPTIONS = frozenset(inspect.signature(attention_backward).parameters)
+# What changes no gradient: how keys are shared out, and what a call gives back or keeps in `rng`.
+_FORWARD_ONLY = frozenset({"num_splits", "return_lse", "seed", "offset"})
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -185,6 +187,12 @@ class Gradients:
         paged = given.get("block_table") is not None
         wants_gradients(given["function"], given, () if paged else self._learned)
         refuse_transforms(given["function"])
+        for name, x in given.items():
+            if x is not None and self._in_core.get(name, name) not in _OPTIONS | _FORWARD_ONLY:
+                raise NotImplementedError(
+                    f"{given['function']}: {name} must not be given where gradients are wanted, as the backward pass "
+                    f"does not have it, got {type(x).__name__ if isinstance(x, Tensor) else repr(x)}"
+                )
         tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
         captured = given.get("capture_arrays") or ()
         left_out = {*tensors, "capture_arrays", "return_lse"}

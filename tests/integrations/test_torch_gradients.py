@@ -10,7 +10,7 @@ import xeflash
 import xeflash.torch_ops
 from cover import few, few_rows
 from torch.utils.checkpoint import checkpoint
-from xeflash import _core
+from xeflash import _core, torch_gradients
 from xeflash.bench.memory import peak_of
 
 ops = torch.ops.xeflash
@@ -484,6 +484,15 @@ def test_vmap_is_the_call_of_each_with_gradients_too():
     got = torch.func.vmap(xeflash.attention)(q, k, v)
     want = torch.stack([xeflash.attention(*x) for x in zip(q, k, v, strict=True)])
     assert_same(gradients([got], [q, k, v]), gradients([want], [q, k, v]))
+
+
+def test_an_argument_that_the_backward_pass_does_not_have_is_refused(monkeypatch):
+    options = torch_gradients._OPTIONS
+    q, k, v = heads_first()
+    assert xeflash.attention(q, k, v, enable_gqa=True, softcap=3.0).requires_grad
+    monkeypatch.setattr(torch_gradients, "_OPTIONS", options - {"softcap"})
+    with pytest.raises(NotImplementedError, match=r"^attention: softcap must not be given where gradients.* got 3\.0"):
+        xeflash.attention(q, k, v, enable_gqa=True, softcap=3.0)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
