@@ -87,7 +87,11 @@ Gradients read_gradients(py::dict& given, const FwdRequest& r, const Problem& p,
 // What has no gradient.
 void refuse_caches(const Problem& p, const FwdRequest& r, const Checker& check) {
   if (p.cache.given)
-    check.refuse<NotImplemented>("the backward pass is not there for caches of keys and values");
+    check.refuse<NotImplemented>(
+        std::string(p.k_name) +
+        " must not be a cache for the backward pass, as gradients of caches are not there, got "
+        "shape " +
+        p.k.describe_shape());
   const int batch = axes_of(r.layout).batch;
   if (batch >= 0 && (p.k.shape[batch] != p.batch || p.v.shape[batch] != p.batch))
     check.refuse<NotImplemented>(std::string(p.k_name) + ".batch must equal " + p.q_name +

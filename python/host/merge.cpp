@@ -91,6 +91,9 @@ State new_state(const Array& like, DType dtype) {
 py::tuple merge_states(const py::list& outs, const py::list& lses) {
   const std::string function = "merge_states";
   const Checker check(function);
+  if (outs.empty() || outs.size() != lses.size())
+    check.refuse("outs and lses must be as many, and not none, got " + std::to_string(outs.size()) +
+                 " and " + std::to_string(lses.size()));
   const std::vector<State> states = read_states(outs, lses, check);
   const Array& o = states[0].o;
   const Place place = place_of(o);

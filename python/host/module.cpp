@@ -1,8 +1,10 @@
 // xeflash._core: what Python calls.
 #include <dlfcn.h>
+#include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 
@@ -20,12 +22,49 @@
 namespace xeflash {
 namespace {
 
-py::tuple forward_from_python(const py::kwargs& arguments) {
-  return forward(read_arguments(arguments));
+std::atomic<int> calls_under_way = 0;
+std::atomic<bool> cut_off = false;  // by the fork that made this process
+
+// A call. The child of a fork has no other thread than the one that forked; where another was in a
+// call, SYCL's locks stay taken and its queue waits for ever, so that the child may call nothing.
+class UnderWay {
+ public:
+  explicit UnderWay(const std::string& function) {
+    if (cut_off)
+      throw std::runtime_error(
+          function +
+          ": a process must not be forked while a call of another thread is under way, got a call "
+          "in the child of such a fork; fork when no call is, or start processes by spawn");
+    ++calls_under_way;
+  }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+  ~UnderWay() { --calls_under_way; }
+
+  static void watch_forks() {
+    pthread_atfork(nullptr, nullptr, [] {
+      if (calls_under_way > 0) cut_off = true;
+    });
+  }
+};
+
+template <auto run>
+auto run_request(const py::kwargs& arguments) {
+  const FwdRequest request = read_arguments(arguments);
+  const UnderWay under_way(request.function);
+  return run(request);
 }
 
-py::object standard_attention_from_python(const py::kwargs& arguments) {
-  return standard_attention(read_arguments(arguments));
+template <auto run>
+auto run_arguments(const py::kwargs& arguments) {
+  const py::object function = arguments["function"];
+  const UnderWay under_way(py::str(function).cast<std::string>());
+  return run(arguments);
+}
+
+py::tuple merge_states_from_python(const py::list& outs, const py::list& lses) {
+  const UnderWay under_way("merge_states");
+  return merge_states(outs, lses);
 }
 
 py::list devices() {
@@ -130,15 +169,16 @@ void translate_sycl_error(std::exception_ptr error) {
 
 PYBIND11_MODULE(_core, m) {
   py::register_local_exception_translator(translate_sycl_error);
-  m.def("forward", &forward_from_python);
-  m.def("backward", &backward);
-  m.def("probabilities", &probabilities);
+  UnderWay::watch_forks();
+  m.def("forward", &run_request<&forward>);
+  m.def("backward", &run_arguments<&backward>);
+  m.def("probabilities", &run_arguments<&probabilities>);
   m.def("argument_names", &argument_names);
   m.def("desc_names", [] { return names_of(kDescFields); });
   m.def("schedule_names", [] { return names_of(kScheduleFields); });
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
-  m.def("standard_attention", &standard_attention_from_python);
-  m.def("merge_states", &merge_states);
+  m.def("standard_attention", &run_request<&standard_attention>);
+  m.def("merge_states", &merge_states_from_python);
   m.def("refuse_shared", [](const std::string& function, const py::object& written,
                             const std::string& name, const py::object& other) {
     if (overlap(read_array(written, function.c_str(), "out"),

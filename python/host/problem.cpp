@@ -333,7 +333,8 @@ Problem read_problem(const FwdRequest& r) {
                                  number(p.sq));
   }
   if (p.batch > kMaxLength || p.heads_q > kMaxLength) {
-    check.refuse("batch and heads must be below 2^31");
+    check.refuse(std::string(p.q_name) + ".batch and .heads must be below 2^31, got " +
+                 number(p.batch) + " and " + number(p.heads_q));
   }
   return p;
 }

@@ -53,13 +53,20 @@ _runtime.check_interpreter()
 _runtime.show_cpu_device()
 _runtime.show_simulated_gpu()
 
-# torch.ops.xeflash has its operators if torch is there before; else they come with the first call on a tensor.
-if hasattr(sys.modules.get("torch"), "compiler"):  # all of torch, not one that is being imported
+
+def _register_operators() -> None:
+    """Gives torch.ops.xeflash its operators, once torch is there."""
     # Where the extension cannot load, `xeflash doctor` says why. A thread that began with `import xeflash.torch_ops`
     # waits for this module: Python then sees a deadlock (a RuntimeError) here, and that thread registers the operators.
     with contextlib.suppress(ImportError, RuntimeError):
         _runtime.load()
         importlib.import_module("xeflash.torch_ops")
+
+
+if hasattr(sys.modules.get("torch"), "compiler"):  # all of torch, not one that is being imported
+    _register_operators()
+elif "torch" not in sys.modules:
+    _runtime.after_import("torch", _register_operators)
 
 _MODULES = {"attention": "sdpa", "flash_attn_with_kvcache": "kv_cache"}
 _MODULES |= {"manual_seed": "_random", "merge_states": "merge"}

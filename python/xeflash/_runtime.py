@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.metadata
 import os
 import re
 import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 LIBSYCL = "libsycl.so.9"
 REMEDY = 'pip install "intel-sycl-rt>=2026.0,<2027" "intel-opencl-rt>=2026.0,<2027"'
@@ -85,3 +90,39 @@ def load() -> None:
             raise ImportError(f"xeflash needs {LIBSYCL} and found none ({error}); mend it with: {REMEDY}") from error
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         importlib.import_module("xeflash._core")
+
+
+class _AfterImport:
+    """A finder of one module that others find: what they give runs `then` once the module is there."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        others: list[Any] = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            self._watch(spec.loader)
+        return spec
+
+    def _watch(self, loader: Any) -> None:
+        """Puts a function before the loader's own, of this one import; the loader stays what it is."""
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            loader.exec_module(module)
+            with contextlib.suppress(ValueError):
+                sys.meta_path.remove(self)  # type: ignore[arg-type]
+            self._then()
+
+        with contextlib.suppress(AttributeError):  # of a loader that takes no attributes
+            loader.exec_module = exec_module
+
+
+def after_import(name: str, then: Callable[[], None]) -> None:
+    """Runs a function when a module, which is not there yet, was imported."""
+    sys.meta_path.insert(0, _AfterImport(name, then))  # type: ignore[arg-type]

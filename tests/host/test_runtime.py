@@ -1,4 +1,4 @@
-"""Loading where it cannot work, next to another libsycl or in a subinterpreter: refused, not left to crash or hang."""
+"""Where it cannot work, next to another libsycl, in a subinterpreter, after a fork amid a call: refused, no hang."""
 
 import subprocess
 import sys
@@ -38,3 +38,41 @@ def test_a_subinterpreter_is_refused(loaded):
     done = subprocess.run([sys.executable, "-c", SUBINTERPRETER, *loaded], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("refused: xeflash must be imported in the main interpreter") == 2
+
+
+FORK = """
+import os, signal, sys, threading, numpy, xeflash
+small, large = (numpy.ones((1, 8, rows, 64), numpy.float32) for rows in (5, 1500))
+xeflash.attention(small, small, small)
+again = True
+def call():
+    while again:
+        xeflash.attention(large, large, large)
+thread = threading.Thread(target=call)
+if sys.argv[1:]:
+    thread.start()
+    threading.Event().wait(0.3)
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    try:
+        print(xeflash.attention(small, small, small).sum(), flush=True)
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+again = False
+thread.join() if sys.argv[1:] else None
+xeflash.attention(small, small, small)
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize("amid", [(), ("amid",)])
+def test_a_fork_amid_a_call_of_another_thread_is_refused_in_the_child(amid):
+    done = subprocess.run([sys.executable, "-c", FORK, *amid], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    if amid:
+        assert done.stdout.startswith("attention: a process must not be forked while a call of another thread is under")
+    else:
+        assert float(done.stdout) == 8 * 5 * 64

@@ -173,7 +173,19 @@ def test_arrays_of_numpy_have_no_gradients(name):
         xeflash.attention(**arrays)
 
 
-def test_operators_are_there_after_the_import():
-    program = "import torch, xeflash; torch.ops.xeflash.attention; torch.ops.xeflash.merge_states"
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import torch, xeflash",
+        "import xeflash, torch",
+        # asking whether torch is there imports nothing
+        "import importlib.util, sys, xeflash; importlib.util.find_spec('torch'); assert 'torch' not in sys.modules\n"
+        "import torch; assert type(torch.__spec__.loader).__name__ == 'SourceFileLoader'\n"
+        "assert not vars(torch.__spec__.loader).get('exec_module')\n"
+        "assert not any('AfterImport' in type(finder).__name__ for finder in sys.meta_path)",
+    ],
+)
+def test_operators_are_there_after_the_imports(imports):
+    program = f"{imports}\ntorch.ops.xeflash.attention; torch.ops.xeflash.merge_states"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
