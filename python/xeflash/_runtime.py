@@ -116,7 +116,7 @@ class _AfterImport:
             del loader.exec_module
             loader.exec_module(module)
             with contextlib.suppress(ValueError):
-                sys.meta_path.remove(self)  # type: ignore[arg-type]
+                sys.meta_path.remove(self)
             self._then()
 
         with contextlib.suppress(AttributeError):  # of a loader that takes no attributes
@@ -125,4 +125,4 @@ class _AfterImport:
 
 def after_import(name: str, then: Callable[[], None]) -> None:
     """Runs a function when a module, which is not there yet, was imported."""
-    sys.meta_path.insert(0, _AfterImport(name, then))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _AfterImport(name, then))

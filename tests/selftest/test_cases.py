@@ -1,5 +1,10 @@
 """The cases of the self-test: right on every device, and each notices a wrong result."""
 
+import os
+import re
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import xeflash
@@ -42,19 +47,49 @@ def wrong(case, arrays):
 
 def test_there_are_about_a_hundred_of_all_algorithms():
     assert 90 <= len(CASES) <= 120
-    assert {name.split()[0] for name in CASES} == {"forward", "varlen", "decode", "cache", "merge"}
+    assert {name.split()[0] for name in CASES} == {
+        "forward", "varlen", "decode", "cache", "merge", "gradient", "probabilities"
+    }  # fmt: skip
     for word in ("fp32", "bf16", "fp16", "causal", "window", "sinks", "softcap", "alibi", "mask", "dropout", "score_mod",
                  "paged16", "beams", "index", "pad", "e4m3", "e5m2", "int8", "rotary", "splits", "new"):  # fmt: skip
         assert any(word in name for name in CASES), word
 
 
-@pytest.mark.parametrize("name", few(CASES, *list(CASES)[::3]))
+GRADIENTS = [name for name in CASES if name.startswith(("gradient", "probabilities"))]
+
+
+def test_the_backward_pass_is_there_with_all_that_has_kernels_of_its_own():
+    words = ("gradient fp32", "gradient bf16", "gradient fp16", "causal", "learned bias", "hidden bias", "alibi",
+             "sinks", "dropout", "probabilities")  # fmt: skip
+    for word in words:
+        assert any(word in name for name in GRADIENTS), word
+
+
+ON_CPU = """
+from xeflash.selftest.arrays import TorchArrays
+from xeflash.selftest.cases import all_cases
+for name, case in all_cases().items():
+    if name.startswith(("gradient", "probabilities")):
+        case.prepare(TorchArrays("cpu")).call()
+"""
+
+
+def test_every_algorithm_of_the_backward_pass_of_a_cpu_is_loaded(tmp_path):
+    log = tmp_path / "log"
+    environment = {**os.environ, "XEFLASH_KERNEL_LOG": str(log)}
+    subprocess.run([sys.executable, "-c", ON_CPU], check=True, env=environment, timeout=300)
+    loaded = log.read_text()
+    for algorithm in ("flash_bwd", "flash_bwd_bias", "flash_bwd_heads", "attention_probs"):
+        assert re.search(rf"\b{algorithm}\b", loaded), algorithm
+
+
+@pytest.mark.parametrize("name", few(CASES, *list(CASES)[::3], *GRADIENTS))
 def test_right_results_are_found_right_and_wrong_ones_wrong(name):
     assert wrong(CASES[name], TorchArrays("cpu")) == []
     assert wrong(CASES[name], Off("cpu"))
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", sorted({*FEW, *GRADIENTS}))
 def test_without_torch(name):
     assert xeflash.attention  # loads the extension
     from xeflash import _core
@@ -63,7 +98,7 @@ def test_without_torch(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", few(FEW, *FEW[::4]))
+@pytest.mark.parametrize("name", few(FEW + GRADIENTS, *FEW[::4], *GRADIENTS[3:4]))
 def test_on_a_gpu(name, gpu):
     from xeflash import _core
 

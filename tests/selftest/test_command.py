@@ -37,6 +37,12 @@ def test_this_machine_passes(capsys, tmp_path, monkeypatch, every):
     assert f"{len(names)} of {len(names)} cases are right" in output and all(name in output for name in names)
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_all_cases(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(pool, "Pool", lambda *_: pytest.fail("a process was started"))
+    assert main(["selftest", "--device", "cpu", "--json", str(tmp_path / "none" / "report.json")]) == 2
+    assert "--json must be a file that can be written" in capsys.readouterr().err
+
+
 def answers(*requests, device="cpu"):
     said = io.StringIO()
     worker.serve(device, io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), said)

@@ -50,6 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
     from xeflash.selftest import report
     from xeflash.selftest.pool import Pool, Refused, command
 
+    if arguments.json is not None:
+        try:
+            arguments.json.open("a").close()
+        except OSError as error:
+            print(f"xeflash selftest: --json must be a file that can be written, got {error}", file=sys.stderr)
+            return 2
     start = time.monotonic()
     try:
         pool = Pool(command(arguments.device), arguments.jobs or min(4, usable_cpus()))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from xeflash.selftest.cached import Cached
 from xeflash.selftest.dense import Dense
+from xeflash.selftest.gradients import Gradient
 from xeflash.selftest.merged import Merge
 from xeflash.selftest.prepared import Case
 
@@ -17,7 +18,8 @@ _CAUSAL = (-1, 0)
 
 def all_cases() -> dict[str, Case]:
     """By their names."""
-    return {case.name: case for case in (*_plain(), *_features(), *_head_dims(), *_decode(), *_caches(), *_merge())}
+    groups = (_plain(), _features(), _head_dims(), _decode(), _caches(), _merge(), _gradients())
+    return {case.name: case for group in groups for case in group}
 
 
 def large_cases(on_gpu: bool) -> dict[str, Case]:
@@ -125,3 +127,14 @@ def _merge() -> Iterator[Case]:
     for dtype in ("fp32", "bf16"):
         yield Merge(dtype)
         yield Merge(dtype, parts=5)
+
+
+def _gradients() -> Iterator[Case]:
+    """The kernels of the backward pass."""
+    yield Gradient("fp32")
+    yield Gradient("bf16", causal=True, dropout=0.2)
+    yield Gradient("fp16", sinks=True)
+    yield Gradient("fp32", bias="learned")
+    yield Gradient("fp32", bias="hidden")
+    yield Gradient("bf16", slopes=True, causal=True)
+    yield Gradient("bf16", dropout=0.2, probs=True)
