@@ -136,7 +136,7 @@ def test_results_are_read_back():
 
 
 def test_memory_that_is_not_there_skips(monkeypatch):
-    monkeypatch.setattr(run, "available_memory", lambda: 1000)
+    monkeypatch.setattr(run, "available_memory", lambda *_: 1000)
     (only,) = run.run([TINY], run.Options("cpu", 1, 0, (EAGER,)))
     assert only.row.status == "skipped" and "needs about" in only.row.note
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from xeflash.bench import memory
+from xeflash.bench import environ, memory
 from xeflash.bench.formats import from_csv, from_json, to_csv, to_json, to_md
 from xeflash.bench.llm import models, training
 from xeflash.bench.llm.generation import use_attention
@@ -127,7 +127,7 @@ def test_an_attention_that_a_model_does_not_have_fails_its_rows(monkeypatch):
 
 def test_memory_that_is_not_there_skips(monkeypatch):
     long = TrainCell("tiny", None, "fp32", 1, 500, checkpointing=False)
-    monkeypatch.setattr(training, "available_memory", lambda: 20_000_000)
+    monkeypatch.setattr(training, "available_memory", lambda *_: 20_000_000)
     rows = [result.row for result in training.run([long], options("xeflash", "eager"))]
     assert [row.status for row in rows] == ["ok", "skipped"] and "needs about" in rows[1].note
 
@@ -173,3 +173,30 @@ def test_what_a_step_does_not_have_is_refused(words, message, capsys):
     with pytest.raises(SystemExit):
         main(["bench", "train", *words])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--seq", "1"], "--seq must be at least 2"), (["--layers", "99"], "--layers must be at most")],
+)
+def test_what_a_model_cannot_have_is_refused(words, message, capsys):
+    assert main(["bench", "train", "--model", "small", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_is_not_built(monkeypatch):
+    monkeypatch.setattr(training, "available_memory", lambda *_: 1_000_000)
+    monkeypatch.setattr(training, "build", lambda *_: pytest.fail("it was built"))
+    cells = expand(["tiny"], None, ["fp32"], [1], [16], False)
+    results = list(training.run(cells, options("xeflash", "eager")))
+    assert [result.row.status for result in results] == ["skipped"] * 2
+    assert all("GB are free, of which 60% are used" in result.row.note for result in results)
+
+
+def test_limits_of_cgroups_count(tmp_path):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    assert 600 in environ._left_in_cgroups(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert environ._left_in_cgroups(tmp_path) == []
+    assert environ.too_large(61, 100) and not environ.too_large(60, 100) and not environ.too_large(60, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
@@ -22,6 +23,8 @@ _VARIABLES = (
     "CL_CONFIG_CPU_TARGET_ARCH",
     "ONEAPI_DEVICE_SELECTOR",
 )
+
+MOST_OF_MEMORY = 0.6
 
 
 def package_version(name: str) -> str | None:
@@ -63,16 +66,48 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def available_memory() -> int | None:
-    """Return the bytes that can be allocated without swapping, None if unknown."""
+def available_memory(device: str = "cpu") -> int | None:
+    """Return the bytes that can be allocated without swapping and within this process's cgroup, None if unknown."""
+    if device.startswith("xpu"):
+        return _available_on_gpu()
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min([*found, *_left_in_cgroups(Path("/sys/fs/cgroup"))], default=None)
+
+
+def _left_in_cgroups(root: Path) -> list[int]:
+    """What limits leave: of version 2, our group's and those that hold it; of version 1, the one that is mounted."""
+    try:
+        group = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2].lstrip("/")
+    except OSError:
+        group = ""
+    folders = [root / group, *(root / group).parents]
+    pairs = [(x / "memory.max", x / "memory.current") for x in folders if x == root or root in x.parents]
+    pairs.append((root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes"))
+    left = []
+    for most, used in pairs:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+            left.append(max(0, int(most.read_text()) - int(used.read_text())))
+    return left
+
+
+def _available_on_gpu() -> int | None:
+    torch = sys.modules["torch"]
+    with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
+        return int(torch.xpu.mem_get_info()[0])
+    with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
+        return int(torch.xpu.get_device_properties().total_memory - torch.xpu.memory_reserved())
     return None
+
+
+def too_large(needed: float, free: int | None) -> str:
+    """Why what needs so many bytes is left out, or "": nothing takes more than 60 % of what is free."""
+    if not free or needed <= MOST_OF_MEMORY * free:  # drivers that do not know say 0
+        return ""
+    return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free, of which {MOST_OF_MEMORY:.0%} are used"
 
 
 def last_level_cache() -> int | None:

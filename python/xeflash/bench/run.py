@@ -11,7 +11,7 @@ import torch
 from xeflash.bench import check as checking
 from xeflash.bench import forms, memory, peak
 from xeflash.bench.cases import Case
-from xeflash.bench.environ import available_memory, described, environment, last_level_cache
+from xeflash.bench.environ import available_memory, described, environment, last_level_cache, too_large
 from xeflash.bench.rows import Result, Row, row_of_samples, row_without_times
 from xeflash.bench.timing import first_call, interleave
 
@@ -92,23 +92,21 @@ def _with_memory(row: Row, inputs: forms.Inputs, calls: Mapping[str, Callable[[]
     peak_bytes = memory.peak_of(calls["xeflash"], options.device)
     if row.torch_form is None:
         return dataclasses.replace(row, peak_bytes=peak_bytes)
-    free, case = available_memory(), row.case
+    case = row.case
     scores = case.batch * case.heads * case.seq_q * case.seq_k
     eager = forms.of_phase(case, inputs, forms.eager_form(case, inputs))
-    too_large = free is not None and options.device == "cpu" and _EAGER_BYTES * scores > 0.8 * free
+    left_out = too_large(_EAGER_BYTES * scores, available_memory(options.device))
     return dataclasses.replace(
         row,
         peak_bytes=peak_bytes,
         torch_peak_bytes=memory.peak_of(calls[row.torch_form], options.device),
-        eager_peak_bytes=None if too_large else memory.peak_of(eager, options.device),
+        eager_peak_bytes=None if left_out else memory.peak_of(eager, options.device),
     )
 
 
 def run_case(case: Case, options: Options) -> Result:
     """Return the result of one case; an error becomes a failed row, not the end of the run."""
-    free = available_memory()
-    if free is not None and options.device == "cpu" and case.memory_bytes > 0.8 * free:
-        note = f"needs about {case.memory_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+    if note := too_large(case.memory_bytes, available_memory(options.device)):
         return Result(row_without_times(case, "skipped", note))
     try:
         with torch.inference_mode(not case.gradients):

@@ -118,7 +118,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         arguments.model, arguments.layers, arguments.dtype, arguments.batch, arguments.beams, arguments.context,
         arguments.new_tokens or _NEW_TOKENS,
     )  # fmt: skip
-    check_models(arguments.model)
+    check_models(arguments.model, arguments.layers)
     warn_of_load()
     meter = None if arguments.no_peak or simulated else peak.Meter((), options.device)
     names = [implementation.name for implementation in options.implementations]

@@ -63,7 +63,9 @@ def _measure(arguments: argparse.Namespace) -> int:
     cells = training_rows.expand(
         arguments.model, arguments.layers, arguments.dtype, arguments.batch, arguments.seq, arguments.checkpointing
     )
-    check_models(arguments.model)
+    if 1 in arguments.seq:
+        raise ValueError("bench: --seq must be at least 2, as the loss is that of the next token, got 1")
+    check_models(arguments.model, arguments.layers)
     warn_of_load()
     labels = [f"{cell.label} {name}" for cell in cells for name in options.attentions]
     results, interrupted = collect(training.run(cells, options), labels, lambda row: row.label)

@@ -23,9 +23,22 @@ def config_of(name: str, layers: int | None) -> Any:
     return config
 
 
-def check_models(names: Iterable[str]) -> None:
-    """Raise before anything is built if Transformers is missing or does not know a model."""
+def parameters_of(name: str, layers: int | None) -> int:
+    """How many numbers a model has, without building it."""
+    import transformers
+
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config_of(name, layers))
+    return sum(x.numel() for x in model.parameters())
+
+
+def check_models(names: Iterable[str], layers: int | None = None) -> None:
+    """Raise before anything is built if Transformers is missing, does not know a model, or that has fewer layers."""
     for name in dict.fromkeys(names):
+        if layers is not None and layers > PRESETS[name].layers:
+            raise ValueError(
+                f"bench: --layers must be at most the {PRESETS[name].layers} layers of {name}, got {layers}"
+            )
         config_of(name, None)
 
 

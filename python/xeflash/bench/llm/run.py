@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from xeflash.bench import peak
-from xeflash.bench.environ import available_memory, described, environment
+from xeflash.bench.environ import available_memory, described, environment, too_large
+from xeflash.bench.forms import TORCH_DTYPES
 from xeflash.bench.llm import check, counts
 from xeflash.bench.llm.cells import Cell, Implementation
 from xeflash.bench.llm.generation import Generation, generate, make_cache, prompt_of, use
 from xeflash.bench.llm.instruments import attention_timed, copies_counted
-from xeflash.bench.llm.models import build, kv_bytes
+from xeflash.bench.llm.models import build, kv_bytes, parameters_of
 from xeflash.bench.llm.rows import Shares, result_of, row_without_times
 from xeflash.bench.rows import Result
 from xeflash.bench.timing import settle
@@ -93,11 +94,9 @@ def _run_cell(model: Any, cell: Cell, options: Options) -> Iterator[Result]:
     prompt = prompt_of(cell, model.config.vocab_size, options.torch_device, options.seed)
     rounds: dict[Implementation, list[Generation]] = {}
     failed: dict[Implementation, Result] = {}
-    free = available_memory()
+    free = available_memory(options.torch_device)
     for implementation in options.implementations:
-        needed = _memory_needed(cell, implementation, model.config)
-        if free is not None and options.torch_device == "cpu" and needed > 0.7 * free:
-            note = f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        if note := too_large(_memory_needed(cell, implementation, model.config), free):
             failed[implementation] = Result(row_without_times(cell, implementation, "skipped", note))
         else:
             rounds[implementation] = []
@@ -136,6 +135,12 @@ def run(cells: Sequence[Cell], options: Options, meter: peak.Meter | None = None
     """Yield the results one by one, so that an interrupted run keeps what it has."""
     for (name, layers, dtype), group in itertools.groupby(cells, lambda cell: (cell.model, cell.layers, cell.dtype)):
         mine = list(group)
+        exact = 8 if dtype == "fp32" else 4  # of the check's copy
+        needed = parameters_of(name, layers) * (TORCH_DTYPES[dtype].itemsize + exact)
+        if not options.simulated and (note := too_large(needed, available_memory(options.torch_device))):
+            for cell in mine:
+                yield from (Result(row_without_times(cell, x, "skipped", note)) for x in options.implementations)
+            continue
         model = build(name, layers, dtype, options.torch_device, options.seed)
         with torch.inference_mode():
             wrong = "" if options.simulated else _check(model, mine, options)

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from xeflash.bench import memory
-from xeflash.bench.environ import available_memory, described, environment
+from xeflash.bench.environ import available_memory, described, environment, too_large
 from xeflash.bench.forms import TORCH_DTYPES, synchronizer
 from xeflash.bench.llm.generation import random_tokens, use_attention
-from xeflash.bench.llm.models import build
+from xeflash.bench.llm.models import build, parameters_of
 from xeflash.bench.llm.training_rows import TrainCell, result_of, row_without_times
 from xeflash.bench.rows import Result
 from xeflash.bench.timing import settle
@@ -145,11 +145,9 @@ def _run_cell(model: Any, optimizer: Any, cell: TrainCell, options: Options, wro
     peaks: dict[str, int] = {}
     losses: dict[str, float] = {}
     for attention in options.attentions:
-        free, needed = available_memory(), _memory_needed(model, cell, attention)
         if attention in failed:
             continue
-        if free is not None and options.device == "cpu" and needed > 0.7 * free:
-            note = f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        if note := too_large(_memory_needed(model, cell, attention), available_memory(options.device)):
             failed[attention] = Result(row_without_times(cell, attention, "skipped", note))
             continue
         try:
@@ -178,6 +176,13 @@ def run(cells: Sequence[TrainCell], options: Options) -> Iterator[Result]:
     """Yield the results one by one, so that an interrupted run keeps what it has."""
     for (name, layers, dtype), group in itertools.groupby(cells, lambda cell: (cell.model, cell.layers, cell.dtype)):
         mine = list(group)
+        # parameters, gradients, AdamW's two; the exact ones of the check, their gradients, and the difference
+        item, exact = (4, 8) if dtype == "fp32" else (2, 4)
+        needed = parameters_of(name, layers) * (4 * item + 3 * exact)
+        if note := too_large(needed, available_memory(options.device)):
+            for cell in mine:
+                yield from (Result(row_without_times(cell, x, "skipped", note)) for x in options.attentions)
+            continue
         model = build(name, layers, dtype, options.device, options.seed).train()
         if mine[0].checkpointing:
             enable_checkpointing(model)
