@@ -36,6 +36,10 @@ _BRACKETS = {")": "(", "]": "[", "}": "{"}
 _BRANCHES = {"if", "else", "?", "switch", "for", "while", "do", "goto", "try"}
 _TEXT = r"[\t -\[\]-~]"  # of a comment: what is printed, but for the backslash, which joins lines
 _COMMENT = re.compile(rf"//{_TEXT}*|/\*(?:{_TEXT}|[\r\n])*?\*/")
+# A declaration that ends without a value: what it reads is not defined.
+_UNSET = re.compile(
+    r"(?:^|[;{}])\s*(?:const\s+)?(?:float|int|bool|unsigned|auto|f16|bf16)\s+[A-Za-z_]\w*\s*$", re.ASCII
+)
 _WORD = re.compile(
     rf"[ \t\r\n]+|{_COMMENT.pattern}"
     r"|(?P<other>/\*|\?\?|%:|<%|%>|<:|:>)"  # a comment without end; other spellings of # and of brackets
@@ -97,6 +101,16 @@ def _words_of(function: str, text: str) -> set[str]:
             )
         if word := found["word"]:
             words.append(word)
+            if _is_too_large(word):
+                raise ValueError(
+                    f"{function}: score_mod must have numbers that are finite in float32, got {word!r} at {place} in "
+                    f"{_shown(text, place)}"
+                )
+            if word in (";", ",") and _UNSET.search(_COMMENT.sub(" ", text[:place])):
+                raise ValueError(
+                    f"{function}: score_mod must give each variable a value where it declares it, got none at {place} "
+                    f"in {_shown(text, max(0, place - 10))}"
+                )
             if word in _BRANCHES:
                 raise ValueError(
                     f"{function}: score_mod must not branch, as select(condition, a, b) chooses, got {word!r} at "
@@ -123,6 +137,16 @@ def _words_of(function: str, text: str) -> set[str]:
             f"{len(words)} in {_shown(text)}"
         )
     return set(words)
+
+
+def _is_too_large(word: str) -> bool:
+    """Whether a number has no value in float32."""
+    if not (word[0].isdigit() or word[0] == ".") or re.match(r"0[xXbB]", word) or not re.search(r"[.eE]", word):
+        return False
+    try:
+        return float(word.rstrip("fF")) >= 2.0**128 * (1 - 2.0**-25)
+    except ValueError:  # the compiler says what it is
+        return False
 
 
 def _shown(text: str, place: int = 0) -> str:

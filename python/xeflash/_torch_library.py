@@ -259,7 +259,13 @@ def as_snippet(
     """A score_mod of which captures are lists: the names of the arrays, then those of the numbers."""
     if text is None and not names:
         return None
-    return _score_mod.check(function, text, dict(zip(names or (), (*(arrays or ()), *(numbers or ())), strict=True)))
+    values = (*(arrays or ()), *(numbers or ()))
+    if len(set(names or ())) != len(values) or len(names or ()) != len(values):
+        raise ValueError(
+            f"{function}: capture_names must be a name of its own for each of capture_arrays and capture_numbers "
+            f"({len(values)}), got {list(names or ())}"
+        )
+    return _score_mod.check(function, text, dict(zip(names or (), values, strict=True)))
 
 
 def as_lists(snippet: tuple[str, Mapping[str, Any]] | None) -> dict[str, Any]:

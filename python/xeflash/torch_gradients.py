@@ -68,6 +68,13 @@ def attention_backward(
         of_layout |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     else:
         of_layout = {}
+    if layout != THD:
+        packing = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
+        for name, x in packing.items():
+            if x is not None:
+                raise ValueError(f"{function}: {name} must come with packed sequences, got one with layout = {layout}")
+    if layout != BHSD and attn_mask is not None:
+        raise ValueError(f"{function}: attn_mask must come with the layout {BHSD}, got one with layout = {layout}")
     arrays = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
     gradients = _core.backward(
         function=function, layout=layout, q=q, k=k, v=v, out=out, lse=lse, dout=dout, dlse=dlse, wanted=tuple(wanted),

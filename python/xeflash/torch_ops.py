@@ -145,6 +145,13 @@ def flash_attn_varlen(
     """xeflash.flash_attn_varlen_func; scales (factors are those that are numbers) belong to pages in 8 bits."""
     snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     paged = block_table is not None
+    _refuse_both(function, k_scale=k_scale, k_factor=k_factor)
+    _refuse_both(function, v_scale=v_scale, v_factor=v_factor)
+    if not paged:
+        scales = {"k_scale": k_scale, "v_scale": v_scale, "k_factor": k_factor, "v_factor": v_factor}
+        for name, scale in scales.items():
+            if scale is not None:
+                raise ValueError(f"{function}: {name} must come with block_table, got one without")
     if paged and dropout_p:
         raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
     keys: dict[str, Any] = {"k_cache": k, "v_cache": v, "block_table": block_table} if paged else {"k": k, "v": v}
@@ -197,6 +204,9 @@ def flash_attn_with_kvcache(
     function: str = "flash_attn_with_kvcache",
 ) -> Pair:
     """The function of this name; cache_length and the factors are its cache_seqlens and scales that are numbers."""
+    _refuse_both(function, k_scale=k_scale, k_factor=k_factor)
+    _refuse_both(function, v_scale=v_scale, v_factor=v_factor)
+    _refuse_both(function, cache_seqlens=cache_seqlens, cache_length=None if cache_length == -1 else cache_length)
     snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     out, lse = _core.forward(
         function=function, layout=BSHD, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos,
@@ -214,6 +224,13 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Pair:
     """xeflash.merge_states of the outs and LSEs."""
     result: Pair = _core.merge_states(list(outs), list(lses))
     return result
+
+
+def _refuse_both(function: str, **two: Any) -> None:
+    """Two arguments that say the same, an array and a number."""
+    (array, x), (number, y) = two.items()
+    if x is not None and y is not None:
+        raise ValueError(f"{function}: {number} must not be given with {array}, got {y}")
 
 
 def _present(lse: Tensor | None, like: Tensor) -> Tensor:

@@ -209,6 +209,28 @@ def test_the_longest_and_the_deepest_compile():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("float y; return s + y;", "must give each variable a value"),
+        ("int n, m; return s + n;", "must give each variable a value"),
+        ("return s; float y /* none */;", "must give each variable a value"),
+        ("s + 1.0e400", "must have numbers that are finite in float32, got '1.0e400'"),
+        ("s * 3.5e38f", "must have numbers that are finite in float32"),
+    ],
+)
+def test_what_has_no_value_is_refused(text, message):
+    q = np.ones((1, 1, 2, 8), np.float32)
+    with pytest.raises(ValueError, match=f"^attention: score_mod {message}"):
+        xeflash.attention(q, q, q, score_mod=text)
+
+
+def test_variables_and_large_numbers_with_values_compile():
+    q = np.ones((1, 1, 2, 8), np.float32)
+    text = "auto y = s * 1e-3f; auto z = 3.4e38; return select(y > z, inf, s);"
+    assert np.allclose(xeflash.attention(q, q, q, score_mod=text), 1)
+
+
 def test_comments_are_not_code():
     q = np.ones((1, 1, 3, 64), np.float32)
     lse = [

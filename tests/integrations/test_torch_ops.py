@@ -399,6 +399,27 @@ def test_numpy_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_arguments_of_another_kind_of_call_are_refused_by_operators():
+    q, k, v = attention_inputs()
+    at = torch.tensor([0, 3], dtype=torch.int32)
+    tokens = torch.randn(3, 2, 64)
+    with pytest.raises(ValueError, match="^flash_attn_varlen_func: k_factor must come with block_table"):
+        ops.flash_attn_varlen(tokens, tokens, tokens, at, at, 3, 3, k_factor=2.0)
+    rows, cache = torch.randn(1, 1, 2, 64), torch.randn(1, 9, 2, 64)
+    with pytest.raises(ValueError, match="^flash_attn_with_kvcache: cache_length must not be given with cache_seqlens"):
+        ops.flash_attn_with_kvcache(rows, cache, cache, cache_seqlens=at[:1], cache_length=3)
+    scale = torch.ones(1, 9, 2)
+    with pytest.raises(ValueError, match="^flash_attn_with_kvcache: k_factor must not be given with k_scale"):
+        ops.flash_attn_with_kvcache(rows, cache, cache, k_scale=scale, k_factor=3.0)
+    out, lse, rng = ops.attention(q, k, v, enable_gqa=True, return_lse=True)
+    given = {"dout": out, "dlse": None, "q": q, "k": k, "v": v, "out": out, "lse": lse, "rng": rng, "layout": 2}
+    for name in ("cu_seqlens_q", "seqused_k"):
+        with pytest.raises(ValueError, match=f"^attention_backward: {name} must come with packed sequences"):
+            ops.attention_backward(**given, wanted=["q"], enable_gqa=True, **{name: at})
+    with pytest.raises(ValueError, match="^attention: capture_names must be a name of its own for each"):
+        ops.attention(q, k, v, enable_gqa=True, score_mod="s + near[0]", capture_names=["near"])
+
+
 def test_errors_of_operators_name_the_argument():
     q, k, v = attention_inputs()
     with pytest.raises(ValueError, match=r"attention: key.heads must equal|attention: .*heads"):
