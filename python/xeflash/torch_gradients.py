@@ -201,12 +201,23 @@ class Gradients:
                     f"does not have it, got {type(x).__name__ if isinstance(x, Tensor) else repr(x)}"
                 )
         tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+        tensors = self._expand(tensors)
         captured = given.get("capture_arrays") or ()
         left_out = {*tensors, "capture_arrays", "return_lse"}
         options = {name: x for name, x in given.items() if name not in left_out}
         call = _Call(operator, self._layout, tuple(tensors), options, self._in_core)
         out, lse, rng = _Attention.apply(call, *tensors.values(), *captured)
         return out, lse if given.get("return_lse") else out.new_empty(0, dtype=torch.float32), rng
+
+    def _expand(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Keys and values of batch 1, which serve all queries, as views of their batch: autograd adds gradients up."""
+        if self._layout == THD:
+            return tensors
+        q, *others = self._learned[:3]
+        batch = tensors[q].shape[0]
+        if batch != 1 and all(tensors[name].shape[0] == 1 for name in others):
+            tensors |= {name: tensors[name].expand(batch, *tensors[name].shape[1:]) for name in others}
+        return tensors
 
 
 # ---- merge_states -------------------------------------------------------------------------------

@@ -486,6 +486,19 @@ def test_vmap_is_the_call_of_each_with_gradients_too():
     assert_same(gradients([got], [q, k, v]), gradients([want], [q, k, v]))
 
 
+@pytest.mark.parametrize("function", ["attention", "flash_attn_func"])
+def test_keys_of_batch_1_get_the_sum_of_all_gradients(function):
+    q, k, v = learned(3, 7, 2, 64), learned(1, 7, 2, 64), learned(1, 7, 2, 64)
+    call = getattr(xeflash, function)
+    got = call(q, k, v)
+    want = call(q, *(x.expand(3, 7, 2, 64).contiguous() for x in (k, v)))
+    dout = torch.randn_like(want)
+    found = torch.autograd.grad(got, (q, k, v), dout)
+    assert [x.shape for x in found] == [x.shape for x in (q, k, v)]
+    for x, y in zip(found, torch.autograd.grad(want, (q, k, v), dout), strict=True):
+        torch.testing.assert_close(x, y)
+
+
 def test_an_argument_that_the_backward_pass_does_not_have_is_refused(monkeypatch):
     options = torch_gradients._OPTIONS
     q, k, v = heads_first()
