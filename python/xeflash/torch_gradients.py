@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
 from xeflash import _core
 from xeflash._common import BHSD, THD
@@ -169,6 +170,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _drng: None) -> Any:
         call: _Call = ctx.call
+        if (interpreter := peek_interpreter_stack()) is not None:
+            raise NotImplementedError(
+                f"{call.options['function']}: gradients must not be batched (is_grads_batched, vectorised jacobians), "
+                f"as the backward pass takes one at a time, got a call below {interpreter.key().name}"
+            )
         *tensors, out, lse, rng = ctx.saved_tensors
         asked = ctx.needs_input_grad[1:]
         names = [call.in_core.get(name, name) for name in call.names]

@@ -486,6 +486,13 @@ def test_vmap_is_the_call_of_each_with_gradients_too():
     assert_same(gradients([got], [q, k, v]), gradients([want], [q, k, v]))
 
 
+def test_batched_gradients_are_refused_by_name():
+    q, k, v = heads_first()
+    out = xeflash.attention(q, k, v, enable_gqa=True)
+    with pytest.raises(NotImplementedError, match="^attention: gradients must not be batched .*below Vmap"):
+        torch.autograd.grad(out, q, torch.randn(3, *out.shape), is_grads_batched=True)
+
+
 @pytest.mark.parametrize("function", ["attention", "flash_attn_func"])
 def test_keys_of_batch_1_get_the_sum_of_all_gradients(function):
     q, k, v = learned(3, 7, 2, 64), learned(1, 7, 2, 64), learned(1, 7, 2, 64)
