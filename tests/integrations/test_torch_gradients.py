@@ -489,7 +489,7 @@ def test_vmap_is_the_call_of_each_with_gradients_too():
 def test_batched_gradients_are_refused_by_name():
     q, k, v = heads_first()
     out = xeflash.attention(q, k, v, enable_gqa=True)
-    with pytest.raises(NotImplementedError, match="^attention: gradients must not be batched .*below Vmap"):
+    with pytest.raises(NotImplementedError, match="^attention: gradients must not be batched .*below vmap"):
         torch.autograd.grad(out, q, torch.randn(3, *out.shape), is_grads_batched=True)
 
 
