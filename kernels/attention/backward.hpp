@@ -68,7 +68,8 @@ struct ScoreTiles {
   static constexpr int kOutput = kQuery + shared_bytes<QueryTile>();
   using OutputGradient = Placed<dv, kOutput>;
   static constexpr int kEnd = kOutput + shared_bytes<OutputGradient>();
-  static XF_INLINE void allocate() { allocate_shared<void, kEnd>(); }
+  static constexpr int kBytes = kEnd;
+  static XF_INLINE void allocate() { allocate_shared<void, kBytes>(); }
 };
 
 // And dQ, of which it owns so many columns.
@@ -84,7 +85,8 @@ struct DqTiles : ScoreTiles<Config> {
   using KeyTile = Right<T, Bc, own, Matrix, Scores::kEnd>;
   static constexpr int kPool = Scores::kEnd + shared_bytes<KeyTile>();
   using Pool = Pooled<T, Br, Bc, kPool>;
-  static XF_INLINE void allocate() { allocate_shared<void, kPool + shared_bytes<Pool>()>(); }
+  static constexpr int kBytes = kPool + shared_bytes<Pool>();
+  static XF_INLINE void allocate() { allocate_shared<void, kBytes>(); }
 };
 
 // Of a block of keys, which are the rows of all tiles here: S, P, dP and dS are transposed. A
@@ -118,9 +120,8 @@ struct DkvTiles {
   using ScorePool = Pooled<T, Bc, Br, kScores>;
   static constexpr int kHanded = kScores + shared_bytes<ScorePool>();
   using HandedProbs = Handed<Bc, Bs, kHanded>;
-  static XF_INLINE void allocate() {
-    allocate_shared<void, kHanded + shared_bytes<HandedProbs>()>();
-  }
+  static constexpr int kBytes = kHanded + shared_bytes<HandedProbs>();
+  static XF_INLINE void allocate() { allocate_shared<void, kBytes>(); }
 };
 
 // Beyond this magnitude an LSE in fp32 has lost more of a row's sum than the rounding of P hides.

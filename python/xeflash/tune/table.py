@@ -52,8 +52,7 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
             parts, team, threads, own, own_v, pairs = xe.backward(desc, block_q, block_k)
             return Config(block_q, block_k, own_v, parts, threads, team=team, block_d=own, pairs=pairs)
         if desc.algorithm in ("flash_bwd_bias", "attention_probs"):
-            threads = xe.neighbours(desc, block_q) // (1 if desc.access == "block2d" else 2)  # they keep dO there, too
-            return Config(block_q, block_k, desc.head_dim_v, threads=max(1, threads))
+            return Config(block_q, block_k, desc.head_dim_v, threads=xe.score_tiles(desc, block_q, block_k))
         if desc.algorithm == "flash_bwd_heads":
             return Config(block_q, block_k, desc.head_dim_v)
         block_v, parts = xe.columns(desc, block_q)
@@ -64,8 +63,8 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
             return Config(block_q, block_k, block_v, parts)
         if desc.split_keys and (turns := xe.turns(desc, block_q, block_k)) > 1:
             return Config(block_q, block_k, block_v, parts, turns, split_keys=True)
-        if shared := xe.team(desc, block_q, block_k):
-            block_k, block_v, parts, tiles, threads = shared
+        if of_team := xe.team(desc, block_q, block_k):
+            block_k, block_v, parts, tiles, threads = of_team
             return Config(block_q, block_k, block_v, parts, tiles * threads, team=threads)
         return Config(block_q, block_k, block_v, parts, xe.neighbours(desc, block_q))
     raise NotImplementedError(f"xeflash: no tuning table for {desc.arch}")

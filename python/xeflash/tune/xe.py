@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xeflash.tune import shared
 from xeflash.tune.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def turns(desc: Desc, block_q: int, block_k: int) -> int:
     count = SCHEDULE.turns
     if desc.access != "block2d":
         width = columns(desc, block_q)[0]
-        turn_bytes = (block_k * (desc.head_dim + width) + block_q * desc.head_dim) * _element(desc)
+        turn_bytes = (block_k * (desc.head_dim + width) + block_q * desc.head_dim) * shared.element_of(desc)
         while count > 1 and count * turn_bytes > _SHARED_BYTES:
             count //= 2
     return count
@@ -253,7 +254,7 @@ def neighbours(desc: Desc, block_q: int) -> int:
     there are blocks of rows, or whose Q fits in half of the shared memory.
     """
     staged = desc.access != "block2d"
-    fit = _SHARED_BYTES // 2 // (block_q * desc.head_dim * _element(desc)) if staged else 8
+    fit = _SHARED_BYTES // 2 // (block_q * desc.head_dim * shared.element_of(desc)) if staged else 8
     return max(1, min(8, desc.rows // block_q, fit))
 
 
@@ -267,7 +268,7 @@ def team(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, in
     if parts == 1 or desc.access == "block2d" or desc.algorithm != "flash_fwd":
         return None
     width, parts = _parts_of(desc, 1 << (parts - 1).bit_length())
-    lanes, element = 8 if desc.arch == "dg2" else 16, _element(desc)
+    lanes, element = shared.lanes_of(desc), shared.element_of(desc)
     if not (desc.cache == "paged" and desc.page_unit < _TEAM_KEYS[element]):
         block_k = _TEAM_KEYS[element]
     count = min(parts, block_k // lanes)
@@ -282,29 +283,56 @@ def team(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, in
 def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int, bool]:
     """(parts of the columns, threads of a team, of a work-group, columns of dQ or dK that one owns, of dV, in pairs?).
 
-    A team shares out the columns of what it sums up, and the scores of a block.
+    A team shares out the columns of what it sums up, and the scores of a block. A work-group has as many tiles as find
+    room in shared memory.
     """
-    lanes = 8 if desc.arch == "dg2" else 16
+    lanes = shared.lanes_of(desc)
     if desc.algorithm == "flash_bwd_dkv" and desc.dtype != "float32":
         widest = max(desc.head_dim, desc.head_dim_v)
         # Half of the registers for one sum; less where tiles are brought into shared memory, element by element least.
         most = {"block2d": 2048 // block_q, "dwords": 64, "elements": 32}[desc.access]
         parts = -(-widest // (min(most, 64) if _is_heavy(desc) else most))
         team = min(1 << (parts - 1).bit_length(), block_k // lanes)
-        parts = -(-parts // team) * team
-        tiles = max(1, min(4 // team, desc.rows // block_q))
-        return parts, team, 2 * tiles * team, _share(desc.head_dim, parts), _share(desc.head_dim_v, parts), True
+        most_tiles = max(1, min(4 // team, desc.rows // block_q))
+        found = _fitting(desc, (block_q, block_k), -(-parts // team) * team, team, most_tiles, pairs=True)
+        if found:
+            return found
+        # Both of a pair have room for K and for V; without pairs a thread has both sums.
     most = _BACKWARD_COLUMNS[desc.algorithm] // (2 if desc.arch == "dg2" else 1)
     half = most // 2
     if _changes_scores(desc):
         most = min(most, 64)
     widest = max(desc.head_dim, desc.head_dim_v) if desc.algorithm == "flash_bwd_dkv" else desc.head_dim
     parts = max(-(-widest // most), 2 if widest > half else 1)
-    team = min(1 << (parts - 1).bit_length(), block_k // (8 if desc.arch == "dg2" else 16))
-    parts = -(-parts // team) * team
-    tiles = max(1, min(8 // team, desc.rows // block_q))
-    return parts, team, tiles * team, _share(desc.head_dim, parts), _share(desc.head_dim_v, parts), False
+    team = min(1 << (parts - 1).bit_length(), block_k // lanes)
+    most_tiles = max(1, min(8 // team, desc.rows // block_q))
+    found = _fitting(desc, (block_q, block_k), -(-parts // team) * team, team, most_tiles, pairs=False)
+    if not found:
+        raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}: its tiles exceed shared memory")
+    return found
 
 
-def _element(desc: Desc) -> int:
-    return 4 if desc.dtype == "float32" else 2
+def _fitting(
+    desc: Desc, block: tuple[int, int], parts: int, team: int, most_tiles: int, pairs: bool
+) -> tuple[int, int, int, int, int, bool] | None:
+    """What `backward` returns, with as many tiles as fit."""
+    own, own_v = _share(desc.head_dim, parts), _share(desc.head_dim_v, parts)
+    for tiles in range(most_tiles, 0, -1):
+        threads = tiles * team * (2 if pairs else 1)
+        if desc.algorithm == "flash_bwd_dkv":
+            needed = shared.bytes_of_dkv(desc, *block, threads, team, own, own_v, pairs)
+        else:
+            needed = shared.bytes_of_dq(desc, *block, threads, team, own)
+        if needed <= shared.MOST_BYTES[desc.arch]:
+            return parts, team, threads, own, own_v, pairs
+    return None
+
+
+def score_tiles(desc: Desc, block_q: int, block_k: int) -> int:
+    """Threads of a work-group that make scores again, for a bias's gradient or for probabilities."""
+    threads = neighbours(desc, block_q) // (1 if desc.access == "block2d" else 2)  # they keep dO in shared memory, too
+    for count in range(max(1, threads), 0, -1):
+        if shared.bytes_of_scores(desc, block_q, block_k, count) <= shared.MOST_BYTES[desc.arch]:
+            return count
+    raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}: its tiles exceed shared memory")
+
