@@ -109,7 +109,12 @@ CHOICES_ON_GPU = CHOICES | {
     "heads": ["mqa", "mha"],
 }
 PAIRWISE_ON_GPU = cases_of(CHOICES_ON_GPU, device="xpu")
-WIDE_ON_GPU = [Case(("bf16", 64, 64), (70, 70), "mha", "causal", variant="bias", broadcast="b11k", device="xpu")]
+WIDE_ON_GPU = [
+    Case(("bf16", 64, 64), (70, 70), "mha", "causal", variant="bias", broadcast="b11k", device="xpu"),
+    # dg2 has fewer tiles in a work-group for these
+    Case(("bf16", 320, 320), (40, 40), "mha", "causal", device="xpu"),
+    Case(("fp32", 160, 160), (40, 40), "mha", "causal", device="xpu"),
+]
 WIDE_ON_GPU += PAIRWISE_ON_GPU[::12]
 
 # Each type with each variant, which dealing.py deals so that each device has all variants and all types. What kernels are

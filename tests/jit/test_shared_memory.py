@@ -16,10 +16,10 @@ TILES = {"flash_bwd_dq": "DqTiles<{}>", "flash_bwd_dkv": "DkvTiles<{}>"}
 TILES |= {"flash_bwd_bias": "ScoreTiles<{}, true>", "attention_probs": "ScoreTiles<{}>"}
 
 
-def descriptions(arch, algorithms=tuple(TILES), all_rows=(8, 16, 32, 64, 128), dims=DIMS, changes=tuple(CHANGES)):
+def descriptions(arch, only_access=None, all_rows=(8, 16, 32, 64, 128), dims=DIMS, changes=tuple(CHANGES)):
     accesses = ("dwords", "elements") if arch == "dg2" else ("block2d", "dwords", "elements")
     for algorithm, access, dtype, rows, (dim, dim_v), change in itertools.product(
-        algorithms, accesses, ("float32", "bfloat16", "float16"), all_rows, dims, changes
+        TILES, [only_access] if only_access else accesses, ("float32", "bfloat16", "float16"), all_rows, dims, changes
     ):
         # Left to do: on dg2 a block of keys and of values in fp32 is too large.
         if arch == "dg2" and dtype == "float32" and max(dim, dim_v) >= 296:
@@ -62,10 +62,9 @@ def check_compiled(arch, **which):
         compile_offline(dataclasses.replace(kernels[0][1], text="\n".join(lines)))
 
 
-@pytest.mark.parametrize("arch", xe.ARCHITECTURES)
+@pytest.mark.parametrize("arch", ["pvc", "dg2"])  # bmg has the code of pvc
 def test_the_compiler_counts_the_same(arch):
-    dims = [(64, 64), (136, 136), (192, 128), (576, 512)]
-    check_compiled(arch, all_rows=(32,), dims=dims, changes=({}, {"bias": "float32"}))
+    check_compiled(arch, only_access="dwords", all_rows=(32,), dims=[(256, 256)], changes=({},))
 
 
 @pytest.mark.long

@@ -335,4 +335,3 @@ def score_tiles(desc: Desc, block_q: int, block_k: int) -> int:
         if shared.bytes_of_scores(desc, block_q, block_k, count) <= shared.MOST_BYTES[desc.arch]:
             return count
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}: its tiles exceed shared memory")
-
