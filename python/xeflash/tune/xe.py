@@ -308,7 +308,7 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
     most_tiles = max(1, min(8 // team, desc.rows // block_q))
     found = _fitting(desc, (block_q, block_k), -(-parts // team) * team, team, most_tiles, pairs=False)
     if not found:
-        raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}: its tiles exceed shared memory")
+        raise _no_room(desc)
     return found
 
 
@@ -328,10 +328,17 @@ def _fitting(
     return None
 
 
+def _no_room(desc: Desc) -> NotImplementedError:
+    return NotImplementedError(
+        f"xeflash: {desc.algorithm} has no tiles that fit in the {shared.MOST_BYTES[desc.arch]} bytes of shared memory "
+        f"of {desc.arch}, got q.head_dim {desc.head_dim} and v.head_dim {desc.head_dim_v} in {desc.dtype}"
+    )
+
+
 def score_tiles(desc: Desc, block_q: int, block_k: int) -> int:
     """Threads of a work-group that make scores again, for a bias's gradient or for probabilities."""
     threads = neighbours(desc, block_q) // (1 if desc.access == "block2d" else 2)  # they keep dO in shared memory, too
     for count in range(max(1, threads), 0, -1):
         if shared.bytes_of_scores(desc, block_q, block_k, count) <= shared.MOST_BYTES[desc.arch]:
             return count
-    raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}: its tiles exceed shared memory")
+    raise _no_room(desc)
