@@ -39,13 +39,14 @@ XF_INLINE void flash_bwd_heads(const BwdParams& p) {
     if (p.dalibi) {
       const float* of_rows = seq.per_row<const float>(p, p.row_slopes, head).data;
       add_of_rows(slopes, seq.sq, [&](auto row) { return value_at(of_rows, row); });
-      if (p.dalibi_batch || b + 1 == p.batch) {
+      if (p.dalibi_batch) {
         p.dalibi[b * p.dalibi_batch + head] = RowVec<1>(slopes)[0];
         slopes = RowSum<1>();
       }
     }
   }
   const float keep_scale = typename Config::Drop(p, Sequence(p, 0), 0).keep_scale;
+  if (p.dalibi && !p.dalibi_batch) p.dalibi[head] = RowVec<1>(slopes)[0];
   if (p.dsinks) p.dsinks[head] = RowVec<1>(sinks)[0] * keep_scale;
 }
 
