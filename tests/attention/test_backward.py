@@ -230,10 +230,13 @@ def test_heads_for_each_core_are_done_in_one_pass(asked: list[str]) -> None:
         assert error < ulp(1.0, "bfloat16"), f"d{name}: {error:.2g}"
 
 
-def test_slopes_of_no_batch_have_a_gradient_of_zero():
+# ---- at the ends ---------------------------------------------------------------------------------
+
+
+def test_slopes_of_no_batch_have_a_gradient_of_zero() -> None:
     slopes = torch.ones(2, requires_grad=True)
-    for _ in range(5):  # memory that has held something before
-        torch.full((2,), 7.0)
+    for _ in range(5):
+        torch.full((2,), 7.0)  # memory that has held something before
         q, k, v = (torch.zeros(0, 5, 2, 64, requires_grad=True) for _ in "qkv")
         out = xeflash.flash_attn_func(q, k, v, alibi_slopes=slopes)
         (found,) = torch.autograd.grad(out.sum(), [slopes])
@@ -241,14 +244,15 @@ def test_slopes_of_no_batch_have_a_gradient_of_zero():
 
 
 @pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9, -1e30])
-def test_a_row_that_an_additive_mask_hides_spoils_no_gradient(hidden):
+def test_a_row_that_an_additive_mask_hides_spoils_no_gradient(device: str, hidden: float) -> None:
     generator = torch.Generator().manual_seed(3)
-    q, k, v, dout = (torch.randn(1, 2, 7, 64, generator=generator) for _ in range(4))
-    mask = torch.zeros(7, 7)
+    q, k, v, dout = (torch.randn(1, 2, 7, 64, generator=generator, device="cpu") for _ in range(4))
+    mask = torch.zeros(7, 7, device="cpu")
     mask[:2] = hidden
+    there = [x.to(device).requires_grad_() for x in (q, k, v)]
+    found = torch.autograd.grad(xeflash.attention(*there, mask.to(device)), there, dout.to(device))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    found = torch.autograd.grad(xeflash.attention(*leaves, mask), leaves, dout)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # scores are rounded in fp32 here, too
         out = torch.nn.functional.scaled_dot_product_attention(*leaves, mask)
     for got, want in zip(found, torch.autograd.grad(out, leaves, dout), strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+        torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-5)

@@ -52,19 +52,24 @@ thread = threading.Thread(target=call)
 if sys.argv[1:]:
     thread.start()
     threading.Event().wait(0.3)
-child = os.fork()
-if not child:
-    signal.alarm(30)
-    try:
-        print(xeflash.attention(small, small, small).sum(), flush=True)
-    except RuntimeError as error:
-        print(error, flush=True)
-    os._exit(0)
-_, status = os.waitpid(child, 0)
+REFUSED = 3
+for _ in range(20):  # the thread may be between two calls
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            right = xeflash.attention(small, small, small).sum() == small.size
+            os._exit(0 if right else 1)
+        except RuntimeError as error:
+            print(error, flush=True)
+            os._exit(REFUSED)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status != 0 or not sys.argv[1:]:
+        break
 again = False
 thread.join() if sys.argv[1:] else None
 xeflash.attention(small, small, small)
-sys.exit(status)
+sys.exit(0 if status == (REFUSED if sys.argv[1:] else 0) else f"the child ended with {status}")
 """
 
 
@@ -74,5 +79,3 @@ def test_a_fork_amid_a_call_of_another_thread_is_refused_in_the_child(amid):
     assert done.returncode == 0, done.stderr
     if amid:
         assert done.stdout.startswith("attention: a process must not be forked while a call of another thread is under")
-    else:
-        assert float(done.stdout) == 8 * 5 * 64
