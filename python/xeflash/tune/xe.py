@@ -130,7 +130,7 @@ SCHEDULE = Schedule(
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
 
-_SHARED_BYTES = 65536  # of a work-group
+_SHARED_BYTES = 65536  # of a work-group of the forward pass: what all devices have, see shared.MOST_BYTES
 _TEAM_KEYS = {2: 32, 4: 16}  # of a block that a team scores, by the bytes of an element
 
 
