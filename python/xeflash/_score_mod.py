@@ -36,10 +36,7 @@ _BRACKETS = {")": "(", "]": "[", "}": "{"}
 _BRANCHES = {"if", "else", "?", "switch", "for", "while", "do", "goto", "try"}
 _TEXT = r"[\t -\[\]-~]"  # of a comment: what is printed, but for the backslash, which joins lines
 _COMMENT = re.compile(rf"//{_TEXT}*|/\*(?:{_TEXT}|[\r\n])*?\*/")
-# A declaration that ends without a value: what it reads is not defined.
-_UNSET = re.compile(
-    r"(?:^|[;{}])\s*(?:const\s+)?(?:float|int|bool|unsigned|auto|f16|bf16)\s+[A-Za-z_]\w*\s*$", re.ASCII
-)
+_TYPES = {"const", "float", "int", "bool", "unsigned", "auto", "f16", "bf16"}
 _WORD = re.compile(
     rf"[ \t\r\n]+|{_COMMENT.pattern}"
     r"|(?P<other>/\*|\?\?|%:|<%|%>|<:|:>)"  # a comment without end; other spellings of # and of brackets
@@ -91,6 +88,7 @@ def _words_of(function: str, text: str) -> set[str]:
         raise ValueError(f"{function}: score_mod must have at most {_MOST_CHARACTERS} characters, got {len(text)}")
     words: list[str] = []
     opened: list[str] = []
+    statement = depth = 0  # where the one at hand begins among the words, and how many brackets are open around it
     place = 0
     while place < len(text):
         found = _WORD.match(text, place)
@@ -106,7 +104,7 @@ def _words_of(function: str, text: str) -> set[str]:
                     f"{function}: score_mod must have numbers that are finite in float32, got {word!r} at {place} in "
                     f"{_shown(text, place)}"
                 )
-            if word in (";", ",") and _UNSET.search(_COMMENT.sub(" ", text[:place])):
+            if word in (";", ",") and len(opened) == depth and _has_no_value(words[statement:-1]):
                 raise ValueError(
                     f"{function}: score_mod must give each variable a value where it declares it, got none at {place} "
                     f"in {_shown(text, max(0, place - 10))}"
@@ -123,6 +121,8 @@ def _words_of(function: str, text: str) -> set[str]:
                     f"{function}: score_mod must close the brackets that it opens, got {word!r} at {place} in "
                     f"{_shown(text, place)}"
                 )
+            if word in (";", "{", "}"):
+                statement, depth = len(words), len(opened)
             if len(opened) > _MOST_BRACKETS:
                 raise ValueError(
                     f"{function}: score_mod must have at most {_MOST_BRACKETS} brackets in each other, got more at "
@@ -137,6 +137,11 @@ def _words_of(function: str, text: str) -> set[str]:
             f"{len(words)} in {_shown(text)}"
         )
     return set(words)
+
+
+def _has_no_value(words: list[str]) -> bool:
+    """Whether these begin to declare variables, and what the last one holds is not defined."""
+    return len(words) > 1 and words[0] in _TYPES and words[-2] in _TYPES | {","}
 
 
 def _is_too_large(word: str) -> bool:

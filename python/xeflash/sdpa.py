@@ -52,7 +52,8 @@ def attention(
         score_mod: C++ that gives a score's new value, after everything above: an expression of s (the scaled score),
             b, h, q_idx, k_idx (batch, head, positions) and captures, or statements that return one. It may use
             operators, select(condition, a, b), number (as a float), min, max, abs, exp, exp2, log, log2, sqrt, tanh and
-            inf; -inf hides a key. It may not branch (if, ?, for): select chooses. Bools, ints and floats of 32 bits
+            inf; -inf hides a key. It may not branch (if, ?, for): select chooses; it gives each variable a value where
+            it declares it, and has no numbers beyond float32. Bools, ints and floats of 32 bits
             convert as in C++, bool to int to float; where s, a position, or what is read at one would have to become a
             single bool, int or float (`float y = s`), the snippet does not compile. It is compiled into the kernel at
             its first use. It is code that runs in this process and may read and write all its memory: never take it

@@ -215,6 +215,7 @@ def test_the_longest_and_the_deepest_compile():
         ("float y; return s + y;", "must give each variable a value"),
         ("int n, m; return s + n;", "must give each variable a value"),
         ("return s; float y /* none */;", "must give each variable a value"),
+        ("float x = max(1.0f, 2.0f), y; return s + y;", "must give each variable a value"),
         ("s + 1.0e400", "must have numbers that are finite in float32, got '1.0e400'"),
         ("s * 3.5e38f", "must have numbers that are finite in float32"),
     ],
@@ -227,7 +228,7 @@ def test_what_has_no_value_is_refused(text, message):
 
 def test_variables_and_large_numbers_with_values_compile():
     q = np.ones((1, 1, 2, 8), np.float32)
-    text = "auto y = s * 1e-3f; auto z = 3.4e38; return select(y > z, inf, s);"
+    text = "float y = max(1e-3f, 2e-3f), z = 3.4e38; return select(s * y > z, inf, s);"
     assert np.allclose(xeflash.attention(q, q, q, score_mod=text), 1)
 
 
