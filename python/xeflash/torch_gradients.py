@@ -62,18 +62,15 @@ def attention_backward(
 ) -> list[Tensor]:
     """The gradients of the tensors that `wanted` names, in its order; `rng` is the state that the forward pass gave."""
     seed, offset = (x % 2**64 for x in rng.tolist()) if dropout_p else (0, 0)
+    packing = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
+    of_layout: dict[str, Any] = {}
     if layout == BHSD:
-        of_layout: dict[str, Any] = {"attn_mask": attn_mask, "bottom_right": bottom_right, "enable_gqa": enable_gqa}
+        of_layout = {"attn_mask": attn_mask, "bottom_right": bottom_right, "enable_gqa": enable_gqa}
     elif layout == THD:
-        of_layout = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
-        of_layout |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    else:
-        of_layout = {}
-    if layout != THD:
-        packing = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
-        for name, x in packing.items():
-            if x is not None:
-                raise ValueError(f"{function}: {name} must come with packed sequences, got one with layout = {layout}")
+        of_layout = {**packing, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    for name, x in packing.items():
+        if x is not None and layout != THD:
+            raise ValueError(f"{function}: {name} must come with packed sequences, got one with layout = {layout}")
     if layout != BHSD and attn_mask is not None:
         raise ValueError(f"{function}: attn_mask must come with the layout {BHSD}, got one with layout = {layout}")
     arrays = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
@@ -123,8 +120,8 @@ def _differentiate_once(operator: Any, given: dict[str, Any]) -> list[Tensor]:
 
 _backward_op = register("attention_backward", attention_backward, _fake, differentiate=_differentiate_once)
 _OPTIONS = frozenset(inspect.signature(attention_backward).parameters)
-# What changes no gradient: how keys are shared out, and what a call gives back or keeps in `rng`.
-_FORWARD_ONLY = frozenset({"num_splits", "return_lse", "seed", "offset"})
+# And what changes no gradient: how keys are shared out, and what a call gives back or keeps in `rng`.
+_TAKEN = _OPTIONS | {"num_splits", "return_lse", "seed", "offset"}
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -201,13 +198,12 @@ class Gradients:
         wants_gradients(given["function"], given, () if paged else self._learned)
         refuse_transforms(given["function"])
         for name, x in given.items():
-            if x is not None and self._in_core.get(name, name) not in _OPTIONS | _FORWARD_ONLY:
+            if x is not None and self._in_core.get(name, name) not in _TAKEN:
                 raise NotImplementedError(
                     f"{given['function']}: {name} must not be given where gradients are wanted, as the backward pass "
                     f"does not have it, got {type(x).__name__ if isinstance(x, Tensor) else repr(x)}"
                 )
-        tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
-        tensors = self._expand(tensors)
+        tensors = self._expand({name: x for name, x in given.items() if isinstance(x, Tensor)})
         captured = given.get("capture_arrays") or ()
         left_out = {*tensors, "capture_arrays", "return_lse"}
         options = {name: x for name, x in given.items() if name not in left_out}

@@ -507,10 +507,10 @@ def test_keys_of_batch_1_get_the_sum_of_all_gradients(function):
 
 
 def test_an_argument_that_the_backward_pass_does_not_have_is_refused(monkeypatch):
-    options = torch_gradients._OPTIONS
+    taken = torch_gradients._TAKEN
     q, k, v = heads_first()
     assert xeflash.attention(q, k, v, enable_gqa=True, softcap=3.0).requires_grad
-    monkeypatch.setattr(torch_gradients, "_OPTIONS", options - {"softcap"})
+    monkeypatch.setattr(torch_gradients, "_TAKEN", taken - {"softcap"})
     with pytest.raises(NotImplementedError, match=r"^attention: softcap must not be given where gradients.* got 3\.0"):
         xeflash.attention(q, k, v, enable_gqa=True, softcap=3.0)
 
