@@ -197,6 +197,9 @@ def test_limits_of_cgroups_count(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
     assert 600 in environ._left_in_cgroups(tmp_path)
+    (tmp_path / "memory.stat").write_text("anon 250\ninactive_file 150\n")
+    assert 750 in environ._left_in_cgroups(tmp_path)
     (tmp_path / "memory.max").write_text("max\n")
     assert environ._left_in_cgroups(tmp_path) == []
     assert environ.too_large(61, 100) and not environ.too_large(60, 100) and not environ.too_large(60, None)
+    assert environ.too_large(1, 0)

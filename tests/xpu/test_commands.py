@@ -98,3 +98,11 @@ def test_the_benchmark_of_gradients_tells_the_memory_of_a_step(xpu, tmp_path):
     tensor = 2 * 64 * 64 * 2
     assert 4 * tensor < row["peak_bytes"] < 4.5 * tensor  # the output, what q, k and v get, and numbers per row
     assert row["eager_peak_bytes"] > row["peak_bytes"]
+
+
+def test_the_benchmark_knows_what_is_free_on_xpu(xpu):
+    import torch
+    from xeflash.bench.environ import available_memory
+
+    free = available_memory("xpu")
+    assert free is not None and 0 < free <= torch.xpu.get_device_properties().total_memory

@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,22 +91,36 @@ def _left_in_cgroups(root: Path) -> list[int]:
     left = []
     for most, used in pairs:
         with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
-            left.append(max(0, int(most.read_text()) - int(used.read_text())))
+            files = _of_files(used.with_name("memory.stat"))
+            left.append(max(0, int(most.read_text()) - int(used.read_text()) + files))
     return left
 
 
+def _of_files(statistics: Path) -> int:
+    """What a cgroup holds of files that nobody reads, and gives back where memory is short."""
+    with contextlib.suppress(OSError):
+        words = dict(line.split() for line in statistics.read_text().splitlines())
+        return int(words.get("total_inactive_file", words.get("inactive_file", 0)))
+    return 0
+
+
 def _available_on_gpu() -> int | None:
-    torch = sys.modules["torch"]
-    with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
-        return int(torch.xpu.mem_get_info()[0])
-    with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
-        return int(torch.xpu.get_device_properties().total_memory - torch.xpu.memory_reserved())
+    """What torch's device says is free, or what torch has not taken; drivers that do not know say 0, or raise."""
+    xpu: Any = sys.modules["torch"].xpu
+    ways: tuple[Callable[[], Any], ...] = (
+        lambda: xpu.mem_get_info()[0],
+        lambda: xpu.get_device_properties().total_memory - xpu.memory_reserved(),
+    )
+    for free in ways:
+        with contextlib.suppress(RuntimeError, AttributeError):  # older versions of torch do not have all of these
+            if found := int(free()):
+                return found
     return None
 
 
 def too_large(needed: float, free: int | None) -> str:
     """Why what needs so many bytes is left out, or "": nothing takes more than 60 % of what is free."""
-    if not free or needed <= MOST_OF_MEMORY * free:  # drivers that do not know say 0
+    if free is None or needed <= MOST_OF_MEMORY * free:
         return ""
     return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free, of which {MOST_OF_MEMORY:.0%} are used"
 
