@@ -25,7 +25,7 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
   if (!rows.is_empty() && mask.template k_blocks<Bc>(rows.first(), rows.last()).has(work.part)) {
     const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
     const Gradients<Config, false> gradients(p, seq, work.head, mask);
-    const Origin<ColVec<Br>> origin = origin_of<Config>(p, seq, work.head, mask, rows);
+    const auto origin = origin_of<Config>(p, seq, work.head, mask, rows);
     const BlocksOf<typename Tiles::KeyTileT> keys_t(
         seq.k_rows<const T>(p.k, work.head / (p.heads_q / p.heads_k)));
     typename Tiles::QueryTile Q;

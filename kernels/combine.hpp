@@ -45,7 +45,7 @@ XF_INLINE void combine(const FwdParams& p) {
   RowState<float> row(m[0], RowVec<1>(l)[0], exponents);
   row.headroom += kHeadroom;
   if (p.sinks) row.add_sink(p.sinks[head]);
-  store_row(seq.q_rows<T>(p.o, head, 0), O, 0, row.normaliser());
+  store_output<T>(p, seq, head, 0, dv, O, 0, row.normaliser());
   if (p.lse) *seq.lse(p, head) = row.log_sum_exp(p.empty_lse);
 }
 

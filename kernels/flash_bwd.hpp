@@ -49,9 +49,8 @@ XF_INLINE void flash_bwd(const BwdParams& p) {
       constexpr int Br = Config::block_q;
       const typename Config::Mask mask(p, seq);
       for (RowSpan<Br> rows{0, seq.sq}; !rows.is_empty(); rows.row += Br) {
-        const auto origin = origin_of<Config>(p, seq, head, mask, rows);
-        store(seq.per_row(p, p.base, head).from(rows.row), origin.base);
-        store(seq.per_row(p, p.top, head).from(rows.row), origin.top);
+        const auto origin = origin_of<Config>(p, seq, head, mask, rows, p.longer);
+        origin.store_in(p, seq, head, rows.row);
         const auto delta = delta_of<Br, Config>(p, seq, head, rows.row);
         store(seq.per_row(p, p.delta, head).from(rows.row), delta);
       }

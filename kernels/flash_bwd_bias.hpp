@@ -90,9 +90,7 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
         const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
         const bool all_keys = shares.keys == 1;
         if (!all_keys && !range.has(work.part)) continue;
-        const Origin<ColVec<Br>> origin{
-            load_values<Br>(seq.per_row<const float>(p, p.base, head).from(rows.row), 0.f),
-            load_values<Br>(seq.per_row<const float>(p, p.top, head).from(rows.row), kInf)};
+        const auto origin = load_origin<Br>(p, seq, head, rows.row);
         const ColVec<Br> delta =
             load_values<Br>(seq.per_row<const float>(p, p.delta, head).from(rows.row), 0.f);
         typename Tiles::QueryTile Q;

@@ -65,8 +65,7 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
     const BlocksOf<typename Tiles::GradientTileT> out_gradients_t(dO_rows);
     const BlocksOf<typename Tiles::QueryTile> queries(q_columns);
     const BlocksOf<typename Tiles::GradientTile> out_gradients(dO_columns);
-    AcrossRows<Tiles::Bs> bases(seq.line<const float>(p, p.base, head));
-    AcrossRows<Tiles::Bs> tops(seq.line<const float>(p, p.top, head));
+    PassedOrigins<Tiles::Bs> origins(p, seq, head);
     AcrossRows<Tiles::Bs> delta(seq.line<const float>(p, p.delta, head));
     Ahead<Br, Tiles::d, typename Tiles::Matrix> next_q(q_rows);
     Ahead<Br, Tiles::dv, typename Tiles::Matrix> next_dO(dO_rows);
@@ -81,7 +80,7 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
       typename Tiles::PartTile P_T, dS_T;
       typename Tiles::ScoreTile P, slopes, dP;
       if (Share::kValues && own.has(i)) {
-        const Origin<Across<Tiles::Bs>> origin{bases.at(scored, 0.f), tops.at(scored, kInf)};
+        const auto origin = origins.at(scored);
         mma_ABt(P, K, Q_t);  // S = K Q^T
         gradients.probabilities(P, slopes, whole && own.is_full(i), keys.row, scored, origin);
         narrow(P_T, P);

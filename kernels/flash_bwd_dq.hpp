@@ -22,11 +22,8 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
     store(seq.per_row(p, p.delta, work.head).from(rows.row), delta);
   }
   const typename Config::Mask mask(p, seq);
-  const Origin<ColVec<Br>> origin = origin_of<Config>(p, seq, work.head, mask, rows);
-  if (work.part == 0 && member() == 0) {
-    store(seq.per_row(p, p.base, work.head).from(rows.row), origin.base);
-    store(seq.per_row(p, p.top, work.head).from(rows.row), origin.top);
-  }
+  const OwnOrigin<ColVec<Br>> origin = origin_of<Config>(p, seq, work.head, mask, rows, p.longer);
+  if (work.part == 0 && member() == 0) origin.store_in(p, seq, work.head, rows.row);
   if (!p.dq.data) return;
 
   const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());

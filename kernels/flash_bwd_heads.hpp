@@ -33,7 +33,7 @@ XF_INLINE void flash_bwd_heads(const BwdParams& p) {
       const float sink = p.sinks[head];
       add_of_rows(sinks, seq.sq, [&](auto row) {
         const Floats ahead = (sink - value_at(base, row) * p.unit) * kLog2e;
-        return -exp2(Floats(ahead - value_at(top, row))) * value_at(delta, row);
+        return -exp2(Floats(ahead - unmarked(Floats(value_at(top, row))))) * value_at(delta, row);
       });
     }
     if (p.dalibi) {

@@ -329,7 +329,7 @@ def gradients_of(
         for i in range(0, len(results), 2):
             out, lse = results[i].detach(), results[i + 1].detach()
             terms = out * wanted[i]
-            off = (2 * torch.rand(out.shape, generator=moved, dtype=out.dtype) - 1) * spacing(out, case.kernel[0])
+            off = (torch.rand(out.shape, generator=moved, dtype=out.dtype) - 0.5) * spacing(out, case.kernel[0])
             sums = terms.abs().sum(-1)
             delta = (off * wanted[i]).sum(-1) + direction_like(sums, moved) * SCORES * sums
             delta = delta.transpose(-1, -2)

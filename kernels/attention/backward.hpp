@@ -2,12 +2,13 @@
 // side's blocks, probabilities made again.
 //   P = exp(S - m) / l, from the LSE or from scores made again (Origin)
 //   dP = dO V^T   dS = P (dP - Delta) times the slope of the scores' changes
-//   Delta = rowsum(dO O) - dLSE
+//   Delta = rowsum(dO O) - dLSE, of O and its rest
 // With dropout P and dP count where a probability is kept, times keep_scale. The gradients are
 // multiplied by that at the end, so Delta is divided by it before.
 #pragma once
 
 #include "attention/dropout.hpp"
+#include "attention/rest.hpp"
 #include "attention/scores.hpp"
 #include "attention/softmax.hpp"
 
@@ -34,8 +35,14 @@ struct OwnColumns {
 template <int Br, class Config>
 XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head, int row) {
   using T = typename Config::Element;
-  ColVec<Br> delta = row_dots<Br, Config::head_dim_v>(
-      seq.q_rows<const T>(p.o, head, 0).from(row), seq.q_rows<const T>(p.dout, head, 0).from(row));
+  const auto dout = seq.q_rows<const T>(p.dout, head, 0).from(row);
+  const auto dots = [&](const TensorArg& with) {
+    return row_dots<Br, Config::head_dim_v>(dout, seq.q_rows<const T>(with, head, 0).from(row));
+  };
+  ColVec<Br> delta = dots(p.o);
+  if (p.rest.data) {
+    delta = map([](auto a, auto b) { return a + kRestUnit * b; }, delta, dots(p.rest));
+  }
   if (p.dlse) {
     const float* first =
         p.dlse + seq.batch * p.dlse_batch + head * p.dlse_head + seq.q0 * p.dlse_row;
@@ -128,6 +135,71 @@ struct DkvTiles {
 template <class T>
 constexpr float kFarLse = sizeof(T) == 4 ? 64.f : 512.f;
 
+// What P of some rows is relative to, scale_log2 (S - base) - top. In memory there is one word of a
+// row that is near 0, its top; that of a far one is marked, so that bases are read for such alone.
+constexpr float kMarked = 0x1p60f, kNoKey = 0x1p50f;  // marks are above; the top of an empty row
+template <class V>
+XF_INLINE V marked(V top) {
+  return (top + 1.f) * 0x1p64f;
+}
+template <class V>
+XF_INLINE V unmarked(V top) {
+  return select(top > kMarked, V(top * 0x1p-64f - 1.f), top);
+}
+
+// Of rows that a thread has to itself.
+template <class OfRows>
+struct OwnOrigin {
+  OfRows base, top;
+  bool far;
+
+  // Makes scores of far rows relative to their base; returns what is left to subtract.
+  template <class Tile>
+  XF_INLINE OfRows relative(Tile& S) const {
+    if (far) lower(S, base);
+    return top;
+  }
+  XF_INLINE void store_in(const BwdParams& p, const Sequence& seq, int head, int row) const {
+    const auto of_memory = [](auto base, auto top) {
+      return select(base == 0.f, top, marked(top));
+    };
+    store(seq.per_row(p, p.base, head).from(row), base);
+    store(seq.per_row(p, p.top, head).from(row), map(of_memory, base, top));
+  }
+};
+template <int Br>
+XF_INLINE OwnOrigin<ColVec<Br>> load_origin(const BwdParams& p, const Sequence& seq, int head,
+                                            int row) {
+  const ColVec<Br> base = load_values<Br>(seq.per_row<const float>(p, p.base, head).from(row), 0.f);
+  const ColVec<Br> top =
+      load_values<Br>(seq.per_row<const float>(p, p.top, head).from(row), kNoKey);
+  return {base, map([](auto x) { return unmarked(x); }, top), any_beyond(base, 0.f)};
+}
+
+// Of queries that are the columns of a tile.
+template <int C>
+struct PassedOrigins {
+  AcrossRows<C> bases, tops;
+
+  XF_INLINE PassedOrigins(const BwdParams& p, const Sequence& seq, int head)
+      : bases(seq.line<const float>(p, p.base, head)),
+        tops(seq.line<const float>(p, p.top, head)) {}
+
+  struct At {
+    PassedOrigins& all;
+    const int first;
+    const Across<C> top;
+
+    template <class Tile>
+    XF_INLINE Across<C> relative(Tile& S) const {
+      if (!any_beyond(top, kMarked)) return top;
+      lower(S, all.bases.at(first, 0.f));
+      return map([](auto x) { return unmarked(x); }, top);
+    }
+  };
+  XF_INLINE At at(int first) { return {*this, first, tops.at(first, kNoKey)}; }
+};
+
 // Probabilities and the gradients of scores. Rows of a tile are queries, or keys if it is
 // transposed; a value of each query is given for all of them.
 template <class Config, bool kTransposed>
@@ -148,12 +220,12 @@ struct Gradients {
         exponents(Variant::kIdentity ? p.scale : 1.f, 0, 0) {}
 
   // P = exp(S - m) / l, in place of S. Of rows that are far from 0, S - m comes first: it is exact.
-  template <class Tile, class OfQuery>
+  template <class Tile, class Origin>
   XF_INLINE void probabilities(Tile& S, Tile& slopes, bool full, int row, int column,
-                               const Origin<OfQuery>& origin) const {
+                               const Origin& origin) const {
     scores(S, slopes, full, row, column);
-    if (any_beyond(origin.base, 0.f)) lower(S, origin.base);
-    exp2_minus<Config::exp2_degree>(S, exponents.scale_log2, origin.top);
+    const auto top = origin.relative(S);
+    exp2_minus<Config::exp2_degree>(S, exponents.scale_log2, top);
   }
 
   // What the forward's softmax was given, of products S; slopes only if something changes them.
@@ -213,10 +285,13 @@ struct Gradients {
 };
 
 // What P of a block of rows is relative to: their LSE. Where that is far from 0, their scores are
-// made again, for their maximum, and the sum beside it; a group's threads do so together.
+// made again, for their maximum, and the sum beside it; a group's threads do so together. If the
+// LSE is of a row that is longer than these keys, what it is above theirs is added.
 template <class Config>
-XF_INLINE auto origin_of(const ScoreModParams& p, const Sequence& seq, int head,
-                         const typename Config::Mask& mask, const RowSpan<Config::block_q>& rows) {
+XF_INLINE OwnOrigin<ColVec<Config::block_q>> origin_of(const ScoreModParams& p, const Sequence& seq,
+                                                       int head, const typename Config::Mask& mask,
+                                                       const RowSpan<Config::block_q>& rows,
+                                                       bool longer = false) {
   using Tiles = ScoreTiles<Config>;
   using T = typename Tiles::T;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
@@ -226,9 +301,12 @@ XF_INLINE auto origin_of(const ScoreModParams& p, const Sequence& seq, int head,
   const auto finite = [](auto L) { return select(magnitude(L) == kInf, decltype(L)(0.f), L); };
   const auto of_rows = [&](int row) { return load_values<Br>(lse.from(row), kInf); };
   const OfRows L = of_rows(rows.row);
-  const OfRows near =
-      map([](auto L) { return select(L == -kInf, decltype(L)(kInf), decltype(L)(L * kLog2e)); }, L);
-  Origin<OfRows> origin{OfRows(0.f), near};
+  const OfRows near = map(
+      [](auto L) {
+        return select(magnitude(L) == kInf, decltype(L)(kNoKey), decltype(L)(L * kLog2e));
+      },
+      L);
+  OwnOrigin<OfRows> origin{OfRows(0.f), near, false};
   bool far = false;
   for (int row = rows.first(); row <= rows.last(); row += Br) {
     far |= any_beyond(map(finite, of_rows(row)), kFarLse<T>);
@@ -274,10 +352,15 @@ XF_INLINE auto origin_of(const ScoreModParams& p, const Sequence& seq, int head,
         const V keys = log2(V(select(l > 0.f, l, V(1.f))));
         const V own = (sink - m * exponents.unit) * kLog2e, larger = max(keys, own);
         const V smaller = -magnitude(V(keys - own));
-        const V total = select(own == -kInf, keys, V(larger + log2(V(1.f + exp2(smaller)))));
+        V total = select(own == -kInf, keys, V(larger + log2(V(1.f + exp2(smaller)))));
+        if (longer) {  // what L is above these keys' by more than its last bit
+          const V above = L - (m * exponents.unit + total * kLn2);
+          total += select(above > magnitude(L) * 0x1p-23f, V(above * kLog2e), V(0.f));
+        }
         return select(is_far(L, l), total, near);
       },
       L, l, m, near);
+  origin.far = any_beyond(origin.base, 0.f);
   return origin;
 }
 

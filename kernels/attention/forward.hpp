@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/cache.hpp"
+#include "attention/rest.hpp"
 #include "attention/scores.hpp"
 #include "attention/softmax.hpp"
 

@@ -32,6 +32,7 @@ struct CacheArg {
 
 struct FwdParams {
   TensorArg q, k, v, o;
+  TensorArg rest;  // of O, see rest.hpp; no data: not wanted
   CacheArg cache;
   ScoreArg bias;                // additive bias or boolean mask
   float* lse;                   // natural log; null: not wanted
@@ -121,6 +122,7 @@ struct BwdParams : ScoreModParams {
   float* delta;       // per row, laid out as lse: rowsum(dO O) - dLSE
   float *base, *top;  // likewise: what its exponents are relative to, see Origin
   float unit;         // of scores and bases, in natural units
+  int32_t longer;     // o and lse belong to rows of more keys than these
   float* row_slopes;  // the gradient of a slope, as far as a row goes; laid out likewise
   float* dsinks;      // per head; null: not wanted
   float* dalibi;      // (batch x) head

@@ -2,8 +2,8 @@
 // keys, m, and l. The log-sum-exp would be rounded to what fp32 has beside m.
 #pragma once
 
+#include "attention/rest.hpp"
 #include "attention/softmax.hpp"
-#include "attention/work.hpp"
 
 namespace xeflash {
 
@@ -45,7 +45,7 @@ struct Partial {
 // Writes columns of O for row r of a split, which is the result if there is no other split.
 template <class Config, class Output>
 XF_INLINE void store_split(const FwdParams& p, const Sequence& seq, const SplitWork& work,
-                           int column, const Output& O, int r, float m, float l,
+                           int column, Output& O, int r, float m, float l,
                            const Exponents& exponents) {
   using T = typename Config::Element;
   const int head = work.head + r;
@@ -53,7 +53,7 @@ XF_INLINE void store_split(const FwdParams& p, const Sequence& seq, const SplitW
   if (p.sinks && p.splits == 1) row.add_sink(p.sinks[head]);
   const float factor = row.normaliser(p.v_scale);
   if (p.splits == 1) {
-    store_row(seq.q_rows<T>(p.o, head, 0).columns(column, Config::head_dim_v), O, r, factor);
+    store_output<T>(p, seq, head, column, Config::head_dim_v, O, r, factor);
     if (p.lse && column == 0) *seq.lse(p, head) = row.log_sum_exp(p.empty_lse);
   } else {
     const Partial part(p, work.batch, head, Config::head_dim_v);

@@ -135,6 +135,12 @@ XF_INLINE void store_narrowed(T* p, f32x16 x) {
   __builtin_memcpy(p, &v, Count * sizeof(T));
 }
 
+// What is left of x in memory.
+template <class T>
+XF_INLINE f32x16 rounded(f32x16 x) {
+  return Lanes<T>::widen(Lanes<T>::narrow(x));
+}
+
 // Pairs of bf16 in 32-bit lanes: `even` in the low half, `odd` in the high half, as vdpbf16ps reads
 // them.
 XF_INLINE u32x16 pack_pairs(f32x16 even, f32x16 odd) {

@@ -71,6 +71,7 @@
 //   bf16, f16                  elements of 16 bits
 //   Floats, Ints, Mask         fp32, int32; the result of a comparison
 //   select, max, at_most       a where a mask holds, else b; the larger; the smaller, of integers
+//   rounded<T>                 what is left of a value in memory
 //   magnitude, inverse, divide, exp2, log2, log2_of_any, sqrt, tanh
 //                              log2 of what is finite and above 0, or of anything
 //   to_floats, signed_to_floats, to_ints, to_mask

@@ -56,18 +56,6 @@ XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
     A.x.template select<kPart, 1>(c * kPart) = load_left<T, R, C>(m, c);
   }
 }
-// The sums of a row of A times a row of B.
-template <int R, int D, class RowsA, class RowsB>
-XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
-  using T = ElementOf<RowsA>;
-  constexpr int kWidth = Left<T, R, D>::kWidth, kSteps = Left<T, R, D>::kColumns / kWidth;
-  simd<float, R * kWidth> sum = 0.f;
-  _Pragma("unroll 1") for (int c = 0; c < kSteps; ++c) {
-    const simd<T, R * kWidth> a = load_left<T, R, D>(A, c), b = load_left<T, R, D>(B, c);
-    sum += simd<float, R * kWidth>(a) * simd<float, R * kWidth>(b);
-  }
-  return fold_rows<R, kWidth>(sum, [](auto x, auto y) { return x + y; });
-}
 
 // A tile is laid out as a left operand of fp32.
 template <int R, int C>

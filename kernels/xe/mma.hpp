@@ -73,6 +73,37 @@ XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
   if constexpr (kScaled<Block>) scale_columns(S, K.memory.scales.from(first * kLanes));
 }
 
+// The sums of a row of A times a row of B, by the products of mma_ABt in their order: Delta of a
+// row that sees one key is that key's dP to the last bit.
+template <int R, int D, class T>
+XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
+  constexpr int kWidth = Left<T, R, D>::kWidth, kColumns = 32 / sizeof(T);
+  Tile<R, kLanes> dots;  // 8 rows of A by kLanes rows of B, the same 8 among them
+  fill(dots, 0.f);
+  _Pragma("unroll 1") for (int c = 0; c < round_up(D, kWidth) / kWidth; ++c) {
+    const simd<T, R * kWidth> a = load_left<T, R, D>(A, c);
+    XF_UNROLL for (int k0 = 0; k0 < kWidth; k0 += kColumns) {
+      XF_UNROLL for (int n = 0; n < R; n += kLanes) {
+        auto dwords = load_transposed<D>(B, n, (c * kWidth + k0) / kColumns * 8);
+        const simd<T, kColumns * kLanes> b = dwords.template bit_cast_view<T>();
+        XF_UNROLL for (int r = n; r < n + kLanes && r < R; r += 8) {
+          const auto rows = part<8 * kWidth>(a, r * kWidth);
+          if constexpr (sizeof(T) == 2)
+            multiply<T>(dots.block(r / 8, 0), b, rows, false);
+          else
+            multiply<kColumns>(dots.block(r / 8, 0), b, rows, k0, false);
+        }
+      }
+    }
+  }
+  simd<float, R> diagonal;
+  XF_UNROLL for (int r = 0; r < R; r += 8) {
+    diagonal.template select<8, 1>(r) =
+        dots.x.template select<8, kLanes + 1>(r * kLanes + r % kLanes);
+  }
+  return diagonal;
+}
+
 // O += P V
 template <class T, int R, int N, int D, class Block, int Begin>
 XF_INLINE void mma_AB(Tile<R, D>& O, Left<T, R, N> P, const Right<T, N, D, Block, Begin>& V) {

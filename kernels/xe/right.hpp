@@ -38,6 +38,19 @@ XF_INLINE int row_of_message(const Block& m) {
     return 0;
 }
 
+// 8 dwords of each of kLanes rows, [dword][row].
+template <int D, class T>
+XF_INLINE simd<uint32_t, 8 * kLanes> load_transposed(const Rows<const T>& m, int row, int dword) {
+  if constexpr (kReadsBlocks<Rows<const T>>) {
+    BlockMessage<uint32_t, 8, kLanes> message(surface<D>(m));
+    message.move_x(dword);
+    message.move_y(row);
+    return message.load_transposed();
+  } else {
+    return read_transposed<D>(m, row, dword);
+  }
+}
+
 // N rows of K, a Block. A chunk is 8 dwords of each of kLanes keys, [dword][key]: by a transposed
 // 2D load, or a gather with a key a lane. 8 dwords of quantised elements are several chunks.
 template <class T, int N, int D, class Block = Rows<const T>, int Begin = 0>

@@ -105,6 +105,11 @@ XF_INLINE floats select(lane_mask c, floats a, floats b) {
   b.merge(a, c);
   return b;
 }
+// What is left of x in memory.
+template <class T, int N>
+XF_INLINE simd<float, N> rounded(simd<float, N> x) {
+  return esimd::convert<float>(simd<T, N>(esimd::convert<T>(x)));
+}
 XF_INLINE float select(bool c, float a, float b) { return c ? a : b; }
 XF_INLINE float magnitude(float x) { return x < 0.f ? -x : x; }
 XF_INLINE float inverse(float x) { return 1.f / x; }

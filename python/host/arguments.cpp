@@ -125,6 +125,7 @@ constexpr Argument kArguments[] = {
     {"seed", nullptr, set<&R::seed>},
     {"offset", nullptr, set<&R::offset>},
     {"return_lse", nullptr, set<&R::want_lse>},
+    {"rest", nullptr, set<&R::rest>},
     {"enable_gqa", nullptr, set<&R::broadcast_heads>},
     {"num_splits", nullptr, set<&R::splits>},
     {"unified_max", nullptr, set<&R::unified_max>},

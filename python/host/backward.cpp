@@ -20,7 +20,9 @@ namespace {
 
 // What a call has besides the forward's arguments.
 struct Gradients {
-  Array out, lse, dout, dlse;  // of the forward; dlse without data: 0
+  Outputs of_forward;
+  Array dout, dlse;     // dlse without data: 0
+  bool longer = false;  // the outputs are of rows of more keys than these
   std::set<std::string> wanted;
 
   bool wants(const char* name) const { return wanted.count(name) > 0; }
@@ -74,11 +76,15 @@ Array read_lse(const py::object& object, const Problem& p, const Checker& check)
 Gradients read_gradients(py::dict& given, const FwdRequest& r, const Problem& p,
                          const Checker& check) {
   Gradients g;
-  g.out = read_like_out(r.out, "out", p, check);
-  g.lse = read_lse(take(given, "lse"), p, check);
+  g.of_forward.out = read_like_out(r.out, "out", p, check);
+  if (!r.rest.is_none()) g.of_forward.rest = read_like_out(r.rest, "rest", p, check);
+  g.of_forward.lse = read_lse(take(given, "lse"), p, check);
   g.dout = read_like_out(take(given, "dout"), "dout", p, check);
   if (const py::object dlse = take(given, "dlse"); !dlse.is_none()) {
     g.dlse = read_like_lse(dlse, "dlse", p, check);
+  }
+  if (const py::object longer = take(given, "longer"); !longer.is_none()) {
+    g.longer = longer.cast<bool>();
   }
   for (const py::handle name : take(given, "wanted")) g.wanted.insert(name.cast<std::string>());
   return g;
@@ -150,12 +156,14 @@ Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g) {
 // How the arrays are read and written, all alike.
 Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
                  const Place& place, const Checker& check) {
-  Access access = access_for(p, {{&g.out, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
+  const Array &out = g.of_forward.out, &rest = g.of_forward.rest;
+  Access access = access_for(p, {{&out, p.dv}, {&rest, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
                              {{&to.dk, p.d}, {&to.dv, p.dv}}, r.layout, QueryRows::kOfHead,
                              place.device.facts.arch);
   if (access != Access::kNone) {
     check_mask_strides(p);
-    refuse_far_rows(p, {{&g.out, "out"}, {&g.dout, "dout"}}, r.layout, QueryRows::kOfHead, check);
+    refuse_far_rows(p, {{&out, "out"}, {&rest, "rest"}, {&g.dout, "dout"}}, r.layout,
+                    QueryRows::kOfHead, check);
   }
   // The LSE of a head is a matrix of one row then, of 64 to 2^24 bytes.
   const int64_t row = p.packed ? p.tokens_q : p.sq;
@@ -234,12 +242,13 @@ std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results&
 BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
                     const Place& place) {
   BwdParams params{};
-  static_cast<FwdParams&>(params) = params_of(p, r, g.out, g.lse, place);
+  static_cast<FwdParams&>(params) = params_of(p, r, g.of_forward, place);
   params.captures = p.score_mod.captures;
   Desc scores = describe(Algorithm::kBackward, p);
   describe_scores(scores, p, r);
   params.unit = scores.has_plain_scores() ? params.scale : 1.f;
   const auto arg = [&](const Array& a) { return a.data ? tensor_arg(a, r.layout) : TensorArg{}; };
+  params.longer = g.longer;
   params.dout = arg(g.dout);
   params.dq = arg(to.dq);
   params.dk = arg(to.dk);
@@ -261,8 +270,8 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
 }
 
 // The memory that the kernels share.
-Scratch scratch_of(BwdParams& params, const Problem& p, const Kernels& first, int64_t workers,
-                   const Place& place) {
+void share(Scratch& scratch, BwdParams& params, const Problem& p, const Kernels& first,
+           int64_t workers, const Place& place) {
   const auto whole_lines = [](int64_t floats) { return (floats + 15) / 16 * 16; };
   const int64_t tokens = p.packed ? p.tokens_q : p.batch * p.sq;
   const int64_t rows = whole_lines(std::max<int64_t>(1, p.heads_q * tokens));
@@ -272,13 +281,12 @@ Scratch scratch_of(BwdParams& params, const Problem& p, const Kernels& first, in
     params.workers = static_cast<int32_t>(workers);
     params.worker_sums = p.heads_q / p.heads_k * blocks * block * whole_lines(p.d);
   }
-  Scratch scratch(place, p.q, of_rows + workers * params.worker_sums);
+  scratch.allocate(place, p.q, of_rows + workers * params.worker_sums);
   params.delta = scratch.data;
   params.base = scratch.data + rows;
   params.top = scratch.data + 2 * rows;
   params.row_slopes = scratch.data + 3 * rows;
   params.query_sums = scratch.data + of_rows;
-  return scratch;
 }
 
 }  // namespace
@@ -286,7 +294,8 @@ Scratch scratch_of(BwdParams& params, const Problem& p, const Kernels& first, in
 py::tuple backward(const py::kwargs& arguments) {
   py::dict given = py::reinterpret_steal<py::dict>(PyDict_Copy(arguments.ptr()));
   py::dict own;  // the others' are the forward's
-  for (const char* name : {"lse", "dout", "dlse", "wanted"}) own[name] = take(given, name);
+  for (const char* name : {"lse", "dout", "dlse", "longer", "wanted"})
+    own[name] = take(given, name);
   const FwdRequest r = read_arguments(py::reinterpret_borrow<py::kwargs>(given));
   const Checker check(r.function);
   const Problem p = read_problem(r);
@@ -302,7 +311,7 @@ py::tuple backward(const py::kwargs& arguments) {
   const std::vector<Part> parts = parts_of(p, r, to, workers, access, place);
   BwdParams params = params_of(p, r, g, to, place);
   Scratch scratch;
-  if (!parts.empty()) scratch = scratch_of(params, p, *parts[0].kernels, workers, place);
+  if (!parts.empty()) share(scratch, params, p, *parts[0].kernels, workers, place);
   submit(place, [&](Launcher& launch) {
     if (!p.has_scores()) launch.clear(to.dbias);
     if (p.used_k.data) {  // the keys that are not in use
@@ -337,7 +346,7 @@ py::object probabilities(const py::kwargs& arguments) {
   const int64_t key_blocks = (p.sk - 1) / kernels.block_k + 1;
   const uint64_t groups = groups_for(desc, kernels, p.sq, p.batch * p.heads_q * key_blocks);
   ProbsParams params{};
-  static_cast<FwdParams&>(params) = params_of(p, r, {}, lse, place);
+  static_cast<FwdParams&>(params) = params_of(p, r, {{}, {}, lse}, place);
   params.captures = p.score_mod.captures;
   const auto& to = result.strides;
   params.probabilities = {result.data, to[0], to[2], to[1]};

@@ -19,7 +19,7 @@ QueryRows query_rows_of(const Desc& desc) {
   return desc.algorithm == Algorithm::kDecode ? QueryRows::kOfQuery : QueryRows::kOfHead;
 }
 
-Desc describe(const Problem& p, const FwdRequest& r, const Array& out, const Place& place) {
+Desc describe(const Problem& p, const FwdRequest& r, const Outputs& to, const Place& place) {
   const Schedule& schedule = schedule_of(place.device);
   const bool decode = p.sq == 1 && r.dropout == 0;
   Desc desc = describe(decode ? Algorithm::kDecode : Algorithm::kForward, p);
@@ -29,16 +29,17 @@ Desc describe(const Problem& p, const FwdRequest& r, const Array& out, const Pla
   desc.rows = rows_for(desc, p, schedule);
   desc.split_keys = splits_keys(p, desc, place.device);
   desc.page_unit = page_unit_for(p, schedule);
-  desc.access =
-      access_for(p, {{&out, p.dv}}, {}, r.layout, query_rows_of(desc), place.device.facts.arch);
+  desc.access = access_for(p, {{&to.out, p.dv}, {&to.rest, p.dv}}, {}, r.layout,
+                           query_rows_of(desc), place.device.facts.arch);
   return desc;
 }
 
 // Refuses what a GPU cannot reach.
-void check_reach(const Problem& p, const FwdRequest& r, const Array& out, const Desc& desc) {
+void check_reach(const Problem& p, const FwdRequest& r, const Outputs& to, const Desc& desc) {
   if (desc.access == Access::kNone) return;
   check_mask_strides(p);
-  refuse_far_rows(p, {{&out, "out"}}, r.layout, query_rows_of(desc), Checker(r.function));
+  refuse_far_rows(p, {{&to.out, "out"}, {&to.rest, "rest"}}, r.layout, query_rows_of(desc),
+                  Checker(r.function));
 }
 
 Array new_lse(const Problem& p, const FwdRequest& r) {
@@ -74,7 +75,7 @@ uint64_t share_out(const Problem& p, const FwdRequest& r, const Desc& desc, cons
   check_groups(groups, desc.access);
   if (params.splits > 1) {
     const int64_t floats = p.batch * p.heads_q * params.splits * ((p.dv + 15) / 16 * 16 + 2);
-    partial = Scratch(place, p.q, floats);
+    partial.allocate(place, p.q, floats);
     params.partial = partial.data;
   }
   return groups;
@@ -99,23 +100,24 @@ py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
   const Place place = place_of(p.q);
   refuse_to_wait_while_recording(place, p.q, p.q_name, Checker(r.function));
-  const Array out = result_array(p, r);  // before a kernel is compiled: `out` may be refused
+  // Before a kernel is compiled: they may be refused.
+  Outputs to{result_array(p, r), rest_array(p, r), {}};
   std::optional<Append> append = Append::prepare(p, r, place);
   Desc desc;
   const Kernels* kernels = nullptr;
   if (p.has_queries()) {
-    desc = describe(p, r, out, place);
-    check_reach(p, r, out, desc);
+    desc = describe(p, r, to, place);
+    check_reach(p, r, to, desc);
     kernels = &find_kernels(desc, place);
   }
-  const Array lse = new_lse(p, r);
-  py::tuple result = py::make_tuple(out.object, r.want_lse ? lse.object : py::none());
+  to.lse = new_lse(p, r);
+  py::tuple result = py::make_tuple(to.out.object, r.want_lse ? to.lse.object : py::none());
   if (!kernels && !append) return result;
 
-  ScoreModParams params{params_of(p, r, out, lse, place), p.score_mod.captures};
+  ScoreModParams params{params_of(p, r, to, place), p.score_mod.captures};
   Scratch partial;
   const uint64_t groups = kernels ? share_out(p, r, desc, *kernels, place, params, partial) : 0;
-  count_writes(p, r, out);
+  count_writes(p, r, to.out);
   submit(place, [&](Launcher& launch) {
     if (append) append->launch(launch, params);
     if (kernels) launch_attention(launch, desc, *kernels, params, groups);

@@ -20,6 +20,10 @@ class ThreadBuffer {
     }
     return data_;
   }
+  // After the last kernel of a call was launched, or has ended where calls wait: what is large.
+  void give_back() {
+    if (size_ > kKept) release();
+  }
   ~ThreadBuffer() { release(); }
 
  private:
@@ -28,9 +32,11 @@ class ThreadBuffer {
     queue_->wait();
     sycl::free(data_, *queue_);
     data_ = nullptr;
+    size_ = 0;
     queue_.reset();
   }
 
+  static constexpr size_t kKept = size_t{4} << 20;  // floats: 16 MiB a thread
   std::optional<sycl::queue> queue_;
   float* data_ = nullptr;
   size_t size_ = 0;
@@ -58,13 +64,17 @@ void refuse_to_wait_while_recording(const Place& place, const Array& q, const ch
       Py_TYPE(q.object.ptr())->tp_name + ", whose calls wait for their result");
 }
 
-Scratch::Scratch(const Place& place, const Array& like, int64_t floats) {
+void Scratch::allocate(const Place& place, const Array& like, int64_t floats) {
   if (!place.on_host && like.stream_ordered) {
     array_ = new_array(like, DType::kF32, {floats});
     data = reinterpret_cast<float*>(array_.data);
   } else {
     data = thread_buffer.get(place.queue, static_cast<size_t>(floats));
   }
+}
+
+Scratch::~Scratch() {
+  if (data && !array_.data) thread_buffer.give_back();
 }
 
 }  // namespace xeflash

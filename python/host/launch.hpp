@@ -31,8 +31,10 @@ void refuse_to_wait_while_recording(const Place& place, const Array& q, const ch
 class Scratch {
  public:
   Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  ~Scratch();
   // `like`: an array of the call.
-  Scratch(const Place& place, const Array& like, int64_t floats);
+  void allocate(const Place& place, const Array& like, int64_t floats);
 
   float* data = nullptr;
 

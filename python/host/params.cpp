@@ -94,13 +94,13 @@ void set_cache(FwdParams& params, const Cache& c) {
 
 }  // namespace
 
-FwdParams params_of(const Problem& p, const FwdRequest& r, const Array& out, const Array& lse,
-                    const Place& place) {
+FwdParams params_of(const Problem& p, const FwdRequest& r, const Outputs& to, const Place& place) {
   FwdParams params{};
   params.q = tensor_arg(p.q, r.layout);
   params.k = tensor_arg(p.k, p.k_layout(r.layout));
   params.v = tensor_arg(p.v, p.k_layout(r.layout));
-  params.o = tensor_arg(out, r.layout);
+  params.o = tensor_arg(to.out, r.layout);
+  if (to.rest.data) params.rest = tensor_arg(to.rest, r.layout);
   if (p.packed) {
     params.cu_q = reinterpret_cast<const int32_t*>(p.cu_q.data);
     params.cu_k = reinterpret_cast<const int32_t*>(p.cu_k.data);
@@ -112,8 +112,8 @@ FwdParams params_of(const Problem& p, const FwdRequest& r, const Array& out, con
   params.max_q = static_cast<int32_t>(p.sq);
   params.max_k = static_cast<int32_t>(p.cache.given ? p.cache.max_keys : p.sk);
   params.splits = 1;
-  if (lse.data) {
-    params.lse = reinterpret_cast<float*>(lse.data);
+  if (to.lse.data) {
+    params.lse = reinterpret_cast<float*>(to.lse.data);
     params.lse_batch = p.packed ? 0 : p.heads_q * p.sq;
     params.lse_head = p.packed ? p.tokens_q : p.sq;
   }

@@ -6,8 +6,11 @@
 
 namespace xeflash {
 
-// `lse` is without data unless wanted.
-FwdParams params_of(const Problem& problem, const FwdRequest& request, const Array& out,
-                    const Array& lse, const Place& place);
+// What a forward pass gives; without data what is not wanted.
+struct Outputs {
+  Array out, rest, lse;
+};
+FwdParams params_of(const Problem& problem, const FwdRequest& request, const Outputs& outputs,
+                    const Place& place);
 
 }  // namespace xeflash

@@ -289,6 +289,25 @@ void check_appended(const Problem& p, const Checker& check) {
   refuse_shared(p.cache.v_scale, "v_scale", p, check);
 }
 
+// An array that a kernel writes as it writes the output.
+Array written_like_out(const py::object& object, const char* name, const Problem& p,
+                       const Checker& check) {
+  Array a = read_array(object, check.function(), name);
+  XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
+                   std::string("must have the dtype of ") + p.q_name);
+  check.require_same_place(a, name, p.q, p.q_name);
+  bool fits = a.ndim == p.q.ndim && a.shape[a.ndim - 1] == p.dv;
+  for (int i = 0; fits && i < a.ndim - 1; ++i) fits = a.shape[i] == p.q.shape[i];
+  XF_REQUIRE(check, fits, name,
+             std::string("must have the shape of ") + p.q_name + " with head_dim " + number(p.dv),
+             a.describe_shape(), a);
+  XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
+             "stride " + number(a.strides[a.ndim - 1]), a);
+  XF_REQUIRE(check, a.writable, name, "must be writable", "one that is read-only", a);
+  refuse_shared(a, name, p, check);
+  return a;
+}
+
 }  // namespace
 
 Axes axes_of(Layout layout) {
@@ -340,28 +359,20 @@ Problem read_problem(const FwdRequest& r) {
 }
 
 Array result_array(const Problem& p, const FwdRequest& r) {
-  const Checker check(r.function);
+  if (!r.out.is_none()) return written_like_out(r.out, "out", p, Checker(r.function));
   const Axes axes = axes_of(r.layout);
-  if (!r.out.is_none()) {
-    Array out = read_array(r.out, check.function(), "out");
-    XF_REQUIRE_DTYPE(check, out.dtype == p.q.dtype, out, "out",
-                     std::string("must have the dtype of ") + p.q_name);
-    check.require_same_place(out, "out", p.q, p.q_name);
-    bool fits = out.ndim == p.q.ndim && out.shape[out.ndim - 1] == p.dv;
-    for (int i = 0; fits && i < out.ndim - 1; ++i) fits = out.shape[i] == p.q.shape[i];
-    XF_REQUIRE(check, fits, "out",
-               std::string("must have the shape of ") + p.q_name + " with head_dim " + number(p.dv),
-               out.describe_shape(), out);
-    XF_REQUIRE(check, out.has_contiguous_rows(), "out", "must have a contiguous last dimension",
-               "stride " + number(out.strides[out.ndim - 1]), out);
-    XF_REQUIRE(check, out.writable, "out", "must be writable", "one that is read-only", out);
-    refuse_shared(out, "out", p, check);
-    return out;
-  }
   if (p.packed) return new_array(p.q, p.q.dtype, {p.tokens_q, p.heads_q, p.dv});
   return new_array(p.q, p.q.dtype,
                    {p.batch, p.q.shape[std::min(axes.row, axes.head)],
                     p.q.shape[std::max(axes.row, axes.head)], p.dv});
+}
+
+Array rest_array(const Problem& p, const FwdRequest& r) {
+  if (r.rest.is_none()) return {};
+  const Checker check(r.function);
+  Array rest = written_like_out(r.rest, "rest", p, check);
+  XF_REQUIRE_DTYPE(check, size_of(rest.dtype) == 2, rest, "rest", "must be of 16 bits");
+  return rest;
 }
 
 }  // namespace xeflash

@@ -48,4 +48,7 @@ Problem read_problem(const FwdRequest& request);
 // request.out, checked, or a new array.
 Array result_array(const Problem& problem, const FwdRequest& request);
 
+// request.rest, checked, to be written; without data if it is not given.
+Array rest_array(const Problem& problem, const FwdRequest& request);
+
 }  // namespace xeflash

@@ -32,6 +32,7 @@ struct FwdRequest {
   double dropout = 0;
   uint64_t seed = 0, offset = 0;
   bool want_lse = false;
+  py::object rest = py::none();       // of the output: written, or read by the backward pass
   bool broadcast_heads = true;        // Hq != Hk needs no permission
   int64_t splits = 0;                 // of the keys of one query; 0: as many as fill the device
   std::optional<double> unified_max;  // of the scores of one query: UnifiedMax in softmax.hpp

@@ -81,7 +81,8 @@ py::object standard_attention(const FwdRequest& r) {
 
   const ScoreBuffer scores(place.queue, p, kernels.block_k, sizeof(float));
   const ScoreBuffer probabilities(place.queue, p, kernels.block_k, size_of(p.q.dtype));
-  const StandardParams params{params_of(p, r, out, {}, place), scores.arg(), probabilities.arg()};
+  const StandardParams params{params_of(p, r, {out, {}, {}}, place), scores.arg(),
+                              probabilities.arg()};
   submit(place, [&](Launcher& launch) {
     for (size_t i = 0; i < kernels.entries.size(); ++i) {
       launch(*kernels.entries[i], params, groups / parts * shares[i], kernels.threads);

@@ -31,6 +31,7 @@ class Arguments(TypedDict, total=False):
     seed: int | None  # from _common.seeds
     offset: int
     return_lse: bool
+    rest: Any  # what rounding takes from the output, as the backward pass reads it: an array like the output
     enable_gqa: bool
     num_splits: int
     unified_max: float | None
@@ -58,7 +59,7 @@ ARRAYS = frozenset(
     {
         *("q", "k", "v", "out", "alibi_slopes", "s_aux", "attn_mask", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"),
         *("k_cache", "v_cache", "cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table", "beam_index"),
-        *("k_scale", "v_scale", "rotary_cos", "rotary_sin"),
+        *("k_scale", "v_scale", "rotary_cos", "rotary_sin", "rest"),
     }
 )
 

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from xeflash import _score_mod
 
 Pair = tuple[Tensor, Tensor]
-Triple = tuple[Tensor, Tensor, Tensor]
+Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, LSE, state of dropout, rest of out
 Scalar = int | float
 
 LIBRARY = torch.library.Library("xeflash", "DEF")
@@ -225,7 +225,7 @@ def _autocast(operator: Any, kernel: Callable[..., Any], device: str, cast: tupl
 
 
 _TYPES = {"int": "SymInt", "Sequence[Tensor]": "Tensor[]", "Sequence[str]": "str[]", "Sequence[Scalar]": "Scalar[]"}
-_RESULTS = {"Pair": "(Tensor, Tensor)", "Triple": "(Tensor, Tensor, Tensor)", "list[Tensor]": "Tensor[]"}
+_RESULTS = {"Pair": "(Tensor, Tensor)", "Results": "(Tensor, Tensor, Tensor, Tensor)", "list[Tensor]": "Tensor[]"}
 
 
 def _schema(kernel: Callable[..., Any], mutates: tuple[str, ...]) -> str:

@@ -117,7 +117,8 @@ def flash_attn_func(
         alibi_slopes: fp32 (H,) or (B, H); adds -slope * |i + Sk - Sq - j| to a score.
         deterministic: of the backward pass, which gives the same bits each time in any case.
         return_attn_probs: also return the LSE, fp32 (B, H, Sq), and S_dmask: with dropout the probabilities
-            (B, H, Sq, Sk), negative where they were dropped, for checks, else None.
+            (B, H, Sq, Sk), negative where they were dropped, for checks, else None. They are normalised, unlike
+            flash-attn's, which are relative to a running maximum of its blocks.
         s_aux: (H,) sink logits that join the softmax without a value.
         num_splits: of the keys of a single query, each computed on its own, then merged; 0 chooses.
         score_mod, captures: C++ that changes a score, see ``attention``.

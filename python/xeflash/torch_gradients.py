@@ -1,7 +1,8 @@
 """Gradients of ``torch.ops.xeflash.*``.
 
-A call of which a tensor requires grad is made with its LSE, whether or not the caller asked for that, and the LSE and
-the state of dropout's generator are kept with its tensors for the backward pass. That is an operator, too,
+A call of which a tensor requires grad is made with its LSE and, in 16 bits, with what rounding takes from its output
+(the rest: 2 bytes per element), whether or not the caller asked for them. They and the state of dropout's generator are
+kept with its tensors for the backward pass. That is an operator, too,
 ``attention_backward``, for all layouts: it computes the gradients that somebody wants and no others, and gives the same
 bits each time.
 """
@@ -18,7 +19,16 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from xeflash import _core
 from xeflash._common import BHSD, THD
-from xeflash._torch_library import Pair, Scalar, Triple, as_snippet, refuse_transforms, register, wants_gradients
+from xeflash._torch_library import (
+    Pair,
+    Results,
+    Scalar,
+    as_snippet,
+    refuse_transforms,
+    register,
+    requires_grad,
+    wants_gradients,
+)
 
 LEARNED = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")  # the order of _core.backward's results
 
@@ -58,9 +68,15 @@ def attention_backward(
     capture_names: Sequence[str] | None = None,
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
+    rest: Tensor | None = None,
+    longer: bool = False,
     function: str = "attention_backward",
 ) -> list[Tensor]:
-    """The gradients of the tensors that `wanted` names, in its order; `rng` is the state that the forward pass gave."""
+    """The gradients of the tensors that `wanted` names, in its order; `rng` is the state that the forward pass gave.
+
+    `rest` is what rounding took from `out`: without it gradients in 16 bits are less exact where V has a mean. `longer`
+    says that `out` and `lse` are those of rows of more keys than `k` has, of which these are a part.
+    """
     seed, offset = (x % 2**64 for x in rng.tolist()) if dropout_p else (0, 0)
     packing = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
     of_layout: dict[str, Any] = {}
@@ -75,9 +91,10 @@ def attention_backward(
         raise ValueError(f"{function}: attn_mask must come with the layout {BHSD}, got one with layout = {layout}")
     arrays = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
     gradients = _core.backward(
-        function=function, layout=layout, q=q, k=k, v=v, out=out, lse=lse, dout=dout, dlse=dlse, wanted=tuple(wanted),
-        softmax_scale=softmax_scale, causal=causal, window_left=window_left, window_right=window_right,
-        softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux, dropout_p=dropout_p, seed=seed, offset=offset,
+        function=function, layout=layout, q=q, k=k, v=v, out=out, rest=rest, lse=lse, longer=longer, dout=dout,
+        dlse=dlse, wanted=tuple(wanted), softmax_scale=softmax_scale, causal=causal, window_left=window_left,
+        window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux, dropout_p=dropout_p,
+        seed=seed, offset=offset,
         score_mod=as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers), **of_layout,
     )  # fmt: skip
     by_name = dict(zip(LEARNED, gradients, strict=True))
@@ -121,7 +138,7 @@ def _differentiate_once(operator: Any, given: dict[str, Any]) -> list[Tensor]:
 _backward_op = register("attention_backward", attention_backward, _fake, differentiate=_differentiate_once)
 _OPTIONS = frozenset(inspect.signature(attention_backward).parameters)
 # And what changes no gradient: how keys are shared out, and what a call gives back or keeps in `rng`.
-_TAKEN = _OPTIONS | {"num_splits", "return_lse", "seed", "offset"}
+_TAKEN = _OPTIONS | {"num_splits", "return_lse", "keep_rest", "seed", "offset"}
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -136,10 +153,10 @@ class _Call(NamedTuple):
     options: dict[str, Any]
     in_core: Mapping[str, str]  # the extension's words for those of the operator
 
-    def run(self, tensors: Sequence[Tensor]) -> Triple:
+    def run(self, tensors: Sequence[Tensor]) -> Results:
         given = dict(zip(self.names, tensors, strict=False))
         captured = {"capture_arrays": list(tensors[len(given) :])} if "capture_names" in self.options else {}
-        result: Triple = self.operator(**self.options, **given, **captured, return_lse=True)
+        result: Results = self.operator(**self.options, **given, **captured, return_lse=True)
         return result
 
     def backward(self, tensors: Sequence[Tensor], wanted: list[str], **more: Any) -> list[Tensor]:
@@ -153,32 +170,33 @@ class _Call(NamedTuple):
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """(out, lse, rng) of a call with its tensors."""
+    """(out, lse, rng, rest) of a call with its tensors."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Triple:
-        out, lse, rng = call.run(tensors)
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Results:
+        out, lse, rng, rest = call.run(tensors)
         ctx.call = call
-        ctx.save_for_backward(*tensors, out, lse, rng)
-        ctx.mark_non_differentiable(rng)
+        ctx.save_for_backward(*tensors, out, lse, rng, rest)
+        ctx.mark_non_differentiable(rng, rest)
         ctx.set_materialize_grads(False)
-        return out, lse, rng
+        return out, lse, rng, rest
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _drng: None) -> Any:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _drng: None, _drest: None) -> Any:
         call: _Call = ctx.call
         if any(x is not None and (is_batchedtensor(x) or is_legacy_batchedtensor(x)) for x in (dout, dlse)):
             raise NotImplementedError(
                 f"{call.options['function']}: gradients must not be batched (is_grads_batched, vectorised jacobians), "
                 f"as the backward pass takes one at a time, got some below vmap"
             )
-        *tensors, out, lse, rng = ctx.saved_tensors
+        *tensors, out, lse, rng, rest = ctx.saved_tensors
         asked = ctx.needs_input_grad[1:]
         names = [call.in_core.get(name, name) for name in call.names]
         wanted = [name for name, needs in zip(names, asked, strict=False) if needs]
         if dout is None:
             dout = out.new_zeros(()).expand(out.shape)
-        found = call.backward(tensors, wanted, dout=dout, dlse=dlse, out=out, lse=lse, rng=rng)
+        kept = {"rest": rest} if rest.numel() else {}
+        found = call.backward(tensors, wanted, dout=dout, dlse=dlse, out=out, lse=lse, rng=rng, **kept)
         gradients = dict(zip(wanted, found, strict=True))
         return None, *(gradients.get(name) for name in names), *(None,) * (len(asked) - len(names))
 
@@ -192,7 +210,7 @@ class Gradients:
         self._in_core = {theirs: ours for ours, theirs in (names or {}).items()}
         self._learned = [(names or {}).get(name, name) for name in LEARNED]
 
-    def __call__(self, operator: Any, given: dict[str, Any]) -> Triple:
+    def __call__(self, operator: Any, given: dict[str, Any]) -> Results:
         """Runs the operator with the arguments that are given."""
         paged = given.get("block_table") is not None
         wants_gradients(given["function"], given, () if paged else self._learned)
@@ -205,11 +223,17 @@ class Gradients:
                 )
         tensors = self._expand({name: x for name, x in given.items() if isinstance(x, Tensor)})
         captured = given.get("capture_arrays") or ()
-        left_out = {*tensors, "capture_arrays", "return_lse"}
+        left_out = {*tensors, "capture_arrays", "return_lse", "keep_rest"}
         options = {name: x for name, x in given.items() if name not in left_out}
+        value = self._learned[2]  # its gradient needs no Delta
+        options["keep_rest"] = bool(given.get("keep_rest")) or requires_grad(
+            *(x for name, x in tensors.items() if name != value), *captured
+        )
         call = _Call(operator, self._layout, tuple(tensors), options, self._in_core)
-        out, lse, rng = _Attention.apply(call, *tensors.values(), *captured)
-        return out, lse if given.get("return_lse") else out.new_empty(0, dtype=torch.float32), rng
+        out, lse, rng, rest = _Attention.apply(call, *tensors.values(), *captured)
+        if not given.get("return_lse"):
+            lse = out.new_empty(0, dtype=torch.float32)
+        return out, lse, rng, rest if given.get("keep_rest") else out.new_empty(0)
 
     def _expand(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keys and values of batch 1, which serve all queries, as views of their batch: autograd adds gradients up."""

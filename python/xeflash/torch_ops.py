@@ -22,7 +22,7 @@ import xeflash.jit  # noqa: F401  gives the extension its kernels
 from xeflash import _core, _score_mod
 from xeflash._arguments import ARRAYS
 from xeflash._common import BHSD, BSHD, THD, seeds
-from xeflash._torch_library import Pair, Scalar, Triple, as_int64, as_lists, as_snippet, register, resolved
+from xeflash._torch_library import Pair, Results, Scalar, as_int64, as_lists, as_snippet, register, resolved
 from xeflash._torch_library import needed as needed
 from xeflash._torch_library import wants_gradients as wants_gradients
 from xeflash.torch_gradients import Gradients, merge_with_gradients
@@ -57,22 +57,24 @@ def attention(
     seed: int | None = None,
     offset: int = 0,
     return_lse: bool = False,
+    keep_rest: bool = False,
     score_mod: str | None = None,
     capture_names: Sequence[str] | None = None,
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
     function: str = "attention",
-) -> Triple:
+) -> Results:
     """xeflash.attention of 4-dimensional tensors."""
     snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     seed, offset = seeds(function, dropout_p, query, None if seed is None else (seed, offset))
+    rest = _rest(keep_rest, query, value)
     out, lse = _core.forward(
         function=function, layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,
         window_left=window_left, window_right=window_right, bottom_right=bottom_right, softcap=softcap,
         alibi_slopes=alibi_slopes, s_aux=sinks, attn_mask=attn_mask, score_mod=snippet, dropout_p=dropout_p, seed=seed,
-        offset=offset, return_lse=return_lse, enable_gqa=enable_gqa,
+        offset=offset, return_lse=return_lse, rest=rest, enable_gqa=enable_gqa,
     )  # fmt: skip
-    return out, _present(lse, query), _state(dropout_p, seed, offset)
+    return out, _present(lse, query), _state(dropout_p, seed, offset), _present(rest, query, query.dtype)
 
 
 def flash_attn(
@@ -92,21 +94,24 @@ def flash_attn(
     seed: int | None = None,
     offset: int = 0,
     return_lse: bool = False,
+    keep_rest: bool = False,
     score_mod: str | None = None,
     capture_names: Sequence[str] | None = None,
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
     function: str = "flash_attn_func",
-) -> Triple:
+) -> Results:
     """xeflash.flash_attn_func."""
     snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     seed, offset = seeds(function, dropout_p, q, None if seed is None else (seed, offset))
+    rest = _rest(keep_rest, q, v)
     out, lse = _core.forward(
         function=function, layout=BSHD, q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal,
         window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
         num_splits=num_splits, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset, return_lse=return_lse,
+        rest=rest,
     )  # fmt: skip
-    return out, _present(lse, q), _state(dropout_p, seed, offset)
+    return out, _present(lse, q), _state(dropout_p, seed, offset), _present(rest, q, q.dtype)
 
 
 def flash_attn_varlen(
@@ -136,12 +141,13 @@ def flash_attn_varlen(
     seed: int | None = None,
     offset: int = 0,
     return_lse: bool = False,
+    keep_rest: bool = False,
     score_mod: str | None = None,
     capture_names: Sequence[str] | None = None,
     capture_arrays: Sequence[Tensor] | None = None,
     capture_numbers: Sequence[Scalar] | None = None,
     function: str = "flash_attn_varlen_func",
-) -> Triple:
+) -> Results:
     """xeflash.flash_attn_varlen_func; scales (factors are those that are numbers) belong to pages in 8 bits."""
     snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
     paged = block_table is not None
@@ -156,15 +162,16 @@ def flash_attn_varlen(
         raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
     keys: dict[str, Any] = {"k_cache": k, "v_cache": v, "block_table": block_table} if paged else {"k": k, "v": v}
     seed, offset = seeds(function, dropout_p, q, None if seed is None else (seed, offset))
+    rest = _rest(keep_rest, q, v)
     out, lse = _core.forward(
         function=function, layout=THD, q=q, **keys, k_scale=k_factor if k_scale is None else k_scale,
         v_scale=v_factor if v_scale is None else v_scale, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_k=seqused_k, softmax_scale=softmax_scale,
         causal=causal, window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes,
         s_aux=s_aux, num_splits=num_splits, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset,
-        return_lse=return_lse,
+        return_lse=return_lse, rest=rest,
     )  # fmt: skip
-    return out, _present(lse, q), _state(dropout_p, seed, offset)
+    return out, _present(lse, q), _state(dropout_p, seed, offset), _present(rest, q, q.dtype)
 
 
 def flash_attn_with_kvcache(
@@ -233,8 +240,14 @@ def _refuse_both(function: str, **two: Any) -> None:
         raise ValueError(f"{function}: {number} must not be given with {array}, got {y}")
 
 
-def _present(lse: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_empty(0, dtype=torch.float32) if lse is None else lse
+def _present(result: Tensor | None, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return like.new_empty(0, dtype=dtype) if result is None else result
+
+
+def _rest(keep: bool, q: Tensor, v: Tensor) -> Tensor | None:
+    """For what rounding takes from the output; float32 is not rounded."""
+    keeps = keep and q.dtype.itemsize == 2 and v.dim() > 0
+    return q.new_empty((*q.shape[:-1], v.shape[-1])) if keeps else None
 
 
 def _state(dropout_p: float, seed: int, offset: int) -> Tensor:
@@ -255,31 +268,34 @@ def _nothing() -> Tensor:
 
 
 def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, *, function: str, return_lse: bool = False, dropout_p: float = 0.0,
-    **_more: Any,
-) -> Triple:  # fmt: skip
+    query: Tensor, key: Tensor, value: Tensor, *, function: str, return_lse: bool = False, keep_rest: bool = False,
+    dropout_p: float = 0.0, **_more: Any,
+) -> Results:  # fmt: skip
     _check_fake(function, {"query": query, "key": key, "value": value}, 4)
     batch, heads, rows, _dim = query.shape
     results = _results(query, (batch, heads, rows, value.shape[-1]), (batch, heads, rows), return_lse)
-    return *results, _state_fake(dropout_p)
+    return *results, _state_fake(dropout_p), _present(_rest(keep_rest, query, value), query, query.dtype)
 
 
 def _flash_attn_fake(
-    q: Tensor, k: Tensor, v: Tensor, *, function: str, return_lse: bool = False, dropout_p: float = 0.0, **_more: Any
-) -> Triple:
+    q: Tensor, k: Tensor, v: Tensor, *, function: str, return_lse: bool = False, keep_rest: bool = False,
+    dropout_p: float = 0.0, **_more: Any,
+) -> Results:  # fmt: skip
     _check_fake(function, {"q": q, "k": k, "v": v}, 4)
     batch, rows, heads, _dim = q.shape
-    return *_results(q, (batch, rows, heads, v.shape[-1]), (batch, heads, rows), return_lse), _state_fake(dropout_p)
+    results = _results(q, (batch, rows, heads, v.shape[-1]), (batch, heads, rows), return_lse)
+    return *results, _state_fake(dropout_p), _present(_rest(keep_rest, q, v), q, q.dtype)
 
 
 def _varlen_fake(
     q: Tensor, k: Tensor, v: Tensor, *, function: str, block_table: Tensor | None = None, return_lse: bool = False,
-    dropout_p: float = 0.0, **_more: Any,
-) -> Triple:  # fmt: skip
+    keep_rest: bool = False, dropout_p: float = 0.0, **_more: Any,
+) -> Results:  # fmt: skip
     paged = block_table is not None
     _check_fake(function, {"q": q, "k": k, "v": v}, 3, 4 if paged else 3, cached=paged)
     tokens, heads, _dim = q.shape
-    return *_results(q, (tokens, heads, v.shape[-1]), (heads, tokens), return_lse), _state_fake(dropout_p)
+    results = _results(q, (tokens, heads, v.shape[-1]), (heads, tokens), return_lse)
+    return *results, _state_fake(dropout_p), _present(_rest(keep_rest, q, v), q, q.dtype)
 
 
 def _kvcache_fake(

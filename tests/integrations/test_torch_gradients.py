@@ -196,7 +196,7 @@ def test_opcheck_of_operators_that_need_gradients(case):
 def test_opcheck_of_the_backward_operator(wanted):
     q, k, v = (x.detach() for x in heads_first())
     mask, sinks = torch.randn(7, 23), torch.randn(6)
-    out, lse, rng = ops.attention(
+    out, lse, rng, _ = ops.attention(
         q, k, v, mask, dropout_p=0.2, enable_gqa=True, sinks=sinks, seed=3, offset=4, return_lse=True
     )
     assert rng.tolist() == [3, 4] and rng.device.type == "cpu"
@@ -208,14 +208,14 @@ def test_opcheck_of_the_backward_operator(wanted):
 def test_the_state_is_given_with_dropout_only():
     q = torch.randn(1, 2, 5, 64)
     assert ops.attention(q, q, q)[2].numel() == 0
-    *_, state = ops.attention(q, q, q, dropout_p=0.5)
+    _, _, state, _ = ops.attention(q, q, q, dropout_p=0.5)
     again = ops.attention(q, q, q, dropout_p=0.5, seed=int(state[0]), offset=int(state[1]))
     assert torch.equal(again[2], state)
 
 
 def test_an_operator_gives_an_lse_only_if_asked():
     q, k, v = heads_first()
-    out, lse, _ = ops.attention(q, k, v, enable_gqa=True)
+    out, lse, *_ = ops.attention(q, k, v, enable_gqa=True)
     assert out.requires_grad and lse.numel() == 0 and not lse.requires_grad
     with torch.no_grad():
         assert not ops.attention(q, k, v, enable_gqa=True)[0].requires_grad

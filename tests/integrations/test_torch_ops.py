@@ -411,7 +411,7 @@ def test_arguments_of_another_kind_of_call_are_refused_by_operators():
     scale = torch.ones(1, 9, 2)
     with pytest.raises(ValueError, match="^flash_attn_with_kvcache: k_factor must not be given with k_scale"):
         ops.flash_attn_with_kvcache(rows, cache, cache, k_scale=scale, k_factor=3.0)
-    out, lse, rng = ops.attention(q, k, v, enable_gqa=True, return_lse=True)
+    out, lse, rng, _ = ops.attention(q, k, v, enable_gqa=True, return_lse=True)
     given = {"dout": out, "dlse": None, "q": q, "k": k, "v": v, "out": out, "lse": lse, "rng": rng, "layout": 2}
     for name in ("cu_seqlens_q", "seqused_k"):
         with pytest.raises(ValueError, match=f"^attention_backward: {name} must come with packed sequences"):
