@@ -188,6 +188,9 @@ PYBIND11_MODULE(_core, m) {
   });
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("devices", &devices);
+  m.def("arch_of", [](const py::object& array, const char* function, const char* name) {
+    return place_of(read_array(array, function, name)).device.facts.arch;
+  });
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
   m.def("new_queue", [](size_t device) { return reinterpret_cast<uintptr_t>(new_queue(device)); });
   m.def("allocate", &allocate);

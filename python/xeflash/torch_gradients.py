@@ -9,6 +9,7 @@ bits each time.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from xeflash._torch_library import (
     requires_grad,
     wants_gradients,
 )
+from xeflash.jit.kernel import Desc
+from xeflash.tune import pick, xe
 
 LEARNED = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")  # the order of _core.backward's results
 
@@ -201,6 +204,23 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         return None, *(gradients.get(name) for name in names), *(None,) * (len(asked) - len(names))
 
 
+@functools.cache
+def _reason_for_no_room(arch: str, dim: int, dim_v: int) -> str:
+    """Why the backward pass of a GPU has no tiles for these head dims in fp32; empty if it has."""
+    try:
+        for algorithm in xe.BACKWARD:
+            pick(Desc(algorithm, arch, "float32", dim, dim_v, rows=32, access="dwords"))
+    except NotImplementedError as error:
+        return str(error).removeprefix("xeflash: ")
+    return ""
+
+
+def _check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
+    """Refuses in the forward call what the backward pass would refuse; 16 bits always find room."""
+    if q.dtype is torch.float32 and (reason := _reason_for_no_room(arch, q.shape[-1], v.shape[-1])):
+        raise NotImplementedError(f"{function}: gradients must not be wanted of these head dims here, as {reason}")
+
+
 class Gradients:
     """Makes the calls of an operator that need gradients; `names` are its words for those of the extension."""
 
@@ -221,6 +241,9 @@ class Gradients:
                     f"{given['function']}: {name} must not be given where gradients are wanted, as the backward pass "
                     f"does not have it, got {type(x).__name__ if isinstance(x, Tensor) else repr(x)}"
                 )
+        q, _, v = (given[name] for name in self._learned[:3])
+        if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
+            _check_room(given["function"], _core.arch_of(q, given["function"], self._learned[0]), q, v)
         tensors = self._expand({name: x for name, x in given.items() if isinstance(x, Tensor)})
         captured = given.get("capture_arrays") or ()
         left_out = {*tensors, "capture_arrays", "return_lse", "keep_rest"}

@@ -184,3 +184,15 @@ def test_ipex_dropout_draws_from_the_generator_of_the_device(xpu):
     assert torch.equal(call(mine.manual_seed(4)).cpu(), first)
     with torch.xpu.graph(torch.xpu.XPUGraph()), pytest.raises(NotImplementedError, match="dropout_p must be 0 while"):
         call()
+
+
+def test_head_dims_whose_gradients_have_no_room_are_refused_by_the_forward_call(xpu):
+    q = torch.randn(1, 8, 1, 320, device="xpu", requires_grad=True)
+    if xpu == "dg2":
+        with pytest.raises(
+            NotImplementedError, match="^flash_attn_func: gradients must not be wanted of these head dims"
+        ):
+            xeflash.flash_attn_func(q, q, q)
+        xeflash.flash_attn_func(q.detach(), q.detach(), q.detach())
+    else:
+        xeflash.flash_attn_func(q, q, q).sum().backward()
