@@ -5,7 +5,7 @@
 
 `moved` are the gradients in float64 where scores are off by what fp32 makes them off (tolerance.py): by 2^-23 of the
 size of a score before cancellation, or of the LSE, which is taken from it; and Delta = rowsum(dO O) is off by what fp32
-makes a sum of its terms off, and as O is: up to an ulp, half of it as O is rounded, half as P was; and P is made from
+makes a sum of its terms off, and as O is before it is rounded: up to half an ulp, as P was rounded; and P is made from
 the LSE, which is kept in fp32: its rounding scales the weights of a row, which a softmax would make up for. All at
 random: the largest of DRAWS counts. `torch` is autograd of the formula as PyTorch computes it in the dtype under test:
 scores and softmax in fp32, probabilities cast to the dtype, second product in the dtype; ulp is the spacing of a
