@@ -29,6 +29,8 @@ from xeflash.selftest.tolerance import ulp
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (31, 5), "left": (50, -1), "right": (-1, 10)}
 DROPOUT, DRAWS = 0.25, 3
+LOST = 2.0**26  # times a score: fp32 has no bit left for it beside such a number, nor for twice of it
+FAR_LSE = 512.0  # P is made from larger ones in a way that does not round them
 GPU_MATH = 2.0**-21  # of the hardware's exp2, see xeflash.selftest.tolerance
 SNIPPET = "select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])"
 PERIOD, TILT = 7, 0.75
@@ -51,6 +53,10 @@ class Case:
     entry: str = "attention"
     dlse: bool = False
     values: str = "normal"  # of Q, K and V: large, small, zero, sparse; equal ones err alike, unlike `moved`
+    queries: float = 1.0  # a factor of Q
+    hidden: str = "-inf"  # what a bias hides keys by: a number, or the lowest of its type
+    hidden_rows: bool = False  # a bias or a mask hides all keys of some rows, too
+    ends_of_sinks: bool = False  # some sinks are -inf
     fixed: str = ""  # of what could have a gradient: the names, with + between, that nobody asks for
     device: str = "cpu"
 
@@ -169,12 +175,17 @@ def formula(
     scale = dim**-0.5 if case.scale is None else case.scale
     s = q.to(work) @ k.to(work).mT * scale
     size = (q.abs() @ k.abs().mT * abs(scale)).detach() if moved else None
+    lost = torch.zeros((), dtype=torch.bool)
     if case.has("softcap"):
+        if moved:
+            s, size = s + direction_like(s, moved) * SCORES * size, 0 * size
         s = 3 * torch.tanh(s / 3)
     if case.has("alibi"):
         s = s - t["alibi_slopes"].expand(-1 if case.bh_slopes else batch, heads)[:, :, None, None] * far
-    if case.has("bias"):
-        s = s + t["attn_mask"]
+    if case.has("bias"):  # beside some numbers fp32 forgets a score, whatever it is
+        bias = t["attn_mask"].detach().to(work)
+        lost = (bias.abs() > LOST * s.detach().abs().amax(-1, keepdim=True)) & bias.isfinite() if keys else lost
+        s = torch.where(lost, s - s.detach(), s) + t["attn_mask"]
     if case.has("mask"):
         s = s.masked_fill(~fixed["attn_mask"], -torch.inf)
     if case.has("snippet"):
@@ -190,8 +201,13 @@ def formula(
     if moved and s.shape[-1]:
         lse = torch.logsumexp(s.detach(), -1, keepdim=True)
         size = torch.nn.functional.pad(size, (0, s.shape[-1] - keys)).maximum(s.detach().abs()).maximum(lse.abs())
+        size = size.masked_fill(torch.nn.functional.pad(lost.expand(*s.shape[:-1], keys), (0, s.shape[-1] - keys)), 0.0)
         s = s + direction_like(s, moved) * SCORES * size.nan_to_num(posinf=0.0)
-    lse = torch.logsumexp(s, -1) if s.shape[-1] else s.sum(-1)
+    if s.shape[-1]:  # whose gradient is the softmax of scores of any size
+        most = s.detach().amax(-1, keepdim=True)
+        lse = torch.logsumexp(s - most, -1) + most[..., 0]
+    else:
+        lse = s.sum(-1)
     p = torch.softmax(s, -1)[..., :keys].masked_fill(empty, 0.0)
     if kept is not None:
         p = p * kept / (1 - DROPOUT)
@@ -231,22 +247,34 @@ def draw(case: Case, generator: torch.Generator) -> tuple[Tensors, Tensors, list
         dout = normal(1, 1, 1, layout="bshd").expand(*lead_q, heads, dim_v)
     else:
         dout = normal(*lead_q, heads, dim_v, layout=case.layout_of_dout)
+    t["q"] = t["q"] * case.queries
     fixed = {"dout": dout, "near": torch.rand(max(heads, PERIOD), generator=generator)}
     if case.dlse:
         fixed["dlse"] = normal(heads, lead_q[0]) if case.entry == "varlen" else normal(2, heads, rows)
     if case.sinks:
         t["s_aux"] = normal(heads)
+        if case.ends_of_sinks:
+            t["s_aux"][::2] = -torch.inf
     if case.has("alibi"):
         t["alibi_slopes"] = torch.rand((len(of_q), heads) if case.bh_slopes else (heads,), generator=generator) / 4
     if case.has("bias") or case.has("mask"):
         sizes = {"b": 2, "h": heads, "q": rows, "k": keys, "1": 1}
         shape = [sizes[letter] for letter in case.broadcast]
         hidden = torch.rand(shape, generator=generator) < 0.2
+        if case.hidden_rows:
+            hidden |= torch.rand((*shape[:-1], 1), generator=generator) < 0.3
         if case.has("mask"):
             fixed["attn_mask"] = ~hidden
         else:
-            t["attn_mask"] = normal(*shape).to(dtype).masked_fill(hidden & (len(shape) > 1), -torch.inf)
+            t["attn_mask"] = normal(*shape).to(dtype).masked_fill(hidden & (len(shape) > 1), hidden_by(case))
     return t, fixed, of_q, of_k
+
+
+def hidden_by(case: Case) -> float:
+    """In the numbers of a type."""
+    lowest = torch.finfo(DTYPES[case.kernel[0]]).min
+    number = lowest if case.hidden == "lowest" else float(case.hidden)
+    return number if number == -torch.inf else max(number, lowest)
 
 
 def call(case: Case, t: Tensors, fixed: Tensors, of_q: list[int], of_k: list[int], rng: tuple[int, int]) -> Any:
@@ -333,7 +361,7 @@ def gradients_of(
             sums = terms.abs().sum(-1)
             delta = (off * wanted[i]).sum(-1) + direction_like(sums, moved) * SCORES * sums
             delta = delta.transpose(-1, -2)
-            kept_lse = 1 + direction_like(lse, moved) * SCORES * lse.abs().nan_to_num(posinf=0.0)
+            kept_lse = 1 + direction_like(lse, moved) * SCORES * lse.abs().nan_to_num(posinf=0.0).clamp(max=FAR_LSE)
             wanted[i] = wanted[i] * kept_lse.transpose(-1, -2)[..., None]
             wanted[i + 1] = ((0 if wanted[i + 1] is None else wanted[i + 1]) - delta) * kept_lse
     pairs = [(x, dx) for x, dx in zip(results, wanted, strict=True) if dx is not None]

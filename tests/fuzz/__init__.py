@@ -5,6 +5,7 @@ dispatch mode of torch, torch's operator), on which arrays, with which features.
 rules; in the others one thing is wrong. So the outcome is known beforehand:
 
 - a valid call gives what tests/reference.py says, within the limit of tests/tolerance.py;
+- gradients are what tests/gradients.py says, the same bits each time;
 - an invalid one raises ValueError, TypeError or NotImplementedError, and the message begins with the name of the
   function and names an argument;
 - in any case memory beside arrays stays as it was, inputs do, too, and of results only the elements are written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import cached, dense, merged, others
+from . import backward, cached, dense, merged, others
 from .case import Case
 from .draw import Draw
 from .invalid import spoil
@@ -19,6 +19,9 @@ FUNCTIONS: dict[str, tuple[int, Callable[[Draw], Case]]] = {
     "flash_attn_varlen_qkvpacked_func": (1, dense.flash_attn_varlen_qkvpacked_func),
     "flash_attn_varlen_func on pages": (2, cached.flash_attn_varlen_paged),
     "flash_attn_with_kvcache": (7, cached.flash_attn_with_kvcache),
+    "gradients of attention": (2, backward.attention),
+    "gradients of flash_attn_func": (1, backward.flash_attn_func),
+    "gradients of flash_attn_varlen_func": (1, backward.flash_attn_varlen_func),
     "merge_states": (2, merged.merge_states),
     "scaled_dot_product_attention": (2, others.scaled_dot_product_attention),
     "varlen_attn": (1, others.varlen_attn),
