@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 from cover import few, few_rows
+from room import need_memory
 from tiny_models import DECODERS, SHAPE, VOCABULARY, WAYS, WINDOW, LargestResult, decoder, prompts, random_weights
 from tolerance import assert_close
 from transformers.utils.generic import is_flash_attention_requested
@@ -190,6 +191,7 @@ def test_no_mask_of_queries_by_keys(name, case):
 
 
 def test_of_which_the_watch_would_know():
+    need_memory(10 * 8192 * 8192)  # a mask of bytes, and in fp32
     assert largest_of_prefill("sdpa", "llama", padded=True) >= 8192 * 8192
 
 
