@@ -159,7 +159,7 @@ class Draw:
         if self.guised and not self.mixed and not written and not cached and self.chance(0.04):
             floats = values.dtype in DTYPES.values()
             guise = {"numpy": "subclass", "torch": "parameter", "xpu": "parameter"}.get(kind, "")
-            if guise == "parameter" and floats and kind == "torch" and self.chance(0.5):
+            if guise == "parameter" and floats and self.chance(0.5):
                 guise = "negated"
         return place(values, kind, layout, writable, guise)
 

@@ -125,11 +125,13 @@ size_t bytes_between_first_and_last(const Tensor& t) {
          (t.numel() ? static_cast<size_t>(t.storage_offset()) * t.itemsize() : 0);
 }
 
-// The same elements with the same strides on the host.
+// The same elements with the same strides on the host, and as lazily negated or conjugated.
 Tensor on_host(const Tensor& t) {
   Tensor host = at::empty_strided(t.sizes(), t.strides(), t.options().device(c10::kCPU));
   const size_t bytes = bytes_between_first_and_last(t);
   if (bytes) queue_of(t).memcpy(host.data_ptr(), t.data_ptr(), bytes).wait_and_throw();
+  host._set_neg(t.is_neg());
+  host._set_conj(t.is_conj());
   return host;
 }
 

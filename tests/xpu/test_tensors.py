@@ -27,6 +27,23 @@ def check(name, arrays, out, lse=None, features=CAUSAL):
     check_attention(name, q, k, v, features, out, None if lse is None else lse.cpu(), gpu=True)
 
 
+@pytest.mark.parametrize("strided", [False, True])
+def test_lazy_views_keep_their_sign(xpu, strided):
+    """As they are read on the host, copied, computed with, and written through."""
+    x = torch.randn(2, 4, 6)
+    there = x.to("xpu")
+    view, host = (torch._neg_view(y.mT if strided else y) for y in (there, x.clone()))
+    assert view.is_neg() and torch.equal(view.cpu(), host)
+    assert view[1, 2, 3].item() == host[1, 2, 3].item()
+    for change in (torch.clone, torch.Tensor.contiguous, torch.exp, lambda y: torch.zeros_like(y).copy_(y)):
+        assert torch.equal(change(view).cpu(), change(host))
+    number = torch.complex(x, x + 1)
+    for part in (torch.conj, lambda y: y.conj().imag):
+        assert torch.equal(part(number.to("xpu")).cpu(), part(number))
+    view.copy_(x.mT if strided else x)
+    assert torch.equal(there.cpu(), -x)
+
+
 @pytest.fixture
 def second_xpu(xpu):
     if torch.xpu.device_count() < 2:
