@@ -32,8 +32,8 @@ XF_INLINE void flash_bwd_heads(const BwdParams& p) {
       const float* delta = seq.per_row<const float>(p, p.delta, head).data;
       const float sink = p.sinks[head];
       add_of_rows(sinks, seq.sq, [&](auto row) {
-        const Floats ahead = (sink - value_at(base, row) * p.unit) * kLog2e;
-        return -exp2(Floats(ahead - unmarked(Floats(value_at(top, row))))) * value_at(delta, row);
+        const Floats own = above_base(sink, Floats(value_at(base, row)), p.unit);
+        return -exp2(Floats(own - unmarked(Floats(value_at(top, row))))) * value_at(delta, row);
       });
     }
     if (p.dalibi) {

@@ -5,9 +5,9 @@
 
 `moved` are the gradients in float64 where scores are off by what fp32 makes them off (tolerance.py): by 2^-23 of the
 size of a score before cancellation, or of the LSE, which is taken from it; and Delta = rowsum(dO O) is off by what fp32
-makes a sum of its terms off, and as O is before it is rounded: up to half an ulp, as P was rounded; and P is made from
-the LSE, which is kept in fp32: its rounding scales the weights of a row, which a softmax would make up for. All at
-random: the largest of DRAWS counts. `torch` is autograd of the formula as PyTorch computes it in the dtype under test:
+makes a sum of its terms off, and as O is: up to half an ulp, as P was rounded, and in fp32 half of one more, as what
+rounding takes from O is kept in 16 bits only; and P is made from the LSE, which is kept in fp32: its rounding scales the
+weights of a row, which a softmax would make up for. All at random: the largest of DRAWS counts. `torch` is autograd of the formula as PyTorch computes it in the dtype under test:
 scores and softmax in fp32, probabilities cast to the dtype, second product in the dtype; ulp is the spacing of a
 gradient's own dtype, and what it adds is the rounding of the result and of one factor. On a GPU exp2 is the hardware's,
 right to 2^-21.
@@ -357,7 +357,7 @@ def gradients_of(
         for i in range(0, len(results), 2):
             out, lse = results[i].detach(), results[i + 1].detach()
             terms = out * wanted[i]
-            off = (torch.rand(out.shape, generator=moved, dtype=out.dtype) - 0.5) * spacing(out, case.kernel[0])
+            off = (2 * torch.rand(out.shape, generator=moved, dtype=out.dtype) - 1) * off_by(out, case.kernel[0])
             sums = terms.abs().sum(-1)
             delta = (off * wanted[i]).sum(-1) + direction_like(sums, moved) * SCORES * sums
             delta = delta.transpose(-1, -2)
@@ -377,9 +377,10 @@ def direction_like(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return 2 * torch.randint(0, 2, x.shape, generator=generator) - 1
 
 
-def spacing(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The ulp of each element in another type."""
-    return torch.exp2(torch.frexp(x).exponent.double() - 1) * torch.finfo(DTYPES[dtype]).eps
+def off_by(out: torch.Tensor, dtype: str) -> torch.Tensor:
+    """What each element of an output in float64 is off by at most, see above: an ulp in fp32, else half of one."""
+    ulps = torch.exp2(torch.frexp(out).exponent.double() - 1) * torch.finfo(DTYPES[dtype]).eps
+    return ulps if dtype == "fp32" else ulps / 2
 
 
 def check(what: str, got: Any, want: torch.Tensor, by_torch: Any, moved: list[torch.Tensor], on_gpu: bool) -> None:

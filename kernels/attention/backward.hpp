@@ -147,6 +147,13 @@ XF_INLINE V unmarked(V top) {
   return select(top > kMarked, V(top * 0x1p-64f - 1.f), top);
 }
 
+// The exponent of a sink. Above the limit keys weigh nothing beside it; a mark must not overflow.
+template <class V>
+XF_INLINE V above_base(float sink, V base, float unit) {
+  const V above = (sink - base * unit) * kLog2e;
+  return select(above < kNoKey, above, V(kNoKey));
+}
+
 // Of rows that a thread has to itself.
 template <class OfRows>
 struct OwnOrigin {
@@ -350,7 +357,7 @@ XF_INLINE OwnOrigin<ColVec<Config::block_q>> origin_of(const ScoreModParams& p, 
       [&](auto L, auto l, auto m, auto near) {
         using V = decltype(m);
         const V keys = log2(V(select(l > 0.f, l, V(1.f))));
-        const V own = (sink - m * exponents.unit) * kLog2e, larger = max(keys, own);
+        const V own = above_base(sink, m, exponents.unit), larger = max(keys, own);
         const V smaller = -magnitude(V(keys - own));
         V total = select(own == -kInf, keys, V(larger + log2(V(1.f + exp2(smaller)))));
         if (longer) {  // what L is above these keys' by more than its last bit

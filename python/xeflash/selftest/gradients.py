@@ -70,16 +70,18 @@ class Gradient:
             given["s_aux"] = Values.of(random.standard_normal(heads) * 2, "float32")
         dout = draw(random, dtype, batch, heads, self.rows, self.dim)
         device, device_dout = {name: arrays.put(x) for name, x in given.items()}, arrays.put(dout)
+        rest = None if self.dtype == "fp32" else arrays.put(dout)  # written by the forward pass
         more = {
             **device, "function": "attention", "layout": _BHSD, "causal": self.causal, "bottom_right": True,
             "enable_gqa": True, "dropout_p": self.dropout, "seed": _RNG[0], "offset": _RNG[1],
         }  # fmt: skip
 
         def call() -> Any:
-            out, lse = core.forward(**more, return_lse=True)
+            out, lse = core.forward(**more, return_lse=True, rest=rest)
             if self.probs:
                 return [core.probabilities(**more, out=out, lse=lse)]
-            found = core.backward(**more, out=out, lse=lse, dout=device_dout, dlse=None, wanted=tuple(given))
+            of_forward = {"out": out, "lse": lse, "rest": rest}
+            found = core.backward(**more, **of_forward, dout=device_dout, dlse=None, wanted=tuple(given))
             return [x for x in found if x is not None]
 
         def check(results: Any) -> list[Finding]:
