@@ -4,13 +4,14 @@
     |got - want|_2    <=  2 e + ulp(1) |want|_2,    e = max(|torch - want|_2, |moved - want|_2)
 
 `moved` are the gradients in float64 where scores are off by what fp32 makes them off (tolerance.py): by 2^-23 of the
-size of a score before cancellation, or of the LSE, which is taken from it; and Delta = rowsum(dO O) is off by what fp32
-makes a sum of its terms off, and as O is: up to half an ulp, as P was rounded, and in fp32 half of one more, as what
-rounding takes from O is kept in 16 bits only; and P is made from the LSE, which is kept in fp32: its rounding scales the
-weights of a row, which a softmax would make up for. All at random: the largest of DRAWS counts. `torch` is autograd of the formula as PyTorch computes it in the dtype under test:
-scores and softmax in fp32, probabilities cast to the dtype, second product in the dtype; ulp is the spacing of a
-gradient's own dtype, and what it adds is the rounding of the result and of one factor. On a GPU exp2 is the hardware's,
-right to 2^-21.
+size of a score before cancellation, or of the LSE, which is taken from it; and by what exp2 is off by: in 16 bits it has
+few terms, and is right to a small part of an ulp; and Delta = rowsum(dO O) is off by what fp32 makes a sum of its terms
+off, and as O is: up to half an ulp, as P was rounded, and in fp32 half of one more, as what rounding takes from O is kept
+in 16 bits only; and P is made from the LSE, which is kept in fp32, of such exp2: so it scales the weights of a row, which
+a softmax would make up for. All at random: the largest of DRAWS counts.
+`torch` is autograd of the formula as PyTorch computes it in the dtype under test: scores and softmax in fp32,
+probabilities cast to the dtype, second product in the dtype; ulp is the spacing of a gradient's own dtype, and what it
+adds is the rounding of the result and of one factor. On a GPU exp2 is the hardware's, right to 2^-21.
 Nothing here is the library's but what is tested: a mask of dropout is recovered through values that are one-hot.
 """
 
@@ -31,6 +32,7 @@ WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (31, 5), "left": (50, 
 DROPOUT, DRAWS = 0.25, 3
 LOST = 2.0**26  # times a score: fp32 has no bit left for it beside such a number, nor for twice of it
 FAR_LSE = 512.0  # P is made from larger ones in a way that does not round them
+EXP2 = {"fp32": 0.0, "fp16": 2.6e-6, "bf16": 7.5e-5}  # what the CPU's, of few terms, is right to
 GPU_MATH = 2.0**-21  # of the hardware's exp2, see xeflash.selftest.tolerance
 SNIPPET = "select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])"
 PERIOD, TILT = 7, 0.75
@@ -202,7 +204,7 @@ def formula(
         lse = torch.logsumexp(s.detach(), -1, keepdim=True)
         size = torch.nn.functional.pad(size, (0, s.shape[-1] - keys)).maximum(s.detach().abs()).maximum(lse.abs())
         size = size.masked_fill(torch.nn.functional.pad(lost.expand(*s.shape[:-1], keys), (0, s.shape[-1] - keys)), 0.0)
-        s = s + direction_like(s, moved) * SCORES * size.nan_to_num(posinf=0.0)
+        s = s + direction_like(s, moved) * (SCORES * size.nan_to_num(posinf=0.0) + EXP2[case.kernel[0]])
     if s.shape[-1]:  # whose gradient is the softmax of scores of any size
         most = s.detach().amax(-1, keepdim=True)
         lse = torch.logsumexp(s - most, -1) + most[..., 0]
@@ -361,7 +363,8 @@ def gradients_of(
             sums = terms.abs().sum(-1)
             delta = (off * wanted[i]).sum(-1) + direction_like(sums, moved) * SCORES * sums
             delta = delta.transpose(-1, -2)
-            kept_lse = 1 + direction_like(lse, moved) * SCORES * lse.abs().nan_to_num(posinf=0.0).clamp(max=FAR_LSE)
+            of_lse = SCORES * lse.abs().nan_to_num(posinf=0.0).clamp(max=FAR_LSE) + EXP2[case.kernel[0]]
+            kept_lse = 1 + direction_like(lse, moved) * of_lse
             wanted[i] = wanted[i] * kept_lse.transpose(-1, -2)[..., None]
             wanted[i + 1] = ((0 if wanted[i + 1] is None else wanted[i + 1]) - delta) * kept_lse
     pairs = [(x, dx) for x, dx in zip(results, wanted, strict=True) if dx is not None]
