@@ -14,6 +14,11 @@ struct Dual {  // in the place of float, as the type of a Lane
   friend Dual operator+(float, Dual);
 };
 
+// A slope carried on: where there is none, an infinite derivative makes none.
+XF_INLINE Floats carried(Floats slope, Floats derivative) {
+  return xeflash::select(slope == Floats(0.f), Floats(0.f), Floats(slope * derivative));
+}
+
 struct DualFloats {
   Floats value, slope;
 
@@ -34,7 +39,8 @@ struct DualFloats {
   }
   XF_INLINE friend DualFloats operator/(const DualFloats& a, const DualFloats& b) {
     const Floats quotient = a.value / b.value;
-    return {quotient, (a.slope - quotient * b.slope) / b.value};
+    const Floats slope = a.slope - carried(b.slope, quotient);
+    return {quotient, xeflash::select(slope == Floats(0.f), Floats(0.f), Floats(slope / b.value))};
   }
   XF_INLINE friend DualFloats select(const Mask& c, const DualFloats& a, const DualFloats& b) {
     return {xeflash::select(c, a.value, b.value), xeflash::select(c, a.slope, b.slope)};

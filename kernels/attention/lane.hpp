@@ -84,6 +84,17 @@ struct Lane {
     requires(kWidens<TypeOf<X>, T> && (Traits<X>::of | kOf) == kOf)
   XF_INLINE Lane(const X& x) : native(as<T, kVector>(x)) {}
 
+  // What all lanes share can be one of C++'s own; floats then lose no slope.
+  template <class N>
+    requires(kOf == Of::neither && kVector && (std::same_as<N, int> || std::same_as<N, bool>))
+  XF_INLINE operator N() const {
+    if constexpr (std::is_same_v<T, Dual>) {
+      return static_cast<N>(static_cast<float>(native.value[0]));
+    } else {
+      return static_cast<N>(native[0] != 0 ? (std::is_same_v<T, bool> ? 1 : native[0]) : 0);
+    }
+  }
+
   template <class X>
   XF_INLINE Lane& operator+=(const X& x) {
     return *this = *this + x;
@@ -290,7 +301,7 @@ XF_INLINE auto number(const X& x) {
     const Floats y = expression;                                         \
     if constexpr (kIsDual<X>) {                                          \
       const Floats slope = argument.native.slope;                        \
-      return made<Dual, X>(DualFloats(y, Floats(slope * (derivative)))); \
+      return made<Dual, X>(DualFloats(y, carried(slope, Floats(derivative)))); \
     } else if constexpr (Traits<X>::is_vector) {                         \
       return made<float, X>(y);                                          \
     } else {                                                             \

@@ -130,6 +130,11 @@ struct BwdParams : ScoreModParams {
   float* query_sums;  // flash_bwd: dQ in fp32, as far as it is, of the heads of each worker
   int64_t worker_sums;
   int32_t workers;
+  float* dcaptures;     // of all captures that want one, each packed; null: not wanted
+  float* capture_sums;  // flash_bwd_captures: the same for each worker
+  int64_t captured;     // elements of them
+  int32_t capture_workers;
+  int32_t first_of_capture[kMaxCapturedArrays];  // of arrays
 };
 
 // The forward's probabilities, made again from its LSE: (batch, head, row, key).

@@ -14,16 +14,21 @@ using Score = Lane<float, Of::both, true>;
 using DualScore = Lane<Dual, Of::both, true>;
 
 // An array that a snippet captured, read at an index or indices: a number at ints, a Lane at Lanes.
-// What is past an end reads the element there.
+// What is past an end reads the element there. One without dimensions has one element.
 template <class T, int Rank>
 struct Captured {
   CapturedArray array;
 
   XF_INLINE explicit Captured(const CapturedArray& a) : array(a) {}
   template <class... Index>
-    requires(Integers<Index...> && sizeof...(Index) == Rank)
+    requires((Integers<Index> && ...) && sizeof...(Index) == Rank)
   XF_INLINE auto operator()(const Index&... index) const {
-    return at(std::make_integer_sequence<int, Rank>(), index...);
+    const auto value = value_at(static_cast<const Stored*>(array.data), place(array, index...));
+    if constexpr (std::is_same_v<T, bool>) {
+      return made<bool, Index...>(converted<bool, int>(value));
+    } else {
+      return made<std::conditional_t<std::is_integral_v<T>, int, float>, Index...>(value);
+    }
   }
   template <class Index>
     requires(Integers<Index> && Rank == 1)
@@ -31,27 +36,71 @@ struct Captured {
     return (*this)(index);
   }
 
- private:
+ protected:
   // Elements of bool lie in memory as bytes.
   using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
 
+  // Of an element of an array of this shape, from the first one on.
+  template <class... Index>
+  static XF_INLINE auto place(const CapturedArray& a, const Index&... index) {
+    return sum_of(std::make_integer_sequence<int, Rank>(), a, index...);
+  }
+
+ private:
   template <int... Dim, class... Index>
-  XF_INLINE auto at(std::integer_sequence<int, Dim...>, const Index&... index) const {
-    const auto place = (element(Dim, as<int, Traits<Index>::is_vector>(index)) + ...);
-    const auto value = value_at(static_cast<const Stored*>(array.data), place);
-    if constexpr (std::is_same_v<T, bool>) {
-      return made<bool, Index...>(converted<bool, int>(value));
-    } else {
-      return made<std::conditional_t<std::is_integral_v<T>, int, float>, Index...>(value);
-    }
+  static XF_INLINE auto sum_of(std::integer_sequence<int, Dim...>, const CapturedArray& a,
+                               const Index&... index) {
+    return (0 + ... + element(a, Dim, as<int, Traits<Index>::is_vector>(index)));
   }
-  XF_INLINE int element(int dim, int i) const {
-    return (i < 0 ? 0 : at_most(i, array.size[dim] - 1)) * array.stride[dim];
+  static XF_INLINE int element(const CapturedArray& a, int dim, int i) {
+    return (i < 0 ? 0 : at_most(i, a.size[dim] - 1)) * a.stride[dim];
   }
-  XF_INLINE Ints element(int dim, Ints i) const {
-    return xeflash::max(at_most(i, array.size[dim] - 1), Ints(0)) * array.stride[dim];
+  static XF_INLINE Ints element(const CapturedArray& a, int dim, Ints i) {
+    return xeflash::max(at_most(i, a.size[dim] - 1), Ints(0)) * a.stride[dim];
   }
 };
+
+// The reads of one evaluation of a snippet, and which of them has a slope: what is read there moves,
+// all else stays.
+struct Reads {
+  int chosen = 0, count = 0;
+  Ints place = 0;  // of the element that it has read, among the gradients of all captures
+};
+
+// A captured array whose gradient is wanted, which lies from `first` on, packed. All it gives are
+// Duals, in vectors.
+template <class T, int Rank>
+struct Learned : Captured<T, Rank> {
+  using Captured<T, Rank>::array, Captured<T, Rank>::place;
+  CapturedArray gradient;
+  int first;
+  Reads& reads;
+
+  XF_INLINE Learned(const CapturedArray& a, int first, Reads& reads)
+      : Captured<T, Rank>(a), gradient(a), first(first), reads(reads) {
+    int elements = 1;
+    XF_UNROLL for (int dim = Rank - 1; dim >= 0; --dim) {
+      gradient.stride[dim] = elements;
+      elements *= a.size[dim];
+    }
+  }
+  template <class... Index>
+    requires((Integers<Index> && ...) && sizeof...(Index) == Rank)
+  XF_INLINE auto operator()(const Index&... index) const {
+    const bool moves = reads.count++ == reads.chosen;
+    reads.place = xeflash::select(moves, Ints(place(gradient, index...) + first), reads.place);
+    const Floats value(value_at(static_cast<const T*>(array.data), place(array, index...)));
+    return Lane<Dual, (Of::neither | ... | Traits<Index>::of), true>(
+        DualFloats(value, Floats(moves ? 1.f : 0.f)));
+  }
+  template <class Index>
+    requires(Integers<Index> && Rank == 1)
+  XF_INLINE auto operator[](const Index& index) const {
+    return (*this)(index);
+  }
+};
+// What a snippet calls a float.
+using Real = Lane<Dual, Of::neither, true>;
 
 }  // namespace snippet
 
@@ -62,8 +111,9 @@ struct ScoreMod {
   Snippet of_score;
   int batch, head, last_q, last_k;
 
-  XF_INLINE ScoreMod(const FwdParams& p, const Sequence& seq, int h)
-      : of_score(static_cast<const ScoreModParams&>(p).captures),
+  template <class... More>
+  XF_INLINE ScoreMod(const FwdParams& p, const Sequence& seq, int h, More&... more)
+      : of_score(static_cast<const ScoreModParams&>(p).captures, more...),
         batch(seq.batch),
         head(h),
         last_q(seq.sq - 1),
@@ -77,6 +127,13 @@ struct ScoreMod {
     const auto dual = changed(snippet::DualScore(snippet::DualFloats(s, slope)), q, k);
     s = dual.value;
     slope = select(s == S(-kInf), S(0.f), dual.slope);  // it is hidden: P is 0
+  }
+  // Of the changed score, over what its captures have slopes for.
+  template <class S, class I, class J>
+  XF_INLINE S slope(S s, I q, J k) const {
+    S none = 0.f;
+    change(s, none, q, k);
+    return none;
   }
 
  private:

@@ -66,4 +66,14 @@ XF_INLINE auto value_at(const T* data, i32x16 at) {
   return v;
 }
 
+// Adds x to elements, lane after lane; first to each other where all are for one element.
+XF_INLINE void add_at(float* data, i32x16 at, f32x16 x) {
+  const int first = at[0];
+  if (!any(at != i32x16(first))) {
+    data[first] += reduce_add(x);
+  } else {
+    XF_UNROLL for (int i = 0; i < kLanes; ++i) data[at[i]] += x[i];
+  }
+}
+
 }  // namespace xeflash::cpu

@@ -76,7 +76,7 @@
 //                              log2 of what is finite and above 0, or of anything
 //   to_floats, signed_to_floats, to_ints, to_mask
 //                              between them, as C++ converts
-//   gather, value_at           elements of an array at positions
+//   gather, value_at, add_at   elements of an array at positions; adds to them, in an order
 //   multiply_high              the upper 32 bits of a product
 //   GroupIndex, group_index    which group of the launch this is
 #pragma once

@@ -68,4 +68,17 @@ XF_INLINE ValueOf<T> value_at(const T* data, int i) {
   return value_at(data, simd<int, 1>(i))[0];
 }
 
+// Adds x to elements: to those that come first in memory first, of the lanes for one their sum.
+XF_INLINE void add_at(float* data, ints at, floats x) {
+  constexpr int kDone = 0x7fffffff;
+  for (int next = esimd::hmin<int>(at); next != kDone; next = esimd::hmin<int>(at)) {
+    const lane_mask here = at == next;
+    const simd<uint32_t, 1> byte = static_cast<uint32_t>(next) * 4u;
+    simd<float, 1> sum = esimd::gather<float, 1>(data, byte);
+    sum += esimd::reduce<float>(select(here, x, floats(0.f)), std::plus<>());
+    esimd::scatter<float, 1>(data, byte, sum);
+    at = select(here, ints(kDone), at);
+  }
+}
+
 }  // namespace xeflash::xe

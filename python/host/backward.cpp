@@ -120,11 +120,14 @@ Array new_bias_gradient(const Problem& p) {
 // The arrays of the result, without data where a gradient is not wanted.
 struct Results {
   Array dq, dk, dv, dbias, dalibi, dsinks;
+  Array dcaptures;      // of the captured arrays that want one, one after the other
+  uint8_t learned = 0;  // these, a bit each
+  std::array<int32_t, kMaxCapturedArrays> first_of_capture{};
 
   py::tuple objects() const {
     const auto object = [](const Array& a) { return a.object ? a.object : py::none(); };
     return py::make_tuple(object(dq), object(dk), object(dv), object(dbias), object(dalibi),
-                          object(dsinks));
+                          object(dsinks), object(dcaptures));
   }
   Shares shares_of_bias() const {
     if (!dbias.data) return {};
@@ -139,7 +142,30 @@ Array empty_like(const Array& a) {
   return new_array(a, a.dtype, {s[0], s[1], s[2], s[3]});
 }
 
-Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g) {
+// Kernels count the elements with 32 bits, and their bytes.
+void new_gradients_of_captures(Results& to, const Problem& p, const Gradients& g,
+                               const Checker& check) {
+  constexpr int64_t kMost = 1 << 29;
+  int64_t total = 0;
+  int i = 0;
+  for (const Array& a : p.score_mod.arrays) {
+    const std::string& name = p.score_mod.names[i];
+    if (g.wants(("captures['" + name + "']").c_str())) {
+      to.learned |= 1 << i;
+      to.first_of_capture[i] = static_cast<int32_t>(total);
+      total += bytes_of(a) / size_of(a.dtype);
+      if (total > kMost)
+        check.refuse<NotImplemented>("captures that require grad must have at most " +
+                                     std::to_string(kMost) + " elements together, got " +
+                                     std::to_string(total) + " up to captures['" + name + "']");
+    }
+    ++i;
+  }
+  if (total) to.dcaptures = new_array(p.q, DType::kF32, {total});
+}
+
+Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g,
+                    const Checker& check) {
   Results to;
   if (g.wants("q")) to.dq = empty_like(p.q);
   if (g.wants("k")) to.dk = empty_like(p.k);
@@ -150,6 +176,7 @@ Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g) {
   }
   if (!r.sinks.is_none() && g.wants("s_aux")) to.dsinks = new_array(p.q, DType::kF32, {p.heads_q});
   if (!r.bias.is_none() && g.wants("attn_mask")) to.dbias = new_bias_gradient(p);
+  new_gradients_of_captures(to, p, g, check);
   return to;
 }
 
@@ -175,7 +202,16 @@ Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, cons
 struct Part {
   const Kernels* kernels;
   uint64_t groups;
+  int entry = 0;
 };
+
+// Workers that share out the gradients of captures: so many that their copies take 64 MiB at most,
+// whatever the device, as the order of sums and so their bits depend on it.
+int64_t workers_of_captures(const Problem& p, int64_t captured, const Kernels& kernels) {
+  constexpr int64_t kMostFloats = 16 << 20, kMostWorkers = 512;
+  const int64_t blocks = p.batch * p.heads_q * ((p.sq - 1) / kernels.block_q + 1);
+  return std::clamp<int64_t>(kMostFloats / captured, 1, std::min(blocks, kMostWorkers));
+}
 
 // One kernel of a work-item per head of keys makes each product once; those for dQ and for dK and
 // dV make two of five twice, but have work for many cores. Their dQ differs in the last bits, so
@@ -230,6 +266,16 @@ std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results&
     desc.sums_slopes = true;
     add(desc, p.sq, p.batch * p.heads_q);
   }
+  if (to.dcaptures.data && p.has_scores()) {
+    Desc desc = of_scores(Algorithm::kBackwardCaptures);
+    desc.learned = to.learned;
+    desc.access = access;
+    const Kernels& kernels = find_kernels(desc, place);
+    const int64_t captured = to.dcaptures.shape[0];
+    const auto workers_of = static_cast<uint64_t>(workers_of_captures(p, captured, kernels));
+    parts.push_back({&kernels, workers_of});
+    parts.push_back({&kernels, static_cast<uint64_t>((captured - 1) / kernels.block_q + 1), 1});
+  }
   if (to.dalibi.data || to.dsinks.data) {
     Desc desc = describe(Algorithm::kBackwardHeads, p);
     desc.dropout = r.dropout > 0;
@@ -259,6 +305,11 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
   params.dalibi = reinterpret_cast<float*>(to.dalibi.data);
   params.dalibi_batch = p.alibi.ndim == 2 ? p.heads_q : 0;
   params.dsinks = reinterpret_cast<float*>(to.dsinks.data);
+  if (to.dcaptures.data) {
+    params.dcaptures = reinterpret_cast<float*>(to.dcaptures.data);
+    params.captured = to.dcaptures.shape[0];
+    std::ranges::copy(to.first_of_capture, params.first_of_capture);
+  }
   if (g.dlse.data) {
     const int row = g.dlse.ndim - 1;
     params.dlse = reinterpret_cast<const float*>(g.dlse.data);
@@ -270,23 +321,27 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
 }
 
 // The memory that the kernels share.
-void share(Scratch& scratch, BwdParams& params, const Problem& p, const Kernels& first,
+void share(Scratch& scratch, BwdParams& params, const Problem& p, const std::vector<Part>& parts,
            int64_t workers, const Place& place) {
   const auto whole_lines = [](int64_t floats) { return (floats + 15) / 16 * 16; };
   const int64_t tokens = p.packed ? p.tokens_q : p.batch * p.sq;
   const int64_t rows = whole_lines(std::max<int64_t>(1, p.heads_q * tokens));
   const int64_t of_rows = params.dalibi ? 4 * rows : 3 * rows;
   if (workers) {
-    const int64_t block = first.block_k, blocks = (p.sq + block - 1) / block;
+    const int64_t block = parts[0].kernels->block_k, blocks = (p.sq + block - 1) / block;
     params.workers = static_cast<int32_t>(workers);
     params.worker_sums = p.heads_q / p.heads_k * blocks * block * whole_lines(p.d);
   }
-  scratch.allocate(place, p.q, of_rows + workers * params.worker_sums);
+  const auto added = std::ranges::find(parts, 1, &Part::entry);  // what the part before it leaves
+  if (added != parts.end()) params.capture_workers = static_cast<int32_t>((added - 1)->groups);
+  const int64_t of_queries = of_rows + workers * params.worker_sums;
+  scratch.allocate(place, p.q, of_queries + params.capture_workers * params.captured);
   params.delta = scratch.data;
   params.base = scratch.data + rows;
   params.top = scratch.data + 2 * rows;
   params.row_slopes = scratch.data + 3 * rows;
   params.query_sums = scratch.data + of_rows;
+  params.capture_sums = scratch.data + of_queries;
 }
 
 }  // namespace
@@ -304,21 +359,26 @@ py::tuple backward(const py::kwargs& arguments) {
   const Gradients g = read_gradients(own, r, p, check);
   refuse_caches(p, r, check);
 
-  const Results to = new_results(p, r, g);
+  const Results to = new_results(p, r, g, check);
   py::tuple results = to.objects();
   const Access access = access_of(p, r, g, to, place, check);
   const int64_t workers = workers_of_one_pass(p, to, place);
   const std::vector<Part> parts = parts_of(p, r, to, workers, access, place);
   BwdParams params = params_of(p, r, g, to, place);
   Scratch scratch;
-  if (!parts.empty()) share(scratch, params, p, *parts[0].kernels, workers, place);
+  if (!parts.empty()) share(scratch, params, p, parts, workers, place);
   submit(place, [&](Launcher& launch) {
-    if (!p.has_scores()) launch.clear(to.dbias);
+    if (!p.has_scores()) {
+      launch.clear(to.dbias);
+      launch.clear(to.dcaptures);
+    } else if (params.dcaptures) {
+      launch.clear(params.capture_sums, params.capture_workers * params.captured * 4);
+    }
     if (p.used_k.data) {  // the keys that are not in use
       for (const Array* a : {&to.dk, &to.dv}) launch.clear(*a);
     }
     for (const Part& part : parts) {
-      launch(*part.kernels->entries[0], params, part.groups, part.kernels->threads);
+      launch(*part.kernels->entries[part.entry], params, part.groups, part.kernels->threads);
     }
   });
   return results;

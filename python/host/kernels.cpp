@@ -87,6 +87,8 @@ const char* name_of(Algorithm algorithm) {
       return "flash_bwd";
     case Algorithm::kBackwardBias:
       return "flash_bwd_bias";
+    case Algorithm::kBackwardCaptures:
+      return "flash_bwd_captures";
     case Algorithm::kBackwardHeads:
       return "flash_bwd_heads";
     case Algorithm::kProbabilities:

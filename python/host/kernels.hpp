@@ -22,6 +22,7 @@ enum class Algorithm : uint8_t {
   kBackwardK,
   kBackward,
   kBackwardBias,
+  kBackwardCaptures,
   kBackwardHeads,
   kProbabilities,
   kAppend,
@@ -47,6 +48,7 @@ struct Desc {
   bool cache_scales = false, unified_max = false;
   DType bias_gradient = DType::kOther;  // kOther: not wanted
   bool sums_slopes = false;
+  uint8_t learned = 0;
   Access access = Access::kNone;
 
   // Whether products are the scores, but for the scale: ScoreVariant::kIdentity.
@@ -78,6 +80,7 @@ constexpr std::tuple kDescFields{
     Field{"unified_max", &Desc::unified_max},
     Field{"bias_gradient", &Desc::bias_gradient},
     Field{"sums_slopes", &Desc::sums_slopes},
+    Field{"learned", &Desc::learned},
     Field{"access", &Desc::access},
 };
 static_assert(is_complete(kDescFields));

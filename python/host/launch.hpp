@@ -56,8 +56,10 @@ class Launcher {
   }
   // Zeroes an array that is packed; without data, nothing.
   void clear(const Array& array) {
-    if (!array.data) return;
-    last_ = place_.queue.memset(array.data, 0, bytes_of(array));
+    if (array.data) clear(array.data, bytes_of(array));
+  }
+  void clear(void* data, int64_t bytes) {
+    last_ = place_.queue.memset(data, 0, static_cast<size_t>(bytes));
     if (!place_.in_order) last_.wait_and_throw();
   }
   void wait() { last_.wait_and_throw(); }

@@ -32,8 +32,8 @@ ScoreModId intern(ScoreModSource source) {
 
 // An array as a kernel indexes it: 32 bits are enough for any element.
 CapturedArray captured_array(const Array& a, const char* name, const Checker& check) {
-  XF_REQUIRE(check, a.ndim >= 1 && a.ndim <= kMaxCapturedRank, name,
-             "must have 1 to " + std::to_string(kMaxCapturedRank) + " dimensions",
+  XF_REQUIRE(check, a.ndim <= kMaxCapturedRank, name,
+             "must have at most " + std::to_string(kMaxCapturedRank) + " dimensions",
              std::to_string(a.ndim), a);
   CapturedArray c{};
   c.data = a.data;
@@ -99,6 +99,7 @@ ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const c
     call.captures.arrays[call.arrays.size()] = captured_array(a, label.c_str(), check);
     source.captures.push_back({name, name_of(a.dtype), a.ndim});
     call.arrays.push_back(std::move(a));
+    call.names.push_back(name);
   }
   call.id = intern(std::move(source));
   return call;

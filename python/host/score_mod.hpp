@@ -16,7 +16,7 @@ enum class ScoreModId : uint16_t { kNone };  // stands for a source
 struct ScoreModSource {
   struct Capture {
     std::string name, type;  // DType's name for an array; "float" or "int" for a number
-    int rank;                // 0: a number
+    int rank;
   };
   std::string text;
   std::vector<Capture> captures;
@@ -27,6 +27,7 @@ struct ScoreModCall {
   ScoreModId id = ScoreModId::kNone;
   Captures captures{};
   std::vector<Array> arrays;  // kept alive
+  std::vector<std::string> names;  // of the arrays
 };
 
 // `score_mod` is None or (text, {name: array or number}).

@@ -162,29 +162,41 @@ def _shown(text: str, place: int = 0) -> str:
 
 @dataclass(frozen=True)
 class ScoreMod:
-    """A snippet and the names, types and ranks (0: a number) of its captures: what the code of a kernel depends on."""
+    """A snippet and the names, types and ranks of its captures: what the code of a kernel depends on."""
 
     text: str
     captures: tuple[tuple[str, str, int], ...] = ()
 
-    def struct(self) -> list[str]:
-        """Its lines of a kernel's source (kernels/attention/score_mod.hpp)."""
-        arrays = [(name, kind, rank) for name, kind, rank in self.captures if rank]
-        numbers = [(name, kind) for name, kind, rank in self.captures if not rank]
-        members = [f"Captured<{_ARRAY_ELEMENTS[kind]}, {rank}> {name};" for name, kind, rank in arrays]
+    def struct(self, learned: int = 0) -> list[str]:
+        """Its lines of a kernel's source (kernels/attention/score_mod.hpp); of arrays with a bit, for their gradient."""
+        arrays = [(name, kind, rank) for name, kind, rank in self.captures if kind in _ARRAY_ELEMENTS]
+        numbers = [(name, kind) for name, kind, _ in self.captures if kind not in _ARRAY_ELEMENTS]
+        wanted = [bool(learned >> i & 1) for i in range(len(arrays))]
+        members = [
+            f"{'Learned' if is_wanted else 'Captured'}<{_ARRAY_ELEMENTS[kind]}, {rank}> {name};"
+            for (name, kind, rank), is_wanted in zip(arrays, wanted, strict=True)
+        ]
         members += [f"{kind} {name};" for name, kind in numbers]
-        made = [f"{name}(c.arrays[{i}])" for i, (name, _, _) in enumerate(arrays)]
+        made = [
+            f"{name}(c.arrays[{i}], first[{i}], reads)" if is_wanted else f"{name}(c.arrays[{i}])"
+            for i, ((name, _, _), is_wanted) in enumerate(zip(arrays, wanted, strict=True))
+        ]
         field = {"float": "real", "int": "integer"}
         made += [f"{name}(c.numbers[{i}].{field[kind]})" for i, (name, kind) in enumerate(numbers)]
         text = _DOUBLE.sub(r"\g<0>f", self.text)
+        if learned:
+            text = re.sub(r"\bfloat\b", "Real", text)
+        struct = "LearnedSnippet" if learned else "Snippet"
+        more = ", const int32_t (&first)[kMaxCapturedArrays], Reads& reads" if learned else ""
         return [
             "namespace snippet {",
-            "struct Snippet {",
+            f"struct {struct} {{",
             *(f"  {member}" for member in members),
-            "  XF_INLINE explicit Snippet([[maybe_unused]] const Captures& c)",
+            f"  XF_INLINE explicit {struct}([[maybe_unused]] const Captures& c{more})",
             f"      {': ' if made else ''}{', '.join(made)} {{}}",
             "  template <class Score, class QueryIndex, class KeyIndex>",
             "  XF_INLINE Score operator()(Score s, int b, int h, QueryIndex q_idx, KeyIndex k_idx) const {",
+            *(f"    const auto {name} = this->{name}();" for name, _, rank in arrays if not rank),
             f"    {text}" if ";" in text else f"    return ({text});",
             "  }",
             "};",

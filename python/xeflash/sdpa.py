@@ -11,7 +11,7 @@ from xeflash._common import BHSD, engine, seeds, shape_of, snippet, window
 if TYPE_CHECKING:
     from xeflash._arguments import Engine
 
-_LEARNED = frozenset({"query", "key", "value", "attn_mask", "alibi_slopes", "sinks"})
+_LEARNED = frozenset({"query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "captures"})
 
 
 def attention(

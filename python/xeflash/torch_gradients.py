@@ -33,7 +33,9 @@ from xeflash._torch_library import (
 from xeflash.jit.kernel import Desc
 from xeflash.tune import pick, xe
 
-LEARNED = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")  # the order of _core.backward's results
+# The order of _core.backward's results; "captures['NAME']" are those of a score_mod, one after the other in the last one.
+LEARNED = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")
+_MOST_ELEMENTS = 1 << 29  # of captures that are learned: kernels count them, and their bytes, with 32 bits
 
 
 # ---- the operator -------------------------------------------------------------------------------
@@ -93,7 +95,9 @@ def attention_backward(
     if layout != BHSD and attn_mask is not None:
         raise ValueError(f"{function}: attn_mask must come with the layout {BHSD}, got one with layout = {layout}")
     arrays = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
-    gradients = _core.backward(
+    arrays |= _by_name(capture_names, capture_arrays)
+    given = {name: _given(arrays, name) for name in wanted}
+    *gradients, of_captures = _core.backward(
         function=function, layout=layout, q=q, k=k, v=v, out=out, rest=rest, lse=lse, longer=longer, dout=dout,
         dlse=dlse, wanted=tuple(wanted), softmax_scale=softmax_scale, causal=causal, window_left=window_left,
         window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux, dropout_p=dropout_p,
@@ -101,19 +105,30 @@ def attention_backward(
         score_mod=as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers), **of_layout,
     )  # fmt: skip
     by_name = dict(zip(LEARNED, gradients, strict=True))
-    given = {name: _given(arrays, name) for name in wanted}
+    captured = [name for name in arrays if name in given and name not in LEARNED]
+    if captured:
+        parts = of_captures.split([given[name].numel() for name in captured])
+        by_name |= {name: part.view(given[name].shape) for name, part in zip(captured, parts, strict=True)}
     return [by_name[name].sum_to_size(x.shape).to(x.dtype) for name, x in given.items()]
 
 
+def _by_name(names: Sequence[str] | None, arrays: Sequence[Tensor] | None) -> dict[str, Tensor]:
+    return {f"captures[{name!r}]": x for name, x in zip(names or (), arrays or (), strict=False)}
+
+
 def _fake(q: Tensor, k: Tensor, v: Tensor, wanted: Sequence[str], **more: Any) -> list[Tensor]:
-    arrays = {"q": q, "k": k, "v": v, **more}
+    captured = _by_name(more.get("capture_names"), more.get("capture_arrays"))
+    arrays = {"q": q, "k": k, "v": v, **more, **captured}
     return [x.new_empty(x.shape) for x in (_given(arrays, name) for name in wanted)]
 
 
 def _given(arrays: Mapping[str, Any], name: str) -> Tensor:
     x = arrays.get(name)
-    if name not in LEARNED or x is None:
-        raise ValueError(f"attention_backward: wanted must be names of {LEARNED} whose tensors are given, got {name!r}")
+    if (name not in LEARNED and not name.startswith("captures[")) or x is None:
+        raise ValueError(
+            f"attention_backward: wanted must be names of {LEARNED} or \"captures['NAME']\" whose tensors are given, "
+            f"got {name!r}"
+        )
     assert isinstance(x, Tensor)
     return x
 
@@ -135,7 +150,8 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 
 def _differentiate_once(operator: Any, given: dict[str, Any]) -> list[Tensor]:
     refuse_transforms(given["function"])
-    return list(_Once.apply(operator, given, *(x for x in given.values() if isinstance(x, Tensor))))
+    tensors = [x for x in (*given.values(), *(given.get("capture_arrays") or ())) if isinstance(x, Tensor)]
+    return list(_Once.apply(operator, given, *tensors))
 
 
 _backward_op = register("attention_backward", attention_backward, _fake, differentiate=_differentiate_once)
@@ -195,13 +211,14 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         *tensors, out, lse, rng, rest = ctx.saved_tensors
         asked = ctx.needs_input_grad[1:]
         names = [call.in_core.get(name, name) for name in call.names]
-        wanted = [name for name, needs in zip(names, asked, strict=False) if needs]
+        names += _by_name(call.options.get("capture_names"), tensors[len(names) :])
+        wanted = [name for name, needs in zip(names, asked, strict=True) if needs]
         if dout is None:
             dout = out.new_zeros(()).expand(out.shape)
         kept = {"rest": rest} if rest.numel() else {}
         found = call.backward(tensors, wanted, dout=dout, dlse=dlse, out=out, lse=lse, rng=rng, **kept)
         gradients = dict(zip(wanted, found, strict=True))
-        return None, *(gradients.get(name) for name in names), *(None,) * (len(asked) - len(names))
+        return None, *(gradients.get(name) for name in names)
 
 
 @functools.cache
@@ -233,8 +250,14 @@ class Gradients:
     def __call__(self, operator: Any, given: dict[str, Any]) -> Results:
         """Runs the operator with the arguments that are given."""
         paged = given.get("block_table") is not None
-        wants_gradients(given["function"], given, () if paged else self._learned)
+        wants_gradients(given["function"], given, () if paged else (*self._learned, "capture_arrays"))
         refuse_transforms(given["function"])
+        captured = given.get("capture_arrays") or []
+        if (elements := sum(x.numel() for x in captured if x.requires_grad)) > _MOST_ELEMENTS:
+            raise NotImplementedError(
+                f"{given['function']}: captures that require grad must have at most {_MOST_ELEMENTS} elements together, "
+                f"got {elements}"
+            )
         for name, x in given.items():
             if x is not None and self._in_core.get(name, name) not in _TAKEN:
                 raise NotImplementedError(
@@ -245,7 +268,6 @@ class Gradients:
         if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
             _check_room(given["function"], _core.arch_of(q, given["function"], self._learned[0]), q, v)
         tensors = self._expand({name: x for name, x in given.items() if isinstance(x, Tensor)})
-        captured = given.get("capture_arrays") or ()
         left_out = {*tensors, "capture_arrays", "return_lse", "keep_rest"}
         options = {name: x for name, x in given.items() if name not in left_out}
         value = self._learned[2]  # its gradient needs no Delta

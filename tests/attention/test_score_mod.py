@@ -137,7 +137,7 @@ def test_numbers_are_parameters():
         ("s + a[b]", {"a": np.ones((2, 2), np.float64)}, TypeError, r'captures\["a"\] must be float32.*got float64'),
         ("s + a[b]", {"a": np.ones((0,), np.float32)}, ValueError, r'captures\["a"\] must not be empty'),
         ("s + a[b]", {"a": np.ones((9,), np.float32)[::-1]}, ValueError, r'captures\["a"\] must not have negative'),
-        ("s + a[b]", {"a": np.ones((1,) * 5, np.float32)}, ValueError, "must have 1 to 4 dimensions, got 5"),
+        ("s + a[b]", {"a": np.ones((1,) * 5, np.float32)}, ValueError, "must have at most 4 dimensions, got 5"),
         ("s + a", {"a b": 1}, ValueError, "captures must have names of C.*got 'a b'"),
         (
             "s + short",

@@ -41,6 +41,7 @@ ALGORITHMS = {
     "flash_bwd_dkv": Algorithm(("flash_bwd_dkv",), ("flash_bwd_dkv",), "BwdParams"),
     "flash_bwd": Algorithm(("flash_bwd",), ("flash_bwd",), "BwdParams"),
     "flash_bwd_bias": Algorithm(("flash_bwd_bias",), ("flash_bwd_bias",), "BwdParams"),
+    "flash_bwd_captures": Algorithm(("flash_bwd_captures",), ("flash_bwd_captures", "add_captures"), "BwdParams"),
     "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams"),
     "attention_probs": Algorithm(("attention_probs",), ("attention_probs",), "ProbsParams"),
     "append": Algorithm(("append",), ("append",), "AppendParams"),
@@ -74,6 +75,7 @@ class Desc:
     unified_max: bool = False  # decoding with a maximum that is known beforehand
     bias_gradient: str | None = None  # flash_bwd_bias: of a bias, and its type
     sums_slopes: bool = False  # flash_bwd_bias: of ALiBi's slopes
+    learned: int = 0  # flash_bwd_captures: which of the captured arrays, a bit each
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
@@ -113,6 +115,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     if desc.bias is not None:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
     score += ["SlopesFromHere"] if desc.bias_gradient else []
+    before = list(score)
     if desc.score_mod:
         score.append("ScoreMod<snippet::Snippet>")
     if desc.negative_scale and not score:
@@ -127,10 +130,13 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         *(['#include "attention/score_mod.hpp"'] if desc.score_mod else []),
         "namespace xeflash {",
         *(desc.score_mod.struct() if desc.score_mod else []),
+        *(desc.score_mod.struct(desc.learned) if desc.score_mod and desc.learned else []),
         "struct Config {",
         f"  using Element = {_ELEMENTS[desc.dtype]};",
         "  using Mask = Window;",
         f"  using ScoreVariant = Variant<{', '.join(score)}>;",
+        *([f"  using BeforeScoreMod = Variant<{', '.join(before)}>;"] if desc.learned else []),
+        *(["  using Learned = snippet::LearnedSnippet;"] if desc.learned else []),
         *([f"  using Softmax = {_softmax(desc, config)};"] if decode else []),
         *([] if decode else [f"  using Drop = {'Dropout' if desc.dropout else 'NoDropout'};"]),
         f"  using Cache = {_CACHES[desc.cache].format(desc.page_unit)};",
@@ -173,6 +179,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"bias_gradient.{desc.bias_gradient}"] if desc.bias_gradient else []
     features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []
+    features += [f"learned{desc.learned}"] if desc.learned else []
     features += ["unified_max"] if desc.unified_max else []
     features += [f"{desc.cache}{desc.page_unit}" if desc.cache == "paged" else desc.cache] if desc.cache else []
     features += [f"kv.{desc.cache_dtype}"] if desc.cache_dtype else []

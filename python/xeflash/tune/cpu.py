@@ -49,7 +49,7 @@ NO_TILES: list[Row] = [("*", "*", 255, 576, 64, 96)]  # to choose
 # standard_attention: what FlashAttention is compared with has its tiles.
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
 TABLES |= {"flash_bwd_dq": FLASH_BWD, "flash_bwd_dkv": FLASH_BWD, "flash_bwd": FLASH_BWD}
-TABLES |= {"flash_bwd_bias": FLASH_BWD, "attention_probs": FLASH_BWD}
+TABLES |= {"flash_bwd_bias": FLASH_BWD, "flash_bwd_captures": FLASH_BWD, "attention_probs": FLASH_BWD}
 TABLES |= {"flash_bwd_heads": NO_TILES, "append": NO_TILES, "merge_states": NO_TILES, "peak": NO_TILES}
 
 # A few work-items for each compute unit, so that the device ends evenly; merging 256 keys each stays cheap. Where the

@@ -53,7 +53,7 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
             return Config(block_q, block_k, own_v, parts, threads, team=team, block_d=own, pairs=pairs)
         if desc.algorithm in ("flash_bwd_bias", "attention_probs"):
             return Config(block_q, block_k, desc.head_dim_v, threads=xe.score_tiles(desc, block_q, block_k))
-        if desc.algorithm == "flash_bwd_heads":
+        if desc.algorithm in ("flash_bwd_captures", "flash_bwd_heads"):
             return Config(block_q, block_k, desc.head_dim_v)
         block_v, parts = xe.columns(desc, block_q)
         if desc.algorithm == "flash_decode":

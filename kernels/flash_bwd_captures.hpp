@@ -1,0 +1,96 @@
+// Gradients of what a score_mod has captured. A worker goes over every so-manieth block of rows,
+// makes its scores again, and adds to its own copy of all elements; then the copies are added, in
+// their order. flash_bwd_dq is launched before, for Delta.
+//   dcapture[i] = sum of dS times the slope of the changed score over capture[i]
+// A snippet is computed once for each time that it reads a capture, with a slope for that read only.
+#pragma once
+
+#include "attention/backward.hpp"
+#include "attention/score_mod.hpp"
+
+namespace xeflash {
+
+// Adds what a tile of scores S, and the gradients dS of what they are changed to, give.
+template <class Config, class Tile>
+XF_INLINE void add_of_captures(const BwdParams& p, const Sequence& seq, int head, Tile& dS, Tile& S,
+                               int row, int key, float* sums) {
+  snippet::Reads reads;
+  const ScoreMod<typename Config::Learned> learned(p, seq, head, p.first_of_capture, reads);
+  const typename Config::BeforeScoreMod before(p, seq, head);
+  each(dS, S, row, key, [&](auto ds, auto s, auto q, auto k) __attribute__((always_inline)) {
+    s = before.score(decltype(s)(s * p.scale), q, k);
+    reads.chosen = 0;
+    do {
+      reads.count = 0;
+      const auto slope = learned.slope(s, q, k);
+      add_at(sums, reads.place, snippet::carried(ds, slope));
+    } while (++reads.chosen < reads.count);
+  });
+}
+
+template <class Config>
+XF_INLINE void flash_bwd_captures(const BwdParams& p) {
+  using Tiles = ScoreTiles<Config>;
+  using T = typename Config::Element;
+  constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
+  static_assert(kTeam == 1 && kNeighbours == 1);
+  Tiles::allocate();
+
+  const int worker = static_cast<int>(group_index());
+  float* sums = p.capture_sums + worker * p.captured;
+  const int row_blocks = (p.max_q - 1) / Br + 1;
+  const int64_t blocks = int64_t{p.batch} * p.heads_q * row_blocks;
+  for (int64_t at = worker; at < blocks; at += p.capture_workers) {
+    const Work work(at, 1, row_blocks, p.heads_q);
+    const Sequence seq(p, work.batch);
+    const RowSpan<Br> rows{work.block * Br, seq.sq};
+    if (rows.is_empty()) continue;
+    const typename Config::Mask mask(p, seq);
+    const BlockRange range = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+    const int head_k = work.head / (p.heads_q / p.heads_k);
+    const BlocksOf<typename Tiles::KeyTileT> keys_t(seq.k_rows<const T>(p.k, head_k));
+    const BlocksOf<typename Tiles::ValueTileT> values_t(seq.k_rows<const T>(p.v, head_k));
+    const Gradients<Config, false> gradients(p, seq, work.head, mask);
+    const Origin<ColVec<Br>> origin{
+        load_values<Br>(seq.per_row<const float>(p, p.base, work.head).from(rows.row), 0.f),
+        load_values<Br>(seq.per_row<const float>(p, p.top, work.head).from(rows.row), kInf)};
+    const ColVec<Br> delta =
+        load_values<Br>(seq.per_row<const float>(p, p.delta, work.head).from(rows.row), 0.f);
+    typename Tiles::QueryTile Q;
+    load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
+    typename Tiles::OutputGradient dO;
+    load(dO, seq.q_rows<const T>(p.dout, work.head, 0).from(rows.row));
+
+    for (int j = range.begin; j < range.end; ++j) {
+      const auto K_t = keys_t.at(j * Bc);
+      const auto V_t = values_t.at(j * Bc);
+      typename Tiles::ScoreTile S, slopes, dP;
+      mma_ABt(S, Q, K_t);  // S = Q K^T
+      auto P = S;
+      gradients.probabilities(P, slopes, range.is_full(j), rows.row, j * Bc, origin);
+      mma_ABt(dP, dO, V_t);  // dP = dO V^T
+      gradients.drop(dP, rows.row, j * Bc);
+      weigh(dP, P, delta);  // dS = P (dP - Delta)
+      add_of_captures<Config>(p, seq, work.head, dP, S, rows.row, j * Bc, sums);
+      reuse_shared();
+    }
+  }
+}
+
+// The sums of all workers.
+template <class Config>
+XF_INLINE void add_captures(const BwdParams& p) {
+  constexpr int kElements = Config::block_q;
+  const int64_t first = static_cast<int64_t>(group_index()) * kElements;
+  const int count = static_cast<int>(p.captured - first);
+  ColVec<kElements> sum = 0.f;
+  for (int worker = 0; worker < p.capture_workers; ++worker) {
+    const float* copy = p.capture_sums + worker * p.captured + first;
+    const auto more = load_values<kElements>(Rows<const float>{copy, 1, count}, 0.f);
+    sum = map([](auto a, auto b) { return a + b; }, sum, more);
+  }
+  sum *= ColVec<kElements>(typename Config::Drop(p, Sequence(p, 0), 0).keep_scale);
+  store(Rows<float>{p.dcaptures + first, 1, count}, sum);
+}
+
+}  // namespace xeflash
