@@ -68,7 +68,7 @@ def _as_number(value: Any) -> Any:
 
 @functools.lru_cache
 def _checked(function: str, text: str, names: tuple[str, ...]) -> str:
-    """The text without comments."""
+    """Its code."""
     words = _words_of(function, text)
     if not words:
         raise ValueError(f"{function}: score_mod must not be empty, got {_shown(text)}")
@@ -79,6 +79,11 @@ def _checked(function: str, text: str, names: tuple[str, ...]) -> str:
             raise ValueError(f"{function}: captures must not have names that are keywords of C++, got {name!r}")
         if name not in words:
             raise ValueError(f"{function}: captures[{name!r}] must occur in score_mod, got {_shown(text)}")
+    return without_comments(text)
+
+
+def without_comments(text: str) -> str:
+    """A score_mod's code."""
     return _COMMENT.sub(" ", text)
 
 
@@ -185,7 +190,7 @@ class ScoreMod:
         made += [f"{name}(c.numbers[{i}].{field[kind]})" for i, (name, kind) in enumerate(numbers)]
         text = _DOUBLE.sub(r"\g<0>f", self.text)
         if learned:
-            text = re.sub(r"\bfloat\b", "Real", text)
+            text = re.sub(r"\bfloat\b", "Real", re.sub(r"\bconstexpr\b", "const", text))
         struct = "LearnedSnippet" if learned else "Snippet"
         more = ", const int32_t (&first)[kMaxCapturedArrays], Reads& reads" if learned else ""
         return [

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
-from xeflash import _core
+from xeflash import _core, _score_mod
 from xeflash._common import BHSD, THD
 from xeflash._torch_library import (
     Pair,
@@ -35,6 +36,7 @@ from xeflash.tune import pick, xe
 
 # The order of _core.backward's results; "captures['NAME']" are those of a score_mod, one after the other in the last one.
 LEARNED = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")
+_OTHER_TYPES = re.compile(r"\b(f16|bf16|double|long|short|char|signed|unsigned|u?int\d+_t|size_t)\b")
 _MOST_ELEMENTS = 1 << 29  # of captures that are learned: kernels count them, and their bytes, with 32 bits
 
 
@@ -238,6 +240,19 @@ def _check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
         raise NotImplementedError(f"{function}: gradients must not be wanted of these head dims here, as {reason}")
 
 
+def _refuse_captures(function: str, score_mod: str, elements: int) -> None:
+    """What the kernel of their gradients does not have."""
+    if elements > _MOST_ELEMENTS:
+        raise NotImplementedError(
+            f"{function}: captures that require grad must have at most {_MOST_ELEMENTS} elements together, got {elements}"
+        )
+    if found := _OTHER_TYPES.search(_score_mod.without_comments(score_mod)):
+        raise NotImplementedError(
+            f"{function}: score_mod must have no other types than float, int and bool where captures require grad, "
+            f"got {found[0]!r}"
+        )
+
+
 class Gradients:
     """Makes the calls of an operator that need gradients; `names` are its words for those of the extension."""
 
@@ -250,14 +265,13 @@ class Gradients:
     def __call__(self, operator: Any, given: dict[str, Any]) -> Results:
         """Runs the operator with the arguments that are given."""
         paged = given.get("block_table") is not None
-        wants_gradients(given["function"], given, () if paged else (*self._learned, "capture_arrays"))
-        refuse_transforms(given["function"])
         captured = given.get("capture_arrays") or []
-        if (elements := sum(x.numel() for x in captured if x.requires_grad)) > _MOST_ELEMENTS:
-            raise NotImplementedError(
-                f"{given['function']}: captures that require grad must have at most {_MOST_ELEMENTS} elements together, "
-                f"got {elements}"
-            )
+        named = {name: x for name, x in given.items() if name != "capture_arrays"}
+        named |= _by_name(given.get("capture_names"), captured)
+        wants_gradients(given["function"], named, () if paged else (*self._learned, "captures"))
+        refuse_transforms(given["function"])
+        if learned := [x for x in captured if x.requires_grad]:
+            _refuse_captures(given["function"], given["score_mod"], sum(x.numel() for x in learned))
         for name, x in given.items():
             if x is not None and self._in_core.get(name, name) not in _TAKEN:
                 raise NotImplementedError(

@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 import xeflash
 from arrays import from_array, is_on_gpu, to_array
-from cover import few
+from cover import few, few_rows
 from reference import Features
 from tolerance import check_attention
 
@@ -246,3 +248,254 @@ def test_large_arrays_are_refused():
     far = np.lib.stride_tricks.as_strided(np.ones(1, np.float32), (2,), (2**31,))
     with pytest.raises(ValueError, match=r'captures\["far"\] must span less than 2 GiB'):
         xeflash.attention(q, q, q, score_mod="s + far[k_idx]", captures={"far": far})
+
+
+# ---- gradients of captures ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Learned:
+    """C++, what it captures, the same in torch."""
+
+    text: str
+    captures: dict[str, torch.Tensor]
+    form: Callable
+
+
+def drawn(*shape: int, seed: int = 5) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+LEARNED = {
+    "distance": Learned(  # as in T5, which has a bias of a head and a bucket
+        "s + table(h, q_idx - k_idx + 70)",
+        {"table": drawn(4, 180)},
+        lambda s, b, h, i, j, table: s + table[h, i - j + 70],
+    ),
+    "past-the-end": Learned(
+        "s + table(h, min(q_idx - k_idx, 9) + 5)",
+        {"table": drawn(4, 12)},
+        lambda s, b, h, i, j, table: s + table[h, (i - j + 5).clamp(0, 11)],
+    ),
+    "head": Learned("s * slope[h]", {"slope": drawn(4)}, lambda s, b, h, i, j, slope: s * slope[h]),
+    "row-and-key": Learned(
+        "select(q_idx % 5 == k_idx % 3, -inf, s + table(q_idx, k_idx))",
+        {"table": drawn(99, 99)},
+        lambda s, b, h, i, j, table: (s + table[i, j]).masked_fill(i % 5 == j % 3, -torch.inf),
+    ),
+    "product": Learned(
+        "s + of_q(b, q_idx) * of_k[k_idx]",
+        {"of_q": drawn(2, 99, seed=6), "of_k": drawn(99)},
+        lambda s, b, h, i, j, of_q, of_k: s + of_q[b, i] * of_k[j],
+    ),
+    "twice": Learned(
+        "s + near[q_idx % 7] * near[k_idx % 7]",
+        {"near": drawn(7)},
+        lambda s, b, h, i, j, near: s + near[i % 7] * near[j % 7],
+    ),
+    "number": Learned(
+        "s * factor + tanh(factor * s)",
+        {"factor": torch.tensor(0.7)},
+        lambda s, b, h, i, j, factor: s * factor + torch.tanh(factor * s),
+    ),
+    "statements": Learned(
+        "constexpr float half = 0.5; float x = slope[h] * half; // short\n"
+        "int n = exp(slope[0] * 0) * 2; bool odd = slope[1] > x;\n"
+        "s += (x * x + b) * s; return s * (n + odd) / sqrt(1 + abs(slope[h]));",
+        {"slope": drawn(4)},
+        lambda s, b, h, i, j, slope: (
+            (s + (slope[h] ** 2 / 4 + b) * s) * (2 + (slope[1] > slope[h] / 2)) / (1 + slope[h].abs()).sqrt()
+        ),
+    ),
+    "16-bit": Learned(
+        "s * brain[h] + half(1, k_idx)",
+        {"brain": drawn(4).bfloat16(), "half": drawn(2, 99).half()},
+        lambda s, b, h, i, j, brain, half: s * brain[h] + half[1, j],
+    ),
+    "few-workers": Learned(  # as many as their copies of the gradient have room for
+        "s + table(h, k_idx * 1000)",
+        {"table": drawn(4, 1 << 20)},
+        lambda s, b, h, i, j, table: s + table[h, j * 1000],
+    ),
+}
+DROPOUT = 0.25
+FEATURES = {
+    "plain": {},
+    "causal": {"is_causal": True, "bottom_right": True},
+    "window": {"window_size": (9, 4), "bottom_right": True},
+    "softcap": {"softcap": 2.0},
+    "bias": {"attn_mask": drawn(99, 61)},
+    "dropout": {"dropout_p": DROPOUT, "rng": (3, 4)},
+}
+
+
+def attention_of(case, q, k, v, captures, kept=None, attn_mask=None, **options):
+    """Of one sequence, or a batch of them, by the formula, in the dtype of q; q (B, H, Sq, D)."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    batch, heads, rows, keys = *q.shape[:3], k.shape[2]
+    i, j, h = torch.arange(rows)[:, None], torch.arange(keys), torch.arange(heads)[:, None, None]
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    if softcap := options.get("softcap"):
+        s = softcap * torch.tanh(s / softcap)
+    if attn_mask is not None:
+        s = s + attn_mask[:rows].to(s.dtype)
+    s = torch.stack([case.form(s[b], options.get("first", 0) + b, h, i, j, **captures) for b in range(batch)])
+    left, right = options.get("window_size", (-1, 0 if options.get("is_causal") else -1))
+    ahead = j - i - (keys - rows)
+    for hidden in [ahead < -left] * (left >= 0) + [ahead > right] * (right >= 0):
+        s = s.masked_fill(hidden, -torch.inf)
+    p = torch.softmax(s, -1).nan_to_num(0.0)
+    return (p if kept is None else p * kept / (1 - DROPOUT)) @ v
+
+
+def gradients_by_autograd(case, sequences, douts, kept=None, **options):
+    """In float64; (1, H, S, D) each."""
+    leaves = {name: x.detach().cpu().double().requires_grad_() for name, x in case.captures.items()}
+    outs = []
+    for b, sequence in enumerate(sequences):
+        mask = None if kept is None else kept[b : b + 1]
+        outs.append(attention_of(case, *(x.double() for x in sequence), leaves, mask, first=b, **options))
+    return torch.autograd.grad(outs, list(leaves.values()), [x.double() for x in douts])
+
+
+def check_gradients(found, want, case, tolerance):
+    for x, y, (name, capture) in zip(found, want, case.captures.items(), strict=True):
+        assert x.shape == capture.shape and x.dtype == capture.dtype
+        most = max(tolerance, torch.finfo(capture.dtype).eps)
+        error, largest = ((x.cpu().double() - y).abs().max().item(), y.abs().max().item())
+        assert error <= most * largest, name
+
+
+def check_dense(case, options, dtype, where, sizes=(99, 61), everything=False):
+    generator = torch.Generator().manual_seed(1)
+    (rows, keys), dim = sizes, 64
+    draw = lambda heads, n: torch.randn(2, heads, n, dim, generator=generator).to(dtype)  # noqa: E731
+    q, k, v, dout = draw(4, rows), draw(2, keys), draw(2, keys), draw(4, rows)
+    moved = {name: x.to(where).detach().requires_grad_() for name, x in case.captures.items()}
+    there = {name: x.to(where) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    more = dict(enable_gqa=True, score_mod=case.text, captures=moved, **there)
+    inputs = [x.to(where).requires_grad_(everything) for x in (q, k, v)]
+    leaves = [*moved.values(), *inputs[: 3 * everything]]
+    out = xeflash.attention(*inputs, **more)
+    found = torch.autograd.grad(out, leaves, dout.to(where), retain_graph=True)
+    again = torch.autograd.grad(out, list(moved.values()), dout.to(where))
+    assert all(x.equal(y) for x, y in zip(found, again, strict=False))
+    kept = None
+    if "dropout_p" in options:
+        one_hot = torch.eye(keys, dim).expand(2, 2, keys, dim)
+        kept = xeflash.attention(inputs[0].float(), inputs[1].float(), one_hot.to(where), **more).cpu()[..., :keys] > 0
+    sequences = [[x[b : b + 1] for x in (q, k, v)] for b in range(2)]
+    with torch.device("cpu"):
+        want = gradients_by_autograd(case, sequences, dout.split(1), kept, **options)
+    check_gradients(found[: len(moved)], want, case, 2e-5 if dtype is torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_gradients_of_captures(name):
+    check_dense(LEARNED[name], {}, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_gradients_of_captures_beside_other_features(features):
+    check_dense(LEARNED["product"], FEATURES[features], torch.float32, "cpu", everything=True)
+    check_dense(LEARNED["number"], FEATURES[features], torch.bfloat16, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.xpu
+@pytest.mark.parametrize(
+    ("name", "features", "dtype"),
+    few_rows(
+        [(name, "plain", torch.float16) for name in LEARNED if name != "few-workers"]
+        + [("product", features, torch.float32) for features in FEATURES],
+        ("distance", "plain", torch.float16),
+        ("product", "dropout", torch.float32),
+    ),
+)
+def test_gradients_of_captures_on_gpu(xpu, name, features, dtype):
+    check_dense(LEARNED[name], FEATURES[features], dtype, "xpu", (41, 61))
+
+
+@pytest.mark.parametrize("name", ["distance", "product", "number"])
+def test_gradients_of_captures_of_other_layouts(name):
+    case, sizes = LEARNED[name], ((17, 40), (64, 9))  # queries and keys of two sequences
+    sequences = [[drawn(1, heads, n, 64, seed=n) for heads, n in ((4, n), (2, m), (2, m))] for n, m in sizes]
+    douts = [drawn(1, 4, n, 64, seed=n + 1) for n, _ in sizes]
+    moved = {name: x.clone().requires_grad_() for name, x in case.captures.items()}
+    more = {"causal": True, "score_mod": case.text, "captures": moved}
+    q, k, v = (torch.cat([sequence[x][0].transpose(0, 1) for sequence in sequences]) for x in range(3))
+    starts = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in zip(*sizes, strict=True)]
+    out = xeflash.flash_attn_varlen_func(q, k, v, *starts, 64, 40, **more)
+    dout = torch.cat([x[0].transpose(0, 1) for x in douts])
+    found = torch.autograd.grad(out, list(moved.values()), dout)
+    check_gradients(found, gradients_by_autograd(case, sequences, douts, is_causal=True), case, 2e-5)
+    q, k, v = (x.transpose(1, 2) for x in sequences[0])
+    out = xeflash.flash_attn_func(q, k, v, **more)
+    found = torch.autograd.grad(out, list(moved.values()), douts[0].transpose(1, 2))
+    check_gradients(found, gradients_by_autograd(case, sequences[:1], douts[:1], is_causal=True), case, 2e-5)
+
+
+def test_gradients_of_captures_through_the_lse():
+    q, table = drawn(1, 2, 20, 16), drawn(20).requires_grad_()
+    _, lse = xeflash.attention(q, q, q, score_mod="s + table[k_idx]", captures={"table": table}, return_lse=True)
+    want = torch.softmax((q @ q.mT / 4 + table).double(), -1).sum((0, 1, 2))
+    torch.testing.assert_close(torch.autograd.grad(lse.sum(), table)[0].double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_views():
+    """Each has the shape of the view; autograd makes that of the tensor."""
+    q = drawn(1, 2, 9, 16)
+
+    def gradient(view, *shape):
+        tensor = drawn(*shape).requires_grad_()
+        out = xeflash.attention(q, q, q, score_mod="s * c(h, k_idx)", captures={"c": view(tensor)})
+        want = torch.softmax(q.double() @ q.double().mT / 4 * view(tensor).double()[:, None], -1) @ q.double()
+        dout = drawn(1, 2, 9, 16)
+        found, want = (torch.autograd.grad(x, tensor, dout.to(x.dtype))[0] for x in (out, want))
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+
+    gradient(lambda x: x.expand(2, 9), 1)
+    gradient(lambda x: x.expand(2, 9), 2, 1)
+    gradient(lambda x: x[:, 3:12], 2, 20)
+    gradient(lambda x: x[1::2, ::2].T, 18, 4)
+
+
+def test_a_read_without_slope_at_zero_leaves_the_other_alone():
+    """sqrt has an infinite derivative at 0, which belongs to that element only."""
+    q, c = drawn(1, 1, 9, 16), torch.tensor([4.0, 0.0], requires_grad=True)
+    out = xeflash.attention(q, q, q, score_mod="s * sqrt(c[0]) + sqrt(c[k_idx % 2]) + 1 / c[0]", captures={"c": c})
+    assert torch.autograd.grad(out, c, drawn(1, 1, 9, 16))[0][0].isfinite()
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (5, 0)])
+def test_gradients_without_scores_are_zero(sizes):
+    c = torch.ones(3, requires_grad=True)
+    q, k = (torch.ones(1, 1, n, 16) for n in sizes)
+    out = xeflash.attention(q, k, k, score_mod="s * c[h]", captures={"c": c})
+    assert torch.autograd.grad(out.sum(), c)[0].equal(torch.zeros(3))
+
+
+def test_captures_without_dimensions_are_numbers():
+    q = np.ones((1, 1, 3, 64), np.float32)
+    for captures in ({"n": np.array(2.0, np.float32)}, {"n": np.array(2, np.int32)}, {"n": 2}):
+        lse = xeflash.attention(q, q, q, return_lse=True, score_mod="s * n", captures=captures)[1]
+        assert lse == pytest.approx(16 + np.log(3))
+
+
+@pytest.mark.parametrize(
+    ("text", "c", "message"),
+    [
+        ("f16 x = c[0]; return s * x;", torch.ones(3), "score_mod must have no other types than float, int.*got 'f16'"),
+        ("s + c[0]", torch.ones(1).expand(2**29 + 1), "captures that require grad must have at most 536870912 elements"),
+    ],
+)
+def test_gradients_of_captures_are_refused_by_name(text, c, message):
+    q = torch.ones(1, 1, 3, 64)
+    with pytest.raises(NotImplementedError, match=f"^attention: {message}"):
+        xeflash.attention(q, q, q, score_mod=text, captures={"c": c.requires_grad_()})
+
+
+def test_captures_of_caches_have_no_gradients():
+    q, cache, c = torch.ones(1, 1, 2, 64), torch.ones(1, 9, 2, 64), torch.ones(9, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"^flash_attn_with_kvcache: captures\['c'\] must not require grad"):
+        xeflash.flash_attn_with_kvcache(q, cache, cache, score_mod="s + c[k_idx]", captures={"c": c})

@@ -515,20 +515,28 @@ def test_an_argument_that_the_backward_pass_does_not_have_is_refused(monkeypatch
         xeflash.attention(q, k, v, enable_gqa=True, softcap=3.0)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_captures_that_require_grad_are_refused(compiled):
-    q, near = torch.randn(1, 2, 5, 64), learned(9)
+def test_captures_have_gradients_in_every_way_to_call():
+    q, near, far = torch.randn(1, 2, 9, 64), learned(9), learned()
 
-    def call():
-        return xeflash.attention(q, q, q, score_mod="s + near[k_idx]", captures={"near": near})
+    def call(near, far):
+        captures = {"near": near, "n": 2, "far": far}
+        return xeflash.attention(q, q, q, score_mod="s * far + near[k_idx / n]", captures=captures)
 
-    run = torch.compile(call, backend="eager") if compiled else call
-    with pytest.raises(
-        NotImplementedError, match=r"^attention: captures\['near'\] must not require grad, as no gradient"
-    ):
-        run()
-    with pytest.raises(NotImplementedError, match=r"^attention: capture_arrays\[0\] must not require grad"):
-        ops.attention(q, q, q, score_mod="s + near[k_idx]", capture_names=["near"], capture_arrays=[near])
+    operator = ops.attention(
+        q, q, q, score_mod="s * far + near[k_idx / n]",
+        capture_names=["near", "far", "n"], capture_arrays=[near, far], capture_numbers=[2],
+    )[0]  # fmt: skip
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    outs = [call(near, far), operator, compiled(near, far), checkpoint(call, near, far, use_reentrant=False)]
+    dout = torch.randn(outs[0].shape)
+    first, *others = [torch.autograd.grad(out, (near, far), dout) for out in outs]
+    assert [x.shape for x in first] == [(9,), ()] and all(x.any() for x in first)
+    for other in others:
+        assert all(x.equal(y) for x, y in zip(first, other, strict=True))
+    alone = torch.autograd.grad(call(near, far.detach()), near, dout, create_graph=True)[0]
+    assert alone.equal(first[0])
+    with pytest.raises(NotImplementedError, match="^attention: gradients must not be differentiated again"):
+        torch.autograd.grad(alone.sum(), near)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
