@@ -2,7 +2,8 @@
 // makes its scores again, and adds to its own copy of all elements; then the copies are added, in
 // their order. flash_bwd_dq is launched before, for Delta.
 //   dcapture[i] = sum of dS times the slope of the changed score over capture[i]
-// A snippet is computed once for each time that it reads a capture, with a slope for that read only.
+// A snippet is computed once for each time that it reads a capture, with a slope for that read
+// only.
 #pragma once
 
 #include "attention/backward.hpp"

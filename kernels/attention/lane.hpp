@@ -293,20 +293,20 @@ XF_INLINE auto number(const X& x) {
 }
 
 // y of x, and its derivative.
-#define XF_FUNCTION(name, expression, derivative)                        \
-  template <class X>                                                     \
-    requires(Values<X>)                                                  \
-  XF_INLINE auto name(const X& argument) {                               \
-    const Floats x = as<float, true>(argument);                          \
-    const Floats y = expression;                                         \
-    if constexpr (kIsDual<X>) {                                          \
-      const Floats slope = argument.native.slope;                        \
+#define XF_FUNCTION(name, expression, derivative)                              \
+  template <class X>                                                           \
+    requires(Values<X>)                                                        \
+  XF_INLINE auto name(const X& argument) {                                     \
+    const Floats x = as<float, true>(argument);                                \
+    const Floats y = expression;                                               \
+    if constexpr (kIsDual<X>) {                                                \
+      const Floats slope = argument.native.slope;                              \
       return made<Dual, X>(DualFloats(y, carried(slope, Floats(derivative)))); \
-    } else if constexpr (Traits<X>::is_vector) {                         \
-      return made<float, X>(y);                                          \
-    } else {                                                             \
-      return made<float, X>(static_cast<float>(y[0]));                   \
-    }                                                                    \
+    } else if constexpr (Traits<X>::is_vector) {                               \
+      return made<float, X>(y);                                                \
+    } else {                                                                   \
+      return made<float, X>(static_cast<float>(y[0]));                         \
+    }                                                                          \
   }
 XF_FUNCTION(exp2, xeflash::exp2(x), y* kLn2)
 XF_FUNCTION(exp, xeflash::exp2(Floats(x* kLog2e)), y)

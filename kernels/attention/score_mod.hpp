@@ -60,8 +60,8 @@ struct Captured {
   }
 };
 
-// The reads of one evaluation of a snippet, and which of them has a slope: what is read there moves,
-// all else stays.
+// The reads of one evaluation of a snippet, and which of them has a slope: what is read there
+// moves, all else stays.
 struct Reads {
   int chosen = 0, count = 0;
   Ints place = 0;  // of the element that it has read, among the gradients of all captures

@@ -26,7 +26,7 @@ struct ScoreModSource {
 struct ScoreModCall {
   ScoreModId id = ScoreModId::kNone;
   Captures captures{};
-  std::vector<Array> arrays;  // kept alive
+  std::vector<Array> arrays;       // kept alive
   std::vector<std::string> names;  // of the arrays
 };
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 BSHD, THD, BHSD = 0, 1, 2  # Layout in forward.hpp
 _LIMIT = 2**63
 
-LEARNED = frozenset({"q", "k", "v", "alibi_slopes", "s_aux", "captures"})  # what has gradients, in the words of flash-attn
+# What has gradients, in the words of flash-attn.
+LEARNED = frozenset({"q", "k", "v", "alibi_slopes", "s_aux", "captures"})
 
 _operators: Any = None  # xeflash.torch_ops, once it was needed
 

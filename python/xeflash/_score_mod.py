@@ -173,7 +173,7 @@ class ScoreMod:
     captures: tuple[tuple[str, str, int], ...] = ()
 
     def struct(self, learned: int = 0) -> list[str]:
-        """Its lines of a kernel's source (kernels/attention/score_mod.hpp); of arrays with a bit, for their gradient."""
+        """Its lines of a kernel's source (kernels/attention/score_mod.hpp); `learned` has a bit for each array."""
         arrays = [(name, kind, rank) for name, kind, rank in self.captures if kind in _ARRAY_ELEMENTS]
         numbers = [(name, kind) for name, kind, _ in self.captures if kind not in _ARRAY_ELEMENTS]
         wanted = [bool(learned >> i & 1) for i in range(len(arrays))]

@@ -58,8 +58,9 @@ def attention(
             single bool, int or float (`float y = s`), the snippet does not compile. It is compiled into the kernel at
             its first use. It is code that runs in this process and may read and write all its memory: never take it
             from somebody whom you do not trust.
-        captures: what score_mod reads by name: at most 4 arrays of 1 to 4 dimensions (fp32, fp16, bf16, int32, bool;
-            `name[i]` or `name(i, j)`, what is past an end reads the element there) and 8 numbers.
+        captures: what score_mod reads by name: at most 4 arrays of up to 4 dimensions (fp32, fp16, bf16, int32,
+            bool; `name[i]` or `name(i, j)`, or `name` if it has none; what is past an end reads the element there) and
+            8 numbers. Tensors that require grad get gradients, each the sum over the scores that have read an element.
         return_lse: also return log sum exp of the scores, fp32 (..., H, L); -inf for a row that sees no key.
         rng: (seed, offset) of dropout's counter-based generator; default the next of ``manual_seed``'s.
         out: where to write the result.

@@ -34,7 +34,7 @@ from xeflash._torch_library import (
 from xeflash.jit.kernel import Desc
 from xeflash.tune import pick, xe
 
-# The order of _core.backward's results; "captures['NAME']" are those of a score_mod, one after the other in the last one.
+# The order of _core.backward's results. One more has those of captures, one after the other: "captures['NAME']".
 LEARNED = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")
 _OTHER_TYPES = re.compile(r"\b(f16|bf16|double|long|short|char|signed|unsigned|u?int\d+_t|size_t)\b")
 _MOST_ELEMENTS = 1 << 29  # of captures that are learned: kernels count them, and their bytes, with 32 bits
@@ -244,7 +244,8 @@ def _refuse_captures(function: str, score_mod: str, elements: int) -> None:
     """What the kernel of their gradients does not have."""
     if elements > _MOST_ELEMENTS:
         raise NotImplementedError(
-            f"{function}: captures that require grad must have at most {_MOST_ELEMENTS} elements together, got {elements}"
+            f"{function}: captures that require grad must have at most {_MOST_ELEMENTS} elements together, "
+            f"got {elements}"
         )
     if found := _OTHER_TYPES.search(_score_mod.without_comments(score_mod)):
         raise NotImplementedError(

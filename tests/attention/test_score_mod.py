@@ -486,7 +486,11 @@ def test_captures_without_dimensions_are_numbers():
     ("text", "c", "message"),
     [
         ("f16 x = c[0]; return s * x;", torch.ones(3), "score_mod must have no other types than float, int.*got 'f16'"),
-        ("s + c[0]", torch.ones(1).expand(2**29 + 1), "captures that require grad must have at most 536870912 elements"),
+        (
+            "s + c[0]",
+            torch.ones(1).expand(2**29 + 1),
+            "captures that require grad must have at most 536870912 elements",
+        ),
     ],
 )
 def test_gradients_of_captures_are_refused_by_name(text, c, message):

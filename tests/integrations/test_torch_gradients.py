@@ -516,7 +516,7 @@ def test_an_argument_that_the_backward_pass_does_not_have_is_refused(monkeypatch
 
 
 def test_captures_have_gradients_in_every_way_to_call():
-    q, near, far = torch.randn(1, 2, 9, 64), learned(9), learned()
+    q, near, far = torch.randn(1, 2, 9, 64), learned(9), torch.tensor(0.7, requires_grad=True)
 
     def call(near, far):
         captures = {"near": near, "n": 2, "far": far}
