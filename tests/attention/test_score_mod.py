@@ -338,7 +338,7 @@ def attention_of(case, q, k, v, captures, kept=None, attn_mask=None, **options):
     if softcap := options.get("softcap"):
         s = softcap * torch.tanh(s / softcap)
     if attn_mask is not None:
-        s = s + attn_mask[:rows].to(s.dtype)
+        s = s + attn_mask.to(s.dtype)
     s = torch.stack([case.form(s[b], options.get("first", 0) + b, h, i, j, **captures) for b in range(batch)])
     left, right = options.get("window_size", (-1, 0 if options.get("is_causal") else -1))
     ahead = j - i - (keys - rows)
@@ -372,7 +372,8 @@ def check_dense(case, options, dtype, where, sizes=(99, 61), everything=False):
     draw = lambda heads, n: torch.randn(2, heads, n, dim, generator=generator).to(dtype)  # noqa: E731
     q, k, v, dout = draw(4, rows), draw(2, keys), draw(2, keys), draw(4, rows)
     moved = {name: x.to(where).detach().requires_grad_() for name, x in case.captures.items()}
-    there = {name: x.to(where) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    options = {name: x[:rows] if name == "attn_mask" else x for name, x in options.items()}
+    there = {name: x.to(where) if name == "attn_mask" else x for name, x in options.items()}
     more = dict(enable_gqa=True, score_mod=case.text, captures=moved, **there)
     inputs = [x.to(where).requires_grad_(everything) for x in (q, k, v)]
     leaves = [*moved.values(), *inputs[: 3 * everything]]
