@@ -1,6 +1,6 @@
-// Gradients of what a score_mod has captured. A worker goes over every so-manieth block of rows,
-// makes its scores again, and adds to its own copy of all elements; then the copies are added, in
-// their order. flash_bwd_dq is launched before, for Delta.
+// Gradients of what a score_mod has captured. Workers share out the blocks of rows. Each makes the
+// scores of its blocks again, and adds to its own copy of all elements; then the copies are added,
+// in their order. flash_bwd_dq is launched before, for Delta.
 //   dcapture[i] = sum of dS times the slope of the changed score over capture[i]
 // A snippet is computed once for each time that it reads a capture, with a slope for that read
 // only.
@@ -52,9 +52,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
     const BlocksOf<typename Tiles::KeyTileT> keys_t(seq.k_rows<const T>(p.k, head_k));
     const BlocksOf<typename Tiles::ValueTileT> values_t(seq.k_rows<const T>(p.v, head_k));
     const Gradients<Config, false> gradients(p, seq, work.head, mask);
-    const Origin<ColVec<Br>> origin{
-        load_values<Br>(seq.per_row<const float>(p, p.base, work.head).from(rows.row), 0.f),
-        load_values<Br>(seq.per_row<const float>(p, p.top, work.head).from(rows.row), kInf)};
+    const auto origin = load_origin<Br>(p, seq, work.head, rows.row);
     const ColVec<Br> delta =
         load_values<Br>(seq.per_row<const float>(p, p.delta, work.head).from(rows.row), 0.f);
     typename Tiles::QueryTile Q;
