@@ -348,25 +348,28 @@ XF_INLINE OwnOrigin<ColVec<Config::block_q>> origin_of(const ScoreModParams& p, 
     reuse_shared();
   }
 
+  // A far row may have a sink and no key.
   const OfRows l = sum;
-  const auto is_far = [&](auto L, auto l) { return magnitude(finite(L)) > kFarLse<T> & l > 0.f; };
+  const auto is_far = [&](auto L) { return magnitude(finite(L)) > kFarLse<T>; };
   const float sink = p.sinks ? p.sinks[head] : -kInf;
-  origin.base = map(
-      [&](auto L, auto l, auto m) { return select(is_far(L, l), m, decltype(m)(0.f)); }, L, l, m);
+  origin.base =
+      map([&](auto L, auto l, auto m) { return select(is_far(L) & l > 0.f, m, decltype(m)(0.f)); },
+          L, l, m);
   origin.top = map(
-      [&](auto L, auto l, auto m, auto near) {
-        using V = decltype(m);
-        const V keys = log2(V(select(l > 0.f, l, V(1.f))));
-        const V own = above_base(sink, m, exponents.unit), larger = max(keys, own);
+      [&](auto L, auto l, auto base, auto near) {
+        using V = decltype(base);
+        const V keys = select(l > 0.f, log2(V(select(l > 0.f, l, V(1.f)))), V(-kInf));
+        const V own = above_base(sink, base, exponents.unit), larger = max(keys, own);
         const V smaller = -magnitude(V(keys - own));
-        V total = select(own == -kInf, keys, V(larger + log2(V(1.f + exp2(smaller)))));
+        const auto one = own == -kInf | l == 0.f;
+        V total = select(one, larger, V(larger + log2(V(1.f + exp2(smaller)))));
         if (longer) {  // what L is above these keys' by more than its last bit
-          const V above = L - (m * exponents.unit + total * kLn2);
+          const V above = L - (base * exponents.unit + total * kLn2);
           total += select(above > magnitude(L) * 0x1p-23f, V(above * kLog2e), V(0.f));
         }
-        return select(is_far(L, l), total, near);
+        return select(is_far(L) & larger > -kInf, total, near);
       },
-      L, l, m, near);
+      L, l, origin.base, near);
   origin.far = any_beyond(origin.base, 0.f);
   return origin;
 }

@@ -157,10 +157,18 @@ def register(
                 given[key] = [array.resolve_neg() for array in x]
         return operator(**given)
 
+    def refuse_vmap(*arguments: Any, **more: Any) -> Any:
+        """torch's loop of calls serves neither lists nor what is written."""
+        raise NotImplementedError(
+            f"{bound(arguments, more)['function']}: it must not be called below torch.func.vmap, got batched tensors"
+        )
+
     LIBRARY.define(name + _schema(kernel, mutates), tags=tags)
     operator = getattr(torch.ops.xeflash, name).default
     if mutates:
         LIBRARY.impl(name, resolve, "Negative")
+    if mutates or next(iter(parameters.values())).annotation == "Sequence[Tensor]":
+        LIBRARY.impl(name, refuse_vmap, "FuncTorchBatched")
     if differentiate is not None:
         LIBRARY.impl(name, record, "Autograd")
     for device, key in _KEYS.items():
@@ -185,7 +193,7 @@ def _requires_grad(arguments: tuple[Any, ...], more: dict[str, Any]) -> bool:
 def _three(arguments: tuple[Any, ...]) -> Any:
     """Arguments that tell whether all are plain tensors: the first three, or of lists their first and last."""
     first = arguments[0]
-    return (first[0], first[-1], arguments[1][0]) if type(first) is list else arguments[:3]
+    return (first[0], first[-1], (arguments[1] or first)[0]) if type(first) is list else arguments[:3]
 
 
 def _refuse_other_devices(function: str, arrays: Mapping[str, Any]) -> None:

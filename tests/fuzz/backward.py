@@ -118,10 +118,10 @@ def gradients_case(draw: Draw, entry: str) -> Case:
         moved = [gradients_of(case, wide, fixed, of_q, of_k, kept, draw.generator) for _ in range(DRAWS)]
         by_torch = gradients_of(case, t, fixed, of_q, of_k, kept)
         for name, dx, same in zip(asked, found, again, strict=True):
-            assert torch.equal(dx, same), f"d{name}: bits change"
             gradients.check(
                 f"{case.kernel[0]} d{name}", dx.cpu(), want[name], by_torch[name], [x[name] for x in moved], draw.on_gpu
             )
+            assert torch.equal(dx, same), f"d{name}: bits change"
 
     function = {"attention": "attention", "func": "flash_attn_func", "varlen": "flash_attn_varlen_func"}[entry]
     return Case(

@@ -183,7 +183,8 @@ class Array:
         if self.kind in ("torch", "xpu"):
             memory = self.keep if self.kind == "xpu" else torch.frombuffer(self.memory.data, dtype=torch.uint8)
             strides, size = [s // self.dtype.itemsize for s in self.strides], self.dtype.itemsize
-            tensor = memory.view(self.dtype).as_strided(self.shape, strides, self.offset // size)
+            whole = memory[: memory.numel() // size * size]
+            tensor = whole.view(self.dtype).as_strided(self.shape, strides, self.offset // size)
             if self.guise == "parameter":
                 return torch.nn.Parameter(tensor, requires_grad=False)
             return torch._neg_view(tensor) if self.guise == "negated" else tensor

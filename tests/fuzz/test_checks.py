@@ -72,6 +72,22 @@ def test_wrong_results_and_refusals_are_noticed():
             perform(case)
 
 
+def test_wrong_gradients_are_noticed():
+    cases = (make(0, number, width="narrow") for number in range(1000))
+    case = next(x for x in cases if x.function == "gradients of attention" and x.arguments["k"].shape[1] > 30)
+    assert perform(case) == "right"
+    right = case.call
+    for change, text in ((1.1, "limit"), (float("nan"), "not finite")):
+
+        def wrong(change=change, **given):
+            first, *others = right(**given)[0]
+            return (first * change, *others), (first * change, *others)
+
+        case.call = wrong
+        with pytest.raises(Wrong, match=text):
+            perform(case)
+
+
 @pytest.mark.parametrize(
     ("text", "clear"),
     [

@@ -377,6 +377,19 @@ def test_vmap_is_the_call_of_each():
     assert torch.equal(got, torch.stack([xeflash.attention(*x) for x in zip(q, k, v, strict=True)]))
 
 
+def test_vmap_of_lists_and_of_caches_is_refused_by_name():
+    q = torch.randn(3, 1, 7, 2, 64)
+    calls = {
+        "merge_states": lambda x: xeflash.merge_states((x, x[..., 0].mT), (x, x[..., 0].mT))[0],
+        "flash_attn_with_kvcache": lambda x: xeflash.flash_attn_with_kvcache(x, x, x),
+    }
+    for name, call in calls.items():
+        with pytest.raises(NotImplementedError, match=f"^{name}: it must not be called below torch.func.vmap"):
+            torch.func.vmap(call)(q)
+    with pytest.raises(ValueError, match="^merge_states: outs and lses must be as many, and not none, got 1 and 0"):
+        ops.merge_states([q[0]], [])
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 @pytest.mark.parametrize("before", ["", "a = numpy.ones((1, 2, 5, 64), numpy.float32); xeflash.attention(a, a, a)"])

@@ -43,6 +43,15 @@ def test_a_report_that_cannot_be_written_is_refused_before_all_cases(capsys, mon
     assert "--json must be a file that can be written" in capsys.readouterr().err
 
 
+def test_a_run_that_is_refused_leaves_no_report(monkeypatch, tmp_path):
+    def refuse(*_):
+        raise pool.Refused("no device")
+
+    monkeypatch.setattr(pool, "Pool", refuse)
+    assert main(["selftest", "--device", "cpu", "--json", str(tmp_path / "report.json")]) == 2
+    assert not any(tmp_path.iterdir())
+
+
 def answers(*requests, device="cpu"):
     said = io.StringIO()
     worker.serve(device, io.StringIO("".join(json.dumps(request) + "\n" for request in requests)), said)

@@ -52,7 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.json is not None:
         try:
+            there = arguments.json.exists()
             arguments.json.open("a").close()
+            if not there:  # nothing is left of a run that is refused
+                arguments.json.unlink()
         except OSError as error:
             print(f"xeflash selftest: --json must be a file that can be written, got {error}", file=sys.stderr)
             return 2
