@@ -1,6 +1,6 @@
 // What the kernels of the backward pass are written in: their tiles, their way over the other
 // side's blocks, probabilities made again.
-//   P = exp(S - m) / l, from the LSE or from scores made again (Origin)
+//   P = exp(S - m) / l, from the LSE or from scores made again (origin_of)
 //   dP = dO V^T   dS = P (dP - Delta) times the slope of the scores' changes
 //   Delta = rowsum(dO O) - dLSE, of O and its rest
 // With dropout P and dP count where a probability is kept, times keep_scale. The gradients are

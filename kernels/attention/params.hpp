@@ -120,7 +120,7 @@ struct BwdParams : ScoreModParams {
   ScoreArg dbias;     // null: not wanted
   Shares bias;        // of what is in dbias
   float* delta;       // per row, laid out as lse: rowsum(dO O) - dLSE
-  float *base, *top;  // likewise: what its exponents are relative to, see Origin
+  float *base, *top;  // likewise: what its exponents are relative to, see OwnOrigin
   float unit;         // of scores and bases, in natural units
   int32_t longer;     // o and lse belong to rows of more keys than these
   float* row_slopes;  // the gradient of a slope, as far as a row goes; laid out likewise

@@ -6,8 +6,7 @@
 
 namespace xeflash {
 
-constexpr float kRestUnit =
-    0x1p-8f;  // of the rest: with it, neither type of 16 bits has less range
+constexpr float kRestUnit = 0x1p-8f;  // with it a rest is no smaller than its type can hold
 
 // Where one key has all of a row's weight, O differs from that key's V by what l has and P, rounded
 // to 1, has not (see Exponents). That is no rest: there Delta has to be dP.
