@@ -33,6 +33,7 @@ DROPOUT, DRAWS = 0.25, 3
 LOST = 2.0**26  # times a score: fp32 has no bit left for it beside such a number, nor for twice of it
 FAR_LSE = 512.0  # P is made from larger ones in a way that does not round them
 EXP2 = {"fp32": 0.0, "fp16": 2.6e-6, "bf16": 7.5e-5}  # what the CPU's, of few terms, is right to
+LEAST = 2.0**-126  # below it fp32 may be flushed to 0
 GPU_MATH = 2.0**-21  # of the hardware's exp2, see xeflash.selftest.tolerance
 SNIPPET = "select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])"
 PERIOD, TILT = 7, 0.75
@@ -381,9 +382,15 @@ def direction_like(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def off_by(out: torch.Tensor, dtype: str) -> torch.Tensor:
-    """What each element of an output in float64 is off by at most, see above: an ulp in fp32, else half of one."""
+    """What each element of an output in float64 is off by at most, see above: an ulp in fp32, else half of one.
+
+    What rounding took is kept times 2^8, in the type itself: of fp16's least numbers no more than that is left.
+    """
     ulps = torch.exp2(torch.frexp(out).exponent.double() - 1) * torch.finfo(DTYPES[dtype]).eps
-    return ulps if dtype == "fp32" else ulps / 2
+    if dtype == "fp32":
+        return ulps
+    kept = torch.finfo(DTYPES[dtype])
+    return (ulps / 2).clamp(min=kept.tiny * kept.eps / 2 * 2.0**-8)
 
 
 def check(what: str, got: Any, want: torch.Tensor, by_torch: Any, moved: list[torch.Tensor], on_gpu: bool) -> None:
@@ -398,6 +405,7 @@ def check(what: str, got: Any, want: torch.Tensor, by_torch: Any, moved: list[to
     more = GPU_MATH * 8 if on_gpu else 0.0
     farthest, by_others = float(error.abs().max()), [float(x.abs().max()) for x in (error_of_torch, *by_scores)]
     limit = 2 * max(*by_others, ulp(largest, "float32")) + ulp(largest, dtype) + more * largest
+    limit = max(limit, LEAST)
     worst = int(error.abs().argmax())
     values = [float(x.flatten()[worst]) for x in (got, want)]
     assert farthest <= limit, (
@@ -405,7 +413,7 @@ def check(what: str, got: Any, want: torch.Tensor, by_torch: Any, moved: list[to
         f"of torch, and moved: {by_others}"
     )
     length, by_others = float(error.norm()), [float(x.norm()) for x in (error_of_torch, *by_scores)]
-    limit = 2 * max(by_others) + (ulp(1.0, dtype) + more) * float(want.norm())
+    limit = max(2 * max(by_others) + (ulp(1.0, dtype) + more) * float(want.norm()), LEAST * want.numel())
     assert length <= limit, f"{what}: error {length:.3g} in L2, limit {limit:.3g}; of torch, and moved: {by_others}"
 
 
