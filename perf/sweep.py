@@ -50,7 +50,7 @@ def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int
     """Small ones first."""
     on_cpu = arch.startswith("cpu-")
     accesses = ("",) if on_cpu else ("elements", "dwords") + ("block2d",) * (arch != "dg2")
-    changes: tuple[dict[str, Any], ...] = ({"cache_dtype": "int8"}, {"softcap": True}, {}, {"packed_heads": True})
+    changes: tuple[dict[str, Any], ...] = ({"cache_dtype": "int8"}, {"hooks": ("SoftCap",)}, {}, {"packed_heads": True})
     changes = ({},) if on_cpu else changes if algorithm == "flash_fwd" else changes[:3]
     for dim, rows, dtype, access, change in itertools.product(sorted(dims), ROWS[algorithm], dtypes, accesses, changes):
         yield Desc(algorithm, arch, DTYPE_NAMES[dtype], dim, dim, rows, access=access, **change)

@@ -1,8 +1,11 @@
 #include "arguments.hpp"
 
+#include <array>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
@@ -88,77 +91,48 @@ struct Argument {
   void (*set)(FwdRequest&, const Value&);
 };
 
-template <auto Field>
+template <size_t I>
 void set(FwdRequest& r, const Value& value) {
-  read(r.*Field, value);
-}
-template <auto Field>
-void set_cache(FwdRequest& r, const Value& value) {
-  read(r.cache.*Field, value);
-}
-template <auto Field>
-void set_keys(FwdRequest& r, const Value& value) {
-  r.cache.given = true;  // None is one that is refused
-  read(r.cache.*Field, value);
+  constexpr size_t kOwn = std::tuple_size_v<decltype(kCallFields)>;
+  if constexpr (I < kOwn) {
+    read(r.*std::get<I>(kCallFields).member, value);
+  } else {
+    constexpr auto member = std::get<I - kOwn>(kCacheFields).member;
+    if constexpr (std::is_same_v<decltype(member), py::object CacheRequest::* const>) {
+      if (member == &CacheRequest::k || member == &CacheRequest::v) r.cache.given = true;
+    }
+    read(r.cache.*member, value);
+  }
 }
 
-using R = FwdRequest;
-using C = CacheRequest;
-constexpr Argument kArguments[] = {
-    {"function", nullptr, set<&R::function>},
-    {"layout", nullptr, set<&R::layout>},
-    {"q", "query", set<&R::q>},
-    {"k", "key", set<&R::k>},
-    {"v", "value", set<&R::v>},
-    {"out", nullptr, set<&R::out>},
-    {"softmax_scale", "scale", set<&R::scale>},
-    {"causal", "is_causal", set<&R::causal>},
-    {"window_left", nullptr, set<&R::left>},
-    {"window_right", nullptr, set<&R::right>},
-    {"bottom_right", nullptr, set<&R::bottom_right>},
-    {"softcap", nullptr, set<&R::softcap>},
-    {"alibi_slopes", nullptr, set<&R::alibi>},
-    {"s_aux", "sinks", set<&R::sinks>},
-    {"attn_mask", nullptr, set<&R::bias>},
-    {"score_mod", nullptr, set<&R::score_mod>},
-    {"dropout_p", nullptr, set<&R::dropout>},
-    {"seed", nullptr, set<&R::seed>},
-    {"offset", nullptr, set<&R::offset>},
-    {"return_lse", nullptr, set<&R::want_lse>},
-    {"rest", nullptr, set<&R::rest>},
-    {"enable_gqa", nullptr, set<&R::broadcast_heads>},
-    {"num_splits", nullptr, set<&R::splits>},
-    {"unified_max", nullptr, set<&R::unified_max>},
-    {"cu_seqlens_q", nullptr, set<&R::cu_q>},
-    {"cu_seqlens_k", nullptr, set<&R::cu_k>},
-    {"max_seqlen_q", nullptr, set<&R::max_q>},
-    {"max_seqlen_k", nullptr, set<&R::max_k>},
-    {"seqused_k", nullptr, set<&R::used_k>},
-    {"k_cache", nullptr, set_keys<&C::k>},
-    {"v_cache", nullptr, set_keys<&C::v>},
-    {"cache_seqlens", nullptr, set_cache<&C::lengths>},
-    {"cache_length", nullptr, set_cache<&C::length>},
-    {"cache_batch_idx", nullptr, set_cache<&C::sequences>},
-    {"cache_leftpad", nullptr, set_cache<&C::left_pad>},
-    {"block_table", nullptr, set_cache<&C::pages>},
-    {"beam_index", nullptr, set_cache<&C::beams>},
-    {"k_scale", nullptr, set_cache<&C::k_scale>},
-    {"v_scale", nullptr, set_cache<&C::v_scale>},
-    {"rotary_cos", nullptr, set_cache<&C::cos>},
-    {"rotary_sin", nullptr, set_cache<&C::sin>},
-    {"rotary_interleaved", nullptr, set_cache<&C::interleaved>},
-};
+constexpr auto kFields = std::tuple_cat(kCallFields, kCacheFields);
+constexpr auto kArguments = []<size_t... I>(std::index_sequence<I...>) {
+  return std::array{
+      Argument{std::get<I>(kFields).name, std::get<I>(kFields).other_name, set<I>}...};
+}(std::make_index_sequence<std::tuple_size_v<decltype(kFields)>>{});
+
+constexpr size_t kFirstOfCache = std::tuple_size_v<decltype(kCallFields)>;
+constexpr size_t kFirstOfPacked = [] {
+  size_t at = 0;
+  while (std::string_view(kArguments[at].name) != "cu_seqlens_q") ++at;
+  return at;
+}();
 
 // By the interned name, which is what a call in Python's source passes.
 const Argument* find(PyObject* name) {
   static const auto* by_name = [] {
     auto* all = new std::unordered_map<PyObject*, const Argument*>;
-    for (const Argument& a : kArguments) all->emplace(PyUnicode_InternFromString(a.name), &a);
+    for (const Argument& a : kArguments) {
+      all->emplace(PyUnicode_InternFromString(a.name), &a);
+      if (a.name_of_attention) all->emplace(PyUnicode_InternFromString(a.name_of_attention), &a);
+    }
     return all;
   }();
   if (const auto found = by_name->find(name); found != by_name->end()) return found->second;
   for (const Argument& a : kArguments) {
+    const char* other = a.name_of_attention ? a.name_of_attention : a.name;
     if (PyUnicode_CompareWithASCIIString(name, a.name) == 0) return &a;
+    if (PyUnicode_CompareWithASCIIString(name, other) == 0) return &a;
   }
   throw py::type_error("forward() has no argument " + py::repr(name).cast<std::string>());
 }
@@ -173,20 +147,67 @@ FwdRequest read_arguments(const py::kwargs& given) {
     }
   }
   const bool attention = r.layout == Layout::kBHSD;
+  const char *of_cache = nullptr, *of_packed = nullptr;  // one that only such calls have
   PyObject *name, *object;
   for (Py_ssize_t at = 0; PyDict_Next(given.ptr(), &at, &name, &object);) {
     const Argument* argument = find(name);
     const char* public_name =
         attention && argument->name_of_attention ? argument->name_of_attention : argument->name;
     argument->set(r, {object, public_name, r.function});
+    if (object == Py_None) continue;
+    const size_t place = argument - kArguments.data();
+    if (place >= kFirstOfCache) of_cache = public_name;
+    if (place >= kFirstOfPacked && place < kFirstOfCache) of_packed = public_name;
   }
+  if (of_cache && !r.cache.given)
+    throw py::value_error(r.function + ": " + of_cache +
+                          " must come with a cache of keys, got one without");
+  if (of_packed && r.layout != Layout::kTHD)
+    throw py::value_error(r.function + ": " + of_packed +
+                          " must come with packed sequences, got one without");
+  if (r.cache.length != -1 && !r.cache.lengths.is_none())
+    throw py::value_error(r.function + ": cache_length must not be given with cache_seqlens, got " +
+                          std::to_string(r.cache.length));
   return r;
 }
 
-py::tuple argument_names() {
-  py::list names;
-  for (const Argument& a : kArguments) names.append(a.name);
-  return py::tuple(names);
+// A type in the words of call/schema.py, and a value as Python has it.
+template <class T>
+std::string kind_of(const T&) {
+  if constexpr (std::is_same_v<T, py::object>) return "object";
+  if constexpr (std::is_same_v<T, std::string>) return "str";
+  if constexpr (std::is_same_v<T, bool>) return "bool";
+  if constexpr (std::is_floating_point_v<T>) return "float";
+  return "int";
+}
+template <class T>
+std::string kind_of(const std::optional<T>&) {
+  return kind_of(T{}) + "?";
+}
+template <class T>
+py::object to_python(const T& value) {
+  if constexpr (std::is_enum_v<T>)
+    return py::int_(static_cast<int>(value));
+  else if constexpr (std::is_same_v<T, py::object>)
+    return value;
+  else
+    return py::cast(value);
+}
+template <class T>
+py::object to_python(const std::optional<T>& value) {
+  return value ? to_python(*value) : py::none();
+}
+
+py::tuple call_fields() {
+  const FwdRequest r;
+  py::list all;
+  const auto add = [&](const auto& f, const auto& value) {
+    all.append(
+        py::make_tuple(f.name, kind_of(value), to_python(value), f.other_name ? f.other_name : ""));
+  };
+  std::apply([&](const auto&... f) { (add(f, r.*f.member), ...); }, kCallFields);
+  std::apply([&](const auto&... f) { (add(f, r.cache.*f.member), ...); }, kCacheFields);
+  return py::tuple(all);
 }
 
 }  // namespace xeflash

@@ -11,7 +11,7 @@ namespace xeflash {
 // a name that is not known, and for a value of another type.
 FwdRequest read_arguments(const pybind11::kwargs& given);
 
-// All names, in order.
-pybind11::tuple argument_names();
+// (name, type, default, name in attention()) of each, in order.
+pybind11::tuple call_fields();
 
 }  // namespace xeflash

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "fields.hpp"
 #include "kernels.hpp"
 #include "params.hpp"
 #include "problem.hpp"
@@ -18,7 +19,63 @@
 namespace xeflash {
 namespace {
 
-// What a call has besides the forward's arguments.
+// The arrays of the result, without data where a gradient is not wanted.
+struct Results {
+  Array dq, dk, dv, dbias, dalibi, dsinks;
+  Array dcaptures;      // of the captured arrays that want one, one after the other
+  uint8_t learned = 0;  // these, a bit each
+  std::array<int32_t, kMaxCapturedArrays> first_of_capture{};
+
+  py::tuple objects() const;
+  Shares shares_of_bias() const {
+    if (!dbias.data) return {};
+    const auto size = [&](int axis) { return static_cast<int32_t>(dbias.shape[axis]); };
+    return {size(0), size(1), size(2), size(3)};
+  }
+};
+
+// By the names of the arrays that they belong to, in the order of what backward() returns; those of
+// captures follow, "captures['NAME']", in one array.
+constexpr std::tuple kGradients{
+    Field{"q", &Results::dq},
+    Field{"k", &Results::dk},
+    Field{"v", &Results::dv},
+    Field{"attn_mask", &Results::dbias},
+    Field{"alibi_slopes", &Results::dalibi},
+    Field{"s_aux", &Results::dsinks},
+};
+static_assert(is_complete<3>(kGradients));  // and what there is of captures
+
+py::tuple Results::objects() const {
+  const auto object = [](const Array& a) { return a.object ? a.object : py::none(); };
+  const auto all = [&](const auto&... f) {
+    return py::make_tuple(object(this->*f.member)..., object(dcaptures));
+  };
+  return std::apply(all, kGradients);
+}
+
+std::string name_of_capture(const std::string& name) { return "captures['" + name + "']"; }
+
+bool has_gradient(const std::string& name, const Problem& p) {
+  const auto knows = [&](const auto&... f) { return ((name == f.name) || ...); };
+  const auto is_captured = [&](const auto& own) { return name == name_of_capture(own); };
+  return std::apply(knows, kGradients) || std::ranges::any_of(p.score_mod.names, is_captured);
+}
+
+// What a call has besides the forward's arguments: BackwardArguments in call/schema.py.
+struct BwdRequest {
+  py::object lse = py::none(), dout = py::none(), dlse = py::none();
+  bool longer = false;  // out and lse are of rows of more keys than these
+  py::object wanted = py::tuple();
+};
+constexpr std::tuple kBwdFields{
+    Field{"lse", &BwdRequest::lse},       Field{"dout", &BwdRequest::dout},
+    Field{"dlse", &BwdRequest::dlse},     Field{"longer", &BwdRequest::longer},
+    Field{"wanted", &BwdRequest::wanted},
+};
+static_assert(is_complete(kBwdFields));
+
+// The same, checked.
 struct Gradients {
   Outputs of_forward;
   Array dout, dlse;     // dlse without data: 0
@@ -28,11 +85,16 @@ struct Gradients {
   bool wants(const char* name) const { return wanted.count(name) > 0; }
 };
 
-py::object take(py::dict& arguments, const char* name) {
-  if (!arguments.contains(name)) return py::none();
-  const py::object value = arguments[name];
-  PyDict_DelItemString(arguments.ptr(), name);
-  return value;
+// Takes its own out of the arguments; the others are the forward's, which refuses unknown ones.
+BwdRequest take_own(py::dict& arguments) {
+  BwdRequest own;
+  const auto take = [&](const auto& f) {
+    if (!arguments.contains(f.name)) return;
+    own.*f.member = arguments[f.name].template cast<std::remove_cvref_t<decltype(own.*f.member)>>();
+    PyDict_DelItemString(arguments.ptr(), f.name);
+  };
+  std::apply([&](const auto&... f) { (take(f), ...); }, kBwdFields);
+  return own;
 }
 
 // An array of the shape of the output.
@@ -73,20 +135,21 @@ Array read_lse(const py::object& object, const Problem& p, const Checker& check)
   return lse;
 }
 
-Gradients read_gradients(py::dict& given, const FwdRequest& r, const Problem& p,
+Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Problem& p,
                          const Checker& check) {
   Gradients g;
   g.of_forward.out = read_like_out(r.out, "out", p, check);
   if (!r.rest.is_none()) g.of_forward.rest = read_like_out(r.rest, "rest", p, check);
-  g.of_forward.lse = read_lse(take(given, "lse"), p, check);
-  g.dout = read_like_out(take(given, "dout"), "dout", p, check);
-  if (const py::object dlse = take(given, "dlse"); !dlse.is_none()) {
-    g.dlse = read_like_lse(dlse, "dlse", p, check);
+  g.of_forward.lse = read_lse(own.lse, p, check);
+  g.dout = read_like_out(own.dout, "dout", p, check);
+  if (!own.dlse.is_none()) g.dlse = read_like_lse(own.dlse, "dlse", p, check);
+  g.longer = own.longer;
+  for (const py::handle handle : own.wanted) {
+    const auto name = handle.cast<std::string>();
+    if (!has_gradient(name, p))
+      check.refuse("wanted must be names of arrays that have gradients, got '" + name + "'");
+    g.wanted.insert(name);
   }
-  if (const py::object longer = take(given, "longer"); !longer.is_none()) {
-    g.longer = longer.cast<bool>();
-  }
-  for (const py::handle name : take(given, "wanted")) g.wanted.insert(name.cast<std::string>());
   return g;
 }
 
@@ -117,25 +180,6 @@ Array new_bias_gradient(const Problem& p) {
   return new_array(p.q, dtype, {size(0), size(1), rows, keys});
 }
 
-// The arrays of the result, without data where a gradient is not wanted.
-struct Results {
-  Array dq, dk, dv, dbias, dalibi, dsinks;
-  Array dcaptures;      // of the captured arrays that want one, one after the other
-  uint8_t learned = 0;  // these, a bit each
-  std::array<int32_t, kMaxCapturedArrays> first_of_capture{};
-
-  py::tuple objects() const {
-    const auto object = [](const Array& a) { return a.object ? a.object : py::none(); };
-    return py::make_tuple(object(dq), object(dk), object(dv), object(dbias), object(dalibi),
-                          object(dsinks), object(dcaptures));
-  }
-  Shares shares_of_bias() const {
-    if (!dbias.data) return {};
-    const auto size = [&](int axis) { return static_cast<int32_t>(dbias.shape[axis]); };
-    return {size(0), size(1), size(2), size(3)};
-  }
-};
-
 Array empty_like(const Array& a) {
   const auto& s = a.shape;
   if (a.ndim == 3) return new_array(a, a.dtype, {s[0], s[1], s[2]});
@@ -150,7 +194,7 @@ void new_gradients_of_captures(Results& to, const Problem& p, const Gradients& g
   int i = 0;
   for (const Array& a : p.score_mod.arrays) {
     const std::string& name = p.score_mod.names[i];
-    if (g.wants(("captures['" + name + "']").c_str())) {
+    if (g.wants(name_of_capture(name).c_str())) {
       to.learned |= 1 << i;
       to.first_of_capture[i] = static_cast<int32_t>(total);
       total += bytes_of(a) / size_of(a.dtype);
@@ -346,11 +390,11 @@ void share(Scratch& scratch, BwdParams& params, const Problem& p, const std::vec
 
 }  // namespace
 
+py::tuple learned_names() { return names_of(kGradients); }
+
 py::tuple backward(const py::kwargs& arguments) {
   py::dict given = py::reinterpret_steal<py::dict>(PyDict_Copy(arguments.ptr()));
-  py::dict own;  // the others' are the forward's
-  for (const char* name : {"lse", "dout", "dlse", "longer", "wanted"})
-    own[name] = take(given, name);
+  const BwdRequest own = take_own(given);
   const FwdRequest r = read_arguments(py::reinterpret_borrow<py::kwargs>(given));
   const Checker check(r.function);
   const Problem p = read_problem(r);
@@ -386,7 +430,7 @@ py::tuple backward(const py::kwargs& arguments) {
 
 py::object probabilities(const py::kwargs& arguments) {
   py::dict given = py::reinterpret_steal<py::dict>(PyDict_Copy(arguments.ptr()));
-  const py::object lse_object = take(given, "lse");
+  const py::object lse_object = take_own(given).lse;
   const FwdRequest r = read_arguments(py::reinterpret_borrow<py::kwargs>(given));
   const Checker check(r.function);
   const Problem p = read_problem(r);

@@ -9,6 +9,9 @@ namespace xeflash {
 // k, v, attn_mask, alibi_slopes and sinks, None where one is not wanted.
 pybind11::tuple backward(const pybind11::kwargs& arguments);
 
+// The names of what has gradients, in the order of backward()'s results.
+pybind11::tuple learned_names();
+
 // Takes the arguments of forward() and its LSE; gives the probabilities (B, H, Sq, Sk) in the type
 // of q, negative where dropout took them.
 pybind11::object probabilities(const pybind11::kwargs& arguments);

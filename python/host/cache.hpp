@@ -3,7 +3,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <tuple>
+
 #include "array.hpp"
+#include "fields.hpp"
 
 namespace xeflash {
 
@@ -12,7 +15,7 @@ enum class CacheKind : uint8_t { kPlain, kPaged, kBeam };
 const char* name_of(CacheKind kind);
 
 struct CacheRequest {
-  bool given = false;
+  bool given = false;  // by k_cache or v_cache; None is one that is refused
   py::object k = py::none(), v = py::none();
   py::object lengths = py::none();  // int32 array (batch); None: `length`
   int64_t length = -1;              // keys in use in every sequence; -1: all of the cache
@@ -21,6 +24,23 @@ struct CacheRequest {
   py::object cos = py::none(), sin = py::none();
   bool interleaved = true;
 };
+
+constexpr std::tuple kCacheFields{
+    Field{"k_cache", &CacheRequest::k},
+    Field{"v_cache", &CacheRequest::v},
+    Field{"cache_seqlens", &CacheRequest::lengths},
+    Field{"cache_length", &CacheRequest::length},
+    Field{"cache_batch_idx", &CacheRequest::sequences},
+    Field{"cache_leftpad", &CacheRequest::left_pad},
+    Field{"block_table", &CacheRequest::pages},
+    Field{"beam_index", &CacheRequest::beams},
+    Field{"k_scale", &CacheRequest::k_scale},
+    Field{"v_scale", &CacheRequest::v_scale},
+    Field{"rotary_cos", &CacheRequest::cos},
+    Field{"rotary_sin", &CacheRequest::sin},
+    Field{"rotary_interleaved", &CacheRequest::interleaved},
+};
+static_assert(is_complete<1>(kCacheFields));  // and `given`
 
 struct Cache {
   bool given = false;

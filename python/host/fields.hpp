@@ -12,6 +12,7 @@ template <class Struct, class T>
 struct Field {
   const char* name;
   T Struct::* member;
+  const char* other_name = nullptr;  // what attention() calls it
 };
 
 struct Anything {
@@ -19,14 +20,14 @@ struct Anything {
   operator T() const;
 };
 
-// Whether the list has as many fields as the struct has members.
-template <class Struct, class... T>
+// Whether the list has as many fields as the struct has members, but for `others`.
+template <size_t others = 0, class Struct, class... T>
 consteval bool is_complete(const std::tuple<Field<Struct, T>...>&) {
   const auto takes = []<size_t... I>(std::index_sequence<I...>) {
     return requires { Struct{(static_cast<void>(I), Anything{})...}; };
   };
-  return takes(std::index_sequence_for<T...>{}) &&
-         !takes(std::make_index_sequence<sizeof...(T) + 1>{});
+  return takes(std::make_index_sequence<sizeof...(T) + others>{}) &&
+         !takes(std::make_index_sequence<sizeof...(T) + others + 1>{});
 }
 
 // From the attributes of an object.

@@ -9,6 +9,7 @@
 
 #include "checks.hpp"
 #include "native.hpp"
+#include "score_hooks.hpp"
 
 namespace xeflash {
 namespace {
@@ -44,6 +45,15 @@ py::object to_python(T value) {
 }
 py::object to_python(DType value) {
   return value == DType::kOther ? py::object(py::none()) : py::str(name_of(value));
+}
+py::object to_python(ScoreHooks hooks) {
+  py::list names;
+  uint32_t bits = static_cast<uint32_t>(hooks);
+  for (const ScoreHook& hook : kScoreHooks) {
+    if (bits & 1) names.append(hook.name);
+    bits >>= 1;
+  }
+  return py::tuple(names);
 }
 py::object to_python(ScoreModId id) {
   if (id == ScoreModId::kNone) return py::none();
@@ -115,13 +125,13 @@ Desc describe(Algorithm algorithm, const Problem& p) {
 }
 
 void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
-  desc.softcap = r.softcap > 0;
-  desc.alibi = p.alibi.data != nullptr;
+  uint32_t hooks = 0, bit = 1;
+  for (const ScoreHook& hook : kScoreHooks) hooks |= hook.used(p, r) ? bit : 0, bit <<= 1;
+  desc.hooks = ScoreHooks{hooks};
   desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
   desc.score_mod = p.score_mod.id;
   desc.dropout = r.dropout > 0;
-  const bool plain =
-      !p.bias.data && !desc.softcap && !desc.alibi && desc.score_mod == ScoreModId::kNone;
+  const bool plain = !p.bias.data && !hooks && desc.score_mod == ScoreModId::kNone;
   desc.negative_scale = plain && r.scale && std::signbit(*r.scale);
 }
 

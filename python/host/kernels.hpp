@@ -31,6 +31,8 @@ enum class Algorithm : uint8_t {
 };
 const char* name_of(Algorithm algorithm);  // as Python knows it
 
+enum class ScoreHooks : uint32_t {};  // bits of kScoreHooks (score_hooks.hpp)
+
 // What changes the code of a kernel: Desc in jit/kernel.py, which explains it. Everything else
 // (lengths, strides, masks by position) is a parameter.
 struct Desc {
@@ -38,7 +40,7 @@ struct Desc {
   DType dtype = DType::kOther;
   uint16_t head_dim = 0, head_dim_v = 0;
   uint8_t rows = 0;
-  bool softcap = false, alibi = false;
+  ScoreHooks hooks{};
   DType bias = DType::kOther;  // kOther: none
   ScoreModId score_mod = ScoreModId::kNone;
   bool dropout = false, negative_scale = false, packed_heads = false, split_keys = false;
@@ -53,7 +55,7 @@ struct Desc {
 
   // Whether products are the scores, but for the scale: ScoreVariant::kIdentity.
   bool has_plain_scores() const {
-    return !softcap && !alibi && bias == DType::kOther && score_mod == ScoreModId::kNone &&
+    return hooks == ScoreHooks{} && bias == DType::kOther && score_mod == ScoreModId::kNone &&
            !negative_scale;
   }
   bool operator==(const Desc&) const = default;
@@ -65,8 +67,7 @@ constexpr std::tuple kDescFields{
     Field{"head_dim", &Desc::head_dim},
     Field{"head_dim_v", &Desc::head_dim_v},
     Field{"rows", &Desc::rows},
-    Field{"softcap", &Desc::softcap},
-    Field{"alibi", &Desc::alibi},
+    Field{"hooks", &Desc::hooks},
     Field{"bias", &Desc::bias},
     Field{"score_mod", &Desc::score_mod},
     Field{"dropout", &Desc::dropout},

@@ -173,7 +173,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("forward", &run_request<&forward>);
   m.def("backward", &run_arguments<&backward>);
   m.def("probabilities", &run_arguments<&probabilities>);
-  m.def("argument_names", &argument_names);
+  m.def("call_fields", &call_fields);
+  m.def("learned_names", &learned_names);
   m.def("desc_names", [] { return names_of(kDescFields); });
   m.def("schedule_names", [] { return names_of(kScheduleFields); });
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "score_hooks.hpp"
 #include "tile/quantised.hpp"
 
 namespace xeflash {
@@ -17,13 +18,6 @@ float scale_of(double scale) {
   return static_cast<float>(std::copysign(size, scale));
 }
 
-// s and s / cap have to be normal floats, too: below the least one nothing is left of a score, and
-// a cap above 2^100 changes none that is not itself near 2^100.
-float softcap_of(double cap) {
-  if (cap == 0) return 0;
-  return static_cast<float>(std::clamp<double>(cap, std::numeric_limits<float>::min(), 0x1p100));
-}
-
 void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   if (p.bias.data) {
     int64_t strides[4] = {0, 0, 0, 0};
@@ -33,9 +27,8 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
     }
     params.bias = {p.bias.data, strides[0], strides[1], strides[2], strides[3]};
   }
-  if (p.alibi.data) {
-    params.alibi = reinterpret_cast<const float*>(p.alibi.data);
-    params.alibi_batch = p.alibi.ndim == 2 ? p.alibi.strides[0] : 0;
+  for (const ScoreHook& hook : kScoreHooks) {
+    if (hook.used(p, r)) hook.set(params, p, r);
   }
   if (p.sinks.data) params.sinks = reinterpret_cast<const float*>(p.sinks.data);
   // flash-attn takes a side that reaches over all keys, of packed sequences as many as they are
@@ -51,7 +44,6 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   params.top_left = !r.bottom_right;
   const double scale = r.scale ? *r.scale : 1.0 / std::sqrt(static_cast<double>(p.d));
   params.scale = scale_of(scale * p.cache.k_factor);
-  params.softcap = softcap_of(r.softcap);
   params.unified_max = static_cast<float>(r.unified_max.value_or(0));
   params.empty_lse = r.layout == Layout::kBHSD ? -std::numeric_limits<float>::infinity()
                                                : std::numeric_limits<float>::infinity();

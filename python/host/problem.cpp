@@ -222,19 +222,29 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
   }
 }
 
+std::string text(double x) { return py::str(py::float_(x)).cast<std::string>(); }
+
+void check_finite(double x, const char* name, const Checker& check) {
+  if (!std::isfinite(static_cast<float>(x)))
+    check.refuse(std::string(name) + " must be finite in float32, got " + text(x));
+}
+
+// All numbers are finite; some have rules besides.
 void check_numbers(const FwdRequest& r, const Checker& check) {
-  auto text = [](double x) { return py::str(py::float_(x)).cast<std::string>(); };
-  auto is_finite = [](double x) { return std::isfinite(static_cast<float>(x)); };
-  if (r.scale && !is_finite(*r.scale))
-    check.refuse(std::string(r.layout == Layout::kBHSD ? "scale" : "softmax_scale") +
-                 " must be finite in float32, got " + text(*r.scale));
-  if (r.unified_max && !is_finite(*r.unified_max))
-    check.refuse("unified_max must be finite in float32, got " + text(*r.unified_max));
-  if (!(r.softcap >= 0) || !is_finite(r.softcap))
+  if (!(r.softcap >= 0) || !std::isfinite(static_cast<float>(r.softcap)))
     check.refuse("softcap must be 0 (off) or positive and finite in float32, got " +
                  text(r.softcap));
   if (!(r.dropout >= 0 && r.dropout <= 1))
     check.refuse("dropout_p must be 0 to 1, got " + text(r.dropout));
+  const auto check_one = [&](const auto& f) {
+    const auto& x = r.*f.member;
+    using T = std::remove_cvref_t<decltype(x)>;
+    const char* name = r.layout == Layout::kBHSD && f.other_name ? f.other_name : f.name;
+    if constexpr (std::is_same_v<T, double>) check_finite(x, name, check);
+    if constexpr (std::is_same_v<T, std::optional<double>>)
+      check_finite(x.value_or(0), name, check);
+  };
+  std::apply([&](const auto&... f) { (check_one(f), ...); }, kCallFields);
   for (int64_t side : {r.left, r.right}) {
     if (side < -1)
       check.refuse("window_size must be -1 (unlimited) or not negative, got " + number(side));

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "cache.hpp"
 
@@ -17,7 +18,7 @@ enum class Layout : uint8_t {
   kBHSD,  // (batch, heads, sequence, dim): scaled_dot_product_attention
 };
 
-// Its arguments; Python names them as arguments.cpp says.
+// Its arguments; python/xeflash/call/schema.py has the same names, types and defaults, in order.
 struct FwdRequest {
   std::string function;  // the public function, for messages
   Layout layout = Layout::kBSHD;
@@ -40,5 +41,38 @@ struct FwdRequest {
   int64_t max_q = 0, max_k = 0;
   CacheRequest cache;  // if it is given, k and v are the keys to append to it
 };
+
+constexpr std::tuple kCallFields{
+    Field{"function", &FwdRequest::function},
+    Field{"layout", &FwdRequest::layout},
+    Field{"q", &FwdRequest::q, "query"},
+    Field{"k", &FwdRequest::k, "key"},
+    Field{"v", &FwdRequest::v, "value"},
+    Field{"out", &FwdRequest::out},
+    Field{"softmax_scale", &FwdRequest::scale, "scale"},
+    Field{"causal", &FwdRequest::causal, "is_causal"},
+    Field{"window_left", &FwdRequest::left},
+    Field{"window_right", &FwdRequest::right},
+    Field{"bottom_right", &FwdRequest::bottom_right},
+    Field{"softcap", &FwdRequest::softcap},
+    Field{"attn_mask", &FwdRequest::bias},
+    Field{"alibi_slopes", &FwdRequest::alibi},
+    Field{"s_aux", &FwdRequest::sinks, "sinks"},
+    Field{"score_mod", &FwdRequest::score_mod},
+    Field{"dropout_p", &FwdRequest::dropout},
+    Field{"seed", &FwdRequest::seed},
+    Field{"offset", &FwdRequest::offset},
+    Field{"return_lse", &FwdRequest::want_lse},
+    Field{"rest", &FwdRequest::rest},
+    Field{"enable_gqa", &FwdRequest::broadcast_heads},
+    Field{"num_splits", &FwdRequest::splits},
+    Field{"unified_max", &FwdRequest::unified_max},
+    Field{"cu_seqlens_q", &FwdRequest::cu_q},
+    Field{"cu_seqlens_k", &FwdRequest::cu_k},
+    Field{"max_seqlen_q", &FwdRequest::max_q},
+    Field{"max_seqlen_k", &FwdRequest::max_k},
+    Field{"seqused_k", &FwdRequest::used_k},
+};
+static_assert(is_complete<1>(kCallFields));  // and `cache`
 
 }  // namespace xeflash

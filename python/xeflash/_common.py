@@ -9,15 +9,14 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from xeflash import _core, _random, _score_mod
+from xeflash.call import schema
 
 if TYPE_CHECKING:
-    from xeflash._arguments import Engine
+    from xeflash.call.schema import Engine
 
-BSHD, THD, BHSD = 0, 1, 2  # Layout in forward.hpp
 _LIMIT = 2**63
 
-# What has gradients, in the words of flash-attn.
-LEARNED = frozenset({"q", "k", "v", "alibi_slopes", "s_aux", "captures"})
+schema.check(_core.call_fields(), _core.learned_names())
 
 _operators: Any = None  # xeflash.torch_ops, once it was needed
 
@@ -86,6 +85,12 @@ def window(function: str, size: Any) -> tuple[int, int]:
                 f"{function}: window_size must be -1 (unlimited) or not negative and below 2^63, got {side}"
             )
     return sides[0], sides[1]
+
+
+def take_window(function: str, given: dict[str, Any]) -> None:
+    """Puts the sides of window_size in its place."""
+    if "window_size" in given:
+        given["window_left"], given["window_right"] = window(function, given.pop("window_size"))
 
 
 def seeds(

@@ -40,28 +40,42 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 LSE_ALONE: Any = object()  # as return_attn_probs: the LSE, and no probabilities with dropout, which nobody would see
 
 
-def takes_newer_keywords(function: _Function) -> _Function:
-    """Adds them to a function."""
-    name = function.__name__
-    own = frozenset(inspect.signature(function).parameters)
+def public(run: Callable[[str, dict[str, Any]], Any]) -> Callable[[_Function], _Function]:
+    """Makes a public function of a signature and its docstring: `run` gets the arguments that are given, by name.
 
-    @functools.wraps(function)
-    def wrapper(*arguments: Any, **named: Any) -> Any:
-        for keyword in named:
-            if keyword not in own or (keyword == "softcap" and named[keyword] is None):
-                return _call(function, name, own, arguments, named)
-        return function(*arguments, **named)
+    What is not given has the default of schema.py, which a test holds against the signature's.
+    """
 
-    return cast("_Function", wrapper)
+    def decorate(function: _Function) -> _Function:
+        name, parameters = function.__name__, inspect.signature(function).parameters
+        names, own = tuple(parameters), frozenset(parameters)
+        places = sum(x.kind is not x.KEYWORD_ONLY for x in parameters.values())
+        needed = sum(x.default is x.empty for x in parameters.values())
+
+        @functools.wraps(function)
+        def wrapper(*arguments: Any, **named: Any) -> Any:
+            given = dict(zip(names, arguments, strict=False))
+            if named:
+                if not own.issuperset(named):
+                    named = _known(name, own, named)
+                given.update(named)
+                if given.get("softcap", 0) is None:
+                    del given["softcap"], named["softcap"]
+            count = len(arguments)
+            if not needed <= count <= places or len(given) != count + len(named):
+                function(*arguments, **named)  # raises a TypeError, unless all is well
+            return run(name, given)
+
+        return cast("_Function", wrapper)
+
+    return decorate
 
 
-def _call(function: Any, name: str, own: frozenset[str], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _known(name: str, own: frozenset[str], named: dict[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = {}
     return_lse = False
     for keyword, value in named.items():
-        if keyword == "softcap" and value is None:
-            known[keyword] = 0.0
-        elif keyword in own:
+        if keyword in own:
             known[keyword] = value
         elif _NAMES.get(keyword) in own:
             ours = _NAMES[keyword]
@@ -81,9 +95,8 @@ def _call(function: Any, name: str, own: frozenset[str], arguments: tuple[Any, .
                 raise NotImplementedError(f"{name}: {keyword} must be None, got {got}: {why}")
         else:
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}")
-    if not return_lse:
-        return function(*arguments, **known)
-    if known.get("return_attn_probs"):
-        raise ValueError(f"{name}: return_lse must be False with return_attn_probs, got True")
-    known["return_attn_probs"] = LSE_ALONE
-    return function(*arguments, **known)[:2]
+    if return_lse:
+        if known.get("return_attn_probs"):
+            raise ValueError(f"{name}: return_lse must be False with return_attn_probs, got True")
+        known["return_attn_probs"] = LSE_ALONE
+    return known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -95,18 +94,20 @@ def refuse_transforms(function: str) -> None:
 
 
 def register(
-    name: str,
+    schema: str,
     kernel: Callable[..., Any],
     fake: Callable[..., Any],
     *,
+    function: str,
     cast: tuple[str, ...] = (),
     mutates: tuple[str, ...] = (),
     random: bool = False,
     differentiate: Callable[[Any, dict[str, Any]], Any] | None = None,
 ) -> Any:
-    """Makes the operator, and returns it; `kernel` is what runs, and by its signature the schema.
+    """Makes the operator of a schema, and returns it; `kernel` is what runs.
 
     Args:
+        function: who calls, for messages, if the arguments do not say.
         fake: the same without data: shapes, types and strides of the results.
         cast: what autocast casts, as torch does for its own attention.
         mutates: what is written, if there is a `k` to append.
@@ -114,8 +115,10 @@ def register(
             is refused.
     """
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if random else ()))
-    parameters = inspect.signature(kernel).parameters
-    function = parameters["function"].default if "function" in parameters else name
+    LIBRARY.define(schema, tags=tags)
+    name = schema.partition("(")[0]
+    operator = getattr(torch.ops.xeflash, name).default
+    parameters = [argument.name for argument in operator._schema.arguments]
 
     def bound(arguments: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
         return {"function": function, **dict(zip(parameters, arguments, strict=False)), **more}
@@ -163,18 +166,16 @@ def register(
             f"{bound(arguments, more)['function']}: it must not be called below torch.func.vmap, got batched tensors"
         )
 
-    LIBRARY.define(name + _schema(kernel, mutates), tags=tags)
-    operator = getattr(torch.ops.xeflash, name).default
     if mutates:
         LIBRARY.impl(name, resolve, "Negative")
-    if mutates or next(iter(parameters.values())).annotation == "Sequence[Tensor]":
+    if mutates or str(operator._schema.arguments[0].type) == "List[Tensor]":
         LIBRARY.impl(name, refuse_vmap, "FuncTorchBatched")
     if differentiate is not None:
         LIBRARY.impl(name, record, "Autograd")
     for device, key in _KEYS.items():
         LIBRARY.impl(name, run, key)
         if cast:
-            LIBRARY.impl(name, _autocast(operator, kernel, device, cast), f"Autocast{key}")
+            LIBRARY.impl(name, _autocast(operator, parameters, device, cast), f"Autocast{key}")
     torch.library.register_fake(f"xeflash::{name}", describe, lib=LIBRARY)
     return operator
 
@@ -211,10 +212,9 @@ def resolved(function: str, name: str, x: Tensor, written: bool) -> Tensor:
     return x.resolve_neg()
 
 
-def _autocast(operator: Any, kernel: Callable[..., Any], device: str, cast: tuple[str, ...]) -> Callable[..., Any]:
+def _autocast(operator: Any, parameters: list[str], device: str, cast: tuple[str, ...]) -> Callable[..., Any]:
     """Casts the arguments of these names, and calls again below autocast."""
     above = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{_KEYS[device]}"))
-    parameters = list(inspect.signature(kernel).parameters)
     places = [parameters.index(name) for name in cast]
     has_pages = "block_table" in parameters and "k_cache" not in parameters  # then k and v are the pages
     table = parameters.index("block_table") if has_pages else len(parameters)
@@ -232,29 +232,10 @@ def _autocast(operator: Any, kernel: Callable[..., Any], device: str, cast: tupl
     return below
 
 
-_TYPES = {"int": "SymInt", "Sequence[Tensor]": "Tensor[]", "Sequence[str]": "str[]", "Sequence[Scalar]": "Scalar[]"}
-_RESULTS = {"Pair": "(Tensor, Tensor)", "Results": "(Tensor, Tensor, Tensor, Tensor)", "list[Tensor]": "Tensor[]"}
-
-
-def _schema(kernel: Callable[..., Any], mutates: tuple[str, ...]) -> str:
-    """The arguments of a kernel in the words of torch's dispatcher."""
-    words = []
-    signature = inspect.signature(kernel)
-    for name, parameter in signature.parameters.items():
-        annotation, _, optional = str(parameter.annotation).partition(" | ")
-        kind = _TYPES.get(annotation, annotation)
-        if name in mutates:
-            kind += f"({'abcd'[mutates.index(name)]}!)"
-        word = f"{kind}{'?' if optional else ''} {name}"
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
-            words.append("*")
-        if parameter.default is not parameter.empty:
-            word += f"={parameter.default!r}"
-        words.append(word)
-    return f"({', '.join(words)}) -> {_RESULTS[signature.return_annotation]}"
-
-
 # ---- what a schema has other words for ----------------------------------------------------------
+
+
+OF_SNIPPET = ("score_mod", "capture_names", "capture_arrays", "capture_numbers")
 
 
 def as_snippet(

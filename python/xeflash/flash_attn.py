@@ -18,35 +18,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from xeflash import _core
-from xeflash._common import BSHD, LEARNED, THD, engine, seeds, shape_of, snippet, window
+from xeflash._common import engine, seeds, shape_of, snippet, take_window
 from xeflash._interop import UsmPart
-from xeflash._newer import LSE_ALONE, takes_newer_keywords
+from xeflash._newer import LSE_ALONE, public
+from xeflash.call.schema import BSHD, THD, WITH_GRADIENTS
 from xeflash.kv_cache import attend_cache
 
 
-def _run(
-    function: str,
-    layout: int,
-    *,
-    q: Any,
-    k: Any,
-    v: Any,
-    dropout_p: float,
-    window_size: Sequence[Any],
-    softcap: float,
-    return_attn_probs: bool,
-    score_mod: str | None = None,
-    captures: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> Any:
-    """A function's call; `more` are arguments that the extension knows by the same names."""
-    arrays = {"q": q, "k": k, "v": v, "captures": captures, "softcap": softcap, **more}
-    core = engine(function, q, k, v, arrays, LEARNED)
+def _run(function: str, layout: int, given: dict[str, Any]) -> Any:
+    """A function's call; `given` are its arguments."""
+    return_attn_probs = given.pop("return_attn_probs", False)
+    given.pop("deterministic", None)  # it always is
+    take_window(function, given)
+    q, dropout_p, softcap = given["q"], given.get("dropout_p"), given.get("softcap")
+    core = engine(function, q, given["k"], given["v"], given, WITH_GRADIENTS)
     if dropout_p and softcap:
         raise ValueError(
             f"{function}: softcap does not support dropout, got dropout_p = {dropout_p}, softcap = {softcap}"
         )
-    left, right = window(function, window_size)
     return_lse = return_attn_probs is LSE_ALONE or return_attn_probs
     shows_dropout = bool(dropout_p and return_lse) and return_attn_probs is not LSE_ALONE
     if shows_dropout and core is not _core:
@@ -56,24 +45,60 @@ def _run(
             raise NotImplementedError(
                 f"{function}: return_attn_probs with dropout must not be compiled, got dropout_p = {dropout_p}"
             )
-    seed, offset = seeds(function, dropout_p, q, core=_core if shows_dropout else core)
-    out, lse = core.forward(
-        function=function, layout=layout, q=q, k=k, v=v, window_left=left, window_right=right, softcap=softcap,
-        score_mod=snippet(core, function, score_mod, captures), dropout_p=dropout_p, seed=seed, offset=offset,
-        return_lse=return_lse, **more,
-    )  # fmt: skip
+    if dropout_p:
+        given["seed"], given["offset"] = seeds(function, dropout_p, q, core=_core if shows_dropout else core)
+    snippet_of = (given.pop("score_mod", None), given.pop("captures", None))
+    if snippet_of != (None, None):
+        given["score_mod"] = snippet(core, function, *snippet_of)
+    given["layout"], given["function"] = layout, function
     if not return_lse:
-        return out
+        return core.forward(**given)[0]
+    out, lse = core.forward(**given, return_lse=return_lse)
+    if return_attn_probs is LSE_ALONE:
+        return out, lse
     if not shows_dropout:
         return out, lse, None
-    return out, lse, _probabilities(
-        function, out, score_mod, captures, layout=layout, q=q, k=k, v=v, lse=lse, window_left=left,
-        window_right=right, dropout_p=dropout_p, seed=seed, offset=offset, **more,
-    )  # fmt: skip
+    return out, lse, _probabilities(function, out, *snippet_of, {**given, "lse": lse})
+
+
+def _dense(function: str, given: dict[str, Any]) -> Any:
+    return _run(function, BSHD, given)
+
+
+def _packed(function: str, given: dict[str, Any]) -> Any:
+    """Arguments of which q, k and v, or k and v, are one array."""
+    name = "qkv" if "qkv" in given else "kv"
+    varlen = "varlen" in function
+    parts = "qkv"[3 - len(name) :]
+    given |= zip(parts, _unpack(function, name, given.pop(name), 4 if varlen else 5, len(parts)), strict=True)
+    for both in ("cu_seqlens", "max_seqlen"):
+        if both in given:
+            given[f"{both}_q"] = given[f"{both}_k"] = given.pop(both)
+    with _named_after(name, parts):
+        return _run(function, THD if varlen else BSHD, given)
+
+
+def _varlen(function: str, given: dict[str, Any]) -> Any:
+    if given.get("block_table") is not None:
+        if dropout_p := given.pop("dropout_p", 0):
+            raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
+        return_attn_probs = given.pop("return_attn_probs", False)
+        given.pop("deterministic", None)
+        given |= {"k_cache": given.pop("k"), "v_cache": given.pop("v")}
+        given["return_lse"] = return_attn_probs is LSE_ALONE or return_attn_probs
+        out, lse = attend_cache(function, THD, given)
+        if return_attn_probs is LSE_ALONE:
+            return out, lse
+        return (out, lse, None) if return_attn_probs else out
+    for name in ("k_scale", "v_scale"):
+        if (scale := given.pop(name, None)) is not None:
+            raise NotImplementedError(f"{function}: {name} must be None without block_table, got {_what(scale)}")
+    given.pop("block_table", None)
+    return _run(function, THD, given)
 
 
 def _probabilities(
-    function: str, out: Any, score_mod: str | None, captures: Mapping[str, Any] | None, **given: Any
+    function: str, out: Any, score_mod: str | None, captures: Mapping[str, Any] | None, given: dict[str, Any]
 ) -> Any:
     """flash-attn's S_dmask, which has no gradient."""
 
@@ -84,10 +109,11 @@ def _probabilities(
 
     captures = captures and {name: constant("", x) for name, x in captures.items()}
     given = {name: constant(name, x) for name, x in given.items()}
-    return _core.probabilities(function=function, score_mod=snippet(_core, function, score_mod, captures), **given)
+    given |= {"score_mod": snippet(_core, function, score_mod, captures)}
+    return _core.probabilities(**given)
 
 
-@takes_newer_keywords
+@public(_dense)
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -98,7 +124,7 @@ def flash_attn_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  it always is
+    deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -130,14 +156,9 @@ def flash_attn_func(
     >>> out.shape, lse.shape
     ((2, 7, 8, 128), (2, 8, 7))
     """
-    return _run(
-        "flash_attn_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
-        s_aux=s_aux, num_splits=num_splits, score_mod=score_mod, captures=captures,
-    )  # fmt: skip
 
 
-@takes_newer_keywords
+@public(_packed)
 def flash_attn_qkvpacked_func(
     qkv: Any,
     dropout_p: float = 0.0,
@@ -146,7 +167,7 @@ def flash_attn_qkvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  it always is
+    deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -157,16 +178,9 @@ def flash_attn_qkvpacked_func(
     >>> xeflash.flash_attn_qkvpacked_func(np.ones((1, 4, 3, 2, 64), np.float32)).shape
     (1, 4, 2, 64)
     """
-    q, k, v = _unpack("flash_attn_qkvpacked_func", "qkv", qkv, 5, 3)
-    with _named_after("qkv", "qkv"):
-        return _run(
-            "flash_attn_qkvpacked_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale,
-            causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-            return_attn_probs=return_attn_probs, s_aux=s_aux,
-        )  # fmt: skip
 
 
-@takes_newer_keywords
+@public(_packed)
 def flash_attn_kvpacked_func(
     q: Any,
     kv: Any,
@@ -176,7 +190,7 @@ def flash_attn_kvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  it always is
+    deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -188,16 +202,9 @@ def flash_attn_kvpacked_func(
     >>> xeflash.flash_attn_kvpacked_func(q, kv).shape
     (1, 4, 2, 64)
     """
-    k, v = _unpack("flash_attn_kvpacked_func", "kv", kv, 5, 2)
-    with _named_after("kv", "kv"):
-        return _run(
-            "flash_attn_kvpacked_func", BSHD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale,
-            causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-            return_attn_probs=return_attn_probs, s_aux=s_aux,
-        )  # fmt: skip
 
 
-@takes_newer_keywords
+@public(_varlen)
 def flash_attn_varlen_func(
     q: Any,
     k: Any,
@@ -212,7 +219,7 @@ def flash_attn_varlen_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  it always is
+    deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Any = None,
     *,
@@ -246,30 +253,9 @@ def flash_attn_varlen_func(
     >>> xeflash.flash_attn_varlen_func(q, k, v, starts, starts, 4, 4, causal=True).shape
     (7, 2, 64)
     """
-    function = "flash_attn_varlen_func"
-    packing: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
-    packing |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    if block_table is not None:
-        if dropout_p:
-            raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
-        out, lse = attend_cache(
-            function, THD, q=q, k_cache=k, v_cache=v, block_table=block_table, softmax_scale=softmax_scale,
-            causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
-            num_splits=num_splits, k_scale=k_scale, v_scale=v_scale, score_mod=score_mod, captures=captures,
-            return_lse=return_attn_probs is LSE_ALONE or return_attn_probs, **packing,
-        )  # fmt: skip
-        return (out, lse, None) if return_attn_probs else out
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is not None:
-            raise NotImplementedError(f"{function}: {name} must be None without block_table, got {_what(scale)}")
-    return _run(
-        function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
-        s_aux=s_aux, num_splits=num_splits, **packing, score_mod=score_mod, captures=captures,
-    )  # fmt: skip
 
 
-@takes_newer_keywords
+@public(_packed)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Any,
     cu_seqlens: Any,
@@ -280,7 +266,7 @@ def flash_attn_varlen_qkvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  it always is
+    deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -294,19 +280,9 @@ def flash_attn_varlen_qkvpacked_func(
     >>> xeflash.flash_attn_varlen_qkvpacked_func(np.ones((7, 3, 2, 64), np.float32), starts, 4).shape
     (7, 2, 64)
     """
-    function = "flash_attn_varlen_qkvpacked_func"
-    q, k, v = _unpack(function, "qkv", qkv, 4, 3)
-    with _named_after("qkv", "qkv"):
-        return _run(
-            function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-            window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
-            s_aux=s_aux,
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens, max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen,
-        )  # fmt: skip
 
 
-@takes_newer_keywords
+@public(_packed)
 def flash_attn_varlen_kvpacked_func(
     q: Any,
     kv: Any,
@@ -320,7 +296,7 @@ def flash_attn_varlen_kvpacked_func(
     window_size: Sequence[Any] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    deterministic: bool = False,  # noqa: ARG001  it always is
+    deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
@@ -333,15 +309,6 @@ def flash_attn_varlen_kvpacked_func(
     >>> xeflash.flash_attn_varlen_kvpacked_func(q, kv, starts_q, starts_k, 1, 4).shape
     (2, 2, 64)
     """
-    function = "flash_attn_varlen_kvpacked_func"
-    k, v = _unpack(function, "kv", kv, 4, 2)
-    with _named_after("kv", "kv"):
-        return _run(
-            function, THD, q=q, k=k, v=v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
-            window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
-            s_aux=s_aux, cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        )  # fmt: skip
 
 
 @contextmanager

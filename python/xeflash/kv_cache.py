@@ -6,13 +6,24 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from xeflash._common import BSHD, engine, shape_of, snippet, window
-from xeflash._newer import takes_newer_keywords
+from xeflash._common import engine, shape_of, snippet, take_window
+from xeflash._newer import public
+from xeflash.call.schema import BSHD
 
-_FUNCTION = "flash_attn_with_kvcache"
+
+def _attend(function: str, given: dict[str, Any]) -> Any:
+    return_lse = given["return_lse"] = given.pop("return_softmax_lse", False)
+    length = given.get("cache_seqlens")
+    if isinstance(length, int | Integral) and not isinstance(length, bool):  # numpy's are Integral
+        given["cache_length"] = length = int(length)
+        if not 0 <= length < 2**31:
+            raise ValueError(f"{function}: cache_seqlens must be 0 to the rows of the cache, got {length}")
+        del given["cache_seqlens"]
+    out, lse = attend_cache(function, BSHD, given)
+    return (out, lse) if return_lse else out
 
 
-@takes_newer_keywords
+@public(_attend)
 def flash_attn_with_kvcache(
     q: Any,
     k_cache: Any,
@@ -85,48 +96,26 @@ def flash_attn_with_kvcache(
     >>> int(k_cache[0, 5].sum()), int(v_cache[1, 0].sum())
     (128, 128)
     """
-    lengths, length = cache_seqlens, -1
-    if isinstance(cache_seqlens, int | Integral) and not isinstance(cache_seqlens, bool):  # numpy's are Integral
-        lengths, length = None, int(cache_seqlens)
-        if not 0 <= length < 2**31:
-            raise ValueError(f"{_FUNCTION}: cache_seqlens must be 0 to the rows of the cache, got {length}")
-    out, lse = attend_cache(
-        _FUNCTION, BSHD, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-        cache_seqlens=lengths, cache_length=length, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
-        block_table=block_table, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
-        return_lse=return_softmax_lse, s_aux=s_aux, beam_index=beam_index, unified_max=unified_max, k_scale=k_scale,
-        v_scale=v_scale, score_mod=score_mod, captures=captures,
-    )  # fmt: skip
-    return (out, lse) if return_softmax_lse else out
 
 
-def attend_cache(
-    function: str,
-    layout: int,
-    *,
-    window_size: Sequence[Any],
-    score_mod: str | None = None,
-    captures: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> tuple[Any, Any]:
-    """(out, LSE or None) of q on a cache; `more` are arguments that the extension knows by the same names."""
-    core = engine(function, more["q"], more["k_cache"], more["v_cache"], {**more, "captures": captures})
-    left, right = window(function, window_size)
+def attend_cache(function: str, layout: int, given: dict[str, Any]) -> tuple[Any, Any]:
+    """(out, LSE or None) of q on a cache; `given` are the arguments of a function."""
+    take_window(function, given)
+    core = engine(function, given["q"], given["k_cache"], given["v_cache"], given)
     for name in ("k_scale", "v_scale"):
-        scale = more.get(name)
-        if isinstance(scale, bool):
-            raise TypeError(f"{function}: {name} must be a number or an array, got {scale} (bool)")
+        scale = given.get(name)
         if scale is None or isinstance(scale, int | float):
-            continue
-        if isinstance(scale, Real):  # of numpy's
-            more[name] = float(scale)
+            if isinstance(scale, bool):
+                raise TypeError(f"{function}: {name} must be a number or an array, got {scale} (bool)")
+        elif isinstance(scale, Real):  # of numpy's
+            given[name] = float(scale)
         elif len(getattr(scale, "shape", ())) == 2:
-            more[name] = _of_rows(function, name, more)
-    return core.forward(
-        function=function, layout=layout, window_left=left, window_right=right,
-        score_mod=snippet(core, function, score_mod, captures), **more,
-    )  # fmt: skip
+            given[name] = _of_rows(function, name, given)
+    score_mod, captures = given.pop("score_mod", None), given.pop("captures", None)
+    if score_mod is not None or captures is not None:
+        given["score_mod"] = snippet(core, function, score_mod, captures)
+    given["function"], given["layout"] = function, layout
+    return core.forward(**given)
 
 
 def _of_rows(function: str, name: str, arguments: dict[str, Any]) -> Any:

@@ -6,14 +6,37 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from xeflash._common import BHSD, engine, seeds, shape_of, snippet, window
+from xeflash._common import engine, seeds, shape_of, snippet, take_window
+from xeflash._newer import public
+from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, WITH_GRADIENTS_OF_ATTENTION
 
 if TYPE_CHECKING:
-    from xeflash._arguments import Engine
-
-_LEARNED = frozenset({"query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "captures"})
+    from xeflash.call.schema import Engine
 
 
+def _attend(function: str, given: dict[str, Any]) -> Any:
+    query, key, value, out = given["query"], given["key"], given["value"], given.get("out")
+    rng = given.pop("rng", None)
+    take_window(function, given)
+    core = engine(function, query, key, value, given, WITH_GRADIENTS_OF_ATTENTION)
+    shape = shape_of(function, "query", query)
+    score_mod, captures = given.pop("score_mod", None), given.pop("captures", None)
+    if score_mod is not None or captures is not None:
+        given["score_mod"] = snippet(core, function, score_mod, captures)
+    if dropout_p := given.get("dropout_p"):
+        given["seed"], given["offset"] = seeds(function, dropout_p, query, rng, core)
+    rank, lead = len(shape), shape[:-3]
+    if rank != 4:
+        names = ("query", "key", "value", "attn_mask", "out")
+        given |= zip(names, _to_4d(core, query, key, value, given.get("attn_mask"), out), strict=True)
+    result, lse = core.forward(**{"function": function, "layout": BHSD, **DEFAULTS_OF_ATTENTION, **given})
+    if rank != 4:
+        result = out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
+        lse = lse.reshape((*lead, *lse.shape[4 - min(rank, 3) :])) if lse is not None else None
+    return (result, lse) if given.get("return_lse") else result
+
+
+@public(_attend)
 def attention(
     query: Any,
     key: Any,
@@ -77,28 +100,6 @@ def attention(
     >>> xeflash.attention(q, k, v, enable_gqa=True, score_mod=snippet, captures={"near": near}).shape
     (1, 8, 5, 64)
     """
-    arrays = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes}
-    arrays |= {"sinks": sinks, "out": out, "captures": captures, "scale": scale, "softcap": softcap}
-    core = engine("attention", query, key, value, arrays, _LEARNED)
-    shape = shape_of("attention", "query", query)
-    left, right = window("attention", window_size)
-    changed = snippet(core, "attention", score_mod, captures)
-    seed, offset = seeds("attention", dropout_p, query, rng, core)
-    rank, lead = len(shape), shape[:-3]
-    if rank != 4:
-        query, key, value, attn_mask, out_4d = _to_4d(core, query, key, value, attn_mask, out)
-    else:
-        out_4d = out
-    result, lse = core.forward(
-        function="attention", layout=BHSD, q=query, k=key, v=value, out=out_4d, softmax_scale=scale, causal=is_causal,
-        window_left=left, window_right=right, bottom_right=bottom_right, softcap=softcap, alibi_slopes=alibi_slopes,
-        s_aux=sinks, attn_mask=attn_mask, score_mod=changed, dropout_p=dropout_p, seed=seed, offset=offset,
-        return_lse=return_lse, enable_gqa=enable_gqa,
-    )  # fmt: skip
-    if rank != 4:
-        result = out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
-        lse = lse.reshape((*lead, *lse.shape[4 - min(rank, 3) :])) if lse is not None else None
-    return (result, lse) if return_lse else result
 
 
 def _to_4d(core: Engine, query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, Any, Any, Any, Any]:

@@ -10,7 +10,6 @@ bits each time.
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,22 +19,21 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from xeflash import _core, _score_mod
-from xeflash._common import BHSD, THD
 from xeflash._torch_library import (
+    OF_SNIPPET,
     Pair,
     Results,
-    Scalar,
     as_snippet,
     refuse_transforms,
     register,
     requires_grad,
     wants_gradients,
 )
+from xeflash.call.forms import Form, backward_schema
+from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, LEARNED, THD
 from xeflash.jit.kernel import Desc
 from xeflash.tune import pick, xe
 
-# The order of _core.backward's results. One more has those of captures, one after the other: "captures['NAME']".
-LEARNED = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")
 _OTHER_TYPES = re.compile(r"\b(f16|bf16|double|long|short|char|signed|unsigned|u?int\d+_t|size_t)\b")
 _MOST_ELEMENTS = 1 << 29  # of captures that are learned: kernels count them, and their bytes, with 32 bits
 
@@ -43,75 +41,30 @@ _MOST_ELEMENTS = 1 << 29  # of captures that are learned: kernels count them, an
 # ---- the operator -------------------------------------------------------------------------------
 
 
-def attention_backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rng: Tensor,
-    layout: int,
-    wanted: Sequence[str],
-    *,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    bottom_right: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    s_aux: Tensor | None = None,
-    attn_mask: Tensor | None = None,
-    enable_gqa: bool = False,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-    seqused_k: Tensor | None = None,
-    score_mod: str | None = None,
-    capture_names: Sequence[str] | None = None,
-    capture_arrays: Sequence[Tensor] | None = None,
-    capture_numbers: Sequence[Scalar] | None = None,
-    rest: Tensor | None = None,
-    longer: bool = False,
-    function: str = "attention_backward",
-) -> list[Tensor]:
+_FIRST = ("dout", "dlse", "q", "k", "v", "out", "lse", "rng", "layout", "wanted")  # by position
+
+
+def attention_backward(*arguments: Any, **more: Any) -> list[Tensor]:
     """The gradients of the tensors that `wanted` names, in its order; `rng` is the state that the forward pass gave.
 
     `rest` is what rounding took from `out`: without it gradients in 16 bits are less exact where V has a mean. `longer`
     says that `out` and `lse` are those of rows of more keys than `k` has, of which these are a part.
     """
-    seed, offset = (x % 2**64 for x in rng.tolist()) if dropout_p else (0, 0)
-    packing = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k}
-    of_layout: dict[str, Any] = {}
-    if layout == BHSD:
-        of_layout = {"attn_mask": attn_mask, "bottom_right": bottom_right, "enable_gqa": enable_gqa}
-    elif layout == THD:
-        of_layout = {**packing, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    for name, x in packing.items():
-        if x is not None and layout != THD:
-            raise ValueError(f"{function}: {name} must come with packed sequences, got one with layout = {layout}")
-    if layout != BHSD and attn_mask is not None:
-        raise ValueError(f"{function}: attn_mask must come with the layout {BHSD}, got one with layout = {layout}")
-    arrays = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "s_aux": s_aux}
-    arrays |= _by_name(capture_names, capture_arrays)
-    given = {name: _given(arrays, name) for name in wanted}
-    *gradients, of_captures = _core.backward(
-        function=function, layout=layout, q=q, k=k, v=v, out=out, rest=rest, lse=lse, longer=longer, dout=dout,
-        dlse=dlse, wanted=tuple(wanted), softmax_scale=softmax_scale, causal=causal, window_left=window_left,
-        window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux, dropout_p=dropout_p,
-        seed=seed, offset=offset,
-        score_mod=as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers), **of_layout,
-    )  # fmt: skip
+    given = {"function": "attention_backward", **dict(zip(_FIRST, arguments, strict=False))}
+    given |= (DEFAULTS_OF_ATTENTION if given["layout"] == BHSD else {}) | more
+    rng, wanted, function = given.pop("rng"), given["wanted"], given["function"]
+    if given.get("dropout_p"):
+        given["seed"], given["offset"] = (x % 2**64 for x in rng.tolist())
+    names, captured = given.get("capture_names"), given.get("capture_arrays")
+    given["score_mod"] = as_snippet(function, *(given.pop(name, None) for name in OF_SNIPPET))
+    arrays = given | _by_name(names, captured)
+    asked = {name: _given(arrays, name) for name in wanted}
+    *gradients, of_captures = _core.backward(**given)
     by_name = dict(zip(LEARNED, gradients, strict=True))
-    captured = [name for name in arrays if name in given and name not in LEARNED]
-    if captured:
-        parts = of_captures.split([given[name].numel() for name in captured])
-        by_name |= {name: part.view(given[name].shape) for name, part in zip(captured, parts, strict=True)}
-    return [by_name[name].sum_to_size(x.shape).to(x.dtype) for name, x in given.items()]
+    if learned := [name for name in arrays if name in asked and name not in LEARNED]:
+        parts = of_captures.split([asked[name].numel() for name in learned])
+        by_name |= {name: part.view(asked[name].shape) for name, part in zip(learned, parts, strict=True)}
+    return [by_name[name].sum_to_size(x.shape).to(x.dtype) for name, x in asked.items()]
 
 
 def _by_name(names: Sequence[str] | None, arrays: Sequence[Tensor] | None) -> dict[str, Tensor]:
@@ -156,10 +109,10 @@ def _differentiate_once(operator: Any, given: dict[str, Any]) -> list[Tensor]:
     return list(_Once.apply(operator, given, *tensors))
 
 
-_backward_op = register("attention_backward", attention_backward, _fake, differentiate=_differentiate_once)
-_OPTIONS = frozenset(inspect.signature(attention_backward).parameters)
-# And what changes no gradient: how keys are shared out, and what a call gives back or keeps in `rng`.
-_TAKEN = _OPTIONS | {"num_splits", "return_lse", "keep_rest", "seed", "offset"}
+_backward_op = register(
+    backward_schema("attention_backward"), attention_backward, _fake, function="attention_backward",
+    differentiate=_differentiate_once,
+)  # fmt: skip
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -169,7 +122,7 @@ class _Call(NamedTuple):
     """A call of an operator, but for its tensors."""
 
     operator: Any
-    layout: int
+    form: Form
     names: tuple[str, ...]  # of the tensors; what follows them are captures
     options: dict[str, Any]
     in_core: Mapping[str, str]  # the extension's words for those of the operator
@@ -185,8 +138,8 @@ class _Call(NamedTuple):
         given = {self.in_core.get(name, name): x for name, x in given.items()}
         if "capture_names" in given:
             given["capture_arrays"] = list(tensors[len(self.names) :])
-        given = {name: x for name, x in given.items() if name in _OPTIONS}
-        result: list[Tensor] = _backward_op(**given, **more, layout=self.layout, wanted=wanted)
+        given = {name: x for name, x in given.items() if name not in FORWARD_ONLY and name != "keep_rest"}
+        result: list[Tensor] = _backward_op(**given, **more, layout=self.form.layout, wanted=wanted)
         return result
 
 
@@ -255,13 +208,13 @@ def _refuse_captures(function: str, score_mod: str, elements: int) -> None:
 
 
 class Gradients:
-    """Makes the calls of an operator that need gradients; `names` are its words for those of the extension."""
+    """Makes the calls of an operator that need gradients."""
 
-    def __init__(self, layout: int, names: Mapping[str, str] | None = None) -> None:
+    def __init__(self, form: Form) -> None:
         """Keeps what is the same in all calls."""
-        self._layout = layout
-        self._in_core = {theirs: ours for ours, theirs in (names or {}).items()}
-        self._learned = [(names or {}).get(name, name) for name in LEARNED]
+        self._form = form
+        self._in_core = {theirs: ours for ours, theirs in form.names.items()}
+        self._learned = [form.names.get(name, name) for name in LEARNED]
 
     def __call__(self, operator: Any, given: dict[str, Any]) -> Results:
         """Runs the operator with the arguments that are given."""
@@ -273,12 +226,6 @@ class Gradients:
         refuse_transforms(given["function"])
         if learned := [x for x in captured if x.requires_grad]:
             _refuse_captures(given["function"], given["score_mod"], sum(x.numel() for x in learned))
-        for name, x in given.items():
-            if x is not None and self._in_core.get(name, name) not in _TAKEN:
-                raise NotImplementedError(
-                    f"{given['function']}: {name} must not be given where gradients are wanted, as the backward pass "
-                    f"does not have it, got {type(x).__name__ if isinstance(x, Tensor) else repr(x)}"
-                )
         q, _, v = (given[name] for name in self._learned[:3])
         if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
             _check_room(given["function"], _core.arch_of(q, given["function"], self._learned[0]), q, v)
@@ -289,7 +236,7 @@ class Gradients:
         options["keep_rest"] = bool(given.get("keep_rest")) or requires_grad(
             *(x for name, x in tensors.items() if name != value), *captured
         )
-        call = _Call(operator, self._layout, tuple(tensors), options, self._in_core)
+        call = _Call(operator, self._form, tuple(tensors), options, self._in_core)
         out, lse, rng, rest = _Attention.apply(call, *tensors.values(), *captured)
         if not given.get("return_lse"):
             lse = out.new_empty(0, dtype=torch.float32)
@@ -297,7 +244,7 @@ class Gradients:
 
     def _expand(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keys and values of batch 1, which serve all queries, as views of their batch: autograd adds gradients up."""
-        if self._layout == THD:
+        if self._form.layout == THD:
             return tensors
         q, *others = self._learned[:3]
         batch = tensors[q].shape[0]

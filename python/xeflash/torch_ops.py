@@ -11,7 +11,7 @@ This module stands in for the extension there: ``forward`` and ``merge_states`` 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
@@ -20,228 +20,64 @@ from torch import Tensor
 
 import xeflash.jit  # noqa: F401  gives the extension its kernels
 from xeflash import _core, _score_mod
-from xeflash._arguments import ARRAYS
-from xeflash._common import BHSD, BSHD, THD, seeds
-from xeflash._torch_library import Pair, Results, Scalar, as_int64, as_lists, as_snippet, register, resolved
+from xeflash._common import seeds
+from xeflash._torch_library import OF_SNIPPET, Pair, as_int64, as_lists, as_snippet, register, resolved
 from xeflash._torch_library import needed as needed
 from xeflash._torch_library import wants_gradients as wants_gradients
+from xeflash.call.forms import FORMS, Form
+from xeflash.call.schema import ARRAYS, BHSD, BSHD, OF_ATTENTION, THD
 from xeflash.torch_gradients import Gradients, merge_with_gradients
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from xeflash._arguments import Arguments
+    from xeflash.call.schema import Arguments
 
-_APPENDED = ("k_cache", "v_cache", "k_scale", "v_scale")  # written where there are new keys
-
-
-# ---- the kernels: what runs, and by its signature the schema -----------------------------------
+# ---- what runs ---------------------------------------------------------------------------------
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    bottom_right: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    seed: int | None = None,
-    offset: int = 0,
-    return_lse: bool = False,
-    keep_rest: bool = False,
-    score_mod: str | None = None,
-    capture_names: Sequence[str] | None = None,
-    capture_arrays: Sequence[Tensor] | None = None,
-    capture_numbers: Sequence[Scalar] | None = None,
-    function: str = "attention",
-) -> Results:
-    """xeflash.attention of 4-dimensional tensors."""
-    snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
-    seed, offset = seeds(function, dropout_p, query, None if seed is None else (seed, offset))
-    rest = _rest(keep_rest, query, value)
-    out, lse = _core.forward(
-        function=function, layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,
-        window_left=window_left, window_right=window_right, bottom_right=bottom_right, softcap=softcap,
-        alibi_slopes=alibi_slopes, s_aux=sinks, attn_mask=attn_mask, score_mod=snippet, dropout_p=dropout_p, seed=seed,
-        offset=offset, return_lse=return_lse, rest=rest, enable_gqa=enable_gqa,
-    )  # fmt: skip
-    return out, _present(lse, query), _state(dropout_p, seed, offset), _present(rest, query, query.dtype)
+def kernel_of(form: Form) -> Callable[..., Any]:
+    """What runs for an operator: the extension's forward. The dispatcher gives what is not the default."""
+    places, drops = form.by_place, form.results == "Results"
+    base: dict[str, Any] = {"function": form.function, "layout": form.layout}
+    base |= {form.names.get(name, name): x for name, x in form.defaults.items()}
+    pages = places.index("block_table") if form.layout == THD else len(places)
+
+    def kernel(*arguments: Any, **more: Any) -> Any:
+        given = base | dict(zip(places, arguments, strict=False))
+        if more:
+            given |= _together(more, more.get("function", form.function))
+        q = arguments[0]
+        if len(arguments) > pages and arguments[pages] is not None:
+            if given["dropout_p"]:
+                got = given["dropout_p"]
+                raise NotImplementedError(f"{given['function']}: dropout_p must be 0 with block_table, got {got}")
+            given["k_cache"], given["v_cache"] = given.pop("k"), given.pop("v")
+        state, rest = _nothing(), None
+        if drops:
+            if dropout_p := given.get("dropout_p"):
+                state = _draw(given, dropout_p, q)
+            elif "seed" in given:
+                del given["seed"]
+            if given.pop("keep_rest", False):
+                rest = given["rest"] = _rest(True, q, arguments[2])
+        out, lse = _core.forward(**given)
+        lse = q.new_empty(0, dtype=torch.float32) if lse is None else lse
+        return (out, lse, state, q.new_empty(0) if rest is None else rest) if drops else (out, lse)
+
+    return kernel
 
 
-def flash_attn(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    *,
-    s_aux: Tensor | None = None,
-    num_splits: int = 0,
-    seed: int | None = None,
-    offset: int = 0,
-    return_lse: bool = False,
-    keep_rest: bool = False,
-    score_mod: str | None = None,
-    capture_names: Sequence[str] | None = None,
-    capture_arrays: Sequence[Tensor] | None = None,
-    capture_numbers: Sequence[Scalar] | None = None,
-    function: str = "flash_attn_func",
-) -> Results:
-    """xeflash.flash_attn_func."""
-    snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
-    seed, offset = seeds(function, dropout_p, q, None if seed is None else (seed, offset))
-    rest = _rest(keep_rest, q, v)
-    out, lse = _core.forward(
-        function=function, layout=BSHD, q=q, k=k, v=v, softmax_scale=softmax_scale, causal=causal,
-        window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux,
-        num_splits=num_splits, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset, return_lse=return_lse,
-        rest=rest,
-    )  # fmt: skip
-    return out, _present(lse, q), _state(dropout_p, seed, offset), _present(rest, q, q.dtype)
-
-
-def flash_attn_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    block_table: Tensor | None = None,
-    *,
-    s_aux: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    num_splits: int = 0,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    k_factor: float | None = None,
-    v_factor: float | None = None,
-    seed: int | None = None,
-    offset: int = 0,
-    return_lse: bool = False,
-    keep_rest: bool = False,
-    score_mod: str | None = None,
-    capture_names: Sequence[str] | None = None,
-    capture_arrays: Sequence[Tensor] | None = None,
-    capture_numbers: Sequence[Scalar] | None = None,
-    function: str = "flash_attn_varlen_func",
-) -> Results:
-    """xeflash.flash_attn_varlen_func; scales (factors are those that are numbers) belong to pages in 8 bits."""
-    snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
-    paged = block_table is not None
-    _refuse_both(function, k_scale=k_scale, k_factor=k_factor)
-    _refuse_both(function, v_scale=v_scale, v_factor=v_factor)
-    if not paged:
-        scales = {"k_scale": k_scale, "v_scale": v_scale, "k_factor": k_factor, "v_factor": v_factor}
-        for name, scale in scales.items():
-            if scale is not None:
-                raise ValueError(f"{function}: {name} must come with block_table, got one without")
-    if paged and dropout_p:
-        raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
-    keys: dict[str, Any] = {"k_cache": k, "v_cache": v, "block_table": block_table} if paged else {"k": k, "v": v}
-    seed, offset = seeds(function, dropout_p, q, None if seed is None else (seed, offset))
-    rest = _rest(keep_rest, q, v)
-    out, lse = _core.forward(
-        function=function, layout=THD, q=q, **keys, k_scale=k_factor if k_scale is None else k_scale,
-        v_scale=v_factor if v_scale is None else v_scale, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_k=seqused_k, softmax_scale=softmax_scale,
-        causal=causal, window_left=window_left, window_right=window_right, softcap=softcap, alibi_slopes=alibi_slopes,
-        s_aux=s_aux, num_splits=num_splits, score_mod=snippet, dropout_p=dropout_p, seed=seed, offset=offset,
-        return_lse=return_lse, rest=rest,
-    )  # fmt: skip
-    return out, _present(lse, q), _state(dropout_p, seed, offset), _present(rest, q, q.dtype)
-
-
-def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    cache_seqlens: Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Tensor | None = None,
-    num_splits: int = 0,
-    *,
-    return_lse: bool = False,
-    cache_length: int = -1,
-    s_aux: Tensor | None = None,
-    beam_index: Tensor | None = None,
-    unified_max: float | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    k_factor: float | None = None,
-    v_factor: float | None = None,
-    score_mod: str | None = None,
-    capture_names: Sequence[str] | None = None,
-    capture_arrays: Sequence[Tensor] | None = None,
-    capture_numbers: Sequence[Scalar] | None = None,
-    function: str = "flash_attn_with_kvcache",
-) -> Pair:
-    """The function of this name; cache_length and the factors are its cache_seqlens and scales that are numbers."""
-    _refuse_both(function, k_scale=k_scale, k_factor=k_factor)
-    _refuse_both(function, v_scale=v_scale, v_factor=v_factor)
-    _refuse_both(function, cache_seqlens=cache_seqlens, cache_length=None if cache_length == -1 else cache_length)
-    snippet = as_snippet(function, score_mod, capture_names, capture_arrays, capture_numbers)
-    out, lse = _core.forward(
-        function=function, layout=BSHD, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_length=cache_length, cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad, block_table=block_table, softmax_scale=softmax_scale, causal=causal,
-        window_left=window_left, window_right=window_right, softcap=softcap, rotary_interleaved=rotary_interleaved,
-        alibi_slopes=alibi_slopes, num_splits=num_splits, return_lse=return_lse, s_aux=s_aux, beam_index=beam_index,
-        unified_max=unified_max, k_scale=k_factor if k_scale is None else k_scale,
-        v_scale=v_factor if v_scale is None else v_scale, score_mod=snippet,
-    )  # fmt: skip
-    return out, _present(lse, q)
-
-
-def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Pair:
-    """xeflash.merge_states of the outs and LSEs."""
-    result: Pair = _core.merge_states(list(outs), list(lses))
-    return result
-
-
-def _refuse_both(function: str, **two: Any) -> None:
-    """Two arguments that say the same, an array and a number."""
-    (array, x), (number, y) = two.items()
-    if x is not None and y is not None:
-        raise ValueError(f"{function}: {number} must not be given with {array}, got {y}")
-
-
-def _present(result: Tensor | None, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    return like.new_empty(0, dtype=dtype) if result is None else result
+def _together(more: dict[str, Any], function: str) -> dict[str, Any]:
+    """What a schema has other words for, in one again."""
+    if not more.keys().isdisjoint(OF_SNIPPET):
+        more["score_mod"] = as_snippet(function, *(more.pop(name, None) for name in OF_SNIPPET))
+    for scale, factor in (("k_scale", "k_factor"), ("v_scale", "v_factor")):
+        if (number := more.pop(factor, None)) is not None:
+            if more.get(scale) is not None:
+                raise ValueError(f"{function}: {factor} must not be given with {scale}, got {number}")
+            more[scale] = number
+    return more
 
 
 def _rest(keep: bool, q: Tensor, v: Tensor) -> Tensor | None:
@@ -250,11 +86,18 @@ def _rest(keep: bool, q: Tensor, v: Tensor) -> Tensor | None:
     return q.new_empty((*q.shape[:-1], v.shape[-1])) if keeps else None
 
 
-def _state(dropout_p: float, seed: int, offset: int) -> Tensor:
-    """What dropout drew its numbers from; nothing without it."""
-    if not dropout_p:
-        return _nothing()
+def _draw(given: dict[str, Any], dropout_p: float, q: Tensor) -> Tensor:
+    """Puts dropout's seed and offset among the arguments, and gives them as a tensor."""
+    seed, offset = given.get("seed"), given.get("offset", 0)
+    seed, offset = seeds(given["function"], dropout_p, q, None if seed is None else (seed, offset))
+    given["seed"], given["offset"] = seed, offset
     return torch.tensor([as_int64(seed), as_int64(offset)], dtype=torch.int64, device="cpu")
+
+
+def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Pair:
+    """xeflash.merge_states of the outs and LSEs."""
+    result: Pair = _core.merge_states(list(outs), list(lses))
+    return result
 
 
 @functools.cache
@@ -267,43 +110,19 @@ def _nothing() -> Tensor:
 # ---- the same without data: shapes, types and strides of the results ---------------------------
 
 
-def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, *, function: str, return_lse: bool = False, keep_rest: bool = False,
-    dropout_p: float = 0.0, **_more: Any,
-) -> Results:  # fmt: skip
-    _check_fake(function, {"query": query, "key": key, "value": value}, 4)
-    batch, heads, rows, _dim = query.shape
-    results = _results(query, (batch, heads, rows, value.shape[-1]), (batch, heads, rows), return_lse)
-    return *results, _state_fake(dropout_p), _present(_rest(keep_rest, query, value), query, query.dtype)
-
-
-def _flash_attn_fake(
-    q: Tensor, k: Tensor, v: Tensor, *, function: str, return_lse: bool = False, keep_rest: bool = False,
-    dropout_p: float = 0.0, **_more: Any,
-) -> Results:  # fmt: skip
-    _check_fake(function, {"q": q, "k": k, "v": v}, 4)
-    batch, rows, heads, _dim = q.shape
-    results = _results(q, (batch, rows, heads, v.shape[-1]), (batch, heads, rows), return_lse)
-    return *results, _state_fake(dropout_p), _present(_rest(keep_rest, q, v), q, q.dtype)
-
-
-def _varlen_fake(
-    q: Tensor, k: Tensor, v: Tensor, *, function: str, block_table: Tensor | None = None, return_lse: bool = False,
-    keep_rest: bool = False, dropout_p: float = 0.0, **_more: Any,
-) -> Results:  # fmt: skip
-    paged = block_table is not None
-    _check_fake(function, {"q": q, "k": k, "v": v}, 3, 4 if paged else 3, cached=paged)
-    tokens, heads, _dim = q.shape
-    results = _results(q, (tokens, heads, v.shape[-1]), (heads, tokens), return_lse)
-    return *results, _state_fake(dropout_p), _present(_rest(keep_rest, q, v), q, q.dtype)
-
-
-def _kvcache_fake(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, function: str, return_lse: bool = False, **_more: Any
-) -> Pair:
-    _check_fake(function, {"q": q, "k_cache": k_cache, "v_cache": v_cache}, 4, cached=True)
-    batch, rows, heads, _dim = q.shape
-    return _results(q, (batch, rows, heads, v_cache.shape[-1]), (batch, heads, rows), return_lse)
+def _fake(form: Form, given: dict[str, Any]) -> Any:
+    cached = form.letter == "c" or given.get("block_table") is not None
+    names = form.by_place[:3]
+    q, _k, v = (given[name] for name in names)
+    rank = 3 if form.layout == THD else 4
+    _check_fake(given["function"], {name: given[name] for name in names}, rank, 4 if cached else rank, cached)
+    out = (*q.shape[:-1], v.shape[-1])
+    lse = {BHSD: out[:-1], BSHD: (out[0], *out[-2:0:-1]), THD: (out[1], out[0])}[form.layout]
+    results = _results(q, out, lse, given.get("return_lse", False))
+    if form.results == "Pair":
+        return results
+    rest = _rest(given.get("keep_rest", False), q, v)
+    return *results, _state_fake(given.get("dropout_p", 0.0)), q.new_empty(0) if rest is None else rest
 
 
 def _merge_fake(outs: Sequence[Tensor], **_more: Any) -> Pair:
@@ -338,33 +157,25 @@ def _state_fake(dropout_p: float) -> Tensor:
 
 # ---- registration -------------------------------------------------------------------------------
 
-# What the operator that follows torch's scaled_dot_product_attention calls them.
-_NAMES_OF_ATTENTION = {
-    "q": "query",
-    "k": "key",
-    "v": "value",
-    "causal": "is_causal",
-    "softmax_scale": "scale",
-    "s_aux": "sinks",
-}
-_NAMES_OF_PAGES = {"k_cache": "k", "v_cache": "v"}
-_NAMES: dict[int, dict[str, str]] = {BHSD: _NAMES_OF_ATTENTION, THD: _NAMES_OF_PAGES, BSHD: {}}
 
-_attention_op = register(
-    "attention", attention, _attention_fake, cast=("query", "key", "value"), random=True,
-    differentiate=Gradients(BHSD, _NAMES_OF_ATTENTION),
+def _register(form: Form) -> Any:
+    return register(
+        form.schema, kernel_of(form), lambda **given: _fake(form, given), function=form.function,
+        cast=(form.by_place[0], "k", "v") if form.letter == "c" else form.by_place[:3], mutates=form.written,
+        random=form.results == "Results", differentiate=Gradients(form) if form.results == "Results" else None,
+    )  # fmt: skip
+
+
+_OPERATORS = {form.letter: (_register(form), form) for form in FORMS}
+_merge_op = register(
+    "merge_states(Tensor[] outs, Tensor[] lses) -> (Tensor, Tensor)", merge, _merge_fake, function="merge_states",
+    differentiate=merge_with_gradients,
 )  # fmt: skip
-_flash_attn_op = register(
-    "flash_attn", flash_attn, _flash_attn_fake, cast=("q", "k", "v"), random=True, differentiate=Gradients(BSHD)
-)
-_varlen_op = register(
-    "flash_attn_varlen", flash_attn_varlen, _varlen_fake, cast=("q", "k", "v"), random=True,
-    differentiate=Gradients(THD),
-)  # fmt: skip
-_kvcache_op = register(
-    "flash_attn_with_kvcache", flash_attn_with_kvcache, _kvcache_fake, cast=("q", "k", "v"), mutates=_APPENDED
-)
-_merge_op = register("merge_states", merge, _merge_fake, differentiate=merge_with_gradients)
+
+
+def _form_of(given: Mapping[str, Any]) -> tuple[Any, Form]:
+    layout = given["layout"]
+    return _OPERATORS["a" if layout == BHSD else "p" if layout == THD else "c" if "k_cache" in given else "d"]
 
 
 # ---- in the place of the extension --------------------------------------------------------------
@@ -373,20 +184,16 @@ _merge_op = register("merge_states", merge, _merge_fake, differentiate=merge_wit
 def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
     """_core.forward by the operator of these arguments, which refuses those that it does not have."""
     given: dict[str, Any] = {**arguments}
-    _prepare(given)
-    layout, out = given.pop("layout"), given.pop("out", None)
+    operator, form = _form_of(given)
+    _prepare(given, form)
+    if form.letter == "p" and "k_cache" in given:  # the operator tells pages by their table
+        given["k"], given["v"] = given.pop("k_cache"), given.pop("v_cache")
+    del given["layout"]
+    out = given.pop("out", None)
     given |= as_lists(given.pop("score_mod", None))
-    names = _NAMES[layout]
-    if layout == BHSD:
-        operator = _attention_op
-    elif layout == THD:
-        operator = _varlen_op
-        given.setdefault("cu_seqlens_k", None)  # pages need none, and the schema has no default
-    else:
-        operator = _kvcache_op if "k_cache" in given else _flash_attn_op
     for name in ("seed", "offset"):
-        if name in given:
-            given[name] = None if given[name] is None else as_int64(given[name])
+        if given.get(name) is not None:
+            given[name] = as_int64(given[name])
     for side in "kv":  # a scale that is a number has a name of its own in a schema
         if (scale := given.pop(f"{side}_scale", None)) is not None:
             if not isinstance(scale, Tensor) and abs(scale) >= 2**128:  # a schema's floats hold less than an int
@@ -394,39 +201,44 @@ def forward(**arguments: Unpack[Arguments]) -> tuple[Any, Any]:
                     f"{given['function']}: {side}_scale must be positive and finite in float32, got {scale!s:.40}"
                 )
             given[f"{side}_scale" if isinstance(scale, Tensor) else f"{side}_factor"] = scale
-    result, lse, *_state = operator(**{names.get(name, name): value for name, value in given.items()})
+    if form.letter == "p":
+        given.setdefault("cu_seqlens_k", None)  # pages need none, and the schema has no default
+    given = {form.names.get(name, name): x for name, x in given.items()}
+    result, lse, *_state = operator(**given)
     if out is not None:
-        inputs = {names.get(name, name): x for name, x in given.items() if name in ARRAYS}
-        result = _written(given["function"], out, result, given["q"], inputs)
+        inputs = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+        result = _written(given["function"], out, result, given[form.by_place[0]], inputs)
     return result, lse if given.get("return_lse") else None
 
 
-def _prepare(given: dict[str, Any]) -> None:
+_ARRAYS = ARRAYS | {OF_ATTENTION[name] for name in ARRAYS & OF_ATTENTION.keys()}
+
+
+def _prepare(given: dict[str, Any], form: Form) -> None:
     """Checks types as the extension does, as a schema's message would not name the function; resolves negated views."""
     if torch.compiler.is_compiling():
         return
-    function, names = given["function"], _NAMES[given["layout"]]
-    if not isinstance(given["q"], Tensor):  # else torch would not have to see the call
-        name, got = names.get("q", "q"), type(given["q"]).__name__
-        raise TypeError(f"{function}: {name} must be a torch tensor, as another argument requires grad, got {got}")
+    function, name_of_q = given["function"], form.by_place[0]
+    q = given[name_of_q] if name_of_q in given else given["q"]
+    if not isinstance(q, Tensor):  # else torch would not have to see the call
+        got = type(q).__name__
+        raise TypeError(f"{function}: {name_of_q} must be a torch tensor, as another argument requires grad, got {got}")
     symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
     seed = {"seed": 0} if given.get("seed", 0) is None else {}  # drawn by the operator
     _core.check_arguments(**{name: x for name, x in (given | seed).items() if not isinstance(x, symbolic)})
     if (snippet := given.get("score_mod")) is not None:
         _check_snippet(function, *snippet)
-    appends = given.get("k") is not None
+    appends = form.letter == "c" and given.get("k") is not None
     for key, x in given.items():
-        if key not in ARRAYS or x is None:
+        if key not in _ARRAYS or x is None:
             continue
-        name = names.get(key, key)
+        name = form.names.get(key, key[0] if form.letter == "p" and key in ("k_cache", "v_cache") else key)
         if isinstance(x, Tensor):
             if x.layout is not torch.strided:
                 raise TypeError(f"{function}: {name} must be a dense tensor, got one of {x.layout}")
-            given[key] = resolved(function, name, x, key == "out" or (appends and key in _APPENDED))
+            given[key] = resolved(function, name, x, key == "out" or (appends and key in form.written))
         elif key not in ("k_scale", "v_scale") or not isinstance(x, int | float) or isinstance(x, bool):
-            raise TypeError(
-                f"{function}: {name} must be a torch tensor as {names.get('q', 'q')} is one, got {type(x).__name__}"
-            )
+            raise TypeError(f"{function}: {name} must be a torch tensor as {name_of_q} is one, got {type(x).__name__}")
 
 
 def _check_snippet(function: str, text: str, captures: Mapping[str, Any]) -> None:

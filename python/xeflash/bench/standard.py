@@ -6,7 +6,8 @@ import importlib
 from typing import Any
 
 from xeflash import _core
-from xeflash._common import BHSD, engine
+from xeflash._common import engine
+from xeflash.call.schema import BHSD
 
 importlib.import_module("xeflash.jit")  # makes kernels for the extension
 

@@ -29,12 +29,17 @@ def describe(
     `access`: the widest that the call's arrays allow. `features`: the other fields of Desc that it sets.
     """
     schedule = tune.schedule(arch)
-    of_heads = ("alibi", "score_mod", "dropout")
+    of_heads = ("score_mod", "dropout")
     packed_heads = split_keys = False
     if decode := queries == 1 and not features.get("dropout"):
         rows = -(-group // -(-group // schedule.tile_rows))
     else:
-        packed_heads = group > 1 and queries <= schedule.packed_queries and not any(map(features.get, of_heads))
+        packed_heads = (
+            group > 1
+            and queries <= schedule.packed_queries
+            and "Alibi" not in features.get("hooks", ())
+            and not any(map(features.get, of_heads))
+        )
         split_keys = few_tiles and schedule.turns > 0
         rows = _tile_rows(queries * (group if packed_heads else 1))
     page_unit = 16
@@ -83,7 +88,7 @@ def _tile_rows(filled: int) -> int:
 
 def _plain(features: dict[str, Any]) -> bool:
     """Whether nothing else changes the scores."""
-    return not any(map(features.get, ("softcap", "alibi", "bias", "score_mod")))
+    return not any(map(features.get, ("hooks", "bias", "score_mod")))
 
 
 def _access(arch: str, widest: str) -> str:

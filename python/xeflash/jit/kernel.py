@@ -60,8 +60,7 @@ class Desc:
     head_dim: int
     head_dim_v: int
     rows: int
-    softcap: bool = False
-    alibi: bool = False
+    hooks: tuple[str, ...] = ()  # what changes scores: structs of kernels/attention/variant.hpp, in their order
     bias: str | None = None
     score_mod: ScoreMod | None = None
     dropout: bool = False
@@ -110,7 +109,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     """The source of the kernel for `desc`; `config` instead of what the tables say, for sweeps."""
     config = config or pick(desc)
     arch = _kernels_arch(desc)
-    score = [name for name, used in (("SoftCap", desc.softcap), ("Alibi", desc.alibi)) if used]
+    score = list(desc.hooks)
     score += ["SlopesFromHere"] if desc.sums_slopes else []
     if desc.bias is not None:
         score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
@@ -171,11 +170,8 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         # One image, though only some of its kernels use fp16.
         backend = ["-fsycl-device-code-split=off", "-DXEFLASH_BACKEND_XE=1"]
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
-    features = [
-        name
-        for name in ("softcap", "alibi", "dropout", "packed_heads", "negative_scale", "sums_slopes")
-        if getattr(desc, name)
-    ]
+    features = [name.lower() for name in desc.hooks]
+    features += [name for name in ("dropout", "packed_heads", "negative_scale", "sums_slopes") if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"bias_gradient.{desc.bias_gradient}"] if desc.bias_gradient else []
     features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []

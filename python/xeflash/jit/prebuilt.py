@@ -20,10 +20,10 @@ def default_set() -> Iterator[Desc]:
                 for rows in (1, 4, 8):  # heads that share a KV head
                     yield Desc("flash_decode", arch, dtype, head_dim, head_dim, rows)
             if arch != "cpu-generic":
-                yield Desc("flash_fwd", arch, dtype, 256, 256, 64, softcap=True)
-                yield Desc("flash_decode", arch, dtype, 256, 256, 2, softcap=True)
-    for head_dim, softcap in ((64, False), (128, False), (256, True)):
-        yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, 64, softcap=softcap)
+                yield Desc("flash_fwd", arch, dtype, 256, 256, 64, hooks=("SoftCap",))
+                yield Desc("flash_decode", arch, dtype, 256, 256, 2, hooks=("SoftCap",))
+    for head_dim, hooks in ((64, ()), (128, ()), (256, ("SoftCap",))):
+        yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, 64, hooks=hooks)
     for arch, access in (("pvc", "block2d"), ("bmg", "block2d"), ("dg2", "dwords")):
         for dtype in ("bfloat16", "float16"):
             for head_dim in (64, 128):

@@ -74,7 +74,8 @@ def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target, tr
     """Of prompts of more than 16 tokens, one query token, and new keys into a plain cache; the gradients of prompts."""
     dims = (shape.head_dim, shape.head_dim_v)
     device: dict[str, Any] = {"device": target.device, "driver": target.driver}
-    score = {"softcap": layer.softcap > 0, "alibi": layer.alibi, **device}
+    hooks = ("SoftCap",) * (layer.softcap > 0) + ("Alibi",) * layer.alibi
+    score = {"hooks": hooks, **device}
     group = shape.heads_q // shape.heads_k
     for few_tiles in (False, True):
         for queries in (32, 64, 128):

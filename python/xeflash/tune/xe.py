@@ -171,12 +171,12 @@ def row_of(desc: Desc) -> Row:
 
 def _is_heavy(desc: Desc) -> bool:
     """Whether the scores of the backward pass, and their slopes, take many registers."""
-    features = (desc.softcap, desc.alibi, desc.bias is not None, desc.dropout)
-    return desc.score_mod is not None or sum(features) > 1
+    features = len(desc.hooks) + (desc.bias is not None) + desc.dropout
+    return desc.score_mod is not None or features > 1
 
 
 def _changes_scores(desc: Desc) -> bool:
-    return desc.softcap or desc.alibi or desc.bias is not None or desc.score_mod is not None
+    return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None
 
 
 def blocks(desc: Desc) -> tuple[int, int]:

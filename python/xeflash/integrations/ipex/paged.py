@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from xeflash._common import THD, engine
+from xeflash._common import engine
+from xeflash.call.schema import THD
 from xeflash.integrations._pages import write_slots
 
 _EIGHT_BITS = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}

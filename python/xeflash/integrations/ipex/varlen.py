@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from xeflash import _random
-from xeflash._common import THD, engine, seeds
+from xeflash._common import engine, seeds
+from xeflash.call.schema import THD
 
 
 def _alibi_may_be_missing(call: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -1,0 +1,39 @@
+// What changes scores, but for biases and score_mods, whose types are parts of theirs.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels.hpp"
+#include "problem.hpp"
+
+namespace xeflash {
+
+// One of them: a struct of kernels/attention/variant.hpp, the calls that have it, and what it reads
+// there.
+struct ScoreHook {
+  const char* name;
+  bool (*used)(const Problem&, const FwdRequest&);
+  void (*set)(FwdParams&, const Problem&, const FwdRequest&);
+};
+
+// s and s / cap have to be normal floats, too: below the least one nothing is left of a score, and
+// a cap above 2^100 changes none that is not itself near 2^100.
+inline float normal_cap(double cap) {
+  return static_cast<float>(std::clamp<double>(cap, std::numeric_limits<float>::min(), 0x1p100));
+}
+
+// In the order in which a score goes through them.
+constexpr ScoreHook kScoreHooks[] = {
+    {"SoftCap", [](const Problem&, const FwdRequest& r) { return r.softcap > 0; },
+     [](FwdParams& to, const Problem&, const FwdRequest& r) {
+       to.softcap = normal_cap(r.softcap);
+     }},
+    {"Alibi", [](const Problem& p, const FwdRequest&) { return p.alibi.data != nullptr; },
+     [](FwdParams& to, const Problem& p, const FwdRequest&) {
+       to.alibi = reinterpret_cast<const float*>(p.alibi.data);
+       to.alibi_batch = p.alibi.ndim == 2 ? p.alibi.strides[0] : 0;
+     }},
+};
+
+}  // namespace xeflash

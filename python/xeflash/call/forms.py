@@ -1,0 +1,109 @@
+"""The operators of torch that schema.py makes: which keywords each has, in which order and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from xeflash.call.schema import BHSD, BSHD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, OF_ATTENTION, ROWS, THD, Row
+
+_TYPES = {"object": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
+# What a schema has other words for: a number that may be an array is two, a snippet is four.
+_SEVERAL = {
+    "seed": ["SymInt? seed=None"],  # None: the operator draws its own
+    "rest": ["bool keep_rest=False"],  # the operator gives it back
+    "k_scale": ["Tensor? k_scale=None", "float? k_factor=None"],
+    "v_scale": ["Tensor? v_scale=None", "float? v_factor=None"],
+    "score_mod": [
+        *("str? score_mod=None", "str[]? capture_names=None", "Tensor[]? capture_arrays=None"),
+        "Scalar[]? capture_numbers=None",
+    ],
+}
+_RESULTS = {"Pair": "(Tensor, Tensor)", "Results": "(Tensor, Tensor, Tensor, Tensor)"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """An operator, of one way that arrays lie."""
+
+    name: str
+    function: str  # the public one that it is for
+    layout: int
+    letter: str  # in Keyword.ops
+    places: str  # what can be given by position: programs rely on it, so it only ever stays
+    needed: int  # the first of them have no default
+    results: str = "Results"  # or "Pair"
+    written: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)  # its words for ours
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # where they are not the extension's
+
+    @cached_property
+    def rows(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Our words for what may be given by position, and for what may not."""
+        places = tuple(self.places.split())
+        rest = (n for n, row in ROWS.items() if self.letter in row.more.ops and n not in places and n != "function")
+        return places, (*rest, "function")
+
+    @cached_property
+    def schema(self) -> str:
+        """In the words of torch's dispatcher."""
+        places, rest = self.rows
+        words = [w for at, name in enumerate(places) for w in self.words(ROWS[name], at < self.needed)]
+        words += ["*", *(w for name in rest for w in self.words(ROWS[name], False))]
+        return f"{self.name}({', '.join(words)}) -> {_RESULTS[self.results]}"
+
+    @cached_property
+    def by_place(self) -> tuple[str, ...]:
+        """The operator's words for its first arguments."""
+        return tuple(self.names.get(name, name) for name in self.rows[0])
+
+    def words(self, row: Row, needed: bool) -> list[str]:
+        """A keyword in the words of a schema."""
+        if row.name in _SEVERAL:
+            return [self._marked(words) for words in _SEVERAL[row.name]]
+        name = self.names.get(row.name, row.name)
+        optional = row.kind.endswith("?") or (row.is_array and (not needed or row.name == "cu_seqlens_k"))
+        word = f"{_TYPES[row.kind.rstrip('?')]}{'?' if optional else ''} {name}"
+        default = self.function if name == "function" else self.defaults.get(row.name, row.more.default)
+        if isinstance(default, str):
+            default = f'"{default}"'
+        return [self._marked(word) if needed else self._marked(f"{word}={default}")]
+
+    def _marked(self, word: str) -> str:
+        """With the mark of what is written."""
+        name = word.split()[1].partition("=")[0]
+        if name not in self.written:
+            return word
+        return word.replace("Tensor", f"Tensor({'abcd'[self.written.index(name)]}!)", 1)
+
+
+FLASH = "q k v dropout_p softmax_scale causal window_left window_right softcap alibi_slopes"
+FORMS = [
+    Form(
+        "attention", "attention", BHSD, "a", "q k v attn_mask dropout_p causal softmax_scale enable_gqa", 3,
+        names=OF_ATTENTION, defaults=DEFAULTS_OF_ATTENTION,
+    ),
+    Form("flash_attn", "flash_attn_func", BSHD, "d", FLASH, 3),
+    Form(
+        "flash_attn_varlen", "flash_attn_varlen_func", THD, "p",
+        FLASH.replace("v d", "v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k d") + " block_table", 7,
+    ),
+    Form(
+        "flash_attn_with_kvcache", "flash_attn_with_kvcache", BSHD, "c",
+        "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table "
+        "softmax_scale causal window_left window_right softcap rotary_interleaved alibi_slopes num_splits", 3,
+        results="Pair", written=("k_cache", "v_cache", "k_scale", "v_scale"),
+    ),
+]  # fmt: skip
+
+
+def backward_schema(name: str) -> str:
+    """Of the operator for all layouts: it has what the forward passes of which gradients are wanted have."""
+    form = Form(name, name, BHSD, "", "q k v", 3, defaults=DEFAULTS_OF_ATTENTION)
+    rest = [n for n in ROWS if n not in (*FORWARD_ONLY, "function", "layout", "rest", "q", "k", "v")]
+    words = [word for row in (*rest, "function") for word in form.words(ROWS[row], needed=False)]
+    first = "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor rng"
+    own = "Tensor? rest=None, bool longer=False"
+    return f"{name}({first}, SymInt layout, str[] wanted, *, {own}, {', '.join(words)}) -> Tensor[]"

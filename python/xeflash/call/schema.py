@@ -1,0 +1,156 @@
+"""What a call of attention may say. Each keyword stands here once; every other list is made from this one.
+
+The order is that of kCallFields in request.hpp, whose names, types and defaults ``check`` compares at import.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypedDict
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+BSHD, THD, BHSD = 0, 1, 2  # Layout in request.hpp
+Array: TypeAlias = Any  # a torch tensor, a numpy array, or one of __sycl_usm_array_interface__
+Factor: TypeAlias = Any  # an array or a number
+Snippet: TypeAlias = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """What the type of a keyword does not say."""
+
+    default: Any = None
+    ops: str = "adpc"  # operators that have it: attention, dense, packed, cache
+    learned: bool = False
+    attention: str = ""  # its name in attention(), if another
+    forward_only: str = ""  # why the backward pass does without it; else it has it, too
+
+
+_ANY = Keyword()
+_PACKED = Keyword(ops="p")
+_NO_GRADIENT = "caches have no gradients"
+_CACHE, _PAGES = Keyword(ops="c", forward_only=_NO_GRADIENT), Keyword(ops="pc", forward_only=_NO_GRADIENT)
+
+
+class _Given(TypedDict):
+    function: Annotated[str, Keyword("")]  # the public function, for messages
+    layout: Annotated[int, Keyword(BSHD, ops="")]
+    q: Annotated[Array, Keyword(learned=True, attention="query")]
+
+
+class Arguments(_Given, total=False):
+    """A call; what is not given has the default."""
+
+    k: Annotated[Array, Keyword(learned=True, attention="key")]  # with k_cache: the keys to append to it
+    v: Annotated[Array, Keyword(learned=True, attention="value")]
+    out: Annotated[Array, Keyword(ops="", forward_only="it is the result")]
+    softmax_scale: Annotated[float | None, Keyword(attention="scale")]
+    causal: Annotated[bool, Keyword(False, attention="is_causal")]
+    window_left: Annotated[int, Keyword(-1)]
+    window_right: Annotated[int, Keyword(-1)]
+    bottom_right: Annotated[bool, Keyword(True, ops="a")]
+    softcap: Annotated[float, Keyword(0.0)]
+    attn_mask: Annotated[Array, Keyword(ops="a", learned=True)]
+    alibi_slopes: Annotated[Array, Keyword(learned=True)]
+    s_aux: Annotated[Array, Keyword(learned=True, attention="sinks")]
+    score_mod: Annotated[Snippet | None, _ANY]  # from snippet()
+    dropout_p: Annotated[float, Keyword(0.0, ops="adp")]
+    seed: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]  # from seeds()
+    offset: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]
+    return_lse: Annotated[bool, Keyword(False, forward_only="it has the LSE")]
+    rest: Annotated[Array, Keyword(ops="adp")]  # what rounding takes from out: written, or read by the backward pass
+    enable_gqa: Annotated[bool, Keyword(True, ops="a")]
+    num_splits: Annotated[int, Keyword(0, ops="dpc", forward_only="it splits no keys")]
+    unified_max: Annotated[float | None, _CACHE]
+    cu_seqlens_q: Annotated[Array, _PACKED]
+    cu_seqlens_k: Annotated[Array, _PACKED]
+    max_seqlen_q: Annotated[int, Keyword(0, ops="p")]
+    max_seqlen_k: Annotated[int, Keyword(0, ops="p")]
+    seqused_k: Annotated[Array, _PACKED]
+    k_cache: Annotated[Array, _CACHE]  # rows that lie where block_table or beam_index say, or in the array's order
+    v_cache: Annotated[Array, _CACHE]
+    cache_seqlens: Annotated[Array, _CACHE]
+    cache_length: Annotated[int, Keyword(-1, "c", forward_only=_NO_GRADIENT)]  # -1: all of the cache
+    cache_batch_idx: Annotated[Array, _CACHE]
+    cache_leftpad: Annotated[Array, _CACHE]
+    block_table: Annotated[Array, _PAGES]
+    beam_index: Annotated[Array, _CACHE]
+    k_scale: Annotated[Factor, _PAGES]
+    v_scale: Annotated[Factor, _PAGES]
+    rotary_cos: Annotated[Array, _CACHE]
+    rotary_sin: Annotated[Array, _CACHE]
+    rotary_interleaved: Annotated[bool, Keyword(True, "c", forward_only=_NO_GRADIENT)]
+
+
+class BackwardArguments(Arguments, total=False):
+    """A call with results of the forward pass, their gradients, and the names of the gradients that it is to make."""
+
+    lse: Array
+    dout: Array
+    dlse: Array
+    longer: bool  # out and lse are of rows of more keys than these
+    wanted: tuple[str, ...]  # of LEARNED, or "captures['NAME']"
+
+
+class Engine(Protocol):
+    """What runs calls: the extension, or torch_ops in its place."""
+
+    def forward(self, **arguments: Unpack[Arguments]) -> tuple[Any, Any]:
+        """(out, LSE or None)."""
+
+    def refuse_shared(self, function: str, out: Any, name: str, other: Any, /) -> None:
+        """Raises if writing `out` would change another array."""
+
+    def merge_states(self, outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:
+        """(out, LSE)."""
+
+
+class Row(NamedTuple):
+    """A keyword, with its type in a word."""
+
+    name: str
+    kind: str  # object, str, bool, int, float; with ? where None is one
+    is_array: bool
+    more: Keyword
+
+
+def _rows() -> dict[str, Row]:
+    found = {}
+    for name, hint in typing.get_type_hints(Arguments, include_extras=True).items():
+        kind, more = typing.get_args(hint)
+        is_array = kind is Any
+        if is_array or kind == Snippet | None:
+            word = "object"
+        elif isinstance(kind, types.UnionType):
+            word = kind.__args__[0].__name__ + "?"
+        else:
+            word = kind.__name__
+        found[name] = Row(name, word, is_array, more)
+    return found
+
+
+ROWS: Mapping[str, Row] = _rows()
+ARRAYS = frozenset(name for name, row in ROWS.items() if row.is_array)
+LEARNED = tuple(name for name, row in ROWS.items() if row.more.learned)  # the order of backward's results
+OF_ATTENTION = {name: row.more.attention for name, row in ROWS.items() if row.more.attention}
+WITH_GRADIENTS = frozenset({*LEARNED, "captures"})
+WITH_GRADIENTS_OF_ATTENTION = frozenset(OF_ATTENTION.get(name, name) for name in WITH_GRADIENTS)
+
+DEFAULTS_OF_ATTENTION = {"bottom_right": False, "enable_gqa": False}  # torch's
+FORWARD_ONLY = frozenset(name for name, row in ROWS.items() if row.more.forward_only)
+
+
+def check(reported: tuple[tuple[str, str, Any, str], ...], learned: tuple[str, ...]) -> None:
+    """Raises an ImportError where the extension has other keywords, types, defaults or gradients than this table."""
+    here = [(row.name, row.kind, row.more.default, row.more.attention) for row in ROWS.values()]
+    for ours, theirs in itertools.zip_longest(here, reported):
+        if ours != theirs:
+            raise ImportError(f"xeflash._core has the keyword {theirs} where schema.py has {ours}; build it anew")
+    if learned != LEARNED:
+        raise ImportError(f"xeflash._core has gradients of {learned}, schema.py of {LEARNED}; build it anew")
