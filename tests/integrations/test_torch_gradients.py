@@ -10,8 +10,9 @@ import xeflash
 import xeflash.torch_ops
 from cover import few, few_rows
 from torch.utils.checkpoint import checkpoint
-from xeflash import _core, torch_gradients
+from xeflash import _core
 from xeflash.bench.memory import peak_of
+from xeflash.call import schema
 
 ops = torch.ops.xeflash
 pytestmark = pytest.mark.usefixtures("device")
@@ -506,13 +507,11 @@ def test_keys_of_batch_1_get_the_sum_of_all_gradients(function):
         torch.testing.assert_close(x, y)
 
 
-def test_an_argument_that_the_backward_pass_does_not_have_is_refused(monkeypatch):
-    taken = torch_gradients._TAKEN
-    q, k, v = heads_first()
-    assert xeflash.attention(q, k, v, enable_gqa=True, softcap=3.0).requires_grad
-    monkeypatch.setattr(torch_gradients, "_TAKEN", taken - {"softcap"})
-    with pytest.raises(NotImplementedError, match=r"^attention: softcap must not be given where gradients.* got 3\.0"):
-        xeflash.attention(q, k, v, enable_gqa=True, softcap=3.0)
+def test_the_backward_operator_has_every_keyword_but_those_with_a_reason():
+    has = {argument.name for argument in ops.attention_backward.default._schema.arguments}
+    for name, row in schema.ROWS.items():
+        if name != "score_mod" and not row.more.forward_only:
+            assert name in has, f"gradients would be those of a call without {name}"
 
 
 def test_captures_have_gradients_in_every_way_to_call():

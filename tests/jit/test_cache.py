@@ -249,7 +249,8 @@ def key_of(desc=DESC, **changes):
 def test_key_changes_with_everything_the_binary_depends_on(monkeypatch):
     keys = [key_of(), key_of(text="other source"), key_of(options=("-std=c++20", "-O0"))]
     keys += [
-        key_of(dataclasses.replace(DESC, **change)) for change in ({"driver": "2"}, {"device": "b"}, {"softcap": True})
+        key_of(dataclasses.replace(DESC, **change))
+        for change in ({"driver": "2"}, {"device": "b"}, {"hooks": ("SoftCap",)})
     ]
     monkeypatch.setattr(provide, "_compiler", lambda: "another compiler")
     keys.append(key_of())

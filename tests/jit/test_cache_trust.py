@@ -204,7 +204,7 @@ def test_an_entry_repeats_all_that_its_code_depends_on(folder, monkeypatch):
     """Moved under another kernel's name, it is not that kernel's."""
     desc = kernel.Desc("flash_fwd", "cpu-avx512", "float32", 24, 24, 64, device="a cpu", driver="1.0")
     source = kernel.render(desc)
-    other = dataclasses.replace(desc, softcap=True)
+    other = dataclasses.replace(desc, hooks=("SoftCap",))
     requests = [
         (source, desc),
         (kernel.render(other), other),

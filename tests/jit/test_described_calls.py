@@ -8,7 +8,7 @@ import torch
 import xeflash
 from arrays import to_array
 from xeflash import _core, tune
-from xeflash._common import BSHD
+from xeflash.call.schema import BSHD
 from xeflash.jit.calls import describe, describe_backward
 from xeflash.jit.kernel import Desc
 from xeflash.jit.precompile import target
@@ -65,11 +65,11 @@ DIM, DIM_V = 144, 112  # no other test has both: a kernel that is there already 
 # Queries, heads of them to one of K and V, what the call says, and what `describe` is told.
 CALLS = {
     "prompt": (20, 1, {}, {}),
-    "long": (300, 4, {"softcap": 2.0}, {"softcap": True}),
+    "long": (300, 4, {"softcap": 2.0}, {"hooks": ("SoftCap",)}),
     "few-queries": (9, 4, {"softmax_scale": -1.0}, {"negative_scale": True}),
-    "few-queries-alibi": (3, 4, {"alibi_slopes": True}, {"alibi": True}),
+    "few-queries-alibi": (3, 4, {"alibi_slopes": True}, {"hooks": ("Alibi",)}),
     "dropout": (1, 4, {"dropout_p": 0.5}, {"dropout": True}),
-    "one-query": (1, 4, {"softcap": 2.0, "softmax_scale": -1.0}, {"softcap": True, "negative_scale": True}),
+    "one-query": (1, 4, {"softcap": 2.0, "softmax_scale": -1.0}, {"hooks": ("SoftCap",), "negative_scale": True}),
     "17-heads": (1, 17, {}, {}),
     "few-tiles": (20, 1, {"keys": 5000}, {"few_tiles": True}),
     "strided": (20, 1, {"stride": 1}, {"access": "elements"}),
@@ -108,7 +108,7 @@ def test_calls_with_a_cache_are_described_as_the_extension_does(queries, page, k
 
 # Queries, keys, their heads, what the call says, and what is wanted.
 GRADIENTS = {
-    "flash_bwd_dq": (300, 40, 1, {"softcap": 2.0}, {"softcap": True}),
+    "flash_bwd_dq": (300, 40, 1, {"softcap": 2.0}, {"hooks": ("SoftCap",)}),
     "flash_bwd_dkv": (20, 40, 1, {}, {}),
     "flash_bwd": (20, 100, os.sysconf("SC_NPROCESSORS_CONF"), {"softmax_scale": -1.0}, {"negative_scale": True}),
     "attention_probs": (

@@ -11,7 +11,8 @@ from xeflash.tune import pick, shared, xe
 
 DIMS = [(dim, dim) for dim in range(8, xe.MAX_HEAD_DIM + 1, 8)]
 DIMS += [(192, 128), (576, 512), (128, 192), (512, 576), (320, 256), (40, 576), (576, 40)]
-CHANGES = [{}, {"softcap": True}, {"bias": "float32"}, {"softcap": True, "bias": "bfloat16"}, {"dropout": True}]
+CAP = {"hooks": ("SoftCap",)}
+CHANGES = [{}, CAP, {"bias": "float32"}, CAP | {"bias": "bfloat16"}, {"dropout": True}]
 TILES = {"flash_bwd_dq": "DqTiles<{}>", "flash_bwd_dkv": "DkvTiles<{}>"}
 TILES |= {"flash_bwd_bias": "ScoreTiles<{}, true>", "attention_probs": "ScoreTiles<{}>"}
 

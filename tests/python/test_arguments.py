@@ -4,21 +4,22 @@ import numpy as np
 import pytest
 import xeflash
 from xeflash import _core
-from xeflash._arguments import ARRAYS, Arguments
+from xeflash.call import schema
 
 Q = np.ones((2, 3, 4, 64), np.float32)
 CACHE = np.ones((2, 32, 4, 64), np.float32)
 STARTS = np.array([0, 2, 3], np.int32)
 
 
-def test_the_extension_has_the_arguments_that_python_declares():
+@pytest.mark.parametrize("at, value", [(0, "softcaps"), (1, "int"), (2, 1.0), (3, "cap")])
+def test_an_extension_of_another_table_is_refused_at_import(at, value):
     xeflash.attention  # noqa: B018  loads the extension
-    assert _core.argument_names() == tuple(Arguments.__annotations__)
-
-
-def test_arrays_are_those_of_any_type():
-    kinds = {name: str(kind) for name, kind in Arguments.__annotations__.items()}
-    assert {name for name, kind in kinds.items() if "'Any'" in kind or "[Any]" in kind} == ARRAYS
+    fields, learned = _core.call_fields(), _core.learned_names()
+    schema.check(fields, learned)
+    other = tuple(f[:at] + (value,) + f[at + 1 :] if f[0] == "softcap" else f for f in fields)
+    for wrong in ((other, learned), (fields[:-1], learned), (fields, learned[:-1])):
+        with pytest.raises(ImportError, match="build it anew"):
+            schema.check(*wrong)
 
 
 def test_an_unknown_name_is_refused():
