@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import xeflash
 from xeflash import _core, sim
-from xeflash._common import BHSD
 from xeflash.bench.standard import standard_attention
+from xeflash.call.schema import BHSD
 
 DTYPES = {"fp32": (np.float32, "<f4"), "fp16": (np.float16, "<f2"), "bf16": (ml_dtypes.bfloat16, "<V2")}
 

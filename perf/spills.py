@@ -39,8 +39,7 @@ def draw(arch: str, choose: Callable[[Any], Any]) -> Desc:
     """The description of a call, or of a part of its gradients."""
     dtype = choose(("bfloat16", "float16", "float32"))
     common = {
-        "softcap": choose((False, False, True)),
-        "alibi": choose((False, False, True)),
+        "hooks": tuple(name for name in ("SoftCap", "Alibi") if choose((False, False, True))),
         "score_mod": choose((None, None, SNIPPET)),
         "negative_scale": choose((False, False, True)),
         "access": choose(("block2d", "block2d", "dwords", "elements")),
@@ -70,7 +69,7 @@ def draw(arch: str, choose: Callable[[Any], Any]) -> Desc:
 
 def draw_bias_gradient(arch: str, choose: Callable[[Any], Any], dtype: str, features: dict[str, Any]) -> Desc:
     """Of a bias, or of ALiBi's slopes if there are any."""
-    if features["alibi"] and choose((False, True)):
+    if "Alibi" in features["hooks"] and choose((False, True)):
         features["sums_slopes"] = True
     else:
         features |= {"bias": choose((dtype, "float32")), "bias_gradient": choose((dtype, "float32"))}
