@@ -5,7 +5,14 @@ from pathlib import Path
 import torch
 import xeflash.torch_ops  # noqa: F401  registers them
 
-NAMES = ("attention", "attention_backward", "flash_attn", "flash_attn_varlen", "flash_attn_with_kvcache", "merge_states")
+NAMES = (
+    "attention",
+    "attention_backward",
+    "flash_attn",
+    "flash_attn_varlen",
+    "flash_attn_with_kvcache",
+    "merge_states",
+)
 
 
 def words(schema):
