@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 import xeflash
 import xeflash.torch_ops
+from xeflash.call.forms import FORMS
 from xeflash.integrations import torch_sdpa
 
 AUTOCAST, ROUTED = "xeflash.attention under autocast", "F.scaled_dot_product_attention routed to xeflash"
@@ -29,10 +30,11 @@ operator = torch.ops.xeflash.attention
 
 def by_custom_op() -> Callable[..., torch.Tensor]:
     """The same kernel behind torch.library.custom_op."""
+    kernel = xeflash.torch_ops.kernel_of(FORMS[0])
 
     @torch.library.custom_op("xeflash_call_cost::attention", mutates_args=())
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return xeflash.torch_ops.attention(query, key, value)[0]
+        return kernel(query, key, value)[0]
 
     return attention
 
