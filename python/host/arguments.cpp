@@ -165,6 +165,11 @@ FwdRequest read_arguments(const py::kwargs& given) {
   if (of_packed && r.layout != Layout::kTHD)
     throw py::value_error(r.function + ": " + of_packed +
                           " must come with packed sequences, got one without");
+  if (!r.bias.is_none() && !attention)
+    throw py::value_error(
+        r.function +
+        ": attn_mask must come with the layout (batch, heads, sequence, dim), got "
+        "one without");
   if (r.cache.length != -1 && !r.cache.lengths.is_none())
     throw py::value_error(r.function + ": cache_length must not be given with cache_seqlens, got " +
                           std::to_string(r.cache.length));

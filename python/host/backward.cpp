@@ -85,15 +85,16 @@ struct Gradients {
   bool wants(const char* name) const { return wanted.count(name) > 0; }
 };
 
-// Takes its own out of the arguments; the others are the forward's, which refuses unknown ones.
-BwdRequest take_own(py::dict& arguments) {
+// Takes these out of the arguments; the others are the forward's, which refuses unknown ones.
+template <class... T>
+BwdRequest take_own(py::dict& arguments, const std::tuple<Field<BwdRequest, T>...>& fields) {
   BwdRequest own;
-  const auto take = [&](const auto& f) {
+  const auto take = [&]<class U>(const Field<BwdRequest, U>& f) {
     if (!arguments.contains(f.name)) return;
-    own.*f.member = arguments[f.name].template cast<std::remove_cvref_t<decltype(own.*f.member)>>();
+    own.*f.member = arguments[f.name].template cast<U>();
     PyDict_DelItemString(arguments.ptr(), f.name);
   };
-  std::apply([&](const auto&... f) { (take(f), ...); }, kBwdFields);
+  std::apply([&](const auto&... f) { (take(f), ...); }, fields);
   return own;
 }
 
@@ -139,7 +140,10 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
                          const Checker& check) {
   Gradients g;
   g.of_forward.out = read_like_out(r.out, "out", p, check);
-  if (!r.rest.is_none()) g.of_forward.rest = read_like_out(r.rest, "rest", p, check);
+  if (!r.rest.is_none()) {
+    g.of_forward.rest = read_like_out(r.rest, "rest", p, check);
+    check_rest(g.of_forward.rest, check);
+  }
   g.of_forward.lse = read_lse(own.lse, p, check);
   g.dout = read_like_out(own.dout, "dout", p, check);
   if (!own.dlse.is_none()) g.dlse = read_like_lse(own.dlse, "dlse", p, check);
@@ -186,10 +190,8 @@ Array empty_like(const Array& a) {
   return new_array(a, a.dtype, {s[0], s[1], s[2], s[3]});
 }
 
-// Kernels count the elements with 32 bits, and their bytes.
 void new_gradients_of_captures(Results& to, const Problem& p, const Gradients& g,
                                const Checker& check) {
-  constexpr int64_t kMost = 1 << 29;
   int64_t total = 0;
   int i = 0;
   for (const Array& a : p.score_mod.arrays) {
@@ -198,9 +200,9 @@ void new_gradients_of_captures(Results& to, const Problem& p, const Gradients& g
       to.learned |= 1 << i;
       to.first_of_capture[i] = static_cast<int32_t>(total);
       total += bytes_of(a) / size_of(a.dtype);
-      if (total > kMost)
+      if (total > kMostLearned)
         check.refuse<NotImplemented>("captures that require grad must have at most " +
-                                     std::to_string(kMost) + " elements together, got " +
+                                     std::to_string(kMostLearned) + " elements together, got " +
                                      std::to_string(total) + " up to captures['" + name + "']");
     }
     ++i;
@@ -394,7 +396,7 @@ py::tuple learned_names() { return names_of(kGradients); }
 
 py::tuple backward(const py::kwargs& arguments) {
   py::dict given = py::reinterpret_steal<py::dict>(PyDict_Copy(arguments.ptr()));
-  const BwdRequest own = take_own(given);
+  const BwdRequest own = take_own(given, kBwdFields);
   const FwdRequest r = read_arguments(py::reinterpret_borrow<py::kwargs>(given));
   const Checker check(r.function);
   const Problem p = read_problem(r);
@@ -430,7 +432,7 @@ py::tuple backward(const py::kwargs& arguments) {
 
 py::object probabilities(const py::kwargs& arguments) {
   py::dict given = py::reinterpret_steal<py::dict>(PyDict_Copy(arguments.ptr()));
-  const py::object lse_object = take_own(given).lse;
+  const py::object lse_object = take_own(given, std::tuple{std::get<0>(kBwdFields)}).lse;
   const FwdRequest r = read_arguments(py::reinterpret_borrow<py::kwargs>(given));
   const Checker check(r.function);
   const Problem p = read_problem(r);

@@ -3,7 +3,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
+
 namespace xeflash {
+
+// Elements of all captures that want gradients: kernels count them, and their bytes, with 32 bits.
+constexpr int64_t kMostLearned = 1 << 29;
 
 // Takes the arguments of forward(), and its results and their gradients; gives the gradients of q,
 // k, v, attn_mask, alibi_slopes and sinks, None where one is not wanted.

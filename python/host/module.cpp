@@ -173,6 +173,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("forward", &run_request<&forward>);
   m.def("backward", &run_arguments<&backward>);
   m.def("probabilities", &run_arguments<&probabilities>);
+  m.attr("MOST_LEARNED") = kMostLearned;
   m.def("call_fields", &call_fields);
   m.def("learned_names", &learned_names);
   m.def("desc_names", [] { return names_of(kDescFields); });

@@ -381,8 +381,12 @@ Array rest_array(const Problem& p, const FwdRequest& r) {
   if (r.rest.is_none()) return {};
   const Checker check(r.function);
   Array rest = written_like_out(r.rest, "rest", p, check);
-  XF_REQUIRE_DTYPE(check, size_of(rest.dtype) == 2, rest, "rest", "must be of 16 bits");
+  check_rest(rest, check);
   return rest;
+}
+
+void check_rest(const Array& rest, const Checker& check) {
+  XF_REQUIRE_DTYPE(check, size_of(rest.dtype) == 2, rest, "rest", "must be of 16 bits");
 }
 
 }  // namespace xeflash

@@ -50,5 +50,6 @@ Array result_array(const Problem& problem, const FwdRequest& request);
 
 // request.rest, checked, to be written; without data if it is not given.
 Array rest_array(const Problem& problem, const FwdRequest& request);
+void check_rest(const Array& rest, const Checker& check);  // only 16 bits round
 
 }  // namespace xeflash

@@ -56,6 +56,8 @@ class ScoreBuffer {
 
 py::object standard_attention(const FwdRequest& r) {
   const Problem p = read_problem(r);
+  if (!r.rest.is_none())
+    throw py::value_error(r.function + ": rest must be None, as no backward pass follows, got one");
   Place place = place_of(p.q);
   place.waits = true;
   if (!place.on_host && is_recording(place.queue)) {

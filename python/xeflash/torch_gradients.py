@@ -35,11 +35,9 @@ from xeflash.jit.kernel import Desc
 from xeflash.tune import pick, xe
 
 _OTHER_TYPES = re.compile(r"\b(f16|bf16|double|long|short|char|signed|unsigned|u?int\d+_t|size_t)\b")
-_MOST_ELEMENTS = 1 << 29  # of captures that are learned: kernels count them, and their bytes, with 32 bits
 
 
 # ---- the operator -------------------------------------------------------------------------------
-
 
 _FIRST = ("dout", "dlse", "q", "k", "v", "out", "lse", "rng", "layout", "wanted")  # by position
 
@@ -195,9 +193,9 @@ def _check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
 
 def _refuse_captures(function: str, score_mod: str, elements: int) -> None:
     """What the kernel of their gradients does not have."""
-    if elements > _MOST_ELEMENTS:
+    if elements > _core.MOST_LEARNED:
         raise NotImplementedError(
-            f"{function}: captures that require grad must have at most {_MOST_ELEMENTS} elements together, "
+            f"{function}: captures that require grad must have at most {_core.MOST_LEARNED} elements together, "
             f"got {elements}"
         )
     if found := _OTHER_TYPES.search(_score_mod.without_comments(score_mod)):

@@ -60,7 +60,7 @@ def kernel_of(form: Form) -> Callable[..., Any]:
             elif "seed" in given:
                 del given["seed"]
             if given.pop("keep_rest", False):
-                rest = given["rest"] = _rest(True, q, arguments[2])
+                rest = given["rest"] = _rest(q, arguments[2])
         out, lse = _core.forward(**given)
         lse = q.new_empty(0, dtype=torch.float32) if lse is None else lse
         return (out, lse, state, q.new_empty(0) if rest is None else rest) if drops else (out, lse)
@@ -80,10 +80,9 @@ def _together(more: dict[str, Any], function: str) -> dict[str, Any]:
     return more
 
 
-def _rest(keep: bool, q: Tensor, v: Tensor) -> Tensor | None:
+def _rest(q: Tensor, v: Tensor) -> Tensor | None:
     """For what rounding takes from the output; float32 is not rounded."""
-    keeps = keep and q.dtype.itemsize == 2 and v.dim() > 0
-    return q.new_empty((*q.shape[:-1], v.shape[-1])) if keeps else None
+    return q.new_empty((*q.shape[:-1], v.shape[-1])) if q.dtype.itemsize == 2 and v.dim() else None
 
 
 def _draw(given: dict[str, Any], dropout_p: float, q: Tensor) -> Tensor:
@@ -121,7 +120,7 @@ def _fake(form: Form, given: dict[str, Any]) -> Any:
     results = _results(q, out, lse, given.get("return_lse", False))
     if form.results == "Pair":
         return results
-    rest = _rest(given.get("keep_rest", False), q, v)
+    rest = _rest(q, v) if given.get("keep_rest") else None
     return *results, _state_fake(given.get("dropout_p", 0.0)), q.new_empty(0) if rest is None else rest
 
 

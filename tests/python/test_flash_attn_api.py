@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xeflash
+from xeflash.call import schema
 from reference import Features
 from tolerance import check_attention
 
@@ -62,6 +63,20 @@ def test_signature_is_flash_attns(name):
         assert parameters[parameter].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
     for keyword in added:
         assert parameters[keyword].kind == inspect.Parameter.KEYWORD_ONLY and not parameters[keyword].default
+
+
+@pytest.mark.parametrize("name", [*SIGNATURES, "attention"])
+def test_defaults_are_those_of_the_schema(name):
+    """What is not given is not handed on: the extension has its own default for it, and attention() a few others."""
+    ours = {theirs: row for row, theirs in schema.OF_ATTENTION.items()} if name == "attention" else {}
+    compared = 0
+    for parameter, told in inspect.signature(getattr(xeflash, name)).parameters.items():
+        row = ours.get(parameter, parameter)
+        if row in schema.ROWS and told.default is not told.empty:
+            others = schema.DEFAULTS_OF_ATTENTION if name == "attention" else {}
+            assert told.default == others.get(row, schema.ROWS[row].more.default), parameter
+            compared += 1
+    assert compared >= 5
 
 
 def test_all_arguments_by_position():

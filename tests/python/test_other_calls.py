@@ -33,3 +33,24 @@ def test_an_unknown_gradient_is_refused():
     out, lse = _core.forward(**DENSE, return_lse=True)
     with pytest.raises(ValueError, match="^a call: wanted must be names of arrays that have gradients, got 'softcap'"):
         _core.backward(**DENSE, out=out, lse=lse, dout=out, dlse=None, wanted=("softcap",))
+
+
+def test_a_mask_needs_the_layout_that_has_one():
+    with pytest.raises(
+        ValueError, match=r"^a call: attn_mask must come with the layout \(batch, heads, sequence, dim\)"
+    ):
+        _core.forward(**DENSE, attn_mask=np.ones((9, 9), bool))
+
+
+def test_probabilities_take_no_gradients():
+    out, lse = _core.forward(**DENSE, return_lse=True)
+    with pytest.raises(TypeError, match="has no argument 'dout'"):
+        _core.probabilities(**DENSE, lse=lse, dout=out)
+
+
+def test_only_16_bits_have_a_rest():
+    out, lse = _core.forward(**DENSE, return_lse=True)
+    with pytest.raises(TypeError, match="^a call: rest must be of 16 bits"):
+        _core.forward(**DENSE, rest=np.empty_like(out))
+    with pytest.raises(TypeError, match="^a call: rest must be of 16 bits"):
+        _core.backward(**DENSE, out=out, lse=lse, rest=out, dout=out, wanted=("q",))
