@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from xeflash.call import schema
 from reference import Features
 from tolerance import check_attention
+from xeflash.call import schema
 
 TAIL = dict(
     dropout_p=0.0,
