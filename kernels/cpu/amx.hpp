@@ -103,8 +103,9 @@ struct RightT<T, N, D, Block, Begin> {
       }
     }
     for (int j = 0; j < count; ++j) {
-      const T* row = m.row_or_last(j);
-      XF_UNROLL for (int d = 0; d < D; d += 32) store_as(&copies[j][d], load_pairs<D>(row, d / 2));
+      XF_UNROLL for (int d = 0; d < D; d += 32) {
+        store_as(&copies[j][d], j < m.size() ? load_pairs<D>(m.row(j), d / 2) : u32x16{});
+      }
     }
   }
 };

@@ -34,16 +34,17 @@ XF_INLINE void widen_rows(float (&x)[N][Stride], const M& m, int count) {
 }
 
 // Up to N rows of K, a Block: read where they lie (fp32, pairs) or widened to fp32 (the smaller
-// types, bf16 without pairs).
+// types, bf16 without pairs). A row that does not exist is 0 where it may meet a weight: in a pair.
 template <class T, int N, int D, class Block = void, int Begin = 0>
 struct RightT {
+  static constexpr T kZeros[D] = {};
   const T* data[N];
   int count;
 
   template <class M>
   XF_INLINE explicit RightT(const M& m) : count(m.size()) {
     for (int j = 0; j < (count < N ? round_up(count, kKeyTile) : N); ++j)
-      data[j] = m.row_or_last(j);
+      data[j] = j < count ? m.row(j) : kZeros;
   }
   XF_INLINE int rows() const { return count; }
   XF_INLINE const T* row(int j) const { return data[j]; }

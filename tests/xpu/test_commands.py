@@ -96,7 +96,8 @@ def test_the_benchmark_of_gradients_tells_the_memory_of_a_step(xpu, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads(file.read_text())["rows"]
     tensor = 2 * 64 * 64 * 2
-    assert 4 * tensor < row["peak_bytes"] < 4.5 * tensor  # the output, what q, k and v get, and numbers per row
+    # The output and what rounding took from it, what q, k and v get, and numbers per row.
+    assert 5 * tensor < row["peak_bytes"] < 5.5 * tensor
     assert row["eager_peak_bytes"] > row["peak_bytes"]
 
 
