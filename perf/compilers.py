@@ -19,7 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from xeflash._cache_folder import cache_folder
+from xeflash.runtime.cache_folder import cache_folder
 from xeflash.sim import DEVICES, get_ocloc
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"

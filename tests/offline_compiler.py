@@ -36,16 +36,16 @@ def year_of(ocloc: str) -> int:
 
 def provide(say: Callable[[str], None]) -> str:
     """Sees to it that XEFLASH_OCLOC names a program that will do; else returns in one line why not, and what to do."""
-    from xeflash import _cache_folder  # XEFLASH_SIM has to be set before xeflash is imported
+    from xeflash.runtime import cache_folder  # XEFLASH_SIM has to be set before xeflash is imported
     from xeflash.sim import get_ocloc
 
     if given := os.environ.get("XEFLASH_OCLOC"):
         return "" if year_of(given) >= OLDEST else f"XEFLASH_OCLOC={given} is {REASON}; to have one fetched, unset it"
-    folder = _cache_folder.cache_folder().absolute() / "ocloc"
+    folder = cache_folder.cache_folder().absolute() / "ocloc"
     installed = shutil.which("ocloc")
     if installed and not Path(installed).with_name("iga64").exists():
         installed = None
-    fetched = str(folder / "ocloc") if _cache_folder.is_private(folder / "ocloc") else None
+    fetched = str(folder / "ocloc") if cache_folder.is_private(folder / "ocloc") else None
     for place in (fetched, installed):
         if place and year_of(place) >= OLDEST:
             os.environ["XEFLASH_OCLOC"] = place

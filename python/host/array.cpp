@@ -198,7 +198,7 @@ void refuse_masked(py::handle object, const char* function, const char* name) {
                        Py_TYPE(object.ptr())->tp_name);
 }
 
-// Anything else goes through Python: see _interop.describe.
+// Anything else goes through Python: see runtime.interop.describe.
 Array read_other(py::handle object, const char* function, const char* name) {
   const py::object description = interop().attr("describe")(object);
   if (description.is_none()) not_an_array(object, function, name);
@@ -379,7 +379,7 @@ Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> s
 
 namespace {
 
-// What a function of _interop makes of an array.
+// What a function of runtime.interop makes of an array.
 Array copy_by(const char* maker, Array array, const char* function, const char* name) {
   Array copy = read_array(interop().attr(maker)(array.object, function, name), function, name);
   copy.copied = std::make_shared<const Array>(std::move(array));

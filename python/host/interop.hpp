@@ -1,4 +1,4 @@
-// xeflash._interop: what is asked of Python about arrays.
+// xeflash.runtime.interop: what is asked of Python about arrays.
 #pragma once
 
 #include <pybind11/gil_safe_call_once.h>
@@ -11,7 +11,7 @@ namespace xeflash {
 inline const pybind11::module_& interop() {
   static pybind11::gil_safe_call_once_and_store<pybind11::module_> storage;
   return storage
-      .call_once_and_store_result([] { return pybind11::module_::import("xeflash._interop"); })
+      .call_once_and_store_result([] { return pybind11::module_::import("xeflash.runtime.interop"); })
       .get_stored();
 }
 

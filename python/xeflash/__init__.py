@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from xeflash import _runtime
+from xeflash.runtime import extension
 
 if TYPE_CHECKING:
     from xeflash._random import manual_seed
@@ -48,10 +49,11 @@ __all__ = [
     "merge_states",
 ]
 
-_runtime.check_interpreter()
+extension.check_interpreter()
 # Both have to come before anyone in this process asks SYCL for devices.
-_runtime.show_cpu_device()
-_runtime.show_simulated_gpu()
+extension.show_cpu_device()
+if _simulated := os.environ.get("XEFLASH_SIM", "").strip():
+    importlib.import_module("xeflash.sim").enable(_simulated)
 
 
 def _register_operators() -> None:
@@ -59,14 +61,14 @@ def _register_operators() -> None:
     # Where the extension cannot load, `xeflash doctor` says why. A thread that began with `import xeflash.torch_ops`
     # waits for this module: Python then sees a deadlock (a RuntimeError) here, and that thread registers the operators.
     with contextlib.suppress(ImportError, RuntimeError):
-        _runtime.load()
+        extension.load()
         importlib.import_module("xeflash.torch_ops")
 
 
 if hasattr(sys.modules.get("torch"), "compiler"):  # all of torch, not one that is being imported
     _register_operators()
 elif "torch" not in sys.modules:
-    _runtime.after_import("torch", _register_operators)
+    extension.after_import("torch", _register_operators)
 
 _MODULES = {"attention": "sdpa", "flash_attn_with_kvcache": "kv_cache"}
 _MODULES |= {"manual_seed": "_random", "merge_states": "merge"}
@@ -76,7 +78,7 @@ def __getattr__(name: str) -> Any:
     """Loads the extension when a function is first asked for, so that `xeflash doctor` runs where it cannot load."""
     if name not in __all__:
         raise AttributeError(f"module 'xeflash' has no attribute {name!r}")
-    _runtime.load()
+    extension.load()
     importlib.import_module("xeflash.jit")
     module = importlib.import_module(f"xeflash.{_MODULES.get(name, 'flash_attn')}")
     value = globals()[name] = getattr(module, name)

@@ -19,10 +19,10 @@ from typing import Any
 
 from xeflash import _core
 from xeflash._common import engine, seeds, shape_of, snippet, take_window
-from xeflash._interop import UsmPart
 from xeflash._newer import LSE_ALONE, public
 from xeflash.call.schema import BSHD, THD, WITH_GRADIENTS
 from xeflash.kv_cache import attend_cache
+from xeflash.runtime.interop import UsmPart
 
 
 def _run(function: str, layout: int, given: dict[str, Any]) -> Any:

@@ -31,9 +31,9 @@ def test_list_of_symbols_is_not_stale(core):
 
 
 def test_installed_libsycl_has_the_symbols():
-    from xeflash import _runtime
+    from xeflash.runtime import extension
 
-    path = _runtime.in_distribution("intel-sycl-rt", _runtime.LIBSYCL)
+    path = extension.in_distribution("intel-sycl-rt", extension.LIBSYCL)
     assert sorted(set(LISTED) - Elf(path).symbols(defined=True)) == []
 
 

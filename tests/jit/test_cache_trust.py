@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from xeflash import _cache_folder
 from xeflash.jit import cache, kernel
 from xeflash.jit.cache import Built
+from xeflash.runtime import cache_folder
 
 provide = importlib.import_module("xeflash.jit.provide")  # the package has the function under this name
 
@@ -160,7 +160,7 @@ def test_links_in_a_circle_end(folder):
 def test_what_is_written_is_ours_alone_whatever_the_umask(folder, umask, value):
     umask(value & 0o077)  # parents have to stay usable
     (folder.parent / "made").mkdir(mode=0o700)
-    with _cache_folder.open_folder(folder, make=True):
+    with cache_folder.open_folder(folder, make=True):
         umask(value)
     assert get() == b"ours"
     cache.keep_log("log", "text")
@@ -320,7 +320,7 @@ def test_a_lock_keeps_its_content(folder):
 
 KILLED = """
 import os, signal, sys
-from xeflash import _cache_folder
+from xeflash.runtime import cache_folder
 from xeflash.jit import cache
 
 left = int(sys.argv[1])

@@ -80,7 +80,7 @@ def compile_all(folder: Path, result: Path) -> None:
 
 def build() -> Path:
     """The extension, compiled if it is not there yet; processes wait for the first that does it."""
-    from xeflash._cache_folder import cache_folder, is_private, open_folder
+    from xeflash.runtime.cache_folder import cache_folder, is_private, open_folder
 
     target = cache_folder() / "torch_xpu" / key() / "_torch_xpu.so"
     if is_private(target):

@@ -49,11 +49,11 @@ def errors_of(log: str) -> str:
 @functools.cache
 def spirv(source: str, options: tuple[str, ...]) -> bytes:
     """What the front end makes of kernels/<source>.cpp."""
-    from xeflash import _runtime
     from xeflash.jit.provide import HEADERS, PACKAGE
+    from xeflash.runtime import extension
 
     tool = PACKAGE / "bin" / "spirv"
-    library = _runtime.in_distribution("intel-sycl-rt", "libsycl-jit.so")
+    library = extension.in_distribution("intel-sycl-rt", "libsycl-jit.so")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "kernel.spv")
         # Kernels that use fp16 or fp64 stay in the image of the others.

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xeflash._cache_folder import Refused, cache_folder, is_private, open_folder
 from xeflash.bench.environ import cpu_isa, cpu_name, package_version
+from xeflash.runtime.cache_folder import Refused, cache_folder, is_private, open_folder
 
 _PROBE_SECONDS = 120
 _DRIVER_FILES = ("libze_intel_gpu.so.1", "libze_loader.so.1", "libigdrcl.so")

@@ -38,7 +38,7 @@ def _import_torch() -> dict[str, Any]:
 
 def _import_core() -> dict[str, Any]:
     try:
-        importlib.import_module("xeflash._runtime").load()
+        importlib.import_module("xeflash.runtime.extension").load()
         core: Any = importlib.import_module("xeflash._core")
         return {"devices": [dict(device) for device in core.devices()]}
     except Exception as error:

@@ -2,7 +2,7 @@
 
 An entry is built in a folder aside and renamed whole, under a lock of its own, so that processes may share the cache
 and die at any moment. What is corrupt, was made from something else than what is asked for, or may be somebody else's
-(see _cache_folder) is built again.
+(see runtime.cache_folder) is built again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from xeflash._cache_folder import Folder, Refused, cache_folder, is_makeshift, open_folder
+from xeflash.runtime.cache_folder import Folder, Refused, cache_folder, is_makeshift, open_folder
 
 __all__ = ["Built", "cache_folder", "get_or_build", "keep_log", "read", "why_nothing_is_kept"]
 

@@ -8,10 +8,10 @@ import threading
 from concurrent.futures import CancelledError
 from pathlib import Path
 
-from xeflash import _runtime
 from xeflash.jit.cache import Built
 from xeflash.jit.kernel import KernelSource
 from xeflash.jit.provide import HEADERS, INSTANTIATE_EARLY, PACKAGE
+from xeflash.runtime import extension
 
 
 class Compilers:
@@ -29,9 +29,9 @@ class Compilers:
 
     def compile(self, kernel: KernelSource) -> Built:
         """SPIR-V of a kernel; raises RuntimeError with the log, or CancelledError after `end`."""
-        library = _runtime.in_distribution("intel-sycl-rt", "libsycl-jit.so")
+        library = extension.in_distribution("intel-sycl-rt", "libsycl-jit.so")
         if library is None:
-            raise RuntimeError(f"libsycl-jit.so was not found; mend it with: {_runtime.REMEDY}")
+            raise RuntimeError(f"libsycl-jit.so was not found; mend it with: {extension.REMEDY}")
         with tempfile.TemporaryDirectory() as folder:
             source, output = Path(folder) / "source.cpp", Path(folder) / "kernel.spv"
             source.write_text(kernel.text)

@@ -15,12 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from xeflash import _core, _runtime, tune
+from xeflash import _core, tune
 from xeflash.jit import cache, provide
 from xeflash.jit.calls import describe, describe_backward
 from xeflash.jit.kernel import DTYPE_NAMES, Desc, KernelSource, render
 from xeflash.jit.offline import Compilers
 from xeflash.models import SHAPES, Features, ModelShape
+from xeflash.runtime import extension
 from xeflash.tune import xe
 
 
@@ -46,7 +47,7 @@ def target(name: str) -> Target:
         if name == "xpu" and device["backend"] == "level_zero" and arch in xe.ARCHITECTURES:
             return Target(arch, *facts, _core.new_queue(index))
     if name == "cpu":
-        raise RuntimeError(f"no SYCL CPU device was found; mend it with: {_runtime.REMEDY}")
+        raise RuntimeError(f"no SYCL CPU device was found; mend it with: {extension.REMEDY}")
     others = ", ".join(str(device["name"]) for device in found) or "none"
     raise RuntimeError(f"--device xpu needs a GPU that has kernels; devices of this machine: {others}")
 

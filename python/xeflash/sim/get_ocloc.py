@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from xeflash._cache_folder import cache_folder, open_folder
+from xeflash.runtime.cache_folder import cache_folder, open_folder
 
 COMPILER = ("intel-ocloc", "libigc2", "libigdfcl2", "libigc2-tools")  # it loads the middle two at run time
 PACKAGES = (*COMPILER, "libc6", "libstdc++6", "libgcc-s1", "zlib1g", "libzstd1")

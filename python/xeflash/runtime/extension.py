@@ -64,13 +64,6 @@ def show_cpu_device() -> None:
         os.environ["OCL_ICD_FILENAMES"] = f"{present}:{driver}" if present else str(driver)
 
 
-def show_simulated_gpu() -> None:
-    """Gives SYCL the simulated devices that ``XEFLASH_SIM`` names."""
-    names = os.environ.get("XEFLASH_SIM", "").strip()
-    if names:
-        importlib.import_module("xeflash.sim").enable(names)
-
-
 def load() -> None:
     """Imports xeflash._core; raises ImportError with the remedy when libsycl is missing or of another major."""
     foreign = {name: path for name, path in mapped_libsycl().items() if name != LIBSYCL}

@@ -1,0 +1,1 @@
+"""Below everything else: the extension and its libraries, arrays of others, the folder of caches."""
