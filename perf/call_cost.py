@@ -19,9 +19,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import xeflash
-import xeflash.torch_ops
-from xeflash.call.forms import FORMS
 from xeflash.integrations import torch_sdpa
+from xeflash.torch_ops import operators
+from xeflash.torch_ops.forms import FORMS
 
 AUTOCAST, ROUTED = "xeflash.attention under autocast", "F.scaled_dot_product_attention routed to xeflash"
 CONTEXTS = {AUTOCAST: lambda: torch.autocast("cpu"), ROUTED: torch_sdpa.use_xeflash}
@@ -30,7 +30,7 @@ operator = torch.ops.xeflash.attention
 
 def by_custom_op() -> Callable[..., torch.Tensor]:
     """The same kernel behind torch.library.custom_op."""
-    kernel = xeflash.torch_ops.kernel_of(FORMS[0])
+    kernel = operators.kernel_of(FORMS[0])
 
     @torch.library.custom_op("xeflash_call_cost::attention", mutates_args=())
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

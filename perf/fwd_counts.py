@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from simulated import DTYPES, launches
 from xeflash import sim
-from xeflash.jit.kernel import DTYPE_NAMES, Desc
 from xeflash.tune import Config, pick
+from xeflash.tune.desc import DTYPE_NAMES, Desc
 
 N = 1024
 TRAFFIC_N = (512, 1024)

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from xeflash._score_mod import ScoreMod
+from xeflash.call.score_mod import ScoreMod
 from xeflash.jit.calls import describe, describe_backward
-from xeflash.jit.kernel import Desc, render
+from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
 from xeflash.sim.binary import compile_spirv, inspect
 from xeflash.tune import xe
+from xeflash.tune.desc import Desc
 
 DIMS = ((16, 16), (40, 40), (64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (192, 192), (256, 256))
 DIMS += ((512, 512), (576, 512))

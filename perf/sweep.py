@@ -29,11 +29,12 @@ from rich.console import Console
 from rich.table import Table
 from spills import said
 from xeflash.bench.cases import DTYPES, Case, parse_choices, parse_size
-from xeflash.jit.kernel import DTYPE_NAMES, Desc, render
+from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
 from xeflash.jit.precompile import target
 from xeflash.sim.binary import CompileError, compile_spirv, inspect
 from xeflash.tune import cpu, pick, xe
+from xeflash.tune.desc import DTYPE_NAMES, Desc
 
 Blocks = tuple[int, int]
 Figures = tuple[str, ...]

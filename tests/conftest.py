@@ -192,10 +192,10 @@ def ocloc():
 def same_random_numbers(monkeypatch):
     """Tests draw from torch's global generator, dropout until xeflash.manual_seed: the same whichever tests ran before."""
     import torch
-    from xeflash import _random
+    from xeflash.call import random
 
     torch.manual_seed(0)
-    monkeypatch.setattr(_random, "_seed", None)
+    monkeypatch.setattr(random, "_seed", None)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 import xeflash
 
 ROOT = Path(__file__).resolve().parent.parent
-without_relative_links = runpy.run_path(str(ROOT / "python/host/index_readme.py"))["without_relative_links"]
+without_relative_links = runpy.run_path(str(ROOT / "python/build/index_readme.py"))["without_relative_links"]
 
 
 def test_version_is_that_of_the_package_and_of_the_changelog():

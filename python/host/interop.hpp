@@ -11,7 +11,8 @@ namespace xeflash {
 inline const pybind11::module_& interop() {
   static pybind11::gil_safe_call_once_and_store<pybind11::module_> storage;
   return storage
-      .call_once_and_store_result([] { return pybind11::module_::import("xeflash.runtime.interop"); })
+      .call_once_and_store_result(
+          [] { return pybind11::module_::import("xeflash.runtime.interop"); })
       .get_stored();
 }
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from xeflash.runtime import extension
 
 if TYPE_CHECKING:
-    from xeflash._random import manual_seed
-    from xeflash.flash_attn import (
+    from xeflash.api.attention import attention
+    from xeflash.api.flash_attn import (
         flash_attn_func,
         flash_attn_kvpacked_func,
         flash_attn_qkvpacked_func,
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
-    from xeflash.kv_cache import flash_attn_with_kvcache
-    from xeflash.merge import merge_states
-    from xeflash.sdpa import attention
+    from xeflash.api.kv_cache import flash_attn_with_kvcache
+    from xeflash.api.merge import merge_states
+    from xeflash.call.random import manual_seed
 
 __version__ = "0.1.0"
 
@@ -70,8 +70,8 @@ if hasattr(sys.modules.get("torch"), "compiler"):  # all of torch, not one that 
 elif "torch" not in sys.modules:
     extension.after_import("torch", _register_operators)
 
-_MODULES = {"attention": "sdpa", "flash_attn_with_kvcache": "kv_cache"}
-_MODULES |= {"manual_seed": "_random", "merge_states": "merge"}
+_MODULES = {"attention": "api.attention", "flash_attn_with_kvcache": "api.kv_cache"}
+_MODULES |= {"manual_seed": "call.random", "merge_states": "api.merge"}
 
 
 def __getattr__(name: str) -> Any:
@@ -80,6 +80,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'xeflash' has no attribute {name!r}")
     extension.load()
     importlib.import_module("xeflash.jit")
-    module = importlib.import_module(f"xeflash.{_MODULES.get(name, 'flash_attn')}")
+    module = importlib.import_module(f"xeflash.{_MODULES.get(name, 'api.flash_attn')}")
     value = globals()[name] = getattr(module, name)
     return value

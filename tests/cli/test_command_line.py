@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from xeflash import cli, models
+from xeflash import cli
 from xeflash.bench.cases import PRESETS, Case, Grid, expand, parse_choices, parse_size, parse_sizes
 from xeflash.cli import bench_attention, bench_shared, build_parser, compile_command, main
+from xeflash.tune import models
 
 
 def parse(*words):

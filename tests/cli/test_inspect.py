@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from xeflash.cli import main
-from xeflash.jit.kernel import Desc, render
+from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
 from xeflash.sim.binary import compile_spirv
+from xeflash.tune.desc import Desc
 
 DESC = Desc("flash_fwd", "pvc", "float16", 64, 64, 16, access="block2d")
 

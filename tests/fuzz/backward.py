@@ -9,7 +9,7 @@ from typing import Any
 import gradients
 import torch
 from gradients import HEADS, WINDOWS, gradients_of, is_possible, kept_by
-from xeflash import _random
+from xeflash.call import random
 
 from .case import Case, passing_mode
 from .draw import DIMS, ODD_DIMS, Draw
@@ -132,4 +132,4 @@ def gradients_case(draw: Draw, entry: str) -> Case:
 
 def of_torchs_seed() -> None:
     """Dropout has it until manual_seed is called, which other cases do."""
-    _random._seed = None
+    random._seed = None

@@ -5,7 +5,7 @@ import torch
 import xeflash
 from torch.utils._python_dispatch import TorchDispatchMode
 from xeflash import _core, torch_ops
-from xeflash._common import engine
+from xeflash.api.route import engine
 
 pytestmark = pytest.mark.usefixtures("device")
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.

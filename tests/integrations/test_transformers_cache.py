@@ -12,8 +12,8 @@ from tiny_models import DECODERS, SHAPE, WAYS, WINDOW, LargestResult, decoder, p
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
-from xeflash.integrations import _xe_cache
 from xeflash.integrations.transformers import NAME, XeCache, attention_function, register
+from xeflash.integrations.xe_cache import columns
 
 register()
 
@@ -24,7 +24,7 @@ HEADS, DIM = 2, 16
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch):
     """Caches have to grow all the time."""
-    monkeypatch.setattr(_xe_cache, "_SPARE", 1)
+    monkeypatch.setattr(columns, "SPARE", 1)
 
 
 def new_states(rows, tokens):
@@ -133,7 +133,7 @@ def test_holds_what_dynamic_cache_holds(seed):
 
 
 def test_writes_each_row_its_own_after_a_crop(monkeypatch):
-    monkeypatch.setattr(_xe_cache, "_SPARE", 64)
+    monkeypatch.setattr(columns, "SPARE", 64)
     pair = Pair(0)
     pair.update(4)
     pair.update()
@@ -234,7 +234,7 @@ def test_padding_that_is_not_on_the_left():
 
 
 def test_keys_stay_where_they_are(monkeypatch):
-    monkeypatch.setattr(_xe_cache, "_SPARE", 64)
+    monkeypatch.setattr(columns, "SPARE", 64)
     model, cache = decoder("llama"), XeCache(DECODERS["llama"])
     places = []
     reorder = XeCache.reorder_cache
@@ -277,7 +277,7 @@ def bytes_of_a_step(cache, rows=8, keys=1000):
 
 
 def test_bytes_copied_in_a_step_of_beam_search(monkeypatch):
-    monkeypatch.setattr(_xe_cache, "_SPARE", 64)
+    monkeypatch.setattr(columns, "SPARE", 64)
     states = 2 * 2 * 8 * HEADS * 1001 * DIM * 4  # layers, K and V
     assert bytes_of_a_step(transformers.DynamicCache(config=DECODERS["llama"])) >= 2 * states  # appended, reordered
     assert bytes_of_a_step(XeCache(DECODERS["llama"])) <= 2 * 8 * 1001 * 4 + 100  # the table

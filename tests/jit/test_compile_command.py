@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from xeflash.models import SHAPES
 from xeflash.tune import xe
+from xeflash.tune.models import SHAPES
 
 MODEL = "phi-3-mini"  # its head dim is not among the wheel's kernels
 
@@ -20,7 +20,8 @@ MODEL = "phi-3-mini"  # its head dim is not among the wheel's kernels
 RUN = """
 import json, sys
 import torch, xeflash
-from xeflash import _core, models
+from xeflash import _core
+from xeflash.tune import models
 from arrays import to_array
 
 kind, dtype, shape = sys.argv[1], getattr(torch, sys.argv[2]), models.SHAPES[sys.argv[3]]

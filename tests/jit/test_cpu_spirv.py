@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 from cover import few_rows
-from xeflash.jit.kernel import Desc, render
+from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
+from xeflash.tune.desc import Desc
 
 TYPE_INT, TYPE_ARRAY, CONSTANT, FUNCTION_END = 21, 28, 43, 56
 

@@ -3,8 +3,8 @@
 from dataclasses import fields
 
 from xeflash import _core
-from xeflash.jit.kernel import Desc
 from xeflash.tune import Schedule
+from xeflash.tune.desc import Desc
 
 DEVICE = {"arch", "device", "driver"}  # of the device that a kernel is for
 

@@ -10,9 +10,9 @@ from arrays import to_array
 from xeflash import _core, tune
 from xeflash.call.schema import BSHD
 from xeflash.jit.calls import describe, describe_backward
-from xeflash.jit.kernel import Desc
 from xeflash.jit.precompile import target
 from xeflash.jit.provide import provide
+from xeflash.tune.desc import Desc
 
 
 class Described(Exception):

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from xeflash.jit.kernel import Desc, render
+from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
 from xeflash.sim.binary import compile_spirv, inspect
 from xeflash.tune import xe
+from xeflash.tune.desc import Desc
 
 PERF = Path(__file__).parents[2] / "perf"
 

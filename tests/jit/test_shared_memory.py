@@ -5,9 +5,10 @@ import dataclasses
 import itertools
 
 import pytest
-from xeflash.jit.kernel import Desc, render
+from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
 from xeflash.tune import pick, shared, xe
+from xeflash.tune.desc import Desc
 
 DIMS = [(dim, dim) for dim in range(8, xe.MAX_HEAD_DIM + 1, 8)]
 DIMS += [(192, 128), (576, 512), (128, 192), (512, 576), (320, 256), (40, 576), (576, 40)]

@@ -166,9 +166,9 @@ def test_dropout_draws_from_the_generator_of_the_device(xpu):
 
 
 def test_a_seed_of_xeflash_goes_before_that_of_the_device(xpu, monkeypatch):
-    from xeflash import _random
+    from xeflash.call import random
 
-    monkeypatch.setattr(_random, "_seed", None)  # restored, with the seed of this test, at its end
+    monkeypatch.setattr(random, "_seed", None)  # restored, with the seed of this test, at its end
     xeflash.manual_seed(5)
     first = dropped()
     torch.xpu.manual_seed(9)

@@ -9,7 +9,8 @@
 
 namespace xesim::driver {
 
-// $XEFLASH_CACHE_DIR, or xeflash in the user's cache folder, as python/xeflash/runtime/cache_folder.py.
+// $XEFLASH_CACHE_DIR, or xeflash in the user's cache folder, as
+// python/xeflash/runtime/cache_folder.py.
 std::string cache_folder();
 
 // What a binary depends on; everything goes into its key.

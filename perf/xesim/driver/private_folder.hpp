@@ -9,8 +9,9 @@
 
 namespace xesim::driver {
 
-// The rules, and their reasons, are those of python/xeflash/runtime/cache_folder.py: what is opened has to
-// belong to the reader or to root, only its owner may write it, and links in it are not followed.
+// The rules, and their reasons, are those of python/xeflash/runtime/cache_folder.py: what is opened
+// has to belong to the reader or to root, only its owner may write it, and links in it are not
+// followed.
 class PrivateFolder {
  public:
   // Throws Fault for one that somebody else may have written, or that cannot be had.

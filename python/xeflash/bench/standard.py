@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from xeflash import _core
-from xeflash._common import engine
+from xeflash.api.route import engine
 from xeflash.call.schema import BHSD
 
 importlib.import_module("xeflash.jit")  # makes kernels for the extension

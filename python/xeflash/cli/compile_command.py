@@ -9,8 +9,8 @@ from typing import Any
 
 from xeflash.bench.cases import DTYPES, parse_choices, parse_size
 from xeflash.cli.arguments import converter
-from xeflash.models import SHAPES
 from xeflash.tune import xe
+from xeflash.tune.models import SHAPES
 
 DEVICES = ("cpu", "xpu", *xe.DEVICES)
 

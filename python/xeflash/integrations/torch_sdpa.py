@@ -39,8 +39,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from xeflash import _core, attention, torch_ops
-from xeflash._torch_library import requires_grad
 from xeflash.call.schema import THD
+from xeflash.torch_ops.library import requires_grad
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TYPES = (Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)

@@ -22,8 +22,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from transformers.utils.import_utils import is_tracing
 
 from xeflash import attention
-from xeflash._torch_library import requires_grad
-from xeflash.integrations._xe_cache import CachedStates, XeCache, as_tensor
+from xeflash.integrations.xe_cache.cache import XeCache
+from xeflash.integrations.xe_cache.layer import CachedStates, as_tensor
+from xeflash.torch_ops.library import requires_grad
 
 __all__ = ["NAME", "XeCache", "attention_function", "mask_function", "register"]
 

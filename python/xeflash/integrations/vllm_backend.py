@@ -20,7 +20,7 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from xeflash._common import engine
+from xeflash.api.route import engine
 from xeflash.call.schema import THD
 from xeflash.integrations._pages import write_slots
 from xeflash.integrations.vllm import places

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from xeflash import tune
-from xeflash.jit.kernel import Desc
 from xeflash.tune import xe
+from xeflash.tune.desc import Desc
 
 
 def describe(

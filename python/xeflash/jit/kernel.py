@@ -7,12 +7,10 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from xeflash._score_mod import ScoreMod
-from xeflash.tune import Config, pick
+from xeflash.tune.desc import ALGORITHMS, Config, Desc
+from xeflash.tune.table import pick
 
-DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # by the short ones of the command line
 _ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
 _ELEMENTS |= {"": "void", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8_t"}
 _CACHES = {"": "PlainCache", "paged": "PagedCache<{}>", "beam": "BeamCache"}
@@ -20,74 +18,6 @@ _CACHES = {"": "PlainCache", "paged": "PagedCache<{}>", "beam": "BeamCache"}
 _EXP2_DEGREE = {"float32": 6, "float16": 4, "bfloat16": 3}
 _INCLUDE = re.compile(r'^#include "(.+?)"', re.MULTILINE)
 _CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2, "cpu-amx-bf16": 3}
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A file of kernels/, its entry points in the order that the extension knows, and what a launch passes to them."""
-
-    headers: tuple[str, ...]
-    entries: tuple[str, ...]
-    params: str = "FwdParams"
-
-
-ALGORITHMS = {
-    "flash_fwd": Algorithm(("flash_fwd",), ("flash_fwd",)),
-    "flash_decode": Algorithm(("flash_decode", "combine"), ("flash_decode", "combine")),
-    "standard_attention": Algorithm(
-        ("standard_attention",), ("scores", "softmax_rows", "weighted_sum"), "StandardParams"
-    ),
-    "flash_bwd_dq": Algorithm(("flash_bwd_dq",), ("flash_bwd_dq",), "BwdParams"),
-    "flash_bwd_dkv": Algorithm(("flash_bwd_dkv",), ("flash_bwd_dkv",), "BwdParams"),
-    "flash_bwd": Algorithm(("flash_bwd",), ("flash_bwd",), "BwdParams"),
-    "flash_bwd_bias": Algorithm(("flash_bwd_bias",), ("flash_bwd_bias",), "BwdParams"),
-    "flash_bwd_captures": Algorithm(("flash_bwd_captures",), ("flash_bwd_captures", "add_captures"), "BwdParams"),
-    "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams"),
-    "attention_probs": Algorithm(("attention_probs",), ("attention_probs",), "ProbsParams"),
-    "append": Algorithm(("append",), ("append",), "AppendParams"),
-    "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
-    "peak": Algorithm(("peak",), ("peak",)),
-}
-
-
-@dataclass(frozen=True)
-class Desc:
-    """What changes the code of a kernel, in the order of Desc in kernels.hpp, and the device it is for."""
-
-    algorithm: str
-    arch: str
-    dtype: str
-    head_dim: int
-    head_dim_v: int
-    rows: int
-    hooks: tuple[str, ...] = ()  # what changes scores: structs of kernels/attention/variant.hpp, in their order
-    bias: str | None = None
-    score_mod: ScoreMod | None = None
-    dropout: bool = False
-    negative_scale: bool = False  # and nothing else that changes scores: kernels for the others do without the sign
-    packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
-    split_keys: bool = False  # GPUs, tiles are few and keys many: the threads of a group take turns at the keys
-    cache: str = ""  # where the rows of K and V lie: in the array's order, "paged" or by "beam"
-    page_unit: int = 16  # pages are multiples of so many keys
-    cache_dtype: str | None = None  # of K and V, if it is not dtype
-    cache_scales: bool = False  # a factor per row of K and V
-    unified_max: bool = False  # decoding with a maximum that is known beforehand
-    bias_gradient: str | None = None  # flash_bwd_bias: of a bias, and its type
-    sums_slopes: bool = False  # flash_bwd_bias: of ALiBi's slopes
-    learned: int = 0  # flash_bwd_captures: which of the captured arrays, a bit each
-    access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
-    device: str = ""
-    driver: str = ""
-
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """The entry points of its kernel."""
-        return ALGORITHMS[self.algorithm].entries
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Desc:
-        """From what the extension passes."""
-        return cls(**values | {"score_mod": values["score_mod"] and ScoreMod(*values["score_mod"])})
 
 
 @dataclass(frozen=True)

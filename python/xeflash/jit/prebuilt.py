@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xeflash.jit.kernel import Desc
+from xeflash.tune.desc import Desc
 
 _DTYPES = ("float32", "bfloat16", "float16")
 

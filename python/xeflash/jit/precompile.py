@@ -18,11 +18,12 @@ from typing import Any
 from xeflash import _core, tune
 from xeflash.jit import cache, provide
 from xeflash.jit.calls import describe, describe_backward
-from xeflash.jit.kernel import DTYPE_NAMES, Desc, KernelSource, render
+from xeflash.jit.kernel import KernelSource, render
 from xeflash.jit.offline import Compilers
-from xeflash.models import SHAPES, Features, ModelShape
 from xeflash.runtime import extension
 from xeflash.tune import xe
+from xeflash.tune.desc import DTYPE_NAMES, Desc
+from xeflash.tune.models import SHAPES, Features, ModelShape
 
 
 @dataclass(frozen=True)

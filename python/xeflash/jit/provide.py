@@ -17,10 +17,11 @@ from typing import Any
 
 from xeflash import _core
 from xeflash.jit import cache
-from xeflash.jit.kernel import Desc, KernelSource, digest_of_headers, render
+from xeflash.jit.kernel import KernelSource, digest_of_headers, render
 from xeflash.jit.log import log_kernel
 from xeflash.jit.progress import progress
 from xeflash.tune import Config
+from xeflash.tune.desc import Desc
 
 # Beside the extension: an editable installation keeps the Python files elsewhere.
 PACKAGE = Path(str(_core.__file__)).parent

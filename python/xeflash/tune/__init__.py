@@ -3,7 +3,8 @@
 Nothing else chooses sizes.
 """
 
+from xeflash.tune.desc import Config
 from xeflash.tune.schedule import Schedule
-from xeflash.tune.table import Config, pick, schedule
+from xeflash.tune.table import pick, schedule
 
 __all__ = ["Config", "Schedule", "pick", "schedule"]

@@ -6,12 +6,8 @@ without --row, each row of the table that serves this machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from xeflash.tune.desc import Desc
 from xeflash.tune.schedule import Schedule
-
-if TYPE_CHECKING:
-    from xeflash.jit.kernel import Desc
 
 Row = tuple[str, str, int, int, int, int]
 

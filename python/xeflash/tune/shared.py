@@ -4,10 +4,8 @@ them lie one after the other."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from xeflash.jit.kernel import Desc
+from xeflash.tune.desc import Desc
 
 MOST_BYTES = {"pvc": 131072, "bmg": 131072, "dg2": 65536}  # kMostSharedBytes of kernels/xe/vec.hpp
 

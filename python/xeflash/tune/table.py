@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from xeflash.tune import cpu, xe
+from xeflash.tune.desc import Config, Desc
 from xeflash.tune.schedule import Schedule
-
-if TYPE_CHECKING:
-    from xeflash.jit.kernel import Desc
-
-
-@dataclass(frozen=True)
-class Config:
-    """Our choice for a kernel: rows and keys of a tile, and how the rest is shared out."""
-
-    block_q: int
-    block_k: int
-    block_v: int  # columns of the output that a thread owns
-    parts: int = 1  # of the output's columns
-    threads: int = 1  # of a work-group: neighbouring blocks of rows, or
-    split_keys: bool = False  # one block of rows, whose keys they share out
-    block_d: int = 0  # backward: columns of dQ or dK that a thread owns; those of dV are block_v
-    team: int = 1  # threads of a block of rows: each owns a part of the columns, and scores some of the keys
-    pairs: bool = False  # two teams have the same rows, and each does half of the work
-
-    @property
-    def rows_in_group(self) -> int:
-        """Of a work-group."""
-        return self.block_q * (1 if self.split_keys else self.threads // (2 * self.team if self.pairs else self.team))
-
-    @property
-    def groups_of_rows(self) -> int:
-        """Work-groups that have the same rows: one, or one for each part of the columns."""
-        return self.parts // self.team
 
 
 def schedule(arch: str) -> Schedule:

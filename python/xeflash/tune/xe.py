@@ -6,13 +6,9 @@ blocks, by their machine code; without --row, each row of the table that serves 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from xeflash.tune import shared
+from xeflash.tune.desc import Desc
 from xeflash.tune.schedule import Schedule
-
-if TYPE_CHECKING:
-    from xeflash.jit.kernel import Desc
 
 Row = tuple[str, str, str, str, int, int, int, int]
 

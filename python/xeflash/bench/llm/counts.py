@@ -95,14 +95,15 @@ def count(model: Any, cell: Cell, seed: int) -> Result:
     """Return the counts of a token: those of three tokens less those of two, which both have the prompt."""
     import dpctl
 
-    from xeflash.integrations import _xe_cache, transformers
+    from xeflash.integrations import transformers
+    from xeflash.integrations.xe_cache import layer
 
     queue = dpctl.SyclQueue("level_zero:gpu", property="in_order")
     prompt = prompt_of(cell, model.config.vocab_size, "cpu", seed)
     use(model, _OURS)
     launches: list[list[sim.LaunchRecord]] = []
     with ExitStack() as stack:
-        for module, name in ((transformers, "attention"), (_xe_cache, "flash_attn_with_kvcache")):
+        for module, name in ((transformers, "attention"), (layer, "flash_attn_with_kvcache")):
             stack.enter_context(patch.object(module, name, on_device(getattr(module, name), queue)))
         for new_tokens in (2, 3):
             some = dataclasses.replace(cell, new_tokens=new_tokens)

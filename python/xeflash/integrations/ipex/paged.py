@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from xeflash._common import engine
+from xeflash.api.route import engine
 from xeflash.call.schema import THD
 from xeflash.integrations._pages import write_slots
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xeflash import _random
-from xeflash._common import engine, seeds
+from xeflash.api.route import engine
+from xeflash.call import random
 from xeflash.call.schema import THD
+from xeflash.call.values import seeds
 
 
 def _alibi_may_be_missing(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -99,7 +100,7 @@ class VarlenAttention(torch.nn.Module):  # type: ignore[misc]
             )
         arrays = {"query": query, "key": key, "value": value, "alibi_slopes": alibi_slopes, "out": out}
         core = engine(function, query, key, value, arrays)
-        rng = _random.draw(function, gen_) if p_dropout and gen_ is not None else None
+        rng = random.draw(function, gen_) if p_dropout and gen_ is not None else None
         seed, offset = seeds(function, p_dropout, query, rng, core)
         core.forward(
             function=function, layout=THD, q=query, k=key, v=value, out=out, cu_seqlens_q=seqlen_q.int(),

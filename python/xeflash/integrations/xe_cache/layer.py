@@ -1,211 +1,24 @@
-"""A KV cache for Transformers' models that is copied neither to append to it nor to reorder the beams of a search.
-
-Rows are the sequences of a batch, columns their keys. New keys are written by the attention call itself, into columns
-that are there already. Beam search permutes a table of int32 (rows, columns): which row holds a row's key of a column.
-Room is made by doubling, which gathers the keys by the table, so that every row has its own again; layers with a window
-then leave behind what no later query will see.
-"""
+"""The keys and values of a layer, and how attention finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from transformers import cache_utils
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionCacheLayerMixin,
-    LinearAttentionLayer,
-    get_layer_types_and_kwargs,
-)
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from xeflash import flash_attn_with_kvcache
-
-_EIGHT_BITS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-_SPARE = 256  # columns that are made beyond those that are needed
-_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
-_HYBRID = ("hybrid", "hybrid_sliding")  # attention beside linear attention
-_WITHOUT_KEYS = ("linear_attention", "conv", "dummy")  # what these keep, if anything, is as long as it is at first
+from xeflash.integrations.xe_cache.columns import Columns
 
 
-class XeCache(Cache):  # type: ignore[misc]
-    """The cache of a model: ``model.generate(..., past_key_values=XeCache(model.config))``.
-
-    With the attention of ``register()`` its keys stay where they are. To any other attention it hands out the same
-    tensors as DynamicCache, which after a step of beam search, or in 8 bits, means a copy. Layers of linear attention
-    and convolutions keep their states as in DynamicCache. A model with an encoder and a decoder takes it as
-    ``EncoderDecoderCache(XeCache(config), DynamicCache(config=config))``.
-
-    Args:
-        config: the model's.
-        max_cache_len: keys that there is room for, from the start, in layers without a window; default as many as come.
-        dtype: float8_e4m3fn, float8_e5m2 or int8, with a scale per key and head; default that of the keys.
-    """
-
-    def __init__(self, config: Any, max_cache_len: int | None = None, dtype: torch.dtype | None = None) -> None:
-        if max_cache_len is not None and max_cache_len <= 0:
-            raise ValueError(f"XeCache: max_cache_len must be positive, got {max_cache_len}")
-        if dtype not in (None, *_EIGHT_BITS):
-            raise ValueError(f"XeCache: dtype must be None, float8_e4m3fn, float8_e5m2 or int8, got {dtype}")
-        self._columns: dict[int | None, _Columns] = {}  # those of layers with one window
-        layers: list[Any] = []
-        for kind, options in zip(*get_layer_types_and_kwargs(config.get_text_config(decoder=True)), strict=True):
-            if kind in (*_ATTENTION, *_HYBRID):
-                window = options["sliding_window"] if kind in ("sliding_attention", "hybrid_sliding") else None
-                columns = self._columns.setdefault(window, _Columns(window, max_cache_len))
-                if kind in _ATTENTION:
-                    layers.append(_Layer(columns, dtype))
-                else:
-                    layers.append(_HybridLayer(columns, dtype, options["number_of_states"]))
-            elif kind in _WITHOUT_KEYS:
-                layers.append(cache_utils.DYNAMIC_LAYER_TYPE_MAPPING[kind](**options))
-            else:
-                known = ", ".join((*_ATTENTION, *_HYBRID, *_WITHOUT_KEYS))
-                raise NotImplementedError(f"XeCache: layers must be one of {known}, got {kind}. Use DynamicCache")
-        self._with_encoder = bool(getattr(config, "is_encoder_decoder", False))
-        super().__init__(layers=layers)
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any]:
-        """Takes keys and values (B, Hk, tokens, D) of new tokens; returns all that these tokens may see."""
-        layer, tokens = self.layers[layer_idx], key_states.shape[2]
-        if isinstance(layer, _Layer):
-            if self._with_encoder:
-                self._refuse_cross_attention(layer_idx)
-            columns = layer.columns
-            if layer.used + tokens > columns.count:
-                columns.grow(columns.kept(layer.used) + tokens)
-                self._gather(columns)
-        states: tuple[Any, Any] = layer.update(key_states, value_states)
-        return states
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row i becomes what row beam_idx[i] is."""
-        for layer in self._linear():
-            layer.reorder_cache(beam_idx)
-        for columns in self._columns.values():
-            layers = self._layers_of(columns)
-            if len({layer.used for layer in layers}) > 1:
-                raise RuntimeError(
-                    "XeCache: all layers must hold as many keys when beams are reordered, "
-                    f"got {[layer.used for layer in layers]}"
-                )
-            for layer in layers:
-                layer.write()
-            if layers and layers[0].batch_size == len(beam_idx):
-                for device in {layer.device for layer in layers}:
-                    columns.permute(beam_idx.to(device), layers[0].used)
-            else:
-                self._gather(columns, beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row becomes so many, next to each other."""
-        self._choose(lambda rows: torch.arange(rows).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Only these rows stay."""
-        self._choose(lambda rows: torch.arange(rows)[indices.cpu()])
-
-    def _choose(self, chosen: Callable[[int], torch.Tensor]) -> None:
-        """Rows become those that are chosen from so many."""
-        for layer in self._linear():
-            states = [x for x in (*layer.conv_states.values(), *layer.recurrent_states.values()) if x is not None]
-            if states:
-                layer.reorder_cache(chosen(len(states[0])))
-        for columns in self._columns.values():
-            for layer in self._layers_of(columns)[:1]:
-                self._gather(columns, chosen(layer.batch_size))
-
-    def reset(self) -> None:
-        """Forgets all keys, and how many rows there are."""
-        super().reset()
-        for columns in self._columns.values():
-            columns.tables.clear()
-
-    def _refuse_cross_attention(self, layer_idx: int) -> None:
-        """Self attention takes the layers in turn; cross attention would come between, with keys of the encoder."""
-        following = self.layers[layer_idx + 1 : layer_idx + 2]
-        if any(self.layers[layer_idx].get_seq_length() > layer.get_seq_length() for layer in following):
-            raise TypeError(
-                "XeCache: a model with an encoder and a decoder must get EncoderDecoderCache(XeCache(config), "
-                f"DynamicCache(config=config)), got an XeCache, to which layer {layer_idx} gives keys twice"
-            )
-
-    def _linear(self) -> list[Any]:
-        """Layers with states of linear attention or convolutions."""
-        return [layer for layer in self.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-
-    def _layers_of(self, columns: _Columns) -> list[_Layer]:
-        return [x for x in self.layers if isinstance(x, _Layer) and x.columns is columns and x.is_initialized]
-
-    def _gather(self, columns: _Columns, rows: torch.Tensor | None = None) -> None:
-        for layer in self._layers_of(columns):
-            layer.gather(rows)
-        columns.tables.clear()
-
-
-class _Columns:
-    """What layers with one window have in common: how many columns there are, and who holds whose key."""
-
-    def __init__(self, window: int | None, max_len: int | None) -> None:
-        self.window, self.max_len = window, max_len
-        self.count = 0
-        self.tables: dict[torch.device, torch.Tensor] = {}  # none: every row holds its own keys
-        self._left_pad: tuple[Any, int, torch.Tensor | None, int] = (None, 0, None, 0)
-
-    def kept(self, keys: int) -> int:
-        """How many of so many keys a later query may see."""
-        return keys if self.window is None else min(keys, self.window - 1)
-
-    def grow(self, needed: int) -> None:
-        wanted = max(2 * self.count, needed + _SPARE)
-        if self.window is not None:
-            self.count = max(needed, min(wanted, 2 * self.window))
-        elif self.max_len is None:
-            self.count = wanted
-        elif needed <= self.max_len:
-            self.count = self.max_len
-        else:
-            raise ValueError(f"XeCache: max_cache_len must be at least {needed}, the keys, got {self.max_len}")
-
-    def permute(self, rows: torch.Tensor, used: int) -> None:
-        if rows.device not in self.tables:
-            own = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
-            self.tables[rows.device] = own[:, None].repeat(1, self.count)
-        table = self.tables[rows.device]
-        table[:, :used] = table[:, :used].index_select(0, rows)
-
-    def free(self, begin: int, end: int) -> None:
-        """In columns without keys, every row will write its own."""
-        for table in self.tables.values():
-            table[:, begin:end] = torch.arange(len(table), dtype=torch.int32, device=table.device)[:, None]
-
-    def left_pad(self, padding: torch.Tensor, before: int) -> tuple[torch.Tensor | None, int]:
-        """Where the keys of each row begin, and the last of those; None if `padding` is not on the left.
-
-        `before` columns come before those of padding.
-        """
-        if self._left_pad[0] is not padding or self._left_pad[1] != before:
-            hidden = padding.shape[1] - padding.sum(1, dtype=torch.int32)
-            column = torch.arange(padding.shape[1], dtype=torch.int32, device=padding.device)
-            is_left = bool((padding == (column >= hidden[:, None])).all())
-            starts = hidden + before
-            self._left_pad = (padding, before, starts if is_left else None, int(starts.max()))
-        return self._left_pad[2:]
-
-
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
+class Layer(CacheLayerMixin):  # type: ignore[misc]
     """The keys and values of a layer, (rows, heads, columns, D), and in 8 bits their scales (rows, heads, columns)."""
 
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, columns: _Columns, dtype: torch.dtype | None) -> None:
+    def __init__(self, columns: Columns, dtype: torch.dtype | None) -> None:
         self.columns, self._kept_dtype = columns, dtype
         self.is_sliding = columns.window is not None
         self.is_initialized = False
@@ -365,17 +178,17 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self.version += 1
 
 
-class _HybridLayer(_Layer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
+class HybridLayer(Layer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
     """The same beside the states of linear attention, which are kept as Transformers keeps them."""
 
-    def __init__(self, columns: _Columns, dtype: torch.dtype | None, number_of_states: int) -> None:
+    def __init__(self, columns: Columns, dtype: torch.dtype | None, number_of_states: int) -> None:
         LinearAttentionLayer.__init__(self, number_of_states)
-        _Layer.__init__(self, columns, dtype)
+        Layer.__init__(self, columns, dtype)
 
     def lazy_initialization(self, *states: torch.Tensor, **named: Any) -> None:
         """Of keys and values, by place, or of the others, by name."""
         if states:
-            _Layer.lazy_initialization(self, *states)
+            Layer.lazy_initialization(self, *states)
         else:
             LinearAttentionLayer.lazy_initialization(self, **named)
 
@@ -392,12 +205,12 @@ class _HybridLayer(_Layer, LinearAttentionAndFullAttentionLayer):  # type: ignor
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last -tokens_to_remove keys, if there are states of as many tokens."""
         LinearAttentionLayer.crop(self, tokens_to_remove)
-        _Layer.crop(self, tokens_to_remove)
+        Layer.crop(self, tokens_to_remove)
 
     def reset(self) -> None:
         """Forgets all."""
         LinearAttentionLayer.reset(self)
-        _Layer.reset(self)
+        Layer.reset(self)
 
 
 class CachedStates:
@@ -408,7 +221,7 @@ class CachedStates:
 
     __slots__ = ("_layer", "_part", "_states", "_version", "shape")
 
-    def __init__(self, layer: _Layer, part: int, keys: int) -> None:
+    def __init__(self, layer: Layer, part: int, keys: int) -> None:
         self._layer, self._part, self._version = layer, part, layer.version
         self.shape = torch.Size((layer.batch_size, layer._heads, keys, layer._dims[part]))
         self._states: torch.Tensor | None = None

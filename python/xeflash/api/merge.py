@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xeflash._common import engine
+from xeflash.api.route import engine
 
 
 def merge_states(*states: Any) -> tuple[Any, Any]:

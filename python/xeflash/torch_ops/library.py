@@ -11,7 +11,7 @@ from torch._C import _get_tracing_state, _is_any_autocast_enabled, _len_torch_di
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
-from xeflash import _score_mod
+from xeflash.call.score_mod import read_score_mod
 
 Pair = tuple[Tensor, Tensor]
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, LSE, state of dropout, rest of out
@@ -254,7 +254,7 @@ def as_snippet(
             f"{function}: capture_names must be a name of its own for each of capture_arrays and capture_numbers "
             f"({len(values)}), got {list(names or ())}"
         )
-    return _score_mod.check(function, text, dict(zip(names or (), values, strict=True)))
+    return read_score_mod(function, text, dict(zip(names or (), values, strict=True)))
 
 
 def as_lists(snippet: tuple[str, Mapping[str, Any]] | None) -> dict[str, Any]:

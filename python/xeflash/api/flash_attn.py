@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from xeflash import _core
-from xeflash._common import engine, seeds, shape_of, snippet, take_window
-from xeflash._newer import LSE_ALONE, public
+from xeflash.api.kv_cache import attend_cache
+from xeflash.api.public import LSE_ALONE, public
+from xeflash.api.route import engine
 from xeflash.call.schema import BSHD, THD, WITH_GRADIENTS
-from xeflash.kv_cache import attend_cache
+from xeflash.call.values import seeds, shape_of, snippet, take_window
 from xeflash.runtime.interop import UsmPart
 
 

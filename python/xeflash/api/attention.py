@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from xeflash._common import engine, seeds, shape_of, snippet, take_window
-from xeflash._newer import public
+from xeflash.api.public import public
+from xeflash.api.ranks import to_4d
+from xeflash.api.route import engine
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, WITH_GRADIENTS_OF_ATTENTION
-
-if TYPE_CHECKING:
-    from xeflash.call.schema import Engine
+from xeflash.call.values import seeds, shape_of, snippet, take_window
 
 
 def _attend(function: str, given: dict[str, Any]) -> Any:
@@ -28,7 +26,7 @@ def _attend(function: str, given: dict[str, Any]) -> Any:
     rank, lead = len(shape), shape[:-3]
     if rank != 4:
         names = ("query", "key", "value", "attn_mask", "out")
-        given |= zip(names, _to_4d(core, query, key, value, given.get("attn_mask"), out), strict=True)
+        given |= zip(names, to_4d(core, query, key, value, given.get("attn_mask"), out), strict=True)
     result, lse = core.forward(**{"function": function, "layout": BHSD, **DEFAULTS_OF_ATTENTION, **given})
     if rank != 4:
         result = out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
@@ -100,73 +98,3 @@ def attention(
     >>> xeflash.attention(q, k, v, enable_gqa=True, score_mod=snippet, captures={"near": near}).shape
     (1, 8, 5, 64)
     """
-
-
-def _to_4d(core: Engine, query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """The same arrays with exactly one batch dimension; leading dimensions of 5 and more are merged into it."""
-    rank = len(query.shape)
-    if rank < 2:
-        raise ValueError(
-            f"attention: query must have at least 2 dimensions, got {rank}; query.shape = {list(query.shape)}"
-        )
-    for name, array in (("key", key), ("value", value)):
-        shape = shape_of("attention", name, array)
-        if len(shape) != rank:
-            raise ValueError(
-                f"attention: {name} must have the {rank} dimensions of query, got {len(shape)}; "
-                f"{name}.shape = {list(shape)}"
-            )
-    if mask is not None:
-        shape_of("attention", "attn_mask", mask)
-    if out is not None:
-        shape, want = shape_of("attention", "out", out), (*query.shape[:-1], value.shape[-1])
-        if shape != want:
-            raise ValueError(f"attention: out must have the shape {list(want)}, got {list(shape)}")
-    if rank < 4:
-        ones = (1,) * (4 - rank)
-        query, key, value = (a.reshape((*ones, *a.shape)) for a in (query, key, value))
-        return query, key, value, mask, None if out is None else out.reshape((*ones, *out.shape))
-    lead = tuple(query.shape[:-3])
-    batch = prod(lead)
-    for name, array in (("key", key), ("value", value)):
-        if tuple(array.shape[:-3]) != lead:
-            raise ValueError(
-                f"attention: {name} must have the leading dimensions {list(lead)} of query, "
-                f"got {list(array.shape[:-3])}"
-            )
-    if out is not None:
-        for name, array in (("query", query), ("key", key), ("value", value), ("attn_mask", mask)):
-            if array is not None:  # what follows may copy it, and a copy shares nothing
-                core.refuse_shared("attention", out, name, array)
-    if mask is not None and len(mask.shape) > 3:
-        mask_lead = (1,) * (rank - len(mask.shape)) + tuple(mask.shape[:-3])
-        if len(mask_lead) != len(lead) or any(n not in (1, m) for n, m in zip(mask_lead, lead, strict=True)):
-            full = [*query.shape[:-1], key.shape[-2]]
-            raise ValueError(
-                f"attention: attn_mask must broadcast to {full}, got {list(mask.shape)}; "
-                f"attn_mask.shape = {list(mask.shape)}"
-            )
-        if all(n == 1 for n in mask_lead):
-            mask = mask.reshape((1, *mask.shape[-3:]))
-        else:
-            expand = mask.broadcast_to if hasattr(mask, "broadcast_to") else _numpy_broadcast(mask)
-            mask = expand((*lead, *mask.shape[-3:])).reshape((batch, *mask.shape[-3:]))
-    if out is not None:
-        flat = out.reshape((batch, *out.shape[-3:]))
-        if not _same_memory(flat, out):
-            raise ValueError("attention: out must have leading dimensions that merge into one without a copy")
-        out = flat
-    query, key, value = (a.reshape((batch, *a.shape[-3:])) for a in (query, key, value))
-    return query, key, value, mask, out
-
-
-def _numpy_broadcast(mask: Any) -> Any:
-    import numpy
-
-    return lambda shape: numpy.broadcast_to(mask, shape)
-
-
-def _same_memory(a: Any, b: Any) -> bool:
-    if hasattr(a, "data_ptr"):
-        return bool(a.data_ptr() == b.data_ptr())
-    return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])

@@ -45,7 +45,9 @@ _WORD = re.compile(
 )
 
 
-def check(function: str, score_mod: Any, captures: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]] | None:
+def read_score_mod(
+    function: str, score_mod: Any, captures: Mapping[str, Any] | None
+) -> tuple[str, dict[str, Any]] | None:
     """What the extension takes: the snippet and its captures, numbers as Python's own."""
     if score_mod is None:
         if captures:

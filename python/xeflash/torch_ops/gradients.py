@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
-from xeflash import _core, _score_mod
-from xeflash._torch_library import (
+from xeflash import _core
+from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, LEARNED, THD
+from xeflash.call.score_mod import without_comments
+from xeflash.torch_ops.forms import Form, backward_schema
+from xeflash.torch_ops.library import (
     OF_SNIPPET,
     Pair,
     Results,
@@ -29,10 +32,8 @@ from xeflash._torch_library import (
     requires_grad,
     wants_gradients,
 )
-from xeflash.call.forms import Form, backward_schema
-from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, LEARNED, THD
-from xeflash.jit.kernel import Desc
 from xeflash.tune import pick, xe
+from xeflash.tune.desc import Desc
 
 _OTHER_TYPES = re.compile(r"\b(f16|bf16|double|long|short|char|signed|unsigned|u?int\d+_t|size_t)\b")
 
@@ -198,7 +199,7 @@ def _refuse_captures(function: str, score_mod: str, elements: int) -> None:
             f"{function}: captures that require grad must have at most {_core.MOST_LEARNED} elements together, "
             f"got {elements}"
         )
-    if found := _OTHER_TYPES.search(_score_mod.without_comments(score_mod)):
+    if found := _OTHER_TYPES.search(without_comments(score_mod)):
         raise NotImplementedError(
             f"{function}: score_mod must have no other types than float, int and bool where captures require grad, "
             f"got {found[0]!r}"

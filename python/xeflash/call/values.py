@@ -1,50 +1,18 @@
-"""What the public functions share: who runs a call, gradients, windows, seeds."""
+"""What the public functions do to what they are given: shapes, windows, snippets, seeds."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from xeflash import _core, _random, _score_mod
-from xeflash.call import schema
-
-if TYPE_CHECKING:
-    from xeflash.call.schema import Engine
+from xeflash import _core
+from xeflash.call import random, schema
+from xeflash.call.score_mod import read_score_mod
 
 _LIMIT = 2**63
 
 schema.check(_core.call_fields(), _core.learned_names())
-
-_operators: Any = None  # xeflash.torch_ops, once it was needed
-
-
-def engine(function: str, q: Any, k: Any, v: Any, arrays: Mapping[str, Any], learned: Container[str] = ()) -> Engine:
-    """What runs a call: the extension, or torch_ops in its place where torch has to see the call.
-
-    `arrays` are all of the call, by the names that its caller knows; other values are passed over. Those that are not
-    `learned` must not require grad.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "compiler"):  # torch is being imported, by another thread
-        return _core
-    if torch.compiler.is_dynamo_compiling():  # its guards would hold sys.modules to what it was before the import
-        from xeflash import torch_ops
-
-        torch_ops.wants_gradients(function, arrays, learned)
-        return torch_ops
-    operators = _operators or _load_operators()
-    wanted = operators.wants_gradients(function, arrays, learned)
-    return operators if wanted or (isinstance(q, torch.Tensor) and operators.needed(q, k, v)) else _core
-
-
-def _load_operators() -> Any:
-    """xeflash.torch_ops, when all of it is there: another thread may be importing it."""
-    global _operators
-    _operators = importlib.import_module("xeflash.torch_ops")
-    return _operators
 
 
 def shape_of(function: str, name: str, array: Any) -> tuple[int, ...]:
@@ -66,7 +34,7 @@ def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[s
         raise TypeError(f"{function}: captures must be a mapping of names to values, got {type(captures).__name__}")
     if core is not _core and isinstance(score_mod, str):
         return score_mod, captures or {}
-    return _score_mod.check(function, score_mod, captures)
+    return read_score_mod(function, score_mod, captures)
 
 
 def window(function: str, size: Any) -> tuple[int, int]:
@@ -102,7 +70,7 @@ def seeds(
     if rng is None:
         if core is not _core:
             return None, 0
-        seed, offset = _random.next_rng(function, array)
+        seed, offset = random.next_rng(function, array)
     else:
         try:
             seed, offset = map(index, rng)

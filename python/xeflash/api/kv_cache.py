@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from xeflash._common import engine, shape_of, snippet, take_window
-from xeflash._newer import public
+from xeflash.api.public import public
+from xeflash.api.route import engine
 from xeflash.call.schema import BSHD
+from xeflash.call.values import shape_of, snippet, take_window
 
 
 def _attend(function: str, given: dict[str, Any]) -> Any:

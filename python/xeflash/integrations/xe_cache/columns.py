@@ -1,0 +1,61 @@
+"""Columns of keys, and the table that beam search permutes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+SPARE = 256  # columns that are made beyond those that are needed
+
+
+class Columns:
+    """What layers with one window have in common: how many columns there are, and who holds whose key."""
+
+    def __init__(self, window: int | None, max_len: int | None) -> None:
+        self.window, self.max_len = window, max_len
+        self.count = 0
+        self.tables: dict[torch.device, torch.Tensor] = {}  # none: every row holds its own keys
+        self._left_pad: tuple[Any, int, torch.Tensor | None, int] = (None, 0, None, 0)
+
+    def kept(self, keys: int) -> int:
+        """How many of so many keys a later query may see."""
+        return keys if self.window is None else min(keys, self.window - 1)
+
+    def grow(self, needed: int) -> None:
+        """Makes room for so many keys, and for some more."""
+        wanted = max(2 * self.count, needed + SPARE)
+        if self.window is not None:
+            self.count = max(needed, min(wanted, 2 * self.window))
+        elif self.max_len is None:
+            self.count = wanted
+        elif needed <= self.max_len:
+            self.count = self.max_len
+        else:
+            raise ValueError(f"XeCache: max_cache_len must be at least {needed}, the keys, got {self.max_len}")
+
+    def permute(self, rows: torch.Tensor, used: int) -> None:
+        """Row i becomes what row rows[i] is, in the columns that have keys."""
+        if rows.device not in self.tables:
+            own = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+            self.tables[rows.device] = own[:, None].repeat(1, self.count)
+        table = self.tables[rows.device]
+        table[:, :used] = table[:, :used].index_select(0, rows)
+
+    def free(self, begin: int, end: int) -> None:
+        """In columns without keys, every row will write its own."""
+        for table in self.tables.values():
+            table[:, begin:end] = torch.arange(len(table), dtype=torch.int32, device=table.device)[:, None]
+
+    def left_pad(self, padding: torch.Tensor, before: int) -> tuple[torch.Tensor | None, int]:
+        """Where the keys of each row begin, and the last of those; None if `padding` is not on the left.
+
+        `before` columns come before those of padding.
+        """
+        if self._left_pad[0] is not padding or self._left_pad[1] != before:
+            hidden = padding.shape[1] - padding.sum(1, dtype=torch.int32)
+            column = torch.arange(padding.shape[1], dtype=torch.int32, device=padding.device)
+            is_left = bool((padding == (column >= hidden[:, None])).all())
+            starts = hidden + before
+            self._left_pad = (padding, before, starts if is_left else None, int(starts.max()))
+        return self._left_pad[2:]
