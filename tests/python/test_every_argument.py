@@ -2,7 +2,7 @@
 
 A table has an entry for each argument that a signature has: a value, and what it has to do: change the result, change
 nothing (which few may), or be refused. A new argument without an entry fails. The same calls, by torch's operators and
-compiled, give the same bits.
+compiled, give the same bits. Gradients with an argument are those of finite differences.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import xeflash
 from arrays import from_array, to_array
 from fuzz.case import by_operator, passing_mode
+from xeflash.call import schema
 
 torch_generator = torch.Generator().manual_seed(0)
 NAN = float("nan")
@@ -257,6 +258,111 @@ def test_each_state_changes_what_is_merged():
     for i in range(4):
         changed = [x * 3 if j == i else x for j, x in enumerate(states)]
         assert bits(list(xeflash.merge_states(*changed)))[0] != plain[0], f"state {i}"
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+# Central differences of the function itself, in float32 on the CPU. The steps are exact, as all that is drawn has the 11
+# bits of float16. A loss is sum w y, where w is normal: where y is off by r roundings, which are independent, a loss is
+# off by r 2^-24 |y|, and a difference by that / STEP. The sums of a row and its scores, of up to 20, make r about 10 at
+# most; without a keyword, gradients are off by 3,000 at least.
+
+STEP = 2.0**-8
+STENCIL = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}  # of the first derivative, exact for powers below the fifth
+ROUNDINGS = 32
+DIFFERENTIATED = [name for name in public_functions() if name != "flash_attn_with_kvcache"]  # caches have no gradients
+WITH_GRADIENTS = {  # in place of entries that have no floats
+    "attn_mask": Entry(drawn(4, 5, 33)),
+    "captures": Entry({"x": torch.tensor(2.0)}, beside={"score_mod": "s * x", "captures": {"x": torch.tensor(1.0)}}),
+}
+BECOMES = {theirs: [ours] for ours, theirs in schema.OF_ATTENTION.items()} | {  # rows that have other names
+    "window_size": ["window_left", "window_right"],
+    "kv": ["k", "v"],
+    "qkv": ["q", "k", "v"],
+    "cu_seqlens": ["cu_seqlens_q", "cu_seqlens_k"],
+    "max_seqlen": ["max_seqlen_q", "max_seqlen_k"],
+}
+NO_ARGUMENTS = {
+    "function": "messages have it",
+    "layout": "each function has its own",
+    "rest": "16 bits have it, of which differences tell little: tests/gradients.py does",
+}
+
+
+def rows_of(argument: str) -> list[str]:
+    return BECOMES.get(argument, [argument])
+
+
+DIFFERENTIABLE = [
+    (function, argument)
+    for function, argument in CASES
+    if function in DIFFERENTIATED and not schema.FORWARD_ONLY.issuperset(rows_of(argument))
+]
+
+
+def test_every_row_of_the_backward_pass_is_differentiated():
+    """Or the table above says why not."""
+    rows = {row for _, argument in DIFFERENTIABLE for row in rows_of(argument)}
+    assert set(schema.ROWS) - schema.FORWARD_ONLY - rows == set(NO_ARGUMENTS)
+
+
+def with_floats(value: Any, change: Any) -> Any:
+    """The value with each tensor of floats changed."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return change(value)
+    return {name: with_floats(x, change) for name, x in value.items()} if isinstance(value, dict) else value
+
+
+def losses(results: list[torch.Tensor]) -> torch.Tensor:
+    """A weighted sum of all that is returned."""
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in results]
+    return sum((w * x.double()).sum() for w, x in zip(weights, results, strict=True))
+
+
+def differentiated(function: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, float]:
+    """The arguments in float32, their tensors and gradients by name, and |y|."""
+    arguments = with_floats(arguments, lambda x: x.float().requires_grad_())
+    named = arguments | {f"captures.{name}": x for name, x in (arguments.get("captures") or {}).items()}
+    tensors = {name: x for name, x in named.items() if isinstance(x, torch.Tensor) and x.requires_grad}
+    results = run(function, arguments)
+    gradients = torch.autograd.grad(losses(results), list(tensors.values()))
+    size = torch.cat([x.detach().double().flatten() for x in results]).norm().item()
+    return arguments, tensors, dict(zip(tensors, gradients, strict=True)), size
+
+
+def difference(function: str, arguments: dict[str, Any], tensor: torch.Tensor, direction: torch.Tensor) -> float:
+    """The derivative of the loss along a direction of one of the arguments."""
+    total = 0.0
+    for steps, factor in STENCIL.items():
+        step = steps * STEP * direction
+        moved = with_floats(arguments, lambda x, step=step: (x + step if x is tensor else x).detach())
+        total += factor / STEP * losses(run(function, moved)).item()
+    return total
+
+
+@pytest.mark.parametrize(("function", "argument"), DIFFERENTIABLE)
+def test_gradients_are_those_of_differences(function, argument):
+    """Of each tensor beside the argument and, where it is learned, of the argument."""
+    entry = WITH_GRADIENTS.get(argument, ENTRIES[function][argument])
+    without = BASES[function] | entry.beside  # what is refused has another value in it
+    with_ = without if entry.does == "refused" else without | {argument: entry.value}
+    arguments, tensors, got, size = differentiated(function, with_)
+    plain = differentiated(function, without)[2]
+    if any(row in schema.LEARNED for row in rows_of(argument)) or argument in WITH_GRADIENTS:
+        assert any(name.partition(".")[0] == argument for name in tensors), "the entry must have a tensor of floats"
+
+    generator = torch.Generator().manual_seed(2)
+    limit = ROUNDINGS * 2.0**-24 * size / STEP
+    effect = 0.0
+    for name, tensor in tensors.items():
+        for _ in range(2):
+            direction = 2.0 * torch.randint(0, 2, tensor.shape, generator=generator) - 1
+            want = difference(function, arguments, tensor, direction)
+            along = (got[name].double() * direction).sum().item()
+            assert abs(along - want) <= limit, f"the gradient of {name} with {argument}"
+            if name in plain:
+                effect = max(effect, abs((plain[name].double() * direction).sum().item() - want))
+    assert entry.does != "changes" or effect > 50 * limit, f"{argument} changes no gradient"
 
 
 # ---- the other ways ------------------------------------------------------------------------------
