@@ -1,6 +1,5 @@
-"""The flash_attn_* functions: flash-attn 2's signatures, conventions and results, and what is refused."""
+"""The flash_attn_* functions: flash-attn 2's conventions and results, and what is refused."""
 
-import inspect
 import subprocess
 import sys
 
@@ -10,31 +9,6 @@ import torch
 import xeflash
 from reference import Features
 from tolerance import check_attention
-from xeflash.call import schema
-
-TAIL = dict(
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-)
-VARLEN = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
-SIGNATURES = {  # of flash-attn 2, then the keywords added at the end
-    "flash_attn_func": (["q", "k", "v"], {}, ["s_aux", "num_splits", "score_mod", "captures"]),
-    "flash_attn_qkvpacked_func": (["qkv"], {}, ["s_aux"]),
-    "flash_attn_kvpacked_func": (["q", "kv"], {}, ["s_aux"]),
-    "flash_attn_varlen_func": (
-        ["q", "k", "v", *VARLEN],
-        {"block_table": None},
-        ["s_aux", "seqused_k", "num_splits", "k_scale", "v_scale", "score_mod", "captures"],
-    ),
-    "flash_attn_varlen_qkvpacked_func": (["qkv", "cu_seqlens", "max_seqlen"], {}, ["s_aux"]),
-    "flash_attn_varlen_kvpacked_func": (["q", "kv", *VARLEN], {}, ["s_aux"]),
-}
 
 
 def bshd(batch=2, rows=63, keys=127, heads=4, heads_k=2, dim=64, dim_v=64, dtype=torch.bfloat16):
@@ -45,38 +19,11 @@ def bshd(batch=2, rows=63, keys=127, heads=4, heads_k=2, dim=64, dim_v=64, dtype
 def packed_arguments():
     q, k, v = (torch.randn(50, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
     cu = torch.tensor([0, 20, 50], dtype=torch.int32)
-    names = ["q", "k", "v", *VARLEN]
+    names = ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
     return dict(zip(names, (q, k, v, cu, cu, 30, 30), strict=True))
 
 
-# ---- signatures and conventions -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signature_is_flash_attns(name):
-    first, more, added = SIGNATURES[name]
-    parameters = inspect.signature(getattr(xeflash, name)).parameters
-    defaults = dict.fromkeys(first, inspect.Parameter.empty) | TAIL | more
-    assert [p for p in parameters if p not in added or p in defaults] == list(defaults)
-    for parameter, default in defaults.items():
-        assert parameters[parameter].default == default, parameter
-        assert parameters[parameter].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
-    for keyword in added:
-        assert parameters[keyword].kind == inspect.Parameter.KEYWORD_ONLY and not parameters[keyword].default
-
-
-@pytest.mark.parametrize("name", [*SIGNATURES, "attention"])
-def test_defaults_are_those_of_the_schema(name):
-    """What is not given is not handed on: the extension has its own default for it, and attention() a few others."""
-    ours = {theirs: row for row, theirs in schema.OF_ATTENTION.items()} if name == "attention" else {}
-    compared = 0
-    for parameter, told in inspect.signature(getattr(xeflash, name)).parameters.items():
-        row = ours.get(parameter, parameter)
-        if row in schema.ROWS and told.default is not told.empty:
-            others = schema.DEFAULTS_OF_ATTENTION if name == "attention" else {}
-            assert told.default == others.get(row, schema.ROWS[row].more.default), parameter
-            compared += 1
-    assert compared >= 5
+# ---- conventions -----------------------------------------------------------------------------------
 
 
 def test_all_arguments_by_position():

@@ -32,14 +32,12 @@ def check_sdpa(q, k, v, mask=None, **options):
 
 
 def test_signature_starts_as_sdpas():
-    parameters = inspect.signature(xeflash.attention).parameters
-    names = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
-    assert list(parameters)[:8] == names
-    defaults = [parameters[name].default for name in names[3:]]
-    assert defaults == [None, 0.0, False, None, False]
-    assert all(p.kind == inspect.Parameter.KEYWORD_ONLY for p in list(parameters.values())[8:])
-    added = ["bottom_right", "window_size", "softcap", "alibi_slopes", "sinks", "return_lse", "rng", "out"]
-    assert set(added) <= set(list(parameters)[8:])
+    parameters = list(inspect.signature(xeflash.attention).parameters.values())
+    for ours, theirs in zip(
+        parameters, torch.ops.aten.scaled_dot_product_attention.default._schema.arguments, strict=False
+    ):
+        default = theirs.default_value if theirs.has_default_value() else inspect.Parameter.empty
+        assert (ours.name, ours.default, ours.kind) == (theirs.name, default, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
