@@ -1,4 +1,4 @@
-"""What a call costs on the way to the kernel, by each way there is: a markdown table.
+"""What a call of each function costs on the way to the kernel, by each way there is: a markdown table.
 
     python perf/call_cost.py [--repeats 15] [--number 2000]
 
@@ -25,7 +25,7 @@ from xeflash.torch_ops.forms import FORMS
 
 AUTOCAST, ROUTED = "xeflash.attention under autocast", "F.scaled_dot_product_attention routed to xeflash"
 CONTEXTS = {AUTOCAST: lambda: torch.autocast("cpu"), ROUTED: torch_sdpa.use_xeflash}
-operator = torch.ops.xeflash.attention
+operator, varlen_operator = torch.ops.xeflash.attention, torch.ops.xeflash.flash_attn_varlen
 
 
 def by_custom_op() -> Callable[..., torch.Tensor]:
@@ -48,6 +48,10 @@ def ways(rows: int) -> dict[str, Callable[[], object]]:
     """The calls to compare, on the same sizes."""
     x = torch.zeros(1, 2, rows, 64)
     a = x.numpy()
+    bshd, packed, qkv = torch.zeros(1, rows, 2, 64), torch.zeros(rows, 2, 64), torch.zeros(1, rows, 3, 2, 64)
+    b = bshd.numpy()
+    cache, starts = torch.zeros(1, 16, 2, 64), torch.tensor([0, rows], dtype=torch.int32)
+    varlen = (packed, packed, packed, starts, starts, rows, rows)
     custom_op = by_custom_op()
 
     return {
@@ -57,8 +61,17 @@ def ways(rows: int) -> dict[str, Callable[[], object]]:
         "the extension, numpy": lambda: directly(a),
         "xeflash.attention, torch": lambda: xeflash.attention(x, x, x),
         "xeflash.attention, numpy": lambda: xeflash.attention(a, a, a),
+        "xeflash.attention, torch, three keywords": lambda: xeflash.attention(
+            x, x, x, is_causal=True, scale=0.5, softcap=2.0
+        ),
+        "xeflash.flash_attn_func, torch": lambda: xeflash.flash_attn_func(bshd, bshd, bshd),
+        "xeflash.flash_attn_func, numpy, causal": lambda: xeflash.flash_attn_func(b, b, b, causal=True),
+        "xeflash.flash_attn_varlen_func, torch": lambda: xeflash.flash_attn_varlen_func(*varlen),
+        "xeflash.flash_attn_with_kvcache, torch": lambda: xeflash.flash_attn_with_kvcache(bshd, cache, cache),
+        "xeflash.flash_attn_qkvpacked_func, torch": lambda: xeflash.flash_attn_qkvpacked_func(qkv),
         "torch.ops.xeflash.attention.default": lambda: operator.default(x, x, x),
         "torch.ops.xeflash.attention": lambda: operator(x, x, x),
+        "torch.ops.xeflash.flash_attn_varlen": lambda: varlen_operator(*varlen),
         "the same kernel as a torch.library.custom_op": lambda: custom_op(x, x, x),
         AUTOCAST: lambda: xeflash.attention(x, x, x),
         "F.scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(x, x, x),
