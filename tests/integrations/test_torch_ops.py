@@ -416,8 +416,10 @@ def test_arguments_of_another_kind_of_call_are_refused_by_operators():
     q, k, v = attention_inputs()
     at = torch.tensor([0, 3], dtype=torch.int32)
     tokens = torch.randn(3, 2, 64)
-    with pytest.raises(ValueError, match="^flash_attn_varlen_func: k_scale must come with a cache of keys"):
+    with pytest.raises(ValueError, match="^flash_attn_varlen_func: k_factor must come with a cache of keys"):
         ops.flash_attn_varlen(tokens, tokens, tokens, at, at, 3, 3, k_factor=2.0)
+    with pytest.raises(ValueError, match="^flash_attn_varlen_func: k_scale must come with a cache of keys"):
+        ops.flash_attn_varlen(tokens, tokens, tokens, at, at, 3, 3, k_scale=torch.ones(3, 2))
     rows, cache = torch.randn(1, 1, 2, 64), torch.randn(1, 9, 2, 64)
     with pytest.raises(ValueError, match="^flash_attn_with_kvcache: cache_length must not be given with cache_seqlens"):
         ops.flash_attn_with_kvcache(rows, cache, cache, cache_seqlens=at[:1], cache_length=3)

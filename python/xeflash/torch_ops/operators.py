@@ -29,10 +29,11 @@ def kernel_of(form: Form) -> Callable[..., Any]:
 
     def kernel(*arguments: Any, **more: Any) -> Any:
         given = base | dict(zip(places, arguments, strict=False))
+        paged = len(arguments) > pages and arguments[pages] is not None
         if more:
-            given |= _together(more, more.get("function", form.function))
+            given |= _together(more, more.get("function", form.function), paged or form.letter == "c")
         q = arguments[0]
-        if len(arguments) > pages and arguments[pages] is not None:
+        if paged:
             if given["dropout_p"]:
                 got = given["dropout_p"]
                 raise NotImplementedError(f"{given['function']}: dropout_p must be 0 with block_table, got {got}")
@@ -52,12 +53,14 @@ def kernel_of(form: Form) -> Callable[..., Any]:
     return kernel
 
 
-def _together(more: dict[str, Any], function: str) -> dict[str, Any]:
+def _together(more: dict[str, Any], function: str, cached: bool) -> dict[str, Any]:
     """What a schema has other words for, in one again."""
     if not more.keys().isdisjoint(OF_SNIPPET):
         more["score_mod"] = as_snippet(function, *(more.pop(name, None) for name in OF_SNIPPET))
     for scale, factor in (("k_scale", "k_factor"), ("v_scale", "v_factor")):
         if (number := more.pop(factor, None)) is not None:
+            if not cached:
+                raise ValueError(f"{function}: {factor} must come with a cache of keys, got one without")
             if more.get(scale) is not None:
                 raise ValueError(f"{function}: {factor} must not be given with {scale}, got {number}")
             more[scale] = number
