@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import float_reference as real
+import pytest
 from assembler import (
     FLOATS,
     GRF_BYTES,
@@ -307,3 +308,19 @@ def check(maker: Maker, mask: int = 0xFFFFFFFF, run: Step = step, **options) -> 
 
 
 Case = Callable[[Maker], None]
+
+
+def each_of(cases: Sequence[Case], may_lack: bool = False) -> Callable[..., None]:
+    """A test of each case on each family; `may_lack`: some families have nothing of what a case makes."""
+
+    @pytest.mark.parametrize("seed", range(2))
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("case", cases, ids=lambda case: case.__name__)
+    def test(case: Case, family: str, seed: int) -> None:
+        maker = Maker(family, seed)
+        case(maker)
+        if may_lack and not maker.made:
+            pytest.skip(f"{family} has nothing of this")
+        check(maker, mask=0xFFFFFFFF if seed == 0 else 0xA5F0_3C69)
+
+    return test

@@ -2,9 +2,8 @@
 
 import itertools
 
-import pytest
 from assembler import Ins, Operand, acc
-from instruction_maker import FAMILIES, Maker, check
+from instruction_maker import Maker, each_of
 
 CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le")
 MODS = ("", "", "-", "abs", "-abs")
@@ -138,13 +137,4 @@ CASES = [
     macro_multiply_add, accumulators, multiply_accumulate, accumulator_write,
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_floats(case, family, seed):
-    maker = Maker(family, seed)
-    case(maker)
-    if not maker.made:
-        pytest.skip(f"nothing of this on {family}")
-    check(maker, mask=0xFFFFFFFF if seed == 0 else 0xA5F0_3C69)
+test_floats = each_of(CASES, may_lack=True)

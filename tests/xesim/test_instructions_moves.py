@@ -2,9 +2,8 @@
 
 import itertools
 
-import pytest
 from assembler import FLOATS, Ins, Operand, dst, imm
-from instruction_maker import FAMILIES, Maker, check
+from instruction_maker import Maker, each_of
 
 INTEGERS = ["b", "ub", "w", "uw", "d", "ud", "q", "uq"]
 REAL = ["hf", "f", "df"]
@@ -133,11 +132,4 @@ CASES = [
     narrow_formats, literals, every_restricted_float, flags_and_addresses,
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_moves(case, family, seed):
-    maker = Maker(family, seed)
-    case(maker)
-    check(maker, mask=0xFFFFFFFF if seed == 0 else 0xA5F0_3C69)
+test_moves = each_of(CASES)

@@ -1,8 +1,7 @@
 """Regions, indirect addressing, operands that overlap, channel offsets."""
 
-import pytest
 from assembler import Ins, Operand, imm
-from instruction_maker import FAMILIES, Maker, check
+from instruction_maker import Maker, each_of
 
 
 def pool_address(m: Maker, kind: str) -> int:
@@ -101,11 +100,4 @@ CASES = [
     sources_are_read_before_results_are_written, regions_over_registers, channel_offsets,
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_regions(case, family, seed):
-    maker = Maker(family, seed)
-    case(maker)
-    check(maker, mask=0xFFFFFFFF if seed == 0 else 0xA5F0_3C69)
+test_regions = each_of(CASES)
