@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import xeflash
 from arrays import DTYPES, from_array, is_on_gpu, to_array
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 HEADS = {"32/32": (32, 32), "2/2": (2, 2), "32/8": (32, 8), "40/10": (40, 10), "8/1": (8, 1), "6/2": (6, 2)}
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}

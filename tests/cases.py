@@ -8,8 +8,8 @@ import numpy as np
 import torch
 import xeflash
 from arrays import DTYPES, from_array, is_on_gpu, lay_out, to_array
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 DIMS = ((16, 16), (40, 40), (59, 59), (64, 64), (80, 80), (96, 96), (111, 111), (128, 128))
 DIMS += ((192, 128), (256, 256), (576, 512))

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 import xeflash
 from arrays import DTYPES, SMALL_LAYOUTS, lay_out, to_xpu
-from tolerance import SCORES, dtype_name
-from xeflash.selftest.tolerance import ulp
+from tolerance import dtype_name
+from xeflash.selftest.tolerance import SCORES, ulp
 
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (31, 5), "left": (50, -1), "right": (-1, 10)}

@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import (
+from tolerance import assert_close, check_attention, torch_attention
+from xeflash.selftest.reference import (
     Features,
     attention_reference,
     dropout_scale,
     philox,
     times_values,
-    torch_attention,
     visible,
     weights_of,
 )
-from tolerance import assert_close, check_attention, rounded_scores
-from xeflash.selftest.tolerance import limit_of, ulp
+from xeflash.selftest.tolerance import limit_of, rounded_scores, ulp
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import xeflash
-from reference import Features, attention_reference
 from tolerance import check_attention
+from xeflash.selftest.reference import Features, attention_reference
 
 INF, NAN = float("inf"), float("nan")
 

@@ -15,7 +15,7 @@ import xeflash
 from arrays import DTYPES, to_xpu
 from cover import few_rows
 from gradients import direction_like, off_by
-from tolerance import SCORES
+from xeflash.selftest.tolerance import SCORES
 
 INF = float("inf")
 RIGHT = 1e-3

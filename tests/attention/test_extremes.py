@@ -7,8 +7,8 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
 from cover import few
-from reference import Features
-from tolerance import check_attention, to_float64
+from tolerance import check_attention
+from xeflash.selftest.reference import Features, to_float64
 
 INF, NAN = float("inf"), float("nan")
 LARGEST = {name: torch.finfo(dtype).max for name, dtype in DTYPES.items()}

@@ -17,9 +17,9 @@ from arrays import DTYPES, SMALL_LAYOUTS
 from cases import BROADCASTS, ENTRIES, FEW_HEADS, SCALES, VARIANTS, WINDOWS, Case, is_possible, run
 from cover import few
 from pairwise import pairwise
-from reference import Features
 from room import need_memory
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 usm = pytest.importorskip("usm", reason="dpctl is not installed")
 

@@ -9,8 +9,8 @@ import xeflash
 from cases import Case, is_possible, run
 from cover import few
 from pairwise import pairwise
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 usm = pytest.importorskip("usm", reason="dpctl is not installed")
 

@@ -9,9 +9,9 @@ from arrays import DTYPES, from_array, is_on_gpu, sparse, to_array
 from caches import FORMATS, LENGTHS, WINDOWS, Cache, CacheCase, as_indexable, check, is_possible, run
 from cover import cover, elements, kind_of_dims, with_wide
 from pairwise import pairwise
-from reference import Features
 from room import need_memory
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 KERNELS = [("fp32", 64, 64), ("bf16", 80, 80), ("bf16", 128, 128), ("bf16", 576, 512), ("fp16", 64, 64)]
 KERNELS += [("fp16", 256, 256)]

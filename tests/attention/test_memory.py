@@ -5,8 +5,8 @@ import pytest
 import torch
 import xeflash
 from arrays import sparse
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 NAN = float("nan")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, is_on_gpu, to_array
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 
 def draw(dtype, rows, keys, heads=3, dim=64):

@@ -11,8 +11,8 @@ import xeflash
 from arrays import DTYPES, from_array, to_array
 from cases import BROADCASTS
 from hypothesis import given, settings
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 KERNELS = [("bf16", 64, 64), ("fp32", 16, 16), ("fp16", 59, 59)]
 EXAMPLES = 400 if os.environ.get("XEFLASH_LONG") else 50

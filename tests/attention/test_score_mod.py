@@ -11,8 +11,8 @@ import torch
 import xeflash
 from arrays import from_array, is_on_gpu, to_array
 from cover import few, few_rows
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 ROWS, KEYS, HEADS = 37, 61, 3
 

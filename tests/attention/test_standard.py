@@ -5,9 +5,9 @@ import pytest
 import torch
 from arrays import DTYPES, from_array, is_on_gpu, lay_out, to_array
 from cover import few
-from reference import Features
 from tolerance import check_attention
 from xeflash.bench.standard import standard_attention
+from xeflash.selftest.reference import Features
 
 MASKS = ("full", "top-left", "bottom-right")
 # dtype, (heads of Q, of K), (dims of Q, of V), layout; a kernel each

@@ -4,7 +4,7 @@ A case is all that follows from a seed and its number: which function, by which 
 dispatch mode of torch, torch's operator), on which arrays, with which features. Most cases are valid by the documented
 rules; in the others one thing is wrong. So the outcome is known beforehand:
 
-- a valid call gives what tests/reference.py says, within the limit of tests/tolerance.py;
+- a valid call gives what xeflash.selftest.reference says, within the limit of tests/tolerance.py;
 - gradients are what tests/gradients.py says, the same bits each time;
 - an invalid one raises ValueError, TypeError or NotImplementedError, and the message begins with the name of the
   function and names an argument;

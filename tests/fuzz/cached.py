@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from arrays import DTYPES
 from caches import FORMATS, as_indexable, rotated
-from reference import Features
+from xeflash.selftest.reference import Features
 
 from .case import Case
 from .dense import FLASH_NAMES, compare_sequence, longest, parts, renamed, starts, tensor, way_of

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import xeflash
 from arrays import DTYPES
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 from .case import Case, result_of
 from .draw import Draw, Kernel, draw_features

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from arrays import DTYPES
 from cases import SNIPPET, Snippet
-from reference import Features
+from xeflash.selftest.reference import Features
 
 from .memory import Array, draw_layout, place
 

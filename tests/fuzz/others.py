@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from arrays import DTYPES
-from reference import Features
+from xeflash.selftest.reference import Features
 
 from .cached import check_sequence, draw_cache
 from .case import Case

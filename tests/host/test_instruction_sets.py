@@ -11,7 +11,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import torch, xeflash
-from reference import Features
+from xeflash.selftest.reference import Features
 from tolerance import check_attention
 torch.manual_seed(0)
 f = Features(window=(100, 0), sinks=torch.zeros(4))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import Features
 from tolerance import check_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from xeflash.integrations import torch_sdpa
+from xeflash.selftest.reference import Features
 
 sdpa = F.scaled_dot_product_attention  # taken before anything is registered
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference import Features
 from tolerance import check_attention
 from xeflash.integrations import vllm as plugin
+from xeflash.selftest.reference import Features
 
 PAGES, PAGE, HEADS, HEADS_K, DIM = 12, 16, 6, 2, 64
 

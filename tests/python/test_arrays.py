@@ -14,8 +14,8 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
 from cover import few
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 usm = pytest.importorskip("usm", reason="dpctl is not installed")
 dpctl = pytest.importorskip("dpctl")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 
 def bshd(batch=2, rows=63, keys=127, heads=4, heads_k=2, dim=64, dim_v=64, dtype=torch.bfloat16):
@@ -141,7 +141,7 @@ def test_dropout_leaves_the_lse():
 
 
 def test_dropout_draws_by_seed_and_call():
-    """manual_seed's calls are (seed, 0), (seed, 1) ... of the definition in reference.py."""
+    """manual_seed's calls are (seed, 0), (seed, 1) ... of the definition in xeflash.selftest.reference."""
     q, k, v = bshd(dtype=torch.float32)
     xeflash.manual_seed(2**40 + 5)
     for call in range(2):

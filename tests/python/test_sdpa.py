@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import xeflash
-from reference import Features, to_float64
 from tolerance import assert_close, check_attention
+from xeflash.selftest.reference import Features, to_float64
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

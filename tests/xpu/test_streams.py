@@ -7,8 +7,8 @@ import pytest
 import torch
 import xeflash
 from arrays import to_xpu
-from reference import Features
 from tolerance import check_attention
+from xeflash.selftest.reference import Features
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xpu]
 

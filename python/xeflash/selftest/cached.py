@@ -107,7 +107,7 @@ class Cached:
                         for x, factor in zip(held, factors, strict=True))  # fmt: skip
                 got, got_lse = out[b].swapaxes(0, 1)[None], lse[b : b + 1]
                 seen = q_seen[b].swapaxes(0, 1)[None]
-                found += judge(f"sequence {b} ", dtype, seen, k, v, f, got, got_lse, arrays.on_gpu)
+                found += judge(f"sequence {b} ", dtype, (seen, k, v), f, got, got_lse, arrays.on_gpu)
             return found
 
         work = [work_of(self.rows, n, heads, heads_k, dims, f) for n in self.lengths]

@@ -88,7 +88,7 @@ class Dense:
                 q_b, k_b, v_b = (Values(x.bits[part, of].swapaxes(0, 1)[None], dtype).numbers
                          for x, part in ((q, rows), (k, keys), (v, keys)))  # fmt: skip
                 got, got_lse = out[rows, of].swapaxes(0, 1)[None], lse[None, of, rows]
-                found += judge(f"sequence {b} ", dtype, q_b, k_b, v_b, f_b, got, got_lse, arrays.on_gpu)
+                found += judge(f"sequence {b} ", dtype, (q_b, k_b, v_b), f_b, got, got_lse, arrays.on_gpu)
                 if self.checked:
                     break
             return found

@@ -4,28 +4,40 @@
 
 `want` is the float64 reference, `other` the result of somebody else in the same type, ulp the spacing of the type's
 numbers; the last term is the rounding of the result. e is at least what roundings to fp32 make, as `other` may be lucky
-with few values: that of a sum, ulp32(size), where size is the largest sum before cancellation, or max |want| where that
-is not known; and those of the scores, which tests/tolerance.py tells. What is not finite must be equal, in the same
-places. An LSE, fp32 in any case, may also differ by the rounding of a probability just below 1 to the type of q. On a
-GPU exp2 and log2 are the hardware's, right to 2^-21 (of the result; log2 near 1: absolutely), 1/x to 2^-23; so a
-softcap's 1 - 2 / (exp2 + 1) to 2^-22 + 2^-23.
+with few values: that of a sum, ulp32(size), where size is the largest sum before cancellation, P |V| in fp32 and m +
+log l of an LSE, or max |want| where that is not known; and those of the scores. What is not finite must be equal, in
+the same places. An LSE, fp32 in any case, may also differ by the rounding of a probability just below 1 to the type of
+q. On a GPU exp2 and log2 are the hardware's, right to 2^-21 (of the result; log2 near 1: absolutely), 1/x to 2^-23; so
+a softcap's 1 - 2 / (exp2 + 1) to 2^-22 + 2^-23.
 
-Here `other` is the same formula in fp32, with probabilities and result rounded to the type, and scores are small.
+Tests have scores of any size, so theirs are told: s = scale sum_i q_i k_i, where the sum and the scale are rounded, by
+2^-24 each, so a score is known to d = 2^-23 of its size before cancellation, scale sum_i |q_i k_i|; softcap dampens
+that, ALiBi, bias and score_mod may make it larger. O = sum_j P_j V_j and P_j = exp(s_j - LSE), so to first order O
+moves by sum_j P_j d_j (V_j - O), and LSE by sum_j P_j d_j (a sink is a score, of a key whose V is 0); roundings of
+different scores are independent: the terms add as squares.
+
+Here `other` is the same formula in fp32, with probabilities and result rounded to the type, and scores are small. In
+the tests it is PyTorch, whose luck is another on each CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from xeflash.selftest.reference import Features, attention_reference
+from xeflash.selftest.reference import Features, Weights, attention_reference, times_values, to_float64, weights_of
 from xeflash.selftest.values import Values, spacing
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
+# (type, q, k, v, features) -> (out, LSE)
+Other: TypeAlias = Callable[[str, Array, Array, Array, Features], tuple[Array, Array]]
+
 GPU_MATH = 2.0**-21
+SCORES = 2.0**-23  # how far a score may be off, of its size
 
 
 @dataclass(frozen=True)
@@ -108,24 +120,68 @@ def ulp(value: float, dtype: str) -> float:
     return float(spacing(value, dtype))
 
 
-def judge(
-    what: str, dtype: str, q: Array, k: Array, v: Array, f: Features, got: Array, lse: Array, on_gpu: bool
-) -> list[Finding]:
-    """out and LSE of a type against the reference for q, k, v (B, H, S, D)."""
+def rounded_scores(weights: Weights, v: Any, out: Array, sinks: Any = None) -> tuple[float, float]:
+    """What the roundings of scores move an output by, and an LSE. A sink is a score, too: of a key without a value."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        d = np.where(weights.softmax > 0, SCORES * weights.size, 0.0)
+        kept, p = weights.kept * d, weights.softmax * d
+        of_lse = np.sum(p**2, axis=-1)
+        squares = times_values(kept**2, to_float64(v) ** 2) - 2 * out * times_values(kept * p, v)
+        if sinks is not None:
+            weight = np.maximum(0.0, 1 - np.sum(weights.softmax, axis=-1))
+            of_lse = of_lse + (weight * SCORES * np.abs(to_float64(sinks))[:, None]) ** 2
+        of_out = squares + out**2 * of_lse[..., None]
+        moved_out, moved_lse = (_largest(np.sqrt(np.maximum(x, 0))) for x in (of_out, of_lse))
+    return moved_out, moved_lse
+
+
+def by_the_book(dtype: str, q: Array, k: Array, v: Array, f: Features) -> tuple[Array, Array]:
+    """What a correct kernel may give."""
 
     def rounded(x: Array) -> Array:
         return Values.of(x, dtype).numbers.astype(np.float32)
 
-    keys = k.shape[2]
-    want, want_lse = attention_reference(q, k, v, f)
-    other, other_lse = attention_reference(q, rounded(k), rounded(v), f, np.float32, rounded)
-    size = _largest(attention_reference(q, k, np.abs(v), f)[0])
-    of_out, of_lse = limits_of_math(f.softcap, size, keys) if on_gpu else (0.0, 0.0)
-    of_lse += limit_of_probability(dtype) + limit_of(want_lse, other_lse, "float32", size_of_lse(want_lse, keys))
-    return [
-        compare(f"{what}out", got, want, limit_of(want, other, dtype, size) + of_out),
-        compare(f"{what}lse", lse, want_lse, of_lse),
-    ]
+    return attention_reference(q, rounded(k), rounded(v), f, np.float32, rounded)
+
+
+def judge(
+    what: str,
+    dtype: str,
+    qkv: tuple[Array, Array, Array],
+    f: Features,
+    out: Array,
+    lse: Array | None = None,
+    on_gpu: bool = False,
+    other: Other = by_the_book,
+    any_scores: bool = False,
+    drawn: bool = False,
+) -> list[Finding]:
+    """out and LSE of a type against the reference for q, k, v (B, H, S, D).
+
+    Keys and values that are known better than q's dtype has them `other` gets rounded to it. `any_scores`: they need
+    not be small. `drawn`: nobody has looked at the values, and one case of many thousands finds `other` at its
+    luckiest: e is also at least what the roundings of P to 16 bits make if all go one way, 2^-9 or 2^-12 of P |V|, and
+    a sum over n keys has 1 + sqrt(n) roundings.
+    """
+    q, k, v = qkv
+    keys, weights = k.shape[2], weights_of(q, k, f)
+    want, want_lse = times_values(weights.kept, v), weights.lse
+    by_other, lse_by_other = other(dtype, q, k, v, f)
+    scores_of_out, scores_of_lse = rounded_scores(weights, v, want, f.sinks) if any_scores else (0.0, 0.0)
+    size, sums = 0.0, 1.0
+    if want.size and (drawn or dtype == "float32"):
+        size = _largest(times_values(weights.kept, np.abs(v)))
+    if drawn:
+        sums = 1.0 + keys**0.5
+        scores_of_out = max(scores_of_out, size * limit_of_probability(dtype))
+    math_of_out, math_of_lse = limits_of_math(f.softcap, size, keys) if on_gpu else (0.0, 0.0)
+    limit = limit_of(want, by_other, dtype, size * sums, scores_of_out) + math_of_out
+    found = [compare(f"{what}out", out, want, limit)]
+    if lse is not None:
+        terms = size_of_lse(want_lse, keys) * sums
+        limit = limit_of(want_lse, lse_by_other, "float32", terms, scores_of_lse) + limit_of_probability(dtype)
+        found.append(compare(f"{what}lse", lse, want_lse, limit + math_of_lse))
+    return found
 
 
 def _largest(x: Array) -> float:
