@@ -12,20 +12,23 @@ a softmax would make up for. All at random: the largest of DRAWS counts.
 `torch` is autograd of the formula as PyTorch computes it in the dtype under test: scores and softmax in fp32,
 probabilities cast to the dtype, second product in the dtype; ulp is the spacing of a gradient's own dtype, and what it
 adds is the rounding of the result and of one factor. On a GPU exp2 is the hardware's, right to 2^-21.
-Nothing here is the library's but what is tested: a mask of dropout is recovered through values that are one-hot.
+Nothing here is the library's but what is tested, and which keys a query sees: a mask of dropout is recovered through
+values that are one-hot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import xeflash
 from arrays import DTYPES, SMALL_LAYOUTS, lay_out, to_xpu
 from tolerance import dtype_name
-from xeflash.selftest.tolerance import SCORES, ulp
+from xeflash.selftest.reference import distance, visible
+from xeflash.selftest.tolerance import GPU_MATH, SCORES, ulp
 
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (31, 5), "left": (50, -1), "right": (-1, 10)}
@@ -34,7 +37,6 @@ LOST = 2.0**26  # times a score: fp32 has no bit left for it beside such a numbe
 FAR_LSE = 512.0  # P is made from larger ones in a way that does not round them
 EXP2 = {"fp32": 0.0, "fp16": 2.6e-6, "bf16": 7.5e-5}  # what the CPU's, of few terms, is right to
 LEAST = 2.0**-126  # below it fp32 may be flushed to 0
-GPU_MATH = 2.0**-21  # of the hardware's exp2, see xeflash.selftest.tolerance
 SNIPPET = "select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])"
 PERIOD, TILT = 7, 0.75
 
@@ -91,44 +93,53 @@ def is_possible(case: Case) -> bool:
 
 DIMS = (8, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256)
 ODD_DIMS = (1, 3, 15, 23, 59, 111)  # not on GPUs
+ENTRIES = ("attention", "func", "varlen")
 ROWS = (1, 2, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 0)
 
 
-def random_case(seed: int, kernels: list[tuple[str, int, int]] | None = None, device: str = "cpu") -> Case:
-    random = Random(seed)
+Kernel: TypeAlias = tuple[tuple[str, int, int], str]  # with a variant
+
+
+def random_kernel(random: Random, device: str = "cpu") -> Kernel:
+    dims = DIMS if device == "xpu" else DIMS + ODD_DIMS
+    dim = random.choice(dims)
+    kernel = (random.choice(list(DTYPES)), dim, random.choice(dims) if random.random() < 0.3 else dim)
+    return kernel, random_variant(random)
+
+
+def random_variant(random: Random) -> str:
+    names = [name for name in ("softcap", "alibi", "snippet") if random.random() < 0.2]
+    names += random.choices((["bias"], ["mask"], ["dropout"], []), (2, 1, 1, 4))[0]
+    return "+".join(names) or "plain"
+
+
+def random_case(random: Random, kernel: Callable[[], Kernel], device: str = "cpu", entries: Any = ENTRIES) -> Case:
+    """Any that one of the functions takes."""
 
     def chance(p: float) -> bool:
         return random.random() < p
 
     def drawn() -> Case:
-        dims = DIMS if device == "xpu" else DIMS + ODD_DIMS
-        dim = random.choice(dims)
-        kernel = (random.choice(list(DTYPES)), dim, random.choice(dims) if chance(0.3) else dim)
-        changes = [name for name in ("softcap", "alibi", "snippet") if chance(0.2)]
-        changes += random.choices((["bias"], ["mask"], ["dropout"], []), (2, 1, 1, 4))[0]
+        compiled, variant = kernel()
         sinks = chance(0.3)
-        sides = f"{random.choice((-1, 0, 1, 5, 40))},{random.choice((-1, 0, 1, 5, 40))}"
-        learned = [
-            *"qkv",
-            *("attn_mask",) * ("bias" in changes),
-            *("alibi_slopes",) * ("alibi" in changes),
-            *("s_aux",) * sinks,
-        ]
+        learned = [*"qkv", *("attn_mask",) * ("bias" in variant), *("alibi_slopes",) * ("alibi" in variant)]
+        learned += ["s_aux"] * sinks
         fixed = [name for name in learned if chance(0.5)] if chance(0.3) else []
+        sides = f"{random.choice((-1, 0, 1, 5, 40))},{random.choice((-1, 0, 1, 5, 40))}"
         return Case(
-            random.choice(kernels) if kernels else kernel,
+            compiled,
             (random.choice(ROWS), random.choice(ROWS)),
             random.choice(list(HEADS)),
             random.choice([*WINDOWS, sides]),
             top_left=chance(0.2),
-            variant="+".join(changes) or "plain",
+            variant=variant,
             broadcast=random.choice(("bhqk", "1hqk", "b11k", "1hq1", "k", "b1qk", "bh1k", "qk", "1111")),
             bh_slopes=chance(0.3),
             sinks=sinks,
             scale=random.choice((None, None, 0.3, -0.2, 1.0)),
             layout=random.choice(SMALL_LAYOUTS),
             layout_of_dout=random.choice(("bshd", "expanded", "bhsd", "odd")),
-            entry=random.choice(("attention", "func", "varlen")),
+            entry=random.choice(entries),
             dlse=chance(0.4),
             values=random.choices(("normal", "large", "small", "zero", "sparse"), (10, 1, 1, 1, 1))[0],
             fixed="+".join(fixed if len(fixed) < len(learned) else fixed[1:]),
@@ -140,27 +151,16 @@ def random_case(seed: int, kernels: list[tuple[str, int, int]] | None = None, de
     return case
 
 
-def window_of(case: Case) -> tuple[int, ...]:
+def window_of(case: Case) -> tuple[int, int]:
     """Below the number of keys, from which on flash-attn takes a side to be unlimited."""
-    sides = WINDOWS.get(case.window) or tuple(map(int, case.window.split(",")))
-    return tuple(min(side, max(case.sizes[1], 1) - 1) for side in sides)
+    left, right = WINDOWS.get(case.window) or map(int, case.window.split(","))
+    most = max(case.sizes[1], 1) - 1
+    return min(left, most), min(right, most)
 
 
 # ---- the formula --------------------------------------------------------------------------------
 
 Tensors = dict[str, torch.Tensor]
-
-
-def visible(case: Case, rows: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which keys a query sees, and how far they are from its diagonal."""
-    ahead = torch.arange(keys)[None] - torch.arange(rows)[:, None] - (0 if case.top_left else keys - rows)
-    left, right = window_of(case)
-    seen = torch.ones(rows, keys, dtype=torch.bool)
-    if left >= 0:
-        seen &= ahead >= -left
-    if right >= 0:
-        seen &= ahead <= right
-    return seen, ahead.abs()
 
 
 def formula(
@@ -174,7 +174,8 @@ def formula(
     (batch, heads, rows, dim), keys, dtype = q.shape, k.shape[2], q.dtype
     work = torch.float64 if dtype is torch.float64 else torch.float32
     k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-    seen, far = visible(case, rows, keys)
+    seen = torch.from_numpy(visible(rows, keys, window_of(case), case.top_left))
+    far = torch.from_numpy(distance(rows, keys, case.top_left)).abs()
     scale = dim**-0.5 if case.scale is None else case.scale
     s = q.to(work) @ k.to(work).mT * scale
     size = (q.abs() @ k.abs().mT * abs(scale)).detach() if moved else None
@@ -417,26 +418,37 @@ def check(what: str, got: Any, want: torch.Tensor, by_torch: Any, moved: list[to
     assert length <= limit, f"{what}: error {length:.3g} in L2, limit {limit:.3g}; of torch, and moved: {by_others}"
 
 
+def judge(
+    case: Case, t: Tensors, fixed: Tensors, found: Sequence[torch.Tensor], again: Sequence[torch.Tensor], kept: Any,
+    generator: torch.Generator, draws: int = DRAWS,
+) -> None:  # fmt: skip
+    """The gradients that are asked for, taken twice, against autograd's."""
+    lengths_of_both = lengths(case)
+    wide = {name: x.double() for name, x in t.items()}
+    want = gradients_of(case, wide, fixed, *lengths_of_both, kept)
+    moved = [gradients_of(case, wide, fixed, *lengths_of_both, kept, generator) for _ in range(draws)]
+    by_torch = gradients_of(case, t, fixed, *lengths_of_both, kept)
+    asked = [name for name in t if name not in case.fixed.split("+")]
+    for name, dx, same in zip(asked, found, again, strict=True):
+        others = [m[name] for m in moved]
+        check(f"{case.id} d{name}", dx.cpu(), want[name], by_torch[name], others, case.device == "xpu")
+        assert torch.equal(dx, same), f"{case.id} d{name}: bits change"
+
+
+def gradients_twice(case: Case, leaves: Tensors, fixed: Tensors, out: torch.Tensor, lse: Any) -> tuple[Any, Any]:
+    """By autograd of a call, with respect to the leaves that require them."""
+    results, into = ([out, lse], [fixed["dout"], fixed["dlse"]]) if case.dlse else ([out], [fixed["dout"]])
+    asked = [x for x in leaves.values() if x.requires_grad]
+    return torch.autograd.grad(results, asked, into, retain_graph=True), torch.autograd.grad(results, asked, into)
+
+
 def run(case: Case) -> None:
     generator = torch.Generator().manual_seed(sum(map(ord, case.id)))
     t, fixed, of_q, of_k = draw(case, generator)
     rng = (0x1234_5678_9ABC, 0)
-    on_gpu = case.device == "xpu"
-    there = to_xpu if on_gpu else torch.Tensor.detach
-    kept = None
+    there = to_xpu if case.device == "xpu" else torch.Tensor.detach
     leaves = {name: there(x).requires_grad_(name not in case.fixed.split("+")) for name, x in t.items()}
-    asked = [name for name, x in leaves.items() if x.requires_grad]
     others = {name: there(x) for name, x in fixed.items()}
-    if case.has("dropout"):
-        kept = kept_by(case, leaves, of_q, of_k, rng)
-    out, lse = call(case, leaves, others, of_q, of_k, rng)
-    results, into = ([out, lse], [others["dout"], others["dlse"]]) if case.dlse else ([out], [others["dout"]])
-    found = torch.autograd.grad(results, [leaves[name] for name in asked], into, retain_graph=True)
-    again = torch.autograd.grad(results, [leaves[name] for name in asked], into)
-    assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True)), f"{case.id}: bits change"
-    wide = {name: x.double() for name, x in t.items()}
-    want = gradients_of(case, wide, fixed, of_q, of_k, kept)
-    moved = [gradients_of(case, wide, fixed, of_q, of_k, kept, generator) for _ in range(DRAWS)]
-    by_torch = gradients_of(case, t, fixed, of_q, of_k, kept)
-    for name, dx in zip(asked, found, strict=True):
-        check(f"{case.id} d{name}", dx.cpu(), want[name], by_torch[name], [m[name] for m in moved], on_gpu)
+    kept = kept_by(case, leaves, of_q, of_k, rng) if case.has("dropout") else None
+    found, again = gradients_twice(case, leaves, others, *call(case, leaves, others, of_q, of_k, rng))
+    judge(case, t, fixed, found, again, kept, generator)

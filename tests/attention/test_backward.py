@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import xeflash
 from arrays import SMALL_LAYOUTS
 from cover import few, with_wide
-from gradients import HEADS, WINDOWS, Case, is_possible, random_case, run
+from gradients import HEADS, WINDOWS, Case, is_possible, random_case, random_kernel, random_variant, run
 from pairwise import pairwise
 from xeflash import _core
 from xeflash.jit.provide import provide
@@ -167,13 +168,15 @@ USUAL = [("fp32", 64, 64), ("bf16", 64, 64), ("fp16", 40, 40)]
 
 @pytest.mark.parametrize("seed", few(range(6), 0))
 def test_gradients_of_a_random_call(seed: int) -> None:
-    run(random_case(seed, USUAL))
+    random = Random(seed)
+    run(random_case(random, lambda: (random.choice(USUAL), random_variant(random))))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1000, 2000))
 def test_gradients_of_many_random_calls(seed: int) -> None:
-    run(random_case(seed))
+    random = Random(seed)
+    run(random_case(random, lambda: random_kernel(random)))
 
 
 @pytest.mark.long
@@ -181,7 +184,8 @@ def test_gradients_of_many_random_calls(seed: int) -> None:
 @pytest.mark.xpu
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_gradients_of_random_calls_on_a_gpu(xpu: str, seed: int) -> None:
-    run(random_case(seed, device="xpu"))
+    random = Random(seed)
+    run(random_case(random, lambda: random_kernel(random, "xpu"), "xpu"))
 
 
 # ---- one pass -----------------------------------------------------------------------------------
