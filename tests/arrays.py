@@ -8,6 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from xeflash.selftest.arrays import TorchArrays
+from xeflash.selftest.values import Values
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LAYOUTS = ("bshd", "bhsd", "sliced", "huge")
@@ -95,3 +97,22 @@ def from_array(x: Any, kind: str) -> torch.Tensor:
     if x.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)
+
+
+class ArraysOf(TorchArrays):
+    """Arrays of a kind, as the cases of xeflash.selftest make them; Q, K and V of a layout."""
+
+    def __init__(self, kind: str, layout: str = "bshd") -> None:
+        super().__init__("cpu")
+        self.kind, self.layout, self.on_gpu = kind, layout, is_on_gpu(kind)
+
+    def put(self, values: Values) -> Any:
+        return to_array(super().put(values), self.kind)
+
+    def put_rows(self, values: Values, heads_first: bool = False, together: int = 1) -> Any:
+        x = lay_out(super().put(values), self.layout)
+        x = x.unflatten(-2, (together, -1)) if together > 1 else x
+        return to_array(x.transpose(-3, -2) if heads_first else x, self.kind)
+
+    def get(self, array: Any) -> Values:
+        return super().get(from_array(array, self.kind))

@@ -1,17 +1,18 @@
 """Attention on caches of every kind against the reference, over every pair of choices."""
 
-from dataclasses import replace
-
+import numpy as np
 import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, is_on_gpu, sparse, to_array
-from caches import FORMATS, LENGTHS, WINDOWS, Cache, CacheCase, as_indexable, check, is_possible, run
+from caches import FORMATS, LENGTHS, WINDOWS, CacheCase, is_possible, run
 from cover import cover, elements, kind_of_dims, with_wide
 from pairwise import pairwise
 from room import need_memory
-from tolerance import check_attention
-from xeflash.selftest.reference import Features
+from tolerance import by_rule, check_attention
+from xeflash.selftest.arrays import TorchArrays
+from xeflash.selftest.reference import Features, to_float64
+from xeflash.selftest.values import Values
 
 KERNELS = [("fp32", 64, 64), ("bf16", 80, 80), ("bf16", 128, 128), ("bf16", 576, 512), ("fp16", 64, 64)]
 KERNELS += [("fp16", 256, 256)]
@@ -169,30 +170,34 @@ def test_varlen_pages_on_gpu(gpu, dtype, rows, lengths_by, window):
 
 
 def check_varlen_pages(dtype, rows, lengths_by, window, kind):
-    case = CacheCase(dtype=dtype, place="paged16", lengths="129,0,700", window=window, rows=rows)
-    cache = Cache(case, torch.Generator().manual_seed(1))
+    case = CacheCase(dtype=dtype, place="paged16", lengths="129,0,700", window=window, rows=rows).cached
+    cache, tensors = case.cache(np.random.default_rng(1)), TorchArrays("cpu")
+    k, v, table = (tensors.put(x) for x in (*cache.arrays, Values.of(cache.tables["block_table"], "int32")))
     lengths_q = [rows, 0, min(rows, 33)]
     cu_q = torch.tensor([0, *lengths_q]).cumsum(0).int()
     room = 5 if lengths_by == "both" else 0  # of which seqused_k takes nothing
-    cu_k = torch.tensor([0, *(n + room for n in cache.lengths)]).cumsum(0).int()
+    cu_k = torch.tensor([0, *(n + room for n in case.lengths)]).cumsum(0).int()
     q = torch.randn(sum(lengths_q), 6, 64).to(DTYPES[dtype])
-    f = Features(window=WINDOWS[window])
-    arrays = (q, cache.k, cache.v, cu_q, None if lengths_by == "used" else cu_k)
+    arrays = (q, k, v, cu_q, None if lengths_by == "used" else cu_k)
     out, lse, none = xeflash.flash_attn_varlen_func(
         *(*(to_array(x, kind) for x in arrays), rows, 705),
         causal=window == "causal",
-        window_size=(-1, -1) if window == "causal" else f.window,
+        window_size=(-1, -1) if window == "causal" else case.window,
         return_attn_probs=True,
-        block_table=to_array(cache.table, kind),
-        seqused_k=None if lengths_by == "starts" else to_array(torch.tensor(cache.lengths, dtype=torch.int32), kind),
+        block_table=to_array(table, kind),
+        seqused_k=None if lengths_by == "starts" else to_array(torch.tensor(case.lengths, dtype=torch.int32), kind),
     )
     assert none is None
     out, lse = from_array(out, kind), from_array(lse, kind)
     for b in range(3):
         part = slice(cu_q[b], cu_q[b + 1])
-        k, v = (x.to(q.dtype).transpose(0, 1)[None] for x in cache.keys(b))
-        q_b, out_b = (x[part].transpose(0, 1)[None] for x in (q, out))
-        check_attention(f"sequence {b}", q_b, k, v, f, out_b, lse[None, :, part], is_on_gpu(kind))
+        check_sequence(case, b, cache, q[part], Features(window=case.window), out[part], lse[None, :, part], kind)
+
+
+def check_sequence(case, b, cache, q, f, out, lse, kind):
+    """q and out (rows, H, D), lse (1, H, rows), for the keys that are in the cache."""
+    for finding in case.judge(b, cache, to_float64(q), f, to_float64(out), to_float64(lse), is_on_gpu(kind), by_rule):
+        assert finding.ok, finding
 
 
 # ---- splits -------------------------------------------------------------------------------------
@@ -257,23 +262,24 @@ def check_unified_maximum(far, dtype, splits, sinks, kind):
 @pytest.mark.parametrize("place", ["plain", "paged16", "beams2"])
 def test_cache_beyond_4_gib(place, rows):
     """Places of the cache are more than 4 GiB apart; only what is used exists."""
-    case = CacheCase(dtype="fp32", place=place, lengths="70,9", rows=rows, new=2)
-    cache = Cache(case, torch.Generator().manual_seed(2))
-    for name in ("k", "v"):
-        near = getattr(cache, name)
-        far = sparse(near.shape, ((2**32 + 64) // 4, *near.stride()[1:]), near.dtype)
-        for b, n in enumerate(cache.lengths):
-            slots = cache.slots(b, n)
-            far[slots] = near[slots]
-        setattr(cache, name, far)
+    case = CacheCase(dtype="fp32", place=place, lengths="70,9", rows=rows, new=2).cached
+    cache, tensors = case.cache(np.random.default_rng(2)), TorchArrays("cpu")
+    far = []
+    for near in (tensors.put(x) for x in cache.arrays):
+        far.append(sparse(near.shape, ((2**32 + 64) // 4, *near.stride()[1:]), near.dtype))
+        for i, j in cache.places:
+            far[-1][i, j] = near[i, j]
     q = torch.randn(2, rows, 6, 64)
     k, v = torch.randn(2, 2, 2, 64), torch.randn(2, 2, 2, 64)
+    tables = {name: tensors.put(Values.of(x, "int32")) for name, x in cache.tables.items()}
     lengths = torch.tensor([68, 7], dtype=torch.int32)
-    out, lse = xeflash.flash_attn_with_kvcache(
-        q, cache.k, cache.v, k, v, cache_seqlens=lengths, return_softmax_lse=True, **cache.options
-    )
-    assert torch.equal(cache.keys(0)[0][-2:].float(), k[0])
-    check(case, cache, q, Features(), out, lse)
+    out, lse = xeflash.flash_attn_with_kvcache(q, *far, k, v, cache_seqlens=lengths, return_softmax_lse=True, **tables)
+    for new, x, held in zip((k, v), far, cache.arrays, strict=True):
+        for b, (i, j) in enumerate(cache.places):
+            assert torch.equal(x[i[-2:], j[-2:]], new[b])
+            held.bits[i, j] = x[i, j].numpy()
+    for b in range(2):
+        check_sequence(case, b, cache, q[b], Features(), out[b], lse[b : b + 1], "torch")
 
 
 @pytest.mark.gpu
@@ -291,26 +297,30 @@ def test_cache_beyond_4_gib_on_gpu(gpu, case):
     """Keys are used that lie 4.1 GiB behind the beginning of a pool."""
     import usm
 
-    cache = Cache(case, torch.Generator().manual_seed(0))
-    used = [cache.slots(b, n)[0] for b, n in enumerate(cache.lengths)]
-    gap = int(4.1 * 2**30 / max(place.max() for place in used)) // 64 * 64
-    need_memory(2 * gap * (len(cache.k) - 1), "xpu")
-    arrays = {name: to_array(x, "usm") for name, x in cache.options.items()}
-    arrays["cache_seqlens"] = to_array(torch.tensor(cache.lengths, dtype=torch.int32) - case.new, "usm")
+    cached, tensors = case.cached, TorchArrays("cpu")
+    cache = cached.cache(np.random.default_rng(0))
+    gap = int(4.1 * 2**30 / max(i.max() for i, _ in cache.places)) // 64 * 64
+    near = [tensors.put(x) for x in cache.arrays]
+    need_memory(2 * gap * (len(near[0]) - 1), "xpu")
+    tables = {name: Values.of(x, "int32") for name, x in cache.tables.items()}
+    tables["cache_seqlens"] = Values.of(np.array(cached.lengths) - cached.new, "int32")
+    arrays = {name: to_array(tensors.put(x), "usm") for name, x in tables.items()}
+    arrays |= {"k_scale": cache.scales[0], "v_scale": cache.scales[1]}
     try:
-        far = [usm.far_apart(x, usm.gpu_queue(), 0, gap) for x in (cache.k, cache.v)]
+        far = [usm.far_apart(x, usm.gpu_queue(), 0, gap) for x in near]
     except usm.dpctl.memory.USMAllocationError:
         pytest.skip("the device has no 5 GiB in one allocation")
-    q = torch.randn(2, case.rows, cache.heads, case.dim).to(DTYPES[case.dtype])
+    q = torch.randn(2, case.rows, cached.heads[0], case.dim).to(DTYPES[case.dtype])
     if case.new:
-        k, v = (torch.randn(2, 2, cache.heads_k, case.dim).to(q.dtype) for _ in range(2))
-        arrays |= {"k": to_array(k, "usm"), "v": to_array(v, "usm")}
-        for array, new, scale in ((cache.k, k, cache.k_scale), (cache.v, v, cache.v_scale)):
-            for b, n in enumerate(cache.lengths):
-                slots = tuple(index[-2:] for index in cache.slots(b, n))
-                as_indexable(array)[slots] = as_indexable((new[b].float() / (scale or 1.0)).to(array.dtype))
+        new = [torch.randn(2, 2, cached.heads[1], case.dim).to(q.dtype) for _ in range(2)]
+        arrays |= {name: to_array(x, "usm") for name, x in zip("kv", new, strict=True)}
+        for x, held, scale in zip(new, cache.arrays, cache.scales, strict=True):
+            for b, (i, j) in enumerate(cache.places):
+                held.bits[i[-2:], j[-2:]] = Values.of(to_float64(x[b]) / (scale or 1.0), held.dtype).bits
     out, lse = xeflash.flash_attn_with_kvcache(to_array(q, "usm"), *far, **arrays, return_softmax_lse=True)
-    check(replace(case, kind="usm"), cache, q, Features(), from_array(out, "usm"), from_array(lse, "usm"))
+    out, lse = from_array(out, "usm"), from_array(lse, "usm")
+    for b in range(2):
+        check_sequence(cached, b, cache, q[b], Features(), out[b], lse[b : b + 1], "usm")
 
 
 def test_strided_cache_is_used_where_it_is():

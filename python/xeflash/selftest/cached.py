@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of, work_of
+from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of, result_of, work_of
 from xeflash.selftest.reference import Features
-from xeflash.selftest.tolerance import Finding, compare, judge
+from xeflash.selftest.tolerance import Finding, Judge, compare, judge
 from xeflash.selftest.values import Values
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-Places: TypeAlias = "list[tuple[Array, Array]]"  # of each sequence's keys, two indices of the cache
+Place: TypeAlias = tuple[Array, Array]  # of the keys of a sequence, two indices of the cache
+Scale: TypeAlias = "Values | float | None"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """K and V, and where they are."""
+
+    places: list[Place]  # of each sequence
+    tables: dict[str, Array]  # by their keywords
+    arrays: tuple[Values, Values]
+    scales: tuple[Scale, Scale]
+
+    def held_by(self, side: int, place: Place) -> Array:
+        """Some keys, or values, as they are there now, without their scale: (keys, Hk, D)."""
+        x = self.arrays[side]
+        return Values(x.bits[place], x.dtype).numbers * self.factors(side, place)
+
+    def factors(self, side: int, place: Place) -> Any:
+        """What the numbers there are multiplied by."""
+        scale = self.scales[side]
+        return scale.numbers[place][..., None] if isinstance(scale, Values) else float(np.float32(scale or 1.0))
 
 
 @dataclass(frozen=True)
@@ -27,15 +48,22 @@ class Cached:
     lengths: tuple[int, ...] = (129, 5, 300)
     rows: int = 1
     heads: tuple[int, int] = (8, 2)
-    place: str = "plain"  # index, pad, paged16 ..., beams
+    place: str = "plain"  # index, pad, paged16 ..., beams: all sequences share what they hold, beams2 ...: so many do
     format: str = ""  # of the cache, if it is not dtype: e4m3, e5m2, int8
     scales: str = ""  # of such a cache: number, array
     new: int = 0
     rotary: str = ""  # pairs, halves
-    causal: bool = False
+    window: tuple[int, int] = (-1, -1)  # (-1, 0) is causal
     splits: int = 0
     sinks: bool = False
     softcap: float = 0.0
+    dim_v: int = 0  # 0: as dim
+    turned: int = 0  # dimensions that rotate; 0: half of them
+    alibi: bool = False
+    scale: float | None = None
+    unified: float | None = None  # the maximum to assume
+    same_length: bool = False  # of all sequences, as a number
+    lse: bool = True
 
     @property
     def name(self) -> str:
@@ -46,78 +74,89 @@ class Cached:
         words += [f"{self.new} new"] if self.new else []
         words += [f"rotary {self.rotary}"] if self.rotary else []
         words += [f"{self.splits} splits"] if self.splits else []
-        flags = {"causal": self.causal, "sinks": self.sinks, "softcap": self.softcap > 0}
+        flags = {"causal": self.window == (-1, 0), "sinks": self.sinks, "softcap": self.softcap > 0}
         return " ".join([*words, *(word for word, is_so in flags.items() if is_so)])
 
-    def prepare(self, arrays: Arrays) -> Prepared:
+    def prepare(self, arrays: Arrays, rule: Judge = judge) -> Prepared:
         """Draw its arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, dtype = generator_of(self.name), DTYPES[self.dtype]
-        batch, (heads, heads_k), dims = len(self.lengths), self.heads, (self.dim, self.dim)
-        places, shape, options = self._places(random)
-        stored = DTYPES[self.format or self.dtype]
-        f = Features(window=(-1, 0) if self.causal else (-1, -1), softcap=self.softcap)
-        before = [n - self.new for n in self.lengths]
-        caches, scales = zip(*(self._fill(random, shape, places, stored, side) for side in (0, 1)), strict=True)
+        batch, (heads, heads_k), dims = len(self.lengths), self.heads, (self.dim, self.dim_v or self.dim)
+        cache = self.cache(random)
+        f = Features(self.scale, self.window, softcap=self.softcap)
+        before = np.asarray(self.lengths) - self.new + cache.tables.get("cache_leftpad", 0)
         q = draw(random, dtype, batch, self.rows, heads, self.dim)
         q_seen = q.numbers
-        new_rows: list[Array] = []
-        pads = np.asarray(options.get("cache_leftpad", np.zeros(batch, int)))
-        tables = {name: Values.of(table, "int32") for name, table in options.items()}
-        tables["cache_seqlens"] = Values.of(np.asarray(before) + pads, "int32")
+        new: list[Array] = []
+        tables = {name: Values.of(table, "int32") for name, table in cache.tables.items()}
         named: dict[str, Any] = {name: arrays.put(table) for name, table in tables.items()}
+        named["cache_seqlens"] = int(before[0]) if self.same_length else arrays.put(Values.of(before, "int32"))
+        if self.alibi:
+            slopes = Values.of(random.random((batch, heads)) / 2, "float32")
+            f, named["alibi_slopes"] = f.with_(alibi=slopes.numbers), arrays.put(slopes)
         if self.sinks:
             sinks = Values.of(random.standard_normal(heads) * 2, "float32")
             f, named["s_aux"] = f.with_(sinks=sinks.numbers), arrays.put(sinks)
         if self.new:
-            k_new, v_new = (draw(random, dtype, batch, self.new, heads_k, self.dim) for _ in range(2))
-            named |= {"k": arrays.put(k_new), "v": arrays.put(v_new)}
-            new_rows = [k_new.numbers, v_new.numbers]
+            appended = [draw(random, dtype, batch, self.new, heads_k, dim) for dim in dims]
+            named |= {name: arrays.put(x) for name, x in zip("kv", appended, strict=True)}
+            new = [x.numbers for x in appended]
         if self.rotary:
-            angles = random.random((max(self.lengths) + 20, self.dim // 4)) * 7
+            turned = self.turned or self.dim // 2
+            angles = random.random((max(self.lengths) + self.rows + 20, turned // 2)) * 7
             cos, sin = (Values.of(x, dtype) for x in (np.cos(angles), np.sin(angles)))
             named |= {"rotary_cos": arrays.put(cos), "rotary_sin": arrays.put(sin)}
             named["rotary_interleaved"] = self.rotary == "pairs"
-            at = np.asarray(before)[:, None] + pads[:, None]
             turn = (cos.numbers, sin.numbers, self.rotary, dtype)
-            q_seen = rotated(q_seen, at + (np.arange(self.rows) if self.causal else 0), *turn)
-            new_rows[0] = rotated(new_rows[0], at + np.arange(self.new), *turn)
-        device_caches = [arrays.put(x) for x in caches]
-        device_scales = [arrays.put(x) if isinstance(x, Values) else x for x in scales]
-        named |= {"k_scale": device_scales[0], "v_scale": device_scales[1]}
-        device_q = arrays.put(q)
+            in_order = np.arange(self.rows) if self.window != (-1, -1) else 0
+            q_seen = rotated(q_seen, before[:, None] + in_order, *turn)
+            new[0] = rotated(new[0], before[:, None] + np.arange(self.new), *turn)
+        there = [arrays.put(x) for x in cache.arrays]
+        scales = [arrays.put(x) if isinstance(x, Values) else x for x in cache.scales]
+        named |= {"k_scale": scales[0], "v_scale": scales[1]}
+        device_q, causal = arrays.put(q), self.window == (-1, 0)
 
         def call() -> Any:
             return xeflash.flash_attn_with_kvcache(
-                device_q, *device_caches, **named, causal=self.causal, num_splits=self.splits, softcap=self.softcap,
-                return_softmax_lse=True,
+                device_q, *there, **named, softmax_scale=self.scale, causal=causal, softcap=self.softcap,
+                window_size=(-1, -1) if causal else self.window, num_splits=self.splits, unified_max=self.unified,
+                return_softmax_lse=self.lse,
             )  # fmt: skip
 
         def check(result: Any) -> list[Finding]:
-            out, lse = (arrays.get(x).numbers for x in result)
-            held = [arrays.get(x) for x in device_caches]
-            factors = [arrays.get(x).numbers[..., None] if isinstance(s, Values) else s or 1.0
-                       for s, x in zip(scales, device_scales, strict=True)]  # fmt: skip
-            found = []
-            for side, letter in enumerate("kv"):
-                found += self._judge_cache(letter, caches[side], held[side], factors[side], places,
-                                           new_rows[side] if self.new else None)  # fmt: skip
-            for b, place in enumerate(places):
-                k, v = (np.asarray(x.numbers * factor)[place].swapaxes(0, 1)[None]
-                        for x, factor in zip(held, factors, strict=True))  # fmt: skip
-                got, got_lse = out[b].swapaxes(0, 1)[None], lse[b : b + 1]
-                seen = q_seen[b].swapaxes(0, 1)[None]
-                found += judge(f"sequence {b} ", dtype, (seen, k, v), f, got, got_lse, arrays.on_gpu)
+            out, lse = result_of(arrays, result, dtype, self.lse)
+            k, v = (arrays.get(x) for x in there)
+            factors = [arrays.get(x) if self.scales == "array" else x for x in scales]
+            now = replace(cache, arrays=(k, v), scales=(factors[0], factors[1]))
+            found = [finding for side in (0, 1) for finding in self._judge_cache(side, cache, now, new)]
+            for b in range(batch):
+                f_b = f.with_(alibi=None if f.alibi is None else f.alibi[b : b + 1])
+                lse_b = None if lse is None else lse[b : b + 1]
+                found += self.judge(b, now, q_seen[b], f_b, out[b], lse_b, arrays.on_gpu, rule)
             return found
 
         work = [work_of(self.rows, n, heads, heads_k, dims, f) for n in self.lengths]
-        of_q = 2 * q.bits.nbytes
-        of_kv = sum(self.lengths) * heads_k * sum(dims) * caches[0].bits.itemsize
+        of_kv = sum(self.lengths) * heads_k * sum(dims) * cache.arrays[0].bits.itemsize
+        of_q = batch * self.rows * heads * sum(dims) * q.bits.itemsize
         return Prepared(call, check, sum(w[0] for w in work), of_q + of_kv)
 
-    def _places(self, random: np.random.Generator) -> tuple[Places, tuple[int, int], dict[str, Array]]:
-        """For each sequence two indices of its keys, the first two sizes of the cache, and the tables of the call."""
-        batch, longest = len(self.lengths), max(self.lengths) + 9
+    def judge(
+        self, b: int, cache: Cache, q: Array, f: Features, out: Array, lse: Any, on_gpu: bool, rule: Judge = judge
+    ) -> list[Finding]:
+        """A sequence, q and out (rows, H, D), lse (1, H, rows), for the keys that are in the cache."""
+        k, v = (cache.held_by(side, cache.places[b]) for side in (0, 1))
+        q_b, k_b, v_b, got = (x.swapaxes(0, 1)[None] for x in (q, k, v, out))
+        return rule(f"sequence {b} ", DTYPES[self.dtype], (q_b, k_b, v_b), f, got, lse, on_gpu)
+
+    def cache(self, random: np.random.Generator) -> Cache:
+        """As it is before the call; what is not a key is NaN, and no table names it."""
+        places, shape, tables = self._places(random)
+        k, v = (self._fill(random, shape, places, side) for side in (0, 1))
+        return Cache(places, tables, (k[0], v[0]), (k[1], v[1]))
+
+    def _places(self, random: np.random.Generator) -> tuple[list[Place], tuple[int, int], dict[str, Array]]:
+        """For each sequence where its keys are, the first two sizes of the cache, and the tables of the call."""
+        batch, longest = len(self.lengths), max(*self.lengths, 1) + 9
         keys = [np.arange(n) for n in self.lengths]
         if self.place.startswith("paged"):
             page = int(self.place[5:])
@@ -127,68 +166,74 @@ class Cached:
             for row, mine in zip(table, np.split(pages, np.cumsum(counts)[:-1]), strict=True):
                 row[: len(mine)] = mine
             places = [(table[b][i // page], i % page) for b, i in enumerate(keys)]
+            if self.window[0] >= 0:  # pages that nobody sees are given up
+                for row, n in zip(table, self.lengths, strict=True):
+                    row[: max(0, n - self.rows - self.window[0]) // page] = -1
             return places, (sum(counts) + 3, page), {"block_table": table}
-        if self.place == "beams":  # what is new is a sequence's own
-            choice = random.integers(0, batch, (batch, longest))
+        if self.place.startswith("beams"):
+            width = int(self.place[5:] or batch)
+            group = np.arange(batch)[:, None] // width * width
+            choice = np.minimum(group + random.integers(0, width, (batch, longest)), batch - 1)
             for b, n in enumerate(self.lengths):
-                choice[b, n - self.new : n] = b
-                choice[b] = np.where(np.asarray(self.lengths)[choice[b]] > np.arange(longest), choice[b], b)
+                choice[b, n - self.new : n] = b  # what is new is a sequence's own
             return [(choice[b][i], i) for b, i in enumerate(keys)], (batch, longest), {"beam_index": choice}
         if self.place == "index":
             index = random.permutation(batch + 1)[:batch]
             places = [(np.full(len(i), index[b]), i) for b, i in enumerate(keys)]
             return places, (batch + 1, longest), {"cache_batch_idx": index}
-        pads = random.integers(1, 9, batch) if self.place == "pad" else np.zeros(batch, int)
+        pads = random.integers(0, 9, batch) if self.place == "pad" else np.zeros(batch, int)
         places = [(np.full(len(i), b), i + pads[b]) for b, i in enumerate(keys)]
         return places, (batch, longest), {"cache_leftpad": pads} if self.place == "pad" else {}
 
     def _fill(
-        self, random: np.random.Generator, shape: tuple[int, int], places: Places, stored: str, side: int
-    ) -> tuple[Values, Values | float | None]:
+        self, random: np.random.Generator, shape: tuple[int, int], places: list[Place], side: int
+    ) -> tuple[Values, Scale]:
         """K or V with what is in it before the call, and its scale."""
-        heads_k = self.heads[1]
-        cache = Values.filled((*shape, heads_k, self.dim), stored)
+        heads_k, dim, stored = (
+            self.heads[1],
+            (self.dim, self.dim_v or self.dim)[side],
+            DTYPES[self.format or self.dtype],
+        )
+        cache = Values.filled((*shape, heads_k, dim), stored)
         usual = 1 / 32 if stored == "int8" else 1.0
-        scale: Values | float | None = (0.75, 1.25)[side] * usual if self.scales == "number" else None
+        scale: Scale = (0.75, 1.25)[side] * usual if self.scales == "number" else None
         if self.scales == "array":
             scale = Values.filled((*shape, heads_k), "float32")
         for i, j in places:
             old = (i[: len(i) - self.new], j[: len(j) - self.new])
-            rows = random.standard_normal((len(old[0]), heads_k, self.dim), np.float32)
+            rows = random.standard_normal((len(old[0]), heads_k, dim), np.float32)
             cache.bits[old] = Values.of(rows / usual, stored).bits
             if isinstance(scale, Values):
                 scale.bits[old] = (random.random((len(old[0]), heads_k)) + 0.1) * usual
-        if stored == "int8" and isinstance(scale, float):
-            scale = float(np.float32(scale))
         return cache, scale
 
-    def _judge_cache(
-        self, letter: str, before: Values, after: Values, factor: Any, places: Places, new: Array | None
-    ) -> list[Finding]:
+    def _judge_cache(self, side: int, before: Cache, after: Cache, new: list[Array]) -> list[Finding]:
         """What was appended, to the rounding of its format; the rest byte by byte."""
-        mine = np.zeros(before.bits.shape[:2], bool)
-        found = []
-        for b, (i, j) in enumerate(places):
-            if new is not None:
-                slots = (i[len(i) - self.new :], j[len(j) - self.new :])
-                mine[slots] = True
-                factors = np.broadcast_to(factor, after.bits.shape)[slots]
-                held = Values(after.bits[slots], after.dtype)
-                want = Values.of(new[b] / factors, after.dtype).numbers * factors  # no further than the type reaches
-                limit = held.spacing() * factors + 2.0**-22 * np.max(np.abs(new[b]))  # rotating adds, in fp32
-                found.append(compare(f"sequence {b} {letter}_cache, new", held.numbers * factors, want, limit))
-        bits = [x.bits.view(np.dtype(f"u{x.bits.itemsize}")) for x in (before, after)]
-        old = [np.where(mine[..., None, None], 0, x) for x in bits]
-        return [*found, compare(f"bytes of {letter}_cache", old[1].astype(float), old[0].astype(float), 0.0)]
+        x, letter, found = after.arrays[side], "kv"[side], []
+        mine = np.zeros(x.bits.shape[:2], bool)
+        for b, (i, j) in enumerate(after.places if new else []):
+            slots = (i[len(i) - self.new :], j[len(j) - self.new :])
+            mine[slots] = True
+            rows, factors = new[side][b], after.factors(side, slots)
+            want = Values.of(rows / factors, x.dtype).numbers * factors  # no further than the type reaches
+            step = Values(x.bits[slots], x.dtype).spacing() * factors
+            limit = step + 2.0**-22 * np.max(np.abs(rows))  # rotating adds, in fp32
+            found.append(compare(f"sequence {b} {letter}_cache, new", after.held_by(side, slots), want, limit))
+        old = [
+            np.where(mine[..., None, None], 0, y.bits.view(np.dtype(f"u{y.bits.itemsize}"))).astype(float)
+            for y in (before.arrays[side], x)
+        ]
+        return [*found, compare(f"bytes of {letter}_cache", old[1], old[0], 0.0)]
 
 
 def rotated(x: Array, at: Array, cos: Array, sin: Array, style: str, dtype: str) -> Array:
-    """x (B, S, H, D) whose first dimensions are rotated by the positions `at` (B, S), rounded to a type."""
+    """x (B, S, H, D) whose first dimensions are rotated in fp32 by the positions `at` (B, S), rounded to a type."""
     half = cos.shape[1]
-    c, s = cos[at][:, :, None], sin[at][:, :, None]
+    c, s = (y[at][:, :, None].astype(np.float32) for y in (cos, sin))
     one, two = (
         (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if style == "pairs" else (slice(half), slice(half, 2 * half))
     )
-    y = x.copy()
-    y[..., one], y[..., two] = x[..., one] * c - x[..., two] * s, x[..., one] * s + x[..., two] * c
+    y = x.astype(np.float32)
+    a, b = y[..., one].copy(), y[..., two].copy()
+    y[..., one], y[..., two] = a * c - b * s, a * s + b * c
     return Values.of(y, dtype).numbers

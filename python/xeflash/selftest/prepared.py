@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from xeflash.selftest.arrays import Arrays
 from xeflash.selftest.reference import Features, visible
 from xeflash.selftest.tolerance import Finding
 from xeflash.selftest.values import Values
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _DISTINCT = 1 << 20
@@ -49,6 +51,14 @@ def draw(random: np.random.Generator, dtype: str, *shape: int) -> Values:
     size = int(np.prod(shape))
     numbers = Values.of(random.standard_normal(min(size, _DISTINCT), np.float32), dtype)
     return Values(np.resize(numbers.bits, shape), dtype)
+
+
+def result_of(arrays: Arrays, result: Any, dtype: str, has_lse: bool = True) -> tuple[Array, Array | None]:
+    """The numbers of out and LSE, which have to be of their types."""
+    found = [arrays.get(x) for x in (result[:2] if has_lse else (result,))]
+    if [x.dtype for x in found] != [dtype, "float32"][: len(found)]:
+        raise TypeError(f"results are of {', '.join(x.dtype for x in found)}, not {dtype} and float32")
+    return found[0].numbers, found[1].numbers if has_lse else None
 
 
 def work_of(rows: int, keys: int, heads: int, heads_k: int, dims: tuple[int, int], f: Features) -> tuple[float, int]:
