@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from arrays import DTYPES
-from cases import SNIPPET, Snippet
+from xeflash.selftest.dense import PERIOD, Snippet
 from xeflash.selftest.reference import Features
 
 from .memory import Array, draw_layout, place
@@ -205,12 +205,11 @@ def draw_features(
         mask = draw_mask(draw, kernel, scores)
         words["attn_mask"], f = mask, f.with_(mask=mask.values().expand(scores).reshape(batch, heads, *scores[-2:]))
     if "snippet" in variant:
-        snippet = Snippet.draw(max(heads, 1), draw.generator)
-        arrays = {"kind": draw.array(snippet.kind, forward=True), "level": draw.array(snippet.level, forward=True)}
-        snippet = Snippet(arrays["kind"].values(), arrays["level"].values())
-        more = {name: x for name, x in snippet.keywords("torch")["captures"].items() if name not in arrays}
-        words |= {"score_mod": SNIPPET, "captures": arrays | more}
-        f = f.with_(score_mod=snippet)
+        kind = torch.randint(0, 5, (PERIOD,), generator=draw.generator, dtype=torch.int32)
+        snippet = Snippet(kind, draw.normal(max(heads, 1), PERIOD).half())
+        more = snippet.keywords(lambda x: draw.array(x, forward=True))
+        captured = more["captures"]
+        words, f = words | more, f.with_(score_mod=Snippet(captured["kind"].values(), captured["level"].values()))
     if variant == "dropout":
         words["dropout_p"] = draw.of(0.15, 0.5, 1.0, 0.001)
         f = f.with_(dropout=words["dropout_p"])

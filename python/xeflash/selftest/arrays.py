@@ -27,8 +27,15 @@ class Arrays(Protocol):
     def get(self, array: Any) -> Values:
         """What is in it now."""
 
+    def put_rows(self, values: Values, heads_first: bool = False, together: int = 1) -> Any:
+        """Q, K and V of (..., rows, heads, dim), however they lie: with heads before rows, or several in one array."""
+        bits = values.bits
+        if together > 1:
+            bits = bits.reshape(*bits.shape[:-2], together, -1, bits.shape[-1])
+        return self.put(Values(np.ascontiguousarray(bits.swapaxes(-3, -2)) if heads_first else bits, values.dtype))
 
-class TorchArrays:
+
+class TorchArrays(Arrays):
     """Tensors of torch on "cpu" or "xpu"."""
 
     def __init__(self, device: str) -> None:
@@ -81,7 +88,7 @@ class _Usm:
         }
 
 
-class UsmArrays:
+class UsmArrays(Arrays):
     """Arrays in shared USM of the queue at an address; public functions wait for these, so that nothing is left to."""
 
     def __init__(self, queue: int, on_gpu: bool) -> None:

@@ -5,18 +5,40 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of, work_of
-from xeflash.selftest.reference import Features
-from xeflash.selftest.tolerance import Finding, judge
+from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of, result_of, work_of
+from xeflash.selftest.reference import Features, to_numpy
+from xeflash.selftest.tolerance import Finding, Judge, judge
 from xeflash.selftest.values import Values
 
-SCORE_MOD = "select(document[k_idx] != document[q_idx], -inf, s + near(h, k_idx % 16) * strength)"
-_STRENGTH = 0.5
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+# A score_mod that captures arrays and numbers.
+SNIPPET = "select(kind[(q_idx + k_idx) % period] == 0, -inf, s + tilt * level(h, (k_idx + b) % period))"
+PERIOD, TILT = 7, 0.75
+RNG = (0x1234_5678_9ABC_DEF0, 0x1_0000_0003)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """SNIPPET in numpy, and the arrays that it captures."""
+
+    kind: Any
+    level: Any
+
+    def __call__(self, s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        """Scores of a batch, a head, a query and a key, changed."""
+        level = to_numpy(self.level).astype(np.float32)[h, (j + b) % PERIOD]
+        return np.where(to_numpy(self.kind)[(i + j) % PERIOD] == 0, -np.inf, s + TILT * level)
+
+    def keywords(self, put: Callable[[Any], Any]) -> dict[str, Any]:
+        """Of a call, with arrays that are put somewhere."""
+        captures = {"kind": put(self.kind), "level": put(self.level), "period": PERIOD, "tilt": TILT}
+        return {"score_mod": SNIPPET, "captures": captures}
 
 
 @dataclass(frozen=True)
@@ -30,22 +52,26 @@ class Dense:
     heads: tuple[int, int] = (2, 2)
     batch: int = 2
     dim_v: int = 0  # 0: as dim
-    packed: bool = False
+    entry: str = "func"  # attention; kvpacked, qkvpacked; of sequences varlen, varlen-used, varlen-kvpacked ...
     window: tuple[int, int] = (-1, -1)  # (-1, 0) is causal
+    causal: bool = False  # that keyword has to hide what is right of the diagonal
     top_left: bool = False
     softcap: float = 0.0
     alibi: bool = False
+    slopes: str = "h"  # bh: of each sequence
     mask: str = ""  # bool, float (the type of q), float32
+    broadcast: str = "b1qk"  # the axes of a mask
     sinks: bool = False
     dropout: float = 0.0
     score_mod: bool = False
     scale: float | None = None
+    lse: bool = True
     checked: int = 0  # only so many rows of the first head of the first sequence, the last ones: for large cases
 
     @property
     def name(self) -> str:
         """What it is."""
-        kind = "varlen" if self.packed else "decode" if self.rows == 1 else "forward"
+        kind = "varlen" if self._is_packed else "decode" if self.rows == 1 else "forward"
         dims = f"d{self.dim}" + (f"/{self.dim_v}" if self.dim_v else "")
         shape = f"{self.heads[0]}/{self.heads[1]} {self.rows}x{self.keys}"
         words = {
@@ -56,39 +82,47 @@ class Dense:
         }  # fmt: skip
         return " ".join([kind, self.dtype, dims, shape, *(word for word, is_so in words.items() if is_so)])
 
-    def prepare(self, arrays: Arrays) -> Prepared:
+    @property
+    def _is_packed(self) -> bool:
+        return self.entry.startswith("varlen")
+
+    def prepare(self, arrays: Arrays, rule: Judge = judge) -> Prepared:
         """Draw its arrays."""
-        xeflash: Any = importlib.import_module("xeflash")
         random, dtype = generator_of(self.name), DTYPES[self.dtype]
         dims, (heads, heads_k) = (self.dim, self.dim_v or self.dim), self.heads
-        f, more = self._features(random, arrays)
-        lengths = [(self.rows, self.keys)] * self.batch
-        if self.packed:  # some empty on one side
-            short = (self.rows // 3, self.keys // 3)
-            lengths = [(self.rows, self.keys), (0, self.keys // 2), (self.rows // 2 + 1, 0), short]
+        lengths = self._lengths()
+        used = [max(0, n - i - 1) if self.entry.endswith("used") else n for i, (_, n) in enumerate(lengths)]
+        f, more = self._features(random, arrays, len(lengths))
         starts = [np.cumsum([0, *side]) for side in zip(*lengths, strict=True)]
         q, k, v = (
             draw(random, dtype, int(starts[side][-1]), n, dim)
             for side, n, dim in ((0, heads, dims[0]), (1, heads_k, dims[0]), (1, heads_k, dims[1]))
         )
-        call = self._call(xeflash, arrays, (q, k, v), starts, f, more)
+        if self.entry.endswith("used"):
+            more["seqused_k"] = arrays.put(Values.of(used, "int32"))
+        call = self._call(arrays, (q, k, v), starts, f, more)
 
         def check(result: Any) -> list[Finding]:
-            out, lse = (arrays.get(x).numbers for x in result[:2])
-            if not self.packed:  # to (tokens, heads, dim) and (heads, tokens)
-                out = out.swapaxes(1, 2) if self._is_bhsd else out
-                out, lse = out.reshape(-1, *out.shape[2:]), np.concatenate(list(lse), axis=1)
+            out, lse = result_of(arrays, result, dtype, self.lse)
+            if not self._is_packed:  # to (tokens, heads, dim) and (heads, tokens)
+                out = out.swapaxes(1, 2) if self.entry == "attention" else out
+                out, lse = out.reshape(-1, *out.shape[2:]), None if lse is None else np.concatenate(list(lse), axis=1)
             found = []
             for b in range(len(lengths)):
-                rows, keys = (slice(at[b], at[b + 1]) for at in starts)
-                f_b = f.with_(batch0=b, mask=None if f.mask is None else f.mask[b : b + 1])
+                rows, keys = (slice(at[b], at[b] + n) for at, n in zip(starts, (lengths[b][0], used[b]), strict=True))
+                f_b = f.with_(batch0=b)
+                if f.mask is not None:
+                    mask = np.broadcast_to(f.mask, (self.batch, heads, self.rows, self.keys))
+                    f_b = f_b.with_(mask=mask[b : b + 1].copy())
+                if f.alibi is not None and f.alibi.ndim > 1:
+                    f_b = f_b.with_(alibi=f.alibi[b : b + 1])
                 of = slice(None)
                 if self.checked:
                     rows, of = slice(rows.stop - self.checked, rows.stop), slice(1)
                 q_b, k_b, v_b = (Values(x.bits[part, of].swapaxes(0, 1)[None], dtype).numbers
                          for x, part in ((q, rows), (k, keys), (v, keys)))  # fmt: skip
-                got, got_lse = out[rows, of].swapaxes(0, 1)[None], lse[None, of, rows]
-                found += judge(f"sequence {b} ", dtype, (q_b, k_b, v_b), f_b, got, got_lse, arrays.on_gpu)
+                got, got_lse = out[rows, of].swapaxes(0, 1)[None], None if lse is None else lse[None, of, rows]
+                found += rule(f"sequence {b} ", dtype, (q_b, k_b, v_b), f_b, got, got_lse, arrays.on_gpu)
                 if self.checked:
                     break
             return found
@@ -96,69 +130,65 @@ class Dense:
         work = [work_of(*each, heads, heads_k, dims, f) for each in lengths]
         return Prepared(call, check, sum(w[0] for w in work), sum(w[1] for w in work) * q.bits.itemsize)
 
-    @property
-    def _is_bhsd(self) -> bool:
-        """Whether only `attention` has what it asks for."""
-        return bool(self.mask) or self.dropout > 0 or self.top_left
+    def _lengths(self) -> list[tuple[int, int]]:
+        """Of the queries and the keys of each sequence; some are empty on one side."""
+        if not self._is_packed:
+            return [(self.rows, self.keys)] * self.batch
+        rows, keys = self.rows, self.keys
+        lengths = [(rows, keys), (0, keys // 2), (rows // 2 + 1, 0), (max(1, rows // 3), max(1, keys // 3))]
+        return [(n, n) for n, _ in lengths] if "qkvpacked" in self.entry else lengths
 
-    def _features(self, random: np.random.Generator, arrays: Arrays) -> tuple[Features, dict[str, Any]]:
+    def _features(self, random: np.random.Generator, arrays: Arrays, batch: int) -> tuple[Features, dict[str, Any]]:
         """For the reference, and as keywords that all functions have."""
-        f = Features(self.scale, self.window, self.top_left, self.softcap, dropout=self.dropout, rng=(7, 1 << 33))
+        f = Features(self.scale, self.window, self.top_left, self.softcap, dropout=self.dropout, rng=RNG)
         more: dict[str, Any] = {"softcap": self.softcap}
-        heads, shape = self.heads[0], (self.batch, 1, self.rows, self.keys)
+        heads = self.heads[0]
         if self.alibi:
-            slopes = Values.of(random.random(heads) / 4, "float32")
+            slopes = Values.of(random.random((batch, heads) if self.slopes == "bh" else heads) / 2, "float32")
             f, more["alibi_slopes"] = f.with_(alibi=slopes.numbers), arrays.put(slopes)
         if self.sinks:
             sinks = Values.of(random.standard_normal(heads) * 2, "float32")
             f, more["s_aux"] = f.with_(sinks=sinks.numbers), arrays.put(sinks)
         if self.mask:
+            sizes = {"b": self.batch, "h": heads, "q": self.rows, "k": self.keys, "1": 1}
+            shape = [sizes[letter] for letter in self.broadcast]
             hidden = random.random(shape) < 0.2
-            hidden[..., 0, :] = True  # a row that sees nothing
+            if "q" in self.broadcast and self.rows > 2:
+                hidden[..., 1, :] = True  # a row that sees nothing
             mask = Values.of(~hidden, "bool")
             if self.mask != "bool":
-                numbers = np.where(hidden, -np.inf, random.standard_normal(shape))
+                numbers = np.where(hidden, -np.inf, random.standard_normal(shape) * 2)
                 mask = Values.of(numbers, DTYPES[self.dtype] if self.mask == "float" else self.mask)
             f, more["attn_mask"] = f.with_(mask=mask.numbers), arrays.put(mask)
         if self.score_mod:
-            document = Values.of(np.arange(max(self.rows, self.keys)) // 50, "int32")
-            near = Values.of(random.standard_normal((heads, 16)), "float32")
-
-            def change(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:  # noqa: ARG001
-                other = document.numbers[i] != document.numbers[j]
-                return np.where(other, -np.inf, s + near.numbers[h, j % 16] * _STRENGTH)
-
-            f = f.with_(score_mod=change)
-            captures = {"document": arrays.put(document), "near": arrays.put(near), "strength": _STRENGTH}
-            more |= {"score_mod": SCORE_MOD, "captures": captures}
-        return f.with_(empty_lse=-np.inf if self._is_bhsd else np.inf), more
+            kind = Values.of(random.integers(0, 5, PERIOD), "int32")
+            level = Values.of(random.standard_normal((heads, PERIOD)), "float16")
+            f = f.with_(score_mod=Snippet(kind.numbers, level.numbers))
+            more |= Snippet(kind, level).keywords(arrays.put)
+        return f.with_(empty_lse=-np.inf if self.entry == "attention" else np.inf), more
 
     def _call(
-        self,
-        xeflash: Any,
-        arrays: Arrays,
-        qkv: tuple[Values, ...],
-        starts: list[Any],
-        f: Features,
-        more: dict[str, Any],
+        self, arrays: Arrays, qkv: tuple[Values, ...], starts: list[Array], f: Features, more: dict[str, Any]
     ) -> Callable[[], Any]:
         """The public function that has what the case asks for, bound to its arrays."""
-        if self.packed:
-            device = [arrays.put(x) for x in qkv]
-            cu = [arrays.put(Values.of(at, "int32")) for at in starts]
-            return lambda: xeflash.flash_attn_varlen_func(
-                *device, *cu, self.rows, self.keys, softmax_scale=f.scale, window_size=f.window, return_attn_probs=True,
-                **more,
+        xeflash: Any = importlib.import_module("xeflash")
+        window = (f.window[0], -1) if self.causal else f.window
+        if not self._is_packed:
+            qkv = tuple(Values(x.bits.reshape(self.batch, -1, *x.bits.shape[1:]), x.dtype) for x in qkv)
+        if self.entry == "attention":
+            device = [arrays.put_rows(x, heads_first=True) for x in qkv]
+            options = {{"s_aux": "sinks"}.get(name, name): value for name, value in more.items()}
+            return lambda: xeflash.attention(
+                *device, scale=f.scale, is_causal=self.causal, window_size=window, bottom_right=not f.top_left,
+                enable_gqa=True, return_lse=self.lse, dropout_p=f.dropout, rng=f.rng if f.dropout else None, **options,
             )  # fmt: skip
-        batches = [Values(x.bits.reshape(self.batch, -1, *x.bits.shape[1:]), x.dtype) for x in qkv]
-        if not self._is_bhsd:
-            device = [arrays.put(x) for x in batches]
-            return lambda: xeflash.flash_attn_func(
-                *device, softmax_scale=f.scale, window_size=f.window, return_attn_probs=True, **more
-            )
-        device = [arrays.put(Values(np.ascontiguousarray(x.bits.swapaxes(1, 2)), x.dtype)) for x in batches]
-        options = {{"s_aux": "sinks"}.get(name, name): value for name, value in more.items()}
-        return lambda: xeflash.attention(
-            *device, scale=f.scale, window_size=f.window, bottom_right=not f.top_left, enable_gqa=True, return_lse=True,
-            dropout_p=f.dropout, rng=f.rng if f.dropout else None, **options,
-        )  # fmt: skip
+        more |= {"softmax_scale": f.scale, "causal": self.causal, "window_size": window, "return_attn_probs": self.lse}
+        together = {"qkvpacked": 3, "kvpacked": 2}.get(self.entry.removeprefix("varlen-"), 1)
+        device = [arrays.put_rows(x) for x in qkv[: 3 - together]]
+        last = Values(np.concatenate([x.bits for x in qkv[3 - together :]], axis=-2), qkv[0].dtype)
+        device.append(arrays.put_rows(last, together=together))
+        sides = 0 if not self._is_packed else 1 if together == 3 else 2
+        device += [*(arrays.put(Values.of(at, "int32")) for at in starts[:sides]), *(self.rows, self.keys)[:sides]]
+        words = [*("varlen",) * self._is_packed, *(self.entry.removeprefix("varlen-"),) * (together > 1)]
+        function = getattr(xeflash, "_".join(["flash_attn", *words, "func"]))
+        return lambda: function(*device, **more)
