@@ -8,6 +8,7 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
 from cover import few
+from xeflash.selftest.reference import Features, weights_of
 
 DROPOUT = 0.3
 
@@ -43,24 +44,6 @@ ON_CPU = [Case(dims=(59, 111), sizes=(23, 99)), Case("bf16", (576, 512), (2, 1),
 GPU_TESTS = ("test_on_a_gpu",)
 
 
-def probabilities(case, q, k, slopes, sinks):
-    """In float64, of one sequence: q (Sq, H, D)."""
-    (rows, heads, dim), keys = q.shape, k.shape[0]
-    k = k.repeat_interleave(heads // k.shape[1], 1)
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) / dim**0.5
-    ahead = torch.arange(keys)[None] - torch.arange(rows)[:, None] - (keys - rows)
-    if slopes is not None:
-        scores = scores - slopes.double()[:, None, None] * ahead.abs()
-    left, right = case.window
-    hidden = torch.zeros_like(ahead, dtype=torch.bool)
-    hidden |= (ahead < -left) if left >= 0 else False
-    hidden |= (ahead > right) if right >= 0 else False
-    scores = scores.masked_fill(hidden, -torch.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, rows, 1)], -1)
-    return scores.softmax(-1)[..., :keys].nan_to_num(0.0)
-
-
 def check(case, kind):
     generator = torch.Generator().manual_seed(7)
     (dim, dim_v), (heads, heads_k), (rows, keys) = case.dims, case.heads, case.sizes
@@ -92,7 +75,9 @@ def check(case, kind):
         mine, rest = s[b, :, :n, :m].double(), s[b].clone()
         rest[:, :n, :m] = 0
         assert not rest.any()
-        want = probabilities(case, q[at : at + n], k[at_k : at_k + m], slopes, sinks)
+        q_b, k_b = (x.transpose(0, 1)[None] for x in (q[at : at + n], k[at_k : at_k + m]))
+        f = Features(window=case.window, alibi=slopes, sinks=sinks)
+        want = torch.from_numpy(weights_of(q_b, k_b, f).softmax[0])
         # The score's rounding, as a share of the probability, and that of the result.
         assert ((mine.abs() - want).abs() <= (4e-5 + unit) * want + torch.finfo(dtype).tiny).all()
         values = v[at_k : at_k + m].double().repeat_interleave(heads // heads_k, 1)

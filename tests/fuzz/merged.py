@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from arrays import DTYPES
+from xeflash.selftest.reference import merged_reference
 
 from .case import Case, result_of
 from .dense import way_of
@@ -39,15 +41,9 @@ def merge_states(draw: Draw) -> Case:
         out, lse = (result_of(x, states[0].kind) for x in result)
         assert (out.shape, lse.shape) == (states[0].shape, states[1].shape), f"{list(out.shape)}, {list(lse.shape)}"
         assert (out.dtype, lse.dtype) == (states[0].dtype, torch.float32), f"{out.dtype}, {lse.dtype}"
-        logits = torch.stack([x.values().double() for x in states[1::2]])
-        logits = logits.masked_fill(logits == torch.inf, -torch.inf)
-        weights = torch.softmax(logits, 0).nan_to_num().transpose(-2, -1)[..., None]
-        outs = torch.stack([x.values().double() for x in states[::2]])
-        want = torch.where(weights > 0, outs * weights, 0).sum(0)
-        want_lse = torch.logsumexp(logits, 0)
-        want_lse = want_lse.masked_fill(want_lse == -torch.inf, torch.inf)
-        size = torch.where(weights > 0, (outs * weights).abs(), 0).sum(0)  # before terms cancel
-        spread = torch.where(logits.isfinite(), logits.abs(), 0).max().item() if logits.numel() else 0.0
+        outs, lses = (torch.stack([x.values().double() for x in states[i::2]]).numpy() for i in (0, 1))
+        want, want_lse, size = (torch.from_numpy(x) for x in merged_reference(outs, lses))
+        spread = float(np.max(np.abs(lses), initial=0.0, where=np.isfinite(lses)))
         # A weight is as exact as the difference of logits of this size, the sum has a rounding for each part.
         of_weights = 2.0**-23 * (spread + count) + (EXP if draw.on_gpu else 2.0**-22)
         limit = UNIT[out.dtype] * want.abs() * 1.01 + of_weights * size + 2.0**-25 * (out.dtype is torch.float16)

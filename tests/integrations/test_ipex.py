@@ -5,6 +5,7 @@ import doctest
 import pytest
 import torch
 from xeflash.integrations import ipex
+from xeflash.selftest.reference import Features, attention_reference
 
 pytestmark = pytest.mark.usefixtures("device")
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.
@@ -21,15 +22,9 @@ GPU_TESTS = (
 
 def reference(q, k, v, alpha, added=None, causal=False):
     """softmax(alpha Q K^T + added) V in float64, (B, H, S, D)."""
-    q, k, v = (x.double() for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    s = alpha * q @ k.transpose(-1, -2)
-    if added is not None:
-        s = s.masked_fill(~added, -torch.inf) if added.dtype is torch.bool else s + added.double()
-    if causal:
-        rows, keys = s.shape[-2:]
-        s = s.masked_fill(~torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows), -torch.inf)
-    return s.softmax(-1) @ v
+    q, k, v, added = (x if x is None else x.cpu() for x in (q, k, v, added))
+    features = Features(scale=alpha, mask=added, window=(-1, 0) if causal else (-1, -1))
+    return torch.as_tensor(attention_reference(q, k, v, features)[0])
 
 
 def assert_near(got, want, limit=2e-5):

@@ -10,7 +10,7 @@ import numpy as np
 
 from xeflash.selftest.arrays import Arrays
 from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of, work_of
-from xeflash.selftest.reference import Features, distance, dropout_scale, visible
+from xeflash.selftest.reference import Features, distance, weights_of
 from xeflash.selftest.tolerance import Finding, compare
 from xeflash.selftest.values import Values
 
@@ -76,6 +76,10 @@ class Gradient:
             "enable_gqa": True, "dropout_p": self.dropout, "seed": _RNG[0], "offset": _RNG[1],
         }  # fmt: skip
 
+        window = (-1, 0) if self.causal else (-1, -1)
+        bias, slopes, sinks = (given[name].numbers if name in given else None for name in _NAMES[3:])
+        f = Features(window=window, mask=bias, alibi=slopes, sinks=sinks, dropout=self.dropout, rng=_RNG)
+
         def call() -> Any:
             out, lse = core.forward(**more, return_lse=True, rest=rest)
             if self.probs:
@@ -85,8 +89,7 @@ class Gradient:
             return [x for x in found if x is not None]
 
         def check(results: Any) -> list[Finding]:
-            numbers = {name: x.numbers.astype(np.float64) for name, x in given.items()}
-            want = self._by_the_book(numbers, dout.numbers.astype(np.float64))
+            want = self._by_the_book({name: x.numbers for name, x in given.items()}, f, dout.numbers)
             names = ["probabilities"] if self.probs else [f"d{name}" for name in _NAMES if name in given]
             found = []
             for name, x in zip(names, results, strict=True):
@@ -95,43 +98,28 @@ class Gradient:
                 found.append(compare(name, got.reshape(want[name].shape), want[name], limit))
             return found
 
-        f = Features(window=(-1, 0) if self.causal else (-1, -1))
         flops, elements = work_of(self.rows, self.keys, heads, heads_k, (self.dim, self.dim), f)
         return Prepared(call, check, 3.5 * batch * flops, 2 * batch * elements * dout.bits.itemsize)
 
-    def _by_the_book(self, x: dict[str, Array], dout: Array) -> dict[str, Array]:
+    def _by_the_book(self, x: dict[str, Array], f: Features, dout: Array) -> dict[str, Array]:
         """dS = P (dP - sum P dP), with the dropped elements of dP = dO V^T."""
         (heads, heads_k), scale = self.heads, self.dim**-0.5
         q, k, v = x["q"], *(np.repeat(x[name], heads // heads_k, axis=1) for name in "kv")
-        s = scale * q @ k.swapaxes(2, 3)
-        away = np.abs(distance(self.rows, self.keys, False))
-        if self.slopes:
-            s = s - x["alibi_slopes"][:, None, None] * away
-        if self.bias:  # a sum in fp32: beside its smallest number nothing of s is left
-            s = (s.astype(np.float32) + x["attn_mask"].astype(np.float32)).astype(np.float64)
-        if self.causal:
-            s = np.where(visible(self.rows, self.keys, (-1, 0), False), s, -np.inf)
-        most = s.max(-1, keepdims=True)
-        if self.sinks:
-            most = np.maximum(most, x["s_aux"][:, None, None])
-        p = np.exp(s - most)
-        of_sink = np.exp(x["s_aux"][:, None, None] - most) if self.sinks else np.zeros_like(most)
-        total = p.sum(-1, keepdims=True) + of_sink
-        p, of_sink = p / total, of_sink / total
-        shape = (p.shape[0], heads, self.rows, self.keys)
-        kept = dropout_scale(shape, self.dropout, _RNG) if self.dropout else np.ones(shape)
+        weights = weights_of(q, k, f)
+        p, kept = weights.softmax, weights.kept
         if self.probs:
             return {"probabilities": np.where(kept > 0, p, -p)}
-        dp = dout @ v.swapaxes(2, 3) * kept
-        row = (p * dp).sum(-1, keepdims=True)
-        ds = p * (dp - row)
+        p_dp = kept * (dout @ v.swapaxes(2, 3))
+        row = p_dp.sum(-1, keepdims=True)
+        ds = p_dp - p * row
 
         def shared(y: Array) -> Array:
             return y.reshape(y.shape[0], heads_k, heads // heads_k, *y.shape[2:]).sum(2)
 
         found = {"dq": scale * ds @ k, "dk": shared(scale * ds.swapaxes(2, 3) @ q)}
-        found["dv"] = shared((p * kept).swapaxes(2, 3) @ dout)
+        found["dv"] = shared(kept.swapaxes(2, 3) @ dout)
         found["dattn_mask"] = ds.sum(0, keepdims=True)
-        found["dalibi_slopes"] = -(ds * away).sum((0, 2, 3))
-        found["ds_aux"] = -(of_sink * row).sum((0, 2, 3))
+        found["dalibi_slopes"] = -(ds * np.abs(distance(self.rows, self.keys, False))).sum((0, 2, 3))
+        if self.sinks:
+            found["ds_aux"] = -(np.exp(f.sinks[:, None] - weights.lse) * row[..., 0]).sum((0, 2))
         return found

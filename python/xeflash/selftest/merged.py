@@ -10,6 +10,7 @@ import numpy as np
 
 from xeflash.selftest.arrays import Arrays
 from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of
+from xeflash.selftest.reference import merged_reference
 from xeflash.selftest.tolerance import Finding, compare
 from xeflash.selftest.values import Values
 
@@ -40,15 +41,7 @@ class Merge:
 
         def check(result: Any) -> list[Finding]:
             o, l = (np.stack([x.numbers for x in part]) for part in (outs, lses))
-            l = np.where(np.isinf(l), -np.inf, l)
-            top = np.max(l, axis=0)
-            top = np.where(np.isinf(top), 0.0, top)
-            weights = np.exp(l - top)
-            total = weights.sum(axis=0)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                weights = np.where(total > 0, weights / total, 0.0)
-                want_lse = np.where(total > 0, top + np.log(total), np.inf)
-            want = (weights.swapaxes(-1, -2)[..., None] * o).sum(axis=0)
+            want, want_lse, _ = merged_reference(o, l)
             got, got_lse = (arrays.get(x) for x in result)
             # The rounding of the result, and that of fp32 and of the hardware's exp2 before it.
             half = Values.of(want, got.dtype).spacing() / 2

@@ -183,6 +183,20 @@ def attention_reference(
     return rounded(times_values(rounded(weights.kept), v)), weights.lse
 
 
+def merged_reference(outs: Array, lses: Array) -> tuple[Array, Array, Array]:
+    """O and LSE of all keys from those of parts, (parts, ..., S, H, D) and (parts, ..., H, S), and the size of O."""
+    l = np.where(np.isposinf(lses), -np.inf, lses)
+    top = np.max(l, axis=0)
+    top = np.where(np.isneginf(top), 0.0, top)
+    weights = np.exp(l - top)
+    total = weights.sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        weights = np.where(total > 0, weights / total, 0.0).swapaxes(-1, -2)[..., None]
+        lse = np.where(total > 0, top + np.log(total), np.inf)
+        terms = np.where(weights > 0, weights * outs, 0.0)  # what a part that saw no key holds does not count
+    return terms.sum(axis=0), lse, np.abs(terms).sum(axis=0)
+
+
 # ---- arrays -------------------------------------------------------------------------------------
 
 
