@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,27 @@ def check_attention(
     got = to_float64(out), None if lse is None else to_float64(lse)
     for finding in by_rule(f"{case} ", dtype_name(q), qkv, features, *got, gpu, drawn=drawn):
         assert finding.ok, finding
+
+
+def check_sequences(
+    case: str,
+    qkv: Sequence[torch.Tensor],
+    starts: Sequence[Sequence[int]],
+    features: Features,
+    out: Any,
+    lse: Any = None,
+    used: Sequence[int] | None = None,
+    **how: bool,
+) -> None:
+    """The same for packed sequences, (tokens, H, D) and (H, tokens), of whose keys so many are used."""
+    (cu_q, cu_k), slopes = starts, features.alibi
+    for i in range(len(cu_q) - 1 if out.numel() else 0):
+        rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1] if used is None else cu_k[i] + used[i])
+        q, k, v, got = (
+            x[part].transpose(0, 1)[None] for x, part in zip((*qkv, out), (rows, keys, keys, rows), strict=True)
+        )
+        f = features.with_(batch0=i, alibi=slopes[i : i + 1] if slopes is not None and slopes.dim() == 2 else slopes)
+        check_attention(f"{case} sequence {i}", q, k, v, f, got, None if lse is None else lse[None, :, rows], **how)
 
 
 def by_torch(dtype: str, q: Array, k: Array, v: Array, f: Features) -> tuple[Array, Array]:

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from arrays import DTYPES
 from caches import FORMATS, as_indexable, rotated
+from tolerance import check_attention
 from xeflash.selftest.reference import Features
 
 from .case import Case
-from .dense import FLASH_NAMES, compare_sequence, longest, parts, renamed, starts, tensor, way_of
+from .dense import FLASH_NAMES, longest, parts, renamed, starts, tensor, way_of
 from .draw import CacheKernel, Draw, draw_features
 from .memory import Array
 
@@ -288,8 +289,11 @@ def check_sequence(
     k, v = (cache.rows(side, b) for side in "kv")
     if cache.unseen[b]:
         k, v = (torch.cat([x.new_zeros((cache.unseen[b], *x.shape[1:])), x]) for x in (k, v))
-    qkv = [x.transpose(0, 1)[None] for x in (q, k, v)]
-    compare_sequence(b, qkv, f, out, lse, gpu)
+    slopes = f.alibi[b : b + 1] if f.alibi is not None and f.alibi.dim() == 2 else f.alibi
+    q, k, v, out = (x.transpose(0, 1)[None] for x in (q, k, v, out))
+    lse = None if lse is None else lse[None]
+    if out.numel():
+        check_attention(f"sequence {b}", q, k, v, f.with_(alibi=slopes, batch0=b), out, lse, gpu, drawn=True)
 
 
 # ---- packed queries on pages --------------------------------------------------------------------

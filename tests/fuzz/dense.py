@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import xeflash
 from arrays import DTYPES
-from tolerance import check_attention
+from tolerance import check_attention, check_sequences
 from xeflash.selftest.reference import Features
 
 from .case import Case, result_of
@@ -260,25 +260,8 @@ def varlen_case(
         out, lse = parts(result, want_lse, x.kind)
         assert out.shape == (tokens, heads, x.v.shape[-1]), f"out has shape {list(out.shape)}"
         assert lse is None or lse.shape == (heads, tokens), f"the LSE has shape {list(lse.shape)}"
-        for i in range(batch):
-            rows = slice(cu_q[i], cu_q[i + 1])
-            keys = slice(cu_k[i], cu_k[i] + (lengths_k if used is None else used)[i])
-            qkv = [y[part].transpose(0, 1)[None] for y, part in ((x.q, rows), (x.k, keys), (x.v, keys))]
-            compare_sequence(i, qkv, f, out[rows], None if lse is None else lse[:, rows], draw.on_gpu)
+        check_sequences("", (x.q, x.k, x.v), (cu_q, cu_k), f, out, lse, used, gpu=draw.on_gpu, drawn=True)
 
     arguments |= renamed(words, FLASH_NAMES)
     way = way_of(draw, arguments, function == "flash_attn_varlen_func")
     return Case(function, arguments, check, way, before=before, facts={"longest": least})
-
-
-def compare_sequence(
-    i: int, qkv: list[torch.Tensor], f: Features, out: torch.Tensor, lse: torch.Tensor | None, gpu: bool
-) -> None:
-    """Sequence i of a batch: out (rows, H, Dv), lse (H, rows)."""
-    if out.numel() == 0:
-        return
-    slopes = f.alibi[i : i + 1] if f.alibi is not None and f.alibi.dim() == 2 else f.alibi
-    lse = None if lse is None else lse[None]
-    check_attention(
-        f"sequence {i}", *qkv, f.with_(alibi=slopes, batch0=i), out.transpose(0, 1)[None], lse, gpu, drawn=True
-    )

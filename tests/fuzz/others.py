@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from arrays import DTYPES
+from tolerance import check_sequences
 from xeflash.selftest.reference import Features
 
 from .cached import check_sequence, draw_cache
 from .case import Case
-from .dense import compare, compare_sequence, lengths_of, longest, result_of, starts, tensor
+from .dense import compare, lengths_of, longest, result_of, starts, tensor
 from .draw import CacheKernel, Draw, Kernel, draw_mask
 from .memory import Array
 
@@ -105,7 +106,8 @@ def varlen_attn(draw: Draw) -> Case:
     def check(result: Any) -> None:
         out = result_of(result, q.kind)
         assert out.shape == q.shape, f"out has shape {list(out.shape)}"
-        check_packed([x.values() for x in (q, k, v)], out, cu_q, cu_k, f, draw.on_gpu)
+        qkv = [x.values() for x in (q, k, v)]
+        check_sequences("", qkv, (cu_q, cu_k), f, out, gpu=draw.on_gpu, drawn=True)
 
     def call(**more: Any) -> Any:
         from torch.nn.attention.varlen import varlen_attn as function
@@ -113,15 +115,6 @@ def varlen_attn(draw: Draw) -> Case:
         return below_xeflash(function)(**more)
 
     return Case("varlen_attn", arguments, check, call=call)
-
-
-def check_packed(
-    qkv: list[torch.Tensor], out: torch.Tensor, cu_q: list[int], cu_k: list[int], f: Features, gpu: bool
-) -> None:
-    for i in range(len(cu_q) - 1):
-        rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
-        one = [x[part].transpose(0, 1)[None] for x, part in zip(qkv, (rows, keys, keys), strict=True)]
-        compare_sequence(i, one, f, out[rows], None, gpu)
 
 
 # ---- standard attention -------------------------------------------------------------------------
@@ -220,7 +213,8 @@ def ipex_varlen(draw: Draw) -> Case:
         arguments["softcap"], f = 3.0, f.with_(softcap=3.0)
 
     def check(_result: Any) -> None:
-        check_packed([x.values() for x in (q, k, v)], out.values(), cu_q, cu_k, f, draw.on_gpu)
+        qkv = [x.values() for x in (q, k, v)]
+        check_sequences("", qkv, (cu_q, cu_k), f, out.values(), gpu=draw.on_gpu, drawn=True)
 
     call = ipex("VarlenAttention", "apply_function")
     return Case("VarlenAttention", arguments, check, call=call, written={"out": ...})

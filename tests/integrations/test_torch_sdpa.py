@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import itertools
 import subprocess
 import sys
 import threading
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tolerance import check_attention
+from tolerance import check_attention, check_sequences
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from xeflash.integrations import torch_sdpa
 from xeflash.selftest.reference import Features
@@ -348,20 +347,6 @@ def packed(heads_k=6):
     )
 
 
-def check_sequences(q, keys, out, lse, features):
-    for b, (k, v) in enumerate(keys):
-        rows = slice(STARTS_Q[b], STARTS_Q[b + 1])
-        if rows.start == rows.stop:
-            continue
-        heads_first = (x.transpose(0, 1)[None] for x in (q[rows], k, v, out[rows]))
-        q_b, k_b, v_b, out_b = heads_first
-        check_attention(f"sequence {b}", q_b, k_b, v_b, features, out_b, lse[None, :, rows])
-
-
-def sequences(k, v):
-    return [(k[a:b], v[a:b]) for a, b in itertools.pairwise(STARTS_K)]
-
-
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (4, 0), (3, 2)])
 def test_varlen_attn_matches_reference(device, window):
     q, k, v = packed(heads_k=2)
@@ -375,7 +360,7 @@ def test_varlen_attn_matches_reference(device, window):
             return_aux=varlen.AuxRequest(lse=True),
         )
     q, k, v, out, lse = (x.cpu() for x in (q, k, v, out, lse))
-    check_sequences(q, sequences(k, v), out, lse, Features(window=window, scale=0.2))
+    check_sequences("", (q, k, v), (STARTS_Q, STARTS_K), Features(window=window, scale=0.2), out, lse)
 
 
 def test_varlen_attn_out_writes_and_equals():
@@ -399,8 +384,8 @@ def test_varlen_attn_on_pages():
             window_size=(-1, 0),
             return_aux=varlen.AuxRequest(lse=True),
         )
-    keys = [[pool[table[b]].flatten(0, 1)[: used[b]] for pool in pools] for b in range(3)]
-    check_sequences(q, keys, out, lse, Features(window=(-1, 0)))
+    k, v = (pool[table].flatten(0, 2) for pool in pools)
+    check_sequences("", (q, k, v), (STARTS_Q, (0, 32, 64, 96)), Features(window=(-1, 0)), out, lse, used)
 
 
 def test_varlen_attn_under_compile():
