@@ -12,8 +12,7 @@ a softmax would make up for. All at random: the largest of DRAWS counts.
 `torch` is autograd of the formula as PyTorch computes it in the dtype under test: scores and softmax in fp32,
 probabilities cast to the dtype, second product in the dtype; ulp is the spacing of a gradient's own dtype, and what it
 adds is the rounding of the result and of one factor. On a GPU exp2 is the hardware's, right to 2^-21.
-Nothing here is the library's but what is tested, and which keys a query sees: a mask of dropout is recovered through
-values that are one-hot.
+Nothing here is the library's but what is tested, which keys a query sees, and the definition of dropout.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ import torch
 import xeflash
 from arrays import DTYPES, SMALL_LAYOUTS, lay_out, to_xpu
 from tolerance import dtype_name
-from xeflash.selftest.reference import distance, visible
+from xeflash.selftest.reference import distance, dropout_scale, visible
 from xeflash.selftest.tolerance import GPU_MATH, SCORES, ulp
 
 HEADS = {"mha": (2, 2), "gqa4": (8, 2), "mqa": (3, 1), "gqa5": (10, 2)}
 WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "window": (31, 5), "left": (50, -1), "right": (-1, 10)}
-DROPOUT, DRAWS = 0.25, 3
+DROPOUT, RNG, DRAWS = 0.25, (0x1234_5678_9ABC, 0), 3
 LOST = 2.0**26  # times a score: fp32 has no bit left for it beside such a number, nor for twice of it
 FAR_LSE = 512.0  # P is made from larger ones in a way that does not round them
 EXP2 = {"fp32": 0.0, "fp16": 2.6e-6, "bf16": 7.5e-5}  # what the CPU's, of few terms, is right to
@@ -163,9 +162,7 @@ def window_of(case: Case) -> tuple[int, int]:
 Tensors = dict[str, torch.Tensor]
 
 
-def formula(
-    case: Case, t: Tensors, fixed: Tensors, kept: torch.Tensor | None, first: int = 0, moved: Any = None
-) -> Any:
+def formula(case: Case, t: Tensors, fixed: Tensors, first: int = 0, moved: Any = None) -> Any:
     """(O, LSE) of q, k, v (B, H, S, D), in float64 if they are, else as torch computes in 16 and 32 bits.
 
     `moved`: a generator of the directions in which roundings move scores.
@@ -213,8 +210,8 @@ def formula(
     else:
         lse = s.sum(-1)
     p = torch.softmax(s, -1)[..., :keys].masked_fill(empty, 0.0)
-    if kept is not None:
-        p = p * kept / (1 - DROPOUT)
+    if case.has("dropout"):
+        p = p * torch.from_numpy(dropout_scale((batch, heads, rows, keys), DROPOUT, rng_of(case), first)).to(p.dtype)
     return p.to(dtype) @ v, lse.masked_fill(empty[..., 0], 0.0)
 
 
@@ -229,7 +226,7 @@ def lengths(case: Case) -> tuple[list[int], list[int]]:
     return [rows, 0, rows // 2 + 1, max(1, rows // 3)], [keys, keys // 2, 0, max(1, keys // 3)]
 
 
-def draw(case: Case, generator: torch.Generator) -> tuple[Tensors, Tensors, list[int], list[int]]:
+def draw(case: Case, generator: torch.Generator) -> tuple[Tensors, Tensors]:
     """What is learned, in the words of the flash_attn functions and their layout, and the rest."""
     (name, dim, dim_v), (heads, heads_k) = case.kernel, HEADS[case.heads]
     dtype, (rows, keys) = DTYPES[name], case.sizes
@@ -271,7 +268,7 @@ def draw(case: Case, generator: torch.Generator) -> tuple[Tensors, Tensors, list
             fixed["attn_mask"] = ~hidden
         else:
             t["attn_mask"] = normal(*shape).to(dtype).masked_fill(hidden & (len(shape) > 1), hidden_by(case))
-    return t, fixed, of_q, of_k
+    return t, fixed
 
 
 def hidden_by(case: Case) -> float:
@@ -281,7 +278,7 @@ def hidden_by(case: Case) -> float:
     return number if number == -torch.inf else max(number, lowest)
 
 
-def call(case: Case, t: Tensors, fixed: Tensors, of_q: list[int], of_k: list[int], rng: tuple[int, int]) -> Any:
+def call(case: Case, t: Tensors, fixed: Tensors) -> Any:
     """(out, LSE) by the public function; as its caller would have them."""
     device = t["q"].device
     left, right = window_of(case)
@@ -297,44 +294,31 @@ def call(case: Case, t: Tensors, fixed: Tensors, of_q: list[int], of_k: list[int
         q, k, v = (t[name].transpose(1, 2) for name in "qkv")
         out, lse = xeflash.attention(
             q, k, v, mask, is_causal=causal, scale=case.scale, enable_gqa=True, bottom_right=not case.top_left,
-            sinks=t.get("s_aux"), return_lse=True, rng=rng, **more,
+            sinks=t.get("s_aux"), return_lse=True, rng=RNG, **more,
         )  # fmt: skip
         return out.transpose(1, 2), lse
-    torch.manual_seed(rng[0])
+    torch.manual_seed(RNG[0])
     if device.type == "xpu":
-        torch.xpu.manual_seed(rng[0])
+        torch.xpu.manual_seed(RNG[0])
     more |= {"causal": causal, "softmax_scale": case.scale, "s_aux": t.get("s_aux"), "return_attn_probs": case.dlse}
     if case.entry == "func":
         result = xeflash.flash_attn_func(t["q"], t["k"], t["v"], **more)
         return result[:2] if case.dlse else (result, None)
+    of_q, of_k = lengths(case)
     starts = [torch.tensor([0, *n], device=device).cumsum(0).int() for n in (of_q, of_k)]
     result = xeflash.flash_attn_varlen_func(t["q"], t["k"], t["v"], *starts, max(of_q), max(of_k), **more)
     return result[:2] if case.dlse else (result, None)
 
 
-CHUNK = 64
+def rng_of(case: Case) -> tuple[int, int]:
+    """What dropout draws from: a call's own seed and offset, or a number of torch's generator."""
+    if case.entry == "attention" or case.device == "xpu":
+        return RNG
+    of_torch = torch.Generator().manual_seed(RNG[0])
+    return int(torch.empty((), dtype=torch.int64).random_(generator=of_torch)), 0
 
 
-def kept_by(case: Case, t: Tensors, of_q: list[int], of_k: list[int], rng: tuple[int, int]) -> torch.Tensor:
-    """(B, H, Sq, Sk): what dropout keeps. All keys weigh the same, and values tell by their place which they belong to."""
-    plain = Case(("fp32", CHUNK, CHUNK), case.sizes, case.heads, variant="dropout", entry=case.entry)
-    heads, heads_k = HEADS[case.heads]
-    device = t["q"].device
-    longest = max(of_k)
-    places = torch.cat([torch.arange(n) for n in of_k]).view(t["k"].shape[:-2])
-    parts = []
-    for first in range(0, max(longest, 1), CHUNK):
-        one_hot = (places[..., None] - first == torch.arange(CHUNK)).float()
-        v = one_hot[..., None, :].expand(*places.shape, heads_k, CHUNK).contiguous()
-        zeros = {"q": torch.zeros(*t["q"].shape[:-1], CHUNK), "k": torch.zeros(*t["k"].shape[:-1], CHUNK)}
-        inputs = {name: x.to(device) for name, x in {**zeros, "v": v}.items()}
-        parts.append(call(plain, inputs, {}, of_q, of_k, rng)[0].cpu() > 0)
-    return torch.cat(parts, -1)[..., :longest].transpose(-3, -2)
-
-
-def gradients_of(
-    case: Case, t: Tensors, fixed: Tensors, of_q: list[int], of_k: list[int], kept: Any, moved: Any = None
-) -> Tensors:
+def gradients_of(case: Case, t: Tensors, fixed: Tensors, moved: Any = None) -> Tensors:
     """By autograd of the formula, in the dtypes of `t`; `moved`: a generator of the directions in which roundings go."""
     leaves = {name: x.detach().clone().requires_grad_() for name, x in t.items()}
     dout = fixed["dout"].to(t["q"].dtype)
@@ -342,18 +326,17 @@ def gradients_of(
     results, wanted = [], []
     if case.entry != "varlen":
         given = leaves | {name: leaves[name].transpose(1, 2) for name in "qkv"}
-        out, lse = formula(case, given, fixed, kept, moved=moved)
+        out, lse = formula(case, given, fixed, moved=moved)
         results, wanted = [out.transpose(1, 2), lse], [dout, dlse]
     else:
         at_q = at_k = 0
-        for b, (n_q, n_k) in enumerate(zip(of_q, of_k, strict=True)):
+        for b, (n_q, n_k) in enumerate(zip(*lengths(case), strict=True)):
             given = dict(leaves)
             for name, at, n in (("q", at_q, n_q), ("k", at_k, n_k), ("v", at_k, n_k)):
                 given[name] = leaves[name][None, at : at + n].transpose(1, 2)
             if case.bh_slopes:
                 given["alibi_slopes"] = leaves["alibi_slopes"][b : b + 1]
-            part = None if kept is None else kept[:, at_q : at_q + n_q, :n_k][None]
-            out, lse = formula(case, given, fixed, part, b, moved)
+            out, lse = formula(case, given, fixed, b, moved)
             results += [out.transpose(1, 2)[0], lse[0]]
             wanted += [dout[at_q : at_q + n_q], None if dlse is None else dlse[:, at_q : at_q + n_q]]
             at_q, at_k = at_q + n_q, at_k + n_k
@@ -419,15 +402,14 @@ def check(what: str, got: Any, want: torch.Tensor, by_torch: Any, moved: list[to
 
 
 def judge(
-    case: Case, t: Tensors, fixed: Tensors, found: Sequence[torch.Tensor], again: Sequence[torch.Tensor], kept: Any,
+    case: Case, t: Tensors, fixed: Tensors, found: Sequence[torch.Tensor], again: Sequence[torch.Tensor],
     generator: torch.Generator, draws: int = DRAWS,
 ) -> None:  # fmt: skip
     """The gradients that are asked for, taken twice, against autograd's."""
-    lengths_of_both = lengths(case)
     wide = {name: x.double() for name, x in t.items()}
-    want = gradients_of(case, wide, fixed, *lengths_of_both, kept)
-    moved = [gradients_of(case, wide, fixed, *lengths_of_both, kept, generator) for _ in range(draws)]
-    by_torch = gradients_of(case, t, fixed, *lengths_of_both, kept)
+    want = gradients_of(case, wide, fixed)
+    moved = [gradients_of(case, wide, fixed, generator) for _ in range(draws)]
+    by_torch = gradients_of(case, t, fixed)
     asked = [name for name in t if name not in case.fixed.split("+")]
     for name, dx, same in zip(asked, found, again, strict=True):
         others = [m[name] for m in moved]
@@ -444,11 +426,9 @@ def gradients_twice(case: Case, leaves: Tensors, fixed: Tensors, out: torch.Tens
 
 def run(case: Case) -> None:
     generator = torch.Generator().manual_seed(sum(map(ord, case.id)))
-    t, fixed, of_q, of_k = draw(case, generator)
-    rng = (0x1234_5678_9ABC, 0)
+    t, fixed = draw(case, generator)
     there = to_xpu if case.device == "xpu" else torch.Tensor.detach
     leaves = {name: there(x).requires_grad_(name not in case.fixed.split("+")) for name, x in t.items()}
     others = {name: there(x) for name, x in fixed.items()}
-    kept = kept_by(case, leaves, of_q, of_k, rng) if case.has("dropout") else None
-    found, again = gradients_twice(case, leaves, others, *call(case, leaves, others, of_q, of_k, rng))
-    judge(case, t, fixed, found, again, kept, generator)
+    found, again = gradients_twice(case, leaves, others, *call(case, leaves, others))
+    judge(case, t, fixed, found, again, generator)

@@ -26,7 +26,6 @@ KERNELS = [
 NARROW = 2
 QUERIES = (1.0, 1.0, 1.0, 1.0, 1e2, 1e4, 1e8, 1e12)
 DRAWS = 8  # of roundings: nobody has looked at the values, and a sum of few is lucky now and then
-SEED = 0x1234_5678_9ABC
 
 
 def attention(draw: Draw) -> Case:
@@ -64,25 +63,21 @@ def draw_case(draw: Draw, entry: str) -> gradients.Case:
 def gradients_case(draw: Draw, entry: str) -> Case:
     draw.kind, draw.mixed = "xpu" if draw.on_gpu else "torch", False
     case = draw_case(draw, entry)
-    t, fixed, of_q, of_k = gradients.draw(case, draw.generator)
+    t, fixed = gradients.draw(case, draw.generator)
     arrays = {name: draw.array(x) for name, x in t.items()}
     others = {name: draw.array(x, forward=True) for name, x in fixed.items()}
     t, fixed = ({name: x.values() for name, x in group.items()} for group in (arrays, others))
     mode = passing_mode if draw.chance(0.2) else contextlib.nullcontext
-    rng = (SEED, 0)
 
     def call(**given: torch.Tensor) -> Any:
         leaves = {name: given[name].detach().requires_grad_(name not in case.fixed.split("+")) for name in t}
         more = {name: given[name] for name in others}
         with torch.enable_grad(), mode():
-            out, lse = gradients.call(case, leaves, more, of_q, of_k, rng)
+            out, lse = gradients.call(case, leaves, more)
         return gradients.gradients_twice(case, leaves, more, out, lse)
 
     def check(result: Any) -> None:
-        kept = None
-        if case.has("dropout"):
-            kept = gradients.kept_by(case, {name: x.given.detach() for name, x in arrays.items()}, of_q, of_k, rng)
-        gradients.judge(case, t, fixed, *result, kept, draw.generator, DRAWS)
+        gradients.judge(case, t, fixed, *result, draw.generator, DRAWS)
 
     function = {"attention": "attention", "func": "flash_attn_func", "varlen": "flash_attn_varlen_func"}[entry]
     return Case(
