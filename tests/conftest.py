@@ -14,7 +14,6 @@ import re
 import subprocess
 from collections import Counter
 
-import hypothesis
 import offline_compiler
 import pytest
 import shards
@@ -33,10 +32,6 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 for option, value in ((M_TRIM_THRESHOLD, 1 << 22), (M_MMAP_THRESHOLD, 1 << 22), (M_ARENA_MAX, 2)):
     ctypes.CDLL(None).mallopt(option, value)
-
-hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 def pytest_addoption(parser):

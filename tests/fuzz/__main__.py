@@ -23,7 +23,10 @@ def main() -> int:
     where.add_argument("--sim", metavar="DEVICE", help="on this simulated GPU: pvc, bmg or dg2 (default: the CPU)")
     where.add_argument("--gpu", action="store_true", help="on the GPU of this machine")
     parser.add_argument(
-        "--width", choices=("narrow", "usual", "wide"), default="usual", help="of the kernels (wide: many to compile)"
+        "--width",
+        choices=("narrow", "usual", "wide", "sweep"),
+        default="usual",
+        help="of the kernels (wide: many to compile; sweep: few, with every size, on the CPU)",
     )
     parser.add_argument("--unmasked", action="store_true", help="faults that are known count, too")
     parser.add_argument("--stop", action="store_true", help="stop at the first fault")

@@ -181,7 +181,7 @@ def parts(result: Any, want_lse: bool, kind: str) -> tuple[torch.Tensor, torch.T
 
 
 def lengths_of(draw: Draw, draw_one: Any) -> list[int]:
-    return [0 if draw.chance(0.12) else draw_one() for _ in range(draw.of(1, 1, 2, 3, 4, 0))]
+    return [0 if draw.chance(0.12) else draw_one() for _ in range(draw.of(1, 1, 2, 3, 4, 6, 0))]
 
 
 def starts(lengths: list[int]) -> list[int]:

@@ -61,13 +61,25 @@ CACHE_KERNELS = [
 ]
 NARROW = [Kernel("bf16", 64, 64), Kernel("bf16", 64, 64, "mask")]
 NARROW_CACHE = [CACHE_KERNELS[i] for i in (0, 3)]
+SWEPT = (("bf16", 64, 64), ("fp32", 16, 16), ("fp16", 59, 59))  # in every size; not on GPUs
 DIMS = (8, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256)
 ODD_DIMS = (1, 2, 3, 15, 17, 23, 59, 111, 127)  # not on GPUs
 VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "dropout", "snippet", "softcap-alibi-bias32")
 
 ROWS = (1, 1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 63, 64, 65, 127)
 KEYS = (1, 2, 3, 7, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65, 100, 127, 128, 129, 0)
-HEADS = ((1, 1), (2, 2), (2, 1), (4, 2), (3, 3), (3, 1), (6, 2), (4, 1))  # the first ones have few kernels
+HEADS = (
+    (1, 1),
+    (2, 2),
+    (2, 1),
+    (4, 2),
+    (3, 3),
+    (3, 1),
+    (6, 2),
+    (4, 1),
+    (5, 1),
+    (12, 3),
+)  # the first ones have few kernels
 
 
 class Draw:
@@ -89,6 +101,8 @@ class Draw:
         return self.random.choice(values)
 
     def kernel(self) -> Kernel:
+        if self.width == "sweep":
+            return Kernel(*self.of(*SWEPT), self.of("plain", "plain", "mask", "softcap", "alibi", "dropout"), 300)
         if self.width != "wide":
             return self.random.choice(NARROW if self.width == "narrow" else KERNELS)
         return Kernel(self.of(*DTYPES), self.dim(), self.dim(), self.random.choice(VARIANTS), 127)
@@ -107,10 +121,13 @@ class Draw:
     def rows(self, kernel: Kernel) -> int:
         if self.chance(0.02):
             return 0
+        if self.width == "sweep":  # small tiles have kernels of their own: not for every variant
+            least, most = self.of((1, 40), (1, 300)) if kernel.variant in ("plain", "mask") else (33, 150)
+            return self.random.randint(least, most)
         return self.random.choice([n for n in ROWS if n <= kernel.most_rows])
 
     def keys(self) -> int:
-        return self.random.choice(KEYS)
+        return self.random.randint(1, self.of(40, 300)) if self.width == "sweep" else self.random.choice(KEYS)
 
     def heads(self) -> tuple[int, int]:
         return (0, 0) if self.chance(0.005) else self.some_heads()
@@ -182,14 +199,14 @@ def draw_features(
     variant, words = kernel.variant, {}
     f = Features(empty_lse=-torch.inf if sdpa else torch.inf)
     if draw.chance(0.3):
-        words["scale"] = draw.of(0.3, 1.0, 0.01, -0.2, 0.0, 1)
+        words["scale"] = draw.of(0.3, 1.0, 0.01, -0.2, 0.0, 1, draw.random.uniform(-0.25, 0.25))
         if words["scale"] == 0 and variant != "plain":
             words["scale"] = 0.5
         f = f.with_(scale=words["scale"])
     f, masking = draw_window(draw, f, keys, sdpa)
     words |= masking
     if "softcap" in variant:
-        words["softcap"] = draw.of(3.0, 0.5, 30.0, 5)
+        words["softcap"] = draw.of(3.0, 0.5, 30.0, 5, 50.0)
         f = f.with_(softcap=words["softcap"])
     if "alibi" in variant:
         slopes = draw.array(draw.normal(*((batch, heads) if draw.chance(0.4) else (heads,))) / 4)
@@ -211,7 +228,7 @@ def draw_features(
         captured = more["captures"]
         words, f = words | more, f.with_(score_mod=Snippet(captured["kind"].values(), captured["level"].values()))
     if variant == "dropout":
-        words["dropout_p"] = draw.of(0.15, 0.5, 1.0, 0.001)
+        words["dropout_p"] = draw.of(0.15, 0.5, 1.0, 0.001, 1e-4, 0.99)
         f = f.with_(dropout=words["dropout_p"])
     return f, words
 
@@ -222,7 +239,11 @@ def draw_window(draw: Draw, f: Features, keys: int, sdpa: bool) -> tuple[Feature
     words: dict[str, Any] = {"causal": causal} if causal else {}
     sides = [-1, -1]
     if draw.chance(0.3):
-        sides = [draw.of(-1, 0, 1, 5, 16, 40, keys, keys + 1, max(keys - 1, 0), 2**31 - 1, 2**40) for _ in range(2)]
+        ends = (-1, 0, keys, keys + 1, max(keys - 1, 0), 2**31 - 1, 2**40)
+        sides = [
+            draw.of(1, 5, 16, 40, *(draw.random.randint(0, max(keys - 1, 0)) for _ in range(2)), *ends)
+            for _ in range(2)
+        ]
         words["window_size"] = draw.of(tuple(sides), list(sides))
     seen = [n if sdpa or n < keys else -1 for n in sides]
     if causal:
@@ -238,7 +259,7 @@ def draw_window(draw: Draw, f: Features, keys: int, sdpa: bool) -> tuple[Feature
 def draw_mask(draw: Draw, kernel: Kernel, scores: tuple[int, ...]) -> Array:
     rank = draw.random.randint(1, len(scores)) if draw.chance(0.4) else len(scores)
     shape = tuple(1 if draw.chance(0.3) else n for n in scores[len(scores) - rank :])
-    hidden = torch.rand(shape, generator=draw.generator) < draw.of(0.2, 0.2, 0.9, 0.0, 1.0)
+    hidden = torch.rand(shape, generator=draw.generator) < draw.of(0.2, 0.2, 0.1, 0.9, 0.0, 1.0)
     if kernel.variant.endswith("mask"):
         return draw.array(~hidden)
     dtype = torch.float32 if kernel.variant.endswith("bias32") else DTYPES[kernel.dtype]

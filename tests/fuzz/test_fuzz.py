@@ -23,6 +23,13 @@ def test_random_calls():
     check(Run(cases=100, width="narrow"))
 
 
+@pytest.mark.parametrize("cases", [600, pytest.param(4800, marks=pytest.mark.long)])
+@pytest.mark.parametrize("function", ["attention", "flash_attn_varlen_func"])
+def test_random_calls_of_every_size(function, cases):
+    """Of a dozen of these numbers one is a case of the function, or two."""
+    check(Run(seed=3, cases=cases, width="sweep", function=function))
+
+
 @pytest.mark.wide
 def test_more_random_calls():
     check(Run(seed=1, cases=500, width="narrow"))
