@@ -10,17 +10,17 @@ import torch
 from arrays import DTYPES
 from caches import FORMATS, as_indexable, rotated
 from tolerance import check_attention
-from xeflash.selftest.reference import Features
+from xeflash.selftest import cached
+from xeflash.selftest.arrays import TorchArrays
+from xeflash.selftest.reference import Features, to_float64
+from xeflash.selftest.tolerance import ulp
 
 from .case import Case
 from .dense import FLASH_NAMES, longest, parts, renamed, starts, tensor, way_of
 from .draw import CacheKernel, Draw, draw_features
 from .memory import Array
 
-ROUNDING = {"e4m3": 2.0**-4, "e5m2": 2.0**-3, "int8": 0.0}  # of a quantised number, of its size
-STEP = {"e4m3": 2.0**-10, "e5m2": 2.0**-17, "int8": 0.5}  # half of the smallest one
-LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
-UNIT = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}
+HOST = TorchArrays("cpu")
 
 
 @dataclass
@@ -43,19 +43,17 @@ class Cache:
     table: Any = None
     page: int = 0
 
-    def slots(self, b: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def slots(self, b: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Where keys [first, end) of sequence b are: two indices of the cache."""
-        i = torch.arange(first, end)
+        i, table = np.arange(first, end), self.table[b].numpy()
         if self.page:
-            return self.table[b, i // self.page].long(), i % self.page
-        if self.kernel.place == "beams":
-            return self.table[b, i].long(), i
-        return self.table[b].expand(end - first).long(), i
+            return table[i // self.page], i % self.page
+        return (table[i] if self.kernel.place == "beams" else np.full(end - first, table)), i
 
     def written(self) -> tuple[np.ndarray, ...]:
         """The index of what is appended."""
         places = [self.slots(b, n - self.added, n) for b, n in enumerate(self.lengths)]
-        return tuple(torch.cat([place[axis] for place in places]).numpy() for axis in (0, 1)) if places else ([], [])
+        return tuple(np.concatenate([place[axis] for place in places]) for axis in (0, 1)) if places else ([], [])
 
     def used(self) -> list[tuple[int, int]]:
         """Places of the table that are read whatever the window is."""
@@ -64,14 +62,13 @@ class Cache:
         size = self.page or 1
         return [(b, (n - 1) // size) for b, n in enumerate(self.lengths) if n > max(0, self.pads[b])]
 
-    def rows(self, side: str, b: int) -> torch.Tensor:
-        """The keys, or values, of a sequence as they are in the cache now, dequantised in float64: (keys, Hk, D)."""
-        slots = self.slots(b, self.pads[b] + self.unseen[b], self.lengths[b])
-        array, scale = {"k": self.k, "v": self.v}[side], self.scales.get(side)
-        rows = as_indexable(array.values())[slots].view(array.dtype).double()
-        if isinstance(scale, Array):
-            return rows * scale.values()[slots].double()[..., None]
-        return rows if scale is None else rows * float(np.float32(scale))
+    def now(self) -> cached.Cache:
+        """What is in it."""
+        k, v, *scales = (
+            HOST.get(x.values()) if isinstance(x, Array) else x
+            for x in (self.k, self.v, self.scales.get("k"), self.scales.get("v"))
+        )
+        return cached.Cache([], {}, (k, v), (scales[0], scales[1]))
 
 
 def draw_cache(
@@ -222,12 +219,15 @@ def flash_attn_with_kvcache(draw: Draw) -> Case:
         out, lse = parts((*result, None) if want_lse else result, want_lse, q.kind)
         assert out.shape == (batch, rows, heads, kernel.dim_v), f"out has shape {list(out.shape)}"
         assert lse is None or lse.shape == (batch, heads, rows), f"the LSE has shape {list(lse.shape)}"
-        if cache.added:
-            for b in range(batch):
-                at = before[b] + torch.arange(cache.added)
-                new_k = turned[b] if "rotary_cos" not in arguments else turn(turned[b], at)
-                check_appended(cache, "k", b, new_k, "rotary_cos" in arguments)
-                check_appended(cache, "v", b, arguments["v"].values()[b], False)
+        now, unit = cache.now(), ulp(1.0, str(q.dtype)[6:]) if "rotary_cos" in arguments else 0.0
+        for b in range(batch if cache.added else 0):
+            place = cache.slots(b, before[b], cache.lengths[b])
+            at = before[b] + torch.arange(cache.added)
+            new = turn(turned[b], at) if unit else turned[b], arguments["v"].values()[b]
+            for side, rows_of in enumerate(new):
+                what = f"{'kv'[side]}_cache of sequence {b}"
+                for finding in now.judge_new(what, side, place, to_float64(rows_of), (unit, 0.0)[side]):
+                    assert finding.ok, finding
         for b in range(batch):
             check_sequence(cache, b, q_seen[b], f, out[b], None if lse is None else lse[b], draw.on_gpu)
 
@@ -251,42 +251,12 @@ def draw_rotary(draw: Draw, kernel: CacheKernel, positions: int) -> tuple[Any, d
     return turn, options
 
 
-def check_appended(cache: Cache, side: str, b: int, want: torch.Tensor, turned: bool) -> None:
-    """What is now in the places of new keys: (new, H, D), rounded once, or once more if they were rotated."""
-    array, scale = {"k": cache.k, "v": cache.v}[side], cache.scales.get(side)
-    slots = cache.slots(b, cache.lengths[b] - cache.added, cache.lengths[b])
-    got = as_indexable(array.values())[slots].view(array.dtype).double()
-    form = cache.kernel.format.partition(".")[0]
-    want = want.double()
-    size = want.abs().amax(-1, keepdim=True) if want.numel() else want
-    slack = torch.zeros_like(want)
-    if turned:  # the products may be fused with the sum
-        slack = UNIT[cache.kernel.dtype] * want.abs() + 2.0**-21 * size
-    if form != "same":
-        if isinstance(scale, Array):
-            factor = scale.values()[slots].double()[..., None]
-            wanted = torch.where(size > 0, size / LARGEST[form], 1.0)
-            near = (factor - wanted).abs() <= wanted * (2.0**-20 + (2 * UNIT[cache.kernel.dtype] if turned else 0))
-            assert near.all(), f"{side}_scale of sequence {b} is {factor[~near][0]}, want {wanted[~near][0]}"
-        else:
-            factor = torch.tensor(1.0 if scale is None else float(np.float32(scale)), dtype=torch.float64)
-        got = got * factor
-        largest = LARGEST[form] * factor
-        want = want.clamp(-largest, largest)
-        slack = slack + 1.0001 * (ROUNDING[form] * want.abs() + STEP[form] * factor) + 2.0**-22 * size
-    error = torch.where(got == want, 0, (got - want).abs()).nan_to_num(torch.inf)
-    wrong = error > slack
-    assert not wrong.any(), (
-        f"{side}_cache of sequence {b}: {int(wrong.sum())} of {wrong.numel()} new elements differ, the first is "
-        f"{got[wrong][0]}, want {want[wrong][0]}, limit {slack.expand_as(want)[wrong][0]:.3g}"
-    )
-
-
 def check_sequence(
     cache: Cache, b: int, q: torch.Tensor, f: Features, out: torch.Tensor, lse: torch.Tensor | None, gpu: bool
 ) -> None:
     """q and out (rows, H, D), lse (H, rows). Keys out of sight are put before the others, as zeros."""
-    k, v = (cache.rows(side, b) for side in "kv")
+    place = cache.slots(b, cache.pads[b] + cache.unseen[b], cache.lengths[b])
+    k, v = (torch.from_numpy(cache.now().held_by(side, place)) for side in (0, 1))
     if cache.unseen[b]:
         k, v = (torch.cat([x.new_zeros((cache.unseen[b], *x.shape[1:])), x]) for x in (k, v))
     slopes = f.alibi[b : b + 1] if f.alibi is not None and f.alibi.dim() == 2 else f.alibi

@@ -11,12 +11,15 @@ import numpy as np
 from xeflash.selftest.arrays import Arrays
 from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of, result_of, work_of
 from xeflash.selftest.reference import Features
-from xeflash.selftest.tolerance import Finding, Judge, compare, judge
-from xeflash.selftest.values import Values
+from xeflash.selftest.tolerance import Finding, Judge, compare, judge, ulp
+from xeflash.selftest.values import Values, spacing
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Place: TypeAlias = tuple[Array, Array]  # of the keys of a sequence, two indices of the cache
 Scale: TypeAlias = "Values | float | None"
+
+
+_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,19 @@ class Cache:
         """What the numbers there are multiplied by."""
         scale = self.scales[side]
         return scale.numbers[place][..., None] if isinstance(scale, Values) else float(np.float32(scale or 1.0))
+
+    def judge_new(self, what: str, side: int, place: Place, rows: Array, unit: float = 0.0) -> list[Finding]:
+        """Rows that were appended there, rounded once, or once more, to `unit`, if they were rotated before."""
+        dtype, factors, found = self.arrays[side].dtype, self.factors(side, place), list[Finding]()
+        size = np.max(np.abs(rows), axis=-1, keepdims=True, initial=0.0)
+        limit = unit * np.abs(rows) + (2.0**-21 * size if unit else 0.0)  # the products may be fused with the sum
+        if largest := _LARGEST.get(dtype):
+            if isinstance(self.scales[side], Values):
+                wanted = np.where(size > 0, size / largest, 1.0)
+                found.append(compare(f"{what}: scale", factors, wanted, wanted * (2.0**-20 + 2 * unit)))
+            rows = np.clip(rows, -largest * factors, largest * factors)
+            limit = limit + 1.0001 * spacing(rows / factors, dtype) * factors / 2 + 2.0**-22 * size
+        return [*found, compare(f"{what}: new", self.held_by(side, place), rows, limit)]
 
 
 @dataclass(frozen=True)
@@ -209,16 +225,14 @@ class Cached:
 
     def _judge_cache(self, side: int, before: Cache, after: Cache, new: list[Array]) -> list[Finding]:
         """What was appended, to the rounding of its format; the rest byte by byte."""
-        x, letter, found = after.arrays[side], "kv"[side], []
+        x, letter = after.arrays[side], "kv"[side]
+        found: list[Finding] = []
         mine = np.zeros(x.bits.shape[:2], bool)
         for b, (i, j) in enumerate(after.places if new else []):
             slots = (i[len(i) - self.new :], j[len(j) - self.new :])
             mine[slots] = True
-            rows, factors = new[side][b], after.factors(side, slots)
-            want = Values.of(rows / factors, x.dtype).numbers * factors  # no further than the type reaches
-            step = Values(x.bits[slots], x.dtype).spacing() * factors
-            limit = step + 2.0**-22 * np.max(np.abs(rows))  # rotating adds, in fp32
-            found.append(compare(f"sequence {b} {letter}_cache, new", after.held_by(side, slots), want, limit))
+            unit = ulp(1.0, DTYPES[self.dtype]) if self.rotary and side == 0 else 0.0
+            found += after.judge_new(f"sequence {b} {letter}_cache", side, slots, new[side][b], unit)
         old = [
             np.where(mine[..., None, None], 0, y.bits.view(np.dtype(f"u{y.bits.itemsize}"))).astype(float)
             for y in (before.arrays[side], x)
