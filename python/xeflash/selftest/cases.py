@@ -132,9 +132,9 @@ def _merge() -> Iterator[Case]:
 def _gradients() -> Iterator[Case]:
     """The kernels of the backward pass."""
     yield Gradient("fp32")
-    yield Gradient("bf16", causal=True, dropout=0.2)
+    yield Gradient("bf16", window=_CAUSAL, dropout=0.2)
     yield Gradient("fp16", sinks=True)
-    yield Gradient("fp32", bias="learned")
-    yield Gradient("fp32", bias="hidden")
-    yield Gradient("bf16", slopes=True, causal=True)
+    yield Gradient("fp32", mask="float32")
+    yield Gradient("fp32", mask="float32", lowest=True)
+    yield Gradient("bf16", alibi=True, window=_CAUSAL)
     yield Gradient("bf16", dropout=0.2, probs=True)

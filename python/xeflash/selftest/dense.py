@@ -61,6 +61,7 @@ class Dense:
     slopes: str = "h"  # bh: of each sequence
     mask: str = ""  # bool, float (the type of q), float32
     broadcast: str = "b1qk"  # the axes of a mask
+    lowest: bool = False  # a mask of fp32 hides by its smallest number, which is finite
     sinks: bool = False
     dropout: float = 0.0
     score_mod: bool = False
@@ -77,8 +78,8 @@ class Dense:
         words = {
             "causal": self.window == (-1, 0), f"window{self.window}": self.window not in ((-1, -1), (-1, 0)),
             "top-left": self.top_left, "softcap": self.softcap > 0, "alibi": self.alibi,
-            f"{self.mask} mask": bool(self.mask), "sinks": self.sinks, "dropout": self.dropout > 0,
-            "score_mod": self.score_mod, f"scale {self.scale}": self.scale is not None,
+            f"{self.mask} mask": bool(self.mask), "of lowest numbers": self.lowest, "sinks": self.sinks,
+            "dropout": self.dropout > 0, "score_mod": self.score_mod, f"scale {self.scale}": self.scale is not None,
         }  # fmt: skip
         return " ".join([kind, self.dtype, dims, shape, *(word for word, is_so in words.items() if is_so)])
 
@@ -157,8 +158,9 @@ class Dense:
                 hidden[..., 1, :] = True  # a row that sees nothing
             mask = Values.of(~hidden, "bool")
             if self.mask != "bool":
-                numbers = np.where(hidden, -np.inf, random.standard_normal(shape) * 2)
-                mask = Values.of(numbers, DTYPES[self.dtype] if self.mask == "float" else self.mask)
+                of = DTYPES[self.dtype] if self.mask == "float" else self.mask
+                least = -np.finfo(np.float32).max if self.lowest else -np.inf
+                mask = Values.of(np.where(hidden, least, random.standard_normal(shape) * 2), of)
             f, more["attn_mask"] = f.with_(mask=mask.numbers), arrays.put(mask)
         if self.score_mod:
             kind = Values.of(random.integers(0, 5, PERIOD), "int32")

@@ -9,88 +9,66 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
+from xeflash.selftest.dense import Dense
 from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of, work_of
 from xeflash.selftest.reference import Features, distance, weights_of
-from xeflash.selftest.tolerance import Finding, compare
-from xeflash.selftest.values import Values
+from xeflash.selftest.tolerance import Finding, Judge, compare, judge
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 _LIMITS = {"fp32": 2.0**-17, "fp16": 2.0**-8, "bf16": 2.0**-5}  # of the largest element
 _NAMES = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")  # the order of _core.backward's results
-_BHSD, _RNG = 2, (7, 1 << 33)
+_BHSD = 2
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(Dense):
     """Gradients of dense attention; with `probs` the probabilities in their place, negative where dropped."""
 
-    dtype: str = "bf16"
-    dim: int = 64
     rows: int = 70
     keys: int = 131
     heads: tuple[int, int] = (4, 2)
-    causal: bool = False
-    bias: str = ""  # learned; "hidden": a row of it is the smallest number of its type
-    slopes: bool = False
-    sinks: bool = False
-    dropout: float = 0.0
+    entry: str = "attention"
+    broadcast: str = "1hqk"
     probs: bool = False
 
     @property
     def name(self) -> str:
         """What it is."""
-        kind = "probabilities" if self.probs else "gradient"
-        shape = f"{self.heads[0]}/{self.heads[1]} {self.rows}x{self.keys}"
-        words = {
-            "causal": self.causal, f"{self.bias} bias": bool(self.bias), "alibi": self.slopes, "sinks": self.sinks,
-            "dropout": self.dropout > 0,
-        }  # fmt: skip
-        return " ".join([kind, self.dtype, f"d{self.dim}", shape, *(word for word, is_so in words.items() if is_so)])
+        return f"{'probabilities' if self.probs else 'gradient'} {super().name.partition(' ')[2]}"
 
-    def prepare(self, arrays: Arrays) -> Prepared:
+    def prepare(self, arrays: Arrays, rule: Judge = judge) -> Prepared:  # noqa: ARG002  its limits are its own
         """Draw its arrays."""
         importlib.import_module("xeflash").attention  # noqa: B018  loads the extension and its kernels
         core: Any = importlib.import_module("xeflash._core")
-        random, dtype, batch = generator_of(self.name), DTYPES[self.dtype], 2
+        random, dtype = generator_of(self.name), DTYPES[self.dtype]
         heads, heads_k = self.heads
         given = {
-            "q": draw(random, dtype, batch, heads, self.rows, self.dim),
-            "k": draw(random, dtype, batch, heads_k, self.keys, self.dim),
-            "v": draw(random, dtype, batch, heads_k, self.keys, self.dim),
+            "q": draw(random, dtype, self.batch, heads, self.rows, self.dim),
+            "k": draw(random, dtype, self.batch, heads_k, self.keys, self.dim),
+            "v": draw(random, dtype, self.batch, heads_k, self.keys, self.dim),
         }
-        if self.bias:
-            bias = random.standard_normal((1, heads, self.rows, self.keys)).astype(np.float32)
-            if self.bias == "hidden":
-                bias[:, :, 3] = np.finfo(np.float32).min
-            given["attn_mask"] = Values.of(bias, "float32")
-        if self.slopes:
-            given["alibi_slopes"] = Values.of(random.random(heads) / 4, "float32")
-        if self.sinks:
-            given["s_aux"] = Values.of(random.standard_normal(heads) * 2, "float32")
-        dout = draw(random, dtype, batch, heads, self.rows, self.dim)
-        device, device_dout = {name: arrays.put(x) for name, x in given.items()}, arrays.put(dout)
+        dout = draw(random, dtype, self.batch, heads, self.rows, self.dim)
+        f, more = self._features(random, arrays, self.batch)
+        device, device_dout = more | {name: arrays.put(x) for name, x in given.items()}, arrays.put(dout)
         rest = None if self.dtype == "fp32" else arrays.put(dout)  # written by the forward pass
+        learned = tuple(name for name in _NAMES if name in device)
         more = {
-            **device, "function": "attention", "layout": _BHSD, "causal": self.causal, "bottom_right": True,
-            "enable_gqa": True, "dropout_p": self.dropout, "seed": _RNG[0], "offset": _RNG[1],
+            **device, "function": "attention", "layout": _BHSD, "causal": f.window == (-1, 0), "bottom_right": True,
+            "enable_gqa": True, "dropout_p": self.dropout, "seed": f.rng[0], "offset": f.rng[1],
         }  # fmt: skip
-
-        window = (-1, 0) if self.causal else (-1, -1)
-        bias, slopes, sinks = (given[name].numbers if name in given else None for name in _NAMES[3:])
-        f = Features(window=window, mask=bias, alibi=slopes, sinks=sinks, dropout=self.dropout, rng=_RNG)
 
         def call() -> Any:
             out, lse = core.forward(**more, return_lse=True, rest=rest)
             if self.probs:
                 return [core.probabilities(**more, out=out, lse=lse)]
             of_forward = {"out": out, "lse": lse, "rest": rest}
-            found = core.backward(**more, **of_forward, dout=device_dout, dlse=None, wanted=tuple(given))
+            found = core.backward(**more, **of_forward, dout=device_dout, dlse=None, wanted=learned)
             return [x for x in found if x is not None]
 
         def check(results: Any) -> list[Finding]:
             want = self._by_the_book({name: x.numbers for name, x in given.items()}, f, dout.numbers)
-            names = ["probabilities"] if self.probs else [f"d{name}" for name in _NAMES if name in given]
+            names = ["probabilities"] if self.probs else [f"d{name}" for name in learned]
             found = []
             for name, x in zip(names, results, strict=True):
                 got = arrays.get(x).numbers
@@ -99,7 +77,7 @@ class Gradient:
             return found
 
         flops, elements = work_of(self.rows, self.keys, heads, heads_k, (self.dim, self.dim), f)
-        return Prepared(call, check, 3.5 * batch * flops, 2 * batch * elements * dout.bits.itemsize)
+        return Prepared(call, check, 3.5 * self.batch * flops, 2 * self.batch * elements * dout.bits.itemsize)
 
     def _by_the_book(self, x: dict[str, Array], f: Features, dout: Array) -> dict[str, Array]:
         """dS = P (dP - sum P dP), with the dropped elements of dP = dO V^T."""
