@@ -64,7 +64,12 @@ def test_what_is_not_to_be_written_is_noticed():
 
 def test_wrong_results_and_refusals_are_noticed():
     cases = (make(0, number) for number in range(1000))
-    case = next(x for x in cases if x.function == "flash_attn_func" and not x.wrong and x.arguments["k"].shape[1] > 30)
+
+    def is_told_by_its_scale(case):
+        given = case.arguments
+        return given["k"].shape[1] > 30 and all(given[name].values().float().std() > 0.5 for name in "qk")
+
+    case = next(x for x in cases if x.function == "flash_attn_func" and not x.wrong and is_told_by_its_scale(x))
     assert perform(case) == "right"
     for scale, text in ((-3.0, "limit"), (float("nan"), "a valid call was refused")):
         case.call = lambda scale=scale, **given: xeflash.flash_attn_func(**given | {"softmax_scale": scale})
