@@ -11,17 +11,8 @@ import dpctl
 import dpctl.memory
 import numpy as np
 import torch
+from xeflash.selftest.arrays import Usm
 
-TYPESTRS = {
-    torch.float32: "<f4",
-    torch.float16: "<f2",
-    torch.bfloat16: "<V2",
-    torch.int32: "<i4",
-    torch.bool: "|b1",
-    torch.int8: "|i1",
-    torch.float8_e4m3fn: "|V1",
-    torch.float8_e5m2: "|V1",
-}
 MEMORY = {
     "device": dpctl.memory.MemoryUSMDevice,
     "shared": dpctl.memory.MemoryUSMShared,
@@ -35,26 +26,19 @@ def gpu_queue() -> dpctl.SyclQueue:
     return dpctl.SyclQueue("level_zero:gpu", property="in_order")
 
 
-class UsmArray:
+class UsmArray(Usm):
     """The values of a torch tensor, with its strides, in USM of a kind and queue, after `offset` elements."""
 
     def __init__(self, values: torch.Tensor, queue: dpctl.SyclQueue, kind: str = "device", offset: int = 0) -> None:
         flat = values.as_strided((values.untyped_storage().nbytes() // values.element_size(),), (1,), 0)
         padded = torch.cat([torch.full((offset,), 77, dtype=values.dtype), flat]).contiguous()
-        self.memory = MEMORY[kind](max(1, padded.nbytes), queue=queue)
+        memory = MEMORY[kind](max(1, padded.nbytes), queue=queue)
         if padded.numel():
-            self.memory.copy_from_host(padded.view(torch.uint8).numpy())
-        self.__sycl_usm_array_interface__ = {
-            "data": (self.memory._pointer, False),
-            "shape": tuple(values.shape),
-            "strides": None if values.is_contiguous() else tuple(values.stride()),
-            "typestr": TYPESTRS[values.dtype],
-            "offset": offset + values.storage_offset(),
-            "version": 1,
-            "syclobj": queue,
-        }
-        self.shape = tuple(values.shape)
-        self.dtype = str(values.dtype).removeprefix("torch.")
+            memory.copy_from_host(padded.view(torch.uint8).numpy())
+        strides, offset = None if values.is_contiguous() else values.stride(), offset + values.storage_offset()
+        super().__init__(
+            memory._pointer, values.shape, str(values.dtype).removeprefix("torch."), queue, strides, offset, memory
+        )
 
 
 def read(array: Any) -> torch.Tensor:
@@ -103,9 +87,4 @@ def far_apart(values: torch.Tensor, queue: dpctl.SyclQueue, axis: int, gap: int)
         place |= {"typestr": "|u1", "version": 1, "syclobj": queue}
         there = types.SimpleNamespace(__sycl_usm_array_interface__=place, owner=memory)
         queue.memcpy(dpctl.memory.as_usm_memory(there), flat, flat.size)
-    interface = {"data": (first, False), "shape": tuple(values.shape), "version": 1, "syclobj": queue}
-    interface |= {"typestr": TYPESTRS[values.dtype], "strides": tuple(strides)}
-    dtype = str(values.dtype).removeprefix("torch.")
-    return types.SimpleNamespace(
-        __sycl_usm_array_interface__=interface, memory=memory, shape=tuple(values.shape), dtype=dtype
-    )
+    return Usm(first, values.shape, str(values.dtype).removeprefix("torch."), queue, tuple(strides), memory=memory)

@@ -19,6 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from xeflash.selftest.arrays import Usm
 
 NUMPY = {
     torch.bfloat16: ml_dtypes.bfloat16,
@@ -137,26 +138,6 @@ def queue_of(kind: str) -> Any:
     return dpctl.SyclQueue(next(d for d in dpctl.get_devices() if d.is_cpu), property="in_order")
 
 
-class UsmView:
-    """Elements of an allocation, as SYCL libraries pass them around."""
-
-    def __init__(self, memory: Any, queue: Any, array: Array) -> None:
-        import usm
-
-        size = array.dtype.itemsize
-        self.memory, self.shape, self.sycl_queue = memory, array.shape, queue
-        self.dtype = str(array.dtype).removeprefix("torch.")
-        self.__sycl_usm_array_interface__ = {
-            "data": (memory._pointer, not array.writable),
-            "shape": array.shape,
-            "strides": tuple(s // size for s in array.strides),
-            "typestr": usm.TYPESTRS[array.dtype],
-            "offset": array.offset // size,
-            "version": 1,
-            "syclobj": queue,
-        }
-
-
 @dataclass(eq=False)
 class Array:
     """Elements in memory of a kind: numpy, torch, usm-cpu; on a GPU usm, xpu."""
@@ -188,7 +169,12 @@ class Array:
             if self.guise == "parameter":
                 return torch.nn.Parameter(tensor, requires_grad=False)
             return torch._neg_view(tensor) if self.guise == "negated" else tensor
-        return UsmView(*self.keep, self)
+        (memory, queue), size = self.keep, self.dtype.itemsize
+        strides, name = tuple(s // size for s in self.strides), str(self.dtype).removeprefix("torch.")
+        place = self.offset // size
+        array: Any = Usm(memory._pointer, self.shape, name, queue, strides, place, memory, not self.writable)
+        array.sycl_queue = queue
+        return array
 
     def values(self) -> torch.Tensor:
         """What the elements are now, packed, on the host."""

@@ -69,20 +69,21 @@ class Queue:
         return self.address
 
 
-class _Usm:
-    """Shared memory of a queue, as a library of SYCL arrays offers it."""
+class Usm:
+    """Elements of memory in USM, as a library of SYCL arrays offers them; strides and offset in elements."""
 
-    def __init__(self, values: Values, queue: Queue) -> None:
-        """Allocate and copy."""
-        allocate = importlib.import_module("xeflash._core").allocate
-        self.dtype, self.shape, self.sycl_queue = values.dtype, values.bits.shape, queue
-        address, self._memory = allocate(queue.address, values.bits.nbytes)
-        _bytes_at(address, values.bits.nbytes)[...] = np.frombuffer(values.bits.tobytes(), np.uint8)
+    def __init__(
+        self, address: int, shape: tuple[int, ...], dtype: str, queue: Any, strides: tuple[int, ...] | None = None,
+        offset: int = 0, memory: Any = None, read_only: bool = False,
+    ) -> None:  # fmt: skip
+        """Keep the memory."""
+        self.shape, self.dtype, self.memory = tuple(shape), dtype, memory
         self.__sycl_usm_array_interface__ = {
-            "data": (address, False),
+            "data": (address, read_only),
             "shape": self.shape,
-            "strides": None,
-            "typestr": _TYPESTRS.get(values.dtype, "|V1"),
+            "strides": strides,
+            "typestr": _TYPESTRS.get(dtype, "|V1"),
+            "offset": offset,
             "version": 1,
             "syclobj": queue,
         }
@@ -98,7 +99,12 @@ class UsmArrays(Arrays):
 
     def put(self, values: Values) -> Any:
         """A copy on the device."""
-        return _Usm(values, self._queue)
+        allocate = importlib.import_module("xeflash._core").allocate
+        address, memory = allocate(self._queue.address, values.bits.nbytes)
+        _bytes_at(address, values.bits.nbytes)[...] = np.frombuffer(values.bits.tobytes(), np.uint8)
+        array: Any = Usm(address, values.bits.shape, values.dtype, self._queue, memory=memory)
+        array.sycl_queue = self._queue
+        return array
 
     def get(self, array: Any) -> Values:
         """What is in it now."""
