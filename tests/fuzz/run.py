@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 import re
-import select
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from xeflash.selftest.pool import Died, Worker
 
 REPOSITORY = Path(__file__).parent.parent.parent
 SECONDS = 900  # of one case: more is a hang. The first call of a kernel compiles it
@@ -56,56 +54,25 @@ class Run:
 def outcomes(run: Run) -> Iterator[dict[str, Any]]:
     """What became of each case: what the worker says of it, or how the worker ended."""
     environment = {name: value for name, value in os.environ.items() if name != "XEFLASH_SIM"}  # it has one of its own
-    while run.cases > 0:
-        command = [sys.executable, "-m", "tests.fuzz", "--worker", *run.words()]
-        with subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        ) as worker:
-            begun: dict[str, Any] = {}
-            done, ended = False, ""
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz", "--worker", *run.words()]
+    worker = None
+    try:
+        for number in range(run.first, run.first + run.cases):
+            if worker is None:
+                worker = Worker(command, SECONDS, cwd=REPOSITORY, env=environment)
+                worker.greet()
+            begun = {"number": number, "function": "?"}
             try:
-                for line in _lines(worker, SECONDS):
-                    message = json.loads(line)
-                    if "begins" in message:
-                        begun = message
-                    elif "done" in message:
-                        done = True
-                    else:
-                        yield message
-            except TimeoutError as error:
-                ended = str(error)
-                worker.kill()
-            except GeneratorExit:
-                worker.kill()
-                raise
-            said = worker.stderr.read()[-TAIL:] if worker.stderr else ""
-            code = worker.wait()
-        if done:
-            return
-        if not begun:
-            raise RuntimeError(f"the process of the calls ended before the first one: {said}")
-        why = ended or (signal.Signals(-code).name if code < 0 else f"exit {code}")
-        number = begun["begins"]
-        yield {"number": number, "function": begun["function"], "outcome": "died", "text": f"{why}\n{said}"}
-        run = replace(run, first=number + 1, cases=run.first + run.cases - number - 1)
-
-
-def _lines(worker: subprocess.Popen[str], seconds: float) -> Iterator[str]:
-    """What it writes; TimeoutError if nothing comes for so long."""
-    assert worker.stdout is not None
-    while True:
-        if not select.select([worker.stdout], [], [], seconds)[0]:
-            raise TimeoutError(f"nothing came back for {seconds} s")
-        line = worker.stdout.readline()
-        if not line:
-            return
-        yield line
+                begun |= worker.ask({"draw": number})
+                if run.function in (None, begun["function"]) or "outcome" in begun:
+                    yield begun | ({} if "outcome" in begun else worker.ask({}))
+            except Died as death:
+                worker.end()
+                worker = None
+                yield begun | {"outcome": "died", "text": f"{death}\n{death.said[-TAIL:]}"}
+    finally:
+        if worker:
+            worker.end()
 
 
 def run(cases: Run, stop: bool = False) -> int:

@@ -1,10 +1,11 @@
-"""The process that calls: it says which case begins, then what became of it, a line of JSON each."""
+"""The process that calls: it draws a case when it is asked, then says what became of it, a line of JSON each."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import sys
 import traceback
 from typing import Any
 
@@ -58,17 +59,15 @@ def work(run: Run) -> None:
                 raise Wrong(fault)
 
     kinds = KINDS["cpu" if run.device == "cpu" else "gpu"]
-    for number in range(run.first, run.first + run.cases):
-        try:
-            case = make(run.seed, number, kinds, run.width)
-        except Exception:
-            say(begins=number, function="?")
-            say(number=number, function="?", outcome="wrong", text="drawing it failed:\n" + traceback.format_exc())
-            continue
-        if run.function and case.function != run.function:
-            continue
-        say(begins=number, function=case.function)
-        outcome, text = outcome_of(case)
-        more = {"case": str(case)} if run.cases == 1 else {}
-        say(number=number, function=case.function, outcome=outcome, text=text, **more)
-    say(done=True)
+    say(ready=True)
+    case: Case | None = None
+    for line in sys.stdin:
+        if "draw" in (request := json.loads(line)):
+            try:
+                case = make(run.seed, request["draw"], kinds, run.width)
+                say(function=case.function)
+            except Exception:
+                say(function="?", outcome="wrong", text="drawing it failed:\n" + traceback.format_exc())
+        elif case:
+            outcome, text = outcome_of(case)
+            say(outcome=outcome, text=text, **({"case": str(case)} if run.cases == 1 else {}))

@@ -23,7 +23,12 @@ class Refused(RuntimeError):
 
 
 class Died(RuntimeError):
-    """How a worker ended without an answer."""
+    """How a worker ended without an answer, and what it had said last."""
+
+    def __init__(self, how: str, said: str = "") -> None:
+        """Keep both."""
+        super().__init__(how)
+        self.said = said
 
 
 def command(device: str) -> list[str]:
@@ -34,14 +39,14 @@ def command(device: str) -> list[str]:
 class Worker:
     """A process that answers requests."""
 
-    def __init__(self, words: Sequence[str], seconds: float = SECONDS) -> None:
-        """Start it; `greet` waits for it."""
+    def __init__(self, words: Sequence[str], seconds: float = SECONDS, **how: Any) -> None:
+        """Start it, as Popen takes `how`; `greet` waits for it."""
         self._seconds = seconds
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         pipe = subprocess.PIPE
         # A session of its own: an interrupt is for us, who then end it.
         self._process = subprocess.Popen(
-            words, stdin=pipe, stdout=pipe, stderr=self._said, text=True, start_new_session=True
+            words, stdin=pipe, stdout=pipe, stderr=self._said, text=True, start_new_session=True, **how
         )
         self.device: Answer = {}
 
@@ -65,14 +70,15 @@ class Worker:
         if line:
             answer: Answer = json.loads(line)
             return answer
-        if not ready:
-            self.end()
-            raise Died(f"no answer within {self._seconds} s")
-        code = self._process.wait()
+        code = self._process.wait() if ready else None
         self._said.seek(0)
-        said = self._said.read().decode(errors="replace").strip().splitlines() or ["no message"]
-        where = next((line.strip() for line in said if line.startswith("  File ")), said[-1])
-        raise Died(f"{f'signal {-code}' if code < 0 else f'exit {code}'}: {where}")
+        said = self._said.read().decode(errors="replace").strip()
+        if code is None:
+            self.end()
+            raise Died(f"no answer within {self._seconds} s", said)
+        lines = said.splitlines() or ["no message"]
+        where = next((line.strip() for line in lines if line.startswith("  File ")), lines[-1])
+        raise Died(f"{f'signal {-code}' if code < 0 else f'exit {code}'}: {where}", said)
 
     def end(self) -> None:
         """Ends the process, whatever it does."""
