@@ -21,7 +21,7 @@ SDPA_NAMES = {"causal": "is_causal"}
 
 @dataclass
 class Inputs:
-    """Q, K and V of a call, as arguments, and as tensors (B, H, S, D) or (tokens, H, D)."""
+    """Q, K and V of a call, as arguments, and as tensors (B, S, H, D) or (tokens, H, D)."""
 
     arguments: dict[str, Any]
     q: torch.Tensor
@@ -106,31 +106,40 @@ def way_of(draw: Draw, arguments: dict[str, Any], operator: bool = True) -> str:
 # ---- flash-attn's, dense ------------------------------------------------------------------------
 
 
-def flash_attn_func(draw: Draw) -> Case:
-    kernel, batch, (heads, heads_k) = draw.kernel(), draw.batch(), draw.heads()
-    rows, keys = draw.rows(kernel), draw.keys()
-    q = draw.array(tensor(draw, kernel, batch, rows, heads, kernel.dim))
-    k = draw.array(tensor(draw, kernel, batch, keys, heads_k, kernel.dim))
-    v = draw.array(tensor(draw, kernel, batch, keys, heads_k, kernel.dim_v))
-    qkv = Inputs({"q": q, "k": k, "v": v}, *(x.values().transpose(1, 2) for x in (q, k, v)), q.kind)
-    return flash_case(draw, "flash_attn_func", kernel, qkv)
+def flash_attn(draw: Draw, function: str) -> Case:
+    """A call of one of its functions, whose names say what they take."""
+    together = 3 if "qkvpacked" in function else 2 if "kvpacked" in function else 1
+    kernel, heads = draw.kernel() if together == 1 else packable(draw), draw.heads()
+    if "varlen" not in function:
+        batch, rows = draw.batch(), draw.rows(kernel)
+        x = inputs(draw, kernel, heads, together, (batch, rows), (batch, draw.keys()))
+        return flash_case(draw, function, kernel, x)
+    lengths_q = lengths_of(draw, lambda: draw.rows(kernel))
+    lengths_k = lengths_q if together == 3 else [0 if draw.chance(0.1) else draw.keys() for _ in lengths_q]
+    used, cu_k = None, starts(lengths_k)
+    if together == 1 and draw.chance(0.3):
+        used = [draw.random.randint(0, n) for n in lengths_k]
+    unused = [slice(start + n, end) for start, n, end in zip(cu_k, used or [], cu_k[1:], strict=False)]
+    x = inputs(draw, kernel, heads, together, (sum(lengths_q),), (sum(lengths_k),), unused)
+    return varlen_case(draw, function, kernel, x, lengths_q, lengths_k, used)
 
 
-def flash_attn_kvpacked_func(draw: Draw) -> Case:
-    kernel, batch, (heads, heads_k) = packable(draw), draw.batch(), draw.heads()
-    rows, keys = draw.rows(kernel), draw.keys()
-    q = draw.array(tensor(draw, kernel, batch, rows, heads, kernel.dim))
-    kv = draw.array(tensor(draw, kernel, batch, keys, 2, heads_k, kernel.dim))
-    k, v = kv.values().transpose(1, 3).unbind(2)
-    qkv = Inputs({"q": q, "kv": kv}, q.values().transpose(1, 2), k, v, q.kind)
-    return flash_case(draw, "flash_attn_kvpacked_func", kernel, qkv)
-
-
-def flash_attn_qkvpacked_func(draw: Draw) -> Case:
-    kernel, batch, (heads, _) = packable(draw), draw.batch(), draw.heads()
-    packed = draw.array(tensor(draw, kernel, batch, draw.rows(kernel), 3, heads, kernel.dim))
-    q, k, v = packed.values().transpose(1, 3).unbind(2)
-    return flash_case(draw, "flash_attn_qkvpacked_func", kernel, Inputs({"qkv": packed}, q, k, v, packed.kind))
+def inputs(
+    draw: Draw, kernel: Kernel, heads: tuple[int, int], together: int, lead_q: Any, lead_k: Any, unused: Any = ()
+) -> Inputs:
+    """Rows with these sizes before them, the last `together` of Q, K and V in one array; NaN where keys are unused."""
+    if together == 3:
+        packed = draw.array(tensor(draw, kernel, *lead_q, 3, heads[0], kernel.dim))
+        return Inputs({"qkv": packed}, *packed.values().unbind(-3), packed.kind)
+    q = draw.array(tensor(draw, kernel, *lead_q, heads[0], kernel.dim))
+    if together == 2:
+        kv = draw.array(tensor(draw, kernel, *lead_k, 2, heads[1], kernel.dim))
+        return Inputs({"q": q, "kv": kv}, q.values(), *kv.values().unbind(-3), q.kind)
+    k, v = (tensor(draw, kernel, *lead_k, heads[1], dim) for dim in (kernel.dim, kernel.dim_v))
+    for keys in unused:
+        k[keys], v[keys] = torch.nan, torch.nan
+    k, v = (draw.array(x, distinct=bool(unused)) for x in (k, v))
+    return Inputs({"q": q, "k": k, "v": v}, q.values(), k.values(), v.values(), q.kind)
 
 
 def packable(draw: Draw) -> Kernel:
@@ -141,7 +150,7 @@ def packable(draw: Draw) -> Kernel:
 
 
 def flash_case(draw: Draw, function: str, kernel: Kernel, x: Inputs) -> Case:
-    (batch, heads, rows, _), keys = x.q.shape, x.k.shape[2]
+    (batch, rows, heads, _), keys = x.q.shape, x.k.shape[1]
     f, words = draw_features(draw, kernel, batch, heads, keys)
     f, before = seeded(draw, f)
     if want_lse := not f.dropout and draw.chance(0.5):
@@ -153,8 +162,8 @@ def flash_case(draw: Draw, function: str, kernel: Kernel, x: Inputs) -> Case:
         out, lse = parts(result, want_lse, x.kind)
         assert out.shape == (batch, rows, heads, x.v.shape[-1]), f"out has shape {list(out.shape)}"
         assert lse is None or lse.shape == (batch, heads, rows), f"the LSE has shape {list(lse.shape)}"
-        out = out.transpose(1, 2)
-        compare([x.q, x.k, x.v], f, out, lse, out.shape, draw.on_gpu)
+        q, k, v, out = (y.transpose(1, 2) for y in (x.q, x.k, x.v, out))
+        compare([q, k, v], f, out, lse, out.shape, draw.on_gpu)
 
     arguments = x.arguments | renamed(words, FLASH_NAMES)
     way = way_of(draw, arguments, function == "flash_attn_func")
@@ -192,40 +201,6 @@ def longest(draw: Draw, lengths: list[int]) -> int:
     """A max_seqlen that may be larger than it has to be."""
     least = max(lengths, default=0)
     return least + (draw.of(1, 3, 64) if draw.chance(0.2) else 0)
-
-
-def flash_attn_varlen_func(draw: Draw) -> Case:
-    kernel, (heads, heads_k) = draw.kernel(), draw.heads()
-    lengths_q = lengths_of(draw, lambda: draw.rows(kernel))
-    lengths_k = [0 if draw.chance(0.1) else draw.keys() for _ in lengths_q]
-    q = draw.array(tensor(draw, kernel, sum(lengths_q), heads, kernel.dim))
-    used = None
-    k, v = (tensor(draw, kernel, sum(lengths_k), heads_k, dim) for dim in (kernel.dim, kernel.dim_v))
-    if draw.chance(0.3):
-        used = [draw.random.randint(0, n) for n in lengths_k]
-        for start, n, end in zip(starts(lengths_k), used, starts(lengths_k)[1:], strict=False):
-            k[start + n : end], v[start + n : end] = torch.nan, torch.nan
-    k, v = (draw.array(x, distinct=used is not None) for x in (k, v))
-    x = Inputs({"q": q, "k": k, "v": v}, q.values(), k.values(), v.values(), q.kind)
-    return varlen_case(draw, "flash_attn_varlen_func", kernel, x, lengths_q, lengths_k, used)
-
-
-def flash_attn_varlen_kvpacked_func(draw: Draw) -> Case:
-    kernel, (heads, heads_k) = packable(draw), draw.heads()
-    lengths_q = lengths_of(draw, lambda: draw.rows(kernel))
-    lengths_k = [0 if draw.chance(0.1) else draw.keys() for _ in lengths_q]
-    q = draw.array(tensor(draw, kernel, sum(lengths_q), heads, kernel.dim))
-    kv = draw.array(tensor(draw, kernel, sum(lengths_k), 2, heads_k, kernel.dim))
-    x = Inputs({"q": q, "kv": kv}, q.values(), *kv.values().unbind(1), q.kind)
-    return varlen_case(draw, "flash_attn_varlen_kvpacked_func", kernel, x, lengths_q, lengths_k, None)
-
-
-def flash_attn_varlen_qkvpacked_func(draw: Draw) -> Case:
-    kernel, (heads, _) = packable(draw), draw.heads()
-    lengths = lengths_of(draw, lambda: draw.rows(kernel))
-    qkv = draw.array(tensor(draw, kernel, sum(lengths), 3, heads, kernel.dim))
-    x = Inputs({"qkv": qkv}, *qkv.values().unbind(1), qkv.kind)
-    return varlen_case(draw, "flash_attn_varlen_qkvpacked_func", kernel, x, lengths, lengths, None)
 
 
 def varlen_case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from . import backward, cached, dense, merged, others
 from .case import Case
@@ -11,12 +12,12 @@ from .invalid import spoil
 
 FUNCTIONS: dict[str, tuple[int, Callable[[Draw], Case]]] = {
     "attention": (6, dense.attention),
-    "flash_attn_func": (4, dense.flash_attn_func),
-    "flash_attn_kvpacked_func": (1, dense.flash_attn_kvpacked_func),
-    "flash_attn_qkvpacked_func": (1, dense.flash_attn_qkvpacked_func),
-    "flash_attn_varlen_func": (4, dense.flash_attn_varlen_func),
-    "flash_attn_varlen_kvpacked_func": (1, dense.flash_attn_varlen_kvpacked_func),
-    "flash_attn_varlen_qkvpacked_func": (1, dense.flash_attn_varlen_qkvpacked_func),
+    "flash_attn_func": (4, partial(dense.flash_attn, function="flash_attn_func")),
+    "flash_attn_kvpacked_func": (1, partial(dense.flash_attn, function="flash_attn_kvpacked_func")),
+    "flash_attn_qkvpacked_func": (1, partial(dense.flash_attn, function="flash_attn_qkvpacked_func")),
+    "flash_attn_varlen_func": (4, partial(dense.flash_attn, function="flash_attn_varlen_func")),
+    "flash_attn_varlen_kvpacked_func": (1, partial(dense.flash_attn, function="flash_attn_varlen_kvpacked_func")),
+    "flash_attn_varlen_qkvpacked_func": (1, partial(dense.flash_attn, function="flash_attn_varlen_qkvpacked_func")),
     "flash_attn_varlen_func on pages": (2, cached.flash_attn_varlen_paged),
     "flash_attn_with_kvcache": (7, cached.flash_attn_with_kvcache),
     "gradients of attention": (2, backward.attention),
