@@ -4,20 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import xeflash
+from plain import call, make
 from tolerance import check_attention
 from xeflash.selftest.reference import Features, attention_reference
 
 INF, NAN = float("inf"), float("nan")
-
-
-def make(rows=63, keys=127, batch=2, heads=4, heads_k=2, dim=64, dim_v=64, dtype=torch.float32):
-    """q, k, v of (B, H, S, D)."""
-    shapes = [(batch, heads, rows, dim), (batch, heads_k, keys, dim), (batch, heads_k, keys, dim_v)]
-    return [torch.randn(shape).to(dtype) for shape in shapes]
-
-
-def call(q, k, v, **options):
-    return xeflash.attention(q, k, v, enable_gqa=True, return_lse=True, **options)
 
 
 # ---- nothing to do ------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ from dataclasses import replace
 from itertools import chain, cycle, product
 from typing import NamedTuple
 
+import plain
 import pytest
 import torch
-import xeflash
 from arrays import DTYPES, SMALL_LAYOUTS
 from cases import BROADCASTS, ENTRIES, FEW_HEADS, SCALES, VARIANTS, WINDOWS, Case, is_possible, run
 from cover import few
 from pairwise import pairwise
+from plain import call
 from room import need_memory
 from tolerance import check_attention
 from xeflash.selftest.reference import Features
@@ -201,17 +202,12 @@ def test_what_gpus_cannot_do_is_refused(gpu, refused):
 # ---- arrays; these and the following tests share a kernel with the cases ------------------------
 
 
-def make(rows=127, keys=127, dtype=torch.bfloat16):
-    """q, k, v of (2, H, S, 64)."""
-    return [torch.randn(2, heads, n, 64).to(dtype) for heads, n in ((4, rows), (2, keys), (2, keys))]
+def make(rows=127, keys=127):
+    return plain.make(rows, keys, dtype=torch.bfloat16)
 
 
 def on_gpu(*arrays, **how):
     return [usm.UsmArray(x, usm.gpu_queue(), **how) for x in arrays]
-
-
-def call(*arrays, **options):
-    return xeflash.attention(*arrays, enable_gqa=True, return_lse=True, **options)
 
 
 @pytest.mark.parametrize("kind", ["device", "shared", "host"])

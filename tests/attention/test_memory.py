@@ -5,20 +5,11 @@ import pytest
 import torch
 import xeflash
 from arrays import sparse
+from plain import call, make
 from tolerance import check_attention, check_sequences
 from xeflash.selftest.reference import Features
 
 NAN = float("nan")
-
-
-def make(rows=63, keys=127, batch=2, heads=4, heads_k=2, dim=64, dim_v=64, dtype=torch.float32):
-    """q, k, v of (B, H, S, D)."""
-    shapes = [(batch, heads, rows, dim), (batch, heads_k, keys, dim), (batch, heads_k, keys, dim_v)]
-    return [torch.randn(shape).to(dtype) for shape in shapes]
-
-
-def call(q, k, v, **options):
-    return xeflash.attention(q, k, v, enable_gqa=True, return_lse=True, **options)
 
 
 # ---- memory that belongs to others --------------------------------------------------------------

@@ -6,8 +6,8 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, is_on_gpu, to_array
-from tolerance import check_attention
-from xeflash.selftest.reference import Features, merged_reference
+from plain import check_rows_first
+from xeflash.selftest.reference import merged_reference
 
 
 def draw(dtype, rows, keys, heads=3, dim=64):
@@ -16,11 +16,6 @@ def draw(dtype, rows, keys, heads=3, dim=64):
 
 def part(q, k, v, **options):
     return xeflash.flash_attn_func(q, k, v, return_attn_probs=True, **options)[:2]
-
-
-def check(name, q, k, v, out, lse, features=None):
-    q, k, v, out = (x.transpose(1, 2) for x in (q, k, v, out))
-    check_attention(name, q, k, v, features or Features(), out, lse)
 
 
 # Up to 8 states are merged at a time, in fp32.
@@ -32,7 +27,7 @@ def test_parts_give_the_whole(dtype, dim, count):
     # Parts in fp32: rounded to 16 bits they would carry an error of their own.
     states = [part(q.float(), k[:, c].float(), v[:, c].float()) for c in cuts]
     out, lse = xeflash.merge_states(*((o.to(q.dtype) if count == 1 else o, l) for o, l in states))
-    check("parts", q, k, v, out.to(q.dtype), lse)
+    check_rows_first("parts", (q, k, v), out.to(q.dtype), lse)
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
@@ -186,7 +181,7 @@ def test_parts_of_a_packed_call_give_the_whole_on_gpu(gpu):
         around[:, :3, 1:65] = o.flatten(0, 1)
         odd += [to_array(around[:, :3, 1:65], "gpu"), to_array(lse.transpose(0, 1).flatten(1), "gpu")]
     out, lse = (from_array(x, "gpu") for x in xeflash.merge_states(*odd))
-    check("packed", q, k, v, out.view(2, 7, 3, 64), lse.view(3, 2, 7).transpose(0, 1))
+    check_rows_first("packed", (q, k, v), out.view(2, 7, 3, 64), lse.view(3, 2, 7).transpose(0, 1))
 
 
 @pytest.mark.gpu

@@ -14,21 +14,14 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
 from cover import few
+from plain import check_rows_first
+from plain import make_rows_first as bshd
 from tolerance import check_attention
 from xeflash.selftest.reference import Features
 
 usm = pytest.importorskip("usm", reason="dpctl is not installed")
 dpctl = pytest.importorskip("dpctl")
 TESTS = str(Path(usm.__file__).parent)
-
-
-def bshd(rows=63, keys=127, dtype=torch.float32, dim=64):
-    return [torch.randn(2, n, heads, dim).to(dtype) for n, heads in ((rows, 4), (keys, 2), (keys, 2))]
-
-
-def check(case, qkv, out, lse=None, f=None):
-    q, k, v = (x.transpose(1, 2) for x in qkv)
-    check_attention(case, q, k, v, f or Features(), out.transpose(1, 2), lse)
 
 
 # ---- host memory --------------------------------------------------------------------------------
@@ -41,7 +34,7 @@ def test_numpy_arrays_give_numpy_arrays(dtype):
     out, lse, _ = xeflash.flash_attn_func(*arrays, return_attn_probs=True)
     assert type(out) is np.ndarray and out.dtype == arrays[0].dtype and out.flags.c_contiguous and out.flags.writeable
     assert type(lse) is np.ndarray and lse.dtype == np.float32
-    check(dtype, qkv, from_array(out, "numpy"), from_array(lse, "numpy"))
+    check_rows_first(dtype, qkv, from_array(out, "numpy"), from_array(lse, "numpy"))
     assert torch.equal(from_array(out, "numpy"), xeflash.flash_attn_func(*qkv))
 
 
@@ -60,14 +53,14 @@ def test_subclasses_of_numpy_arrays():
 
     qkv = bshd()
     out = xeflash.flash_attn_func(*(x.numpy().view(Mine) for x in qkv))
-    check("subclass", qkv, torch.from_numpy(np.asarray(out)))
+    check_rows_first("subclass", qkv, torch.from_numpy(np.asarray(out)))
 
 
 def test_subclasses_of_tensors():
     qkv = bshd()
     with torch.no_grad():
         out = xeflash.flash_attn_func(*(torch.nn.Parameter(x) for x in qkv))
-    check("parameter", qkv, out)
+    check_rows_first("parameter", qkv, out)
 
 
 def test_inputs_are_not_changed_and_not_kept():
@@ -101,7 +94,7 @@ def test_usm_arrays_stay_on_their_queue(queue, kind, dtype):
     out, lse, _ = xeflash.flash_attn_func(*arrays, return_attn_probs=True, causal=True, s_aux=s_aux)
     for result in (out, lse):
         assert result.__sycl_usm_array_interface__["syclobj"] == queue
-    check(kind, qkv, usm.read(out), usm.read(lse), Features(window=(-1, 0), sinks=sinks))
+    check_rows_first(kind, qkv, usm.read(out), usm.read(lse), Features(window=(-1, 0), sinks=sinks))
 
 
 @pytest.mark.parametrize("rows", [1, 63])
@@ -110,7 +103,7 @@ def test_usm_arrays_with_strides_and_offset(queue, rows):
     laid_out = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv]
     arrays = [usm.UsmArray(x, queue, offset=5) for x in laid_out]
     out = xeflash.flash_attn_func(*arrays)
-    check("strided", qkv, usm.read(out))
+    check_rows_first("strided", qkv, usm.read(out))
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -126,7 +119,7 @@ def test_packed_usm_arrays_without_indexing(queue, strided):
             out = xeflash.flash_attn_qkvpacked_func(on_queue)
         else:
             out = xeflash.flash_attn_kvpacked_func(usm.UsmArray(q, queue), on_queue)
-        check("packed", (q, k, v), usm.read(out))
+        check_rows_first("packed", (q, k, v), usm.read(out))
 
 
 def test_usm_out_and_mask(queue):
@@ -158,8 +151,8 @@ def test_work_submitted_before_is_waited_for(queue):
     out = xeflash.flash_attn_func(*arrays)
     again = xeflash.flash_attn_func(out, *arrays[1:])
     first = usm.read(out)
-    check("copied", qkv, first)
-    check("chained", [first, *qkv[1:]], usm.read(again))
+    check_rows_first("copied", qkv, first)
+    check_rows_first("chained", [first, *qkv[1:]], usm.read(again))
     del events
 
 
@@ -251,7 +244,7 @@ xeflash.flash_attn_func(x, x, x)
 
 def test_two_threads_at_once():
     """Different sizes, so that launches, split buffers and new kernels of both threads interleave."""
-    problems = [bshd(rows, keys, dtype) for dtype in (torch.float32, torch.bfloat16) for rows, keys in
+    problems = [bshd(rows, keys, dtype=dtype) for dtype in (torch.float32, torch.bfloat16) for rows, keys in
                 ((1, 4000), (63, 127), (1, 300), (7, 23), (300, 100), (1, 9000))]  # fmt: skip
     wants = [xeflash.flash_attn_func(*problem) for problem in problems]
     failures = []

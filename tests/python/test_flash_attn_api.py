@@ -1,5 +1,7 @@
 """The flash_attn_* functions: flash-attn 2's conventions and results, and what is refused."""
 
+import functools
+import inspect
 import subprocess
 import sys
 
@@ -7,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from tolerance import check_attention
+from plain import check_rows_first, make_rows_first
+from xeflash.call import schema
 from xeflash.selftest.reference import Features
 
 
-def bshd(batch=2, rows=63, keys=127, heads=4, heads_k=2, dim=64, dim_v=64, dtype=torch.bfloat16):
-    shapes = [(batch, rows, heads, dim), (batch, keys, heads_k, dim), (batch, keys, heads_k, dim_v)]
-    return [torch.randn(shape).to(dtype) for shape in shapes]
+bshd = functools.partial(make_rows_first, dtype=torch.bfloat16)
 
 
 def packed_arguments():
@@ -44,7 +45,7 @@ def test_causal_is_bottom_right_and_overrides_the_right_side():
     q, k, v = bshd(rows=23, keys=63)
     out, lse, _ = xeflash.flash_attn_func(q, k, v, causal=True, window_size=(30, 9), return_attn_probs=True)
     f = Features(window=(30, 0))
-    check_attention("causal", *(x.transpose(1, 2) for x in (q, k, v)), f, out.transpose(1, 2), lse)
+    check_rows_first("causal", (q, k, v), out, lse, f)
 
 
 def test_causal_of_one_row_sees_all_keys():
@@ -147,7 +148,7 @@ def test_dropout_draws_by_seed_and_call():
     for call in range(2):
         out = xeflash.flash_attn_func(q, k, v, dropout_p=0.3, causal=True)
         f = Features(window=(-1, 0), dropout=0.3, rng=(2**40 + 5, call))
-        check_attention(f"call {call}", *(x.transpose(1, 2) for x in (q, k, v)), f, out.transpose(1, 2))
+        check_rows_first(f"call {call}", (q, k, v), out, f=f)
 
 
 def test_torchs_seed_is_used_until_manual_seed_is_called():

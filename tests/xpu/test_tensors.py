@@ -1,5 +1,6 @@
 """torch tensors on xpu: what a call returns, what it refuses, whose random numbers it draws."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import torch
 import xeflash
 from arrays import to_xpu
-from tolerance import check_attention
+from plain import check_rows_first, make_rows_first
 from xeflash.integrations import ipex
 from xeflash.selftest.reference import Features
 
@@ -17,14 +18,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.xpu]
 CAUSAL = Features(window=(-1, 0), empty_lse=torch.inf)
 
 
-def make(rows=63, keys=127, dtype=torch.bfloat16):
-    """q, k, v of (2, S, H, 64) in host memory."""
-    return [torch.randn(2, n, heads, 64).to(dtype) for heads, n in ((4, rows), (2, keys), (2, keys))]
-
-
-def check(name, arrays, out, lse=None, features=CAUSAL):
-    q, k, v, out = (x.transpose(1, 2) for x in (*arrays, out.cpu()))
-    check_attention(name, q, k, v, features, out, None if lse is None else lse.cpu(), gpu=True)
+make = functools.partial(make_rows_first, dtype=torch.bfloat16)
+check = functools.partial(check_rows_first, f=CAUSAL, gpu=True)
 
 
 @pytest.mark.parametrize("strided", [False, True])
