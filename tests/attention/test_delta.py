@@ -8,6 +8,8 @@ import pytest
 import torch
 import xeflash
 from cover import few, few_rows
+from tolerance import formula
+from xeflash.selftest.reference import Features
 from xeflash.selftest.tolerance import limit_of_probability
 
 ops = torch.ops.xeflash
@@ -27,18 +29,10 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.
     return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(dtype)
 
 
-def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    s = q @ k.mT / q.shape[-1] ** 0.5
-    if causal:
-        rows, keys = s.shape[-2:]
-        s = s.masked_fill(torch.ones(rows, keys, dtype=torch.bool, device="cpu").triu(keys - rows + 1), -torch.inf)
-    return (s.softmax(-1) @ v).transpose(1, 2)
-
-
 def in_float64(dout: torch.Tensor, *tensors: torch.Tensor, causal: bool = False) -> Any:
     leaves = [x.double().requires_grad_() for x in tensors]
-    out = formula(*leaves, causal=causal)
+    f = Features(window=(-1, 0) if causal else (-1, -1))
+    out = formula(*(x.transpose(1, 2) for x in leaves), f)[0].transpose(1, 2)
     return out.detach(), torch.autograd.grad(out, leaves, dout.double())
 
 

@@ -12,7 +12,7 @@ import xeflash
 from arrays import from_array, is_on_gpu, to_array
 from cover import few, few_rows
 from plain import check_rows_first
-from tolerance import check_attention
+from tolerance import check_attention, formula
 from xeflash.selftest.reference import Features
 
 ROWS, KEYS, HEADS = 37, 61, 3
@@ -319,43 +319,29 @@ LEARNED = {
         lambda s, b, h, i, j, table: s + table[h, j * 1000],
     ),
 }
-DROPOUT = 0.25
 FEATURES = {
     "plain": {},
     "causal": {"is_causal": True, "bottom_right": True},
     "window": {"window_size": (9, 4), "bottom_right": True},
     "softcap": {"softcap": 2.0},
     "bias": {"attn_mask": drawn(99, 61)},
-    "dropout": {"dropout_p": DROPOUT, "rng": (3, 4)},
+    "dropout": {"dropout_p": 0.25, "rng": (3, 4)},
 }
 
 
-def attention_of(case, q, k, v, captures, kept=None, attn_mask=None, **options):
-    """Of one sequence, or a batch of them, by the formula, in the dtype of q; q (B, H, Sq, D)."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    batch, heads, rows, keys = *q.shape[:3], k.shape[2]
-    i, j, h = torch.arange(rows)[:, None], torch.arange(keys), torch.arange(heads)[:, None, None]
-    s = q @ k.mT / q.shape[-1] ** 0.5
-    if softcap := options.get("softcap"):
-        s = softcap * torch.tanh(s / softcap)
-    if attn_mask is not None:
-        s = s + attn_mask.to(s.dtype)
-    s = torch.stack([case.form(s[b], options.get("first", 0) + b, h, i, j, **captures) for b in range(batch)])
-    left, right = options.get("window_size", (-1, 0 if options.get("is_causal") else -1))
-    ahead = j - i - (keys - rows)
-    for hidden in [ahead < -left] * (left >= 0) + [ahead > right] * (right >= 0):
-        s = s.masked_fill(hidden, -torch.inf)
-    p = torch.softmax(s, -1).nan_to_num(0.0)
-    return (p if kept is None else p * kept / (1 - DROPOUT)) @ v
-
-
-def gradients_by_autograd(case, sequences, douts, kept=None, **options):
+def gradients_by_autograd(case, sequences, douts, **options):
     """In float64; (1, H, S, D) each."""
     leaves = {name: x.detach().cpu().double().requires_grad_() for name, x in case.captures.items()}
-    outs = []
-    for b, sequence in enumerate(sequences):
-        mask = None if kept is None else kept[b : b + 1]
-        outs.append(attention_of(case, *(x.double() for x in sequence), leaves, mask, first=b, **options))
+    window = options.get("window_size", (-1, 0 if options.get("is_causal") else -1))
+    f = Features(window=window, softcap=options.get("softcap", 0.0), mask=options.get("attn_mask"))
+    f = f.with_(dropout=options.get("dropout_p", 0.0), rng=options.get("rng"))
+
+    def change(s, b, h, i, j):
+        h, i, j = (torch.from_numpy(x[0]) for x in (h, i, j))
+        return case.form(s[0], b.item(), h, i, j, **leaves)[None]
+
+    outs = [formula(*(x.double() for x in sequence), f.with_(score_mod=change, batch0=b))[0]
+            for b, sequence in enumerate(sequences)]  # fmt: skip
     return torch.autograd.grad(outs, list(leaves.values()), [x.double() for x in douts])
 
 
@@ -382,13 +368,9 @@ def check_dense(case, options, dtype, where, sizes=(99, 61), everything=False):
     found = torch.autograd.grad(out, leaves, dout.to(where), retain_graph=True)
     again = torch.autograd.grad(out, list(moved.values()), dout.to(where))
     assert all(x.equal(y) for x, y in zip(found, again, strict=False))
-    kept = None
-    if "dropout_p" in options:
-        one_hot = torch.eye(keys, dim).expand(2, 2, keys, dim)
-        kept = xeflash.attention(inputs[0].float(), inputs[1].float(), one_hot.to(where), **more).cpu()[..., :keys] > 0
     sequences = [[x[b : b + 1] for x in (q, k, v)] for b in range(2)]
     with torch.device("cpu"):
-        want = gradients_by_autograd(case, sequences, dout.split(1), kept, **options)
+        want = gradients_by_autograd(case, sequences, dout.split(1), **options)
     check_gradients(found[: len(moved)], want, case, 2e-5 if dtype is torch.float32 else 2e-2)
 
 
