@@ -85,13 +85,13 @@ def from_array(x: Any, kind: str) -> torch.Tensor:
     if kind == "torch":
         assert isinstance(x, torch.Tensor), type(x)
         return x
-    if kind == "gpu" and isinstance(x, torch.Tensor):
+    if kind in ("gpu", "xpu") and isinstance(x, torch.Tensor):
         assert x.is_xpu, x.device
         return x.cpu()
-    if is_on_gpu(kind):
+    if is_on_gpu(kind) or kind == "usm-cpu":
         import usm
 
-        assert x.__sycl_usm_array_interface__["syclobj"] == usm.gpu_queue()
+        assert kind == "usm-cpu" or x.__sycl_usm_array_interface__["syclobj"] == usm.gpu_queue()
         return usm.read(x)
     assert isinstance(x, np.ndarray), type(x)
     if x.dtype == ml_dtypes.bfloat16:

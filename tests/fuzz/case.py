@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from arrays import from_array
 
 from .memory import Array
 
@@ -76,19 +75,6 @@ def given(value: Any) -> Any:
     if isinstance(value, list | tuple) and any(arrays_of(value)):
         return type(value)(given(x) for x in value)
     return value
-
-
-def result_of(result: Any, kind: str) -> torch.Tensor:
-    """A result as a tensor on the host, checked to be of the kind of the first array."""
-    if kind == "xpu":
-        assert isinstance(result, torch.Tensor) and result.is_xpu, f"the result is a {type(result).__name__}"
-        return result.cpu()
-    if kind.startswith("usm"):
-        import usm
-
-        assert hasattr(result, "__sycl_usm_array_interface__"), f"the result is a {type(result).__name__}"
-        return usm.read(result)
-    return from_array(result, kind)
 
 
 class Wrong(AssertionError):

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import xeflash
-from arrays import DTYPES
+from arrays import DTYPES, from_array
 from tolerance import check_attention, check_sequences
 from xeflash.selftest.reference import Features
 
-from .case import Case, result_of
+from .case import Case
 from .draw import Draw, Kernel, draw_features
 
 FLASH_NAMES = {"scale": "softmax_scale", "sinks": "s_aux"}
@@ -76,8 +76,8 @@ def attention(draw: Draw) -> Case:
             assert out is words["out"].given, "the result is not out"
             out = words["out"].values()
         else:
-            out = result_of(out, q.kind)
-        lse = None if lse is None else result_of(lse, q.kind)
+            out = from_array(out, q.kind)
+        lse = None if lse is None else from_array(lse, q.kind)
         assert out.shape == shape(rows, heads, kernel.dim_v), f"out has shape {list(out.shape)}"
         assert lse is None or lse.shape == out.shape[:-1], f"the LSE has shape {list(lse.shape)}"
         full = [x.values().reshape(batch, n, *x.shape[-2:]) for x, n in ((q, heads), (k, heads_k), (v, heads_k))]
@@ -180,10 +180,10 @@ def seeded(draw: Draw, f: Features) -> tuple[Features, Any]:
 
 def parts(result: Any, want_lse: bool, kind: str) -> tuple[torch.Tensor, torch.Tensor | None]:
     if not want_lse:
-        return result_of(result, kind), None
+        return from_array(result, kind), None
     out, lse, nothing = result
     assert nothing is None
-    return result_of(out, kind), result_of(lse, kind)
+    return from_array(out, kind), from_array(lse, kind)
 
 
 # ---- flash-attn's, packed sequences -------------------------------------------------------------

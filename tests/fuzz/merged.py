@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from arrays import DTYPES
+from arrays import DTYPES, from_array
 from xeflash.selftest.reference import merged_reference
 
-from .case import Case, result_of
+from .case import Case
 from .dense import way_of
 from .draw import Draw
 
@@ -38,7 +38,7 @@ def merge_states(draw: Draw) -> Case:
         arguments = {"states": states}
 
     def check(result: Any) -> None:
-        out, lse = (result_of(x, states[0].kind) for x in result)
+        out, lse = (from_array(x, states[0].kind) for x in result)
         assert (out.shape, lse.shape) == (states[0].shape, states[1].shape), f"{list(out.shape)}, {list(lse.shape)}"
         assert (out.dtype, lse.dtype) == (states[0].dtype, torch.float32), f"{out.dtype}, {lse.dtype}"
         outs, lses = (torch.stack([x.values().double() for x in states[i::2]]).numpy() for i in (0, 1))

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from arrays import DTYPES
+from arrays import DTYPES, from_array
 from tolerance import check_sequences
 from xeflash.selftest.reference import Features
 
 from .cached import check_sequence, draw_cache
 from .case import Case
-from .dense import compare, lengths_of, longest, result_of, starts, tensor
+from .dense import compare, lengths_of, longest, starts, tensor
 from .draw import CacheKernel, Draw, Kernel, draw_mask
 from .memory import Array
 
@@ -70,7 +70,7 @@ def scaled_dot_product_attention(draw: Draw) -> Case:
         f = f.with_(window=(-1, 0))
 
     def check(result: Any) -> None:
-        out = result_of(result, q.kind)
+        out = from_array(result, q.kind)
         assert out.shape == shape(heads, rows, kernel.dim_v), f"out has shape {list(out.shape)}"
         sizes = ((q, heads), (k, heads_k), (v, heads_k))
         full = [x.values().reshape(batch, n, *x.shape[-2:]) for x, n in sizes]
@@ -104,7 +104,7 @@ def varlen_attn(draw: Draw) -> Case:
         arguments["scale"] = 0.3
 
     def check(result: Any) -> None:
-        out = result_of(result, q.kind)
+        out = from_array(result, q.kind)
         assert out.shape == q.shape, f"out has shape {list(out.shape)}"
         qkv = [x.values() for x in (q, k, v)]
         check_sequences("", qkv, (cu_q, cu_k), f, out, gpu=draw.on_gpu, drawn=True)
@@ -137,7 +137,7 @@ def standard_attention(draw: Draw) -> Case:
         f = f.with_(scale=arguments["scale"])
 
     def check(result: Any) -> None:
-        out = result_of(result, q.kind)
+        out = from_array(result, q.kind)
         assert out.shape == (batch, heads, rows, kernel.dim_v), f"out has shape {list(out.shape)}"
         compare([x.values() for x in (q, k, v)], f, out, None, out.shape, draw.on_gpu)
 
@@ -185,7 +185,7 @@ def ipex_sdp(draw: Draw) -> Case:
         arguments["seq_last"] = True
 
     def check(result: Any) -> None:
-        out = result_of(result, q.kind)
+        out = from_array(result, q.kind)
         assert out.shape == (batch, heads, rows, kernel.dim_v), f"out has shape {list(out.shape)}"
         compare([x.values() for x in (q, k, v)], f, out, None, out.shape, draw.on_gpu)
 
