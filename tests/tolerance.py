@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from xeflash.selftest.reference import Features, distance, dropout_scale, modified, to_float64, visible
 from xeflash.selftest.tolerance import Array, compare, judge, limit_of
+
+Moved: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def dtype_name(x: Any) -> str:
@@ -89,15 +91,20 @@ def torch_attention(
 
 
 def formula(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: Features = Features()
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: Features = Features(), moved: Moved | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(O, LSE), which autograd differentiates: scores and softmax in fp32, or in float64 if q is of it, P in q's dtype.
+
+    `moved` is what roundings make of products, whose sizes before cancellation it is told.
 
     (Scores rounded to 16 bits, as naive code has them, would be a yardstick too long to see a lost sink.)
     """
     (batch, heads, rows, dim), keys, work = q.shape, k.shape[2], torch.promote_types(q.dtype, torch.float32)
     k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-    s = torch.matmul(q.to(work), k.to(work).transpose(-1, -2)) * (dim**-0.5 if f.scale is None else f.scale)
+    q, k, dtype, scale = q.to(work), k.to(work), q.dtype, dim**-0.5 if f.scale is None else f.scale
+    s = torch.matmul(q, k.mT) * scale
+    if moved:
+        s = moved(s, torch.matmul(q.abs(), k.abs().mT).detach() * abs(scale))
     if f.softcap > 0:
         s = f.softcap * torch.tanh(s / f.softcap)
     if f.alibi is not None:
@@ -109,9 +116,10 @@ def formula(
     s = modified(s, f).masked_fill(~torch.from_numpy(visible(rows, keys, f.window, f.top_left)), -np.inf)
     if f.sinks is not None:
         s = torch.cat([s, torch.as_tensor(f.sinks).to(work)[:, None, None].expand(batch, -1, rows, 1)], dim=-1)
+    empty = (s == -np.inf).all(dim=-1)
+    s = s.masked_fill(empty[..., None], 0.0)  # has gradients of 0
     lse = torch.logsumexp(s, dim=-1)
-    empty = lse == -np.inf
     p = torch.softmax(s, dim=-1)[..., :keys].masked_fill(empty[..., None], 0.0)
     if f.dropout > 0:
         p = p * torch.from_numpy(dropout_scale((batch, heads, rows, keys), f.dropout, f.rng, f.batch0)).to(work)
-    return torch.matmul(p.to(q.dtype), v), torch.where(empty, f.empty_lse, lse)
+    return torch.matmul(p.to(dtype), v), torch.where(empty, f.empty_lse, lse)

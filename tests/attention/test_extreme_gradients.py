@@ -15,6 +15,8 @@ import xeflash
 from arrays import DTYPES, to_xpu
 from cover import few_rows
 from gradients import direction_like, off_by
+from tolerance import formula
+from xeflash.selftest.reference import Features
 from xeflash.selftest.tolerance import SCORES
 
 INF = float("inf")
@@ -93,29 +95,19 @@ def draw(call: Call, dtype: str, rows: int) -> tuple[Tensors, torch.Tensor, torc
 
 
 def by_formula(
-    call: Call, leaves: Tensors, dout: torch.Tensor, mask: torch.Tensor | None, work: torch.dtype, moved: bool = False
+    call: Call, leaves: Tensors, dout: torch.Tensor, mask: torch.Tensor | None, moved: bool = False
 ) -> list[torch.Tensor]:
-    """Autograd of scores and softmax in `work`; P has the type of V. `moved`: as roundings may be, at random."""
+    """Autograd of the formula; `moved`: as roundings may be, at random."""
     leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
-    k, v = (leaves[name].repeat_interleave(HEADS // HEADS_K, dim=1) for name in "kv")
-    scale = DIM**-0.5 if call.scale is None else call.scale
-    q, k = leaves["q"].to(work), k.to(work)
-    s = q @ k.mT * scale
-    if moved:
-        s = s + direction_like(s, GENERATOR) * SCORES * (q.abs() @ k.abs().mT * abs(scale)).detach()
-    if call.softcap:
-        s = call.softcap * torch.tanh(s / call.softcap)
-    if mask is not None:
-        s = s.masked_fill(~mask, -INF) if mask.dtype == torch.bool else s + mask.to(work)
-    if call.sinks:
-        s = torch.cat([s, leaves["sinks"].to(work)[:, None, None].expand(*s.shape[:-1], 1)], -1)
-    empty = (s == -INF).all(-1, keepdim=True)
-    s = s.masked_fill(empty, 0.0)
-    p, lse = torch.softmax(s, -1)[..., :KEYS].masked_fill(empty, 0.0), torch.logsumexp(s, -1)
-    out, dlse = p.to(v.dtype) @ v, torch.zeros_like(lse)
-    if moved:  # Delta moves dS as a gradient of the LSE does
-        off = direction_like(out, GENERATOR) * off_by(out.detach(), NAMES[v.dtype])
-        dlse = dlse - ((off * dout.double()).sum(-1)).to(work).masked_fill(empty[..., 0], 0.0)
+    q, k, v = (leaves[name] for name in "qkv")
+    f = Features(scale=call.scale, softcap=call.softcap, mask=mask, sinks=leaves.get("sinks"))
+    if not moved:
+        out, _ = formula(q, k, v, f)
+        return list(torch.autograd.grad(out, list(leaves.values()), dout.to(v.dtype)))
+    out, lse = formula(q, k, v, f, lambda s, size: s + direction_like(s, GENERATOR) * SCORES * size)
+    # Delta moves dS as a gradient of the LSE does.
+    off = direction_like(out, GENERATOR) * off_by(out.detach(), NAMES[v.dtype])
+    dlse = -((off * dout.double()).sum(-1)).to(lse.dtype).masked_fill(lse == INF, 0.0)
     return list(torch.autograd.grad([out, lse], list(leaves.values()), [dout.to(v.dtype), dlse]))
 
 
@@ -152,9 +144,9 @@ def test_gradients_are_right_where_autograd_is(device: str, name: str, dtype: st
             leaves, dout, mask = draw(call, dtype, rows)
             found = by_us(call, leaves, dout, mask, device)
             wide, single = ({name: x.to(work) for name, x in leaves.items()} for work in (torch.float64, torch.float32))
-            want = by_formula(call, wide, dout, mask, torch.float64)
-            by_torch = [by_formula(call, single, dout, mask, torch.float32, moved) for moved in MOVED]
-            in_16_bits = [by_formula(call, leaves, dout, mask, torch.float32, moved) for moved in MOVED]
+            want = by_formula(call, wide, dout, mask)
+            by_torch = [by_formula(call, single, dout, mask, moved) for moved in MOVED]
+            in_16_bits = [by_formula(call, leaves, dout, mask, moved) for moved in MOVED]
             for i, what in enumerate(leaves):
                 finite = want[i].to(found[i].dtype).isfinite()
                 assert found[i][finite].isfinite().all(), f"{call}: d{what} is not finite"
