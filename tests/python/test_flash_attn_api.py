@@ -1,7 +1,6 @@
 """The flash_attn_* functions: flash-attn 2's conventions and results, and what is refused."""
 
 import functools
-import inspect
 import subprocess
 import sys
 
@@ -10,9 +9,7 @@ import pytest
 import torch
 import xeflash
 from plain import check_rows_first, make_rows_first
-from xeflash.call import schema
 from xeflash.selftest.reference import Features
-
 
 bshd = functools.partial(make_rows_first, dtype=torch.bfloat16)
 
