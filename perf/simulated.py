@@ -12,6 +12,7 @@ from xeflash.bench.standard import standard_attention
 from xeflash.call.schema import BHSD
 
 DTYPES = {"fp32": (np.float32, "<f4"), "fp16": (np.float16, "<f2"), "bf16": (ml_dtypes.bfloat16, "<V2")}
+BYTES = {"uint8": (np.uint8, "|u1"), "int8": (np.int8, "|i1")}
 
 
 class DeviceArray:
@@ -19,7 +20,7 @@ class DeviceArray:
 
     def __init__(self, queue: dpctl.SyclQueue, shape: tuple[int, ...], dtype: str) -> None:
         """Allocate and fill."""
-        element, typestr = DTYPES[dtype]
+        element, typestr = (DTYPES | BYTES)[dtype]
         values = np.random.default_rng(0).standard_normal(shape, np.float32).astype(element)
         self.shape = shape
         self._memory = dpctl.memory.MemoryUSMDevice(values.nbytes, queue=queue)

@@ -3,6 +3,7 @@
     python perf/sweep.py --device bmg                                       # the forward's rows
     python perf/sweep.py --device dg2 --algorithm flash_decode --row 3      # the third row of the table
     python perf/sweep.py --device cpu --dtype bf16 --dim 128 --block-q 32,64 --block-k 48,96,192
+    python perf/sweep.py --device bmg --algorithm linear                    # products, see sweep_linear.py
 
 A row is tried with the largest head dim and number of rows that it is the first to fit. On a GPU the instructions of
 the main loop are counted, whose rare branches (mask, rescaling) are in it, too; nothing is timed, and a choice that
@@ -25,6 +26,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported
 
+import sweep_linear
 from rich.console import Console
 from rich.table import Table
 from spills import said
@@ -157,7 +159,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", *xe.ARCHITECTURES), required=True)
-    parser.add_argument("--algorithm", choices=tuple(ROWS), default="flash_fwd")
+    parser.add_argument("--algorithm", choices=(*ROWS, "linear"), default="flash_fwd")
     parser.add_argument("--row", type=sizes, help="their numbers, from 1 on (default: all that serve the device)")
     parser.add_argument("--dtype", type=lambda text: parse_choices(text, DTYPES), default=("fp32", "fp16", "bf16"))
     parser.add_argument("--dim", type=sizes, default=(64, 104, 112, 128, 256, 512, 576))
@@ -165,6 +167,9 @@ def main() -> None:
     parser.add_argument("--block-k", type=sizes, help="keys (likewise)")
     parser.add_argument("--rounds", type=int, default=5, help="of what is timed")
     options = parser.parse_args()
+    if options.algorithm == "linear":
+        sweep_linear.main(options.device, options.dtype, options.row, options.rounds)
+        return
     on_cpu = options.device == "cpu"
     found = served(target("cpu").arch if on_cpu else options.device, options.algorithm, options.dtype, options.dim)
     if missing := set(options.row or ()) - set(found):

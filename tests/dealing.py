@@ -16,7 +16,7 @@ from cases import VARIANTS, Case
 
 DEVICES = ("pvc", "bmg", "dg2")
 DTYPES = ("fp32", "bf16", "fp16")
-OF_KERNELS = ("attention/", "selftest/")
+OF_KERNELS = ("attention/", "products/", "selftest/")
 # Parameters of tests that say what is compiled; of several, the first says most.
 COMPILED = ("case", "name", "form", "kernel", "variant", "dims", "dim", "dtype", "heads")
 

@@ -66,6 +66,18 @@ Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arr
   return Access::kDwords;
 }
 
+Access access_of_matrices(std::initializer_list<const Array*> matrices, const std::string& arch) {
+  if (arch.rfind("cpu-", 0) == 0 || arch.empty()) return Access::kNone;
+  const Axes axes{-1, 0, -1};
+  Access access = arch == "dg2" ? Access::kDwords : Access::kBlock2d;
+  for (const Array* a : matrices) {
+    const int64_t row = a->shape[1] * size_of(a->dtype);
+    if (!all_multiples(*a, strides_of(*a, axes), 4) || row % 4 != 0) return Access::kElements;
+    if (row < 64 || !fits_block2d(*a, axes, a->shape[1])) access = Access::kDwords;
+  }
+  return access;
+}
+
 Access access_for(const Problem& p, Others like_q, Others like_k, Layout layout,
                   QueryRows query_rows, const std::string& arch) {
   const Layout of_keys = p.k_layout(layout);

@@ -29,6 +29,9 @@ Access access_for(const Problem& problem, Others like_q, Others like_k, Layout l
 Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arrays,
                       const std::string& arch);
 
+// The same of matrices, whose rows lie in one piece each.
+Access access_of_matrices(std::initializer_list<const Array*> matrices, const std::string& arch);
+
 // A GPU reaches the rows of a tile from its first one by 32 bits, unless they are apart. `like_q`:
 // arrays that are laid out as q, and their names.
 void refuse_far_rows(const Problem& problem,

@@ -1,7 +1,6 @@
 #include "arguments.hpp"
 
 #include <array>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,79 +9,15 @@
 #include <unordered_map>
 #include <vector>
 
+#include "read_value.hpp"
+
 namespace xeflash {
 namespace {
-
-// A value, and how a message names it.
-struct Value {
-  PyObject* object;
-  const char* name;
-  const std::string& function;
-
-  // Raises a TypeError.
-  [[noreturn]] void refuse(const char* rule) const {
-    PyErr_Clear();
-    throw py::type_error(function + ": " + name + " " + rule + ", got " +
-                         py::repr(object).cast<std::string>().substr(0, 60) + " (" +
-                         Py_TYPE(object)->tp_name + ")");
-  }
-};
-
-void read(py::object& to, const Value& value) {
-  to = py::reinterpret_borrow<py::object>(value.object);
-}
-
-void read(std::string& to, const Value& value) {
-  if (!PyUnicode_Check(value.object)) value.refuse("must be a string");
-  to = py::handle(value.object).cast<std::string>();
-}
-
-void read(bool& to, const Value& value) {
-  const char* type = Py_TYPE(value.object)->tp_name;
-  const bool numpy = std::strcmp(type, "numpy.bool") == 0 || std::strcmp(type, "numpy.bool_") == 0;
-  if (!PyBool_Check(value.object) && !numpy) value.refuse("must be True or False");
-  to = PyObject_IsTrue(value.object) == 1;
-}
-
-template <class Integer>
-  requires std::is_integral_v<Integer>
-void read(Integer& to, const Value& value) {
-  if (PyBool_Check(value.object) || !PyIndex_Check(value.object))
-    value.refuse("must be an integer");
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value.object));
-  if (!index) value.refuse("must be an integer");
-  if constexpr (std::is_signed_v<Integer>) {
-    to = PyLong_AsLongLong(index.ptr());
-  } else {
-    to = PyLong_AsUnsignedLongLong(index.ptr());
-  }
-  if (!PyErr_Occurred()) return;
-  PyErr_Clear();
-  throw py::value_error(value.function + ": " + value.name + " must be " +
-                        (std::is_signed_v<Integer> ? "-2^63 to 2^63 - 1" : "0 to 2^64 - 1") +
-                        ", got " + py::str(index).cast<std::string>());
-}
-
-void read(double& to, const Value& value) {
-  PyObject* const x = value.object;
-  const PyNumberMethods* can = Py_TYPE(x)->tp_as_number;
-  if (PyBool_Check(x) || !can || !(can->nb_float || can->nb_index)) {
-    value.refuse("must be a number");
-  }
-  to = PyFloat_AsDouble(x);
-  if (to == -1 && PyErr_Occurred()) value.refuse("must be a number");
-}
 
 void read(Layout& to, const Value& value) {
   int64_t layout;
   read(layout, value);
   to = static_cast<Layout>(layout);
-}
-
-template <class T>
-void read(std::optional<T>& to, const Value& value) {
-  if (value.object == Py_None) return;
-  read(to.emplace(), value);
 }
 
 struct Argument {
@@ -176,42 +111,11 @@ FwdRequest read_arguments(const py::kwargs& given) {
   return r;
 }
 
-// A type in the words of call/schema.py, and a value as Python has it.
-template <class T>
-std::string kind_of(const T&) {
-  if constexpr (std::is_same_v<T, py::object>) return "object";
-  if constexpr (std::is_same_v<T, std::string>) return "str";
-  if constexpr (std::is_same_v<T, bool>) return "bool";
-  if constexpr (std::is_floating_point_v<T>) return "float";
-  return "int";
-}
-template <class T>
-std::string kind_of(const std::optional<T>&) {
-  return kind_of(T{}) + "?";
-}
-template <class T>
-py::object to_python(const T& value) {
-  if constexpr (std::is_enum_v<T>)
-    return py::int_(static_cast<int>(value));
-  else if constexpr (std::is_same_v<T, py::object>)
-    return value;
-  else
-    return py::cast(value);
-}
-template <class T>
-py::object to_python(const std::optional<T>& value) {
-  return value ? to_python(*value) : py::none();
-}
-
 py::tuple call_fields() {
   const FwdRequest r;
   py::list all;
-  const auto add = [&](const auto& f, const auto& value) {
-    all.append(
-        py::make_tuple(f.name, kind_of(value), to_python(value), f.other_name ? f.other_name : ""));
-  };
-  std::apply([&](const auto&... f) { (add(f, r.*f.member), ...); }, kCallFields);
-  std::apply([&](const auto&... f) { (add(f, r.cache.*f.member), ...); }, kCacheFields);
+  list_fields(all, r, kCallFields);
+  list_fields(all, r.cache, kCacheFields);
   return py::tuple(all);
 }
 

@@ -30,6 +30,7 @@ DType dtype_of(dlpack::DataType t) {
   if (t.code == dlpack::kBool && t.bits == 8) return DType::kBool;
   if (t.code == dlpack::kInt && t.bits == 32) return DType::kI32;
   if (t.code == dlpack::kInt && t.bits == 8) return DType::kI8;
+  if (t.code == dlpack::kUInt && t.bits == 8) return DType::kU8;
   if (t.code == dlpack::kE4M3) return DType::kE4M3;
   if (t.code == dlpack::kE5M2) return DType::kE5M2;
   return DType::kOther;
@@ -147,6 +148,8 @@ DType dtype_of_numpy(py::handle descriptor) {
       return DType::kBool;
     case 1:
       return DType::kI8;
+    case 2:
+      return DType::kU8;
     case 5:
       return DType::kI32;
     case 11:
@@ -219,7 +222,7 @@ Array read_other(py::handle object, const char* function, const char* name) {
             d[2].is_none() ? nullptr : strides.data());
   const auto dtype = d[3].cast<std::string>();
   for (DType t : {DType::kF32, DType::kF16, DType::kBF16, DType::kBool, DType::kI32, DType::kE4M3,
-                  DType::kE5M2, DType::kI8}) {
+                  DType::kE5M2, DType::kI8, DType::kU8}) {
     if (dtype == name_of(t)) a.dtype = t;
   }
   a.queue = reinterpret_cast<void*>(d[4].cast<uintptr_t>());
@@ -234,7 +237,7 @@ Array read_other(py::handle object, const char* function, const char* name) {
   return a;
 }
 
-py::tuple shape_tuple(std::initializer_list<int64_t> shape) {
+py::tuple shape_tuple(const std::vector<int64_t>& shape) {
   py::tuple t(shape.size());
   size_t i = 0;
   for (int64_t n : shape) t[i++] = n;
@@ -274,6 +277,8 @@ const char* name_of(DType dtype) {
       return "float8_e5m2";
     case DType::kI8:
       return "int8";
+    case DType::kU8:
+      return "uint8";
     default:
       return "another type";
   }
@@ -288,6 +293,7 @@ int64_t size_of(DType dtype) {
     case DType::kE4M3:
     case DType::kE5M2:
     case DType::kI8:
+    case DType::kU8:
       return 1;
     default:
       return 2;
@@ -344,7 +350,7 @@ Array read_array(py::handle object, const char* function, const char* name) {
   return read_other(object, function, name);
 }
 
-Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> shape) {
+Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shape) {
   // torch's interface makes no tensors on xpu.
   if (like.maker == Maker::kExchange && !like.queue) {
     const auto* api = static_cast<const dlpack::ExchangeApi*>(like.exchange);
@@ -396,6 +402,10 @@ Array with_whole_strides(Array array, const char* function, const char* name) {
 Array with_contiguous_rows(Array array, const char* function, const char* name) {
   if (array.has_contiguous_rows()) return array;
   return copy_by("contiguous", std::move(array), function, name);
+}
+
+Array packed_copy(Array array, const char* function, const char* name) {
+  return copy_by("packed", std::move(array), function, name);
 }
 
 Array as_float32(Array array, const char* function, const char* name) {

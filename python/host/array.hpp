@@ -9,11 +9,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace xeflash {
 namespace py = pybind11;
 
-enum class DType : uint8_t { kOther, kF32, kF16, kBF16, kBool, kI32, kE4M3, kE5M2, kI8 };
+enum class DType : uint8_t { kOther, kF32, kF16, kBF16, kBool, kI32, kE4M3, kE5M2, kI8, kU8 };
 const char* name_of(DType dtype);
 int64_t size_of(DType dtype);
 
@@ -56,12 +57,14 @@ int64_t bytes_of(const Array& array);
 Array read_array(py::handle object, const char* function, const char* name);
 
 // A new packed array of the same maker, device and queue as `like`.
-Array new_array(const Array& like, DType dtype, std::initializer_list<int64_t> shape);
+Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shape);
 
 // The array itself, or a copy whose strides are whole elements.
 Array with_whole_strides(Array array, const char* function, const char* name);
 // The array itself, or a copy whose last dimension is contiguous.
 Array with_contiguous_rows(Array array, const char* function, const char* name);
+// A copy that is packed.
+Array packed_copy(Array array, const char* function, const char* name);
 // The array itself, or a copy in fp32.
 Array as_float32(Array array, const char* function, const char* name);
 

@@ -19,18 +19,24 @@ py::object& provider() {
   return *object;
 }
 
+constexpr const auto& fields_of(const Desc&) { return kDescFields; }
+constexpr const auto& fields_of(const ProductDesc&) { return kProductFields; }
+constexpr const auto& fields_of(const SoftmaxDesc&) { return kSoftmaxFields; }
+
+template <class AnyDesc>
 struct Key {
   const Device* device;
-  Desc desc;
+  AnyDesc desc;
 
   bool operator==(const Key&) const = default;
 };
 
 struct Hash {
-  size_t operator()(const Key& key) const {
+  template <class AnyDesc>
+  size_t operator()(const Key<AnyDesc>& key) const {
     auto hash = reinterpret_cast<uintptr_t>(key.device);
     const auto add = [&](auto value) { hash = hash * 31 + static_cast<uintptr_t>(value); };
-    std::apply([&](const auto&... f) { (add(key.desc.*f.member), ...); }, kDescFields);
+    std::apply([&](const auto&... f) { (add(key.desc.*f.member), ...); }, fields_of(key.desc));
     return hash;
   }
 };
@@ -63,10 +69,11 @@ py::object to_python(ScoreModId id) {
   return py::make_tuple(source.text, py::tuple(captures));
 }
 
-py::dict to_python(const Desc& desc, const DeviceFacts& device) {
+template <class AnyDesc>
+py::dict describe_to_python(const AnyDesc& desc, const DeviceFacts& device) {
   py::dict all;
   std::apply([&](const auto&... f) { ((all[f.name] = to_python(desc.*f.member)), ...); },
-             kDescFields);
+             fields_of(desc));
   all["arch"] = device.arch;
   all["device"] = device.name;
   all["driver"] = device.driver;
@@ -77,6 +84,7 @@ constexpr std::tuple kSizes{
     Field{"block_q", &Kernels::block_q},
     Field{"block_k", &Kernels::block_k},
     Field{"rows_in_group", &Kernels::rows_in_group},
+    Field{"block_v", &Kernels::block_v},
     Field{"groups_of_rows", &Kernels::groups_of_rows},
     Field{"threads", &Kernels::threads},
 };
@@ -107,6 +115,10 @@ const char* name_of(Algorithm algorithm) {
       return "append";
     case Algorithm::kMergeStates:
       return "merge_states";
+    case Algorithm::kLinear:
+      return "linear";
+    case Algorithm::kMatmulSoftmax:
+      return "matmul_softmax";
     default:
       return "standard_attention";
   }
@@ -137,10 +149,11 @@ void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
 
 void set_kernel_provider(py::object object) { provider() = std::move(object); }
 
-const Kernels& find_kernels(const Desc& desc, const Place& place) {
-  static auto& table = *new std::unordered_map<Key, const Kernels*, Hash>;
+template <class AnyDesc>
+const Kernels& find_any(const AnyDesc& desc, const Place& place) {
+  static auto& table = *new std::unordered_map<Key<AnyDesc>, const Kernels*, Hash>;
   static std::mutex mutex;
-  const Key key{&place.device, desc};
+  const Key<AnyDesc> key{&place.device, desc};
   {
     std::lock_guard<std::mutex> lock(mutex);
     if (const auto it = table.find(key); it != table.end()) return *it->second;
@@ -152,9 +165,10 @@ const Kernels& find_kernels(const Desc& desc, const Place& place) {
         "xeflash._core: no kernel provider; import xeflash, not its extension");
   auto* kernels = new Kernels;
   auto load = [&](bool again) {
-    const auto made =
-        provider()(to_python(desc, facts), reinterpret_cast<uintptr_t>(&place.queue), again)
-            .cast<py::tuple>();
+    const py::dict description = describe_to_python(desc, facts);
+    const py::object provided =
+        provider()(description, reinterpret_cast<uintptr_t>(&place.queue), again);
+    const py::tuple made(provided);
     const auto native = made[0].cast<std::string>();
     const auto entries = made[1].cast<std::vector<std::string>>();
     read(*kernels, made[2], kSizes);
@@ -171,6 +185,14 @@ const Kernels& find_kernels(const Desc& desc, const Place& place) {
   }
   std::lock_guard<std::mutex> lock(mutex);
   return *table.emplace(key, kernels).first->second;
+}
+
+const Kernels& find_kernels(const Desc& desc, const Place& place) { return find_any(desc, place); }
+const Kernels& find_kernels(const ProductDesc& desc, const Place& place) {
+  return find_any(desc, place);
+}
+const Kernels& find_kernels(const SoftmaxDesc& desc, const Place& place) {
+  return find_any(desc, place);
 }
 
 void check_groups(uint64_t groups, Access access) {

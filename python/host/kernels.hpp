@@ -27,7 +27,9 @@ enum class Algorithm : uint8_t {
   kProbabilities,
   kAppend,
   kMergeStates,
-  kStandard
+  kStandard,
+  kLinear,
+  kMatmulSoftmax
 };
 const char* name_of(Algorithm algorithm);  // as Python knows it
 
@@ -86,6 +88,47 @@ constexpr std::tuple kDescFields{
 };
 static_assert(is_complete(kDescFields));
 
+// The same of a product of few rows: ProductDesc in tune/desc.py.
+struct ProductDesc {
+  Algorithm algorithm = Algorithm::kLinear;
+  DType dtype = DType::kOther;
+  uint8_t rows = 0, width = 0;
+  DType weight = DType::kOther, scale = DType::kOther;  // kOther: dtype; none
+  uint8_t group = 0;
+  Access access = Access::kNone;
+
+  bool operator==(const ProductDesc&) const = default;
+};
+
+constexpr std::tuple kProductFields{
+    Field{"algorithm", &ProductDesc::algorithm}, Field{"dtype", &ProductDesc::dtype},
+    Field{"rows", &ProductDesc::rows},           Field{"width", &ProductDesc::width},
+    Field{"weight", &ProductDesc::weight},       Field{"scale", &ProductDesc::scale},
+    Field{"group", &ProductDesc::group},         Field{"access", &ProductDesc::access},
+};
+static_assert(is_complete(kProductFields));
+
+// The same of matmul_softmax: SoftmaxDesc in tune/desc.py.
+struct SoftmaxDesc {
+  Algorithm algorithm = Algorithm::kMatmulSoftmax;
+  DType dtype = DType::kOther;
+  uint8_t rows = 0, columns = 0;
+  uint16_t inputs = 0;
+  bool more_inputs = false;
+  DType bias = DType::kOther;  // kOther: none
+  Access access = Access::kNone;
+
+  bool operator==(const SoftmaxDesc&) const = default;
+};
+
+constexpr std::tuple kSoftmaxFields{
+    Field{"algorithm", &SoftmaxDesc::algorithm}, Field{"dtype", &SoftmaxDesc::dtype},
+    Field{"rows", &SoftmaxDesc::rows},           Field{"columns", &SoftmaxDesc::columns},
+    Field{"inputs", &SoftmaxDesc::inputs},       Field{"more_inputs", &SoftmaxDesc::more_inputs},
+    Field{"bias", &SoftmaxDesc::bias},           Field{"access", &SoftmaxDesc::access},
+};
+static_assert(is_complete(kSoftmaxFields));
+
 // Of an algorithm on these arrays, without features.
 Desc describe(Algorithm algorithm, const Problem& problem);
 // What is done to its scores and probabilities.
@@ -96,6 +139,7 @@ struct Kernels {
   std::vector<sycl::kernel*> entries;
   int block_q = 0, block_k = 0;
   int rows_in_group = 0;
+  int block_v = 0;         // columns of the output that a thread owns
   int groups_of_rows = 1;  // work-groups of the same rows: each has a part of the output's columns
   int threads = 1;         // of a work-group
 };
@@ -105,6 +149,8 @@ struct Kernels {
 void set_kernel_provider(pybind11::object provider);
 
 const Kernels& find_kernels(const Desc& desc, const Place& place);
+const Kernels& find_kernels(const ProductDesc& desc, const Place& place);
+const Kernels& find_kernels(const SoftmaxDesc& desc, const Place& place);
 
 // Kernels on GPUs count their groups in 32 bits.
 void check_groups(uint64_t groups, Access access);

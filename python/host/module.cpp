@@ -12,6 +12,8 @@
 #include "backward.hpp"
 #include "forward.hpp"
 #include "kernels.hpp"
+#include "linear.hpp"
+#include "matmul_softmax.hpp"
 #include "merge.hpp"
 #include "native.hpp"
 #include "overlap.hpp"
@@ -181,6 +183,12 @@ PYBIND11_MODULE(_core, m) {
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
   m.def("standard_attention", &run_request<&standard_attention>);
   m.def("merge_states", &merge_states_from_python);
+  m.def("linear", &run_arguments<&linear>);
+  m.def("linear_fields", &linear_fields);
+  m.def("matmul_softmax", &run_arguments<&matmul_softmax>);
+  m.def("matmul_softmax_fields", &matmul_softmax_fields);
+  m.def("softmax_names", [] { return names_of(kSoftmaxFields); });
+  m.def("product_names", [] { return names_of(kProductFields); });
   m.def("refuse_shared", [](const std::string& function, const py::object& written,
                             const std::string& name, const py::object& other) {
     if (overlap(read_array(written, function.c_str(), "out"),

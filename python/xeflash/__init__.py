@@ -31,7 +31,10 @@ if TYPE_CHECKING:
         flash_attn_varlen_qkvpacked_func,
     )
     from xeflash.api.kv_cache import flash_attn_with_kvcache
+    from xeflash.api.linear import linear
+    from xeflash.api.matmul_softmax import matmul_softmax
     from xeflash.api.merge import merge_states
+    from xeflash.api.pack_int4 import pack_int4
     from xeflash.call.random import manual_seed
 
 __version__ = "0.1.0"
@@ -45,8 +48,11 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "linear",
     "manual_seed",
+    "matmul_softmax",
     "merge_states",
+    "pack_int4",
 ]
 
 extension.check_interpreter()
@@ -71,7 +77,9 @@ elif "torch" not in sys.modules:
     extension.after_import("torch", _register_operators)
 
 _MODULES = {"attention": "api.attention", "flash_attn_with_kvcache": "api.kv_cache"}
-_MODULES |= {"manual_seed": "call.random", "merge_states": "api.merge"}
+_MODULES |= {"manual_seed": "call.random", "merge_states": "api.merge", "linear": "api.linear"}
+_MODULES |= {"pack_int4": "api.pack_int4"}
+_MODULES |= {"matmul_softmax": "api.matmul_softmax"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,8 @@ NAMES = (
     "flash_attn",
     "flash_attn_varlen",
     "flash_attn_with_kvcache",
+    "linear",
+    "matmul_softmax",
     "merge_states",
 )
 

@@ -73,7 +73,10 @@ BASES: dict[str, dict[str, Any]] = {
     | {"cu_seqlens_k": KEYS, "max_seqlen_q": 3, "max_seqlen_k": 20},
     "flash_attn_varlen_qkvpacked_func": {"qkv": drawn(5, 3, 4, 40), "cu_seqlens": STARTS, "max_seqlen": 3},
     "flash_attn_with_kvcache": {"q": Q[:, :1], **CACHES, "cache_seqlens": int32(20, 40)},
+    "linear": {"x": drawn(3, 96), "weight": drawn(8, 96)},
+    "matmul_softmax": {"a": drawn(3, 32), "b": drawn(32, 32)},
 }
+OF_8_BITS = {"weight": torch.arange(-48, 48).repeat(8, 1).to(torch.int8), "scales": torch.ones(3, 8), "group": 32}
 
 # ---- what each argument does -------------------------------------------------------------------
 
@@ -168,6 +171,24 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "k_scale": Entry(0.02, beside={**INT8, "k_scale": 0.01, "v_scale": 0.01}),
         "v_scale": Entry(0.02, beside={**INT8, "k_scale": 0.01, "v_scale": 0.01}),
     },
+    "linear": {
+        "x": Entry(drawn(3, 96)),
+        "weight": Entry(drawn(8, 96)),
+        "bias": Entry(drawn(8)),
+        "scales": Entry(torch.arange(24.0).view(3, 8), beside=OF_8_BITS),
+        "zeros": Entry(torch.ones(3, 8, dtype=torch.int8), beside=OF_8_BITS),
+        "group": refused(64, "scales must have the shape", **OF_8_BITS),
+        "order": Entry(torch.arange(96).flip(0)),
+    },
+    "matmul_softmax": {
+        "a": Entry(drawn(3, 32)),
+        "b": Entry(drawn(32, 32)),
+        "bias": Entry(drawn(32)),
+        "scale": Entry(0.5),
+        "b_layout": Entry("kn"),
+        "log": Entry(True),
+        "out": same(torch.full((3, 32), NAN).half()),
+    },
 }  # fmt: skip
 STATES = [drawn(2, 5, 4, 40), drawn(2, 4, 5, dtype=torch.float32)]
 CASES = [(function, argument) for function, entries in ENTRIES.items() for argument in entries]
@@ -205,7 +226,7 @@ def bits(results: list[torch.Tensor]) -> list[bytes]:
 
 
 def public_functions() -> list[str]:
-    return [name for name in xeflash.__all__ if name not in ("manual_seed", "merge_states")]
+    return [name for name in xeflash.__all__ if name not in ("manual_seed", "merge_states", "pack_int4")]
 
 
 @pytest.mark.parametrize("function", public_functions())
@@ -269,7 +290,8 @@ def test_each_state_changes_what_is_merged():
 STEP = 2.0**-8
 STENCIL = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}  # of the first derivative, exact for powers below the fifth
 ROUNDINGS = 32
-DIFFERENTIATED = [name for name in public_functions() if name != "flash_attn_with_kvcache"]  # caches have no gradients
+# Caches have no gradients; those of products are compared with autograd's, tests/products.
+DIFFERENTIATED = [name for name in public_functions() if name == "attention" or "_func" in name]
 WITH_GRADIENTS = {  # in place of entries that have no floats
     "attn_mask": Entry(drawn(4, 5, 33)),
     "captures": Entry({"x": torch.tensor(2.0)}, beside={"score_mod": "s * x", "captures": {"x": torch.tensor(1.0)}}),

@@ -24,7 +24,9 @@ def test_signatures_are_those_of_the_file():
     assert found() == kept, "if that is meant: python tests/python/test_signatures.py"
 
 
-@pytest.mark.parametrize("name", [name for name in xeflash.__all__ if name not in ("manual_seed", "merge_states")])
+@pytest.mark.parametrize(
+    "name", [name for name in xeflash.__all__ if name == "attention" or name.startswith("flash_attn")]
+)
 def test_defaults_are_those_of_the_schema(name):
     """What is not given is not handed on: the extension has its own default for it, and attention() a few others."""
     ours = {theirs: row for row, theirs in schema.OF_ATTENTION.items()} if name == "attention" else {}
@@ -36,6 +38,14 @@ def test_defaults_are_those_of_the_schema(name):
             assert told.default == others.get(row, schema.ROWS[row].more.default), parameter
             compared += 1
     assert compared >= 5
+
+
+def test_defaults_of_matmul_softmax_are_those_of_the_schema():
+    told = inspect.signature(xeflash.matmul_softmax).parameters
+    assert set(told) == set(schema.ROWS_OF_SOFTMAX) - {"function"}
+    for name, parameter in told.items():
+        if name not in ("a", "b"):
+            assert parameter.default == schema.ROWS_OF_SOFTMAX[name].more.default, name
 
 
 if __name__ == "__main__":

@@ -98,6 +98,38 @@ class BackwardArguments(Arguments, total=False):
     wanted: tuple[str, ...]  # of LEARNED, or "captures['NAME']"
 
 
+_PRODUCT = Keyword(ops="l")
+_LEARNED_OF_PRODUCT = Keyword(ops="l", learned=True)
+
+
+class LinearArguments(TypedDict, total=False):
+    """A product of rows with weights."""
+
+    function: Annotated[str, Keyword("linear")]
+    x: Annotated[Array, _LEARNED_OF_PRODUCT]
+    weight: Annotated[Array, _LEARNED_OF_PRODUCT]
+    bias: Annotated[Array, _LEARNED_OF_PRODUCT]
+    scales: Annotated[Array, _PRODUCT]
+    zeros: Annotated[Array, _PRODUCT]
+    group: Annotated[int, Keyword(0, ops="l")]
+
+
+_SCORES = Keyword(ops="m", learned=True)
+
+
+class MatmulSoftmaxArguments(TypedDict, total=False):
+    """A product of matrices whose rows become their softmax."""
+
+    function: Annotated[str, Keyword("matmul_softmax")]
+    a: Annotated[Array, _SCORES]
+    b: Annotated[Array, _SCORES]
+    bias: Annotated[Array, _SCORES]
+    scale: Annotated[float, Keyword(1.0, ops="m")]
+    b_layout: Annotated[str, Keyword("nk", ops="m")]
+    log: Annotated[bool, Keyword(False, ops="m")]
+    out: Annotated[Array, Keyword(ops="")]
+
+
 class Engine(Protocol):
     """What runs calls: the extension, or torch_ops in its place."""
 
@@ -110,6 +142,12 @@ class Engine(Protocol):
     def merge_states(self, outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:
         """(out, LSE)."""
 
+    def linear(self, **arguments: Unpack[LinearArguments]) -> Any:
+        """Rows of results."""
+
+    def matmul_softmax(self, **arguments: Unpack[MatmulSoftmaxArguments]) -> Any:
+        """Rows of probabilities, or of their logarithms."""
+
 
 class Row(NamedTuple):
     """A keyword, with its type in a word."""
@@ -120,9 +158,9 @@ class Row(NamedTuple):
     more: Keyword
 
 
-def _rows() -> dict[str, Row]:
+def _rows(table: type) -> dict[str, Row]:
     found = {}
-    for name, hint in typing.get_type_hints(Arguments, include_extras=True).items():
+    for name, hint in typing.get_type_hints(table, include_extras=True).items():
         kind, more = typing.get_args(hint)
         is_array = kind is Any
         if is_array or kind == Snippet | None:
@@ -135,8 +173,12 @@ def _rows() -> dict[str, Row]:
     return found
 
 
-ROWS: Mapping[str, Row] = _rows()
+ROWS: Mapping[str, Row] = _rows(Arguments)
+ROWS_OF_LINEAR: Mapping[str, Row] = _rows(LinearArguments)
+ROWS_OF_SOFTMAX: Mapping[str, Row] = _rows(MatmulSoftmaxArguments)
 ARRAYS = frozenset(name for name, row in ROWS.items() if row.is_array)
+ARRAYS_OF_LINEAR = frozenset(name for name, row in ROWS_OF_LINEAR.items() if row.is_array)
+ARRAYS_OF_SOFTMAX = frozenset(name for name, row in ROWS_OF_SOFTMAX.items() if row.is_array)
 LEARNED = tuple(name for name, row in ROWS.items() if row.more.learned)  # the order of backward's results
 OF_ATTENTION = {name: row.more.attention for name, row in ROWS.items() if row.more.attention}
 WITH_GRADIENTS = frozenset({*LEARNED, "captures"})
@@ -146,11 +188,15 @@ DEFAULTS_OF_ATTENTION = {"bottom_right": False, "enable_gqa": False}  # torch's
 FORWARD_ONLY = frozenset(name for name, row in ROWS.items() if row.more.forward_only)
 
 
-def check(reported: tuple[tuple[str, str, Any, str], ...], learned: tuple[str, ...]) -> None:
+Fields: TypeAlias = tuple[tuple[str, str, Any, str], ...]
+
+
+def check(reported: Fields, of_linear: Fields, of_softmax: Fields, learned: tuple[str, ...]) -> None:
     """Raises an ImportError where the extension has other keywords, types, defaults or gradients than this table."""
-    here = [(row.name, row.kind, row.more.default, row.more.attention) for row in ROWS.values()]
-    for ours, theirs in itertools.zip_longest(here, reported):
-        if ours != theirs:
-            raise ImportError(f"xeflash._core has the keyword {theirs} where schema.py has {ours}; build it anew")
+    for rows, found in ((ROWS, reported), (ROWS_OF_LINEAR, of_linear), (ROWS_OF_SOFTMAX, of_softmax)):
+        here = [(row.name, row.kind, row.more.default, row.more.attention) for row in rows.values()]
+        for ours, theirs in itertools.zip_longest(here, found):
+            if ours != theirs:
+                raise ImportError(f"xeflash._core has the keyword {theirs} where schema.py has {ours}; build it anew")
     if learned != LEARNED:
         raise ImportError(f"xeflash._core has gradients of {learned}, schema.py of {LEARNED}; build it anew")

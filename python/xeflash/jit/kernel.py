@@ -8,14 +8,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from xeflash.tune.desc import ALGORITHMS, Config, Desc
+from xeflash.tune.desc import ALGORITHMS, AnyDesc, Config, Desc
 from xeflash.tune.table import pick
 
-_ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
-_ELEMENTS |= {"": "void", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8_t"}
+ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "bool": "uint8_t"}
+ELEMENTS |= {"": "void", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "int8_t"}
 _CACHES = {"": "PlainCache", "paged": "PagedCache<{}>", "beam": "BeamCache"}
 # Degree of exp2's polynomial: its error has to vanish in the rounding of P.
-_EXP2_DEGREE = {"float32": 6, "float16": 4, "bfloat16": 3}
+EXP2_DEGREE = {"float32": 6, "float16": 4, "bfloat16": 3}
 _INCLUDE = re.compile(r'^#include "(.+?)"', re.MULTILINE)
 _CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2, "cpu-amx-bf16": 3}
 
@@ -38,11 +38,11 @@ class KernelSource:
 def render(desc: Desc, config: Config | None = None) -> KernelSource:
     """The source of the kernel for `desc`; `config` instead of what the tables say, for sweeps."""
     config = config or pick(desc)
-    arch = _kernels_arch(desc)
+    arch = kernels_arch(desc)
     score = list(desc.hooks)
     score += ["SlopesFromHere"] if desc.sums_slopes else []
     if desc.bias is not None:
-        score.append(f"Bias<{_ELEMENTS[desc.bias]}>")
+        score.append(f"Bias<{ELEMENTS[desc.bias]}>")
     score += ["SlopesFromHere"] if desc.bias_gradient else []
     before = list(score)
     if desc.score_mod:
@@ -61,7 +61,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         *(desc.score_mod.struct() if desc.score_mod else []),
         *(desc.score_mod.struct(desc.learned) if desc.score_mod and desc.learned else []),
         "struct Config {",
-        f"  using Element = {_ELEMENTS[desc.dtype]};",
+        f"  using Element = {ELEMENTS[desc.dtype]};",
         "  using Mask = Window;",
         f"  using ScoreVariant = Variant<{', '.join(score)}>;",
         *([f"  using BeforeScoreMod = Variant<{', '.join(before)}>;"] if desc.learned else []),
@@ -69,36 +69,23 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         *([f"  using Softmax = {_softmax(desc, config)};"] if decode else []),
         *([] if decode else [f"  using Drop = {'Dropout' if desc.dropout else 'NoDropout'};"]),
         f"  using Cache = {_CACHES[desc.cache].format(desc.page_unit)};",
-        f"  using CacheElement = {_ELEMENTS[desc.cache_dtype or desc.dtype]};",
+        f"  using CacheElement = {ELEMENTS[desc.cache_dtype or desc.dtype]};",
         f"  static constexpr bool cache_scales = {_cpp(desc.cache_scales)};",
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
         f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
         *([f"  static constexpr int block_d = {config.block_d};"] if backward else []),
-        *([f"  using BiasGradient = {_ELEMENTS[desc.bias_gradient or '']};"] if backward else []),
+        *([f"  using BiasGradient = {ELEMENTS[desc.bias_gradient or '']};"] if backward else []),
         *([f"  static constexpr bool sums_slopes = {_cpp(desc.sums_slopes)};"] if backward else []),
         f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
-        f"  static constexpr int exp2_degree = {_EXP2_DEGREE[desc.dtype]};",
+        f"  static constexpr int exp2_degree = {EXP2_DEGREE[desc.dtype]};",
         *([f"  static constexpr int slack = {'0' if _holds_little(desc) else 'kSlack'};"] if online else []),
         "};",
         "}  // namespace xeflash",
         *(f"XF_KERNEL void {e}(xeflash::{params} p) {{ xeflash::{e}<xeflash::Config>(p); }}" for e in desc.entries),
         "",
     ]
-    if arch in _CPU_ISA:
-        choices = []
-        # A memset travels through SPIR-V as an array of bytes, which the CPU driver takes apart into one store each.
-        backend = ["-fno-builtin-memset", "-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
-        # Vectors of one size would become each other bit by bit, ints floats.
-        backend += ["-fno-lax-vector-conversions"]
-    else:
-        xe = {"ARCH": arch, "ACCESS": desc.access, "THREADS": config.threads, "TEAM": config.team}
-        xe |= {"PAIRS": int(config.pairs), "SPLIT_KEYS": int(config.split_keys)}
-        # What all kernels share comes first, up to a declaration: the compiler keeps it.
-        choices = ['#include "xe/system.hpp"', "namespace xeflash {}"]
-        choices += [f"#define XEFLASH_XE_{name} {value}" for name, value in xe.items()]
-        # One image, though only some of its kernels use fp16.
-        backend = ["-fsycl-device-code-split=off", "-DXEFLASH_BACKEND_XE=1"]
+    choices, options = backend_of(arch, desc.access, config)
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name.lower() for name in desc.hooks]
     features += [name for name in ("dropout", "packed_heads", "negative_scale", "sums_slopes") if getattr(desc, name)]
@@ -114,17 +101,37 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     if config.threads > 1:
         dims += f"{'k' if config.split_keys else 't'}{config.threads}"
     name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
-    return KernelSource(
-        name, "\n".join(choices + lines), ("-std=c++20", "-DNDEBUG", "-Werror=return-type", *backend), config
-    )
+    return KernelSource(name, "\n".join(choices + lines), options, config)
 
 
-def _kernels_arch(desc: Desc) -> str:
+def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple[str, ...]]:
+    """What a source begins with, and its options."""
+    if arch in _CPU_ISA:
+        choices = []
+        # A memset travels through SPIR-V as an array of bytes, which the CPU driver takes apart into one store each.
+        backend = ["-fno-builtin-memset", "-DXEFLASH_BACKEND_CPU=1", f"-DXEFLASH_CPU_ISA={_CPU_ISA[arch]}"]
+        # Vectors of one size would become each other bit by bit, ints floats.
+        backend += ["-fno-lax-vector-conversions"]
+    else:
+        xe = {"ARCH": arch, "ACCESS": access, "THREADS": config.threads, "TEAM": config.team}
+        xe |= {"PAIRS": int(config.pairs), "SPLIT_KEYS": int(config.split_keys)}
+        # What all kernels share comes first, up to a declaration: the compiler keeps it.
+        choices = ['#include "xe/system.hpp"', "namespace xeflash {}"]
+        choices += [f"#define XEFLASH_XE_{name} {value}" for name, value in xe.items()]
+        # One image, though only some of its kernels use fp16.
+        backend = ["-fsycl-device-code-split=off", "-DXEFLASH_BACKEND_XE=1"]
+    return choices, ("-std=c++20", "-DNDEBUG", "-Werror=return-type", *backend)
+
+
+_NO_PRODUCTS_OF_TILES = ("flash_decode", "append", "merge_states", "flash_bwd_heads", "linear")
+
+
+def kernels_arch(desc: AnyDesc) -> str:
     """The first architecture that has the same code."""
     if desc.arch in ("cpu-avx512-bf16", "cpu-amx-bf16") and desc.dtype != "bfloat16":
         return "cpu-avx512"
-    if desc.arch == "cpu-amx-bf16" and desc.algorithm in ("flash_decode", "append", "merge_states", "flash_bwd_heads"):
-        return "cpu-avx512-bf16"  # no products of tiles
+    if desc.arch == "cpu-amx-bf16" and desc.algorithm in _NO_PRODUCTS_OF_TILES:
+        return "cpu-avx512-bf16"
     return desc.arch
 
 

@@ -19,9 +19,10 @@ from xeflash import _core
 from xeflash.jit import cache
 from xeflash.jit.kernel import KernelSource, digest_of_headers, render
 from xeflash.jit.log import log_kernel
+from xeflash.jit.product import render_product, render_softmax
 from xeflash.jit.progress import progress
 from xeflash.tune import Config
-from xeflash.tune.desc import Desc
+from xeflash.tune.desc import AnyDesc, Desc, ProductDesc, SoftmaxDesc, desc_of
 
 # Beside the extension: an editable installation keeps the Python files elsewhere.
 PACKAGE = Path(str(_core.__file__)).parent
@@ -51,12 +52,15 @@ def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[by
 
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
-    desc = Desc.from_dict(values)
-    kernel = render(desc)
+    desc = desc_of(values)
+    if isinstance(desc, SoftmaxDesc):
+        kernel = render_softmax(desc)
+    else:
+        kernel = render_product(desc) if isinstance(desc, ProductDesc) else render(desc)
     return find_or_build(kernel, desc, queue, again), desc.entries, kernel.config
 
 
-def find_or_build(kernel: KernelSource, desc: Desc, queue: int, again: bool = False) -> bytes:
+def find_or_build(kernel: KernelSource, desc: AnyDesc, queue: int, again: bool = False) -> bytes:
     """Native code of a kernel: from the disk cache, or made from device code, or from source, and kept."""
 
     def build() -> cache.Built:
@@ -76,12 +80,12 @@ def device_code(kernel: KernelSource) -> bytes | None:
     return prebuilt.read_bytes() if prebuilt.exists() else cache.read(device_code_key(kernel), _inputs(kernel))
 
 
-def to_native(spirv: bytes, desc: Desc, queue: int) -> cache.Built:
+def to_native(spirv: bytes, desc: AnyDesc, queue: int) -> cache.Built:
     """What the driver of the queue's device makes of device code."""
     return cache.Built(_core.compile_spirv(queue, spirv, desc.entries[0]), "")
 
 
-def kept_native(kernel: KernelSource, desc: Desc, build: Callable[[], cache.Built], again: bool = False) -> bytes:
+def kept_native(kernel: KernelSource, desc: AnyDesc, build: Callable[[], cache.Built], again: bool = False) -> bytes:
     """What the disk cache has for a kernel and device, else what `build` makes."""
     return _kept(cache_key(kernel, desc), kernel, _native_inputs(kernel, desc), build, again)
 
@@ -115,7 +119,7 @@ def _cpu() -> str:
     return f"{flags} {os.environ.get('CL_CONFIG_CPU_TARGET_ARCH', '')}"
 
 
-def cache_key(kernel: KernelSource, desc: Desc) -> str:
+def cache_key(kernel: KernelSource, desc: AnyDesc) -> str:
     """Names the entry of a kernel's native code: what it is, and a hash of all that the code depends on."""
     return _key(kernel.name, _native_inputs(kernel, desc))
 
@@ -141,7 +145,7 @@ def _inputs(kernel: KernelSource) -> dict[str, object]:
     }
 
 
-def _native_inputs(kernel: KernelSource, desc: Desc) -> dict[str, object]:
+def _native_inputs(kernel: KernelSource, desc: AnyDesc) -> dict[str, object]:
     """What its native code depends on."""
     cpu = {"cpu": _cpu()} if desc.arch.startswith("cpu-") else {}
     return {**_inputs(kernel), "device": desc.device, "driver": desc.driver, **cpu}
@@ -152,7 +156,7 @@ def _lock_of(key: str) -> threading.Lock:
         return _locks.setdefault(key, threading.Lock())
 
 
-def _compile(kernel: KernelSource, desc: Desc, queue: int) -> cache.Built:
+def _compile(kernel: KernelSource, desc: AnyDesc, queue: int) -> cache.Built:
     try:
         # A process parses once what its kernels begin with alike.
         options = [*kernel.options, f"-I{HEADERS}", "--auto-pch", INSTANTIATE_EARLY]
@@ -161,12 +165,12 @@ def _compile(kernel: KernelSource, desc: Desc, queue: int) -> cache.Built:
         raise RuntimeError(_explain(kernel, desc, str(error))) from None
 
 
-def _explain(kernel: KernelSource, desc: Desc, log: str) -> str:
+def _explain(kernel: KernelSource, desc: AnyDesc, log: str) -> str:
     """The first error of a build, else the first of its own lines, and where its log was kept."""
     lines = [line for line in log.splitlines() if line.strip() and not _FRAME.fullmatch(line.strip())] or [log]
     first = next((line for line in lines if "error" in line), lines[0])
     what = kernel.name
-    if desc.score_mod:  # whose author knows no names and lines of kernels
+    if isinstance(desc, Desc) and desc.score_mod:  # whose author knows no names and lines of kernels
         what = f"score_mod {textwrap.shorten(desc.score_mod.text, 300)!r}"
         first = first[max(first.find("error: "), 0) :]
     message = f"xeflash: {what} did not compile: {first.strip()}"

@@ -10,7 +10,8 @@ from xeflash import _core
 
 # typestr of __sycl_usm_array_interface__ (and numpy) -> our names; <V2 is how bfloat16 travels without a numpy type.
 _TYPES = {"f4": "float32", "f2": "float16", "V2": "bfloat16", "b1": "bool", "i4": "int32", "i1": "int8"}
-_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int32": 4, "int8": 1}
+_TYPES |= {"u1": "uint8"}
+_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int32": 4, "int8": 1, "uint8": 1}
 _TYPESTRS = {name: ("<" if _SIZES[name] > 1 else "|") + code for code, name in _TYPES.items()}
 
 Description = tuple[int, tuple[int, ...], "tuple[int, ...] | None", str, int, bool, bool]
@@ -140,6 +141,16 @@ def contiguous(array: Any, function: str, name: str) -> Any:
     return sys.modules["numpy"].ascontiguousarray(array)
 
 
+def packed(array: Any, function: str, name: str) -> Any:
+    """A copy without gaps between its rows."""
+    if hasattr(array, "contiguous") or not hasattr(array, "__sycl_usm_array_interface__"):
+        return contiguous(array, function, name)
+    raise ValueError(
+        f"{function}: {name} must have rows that lie one stride apart, got strides "
+        f"{array.__sycl_usm_array_interface__['strides']}"
+    )
+
+
 def to_float32(array: Any, function: str, name: str) -> Any:
     """A copy in fp32."""
     if hasattr(array, "float"):
@@ -147,3 +158,27 @@ def to_float32(array: Any, function: str, name: str) -> Any:
     if hasattr(array, "astype"):
         return array.astype("float32")
     raise TypeError(f"{function}: {name} must be float32")
+
+
+def transposed(array: Any, function: str, name: str) -> Any:
+    """A copy whose last two dimensions are exchanged."""
+    if hasattr(array, "contiguous"):
+        return array.mT.contiguous()
+    if hasattr(array, "__sycl_usm_array_interface__"):
+        raise ValueError(
+            f"{function}: {name} must have contiguous columns with b_layout = 'kn', got strides "
+            f"{array.__sycl_usm_array_interface__['strides']}"
+        )
+    return sys.modules["numpy"].ascontiguousarray(array.swapaxes(-1, -2))
+
+
+def padded(array: Any, function: str, name: str, columns: int) -> Any:
+    """A copy with zeros behind the last dimension, up to so many."""
+    if hasattr(array, "new_zeros"):
+        copy = array.new_zeros((*array.shape[:-1], columns))
+        copy[..., : array.shape[-1]] = array
+        return copy
+    raise ValueError(
+        f"{function}: {name} must be a torch tensor, or have 16 inputs or a multiple of 32, and rows below 2^27 bytes "
+        f"apart, on a GPU, got the shape {list(array.shape)}"
+    )

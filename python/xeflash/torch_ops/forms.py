@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from xeflash.call.schema import BHSD, BSHD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, OF_ATTENTION, ROWS, THD, Row
+from xeflash.call.schema import (
+    BHSD,
+    BSHD,
+    DEFAULTS_OF_ATTENTION,
+    FORWARD_ONLY,
+    OF_ATTENTION,
+    ROWS,
+    ROWS_OF_LINEAR,
+    ROWS_OF_SOFTMAX,
+    THD,
+    Row,
+)
 
 _TYPES = {"object": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
 # What a schema has other words for: a number that may be an array is two, a snippet is four.
@@ -21,7 +32,7 @@ _SEVERAL = {
         "Scalar[]? capture_numbers=None",
     ],
 }
-_RESULTS = {"Pair": "(Tensor, Tensor)", "Results": "(Tensor, Tensor, Tensor, Tensor)"}
+_RESULTS = {"One": "Tensor", "Pair": "(Tensor, Tensor)", "Results": "(Tensor, Tensor, Tensor, Tensor)"}
 
 
 @dataclass(frozen=True)
@@ -34,24 +45,25 @@ class Form:
     letter: str  # in Keyword.ops
     places: str  # what can be given by position: programs rely on it, so it only ever stays
     needed: int  # the first of them have no default
-    results: str = "Results"  # or "Pair"
+    results: str = "Results"  # or "Pair", or "One"
     written: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)  # its words for ours
     defaults: Mapping[str, Any] = field(default_factory=dict)  # where they are not the extension's
+    table: Mapping[str, Row] = field(default_factory=lambda: ROWS)
 
     @cached_property
     def rows(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Our words for what may be given by position, and for what may not."""
         places = tuple(self.places.split())
-        rest = (n for n, row in ROWS.items() if self.letter in row.more.ops and n not in places and n != "function")
-        return places, (*rest, "function")
+        mine = (name for name, row in self.table.items() if self.letter in row.more.ops)
+        return places, (*(name for name in mine if name not in (*places, "function")), "function")
 
     @cached_property
     def schema(self) -> str:
         """In the words of torch's dispatcher."""
         places, rest = self.rows
-        words = [w for at, name in enumerate(places) for w in self.words(ROWS[name], at < self.needed)]
-        words += ["*", *(w for name in rest for w in self.words(ROWS[name], False))]
+        words = [w for at, name in enumerate(places) for w in self.words(self.table[name], at < self.needed)]
+        words += ["*", *(w for name in rest for w in self.words(self.table[name], False))]
         return f"{self.name}({', '.join(words)}) -> {_RESULTS[self.results]}"
 
     @cached_property
@@ -97,6 +109,10 @@ FORMS = [
         results="Pair", written=("k_cache", "v_cache", "k_scale", "v_scale"),
     ),
 ]  # fmt: skip
+LINEAR = Form("linear", "linear", BSHD, "l", "x weight bias", 2, results="One", table=ROWS_OF_LINEAR)
+MATMUL_SOFTMAX = Form(
+    "matmul_softmax", "matmul_softmax", BSHD, "m", "a b bias", 2, results="One", table=ROWS_OF_SOFTMAX
+)
 
 
 def backward_schema(name: str) -> str:

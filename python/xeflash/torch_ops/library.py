@@ -194,7 +194,7 @@ def _requires_grad(arguments: tuple[Any, ...], more: dict[str, Any]) -> bool:
 def _three(arguments: tuple[Any, ...]) -> Any:
     """Arguments that tell whether all are plain tensors: the first three, or of lists their first and last."""
     first = arguments[0]
-    return (first[0], first[-1], (arguments[1] or first)[0]) if type(first) is list else arguments[:3]
+    return (first[0], first[-1], (arguments[1] or first)[0]) if type(first) is list else (*arguments[:3], None)[:3]
 
 
 def _refuse_other_devices(function: str, arrays: Mapping[str, Any]) -> None:
@@ -224,7 +224,7 @@ def _autocast(operator: Any, parameters: list[str], device: str, cast: tuple[str
         paged = table < len(values) and values[table] is not None
         for place in places[:1] if paged else places:  # a cache is used where it is
             x = values[place] if place < len(values) else None
-            if x is not None and x.is_floating_point() and x.dtype is not torch.float64:
+            if x is not None and x.is_floating_point() and 2 <= x.dtype.itemsize <= 4:
                 values[place] = x.to(dtype)
         with torch._C._ExcludeDispatchKeyGuard(above):
             return operator(*values, **more)

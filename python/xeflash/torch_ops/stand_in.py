@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xeflash import _core
-from xeflash.call.schema import ARRAYS, BHSD, OF_ATTENTION, THD
+from xeflash.call.schema import ARRAYS, ARRAYS_OF_LINEAR, ARRAYS_OF_SOFTMAX, BHSD, OF_ATTENTION, THD
 from xeflash.call.score_mod import read_score_mod
 from xeflash.torch_ops.forms import Form
 from xeflash.torch_ops.library import Pair, as_int64, as_lists, resolved
@@ -19,7 +19,7 @@ from xeflash.torch_ops.operators import MERGE, OPERATORS
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from xeflash.call.schema import Arguments
+    from xeflash.call.schema import Arguments, LinearArguments, MatmulSoftmaxArguments
 
 
 def _form_of(given: Mapping[str, Any]) -> tuple[Any, Form]:
@@ -96,7 +96,9 @@ def _check_snippet(function: str, text: str, captures: Mapping[str, Any]) -> Non
             )
 
 
-def _written(function: str, out: Tensor, result: Tensor, q: Tensor, inputs: dict[str, Any]) -> Tensor:
+def _written(
+    function: str, out: Tensor, result: Tensor, q: Tensor, inputs: dict[str, Any], name_of_q: str = "q"
+) -> Tensor:
     """`out` with the result in it; autocast may have computed in another type than that of q and out.
 
     Operators return new tensors, so the extension never sees `out`, and copy_ would broadcast and cast: its rules are
@@ -105,9 +107,9 @@ def _written(function: str, out: Tensor, result: Tensor, q: Tensor, inputs: dict
     if out.shape != result.shape:
         raise ValueError(f"{function}: out must have the shape {list(result.shape)}, got {list(out.shape)}")
     if out.device != result.device:
-        raise ValueError(f"{function}: out must be on the device of q ({result.device}), got {out.device}")
+        raise ValueError(f"{function}: out must be on the device of {name_of_q} ({result.device}), got {out.device}")
     if out.dtype not in (q.dtype, result.dtype):
-        raise TypeError(f"{function}: out must have the dtype of q ({q.dtype}), got {out.dtype}")
+        raise TypeError(f"{function}: out must have the dtype of {name_of_q} ({q.dtype}), got {out.dtype}")
     if _overlaps_itself(out):
         raise ValueError(f"{function}: out must not have elements in one place, got strides {list(out.stride())}")
     for name, x in inputs.items():
@@ -127,6 +129,44 @@ def refuse_shared(function: str, out: Any, name: str, other: Any) -> None:
         return
     if other.device == out.device and other.numel():
         _core.refuse_shared(function, out, name, other)
+
+
+def linear(**arguments: Unpack[LinearArguments]) -> Any:
+    """_core.linear by its operator."""
+    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
+    for name, x in given.items():
+        if name in ARRAYS_OF_LINEAR and (not isinstance(x, Tensor) or x.layout is not torch.strided):
+            got = type(x).__name__ if not isinstance(x, Tensor) else x.layout
+            raise TypeError(f"{given['function']}: {name} must be a dense torch tensor as x is one, got {got}")
+    group = given.get("group", 0)
+    if isinstance(group, bool) or not hasattr(group, "__index__"):
+        raise TypeError(f"{given['function']}: group must be an integer, got {group!r}")
+    if isinstance(group, int) and not -(2**63) <= group < 2**63:
+        raise ValueError(f"{given['function']}: group must be 32, 64, 128, or None for all inputs, got {group}")
+    return torch.ops.xeflash.linear.default(**given)
+
+
+def matmul_softmax(**arguments: Unpack[MatmulSoftmaxArguments]) -> Any:
+    """_core.matmul_softmax by its operator."""
+    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
+    function, out = given["function"], given.pop("out", None)
+    for name, x in (*given.items(), *(() if out is None else (("out", out),))):
+        if name in ARRAYS_OF_SOFTMAX and (not isinstance(x, Tensor) or x.layout is not torch.strided):
+            got = type(x).__name__ if not isinstance(x, Tensor) else x.layout
+            raise TypeError(f"{function}: {name} must be a dense torch tensor as a is one, got {got}")
+    if "scale" in given and (
+        isinstance(given["scale"], bool) or not isinstance(given["scale"], Number | torch.SymFloat)
+    ):
+        raise TypeError(f"{function}: scale must be a number, got {type(given['scale']).__name__}")
+    if not isinstance(given.get("b_layout", "nk"), str):
+        raise TypeError(f"{function}: b_layout must be a string, got {type(given['b_layout']).__name__}")
+    if not isinstance(given.get("log", False), bool):
+        raise TypeError(f"{function}: log must be True or False, got {type(given['log']).__name__}")
+    result: Tensor = torch.ops.xeflash.matmul_softmax.default(**given)
+    if out is None:
+        return result
+    inputs = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    return _written(function, out, result, given["a"], inputs, "a")
 
 
 def merge_states(outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from xeflash.call.score_mod import ScoreMod
 
@@ -34,6 +34,8 @@ ALGORITHMS = {
     "attention_probs": Algorithm(("attention_probs",), ("attention_probs",), "ProbsParams"),
     "append": Algorithm(("append",), ("append",), "AppendParams"),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
+    "linear": Algorithm(("linear",), ("linear",), "LinearParams"),
+    "matmul_softmax": Algorithm(("matmul_softmax",), ("matmul_softmax",), "MatmulSoftmaxParams"),
     "peak": Algorithm(("peak",), ("peak",)),
 }
 
@@ -79,8 +81,65 @@ class Desc:
 
 
 @dataclass(frozen=True)
+class ProductDesc:
+    """The same of a product, in the order of ProductDesc in products.hpp."""
+
+    algorithm: str
+    arch: str
+    dtype: str
+    rows: int  # as many as there are, up to those of a tile
+    width: int  # outputs are at most 2^width
+    weight: str | None = None  # the type of weights, if it is not dtype; "uint8" is two of 4 bits
+    scale: str | None = None  # the type of their scales
+    group: int = 0  # inputs that share a scale; 0: all
+    access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
+    device: str = ""
+    driver: str = ""
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The entry points of its kernel."""
+        return ALGORITHMS[self.algorithm].entries
+
+
+@dataclass(frozen=True)
+class SoftmaxDesc:
+    """The same of a product whose rows become their softmax, in the order of SoftmaxDesc in kernels.hpp."""
+
+    algorithm: str
+    arch: str
+    dtype: str
+    rows: int  # as many as there are, up to those of a tile
+    columns: int  # at most 2^columns
+    inputs: int  # as many as there are, up to 128; of more 256, 128, or 32 (CPUs: 128), what divides them
+    more_inputs: bool  # there are more than `inputs`
+    bias: str | None = None
+    access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
+    device: str = ""
+    driver: str = ""
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The entry points of its kernel."""
+        return ALGORITHMS[self.algorithm].entries
+
+
+AnyDesc: TypeAlias = Desc | ProductDesc | SoftmaxDesc
+
+
+def desc_of(values: dict[str, Any]) -> AnyDesc:
+    """From what the extension passes."""
+    if "more_inputs" in values:
+        return SoftmaxDesc(**values)
+    return ProductDesc(**values) if "width" in values else Desc.from_dict(values)
+
+
+@dataclass(frozen=True)
 class Config:
-    """Our choice for a kernel: rows and keys of a tile, and how the rest is shared out."""
+    """Our choice for a kernel: rows and keys of a tile, and how the rest is shared out.
+
+    Of products: rows, inputs of a step, and outputs of a thread; threads of a group take turns at the inputs.
+    """
 
     block_q: int
     block_k: int
@@ -91,6 +150,7 @@ class Config:
     block_d: int = 0  # backward: columns of dQ or dK that a thread owns; those of dV are block_v
     team: int = 1  # threads of a block of rows: each owns a part of the columns, and scores some of the keys
     pairs: bool = False  # two teams have the same rows, and each does half of the work
+    products: int = 1  # matmul_softmax: 2 where scores are made twice, and not kept
 
     @property
     def rows_in_group(self) -> int:

@@ -1,0 +1,424 @@
+// Products of few rows on Xe. Weights are the left operand of dpas, which takes them as they lie: 8
+// outputs by 16 inputs, read 64 bytes of a row at a time. Lane = row of x, of which a product has
+// as many as there are lanes: where reading W takes the time, they cost nothing.
+#pragma once
+
+#include "products/weights.hpp"
+#include "xe/mma.hpp"
+
+namespace xeflash::xe {
+
+template <class E>
+constexpr bool kIsPacked = std::is_same_v<E, packed4>;
+
+constexpr int kFetchAhead = 4;  // steps of a thread
+
+// A single number in memory.
+template <class T>
+XF_INLINE float number_at(const T* p) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return __builtin_bit_cast(float, uint32_t{*reinterpret_cast<const uint16_t*>(p)} << 16);
+  else
+    return static_cast<float>(*p);
+}
+
+// ---- operands -----------------------------------------------------------------------------------
+
+// Dwords of rows where no message moves blocks; what is beyond a row's elements reads 0.
+template <class T, int N>
+XF_INLINE simd<uint32_t, N> gather_inside(const void* base, simd<uint32_t, N> offsets,
+                                          simd<int, N> dword, int width,
+                                          esimd::simd_mask<N> there) {
+  constexpr int kPerDword = 4 / sizeof(T);
+  if constexpr (kAccess != Access::elements || sizeof(T) == 4) {
+    const esimd::simd_mask<N> inside = there & (dword * kPerDword < width);
+    return esimd::gather<uint32_t, N>(static_cast<const uint32_t*>(base), offsets, inside,
+                                      simd<uint32_t, N>(0));
+  } else {
+    using Bits = std::conditional_t<sizeof(T) == 1, uint8_t, uint16_t>;
+    simd<uint32_t, N> x = 0;
+    XF_UNROLL for (int i = 0; i < kPerDword; ++i) {
+      const esimd::simd_mask<N> inside = there & (dword * kPerDword + i < width);
+      const simd<uint32_t, N> at = offsets + static_cast<uint32_t>(i * sizeof(T));
+      x |= simd<uint32_t, N>(
+               esimd::gather<Bits, N>(static_cast<const Bits*>(base), at, inside, simd<Bits, N>(0)))
+           << static_cast<uint32_t>(8 * i * sizeof(T));
+    }
+    return x;
+  }
+}
+
+// The surface of all rows of a matrix.
+template <class T>
+XF_INLINE Surface whole_surface(const Rows<T>& m) {
+  return surface<(1 << 22)>(m);
+}
+
+// 8 dwords of each of kLanes rows of x, [dword][row], lane = row.
+template <class T>
+struct InputStream {
+  const Rows<const T>& rows;
+  XF_INLINE explicit InputStream(const Rows<const T>& m) : rows(m) {}
+  XF_INLINE simd<uint32_t, 8 * kLanes> load(int row, int dword) {
+    const auto offsets =
+        Offsets<kLanes>(lane_index()) * static_cast<uint32_t>(rows.stride * sizeof(T));
+    simd<uint32_t, 8 * kLanes> x;
+    XF_UNROLL for (int i = 0; i < 8; ++i) {
+      x.template select<kLanes, 1>(i * kLanes) =
+          gather_inside<T, kLanes>(rows.row(row), Offsets<kLanes>(offsets + (dword + i) * 4),
+                                   ints(dword + i), rows.width, lane_index() < rows.size() - row);
+    }
+    return x;
+  }
+};
+template <class T>
+  requires(kAccess == Access::block2d)
+struct InputStream<T> {
+  BlockMessage<uint32_t, 8, kLanes> message;
+  XF_INLINE explicit InputStream(const Rows<const T>& m) : message(whole_surface(m)) {}
+  XF_INLINE simd<uint32_t, 8 * kLanes> load(int row, int dword) {
+    message.move_x(dword);
+    message.move_y(row);
+    return message.load_transposed();
+  }
+};
+
+// 64 bytes of each of R rows of weights: 8 rows by 16 dwords after the other, or as `Across` blocks
+// of R rows side by side, each as wide as 16 inputs.
+template <class E, int R>
+struct WeightBlock {
+  static constexpr int kDwords = 16;
+  simd<uint32_t, R * kDwords> x;
+
+  // 8 rows from row 8 o on, `Count` dwords from dword d on.
+  template <int Count>
+  XF_INLINE simd<uint32_t, 8 * Count> part_of(int o, int d) const {
+    if constexpr (kAccess == Access::block2d) {
+      // Blocks as wide as Count dwords.
+      return part<8 * Count>(x, (d / Count * R + o * 8) * Count);
+    } else {
+      simd<uint32_t, 8 * Count> rows;
+      XF_UNROLL for (int r = 0; r < 8; ++r) {
+        rows.template select<Count, 1>(r * Count) = part<Count>(x, (o * 8 + r) * kDwords + d);
+      }
+      return rows;
+    }
+  }
+};
+template <class E, int R>
+struct WeightStream {
+  const Rows<const E>& rows;
+  XF_INLINE explicit WeightStream(const Rows<const E>& m) : rows(m) {}
+  XF_INLINE WeightBlock<E, R> load(int dword) {
+    constexpr int kPerDword = 4 / sizeof(E), kDwords = WeightBlock<E, R>::kDwords;
+    WeightBlock<E, R> block;
+    if (kAccess == Access::dwords && (dword + kDwords) * kPerDword <= rows.width) {
+      XF_UNROLL for (int r = 0; r < R; r += 8) {
+        block.x.template select<8 * kDwords, 1>(r * kDwords) =
+            read_whole_rows<8, kDwords>(rows, r, dword);
+      }
+    } else {
+      const simd<int, kDwords> column = simd<int, kDwords>(0, 1) + dword;
+      XF_UNROLL for (int r = 0; r < R; ++r) {
+        block.x.template select<kDwords, 1>(r * kDwords) =
+            gather_inside<E, kDwords>(rows.row_or_last(r), Offsets<kDwords>(column * 4), column,
+                                      rows.width, esimd::simd_mask<kDwords>(1));
+      }
+    }
+    return block;
+  }
+  XF_INLINE void fetch(int) {}
+};
+template <class E, int R>
+  requires(kAccess == Access::block2d)
+struct WeightStream<E, R> {
+  // As wide as 16 inputs are, but for packed ones, of which a block has 16 inputs of each quarter.
+  static constexpr int kBytes = kIsPacked<E> ? 32 : 16 * sizeof(E), kAcross = 64 / kBytes;
+  using Unit = std::conditional_t<(kAcross > 2), uint8_t, uint32_t>;  // dwords come in 2 blocks
+  BlockMessage<Unit, kBytes / sizeof(Unit), R, kAcross> message;
+  XF_INLINE explicit WeightStream(const Rows<const E>& m) : message(whole_surface(m)) {}
+  XF_INLINE WeightBlock<E, R> load(int dword) {
+    message.move_x(dword * int(4 / sizeof(Unit)));
+    auto block = message.load();
+    return {block.template bit_cast_view<uint32_t>()};
+  }
+  XF_INLINE void fetch(int dword) {
+    message.move_x(dword * int(4 / sizeof(Unit)));
+    message.prefetch();
+  }
+};
+
+// Bits that make a number of T of a nibble: 16 + q, exactly.
+template <class T>
+struct Nibbles;
+template <>
+struct Nibbles<f16> {
+  static constexpr int kAt = 6;
+  static constexpr uint32_t kMask = 0x03c003c0, kBase = 0x4c004c00;
+};
+template <>
+struct Nibbles<bf16> {
+  static constexpr int kAt = 3;
+  static constexpr uint32_t kMask = 0x00780078, kBase = 0x41804180;
+};
+
+// 8 outputs by 16 inputs, from input 16 i of a block of 64 bytes on, as a left operand of T.
+template <class T, class E, int R>
+XF_INLINE simd<T, 8 * 16> left_of(const WeightBlock<E, R>& block, int o, int i) {
+  if constexpr (kIsPacked<E>) {
+    const int m = i / 2;  // input 16 i = 32 m + 16 j
+    const simd<uint32_t, 64> dwords = block.template part_of<8>(o, i % 2 * 8);
+    if constexpr (sizeof(T) == 2) {
+      using N = Nibbles<T>;
+      const int shift = N::kAt - 4 * m;
+      const simd<uint32_t, 64> moved =
+          shift >= 0 ? simd<uint32_t, 64>(dwords << shift) : simd<uint32_t, 64>(dwords >> -shift);
+      simd<uint32_t, 64> pairs = (moved & N::kMask) | N::kBase;
+      return pairs.template bit_cast_view<T>();
+    } else {
+      simd<float, 128> x;
+      XF_UNROLL for (int k = 0; k < 2; ++k) {
+        x.template select<64, 2>(k) =
+            esimd::convert<float>(simd<uint32_t, 64>((dwords >> (4 * m + 16 * k)) & 15u)) + 16.f;
+      }
+      return x;
+    }
+  } else if constexpr (kQuantised<E>) {
+    const simd<uint32_t, 32> dwords = block.template part_of<4>(o, i * 4);
+    auto wide = widen_in_order<T, E>(dwords);
+    return wide.template bit_cast_view<T>();
+  } else {
+    constexpr int kDwords = 16 * sizeof(T) / 4;
+    simd<uint32_t, 8 * kDwords> dwords = block.template part_of<kDwords>(o, i * kDwords);
+    return dwords.template bit_cast_view<T>();
+  }
+}
+
+// ---- sums ---------------------------------------------------------------------------------------
+
+// Outputs are rows of the tile, rows of x its columns.
+template <class Config>
+struct Products {
+  static constexpr int Br = round_up(Config::rows, kLanes), Bn = Config::outputs;
+  static constexpr int kBlocks = Br / kLanes;
+  Tile<Bn, Br> x;
+  simd<float, Br> inputs = 0.f;  // sums of x, where all have one scale
+
+  XF_INLINE Products() { fill(x, 0.f); }
+};
+
+// C += A B for 8 outputs, 16 inputs and kLanes rows.
+template <class T, class Block>
+XF_INLINE void multiply_16(Block C, const simd<uint32_t, 16 * sizeof(T) / 4 * kLanes>& inputs,
+                           const simd<T, 128>& A) {
+  auto bits = inputs;
+  const simd<T, 16 * kLanes> B = bits.template bit_cast_view<T>();
+  if constexpr (sizeof(T) == 2) {
+    multiply<T>(C, B, A, false);
+  } else {
+    // Rows of A are 16 wide, as wide as a product's are where there are so many lanes.
+    XF_UNROLL for (int r = 0; r < 8; ++r) {
+      floats sum = part<kLanes>(B, 0) * A.template replicate_w<kLanes, 1>(r * 16);
+      XF_UNROLL for (int k = 1; k < 16; ++k) {
+        sum += part<kLanes>(B, k * kLanes) * A.template replicate_w<kLanes, 1>(r * 16 + k);
+      }
+      C.template select<kLanes, 1>(r * kLanes) += sum;
+    }
+  }
+}
+// sum += the 16 inputs of each row.
+template <class T>
+XF_INLINE void add_inputs(simd<float, kLanes>& sum,
+                          const simd<uint32_t, 16 * sizeof(T) / 4 * kLanes>& inputs) {
+  auto bits = inputs;
+  const simd<T, 16 * kLanes> B = bits.template bit_cast_view<T>();
+  if constexpr (sizeof(T) == 2) {
+    simd<uint16_t, 16> ones = std::is_same_v<T, bf16> ? 0x3f80 : 0x3c00;
+    sum = esimd::xmx::dpas<8, 1, float>(sum, B, simd<T, 16>(ones.template bit_cast_view<T>()));
+  } else {
+    XF_UNROLL for (int k = 0; k < 16; ++k) sum += part<kLanes>(B, k * kLanes);
+  }
+}
+
+// Whether a sum of weights as they lie is off by a multiple of the sum of inputs.
+template <class W>
+XF_INLINE bool has_offset(const W& weights) {
+  return W::kPacked || weights.p.zeros != nullptr;
+}
+
+// Numbers of N outputs, which may be past the last one: it is repeated.
+template <int N, class Number, class W>
+XF_INLINE simd<float, N> per_output(const W& weights, const Number* first, int64_t stride) {
+  using Bits = std::conditional_t<sizeof(Number) == 1, uint8_t,
+                                  std::conditional_t<sizeof(Number) == 2, uint16_t, uint32_t>>;
+  const int last = weights.p.outputs - 1 - weights.output;
+  const simd<int, N> n = esimd::min<int>(simd<int, N>(0, 1), last);
+  simd<Bits, N> bits =
+      esimd::gather<Bits, N>(reinterpret_cast<const Bits*>(first),
+                             Offsets<N>(n * static_cast<int>(stride * sizeof(Number))));
+  if constexpr (std::is_same_v<Number, bf16>) {
+    simd<uint32_t, N> wide = esimd::convert<uint32_t>(bits) << 16;
+    return wide.template bit_cast_view<float>();
+  } else {
+    return esimd::convert<float>(simd<Number, N>(bits.template bit_cast_view<Number>()));
+  }
+}
+
+// x = s (part - offset inputs), added to what is there or in its place.
+template <bool Add, class W, int Bn, int Br>
+XF_INLINE void scale_part(Tile<Bn, Br>& x, const Tile<Bn, Br>& part_sums,
+                          const simd<float, Br>& inputs, const W& weights, int group) {
+  const LinearParams& p = weights.p;
+  const simd<float, Bn> s = per_output<Bn>(weights, weights.scale(group, 0), p.scale_output);
+  simd<float, Bn> offset = W::kPacked ? 16.f + 8.f : 0.f;
+  if (p.zeros) {
+    offset =
+        per_output<Bn>(weights, p.zeros + group * p.zero_group + weights.output * p.zero_output,
+                       p.zero_output) +
+        (W::kPacked ? 16.f : 0.f);
+  }
+  XF_UNROLL for (int c = 0; c < x.kChunks; ++c) {
+    XF_UNROLL for (int n = 0; n < Bn; ++n) {
+      floats v = part_sums.row(n, c);
+      if (has_offset(weights)) v -= part<kLanes>(inputs, c * kLanes) * floats(offset[n]);
+      if constexpr (Add)
+        x.row(n, c) += v * floats(s[n]);
+      else
+        x.row(n, c) = v * floats(s[n]);
+    }
+  }
+}
+
+// sums += x W^T for `Steps` times 16 inputs of a block of weights, from its step `first` on; input
+// k is the block's first one.
+template <int Steps, class T, class W, int Bn, int Br>
+XF_INLINE void add_steps(Tile<Bn, Br>& sums, simd<float, Br>& inputs, InputStream<T>& rows,
+                         const WeightBlock<typename W::Element, Bn>& block, const W& weights, int k,
+                         int first) {
+  constexpr int kDwords = 16 * sizeof(T) / 4, kBlocks = Br / kLanes, kSize = kDwords * kLanes;
+  XF_UNROLL for (int i = first; i < first + Steps; ++i) {
+    simd<uint32_t, kBlocks * kSize> B;
+    XF_UNROLL for (int b = 0; b < kBlocks; ++b) {
+      XF_UNROLL for (int d = 0; d < kDwords; d += 8) {
+        B.template select<8 * kLanes, 1>(b * kSize + d * kLanes) =
+            rows.load(b * kLanes, (k + i * 16) * int(sizeof(T)) / 4 + d);
+      }
+    }
+    if constexpr (W::kHasScales) {
+      if (has_offset(weights)) {
+        XF_UNROLL for (int b = 0; b < kBlocks; ++b) {
+          simd<float, kLanes> sum = part<kLanes>(inputs, b * kLanes);
+          add_inputs<T>(sum, part<kSize>(B, b * kSize));
+          inputs.template select<kLanes, 1>(b * kLanes) = sum;
+        }
+      }
+    }
+    XF_UNROLL for (int o = 0; o < Bn / 8; ++o) {
+      const auto A = left_of<T>(block, o, i);
+      XF_UNROLL for (int b = 0; b < kBlocks; ++b) {
+        multiply_16<T>(sums.block(o, b), part<kSize>(B, b * kSize), A);
+      }
+    }
+  }
+}
+
+template <class Config, class T, class W>
+XF_INLINE void add_products(Products<Config>& sums, const Rows<const T>& x, const W& weights,
+                            int k0) {
+  using E = typename W::Element;
+  constexpr int Bn = Products<Config>::Bn, Br = Products<Config>::Br;
+  constexpr int kInputs = kIsPacked<E> ? kUnitInputs : 64 / sizeof(E);  // of 64 bytes
+  constexpr int kBlocks = Config::inputs / kInputs;
+  static_assert(Config::inputs % kInputs == 0);
+  InputStream<T> rows(x);
+  WeightStream<E, Bn> stream(weights.rows);
+  XF_UNROLL for (int i = 0; i < kBlocks; ++i) {
+    const int k = k0 + i * kInputs;
+    constexpr int kDwords = 16;  // of a block
+    const int dword = k / kInputs * kDwords;
+    stream.fetch(dword + kFetchAhead * kBlocks * kDwords * kKeyTurns);
+    const auto block = stream.load(dword);
+    if constexpr (W::kGroup == 0) {
+      add_steps<kInputs / 16>(sums.x, sums.inputs, rows, block, weights, k, 0);
+    } else {
+      constexpr int kSame = W::kGroup < kInputs ? W::kGroup : kInputs;  // that share a scale
+      XF_UNROLL for (int first = 0; first < kInputs; first += kSame) {
+        const int group = (k + first) / W::kGroup;
+        if (group * W::kGroup < x.width) {
+          Tile<Bn, Br> part_sums;
+          fill(part_sums, 0.f);
+          simd<float, Br> inputs = 0.f;
+          add_steps<kSame / 16>(part_sums, inputs, rows, block, weights, k, first / 16);
+          scale_part<true>(sums.x, part_sums, inputs, weights, group);
+        }
+      }
+    }
+  }
+}
+
+// ---- turns --------------------------------------------------------------------------------------
+
+template <class Config>
+constexpr int kTurnBytes = Products<Config>::Bn * Products<Config>::Br * 4;
+template <class Config>
+XF_INLINE void allocate_products() {
+  static_assert(kKeyTurns * kTurnBytes<Config> <= kMostSharedBytes);
+  if constexpr (kKeyTurns > 1) esimd::slm_init<kKeyTurns * kTurnBytes<Config>>();
+}
+
+// Outputs that a thread stores, once all have found their parts.
+template <class Config>
+constexpr int kOwnOutputs = Config::outputs / kKeyTurns;
+
+template <class Config, class W>
+XF_INLINE void sums_of_turns(Products<Config>& sums, const W& weights) {
+  using P = Products<Config>;
+  if constexpr (W::kHasScales && W::kGroup == 0) {
+    scale_part<false>(sums.x, sums.x, sums.inputs, weights, 0);
+  }
+  if constexpr (kKeyTurns > 1) {
+    constexpr int kShare = kOwnOutputs<Config>, kRow = kLanes * 4, kChunk = P::Bn * kRow;
+    const int turn = key_turn();
+    XF_UNROLL for (int c = 0; c < P::kBlocks; ++c) {
+      XF_UNROLL for (int n = 0; n < P::Bn; n += 8) {
+        simd<float, 8 * kLanes> some = part<8 * kLanes>(sums.x.x, (c * P::Bn + n) * kLanes);
+        esimd::slm_block_store<float, 8 * kLanes>(turn * kTurnBytes<Config> + c * kChunk + n * kRow,
+                                                  some);
+      }
+    }
+    esimd::barrier();
+    XF_UNROLL for (int c = 0; c < P::kBlocks; ++c) {
+      XF_UNROLL for (int n = 0; n < kShare; ++n) {
+        floats sum = 0.f;
+        _Pragma("unroll 1") for (int t = 0; t < kKeyTurns; ++t) {
+          sum += esimd::slm_block_load<float, kLanes>(t * kTurnBytes<Config> + c * kChunk +
+                                                      (turn * kShare + n) * kRow);
+        }
+        sums.x.row(n, c) = sum;
+      }
+    }
+  }
+}
+
+template <class T, class Config>
+XF_INLINE void store_products(const Rows<T>& out, const Products<Config>& sums, const T* bias,
+                              int output) {
+  constexpr int kShare = kOwnOutputs<Config>;
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+  const int first = output + key_turn() * kShare;
+  XF_UNROLL for (int n = 0; n < kShare; ++n) {
+    if (first + n >= out.width) break;
+    const float added = bias ? number_at(bias + first + n) : 0.f;
+    XF_UNROLL for (int c = 0; c < Products<Config>::kBlocks; ++c) {
+      const ints row = lane_index() + c * kLanes;
+      simd<T, kLanes> values = esimd::convert<T>(floats(sums.x.row(n, c) + added));
+      esimd::scatter<Bits, kLanes>(reinterpret_cast<Bits*>(out.row(c * kLanes) + first + n),
+                                   Offsets<kLanes>(Offsets<kLanes>(lane_index()) *
+                                                   static_cast<uint32_t>(out.stride * sizeof(T))),
+                                   simd<Bits, kLanes>(values.template bit_cast_view<Bits>()),
+                                   row < out.size());
+    }
+  }
+}
+
+}  // namespace xeflash::xe

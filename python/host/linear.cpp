@@ -1,0 +1,251 @@
+#include "linear.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <vector>
+
+#include "access.hpp"
+#include "checks.hpp"
+#include "kernels.hpp"
+#include "products/params.hpp"
+#include "read_value.hpp"
+
+namespace xeflash {
+namespace {
+
+struct LinearRequest {
+  std::string function = "linear";
+  py::object x = py::none(), weight = py::none(), bias = py::none();
+  py::object scales = py::none(), zeros = py::none();
+  int64_t group = 0;  // 0: all inputs
+};
+
+constexpr std::tuple kLinearFields{
+    Field{"function", &LinearRequest::function}, Field{"x", &LinearRequest::x},
+    Field{"weight", &LinearRequest::weight},     Field{"bias", &LinearRequest::bias},
+    Field{"scales", &LinearRequest::scales},     Field{"zeros", &LinearRequest::zeros},
+    Field{"group", &LinearRequest::group},
+};
+static_assert(is_complete(kLinearFields));
+
+LinearRequest read_request(const py::kwargs& given) {
+  LinearRequest r;
+  const auto read_one = [&](const auto& f) {
+    if (PyObject* x = PyDict_GetItemString(given.ptr(), f.name)) {
+      read(r.*f.member, Value{x, f.name, r.function});
+    }
+  };
+  std::apply([&](const auto&... f) { (read_one(f), ...); }, kLinearFields);
+  const auto known = [&](const std::string& name) {
+    return std::apply([&](const auto&... f) { return ((name == f.name) || ...); }, kLinearFields);
+  };
+  for (const auto& [name, value] : given) {
+    if (!known(py::str(name).cast<std::string>()))
+      throw py::type_error("linear() has no argument " + py::repr(name).cast<std::string>());
+  }
+  return r;
+}
+
+constexpr int64_t kUnitInputs = 128, kUnitBytes = 64;  // of packed weights, see weights.hpp
+constexpr int64_t kMost = int64_t{1} << 31;
+
+bool is_float(DType t) { return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16; }
+
+// x as a matrix: rows lie a stride apart.
+Array as_rows(const Array& x) {
+  Array m = x;
+  const int64_t inputs = x.shape[x.ndim - 1];
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < x.ndim; ++i) rows *= x.shape[i];
+  m.ndim = 2;
+  m.shape = {rows, inputs};
+  m.strides = {inputs, 1};
+  for (int i = x.ndim - 2; i >= 0; --i) {
+    if (x.shape[i] > 1) {
+      m.strides[0] = x.strides[i];
+      break;
+    }
+  }
+  return m;
+}
+
+// Whether all rows of x lie one stride apart.
+bool has_even_rows(const Array& x) {
+  if (x.is_empty()) return true;
+  int64_t next = -1;  // the stride that the next dimension must have
+  for (int i = x.ndim - 2; i >= 0; --i) {
+    if (x.shape[i] == 1) continue;
+    if (next >= 0 && x.strides[i] != next) return false;
+    if (x.strides[i] < 0) return false;
+    next = x.strides[i] * x.shape[i];
+  }
+  return true;
+}
+
+// Numbers of a group of inputs and an output: one for all, one per output, or one for each of both.
+struct PerGroup {
+  Array array;
+  int64_t group = 0, output = 0;  // strides
+};
+PerGroup read_per_group(const py::object& object, const char* name, int64_t groups, int64_t outputs,
+                        const Array& x, const Checker& check) {
+  PerGroup all{
+      with_whole_strides(read_array(object, check.function(), name), check.function(), name)};
+  const Array& a = all.array;
+  check.require_same_place(a, name, x, "x");
+  const bool fits = (a.ndim == 2 && a.shape[0] == groups && a.shape[1] == outputs) ||
+                    (a.ndim == 1 && groups == 1 && a.shape[0] == outputs) ||
+                    (groups == 1 && a.ndim <= 1 && (a.ndim == 0 || a.shape[0] == 1));
+  XF_REQUIRE(check, fits, name,
+             "must have the shape [" + std::to_string(groups) + ", " + std::to_string(outputs) +
+                 "] of groups of inputs and outputs",
+             a.describe_shape(), a);
+  if (a.ndim == 2) all.group = a.shape[0] > 1 ? a.strides[0] : 0;
+  if (a.ndim > 0) all.output = a.shape[a.ndim - 1] > 1 ? a.strides[a.ndim - 1] : 0;
+  return all;
+}
+
+// 2^n that is as much at least.
+uint8_t width_of(int64_t outputs) {
+  return static_cast<uint8_t>(
+      std::bit_width(static_cast<uint64_t>(std::max<int64_t>(outputs, 1) - 1)));
+}
+
+}  // namespace
+
+py::tuple linear_fields() {
+  py::list all;
+  list_fields(all, LinearRequest{}, kLinearFields);
+  return py::tuple(all);
+}
+
+py::object linear(const py::kwargs& arguments) {
+  const LinearRequest r = read_request(arguments);
+  const Checker check(r.function);
+  const char* f = check.function();
+  Array x = with_contiguous_rows(read_array(r.x, f, "x"), f, "x");
+  XF_REQUIRE_DTYPE(check, is_float(x.dtype), x, "x", "must be float32, float16 or bfloat16");
+  XF_REQUIRE(check, x.ndim >= 1, "x", "must have at least 1 dimension", std::to_string(x.ndim), x);
+  if (!has_even_rows(x)) x = packed_copy(x, f, "x");
+  const Array w = read_array(r.weight, f, "weight");
+  XF_REQUIRE(check, w.ndim == 2, "weight", "must have 2 dimensions", std::to_string(w.ndim), w);
+  check.require_same_place(w, "weight", x, "x");
+  const int64_t inputs = x.shape[x.ndim - 1], outputs = w.shape[0];
+  const bool packed = w.dtype == DType::kU8, plain = w.dtype == x.dtype;
+  const bool of_8_bits =
+      w.dtype == DType::kE4M3 || w.dtype == DType::kE5M2 || w.dtype == DType::kI8;
+  XF_REQUIRE_DTYPE(check, plain || packed || of_8_bits, w, "weight",
+                   std::string("must have the dtype of x (") + name_of(x.dtype) +
+                       "), or be float8_e4m3fn, float8_e5m2, int8, or uint8 from pack_int4");
+  const int64_t columns = packed ? (inputs + kUnitInputs - 1) / kUnitInputs * kUnitBytes : inputs;
+  XF_REQUIRE(check, w.shape[1] == columns, "weight",
+             (packed ? "must have rows of " + std::to_string(columns) +
+                           " bytes, as pack_int4 makes them for"
+                     : std::string("must have")) +
+                 " the " + std::to_string(inputs) + " inputs of x",
+             std::to_string(w.shape[1]), w);
+  XF_REQUIRE(check, w.has_contiguous_rows(), "weight", "must have a last dimension of stride 1",
+             w.describe_strides(), w);
+  XF_REQUIRE(check, w.shape[0] <= 1 || w.strides[0] >= columns, "weight",
+             "must have rows that lie apart", w.describe_strides(), w);
+  XF_REQUIRE(check, inputs < kMost && outputs < kMost, "weight", "must have extents below 2^31",
+             w.describe_shape(), w);
+  if (plain) {
+    if (!r.scales.is_none() || !r.zeros.is_none() || r.group != 0)
+      check.refuse(std::string(!r.scales.is_none()  ? "scales"
+                               : !r.zeros.is_none() ? "zeros"
+                                                    : "group") +
+                   " must not be given with a weight of " + name_of(w.dtype) +
+                   ", which stands for itself, got one");
+  } else if (r.scales.is_none()) {
+    check.refuse("scales must be given with a weight of " + std::string(name_of(w.dtype)) +
+                 ", got None");
+  }
+  const bool whole = r.group == 0 || r.group == inputs;
+  if (!whole && r.group != 32 && r.group != 64 && r.group != 128)
+    check.refuse("group must be 32, 64, 128, or None for all inputs, got " +
+                 std::to_string(r.group));
+  const int64_t group = whole ? std::max<int64_t>(inputs, 1) : r.group;
+  const int64_t groups = std::max<int64_t>((inputs + group - 1) / group, 1);
+  PerGroup scales, zeros;
+  if (!plain) {
+    scales = read_per_group(r.scales, "scales", groups, outputs, x, check);
+    XF_REQUIRE_DTYPE(check, is_float(scales.array.dtype), scales.array, "scales",
+                     "must be float32, float16 or bfloat16");
+  }
+  if (!r.zeros.is_none()) {
+    zeros = read_per_group(r.zeros, "zeros", groups, outputs, x, check);
+    XF_REQUIRE_DTYPE(check, zeros.array.dtype == DType::kI8, zeros.array, "zeros", "must be int8");
+  }
+  Array bias;
+  if (!r.bias.is_none()) {
+    bias = with_contiguous_rows(read_array(r.bias, f, "bias"), f, "bias");
+    check.require_same_place(bias, "bias", x, "x");
+    XF_REQUIRE(check, bias.ndim == 1 && bias.shape[0] == outputs, "bias",
+               "must have the shape [" + std::to_string(outputs) + "]", bias.describe_shape(),
+               bias);
+    XF_REQUIRE_DTYPE(check, bias.dtype == x.dtype, bias, "bias",
+                     std::string("must have the dtype of x (") + name_of(x.dtype) + ")");
+  }
+  const Place place = place_of(x);
+  refuse_to_wait_while_recording(place, x, "x", check);
+  if (place.device.facts.arch.rfind("cpu-", 0) != 0) {  // a GPU reaches rows by 32 bits
+    constexpr int64_t kFar = int64_t{1} << 27;
+    XF_REQUIRE(check, w.shape[0] <= 1 || w.strides[0] * size_of(w.dtype) < kFar, "weight",
+               "must have rows less than 2^27 bytes apart on a GPU", w.describe_strides(), w);
+    XF_REQUIRE(check, outputs * size_of(x.dtype) < kFar, "weight",
+               "must have fewer outputs than 2^27 bytes hold on a GPU", std::to_string(outputs), w);
+    if (as_rows(x).strides[0] * size_of(x.dtype) >= kFar) x = packed_copy(x, f, "x");
+  }
+  const Array rows = as_rows(x);
+  XF_REQUIRE(check, rows.shape[0] < kMost, "x", "must have fewer than 2^31 rows",
+             std::to_string(rows.shape[0]), x);
+  std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim);
+  shape.back() = outputs;
+  const Array out = new_array(x, x.dtype, shape);
+  if (rows.shape[0] * outputs == 0) return out.object;
+
+  ProductDesc desc;
+  desc.algorithm = Algorithm::kLinear;
+  desc.dtype = x.dtype;
+  constexpr int64_t kMostRows = 64;
+  desc.rows = static_cast<uint8_t>(std::min(rows.shape[0], kMostRows));
+  desc.width = width_of(outputs);
+  desc.weight = plain ? DType::kOther : w.dtype;
+  desc.scale = scales.array.data ? scales.array.dtype : DType::kOther;
+  desc.group = static_cast<uint8_t>(whole ? 0 : r.group);
+  desc.access = access_of_matrices({&rows, &w}, place.device.facts.arch);
+  const Kernels& kernels = find_kernels(desc, place);
+
+  LinearParams params{};
+  params.x = rows.data;
+  params.weight = w.data;
+  params.bias = bias.data;
+  params.out = out.data;
+  params.x_row = rows.strides[0];
+  params.weight_row = w.shape[0] > 1 ? w.strides[0] : columns;
+  params.out_row = outputs;
+  params.scales = scales.array.data;
+  params.scale_group = scales.group;
+  params.scale_output = scales.output;
+  params.zeros = reinterpret_cast<const int8_t*>(zeros.array.data);
+  params.zero_group = zeros.group;
+  params.zero_output = zeros.output;
+  params.rows = static_cast<int32_t>(rows.shape[0]);
+  params.outputs = static_cast<int32_t>(outputs);
+  params.inputs = static_cast<int32_t>(inputs);
+  params.group = static_cast<int32_t>(group);
+  const auto blocks = [](int64_t n, int64_t of) {
+    return static_cast<uint64_t>((n + of - 1) / of);
+  };
+  const uint64_t groups_of_threads =
+      blocks(rows.shape[0], kernels.block_q) * blocks(outputs, kernels.block_v);
+  check_groups(groups_of_threads, desc.access);
+  submit(place, [&](Launcher& launch) {
+    launch(*kernels.entries[0], params, groups_of_threads, kernels.threads);
+  });
+  return out.object;
+}
+
+}  // namespace xeflash

@@ -1,0 +1,346 @@
+#include "matmul_softmax.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "access.hpp"
+#include "checks.hpp"
+#include "kernels.hpp"
+#include "overlap.hpp"
+#include "products/softmax_params.hpp"
+#include "read_value.hpp"
+
+namespace xeflash {
+namespace {
+
+struct SoftmaxRequest {
+  std::string function = "matmul_softmax";
+  py::object a = py::none(), b = py::none(), bias = py::none();
+  double scale = 1.0;
+  std::string b_layout = "nk";
+  bool log = false;
+  py::object out = py::none();
+};
+
+constexpr std::tuple kSoftmaxRequestFields{
+    Field{"function", &SoftmaxRequest::function},
+    Field{"a", &SoftmaxRequest::a},
+    Field{"b", &SoftmaxRequest::b},
+    Field{"bias", &SoftmaxRequest::bias},
+    Field{"scale", &SoftmaxRequest::scale},
+    Field{"b_layout", &SoftmaxRequest::b_layout},
+    Field{"log", &SoftmaxRequest::log},
+    Field{"out", &SoftmaxRequest::out},
+};
+static_assert(is_complete(kSoftmaxRequestFields));
+
+SoftmaxRequest read_softmax_request(const py::kwargs& given) {
+  SoftmaxRequest r;
+  size_t known = 0;
+  const auto read_one = [&](const auto& f) {
+    if (PyObject* x = PyDict_GetItemString(given.ptr(), f.name)) {
+      read(r.*f.member, Value{x, f.name, r.function});
+      ++known;
+    }
+  };
+  std::apply([&](const auto&... f) { (read_one(f), ...); }, kSoftmaxRequestFields);
+  if (known != given.size()) throw py::type_error(r.function + "() has an argument without a name");
+  return r;
+}
+
+constexpr int64_t kMostExtent = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
+constexpr int kMaxStep = 128;                               // up to so many inputs are one step
+constexpr int kGpuInputs = 32;  // GPUs take multiples of them; up to 16 inputs are 16
+
+bool is_a_float(DType t) { return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16; }
+
+// What a function of runtime.interop makes of an array.
+template <class... More>
+Array made_by(const char* maker, const Array& array, const char* function, const char* name,
+              More... more) {
+  const auto interop = py::module_::import("xeflash.runtime.interop");
+  Array made =
+      read_array(interop.attr(maker)(array.object, function, name, more...), function, name);
+  made.copied = std::make_shared<const Array>(array);
+  return made;
+}
+
+void swap_last(Array& x) {
+  std::swap(x.shape[x.ndim - 1], x.shape[x.ndim - 2]);
+  std::swap(x.strides[x.ndim - 1], x.strides[x.ndim - 2]);
+}
+
+// B as (..., columns, inputs), rows in one piece: where they lie, or copied.
+Array read_b(const SoftmaxRequest& r, const Checker& check) {
+  Array b = with_whole_strides(read_array(r.b, check.function(), "b"), check.function(), "b");
+  XF_REQUIRE(check, b.ndim >= 2, "b", "must have at least 2 dimensions", std::to_string(b.ndim), b);
+  if (r.b_layout == "nk") return with_contiguous_rows(std::move(b), check.function(), "b");
+  Array turned = b;
+  swap_last(turned);
+  if (turned.has_contiguous_rows()) return turned;
+  return made_by("transposed", b, check.function(), "b");
+}
+
+int64_t row_stride(const Array& x) { return x.shape[x.ndim - 2] > 1 ? x.strides[x.ndim - 2] : 0; }
+
+// The stride of a dimension of the batch, 0 the innermost.
+int64_t batch_stride(const Array& x, int d) {
+  const int axis = x.ndim - 3 - d;
+  return axis >= 0 && x.shape[axis] > 1 ? x.strides[axis] : 0;
+}
+int64_t batch_size(const Array& x, int d) {
+  const int axis = x.ndim - 3 - d;
+  return axis >= 0 ? x.shape[axis] : 1;
+}
+
+MatricesArg matrices_arg(const Array& x, int64_t row) {
+  MatricesArg arg{x.data, row, 1, {}};
+  for (int d = 0; d < kBatchDims; ++d) arg.batch[kBatchDims - 1 - d] = batch_stride(x, d);
+  return arg;
+}
+
+// The widest access that the places of all matrices allow, too.
+Access access_of_batches(Access access, std::initializer_list<const Array*> arrays) {
+  if (access == Access::kNone) return access;
+  for (const Array* x : arrays) {
+    for (int d = 0; d < kBatchDims; ++d) {
+      const int64_t bytes = batch_stride(*x, d) * size_of(x->dtype);
+      if (bytes % 4 != 0) return Access::kElements;
+      if (bytes % 64 != 0) access = std::max(access, Access::kDwords);
+    }
+  }
+  return access;
+}
+
+// The last two dimensions.
+Array as_matrix(const Array& x) {
+  Array m = x;
+  m.ndim = 2;
+  m.shape = {x.shape[x.ndim - 2], x.shape[x.ndim - 1]};
+  m.strides = {x.strides[x.ndim - 2], x.strides[x.ndim - 1]};
+  return m;
+}
+
+// Inputs as GPUs take them: rows near each other, a multiple of those of a step.
+Array for_gpu(Array x, const char* name, const Checker& check) {
+  const int64_t inputs = x.shape[x.ndim - 1];
+  const int64_t unit = inputs <= 16 ? 16 : kGpuInputs, whole = (inputs + unit - 1) / unit * unit;
+  const int64_t bytes = row_stride(x) * size_of(x.dtype);
+  if (whole == inputs && bytes >= 0 && bytes < (int64_t{1} << 27)) return x;
+  return made_by("padded", x, check.function(), name, whole);
+}
+
+// Makes the innermost dimensions of the batch rows where B and what is added are the same for them.
+void merge_into_rows(MatmulSoftmaxParams& p) {
+  int last = kBatchDims - 1;
+  for (; last >= 0; --last) {
+    const int64_t n = p.sizes[last];
+    const auto follows = [&](const MatricesArg& t) {
+      return p.rows == 1 || t.batch[last] == p.rows * t.row;
+    };
+    const bool shares = n == 1 || (p.b.batch[last] == 0 && follows(p.a) && follows(p.out) &&
+                                   (!p.bias.data || follows(p.bias)) && n * p.rows < kMostExtent);
+    if (!shares) break;
+    if (n == 1) continue;
+    if (p.rows == 1) {
+      for (MatricesArg* t : {&p.a, &p.out, &p.bias}) t->row = t->batch[last];
+    }
+    p.rows = static_cast<int32_t>(n * p.rows);
+  }
+  for (int d = last + 1; d < kBatchDims; ++d) {
+    p.sizes[d] = 1;
+    for (MatricesArg* t : {&p.a, &p.b, &p.out, &p.bias}) t->batch[d] = 0;
+  }
+}
+
+Array read_bias(const SoftmaxRequest& r, const Array& a, const Array& out, const Checker& check) {
+  Array bias =
+      with_whole_strides(read_array(r.bias, check.function(), "bias"), check.function(), "bias");
+  XF_REQUIRE_DTYPE(
+      check, bias.dtype == a.dtype || bias.dtype == DType::kF32, bias, "bias",
+      std::string("must have the dtype of a (") + name_of(a.dtype) + ") or be float32");
+  check.require_same_place(bias, "bias", a, "a");
+  bool fits = bias.ndim <= out.ndim;
+  for (int i = 1; fits && i <= bias.ndim; ++i) {
+    const int64_t n = bias.shape[bias.ndim - i];
+    fits = n == 1 || n == out.shape[out.ndim - i];
+  }
+  XF_REQUIRE(check, fits, "bias",
+             "must broadcast to the shape " + out.describe_shape() + " of the result",
+             bias.describe_shape(), bias);
+  while (bias.ndim < 2) {  // ones in front
+    bias.shape[1] = bias.ndim == 1 ? bias.shape[0] : 1;
+    bias.strides[1] = bias.ndim == 1 ? bias.strides[0] : 0;
+    bias.shape[0] = 1;
+    bias.strides[0] = 0;
+    bias.ndim = 2;
+  }
+  return bias;
+}
+
+Array result_array(const SoftmaxRequest& r, const Array& a, const std::vector<int64_t>& shape,
+                   const Checker& check) {
+  if (r.out.is_none()) return new_array(a, a.dtype, shape);
+  Array out = read_array(r.out, check.function(), "out");
+  XF_REQUIRE_DTYPE(check, out.dtype == a.dtype, out, "out",
+                   std::string("must have the dtype of a (") + name_of(a.dtype) + ")");
+  check.require_same_place(out, "out", a, "a");
+  bool fits = out.ndim == static_cast<int>(shape.size());
+  std::string words;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    fits = fits && out.shape[i] == shape[i];
+    words += (i ? ", " : "") + std::to_string(shape[i]);
+  }
+  XF_REQUIRE(check, fits, "out", "must have the shape [" + words + "]", out.describe_shape(), out);
+  XF_REQUIRE(check, out.has_contiguous_rows(), "out", "must have a contiguous last dimension",
+             "strides " + out.describe_strides(), out);
+  XF_REQUIRE(check, out.writable, "out", "must be writable", "one that is read-only", out);
+  XF_REQUIRE(check, !overlaps_itself(out), "out", "must not have elements in one place",
+             "strides " + out.describe_strides(), out);
+  return out;
+}
+
+void refuse_overlap(const Array& out, const Array& x, const char* name, const Checker& check) {
+  XF_REQUIRE(check, !overlap(out, x.copied ? *x.copied : x), "out",
+             std::string("must not share memory with ") + name, "arrays that overlap", out);
+}
+
+// 2^n that is as much at least.
+uint8_t power_for(int64_t n) {
+  return static_cast<uint8_t>(std::bit_width(static_cast<uint64_t>(n - 1)));
+}
+
+}  // namespace
+
+py::tuple matmul_softmax_fields() {
+  py::list all;
+  list_fields(all, SoftmaxRequest{}, kSoftmaxRequestFields);
+  return py::tuple(all);
+}
+
+py::object matmul_softmax(const py::kwargs& arguments) {
+  const SoftmaxRequest r = read_softmax_request(arguments);
+  const Checker check(r.function);
+  const char* f = check.function();
+  if (r.b_layout != "nk" && r.b_layout != "kn")
+    check.refuse("b_layout must be \"nk\" or \"kn\", got \"" + r.b_layout + "\"");
+  if (!(std::abs(r.scale) <= 3.4028234663852886e38))
+    check.refuse("scale must be finite in float32, got " +
+                 py::str(py::float_(r.scale)).cast<std::string>());
+  Array a = with_contiguous_rows(read_array(r.a, f, "a"), f, "a");
+  XF_REQUIRE_DTYPE(check, is_a_float(a.dtype), a, "a", "must be float32, float16 or bfloat16");
+  XF_REQUIRE(check, a.ndim >= 2, "a", "must have at least 2 dimensions", std::to_string(a.ndim), a);
+  Array b = read_b(r, check);
+  XF_REQUIRE_DTYPE(check, b.dtype == a.dtype, b, "b",
+                   std::string("must have the dtype of a (") + name_of(a.dtype) + ")");
+  check.require_same_place(b, "b", a, "a");
+  const int64_t rows = a.shape[a.ndim - 2], inputs = a.shape[a.ndim - 1];
+  const int64_t columns = b.shape[b.ndim - 2];
+  XF_REQUIRE(check, b.shape[b.ndim - 1] == inputs, "b",
+             "must have the " + std::to_string(inputs) + " inputs of a in its " +
+                 (r.b_layout == "nk" ? "last" : "last but one") + " dimension",
+             std::to_string(b.shape[b.ndim - 1]), b);
+  XF_REQUIRE(check, inputs > 0, "a", "must have inputs", "0", a);
+  XF_REQUIRE(check, columns > 0, "b", "must have columns, as a softmax is of one at least", "0", b);
+  XF_REQUIRE(check, rows < kMostExtent && inputs < kMostExtent, "a",
+             "must have extents below 2^31 - 1024", a.describe_shape(), a);
+  XF_REQUIRE(check, columns < kMostExtent, "b", "must have extents below 2^31 - 1024",
+             b.describe_shape(), b);
+  std::vector<int64_t> shape;
+  int64_t batches = 1;
+  const int dims = std::max(a.ndim, b.ndim) - 2;
+  XF_REQUIRE(check, dims <= kBatchDims, "a", "must have at most 8 dimensions",
+             std::to_string(dims + 2), a);
+  for (int d = dims - 1; d >= 0; --d) {
+    const int64_t of_a = batch_size(a, d), of_b = batch_size(b, d);
+    XF_REQUIRE(check, of_a == of_b || of_a == 1 || of_b == 1, "b",
+               "must have batches that broadcast with those of a " + a.describe_shape(),
+               b.describe_shape(), b);
+    shape.push_back(of_a == 1 ? of_b : of_a);
+    batches *= shape.back();
+  }
+  XF_REQUIRE(check, batches < kMostExtent, "a", "must have fewer than 2^31 - 1024 matrices",
+             std::to_string(batches), a);
+  shape.push_back(rows);
+  shape.push_back(columns);
+  const Place place = place_of(a);
+  refuse_to_wait_while_recording(place, a, "a", check);
+  const Array out = result_array(r, a, shape, check);
+  Array bias;
+  if (!r.bias.is_none()) bias = read_bias(r, a, out, check);
+  if (!r.out.is_none()) {
+    refuse_overlap(out, a, "a", check);
+    refuse_overlap(out, b, "b", check);
+    if (bias.data) refuse_overlap(out, bias, "bias", check);
+  }
+  if (out.is_empty()) return out.object;
+
+  SoftmaxDesc desc;
+  const bool on_gpu = place.device.facts.arch.rfind("cpu-", 0) != 0;
+  if (on_gpu) {
+    a = for_gpu(std::move(a), "a", check);
+    b = for_gpu(std::move(b), "b", check);
+    const Array a_matrix = as_matrix(a), b_matrix = as_matrix(b), out_matrix = as_matrix(out);
+    desc.access = access_of_batches(
+        access_of_matrices({&a_matrix, &b_matrix, &out_matrix}, place.device.facts.arch),
+        {&a, &b, &out});
+  }
+  MatmulSoftmaxParams p{};
+  p.a = matrices_arg(a, row_stride(a));
+  p.b = matrices_arg(b, row_stride(b));
+  p.out = matrices_arg(out, row_stride(out));
+  if (bias.data) {
+    p.bias = matrices_arg(bias, row_stride(bias));
+    p.bias.col = bias.shape[bias.ndim - 1] > 1 ? bias.strides[bias.ndim - 1] : 0;
+  }
+  for (int d = 0; d < kBatchDims; ++d) {
+    p.sizes[kBatchDims - 1 - d] = static_cast<int32_t>(d < dims ? shape[dims - 1 - d] : 1);
+  }
+  p.rows = static_cast<int32_t>(rows);
+  p.columns = static_cast<int32_t>(columns);
+  p.inputs = static_cast<int32_t>(a.shape[a.ndim - 1]);
+  p.scale = static_cast<float>(r.scale);
+  p.is_log = r.log;
+  merge_into_rows(p);
+  // A single row has any stride; messages want one.
+  if (p.a.row == 0) p.a.row = p.inputs;
+  if (p.b.row == 0 && columns == 1) p.b.row = p.inputs;
+  if (p.out.row == 0) p.out.row = p.columns;
+
+  desc.dtype = a.dtype;
+  desc.rows = static_cast<uint8_t>(std::min(std::bit_ceil(static_cast<uint32_t>(p.rows)), 64u));
+  desc.columns = power_for(columns);
+  desc.bias = bias.data ? bias.dtype : DType::kOther;
+  desc.more_inputs = p.inputs > kMaxStep;
+  desc.inputs = static_cast<uint16_t>(!desc.more_inputs                     ? p.inputs
+                                      : p.inputs % (2 * kMaxStep) == 0      ? 2 * kMaxStep
+                                      : p.inputs % kMaxStep == 0 || !on_gpu ? kMaxStep
+                                                                            : kGpuInputs);
+  const Kernels& kernels = find_kernels(desc, place);
+  const int64_t in_group = static_cast<int64_t>(kernels.block_q) * kernels.threads;
+  const int64_t blocks = (p.rows + in_group - 1) / in_group;
+  int64_t groups = blocks;
+  for (const int32_t n : p.sizes) groups *= n;
+  XF_REQUIRE(check, groups < kMostExtent, "a", "must have fewer than 2^31 - 1024 blocks of rows",
+             std::to_string(groups), a);
+  p.groups = static_cast<int32_t>(groups);
+  p.workers = p.groups;
+  Scratch scratch;
+  if (!on_gpu) {  // each worker keeps the scores of a block of rows
+    constexpr int64_t kTileEnd = 16;
+    const int64_t tiles = (columns + kernels.block_v - 1) / kernels.block_v;
+    const int64_t kept = tiles * (int64_t{kernels.block_q} * kernels.block_v + kTileEnd);
+    p.workers = static_cast<int32_t>(std::min<int64_t>(groups, place.device.facts.compute_units));
+    scratch.allocate(place, a, p.workers * kept);
+    p.tiles = scratch.data;
+  }
+  submit(place, [&](Launcher& launch) {
+    launch(*kernels.entries[0], p, static_cast<uint64_t>(p.workers), kernels.threads);
+  });
+  return out.object;
+}
+
+}  // namespace xeflash

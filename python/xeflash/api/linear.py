@@ -1,0 +1,70 @@
+"""``linear``: products of few rows with weights, which may be quantised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xeflash.api.public import public
+from xeflash.api.route import engine
+from xeflash.call.values import shape_of
+
+
+def _product(function: str, given: dict[str, Any]) -> Any:
+    x, weight = given["x"], given["weight"]
+    if (order := given.pop("order", None)) is not None:
+        given["x"] = x = _taken(function, x, order)
+    if given.get("group", 0) is None:
+        del given["group"]
+    core = engine(function, x, weight, given.get("bias"), given, ("x", "weight", "bias"))
+    return core.linear(**given, function=function)
+
+
+def _taken(function: str, x: Any, order: Any) -> Any:
+    """x[..., order]."""
+    shape, wanted = shape_of(function, "order", order), shape_of(function, "x", x)[-1:]
+    if shape != wanted:
+        raise ValueError(f"{function}: order must have the shape {list(wanted)} of the inputs of x, got {list(shape)}")
+    if hasattr(x, "index_select") and hasattr(order, "index_select") and order.device != x.device:
+        raise ValueError(f"{function}: order must be on the device of x ({x.device}), got {order.device}")
+    try:
+        if hasattr(x, "index_select"):
+            return x.index_select(-1, order)
+        if hasattr(x, "__array__"):
+            return x[..., order]
+    except (IndexError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{function}: order must be an array of integers, as x is an array, that name its inputs: {error}"
+        ) from error
+    raise NotImplementedError(f"{function}: order must be None but for torch tensors and numpy arrays, got one")
+
+
+@public(_product)
+def linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    scales: Any = None,
+    zeros: Any = None,
+    group: int | None = None,
+    order: Any = None,
+) -> Any:
+    """x (..., K) times weight (N, K) transposed, plus bias (N,): for few rows, of which W is read once.
+
+    Args:
+        weight: of the type of x; or float8_e4m3fn, float8_e5m2 or int8, with scales; or uint8 of ``pack_int4``, with
+            scales: rows of 4 bits.
+        bias: (N,), of the type of x.
+        scales: (G, N) for G groups of inputs, in fp32, fp16 or bf16: a weight stands for scale * (number - zero).
+            One group: also (N,), or one number for all.
+        zeros: int8, as scales are; default 8 for 4 bits (each must be 0 to 16 there), else 0.
+        group: inputs that share a scale: 32, 64, 128, or None for all of them. The last group may have fewer.
+        order: (K,), integers: the weights are those of x[..., order].
+
+    Rows are taken by blocks of 64. x, bias, and weights that have no scales get gradients.
+
+    >>> import numpy as np, xeflash
+    >>> x, weight = np.ones((3, 256), np.float32), np.ones((32, 256), np.float32)
+    >>> xeflash.linear(x, weight).shape
+    (3, 32)
+    """

@@ -1,0 +1,124 @@
+"""``torch.ops.xeflash.linear``: products of rows with weights, and their gradients.
+
+The products of the backward pass are torch's: they are large where there are many rows, and seldom asked for where
+there are few. Quantised weights are made numbers again for them, some outputs at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xeflash import _core
+from xeflash.call.schema import ROWS_OF_LINEAR
+from xeflash.torch_ops.forms import LINEAR
+from xeflash.torch_ops.library import refuse_transforms, register
+
+_BLOCK = 1024  # outputs of which the weights are numbers at a time
+_UNIT = 128  # inputs in 64 bytes of packed weights
+_LEARNED = tuple(name for name, row in ROWS_OF_LINEAR.items() if row.more.learned)
+
+
+def _linear(*arguments: Any, **more: Any) -> Tensor:
+    given = {"function": "linear", **dict(zip(LINEAR.by_place, arguments, strict=False)), **more}
+    result: Tensor = _core.linear(**given)
+    return result
+
+
+def _fake(x: Tensor, weight: Tensor, **_more: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def unpacked(weight: Tensor, inputs: int) -> Tensor:
+    """The numbers 0 to 15 of packed weights, (outputs, inputs), in int8."""
+    units = weight.view(weight.shape[0], -1, 16, 4)  # dword, byte: inputs 64 (b % 2) + 2 d + b // 2, and 32 more
+    nibbles = torch.stack((units & 15, units >> 4), -1)  # of a byte: part 2 (b % 2), then the next one
+    parts = nibbles.view(*units.shape[:3], 2, 2, 2)  # dword, upper half, byte of it, nibble
+    return parts.permute(0, 1, 4, 5, 2, 3).reshape(weight.shape[0], -1)[:, :inputs].to(torch.int8)
+
+
+def numbers(weight: Tensor, scales: Tensor | None, zeros: Tensor | None, group: int, inputs: int, first: int) -> Tensor:
+    """The weights of some outputs in fp32; `scales` and `zeros` are those of all, from output `first` on."""
+    if scales is None:
+        return weight
+    packed = weight.dtype == torch.uint8
+    q = (unpacked(weight, inputs) if packed else weight).float()
+
+    def spread(x: Tensor) -> Tensor:
+        """Of each group and output to each output and input."""
+        rows = x.float().view(1, -1) if x.dim() < 2 else x.float()
+        if rows.shape[1] > 1:
+            rows = rows[:, first : first + len(weight)]
+        if rows.shape[0] == 1:
+            return rows.mT
+        return rows.mT.repeat_interleave(group, 1)[:, :inputs]
+
+    if zeros is not None:
+        q = q - spread(zeros)
+    elif packed:
+        q = q - 8
+    return q * spread(scales)
+
+
+def _blocks(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
+    for first in range(0, len(weight), _BLOCK):
+        yield first, weight[first : first + _BLOCK]
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    """The operator with gradients of x, of weights that stand for themselves, and of the bias."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, given: dict[str, Any], *tensors: Tensor | None) -> Tensor:
+        ctx.given = {name: x for name, x in given.items() if not isinstance(x, Tensor)}
+        ctx.has_bias = tensors[2] is not None
+        ctx.save_for_backward(*tensors[:2], given.get("scales"), given.get("zeros"))
+        with torch._C._AutoDispatchBelowAutograd():
+            result: Tensor = operator(**given)
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        x, weight, scales, zeros = ctx.saved_tensors
+        dx = dweight = dbias = None
+        rows = dout.reshape(-1, dout.shape[-1])
+        if ctx.needs_input_grad[2]:
+            wide = torch.float32 if scales is not None else x.dtype
+            sums = rows.new_zeros((len(rows), x.shape[-1]), dtype=wide)
+            if scales is None:
+                sums = rows @ weight
+            else:
+                for first, some in _blocks(weight):
+                    w = numbers(some, scales, zeros, ctx.given.get("group", 0), x.shape[-1], first)
+                    sums.addmm_(rows[:, first : first + len(some)].float(), w)
+            dx = sums.to(x.dtype).view(x.shape)
+        if ctx.needs_input_grad[3]:
+            dweight = rows.mT @ x.reshape(-1, x.shape[-1])
+        if ctx.has_bias and ctx.needs_input_grad[4]:
+            dbias = rows.sum(0, dtype=torch.float32).to(dout.dtype)
+        return None, None, dx, dweight, dbias
+
+
+def _differentiate(operator: Any, given: dict[str, Any]) -> Tensor:
+    function = given["function"]
+    refuse_transforms(function)
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.requires_grad and name not in _LEARNED:
+            raise NotImplementedError(
+                f"{function}: {name} must not require grad, as no gradient of it is computed here; call it under "
+                f"torch.no_grad() or detach {name}, got requires_grad = True"
+            )
+    if given["weight"].requires_grad and given.get("scales") is not None:
+        raise NotImplementedError(
+            f"{function}: weight must not require grad where it has scales, as no gradient of it is computed, got "
+            "requires_grad = True"
+        )
+    result: Tensor = _Linear.apply(operator, given, *(given.get(name) for name in _LEARNED))
+    return result
+
+
+register(LINEAR.schema, _linear, _fake, function="linear", cast=LINEAR.by_place, differentiate=_differentiate)
