@@ -1,0 +1,108 @@
+"""Nibbles of torch tensors and numpy arrays, which stay where they are."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+UNIT_INPUTS, UNIT_BYTES = 128, 64
+
+
+def _torch(array: Any) -> Any:
+    """torch if the array is a tensor of it, else None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(array, getattr(torch, "Tensor", ())) else None
+
+
+def is_ours(array: Any) -> bool:
+    """Whether it is an array with values: a dense tensor of torch's, or an array of numpy's."""
+    if torch := _torch(array):
+        return type(array) in (torch.Tensor, torch.nn.Parameter) and array.layout is torch.strided and not array.is_meta
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(array, numpy.ndarray)
+
+
+def kind(array: Any) -> tuple[str, str]:
+    """The library and the device of an array, which all of a weight must share."""
+    return ("torch", str(array.device)) if _torch(array) else ("numpy", "cpu")
+
+
+def dtype_name(array: Any) -> str:
+    """The name of its dtype, as numpy and torch both have it."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def cast(array: Any, name: str) -> Any:
+    """The array with the dtype of this name."""
+    torch = _torch(array)
+    return array.to(getattr(torch, name)) if torch else array.astype(name)
+
+
+def contiguous(array: Any) -> Any:
+    """The array, or a copy of it with its last dimension innermost; no tensor of it requires grad."""
+    if _torch(array):
+        return array.detach().contiguous()
+    import numpy
+
+    return numpy.ascontiguousarray(array)
+
+
+def permuted(array: Any, *dims: int) -> Any:
+    """The array with its dimensions in this order."""
+    return array.permute(*dims) if _torch(array) else array.transpose(*dims)
+
+
+def stack(arrays: list[Any]) -> Any:
+    """The arrays, next to each other along a new last dimension."""
+    if torch := _torch(arrays[0]):
+        return torch.stack(arrays, -1)
+    import numpy
+
+    return numpy.stack(arrays, -1)
+
+
+def places(array: Any) -> Any:
+    """0, 1, ... for the entries of a one-dimensional array of integers."""
+    if torch := _torch(array):
+        return torch.arange(len(array), device=array.device)
+    import numpy
+
+    return numpy.arange(len(array))
+
+
+def stable_order(array: Any) -> Any:
+    """Where the entries of a one-dimensional array lie when they are sorted; equal ones keep their order."""
+    return _torch(array).argsort(array, stable=True) if _torch(array) else array.argsort(kind="stable")
+
+
+def as_bytes(words: Any) -> Any:
+    """The bytes of integers, in place of the last dimension."""
+    torch = _torch(words)
+    flat = contiguous(words).reshape(-1)  # of one column, a tensor counts as contiguous with any stride
+    return flat.view(torch.uint8 if torch else "uint8").reshape(*words.shape[:-1], words.shape[-1] * words.itemsize)
+
+
+def nibbles(words: Any) -> Any:
+    """(..., C) integers as (..., nibbles of C integers) of uint8; those in low bits come first."""
+    found = as_bytes(words)
+    return stack([found & 15, found >> 4]).reshape(*found.shape[:-1], 2 * found.shape[-1])
+
+
+def packed(q: Any) -> Any:
+    """(N, K) of uint8 in 0..15, as the (N, ceil(K / 128) * 64) bytes of ``linear``.
+
+    Dword d of a unit has the inputs 32 m + 2 d in bits 4 m .. 4 m + 3, and those after them 16 bits above.
+    """
+    rows, inputs = q.shape
+    units = -(-inputs // UNIT_INPUTS)
+    torch = _torch(q)
+    if inputs < units * UNIT_INPUTS:
+        if torch:
+            q = torch.nn.functional.pad(q, (0, units * UNIT_INPUTS - inputs), value=8)
+        else:
+            import numpy
+
+            q = numpy.pad(q, ((0, 0), (0, units * UNIT_INPUTS - inputs)), constant_values=8)
+    q = q.reshape(rows, units, 2, 2, 16, 2)  # of input: m // 2, m % 2, d, odd or even
+    found = q[:, :, :, 0] | (q[:, :, :, 1] << 4)
+    return contiguous(permuted(found, 0, 1, 3, 4, 2)).reshape(rows, units * UNIT_BYTES)
