@@ -6,7 +6,8 @@ import pytest
 import torch
 from xeflash.bench.formats import Layout, from_csv, from_json, to_csv, to_json, to_md
 from xeflash.bench.llm import check, columns, generation, instruments, models, rows, run
-from xeflash.bench.llm.cells import Cell, Implementation, expand, parse_implementations
+from xeflash.bench.llm.cells import Cell, Implementation, expand, parse_implementations, with_linears
+from xeflash.bench.llm.linears import Models, prepared
 from xeflash.cli import main
 
 pytest.importorskip("transformers")
@@ -66,15 +67,33 @@ def test_kv_bytes_are_those_that_a_token_sees(name, context, keys, heads, dim):
 def test_all_implementations_agree(dtype, beams):
     cell = Cell("tiny", None, dtype, 2, beams, 40, 5)
     every = parse_implementations("xeflash,xeflash/dynamic,xeflash/static,sdpa,sdpa/static,eager")
-    assert check.disagreement(build(dtype), cell, every, prompt()) == ""
+    assert check.disagreement(Models(build(dtype)), cell, every, prompt()) == ""
+
+
+@pytest.mark.parametrize("weights", ["same", "int8", "int4"])
+def test_linear_layers_by_xeflash_have_the_same_weights(weights):
+    models = prepared(build(), weights, patched=True)
+    both = with_linears((TORCH,), ("torch", "xeflash"))
+    assert [x.name for x in both] == ["sdpa/dynamic", "sdpa/dynamic+linear"]
+    assert check.disagreement(models, TINY, both, prompt()) == ""
+    layers = dict(models.xeflash.named_modules())
+    packed = {name for name, x in layers.items() if getattr(x.__dict__.get("_xeflash"), "weight", None) is not None}
+    linear = {name for name, x in models.torch.named_modules() if type(x) is torch.nn.Linear}
+    assert packed == (set() if weights == "same" else linear - {"lm_head"})
+    assert all("_xeflash" in layers[name].__dict__ for name in linear)
+    for ours, theirs in zip(models.xeflash.parameters(), models.torch.parameters(), strict=True):
+        assert ours is theirs
+    if packed:  # linear reads what is packed
+        models.xeflash.get_submodule(min(packed)).__dict__["_xeflash"].named["scales"] *= 2
+        assert "sdpa/dynamic+linear: error of logits" in check.disagreement(models, TINY, both, prompt())
 
 
 def test_a_wrong_attention_is_found(monkeypatch):
     model, right = build(), integration.attention_function
     with monkeypatch.context() as patch:
         patch.setattr(integration, "attention_function", lambda *a, **k: (right(*a, **k)[0] * 3, None))
-        assert "xeflash/xe: error of logits" in check.disagreement(model, TINY, (TORCH, OURS), prompt())
-    assert check.disagreement(model, TINY, (TORCH, OURS), prompt()) == ""
+        assert "xeflash/xe: error of logits" in check.disagreement(Models(model), TINY, (TORCH, OURS), prompt())
+    assert check.disagreement(Models(model), TINY, (TORCH, OURS), prompt()) == ""
 
 
 def test_what_a_generation_gives():
@@ -163,6 +182,10 @@ def test_the_commands_write_what_is_asked(tmp_path, capsys):
     ]  # fmt: skip
     assert picture.stat().st_size > 10_000
     assert "TPOT ms: median" in capsys.readouterr().out
+    linear = ["--compare", "sdpa", "--linear", "torch,xeflash", "--weights", "int4", "--output", str(file)]
+    assert main(["bench", "decode", *words, *linear]) == 0
+    found = [(row["implementation"], row["weights"]) for row in json.loads(file.read_text())["rows"]]
+    assert found == [(name, "int4") for _ in range(2) for name in ("sdpa/dynamic", "sdpa/dynamic+linear")]
     assert main(["bench", "generate", *words, "--compare", "sdpa"]) == 0
     assert "new tokens/s" in capsys.readouterr().out
 
@@ -174,7 +197,7 @@ def test_models_and_lists_are_checked_by_the_command_line(capsys):
     assert "choose from small" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--compare=sdpa", "--rounds=1", "--new-tokens=4"])
+@pytest.mark.parametrize("option", ["--compare=sdpa", "--rounds=1", "--new-tokens=4", "--linear=xeflash"])
 def test_what_a_simulated_gpu_cannot_use_is_refused(option, capsys):
     assert main(["bench", "decode", "--device", "sim:bmg", option]) == 2
     assert f"bench: {option.split('=')[0]} must be left out with --device sim:bmg" in capsys.readouterr().err

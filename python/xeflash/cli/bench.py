@@ -1,16 +1,20 @@
-"""`xeflash bench`: attention, decode-attention, decode, generate, train."""
+"""`xeflash bench`: attention, decode-attention, linear, matmul-softmax, decode, generate, train."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from xeflash.cli import bench_attention, bench_llm, bench_train
+from xeflash.cli import bench_attention, bench_linear, bench_llm, bench_softmax, bench_train
 
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("bench", help="measure attention, and language models with it, against torch")
+    parser = commands.add_parser(
+        "bench", help="measure attention, products, and language models with them, against torch"
+    )
     kinds = parser.add_subparsers(metavar="WHAT", required=True)
     bench_attention.add_parsers(kinds)
+    bench_linear.add_parsers(kinds)
+    bench_softmax.add_parsers(kinds)
     bench_llm.add_parsers(kinds)
     bench_train.add_parsers(kinds)

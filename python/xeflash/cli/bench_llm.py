@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from xeflash.bench.cases import parse_choices, parse_size, parse_sizes
+from xeflash.bench.linear.cases import WEIGHTS
 from xeflash.bench.llm import cells as grid
 from xeflash.bench.llm.presets import PRESETS
 from xeflash.cli.arguments import converter
@@ -47,6 +48,18 @@ def add_parsers(commands: Any) -> None:
             help="attention/cache: xeflash/xe, .../dynamic, .../static with xeflash, sdpa, eager; "
             "default: xeflash/xe,sdpa/dynamic,eager/dynamic",
         )
+        cases.add_argument(
+            "--linear",
+            metavar="LIST",
+            type=converter(lambda words: parse_choices(words, grid.LINEARS)),
+            help="who computes linear layers: torch (the default), xeflash",
+        )
+        cases.add_argument(
+            "--weights",
+            metavar="LIST",
+            type=converter(lambda words: parse_choices(words, WEIGHTS)),
+            help="of linear layers but the head: same (the dtype, the default), int8, int4, rounded on load",
+        )
         how = add_measuring(parser)
         how.add_argument(
             "--device",
@@ -87,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace) -> int:
     """Run the cells; the heavy imports happen here."""
     simulated = arguments.device.startswith("sim:")
-    for option in ("compare", "rounds", "new_tokens") if simulated else ():
+    for option in ("compare", "rounds", "new_tokens", "linear", "weights") if simulated else ():
         if getattr(arguments, option) is not None:
             raise ValueError(
                 f"bench: --{option.replace('_', '-')} must be left out with --device {arguments.device}, "
@@ -112,11 +125,13 @@ def _measure(arguments: argparse.Namespace) -> int:
         device=arguments.device if simulated else choose_device(arguments.device),
         rounds=arguments.rounds or _ROUNDS,
         seed=arguments.seed,
-        implementations=arguments.compare or grid.parse_implementations("xeflash,sdpa,eager"),
+        implementations=grid.with_linears(
+            arguments.compare or grid.parse_implementations("xeflash,sdpa,eager"), arguments.linear or ("torch",)
+        ),
     )
     cells = grid.expand(
         arguments.model, arguments.layers, arguments.dtype, arguments.batch, arguments.beams, arguments.context,
-        arguments.new_tokens or _NEW_TOKENS,
+        arguments.new_tokens or _NEW_TOKENS, arguments.weights or ("same",),
     )  # fmt: skip
     check_models(arguments.model, arguments.layers)
     warn_of_load()

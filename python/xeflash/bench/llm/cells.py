@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ATTENTIONS = ("xeflash", "sdpa", "eager")
 CACHES = ("xe", "dynamic", "static")
+LINEARS = ("torch", "xeflash")
 # One length for each doubling up to what a machine with two cores prefills in seconds.
 DEFAULT_CONTEXTS = (512, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """An attention of Transformers and a cache: "sdpa/dynamic"."""
+    """An attention of Transformers and a cache, "sdpa/dynamic", and who computes linear layers."""
 
     attention: str
     cache: str
+    linear: str = "torch"
 
     @property
     def name(self) -> str:
-        """As given on the command line."""
-        return f"{self.attention}/{self.cache}"
+        """As given on the command line; "+linear" where xeflash computes linear layers."""
+        return f"{self.attention}/{self.cache}{'+linear' * (self.linear == 'xeflash')}"
 
 
 def parse_implementation(text: str) -> Implementation:
@@ -36,6 +38,11 @@ def parse_implementation(text: str) -> Implementation:
     if cache == "xe" and attention != "xeflash":
         raise ValueError(f"the cache xe is for the attention xeflash, got {text!r}")
     return Implementation(attention, cache)
+
+
+def with_linears(implementations: Iterable[Implementation], linears: Iterable[str]) -> tuple[Implementation, ...]:
+    """Return each implementation with each one that computes linear layers."""
+    return tuple(replace(x, linear=linear) for linear in dict.fromkeys(linears) for x in implementations)
 
 
 def parse_implementations(text: str) -> tuple[Implementation, ...]:
@@ -54,12 +61,14 @@ class Cell:
     beams: int
     context: int
     new_tokens: int
+    weights: str = "same"  # of linear layers: the dtype; or int8, int4
 
     @property
     def label(self) -> str:
         """Short name for the progress bar and for messages."""
         search = f"{self.beams} beams" if self.beams > 1 else "greedy"
-        return f"{self.model} {self.dtype} B{self.batch} {search} {self.context}+{self.new_tokens}"
+        quantised = "" if self.weights == "same" else f" {self.weights}"
+        return f"{self.model} {self.dtype}{quantised} B{self.batch} {search} {self.context}+{self.new_tokens}"
 
 
 def expand(
@@ -70,9 +79,11 @@ def expand(
     beams: Sequence[int],
     contexts: Sequence[int],
     new_tokens: int,
+    weights: Iterable[str] = ("same",),
 ) -> list[Cell]:
-    """Return every cell, all of a model and dtype together."""
-    choices = itertools.product(models, dtypes, batches, beams, contexts)
+    """Return every cell, all of a model, dtype and kind of weights together."""
+    choices = itertools.product(models, dtypes, weights, batches, beams, contexts)
     return [
-        Cell(model, layers, dtype, batch, beam, context, new_tokens) for model, dtype, batch, beam, context in choices
+        Cell(model, layers, dtype, batch, beam, context, new_tokens, kind)
+        for model, dtype, kind, batch, beam, context in choices
     ]

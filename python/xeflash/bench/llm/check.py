@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from xeflash.bench.llm.cells import Cell, Implementation
-from xeflash.bench.llm.generation import generate, make_cache, use
+from xeflash.bench.llm.generation import generate, make_cache
+from xeflash.bench.llm.linears import Models
 
 METHOD = (
     "before timing, all implementations generate from the shortest prompt: the same tokens; if not (16 bits, random "
@@ -21,9 +22,9 @@ METHOD = (
 _TOKENS = 8
 
 
-def _logits(model: Any, cell: Cell, implementation: Implementation, prompt: Tensor, forced: Tensor) -> Tensor:
+def _logits(models: Models, cell: Cell, implementation: Implementation, prompt: Tensor, forced: Tensor) -> Tensor:
     """The logits of the last token of a prompt and of those after it, fed one by one."""
-    use(model, implementation)
+    model = models.by(implementation)
     cache = make_cache(cell, implementation.cache, model.config)
     with torch.inference_mode():
         return _forced(model, prompt, forced, cache)
@@ -36,28 +37,28 @@ def _forced(model: Any, prompt: Tensor, forced: Tensor, cache: Any) -> Tensor:
     return torch.cat(rows, dim=1).double()
 
 
-def disagreement(model: Any, cell: Cell, implementations: Sequence[Implementation], prompt: Tensor) -> str:
+def disagreement(models: Models, cell: Cell, implementations: Sequence[Implementation], prompt: Tensor) -> str:
     """Return what is wrong, or ""."""
     cell = replace(cell, new_tokens=min(_TOKENS, cell.new_tokens))
     tokens = {}
     for implementation in implementations:
-        use(model, implementation)
+        model = models.by(implementation)
         tokens[implementation] = generate(
             model, cell, prompt, make_cache(cell, implementation.cache, model.config)
         ).tokens
     first = next(iter(tokens.values()))
     if all(torch.equal(first, other) for other in tokens.values()):
         return ""
-    exact_model = copy.deepcopy(model)
+    exact_model = copy.deepcopy(models.torch)
     exact_model = exact_model.double() if cell.dtype == "fp32" else exact_model.float()
     plain = Implementation("eager", "dynamic")
-    exact = _logits(exact_model, cell, plain, prompt, first)
+    exact = _logits(Models(exact_model), cell, plain, prompt, first)
     del exact_model
 
     def error(implementation: Implementation) -> float:
-        return float((_logits(model, cell, implementation, prompt, first) - exact).abs().max())
+        return float((_logits(models, cell, implementation, prompt, first) - exact).abs().max())
 
-    eps = torch.finfo(next(model.parameters()).dtype).eps / 2
+    eps = torch.finfo(next(models.torch.parameters()).dtype).eps / 2
     allowed = 2 * error(plain) + eps * float(exact.abs().max())
     for implementation in implementations:
         got = error(implementation)

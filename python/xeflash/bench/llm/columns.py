@@ -10,6 +10,7 @@ from xeflash.bench.numbers import number, percent, ratio, size
 _CELL: dict[str, Callable[[LlmRow], str]] = {
     "model": lambda r: r.model if r.layers is None else f"{r.model}, {r.layers} layers",
     "dtype": lambda r: r.dtype,
+    "weights": lambda r: r.weights,
     "B x beams": lambda r: f"{r.batch} x {r.beams}",
     "context": lambda r: str(r.context),
     "attention/cache": lambda r: r.implementation,

@@ -15,13 +15,14 @@ from xeflash.bench.rows import Result
 
 def _kind(row: LlmRow) -> tuple[object, ...]:
     """Rows of the same panels."""
-    return row.model, row.layers, row.dtype, row.batch, row.beams
+    return row.model, row.layers, row.dtype, row.weights, row.batch, row.beams
 
 
 def _title(row: LlmRow) -> str:
     layers = "" if row.layers is None else f", {row.layers} layers"
     search = f"beam search, {row.beams} beams" if row.beams > 1 else "greedy"
-    return f"{row.model}{layers}, {row.dtype}, batch {row.batch}, {search}"
+    quantised = "" if row.weights == "same" else f", weights {row.weights}"
+    return f"{row.model}{layers}, {row.dtype}{quantised}, batch {row.batch}, {search}"
 
 
 def _lines(axis: Any, rows: Sequence[Any], by: str, length: str, field: str, colors: dict[str, str]) -> None:

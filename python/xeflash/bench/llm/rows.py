@@ -31,6 +31,7 @@ class LlmRow:
     implementation: str
     status: str
     note: str = ""
+    weights: str = "same"
     rounds: int | None = None
     ttft_ms: float | None = None
     tpot_mean_ms: float | None = None
@@ -56,7 +57,8 @@ class LlmRow:
     @property
     def label(self) -> str:
         """Short name for messages."""
-        return f"{self.model} {self.dtype} B{self.batch}x{self.beams} {self.context} {self.implementation}"
+        quantised = "" if self.weights == "same" else f" {self.weights}"
+        return f"{self.model} {self.dtype}{quantised} B{self.batch}x{self.beams} {self.context} {self.implementation}"
 
     @property
     def section(self) -> str:

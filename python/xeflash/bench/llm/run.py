@@ -15,8 +15,9 @@ from xeflash.bench.environ import available_memory, described, environment, too_
 from xeflash.bench.forms import TORCH_DTYPES
 from xeflash.bench.llm import check, counts
 from xeflash.bench.llm.cells import Cell, Implementation
-from xeflash.bench.llm.generation import Generation, generate, make_cache, prompt_of, use
+from xeflash.bench.llm.generation import Generation, generate, make_cache, prompt_of
 from xeflash.bench.llm.instruments import attention_timed, copies_counted
+from xeflash.bench.llm.linears import Models, prepared
 from xeflash.bench.llm.models import build, kv_bytes, parameters_of
 from xeflash.bench.llm.rows import Shares, result_of, row_without_times
 from xeflash.bench.rows import Result
@@ -27,6 +28,9 @@ METHOD = [
     "processors: TTFT to the first, TPOT from one to the next, over all rounds",
     "in every round each implementation generates once, in rotating order, after one untimed call on the shortest "
     "context; attention/cache: xe is XeCache, dynamic and static are Transformers'",
+    "weights int8 and int4: linear layers but the head are rounded to nearest when the model is loaded, with a "
+    "scale, a power of two, for 128 inputs; +linear: xeflash.linear computes linear layers, and reads these; else "
+    "torch does, with the same numbers in the dtype of the model",
     "tokens/s = batch / median TPOT; of sdpa: times that of sdpa/dynamic",
     "in attention: attention function, cache update and reordering, timed in a pass of their own, of a token's time; "
     "KV GB/s: bytes of K and V that a token attends to / that time",
@@ -89,8 +93,9 @@ def _shares(model: Any, cell: Cell, implementation: Implementation, prompt: Tens
     return Shares(attention.seconds / tokens, total / tokens, (copies[1] - copies[0]) // tokens)
 
 
-def _run_cell(model: Any, cell: Cell, options: Options) -> Iterator[Result]:
+def _run_cell(models: Models, cell: Cell, options: Options) -> Iterator[Result]:
     """Time one cell in all implementations."""
+    model = models.torch
     prompt = prompt_of(cell, model.config.vocab_size, options.torch_device, options.seed)
     rounds: dict[Implementation, list[Generation]] = {}
     failed: dict[Implementation, Result] = {}
@@ -106,7 +111,7 @@ def _run_cell(model: Any, cell: Cell, options: Options) -> Iterator[Result]:
         for implementation in names[shift:] + names[:shift]:
             if implementation in failed:
                 continue
-            use(model, implementation)
+            model = models.by(implementation)
             settle()
             try:
                 cache = make_cache(cell, implementation.cache, model.config)
@@ -119,31 +124,37 @@ def _run_cell(model: Any, cell: Cell, options: Options) -> Iterator[Result]:
         if implementation in failed:
             yield failed[implementation]
             continue
-        use(model, implementation)
-        shares = _shares(model, cell, implementation, prompt)
+        shares = _shares(models.by(implementation), cell, implementation, prompt)
         yield result_of(cell, implementation, rounds[implementation], shares, read)
 
 
-def _check(model: Any, cells: Sequence[Cell], options: Options) -> str:
+def _check(models: Models, cells: Sequence[Cell], options: Options) -> str:
     """Return what is wrong with an implementation, or "". Also what compiles and warms up everything."""
     shortest = min(cells, key=lambda cell: (cell.beams, cell.context))
-    prompt = prompt_of(shortest, model.config.vocab_size, options.torch_device, options.seed)
-    return check.disagreement(model, shortest, options.implementations, prompt)
+    prompt = prompt_of(shortest, models.torch.config.vocab_size, options.torch_device, options.seed)
+    return check.disagreement(models, shortest, options.implementations, prompt)
+
+
+def _model_of(cell: Cell) -> tuple[str, int | None, str, str]:
+    return cell.model, cell.layers, cell.dtype, cell.weights
 
 
 def run(cells: Sequence[Cell], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
     """Yield the results one by one, so that an interrupted run keeps what it has."""
-    for (name, layers, dtype), group in itertools.groupby(cells, lambda cell: (cell.model, cell.layers, cell.dtype)):
+    patched = any(implementation.linear == "xeflash" for implementation in options.implementations)
+    for (name, layers, dtype, weights), group in itertools.groupby(cells, _model_of):
         mine = list(group)
         exact = 8 if dtype == "fp32" else 4  # of the check's copy
-        needed = parameters_of(name, layers) * (TORCH_DTYPES[dtype].itemsize + exact)
+        packed = {"same": 0, "int8": 4, "int4": 3}[weights]  # bytes of a weight while it is quantised
+        needed = parameters_of(name, layers) * (TORCH_DTYPES[dtype].itemsize + exact + packed)
         if not options.simulated and (note := too_large(needed, available_memory(options.torch_device))):
             for cell in mine:
                 yield from (Result(row_without_times(cell, x, "skipped", note)) for x in options.implementations)
             continue
         model = build(name, layers, dtype, options.torch_device, options.seed)
         with torch.inference_mode():
-            wrong = "" if options.simulated else _check(model, mine, options)
+            models = prepared(model, weights, patched)
+            wrong = "" if options.simulated else _check(models, mine, options)
             for cell in mine:
                 if wrong:
                     yield from (
@@ -155,8 +166,8 @@ def run(cells: Sequence[Cell], options: Options, meter: peak.Meter | None = None
                 else:
                     if meter is not None:
                         meter.sample()
-                    yield from _run_cell(model, cell, options)
-        del model
+                    yield from _run_cell(models, cell, options)
+        del model, models
 
 
 def results_of(cells: Sequence[Cell], options: Options) -> int:

@@ -1,0 +1,138 @@
+"""Runs the cases: check first, then interleaved samples, then the row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from xeflash.bench import peak
+from xeflash.bench.check import Errors, largest_error
+from xeflash.bench.environ import available_memory, described, environment, last_level_cache, too_large
+from xeflash.bench.forms import TORCH_DTYPES, synchronizer
+from xeflash.bench.linear import forms
+from xeflash.bench.linear.cases import GROUP, Case
+from xeflash.bench.linear.rows import row_of_samples, row_without_times
+from xeflash.bench.rows import Result
+from xeflash.bench.timing import first_call, interleave
+
+METHOD = [
+    "wall time of one call on ready inputs, output allocation included; medians (minimum, interquartile range) in us",
+    "each call takes the next one of several copies of the weight, which together are four times the last-level cache "
+    "at least: weights come from memory, as in a model",
+    "rounds are interleaved in rotating order; each sample waits until the worker threads of both libraries sleep, "
+    "then one untimed call, then calls back to back for at least 2 ms",
+    "GB/s: bytes of the weight, and of scales where it is quantised, / our time; peak: best torch.sum over 512 MiB",
+    "before timing: max |error| against fp64 must be at most 2 x that of a product in fp32, rounded to the type of x, "
+    "or 2 x the rounding of the largest sum, + the rounding of the largest result",
+]
+_BLOCK = 2048  # outputs that are checked at a time
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure."""
+
+    device: str = "cpu"
+    rounds: int = 9
+    seed: int = 0
+    group: int = GROUP
+    compare_torch: bool = True
+    compiled: bool = False
+
+
+def check(inputs: forms.Inputs, got: Tensor) -> Errors:
+    """Return our error and the allowed one."""
+    x, ours, theirs, size, largest = inputs.x, 0.0, 0.0, 0.0, 0.0
+    for first in range(0, len(inputs.weight), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        weight = inputs.weight[part]
+        want = x.double() @ weight.double().mT
+        other = (x.float() @ weight.float().mT).to(x.dtype)
+        error = largest_error(got[:, part], want)
+        ours = error if not error <= ours else ours  # keeps NaN
+        theirs = max(theirs, largest_error(other, want))
+        largest = max(largest, float(want.abs().max()))
+        size = max(size, float((x.float().abs() @ weight.float().abs().mT).max()))
+    eps = torch.finfo(torch.float32).eps
+    return Errors(ours, 2 * max(theirs, eps * size) + torch.finfo(x.dtype).eps / 2 * largest)
+
+
+def memory_needed(case: Case, compare_torch: bool) -> int:
+    """Estimate of the bytes of all copies, and of what makes and checks the weight."""
+    elements = case.outputs * case.inputs
+    size = elements * int(TORCH_DTYPES[case.dtype].itemsize)
+    kinds = 1 + 2 * compare_torch
+    return 20 * elements + kinds * (forms.copies_of(size) + 1) * size
+
+
+def _run_case(case: Case, options: Options) -> Result:
+    """Check and time one case; the memory of the weights ends with the call."""
+    inputs = forms.make_inputs(case, options.group, options.device, options.seed)
+    ours, synchronize = forms.our_form(inputs), synchronizer(options.device)
+    first_ms = 1e3 * first_call(ours, synchronize)
+    got = ours()
+    if got.shape != (case.rows, case.outputs):
+        raise ValueError(f"check: result must have shape {[case.rows, case.outputs]}, got {list(got.shape)}")
+    errors = check(inputs, got)
+    row = dataclasses.replace(
+        row_without_times(case, "ok", ""),
+        first_call_ms=first_ms,
+        max_error=errors.ours,
+        allowed_error=errors.allowed,
+    )
+    if not errors.ok:
+        note = f"wrong result: error {errors.ours:.2e}, allowed {errors.allowed:.2e}"
+        return Result(dataclasses.replace(row, status="failed", note=note))
+    calls: dict[str, Callable[[], object]] = {"xeflash": ours}
+    if options.compare_torch:
+        calls |= forms.torch_forms(case, inputs, options.group, options.compiled)
+    for call in calls.values():
+        call()
+    samples = {
+        name: tuple(1e3 * seconds for seconds in series)
+        for name, series in interleave(calls, options.rounds, synchronize).items()
+    }
+    size = forms.bytes_of(inputs.arguments())
+    return Result(row_of_samples(dataclasses.replace(row, copies=forms.copies_of(size)), samples, size), samples)
+
+
+def run_case(case: Case, options: Options) -> Result:
+    """Return the result of one case; an error becomes a failed row, not the end of the run."""
+    if note := too_large(memory_needed(case, options.compare_torch), available_memory(options.device)):
+        return Result(row_without_times(case, "skipped", note))
+    try:
+        with torch.inference_mode():
+            return _run_case(case, options)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
+        note = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Result(row_without_times(case, "failed", note))
+
+
+def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
+    """Yield the results one by one, so that an interrupted run keeps what it has."""
+    for case in cases:
+        if meter is not None:
+            meter.sample()
+        yield run_case(case, options)
+    if meter is not None:
+        meter.sample()
+
+
+def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> dict[str, object]:
+    """Return the block above the rows: environment, peaks, method."""
+    used = {name for result in results for name in result.samples_ms}
+    return {
+        "environment": {
+            **environment(),
+            "device": described(options.device),
+            "torch_threads": torch.get_num_threads(),
+            "last_level_cache_bytes": last_level_cache(),
+            "group": options.group,
+        },
+        "peaks": {"read GB/s": round(peaks.read_gbytes, 1)} if peaks.read_gbytes else {},
+        "method": [*METHOD, *(f"{name} = {note}" for name, note in forms.FORM_NOTES.items() if name in used)],
+    }
