@@ -40,6 +40,7 @@ class Case:
     wrong: str = ""  # what makes the call invalid
     names: frozenset[str] = frozenset()  # of which a refusal has to have one
     either: bool = False  # it may be taken all the same
+    first: bool = False  # a refusal has to begin with one of the names
 
     @property
     def expected(self) -> str:
@@ -138,7 +139,8 @@ def judge_refusal(case: Case, error: Exception) -> str:
         return "unclear refusal: the text is not ours" + got
     if not text.startswith(f"{case.function}: "):
         return "unclear refusal: the text does not begin with the function" + got
-    if not case.names & set(re.findall(r"[A-Za-z_]\w*", text.partition(": ")[2])):
+    words = re.findall(r"[A-Za-z_]\w*", text.partition(": ")[2])
+    if not case.names & set(words[:1] if case.first else words):
         return f"unclear refusal: the text names none of {', '.join(sorted(case.names))}" + got
     return ""
 
@@ -181,6 +183,8 @@ OPERATORS = {
     "flash_attn_varlen_func": "flash_attn_varlen",
     "flash_attn_with_kvcache": "flash_attn_with_kvcache",
     "merge_states": "merge_states",
+    "linear": "linear",
+    "matmul_softmax": "matmul_softmax",
 }
 _FLAGS = {"attention": "return_lse", "flash_attn_with_kvcache": "return_softmax_lse"}
 
@@ -194,6 +198,11 @@ def by_operator(function: str, arguments: dict[str, Any]) -> Any:
         states = arguments["states"]
         return operator(list(states[::2]), list(states[1::2]))
     words = dict(arguments)
+    if function == "matmul_softmax":
+        return operator(words.pop("a"), words.pop("b"), **words)
+    if function == "linear":
+        order = words.pop("order", None)
+        return operator(**(words if order is None else words | {"x": words["x"][..., order]}))
     words["window_left"], words["window_right"] = words.pop("window_size", (-1, -1))
     want_lse = words.pop(_FLAGS.get(function, "return_attn_probs"), False)
     words["return_lse"] = want_lse

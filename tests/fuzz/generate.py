@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from . import backward, cached, dense, merged, others
+from . import backward, cached, dense, linear, merged, others
 from .case import Case
 from .draw import Draw
 from .invalid import spoil
@@ -23,6 +23,7 @@ FUNCTIONS: dict[str, tuple[int, Callable[[Draw], Case]]] = {
     "gradients of attention": (2, backward.attention),
     "gradients of flash_attn_func": (1, backward.flash_attn_func),
     "gradients of flash_attn_varlen_func": (1, backward.flash_attn_varlen_func),
+    "linear": (3, linear.linear),
     "merge_states": (2, merged.merge_states),
     "scaled_dot_product_attention": (2, others.scaled_dot_product_attention),
     "varlen_attn": (1, others.varlen_attn),
@@ -41,4 +42,6 @@ def make(seed: int, number: int, kinds: tuple[str, ...] = KINDS["cpu"], width: s
     weights = [weight for weight, _ in FUNCTIONS.values()]
     name = draw.random.choices(list(FUNCTIONS), weights)[0]
     case = FUNCTIONS[name][1](draw)
-    return spoil(draw, case) if case.call is None and draw.chance(1 / 3) else case
+    if case.call is not None or not draw.chance(1 / 3):
+        return case
+    return spoil(draw, case, linear.mutations(case) if name == "linear" else None)

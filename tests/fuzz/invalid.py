@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,10 +29,10 @@ class Mutation:
     also: tuple[tuple[str, Any], ...] = ()  # other arguments that change with it
 
 
-def spoil(draw: Draw, case: Case) -> Case:
-    """The case with one thing wrong; each argument is as likely."""
+def spoil(draw: Draw, case: Case, possible: Iterable[Mutation] | None = None) -> Case:
+    """The case with one thing wrong, of what is `possible`; each argument is as likely."""
     found: dict[str, list[Mutation]] = {}
-    for mutation in mutations(draw, case):
+    for mutation in mutations(draw, case) if possible is None else possible:
         if not (mutation.typed and case.way == "operator"):
             found.setdefault(mutation.argument, []).append(mutation)
     chosen = draw.random.choice(found[draw.random.choice(sorted(found))])

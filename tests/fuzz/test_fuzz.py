@@ -30,6 +30,11 @@ def test_random_calls_of_every_size(function, cases):
     check(Run(seed=3, cases=cases, width="sweep", function=function))
 
 
+def test_random_calls_of_linear():
+    """Of fifteen of these numbers one is a case of it."""
+    check(Run(seed=4, cases=1000, width="narrow", function="linear"))
+
+
 @pytest.mark.wide
 def test_more_random_calls():
     check(Run(seed=1, cases=500, width="narrow"))

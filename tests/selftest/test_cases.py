@@ -46,12 +46,12 @@ def wrong(case, arrays):
 
 
 def test_there_are_about_a_hundred_of_all_algorithms():
-    assert 90 <= len(CASES) <= 120
+    assert 90 <= len(CASES) <= 140
     assert {name.split()[0] for name in CASES} == {
-        "forward", "varlen", "decode", "cache", "merge", "gradient", "probabilities"
+        "forward", "varlen", "decode", "cache", "merge", "gradient", "probabilities", "linear"
     }  # fmt: skip
     for word in ("fp32", "bf16", "fp16", "causal", "window", "sinks", "softcap", "alibi", "mask", "dropout", "score_mod",
-                 "paged16", "beams", "index", "pad", "e4m3", "e5m2", "int8", "rotary", "splits", "new"):  # fmt: skip
+                 "paged16", "beams", "index", "pad", "e4m3", "e5m2", "int8", "int4", "rotary", "splits", "new"):  # fmt: skip
         assert any(word in name for name in CASES), word
 
 

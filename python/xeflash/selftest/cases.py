@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from xeflash.selftest.cached import Cached
 from xeflash.selftest.dense import Dense
 from xeflash.selftest.gradients import Gradient
+from xeflash.selftest.linear import Linear
 from xeflash.selftest.merged import Merge
 from xeflash.selftest.prepared import Case
 
@@ -18,19 +19,21 @@ _CAUSAL = (-1, 0)
 
 def all_cases() -> dict[str, Case]:
     """By their names."""
-    groups = (_plain(), _features(), _head_dims(), _decode(), _caches(), _merge(), _gradients())
+    groups = (_plain(), _features(), _head_dims(), _decode(), _caches(), _merge(), _gradients(), _linear())
     return {case.name: case for group in groups for case in group}
 
 
 def large_cases(on_gpu: bool) -> dict[str, Case]:
-    """What shows the speed of a device: prefill is bound by arithmetic, decode by memory; on GPUs beyond caches."""
+    """What shows the speed of a device: prefill is bound by arithmetic, one row by memory; on GPUs beyond caches."""
     rows, heads, batch, keys = (4096, 16, 16, 8192) if on_gpu else (1024, 8, 1, 4096)
-    cases = [
+    cases: list[Case] = [
         Dense(dtype, dim, rows, rows, (heads, heads), 1, window=_CAUSAL, checked=32)
         for dtype, dim in (("bf16", 64), ("bf16", 128), ("fp16", 128), ("fp32", 128))
     ]
     cases += [Dense("bf16", dim, 1, keys, (32, 8), batch, checked=1) for dim in (64, 128)]
-    return {case.name: case for case in cases}
+    size = 8192 if on_gpu else 4096
+    layers = [Linear("bf16", kind, 1, size, size, group, checked=256) for kind, group in (("same", 0), ("int4", 128))]
+    return {case.name: case for case in (*cases, *layers)}
 
 
 def _plain() -> Iterator[Case]:
@@ -138,3 +141,19 @@ def _gradients() -> Iterator[Case]:
     yield Gradient("fp32", mask="float32", lowest=True)
     yield Gradient("bf16", alibi=True, window=_CAUSAL)
     yield Gradient("bf16", dropout=0.2, probs=True)
+
+
+def _linear() -> Iterator[Case]:
+    """Weights of every kind, by one row, a few and many."""
+    for dtype in ("fp32", "bf16", "fp16"):
+        yield Linear(dtype)
+        yield Linear(dtype, "int4", group=32, zeros=True)
+    yield Linear(rows=5, outputs=33, inputs=257, bias=True)
+    yield Linear("fp16", rows=70, outputs=97, inputs=63)
+    yield Linear("fp16", "int4", rows=16, group=128, bias=True)
+    yield Linear("bf16", "int4", rows=70, group=64)
+    yield Linear("bf16", "int8")
+    yield Linear("fp16", "int8", rows=3, group=128, zeros=True)
+    yield Linear("fp32", "int8", rows=33, group=32)
+    yield Linear("bf16", "e4m3", rows=2)
+    yield Linear("fp16", "e5m2", rows=20, group=64, bias=True)

@@ -26,7 +26,7 @@ def _share(row: Row, limits: Limits | None) -> float | None:
     """Percent of what bounds the case: memory if it has one query, else arithmetic."""
     if limits is None or row.get("ms") is None:
         return None
-    if row["name"].startswith(("decode", "merge", "cache")):
+    if row["name"].startswith(("decode", "merge", "cache", "linear")):
         return float(100 * row["gbytes_per_s"] / limits.gbytes_per_s)
     peak = limits.tflops_32 if "fp32" in row["name"] else limits.tflops_16
     return float(100 * row["tflops"] / peak)

@@ -17,6 +17,7 @@ _STORAGE: dict[str, type[np.generic]] = {
     "float8_e4m3fn": np.uint8,
     "float8_e5m2": np.uint8,
     "int8": np.int8,
+    "uint8": np.uint8,
     "int32": np.int32,
     "bool": np.bool_,
 }
@@ -61,8 +62,8 @@ class Values:
 
     @property
     def numbers(self) -> Array:
-        """In float64; int32 and bool as they are."""
-        if self.dtype in ("int32", "bool"):
+        """In float64; uint8, int32 and bool as they are."""
+        if self.dtype in ("uint8", "int32", "bool"):
             return self.bits
         if self.dtype == "bfloat16":
             return (self.bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
