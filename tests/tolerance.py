@@ -19,9 +19,18 @@ def dtype_name(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def assert_close(case: str, got: Any, want: np.ndarray, torch_result: np.ndarray) -> None:
-    """Fails with index, got, want and limit of the worst element."""
-    finding = compare(case, to_float64(got), want, limit_of(want, torch_result, dtype_name(got)))
+def assert_close(
+    case: str,
+    got: Any,
+    want: np.ndarray,
+    torch_result: np.ndarray,
+    size: float = 0.0,
+    scores: float = 0.0,
+    more: float = 0.0,
+) -> None:
+    """Fails with index, got, want and limit of the worst element; `more` is added to the limit."""
+    limit = limit_of(want, torch_result, dtype_name(got), size, scores) + more
+    finding = compare(case, to_float64(got), want, limit)
     assert finding.ok, finding
 
 

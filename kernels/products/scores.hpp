@@ -4,6 +4,8 @@
 //   KeptScores<Config>  tiles of the scores of all columns
 //   exp_of_rows         S = exp(S - m), l += rowsum S; or l alone
 //   store_scaled        a tile to memory, each row times a factor
+//   add_or_set          f(tile) makes a tile, which is added, or takes the place of what is there
+//   add_scaled_bias     S = scale S + bias
 //   with_inputs         f(rows) of a matrix for a step along its rows
 #pragma once
 

@@ -10,8 +10,8 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, is_on_gpu, to_array
 from pairwise import pairwise
-from tolerance import SCORES, assert_close
-from xeflash.selftest.tolerance import GPU_MATH
+from tolerance import assert_close
+from xeflash.selftest.tolerance import GPU_MATH, SCORES
 
 GPU_TESTS = ("test_gpu", "test_on_xpu")
 
