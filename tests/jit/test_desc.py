@@ -2,22 +2,21 @@
 
 from dataclasses import fields
 
+import pytest
 from xeflash import _core
 from xeflash.tune import Schedule
-from xeflash.tune.desc import Desc, SoftmaxDesc
+from xeflash.tune.desc import Desc, ProductDesc, SoftmaxDesc
 
 DEVICE = {"arch", "device", "driver"}  # of the device that a kernel is for
 
 
-def test_the_extension_describes_kernels_by_the_fields_of_python():
-    names = [field.name for field in fields(Desc)]
-    assert [name for name in names if name not in DEVICE] == list(_core.desc_names())
-    assert set(names) >= DEVICE
-
-
-def test_the_extension_describes_softmax_kernels_by_the_fields_of_python():
-    names = [field.name for field in fields(SoftmaxDesc)]
-    assert [name for name in names if name not in DEVICE] == list(_core.softmax_names())
+@pytest.mark.parametrize(
+    ("kind", "names_of"),
+    [(Desc, _core.desc_names), (ProductDesc, _core.product_names), (SoftmaxDesc, _core.softmax_names)],
+)
+def test_the_extension_describes_kernels_by_the_fields_of_python(kind, names_of):
+    names = [field.name for field in fields(kind)]
+    assert [name for name in names if name not in DEVICE] == list(names_of())
     assert set(names) >= DEVICE
 
 

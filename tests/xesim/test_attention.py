@@ -14,7 +14,7 @@ import pytest
 from dealing import DEVICES
 
 TESTS = Path(__file__).resolve().parent.parent
-WHAT = ("attention", "cli", "fuzz", "integrations", "jit", "python", "selftest", "xpu")
+WHAT = ("attention", "cli", "fuzz", "integrations", "jit", "products", "python", "selftest", "xpu")
 LINES = 80  # of the output that are shown
 SECONDS = 1200
 
