@@ -383,17 +383,6 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
   return read_array(object, "", "out");
 }
 
-namespace {
-
-// What a function of runtime.interop makes of an array.
-Array copy_by(const char* maker, Array array, const char* function, const char* name) {
-  Array copy = read_array(interop().attr(maker)(array.object, function, name), function, name);
-  copy.copied = std::make_shared<const Array>(std::move(array));
-  return copy;
-}
-
-}  // namespace
-
 Array with_whole_strides(Array array, const char* function, const char* name) {
   if (array.whole_strides) return array;
   return copy_by("contiguous", std::move(array), function, name);

@@ -11,12 +11,17 @@
 #include <string>
 #include <vector>
 
+#include "interop.hpp"
+
 namespace xeflash {
 namespace py = pybind11;
 
 enum class DType : uint8_t { kOther, kF32, kF16, kBF16, kBool, kI32, kE4M3, kE5M2, kI8, kU8 };
 const char* name_of(DType dtype);
 int64_t size_of(DType dtype);
+inline bool is_float(DType t) {  // that is multiplied as it is
+  return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16;
+}
 
 constexpr int kMaxDims = 8;
 
@@ -63,6 +68,15 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
 Array with_whole_strides(Array array, const char* function, const char* name);
 // The array itself, or a copy whose last dimension is contiguous.
 Array with_contiguous_rows(Array array, const char* function, const char* name);
+// What a function of runtime.interop makes of an array.
+template <class... More>
+Array copy_by(const char* maker, Array array, const char* function, const char* name,
+              const More&... more) {
+  Array copy =
+      read_array(interop().attr(maker)(array.object, function, name, more...), function, name);
+  copy.copied = std::make_shared<const Array>(std::move(array));
+  return copy;
+}
 // A copy that is packed.
 Array packed_copy(Array array, const char* function, const char* name);
 // The array itself, or a copy in fp32.

@@ -35,7 +35,7 @@ const char* name_of(Algorithm algorithm);  // as Python knows it
 
 enum class ScoreHooks : uint32_t {};  // bits of kScoreHooks (score_hooks.hpp)
 
-// What changes the code of a kernel: Desc in jit/kernel.py, which explains it. Everything else
+// What changes the code of a kernel: Desc in tune/desc.py, which explains it. Everything else
 // (lengths, strides, masks by position) is a parameter.
 struct Desc {
   Algorithm algorithm = Algorithm::kForward;
@@ -134,7 +134,8 @@ Desc describe(Algorithm algorithm, const Problem& problem);
 // What is done to its scores and probabilities.
 void describe_scores(Desc& desc, const Problem& problem, const FwdRequest& request);
 
-// Compiled kernels of an algorithm (jit/kernel.py), and the sizes that xeflash.tune has for them.
+// Compiled kernels of an algorithm (ALGORITHMS in tune/desc.py), and the sizes that xeflash.tune
+// has for them.
 struct Kernels {
   std::vector<sycl::kernel*> entries;
   int block_q = 0, block_k = 0;

@@ -29,28 +29,8 @@ constexpr std::tuple kLinearFields{
 };
 static_assert(is_complete(kLinearFields));
 
-LinearRequest read_request(const py::kwargs& given) {
-  LinearRequest r;
-  const auto read_one = [&](const auto& f) {
-    if (PyObject* x = PyDict_GetItemString(given.ptr(), f.name)) {
-      read(r.*f.member, Value{x, f.name, r.function});
-    }
-  };
-  std::apply([&](const auto&... f) { (read_one(f), ...); }, kLinearFields);
-  const auto known = [&](const std::string& name) {
-    return std::apply([&](const auto&... f) { return ((name == f.name) || ...); }, kLinearFields);
-  };
-  for (const auto& [name, value] : given) {
-    if (!known(py::str(name).cast<std::string>()))
-      throw py::type_error("linear() has no argument " + py::repr(name).cast<std::string>());
-  }
-  return r;
-}
-
 constexpr int64_t kUnitInputs = 128, kUnitBytes = 64;  // of packed weights, see weights.hpp
 constexpr int64_t kMost = int64_t{1} << 31;
-
-bool is_float(DType t) { return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16; }
 
 // x as a matrix: rows lie a stride apart.
 Array as_rows(const Array& x) {
@@ -121,7 +101,7 @@ py::tuple linear_fields() {
 }
 
 py::object linear(const py::kwargs& arguments) {
-  const LinearRequest r = read_request(arguments);
+  const auto r = read_request<LinearRequest>(arguments, kLinearFields);
   const Checker check(r.function);
   const char* f = check.function();
   Array x = with_contiguous_rows(read_array(r.x, f, "x"), f, "x");

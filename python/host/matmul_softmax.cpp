@@ -37,36 +37,9 @@ constexpr std::tuple kSoftmaxRequestFields{
 };
 static_assert(is_complete(kSoftmaxRequestFields));
 
-SoftmaxRequest read_softmax_request(const py::kwargs& given) {
-  SoftmaxRequest r;
-  size_t known = 0;
-  const auto read_one = [&](const auto& f) {
-    if (PyObject* x = PyDict_GetItemString(given.ptr(), f.name)) {
-      read(r.*f.member, Value{x, f.name, r.function});
-      ++known;
-    }
-  };
-  std::apply([&](const auto&... f) { (read_one(f), ...); }, kSoftmaxRequestFields);
-  if (known != given.size()) throw py::type_error(r.function + "() has an argument without a name");
-  return r;
-}
-
 constexpr int64_t kMostExtent = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
 constexpr int kMaxStep = 128;                               // up to so many inputs are one step
 constexpr int kGpuInputs = 32;  // GPUs take multiples of them; up to 16 inputs are 16
-
-bool is_a_float(DType t) { return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16; }
-
-// What a function of runtime.interop makes of an array.
-template <class... More>
-Array made_by(const char* maker, const Array& array, const char* function, const char* name,
-              More... more) {
-  const auto interop = py::module_::import("xeflash.runtime.interop");
-  Array made =
-      read_array(interop.attr(maker)(array.object, function, name, more...), function, name);
-  made.copied = std::make_shared<const Array>(array);
-  return made;
-}
 
 void swap_last(Array& x) {
   std::swap(x.shape[x.ndim - 1], x.shape[x.ndim - 2]);
@@ -81,7 +54,7 @@ Array read_b(const SoftmaxRequest& r, const Checker& check) {
   Array turned = b;
   swap_last(turned);
   if (turned.has_contiguous_rows()) return turned;
-  return made_by("transposed", b, check.function(), "b");
+  return copy_by("transposed", b, check.function(), "b");
 }
 
 int64_t row_stride(const Array& x) { return x.shape[x.ndim - 2] > 1 ? x.strides[x.ndim - 2] : 0; }
@@ -130,7 +103,7 @@ Array for_gpu(Array x, const char* name, const Checker& check) {
   const int64_t unit = inputs <= 16 ? 16 : kGpuInputs, whole = (inputs + unit - 1) / unit * unit;
   const int64_t bytes = row_stride(x) * size_of(x.dtype);
   if (whole == inputs && bytes >= 0 && bytes < (int64_t{1} << 27)) return x;
-  return made_by("padded", x, check.function(), name, whole);
+  return copy_by("padded", x, check.function(), name, whole);
 }
 
 // Makes the innermost dimensions of the batch rows where B and what is added are the same for them.
@@ -222,7 +195,7 @@ py::tuple matmul_softmax_fields() {
 }
 
 py::object matmul_softmax(const py::kwargs& arguments) {
-  const SoftmaxRequest r = read_softmax_request(arguments);
+  const SoftmaxRequest r = read_request<SoftmaxRequest>(arguments, kSoftmaxRequestFields);
   const Checker check(r.function);
   const char* f = check.function();
   if (r.b_layout != "nk" && r.b_layout != "kn")
@@ -231,7 +204,7 @@ py::object matmul_softmax(const py::kwargs& arguments) {
     check.refuse("scale must be finite in float32, got " +
                  py::str(py::float_(r.scale)).cast<std::string>());
   Array a = with_contiguous_rows(read_array(r.a, f, "a"), f, "a");
-  XF_REQUIRE_DTYPE(check, is_a_float(a.dtype), a, "a", "must be float32, float16 or bfloat16");
+  XF_REQUIRE_DTYPE(check, is_float(a.dtype), a, "a", "must be float32, float16 or bfloat16");
   XF_REQUIRE(check, a.ndim >= 2, "a", "must have at least 2 dimensions", std::to_string(a.ndim), a);
   Array b = read_b(r, check);
   XF_REQUIRE_DTYPE(check, b.dtype == a.dtype, b, "b",

@@ -107,6 +107,28 @@ py::object value_to_python(const std::optional<T>& value) {
   return value ? value_to_python(*value) : py::none();
 }
 
+// The members of a request by the names of its fields; raises a TypeError for any other name.
+template <class Request, class... F>
+Request read_request(const py::kwargs& given, const std::tuple<F...>& fields) {
+  Request r;
+  size_t known = 0;
+  const auto read_one = [&](const auto& f) {
+    if (PyObject* x = PyDict_GetItemString(given.ptr(), f.name)) {
+      read(r.*f.member, Value{x, f.name, r.function});
+      ++known;
+    }
+  };
+  std::apply([&](const auto&... f) { (read_one(f), ...); }, fields);
+  if (known == given.size()) return r;
+  for (const auto& [name, value] : given) {
+    const auto text = py::str(name).template cast<std::string>();
+    if (std::apply([&](const auto&... f) { return ((text == f.name) || ...); }, fields)) continue;
+    throw py::type_error(r.function + "() has no argument " +
+                         py::repr(name).template cast<std::string>());
+  }
+  return r;
+}
+
 // (name, type, default, name in attention()) of each, added to a list in order.
 template <class Struct, class... F>
 void list_fields(py::list& all, const Struct& defaults, const std::tuple<F...>& fields) {

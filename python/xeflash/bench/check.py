@@ -19,6 +19,14 @@ METHOD = (
 )
 
 
+ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError)  # they fail a case, and not the run
+
+
+def said(error: BaseException) -> str:
+    """Return the note of a row that an error has failed."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 class Errors(NamedTuple):
     """Largest absolute error of ours and the bound it must keep."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from xeflash.bench import memory
-from xeflash.bench.check import Errors, largest_error
+from xeflash.bench.check import ERRORS, Errors, largest_error, said
 from xeflash.bench.environ import available_memory, described, environment, too_large
 from xeflash.bench.formats import Layout
 from xeflash.bench.forms import TORCH_DTYPES, synchronizer
@@ -39,7 +39,6 @@ METHOD = [
     "on CPUs without the scratch of libraries (ours keeps the scores of 32 rows per core)",
 ]
 _NAMES = ("xeflash", "eager", "compiled")
-_ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -245,9 +244,8 @@ def run(cases: Sequence[SoftmaxCase], options: Options) -> Iterator[Result]:
         try:
             with torch.inference_mode():
                 yield _run_case(case, options)
-        except _ERRORS as error:
-            note = f"{type(error).__name__}: {error}".splitlines()[0]
-            yield Result(SoftmaxRow(**dataclasses.asdict(case), status="failed", note=note))
+        except ERRORS as error:
+            yield Result(SoftmaxRow(**dataclasses.asdict(case), status="failed", note=said(error)))
 
 
 def header(options: Options) -> dict[str, object]:

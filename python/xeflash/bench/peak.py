@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +14,7 @@ from xeflash import _core
 from xeflash.bench.forms import TORCH_DTYPES, synchronizer
 from xeflash.jit import peak_kernel
 
+_Case = TypeVar("_Case")
 _GEMM_SIZES = (1024, 2048)
 _READ_BYTES = 512 << 20  # several times the last-level cache of most machines
 METHOD = (
@@ -87,3 +89,13 @@ class Meter:
         rates |= dict.fromkeys(self._slow, rates["fp32"])
         seconds = _best_seconds(self._buffer.sum, 2, self._synchronize)
         self.peaks = self.peaks.better(Peaks(rates, 1e-9 * _READ_BYTES / seconds))
+
+
+def between(cases: Sequence[_Case], meter: Meter | None) -> Iterator[_Case]:
+    """Yield the cases; the peaks are measured before each, and at the end."""
+    for case in cases:
+        if meter is not None:
+            meter.sample()
+        yield case
+    if meter is not None:
+        meter.sample()

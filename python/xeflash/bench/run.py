@@ -11,6 +11,7 @@ import torch
 from xeflash.bench import check as checking
 from xeflash.bench import forms, memory, peak
 from xeflash.bench.cases import Case
+from xeflash.bench.check import ERRORS, said
 from xeflash.bench.environ import available_memory, described, environment, last_level_cache, too_large
 from xeflash.bench.rows import Result, Row, row_of_samples, row_without_times
 from xeflash.bench.timing import first_call, interleave
@@ -111,19 +112,15 @@ def run_case(case: Case, options: Options) -> Result:
     try:
         with torch.inference_mode(not case.gradients):
             return _run_case(case, options)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
-        note = f"{type(error).__name__}: {error}".splitlines()[0]
+    except ERRORS as error:
+        note = said(error)
         return Result(row_without_times(case, "failed", note))
 
 
 def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
     """Yield the results one by one, so that an interrupted run keeps what it has."""
-    for case in cases:
-        if meter is not None:
-            meter.sample()
+    for case in peak.between(cases, meter):
         yield run_case(case, options)
-    if meter is not None:
-        meter.sample()
 
 
 def with_peaks(results: Sequence[Result], peaks: peak.Peaks) -> list[Result]:

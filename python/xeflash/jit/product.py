@@ -12,50 +12,43 @@ _WEIGHTS = ELEMENTS | {"uint8": "packed4"}
 def render_product(desc: ProductDesc, config: Config | None = None) -> KernelSource:
     """The source of the kernel for `desc`; `config` instead of what the tables say, for sweeps."""
     config = config or pick_product(desc)
-    arch = kernels_arch(desc)
-    algorithm = ALGORITHMS[desc.algorithm]
-    choices, options = backend_of(arch, desc.access, config)
     weight, scale = _WEIGHTS[desc.weight or desc.dtype], ELEMENTS[desc.scale or ""]
     lines = [
-        *(f'#include "{header}.hpp"' for header in algorithm.headers),
-        "namespace xeflash {",
-        "struct Config {",
-        f"  using Element = {ELEMENTS[desc.dtype]};",
         f"  using Weights = xeflash::Weights<{weight}, {scale}, {desc.group}>;",
         f"  static constexpr int rows = {config.block_q}, outputs = {config.block_v};",
         f"  static constexpr int inputs = {config.block_k or '0x7fffffff'};",
-        "};",
-        "}  // namespace xeflash",
-        *(
-            f"XF_KERNEL void {e}(xeflash::{algorithm.params} p) {{ xeflash::{e}<xeflash::Config>(p); }}"
-            for e in desc.entries
-        ),
-        "",
     ]
-    features = [f"w.{desc.weight}", f"g{desc.group}", f"s.{desc.scale}"] if desc.weight else []
-    features += [desc.access] if desc.access not in ("", "block2d") else []
     sizes = f"r{config.block_q}n{config.block_v}" + (f"t{config.threads}" if config.threads > 1 else "")
-    name = "-".join([arch, desc.algorithm, desc.dtype, sizes, *features])
-    return KernelSource(name, "\n".join(choices + lines), options, config)
+    features = [f"w.{desc.weight}", f"g{desc.group}", f"s.{desc.scale}"] if desc.weight else []
+    return _source(desc, config, lines, [sizes, *features])
 
 
 def render_softmax(desc: SoftmaxDesc, config: Config | None = None) -> KernelSource:
     """The same of a product whose rows become their softmax."""
     config = config or pick_softmax(desc)
-    arch = kernels_arch(desc)
-    algorithm = ALGORITHMS[desc.algorithm]
-    choices, options = backend_of(arch, desc.access, config)
     one_step = not desc.more_inputs and config.block_k == desc.inputs
     lines = [
-        *(f'#include "{header}.hpp"' for header in algorithm.headers),
-        "namespace xeflash {",
-        "struct Config {",
-        f"  using Element = {ELEMENTS[desc.dtype]};",
         f"  using Bias = {ELEMENTS[desc.bias or '']};",
         f"  static constexpr int rows = {config.block_q}, columns = {config.block_v};",
         f"  static constexpr int inputs = {config.block_k}, products = {config.products};",
         f"  static constexpr int exp2_degree = {EXP2_DEGREE[desc.dtype]};",
         f"  static constexpr bool one_step = {'true' if one_step else 'false'};",
+    ]
+    sizes = f"r{config.block_q}n{config.block_v}k{config.block_k}" + ("" if one_step else "m")
+    features = [f"p{config.products}"] + ([f"bias.{desc.bias}"] if desc.bias else [])
+    return _source(desc, config, lines, [sizes, *features])
+
+
+def _source(desc: ProductDesc | SoftmaxDesc, config: Config, constants: list[str], names: list[str]) -> KernelSource:
+    """With these lines of its Config, and words of its name."""
+    arch, algorithm = kernels_arch(desc), ALGORITHMS[desc.algorithm]
+    choices, options = backend_of(arch, desc.access, config)
+    lines = [
+        *(f'#include "{header}.hpp"' for header in algorithm.headers),
+        "namespace xeflash {",
+        "struct Config {",
+        f"  using Element = {ELEMENTS[desc.dtype]};",
+        *constants,
         "};",
         "}  // namespace xeflash",
         *(
@@ -64,8 +57,6 @@ def render_softmax(desc: SoftmaxDesc, config: Config | None = None) -> KernelSou
         ),
         "",
     ]
-    sizes = f"r{config.block_q}n{config.block_v}k{config.block_k}" + ("" if one_step else "m")
-    features = [f"p{config.products}"] + ([f"bias.{desc.bias}"] if desc.bias else [])
-    features += [desc.access] if desc.access not in ("", "block2d") else []
-    name = "-".join([arch, desc.algorithm, desc.dtype, sizes, *features])
+    access = [desc.access] if desc.access not in ("", "block2d") else []
+    name = "-".join([arch, desc.algorithm, desc.dtype, *names, *access])
     return KernelSource(name, "\n".join(choices + lines), options, config)

@@ -15,10 +15,9 @@ from torch import Tensor
 from xeflash import _core
 from xeflash.call.schema import ROWS_OF_LINEAR
 from xeflash.torch_ops.forms import LINEAR
-from xeflash.torch_ops.library import refuse_transforms, register
+from xeflash.torch_ops.library import refuse_transforms, register, wants_gradients
 
 _BLOCK = 1024  # outputs of which the weights are numbers at a time
-_UNIT = 128  # inputs in 64 bytes of packed weights
 _LEARNED = tuple(name for name, row in ROWS_OF_LINEAR.items() if row.more.learned)
 
 
@@ -40,10 +39,8 @@ def unpacked(weight: Tensor, inputs: int) -> Tensor:
     return parts.permute(0, 1, 4, 5, 2, 3).reshape(weight.shape[0], -1)[:, :inputs].to(torch.int8)
 
 
-def numbers(weight: Tensor, scales: Tensor | None, zeros: Tensor | None, group: int, inputs: int, first: int) -> Tensor:
+def numbers(weight: Tensor, scales: Tensor, zeros: Tensor | None, group: int, inputs: int, first: int) -> Tensor:
     """The weights of some outputs in fp32; `scales` and `zeros` are those of all, from output `first` on."""
-    if scales is None:
-        return weight
     packed = weight.dtype == torch.uint8
     q = (unpacked(weight, inputs) if packed else weight).float()
 
@@ -87,11 +84,10 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         dx = dweight = dbias = None
         rows = dout.reshape(-1, dout.shape[-1])
         if ctx.needs_input_grad[2]:
-            wide = torch.float32 if scales is not None else x.dtype
-            sums = rows.new_zeros((len(rows), x.shape[-1]), dtype=wide)
             if scales is None:
                 sums = rows @ weight
             else:
+                sums = rows.new_zeros((len(rows), x.shape[-1]), dtype=torch.float32)
                 for first, some in _blocks(weight):
                     w = numbers(some, scales, zeros, ctx.given.get("group", 0), x.shape[-1], first)
                     sums.addmm_(rows[:, first : first + len(some)].float(), w)
@@ -106,12 +102,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 def _differentiate(operator: Any, given: dict[str, Any]) -> Tensor:
     function = given["function"]
     refuse_transforms(function)
-    for name, x in given.items():
-        if isinstance(x, Tensor) and x.requires_grad and name not in _LEARNED:
-            raise NotImplementedError(
-                f"{function}: {name} must not require grad, as no gradient of it is computed here; call it under "
-                f"torch.no_grad() or detach {name}, got requires_grad = True"
-            )
+    wants_gradients(function, given, _LEARNED)
     if given["weight"].requires_grad and given.get("scales") is not None:
         raise NotImplementedError(
             f"{function}: weight must not require grad where it has scales, as no gradient of it is computed, got "

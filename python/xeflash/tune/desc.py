@@ -40,8 +40,19 @@ ALGORITHMS = {
 }
 
 
+class _OfAlgorithm:
+    """What all descriptions have."""
+
+    algorithm: str
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The entry points of its kernel."""
+        return ALGORITHMS[self.algorithm].entries
+
+
 @dataclass(frozen=True)
-class Desc:
+class Desc(_OfAlgorithm):
     """What changes the code of a kernel, in the order of Desc in kernels.hpp, and the device it is for."""
 
     algorithm: str
@@ -69,11 +80,6 @@ class Desc:
     device: str = ""
     driver: str = ""
 
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """The entry points of its kernel."""
-        return ALGORITHMS[self.algorithm].entries
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Desc:
         """From what the extension passes."""
@@ -81,8 +87,8 @@ class Desc:
 
 
 @dataclass(frozen=True)
-class ProductDesc:
-    """The same of a product, in the order of ProductDesc in products.hpp."""
+class ProductDesc(_OfAlgorithm):
+    """The same of a product, in the order of ProductDesc in kernels.hpp."""
 
     algorithm: str
     arch: str
@@ -96,14 +102,9 @@ class ProductDesc:
     device: str = ""
     driver: str = ""
 
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """The entry points of its kernel."""
-        return ALGORITHMS[self.algorithm].entries
-
 
 @dataclass(frozen=True)
-class SoftmaxDesc:
+class SoftmaxDesc(_OfAlgorithm):
     """The same of a product whose rows become their softmax, in the order of SoftmaxDesc in kernels.hpp."""
 
     algorithm: str
@@ -118,20 +119,15 @@ class SoftmaxDesc:
     device: str = ""
     driver: str = ""
 
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """The entry points of its kernel."""
-        return ALGORITHMS[self.algorithm].entries
-
 
 AnyDesc: TypeAlias = Desc | ProductDesc | SoftmaxDesc
 
 
 def desc_of(values: dict[str, Any]) -> AnyDesc:
     """From what the extension passes."""
-    if "more_inputs" in values:
-        return SoftmaxDesc(**values)
-    return ProductDesc(**values) if "width" in values else Desc.from_dict(values)
+    kinds = {"linear": ProductDesc, "matmul_softmax": SoftmaxDesc}
+    kind = kinds.get(values["algorithm"])
+    return Desc.from_dict(values) if kind is None else kind(**values)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xeflash.bench import peak
-from xeflash.bench.check import Errors, largest_error
+from xeflash.bench.check import ERRORS, Errors, largest_error, said
 from xeflash.bench.environ import available_memory, described, environment, last_level_cache, too_large
 from xeflash.bench.forms import TORCH_DTYPES, synchronizer
 from xeflash.bench.linear import forms
@@ -107,19 +107,15 @@ def run_case(case: Case, options: Options) -> Result:
     try:
         with torch.inference_mode():
             return _run_case(case, options)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
-        note = f"{type(error).__name__}: {error}".splitlines()[0]
+    except ERRORS as error:
+        note = said(error)
         return Result(row_without_times(case, "failed", note))
 
 
 def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
     """Yield the results one by one, so that an interrupted run keeps what it has."""
-    for case in cases:
-        if meter is not None:
-            meter.sample()
+    for case in peak.between(cases, meter):
         yield run_case(case, options)
-    if meter is not None:
-        meter.sample()
 
 
 def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> dict[str, object]:

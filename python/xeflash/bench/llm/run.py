@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from xeflash.bench import peak
+from xeflash.bench.check import ERRORS, said
 from xeflash.bench.environ import available_memory, described, environment, too_large
 from xeflash.bench.forms import TORCH_DTYPES
 from xeflash.bench.llm import check, counts
@@ -116,8 +117,8 @@ def _run_cell(models: Models, cell: Cell, options: Options) -> Iterator[Result]:
             try:
                 cache = make_cache(cell, implementation.cache, model.config)
                 rounds[implementation].append(generate(model, cell, prompt, cache))
-            except (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError) as error:
-                note = f"{type(error).__name__}: {error}".splitlines()[0]
+            except ERRORS as error:
+                note = said(error)
                 failed[implementation] = Result(row_without_times(cell, implementation, "failed", note))
     read = cell.batch * cell.beams * kv_bytes(model.config, cell.context, cell.dtype)
     for implementation in options.implementations:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from xeflash.bench import memory
+from xeflash.bench.check import ERRORS, said
 from xeflash.bench.environ import available_memory, described, environment, too_large
 from xeflash.bench.forms import TORCH_DTYPES, synchronizer
 from xeflash.bench.llm.generation import random_tokens, use_attention
@@ -33,7 +34,6 @@ METHOD = [
     "gradients, against the model in fp32 (fp64 for fp32), must each be at most 2 x that of the eager attention + the "
     "rounding of the largest loss, or of the gradients' norm",
 ]
-_ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,6 @@ def _losses_and_gradients(model: Any, tokens: Tensor) -> tuple[Tensor, list[Tens
     return losses.detach(), gradients
 
 
-def _note(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
 def _norm(tensors: Iterator[Tensor]) -> float:
     return math.sqrt(sum(float(x.double().square().sum()) for x in tensors))
 
@@ -117,8 +113,8 @@ def disagreements(model: Any, tokens: Tensor, attentions: Sequence[str]) -> dict
     for attention in attentions:
         try:
             found = errors(attention)
-        except _ERRORS as failure:
-            wrong[attention] = _note(failure)
+        except ERRORS as failure:
+            wrong[attention] = said(failure)
             model.zero_grad()
             continue
         for what, error, limit in zip(("losses", "gradients"), found, allowed, strict=True):
@@ -154,8 +150,8 @@ def _run_cell(model: Any, optimizer: Any, cell: TrainCell, options: Options, wro
             use_attention(model, attention)
             losses[attention] = steps.step()
             peaks[attention] = memory.peak_of(steps.step, options.device)
-        except _ERRORS as error:
-            failed[attention] = Result(row_without_times(cell, attention, "failed", _note(error)))
+        except ERRORS as error:
+            failed[attention] = Result(row_without_times(cell, attention, "failed", said(error)))
             optimizer.zero_grad()
     names = list(peaks)
     times: dict[str, list[float]] = {name: [] for name in names}
