@@ -13,13 +13,14 @@ from xeflash.selftest.gradients import Gradient
 from xeflash.selftest.linear import Linear
 from xeflash.selftest.merged import Merge
 from xeflash.selftest.prepared import Case
+from xeflash.selftest.softmax import Softmax
 
 _CAUSAL = (-1, 0)
 
 
 def all_cases() -> dict[str, Case]:
     """By their names."""
-    groups = (_plain(), _features(), _head_dims(), _decode(), _caches(), _merge(), _gradients(), _linear())
+    groups = (_plain(), _features(), _head_dims(), _decode(), _caches(), _merge(), _gradients(), _linear(), _softmax())
     return {case.name: case for group in groups for case in group}
 
 
@@ -157,3 +158,11 @@ def _linear() -> Iterator[Case]:
     yield Linear("fp32", "int8", rows=33, group=32)
     yield Linear("bf16", "e4m3", rows=2)
     yield Linear("fp16", "e5m2", rows=20, group=64, bias=True)
+
+
+def _softmax() -> Iterator[Case]:
+    """Scores that are kept, and that are made twice."""
+    for dtype in ("fp32", "bf16", "fp16"):
+        yield Softmax(dtype, log=dtype == "fp32")
+    yield Softmax("bf16", rows=7, columns=16, inputs=32, bias=True)
+    yield Softmax("fp16", rows=70, columns=1000, inputs=160, bias=True)
