@@ -46,7 +46,7 @@ XF_INLINE void combine(const FwdParams& p) {
   row.headroom += kHeadroom;
   if (p.sinks) row.add_sink(p.sinks[head]);
   store_output<T>(p, seq, head, 0, dv, O, 0, row.normaliser());
-  if (p.lse) *seq.lse(p, head) = row.log_sum_exp(p.empty_lse);
+  if (p.lse) *seq.first_of_rows(p, p.lse, head) = row.log_sum_exp(p.empty_lse);
 }
 
 }  // namespace xeflash

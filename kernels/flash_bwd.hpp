@@ -36,7 +36,6 @@ struct SummedQueries {
 
 template <class Config>
 XF_INLINE void flash_bwd(const BwdParams& p) {
-  using T = typename Config::Element;
   using Queries = SummedQueries<Config>;
   const int worker = static_cast<int>(group_index()), heads = p.heads_q / p.heads_k;
   for (int64_t pair = worker; pair < int64_t{p.batch} * p.heads_k; pair += p.workers) {
@@ -60,9 +59,10 @@ XF_INLINE void flash_bwd(const BwdParams& p) {
     }
     const float factor = p.scale * typename Config::Drop(p, seq, 0).keep_scale;
     for (int head = first; head < end; ++head) {
-      const auto rows = seq.q_rows<T>(p.dq, head, 0);
+      const auto rows = seq.q_rows<typename Config::Result>(p.dq, head, 0);
       for (int i = 0; i < dQ.blocks; ++i) {
-        store_upright<Queries::d>(rows.from(i * Queries::Br), dQ.block(head, i), factor);
+        store_upright<Queries::d, Config::adds_up>(rows.from(i * Queries::Br), dQ.block(head, i),
+                                                   factor);
       }
     }
   }

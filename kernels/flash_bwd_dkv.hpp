@@ -29,6 +29,7 @@ template <class Config, class Share, class QueryGradient>
 XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient& dQ) {
   using Tiles = DkvTiles<Config>;
   using T = typename Config::Element;
+  using Result = typename Config::Result;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
 
   const Sequence seq(p, work.batch);
@@ -109,11 +110,11 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
   const float keep_scale = typename Config::Drop(p, seq, 0).keep_scale;
   if (Share::kValues && p.dv.data) {
     dV *= ColVec<Bc>(keep_scale);
-    of_v.store_in(seq.k_rows<T>(p.dv, work.head).from(keys.row), dV);
+    of_v.template store_in<Config>(seq.k_rows<Result>(p.dv, work.head).from(keys.row), dV);
   }
   if (Share::kKeys && p.dk.data) {
     dK *= ColVec<Bc>(p.scale * keep_scale);
-    of_k.store_in(seq.k_rows<T>(p.dk, work.head).from(keys.row), dK);
+    of_k.template store_in<Config>(seq.k_rows<Result>(p.dk, work.head).from(keys.row), dK);
   }
 }
 

@@ -71,7 +71,8 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   }
 
   dQ *= ColVec<Br>(p.scale * gradients.dropout.keep_scale);
-  columns.store_in(seq.q_rows<T>(p.dq, work.head, 0).from(rows.row), dQ);
+  columns.template store_in<Config>(
+      seq.q_rows<typename Config::Result>(p.dq, work.head, 0).from(rows.row), dQ);
 }
 
 template <class Config>

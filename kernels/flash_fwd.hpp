@@ -50,13 +50,9 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const auto states = softmax.states(p, rows);
   const float factor = dropout.keep_scale * p.v_scale;
   O *= states([&](auto row) { return row.normaliser(factor); });  // O / l
-  store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
-  if (p.rest.data) {
-    each(O, 0, 0, [](auto x, auto, auto) { return rest_of<T>(x); });
-    store(rows.template of<T>(p.rest).columns(column, Config::head_dim_v), O);
-  }
+  store_output<Config>(p, rows, column, O, states);
   if (p.lse && column == 0) {
-    store(rows.lse(p), states([&](auto row) { return row.log_sum_exp(p.empty_lse); }));
+    store(rows.per_row(p, p.lse), states([&](auto row) { return row.log_sum_exp(p.empty_lse); }));
   }
 }
 

@@ -2,7 +2,7 @@
 // side's blocks, probabilities made again.
 //   P = exp(S - m) / l, from the LSE or from scores made again (origin_of)
 //   dP = dO V^T   dS = P (dP - Delta) times the slope of the scores' changes
-//   Delta = rowsum(dO O) - dLSE, of O and its rest
+//   Delta = rowsum(dO O) - dLSE, of O and its rest, unless it is given
 // With dropout P and dP count where a probability is kept, times keep_scale. The gradients are
 // multiplied by that at the end, so Delta is divided by it before.
 #pragma once
@@ -24,10 +24,16 @@ struct OwnColumns {
     const int first = (kStaged ? part * kTeam : part * kTeam + member()) * own;
     return m.columns(first < total ? first : 0, total);
   }
-  template <class Matrix, class Tile>
-  XF_INLINE void store_in(const Matrix& m, const Tile& t) const {
+  // As the result, or added to what other keys or queries have given.
+  template <class Config, class Matrix, int R, int C>
+  XF_INLINE void store_in(const Matrix& m, const Tile<R, C>& t) const {
     const int first = (part * kTeam + member()) * own;
-    if (first < total) store(m.columns(first, total), t);
+    if (first >= total) return;
+    if constexpr (Config::adds_up) {
+      add(m.columns(first, total), t, ColVec<R>(1.f));
+    } else {
+      store(m.columns(first, total), t);
+    }
   }
 };
 
@@ -39,6 +45,13 @@ XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head,
   const auto dots = [&](const TensorArg& with) {
     return row_dots<Br, Config::head_dim_v>(dout, seq.q_rows<const T>(with, head, 0).from(row));
   };
+  const float keep_scale = typename Config::Drop(p, seq, head).keep_scale;
+  const ColVec<Br> unit(keep_scale > 0.f ? 1.f / keep_scale : 1.f);
+  if (p.given_delta) {
+    auto delta = load_values<Br>(seq.per_row(p, p.given_delta, head).from(row), 0.f);
+    delta *= unit;
+    return delta;
+  }
   ColVec<Br> delta = dots(p.o);
   if (p.rest.data) {
     delta = map([](auto a, auto b) { return a + kRestUnit * b; }, delta, dots(p.rest));
@@ -49,8 +62,7 @@ XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head,
     const Rows<const float> dlse{first, p.dlse_row, seq.sq};
     delta = map([](auto a, auto b) { return a - b; }, delta, load_values<Br>(dlse.from(row), 0.f));
   }
-  const float keep_scale = typename Config::Drop(p, seq, head).keep_scale;
-  if (keep_scale > 0.f) delta *= ColVec<Br>(1.f / keep_scale);
+  delta *= unit;
   return delta;
 }
 

@@ -1,7 +1,8 @@
 // Dropout's random numbers: Philox 4x32-10 (Salmon et al., 2011), counted, so that every device and
 // the backward pass draw the same 16 bits for a probability wherever it is computed.
-//   key = seed and the upper half of offset, counter = (key position, row / 8, batch x head,
-// lower half of offset); row % 8 picks one of the 8 halves drawn.
+//   key = seed and the upper half of offset; counter = (position of the key, that of the row / 8,
+// batch x head, lower half of offset); position % 8 picks one of the 8 halves drawn. The position
+// of a sequence's first row is a multiple of 8.
 #pragma once
 
 #include "attention/work.hpp"
@@ -19,26 +20,29 @@ struct NoDropout {
 
 struct Dropout {
   uint32_t seed[2], plane, offset, below;
+  int q_at, k_at;
   float keep_scale;  // of what is kept; applied to O at the end
 
   XF_INLINE Dropout(const FwdParams& p, const Sequence& seq, int head)
       : seed{static_cast<uint32_t>(p.seed),
              static_cast<uint32_t>(p.seed >> 32) ^ static_cast<uint32_t>(p.offset >> 32)},
-        plane(static_cast<uint32_t>(seq.batch) * p.heads_q + head),
+        plane(static_cast<uint32_t>(seq.batch) * p.all_heads + p.first_head + head),
         offset(static_cast<uint32_t>(p.offset)),
         below(p.drop_below),
+        q_at(seq.q_at),
+        k_at(seq.k_at),
         keep_scale(p.keep_scale) {}
 
   // Zeroes the dropped probabilities.
   template <class P>
   XF_INLINE void drop(P& probabilities, int row, int key) const {
-    drop_tile(probabilities, row, key, *this);
+    drop_tile(probabilities, row + q_at, key + k_at, *this);
   }
 
   // The same of a tile whose rows are keys.
   template <class P>
   XF_INLINE void drop_transposed(P& probabilities, int key, int row) const {
-    xeflash::drop_transposed(probabilities, key, row, *this);
+    xeflash::drop_transposed(probabilities, key + k_at, row + q_at, *this);
   }
 
   // The 4 words drawn for 8 rows and a key; U is a word or a vector of words.

@@ -99,17 +99,21 @@ struct RunningSoftmax {
     sum_of_team(l);
     return key_turn() == 0;
   }
-  // Calls functions of what the keys of a row came to, and its sink: one value for each row.
+  // Calls functions of what the keys of a row came to, its sink, and other keys: one value for each
+  // row.
   template <class OwnRows>
   XF_INLINE auto states(const FwdParams& p, const OwnRows& rows) const {
     const ColVec<Br> sinks = p.sinks ? rows.sinks(p) : ColVec<Br>(0.f);
-    return [this, &p, sum = ColVec<Br>(l), sinks](auto f) {
-      const auto of_row = [&](auto m, auto l, auto sink) {
+    ColVec<Br> others(0.f);
+    if constexpr (Config::adds_up) others = load_values<Br>(rows.per_row(p, p.other_lse), -kInf);
+    return [this, &p, sum = ColVec<Br>(l), sinks, others](auto f) {
+      const auto of_row = [&](auto m, auto l, auto sink, auto other) {
         RowState row(m, l, exponents);
         if (p.sinks) row.add_sink(sink);
+        if constexpr (Config::adds_up) row.add_sink(other);
         return f(row);
       };
-      return map(of_row, m, sum, sinks);
+      return map(of_row, m, sum, sinks, others);
     };
   }
 
@@ -120,5 +124,23 @@ struct RunningSoftmax {
     };
   }
 };
+
+// Columns of the output: of all keys, or added to what O other keys have given.
+template <class Config, class OwnRows, class Output, class States>
+XF_INLINE void store_output(const FwdParams& p, const OwnRows& rows, int column, Output& O,
+                            const States& states) {
+  using T = typename Config::Result;
+  const auto columns = [&](const auto& m) { return m.columns(column, Config::head_dim_v); };
+  if constexpr (Config::adds_up) {
+    add(columns(rows.template of<T>(p.o)), O,
+        states([](auto row) { return row.share_of_joined(); }));
+  } else {
+    store(columns(rows.template of<T>(p.o)), O);
+    if (p.rest.data) {
+      each(O, 0, 0, [](auto x, auto, auto) { return rest_of<T>(x); });
+      store(columns(rows.template of<T>(p.rest)), O);
+    }
+  }
+}
 
 }  // namespace xeflash

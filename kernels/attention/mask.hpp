@@ -22,11 +22,7 @@ struct Window {  // a Mask
   int sq, sk, shift, left, right;
 
   XF_INLINE Window(const FwdParams& p, const Sequence& seq)
-      : sq(seq.sq),
-        sk(seq.sk),
-        shift(p.top_left ? 0 : seq.sk - seq.sq),
-        left(p.left),
-        right(p.right) {}
+      : sq(seq.sq), sk(seq.sk), shift(seq.shift(p)), left(p.left), right(p.right) {}
 
   // Hides s where the row does not see the key.
   template <class S, class I, class J>

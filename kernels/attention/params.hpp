@@ -37,6 +37,7 @@ struct FwdParams {
   ScoreArg bias;                // additive bias or boolean mask
   float* lse;                   // natural log; null: not wanted
   int64_t lse_batch, lse_head;  // strides, rows are contiguous
+  const float* other_lse;       // adds_up: of the other keys, whose attention is in o; likewise
   const int32_t* cu_q;          // packed sequences: batch + 1 starts, null: dense
   const int32_t* cu_k;
   const int32_t* used_k;  // keys in use per sequence, null: all
@@ -46,8 +47,11 @@ struct FwdParams {
   float* partial;         // split keys: O and LSE of each split, see combine.hpp
   uint64_t seed, offset;  // dropout
   int32_t batch, heads_q, heads_k, max_q, max_k;
-  int32_t left, right;  // visible keys around the diagonal; kUnbounded: no limit
-  int32_t top_left;     // the diagonal starts at (0, 0) instead of ending at (Sq, Sk)
+  int32_t left, right;       // visible keys around the diagonal; kUnbounded: no limit
+  int32_t top_left;          // the diagonal starts at position 0 instead of ending at (Sq, Sk)
+  int32_t q_start, k_start;  // positions of the first row and key, and what is added to
+  const int32_t *q_starts, *k_starts;  // them for each sequence; null: 0
+  int32_t first_head, all_heads;       // of all heads, those here begin with this one
   int32_t splits;
   float scale;    // never 0; below it only where scores have a variant
   float v_scale;  // factor of V's elements
@@ -117,15 +121,16 @@ struct BwdParams : ScoreModParams {
   TensorArg dout, dq, dk, dv;
   const float* dlse;  // gradient of the LSE, null: 0
   int64_t dlse_batch, dlse_head, dlse_row;
-  ScoreArg dbias;     // null: not wanted
-  Shares bias;        // of what is in dbias
-  float* delta;       // per row, laid out as lse: rowsum(dO O) - dLSE
-  float *base, *top;  // likewise: what its exponents are relative to, see OwnOrigin
-  float unit;         // of scores and bases, in natural units
-  int32_t longer;     // o and lse belong to rows of more keys than these
-  float* row_slopes;  // the gradient of a slope, as far as a row goes; laid out likewise
-  float* dsinks;      // per head; null: not wanted
-  float* dalibi;      // (batch x) head
+  ScoreArg dbias;            // null: not wanted
+  Shares bias;               // of what is in dbias
+  const float* given_delta;  // where it is known; else o and dlse are
+  float* delta;              // per row, laid out as lse: rowsum(dO O) - dLSE
+  float *base, *top;         // likewise: what its exponents are relative to, see OwnOrigin
+  float unit;                // of scores and bases, in natural units
+  int32_t longer;            // o and lse belong to rows of more keys than these
+  float* row_slopes;         // the gradient of a slope, as far as a row goes; laid out likewise
+  float* dsinks;             // per head; null: not wanted
+  float* dalibi;             // (batch x) head
   int64_t dalibi_batch;
   float* query_sums;  // flash_bwd: dQ in fp32, as far as it is, of the heads of each worker
   int64_t worker_sums;

@@ -54,7 +54,7 @@ XF_INLINE void store_split(const FwdParams& p, const Sequence& seq, const SplitW
   const float factor = row.normaliser(p.v_scale);
   if (p.splits == 1) {
     store_output<T>(p, seq, head, column, Config::head_dim_v, O, r, factor);
-    if (p.lse && column == 0) *seq.lse(p, head) = row.log_sum_exp(p.empty_lse);
+    if (p.lse && column == 0) *seq.first_of_rows(p, p.lse, head) = row.log_sum_exp(p.empty_lse);
   } else {
     const Partial part(p, work.batch, head, Config::head_dim_v);
     store_row(part.o.from(work.split).columns(column, Config::head_dim_v), O, r, factor);

@@ -109,15 +109,17 @@ template <class Snippet>
 struct ScoreMod {
   static constexpr bool kOfUser = true;
   Snippet of_score;
-  int batch, head, last_q, last_k;
+  int batch, head, last_q, last_k, q_at, k_at;
 
   template <class... More>
   XF_INLINE ScoreMod(const FwdParams& p, const Sequence& seq, int h, More&... more)
       : of_score(static_cast<const ScoreModParams&>(p).captures, more...),
         batch(seq.batch),
-        head(h),
+        head(p.first_head + h),
         last_q(seq.sq - 1),
-        last_k(seq.sk - 1) {}
+        last_k(seq.sk - 1),
+        q_at(seq.q_at),
+        k_at(seq.k_at) {}
   template <class S, class I, class J>
   XF_INLINE S score(S s, I q, J k) const {
     return changed(snippet::Score(s), q, k);
@@ -140,8 +142,8 @@ struct ScoreMod {
   template <class S, class I, class J>
   XF_INLINE auto changed(S s, I q, J k) const {
     using snippet::Lane, snippet::Of;
-    const Lane<int, Of::query, !std::is_same_v<I, int>> q_idx(at_most(q, last_q));
-    const Lane<int, Of::key, !std::is_same_v<J, int>> k_idx(at_most(k, last_k));
+    const Lane<int, Of::query, !std::is_same_v<I, int>> q_idx(at_most(q, last_q) + q_at);
+    const Lane<int, Of::key, !std::is_same_v<J, int>> k_idx(at_most(k, last_k) + k_at);
     return of_score(s, batch, head, q_idx, k_idx).native;
   }
 };

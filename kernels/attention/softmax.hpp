@@ -134,6 +134,7 @@ struct RowState {
   V m, m_log2, l;
   int headroom;
   V weight = V(1.f);  // of O
+  V joined = V(0.f);  // the part of l that was added last
 
   XF_INLINE RowState(V m, V l, int headroom) : m(m), m_log2(0.f), l(l), headroom(headroom) {}
   // Of sums relative to m in units of S.
@@ -143,16 +144,21 @@ struct RowState {
     m_log2 = origin.top - e.least();
   }
 
-  // A sink is a key without a value. O keeps its scale, and is rounded once less, unless the sink
+  // A sink is a key without a value; so are keys whose values are elsewhere, with their
+  // log-sum-exp. O keeps its scale, and is rounded once less, unless the sink
   // is far above all keys: the LSE would be a difference of large numbers.
   XF_INLINE void add_sink(V logit) {
     constexpr float kFarSink = 8.f;
     const V own = select(l == 0.f, V(kNoScore), V(m + m_log2 * kLn2));
     m = select(logit - own > V(kFarSink), logit, own);
     m_log2 = V(0.f);
-    weight = exp2(V((own - m) * kLog2e));
-    l = l * weight + exp2(V((logit - m) * kLog2e)) * power_of_two(-headroom);
+    const V kept = exp2(V((own - m) * kLog2e));
+    joined = exp2(V((logit - m) * kLog2e)) * power_of_two(-headroom);
+    l = l * kept + joined;
+    weight *= kept;
   }
+  // Of all weights, that of what was added last.
+  XF_INLINE V share_of_joined() const { return select(l == 0.f, V(0.f), V(divide(joined, l))); }
   // factor / l
   XF_INLINE V normaliser(float factor = 1.f) const {
     return select(l == 0.f, V(0.f), V(divide(V(weight * factor), l)));

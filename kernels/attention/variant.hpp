@@ -75,12 +75,12 @@ struct SoftCap {
   }
 };
 
-// s -= slope |q + Sk - Sq - k|
+// s -= slope |q + shift - k|
 struct Alibi {
   float slope;
   int shift;
   XF_INLINE Alibi(const FwdParams& p, const Sequence& seq, int head)
-      : slope(p.alibi[seq.batch * p.alibi_batch + head]), shift(p.top_left ? 0 : seq.sk - seq.sq) {}
+      : slope(p.alibi[seq.batch * p.alibi_batch + head]), shift(seq.shift(p)) {}
   template <class S, class I, class J>
   XF_INLINE S score(S s, I q, J k) const {
     return s - distance<S>(q, k) * slope;

@@ -31,10 +31,18 @@ struct Work {
 // The lengths of sequence `batch` and where it starts in packed arrays.
 struct Sequence {
   int batch, batch_k, sq, sk;
+  int q_at, k_at;  // positions of the first row and key
   int64_t q0 = 0, k0 = 0;
 
   XF_INLINE Sequence(const FwdParams& p, int b)
-      : batch(b), batch_k(p.cache.sequences ? p.cache.sequences[b] : b), sq(p.max_q), sk(p.max_k) {
+      : batch(b),
+        batch_k(p.cache.sequences ? p.cache.sequences[b] : b),
+        sq(p.max_q),
+        sk(p.max_k),
+        q_at(p.q_start),
+        k_at(p.k_start) {
+    if (p.q_starts) q_at += p.q_starts[b];
+    if (p.k_starts) k_at += p.k_starts[b];
     if (p.cu_q) {
       q0 = p.cu_q[b];
       sq = p.cu_q[b + 1] - p.cu_q[b];
@@ -50,6 +58,9 @@ struct Sequence {
       sk = k0 < sk ? sk - static_cast<int>(k0) : 0;
     }
   }
+
+  // Row q and key q + shift are on the diagonal.
+  XF_INLINE int shift(const FwdParams& p) const { return p.top_left ? q_at - k_at : sk - sq; }
 
   // Lengths on a device are not checked before.
   static XF_INLINE int within(int length, int most) {
@@ -80,8 +91,9 @@ struct Sequence {
   XF_INLINE Rows<T> per_row(const FwdParams& p, T* values, int head) const {
     return line<T>(p, values, head).rows();
   }
-  XF_INLINE float* lse(const FwdParams& p, int head) const {
-    return p.lse + batch * p.lse_batch + head * p.lse_head + q0;
+  template <class T>
+  XF_INLINE T* first_of_rows(const FwdParams& p, T* values, int head) const {
+    return values + batch * p.lse_batch + head * p.lse_head + q0;
   }
 };
 
@@ -121,8 +133,9 @@ struct TileRows : RowSpan<Br> {
   XF_INLINE Rows<T> of(const TensorArg& t) const {
     return seq.q_rows<T>(t, head, row);
   }
-  XF_INLINE Rows<float> lse(const FwdParams& p) const {
-    return {seq.lse(p, head) + row, 1, count - row};
+  template <class T>
+  XF_INLINE Rows<T> per_row(const FwdParams& p, T* values) const {
+    return {seq.first_of_rows(p, values, head) + row, 1, count - row};
   }
   XF_INLINE ColVec<Br> sinks(const FwdParams& p) const { return p.sinks[head]; }
   // The query of row r.
@@ -154,9 +167,10 @@ struct TileRows<true, Br> : RowSpan<Br> {
     const TensorArg groups{t.data, t.batch, t.row, t.head * packed.heads};
     return {seq.q_rows<T>(groups, head_k, 0).data, t.row, t.head, packed, count, row};
   }
-  XF_INLINE PackedRows<float> lse(const FwdParams& p) const {
+  template <class T>
+  XF_INLINE PackedRows<T> per_row(const FwdParams& p, T* values) const {
     const int64_t group = p.lse_head * packed.heads;
-    return {seq.lse(p, 0) + head_k * group, 1, p.lse_head, packed, count, row};
+    return {seq.first_of_rows(p, values, 0) + head_k * group, 1, p.lse_head, packed, count, row};
   }
   XF_INLINE ColVec<Br> sinks(const FwdParams& p) const {
     const float* first = p.sinks + int64_t{head_k} * packed.heads;

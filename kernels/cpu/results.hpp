@@ -19,27 +19,55 @@ XF_INLINE void store_some(T* row, f32x16 x, int count) {
   for (int i = 0; i < count; ++i) row[i] = narrow[i];
 }
 
-template <int R, int D, class Rows>
-XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
+// f(row, column, values): 16 columns of one row after the other.
+template <int R, int D, class F>
+XF_INLINE void each_row_of(const Tile<R, D>& O, int rows, F f) {
   for (int r = 0; r < R / kLanes; ++r) {
-    const int rows = m.size() - r * kLanes;
     for (int d = 0; d < D; d += kLanes) {
       f32x16 v[kLanes];
       XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = d + i < D ? O.at(d + i, r) : f32x16(0.f);
       transpose(v);
       XF_UNROLL for (int i = 0; i < kLanes; ++i) {
-        if (i >= rows) continue;
-        auto* row = m.row(r * kLanes + i) + d;
-        if constexpr (kRagged<Rows>) {
-          store_some(row, v[i], m.width - d);
-        } else if (d + kLanes <= D) {
-          store_narrowed(row, v[i]);
-        } else {
-          store_narrowed<D % kLanes>(row, v[i]);
-        }
+        if (r * kLanes + i < rows) f(r * kLanes + i, d, v[i]);
       }
     }
   }
+}
+
+template <int R, int D, class Rows>
+XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
+  each_row_of(O, m.size(), [&](int r, int d, f32x16 x) {
+    auto* row = m.row(r) + d;
+    if constexpr (kRagged<Rows>) {
+      store_some(row, x, m.width - d);
+    } else if (d + kLanes <= D) {
+      store_narrowed(row, x);
+    } else {
+      store_narrowed<D % kLanes>(row, x);
+    }
+  });
+}
+
+template <int Count>
+XF_INLINE f32x16 load_floats(const float* row) {
+  f32x16 x(0.f);
+  __builtin_memcpy(&x, row, Count * sizeof(float));
+  return x;
+}
+
+// O += keep times what is in memory, in memory. Where nothing is kept, that may be no number.
+template <int R, int D, class Rows>
+XF_INLINE void add(const Rows& m, const Tile<R, D>& O, const ColVec<R>& keep) {
+  each_row_of(O, m.size(), [&](int r, int d, f32x16 x) {
+    const float kept = keep.x[r / kLanes][r % kLanes];
+    float* row = m.row(r) + d;
+    const auto sum = [&](f32x16 there) { return kept == 0.f ? x : x + there * kept; };
+    if (d + kLanes <= D) {
+      store_narrowed(row, sum(load_floats<kLanes>(row)));
+    } else {
+      store_narrowed<D % kLanes>(row, sum(load_floats<D % kLanes>(row)));
+    }
+  });
 }
 
 // One value per row.

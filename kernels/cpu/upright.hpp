@@ -97,14 +97,19 @@ XF_INLINE void mma_upright(UprightTile<D, C>& O, const Upright<T, N, D>& B, cons
   }
 }
 
-// Columns of O^T, times `factor`, are rows of a matrix.
-template <int D, int C, class Rows>
+// Columns of O^T, times `factor`, are rows of a matrix, or are added to them.
+template <int D, bool AddsUp, int C, class Rows>
 XF_INLINE void store_upright(const Rows& m, const UprightTile<D, C>& O, float factor) {
   for (int c = 0; c < C && c < m.size(); ++c) {
     auto* row = m.row(c);
+    const auto store_part = [&]<int Count>(std::integral_constant<int, Count>, int d) {
+      f32x16 x = O.at(c, d / kLanes) * factor;
+      if constexpr (AddsUp) x += load_floats<Count>(row + d);
+      store_narrowed<Count>(row + d, x);
+    };
     int d = 0;
-    for (; d + kLanes <= D; d += kLanes) store_narrowed(row + d, O.at(c, d / kLanes) * factor);
-    if constexpr (D % kLanes) store_narrowed<D % kLanes>(row + d, O.at(c, d / kLanes) * factor);
+    for (; d + kLanes <= D; d += kLanes) store_part(std::integral_constant<int, kLanes>(), d);
+    if constexpr (D % kLanes) store_part(std::integral_constant<int, D % kLanes>(), d);
   }
 }
 

@@ -30,7 +30,8 @@
 //                              one's magnitude above a limit
 //   exp2_of, inverse_or_zero   the same in place, without the sum; 1 / l, or 0
 //   drop_tile, drop_transposed  zeroes probabilities by random numbers; of transposed tiles
-//   load, store                tiles from memory, tiles and values per row back to it
+//   load, store, add           tiles from memory, tiles and values per row back to it; added to
+//                              what is there, in fp32
 //   prefetch, Ahead            rows of the next step, where the device does not see them coming
 //   load_values                one value per row from memory
 //   kNeighbours, neighbour     tiles of a group that lie side by side and pass the same keys

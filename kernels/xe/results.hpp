@@ -59,6 +59,44 @@ XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
   }
 }
 
+// O += keep times what is in memory, in memory, of floats. Where nothing is kept, that may be no
+// number.
+template <int R, int D, class Rows>
+XF_INLINE void add(const Rows& m, const Tile<R, D>& O, const ColVec<R>& keep) {
+  const auto sum = [&](floats there, int r, int c) {
+    const float kept = keep[r];
+    return floats(floats(O.row(r, c)) + select(floats(kept) == 0.f, floats(0.f), there * kept));
+  };
+  if constexpr (kReadsBlocks<Rows>) {
+    BlockMessage<float, kLanes, 8> message(surface<D>(m));
+    XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
+      message.move_x(c * kLanes);
+      XF_UNROLL for (int first = 0; first < R; first += 8) {
+        message.move_y(first);
+        simd<float, 8 * kLanes> some = message.load();
+        XF_UNROLL for (int r = 0; r < 8; ++r) {
+          auto row = some.template select<kLanes, 1>(r * kLanes);
+          row = sum(row, first + r, c);
+        }
+        message.store(some);
+      }
+    }
+  } else {
+    const int columns = at_most(m.width, D);
+    const auto place = places<R>(m, 0);
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      float* row = at_place(m.data, place[r]);
+      XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
+        const ints column = lane_index() + c * kLanes;
+        const Offsets<kLanes> bytes(column * 4);
+        const lane_mask there = (column < columns) & (r < m.size());
+        const floats before = esimd::gather<float, kLanes>(row, bytes, there, floats(0.f));
+        esimd::scatter<float, kLanes>(row, bytes, sum(before, r, c), there);
+      }
+    }
+  }
+}
+
 // One value per row.
 template <int R, class Rows>
 XF_INLINE void store(const Rows& m, const ColVec<R>& v) {

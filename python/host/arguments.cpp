@@ -26,13 +26,17 @@ struct Argument {
   void (*set)(FwdRequest&, const Value&);
 };
 
+constexpr size_t kFirstOfPart = std::tuple_size_v<decltype(kCallFields)>;
+constexpr size_t kFirstOfCache = kFirstOfPart + std::tuple_size_v<decltype(kPartFields)>;
+
 template <size_t I>
 void set(FwdRequest& r, const Value& value) {
-  constexpr size_t kOwn = std::tuple_size_v<decltype(kCallFields)>;
-  if constexpr (I < kOwn) {
+  if constexpr (I < kFirstOfPart) {
     read(r.*std::get<I>(kCallFields).member, value);
+  } else if constexpr (I < kFirstOfCache) {
+    read(r.part.*std::get<I - kFirstOfPart>(kPartFields).member, value);
   } else {
-    constexpr auto member = std::get<I - kOwn>(kCacheFields).member;
+    constexpr auto member = std::get<I - kFirstOfCache>(kCacheFields).member;
     if constexpr (std::is_same_v<decltype(member), py::object CacheRequest::* const>) {
       if (member == &CacheRequest::k || member == &CacheRequest::v) r.cache.given = true;
     }
@@ -40,13 +44,12 @@ void set(FwdRequest& r, const Value& value) {
   }
 }
 
-constexpr auto kFields = std::tuple_cat(kCallFields, kCacheFields);
+constexpr auto kFields = std::tuple_cat(kCallFields, kPartFields, kCacheFields);
 constexpr auto kArguments = []<size_t... I>(std::index_sequence<I...>) {
   return std::array{
       Argument{std::get<I>(kFields).name, std::get<I>(kFields).other_name, set<I>}...};
 }(std::make_index_sequence<std::tuple_size_v<decltype(kFields)>>{});
 
-constexpr size_t kFirstOfCache = std::tuple_size_v<decltype(kCallFields)>;
 constexpr size_t kFirstOfPacked = [] {
   size_t at = 0;
   while (std::string_view(kArguments[at].name) != "cu_seqlens_q") ++at;
@@ -92,7 +95,7 @@ FwdRequest read_arguments(const py::kwargs& given) {
     if (object == Py_None) continue;
     const size_t place = argument - kArguments.data();
     if (place >= kFirstOfCache) of_cache = public_name;
-    if (place >= kFirstOfPacked && place < kFirstOfCache) of_packed = public_name;
+    if (place >= kFirstOfPacked && place < kFirstOfPart) of_packed = public_name;
   }
   if (of_cache && !r.cache.given)
     throw py::value_error(r.function + ": " + of_cache +
@@ -115,6 +118,7 @@ py::tuple call_fields() {
   const FwdRequest r;
   py::list all;
   list_fields(all, r, kCallFields);
+  list_fields(all, r.part, kPartFields);
   list_fields(all, r.cache, kCacheFields);
   return py::tuple(all);
 }

@@ -13,6 +13,7 @@
 #include "fields.hpp"
 #include "kernels.hpp"
 #include "params.hpp"
+#include "part.hpp"
 #include "problem.hpp"
 #include "schedule.hpp"
 
@@ -65,12 +66,16 @@ bool has_gradient(const std::string& name, const Problem& p) {
 // What a call has besides the forward's arguments: BackwardArguments in call/schema.py.
 struct BwdRequest {
   py::object lse = py::none(), dout = py::none(), dlse = py::none();
+  py::object delta = py::none();                                 // in the place of `out` and dlse
+  py::object dq = py::none(), dk = py::none(), dv = py::none();  // fp32, to be added to
   bool longer = false;  // out and lse are of rows of more keys than these
   py::object wanted = py::tuple();
 };
 constexpr std::tuple kBwdFields{
     Field{"lse", &BwdRequest::lse},       Field{"dout", &BwdRequest::dout},
-    Field{"dlse", &BwdRequest::dlse},     Field{"longer", &BwdRequest::longer},
+    Field{"dlse", &BwdRequest::dlse},     Field{"delta", &BwdRequest::delta},
+    Field{"dq", &BwdRequest::dq},         Field{"dk", &BwdRequest::dk},
+    Field{"dv", &BwdRequest::dv},         Field{"longer", &BwdRequest::longer},
     Field{"wanted", &BwdRequest::wanted},
 };
 static_assert(is_complete(kBwdFields));
@@ -79,10 +84,13 @@ static_assert(is_complete(kBwdFields));
 struct Gradients {
   Outputs of_forward;
   Array dout, dlse;     // dlse without data: 0
+  Array delta;          // with data: there is no output, and no dlse
+  Array dq, dk, dv;     // with data: to be added to
   bool longer = false;  // the outputs are of rows of more keys than these
   std::set<std::string> wanted;
 
   bool wants(const char* name) const { return wanted.count(name) > 0; }
+  bool adds_up() const { return dq.object || dk.object || dv.object; }
 };
 
 // Takes these out of the arguments; the others are the forward's, which refuses unknown ones.
@@ -115,36 +123,24 @@ Array read_like_out(const py::object& object, const char* name, const Problem& p
   return a;
 }
 
-// A float32 array of the shape of the LSE.
-Array read_like_lse(const py::object& object, const char* name, const Problem& p,
-                    const Checker& check) {
-  const char* f = check.function();
-  Array a = with_whole_strides(read_array(object, f, name), f, name);
-  XF_REQUIRE_DTYPE(check, a.dtype == DType::kF32, a, name, "must be float32");
-  check.require_same_place(a, name, p.q, p.q_name);
-  const bool fits = p.packed ? a.ndim == 2 && a.shape[0] == p.heads_q && a.shape[1] == p.tokens_q
-                             : a.ndim == 3 && a.shape[0] == p.batch && a.shape[1] == p.heads_q &&
-                                   a.shape[2] == p.sq;
-  XF_REQUIRE(check, fits, name, "must have the shape of the log-sum-exp", a.describe_shape(), a);
-  return a;
-}
-
-Array read_lse(const py::object& object, const Problem& p, const Checker& check) {
-  Array lse = read_like_lse(object, "lse", p, check);
-  XF_REQUIRE(check, lse.is_empty() || lse.is_packed(), "lse", "must be contiguous",
-             "strides " + lse.describe_strides(), lse);
-  return lse;
-}
-
 Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Problem& p,
                          const Checker& check) {
   Gradients g;
-  g.of_forward.out = read_like_out(r.out, "out", p, check);
+  if (own.delta.is_none()) {
+    g.of_forward.out = read_like_out(r.out, "out", p, check);
+  } else {
+    g.delta = read_lse(own.delta, "delta", p, check);
+    for (const auto& [object, name] :
+         {std::pair{&r.out, "out"}, {&r.rest, "rest"}, {&own.dlse, "dlse"}}) {
+      if (!object->is_none())
+        check.refuse(std::string(name) + " must be None with delta, got an array");
+    }
+  }
   if (!r.rest.is_none()) {
     g.of_forward.rest = read_like_out(r.rest, "rest", p, check);
     check_rest(g.of_forward.rest, check);
   }
-  g.of_forward.lse = read_lse(own.lse, p, check);
+  g.of_forward.lse = read_lse(own.lse, "lse", p, check);
   g.dout = read_like_out(own.dout, "dout", p, check);
   if (!own.dlse.is_none()) g.dlse = read_like_lse(own.dlse, "dlse", p, check);
   g.longer = own.longer;
@@ -153,6 +149,22 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
     if (!has_gradient(name, p))
       check.refuse("wanted must be names of arrays that have gradients, got '" + name + "'");
     g.wanted.insert(name);
+  }
+  const auto take_sum = [&](const py::object& object, Array& to, const char* name,
+                            const Array& like, const char* learned, const char* like_name) {
+    if (object.is_none()) return;
+    if (!g.wants(learned))
+      check.refuse(std::string(name) + " must be None unless wanted has '" + learned +
+                   "', got an array");
+    to = read_sum(object, name, like, like_name, p, check);
+  };
+  take_sum(own.dq, g.dq, "dq", p.q, "q", p.q_name);
+  take_sum(own.dk, g.dk, "dk", p.k, "k", p.k_name);
+  take_sum(own.dv, g.dv, "dv", p.v, "v", p.v_name);
+  for (const auto& [sum, name, learned] :
+       {std::tuple{&g.dq, "dq", "q"}, {&g.dk, "dk", "k"}, {&g.dv, "dv", "v"}}) {
+    if (g.adds_up() && g.wants(learned) && !sum->object)
+      check.refuse(std::string(name) + " must be given where others are added to, got None");
   }
   return g;
 }
@@ -213,9 +225,12 @@ void new_gradients_of_captures(Results& to, const Problem& p, const Gradients& g
 Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g,
                     const Checker& check) {
   Results to;
-  if (g.wants("q")) to.dq = empty_like(p.q);
-  if (g.wants("k")) to.dk = empty_like(p.k);
-  if (g.wants("v")) to.dv = empty_like(p.v);
+  const auto sum_or_new = [](const Array& sum, const Array& like) {
+    return sum.object ? sum : empty_like(like);
+  };
+  if (g.wants("q")) to.dq = sum_or_new(g.dq, p.q);
+  if (g.wants("k")) to.dk = sum_or_new(g.dk, p.k);
+  if (g.wants("v")) to.dv = sum_or_new(g.dv, p.v);
   if (!r.alibi.is_none() && g.wants("alibi_slopes")) {
     to.dalibi = p.alibi.ndim == 2 ? new_array(p.q, DType::kF32, {p.batch, p.heads_q})
                                   : new_array(p.q, DType::kF32, {p.heads_q});
@@ -245,7 +260,7 @@ Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, cons
 }
 
 // A kernel of a call, and its launch.
-struct Part {
+struct Step {
   const Kernels* kernels;
   uint64_t groups;
   int entry = 0;
@@ -276,12 +291,15 @@ int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& pl
 }
 
 // In their order: those of keys and heads read what the first one leaves.
-std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results& to,
+std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results& to, bool adds_up,
                            int64_t workers, Access access, const Place& place) {
-  std::vector<Part> parts;
+  std::vector<Step> steps;
   const auto of_scores = [&](Algorithm algorithm) {
     Desc desc = describe(algorithm, p);
     describe_scores(desc, p, r);
+    desc.adds_up =
+        adds_up && (algorithm == Algorithm::kBackward || algorithm == Algorithm::kBackwardQ ||
+                    algorithm == Algorithm::kBackwardK);
     desc.rows = rows_for(desc, p, schedule_of(place.device));
     // So that groups have threads enough to bring tiles into shared memory.
     if (access != Access::kNone) desc.rows = std::max<uint8_t>(desc.rows, 32);
@@ -291,7 +309,7 @@ std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results&
     desc.access = access;
     const Kernels& kernels = find_kernels(desc, place);
     const int64_t key_blocks = keys ? (keys - 1) / kernels.block_k + 1 : 1;
-    parts.push_back({&kernels, groups_for(desc, kernels, rows, heads * key_blocks)});
+    steps.push_back({&kernels, groups_for(desc, kernels, rows, heads * key_blocks)});
   };
   if (workers) {
     add(of_scores(Algorithm::kBackward), 1, workers);
@@ -319,8 +337,8 @@ std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results&
     const Kernels& kernels = find_kernels(desc, place);
     const int64_t captured = to.dcaptures.shape[0];
     const auto workers_of = static_cast<uint64_t>(workers_of_captures(p, captured, kernels));
-    parts.push_back({&kernels, workers_of});
-    parts.push_back({&kernels, static_cast<uint64_t>((captured - 1) / kernels.block_q + 1), 1});
+    steps.push_back({&kernels, workers_of});
+    steps.push_back({&kernels, static_cast<uint64_t>((captured - 1) / kernels.block_q + 1), 1});
   }
   if (to.dalibi.data || to.dsinks.data) {
     Desc desc = describe(Algorithm::kBackwardHeads, p);
@@ -328,7 +346,7 @@ std::vector<Part> parts_of(const Problem& p, const FwdRequest& r, const Results&
     desc.rows = 1;
     add(desc, 1, p.heads_q);
   }
-  return parts;
+  return steps;
 }
 
 BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
@@ -341,6 +359,7 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
   params.unit = scores.has_plain_scores() ? params.scale : 1.f;
   const auto arg = [&](const Array& a) { return a.data ? tensor_arg(a, r.layout) : TensorArg{}; };
   params.longer = g.longer;
+  params.given_delta = reinterpret_cast<const float*>(g.delta.data);
   params.dout = arg(g.dout);
   params.dq = arg(to.dq);
   params.dk = arg(to.dk);
@@ -367,19 +386,19 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
 }
 
 // The memory that the kernels share.
-void share(Scratch& scratch, BwdParams& params, const Problem& p, const std::vector<Part>& parts,
+void share(Scratch& scratch, BwdParams& params, const Problem& p, const std::vector<Step>& steps,
            int64_t workers, const Place& place) {
   const auto whole_lines = [](int64_t floats) { return (floats + 15) / 16 * 16; };
   const int64_t tokens = p.packed ? p.tokens_q : p.batch * p.sq;
   const int64_t rows = whole_lines(std::max<int64_t>(1, p.heads_q * tokens));
   const int64_t of_rows = params.dalibi ? 4 * rows : 3 * rows;
   if (workers) {
-    const int64_t block = parts[0].kernels->block_k, blocks = (p.sq + block - 1) / block;
+    const int64_t block = steps[0].kernels->block_k, blocks = (p.sq + block - 1) / block;
     params.workers = static_cast<int32_t>(workers);
     params.worker_sums = p.heads_q / p.heads_k * blocks * block * whole_lines(p.d);
   }
-  const auto added = std::ranges::find(parts, 1, &Part::entry);  // what the part before it leaves
-  if (added != parts.end()) params.capture_workers = static_cast<int32_t>((added - 1)->groups);
+  const auto added = std::ranges::find(steps, 1, &Step::entry);  // what the part before it leaves
+  if (added != steps.end()) params.capture_workers = static_cast<int32_t>((added - 1)->groups);
   const int64_t of_queries = of_rows + workers * params.worker_sums;
   scratch.allocate(place, p.q, of_queries + params.capture_workers * params.captured);
   params.delta = scratch.data;
@@ -409,10 +428,10 @@ py::tuple backward(const py::kwargs& arguments) {
   py::tuple results = to.objects();
   const Access access = access_of(p, r, g, to, place, check);
   const int64_t workers = workers_of_one_pass(p, to, place);
-  const std::vector<Part> parts = parts_of(p, r, to, workers, access, place);
+  const std::vector<Step> steps = steps_of(p, r, to, g.adds_up(), workers, access, place);
   BwdParams params = params_of(p, r, g, to, place);
   Scratch scratch;
-  if (!parts.empty()) share(scratch, params, p, parts, workers, place);
+  if (!steps.empty()) share(scratch, params, p, steps, workers, place);
   submit(place, [&](Launcher& launch) {
     if (!p.has_scores()) {
       launch.clear(to.dbias);
@@ -420,11 +439,11 @@ py::tuple backward(const py::kwargs& arguments) {
     } else if (params.dcaptures) {
       launch.clear(params.capture_sums, params.capture_workers * params.captured * 4);
     }
-    if (p.used_k.data) {  // the keys that are not in use
+    if (p.used_k.data && !g.adds_up()) {  // the keys that are not in use
       for (const Array* a : {&to.dk, &to.dv}) launch.clear(*a);
     }
-    for (const Part& part : parts) {
-      launch(*part.kernels->entries[part.entry], params, part.groups, part.kernels->threads);
+    for (const Step& step : steps) {
+      launch(*step.kernels->entries[step.entry], params, step.groups, step.kernels->threads);
     }
   });
   return results;
@@ -438,7 +457,7 @@ py::object probabilities(const py::kwargs& arguments) {
   const Problem p = read_problem(r);
   const Place place = place_of(p.q);
   refuse_to_wait_while_recording(place, p.q, p.q_name, check);
-  const Array lse = read_lse(lse_object, p, check);
+  const Array lse = read_lse(lse_object, "lse", p, check);
   refuse_caches(p, r, check);
 
   const Array result = new_array(p.q, p.q.dtype, {p.batch, p.heads_q, p.sq, p.sk});

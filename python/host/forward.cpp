@@ -21,9 +21,11 @@ QueryRows query_rows_of(const Desc& desc) {
 
 Desc describe(const Problem& p, const FwdRequest& r, const Outputs& to, const Place& place) {
   const Schedule& schedule = schedule_of(place.device);
-  const bool decode = p.sq == 1 && r.dropout == 0;
+  const bool adds_up = p.part.other_lse.data;
+  const bool decode = p.sq == 1 && r.dropout == 0 && !adds_up;
   Desc desc = describe(decode ? Algorithm::kDecode : Algorithm::kForward, p);
   describe_scores(desc, p, r);
+  desc.adds_up = adds_up;
   desc.unified_max = r.unified_max.has_value();
   desc.packed_heads = !decode && packs_heads(p, r, schedule);
   desc.rows = rows_for(desc, p, schedule);
@@ -43,7 +45,7 @@ void check_reach(const Problem& p, const FwdRequest& r, const Outputs& to, const
 }
 
 Array new_lse(const Problem& p, const FwdRequest& r) {
-  if (!r.want_lse) return {};
+  if (!r.want_lse && !p.part.other_lse.data) return {};
   return p.packed ? new_array(p.q, DType::kF32, {p.heads_q, p.tokens_q})
                   : new_array(p.q, DType::kF32, {p.batch, p.heads_q, p.sq});
 }
@@ -111,7 +113,7 @@ py::tuple forward(const FwdRequest& r) {
     kernels = &find_kernels(desc, place);
   }
   to.lse = new_lse(p, r);
-  py::tuple result = py::make_tuple(to.out.object, r.want_lse ? to.lse.object : py::none());
+  py::tuple result = py::make_tuple(to.out.object, to.lse.object ? to.lse.object : py::none());
   if (!kernels && !append) return result;
 
   ScoreModParams params{params_of(p, r, to, place), p.score_mod.captures};

@@ -51,7 +51,7 @@ struct Desc {
   DType cache_dtype = DType::kOther;  // kOther: dtype
   bool cache_scales = false, unified_max = false;
   DType bias_gradient = DType::kOther;  // kOther: not wanted
-  bool sums_slopes = false;
+  bool sums_slopes = false, adds_up = false;
   uint8_t learned = 0;
   Access access = Access::kNone;
 
@@ -83,6 +83,7 @@ constexpr std::tuple kDescFields{
     Field{"unified_max", &Desc::unified_max},
     Field{"bias_gradient", &Desc::bias_gradient},
     Field{"sums_slopes", &Desc::sums_slopes},
+    Field{"adds_up", &Desc::adds_up},
     Field{"learned", &Desc::learned},
     Field{"access", &Desc::access},
 };

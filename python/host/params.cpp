@@ -32,10 +32,10 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   }
   if (p.sinks.data) params.sinks = reinterpret_cast<const float*>(p.sinks.data);
   // flash-attn takes a side that reaches over all keys, of packed sequences as many as they are
-  // said to have at most, as unlimited, wherever the diagonal is.
+  // said to have at most, as unlimited, wherever the diagonal is. A part does not have all keys.
   const int64_t all_keys = p.packed ? r.max_k : p.sk;
   auto side = [&](int64_t n) {
-    const bool unlimited = n < 0 || (r.layout != Layout::kBHSD && n >= all_keys);
+    const bool unlimited = n < 0 || (r.layout != Layout::kBHSD && r.bottom_right && n >= all_keys);
     return unlimited ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(n, kMaxLength));
   };
   params.left = side(r.left);
@@ -45,8 +45,9 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   const double scale = r.scale ? *r.scale : 1.0 / std::sqrt(static_cast<double>(p.d));
   params.scale = scale_of(scale * p.cache.k_factor);
   params.unified_max = static_cast<float>(r.unified_max.value_or(0));
-  params.empty_lse = r.layout == Layout::kBHSD ? -std::numeric_limits<float>::infinity()
-                                               : std::numeric_limits<float>::infinity();
+  const bool joins = r.layout == Layout::kBHSD || p.part.other_lse.data;  // as torch has it
+  params.empty_lse =
+      joins ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::infinity();
   params.seed = r.seed;
   params.offset = r.offset;
   params.drop_below = static_cast<uint32_t>(std::lround(r.dropout * 65536));
@@ -98,6 +99,14 @@ FwdParams params_of(const Problem& p, const FwdRequest& r, const Outputs& to, co
     params.cu_k = reinterpret_cast<const int32_t*>(p.cu_k.data);
     params.used_k = reinterpret_cast<const int32_t*>(p.used_k.data);
   }
+  const Part& part = p.part;
+  params.other_lse = reinterpret_cast<const float*>(part.other_lse.data);
+  params.q_start = part.q_start;
+  params.k_start = part.k_start;
+  params.q_starts = reinterpret_cast<const int32_t*>(part.q_starts.data);
+  params.k_starts = reinterpret_cast<const int32_t*>(part.k_starts.data);
+  params.first_head = part.first_head;
+  params.all_heads = part.all_heads;
   params.batch = static_cast<int32_t>(p.batch);
   params.heads_q = static_cast<int32_t>(p.heads_q);
   params.heads_k = static_cast<int32_t>(p.heads_k);

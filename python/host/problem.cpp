@@ -5,6 +5,7 @@
 
 #include "checks.hpp"
 #include "overlap.hpp"
+#include "part.hpp"
 #include "runtime.hpp"
 
 namespace xeflash {
@@ -266,6 +267,9 @@ void each_input(const Problem& p, Visit visit) {
   visit(p.cu_q, "cu_seqlens_q");
   visit(p.cu_k, "cu_seqlens_k");
   visit(p.used_k, "seqused_k");
+  visit(p.part.other_lse, "other_lse");
+  visit(p.part.q_starts, "q_start");
+  visit(p.part.k_starts, "k_start");
   visit(c.lengths, "cache_seqlens");
   visit(c.sequences, "cache_batch_idx");
   visit(c.left_pad, "cache_leftpad");
@@ -278,12 +282,23 @@ void each_input(const Problem& p, Visit visit) {
   visit(c.sin, "rotary_sin");
 }
 
+// Whether K and V are views of one pool of pages that keep apart: the page of K and the page of V
+// of one number share nothing, and the numbers are what the table of a sequence gives.
+bool pages_lie_apart(const Problem& p) {
+  if (p.cache.kind != CacheKind::kPaged || p.k.strides[0] != p.v.strides[0]) return false;
+  Array k = p.k, v = p.v;
+  k.shape[0] = v.shape[0] = 1;
+  return !overlap(k, v);
+}
+
 // What is written must be nothing else's memory, and every element its own.
 void refuse_shared(const Array& written, const char* name, const Problem& p, const Checker& check) {
   XF_REQUIRE(check, !overlaps_itself(written), name, "must not have elements in one place",
              "strides that meet", written);
   each_input(p, [&](const Array& a, const char* other) {
     if (&a == &written) return;
+    const bool both = (&a == &p.k && &written == &p.v) || (&a == &p.v && &written == &p.k);
+    if (both && pages_lie_apart(p)) return;
     XF_REQUIRE(check, !overlap(written, a.copied ? *a.copied : a), name,
                std::string("must not share memory with ") + other, "arrays that overlap", written);
   });
@@ -303,22 +318,30 @@ void check_appended(const Problem& p, const Checker& check) {
 Array written_like_out(const py::object& object, const char* name, const Problem& p,
                        const Checker& check) {
   Array a = read_array(object, check.function(), name);
-  XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
-                   std::string("must have the dtype of ") + p.q_name);
+  if (p.part.other_lse.data) {
+    XF_REQUIRE_DTYPE(check, a.dtype == DType::kF32, a, name, "must be float32 with other_lse");
+  } else {
+    XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
+                     std::string("must have the dtype of ") + p.q_name);
+  }
   check.require_same_place(a, name, p.q, p.q_name);
   bool fits = a.ndim == p.q.ndim && a.shape[a.ndim - 1] == p.dv;
   for (int i = 0; fits && i < a.ndim - 1; ++i) fits = a.shape[i] == p.q.shape[i];
   XF_REQUIRE(check, fits, name,
              std::string("must have the shape of ") + p.q_name + " with head_dim " + number(p.dv),
              a.describe_shape(), a);
-  XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
-             "stride " + number(a.strides[a.ndim - 1]), a);
-  XF_REQUIRE(check, a.writable, name, "must be writable", "one that is read-only", a);
-  refuse_shared(a, name, p, check);
+  require_own_memory(a, name, p, check);
   return a;
 }
 
 }  // namespace
+
+void require_own_memory(const Array& a, const char* name, const Problem& p, const Checker& check) {
+  XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
+             "stride " + number(a.strides[a.ndim - 1]), a);
+  XF_REQUIRE(check, a.writable, name, "must be writable", "one that is read-only", a);
+  refuse_shared(a, name, p, check);
+}
 
 Axes axes_of(Layout layout) {
   switch (layout) {
@@ -355,6 +378,7 @@ Problem read_problem(const FwdRequest& r) {
                                  ", dropout_p = " + std::to_string(r.dropout));
   }
   read_score_arrays(p, r, check);
+  read_part(p, r, check);
   p.score_mod = read_score_mod(r.score_mod, p.q, p.q_name, check);
   check_appended(p, check);
   if (r.unified_max && p.sq != 1) {

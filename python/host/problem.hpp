@@ -14,6 +14,14 @@ namespace xeflash {
 
 constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
 
+// Which part of a larger attention a call is: its positions and heads, and what it is added to.
+struct Part {
+  Array other_lse;  // without data: it is added to nothing
+  int32_t q_start = 0, k_start = 0;
+  Array q_starts, k_starts;  // of each sequence, without data: 0
+  int32_t first_head = 0, all_heads = 0;
+};
+
 // The arrays of a request in one shape of thought: sizes and (batch, row, head) strides, whatever
 // the layout.
 struct Problem {
@@ -24,6 +32,7 @@ struct Problem {
   Array cu_q, cu_k, used_k, bias, alibi, sinks;
   ScoreModCall score_mod;
   bool packed = false;
+  Part part;
   Cache cache;
 
   bool has_queries() const { return batch * heads_q * sq * (packed ? tokens_q : 1) != 0; }
@@ -47,6 +56,10 @@ Problem read_problem(const FwdRequest& request);
 
 // request.out, checked, or a new array.
 Array result_array(const Problem& problem, const FwdRequest& request);
+
+// What is written must be writable, with contiguous rows, and nothing else's memory.
+void require_own_memory(const Array& a, const char* name, const Problem& problem,
+                        const Checker& check);
 
 // request.rest, checked, to be written; without data if it is not given.
 Array rest_array(const Problem& problem, const FwdRequest& request);

@@ -18,6 +18,20 @@ enum class Layout : uint8_t {
   kBHSD,  // (batch, heads, sequence, dim): scaled_dot_product_attention
 };
 
+// Which part of a larger attention it is, see part.hpp.
+struct PartRequest {
+  py::object other_lse = py::none();  // fp32, of the other keys, whose attention is in `out`
+  py::object q_start = py::none(), k_start = py::none();  // a number, or an int32 array (batch)
+  int64_t first_head = 0, all_heads = 0;                  // 0: those of q
+};
+
+constexpr std::tuple kPartFields{
+    Field{"other_lse", &PartRequest::other_lse}, Field{"q_start", &PartRequest::q_start},
+    Field{"k_start", &PartRequest::k_start},     Field{"first_head", &PartRequest::first_head},
+    Field{"all_heads", &PartRequest::all_heads},
+};
+static_assert(is_complete(kPartFields));
+
 // Its arguments; python/xeflash/call/schema.py has the same names, types and defaults, in order.
 struct FwdRequest {
   std::string function;  // the public function, for messages
@@ -37,6 +51,7 @@ struct FwdRequest {
   bool broadcast_heads = true;        // Hq != Hk needs no permission
   int64_t splits = 0;                 // of the keys of one query; 0: as many as fill the device
   std::optional<double> unified_max;  // of the scores of one query: UnifiedMax in softmax.hpp
+  PartRequest part;
   py::object cu_q = py::none(), cu_k = py::none(), used_k = py::none();
   int64_t max_q = 0, max_k = 0;
   CacheRequest cache;  // if it is given, k and v are the keys to append to it
@@ -73,6 +88,6 @@ constexpr std::tuple kCallFields{
     Field{"max_seqlen_k", &FwdRequest::max_k},
     Field{"seqused_k", &FwdRequest::used_k},
 };
-static_assert(is_complete<1>(kCallFields));  // and `cache`
+static_assert(is_complete<2>(kCallFields));  // and `part`, `cache`
 
 }  // namespace xeflash

@@ -34,6 +34,7 @@ class Keyword:
 
 _ANY = Keyword()
 _PACKED = Keyword(ops="p")
+_PART = Keyword(ops="")
 _NO_GRADIENT = "caches have no gradients"
 _CACHE, _PAGES = Keyword(ops="c", forward_only=_NO_GRADIENT), Keyword(ops="pc", forward_only=_NO_GRADIENT)
 
@@ -73,6 +74,12 @@ class Arguments(_Given, total=False):
     max_seqlen_q: Annotated[int, Keyword(0, ops="p")]
     max_seqlen_k: Annotated[int, Keyword(0, ops="p")]
     seqused_k: Annotated[Array, _PACKED]
+    # Which part of a larger attention it is; no operator has these.
+    other_lse: Annotated[Array, Keyword(ops="", forward_only="it has the LSE of all")]  # `out` joins it, in fp32
+    q_start: Annotated[Factor, _PART]  # the position of the first row of q; of each sequence, or a number for all
+    k_start: Annotated[Factor, _PART]
+    first_head: Annotated[int, Keyword(0, ops="")]  # of all heads, those of q begin with it
+    all_heads: Annotated[int, Keyword(0, ops="")]  # 0: they are all
     k_cache: Annotated[Array, _CACHE]  # rows that lie where block_table or beam_index say, or in the array's order
     v_cache: Annotated[Array, _CACHE]
     cache_seqlens: Annotated[Array, _CACHE]
@@ -94,6 +101,10 @@ class BackwardArguments(Arguments, total=False):
     lse: Array
     dout: Array
     dlse: Array
+    delta: Array  # in the place of out and dlse: rowsum(dO O) - dLSE, fp32
+    dq: Array  # fp32: what the gradients of q, k and v are added to
+    dk: Array
+    dv: Array
     longer: bool  # out and lse are of rows of more keys than these
     wanted: tuple[str, ...]  # of LEARNED, or "captures['NAME']"
 

@@ -76,6 +76,8 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
         *([f"  static constexpr int block_d = {config.block_d};"] if backward else []),
         *([f"  using BiasGradient = {ELEMENTS[desc.bias_gradient or '']};"] if backward else []),
+        *([f"  using Result = {ELEMENTS['float32' if desc.adds_up else desc.dtype]};"] if backward or online else []),
+        *([f"  static constexpr bool adds_up = {_cpp(desc.adds_up)};"] if backward or online else []),
         *([f"  static constexpr bool sums_slopes = {_cpp(desc.sums_slopes)};"] if backward else []),
         f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
         f"  static constexpr int exp2_degree = {EXP2_DEGREE[desc.dtype]};",
@@ -88,7 +90,8 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     choices, options = backend_of(arch, desc.access, config)
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name.lower() for name in desc.hooks]
-    features += [name for name in ("dropout", "packed_heads", "negative_scale", "sums_slopes") if getattr(desc, name)]
+    flags = ("dropout", "packed_heads", "negative_scale", "sums_slopes", "adds_up")
+    features += [name for name in flags if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"bias_gradient.{desc.bias_gradient}"] if desc.bias_gradient else []
     features += [f"score_mod.{desc.score_mod.digest()}"] if desc.score_mod else []

@@ -118,7 +118,8 @@ MATMUL_SOFTMAX = Form(
 def backward_schema(name: str) -> str:
     """Of the operator for all layouts: it has what the forward passes of which gradients are wanted have."""
     form = Form(name, name, BHSD, "", "q k v", 3, defaults=DEFAULTS_OF_ATTENTION)
-    rest = [n for n in ROWS if n not in (*FORWARD_ONLY, "function", "layout", "rest", "q", "k", "v")]
+    others = (*FORWARD_ONLY, "function", "rest", "q", "k", "v")
+    rest = [name for name, row in ROWS.items() if row.more.ops and name not in others]
     words = [word for row in (*rest, "function") for word in form.words(ROWS[row], needed=False)]
     first = "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor rng"
     own = "Tensor? rest=None, bool longer=False"

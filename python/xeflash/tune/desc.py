@@ -75,6 +75,7 @@ class Desc(_OfAlgorithm):
     unified_max: bool = False  # decoding with a maximum that is known beforehand
     bias_gradient: str | None = None  # flash_bwd_bias: of a bias, and its type
     sums_slopes: bool = False  # flash_bwd_bias: of ALiBi's slopes
+    adds_up: bool = False  # results join what is in memory, in fp32: of other keys, or queries
     learned: int = 0  # flash_bwd_captures: which of the captured arrays, a bit each
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
