@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "xeflash"
 TABLE = (ROOT / ".github" / "CONTRIBUTING.md").read_text().split("## The floors of")[1].split("##")[0]
 FLOORS = [re.findall(r"`(\w+)/?`", row.split("|")[1]) for row in re.findall(r"^\| .*`.*", TABLE, re.MULTILINE)]
-IMPORT_TORCH = ("torch_ops", "integrations", "bench")
+IMPORT_TORCH = ("torch_ops", "distributed", "integrations", "bench")
 # The build writes the sources of kernels by them, when there is no extension yet.
 WITHOUT_EXTENSION = ("call.schema", "call.score_mod", "tune", "jit.kernel", "jit.prebuilt")
 MOST_LINES = 400

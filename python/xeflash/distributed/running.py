@@ -1,0 +1,26 @@
+"""A call from its arguments to its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from xeflash.distributed import agree
+from xeflash.distributed.arguments import read
+from xeflash.distributed.gradients import Attention, settled
+from xeflash.distributed.shards import groups_of
+
+
+def run(function: str, given: dict[str, Any]) -> Any:
+    """A call: all ranks agree on it, then attend."""
+    groups = groups_of(function, given.pop("group", None))
+    device = given["q"].device if isinstance(given["q"], Tensor) else None
+    with agree.together(function, groups, device=device) as facts:
+        job, tensors, more = read(function, groups, given)
+        facts |= more
+    job = settled(job, facts["seed"], facts["room"])
+    out, lse = Attention.apply(job, *tensors)
+    if not job.wants_lse:
+        return out
+    return (out, lse) if job.lse_alone else (out, lse, None)
