@@ -1,10 +1,10 @@
-"""`xeflash bench`: attention, decode-attention, linear, matmul-softmax, decode, generate, train."""
+"""`xeflash bench`: attention, decode-attention, linear, matmul-softmax, decode, generate, train, distributed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from xeflash.cli import bench_attention, bench_linear, bench_llm, bench_softmax, bench_train
+from xeflash.cli import bench_attention, bench_distributed, bench_linear, bench_llm, bench_softmax, bench_train
 
 
 def add_parser(commands: Any) -> None:
@@ -18,3 +18,4 @@ def add_parser(commands: Any) -> None:
     bench_softmax.add_parsers(kinds)
     bench_llm.add_parsers(kinds)
     bench_train.add_parsers(kinds)
+    bench_distributed.add_parsers(kinds)

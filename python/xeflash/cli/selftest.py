@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xeflash.bench.cases import parse_size
 from xeflash.bench.environ import environment, usable_cpus
+from xeflash.cli import selftest_distributed
 from xeflash.cli.arguments import converter
 from xeflash.tune import xe
 
@@ -39,26 +40,26 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there, to attach it to a report")
     parser.add_argument("--jobs", metavar="N", type=converter(parse_size), help="processes (default: up to 4)")
     parser.add_argument("--no-times", action="store_true", help="only check")
+    selftest_distributed.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, time, print."""
+    if refused := selftest_distributed.refusal(arguments):
+        print(f"xeflash selftest: {refused}", file=sys.stderr)
+        return 2
+    if arguments.json is not None and (why := _cannot_write(arguments.json)):
+        print(f"xeflash selftest: --json must be a file that can be written, got {why}", file=sys.stderr)
+        return 2
+    if arguments.distributed:
+        return selftest_distributed.run(arguments)
     if importlib.util.find_spec("numpy") is None:
         print("xeflash selftest: it needs numpy; try: pip install numpy", file=sys.stderr)
         return 2
     from xeflash.selftest import report
     from xeflash.selftest.pool import Pool, Refused, command
 
-    if arguments.json is not None:
-        try:
-            there = arguments.json.exists()
-            arguments.json.open("a").close()
-            if not there:  # nothing is left of a run that is refused
-                arguments.json.unlink()
-        except OSError as error:
-            print(f"xeflash selftest: --json must be a file that can be written, got {error}", file=sys.stderr)
-            return 2
     start = time.monotonic()
     try:
         pool = Pool(command(arguments.device), arguments.jobs or min(4, usable_cpus()))
@@ -77,6 +78,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         arguments.json.write_text(report.to_json(*told), encoding="utf-8")
     return 1 if any(row["status"] != "ok" for row in rows) else 0
+
+
+def _cannot_write(file: Path) -> str:
+    """Why a report cannot be written there; nothing is left of a run that is refused."""
+    try:
+        there = file.exists()
+        file.open("a").close()
+        if not there:
+            file.unlink()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _run_all(pool: Pool, timed: bool) -> list[dict[str, Any]]:

@@ -1,0 +1,310 @@
+"""Runs the cases on all ranks in step: check and count first, then interleaved rounds, then memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from xeflash.bench import memory
+from xeflash.bench.check import Errors, largest_error
+from xeflash.bench.distributed.ranks import Rank
+from xeflash.bench.distributed.rows import ONE, TORCH_NAMES, DistributedCase, DistributedRow
+from xeflash.bench.environ import available_memory, described, environment, too_large
+from xeflash.bench.forms import TORCH_DTYPES, synchronizer
+from xeflash.bench.rows import Result
+from xeflash.bench.stats import median_of_ratios, summarize
+from xeflash.bench.timing import settle
+from xeflash.distributed.cost import Cost, cost
+from xeflash.distributed.transport import traffic
+
+METHOD = [
+    "forward pass and gradients of q, k and v, normal numbers; every rank has its shard; wall time of the slowest "
+    "rank, medians (minimum, interquartile range) in ms; rounds are interleaved in rotating order, and all ranks wait "
+    "for each other before a sample",
+    "one process: rank 0 computes all of it with the threads of one rank, while the others wait; speed: the median "
+    "over rounds of its time / the way's",
+    "ranks of one machine without devices of their own share its cores, its memory and its caches, and messages cost "
+    "copies by the same cores: bytes, memory and waiting say more there than times",
+    "bytes and messages: counted where they are sent, on the rank that has most; formula: xeflash.distributed.cost",
+    "waited: how long a rank stood still for what others send, mean over ranks, median over rounds; it includes their "
+    "being late",
+    "error against one process in fp32: at most 2 x that of one process in the same dtype + the rounding of the "
+    "largest result (32 roundings in fp32, where the order of sums differs); of out, dq, dk and dv the worst one",
+    "memory: the most bytes that torch's allocator has given out during both passes, above the inputs, results "
+    "included; RSS: the largest growth of the process (CPU), with the scratch of libraries",
+]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure."""
+
+    ways: tuple[str, ...]
+    rounds: int = 5
+    seed: int = 0
+    compare: bool = True
+
+
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v and the gradient of out
+Form = Callable[[], Tensor]
+
+
+@dataclass
+class Sample:
+    """Seconds of one step, and what was sent in it."""
+
+    forward: float
+    backward: float
+    waited: float
+    sent: tuple[int, int]
+    messages: int
+
+
+def run(cases: Sequence[DistributedCase], options: Options, rank: Rank) -> Iterator[Result]:
+    """Yields the results one by one, on every rank alike."""
+    for case in cases:
+        free = available_memory(rank.device)
+        note = too_large(case.memory_bytes(rank.world), free) if rank.device == "cpu" else ""
+        if rank.told([float(bool(note))])[0]:  # rank 0's view: all have to take the same turn
+            names = [ONE] * options.compare + list(options.ways)
+            yield from (Result(_row(case, rank, name, status="skipped", note=note)) for name in names)
+            continue
+        yield from _run_case(case, options, rank)
+
+
+def _run_case(case: DistributedCase, options: Options, rank: Rank) -> Iterator[Result]:
+    whole = _inputs(case, rank, options.seed)
+    costs = {way: cost(*case.shapes(rank.world), TORCH_NAMES[case.dtype], rank.world, way) for way in options.ways}
+    ways = [way for way in options.ways if not costs[way].refused]
+    steps = {way: _Step(_way(case, way), _shards(case, whole), rank) for way in ways}
+    for step in steps.values():
+        step()  # compiles, and allocates what stays
+    errors, counted = {}, {}
+    one = _Step(_one(case), whole, rank, alone=True) if options.compare else None
+    want = _exact(case, whole, rank) if options.compare else None
+    base = one.results() if one is not None else None
+    for way, step in steps.items():
+        got = [_unsharded(case, x) for x in step.results()]
+        errors[way] = _worst(got, want, base)
+        counted[way] = rank.gathered(torch.tensor([*step.last.sent, step.last.messages])).amax(0).long().tolist()
+    del whole, want, base
+    verdicts = {way: Errors(*rank.told(list(errors[way]))) for way in ways} if options.compare else {}
+    samples = _rounds({ONE: one, **steps} if one is not None else dict(steps), options.rounds, rank)
+    if one is not None:
+        yield _of_one(case, one, samples[ONE], rank)
+        del one
+    for way in options.ways:
+        if way not in steps:
+            yield Result(_row(case, rank, way, status="skipped", note=costs[way].refused))
+            continue
+        row = _with_costs(_row(case, rank, way, status="ok"), costs[way], counted[way])
+        if way in verdicts:
+            row = _with_errors(row, verdicts[way])
+        yield _of_way(row, steps.pop(way), samples[way], samples.get(ONE), rank)
+
+
+def _inputs(case: DistributedCase, rank: Rank, seed: int) -> Tensors:
+    """The whole sequence, the same on all ranks."""
+    generator = torch.Generator().manual_seed(seed)
+    of_q, of_k = case.shapes()
+    shapes = (of_q, of_k, of_k, of_q)
+    q, k, v, dout = (
+        torch.randn(shape, generator=generator).to(rank.device, TORCH_DTYPES[case.dtype]) for shape in shapes
+    )
+    return q, k, v, dout
+
+
+def _shards(case: DistributedCase, whole: Tensors) -> Tensors:
+    from xeflash.distributed import shard
+
+    q, k, v, dout = (shard(x, shards=case.shards).contiguous() for x in whole)
+    return q, k, v, dout
+
+
+def _unsharded(case: DistributedCase, x: Tensor) -> Tensor:
+    from xeflash.distributed import unshard
+
+    result: Tensor = unshard(x, shards=case.shards)
+    return result
+
+
+def _way(case: DistributedCase, way: str) -> Callable[..., Tensor]:
+    from xeflash.distributed import context_parallel_attn_func
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = context_parallel_attn_func(q, k, v, causal=case.causal, shards=case.shards, how=way)
+        return out
+
+    return call
+
+
+def _one(case: DistributedCase) -> Callable[..., Tensor]:
+    import xeflash
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = xeflash.flash_attn_func(q, k, v, causal=case.causal)
+        return out
+
+    return call
+
+
+class _Step:
+    """Both passes of one form; one process runs on rank 0 alone."""
+
+    def __init__(self, call: Callable[..., Tensor], inputs: Tensors, rank: Rank, alone: bool = False) -> None:
+        self.call, self.rank, self.idle = call, rank, alone and not rank.first
+        self.inputs = [] if self.idle else [x.detach().requires_grad_() for x in inputs[:3]]
+        self.dout = None if self.idle else inputs[3]
+        self.last = Sample(0.0, 0.0, 0.0, (0, 0), 0)
+        self.synchronize = synchronizer(rank.device)
+
+    def __call__(self) -> None:
+        """Runs once, into `last`; idle ranks do nothing."""
+        if not self.idle:
+            self.results()
+
+    def results(self) -> list[Tensor]:
+        """out, dq, dk and dv; of an idle rank none."""
+        if self.idle:
+            return []
+        traffic.bytes = traffic.messages = 0
+        traffic.seconds_waited = 0.0
+        self.synchronize()
+        begin = time.perf_counter()
+        out = self.call(*self.inputs)
+        self.synchronize()
+        middle, sent = time.perf_counter(), traffic.bytes
+        grads = torch.autograd.grad(out, self.inputs, self.dout)
+        self.synchronize()
+        self.last = Sample(
+            middle - begin,
+            time.perf_counter() - middle,
+            traffic.seconds_waited,
+            (sent, traffic.bytes - sent),
+            traffic.messages,
+        )
+        return [out.detach(), *grads]
+
+
+def _exact(case: DistributedCase, whole: Tensors, rank: Rank) -> list[Tensor]:
+    """Results of one process in fp32, on rank 0."""
+    q, k, v, dout = (x.float() for x in whole) if rank.first else whole
+    return _Step(_one(case), (q, k, v, dout), rank, alone=True).results()
+
+
+def _worst(got: Sequence[Tensor], want: Sequence[Tensor] | None, base: Sequence[Tensor] | None) -> tuple[float, float]:
+    """The error of the result that is nearest to its bound, and that bound; 0 where there is nothing to compare."""
+    found = [(0.0, 0.0)]
+    for mine, exact, one in zip(got, want or (), base or (), strict=False):
+        largest, info = float(exact.abs().max()), torch.finfo(mine.dtype)
+        roundings = 32 if mine.dtype == torch.float32 else 1
+        found.append((largest_error(mine, exact), 2 * largest_error(one, exact) + roundings * info.eps * largest))
+    return max(found, key=lambda pair: (not pair[0] <= pair[1], pair[0] / (pair[1] or 1.0)))
+
+
+def _rounds(steps: Mapping[str, _Step], rounds: int, rank: Rank) -> dict[str, Tensor]:
+    """(rounds, 3) of each form: milliseconds of both passes on the slowest rank, and of the mean rank's waiting."""
+    mine: dict[str, list[list[float]]] = {name: [] for name in steps}
+    names = list(steps)
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            settle()
+            dist.barrier()
+            steps[name]()
+            last = steps[name].last
+            mine[name].append([last.forward, last.backward, last.waited])
+    found = {}
+    for name, series in mine.items():
+        of_all = 1e3 * rank.gathered(torch.tensor(series))  # (ranks, rounds, 3)
+        slowest = of_all[..., :2].sum(-1).argmax(0)
+        passes = of_all[slowest, torch.arange(rounds), :2]
+        found[name] = torch.cat([passes, of_all[..., 2].mean(0)[:, None]], -1)
+    return found
+
+
+def _row(case: DistributedCase, rank: Rank, way: str, **fields: Any) -> DistributedRow:
+    return DistributedRow(**dataclasses.asdict(case), ranks=1 if way == ONE else rank.world, way=way, **fields)
+
+
+def _with_costs(row: DistributedRow, each: Cost, counted: Sequence[int]) -> DistributedRow:
+    return dataclasses.replace(
+        row,
+        forward_bytes=counted[0],
+        forward_bytes_formula=each.bytes_forward,
+        backward_bytes=counted[1],
+        backward_bytes_formula=each.bytes_backward,
+        messages=counted[2],
+        messages_formula=each.messages,
+        peak_bytes_formula=each.memory,
+    )
+
+
+def _with_errors(row: DistributedRow, errors: Errors) -> DistributedRow:
+    row = dataclasses.replace(row, max_error=errors.ours, allowed_error=errors.allowed)
+    if errors.ok:
+        return row
+    note = f"wrong result: error {errors.ours:.2e}, allowed {errors.allowed:.2e}"
+    return dataclasses.replace(row, status="failed", note=note)
+
+
+def _with_times(row: DistributedRow, samples: Tensor) -> tuple[DistributedRow, list[float]]:
+    both = samples[:, :2].sum(-1).tolist()
+    mine = summarize(both)
+    forward, backward, waited = (summarize(column).median for column in samples.T.tolist())
+    timed = dataclasses.replace(
+        row,
+        rounds=mine.count,
+        median_ms=mine.median,
+        min_ms=mine.minimum,
+        iqr_ms=mine.iqr,
+        forward_ms=forward,
+        backward_ms=backward,
+        waited_ms=waited,
+    )
+    return timed, both
+
+
+def _memory(step: _Step, rank: Rank) -> tuple[int, int | None]:
+    """The allocator's peak and the growth of the process, of the rank that has most."""
+    dist.barrier()
+    peak = 0 if step.idle else memory.peak_of(step.results, rank.device)
+    dist.barrier()
+    growth = memory.rss_growth_of(step.results) if rank.device == "cpu" and not step.idle else None
+    most = rank.gathered(torch.tensor([float(peak), -1.0 if growth is None else float(growth)])).amax(0)
+    return int(most[0]), None if most[1] < 0 else int(most[1])
+
+
+def _of_one(case: DistributedCase, one: _Step, samples: Tensor, rank: Rank) -> Result:
+    row, both = _with_times(_row(case, rank, ONE, status="ok"), samples)
+    peak, growth = _memory(one, rank)
+    return Result(dataclasses.replace(row, peak_bytes=peak, rss_growth_bytes=growth), {ONE: tuple(both)})
+
+
+def _of_way(row: DistributedRow, step: _Step, samples: Tensor, of_one: Tensor | None, rank: Rank) -> Result:
+    row, both = _with_times(row, samples)
+    if of_one is not None:
+        row = dataclasses.replace(row, speedup=median_of_ratios(of_one[:, :2].sum(-1).tolist(), both))
+    peak, growth = _memory(step, rank)
+    return Result(dataclasses.replace(row, peak_bytes=peak, rss_growth_bytes=growth), {row.way: tuple(both)})
+
+
+def header(rank: Rank) -> dict[str, object]:
+    """Returns the block above the rows: environment, method."""
+    return {
+        "environment": {
+            **environment(),
+            "device": described(rank.device),
+            "ranks": rank.world,
+            "backend": str(dist.get_backend()),
+            "torch_threads": torch.get_num_threads(),
+        },
+        "method": METHOD,
+    }
