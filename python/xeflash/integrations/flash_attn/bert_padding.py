@@ -1,0 +1,42 @@
+"""``flash_attn.bert_padding``: rows with padding as packed tokens, and back. torch's own operations, with gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input"]
+
+
+def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
+    """The rows of `input` (rows, ...) that `indices` names."""
+    return input[indices]
+
+
+def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
+    """So many rows, of which those that `indices` names are `values`; the others are 0."""
+    rows = values.new_zeros((first_axis_dim, *values.shape[1:]))
+    return rows.index_copy(0, indices, values)
+
+
+def unpad_input(
+    hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
+    """(tokens, their places in (B S), cu_seqlens, the longest row, tokens of each row) of hidden_states (B, S, ...).
+
+    Args:
+        attention_mask: (B, S), 1 where there is a token.
+        unused_mask: (B, S), 1 where there is a token, too, which no row counts as used: the last result leaves it out.
+    """
+    kept = attention_mask if unused_mask is None else attention_mask + unused_mask
+    used = attention_mask.sum(dim=-1, dtype=torch.int32)
+    lengths = kept.sum(dim=-1, dtype=torch.int32)
+    indices = kept.flatten().nonzero().flatten()
+    starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    tokens = index_first_axis(hidden_states.flatten(0, 1), indices)
+    return tokens, indices, starts, int(lengths.max()), used
+
+
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
+    """Tokens (tokens, ...) in rows (B, S, ...) again, with 0 where there is none."""
+    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
