@@ -402,8 +402,9 @@ def test_varlen_attn_under_compile():
 def test_varlen_attn_falls_through(what):
     q, k, v = packed()
     more = {}
-    if what == "grad":
+    if what == "grad":  # of a call that goes to torch for another reason
         q.requires_grad_()
+        more["num_splits"] = 1
     elif what == "splits":
         more["num_splits"] = 1
     else:
@@ -416,3 +417,29 @@ def test_examples_run():
     import doctest
 
     assert doctest.testmod(importlib.import_module("xeflash.integrations.torch_sdpa")).failed == 0
+
+
+def test_registry_of_torch():
+    if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
+        pytest.skip("this torch has no registry of flash attention")
+    q, k, v = inputs()
+
+    def goes_to_xeflash():
+        before = torch_sdpa.calls().xeflash
+        sdpa(q, k, v)
+        return torch_sdpa.calls().xeflash > before
+
+    assert "xeflash" in torch.nn.attention.list_flash_attention_impls() and not goes_to_xeflash()
+    for _ in range(2):
+        torch.nn.attention.activate_flash_attention_impl("xeflash")
+        assert torch.nn.attention.current_flash_attention_impl() == "xeflash" and goes_to_xeflash()
+    torch.nn.attention.restore_flash_attention_impl()
+    assert not goes_to_xeflash()
+    torch_sdpa.enable()
+    try:
+        torch.nn.attention.activate_flash_attention_impl("xeflash")
+        torch.nn.attention.restore_flash_attention_impl()
+        assert goes_to_xeflash()  # as before
+    finally:
+        torch_sdpa.disable()
+    assert not goes_to_xeflash()

@@ -265,7 +265,7 @@ def test_dropout_is_that_of_attention():
     assert not torch.equal(out, attention_function(torch.nn.Module(), q, k, v, None)[0])
 
 
-@pytest.mark.parametrize("name", ["output_attentions", "cu_seq_lens_q", "indices", "cache"])
+@pytest.mark.parametrize("name", ["output_attentions", "block_table", "indices", "cache"])
 def test_what_would_change_the_result_is_refused(name):
     value = True if name == "output_attentions" else torch.zeros(2)
     with pytest.raises(NotImplementedError, match=f"xe_attention: {name} must be None, got {type(value).__name__}"):

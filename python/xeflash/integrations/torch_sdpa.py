@@ -9,15 +9,20 @@ those that torch.compile traces while it is on (what was compiled before stays w
 it was used: while it is off a call goes on to torch's own, which takes some 2 us more than before, and
 ``ExportedProgram.run_decompositions`` leaves scaled_dot_product_attention whole.
 
+DTensors that torch's context parallel makes go to ``xeflash.distributed``, see _torch_context_parallel.py.
+
 ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` in eval mode have a fast path in torch that calls no such
 function. While any thread sends its calls here it is off, as by ``torch.backends.mha.set_fastpath_enabled(False)``, for
 all threads; afterwards it is what it was.
 
+torch's registry knows it, too, once this module was imported: ``torch.nn.attention.activate_flash_attention_impl(
+"xeflash")`` is enable(), and ``restore_flash_attention_impl()`` undoes it.
+
 What xeflash does not have goes on to torch's own function, with all it does: dropout (its random numbers are torch's),
-fp64 and complex numbers, nested tensors and other subclasses, arguments that torch broadcasts or refuses, function
-transforms, and in torch.nn.attention.varlen inputs that require grad. Gradients are xeflash's where the forward pass
-was; they cannot be differentiated again. ``calls`` counts which way they went. The backends that
-``torch.nn.attention.sdpa_kernel`` allows are torch's choice among its own and say nothing here.
+fp64 and complex numbers, nested tensors and other subclasses, arguments that torch broadcasts or refuses, and function
+transforms. Gradients are xeflash's where the forward pass was; they cannot be differentiated again. Those of
+torch.nn.attention.varlen go through the LSE, too, which torch's leave out. ``calls`` counts which way calls went. The
+backends that ``torch.nn.attention.sdpa_kernel`` allows are torch's choice among its own and say nothing here.
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ from torch.autograd import forward_ad
 
 from xeflash import _core, attention, torch_ops
 from xeflash.call.schema import THD
+from xeflash.integrations import _torch_context_parallel
 from xeflash.torch_ops.library import requires_grad
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,6 +57,7 @@ _libraries: list[Any] = []
 _everywhere = False
 _holders = 0  # of torch's fast path: enable() and open contexts
 _fast_path = True  # what it was before
+_record_by_torch: dict[str, Any] = {}  # torch's own kernels above autograd, of varlen
 _here: ContextVar[bool] = ContextVar("xeflash_torch_sdpa", default=False)
 
 
@@ -120,6 +127,23 @@ def use_xeflash() -> Iterator[None]:
         _here.reset(token)
 
 
+class _Activation:
+    """What torch's registry holds while it has us activated."""
+
+    def __init__(self) -> None:
+        self._before = _everywhere
+        enable()
+
+    def remove(self) -> None:
+        """Undoes it; calls stay here if they came here before."""
+        if not self._before:
+            disable()
+
+
+with contextlib.suppress(AttributeError):  # torch before 2.11
+    torch.nn.attention.register_flash_attention_impl("xeflash", register_fn=_Activation)
+
+
 def _hold_fast_path() -> None:
     global _holders, _fast_path
     if not _holders:
@@ -158,6 +182,9 @@ def _register() -> None:
                 packed.impl("_varlen_attn", _varlen, key)
                 if hasattr(torch.ops.torch_attn, "_varlen_attn_out"):
                     packed.impl("_varlen_attn_out", _varlen_out, key)
+                # torch's own gradients are found before ours take their place
+                _record_by_torch[key] = torch.library.get_kernel("torch_attn::_varlen_attn", f"Autograd{key}")
+                packed.impl("_varlen_attn", _varlen_recorded, f"Autograd{key}", with_keyset=True)
             _libraries.append(packed)
 
 
@@ -204,6 +231,13 @@ def _sdpa(
         and _shapes_fit(query, key, value, enable_gqa)
         and (attn_mask is None or (not is_causal and _mask_fits(attn_mask, query, key)))
     )
+    if not ours and _on() and type(query).__name__ == "DTensor":
+        dealt = _torch_context_parallel.attend(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )  # fmt: skip
+        if dealt is not None:
+            _goes_to(True)
+            return dealt
     if not _goes_to(ours):
         return torch.ops.aten.scaled_dot_product_attention.default._op_dk(
             DispatchKey.CompositeImplicitAutograd, query, key, value, attn_mask, dropout_p, is_causal,
@@ -239,12 +273,25 @@ def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
 
 
 # ---- torch.nn.attention.varlen ------------------------------------------------------------------
-# Kernels below autograd: what may require grad goes to torch's own, whose backward needs it. It has none for CPUs.
+# Calls that are recorded for gradients are taken above autograd, all others below it. There, a tensor that requires
+# grad belongs to a call that torch records, whose backward needs its own forward.
+
+
+def _varlen_recorded(keys: Any, *arguments: Any) -> Any:
+    call = _PackedCall(*arguments)
+    tensors = arguments[:3]
+    if not requires_grad(*tensors):
+        if any(x.requires_grad for x in tensors):
+            tensors = tuple(x.detach() for x in tensors)
+    elif call.fits() and call.seqused_k is None and call.block_table is None:
+        return call.record()
+    return _record_by_torch[call.query.device.type.upper()].call_boxed(keys, *tensors, *arguments[3:])
 
 
 def _varlen(*arguments: Any) -> Any:
     call = _PackedCall(*arguments)
-    if not _goes_to(call.fits()):
+    recorded = not torch.is_inference_mode_enabled() and any(x.requires_grad for x in arguments[:3])
+    if not _goes_to(call.fits() and not recorded):
         return torch.ops.torch_attn._varlen_attn.default._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments)
     out = torch.empty_like(call.query)
     return out, call.attend(out), torch.zeros(2, dtype=torch.uint64, device=out.device)
@@ -252,7 +299,9 @@ def _varlen(*arguments: Any) -> Any:
 
 def _varlen_out(out: Tensor, *arguments: Any) -> Any:
     call = _PackedCall(*arguments)
-    fits = call.fits() and out.dtype is call.query.dtype and out.shape == call.query.shape
+    fits = (
+        call.fits() and not requires_grad(*call[:3]) and out.dtype is call.query.dtype and out.shape == call.query.shape
+    )
     if not _goes_to(fits and (out.stride(-1) == 1 or out.shape[-1] == 1)):
         return torch.ops.torch_attn._varlen_attn_out.default._op_dk(
             DispatchKey.CompositeExplicitAutograd, out, *arguments
@@ -284,7 +333,6 @@ class _PackedCall(NamedTuple):
         return (
             _on()
             and _plain(query, key, value)
-            and not (query.requires_grad or key.requires_grad or value.requires_grad)
             and (query.dim(), key.dim(), value.dim()) == (3, rank, rank)
             and query.shape[-1] == key.shape[-1] == value.shape[-1]
             and _fits(query.shape[-1], value.shape[-1], query.device.type)
@@ -294,16 +342,35 @@ class _PackedCall(NamedTuple):
             and (self.scale is None or math.isfinite(self.scale))
         )
 
-    def attend(self, out: Tensor) -> Tensor:
-        """The LSE; `out` is written."""
+    def _words(self) -> Any:
+        """What the extension calls the arguments."""
         left, right = self.window_size or (-1, -1)
         paged = {"k_cache": self.key, "v_cache": self.value, "block_table": self.block_table}
         keys: Any = {"k": self.key, "v": self.value} if self.block_table is None else paged
-        _, lse = _core.forward(
-            function="varlen_attn", layout=THD, q=self.query, out=out, cu_seqlens_q=self.cu_seq_q,
-            cu_seqlens_k=self.cu_seq_k, max_seqlen_q=self.max_q, max_seqlen_k=self.max_k, seqused_k=self.seqused_k,
-            softmax_scale=self.scale, causal=self.is_causal, window_left=left, window_right=right, return_lse=True,
-            **keys,
-        )  # fmt: skip
-        result: Tensor = lse
-        return result
+        return keys | {
+            "function": "varlen_attn",
+            "layout": THD,
+            "q": self.query,
+            "cu_seqlens_q": self.cu_seq_q,
+            "cu_seqlens_k": self.cu_seq_k,
+            "max_seqlen_q": self.max_q,
+            "max_seqlen_k": self.max_k,
+            "seqused_k": self.seqused_k,
+            "softmax_scale": self.scale,
+            "causal": self.is_causal,
+            "window_left": left,
+            "window_right": right,
+            "return_lse": True,
+        }
+
+    def attend(self, out: Tensor) -> Tensor:
+        """The LSE; `out` is written."""
+        lse: Tensor = _core.forward(**self._words(), out=out)[1]
+        return lse
+
+    def record(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The operator's results, of which out and LSE have gradients."""
+        _goes_to(True)
+        with torch.autocast(self.query.device.type, enabled=False):  # torch casts nothing here
+            out, lse = torch_ops.forward(**self._words())
+        return out, lse, torch.zeros(2, dtype=torch.uint64, device=out.device)

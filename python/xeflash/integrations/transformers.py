@@ -5,10 +5,14 @@ A mask function and an attention function are registered under one name. What th
   None        nothing is hidden but by causality
   2-D, bool   the same for the first `columns` keys, the last query being at the last of them; False is padding. What
               the mask hides by a window is kept beside it, for layers that do not tell theirs.
+  2-D, int32  the numbers of the documents that share a row, of which none sees another
   4-D         all that is hidden, or an additive bias
 
-So no causal mask is materialised, with or without window, padding or a cache. What is not recognised, such as an image
-whose tokens see each other, is hidden by the mask that Transformers makes for PyTorch's attention.
+So no causal mask is materialised, with or without window, padding, documents or a cache. What is not recognised, such
+as an image whose tokens see each other, is hidden by the mask that Transformers makes for PyTorch's attention.
+
+Documents that share a row are also found by ``position_ids`` that begin again, where a mask hides nothing but padding
+and there are no keys from a cache, and by ``cu_seq_lens_q`` and its like. See _documents.py.
 """
 
 from __future__ import annotations
@@ -22,13 +26,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 from transformers.utils.import_utils import is_tracing
 
 from xeflash import attention
+from xeflash.integrations import _documents
+from xeflash.integrations._documents import NAME, Documents
 from xeflash.integrations.xe_cache.cache import XeCache
 from xeflash.integrations.xe_cache.layer import CachedStates, as_tensor
 from xeflash.torch_ops.library import requires_grad
 
 __all__ = ["NAME", "XeCache", "attention_function", "mask_function", "register"]
-
-NAME = "xe_attention"  # for every name with "flash" in it, Transformers looks for a package of its own
 
 
 def register() -> str:
@@ -43,6 +47,30 @@ _BIDIRECTIONAL = masking_utils.bidirectional_mask_function.__code__
 _WINDOW = masking_utils.sliding_window_overlay(1).__code__
 _WINDOW_BOTH_WAYS = masking_utils.sliding_window_bidirectional_overlay(1).__code__
 _AND = masking_utils.and_masks().__code__
+_DOCUMENTS = masking_utils.packed_sequence_mask_function(torch.empty(0)).__code__
+_BY_POSITION = [  # older releases have none
+    remap(masking_utils.causal_mask_function, torch.empty(0)).__code__
+    for remap in (getattr(masking_utils, "remap_positions_for_packed_sequence", None),)
+    if remap is not None
+]
+
+
+def _held(function: Any) -> dict[str, Any]:
+    """What a function made by another one holds of that."""
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    return dict(zip(function.__code__.co_freevars, cells, strict=True))
+
+
+def _without_documents(function: Any) -> tuple[Any, torch.Tensor | None]:
+    """(what hides within documents, the numbers (B, S) of the documents) of a mask function; None if it has none."""
+    if torch.compiler.is_compiling() or function.__code__ is not _AND:
+        return function, None
+    within, *others = _held(function)["mask_functions"]
+    if len(others) != 1 or others[0].__code__ is not _DOCUMENTS:
+        return function, None
+    if within.__code__ in _BY_POSITION:  # positions in a document are as far from each other as those in its row
+        within = _held(within)["mask_function"]
+    return within, _held(others[0])["packed_sequence_mask"]
 
 
 def _kind(function: Any) -> tuple[str, tuple[int, int] | None]:
@@ -80,16 +108,20 @@ class _Facts(NamedTuple):
 
     padding: bool  # whether it hides a key
     window: tuple[int, int] | None  # what else is hidden; None if somebody else made the mask
+    documents: Documents | None = None
 
 
 _facts: Any = WeakIdKeyDictionary()  # of masks that mask_function made: looking into one waits for its device
 
 
 def _facts_of(mask: torch.Tensor) -> _Facts:
+    numbers = mask.dtype is torch.int32
     if is_tracing(mask):
-        return _Facts(True, None)
+        return _Facts(not numbers, None)
     facts: _Facts | None = _facts.get(mask)
-    return _Facts(not bool(mask.all()), None) if facts is None else facts
+    if facts is not None:
+        return facts
+    return _Facts(False, None, _documents.numbered(mask)) if numbers else _Facts(not bool(mask.all()), None)
 
 
 def mask_function(
@@ -105,6 +137,13 @@ def mask_function(
     **kwargs: Any,
 ) -> torch.Tensor | None:
     """The mask of a forward pass; the arguments are those that Transformers gives to every mask function."""
+    within, numbers = _without_documents(mask_function)
+    if numbers is not None and attention_mask is None and not is_tracing(numbers):
+        kind, window = _kind(within)
+        if kind and numbers.shape == (batch_size, kv_length) and q_length == kv_length:
+            numbers = numbers.int()
+            _facts[numbers] = _Facts(False, window or (-1, -1), _documents.numbered(numbers))
+            return numbers
     kind, window = _kind(mask_function)
     causal = kind == "causal"
     keys = _keys_seen(q_length, kv_offset, q_offset) if causal else kv_length
@@ -131,8 +170,8 @@ def mask_function(
 
 _UNSAID: Any = object()
 # Arguments of other attention functions that would change the result.
-_REFUSED = {"block_indices", "cache", "cu_seq_lens_k", "cu_seq_lens_q", "head_mask", "indices", "output_attentions"}
-_REFUSED |= {"sinks"}
+_REFUSED = {"block_indices", "block_table", "cache", "head_mask", "indices", "k_cache", "output_attentions", "sinks"}
+_REFUSED |= {"v_cache"}
 
 
 def _window(module: Any, said: Any, causal: bool, keys: int, mask: torch.Tensor | None) -> tuple[int, int]:
@@ -152,11 +191,15 @@ def _window(module: Any, said: Any, causal: bool, keys: int, mask: torch.Tensor 
     return window or (-1, -1)
 
 
-def _with_bias(bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """An additive mask that hides, too."""
+def _both(mask: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """A mask that hides what either of two hides; one of them may be additive."""
     if mask is None:
-        return bias
-    return bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
+        return other
+    if mask.dtype == torch.bool == other.dtype:
+        return mask & other
+    if other.dtype == torch.bool:
+        mask, other = other, mask
+    return other.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else other + mask
 
 
 def attention_function(
@@ -172,6 +215,7 @@ def attention_function(
     is_causal: bool | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """(attention of query (B, H, Sq, D) on key and value (B, Hk, Sk, D) as (B, Sq, H, D), None).
@@ -181,39 +225,54 @@ def attention_function(
     for name in _REFUSED.intersection(kwargs):
         if kwargs[name] is not None and kwargs[name] is not False:
             raise NotImplementedError(f"{NAME}: {name} must be None, got {type(kwargs[name]).__name__}")
+    batch, _, rows, _ = query.shape
     keys = key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    documents = _documents.said(kwargs)
     padding = mask = None
     if attention_mask is None or attention_mask.dim() == 2:
+        facts = _Facts(False, None)
         if attention_mask is not None:
             keys = attention_mask.shape[1]
-            padding = attention_mask if _facts_of(attention_mask).padding else None
+            facts = _facts_of(attention_mask)
+            padding = attention_mask if facts.padding else None
         window = _window(module, sliding_window, causal, keys, attention_mask)
+        if documents is None and keys == rows:
+            if is_tracing(query):
+                numbers = attention_mask if padding is None else None
+                mask = _documents.mask_of(numbers, position_ids, batch, rows)
+            elif (documents := facts.documents or _documents.packed(position_ids, padding, batch, rows)) is not None:
+                padding = None  # the rows of padding are documents, too
     else:
         mask, causal, window = attention_mask, False, (-1, -1)
+    options = {"softmax_scale": scaling, "causal": causal, "softcap": softcap or 0.0, "s_aux": s_aux}
     if (
         isinstance(key, CachedStates)
         and mask is None
+        and documents is None
         and position_bias is None
         and not dropout
         and keys == key.shape[2]
     ):
-        cached = key.attend(
-            query, value, padding=padding, window=window, causal=causal, softmax_scale=scaling, softcap=softcap or 0.0,
-            s_aux=s_aux,
-        )  # fmt: skip
+        cached = key.attend(query, value, padding=padding, window=window, **options)
         if cached is not None:
             return cached, None
     key, value = as_tensor(key), as_tensor(value)
     if keys < key.shape[2]:
         key, value = key[:, :, :keys], value[:, :, :keys]
+    if documents is not None:
+        if padding is None and mask is None and position_bias is None:
+            out = documents.attend(query, key, value, dropout_p=dropout, window_size=window, **options)
+            return out, None
+        visible = documents.visible(batch, rows, keys, query.device, aligned=causal or window != (-1, -1))
+        mask = _both(mask, visible)
     if padding is not None:
-        mask = padding[:, None, None, :]
+        mask = _both(mask, padding[:, None, None, :])
     if position_bias is not None:
-        mask = _with_bias(position_bias[..., :keys], mask)
+        mask = _both(mask, position_bias[..., :keys])
     out = None
     if not requires_grad(query, key, value, mask, s_aux):  # else this would be copied, and its gradient, too
-        out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3])).transpose(1, 2)
+        out = query.new_empty((batch, rows, query.shape[1], value.shape[3])).transpose(1, 2)
     out = attention(
         query, key, value, mask, dropout, causal, scaling, enable_gqa=True, bottom_right=True, window_size=window,
         softcap=softcap or 0.0, sinks=s_aux, out=out,

@@ -1,7 +1,7 @@
 """vLLM's attention backend: new keys and values go to the slots of a paged cache, then packed tokens attend its pages.
 
-Prefill, chunked prefill and decode are one call of variable length. See vllm.py for how it is chosen, and what was
-tested.
+Prefill, chunked prefill and decode are one call of variable length. With decode context parallel they are two, of which
+the first attends keys that the ranks have dealt among them. See vllm.py for how it is chosen, and what was tested.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_dcp_group
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -19,11 +20,14 @@ from vllm.v1.attention.backend import (
     AttentionType,
     MultipleOf,
 )
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from xeflash import merge_states
 from xeflash.api.route import engine
 from xeflash.call.schema import THD
 from xeflash.integrations._pages import write_slots
-from xeflash.integrations.vllm import places
+from xeflash.integrations._vllm_context import local_lengths, longest_local, merge_over_ranks
+from xeflash.integrations.vllm import NAME
 
 _EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _CACHE_DTYPES = ["auto", "float16", "bfloat16", *_EIGHT_BITS]  # the first three: the dtype of the model
@@ -40,8 +44,8 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_name() -> str:
-        """The name of the place it takes, by which vLLM looks it up again."""
-        return places()[-1]
+        """A name by which vLLM's registry has it."""
+        return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type[XeflashImpl]:
@@ -54,8 +58,8 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
         return XeflashMetadataBuilder
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[Any]:
-        """Sizes of a page."""
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        """Sizes of a page; vLLM before 0.31 gives no argument."""
         return [MultipleOf(16)]
 
     @staticmethod
@@ -66,15 +70,15 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """Keys, then values, of (pages, page, Hk, D)."""
+        """(pages, Hk, page, 2 D), a value beside its key: vLLM from 0.29 on makes all caches so, unasked."""
         if block_size % 16:
             raise ValueError(f"xeflash: block_size must be a multiple of 16, got {block_size}")
-        return 2, num_blocks, block_size, num_kv_heads, head_size
+        return num_blocks, num_kv_heads, block_size, 2 * head_size
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
         """In memory as the shape says, the layers of a block beside each other if they are one tensor."""
-        return (2, 0, 1, 3, 4, 5) if include_num_layers_dimension else (0, 1, 2, 3, 4)
+        return (1, 0, 2, 3, 4) if include_num_layers_dimension else (0, 1, 2, 3)
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
@@ -94,6 +98,11 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
     @classmethod
     def supports_sink(cls) -> bool:
         """Logits that join the softmax."""
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Of any size."""
         return True
 
     @classmethod
@@ -119,12 +128,18 @@ class XeflashMetadata:
     block_table: Tensor
     slot_mapping: Tensor
     causal: bool = True
+    context_lens: Tensor | None = None  # with decode context parallel: the keys before the step that lie on this rank
+    max_context_len: int = 0
 
 
 class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     """Takes over what a step's common metadata say."""
 
     supports_update_block_table: bool = True
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        """For a group of layers whose caches are alike."""
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -134,6 +149,17 @@ class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> XeflashMetadata:
         """A common prefix is attended like the rest: cascades are not used."""
         common = common_attn_metadata
+        if isinstance(common.causal, Tensor):
+            raise NotImplementedError("xeflash: causal must be the same for all sequences of a step, got a tensor")
+        context: dict[str, Any] = {}
+        parallel = self.vllm_config.parallel_config
+        if parallel.decode_context_parallel_size > 1:  # a draft of one rank may lie in a process of such a group
+            group, interleave = get_dcp_group(), parallel.cp_kv_cache_interleave_size
+            world, rank = group.world_size, group.rank_in_group
+            starts = common.query_start_loc
+            before = common.seq_lens - (starts[1:] - starts[:-1])
+            context["context_lens"] = local_lengths(before, world, rank, interleave)
+            context["max_context_len"] = longest_local(common.max_seq_len, world, interleave)
         return XeflashMetadata(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
@@ -143,6 +169,7 @@ class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=common.causal,
+            **context,
         )
 
     def update_block_table(self, metadata: XeflashMetadata, blk_table: Tensor, slot_mapping: Tensor) -> XeflashMetadata:
@@ -156,6 +183,9 @@ class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
 class XeflashImpl(AttentionImpl):  # type: ignore[misc]
     """The attention of a layer."""
+
+    can_return_lse_for_decode: bool = True  # vLLM asks for both before it deals the keys of a cache to ranks
+    supports_dcp: bool = True
 
     def __init__(
         self,
@@ -183,6 +213,8 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         side = -1 if sliding_window is None else sliding_window - 1
         both = attn_type in _ENCODERS or sliding_window is None
         self.sliding_window = (side, side if both else 0)
+        if attn_type not in _ENCODERS and self.dcp_world_size > 1:
+            self._refuse_dealt_keys()
 
     def do_kv_cache_update(
         self,
@@ -228,6 +260,9 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
                 cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest, **self._features(causal=False),
             )  # fmt: skip
             return output
+        if m.context_lens is not None:
+            out.copy_(self._attend_with_dealt_keys(layer, query, key[:tokens], value[:tokens], kv_cache, m))
+            return output
         key_cache, value_cache = self._caches(kv_cache)
         engine("xeflash", query, key_cache, value_cache, {"output": out}).forward(
             function="xeflash", layout=THD, q=query, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table,
@@ -236,10 +271,47 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         )  # fmt: skip
         return output
 
+    def _attend_with_dealt_keys(
+        self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, m: XeflashMetadata
+    ) -> Tensor:
+        """The same where the keys before the step lie on several ranks, and all of them have those of the step."""
+        group = get_dcp_group()
+        everyone = group.all_gather(query.contiguous(), dim=1)  # the heads of all ranks
+        key_cache, value_cache = self._caches(kv_cache)
+        said = {"function": "xeflash", "layout": THD, "cu_seqlens_q": m.query_start_loc, "return_lse": True}
+        said |= {"max_seqlen_q": m.max_query_len, "softmax_scale": self.scale, "softcap": self.logits_soft_cap}
+        part = engine("xeflash", everyone, key_cache, value_cache, {}).forward(
+            **said, q=everyone, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table,
+            seqused_k=m.context_lens, max_seqlen_k=m.max_context_len, **self._scales(layer),
+        )  # fmt: skip
+        context = merge_over_ranks(*part, group)
+        new = engine("xeflash", query, key, value, {}).forward(
+            **said, q=query, k=key, v=value, cu_seqlens_k=m.query_start_loc, max_seqlen_k=m.max_query_len,
+            causal=m.causal, s_aux=self.sinks,
+        )  # fmt: skip
+        merged: Tensor = merge_states(context, new)[0]
+        return merged
+
+    def _refuse_dealt_keys(self) -> None:
+        """What depends on the positions of keys, or on keys that are only in the cache."""
+        for name, given, allowed in (
+            ("sliding_window", self.sliding_window, (-1, -1)),
+            ("alibi_slopes", self.alibi_slopes, None),
+            ("kv_sharing_target_layer_name", self.kv_sharing_target_layer_name, None),
+            ("attn_type", getattr(self.attn_type, "value", self.attn_type), AttentionType.DECODER.value),
+            ("num_kv_heads", self.num_kv_heads, 1),
+        ):
+            if given is not allowed and given != allowed:
+                what = "a tensor" if isinstance(given, Tensor) else repr(given)
+                raise NotImplementedError(
+                    f"xeflash: {name} must be {allowed!r} with decode context parallel, got {what}"
+                )
+
     def _caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Of keys and of values; vLLM has 8-bit floats as bytes."""
+        """(pages, page, Hk, D) of keys and of values; vLLM has 8-bit floats as bytes."""
         dtype = _EIGHT_BITS.get(self.kv_cache_dtype)
-        key_cache, value_cache = (kv_cache if dtype is None else kv_cache.view(dtype)).unbind(0)
+        pages = (kv_cache if dtype is None else kv_cache.view(dtype)).transpose(1, 2)
+        key_cache, value_cache = pages.split(self.head_size, dim=-1)
         return key_cache, value_cache
 
     def _scales(self, layer: Any) -> dict[str, Any]:

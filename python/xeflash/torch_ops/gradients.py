@@ -186,13 +186,13 @@ def _reason_for_no_room(arch: str, dim: int, dim_v: int) -> str:
     return ""
 
 
-def _check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
+def check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
     """Refuses in the forward call what the backward pass would refuse; 16 bits always find room."""
     if q.dtype is torch.float32 and (reason := _reason_for_no_room(arch, q.shape[-1], v.shape[-1])):
         raise NotImplementedError(f"{function}: gradients must not be wanted of these head dims here, as {reason}")
 
 
-def _refuse_captures(function: str, score_mod: str, elements: int) -> None:
+def refuse_captures(function: str, score_mod: str, elements: int) -> None:
     """What the kernel of their gradients does not have."""
     if elements > _core.MOST_LEARNED:
         raise NotImplementedError(
@@ -224,10 +224,10 @@ class Gradients:
         wants_gradients(given["function"], named, () if paged else (*self._learned, "captures"))
         refuse_transforms(given["function"])
         if learned := [x for x in captured if x.requires_grad]:
-            _refuse_captures(given["function"], given["score_mod"], sum(x.numel() for x in learned))
+            refuse_captures(given["function"], given["score_mod"], sum(x.numel() for x in learned))
         q, _, v = (given[name] for name in self._learned[:3])
         if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
-            _check_room(given["function"], _core.arch_of(q, given["function"], self._learned[0]), q, v)
+            check_room(given["function"], _core.arch_of(q, given["function"], self._learned[0]), q, v)
         tensors = self._expand({name: x for name, x in given.items() if isinstance(x, Tensor)})
         left_out = {*tensors, "capture_arrays", "return_lse", "keep_rest"}
         options = {name: x for name, x in given.items() if name not in left_out}

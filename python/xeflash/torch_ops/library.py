@@ -69,6 +69,7 @@ def requires_grad(*tensors: Tensor | None) -> bool:
 
 
 _NUMBERS = (bool, int, float, str)
+_WITHOUT_WRAPPER = (*_NUMBERS, Tensor, torch.nn.Parameter)
 
 
 def _each(arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -145,7 +146,7 @@ def register(
             given = bound(arguments, more)
             wants_gradients(given["function"], given)
         three = _three(arguments)
-        if is_seen(*three) or three[0].is_meta:
+        if is_seen(*three) or three[0].is_meta or _has_subclass(arguments, more):
             with torch._C._AutoDispatchBelowAutograd():
                 return operator(*arguments, **more)
         return kernel(*arguments, **more)
@@ -187,6 +188,15 @@ def _requires_grad(arguments: tuple[Any, ...], more: dict[str, Any]) -> bool:
                 if any(isinstance(y, Tensor) and y.requires_grad for y in x):
                     return True
             elif x is not None and type(x) not in _NUMBERS and isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
+
+
+def _has_subclass(arguments: tuple[Any, ...], more: dict[str, Any]) -> bool:
+    """Whether one of the tensors may be a wrapper without memory of its own, which torch has to unwrap."""
+    for values in (arguments, more.values()):
+        for x in values:
+            if x is not None and type(x) not in _WITHOUT_WRAPPER and isinstance(x, Tensor):
                 return True
     return False
 
