@@ -222,6 +222,12 @@ c10::IValue cpu_generator_for(const c10::IValue& given) {
 }
 
 void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::string& name = op.operator_name().name;
+  // A process group would send a copy, and what it receives would go to another one.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      name.rfind("c10d::", 0) != 0, name,
+      ": this process group cannot move tensors of simulated GPUs; one whose backend is "
+      "registered for xpu can (tests/distributed/staged.py)");
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].name() != "generator") continue;

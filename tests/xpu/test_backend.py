@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch_xpu
 import xeflash
 from xeflash import sim
@@ -86,6 +87,20 @@ def test_the_state_of_a_generator_is_seed_and_offset():
     torch.rand(3, device="xpu")
     state = torch.xpu.get_rng_state()
     assert state.view(torch.int64).tolist() == [5, 4]
+
+
+def test_gloo_is_refused():
+    """It moves host memory: what it was given, and gave, were copies."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    x = torch.ones(3, device="xpu")
+    calls = [lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0), lambda: dist.all_to_all_single(x, x.clone())]
+    try:
+        for call in calls:
+            with pytest.raises(NotImplementedError, match="c10d::.*cannot move tensors of simulated GPUs"):
+                call()
+        dist.all_reduce(torch.ones(3))  # of the host
+    finally:
+        dist.destroy_process_group()
 
 
 PROGRAM = """
