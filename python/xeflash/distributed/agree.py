@@ -35,8 +35,8 @@ _checks = True
 def check_calls(on: bool) -> bool:
     """Says whether the calls that follow compare shapes, types, features and order over all ranks, as they do at first.
 
-    It costs an all-gather of 48 bytes per pass, about 0.2 ms. It must be the same on all ranks: a rank that compares
-    waits for those that do not. Without it, a mismatch may end the process, or give wrong numbers,
+    It costs an all-gather of 48 bytes per pass, a millisecond on two busy cores. It must be the same on all ranks: a
+    rank that compares waits for those that do not. Without it, a mismatch may end the process, or give wrong numbers,
     and how="auto" does not know what memory there is.
 
     Returns:
