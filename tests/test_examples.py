@@ -1,12 +1,12 @@
 """The programs in python/examples run; each compares its result with another way to it."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cover import few
+from over_ranks import run_program
 
 EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "python/examples").glob("*.py"))
 
@@ -20,7 +20,7 @@ def test_example_runs(example):
     if "torchrun" in example.read_text():
         words[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         environment |= {"OMP_NUM_THREADS": "1", "DPCPP_CPU_NUM_CUS": "1"}  # of each rank
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment)
+    done = run_program(words, timeout=300, env=environment)
     assert done.returncode == 0 and done.stdout, done.stderr
 
 

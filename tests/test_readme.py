@@ -4,13 +4,13 @@ import doctest
 import importlib
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import support_matrix
 import xeflash
+from over_ranks import run_program
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
@@ -56,7 +56,7 @@ def test_example_runs(example, over_ranks, tmp_path):
         (tmp_path / "example.py").write_text(example)
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "example.py")]
         environment |= {"OMP_NUM_THREADS": "1", "DPCPP_CPU_NUM_CUS": "1"}  # of each rank
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=environment)
+    done = run_program([sys.executable, *words], timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
 
 
