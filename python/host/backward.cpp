@@ -307,7 +307,7 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
   };
   const auto add = [&](Desc desc, int64_t rows, int64_t heads, int64_t keys = 0) {
     desc.access = access;
-    const Kernels& kernels = find_kernels(desc, place);
+    const Kernels& kernels = find_kernels_or(stand_in_for, desc, place);
     const int64_t key_blocks = keys ? (keys - 1) / kernels.block_k + 1 : 1;
     steps.push_back({&kernels, groups_for(desc, kernels, rows, heads * key_blocks)});
   };

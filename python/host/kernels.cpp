@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <cmath>
 #include <mutex>
 #include <stdexcept>
@@ -149,14 +150,23 @@ void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
 
 void set_kernel_provider(py::object object) { provider() = std::move(object); }
 
+// What a description has: kernels, or the reason why there are none.
+struct Found {
+  const Kernels* kernels;
+  std::string reason;
+};
+
+// The error of a machine that has nothing to compile kernels with.
+py::object no_compiler() { return py::module_::import("xeflash.jit.headers").attr("NoCompiler"); }
+
 template <class AnyDesc>
-const Kernels& find_any(const AnyDesc& desc, const Place& place) {
-  static auto& table = *new std::unordered_map<Key<AnyDesc>, const Kernels*, Hash>;
+const Found& find_any(const AnyDesc& desc, const Place& place) {
+  static auto& table = *new std::unordered_map<Key<AnyDesc>, Found, Hash>;
   static std::mutex mutex;
   const Key<AnyDesc> key{&place.device, desc};
   {
     std::lock_guard<std::mutex> lock(mutex);
-    if (const auto it = table.find(key); it != table.end()) return *it->second;
+    if (const auto it = table.find(key); it != table.end()) return it->second;
   }
   const DeviceFacts& facts = place.device.facts;
   if (facts.arch.empty()) throw NotImplemented(facts.no_kernels);
@@ -164,6 +174,7 @@ const Kernels& find_any(const AnyDesc& desc, const Place& place) {
     throw std::runtime_error(
         "xeflash._core: no kernel provider; import xeflash, not its extension");
   auto* kernels = new Kernels;
+  std::string reason;
   auto load = [&](bool again) {
     const py::dict description = describe_to_python(desc, facts);
     const py::object provided =
@@ -182,17 +193,44 @@ const Kernels& find_any(const AnyDesc& desc, const Place& place) {
     load(false);
   } catch (const RefusedBinary&) {
     load(true);
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(no_compiler())) throw;
+    reason = py::str(error.value()).cast<std::string>();
   }
   std::lock_guard<std::mutex> lock(mutex);
-  return *table.emplace(key, kernels).first->second;
+  return table.emplace(key, Found{reason.empty() ? kernels : nullptr, reason}).first->second;
 }
 
-const Kernels& find_kernels(const Desc& desc, const Place& place) { return find_any(desc, place); }
+template <class AnyDesc>
+const Kernels& find_or_throw(const AnyDesc& desc, const Place& place) {
+  const Found& found = find_any(desc, place);
+  if (!found.kernels) {
+    py::set_error(no_compiler(), found.reason.c_str());
+    throw py::error_already_set();
+  }
+  return *found.kernels;
+}
+
+const Kernels& find_kernels(const Desc& desc, const Place& place) {
+  return find_or_throw(desc, place);
+}
 const Kernels& find_kernels(const ProductDesc& desc, const Place& place) {
-  return find_any(desc, place);
+  return find_or_throw(desc, place);
 }
 const Kernels& find_kernels(const SoftmaxDesc& desc, const Place& place) {
-  return find_any(desc, place);
+  return find_or_throw(desc, place);
+}
+
+const Kernels* kernels_if_there(const Desc& desc, const Place& place) {
+  return find_any(desc, place).kernels;
+}
+
+void say_that_another_serves(const Desc& desc, const Place& place) {
+  static std::atomic<bool> said = false;
+  if (said.exchange(true)) return;
+  std::string text = find_any(desc, place).reason;
+  text += ". Another kernel, of the package, serves this call, and may be slower; this is said once";
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) throw py::error_already_set();
 }
 
 void check_groups(uint64_t groups, Access access) {

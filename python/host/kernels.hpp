@@ -151,8 +151,26 @@ struct Kernels {
 void set_kernel_provider(pybind11::object provider);
 
 const Kernels& find_kernels(const Desc& desc, const Place& place);
+// The same; where they cannot be compiled, those of `stand_in(desc)`, which `desc` then is.
+template <class StandIn>
+const Kernels& find_kernels_or(StandIn stand_in, Desc& desc, const Place& place);
 const Kernels& find_kernels(const ProductDesc& desc, const Place& place);
 const Kernels& find_kernels(const SoftmaxDesc& desc, const Place& place);
+
+// Null: they are not there, and cannot be compiled.
+const Kernels* kernels_if_there(const Desc& desc, const Place& place);
+void say_that_another_serves(const Desc& desc, const Place& place);  // once
+
+template <class StandIn>
+const Kernels& find_kernels_or(StandIn stand_in, Desc& desc, const Place& place) {
+  if (const Kernels* kernels = kernels_if_there(desc, place)) return *kernels;
+  const Desc other = stand_in(desc);
+  const Kernels* kernels = other == desc ? nullptr : kernels_if_there(other, place);
+  if (!kernels) return find_kernels(desc, place);  // says what is missing
+  say_that_another_serves(desc, place);
+  desc = other;
+  return *kernels;
+}
 
 // Kernels on GPUs count their groups in 32 bits.
 void check_groups(uint64_t groups, Access access);

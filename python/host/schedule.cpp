@@ -48,6 +48,14 @@ uint8_t rows_for(const Desc& desc, const Problem& p, const Schedule& schedule) {
   return rows;
 }
 
+Desc stand_in_for(Desc desc) {
+  const bool decode = desc.algorithm == Algorithm::kDecode;
+  if (desc.rows > 1) desc.rows = decode ? 8 : 128;
+  if (desc.page_unit < 64) desc.page_unit = 16;
+  desc.packed_heads = desc.split_keys = false;
+  return desc;
+}
+
 uint8_t page_unit_for(const Problem& p, const Schedule& schedule) {
   int unit = 16;
   while (p.cache.page > 0 && unit < schedule.page_unit && p.cache.page % (2 * unit) == 0) unit *= 2;

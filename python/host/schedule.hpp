@@ -35,6 +35,10 @@ const Schedule& schedule_of(const Device& device);
 // Rows that a tile can be filled with: what the tuning tables choose its height by.
 uint8_t rows_for(const Desc& desc, const Problem& problem, const Schedule& schedule);
 
+// What the package has in the place of kernels that cannot be compiled, if anything: of full tiles,
+// each of a head, or of eight heads that share keys. jit/prebuilt.py has the list.
+Desc stand_in_for(Desc desc);
+
 // The keys that pages are multiples of, as far as a kernel has to know.
 uint8_t page_unit_for(const Problem& problem, const Schedule& schedule);
 

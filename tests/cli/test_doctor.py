@@ -316,7 +316,9 @@ def test_absent_optional_things_are_no_complaint():
 @pytest.mark.parametrize(("apt", "fix"), [((), "install g++"), (("g++",), "sudo apt install g++")])
 def test_kernels_need_the_headers_of_a_compiler(apt, fix):
     check = only(healthy(tools={}, apt=apt), "warn")
-    assert "C++ headers" in check.detail and check.fix == fix
+    assert check.name == "C++ headers" and check.fix == fix
+    with_its_own = healthy(tools={"libc++": "/lib/include/c++/v1"}, apt=apt)
+    assert "libc++" in next(check for check in checks.all_checks(with_its_own) if check.name == "C++ headers").detail
 
 
 def test_two_cpu_devices_are_a_warning():

@@ -12,6 +12,8 @@ from offline_compiler import need_iga64
 from toolbox import compile_opencl, library
 
 provide = pytest.importorskip("xeflash.jit.provide")
+prebuilt = pytest.importorskip("xeflash.jit.prebuilt")
+render = pytest.importorskip("xeflash.jit.kernel").render
 binary = pytest.importorskip("xeflash.sim.binary")
 
 FAMILIES = ["dg2", "pvc", "bmg", "ptl"]
@@ -227,12 +229,12 @@ def test_compiled_kernels_read_as_iga_reads_them(program, family, iga, build, tm
 
 def test_our_kernels_read_as_iga_reads_them(program, family, iga):
     """Those of the wheel: matrix products, block messages, conversions."""
-    arch = {"ptl": "bmg"}.get(family, family)
-    kernels = sorted(provide.PREBUILT.glob(f"{arch}-flash_fwd-*.spv"), key=lambda path: path.stat().st_mtime)
-    assert kernels
+    arch = {"dg2": "dg2"}.get(family, "bmg")
+    descs = [d for d in prebuilt.default_set(of_release=False) if d.arch == arch and d.algorithm == "flash_fwd"]
     total = program.Result()
-    for spirv in kernels[-2:]:
-        zebin = binary.compile_spirv(family, spirv.read_bytes(), "-vc-codegen -doubleGRF")
+    for desc in descs[-2:]:
+        spirv = prebuilt.read(provide.PREBUILT, render(desc), provide.HEADERS)
+        zebin = binary.compile_spirv(family, spirv, "-vc-codegen -doubleGRF")
         for _, code in program.texts(zebin):
             total.add(program.compare_text(iga, family, code))
     assert total.mismatches == 0, total.examples

@@ -275,11 +275,11 @@ def check_gpu(facts: Facts) -> Iterator[Check]:
 
 def check_tools(facts: Facts) -> Iterator[Check]:
     """Programs that are needed for some things only."""
-    compilers = [f"{n} ({facts.tools[n]})" for n in ("g++", "clang++") if facts.tools.get(n)]
+    of_cxx = [f"{n} ({facts.tools[n]})" for n in ("g++", "clang++", "libc++") if facts.tools.get(n)]
     yield Check(
-        "host compiler", "info" if compilers else "warn",
-        ", ".join(compilers) or "none: kernels that did not come with xeflash are compiled with its C++ headers",
-        "" if compilers else "sudo apt install g++" if "g++" in facts.apt else "install g++",
+        "C++ headers", "info" if of_cxx else "warn",
+        ", ".join(of_cxx) or "none: kernels that did not come with xeflash are compiled with those of g++",
+        "" if of_cxx else "sudo apt install g++" if "g++" in facts.apt else "install g++",
     )  # fmt: skip
     ocloc = facts.tools.get("ocloc")
     wanted = facts.environ.get("XEFLASH_OCLOC")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xeflash.bench.environ import cpu_isa, cpu_name, package_version
+from xeflash.runtime import extension
 from xeflash.runtime.cache_folder import Refused, cache_folder, is_private, open_folder
 
 _PROBE_SECONDS = 120
@@ -210,6 +211,7 @@ def gather() -> Facts:
         tools={
             "g++": shutil.which("g++"),
             "clang++": shutil.which("clang++"),
+            "libc++": str(folder) if (folder := extension.libcxx()) else None,
             "ocloc": _find_ocloc(environ),
         },
         gpu_nodes={str(node): os.access(node, os.R_OK | os.W_OK) for node in nodes},

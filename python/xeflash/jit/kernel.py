@@ -28,6 +28,7 @@ class KernelSource:
     text: str
     options: tuple[str, ...]
     config: Config
+    arch: str  # the first that has the same code
 
     def digest(self, folder: Path) -> str:
         """Names the binary, for headers in `folder`: the same digest, the same code."""
@@ -103,8 +104,8 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     features += [desc.access] if desc.access not in ("", "block2d") else []
     if config.threads > 1:
         dims += f"{'k' if config.split_keys else 't'}{config.threads}"
-    name = "-".join([arch, desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
-    return KernelSource(name, "\n".join(choices + lines), options, config)
+    name = "-".join([named_arch(desc), desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
+    return KernelSource(name, "\n".join(choices + lines), options, config, arch)
 
 
 def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple[str, ...]]:
@@ -130,12 +131,23 @@ _NO_PRODUCTS_OF_TILES = ("flash_decode", "append", "merge_states", "flash_bwd_he
 
 
 def kernels_arch(desc: AnyDesc) -> str:
-    """The first architecture that has the same code."""
+    """The first architecture that has the same code.
+
+    Kernels learn the lanes and the shared memory of a GPU by it, which are the same of pvc and bmg.
+    """
+    if desc.arch == "pvc":
+        return "bmg"
     if desc.arch in ("cpu-avx512-bf16", "cpu-amx-bf16") and desc.dtype != "bfloat16":
         return "cpu-avx512"
     if desc.arch == "cpu-amx-bf16" and desc.algorithm in _NO_PRODUCTS_OF_TILES:
         return "cpu-avx512-bf16"
     return desc.arch
+
+
+def named_arch(desc: AnyDesc) -> str:
+    """The architecture by which a kernel is called: of GPUs the device's own."""
+    code = kernels_arch(desc)
+    return code if code in _CPU_ISA else desc.arch
 
 
 def _holds_little(desc: Desc) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xeflash.jit.cache import Built
 from xeflash.jit.kernel import KernelSource
-from xeflash.jit.provide import HEADERS, INSTANTIATE_EARLY, PACKAGE
+from xeflash.jit.provide import CXX_HEADERS, HEADERS, INSTANTIATE_EARLY, PACKAGE
 from xeflash.runtime import extension
 
 
@@ -37,10 +37,14 @@ class Compilers:
             source.write_text(kernel.text)
             files = [str(PACKAGE / "bin" / "spirv"), str(library), str(source), str(output)]
             parse_once = (f"--persistent-auto-pch={self._parsed.name}", INSTANTIATE_EARLY)
-            code, log = self._run([*files, *kernel.options, f"-I{HEADERS}", *parse_once])
-            if code != 0:
-                raise RuntimeError(f"{kernel.name} did not compile:\n{log}")
-            return Built(output.read_bytes(), log)
+
+            def compiler(of_headers: tuple[str, ...]) -> Built:
+                code, log = self._run([*files, *kernel.options, f"-I{HEADERS}", *of_headers, *parse_once])
+                if code != 0:
+                    raise RuntimeError(f"{kernel.name} did not compile:\n{log}")
+                return Built(output.read_bytes(), log)
+
+            return CXX_HEADERS.compile(kernel.name, compiler)
 
     def end(self) -> None:
         """Ends those that run, and lets no other one start."""

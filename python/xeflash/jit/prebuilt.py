@@ -1,16 +1,28 @@
-"""The kernels that the wheel carries: the shapes of today's models, compiled when the package is built."""
+"""The kernels that the package carries: the shapes of today's models, compiled to SPIR-V when it is built.
+
+They lie in an archive per architecture, whose kernels are compressed together: they are so alike that one of them takes
+a tenth of what it takes alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+from xeflash.jit.kernel import KernelSource
 from xeflash.tune.desc import Desc
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_SOFTCAP = ("SoftCap",)
 
 
-def default_set() -> Iterator[Desc]:
-    """Forward and decode for head dims 64 and 128 (Llama, Mistral, Qwen, GPT-OSS, Phi) and 256 (Gemma)."""
+def default_set(of_release: bool) -> Iterator[Desc]:
+    """For head dims 64 and 128 (Llama, Mistral, Qwen, GPT-OSS, Phi) and 256 (Gemma).
+
+    A package that is built from its source has a compiler, and does with few kernels for GPUs. `of_release`: those of
+    wheels, whose users may have none.
+    """
     for arch in ("cpu-avx512-bf16", "cpu-avx512", "cpu-generic"):
         for dtype in _DTYPES:
             if arch == "cpu-avx512" and dtype != "bfloat16":
@@ -20,11 +32,64 @@ def default_set() -> Iterator[Desc]:
                 for rows in (1, 4, 8):  # heads that share a KV head
                     yield Desc("flash_decode", arch, dtype, head_dim, head_dim, rows)
             if arch != "cpu-generic":
-                yield Desc("flash_fwd", arch, dtype, 256, 256, 64, hooks=("SoftCap",))
-                yield Desc("flash_decode", arch, dtype, 256, 256, 2, hooks=("SoftCap",))
-    for head_dim, hooks in ((64, ()), (128, ()), (256, ("SoftCap",))):
+                yield Desc("flash_fwd", arch, dtype, 256, 256, 64, hooks=_SOFTCAP)
+                yield Desc("flash_decode", arch, dtype, 256, 256, 2, hooks=_SOFTCAP)
+    for head_dim, hooks in ((64, ()), (128, ()), (256, _SOFTCAP)):
         yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, 64, hooks=hooks)
-    for arch, access in (("pvc", "block2d"), ("bmg", "block2d"), ("dg2", "dwords")):
+    for arch, access in (("bmg", "block2d"), ("dg2", "dwords")):  # pvc has the code of bmg
         for dtype in ("bfloat16", "float16"):
-            for head_dim in (64, 128):
-                yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 128, access=access)  # prompts of 65 or more
+            if of_release:
+                yield from _of_models(arch, dtype, access)
+            else:
+                for head_dim in (64, 128):
+                    yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 128, access=access)
+
+
+def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
+    """What serves models on a GPU without a compiler: prompts and decoding, plain and paged caches, and training.
+
+    A call takes a kernel of these where its own cannot be compiled: see stand_in_for in host/schedule.hpp.
+    """
+    for head_dim, hooks in ((64, ()), (128, ()), (256, ()), (128, _SOFTCAP), (256, _SOFTCAP)):
+        for cache, unit in (("", 16), ("paged", 16), ("paged", 64)):
+            for algorithm, rows in (("flash_fwd", 128), ("flash_decode", 8), ("flash_decode", 1)):
+                if rows > 1 or not hooks:  # models that cap scores share KV heads
+                    yield Desc(
+                        algorithm, arch, dtype, head_dim, head_dim, rows,
+                        hooks=hooks, cache=cache, page_unit=unit, access=access,
+                    )  # fmt: skip
+    for head_dim in (64, 128, 256):
+        for cache in ("", "paged"):
+            yield Desc("append", arch, dtype, head_dim, head_dim, 0, cache=cache, access="dwords")
+    for head_dim in (64, 128):
+        for algorithm in ("flash_bwd_dq", "flash_bwd_dkv"):
+            yield Desc(algorithm, arch, dtype, head_dim, head_dim, 128, access=access)
+        yield Desc("flash_bwd_heads", arch, dtype, head_dim, head_dim, 1, access=access)
+
+
+def member(kernel: KernelSource, headers: Path) -> str:
+    """The name in its archive of a kernel with the headers in a folder: another text has another name."""
+    return f"{kernel.digest(headers)}.spv"
+
+
+def write(archive: Path, binaries: Iterable[Path]) -> None:
+    """Packs files in this order: those that are alike should follow each other."""
+    with tarfile.open(archive, "w:xz", preset=9) as tar:
+        for binary in binaries:
+            info = tarfile.TarInfo(binary.name)  # without owner and time: the same kernels, the same archive
+            info.size = binary.stat().st_size
+            with binary.open("rb") as file:
+                tar.addfile(info, file)
+
+
+def read(folder: Path, kernel: KernelSource, headers: Path) -> bytes | None:
+    """SPIR-V of a kernel out of the archives in `folder`; None if it is not there."""
+    wanted = member(kernel, headers)
+    try:
+        with tarfile.open(folder / f"{kernel.arch}.tar.xz", "r|xz") as tar:
+            for info in tar:
+                if info.name == wanted and (file := tar.extractfile(info)):
+                    return file.read()
+    except (FileNotFoundError, tarfile.CompressionError):  # a Python without lzma compiles instead
+        return None
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xeflash.jit.kernel import ELEMENTS, EXP2_DEGREE, KernelSource, backend_of, kernels_arch
+from xeflash.jit.kernel import ELEMENTS, EXP2_DEGREE, KernelSource, backend_of, kernels_arch, named_arch
 from xeflash.tune.desc import ALGORITHMS, Config, ProductDesc, SoftmaxDesc
 from xeflash.tune.products import pick_product, pick_softmax
 
@@ -58,5 +58,5 @@ def _source(desc: ProductDesc | SoftmaxDesc, config: Config, constants: list[str
         "",
     ]
     access = [desc.access] if desc.access not in ("", "block2d") else []
-    name = "-".join([arch, desc.algorithm, desc.dtype, *names, *access])
-    return KernelSource(name, "\n".join(choices + lines), options, config)
+    name = "-".join([named_arch(desc), desc.algorithm, desc.dtype, *names, *access])
+    return KernelSource(name, "\n".join(choices + lines), options, config, arch)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from xeflash import _core
-from xeflash.jit import cache
+from xeflash.jit import cache, prebuilt
+from xeflash.jit.headers import Headers, NoCompiler
 from xeflash.jit.kernel import KernelSource, digest_of_headers, render
 from xeflash.jit.log import log_kernel
 from xeflash.jit.product import render_product, render_softmax
@@ -28,6 +29,7 @@ from xeflash.tune.desc import AnyDesc, Desc, ProductDesc, SoftmaxDesc, desc_of
 PACKAGE = Path(str(_core.__file__)).parent
 HEADERS = PACKAGE / "kernels"
 PREBUILT = PACKAGE / "prebuilt"
+CXX_HEADERS = Headers(HEADERS / "libc")
 
 _FORMAT = 3  # of what is kept; to be raised when kernel.bin comes to hold something else
 # The templates of SYCL that its own headers use are instantiated with what is parsed once, not in each kernel.
@@ -76,8 +78,7 @@ def device_code(kernel: KernelSource) -> bytes | None:
 
     The wheel's kernels lie beside the extension, and are trusted as that is.
     """
-    prebuilt = PREBUILT / f"{kernel.name}-{kernel.digest(HEADERS)}.spv"
-    return prebuilt.read_bytes() if prebuilt.exists() else cache.read(device_code_key(kernel), _inputs(kernel))
+    return prebuilt.read(PREBUILT, kernel, HEADERS) or cache.read(device_code_key(kernel), _inputs(kernel))
 
 
 def to_native(spirv: bytes, desc: AnyDesc, queue: int) -> cache.Built:
@@ -157,10 +158,15 @@ def _lock_of(key: str) -> threading.Lock:
 
 
 def _compile(kernel: KernelSource, desc: AnyDesc, queue: int) -> cache.Built:
-    try:
+    def compiler(of_headers: tuple[str, ...]) -> cache.Built:
         # A process parses once what its kernels begin with alike.
-        options = [*kernel.options, f"-I{HEADERS}", "--auto-pch", INSTANTIATE_EARLY]
+        options = [*kernel.options, f"-I{HEADERS}", *of_headers, "--auto-pch", INSTANTIATE_EARLY]
         return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.entries[0]))
+
+    try:
+        return CXX_HEADERS.compile(kernel.name, compiler)
+    except NoCompiler:
+        raise
     except RuntimeError as error:
         raise RuntimeError(_explain(kernel, desc, str(error))) from None
 
@@ -174,8 +180,6 @@ def _explain(kernel: KernelSource, desc: AnyDesc, log: str) -> str:
         what = f"score_mod {textwrap.shorten(desc.score_mod.text, 300)!r}"
         first = first[max(first.find("error: "), 0) :]
     message = f"xeflash: {what} did not compile: {first.strip()}"
-    if re.search(r"'[\w./]+' file not found", first):
-        message += "; kernels are compiled with the C++ headers of g++: install it (apt install g++)"
     try:
         path = cache.keep_log(f"{kernel.name}.failed.log", f"{kernel.text}\n{' '.join(kernel.options)}\n\n{log}\n")
         return f"{message} (log: {path})"

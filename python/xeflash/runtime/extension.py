@@ -34,6 +34,16 @@ def in_distribution(distribution: str, name: str) -> Path | None:
     return None
 
 
+def libcxx() -> Path | None:
+    """The folder of libc++'s headers, which intel-sycl-rt has from 2026.2 on."""
+    try:
+        files = importlib.metadata.files("intel-sycl-rt") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    configs = (file for file in files if file.as_posix().endswith("include/c++/v1/__config"))
+    return next((Path(str(file.locate())).resolve().parent for file in configs), None)
+
+
 def check_interpreter() -> None:
     """Raises ImportError in a subinterpreter: loading the extension there waits for ever for the main one's lock."""
     python = ctypes.PyDLL(None)

@@ -1,0 +1,73 @@
+"""The headers of C++ that kernels are compiled with.
+
+SYCL's own headers ask for a standard library. g++'s is taken where there is one. Elsewhere libc++ is, which
+intel-sycl-rt brings from its release 2026.2 on, over the few headers of C in kernels/libc: SPIR-V is the same.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from xeflash.runtime import extension
+
+_INSTALL = (
+    "kernels are compiled with the C++ headers of g++: install it (apt install g++, dnf install gcc-c++, conda install "
+    "gxx), or intel-sycl-rt 2026.2 or newer, which has headers of its own"
+)
+_MISSING = re.compile(r"(?:fatal )?error: '(?:bits/|sys/)?\w+(?:\.h)?' file not found")  # of C or C++, not ours
+
+_Built = TypeVar("_Built")
+
+
+class NoCompiler(RuntimeError):
+    """The kernel is neither in the package nor in the cache, and there are no headers to compile it with.
+
+    The extension knows this error, and looks for another kernel that serves the call.
+    """
+
+
+def _options_of(libcxx: Path, libc: Path) -> tuple[str, ...]:
+    of_target = libcxx.parents[1] / "x86_64-unknown-linux-gnu" / "c++" / "v1"
+    return ("-nostdinc++", *(f"-isystem{folder}" for folder in (libcxx, of_target, libc)))
+
+
+class Headers:
+    """What this process has found out about them."""
+
+    def __init__(self, libc: Path) -> None:
+        """`libc`: the folder of our headers of C."""
+        self._libc = libc
+        self._options: tuple[str, ...] = ()
+        self._proven = False
+        self._missing = ""  # what the last compiler looked for in vain
+        self._guard = threading.Lock()
+
+    def compile(self, name: str, compiler: Callable[[tuple[str, ...]], _Built]) -> _Built:
+        """What compiler(options) returns for the kernel `name`.
+
+        Until one kernel has been compiled, one is at a time: the compiler, which keeps what kernels begin with alike,
+        must not be asked again after a header was not found.
+        """
+        if self._proven:
+            return compiler(self._options)
+        with self._guard:
+            while not self._missing:
+                try:
+                    built = compiler(self._options)
+                except RuntimeError as error:
+                    missing = _MISSING.search(str(error))
+                    if missing is None:
+                        raise
+                    folder = None if self._options else extension.libcxx()
+                    if folder is None:
+                        self._missing = missing[0]
+                    else:
+                        self._options = _options_of(folder, self._libc)
+                else:
+                    self._proven = True
+                    return built
+            raise NoCompiler(f"xeflash: {name} did not compile: {self._missing}; {_INSTALL}")

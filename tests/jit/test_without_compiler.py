@@ -1,0 +1,79 @@
+"""Machines without g++ and its headers."""
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import hidden
+import pytest
+from xeflash import sim
+from xeflash.jit import prebuilt
+from xeflash.jit.calls import describe, describe_backward
+from xeflash.jit.kernel import render
+from xeflash.jit.offline import compile_offline
+from xeflash.runtime import extension
+from xeflash.runtime.cache_folder import cache_folder
+from xeflash.tune.desc import Desc
+
+provide = importlib.import_module("xeflash.jit.provide")  # the package has the function under this name
+
+HERE = Path(__file__).parent
+needs_libcxx = pytest.mark.skipif(extension.libcxx() is None, reason="intel-sycl-rt has libc++ from 2026.2 on")
+
+
+def kernels(arch):
+    """One of each algorithm that differs in what it includes."""
+    dims = (arch, "float16", 64, 64)
+    yield describe(*dims, 128)
+    yield describe(*dims, 1, 4, cache="paged", page=64)
+    yield describe_backward("flash_bwd_dkv", *dims, 128, 128, hooks=("SoftCap",))
+    yield Desc("append", *dims, 0, access="" if arch.startswith("cpu") else "dwords")
+
+
+def digests(arch):
+    return [hashlib.sha256(compile_offline(render(desc)).binary).hexdigest() for desc in kernels(arch)]
+
+
+@needs_libcxx
+@pytest.mark.parametrize("arch", ["cpu-generic", pytest.param("bmg", marks=pytest.mark.wide)])
+def test_kernels_are_the_same_as_with_gcc(arch):
+    program = f"import json, test_without_compiler as t; print(json.dumps(t.digests({arch!r})))"
+    assert json.loads(hidden.run([sys.executable, "-c", program], 300)) == digests(arch)
+
+
+@needs_libcxx
+def test_a_first_call_without_gcc(tmp_path):
+    said = hidden.run([sys.executable, "-W", "error", HERE / "first_call.py"], 120, XEFLASH_CACHE_DIR=str(tmp_path))
+    assert said.split() == ["attention", "gradients", "linear", "score_mod"]
+
+
+def test_without_any_headers_errors_name_the_kernel_and_what_to_install(tmp_path):
+    program = [sys.executable, HERE / "first_call.py", "expect NoCompiler"]
+    said = hidden.run(program, 120, libcxx=False, XEFLASH_CACHE_DIR=str(tmp_path)).splitlines()
+    assert len(said) == 4
+    for line in said:
+        assert "-float32-" in line and "apt install g++" in line and "intel-sycl-rt 2026.2" in line
+
+
+@pytest.mark.gpu
+@pytest.mark.xpu
+def test_models_on_a_gpu_without_any_headers(xpu, gpu_family):
+    """With the kernels of a release, of which a package that was built from its source has few."""
+    if prebuilt.read(provide.PREBUILT, render(describe("bmg", "float16", 64, 64, 1, 8)), provide.HEADERS) is None:
+        pytest.skip("the package was built without -Ccmake.define.XEFLASH_ALL_KERNELS=ON")
+    dtype = "float16" if gpu_family == "dg2" else "bfloat16"
+    folder = cache_folder() / "without-compiler"  # where no kernel was compiled from its source
+    shutil.copytree(cache_folder() / "torch_xpu", folder / "torch_xpu", dirs_exist_ok=True)  # torch's backend for tests
+    environment = {
+        "XEFLASH_CACHE_DIR": str(folder),
+        "XEFLASH_SIM": ",".join(sim.enabled()),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent / "torch_xpu" / "startup"), *filter(None, sys.path)]),
+    }
+    program = [sys.executable, HERE / "models_on_a_gpu.py", dtype]
+    *parts, told, done = hidden.run(program, 900, libcxx=False, **environment).splitlines()
+    assert done == "done" and len(parts) == 9, parts
+    assert "did not compile" in told and "serves this call" in told
