@@ -41,4 +41,24 @@ XF_INLINE void logit_slopes(const CrossEntropyParams& p) {
   });
 }
 
+// Their sums over rows, the gradient of the bias: kLanes columns a thread.
+template <class Config>
+XF_INLINE void sums_of_slopes(const CrossEntropyParams& p) {
+  constexpr int kChain = 64;  // rows that are added before they join the total
+  using T = typename Config::Element;
+  const int column = static_cast<int>(group_index()) * kLanes;
+  if (column >= p.columns) return;
+  const auto* D = static_cast<const Slope<T>*>(p.slopes) + column;
+  Floats total = 0.f;
+  for (int first = 0; first < p.rows; first += kChain) {
+    Floats sum = 0.f;
+    for (int row = first; row < p.rows && row < first + kChain; ++row) {
+      sum += lanes_at(D + row * p.slopes_row);
+    }
+    total += sum;
+  }
+  store_lanes(p.bias_sums + column, static_cast<T*>(p.bias_slopes) + column, total,
+              p.columns - column, p.adds);
+}
+
 }  // namespace xeflash

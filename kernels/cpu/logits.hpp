@@ -110,6 +110,17 @@ XF_INLINE void store_turned(const Rows<T>& m, const Tile<R, C>& S) {
   }
 }
 
+template <class T>
+XF_INLINE f32x16 lanes_at(const T* data) {
+  return load_widened(data);
+}
+template <class T>
+XF_INLINE void store_lanes(float* sums, T* out, f32x16 x, int count, bool adds) {
+  if (adds) x += load_as<f32x16>(sums);
+  store_as(sums, x);
+  store_some(out, x, count);
+}
+
 template <int R>
 XF_INLINE float sum_of(const ColVec<R>& x) {
   f32x16 sum = x.x[0];

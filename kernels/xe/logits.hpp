@@ -147,6 +147,22 @@ XF_INLINE void store_turned(const Rows<T>& m, const Tile<R, C>& S) {
   }
 }
 
+template <class T>
+XF_INLINE floats lanes_at(const T* data) {
+  return value_at(data, lane_index());
+}
+template <class T>
+XF_INLINE void store_lanes(float* sums, T* out, floats x, int count, bool adds) {
+  using Bits = UintOfSize<sizeof(T)>;
+  const Offsets<kLanes> lane(lane_index());
+  if (adds) x += esimd::gather<float, kLanes>(sums, Offsets<kLanes>(lane * 4u));
+  esimd::scatter<float, kLanes>(sums, Offsets<kLanes>(lane * 4u), x);
+  simd<T, kLanes> narrow = esimd::convert<T>(x);
+  esimd::scatter<Bits, kLanes>(reinterpret_cast<Bits*>(out),
+                               Offsets<kLanes>(lane * static_cast<uint32_t>(sizeof(T))),
+                               narrow.template bit_cast_view<Bits>().read(), lane_index() < count);
+}
+
 template <int R>
 XF_INLINE float sum_of(const ColVec<R>& x) {
   return esimd::reduce<float>(x.x, std::plus<>());

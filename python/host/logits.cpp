@@ -65,7 +65,7 @@ Head read_head(const LogitArguments& given, const Checker& check) {
   std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim - 1);
   const Place place = place_of(x);
   refuse_to_wait_while_recording(place, x, "input", check);
-  Head head{{},     {},           {}, 0, columns, inputs, std::move(shape), place,
+  Head head{{}, {}, {}, 0, columns, inputs, inputs, std::move(shape), place,
             false, Access::kNone, static_cast<float>(given.scale),
             static_cast<float>(given.softcap)};
   head.on_gpu = place.device.facts.arch.rfind("cpu-", 0) != 0;
@@ -104,6 +104,18 @@ SoftmaxDesc Head::describe(Algorithm algorithm, int64_t rows, int64_t steps) con
   desc.inputs = static_cast<uint16_t>(step);
   desc.access = access;
   return desc;
+}
+
+Access Head::access_with(std::initializer_list<const Array*> matrices) const {
+  Access widest = access;
+  for (const Array* x : matrices) {
+    if (x && on_gpu) {
+      Array rows = as_rows(*x);
+      rows.strides[0] = rows.shape[1];
+      widest = std::max(widest, access_of_matrices({&rows}, place.device.facts.arch));
+    }
+  }
+  return widest;
 }
 
 void Head::fill(LogitParams& p) const {

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "access.hpp"
 #include "array.hpp"
 #include "checks.hpp"
 #include "kernels.hpp"
@@ -20,18 +21,20 @@ struct LogitArguments {
 // The head of a call, on a device that multiplies it as it lies here.
 struct Head {
   Array input, weight, bias;  // (..., inputs), (columns, inputs), (columns): none without data
-  int64_t rows, columns, inputs;  // inputs as kernels take them: GPUs take a multiple of 16 or 32
+  int64_t rows, columns, features;
+  int64_t inputs;              // features as kernels take them: GPUs take a multiple of 16 or 32
   std::vector<int64_t> shape;     // of a value per row
   Place place;
   bool on_gpu;
   Access access = Access::kNone;
   float scale, softcap;
 
-  // Of a kernel of this algorithm. `whole`: matrices of the call's own memory, which GPUs read by
-  // the widest access.
+  // Of a kernel of this algorithm for so many rows, with a multiple of the steps that it takes.
   SoftmaxDesc describe(Algorithm algorithm, int64_t rows, int64_t steps) const;
   // All but what a launch shares out.
   void fill(LogitParams& p) const;
+  // The widest access that these allow, too; those that are null are passed over.
+  Access access_with(std::initializer_list<const Array*> matrices) const;
 };
 Head read_head(const LogitArguments& arguments, const Checker& check);
 

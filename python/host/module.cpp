@@ -189,6 +189,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("matmul_softmax", &run_arguments<&matmul_softmax>);
   m.def("matmul_softmax_fields", &matmul_softmax_fields);
   m.def("linear_cross_entropy", &run_arguments<&linear_cross_entropy>);
+  m.def("linear_cross_entropy_backward", &run_arguments<&linear_cross_entropy_backward>);
   m.def("linear_cross_entropy_fields", &linear_cross_entropy_fields);
   m.def("softmax_names", [] { return names_of(kSoftmaxFields); });
   m.def("product_names", [] { return names_of(kProductFields); });

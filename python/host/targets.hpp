@@ -8,6 +8,7 @@
 namespace xeflash {
 
 constexpr int64_t kNoTarget = std::numeric_limits<int64_t>::min();  // ignored: no token
+constexpr int64_t kAnyTarget = kNoTarget + 1;  // whose gradients its caller knows
 constexpr int64_t kRowsAtOnce = 8;  // that a thread has at least in kernels of single rows
 
 struct Targets {
