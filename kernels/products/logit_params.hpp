@@ -46,4 +46,14 @@ struct CrossEntropyParams : LogitParams {
   int64_t logits_row;
 };
 
+// Lists of the largest logits: of each row and part, and of each row.
+struct TopKParams : LogitParams {
+  float* values;          // (rows, parts, length)
+  int32_t* tokens;        // likewise
+  float* largest;         // (rows, k)
+  uint32_t* of_largest;   // likewise, of 64 bits
+  int32_t k, length;      // a multiple of kListStep
+};
+constexpr int kListStep = 16;
+
 }  // namespace xeflash

@@ -15,6 +15,7 @@
 #include "cross_entropy.hpp"
 #include "linear.hpp"
 #include "matmul_softmax.hpp"
+#include "top_k.hpp"
 #include "merge.hpp"
 #include "native.hpp"
 #include "overlap.hpp"
@@ -191,6 +192,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("linear_cross_entropy", &run_arguments<&linear_cross_entropy>);
   m.def("linear_cross_entropy_backward", &run_arguments<&linear_cross_entropy_backward>);
   m.def("linear_cross_entropy_fields", &linear_cross_entropy_fields);
+  m.def("linear_top_k", &run_arguments<&linear_top_k>);
+  m.def("linear_top_k_fields", &linear_top_k_fields);
   m.def("softmax_names", [] { return names_of(kSoftmaxFields); });
   m.def("product_names", [] { return names_of(kProductFields); });
   m.def("refuse_shared", [](const std::string& function, const py::object& written,
