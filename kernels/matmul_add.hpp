@@ -28,7 +28,7 @@ XF_INLINE void matmul_add(const MatmulAddParams& p) {
     } else {
       if (p.adds) add_from(C, sums);
       store_block(Rows<T>{static_cast<T*>(p.out) + column, p.out_row, p.rows, row,
-                          p.columns - column},
+                          p.out_columns - column},
                   C);
     }
   }

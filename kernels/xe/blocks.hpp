@@ -24,7 +24,7 @@ template <class Config, class T>
 XF_INLINE void add_block(BlockSums<Config>& C, const Rows<const T>& A, const Rows<const T>& B,
                          int k) {
   Left<T, Config::rows, Config::inputs> a;
-  load(a, A.columns(k, A.width));
+  load(a, A.columns(k, k + Config::inputs));
   const Right<T, Config::inputs, Config::columns> b(B.from(k));
   mma_AB(C.x, a, b);
   reuse_shared();

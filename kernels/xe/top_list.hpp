@@ -36,8 +36,8 @@ struct TopList {
       const Tokens old_tokens = esimd::block_load<int32_t, kListStep>(tokens + i);
       Values moved = value_before;
       Tokens moved_tokens = token_before;
-      moved.select<kListStep - 1, 1>(1) = old.select<kListStep - 1, 1>(0);
-      moved_tokens.select<kListStep - 1, 1>(1) = old_tokens.select<kListStep - 1, 1>(0);
+      moved.select<kListStep - 1, 1>(1) = part<kListStep - 1>(old, 0);
+      moved_tokens.select<kListStep - 1, 1>(1) = part<kListStep - 1>(old_tokens, 0);
       value_before = old[kListStep - 1];
       token_before = old_tokens[kListStep - 1];
       const auto is_place = moved >= value;

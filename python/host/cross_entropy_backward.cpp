@@ -137,7 +137,7 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
   // Sums of a product in fp32: the result itself is one on CPUs.
   const bool in_place = !head.on_gpu && dtype == DType::kF32;
   const bool one_block = blocks.rows >= head.rows;
-  const int64_t sums_row = whole(features, of_product.block_v);
+  const int64_t sums_row = whole(head.inputs, of_product.block_v);
   const int64_t tile_rows = int64_t{of_product.block_q} * of_product.threads;
   Plan plan;
   const int64_t slopes =
@@ -200,7 +200,8 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
           m.a_row = p.slopes_row;
           m.b_row = p.weight_row;
           m.rows = q.rows;
-          m.columns = static_cast<int32_t>(features);
+          m.columns = p.inputs;
+          m.out_columns = static_cast<int32_t>(features);
           m.inputs = q.columns;
           m.sums = reinterpret_cast<float*>(in_place ? dx.data : memory + x_sums);
           m.sums_row = in_place ? features : sums_row;
@@ -217,7 +218,8 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
           m.a_row = p.turned_row;
           m.b_row = p.x_row;
           m.rows = q.columns;
-          m.columns = static_cast<int32_t>(features);
+          m.columns = p.inputs;
+          m.out_columns = static_cast<int32_t>(features);
           m.inputs = q.rows;
           std::byte* out = dw.data + j * features * bytes;
           m.sums = reinterpret_cast<float*>(in_place ? out : memory + w_sums);

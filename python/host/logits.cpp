@@ -15,7 +15,7 @@ constexpr int kStep = 128, kSmallStep = 32;                 // inputs that are o
 
 // Inputs as GPUs take them: rows near each other, a multiple of those of a step.
 Array for_head(Array x, const char* name, const Checker& check) {
-  const int64_t inputs = x.shape[x.ndim - 1], unit = inputs <= 16 ? 16 : kSmallStep;
+  const int64_t inputs = x.shape[x.ndim - 1], unit = kSmallStep;
   const int64_t bytes = x.ndim > 1 && x.shape[x.ndim - 2] > 1
                             ? x.strides[x.ndim - 2] * size_of(x.dtype)
                             : 0;

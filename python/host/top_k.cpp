@@ -13,6 +13,7 @@ struct TopKRequest {
   int64_t k = 1;
   py::object linear_bias = py::none();
   double softcap = 0.0, logit_scale = 1.0;
+  bool argmax = false;  // results have no dimension of k
 };
 
 constexpr std::tuple kTopKFields{
@@ -23,6 +24,7 @@ constexpr std::tuple kTopKFields{
     Field{"linear_bias", &TopKRequest::linear_bias},
     Field{"softcap", &TopKRequest::softcap},
     Field{"logit_scale", &TopKRequest::logit_scale},
+    Field{"argmax", &TopKRequest::argmax},
 };
 static_assert(is_complete(kTopKFields));
 
@@ -39,14 +41,14 @@ py::tuple linear_top_k_fields() {
 py::tuple linear_top_k(const py::kwargs& arguments) {
   const auto r = read_request<TopKRequest>(arguments, kTopKFields);
   const Checker check(r.function);
-  if (r.k < 1 || r.k > kMostK) check.refuse("k must be 1 to 64, got " + std::to_string(r.k));
+  if (r.k < 1 || r.k > (r.argmax ? 1 : kMostK)) check.refuse("k must be 1 to 64, got " + std::to_string(r.k));
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
   if (r.k > head.columns)
     check.refuse("k must be at most the " + std::to_string(head.columns) +
                  " rows of linear_weight, got " + std::to_string(r.k));
   std::vector<int64_t> shape = head.shape;
-  shape.push_back(r.k);
+  if (!r.argmax) shape.push_back(r.k);
   const Array values = new_array(head.input, DType::kF32, shape);
   const Array tokens = new_array(head.input, DType::kI64, shape);
   const py::tuple results = py::make_tuple(values.object, tokens.object);
