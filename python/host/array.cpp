@@ -29,6 +29,7 @@ DType dtype_of(dlpack::DataType t) {
   if (t.code == dlpack::kBfloat && t.bits == 16) return DType::kBF16;
   if (t.code == dlpack::kBool && t.bits == 8) return DType::kBool;
   if (t.code == dlpack::kInt && t.bits == 32) return DType::kI32;
+  if (t.code == dlpack::kInt && t.bits == 64) return DType::kI64;
   if (t.code == dlpack::kInt && t.bits == 8) return DType::kI8;
   if (t.code == dlpack::kUInt && t.bits == 8) return DType::kU8;
   if (t.code == dlpack::kE4M3) return DType::kE4M3;
@@ -46,6 +47,8 @@ dlpack::DataType to_dlpack(DType t) {
       return {dlpack::kBfloat, 16, 1};
     case DType::kBool:
       return {dlpack::kBool, 8, 1};
+    case DType::kI64:
+      return {dlpack::kInt, 64, 1};
     default:
       return {dlpack::kInt, 32, 1};
   }
@@ -152,6 +155,9 @@ DType dtype_of_numpy(py::handle descriptor) {
       return DType::kU8;
     case 5:
       return DType::kI32;
+    case 7:  // long, and long long
+    case 9:
+      return DType::kI64;
     case 11:
       return DType::kF32;
     case 23:
@@ -222,7 +228,7 @@ Array read_other(py::handle object, const char* function, const char* name) {
             d[2].is_none() ? nullptr : strides.data());
   const auto dtype = d[3].cast<std::string>();
   for (DType t : {DType::kF32, DType::kF16, DType::kBF16, DType::kBool, DType::kI32, DType::kE4M3,
-                  DType::kE5M2, DType::kI8, DType::kU8}) {
+                  DType::kE5M2, DType::kI8, DType::kU8, DType::kI64}) {
     if (dtype == name_of(t)) a.dtype = t;
   }
   a.queue = reinterpret_cast<void*>(d[4].cast<uintptr_t>());
@@ -271,6 +277,8 @@ const char* name_of(DType dtype) {
       return "bool";
     case DType::kI32:
       return "int32";
+    case DType::kI64:
+      return "int64";
     case DType::kE4M3:
       return "float8_e4m3fn";
     case DType::kE5M2:
@@ -286,6 +294,8 @@ const char* name_of(DType dtype) {
 
 int64_t size_of(DType dtype) {
   switch (dtype) {
+    case DType::kI64:
+      return 8;
     case DType::kF32:
     case DType::kI32:
       return 4;
@@ -374,7 +384,9 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
   }
   if (like.maker == Maker::kNumpy) {
     const auto type =
-        dtype == like.dtype ? like.object.attr("dtype").cast<py::dtype>() : py::dtype::of<float>();
+        dtype == like.dtype    ? like.object.attr("dtype").cast<py::dtype>()
+        : dtype == DType::kI64 ? py::dtype::of<int64_t>()
+                               : py::dtype::of<float>();
     const std::vector<py::ssize_t> sizes(shape.begin(), shape.end());
     return read_numpy(py::array(type, sizes), "", "out");
   }

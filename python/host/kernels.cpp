@@ -120,6 +120,14 @@ const char* name_of(Algorithm algorithm) {
       return "linear";
     case Algorithm::kMatmulSoftmax:
       return "matmul_softmax";
+    case Algorithm::kLinearCrossEntropy:
+      return "linear_cross_entropy";
+    case Algorithm::kLogitSlopes:
+      return "logit_slopes";
+    case Algorithm::kMatmulAdd:
+      return "matmul_add";
+    case Algorithm::kLinearTopK:
+      return "linear_top_k";
     default:
       return "standard_attention";
   }

@@ -29,7 +29,11 @@ enum class Algorithm : uint8_t {
   kMergeStates,
   kStandard,
   kLinear,
-  kMatmulSoftmax
+  kMatmulSoftmax,
+  kLinearCrossEntropy,
+  kLogitSlopes,
+  kMatmulAdd,
+  kLinearTopK
 };
 const char* name_of(Algorithm algorithm);  // as Python knows it
 
@@ -109,7 +113,7 @@ constexpr std::tuple kProductFields{
 };
 static_assert(is_complete(kProductFields));
 
-// The same of matmul_softmax: SoftmaxDesc in tune/desc.py.
+// The same of matmul_softmax and of what a head makes of its logits: SoftmaxDesc in tune/desc.py.
 struct SoftmaxDesc {
   Algorithm algorithm = Algorithm::kMatmulSoftmax;
   DType dtype = DType::kOther;

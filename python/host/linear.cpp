@@ -10,6 +10,7 @@
 #include "kernels.hpp"
 #include "products/params.hpp"
 #include "read_value.hpp"
+#include "rows.hpp"
 
 namespace xeflash {
 namespace {
@@ -31,37 +32,6 @@ static_assert(is_complete(kLinearFields));
 
 constexpr int64_t kUnitInputs = 128, kUnitBytes = 64;  // of packed weights, see weights.hpp
 constexpr int64_t kMost = int64_t{1} << 31;
-
-// x as a matrix: rows lie a stride apart.
-Array as_rows(const Array& x) {
-  Array m = x;
-  const int64_t inputs = x.shape[x.ndim - 1];
-  int64_t rows = 1;
-  for (int i = 0; i + 1 < x.ndim; ++i) rows *= x.shape[i];
-  m.ndim = 2;
-  m.shape = {rows, inputs};
-  m.strides = {inputs, 1};
-  for (int i = x.ndim - 2; i >= 0; --i) {
-    if (x.shape[i] > 1) {
-      m.strides[0] = x.strides[i];
-      break;
-    }
-  }
-  return m;
-}
-
-// Whether all rows of x lie one stride apart.
-bool has_even_rows(const Array& x) {
-  if (x.is_empty()) return true;
-  int64_t next = -1;  // the stride that the next dimension must have
-  for (int i = x.ndim - 2; i >= 0; --i) {
-    if (x.shape[i] == 1) continue;
-    if (next >= 0 && x.strides[i] != next) return false;
-    if (x.strides[i] < 0) return false;
-    next = x.strides[i] * x.shape[i];
-  }
-  return true;
-}
 
 // Numbers of a group of inputs and an output: one for all, one per output, or one for each of both.
 struct PerGroup {

@@ -12,8 +12,10 @@
 #include "backward.hpp"
 #include "forward.hpp"
 #include "kernels.hpp"
+#include "cross_entropy.hpp"
 #include "linear.hpp"
 #include "matmul_softmax.hpp"
+#include "top_k.hpp"
 #include "merge.hpp"
 #include "native.hpp"
 #include "overlap.hpp"
@@ -187,6 +189,11 @@ PYBIND11_MODULE(_core, m) {
   m.def("linear_fields", &linear_fields);
   m.def("matmul_softmax", &run_arguments<&matmul_softmax>);
   m.def("matmul_softmax_fields", &matmul_softmax_fields);
+  m.def("linear_cross_entropy", &run_arguments<&linear_cross_entropy>);
+  m.def("linear_cross_entropy_backward", &run_arguments<&linear_cross_entropy_backward>);
+  m.def("linear_cross_entropy_fields", &linear_cross_entropy_fields);
+  m.def("linear_top_k", &run_arguments<&linear_top_k>);
+  m.def("linear_top_k_fields", &linear_top_k_fields);
   m.def("softmax_names", [] { return names_of(kSoftmaxFields); });
   m.def("product_names", [] { return names_of(kProductFields); });
   m.def("refuse_shared", [](const std::string& function, const py::object& written,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
+    from xeflash.api.heads import linear_argmax, linear_cross_entropy, linear_log_prob, linear_top_k
     from xeflash.api.kv_cache import flash_attn_with_kvcache
     from xeflash.api.linear import linear
     from xeflash.api.matmul_softmax import matmul_softmax
@@ -49,6 +50,10 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "linear",
+    "linear_argmax",
+    "linear_cross_entropy",
+    "linear_log_prob",
+    "linear_top_k",
     "manual_seed",
     "matmul_softmax",
     "merge_states",
@@ -80,6 +85,7 @@ _MODULES = {"attention": "api.attention", "flash_attn_with_kvcache": "api.kv_cac
 _MODULES |= {"manual_seed": "call.random", "merge_states": "api.merge", "linear": "api.linear"}
 _MODULES |= {"pack_int4": "api.pack_int4"}
 _MODULES |= {"matmul_softmax": "api.matmul_softmax"}
+_MODULES |= dict.fromkeys(("linear_argmax", "linear_cross_entropy", "linear_log_prob", "linear_top_k"), "api.heads")
 
 
 def __getattr__(name: str) -> Any:

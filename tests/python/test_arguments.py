@@ -14,11 +14,12 @@ STARTS = np.array([0, 2, 3], np.int32)
 @pytest.mark.parametrize("at, value", [(0, "softcaps"), (1, "int"), (2, 1.0), (3, "cap")])
 def test_an_extension_of_another_table_is_refused_at_import(at, value):
     xeflash.attention  # noqa: B018  loads the extension
-    *tables, learned = _core.call_fields(), _core.linear_fields(), _core.matmul_softmax_fields(), _core.learned_names()
-    schema.check(*tables, learned)
+    names = ("call", "linear", "matmul_softmax", "linear_cross_entropy", "linear_top_k")
+    tables, learned = tuple(getattr(_core, f"{name}_fields")() for name in names), _core.learned_names()
+    schema.check(tables, learned)
     other = tuple(f[:at] + (value,) + f[at + 1 :] if f[0] == "softcap" else f for f in tables[0])
-    wrong = [(other, *tables[1:], learned), (*tables, learned[:-1])]
-    wrong += [(*(t[:-1] if t is table else t for t in tables), learned) for table in tables]
+    wrong = [((other, *tables[1:]), learned), (tables, learned[:-1])]
+    wrong += [(tuple(t[:-1] if t is table else t for t in tables), learned) for table in tables]
     for some in wrong:
         with pytest.raises(ImportError, match="build it anew"):
             schema.check(*some)

@@ -141,6 +141,40 @@ class MatmulSoftmaxArguments(TypedDict, total=False):
     out: Annotated[Array, Keyword(ops="")]
 
 
+_HEAD, _LEARNED_OF_HEAD = Keyword(ops="h"), Keyword(ops="h", learned=True)
+
+
+class CrossEntropyArguments(TypedDict, total=False):
+    """The loss of a language model's head."""
+
+    function: Annotated[str, Keyword("linear_cross_entropy")]
+    input: Annotated[Array, _LEARNED_OF_HEAD]
+    linear_weight: Annotated[Array, _LEARNED_OF_HEAD]
+    target: Annotated[Array, _HEAD]
+    linear_bias: Annotated[Array, _LEARNED_OF_HEAD]
+    reduction: Annotated[str, Keyword("mean", ops="h")]
+    ignore_index: Annotated[int, Keyword(-100, ops="h")]
+    label_smoothing: Annotated[float, Keyword(0.0, ops="h")]
+    softcap: Annotated[float, Keyword(0.0, ops="h")]
+    logit_scale: Annotated[float, Keyword(1.0, ops="h")]
+    z_loss: Annotated[float, Keyword(0.0, ops="h")]
+    divisor: Annotated[float, Keyword(0.0, ops="h")]  # 0: the rows that count
+    log_prob: Annotated[bool, Keyword(False, ops="h")]  # the negative of a loss of rows that all count
+
+
+class TopKArguments(TypedDict, total=False):
+    """The largest logits of a language model's head."""
+
+    function: Annotated[str, Keyword("linear_top_k")]
+    input: Annotated[Array, _HEAD]
+    linear_weight: Annotated[Array, _HEAD]
+    k: Annotated[int, Keyword(1, ops="h")]
+    linear_bias: Annotated[Array, _HEAD]
+    softcap: Annotated[float, Keyword(0.0, ops="h")]
+    logit_scale: Annotated[float, Keyword(1.0, ops="h")]
+    argmax: Annotated[bool, Keyword(False, ops="h")]  # results have no dimension of k
+
+
 class Engine(Protocol):
     """What runs calls: the extension, or torch_ops in its place."""
 
@@ -158,6 +192,12 @@ class Engine(Protocol):
 
     def matmul_softmax(self, **arguments: Unpack[MatmulSoftmaxArguments]) -> Any:
         """Rows of probabilities, or of their logarithms."""
+
+    def linear_cross_entropy(self, **arguments: Unpack[CrossEntropyArguments]) -> tuple[Any, Any, Any]:
+        """(loss, LSE, state for the backward pass)."""
+
+    def linear_top_k(self, **arguments: Unpack[TopKArguments]) -> tuple[Any, Any]:
+        """(values, tokens)."""
 
 
 class Row(NamedTuple):
@@ -187,6 +227,8 @@ def _rows(table: type) -> dict[str, Row]:
 ROWS: Mapping[str, Row] = _rows(Arguments)
 ROWS_OF_LINEAR: Mapping[str, Row] = _rows(LinearArguments)
 ROWS_OF_SOFTMAX: Mapping[str, Row] = _rows(MatmulSoftmaxArguments)
+ROWS_OF_CROSS_ENTROPY: Mapping[str, Row] = _rows(CrossEntropyArguments)
+ROWS_OF_TOP_K: Mapping[str, Row] = _rows(TopKArguments)
 ARRAYS = frozenset(name for name, row in ROWS.items() if row.is_array)
 ARRAYS_OF_LINEAR = frozenset(name for name, row in ROWS_OF_LINEAR.items() if row.is_array)
 ARRAYS_OF_SOFTMAX = frozenset(name for name, row in ROWS_OF_SOFTMAX.items() if row.is_array)
@@ -202,9 +244,12 @@ FORWARD_ONLY = frozenset(name for name, row in ROWS.items() if row.more.forward_
 Fields: TypeAlias = tuple[tuple[str, str, Any, str], ...]
 
 
-def check(reported: Fields, of_linear: Fields, of_softmax: Fields, learned: tuple[str, ...]) -> None:
-    """Raises an ImportError where the extension has other keywords, types, defaults or gradients than this table."""
-    for rows, found in ((ROWS, reported), (ROWS_OF_LINEAR, of_linear), (ROWS_OF_SOFTMAX, of_softmax)):
+_TABLES = (ROWS, ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_TOP_K)
+
+
+def check(reported: tuple[Fields, ...], learned: tuple[str, ...]) -> None:
+    """Raises an ImportError where the extension has other keywords, types, defaults or gradients than these tables."""
+    for rows, found in zip(_TABLES, reported, strict=True):
         here = [(row.name, row.kind, row.more.default, row.more.attention) for row in rows.values()]
         for ours, theirs in itertools.zip_longest(here, found):
             if ours != theirs:

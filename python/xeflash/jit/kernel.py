@@ -127,7 +127,10 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
     return choices, ("-std=c++20", "-DNDEBUG", "-Werror=return-type", *backend)
 
 
-_NO_PRODUCTS_OF_TILES = ("flash_decode", "append", "merge_states", "flash_bwd_heads", "linear")
+_NO_PRODUCTS_OF_TILES = (
+    *("flash_decode", "append", "merge_states", "flash_bwd_heads", "linear"),
+    *("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k"),
+)
 
 
 def kernels_arch(desc: AnyDesc) -> str:

@@ -1,10 +1,10 @@
-"""The source of a kernel of products: of few rows, or with their softmax."""
+"""The source of a kernel of products: of few rows, with their softmax, or of a language model's head."""
 
 from __future__ import annotations
 
 from xeflash.jit.kernel import ELEMENTS, EXP2_DEGREE, KernelSource, backend_of, kernels_arch, named_arch
 from xeflash.tune.desc import ALGORITHMS, Config, ProductDesc, SoftmaxDesc
-from xeflash.tune.products import pick_product, pick_softmax
+from xeflash.tune.products import pick_head, pick_product, pick_softmax
 
 _WEIGHTS = ELEMENTS | {"uint8": "packed4"}
 
@@ -37,6 +37,16 @@ def render_softmax(desc: SoftmaxDesc, config: Config | None = None) -> KernelSou
     sizes = f"r{config.block_q}n{config.block_v}k{config.block_k}" + ("" if one_step else "m")
     features = [f"p{config.products}"] + ([f"bias.{desc.bias}"] if desc.bias else [])
     return _source(desc, config, lines, [sizes, *features])
+
+
+def render_head(desc: SoftmaxDesc, config: Config | None = None) -> KernelSource:
+    """The same of what a language model's head makes of its logits."""
+    config = config or pick_head(desc)
+    lines = [
+        f"  static constexpr int rows = {config.block_q}, columns = {config.block_v}, inputs = {config.block_k};",
+    ]
+    threads = f"t{config.threads}" if config.threads > 1 else ""
+    return _source(desc, config, lines, [f"r{config.block_q}n{config.block_v}k{config.block_k}{threads}"])
 
 
 def _source(desc: ProductDesc | SoftmaxDesc, config: Config, constants: list[str], names: list[str]) -> KernelSource:

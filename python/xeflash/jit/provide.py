@@ -20,10 +20,10 @@ from xeflash.jit import cache, prebuilt
 from xeflash.jit.headers import Headers, NoCompiler
 from xeflash.jit.kernel import KernelSource, digest_of_headers, render
 from xeflash.jit.log import log_kernel
-from xeflash.jit.product import render_product, render_softmax
+from xeflash.jit.product import render_head, render_product, render_softmax
 from xeflash.jit.progress import progress
 from xeflash.tune import Config
-from xeflash.tune.desc import AnyDesc, Desc, ProductDesc, SoftmaxDesc, desc_of
+from xeflash.tune.desc import OF_HEADS, AnyDesc, Desc, ProductDesc, SoftmaxDesc, desc_of
 
 # Beside the extension: an editable installation keeps the Python files elsewhere.
 PACKAGE = Path(str(_core.__file__)).parent
@@ -56,7 +56,7 @@ def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[by
     """
     desc = desc_of(values)
     if isinstance(desc, SoftmaxDesc):
-        kernel = render_softmax(desc)
+        kernel = (render_head if desc.algorithm in OF_HEADS else render_softmax)(desc)
     else:
         kernel = render_product(desc) if isinstance(desc, ProductDesc) else render(desc)
     return find_or_build(kernel, desc, queue, again), desc.entries, kernel.config

@@ -9,9 +9,9 @@ from typing import Any
 from xeflash import _core
 
 # typestr of __sycl_usm_array_interface__ (and numpy) -> our names; <V2 is how bfloat16 travels without a numpy type.
-_TYPES = {"f4": "float32", "f2": "float16", "V2": "bfloat16", "b1": "bool", "i4": "int32", "i1": "int8"}
+_TYPES = {"f4": "float32", "f2": "float16", "V2": "bfloat16", "b1": "bool", "i4": "int32", "i1": "int8", "i8": "int64"}
 _TYPES |= {"u1": "uint8"}
-_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int32": 4, "int8": 1, "uint8": 1}
+_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int32": 4, "int8": 1, "uint8": 1, "int64": 8}
 _TYPESTRS = {name: ("<" if _SIZES[name] > 1 else "|") + code for code, name in _TYPES.items()}
 
 Description = tuple[int, tuple[int, ...], "tuple[int, ...] | None", str, int, bool, bool]

@@ -8,9 +8,19 @@ elements; ``function`` is who calls, for messages.
 The package stands in for the extension there (``stand_in``): ``forward`` and the others are those of _core.pyi.
 """
 
-from xeflash.torch_ops import products as _products  # noqa: F401  registers its operators
+from xeflash.torch_ops import heads as _heads  # noqa: F401  registers its operators
+from xeflash.torch_ops import products as _products  # noqa: F401  likewise
 from xeflash.torch_ops import softmax as _softmax  # noqa: F401  likewise
 from xeflash.torch_ops.library import needed, wants_gradients
-from xeflash.torch_ops.stand_in import forward, linear, matmul_softmax, merge_states, refuse_shared
+from xeflash.torch_ops.stand_in import (
+    forward,
+    linear,
+    linear_cross_entropy,
+    linear_top_k,
+    matmul_softmax,
+    merge_states,
+    refuse_shared,
+)
 
-__all__ = ["forward", "linear", "matmul_softmax", "merge_states", "needed", "refuse_shared", "wants_gradients"]
+__all__ = ["forward", "linear", "linear_cross_entropy", "linear_top_k", "matmul_softmax", "merge_states", "needed"]
+__all__ += ["refuse_shared", "wants_gradients"]

@@ -14,8 +14,10 @@ from xeflash.call.schema import (
     FORWARD_ONLY,
     OF_ATTENTION,
     ROWS,
+    ROWS_OF_CROSS_ENTROPY,
     ROWS_OF_LINEAR,
     ROWS_OF_SOFTMAX,
+    ROWS_OF_TOP_K,
     THD,
     Row,
 )
@@ -32,7 +34,8 @@ _SEVERAL = {
         "Scalar[]? capture_numbers=None",
     ],
 }
-_RESULTS = {"One": "Tensor", "Pair": "(Tensor, Tensor)", "Results": "(Tensor, Tensor, Tensor, Tensor)"}
+_RESULTS = {"One": "Tensor", "Pair": "(Tensor, Tensor)", "Three": "(Tensor, Tensor, Tensor)"}
+_RESULTS |= {"Results": "(Tensor, Tensor, Tensor, Tensor)"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Form:
     letter: str  # in Keyword.ops
     places: str  # what can be given by position: programs rely on it, so it only ever stays
     needed: int  # the first of them have no default
-    results: str = "Results"  # or "Pair", or "One"
+    results: str = "Results"  # or "Three", "Pair", "One"
     written: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)  # its words for ours
     defaults: Mapping[str, Any] = field(default_factory=dict)  # where they are not the extension's
@@ -113,6 +116,14 @@ LINEAR = Form("linear", "linear", BSHD, "l", "x weight bias", 2, results="One", 
 MATMUL_SOFTMAX = Form(
     "matmul_softmax", "matmul_softmax", BSHD, "m", "a b bias", 2, results="One", table=ROWS_OF_SOFTMAX
 )
+LINEAR_CROSS_ENTROPY = Form(
+    "linear_cross_entropy", "linear_cross_entropy", BSHD, "h", "input linear_weight target linear_bias", 3,
+    results="Three", table=ROWS_OF_CROSS_ENTROPY,
+)  # fmt: skip
+LINEAR_TOP_K = Form(
+    "linear_top_k", "linear_top_k", BSHD, "h", "input linear_weight k linear_bias", 2,
+    results="Pair", table=ROWS_OF_TOP_K,
+)  # fmt: skip
 
 
 def backward_schema(name: str) -> str:

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from xeflash import _core
-from xeflash.call.schema import ARRAYS, ARRAYS_OF_LINEAR, ARRAYS_OF_SOFTMAX, BHSD, OF_ATTENTION, THD
+from xeflash.call.schema import (
+    ARRAYS,
+    ARRAYS_OF_LINEAR,
+    ARRAYS_OF_SOFTMAX,
+    BHSD,
+    OF_ATTENTION,
+    ROWS_OF_CROSS_ENTROPY,
+    ROWS_OF_TOP_K,
+    THD,
+    Row,
+)
 from xeflash.call.score_mod import read_score_mod
 from xeflash.torch_ops.forms import Form
 from xeflash.torch_ops.library import Pair, as_int64, as_lists, resolved
@@ -19,7 +29,13 @@ from xeflash.torch_ops.operators import MERGE, OPERATORS
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from xeflash.call.schema import Arguments, LinearArguments, MatmulSoftmaxArguments
+    from xeflash.call.schema import (
+        Arguments,
+        CrossEntropyArguments,
+        LinearArguments,
+        MatmulSoftmaxArguments,
+        TopKArguments,
+    )
 
 
 def _form_of(given: Mapping[str, Any]) -> tuple[Any, Form]:
@@ -167,6 +183,39 @@ def matmul_softmax(**arguments: Unpack[MatmulSoftmaxArguments]) -> Any:
         return result
     inputs = {name: x for name, x in given.items() if isinstance(x, Tensor)}
     return _written(function, out, result, given["a"], inputs, "a")
+
+
+def _check_head(given: dict[str, Any], table: Mapping[str, Row]) -> None:
+    """Types, as the extension checks them: a schema's message would not name the function."""
+    function = given["function"]
+    kinds = {"float": (Number, torch.SymFloat), "int": (int, torch.SymInt), "bool": (bool,), "str": (str,)}
+    words = {"float": "a number", "int": "an integer", "bool": "True or False", "str": "a string"}
+    for name, x in given.items():
+        row = table[name]
+        if row.is_array:
+            if not isinstance(x, Tensor) or x.layout is not torch.strided:
+                got = type(x).__name__ if not isinstance(x, Tensor) else x.layout
+                raise TypeError(f"{function}: {name} must be a dense torch tensor as input is one, got {got}")
+        elif not isinstance(x, kinds[row.kind]) or (isinstance(x, bool) and row.kind != "bool"):
+            raise TypeError(f"{function}: {name} must be {words[row.kind]}, got {type(x).__name__}")
+        elif row.kind == "int" and isinstance(x, int) and not -(2**63) <= x < 2**63:
+            raise ValueError(f"{function}: {name} must be -2^63 to 2^63 - 1, got {x}")
+
+
+def linear_cross_entropy(**arguments: Unpack[CrossEntropyArguments]) -> tuple[Any, Any, Any]:
+    """_core.linear_cross_entropy by its operator."""
+    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
+    _check_head(given, ROWS_OF_CROSS_ENTROPY)
+    results: tuple[Any, Any, Any] = torch.ops.xeflash.linear_cross_entropy.default(**given)
+    return results
+
+
+def linear_top_k(**arguments: Unpack[TopKArguments]) -> tuple[Any, Any]:
+    """_core.linear_top_k by its operator."""
+    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
+    _check_head(given, ROWS_OF_TOP_K)
+    results: tuple[Any, Any] = torch.ops.xeflash.linear_top_k.default(**given)
+    return results
 
 
 def merge_states(outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:

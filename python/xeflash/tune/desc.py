@@ -36,8 +36,16 @@ ALGORITHMS = {
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
     "linear": Algorithm(("linear",), ("linear",), "LinearParams"),
     "matmul_softmax": Algorithm(("matmul_softmax",), ("matmul_softmax",), "MatmulSoftmaxParams"),
+    "linear_cross_entropy": Algorithm(
+        ("linear_cross_entropy",), ("linear_cross_entropy", "loss_of_rows", "sum_of_losses"), "CrossEntropyParams"
+    ),
+    "logit_slopes": Algorithm(("logit_slopes",), ("logit_slopes", "sums_of_slopes"), "CrossEntropyParams"),
+    "matmul_add": Algorithm(("matmul_add",), ("matmul_add",), "MatmulAddParams"),
+    "linear_top_k": Algorithm(("linear_top_k",), ("linear_top_k", "merge_top_k"), "TopKParams"),
     "peak": Algorithm(("peak",), ("peak",)),
 }
+
+OF_HEADS = ("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k")  # of language models
 
 
 class _OfAlgorithm:
@@ -106,7 +114,10 @@ class ProductDesc(_OfAlgorithm):
 
 @dataclass(frozen=True)
 class SoftmaxDesc(_OfAlgorithm):
-    """The same of a product whose rows become their softmax, in the order of SoftmaxDesc in kernels.hpp."""
+    """The same of a product whose rows become their softmax, or of OF_HEADS, in the order of SoftmaxDesc in kernels.hpp.
+
+    Those of heads say the inputs of a step; they have columns = 0, as these change nothing.
+    """
 
     algorithm: str
     arch: str
@@ -126,9 +137,10 @@ AnyDesc: TypeAlias = Desc | ProductDesc | SoftmaxDesc
 
 def desc_of(values: dict[str, Any]) -> AnyDesc:
     """From what the extension passes."""
-    kinds = {"linear": ProductDesc, "matmul_softmax": SoftmaxDesc}
-    kind = kinds.get(values["algorithm"])
-    return Desc.from_dict(values) if kind is None else kind(**values)
+    algorithm = values["algorithm"]
+    if algorithm == "linear":
+        return ProductDesc(**values)
+    return SoftmaxDesc(**values) if algorithm in ("matmul_softmax", *OF_HEADS) else Desc.from_dict(values)
 
 
 @dataclass(frozen=True)

@@ -109,3 +109,44 @@ def pick_softmax(desc: SoftmaxDesc) -> Config:
                 step //= 2
             return Config(rows, step, width, threads=threads, products=products)
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
+
+
+# arch, algorithm, dtype, rows <=: rows of a thread, columns of a tile, most inputs of a step, threads of a group, which
+# are neighbours
+HeadRow = tuple[str, str, str, int, int, int, int, int]
+
+# A tile of x, one of W and sums of both have to fit in registers; CPUs keep a tile of x in L1.
+_HEADS = ("linear_cross_entropy", "logit_slopes", "linear_top_k")
+HEADS: list[HeadRow] = [
+    ("cpu", "matmul_add", "*", 99, 96, 128, 128, 1),
+    *(("cpu", name, "*", most, rows, 96, 128, 1) for name in _HEADS for most, rows in ((16, 16), (32, 32), (99, 64))),
+    ("dg2", "matmul_add", "float32", 99, 8, 16, 16, 8),
+    ("dg2", "matmul_add", "*", 99, 8, 32, 32, 8),
+    ("*", "matmul_add", "float32", 99, 8, 32, 32, 8),
+    ("*", "matmul_add", "*", 99, 16, 64, 32, 8),
+    *(
+        (arch, name, dtype, most, rows, columns, inputs, threads)
+        for arch, dtype, rows, columns, inputs in (
+            ("dg2", "float32", 8, 16, 16),
+            ("dg2", "*", 8, 16, 32),
+            ("*", "float32", 8, 32, 32),
+            ("*", "*", 16, 32, 64),
+        )
+        for name in _HEADS
+        for most, threads in ((16, 1), (99, 8))
+    ),
+]
+
+
+def pick_head(desc: SoftmaxDesc) -> Config:
+    """What the table says for `desc`."""
+    family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
+    for arch, algorithm, dtype, most_rows, rows, columns, inputs, threads in HEADS:
+        if (
+            arch in ("*", family)
+            and algorithm == desc.algorithm
+            and dtype in ("*", desc.dtype)
+            and desc.rows <= most_rows
+        ):
+            return Config(rows, min(inputs, desc.inputs), columns, threads=threads)
+    raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")

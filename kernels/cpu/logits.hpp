@@ -1,0 +1,131 @@
+// Logits on the CPU: lane = row.
+#pragma once
+
+#include "cpu/scores.hpp"
+#include "cpu/slope.hpp"
+#include "products/logit_params.hpp"
+
+namespace xeflash::cpu {
+
+// Packed once.
+template <class T, int R, int Bk>
+struct KeptInputs {
+  Left<T, R, Bk>* tiles;
+
+  XF_INLINE KeptInputs(void* memory, int64_t worker, const Rows<const T>& x)
+      : tiles(static_cast<Left<T, R, Bk>*>(memory) + worker * ((x.width + Bk - 1) / Bk)) {
+    for (int k = 0; k < x.width; k += Bk) {
+      with_inputs<R, Bk>(x, k, [&](const auto& inputs) { load(tiles[k / Bk], inputs); });
+    }
+  }
+  template <class F>
+  XF_INLINE void at(int k, F f) const {
+    f(tiles[k / Bk]);
+  }
+};
+
+template <int R>
+struct RowInts {
+  i32x16 x[R / kLanes];
+};
+
+XF_INLINE int64_t target_at(const TargetArg& target, int row) {
+  return target.dwords == 2 ? reinterpret_cast<const int64_t*>(target.data)[row]
+                            : reinterpret_cast<const int32_t*>(target.data)[row];
+}
+template <int R>
+XF_INLINE RowInts<R> targets_of(const TargetArg& target, int row, int rows, int columns) {
+  RowInts<R> all;
+  for (int r = 0; r < R; ++r) {
+    const int64_t y = target.data && row + r < rows ? target_at(target, row + r) : -1;
+    all.x[r / kLanes][r % kLanes] = y >= 0 && y < columns ? static_cast<int>(y) : -1;
+  }
+  return all;
+}
+template <int R>
+XF_INLINE ColVec<R> counts_of(const TargetArg& target, int row, int rows, int columns) {
+  ColVec<R> all(0.f);
+  const int64_t ignored = static_cast<int64_t>(static_cast<uint32_t>(target.ignored[0])) |
+                          static_cast<int64_t>(target.ignored[1]) << 32;
+  for (int r = 0; r < R && row + r < rows && target.data; ++r) {
+    const int64_t y = target_at(target, row + r);
+    all.x[r / kLanes][r % kLanes] = y == ignored              ? 0.f
+                                    : y >= 0 && y < columns ? 1.f
+                                                              : __builtin_nanf("");
+  }
+  return all;
+}
+
+template <int R, int C>
+XF_INLINE void pick(ColVec<R>& picked, const Tile<R, C>& S, const RowInts<R>& targets, int column) {
+  for (int r = 0; r < R / kLanes; ++r) {
+    for (int i = 0; i < kLanes; ++i) {
+      const int at = targets.x[r][i] - column;
+      if (at >= 0 && at < C) picked.x[r][i] = S.at(at, r)[i];
+    }
+  }
+}
+
+template <class T, int R, int C>
+XF_INLINE void add_to_columns(Tile<R, C>& S, const T* bias, int column, int columns) {
+  each(S, 0, column, [&](f32x16 s, i32x16, int k) {
+    return s + to_float(bias[k < columns ? k : columns - 1]);
+  });
+}
+
+template <int R, int C>
+XF_INLINE ColVec<R> sum_of_differences(const Tile<R, C>& S, const ColVec<R>& m, int column,
+                                       int columns) {
+  ColVec<R> sums(0.f);
+  for (int r = 0; r < R / kLanes; ++r) {
+    for (int c = 0; c < S.cols && column + c < columns; ++c) sums.x[r] += S.at(c, r) - m.x[r];
+  }
+  return sums;
+}
+
+template <int R, int C>
+XF_INLINE void slopes_of(Tile<R, C>& S, const ColVec<R>& m, const ColVec<R>& log_l,
+                         const ColVec<R>& of_p, const ColVec<R>& of_target,
+                         const ColVec<R>& of_all, const RowInts<R>& targets, int first,
+                         int column, const LogitParams& p) {
+  S.each_vector(C, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
+    const f32x16 P = exp2<6>((v - m.x[r] - log_l.x[r]) * kLog2e);
+    f32x16 slope = fma(P, of_p.x[r], -of_all.x[r]);
+    slope -= select(targets.x[r] == i32x16(first + column + c), of_target.x[r], f32x16(0.f));
+    if (p.softcap > 0.f) {
+      const f32x16 t = v * p.inverse_cap;
+      slope *= 1.f - t * t;
+    }
+    v = column + c < p.columns ? slope * p.scale : f32x16(0.f);
+  });
+}
+
+// Rows of m are columns of S.
+template <class T, int R, int C>
+XF_INLINE void store_turned(const Rows<T>& m, const Tile<R, C>& S) {
+  for (int c = 0; c < C; ++c) {
+    for (int r = 0; r < R / kLanes; ++r) {
+      store_narrowed(m.row(c) + r * kLanes, S.at(c, r));
+    }
+  }
+}
+
+template <class T>
+XF_INLINE f32x16 lanes_at(const T* data) {
+  return load_widened(data);
+}
+template <class T>
+XF_INLINE void store_lanes(float* sums, T* out, f32x16 x, int count, bool adds) {
+  if (adds) x += load_as<f32x16>(sums);
+  store_as(sums, x);
+  store_some(out, x, count);
+}
+
+template <int R>
+XF_INLINE float sum_of(const ColVec<R>& x) {
+  f32x16 sum = x.x[0];
+  for (int r = 1; r < R / kLanes; ++r) sum += x.x[r];
+  return reduce_add(sum);
+}
+
+}  // namespace xeflash::cpu

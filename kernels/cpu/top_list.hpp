@@ -1,0 +1,74 @@
+// Lists of the largest logits on the CPU.
+#pragma once
+
+#include "cpu/tile.hpp"
+
+namespace xeflash::cpu {
+
+struct TopList {
+  float* values;
+  int32_t* tokens;
+  int k;
+  float last = -kInf;
+
+  XF_INLINE TopList(const TopKParams& p, int row, int part) : k(p.k) {
+    const int64_t at = (int64_t{row} * p.parts + part) * p.length;
+    values = p.values + at;
+    tokens = p.tokens + at;
+  }
+  XF_INLINE void clear() {
+    for (int i = 0; i < k; ++i) values[i] = -kInf;
+  }
+  XF_INLINE void find_last() { last = values[k - 1]; }
+  XF_INLINE float value(int i) const { return values[i]; }
+  XF_INLINE int token(int i) const { return tokens[i]; }
+  // A value above the last one, behind those that are as large.
+  XF_INLINE void insert(float value, int token) {
+    int i = k - 1;
+    for (; i > 0 && values[i - 1] < value; --i) {
+      values[i] = values[i - 1];
+      tokens[i] = tokens[i - 1];
+    }
+    values[i] = value;
+    tokens[i] = token;
+    find_last();
+  }
+  XF_INLINE void store(const TopKParams& p, int row) const {
+    auto* found = reinterpret_cast<int64_t*>(p.of_largest);
+    for (int i = 0; i < k; ++i) {
+      p.largest[int64_t{row} * k + i] = values[i] == kNoScore ? -kInf : values[i];
+      found[int64_t{row} * k + i] = tokens[i];
+    }
+  }
+};
+
+template <int R>
+struct TopLists {
+  const TopKParams& p;
+  int row, part;
+  ColVec<R> last;
+
+  XF_INLINE TopLists(const TopKParams& p, int row, int part)
+      : p(p), row(row), part(part), last(-kInf) {
+    for (int r = 0; r < R && row + r < p.rows; ++r) TopList(p, row + r, part).clear();
+  }
+  template <int C>
+  XF_INLINE void add(const Tile<R, C>& S, int column) {
+    const ColVec<R> most = row_max(S);
+    for (int v = 0; v < R / kLanes; ++v) {
+      if (!any(most.x[v] > last.x[v])) continue;
+      for (int i = 0; i < kLanes && row + v * kLanes + i < p.rows; ++i) {
+        if (!(most.x[v][i] > last.x[v][i])) continue;
+        TopList list(p, row + v * kLanes + i, part);
+        list.last = last.x[v][i];
+        for (int c = 0; c < S.cols; ++c) {
+          const float s = S.at(c, v)[i];
+          if (s > list.last) list.insert(s, column + c);
+        }
+        last.x[v][i] = list.last;
+      }
+    }
+  }
+};
+
+}  // namespace xeflash::cpu

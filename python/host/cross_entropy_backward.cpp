@@ -1,0 +1,238 @@
+// The gradients of a head's loss: blocks of the vocabulary in turn, of each blocks of rows.
+#include <algorithm>
+
+#include "cross_entropy.hpp"
+#include "logits.hpp"
+#include "products/matmul_params.hpp"
+#include "read_value.hpp"
+#include "targets.hpp"
+
+namespace xeflash {
+namespace {
+
+struct HeadBackwardRequest {
+  std::string function = "linear_cross_entropy";
+  py::object input = py::none(), linear_weight = py::none(), target = py::none();
+  py::object linear_bias = py::none();
+  py::object state = py::none();  // of the forward pass
+  // What a row's gradient is made of, in fp32: of_p P - of_target [target] - of_all.
+  py::object of_p = py::none(), of_target = py::none(), of_all = py::none();
+  double softcap = 0.0, logit_scale = 1.0;
+  bool wants_input = true, wants_weight = true, wants_bias = true;
+};
+
+constexpr std::tuple kHeadBackwardFields{
+    Field{"function", &HeadBackwardRequest::function},
+    Field{"input", &HeadBackwardRequest::input},
+    Field{"linear_weight", &HeadBackwardRequest::linear_weight},
+    Field{"target", &HeadBackwardRequest::target},
+    Field{"linear_bias", &HeadBackwardRequest::linear_bias},
+    Field{"state", &HeadBackwardRequest::state},
+    Field{"of_p", &HeadBackwardRequest::of_p},
+    Field{"of_target", &HeadBackwardRequest::of_target},
+    Field{"of_all", &HeadBackwardRequest::of_all},
+    Field{"softcap", &HeadBackwardRequest::softcap},
+    Field{"logit_scale", &HeadBackwardRequest::logit_scale},
+    Field{"wants_input", &HeadBackwardRequest::wants_input},
+    Field{"wants_weight", &HeadBackwardRequest::wants_weight},
+    Field{"wants_bias", &HeadBackwardRequest::wants_bias},
+};
+static_assert(is_complete(kHeadBackwardFields));
+
+const float* read_floats(const py::object& object, const char* name, int64_t count,
+                         const Head& head, const Checker& check, std::vector<Array>& keep) {
+  Array x = read_array(object, check.function(), name);
+  XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, name, "must be float32");
+  check.require_same_place(x, name, head.input, "input");
+  int64_t elements = 1;
+  for (int i = 0; i < x.ndim; ++i) elements *= x.shape[i];
+  XF_REQUIRE(check, elements == count && x.is_packed(), name,
+             "must be packed and have " + std::to_string(count) + " elements", x.describe_shape(),
+             x);
+  keep.push_back(x);
+  return reinterpret_cast<const float*>(keep.back().data);
+}
+
+// Rows and columns of slopes that are in memory at a time: enough of both that products with them
+// take longer than to write and read them.
+struct SlopeBlocks {
+  int64_t rows, columns, slopes_row, turned_row;
+  int64_t element;  // bytes
+};
+SlopeBlocks slope_blocks(const Head& head) {
+  // Those of a group of threads, and of a step of a product, divide these.
+  constexpr int64_t kUnit = 384, kElements = int64_t{1} << 20, kFewColumns = 768;
+  SlopeBlocks b{};
+  b.rows = std::min<int64_t>(head.rows, head.on_gpu ? 4096 : 2048);
+  b.columns = std::max<int64_t>(kFewColumns, (head.on_gpu ? 4 : 1) * kElements / b.rows);
+  b.columns = std::min(whole(head.columns, kUnit), b.columns / kUnit * kUnit);
+  // A power of 2 apart, rows would share few sets of a cache.
+  const int64_t apart = head.on_gpu ? 0 : 16;
+  b.slopes_row = b.columns + apart;
+  b.turned_row = whole(b.rows, 128) + apart;
+  const std::string& arch = head.place.device.facts.arch;
+  const bool pairs = arch == "cpu-avx512-bf16" || arch == "cpu-amx-bf16";
+  b.element = head.on_gpu || (pairs && head.input.dtype == DType::kBF16)
+                  ? size_of(head.input.dtype)
+                  : 4;
+  return b;
+}
+
+}  // namespace
+
+py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
+  const auto r = read_request<HeadBackwardRequest>(arguments, kHeadBackwardFields);
+  const Checker check(r.function);
+  const Head head =
+      read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
+  const Targets targets = read_targets(r.target, head, kAnyTarget, check);
+  std::vector<Array> keep;
+  keep.reserve(4);
+  const float* state = read_floats(r.state, "state", 2 * head.rows, head, check, keep);
+  const float* of_p = read_floats(r.of_p, "of_p", head.rows, head, check, keep);
+  const float* of_target = read_floats(r.of_target, "of_target", head.rows, head, check, keep);
+  const float* of_all = read_floats(r.of_all, "of_all", head.rows, head, check, keep);
+
+  const DType dtype = head.input.dtype;
+  const int64_t features = head.features;
+  Array dx, dw, dbias;
+  if (r.wants_input) {
+    std::vector<int64_t> shape = head.shape;
+    shape.push_back(features);
+    dx = new_array(head.input, dtype, shape);
+  }
+  if (r.wants_weight) dw = new_array(head.input, dtype, {head.columns, features});
+  const bool wants_bias = r.wants_bias && head.bias.data;
+  if (wants_bias) dbias = new_array(head.input, dtype, {head.columns});
+  const auto results = [&] {
+    return py::make_tuple(r.wants_input ? dx.object : py::none(),
+                          r.wants_weight ? dw.object : py::none(),
+                          wants_bias ? dbias.object : py::none());
+  };
+  if (head.rows == 0) {
+    submit(head.place, [&](Launcher& launch) {
+      if (r.wants_weight) launch.clear(dw);
+      if (wants_bias) launch.clear(dbias);
+    });
+    return results();
+  }
+
+  const SlopeBlocks blocks = slope_blocks(head);
+  SoftmaxDesc desc = head.describe(Algorithm::kLogitSlopes, blocks.rows, head.inputs);
+  const Kernels& of_slopes = find_kernels(desc, head.place);
+  desc = head.describe(Algorithm::kMatmulAdd, blocks.rows, 128);
+  desc.access = head.access_with({r.wants_input ? &dx : nullptr, r.wants_weight ? &dw : nullptr});
+  const Kernels& of_product = find_kernels(desc, head.place);
+
+  CrossEntropyParams p{};
+  head.fill(p);
+  p.target = targets.arg;
+  p.state = const_cast<float*>(state);
+  p.of_p = of_p;
+  p.of_target = of_target;
+  p.of_all = of_all;
+  p.all_rows = p.rows;
+  p.slopes_row = blocks.slopes_row;
+  p.turned_row = blocks.turned_row;
+  // Sums of a product in fp32: the result itself is one on CPUs.
+  const bool in_place = !head.on_gpu && dtype == DType::kF32;
+  const bool one_block = blocks.rows >= head.rows;
+  const int64_t sums_row = whole(head.inputs, of_product.block_v);
+  const int64_t tile_rows = int64_t{of_product.block_q} * of_product.threads;
+  Plan plan;
+  const int64_t slopes =
+      plan.add(whole(blocks.rows, 128) * blocks.slopes_row * blocks.element);
+  const int64_t turned = plan.add(blocks.columns * blocks.turned_row * blocks.element);
+  const int64_t zeroed = turned + blocks.columns * blocks.turned_row * blocks.element - slopes;
+  const int64_t x_sums =
+      plan.add(r.wants_input && !in_place ? whole(head.rows, tile_rows) * sums_row * 4 : 0);
+  const int64_t w_sums = plan.add(
+      r.wants_weight && !in_place && !one_block ? whole(blocks.columns, tile_rows) * sums_row * 4 : 0);
+  const int64_t bias_sums = plan.add(wants_bias ? whole(blocks.columns, 16) * 4 : 0);
+  p.workers = head.place.device.facts.compute_units;
+  const int64_t kept = plan.add(kept_bytes(p, of_slopes, head));
+  Scratch scratch;
+  scratch.allocate(head.place, head.input, plan.floats());
+  auto* memory = reinterpret_cast<std::byte*>(scratch.data);
+  p.slopes = memory + slopes;
+  p.turned = r.wants_weight ? memory + turned : nullptr;
+  p.bias_sums = reinterpret_cast<float*>(memory + bias_sums);
+  p.kept = memory + kept;
+
+  const auto* x = static_cast<const std::byte*>(p.x);
+  const auto* weight = static_cast<const std::byte*>(p.weight);
+  const auto* bias = static_cast<const std::byte*>(p.bias);
+  const int64_t bytes = size_of(dtype), all_columns = p.columns, all_rows = p.rows;
+  const auto multiply = [&](Launcher& launch, MatmulAddParams& m) {
+    const int64_t groups = divide_up(m.rows, tile_rows) * divide_up(m.columns, of_product.block_v);
+    m.workers = static_cast<int32_t>(groups);
+    launch(*of_product.entries[0], m, static_cast<uint64_t>(groups), of_product.threads);
+  };
+  submit(head.place, [&](Launcher& launch) {
+    for (int64_t j = 0; j < all_columns; j += blocks.columns) {
+      const int64_t columns = std::min(blocks.columns, all_columns - j);
+      for (int64_t i = 0; i < all_rows; i += blocks.rows) {
+        const int64_t rows = std::min(blocks.rows, all_rows - i);
+        // GPUs read behind the last rows and columns: no numbers of earlier blocks, or of others.
+        if (head.on_gpu && (i + j == 0 || rows < blocks.rows || columns < blocks.columns))
+          launch.clear(memory + slopes, zeroed);
+        CrossEntropyParams q = p;
+        q.x = x + i * p.x_row * bytes;
+        q.weight = weight + j * p.weight_row * bytes;
+        q.bias = bias ? bias + j * bytes : nullptr;
+        q.rows = static_cast<int32_t>(rows);
+        q.columns = static_cast<int32_t>(columns);
+        q.first = static_cast<int32_t>(j);
+        q.state += i, q.of_p += i, q.of_target += i, q.of_all += i;
+        q.target.data += i * q.target.dwords;
+        share_out(q, of_slopes, 384, head);
+        launch(*of_slopes.entries[0], q, static_cast<uint64_t>(q.workers), of_slopes.threads);
+        const bool is_first = i == 0, is_last = i + rows == all_rows;
+        if (wants_bias) {
+          q.adds = !is_first;
+          q.bias_slopes = dbias.data + j * bytes;
+          launch(*of_slopes.entries[1], q, static_cast<uint64_t>(divide_up(columns, kRowsAtOnce)));
+        }
+        if (r.wants_input) {  // dX += D W
+          MatmulAddParams m{};
+          m.a = p.slopes;
+          m.b = q.weight;
+          m.a_row = p.slopes_row;
+          m.b_row = p.weight_row;
+          m.rows = q.rows;
+          m.columns = p.inputs;
+          m.out_columns = static_cast<int32_t>(features);
+          m.inputs = q.columns;
+          m.sums = reinterpret_cast<float*>(in_place ? dx.data : memory + x_sums);
+          m.sums_row = in_place ? features : sums_row;
+          m.sums += i * m.sums_row;
+          m.out = !in_place && j + columns == all_columns ? dx.data + i * features * bytes : nullptr;
+          m.out_row = features;
+          m.adds = j > 0;
+          multiply(launch, m);
+        }
+        if (r.wants_weight) {  // dW += D^T X
+          MatmulAddParams m{};
+          m.a = p.turned;
+          m.b = q.x;
+          m.a_row = p.turned_row;
+          m.b_row = p.x_row;
+          m.rows = q.columns;
+          m.columns = p.inputs;
+          m.out_columns = static_cast<int32_t>(features);
+          m.inputs = q.rows;
+          std::byte* out = dw.data + j * features * bytes;
+          m.sums = reinterpret_cast<float*>(in_place ? out : memory + w_sums);
+          m.sums_row = in_place ? features : sums_row;
+          m.out = !in_place && is_last ? out : nullptr;
+          m.out_row = features;
+          m.adds = !is_first;
+          multiply(launch, m);
+        }
+      }
+    }
+  });
+  return results();
+}
+
+}  // namespace xeflash

@@ -1,0 +1,60 @@
+#include "targets.hpp"
+
+#include <algorithm>
+
+namespace xeflash {
+namespace {
+
+template <class T>
+void refuse_others(const Array& y, const Head& head, int64_t ignored, const Checker& check) {
+  const auto* tokens = reinterpret_cast<const T*>(y.data);
+  for (int64_t i = 0; i < head.rows; ++i) {
+    if (tokens[i] == ignored || (tokens[i] >= 0 && tokens[i] < head.columns)) continue;
+    check.refuse("target", "must be 0 to " + std::to_string(head.columns - 1) +
+                               (ignored == kNoTarget ? std::string()
+                                                     : ", or " + std::to_string(ignored) +
+                                                           " to be ignored"),
+                 std::to_string(tokens[i]), y);
+  }
+}
+
+}  // namespace
+
+Targets read_targets(const py::object& object, const Head& head, int64_t ignored,
+                     const Checker& check) {
+  const char* f = check.function();
+  Array y = read_array(object, f, "target");
+  if (is_float(y.dtype))
+    check.refuse<NotImplemented>("target", "must be tokens, as probabilities are not supported",
+                                 y.describe_dtype(), y);
+  XF_REQUIRE_DTYPE(check, y.dtype == DType::kI64 || y.dtype == DType::kI32, y, "target",
+                   "must be int64 or int32");
+  check.require_same_place(y, "target", head.input, "input");
+  const bool fits = y.ndim == static_cast<int>(head.shape.size()) &&
+                    std::equal(head.shape.begin(), head.shape.end(), y.shape.begin());
+  std::string words;
+  for (const int64_t n : head.shape) words += (words.empty() ? "" : ", ") + std::to_string(n);
+  XF_REQUIRE(check, fits, "target", "must have the shape [" + words + "] of the rows of input",
+             y.describe_shape(), y);
+  if (!y.is_packed()) y = packed_copy(y, f, "target");
+  if (!head.on_gpu && head.rows > 0 && ignored != kAnyTarget) {
+    if (y.queue) head.place.queue.wait_and_throw();
+    if (y.dtype == DType::kI64)
+      refuse_others<int64_t>(y, head, ignored, check);
+    else
+      refuse_others<int32_t>(y, head, ignored, check);
+  }
+  Targets targets{y, {}};
+  targets.arg.data = reinterpret_cast<const uint32_t*>(y.data);
+  targets.arg.dwords = y.dtype == DType::kI64 ? 2 : 1;
+  targets.arg.ignored[0] = static_cast<int32_t>(static_cast<uint32_t>(ignored));
+  targets.arg.ignored[1] = static_cast<int32_t>(ignored >> 32);
+  return targets;
+}
+
+int64_t part_of(const Head& head) {
+  if (!head.on_gpu) return std::max<int64_t>(1024, divide_up(head.columns, 32));
+  return std::max<int64_t>(256, divide_up(head.columns, 128));
+}
+
+}  // namespace xeflash

@@ -1,0 +1,83 @@
+#include "top_k.hpp"
+
+#include "logits.hpp"
+#include "read_value.hpp"
+#include "targets.hpp"
+
+namespace xeflash {
+namespace {
+
+struct TopKRequest {
+  std::string function = "linear_top_k";
+  py::object input = py::none(), linear_weight = py::none();
+  int64_t k = 1;
+  py::object linear_bias = py::none();
+  double softcap = 0.0, logit_scale = 1.0;
+  bool argmax = false;  // results have no dimension of k
+};
+
+constexpr std::tuple kTopKFields{
+    Field{"function", &TopKRequest::function},
+    Field{"input", &TopKRequest::input},
+    Field{"linear_weight", &TopKRequest::linear_weight},
+    Field{"k", &TopKRequest::k},
+    Field{"linear_bias", &TopKRequest::linear_bias},
+    Field{"softcap", &TopKRequest::softcap},
+    Field{"logit_scale", &TopKRequest::logit_scale},
+    Field{"argmax", &TopKRequest::argmax},
+};
+static_assert(is_complete(kTopKFields));
+
+constexpr int64_t kMostK = 64;
+
+}  // namespace
+
+py::tuple linear_top_k_fields() {
+  py::list all;
+  list_fields(all, TopKRequest{}, kTopKFields);
+  return py::tuple(all);
+}
+
+py::tuple linear_top_k(const py::kwargs& arguments) {
+  const auto r = read_request<TopKRequest>(arguments, kTopKFields);
+  const Checker check(r.function);
+  if (r.k < 1 || r.k > (r.argmax ? 1 : kMostK)) check.refuse("k must be 1 to 64, got " + std::to_string(r.k));
+  const Head head =
+      read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
+  if (r.k > head.columns)
+    check.refuse("k must be at most the " + std::to_string(head.columns) +
+                 " rows of linear_weight, got " + std::to_string(r.k));
+  std::vector<int64_t> shape = head.shape;
+  if (!r.argmax) shape.push_back(r.k);
+  const Array values = new_array(head.input, DType::kF32, shape);
+  const Array tokens = new_array(head.input, DType::kI64, shape);
+  const py::tuple results = py::make_tuple(values.object, tokens.object);
+  if (head.rows == 0) return results;
+
+  const Kernels& kernels =
+      find_kernels(head.describe(Algorithm::kLinearTopK, head.rows, head.inputs), head.place);
+  TopKParams p{};
+  head.fill(p);
+  share_out(p, kernels, part_of(head), head);
+  p.k = static_cast<int32_t>(r.k);
+  p.length = static_cast<int32_t>(whole(r.k, kListStep));
+  p.largest = reinterpret_cast<float*>(values.data);
+  p.of_largest = reinterpret_cast<uint32_t*>(tokens.data);
+  Plan plan;
+  const int64_t list_bytes = int64_t{p.rows} * p.parts * p.length * 4;
+  const int64_t of_values = plan.add(list_bytes), of_tokens = plan.add(list_bytes);
+  const int64_t kept = plan.add(kept_bytes(p, kernels, head));
+  Scratch scratch;
+  scratch.allocate(head.place, head.input, plan.floats());
+  auto* memory = reinterpret_cast<std::byte*>(scratch.data);
+  p.values = reinterpret_cast<float*>(memory + of_values);
+  p.tokens = reinterpret_cast<int32_t*>(memory + of_tokens);
+  p.kept = memory + kept;
+  submit(head.place, [&](Launcher& launch) {
+    launch(*kernels.entries[0], p, static_cast<uint64_t>(p.workers), kernels.threads);
+    launch(*kernels.entries[1], p, static_cast<uint64_t>(p.rows));
+  });
+  return results;
+}
+
+}  // namespace xeflash

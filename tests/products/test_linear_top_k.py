@@ -1,0 +1,136 @@
+"""The largest logits of a head: values and tokens against float64, ties, refusals."""
+
+from itertools import product
+
+import pytest
+import torch
+import xeflash
+from arrays import from_array, is_on_gpu, to_array
+from heads import Head, logits, make, name_of, sizes
+from tolerance import assert_close
+from xeflash.selftest.tolerance import GPU_MATH, SCORES
+
+GPU_TESTS = ("test_gpu",)
+
+
+def run(head, k):
+    x, w, _, bias = make(head)
+    given = [to_array(t, head.kind) for t in (x, w, bias)]
+    found = xeflash.linear_top_k(*given[:2], k, linear_bias=given[2], **head.changes)
+    values, tokens = (from_array(t, head.kind) for t in found)
+    z = logits(head, x, w, bias)
+    want = z.topk(k).values
+    assert values.dtype == torch.float32 and tokens.dtype == torch.int64
+    assert values.shape == tokens.shape == (head.rows, k)
+    off = SCORES * float(sizes(head, x, w, bias).max())
+    other = logits(head, x, w, bias, torch.float32).topk(k).values.double()
+    math = GPU_MATH * (1 + head.softcap) if is_on_gpu(head.kind) else 0.0
+    assert_close(name_of(head), values, want.numpy(), other.numpy(), float(z.abs().max()), off, math)
+    # Each token's logit is the one that is told, and no token comes twice.
+    assert_close("tokens", z.gather(1, tokens).float(), want.numpy(), other.numpy(), float(z.abs().max()), off, math)
+    assert all(len(set(row)) == k for row in tokens.tolist())
+    best = xeflash.linear_argmax(*given[:2], linear_bias=given[2], **head.changes)
+    assert torch.equal(from_array(best, head.kind), tokens[:, 0])
+
+
+CASES = [
+    (Head(dtype, rows, vocabulary, 40, bias=rows == 23), k)
+    for dtype, rows, vocabulary, k in product(("fp32", "bf16"), (1, 23, 127), (1, 17, 1000, 5003), (1, 7, 64))
+    if k <= vocabulary
+]
+CASES += [
+    (Head("fp16", 33, 2500, 100, softcap=4.0, scale=-0.5, layout="sliced"), 16),
+    (Head("fp32", 33, 2500, 100, kind="numpy", layout="turned"), 5),
+]
+
+
+@pytest.mark.parametrize(("head", "k"), CASES, ids=lambda x: name_of(x) if isinstance(x, Head) else f"k{x}")
+def test_matches_reference(head, k):
+    run(head, k)
+
+
+def check_ties(kind):
+    """Logits of few values: of equal ones the lower token comes first, wherever blocks and parts end."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randint(3, (2600, 1), generator=generator).float() * torch.ones(1, 32)
+    x = torch.ones(5, 32) * torch.tensor([1.0, -1.0, 0.0, 2.0, 0.5])[:, None]
+    order = (x @ w.mT).sort(dim=1, descending=True, stable=True).indices
+    for k in (1, 20, 64):
+        tokens = xeflash.linear_top_k(to_array(x, kind), to_array(w, kind), k)[1]
+        assert torch.equal(from_array(tokens, kind), order[:, :k])
+
+
+def test_of_equal_logits_the_lower_token_comes_first():
+    check_ties("torch")
+
+
+def test_hidden_tokens_come_last():
+    bias = torch.full((100,), -torch.inf)
+    bias[[7, 90]] = 0.0
+    values, tokens = xeflash.linear_top_k(torch.ones(2, 8), torch.ones(100, 8), 4, linear_bias=bias)
+    assert tokens.tolist() == [[7, 90, 0, 1]] * 2
+    assert values.tolist() == [[8.0, 8.0, -torch.inf, -torch.inf]] * 2
+
+
+def test_what_is_no_number_comes_last():
+    w = torch.ones(50, 8)
+    w[[0, 30]] = torch.nan
+    w[49] = 2.0
+    assert xeflash.linear_top_k(torch.ones(1, 8), w, 3)[1].tolist() == [[49, 1, 2]]
+
+
+def test_rows_have_any_shape():
+    w = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+    for shape in ((), (2, 3), (0,)):
+        x = torch.ones(*shape, 8)
+        assert xeflash.linear_argmax(x, w).shape == shape
+        assert xeflash.linear_top_k(x, w, 4)[0].shape == (*shape, 4)
+
+
+def test_compiles_without_a_break():
+    x, w, _, _ = make(Head())
+
+    def step(x, w):
+        values, tokens = xeflash.linear_top_k(x, w, 5)
+        return values.sum(), tokens, xeflash.linear_argmax(x, w)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for got, want in zip(compiled(x, w), step(x, w), strict=True):
+        assert torch.equal(got, want)
+    torch.library.opcheck(torch.ops.xeflash.linear_top_k.default, (x, w, 5))
+
+
+REFUSED = [
+    (dict(k=0), ValueError, "k must be 1 to 64, got 0"),
+    (dict(k=65), ValueError, "k must be 1 to 64, got 65"),
+    (dict(k=6), ValueError, "k must be at most the 5 rows of linear_weight, got 6"),
+    (dict(k=2.0), TypeError, "k must be an integer, got 2.0"),
+    (dict(input=torch.zeros(4, 8, requires_grad=True)), NotImplementedError, "input must not require grad"),
+    (dict(linear_weight=torch.zeros(5, 9)), ValueError, "linear_weight must have the 8 features of input"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[m for _, _, m in REFUSED])
+def test_refused_by_name(change, error, message):
+    with pytest.raises(error, match="^linear_top_k: " + message):
+        xeflash.linear_top_k(**(dict(input=torch.zeros(4, 8), linear_weight=torch.zeros(5, 8), k=2) | change))
+
+
+# ---- GPUs ---------------------------------------------------------------------------------------
+
+GPU_CASES = [
+    (Head("bf16", 20, 700, 64, bias=True, softcap=4.0), 5),
+    (Head("fp16", 3, 530, 64, layout="sliced"), 40),
+    (Head("fp32", 9, 300, 32), 64),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("head", "k"), GPU_CASES, ids=lambda x: name_of(x) if isinstance(x, Head) else f"k{x}")
+def test_gpu_matches_reference(head, k, gpu):
+    run(head._replace(kind="usm"), k)
+
+
+@pytest.mark.gpu
+def test_gpu_of_equal_logits_the_lower_token_comes_first(gpu):
+    check_ties("usm")
