@@ -128,6 +128,8 @@ const char* name_of(Algorithm algorithm) {
       return "matmul_add";
     case Algorithm::kLinearTopK:
       return "linear_top_k";
+    case Algorithm::kSampleTokens:
+      return "sample_tokens";
     default:
       return "standard_attention";
   }

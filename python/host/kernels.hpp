@@ -33,7 +33,8 @@ enum class Algorithm : uint8_t {
   kLinearCrossEntropy,
   kLogitSlopes,
   kMatmulAdd,
-  kLinearTopK
+  kLinearTopK,
+  kSampleTokens
 };
 const char* name_of(Algorithm algorithm);  // as Python knows it
 

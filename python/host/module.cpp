@@ -20,6 +20,7 @@
 #include "native.hpp"
 #include "overlap.hpp"
 #include "runtime.hpp"
+#include "sample.hpp"
 #include "schedule.hpp"
 #include "standard.hpp"
 
@@ -194,6 +195,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("linear_cross_entropy_fields", &linear_cross_entropy_fields);
   m.def("linear_top_k", &run_arguments<&linear_top_k>);
   m.def("linear_top_k_fields", &linear_top_k_fields);
+  m.def("sample", &run_arguments<&sample>);
+  m.def("sample_fields", &sample_fields);
   m.def("softmax_names", [] { return names_of(kSoftmaxFields); });
   m.def("product_names", [] { return names_of(kProductFields); });
   m.def("refuse_shared", [](const std::string& function, const py::object& written,

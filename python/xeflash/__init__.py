@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from xeflash.api.kv_cache import flash_attn_with_kvcache
     from xeflash.api.linear import linear
     from xeflash.api.matmul_softmax import matmul_softmax
+    from xeflash.api.sample import linear_sample, sample
     from xeflash.api.merge import merge_states
     from xeflash.api.pack_int4 import pack_int4
     from xeflash.call.random import manual_seed
@@ -53,10 +54,12 @@ __all__ = [
     "linear_argmax",
     "linear_cross_entropy",
     "linear_log_prob",
+    "linear_sample",
     "linear_top_k",
     "manual_seed",
     "matmul_softmax",
     "merge_states",
+    "sample",
     "pack_int4",
 ]
 
@@ -85,6 +88,7 @@ _MODULES = {"attention": "api.attention", "flash_attn_with_kvcache": "api.kv_cac
 _MODULES |= {"manual_seed": "call.random", "merge_states": "api.merge", "linear": "api.linear"}
 _MODULES |= {"pack_int4": "api.pack_int4"}
 _MODULES |= {"matmul_softmax": "api.matmul_softmax"}
+_MODULES |= {"sample": "api.sample", "linear_sample": "api.sample"}
 _MODULES |= dict.fromkeys(("linear_argmax", "linear_cross_entropy", "linear_log_prob", "linear_top_k"), "api.heads")
 
 

@@ -175,6 +175,32 @@ class TopKArguments(TypedDict, total=False):
     argmax: Annotated[bool, Keyword(False, ops="h")]  # results have no dimension of k
 
 
+_SAMPLED = Keyword(ops="s")
+
+
+class SampleArguments(TypedDict, total=False):
+    """Tokens that are drawn from logits; those of the plural are of each row, in the place of the singular."""
+
+    function: Annotated[str, Keyword("sample")]
+    logits: Annotated[Array, _SAMPLED]
+    seed: Annotated[int, Keyword(0, ops="s")]
+    position: Annotated[int, Keyword(0, ops="s")]
+    temperature: Annotated[float, Keyword(1.0, ops="s")]
+    top_k: Annotated[int, Keyword(0, ops="s")]
+    top_p: Annotated[float, Keyword(1.0, ops="s")]
+    min_p: Annotated[float, Keyword(0.0, ops="s")]
+    seeds: Annotated[Array, _SAMPLED]
+    positions: Annotated[Array, _SAMPLED]
+    temperatures: Annotated[Array, _SAMPLED]
+    top_ks: Annotated[Array, _SAMPLED]
+    top_ps: Annotated[Array, _SAMPLED]
+    min_ps: Annotated[Array, _SAMPLED]
+    softcap: Annotated[float, Keyword(0.0, ops="s")]
+    logit_scale: Annotated[float, Keyword(1.0, ops="s")]
+    min_p_last: Annotated[bool, Keyword(False, ops="s")]
+    first_row: Annotated[int, Keyword(0, ops="s")]  # the index of the first one, where one seed is for all
+
+
 class Engine(Protocol):
     """What runs calls: the extension, or torch_ops in its place."""
 
@@ -198,6 +224,9 @@ class Engine(Protocol):
 
     def linear_top_k(self, **arguments: Unpack[TopKArguments]) -> tuple[Any, Any]:
         """(values, tokens)."""
+
+    def sample(self, **arguments: Unpack[SampleArguments]) -> Any:
+        """Tokens."""
 
 
 class Row(NamedTuple):
@@ -229,6 +258,7 @@ ROWS_OF_LINEAR: Mapping[str, Row] = _rows(LinearArguments)
 ROWS_OF_SOFTMAX: Mapping[str, Row] = _rows(MatmulSoftmaxArguments)
 ROWS_OF_CROSS_ENTROPY: Mapping[str, Row] = _rows(CrossEntropyArguments)
 ROWS_OF_TOP_K: Mapping[str, Row] = _rows(TopKArguments)
+ROWS_OF_SAMPLE: Mapping[str, Row] = _rows(SampleArguments)
 ARRAYS = frozenset(name for name, row in ROWS.items() if row.is_array)
 ARRAYS_OF_LINEAR = frozenset(name for name, row in ROWS_OF_LINEAR.items() if row.is_array)
 ARRAYS_OF_SOFTMAX = frozenset(name for name, row in ROWS_OF_SOFTMAX.items() if row.is_array)
@@ -244,7 +274,7 @@ FORWARD_ONLY = frozenset(name for name, row in ROWS.items() if row.more.forward_
 Fields: TypeAlias = tuple[tuple[str, str, Any, str], ...]
 
 
-_TABLES = (ROWS, ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_TOP_K)
+_TABLES = (ROWS, ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_TOP_K, ROWS_OF_SAMPLE)
 
 
 def check(reported: tuple[Fields, ...], learned: tuple[str, ...]) -> None:

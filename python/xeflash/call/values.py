@@ -19,6 +19,7 @@ schema.check(
         _core.matmul_softmax_fields(),
         _core.linear_cross_entropy_fields(),
         _core.linear_top_k_fields(),
+        _core.sample_fields(),
     ),
     _core.learned_names(),
 )

@@ -129,7 +129,7 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
 
 _NO_PRODUCTS_OF_TILES = (
     *("flash_decode", "append", "merge_states", "flash_bwd_heads", "linear"),
-    *("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k"),
+    *("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k", "sample_tokens"),
 )
 
 

@@ -10,6 +10,7 @@ The package stands in for the extension there (``stand_in``): ``forward`` and th
 
 from xeflash.torch_ops import heads as _heads  # noqa: F401  registers its operators
 from xeflash.torch_ops import products as _products  # noqa: F401  likewise
+from xeflash.torch_ops import sampling as _sampling  # noqa: F401  likewise
 from xeflash.torch_ops import softmax as _softmax  # noqa: F401  likewise
 from xeflash.torch_ops.library import needed, wants_gradients
 from xeflash.torch_ops.stand_in import (
@@ -20,7 +21,8 @@ from xeflash.torch_ops.stand_in import (
     matmul_softmax,
     merge_states,
     refuse_shared,
+    sample,
 )
 
 __all__ = ["forward", "linear", "linear_cross_entropy", "linear_top_k", "matmul_softmax", "merge_states", "needed"]
-__all__ += ["refuse_shared", "wants_gradients"]
+__all__ += ["refuse_shared", "sample", "wants_gradients"]

@@ -16,6 +16,7 @@ from xeflash.call.schema import (
     ROWS,
     ROWS_OF_CROSS_ENTROPY,
     ROWS_OF_LINEAR,
+    ROWS_OF_SAMPLE,
     ROWS_OF_SOFTMAX,
     ROWS_OF_TOP_K,
     THD,
@@ -124,6 +125,7 @@ LINEAR_TOP_K = Form(
     "linear_top_k", "linear_top_k", BSHD, "h", "input linear_weight k linear_bias", 2,
     results="Pair", table=ROWS_OF_TOP_K,
 )  # fmt: skip
+SAMPLE = Form("sample", "sample", BSHD, "s", "logits", 1, results="One", table=ROWS_OF_SAMPLE)
 
 
 def backward_schema(name: str) -> str:

@@ -17,6 +17,7 @@ from xeflash.call.schema import (
     BHSD,
     OF_ATTENTION,
     ROWS_OF_CROSS_ENTROPY,
+    ROWS_OF_SAMPLE,
     ROWS_OF_TOP_K,
     THD,
     Row,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         CrossEntropyArguments,
         LinearArguments,
         MatmulSoftmaxArguments,
+        SampleArguments,
         TopKArguments,
     )
 
@@ -216,6 +218,13 @@ def linear_top_k(**arguments: Unpack[TopKArguments]) -> tuple[Any, Any]:
     _check_head(given, ROWS_OF_TOP_K)
     results: tuple[Any, Any] = torch.ops.xeflash.linear_top_k.default(**given)
     return results
+
+
+def sample(**arguments: Unpack[SampleArguments]) -> Any:
+    """_core.sample by its operator."""
+    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
+    _check_head(given, ROWS_OF_SAMPLE)
+    return torch.ops.xeflash.sample.default(**given)
 
 
 def merge_states(outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:

@@ -42,10 +42,11 @@ ALGORITHMS = {
     "logit_slopes": Algorithm(("logit_slopes",), ("logit_slopes", "sums_of_slopes"), "CrossEntropyParams"),
     "matmul_add": Algorithm(("matmul_add",), ("matmul_add",), "MatmulAddParams"),
     "linear_top_k": Algorithm(("linear_top_k",), ("linear_top_k", "merge_top_k"), "TopKParams"),
+    "sample_tokens": Algorithm(("sample_tokens",), ("sample_tokens",), "SampleParams"),
     "peak": Algorithm(("peak",), ("peak",)),
 }
 
-OF_HEADS = ("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k")  # of language models
+OF_HEADS = ("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k", "sample_tokens")  # of language models
 
 
 class _OfAlgorithm:

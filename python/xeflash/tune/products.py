@@ -141,6 +141,8 @@ HEADS: list[HeadRow] = [
 def pick_head(desc: SoftmaxDesc) -> Config:
     """What the table says for `desc`."""
     family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
+    if desc.algorithm == "sample_tokens":  # a group has a row: on GPUs all threads of an Xe-core
+        return Config(1, 0, 64, threads=1 if family == "cpu" else 32, split_keys=True)
     for arch, algorithm, dtype, most_rows, rows, columns, inputs, threads in HEADS:
         if (
             arch in ("*", family)

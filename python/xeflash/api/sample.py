@@ -1,0 +1,131 @@
+"""Tokens that are drawn from logits, or from those of a language model's head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xeflash.api.linear import linear
+from xeflash.api.public import public
+from xeflash.api.route import engine
+from xeflash.call.values import shape_of
+
+_OF_ROWS = {"seed": "seeds", "position": "positions", "temperature": "temperatures"}
+_OF_ROWS |= {"top_k": "top_ks", "top_p": "top_ps", "min_p": "min_ps"}
+_OF_WEIGHT = ("linear_bias", "scales", "zeros", "group")
+_ROWS = 64  # of logits that are in memory at a time
+
+
+def _sample(function: str, given: dict[str, Any]) -> Any:
+    for name in ("position", "temperature", "top_k", "top_p", "min_p", "softcap", "logit_scale"):
+        if given.get(name, 0) is None:
+            del given[name]
+    for name, of_rows in _OF_ROWS.items():
+        if hasattr(x := given.get(name), "shape") and getattr(x, "shape", None) != ():
+            given[of_rows] = given.pop(name)
+    core = engine(function, given["logits"], None, None, given)
+    return core.sample(**given, function=function)
+
+
+@public(_sample)
+def sample(
+    logits: Any,
+    *,
+    seed: Any,
+    position: Any = 0,
+    temperature: Any = 1.0,
+    top_k: Any = 0,
+    top_p: Any = 1.0,
+    min_p: Any = 0.0,
+    softcap: float | None = 0.0,
+    logit_scale: float | None = 1.0,
+    min_p_last: bool = False,
+) -> Any:
+    """A token of each row of logits (..., V), in int64: drawn from the softmax of what the limits leave.
+
+    Args:
+        logits: fp32, bf16 or fp16. What is no number is never drawn.
+        seed: of a request, int64. One number for all rows draws other tokens for each of them.
+        position: of the token in its request, int64: another one draws another token.
+        temperature: logits are divided by it; below 1e-5 the largest logit is taken, of equal ones the lowest token.
+        top_k: the largest logits stay, int32, and all that are as large as the last of them; 0 and below: all.
+        top_p: then the most probable tokens stay until they reach this share of what is left, with the token that
+            reaches it, and those that are as probable as that; at least one stays. 1: all.
+        min_p: tokens stay whose probability is this share of the largest one's, at least. 0: all.
+        softcap, logit_scale: as ``linear_cross_entropy`` has them; the scale is positive.
+        min_p_last: whether min_p comes after top_k and top_p, as in Transformers; else before them, as in vLLM.
+
+    seed, position, temperature, top_k, top_p and min_p are numbers, or arrays of one for each row (the floats in fp32),
+    on the device of logits: nothing waits for them. What is drawn depends on a row, its seed and its position alone:
+    it is the same in every batch, if each row has its own seed. A row without finite logits gives -1. Sums are in fp32.
+
+    >>> import numpy as np, xeflash
+    >>> xeflash.sample(np.array([[1, 3, 2]], np.float32), seed=7, temperature=0)
+    array([1])
+    """
+
+
+def _linear_sample(function: str, given: dict[str, Any]) -> Any:
+    x, weight = given.pop("input"), given.pop("linear_weight")
+    shape = shape_of(function, "input", x)
+    if not shape:
+        raise ValueError(f"{function}: input must have at least 1 dimension, got 0")
+    of_weight = {name: given.pop(name) for name in _OF_WEIGHT if name in given}
+    of_weight["bias"] = of_weight.pop("linear_bias", None)
+    rows = x.reshape(-1, shape[-1]) if len(shape) != 2 else x
+    of_rows = {name: given.pop(name) for name in _OF_ROWS if getattr(given.get(name), "shape", ()) != ()}
+    for name, numbers in of_rows.items():
+        if numbers.shape not in ((len(rows),), shape[:-1]):
+            raise ValueError(
+                f"{function}: {name} must have a number for each of the {len(rows)} rows of input, "
+                f"got shape {list(numbers.shape)}"
+            )
+        of_rows[name] = numbers.reshape(-1)
+    tokens = []
+    for first in range(0, max(len(rows), 1), _ROWS):
+        block = slice(first, first + _ROWS)
+        logits = linear(rows[block], weight, **of_weight)
+        numbers = {name: x[block] for name, x in of_rows.items()}
+        tokens.append(_sample(function, {"logits": logits, "first_row": first, **given, **numbers}))
+    if len(tokens) == 1:
+        return tokens[0].reshape(shape[:-1])
+    return _joined(tokens).reshape(shape[:-1])
+
+
+def _joined(arrays: list[Any]) -> Any:
+    if hasattr(arrays[0], "new_empty"):
+        import torch
+
+        return torch.cat(arrays)
+    import numpy as np
+
+    return np.concatenate(arrays)
+
+
+@public(_linear_sample)
+def linear_sample(
+    input: Any,
+    linear_weight: Any,
+    *,
+    seed: Any,
+    linear_bias: Any = None,
+    scales: Any = None,
+    zeros: Any = None,
+    group: int | None = None,
+    position: Any = 0,
+    temperature: Any = 1.0,
+    top_k: Any = 0,
+    top_p: Any = 1.0,
+    min_p: Any = 0.0,
+    softcap: float | None = 0.0,
+    logit_scale: float | None = 1.0,
+    min_p_last: bool = False,
+) -> Any:
+    """Tokens (...) of ``sample`` from logits input (..., H) times linear_weight (V, H) transposed, plus linear_bias.
+
+    The weight may be quantised: it, its scales, zeros and group are those of ``linear``. Logits are rounded to the type of
+    input, as a model's head does, and are in memory for 64 rows at a time. With temperature 0 it is a greedy head.
+
+    >>> import numpy as np, xeflash
+    >>> xeflash.linear_sample(np.ones((2, 32), np.float32), np.eye(4, 32, dtype=np.float32), seed=1, temperature=0)
+    array([0, 0])
+    """
