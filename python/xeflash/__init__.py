@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from xeflash.api.kv_cache import flash_attn_with_kvcache
     from xeflash.api.linear import linear
     from xeflash.api.matmul_softmax import matmul_softmax
-    from xeflash.api.sample import linear_sample, sample
     from xeflash.api.merge import merge_states
     from xeflash.api.pack_int4 import pack_int4
+    from xeflash.api.sample import linear_sample, sample
     from xeflash.call.random import manual_seed
 
 __version__ = "0.1.0"
@@ -59,8 +59,8 @@ __all__ = [
     "manual_seed",
     "matmul_softmax",
     "merge_states",
-    "sample",
     "pack_int4",
+    "sample",
 ]
 
 extension.check_interpreter()

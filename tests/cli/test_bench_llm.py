@@ -70,7 +70,7 @@ def test_all_implementations_agree(dtype, beams):
     assert check.disagreement(Models(build(dtype)), cell, every, prompt()) == ""
 
 
-@pytest.mark.parametrize("weights", ["same", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["same", "int8", "int4", "int4+head"])
 def test_linear_layers_by_xeflash_have_the_same_weights(weights):
     models = prepared(build(), weights, patched=True)
     both = with_linears((TORCH,), ("torch", "xeflash"))
@@ -79,7 +79,7 @@ def test_linear_layers_by_xeflash_have_the_same_weights(weights):
     layers = dict(models.xeflash.named_modules())
     packed = {name for name, x in layers.items() if getattr(x.__dict__.get("_xeflash"), "weight", None) is not None}
     linear = {name for name, x in models.torch.named_modules() if type(x) is torch.nn.Linear}
-    assert packed == (set() if weights == "same" else linear - {"lm_head"})
+    assert packed == (set() if weights == "same" else linear if "head" in weights else linear - {"lm_head"})
     assert all("_xeflash" in layers[name].__dict__ for name in linear)
     for ours, theirs in zip(models.xeflash.parameters(), models.torch.parameters(), strict=True):
         assert ours is theirs
@@ -186,6 +186,10 @@ def test_the_commands_write_what_is_asked(tmp_path, capsys):
     assert main(["bench", "decode", *words, *linear]) == 0
     found = [(row["implementation"], row["weights"]) for row in json.loads(file.read_text())["rows"]]
     assert found == [(name, "int4") for _ in range(2) for name in ("sdpa/dynamic", "sdpa/dynamic+linear")]
+    assert main(["bench", "decode", *words, *linear, "--lm-head", "fused"]) == 0
+    assert {row["weights"] for row in json.loads(file.read_text())["rows"]} == {"int4+head"}
+    assert main(["bench", "decode", *words, "--lm-head", "fused"]) == 2
+    assert "--lm-head fused needs --weights int8 or int4" in capsys.readouterr().err
     assert main(["bench", "generate", *words, "--compare", "sdpa"]) == 0
     assert "new tokens/s" in capsys.readouterr().out
 

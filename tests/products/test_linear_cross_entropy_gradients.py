@@ -49,7 +49,12 @@ def gradients(head, x, w, target, bias, dloss=None, dlse=None):
 
 
 CASES = [
-    *(Head(dtype, rows, vocabulary) for dtype in ("fp32", "bf16") for rows in (1, 23, 127) for vocabulary in (17, 1000)),
+    *(
+        Head(dtype, rows, vocabulary)
+        for dtype in ("fp32", "bf16")
+        for rows in (1, 23, 127)
+        for vocabulary in (17, 1000)
+    ),
     Head("fp32", 1, 1, 1),
     Head("fp32", 130, 3001, 129, bias=True, smoothing=0.1),
     Head("fp32", softcap=3.0, scale=0.5, bias=True, z_loss=1e-2),
@@ -147,7 +152,9 @@ def test_what_has_no_gradients_is_refused():
     dx = torch.autograd.grad(xeflash.linear_cross_entropy(x, w, target), x, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
-    with pytest.raises(NotImplementedError, match=r"^linear_cross_entropy: gradients must not be asked for by torch\.func"):
+    with pytest.raises(
+        NotImplementedError, match=r"^linear_cross_entropy: gradients must not be asked for by torch\.func"
+    ):
         torch.func.grad(lambda x: xeflash.linear_cross_entropy(x, w, target))(x.detach())
     with pytest.raises(NotImplementedError, match="^linear_cross_entropy: divisor must not require grad"):
         xeflash.linear_cross_entropy(x, w, target, divisor=torch.tensor(2.0, requires_grad=True))

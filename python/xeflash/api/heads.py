@@ -142,7 +142,7 @@ def linear_top_k(
     softcap: float | None = 0.0,
     logit_scale: float | None = 1.0,
 ) -> tuple[Any, Any]:
-    """The k largest logits input W^T + bias of each row, the largest first: (..., k) in fp32, and their tokens in int64.
+    """The k largest logits input W^T + bias of each row, in fp32, the largest first, and their tokens: (..., k) each.
 
     Arguments and types are those of ``linear_cross_entropy``. k is 1 to 64. Of equal logits the lower token comes
     first. A logit that is no number counts as -inf. There are no gradients.

@@ -11,7 +11,7 @@ from xeflash.call.values import shape_of
 
 _OF_ROWS = {"seed": "seeds", "position": "positions", "temperature": "temperatures"}
 _OF_ROWS |= {"top_k": "top_ks", "top_p": "top_ps", "min_p": "min_ps"}
-_OF_WEIGHT = ("linear_bias", "scales", "zeros", "group")
+_OF_WEIGHT = ("linear_bias", "scales", "zeros", "group", "order")
 _ROWS = 64  # of logits that are in memory at a time
 
 
@@ -111,6 +111,7 @@ def linear_sample(
     scales: Any = None,
     zeros: Any = None,
     group: int | None = None,
+    order: Any = None,
     position: Any = 0,
     temperature: Any = 1.0,
     top_k: Any = 0,
@@ -122,8 +123,8 @@ def linear_sample(
 ) -> Any:
     """Tokens (...) of ``sample`` from logits input (..., H) times linear_weight (V, H) transposed, plus linear_bias.
 
-    The weight may be quantised: it, its scales, zeros and group are those of ``linear``. Logits are rounded to the type of
-    input, as a model's head does, and are in memory for 64 rows at a time. With temperature 0 it is a greedy head.
+    The weight may be quantised: it, its scales, zeros, group and order are those of ``linear``. Logits are rounded to
+    the type of input, as a model's head does, and are in memory for 64 rows at a time. Temperature 0 makes it greedy.
 
     >>> import numpy as np, xeflash
     >>> xeflash.linear_sample(np.ones((2, 32), np.float32), np.eye(4, 32, dtype=np.float32), seed=1, temperature=0)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from xeflash.cli import bench_attention, bench_distributed, bench_linear, bench_llm, bench_softmax, bench_train
+from xeflash.cli import (
+    bench_attention,
+    bench_distributed,
+    bench_linear,
+    bench_llm,
+    bench_lm_head,
+    bench_softmax,
+    bench_train,
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -16,6 +24,7 @@ def add_parser(commands: Any) -> None:
     bench_attention.add_parsers(kinds)
     bench_linear.add_parsers(kinds)
     bench_softmax.add_parsers(kinds)
+    bench_lm_head.add_parsers(kinds)
     bench_llm.add_parsers(kinds)
     bench_train.add_parsers(kinds)
     bench_distributed.add_parsers(kinds)

@@ -60,6 +60,12 @@ def add_parsers(commands: Any) -> None:
             type=converter(lambda words: parse_choices(words, WEIGHTS)),
             help="of linear layers but the head: same (the dtype, the default), int8, int4, rounded on load",
         )
+        cases.add_argument(
+            "--lm-head",
+            metavar="LIST",
+            type=converter(lambda words: parse_choices(words, grid.HEADS)),
+            help="the head: same (the dtype, the default), fused: quantised as --weights says",
+        )
         how = add_measuring(parser)
         how.add_argument(
             "--device",
@@ -100,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace) -> int:
     """Run the cells; the heavy imports happen here."""
     simulated = arguments.device.startswith("sim:")
-    for option in ("compare", "rounds", "new_tokens", "linear", "weights") if simulated else ():
+    for option in ("compare", "rounds", "new_tokens", "linear", "weights", "lm_head") if simulated else ():
         if getattr(arguments, option) is not None:
             raise ValueError(
                 f"bench: --{option.replace('_', '-')} must be left out with --device {arguments.device}, "
@@ -131,7 +137,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     )
     cells = grid.expand(
         arguments.model, arguments.layers, arguments.dtype, arguments.batch, arguments.beams, arguments.context,
-        arguments.new_tokens or _NEW_TOKENS, arguments.weights or ("same",),
+        arguments.new_tokens or _NEW_TOKENS,
+        grid.with_heads(arguments.weights or ("same",), arguments.lm_head or ("same",)),
     )  # fmt: skip
     check_models(arguments.model, arguments.layers)
     warn_of_load()

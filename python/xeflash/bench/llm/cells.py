@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 ATTENTIONS = ("xeflash", "sdpa", "eager")
 CACHES = ("xe", "dynamic", "static")
 LINEARS = ("torch", "xeflash")
+HEADS = ("same", "fused")
 # One length for each doubling up to what a machine with two cores prefills in seconds.
 DEFAULT_CONTEXTS = (512, 2048, 4096, 8192)
 
@@ -50,6 +51,14 @@ def parse_implementations(text: str) -> tuple[Implementation, ...]:
     return tuple(dict.fromkeys(parse_implementation(item) for item in text.split(",")))
 
 
+def with_heads(weights: Iterable[str], heads: Iterable[str]) -> tuple[str, ...]:
+    """Return each kind of weights with each kind of head."""
+    kinds = [kind + "+head" * (head == "fused") for kind in weights for head in dict.fromkeys(heads)]
+    if "same+head" in kinds:
+        raise ValueError("bench: --lm-head fused needs --weights int8 or int4, which the head then has, too, got same")
+    return tuple(kinds)
+
+
 @dataclass(frozen=True)
 class Cell:
     """A model, and the prompt and tokens that it is run on."""
@@ -61,7 +70,7 @@ class Cell:
     beams: int
     context: int
     new_tokens: int
-    weights: str = "same"  # of linear layers: the dtype; or int8, int4
+    weights: str = "same"  # of linear layers: the dtype; or int8, int4; "+head": of the model's head, too
 
     @property
     def label(self) -> str:

@@ -31,8 +31,12 @@ class Models(NamedTuple):
 
 
 def prepared(model: Any, weights: str, patched: bool) -> Models:
-    """Quantise the linear layers of a model but its head, in place: torch has the same numbers in the model's dtype."""
-    quantised = {} if weights == "same" else _quantise(model, weights)
+    """Quantise the linear layers of a model, in place: torch has the same numbers in the model's dtype.
+
+    The head stays as it is, unless the kind of weights ends with "+head".
+    """
+    kind, _, head = weights.partition("+")
+    quantised = {} if kind == "same" else _quantise(model, kind, bool(head))
     if not patched:
         return Models(model)
     shared = {id(x): x for x in itertools.chain(model.parameters(), model.buffers())}
@@ -43,10 +47,10 @@ def prepared(model: Any, weights: str, patched: bool) -> Models:
     return Models(model, twin)
 
 
-def _quantise(model: Any, weights: str) -> dict[str, Quantised]:
+def _quantise(model: Any, weights: str, with_head: bool) -> dict[str, Quantised]:
     head, found = model.get_output_embeddings(), {}
     for name, module in model.named_modules():
-        if type(module) is nn.Linear and module is not head:
+        if type(module) is nn.Linear and (with_head or module is not head):
             found[name] = quantise(module.weight, weights, GROUP)
             module.weight.data = found[name].numbers()
     return found

@@ -30,7 +30,8 @@ METHOD = [
     "in every round each implementation generates once, in rotating order, after one untimed call on the shortest "
     "context; attention/cache: xe is XeCache, dynamic and static are Transformers'",
     "weights int8 and int4: linear layers but the head are rounded to nearest when the model is loaded, with a "
-    "scale, a power of two, for 128 inputs; +linear: xeflash.linear computes linear layers, and reads these; else "
+    "scale, a power of two, for 128 inputs, and with +head the head, too; +linear: xeflash.linear computes linear "
+    "layers, and reads these; else "
     "torch does, with the same numbers in the dtype of the model",
     "tokens/s = batch / median TPOT; of sdpa: times that of sdpa/dynamic",
     "in attention: attention function, cache update and reordering, timed in a pass of their own, of a token's time; "
@@ -146,7 +147,7 @@ def run(cells: Sequence[Cell], options: Options, meter: peak.Meter | None = None
     for (name, layers, dtype, weights), group in itertools.groupby(cells, _model_of):
         mine = list(group)
         exact = 8 if dtype == "fp32" else 4  # of the check's copy
-        packed = {"same": 0, "int8": 4, "int4": 3}[weights]  # bytes of a weight while it is quantised
+        packed = {"same": 0, "int8": 4, "int4": 3}[weights.partition("+")[0]]  # bytes of a weight while it is quantised
         needed = parameters_of(name, layers) * (TORCH_DTYPES[dtype].itemsize + exact + packed)
         if not options.simulated and (note := too_large(needed, available_memory(options.torch_device))):
             for cell in mine:
