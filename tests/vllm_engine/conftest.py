@@ -23,3 +23,27 @@ def pytest_configure():
 
     platforms.builtin_platform_plugins["cpu"] = lambda: None
     assert type(platforms.current_platform).__name__ == "XPUPlatform"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def stock(folder):
+    """What vLLM generates with an attention backend of its own, by model and arguments."""
+    import engine as e
+
+    known = {}
+
+    def run(name, backend="CPU_ATTN", asked=None, **given):
+        key = (name, backend, str(asked), str(given))
+        if key not in known:
+            said = {"attention_backend": backend, "max_logprobs": e.FULL, **given}
+            with e.engine(e.saved(name, folder), **said) as (made, steps):
+                known[key] = e.generate(made, asked or e.prompts(), logprobs=e.FULL)
+                assert not steps.calls
+        return known[key]
+
+    return run

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def write_slots(function: str, new: Tensor, cache: Tensor, slots: Tensor, scale: float = 1.0) -> None:
+def write_slots(function: str, new: Tensor, cache: Tensor, slots: Tensor, scale: float | Tensor = 1.0) -> None:
     """cache (pages, page, H, D) [slot // page, slot % page] = new (tokens, H, D) / scale, but for negative slots.
 
     A row of a negative slot becomes a copy of the first other row, so that nothing has to wait for a device.
