@@ -70,8 +70,6 @@ def test_earlier_keys_in_pieces(folder, own, monkeypatch):
             pieces.append([(p.num_requests, p.is_continuation) for p in made.prefill.chunked_context.chunks])
         return made
 
-    with e.engine(e.saved("deepseek_v3", folder), **OURS, max_num_batched_tokens=40, block_size=16) as (made, steps):
-        pass  # that the class is as it was is the point of the next lines
     size = "determine_chunked_prefill_workspace_size"
     monkeypatch.setattr(XeflashMLAMetadataBuilder, size, staticmethod(lambda config: 48))
     monkeypatch.setattr(XeflashMLAMetadataBuilder, "build", noted)
@@ -109,6 +107,16 @@ def test_errors_of_rounding_are_no_larger_than_vllms(dtype, folder, own):
     mine, theirs = e.error(got, exact), e.error(own("deepseek_v3", dtype=dtype), exact)
     print(f"vLLM {version}, deepseek_v3 in {dtype}: our errors {mine:.2e}, its own {theirs:.2e}")
     assert steps.calls and mine < 1.5 * theirs
+
+
+@served
+def test_compiled_model(folder, own, monkeypatch):
+    """By inductor."""
+    monkeypatch.setenv("VLLM_CPU_CI_ENV", "0")
+    with e.engine(e.saved("deepseek_v3", folder), enforce_eager=False, **OURS, **CHUNKS) as (made, steps):
+        assert made.llm_engine.vllm_config.compilation_config.backend == "inductor"
+        check("deepseek_v3", e.generate(made, e.prompts(), logprobs=e.FULL), own)
+    assert steps.names["forward_mha"] and steps.names["forward_mqa"]
 
 
 @served

@@ -5,6 +5,7 @@ import importlib
 import engine as e
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from vllm import __version__ as version
 
 def own_is_broken(name):
@@ -65,12 +66,17 @@ def test_speculation_by_ngrams(folder, stock):
     assert any(1 < n <= 4 and keys > 36 for batch in steps.batches for n, keys in batch)  # guesses are verified
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_compiled_model(name, folder, stock, monkeypatch):
-    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")  # dynamo's graph, run by eager: inductor adds nothing about attention
+@pytest.mark.parametrize("name, compiler", [("llama", "eager"), ("gpt_oss", "eager"), ("llama", "inductor")])
+def test_compiled_model(name, compiler, folder, stock, monkeypatch):
+    """Dynamo's graph, run by torch's operators or by what inductor makes of it."""
+    monkeypatch.setenv("VLLM_CPU_CI_ENV", str(int(compiler == "eager")))
+    counters.clear()
     given = {"attention_backend": "CUSTOM", "max_logprobs": e.FULL}
     with e.engine(e.saved(name, folder), enforce_eager=False, **given) as (made, steps):
+        config = made.llm_engine.vllm_config.compilation_config
         got = e.generate(made, e.prompts(), logprobs=e.FULL)
+    assert config.backend == compiler and counters["stats"]["unique_graphs"] > 0
+    assert (counters["inductor"]["pattern_matcher_count"] > 0) == (compiler == "inductor")
     assert steps.calls and e.largest(e.logits(got), e.eager(name, got)) < e.EXACT
     assert e.tokens(got) == [row.argmax(-1).tolist() for row in e.eager(name, got)]
 
