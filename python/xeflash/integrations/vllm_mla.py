@@ -84,6 +84,12 @@ class XeflashMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc,
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[Any] = QueryLenSupport.VARLEN
 
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
+        """Launches are chosen for the longest sequence of the model, as a replay may have it."""
+        metadata = super().build_for_cudagraph_capture(common_attn_metadata)
+        metadata.max_seq_len = self.model_config.max_model_len
+        return metadata
+
 
 class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc,type-arg]
     """The attention of a layer."""
