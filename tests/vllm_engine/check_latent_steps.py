@@ -8,10 +8,14 @@ from tolerance import check_attention
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 from xeflash.integrations.vllm_mla import XeflashMLABackend
 from xeflash.selftest.reference import Features
 
+pytestmark = pytest.mark.skipif("CPU" not in MLAPrefillBackendEnum.__members__, reason="vLLM before 0.29 is refused")
+
 PAGES, PAGE, HEADS, PER_SEQUENCE = 24, 16, 4, 6
+LONGEST = PER_SEQUENCE * PAGE
 LATENT, ROTATED, PLAIN, VALUES = 512, 64, 128, 128
 SCALE = (PLAIN + ROTATED) ** -0.5
 
@@ -69,8 +73,8 @@ class Step:
         )  # fmt: skip
         self.attention._v_up_proj = lambda x, out: MLAAttention._v_up_proj(self.attention, x, out)
 
-    def metadata(self):
-        """By vLLM's builder, of a configuration that says what it asks."""
+    def metadata(self, recorded=False):
+        """By vLLM's builder, of a configuration that says what it asks; recorded: for a graph."""
         of = types.SimpleNamespace
         prefill = of(prepare_metadata=lambda metadata: None)
         layer = of(**vars(self.attention) | {"prefill_backend": of(clone=lambda: prefill)})
@@ -80,7 +84,7 @@ class Step:
         guess = of(method="ngram", num_speculative_tokens=self.guesses, parallel_drafting=False)
         config = of(
             model_config=of(
-                dtype=self.dtype, max_model_len=256, get_num_attention_heads=lambda parallel: HEADS,
+                dtype=self.dtype, max_model_len=LONGEST, get_num_attention_heads=lambda parallel: HEADS,
                 get_head_size=lambda: LATENT + ROTATED,
             ),
             parallel_config=parallel, compilation_config=of(static_forward_context={"layer": layer}),
@@ -99,8 +103,8 @@ class Step:
             slot_mapping=self.slots.to(self.device),
         )  # fmt: skip
         with torch.device("cpu"):  # lengths of the host
-            made = builder(of(block_size=PAGE), ["layer"], config, torch.device(self.device)).build(0, common)
-        return made
+            made = builder(of(block_size=PAGE), ["layer"], config, torch.device(self.device))
+            return made.build_for_cudagraph_capture(common) if recorded else made.build(0, common)
 
     def run(self):
         """The layer's output (tokens and padding, H Dv), and the metadata."""
@@ -199,6 +203,33 @@ def test_lse_of_tokens(device):
     s.cache.view(-1, LATENT + ROTATED)[s.slots[0]] = 0  # the new token's, which is not written here
     keys = torch.cat((s.old[0], torch.zeros(1, LATENT + ROTATED, device="cpu")))
     torch.testing.assert_close(lse[0].cpu(), (q[0] @ keys.T * SCALE).logsumexp(-1), rtol=0, atol=1e-4)
+
+
+@pytest.mark.xpu
+def test_a_step_that_is_recorded_on_xpu_serves_others(xpu):
+    """As vLLM records it: of short sequences. Replays have longer ones, and fewer, whose places are empty at the end."""
+    first = Step((2, 0, 1, 2), (1,) * 4, "xpu", torch.bfloat16)
+    m = first.metadata(recorded=True)
+    assert m.max_seq_len == LONGEST > max(first.lengths)
+    q = torch.empty(4, HEADS, LATENT + ROTATED, dtype=torch.bfloat16, device="xpu")
+    first.impl.attend_pages(q, first.pages, m, first.attention)  # compiles
+    torch.xpu.synchronize()
+    graph = torch.xpu.XPUGraph()
+    with torch.xpu.graph(graph):
+        out, _ = first.impl.attend_pages(q, first.pages, m, first.attention)
+    for before in ((17, 60, 0, 5), (90, 1, 20)):
+        s = Step(before, (1,) * len(before), "xpu", torch.bfloat16)
+        now, n = s.metadata(), len(before)
+        some = torch.randn(n, HEADS, LATENT + ROTATED).bfloat16().to("xpu")
+        want, _ = s.impl.forward_mqa(some, s.pages, now, s.attention)
+        q[:n].copy_(some), first.pages.copy_(s.pages), out.fill_(torch.nan)
+        places = ((m.decode.seq_lens, now.decode.seq_lens), (m.decode.block_table, now.decode.block_table))
+        for there, values in places:
+            there.fill_(0)[:n].copy_(values)
+        m.query_start_loc.fill_(n)[: n + 1].copy_(now.query_start_loc)
+        graph.replay()
+        torch.testing.assert_close(out[:n].cpu(), want.cpu(), rtol=0.02, atol=0.02)
+    graph.reset()
 
 
 def test_refusals():

@@ -17,10 +17,10 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonBackend,
     MLACommonImpl,
     MLACommonMetadataBuilder,
-    MLACommonPrefillMetadata,
     QueryLenSupport,
 )
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
 from xeflash import merge_states
 from xeflash.api.route import engine
@@ -73,7 +73,7 @@ class XeflashMLABackend(MLACommonBackend):  # type: ignore[misc]
     def validate_configuration(cls, *given: Any, **named: Any) -> list[str]:
         """Why a layer cannot be served, if it cannot."""
         reasons: list[str] = super().validate_configuration(*given, **named)
-        if not hasattr(MLACommonPrefillMetadata, "ContextChunk"):
+        if "CPU" not in MLAPrefillBackendEnum.__members__:
             reasons.append("MLA needs vLLM 0.29 or newer")
         return reasons
 
@@ -155,17 +155,21 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc,type-arg]
     ) -> tuple[Tensor, Tensor]:
         """Rows (tokens, H, L) of decoding sequences, and their LSE (tokens, H) in base e: -inf of rows without keys."""
         q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
-        m, tokens = attn_metadata, q.shape[0]
-        keys = self._pages(kv_c_and_k_pe_cache)
+        out, lse = self.attend_pages(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+        return out, lse.masked_fill(lse == torch.inf, -torch.inf).T
+
+    def attend_pages(self, q: Tensor, cache: Tensor, m: Any, layer: Any) -> tuple[Tensor, Tensor]:
+        """The same, as xeflash has an LSE: (H, tokens), and +inf."""
+        keys = self._pages(cache)
         values = keys[..., : self.kv_lora_rank]
         scales = {"k_scale": layer._k_scale_float, "v_scale": layer._k_scale_float} if self._in_eight_bits() else {}
         out, lse = engine("xeflash", q, keys, values, {}).forward(
             function="xeflash", layout=THD, q=q, k_cache=keys, v_cache=values, block_table=m.decode.block_table,
             cu_seqlens_q=m.query_start_loc[: m.num_decodes + 1], seqused_k=m.decode.seq_lens,
-            max_seqlen_q=min(m.max_query_len, tokens - m.num_decodes + 1), max_seqlen_k=m.max_seq_len, causal=True,
+            max_seqlen_q=min(m.max_query_len, q.shape[0] - m.num_decodes + 1), max_seqlen_k=m.max_seq_len, causal=True,
             softmax_scale=self.scale, return_lse=True, **scales,
         )  # fmt: skip
-        return out, lse.masked_fill(lse == torch.inf, -torch.inf).T
+        return out, lse
 
     def forward_mha(
         self,
