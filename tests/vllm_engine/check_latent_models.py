@@ -31,9 +31,9 @@ def check(name, got, own):
 
 @pytest.mark.skipif(e.VERSION >= (0, 29), reason="it is served")
 def test_older_versions_are_refused(folder):
-    with pytest.raises(ValueError, match="CUSTOM cannot serve a layer of this model: MLA needs vLLM 0.29 or newer"):
-        with e.engine(e.saved("deepseek_v2", folder), **OURS):
-            pass
+    message = "CUSTOM cannot serve a layer of this model: MLA needs vLLM 0.29 or newer"
+    with pytest.raises(ValueError, match=message), e.engine(e.saved("deepseek_v2", folder), **OURS):
+        pass
 
 
 @served

@@ -4,13 +4,11 @@ import types
 
 import pytest
 import torch
-from tolerance import check_attention
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 from xeflash.integrations.vllm_mla import XeflashMLABackend
-from xeflash.selftest.reference import Features
 
 pytestmark = pytest.mark.skipif("CPU" not in MLAPrefillBackendEnum.__members__, reason="vLLM before 0.29 is refused")
 
@@ -249,5 +247,10 @@ def test_refusals():
     ):
         with set_current_vllm_config(VllmConfig()), pytest.raises(NotImplementedError, match=message):
             kind(**given | {name: value}, **layer)
+    config = VllmConfig()
+    config.parallel_config.decode_context_parallel_size = 2
+    message = "decode_context_parallel_size must be 1 with MLA, got 2"
+    with set_current_vllm_config(config), pytest.raises(NotImplementedError, match=message):
+        kind(**given, **layer)
     with pytest.raises(NotImplementedError, match="output_scale must be None"):
         s.impl.forward_mha(s.q, s.latents, s.rotated, s.pages, s.metadata(), None, s.q, output_scale=s.q)

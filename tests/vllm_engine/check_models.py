@@ -8,6 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 from vllm import __version__ as version
 
+
 def own_is_broken(name):
     """CPU_ATTN took sinks of bf16 only, and raises in a model of fp32."""
     return name == "gpt_oss" and e.VERSION < (0, 31)
@@ -28,7 +29,11 @@ def test_tokens_are_those_of_vllms_attention_and_of_transformers(name, folder, s
     if not own_is_broken(name):
         assert e.tokens(got) == e.tokens(stock(name))
         assert e.largest(e.logits(got), e.logits(stock(name))) < e.EXACT
-    own = "vLLM's own fails" if own_is_broken(name) else f"{e.largest(e.logits(got), e.logits(stock(name))):.1e} from its own"
+    own = (
+        "vLLM's own fails"
+        if own_is_broken(name)
+        else f"{e.largest(e.logits(got), e.logits(stock(name))):.1e} from its own"
+    )
     count = sum(map(len, e.tokens(got)))
     print(f"vLLM {version}, {name}: {count} tokens equal; log probabilities {own}, {from_eager:.1e} from Transformers'")
     assert calls and calls % 2 == 0  # a layer each

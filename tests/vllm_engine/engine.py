@@ -48,7 +48,8 @@ LATENT_YARN = {
     "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
 LATENT_MODELS = ("deepseek_v2", "deepseek_v3")
-# vLLM's own operator on CPUs turns the columns of a view of queries wrongly: its native code has to do so, in all engines.
+# vLLM's operator for CPUs rotates pairs of queries (tokens, heads, dim) wrongly, as it takes (tokens, heads * dim): its native
+# code has to do so, in all engines.
 NATIVE_ROPE = {"custom_ops": ["-rotary_embedding"]}
 
 # vLLM collects garbage eight times in an engine's life, among a million objects that are there to stay.
@@ -91,7 +92,9 @@ class Steps:
     """What the backends were asked: (new tokens, keys) of each sequence of each step, and their calls."""
 
     batches: list[list[tuple[int, int]]] = field(default_factory=list)
-    names: Counter = field(default_factory=Counter)  # forward; with latents forward_mha of prompts, forward_mqa of tokens
+    names: Counter = field(
+        default_factory=Counter
+    )  # forward; with latents forward_mha of prompts, forward_mqa of tokens
 
     @property
     def calls(self) -> int:

@@ -48,7 +48,13 @@ def test_models_in_the_newest_version():
 @pytest.mark.long
 @pytest.mark.parametrize("version", environment.VERSIONS[:-1])
 def test_models_in_older_versions(version):
-    modules = ("check_models.py", "check_steps.py", "check_choice.py", "check_latent_models.py", "check_latent_steps.py")
+    modules = (
+        "check_models.py",
+        "check_steps.py",
+        "check_choice.py",
+        "check_latent_models.py",
+        "check_latent_steps.py",
+    )
     said = run_checks(version, *modules)
     print("\n".join(line for line in said.splitlines() if line.startswith("vLLM ")))
 

@@ -144,7 +144,7 @@ class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """Batches whose sequences all have as many queries: a replay reads lengths and tables, which stay where they are.
+        """Batches whose sequences have as many queries each: a replay reads lengths and tables, which stay in place.
 
         Of dealt keys, a step's lengths are new tensors; of encoders' keys, no maximum is known.
         """

@@ -1,4 +1,4 @@
-"""vLLM's attention backend for multi-head latent attention (DeepSeek): one head of keys, whose first columns are the values.
+"""vLLM's backend for multi-head latent attention (DeepSeek): one head of keys, whose first columns are the values.
 
     single tokens, guesses    queries times W_UK attend the latent pages: head dims 576 and 512; vLLM then applies W_UV
     chunks of prompts         latents times kv_b_proj become keys and values of all heads: head dims 192 and 128
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonBackend,
     MLACommonImpl,
@@ -78,7 +79,7 @@ class XeflashMLABackend(MLACommonBackend):  # type: ignore[misc]
         return reasons
 
 
-class XeflashMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc,type-arg]
+class XeflashMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]
     """vLLM's: sequences of few new tokens come first and count as decoding, however many each has."""
 
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
@@ -91,7 +92,7 @@ class XeflashMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc,
         return metadata
 
 
-class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc,type-arg]
+class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
     """The attention of a layer."""
 
     can_return_lse_for_decode: bool = True
@@ -112,11 +113,13 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc,type-arg]
         **mla: Any,
     ) -> None:
         """As vLLM makes it for each layer."""
+        ranks = get_current_vllm_config().parallel_config.decode_context_parallel_size
         refused = (
             ("alibi_slopes", alibi_slopes, None),
             ("sliding_window", sliding_window, None),
             ("logits_soft_cap", logits_soft_cap or None, None),
             ("attn_type", getattr(attn_type, "value", attn_type), AttentionType.DECODER.value),
+            ("decode_context_parallel_size", ranks, 1),
         )
         for name, given, allowed in refused:
             if given != allowed:
@@ -129,10 +132,6 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc,type-arg]
             num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype, logits_soft_cap,
             attn_type, kv_sharing_target_layer_name, **mla,
         )  # fmt: skip
-        if self.dcp_world_size > 1:
-            raise NotImplementedError(
-                f"xeflash: decode_context_parallel_size must be 1 with MLA, got {self.dcp_world_size}"
-            )
         self.supports_quant_query_input = False  # vLLM's sets it for each layer
 
     def do_kv_cache_update(
@@ -144,7 +143,7 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc,type-arg]
         kv_cache_dtype: str,
         k_scale: Tensor,
     ) -> None:
-        """Writes the new tokens' latents (tokens and padding, L), and their rotated columns beside them, to their slots."""
+        """Writes latents (tokens and padding, L), and rotated columns beside them, to the slots of new tokens."""
         if kv_cache.numel() == 0:  # vLLM measures memory
             return
         rows = torch.cat((kv_c_normed, k_pe.flatten(1)), dim=-1)[:, None]
@@ -189,11 +188,13 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc,type-arg]
         starts, longest = m.query_start_loc, m.max_query_len
         out, lse = self._attend(q, kv_c_normed, k_pe, starts, starts, longest, longest, causal=True)
         for piece in m.chunked_context.chunks if m.chunked_context is not None else ():
-            latents = self._gather(kv_c_and_k_pe_cache, m.block_table[piece.request_slice], piece, q.dtype, k_scale)
+            pages = m.block_table[piece.request_slice]
+            earlier = self._gather(kv_c_and_k_pe_cache, pages, piece, q.dtype, k_scale)
+            latents, rotated = earlier.split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
             rows = piece.token_slice
             part = self._attend(
-                q[rows], *latents.split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1), piece.query_start_loc,
-                piece.cu_seq_lens, piece.max_query_len, piece.max_seq_len, causal=False,
+                q[rows], latents, rotated, piece.query_start_loc, piece.cu_seq_lens, piece.max_query_len,
+                piece.max_seq_len, causal=False,
             )  # fmt: skip
             out[rows], lse[:, rows] = merge_states((out[rows], lse[:, rows]), part)
         output.copy_(out.flatten(1))
