@@ -5,7 +5,6 @@ import importlib
 import engine as e
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from vllm import __version__ as version
 
 
@@ -75,13 +74,19 @@ def test_speculation_by_ngrams(folder, stock):
 def test_compiled_model(name, compiler, folder, stock, monkeypatch):
     """Dynamo's graph, run by torch's operators or by what inductor makes of it."""
     monkeypatch.setenv("VLLM_CPU_CI_ENV", str(int(compiler == "eager")))
-    counters.clear()
+    compiled, compile_fx = [], importlib.import_module("torch._inductor.compile_fx").compile_fx
+
+    def noted(module, *given, **named):
+        compiled.append(str(module.code))
+        return compile_fx(module, *given, **named)
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", noted)
     given = {"attention_backend": "CUSTOM", "max_logprobs": e.FULL}
     with e.engine(e.saved(name, folder), enforce_eager=False, **given) as (made, steps):
         config = made.llm_engine.vllm_config.compilation_config
         got = e.generate(made, e.prompts(), logprobs=e.FULL)
-    assert config.backend == compiler and counters["stats"]["unique_graphs"] > 0
-    assert (counters["inductor"]["pattern_matcher_count"] > 0) == (compiler == "inductor")
+    of_layers = [code for code in compiled if "attention" in code]  # not the ranks of log probabilities
+    assert config.backend == compiler and bool(of_layers) == (compiler == "inductor")
     assert steps.calls and e.largest(e.logits(got), e.eager(name, got)) < e.EXACT
     assert e.tokens(got) == [row.argmax(-1).tolist() for row in e.eager(name, got)]
 
