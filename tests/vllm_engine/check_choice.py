@@ -10,6 +10,7 @@ import pytest
 import torch
 from vllm.platforms.cpu import CpuPlatform
 from vllm.plugins import load_general_plugins
+from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 from xeflash.integrations import vllm as plugin
@@ -70,6 +71,24 @@ def test_it_is_the_default_where_the_environment_says_so(monkeypatch, caplog):
         plugin.register()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_latent_attention_has_a_backend_of_its_own_under_the_same_names(name, monkeypatch):
+    monkeypatch.delenv("XEFLASH_VLLM", raising=False)
+    latent = LAYER._replace(head_size=576, use_mla=True)
+    if "CPU" not in MLAPrefillBackendEnum.__members__:
+        with pytest.raises(ValueError, match="MLA needs vLLM 0.29 or newer"):
+            CpuPlatform.get_attn_backend_cls(AttentionBackendEnum[name], latent)
+        return
+    assert CpuPlatform.get_attn_backend_cls(AttentionBackendEnum[name], latent) == plugin.MLA_BACKEND
+    for changes, why in (
+        ({"use_sparse": True}, "sparse not supported"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype not supported"),
+        ({"block_size": 24}, "block_size not supported"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} cannot serve a layer of this model: .*{why}"):
+            CpuPlatform.get_attn_backend_cls(AttentionBackendEnum[name], latent._replace(**changes))
+
+
 def test_another_plugin_keeps_the_name_custom(monkeypatch):
     custom = AttentionBackendEnum.CUSTOM
     registry = importlib.import_module("vllm.v1.attention.backends.registry")
@@ -85,6 +104,10 @@ def test_on_xpu_it_is_ours_where_it_is_named_or_the_default(xpu_platform, monkey
     plugin._ask_before(xpu_platform)
     for name in NAMES:
         assert xpu_platform.get_attn_backend_cls(AttentionBackendEnum[name], LAYER) == plugin.BACKEND
+        if "CPU" not in MLAPrefillBackendEnum.__members__:  # vLLM before 0.29
+            continue
+        latent = LAYER._replace(head_size=576, use_mla=True)
+        assert xpu_platform.get_attn_backend_cls(AttentionBackendEnum[name], latent) == plugin.MLA_BACKEND
     theirs = AttentionBackendEnum.FLASH_ATTN.get_path()
     assert xpu_platform.get_attn_backend_cls(None, LAYER) == theirs
     monkeypatch.setenv("XEFLASH_VLLM", "1")

@@ -5,7 +5,8 @@ import types
 import pytest
 import torch
 from tolerance import check_attention
-from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from xeflash.integrations.vllm_backend import XeflashBackend
 from xeflash.selftest.reference import Features
 
@@ -20,6 +21,12 @@ def new_cache(dtype=torch.bfloat16):
 def of_keys_and_values(cache):
     """Views (slots, heads, D)."""
     return cache.transpose(1, 2).flatten(0, 1).split(DIM, -1)
+
+
+def config(ranks=1):
+    """What the builder asks of vLLM's."""
+    parallel = types.SimpleNamespace(decode_context_parallel_size=ranks)
+    return types.SimpleNamespace(parallel_config=parallel, model_config=types.SimpleNamespace(max_model_len=3 * PAGE))
 
 
 class Sequences:
@@ -64,10 +71,11 @@ class Sequences:
             slot_mapping=torch.cat(slots),
         )
 
+    def builder(self):
+        return XeflashBackend.get_builder_cls()(None, [], config(), self.q.device)
+
     def metadata(self):
-        parallel = types.SimpleNamespace(decode_context_parallel_size=1)
-        config = types.SimpleNamespace(parallel_config=parallel)
-        return XeflashBackend.get_builder_cls()(None, [], config, self.q.device).build(0, self.common)
+        return self.builder().build(0, self.common)
 
     def check(self, output, features):
         for b, (k, v) in enumerate(self.keys):
@@ -140,6 +148,42 @@ def test_encoder_uses_no_cache(device):
     s.cache = new_cache().to(device)
     s.check(step(s, attn_type="encoder_only", sliding_window=4), Features(scale=0.125, window=(3, 3)))
     assert s.cache.isnan().all()
+
+
+@pytest.mark.xpu
+@pytest.mark.parametrize("new", [1, 3], ids=["tokens", "guesses"])
+def test_a_step_that_is_recorded_on_xpu_serves_others(new, xpu):
+    """As vLLM records it: of short sequences. Replays have longer ones, and fewer, whose places are empty at the end."""
+    with torch.device("xpu"):
+        first = Sequences((2, 0, 1, 2), (new,) * 4, "xpu", padding=0)
+        spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=HEADS_K, head_size=DIM, dtype=torch.bfloat16)
+        assert first.builder().get_cudagraph_support(config(), spec) is AttentionCGSupport.UNIFORM_BATCH
+        assert first.builder().get_cudagraph_support(config(ranks=2), spec) is AttentionCGSupport.NEVER
+        m = first.builder().build_for_cudagraph_capture(first.common)
+        impl = XeflashBackend.get_impl_cls()(HEADS, DIM, 0.125, HEADS_K)
+        output = torch.empty_like(first.q)
+
+        def forward():
+            impl.forward(None, first.q, first.k, first.v, first.cache, m, output)
+
+        forward()  # compiles
+        torch.xpu.synchronize()
+        graph = torch.xpu.XPUGraph()
+        with torch.xpu.graph(graph):
+            forward()
+        for before in ((17, 45 - new, 0, 5), (40, 1, 20), (3, 30, 12, 44 - new)):
+            s, n = Sequences(before, (new,) * len(before), "xpu", padding=0), len(before)
+            impl.do_kv_cache_update(None, s.k, s.v, s.cache, s.common.slot_mapping)
+            first.cache.copy_(s.cache)
+            first.q[: s.tokens].copy_(s.q)
+            for name, rest in (("seq_lens", 0), ("block_table_tensor", 0), ("query_start_loc", s.tokens)):
+                there, now = getattr(first.common, name), getattr(s.common, name)
+                there.fill_(rest)[: len(now)].copy_(now)
+            output.fill_(torch.nan)
+            graph.replay()
+            s.check(output, CAUSAL)
+            assert output[s.tokens :].isnan().all() and len(m.seq_lens) == 4 >= n
+        graph.reset()
 
 
 def test_profiling_run_and_refusals():

@@ -1,7 +1,7 @@
 """vLLM's engine with our attention: the modules named check_, in processes that have vLLM's packages (environment.py).
 
-The default set runs all of them in the newest version, on the CPU and, without an engine, on a simulated GPU; the long set
-runs the models in the older versions. The packages are fetched once, 1.3 GB, into the folder that XEFLASH_TEST_VLLM names;
+The default set runs all of them in the newest version, on the CPU and on a simulated GPU; the long set runs the models in the
+older versions. The packages are fetched once, 1.3 GB, into the folder that XEFLASH_TEST_VLLM names;
 without one, or where they cannot be had, the tests skip and say why.
 """
 
@@ -48,12 +48,21 @@ def test_models_in_the_newest_version():
 @pytest.mark.long
 @pytest.mark.parametrize("version", environment.VERSIONS[:-1])
 def test_models_in_older_versions(version):
-    said = run_checks(version, "check_models.py", "check_steps.py", "check_choice.py")
+    modules = (
+        "check_models.py",
+        "check_steps.py",
+        "check_choice.py",
+        "check_latent_models.py",
+        "check_latent_steps.py",
+    )
+    said = run_checks(version, *modules)
     print("\n".join(line for line in said.splitlines() if line.startswith("vLLM ")))
 
 
-def test_steps_on_a_simulated_gpu_whose_platform_is_that_for_xpu(ocloc):
-    run_checks(environment.NEWEST, "--sim", "bmg", "-m", "", "check_steps.py", "-k", "xpu")
+def test_steps_and_models_on_a_simulated_gpu_whose_platform_is_that_for_xpu(ocloc):
+    modules = ("check_steps.py", "check_latent_steps.py", "check_xpu_engine.py")
+    said = run_checks(environment.NEWEST, "--sim", "bmg", "-m", "", *modules, "-k", "xpu")
+    print("\n".join(line for line in said.splitlines() if line.startswith("vLLM ")))
 
 
 def test_versions_that_ask_for_another_torch_are_refused(monkeypatch):

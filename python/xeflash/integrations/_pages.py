@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def write_slots(function: str, new: Tensor, cache: Tensor, slots: Tensor, scale: float = 1.0) -> None:
+def write_slots(function: str, new: Tensor, cache: Tensor, slots: Tensor, scale: float | Tensor = 1.0) -> None:
     """cache (pages, page, H, D) [slot // page, slot % page] = new (tokens, H, D) / scale, but for negative slots.
 
     A row of a negative slot becomes a copy of the first other row, so that nothing has to wait for a device.
@@ -29,8 +29,8 @@ def write_slots(function: str, new: Tensor, cache: Tensor, slots: Tensor, scale:
         new, cache = new.view(torch.int8), cache.view(torch.int8)
     page = cache.shape[1]
     used = slots >= 0
-    first = used.int().argmax()
+    first = used.int().argmax(keepdim=True)  # one row: torch would ask the device for an index without dimensions
     place = slots[first].clamp(min=0)
-    value = torch.where(used[first], new[first], cache[place // page, place % page])
+    value = torch.where(used[first, None, None], new[first], cache[place // page, place % page])
     slots = torch.where(used, slots, place)
     cache[slots // page, slots % page] = torch.where(used[:, None, None], new, value)

@@ -5,8 +5,8 @@
 
 vLLM's platforms for CPUs and for XPU know the names of their own backends, and ignore or refuse others: there, the
 plugin is asked before them. A layer that xeflash cannot serve is refused where it was named, and left to vLLM with a
-warning where it is the default. VLLM_PLUGINS, a list of names, keeps ``xeflash`` out. The backend is
-``xeflash.integrations.vllm_backend``; README tells which versions of vLLM have run it.
+warning where it is the default. VLLM_PLUGINS, a list of names, keeps ``xeflash`` out. The backends are
+``xeflash.integrations.vllm_backend`` and ``vllm_mla``; README tells which versions of vLLM have run them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 NAME = "XEFLASH"
 BACKEND = "xeflash.integrations.vllm_backend.XeflashBackend"
+MLA_BACKEND = "xeflash.integrations.vllm_mla.XeflashMLABackend"  # of DeepSeek's latent attention, under the same names
 
 
 def is_default() -> bool:
@@ -40,6 +41,8 @@ def register() -> None:
     platform = type(importlib.import_module("vllm.platforms").current_platform)
     if platform.device_type in ("cpu", "xpu"):
         _ask_before(platform)
+    if platform.device_type == "cpu":
+        _keep_chunks(platform)
 
 
 def is_ours(member: Any) -> bool:
@@ -47,6 +50,25 @@ def is_ours(member: Any) -> bool:
     if member.name == "CUSTOM":
         return bool(member.is_overridden() and member.get_path() == BACKEND)
     return bool(member.name == NAME)
+
+
+def _asked(selected: Any) -> bool:
+    """Whether a layer is to be ours: it is named, or the default."""
+    return is_default() if selected is None else is_ours(selected)
+
+
+def _why_not(platform: Any, layer: Any) -> list[str]:
+    """Why ours cannot serve a layer, described by vLLM's AttentionSelectorConfig."""
+    module, _, name = _path(layer).rpartition(".")
+    backend = getattr(importlib.import_module(module), name)
+    reasons: list[str] = backend.validate_configuration(
+        device_capability=platform.get_device_capability(), **layer._asdict()
+    )
+    return reasons
+
+
+def _path(layer: Any) -> str:
+    return MLA_BACKEND if layer.use_mla else BACKEND
 
 
 def _ask_before(platform: Any) -> None:
@@ -58,20 +80,54 @@ def _ask_before(platform: Any) -> None:
     def get_attn_backend_cls(
         cls: Any, selected_backend: Any, attn_selector_config: Any, *more: Any, **rest: Any
     ) -> Any:
-        named = selected_backend is not None and is_ours(selected_backend)
-        if named or (selected_backend is None and is_default()):
-            module, _, name = BACKEND.rpartition(".")
-            backend = getattr(importlib.import_module(module), name)
-            reasons = backend.validate_configuration(
-                device_capability=cls.get_device_capability(), **attn_selector_config._asdict()
-            )
+        if _asked(selected_backend):
+            reasons = _why_not(cls, attn_selector_config)
             if not reasons:
-                return BACKEND
+                return _path(attn_selector_config)
             why = f"{', '.join(reasons)}: {attn_selector_config}"
-            if named:
+            if selected_backend is not None:
                 raise ValueError(f"xeflash: {selected_backend.name} cannot serve a layer of this model: {why}")
             logging.getLogger("vllm.xeflash").warning("xeflash leaves a layer to vLLM's own backend: %s", why)
         return theirs(selected_backend, attn_selector_config, *more, **rest)
 
     get_attn_backend_cls.asks_xeflash = True  # type: ignore[attr-defined]
     platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
+
+
+def _keep_chunks(platform: Any) -> None:
+    """vLLM's platform for CPUs takes chunks of prompts, cached prefixes and other pages than 16 from models with MLA.
+
+    Its own backend lacks them. With ours, the configuration keeps what it said.
+    """
+    theirs = platform.check_and_update_config
+    if getattr(theirs, "asks_xeflash", False):
+        return
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
+        kept = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens, cache.enable_prefix_caching
+        page = cache.block_size
+        theirs(vllm_config)
+        if _serves_latents(cls, vllm_config, page):
+            scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens, cache.enable_prefix_caching = kept
+            if cache.user_specified_block_size:
+                cache.block_size = page
+
+    check_and_update_config.asks_xeflash = True  # type: ignore[attr-defined]
+    platform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def _serves_latents(platform: Any, config: Any, page: int) -> bool:
+    """Whether the layers of a model have MLA, and will be ours."""
+    model, attention, cache = config.model_config, config.attention_config, config.cache_config
+    if model is None or not model.use_mla or getattr(attention, "backend_per_kind", None):
+        return False
+    layer = importlib.import_module("vllm.v1.attention.selector").AttentionSelectorConfig(
+        head_size=model.get_head_size(),
+        dtype=model.dtype,
+        kv_cache_dtype=cache.cache_dtype,
+        block_size=page if cache.user_specified_block_size else None,
+        use_mla=True,
+        use_sparse=hasattr(model.hf_text_config, "index_topk"),
+    )
+    return _asked(attention.backend) and not _why_not(platform, layer)

@@ -21,6 +21,7 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from xeflash import merge_states
 from xeflash.api.route import engine
@@ -143,8 +144,19 @@ class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """Maxima of lengths choose kernels: a recorded launch would keep those of its step."""
-        return AttentionCGSupport.NEVER
+        """Batches whose sequences have as many queries each: a replay reads lengths and tables, which stay in place.
+
+        Of dealt keys, a step's lengths are new tensors; of encoders' keys, no maximum is known.
+        """
+        dealt = vllm_config.parallel_config.decode_context_parallel_size > 1
+        if dealt or not isinstance(kv_cache_spec, FullAttentionSpec | SlidingWindowSpec):
+            return AttentionCGSupport.NEVER
+        return AttentionCGSupport.UNIFORM_BATCH
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> XeflashMetadata:
+        """Launches are chosen for the longest sequence of the model, as a replay may have it."""
+        metadata = self.build(0, common_attn_metadata)
+        return replace(metadata, max_seq_len=self.vllm_config.model_config.max_model_len)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> XeflashMetadata:
         """A common prefix is attended like the rest: cascades are not used."""
