@@ -57,8 +57,11 @@ XF_INLINE void sums_of_slopes(const CrossEntropyParams& p) {
     }
     total += sum;
   }
-  store_lanes(p.bias_sums + column, static_cast<T*>(p.bias_slopes) + column, total,
-              p.columns - column, p.adds);
+  if (p.adds) total += lanes_at(p.bias_sums + column);
+  store_lanes(p.bias_sums + column, total, kLanes);
+  if (p.bias_slopes) {
+    store_lanes(static_cast<T*>(p.bias_slopes) + column, total, p.columns - column);
+  }
 }
 
 }  // namespace xeflash

@@ -115,9 +115,7 @@ XF_INLINE f32x16 lanes_at(const T* data) {
   return load_widened(data);
 }
 template <class T>
-XF_INLINE void store_lanes(float* sums, T* out, f32x16 x, int count, bool adds) {
-  if (adds) x += load_as<f32x16>(sums);
-  store_as(sums, x);
+XF_INLINE void store_lanes(T* out, f32x16 x, int count) {
   store_some(out, x, count);
 }
 

@@ -40,7 +40,7 @@ struct CrossEntropyParams : LogitParams {
   int64_t slopes_row, turned_row;          // strides
   int32_t first, all_rows;                 // column of the block; rows that state has
   float* bias_sums;                        // in fp32, for rows of several blocks
-  void* bias_slopes;
+  void* bias_slopes;                       // of the type of x; null: not wanted
   int32_t adds;                            // to what bias_sums has
   float* logits;                           // of all columns, where they are kept; else null
   int64_t logits_row;

@@ -8,7 +8,7 @@
 //   sum_of_differences   rowsum(S - m) of columns that are there
 //   slopes_of            a loss' gradient of logits, in their place
 //   store_turned         a tile to the rows of a transposed matrix
-//   lanes_at, store_lanes  kLanes elements; to a line of sums, which has room for all, and of results
+//   lanes_at, store_lanes  kLanes elements; to the first so many
 //   sum_of               of all rows
 //   Slope<T>             elements of slopes: fp32, where T is not multiplied as it is
 #pragma once

@@ -19,6 +19,8 @@ struct CrossEntropyRequest {
   double label_smoothing = 0.0, softcap = 0.0, logit_scale = 1.0, z_loss = 0.0;
   double divisor = 0.0;   // of the sum, in the place of the rows that count; 0: none
   bool log_prob = false;  // the negative of a loss of rows that all count
+  int64_t workspace = 0;  // torch_ops has it
+  py::object logits = py::none();  // fp32, (rows, V and more), which logits go to
 };
 
 constexpr std::tuple kCrossEntropyFields{
@@ -35,6 +37,8 @@ constexpr std::tuple kCrossEntropyFields{
     Field{"z_loss", &CrossEntropyRequest::z_loss},
     Field{"divisor", &CrossEntropyRequest::divisor},
     Field{"log_prob", &CrossEntropyRequest::log_prob},
+    Field{"workspace", &CrossEntropyRequest::workspace},
+    Field{"logits", &CrossEntropyRequest::logits},
 };
 static_assert(is_complete(kCrossEntropyFields));
 
@@ -91,6 +95,7 @@ py::tuple linear_cross_entropy(const py::kwargs& arguments) {
   p.z_loss = static_cast<float>(r.z_loss);
   p.sign = r.log_prob ? -1.f : 1.f;
   p.divisor = r.reduction == "sum" ? 1.f : static_cast<float>(r.divisor);
+  const Array logits = read_logits(r.logits, p, head, check);
   Plan plan;
   const int64_t stats = plan.add(int64_t{p.parts} * kStats * p.rows * 4);
   const int64_t losses = plan.add(of_rows ? 0 : int64_t{p.rows} * 4);

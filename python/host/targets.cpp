@@ -52,6 +52,22 @@ Targets read_targets(const py::object& object, const Head& head, int64_t ignored
   return targets;
 }
 
+Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& head,
+                  const Checker& check) {
+  if (object.is_none()) return {};
+  Array x = read_array(object, check.function(), "logits");
+  XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, "logits", "must be float32");
+  check.require_same_place(x, "logits", head.input, "input");
+  XF_REQUIRE(check,
+             x.ndim == 2 && x.shape[0] >= head.rows && x.shape[1] >= head.columns &&
+                 x.shape[1] % kLogitsUnit == 0 && x.is_packed(),
+             "logits", "must be packed and have a row for each of input, a multiple of 384 long",
+             x.describe_shape(), x);
+  p.logits = reinterpret_cast<float*>(x.data);
+  p.logits_row = x.shape[1];
+  return x;
+}
+
 int64_t part_of(const Head& head) {
   if (!head.on_gpu) return std::max<int64_t>(1024, divide_up(head.columns, 32));
   return std::max<int64_t>(256, divide_up(head.columns, 128));

@@ -23,9 +23,11 @@ def _loss(function: str, given: dict[str, Any]) -> Any:
         raise NotImplementedError(
             f"{function}: weight must be None, as weights of tokens are not supported, got {type(weight).__name__}"
         )
-    for name in ("ignore_index", "divisor"):
+    for name in ("ignore_index", "divisor", "workspace"):
         if given.get(name, 0) is None:
             del given[name]
+    if isinstance(given.get("workspace"), int) and given["workspace"] <= 0:
+        raise ValueError(f"{function}: workspace must be positive, or None, got {given['workspace']}")
     return_lse = given.pop("return_lse", False)
     if not isinstance(return_lse, bool):
         raise TypeError(f"{function}: return_lse must be True or False, got {return_lse!r}")
@@ -69,6 +71,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     divisor: Any = None,
     return_lse: bool = False,
+    workspace: int | None = None,
 ) -> Any:
     """The cross entropy of logits input W^T + bias with tokens; logits are never in memory as a whole.
 
@@ -86,6 +89,9 @@ def linear_cross_entropy(
         z_loss: times the square of the log of the sum of a row's exponentials, which is added to its loss.
         divisor: with "mean", of the sum in place of the number of rows that count, as where batches are accumulated: a
             number or an array of one.
+        workspace: bytes that logits may take: those of some rows, at least 64, are then kept, and gradients are made in
+            the forward pass, in fp32. That is three products in place of four, and of a scalar loss only; where no
+            gradients are wanted nothing is kept.
         return_lse: also gives the log of the sum of exponentials of each row, (...), in fp32.
 
     The loss is in fp32, as are all sums. It has gradients of input, linear_weight and linear_bias, and so has the LSE:
