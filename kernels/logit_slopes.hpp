@@ -1,5 +1,6 @@
-// The gradient of a loss by logits z = x W^T, of a block of the vocabulary: what linear_cross_entropy
-// found is made again, P = exp(z - m - log l), or read where z is in memory. Then
+// The gradient of a loss by logits z = x W^T, of a block of the vocabulary: what
+// linear_cross_entropy found is made again, P = exp(z - m - log l), or read where z is in memory.
+// Then
 //   D = (of_p P - of_target [target] - of_all) dz / d(x W^T)
 // goes to memory as it is and turned, for dx = D W and dW = D^T x (matmul_add.hpp).
 #pragma once

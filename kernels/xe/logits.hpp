@@ -102,9 +102,8 @@ XF_INLINE ColVec<R> sum_of_differences(const Tile<R, C>& S, const ColVec<R>& m, 
 
 template <int R, int C>
 XF_INLINE void slopes_of(Tile<R, C>& S, const ColVec<R>& m, const ColVec<R>& log_l,
-                         const ColVec<R>& of_p, const ColVec<R>& of_target,
-                         const ColVec<R>& of_all, const RowInts<R>& targets, int first,
-                         int column, const LogitParams& p) {
+                         const ColVec<R>& of_p, const ColVec<R>& of_target, const ColVec<R>& of_all,
+                         const RowInts<R>& targets, int first, int column, const LogitParams& p) {
   XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
     const ints k = lane_index() + (column + c * kLanes);
     XF_UNROLL for (int r = 0; r < R; ++r) {

@@ -99,9 +99,8 @@ SlopeBlocks slope_blocks(const Head& head) {
   b.turned_row = whole(b.rows, 128) + apart;
   const std::string& arch = head.place.device.facts.arch;
   const bool pairs = arch == "cpu-avx512-bf16" || arch == "cpu-amx-bf16";
-  b.element = head.on_gpu || (pairs && head.input.dtype == DType::kBF16)
-                  ? size_of(head.input.dtype)
-                  : 4;
+  b.element =
+      head.on_gpu || (pairs && head.input.dtype == DType::kBF16) ? size_of(head.input.dtype) : 4;
   return b;
 }
 
@@ -174,15 +173,16 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
   const int64_t sums_row = whole(head.inputs, of_product.block_v);
   const int64_t tile_rows = int64_t{of_product.block_q} * of_product.threads;
   Plan plan;
-  const int64_t slopes =
-      plan.add(whole(blocks.rows, 128) * blocks.slopes_row * blocks.element);
+  const int64_t slopes = plan.add(whole(blocks.rows, 128) * blocks.slopes_row * blocks.element);
   const int64_t turned = plan.add(blocks.columns * blocks.turned_row * blocks.element);
   const int64_t zeroed = turned + blocks.columns * blocks.turned_row * blocks.element - slopes;
-  const int64_t x_sums =
-      plan.add(r.wants_input && !in_place && !sums_x.data ? whole(head.rows, tile_rows) * sums_row * 4 : 0);
-  const int64_t w_sums = plan.add(
-      r.wants_weight && !in_place && !one_block && !sums_w.data ? whole(blocks.columns, tile_rows) * sums_row * 4 : 0);
-  const int64_t bias_sums = plan.add(wants_bias && !sums_b.data ? whole(blocks.columns, 16) * 4 : 0);
+  const int64_t x_sums = plan.add(
+      r.wants_input && !in_place && !sums_x.data ? whole(head.rows, tile_rows) * sums_row * 4 : 0);
+  const int64_t w_sums = plan.add(r.wants_weight && !in_place && !one_block && !sums_w.data
+                                      ? whole(blocks.columns, tile_rows) * sums_row * 4
+                                      : 0);
+  const int64_t bias_sums =
+      plan.add(wants_bias && !sums_b.data ? whole(blocks.columns, 16) * 4 : 0);
   p.workers = head.place.device.facts.compute_units;
   const int64_t kept = plan.add(kept_bytes(p, of_slopes, head));
   Scratch scratch;
@@ -244,7 +244,9 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
           m.sums = reinterpret_cast<float*>(in_place || sums_x.data ? dx.data : memory + x_sums);
           m.sums_row = sums_x.data ? sums_x.shape[1] : in_place ? features : sums_row;
           m.sums += i * m.sums_row;
-          m.out = !in_place && !sums_x.data && j + columns == all_columns ? dx.data + i * features * bytes : nullptr;
+          m.out = !in_place && !sums_x.data && j + columns == all_columns
+                      ? dx.data + i * features * bytes
+                      : nullptr;
           m.out_row = features;
           m.adds = j > 0;
           multiply(launch, m);

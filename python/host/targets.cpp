@@ -10,10 +10,10 @@ void refuse_others(const Array& y, const Head& head, int64_t ignored, const Chec
   const auto* tokens = reinterpret_cast<const T*>(y.data);
   for (int64_t i = 0; i < head.rows; ++i) {
     if (tokens[i] == ignored || (tokens[i] >= 0 && tokens[i] < head.columns)) continue;
-    check.refuse("target", "must be 0 to " + std::to_string(head.columns - 1) +
-                               (ignored == kNoTarget ? std::string()
-                                                     : ", or " + std::to_string(ignored) +
-                                                           " to be ignored"),
+    check.refuse("target",
+                 "must be 0 to " + std::to_string(head.columns - 1) +
+                     (ignored == kNoTarget ? std::string()
+                                           : ", or " + std::to_string(ignored) + " to be ignored"),
                  std::to_string(tokens[i]), y);
   }
 }

@@ -262,10 +262,14 @@ def test_gpu_matches_reference(head, gpu):
 def test_gpu_gives_nan_for_a_target_that_is_none(gpu):
     head = Head("bf16", 20, 70, 32, reduction="none", kind="usm")
     x, w, target, _ = make(head)
-    want = from_array(xeflash.linear_cross_entropy(*(to_array(t, "usm") for t in (x, w, target)), reduction="none"), "usm")
+    want = from_array(
+        xeflash.linear_cross_entropy(*(to_array(t, "usm") for t in (x, w, target)), reduction="none"), "usm"
+    )
     for row, token in ((0, 70), (3, -1), (4, 2**32 + 1), (19, 2**62)):
         target[row] = token
-    got = from_array(xeflash.linear_cross_entropy(*(to_array(t, "usm") for t in (x, w, target)), reduction="none"), "usm")
+    got = from_array(
+        xeflash.linear_cross_entropy(*(to_array(t, "usm") for t in (x, w, target)), reduction="none"), "usm"
+    )
     assert got.isnan().nonzero()[:, 0].tolist() == [0, 3, 4, 19]
     others = ~got.isnan()
     assert torch.equal(got[others], want[others])

@@ -34,7 +34,9 @@ def check_gradients(head, found, x, w, target, bias, dloss=1.0, dlse=None):
     assert len(found) == len(want)
     for name, got, exact, other, far in zip(("input", "weight", "bias"), found, want, torchs, offs, strict=False):
         assert got.dtype == x.dtype
-        assert_close(f"d{name}", got, exact.numpy(), other.to(x.dtype).double().numpy(), scores=float(far.detach().max()))
+        assert_close(
+            f"d{name}", got, exact.numpy(), other.to(x.dtype).double().numpy(), scores=float(far.detach().max())
+        )
 
 
 def gradients(head, x, w, target, bias, dloss=None, dlse=None):
@@ -49,7 +51,12 @@ def gradients(head, x, w, target, bias, dloss=None, dlse=None):
 
 
 CASES = [
-    *(Head(dtype, rows, vocabulary) for dtype in ("fp32", "bf16") for rows in (1, 23, 127) for vocabulary in (17, 1000)),
+    *(
+        Head(dtype, rows, vocabulary)
+        for dtype in ("fp32", "bf16")
+        for rows in (1, 23, 127)
+        for vocabulary in (17, 1000)
+    ),
     Head("fp32", 1, 1, 1),
     Head("fp32", 130, 3001, 129, bias=True, smoothing=0.1),
     Head("fp32", softcap=3.0, scale=0.5, bias=True, z_loss=1e-2),
@@ -146,7 +153,9 @@ def test_what_has_no_gradients_is_refused():
     x.requires_grad_()
     with pytest.raises(NotImplementedError, match="^linear_cross_entropy: gradients of gradients must not be asked"):
         torch.autograd.grad(xeflash.linear_cross_entropy(x, w, target), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"^linear_cross_entropy: gradients must not be asked for by torch\.func"):
+    with pytest.raises(
+        NotImplementedError, match=r"^linear_cross_entropy: gradients must not be asked for by torch\.func"
+    ):
         torch.func.grad(lambda x: xeflash.linear_cross_entropy(x, w, target))(x.detach())
     with pytest.raises(NotImplementedError, match="^linear_cross_entropy: divisor must not require grad"):
         xeflash.linear_cross_entropy(x, w, target, divisor=torch.tensor(2.0, requires_grad=True))
@@ -220,7 +229,9 @@ def test_a_workspace_compiles_without_a_break():
 def test_a_workspace_is_refused_where_it_cannot_serve():
     x, w, target, _ = make(Head(rows=100))
     x.requires_grad_()
-    with pytest.raises(ValueError, match="^linear_cross_entropy: workspace must be at least 98304 bytes, of the logits"):
+    with pytest.raises(
+        ValueError, match="^linear_cross_entropy: workspace must be at least 98304 bytes, of the logits"
+    ):
         xeflash.linear_cross_entropy(x, w, target, workspace=64 * BYTES - 1)
     with pytest.raises(ValueError, match='^linear_cross_entropy: workspace must be None with reduction = "none"'):
         xeflash.linear_cross_entropy(x, w, target, workspace=1 << 20, reduction="none")

@@ -147,11 +147,11 @@ def linear_top_k(
     linear_bias: Any = None,
     softcap: float | None = 0.0,
     logit_scale: float | None = 1.0,
-) -> tuple[Any, Any]:
-    """The k largest logits input W^T + bias of each row, the largest first: (..., k) in fp32, and their tokens in int64.
+) -> Any:
+    """The k largest logits input W^T + bias of each row (..., k), the largest first, and their tokens, in int64.
 
-    Arguments and types are those of ``linear_cross_entropy``. k is 1 to 64. Of equal logits the lower token comes
-    first. A logit that is no number counts as -inf. There are no gradients.
+    Arguments and types are those of ``linear_cross_entropy``. k is 1 to 64. Logits are in fp32. Of equal ones the lower
+    token comes first. One that is no number counts as -inf. There are no gradients.
 
     >>> import numpy as np, xeflash
     >>> values, tokens = xeflash.linear_top_k(np.ones((1, 8), np.float32), np.eye(4, 8, dtype=np.float32), 2)

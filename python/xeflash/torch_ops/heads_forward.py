@@ -27,6 +27,7 @@ _SCHEMA = (
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _PLACES = ("input", "linear_weight", "target", "linear_bias")
+_WANTS = ("wants_input", "wants_weight", "wants_bias")
 _OF_LOGITS = ("softcap", "logit_scale", "function")
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -36,20 +37,20 @@ def _whole(count: Any, unit: int) -> Any:
 
 
 def _rows_of_block(function: str, workspace: int, rows: int, columns: int) -> int:
-    each = 4 * _whole(columns, _UNIT)
+    each: int = 4 * _whole(columns, _UNIT)
     if workspace < each * min(rows, _ROWS):
         raise ValueError(
             f"{function}: workspace must be at least {each * min(rows, _ROWS)} bytes, of the logits of "
             f"{min(rows, _ROWS)} rows, got {workspace}"
         )
-    count = min(rows, workspace // each)
+    count: int = min(rows, workspace // each)
     return count if count == rows else count // _ROWS * _ROWS
 
 
 def _new(input: Tensor, weight: Tensor, bias: Tensor | None, more: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of gradients, without elements where they are not wanted."""
     features, rows = _whole(input.shape[-1], _SUMS), input.shape[:-1].numel()
-    wants = [more.get(name, True) for name in ("wants_input", "wants_weight", "wants_bias")]
+    wants = [more.get(name, True) for name in _WANTS]
     shapes = ((rows, features), (len(weight), features), (_whole(len(weight), _SUMS),))
     dinput, dweight, dbias = (
         input.new_zeros(shape if wanted and (i < 2 or bias is not None) else 0, dtype=torch.float32)
@@ -65,8 +66,10 @@ def _with_gradients(*arguments: Any, **more: Any) -> Five:
     x, tokens = input.reshape(-1, input.shape[-1]), target.reshape(-1)
     rows = len(x)
     dinput, dweight, dbias = _new(input, weight, bias, more)
-    wants = {f"wants_{name}": bool(d.numel()) for name, d in zip(("input", "weight", "bias"), (dinput, dweight, dbias))}
-    of_loss = {name: given[name] for name in ("ignore_index", "label_smoothing", "z_loss") if name in given}
+    wants = {name: bool(sums.numel()) for name, sums in zip(_WANTS, (dinput, dweight, dbias), strict=True)}
+    of_loss: dict[str, Any] = {
+        name: given[name] for name in ("ignore_index", "label_smoothing", "z_loss") if name in given
+    }
     of_logits = {name: given[name] for name in _OF_LOGITS if name in given}
     divisor: Any = 1
     if given.get("reduction", "mean") == "mean":
@@ -93,7 +96,7 @@ def _with_gradients(*arguments: Any, **more: Any) -> Five:
     return losses.sum() / divisor, lse.view(input.shape[:-1]), dinput, dweight, dbias
 
 
-def _fake(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, **more: Any) -> Five:
+def _fake(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None = None, **more: Any) -> Five:
     scalar, lse = (input.new_empty(shape, dtype=torch.float32) for shape in ((), input.shape[:-1]))
     return scalar, lse, *_new(input, linear_weight, linear_bias, more)
 
@@ -106,10 +109,11 @@ class WithGradients(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, given: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(loss, LSE)."""
         function = given["function"]
         if given.get("reduction", "mean") == "none":
             raise ValueError(f'{function}: workspace must be None with reduction = "none", got {given["workspace"]}')
-        wants = dict(zip(("wants_input", "wants_weight", "wants_bias"), ctx.needs_input_grad[1:], strict=True))
+        wants = dict(zip(_WANTS, ctx.needs_input_grad[1:], strict=True))
         given = {name: x for name, x in given.items() if name not in ("linear_bias", "log_prob")} | wants
         with torch._C._AutoDispatchBelowAutograd():
             loss, lse, *sums = OPERATOR(**given, linear_bias=tensors[2])
@@ -121,6 +125,7 @@ class WithGradients(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor | None, dlse: Tensor | None) -> Any:
+        """Those of the forward pass times that of the loss."""
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{ctx.function}: gradients of gradients must not be asked for, as there are none, "
