@@ -29,11 +29,11 @@ XF_INLINE void linear_cross_entropy(const CrossEntropyParams& p) {
     for (int j = rows.begin(); j < rows.end(); j += Bn) {
       Tile<Br, Bn> S;
       rows.logits(S, x, j);
-      const ColVec<Br> m_new = max(m, row_max(S));        // m_new = max(m, rowmax S)
-      l *= decay(m, m_new);                               // l = exp(m - m_new) l
-      exp_of_rows<kExpDegree, false>(S, m_new, l);        //     + rowsum exp(S - m_new)
-      pick(z, S, targets, j);                             // z = S[target]
-      if (p.sums_logits) {                                // d = d + n (m - m_new)
+      const ColVec<Br> m_new = max(m, row_max(S));  // m_new = max(m, rowmax S)
+      l *= decay(m, m_new);                         // l = exp(m - m_new) l
+      exp_of_rows<kExpDegree, false>(S, m_new, l);  //     + rowsum exp(S - m_new)
+      pick(z, S, targets, j);                       // z = S[target]
+      if (p.sums_logits) {                          // d = d + n (m - m_new)
         const float seen = static_cast<float>(j - rows.begin());
         const auto moved = [&](auto all, auto from, auto to, auto more) {
           const decltype(all) step = (from - to) * seen;
@@ -65,9 +65,8 @@ XF_INLINE void loss_of_rows(const CrossEntropyParams& p) {
     l = map([](auto x, auto a, auto y, auto b) { return x * a + y * b; }, l, a, of(1), b);
     z = map([](auto x, auto y) { return x + y; }, z, of(2));
     const float before = static_cast<float>(part) * p.part;
-    const float here = static_cast<float>(p.columns - part * p.part < p.part
-                                              ? p.columns - part * p.part
-                                              : p.part);
+    const float here =
+        static_cast<float>(p.columns - part * p.part < p.part ? p.columns - part * p.part : p.part);
     if (p.sums_logits) {
       const auto added = [&](auto x, auto m, auto y, auto m_part, auto to) {
         using V = decltype(x);
@@ -99,8 +98,7 @@ XF_INLINE void loss_of_rows(const CrossEntropyParams& p) {
     if (p.z_loss != 0.f) loss = loss + lse * lse * p.z_loss;
     return select(counts == V(0.f), V(0.f), V(loss * counts * p.sign));
   };
-  store(Rows<float>{p.losses + row, 1, p.rows - row},
-        map(loss_of, log_l, z, m, d, lse, counts));
+  store(Rows<float>{p.losses + row, 1, p.rows - row}, map(loss_of, log_l, z, m, d, lse, counts));
 }
 
 template <class Config>

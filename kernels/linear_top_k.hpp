@@ -1,5 +1,6 @@
 // The k largest logits of each row and their tokens, without the logits in memory: a list of a row
-// and a part of the vocabulary takes what exceeds its last one. Equal ones keep the order of tokens.
+// and a part of the vocabulary takes what exceeds its last one. Equal ones keep the order of
+// tokens.
 //   linear_top_k   a list of each row and part
 //   merge_top_k    one of each row
 #pragma once

@@ -1,5 +1,6 @@
-// The gradient of a loss by logits z = x W^T, of a block of the vocabulary: what linear_cross_entropy
-// found is made again, P = exp(z - m - log l), or read where z is in memory. Then
+// The gradient of a loss by logits z = x W^T, of a block of the vocabulary: what
+// linear_cross_entropy found is made again, P = exp(z - m - log l), or read where z is in memory.
+// Then
 //   D = (of_p P - of_target [target] - of_all) dz / d(x W^T)
 // goes to memory as it is and turned, for dx = D W and dW = D^T x (matmul_add.hpp).
 #pragma once
@@ -57,8 +58,11 @@ XF_INLINE void sums_of_slopes(const CrossEntropyParams& p) {
     }
     total += sum;
   }
-  store_lanes(p.bias_sums + column, static_cast<T*>(p.bias_slopes) + column, total,
-              p.columns - column, p.adds);
+  if (p.adds) total += lanes_at(p.bias_sums + column);
+  store_lanes(p.bias_sums + column, total, kLanes);
+  if (p.bias_slopes) {
+    store_lanes(static_cast<T*>(p.bias_slopes) + column, total, p.columns - column);
+  }
 }
 
 }  // namespace xeflash

@@ -11,8 +11,8 @@ XF_INLINE void matmul_add(const MatmulAddParams& p) {
   constexpr int Br = Config::rows, Bn = Config::columns, Bk = Config::inputs;
   using T = typename Config::Element;
   allocate_block<Config>();
-  const int across = (p.columns + Bn - 1) / Bn, blocks = (p.rows + kNeighbours * Br - 1) /
-                                                        (kNeighbours * Br);
+  const int across = (p.columns + Bn - 1) / Bn,
+            blocks = (p.rows + kNeighbours * Br - 1) / (kNeighbours * Br);
   for (int i = static_cast<int>(group_index()); i < across * blocks; i += p.workers) {
     const int row = (i / across * kNeighbours + neighbour()) * Br, column = i % across * Bn;
     if (!kInStep && row >= p.rows) continue;
@@ -27,9 +27,9 @@ XF_INLINE void matmul_add(const MatmulAddParams& p) {
       add_to(sums, C, p.adds);
     } else {
       if (p.adds) add_from(C, sums);
-      store_block(Rows<T>{static_cast<T*>(p.out) + column, p.out_row, p.rows, row,
-                          p.out_columns - column},
-                  C);
+      store_block(
+          Rows<T>{static_cast<T*>(p.out) + column, p.out_row, p.rows, row, p.out_columns - column},
+          C);
     }
   }
 }

@@ -49,9 +49,9 @@ XF_INLINE ColVec<R> counts_of(const TargetArg& target, int row, int rows, int co
                           static_cast<int64_t>(target.ignored[1]) << 32;
   for (int r = 0; r < R && row + r < rows && target.data; ++r) {
     const int64_t y = target_at(target, row + r);
-    all.x[r / kLanes][r % kLanes] = y == ignored              ? 0.f
+    all.x[r / kLanes][r % kLanes] = y == ignored            ? 0.f
                                     : y >= 0 && y < columns ? 1.f
-                                                              : __builtin_nanf("");
+                                                            : __builtin_nanf("");
   }
   return all;
 }
@@ -68,9 +68,8 @@ XF_INLINE void pick(ColVec<R>& picked, const Tile<R, C>& S, const RowInts<R>& ta
 
 template <class T, int R, int C>
 XF_INLINE void add_to_columns(Tile<R, C>& S, const T* bias, int column, int columns) {
-  each(S, 0, column, [&](f32x16 s, i32x16, int k) {
-    return s + to_float(bias[k < columns ? k : columns - 1]);
-  });
+  each(S, 0, column,
+       [&](f32x16 s, i32x16, int k) { return s + to_float(bias[k < columns ? k : columns - 1]); });
 }
 
 template <int R, int C>
@@ -85,9 +84,8 @@ XF_INLINE ColVec<R> sum_of_differences(const Tile<R, C>& S, const ColVec<R>& m, 
 
 template <int R, int C>
 XF_INLINE void slopes_of(Tile<R, C>& S, const ColVec<R>& m, const ColVec<R>& log_l,
-                         const ColVec<R>& of_p, const ColVec<R>& of_target,
-                         const ColVec<R>& of_all, const RowInts<R>& targets, int first,
-                         int column, const LogitParams& p) {
+                         const ColVec<R>& of_p, const ColVec<R>& of_target, const ColVec<R>& of_all,
+                         const RowInts<R>& targets, int first, int column, const LogitParams& p) {
   S.each_vector(C, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
     const f32x16 P = exp2<6>((v - m.x[r] - log_l.x[r]) * kLog2e);
     f32x16 slope = fma(P, of_p.x[r], -of_all.x[r]);
@@ -115,9 +113,7 @@ XF_INLINE f32x16 lanes_at(const T* data) {
   return load_widened(data);
 }
 template <class T>
-XF_INLINE void store_lanes(float* sums, T* out, f32x16 x, int count, bool adds) {
-  if (adds) x += load_as<f32x16>(sums);
-  store_as(sums, x);
+XF_INLINE void store_lanes(T* out, f32x16 x, int count) {
   store_some(out, x, count);
 }
 

@@ -35,24 +35,25 @@ struct CrossEntropyParams : LogitParams {
   float smoothing, z_loss, sign, divisor;  // of the sum; 0: the rows that count
   int32_t sums_logits;                     // whether their sum is wanted
   // Slopes: of rows and columns of a block, which begin with p.x and p.weight.
-  const float *of_p, *of_target, *of_all;  // a loss' gradient is of_p P - of_target [target] - of_all
-  void *slopes, *turned;                   // (rows, columns) and (columns, rows), multiples of tiles
-  int64_t slopes_row, turned_row;          // strides
-  int32_t first, all_rows;                 // column of the block; rows that state has
-  float* bias_sums;                        // in fp32, for rows of several blocks
-  void* bias_slopes;
-  int32_t adds;                            // to what bias_sums has
-  float* logits;                           // of all columns, where they are kept; else null
+  const float *of_p, *of_target,
+      *of_all;                     // a loss' gradient is of_p P - of_target [target] - of_all
+  void *slopes, *turned;           // (rows, columns) and (columns, rows), multiples of tiles
+  int64_t slopes_row, turned_row;  // strides
+  int32_t first, all_rows;         // column of the block; rows that state has
+  float* bias_sums;                // in fp32, for rows of several blocks
+  void* bias_slopes;               // of the type of x; null: not wanted
+  int32_t adds;                    // to what bias_sums has
+  float* logits;                   // of all columns, where they are kept; else null
   int64_t logits_row;
 };
 
 // Lists of the largest logits: of each row and part, and of each row.
 struct TopKParams : LogitParams {
-  float* values;          // (rows, parts, length)
-  int32_t* tokens;        // likewise
-  float* largest;         // (rows, k)
-  uint32_t* of_largest;   // likewise, of 64 bits
-  int32_t k, length;      // a multiple of kListStep
+  float* values;         // (rows, parts, length)
+  int32_t* tokens;       // likewise
+  float* largest;        // (rows, k)
+  uint32_t* of_largest;  // likewise, of 64 bits
+  int32_t k, length;     // a multiple of kListStep
 };
 constexpr int kListStep = 16;
 

@@ -1,14 +1,16 @@
-// What the head of a language model is written in, beside the vocabulary of tiles and scores.hpp:
+// What the head of a language model is written in, beside the vocabulary of tiles and scores.hpp.
+// LogitRows<Config> has the rows and the columns of a thread: tiles of their logits.
 //
-//   LogitRows<Config>    the rows and the columns of a thread: tiles of their logits
 //   KeptInputs           x of a thread's rows, for all columns
 //   RowInts, targets_of  an integer per row; the targets of rows, -1 where there is none
-//   counts_of            of each row: 1 if it counts, 0 if it does not, NaN if there is no such token
+//   counts_of            of each row: 1, or 0 if it is ignored, or NaN for a token that is none
+//   add_to_columns       a bias of each column
+//   kLanes               rows that a thread has where it has single ones
 //   pick                 the element of each row at its target
 //   sum_of_differences   rowsum(S - m) of columns that are there
 //   slopes_of            a loss' gradient of logits, in their place
 //   store_turned         a tile to the rows of a transposed matrix
-//   lanes_at, store_lanes  kLanes elements; to a line of sums, which has room for all, and of results
+//   lanes_at, store_lanes  kLanes elements; to the first so many
 //   sum_of               of all rows
 //   Slope<T>             elements of slopes: fp32, where T is not multiplied as it is
 #pragma once
@@ -45,9 +47,7 @@ struct LogitRows {
   // Whether none is there, and no other thread waits for this one.
   XF_INLINE bool is_empty() const { return !kInStep && row >= p.rows; }
   XF_INLINE int begin() const { return part * p.part; }
-  XF_INLINE int end() const {
-    return begin() + p.part < p.columns ? begin() + p.part : p.columns;
-  }
+  XF_INLINE int end() const { return begin() + p.part < p.columns ? begin() + p.part : p.columns; }
 
   XF_INLINE Rows<const T> x() const {
     return {static_cast<const T*>(p.x), p.x_row, p.rows, row, p.inputs};
@@ -71,9 +71,8 @@ struct LogitRows {
     if (p.bias) add_to_columns(S, static_cast<const T*>(p.bias), column, p.columns);
     if (p.scale != 1.f) S *= ColVec<Br>(p.scale);
     if (p.softcap > 0.f) {
-      each(S, 0, 0, [&](auto s, auto, auto) {
-        return Floats(tanh(Floats(s * p.inverse_cap)) * p.softcap);
-      });
+      each(S, 0, 0,
+           [&](auto s, auto, auto) { return Floats(tanh(Floats(s * p.inverse_cap)) * p.softcap); });
     }
     if (column + Bn > p.columns) {
       each(S, 0, column,
@@ -84,8 +83,8 @@ struct LogitRows {
 
 // Logits to memory that has a place for all columns of a tile.
 template <class Config>
-XF_INLINE void store_logits(const CrossEntropyParams& p, const Tile<Config::rows, Config::columns>& S,
-                            int row, int column) {
+XF_INLINE void store_logits(const CrossEntropyParams& p,
+                            const Tile<Config::rows, Config::columns>& S, int row, int column) {
   if (row < p.rows) store(Rows<float>{p.logits + column, p.logits_row, p.rows, row}, S);
 }
 

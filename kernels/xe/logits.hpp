@@ -102,9 +102,8 @@ XF_INLINE ColVec<R> sum_of_differences(const Tile<R, C>& S, const ColVec<R>& m, 
 
 template <int R, int C>
 XF_INLINE void slopes_of(Tile<R, C>& S, const ColVec<R>& m, const ColVec<R>& log_l,
-                         const ColVec<R>& of_p, const ColVec<R>& of_target,
-                         const ColVec<R>& of_all, const RowInts<R>& targets, int first,
-                         int column, const LogitParams& p) {
+                         const ColVec<R>& of_p, const ColVec<R>& of_target, const ColVec<R>& of_all,
+                         const RowInts<R>& targets, int first, int column, const LogitParams& p) {
   XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
     const ints k = lane_index() + (column + c * kLanes);
     XF_UNROLL for (int r = 0; r < R; ++r) {
@@ -152,14 +151,12 @@ XF_INLINE floats lanes_at(const T* data) {
   return value_at(data, lane_index());
 }
 template <class T>
-XF_INLINE void store_lanes(float* sums, T* out, floats x, int count, bool adds) {
+XF_INLINE void store_lanes(T* out, floats x, int count) {
   using Bits = UintOfSize<sizeof(T)>;
-  const Offsets<kLanes> lane(lane_index());
-  if (adds) x += esimd::gather<float, kLanes>(sums, Offsets<kLanes>(lane * 4u));
-  esimd::scatter<float, kLanes>(sums, Offsets<kLanes>(lane * 4u), x);
-  simd<T, kLanes> narrow = esimd::convert<T>(x);
+  simd<T, kLanes> narrow = x;
+  if constexpr (sizeof(T) == 2) narrow = esimd::convert<T>(x);
   esimd::scatter<Bits, kLanes>(reinterpret_cast<Bits*>(out),
-                               Offsets<kLanes>(lane * static_cast<uint32_t>(sizeof(T))),
+                               Offsets<kLanes>(lane_index() * static_cast<int>(sizeof(T))),
                                narrow.template bit_cast_view<Bits>().read(), lane_index() < count);
 }
 

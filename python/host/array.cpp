@@ -383,10 +383,9 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
                          "out");
   }
   if (like.maker == Maker::kNumpy) {
-    const auto type =
-        dtype == like.dtype    ? like.object.attr("dtype").cast<py::dtype>()
-        : dtype == DType::kI64 ? py::dtype::of<int64_t>()
-                               : py::dtype::of<float>();
+    const auto type = dtype == like.dtype    ? like.object.attr("dtype").cast<py::dtype>()
+                      : dtype == DType::kI64 ? py::dtype::of<int64_t>()
+                                             : py::dtype::of<float>();
     const std::vector<py::ssize_t> sizes(shape.begin(), shape.end());
     return read_numpy(py::array(type, sizes), "", "out");
   }

@@ -17,8 +17,10 @@ struct CrossEntropyRequest {
   std::string reduction = "mean";
   int64_t ignore_index = -100;
   double label_smoothing = 0.0, softcap = 0.0, logit_scale = 1.0, z_loss = 0.0;
-  double divisor = 0.0;   // of the sum, in the place of the rows that count; 0: none
-  bool log_prob = false;  // the negative of a loss of rows that all count
+  double divisor = 0.0;            // of the sum, in the place of the rows that count; 0: none
+  bool log_prob = false;           // the negative of a loss of rows that all count
+  int64_t workspace = 0;           // torch_ops has it
+  py::object logits = py::none();  // fp32, (rows, V and more), which logits go to
 };
 
 constexpr std::tuple kCrossEntropyFields{
@@ -35,6 +37,8 @@ constexpr std::tuple kCrossEntropyFields{
     Field{"z_loss", &CrossEntropyRequest::z_loss},
     Field{"divisor", &CrossEntropyRequest::divisor},
     Field{"log_prob", &CrossEntropyRequest::log_prob},
+    Field{"workspace", &CrossEntropyRequest::workspace},
+    Field{"logits", &CrossEntropyRequest::logits},
 };
 static_assert(is_complete(kCrossEntropyFields));
 
@@ -66,10 +70,10 @@ py::tuple linear_cross_entropy(const py::kwargs& arguments) {
   const auto r = read_request<CrossEntropyRequest>(arguments, kCrossEntropyFields);
   const Checker check(r.function);
   check_numbers(r, check);
-  const Head head = read_head(
-      {r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
-  const Targets targets = read_targets(r.target, head, r.log_prob ? kNoTarget : r.ignore_index,
-                                       check);
+  const Head head =
+      read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
+  const Targets targets =
+      read_targets(r.target, head, r.log_prob ? kNoTarget : r.ignore_index, check);
   const bool of_rows = r.reduction == "none";
   const Array lse = new_array(head.input, DType::kF32, head.shape);
   const Array state = new_array(head.input, DType::kF32, {2, head.rows});
@@ -78,8 +82,8 @@ py::tuple linear_cross_entropy(const py::kwargs& arguments) {
   const py::tuple results = py::make_tuple(loss.object, lse.object, state.object);
   if (head.rows == 0 && of_rows) return results;
 
-  const Kernels& kernels =
-      find_kernels(head.describe(Algorithm::kLinearCrossEntropy, head.rows, head.inputs), head.place);
+  const Kernels& kernels = find_kernels(
+      head.describe(Algorithm::kLinearCrossEntropy, head.rows, head.inputs), head.place);
   CrossEntropyParams p{};
   head.fill(p);
   p.target = targets.arg;
@@ -91,6 +95,7 @@ py::tuple linear_cross_entropy(const py::kwargs& arguments) {
   p.z_loss = static_cast<float>(r.z_loss);
   p.sign = r.log_prob ? -1.f : 1.f;
   p.divisor = r.reduction == "sum" ? 1.f : static_cast<float>(r.divisor);
+  const Array logits = read_logits(r.logits, p, head, check);
   Plan plan;
   const int64_t stats = plan.add(int64_t{p.parts} * kStats * p.rows * 4);
   const int64_t losses = plan.add(of_rows ? 0 : int64_t{p.rows} * 4);

@@ -6,7 +6,8 @@
 namespace xeflash {
 namespace py = pybind11;
 
-// (loss, LSE, state for the backward pass), by the names of CrossEntropyArguments in call/schema.py.
+// (loss, LSE, state for the backward pass), by the names of CrossEntropyArguments in
+// call/schema.py.
 py::tuple linear_cross_entropy(const py::kwargs& arguments);
 // (name, type, default, "") of each argument.
 py::tuple linear_cross_entropy_fields();

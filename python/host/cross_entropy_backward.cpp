@@ -19,6 +19,11 @@ struct HeadBackwardRequest {
   py::object of_p = py::none(), of_target = py::none(), of_all = py::none();
   double softcap = 0.0, logit_scale = 1.0;
   bool wants_input = true, wants_weight = true, wants_bias = true;
+  py::object logits = py::none();  // of all columns: they are not made again
+  // In fp32, what gradients go to: (rows, inputs), (columns, inputs) and (columns), with room for
+  // whole blocks; `adds`: those of weight and bias join what is there.
+  py::object dinput = py::none(), dweight = py::none(), dbias = py::none();
+  bool adds = false;
 };
 
 constexpr std::tuple kHeadBackwardFields{
@@ -36,6 +41,11 @@ constexpr std::tuple kHeadBackwardFields{
     Field{"wants_input", &HeadBackwardRequest::wants_input},
     Field{"wants_weight", &HeadBackwardRequest::wants_weight},
     Field{"wants_bias", &HeadBackwardRequest::wants_bias},
+    Field{"logits", &HeadBackwardRequest::logits},
+    Field{"dinput", &HeadBackwardRequest::dinput},
+    Field{"dweight", &HeadBackwardRequest::dweight},
+    Field{"dbias", &HeadBackwardRequest::dbias},
+    Field{"adds", &HeadBackwardRequest::adds},
 };
 static_assert(is_complete(kHeadBackwardFields));
 
@@ -46,11 +56,28 @@ const float* read_floats(const py::object& object, const char* name, int64_t cou
   check.require_same_place(x, name, head.input, "input");
   int64_t elements = 1;
   for (int i = 0; i < x.ndim; ++i) elements *= x.shape[i];
-  XF_REQUIRE(check, elements == count && x.is_packed(), name,
+  XF_REQUIRE(check, elements == count && (count == 0 || x.is_packed()), name,
              "must be packed and have " + std::to_string(count) + " elements", x.describe_shape(),
              x);
   keep.push_back(x);
   return reinterpret_cast<const float*>(keep.back().data);
+}
+
+constexpr int64_t kSumsUnit = 64;  // rows of sums have room for a multiple of it
+
+// Where sums in fp32 go: rows of a matrix, or a line.
+Array read_sums(const py::object& object, const char* name, int64_t rows, int64_t columns,
+                const Head& head, const Checker& check) {
+  if (object.is_none()) return {};
+  Array x = read_array(object, check.function(), name);
+  XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, name, "must be float32");
+  check.require_same_place(x, name, head.input, "input");
+  const bool fits = x.is_packed() && x.shape[x.ndim - 1] >= columns && x.writable &&
+                    x.ndim == (rows ? 2 : 1) && (!rows || x.shape[0] >= rows) &&
+                    x.shape[x.ndim - 1] % kSumsUnit == 0;
+  XF_REQUIRE(check, fits, name, "must be packed, writable, and have rows of a multiple of 64",
+             x.describe_shape(), x);
+  return x;
 }
 
 // Rows and columns of slopes that are in memory at a time: enough of both that products with them
@@ -72,9 +99,8 @@ SlopeBlocks slope_blocks(const Head& head) {
   b.turned_row = whole(b.rows, 128) + apart;
   const std::string& arch = head.place.device.facts.arch;
   const bool pairs = arch == "cpu-avx512-bf16" || arch == "cpu-amx-bf16";
-  b.element = head.on_gpu || (pairs && head.input.dtype == DType::kBF16)
-                  ? size_of(head.input.dtype)
-                  : 4;
+  b.element =
+      head.on_gpu || (pairs && head.input.dtype == DType::kBF16) ? size_of(head.input.dtype) : 4;
   return b;
 }
 
@@ -95,25 +121,30 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
 
   const DType dtype = head.input.dtype;
   const int64_t features = head.features;
-  Array dx, dw, dbias;
-  if (r.wants_input) {
+  const Array sums_x = read_sums(r.dinput, "dinput", head.rows, head.inputs, head, check);
+  const Array sums_w = read_sums(r.dweight, "dweight", head.columns, head.inputs, head, check);
+  const Array sums_b = read_sums(r.dbias, "dbias", 0, head.columns, head, check);
+  Array dx = sums_x, dw = sums_w, dbias = sums_b;
+  if (r.wants_input && !dx.data) {
     std::vector<int64_t> shape = head.shape;
     shape.push_back(features);
     dx = new_array(head.input, dtype, shape);
   }
-  if (r.wants_weight) dw = new_array(head.input, dtype, {head.columns, features});
+  if (r.wants_weight && !dw.data) dw = new_array(head.input, dtype, {head.columns, features});
   const bool wants_bias = r.wants_bias && head.bias.data;
-  if (wants_bias) dbias = new_array(head.input, dtype, {head.columns});
+  if (wants_bias && !dbias.data) dbias = new_array(head.input, dtype, {head.columns});
   const auto results = [&] {
     return py::make_tuple(r.wants_input ? dx.object : py::none(),
                           r.wants_weight ? dw.object : py::none(),
                           wants_bias ? dbias.object : py::none());
   };
   if (head.rows == 0) {
-    submit(head.place, [&](Launcher& launch) {
-      if (r.wants_weight) launch.clear(dw);
-      if (wants_bias) launch.clear(dbias);
-    });
+    if (!r.adds) {
+      submit(head.place, [&](Launcher& launch) {
+        if (r.wants_weight) launch.clear(dw);
+        if (wants_bias) launch.clear(dbias);
+      });
+    }
     return results();
   }
 
@@ -121,11 +152,13 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
   SoftmaxDesc desc = head.describe(Algorithm::kLogitSlopes, blocks.rows, head.inputs);
   const Kernels& of_slopes = find_kernels(desc, head.place);
   desc = head.describe(Algorithm::kMatmulAdd, blocks.rows, 128);
-  desc.access = head.access_with({r.wants_input ? &dx : nullptr, r.wants_weight ? &dw : nullptr});
+  desc.access = head.access_with({r.wants_input && !sums_x.data ? &dx : nullptr,
+                                  r.wants_weight && !sums_w.data ? &dw : nullptr});
   const Kernels& of_product = find_kernels(desc, head.place);
 
   CrossEntropyParams p{};
   head.fill(p);
+  const Array logits = read_logits(r.logits, p, head, check);
   p.target = targets.arg;
   p.state = const_cast<float*>(state);
   p.of_p = of_p;
@@ -140,15 +173,16 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
   const int64_t sums_row = whole(head.inputs, of_product.block_v);
   const int64_t tile_rows = int64_t{of_product.block_q} * of_product.threads;
   Plan plan;
-  const int64_t slopes =
-      plan.add(whole(blocks.rows, 128) * blocks.slopes_row * blocks.element);
+  const int64_t slopes = plan.add(whole(blocks.rows, 128) * blocks.slopes_row * blocks.element);
   const int64_t turned = plan.add(blocks.columns * blocks.turned_row * blocks.element);
   const int64_t zeroed = turned + blocks.columns * blocks.turned_row * blocks.element - slopes;
-  const int64_t x_sums =
-      plan.add(r.wants_input && !in_place ? whole(head.rows, tile_rows) * sums_row * 4 : 0);
-  const int64_t w_sums = plan.add(
-      r.wants_weight && !in_place && !one_block ? whole(blocks.columns, tile_rows) * sums_row * 4 : 0);
-  const int64_t bias_sums = plan.add(wants_bias ? whole(blocks.columns, 16) * 4 : 0);
+  const int64_t x_sums = plan.add(
+      r.wants_input && !in_place && !sums_x.data ? whole(head.rows, tile_rows) * sums_row * 4 : 0);
+  const int64_t w_sums = plan.add(r.wants_weight && !in_place && !one_block && !sums_w.data
+                                      ? whole(blocks.columns, tile_rows) * sums_row * 4
+                                      : 0);
+  const int64_t bias_sums =
+      plan.add(wants_bias && !sums_b.data ? whole(blocks.columns, 16) * 4 : 0);
   p.workers = head.place.device.facts.compute_units;
   const int64_t kept = plan.add(kept_bytes(p, of_slopes, head));
   Scratch scratch;
@@ -185,12 +219,16 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
         q.first = static_cast<int32_t>(j);
         q.state += i, q.of_p += i, q.of_target += i, q.of_all += i;
         q.target.data += i * q.target.dwords;
+        if (q.logits) q.logits += i * q.logits_row;
         share_out(q, of_slopes, 384, head);
         launch(*of_slopes.entries[0], q, static_cast<uint64_t>(q.workers), of_slopes.threads);
         const bool is_first = i == 0, is_last = i + rows == all_rows;
         if (wants_bias) {
-          q.adds = !is_first;
-          q.bias_slopes = dbias.data + j * bytes;
+          q.adds = r.adds || !is_first;
+          if (sums_b.data)
+            q.bias_sums = reinterpret_cast<float*>(sums_b.data) + j;
+          else
+            q.bias_slopes = dbias.data + j * bytes;
           launch(*of_slopes.entries[1], q, static_cast<uint64_t>(divide_up(columns, kRowsAtOnce)));
         }
         if (r.wants_input) {  // dX += D W
@@ -203,10 +241,12 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
           m.columns = p.inputs;
           m.out_columns = static_cast<int32_t>(features);
           m.inputs = q.columns;
-          m.sums = reinterpret_cast<float*>(in_place ? dx.data : memory + x_sums);
-          m.sums_row = in_place ? features : sums_row;
+          m.sums = reinterpret_cast<float*>(in_place || sums_x.data ? dx.data : memory + x_sums);
+          m.sums_row = sums_x.data ? sums_x.shape[1] : in_place ? features : sums_row;
           m.sums += i * m.sums_row;
-          m.out = !in_place && j + columns == all_columns ? dx.data + i * features * bytes : nullptr;
+          m.out = !in_place && !sums_x.data && j + columns == all_columns
+                      ? dx.data + i * features * bytes
+                      : nullptr;
           m.out_row = features;
           m.adds = j > 0;
           multiply(launch, m);
@@ -224,9 +264,13 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
           std::byte* out = dw.data + j * features * bytes;
           m.sums = reinterpret_cast<float*>(in_place ? out : memory + w_sums);
           m.sums_row = in_place ? features : sums_row;
-          m.out = !in_place && is_last ? out : nullptr;
+          if (sums_w.data) {
+            m.sums_row = sums_w.shape[1];
+            m.sums = reinterpret_cast<float*>(dw.data) + j * m.sums_row;
+          }
+          m.out = !in_place && !sums_w.data && is_last ? out : nullptr;
           m.out_row = features;
-          m.adds = !is_first;
+          m.adds = (sums_w.data && r.adds) || !is_first;
           multiply(launch, m);
         }
       }

@@ -16,9 +16,8 @@ constexpr int kStep = 128, kSmallStep = 32;                 // inputs that are o
 // Inputs as GPUs take them: rows near each other, a multiple of those of a step.
 Array for_head(Array x, const char* name, const Checker& check) {
   const int64_t inputs = x.shape[x.ndim - 1], unit = kSmallStep;
-  const int64_t bytes = x.ndim > 1 && x.shape[x.ndim - 2] > 1
-                            ? x.strides[x.ndim - 2] * size_of(x.dtype)
-                            : 0;
+  const int64_t bytes =
+      x.ndim > 1 && x.shape[x.ndim - 2] > 1 ? x.strides[x.ndim - 2] * size_of(x.dtype) : 0;
   if (inputs % unit == 0 && bytes >= 0 && bytes < (int64_t{1} << 27)) return x;
   return copy_by("padded", x, check.function(), name, whole(inputs, unit));
 }
@@ -65,8 +64,18 @@ Head read_head(const LogitArguments& given, const Checker& check) {
   std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim - 1);
   const Place place = place_of(x);
   refuse_to_wait_while_recording(place, x, "input", check);
-  Head head{{}, {}, {}, 0, columns, inputs, inputs, std::move(shape), place,
-            false, Access::kNone, static_cast<float>(given.scale),
+  Head head{{},
+            {},
+            {},
+            0,
+            columns,
+            inputs,
+            inputs,
+            std::move(shape),
+            place,
+            false,
+            Access::kNone,
+            static_cast<float>(given.scale),
             static_cast<float>(given.softcap)};
   head.on_gpu = place.device.facts.arch.rfind("cpu-", 0) != 0;
   if (!has_even_rows(x)) x = packed_copy(x, f, "input");
@@ -137,9 +146,8 @@ void share_out(LogitParams& p, const Kernels& kernels, int64_t part, const Head&
   p.part = static_cast<int32_t>(whole(std::min<int64_t>(part, p.columns), kernels.block_v));
   p.parts = static_cast<int32_t>(divide_up(p.columns, p.part));
   p.groups = static_cast<int32_t>(blocks * p.parts);
-  p.workers = head.on_gpu
-                  ? p.groups
-                  : std::min<int32_t>(p.groups, head.place.device.facts.compute_units);
+  p.workers =
+      head.on_gpu ? p.groups : std::min<int32_t>(p.groups, head.place.device.facts.compute_units);
 }
 
 int64_t kept_bytes(const LogitParams& p, const Kernels& kernels, const Head& head) {

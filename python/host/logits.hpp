@@ -23,7 +23,7 @@ struct Head {
   Array input, weight, bias;  // (..., inputs), (columns, inputs), (columns): none without data
   int64_t rows, columns, features;
   int64_t inputs;              // features as kernels take them: GPUs take a multiple of 32
-  std::vector<int64_t> shape;     // of a value per row
+  std::vector<int64_t> shape;  // of a value per row
   Place place;
   bool on_gpu;
   Access access = Access::kNone;

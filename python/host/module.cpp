@@ -10,12 +10,11 @@
 
 #include "arguments.hpp"
 #include "backward.hpp"
+#include "cross_entropy.hpp"
 #include "forward.hpp"
 #include "kernels.hpp"
-#include "cross_entropy.hpp"
 #include "linear.hpp"
 #include "matmul_softmax.hpp"
-#include "top_k.hpp"
 #include "merge.hpp"
 #include "native.hpp"
 #include "overlap.hpp"
@@ -23,6 +22,7 @@
 #include "sample.hpp"
 #include "schedule.hpp"
 #include "standard.hpp"
+#include "top_k.hpp"
 
 namespace xeflash {
 namespace {

@@ -10,10 +10,10 @@ void refuse_others(const Array& y, const Head& head, int64_t ignored, const Chec
   const auto* tokens = reinterpret_cast<const T*>(y.data);
   for (int64_t i = 0; i < head.rows; ++i) {
     if (tokens[i] == ignored || (tokens[i] >= 0 && tokens[i] < head.columns)) continue;
-    check.refuse("target", "must be 0 to " + std::to_string(head.columns - 1) +
-                               (ignored == kNoTarget ? std::string()
-                                                     : ", or " + std::to_string(ignored) +
-                                                           " to be ignored"),
+    check.refuse("target",
+                 "must be 0 to " + std::to_string(head.columns - 1) +
+                     (ignored == kNoTarget ? std::string()
+                                           : ", or " + std::to_string(ignored) + " to be ignored"),
                  std::to_string(tokens[i]), y);
   }
 }
@@ -50,6 +50,22 @@ Targets read_targets(const py::object& object, const Head& head, int64_t ignored
   targets.arg.ignored[0] = static_cast<int32_t>(static_cast<uint32_t>(ignored));
   targets.arg.ignored[1] = static_cast<int32_t>(ignored >> 32);
   return targets;
+}
+
+Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& head,
+                  const Checker& check) {
+  if (object.is_none()) return {};
+  Array x = read_array(object, check.function(), "logits");
+  XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, "logits", "must be float32");
+  check.require_same_place(x, "logits", head.input, "input");
+  XF_REQUIRE(check,
+             x.ndim == 2 && x.shape[0] >= head.rows && x.shape[1] >= head.columns &&
+                 x.shape[1] % kLogitsUnit == 0 && x.is_packed(),
+             "logits", "must be packed and have a row for each of input, a multiple of 384 long",
+             x.describe_shape(), x);
+  p.logits = reinterpret_cast<float*>(x.data);
+  p.logits_row = x.shape[1];
+  return x;
 }
 
 int64_t part_of(const Head& head) {

@@ -19,6 +19,11 @@ struct Targets {
 Targets read_targets(const py::object& object, const Head& head, int64_t ignored,
                      const Checker& check);
 
+// Memory for all logits of a head; without, none.
+Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& head,
+                  const Checker& check);
+constexpr int64_t kLogitsUnit = 384;  // a row has room for a multiple of it
+
 // Columns of a part, whose results come together at the end: by the head alone, so that a row's
 // result does not depend on others.
 int64_t part_of(const Head& head);

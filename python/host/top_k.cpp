@@ -17,14 +17,10 @@ struct TopKRequest {
 };
 
 constexpr std::tuple kTopKFields{
-    Field{"function", &TopKRequest::function},
-    Field{"input", &TopKRequest::input},
-    Field{"linear_weight", &TopKRequest::linear_weight},
-    Field{"k", &TopKRequest::k},
-    Field{"linear_bias", &TopKRequest::linear_bias},
-    Field{"softcap", &TopKRequest::softcap},
-    Field{"logit_scale", &TopKRequest::logit_scale},
-    Field{"argmax", &TopKRequest::argmax},
+    Field{"function", &TopKRequest::function},           Field{"input", &TopKRequest::input},
+    Field{"linear_weight", &TopKRequest::linear_weight}, Field{"k", &TopKRequest::k},
+    Field{"linear_bias", &TopKRequest::linear_bias},     Field{"softcap", &TopKRequest::softcap},
+    Field{"logit_scale", &TopKRequest::logit_scale},     Field{"argmax", &TopKRequest::argmax},
 };
 static_assert(is_complete(kTopKFields));
 
@@ -41,7 +37,8 @@ py::tuple linear_top_k_fields() {
 py::tuple linear_top_k(const py::kwargs& arguments) {
   const auto r = read_request<TopKRequest>(arguments, kTopKFields);
   const Checker check(r.function);
-  if (r.k < 1 || r.k > (r.argmax ? 1 : kMostK)) check.refuse("k must be 1 to 64, got " + std::to_string(r.k));
+  if (r.k < 1 || r.k > (r.argmax ? 1 : kMostK))
+    check.refuse("k must be 1 to 64, got " + std::to_string(r.k));
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
   if (r.k > head.columns)

@@ -185,6 +185,8 @@ OPERATORS = {
     "merge_states": "merge_states",
     "linear": "linear",
     "matmul_softmax": "matmul_softmax",
+    "linear_cross_entropy": "linear_cross_entropy",
+    "linear_top_k": "linear_top_k",
 }
 _FLAGS = {"attention": "return_lse", "flash_attn_with_kvcache": "return_softmax_lse"}
 
@@ -200,6 +202,12 @@ def by_operator(function: str, arguments: dict[str, Any]) -> Any:
     words = dict(arguments)
     if function == "matmul_softmax":
         return operator(words.pop("a"), words.pop("b"), **words)
+    if function == "linear_cross_entropy":
+        want_lse = words.pop("return_lse", False)
+        loss, lse, _ = operator(**words)
+        return (loss, lse) if want_lse else loss
+    if function == "linear_top_k":
+        return operator(**words)
     if function == "linear":
         order = words.pop("order", None)
         return operator(**(words if order is None else words | {"x": words["x"][..., order]}))

@@ -12,6 +12,10 @@ NAMES = (
     "flash_attn_varlen",
     "flash_attn_with_kvcache",
     "linear",
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_cross_entropy_with_gradients",
+    "linear_top_k",
     "matmul_softmax",
     "merge_states",
 )

@@ -11,7 +11,7 @@ DECLARED = re.compile(
 )
 
 
-LISTS = ("tile/tile.hpp", "products/products.hpp", "products/scores.hpp")
+LISTS = ("tile/tile.hpp", *(f"products/{name}.hpp" for name in ("products", "scores", "logits", "blocks", "top_list")))
 
 
 def text_of(*patterns):

@@ -34,7 +34,9 @@ def check_gradients(head, found, x, w, target, bias, dloss=1.0, dlse=None):
     assert len(found) == len(want)
     for name, got, exact, other, far in zip(("input", "weight", "bias"), found, want, torchs, offs, strict=False):
         assert got.dtype == x.dtype
-        assert_close(f"d{name}", got, exact.numpy(), other.to(x.dtype).double().numpy(), scores=float(far.max()))
+        assert_close(
+            f"d{name}", got, exact.numpy(), other.to(x.dtype).double().numpy(), scores=float(far.detach().max())
+        )
 
 
 def gradients(head, x, w, target, bias, dloss=None, dlse=None):
@@ -102,7 +104,7 @@ def test_only_what_is_asked_for_is_computed(wanted, monkeypatch):
     backward = _core.linear_cross_entropy_backward
 
     def seen(**given):
-        calls.append(tuple(given[name] for name in ("wants_input", "wants_weight", "wants_bias")))
+        calls.append(tuple(given.get(name, True) for name in ("wants_input", "wants_weight", "wants_bias")))
         return backward(**given)
 
     monkeypatch.setattr(_core, "linear_cross_entropy_backward", seen)
@@ -149,15 +151,95 @@ def test_a_graph_that_is_kept_gives_gradients_again():
 def test_what_has_no_gradients_is_refused():
     x, w, target, _ = make(Head())
     x.requires_grad_()
-    dx = torch.autograd.grad(xeflash.linear_cross_entropy(x, w, target), x, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dx.sum().backward()
+    with pytest.raises(NotImplementedError, match="^linear_cross_entropy: gradients of gradients must not be asked"):
+        torch.autograd.grad(xeflash.linear_cross_entropy(x, w, target), x, create_graph=True)
     with pytest.raises(
         NotImplementedError, match=r"^linear_cross_entropy: gradients must not be asked for by torch\.func"
     ):
         torch.func.grad(lambda x: xeflash.linear_cross_entropy(x, w, target))(x.detach())
     with pytest.raises(NotImplementedError, match="^linear_cross_entropy: divisor must not require grad"):
         xeflash.linear_cross_entropy(x, w, target, divisor=torch.tensor(2.0, requires_grad=True))
+
+
+# ---- gradients in the forward pass ----------------------------------------------------------------
+
+BYTES = 4 * 384  # of a row of logits, up to 384 tokens
+
+
+def in_forward(head, x, w, target, bias, dloss, workspace, wanted=(True, True, True)):
+    given = [t.detach().requires_grad_(wants) for t, wants in zip((x, w, bias), wanted, strict=True) if t is not None]
+    loss, lse = xeflash.linear_cross_entropy(
+        given[0], given[1], target, linear_bias=given[2] if bias is not None else None, return_lse=True,
+        workspace=workspace, **head.of_loss,
+    )  # fmt: skip
+    loss.backward(torch.as_tensor(dloss), retain_graph=True)
+    first = [t.grad for t in given]
+    for t in given:
+        t.grad = None
+    loss.backward(torch.as_tensor(dloss))
+    assert all(a is b.grad or torch.equal(a, b.grad) for a, b in zip(first, given, strict=True))
+    return loss.detach(), lse.detach(), first
+
+
+@pytest.mark.parametrize("rows", [64, 130, 200])  # of a workspace: three blocks, two, or one
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_gradients_of_the_forward_pass_match_float64(dtype, reduction, rows):
+    head = Head(dtype, 150, 300, 40, bias=True, smoothing=0.1, softcap=4.0, z_loss=1e-3, reduction=reduction)
+    x, w, target, bias = make(head)
+    loss, lse, found = in_forward(head, x, w, target, bias, 3.0, rows * BYTES)
+    check_gradients(head, found, x, w, target, bias, 3.0)
+    want = xeflash.linear_cross_entropy(x, w, target, linear_bias=bias, return_lse=True, **head.of_loss)
+    torch.testing.assert_close(loss, want[0], rtol=1e-6, atol=0)
+    assert torch.equal(lse, want[1])
+
+
+def test_small_gradients_of_the_forward_pass_do_not_vanish():
+    """As numbers of fp16 they would, before a scaled loss reaches them."""
+    head = Head("fp16", 64, 384, 8)
+    x, w, target, bias = make(head)
+    w = w * 2.0**-10
+    found = in_forward(head, x, w, target, bias, 2.0**16, 64 * BYTES)[2]
+    assert bool(found[0].any())
+    check_gradients(head, found, x, w, target, bias, 2.0**16)
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
+def test_the_forward_pass_makes_only_what_is_wanted(wanted):
+    head = Head(bias=True)
+    given = make(head)
+    every, some = (in_forward(head, *given, 1.0, 64 * BYTES, w)[2] for w in ((True, True, True), wanted))
+    for one, full, wants in zip(some, every, wanted, strict=True):
+        assert torch.equal(one, full) if wants else one is None
+
+
+def test_a_workspace_compiles_without_a_break():
+    x, w, target, bias = make(Head(bias=True))
+    x.requires_grad_()
+
+    def step(x, w, target, bias):
+        return 2 * xeflash.linear_cross_entropy(x + 1, w, target, linear_bias=bias, workspace=64 * BYTES)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    want, got = step(x, w, target, bias), compiled(x, w, target, bias)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*(torch.autograd.grad(t, x)[0] for t in (got, want)))
+
+
+def test_a_workspace_is_refused_where_it_cannot_serve():
+    x, w, target, _ = make(Head(rows=100))
+    x.requires_grad_()
+    with pytest.raises(
+        ValueError, match="^linear_cross_entropy: workspace must be at least 98304 bytes, of the logits"
+    ):
+        xeflash.linear_cross_entropy(x, w, target, workspace=64 * BYTES - 1)
+    with pytest.raises(ValueError, match='^linear_cross_entropy: workspace must be None with reduction = "none"'):
+        xeflash.linear_cross_entropy(x, w, target, workspace=1 << 20, reduction="none")
+    with pytest.raises(ValueError, match="^linear_cross_entropy: workspace must be positive, or None, got 0"):
+        xeflash.linear_cross_entropy(x, w, target, workspace=0)
+    loss, lse = xeflash.linear_cross_entropy(x, w, target, workspace=1 << 20, return_lse=True)
+    with pytest.raises(NotImplementedError, match="^linear_cross_entropy: the LSE must not be differentiated"):
+        (loss + lse.sum()).backward()
 
 
 # ---- what torch does with it --------------------------------------------------------------------

@@ -61,6 +61,9 @@ INT8 = {name: torch.randint(-99, 99, (2, 64, 2, 40), generator=torch_generator).
 INT8_POOLS = {name: torch.randint(-99, 99, (9, 16, 2, 40), generator=torch_generator).to(torch.int8) for name in POOLS}
 INT8_POOLS |= {"block_table": PAGES, "k_scale": 0.01, "v_scale": 0.01}
 
+HEAD = {"input": drawn(9, 32), "linear_weight": drawn(70, 32)}
+TOKENS = {"target": torch.arange(0, 63, 7)}
+
 BASES: dict[str, dict[str, Any]] = {
     "attention": {name: x.transpose(1, 2).contiguous() for name, x in (("query", Q), ("key", K), ("value", V))}
     | {"enable_gqa": True},
@@ -75,6 +78,10 @@ BASES: dict[str, dict[str, Any]] = {
     "flash_attn_with_kvcache": {"q": Q[:, :1], **CACHES, "cache_seqlens": int32(20, 40)},
     "linear": {"x": drawn(3, 96), "weight": drawn(8, 96)},
     "matmul_softmax": {"a": drawn(3, 32), "b": drawn(32, 32)},
+    "linear_cross_entropy": HEAD | TOKENS,
+    "linear_log_prob": HEAD | TOKENS,
+    "linear_top_k": HEAD | {"k": 3},
+    "linear_argmax": HEAD,
 }
 OF_8_BITS = {"weight": torch.arange(-48, 48).repeat(8, 1).to(torch.int8), "scales": torch.ones(3, 8), "group": 32}
 
@@ -190,6 +197,27 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "out": same(torch.full((3, 32), NAN).half()),
     },
 }  # fmt: skip
+LOGITS = {
+    "input": Entry(drawn(9, 32)),
+    "linear_weight": Entry(drawn(70, 32)),
+    "linear_bias": Entry(8 * drawn(70)),
+    "softcap": Entry(2.0),
+    "logit_scale": Entry(-2.0),
+}
+ENTRIES["linear_cross_entropy"] = LOGITS | {
+    "target": Entry(torch.arange(9)),
+    "weight": refused(torch.ones(70), "weight must be None"),
+    "reduction": Entry("sum"),
+    "ignore_index": Entry(7),
+    "label_smoothing": Entry(0.2),
+    "z_loss": Entry(0.1),
+    "divisor": Entry(4),
+    "return_lse": Entry(True),
+    "workspace": same(1 << 20),  # of the backward pass, which is another test's
+}
+ENTRIES["linear_log_prob"] = LOGITS | {"target": Entry(torch.arange(9))}
+ENTRIES["linear_top_k"] = LOGITS | {"k": Entry(4)}
+ENTRIES["linear_argmax"] = LOGITS | {"softcap": Entry(1e-3)}  # all are equal then, but for rounding
 STATES = [drawn(2, 5, 4, 40), drawn(2, 4, 5, dtype=torch.float32)]
 CASES = [(function, argument) for function, entries in ENTRIES.items() for argument in entries]
 

@@ -23,9 +23,11 @@ def _loss(function: str, given: dict[str, Any]) -> Any:
         raise NotImplementedError(
             f"{function}: weight must be None, as weights of tokens are not supported, got {type(weight).__name__}"
         )
-    for name in ("ignore_index", "divisor"):
+    for name in ("ignore_index", "divisor", "workspace"):
         if given.get(name, 0) is None:
             del given[name]
+    if isinstance(given.get("workspace"), int) and given["workspace"] <= 0:
+        raise ValueError(f"{function}: workspace must be positive, or None, got {given['workspace']}")
     return_lse = given.pop("return_lse", False)
     if not isinstance(return_lse, bool):
         raise TypeError(f"{function}: return_lse must be True or False, got {return_lse!r}")
@@ -69,6 +71,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     divisor: Any = None,
     return_lse: bool = False,
+    workspace: int | None = None,
 ) -> Any:
     """The cross entropy of logits input W^T + bias with tokens; logits are never in memory as a whole.
 
@@ -86,6 +89,9 @@ def linear_cross_entropy(
         z_loss: times the square of the log of the sum of a row's exponentials, which is added to its loss.
         divisor: with "mean", of the sum in place of the number of rows that count, as where batches are accumulated: a
             number or an array of one.
+        workspace: bytes that logits may take: those of some rows, at least 64, are then kept, and gradients are made in
+            the forward pass, in fp32. That is three products in place of four, and of a scalar loss only; where no
+            gradients are wanted nothing is kept.
         return_lse: also gives the log of the sum of exponentials of each row, (...), in fp32.
 
     The loss is in fp32, as are all sums. It has gradients of input, linear_weight and linear_bias, and so has the LSE:
@@ -141,11 +147,11 @@ def linear_top_k(
     linear_bias: Any = None,
     softcap: float | None = 0.0,
     logit_scale: float | None = 1.0,
-) -> tuple[Any, Any]:
-    """The k largest logits input W^T + bias of each row, in fp32, the largest first, and their tokens: (..., k) each.
+) -> Any:
+    """The k largest logits input W^T + bias of each row (..., k), the largest first, and their tokens, in int64.
 
-    Arguments and types are those of ``linear_cross_entropy``. k is 1 to 64. Of equal logits the lower token comes
-    first. A logit that is no number counts as -inf. There are no gradients.
+    Arguments and types are those of ``linear_cross_entropy``. k is 1 to 64. Logits are in fp32. Of equal ones the lower
+    token comes first. One that is no number counts as -inf. There are no gradients.
 
     >>> import numpy as np, xeflash
     >>> values, tokens = xeflash.linear_top_k(np.ones((1, 8), np.float32), np.eye(4, 8, dtype=np.float32), 2)

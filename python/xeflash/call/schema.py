@@ -160,6 +160,8 @@ class CrossEntropyArguments(TypedDict, total=False):
     z_loss: Annotated[float, Keyword(0.0, ops="h")]
     divisor: Annotated[float, Keyword(0.0, ops="h")]  # 0: the rows that count
     log_prob: Annotated[bool, Keyword(False, ops="h")]  # the negative of a loss of rows that all count
+    workspace: Annotated[int, Keyword(0, ops="h")]  # bytes of logits, of which gradients are made in the forward pass
+    logits: Annotated[Array, Keyword(ops="")]  # where they go
 
 
 class TopKArguments(TypedDict, total=False):

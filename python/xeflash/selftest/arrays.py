@@ -13,7 +13,7 @@ import numpy as np
 from xeflash.selftest.values import Values, from_storage
 
 _TYPESTRS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<V2", "int32": "<i4", "bool": "|b1"}
-_TYPESTRS |= {"int8": "|i1", "uint8": "|u1"}
+_TYPESTRS |= {"int8": "|i1", "uint8": "|u1", "int64": "<i8"}
 
 
 class Arrays(Protocol):

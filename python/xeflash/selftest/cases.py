@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from xeflash.selftest.cached import Cached
 from xeflash.selftest.dense import Dense
 from xeflash.selftest.gradients import Gradient
+from xeflash.selftest.heads import Loss, TopK
 from xeflash.selftest.linear import Linear
 from xeflash.selftest.merged import Merge
 from xeflash.selftest.prepared import Case
@@ -21,7 +22,7 @@ _CAUSAL = (-1, 0)
 def all_cases() -> dict[str, Case]:
     """By their names."""
     groups = (_plain(), _features(), _head_dims(), _decode(), _caches(), _merge(), _gradients(), _linear(), _softmax())
-    return {case.name: case for group in groups for case in group}
+    return {case.name: case for group in (*groups, _heads()) for case in group}
 
 
 def large_cases(on_gpu: bool) -> dict[str, Case]:
@@ -166,3 +167,12 @@ def _softmax() -> Iterator[Case]:
         yield Softmax(dtype, log=dtype == "fp32")
     yield Softmax("bf16", rows=7, columns=16, inputs=32, bias=True)
     yield Softmax("fp16", rows=70, columns=1000, inputs=160, bias=True)
+
+
+def _heads() -> Iterator[Case]:
+    """What a language model's head makes of its logits."""
+    for dtype in ("fp32", "bf16", "fp16"):
+        yield Loss(dtype, smoothing=0.1 if dtype == "fp32" else 0.0)
+    yield Loss("bf16", rows=70, vocabulary=1000, features=160, softcap=3.0, reduction="mean")
+    yield TopK("fp32", k=1)
+    yield TopK("bf16", rows=5, vocabulary=1000, features=96, k=20)

@@ -19,6 +19,7 @@ _STORAGE: dict[str, type[np.generic]] = {
     "int8": np.int8,
     "uint8": np.uint8,
     "int32": np.int32,
+    "int64": np.int64,
     "bool": np.bool_,
 }
 # Bits of the mantissa, and the least exponent.
@@ -62,8 +63,8 @@ class Values:
 
     @property
     def numbers(self) -> Array:
-        """In float64; uint8, int32 and bool as they are."""
-        if self.dtype in ("uint8", "int32", "bool"):
+        """In float64; uint8, int32, int64 and bool as they are."""
+        if self.dtype in ("uint8", "int32", "int64", "bool"):
             return self.bits
         if self.dtype == "bfloat16":
             return (self.bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

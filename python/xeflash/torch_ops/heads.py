@@ -13,7 +13,9 @@ from torch import Tensor
 
 from xeflash import _core
 from xeflash.call.schema import ROWS_OF_CROSS_ENTROPY
+from xeflash.torch_ops.factors import factors
 from xeflash.torch_ops.forms import LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
+from xeflash.torch_ops.heads_forward import WithGradients
 from xeflash.torch_ops.library import refuse_transforms, register
 
 _LEARNED = tuple(name for name, row in ROWS_OF_CROSS_ENTROPY.items() if row.more.learned)
@@ -37,31 +39,6 @@ def _fake(input: Tensor, reduction: str = "mean", **_more: Any) -> Three:
 
     rows = input.shape[:-1]
     return new(*(rows if reduction == "none" else ())), new(*rows), new(2, rows.numel())
-
-
-def factors(
-    given: dict[str, Any], target: Tensor, lse: Tensor, columns: int, dloss: Tensor | None, dlse: Tensor | None
-) -> Three:
-    """(of_p, of_target, of_all) of each row for the gradients of the loss and of the LSE, either may be missing."""
-    target, lse = target.reshape(-1), lse.reshape(-1)
-    smoothing, z_loss = given.get("label_smoothing", 0.0), given.get("z_loss", 0.0)
-    if dloss is None:
-        of_loss = torch.zeros_like(lse)
-    else:
-        counts = torch.ones_like(target, dtype=torch.bool)
-        if not given.get("log_prob"):
-            counts = target != given.get("ignore_index", -100)
-        of_loss = dloss.float().reshape(-1)
-        if given.get("reduction", "mean") == "mean":
-            of_loss = of_loss / (given.get("divisor") or counts.sum())
-        if given.get("log_prob"):
-            of_loss = -of_loss
-        there = (target >= 0) & (target < columns)
-        of_loss = torch.where(counts, torch.where(there, of_loss, torch.nan), 0.0).expand(lse.shape)
-    of_p = of_loss * (1 + 2 * z_loss * lse) if z_loss else of_loss
-    if dlse is not None:
-        of_p = of_p + dlse.float().reshape(-1)
-    return of_p.contiguous(), (of_loss * (1 - smoothing)).contiguous(), (of_loss * (smoothing / columns)).contiguous()
 
 
 _BACKWARD = (
@@ -108,8 +85,12 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         return loss, lse, state
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dloss: Tensor | None, dlse: Tensor | None, _: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                f"{ctx.given['function']}: gradients of gradients must not be asked for, as there are none, "
+                "got create_graph = True"
+            )
         input, weight, bias, target, lse, state = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
         if (dloss is None and dlse is None) or not any(wanted):
@@ -124,6 +105,9 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
 def _differentiate(operator: Any, given: dict[str, Any]) -> Any:
     refuse_transforms(given["function"])
+    if given.get("workspace"):
+        loss, lse = WithGradients.apply(given, *(given.get(name) for name in _LEARNED))
+        return loss, lse, lse.new_empty((2, 0))
     return _LinearCrossEntropy.apply(operator, given, *(given.get(name) for name in _LEARNED))
 
 

@@ -115,7 +115,7 @@ class ProductDesc(_OfAlgorithm):
 
 @dataclass(frozen=True)
 class SoftmaxDesc(_OfAlgorithm):
-    """The same of a product whose rows become their softmax, or of OF_HEADS; in the order that kernels.hpp has.
+    """The same of a product whose rows become their softmax, or of OF_HEADS, as SoftmaxDesc in kernels.hpp.
 
     Those of heads say the inputs of a step; they have columns = 0, as these change nothing.
     """

@@ -1,0 +1,133 @@
+"""Cases of a language model's head: the loss of tokens, and the largest logits."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xeflash.selftest.arrays import Arrays
+from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of
+from xeflash.selftest.tolerance import GPU_MATH, SCORES, Finding, compare, limit_of
+from xeflash.selftest.values import Values
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+@dataclass(frozen=True)
+class _Head:
+    """input (rows, features) and linear_weight (vocabulary, features)."""
+
+    dtype: str = "bf16"
+    rows: int = 33
+    vocabulary: int = 200
+    features: int = 64
+    softcap: float = 0.0
+
+    @property
+    def size(self) -> str:
+        return f"{self.dtype} {self.rows}x{self.vocabulary}x{self.features}"
+
+    def drawn(self, name: str) -> tuple[Any, Values, Values]:
+        """The generator, input and linear_weight."""
+        random, dtype = generator_of(name), DTYPES[self.dtype]
+        return (
+            random,
+            draw(random, dtype, self.rows, self.features),
+            draw(random, dtype, self.vocabulary, self.features),
+        )
+
+    def logits(self, x: Values, w: Values, work: Any) -> Array:
+        scale = work(self.features**-0.5)
+        z = x.numbers.astype(work) @ w.numbers.astype(work).T * scale
+        return np.asarray(self.softcap * np.tanh(z / self.softcap) if self.softcap else z)
+
+    def off(self, x: Values, w: Values) -> Array:
+        """How far roundings may move logits."""
+        sizes: Array = SCORES * (np.abs(x.numbers) @ np.abs(w.numbers).T * self.features**-0.5)
+        return sizes
+
+    def prepared(self, call: Any, check: Any, x: Values, w: Values) -> Prepared:
+        return Prepared(call, check, 2.0 * self.rows * self.vocabulary * self.features, x.bits.nbytes + w.bits.nbytes)
+
+
+@dataclass(frozen=True)
+class Loss(_Head):
+    """linear_cross_entropy."""
+
+    smoothing: float = 0.0
+    reduction: str = "none"
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        words = ["softcap"] * (self.softcap > 0) + ["smoothing"] * (self.smoothing > 0)
+        return " ".join(["loss", self.size, self.reduction, *words])
+
+    def prepare(self, arrays: Arrays) -> Prepared:
+        """Draw its arrays."""
+        xeflash: Any = importlib.import_module("xeflash")
+        random, x, w = self.drawn(self.name)
+        tokens = random.integers(0, self.vocabulary, self.rows).astype(np.int32)
+        tokens[1::4] = -100
+        counts, at = tokens >= 0, np.maximum(tokens, 0)[:, None]
+        device = [arrays.put(value) for value in (x, w, Values(tokens, "int32"))]
+        e = self.smoothing
+
+        def losses(work: Any) -> Array:
+            z = self.logits(x, w, work)
+            most = z.max(-1, keepdims=True)
+            lse = (most + np.log(np.exp(z - most).sum(-1, keepdims=True)))[:, 0]
+            loss = (1 - e) * (lse - np.take_along_axis(z, at, 1)[:, 0]) + e * (lse - z.mean(-1))
+            return np.where(counts, loss, 0)
+
+        def check(result: Any) -> list[Finding]:
+            got, want, other = arrays.get(result).numbers, losses(np.float64), losses(np.float32).astype(np.float64)
+            moved = float(np.max(2 * self.off(x, w)))
+            largest = float(np.max(want) + np.log(self.vocabulary))
+            math = GPU_MATH * (1 + largest + self.softcap) if arrays.on_gpu else 0.0
+            if self.reduction == "mean":
+                want, other = np.asarray(want.sum() / counts.sum()), np.asarray(other.sum() / counts.sum())
+            limit = limit_of(want, other, "float32", largest, moved) + math
+            return [compare("loss", got.reshape(want.shape), want, limit)]
+
+        def call() -> Any:
+            return xeflash.linear_cross_entropy(
+                *device, reduction=self.reduction, label_smoothing=e, softcap=self.softcap,
+                logit_scale=self.features**-0.5,
+            )  # fmt: skip
+
+        return self.prepared(call, check, x, w)
+
+
+@dataclass(frozen=True)
+class TopK(_Head):
+    """linear_top_k, or linear_argmax."""
+
+    k: int = 1
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return f"top_k {self.size} k{self.k}"
+
+    def prepare(self, arrays: Arrays) -> Prepared:
+        """Draw its arrays."""
+        xeflash: Any = importlib.import_module("xeflash")
+        _, x, w = self.drawn(self.name)
+        device = [arrays.put(value) for value in (x, w)]
+
+        def check(result: Any) -> list[Finding]:
+            got = [arrays.get(value).numbers for value in result]
+            z, other = self.logits(x, w, np.float64), self.logits(x, w, np.float32).astype(np.float64)
+            want, others = (-np.sort(-values, axis=-1)[:, : self.k] for values in (z, other))
+            limit = limit_of(want, others, "float32", float(np.max(np.abs(z))), float(np.max(self.off(x, w))))
+            tokens = np.clip(got[1].astype(np.int64), 0, self.vocabulary - 1)
+            found = np.take_along_axis(z, tokens, 1)
+            return [compare("values", got[0], want, limit), compare("tokens", found, want, limit)]
+
+        return self.prepared(
+            lambda: xeflash.linear_top_k(*device, self.k, logit_scale=self.features**-0.5), check, x, w
+        )
