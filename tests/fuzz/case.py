@@ -187,6 +187,7 @@ OPERATORS = {
     "matmul_softmax": "matmul_softmax",
     "linear_cross_entropy": "linear_cross_entropy",
     "linear_top_k": "linear_top_k",
+    "sample": "sample",
 }
 _FLAGS = {"attention": "return_lse", "flash_attn_with_kvcache": "return_softmax_lse"}
 
@@ -206,7 +207,7 @@ def by_operator(function: str, arguments: dict[str, Any]) -> Any:
         want_lse = words.pop("return_lse", False)
         loss, lse, _ = operator(**words)
         return (loss, lse) if want_lse else loss
-    if function == "linear_top_k":
+    if function in ("linear_top_k", "sample"):
         return operator(**words)
     if function == "linear":
         order = words.pop("order", None)

@@ -18,6 +18,7 @@ NAMES = (
     "linear_top_k",
     "matmul_softmax",
     "merge_states",
+    "sample",
 )
 
 

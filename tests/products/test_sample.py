@@ -7,7 +7,7 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
-from xeflash.selftest.reference import philox
+from xeflash.selftest.heads import exponentials
 
 GPU_TESTS = ("test_gpu",)
 
@@ -34,15 +34,6 @@ class Case(NamedTuple):
 
 def name_of(case):
     return "-".join(str(x) for x, default in zip(case, Case(), strict=True) if x != default) or "default"
-
-
-def exponentials(vocabulary, seed, position, row=0):
-    """E of each token, in float64, by the words of the generator that its text tells of."""
-    counter = np.arange(-(-vocabulary // 64) * 16, dtype=np.uint32)
-    halves = [np.full_like(counter, x) for x in (position & 0xFFFFFFFF, position >> 32, 0x544F4B45 + row)]
-    words = philox([counter, *halves], (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
-    tokens = np.stack(words).reshape(4, -1, 16).transpose(1, 0, 2).reshape(-1)[:vocabulary]
-    return -np.log1p(-(tokens + 0.5) * 2.0**-32)
 
 
 def kept(z, case):

@@ -14,7 +14,7 @@ STARTS = np.array([0, 2, 3], np.int32)
 @pytest.mark.parametrize("at, value", [(0, "softcaps"), (1, "int"), (2, 1.0), (3, "cap")])
 def test_an_extension_of_another_table_is_refused_at_import(at, value):
     xeflash.attention  # noqa: B018  loads the extension
-    names = ("call", "linear", "matmul_softmax", "linear_cross_entropy", "linear_top_k")
+    names = ("call", "linear", "matmul_softmax", "linear_cross_entropy", "linear_top_k", "sample")
     tables, learned = tuple(getattr(_core, f"{name}_fields")() for name in names), _core.learned_names()
     schema.check(tables, learned)
     other = tuple(f[:at] + (value,) + f[at + 1 :] if f[0] == "softcap" else f for f in tables[0])

@@ -82,6 +82,8 @@ BASES: dict[str, dict[str, Any]] = {
     "linear_log_prob": HEAD | TOKENS,
     "linear_top_k": HEAD | {"k": 3},
     "linear_argmax": HEAD,
+    "sample": {"logits": 3 * drawn(40, 70), "seed": 3},
+    "linear_sample": HEAD | {"seed": 3, "logit_scale": 0.1},
 }
 OF_8_BITS = {"weight": torch.arange(-48, 48).repeat(8, 1).to(torch.int8), "scales": torch.ones(3, 8), "group": 32}
 
@@ -218,6 +220,32 @@ ENTRIES["linear_cross_entropy"] = LOGITS | {
 ENTRIES["linear_log_prob"] = LOGITS | {"target": Entry(torch.arange(9))}
 ENTRIES["linear_top_k"] = LOGITS | {"k": Entry(4)}
 ENTRIES["linear_argmax"] = LOGITS | {"softcap": Entry(1e-3)}  # all are equal then, but for rounding
+DRAWN = {
+    "seed": Entry(torch.arange(40)),
+    "position": Entry(5),
+    "temperature": Entry(0.1),
+    "top_k": Entry(1),
+    "top_p": Entry(0.1),
+    "min_p": Entry(0.9),
+    "softcap": Entry(0.1),
+    "logit_scale": Entry(9.0),
+    "min_p_last": Entry(True, beside={"min_p": 0.2, "top_p": 0.6}),
+}
+DRAWN_BY_INT8 = {
+    "linear_weight": torch.arange(-48, 48).repeat(70, 1)[:, :32].to(torch.int8),
+    "scales": torch.ones(1, 70),
+}
+ENTRIES["sample"] = DRAWN | {"logits": Entry(drawn(40, 70))}
+ENTRIES["linear_sample"] = DRAWN | {
+    "input": Entry(drawn(9, 32)),
+    "linear_weight": Entry(drawn(70, 32)),
+    "linear_bias": Entry(8 * drawn(70)),
+    "seed": Entry(torch.arange(9)),
+    "scales": Entry(torch.arange(70.0)[None] / 64, beside=DRAWN_BY_INT8),
+    "zeros": Entry(torch.arange(70)[None].to(torch.int8), beside=DRAWN_BY_INT8),
+    "group": refused(48, "group must be 32, 64, 128", **DRAWN_BY_INT8),
+    "order": Entry(torch.arange(31, -1, -1)),
+}
 STATES = [drawn(2, 5, 4, 40), drawn(2, 4, 5, dtype=torch.float32)]
 CASES = [(function, argument) for function, entries in ENTRIES.items() for argument in entries]
 

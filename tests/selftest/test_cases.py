@@ -49,7 +49,7 @@ def test_there_are_about_a_hundred_of_all_algorithms():
     assert 90 <= len(CASES) <= 140
     assert {name.split()[0] for name in CASES} == {
         "forward", "varlen", "decode", "cache", "merge", "gradient", "probabilities", "linear",
-        "matmul_softmax", "loss", "top_k",
+        "matmul_softmax", "loss", "top_k", "sample",
     }  # fmt: skip
     for word in ("fp32", "bf16", "fp16", "causal", "window", "sinks", "softcap", "alibi", "mask", "dropout", "score_mod",
                  "paged16", "beams", "index", "pad", "e4m3", "e5m2", "int8", "int4", "rotary", "splits", "new"):  # fmt: skip

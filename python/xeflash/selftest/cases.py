@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from xeflash.selftest.cached import Cached
 from xeflash.selftest.dense import Dense
 from xeflash.selftest.gradients import Gradient
-from xeflash.selftest.heads import Loss, TopK
+from xeflash.selftest.heads import Loss, Sample, TopK
 from xeflash.selftest.linear import Linear
 from xeflash.selftest.merged import Merge
 from xeflash.selftest.prepared import Case
@@ -176,3 +176,5 @@ def _heads() -> Iterator[Case]:
     yield Loss("bf16", rows=70, vocabulary=1000, features=160, softcap=3.0, reduction="mean")
     yield TopK("fp32", k=1)
     yield TopK("bf16", rows=5, vocabulary=1000, features=96, k=20)
+    yield Sample("fp32")
+    yield Sample("bf16", vocabulary=3001, top_k=40, temperature=0.7)

@@ -1,4 +1,4 @@
-"""Cases of a language model's head: the loss of tokens, and the largest logits."""
+"""Cases of a language model's head: the loss of tokens, the largest logits, and tokens that are drawn from logits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from xeflash.selftest.arrays import Arrays
 from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of
+from xeflash.selftest.reference import philox
 from xeflash.selftest.tolerance import GPU_MATH, SCORES, Finding, compare, limit_of
 from xeflash.selftest.values import Values
 
@@ -131,3 +132,49 @@ class TopK(_Head):
         return self.prepared(
             lambda: xeflash.linear_top_k(*device, self.k, logit_scale=self.features**-0.5), check, x, w
         )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """sample: each token is the winner of its race, among those that stay."""
+
+    dtype: str = "fp32"
+    rows: int = 5
+    vocabulary: int = 1000
+    top_k: int = 0
+    temperature: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return f"sample {self.dtype} {self.rows}x{self.vocabulary}" + f" k{self.top_k}" * (self.top_k > 0)
+
+    def prepare(self, arrays: Arrays) -> Prepared:
+        """Draw its arrays."""
+        xeflash: Any = importlib.import_module("xeflash")
+        z = draw(generator_of(self.name), DTYPES[self.dtype], self.rows, self.vocabulary)
+        seeds = np.arange(self.rows, dtype=np.int64) * 2**40 + 3
+        logits, of_rows = arrays.put(z), arrays.put(Values(seeds, "int64"))
+        p = np.exp(z.numbers / self.temperature)
+        if self.top_k:
+            p[z.numbers < np.sort(z.numbers, -1)[:, -self.top_k, None]] = 0
+
+        def check(result: Any) -> list[Finding]:
+            tokens = np.clip(arrays.get(result).numbers.astype(np.int64), 0, self.vocabulary - 1)
+            race = p / np.stack([exponentials(self.vocabulary, int(seed)) for seed in seeds])
+            won = np.take_along_axis(race, tokens[:, None], 1)[:, 0] / race.max(-1)
+            return [compare("tokens", won, np.ones(self.rows), np.full(self.rows, 1e-4))]
+
+        def call() -> Any:
+            return xeflash.sample(logits, seed=of_rows, position=9, top_k=self.top_k, temperature=self.temperature)
+
+        return Prepared(call, check, 0.0, z.bits.nbytes)
+
+
+def exponentials(vocabulary: int, seed: int, position: int = 9, row: int = 0) -> Array:
+    """The numbers that sample divides probabilities by: see kernels/sample_tokens.hpp."""
+    counter = np.arange(-(-vocabulary // 64) * 16, dtype=np.uint32)
+    others = [np.full_like(counter, x) for x in (position & 0xFFFFFFFF, position >> 32, 0x544F4B45 + row)]
+    words = np.stack(philox([counter, *others], (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)))
+    drawn = words.reshape(4, -1, 16).transpose(1, 0, 2).reshape(-1)[:vocabulary]
+    return np.asarray(-np.log1p(-(drawn + 0.5) * 2.0**-32))

@@ -77,7 +77,7 @@ class Form:
 
     def words(self, row: Row, needed: bool) -> list[str]:
         """A keyword in the words of a schema."""
-        if row.name in _SEVERAL:
+        if row.name in _SEVERAL and self.table is ROWS:
             return [self._marked(words) for words in _SEVERAL[row.name]]
         name = self.names.get(row.name, row.name)
         optional = row.kind.endswith("?") or (row.is_array and (not needed or row.name == "cu_seqlens_k"))
