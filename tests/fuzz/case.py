@@ -186,7 +186,9 @@ OPERATORS = {
     "linear": "linear",
     "matmul_softmax": "matmul_softmax",
     "linear_cross_entropy": "linear_cross_entropy",
+    "linear_log_prob": "linear_cross_entropy",
     "linear_top_k": "linear_top_k",
+    "linear_argmax": "linear_top_k",
     "sample": "sample",
 }
 _FLAGS = {"attention": "return_lse", "flash_attn_with_kvcache": "return_softmax_lse"}
@@ -207,8 +209,12 @@ def by_operator(function: str, arguments: dict[str, Any]) -> Any:
         want_lse = words.pop("return_lse", False)
         loss, lse, _ = operator(**words)
         return (loss, lse) if want_lse else loss
+    if function == "linear_log_prob":
+        return operator(**words, reduction="none", log_prob=True)[0]
     if function in ("linear_top_k", "sample"):
         return operator(**words)
+    if function == "linear_argmax":
+        return operator(**words, k=1, argmax=True)[1]
     if function == "linear":
         order = words.pop("order", None)
         return operator(**(words if order is None else words | {"x": words["x"][..., order]}))

@@ -125,7 +125,7 @@ def linear_log_prob(
 ) -> Any:
     """Log-probabilities (...) of the tokens `target` (...) by logits input W^T + bias, in fp32.
 
-    Arguments, types and gradients are those of ``linear_cross_entropy``; there is no token that is ignored.
+    The arguments are those of ``linear_cross_entropy``, and so are gradients; there is no token that is ignored.
 
     >>> import numpy as np, xeflash
     >>> x, weight = np.ones((2, 8), np.float32), np.ones((4, 8), np.float32)
@@ -150,7 +150,7 @@ def linear_top_k(
 ) -> Any:
     """The k largest logits input W^T + bias of each row (..., k), the largest first, and their tokens, in int64.
 
-    Arguments and types are those of ``linear_cross_entropy``. k is 1 to 64. Logits are in fp32. Of equal ones the lower
+    The arguments are those of ``linear_cross_entropy``. k is 1 to 64. Logits are in fp32. Of equal ones the lower
     token comes first. One that is no number counts as -inf. There are no gradients.
 
     >>> import numpy as np, xeflash
@@ -175,7 +175,7 @@ def linear_argmax(
 ) -> Any:
     """The token (...) of the largest logit input W^T + bias of each row, in int64; of equal ones the lowest.
 
-    Arguments and types are those of ``linear_top_k``.
+    The arguments are those of ``linear_top_k``, without k.
 
     >>> import numpy as np, xeflash
     >>> xeflash.linear_argmax(np.ones((2, 8), np.float32), np.eye(4, 8, dtype=np.float32))
