@@ -190,7 +190,9 @@ OPERATORS = {
     "linear_top_k": "linear_top_k",
     "linear_argmax": "linear_top_k",
     "sample": "sample",
+    "linear_sample": "sample",
 }
+_OF_LINEAR = ("weight", "bias", "scales", "zeros", "group", "order")
 _FLAGS = {"attention": "return_lse", "flash_attn_with_kvcache": "return_softmax_lse"}
 
 
@@ -211,6 +213,11 @@ def by_operator(function: str, arguments: dict[str, Any]) -> Any:
         return (loss, lse) if want_lse else loss
     if function == "linear_log_prob":
         return operator(**words, reduction="none", log_prob=True)[0]
+    if function == "linear_sample":
+        of_weight = {name: words.pop(name) for name in (*_OF_LINEAR, "x") if name in words}
+        return by_operator("sample", {"logits": by_operator("linear", of_weight), **words})
+    if function == "sample":
+        words = {name + "s" * (isinstance(x, torch.Tensor) and name != "logits"): x for name, x in words.items()}
     if function in ("linear_top_k", "sample"):
         return operator(**words)
     if function == "linear_argmax":

@@ -83,7 +83,7 @@ BASES: dict[str, dict[str, Any]] = {
     "linear_top_k": HEAD | {"k": 3},
     "linear_argmax": HEAD,
     "sample": {"logits": 3 * drawn(40, 70), "seed": 3},
-    "linear_sample": HEAD | {"seed": 3, "logit_scale": 0.1},
+    "linear_sample": {"x": HEAD["input"], "weight": HEAD["linear_weight"], "seed": 3, "logit_scale": 0.1},
 }
 OF_8_BITS = {"weight": torch.arange(-48, 48).repeat(8, 1).to(torch.int8), "scales": torch.ones(3, 8), "group": 32}
 
@@ -232,14 +232,14 @@ DRAWN = {
     "min_p_last": Entry(True, beside={"min_p": 0.2, "top_p": 0.6}),
 }
 DRAWN_BY_INT8 = {
-    "linear_weight": torch.arange(-48, 48).repeat(70, 1)[:, :32].to(torch.int8),
+    "weight": torch.arange(-48, 48).repeat(70, 1)[:, :32].to(torch.int8),
     "scales": torch.ones(1, 70),
 }
 ENTRIES["sample"] = DRAWN | {"logits": Entry(drawn(40, 70))}
 ENTRIES["linear_sample"] = DRAWN | {
-    "input": Entry(drawn(9, 32)),
-    "linear_weight": Entry(drawn(70, 32)),
-    "linear_bias": Entry(8 * drawn(70)),
+    "x": Entry(drawn(9, 32)),
+    "weight": Entry(drawn(70, 32)),
+    "bias": Entry(40 * drawn(70)),
     "seed": Entry(torch.arange(9)),
     "scales": Entry(torch.arange(70.0)[None] / 64, beside=DRAWN_BY_INT8),
     "zeros": Entry(torch.arange(70)[None].to(torch.int8), beside=DRAWN_BY_INT8),

@@ -9,7 +9,8 @@ from xeflash.api.route import engine
 from xeflash.call.values import shape_of
 
 
-def _product(function: str, given: dict[str, Any]) -> Any:
+def product(function: str, given: dict[str, Any]) -> Any:
+    """What `linear` does, for the function of this name."""
     x, weight = given["x"], given["weight"]
     if (order := given.pop("order", None)) is not None:
         given["x"] = x = _taken(function, x, order)
@@ -38,7 +39,7 @@ def _taken(function: str, x: Any, order: Any) -> Any:
     raise NotImplementedError(f"{function}: order must be None but for torch tensors and numpy arrays, got one")
 
 
-@public(_product)
+@public(product)
 def linear(
     x: Any,
     weight: Any,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from xeflash.api.linear import linear
+from xeflash.api.linear import product
 from xeflash.api.public import public
 from xeflash.api.route import engine
 from xeflash.call.values import shape_of
 
 _OF_ROWS = {"seed": "seeds", "position": "positions", "temperature": "temperatures"}
 _OF_ROWS |= {"top_k": "top_ks", "top_p": "top_ps", "min_p": "min_ps"}
-_OF_WEIGHT = ("linear_bias", "scales", "zeros", "group", "order")
+_OF_WEIGHT = ("weight", "bias", "scales", "zeros", "group", "order")
 _ROWS = 64  # of logits that are in memory at a time
 
 
@@ -65,25 +65,24 @@ def sample(
 
 
 def _linear_sample(function: str, given: dict[str, Any]) -> Any:
-    x, weight = given.pop("input"), given.pop("linear_weight")
-    shape = shape_of(function, "input", x)
+    x = given.pop("x")
+    shape = shape_of(function, "x", x)
     if not shape:
-        raise ValueError(f"{function}: input must have at least 1 dimension, got 0")
+        raise ValueError(f"{function}: x must have at least 1 dimension, got 0")
     of_weight = {name: given.pop(name) for name in _OF_WEIGHT if name in given}
-    of_weight["bias"] = of_weight.pop("linear_bias", None)
     rows = x.reshape(-1, shape[-1]) if len(shape) != 2 else x
     of_rows = {name: given.pop(name) for name in _OF_ROWS if getattr(given.get(name), "shape", ()) != ()}
     for name, numbers in of_rows.items():
         if numbers.shape not in ((len(rows),), shape[:-1]):
             raise ValueError(
-                f"{function}: {name} must have a number for each of the {len(rows)} rows of input, "
+                f"{function}: {name} must have a number for each of the {len(rows)} rows of x, "
                 f"got shape {list(numbers.shape)}"
             )
         of_rows[name] = numbers.reshape(-1)
     tokens = []
     for first in range(0, max(len(rows), 1), _ROWS):
         block = slice(first, first + _ROWS)
-        logits = linear(rows[block], weight, **of_weight)
+        logits = product(function, {"x": rows[block], **of_weight})
         numbers = {name: x[block] for name, x in of_rows.items()}
         tokens.append(_sample(function, {"logits": logits, "first_row": first, **given, **numbers}))
     if len(tokens) == 1:
@@ -103,11 +102,11 @@ def _joined(arrays: list[Any]) -> Any:
 
 @public(_linear_sample)
 def linear_sample(
-    input: Any,
-    linear_weight: Any,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
     *,
     seed: Any,
-    linear_bias: Any = None,
     scales: Any = None,
     zeros: Any = None,
     group: int | None = None,
@@ -121,10 +120,11 @@ def linear_sample(
     logit_scale: float | None = 1.0,
     min_p_last: bool = False,
 ) -> Any:
-    """Tokens (...) of ``sample`` from logits input (..., H) times linear_weight (V, H) transposed, plus linear_bias.
+    """Tokens (...) of ``sample`` from the logits of a head: x (..., H) times weight (V, H) transposed, plus bias.
 
-    The weight may be quantised: it, its scales, zeros, group and order are those of ``linear``. Logits are rounded to
-    the type of input, as a model's head does, and are in memory for 64 rows at a time. Temperature 0 makes it greedy.
+    Arguments up to order are those of ``linear``, so the weight may be quantised; the others are those of ``sample``.
+    Logits are rounded to the type of x, as a model's head does, and are in memory for 64 rows at a time. Temperature 0
+    makes it greedy.
 
     >>> import numpy as np, xeflash
     >>> xeflash.linear_sample(np.ones((2, 32), np.float32), np.eye(4, 32, dtype=np.float32), seed=1, temperature=0)

@@ -218,11 +218,10 @@ def forms(case: HeadCase, options: Options) -> _Forms:
         }
         return _Forms(calls, lambda: (x.double() @ w.double().mT).topk(TOP_K).values)
     seeds = torch.arange(case.rows, device=options.device)
-    head: dict[str, Any] = {"linear_weight": w}
+    head: dict[str, Any] = {"weight": w}
     if case.weights != "same":
         quantised = quantise(w, case.weights, GROUP)
         w, head = quantised.numbers(), quantised.arguments()
-        head["linear_weight"] = head.pop("weight")
     limits = {"temperature": 0.8, "top_k": TOP_K, "top_p": TOP_P}
     calls = {
         "xeflash": lambda: xeflash.linear_sample(x, **head, seed=seeds, **limits),
