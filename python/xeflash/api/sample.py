@@ -122,7 +122,7 @@ def linear_sample(
 ) -> Any:
     """Tokens (...) of ``sample`` from the logits of a head: x (..., H) times weight (V, H) transposed, plus bias.
 
-    Arguments up to order are those of ``linear``, so the weight may be quantised; the others are those of ``sample``.
+    Up to order, arguments are those of ``linear``, so the weight may be quantised; the others are those of ``sample``.
     Logits are rounded to the type of x, as a model's head does, and are in memory for 64 rows at a time. Temperature 0
     makes it greedy.
 
