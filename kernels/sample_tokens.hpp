@@ -1,6 +1,7 @@
-// A token of each row of logits z, drawn from softmax(z / T) of the tokens that min_p, top_k and top_p
-// leave: argmax P / E, with a number E of the exponential distribution for each token. So no sum of
-// P is needed, and nothing is sorted: where a limit lies is found by halving the range of logits.
+// A token of each row of logits z, drawn from softmax(z / T) of the tokens that min_p, top_k and
+// top_p leave: argmax P / E, with a number E of the exponential distribution for each token. So no
+// sum of P is needed, and nothing is sorted: where a limit lies is found by halving the range of
+// logits.
 //   m: the largest logit     from: the least one that stays, as an integer in the order of logits
 //   kept: how many tokens or how much of their P is from one on
 // E is of (seed, position, token) alone, so what else is in a batch changes nothing; rows that have
@@ -11,7 +12,7 @@
 
 namespace xeflash {
 
-constexpr float kGreedy = 1e-5f;  // of temperatures below, the largest logit is taken
+constexpr float kGreedy = 1e-5f;               // of temperatures below, the largest logit is taken
 constexpr uint32_t kDrawsTokens = 0x544f4b45;  // what else draws by the same seed has another word
 
 // Integers in the order of floats; 0 and -0 are one.
@@ -33,8 +34,8 @@ XF_INLINE int middle_below(int low, int high) {
 }
 
 // Philox 4x32-10: 4 words for each counter.
-XF_INLINE void draw(Words counter, const uint32_t (&seed)[2], const uint32_t (&position)[2], int row,
-                    Words (&c)[4]) {
+XF_INLINE void draw(Words counter, const uint32_t (&seed)[2], const uint32_t (&position)[2],
+                    int row, Words (&c)[4]) {
   c[0] = counter, c[1] = Words(position[0]), c[2] = Words(position[1]);
   c[3] = Words(kDrawsTokens + static_cast<uint32_t>(row));
   uint32_t k0 = seed[0], k1 = seed[1];
@@ -163,8 +164,7 @@ struct Sampler {
       best = select(better, x, best);
       token = select(better, Ints(lane_index() + k), token);
     });
-    const float most =
-        of_turns(largest_of(best), [](auto a, auto b) { return max(a, b); });
+    const float most = of_turns(largest_of(best), [](auto a, auto b) { return max(a, b); });
     const int lowest = lowest_of(select(best == Floats(most), token, Ints(kNone)));
     return of_turns(lowest, [](auto a, auto b) { return a < b ? a : b; });
   }

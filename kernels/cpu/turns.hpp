@@ -27,7 +27,8 @@ struct Row {
     if (column + kLanes <= columns) {
       v = load_widened(data + column);
     } else {
-      for (int i = 0; i < kLanes; ++i) v[i] = column + i < columns ? to_float(data[column + i]) : -kInf;
+      for (int i = 0; i < kLanes; ++i)
+        v[i] = column + i < columns ? to_float(data[column + i]) : -kInf;
     }
     return select(v == v, v, f32x16(-kInf));
   }

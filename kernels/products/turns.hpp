@@ -1,16 +1,17 @@
 // What is written of rows that all threads of a group pass together:
 //
-//   kBlock              columns that a thread takes at a time; they are its turn
+//   kBlock              columns that a thread takes at a time: its turn
 //   allocate_turns      shared memory for what threads find
 //   of_turns            brings together what each has found, in their order
-//   Row<T>, at          kLanes logits of a row from a column on; -inf in the place of what is not
-//                       there, and of what is no number
-//   as_ints, to_words   the bits of floats; of ints
+//   Row<T>              of logits; at gives kLanes of them from a column on, -inf in the place of
+//                       what is not there, and of what is no number
+//   as_ints, to_words, Words  the bits of floats, of ints; words of random bits
+//   floats_of_halves    of 16 bits each, exactly
 //   is_any              whether a mask holds in a lane
-//   largest_of, lowest_of, sum_of_lanes   of a vector
-//   number_of_row       of a PerRow
-//   words_of, Words     vectors of random bits; floats_of_halves: of 16 bits each, exactly
-//   store_token
+//   largest_of, lowest_of, sum_of_lanes  of a vector
+//   number_of_row, halves_of_row  of a PerRow
+//   lane_index          0, 1, ... of the lanes of a vector
+//   store_token         of a row
 #pragma once
 
 #include "products/sample_params.hpp"

@@ -29,7 +29,8 @@ struct Row {
   int columns;
 
   XF_INLINE Row(const SampleParams& p, int row)
-      : data(static_cast<const T*>(p.logits) + static_cast<int64_t>(row) * p.logits_row), columns(p.columns) {}
+      : data(static_cast<const T*>(p.logits) + static_cast<int64_t>(row) * p.logits_row),
+        columns(p.columns) {}
   XF_INLINE floats at(int column) const {
     const ints k = lane_index() + column;
     const floats v = value_at(data, at_most(k, columns - 1));
@@ -60,7 +61,8 @@ XF_INLINE void halves_of_row(const PerRow<int64_t>& x, int row, uint32_t (&halve
 XF_INLINE void store_token(uint32_t* tokens, int row, int token) {
   simd<uint32_t, 2> halves = static_cast<uint32_t>(token);
   halves.template select<1, 1>(1) = static_cast<uint32_t>(token >> 31);
-  esimd::scatter<uint32_t, 2>(tokens + static_cast<int64_t>(row) * 2, simd<uint32_t, 2>(0, 4), halves);
+  esimd::scatter<uint32_t, 2>(tokens + static_cast<int64_t>(row) * 2, simd<uint32_t, 2>(0, 4),
+                              halves);
 }
 
 }  // namespace xeflash::xe

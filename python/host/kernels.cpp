@@ -239,7 +239,8 @@ void say_that_another_serves(const Desc& desc, const Place& place) {
   static std::atomic<bool> said = false;
   if (said.exchange(true)) return;
   std::string text = find_any(desc, place).reason;
-  text += ". Another kernel, of the package, serves this call, and may be slower; this is said once";
+  text +=
+      ". Another kernel, of the package, serves this call, and may be slower; this is said once";
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) throw py::error_already_set();
 }
 

@@ -11,7 +11,10 @@ DECLARED = re.compile(
 )
 
 
-LISTS = ("tile/tile.hpp", *(f"products/{name}.hpp" for name in ("products", "scores", "logits", "blocks", "top_list")))
+LISTS = (
+    "tile/tile.hpp",
+    *(f"products/{name}.hpp" for name in ("products", "scores", "logits", "blocks", "top_list", "turns")),
+)
 
 
 def text_of(*patterns):

@@ -222,7 +222,7 @@ def forms(case: HeadCase, options: Options) -> _Forms:
     if case.weights != "same":
         quantised = quantise(w, case.weights, GROUP)
         w, head = quantised.numbers(), quantised.arguments()
-    limits = {"temperature": 0.8, "top_k": TOP_K, "top_p": TOP_P}
+    limits: dict[str, Any] = {"temperature": 0.8, "top_k": TOP_K, "top_p": TOP_P}
     calls = {
         "xeflash": lambda: xeflash.linear_sample(x, **head, seed=seeds, **limits),
         "eager": lambda: _drawn(x @ w.mT, generator),
