@@ -119,7 +119,7 @@ HeadRow = tuple[str, str, str, int, int, int, int, int]
 _HEADS = ("linear_cross_entropy", "logit_slopes", "linear_top_k")
 HEADS: list[HeadRow] = [
     ("cpu", "matmul_add", "*", 99, 96, 128, 128, 1),
-    *(("cpu", name, "*", most, rows, 96, 128, 1) for name in _HEADS for most, rows in ((16, 16), (32, 32), (99, 64))),
+    *(("cpu", name, "*", most, rows, 96, 256, 1) for name in _HEADS for most, rows in ((16, 16), (32, 32), (99, 64))),
     ("dg2", "matmul_add", "float32", 99, 8, 16, 16, 8),
     ("dg2", "matmul_add", "*", 99, 8, 32, 32, 8),
     ("*", "matmul_add", "float32", 99, 8, 32, 32, 8),
@@ -150,5 +150,7 @@ def pick_head(desc: SoftmaxDesc) -> Config:
             and dtype in ("*", desc.dtype)
             and desc.rows <= most_rows
         ):
-            return Config(rows, min(inputs, desc.inputs), columns, threads=threads)
+            # CPUs fill the last step up; of few inputs that would be most of it.
+            step = inputs if family == "cpu" and desc.inputs >= 128 else min(inputs, desc.inputs)
+            return Config(rows, step, columns, threads=threads)
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
