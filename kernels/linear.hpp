@@ -24,7 +24,8 @@ XF_INLINE void linear(const LinearParams& p) {
     add_products(sums, x, W, k);  // sums += x[:, k .. k + Bk) W[:, k .. k + Bk)^T
   }
   sums_of_turns(sums, W);
-  const Rows<T> out{static_cast<T*>(p.out), p.out_row, p.rows, row, p.outputs};
+  using Result = typename Config::Result;
+  const Rows<Result> out{static_cast<Result*>(p.out), p.out_row, p.rows, row, p.outputs};
   store_products(out, sums, static_cast<const T*>(p.bias), output);
 }
 

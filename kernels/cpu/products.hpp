@@ -300,8 +300,8 @@ XF_INLINE void add_products(Dots<Config>& sums, const Rows<const T>& x, const W&
   }
 }
 
-template <class T, class Config>
-XF_INLINE void store_products(const Rows<T>& out, Dots<Config>& sums, const T* bias, int output) {
+template <class Out, class T, class Config>
+XF_INLINE void store_products(const Rows<Out>& out, Dots<Config>& sums, const T* bias, int output) {
   for (int n = 0; n < Config::outputs && output + n < out.width; n += kLanes) {
     const int count = out.width - (output + n);
     f32x16 added = 0.f;
@@ -419,8 +419,8 @@ XF_INLINE void add_products(TileSums<Config>& sums, const Rows<const T>& x, cons
   }
 }
 
-template <class T, class Config>
-XF_INLINE void store_products(const Rows<T>& out, TileSums<Config>& sums, const T* bias,
+template <class Out, class T, class Config>
+XF_INLINE void store_products(const Rows<Out>& out, TileSums<Config>& sums, const T* bias,
                               int output) {
   constexpr int N = TileSums<Config>::kOutputs;
   for (int i = 0; i < TileSums<Config>::kTiles && output + i * N < out.width; ++i) {
@@ -430,7 +430,7 @@ XF_INLINE void store_products(const Rows<T>& out, TileSums<Config>& sums, const 
         sums.x[i].at(c, r) += to_float(bias[first + c]);
       }
     }
-    store(RaggedRows<T>(out.columns(first, out.width)), sums.x[i]);
+    store(RaggedRows<Out>(out.columns(first, out.width)), sums.x[i]);
   }
 }
 

@@ -400,21 +400,21 @@ XF_INLINE void sums_of_turns(Products<Config>& sums, const W& weights) {
   }
 }
 
-template <class T, class Config>
-XF_INLINE void store_products(const Rows<T>& out, const Products<Config>& sums, const T* bias,
+template <class Out, class T, class Config>
+XF_INLINE void store_products(const Rows<Out>& out, const Products<Config>& sums, const T* bias,
                               int output) {
   constexpr int kShare = kOwnOutputs<Config>;
-  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+  using Bits = std::conditional_t<sizeof(Out) == 2, uint16_t, uint32_t>;
   const int first = output + key_turn() * kShare;
   XF_UNROLL for (int n = 0; n < kShare; ++n) {
     if (first + n >= out.width) break;
     const float added = bias ? number_at(bias + first + n) : 0.f;
     XF_UNROLL for (int c = 0; c < Products<Config>::kBlocks; ++c) {
       const ints row = lane_index() + c * kLanes;
-      simd<T, kLanes> values = esimd::convert<T>(floats(sums.x.row(n, c) + added));
+      simd<Out, kLanes> values = esimd::convert<Out>(floats(sums.x.row(n, c) + added));
       esimd::scatter<Bits, kLanes>(reinterpret_cast<Bits*>(out.row(c * kLanes) + first + n),
                                    Offsets<kLanes>(Offsets<kLanes>(lane_index()) *
-                                                   static_cast<uint32_t>(out.stride * sizeof(T))),
+                                                   static_cast<uint32_t>(out.stride * sizeof(Out))),
                                    simd<Bits, kLanes>(values.template bit_cast_view<Bits>()),
                                    row < out.size());
     }

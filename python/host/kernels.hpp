@@ -101,6 +101,7 @@ struct ProductDesc {
   uint8_t rows = 0, width = 0;
   DType weight = DType::kOther, scale = DType::kOther;  // kOther: dtype; none
   uint8_t group = 0;
+  bool wide = false;
   Access access = Access::kNone;
 
   bool operator==(const ProductDesc&) const = default;
@@ -110,7 +111,8 @@ constexpr std::tuple kProductFields{
     Field{"algorithm", &ProductDesc::algorithm}, Field{"dtype", &ProductDesc::dtype},
     Field{"rows", &ProductDesc::rows},           Field{"width", &ProductDesc::width},
     Field{"weight", &ProductDesc::weight},       Field{"scale", &ProductDesc::scale},
-    Field{"group", &ProductDesc::group},         Field{"access", &ProductDesc::access},
+    Field{"group", &ProductDesc::group},         Field{"wide", &ProductDesc::wide},
+    Field{"access", &ProductDesc::access},
 };
 static_assert(is_complete(kProductFields));
 

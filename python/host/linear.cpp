@@ -20,13 +20,14 @@ struct LinearRequest {
   py::object x = py::none(), weight = py::none(), bias = py::none();
   py::object scales = py::none(), zeros = py::none();
   int64_t group = 0;  // 0: all inputs
+  bool wide = false;  // the result is in fp32
 };
 
 constexpr std::tuple kLinearFields{
     Field{"function", &LinearRequest::function}, Field{"x", &LinearRequest::x},
     Field{"weight", &LinearRequest::weight},     Field{"bias", &LinearRequest::bias},
     Field{"scales", &LinearRequest::scales},     Field{"zeros", &LinearRequest::zeros},
-    Field{"group", &LinearRequest::group},
+    Field{"group", &LinearRequest::group},       Field{"wide", &LinearRequest::wide},
 };
 static_assert(is_complete(kLinearFields));
 
@@ -144,7 +145,7 @@ py::object linear(const py::kwargs& arguments) {
     constexpr int64_t kFar = int64_t{1} << 27;
     XF_REQUIRE(check, w.shape[0] <= 1 || w.strides[0] * size_of(w.dtype) < kFar, "weight",
                "must have rows less than 2^27 bytes apart on a GPU", w.describe_strides(), w);
-    XF_REQUIRE(check, outputs * size_of(x.dtype) < kFar, "weight",
+    XF_REQUIRE(check, outputs * size_of(r.wide ? DType::kF32 : x.dtype) < kFar, "weight",
                "must have fewer outputs than 2^27 bytes hold on a GPU", std::to_string(outputs), w);
     if (as_rows(x).strides[0] * size_of(x.dtype) >= kFar) x = packed_copy(x, f, "x");
   }
@@ -153,7 +154,7 @@ py::object linear(const py::kwargs& arguments) {
              std::to_string(rows.shape[0]), x);
   std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim);
   shape.back() = outputs;
-  const Array out = new_array(x, x.dtype, shape);
+  const Array out = new_array(x, r.wide ? DType::kF32 : x.dtype, shape);
   if (rows.shape[0] * outputs == 0) return out.object;
 
   ProductDesc desc;
@@ -165,6 +166,7 @@ py::object linear(const py::kwargs& arguments) {
   desc.weight = plain ? DType::kOther : w.dtype;
   desc.scale = scales.array.data ? scales.array.dtype : DType::kOther;
   desc.group = static_cast<uint8_t>(whole ? 0 : r.group);
+  desc.wide = r.wide && x.dtype != DType::kF32;
   desc.access = access_of_matrices({&rows, &w}, place.device.facts.arch);
   const Kernels& kernels = find_kernels(desc, place);
 

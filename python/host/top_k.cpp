@@ -1,7 +1,12 @@
 #include "top_k.hpp"
 
+#include <cmath>
+#include <limits>
+
+#include "linear.hpp"
 #include "logits.hpp"
 #include "read_value.hpp"
+#include "sample.hpp"
 #include "targets.hpp"
 
 namespace xeflash {
@@ -25,6 +30,43 @@ constexpr std::tuple kTopKFields{
 static_assert(is_complete(kTopKFields));
 
 constexpr int64_t kMostK = 64;
+
+// Rows of a tile that a CPU fills: of fewer, `linear` reads the weight once, for as many as there
+// are.
+constexpr int64_t kFewRows = 8;
+
+// Whether the largest of x W^T + bias is the largest logit, for rows that are few on a CPU.
+bool is_argmax_of_few(const TopKRequest& r, const Head& head) {
+  int exponent = 0;  // a power of two rounds nothing
+  return r.argmax && !head.on_gpu && !head.input.queue && head.rows <= kFewRows &&
+         head.softcap == 0 && head.scale > 0 && std::frexp(head.scale, &exponent) == 0.5f;
+}
+
+py::tuple argmax_of_few(const TopKRequest& r, const Head& head, const Array& values,
+                        const Array& tokens) {
+  py::dict product;
+  product["function"] = r.function;
+  product["x"] = r.input;
+  product["weight"] = r.linear_weight;
+  product["bias"] = r.linear_bias;
+  product["wide"] = true;
+  py::dict choice;
+  choice["function"] = r.function;
+  choice["logits"] = linear(py::kwargs(product));
+  choice["temperature"] = 0.0;
+  const Array z = read_array(choice["logits"], r.function.c_str(), "input");
+  const Array found = read_array(sample(py::kwargs(choice)), r.function.c_str(), "input");
+  const auto* logits = reinterpret_cast<const float*>(z.data);
+  for (int64_t row = 0; row < head.rows; ++row) {
+    const int64_t token = reinterpret_cast<const int64_t*>(found.data)[row];
+    const bool is_there = token >= 0;  // a row may have no number
+    reinterpret_cast<int64_t*>(tokens.data)[row] = is_there ? token : 0;
+    reinterpret_cast<float*>(values.data)[row] =
+        is_there ? logits[row * head.columns + token] * head.scale
+                 : -std::numeric_limits<float>::infinity();
+  }
+  return py::make_tuple(values.object, tokens.object);
+}
 
 }  // namespace
 
@@ -50,6 +92,7 @@ py::tuple linear_top_k(const py::kwargs& arguments) {
   const Array tokens = new_array(head.input, DType::kI64, shape);
   const py::tuple results = py::make_tuple(values.object, tokens.object);
   if (head.rows == 0) return results;
+  if (is_argmax_of_few(r, head)) return argmax_of_few(r, head, values, tokens);
 
   const Kernels& kernels =
       find_kernels(head.describe(Algorithm::kLinearTopK, head.rows, head.inputs), head.place);

@@ -175,7 +175,7 @@ def linear_argmax(
 ) -> Any:
     """The token (...) of the largest logit input W^T + bias of each row, in int64; of equal ones the lowest.
 
-    The arguments are those of ``linear_top_k``, without k.
+    The arguments are those of ``linear_top_k``, without k. On CPUs, logits of up to 8 rows are in memory.
 
     >>> import numpy as np, xeflash
     >>> xeflash.linear_argmax(np.ones((2, 8), np.float32), np.eye(4, 8, dtype=np.float32))

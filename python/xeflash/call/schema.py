@@ -123,6 +123,7 @@ class LinearArguments(TypedDict, total=False):
     scales: Annotated[Array, _PRODUCT]
     zeros: Annotated[Array, _PRODUCT]
     group: Annotated[int, Keyword(0, ops="l")]
+    wide: Annotated[bool, Keyword(False, ops="")]  # the result is in fp32
 
 
 _SCORES = Keyword(ops="m", learned=True)

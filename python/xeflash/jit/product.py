@@ -17,9 +17,11 @@ def render_product(desc: ProductDesc, config: Config | None = None) -> KernelSou
         f"  using Weights = xeflash::Weights<{weight}, {scale}, {desc.group}>;",
         f"  static constexpr int rows = {config.block_q}, outputs = {config.block_v};",
         f"  static constexpr int inputs = {config.block_k or '0x7fffffff'};",
+        f"  using Result = {ELEMENTS['float32' if desc.wide else desc.dtype]};",
     ]
     sizes = f"r{config.block_q}n{config.block_v}" + (f"t{config.threads}" if config.threads > 1 else "")
     features = [f"w.{desc.weight}", f"g{desc.group}", f"s.{desc.scale}"] if desc.weight else []
+    features += ["wide"] if desc.wide else []
     return _source(desc, config, lines, [sizes, *features])
 
 

@@ -108,6 +108,7 @@ class ProductDesc(_OfAlgorithm):
     weight: str | None = None  # the type of weights, if it is not dtype; "uint8" is two of 4 bits
     scale: str | None = None  # the type of their scales
     group: int = 0  # inputs that share a scale; 0: all
+    wide: bool = False  # results are in fp32
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
