@@ -41,8 +41,8 @@ class Head:
 
     def refused(self, what: str) -> NotImplementedError:
         return NotImplementedError(
-            f"patch: loss=True must find no more than a cross entropy of logits in {self.owner}, which wants {what}. "
-            "Its logits are not made; patch it without loss=True"
+            f"patch: with loss=True {self.owner} may take a cross entropy of logits, but wants {what}. "
+            "No logits are made for it; call patch without loss=True"
         )
 
 
