@@ -26,9 +26,9 @@ _SIZES = {
     "moe_num_experts linear_num_value_heads",
     8: "qk_rope_head_dim qk_nope_head_dim mamba_n_heads mamba_d_state rotary_dim",
     0.0: "dropout attention_dropout hidden_dropout hidden_dropout_prob attention_probs_dropout_prob resid_pdrop "
-    "embd_pdrop attn_pdrop activation_dropout layerdrop resid_dropout embd_dropout",
+    "embd_pdrop attn_pdrop activation_dropout layerdrop resid_dropout residual_dropout embd_dropout",
 }
-_WANTED = {**SHAPE, "is_decoder": True, "max_position_embeddings": 128}
+_WANTED = {**SHAPE, "is_decoder": True, "use_cache": False, "max_position_embeddings": 128}
 _WANTED |= {name: size for size, names in _SIZES.items() for name in names.split()}
 
 

@@ -7,76 +7,21 @@ import pickle
 import pytest
 import torch
 import transformers
-import xeflash
 from cover import few
 from families import FAMILIES, NotTiny, tiny
-from tiny_models import DECODERS, SHAPE, VOCABULARY, LargestResult, decoder, prompts, random_weights
+from labelled import MODELS, assert_same_step, calls_of_loss, labelled, model_of, step
+from tiny_models import DECODERS, VOCABULARY, LargestResult, prompts
 from torch import nn
 from torch.nn import functional
-from training import batches, train
-from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, MixtralConfig
+from transformers import AutoModelForCausalLM
 from xeflash.integrations.transformers_linear import patch, unpatch
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
-MODELS = {
-    **DECODERS,
-    "cohere": CohereConfig(**SHAPE, logit_scale=0.3),  # which multiplies
-    "granite": GraniteConfig(**SHAPE, logits_scaling=3.0),  # which divides
-    "mixtral": MixtralConfig(**SHAPE, num_local_experts=4),
-}
-CHANGES = {
-    "gemma2": {"final_logit_softcapping": 2.0},
-    "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-    "gpt_oss": {"output_router_logits": True, "router_aux_loss_coef": 0.5},
-    "mixtral": {"output_router_logits": True, "router_aux_loss_coef": 0.5},
-}
-
-
-def model_of(name, **changes):
-    changes = CHANGES.get(name, {}) | changes
-    if name in DECODERS:
-        return decoder(name, **changes).train()
-    config = type(MODELS[name])(**{**MODELS[name].to_dict(), **changes})
-    torch.manual_seed(0)
-    return random_weights(AutoModelForCausalLM.from_config(config, attn_implementation="eager")).train()
-
-
-def labelled(padded=True):
-    inputs = prompts(padded=padded)
-    return inputs | {"labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)}
-
-
-def step(model, inputs, **more):
-    """The output of a training step, and gradients by name."""
-    model.zero_grad()
-    out = model(**inputs, **more)
-    (out[0] if isinstance(out, tuple) else out.loss).backward()
-    return out, {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
-
-
-def assert_same_step(got, want, relative=3e-6):
-    """A loss and gradients, to what rounding in fp32 leaves of a model's few layers."""
-    (ours, our_grads), (own, own_grads) = got, want
-    torch.testing.assert_close(ours.loss, own.loss, rtol=relative, atol=0)
-    assert list(our_grads) == list(own_grads)
-    largest = max(float(x.abs().max()) for x in own_grads.values())
-    for name, x in own_grads.items():  # of biases of keys all is rounding
-        limit = 10 * relative * max(float(x.abs().max()), 1e-2 * largest)
-        assert float((our_grads[name] - x).abs().max()) <= limit, name
-
 
 @pytest.fixture
 def losses(monkeypatch):
-    """The named arguments of xeflash.linear_cross_entropy, call by call."""
-    seen, loss = [], xeflash.linear_cross_entropy
-
-    def spy(*arguments, **named):
-        seen.append(named)
-        return loss(*arguments, **named)
-
-    monkeypatch.setattr(xeflash, "linear_cross_entropy", spy)
-    return seen
+    return calls_of_loss(monkeypatch)
 
 
 # ---- losses and gradients -----------------------------------------------------------------------
@@ -99,7 +44,7 @@ def test_losses_and_gradients_are_those_of_logits(name, losses):
     assert (losses[0]["linear_bias"] is not None) == (name == "phi")
 
 
-SAMPLED = ["bert", "bloom", "codegen", "exaone4", "gemma", "gptj", "internlm3", "mamba", "modernbert-decoder", "mpt", "opt"]
+SAMPLED = ["bert", "bloom", "codegen", "exaone4", "gemma", "gptj", "internlm3", "mamba", "modernbert-decoder", "opt"]
 SAMPLED += ["dory", "qwen3_moe", "recurrent_gemma"]
 OTHER_HEADS = {"dory": "DoryLMHead"}
 
@@ -400,7 +345,9 @@ def test_other_heads_are_refused_and_nothing_is_replaced(kind, why):
 
 
 def test_other_models_are_refused():
-    with pytest.raises(TypeError, match=r"^patch: model must have one of Transformers in it for loss=True, got Sequential"):
+    with pytest.raises(
+        TypeError, match=r"^patch: model must have one of Transformers in it for loss=True, got Sequential"
+    ):
         patch(nn.Sequential(nn.Linear(40, 7)), loss=True)
     with pytest.raises(NotImplementedError, match="wants a forward with labels, but LlamaModel has none"):
         patch(model_of("llama").model, loss=True)
@@ -471,107 +418,3 @@ def test_resized_vocabularies_are_followed(losses):
     unpatch(own)
     assert_same_step(step(model, labelled()), step(own, labelled()))
     assert len(losses) == 1
-
-
-# ---- LoRA ---------------------------------------------------------------------------------------
-
-
-def lora(model, **named):
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    try:
-        return peft.get_peft_model(model, peft.LoraConfig(r=4, init_lora_weights=False, **named)).train()
-    except ImportError as why:  # of what it needs beside other libraries that are there
-        pytest.skip(str(why))
-
-
-@pytest.mark.parametrize("first", ["patch", "lora"])
-def test_adapters_learn_the_same(first, losses):
-    model = model_of("llama")
-    if first == "patch":
-        patch(model, loss=True)
-    model = lora(model, target_modules=["q_proj", "down_proj"])
-    own = copy.deepcopy(model)
-    unpatch(own)
-    if first == "lora":
-        assert patch(model, loss=True).loss == "base_model.model.lm_head"
-    assert_same_step(step(model, labelled()), step(own, labelled()))
-    assert len(losses) == 1
-
-
-@pytest.mark.parametrize(
-    ("named", "kind"),
-    [
-        ({"target_modules": ["q_proj", "lm_head"]}, "Linear of peft"),
-        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "ModulesToSaveWrapper of peft"),
-    ],
-)
-def test_heads_with_adapters_are_refused(named, kind):
-    with pytest.raises(NotImplementedError, match=f"but it is a {kind}"):
-        patch(lora(model_of("llama"), **named), loss=True)
-    model = model_of("llama")
-    patch(model, loss=True)
-    with pytest.raises(NotImplementedError, match=f"but it is a {kind}"):
-        lora(model, **named)(**labelled())
-
-
-# ---- Trainer ------------------------------------------------------------------------------------
-
-
-def rows(count=12):
-    """Rows of which different numbers of tokens count, and a column that no forward takes."""
-    made = []
-    for batch in batches(count // 2):
-        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
-            labels = ids.masked_fill(mask == 0, -100)
-            labels[: 3 * (len(made) % 5)] = -100
-            made.append({"input_ids": ids, "attention_mask": mask, "labels": labels, "other": torch.tensor(1)})
-    return made
-
-
-def trained(path, patched, **named):
-    """(what is logged, the parameters) after three steps of two batches each."""
-    pytest.importorskip("accelerate")
-    model = model_of("llama")
-    if patched:
-        patch(model, loss=True)
-    arguments = transformers.TrainingArguments(
-        str(path), per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3, logging_steps=1,
-        eval_strategy="steps", eval_steps=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
-        learning_rate=0.1, optim="sgd", lr_scheduler_type="constant", **named,
-    )  # fmt: skip
-    trainer = transformers.Trainer(
-        model, arguments, train_dataset=rows(), eval_dataset=rows(4),
-        compute_metrics=lambda seen: {"right": float((seen.predictions.argmax(-1) == seen.label_ids).mean())},
-    )  # fmt: skip
-    trainer.train()
-    logged = [entry[name] for entry in trainer.state.log_history for name in ("loss", "eval_loss", "eval_right") if name in entry]
-    return torch.tensor(logged), {name: x.detach() for name, x in model.named_parameters()}
-
-
-@pytest.mark.parametrize("named", [{}, {"prediction_loss_only": True}, {"label_smoothing_factor": 0.1}], ids=str)
-def test_trainer_learns_the_same(named, tmp_path, losses):
-    got, weights = trained(tmp_path, True, **named)
-    assert len(losses) == (0 if "label_smoothing_factor" in named else 6)  # smoothing takes logits
-    want, own = trained(tmp_path, False, **named)
-    assert got.numel() == (6 if "prediction_loss_only" in named else 9)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
-    for name, x in own.items():
-        torch.testing.assert_close(weights[name], x, rtol=1e-5, atol=1e-5)
-
-
-def test_fifty_steps_go_the_same_way(monkeypatch):
-    want = train("llama", "eager", 50)
-    import training
-
-    made = decoder
-
-    def patched(*names, **named):
-        model = made(*names, **named)
-        patch(model, loss=True)
-        return model
-
-    monkeypatch.setattr(training, "decoder", patched)
-    got = train("llama", "eager", 50)
-    assert want[-1] < want[0] - 0.5
-    assert max(abs(a - b) for a, b in zip(got, want, strict=True)) <= 1e-3

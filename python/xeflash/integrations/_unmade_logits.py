@@ -96,10 +96,10 @@ class UnmadeLogits:
 
     @property
     def ndim(self) -> int:
-        return self._x.dim()
+        return len(self._x.shape)
 
     def dim(self) -> int:
-        return self._x.dim()
+        return len(self._x.shape)
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
@@ -171,7 +171,7 @@ class UnmadeLogits:
         ignore_index: int = -100,
         reduce: Any = None,
         reduction: str = "mean",
-        label_smoothing: float = 0.0,
+        label_smoothing: Any = 0.0,
     ) -> Tensor:
         """torch.nn.functional.cross_entropy of them."""
         if self.ndim != 2:

@@ -2,8 +2,8 @@
 
 In training, a call with ``labels`` makes no logits: the model's own forward runs with a head that only remembers what
 it was given, up to ``cross_entropy``, which is then ``xeflash.linear_cross_entropy``. So the loss is what the model and
-its ``loss_function`` make of it: shifted labels, ``num_items_in_batch``, the scales of Cohere and Granite, the softcap of
-Gemma, what routers of experts add. It is in fp32. The output has no ``logits``, as if these were None: a tuple is
+its ``loss_function`` make of it: shifted labels, ``num_items_in_batch``, the scales of Cohere and Granite, the softcap
+of Gemma, what routers of experts add. It is in fp32. The output has no ``logits``, as if these were None: a tuple is
 shorter by one. In evaluation and without labels, as where Trainer smooths labels, logits are made as before.
 
 A model whose code needs more of logits than that raises NotImplementedError in its first step, which names the model
@@ -87,9 +87,11 @@ def find(model: nn.Module) -> tuple[PreTrainedModel, nn.Linear]:
 def replace(model: nn.Module) -> str:
     """Replaces the forward of the language model in a module, and of its head; returns the name of the head."""
     found, head = find(model)
-    _take(found, _forward_of(type(found)), [*inspect.signature(type(found).forward).parameters].index("labels") - 1)
+    kind: Any = type(found)
+    _take(found, _forward_of(kind), [*inspect.signature(kind.forward).parameters].index("labels") - 1)
     _take(head, _head_forward)
-    return next(name for name, module in model.named_modules() if module is head)
+    names: list[str] = [name for name, module in model.named_modules() if module is head]
+    return names[0]
 
 
 def restore(model: nn.Module) -> None:
@@ -149,7 +151,7 @@ setattr(_head_forward, _KEY, True)
 
 
 @functools.cache
-def _forward_of(model: type[nn.Module]) -> Callable[..., Any]:
+def _forward_of(model: Any) -> Callable[..., Any]:
     """Our forward of a class, with the signature of its own, which Trainer reads."""
 
     @functools.wraps(model.forward)
