@@ -17,6 +17,9 @@ load_state_dict brings later is packed, too; what else is done to such a weight 
 Inputs stay what they are: a layer that quantises its inputs, too, gave results that differ by that. Base layers of LoRA
 are layers as all others. Experts whose weights lie in one tensor are no linear layers.
 
+``patch(model, loss=True)`` also trains a language model without its logits, see transformers_loss.py; with
+``layers=False`` it does only that.
+
 Gradients pass to inputs and biases. In training, autocast, function transforms, and with inputs of other dtypes and
 devices, a layer runs its own forward.
 """
@@ -46,6 +49,7 @@ class Patched(NamedTuple):
 
     swapped: dict[str, str]  # the format, or the dtype, of the weight
     left: dict[str, str]  # why a linear layer keeps its forward
+    loss: str | None = None  # the head of which a loss is made without logits
 
 
 class _Layer:
@@ -71,8 +75,13 @@ class _Layer:
         self.named = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.named.items()}
 
 
-def patch(model: nn.Module) -> Patched:
+def patch(model: nn.Module, *, layers: bool = True, loss: bool = False) -> Patched:
     """Replaces the forward of linear layers of a model; a layer that is replaced already is read anew.
+
+    Args:
+        model: any module; for ``loss`` a language model of Transformers, or what has one in it.
+        layers: whether linear layers are replaced.
+        loss: whether a language model that trains makes its loss without logits, see ``transformers_loss``.
 
     >>> import torch
     >>> from xeflash.integrations.transformers_linear import patch, unpatch
@@ -86,7 +95,22 @@ def patch(model: nn.Module) -> Patched:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"patch: model must be a torch.nn.Module, got {type(model).__name__}")
+    if not (layers or loss):
+        raise ValueError("patch: layers or loss must be True, got layers = False, loss = False")
     unpatch(model)
+    if loss:
+        _loss().find(model)  # or else nothing is replaced
+    done = _patch_layers(model) if layers else Patched({}, {})
+    return done._replace(loss=_loss().replace(model)) if loss else done
+
+
+def _loss() -> Any:
+    from xeflash.integrations import transformers_loss
+
+    return transformers_loss
+
+
+def _patch_layers(model: nn.Module) -> Patched:
     layers: dict[str, tuple[nn.Module, str, dict[str, Any] | None]] = {}
     left: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -109,7 +133,9 @@ def patch(model: nn.Module) -> Patched:
 
 
 def unpatch(model: nn.Module) -> list[str]:
-    """Undoes ``patch`` in a model; returns the names of layers that have their own forward again."""
+    """Undoes ``patch`` in a model; returns the names of linear layers that have their own forward again."""
+    if any("_xeflash_loss" in module.__dict__ for module in model.modules()):
+        _loss().restore(model)
     names = []
     for name, module in model.named_modules():
         layer = module.__dict__.pop("_xeflash", None)
