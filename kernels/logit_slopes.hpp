@@ -18,7 +18,7 @@ XF_INLINE void logit_slopes(const CrossEntropyParams& p) {
         p.kept, worker, p.logits ? rows.x().columns(0, 0) : rows.x());
     const int row = rows.row;
     const auto values = [&](const float* of, float otherwise) {
-      return load_values<Br>(Rows<const float>{of + row, 1, p.rows - row}, otherwise);
+      return load_line<Br>(of + row, p.rows - row, otherwise);
     };
     const auto targets = targets_of<Br>(p.target, row, p.rows, p.first + p.columns);
     const ColVec<Br> m = values(p.state, kMostFinite), log_l = values(p.state + p.all_rows, 0.f);

@@ -7,6 +7,45 @@
 
 namespace xeflash::cpu {
 
+// Bk columns of N rows from column k on, in a place that f gets: where they lie, or where rows end
+// before, in a copy with zeros.
+template <int N, int Bk, class T, class F>
+XF_INLINE void with_step(const Rows<const T>& m, int k, F f) {
+  alignas(64) T filled[N][Bk];
+  Rows<const T> rows = m.columns(k, m.width);
+  const int there = m.width - k;
+  if (there < Bk) {
+    XF_NO_UNROLL for (int i = 0; i < N && i < m.size(); ++i) {
+      __builtin_memcpy(filled[i], m.row(i) + k, there * sizeof(T));
+      XF_NO_UNROLL for (int c = there; c < Bk; ++c) filled[i][c] = T{};
+    }
+    rows = {filled[0], Bk, m.size() < N ? m.size() : N};
+  }
+  f(rows);
+}
+
+// As load does it, but in loops that stay loops: unrolled, so many inputs take compilers minutes.
+template <class T, int R, int C>
+XF_INLINE void pack(Left<T, R, C>& A, const Rows<const T>& m) {
+  using V = std::conditional_t<kPaired<T>, u32x16, f32x16>;
+  constexpr int kColumns = kPaired<T> ? C / 2 : C;
+  static_assert(kColumns % kLanes == 0);
+  XF_NO_UNROLL for (int r = 0; r < R / kLanes; ++r) {
+    XF_NO_UNROLL for (int c = 0; c < kColumns; c += kLanes) {
+      V v[kLanes];
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) {
+        const T* row = m.row_or_last(r * kLanes + i);
+        if constexpr (kPaired<T>)
+          v[i] = load_as<u32x16>(row + 2 * c);
+        else
+          v[i] = load_widened(row + c);
+      }
+      transpose(v);
+      XF_UNROLL for (int i = 0; i < kLanes; ++i) A.at(c + i, r) = v[i];
+    }
+  }
+}
+
 // Packed once.
 template <class T, int R, int Bk>
 struct KeptInputs {
@@ -15,7 +54,7 @@ struct KeptInputs {
   XF_INLINE KeptInputs(void* memory, int64_t worker, const Rows<const T>& x)
       : tiles(static_cast<Left<T, R, Bk>*>(memory) + worker * ((x.width + Bk - 1) / Bk)) {
     for (int k = 0; k < x.width; k += Bk) {
-      with_inputs<R, Bk>(x, k, [&](const auto& inputs) { load(tiles[k / Bk], inputs); });
+      with_step<R, Bk>(x, k, [&](const Rows<const T>& inputs) { pack(tiles[k / Bk], inputs); });
     }
   }
   template <class F>
@@ -33,37 +72,55 @@ XF_INLINE int64_t target_at(const TargetArg& target, int row) {
   return target.dwords == 2 ? reinterpret_cast<const int64_t*>(target.data)[row]
                             : reinterpret_cast<const int32_t*>(target.data)[row];
 }
+// By way of memory: a vector that is put together element by element takes compilers minutes.
 template <int R>
 XF_INLINE RowInts<R> targets_of(const TargetArg& target, int row, int rows, int columns) {
-  RowInts<R> all;
-  for (int r = 0; r < R; ++r) {
+  alignas(64) int32_t found[R];
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     const int64_t y = target.data && row + r < rows ? target_at(target, row + r) : -1;
-    all.x[r / kLanes][r % kLanes] = y >= 0 && y < columns ? static_cast<int>(y) : -1;
+    found[r] = y >= 0 && y < columns ? static_cast<int>(y) : -1;
   }
+  RowInts<R> all;
+  XF_UNROLL for (int r = 0; r < R / kLanes; ++r) all.x[r] = load_as<i32x16>(found + r * kLanes);
   return all;
 }
 template <int R>
+XF_INLINE ColVec<R> of_memory(const float (&x)[R]) {
+  ColVec<R> all;
+  XF_UNROLL for (int r = 0; r < R / kLanes; ++r) all.x[r] = load_as<f32x16>(x + r * kLanes);
+  return all;
+}
+template <int R>
+XF_INLINE ColVec<R> load_line(const float* data, int count, float otherwise) {
+  alignas(64) float x[R];
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) x[r] = r < count ? data[r] : otherwise;
+  return of_memory(x);
+}
+template <int R>
 XF_INLINE ColVec<R> counts_of(const TargetArg& target, int row, int rows, int columns) {
-  ColVec<R> all(0.f);
+  alignas(64) float all[R] = {};
   const int64_t ignored = static_cast<int64_t>(static_cast<uint32_t>(target.ignored[0])) |
                           static_cast<int64_t>(target.ignored[1]) << 32;
-  for (int r = 0; r < R && row + r < rows && target.data; ++r) {
+  XF_NO_UNROLL for (int r = 0; r < R && row + r < rows && target.data; ++r) {
     const int64_t y = target_at(target, row + r);
-    all.x[r / kLanes][r % kLanes] = y == ignored            ? 0.f
-                                    : y >= 0 && y < columns ? 1.f
-                                                            : __builtin_nanf("");
+    all[r] = y == ignored ? 0.f : y >= 0 && y < columns ? 1.f : __builtin_nanf("");
   }
-  return all;
+  return of_memory(all);
 }
 
 template <int R, int C>
 XF_INLINE void pick(ColVec<R>& picked, const Tile<R, C>& S, const RowInts<R>& targets, int column) {
-  for (int r = 0; r < R / kLanes; ++r) {
-    for (int i = 0; i < kLanes; ++i) {
-      const int at = targets.x[r][i] - column;
-      if (at >= 0 && at < C) picked.x[r][i] = S.at(at, r)[i];
-    }
+  alignas(64) float found[R];
+  alignas(64) int32_t at[R];
+  XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
+    store_as(found + r * kLanes, picked.x[r]);
+    store_as(at + r * kLanes, targets.x[r] - column);
   }
+  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
+    if (at[r] < 0 || at[r] >= C) continue;
+    found[r] = reinterpret_cast<const float*>(&S.at(at[r], r / kLanes))[r % kLanes];
+  }
+  picked = of_memory(found);
 }
 
 template <class T, int R, int C>

@@ -45,28 +45,35 @@ struct TopList {
 template <int R>
 struct TopLists {
   const TopKParams& p;
-  int row, part;
-  ColVec<R> last;
+  int row, part, rows;
+  alignas(64) float last[R];
 
   XF_INLINE TopLists(const TopKParams& p, int row, int part)
-      : p(p), row(row), part(part), last(-kInf) {
-    for (int r = 0; r < R && row + r < p.rows; ++r) TopList(p, row + r, part).clear();
+      : p(p), row(row), part(part), rows(p.rows - row < R ? p.rows - row : R) {
+    XF_NO_UNROLL for (int r = 0; r < R; ++r) {
+      last[r] = -kInf;
+      if (r < rows) TopList(p, row + r, part).clear();
+    }
   }
   template <int C>
   XF_INLINE void add(const Tile<R, C>& S, int column) {
     const ColVec<R> most = row_max(S);
-    for (int v = 0; v < R / kLanes; ++v) {
-      if (!any(most.x[v] > last.x[v])) continue;
-      for (int i = 0; i < kLanes && row + v * kLanes + i < p.rows; ++i) {
-        if (!(most.x[v][i] > last.x[v][i])) continue;
-        TopList list(p, row + v * kLanes + i, part);
-        list.last = last.x[v][i];
-        for (int c = 0; c < S.cols; ++c) {
-          const float s = S.at(c, v)[i];
-          if (s > list.last) list.insert(s, column + c);
-        }
-        last.x[v][i] = list.last;
+    alignas(64) float of_row[R];
+    i32x16 above = {};
+    XF_UNROLL for (int v = 0; v < R / kLanes; ++v) {
+      store_as(of_row + v * kLanes, most.x[v]);
+      above |= most.x[v] > load_as<f32x16>(last + v * kLanes);
+    }
+    if (!any(above)) return;
+    XF_NO_UNROLL for (int r = 0; r < rows; ++r) {
+      if (!(of_row[r] > last[r])) continue;
+      TopList list(p, row + r, part);
+      list.last = last[r];
+      XF_NO_UNROLL for (int c = 0; c < S.cols; ++c) {
+        const float s = reinterpret_cast<const float*>(&S.at(c, r / kLanes))[r % kLanes];
+        if (s > list.last) list.insert(s, column + c);
       }
+      last[r] = list.last;
     }
   }
 };

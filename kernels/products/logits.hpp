@@ -2,8 +2,10 @@
 // LogitRows<Config> has the rows and the columns of a thread: tiles of their logits.
 //
 //   KeptInputs           x of a thread's rows, for all columns
+//   with_step            f(rows) of a matrix for a step along its rows
 //   RowInts, targets_of  an integer per row; the targets of rows, -1 where there is none
 //   counts_of            of each row: 1, or 0 if it is ignored, or NaN for a token that is none
+//   load_line            numbers of rows that lie side by side, another where there is none
 //   add_to_columns       a bias of each column
 //   kLanes               rows that a thread has where it has single ones
 //   pick                 the element of each row at its target
@@ -61,7 +63,7 @@ struct LogitRows {
   XF_INLINE void logits(ScoreTile& S, const Kept& x, int column) const {
     for (int k = 0; k < p.inputs; k += Bk) {
       x.at(k, [&](const InputTile& X) {
-        with_inputs<Bn, Bk>(weight().from(column), k, [&](const Rows<const T>& rows) {
+        with_step<Bn, Bk>(weight().from(column), k, [&](const Rows<const T>& rows) {
           const ColumnTile W(rows);
           add_or_set(S, k == 0, [&](ScoreTile& sums) { mma_ABt(sums, X, W); });  // S += X W^T
           reuse_shared();

@@ -22,6 +22,11 @@ struct KeptInputs {
   }
 };
 
+template <int N, int Bk, class T, class F>
+XF_INLINE void with_step(const Rows<const T>& m, int k, F f) {
+  f(m.columns(k, m.width));
+}
+
 template <int R>
 using RowInts = simd<int, R>;
 
@@ -63,6 +68,11 @@ XF_INLINE ColVec<R> counts_of(const TargetArg& target, int row, int rows, int co
                        (y.high == static_cast<uint32_t>(target.ignored[1]));
   all.merge(simd<float, R>(0.f), ignored | (simd<int, R>(row, 1) >= rows));
   return all;
+}
+
+template <int R>
+XF_INLINE ColVec<R> load_line(const float* data, int count, float otherwise) {
+  return load_values<R>(Rows<const float>{data, 1, count}, otherwise);
 }
 
 template <int R, int C>
