@@ -29,7 +29,7 @@ def test_a_case_is_checked_and_timed(operation):
     assert set(result.samples_ms) >= {"xeflash", "eager"}
     assert 0 < row.min_ms <= row.median_ms
     assert (row.max_error is None) == (operation in ("argmax", "sample"))
-    assert row.peak_bytes < row.eager_peak_bytes or operation == "sample"
+    assert row.peak_bytes < row.eager_peak_bytes or operation in ("argmax", "sample", "train-workspace")
     for name, read in formats.READERS.items():
         written = formats.WRITERS[name](bench.header(bench.Options()), [result], bench.LAYOUT)
         assert read(written, bench.LAYOUT)[0].row == row

@@ -27,14 +27,16 @@ from xeflash.bench.rows import Result
 from xeflash.bench.stats import median_of_ratios, summarize
 from xeflash.bench.timing import first_call, interleave
 
-OPERATIONS = ("loss", "train", "log-prob", "argmax", "top-k", "sample")
-OF_TRAINING = ("loss", "train", "log-prob")
+OPERATIONS = ("loss", "train", "train-workspace", "log-prob", "argmax", "top-k", "sample")
+OF_TRAINING = ("loss", "train", "train-workspace", "log-prob")
 WEIGHTS = ("same", "int8", "int4")
 TOP_K, TOP_P = 50, 0.9
+WORKSPACE = 256 << 20  # bytes
 METHOD = [
     "a head (V, H) of normal numbers times 3 H^-1/2 on rows of normal numbers; wall time of a call on ready inputs; "
     "medians (minimum, interquartile range) in ms; rounds are interleaved in rotating order",
-    "loss: cross entropy of random tokens, its mean; train: that and gradients of rows and head; log-prob: of given "
+    "loss: cross entropy of random tokens, its mean; train: that and gradients of rows and head, by logits "
+    "made again, train-workspace: in the forward pass with workspace=256 MiB; log-prob: of given "
     f"tokens; top-k: {TOP_K} logits; sample: temperature 0.8, top_k {TOP_K}, top_p {TOP_P}, a seed per row",
     "eager = torch's operations on all logits, in fp32 from there on, weights in the type of rows in the place of "
     "quantised ones; chunked = F.linear_cross_entropy, where torch has it; ratios: the median over rounds of torch's "
@@ -185,14 +187,15 @@ def forms(case: HeadCase, options: Options) -> _Forms:
     w *= 3 * case.hidden**-0.5
     y = torch.randint(case.vocabulary, (case.rows,), generator=generator, device=options.device)
     calls: dict[str, Callable[[], Any]]
-    if case.operation in ("loss", "train"):
+    if case.operation in ("loss", "train", "train-workspace"):
+        more = {"workspace": WORKSPACE} if case.operation == "train-workspace" else {}
         losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-            "xeflash": lambda x, w: xeflash.linear_cross_entropy(x, w, y),
+            "xeflash": lambda x, w: xeflash.linear_cross_entropy(x, w, y, **more),
             "eager": lambda x, w: F.cross_entropy((x @ w.mT).float(), y),
         }
         if hasattr(torch.nn, "LinearCrossEntropyOptions"):
             losses["chunked"] = functools.partial(_chunked, y)
-        if case.operation == "train":
+        if case.operation != "loss":
             return _Forms(
                 {name: functools.partial(_step, loss, x, w) for name, loss in losses.items()},
                 lambda: _step(losses["eager"], x.double(), w.double())[1],

@@ -11,7 +11,7 @@ from xeflash.bench.llm.presets import PRESETS
 from xeflash.cli.arguments import converter
 from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
 
-_OPERATIONS = ("loss", "train", "log-prob", "argmax", "top-k", "sample")
+_OPERATIONS = ("loss", "train", "train-workspace", "log-prob", "argmax", "top-k", "sample")
 _WEIGHTS = ("same", "int8", "int4")
 _ROUNDS = 5
 
