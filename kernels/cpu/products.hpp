@@ -376,10 +376,13 @@ struct Widened {
 // N rows of Bk elements of a matrix, 0 where it has no columns.
 template <int N, int Bk, class T>
 struct PaddedRows {
-  alignas(64) T x[N][Bk] = {};
+  alignas(64) T x[N][Bk];
+  // In loops that stay loops: unrolled, they take compilers a minute.
   XF_INLINE PaddedRows(const Rows<const T>& m, int column) {
-    for (int i = 0; i < N && i < m.size(); ++i) {
-      __builtin_memcpy(x[i], m.row(i) + column, (m.width - column) * sizeof(T));
+    XF_NO_UNROLL for (int i = 0; i < N; ++i) {
+      const int there = i < m.size() ? m.width - column : 0;
+      __builtin_memcpy(x[i], m.row_or_last(i) + column, there * sizeof(T));
+      XF_NO_UNROLL for (int c = there; c < Bk; ++c) x[i][c] = T{};
     }
   }
 };

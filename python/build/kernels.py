@@ -1,10 +1,12 @@
 """The default kernels, for the build.
 
-usage: kernels.py few SOURCE_FOLDER OUTPUT_FOLDER         their sources; prints "arch|name|digest|option..." a line each
-       kernels.py all SOURCE_FOLDER OUTPUT_FOLDER         the same of a release
+usage: kernels.py OFF SOURCE_FOLDER OUTPUT_FOLDER         their sources; prints "arch|name|digest|option..." a line each
+       kernels.py ON SOURCE_FOLDER OUTPUT_FOLDER          the same of a release
+       kernels.py PATTERN SOURCE_FOLDER OUTPUT_FOLDER     those of a release whose names match, beside the few
        kernels.py pack SOURCE_FOLDER ARCHIVE BINARY...    what was compiled of an architecture
 """
 
+import re
 import sys
 import types
 from pathlib import Path
@@ -27,7 +29,9 @@ if what == "pack":
 else:
     output.mkdir(parents=True, exist_ok=True)
     lines = set()
-    for kernel in map(render, prebuilt.default_set(of_release=what == "all")):
+    few, of_release = (list(map(render, prebuilt.default_set(of_release=x))) for x in (False, True))
+    wanted = {"OFF": few, "ON": of_release}.get(what) or [*few, *(x for x in of_release if re.match(what, x.name))]
+    for kernel in wanted:
         digest = kernel.digest(source / "kernels")
         path = output / f"{digest}.cpp"
         if not path.exists() or path.read_text() != kernel.text:
