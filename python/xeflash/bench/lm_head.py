@@ -188,7 +188,7 @@ def forms(case: HeadCase, options: Options) -> _Forms:
     y = torch.randint(case.vocabulary, (case.rows,), generator=generator, device=options.device)
     calls: dict[str, Callable[[], Any]]
     if case.operation in ("loss", "train", "train-workspace"):
-        more = {"workspace": WORKSPACE} if case.operation == "train-workspace" else {}
+        more: dict[str, Any] = {"workspace": WORKSPACE} if case.operation == "train-workspace" else {}
         losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
             "xeflash": lambda x, w: xeflash.linear_cross_entropy(x, w, y, **more),
             "eager": lambda x, w: F.cross_entropy((x @ w.mT).float(), y),
@@ -198,7 +198,7 @@ def forms(case: HeadCase, options: Options) -> _Forms:
         if case.operation != "loss":
             return _Forms(
                 {name: functools.partial(_step, loss, x, w) for name, loss in losses.items()},
-                lambda: _step(losses["eager"], x.double(), w.double())[1],
+                lambda: _step(lambda x, w: F.cross_entropy(x @ w.mT, y), x.double(), w.double())[1],
             )
         calls = {name: functools.partial(loss, x, w) for name, loss in losses.items()}
         return _Forms(calls, lambda: F.cross_entropy(x.double() @ w.double().mT, y))
