@@ -7,6 +7,8 @@ import torch
 import xeflash
 from xeflash.bench import formats
 from xeflash.bench import lm_head as bench
+from xeflash.bench.cases import HEAD_OPERATIONS
+from xeflash.bench.linear.cases import WEIGHTS
 from xeflash.cli import main
 
 
@@ -15,13 +17,13 @@ def case(operation, weights="same", dtype="fp32"):
 
 
 def test_only_tokens_are_drawn_from_quantised_heads():
-    cases = bench.expand(bench.OPERATIONS, bench.heads_of(("small",)), ("bf16",), bench.WEIGHTS, (1, 8))
+    cases = bench.expand(HEAD_OPERATIONS, bench.heads_of(("small",)), ("bf16",), WEIGHTS, (1, 8))
     assert {c.operation for c in cases if c.weights != "same"} == {"sample"}
-    assert len(cases) == 2 * (len(bench.OPERATIONS) + 2)
+    assert len(cases) == 2 * (len(HEAD_OPERATIONS) + 2)
     assert (cases[0].vocabulary, cases[0].hidden) == (8192, 1024)
 
 
-@pytest.mark.parametrize("operation", bench.OPERATIONS)
+@pytest.mark.parametrize("operation", HEAD_OPERATIONS)
 def test_a_case_is_checked_and_timed(operation):
     (result,) = bench.run([case(operation)], bench.Options(rounds=2))
     row = result.row

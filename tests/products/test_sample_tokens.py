@@ -1,5 +1,6 @@
 """Tokens that are drawn: against the same race in float64, the limits of vLLM and Transformers, distributions, refusals."""
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -226,6 +227,15 @@ def test_a_head_draws_what_its_logits_draw(quantised):
         )
     assert torch.equal(xeflash.linear_sample(x, weight, scales=scales, seed=0, temperature=0), logits.argmax(-1))
     assert xeflash.linear_sample(x.reshape(7, 10, 128), weight, scales=scales, seed=0).shape == (7, 10)
+
+
+def test_a_head_takes_tensors_and_numpy_arrays():
+    x, w = np.ones((1, 70, 32), np.float32), np.eye(40, 32, dtype=np.float32)
+    assert xeflash.linear_sample(x, w, seed=0, temperature=0).tolist() == [[0] * 70]
+    with pytest.raises(
+        NotImplementedError, match="^linear_sample: x must be a torch tensor or a numpy array, got Simple"
+    ):
+        xeflash.linear_sample(SimpleNamespace(shape=(3, 32)), w, seed=0)
 
 
 def test_compiles_into_one_graph():

@@ -69,6 +69,8 @@ def _linear_sample(function: str, given: dict[str, Any]) -> Any:
     shape = shape_of(function, "x", x)
     if not shape:
         raise ValueError(f"{function}: x must have at least 1 dimension, got 0")
+    if not hasattr(x, "reshape"):  # as SYCL's own arrays
+        raise NotImplementedError(f"{function}: x must be a torch tensor or a numpy array, got {type(x).__name__}")
     of_weight = {name: given.pop(name) for name in _OF_WEIGHT if name in given}
     rows = x.reshape(-1, shape[-1]) if len(shape) != 2 else x
     of_rows = {name: given.pop(name) for name in _OF_ROWS if getattr(given.get(name), "shape", ()) != ()}
@@ -123,8 +125,8 @@ def linear_sample(
     """Tokens (...) of ``sample`` from the logits of a head: x (..., H) times weight (V, H) transposed, plus bias.
 
     Up to order, arguments are those of ``linear``, so the weight may be quantised; the others are those of ``sample``.
-    Logits are rounded to the type of x, as a model's head does, and are in memory for 64 rows at a time. Temperature 0
-    makes it greedy.
+    x is a torch tensor or a numpy array. Logits are rounded to the type of x, as a model's head does, and are in memory
+    for 64 rows at a time. Temperature 0 makes it greedy.
 
     >>> import numpy as np, xeflash
     >>> xeflash.linear_sample(np.ones((2, 32), np.float32), np.eye(4, 32, dtype=np.float32), seed=1, temperature=0)

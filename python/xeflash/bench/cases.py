@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+# Of `bench lm-head`, whose own module imports torch.
+HEAD_OPERATIONS = ("loss", "train", "train-workspace", "log-prob", "argmax", "top-k", "sample")
 PHASES = ("prefill", "decode", "backward", "train")
 DEFAULT_PHASES = ("prefill", "decode")
 _PRODUCTS = {"prefill": 2, "decode": 2, "backward": 5, "train": 7}  # of Q K^T's size; the backward pass makes S again

@@ -6,13 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from xeflash.bench.cases import DTYPES, parse_choices, parse_size, parse_sizes
+from xeflash.bench.cases import DTYPES, HEAD_OPERATIONS, parse_choices, parse_size, parse_sizes
+from xeflash.bench.linear.cases import WEIGHTS
 from xeflash.bench.llm.presets import PRESETS
 from xeflash.cli.arguments import converter
 from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
 
-_OPERATIONS = ("loss", "train", "train-workspace", "log-prob", "argmax", "top-k", "sample")
-_WEIGHTS = ("same", "int8", "int4")
 _ROUNDS = 5
 
 
@@ -29,9 +28,9 @@ def add_parsers(commands: Any) -> None:
     cases.add_argument(
         "--operation",
         metavar="LIST",
-        default=_OPERATIONS,
-        type=converter(lambda text: parse_choices(text, _OPERATIONS)),
-        help=f"of {', '.join(_OPERATIONS)}; default: all",
+        default=HEAD_OPERATIONS,
+        type=converter(lambda text: parse_choices(text, HEAD_OPERATIONS)),
+        help=f"of {', '.join(HEAD_OPERATIONS)}; default: all",
     )
     cases.add_argument(
         "--model",
@@ -53,7 +52,7 @@ def add_parsers(commands: Any) -> None:
         "--weights",
         metavar="LIST",
         default=("same",),
-        type=converter(lambda text: parse_choices(text, _WEIGHTS)),
+        type=converter(lambda text: parse_choices(text, WEIGHTS)),
         help="of the head that tokens are drawn from: same (the dtype, the default), int8, int4",
     )
     cases.add_argument("--rows", metavar="LIST", type=converter(parse_sizes), help="default: 1,8 and 512 for losses")
