@@ -95,7 +95,7 @@ def replace(model: nn.Module) -> str:
 
 
 def restore(model: nn.Module) -> None:
-    """Undoes ``replace``."""
+    """Undoes ``replace`` in a model."""
     for module in model.modules():
         replaced: _Replaced | None = module.__dict__.pop(_KEY, None)
         if replaced is None:
