@@ -19,7 +19,7 @@ import pytest
 import shards
 import torch_xpu
 
-pytest_plugins = ["run_report"]
+pytest_plugins = ["run_report", "budget"]
 
 # Of simulated GPUs, and in all processes that tests start: a kernel that spills is a fault, too.
 os.environ.setdefault("XEFLASH_SIM_CHECK", "all,spills")
@@ -145,14 +145,10 @@ def runs_here(config, item):
         import dealing  # which imports xeflash
 
         number, total = shards.parse(config.getoption("--shard"))
-        if dealing.shard_of(item.nodeid, parameters_of(item), total) != number:
+        if dealing.shard_of(item.nodeid, shards.parameters_of(item), total) != number:
             return False
-        return not config.getoption("--dealt") or dealing.device_of(item.nodeid, parameters_of(item)) == device
+        return not config.getoption("--dealt") or dealing.device_of(item.nodeid, shards.parameters_of(item)) == device
     return True
-
-
-def parameters_of(item):
-    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 no_ocloc = pytest.StashKey[str]()

@@ -51,6 +51,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         note(path, {"ended": item.nodeid, "took": time.monotonic() - start, "simulated": simulated, "peak": peak})
 
 
+def leave(test: str) -> None:
+    """Notes that a test did not run."""
+    note(Path(os.environ[FOLDER], f"{os.getpid()}.jsonl"), {"left": test})
+
+
 def note(path: Path, line: dict[str, object]) -> None:
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
@@ -62,6 +67,7 @@ class Spent:
 
     kernels: list[dict[str, Any]] = field(default_factory=list)  # with the test that asked for them
     tests: list[dict[str, Any]] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Spent:
@@ -73,8 +79,12 @@ class Spent:
                 test = line.get("test", test)
                 if "kernel" in line:
                     spent.kernels.append(line | {"test": test})
+                elif "left" in line:
+                    spent.left.append(line["left"])
                 elif "ended" in line:
                     spent.tests.append(line)
+        # What did not run ended, too: at once.
+        spent.tests = [test for test in spent.tests if test["ended"] not in set(spent.left)]
         return spent
 
     def counts(self, of_cpu: bool) -> str:
@@ -92,6 +102,7 @@ class Spent:
             f"{wall / 60:.1f} minutes; kernels of the CPU: {self.counts(True)}; of GPUs: {self.counts(False)}; "
             f"seconds of {processes} processes: {compiling:.0f} compiling, {simulating:.0f} simulating, "
             f"{wall * processes - compiling - simulating:.0f} elsewhere; the largest held {peak / 1e9:.2f} GB"
+            + (f"; {len(self.left)} tests of {len(self.left) + len(self.tests)} left" if self.left else "")
         )
 
     def slowest(self) -> Iterator[str]:
@@ -109,7 +120,7 @@ class Summary:
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         spent = Spent.read(self.folder)
-        if spent.tests:
+        if spent.tests or spent.left:
             if config.option.slowest:
                 terminalreporter.section("dearest kernels and tests")
                 for line in spent.slowest():

@@ -1,0 +1,63 @@
+"""A run of so many minutes: `pytest -m wide --minutes 20 --seed 5` takes tests in an order that the seed chooses.
+
+Those that share a kernel stay together. After that time no test begins; the line at the end of the run says how many are
+left. Another seed begins with others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+
+import pytest
+import run_report
+import shards
+
+END = "XEFLASH_TESTS_END_AT"  # by the monotonic clock, which all processes share
+GROUPS = 1000
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--minutes", type=float, metavar="M", help="begin no test after so many minutes")
+    parser.addoption("--seed", default="", metavar="S", help="with --minutes: what the order follows from, any word")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    minutes = config.getoption("--minutes")
+    if minutes is None and config.getoption("--seed"):
+        raise pytest.UsageError("--seed needs --minutes, whose order it chooses")
+    if minutes is not None and not hasattr(config, "workerinput"):
+        if not minutes > 0:
+            raise pytest.UsageError(f"--minutes must be positive, got {minutes:g}")
+        ends = time.monotonic() + 60 * minutes
+        os.environ[END] = str(min(ends, float(os.environ.get(END, ends))))
+
+
+def of_a_part(config: pytest.Config, parts: int) -> list[str]:
+    """Options of a run within this one, of which there are so many."""
+    minutes = config.getoption("--minutes")
+    return [] if minutes is None else ["--minutes", str(minutes / parts), "--seed", config.getoption("--seed")]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--minutes") is None:
+        return
+    import dealing  # which imports xeflash
+
+    seed = config.getoption("--seed")
+
+    def turn(item: pytest.Item) -> bytes:
+        group = dealing.shard_of(item.nodeid, shards.parameters_of(item), GROUPS)
+        return hashlib.sha256(f"{seed} {group}".encode()).digest()
+
+    items.sort(key=turn)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Takes the test's turn when time is up."""
+    if item.config.getoption("--minutes") is None or time.monotonic() < float(os.environ[END]):
+        return None
+    run_report.leave(item.nodeid)
+    return True
