@@ -10,6 +10,7 @@
 
 #include "arguments.hpp"
 #include "backward.hpp"
+#include "cpu_rates.hpp"
 #include "cross_entropy.hpp"
 #include "forward.hpp"
 #include "kernels.hpp"
@@ -207,6 +208,19 @@ PYBIND11_MODULE(_core, m) {
                             ", got arrays that overlap");
   });
   m.def("set_kernel_provider", &set_kernel_provider);
+  m.def("cpu_with_a_choice", &cpu_with_a_choice);
+  m.def("measure_cpu_rates", [] {
+    const CpuRates rates = measure_cpu_rates();
+    py::dict named;
+    named["fp32"] = rates.fp32;
+    named["pairs"] = rates.pairs;
+    named["tiles"] = rates.tiles;
+    return named;
+  });
+  m.def(
+      "set_cpu_rates",
+      [](double fp32, double pairs, double tiles) { set_cpu_rates({fp32, pairs, tiles}); },
+      py::arg("fp32"), py::arg("pairs"), py::arg("tiles"));
   m.def("devices", &devices);
   m.def("arch_of", [](const py::object& array, const char* function, const char* name) {
     return place_of(read_array(array, function, name)).device.facts.arch;

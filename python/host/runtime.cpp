@@ -3,7 +3,6 @@
 #include "runtime.hpp"
 
 #include <sched.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,6 +15,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "cpu_rates.hpp"
 #include "gpus.hpp"
 #include "native.hpp"
 
@@ -26,33 +26,6 @@ namespace {
 // Asynchronous errors surface in wait_and_throw; an own handler also keeps the default one, newer
 // than libsycl 2026.0, out of the binary.
 void ignore_async(sycl::exception_list) {}
-
-// Linux has a process ask for the registers of AMX before its first use of them.
-bool amx_is_granted() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  static const bool granted = __builtin_cpu_supports("amx-bf16") &&
-                              syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
-}
-
-// The instruction set that the OpenCL CPU driver compiles for: the machine's, or what the driver is
-// told to pretend.
-std::string cpu_arch() {
-  if (const char* target = std::getenv("CL_CONFIG_CPU_TARGET_ARCH"); target && *target) {
-    const std::string t = target;
-    if (t == "skx" || t == "skylake-avx512" || t == "icelake-server" || t == "icl" ||
-        t == "cascadelake")
-      return "cpu-avx512";
-    if (t == "sapphirerapids" || t == "graniterapids" || t == "spr" || t == "gnr")
-      return amx_is_granted() ? "cpu-amx-bf16" : "cpu-avx512-bf16";
-    return "cpu-generic";
-  }
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  if (!avx512) return "cpu-generic";
-  if (!__builtin_cpu_supports("avx512bf16")) return "cpu-avx512";
-  return amx_is_granted() ? "cpu-amx-bf16" : "cpu-avx512-bf16";
-}
 
 std::string no_kernels(const DeviceFacts& device, const std::string& why) {
   const std::string version =

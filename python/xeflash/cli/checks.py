@@ -306,10 +306,17 @@ def check_cache(facts: Facts) -> Iterator[Check]:
         yield Check("cache", "warn", f"{detail}, not writable", "export XEFLASH_CACHE_DIR=/some/folder")
 
 
+_RATES = {"fp32": "fp32", "pairs": "bf16 in pairs (vdpbf16ps)", "tiles": "bf16 in tiles (AMX)"}
+
+
 def check_cpu(facts: Facts) -> Iterator[Check]:
     """Vector extensions."""
     isa = ", ".join(facts.isa) or "none of AVX2, AVX-512, AMX"
     yield Check("cpu", "ok" if _ISA_GOOD in facts.isa else "info", f"{facts.cpu}: {isa}")
+    rates = facts.probe.get("core", {}).get("rates", {})
+    measured = [f"{what} {2e-9 * rates[name]:.0f}" for name, what in _RATES.items() if rates.get(name)]
+    if measured:
+        yield Check("cpu", "info", f"GFLOP/s of one core now: {', '.join(measured)}; bf16 takes the fastest")
     yield Check("python", "ok", facts.python)
 
 

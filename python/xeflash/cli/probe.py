@@ -40,7 +40,8 @@ def _import_core() -> dict[str, Any]:
     try:
         importlib.import_module("xeflash.runtime.extension").load()
         core: Any = importlib.import_module("xeflash._core")
-        return {"devices": [dict(device) for device in core.devices()]}
+        devices = [dict(device) for device in core.devices()]
+        return {"devices": devices, "rates": core.measure_cpu_rates()}
     except Exception as error:
         return {"error": _describe(error)}
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from xeflash.runtime import cpu_rates
+
 LIBSYCL = "libsycl.so.9"
 REMEDY = 'pip install "intel-sycl-rt>=2026.0,<2027" "intel-opencl-rt>=2026.0,<2027"'
 
@@ -93,6 +95,9 @@ def load() -> None:
             raise ImportError(f"xeflash needs {LIBSYCL} and found none ({error}); mend it with: {REMEDY}") from error
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         importlib.import_module("xeflash._core")
+    core = sys.modules["xeflash._core"]
+    if cpu := core.cpu_with_a_choice():
+        core.set_cpu_rates(**cpu_rates.kept(cpu, core.measure_cpu_rates))
 
 
 class _AfterImport:
