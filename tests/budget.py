@@ -1,7 +1,6 @@
-"""A run of so many minutes: `pytest -m wide --minutes 20 --seed 5` takes tests in an order that the seed chooses.
+"""A run of so many minutes: `pytest --minutes 20` begins no test after them, and its last lines say how many are left.
 
-Those that share a kernel stay together. After that time no test begins; the line at the end of the run says how many are
-left. Another seed begins with others.
+`--seed 5` chooses the order, in which tests that share a kernel stay together: another seed leaves others.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ GROUPS = 1000
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--minutes", type=float, metavar="M", help="begin no test after so many minutes")
-    parser.addoption("--seed", default="", metavar="S", help="with --minutes: what the order follows from, any word")
+    parser.addoption("--seed", default="", metavar="S", help="with --minutes: any word, from which the order follows")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,15 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def of_a_part(config: pytest.Config, parts: int) -> list[str]:
     """Options of a run within this one, of which there are so many."""
     minutes = config.getoption("--minutes")
-    return [] if minutes is None else ["--minutes", str(minutes / parts), "--seed", config.getoption("--seed")]
+    return [] if minutes is None else ["--minutes", str(minutes / parts), f"--seed={config.getoption('--seed')}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--minutes") is None:
+    seed = config.getoption("--seed")
+    if not seed:
         return
     import dealing  # which imports xeflash
-
-    seed = config.getoption("--seed")
 
     def turn(item: pytest.Item) -> bytes:
         group = dealing.shard_of(item.nodeid, shards.parameters_of(item), GROUPS)

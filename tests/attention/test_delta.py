@@ -15,6 +15,7 @@ from xeflash.selftest.tolerance import limit_of_probability
 ops = torch.ops.xeflash
 BSHD = 0  # layout of attention_backward
 HEADS, DIM = 2, 64
+GPU_TESTS = ("sees_one_key", "far")
 # In 16 bits everywhere; fp32 rounds what weights of 1 come to unless scores are far from 0.
 ONE_KEY = [
     (torch.bfloat16, 0.1),

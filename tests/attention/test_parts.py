@@ -65,7 +65,7 @@ DEFAULT = [
     ("score_mod and dropout", torch.float32),
     ("far scores", torch.bfloat16),
 ]
-GPU_TESTS = ("window-torch.bfloat16", "packed", "visible")
+GPU_TESTS = ("window-torch.bfloat16", "visible")
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,7 @@ def test_xpu_needs_a_gpu(monkeypatch, capsys):
     assert "a CPU" in capsys.readouterr().err
 
 
+@pytest.mark.wide
 @pytest.mark.gpu
 def test_prompts_of_usual_models_run_by_the_wheels_kernels(gpu, tmp_path):
     done = subprocess.run([sys.executable, "-c", WHEEL], env=environment(tmp_path), capture_output=True, text=True)

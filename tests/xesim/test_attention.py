@@ -36,9 +36,9 @@ def run_tests(device: str, *options: str, check: str = "all,spills", what: tuple
         pytest.fail(f"{' '.join(command)}\nended with {done.returncode}\n{tail}\n{done.stderr[-2000:]}", pytrace=False)
 
 
-def test_default_set(device, ocloc):
+def test_default_set(device, ocloc, pytestconfig):
     sample = TESTS / "attention/test_sample.py"  # of what is in other files
-    run_tests(device, "--dealt", f"--ignore={sample}")
+    run_tests(device, "--dealt", f"--ignore={sample}", *budget.of_a_part(pytestconfig, len(DEVICES)))
 
 
 @pytest.mark.wide
