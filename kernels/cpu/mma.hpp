@@ -58,9 +58,9 @@ XF_INLINE auto element(const E* row, int d) {
 
 // A sum in fp32 goes over this many steps at most, then into the total: its rounding errors stay
 // short.
-constexpr int kChain = 32;
+constexpr int kChain = 64;
 
-// S = A K^T for the rows that K has
+// S = A K^T for the rows that K has. Of a chain's columns, A's, K's and S's of 16 rows stay in L1.
 template <class T, int R, int N, int D, class Block, int Begin>
 XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
                        const RightT<T, N, D, Block, Begin>& K) {
@@ -68,11 +68,12 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
   constexpr int kSteps = kPaired<T> ? D / 2 : D;
   S.cols = K.rows() < N ? round_up(K.rows(), Reg::keys) : N;
-  for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // outside: the rows of A stay in L1
-    for (int j = 0; j < S.cols; j += Reg::keys) {
-      decltype(K.row(0)) k[Reg::keys];
-      XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);
-      for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kChain) {
+  for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kChain) {
+    const int end = kSteps % kChain == 0 || d0 + kChain < kSteps ? d0 + kChain : kSteps;
+    for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
+      for (int j = 0; j < S.cols; j += Reg::keys) {
+        decltype(K.row(0)) k[Reg::keys];
+        XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);
         f32x16 acc[Reg::keys][Reg::Rt] = {};
         auto step = [&](int d, auto b_of) __attribute__((always_inline)) {
           XF_UNROLL for (int n = 0; n < Reg::keys; ++n) {
@@ -82,8 +83,7 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
             }
           }
         };
-        const int end = d0 + kChain < kSteps ? d0 + kChain : kSteps;
-        for (int d = d0; d < end; ++d) {
+        XF_UNROLL_SOME for (int d = d0; d < end; ++d) {
           step(d, [&](auto* row) { return element<T>(row, d); });
         }
         if constexpr (kPaired<T> && D % 2) {
@@ -158,7 +158,7 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
   const int steps = V.steps();
   const auto* v = V.first() + d;  // moved on by addition: found from j, they take multiplications
   const auto* p = &P.at(0, r0);
-  for (int j = 0; j < steps; ++j, v += V.stride, p += Rt) {
+  XF_UNROLL_SOME for (int j = 0; j < steps; ++j, v += V.stride, p += Rt) {
     XF_UNROLL for (int n = 0; n < Nt; ++n) {
       XF_UNROLL for (int r = 0; r < Rt; ++r) acc[n][r] = multiply_add(acc[n][r], v[n], p[r]);
     }
