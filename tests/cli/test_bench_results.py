@@ -109,7 +109,8 @@ def test_csv_notes_keep_to_one_line():
 
 def test_markdown_has_a_table_per_phase_with_equal_cells():
     text = formats.to_md(HEADER, some_results())
-    assert text.index("### prefill") < text.index("### decode")
+    assert text.startswith("### prefill") and text.index("### prefill") < text.index("### decode")
+    assert text.endswith("\n- cpu: a CPU\n- packages: torch -\n- method: one\n- method: two\n")
     tables = [part.split("\n\n")[1].splitlines() for part in text.split("### ")[1:]]
     assert [len(table) for table in tables] == [2 + 1, 2 + 2]
     for table in tables:

@@ -227,7 +227,7 @@ def test_command_writes_file_table_and_picture(tmp_path, capsys):
 def test_command_writes_only_the_format_to_stdout(capsys, name):
     assert main(["bench", "attention", *DECODE, "--format", name, "--compare", "none"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith({"md": "- cpu", "csv": "# cpu", "json": "{", "jsonl": "{"}[name])
+    assert out.startswith({"md": "### decode", "csv": "# cpu", "json": "{", "jsonl": "{"}[name])
 
 
 def test_wrong_result_ends_with_1_and_says_so(monkeypatch, capsys):
