@@ -9,9 +9,9 @@ import sys
 
 import pytest
 from rich.console import Console
-from xeflash.bench import formats, plot, screen
+from xeflash.bench import formats, plot, run, screen
 from xeflash.bench.cases import Case
-from xeflash.bench.peak import Peaks
+from xeflash.bench.limits import Peaks
 from xeflash.bench.rows import Result, best_form, row_of_samples, row_without_times
 from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
 from xeflash.bench.timing import interleave
@@ -72,13 +72,21 @@ def test_row_without_torch_has_no_ratio():
     assert best_form({"xeflash": (1.0,)}) is None
 
 
-def test_percent_of_peak_uses_what_bounds_the_phase():
-    peaks = Peaks({"bf16": 200.0}, 50.0).better(Peaks({"bf16": 100.0, "fp32": 80.0}, 60.0))
-    assert peaks == Peaks({"bf16": 200.0, "fp32": 80.0}, 60.0)
-    assert peaks.percent("prefill", "bf16", 100.0, 1.0) == 50
-    assert peaks.percent("decode", "bf16", 100.0, 30.0) == 50
-    assert peaks.percent("prefill", "fp16", 100.0, 1.0) is None
-    assert Peaks().percent("decode", "bf16", 100.0, 30.0) is None
+def test_rows_name_the_peak_that_holds_them():
+    peaks = Peaks({("cpu-avx512", "fp32"): 1000.0}, {"memory": 10.0, "L3": 50.0}, {}, {"L3": 1 << 20})
+    results = [result(xeflash=[2.0]), result(DECODE, xeflash=[1.0])]
+    results = [dataclasses.replace(r, row=dataclasses.replace(r.row, arch="cpu-avx512")) for r in results]
+    prefill, decode = (r.row for r in run.with_peaks(results, peaks))
+    assert (prefill.bound_by, prefill.peak) == ("arithmetic", 1000.0)
+    assert prefill.percent_of_peak == pytest.approx(100 * prefill.gflops / 1000)
+    assert (decode.bound_by, decode.peak) == ("memory", 10.0)  # 4 MB do not fit in the cache
+    assert decode.percent_of_peak == pytest.approx(100 * decode.kv_gbytes_per_s / 10)
+    cells = formats.ATTENTION.tables["decode"]
+    assert [cells[name](decode) for name in ("arch", "% of peak", "bound by")] == [
+        "cpu-avx512", "41 %", "memory, 10.0 GB/s",
+    ]  # fmt: skip
+    assert cells["bound by"](prefill) == "arithmetic, 1000 GFLOP/s"
+    assert run.with_peaks(results, Peaks()) == results
 
 
 def test_json_and_json_lines_can_be_read_back():
@@ -123,9 +131,11 @@ def test_markdown_has_a_table_per_phase_with_equal_cells():
         "D": "64",
         "S": "1000",
         "causal": "yes",
+        "arch": "-",
         "xeflash ms": "2.00 (1.00, 1.5)",
         "GFLOP/s": "512",
         "% of peak": "-",
+        "bound by": "-",
         "torch form": "sdpa",
         "torch ms": "5.00 (4.00, 1.0)",
         "ratio": "2.50x",
@@ -166,7 +176,7 @@ def test_tables_fit_the_terminal(width):
     assert "failed" in text
     left_out = [line for line in text.splitlines() if "no room" in line]
     assert bool(left_out) == (width < 150)
-    assert text.splitlines()[2] == "decode: dtype fp32, B 2, Hq/Hkv 8/2, D 128"
+    assert text.splitlines()[2] == "decode: dtype fp32, B 2, Hq/Hkv 8/2, D 128, arch -"
 
 
 @pytest.mark.parametrize(
