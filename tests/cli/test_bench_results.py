@@ -191,7 +191,7 @@ def test_a_terminal_gets_a_table_that_fits_unless_another_is_asked_for(
     monkeypatch.setattr(sys, "stdout", stdout)
     words = [str(tmp_path / "out.md") if word == "FILE" else word for word in words]
     arguments = build_parser().parse_args(["bench", "attention", *words])
-    bench_shared.write(arguments, HEADER, some_results(), formats.ATTENTION, lambda path, device: None)
+    bench_shared.write(arguments, HEADER, some_results(), formats.ATTENTION, lambda device: None)
     assert ("| --- |" in stdout.getvalue()) == markdown
     assert ("method: --format md" in stdout.getvalue()) != markdown
     assert "--output" not in words or "| --- |" in (tmp_path / "out.md").read_text()
@@ -203,21 +203,57 @@ def test_picture_tells_device_axes_and_spread():
     drawn = plot.figure(results, "title\nan Arc B580")
     assert drawn.get_suptitle() == "title\nan Arc B580"
     prefill, decode = drawn.axes
-    assert "tokens" in prefill.get_xlabel() and "keys" in decode.get_xlabel()
-    assert (prefill.get_ylabel(), decode.get_ylabel()) == ("GFLOP/s", "GB/s of K and V")
-    assert [tick.get_text().split("\n")[-1] for tick in decode.get_xticklabels()] == ["1000", "16384"]
+    assert decode.get_title() == "decode fp32, batch 2, query heads 8, KV heads 2, head dim 128"
+    assert (prefill.get_ylabel(), decode.get_ylabel(), decode.get_xlabel()) == ("GFLOP/s", "GB/s of K and V", "keys")
+    assert [tick.get_text() for tick in decode.get_xticklabels()] == ["1000", "16k"]
     rates = [1e-6 * PREFILL.flops / ms for ms in (2.0, 3.0, 1.5)]  # at the median and the quartiles of 2, 1, 4 ms
     ours, torchs = (bars for bars in prefill.containers if hasattr(bars, "errorbar"))
     assert [bar.get_height() for bar in ours] == pytest.approx(rates[:1])
     ((low, high),) = (segment[:, 1] for segment in ours.errorbar.lines[2][0].get_segments())
     assert (low, high) == pytest.approx(tuple(rates[1:]))
-    assert [text.get_text() for text in prefill.get_legend().get_texts()] == ["xeflash", "torch, best form"]
+    assert legend_of(drawn) == ["xeflash", "torch, best form"]
+
+
+def legend_of(figure):
+    (legend,) = figure.legends
+    assert all(axis.get_legend() is None for axis in figure.axes)
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def test_picture_without_torch_has_no_bars_of_torch():
     pytest.importorskip("matplotlib")
-    (axis,) = plot.figure([result(xeflash=[2.0, 3.0])], "title").axes
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["xeflash"]
+    assert legend_of(plot.figure([result(xeflash=[2.0, 3.0])], "title")) == ["xeflash"]
+
+
+def test_picture_has_the_peak_of_each_case_as_a_line_with_its_name():
+    pytest.importorskip("matplotlib")
+    limits = [("memory", 20.0, 50.0), ("L3", 100.0, 10.0), (None, None, None)]
+    results = [
+        dataclasses.replace(r, row=dataclasses.replace(r.row, bound_by=name, peak=peak, percent_of_peak=percent))
+        for r, (name, peak, percent) in zip(lengths(DECODE, 1000, 2000, 4000), limits, strict=True)
+    ]
+    drawn = plot.figure(results, "title")
+    assert sorted(legend_of(drawn)) == ["peak: L3, 100 GB/s", "peak: memory, 20.0 GB/s", "torch, best form", "xeflash"]
+    (axis,) = drawn.axes
+    lines = {x.get_label(): x for x in axis.collections if x.get_label().startswith("peak")}
+    for i, (name, factor) in enumerate((("peak: memory, 20.0 GB/s", 2), ("peak: L3, 100 GB/s", 10))):
+        ((left, right),) = lines[name].get_segments()
+        assert left[1] == pytest.approx(factor * results[i].row.kv_gbytes_per_s)
+        assert left[0] < i < right[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6, 12])
+def test_pictures_fit_a_screen(count, tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    kinds = [
+        (phase, dtype) for phase in ("prefill", "decode", "backward", "train") for dtype in ("fp32", "bf16", "fp16")
+    ]
+    cases = [dataclasses.replace(PREFILL, phase=phase, dtype=dtype) for phase, dtype in kinds[:count]]
+    path = tmp_path / "out.png"
+    plot.save(plot.figure([result(case, xeflash=[2.0, 3.0]) for case in cases], "title"), path)
+    height, width, _ = image.imread(path).shape
+    assert 300 < height <= 1000 and 600 < width <= 1600
+    assert len(plot.figure([result(case, xeflash=[2.0]) for case in cases], "title").axes) == count
 
 
 def test_device_of_a_result():
@@ -229,14 +265,14 @@ def test_device_of_a_result():
 def test_picture_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "out.png"
-    plot.plot(some_results(), path, "title")
+    plot.save(plot.figure(some_results(), "title"), path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_picture_of_failures_is_refused(tmp_path):
+def test_picture_of_failures_is_refused():
     pytest.importorskip("matplotlib")
     with pytest.raises(plot.PlotError, match="no successful case"):
-        plot.plot(some_results()[2:], tmp_path / "out.png", "title")
+        plot.figure(some_results()[2:], "title")
 
 
 def test_absent_matplotlib_names_the_command(monkeypatch):

@@ -141,6 +141,6 @@ def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
         runner.header(options, peaks, results),
         results,
         formats.ATTENTION,
-        lambda path, device: plot.plot(results, path, f"xeflash and torch SDPA\n{device}"),
+        lambda device: plot.figure(results, f"xeflash and torch SDPA on {device}: median and quartiles"),
     )
     return exit_code(results, interrupted)

@@ -103,6 +103,6 @@ def _measure(arguments: argparse.Namespace) -> int:
         runner.header(options, peaks, results),
         results,
         rows.LAYOUT,
-        lambda path, device: plot.plot(results, path, f"linear layers by xeflash and torch\n{device}"),
+        lambda device: plot.figure(results, f"linear layers by xeflash and torch on {device}: median and quartiles"),
     )
     return exit_code(results, interrupted)

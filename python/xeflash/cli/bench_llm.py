@@ -151,7 +151,5 @@ def _measure(arguments: argparse.Namespace) -> int:
     results = rows.with_ratios(results, peaks)
     tables = columns.TABLES if arguments.what == "decode" else columns.GENERATE_TABLES
     layout = Layout(rows.LlmRow, tables, columns.CASE, columns.DETAILS)
-    write(
-        arguments, runner.header(options, peaks), results, layout, lambda path, device: plot.plot(results, path, device)
-    )
+    write(arguments, runner.header(options, peaks), results, layout, lambda device: plot.figure(results, device))
     return exit_code(results, interrupted)
