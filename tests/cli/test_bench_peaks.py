@@ -15,6 +15,7 @@ SECOND = 1e-9  # in which 10 bytes come from memory
     [
         (1, 5000, 1000 * SECOND, None, ("memory", 10.0, 50)),
         (1, 500, 20 * SECOND, None, ("L3", 50.0, 50)),  # it fits
+        (1, 1000, 200 * SECOND, None, ("memory", 10.0, 50)),  # with nothing beside it in the cache, it would
         (1, 500, 100 * SECOND, 5000, ("memory", 10.0, 50)),  # all that is touched does not
         (1, 5000, 400 * SECOND, None, ("L3", 50.0, 25)),  # faster than memory, so a part of it lay in the cache
         (1, 500, 5 * SECOND, None, ("L2", 200.0, 50)),
@@ -114,6 +115,16 @@ def test_peaks_are_measured_and_only_grow(monkeypatch):
         assert before and set(before) == set(after)
         assert all(after[key] >= rate > 0 for key, rate in before.items())
     assert set(first.gbytes) == {"memory", *first.capacity}
+
+
+def test_peaks_of_gpus_are_those_of_torch(monkeypatch):
+    monkeypatch.setattr(peak, "_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(peak, "_GEMM_SIZES", (64,))
+    monkeypatch.setattr(peak, "Reader", lambda *_: None)  # as of a GPU
+    meter = peak.Meter({("pvc", "bf16"), ("pvc", "fp32")}, "cpu")
+    meter.sample()
+    assert set(meter.peaks.gflops) == {("pvc", "bf16"), ("pvc", "fp32")} and set(meter.peaks.gbytes) == {"memory"}
+    assert set(meter.peaks.named()) == {"pvc bf16 GFLOP/s", "pvc fp32 GFLOP/s", "memory GB/s"}
 
 
 def test_a_cache_is_read_as_often_as_it_is_said(monkeypatch):

@@ -56,7 +56,7 @@ class Peaks:
 
     def _place(self, bytes_read: float, seconds: float, touched: float) -> str | None:
         """Return where bytes lie that are read so fast, of places that may hold all that is touched."""
-        in_cache = touched <= max(self.capacity.values(), default=0)
+        in_cache = touched < max(self.capacity.values(), default=0)
         candidates = list(self.gbytes)[1 if in_cache else 0 :]
         fast_enough = [place for place in candidates if bytes_read <= 1e9 * self.gbytes[place] * seconds]
         return next(iter(fast_enough or candidates[-1:]), None)
