@@ -1,5 +1,5 @@
-// The arithmetic peak of a device, for benchmarks: a product's register tile over and over, nothing
-// from memory.
+// The peaks of a device, for benchmarks: a product's register tile over and over, nothing from
+// memory; and the opposite, a memory or cache that is read, and nothing made of it.
 #pragma once
 
 #include "attention/params.hpp"
@@ -8,9 +8,16 @@
 namespace xeflash {
 
 template <class Config>
-XF_INLINE void peak(const FwdParams& p) {
+XF_INLINE void multiply_peak(const FwdParams& p) {
   static_cast<float*>(p.o.data)[group_index()] =
       multiply_in_registers<typename Config::Element>(p.max_q, p.scale);
+}
+
+// Each work-item reads max_k bytes of its own, max_q times: what is not large stays in its cache.
+template <class Config>
+XF_INLINE void read_peak(const FwdParams& p) {
+  const auto* own = static_cast<const char*>(p.q.data) + group_index() * int64_t{p.max_k};
+  static_cast<float*>(p.o.data)[group_index()] = read_often(own, p.max_k, p.max_q);
 }
 
 }  // namespace xeflash

@@ -1,4 +1,4 @@
-"""One-token decode from caches of every kind on the CPU, against torch SDPA and the machine's read bandwidth.
+"""One-token decode from caches of every kind on the CPU, against torch SDPA and the machine's peaks.
 
     python perf/decode_cpu.py                                            # the whole grid
     python perf/decode_cpu.py --dtype bf16 --kv-len 4k --batch 1 --rounds 21 --threads 2
@@ -25,7 +25,9 @@ from rich.table import Table
 from xeflash.bench import forms
 from xeflash.bench.cases import Case, parse_choices, parse_sizes
 from xeflash.bench.environ import available_memory
+from xeflash.bench.limits import instruction, words
 from xeflash.bench.peak import Meter
+from xeflash.bench.run import arch_of, instructions
 from xeflash.bench.timing import interleave
 
 HEADS, DIM = 32, 128
@@ -89,12 +91,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of torch; ours takes the CPUs that it may run on")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    meter = Meter((), "cpu")
+    dtypes = parse_choices(arguments.dtype, ("fp32", "bf16", "fp16"))
+    meter = Meter(instructions([Case("decode", x, 1, 1, 1, DIM, 1, 1, False) for x in dtypes], "cpu"), "cpu")
     table = Table(title="ms; torch = its fastest form over ours on the plain cache; GB/s of the plain cache's bytes")
-    for name in ("case", *KINDS, "torch", "GB/s", "% of read"):
+    for name in ("case", *KINDS, "torch", "GB/s", "% of peak", "bound by"):
         table.add_column(name, justify="left" if name == "case" else "right")
     for dtype, kv_heads, batch, length in itertools.product(
-        parse_choices(arguments.dtype, ("fp32", "bf16", "fp16")),
+        dtypes,
         *(parse_sizes(text) for text in (arguments.kv_heads, arguments.batch, arguments.kv_len)),
     ):
         case = Case("decode", dtype, batch, HEADS, kv_heads, DIM, 1, length, False)
@@ -107,11 +110,13 @@ def main() -> None:
             ms = measure(case, arguments.rounds)
         fastest = min(time for name, time in ms.items() if name not in KINDS)
         rate = 1e-6 * case.kv_bytes / ms["plain"]
+        by = instruction(arch_of(case, "cpu"), dtype)
+        limit = meter.peaks.limit(by, case.flops, case.kv_bytes, 1e-3 * ms["plain"])
         table.add_row(case.label, *(f"{ms[kind]:.3g}" for kind in KINDS), f"{fastest / ms['plain']:.1f}x",
-                      f"{rate:.1f}", f"{100 * rate / meter.peaks.read_gbytes:.0f}")  # fmt: skip
+                      f"{rate:.1f}", f"{limit.percent_of_peak:.0f}", words(limit.bound_by, limit.peak))  # fmt: skip
     console = Console(width=140)
     console.print(table)
-    console.print(f"read bandwidth: {meter.peaks.read_gbytes:.1f} GB/s")
+    console.print(meter.peaks.named())
 
 
 if __name__ == "__main__":

@@ -311,6 +311,18 @@ XF_INLINE f32x16 sum_each(f32x16 (&v)[kLanes]) {
   return v[0];
 }
 
+// Reads `bytes` at p so many times, a multiple of 256; returns something that depends on all.
+XF_INLINE float read_often(const char* p, int bytes, int times) {
+  u32x16 seen[4] = {};
+  XF_NO_UNROLL for (int i = 0; i < times; ++i) {
+    asm volatile("" : : : "memory");  // else once would do
+    XF_NO_UNROLL for (int at = 0; at < bytes; at += sizeof(seen)) {
+      XF_UNROLL for (int v = 0; v < 4; ++v) seen[v] |= load_as<u32x16>(p + at + v * sizeof(u32x16));
+    }
+  }
+  return reduce_add(bit_cast<f32x16>(seen[0] | seen[1] | seen[2] | seen[3]));
+}
+
 // Asks for `bytes` at p to come into L1, or only L2; reads nothing, so any address is allowed.
 // Instructions and not SYCL's prefetch, which is a call around which all vector registers are
 // saved; in a loop, as a burst of requests stalls the core.

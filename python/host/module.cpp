@@ -119,16 +119,20 @@ py::bytes compile_spirv_from_python(uintptr_t queue, const std::string& spirv,
   return py::bytes(code);
 }
 
-// Seconds that `groups` work-items of the kernel `peak` take on the host queue.
-double time_peak(const std::string& native, int32_t steps, uint64_t groups) {
+// Seconds that `groups` work-items of an entry of peak.hpp take on the host queue; those that read
+// have `bytes` each of what is at `data`.
+double time_peak(const std::string& native, const char* entry, int32_t steps, uint64_t groups,
+                 uintptr_t data, int32_t bytes) {
   sycl::queue& queue = host_queue();
-  static auto& kernels = *new std::map<std::string, sycl::kernel*>;
-  auto& kernel = kernels[native];
-  if (!kernel) kernel = load_kernel(queue, native, "peak");
+  static auto& kernels = *new std::map<std::pair<std::string, std::string>, sycl::kernel*>;
+  auto& kernel = kernels[{native, entry}];
+  if (!kernel) kernel = load_kernel(queue, native, entry);
   std::vector<float> results(groups);
   FwdParams params{};
   params.o.data = results.data();
+  params.q.data = reinterpret_cast<void*>(data);
   params.max_q = steps;
+  params.max_k = bytes;
   params.scale = 1e-3f;
   const auto start = std::chrono::steady_clock::now();
   launch(queue, *kernel, params, groups).wait_and_throw();
@@ -228,7 +232,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
   m.def("new_queue", [](size_t device) { return reinterpret_cast<uintptr_t>(new_queue(device)); });
   m.def("allocate", &allocate);
-  m.def("time_peak", &time_peak);
+  m.def("time_peak", &time_peak, py::arg(), py::arg(), py::arg(), py::arg(), py::arg("data") = 0,
+        py::arg("bytes") = 0);
   m.def("compile_source", &compile_source_from_python);
   m.def("compile_spirv", &compile_spirv_from_python);
 }

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from xeflash.bench.formats import Layout, from_csv, from_json, to_csv, to_json, to_md
+from xeflash.bench.limits import Peaks
 from xeflash.bench.llm import check, columns, generation, instruments, models, rows, run
 from xeflash.bench.llm.cells import Cell, Implementation, expand, parse_implementations, with_linears
 from xeflash.bench.llm.linears import Models, prepared
@@ -133,7 +134,7 @@ def test_copies_are_those_of_the_cache():
 def results():
     cells = [TINY, Cell("tiny", None, "fp32", 2, 1, 60, 5)]
     options = run.Options("cpu", 2, 0, (OURS, TORCH))
-    return rows.with_ratios(list(run.run(cells, options)), 10.0)
+    return rows.with_ratios(list(run.run(cells, options)), Peaks({}, {"memory": 1000.0}))
 
 
 def test_a_run_has_a_row_for_each_cell_and_implementation():
@@ -144,6 +145,7 @@ def test_a_run_has_a_row_for_each_cell_and_implementation():
     for row in got:
         assert row.status == "ok" and row.rounds == 2 and row.tokens_per_s > 0 and 0 < row.attention_percent < 100
         assert row.kv_bytes == 2 * 2 * 2 * 2 * row.context * 16 * 4
+        assert row.bound_by == "memory" and row.percent_of_peak == pytest.approx(row.kv_gbytes_per_s / 10)
     assert got[1].ratio == got[3].ratio == 1
 
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 from rich.console import Console
-from xeflash.bench import formats, plot, screen
+from xeflash.bench import formats, plot, run, screen
 from xeflash.bench.cases import Case
-from xeflash.bench.peak import Peaks
+from xeflash.bench.limits import Peaks
 from xeflash.bench.rows import Result, best_form, row_of_samples, row_without_times
 from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
 from xeflash.bench.timing import interleave
@@ -72,13 +72,21 @@ def test_row_without_torch_has_no_ratio():
     assert best_form({"xeflash": (1.0,)}) is None
 
 
-def test_percent_of_peak_uses_what_bounds_the_phase():
-    peaks = Peaks({"bf16": 200.0}, 50.0).better(Peaks({"bf16": 100.0, "fp32": 80.0}, 60.0))
-    assert peaks == Peaks({"bf16": 200.0, "fp32": 80.0}, 60.0)
-    assert peaks.percent("prefill", "bf16", 100.0, 1.0) == 50
-    assert peaks.percent("decode", "bf16", 100.0, 30.0) == 50
-    assert peaks.percent("prefill", "fp16", 100.0, 1.0) is None
-    assert Peaks().percent("decode", "bf16", 100.0, 30.0) is None
+def test_rows_name_the_peak_that_holds_them():
+    peaks = Peaks({("cpu-avx512", "fp32"): 1000.0}, {"memory": 10.0, "L3": 50.0}, {}, {"L3": 1 << 20})
+    results = [result(xeflash=[2.0]), result(DECODE, xeflash=[1.0])]
+    results = [dataclasses.replace(r, row=dataclasses.replace(r.row, arch="cpu-avx512")) for r in results]
+    prefill, decode = (r.row for r in run.with_peaks(results, peaks))
+    assert (prefill.bound_by, prefill.peak) == ("arithmetic", 1000.0)
+    assert prefill.percent_of_peak == pytest.approx(100 * prefill.gflops / 1000)
+    assert (decode.bound_by, decode.peak) == ("memory", 10.0)  # 4 MB do not fit in the cache
+    assert decode.percent_of_peak == pytest.approx(100 * decode.kv_gbytes_per_s / 10)
+    cells = formats.ATTENTION.tables["decode"]
+    assert [cells[name](decode) for name in ("arch", "% of peak", "bound by")] == [
+        "cpu-avx512", "41 %", "memory, 10.0 GB/s",
+    ]  # fmt: skip
+    assert cells["bound by"](prefill) == "arithmetic, 1000 GFLOP/s"
+    assert run.with_peaks(results, Peaks()) == results
 
 
 def test_json_and_json_lines_can_be_read_back():
@@ -109,7 +117,8 @@ def test_csv_notes_keep_to_one_line():
 
 def test_markdown_has_a_table_per_phase_with_equal_cells():
     text = formats.to_md(HEADER, some_results())
-    assert text.index("### prefill") < text.index("### decode")
+    assert text.startswith("### prefill") and text.index("### prefill") < text.index("### decode")
+    assert text.endswith("\n- cpu: a CPU\n- packages: torch -\n- method: one\n- method: two\n")
     tables = [part.split("\n\n")[1].splitlines() for part in text.split("### ")[1:]]
     assert [len(table) for table in tables] == [2 + 1, 2 + 2]
     for table in tables:
@@ -122,9 +131,11 @@ def test_markdown_has_a_table_per_phase_with_equal_cells():
         "D": "64",
         "S": "1000",
         "causal": "yes",
+        "arch": "-",
         "xeflash ms": "2.00 (1.00, 1.5)",
         "GFLOP/s": "512",
         "% of peak": "-",
+        "bound by": "-",
         "torch form": "sdpa",
         "torch ms": "5.00 (4.00, 1.0)",
         "ratio": "2.50x",
@@ -165,7 +176,7 @@ def test_tables_fit_the_terminal(width):
     assert "failed" in text
     left_out = [line for line in text.splitlines() if "no room" in line]
     assert bool(left_out) == (width < 150)
-    assert text.splitlines()[2] == "decode: dtype fp32, B 2, Hq/Hkv 8/2, D 128"
+    assert text.splitlines()[2] == "decode: dtype fp32, B 2, Hq/Hkv 8/2, D 128, arch -"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +191,7 @@ def test_a_terminal_gets_a_table_that_fits_unless_another_is_asked_for(
     monkeypatch.setattr(sys, "stdout", stdout)
     words = [str(tmp_path / "out.md") if word == "FILE" else word for word in words]
     arguments = build_parser().parse_args(["bench", "attention", *words])
-    bench_shared.write(arguments, HEADER, some_results(), formats.ATTENTION, lambda path, device: None)
+    bench_shared.write(arguments, HEADER, some_results(), formats.ATTENTION, lambda device: None)
     assert ("| --- |" in stdout.getvalue()) == markdown
     assert ("method: --format md" in stdout.getvalue()) != markdown
     assert "--output" not in words or "| --- |" in (tmp_path / "out.md").read_text()
@@ -192,21 +203,57 @@ def test_picture_tells_device_axes_and_spread():
     drawn = plot.figure(results, "title\nan Arc B580")
     assert drawn.get_suptitle() == "title\nan Arc B580"
     prefill, decode = drawn.axes
-    assert "tokens" in prefill.get_xlabel() and "keys" in decode.get_xlabel()
-    assert (prefill.get_ylabel(), decode.get_ylabel()) == ("GFLOP/s", "GB/s of K and V")
-    assert [tick.get_text().split("\n")[-1] for tick in decode.get_xticklabels()] == ["1000", "16384"]
+    assert decode.get_title() == "decode fp32, batch 2, query heads 8, KV heads 2, head dim 128"
+    assert (prefill.get_ylabel(), decode.get_ylabel(), decode.get_xlabel()) == ("GFLOP/s", "GB/s of K and V", "keys")
+    assert [tick.get_text() for tick in decode.get_xticklabels()] == ["1000", "16k"]
     rates = [1e-6 * PREFILL.flops / ms for ms in (2.0, 3.0, 1.5)]  # at the median and the quartiles of 2, 1, 4 ms
     ours, torchs = (bars for bars in prefill.containers if hasattr(bars, "errorbar"))
     assert [bar.get_height() for bar in ours] == pytest.approx(rates[:1])
     ((low, high),) = (segment[:, 1] for segment in ours.errorbar.lines[2][0].get_segments())
     assert (low, high) == pytest.approx(tuple(rates[1:]))
-    assert [text.get_text() for text in prefill.get_legend().get_texts()] == ["xeflash", "torch, best form"]
+    assert legend_of(drawn) == ["xeflash", "torch, best form"]
+
+
+def legend_of(figure):
+    (legend,) = figure.legends
+    assert all(axis.get_legend() is None for axis in figure.axes)
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def test_picture_without_torch_has_no_bars_of_torch():
     pytest.importorskip("matplotlib")
-    (axis,) = plot.figure([result(xeflash=[2.0, 3.0])], "title").axes
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["xeflash"]
+    assert legend_of(plot.figure([result(xeflash=[2.0, 3.0])], "title")) == ["xeflash"]
+
+
+def test_picture_has_the_peak_of_each_case_as_a_line_with_its_name():
+    pytest.importorskip("matplotlib")
+    limits = [("memory", 20.0, 50.0), ("L3", 100.0, 10.0), (None, None, None)]
+    results = [
+        dataclasses.replace(r, row=dataclasses.replace(r.row, bound_by=name, peak=peak, percent_of_peak=percent))
+        for r, (name, peak, percent) in zip(lengths(DECODE, 1000, 2000, 4000), limits, strict=True)
+    ]
+    drawn = plot.figure(results, "title")
+    assert sorted(legend_of(drawn)) == ["peak: L3, 100 GB/s", "peak: memory, 20.0 GB/s", "torch, best form", "xeflash"]
+    (axis,) = drawn.axes
+    lines = {x.get_label(): x for x in axis.collections if x.get_label().startswith("peak")}
+    for i, (name, factor) in enumerate((("peak: memory, 20.0 GB/s", 2), ("peak: L3, 100 GB/s", 10))):
+        ((left, right),) = lines[name].get_segments()
+        assert left[1] == pytest.approx(factor * results[i].row.kv_gbytes_per_s)
+        assert left[0] < i < right[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6, 12])
+def test_pictures_fit_a_screen(count, tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    kinds = [
+        (phase, dtype) for phase in ("prefill", "decode", "backward", "train") for dtype in ("fp32", "bf16", "fp16")
+    ]
+    cases = [dataclasses.replace(PREFILL, phase=phase, dtype=dtype) for phase, dtype in kinds[:count]]
+    path = tmp_path / "out.png"
+    plot.save(plot.figure([result(case, xeflash=[2.0, 3.0]) for case in cases], "title"), path)
+    height, width, _ = image.imread(path).shape
+    assert 300 < height <= 1000 and 600 < width <= 1600
+    assert len(plot.figure([result(case, xeflash=[2.0]) for case in cases], "title").axes) == count
 
 
 def test_device_of_a_result():
@@ -218,14 +265,14 @@ def test_device_of_a_result():
 def test_picture_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "out.png"
-    plot.plot(some_results(), path, "title")
+    plot.save(plot.figure(some_results(), "title"), path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_picture_of_failures_is_refused(tmp_path):
+def test_picture_of_failures_is_refused():
     pytest.importorskip("matplotlib")
     with pytest.raises(plot.PlotError, match="no successful case"):
-        plot.plot(some_results()[2:], tmp_path / "out.png", "title")
+        plot.figure(some_results()[2:], "title")
 
 
 def test_absent_matplotlib_names_the_command(monkeypatch):

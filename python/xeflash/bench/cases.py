@@ -11,6 +11,7 @@ PHASES = ("prefill", "decode", "backward", "train")
 DEFAULT_PHASES = ("prefill", "decode")
 _PRODUCTS = {"prefill": 2, "decode": 2, "backward": 5, "train": 7}  # of Q K^T's size; the backward pass makes S again
 DTYPES = ("fp32", "bf16", "fp16")
+_ALGORITHMS = {"prefill": "flash_fwd", "decode": "flash_decode", "backward": "flash_bwd_dkv", "train": "flash_bwd_dkv"}
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -35,6 +36,11 @@ class Case:
     def group(self) -> int:
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def algorithm(self) -> str:
+        """Kernel that does most of the work."""
+        return _ALGORITHMS[self.phase]
 
     @property
     def gradients(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from xeflash.bench.limits import words
 from xeflash.bench.numbers import number, percent, ratio, size, times
 from xeflash.bench.rows import Row
 
@@ -14,11 +15,12 @@ def _errors(row: Row) -> str:
     return f"{row.max_error:.1e} / {row.allowed_error:.1e}"
 
 
-CASE = ("dtype", "B", "Hq/Hkv", "D", "S", "causal", "KV")
-DETAILS = ("error / allowed", "per round", "plain torch", "torch form", "% of peak")
+CASE = ("dtype", "B", "Hq/Hkv", "D", "S", "causal", "KV", "arch")
+DETAILS = ("error / allowed", "per round", "plain torch", "torch form", "bound by", "% of peak")
 LEGEND = (
     "times: median (minimum, interquartile range); torch: its fastest form; ratio: torch's time / ours, also as the "
-    "median over rounds (per round), and for the form that a user writes first (plain torch)"
+    "median over rounds (per round), and for the form that a user writes first (plain torch); bound by: the peak that "
+    "% of peak is of"
 )
 _COMMON: dict[str, Callable[[Row], str]] = {
     "dtype": lambda r: r.dtype,
@@ -28,6 +30,7 @@ _COMMON: dict[str, Callable[[Row], str]] = {
 }
 _TIMES: dict[str, Callable[[Row], str]] = {
     "% of peak": lambda r: percent(r.percent_of_peak),
+    "bound by": lambda r: words(r.bound_by, r.peak),
     "torch form": lambda r: r.torch_form or "-",
     "torch ms": lambda r: times(r.torch_median_ms, r.torch_min_ms, r.torch_iqr_ms),
     "ratio": lambda r: ratio(r.ratio),
@@ -36,6 +39,7 @@ _TIMES: dict[str, Callable[[Row], str]] = {
     "error / allowed": _errors,
 }
 _OURS: dict[str, Callable[[Row], str]] = {
+    "arch": lambda r: r.arch or "-",
     "xeflash ms": lambda r: times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}",
 }
 _SEQUENCES: dict[str, Callable[[Row], str]] = {

@@ -9,7 +9,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ _VARIABLES = (
     "ONEAPI_DEVICE_SELECTOR",
 )
 
+_CPUS = Path("/sys/devices/system/cpu")
 MOST_OF_MEMORY = 0.6
 
 
@@ -60,11 +61,16 @@ def cpu_isa() -> tuple[str, ...]:
     return tuple(flag for flag in _ISA_FLAGS if flag in present)
 
 
-def usable_cpus() -> int:
-    """Return the number of CPUs this process may use."""
+def cpus() -> list[int]:
+    """Return the CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def usable_cpus() -> int:
+    """Return how many these are."""
+    return len(cpus())
 
 
 def available_memory(device: str = "cpu") -> int | None:
@@ -125,14 +131,25 @@ def too_large(needed: float, free: int | None) -> str:
     return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free, of which {MOST_OF_MEMORY:.0%} are used"
 
 
+def data_caches(cpus: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Return level -> (bytes of one cache, how many there are) for these CPUs, from level 2, as the system tells it."""
+    found: dict[tuple[int, str], int] = {}
+    for cpu in cpus:
+        for folder in (_CPUS / f"cpu{cpu}" / "cache").glob("index*"):
+            level, kind, size, shared = (
+                (folder / name).read_text(encoding="ascii").strip()
+                for name in ("level", "type", "size", "shared_cpu_list")
+            )
+            if int(level) > 1 and kind != "Instruction" and size.endswith("K"):
+                found[int(level), shared] = int(size[:-1]) * 1024
+    levels = sorted({level for level, _ in found})
+    sizes = {level: [size for (other, _), size in found.items() if other == level] for level in levels}
+    return {level: (min(some), len(some)) for level, some in sizes.items()}
+
+
 def last_level_cache() -> int | None:
     """Return the bytes of the last-level cache CPU 0 sees, None if unknown."""
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text(encoding="utf-8").strip()
-        if text.endswith("K"):
-            sizes.append(int(text[:-1]) * 1024)
-    return max(sizes, default=None)
+    return max((size for size, _ in data_caches([0]).values()), default=None)
 
 
 def load_average() -> float | None:

@@ -142,8 +142,8 @@ def _parse(kind: object, text: str) -> object:
 
 
 def to_md(header: Header, results: Sequence[Result], layout: Layout = ATTENTION) -> str:
-    """Return the header as a list and one table per phase."""
-    parts = ["".join(f"- {line}\n" for line in _header_lines(header))]
+    """Return one table per section, and the header as a list below them."""
+    parts = []
     for section, cells in layout.tables.items():
         rows = [result.row for result in results if result.row.section == section]
         if not rows:
@@ -152,6 +152,7 @@ def to_md(header: Header, results: Sequence[Result], layout: Layout = ATTENTION)
         lines += [[cell(row).replace("|", "/").replace("\n", " ") for cell in cells.values()] for row in rows]
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         parts.append(f"### {section}\n\n{table}")
+    parts.append("".join(f"- {line}\n" for line in _header_lines(header)))
     return "\n".join(parts)
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import xeflash
-from xeflash.bench import memory
+from xeflash.bench import memory, plot
 from xeflash.bench.check import ERRORS, said
 from xeflash.bench.environ import available_memory, described, environment, too_large
 from xeflash.bench.formats import Layout
@@ -320,29 +320,12 @@ def header(options: Options) -> dict[str, object]:
 
 def figure(results: Sequence[Result], title: str) -> Any:
     """Return the picture as matplotlib's Figure: a panel per operation, times of each form by case."""
-    from xeflash.bench.plot import PlotError, require_matplotlib
-
-    require_matplotlib()
-    import matplotlib.figure
-
-    results = [result for result in results if result.row.status == "ok"]
-    operations = list(dict.fromkeys(result.row.operation for result in results))
-    if not operations:
-        raise PlotError("bench: --plot has no successful case to draw")
-    figure: Any = matplotlib.figure.Figure(figsize=(8, 0.4 + 3.2 * len(operations)), layout="constrained")
-    for axis, operation in zip(figure.subplots(len(operations), 1, squeeze=False)[:, 0], operations, strict=True):
-        mine = [result for result in results if result.row.operation == operation]
-        for place, name in enumerate(_NAMES):
-            here = [i for i, result in enumerate(mine) if name in result.samples_ms]
-            found = [summarize(mine[i].samples_ms[name]) for i in here]
-            spread = [[t.median - t.quartile_1 for t in found], [t.quartile_3 - t.median for t in found]]
-            at = [i + 0.27 * (place - 1) for i in here]
-            medians = [t.median for t in found]
-            axis.bar(at, medians, 0.27, yerr=spread, capsize=3, error_kw={"elinewidth": 1}, label=name)
-        labels = [f"{r.row.rows} rows\n{r.row.dtype} {r.row.weights}\n{r.row.model}" for r in mine]
-        axis.set_xticks(range(len(mine)), labels, fontsize="small")
-        axis.set_ylabel("ms")
-        axis.set_title(f"{operation}: median and quartiles")
-        axis.legend()
-    figure.suptitle(title, fontsize="medium", wrap=True)
-    return figure
+    return plot.of_forms(
+        results,
+        title,
+        panel=lambda row: row.operation,
+        forms=_NAMES,
+        height=lambda _, ms: ms,
+        unit="ms",
+        tick=lambda row: f"{row.rows} rows\n{row.dtype} {row.weights}\n{row.model}",
+    )

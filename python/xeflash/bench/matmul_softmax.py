@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xeflash.bench import memory
+from xeflash.bench import memory, plot
 from xeflash.bench.check import ERRORS, Errors, largest_error, said
 from xeflash.bench.environ import available_memory, described, environment, too_large
 from xeflash.bench.formats import Layout
@@ -257,41 +257,16 @@ def header(options: Options) -> dict[str, object]:
 
 
 def figure(results: Sequence[Result], title: str) -> Any:
-    """Return the picture as matplotlib's Figure: a panel per dtype, times of each form by case, of eager torch's."""
-    from xeflash.bench.plot import PlotError, require_matplotlib
-
-    require_matplotlib()
-    import matplotlib.figure
-
-    results = [result for result in results if result.row.status == "ok"]
-    dtypes = list(dict.fromkeys(result.row.dtype for result in results))
-    if not dtypes:
-        raise PlotError("bench: --plot has no successful case to draw")
-    figure: Any = matplotlib.figure.Figure(figsize=(8, 0.4 + 3.2 * len(dtypes)), layout="constrained")
-    for axis, dtype in zip(figure.subplots(len(dtypes), 1, squeeze=False)[:, 0], dtypes, strict=True):
-        mine = [result for result in results if result.row.dtype == dtype]
-        for place, name in enumerate(_NAMES):
-            _bars(axis, mine, place, name)
-        labels = [f"{r.row.rows} x {r.row.columns}\nK {r.row.inputs}" for r in mine]
-        axis.set_xticks(range(len(mine)), labels, fontsize="small")
+    """Return the picture as matplotlib's Figure: a panel per dtype, how many times as fast as eager torch a form is."""
+    figure = plot.of_forms(
+        results,
+        title,
+        panel=lambda row: row.dtype,
+        forms=_NAMES,
+        height=lambda result, ms: summarize(result.samples_ms["eager"]).median / ms,
+        unit="speed, eager torch = 1",
+        tick=lambda row: f"{row.rows} x {row.columns}\nK {row.inputs}",
+    )
+    for axis in figure.axes:
         axis.axhline(1, color="gray", linewidth=0.8)
-        axis.set_ylabel("speed, eager torch = 1")
-        axis.set_title(f"{dtype}: median and quartiles")
-        axis.legend()
-    figure.suptitle(title, fontsize="medium", wrap=True)
     return figure
-
-
-def _bars(axis: Any, results: Sequence[Result], place: int, name: str) -> None:
-    """Draw how many times as fast as eager torch a form is."""
-    here, speeds, below, above = [], [], [], []
-    for i, result in enumerate(results):
-        if name not in result.samples_ms:
-            continue
-        eager, own = (summarize(result.samples_ms[form]) for form in ("eager", name))
-        slow, usual, fast = (eager.median / ms for ms in (own.quartile_3, own.median, own.quartile_1))
-        here.append(i + 0.27 * (place - 1))
-        speeds.append(usual)
-        below.append(usual - slow)
-        above.append(fast - usual)
-    axis.bar(here, speeds, 0.27, yerr=(below, above), capsize=3, error_kw={"elinewidth": 1}, label=name)

@@ -1,43 +1,24 @@
-"""A picture of the results: one panel per phase and dtype, bars by case, with the quartiles of their samples."""
+"""Pictures that fit a screen: panels in a grid, one legend below; and that of attention, a panel by phase and dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from xeflash.bench.limits import words
 from xeflash.bench.rows import Result, Row
 from xeflash.bench.stats import summarize
+
+_DPI = 100  # a figure has at most 1600 x 1000 pixels
+_PEAK_COLORS = {"arithmetic": "black", "memory": "tab:red", "L3": "tab:purple", "L2": "tab:brown"}
+NameOf = Callable[[Result], str]  # of the form whose samples a bar shows; "" for none
+Height = Callable[[Any, float], float]  # of a bar, by the result and the milliseconds of a call
 
 
 class PlotError(RuntimeError):
     """matplotlib is missing, or there is nothing to draw."""
-
-
-def _tick(row: Row) -> str:
-    """Return what tells a case from the others of its panel, as the label of the axis explains it."""
-    return f"{row.batch}, {row.heads}/{row.kv_heads}\n{row.head_dim}\n{row.seq_k}"
-
-
-def _rate(row: Row, milliseconds: float) -> float:
-    """Return what the bars show: reading in decode, else arithmetic."""
-    return 1e-6 * (row.case.kv_bytes if row.phase == "decode" else row.case.flops) / milliseconds
-
-
-def _bars(axis: Any, results: Sequence[Result], shift: float, label: str) -> None:
-    """Draw the medians of a form, ours or torch's best, with the quartiles as their spread."""
-    places, rates, below, above = [], [], [], []
-    for place, result in enumerate(results):
-        form = "xeflash" if label == "xeflash" else result.row.torch_form
-        if form not in result.samples_ms:
-            continue
-        times = summarize(result.samples_ms[form])
-        slow, usual, fast = (_rate(result.row, ms) for ms in (times.quartile_3, times.median, times.quartile_1))
-        places.append(place + shift)
-        rates.append(usual)
-        below.append(usual - slow)
-        above.append(fast - usual)
-    axis.bar(places, rates, 0.4, yerr=(below, above), capsize=3, error_kw={"elinewidth": 1}, label=label)
 
 
 def require_matplotlib() -> None:
@@ -48,32 +29,133 @@ def require_matplotlib() -> None:
         raise PlotError('bench: --plot needs matplotlib; install it with: pip install "xeflash[bench]"') from error
 
 
-def figure(results: Sequence[Result], title: str) -> Any:
-    """Return the picture as matplotlib's Figure."""
+def panels(count: int, title: str) -> tuple[Any, list[Any]]:
+    """Return a figure and the axes of so many panels, as square a grid as there can be."""
+    if not count:
+        raise PlotError("bench: --plot has no successful case to draw")
     require_matplotlib()
     import matplotlib.figure
 
-    results = [result for result in results if result.row.status == "ok"]
-    panels = list(dict.fromkeys((result.row.phase, result.row.dtype) for result in results))
-    if not panels:
-        raise PlotError("bench: --plot has no successful case to draw")
-    figure: Any = matplotlib.figure.Figure(figsize=(8, 0.4 + 3.4 * len(panels)), layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for axis, (phase, dtype) in zip(axes, panels, strict=True):
-        mine = [result for result in results if (result.row.phase, result.row.dtype) == (phase, dtype)]
-        _bars(axis, mine, -0.2, "xeflash")
-        if any(result.row.torch_form for result in mine):
-            _bars(axis, mine, 0.2, "torch, best form")
-        axis.set_xticks(range(len(mine)), [_tick(result.row) for result in mine], fontsize="small")
-        length, unit = ("keys", "GB/s of K and V") if phase == "decode" else ("tokens", "GFLOP/s")
-        axis.set_xlabel(f"batch, query heads/KV heads; head dim; {length}")
-        axis.set_ylabel(unit)
-        axis.set_title(f"{phase} {dtype}: median and quartiles")
-        axis.legend()
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    size = (min(16, 1 + 7 * columns), min(10, 1 + 4.5 * rows))
+    figure: Any = matplotlib.figure.Figure(figsize=size, dpi=_DPI, layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[count:]:
+        axis.remove()
     figure.suptitle(title, fontsize="medium", wrap=True)
+    return figure, axes[:count]
+
+
+def with_legend(figure: Any) -> Any:
+    """Return the figure with the names of all its panels below them, where they hide nothing."""
+    handles = {label: x for axis in figure.axes for x, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6))
     return figure
 
 
-def plot(results: Sequence[Result], path: Path, title: str) -> None:
+def save(figure: Any, path: Path) -> None:
     """Write the picture; the file's suffix chooses its format."""
-    figure(results, title).savefig(path, dpi=120)
+    figure.savefig(path, dpi=_DPI)
+
+
+def spread(middles: Sequence[float], ends: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Return what matplotlib draws as error bars between two ends of each, whichever is the upper one."""
+    pairs = list(zip(middles, ends, strict=True))
+    return [middle - min(both) for middle, both in pairs], [max(both) - middle for middle, both in pairs]
+
+
+def bars(axis: Any, results: Sequence[Result], forms: Mapping[str, NameOf], height: Height) -> None:
+    """Draw a bar for each form, by its label, of each result: the median, and the quartiles as its spread."""
+    width = 0.8 / len(forms)
+    for turn, (label, name_of) in enumerate(forms.items()):
+        shift = width * (turn - (len(forms) - 1) / 2)
+        here = [(i, x, x.samples_ms[name]) for i, x in enumerate(results) if (name := name_of(x)) in x.samples_ms]
+        times = [(x, summarize(samples)) for _, x, samples in here]
+        usual = [height(x, t.median) for x, t in times]
+        ends = [[height(x, t.quartile_1), height(x, t.quartile_3)] for x, t in times]
+        axis.bar(
+            [i + shift for i, _, _ in here], usual, width,
+            yerr=spread(usual, ends), capsize=3, error_kw={"elinewidth": 1}, label=label,
+        )  # fmt: skip
+
+
+def always(form: str) -> NameOf:
+    """Return what names the same form of each result."""
+    return lambda _: form
+
+
+def of_forms(
+    results: Sequence[Result],
+    title: str,
+    *,
+    panel: Callable[[Any], Hashable],
+    forms: Sequence[str],
+    height: Height,
+    unit: str,
+    tick: Callable[[Any], str],
+) -> Any:
+    """Return a figure with a panel for each value of `panel`, and bars for all forms that were timed."""
+    results = [result for result in results if result.row.status == "ok"]
+    names = list(dict.fromkeys(panel(result.row) for result in results))
+    figure, axes = panels(len(names), title)
+    for axis, name in zip(axes, names, strict=True):
+        mine = [result for result in results if panel(result.row) == name]
+        timed = [form for form in forms if any(form in result.samples_ms for result in mine)]
+        bars(axis, mine, {form: always(form) for form in timed}, height)
+        axis.set_xticks(range(len(mine)), [tick(result.row) for result in mine], fontsize="small")
+        axis.set_ylabel(unit)
+        axis.set_title(str(name))
+    return with_legend(figure)
+
+
+_CASE: dict[str, Callable[[Row], str]] = {
+    "batch": lambda row: str(row.batch),
+    "query heads": lambda row: str(row.heads),
+    "KV heads": lambda row: str(row.kv_heads),
+    "head dim": lambda row: str(row.head_dim),
+    "keys": lambda row: str(row.seq_k) if row.seq_k % 1024 else f"{row.seq_k // 1024}k",
+}
+
+
+def _rate(result: Result, milliseconds: float) -> float:
+    """Return what the bars show: reading in decode, else arithmetic."""
+    case = result.row.case
+    return float(1e-6 * (case.kv_bytes if case.phase == "decode" else case.flops) / milliseconds)
+
+
+def _peaks(axis: Any, results: Sequence[Result]) -> None:
+    """Draw what each case would reach at the peak that holds it, a line over its bars."""
+    held = [(i, result) for i, result in enumerate(results) if result.row.percent_of_peak]
+    for bound_by, peak in dict.fromkeys((result.row.bound_by, result.row.peak) for _, result in held):
+        here = [(i, result) for i, result in held if (result.row.bound_by, result.row.peak) == (bound_by, peak)]
+        tops = [_rate(result, result.row.median_ms) * 100 / result.row.percent_of_peak for _, result in here]
+        ends = [(i - 0.5, i + 0.5) for i, _ in here]
+        color = _PEAK_COLORS.get(bound_by, "black")
+        axis.hlines(
+            tops, *zip(*ends, strict=True), colors=color, linestyles="dashed", label=f"peak: {words(bound_by, peak)}"
+        )
+
+
+def figure(results: Sequence[Result], title: str) -> Any:
+    """Return the picture as matplotlib's Figure; what all cases of a panel have in common is in its title."""
+    results = [result for result in results if result.row.status == "ok"]
+    names = list(dict.fromkeys((result.row.phase, result.row.dtype) for result in results))
+    figure, axes = panels(len(names), title)
+    for axis, (phase, dtype) in zip(axes, names, strict=True):
+        mine = [result for result in results if (result.row.phase, result.row.dtype) == (phase, dtype)]
+        forms = {"xeflash": always("xeflash")}
+        if any(result.row.torch_form for result in mine):
+            forms["torch, best form"] = lambda result: result.row.torch_form or ""
+        bars(axis, mine, forms, _rate)
+        _peaks(axis, mine)
+        ticks = {name: [tick(result.row) for result in mine] for name, tick in _CASE.items()}
+        others = [name for name, texts in ticks.items() if len(set(texts)) > 1] or ["keys"]
+        common = [f"{name} {texts[0]}" for name, texts in ticks.items() if name not in others]
+        labels = ["\n".join(texts) for texts in zip(*(ticks[name] for name in others), strict=True)]
+        axis.set_xticks(range(len(mine)), labels, fontsize="small")
+        axis.set_xlim(-0.6, len(mine) - 0.4)
+        axis.set_xlabel("; ".join(others))
+        axis.set_ylabel("GB/s of K and V" if phase == "decode" else "GFLOP/s")
+        axis.set_title(", ".join([f"{phase} {dtype}", *common]), fontsize="medium")
+    return with_legend(figure)

@@ -16,7 +16,8 @@ class Row:
     """One case, our time, torch's fastest form, torch's plain form, and the check.
 
     `status` is "ok", "failed" (wrong result or an error; `note` says which) or "skipped".
-    Times are milliseconds per call; numbers that were not measured are None. Peaks of memory are those of a training
+    Times are milliseconds per call; numbers that were not measured are None. `arch` is that of the kernel's code, and
+    `peak` (GFLOP/s or GB/s) what the row is held to, see peak.Limit. Peaks of memory are those of a training
     step: ours, that of torch's fastest form, and that of attention that keeps all scores.
     """
 
@@ -53,6 +54,9 @@ class Row:
     peak_bytes: int | None = None
     torch_peak_bytes: int | None = None
     eager_peak_bytes: int | None = None
+    arch: str | None = None
+    bound_by: str | None = None
+    peak: float | None = None
 
     @property
     def section(self) -> str:

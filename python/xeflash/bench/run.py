@@ -13,6 +13,7 @@ from xeflash.bench import forms, memory, peak
 from xeflash.bench.cases import Case
 from xeflash.bench.check import ERRORS, said
 from xeflash.bench.environ import available_memory, described, environment, last_level_cache, too_large
+from xeflash.bench.limits import Instruction, Peaks, instruction
 from xeflash.bench.rows import Result, Row, row_of_samples, row_without_times
 from xeflash.bench.timing import first_call, interleave
 
@@ -85,7 +86,17 @@ def _run_case(case: Case, options: Options) -> Result:
     row = row_of_samples(case, samples, first_ms, (errors.ours, errors.allowed))
     if case.phase == "train":
         row = _with_memory(row, inputs, calls, options)
-    return Result(row, samples)
+    return Result(dataclasses.replace(row, arch=arch_of(case, options.device)), samples)
+
+
+def arch_of(case: Case, device: str) -> str:
+    """Return the architecture whose instructions do most of a case's work."""
+    return peak.arch_of(case.algorithm, case.dtype, device)
+
+
+def instructions(cases: Sequence[Case], device: str) -> set[Instruction]:
+    """Return what these multiply by."""
+    return {instruction(arch_of(case, device), case.dtype) for case in cases}
 
 
 def _with_memory(row: Row, inputs: forms.Inputs, calls: Mapping[str, Callable[[], object]], options: Options) -> Row:
@@ -123,19 +134,20 @@ def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None
         yield run_case(case, options)
 
 
-def with_peaks(results: Sequence[Result], peaks: peak.Peaks) -> list[Result]:
-    """Return the results with % of peak filled in."""
+def with_peaks(results: Sequence[Result], peaks: Peaks) -> list[Result]:
+    """Return the results with the peak that each is held to filled in."""
 
     def fill(row: Row) -> Row:
-        if row.gflops is None or row.kv_gbytes_per_s is None:
+        if row.arch is None or row.median_ms is None:
             return row
-        percent = peaks.percent(row.phase, row.dtype, row.gflops, row.kv_gbytes_per_s)
-        return dataclasses.replace(row, percent_of_peak=percent)
+        case = row.case
+        limit = peaks.limit(instruction(row.arch, row.dtype), case.flops, case.kv_bytes, 1e-3 * row.median_ms)
+        return dataclasses.replace(row, **limit._asdict()) if limit else row
 
     return [dataclasses.replace(result, row=fill(result.row)) for result in results]
 
 
-def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> dict[str, object]:
+def header(options: Options, peaks: Peaks, results: Sequence[Result]) -> dict[str, object]:
     """Return the block above the rows: environment, peaks, method."""
     used = {name for result in results for name in result.samples_ms}
     phases = {result.row.phase for result in results}
@@ -148,13 +160,10 @@ def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> di
             "torch_isa": torch.backends.cpu.get_cpu_capability(),
             "last_level_cache_bytes": last_level_cache(),
         },
-        "peaks": {
-            **{f"{name} GFLOP/s": round(rate, 1) for name, rate in peaks.gflops.items()},
-            **({"read GB/s": round(peaks.read_gbytes, 1)} if peaks.read_gbytes else {}),
-        },
+        "peaks": peaks.named(),
         "method": [
             *METHOD,
-            *([peak.METHOD] if peaks.gflops else []),
+            *(peak.METHOD if peaks.gbytes else []),
             *notes,
             *(method for phase, method in _PHASE_METHODS.items() if phase in phases),
             checking.METHOD,

@@ -119,6 +119,7 @@ def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
 
     from xeflash.bench import formats, peak, plot
     from xeflash.bench import run as runner
+    from xeflash.bench.limits import Peaks
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -129,17 +130,17 @@ def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
         compare_torch=arguments.compare == "torch",
     )
     warn_of_load()
-    meter = None if arguments.no_peak else peak.Meter({case.dtype for case in cases}, options.device)
+    meter = None if arguments.no_peak else peak.Meter(runner.instructions(cases, options.device), options.device)
     results, interrupted = collect(
         runner.run(cases, options, meter), [case.label for case in cases], lambda row: row.case.label
     )
-    peaks = peak.Peaks() if meter is None else meter.peaks
+    peaks = Peaks() if meter is None else meter.peaks
     results = runner.with_peaks(results, peaks)
     write(
         arguments,
         runner.header(options, peaks, results),
         results,
         formats.ATTENTION,
-        lambda path, device: plot.plot(results, path, f"xeflash and torch SDPA\n{device}"),
+        lambda device: plot.figure(results, f"xeflash and torch SDPA on {device}: median and quartiles"),
     )
     return exit_code(results, interrupted)

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xeflash.bench.cases import DTYPES, parse_choices, parse_size, parse_sizes
@@ -205,12 +204,12 @@ def measure(arguments: argparse.Namespace) -> int:
     labels = [f"{case.label}, {name}" for case in cases for name in names]
     collected, interrupted = collect(results, labels, lambda row: f"{row.case.label}, {row.way}")
 
-    def plot(path: Path, device: str) -> None:
-        from xeflash.bench.distributed import plot as picture
+    def figure(device: str) -> Any:
+        from xeflash.bench.distributed import plot
 
-        picture.figure(collected, f"Context parallel, measured\n{device}").savefig(path, dpi=120)
+        return plot.figure(collected, f"Context parallel, measured on {device}")
 
-    write(arguments, runner.header(rank), collected, LAYOUT, plot)
+    write(arguments, runner.header(rank), collected, LAYOUT, figure)
     if not interrupted:  # else others may wait for this rank in the middle of a case
         ranks.leave()
     return exit_code(collected, interrupted)
@@ -228,11 +227,13 @@ def _model(arguments: argparse.Namespace) -> int:
         for case in _cases(arguments)
     ]
     results = model_rows.rows(layers, machine, arguments.devices)
-
-    def draw(path: Path, _: str) -> None:
-        model_rows.figure(results, machine).savefig(path, dpi=120)
-
-    write(arguments, model_rows.header(machine), results, model_rows.LAYOUT, draw)
+    write(
+        arguments,
+        model_rows.header(machine),
+        results,
+        model_rows.LAYOUT,
+        lambda _: model_rows.figure(results, machine),
+    )
     return 0
 
 

@@ -80,6 +80,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     import torch
 
     from xeflash.bench import peak
+    from xeflash.bench.limits import Peaks
     from xeflash.bench.linear import plot, rows
     from xeflash.bench.linear import run as runner
     from xeflash.bench.run import choose_device
@@ -91,17 +92,17 @@ def _measure(arguments: argparse.Namespace) -> int:
         arguments.compare == "torch", arguments.compile,
     )  # fmt: skip
     warn_of_load()
-    meter = None if arguments.no_peak else peak.Meter((), options.device)
+    meter = None if arguments.no_peak else peak.Meter(runner.instructions(cases, options.device), options.device)
     results, interrupted = collect(
         runner.run(cases, options, meter), [case.label for case in cases], lambda row: row.label
     )
-    peaks = peak.Peaks() if meter is None else meter.peaks
-    results = rows.with_peak(results, peaks.read_gbytes)
+    peaks = Peaks() if meter is None else meter.peaks
+    results = rows.with_peaks(results, peaks)
     write(
         arguments,
         runner.header(options, peaks, results),
         results,
         rows.LAYOUT,
-        lambda path, device: plot.plot(results, path, f"linear layers by xeflash and torch\n{device}"),
+        lambda device: plot.figure(results, f"linear layers by xeflash and torch on {device}: median and quartiles"),
     )
     return exit_code(results, interrupted)

@@ -120,6 +120,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
     from xeflash.bench import peak
     from xeflash.bench.formats import Layout
+    from xeflash.bench.limits import Peaks
     from xeflash.bench.llm import columns, plot, rows
     from xeflash.bench.llm import run as runner
     from xeflash.bench.llm.models import check_models
@@ -146,11 +147,9 @@ def _measure(arguments: argparse.Namespace) -> int:
     names = [implementation.name for implementation in options.implementations]
     labels = [f"{cell.label} {name}" for cell in cells for name in (names[:1] if simulated else names)]
     results, interrupted = collect(runner.run(cells, options, meter), labels, lambda row: row.label)
-    peaks = peak.Peaks() if meter is None else meter.peaks
-    results = rows.with_ratios(results, peaks.read_gbytes)
+    peaks = Peaks() if meter is None else meter.peaks
+    results = rows.with_ratios(results, peaks)
     tables = columns.TABLES if arguments.what == "decode" else columns.GENERATE_TABLES
     layout = Layout(rows.LlmRow, tables, columns.CASE, columns.DETAILS)
-    write(
-        arguments, runner.header(options, peaks), results, layout, lambda path, device: plot.plot(results, path, device)
-    )
+    write(arguments, runner.header(options, peaks), results, layout, lambda device: plot.figure(results, device))
     return exit_code(results, interrupted)

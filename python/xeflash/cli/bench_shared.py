@@ -129,13 +129,13 @@ def write(
     header: Mapping[str, object],
     results: Sequence[Result],
     layout: Layout,
-    plot: Callable[[Path, str], None],
+    figure: Callable[[str], Any],
 ) -> None:
-    """Write the table, the file and the picture, whose title names the device."""
+    """Write the table, the file and the picture, which `figure` draws with the name of the device."""
     from rich.console import Console
 
     from xeflash.bench import formats, screen
-    from xeflash.bench.plot import PlotError
+    from xeflash.bench.plot import PlotError, save
 
     chosen = format_of(arguments)
     if arguments.output is not None:
@@ -147,6 +147,6 @@ def write(
         sys.stdout.write(formats.WRITERS[chosen](header, results, layout))
     if arguments.plot is not None:
         try:
-            plot(arguments.plot, formats.device_of(header))
+            save(figure(formats.device_of(header)), arguments.plot)
         except PlotError as error:
             print(f"xeflash {error}", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from xeflash.bench.cases import DTYPES, parse_choices, parse_size, parse_sizes
@@ -59,9 +58,11 @@ def _measure(arguments: argparse.Namespace) -> int:
     results, interrupted = collect(
         bench.run(cases, options), [case.label for case in cases], lambda row: row.case.label
     )
-
-    def plot(path: Path, device: str) -> None:
-        bench.figure(results, f"xeflash.matmul_softmax\n{device}").savefig(path, dpi=120)
-
-    write(arguments, bench.header(options), results, bench.LAYOUT, plot)
+    write(
+        arguments,
+        bench.header(options),
+        results,
+        bench.LAYOUT,
+        lambda device: bench.figure(results, f"xeflash.matmul_softmax on {device}: median and quartiles"),
+    )
     return exit_code(results, interrupted)

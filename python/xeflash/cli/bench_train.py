@@ -75,6 +75,6 @@ def _measure(arguments: argparse.Namespace) -> int:
         training.header(options),
         results,
         training_rows.LAYOUT,
-        lambda path, device: plot.plot_training(results, path, device),
+        lambda device: plot.training_figure(results, device),
     )
     return exit_code(results, interrupted)

@@ -96,15 +96,15 @@ def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target, tr
         yield describe_backward("flash_bwd_heads", target.arch, dtype, *dims, 1, 1, **device)
 
 
-def peak_kernel(dtype: str) -> tuple[bytes, int]:
-    """(native code, multiply-adds of a step) of kernels/peak.hpp on this machine's CPU device."""
+def peak_kernel(arch: str, dtype: str) -> tuple[bytes, int]:
+    """(native code, multiply-adds of a step) of kernels/peak.hpp on this machine's CPU device, in code of `arch`."""
     cpu = target("cpu")
-    desc = Desc("peak", cpu.arch, DTYPE_NAMES[dtype], 1, 1, 1, device=cpu.device, driver=cpu.driver)
-    if dtype == "bf16" and cpu.arch == "cpu-amx-bf16":
+    desc = Desc("peak", arch, DTYPE_NAMES[dtype], 1, 1, 1, device=cpu.device, driver=cpu.driver)
+    if dtype == "bf16" and arch == "cpu-amx-bf16":
         multiply_adds = 32 * 32 * 32  # multiply_in_registers in cpu/amx.hpp
     else:
-        vectors = 6 * (1 if cpu.arch == "cpu-generic" else 4)  # RegisterTile in cpu/mma.hpp
-        multiply_adds = 16 * vectors * (2 if dtype == "bf16" and cpu.arch == "cpu-avx512-bf16" else 1)
+        vectors = 6 * (1 if arch == "cpu-generic" else 4)  # RegisterTile in cpu/mma.hpp
+        multiply_adds = 16 * vectors * (2 if dtype == "bf16" and arch == "cpu-avx512-bf16" else 1)
     return provide.find_or_build(render(desc), desc, _core.host_queue()), multiply_adds
 
 

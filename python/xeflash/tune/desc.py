@@ -43,7 +43,7 @@ ALGORITHMS = {
     "matmul_add": Algorithm(("matmul_add",), ("matmul_add",), "MatmulAddParams"),
     "linear_top_k": Algorithm(("linear_top_k",), ("linear_top_k", "merge_top_k"), "TopKParams"),
     "sample_tokens": Algorithm(("sample_tokens",), ("sample_tokens",), "SampleParams"),
-    "peak": Algorithm(("peak",), ("peak",)),
+    "peak": Algorithm(("peak",), ("multiply_peak", "read_peak")),
 }
 
 OF_HEADS = ("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k", "sample_tokens")  # of language models

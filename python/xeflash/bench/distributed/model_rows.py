@@ -119,14 +119,11 @@ def _row(layer: Layer, machine: Machine, world: int) -> ModelRow:
 
 def figure(results: Sequence[Result], machine: Machine) -> Any:
     """Returns the picture as matplotlib's Figure: a panel per length, the efficiency of each way against devices."""
-    from xeflash.bench.plot import require_matplotlib
-
-    require_matplotlib()
-    import matplotlib.figure
+    from xeflash.bench.plot import panels, with_legend
 
     lengths = list(dict.fromkeys(result.row.tokens for result in results))
-    figure: Any = matplotlib.figure.Figure(figsize=(8, 0.9 + 2.8 * len(lengths)), layout="constrained")
-    for axis, tokens in zip(figure.subplots(len(lengths), 1, squeeze=False)[:, 0], lengths, strict=True):
+    figure, axes = panels(len(lengths), f"A model of context parallel, not a measurement\n{inputs(machine)}")
+    for axis, tokens in zip(axes, lengths, strict=True):
         mine: list[ModelRow] = [result.row for result in results if result.row.tokens == tokens]
         for i, way in enumerate(MODEL_WAYS):
             points = [(row.devices, _efficiency(row, way), way in row.too_large.split()) for row in mine]
@@ -144,9 +141,7 @@ def figure(results: Sequence[Result], machine: Machine) -> Any:
         share = f"{machine.memory_share * machine.memory_gb:g}"
         axis.set_title(f"{tokens} tokens, forward and backward (x: needs more than {share} GB)")
         axis.grid(alpha=0.3)
-        axis.legend(fontsize="small", loc="lower left")
-    figure.suptitle(f"A model of context parallel, not a measurement\n{inputs(machine)}", fontsize="small", wrap=True)
-    return figure
+    return with_legend(figure)
 
 
 def _efficiency(row: ModelRow, way: str) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xeflash.bench.distributed.rows import ONE, WAYS, DistributedRow
-from xeflash.bench.plot import PlotError, require_matplotlib
+from xeflash.bench.plot import panels, with_legend
 from xeflash.bench.rows import Result
 from xeflash.bench.stats import summarize
 
@@ -33,8 +33,6 @@ def _bars(
         axis.bar([x + width * (i - (len(ways) - 1) / 2) for x in places], heights, width, label=way, color=_color(way))
     labels = {result.row.case: _tick(result.row) for result in results}
     axis.set_xticks(range(len(cases)), [labels[case] for case in cases], fontsize="small")
-    axis.margins(y=0.2)
-    axis.legend(fontsize="small", ncols=len(ways), loc="upper center")
 
 
 def _color(way: str) -> str:
@@ -54,17 +52,11 @@ def _spread(axis: Any, results: Sequence[Result], ways: Sequence[str]) -> None:
 
 def figure(results: Sequence[Result], title: str) -> Any:
     """Returns the picture as matplotlib's Figure."""
-    require_matplotlib()
-    import matplotlib.figure
-
     results = [result for result in results if result.row.status == "ok"]
-    if not results:
-        raise PlotError("bench: --plot has no successful case to draw")
     forms = [name for name in (ONE, *WAYS) if any(result.row.way == name for result in results)]
     ways = [name for name in forms if name != ONE]
-    ranks = max(result.row.ranks for result in results)
-    figure: Any = matplotlib.figure.Figure(figsize=(8, 10.5), layout="constrained")
-    time, sent, memory = figure.subplots(3, 1)
+    ranks = max((result.row.ranks for result in results), default=0)
+    figure, (time, sent, memory) = panels(3 if results else 0, title)
     _bars(time, results, forms, lambda row: row.median_ms, 1)
     _spread(time, results, forms)
     time.set_ylabel("ms")
@@ -76,5 +68,4 @@ def figure(results: Sequence[Result], title: str) -> Any:
     _bars(memory, results, forms, lambda row: row.peak_bytes, 1e6)
     memory.set_ylabel("MB")
     memory.set_title("peak memory of a rank, above its inputs")
-    figure.suptitle(title, fontsize="medium", wrap=True)
-    return figure
+    return with_legend(figure)

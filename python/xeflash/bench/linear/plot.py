@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xeflash.bench.linear.rows import LinearRow
-from xeflash.bench.plot import PlotError, require_matplotlib
+from xeflash.bench.plot import panels, spread, with_legend
 from xeflash.bench.rows import Result
+from xeflash.bench.stats import summarize
 
 
-def _rate(row: LinearRow, microseconds: float | None) -> float:
-    return 1e-3 * (row.bytes or 0) / microseconds if microseconds else float("nan")
+def _line(axis: Any, results: Sequence[Result], form: Callable[[LinearRow], str | None], look: dict[str, Any]) -> None:
+    """Draw the rates of a form by rows, with the quartiles as their spread."""
+    here = [(result.row, result.samples_ms[name]) for result in results if (name := form(result.row))]
+    times = [(row, summarize(samples)) for row, samples in here]
+    usual = [1e-6 * row.bytes / t.median for row, t in times]
+    ends = [[1e-6 * row.bytes / quartile for quartile in (t.quartile_1, t.quartile_3)] for row, t in times]
+    if here:
+        axis.errorbar([row.rows for row, _ in here], usual, yerr=spread(usual, ends), capsize=3, elinewidth=1, **look)
 
 
-def plot(results: Sequence[Result], path: Path, title: str) -> None:
-    """Write the picture; the file's suffix chooses its format."""
-    require_matplotlib()
-    import matplotlib.figure
+def _peak(axis: Any, rows: Sequence[LinearRow]) -> None:
+    """Draw what the peak that holds each row allows: less where many rows are bound by arithmetic."""
+    held = [row for row in rows if row.percent_of_peak and row.gbytes_per_s]
+    peaks = [100 * row.gbytes_per_s / row.percent_of_peak for row in held if row.gbytes_per_s and row.percent_of_peak]
+    if held:
+        axis.plot([row.rows for row in held], peaks, color="black", linestyle="dotted", label="peak that holds each")
 
-    rows: list[LinearRow] = [result.row for result in results if result.row.status == "ok"]
-    panels = list(dict.fromkeys((row.dtype, row.weights) for row in rows))
-    if not panels:
-        raise PlotError("bench: --plot has no successful case to draw")
-    figure: Any = matplotlib.figure.Figure(figsize=(8, 0.4 + 3.6 * len(panels)), layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for axis, (dtype, weights) in zip(axes, panels, strict=True):
-        mine = [row for row in rows if (row.dtype, row.weights) == (dtype, weights)]
-        for i, layer in enumerate(dict.fromkeys((row.model, row.layer, row.outputs, row.inputs) for row in mine)):
-            some = [row for row in mine if (row.model, row.layer, row.outputs, row.inputs) == layer]
-            some.sort(key=lambda row: row.rows)
-            places, (model, name, outputs, inputs) = [row.rows for row in some], layer
+
+def figure(results: Sequence[Result], title: str) -> Any:
+    """Return the picture as matplotlib's Figure."""
+    results = [result for result in results if result.row.status == "ok"]
+    kinds = list(dict.fromkeys((result.row.dtype, result.row.weights) for result in results))
+    figure, axes = panels(len(kinds), f"{title}\nxeflash: solid; torch with such weights, best form: dashed")
+    for axis, (dtype, weights) in zip(axes, kinds, strict=True):
+        mine = [result for result in results if (result.row.dtype, result.row.weights) == (dtype, weights)]
+        mine.sort(key=lambda result: int(result.row.rows))
+        layers = dict.fromkeys((r.row.model, r.row.layer, r.row.outputs, r.row.inputs) for r in mine)
+        for i, (model, name, outputs, inputs) in enumerate(layers):
+            layer = (model, name, outputs, inputs)
+            some = [r for r in mine if (r.row.model, r.row.layer, r.row.outputs, r.row.inputs) == layer]
             label = f"{model} {name} {outputs}x{inputs}".removeprefix("- - ")
-            axis.plot(places, [_rate(row, row.median_us) for row in some], "o-", color=f"C{i}", label=label)
-            if any(row.torch_median_us for row in some):
-                axis.plot(places, [_rate(row, row.torch_median_us) for row in some], "x--", color=f"C{i}")
-        ticks = sorted({row.rows for row in mine})
+            _line(axis, some, lambda _: "xeflash", {"fmt": "o-", "color": f"C{i}", "label": label})
+            _line(axis, some, lambda row: row.torch_form, {"fmt": "x--", "color": f"C{i}"})
+            _peak(axis, [result.row for result in some])
+        ticks = sorted({result.row.rows for result in mine})
         axis.set_xscale("log", base=2)
         axis.set_xticks(ticks, [str(x) for x in ticks])
         axis.minorticks_off()
         axis.set_ylim(bottom=0)
         axis.set_xlabel("rows of x")
         axis.set_ylabel("GB/s of the weight")
-        axis.set_title(f"{dtype}, weights {weights}: xeflash (solid), torch with such weights (dashed)")
+        axis.set_title(f"{dtype}, weights {weights}")
         axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
-    figure.suptitle(title, fontsize="medium", wrap=True)
-    figure.savefig(path, dpi=120)
+    return with_legend(figure)

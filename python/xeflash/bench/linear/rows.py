@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xeflash.bench.formats import Layout
+from xeflash.bench.limits import Peaks, instruction, words
 from xeflash.bench.linear.cases import Case
 from xeflash.bench.numbers import number, percent, ratio, size, times
 from xeflash.bench.rows import Result
@@ -49,6 +50,9 @@ class LinearRow:
     plain_ratio: float | None = None
     max_error: float | None = None
     allowed_error: float | None = None
+    arch: str | None = None
+    bound_by: str | None = None
+    peak: float | None = None
 
     @property
     def label(self) -> str:
@@ -100,13 +104,16 @@ def row_of_samples(row: LinearRow, samples_ms: Mapping[str, Sequence[float]], by
     )
 
 
-def with_peak(results: Sequence[Result], read_gbytes: float) -> list[Result]:
-    """Return the results with % of the read bandwidth filled in."""
+def with_peaks(results: Sequence[Result], peaks: Peaks) -> list[Result]:
+    """Return the results with the peak that each is held to filled in."""
 
     def fill(row: LinearRow) -> LinearRow:
-        if row.gbytes_per_s is None or not read_gbytes:
+        if row.arch is None or row.median_us is None or row.bytes is None:
             return row
-        return dataclasses.replace(row, percent_of_peak=100 * row.gbytes_per_s / read_gbytes)
+        flops = 2.0 * row.rows * row.outputs * row.inputs
+        touched = row.bytes * (row.copies or 1)
+        limit = peaks.limit(instruction(row.arch, row.dtype), flops, row.bytes, 1e-6 * row.median_us, touched)
+        return dataclasses.replace(row, **limit._asdict()) if limit else row
 
     return [dataclasses.replace(result, row=fill(result.row)) for result in results]
 
@@ -122,9 +129,11 @@ _COLUMNS: dict[str, Callable[[LinearRow], str]] = {
     "N x K": lambda r: f"{r.outputs} x {r.inputs}",
     "weight": lambda r: size(r.bytes),
     "rows": lambda r: str(r.rows),
+    "arch": lambda r: r.arch or "-",
     "xeflash us": lambda r: times(r.median_us, r.min_us, r.iqr_us) if r.status == "ok" else f"{r.status}: {r.note}",
     "GB/s": lambda r: number(r.gbytes_per_s),
     "% of peak": lambda r: percent(r.percent_of_peak),
+    "bound by": lambda r: words(r.bound_by, r.peak),
     "torch form": lambda r: r.torch_form or "-",
     "torch us": lambda r: times(r.torch_median_us, r.torch_min_us, r.torch_iqr_us),
     "ratio": lambda r: ratio(r.ratio),
@@ -140,7 +149,7 @@ _LEGEND = (
 LAYOUT = Layout(
     LinearRow,
     dict.fromkeys(("same", "int8", "int4"), _COLUMNS),
-    ("model", "dtype", "layer", "rows"),
-    ("error / allowed", "per round", "torch form", "weight", "F.linear us"),
+    ("model", "dtype", "layer", "rows", "arch"),
+    ("error / allowed", "per round", "torch form", "weight", "F.linear us", "bound by", "% of peak"),
     _LEGEND,
 )

@@ -13,6 +13,7 @@ from xeflash.bench import peak
 from xeflash.bench.check import ERRORS, Errors, largest_error, said
 from xeflash.bench.environ import available_memory, described, environment, last_level_cache, too_large
 from xeflash.bench.forms import TORCH_DTYPES, synchronizer
+from xeflash.bench.limits import Instruction, Peaks, instruction
 from xeflash.bench.linear import forms
 from xeflash.bench.linear.cases import GROUP, Case
 from xeflash.bench.linear.rows import row_of_samples, row_without_times
@@ -25,7 +26,7 @@ METHOD = [
     "at least: weights come from memory, as in a model",
     "rounds are interleaved in rotating order; each sample waits until the worker threads of both libraries sleep, "
     "then one untimed call, then calls back to back for at least 2 ms",
-    "GB/s: bytes of the weight, and of scales where it is quantised, / our time; peak: best torch.sum over 512 MiB",
+    "GB/s: bytes of the weight, and of scales where it is quantised, / our time",
     "before timing: max |error| against fp64 must be at most 2 x that of a product in fp32, rounded to the type of x, "
     "or 2 x the rounding of the largest sum, + the rounding of the largest result",
 ]
@@ -97,7 +98,18 @@ def _run_case(case: Case, options: Options) -> Result:
         for name, series in interleave(calls, options.rounds, synchronize).items()
     }
     size = forms.bytes_of(inputs.arguments())
-    return Result(row_of_samples(dataclasses.replace(row, copies=forms.copies_of(size)), samples, size), samples)
+    row = dataclasses.replace(row, copies=forms.copies_of(size), arch=arch_of(case, options.device))
+    return Result(row_of_samples(row, samples, size), samples)
+
+
+def arch_of(case: Case, device: str) -> str:
+    """Return the architecture whose instructions multiply."""
+    return peak.arch_of("linear", case.dtype, device)
+
+
+def instructions(cases: Sequence[Case], device: str) -> set[Instruction]:
+    """Return what these multiply by."""
+    return {instruction(arch_of(case, device), case.dtype) for case in cases}
 
 
 def run_case(case: Case, options: Options) -> Result:
@@ -118,7 +130,7 @@ def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None
         yield run_case(case, options)
 
 
-def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> dict[str, object]:
+def header(options: Options, peaks: Peaks, results: Sequence[Result]) -> dict[str, object]:
     """Return the block above the rows: environment, peaks, method."""
     used = {name for result in results for name in result.samples_ms}
     return {
@@ -129,6 +141,10 @@ def header(options: Options, peaks: peak.Peaks, results: Sequence[Result]) -> di
             "last_level_cache_bytes": last_level_cache(),
             "group": options.group,
         },
-        "peaks": {"read GB/s": round(peaks.read_gbytes, 1)} if peaks.read_gbytes else {},
-        "method": [*METHOD, *(f"{name} = {note}" for name, note in forms.FORM_NOTES.items() if name in used)],
+        "peaks": peaks.named(),
+        "method": [
+            *METHOD,
+            *(peak.METHOD if peaks.gbytes else []),
+            *(f"{name} = {note}" for name, note in forms.FORM_NOTES.items() if name in used),
+        ],
     }

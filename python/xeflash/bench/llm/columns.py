@@ -44,7 +44,7 @@ TABLES: dict[str, dict[str, Callable[[LlmRow], str]]] = {
         "p99": lambda r: number(r.tpot_p99_ms),
         "in attention": lambda r: percent(r.attention_percent),
         "KV GB/s": lambda r: number(r.kv_gbytes_per_s),
-        "of read peak": lambda r: percent(r.percent_of_peak),
+        "of read peak": lambda r: f"{percent(r.percent_of_peak)} of {r.bound_by}" if r.bound_by else "-",
         "copied / token": lambda r: size(r.copied_bytes),
         "peak memory": lambda r: size(r.peak_bytes),
     },

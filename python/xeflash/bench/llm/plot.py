@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xeflash.bench.llm.rows import LlmRow
 from xeflash.bench.llm.training_rows import TrainRow
 from xeflash.bench.numbers import size
-from xeflash.bench.plot import PlotError, require_matplotlib
+from xeflash.bench.plot import PlotError, require_matplotlib, spread, with_legend
 from xeflash.bench.rows import Result
+from xeflash.bench.stats import summarize
 
 
 def _kind(row: LlmRow) -> tuple[object, ...]:
@@ -25,15 +25,31 @@ def _title(row: LlmRow) -> str:
     return f"{row.model}{layers}, {row.dtype}{quantised}, batch {row.batch}, {search}"
 
 
-def _lines(axis: Any, rows: Sequence[Any], by: str, length: str, field: str, colors: dict[str, str]) -> None:
+# What a field would be if a call took so many times its median.
+_SLOWED: dict[str, Callable[[float, float], float]] = {
+    "tokens_per_s": lambda value, times: value / times,
+    "tpot_median_ms": lambda value, times: value * times,
+    "peak_bytes": lambda value, _: value,
+}
+
+
+def _lines(axis: Any, results: Sequence[Result], by: str, length: str, field: str, colors: dict[str, str]) -> None:
     """Draw `field` against `length`, both fields of the rows, a line for each value of the field `by`."""
-    rows = sorted(rows, key=lambda row: int(getattr(row, length)))
+    results = sorted(results, key=lambda result: int(getattr(result.row, length)))
     for name, color in colors.items():
-        mine = [row for row in rows if getattr(row, by) == name]
-        if mine:
-            places, values = ([getattr(row, what) for row in mine] for what in (length, field))
-            axis.plot(places, values, "o-", label=name, color=color)
-    lengths = list(dict.fromkeys(getattr(row, length) for row in rows))
+        mine = [result for result in results if getattr(result.row, by) == name]
+        if not mine:
+            continue
+        places, values = ([getattr(result.row, what) for result in mine] for what in (length, field))
+        times = [summarize([ms for series in result.samples_ms.values() for ms in series]) for result in mine]
+        ends = [
+            [_SLOWED[field](value, quartile / t.median) for quartile in (t.quartile_1, t.quartile_3)]
+            for value, t in zip(values, times, strict=True)
+        ]
+        axis.errorbar(
+            places, values, yerr=spread(values, ends), fmt="o-", capsize=3, elinewidth=1, label=name, color=color
+        )
+    lengths = list(dict.fromkeys(getattr(result.row, length) for result in results))
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, [str(x) for x in lengths])
     axis.minorticks_off()
@@ -60,32 +76,31 @@ def _colors(names: Iterable[str]) -> dict[str, str]:
     return {name: f"C{i}" for i, name in enumerate(dict.fromkeys(names))}
 
 
-def plot(results: Sequence[Result], path: Path, device: str) -> None:
-    """Write the picture; the file's suffix chooses its format."""
+def figure(results: Sequence[Result], device: str) -> Any:
+    """Return the picture as matplotlib's Figure: a row of panels for each model."""
     require_matplotlib()
     import matplotlib.figure
 
-    rows = [result.row for result in results if result.row.status == "ok" and result.row.tokens_per_s]
-    kinds = list(dict.fromkeys(map(_kind, rows)))
+    results = [result for result in results if result.row.status == "ok" and result.row.tokens_per_s]
+    kinds = list(dict.fromkeys(_kind(result.row) for result in results))
     if not kinds:
         raise PlotError("bench: --plot has no timed case to draw")
-    colors = _colors(row.implementation for row in rows)
-    figure: Any = matplotlib.figure.Figure(figsize=(13, 0.4 + 3.8 * len(kinds)), layout="constrained")
+    colors = _colors(result.row.implementation for result in results)
+    figure: Any = matplotlib.figure.Figure(figsize=(15, min(10, 0.4 + 4.4 * len(kinds))), layout="constrained")
     for part, kind in zip(figure.subfigures(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
-        mine = [row for row in rows if _kind(row) == kind]
-        present = [name for name in colors if any(row.implementation == name for row in mine)]
-        part.suptitle(f"{_title(mine[0])}; {device}")
+        mine = [result for result in results if _kind(result.row) == kind]
+        rows = [result.row for result in mine]
+        present = [name for name in colors if any(row.implementation == name for row in rows)]
+        part.suptitle(f"{_title(rows[0])}; {device}: median and quartiles")
         left, middle, right = part.subplots(1, 3)
         _lines(left, mine, "implementation", "context", "tokens_per_s", colors)
         left.set_ylabel("tokens/s")
-        left.legend(fontsize="small")
         _lines(middle, mine, "implementation", "context", "tpot_median_ms", colors)
         middle.set_ylabel("time per output token, ms")
-        _stacks(right, mine, present, colors)
+        _stacks(right, rows, present, colors)
         right.set_ylabel("time per output token, ms")
-        right.set_ylim(top=1.45 * right.get_ylim()[1])  # room for the legend
-        right.legend(fontsize="small", loc="upper left")
-    figure.savefig(path, dpi=100)
+        with_legend(part)
+    return figure
 
 
 def _training_kind(row: TrainRow) -> str:
@@ -95,25 +110,25 @@ def _training_kind(row: TrainRow) -> str:
     return f"training {row.model}{layers}, {row.dtype}, batch {row.batch}{checkpointing}"
 
 
-def plot_training(results: Sequence[Result], path: Path, device: str) -> None:
-    """Write the picture; the file's suffix chooses its format."""
+def training_figure(results: Sequence[Result], device: str) -> Any:
+    """Return the picture as matplotlib's Figure: a row of panels for each model."""
     require_matplotlib()
     import matplotlib.figure
 
-    rows = [result.row for result in results if result.row.status == "ok"]
-    kinds = list(dict.fromkeys(map(_training_kind, rows)))
+    results = [result for result in results if result.row.status == "ok"]
+    kinds = list(dict.fromkeys(_training_kind(result.row) for result in results))
     if not kinds:
         raise PlotError("bench: --plot has no timed case to draw")
-    colors = _colors(row.attention for row in rows)
-    figure: Any = matplotlib.figure.Figure(figsize=(9, 0.4 + 3.8 * len(kinds)), layout="constrained")
+    colors = _colors(result.row.attention for result in results)
+    figure: Any = matplotlib.figure.Figure(figsize=(11, min(10, 0.4 + 4.4 * len(kinds))), layout="constrained")
     for part, kind in zip(figure.subfigures(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
-        mine = [row for row in rows if _training_kind(row) == kind]
-        part.suptitle(f"{kind}; {device}")
+        mine = [result for result in results if _training_kind(result.row) == kind]
+        part.suptitle(f"{kind}; {device}: median and quartiles")
         left, right = part.subplots(1, 2)
         _lines(left, mine, "attention", "seq", "tokens_per_s", colors)
         left.set_ylabel("tokens/s")
-        left.legend(fontsize="small")
         _lines(right, mine, "attention", "seq", "peak_bytes", colors)
         right.set_ylabel("peak memory")
         right.yaxis.set_major_formatter(lambda value, _place: size(int(value)))
-    figure.savefig(path, dpi=100)
+        with_legend(part)
+    return figure

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from xeflash.bench.limits import Peaks
 from xeflash.bench.llm.cells import Cell, Implementation
 from xeflash.bench.llm.generation import Generation
 from xeflash.bench.rows import Result
@@ -53,6 +55,7 @@ class LlmRow:
     read_bytes: int | None = None
     written_bytes: int | None = None
     launches: int | None = None
+    bound_by: str | None = None
 
     @property
     def label(self) -> str:
@@ -114,8 +117,8 @@ def result_of(
     return Result(row, samples)
 
 
-def with_ratios(results: Sequence[Result], peak_gbytes: float) -> list[Result]:
-    """Return the results with tokens/s over those of sdpa/dynamic, and % of the peak, filled in."""
+def with_ratios(results: Sequence[Result], peaks: Peaks) -> list[Result]:
+    """Return the results with tokens/s over those of sdpa/dynamic, and % of what reading is held to, filled in."""
     cell_fields = [field.name for field in dataclasses.fields(Cell)]
 
     def cell_of(row: LlmRow) -> tuple[object, ...]:
@@ -128,11 +131,15 @@ def with_ratios(results: Sequence[Result], peak_gbytes: float) -> list[Result]:
     }
 
     def fill(row: LlmRow) -> LlmRow:
-        base, rate = plain.get(cell_of(row)), row.kv_gbytes_per_s
-        return dataclasses.replace(
-            row,
-            ratio=row.tokens_per_s / base if row.tokens_per_s and base else None,
-            percent_of_peak=100 * rate / peak_gbytes if rate and peak_gbytes else None,
-        )
+        base = plain.get(cell_of(row))
+        row = dataclasses.replace(row, ratio=row.tokens_per_s / base if row.tokens_per_s and base else None)
+        if not row.attention_ms or not row.kv_bytes:
+            return row
+        of_reading = ("", "")  # no arithmetic is measured
+        weights_too = math.inf  # they drive K and V out of a cache
+        limit = peaks.limit(of_reading, 0, row.kv_bytes, 1e-3 * row.attention_ms, weights_too)
+        if limit is None:
+            return row
+        return dataclasses.replace(row, percent_of_peak=limit.percent_of_peak, bound_by=limit.bound_by)
 
     return [dataclasses.replace(result, row=fill(result.row)) for result in results]

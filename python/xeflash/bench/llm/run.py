@@ -14,6 +14,7 @@ from xeflash.bench import peak
 from xeflash.bench.check import ERRORS, said
 from xeflash.bench.environ import available_memory, described, environment, too_large
 from xeflash.bench.forms import TORCH_DTYPES
+from xeflash.bench.limits import Peaks
 from xeflash.bench.llm import check, counts
 from xeflash.bench.llm.cells import Cell, Implementation
 from xeflash.bench.llm.generation import Generation, generate, make_cache, prompt_of
@@ -35,7 +36,8 @@ METHOD = [
     "torch does, with the same numbers in the dtype of the model",
     "tokens/s = batch / median TPOT; of sdpa: times that of sdpa/dynamic",
     "in attention: attention function, cache update and reordering, timed in a pass of their own, of a token's time; "
-    "KV GB/s: bytes of K and V that a token attends to / that time",
+    "KV GB/s: bytes of K and V that a token attends to / that time; of read peak: what memory gives, or a "
+    "cache where that is passed",
     "copied / token: bytes that torch's operations in the cache's methods write, counted in a pass of its own",
     "peak memory: above what was there before generate()",
 ]
@@ -177,10 +179,10 @@ def results_of(cells: Sequence[Cell], options: Options) -> int:
     return len(cells) * (1 if options.simulated else len(options.implementations))
 
 
-def header(options: Options, peaks: peak.Peaks) -> dict[str, object]:
+def header(options: Options, peaks: Peaks) -> dict[str, object]:
     """Return the block above the rows: environment, peaks, method."""
     return {
         "environment": {**environment(), "device": described(options.device), "torch_threads": torch.get_num_threads()},
-        "peaks": {"read GB/s": round(peaks.read_gbytes, 1)} if peaks.read_gbytes else {},
+        "peaks": peaks.named(),
         "method": COUNTS_METHOD if options.simulated else [*METHOD, check.METHOD],
     }
