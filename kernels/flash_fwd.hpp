@@ -35,14 +35,15 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     kv.prefetch_block(j.next());
     const typename Tiles::KeyTile K(kv.keys(j.first()));
     typename Tiles::ScoreTile S;
-    mma_ABt(S, Q, K);  // S = Q K^T
+    const auto seen = scores.template seen<Tiles::Br>(rows, j.index, j.scored());
+    mma_ABt(S, Q, K, seen);  // S = Q K^T
     scores.change(S, rows, j.index, j.scored());
     typename Tiles::ProbTile P;
     softmax.step(P, S, O);  // P = exp(S - m), l += rowsum P
     dropout.drop(P, rows.row, j.scored());
     const auto& all_P = softmax.of_block(P, O);
     const typename Tiles::ValueTile V(kv.values(j.first()));
-    mma_AB(O, all_P, V);  // O += P V
+    mma_AB(O, all_P, V, seen);  // O += P V
   }
 
   if (!softmax.finish(O)) return;

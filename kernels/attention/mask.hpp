@@ -32,6 +32,12 @@ struct Window {  // a Mask
     return select(k < sk, select((ahead >= -left) & (ahead <= right), s, hidden), hidden);
   }
 
+  // The keys that a row sees end here.
+  XF_INLINE int seen_up_to(int q) const {
+    if (right == kUnbounded) return sk;
+    return static_cast<int>(within(static_cast<int64_t>(q) + shift + right + 1, sk));
+  }
+
   // Blocks of Bc keys for rows first_row to last_row.
   template <int Bc>
   XF_INLINE BlockRange k_blocks(int first_row, int last_row) const {

@@ -21,6 +21,14 @@ struct Scores {
                    const BlockRange& range)
       : mask(mask), range(range), variant(p, seq, head), scale(p.scale) {}
 
+  // What of a block's columns some rows see.
+  template <int Br, class OwnRows>
+  XF_INLINE auto seen(const OwnRows& rows, int j, int key) const {
+    return columns_seen<Br>(rows.row, [&](int row) {
+      return range.is_full(j) ? kAllColumns : mask.seen_up_to(rows.query(row)) - key;
+    });
+  }
+
   template <class Tile, class OwnRows>
   XF_INLINE void change(Tile& S, const OwnRows& rows, int j, int key) const {
     if constexpr (!Variant::kIdentity) {

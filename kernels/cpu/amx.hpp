@@ -111,10 +111,10 @@ struct RightT<T, N, D, Block, Begin> {
 };
 
 // S = A K^T for the rows that K has
-template <class T, int R, int N, int D, class Block, int Begin>
+template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
   requires kByAmx<T>
 XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
-                       const RightT<T, N, D, Block, Begin>& K) {
+                       const RightT<T, N, D, Block, Begin>& K, const Seen& = {}) {
   static_assert(R % 32 == 0 && N % 32 == 0);
   const AmxTiles tiles;
   S.cols = K.count;
@@ -162,10 +162,10 @@ struct Right<T, N, D, Block, Begin> {
 };
 
 // O += P V
-template <class T, int R, int N, int D, class Block, int Begin>
+template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
   requires kByAmx<T>
 XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
-                      const Right<T, N, D, Block, Begin>& V) {
+                      const Right<T, N, D, Block, Begin>& V, const Seen& = {}) {
   const AmxTiles tiles;
   for (int r = 0; r < R / kLanes; r += 2) {  // inside: V stays in L1
     for (int d = 0; d < D; d += 32) {

@@ -61,9 +61,9 @@ XF_INLINE auto element(const E* row, int d) {
 constexpr int kChain = 64;
 
 // S = A K^T for the rows that K has. Of a chain's columns, A's, K's and S's of 16 rows stay in L1.
-template <class T, int R, int N, int D, class Block, int Begin>
+template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
 XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
-                       const RightT<T, N, D, Block, Begin>& K) {
+                       const RightT<T, N, D, Block, Begin>& K, const Seen& seen = {}) {
   using Reg = RegisterTile<R>;
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
   constexpr int kSteps = kPaired<T> ? D / 2 : D;
@@ -71,7 +71,8 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
   for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kChain) {
     const int end = kSteps % kChain == 0 || d0 + kChain < kSteps ? d0 + kChain : kSteps;
     for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
-      for (int j = 0; j < S.cols; j += Reg::keys) {
+      const int cols = seen.of(r0, S.cols);
+      for (int j = 0; j < cols; j += Reg::keys) {
         decltype(K.row(0)) k[Reg::keys];
         XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);
         f32x16 acc[Reg::keys][Reg::Rt] = {};
@@ -152,10 +153,9 @@ XF_INLINE float multiply_in_registers(int steps, float seed) {
 // O[:, d .. d + Nt) += P V[:, d .. d + Nt)
 template <int Nt, class T, int R, int N, int D, class Block, int Begin>
 XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
-                              const Right<T, N, D, Block, Begin>& V, int r0, int d) {
+                              const Right<T, N, D, Block, Begin>& V, int r0, int d, int steps) {
   constexpr int Rt = RegisterTile<R>::Rt;
   f32x16 acc[Nt][Rt] = {};
-  const int steps = V.steps();
   const auto* v = V.first() + d;  // moved on by addition: found from j, they take multiplications
   const auto* p = &P.at(0, r0);
   XF_UNROLL_SOME for (int j = 0; j < steps; ++j, v += V.stride, p += Rt) {
@@ -169,14 +169,17 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
 }
 
 // O += P V
-template <class T, int R, int N, int D, class Block, int Begin>
+template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
 XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
-                      const Right<T, N, D, Block, Begin>& V) {
+                      const Right<T, N, D, Block, Begin>& V, const Seen& seen = {}) {
   using Reg = RegisterTile<R>;
-  constexpr int kRest = D % Reg::dims;
+  constexpr int kRest = D % Reg::dims, kKeys = kPaired<T> ? 2 : 1;  // of a step
   for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // outside: the rows of P stay in L1
-    for (int d = 0; d < D - kRest; d += Reg::dims) mma_AB_columns<Reg::dims>(O, P, V, r0, d);
-    if constexpr (kRest) mma_AB_columns<kRest>(O, P, V, r0, D - kRest);
+    const int steps = (seen.of(r0, kKeys * V.steps()) + kKeys - 1) / kKeys;
+    for (int d = 0; d < D - kRest; d += Reg::dims) {
+      mma_AB_columns<Reg::dims>(O, P, V, r0, d, steps);
+    }
+    if constexpr (kRest) mma_AB_columns<kRest>(O, P, V, r0, D - kRest, steps);
   }
 }
 

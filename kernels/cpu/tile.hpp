@@ -98,6 +98,27 @@ struct Tile : Columns<f32x16, R, round_up(C, kIsa == Isa::kAmxBf16 ? 32 : 1)> {
   int cols = C;  // an even number
 };
 
+// How many columns of a block some of the rows see that are taken together: others need no product.
+struct AllColumns {
+  XF_INLINE int of(int, int cols) const { return cols; }
+};
+template <int R>
+struct ColumnsSeen {
+  int most[R / kLanes / kTogether<R>];
+  XF_INLINE int of(int r0, int cols) const {
+    const int n = most[r0 / kTogether<R>];
+    return n < cols ? n : cols;
+  }
+};
+// up_to(row): of the rows from `row` on.
+template <int R, class F>
+XF_INLINE ColumnsSeen<R> columns_seen(int row, F up_to) {
+  constexpr int kRows = kTogether<R> * kLanes;
+  ColumnsSeen<R> seen;
+  for (int i = 0; i < R / kRows; ++i) seen.most[i] = up_to(row + (i + 1) * kRows - 1);
+  return seen;
+}
+
 template <int R, int C>
 XF_INLINE void fill(Columns<f32x16, R, C>& t, float value) {
   t.fill(f32x16(value));

@@ -39,7 +39,7 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
 // row and element, 4 per row and key) leave room for it.
 template <class LeftTile, class T, int R, int Scored, int N, int D, class Block, int Begin>
 XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
-                       const RightT<T, N, D, Block, Begin>& K) {
+                       const RightT<T, N, D, Block, Begin>& K, AllColumns = {}) {
   static_assert(Scored == N || Scored == N / kTeam);
   using Chunks = RightT<T, N, D, Block, Begin>;
   constexpr int kColumns = Chunks::kColumns, kSteps = round_up(D, kColumns) / kColumns;
@@ -106,7 +106,8 @@ XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
 
 // O += P V
 template <class T, int R, int N, int D, class Block, int Begin>
-XF_INLINE void mma_AB(Tile<R, D>& O, Left<T, R, N> P, const Right<T, N, D, Block, Begin>& V) {
+XF_INLINE void mma_AB(Tile<R, D>& O, Left<T, R, N> P, const Right<T, N, D, Block, Begin>& V,
+                      AllColumns = {}) {
   using Blocks = Right<T, N, D, Block, Begin>;
   constexpr int kChunks = Blocks::kColumns / kLanes;
   if constexpr (kScaled<Block>) scale_columns(P, V.memory.scales, kFactorUnit<typename Blocks::E>);

@@ -90,6 +90,13 @@ XF_INLINE bool any_above(const ColMax<R>& a, const ColVec<R>& b, float margin) {
   return (worst > margin).any();
 }
 
+// A product takes all columns of a block.
+struct AllColumns {};
+template <int R, class F>
+XF_INLINE AllColumns columns_seen(int, F) {
+  return {};
+}
+
 // R rows x C columns of fp32: x[column / kLanes][row][kLanes columns], so 8 rows x kLanes columns
 // are what dpas writes, and R rows of them what a 2D block message moves.
 template <int R, int C>
