@@ -58,12 +58,13 @@ Arch of_driver() {
 #define XF_OF_ZMM(i) "vfmadd231ps %%zmm12, %%zmm13, %%zmm" #i "\n"
 #define XF_OF_PAIRS(i) "vdpbf16ps %%zmm12, %%zmm13, %%zmm" #i "\n"
 #define XF_TWELVE(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11)
-#define XF_REPEAT(steps, body)                                                                  \
-  asm volatile(XF_TWELVE(XF_ZERO) XF_ZERO(12) XF_ZERO(13) "1:\n" body "dec %0\njnz 1b\n"        \
-                                                                      "vzeroupper\n"            \
-               : "+r"(steps)                                                                    \
-               :                                                                                \
-               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",  \
+#define XF_REPEAT(steps, body)                                                                 \
+  asm volatile(XF_TWELVE(XF_ZERO) XF_ZERO(12) XF_ZERO(13) "1:\n" body                          \
+                                                          "dec %0\njnz 1b\n"                   \
+                                                          "vzeroupper\n"                       \
+               : "+r"(steps)                                                                   \
+               :                                                                               \
+               : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \
                  "xmm9", "xmm10", "xmm11", "xmm12", "xmm13")
 
 void run_ymm(long steps) { XF_REPEAT(steps, XF_TWELVE(XF_OF_YMM)); }
@@ -112,7 +113,8 @@ constexpr double kGain = 1.2;
 
 Arch fastest_up_to(Arch most) {
   if (most < kPairs || rates_in_use.fp32 == 0) return most;  // not measured: what is newest
-  if (most == kTiles && rates_in_use.tiles > kGain * std::max(rates_in_use.fp32, rates_in_use.pairs))
+  if (most == kTiles &&
+      rates_in_use.tiles > kGain * std::max(rates_in_use.fp32, rates_in_use.pairs))
     return kTiles;
   return rates_in_use.pairs > kGain * rates_in_use.fp32 ? kPairs : kAvx512;
 }

@@ -1,7 +1,7 @@
 """How fast this CPU multiplies and adds, by each of its instructions: what decides which kernels it is given.
 
-vdpbf16ps makes twice the multiply-adds of fp32's instruction on AMD's cores and half of them on some of Intel's, so it is
-measured, once for a CPU: a kernel must not change from one process to the next, and its bits with it.
+vdpbf16ps makes twice the multiply-adds of fp32's instruction on AMD's cores and half of them on some of Intel's, so it
+is measured, once for a CPU: a kernel must not change from one process to the next, and its bits with it.
 """
 
 from __future__ import annotations
