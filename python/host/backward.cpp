@@ -1,7 +1,6 @@
 #include "backward.hpp"
 
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -286,7 +285,7 @@ int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& pl
   const int64_t heads = p.batch * p.heads_k,
                 workers = std::min<int64_t>(heads, facts.compute_units);
   if (workers == 0 || !p.has_queries() || p.sk == 0) return 0;
-  const int64_t cores = sysconf(_SC_NPROCESSORS_CONF), turns = (heads + cores - 1) / cores;
+  const int64_t cores = cores_of_machine(), turns = (heads + cores - 1) / cores;
   return 5 * turns * cores <= 7 * heads ? workers : 0;
 }
 
@@ -301,6 +300,8 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
         adds_up && (algorithm == Algorithm::kBackward || algorithm == Algorithm::kBackwardQ ||
                     algorithm == Algorithm::kBackwardK);
     desc.rows = rows_for(desc, p, schedule_of(place.device));
+    if (algorithm == Algorithm::kBackwardQ || algorithm == Algorithm::kBackwardK)
+      desc.rows = rows_for_cores(desc, p, r, place.device);
     // So that groups have threads enough to bring tiles into shared memory.
     if (access != Access::kNone) desc.rows = std::max<uint8_t>(desc.rows, 32);
     return desc;
