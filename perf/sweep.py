@@ -40,7 +40,7 @@ from xeflash.tune.desc import DTYPE_NAMES, Desc
 
 Blocks = tuple[int, int]
 Figures = tuple[str, ...]
-ROWS = {"flash_fwd": (16, 32, 128), "flash_decode": (1, 2, 4, 7, 8, 15, 16)}
+ROWS = {"flash_fwd": (16, 32, 64, 128), "flash_decode": (1, 2, 4, 7, 8, 15, 16)}
 # What tiles are multiples of, by algorithm and whether it is the CPU's.
 UNITS = {("flash_fwd", True): (16, 12), ("flash_fwd", False): (8, 16)}
 UNITS |= {("flash_decode", True): (1, 16), ("flash_decode", False): (1, 16)}

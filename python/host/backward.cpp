@@ -1,7 +1,6 @@
 #include "backward.hpp"
 
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -277,7 +276,8 @@ int64_t workers_of_captures(const Problem& p, int64_t captured, const Kernels& k
 // One kernel of a work-item per head of keys makes each product once; those for dQ and for dK and
 // dV make two of five twice, but have work for many cores. Their dQ differs in the last bits, so
 // the choice is the machine's, whatever part of it a process may use. (AMX: two kernels, whose
-// products are all its own.)
+// products are all its own.) Sums of dQ that take more than 256 MiB would leave caches for memory,
+// whose bandwidth all cores share.
 int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& place) {
   const DeviceFacts& facts = place.device.facts;
   if (!schedule_of(place.device).one_pass) return 0;
@@ -286,8 +286,10 @@ int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& pl
   const int64_t heads = p.batch * p.heads_k,
                 workers = std::min<int64_t>(heads, facts.compute_units);
   if (workers == 0 || !p.has_queries() || p.sk == 0) return 0;
-  const int64_t cores = sysconf(_SC_NPROCESSORS_CONF), turns = (heads + cores - 1) / cores;
-  return 5 * turns * cores <= 7 * heads ? workers : 0;
+  const int64_t cores = cores_of_machine(), turns = (heads + cores - 1) / cores;
+  constexpr int64_t kMostFloats = int64_t{64} << 20;
+  const int64_t sums = std::min(heads, cores) * (p.heads_q / p.heads_k) * p.sq * p.d;
+  return 5 * turns * cores <= 7 * heads && sums <= kMostFloats ? workers : 0;
 }
 
 // In their order: those of keys and heads read what the first one leaves.
@@ -301,6 +303,8 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
         adds_up && (algorithm == Algorithm::kBackward || algorithm == Algorithm::kBackwardQ ||
                     algorithm == Algorithm::kBackwardK);
     desc.rows = rows_for(desc, p, schedule_of(place.device));
+    if (algorithm == Algorithm::kBackwardQ || algorithm == Algorithm::kBackwardK)
+      desc.rows = rows_for_cores(desc, p, r, place.device);
     // So that groups have threads enough to bring tiles into shared memory.
     if (access != Access::kNone) desc.rows = std::max<uint8_t>(desc.rows, 32);
     return desc;

@@ -35,6 +35,7 @@ Desc describe(const Problem& p, const FwdRequest& r, const Outputs& to, const Pl
   desc.unified_max = r.unified_max.has_value();
   desc.packed_heads = !decode && packs_heads(p, r, schedule);
   desc.rows = rows_for(desc, p, schedule);
+  desc.rows = rows_for_cores(desc, p, r, place.device);
   desc.split_keys = splits_keys(p, desc, place.device);
   desc.page_unit = page_unit_for(p, schedule);
   desc.access = access_of(p, r, to, desc, place);

@@ -36,7 +36,7 @@ class ThreadBuffer {
     queue_.reset();
   }
 
-  static constexpr size_t kKept = size_t{4} << 20;  // floats: 16 MiB a thread
+  static constexpr size_t kKept = size_t{1} << 20;  // floats: 4 MiB a thread
   std::optional<sycl::queue> queue_;
   float* data_ = nullptr;
   size_t size_ = 0;

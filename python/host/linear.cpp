@@ -141,7 +141,8 @@ py::object linear(const py::kwargs& arguments) {
   }
   const Place place = place_of(x);
   refuse_to_wait_while_recording(place, x, "x", check);
-  if (place.device.facts.arch.rfind("cpu-", 0) != 0) {  // a GPU reaches rows by 32 bits
+  const bool on_gpu = place.device.facts.arch.rfind("cpu-", 0) != 0;
+  if (on_gpu) {  // and reaches rows by 32 bits
     constexpr int64_t kFar = int64_t{1} << 27;
     XF_REQUIRE(check, w.shape[0] <= 1 || w.strides[0] * size_of(w.dtype) < kFar, "weight",
                "must have rows less than 2^27 bytes apart on a GPU", w.describe_strides(), w);
@@ -162,7 +163,9 @@ py::object linear(const py::kwargs& arguments) {
   desc.dtype = x.dtype;
   constexpr int64_t kMostRows = 64;
   desc.rows = static_cast<uint8_t>(std::min(rows.shape[0], kMostRows));
-  desc.width = width_of(outputs);
+  // The tables of the CPU are of two cores: with more, each has fewer outputs.
+  const int64_t cores = on_gpu ? 2 : std::max(2, place.device.facts.compute_units);
+  desc.width = width_of((2 * outputs + cores - 1) / cores);
   desc.weight = plain ? DType::kOther : w.dtype;
   desc.scale = scales.array.data ? scales.array.dtype : DType::kOther;
   desc.group = static_cast<uint8_t>(whole ? 0 : r.group);

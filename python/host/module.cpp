@@ -225,6 +225,7 @@ PYBIND11_MODULE(_core, m) {
       "set_cpu_rates",
       [](double fp32, double pairs, double tiles) { set_cpu_rates({fp32, pairs, tiles}); },
       py::arg("fp32"), py::arg("pairs"), py::arg("tiles"));
+  m.def("pretend_cores", &pretend_cores);
   m.def("devices", &devices);
   m.def("arch_of", [](const py::object& array, const char* function, const char* name) {
     return place_of(read_array(array, function, name)).device.facts.arch;

@@ -51,6 +51,8 @@ std::set<int> threads_of_process() {
 }
 std::atomic<bool> all_workers_roam = false;
 
+int pretended_cores = 0;
+
 }  // namespace
 
 DeviceFacts facts_of(const sycl::device& d) {
@@ -78,7 +80,9 @@ DeviceFacts facts_of(const sycl::device& d) {
     f.arch = kernels.family;
     if (f.arch.empty()) f.no_kernels = no_kernels(f, kernels.why_not);
   }
-  f.compute_units = static_cast<int>(d.get_info<sycl::info::device::max_compute_units>());
+  f.compute_units = d.is_cpu() && pretended_cores
+                        ? pretended_cores
+                        : static_cast<int>(d.get_info<sycl::info::device::max_compute_units>());
   f.fp16 = d.has(sycl::aspect::fp16);
   f.fp64 = d.has(sycl::aspect::fp64);
   f.esimd = d.has(sycl::aspect::ext_intel_esimd);
@@ -91,6 +95,11 @@ std::vector<DeviceFacts> all_devices() {
   for (const auto& device : sycl::device::get_devices()) all.push_back(facts_of(device));
   return all;
 }
+
+int cores_of_machine() {
+  return pretended_cores ? pretended_cores : static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
+}
+void pretend_cores(int cores) { pretended_cores = cores; }
 
 sycl::queue& host_queue() {
   static sycl::queue* queue = [] {

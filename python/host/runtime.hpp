@@ -28,6 +28,11 @@ struct DeviceFacts {
 DeviceFacts facts_of(const sycl::device& device);
 std::vector<DeviceFacts> all_devices();
 
+// Cores of the machine, whatever part of them a process may use.
+int cores_of_machine();
+// Both kinds from now on, before the first call: for tests, which count how calls are shared out.
+void pretend_cores(int cores);
+
 // The in-order queue of the SYCL CPU device, for arrays in host memory.
 sycl::queue& host_queue();
 

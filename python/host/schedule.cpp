@@ -9,6 +9,16 @@ namespace {
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
+// Whether the rows of a tile are keys.
+bool has_rows_of_keys(const Desc& desc) {
+  return desc.algorithm == Algorithm::kBackwardK || desc.algorithm == Algorithm::kBackward;
+}
+
+// Of a head, or of the heads that share its keys where these are packed.
+int64_t rows_of_head(const Desc& desc, const Problem& p) {
+  return has_rows_of_keys(desc) ? p.sk : desc.packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
+}
+
 // Keys that the window of one query leaves.
 int64_t seen_at_most(const FwdParams& p) {
   if (p.left == kUnbounded || p.right == kUnbounded) return p.max_k;
@@ -40,12 +50,31 @@ uint8_t rows_for(const Desc& desc, const Problem& p, const Schedule& schedule) {
   if (desc.algorithm == Algorithm::kDecode) {
     return static_cast<uint8_t>(ceil_div(group, ceil_div(group, schedule.tile_rows)));
   }
-  const bool of_keys =
-      desc.algorithm == Algorithm::kBackwardK || desc.algorithm == Algorithm::kBackward;
-  const int64_t filled = of_keys ? p.sk : desc.packed_heads ? p.sq * group : p.sq;
+  const int64_t filled = rows_of_head(desc, p);
   uint8_t rows = 16;
   while (rows < 128 && rows < filled) rows *= 2;
   return rows;
+}
+
+uint8_t rows_for_cores(const Desc& desc, const Problem& p, const FwdRequest& r,
+                       const Device& device) {
+  constexpr int kFewest = 32, kWideHead = 256;  // whose tiles are low
+  const int key_rows = schedule_of(device).key_rows;
+  if (key_rows == 0 || desc.algorithm == Algorithm::kDecode || std::max(p.d, p.dv) > kWideHead)
+    return desc.rows;
+  const int64_t heads =
+      p.batch * (has_rows_of_keys(desc) || desc.packed_heads ? p.heads_k : p.heads_q);
+  // Of a triangle of scores a core has a long tile and a short one.
+  const bool triangle = (r.causal || r.right == 0) && r.left < 0 && p.sk <= p.sq;
+  const int64_t in_turn = int64_t{triangle ? 2 : 1} * device.facts.compute_units;
+  const auto time = [&](int rows) {
+    return ceil_div(heads * ceil_div(rows_of_head(desc, p), rows), in_turn) * (rows + key_rows);
+  };
+  int best = desc.rows;
+  for (int rows = desc.rows / 2; rows >= kFewest; rows /= 2) {
+    if (time(rows) < time(best)) best = rows;
+  }
+  return static_cast<uint8_t>(best);
 }
 
 Desc stand_in_for(Desc desc) {
@@ -93,7 +122,10 @@ int32_t splits_for(const Problem& p, const FwdRequest& r, const Kernels& kernels
   const int64_t threads = decode_groups(p, kernels) * kernels.threads;
   const int64_t room = int64_t{s.threads_of_unit} * device.facts.compute_units;
   const int64_t rows = std::min<int64_t>(p.heads_q / p.heads_k, kernels.block_q);
-  const int64_t least = std::max<int64_t>(s.split_keys, s.split_keys_of_row * rows);
+  int64_t least = std::max<int64_t>(s.split_keys, s.split_keys_of_row * rows);
+  // Keys that are split anyway are so for units that would have none.
+  if (s.split_few && keys > least)
+    least = std::clamp<int64_t>(keys * threads / device.facts.compute_units, s.split_few, least);
   const int64_t wanted = s.whole_waves ? room / threads : ceil_div(room, threads);
   int64_t splits = std::min(wanted, ceil_div(keys, least));
   if (const int64_t bytes = bytes_of_key(p.k, p.k_layout(r.layout)); s.split_bytes && bytes) {

@@ -9,13 +9,15 @@ namespace xeflash {
 
 // As tune/schedule.py explains them.
 struct Schedule {
-  int split_keys, split_keys_of_row, split_bytes, split_least;
+  int split_keys, split_few, split_keys_of_row, split_bytes, split_least;
   bool whole_waves;
   int turns, turn_keys, page_unit, threads_of_unit, tile_rows, packed_queries;
   bool one_pass;
+  int key_rows;
 };
 constexpr std::tuple kScheduleFields{
     Field{"split_keys", &Schedule::split_keys},
+    Field{"split_few", &Schedule::split_few},
     Field{"split_keys_of_row", &Schedule::split_keys_of_row},
     Field{"split_bytes", &Schedule::split_bytes},
     Field{"split_least", &Schedule::split_least},
@@ -27,6 +29,7 @@ constexpr std::tuple kScheduleFields{
     Field{"tile_rows", &Schedule::tile_rows},
     Field{"packed_queries", &Schedule::packed_queries},
     Field{"one_pass", &Schedule::one_pass},
+    Field{"key_rows", &Schedule::key_rows},
 };
 static_assert(is_complete(kScheduleFields));
 
@@ -34,6 +37,12 @@ const Schedule& schedule_of(const Device& device);
 
 // Rows that a tile can be filled with: what the tuning tables choose its height by.
 uint8_t rows_for(const Desc& desc, const Problem& problem, const Schedule& schedule);
+
+// Those of desc.rows, or fewer, with which the last core ends first: where tiles are few for the
+// cores, lower ones are more. Each has the keys of a block in one order, so that all give the same
+// bits.
+uint8_t rows_for_cores(const Desc& desc, const Problem& problem, const FwdRequest& request,
+                       const Device& device);
 
 // What the package has in the place of kernels that cannot be compiled, if anything: of full tiles,
 // each of a head, or of eight heads that share keys. jit/prebuilt.py has the list.

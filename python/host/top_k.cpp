@@ -31,6 +31,17 @@ static_assert(is_complete(kTopKFields));
 
 constexpr int64_t kMostK = 64;
 
+// The largest logits are the same, however the columns are parted: with few rows, so that each core
+// has some.
+int64_t part_for_cores(const Head& head, const Kernels& kernels) {
+  const int64_t part = part_of(head);
+  if (head.on_gpu) return part;
+  constexpr int64_t kLeast = 512;
+  const int64_t parts =
+      divide_up(head.place.device.facts.compute_units, divide_up(head.rows, kernels.block_q));
+  return std::min(part, std::max(kLeast, divide_up(head.columns, parts)));
+}
+
 // Rows of a tile that a CPU fills: of fewer, `linear` reads the weight once, for as many as there
 // are.
 constexpr int64_t kFewRows = 8;
@@ -98,7 +109,7 @@ py::tuple linear_top_k(const py::kwargs& arguments) {
       find_kernels(head.describe(Algorithm::kLinearTopK, head.rows, head.inputs), head.place);
   TopKParams p{};
   head.fill(p);
-  share_out(p, kernels, part_of(head), head);
+  share_out(p, kernels, part_for_cores(head, kernels), head);
   p.k = static_cast<int32_t>(r.k);
   p.length = static_cast<int32_t>(whole(r.k, kListStep));
   p.largest = reinterpret_cast<float*>(values.data);

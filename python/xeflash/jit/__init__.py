@@ -1,6 +1,20 @@
 """Kernels just in time: problem -> tile sizes -> source -> binary, from the wheel, the disk cache or the compiler."""
 
-from xeflash.jit.precompile import compile_command, peak_kernel
-from xeflash.jit.provide import provide
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from xeflash.jit import provide
+
+if TYPE_CHECKING:
+    from xeflash.jit.precompile import compile_command, peak_kernel
 
 __all__ = ["compile_command", "peak_kernel", "provide"]
+
+
+def __getattr__(name: str) -> Any:
+    """What few processes ask for is imported then."""
+    if name not in __all__:
+        raise AttributeError(f"module 'xeflash.jit' has no attribute {name!r}")
+    return getattr(importlib.import_module("xeflash.jit.precompile"), name)

@@ -25,6 +25,8 @@ def describe(
 ) -> Desc:
     """A call with so many queries, and heads of them to one of K and V, which share a bias if there is one.
 
+    CPUs take a description of fewer queries, too, where tiles are few for their cores.
+
     `few_tiles`: too few for the device, of many keys. `page`: the size of the cache's pages, 0 if it has none.
     `access`: the widest that the call's arrays allow. `features`: the other fields of Desc that it sets.
     """

@@ -46,6 +46,11 @@ class Headers:
         self._missing = ""  # what the last compiler looked for in vain
         self._guard = threading.Lock()
 
+    @property
+    def proven(self) -> bool:
+        """Whether a kernel has been compiled with them."""
+        return self._proven
+
     def compile(self, name: str, compiler: Callable[[tuple[str, ...]], _Built]) -> _Built:
         """What compiler(options) returns for the kernel `name`.
 

@@ -28,14 +28,16 @@ def default_set(of_release: bool) -> Iterator[Desc]:
             if arch == "cpu-avx512" and dtype != "bfloat16":
                 continue  # the same code as for cpu-avx512-bf16
             for head_dim in (64, 128):
-                yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 64)
+                for rows in (32, 64):  # low tiles where they are few for the cores
+                    yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, rows)
                 for rows in (1, 4, 8):  # heads that share a KV head
                     yield Desc("flash_decode", arch, dtype, head_dim, head_dim, rows)
             if arch != "cpu-generic":
                 yield Desc("flash_fwd", arch, dtype, 256, 256, 64, hooks=_SOFTCAP)
                 yield Desc("flash_decode", arch, dtype, 256, 256, 2, hooks=_SOFTCAP)
     for head_dim, hooks in ((64, ()), (128, ()), (256, _SOFTCAP)):
-        yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, 64, hooks=hooks)
+        for rows in (32, 64, 128):
+            yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, rows, hooks=hooks)
     for arch, access in (("bmg", "block2d"), ("dg2", "dwords")):  # pvc has the code of bmg
         for dtype in ("bfloat16", "float16"):
             if of_release:

@@ -159,8 +159,9 @@ def _lock_of(key: str) -> threading.Lock:
 
 def _compile(kernel: KernelSource, desc: AnyDesc, queue: int) -> cache.Built:
     def compiler(of_headers: tuple[str, ...]) -> cache.Built:
-        # A process parses once what its kernels begin with alike.
-        options = [*kernel.options, f"-I{HEADERS}", *of_headers, "--auto-pch", INSTANTIATE_EARLY]
+        # A process that compiles a second kernel will compile more: it parses once what they begin with alike.
+        parse_once = ("--auto-pch", INSTANTIATE_EARLY) if CXX_HEADERS.proven else ()
+        options = [*kernel.options, f"-I{HEADERS}", *of_headers, *parse_once]
         return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.entries[0]))
 
     try:

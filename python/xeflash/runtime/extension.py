@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.metadata
 import os
 import re
 import sys
@@ -26,22 +25,24 @@ def in_distribution(distribution: str, name: str) -> Path | None:
     direct = Path(sys.prefix) / "lib" / name
     if direct.exists():
         return direct
-    try:
-        files = importlib.metadata.files(distribution) or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    for file in files:
+    for file in _files_of(distribution):
         if file.name == name:
             return Path(str(file.locate())).resolve()
     return None
 
 
+def _files_of(distribution: str) -> list[Any]:
+    from importlib import metadata  # takes longer than all else that `import xeflash` does
+
+    try:
+        return metadata.files(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
 def libcxx() -> Path | None:
     """The folder of libc++'s headers, which intel-sycl-rt has from 2026.2 on."""
-    try:
-        files = importlib.metadata.files("intel-sycl-rt") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    files = _files_of("intel-sycl-rt")
     configs = (file for file in files if file.as_posix().endswith("include/c++/v1/__config"))
     return next((Path(str(file.locate())).resolve().parent for file in configs), None)
 

@@ -6,6 +6,8 @@ without --row, each row of the table that serves this machine.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from xeflash.tune.desc import Desc
 from xeflash.tune.schedule import Schedule
 
@@ -17,6 +19,7 @@ Row = tuple[str, str, int, int, int, int]
 FLASH_FWD: list[Row] = [
     # AMX has blocks of 32 rows and keys. V is transposed for every tile: the more rows the better.
     ("cpu-amx-bf16", "bfloat16", 32, 576, 32, 192),
+    ("cpu-amx-bf16", "bfloat16", 64, 256, 64, 192),
     ("cpu-amx-bf16", "bfloat16", 255, 256, 128, 192),
     ("cpu-amx-bf16", "bfloat16", 255, 576, 64, 96),
     ("*", "*", 16, 576, 16, 96),
@@ -33,9 +36,11 @@ FLASH_DECODE: list[Row] = [
 
 # Rows are those of dQ, or of dK and dV: more tiles than in the forward want to be in L2.
 FLASH_BWD: list[Row] = [
+    ("cpu-amx-bf16", "bfloat16", 32, 576, 32, 96),
     ("cpu-amx-bf16", "bfloat16", 255, 256, 64, 96),
     ("cpu-amx-bf16", "bfloat16", 255, 576, 32, 96),
     ("*", "*", 16, 576, 16, 48),
+    ("*", "*", 32, 256, 32, 96),
     ("*", "*", 255, 256, 64, 96),
     ("*", "*", 255, 576, 32, 48),
 ]
@@ -61,7 +66,10 @@ SCHEDULE = Schedule(
     turn_keys=0,
     page_unit=16,
     one_pass=True,
+    split_few=64,
+    key_rows=8,
 )
+SCHEDULE_OF_AMX = replace(SCHEDULE, key_rows=32)
 
 
 def row_of(desc: Desc) -> Row:

@@ -21,3 +21,5 @@ class Schedule:
     tile_rows: int = 16  # most of a thread
     packed_queries: int = 16  # most whose heads, if they share keys, are the rows of one tile
     one_pass: bool = False  # backward: a kernel may make dQ, dK and dV, where there are heads enough
+    split_few: int = 0  # keys of a split, of those that are split anyway, where units would have none; 0: split_keys
+    key_rows: int = 0  # rows that a tile could have for the time that bringing in its keys takes; 0: tiles are full

@@ -9,6 +9,8 @@ from xeflash.tune.schedule import Schedule
 
 def schedule(arch: str) -> Schedule:
     """How calls are shared out over a device."""
+    if arch == "cpu-amx-bf16":
+        return cpu.SCHEDULE_OF_AMX
     return cpu.SCHEDULE if arch.startswith("cpu-") else xe.SCHEDULE
 
 
