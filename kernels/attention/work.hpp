@@ -8,8 +8,9 @@ namespace xeflash {
 
 // One block of rows of one head, and one part of its output's columns, a thread's or a team's.
 // Tiles that pass the same keys (or, if the rows are keys, the same queries) are of neighbouring
-// blocks. The blocks that see most where attention is causal come first, so that the tail of a
-// launch is short: the last queries, the first keys.
+// blocks. Where attention is causal, the last queries and the first keys see most. A device that
+// takes groups in their order has these first, so that the tail of a launch is short; one that
+// gives each core groups that follow each other has one of these and one of the others in turn.
 enum class First { last_block, first_block };
 struct Work {
   int batch, head, block, part;
@@ -18,8 +19,9 @@ struct Work {
                  First first = First::last_block) {
     const GroupIndex blocks = (row_blocks + kNeighbours - 1) / kNeighbours;
     const GroupIndex tile = group / parts, pair = tile / blocks;
-    const GroupIndex place = tile - pair * blocks;
+    GroupIndex place = tile - pair * blocks;
     part = static_cast<int>(group - tile * parts);
+    if constexpr (kGroupsInParts) place = place % 2 ? blocks - 1 - place / 2 : place / 2;
     block =
         static_cast<int>(first == First::first_block ? place : blocks - 1 - place) * kNeighbours +
         neighbour();

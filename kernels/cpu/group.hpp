@@ -7,6 +7,7 @@ namespace xeflash::cpu {
 
 // Nothing is shared, and all keys of a row are seen by one.
 constexpr bool kStaged = false, kOnePlace = false, kInStep = false, kPairs = false;
+constexpr bool kGroupsInParts = true;  // each core has groups that follow each other
 constexpr int kNeighbours = 1, kTeam = 1, kKeyTurns = 1;
 XF_INLINE int neighbour() { return 0; }
 XF_INLINE int member() { return 0; }

@@ -45,6 +45,7 @@ XF_INLINE void meet_pair() {
 }
 // Whether the threads of a group meet at each block, so that they have to come to the same ones.
 constexpr bool kInStep = kStaged || kThreadsOfTile > 1;
+constexpr bool kGroupsInParts = false;  // a device takes them in their order
 // Before a tile takes the place of its predecessor where no other came in between.
 XF_INLINE void reuse_shared() {
   if constexpr (kStaged) meet();
