@@ -20,13 +20,14 @@ struct RegisterTile {
 template <int Degree, class T, int R, int C>
 XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m,
                             ColVec<R>& l) {
+  const auto power = [&](f32x16 s, int r) __attribute__((always_inline)) {
+    return exp2<Degree, kExp2Headroom, true>(fma(s, scale, -m.x[r]));  // P <= 2^kSlack
+  };
   for (int r0 = 0; r0 < R / kLanes; r0 += kTogether<R>) {
     f32x16 sum_even[kTogether<R>] = {}, sum_odd[kTogether<R>] = {};
     for (int c = 0; c < S.cols; c += 2) {
       XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) {
-        const f32x16 even = exp2<Degree, kExp2Headroom>(fma(S.at(c, r0 + r), scale, -m.x[r0 + r]));
-        const f32x16 odd =
-            exp2<Degree, kExp2Headroom>(fma(S.at(c + 1, r0 + r), scale, -m.x[r0 + r]));
+        const f32x16 even = power(S.at(c, r0 + r), r0 + r), odd = power(S.at(c + 1, r0 + r), r0 + r);
         sum_even[r] += even;
         sum_odd[r] += odd;
         if constexpr (kPaired<T>) {
@@ -56,9 +57,11 @@ XF_INLINE auto element(const E* row, int d) {
   }
 }
 
-// A sum in fp32 goes over this many steps at most, then into the total: its rounding errors stay
-// short.
-constexpr int kChain = 64;
+// A sum in fp32 goes over this many steps at most, then into the total: rounding errors stay short
+// beside the size of what is added up, which takes two chains. Gradients need scores that are those
+// of the forward pass to the last bit.
+template <int Steps>
+constexpr int kChain = Steps > 64 ? 64 : 32;
 
 // S = A K^T for the rows that K has. Of a chain's columns, A's, K's and S's of 16 rows stay in L1.
 template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
@@ -66,10 +69,10 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
                        const RightT<T, N, D, Block, Begin>& K, const Seen& seen = {}) {
   using Reg = RegisterTile<R>;
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
-  constexpr int kSteps = kPaired<T> ? D / 2 : D;
+  constexpr int kSteps = kPaired<T> ? D / 2 : D, kMost = kChain<kSteps>;
   S.cols = K.rows() < N ? round_up(K.rows(), Reg::keys) : N;
-  for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kChain) {
-    const int end = kSteps % kChain == 0 || d0 + kChain < kSteps ? d0 + kChain : kSteps;
+  for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kMost) {
+    const int end = kSteps % kMost == 0 || d0 + kMost < kSteps ? d0 + kMost : kSteps;
     for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
       const int cols = seen.of(r0, S.cols);
       for (int j = 0; j < cols; j += Reg::keys) {
@@ -109,15 +112,15 @@ XF_INLINE f32x16 multiply_add(f32x16 acc, u32x16 b, u32x16 a) { return dot_pairs
 template <int R, int D, class RowsA, class RowsB>
 XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
   using T = std::remove_cvref_t<decltype(*A.row(0))>;
-  constexpr int kSteps = kPaired<T> ? (D + 1) / 2 : D;
+  constexpr int kSteps = kPaired<T> ? (D + 1) / 2 : D, kMost = kChain<kPaired<T> ? D / 2 : D>;
   Left<T, R, D> a, b;
   load(a, A);
   load(b, B);
   ColVec<R> dots;
   for (int r = 0; r < R / kLanes; ++r) {
-    for (int d0 = 0; d0 < kSteps; d0 += kChain) {
+    for (int d0 = 0; d0 < kSteps; d0 += kMost) {
       f32x16 sum = {};
-      for (int d = d0; d < d0 + kChain && d < kSteps; ++d) {
+      for (int d = d0; d < d0 + kMost && d < kSteps; ++d) {
         sum = multiply_add(sum, b.at(d, r), a.at(d, r));
       }
       dots.x[r] = d0 == 0 ? sum : dots.x[r] + sum;

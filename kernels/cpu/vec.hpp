@@ -177,18 +177,20 @@ constexpr float kExp2[4][7] = {
 constexpr int kExp2Headroom = 32;  // of P, in the coefficients
 
 // 2^(x - Less) to `Degree` of the polynomial: 6 for fp32 (1.9e-9), 4 for fp16 (2.6e-6), 3 for bf16
-// (7.5e-5). Minimax in relative error over [0, 1]. 0 below 2^-126, else inf where it ends.
-template <int Degree, int Less = 0>
+// (7.5e-5). Minimax in relative error over [0, 1]. 0 below 2^-126, else inf where it ends: or, with
+// Small, nobody knows what, as no x is as large.
+template <int Degree, int Less = 0, bool Small = false>
 XF_INLINE f32x16 exp2(f32x16 x) {
   constexpr float kUnit = 1.f / (1ull << Less);
   static_assert(Degree >= 3 && Degree <= 6);
-  f32x16 f;  // x - floor(x)
+  f32x16 floor, f;  // x = floor + f
   if constexpr (kHasAvx512) {
     asm("vreduceps $1, %1, %0" : "=v"(f) : "v"(x));
   } else {
     constexpr float kMost = Less + 128.f;  // the exponent of inf
-    x = f32x16(kMost) < x ? f32x16(kMost) : x;
-    f = x - __builtin_elementwise_floor(x);
+    if constexpr (!Small) x = f32x16(kMost) < x ? f32x16(kMost) : x;
+    floor = __builtin_elementwise_floor(x);
+    f = x - floor;
   }
   f32x16 y = f32x16(kExp2[Degree - 3][Degree] * kUnit);
   XF_UNROLL for (int i = Degree - 1; i >= 0; --i) y = fma(y, f, kExp2[Degree - 3][i] * kUnit);
@@ -197,7 +199,7 @@ XF_INLINE f32x16 exp2(f32x16 x) {
     asm("vscalefps %2, %1, %0" : "=v"(scaled) : "v"(y), "v"(x));
     return scaled;
   } else {
-    const i32x16 n = __builtin_convertvector(x - f, i32x16);
+    const i32x16 n = __builtin_convertvector(floor, i32x16);
     const f32x16 scaled = bit_cast<f32x16>(bit_cast<i32x16>(y) + (n << 23));
     return x < f32x16(Less - 126.f) ? f32x16(0.f) : scaled;
   }
