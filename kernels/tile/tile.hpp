@@ -39,6 +39,7 @@
 //   kNeighbours, neighbour     tiles of a group that lie side by side and pass the same keys
 //   kTeam, member              threads of one of them: each owns columns of O, and scores some of
 //                              the keys of a block
+//   kGroupsInParts             whether each core has groups of a launch that follow each other
 //   kInStep                    whether the threads of a group meet at each block
 //   PartOfLeft, Pooled, meet_team
 //                              a left operand of a thread's keys, and of the whole block for all
