@@ -13,12 +13,15 @@ import pytest
 import run_report
 import shards
 
+MINUTES = "XEFLASH_TEST_MINUTES"  # in the environment, where a command cannot be changed
 END = "XEFLASH_TESTS_END_AT"  # by the monotonic clock, which all processes share
 GROUPS = 1000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--minutes", type=float, metavar="M", help="begin no test after so many minutes")
+    parser.addoption(
+        "--minutes", type=float, metavar="M", default=os.environ.get(MINUTES), help="begin no test after so many minutes"
+    )
     parser.addoption("--seed", default="", metavar="S", help="with --minutes: any word, from which the order follows")
 
 

@@ -95,7 +95,7 @@ def test_a_run_of_some_minutes_says_what_is_left(tmp_path):
     def run(*options):
         command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
         command += ["-p", "conftest", "--noconftest", "-n0", "-p", "no:cacheprovider", *options, "test_slow.py"]
-        env = {name: x for name, x in os.environ.items() if name not in (run_report.FOLDER, budget.END)}
+        env = {name: x for name, x in os.environ.items() if name not in (run_report.FOLDER, budget.END, budget.MINUTES)}
         path = {"PYTHONPATH": str(ROOT / "tests")}
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env | path, check=False)
         return done.stdout + done.stderr

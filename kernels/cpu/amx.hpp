@@ -164,8 +164,8 @@ struct Right<T, N, D, Block, Begin> {
 // O += P V
 template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
   requires kByAmx<T>
-XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
-                      const Right<T, N, D, Block, Begin>& V, const Seen& = {}) {
+XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Right<T, N, D, Block, Begin>& V,
+                      const Seen& = {}) {
   const AmxTiles tiles;
   for (int r = 0; r < R / kLanes; r += 2) {  // inside: V stays in L1
     for (int d = 0; d < D; d += 32) {

@@ -27,7 +27,8 @@ XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, 
     f32x16 sum_even[kTogether<R>] = {}, sum_odd[kTogether<R>] = {};
     for (int c = 0; c < S.cols; c += 2) {
       XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) {
-        const f32x16 even = power(S.at(c, r0 + r), r0 + r), odd = power(S.at(c + 1, r0 + r), r0 + r);
+        const f32x16 even = power(S.at(c, r0 + r), r0 + r),
+                     odd = power(S.at(c + 1, r0 + r), r0 + r);
         sum_even[r] += even;
         sum_odd[r] += odd;
         if constexpr (kPaired<T>) {
@@ -63,7 +64,7 @@ XF_INLINE auto element(const E* row, int d) {
 template <int Steps>
 constexpr int kChain = Steps > 64 ? 64 : 32;
 
-// S = A K^T for the rows that K has. Of a chain's columns, A's, K's and S's of 16 rows stay in L1.
+// S = A K^T for the rows that K has. Rows outside, then chains: S and A of 16 rows stay in L1.
 template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
 XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
                        const RightT<T, N, D, Block, Begin>& K, const Seen& seen = {}) {
@@ -71,10 +72,10 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
   constexpr int kSteps = kPaired<T> ? D / 2 : D, kMost = kChain<kSteps>;
   S.cols = K.rows() < N ? round_up(K.rows(), Reg::keys) : N;
-  for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kMost) {
-    const int end = kSteps % kMost == 0 || d0 + kMost < kSteps ? d0 + kMost : kSteps;
-    for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
-      const int cols = seen.of(r0, S.cols);
+  for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
+    const int cols = seen.of(r0, S.cols);
+    for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kMost) {
+      const int end = kSteps % kMost == 0 || d0 + kMost < kSteps ? d0 + kMost : kSteps;
       for (int j = 0; j < cols; j += Reg::keys) {
         decltype(K.row(0)) k[Reg::keys];
         XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);
@@ -112,7 +113,7 @@ XF_INLINE f32x16 multiply_add(f32x16 acc, u32x16 b, u32x16 a) { return dot_pairs
 template <int R, int D, class RowsA, class RowsB>
 XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
   using T = std::remove_cvref_t<decltype(*A.row(0))>;
-  constexpr int kSteps = kPaired<T> ? (D + 1) / 2 : D, kMost = kChain<kPaired<T> ? D / 2 : D>;
+  constexpr int kSteps = kPaired<T> ? (D + 1) / 2 : D, kMost = kChain < kPaired<T> ? D / 2 : D > ;
   Left<T, R, D> a, b;
   load(a, A);
   load(b, B);
@@ -173,8 +174,8 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
 
 // O += P V
 template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
-XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P,
-                      const Right<T, N, D, Block, Begin>& V, const Seen& seen = {}) {
+XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Right<T, N, D, Block, Begin>& V,
+                      const Seen& seen = {}) {
   using Reg = RegisterTile<R>;
   constexpr int kRest = D % Reg::dims, kKeys = kPaired<T> ? 2 : 1;  // of a step
   for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // outside: the rows of P stay in L1

@@ -12,9 +12,15 @@ namespace xeflash::cpu {
 template <class T, class E>
 using Operand = E;
 
-// A CPU sees the next rows coming.
+// Asks for N rows, as far as they exist, to be in L2: those that are read where they lie, some
+// columns at a time. A CPU sees others coming.
 template <int N, int D, class M>
-XF_INLINE void prefetch(const M&) {}
+XF_INLINE void prefetch(const M& m) {
+  if constexpr (std::is_same_v<std::remove_cvref_t<decltype(*m.row(0))>, float>) {
+    const int count = m.size() < N ? m.size() : N;
+    for (int i = 0; i < count; ++i) prefetch<false>(m.row(i), D * int64_t{sizeof(float)});
+  }
+}
 
 constexpr int kKeyTile = 12;  // a multiple of the rows of K that a product takes at a time
 

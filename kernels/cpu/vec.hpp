@@ -9,7 +9,7 @@
 #include "tile/constants.hpp"
 #include "tile/macros.hpp"
 
-#define XF_NO_UNROLL _Pragma("nounroll")  // where copies would cost compile time and gain nothing
+#define XF_NO_UNROLL _Pragma("nounroll")    // where copies would cost compile time and gain nothing
 #define XF_UNROLL_SOME _Pragma("unroll 4")  // where its end would be mispredicted each time
 
 namespace xeflash::cpu {

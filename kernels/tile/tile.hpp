@@ -15,7 +15,8 @@
 //   BlocksOf<RightT or Right>  those of one matrix after the other: at a row
 //   Operand<T, E>              what elements E of a cache are multiplied as with queries of T
 //   mma_ABt, mma_AB            S = A K^T, O += P V
-//   AllColumns, columns_seen   which columns of a block those products need: all; up to those that a
+//   AllColumns, columns_seen   which columns of a block those products need: all; up to those that
+//   a
 //                              mask shows some of the rows which the device takes together
 //   each                       f(value, row, column) over a tile; one of the two is a vector
 //   add_row_sums, column_sums  l += rowsum P; the other way
