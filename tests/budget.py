@@ -20,7 +20,11 @@ GROUPS = 1000
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--minutes", type=float, metavar="M", default=os.environ.get(MINUTES), help="begin no test after so many minutes"
+        "--minutes",
+        type=float,
+        metavar="M",
+        default=os.environ.get(MINUTES),
+        help="begin no test after so many minutes",
     )
     parser.addoption("--seed", default="", metavar="S", help="with --minutes: any word, from which the order follows")
 

@@ -88,8 +88,9 @@ XF_INLINE void exp_and_sum(Probs& P, Scores& S, const Max& m, Sum& l, const Expo
 template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
 XF_INLINE void online_softmax(Probs& P, Scores& S, Output& O, Max& m, Sum& l, const Exponents& e) {
   const auto larger = max(m, row_max(S));  // m_new = max(m, rowmax S)
-  if (any_above(larger, m, e.slack)) {
-    const Max m_new = larger;
+  if (any_above(larger, m, e.slack)) {     // of these rows alone: none depends on its neighbours
+    const Max m_new = map(
+        [&](auto a, auto b) { return select(a - b > decltype(a)(e.slack), a, b); }, Max(larger), m);
     const Max alpha = map([&](auto a, auto b) { return e.decay(a, b); }, m, m_new);
     l *= alpha;  // l = exp(m - m_new) l
     O *= alpha;  // O = exp(m - m_new) O

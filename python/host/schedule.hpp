@@ -39,8 +39,7 @@ const Schedule& schedule_of(const Device& device);
 uint8_t rows_for(const Desc& desc, const Problem& problem, const Schedule& schedule);
 
 // Those of desc.rows, or fewer, with which the last core ends first: where tiles are few for the
-// cores, lower ones are more. Each has the keys of a block in one order, so that all give the same
-// bits.
+// cores, lower ones are more. All give the same bits, as no row depends on others of its tile.
 uint8_t rows_for_cores(const Desc& desc, const Problem& problem, const FwdRequest& request,
                        const Device& device);
 
