@@ -71,11 +71,12 @@ def test_rows_are_read_back_and_wrong_results_fail(kind, monkeypatch):
     assert row.bytes == scales + {"same": 64 * 96 * 2, "int8": 64 * 96, "int4": 64 * 64}[kind]
     assert from_json(to_json({}, [result], rows.LAYOUT), rows.LAYOUT) == [result]
     assert from_csv(to_csv({}, [result], rows.LAYOUT), rows.LAYOUT)[0].row == row
-    held = rows.with_peaks([result], Peaks({}, {"memory": 2000.0, "L3": 4000.0}, {}, {"L3": row.bytes + 1}))[0].row
+    fast = Peaks({}, {"memory": 2000.0, "L3": 4000.0}, {}, {"L3": row.bytes + 1})
+    held = rows.with_peaks([result], [fast])[0].row
     assert held.bound_by == "memory"  # though one copy of the weight fits in the cache
     assert held.percent_of_peak == pytest.approx(row.gbytes_per_s / 20)
     slow = Peaks({instruction(row.arch, row.dtype): 1e-3}, {"memory": 2000.0})
-    assert rows.with_peaks([result], slow)[0].row.bound_by == "arithmetic"
+    assert rows.with_peaks([result], [slow])[0].row.bound_by == "arithmetic"
     right = xeflash.linear
     for change in (lambda x: x * 1.05, lambda x: x + float("nan"), lambda x: x[:, 1:]):
         monkeypatch.setattr(xeflash, "linear", lambda x, change=change, **more: change(right(x, **more)))

@@ -76,7 +76,7 @@ def test_rows_name_the_peak_that_holds_them():
     peaks = Peaks({("cpu-avx512", "fp32"): 1000.0}, {"memory": 10.0, "L3": 50.0}, {}, {"L3": 1 << 20})
     results = [result(xeflash=[2.0]), result(DECODE, xeflash=[1.0])]
     results = [dataclasses.replace(r, row=dataclasses.replace(r.row, arch="cpu-avx512")) for r in results]
-    prefill, decode = (r.row for r in run.with_peaks(results, peaks))
+    prefill, decode = (r.row for r in run.with_peaks(results, [peaks] * 2))
     assert (prefill.bound_by, prefill.peak) == ("arithmetic", 1000.0)
     assert prefill.percent_of_peak == pytest.approx(100 * prefill.gflops / 1000)
     assert (decode.bound_by, decode.peak) == ("memory", 10.0)  # 4 MB do not fit in the cache
@@ -86,7 +86,10 @@ def test_rows_name_the_peak_that_holds_them():
         "cpu-avx512", "41 %", "memory, 10.0 GB/s",
     ]  # fmt: skip
     assert cells["bound by"](prefill) == "arithmetic, 1000 GFLOP/s"
-    assert run.with_peaks(results, Peaks()) == results
+    assert run.with_peaks(results, [Peaks()] * 2) == results
+    slow = dataclasses.replace(peaks, gflops={("cpu-avx512", "fp32"): prefill.gflops / 2})
+    faster, _ = (r.row for r in run.with_peaks([results[0]] * 2, [slow, peaks]))
+    assert (faster.peak, faster.percent_of_peak) == (1000.0, prefill.percent_of_peak)  # no row passes its peak
 
 
 def test_json_and_json_lines_can_be_read_back():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -83,3 +84,20 @@ class Peaks:
             **{f"{place} GB/s": round(rate, 1) for place, rate in self.gbytes.items()},
             **{f"{place} GB/s of one thread": round(rate, 1) for place, rate in self.gbytes_of_core.items()},
         }
+
+
+class Beside:
+    """Peaks that were measured beside each call of a run."""
+
+    def __init__(self, peaks: Sequence[Peaks]) -> None:
+        """Find the best of the run, too."""
+        self._peaks, self._best = peaks, functools.reduce(Peaks.better, peaks, Peaks())
+
+    def limit(
+        self, call: int, by: Instruction, flops: float, bytes_read: float, seconds: float, touched: float | None = None
+    ) -> Limit | None:
+        """Return what holds a call, as `Peaks.limit`; the machine's best where it was faster than beside the call."""
+        found = self._peaks[call].limit(by, flops, bytes_read, seconds, touched)
+        if found and found.percent_of_peak and found.percent_of_peak > 100:
+            return self._best.limit(by, flops, bytes_read, seconds, touched)
+        return found

@@ -26,7 +26,8 @@ METHOD = (
     "faster than its place gives is held to the next smaller cache, as a part of it lay there; % of peak: of that one",
     "peaks: on the CPU GFLOP/s of multiply-adds in registers by the instruction of that architecture and type, GB/s of "
     "a loop that reads (kernels/peak.hpp); on a GPU torch matmul of 1024^3 and 2048^3; memory: these or torch.sum over "
-    f"{_READ_BYTES >> 20} MiB; taken before every case and at the end, the best counts",
+    f"{_READ_BYTES >> 20} MiB; taken right before and right after every case, the better counts; the head of the "
+    "result has the best of the run",
 )
 
 
@@ -47,11 +48,12 @@ def _best_seconds(call: Callable[[], object], count: int, synchronize: Callable[
 
 
 class Meter:
-    """Measures the peaks again and again: other load spoils some samples, the best ones count."""
+    """Measures the peaks again and again: a machine that is shared is not as fast at all times."""
 
     def __init__(self, instructions: Iterable[Instruction], device: str) -> None:
         """Allocate the operands."""
-        self.peaks = Peaks()
+        self.peaks = Peaks()  # the best of the run
+        self._samples: list[Peaks] = []
         self._instructions = sorted(set(instructions))
         self._device = device
         self._synchronize = synchronizer(device)
@@ -86,7 +88,14 @@ class Meter:
             )
             sampled = sampled.better(Peaks({}, one, one, {x.name: x.capacity for x in reader.places[1:]}))
             sampled = sampled.better(Peaks({}, everyone))
+        self._samples.append(sampled)
         self.peaks = self.peaks.better(sampled)
+
+    def beside(self) -> list[Peaks]:
+        """Return for each case the better of what was measured right before and right after it."""
+        return [
+            before.better(after) for before, after in zip(self._samples, [*self._samples[1:], Peaks()], strict=True)
+        ]
 
 
 def between(cases: Sequence[_Case], meter: Meter | None) -> Iterator[_Case]:

@@ -127,8 +127,9 @@ def _rate(result: Result, milliseconds: float) -> float:
 def _peaks(axis: Any, results: Sequence[Result]) -> None:
     """Draw what each case would reach at the peak that holds it, a line over its bars."""
     held = [(i, result) for i, result in enumerate(results) if result.row.percent_of_peak]
-    for bound_by, peak in dict.fromkeys((result.row.bound_by, result.row.peak) for _, result in held):
-        here = [(i, result) for i, result in held if (result.row.bound_by, result.row.peak) == (bound_by, peak)]
+    for bound_by in dict.fromkeys(result.row.bound_by for _, result in held):
+        here = [(i, result) for i, result in held if result.row.bound_by == bound_by]
+        peak = max(result.row.peak for _, result in here)
         tops = [_rate(result, result.row.median_ms) * 100 / result.row.percent_of_peak for _, result in here]
         ends = [(i - 0.5, i + 0.5) for i, _ in here]
         color = _PEAK_COLORS.get(bound_by, "black")

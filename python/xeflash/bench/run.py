@@ -13,7 +13,7 @@ from xeflash.bench import forms, memory, peak
 from xeflash.bench.cases import Case
 from xeflash.bench.check import ERRORS, said
 from xeflash.bench.environ import available_memory, described, environment, last_level_cache, too_large
-from xeflash.bench.limits import Instruction, Peaks, instruction
+from xeflash.bench.limits import Beside, Instruction, Peaks, instruction
 from xeflash.bench.rows import Result, Row, row_of_samples, row_without_times
 from xeflash.bench.timing import first_call, interleave
 
@@ -134,17 +134,19 @@ def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None
         yield run_case(case, options)
 
 
-def with_peaks(results: Sequence[Result], peaks: Peaks) -> list[Result]:
-    """Return the results with the peak that each is held to filled in."""
+def with_peaks(results: Sequence[Result], beside: Sequence[Peaks]) -> list[Result]:
+    """Return the results with the peak that each is held to filled in, of those that were measured beside it."""
 
-    def fill(row: Row) -> Row:
+    peaks = Beside(beside)
+
+    def fill(i: int, row: Row) -> Row:
         if row.arch is None or row.median_ms is None:
             return row
-        case = row.case
-        limit = peaks.limit(instruction(row.arch, row.dtype), case.flops, case.kv_bytes, 1e-3 * row.median_ms)
+        case, by = row.case, instruction(row.arch, row.dtype)
+        limit = peaks.limit(i, by, case.flops, case.kv_bytes, 1e-3 * row.median_ms)
         return dataclasses.replace(row, **limit._asdict()) if limit else row
 
-    return [dataclasses.replace(result, row=fill(result.row)) for result in results]
+    return [dataclasses.replace(result, row=fill(i, result.row)) for i, result in enumerate(results)]
 
 
 def header(options: Options, peaks: Peaks, results: Sequence[Result]) -> dict[str, object]:

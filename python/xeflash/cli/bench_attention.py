@@ -135,7 +135,7 @@ def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
         runner.run(cases, options, meter), [case.label for case in cases], lambda row: row.case.label
     )
     peaks = Peaks() if meter is None else meter.peaks
-    results = runner.with_peaks(results, peaks)
+    results = runner.with_peaks(results, [peaks] * len(results) if meter is None else meter.beside())
     write(
         arguments,
         runner.header(options, peaks, results),

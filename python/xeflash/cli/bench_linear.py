@@ -97,7 +97,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         runner.run(cases, options, meter), [case.label for case in cases], lambda row: row.label
     )
     peaks = Peaks() if meter is None else meter.peaks
-    results = rows.with_peaks(results, peaks)
+    results = rows.with_peaks(results, [peaks] * len(results) if meter is None else meter.beside())
     write(
         arguments,
         runner.header(options, peaks, results),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xeflash.bench.formats import Layout
-from xeflash.bench.limits import Peaks, instruction, words
+from xeflash.bench.limits import Beside, Peaks, instruction, words
 from xeflash.bench.linear.cases import Case
 from xeflash.bench.numbers import number, percent, ratio, size, times
 from xeflash.bench.rows import Result
@@ -104,18 +104,21 @@ def row_of_samples(row: LinearRow, samples_ms: Mapping[str, Sequence[float]], by
     )
 
 
-def with_peaks(results: Sequence[Result], peaks: Peaks) -> list[Result]:
-    """Return the results with the peak that each is held to filled in."""
+def with_peaks(results: Sequence[Result], beside: Sequence[Peaks]) -> list[Result]:
+    """Return the results with the peak that each is held to filled in, of those that were measured beside it."""
 
-    def fill(row: LinearRow) -> LinearRow:
+    peaks = Beside(beside)
+
+    def fill(i: int, row: LinearRow) -> LinearRow:
         if row.arch is None or row.median_us is None or row.bytes is None:
             return row
         flops = 2.0 * row.rows * row.outputs * row.inputs
         touched = row.bytes * (row.copies or 1)
-        limit = peaks.limit(instruction(row.arch, row.dtype), flops, row.bytes, 1e-6 * row.median_us, touched)
+        by = instruction(row.arch, row.dtype)
+        limit = peaks.limit(i, by, flops, row.bytes, 1e-6 * row.median_us, touched)
         return dataclasses.replace(row, **limit._asdict()) if limit else row
 
-    return [dataclasses.replace(result, row=fill(result.row)) for result in results]
+    return [dataclasses.replace(result, row=fill(i, result.row)) for i, result in enumerate(results)]
 
 
 def _errors(row: LinearRow) -> str:
