@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from typing import Any
 
 import pytest
 import run_report
@@ -16,6 +17,7 @@ import shards
 MINUTES = "XEFLASH_TEST_MINUTES"  # in the environment, where a command cannot be changed
 END = "XEFLASH_TESTS_END_AT"  # by the monotonic clock, which all processes share
 GROUPS = 1000
+left = 0  # by this process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +64,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Takes the test's turn when time is up."""
+    global left
     if item.config.getoption("--minutes") is None or time.monotonic() < float(os.environ[END]):
         return None
     run_report.leave(item.nodeid)
+    left += 1
     return True
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says so to the run that this one is a part of."""
+    if left and not config.pluginmanager.has_plugin(run_report.SUMMARY):
+        terminalreporter.write_line(f"{left} tests left")

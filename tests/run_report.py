@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 FOLDER = "XEFLASH_TEST_JOURNALS"
+SUMMARY = "xeflash-summary"  # the plugin of the process that adds up
 SHOWN = 10
 simulated = 0.0  # seconds of the test that runs; conftest's fixture `gpu` adds to them
 
@@ -33,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     if FOLDER not in os.environ:
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="xeflash-tests-")
-        session.config.pluginmanager.register(Summary(Path(os.environ[FOLDER])), "xeflash-summary")
+        session.config.pluginmanager.register(Summary(Path(os.environ[FOLDER])), SUMMARY)
 
 
 @pytest.hookimpl(wrapper=True)
