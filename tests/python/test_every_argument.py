@@ -400,7 +400,7 @@ def losses(results: list[torch.Tensor]) -> torch.Tensor:
 
 def differentiated(function: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, float]:
     """The arguments in float32, their tensors and gradients by name, and |y|."""
-    arguments = with_floats(arguments, lambda x: x.float().requires_grad_())
+    arguments = with_floats(arguments, lambda x: x.float().detach().requires_grad_())
     named = arguments | {f"captures.{name}": x for name, x in (arguments.get("captures") or {}).items()}
     tensors = {name: x for name, x in named.items() if isinstance(x, torch.Tensor) and x.requires_grad}
     results = run(function, arguments)
