@@ -1,6 +1,6 @@
 """A run of so many minutes: `pytest --minutes 20` begins no test after them, and its last lines say how many are left.
 
-`--seed 5` chooses the order, in which tests that share a kernel stay together: another seed leaves others.
+`--seed 5` chooses the order of the files, in each of which tests keep theirs: another seed leaves others.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 import run_report
-import shards
 
 MINUTES = "XEFLASH_TEST_MINUTES"  # in the environment, where a command cannot be changed
 END = "XEFLASH_TESTS_END_AT"  # by the monotonic clock, which all processes share
-GROUPS = 1000
 left = 0  # by this process
 
 
@@ -49,16 +47,8 @@ def of_a_part(config: pytest.Config, parts: int) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seed = config.getoption("--seed")
-    if not seed:
-        return
-    import dealing  # which imports xeflash
-
-    def turn(item: pytest.Item) -> bytes:
-        group = dealing.shard_of(item.nodeid, shards.parameters_of(item), GROUPS)
-        return hashlib.sha256(f"{seed} {group}".encode()).digest()
-
-    items.sort(key=turn)
+    if seed := config.getoption("--seed"):
+        items.sort(key=lambda item: hashlib.sha256(f"{seed} {item.nodeid.partition('::')[0]}".encode()).digest())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -145,10 +145,14 @@ def runs_here(config, item):
         import dealing  # which imports xeflash
 
         number, total = shards.parse(config.getoption("--shard"))
-        if dealing.shard_of(item.nodeid, shards.parameters_of(item), total) != number:
+        if dealing.shard_of(item.nodeid, parameters_of(item), total) != number:
             return False
-        return not config.getoption("--dealt") or dealing.device_of(item.nodeid, shards.parameters_of(item)) == device
+        return not config.getoption("--dealt") or dealing.device_of(item.nodeid, parameters_of(item)) == device
     return True
+
+
+def parameters_of(item):
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 no_ocloc = pytest.StashKey[str]()

@@ -1,10 +1,4 @@
-"""Which part of a set a run is of, as its command says it: K/N; and what tells one test of a function from another."""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-import pytest
+"""Which part of a set a run is of, as its command says it: K/N."""
 
 
 def parse(text: str) -> tuple[int, int]:
@@ -13,7 +7,3 @@ def parse(text: str) -> tuple[int, int]:
     if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards)):
         raise ValueError(f"--shard must be K/N with 1 <= K <= N, got {text!r}")
     return int(number), int(shards)
-
-
-def parameters_of(item: pytest.Item) -> Mapping[str, object]:
-    return item.callspec.params if hasattr(item, "callspec") else {}

@@ -84,24 +84,21 @@ def test_what_is_not_of_the_default_set_is_marked():
 
 
 def test_a_run_of_some_minutes_says_what_is_left(tmp_path):
-    (tmp_path / "test_slow.py").write_text(
-        "import time, pytest\n"
-        "@pytest.mark.parametrize('dtype', ['fp32', 'bf16', 'fp16', 'e4m3'])\n"
-        "@pytest.mark.parametrize('turn', range(2))\n"
-        "def test_sleeps(dtype, turn):\n"
-        "    time.sleep(1)\n"
-    )
+    text = "import time\ndef test_{0}_sleeps():\n    time.sleep(1)\ndef test_{0}_also():\n    time.sleep(1)\n"
+    for name in "abcd":
+        (tmp_path / f"test_slow_{name}.py").write_text(text.format(name))
 
     def run(*options):
         command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-        command += ["-p", "conftest", "--noconftest", "-n0", "-p", "no:cacheprovider", *options, "test_slow.py"]
+        command += ["-p", "conftest", "--noconftest", "-n0", "-p", "no:cacheprovider", *options, "."]
         env = {name: x for name, x in os.environ.items() if name not in (run_report.FOLDER, budget.END, budget.MINUTES)}
         path = {"PYTHONPATH": str(ROOT / "tests")}
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env | path, check=False)
         return done.stdout + done.stderr
 
     orders = {run("--collect-only", "-q", "--minutes", "5", "--seed", seed).split("\n\n")[0] for seed in "12"}
-    assert len(orders) > 1 and all(order.count("test_sleeps") == 8 for order in orders), orders
+    assert len(orders) > 1 and all(order.count("sleeps\n") == 4 for order in orders), orders
+    assert all(re.search(r"test_a_sleeps\n.*test_a_also", order) for order in orders), "files are taken apart"
     left = re.search(r"; (\d) tests of 8 left\n", output := run("--minutes", "0.1"))
     assert left and 0 < int(left[1]) < 8 and f"{8 - int(left[1])} passed in" in output, output
     assert "--minutes must be positive, got 0" in run("--minutes", "0")
