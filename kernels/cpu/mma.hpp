@@ -58,11 +58,11 @@ XF_INLINE auto element(const E* row, int d) {
   }
 }
 
-// A sum in fp32 goes over this many steps at most, then into the total: rounding errors stay short
-// beside the size of what is added up, which takes two chains. Gradients need scores that are those
+// A sum in fp32 goes over this many steps at most, then into the total: two chains keep rounding
+// errors small beside what is added up. It is the same in all passes, as gradients need the scores
 // of the forward pass to the last bit.
-template <int Steps>
-constexpr int kChain = Steps > 64 ? 64 : 32;
+template <class T, int D>
+constexpr int kChain = (kPaired<T> ? D / 2 : D) > 64 ? 64 : 32;
 
 // S = A K^T for the rows that K has. Rows outside, then chains: S and A of 16 rows stay in L1.
 template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
@@ -70,7 +70,7 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
                        const RightT<T, N, D, Block, Begin>& K, const Seen& seen = {}) {
   using Reg = RegisterTile<R>;
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
-  constexpr int kSteps = kPaired<T> ? D / 2 : D, kMost = kChain<kSteps>;
+  constexpr int kSteps = kPaired<T> ? D / 2 : D, kMost = kChain<T, D>;
   S.cols = K.rows() < N ? round_up(K.rows(), Reg::keys) : N;
   for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
     const int cols = seen.of(r0, S.cols);
@@ -113,7 +113,7 @@ XF_INLINE f32x16 multiply_add(f32x16 acc, u32x16 b, u32x16 a) { return dot_pairs
 template <int R, int D, class RowsA, class RowsB>
 XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
   using T = std::remove_cvref_t<decltype(*A.row(0))>;
-  constexpr int kSteps = kPaired<T> ? (D + 1) / 2 : D, kMost = kChain < kPaired<T> ? D / 2 : D > ;
+  constexpr int kSteps = kPaired<T> ? (D + 1) / 2 : D, kMost = kChain<T, D>;
   Left<T, R, D> a, b;
   load(a, A);
   load(b, B);

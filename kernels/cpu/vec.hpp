@@ -177,8 +177,8 @@ constexpr float kExp2[4][7] = {
 constexpr int kExp2Headroom = 32;  // of P, in the coefficients
 
 // 2^(x - Less) to `Degree` of the polynomial: 6 for fp32 (1.9e-9), 4 for fp16 (2.6e-6), 3 for bf16
-// (7.5e-5). Minimax in relative error over [0, 1]. 0 below 2^-126, else inf where it ends: or, with
-// Small, nobody knows what, as no x is as large.
+// (7.5e-5). Minimax in relative error over [0, 1]. 0 below 2^-126, and inf where it ends, but with
+// Small, which promises that no x is as large.
 template <int Degree, int Less = 0, bool Small = false>
 XF_INLINE f32x16 exp2(f32x16 x) {
   constexpr float kUnit = 1.f / (1ull << Less);

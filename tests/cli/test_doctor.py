@@ -49,6 +49,13 @@ def probing(**changes):
     return healthy(probe={**healthy().probe, **changes})
 
 
+def test_rates_of_the_cpu_are_those_that_it_has():
+    rates = {"fp32": 87.5e9, "pairs": 43e9, "tiles": 0.0}
+    machine = probing(core={"devices": [CPU], "rates": rates})
+    (line,) = (check.detail for check in checks.all_checks(machine) if "GFLOP/s" in check.detail)
+    assert line == "GFLOP/s of one core now: fp32 175, bf16 in pairs (vdpbf16ps) 86"
+
+
 def findings(machine, status):
     return [check for check in checks.all_checks(machine) if check.status == status]
 

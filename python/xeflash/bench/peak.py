@@ -26,8 +26,8 @@ METHOD = (
     "faster than its place gives is held to the next smaller cache, as a part of it lay there; % of peak: of that one",
     "peaks: on the CPU GFLOP/s of multiply-adds in registers by the instruction of that architecture and type, GB/s of "
     "a loop that reads (kernels/peak.hpp); on a GPU torch matmul of 1024^3 and 2048^3; memory: these or torch.sum over "
-    f"{_READ_BYTES >> 20} MiB; taken right before and right after every case, the better counts; the head of the "
-    "result has the best of the run",
+    f"{_READ_BYTES >> 20} MiB; taken right before and right after every case, the better counts, and for a call "
+    "that was faster than both the best of the run, which the head of the result has",
 )
 
 

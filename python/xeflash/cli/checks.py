@@ -316,7 +316,7 @@ def check_cpu(facts: Facts) -> Iterator[Check]:
     rates = facts.probe.get("core", {}).get("rates", {})
     measured = [f"{what} {2e-9 * rates[name]:.0f}" for name, what in _RATES.items() if rates.get(name)]
     if measured:
-        yield Check("cpu", "info", f"GFLOP/s of one core now: {', '.join(measured)}; bf16 takes the fastest")
+        yield Check("cpu", "info", f"GFLOP/s of one core now: {', '.join(measured)}")
     yield Check("python", "ok", facts.python)
 
 
