@@ -237,6 +237,13 @@ void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::native::cpu_fallback(op, stack);
 }
 
+// Torch's own counts integers on devices alone.
+Tensor histc(const Tensor& x, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  const Tensor host = x.cpu();
+  const bool whole = at::isIntegralType(host.scalar_type(), false);
+  return at::histc(whole ? host.to(at::kDouble) : host, bins, min, max).to(x.options());
+}
+
 // Torch's choice among its own attention kernels has no place for a backend that is loaded later.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe<Tensor>& mask,
                  double dropout, bool causal, Maybe<double> scale, bool gqa) {
@@ -273,6 +280,7 @@ TORCH_LIBRARY_IMPL(aten, XPU, m) {
   m.impl("_local_scalar_dense", local_scalar_dense);
   m.impl("zero_", zero_);
   m.impl("record_stream", record_stream);
+  m.impl("histc", histc);
 }
 
 // Torch warns of who replaces an operator of its own.
