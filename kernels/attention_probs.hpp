@@ -3,7 +3,7 @@
 //   P, or -P
 #pragma once
 
-#include "attention/backward.hpp"
+#include "attention/origin.hpp"
 
 namespace xeflash {
 
@@ -24,19 +24,20 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
   fill(P, 0.f);
   if (!rows.is_empty() && mask.template k_blocks<Bc>(rows.first(), rows.last()).has(work.part)) {
     const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
-    const Gradients<Config, false> gradients(p, seq, work.head, mask);
+    const ScoreChanges<Config, false> changes(p, seq, work.head, mask);
     const auto origin = origin_of<Config>(p, seq, work.head, mask, rows);
     const BlocksOf<typename Tiles::KeyTileT> keys_t(
         seq.k_rows<const T>(p.k, work.head / (p.heads_q / p.heads_k)));
     typename Tiles::QueryTile Q;
     load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
-    const auto K_t = keys_t.at(key);
+    keys_t.bring(key);
+    meet_staged();
     if (own.has(work.part)) {
       typename Tiles::ScoreTile slopes, sign;
-      mma_ABt(P, Q, K_t);  // S = Q K^T
-      gradients.probabilities(P, slopes, own.is_full(work.part), rows.row, key, origin);
+      mma_ABt(P, Q, keys_t.brought(key));  // S = Q K^T
+      changes.probabilities(P, slopes, own.is_full(work.part), rows.row, key, origin);
       fill(sign, 2.f);
-      gradients.drop(sign, rows.row, key);
+      changes.drop(sign, rows.row, key);
       each(sign, rows.row, key, [](auto s, auto, auto) { return s - 1.f; });
       P *= sign;
     }

@@ -3,7 +3,7 @@
 //   dsink = -sum exp(sink - m) / l Delta
 #pragma once
 
-#include "attention/backward.hpp"
+#include "attention/origin.hpp"
 
 namespace xeflash {
 

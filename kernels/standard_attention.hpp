@@ -67,7 +67,7 @@ XF_INLINE void scores(const StandardParams& p) {
     Tile<Br, Bc> S;
     fill(S, -kInf);  // keys past the end
     mma_ABt(S, Q, K);
-    reuse_shared();
+    meet_staged();
     each(S, rows.own.row, key, [&](auto s, auto, auto) { return s * p.scale; });  // S = scale Q K^T
     if (!rows.range.is_full(j)) {
       each(S, rows.own.row, key, [&](auto s, auto q, auto k) { return rows.window.hide(s, q, k); });
@@ -132,7 +132,7 @@ XF_INLINE void weighted_sum(const StandardParams& p) {
     load(P, rows.template of<const T>(p.probabilities, j));
     const ValueTile V(v_rows.from(key));
     mma_AB(O, P, V);  // O = P V
-    reuse_shared();
+    meet_staged();
   }
   store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
 }

@@ -9,7 +9,15 @@ namespace xeflash {
 struct BlockRange {
   int begin, full_begin, full_end, end;  // blocks in [full_begin, full_end) need no mask
   int first, last;                       // seen are some keys, or rows, in [first, last)
+  XF_INLINE bool is_empty() const { return begin >= end; }
   XF_INLINE bool has(int j) const { return j >= begin && j < end; }
+  // Block j of them, if it is one.
+  XF_INLINE BlockRange only(int j) const {
+    BlockRange r = *this;
+    r.begin = has(j) ? j : end;
+    r.end = has(j) ? j + 1 : end;
+    return r;
+  }
   XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
 };
 

@@ -23,7 +23,7 @@ template <class Output, class Max, class Sum, class Decay>
 XF_INLINE void merge_turns(Output&, Max&, Sum&, const Decay&) {}
 template <class Sum>
 XF_INLINE void sum_of_team(Sum&) {}
-XF_INLINE void reuse_shared() {}
+XF_INLINE void meet_staged() {}
 XF_INLINE void meet_team() {}
 XF_INLINE void meet_pair() {}
 

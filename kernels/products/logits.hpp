@@ -66,7 +66,7 @@ struct LogitRows {
         with_step<Bn, Bk>(weight().from(column), k, [&](const Rows<const T>& rows) {
           const ColumnTile W(rows);
           add_or_set(S, k == 0, [&](ScoreTile& sums) { mma_ABt(sums, X, W); });  // S += X W^T
-          reuse_shared();
+          meet_staged();
         });
       });
     }

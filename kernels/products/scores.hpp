@@ -71,7 +71,7 @@ struct ScoreRows {
       } else {
         add_or_set(S, k == 0, [&](ScoreTile& part) { mma_ABt(part, A, B); });
       }
-      reuse_shared();
+      meet_staged();
     });
   }
   // S = scale S + bias; -inf in columns that are not there

@@ -52,7 +52,7 @@
 //                              the place of K
 //   shared_bytes, allocate_shared
 //                              of a tile; for all of a kernel
-//   reuse_shared               once a tile was read that has no other kind of tile after it
+//   meet_staged               once a tile was read that has no other kind of tile after it
 //   kKeyTurns, key_turn        threads that take turns at the keys of the same rows instead
 //   merge_turns                gives the first of them what all have found
 //   sum_of_team                l of all keys

@@ -46,8 +46,8 @@ XF_INLINE void meet_pair() {
 // Whether the threads of a group meet at each block, so that they have to come to the same ones.
 constexpr bool kInStep = kStaged || kThreadsOfTile > 1;
 constexpr bool kGroupsInParts = false;  // a device takes them in their order
-// Before a tile takes the place of its predecessor where no other came in between.
-XF_INLINE void reuse_shared() {
+// Before tiles are staged in the place of others, and once they are: only then are they read.
+XF_INLINE void meet_staged() {
   if constexpr (kStaged) meet();
 }
 // The values of a team, as wide as its threads' together, take the place of the keys.

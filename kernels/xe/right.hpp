@@ -17,6 +17,9 @@ struct PreparedRows {
   Message message;
   int first;
 };
+// Says of an operand that it was staged before: see BlocksOf.
+struct Brought {};
+
 template <class Block>
 constexpr bool kPrepared = false;
 template <class Element, class Message>
@@ -64,9 +67,16 @@ struct RightT {
   static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
   Block memory;
 
+  XF_INLINE RightT(const Block& m, Brought) : memory(m) {}
   XF_INLINE explicit RightT(const Block& m) : memory(m) {
     if constexpr (kStaged) {
       if constexpr (kOnePlace) meet();
+      stage(m);
+      meet();
+    }
+  }
+  static XF_INLINE void stage(const Block& m) {
+    if constexpr (kStaged) {
       share<round_up(kSteps, kRatio) / kRatio * kBlocks>([&](int i) {
         const int n = i % kBlocks, read = i / kBlocks;
         const auto dwords = read_transposed<D>(elements(m), n * kLanes, read * 8);
@@ -76,7 +86,6 @@ struct RightT {
           shared().store(step * kBlocks + n, widen_rows<T, E, 8, kLanes>(dwords, c * 8));
         }
       });
-      meet();
     }
   }
   static XF_INLINE SharedBlocks<8 * kLanes> shared() {
@@ -134,8 +143,13 @@ struct Right {
   static constexpr int kDwords = kColumns * sizeof(T) / 4;
   Block memory;
 
-  // The columns of the team.
+  XF_INLINE Right(const Block& m, Brought) : memory(m) {}
   XF_INLINE explicit Right(const Block& m) : memory(m) {
+    stage(m);
+    if constexpr (kStaged) meet();
+  }
+  // The columns of the team.
+  static XF_INLINE void stage(const Block& m) {
     if constexpr (kStaged) {
       constexpr int kPerDword = 4 / sizeof(E), kRead = kColumns / kPerDword;
       const auto rows = elements(m);
@@ -149,7 +163,6 @@ struct Right {
         else
           put(i, widen_in_order<T, E>(read_rows<kRows, kRead, kPaired>(inside, row, dword)));
       });
-      meet();
     }
   }
   // Part b of block i: kLanes of its columns.
@@ -223,17 +236,19 @@ struct Right {
 
 // ---- all blocks of a matrix ---------------------------------------------------------------------
 
-// Right operands of some rows of a matrix after the other.
+// The blocks of some rows of a matrix after the other, each in two steps: a group brings it in,
+// between two meetings where it is staged, and has it as a right operand then.
 template <class Operand>
 struct BlocksOf;
 template <template <class, int, int, class, int> class AnyRight, class T, int N, int D,
           class Element, int Begin>
 struct BlocksOf<AnyRight<T, N, D, Rows<Element>, Begin>> {
   using Operand = AnyRight<T, N, D, Rows<Element>, Begin>;
-  const Rows<Element>& rows;
+  const Rows<Element> rows;
 
   XF_INLINE explicit BlocksOf(const Rows<Element>& m) : rows(m) {}
-  XF_INLINE Operand at(int first) const { return Operand(rows.from(first)); }
+  XF_INLINE void bring(int first) const { Operand::stage(rows.from(first)); }
+  XF_INLINE Operand brought(int first) const { return Operand(rows.from(first), Brought()); }
 };
 template <template <class, int, int, class, int> class AnyRight, class T, int N, int D,
           class Element, int Begin>
@@ -244,7 +259,8 @@ struct BlocksOf<AnyRight<T, N, D, Rows<Element>, Begin>> {
   Message message;
 
   XF_INLINE explicit BlocksOf(const Rows<Element>& m) : message(surface<D>(m)) {}
-  XF_INLINE auto at(int first) const {
+  XF_INLINE void bring(int) const {}
+  XF_INLINE auto brought(int first) const {
     return AnyRight<T, N, D, Prepared, Begin>(Prepared{nullptr, message, first});
   }
 };

@@ -115,18 +115,14 @@ struct Handed {
     }
   }
   // After the pair has met.
-  XF_INLINE decltype(auto) take(const Tile<R, C>& own) {
-    if constexpr (kPairs) {
-      Tile<R, C> t;
-      XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
-        auto bits = rows().load(i);
-        t.x.template select<8 * kLanes, 1>(i * 8 * kLanes) = bits.template bit_cast_view<float>();
-      }
-      place ^= kPlaceBytes;
-      return t;
-    } else {
-      return (own);
+  XF_INLINE Tile<R, C> take() {
+    Tile<R, C> t;
+    XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
+      auto bits = rows().load(i);
+      t.x.template select<8 * kLanes, 1>(i * 8 * kLanes) = bits.template bit_cast_view<float>();
     }
+    place ^= kPlaceBytes;
+    return t;
   }
 };
 
