@@ -12,10 +12,10 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
   using Tiles = ScoreTiles<Config>;
   using T = typename Config::Element;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
-  static_assert(kTeam == 1);
+  static_assert(Group::team == 1);
   Tiles::allocate();
 
-  const Work work(group_index(), (p.max_k - 1) / Bc + 1, (p.max_q - 1) / Br + 1, p.heads_q);
+  const Work work(Group::index(), (p.max_k - 1) / Bc + 1, (p.max_q - 1) / Br + 1, p.heads_q);
   const Sequence seq(p, work.batch);
   const RowSpan<Br> rows{work.block * Br, seq.sq};
   const typename Config::Mask mask(p, seq);
@@ -31,7 +31,7 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
     typename Tiles::QueryTile Q;
     load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
     keys_t.bring(key);
-    meet_staged();
+    Group::meet_staged();
     if (own.has(work.part)) {
       typename Tiles::ScoreTile slopes, sign;
       mma_ABt(P, Q, keys_t.brought(key));  // S = Q K^T

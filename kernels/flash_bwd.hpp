@@ -40,7 +40,7 @@ struct SummedQueries {
 template <class Config>
 XF_INLINE void flash_bwd(const BwdParams& p) {
   using Queries = SummedQueries<Config>;
-  const int worker = static_cast<int>(group_index()), heads = p.heads_q / p.heads_k;
+  const int worker = static_cast<int>(Group::index()), heads = p.heads_q / p.heads_k;
   for (int64_t pair = worker; pair < int64_t{p.batch} * p.heads_k; pair += p.workers) {
     Work work(pair, 1, 1, p.heads_k);
     const Sequence seq(p, work.batch);

@@ -69,21 +69,21 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
   using T = typename Config::Element;
   using Sums = std::conditional_t<Config::sums_slopes, SlopeSums<Config>, BiasSums<Config>>;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
-  static_assert(kTeam == 1);
+  static_assert(Group::team == 1);
   Tiles::allocate();
 
   const Shares shares = Sums::shares(p);
   const int row_blocks = (shares.rows - 1) / Br + 1, key_blocks = (shares.keys - 1) / Bc + 1;
-  const Work work(group_index(), key_blocks, row_blocks, shares.heads);
-  const int step = (row_blocks + kNeighbours - 1) / kNeighbours * kNeighbours * Br;
+  const Work work(Group::index(), key_blocks, row_blocks, shares.heads);
+  const int step = (row_blocks + Group::tiles - 1) / Group::tiles * Group::tiles * Br;
   Sums sums;
   for (int b = work.batch; b < p.batch; b += shares.batches) {
     const Sequence seq(p, b);
     const typename Config::Mask mask(p, seq);
     for (int head = work.head; head < p.heads_q; head += shares.heads) {
       const int head_k = head / (p.heads_q / p.heads_k);
-      BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k),
-                                 seq.k_rows<const T>(p.v, head_k), {0, Tiles::d, Tiles::d});
+      BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k), seq.k_rows<const T>(p.v, head_k),
+                                 {0, Tiles::d, Tiles::d});
       for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty(); rows.row += step) {
         BlockRange seen = mask.template k_blocks<Bc>(rows.first(), rows.last());
         const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());

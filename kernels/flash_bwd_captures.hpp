@@ -34,10 +34,10 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
   using Tiles = ScoreTiles<Config>;
   using T = typename Config::Element;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
-  static_assert(kTeam == 1 && kNeighbours == 1);
+  static_assert(Group::team == 1 && Group::tiles == 1);
   Tiles::allocate();
 
-  const int worker = static_cast<int>(group_index());
+  const int worker = static_cast<int>(Group::index());
   float* sums = p.capture_sums + worker * p.captured;
   const int row_blocks = (p.max_q - 1) / Br + 1;
   const int64_t blocks = int64_t{p.batch} * p.heads_q * row_blocks;
@@ -78,7 +78,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
 template <class Config>
 XF_INLINE void add_captures(const BwdParams& p) {
   constexpr int kElements = Config::block_q;
-  const int64_t first = static_cast<int64_t>(group_index()) * kElements;
+  const int64_t first = static_cast<int64_t>(Group::index()) * kElements;
   const int count = static_cast<int>(p.captured - first);
   ColVec<kElements> sum = 0.f;
   for (int worker = 0; worker < p.capture_workers; ++worker) {

@@ -87,12 +87,12 @@ template <class Config>
 XF_INLINE void flash_bwd_dkv(const BwdParams& p) {
   constexpr int Bc = Config::block_q;
   DkvTiles<Config>::allocate();
-  const Work work(group_index(), Config::parts / kTeam, (p.max_k - 1) / Bc + 1, p.heads_k,
+  const Work work(Group::index(), Config::parts / Group::team, (p.max_k - 1) / Bc + 1, p.heads_k,
                   First::first_block);
   NoQueries dQ;
-  if constexpr (!kPairs) {
+  if constexpr (Group::roles == 1) {
     flash_bwd_dkv<Config, Makes::all>(p, work, dQ);
-  } else if (of_pair() == 0) {
+  } else if (Group::role() == 0) {
     flash_bwd_dkv<Config, Makes::values>(p, work, dQ);
   } else {
     flash_bwd_dkv<Config, Makes::keys>(p, work, dQ);

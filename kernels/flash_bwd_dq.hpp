@@ -18,12 +18,12 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   const RowSpan<Br> rows{work.block * Br, seq.sq};
   if (rows.is_empty()) return;
   const ColVec<Br> delta = delta_of<Br, Config>(p, seq, work.head, rows.row);  // Delta
-  if (work.part == 0 && member() == 0) {
+  if (work.part == 0 && Group::member() == 0) {
     store(seq.per_row(p, p.delta, work.head).from(rows.row), delta);
   }
   const typename Config::Mask mask(p, seq);
   const OwnOrigin<ColVec<Br>> origin = origin_of<Config>(p, seq, work.head, mask, rows, p.longer);
-  if (work.part == 0 && member() == 0) origin.store_in(p, seq, work.head, rows.row);
+  if (work.part == 0 && Group::member() == 0) origin.store_in(p, seq, work.head, rows.row);
   if (!p.dq.data) return;
 
   const BlockRange seen = mask.template k_blocks<Bc>(rows.first(), rows.last());
@@ -54,16 +54,15 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
     mma_AB(dQ, dS.all(), K);                     // dQ += dS K
   }
 
-  columns.store_in<Config>(
-      seq.q_rows<typename Config::Result>(p.dq, work.head, 0).from(rows.row), dQ,
-      p.scale * scores.changes.dropout.keep_scale);
+  columns.store_in<Config>(seq.q_rows<typename Config::Result>(p.dq, work.head, 0).from(rows.row),
+                           dQ, p.scale * scores.changes.dropout.keep_scale);
 }
 
 template <class Config>
 XF_INLINE void flash_bwd_dq(const BwdParams& p) {
   constexpr int Br = Config::block_q;
   flash_bwd_dq<Config>(
-      p, Work(group_index(), Config::parts / kTeam, (p.max_q - 1) / Br + 1, p.heads_q));
+      p, Work(Group::index(), Config::parts / Group::team, (p.max_q - 1) / Br + 1, p.heads_q));
 }
 
 }  // namespace xeflash

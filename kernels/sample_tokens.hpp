@@ -74,7 +74,7 @@ struct Sampler {
   template <class F>
   XF_INLINE void each(F f) const {
     constexpr int kVectors = kBlock / kLanes;
-    for (int first = key_turn() * kBlock; first < p.columns; first += kKeyTurns * kBlock) {
+    for (int first = Group::turn() * kBlock; first < p.columns; first += Group::turns * kBlock) {
       Floats v[kVectors];
       XF_UNROLL for (int i = 0; i < kVectors; ++i) v[i] = z.at(first + i * kLanes);
       XF_UNROLL for (int i = 0; i < kVectors; ++i) f(v[i], first + i * kLanes);
@@ -174,7 +174,7 @@ struct Sampler {
   // A counter's 4 words are for tokens that are 16 apart.
   XF_INLINE int drawn(const uint32_t (&seed)[2], const uint32_t (&position)[2], int row) const {
     return argmax([&](auto take) {
-      for (int first = key_turn() * kBlock; first < p.columns; first += kKeyTurns * kBlock) {
+      for (int first = Group::turn() * kBlock; first < p.columns; first += Group::turns * kBlock) {
         XF_UNROLL for (int i = 0; i < 16; i += kLanes) {
           Words words[4];
           draw(to_words(Ints(lane_index() + (first / 4 + i))), seed, position, row, words);
@@ -192,7 +192,7 @@ struct Sampler {
 template <class Config>
 XF_INLINE void sample_tokens(const SampleParams& p) {
   allocate_turns();
-  const int row = static_cast<int>(group_index());
+  const int row = static_cast<int>(Group::index());
   Sampler<typename Config::Element> of_row(p, row);
   const float temperature = number_of_row(p.temperature, row);
   int token = -1;
@@ -211,7 +211,7 @@ XF_INLINE void sample_tokens(const SampleParams& p) {
     halves_of_row(p.position, row, position);
     token = of_row.drawn(seed, position, p.seed.data ? 0 : p.first_row + row);
   }
-  if (key_turn() == 0) store_token(p.tokens, row, token);
+  if (Group::turn() == 0) store_token(p.tokens, row, token);
 }
 
 }  // namespace xeflash

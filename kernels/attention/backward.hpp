@@ -14,13 +14,14 @@ struct OwnColumns {
 
   template <class Matrix>
   XF_INLINE Matrix right_of(const Matrix& m) const {
-    const int first = (kStaged ? part * kTeam : part * kTeam + member()) * own;
+    const int first =
+        (Group::staged ? part * Group::team : part * Group::team + Group::member()) * own;
     return m.columns(first < total ? first : 0, total);
   }
   // Multiplied by the factor, as the result, or added to what other keys or queries have given.
   template <class Config, class Matrix, int R, int C>
   XF_INLINE void store_in(const Matrix& m, Tile<R, C>& t, float factor) const {
-    const int first = (part * kTeam + member()) * own;
+    const int first = (part * Group::team + Group::member()) * own;
     t *= ColVec<R>(factor);
     if (first >= total) return;
     if constexpr (Config::adds_up) {
@@ -40,7 +41,7 @@ struct OwnColumns {
 template <class Config, bool kAway = false>
 struct ScoreTiles {
   static constexpr bool kTransposed = false;
-  static constexpr int Br = Config::block_q, Bc = Config::block_k, Bs = Bc / kTeam;
+  static constexpr int Br = Config::block_q, Bc = Config::block_k, Bs = Bc / Group::team;
   static constexpr int d = Config::head_dim, dv = Config::head_dim_v;
   using T = typename Config::Element;
   using Matrix = Rows<const T>;
@@ -52,7 +53,7 @@ struct ScoreTiles {
   using ValueTileT = RightT<T, Bc, dv, Matrix, kValues>;
   static constexpr int kQuery = kValues + shared_bytes<ValueTileT>();
   template <int C, int Begin>
-  using Placed = std::conditional_t<kAway && kStaged, AwayLeft<Matrix, T, Br, C, Begin>,
+  using Placed = std::conditional_t<kAway && Group::staged, AwayLeft<Matrix, T, Br, C, Begin>,
                                     PlacedLeft<Matrix, T, Br, C, Begin>>;
   using QueryTile = Placed<d, kQuery>;
   static constexpr int kOutput = kQuery + shared_bytes<QueryTile>();
@@ -92,7 +93,7 @@ template <class Config, Makes kMakes = Makes::all>
 struct DkvTiles {
   static constexpr bool kTransposed = true;
   static constexpr bool kOfValues = kMakes != Makes::keys, kOfKeys = kMakes != Makes::values;
-  static constexpr int Bc = Config::block_q, Br = Config::block_k, Bs = Br / kTeam;
+  static constexpr int Bc = Config::block_q, Br = Config::block_k, Bs = Br / Group::team;
   static constexpr int d = Config::head_dim, dv = Config::head_dim_v;
   static constexpr int own_k = Config::block_d, own_v = Config::block_v;
   using T = typename Config::Element;
@@ -156,6 +157,7 @@ XF_INLINE auto both_ways(const Transposed& transposed, const Columns& columns, i
 template <class Tiles>
 struct QueriesAndGradients {
   static constexpr int kRows = Tiles::Br;
+  static constexpr bool kOnce = Group::staged;
   using Matrix = typename Tiles::Matrix;
   const BlocksOf<typename Tiles::QueryTileT> q_t;
   const BlocksOf<typename Tiles::GradientTileT> dO_t;
@@ -178,12 +180,12 @@ struct QueriesAndGradients {
   XF_INLINE void bring(int first) {
     next_q.fetch(first + kRows);
     next_dO.fetch(first + kRows);
-    meet_staged();
+    Group::meet_staged();
     q_t.bring(first);
     dO_t.bring(first);
     dO.bring(first);
     q.bring(first);
-    meet_staged();
+    Group::meet_staged();
   }
 };
 
@@ -191,10 +193,12 @@ struct QueriesAndGradients {
 template <class Tiles>
 struct BlocksOfKeys {
   static constexpr int kRows = Tiles::Bc;
+  // Of wide heads IGC moves so many loads up in a loop without a branch that registers are spilt.
+  static constexpr bool kOnce = Group::staged || (Group::in_step && Tiles::d > 128);
   using Matrix = typename Tiles::Matrix;
   using KeyTile = typename Tiles::KeyTile;
-  using Columns = std::conditional_t<std::is_same_v<KeyTile, Elsewhere>, BlocksElsewhere,
-                                     BlocksOf<KeyTile>>;
+  using Columns =
+      std::conditional_t<std::is_same_v<KeyTile, Elsewhere>, BlocksElsewhere, BlocksOf<KeyTile>>;
   const BlocksOf<typename Tiles::KeyTileT> k_t;
   const BlocksOf<typename Tiles::ValueTileT> v_t;
   const Columns k;
@@ -208,21 +212,21 @@ struct BlocksOfKeys {
   XF_INLINE void bring(int first) {
     next_k.fetch(first + kRows);
     next_v.fetch(first + kRows);
-    meet_staged();
+    Group::meet_staged();
     k_t.bring(first);
     v_t.bring(first);
     k.bring(first);
-    meet_staged();
+    Group::meet_staged();
   }
 };
 
 // A thread's way over those blocks of the other side that its own rows see. A group that meets at
 // each block comes to all that one of its threads sees: to those of others a thread only helps,
-// before its own and after them, so that the loop over its own has no branch. Where blocks are
-// staged, which is long code, it stands once.
+// before its own and after them, so that the loop over its own has no branch; or between them
+// (kOnce), where blocks are staged by long code.
 template <class Others>
 struct OwnBlocks {
-  static constexpr int N = Others::kRows, Bs = N / kTeam;
+  static constexpr int N = Others::kRows, Bs = N / Group::team;
   Others& others;
   const BlockRange own;
   const int own_end, end;
@@ -234,15 +238,15 @@ struct OwnBlocks {
         own_end(at_most(own.end, all.end)),
         end(all.end),
         index(all.begin) {
-    if constexpr (!kStaged) help_up_to(own.begin);
+    if constexpr (!Others::kOnce) help_up_to(own.begin);
   }
   XF_INLINE bool more() {
-    if constexpr (kStaged) {
+    if constexpr (Others::kOnce) {
       for (; index < end; ++index) {
         others.bring(first());
         if (own.has(index)) return true;
-        meet_pair();
-        meet_team();
+        Group::meet_pair();
+        Group::meet_team();
       }
       return false;
     } else {
@@ -256,16 +260,16 @@ struct OwnBlocks {
   }
   XF_INLINE void advance() { ++index; }
   XF_INLINE int first() const { return index * N; }
-  XF_INLINE int scored() const { return first() + member() * Bs; }
+  XF_INLINE int scored() const { return first() + Group::member() * Bs; }
   XF_INLINE bool is_full() const { return own.is_full(index); }
 
  private:
   XF_INLINE void help_up_to(int block) {
-    if constexpr (kInStep) {
+    if constexpr (Group::in_step) {
       for (; index < at_most(block, end); ++index) {
         others.bring(first());
-        meet_pair();
-        meet_team();
+        Group::meet_pair();
+        Group::meet_team();
       }
     }
   }

@@ -12,10 +12,8 @@ namespace xeflash {
 struct NoDropout {
   static constexpr float keep_scale = 1.f;
   XF_INLINE NoDropout(const FwdParams&, const Sequence&, int) {}
-  template <class P>
+  template <bool kTransposed = false, class P>
   XF_INLINE void drop(P&, int, int) const {}
-  template <class P>
-  XF_INLINE void drop_transposed(P&, int, int) const {}
 };
 
 struct Dropout {
@@ -33,16 +31,11 @@ struct Dropout {
         k_at(seq.k_at),
         keep_scale(p.keep_scale) {}
 
-  // Zeroes the dropped probabilities.
-  template <class P>
-  XF_INLINE void drop(P& probabilities, int row, int key) const {
-    drop_tile(probabilities, row + q_at, key + k_at, *this);
-  }
-
-  // The same of a tile whose rows are keys.
-  template <class P>
-  XF_INLINE void drop_transposed(P& probabilities, int key, int row) const {
-    xeflash::drop_transposed(probabilities, key + k_at, row + q_at, *this);
+  // Zeroes the dropped probabilities of a tile whose rows are queries, or keys if it is transposed.
+  template <bool kTransposed = false, class P>
+  XF_INLINE void drop(P& probabilities, int row, int column) const {
+    drop_tile<kTransposed>(probabilities, row + (kTransposed ? k_at : q_at),
+                           column + (kTransposed ? q_at : k_at), *this);
   }
 
   // The 4 words drawn for 8 rows and a key; U is a word or a vector of words.

@@ -126,9 +126,9 @@ XF_INLINE OwnOrigin<ColVec<Config::block_q>> origin_of(const ScoreModParams& p, 
   OfRows m(kNoScore);
   ColSum<Br> sum(OfRows(0.f));
   for (int j = range.begin; j < range.end; ++j) {
-    meet_staged();
+    Group::meet_staged();
     keys_t.bring(j * Bc);
-    meet_staged();
+    Group::meet_staged();
     if (own.has(j)) {
       Tile<Br, Bc> S, slopes;
       mma_ABt(S, Q, keys_t.brought(j * Bc));  // S = Q K^T

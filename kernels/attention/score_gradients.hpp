@@ -109,10 +109,7 @@ struct ScoreChanges {
   // Of what is kept of P only; of what was dropped dP is 0.
   template <class Probs>
   XF_INLINE void drop(Probs& P, int row, int column) const {
-    if constexpr (kTransposed)
-      dropout.drop_transposed(P, row, column);
-    else
-      dropout.drop(P, row, column);
+    dropout.template drop<kTransposed>(P, row, column);
   }
 
   template <class Tile>
@@ -211,7 +208,7 @@ struct ScoreGradients {
   template <class Probs, class Tile, class Blocks>
   XF_INLINE auto gradients(const Probs& P, Tile& dP, const Blocks& at) {
     using Pool = typename Tiles::GradientPool;
-    meet_pair();
+    Group::meet_pair();
     changes.drop(dP, row, at.scored());
     weigh(dP, in_fp32(P), deltas.at(at.scored(), 0.f));
     if constexpr (std::is_same_v<Pool, Elsewhere>) {
@@ -220,14 +217,14 @@ struct ScoreGradients {
       return Weights<Tile, Part, Pool>(dP, exchange.gradients,
                                        [&](const Part& part) __attribute__((always_inline)) {
                                          exchange.gradients.give(part);
-                                         meet_team();
+                                         Group::meet_team();
                                        });
     }
   }
   template <class Probs, class Blocks>
   XF_INLINE Elsewhere gradients(const Probs&, Elsewhere&, const Blocks&) {
-    meet_pair();
-    meet_team();
+    Group::meet_pair();
+    Group::meet_team();
     return {};
   }
 

@@ -30,11 +30,6 @@ template <int R>
 XF_INLINE void operator*=(ColVec<R>& a, const ColVec<R>& b) {
   a = map([](f32x16 x, f32x16 y) { return x * y; }, a, b);
 }
-// 1 / a, and 0 where a is 0.
-template <int R>
-XF_INLINE ColVec<R> inverse_or_zero(const ColVec<R>& a) {
-  return map([](f32x16 v) { return select(v == f32x16(0.f), f32x16(0.f), inverse(v)); }, a);
-}
 
 // Row sums; a backend may keep them per lane until the end.
 template <int R>
@@ -158,14 +153,6 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
     XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) m.x[r0 + r] = max(even[r], odd[r]);
   }
   return m;
-}
-
-// t = 2^(t * scale - m - kExp2Headroom)
-template <int Degree, int R, int C>
-XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
-  t.each_vector(C, [&](f32x16& v, int, int r) __attribute__((always_inline)) {
-    v = exp2<Degree, kExp2Headroom>(fma(v, scale, -m.x[r]));
-  });
 }
 
 template <int R, int C>

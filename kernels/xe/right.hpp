@@ -64,19 +64,19 @@ struct RightT {
   static constexpr int kColumns = 32 / sizeof(T);  // of a chunk
   static constexpr int kSteps = round_up(D, kColumns) / kColumns, kBlocks = N / kLanes;
   static constexpr int kBytes = kSteps * kBlocks * 32 * kLanes;
-  static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
+  static constexpr int kSharedBytes = Group::staged ? Group::turns * kBytes : 0;
   Block memory;
 
   XF_INLINE RightT(const Block& m, Brought) : memory(m) {}
   XF_INLINE explicit RightT(const Block& m) : memory(m) {
-    if constexpr (kStaged) {
-      if constexpr (kOnePlace) meet();
+    if constexpr (Group::staged) {
+      if constexpr (Group::one_place) Group::meet();
       stage(m);
-      meet();
+      Group::meet();
     }
   }
   static XF_INLINE void stage(const Block& m) {
-    if constexpr (kStaged) {
+    if constexpr (Group::staged) {
       share<round_up(kSteps, kRatio) / kRatio * kBlocks>([&](int i) {
         const int n = i % kBlocks, read = i / kBlocks;
         const auto dwords = read_transposed<D>(elements(m), n * kLanes, read * 8);
@@ -89,7 +89,7 @@ struct RightT {
     }
   }
   static XF_INLINE SharedBlocks<8 * kLanes> shared() {
-    return {static_cast<uint32_t>(Begin + key_turn() * kBytes)};
+    return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
   }
 
   // How the chunks of a product are read, one step of kColumns after the other.
@@ -122,7 +122,7 @@ struct RightT {
       return chunk.template bit_cast_view<T>();
     }
   };
-  using Stream = std::conditional_t<kStaged, SharedStream, Stream2d>;
+  using Stream = std::conditional_t<Group::staged, SharedStream, Stream2d>;
 };
 
 // N rows of V, a Block, of which a thread takes D columns, in blocks of kRows x kColumns: 16-bit
@@ -134,26 +134,28 @@ struct Right {
   using E = ElementOf<Block>;
   static constexpr int kRatio = sizeof(T) / sizeof(E);
   static constexpr bool kPaired = sizeof(T) == 2;
-  static constexpr int kRows = !kStaged && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
-  static constexpr int kColumns = !kStaged && kPaired && D % 32 == 0 ? 32 : kPaired ? 16 : kLanes;
-  static constexpr int kOwn = round_up(D, kColumns) / kColumns, kAcross = kTeam * kOwn;
-  static_assert(kTeam == 1 || D % kColumns == 0);
+  static constexpr int kRows = !Group::staged && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
+  static constexpr int kColumns = !Group::staged && kPaired && D % 32 == 0 ? 32
+                                  : kPaired                                ? 16
+                                                                           : kLanes;
+  static constexpr int kOwn = round_up(D, kColumns) / kColumns, kAcross = Group::team * kOwn;
+  static_assert(Group::team == 1 || D % kColumns == 0);
   static constexpr int kBytes = N * kAcross * kColumns * sizeof(T);
-  static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
+  static constexpr int kSharedBytes = Group::staged ? Group::turns * kBytes : 0;
   static constexpr int kDwords = kColumns * sizeof(T) / 4;
   Block memory;
 
   XF_INLINE Right(const Block& m, Brought) : memory(m) {}
   XF_INLINE explicit Right(const Block& m) : memory(m) {
     stage(m);
-    if constexpr (kStaged) meet();
+    if constexpr (Group::staged) Group::meet();
   }
   // The columns of the team.
   static XF_INLINE void stage(const Block& m) {
-    if constexpr (kStaged) {
+    if constexpr (Group::staged) {
       constexpr int kPerDword = 4 / sizeof(E), kRead = kColumns / kPerDword;
       const auto rows = elements(m);
-      const auto inside = rows.columns(0, at_most(rows.width, kTeam * D));
+      const auto inside = rows.columns(0, at_most(rows.width, Group::team * D));
       share<N / kRows * kAcross>([&](int i) {
         const int row = i / kAcross * kRows, dword = i % kAcross * kRead;
         // Rows that are not there have to be 0: a number times 0 need not be.
@@ -168,7 +170,7 @@ struct Right {
   // Part b of block i: kLanes of its columns.
   static constexpr int kParts = kColumns / kLanes;
   static XF_INLINE SharedBlocks<kRows * kDwords / kParts> shared() {
-    return {static_cast<uint32_t>(Begin + key_turn() * kBytes)};
+    return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
   }
   static XF_INLINE void put(int i, simd<uint32_t, kRows * kDwords> dwords) {
     if constexpr (!kPaired) {
@@ -191,7 +193,7 @@ struct Right {
     XF_INLINE simd<T, kRows * kColumns> load(int j, int n) const {
       simd<T, kRows * kColumns> x;
       XF_UNROLL for (int b = 0; b < kParts; ++b) {
-        auto dwords = shared().load((j * kAcross + member() * kOwn + n) * kParts + b);
+        auto dwords = shared().load((j * kAcross + Group::member() * kOwn + n) * kParts + b);
         x.template select<kRows * kLanes, 1>(b * kRows * kLanes) =
             dwords.template bit_cast_view<T>();
       }
@@ -231,7 +233,7 @@ struct Right {
         return message.load();
     }
   };
-  using Stream = std::conditional_t<kStaged, SharedStream, Stream2d>;
+  using Stream = std::conditional_t<Group::staged, SharedStream, Stream2d>;
 };
 
 // ---- all blocks of a matrix ---------------------------------------------------------------------
