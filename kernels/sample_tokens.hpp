@@ -9,6 +9,7 @@
 #pragma once
 
 #include "products/turns.hpp"
+#include "tile/philox.hpp"
 
 namespace xeflash {
 
@@ -33,18 +34,12 @@ XF_INLINE int middle_below(int low, int high) {
                           (static_cast<uint32_t>(high) - static_cast<uint32_t>(low)) / 2);
 }
 
-// Philox 4x32-10: 4 words for each counter.
+// The 4 words that are drawn for each counter.
 XF_INLINE void draw(Words counter, const uint32_t (&seed)[2], const uint32_t (&position)[2],
                     int row, Words (&c)[4]) {
   c[0] = counter, c[1] = Words(position[0]), c[2] = Words(position[1]);
   c[3] = Words(kDrawsTokens + static_cast<uint32_t>(row));
-  uint32_t k0 = seed[0], k1 = seed[1];
-  XF_UNROLL for (int round = 0; round < 10; ++round) {
-    const Words hi0 = multiply_high(c[0], 0xD2511F53u), lo0 = c[0] * 0xD2511F53u;
-    const Words hi1 = multiply_high(c[2], 0xCD9E8D57u), lo1 = c[2] * 0xCD9E8D57u;
-    c[0] = hi1 ^ c[1] ^ k0, c[1] = lo1, c[2] = hi0 ^ c[3] ^ k1, c[3] = lo0;
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
+  philox(c, seed[0], seed[1]);
 }
 // (x + 1/2) / 2^32, the same on every device.
 XF_INLINE Floats to_uniform(Words x) {

@@ -1,11 +1,12 @@
-// Dropout's random numbers: Philox 4x32-10 (Salmon et al., 2011), counted, so that every device and
-// the backward pass draw the same 16 bits for a probability wherever it is computed.
+// Dropout's random numbers, by Philox, so that every device and the backward pass draw the same 16
+// bits for a probability wherever it is computed.
 //   key = seed and the upper half of offset; counter = (position of the key, that of the row / 8,
 // batch x head, lower half of offset); position % 8 picks one of the 8 halves drawn. The position
 // of a sequence's first row is a multiple of 8.
 #pragma once
 
 #include "attention/work.hpp"
+#include "tile/philox.hpp"
 
 namespace xeflash {
 
@@ -42,13 +43,7 @@ struct Dropout {
   template <class U>
   XF_INLINE void draw(U k, U row_octet, U (&c)[4]) const {
     c[0] = k, c[1] = row_octet, c[2] = U(plane), c[3] = U(offset);
-    uint32_t k0 = seed[0], k1 = seed[1];
-    XF_UNROLL for (int round = 0; round < 10; ++round) {
-      const U hi0 = multiply_high(c[0], 0xD2511F53u), lo0 = c[0] * 0xD2511F53u;
-      const U hi1 = multiply_high(c[2], 0xCD9E8D57u), lo1 = c[2] * 0xCD9E8D57u;
-      c[0] = hi1 ^ c[1] ^ k0, c[1] = lo1, c[2] = hi0 ^ c[3] ^ k1, c[3] = lo0;
-      k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-    }
+    philox(c, seed[0], seed[1]);
   }
 };
 
