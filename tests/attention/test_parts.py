@@ -168,23 +168,29 @@ def by_parts(x: Arrays, case: Case, layout: int = BSHD) -> tuple[torch.Tensor, t
     return out, lse, sums | found
 
 
-def whole(x: Arrays, case: Case) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def whole(x: Arrays, case: Case) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """By one call of the public function."""
     tensors = {"q": x.q, "k": x.k, "v": x.v, "alibi_slopes": x.slopes, "s_aux": x.sinks, "captures['near']": x.near}
     leaves = {name: tensors[name].clone().requires_grad_() for name in ("q", "k", "v", *case.learned)}
     near = leaves.get("captures['near']")
-    out = xeflash.attention(
+    out, lse = xeflash.attention(
         *(leaves[name].transpose(1, 2) for name in "qkv"), None, case.dropout, case.causal, case.scale, True,
         window_size=case.window, softcap=case.softcap, alibi_slopes=leaves.get("alibi_slopes"),
         sinks=leaves.get("s_aux"), score_mod=SNIPPET if case.score_mod else None,
         captures={"near": near} if case.score_mod else None, rng=RNG if case.dropout else None,
-    ).transpose(1, 2)  # fmt: skip
+        return_lse=True,
+    )  # fmt: skip
+    out = out.transpose(1, 2)
     grads = torch.autograd.grad(out, list(leaves.values()), x.dout)
-    return out.detach(), dict(zip(leaves, grads, strict=True))
+    return out.detach(), lse.detach(), dict(zip(leaves, grads, strict=True))
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.cpu().double() - want).norm() / want.norm())
+
+
+def largest_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.cpu().double() - want).abs().max())
 
 
 @pytest.mark.parametrize(
@@ -196,12 +202,14 @@ def test_parts_come_to_the_whole(device: str, name: str, dtype: torch.dtype):
     """As exact as one call of all, and in 16 bits more, as nothing is rounded in between."""
     case, x = CASES[name], arrays(device, dtype)
     want, want_lse, want_grads = reference(x, case)
-    once, once_grads = whole(x, case)
+    once, once_lse, once_grads = whole(x, case)
     out, lse, grads = by_parts(x, case)
     least = 2.0**-21 if dtype is torch.float32 else 2.0**-11 if dtype is torch.float16 else 2.0**-9
     far = 300 * 2.0**-16 if case.scale else 0.0  # scores of thousands are known to so many bits
     assert error(out, want) <= 1.5 * error(once, want) + 2.0**-22 + far
-    assert float((lse.cpu() - want_lse).abs().max()) <= least * (1 + float(want_lse.abs().max()))
+    # Each time that other keys join, an LSE may lose two units in its last place.
+    joins = (len(K_CUTS) - 2) * 2.0**-22 * float(want_lse.abs().max())
+    assert largest_error(lse, want_lse) <= largest_error(once_lse, want_lse) + joins
     assert grads.keys() == want_grads.keys()
     for key, got in grads.items():
         assert got.dtype is torch.float32
