@@ -1,0 +1,95 @@
+"""Calls on simulated GPUs, and the records of their launches; and what kernels consist of that do not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dpctl
+import dpctl.memory
+import ml_dtypes
+import numpy as np
+import xeflash
+from xeflash import _core, sim
+from xeflash.bench.standard import standard_attention
+from xeflash.call.schema import BHSD
+from xeflash.jit.kernel import render
+from xeflash.jit.offline import compile_offline
+from xeflash.jit.product import render_product
+from xeflash.sim.binary import compile_spirv, inspect
+from xeflash.tune.desc import Config, Desc, ProductDesc
+
+DTYPES = {"fp32": (np.float32, "<f4"), "fp16": (np.float16, "<f2"), "bf16": (ml_dtypes.bfloat16, "<V2")}
+BYTES = {"uint8": (np.uint8, "|u1"), "int8": (np.int8, "|i1")}
+SIZE = {name: np.dtype(element).itemsize for name, (element, _) in DTYPES.items()}
+LINE_BYTES = 64
+
+
+class DeviceArray:
+    """Random numbers in the memory of a queue's device."""
+
+    def __init__(self, queue: dpctl.SyclQueue, shape: tuple[int, ...], dtype: str) -> None:
+        """Allocate and fill."""
+        element, typestr = (DTYPES | BYTES)[dtype]
+        values = np.random.default_rng(0).standard_normal(shape, np.float32).astype(element)
+        self.shape = shape
+        self.nbytes = values.nbytes
+        self._memory = dpctl.memory.MemoryUSMDevice(values.nbytes, queue=queue)
+        self._memory.copy_from_host(values.view(np.uint8).reshape(-1))
+        self.__sycl_usm_array_interface__ = {
+            "data": (self._memory._pointer, False),
+            "shape": shape,
+            "strides": None,
+            "typestr": typestr,
+            "version": 1,
+            "syclobj": queue,
+        }
+
+
+def queue_of(device: str) -> dpctl.SyclQueue:
+    """A queue of a device that sim.enable() has named."""
+    return dpctl.SyclQueue(f"level_zero:gpu:{sim.enabled().index(device)}", property="in_order")
+
+
+def records_of(queue: dpctl.SyclQueue, call: Callable[[], object]) -> list[sim.LaunchRecord]:
+    """The records of what a call launches."""
+    sim.clear_launches()
+    call()
+    queue.wait()
+    return sim.last_launches()
+
+
+def launches(
+    form: str, device: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
+) -> list[sim.LaunchRecord]:
+    """Of one call; `form` is "flash" or "standard" attention."""
+    queue = queue_of(device)
+    arrays = [DeviceArray(queue, (1, heads, length, dim), dtype) for length in (rows, keys, keys)]
+    attention = xeflash.attention if form == "flash" else standard_attention
+    return records_of(queue, lambda: attention(*arrays, is_causal=causal))
+
+
+def backward(
+    device: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
+) -> dict[str, sim.LaunchRecord]:
+    """Of one call that wants the gradients of q, k and v, by the names of its kernels."""
+    queue = queue_of(device)
+    q, k, v, out, dout = (DeviceArray(queue, (1, heads, n, dim), dtype) for n in (rows, keys, keys, rows, rows))
+    lse = DeviceArray(queue, (1, heads, rows), "fp32")
+    records = records_of(queue, lambda: _core.backward(
+        function="backward", layout=BHSD, q=q, k=k, v=v, out=out, lse=lse, dout=dout, causal=causal,
+        wanted=("q", "k", "v"),
+    ))  # fmt: skip
+    return {record.kernel.removeprefix("__sycl_kernel_"): record for record in records}
+
+
+def kernels_of(desc: Desc | ProductDesc, config: Config | None = None) -> list[dict[str, Any]]:
+    """What each kernel of a native binary consists of, with these tiles or those of the tables."""
+    source = render(desc, config) if isinstance(desc, Desc) else render_product(desc, config)
+    binary = compile_spirv(desc.arch, compile_offline(source).binary, "-vc-codegen -doubleGRF")
+    return inspect(desc.arch, binary)
+
+
+def kernel_of(desc: Desc | ProductDesc, config: Config | None = None) -> dict[str, Any]:
+    """The first of them."""
+    return next(kernel for kernel in kernels_of(desc, config) if desc.entries[0] in kernel["name"])
