@@ -1,7 +1,12 @@
-"""What the machine code of xeflash consists of and does on simulated GPUs, counted; nothing is timed.
+"""What the machine code of xeflash consists of and does on simulated GPUs.
 
-    python perf/counts.py backward --device pvc,bmg,dg2 --head-dim 64,128,256
-    python perf/counts.py backward --device dg2 --dtype fp16 --head-dim 128 --format csv
+    python perf/counts.py forward --device bmg                                  # bf16; head dims 64, 128, 256
+    python perf/counts.py backward --device pvc,bmg,dg2 --dtype bf16,fp16 --head-dim 64,128 --format csv
+    python perf/counts.py decode --device dg2 --keys 4k
+    python perf/counts.py linear --device dg2 --rows 1,64
+    python perf/counts.py spills --device bmg --count 500 --seed 7
+    python perf/counts.py speed --device pvc                                    # of the simulator itself
+    python perf/counts.py compilers --compiler mixture --device pvc
 
 `python perf/counts.py FAMILY --help` says what each counts. Needs ocloc and the simulator, see xeflash.sim.
 """
@@ -10,58 +15,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 
-from counting import backward
-from counting.simulated import DTYPES
-from counting.tables import PRINTERS, Table
-from xeflash import sim
-from xeflash.bench.cases import parse_choices, parse_sizes
+from counting import backward, compilers, decode, forward, linear, speed, spills
+from counting.tables import PRINTERS
 
-FAMILIES = {"backward": backward}
-ATTENTION = ("backward",)  # with types and head dims to choose
-
-
-def add_family(families: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
-    """A sub-command; its module says the rest."""
-    description = FAMILIES[name].__doc__ or ""
-    parser = families.add_parser(
-        name,
-        description=description,
-        help=description.splitlines()[0],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--device",
-        required=True,
-        type=lambda text: parse_choices(text, sim.DEVICES),
-        help="of " + ", ".join(sim.DEVICES),
-    )
-    if name in ATTENTION:
-        parser.add_argument("--dtype", type=lambda text: parse_choices(text, tuple(DTYPES)), default=("bf16",))
-        parser.add_argument("--head-dim", type=parse_sizes, default=(64, 128, 256), help="default: 64,128,256")
-    parser.add_argument("--format", choices=PRINTERS, default="text")
-    FAMILIES[name].add_options(parser)
+FAMILIES = {"forward": forward, "backward": backward, "decode": decode, "linear": linear, "spills": spills}
+FAMILIES |= {"speed": speed, "compilers": compilers}
 
 
 def main() -> int:
-    """Command line; 1 if a table has complaints."""
+    """Command line; 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     families = parser.add_subparsers(dest="family", required=True, metavar="FAMILY")
-    for name in FAMILIES:
-        add_family(families, name)
+    for name, family in FAMILIES.items():
+        text = family.__doc__ or ""
+        form = argparse.RawDescriptionHelpFormatter
+        own = families.add_parser(name, description=text, help=text.splitlines()[0], formatter_class=form)
+        family.add_options(own)
+        own.add_argument("--format", choices=PRINTERS, default="text", help="default: text")
+    parser.set_defaults(wrong=0)
     options = parser.parse_args()
-    sim.enable(*options.device, check="none")
-    wrong = []
-
-    def watched() -> Iterable[Table | str]:
-        for table in FAMILIES[options.family].report(options):
-            if isinstance(table, Table) and table.complaints:
-                wrong.extend(table.rows)
-            yield table
-
-    PRINTERS[options.format](watched())
-    return 1 if wrong else 0
+    PRINTERS[options.format](FAMILIES[options.family].report(options))
+    return 1 if options.wrong else 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from xeflash.jit.calls import describe_backward
 from xeflash.tune import pick, xe
 from xeflash.tune.desc import DTYPE_NAMES
 
-from counting.simulated import LINE_BYTES, SIZE, backward, kernel_of
+from counting.compiled import kernel_of
+from counting.options import add_attention, add_devices, cases
+from counting.simulated import LINE_BYTES, SIZE, backward
 from counting.tables import Row, Table
 
 N = 1024
@@ -36,6 +38,8 @@ WHOLES = NAMES | dict.fromkeys(("dpas / needed", "lines read / needed", "lines w
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Of this family."""
+    add_devices(parser)
+    add_attention(parser)
     parser.add_argument("--loop-only", action="store_true", help="leave out the causal call")
 
 
@@ -83,7 +87,8 @@ def whole_of(device: str, dtype: str, dim: int) -> Row:
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
     """A table of the loops, and one of causal calls."""
-    cases = [(device, dtype, dim) for device in options.device for dtype in options.dtype for dim in options.head_dim]
-    yield Table("inner loop; per dpas:", LOOPS, [loop_of(name, *case) for case in cases for name in KERNELS])
+    sim.enable(*options.device, check="none")
+    every = list(cases(options))
+    yield Table("inner loop", LOOPS, (loop_of(name, *case) for case in every for name in KERNELS))
     if not options.loop_only:
-        yield Table(f"causal, {N} x {N}", WHOLES, [whole_of(*case) for case in cases])
+        yield Table(f"causal, {N} x {N}", WHOLES, (whole_of(*case) for case in every))

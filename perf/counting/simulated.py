@@ -1,9 +1,8 @@
-"""Calls on simulated GPUs, and the records of their launches; and what kernels consist of that do not run."""
+"""Calls on simulated GPUs, and the records of their launches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import dpctl
 import dpctl.memory
@@ -13,11 +12,6 @@ import xeflash
 from xeflash import _core, sim
 from xeflash.bench.standard import standard_attention
 from xeflash.call.schema import BHSD
-from xeflash.jit.kernel import render
-from xeflash.jit.offline import compile_offline
-from xeflash.jit.product import render_product
-from xeflash.sim.binary import compile_spirv, inspect
-from xeflash.tune.desc import Config, Desc, ProductDesc
 
 DTYPES = {"fp32": (np.float32, "<f4"), "fp16": (np.float16, "<f2"), "bf16": (ml_dtypes.bfloat16, "<V2")}
 BYTES = {"uint8": (np.uint8, "|u1"), "int8": (np.int8, "|i1")}
@@ -81,15 +75,3 @@ def backward(
         wanted=("q", "k", "v"),
     ))  # fmt: skip
     return {record.kernel.removeprefix("__sycl_kernel_"): record for record in records}
-
-
-def kernels_of(desc: Desc | ProductDesc, config: Config | None = None) -> list[dict[str, Any]]:
-    """What each kernel of a native binary consists of, with these tiles or those of the tables."""
-    source = render(desc, config) if isinstance(desc, Desc) else render_product(desc, config)
-    binary = compile_spirv(desc.arch, compile_offline(source).binary, "-vc-codegen -doubleGRF")
-    return inspect(desc.arch, binary)
-
-
-def kernel_of(desc: Desc | ProductDesc, config: Config | None = None) -> dict[str, Any]:
-    """The first of them."""
-    return next(kernel for kernel in kernels_of(desc, config) if desc.entries[0] in kernel["name"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 Value = str | int | float | None
 Row = Mapping[str, Value]
@@ -19,39 +20,40 @@ Row = Mapping[str, Value]
 class Table:
     """Rows of numbers by the names of their columns; text and markdown write them by these format specifications.
 
-    A table that says `above` is turned there: each of its rows becomes a column, with these values on top.
+    A table that says `above` is turned there: each of its rows becomes a column, with these values on top. The others
+    are written row by row in markdown and CSV, as soon as each is there.
     """
 
     title: str
     formats: Mapping[str, str]
-    rows: Sequence[Row]
+    rows: Iterable[Row]
     above: Sequence[str] = ()
-    complaints: bool = False  # rows are what is wrong
 
 
-def _lines(table: Table) -> list[list[str]]:
+def _lines(table: Table) -> Iterator[list[str]]:
     """The cells as text, with the heads of columns first."""
-    cells = [
+    cells = (
         {name: "-" if row[name] is None else format(row[name], spec) for name, spec in table.formats.items()}
         for row in table.rows
-    ]
+    )
     if not table.above:
-        return [list(table.formats), *(list(row.values()) for row in cells)]
-    heads = [" ".join(row[name] for name in table.above) for row in cells]
-    own = [name for name in table.formats if name not in table.above]
-    return [["", *heads], *([name, *(row[name] for row in cells)] for name in own)]
+        yield list(table.formats)
+        yield from (list(row.values()) for row in cells)
+        return
+    turned = list(cells)
+    yield ["", *(" ".join(row[name] for name in table.above) for row in turned)]
+    yield from ([name, *(row[name] for row in turned)] for name in table.formats if name not in table.above)
 
 
-def as_text(table: Table, console: Console) -> None:
-    """Prints a table for people."""
+def _as_text(table: Table, console: Console) -> None:
     head, *lines = _lines(table)
     drawn = RichTable(title=table.title, title_justify="left")
-    for number, name in enumerate(head):
-        words = all(isinstance(row[name], str) for row in table.rows) if name in table.formats else number == 0
-        drawn.add_column(name, justify="left" if words else "right")
+    for name, *column in zip(head, *lines, strict=True):
+        numbers = all(cell[:1].isdigit() or cell == "-" for cell in column)
+        drawn.add_column(name, justify="right" if numbers else "left")
     for line in lines:
-        drawn.add_row(*line)
-    console.print(drawn, markup=False)
+        drawn.add_row(*map(Text, line))
+    console.print(drawn)
 
 
 def print_text(tables: Iterable[Table | str]) -> None:
@@ -59,7 +61,7 @@ def print_text(tables: Iterable[Table | str]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for table in tables:
         if isinstance(table, Table):
-            as_text(table, console)
+            _as_text(table, console)
         else:
             console.print(table, markup=False, soft_wrap=True)
 
@@ -70,10 +72,11 @@ def print_markdown(tables: Iterable[Table | str]) -> None:
         if isinstance(table, str):
             print(f"- {table.strip()}", flush=True)
             continue
-        head, *lines = _lines(table)
         print(f"\n### {table.title}\n")
-        for line in (head, ["---"] * len(head), *lines):
-            print(f"| {' | '.join(line)} |")
+        for number, line in enumerate(_lines(table)):
+            print(f"| {' | '.join(line)} |", flush=True)
+            if number == 0:
+                print("|---" * len(line) + "|")
         print(flush=True)
 
 
@@ -86,7 +89,9 @@ def print_csv(tables: Iterable[Table | str]) -> None:
             continue
         print(f"# {table.title}")
         writer.writerow(table.formats)
-        writer.writerows([row[name] for name in table.formats] for row in table.rows)
+        for row in table.rows:
+            writer.writerow([row[name] for name in table.formats])
+            sys.stdout.flush()
 
 
 def print_json(tables: Iterable[Table | str]) -> None:
