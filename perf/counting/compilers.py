@@ -63,6 +63,11 @@ COMPILERS = {
 }
 
 
+def tell(text: str) -> None:
+    """Says what is going on, beside the table."""
+    print(text, file=sys.stderr)
+
+
 def unpack(suite: str, packages: tuple[str, ...], with_dependencies: bool, root: Path) -> None:
     """Fetches packages of a suite and unpacks them."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -73,7 +78,7 @@ def unpack(suite: str, packages: tuple[str, ...], with_dependencies: bool, root:
         names = get_ocloc.with_dependencies(config, work, packages) if with_dependencies else list(packages)
         archive = work / "packages"
         archive.mkdir()
-        get_ocloc.download(config, names, archive, print)
+        get_ocloc.download(config, names, archive, tell)
         for package in sorted(archive.glob("*.deb")):
             get_ocloc.run(["dpkg-deb", "-x", str(package), str(root)], work)
 
@@ -83,7 +88,7 @@ def provide(name: str, folder: Path) -> Path:
     if not COMPILERS[name].packages:
         folder = cache_folder().absolute() / "ocloc"
         if not (folder / "ocloc").exists():
-            print(get_ocloc.fetch(folder, get_ocloc.debian_mirror(), get_ocloc.SUITE))
+            tell(get_ocloc.fetch(folder, get_ocloc.debian_mirror(), get_ocloc.SUITE))
         return folder / "ocloc"
     program = folder / "ocloc"
     if program.exists():
