@@ -130,8 +130,8 @@ _CASE: dict[str, Callable[[Row], str]] = {
 
 def _rate(result: Result, milliseconds: float) -> float:
     """Return what the bars show: reading in decode, else arithmetic."""
-    case = result.row.case
-    return float(1e-6 * (case.kv_bytes if case.phase == "decode" else case.flops) / milliseconds)
+    row = result.row
+    return float(1e-6 * (row.kv_bytes if row.phase == "decode" else row.flops) / milliseconds)
 
 
 def _peaks(axis: Any, results: Sequence[Result]) -> None:
