@@ -101,7 +101,8 @@ def rows_of(kind: Any, desc: Any, options: argparse.Namespace) -> Iterator[Row]:
             figures, note = none, figures
         elif figures.get("scratch"):
             note = "spills"
-        yield dict(zip(kind.SIZES, choice, strict=True)) | dict(figures) | {"note": note}
+        sizes = {name: size or "all" for name, size in zip(kind.SIZES, choice, strict=True)}
+        yield sizes | dict(figures) | {"note": note}
 
 
 def tables(found: dict[int, Any], options: argparse.Namespace) -> Iterator[Table]:

@@ -16,10 +16,25 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("algorithm, tables, devices", [*CASES.values(), ("linear", *LINEAR)], ids=[*CASES, "linear"])
-def test_each_row_serves_a_device(algorithm, tables, devices, monkeypatch):
+@pytest.fixture
+def sweep(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "perf"))
     import sweep
 
+    return sweep
+
+
+@pytest.mark.parametrize("algorithm, tables, devices", [*CASES.values(), ("linear", *LINEAR)], ids=[*CASES, "linear"])
+def test_each_row_serves_a_device(algorithm, tables, devices, sweep):
     served = {row for device in devices for row in sweep.served(device, algorithm, DTYPES, DIMS)}
     assert served == set(range(1, len(tables[algorithm]) + 1))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("device", xe.ARCHITECTURES)
+def test_the_choice_for_a_product_is_counted(device, sweep, ocloc):
+    desc = next(iter(sweep.served(device, "linear", ("bf16",), ()).values()))
+    kind = sweep.KINDS["linear"]
+    found = sweep.counted(kind, desc, kind.chosen_of(desc))
+    assert not isinstance(found, str), found
+    assert found["instructions / byte"] > 0 and found["scratch"] == 0
