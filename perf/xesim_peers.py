@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers_reference import Bits, Floats, Result, Window, attention, decode, encode, joined, merged
+from peers_reference import Bits, Floats, Result, Window, attention, decode, encode, joined, merged, nan_bits
 from xeflash.sim.library import load_library
 from xeflash.sim.machine import Array, Fault, LocalMemory, Machine, Module
 from xesim_decode import MEMBERS, PEERS, PEERS_LIBRARY, members, peers_images
@@ -299,7 +299,7 @@ class Run:
         total = sum(counts) + 3
         order = self.random.permutation(total)
         table: Bits = np.full((len(c.keys), max(counts)), order[-1], np.int32)
-        caches = [encode(form, np.full((total, c.page, c.heads[1], c.dim), np.nan)) for _ in tensors]
+        caches = [nan_bits(form, (total, c.page, c.heads[1], c.dim)) for _ in tensors]
         first = 0
         for b, count in enumerate(counts):
             table[b, :count] = order[first : first + count]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-# Earlier ones do not know bmg, and abort on what our front end writes; perf/compilers.py tries them nevertheless.
+# Earlier ones do not know bmg, and abort on what our front end writes; perf/counts.py compilers tries them nevertheless.
 OLDEST = int(os.environ.get("XEFLASH_OLDEST_OCLOC", "26"))
 REASON = f"no ocloc of 20{OLDEST} or newer"
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import xeflash
+from xeflash.bench import measure
 from xeflash.bench.formats import from_csv, from_json, to_csv, to_json
 from xeflash.bench.limits import Peaks, instruction
 from xeflash.bench.linear import cases, forms, rows, run, weights
@@ -84,7 +85,7 @@ def test_rows_are_read_back_and_wrong_results_fail(kind, monkeypatch):
 
 
 def test_memory_that_is_not_there_skips(monkeypatch):
-    monkeypatch.setattr(run, "available_memory", lambda *_: 1000)
+    monkeypatch.setattr(measure, "available_memory", lambda *_: 1000)
     row = run.run_case(case("int4"), OPTIONS).row
     assert row.status == "skipped" and "needs about" in row.note
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from xeflash.bench import formats, plot, run, screen
 from xeflash.bench.cases import Case
 from xeflash.bench.limits import Peaks
-from xeflash.bench.rows import Result, best_form, row_of_samples, row_without_times
+from xeflash.bench.rows import Result, Row, case_of, fastest, with_samples
 from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
 from xeflash.bench.timing import interleave
 from xeflash.cli import bench_shared, build_parser
@@ -26,16 +26,20 @@ HEADER = {
 }
 
 
+def row_of(case, **fields):
+    return Row(**dataclasses.asdict(case), **fields)
+
+
 def result(case=PREFILL, **samples):
     samples = {name: tuple(values) for name, values in samples.items()}
-    return Result(row_of_samples(case, samples, 12.5, (1e-3, 2e-3)), samples)
+    return Result(with_samples(row_of(case, first_call_ms=12.5, max_error=1e-3, allowed_error=2e-3), samples), samples)
 
 
 def some_results():
     return [
         result(xeflash=[2.0, 1.0, 4.0], sdpa=[6.0, 5.0, 4.0]),
         result(DECODE, xeflash=[1.0], enable_gqa=[9.0], grouped=[3.0]),
-        Result(row_without_times(DECODE, "failed", "wrong | result, see\nabove")),
+        Result(row_of(DECODE, status="failed", note="wrong | result, see\nabove")),
     ]
 
 
@@ -62,14 +66,14 @@ def test_row_compares_with_the_best_and_the_plain_form():
     assert (row.torch_form, row.ratio, row.ratio_per_round) == ("grouped", 3.0, 3.0)
     assert (row.plain_form, row.plain_ratio) == ("enable_gqa", 9.0)
     assert row.kv_gbytes_per_s == pytest.approx(DECODE.kv_bytes / 1e6)
-    assert row.case == DECODE
+    assert case_of(Case, row) == DECODE
 
 
 def test_row_without_torch_has_no_ratio():
     row = result(xeflash=[2.0, 2.0]).row
     assert row.gflops == pytest.approx(PREFILL.flops / 2e6)
     assert row.torch_form is row.ratio is row.plain_ratio is None
-    assert best_form({"xeflash": (1.0,)}) is None
+    assert fastest({"xeflash": (1.0,)}, ()) is None
 
 
 def test_rows_name_the_peak_that_holds_them():
@@ -106,14 +110,14 @@ def test_json_has_no_nan():
 
 def test_csv_can_be_read_back_without_samples():
     results = some_results()
-    results[2] = Result(row_without_times(DECODE, "failed", 'a, "quoted" note'))
+    results[2] = Result(row_of(DECODE, status="failed", note='a, "quoted" note'))
     text = formats.to_csv(HEADER, results)
     assert [r.row for r in formats.from_csv(text)] == [r.row for r in results]
     assert text.startswith("# cpu: a CPU\n# packages: torch -\n# method: one\n# method: two\nphase,")
 
 
 def test_csv_notes_keep_to_one_line():
-    text = formats.to_csv({}, [Result(row_without_times(DECODE, "failed", "a\n# b"))])
+    text = formats.to_csv({}, [Result(row_of(DECODE, status="failed", note="a\n# b"))])
     assert len(list(csv.reader(text.splitlines()))) == 2
     assert formats.from_csv(text)[0].row.note == "a # b"
 

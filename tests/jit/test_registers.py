@@ -1,4 +1,6 @@
-"""Kernels find room in registers: those that once did not, and a sample of all that calls can ask for (perf/spills.py).
+"""Kernels find room in registers: those that once did not, and a sample of all that calls can ask for.
+
+The sample is that of `perf/counts.py spills`.
 
 Every kernel that runs on a simulated GPU in a test is looked at, too: XEFLASH_SIM_CHECK in tests/conftest.py.
 """
@@ -34,6 +36,6 @@ def test_what_spilled_does_not(name, ocloc):
 @pytest.mark.long
 @pytest.mark.parametrize("device", xe.ARCHITECTURES)
 def test_a_sample_does_not_spill(device, ocloc):
-    command = [sys.executable, str(PERF / "spills.py"), "--device", device, "--count", "100"]
+    command = [sys.executable, str(PERF / "counts.py"), "spills", "--device", device, "--count", "100"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

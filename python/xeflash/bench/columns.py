@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xeflash.bench.limits import words
-from xeflash.bench.numbers import number, percent, ratio, size, times
+from xeflash.bench.numbers import errors, number, percent, ratio, size, timings
 from xeflash.bench.rows import Row
-
-
-def _errors(row: Row) -> str:
-    if row.max_error is None or row.allowed_error is None:
-        return "-"
-    return f"{row.max_error:.1e} / {row.allowed_error:.1e}"
-
 
 CASE = ("dtype", "B", "Hq/Hkv", "D", "S", "causal", "KV", "arch")
 DETAILS = ("error / allowed", "per round", "plain torch", "torch form", "bound by", "% of peak")
@@ -32,15 +25,15 @@ _TIMES: dict[str, Callable[[Row], str]] = {
     "% of peak": lambda r: percent(r.percent_of_peak),
     "bound by": lambda r: words(r.bound_by, r.peak),
     "torch form": lambda r: r.torch_form or "-",
-    "torch ms": lambda r: times(r.torch_median_ms, r.torch_min_ms, r.torch_iqr_ms),
+    "torch ms": lambda r: timings(r, "torch_"),
     "ratio": lambda r: ratio(r.ratio),
     "per round": lambda r: ratio(r.ratio_per_round),
     "plain torch": lambda r: ratio(r.plain_ratio),
-    "error / allowed": _errors,
+    "error / allowed": errors,
 }
 _OURS: dict[str, Callable[[Row], str]] = {
     "arch": lambda r: r.arch or "-",
-    "xeflash ms": lambda r: times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}",
+    "xeflash ms": timings,
 }
 _SEQUENCES: dict[str, Callable[[Row], str]] = {
     **_COMMON,

@@ -5,22 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from xeflash.bench import memory, plot
-from xeflash.bench.check import ERRORS, Errors, largest_error, said
-from xeflash.bench.environ import available_memory, described, environment, too_large
+import xeflash
+from xeflash.bench import eager, measure, plot
 from xeflash.bench.formats import Layout
-from xeflash.bench.forms import TORCH_DTYPES, synchronizer
-from xeflash.bench.numbers import number, ratio, size, times
-from xeflash.bench.rows import Result
-from xeflash.bench.stats import median_of_ratios, summarize
-from xeflash.bench.timing import first_call, interleave
+from xeflash.bench.forms import TORCH_DTYPES
+from xeflash.bench.measure import Options, run_case
+from xeflash.bench.numbers import number
+from xeflash.bench.rows import Result, Timed
+from xeflash.bench.stats import summarize
 
 SHAPES = ((1024, 4096, 64), (1024, 4096, 128), (1024, 4096, 1024))
 SMALL = (16, 16, 40)  # a call that costs more than its work, so many times
@@ -38,7 +37,6 @@ METHOD = [
     "peak memory: the most bytes that torch's allocator has given out during a call, above what it had given before; "
     "on CPUs without the scratch of libraries (ours keeps the scores of 32 rows per core)",
 ]
-_NAMES = ("xeflash", "eager", "compiled")
 
 
 @dataclass(frozen=True)
@@ -59,21 +57,9 @@ class SoftmaxCase:
 
 
 @dataclass(frozen=True)
-class SoftmaxRow:
+class SoftmaxRow(Timed, SoftmaxCase):
     """A case, our time, torch's, and the check. Times are milliseconds of all calls of the case."""
 
-    dtype: str
-    rows: int
-    columns: int
-    inputs: int
-    calls: int
-    status: str
-    note: str = ""
-    rounds: int | None = None
-    first_call_ms: float | None = None
-    median_ms: float | None = None
-    min_ms: float | None = None
-    iqr_ms: float | None = None
     gflops: float | None = None
     eager_median_ms: float | None = None
     eager_min_ms: float | None = None
@@ -91,47 +77,18 @@ class SoftmaxRow:
         """There is one table."""
         return "matmul-softmax"
 
-    @property
-    def case(self) -> SoftmaxCase:
-        """The problem of this row."""
-        return SoftmaxCase(self.dtype, self.rows, self.columns, self.inputs, self.calls)
 
-
-@dataclass(frozen=True)
-class Options:
-    """How to measure."""
-
-    device: str = "cpu"
-    rounds: int = 9
-    seed: int = 0
-
-
-def _errors(row: SoftmaxRow) -> str:
-    if row.max_error is None or row.allowed_error is None:
-        return "-"
-    return f"{row.max_error:.1e} / {row.allowed_error:.1e}"
-
-
-_CELLS: dict[str, Callable[[Any], str]] = {
+_CASE: eager.Cells = {
     "dtype": lambda r: r.dtype,
     "M": lambda r: str(r.rows),
     "N": lambda r: str(r.columns),
     "K": lambda r: str(r.inputs),
     "calls": lambda r: str(r.calls),
-    "xeflash ms": lambda r: times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}",
-    "GFLOP/s": lambda r: number(r.gflops),
-    "eager ms": lambda r: times(r.eager_median_ms, r.eager_min_ms, r.eager_iqr_ms),
-    "of eager": lambda r: ratio(r.eager_ratio),
-    "compiled ms": lambda r: number(r.compiled_median_ms),
-    "of compiled": lambda r: ratio(r.compiled_ratio),
-    "error / allowed": _errors,
-    "peak memory": lambda r: size(r.peak_bytes),
-    "of eager's": lambda r: size(r.eager_peak_bytes),
 }
 LAYOUT = Layout(
     SoftmaxRow,
-    {"matmul-softmax": _CELLS},
-    ("dtype", "M", "N", "K", "calls"),
+    {"matmul-softmax": eager.cells(_CASE, "compiled", {"GFLOP/s": lambda r: number(r.gflops)})},
+    tuple(_CASE),
     ("error / allowed", "compiled ms", "GFLOP/s"),
     "times: median (minimum, interquartile range) of all calls; ratios: torch's time / ours, the median over rounds",
 )
@@ -150,110 +107,46 @@ def expand(
     return cases
 
 
-def forms(case: SoftmaxCase, options: Options) -> tuple[Tensor, Tensor, dict[str, Callable[[], Tensor]]]:
-    """Return a, b, and the ways to compute the result, by name."""
-    from xeflash import matmul_softmax
-
+def problem(case: SoftmaxCase, options: Options) -> eager.Problem:
+    """Return the ways to compute a case."""
     generator = torch.Generator(device=options.device).manual_seed(options.seed)
     normal = functools.partial(torch.randn, generator=generator, device=options.device)
     dtype = TORCH_DTYPES[case.dtype]
     a = (normal(case.rows, case.inputs) * case.inputs**-0.5).to(dtype)
     b = normal(case.columns, case.inputs).to(dtype)
 
-    def eager(a: Tensor, b: Tensor) -> Tensor:
+    def by_torch(a: Tensor, b: Tensor) -> Tensor:
         return torch.softmax(a @ b.mT, -1)
 
-    compiled: Any = torch.compile(eager)
-    return (
-        a,
-        b,
-        {"xeflash": lambda: matmul_softmax(a, b), "eager": lambda: eager(a, b), "compiled": lambda: compiled(a, b)},
-    )
-
-
-def _often(call: Callable[[], Tensor], calls: int) -> Callable[[], object]:
-    def repeated() -> None:
-        for _ in range(calls):
-            call()
-
-    return repeated if calls > 1 else call
-
-
-def _check(a: Tensor, b: Tensor, ours: Tensor, theirs: Tensor) -> Errors:
-    want = torch.softmax(a.double() @ b.double().mT, -1)
-    unit_roundoff = torch.finfo(ours.dtype).eps / 2
-    allowed = 2 * largest_error(theirs, want) + unit_roundoff * float(want.abs().max())
-    return Errors(largest_error(ours, want), allowed)
-
-
-def _run_case(case: SoftmaxCase, options: Options) -> Result:
-    a, b, calls = forms(case, options)
-    synchronize = synchronizer(options.device)
-    row = SoftmaxRow(
-        **dataclasses.asdict(case), status="ok", first_call_ms=1e3 * first_call(calls["xeflash"], synchronize)
-    )
-    errors = _check(a, b, calls["xeflash"](), calls["eager"]())
-    row = dataclasses.replace(row, max_error=errors.ours, allowed_error=errors.allowed)
-    if not errors.ok:
-        note = f"wrong result: error {errors.ours:.2e}, allowed {errors.allowed:.2e}"
-        return Result(dataclasses.replace(row, status="failed", note=note))
-    try:
-        calls["compiled"]()
-    except Exception as error:  # torch.compile needs a compiler, and raises what it likes
-        del calls["compiled"]
-        row = dataclasses.replace(row, note=f"torch.compile: {type(error).__name__}")
-    timed = {name: _often(call, case.calls) for name, call in calls.items()}
-    samples = {
-        name: tuple(1e3 * seconds for seconds in series)
-        for name, series in interleave(timed, options.rounds, synchronize).items()
+    calls: dict[str, eager.Call] = {
+        "xeflash": lambda: xeflash.matmul_softmax(a, b),
+        "eager": lambda: by_torch(a, b),
+        "compiled": functools.partial(torch.compile(by_torch), a, b),
     }
-    return Result(_with_times(row, samples, calls, options), samples)
+    return eager.Problem(calls, lambda: by_torch(a.double(), b.double()), torch.finfo(dtype).eps / 2)
 
 
-def _with_times(
-    row: SoftmaxRow, samples: Mapping[str, Sequence[float]], calls: Mapping[str, Callable[[], object]], options: Options
-) -> SoftmaxRow:
-    ours, eager = summarize(samples["xeflash"]), summarize(samples["eager"])
-    compiled = samples.get("compiled")
+def _run_case(row: SoftmaxRow, options: Options) -> Result:
+    result = eager.measured(row, problem(row, options), options, ("compiled", "torch.compile"), row.calls)
+    if not result.samples_ms:
+        return result
     flops = 2.0 * row.rows * row.columns * row.inputs * row.calls
-    return dataclasses.replace(
-        row,
-        rounds=len(samples["xeflash"]),
-        median_ms=ours.median,
-        min_ms=ours.minimum,
-        iqr_ms=ours.iqr,
-        gflops=1e-6 * flops / ours.median,
-        eager_median_ms=eager.median,
-        eager_min_ms=eager.minimum,
-        eager_iqr_ms=eager.iqr,
-        eager_ratio=median_of_ratios(samples["eager"], samples["xeflash"]),
-        compiled_median_ms=summarize(compiled).median if compiled else None,
-        compiled_ratio=median_of_ratios(compiled, samples["xeflash"]) if compiled else None,
-        peak_bytes=memory.peak_of(calls["xeflash"], options.device),
-        eager_peak_bytes=memory.peak_of(calls["eager"], options.device),
-    )
+    return dataclasses.replace(result, row=dataclasses.replace(result.row, gflops=1e-6 * flops / result.row.median_ms))
 
 
 def run(cases: Sequence[SoftmaxCase], options: Options) -> Iterator[Result]:
     """Yield the results one by one, so that an interrupted run keeps what it has."""
     for case in cases:
+        row = SoftmaxRow(**dataclasses.asdict(case))
         needed = 8 * (4 * case.rows * case.columns + 2 * (case.rows + case.columns) * case.inputs)
-        if note := too_large(needed, available_memory(options.device)):
-            yield Result(SoftmaxRow(**dataclasses.asdict(case), status="skipped", note=note))
-            continue
-        try:
-            with torch.inference_mode():
-                yield _run_case(case, options)
-        except ERRORS as error:
-            yield Result(SoftmaxRow(**dataclasses.asdict(case), status="failed", note=said(error)))
+        with torch.inference_mode():
+            result = run_case(row, needed, options.device, functools.partial(_run_case, row, options))
+        yield result
 
 
 def header(options: Options) -> dict[str, object]:
     """Return the block above the rows: environment, method."""
-    return {
-        "environment": {**environment(), "device": described(options.device), "torch_threads": torch.get_num_threads()},
-        "method": METHOD,
-    }
+    return measure.header(options.device, METHOD)
 
 
 def figure(results: Sequence[Result], title: str) -> Any:
@@ -262,7 +155,7 @@ def figure(results: Sequence[Result], title: str) -> Any:
         results,
         title,
         panel=lambda row: row.dtype,
-        forms=_NAMES,
+        forms=("xeflash", "eager", "compiled"),
         height=lambda result, ms: summarize(result.samples_ms["eager"]).median / ms,
         unit="speed, eager torch = 1",
         tick=lambda row: f"{row.rows} x {row.columns}\nK {row.inputs}",

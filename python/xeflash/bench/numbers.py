@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -23,6 +24,18 @@ def times(median: float | None, minimum: float | None, iqr: float | None) -> str
 def ratio(value: float | None) -> str:
     """Return 1.50x."""
     return "-" if value is None else f"{value:.2f}x"
+
+
+def timings(row: Any, prefix: str = "", unit: str = "ms") -> str:
+    """Return the times of a row; of ours, which have no prefix, why there are none."""
+    if not prefix and row.status != "ok":
+        return f"{row.status}: {row.note}"
+    return times(*(getattr(row, f"{prefix}{name}_{unit}") for name in ("median", "min", "iqr")))
+
+
+def errors(row: Any) -> str:
+    """Return a row's largest error and what is allowed."""
+    return "-" if row.max_error is None else f"{row.max_error:.1e} / {row.allowed_error:.1e}"
 
 
 def percent(value: float | None) -> str:

@@ -54,6 +54,16 @@ def with_legend(figure: Any) -> Any:
     return figure
 
 
+def powers_of_two(axis: Any, ticks: Sequence[int], label: str) -> None:
+    """Make the axis of lengths or counts logarithmic, with these ticks."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [str(x) for x in ticks])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel(label)
+    axis.grid(alpha=0.3)
+
+
 def save(figure: Any, path: Path) -> None:
     """Write the picture; the file's suffix chooses its format."""
     figure.savefig(path, dpi=_DPI)
@@ -120,8 +130,8 @@ _CASE: dict[str, Callable[[Row], str]] = {
 
 def _rate(result: Result, milliseconds: float) -> float:
     """Return what the bars show: reading in decode, else arithmetic."""
-    case = result.row.case
-    return float(1e-6 * (case.kv_bytes if case.phase == "decode" else case.flops) / milliseconds)
+    row = result.row
+    return float(1e-6 * (row.kv_bytes if row.phase == "decode" else row.flops) / milliseconds)
 
 
 def _peaks(axis: Any, results: Sequence[Result]) -> None:

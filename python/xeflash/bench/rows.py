@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from xeflash.bench.cases import Case
 from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
 
+_Kind = TypeVar("_Kind")
+Samples = Mapping[str, Sequence[float]]  # milliseconds per call, by name of the form; ours is "xeflash"
+
 
 @dataclass(frozen=True)
-class Row:
-    """One case, our time, torch's fastest form, torch's plain form, and the check.
+class Timed:
+    """What rows begin with, after the fields of their case.
 
     `status` is "ok", "failed" (wrong result or an error; `note` says which) or "skipped".
-    Times are milliseconds per call; numbers that were not measured are None. `arch` is that of the kernel's code, and
-    `peak` (GFLOP/s or GB/s) what the row is held to, see peak.Limit. Peaks of memory are those of a training
-    step: ours, that of torch's fastest form, and that of attention that keeps all scores.
+    Times are milliseconds per call; numbers that were not measured are None.
     """
 
-    phase: str
-    dtype: str
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    seq_q: int
-    seq_k: int
-    causal: bool
-    status: str
+    status: str = "ok"
     note: str = ""
     rounds: int | None = None
     first_call_ms: float | None = None
     median_ms: float | None = None
     min_ms: float | None = None
     iqr_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Row(Timed, Case):
+    """One case, our time, torch's fastest form, torch's plain form, and the check.
+
+    `arch` is that of the kernel's code, and `peak` (GFLOP/s or GB/s) what the row is held to, see limits.Limit. Peaks
+    of memory are those of a training step: ours, that of torch's fastest form, and that of attention that keeps all
+    scores.
+    """
+
     gflops: float | None = None
     kv_gbytes_per_s: float | None = None
     percent_of_peak: float | None = None
@@ -63,12 +66,6 @@ class Row:
         """Tables of a result are by this."""
         return self.phase
 
-    @property
-    def case(self) -> Case:
-        """The problem of this row."""
-        names = [f.name for f in dataclasses.fields(Case)]
-        return Case(**{name: getattr(self, name) for name in names})
-
 
 @dataclass(frozen=True)
 class Result:
@@ -78,53 +75,51 @@ class Result:
     samples_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-def row_without_times(case: Case, status: str, note: str) -> Row:
-    """Return the row of a case that was skipped or failed."""
-    return Row(**dataclasses.asdict(case), status=status, note=note)
+def case_of(kind: type[_Kind], row: Any) -> _Kind:
+    """Return the problem of a row, which has all its fields."""
+    return kind(**{x.name: getattr(row, x.name) for x in dataclasses.fields(kind)})  # type: ignore[arg-type]
 
 
-def best_form(samples: Mapping[str, tuple[float, ...]]) -> str | None:
-    """Return the torch form with the smallest median; None if only ours was timed."""
-    forms = [name for name in samples if name != "xeflash"]
+def times_of(samples: Sequence[float], prefix: str = "", unit: str = "ms") -> dict[str, Any]:
+    """Return the fields of a form's times."""
+    found, scale = summarize(samples), {"ms": 1.0, "us": 1e3}[unit]
+    values = {"median": found.median, "min": found.minimum, "iqr": found.iqr}
+    return {f"{prefix}{name}_{unit}": scale * value for name, value in values.items()}
+
+
+def fastest(samples: Samples, forms: Sequence[str]) -> str | None:
+    """Return the form with the smallest median, None of none."""
     return min(forms, key=lambda name: summarize(samples[name]).median, default=None)
 
 
-def row_of_samples(
-    case: Case,
-    samples_ms: Mapping[str, tuple[float, ...]],
-    first_call_ms: float,
-    errors: tuple[float, float],
-) -> Row:
-    """Return the row of a case that was timed; the samples of ours are under "xeflash"."""
-    ours = samples_ms["xeflash"]
-    mine = summarize(ours)
-    row = Row(
-        **dataclasses.asdict(case),
-        status="ok",
-        rounds=mine.count,
-        first_call_ms=first_call_ms,
-        median_ms=mine.median,
-        min_ms=mine.minimum,
-        iqr_ms=mine.iqr,
-        gflops=1e-6 * case.flops / mine.median,
-        kv_gbytes_per_s=1e-6 * case.kv_bytes / mine.median,
-        max_error=errors[0],
-        allowed_error=errors[1],
+def beside_torch(samples: Samples, form: str, unit: str = "ms") -> dict[str, Any]:
+    """Return the fields of torch's fastest form."""
+    return {
+        "torch_form": form,
+        **times_of(samples[form], "torch_", unit),
+        "ratio": ratio_of_medians(samples[form], samples["xeflash"]),
+        "ratio_per_round": median_of_ratios(samples[form], samples["xeflash"]),
+    }
+
+
+def beside_plain(samples: Samples, form: str, unit: str = "ms") -> dict[str, Any]:
+    """Return the fields of the form that a user writes first."""
+    return {
+        f"plain_median_{unit}": times_of(samples[form], unit=unit)[f"median_{unit}"],
+        "plain_ratio": ratio_of_medians(samples[form], samples["xeflash"]),
+    }
+
+
+def with_samples(row: Row, samples: Samples) -> Row:
+    """Return the row of a case with its times."""
+    row = dataclasses.replace(row, rounds=len(samples["xeflash"]), **times_of(samples["xeflash"]))
+    assert row.median_ms is not None
+    row = dataclasses.replace(
+        row, gflops=1e-6 * row.flops / row.median_ms, kv_gbytes_per_s=1e-6 * row.kv_bytes / row.median_ms
     )
-    form = best_form(samples_ms)
+    names = [name for name in samples if name != "xeflash"]
+    form = fastest(samples, names)
     if form is None:
         return row
-    plain = next(name for name in samples_ms if name != "xeflash")
-    best = summarize(samples_ms[form])
-    return dataclasses.replace(
-        row,
-        torch_form=form,
-        torch_median_ms=best.median,
-        torch_min_ms=best.minimum,
-        torch_iqr_ms=best.iqr,
-        ratio=ratio_of_medians(samples_ms[form], ours),
-        ratio_per_round=median_of_ratios(samples_ms[form], ours),
-        plain_form=plain,
-        plain_median_ms=summarize(samples_ms[plain]).median,
-        plain_ratio=ratio_of_medians(samples_ms[plain], ours),
-    )
+    plain = beside_plain(samples, names[0])
+    return dataclasses.replace(row, plain_form=names[0], **plain, **beside_torch(samples, form))

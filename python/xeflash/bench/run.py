@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from xeflash.bench import check as checking
-from xeflash.bench import forms, memory, peak
+from xeflash.bench import forms, measure, memory, peak
 from xeflash.bench.cases import Case
-from xeflash.bench.check import ERRORS, said
-from xeflash.bench.environ import available_memory, described, environment, last_level_cache, too_large
-from xeflash.bench.limits import Beside, Instruction, Peaks, instruction
-from xeflash.bench.rows import Result, Row, row_of_samples, row_without_times
-from xeflash.bench.timing import first_call, interleave
+from xeflash.bench.environ import available_memory, last_level_cache, too_large
+from xeflash.bench.limits import Instruction, Peaks, instruction
+from xeflash.bench.rows import Result, Row, with_samples
 
 METHOD = [
     "wall time of one call on ready inputs, output allocation included; medians (minimum, "
@@ -38,12 +36,9 @@ _EAGER_BYTES = 16  # for each score of a training step with eager attention: 12.
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to measure."""
+class Options(measure.Options):
+    """And with what."""
 
-    device: str = "cpu"
-    rounds: int = 9
-    seed: int = 0
     compare_torch: bool = True
 
 
@@ -62,31 +57,19 @@ def _run_case(case: Case, options: Options) -> Result:
     inputs = forms.make_inputs(case, options.device, options.seed)
     ours = forms.of_phase(case, inputs, forms.our_form(case, inputs))
     theirs = {name: forms.of_phase(case, inputs, form) for name, form in forms.torch_forms(case, inputs).items()}
-    synchronize = forms.synchronizer(options.device)
-    first_ms = 1e3 * first_call(ours, synchronize)
-    errors = checking.check(case, inputs, ours, next(iter(theirs.values())))
-    if not errors.ok:
-        note = f"wrong result: error {errors.ours:.2e}, allowed {errors.allowed:.2e}"
-        return Result(
-            dataclasses.replace(
-                row_without_times(case, "failed", note),
-                max_error=errors.ours,
-                allowed_error=errors.allowed,
-            )
-        )
-    calls: dict[str, Callable[[], object]] = {"xeflash": ours}
-    if options.compare_torch:
-        calls.update(theirs)
-    for call in calls.values():
-        call()
-    samples = {
-        name: tuple(1e3 * seconds for seconds in series)
-        for name, series in interleave(calls, options.rounds, synchronize).items()
-    }
-    row = row_of_samples(case, samples, first_ms, (errors.ours, errors.allowed))
+    calls: dict[str, Callable[[], object]] = {"xeflash": ours, **(theirs if options.compare_torch else {})}
+    plain = next(iter(theirs.values()))
+    result = measure.timed(_start(case), calls, lambda: checking.check(case, inputs, ours, plain), options)
+    if not result.samples_ms:
+        return result
+    row = with_samples(result.row, result.samples_ms)
     if case.phase == "train":
         row = _with_memory(row, inputs, calls, options)
-    return Result(dataclasses.replace(row, arch=arch_of(case, options.device)), samples)
+    return dataclasses.replace(result, row=dataclasses.replace(row, arch=arch_of(case, options.device)))
+
+
+def _start(case: Case) -> Row:
+    return Row(**dataclasses.asdict(case))
 
 
 def arch_of(case: Case, device: str) -> str:
@@ -104,9 +87,8 @@ def _with_memory(row: Row, inputs: forms.Inputs, calls: Mapping[str, Callable[[]
     peak_bytes = memory.peak_of(calls["xeflash"], options.device)
     if row.torch_form is None:
         return dataclasses.replace(row, peak_bytes=peak_bytes)
-    case = row.case
-    scores = case.batch * case.heads * case.seq_q * case.seq_k
-    eager = forms.of_phase(case, inputs, forms.eager_form(case, inputs))
+    scores = row.batch * row.heads * row.seq_q * row.seq_k
+    eager = forms.of_phase(row, inputs, forms.eager_form(row, inputs))
     left_out = too_large(_EAGER_BYTES * scores, available_memory(options.device))
     return dataclasses.replace(
         row,
@@ -118,14 +100,8 @@ def _with_memory(row: Row, inputs: forms.Inputs, calls: Mapping[str, Callable[[]
 
 def run_case(case: Case, options: Options) -> Result:
     """Return the result of one case; an error becomes a failed row, not the end of the run."""
-    if note := too_large(case.memory_bytes, available_memory(options.device)):
-        return Result(row_without_times(case, "skipped", note))
-    try:
-        with torch.inference_mode(not case.gradients):
-            return _run_case(case, options)
-    except ERRORS as error:
-        note = said(error)
-        return Result(row_without_times(case, "failed", note))
+    with torch.inference_mode(not case.gradients):
+        return measure.run_case(_start(case), case.memory_bytes, options.device, lambda: _run_case(case, options))
 
 
 def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
@@ -137,37 +113,24 @@ def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None
 def with_peaks(results: Sequence[Result], beside: Sequence[Peaks]) -> list[Result]:
     """Return the results with the peak that each is held to filled in, of those that were measured beside it."""
 
-    peaks = Beside(beside)
-
-    def fill(i: int, row: Row) -> Row:
+    def work(row: Row) -> measure.Work | None:
         if row.arch is None or row.median_ms is None:
-            return row
-        case, by = row.case, instruction(row.arch, row.dtype)
-        limit = peaks.limit(i, by, case.flops, case.kv_bytes, 1e-3 * row.median_ms)
-        return dataclasses.replace(row, **limit._asdict()) if limit else row
+            return None
+        return measure.Work(instruction(row.arch, row.dtype), row.flops, row.kv_bytes, 1e-3 * row.median_ms)
 
-    return [dataclasses.replace(result, row=fill(i, result.row)) for i, result in enumerate(results)]
+    return measure.with_peaks(results, beside, work)
 
 
 def header(options: Options, peaks: Peaks, results: Sequence[Result]) -> dict[str, object]:
     """Return the block above the rows: environment, peaks, method."""
     used = {name for result in results for name in result.samples_ms}
     phases = {result.row.phase for result in results}
-    notes = [f"{name} = {note}" for name, note in forms.FORM_NOTES.items() if name in used]
-    return {
-        "environment": {
-            **environment(),
-            "device": described(options.device),
-            "torch_threads": torch.get_num_threads(),
-            "torch_isa": torch.backends.cpu.get_cpu_capability(),
-            "last_level_cache_bytes": last_level_cache(),
-        },
-        "peaks": peaks.named(),
-        "method": [
-            *METHOD,
-            *(peak.METHOD if peaks.gbytes else []),
-            *notes,
-            *(method for phase, method in _PHASE_METHODS.items() if phase in phases),
-            checking.METHOD,
-        ],
-    }
+    method = [
+        *METHOD,
+        *(peak.METHOD if peaks.gbytes else []),
+        *(f"{name} = {note}" for name, note in forms.FORM_NOTES.items() if name in used),
+        *(text for phase, text in _PHASE_METHODS.items() if phase in phases),
+        checking.METHOD,
+    ]
+    isa, caches = torch.backends.cpu.get_cpu_capability(), last_level_cache()
+    return measure.header(options.device, method, peaks, torch_isa=isa, last_level_cache_bytes=caches)

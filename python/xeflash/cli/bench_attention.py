@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from xeflash.bench import cases as grids
 from xeflash.bench.cases import Case, parse_choices, parse_size, parse_sizes
 from xeflash.cli.arguments import converter
-from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
+from xeflash.cli.bench_shared import add_device, add_measuring, add_output, guarded, report
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def add_parsers(commands: Any) -> None:
         )
         _add_grid(parser, phases)
         how = add_measuring(parser)
-        how.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
+        add_device(how)
         how.add_argument("--compare", choices=("torch", "none"), default="torch")
         how.add_argument("--rounds", metavar="N", type=converter(parse_size), help="9 (quick) or 21 (full)")
         add_output(parser)
@@ -129,18 +129,14 @@ def _measure(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
         seed=arguments.seed,
         compare_torch=arguments.compare == "torch",
     )
-    warn_of_load()
     meter = None if arguments.no_peak else peak.Meter(runner.instructions(cases, options.device), options.device)
-    results, interrupted = collect(
-        runner.run(cases, options, meter), [case.label for case in cases], lambda row: row.case.label
-    )
-    peaks = Peaks() if meter is None else meter.peaks
-    results = runner.with_peaks(results, [peaks] * len(results) if meter is None else meter.beside())
-    write(
+    return report(
         arguments,
-        runner.header(options, peaks, results),
-        results,
+        runner.run(cases, options, meter),
+        [case.label for case in cases],
         formats.ATTENTION,
-        lambda device: plot.figure(results, f"xeflash and torch SDPA on {device}: median and quartiles"),
+        header=lambda results: runner.header(options, meter.peaks if meter else Peaks(), results),
+        figure=plot.figure,
+        title="xeflash and torch SDPA on {}: median and quartiles",
+        finish=lambda results: runner.with_peaks(results, meter.beside() if meter else [Peaks()] * len(results)),
     )
-    return exit_code(results, interrupted)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from xeflash.bench.cases import DTYPES, parse_choices, parse_size, parse_sizes
+from xeflash.bench.cases import DTYPES, parse_choices, parse_sizes
 from xeflash.bench.linear.cases import DEFAULT_MODELS, DEFAULT_ROWS, GROUP, MODELS, WEIGHTS, Layer, expand, layers_of
 from xeflash.cli.arguments import converter
-from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
+from xeflash.cli.bench_shared import add_measuring, add_output, guarded, report
 
 _ROUNDS = 9
 
@@ -48,11 +48,9 @@ def add_parsers(commands: Any) -> None:
         help="same (the type of x), int8, int4 (default: all)",
     )
     cases.add_argument("--group", type=int, choices=(32, 64, 128), default=GROUP, help="inputs that share a scale")
-    how = add_measuring(parser)
-    how.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
+    how = add_measuring(parser, rounds=_ROUNDS)
     how.add_argument("--compare", choices=("torch", "none"), default="torch")
     how.add_argument("--compile", action="store_true", help="time F.linear by torch.compile, too")
-    how.add_argument("--rounds", metavar="N", type=converter(parse_size), default=_ROUNDS, help=f"default {_ROUNDS}")
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -91,18 +89,14 @@ def _measure(arguments: argparse.Namespace) -> int:
         choose_device(arguments.device), arguments.rounds, arguments.seed, arguments.group,
         arguments.compare == "torch", arguments.compile,
     )  # fmt: skip
-    warn_of_load()
     meter = None if arguments.no_peak else peak.Meter(runner.instructions(cases, options.device), options.device)
-    results, interrupted = collect(
-        runner.run(cases, options, meter), [case.label for case in cases], lambda row: row.label
-    )
-    peaks = Peaks() if meter is None else meter.peaks
-    results = rows.with_peaks(results, [peaks] * len(results) if meter is None else meter.beside())
-    write(
+    return report(
         arguments,
-        runner.header(options, peaks, results),
-        results,
+        runner.run(cases, options, meter),
+        [case.label for case in cases],
         rows.LAYOUT,
-        lambda device: plot.figure(results, f"linear layers by xeflash and torch on {device}: median and quartiles"),
+        header=lambda results: runner.header(options, meter.peaks if meter else Peaks(), results),
+        figure=plot.figure,
+        title="linear layers by xeflash and torch on {}: median and quartiles",
+        finish=lambda results: rows.with_peaks(results, meter.beside() if meter else [Peaks()] * len(results)),
     )
-    return exit_code(results, interrupted)

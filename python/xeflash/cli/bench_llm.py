@@ -10,7 +10,7 @@ from xeflash.bench.linear.cases import WEIGHTS
 from xeflash.bench.llm import cells as grid
 from xeflash.bench.llm.presets import PRESETS
 from xeflash.cli.arguments import converter
-from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
+from xeflash.cli.bench_shared import add_measuring, add_output, guarded, report
 from xeflash.sim import DEVICES
 
 _SIMULATED = tuple(f"sim:{device}" for device in DEVICES)
@@ -142,14 +142,19 @@ def _measure(arguments: argparse.Namespace) -> int:
         grid.with_heads(arguments.weights or ("same",), arguments.lm_head or ("same",)),
     )  # fmt: skip
     check_models(arguments.model, arguments.layers)
-    warn_of_load()
     meter = None if arguments.no_peak or simulated else peak.Meter((), options.device)
     names = [implementation.name for implementation in options.implementations]
-    labels = [f"{cell.label} {name}" for cell in cells for name in (names[:1] if simulated else names)]
-    results, interrupted = collect(runner.run(cells, options, meter), labels, lambda row: row.label)
-    peaks = Peaks() if meter is None else meter.peaks
-    results = rows.with_ratios(results, peaks)
     tables = columns.TABLES if arguments.what == "decode" else columns.GENERATE_TABLES
-    layout = Layout(rows.LlmRow, tables, columns.CASE, columns.DETAILS)
-    write(arguments, runner.header(options, peaks), results, layout, lambda device: plot.figure(results, device))
-    return exit_code(results, interrupted)
+
+    def peaks() -> Peaks:
+        return meter.peaks if meter else Peaks()
+
+    return report(
+        arguments,
+        runner.run(cells, options, meter),
+        [f"{cell.label} {name}" for cell in cells for name in (names[:1] if simulated else names)],
+        Layout(rows.LlmRow, tables, columns.CASE, columns.DETAILS),
+        header=lambda _: runner.header(options, peaks()),
+        figure=plot.figure,
+        finish=lambda results: rows.with_ratios(results, peaks()),
+    )

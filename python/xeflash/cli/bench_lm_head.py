@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from xeflash.bench.cases import DTYPES, HEAD_OPERATIONS, parse_choices, parse_size, parse_sizes
+from xeflash.bench.cases import DTYPES, HEAD_OPERATIONS, parse_choices, parse_sizes
 from xeflash.bench.linear.cases import WEIGHTS
 from xeflash.bench.llm.presets import PRESETS
 from xeflash.cli.arguments import converter
-from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
+from xeflash.cli.bench_shared import add_measuring, add_output, guarded, report
 
 _ROUNDS = 5
 
@@ -55,9 +55,7 @@ def add_parsers(commands: Any) -> None:
         help="of the head that tokens are drawn from: same (the dtype, the default), int8, int4",
     )
     cases.add_argument("--rows", metavar="LIST", type=converter(parse_sizes), help="default: 1,8 and 512 for losses")
-    how = add_measuring(parser, peaks=False)
-    how.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
-    how.add_argument("--rounds", metavar="N", type=converter(parse_size), default=_ROUNDS, help=f"default {_ROUNDS}")
+    add_measuring(parser, peaks=False, rounds=_ROUNDS)
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -72,11 +70,12 @@ def _measure(arguments: argparse.Namespace) -> int:
     import torch
 
     from xeflash.bench import lm_head as bench
+    from xeflash.bench.measure import Options
     from xeflash.bench.run import choose_device
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    options = bench.Options(choose_device(arguments.device), arguments.rounds, arguments.seed)
+    options = Options(choose_device(arguments.device), arguments.rounds, arguments.seed)
     heads = bench.heads_of(arguments.model)
     if arguments.vocabulary or arguments.hidden:
         vocabularies = arguments.vocabulary or [v for _, v, _ in heads]
@@ -85,15 +84,12 @@ def _measure(arguments: argparse.Namespace) -> int:
     for operation in arguments.operation:
         rows = arguments.rows or ((512,) if operation in bench.OF_TRAINING else (1, 8))
         cases += bench.expand((operation,), heads, arguments.dtype, arguments.weights, rows)
-    warn_of_load()
-    results, interrupted = collect(
-        bench.run(cases, options), [case.label for case in cases], lambda row: row.case.label
-    )
-    write(
+    return report(
         arguments,
-        bench.header(options),
-        results,
+        bench.run(cases, options),
+        [case.label for case in cases],
         bench.LAYOUT,
-        lambda device: bench.figure(results, f"the head of a language model on {device}: median and quartiles"),
+        header=lambda _: bench.header(options),
+        figure=bench.figure,
+        title="the head of a language model on {}: median and quartiles",
     )
-    return exit_code(results, interrupted)

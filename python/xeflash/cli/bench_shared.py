@@ -19,14 +19,25 @@ if TYPE_CHECKING:
 FORMATS = ("md", "csv", "json", "jsonl")
 
 
-def add_measuring(parser: argparse.ArgumentParser, peaks: bool = True) -> Any:
-    """Add the options of how to measure, `peaks` of the machine or not; returns their group."""
+def add_measuring(parser: argparse.ArgumentParser, peaks: bool = True, rounds: int | None = None) -> Any:
+    """Add the options of how to measure, `peaks` of the machine or not; returns their group.
+
+    Those of the device and of rounds are among them if there is a default number of rounds.
+    """
     how = parser.add_argument_group("measuring")
     how.add_argument("--threads", metavar="N", type=converter(parse_size), help="for torch and for SYCL")
     if peaks:
         how.add_argument("--no-peak", action="store_true", help="do not measure the machine's peaks")
     how.add_argument("--seed", metavar="N", type=int, default=0)
+    if rounds is not None:
+        add_device(how)
+        how.add_argument("--rounds", metavar="N", type=converter(parse_size), default=rounds, help=f"default {rounds}")
     return how
+
+
+def add_device(group: Any) -> None:
+    """Add the option of where."""
+    group.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +113,28 @@ def collect(
     except KeyboardInterrupt:  # what was measured so far is still written
         return collected, True
     return collected, False
+
+
+def report(
+    arguments: argparse.Namespace,
+    results: Iterable[Result],
+    labels: Sequence[str],
+    layout: Layout,
+    *,
+    header: Callable[[list[Result]], Mapping[str, object]],
+    figure: Callable[[list[Result], str], Any],
+    title: str = "{}",
+    finish: Callable[[list[Result]], list[Result]] = list,
+) -> int:
+    """Measure and write; returns the exit code.
+
+    `title` is that of the figure, with a place for the device's name; `finish` fills in what needs all rows.
+    """
+    warn_of_load()
+    measured, interrupted = collect(results, labels, lambda row: row.label)
+    found = finish(measured)
+    write(arguments, header(found), found, layout, lambda device: figure(found, title.format(device)))
+    return exit_code(found, interrupted)
 
 
 def exit_code(results: Sequence[Result], interrupted: bool) -> int:

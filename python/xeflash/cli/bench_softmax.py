@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from xeflash.bench.cases import DTYPES, parse_choices, parse_size, parse_sizes
+from xeflash.bench.cases import DTYPES, parse_choices, parse_sizes
 from xeflash.cli.arguments import converter
-from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
+from xeflash.cli.bench_shared import add_measuring, add_output, guarded, report
 
 _ROUNDS = 15
 
@@ -31,9 +31,7 @@ def add_parsers(commands: Any) -> None:
     )
     for name, what in (("rows", "M"), ("columns", "N"), ("inputs", "K")):
         cases.add_argument(f"--{name}", metavar="LIST", type=converter(parse_sizes), help=what)
-    how = add_measuring(parser, peaks=False)
-    how.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
-    how.add_argument("--rounds", metavar="N", type=converter(parse_size), default=_ROUNDS, help=f"default {_ROUNDS}")
+    add_measuring(parser, peaks=False, rounds=_ROUNDS)
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -48,21 +46,19 @@ def _measure(arguments: argparse.Namespace) -> int:
     import torch
 
     from xeflash.bench import matmul_softmax as bench
+    from xeflash.bench.measure import Options
     from xeflash.bench.run import choose_device
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    options = bench.Options(choose_device(arguments.device), arguments.rounds, arguments.seed)
+    options = Options(choose_device(arguments.device), arguments.rounds, arguments.seed)
     cases = bench.expand(arguments.dtype, arguments.rows, arguments.columns, arguments.inputs)
-    warn_of_load()
-    results, interrupted = collect(
-        bench.run(cases, options), [case.label for case in cases], lambda row: row.case.label
-    )
-    write(
+    return report(
         arguments,
-        bench.header(options),
-        results,
+        bench.run(cases, options),
+        [case.label for case in cases],
         bench.LAYOUT,
-        lambda device: bench.figure(results, f"xeflash.matmul_softmax on {device}: median and quartiles"),
+        header=lambda _: bench.header(options),
+        figure=bench.figure,
+        title="xeflash.matmul_softmax on {}: median and quartiles",
     )
-    return exit_code(results, interrupted)

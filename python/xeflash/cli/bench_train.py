@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from xeflash.bench.cases import parse_choices, parse_size, parse_sizes
+from xeflash.bench.cases import parse_choices, parse_sizes
 from xeflash.bench.llm.cells import ATTENTIONS
 from xeflash.cli.arguments import converter
 from xeflash.cli.bench_llm import add_models
-from xeflash.cli.bench_shared import add_measuring, add_output, collect, exit_code, guarded, warn_of_load, write
+from xeflash.cli.bench_shared import add_measuring, add_output, guarded, report
 
 _ROUNDS, _LENGTHS = 3, (512, 2048)
 
@@ -37,9 +37,7 @@ def add_parsers(commands: Any) -> None:
         default=ATTENTIONS,
         help=f"attentions (default: {','.join(ATTENTIONS)})",
     )
-    how = add_measuring(parser, peaks=False)
-    how.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
-    how.add_argument("--rounds", metavar="N", type=converter(parse_size), default=_ROUNDS, help=f"default {_ROUNDS}")
+    add_measuring(parser, peaks=False, rounds=_ROUNDS)
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -66,15 +64,12 @@ def _measure(arguments: argparse.Namespace) -> int:
     if 1 in arguments.seq:
         raise ValueError("bench: --seq must be at least 2, as the loss is that of the next token, got 1")
     check_models(arguments.model, arguments.layers)
-    warn_of_load()
-    labels = [f"{cell.label} {name}" for cell in cells for name in options.attentions]
-    results, interrupted = collect(training.run(cells, options), labels, lambda row: row.label)
-    results = training_rows.with_ratios(results)
-    write(
+    return report(
         arguments,
-        training.header(options),
-        results,
+        training.run(cells, options),
+        [f"{cell.label} {name}" for cell in cells for name in options.attentions],
         training_rows.LAYOUT,
-        lambda device: plot.training_figure(results, device),
+        header=lambda _: training.header(options),
+        figure=plot.training_figure,
+        finish=training_rows.with_ratios,
     )
-    return exit_code(results, interrupted)

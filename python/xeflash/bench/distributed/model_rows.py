@@ -119,7 +119,7 @@ def _row(layer: Layer, machine: Machine, world: int) -> ModelRow:
 
 def figure(results: Sequence[Result], machine: Machine) -> Any:
     """Returns the picture as matplotlib's Figure: a panel per length, the efficiency of each way against devices."""
-    from xeflash.bench.plot import panels, with_legend
+    from xeflash.bench.plot import panels, powers_of_two, with_legend
 
     lengths = list(dict.fromkeys(result.row.tokens for result in results))
     figure, axes = panels(len(lengths), f"A model of context parallel, not a measurement\n{inputs(machine)}")
@@ -132,15 +132,11 @@ def figure(results: Sequence[Result], machine: Machine) -> Any:
             for large, marker in ((False, "o"), (True, "x")):
                 some = [(x, y) for x, y, z in here if z == large]
                 axis.plot([x for x, _ in some], [y for _, y in some], marker, color=f"C{i}")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks([row.devices for row in mine], [str(row.devices) for row in mine])
-        axis.minorticks_off()
+        powers_of_two(axis, [row.devices for row in mine], "devices")
         axis.set_ylim(0, 105)
-        axis.set_xlabel("devices")
         axis.set_ylabel("% of the time that computes")
         share = f"{machine.memory_share * machine.memory_gb:g}"
         axis.set_title(f"{tokens} tokens, forward and backward (x: needs more than {share} GB)")
-        axis.grid(alpha=0.3)
     return with_legend(figure)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from xeflash.bench.formats import Layout
-from xeflash.bench.numbers import number, ratio, size, times
+from xeflash.bench.numbers import errors, number, ratio, size, timings
+from xeflash.bench.rows import case_of
 from xeflash.distributed.cost import BYTES, WAYS
 
 ONE = "one process"  # a row beside those of the ways
@@ -52,20 +52,12 @@ class DistributedCase:
 
 
 @dataclass(frozen=True)
-class DistributedRow:
+class DistributedRow(DistributedCase):
     """A case by one way, or in one process. Times are milliseconds of the slowest rank; None is a number not known.
 
     Bytes and memory are those of the rank that has most; those that end in `_formula` come from shapes alone.
     """
 
-    dtype: str
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    seq: int
-    causal: bool
-    shards: str
     ranks: int
     way: str
     status: str
@@ -98,8 +90,7 @@ class DistributedRow:
     @property
     def case(self) -> DistributedCase:
         """The problem of this row."""
-        names = [field.name for field in dataclasses.fields(DistributedCase)]
-        return DistributedCase(**{name: getattr(self, name) for name in names})
+        return case_of(DistributedCase, self)
 
 
 def _both(counted: int | None, formula: int | None, words: Callable[[int | None], str] = size) -> str:
@@ -107,12 +98,6 @@ def _both(counted: int | None, formula: int | None, words: Callable[[int | None]
     if counted is None or formula is None:
         return "-"
     return words(counted) if counted == formula else f"{words(counted)} ({words(formula)})"
-
-
-def _errors(row: DistributedRow) -> str:
-    if row.max_error is None or row.allowed_error is None:
-        return "-"
-    return f"{row.max_error:.1e} / {row.allowed_error:.1e}"
 
 
 _CELLS: dict[str, Callable[[Any], str]] = {
@@ -125,7 +110,7 @@ _CELLS: dict[str, Callable[[Any], str]] = {
     "shards": lambda r: r.shards,
     "ranks": lambda r: str(r.ranks),
     "way": lambda r: r.way,
-    "ms": lambda r: times(r.median_ms, r.min_ms, r.iqr_ms) if r.status == "ok" else f"{r.status}: {r.note}",
+    "ms": timings,
     "forward": lambda r: number(r.forward_ms),
     "backward": lambda r: number(r.backward_ms),
     "waited": lambda r: number(r.waited_ms),
@@ -136,7 +121,7 @@ _CELLS: dict[str, Callable[[Any], str]] = {
     "memory": lambda r: size(r.peak_bytes),
     "formula": lambda r: size(r.peak_bytes_formula),
     "RSS": lambda r: size(r.rss_growth_bytes),
-    "error / allowed": _errors,
+    "error / allowed": errors,
 }
 LAYOUT = Layout(
     DistributedRow,

@@ -18,7 +18,8 @@ from xeflash.bench.distributed.ranks import Rank
 from xeflash.bench.distributed.rows import ONE, TORCH_NAMES, DistributedCase, DistributedRow
 from xeflash.bench.environ import available_memory, described, environment, too_large
 from xeflash.bench.forms import TORCH_DTYPES, synchronizer
-from xeflash.bench.rows import Result
+from xeflash.bench.measure import judged
+from xeflash.bench.rows import Result, times_of
 from xeflash.bench.stats import median_of_ratios, summarize
 from xeflash.bench.timing import settle
 from xeflash.distributed.cost import Cost, cost
@@ -106,7 +107,7 @@ def _run_case(case: DistributedCase, options: Options, rank: Rank) -> Iterator[R
             continue
         row = _with_costs(_row(case, rank, way, status="ok"), costs[way], counted[way])
         if way in verdicts:
-            row = _with_errors(row, verdicts[way])
+            row = judged(row, verdicts[way])
         yield _of_way(row, steps.pop(way), samples[way], samples.get(ONE), rank)
 
 
@@ -247,24 +248,13 @@ def _with_costs(row: DistributedRow, each: Cost, counted: Sequence[int]) -> Dist
     )
 
 
-def _with_errors(row: DistributedRow, errors: Errors) -> DistributedRow:
-    row = dataclasses.replace(row, max_error=errors.ours, allowed_error=errors.allowed)
-    if errors.ok:
-        return row
-    note = f"wrong result: error {errors.ours:.2e}, allowed {errors.allowed:.2e}"
-    return dataclasses.replace(row, status="failed", note=note)
-
-
 def _with_times(row: DistributedRow, samples: Tensor) -> tuple[DistributedRow, list[float]]:
     both = samples[:, :2].sum(-1).tolist()
-    mine = summarize(both)
     forward, backward, waited = (summarize(column).median for column in samples.T.tolist())
     timed = dataclasses.replace(
         row,
-        rounds=mine.count,
-        median_ms=mine.median,
-        min_ms=mine.minimum,
-        iqr_ms=mine.iqr,
+        rounds=len(both),
+        **times_of(both),
         forward_ms=forward,
         backward_ms=backward,
         waited_ms=waited,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xeflash.bench.linear.rows import LinearRow
-from xeflash.bench.plot import panels, spread, with_legend
+from xeflash.bench.plot import panels, powers_of_two, spread, with_legend
 from xeflash.bench.rows import Result
 from xeflash.bench.stats import summarize
 
@@ -46,12 +46,7 @@ def figure(results: Sequence[Result], title: str) -> Any:
             _line(axis, some, lambda row: row.torch_form, {"fmt": "x--", "color": f"C{i}"})
             _peak(axis, [result.row for result in some])
         ticks = sorted({result.row.rows for result in mine})
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ticks, [str(x) for x in ticks])
-        axis.minorticks_off()
-        axis.set_ylim(bottom=0)
-        axis.set_xlabel("rows of x")
+        powers_of_two(axis, ticks, "rows of x")
         axis.set_ylabel("GB/s of the weight")
         axis.set_title(f"{dtype}, weights {weights}")
-        axis.grid(alpha=0.3)
     return with_legend(figure)

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xeflash.bench import peak
-from xeflash.bench.check import ERRORS, Errors, largest_error, said
-from xeflash.bench.environ import available_memory, described, environment, last_level_cache, too_large
-from xeflash.bench.forms import TORCH_DTYPES, synchronizer
+from xeflash.bench import measure, peak
+from xeflash.bench.check import Errors, largest_error
+from xeflash.bench.environ import last_level_cache
+from xeflash.bench.forms import TORCH_DTYPES
 from xeflash.bench.limits import Instruction, Peaks, instruction
 from xeflash.bench.linear import forms
 from xeflash.bench.linear.cases import GROUP, Case
-from xeflash.bench.linear.rows import row_of_samples, row_without_times
+from xeflash.bench.linear.rows import LinearRow, with_samples
 from xeflash.bench.rows import Result
-from xeflash.bench.timing import first_call, interleave
 
 METHOD = [
     "wall time of one call on ready inputs, output allocation included; medians (minimum, interquartile range) in us",
@@ -34,12 +33,9 @@ _BLOCK = 2048  # outputs that are checked at a time
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to measure."""
+class Options(measure.Options):
+    """And what, with what."""
 
-    device: str = "cpu"
-    rounds: int = 9
-    seed: int = 0
     group: int = GROUP
     compare_torch: bool = True
     compiled: bool = False
@@ -48,6 +44,8 @@ class Options:
 def check(inputs: forms.Inputs, got: Tensor) -> Errors:
     """Return our error and the allowed one."""
     x, ours, theirs, size, largest = inputs.x, 0.0, 0.0, 0.0, 0.0
+    if got.shape != (shape := (len(x), len(inputs.weight))):
+        raise ValueError(f"check: result must have shape {list(shape)}, got {list(got.shape)}")
     for first in range(0, len(inputs.weight), _BLOCK):
         part = slice(first, first + _BLOCK)
         weight = inputs.weight[part]
@@ -70,36 +68,19 @@ def memory_needed(case: Case, compare_torch: bool) -> int:
     return 20 * elements + kinds * (forms.copies_of(size) + 1) * size
 
 
-def _run_case(case: Case, options: Options) -> Result:
+def _run_case(row: LinearRow, options: Options) -> Result:
     """Check and time one case; the memory of the weights ends with the call."""
-    inputs = forms.make_inputs(case, options.group, options.device, options.seed)
-    ours, synchronize = forms.our_form(inputs), synchronizer(options.device)
-    first_ms = 1e3 * first_call(ours, synchronize)
-    got = ours()
-    if got.shape != (case.rows, case.outputs):
-        raise ValueError(f"check: result must have shape {[case.rows, case.outputs]}, got {list(got.shape)}")
-    errors = check(inputs, got)
-    row = dataclasses.replace(
-        row_without_times(case, "ok", ""),
-        first_call_ms=first_ms,
-        max_error=errors.ours,
-        allowed_error=errors.allowed,
-    )
-    if not errors.ok:
-        note = f"wrong result: error {errors.ours:.2e}, allowed {errors.allowed:.2e}"
-        return Result(dataclasses.replace(row, status="failed", note=note))
+    inputs = forms.make_inputs(row, options.group, options.device, options.seed)
+    ours = forms.our_form(inputs)
     calls: dict[str, Callable[[], object]] = {"xeflash": ours}
     if options.compare_torch:
-        calls |= forms.torch_forms(case, inputs, options.group, options.compiled)
-    for call in calls.values():
-        call()
-    samples = {
-        name: tuple(1e3 * seconds for seconds in series)
-        for name, series in interleave(calls, options.rounds, synchronize).items()
-    }
+        calls |= forms.torch_forms(row, inputs, options.group, options.compiled)
+    result = measure.timed(row, calls, lambda: check(inputs, ours()), options)
+    if not result.samples_ms:
+        return result
     size = forms.bytes_of(inputs.arguments())
-    row = dataclasses.replace(row, copies=forms.copies_of(size), arch=arch_of(case, options.device))
-    return Result(row_of_samples(row, samples, size), samples)
+    row = dataclasses.replace(result.row, copies=forms.copies_of(size), arch=arch_of(row, options.device))
+    return dataclasses.replace(result, row=with_samples(row, result.samples_ms, size))
 
 
 def arch_of(case: Case, device: str) -> str:
@@ -114,14 +95,11 @@ def instructions(cases: Sequence[Case], device: str) -> set[Instruction]:
 
 def run_case(case: Case, options: Options) -> Result:
     """Return the result of one case; an error becomes a failed row, not the end of the run."""
-    if note := too_large(memory_needed(case, options.compare_torch), available_memory(options.device)):
-        return Result(row_without_times(case, "skipped", note))
-    try:
-        with torch.inference_mode():
-            return _run_case(case, options)
-    except ERRORS as error:
-        note = said(error)
-        return Result(row_without_times(case, "failed", note))
+    row = LinearRow(**dataclasses.asdict(case))
+    with torch.inference_mode():
+        return measure.run_case(
+            row, memory_needed(case, options.compare_torch), options.device, lambda: _run_case(row, options)
+        )
 
 
 def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
@@ -133,18 +111,7 @@ def run(cases: Sequence[Case], options: Options, meter: peak.Meter | None = None
 def header(options: Options, peaks: Peaks, results: Sequence[Result]) -> dict[str, object]:
     """Return the block above the rows: environment, peaks, method."""
     used = {name for result in results for name in result.samples_ms}
-    return {
-        "environment": {
-            **environment(),
-            "device": described(options.device),
-            "torch_threads": torch.get_num_threads(),
-            "last_level_cache_bytes": last_level_cache(),
-            "group": options.group,
-        },
-        "peaks": peaks.named(),
-        "method": [
-            *METHOD,
-            *(peak.METHOD if peaks.gbytes else []),
-            *(f"{name} = {note}" for name, note in forms.FORM_NOTES.items() if name in used),
-        ],
-    }
+    notes = (f"{name} = {note}" for name, note in forms.FORM_NOTES.items() if name in used)
+    method = [*METHOD, *(peak.METHOD if peaks.gbytes else []), *notes]
+    caches = last_level_cache()
+    return measure.header(options.device, method, peaks, last_level_cache_bytes=caches, group=options.group)

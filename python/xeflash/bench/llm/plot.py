@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xeflash.bench.llm.rows import LlmRow
 from xeflash.bench.llm.training_rows import TrainRow
 from xeflash.bench.numbers import size
-from xeflash.bench.plot import PlotError, require_matplotlib, spread, with_legend
+from xeflash.bench.plot import PlotError, powers_of_two, require_matplotlib, spread, with_legend
 from xeflash.bench.rows import Result
 from xeflash.bench.stats import summarize
-
-
-def _kind(row: LlmRow) -> tuple[object, ...]:
-    """Rows of the same panels."""
-    return row.model, row.layers, row.dtype, row.weights, row.batch, row.beams
 
 
 def _title(row: LlmRow) -> str:
@@ -50,15 +45,11 @@ def _lines(axis: Any, results: Sequence[Result], by: str, length: str, field: st
             places, values, yerr=spread(values, ends), fmt="o-", capsize=3, elinewidth=1, label=name, color=color
         )
     lengths = list(dict.fromkeys(getattr(result.row, length) for result in results))
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(lengths, [str(x) for x in lengths])
-    axis.minorticks_off()
-    axis.set_ylim(bottom=0)
-    axis.set_xlabel(f"{length}, tokens")
-    axis.grid(alpha=0.3)
+    powers_of_two(axis, lengths, f"{length}, tokens")
 
 
-def _stacks(axis: Any, rows: Sequence[LlmRow], names: Sequence[str], colors: dict[str, str]) -> None:
+def _stacks(axis: Any, rows: Sequence[LlmRow], colors: dict[str, str]) -> None:
+    names = [name for name in colors if any(row.implementation == name for row in rows)]
     contexts = sorted({row.context for row in rows})
     width = 0.8 / len(names)
     for i, name in enumerate(names):
@@ -72,39 +63,47 @@ def _stacks(axis: Any, rows: Sequence[LlmRow], names: Sequence[str], colors: dic
     axis.set_xlabel("context, tokens")
 
 
-def _colors(names: Iterable[str]) -> dict[str, str]:
-    return {name: f"C{i}" for i, name in enumerate(dict.fromkeys(names))}
+def _figure(
+    results: Sequence[Result],
+    device: str,
+    width: float,
+    by: str,
+    title_of: Callable[[Any], str],
+    draw: Callable[[Any, list[Result], dict[str, str]], None],
+) -> Any:
+    """Return a figure with a row of panels, which `draw` fills, for each title; colours are of the field `by`."""
+    require_matplotlib()
+    import matplotlib.figure
+
+    titles = list(dict.fromkeys(title_of(result.row) for result in results))
+    if not titles:
+        raise PlotError("bench: --plot has no timed case to draw")
+    colors = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(getattr(result.row, by) for result in results))}
+    figure: Any = matplotlib.figure.Figure(figsize=(width, min(10, 0.4 + 4.4 * len(titles))), layout="constrained")
+    for part, title in zip(figure.subfigures(len(titles), 1, squeeze=False)[:, 0], titles, strict=True):
+        part.suptitle(f"{title}; {device}: median and quartiles")
+        draw(part, [result for result in results if title_of(result.row) == title], colors)
+        with_legend(part)
+    return figure
 
 
 def figure(results: Sequence[Result], device: str) -> Any:
     """Return the picture as matplotlib's Figure: a row of panels for each model."""
-    require_matplotlib()
-    import matplotlib.figure
 
-    results = [result for result in results if result.row.status == "ok" and result.row.tokens_per_s]
-    kinds = list(dict.fromkeys(_kind(result.row) for result in results))
-    if not kinds:
-        raise PlotError("bench: --plot has no timed case to draw")
-    colors = _colors(result.row.implementation for result in results)
-    figure: Any = matplotlib.figure.Figure(figsize=(15, min(10, 0.4 + 4.4 * len(kinds))), layout="constrained")
-    for part, kind in zip(figure.subfigures(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
-        mine = [result for result in results if _kind(result.row) == kind]
-        rows = [result.row for result in mine]
-        present = [name for name in colors if any(row.implementation == name for row in rows)]
-        part.suptitle(f"{_title(rows[0])}; {device}: median and quartiles")
+    def draw(part: Any, mine: list[Result], colors: dict[str, str]) -> None:
         left, middle, right = part.subplots(1, 3)
         _lines(left, mine, "implementation", "context", "tokens_per_s", colors)
         left.set_ylabel("tokens/s")
         _lines(middle, mine, "implementation", "context", "tpot_median_ms", colors)
         middle.set_ylabel("time per output token, ms")
-        _stacks(right, rows, present, colors)
+        _stacks(right, [result.row for result in mine], colors)
         right.set_ylabel("time per output token, ms")
-        with_legend(part)
-    return figure
+
+    timed = [result for result in results if result.row.status == "ok" and result.row.tokens_per_s]
+    return _figure(timed, device, 15, "implementation", _title, draw)
 
 
-def _training_kind(row: TrainRow) -> str:
-    """The title of the panels that a row belongs to."""
+def _training_title(row: TrainRow) -> str:
     layers = "" if row.layers is None else f", {row.layers} layers"
     checkpointing = ", checkpointing" if row.checkpointing else ""
     return f"training {row.model}{layers}, {row.dtype}, batch {row.batch}{checkpointing}"
@@ -112,23 +111,14 @@ def _training_kind(row: TrainRow) -> str:
 
 def training_figure(results: Sequence[Result], device: str) -> Any:
     """Return the picture as matplotlib's Figure: a row of panels for each model."""
-    require_matplotlib()
-    import matplotlib.figure
 
-    results = [result for result in results if result.row.status == "ok"]
-    kinds = list(dict.fromkeys(_training_kind(result.row) for result in results))
-    if not kinds:
-        raise PlotError("bench: --plot has no timed case to draw")
-    colors = _colors(result.row.attention for result in results)
-    figure: Any = matplotlib.figure.Figure(figsize=(11, min(10, 0.4 + 4.4 * len(kinds))), layout="constrained")
-    for part, kind in zip(figure.subfigures(len(kinds), 1, squeeze=False)[:, 0], kinds, strict=True):
-        mine = [result for result in results if _training_kind(result.row) == kind]
-        part.suptitle(f"{kind}; {device}: median and quartiles")
+    def draw(part: Any, mine: list[Result], colors: dict[str, str]) -> None:
         left, right = part.subplots(1, 2)
         _lines(left, mine, "attention", "seq", "tokens_per_s", colors)
         left.set_ylabel("tokens/s")
         _lines(right, mine, "attention", "seq", "peak_bytes", colors)
         right.set_ylabel("peak memory")
         right.yaxis.set_major_formatter(lambda value, _place: size(int(value)))
-        with_legend(part)
-    return figure
+
+    timed = [result for result in results if result.row.status == "ok"]
+    return _figure(timed, device, 11, "attention", _training_title, draw)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xeflash.bench import peak
 from xeflash.bench.check import ERRORS, said
-from xeflash.bench.environ import available_memory, described, environment, too_large
+from xeflash.bench.environ import available_memory, too_large
 from xeflash.bench.forms import TORCH_DTYPES
 from xeflash.bench.limits import Peaks
 from xeflash.bench.llm import check, counts
@@ -22,6 +22,7 @@ from xeflash.bench.llm.instruments import attention_timed, copies_counted
 from xeflash.bench.llm.linears import Models, prepared
 from xeflash.bench.llm.models import build, kv_bytes, parameters_of
 from xeflash.bench.llm.rows import Shares, result_of, row_without_times
+from xeflash.bench.measure import header as header_of
 from xeflash.bench.rows import Result
 from xeflash.bench.timing import settle
 
@@ -174,15 +175,6 @@ def run(cells: Sequence[Cell], options: Options, meter: peak.Meter | None = None
         del model, models
 
 
-def results_of(cells: Sequence[Cell], options: Options) -> int:
-    """Return how many results `run` yields."""
-    return len(cells) * (1 if options.simulated else len(options.implementations))
-
-
 def header(options: Options, peaks: Peaks) -> dict[str, object]:
     """Return the block above the rows: environment, peaks, method."""
-    return {
-        "environment": {**environment(), "device": described(options.device), "torch_threads": torch.get_num_threads()},
-        "peaks": peaks.named(),
-        "method": COUNTS_METHOD if options.simulated else [*METHOD, check.METHOD],
-    }
+    return header_of(options.device, COUNTS_METHOD if options.simulated else [*METHOD, check.METHOD], peaks)

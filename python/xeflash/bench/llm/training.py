@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from xeflash.bench import memory
+from xeflash.bench import measure, memory
 from xeflash.bench.check import ERRORS, said
-from xeflash.bench.environ import available_memory, described, environment, too_large
+from xeflash.bench.environ import available_memory, too_large
 from xeflash.bench.forms import TORCH_DTYPES, synchronizer
 from xeflash.bench.llm.generation import random_tokens, use_attention
 from xeflash.bench.llm.models import build, parameters_of
@@ -192,7 +192,4 @@ def run(cells: Sequence[TrainCell], options: Options) -> Iterator[Result]:
 
 def header(options: Options) -> dict[str, object]:
     """Return the block above the rows: environment, method."""
-    return {
-        "environment": {**environment(), "device": described(options.device), "torch_threads": torch.get_num_threads()},
-        "method": METHOD,
-    }
+    return measure.header(options.device, METHOD)

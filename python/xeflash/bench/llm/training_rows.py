@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from xeflash.bench.formats import Layout
 from xeflash.bench.numbers import number, ratio, size, times
-from xeflash.bench.rows import Result
-from xeflash.bench.stats import median_of_ratios, summarize
+from xeflash.bench.rows import Result, case_of, times_of
+from xeflash.bench.stats import median_of_ratios
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,15 @@ def expand(
 
 
 @dataclass(frozen=True)
-class TrainRow:
+class TrainRow(TrainCell):
     """One cell with one attention.
 
     `status` is "ok", "failed" (wrong or an error; `note` says which) or "skipped". Times are milliseconds per step;
     numbers that were not measured are None.
     """
 
-    model: str
-    layers: int | None
-    dtype: str
-    batch: int
-    seq: int
-    checkpointing: bool
-    attention: str
-    status: str
+    attention: str = ""
+    status: str = "ok"
     note: str = ""
     rounds: int | None = None
     median_ms: float | None = None
@@ -71,15 +65,9 @@ class TrainRow:
     loss: float | None = None
 
     @property
-    def cell(self) -> TrainCell:
-        """What was run."""
-        names = [field.name for field in dataclasses.fields(TrainCell)]
-        return TrainCell(**{name: getattr(self, name) for name in names})
-
-    @property
     def label(self) -> str:
         """Short name for messages."""
-        return f"{self.cell.label} {self.attention}"
+        return f"{super().label} {self.attention}"
 
     @property
     def section(self) -> str:
@@ -94,14 +82,12 @@ def row_without_times(cell: TrainCell, attention: str, status: str, note: str) -
 
 def result_of(cell: TrainCell, attention: str, steps_ms: Sequence[float], peak_bytes: int, loss: float) -> Result:
     """Return the result of what was timed."""
-    summary = summarize(steps_ms)
+    times = times_of(steps_ms)
     row = dataclasses.replace(
         row_without_times(cell, attention, "ok", ""),
-        rounds=summary.count,
-        median_ms=summary.median,
-        min_ms=summary.minimum,
-        iqr_ms=summary.iqr,
-        tokens_per_s=1e3 * cell.batch * cell.seq / summary.median,
+        rounds=len(steps_ms),
+        **times,
+        tokens_per_s=1e3 * cell.batch * cell.seq / times["median_ms"],
         peak_bytes=peak_bytes,
         loss=loss,
     )
@@ -111,16 +97,17 @@ def result_of(cell: TrainCell, attention: str, steps_ms: Sequence[float], peak_b
 def with_ratios(results: Sequence[Result]) -> list[Result]:
     """Return the results with the speed over that of sdpa filled in."""
     plain: Mapping[TrainCell, Sequence[float]] = {
-        result.row.cell: result.samples_ms["step"]
+        case_of(TrainCell, result.row): result.samples_ms["step"]
         for result in results
         if result.row.attention == "sdpa" and result.row.status == "ok"
     }
 
     def fill(result: Result) -> TrainRow:
         row: TrainRow = result.row
-        if row.status != "ok" or row.cell not in plain:
+        of_sdpa = plain.get(case_of(TrainCell, row))
+        if row.status != "ok" or of_sdpa is None:
             return row
-        return dataclasses.replace(row, ratio=median_of_ratios(plain[row.cell], result.samples_ms["step"]))
+        return dataclasses.replace(row, ratio=median_of_ratios(of_sdpa, result.samples_ms["step"]))
 
     return [dataclasses.replace(result, row=fill(result)) for result in results]
 

@@ -1,11 +1,8 @@
-"""A sample of every algorithm with the compilers of Debian's suites, on each simulated GPU, as a table.
-
-    python perf/compilers.py                                    # fetches the compilers, once; an hour
-    python perf/compilers.py --compiler mixture --device pvc
+"""A sample of every algorithm with the compilers of Debian's suites, on each simulated GPU; all of it takes an hour.
 
 The table is kept in perf/xesim/README.md. The sample is tests/attention/test_sample.py, with the long cases where a
 device has code of its own, every code of quantised caches, and denormals of fp16. Compilers are fetched into the cache
-folder (XEFLASH_CACHE_DIR) as xeflash.sim.get_ocloc does it, and kernels kept apart for each.
+folder (XEFLASH_CACHE_DIR) as xeflash.sim.get_ocloc does it, once, and kernels kept apart for each.
 """
 
 from __future__ import annotations
@@ -16,17 +13,24 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from xeflash.bench.cases import parse_choices
+from xeflash.cli.arguments import converter
 from xeflash.runtime.cache_folder import cache_folder
 from xeflash.sim import DEVICES, get_ocloc
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
+from counting.options import add_devices
+from counting.tables import Row, Table
+
+TESTS = Path(__file__).resolve().parents[2] / "tests"
 SAMPLE = ("attention/test_sample.py", "attention/test_append.py")
 WHICH = "sample or merge_states or read_as_its_number_on_gpu or fp16_denormals"
 C_LIBRARY = ("libc6", "libstdc++6", "libgcc-s1", "zlib1g")
 OWN_CODE = ("pvc", "bmg", "dg2", "ptl", "arl-h")  # compilers make the same for the others as for a relative
+COLUMNS = ("device", "compiled by", "cases", "failures", "right, but spill")
 OLD_DEVICES = ("pvc", "dg2", "ats-m")  # of those that ocloc 22.43 knows
 WRAPPER = """#!/bin/sh
 # Runs ocloc with the C library that it was built for.
@@ -59,6 +63,11 @@ COMPILERS = {
 }
 
 
+def tell(text: str) -> None:
+    """Says what is going on, beside the table."""
+    print(text, file=sys.stderr)
+
+
 def unpack(suite: str, packages: tuple[str, ...], with_dependencies: bool, root: Path) -> None:
     """Fetches packages of a suite and unpacks them."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -69,7 +78,7 @@ def unpack(suite: str, packages: tuple[str, ...], with_dependencies: bool, root:
         names = get_ocloc.with_dependencies(config, work, packages) if with_dependencies else list(packages)
         archive = work / "packages"
         archive.mkdir()
-        get_ocloc.download(config, names, archive, print)
+        get_ocloc.download(config, names, archive, tell)
         for package in sorted(archive.glob("*.deb")):
             get_ocloc.run(["dpkg-deb", "-x", str(package), str(root)], work)
 
@@ -79,7 +88,7 @@ def provide(name: str, folder: Path) -> Path:
     if not COMPILERS[name].packages:
         folder = cache_folder().absolute() / "ocloc"
         if not (folder / "ocloc").exists():
-            print(get_ocloc.fetch(folder, get_ocloc.debian_mirror(), get_ocloc.SUITE))
+            tell(get_ocloc.fetch(folder, get_ocloc.debian_mirror(), get_ocloc.SUITE))
         return folder / "ocloc"
     program = folder / "ocloc"
     if program.exists():
@@ -126,24 +135,27 @@ def run(program: Path, device: str, cache: Path) -> tuple[int, int, int]:
         return len(cases), len(wrong) - spills, spills
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--compiler", choices=COMPILERS, action="append", help="default: all")
-    parser.add_argument("--device", choices=DEVICES, action="append", help="default: all that the compiler knows")
-    options = parser.parse_args()
-    print("| device | compiled by | cases | failures | right, but spill |\n|---|---|---|---|---|")
-    for name in options.compiler or COMPILERS:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of this family."""
+    names = tuple(COMPILERS)
+    kind = converter(lambda text: parse_choices(text, names))
+    parser.add_argument("--compiler", type=kind, default=names, help=f"default: {','.join(names)}")
+    add_devices(parser, DEVICES, DEVICES)
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Of the devices that each compiler knows."""
+    for name in options.compiler:
         compiler = COMPILERS[name]
         folder = cache_folder().absolute() / "compilers" / name
         folder.mkdir(parents=True, exist_ok=True)
         program = provide(name, folder)
-        for device in compiler.devices:
-            if options.device and device not in options.device:
-                continue
+        for device in (device for device in compiler.devices if device in options.device):
             cases, failures, spills = run(program, device, folder / "cache")
-            print(f"| {device} | {compiler.title} | {cases} | {failures} | {spills} |", flush=True)
+            found = (device, compiler.title, cases, failures, spills)
+            yield dict(zip(COLUMNS, found, strict=True))
 
 
-if __name__ == "__main__":
-    main()
+def report(options: argparse.Namespace) -> Iterator[Table]:
+    """One table."""
+    yield Table("compilers", dict.fromkeys(COLUMNS, ""), rows(options))

@@ -1,6 +1,8 @@
-"""Calls of attention on a simulated GPU, and the records of their launches: what the programs here measure."""
+"""Calls on simulated GPUs, and the records of their launches."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import dpctl
 import dpctl.memory
@@ -13,6 +15,8 @@ from xeflash.call.schema import BHSD
 
 DTYPES = {"fp32": (np.float32, "<f4"), "fp16": (np.float16, "<f2"), "bf16": (ml_dtypes.bfloat16, "<V2")}
 BYTES = {"uint8": (np.uint8, "|u1"), "int8": (np.int8, "|i1")}
+SIZE = {name: np.dtype(element).itemsize for name, (element, _) in DTYPES.items()}
+LINE_BYTES = 64
 
 
 class DeviceArray:
@@ -23,6 +27,7 @@ class DeviceArray:
         element, typestr = (DTYPES | BYTES)[dtype]
         values = np.random.default_rng(0).standard_normal(shape, np.float32).astype(element)
         self.shape = shape
+        self.nbytes = values.nbytes
         self._memory = dpctl.memory.MemoryUSMDevice(values.nbytes, queue=queue)
         self._memory.copy_from_host(values.view(np.uint8).reshape(-1))
         self.__sycl_usm_array_interface__ = {
@@ -35,38 +40,38 @@ class DeviceArray:
         }
 
 
-def launches(
-    form: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
-) -> list[sim.LaunchRecord]:
-    """The records of one call; `form` is "flash" or "standard" attention."""
-    queue = dpctl.SyclQueue("level_zero:gpu", property="in_order")
-    arrays = [DeviceArray(queue, (1, heads, length, dim), dtype) for length in (rows, keys, keys)]
+def queue_of(device: str) -> dpctl.SyclQueue:
+    """A queue of a device that sim.enable() has named."""
+    return dpctl.SyclQueue(f"level_zero:gpu:{sim.enabled().index(device)}", property="in_order")
+
+
+def records_of(queue: dpctl.SyclQueue, call: Callable[[], object]) -> list[sim.LaunchRecord]:
+    """The records of what a call launches."""
     sim.clear_launches()
-    if form == "flash":
-        xeflash.attention(*arrays, is_causal=causal)
-    else:
-        standard_attention(*arrays, is_causal=causal)
+    call()
     queue.wait()
     return sim.last_launches()
 
 
+def launches(
+    form: str, device: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
+) -> list[sim.LaunchRecord]:
+    """Of one call; `form` is "flash" or "standard" attention."""
+    queue = queue_of(device)
+    arrays = [DeviceArray(queue, (1, heads, length, dim), dtype) for length in (rows, keys, keys)]
+    attention = xeflash.attention if form == "flash" else standard_attention
+    return records_of(queue, lambda: attention(*arrays, is_causal=causal))
+
+
 def backward(
-    dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
+    device: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
 ) -> dict[str, sim.LaunchRecord]:
-    """The records of one call that wants the gradients of q, k and v, by the names of its kernels."""
-    queue = dpctl.SyclQueue("level_zero:gpu", property="in_order")
+    """Of one call that wants the gradients of q, k and v, by the names of its kernels."""
+    queue = queue_of(device)
     q, k, v, out, dout = (DeviceArray(queue, (1, heads, n, dim), dtype) for n in (rows, keys, keys, rows, rows))
     lse = DeviceArray(queue, (1, heads, rows), "fp32")
-    sim.clear_launches()
-    _core.backward(
+    records = records_of(queue, lambda: _core.backward(
         function="backward", layout=BHSD, q=q, k=k, v=v, out=out, lse=lse, dout=dout, causal=causal,
         wanted=("q", "k", "v"),
-    )  # fmt: skip
-    queue.wait()
-    return {record.kernel.removeprefix("__sycl_kernel_"): record for record in sim.last_launches()}
-
-
-def forward(dtype: str, dim: int, rows: int, keys: int, repeat: int = 1) -> sim.LaunchRecord:
-    """The record of the forward's one launch, the fastest of `repeat`."""
-    records = [record for _ in range(repeat) for record in launches("flash", dtype, dim, rows, keys)]
-    return min(records, key=lambda record: record.simulation_seconds)
+    ))  # fmt: skip
+    return {record.kernel.removeprefix("__sycl_kernel_"): record for record in records}

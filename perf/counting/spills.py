@@ -1,29 +1,28 @@
 """Kernels that want more registers than a thread has, found by compiling a sample of all that calls can ask for.
 
-    python perf/spills.py                                       # 40 kernels of each architecture; half an hour
-    python perf/spills.py --device bmg --count 500 --seed 7
-    python perf/spills.py --device dg2 --only "head_dim=64 dtype=bfloat16 algorithm=flash_decode"
-
-One line for each kernel that spills, or that keeps an array in private memory: its bytes, and its description. Nothing
-runs. Rows of xeflash/tune/xe.py mend them. Needs ocloc and the simulator, see xeflash.sim.
+One row for each kernel that spills, or that keeps an array in private memory: its bytes, and its description, as in
+--only "head_dim=64 dtype=bfloat16 algorithm=flash_decode". Nothing runs: 40 kernels of each architecture take half an
+hour. Rows of xeflash/tune/xe.py mend them. The program ends with 1 if there are any.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
+from xeflash.bench.cases import parse_size
 from xeflash.call.score_mod import ScoreMod
+from xeflash.cli.arguments import converter
 from xeflash.jit.calls import describe, describe_backward
-from xeflash.jit.kernel import render
-from xeflash.jit.offline import compile_offline
-from xeflash.sim.binary import compile_spirv, inspect
 from xeflash.tune import xe
 from xeflash.tune.desc import Desc
+
+from counting.compiled import kernels_of
+from counting.options import add_devices
+from counting.tables import Row, Table
 
 DIMS = ((16, 16), (40, 40), (64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (192, 192), (256, 256))
 DIMS += ((512, 512), (576, 512))
@@ -97,42 +96,44 @@ def said(desc: Desc) -> str:
     return " ".join(f"{name}={'...' if name == 'score_mod' else value}" for name, value in values.items())
 
 
-def memory_of(desc: Desc) -> dict[str, int]:
-    """Bytes a thread, of the kernels that have any, by their kind."""
-    binary = compile_spirv(desc.arch, compile_offline(render(desc)).binary, "-vc-codegen -doubleGRF")
-    found = ((name, kernel[name]) for kernel in inspect(desc.arch, binary) for name in ("scratch", "spill", "private"))
-    return {name: size for name, size in found if size}
+def trouble_with(desc: Desc) -> str:
+    """Bytes a thread, of the kernels that have any, by their kind; or why it does not compile."""
+    try:
+        found = ((name, kernel[name]) for kernel in kernels_of(desc) for name in ("scratch", "spill", "private"))
+        return ", ".join(f"{name} {size}" for name, size in found if size)
+    except RuntimeError as error:
+        errors = [line.strip() for line in str(error).splitlines() if "error" in line]
+        return f"does not compile: {errors[:1]}"
 
 
-def main() -> int:
-    """Command line; 1 if a kernel has any."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=xe.ARCHITECTURES, action="append", help="default: all")
-    parser.add_argument("--count", type=int, default=40)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of this family."""
+    add_devices(parser, xe.ARCHITECTURES, xe.ARCHITECTURES)
+    parser.add_argument("--count", type=converter(parse_size), default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help='field=value of their descriptions, e.g. "head_dim=64 cache=paged"')
-    arguments = parser.parse_args()
-    only = dict(word.split("=", 1) for word in arguments.only.split())
-    if unknown := set(only) - {f.name for f in fields(Desc)}:
-        parser.error(f"--only: descriptions have no {', '.join(sorted(unknown))}")
-    compiled = spilling = 0
-    for arch in arguments.device or xe.ARCHITECTURES:
-        for desc in drawn(arch, arguments.count, arguments.seed, only):
-            compiled += 1
-            try:
-                memory = memory_of(desc)
-            except RuntimeError as error:
-                errors = [line.strip() for line in str(error).splitlines() if "error" in line]
-                print(f"does not compile: {said(desc)}: {errors[:1]}", flush=True)
-                spilling += 1
-                continue
-            spilling += bool(memory)
-            if memory:
-                sizes = ", ".join(f"{name} {size}" for name, size in memory.items())
-                print(f"{sizes}: {said(desc)}", flush=True)
-    print(f"{compiled} kernels, {spilling} of them named above")
-    return 1 if spilling else 0
+    parser.add_argument("--only", type=converter(only), default={}, help="field=value of their descriptions")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def only(text: str) -> dict[str, str]:
+    """The values that fields must have."""
+    found = dict(word.partition("=")[::2] for word in text.split())
+    if unknown := set(found) - {f.name for f in fields(Desc)}:
+        raise ValueError(f"descriptions have no {', '.join(sorted(unknown))}")
+    return found
+
+
+def report(options: argparse.Namespace) -> Iterator[Table | str]:
+    """A table of what is wrong, and how many that are."""
+    compiled = 0
+
+    def rows() -> Iterator[Row]:
+        nonlocal compiled
+        for arch in options.device:
+            for desc in drawn(arch, options.count, options.seed, options.only):
+                compiled += 1
+                if trouble := trouble_with(desc):
+                    options.wrong += 1
+                    yield {"device": arch, "bytes": trouble, "description": said(desc)}
+
+    yield Table("kernels that spill", {"device": "", "bytes": "", "description": ""}, rows())
+    yield f"{compiled} kernels, {options.wrong} of them named above"

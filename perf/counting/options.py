@@ -1,0 +1,39 @@
+"""Options that families share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from xeflash import sim
+from xeflash.bench.cases import DTYPES, parse_choices, parse_sizes
+from xeflash.cli.arguments import converter
+
+Parser = argparse.ArgumentParser
+
+
+def add_devices(parser: Parser, choices: tuple[str, ...] = sim.DEVICES, default: tuple[str, ...] = ()) -> None:
+    """A comma list; it must be there if there is no default."""
+    names = ", ".join(choices) + (f"; default: {','.join(default)}" if default else "")
+    kind = converter(lambda text: parse_choices(text, choices))
+    parser.add_argument("--device", required=not default, default=default, type=kind, help=names)
+
+
+def add_attention(parser: Parser, head_dims: tuple[int, ...] = (64, 128, 256)) -> None:
+    """The types and head dims of calls."""
+    kind = converter(lambda text: parse_choices(text, DTYPES))
+    parser.add_argument("--dtype", type=kind, default=("bf16",), help=f"{', '.join(DTYPES)}; default: bf16")
+    add_sizes(parser, "--head-dim", head_dims)
+
+
+def add_sizes(parser: Parser, name: str, default: tuple[int, ...], what: str = "") -> None:
+    """A comma list of numbers."""
+    words = f"{what}default: {','.join(map(str, default))}"
+    parser.add_argument(name, type=converter(parse_sizes), default=default, help=words)
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
+    """(device, dtype, head dim)."""
+    for device in options.device:
+        for dtype in options.dtype:
+            yield from ((device, dtype, dim) for dim in options.head_dim)

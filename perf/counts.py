@@ -1,0 +1,43 @@
+"""What the machine code of xeflash consists of and does on simulated GPUs.
+
+    python perf/counts.py forward --device bmg                                  # bf16; head dims 64, 128, 256
+    python perf/counts.py backward --device pvc,bmg,dg2 --dtype bf16,fp16 --head-dim 64,128 --format csv
+    python perf/counts.py decode --device dg2 --keys 4k
+    python perf/counts.py linear --device dg2 --rows 1,64
+    python perf/counts.py spills --device bmg --count 500 --seed 7
+    python perf/counts.py speed --device pvc                                    # of the simulator itself
+    python perf/counts.py compilers --compiler mixture --device pvc
+
+`python perf/counts.py FAMILY --help` says what each counts. Needs ocloc and the simulator, see xeflash.sim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from counting import backward, compilers, decode, forward, linear, speed, spills
+from counting.tables import PRINTERS
+
+FAMILIES = {"forward": forward, "backward": backward, "decode": decode, "linear": linear, "spills": spills}
+FAMILIES |= {"speed": speed, "compilers": compilers}
+
+
+def main() -> int:
+    """Command line; 1 if something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    families = parser.add_subparsers(dest="family", required=True, metavar="FAMILY")
+    for name, family in FAMILIES.items():
+        text = family.__doc__ or ""
+        form = argparse.RawDescriptionHelpFormatter
+        own = families.add_parser(name, description=text, help=text.splitlines()[0], formatter_class=form)
+        family.add_options(own)
+        own.add_argument("--format", choices=PRINTERS, default="text", help="default: text")
+    parser.set_defaults(wrong=0)
+    options = parser.parse_args()
+    PRINTERS[options.format](FAMILIES[options.family].report(options))
+    return 1 if options.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

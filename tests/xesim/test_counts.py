@@ -1,0 +1,76 @@
+"""perf/counts.py: its tables in each format, and a family that runs on a simulated GPU."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PERF = Path(__file__).parents[2] / "perf"
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(PERF))
+    from counting import tables
+
+    return tables
+
+
+def reported(tables, name, capsys, **more):
+    rows = [{"D": 64, "share": 0.125, "form": "flash"}, {"D": 128, "share": None, "form": "standard"}]
+    table = tables.Table("counts", {"D": "", "share": ".1%", "form": ""}, iter(rows), **more)
+    tables.PRINTERS[name](iter([table, "  a note"]))
+    return capsys.readouterr().out
+
+
+def test_markdown_has_formatted_numbers(tables, capsys):
+    lines = reported(tables, "md", capsys).split("\n")
+    assert lines[:6] == [
+        "", "### counts", "", "| D | share | form |", "|---|---|---|", "| 64 | 12.5% | flash |",
+    ]  # fmt: skip
+    assert lines[6:9] == ["| 128 | - | standard |", "", "- a note"]
+
+
+def test_tables_that_are_turned_have_a_column_for_each_row(tables, capsys):
+    lines = reported(tables, "md", capsys, above=("D", "form")).split("\n")
+    assert lines[3:6] == ["|  | 64 flash | 128 standard |", "|---|---|---|", "| share | 12.5% | - |"]
+
+
+def test_csv_and_json_have_the_numbers_themselves(tables, capsys):
+    assert reported(tables, "csv", capsys).split("\n") == [
+        "# counts", "D,share,form", "64,0.125,flash", "128,,standard", "# a note", "",
+    ]  # fmt: skip
+    found = json.loads(reported(tables, "json", capsys))
+    assert found["tables"][0]["rows"][1] == {"D": 128, "share": None, "form": "standard"}
+    assert found["notes"] == ["  a note"]
+
+
+def test_text_is_a_table_with_its_title(tables, capsys):
+    text = reported(tables, "text", capsys)
+    assert "counts" in text and "12.5%" in text and "a note" in text
+
+
+def counts(*words, status=0):
+    done = subprocess.run([sys.executable, str(PERF / "counts.py"), *words], capture_output=True, text=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_unknown_choices_are_refused():
+    assert "choose from pvc" in counts("backward", "--device", "pvc,gpu", status=2)
+    assert "descriptions have no headdim" in counts("spills", "--only", "headdim=3", status=2)
+
+
+@pytest.mark.wide
+def test_a_family_counts_on_several_devices(ocloc):
+    words = ("--device", "pvc,dg2", "--head-dim", "64", "--loop-only", "--format", "csv")
+    rows = list(csv.DictReader(counts("backward", *words).splitlines()[1:]))
+    assert [(row["device"], row["kernel"]) for row in rows] == [
+        (device, kernel) for device in ("pvc", "dg2") for kernel in ("dQ", "dK, dV")
+    ]
+    for row in rows:
+        assert float(row["instr / block"]) > 100 and 0 < float(row["dpas"]) < 0.5
+        assert row["spilled"] == "0" and int(row["code bytes"]) > 1000
