@@ -39,7 +39,7 @@ FLASH_FWD: list[Row] = [
 # One query; rows are the heads that share its keys. Eights of them go to the matrix unit, whether they are there or
 # not: 0.03 instructions for a byte of K and V; 0.13 on dg2, which has no block messages. Any other number goes to the
 # vector unit, with Q, P and O in fp32: 0.05 (dg2: 0.12) for one row, some 0.05 more for each other
-# (perf/decode_counts.py). Memory asks for less than 1 (bmg), 0.4 (pvc), 2 (dg2).
+# (perf/counts.py decode). Memory asks for less than 1 (bmg), 0.4 (pvc), 2 (dg2).
 # arch, dtype, access, scores, rows <=, head dim <=, most rows a thread, block_k (keys)
 FLASH_DECODE: list[Row] = [
     ("dg2", "*", "elements", "*", 255, 128, 2, 16),  # the halves of dwords need registers, too
