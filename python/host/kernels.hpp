@@ -12,6 +12,7 @@
 #include "fields.hpp"
 #include "launch.hpp"
 #include "score_mod.hpp"
+#include "sizes.hpp"
 
 namespace xeflash {
 
@@ -52,7 +53,7 @@ struct Desc {
   ScoreModId score_mod = ScoreModId::kNone;
   bool dropout = false, negative_scale = false, packed_heads = false, split_keys = false;
   CacheKind cache = CacheKind::kPlain;
-  uint8_t page_unit = 16;
+  uint8_t page_unit = kPageKeys;
   DType cache_dtype = DType::kOther;  // kOther: dtype
   bool cache_scales = false, unified_max = false;
   DType bias_gradient = DType::kOther;  // kOther: not wanted

@@ -2,6 +2,8 @@
 
 #include <new>
 
+#include "sizes.hpp"
+
 namespace xeflash {
 namespace {
 
@@ -13,7 +15,7 @@ class ThreadBuffer {
   float* get(const sycl::queue& queue, size_t floats) {
     if (!queue_ || *queue_ != queue || size_ < floats) {
       release();
-      data_ = sycl::aligned_alloc_device<float>(64, floats, queue);
+      data_ = sycl::aligned_alloc_device<float>(kLineBytes, floats, queue);
       if (!data_) throw std::bad_alloc();
       queue_ = queue;
       size_ = floats;

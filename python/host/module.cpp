@@ -21,7 +21,7 @@
 #include "overlap.hpp"
 #include "runtime.hpp"
 #include "sample.hpp"
-#include "schedule.hpp"
+#include "sizes.hpp"
 #include "standard.hpp"
 #include "top_k.hpp"
 
@@ -142,7 +142,7 @@ double time_peak(const std::string& native, const char* entry, int32_t steps, ui
 // Result memory for arrays whose maker offers no way to make one: freed with the capsule.
 py::tuple allocate(uintptr_t queue, size_t bytes) {
   auto* owner = new sycl::queue(queue_at(queue));
-  void* data = sycl::aligned_alloc_shared(64, bytes ? bytes : 1, *owner);
+  void* data = sycl::aligned_alloc_shared(kLineBytes, bytes ? bytes : 1, *owner);
   if (!data) {
     delete owner;
     throw std::bad_alloc();
@@ -188,6 +188,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("learned_names", &learned_names);
   m.def("desc_names", [] { return names_of(kDescFields); });
   m.def("schedule_names", [] { return names_of(kScheduleFields); });
+  m.def("product_schedule_names", [] { return names_of(kProductScheduleFields); });
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
   m.def("standard_attention", &run_request<&standard_attention>);
   m.def("merge_states", &merge_states_from_python);

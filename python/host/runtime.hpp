@@ -54,6 +54,7 @@ class WorkersRoam {
 };
 
 struct Schedule;
+struct ProductSchedule;
 
 // A device in the context that arrays belong to. It lives as long as the process.
 struct Device {
@@ -63,7 +64,8 @@ struct Device {
   sycl::device device;
   sycl::context context;
   DeviceFacts facts;
-  mutable std::atomic<const Schedule*> schedule = nullptr;  // see schedule_of
+  mutable std::atomic<const Schedule*> schedule = nullptr;  // see sizes.hpp
+  mutable std::atomic<const ProductSchedule*> product_schedule = nullptr;
 };
 const Device& device_of(const sycl::queue& queue);
 

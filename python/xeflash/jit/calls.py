@@ -71,8 +71,7 @@ def describe_backward(
 ) -> Desc:
     """A kernel of the backward pass, by its algorithm, or attention_probs; the rest as in `describe`."""
     rows = _tile_rows(keys if algorithm in ("flash_bwd", "flash_bwd_dkv") else queries)
-    if arch in xe.ARCHITECTURES or algorithm == "attention_probs":
-        rows = max(rows, 32)
+    rows = max(rows, tune.schedule(arch).backward_rows)
     if algorithm == "flash_bwd_heads":
         rows = 1
     return Desc(

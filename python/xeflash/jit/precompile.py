@@ -87,8 +87,8 @@ def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target, tr
     yield Desc("append", target.arch, dtype, *dims, 0, access=access, **device)
     if not training:
         return
-    two_passes = target.arch == "cpu-amx-bf16" and dtype == "bfloat16"  # as backward.cpp has it
-    one_pass = tune.schedule(target.arch).one_pass and not two_passes
+    schedule = tune.schedule(target.arch)
+    one_pass = schedule.one_pass_bf16 if dtype == "bfloat16" else schedule.one_pass
     for rows in (32, 64, 128):
         for algorithm in ("flash_bwd_dq", "flash_bwd_dkv", *(("flash_bwd",) if one_pass else ())):
             yield describe_backward(algorithm, target.arch, dtype, *dims, rows, rows, **score)
