@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from xeflash.tune import shared
 from xeflash.tune.desc import ALGORITHMS, AnyDesc, Config, Desc
 from xeflash.tune.table import pick
 
@@ -119,6 +120,7 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
     else:
         xe = {"ARCH": arch, "ACCESS": access, "THREADS": config.threads, "TEAM": config.team}
         xe |= {"PAIRS": int(config.pairs), "SPLIT_KEYS": int(config.split_keys)}
+        xe |= {"SHARED_BYTES": shared.MOST_BYTES[arch]}
         # What all kernels share comes first, up to a declaration: the compiler keeps it.
         choices = ['#include "xe/system.hpp"', "namespace xeflash {}"]
         choices += [f"#define XEFLASH_XE_{name} {value}" for name, value in xe.items()]
