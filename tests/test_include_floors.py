@@ -56,7 +56,9 @@ def test_tables_name_every_file_and_no_other():
 def test_kernels_include_nothing_above_them():
     found = [(name, other) for name, others in OURS.items() for other in others]
     assert len(found) > 150 and all(other in OURS for _, other in found)
-    wrong = [x for x in found if floor(x[1]) > floor(x[0]) or (floor(x[1]) == floor(x[0]) and len({*map(folder, x)}) > 1)]
+    wrong = [
+        x for x in found if floor(x[1]) > floor(x[0]) or (floor(x[1]) == floor(x[0]) and len({*map(folder, x)}) > 1)
+    ]
     assert wrong == []
     # Words are what others know of backends.
     backends = [x for x in found if floor(x[1]) == BACKENDS]
@@ -65,7 +67,9 @@ def test_kernels_include_nothing_above_them():
 
 def test_a_backend_includes_what_is_below():
     floors = {name: i for i, row in enumerate(OF_BACKENDS) for name in row}
-    inside = [(a, b) for a, others in OURS.items() for b in others if folder(a) == folder(b) and folder(a) in ("cpu", "xe")]
+    inside = [
+        (a, b) for a, others in OURS.items() for b in others if folder(a) == folder(b) and folder(a) in ("cpu", "xe")
+    ]
     assert len(inside) > 50
     assert [x for x in inside if floors[stem(x[1])] >= floors[stem(x[0])]] == []
 

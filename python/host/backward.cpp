@@ -279,10 +279,11 @@ int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& pl
   const Schedule& s = schedule_of(place.device);
   if (!(p.q.dtype == DType::kBF16 ? s.one_pass_bf16 : s.one_pass)) return 0;
   if (!to.dq.data || !to.dk.data || !to.dv.data) return 0;
+  const DeviceFacts& facts = place.device.facts;
   const int64_t heads = p.batch * p.heads_k,
-                workers = std::min<int64_t>(heads, place.device.facts.compute_units);
+                workers = std::min<int64_t>(heads, facts.compute_units);
   if (workers == 0 || !p.has_queries() || p.sk == 0) return 0;
-  const int64_t cores = cores_of_machine(), turns = divide_up(heads, cores);
+  const int64_t cores = facts.cores, turns = divide_up(heads, cores);
   const int64_t sums = std::min(heads, cores) * (p.heads_q / p.heads_k) * p.sq * p.d;
   return 5 * turns * cores <= 7 * heads && sums <= s.one_pass_floats ? workers : 0;
 }
