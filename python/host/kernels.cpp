@@ -154,8 +154,6 @@ void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
   desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
   desc.score_mod = p.score_mod.id;
   desc.dropout = r.dropout > 0;
-  const bool plain = !p.bias.data && !hooks && desc.score_mod == ScoreModId::kNone;
-  desc.negative_scale = plain && r.scale && std::signbit(*r.scale);
 }
 
 void set_kernel_provider(py::object object) { provider() = std::move(object); }

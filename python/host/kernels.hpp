@@ -51,7 +51,7 @@ struct Desc {
   ScoreHooks hooks{};
   DType bias = DType::kOther;  // kOther: none
   ScoreModId score_mod = ScoreModId::kNone;
-  bool dropout = false, negative_scale = false, packed_heads = false, split_keys = false;
+  bool dropout = false, packed_heads = false, split_keys = false;
   CacheKind cache = CacheKind::kPlain;
   uint8_t page_unit = kPageKeys;
   DType cache_dtype = DType::kOther;  // kOther: dtype
@@ -63,8 +63,7 @@ struct Desc {
 
   // Whether products are the scores, but for the scale: ScoreVariant::kIdentity.
   bool has_plain_scores() const {
-    return hooks == ScoreHooks{} && bias == DType::kOther && score_mod == ScoreModId::kNone &&
-           !negative_scale;
+    return hooks == ScoreHooks{} && bias == DType::kOther && score_mod == ScoreModId::kNone;
   }
   bool operator==(const Desc&) const = default;
 };
@@ -79,7 +78,6 @@ constexpr std::tuple kDescFields{
     Field{"bias", &Desc::bias},
     Field{"score_mod", &Desc::score_mod},
     Field{"dropout", &Desc::dropout},
-    Field{"negative_scale", &Desc::negative_scale},
     Field{"packed_heads", &Desc::packed_heads},
     Field{"split_keys", &Desc::split_keys},
     Field{"cache", &Desc::cache},
