@@ -33,7 +33,7 @@ constexpr int kTeam = XEFLASH_XE_TEAM;
 constexpr bool kPairs = XEFLASH_XE_PAIRS;
 constexpr int kThreadsOfTile = kPairs ? 2 * kTeam : kTeam;
 static_assert(kThreads % kThreadsOfTile == 0 && (kThreadsOfTile == 1 || !kSplitKeys));
-constexpr int kNeighbours = kSharing / kThreadsOfTile;  // tiles of rows that pass the same keys
+constexpr int kNeighbours = kSharing / kThreadsOfTile;     // tiles of rows that pass the same keys
 constexpr int kMostSharedBytes = XEFLASH_XE_SHARED_BYTES;  // of a work-group
 constexpr int kLanes = kArch == Arch::dg2 ? 8 : 16;
 constexpr int kGrfBytes = 256 * 4 * kLanes;  // of a thread, with grf_size<256>
