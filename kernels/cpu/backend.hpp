@@ -11,6 +11,7 @@
 #include "cpu/quantised.hpp"
 #include "cpu/results.hpp"
 #include "cpu/row_memory.hpp"
+#include "cpu/row_mma.hpp"
 #include "cpu/upright.hpp"
 
 // Inlined into the entry point that the compiler makes of it: the CPU driver would compile both.

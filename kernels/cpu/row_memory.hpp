@@ -1,9 +1,46 @@
 // Single rows between memory and row tiles, and what happens to them on the way.
 #pragma once
 
-#include "cpu/row_mma.hpp"
+#include "cpu/left.hpp"
+#include "cpu/row_tile.hpp"
 
 namespace xeflash::cpu {
+
+// A row of D elements in vectors of 16 elements as fp32, or of 16 pairs as they are; beyond D they
+// read 0.
+template <class T, int D, bool Pairs = kPaired<T>>
+struct RowChunks {
+  static constexpr int kWidth = Pairs ? 2 * kLanes : kLanes;
+  static constexpr int kFull = D / kWidth, kCount = (D + kWidth - 1) / kWidth;
+  static constexpr bool kShort = kFull <= 8;
+  using Vec = std::conditional_t<Pairs, u32x16, f32x16>;
+
+  static XF_INLINE Vec load(const T* row, int c) {
+    if constexpr (Pairs) {
+      return load_as<u32x16>(row + c * kWidth);
+    } else {
+      return load_widened(row + c * kWidth);
+    }
+  }
+  static XF_INLINE Vec load_tail(const T* row) {
+    if constexpr (Pairs) {
+      return load_pairs<D>(row, kFull * kLanes);
+    } else {
+      return load_widened<D % kWidth>(row + kFull * kWidth);
+    }
+  }
+  // f(vector, its number) for all of a row; unrolled where that keeps the other operand in
+  // registers.
+  template <class F>
+  static XF_INLINE void each(const T* row, F f) {
+    if constexpr (kShort) {
+      XF_UNROLL for (int c = 0; c < kFull; ++c) f(load(row, c), c);
+    } else {
+      XF_NO_UNROLL for (int c = 0; c < kFull; ++c) f(load(row, c), c);
+    }
+    if constexpr (kCount > kFull) f(load_tail(row), kFull);
+  }
+};
 
 template <class T, int D>
 XF_INLINE void load_row(RowTile<1, D>& x, const T* row) {

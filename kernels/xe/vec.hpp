@@ -21,7 +21,7 @@ namespace esimd = sycl::ext::intel::esimd;
 namespace esimdx = sycl::ext::intel::experimental::esimd;
 using esimd::simd;
 
-constexpr int kMostSharedBytes = kArch == Arch::dg2 ? 65536 : 131072;  // of a work-group
+constexpr int kMostSharedBytes = XEFLASH_XE_SHARED_BYTES;  // of a work-group
 constexpr int kLanes = kArch == Arch::dg2 ? 8 : 16;
 constexpr int kGrfBytes = 256 * 4 * kLanes;  // of a thread, with grf_size<256>
 using floats = simd<float, kLanes>;

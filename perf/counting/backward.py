@@ -13,10 +13,12 @@ import functools
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from xeflash import sim
-from xeflash.jit.calls import describe_backward
+from xeflash import _core, sim
+from xeflash.call.schema import BHSD
+from xeflash.jit.calls import kernels_of
+from xeflash.runtime.interop import Placeholder
 from xeflash.tune import pick, xe
-from xeflash.tune.desc import DTYPE_NAMES
+from xeflash.tune.desc import DTYPE_NAMES, AnyDesc
 
 from counting.compiled import kernel_of
 from counting.options import add_attention, add_devices, cases
@@ -51,6 +53,20 @@ def records(
     return backward(device, dtype, dim, rows, keys, causal, HEADS if causal else 1)
 
 
+def desc_of(algorithm: str, arch: str, dtype: str, dim: int, rows: int, keys: int) -> AnyDesc:
+    """The kernel of a call of one head."""
+    of_queries, of_keys = (Placeholder((1, 1, n, dim), dtype) for n in (rows, keys))
+    found = kernels_of(
+        lambda: _core.backward(
+            function="counts", layout=BHSD, q=of_queries, k=of_keys, v=of_keys, out=of_queries, dout=of_queries,
+            lse=Placeholder((1, 1, rows), "float32"), wanted=("q", "k", "v"),
+        ),
+        arch,
+        units=1,
+    )  # fmt: skip
+    return next(desc for desc in found if desc.algorithm == algorithm)
+
+
 def loop_of(name: str, device: str, dtype: str, dim: int) -> Row:
     """From two calls."""
     kernel = KERNELS[name]
@@ -59,7 +75,7 @@ def loop_of(name: str, device: str, dtype: str, dim: int) -> Row:
     step = {field: long[field] - short[field] for field, n in long.items() if type(n) is int}
     multiplied = step["dpas"] or step["float_alu"]
 
-    desc = describe_backward(kernel, xe.DEVICES[device], DTYPE_NAMES[dtype], dim, dim, *sizes[1])
+    desc = desc_of(kernel, xe.DEVICES[device], DTYPE_NAMES[dtype], dim, *sizes[1])
     config = pick(desc)
     blocks = OTHER_SIDE // config.block_q * (LOOP[1] - LOOP[0]) // config.block_k
     return {

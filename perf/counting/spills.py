@@ -10,15 +10,17 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
+from xeflash import _core
 from xeflash.bench.cases import parse_size
-from xeflash.call.score_mod import ScoreMod
+from xeflash.call.schema import BHSD, BSHD
 from xeflash.cli.arguments import converter
-from xeflash.jit.calls import describe, describe_backward
+from xeflash.jit.calls import kernels_of as kernels_of_call
+from xeflash.runtime.interop import Placeholder
 from xeflash.tune import xe
-from xeflash.tune.desc import Desc
+from xeflash.tune.desc import AnyDesc, Desc
 
 from counting.compiled import kernels_of
 from counting.options import add_devices
@@ -26,64 +28,78 @@ from counting.tables import Row, Table
 
 DIMS = ((16, 16), (40, 40), (64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (192, 192), (256, 256))
 DIMS += ((512, 512), (576, 512))
-SNIPPET = ScoreMod("s + moves(h, q_idx - k_idx + 100) * factor", (("moves", "float16", 2), ("factor", "float", 0)))
+SNIPPET = "s + moves(h, q_idx - k_idx + 100) * factor"
 # Queries, and heads of them to one of K and V.
 ONE = tuple((1, group) for group in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16))
 SEVERAL = ((16, 1), (32, 1), (64, 1), (128, 1), (8, 2), (8, 4), (8, 8), (8, 16))
 # Algorithms that go through all scores again, and lengths that have tiles of their own.
 BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv", "flash_bwd_bias", "attention_probs")
 LENGTHS = (32, 64, 128)
+KEYS = 1024
+FEW, MANY = 1 << 16, 1  # compute units for which the tiles of a call are few, and many
 
 
-def draw(arch: str, choose: Callable[[Any], Any]) -> Desc:
-    """The description of a call, or of a part of its gradients."""
-    dtype = choose(("bfloat16", "float16", "float32"))
-    common = {
-        "hooks": tuple(name for name in ("SoftCap", "Alibi") if choose((False, False, True))),
-        "score_mod": choose((None, None, SNIPPET)),
-        "negative_scale": choose((False, False, True)),
-        "access": choose(("block2d", "block2d", "dwords", "elements")),
-    }
-    dense = {"bias": choose((None, None, "bool", dtype, "float32")), "dropout": choose((False, False, True))}
-    if algorithm := choose((None, None, *BACKWARD)):
-        if algorithm == "flash_bwd_bias":
-            return draw_bias_gradient(arch, choose, dtype, {**common, **dense})
-        return describe_backward(
-            algorithm, arch, dtype, *choose(DIMS), choose(LENGTHS), choose(LENGTHS), **common, **dense
-        )
-    queries, group = choose(choose((ONE, SEVERAL)))
-    cache = choose(("", "", "plain", "paged", "beam"))
-    features = dense
+def draw(arch: str, choose: Callable[[Any], Any]) -> AnyDesc | None:
+    """The description of a call, or of a part of its gradients; None: there is no such call."""
+    dtype, (dim, dim_v) = choose(("bfloat16", "float16", "float32")), choose(DIMS)
+    algorithm = choose((None, None, *BACKWARD))
+    queries, group = (choose(LENGTHS), 1) if algorithm else choose(choose((ONE, SEVERAL)))
+    cache = "" if algorithm else choose(("", "", "plain", "paged", "beam"))
+    keys = choose(LENGTHS) if algorithm else KEYS
+    gap = choose((0, 0, 1, 2))  # elements by which rows are too long for the widest access
+    layout = BSHD if cache else BHSD
+
+    def array(rows: int, heads: int, dim: int, dtype: str = dtype, batch: int = 1) -> Placeholder:
+        return Placeholder((batch, rows, heads, dim) if cache else (batch, heads, rows, dim), dtype, gap)
+
+    call: dict[str, Any] = {"function": "spills", "layout": layout, "q": array(queries, group, dim)}
+    call["softcap"] = choose((0.0, 0.0, 1.0))
+    call["alibi_slopes"] = Placeholder((group,), "float32") if choose((False, False, True)) else None
+    call["score_mod"] = choose((None, None, (SNIPPET, {"moves": Placeholder((group, 2000), "float16"), "factor": 1.0})))
+    call["softmax_scale"] = choose((1.0, 1.0, -1.0))
+    units = choose((MANY, MANY, FEW))
     if cache:
-        cache_dtype = choose((None, "float8_e4m3fn", "float8_e5m2", "int8"))
-        features = {
-            "cache": "" if cache == "plain" else cache,
-            "page": choose((16, 32, 64)) if cache == "paged" else 0,
-            "cache_dtype": cache_dtype,
-            "cache_scales": cache_dtype is not None and choose((False, True)),
-            "unified_max": queries == 1 and choose((False, True)),
-        }
-    few_tiles = choose((False, False, True))
-    return describe(arch, dtype, *choose(DIMS), queries, group, few_tiles=few_tiles, **common, **features)
+        cache_dtype = choose((dtype, "float8_e4m3fn", "float8_e5m2", "int8"))
+        page = choose((16, 32, 64))
+        count = KEYS // page if cache == "paged" else 1
+        rows = page if cache == "paged" else KEYS
+        call |= {f"{name}_cache": array(rows, 1, d, cache_dtype, count) for name, d in (("k", dim), ("v", dim_v))}
+        call |= {"block_table": Placeholder((1, count), "int32")} if cache == "paged" else {}
+        call |= {"beam_index": Placeholder((1, KEYS), "int32")} if cache == "beam" else {}
+        if cache_dtype != dtype:
+            scale = choose((1.0, Placeholder((count, rows, 1), "float32")))
+            call |= {"k_scale": scale, "v_scale": scale}
+        if queries == 1 and choose((False, True)):
+            call["unified_max"] = 1.0
+        return asked(arch, units, _core.forward, "", call)
+    call |= {"k": array(keys, 1, dim), "v": array(keys, 1, dim_v), "dropout_p": choose((0.0, 0.0, 0.5))}
+    if bias := choose((None, None, "bool", dtype, "float32")):
+        call["attn_mask"] = Placeholder((1, 1, choose((1, queries)), keys), bias)
+    if not algorithm:
+        return asked(arch, units, _core.forward, "", call)
+    call["lse"] = Placeholder((1, 1, queries), "float32")
+    if algorithm == "attention_probs":
+        return asked(arch, units, _core.probabilities, algorithm, call)
+    call |= {name: array(queries, 1, dim_v) for name in ("out", "dout")}
+    call["wanted"] = ("q", "k", "v", *(name for name in ("attn_mask", "alibi_slopes") if call.get(name)))
+    return asked(arch, units, _core.backward, algorithm, call)
 
 
-def draw_bias_gradient(arch: str, choose: Callable[[Any], Any], dtype: str, features: dict[str, Any]) -> Desc:
-    """Of a bias, or of ALiBi's slopes if there are any."""
-    if "Alibi" in features["hooks"] and choose((False, True)):
-        features["sums_slopes"] = True
-    else:
-        features |= {"bias": choose((dtype, "float32")), "bias_gradient": choose((dtype, "float32"))}
-    desc = describe_backward("flash_bwd_bias", arch, dtype, *choose(DIMS), choose(LENGTHS), 1, **features)
-    of_one_row = desc.bias_gradient == "float32" and choose((False, True))
-    return replace(desc, rows=8) if of_one_row else desc  # as backward.cpp has it
+def asked(arch: str, units: int, run: Callable[..., Any], algorithm: str, call: dict[str, Any]) -> AnyDesc | None:
+    """The kernel of an algorithm, or the first one, that a call asks for."""
+    try:
+        found = kernels_of_call(lambda: run(**call), arch, units)
+    except NotImplementedError:
+        return None
+    return next((desc for desc in found if desc.algorithm == algorithm or not algorithm), None)
 
 
 def drawn(arch: str, count: int, seed: int, only: dict[str, str]) -> Iterator[Desc]:
     """Different ones that have these values."""
-    choose, found = random.Random(seed).choice, set[Desc]()
+    choose, found = random.Random(seed).choice, set[AnyDesc]()
     for _ in range(100000 * count):
         desc = draw(arch, choose)
-        if desc not in found and all(str(getattr(desc, name)) == value for name, value in only.items()):
+        if desc and desc not in found and all(str(getattr(desc, name)) == value for name, value in only.items()):
             found.add(desc)
             yield desc
         if len(found) == count:

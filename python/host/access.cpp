@@ -24,10 +24,11 @@ bool all_multiples(const Array& a, const Strides& s, int64_t unit) {
          s.row % unit == 0 && s.head % unit == 0;
 }
 
+constexpr int64_t kMost = 1 << 24;  // bytes of a row, and rows
+
 // The rules of 2D block messages (kernels/xe/message.hpp). Every head has to begin at a multiple of
 // 64 bytes, or so many rows after one, or have room in its rows for what is past it.
 bool fits_block2d(const Array& a, const Axes& axes, int64_t columns) {
-  constexpr int64_t kMost = 1 << 24;
   const Strides s = strides_of(a, axes);
   const int rows = axes.row;
   const int64_t bytes = size_of(a.dtype), width = columns * bytes;
@@ -56,6 +57,8 @@ const char* name_of(Access access) {
       return "";
   }
 }
+
+bool is_row_of_block2d(int64_t bytes) { return bytes >= 64 && bytes <= kMost - 64; }
 
 Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arrays,
                       const std::string& arch) {

@@ -32,6 +32,9 @@ Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arr
 // The same of matrices, whose rows lie in one piece each.
 Access access_of_matrices(std::initializer_list<const Array*> matrices, const std::string& arch);
 
+// Whether so many bytes in a row are a matrix for 2D block messages.
+bool is_row_of_block2d(int64_t bytes);
+
 // A GPU reaches the rows of a tile from its first one by 32 bits, unless they are apart. `like_q`:
 // arrays that are laid out as q, and their names.
 void refuse_far_rows(const Problem& problem,

@@ -252,10 +252,9 @@ Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, cons
     refuse_far_rows(p, {{&out, "out"}, {&rest, "rest"}, {&g.dout, "dout"}}, r.layout,
                     QueryRows::kOfHead, check);
   }
-  // The LSE of a head is a matrix of one row then, of 64 to 2^24 bytes.
-  const int64_t row = p.packed ? p.tokens_q : p.sq;
-  if (access == Access::kBlock2d && (row < 16 || row > (1 << 22) - 16)) access = Access::kDwords;
-  return access;
+  // The LSE of a head is a matrix of one row then.
+  const bool fits = is_row_of_block2d((p.packed ? p.tokens_q : p.sq) * 4);
+  return access == Access::kBlock2d && !fits ? Access::kDwords : access;
 }
 
 // A kernel of a call, and its launch.
@@ -265,54 +264,55 @@ struct Step {
   int entry = 0;
 };
 
-// Workers that share out the gradients of captures: so many that their copies take 64 MiB at most,
-// whatever the device, as the order of sums and so their bits depend on it.
-int64_t workers_of_captures(const Problem& p, int64_t captured, const Kernels& kernels) {
-  constexpr int64_t kMostFloats = 16 << 20, kMostWorkers = 512;
-  const int64_t blocks = p.batch * p.heads_q * ((p.sq - 1) / kernels.block_q + 1);
-  return std::clamp<int64_t>(kMostFloats / captured, 1, std::min(blocks, kMostWorkers));
+// Workers that share out the gradients of captures.
+int64_t workers_of_captures(const Problem& p, int64_t captured, const Kernels& kernels,
+                            const Schedule& s) {
+  const int64_t blocks = p.batch * p.heads_q * divide_up(p.sq, kernels.block_q);
+  return std::clamp<int64_t>(s.capture_floats / captured, 1,
+                             std::min<int64_t>(blocks, s.capture_workers));
 }
 
 // One kernel of a work-item per head of keys makes each product once; those for dQ and for dK and
 // dV make two of five twice, but have work for many cores. Their dQ differs in the last bits, so
-// the choice is the machine's, whatever part of it a process may use. (AMX: two kernels, whose
-// products are all its own.) Sums of dQ that take more than 256 MiB would leave caches for memory,
-// whose bandwidth all cores share.
+// the choice is the machine's, whatever part of it a process may use.
 int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& place) {
-  const DeviceFacts& facts = place.device.facts;
-  if (!schedule_of(place.device).one_pass) return 0;
-  if (facts.arch == "cpu-amx-bf16" && p.q.dtype == DType::kBF16) return 0;
+  const Schedule& s = schedule_of(place.device);
+  if (!(p.q.dtype == DType::kBF16 ? s.one_pass_bf16 : s.one_pass)) return 0;
   if (!to.dq.data || !to.dk.data || !to.dv.data) return 0;
+  const DeviceFacts& facts = place.device.facts;
   const int64_t heads = p.batch * p.heads_k,
                 workers = std::min<int64_t>(heads, facts.compute_units);
   if (workers == 0 || !p.has_queries() || p.sk == 0) return 0;
-  const int64_t cores = cores_of_machine(), turns = (heads + cores - 1) / cores;
-  constexpr int64_t kMostFloats = int64_t{64} << 20;
+  const int64_t cores = facts.cores, turns = divide_up(heads, cores);
   const int64_t sums = std::min(heads, cores) * (p.heads_q / p.heads_k) * p.sq * p.d;
-  return 5 * turns * cores <= 7 * heads && sums <= kMostFloats ? workers : 0;
+  return 5 * turns * cores <= 7 * heads && sums <= s.one_pass_floats ? workers : 0;
+}
+
+uint8_t rows_of_backward(const Desc& desc, const Problem& p, const Schedule& s) {
+  return std::max(rows_for(desc, p, s), static_cast<uint8_t>(s.backward_rows));
 }
 
 // In their order: those of keys and heads read what the first one leaves.
 std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results& to, bool adds_up,
                            int64_t workers, Access access, const Place& place) {
   std::vector<Step> steps;
+  const Schedule& schedule = schedule_of(place.device);
   const auto of_scores = [&](Algorithm algorithm) {
     Desc desc = describe(algorithm, p);
     describe_scores(desc, p, r);
     desc.adds_up =
         adds_up && (algorithm == Algorithm::kBackward || algorithm == Algorithm::kBackwardQ ||
                     algorithm == Algorithm::kBackwardK);
-    desc.rows = rows_for(desc, p, schedule_of(place.device));
+    desc.rows = rows_of_backward(desc, p, schedule);
     if (algorithm == Algorithm::kBackwardQ || algorithm == Algorithm::kBackwardK)
       desc.rows = rows_for_cores(desc, p, r, place.device);
-    // So that groups have threads enough to bring tiles into shared memory.
-    if (access != Access::kNone) desc.rows = std::max<uint8_t>(desc.rows, 32);
     return desc;
   };
   const auto add = [&](Desc desc, int64_t rows, int64_t heads, int64_t keys = 0) {
     desc.access = access;
-    const Kernels& kernels = find_kernels_or(stand_in_for, desc, place);
-    const int64_t key_blocks = keys ? (keys - 1) / kernels.block_k + 1 : 1;
+    const Kernels& kernels = find_kernels_or(
+        [&](const Desc& wanted) { return stand_in_for(wanted, schedule); }, desc, place);
+    const int64_t key_blocks = keys ? divide_up(keys, kernels.block_k) : 1;
     steps.push_back({&kernels, groups_for(desc, kernels, rows, heads * key_blocks)});
   };
   if (workers) {
@@ -326,7 +326,7 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
     const Shares shares = to.shares_of_bias();
     Desc desc = of_scores(Algorithm::kBackwardBias);
     desc.bias_gradient = to.dbias.dtype;
-    if (shares.rows == 1) desc.rows = 8;  // one thread goes over all rows
+    if (shares.rows == 1) desc.rows = 1;  // one thread goes over all rows
     add(desc, shares.rows, int64_t{shares.batches} * shares.heads, shares.keys);
   }
   if (to.dalibi.data && p.has_queries()) {
@@ -340,9 +340,10 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
     desc.access = access;
     const Kernels& kernels = find_kernels(desc, place);
     const int64_t captured = to.dcaptures.shape[0];
-    const auto workers_of = static_cast<uint64_t>(workers_of_captures(p, captured, kernels));
+    const auto workers_of =
+        static_cast<uint64_t>(workers_of_captures(p, captured, kernels, schedule));
     steps.push_back({&kernels, workers_of});
-    steps.push_back({&kernels, static_cast<uint64_t>((captured - 1) / kernels.block_q + 1), 1});
+    steps.push_back({&kernels, static_cast<uint64_t>(divide_up(captured, kernels.block_q)), 1});
   }
   if (to.dalibi.data || to.dsinks.data) {
     Desc desc = describe(Algorithm::kBackwardHeads, p);
@@ -392,14 +393,13 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
 // The memory that the kernels share.
 void share(Scratch& scratch, BwdParams& params, const Problem& p, const std::vector<Step>& steps,
            int64_t workers, const Place& place) {
-  const auto whole_lines = [](int64_t floats) { return (floats + 15) / 16 * 16; };
   const int64_t tokens = p.packed ? p.tokens_q : p.batch * p.sq;
-  const int64_t rows = whole_lines(std::max<int64_t>(1, p.heads_q * tokens));
+  const int64_t rows = whole(std::max<int64_t>(1, p.heads_q * tokens), kLineFloats);
   const int64_t of_rows = params.dalibi ? 4 * rows : 3 * rows;
   if (workers) {
-    const int64_t block = steps[0].kernels->block_k, blocks = (p.sq + block - 1) / block;
+    const int64_t block = steps[0].kernels->block_k, blocks = divide_up(p.sq, block);
     params.workers = static_cast<int32_t>(workers);
-    params.worker_sums = p.heads_q / p.heads_k * blocks * block * whole_lines(p.d);
+    params.worker_sums = p.heads_q / p.heads_k * blocks * block * whole(p.d, kLineFloats);
   }
   const auto added = std::ranges::find(steps, 1, &Step::entry);  // what the part before it leaves
   if (added != steps.end()) params.capture_workers = static_cast<int32_t>((added - 1)->groups);
@@ -468,11 +468,11 @@ py::object probabilities(const py::kwargs& arguments) {
   if (p.batch * p.heads_q * p.sq * p.sk == 0) return result.object;
   Desc desc = describe(Algorithm::kProbabilities, p);
   describe_scores(desc, p, r);
-  desc.rows = std::max<uint8_t>(rows_for(desc, p, schedule_of(place.device)), 32);
+  desc.rows = rows_of_backward(desc, p, schedule_of(place.device));
   desc.access = access_for(p, {}, {}, r.layout, QueryRows::kOfHead, place.device.facts.arch);
   if (desc.access != Access::kNone) check_mask_strides(p);
   const Kernels& kernels = find_kernels(desc, place);
-  const int64_t key_blocks = (p.sk - 1) / kernels.block_k + 1;
+  const int64_t key_blocks = divide_up(p.sk, kernels.block_k);
   const uint64_t groups = groups_for(desc, kernels, p.sq, p.batch * p.heads_q * key_blocks);
   ProbsParams params{};
   static_cast<FwdParams&>(params) = params_of(p, r, {{}, {}, lse}, place);

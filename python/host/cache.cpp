@@ -8,9 +8,12 @@
 #include "checks.hpp"
 #include "problem.hpp"
 #include "runtime.hpp"
+#include "sizes.hpp"
 
 namespace xeflash {
 namespace {
+
+constexpr int64_t kRotaryUnit = 16;  // rotated columns are a multiple of it
 
 std::string number(int64_t n) { return std::to_string(n); }
 
@@ -90,8 +93,9 @@ void read_places(Problem& p, const FwdRequest& r, const Checker& check) {
   if (!given.pages.is_none()) {
     c.kind = CacheKind::kPaged;
     c.page = p.k.shape[1];
-    XF_REQUIRE(check, c.page > 0 && c.page % 16 == 0, p.k_name,
-               ".page must be a positive multiple of 16", number(c.page), p.k);
+    XF_REQUIRE(check, c.page > 0 && c.page % kPageKeys == 0, p.k_name,
+               ".page must be a positive multiple of " + std::to_string(kPageKeys), number(c.page),
+               p.k);
     c.table = read_table(given.pages, "block_table", p, check);
     c.capacity = std::min<int64_t>(c.table.shape[1] * c.page, kMaxLength);
   } else if (!given.beams.is_none()) {
@@ -151,7 +155,8 @@ void read_rotary(Problem& p, const FwdRequest& r, const Checker& check) {
              "rotary_sin", "must have the shape of rotary_cos " + c.cos.describe_shape(),
              c.sin.describe_shape(), c.sin);
   c.rotary_dim = 2 * c.cos.shape[1];
-  XF_REQUIRE(check, c.rotary_dim > 0 && c.rotary_dim % 16 == 0 && c.rotary_dim <= p.d, "rotary_cos",
+  XF_REQUIRE(check, c.rotary_dim > 0 && c.rotary_dim % kRotaryUnit == 0 && c.rotary_dim <= p.d,
+             "rotary_cos",
              ".columns must be a multiple of 8, at most half of head_dim (" + number(p.d) + ")",
              number(c.cos.shape[1]), c.cos);
 }

@@ -110,7 +110,7 @@ py::tuple linear_cross_entropy(const py::kwargs& arguments) {
   submit(head.place, [&](Launcher& launch) {
     if (p.rows > 0) {
       launch(*kernels.entries[0], p, static_cast<uint64_t>(p.workers), kernels.threads);
-      launch(*kernels.entries[1], p, static_cast<uint64_t>(divide_up(p.rows, kRowsAtOnce)));
+      launch(*kernels.entries[1], p, static_cast<uint64_t>(divide_up(p.rows, kLeastLanes)));
     }
     if (p.sum) launch(*kernels.entries[2], p, 1);
   });

@@ -63,8 +63,6 @@ const float* read_floats(const py::object& object, const char* name, int64_t cou
   return reinterpret_cast<const float*>(keep.back().data);
 }
 
-constexpr int64_t kSumsUnit = 64;  // rows of sums have room for a multiple of it
-
 // Where sums in fp32 go: rows of a matrix, or a line.
 Array read_sums(const py::object& object, const char* name, int64_t rows, int64_t columns,
                 const Head& head, const Checker& check) {
@@ -72,31 +70,30 @@ Array read_sums(const py::object& object, const char* name, int64_t rows, int64_
   Array x = read_array(object, check.function(), name);
   XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, name, "must be float32");
   check.require_same_place(x, name, head.input, "input");
+  const int64_t unit = head.sizes().sums_unit;
   const bool fits = x.is_packed() && x.shape[x.ndim - 1] >= columns && x.writable &&
                     x.ndim == (rows ? 2 : 1) && (!rows || x.shape[0] >= rows) &&
-                    x.shape[x.ndim - 1] % kSumsUnit == 0;
-  XF_REQUIRE(check, fits, name, "must be packed, writable, and have rows of a multiple of 64",
+                    x.shape[x.ndim - 1] % unit == 0;
+  XF_REQUIRE(check, fits, name,
+             "must be packed, writable, and have rows of a multiple of " + std::to_string(unit),
              x.describe_shape(), x);
   return x;
 }
 
-// Rows and columns of slopes that are in memory at a time: enough of both that products with them
-// take longer than to write and read them.
+// Rows and columns of slopes that are in memory at a time.
 struct SlopeBlocks {
   int64_t rows, columns, slopes_row, turned_row;
   int64_t element;  // bytes
 };
 SlopeBlocks slope_blocks(const Head& head) {
-  // Those of a group of threads, and of a step of a product, divide these.
-  constexpr int64_t kUnit = 384, kElements = int64_t{1} << 20, kFewColumns = 768;
+  const ProductSchedule& s = head.sizes();
   SlopeBlocks b{};
-  b.rows = std::min<int64_t>(head.rows, head.on_gpu ? 4096 : 2048);
-  b.columns = std::max<int64_t>(kFewColumns, (head.on_gpu ? 4 : 1) * kElements / b.rows);
-  b.columns = std::min(whole(head.columns, kUnit), b.columns / kUnit * kUnit);
-  // A power of 2 apart, rows would share few sets of a cache.
-  const int64_t apart = head.on_gpu ? 0 : 16;
-  b.slopes_row = b.columns + apart;
-  b.turned_row = whole(b.rows, 128) + apart;
+  b.rows = std::min<int64_t>(head.rows, s.slope_rows);
+  b.columns = std::max<int64_t>(s.slope_columns, s.slope_elements / b.rows);
+  b.columns =
+      std::min(whole(head.columns, s.logits_unit), b.columns / s.logits_unit * s.logits_unit);
+  b.slopes_row = b.columns + s.slope_gap;
+  b.turned_row = whole(b.rows, s.slope_unit) + s.slope_gap;
   const std::string& arch = head.place.device.facts.arch;
   const bool pairs = arch == "cpu-avx512-bf16" || arch == "cpu-amx-bf16";
   b.element =
@@ -151,7 +148,7 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
   const SlopeBlocks blocks = slope_blocks(head);
   SoftmaxDesc desc = head.describe(Algorithm::kLogitSlopes, blocks.rows, head.inputs);
   const Kernels& of_slopes = find_kernels(desc, head.place);
-  desc = head.describe(Algorithm::kMatmulAdd, blocks.rows, 128);
+  desc = head.describe(Algorithm::kMatmulAdd, blocks.rows, head.sizes().slope_unit);
   desc.access = head.access_with({r.wants_input && !sums_x.data ? &dx : nullptr,
                                   r.wants_weight && !sums_w.data ? &dw : nullptr});
   const Kernels& of_product = find_kernels(desc, head.place);
@@ -173,7 +170,8 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
   const int64_t sums_row = whole(head.inputs, of_product.block_v);
   const int64_t tile_rows = int64_t{of_product.block_q} * of_product.threads;
   Plan plan;
-  const int64_t slopes = plan.add(whole(blocks.rows, 128) * blocks.slopes_row * blocks.element);
+  const int64_t slopes =
+      plan.add(whole(blocks.rows, head.sizes().slope_unit) * blocks.slopes_row * blocks.element);
   const int64_t turned = plan.add(blocks.columns * blocks.turned_row * blocks.element);
   const int64_t zeroed = turned + blocks.columns * blocks.turned_row * blocks.element - slopes;
   const int64_t x_sums = plan.add(
@@ -182,7 +180,7 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
                                       ? whole(blocks.columns, tile_rows) * sums_row * 4
                                       : 0);
   const int64_t bias_sums =
-      plan.add(wants_bias && !sums_b.data ? whole(blocks.columns, 16) * 4 : 0);
+      plan.add(wants_bias && !sums_b.data ? whole(blocks.columns, kLineFloats) * 4 : 0);
   p.workers = head.place.device.facts.compute_units;
   const int64_t kept = plan.add(kept_bytes(p, of_slopes, head));
   Scratch scratch;
@@ -220,7 +218,7 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
         q.state += i, q.of_p += i, q.of_target += i, q.of_all += i;
         q.target.data += i * q.target.dwords;
         if (q.logits) q.logits += i * q.logits_row;
-        share_out(q, of_slopes, 384, head);
+        share_out(q, of_slopes, head.sizes().logits_unit, head);
         launch(*of_slopes.entries[0], q, static_cast<uint64_t>(q.workers), of_slopes.threads);
         const bool is_first = i == 0, is_last = i + rows == all_rows;
         if (wants_bias) {
@@ -229,7 +227,7 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
             q.bias_sums = reinterpret_cast<float*>(sums_b.data) + j;
           else
             q.bias_slopes = dbias.data + j * bytes;
-          launch(*of_slopes.entries[1], q, static_cast<uint64_t>(divide_up(columns, kRowsAtOnce)));
+          launch(*of_slopes.entries[1], q, static_cast<uint64_t>(divide_up(columns, kLeastLanes)));
         }
         if (r.wants_input) {  // dX += D W
           MatmulAddParams m{};

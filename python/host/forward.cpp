@@ -82,7 +82,8 @@ uint64_t share_out(const Problem& p, const FwdRequest& r, const Desc& desc, cons
   const uint64_t groups = static_cast<uint64_t>(decode_groups(p, kernels)) * params.splits;
   check_groups(groups, desc.access);
   if (params.splits > 1) {
-    const int64_t floats = p.batch * p.heads_q * params.splits * ((p.dv + 15) / 16 * 16 + 2);
+    const int64_t of_split = whole(p.dv, kLineFloats) + 2;  // see Partial
+    const int64_t floats = p.batch * p.heads_q * params.splits * of_split;
     partial.allocate(place, p.q, floats);
     params.partial = partial.data;
   }
@@ -117,7 +118,7 @@ py::tuple forward(const FwdRequest& r) {
     desc = describe(p, r, to, place);
     check_reach(p, r, to, desc);
     const auto stand_in = [&](const Desc& wanted) {
-      Desc other = stand_in_for(wanted);
+      Desc other = stand_in_for(wanted, schedule_of(place.device));
       other.access = access_of(p, r, to, other, place);
       check_reach(p, r, to, other);
       return other;

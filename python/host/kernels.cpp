@@ -154,8 +154,6 @@ void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
   desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
   desc.score_mod = p.score_mod.id;
   desc.dropout = r.dropout > 0;
-  const bool plain = !p.bias.data && !hooks && desc.score_mod == ScoreModId::kNone;
-  desc.negative_scale = plain && r.scale && std::signbit(*r.scale);
 }
 
 void set_kernel_provider(py::object object) { provider() = std::move(object); }
@@ -170,7 +168,21 @@ struct Found {
 py::object no_compiler() { return py::module_::import("xeflash.jit.headers").attr("NoCompiler"); }
 
 template <class AnyDesc>
+const Found& rehearse(const AnyDesc& desc, Rehearsal& rehearsal) {
+  struct Sizes {
+    Kernels kernels;
+    Found found{&kernels, ""};
+  };
+  const auto sizes = std::make_shared<Sizes>();
+  read(sizes->kernels, rehearsal.provider(describe_to_python(desc, rehearsal.device.facts)),
+       kSizes);
+  rehearsal.kept.push_back(sizes);
+  return sizes->found;
+}
+
+template <class AnyDesc>
 const Found& find_any(const AnyDesc& desc, const Place& place) {
+  if (Rehearsal* rehearsal = Rehearsal::current()) return rehearse(desc, *rehearsal);
   static auto& table = *new std::unordered_map<Key<AnyDesc>, Found, Hash>;
   static std::mutex mutex;
   const Key<AnyDesc> key{&place.device, desc};

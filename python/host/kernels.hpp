@@ -12,6 +12,7 @@
 #include "fields.hpp"
 #include "launch.hpp"
 #include "score_mod.hpp"
+#include "sizes.hpp"
 
 namespace xeflash {
 
@@ -50,9 +51,9 @@ struct Desc {
   ScoreHooks hooks{};
   DType bias = DType::kOther;  // kOther: none
   ScoreModId score_mod = ScoreModId::kNone;
-  bool dropout = false, negative_scale = false, packed_heads = false, split_keys = false;
+  bool dropout = false, packed_heads = false, split_keys = false;
   CacheKind cache = CacheKind::kPlain;
-  uint8_t page_unit = 16;
+  uint8_t page_unit = kPageKeys;
   DType cache_dtype = DType::kOther;  // kOther: dtype
   bool cache_scales = false, unified_max = false;
   DType bias_gradient = DType::kOther;  // kOther: not wanted
@@ -62,8 +63,7 @@ struct Desc {
 
   // Whether products are the scores, but for the scale: ScoreVariant::kIdentity.
   bool has_plain_scores() const {
-    return hooks == ScoreHooks{} && bias == DType::kOther && score_mod == ScoreModId::kNone &&
-           !negative_scale;
+    return hooks == ScoreHooks{} && bias == DType::kOther && score_mod == ScoreModId::kNone;
   }
   bool operator==(const Desc&) const = default;
 };
@@ -78,7 +78,6 @@ constexpr std::tuple kDescFields{
     Field{"bias", &Desc::bias},
     Field{"score_mod", &Desc::score_mod},
     Field{"dropout", &Desc::dropout},
-    Field{"negative_scale", &Desc::negative_scale},
     Field{"packed_heads", &Desc::packed_heads},
     Field{"split_keys", &Desc::split_keys},
     Field{"cache", &Desc::cache},

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "array.hpp"
 #include "checks.hpp"
@@ -22,6 +24,21 @@ struct Place {
   bool waits;     // the call, for its kernels
 };
 Place place_of(const Array& array);
+
+// While it lives, calls of its thread are described and not run: their arrays are told of a device
+// that need not be there and need no memory, `provider(description)` gives the sizes of each kernel
+// that they ask for, and nothing is launched.
+class Rehearsal {
+ public:
+  Rehearsal(DeviceFacts facts, py::object provider);
+  ~Rehearsal();
+  Rehearsal(const Rehearsal&) = delete;
+  static Rehearsal* current();  // of this thread; null: none
+
+  const Device device;
+  const py::object provider;
+  std::vector<std::shared_ptr<const void>> kept;  // as long as it lives
+};
 
 // A call that waits for its kernels cannot become part of a graph.
 void refuse_to_wait_while_recording(const Place& place, const Array& q, const char* name,
@@ -75,6 +92,7 @@ class Launcher {
 // order of the place when it returns, or has ended where the call waits.
 template <class LaunchAll>
 void submit(const Place& place, LaunchAll launch_all) {
+  if (Rehearsal::current()) return;
   py::gil_scoped_release nogil;
   if (!place.in_order) place.queue.wait_and_throw();
   std::optional<WorkersRoam> roam;

@@ -11,6 +11,7 @@
 #include "products/params.hpp"
 #include "read_value.hpp"
 #include "rows.hpp"
+#include "sizes.hpp"
 
 namespace xeflash {
 namespace {
@@ -32,6 +33,7 @@ constexpr std::tuple kLinearFields{
 static_assert(is_complete(kLinearFields));
 
 constexpr int64_t kUnitInputs = 128, kUnitBytes = 64;  // of packed weights, see weights.hpp
+constexpr int64_t kGroups[] = {32, 64, 128};           // inputs that may share a scale
 constexpr int64_t kMost = int64_t{1} << 31;
 
 // Numbers of a group of inputs and an output: one for all, one per output, or one for each of both.
@@ -89,7 +91,7 @@ py::object linear(const py::kwargs& arguments) {
   XF_REQUIRE_DTYPE(check, plain || packed || of_8_bits, w, "weight",
                    std::string("must have the dtype of x (") + name_of(x.dtype) +
                        "), or be float8_e4m3fn, float8_e5m2, int8, or uint8 from pack_int4");
-  const int64_t columns = packed ? (inputs + kUnitInputs - 1) / kUnitInputs * kUnitBytes : inputs;
+  const int64_t columns = packed ? divide_up(inputs, kUnitInputs) * kUnitBytes : inputs;
   XF_REQUIRE(check, w.shape[1] == columns, "weight",
              (packed ? "must have rows of " + std::to_string(columns) +
                            " bytes, as pack_int4 makes them for"
@@ -114,11 +116,11 @@ py::object linear(const py::kwargs& arguments) {
                  ", got None");
   }
   const bool whole = r.group == 0 || r.group == inputs;
-  if (!whole && r.group != 32 && r.group != 64 && r.group != 128)
+  if (!whole && std::ranges::find(kGroups, r.group) == std::end(kGroups))
     check.refuse("group must be 32, 64, 128, or None for all inputs, got " +
                  std::to_string(r.group));
   const int64_t group = whole ? std::max<int64_t>(inputs, 1) : r.group;
-  const int64_t groups = std::max<int64_t>((inputs + group - 1) / group, 1);
+  const int64_t groups = std::max<int64_t>(divide_up(inputs, group), 1);
   PerGroup scales, zeros;
   if (!plain) {
     scales = read_per_group(r.scales, "scales", groups, outputs, x, check);
@@ -161,11 +163,11 @@ py::object linear(const py::kwargs& arguments) {
   ProductDesc desc;
   desc.algorithm = Algorithm::kLinear;
   desc.dtype = x.dtype;
-  constexpr int64_t kMostRows = 64;
-  desc.rows = static_cast<uint8_t>(std::min(rows.shape[0], kMostRows));
-  // The tables of the CPU are of two cores: with more, each has fewer outputs.
-  const int64_t cores = on_gpu ? 2 : std::max(2, place.device.facts.compute_units);
-  desc.width = width_of((2 * outputs + cores - 1) / cores);
+  const ProductSchedule& sizes = product_schedule_of(place.device);
+  desc.rows = static_cast<uint8_t>(std::min<int64_t>(rows.shape[0], sizes.most_rows));
+  const int64_t of_tables = sizes.cores_of_tables;
+  const int64_t cores = std::max<int64_t>(of_tables, place.device.facts.compute_units);
+  desc.width = width_of(of_tables ? divide_up(of_tables * outputs, cores) : outputs);
   desc.weight = plain ? DType::kOther : w.dtype;
   desc.scale = scales.array.data ? scales.array.dtype : DType::kOther;
   desc.group = static_cast<uint8_t>(whole ? 0 : r.group);
@@ -191,11 +193,8 @@ py::object linear(const py::kwargs& arguments) {
   params.outputs = static_cast<int32_t>(outputs);
   params.inputs = static_cast<int32_t>(inputs);
   params.group = static_cast<int32_t>(group);
-  const auto blocks = [](int64_t n, int64_t of) {
-    return static_cast<uint64_t>((n + of - 1) / of);
-  };
-  const uint64_t groups_of_threads =
-      blocks(rows.shape[0], kernels.block_q) * blocks(outputs, kernels.block_v);
+  const auto groups_of_threads = static_cast<uint64_t>(divide_up(rows.shape[0], kernels.block_q) *
+                                                       divide_up(outputs, kernels.block_v));
   check_groups(groups_of_threads, desc.access);
   submit(place, [&](Launcher& launch) {
     launch(*kernels.entries[0], params, groups_of_threads, kernels.threads);

@@ -11,11 +11,10 @@ namespace xeflash {
 namespace {
 
 constexpr int64_t kMostOfHead = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
-constexpr int kStep = 128, kSmallStep = 32;                 // inputs that are one step
 
 // Inputs as GPUs take them: rows near each other, a multiple of those of a step.
 Array for_head(Array x, const char* name, const Checker& check) {
-  const int64_t inputs = x.shape[x.ndim - 1], unit = kSmallStep;
+  const int64_t inputs = x.shape[x.ndim - 1], unit = kMessageInputs;
   const int64_t bytes =
       x.ndim > 1 && x.shape[x.ndim - 2] > 1 ? x.strides[x.ndim - 2] * size_of(x.dtype) : 0;
   if (inputs % unit == 0 && bytes >= 0 && bytes < (int64_t{1} << 27)) return x;
@@ -102,13 +101,14 @@ SoftmaxDesc Head::describe(Algorithm algorithm, int64_t rows, int64_t steps) con
   desc.algorithm = algorithm;
   desc.dtype = input.dtype;
   desc.rows = static_cast<uint8_t>(
-      std::min(std::bit_ceil(static_cast<uint32_t>(std::max<int64_t>(rows, 1))), 64u));
+      std::min(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(rows, 1))),
+               static_cast<uint64_t>(sizes().most_rows)));
   desc.more_inputs = true;
-  int64_t step = kStep;
+  int64_t step = sizes().step_inputs;
   if (on_gpu) {
     while (steps % step) step /= 2;
-  } else if (steps <= kSmallStep) {
-    step = kSmallStep;
+  } else if (steps <= sizes().few_inputs) {
+    step = sizes().few_inputs;
   }
   desc.inputs = static_cast<uint16_t>(step);
   desc.access = access;

@@ -9,6 +9,7 @@
 #include "kernels.hpp"
 #include "launch.hpp"
 #include "products/logit_params.hpp"
+#include "sizes.hpp"
 
 namespace xeflash {
 
@@ -22,13 +23,14 @@ struct LogitArguments {
 struct Head {
   Array input, weight, bias;  // (..., inputs), (columns, inputs), (columns): none without data
   int64_t rows, columns, features;
-  int64_t inputs;              // features as kernels take them: GPUs take a multiple of 32
+  int64_t inputs;              // features as kernels take them: GPUs take whole messages
   std::vector<int64_t> shape;  // of a value per row
   Place place;
   bool on_gpu;
   Access access = Access::kNone;
   float scale, softcap;
 
+  const ProductSchedule& sizes() const { return product_schedule_of(place.device); }
   // Of a kernel of this algorithm for so many rows, with a multiple of the steps that it takes.
   SoftmaxDesc describe(Algorithm algorithm, int64_t rows, int64_t steps) const;
   // All but what a launch shares out.
@@ -38,25 +40,22 @@ struct Head {
 };
 Head read_head(const LogitArguments& arguments, const Checker& check);
 
-constexpr int64_t divide_up(int64_t n, int64_t of) { return (n + of - 1) / of; }
-constexpr int64_t whole(int64_t n, int64_t of) { return divide_up(n, of) * of; }
-
 // Shares out blocks of rows and parts of the columns, of so many columns each.
 void share_out(LogitParams& p, const Kernels& kernels, int64_t part, const Head& head);
 
 // Bytes that workers keep inputs of their rows in; 0 on GPUs.
 int64_t kept_bytes(const LogitParams& p, const Kernels& kernels, const Head& head);
 
-// Parts of memory that a call has for itself, each from a multiple of 64 bytes on.
+// Parts of memory that a call has for itself, each from a line of a cache on.
 class Plan {
  public:
   // Where it begins.
   int64_t add(int64_t bytes) {
     const int64_t at = bytes_;
-    bytes_ += whole(bytes, 64);
+    bytes_ += whole(bytes, kLineBytes);
     return at;
   }
-  int64_t floats() const { return bytes_ / 4 + 16; }
+  int64_t floats() const { return bytes_ / 4 + kLineFloats; }
 
  private:
   int64_t bytes_ = 0;

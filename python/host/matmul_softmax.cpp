@@ -12,6 +12,7 @@
 #include "overlap.hpp"
 #include "products/softmax_params.hpp"
 #include "read_value.hpp"
+#include "sizes.hpp"
 
 namespace xeflash {
 namespace {
@@ -38,8 +39,6 @@ constexpr std::tuple kSoftmaxRequestFields{
 static_assert(is_complete(kSoftmaxRequestFields));
 
 constexpr int64_t kMostExtent = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
-constexpr int kMaxStep = 128;                               // up to so many inputs are one step
-constexpr int kGpuInputs = 32;  // GPUs take multiples of them; up to 16 inputs are 16
 
 void swap_last(Array& x) {
   std::swap(x.shape[x.ndim - 1], x.shape[x.ndim - 2]);
@@ -82,7 +81,7 @@ Access access_of_batches(Access access, std::initializer_list<const Array*> arra
     for (int d = 0; d < kBatchDims; ++d) {
       const int64_t bytes = batch_stride(*x, d) * size_of(x->dtype);
       if (bytes % 4 != 0) return Access::kElements;
-      if (bytes % 64 != 0) access = std::max(access, Access::kDwords);
+      if (bytes % kLineBytes != 0) access = std::max(access, Access::kDwords);
     }
   }
   return access;
@@ -100,10 +99,10 @@ Array as_matrix(const Array& x) {
 // Inputs as GPUs take them: rows near each other, a multiple of those of a step.
 Array for_gpu(Array x, const char* name, const Checker& check) {
   const int64_t inputs = x.shape[x.ndim - 1];
-  const int64_t unit = inputs <= 16 ? 16 : kGpuInputs, whole = (inputs + unit - 1) / unit * unit;
+  const int64_t padded = whole(inputs, inputs <= kDepthInputs ? kDepthInputs : kMessageInputs);
   const int64_t bytes = row_stride(x) * size_of(x.dtype);
-  if (whole == inputs && bytes >= 0 && bytes < (int64_t{1} << 27)) return x;
-  return copy_by("padded", x, check.function(), name, whole);
+  if (padded == inputs && bytes >= 0 && bytes < (int64_t{1} << 27)) return x;
+  return copy_by("padded", x, check.function(), name, padded);
 }
 
 // Makes the innermost dimensions of the batch rows where B and what is added are the same for them.
@@ -284,17 +283,20 @@ py::object matmul_softmax(const py::kwargs& arguments) {
   if (p.out.row == 0) p.out.row = p.columns;
 
   desc.dtype = a.dtype;
-  desc.rows = static_cast<uint8_t>(std::min(std::bit_ceil(static_cast<uint32_t>(p.rows)), 64u));
+  const ProductSchedule& sizes = product_schedule_of(place.device);
+  desc.rows = static_cast<uint8_t>(std::min(std::bit_ceil(static_cast<uint32_t>(p.rows)),
+                                            static_cast<uint32_t>(sizes.most_rows)));
   desc.columns = power_for(columns);
   desc.bias = bias.data ? bias.dtype : DType::kOther;
-  desc.more_inputs = p.inputs > kMaxStep;
-  desc.inputs = static_cast<uint16_t>(!desc.more_inputs                     ? p.inputs
-                                      : p.inputs % (2 * kMaxStep) == 0      ? 2 * kMaxStep
-                                      : p.inputs % kMaxStep == 0 || !on_gpu ? kMaxStep
-                                                                            : kGpuInputs);
+  const int step = sizes.step_inputs;
+  desc.more_inputs = p.inputs > step;
+  desc.inputs = static_cast<uint16_t>(!desc.more_inputs                 ? p.inputs
+                                      : p.inputs % (2 * step) == 0      ? 2 * step
+                                      : p.inputs % step == 0 || !on_gpu ? step
+                                                                        : sizes.few_inputs);
   const Kernels& kernels = find_kernels(desc, place);
   const int64_t in_group = static_cast<int64_t>(kernels.block_q) * kernels.threads;
-  const int64_t blocks = (p.rows + in_group - 1) / in_group;
+  const int64_t blocks = divide_up(p.rows, in_group);
   int64_t groups = blocks;
   for (const int32_t n : p.sizes) groups *= n;
   XF_REQUIRE(check, groups < kMostExtent, "a", "must have fewer than 2^31 - 1024 blocks of rows",
@@ -303,9 +305,8 @@ py::object matmul_softmax(const py::kwargs& arguments) {
   p.workers = p.groups;
   Scratch scratch;
   if (!on_gpu) {  // each worker keeps the scores of a block of rows
-    constexpr int64_t kTileEnd = 16;
-    const int64_t tiles = (columns + kernels.block_v - 1) / kernels.block_v;
-    const int64_t kept = tiles * (int64_t{kernels.block_q} * kernels.block_v + kTileEnd);
+    const int64_t tiles = divide_up(columns, kernels.block_v);
+    const int64_t kept = tiles * (int64_t{kernels.block_q} * kernels.block_v + kLineFloats);
     p.workers = static_cast<int32_t>(std::min<int64_t>(groups, place.device.facts.compute_units));
     scratch.allocate(place, a, p.workers * kept);
     p.tiles = scratch.data;

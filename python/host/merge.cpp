@@ -35,8 +35,8 @@ std::vector<State> read_states(const py::list& outs, const py::list& lses, const
     XF_REQUIRE(check, o.ndim == 3 || o.ndim == 4, o_name, "must have 3 or 4 dimensions",
                std::to_string(o.ndim), o);
     const int64_t dim = o.shape[o.ndim - 1];
-    XF_REQUIRE(check, dim >= 1 && dim <= 576, o_name, ".head_dim must be 1 to 576",
-               std::to_string(dim), o);
+    XF_REQUIRE(check, dim >= 1 && dim <= kMaxHeadDim, o_name,
+               ".head_dim must be 1 to " + std::to_string(kMaxHeadDim), std::to_string(dim), o);
     XF_REQUIRE(check, o.describe_shape() == first.o.describe_shape(), o_name,
                "must have the shape of out 0 " + first.o.describe_shape(), o.describe_shape(), o);
     const int rows = o.ndim - 3, heads = o.ndim - 2;

@@ -14,6 +14,7 @@
 #include "cross_entropy.hpp"
 #include "forward.hpp"
 #include "kernels.hpp"
+#include "launch.hpp"
 #include "linear.hpp"
 #include "matmul_softmax.hpp"
 #include "merge.hpp"
@@ -21,7 +22,7 @@
 #include "overlap.hpp"
 #include "runtime.hpp"
 #include "sample.hpp"
-#include "schedule.hpp"
+#include "sizes.hpp"
 #include "standard.hpp"
 #include "top_k.hpp"
 
@@ -119,6 +120,19 @@ py::bytes compile_spirv_from_python(uintptr_t queue, const std::string& spirv,
   return py::bytes(code);
 }
 
+// Runs `call` on a device of these facts, but for its launches: `provider(description)` gives the
+// sizes of each kernel that it asks for.
+void describe_call(const py::object& call, const std::string& arch, const std::string& device,
+                   const std::string& driver, int units, const py::object& provider) {
+  DeviceFacts facts{};
+  facts.name = device;
+  facts.driver = driver;
+  facts.arch = arch;
+  facts.compute_units = facts.cores = units;
+  const Rehearsal rehearsal(std::move(facts), provider);
+  call();
+}
+
 // Seconds that `groups` work-items of an entry of peak.hpp take on the host queue; those that read
 // have `bytes` each of what is at `data`.
 double time_peak(const std::string& native, const char* entry, int32_t steps, uint64_t groups,
@@ -142,7 +156,7 @@ double time_peak(const std::string& native, const char* entry, int32_t steps, ui
 // Result memory for arrays whose maker offers no way to make one: freed with the capsule.
 py::tuple allocate(uintptr_t queue, size_t bytes) {
   auto* owner = new sycl::queue(queue_at(queue));
-  void* data = sycl::aligned_alloc_shared(64, bytes ? bytes : 1, *owner);
+  void* data = sycl::aligned_alloc_shared(kLineBytes, bytes ? bytes : 1, *owner);
   if (!data) {
     delete owner;
     throw std::bad_alloc();
@@ -188,6 +202,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("learned_names", &learned_names);
   m.def("desc_names", [] { return names_of(kDescFields); });
   m.def("schedule_names", [] { return names_of(kScheduleFields); });
+  m.def("product_schedule_names", [] { return names_of(kProductScheduleFields); });
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
   m.def("standard_attention", &run_request<&standard_attention>);
   m.def("merge_states", &merge_states_from_python);
@@ -212,6 +227,7 @@ PYBIND11_MODULE(_core, m) {
                             ", got arrays that overlap");
   });
   m.def("set_kernel_provider", &set_kernel_provider);
+  m.def("describe", &describe_call);
   m.def("cpu_with_a_choice", &cpu_with_a_choice);
   m.def("measure_cpu_rates", [] {
     const CpuRates rates = measure_cpu_rates();

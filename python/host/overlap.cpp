@@ -80,7 +80,8 @@ class Search {
 
   const Steps& steps_;
   std::array<int64_t, 2 * kMaxDims + 1> back_, forth_;  // what the steps from one on reach
-  int work_ = 10000;
+  static constexpr int kMostWork = 10000;
+  int work_ = kMostWork;
 };
 
 }  // namespace

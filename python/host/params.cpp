@@ -10,6 +10,8 @@
 namespace xeflash {
 namespace {
 
+constexpr int kDropSteps = 1 << 16;  // of a probability: 16 random bits an element
+
 // As a normal float: 0 times a hidden score, or the largest one times a scale of infinity, is no
 // number.
 float scale_of(double scale) {
@@ -50,9 +52,10 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
       joins ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::infinity();
   params.seed = r.seed;
   params.offset = r.offset;
-  params.drop_below = static_cast<uint32_t>(std::lround(r.dropout * 65536));
-  params.keep_scale =
-      params.drop_below < 65536 ? 65536.f / static_cast<float>(65536 - params.drop_below) : 0.f;
+  params.drop_below = static_cast<uint32_t>(std::lround(r.dropout * kDropSteps));
+  params.keep_scale = params.drop_below < kDropSteps
+                          ? float{kDropSteps} / static_cast<float>(kDropSteps - params.drop_below)
+                          : 0.f;
 }
 
 // What GPUs divide O by, if V's rows have factors.

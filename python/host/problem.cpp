@@ -11,7 +11,6 @@
 namespace xeflash {
 namespace {
 
-constexpr int kMaxHeadDim = 576;
 constexpr int kMaxSplits = 128;
 
 std::string number(int64_t n) { return std::to_string(n); }

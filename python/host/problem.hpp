@@ -12,6 +12,7 @@
 
 namespace xeflash {
 
+constexpr int64_t kMaxHeadDim = 576;
 constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
 
 // Which part of a larger attention a call is: its positions and heads, and what it is added to.

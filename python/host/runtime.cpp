@@ -80,6 +80,7 @@ DeviceFacts facts_of(const sycl::device& d) {
     f.arch = kernels.family;
     if (f.arch.empty()) f.no_kernels = no_kernels(f, kernels.why_not);
   }
+  f.cores = pretended_cores ? pretended_cores : static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
   f.compute_units = d.is_cpu() && pretended_cores
                         ? pretended_cores
                         : static_cast<int>(d.get_info<sycl::info::device::max_compute_units>());
@@ -96,9 +97,6 @@ std::vector<DeviceFacts> all_devices() {
   return all;
 }
 
-int cores_of_machine() {
-  return pretended_cores ? pretended_cores : static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
-}
 void pretend_cores(int cores) { pretended_cores = cores; }
 
 sycl::queue& host_queue() {

@@ -22,15 +22,15 @@ struct DeviceFacts {
   std::string no_kernels;  // why `arch` is empty, else empty
   std::string ip_version;  // of a GPU
   int compute_units;
+  int cores;  // of the machine, whatever part of them a process may use
   bool fp16, fp64, esimd, usm_system;
 };
 
 DeviceFacts facts_of(const sycl::device& device);
 std::vector<DeviceFacts> all_devices();
 
-// Cores of the machine, whatever part of them a process may use.
-int cores_of_machine();
-// Both kinds from now on, before the first call: for tests, which count how calls are shared out.
+// Compute units and cores of CPUs from now on, before the first call: for tests, which count how
+// calls are shared out.
 void pretend_cores(int cores);
 
 // The in-order queue of the SYCL CPU device, for arrays in host memory.
@@ -54,16 +54,21 @@ class WorkersRoam {
 };
 
 struct Schedule;
+struct ProductSchedule;
 
 // A device in the context that arrays belong to. It lives as long as the process.
 struct Device {
   explicit Device(const sycl::queue& queue)
       : device(queue.get_device()), context(queue.get_context()), facts(facts_of(device)) {}
+  // One that need not be there, in the place of another, to describe calls: see launch.hpp.
+  Device(const sycl::queue& queue, DeviceFacts facts)
+      : device(queue.get_device()), context(queue.get_context()), facts(std::move(facts)) {}
 
   sycl::device device;
   sycl::context context;
   DeviceFacts facts;
-  mutable std::atomic<const Schedule*> schedule = nullptr;  // see schedule_of
+  mutable std::atomic<const Schedule*> schedule = nullptr;  // see sizes.hpp
+  mutable std::atomic<const ProductSchedule*> product_schedule = nullptr;
 };
 const Device& device_of(const sycl::queue& queue);
 

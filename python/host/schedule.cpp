@@ -7,8 +7,6 @@
 namespace xeflash {
 namespace {
 
-int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
 // Whether the rows of a tile are keys.
 bool has_rows_of_keys(const Desc& desc) {
   return desc.algorithm == Algorithm::kBackwardK || desc.algorithm == Algorithm::kBackward;
@@ -34,33 +32,22 @@ int64_t bytes_of_key(const Array& k, Layout layout) {
 
 }  // namespace
 
-const Schedule& schedule_of(const Device& device) {
-  if (const Schedule* known = device.schedule) return *known;
-  const DeviceFacts& facts = device.facts;
-  if (facts.arch.empty()) throw NotImplemented(facts.no_kernels);
-  auto* schedule = new Schedule;  // threads that ask at once get equal ones
-  read(*schedule, py::module_::import("xeflash.tune").attr("schedule")(facts.arch),
-       kScheduleFields);
-  device.schedule = schedule;
-  return *schedule;
-}
-
 uint8_t rows_for(const Desc& desc, const Problem& p, const Schedule& schedule) {
   const int64_t group = p.heads_q / p.heads_k;
   if (desc.algorithm == Algorithm::kDecode) {
-    return static_cast<uint8_t>(ceil_div(group, ceil_div(group, schedule.tile_rows)));
+    return static_cast<uint8_t>(divide_up(group, divide_up(group, schedule.tile_rows)));
   }
   const int64_t filled = rows_of_head(desc, p);
-  uint8_t rows = 16;
-  while (rows < 128 && rows < filled) rows *= 2;
-  return rows;
+  int rows = schedule.least_rows;
+  while (rows < schedule.most_rows && rows < filled) rows *= 2;
+  return static_cast<uint8_t>(rows);
 }
 
 uint8_t rows_for_cores(const Desc& desc, const Problem& p, const FwdRequest& r,
                        const Device& device) {
-  constexpr int kFewest = 32, kWideHead = 256;  // whose tiles are low
-  const int key_rows = schedule_of(device).key_rows;
-  if (key_rows == 0 || desc.algorithm == Algorithm::kDecode || std::max(p.d, p.dv) > kWideHead)
+  const Schedule& s = schedule_of(device);
+  if (s.key_rows == 0 || desc.algorithm == Algorithm::kDecode ||
+      std::max(p.d, p.dv) > s.low_head_dim)
     return desc.rows;
   const int64_t heads =
       p.batch * (has_rows_of_keys(desc) || desc.packed_heads ? p.heads_k : p.heads_q);
@@ -68,25 +55,25 @@ uint8_t rows_for_cores(const Desc& desc, const Problem& p, const FwdRequest& r,
   const bool triangle = (r.causal || r.right == 0) && r.left < 0 && p.sk <= p.sq;
   const int64_t in_turn = int64_t{triangle ? 2 : 1} * device.facts.compute_units;
   const auto time = [&](int rows) {
-    return ceil_div(heads * ceil_div(rows_of_head(desc, p), rows), in_turn) * (rows + key_rows);
+    return divide_up(heads * divide_up(rows_of_head(desc, p), rows), in_turn) * (rows + s.key_rows);
   };
   int best = desc.rows;
-  for (int rows = desc.rows / 2; rows >= kFewest; rows /= 2) {
+  for (int rows = desc.rows / 2; rows >= s.low_rows; rows /= 2) {
     if (time(rows) < time(best)) best = rows;
   }
   return static_cast<uint8_t>(best);
 }
 
-Desc stand_in_for(Desc desc) {
+Desc stand_in_for(Desc desc, const Schedule& s) {
   const bool decode = desc.algorithm == Algorithm::kDecode;
-  if (desc.rows > 1) desc.rows = decode ? 8 : 128;
-  if (desc.page_unit < 64) desc.page_unit = 16;
+  if (desc.rows > 1) desc.rows = static_cast<uint8_t>(decode ? s.stand_in_heads : s.most_rows);
+  if (desc.page_unit < s.page_unit) desc.page_unit = kPageKeys;
   desc.packed_heads = desc.split_keys = false;
   return desc;
 }
 
 uint8_t page_unit_for(const Problem& p, const Schedule& schedule) {
-  int unit = 16;
+  int64_t unit = kPageKeys;
   while (p.cache.page > 0 && unit < schedule.page_unit && p.cache.page % (2 * unit) == 0) unit *= 2;
   return static_cast<uint8_t>(unit);
 }
@@ -105,13 +92,13 @@ bool splits_keys(const Problem& p, const Desc& desc, const Device& device) {
   const int64_t rows = desc.packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
   const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
   const int64_t tiles =
-      p.batch * heads * ceil_div(rows, rows > s.tile_rows ? s.tile_rows : s.tile_rows / 2);
+      p.batch * heads * divide_up(rows, rows > s.tile_rows ? s.tile_rows : s.tile_rows / 2);
   return p.sk >= s.turn_keys && tiles * s.turns <= s.threads_of_unit * device.facts.compute_units;
 }
 
 int64_t decode_groups(const Problem& p, const Kernels& kernels) {
   const int64_t group = p.heads_q / p.heads_k;
-  return p.batch * p.heads_k * ceil_div(group, kernels.block_q) * kernels.groups_of_rows;
+  return p.batch * p.heads_k * divide_up(group, kernels.block_q) * kernels.groups_of_rows;
 }
 
 int32_t splits_for(const Problem& p, const FwdRequest& r, const Kernels& kernels,
@@ -126,11 +113,11 @@ int32_t splits_for(const Problem& p, const FwdRequest& r, const Kernels& kernels
   // Keys that are split anyway are so for units that would have none.
   if (s.split_few && keys > least)
     least = std::clamp<int64_t>(keys * threads / device.facts.compute_units, s.split_few, least);
-  const int64_t wanted = s.whole_waves ? room / threads : ceil_div(room, threads);
-  int64_t splits = std::min(wanted, ceil_div(keys, least));
+  const int64_t wanted = s.whole_waves ? room / threads : divide_up(room, threads);
+  int64_t splits = std::min(wanted, divide_up(keys, least));
   if (const int64_t bytes = bytes_of_key(p.k, p.k_layout(r.layout)); s.split_bytes && bytes) {
     splits =
-        std::max(splits, ceil_div(keys, std::max(int64_t{s.split_least}, s.split_bytes / bytes)));
+        std::max(splits, divide_up(keys, std::max(int64_t{s.split_least}, s.split_bytes / bytes)));
   }
   return static_cast<int32_t>(std::max<int64_t>(1, splits));
 }

@@ -1,39 +1,11 @@
 // How a call is shared out over its device, by the numbers of xeflash.tune for it.
 #pragma once
 
-#include "fields.hpp"
 #include "kernels.hpp"
 #include "problem.hpp"
+#include "sizes.hpp"
 
 namespace xeflash {
-
-// As tune/schedule.py explains them.
-struct Schedule {
-  int split_keys, split_few, split_keys_of_row, split_bytes, split_least;
-  bool whole_waves;
-  int turns, turn_keys, page_unit, threads_of_unit, tile_rows, packed_queries;
-  bool one_pass;
-  int key_rows;
-};
-constexpr std::tuple kScheduleFields{
-    Field{"split_keys", &Schedule::split_keys},
-    Field{"split_few", &Schedule::split_few},
-    Field{"split_keys_of_row", &Schedule::split_keys_of_row},
-    Field{"split_bytes", &Schedule::split_bytes},
-    Field{"split_least", &Schedule::split_least},
-    Field{"whole_waves", &Schedule::whole_waves},
-    Field{"turns", &Schedule::turns},
-    Field{"turn_keys", &Schedule::turn_keys},
-    Field{"page_unit", &Schedule::page_unit},
-    Field{"threads_of_unit", &Schedule::threads_of_unit},
-    Field{"tile_rows", &Schedule::tile_rows},
-    Field{"packed_queries", &Schedule::packed_queries},
-    Field{"one_pass", &Schedule::one_pass},
-    Field{"key_rows", &Schedule::key_rows},
-};
-static_assert(is_complete(kScheduleFields));
-
-const Schedule& schedule_of(const Device& device);
 
 // Rows that a tile can be filled with: what the tuning tables choose its height by.
 uint8_t rows_for(const Desc& desc, const Problem& problem, const Schedule& schedule);
@@ -45,7 +17,7 @@ uint8_t rows_for_cores(const Desc& desc, const Problem& problem, const FwdReques
 
 // What the package has in the place of kernels that cannot be compiled, if anything: of full tiles,
 // each of a head, or of eight heads that share keys. jit/prebuilt.py has the list.
-Desc stand_in_for(Desc desc);
+Desc stand_in_for(Desc desc, const Schedule& schedule);
 
 // The keys that pages are multiples of, as far as a kernel has to know.
 uint8_t page_unit_for(const Problem& problem, const Schedule& schedule);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "kernels.hpp"
@@ -34,6 +35,12 @@ constexpr ScoreHook kScoreHooks[] = {
        to.alibi = reinterpret_cast<const float*>(p.alibi.data);
        to.alibi_batch = p.alibi.ndim == 2 ? p.alibi.strides[0] : 0;
      }},
+    {"Scaled",
+     [](const Problem& p, const FwdRequest& r) {  // kernels for anything else do without the sign
+       return r.scale && std::signbit(*r.scale) && r.softcap == 0 && !p.alibi.data &&
+              !p.bias.data && p.score_mod.id == ScoreModId::kNone;
+     },
+     [](FwdParams&, const Problem&, const FwdRequest&) {}},
 };
 
 }  // namespace xeflash

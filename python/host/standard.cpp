@@ -31,9 +31,12 @@ void refuse_without_room(const Problem& p, const sycl::queue& queue) {
 class ScoreBuffer {
  public:
   ScoreBuffer(const sycl::queue& queue, const Problem& p, int64_t block_k, int64_t element_size)
-      : queue_(queue), row_(round_up(round_up(p.sk, block_k), 32)), rows_(p.sq), heads_(p.heads_q) {
+      : queue_(queue),
+        row_(whole(whole(p.sk, block_k), kMessageInputs)),
+        rows_(p.sq),
+        heads_(p.heads_q) {
     const int64_t bytes = p.batch * heads_ * rows_ * row_ * element_size;
-    data_ = sycl::aligned_alloc_device<std::byte>(64, std::max<int64_t>(64, bytes), queue);
+    data_ = sycl::aligned_alloc_device<std::byte>(kLineBytes, std::max(kLineBytes, bytes), queue);
     if (!data_) throw std::bad_alloc();
   }
   ~ScoreBuffer() {
@@ -45,8 +48,6 @@ class ScoreBuffer {
   TensorArg arg() const { return {data_, heads_ * rows_ * row_, row_, rows_ * row_}; }
 
  private:
-  static int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
   sycl::queue queue_;
   int64_t row_, rows_, heads_;
   void* data_ = nullptr;

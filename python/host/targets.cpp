@@ -37,7 +37,7 @@ Targets read_targets(const py::object& object, const Head& head, int64_t ignored
   XF_REQUIRE(check, fits, "target", "must have the shape [" + words + "] of the rows of input",
              y.describe_shape(), y);
   if (!y.is_packed()) y = packed_copy(y, f, "target");
-  if (!head.on_gpu && head.rows > 0 && ignored != kAnyTarget) {
+  if (!head.on_gpu && head.rows > 0 && ignored != kAnyTarget && !Rehearsal::current()) {
     if (y.queue) head.place.queue.wait_and_throw();
     if (y.dtype == DType::kI64)
       refuse_others<int64_t>(y, head, ignored, check);
@@ -58,10 +58,13 @@ Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& h
   Array x = read_array(object, check.function(), "logits");
   XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, "logits", "must be float32");
   check.require_same_place(x, "logits", head.input, "input");
+  const int64_t unit = head.sizes().logits_unit;
   XF_REQUIRE(check,
              x.ndim == 2 && x.shape[0] >= head.rows && x.shape[1] >= head.columns &&
-                 x.shape[1] % kLogitsUnit == 0 && x.is_packed(),
-             "logits", "must be packed and have a row for each of input, a multiple of 384 long",
+                 x.shape[1] % unit == 0 && x.is_packed(),
+             "logits",
+             "must be packed and have a row for each of input, a multiple of " +
+                 std::to_string(unit) + " long",
              x.describe_shape(), x);
   p.logits = reinterpret_cast<float*>(x.data);
   p.logits_row = x.shape[1];
@@ -69,8 +72,8 @@ Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& h
 }
 
 int64_t part_of(const Head& head) {
-  if (!head.on_gpu) return std::max<int64_t>(1024, divide_up(head.columns, 32));
-  return std::max<int64_t>(256, divide_up(head.columns, 128));
+  const ProductSchedule& s = head.sizes();
+  return std::max<int64_t>(s.part_columns, divide_up(head.columns, s.parts));
 }
 
 }  // namespace xeflash

@@ -9,7 +9,6 @@ namespace xeflash {
 
 constexpr int64_t kNoTarget = std::numeric_limits<int64_t>::min();  // ignored: no token
 constexpr int64_t kAnyTarget = kNoTarget + 1;  // whose gradients its caller knows
-constexpr int64_t kRowsAtOnce = 8;  // that a thread has at least in kernels of single rows
 
 struct Targets {
   Array array;
@@ -22,7 +21,6 @@ Targets read_targets(const py::object& object, const Head& head, int64_t ignored
 // Memory for all logits of a head; without, none.
 Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& head,
                   const Checker& check);
-constexpr int64_t kLogitsUnit = 384;  // a row has room for a multiple of it
 
 // Columns of a part, whose results come together at the end: by the head alone, so that a row's
 // result does not depend on others.

@@ -35,22 +35,18 @@ constexpr int64_t kMostK = 64;
 // has some.
 int64_t part_for_cores(const Head& head, const Kernels& kernels) {
   const int64_t part = part_of(head);
-  if (head.on_gpu) return part;
-  constexpr int64_t kLeast = 512;
+  const int64_t least = head.sizes().core_columns;
+  if (!least) return part;
   const int64_t parts =
       divide_up(head.place.device.facts.compute_units, divide_up(head.rows, kernels.block_q));
-  return std::min(part, std::max(kLeast, divide_up(head.columns, parts)));
+  return std::min(part, std::max(least, divide_up(head.columns, parts)));
 }
-
-// Rows of a tile that a CPU fills: of fewer, `linear` reads the weight once, for as many as there
-// are.
-constexpr int64_t kFewRows = 8;
 
 // Whether the largest of x W^T + bias is the largest logit, for rows that are few on a CPU.
 bool is_argmax_of_few(const TopKRequest& r, const Head& head) {
   int exponent = 0;  // a power of two rounds nothing
-  return r.argmax && !head.on_gpu && !head.input.queue && head.rows <= kFewRows &&
-         head.softcap == 0 && head.scale > 0 && std::frexp(head.scale, &exponent) == 0.5f;
+  return r.argmax && !head.input.queue && head.rows <= head.sizes().few_rows && head.softcap == 0 &&
+         head.scale > 0 && std::frexp(head.scale, &exponent) == 0.5f;
 }
 
 py::tuple argmax_of_few(const TopKRequest& r, const Head& head, const Array& values,

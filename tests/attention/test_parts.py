@@ -209,7 +209,7 @@ def test_parts_come_to_the_whole(device: str, name: str, dtype: torch.dtype):
     assert error(out, want) <= 1.5 * error(once, want) + 2.0**-22 + far
     # Each time that other keys join, an LSE may lose two units in its last place.
     joins = (len(K_CUTS) - 2) * 2.0**-22 * float(want_lse.abs().max())
-    assert largest_error(lse, want_lse) <= largest_error(once_lse, want_lse) + joins
+    assert largest_error(lse, want_lse) <= 1.5 * largest_error(once_lse, want_lse) + joins
     assert grads.keys() == want_grads.keys()
     for key, got in grads.items():
         assert got.dtype is torch.float32

@@ -62,7 +62,6 @@ def check_compiled(arch, **which):
     for (defines, _), kernels in sources.items():
         lines = [defines, *(f'#include "{h}.hpp"' for h in ("attention/config", "attention/backward"))]
         lines.append("namespace xeflash {")
-        lines.append(f'static_assert(kMostSharedBytes == {shared.MOST_BYTES[arch]}, "of a work-group");')
         for i, (desc, kernel, config) in enumerate(kernels):
             size = TILES[desc.algorithm].format(f"Config{i}") + "::kBytes"
             lines.append(config.replace("struct Config", f"struct Config{i}"))

@@ -1,12 +1,18 @@
-"""The tables of tile sizes: no row is dead, and perf/sweep.py tries each."""
+"""The tables of tile sizes: no row is dead, and perf/sweep.py tries each of the forward's and of linear."""
 
+import itertools
 from pathlib import Path
 
 import pytest
+from xeflash.call.score_mod import ScoreMod
 from xeflash.tune import cpu, products, xe
+from xeflash.tune.desc import Desc, SoftmaxDesc
 
 DTYPES, DIMS = ("fp32", "fp16", "bf16"), (64, 104, 112, 128, 256, 512, 576)
 CPUS = ("cpu-generic", "cpu-avx512", "cpu-avx512-bf16", "cpu-amx-bf16")
+TYPES = ("float32", "float16", "bfloat16")
+ACCESSES = ("elements", "dwords", "block2d")
+TWO = ["cpu", "xe"]
 
 
 TABLES = {"cpu": (cpu.TABLES, CPUS), "xe": (xe.TABLES, xe.ARCHITECTURES)}
@@ -38,3 +44,49 @@ def test_the_choice_for_a_product_is_counted(device, sweep, ocloc):
     found = sweep.counted(kind, desc, kind.chosen_of(desc))
     assert not isinstance(found, str), found
     assert found["instructions / byte"] > 0 and found["scratch"] == 0
+
+
+def accesses(arch):
+    return ("",) if arch.startswith("cpu-") else ACCESSES[:2] if arch == "dg2" else ACCESSES
+
+
+def of_gradients(arch, algorithm):
+    """What calls ask for of the backward pass, from small to large."""
+    changes = ({}, {"hooks": ("SoftCap",)}, {"score_mod": ScoreMod("s", ())}, {"dropout": True})
+    for dtype, dim, rows, access, change in itertools.product(TYPES, DIMS, (16, 32, 64, 128), accesses(arch), changes):
+        yield Desc(algorithm, arch, dtype, dim, dim, rows, access=access, **change)
+
+
+@pytest.mark.parametrize("algorithm", [name for name, table in cpu.TABLES.items() if table is cpu.FLASH_BWD])
+@pytest.mark.parametrize("tune, devices", [(cpu, CPUS), (xe, xe.ARCHITECTURES)], ids=TWO)
+def test_each_row_of_the_backward_pass_serves_a_device(tune, devices, algorithm):
+    if algorithm not in tune.TABLES:
+        pytest.skip("GPUs have no such kernel")
+    found = {id(tune.row_of(desc)) for device in devices for desc in of_gradients(device, algorithm)}
+    assert found == {id(row) for row in tune.TABLES[algorithm]}
+
+
+def of_rows(algorithm, arch):
+    sizes = itertools.product(TYPES, (8, 16, 32, 64), (4, 5, 6, 12, 17), (128, 256), accesses(arch))
+    for dtype, rows, columns, inputs, access in sizes:
+        yield SoftmaxDesc(algorithm, arch, dtype, rows, columns, inputs, more_inputs=True, access=access)
+
+
+@pytest.mark.parametrize("table", ["MATMUL_SOFTMAX", "HEADS"])
+def test_each_row_of_other_products_serves_a_device(table, monkeypatch):
+    """A row is found by leaving it out: another choice, or none, is made."""
+    algorithms = ("matmul_softmax",) if table == "MATMUL_SOFTMAX" else sorted({row[1] for row in products.HEADS})
+    pick = products.pick_softmax if table == "MATMUL_SOFTMAX" else products.pick_head
+    rows = getattr(products, table)
+    descs = [x for name in algorithms for arch in (*CPUS, *xe.ARCHITECTURES) for x in of_rows(name, arch)]
+    chosen = [pick(desc) for desc in descs]
+    for i, row in enumerate(rows):
+        monkeypatch.setattr(products, table, rows[:i] + rows[i + 1 :])
+        assert any(_pick_or_none(pick, desc) != config for desc, config in zip(descs, chosen, strict=True)), row
+
+
+def _pick_or_none(pick, desc):
+    try:
+        return pick(desc)
+    except NotImplementedError:
+        return None

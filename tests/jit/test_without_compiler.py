@@ -12,7 +12,6 @@ import hidden
 import pytest
 from xeflash import sim
 from xeflash.jit import prebuilt
-from xeflash.jit.calls import describe, describe_backward
 from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
 from xeflash.runtime import extension
@@ -27,11 +26,12 @@ needs_libcxx = pytest.mark.skipif(extension.libcxx() is None, reason="intel-sycl
 
 def kernels(arch):
     """One of each algorithm that differs in what it includes."""
-    dims = (arch, "float16", 64, 64)
-    yield describe(*dims, 128)
-    yield describe(*dims, 1, 4, cache="paged", page=64)
-    yield describe_backward("flash_bwd_dkv", *dims, 128, 128, hooks=("SoftCap",))
-    yield Desc("append", *dims, 0, access="" if arch.startswith("cpu") else "dwords")
+    dims, on_cpu = (arch, "float16", 64, 64), arch.startswith("cpu")
+    access = "" if on_cpu else "block2d"
+    yield Desc("flash_fwd", *dims, 128, access=access)
+    yield Desc("flash_decode", *dims, 4, cache="paged", page_unit=16 if on_cpu else 64, access=access)
+    yield Desc("flash_bwd_dkv", *dims, 128, hooks=("SoftCap",), access=access)
+    yield Desc("append", *dims, 0, access="" if on_cpu else "dwords")
 
 
 def digests(arch):
@@ -64,7 +64,8 @@ def test_without_any_headers_errors_name_the_kernel_and_what_to_install(tmp_path
 def test_models_on_a_gpu_without_any_headers(xpu, gpu_family):
     """With the kernels of a release, of which a package that was built from its source has few."""
     arch, dtype = ("dg2", "float16") if gpu_family == "dg2" else ("bmg", "bfloat16")
-    if prebuilt.read(provide.PREBUILT, render(describe(arch, dtype, 64, 64, 1, 8)), provide.HEADERS) is None:
+    decode = Desc("flash_decode", arch, dtype, 64, 64, 8, access="dwords" if arch == "dg2" else "block2d")
+    if prebuilt.read(provide.PREBUILT, render(decode), provide.HEADERS) is None:
         pytest.skip("the package was built without XEFLASH_ALL_KERNELS (CMakeLists.txt)")
     folder = cache_folder() / "without-compiler"  # where no kernel was compiled from its source
     shutil.copytree(cache_folder() / "torch_xpu", folder / "torch_xpu", dirs_exist_ok=True)  # torch's backend for tests

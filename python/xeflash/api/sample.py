@@ -8,11 +8,11 @@ from xeflash.api.linear import product
 from xeflash.api.public import public
 from xeflash.api.route import engine
 from xeflash.call.values import shape_of
+from xeflash.tune.products import SAMPLED_ROWS
 
 _OF_ROWS = {"seed": "seeds", "position": "positions", "temperature": "temperatures"}
 _OF_ROWS |= {"top_k": "top_ks", "top_p": "top_ps", "min_p": "min_ps"}
 _OF_WEIGHT = ("weight", "bias", "scales", "zeros", "group", "order")
-_ROWS = 64  # of logits that are in memory at a time
 
 
 def _sample(function: str, given: dict[str, Any]) -> Any:
@@ -82,8 +82,8 @@ def _linear_sample(function: str, given: dict[str, Any]) -> Any:
             )
         of_rows[name] = numbers.reshape(-1)
     tokens = []
-    for first in range(0, max(len(rows), 1), _ROWS):
-        block = slice(first, first + _ROWS)
+    for first in range(0, max(len(rows), 1), SAMPLED_ROWS):
+        block = slice(first, first + SAMPLED_ROWS)
         logits = product(function, {"x": rows[block], **of_weight})
         numbers = {name: x[block] for name, x in of_rows.items()}
         tokens.append(_sample(function, {"logits": logits, "first_row": first, **given, **numbers}))

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from xeflash.tune import shared
 from xeflash.tune.desc import ALGORITHMS, AnyDesc, Config, Desc
 from xeflash.tune.table import pick
 
@@ -48,8 +49,6 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     before = list(score)
     if desc.score_mod:
         score.append("ScoreMod<snippet::Snippet>")
-    if desc.negative_scale and not score:
-        score.append("Scaled")
     algorithm = ALGORITHMS[desc.algorithm]
     backward = algorithm.params == "BwdParams"
     params = "ScoreModParams" if desc.score_mod and algorithm.params == "FwdParams" else algorithm.params
@@ -91,7 +90,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     choices, options = backend_of(arch, desc.access, config)
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name.lower() for name in desc.hooks]
-    flags = ("dropout", "packed_heads", "negative_scale", "sums_slopes", "adds_up")
+    flags = ("dropout", "packed_heads", "sums_slopes", "adds_up")
     features += [name for name in flags if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"bias_gradient.{desc.bias_gradient}"] if desc.bias_gradient else []
@@ -119,6 +118,7 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
     else:
         xe = {"ARCH": arch, "ACCESS": access, "THREADS": config.threads, "TEAM": config.team}
         xe |= {"PAIRS": int(config.pairs), "SPLIT_KEYS": int(config.split_keys)}
+        xe |= {"SHARED_BYTES": shared.MOST_BYTES[arch]}
         # What all kernels share comes first, up to a declaration: the compiler keeps it.
         choices = ['#include "xe/system.hpp"', "namespace xeflash {}"]
         choices += [f"#define XEFLASH_XE_{name} {value}" for name, value in xe.items()]

@@ -7,23 +7,31 @@ code (SPIR-V) of its architecture, which a run has its driver translate: about a
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from xeflash import _core, tune
+from xeflash import _core
+from xeflash.call.schema import BSHD
 from xeflash.jit import cache, provide
-from xeflash.jit.calls import describe, describe_backward
+from xeflash.jit.calls import kernels_of as calls_kernels
 from xeflash.jit.kernel import KernelSource, render
 from xeflash.jit.offline import Compilers
+from xeflash.jit.provide import source_of
 from xeflash.runtime import extension
+from xeflash.runtime.interop import Placeholder
 from xeflash.tune import xe
-from xeflash.tune.desc import DTYPE_NAMES, Desc
+from xeflash.tune.desc import DTYPE_NAMES, AnyDesc, Desc
 from xeflash.tune.models import SHAPES, Features, ModelShape
+
+_LENGTHS = (32, 64, 128)  # tokens of prompts: longer ones have the tiles of the last
+_KEYS = 1024
 
 
 @dataclass(frozen=True)
@@ -55,45 +63,56 @@ def target(name: str) -> Target:
 
 def kernels_of(
     models: tuple[str, ...], target: Target, dtypes: tuple[str, ...], training: bool = False
-) -> Iterator[tuple[Desc, KernelSource]]:
+) -> Iterator[tuple[AnyDesc, KernelSource]]:
     """What the layers of models ask for; a kernel that several of them share comes once."""
     seen: set[tuple[str, str]] = set()
     for model in models:
-        for dtype in dtypes:
-            for layer in SHAPES[model].features:
-                for desc in _descs_of(SHAPES[model], layer, DTYPE_NAMES[dtype], target, training):
-                    try:
-                        kernel = render(desc)
-                    except NotImplementedError as error:
-                        print(f"skipped: {model} {dtype} {desc.algorithm}: {error}", file=sys.stderr)
-                        continue
+        shape = SHAPES[model]
+        # Where tiles are many, where all heads are few for one pass of the gradients, and where tiles are few.
+        units = (1, shape.heads_k * 3 // 2, 1 << 16)
+        for dtype, layer in itertools.product(dtypes, shape.features):
+            calls = _calls_of(shape, layer, DTYPE_NAMES[dtype], training)
+            for call, count in itertools.product(calls, units):
+                try:
+                    asked = calls_kernels(call, target.arch, count, target.device, target.driver)
+                except NotImplementedError as error:
+                    print(f"skipped: {model} {dtype}: {error}", file=sys.stderr)
+                    continue
+                for desc in asked:
+                    kernel = source_of(desc)
                     if (kernel.name, kernel.text) not in seen:
                         seen.add((kernel.name, kernel.text))
                         yield desc, kernel
 
 
-def _descs_of(shape: ModelShape, layer: Features, dtype: str, target: Target, training: bool) -> Iterator[Desc]:
-    """Of prompts of more than 16 tokens, one query token, and new keys into a plain cache; the gradients of prompts."""
-    dims = (shape.head_dim, shape.head_dim_v)
-    device: dict[str, Any] = {"device": target.device, "driver": target.driver}
-    hooks = ("SoftCap",) * (layer.softcap > 0) + ("Alibi",) * layer.alibi
-    score = {"hooks": hooks, **device}
-    group = shape.heads_q // shape.heads_k
-    for few_tiles in (False, True):
-        for queries in (32, 64, 128):
-            yield describe(target.arch, dtype, *dims, queries, group, few_tiles=few_tiles, **score)
-    yield describe(target.arch, dtype, *dims, 1, group, **score)
-    access = "dwords" if target.arch in xe.ARCHITECTURES else ""
-    yield Desc("append", target.arch, dtype, *dims, 0, access=access, **device)
-    if not training:
-        return
-    two_passes = target.arch == "cpu-amx-bf16" and dtype == "bfloat16"  # as backward.cpp has it
-    one_pass = tune.schedule(target.arch).one_pass and not two_passes
-    for rows in (32, 64, 128):
-        for algorithm in ("flash_bwd_dq", "flash_bwd_dkv", *(("flash_bwd",) if one_pass else ())):
-            yield describe_backward(algorithm, target.arch, dtype, *dims, rows, rows, **score)
-    if layer.sinks:
-        yield describe_backward("flash_bwd_heads", target.arch, dtype, *dims, 1, 1, **device)
+def _calls_of(shape: ModelShape, layer: Features, dtype: str, training: bool) -> Iterator[Callable[[], object]]:
+    """Prompts of more than 16 tokens, new tokens with a plain cache, one at a time; the gradients of prompts."""
+    heads, dim, dim_v = shape.heads_q, shape.head_dim, shape.head_dim_v
+
+    def rows(length: int, heads: int, dim: int) -> Placeholder:
+        return Placeholder((1, length, heads, dim), dtype)
+
+    def arrays(length: int, keys: int) -> dict[str, Any]:
+        return {
+            "q": rows(length, heads, dim),
+            "k": rows(keys, shape.heads_k, dim),
+            "v": rows(keys, shape.heads_k, dim_v),
+        }
+
+    def per_head(wanted: bool) -> Placeholder | None:
+        return Placeholder((heads,), "float32") if wanted else None
+
+    more: dict[str, Any] = {"function": "xeflash compile", "layout": BSHD, "softcap": layer.softcap}
+    more |= {"alibi_slopes": per_head(layer.alibi), "s_aux": per_head(layer.sinks)}
+    for length in _LENGTHS:
+        yield functools.partial(_core.forward, **arrays(length, _KEYS), **more)
+    cache: dict[str, Any] = {f"{name}_cache": arrays(1, _KEYS)[name] for name in ("k", "v")}
+    yield functools.partial(_core.forward, **arrays(1, 1), **cache, cache_length=0, **more)
+    for length in _LENGTHS if training else ():
+        results: dict[str, Any] = {name: rows(length, heads, dim_v) for name in ("out", "dout")}
+        results["lse"] = Placeholder((1, heads, length), "float32")
+        wanted = ("q", "k", "v", *(("s_aux",) if layer.sinks else ()))
+        yield functools.partial(_core.backward, wanted=wanted, **arrays(length, length), **results, **more)
 
 
 def peak_kernel(arch: str, dtype: str) -> tuple[bytes, int]:
@@ -108,7 +127,7 @@ def peak_kernel(arch: str, dtype: str) -> tuple[bytes, int]:
     return provide.find_or_build(render(desc), desc, _core.host_queue()), multiply_adds
 
 
-def _fill(kernel: KernelSource, desc: Desc, target: Target, compilers: Compilers) -> str:
+def _fill(kernel: KernelSource, desc: AnyDesc, target: Target, compilers: Compilers) -> str:
     """Keeps what the target takes of a kernel; returns a line about it."""
 
     def device_code() -> bytes:
@@ -124,7 +143,7 @@ def _fill(kernel: KernelSource, desc: Desc, target: Target, compilers: Compilers
 
 
 def _run_all(
-    wanted: list[tuple[Desc, KernelSource]], target: Target, pool: ThreadPoolExecutor, compilers: Compilers
+    wanted: list[tuple[AnyDesc, KernelSource]], target: Target, pool: ThreadPoolExecutor, compilers: Compilers
 ) -> list[str]:
     """Fills the cache, with a bar on a terminal and a line per kernel; returns what went wrong."""
     from rich.console import Console

@@ -55,11 +55,15 @@ def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[by
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
     desc = desc_of(values)
-    if isinstance(desc, SoftmaxDesc):
-        kernel = (render_head if desc.algorithm in OF_HEADS else render_softmax)(desc)
-    else:
-        kernel = render_product(desc) if isinstance(desc, ProductDesc) else render(desc)
+    kernel = source_of(desc)
     return find_or_build(kernel, desc, queue, again), desc.entries, kernel.config
+
+
+def source_of(desc: AnyDesc) -> KernelSource:
+    """The source of the kernel of a description."""
+    if isinstance(desc, SoftmaxDesc):
+        return (render_head if desc.algorithm in OF_HEADS else render_softmax)(desc)
+    return render_product(desc) if isinstance(desc, ProductDesc) else render(desc)
 
 
 def find_or_build(kernel: KernelSource, desc: AnyDesc, queue: int, again: bool = False) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from typing import Any
@@ -40,6 +41,22 @@ class UsmArray:
             "version": 1,
             "syclobj": self.sycl_queue,
         }
+
+
+class Placeholder:
+    """An array without memory, for calls that are only described (jit/calls.py): as if on a device, which nobody reads.
+
+    Its rows are `gap` elements further apart than they are long.
+    """
+
+    _number = itertools.count(1)
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, gap: int = 0) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        pitches = (*shape[:-1], shape[-1] + gap)
+        self.strides = tuple(math.prod(pitches[axis + 1 :]) for axis in range(len(shape)))
+        self.address = next(self._number) << 40  # far from the others
 
 
 class UsmPart:
@@ -82,6 +99,8 @@ def describe(array: Any) -> Description | None:
 
     (address, shape, strides in elements or None, dtype, queue address, writable, memory is freed in stream order)
     """
+    if isinstance(array, Placeholder):
+        return array.address, array.shape, array.strides, array.dtype, _core.host_queue(), True, True
     interface = getattr(array, "__sycl_usm_array_interface__", None)
     if interface is not None:
         code = interface["typestr"].lstrip("<|=")
@@ -108,6 +127,8 @@ def describe(array: Any) -> Description | None:
 
 def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     """A new array of the kind of `like`, on its queue."""
+    if isinstance(like, Placeholder):
+        return Placeholder(shape, dtype)
     interface = getattr(like, "__sycl_usm_array_interface__", None)
     if interface is not None:
         if type(like).__module__.startswith("dpnp"):

@@ -14,10 +14,7 @@ from torch import Tensor
 from xeflash import _core
 from xeflash.torch_ops.factors import factors
 from xeflash.torch_ops.library import register
-
-_UNIT = 384  # a row of logits is a multiple of it, see targets.hpp
-_SUMS = 64  # likewise of sums, see cross_entropy_backward.cpp
-_ROWS = 64  # that a block has at least, unless there are fewer
+from xeflash.tune.products import BLOCK_ROWS, LOGITS_UNIT, SUMS_UNIT
 
 _SCHEMA = (
     "linear_cross_entropy_with_gradients(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, *, "
@@ -37,21 +34,21 @@ def _whole(count: Any, unit: int) -> Any:
 
 
 def _rows_of_block(function: str, workspace: int, rows: int, columns: int) -> int:
-    each: int = 4 * _whole(columns, _UNIT)
-    if workspace < each * min(rows, _ROWS):
+    each: int = 4 * _whole(columns, LOGITS_UNIT)
+    if workspace < each * min(rows, BLOCK_ROWS):
         raise ValueError(
-            f"{function}: workspace must be at least {each * min(rows, _ROWS)} bytes, of the logits of "
-            f"{min(rows, _ROWS)} rows, got {workspace}"
+            f"{function}: workspace must be at least {each * min(rows, BLOCK_ROWS)} bytes, of the logits of "
+            f"{min(rows, BLOCK_ROWS)} rows, got {workspace}"
         )
     count: int = min(rows, workspace // each)
-    return count if count == rows else count // _ROWS * _ROWS
+    return count if count == rows else count // BLOCK_ROWS * BLOCK_ROWS
 
 
 def _new(input: Tensor, weight: Tensor, bias: Tensor | None, more: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of gradients, without elements where they are not wanted."""
-    features, rows = _whole(input.shape[-1], _SUMS), input.shape[:-1].numel()
+    features, rows = _whole(input.shape[-1], SUMS_UNIT), input.shape[:-1].numel()
     wants = [more.get(name, True) for name in _WANTS]
-    shapes = ((rows, features), (len(weight), features), (_whole(len(weight), _SUMS),))
+    shapes = ((rows, features), (len(weight), features), (_whole(len(weight), SUMS_UNIT),))
     dinput, dweight, dbias = (
         input.new_zeros(shape if wanted and (i < 2 or bias is not None) else 0, dtype=torch.float32)
         for i, (shape, wanted) in enumerate(zip(shapes, wants, strict=True))
@@ -77,7 +74,7 @@ def _with_gradients(*arguments: Any, **more: Any) -> Five:
     one = torch.ones((), device=x.device) / divisor
     losses, lse = x.new_zeros(rows, dtype=torch.float32), x.new_empty(rows, dtype=torch.float32)
     count = _rows_of_block(function, given.get("workspace", 0), rows, columns) if rows else 0
-    logits = x.new_empty((count, _whole(columns, _UNIT)), dtype=torch.float32)
+    logits = x.new_empty((count, _whole(columns, LOGITS_UNIT)), dtype=torch.float32)
     for first in range(0, rows, max(count, 1)):
         part = slice(first, first + count)
         block = {"input": x[part], "linear_weight": weight, "target": tokens[part], "linear_bias": bias}

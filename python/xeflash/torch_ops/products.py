@@ -16,8 +16,8 @@ from xeflash import _core
 from xeflash.call.schema import ROWS_OF_LINEAR
 from xeflash.torch_ops.forms import LINEAR
 from xeflash.torch_ops.library import refuse_transforms, register, wants_gradients
+from xeflash.tune.products import WEIGHT_OUTPUTS
 
-_BLOCK = 1024  # outputs of which the weights are numbers at a time
 _LEARNED = tuple(name for name, row in ROWS_OF_LINEAR.items() if row.more.learned)
 
 
@@ -61,8 +61,8 @@ def numbers(weight: Tensor, scales: Tensor, zeros: Tensor | None, group: int, in
 
 
 def _blocks(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    for first in range(0, len(weight), _BLOCK):
-        yield first, weight[first : first + _BLOCK]
+    for first in range(0, len(weight), WEIGHT_OUTPUTS):
+        yield first, weight[first : first + WEIGHT_OUTPUTS]
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]

@@ -4,7 +4,8 @@ Nothing else chooses sizes.
 """
 
 from xeflash.tune.desc import Config
-from xeflash.tune.schedule import Schedule
+from xeflash.tune.products import product_schedule
+from xeflash.tune.schedule import ProductSchedule, Schedule
 from xeflash.tune.table import pick, schedule
 
-__all__ = ["Config", "Schedule", "pick", "schedule"]
+__all__ = ["Config", "ProductSchedule", "Schedule", "pick", "product_schedule", "schedule"]

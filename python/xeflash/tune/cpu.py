@@ -66,10 +66,11 @@ SCHEDULE = Schedule(
     turn_keys=0,
     page_unit=16,
     one_pass=True,
+    one_pass_bf16=True,
     split_few=64,
     key_rows=8,
 )
-SCHEDULE_OF_AMX = replace(SCHEDULE, key_rows=32)
+SCHEDULE_OF_AMX = replace(SCHEDULE, key_rows=32, one_pass_bf16=False)  # two passes are all its own products
 
 
 def row_of(desc: Desc) -> Row:

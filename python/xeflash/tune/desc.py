@@ -74,7 +74,6 @@ class Desc(_OfAlgorithm):
     bias: str | None = None
     score_mod: ScoreMod | None = None
     dropout: bool = False
-    negative_scale: bool = False  # and nothing else that changes scores: kernels for the others do without the sign
     packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
     split_keys: bool = False  # GPUs, tiles are few and keys many: the threads of a group take turns at the keys
     cache: str = ""  # where the rows of K and V lie: in the array's order, "paged" or by "beam"

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from xeflash.tune.desc import Config, ProductDesc, SoftmaxDesc
+from xeflash.tune.schedule import ProductSchedule
 
 # arch, weights, rows <=, outputs <= 2^n: outputs of a thread, rows of a tile (0: as many as there are), inputs of a
 # step (0: all), threads of a group, which take turns at the inputs
@@ -154,3 +158,48 @@ def pick_head(desc: SoftmaxDesc) -> Config:
             step = inputs if family == "cpu" and desc.inputs >= 128 else min(inputs, desc.inputs)
             return Config(rows, step, columns, threads=threads)
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
+
+
+def _unit(*lists: list[int]) -> int:
+    return math.lcm(*(size for sizes in lists for size in sizes))
+
+
+# Tiles of slopes, and steps of products with them, end where rows and columns of slopes do; sums in fp32 have whole
+# tiles of GPUs, as CPUs have such sums in the place of results.
+_STEPS = [inputs for _, name, *_, inputs, _ in HEADS if name == "matmul_add"]
+LOGITS_UNIT = _unit([columns for _, name, _, _, _, columns, _, _ in HEADS if name == "logit_slopes"], _STEPS)
+SUMS_UNIT = _unit([columns for arch, name, _, _, _, columns, _, _ in HEADS if name == "matmul_add" and arch != "cpu"])
+BLOCK_ROWS = 64  # of a block of rows whose logits are in memory: as many at least, unless there are fewer
+SAMPLED_ROWS = 64  # whose logits are in memory at a time, to draw from
+WEIGHT_OUTPUTS = 1024  # whose weights are numbers at a time, for a gradient
+
+_OF_CPUS = ProductSchedule(
+    logits_unit=LOGITS_UNIT,
+    sums_unit=SUMS_UNIT,
+    slope_unit=_unit(_STEPS),
+    part_columns=1024,
+    parts=32,
+    core_columns=512,
+    slope_rows=2048,
+    slope_elements=1 << 20,
+    slope_columns=768,
+    slope_gap=16,
+    few_rows=8,
+    cores_of_tables=2,
+)
+_OF_GPUS = replace(
+    _OF_CPUS,
+    part_columns=256,
+    parts=128,
+    core_columns=0,
+    slope_rows=4096,
+    slope_elements=4 << 20,
+    slope_gap=0,
+    few_rows=0,
+    cores_of_tables=0,
+)
+
+
+def product_schedule(arch: str) -> ProductSchedule:
+    """How products are shared out over a device."""
+    return _OF_CPUS if arch.startswith("cpu-") else _OF_GPUS

@@ -1,4 +1,7 @@
-"""The numbers by which the extension shares out a call over its device: what depends on sizes that no kernel knows."""
+"""The numbers by which the extension shares out a call over its device: what depends on sizes that no kernel knows.
+
+python/host/sizes.cpp reads them once for a device, by these names, and the extension decides by them per call.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Of a device; python/host/schedule.cpp reads them once, by these names, and decides by them per call."""
+    """Of attention on a device."""
 
     split_keys: int  # fewest of a split, where splits are to fill the device
     split_keys_of_row: int  # and for each row of its tile
@@ -20,6 +23,43 @@ class Schedule:
     threads_of_unit: int = 4  # that a compute unit (a GPU's vector engine) has work for
     tile_rows: int = 16  # most of a thread
     packed_queries: int = 16  # most whose heads, if they share keys, are the rows of one tile
-    one_pass: bool = False  # backward: a kernel may make dQ, dK and dV, where there are heads enough
     split_few: int = 0  # keys of a split, of those that are split anyway, where units would have none; 0: split_keys
+    # Descriptions tell the rows that there are for a tile as a power of two between these. "low": where tiles are few
+    # for the cores, they may have fewer rows, down to so many, up to this head dim.
+    least_rows: int = 16
+    most_rows: int = 128
+    low_rows: int = 32
+    low_head_dim: int = 256
     key_rows: int = 0  # rows that a tile could have for the time that bringing in its keys takes; 0: tiles are full
+    backward_rows: int = 16  # fewest that descriptions of the backward pass tell
+    stand_in_heads: int = 8  # rows of the package's kernel for decoding several heads, see jit/prebuilt.py
+    # Backward: a kernel may make dQ, dK and dV at once, where there are heads enough, and where its sums of dQ take no
+    # more floats than these: more would leave caches for memory, whose bandwidth all cores share.
+    one_pass: bool = False
+    one_pass_bf16: bool = False
+    one_pass_floats: int = 64 << 20
+    # Workers that share out the gradients of captures, and most floats of their copies. They are the same on all
+    # devices, as the order of sums and so their bits depend on them.
+    capture_workers: int = 512
+    capture_floats: int = 16 << 20
+
+
+@dataclass(frozen=True)
+class ProductSchedule:
+    """Of products on a device: `linear`, `matmul_softmax` and a language model's head."""
+
+    logits_unit: int  # columns of logits and of slopes: what there is room for is a multiple of it
+    sums_unit: int  # likewise of sums
+    slope_unit: int  # likewise rows of slopes
+    part_columns: int  # fewest of a part, whose results come together at the end
+    parts: int  # most of them. A part depends on the head alone, so that a row's result does not depend on others
+    core_columns: int  # fewest of a part whose results depend on no order, where cores have none; 0: part_columns
+    slope_rows: int  # most of the slopes that are in memory at a time; enough of both that products with them take
+    slope_elements: int  # longer than to write and read them
+    slope_columns: int  # fewest
+    slope_gap: int  # elements between their rows: a power of 2 apart, rows would share few sets of a cache
+    few_rows: int = 0  # rows of a tile that a CPU fills: of no more, `linear` reads the weight once
+    cores_of_tables: int = 0  # the tables are for so many: with more, each has fewer outputs; 0: for any number
+    most_rows: int = 64  # descriptions tell no more
+    step_inputs: int = 128  # up to so many are told as they are, and may be one step
+    few_inputs: int = 32  # more are told by whether they are a multiple of 256, of 128, or of these

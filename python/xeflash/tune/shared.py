@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from xeflash.tune.desc import Desc
 
-MOST_BYTES = {"pvc": 131072, "bmg": 131072, "dg2": 65536}  # kMostSharedBytes of kernels/xe/vec.hpp
+MOST_BYTES = {"pvc": 131072, "bmg": 131072, "dg2": 65536}  # a kernel's source tells it the one of its device
 
 
 def lanes_of(desc: Desc) -> int:

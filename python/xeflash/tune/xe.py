@@ -122,12 +122,13 @@ SCHEDULE = Schedule(
     turns=8,
     turn_keys=512,
     page_unit=64,
+    backward_rows=32,  # so that groups have threads enough to bring tiles into shared memory
 )
 
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
 
-_SHARED_BYTES = 65536  # of a work-group of the forward pass: what all devices have, see shared.MOST_BYTES
+_SHARED_BYTES = min(shared.MOST_BYTES.values())  # of a work-group of the forward pass: what all devices have
 _TEAM_KEYS = {2: 32, 4: 16}  # of a block that a team scores, by the bytes of an element
 
 

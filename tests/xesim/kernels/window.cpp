@@ -10,6 +10,7 @@
 #define XEFLASH_XE_TEAM 1
 #define XEFLASH_XE_PAIRS 0
 #define XEFLASH_XE_SPLIT_KEYS 0
+#define XEFLASH_XE_SHARED_BYTES 65536
 #include "attention/mask.hpp"
 
 namespace xeflash {
