@@ -33,7 +33,8 @@ def sweep(monkeypatch):
 @pytest.mark.parametrize("algorithm, tables, devices", [*CASES.values(), ("linear", *LINEAR)], ids=[*CASES, "linear"])
 def test_each_row_serves_a_device(algorithm, tables, devices, sweep):
     served = {row for device in devices for row in sweep.served(device, algorithm, DTYPES, DIMS)}
-    assert served == set(range(1, len(tables[algorithm]) + 1))
+    dead = [row for number, row in enumerate(tables[algorithm], 1) if number not in served]
+    assert not dead, "rows above these take all that they fit (move them up), or no head dim of DIMS fits them (add it)"
 
 
 @pytest.mark.wide
