@@ -25,13 +25,14 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   const Sequence seq(p, work.batch);
   const int head_k = work.head / (p.heads_q / p.heads_k);
   if (seq.sq == 0) return true;
-  const KeyRange keys = typename Config::Mask(p, seq).keys_of_split(work.split, p.splits, Bc);
+  const typename Config::Mask mask(p, seq);
+  const auto keys = mask.keys_of_split(work.split, p.splits, Bc);
   const int q_column = member() * d, column = (work.part * kTeam + member()) * dv;
   const auto k_rows = key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
                           .columns(q_column, Config::head_dim);
   const auto v_rows = value_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
                           .columns(column, Config::head_dim_v);
-  const RowScores<Config> scores{p, seq, keys, work.head, work.heads};
+  const RowScores<Config> scores{p, seq, mask, keys, work.head, work.heads};
   const Exponents exponents = exponents_of<Config>(p);
 
   QueryTile Q;
@@ -41,7 +42,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   RowVec<Br> m(Softmax::first_max(p, exponents));
   RowSum<Br> l;
 
-  for (int key = keys.begin; key < keys.end; key += Bc) {
+  for (int key = keys.next(keys.begin, Bc); key < keys.end; key = keys.next(key + Bc, Bc)) {
     const auto K = block_of<Bc>(k_rows, key), V = block_of<Bc>(v_rows, key);
     prefetch_rows<Bc, dv>(V);
     RowTile<Br, Bc> S;

@@ -19,15 +19,15 @@ struct RowBlock {
   Work work;
   Sequence seq;
   TileRows<false, Br> own;
-  Window window;
-  BlockRange range;
+  typename Config::Mask mask;
+  typename Config::Mask::Blocks range;
 
   XF_INLINE RowBlock(const FwdParams& p, int parts)
       : work(group_index(), parts, (p.max_q - 1) / Br + 1, p.heads_q),
         seq(p, work.batch),
         own(p, seq, work),
-        window(p, seq),
-        range(window.template k_blocks<Bc>(own.first(), own.last())) {}
+        mask(p, seq),
+        range(mask.template k_blocks<Bc>(own.first(), own.last())) {}
   RowBlock(const RowBlock&) = delete;
 
   // The keys that they see, of K or V.
@@ -70,7 +70,7 @@ XF_INLINE void scores(const StandardParams& p) {
     reuse_shared();
     each(S, rows.own.row, key, [&](auto s, auto, auto) { return s * p.scale; });  // S = scale Q K^T
     if (!rows.range.is_full(j)) {
-      each(S, rows.own.row, key, [&](auto s, auto q, auto k) { return rows.window.hide(s, q, k); });
+      each(S, rows.own.row, key, [&](auto s, auto q, auto k) { return rows.mask.hide(s, q, k); });
     }
     store(rows.template of<float>(p.scores, j), S);
   }

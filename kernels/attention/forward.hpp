@@ -34,14 +34,15 @@ struct FwdTiles {
   }
 };
 
-// A thread's way over the blocks of Bc keys of a range.
-template <int Bc>
+// A thread's way over the blocks of Bc keys of a range that are seen.
+template <int Bc, class Blocks>
 struct KeyBlocks {
-  int index, end;
-  XF_INLINE explicit KeyBlocks(const BlockRange& range)
-      : index(range.begin + key_turn()), end(range.end) {}
-  XF_INLINE bool more() const { return index < end; }
-  XF_INLINE void advance() { index += kKeyTurns; }
+  const Blocks& range;
+  int index;
+  XF_INLINE explicit KeyBlocks(const Blocks& range)
+      : range(range), index(range.next(range.begin + key_turn(), kKeyTurns)) {}
+  XF_INLINE bool more() const { return index < range.end; }
+  XF_INLINE void advance() { index = range.next(index + kKeyTurns, kKeyTurns); }
   // Keys: of the block, those that the thread scores, and of its next block.
   XF_INLINE int first() const { return index * Bc; }
   XF_INLINE int scored() const { return first() + member() * (Bc / kTeam); }

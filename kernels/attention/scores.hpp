@@ -13,12 +13,12 @@ struct Scores {
   using Mask = typename Config::Mask;
   using Variant = typename Config::ScoreVariant;
   const Mask& mask;
-  const BlockRange& range;
+  const typename Mask::Blocks& range;
   const Variant variant;
   const float scale;
 
   XF_INLINE Scores(const FwdParams& p, const Sequence& seq, int head, const Mask& mask,
-                   const BlockRange& range)
+                   const typename Mask::Blocks& range)
       : mask(mask), range(range), variant(p, seq, head), scale(p.scale) {}
 
   // What of a block's columns some rows see.
@@ -45,10 +45,12 @@ struct Scores {
 // Of one query's heads from `head` on, a head a row.
 template <class Config>
 struct RowScores {
+  using Mask = typename Config::Mask;
   using Variant = typename Config::ScoreVariant;
   const FwdParams& p;
   const Sequence& seq;
-  const KeyRange& keys;
+  const Mask& mask;
+  const typename Mask::Keys& keys;
   int head, heads;
 
   template <template <int, int> class RowTile, int Br, int Bc>
@@ -59,9 +61,7 @@ struct RowScores {
         each_in_row(S, r, key, [&](auto s, auto k) { return variant.score(s * p.scale, 0, k); });
       });
     }
-    if (key < keys.seen_from || keys.end - key < Bc) {
-      hide_columns(S, keys.seen_from - key, keys.end - key);
-    }
+    if (!keys.is_full(key, Bc)) mask.hide_row(S, keys, key);
   }
 };
 

@@ -75,6 +75,8 @@
 //
 //   bf16, f16                  elements of 16 bits
 //   Floats, Ints, Mask         fp32, int32; the result of a comparison
+//   kLanes, lane_index, lowest_of
+//                              how many a vector has; 0, 1, ...; the least of some integers
 //   select, max, at_most       a where a mask holds, else b; the larger; the smaller, of integers
 //   rounded<T>                 what is left of a value in memory
 //   magnitude, inverse, divide, exp2, log2, log2_of_any, sqrt, tanh

@@ -25,6 +25,7 @@ enum class Algorithm : uint8_t {
   kBackwardCaptures,
   kBackwardHeads,
   kProbabilities,
+  kDocumentSpans,
   kAppend,
   kMergeStates,
   kStandard,
@@ -39,6 +40,7 @@ enum class Algorithm : uint8_t {
 const char* name_of(Algorithm algorithm);  // as Python knows it
 
 enum class ScoreHooks : uint32_t {};  // bits of kScoreHooks (score_hooks.hpp)
+enum class MaskKind : uint8_t {};         // a row of kMasks there
 
 // What changes the code of a kernel: Desc in tune/desc.py, which explains it. Everything else
 // (lengths, strides, masks by position) is a parameter.
@@ -50,6 +52,7 @@ struct Desc {
   ScoreHooks hooks{};
   DType bias = DType::kOther;  // kOther: none
   ScoreModId score_mod = ScoreModId::kNone;
+  MaskKind mask{};
   bool dropout = false, negative_scale = false, packed_heads = false, split_keys = false;
   CacheKind cache = CacheKind::kPlain;
   uint8_t page_unit = 16;
@@ -77,6 +80,7 @@ constexpr std::tuple kDescFields{
     Field{"hooks", &Desc::hooks},
     Field{"bias", &Desc::bias},
     Field{"score_mod", &Desc::score_mod},
+    Field{"mask", &Desc::mask},
     Field{"dropout", &Desc::dropout},
     Field{"negative_scale", &Desc::negative_scale},
     Field{"packed_heads", &Desc::packed_heads},
