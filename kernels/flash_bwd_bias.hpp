@@ -86,8 +86,8 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
       const BlocksOf<typename Tiles::ValueTileT> values_t(seq.k_rows<const T>(p.v, head_k));
       const Gradients<Config, false> gradients(p, seq, head, mask);
       for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty(); rows.row += step) {
-        const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
-        const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+        const auto range = mask.template k_blocks<Bc>(rows.first(), rows.last());
+        const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
         const bool all_keys = shares.keys == 1;
         if (!all_keys && !range.has(work.part)) continue;
         const auto origin = load_origin<Br>(p, seq, head, rows.row);

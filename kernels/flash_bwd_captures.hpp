@@ -47,7 +47,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
     const RowSpan<Br> rows{work.block * Br, seq.sq};
     if (rows.is_empty()) continue;
     const typename Config::Mask mask(p, seq);
-    const BlockRange range = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+    const auto range = mask.template k_blocks<Bc>(rows.row, rows.own_last());
     const int head_k = work.head / (p.heads_q / p.heads_k);
     const BlocksOf<typename Tiles::KeyTileT> keys_t(seq.k_rows<const T>(p.k, head_k));
     const BlocksOf<typename Tiles::ValueTileT> values_t(seq.k_rows<const T>(p.v, head_k));

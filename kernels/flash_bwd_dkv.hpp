@@ -36,8 +36,8 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
   const RowSpan<Bc> keys{work.block * Bc, seq.sk};
   if (keys.is_empty()) return;
   const typename Config::Mask mask(p, seq);
-  const BlockRange range = mask.template q_blocks<Br>(keys.first(), keys.last());
-  const BlockRange own = mask.template q_blocks<Br>(keys.row, keys.own_last());
+  const auto range = mask.template q_blocks<Br>(keys.first(), keys.last());
+  const auto own = mask.template q_blocks<Br>(keys.row, keys.own_last());
   const OwnColumns of_k{work.part, Tiles::own_k, Tiles::d},
       of_v{work.part, Tiles::own_v, Tiles::dv};
 

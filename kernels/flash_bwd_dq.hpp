@@ -26,8 +26,8 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   if (work.part == 0 && member() == 0) origin.store_in(p, seq, work.head, rows.row);
   if (!p.dq.data) return;
 
-  const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
-  const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+  const auto range = mask.template k_blocks<Bc>(rows.first(), rows.last());
+  const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
   const int head_k = work.head / (p.heads_q / p.heads_k);
   const auto k_rows = seq.k_rows<const T>(p.k, head_k), v_rows = seq.k_rows<const T>(p.v, head_k);
   const OwnColumns columns{work.part, Tiles::own, Tiles::d};

@@ -332,8 +332,8 @@ XF_INLINE OwnOrigin<ColVec<Config::block_q>> origin_of(const ScoreModParams& p, 
   }
   if (!far) return origin;
 
-  const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
-  const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+  const auto range = mask.template k_blocks<Bc>(rows.first(), rows.last());
+  const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
   const auto k_rows = seq.k_rows<const T>(p.k, head / (p.heads_q / p.heads_k));
   const BlocksOf<typename Tiles::KeyTileT> keys_t(k_rows);
   const Gradients<Config, false> gradients(p, seq, head, mask);

@@ -60,10 +60,15 @@ struct DocumentIds {
 };
 
 // Blocks of `size` positions, the first of which begins `at`.
-struct DocumentBlocks : BlockRange {
+struct DocumentBlocks : private BlockRange {
   DocumentIds ids;
   IdRange rows;  // of those that see some of the blocks
   int size, at;
+
+  XF_INLINE DocumentBlocks(const BlockRange& range, const DocumentIds& ids, const IdRange& rows,
+                           int size, int at)
+      : BlockRange(range), ids(ids), rows(rows), size(size), at(at) {}
+  using BlockRange::begin, BlockRange::end, BlockRange::first, BlockRange::last;
 
   XF_INLINE int next(int j, int step) const {
     while (j < end) {
@@ -89,9 +94,13 @@ struct DocumentBlocks : BlockRange {
 };
 
 // The keys that one query sees.
-struct DocumentKeys : KeyRange {
+struct DocumentKeys : private KeyRange {
   DocumentIds ids;
   IdRange row;
+
+  XF_INLINE DocumentKeys(const KeyRange& range, const DocumentIds& ids, const IdRange& row)
+      : KeyRange(range), ids(ids), row(row) {}
+  using KeyRange::begin, KeyRange::end, KeyRange::seen_from;
 
   XF_INLINE int next(int key, int Bc) const {
     const int found = ids.next(row, key);

@@ -58,8 +58,8 @@ struct KeysAndValues {
   static constexpr int Bc = Tiles::Bc;
   const Rows k_rows, v_rows;
 
-  XF_INLINE KeysAndValues(const FwdParams& p, const Sequence& seq, int head, const BlockRange& seen,
-                          int column)
+  XF_INLINE KeysAndValues(const FwdParams& p, const Sequence& seq, int head,
+                          const typename Config::Mask::Blocks& seen, int column)
       : k_rows(key_rows<Config>(p, seq, head, seen.first, seen.last)),
         v_rows(value_rows<Config>(p, seq, head, seen.first, seen.last)
                    .columns(column, Config::head_dim_v)) {}
