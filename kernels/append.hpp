@@ -35,7 +35,7 @@ XF_INLINE void append(const AppendParams& p) {
   constexpr int d = Config::head_dim, dv = Config::head_dim_v;
   using T = typename Config::Element;
   const CacheArg& cache = p.attention.cache;
-  const GroupIndex group = group_index();
+  const Group::Index group = Group::index();
   const int batch = static_cast<int>(group / p.tokens), t = static_cast<int>(group % p.tokens);
   const Sequence seq(p.attention, batch);
   const int before = seq.sk - cache.added;  // keys

@@ -3,7 +3,7 @@
 //   P, or -P
 #pragma once
 
-#include "attention/backward.hpp"
+#include "attention/origin.hpp"
 
 namespace xeflash {
 
@@ -12,10 +12,10 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
   using Tiles = ScoreTiles<Config>;
   using T = typename Config::Element;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
-  static_assert(kTeam == 1);
+  static_assert(Group::team == 1);
   Tiles::allocate();
 
-  const Work work(group_index(), (p.max_k - 1) / Bc + 1, (p.max_q - 1) / Br + 1, p.heads_q);
+  const Work work(Group::index(), (p.max_k - 1) / Bc + 1, (p.max_q - 1) / Br + 1, p.heads_q);
   const Sequence seq(p, work.batch);
   const RowSpan<Br> rows{work.block * Br, seq.sq};
   const typename Config::Mask mask(p, seq);
@@ -24,19 +24,20 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
   fill(P, 0.f);
   if (!rows.is_empty() && mask.template k_blocks<Bc>(rows.first(), rows.last()).has(work.part)) {
     const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
-    const Gradients<Config, false> gradients(p, seq, work.head, mask);
+    const ScoreChanges<Config, false> changes(p, seq, work.head, mask);
     const auto origin = origin_of<Config>(p, seq, work.head, mask, rows);
     const BlocksOf<typename Tiles::KeyTileT> keys_t(
         seq.k_rows<const T>(p.k, work.head / (p.heads_q / p.heads_k)));
     typename Tiles::QueryTile Q;
     load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
-    const auto K_t = keys_t.at(key);
+    keys_t.bring(key);
+    Group::meet_staged();
     if (own.has(work.part)) {
       typename Tiles::ScoreTile slopes, sign;
-      mma_ABt(P, Q, K_t);  // S = Q K^T
-      gradients.probabilities(P, slopes, own.is_full(work.part), rows.row, key, origin);
+      mma_ABt(P, Q, keys_t.brought(key));  // S = Q K^T
+      changes.probabilities(P, slopes, own.is_full(work.part), rows.row, key, origin);
       fill(sign, 2.f);
-      gradients.drop(sign, rows.row, key);
+      changes.drop(sign, rows.row, key);
       each(sign, rows.row, key, [](auto s, auto, auto) { return s - 1.f; });
       P *= sign;
     }

@@ -13,7 +13,7 @@ XF_INLINE void combine(const FwdParams& p) {
   constexpr int dv = Config::head_dim_v, Bs = 16;  // splits at a time
   constexpr int kHeadroom = 7;                     // of 2^7 splits at most
   using T = typename Config::Element;
-  const GroupIndex group = group_index();
+  const Group::Index group = Group::index();
   const int batch = static_cast<int>(group / p.heads_q), head = static_cast<int>(group % p.heads_q);
   const Sequence seq(p, batch);
   if (seq.sq == 0) return;

@@ -8,7 +8,7 @@ namespace xeflash {
 
 template <class Config>
 XF_INLINE void document_spans(const FwdParams& p) {
-  const GroupIndex group = group_index(), spans = (p.max_k - 1) / kSpan + 1;
+  const Group::Index group = Group::index(), spans = (p.max_k - 1) / kSpan + 1;
   const Sequence seq(p, static_cast<int>(group / spans));
   const DocumentIds ids(p.documents, seq);
   const int span = static_cast<int>(group % spans), first = span * kSpan;

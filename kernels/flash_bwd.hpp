@@ -11,7 +11,6 @@ namespace xeflash {
 // dQ of the heads of a work-item, block of queries after block of queries; transposed.
 template <class Config>
 struct SummedQueries {
-  static constexpr bool kWanted = true;
   static constexpr int Bc = Config::block_q, Br = Config::block_k, d = Config::head_dim;
   using T = typename Config::Element;
   using Block = UprightTile<d, Br>;
@@ -28,16 +27,21 @@ struct SummedQueries {
   XF_INLINE void take_keys(const Rows& k_rows) {
     load(K, k_rows);
   }
-  template <class Tile>
-  XF_INLINE void add(int head, int i, const Tile& dS_T) {
-    mma_upright(block(head, i), K, dS_T);  // dQ^T += K^T dS^T
+  // Keys beyond the last one have no gradient of their own, but must not count for the queries.
+  template <class Blocks>
+  XF_INLINE void hide_missing(Blocks& own, const RowSpan<Bc>& keys) {
+    if (keys.own_last() - keys.row < Bc - 1) own.have_none_full();
+  }
+  template <class ScoreGradient>
+  XF_INLINE void add(int head, int i, const ScoreGradient& dS) {
+    mma_upright(block(head, i), K, dS.tile);  // dQ^T += K^T dS
   }
 };
 
 template <class Config>
 XF_INLINE void flash_bwd(const BwdParams& p) {
   using Queries = SummedQueries<Config>;
-  const int worker = static_cast<int>(group_index()), heads = p.heads_q / p.heads_k;
+  const int worker = static_cast<int>(Group::index()), heads = p.heads_q / p.heads_k;
   for (int64_t pair = worker; pair < int64_t{p.batch} * p.heads_k; pair += p.workers) {
     Work work(pair, 1, 1, p.heads_k);
     const Sequence seq(p, work.batch);
@@ -55,7 +59,7 @@ XF_INLINE void flash_bwd(const BwdParams& p) {
       }
     }
     for (work.block = 0; work.block * Queries::Bc < seq.sk; ++work.block) {
-      flash_bwd_dkv<Config, Share<true, true>>(p, work, dQ);
+      flash_bwd_dkv<Config, Makes::all>(p, work, dQ);
     }
     const float factor = p.scale * typename Config::Drop(p, seq, 0).keep_scale;
     for (int head = first; head < end; ++head) {

@@ -5,7 +5,7 @@
 //   dbias = sum dS     drow_slopes = -sum of a row |distance| dS, of which flash_bwd_heads goes on
 #pragma once
 
-#include "attention/backward.hpp"
+#include "attention/origin.hpp"
 
 namespace xeflash {
 
@@ -69,50 +69,44 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
   using T = typename Config::Element;
   using Sums = std::conditional_t<Config::sums_slopes, SlopeSums<Config>, BiasSums<Config>>;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
-  static_assert(kTeam == 1);
+  static_assert(Group::team == 1);
   Tiles::allocate();
 
   const Shares shares = Sums::shares(p);
   const int row_blocks = (shares.rows - 1) / Br + 1, key_blocks = (shares.keys - 1) / Bc + 1;
-  const Work work(group_index(), key_blocks, row_blocks, shares.heads);
-  const int step = (row_blocks + kNeighbours - 1) / kNeighbours * kNeighbours * Br;
+  const Work work(Group::index(), key_blocks, row_blocks, shares.heads);
+  const int step = (row_blocks + Group::tiles - 1) / Group::tiles * Group::tiles * Br;
   Sums sums;
   for (int b = work.batch; b < p.batch; b += shares.batches) {
     const Sequence seq(p, b);
     const typename Config::Mask mask(p, seq);
     for (int head = work.head; head < p.heads_q; head += shares.heads) {
       const int head_k = head / (p.heads_q / p.heads_k);
-      const BlocksOf<typename Tiles::KeyTileT> keys_t(seq.k_rows<const T>(p.k, head_k));
-      const BlocksOf<typename Tiles::ValueTileT> values_t(seq.k_rows<const T>(p.v, head_k));
-      const Gradients<Config, false> gradients(p, seq, head, mask);
+      BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k), seq.k_rows<const T>(p.v, head_k),
+                                 {0, Tiles::d, Tiles::d});
       for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty(); rows.row += step) {
-        const auto range = mask.template k_blocks<Bc>(rows.first(), rows.last());
+        auto seen = mask.template k_blocks<Bc>(rows.first(), rows.last());
         const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
-        const bool all_keys = shares.keys == 1;
-        if (!all_keys && !range.has(work.part)) continue;
-        const auto origin = load_origin<Br>(p, seq, head, rows.row);
-        const ColVec<Br> delta =
-            load_values<Br>(seq.per_row<const float>(p, p.delta, head).from(rows.row), 0.f);
+        if (shares.keys > 1) seen = seen.only(work.part);
+        if (seen.is_empty()) continue;
+        Exchange<Tiles> exchange;
+        ScoreGradients<Config, Tiles, OwnOrigin<ColVec<Br>>, OwnDelta<Br>> scores(
+            p, seq, head, mask, load_origin<Br>(p, seq, head, rows.row),
+            load_delta<Br>(p, seq, head, rows.row), exchange, rows.row);
         typename Tiles::QueryTile Q;
         load(Q, seq.q_rows<const T>(p.q, head, 0).from(rows.row));
         typename Tiles::OutputGradient dO;
         load(dO, seq.q_rows<const T>(p.dout, head, 0).from(rows.row));
 
-        const int end = all_keys ? range.end : work.part + 1;
-        for (int j = all_keys ? range.begin : work.part; j < end; ++j) {
-          const auto K_t = keys_t.at(j * Bc);
-          const auto V_t = values_t.at(j * Bc);
-          if (own.has(j)) {
-            typename Tiles::ScoreTile P, slopes, dP;
-            mma_ABt(P, Q, K_t);  // S = Q K^T
-            gradients.probabilities(P, slopes, own.is_full(j), rows.row, j * Bc, origin);
-            mma_ABt(dP, dO, V_t);  // dP = dO V^T
-            gradients.drop(dP, rows.row, j * Bc);
-            weigh(dP, P, delta);  // dS = P (dP - Delta)
-            gradients.through_changes(dP, slopes);
-            sums.add(p, seq, head, dP, rows.row, j * Bc);
-          }
-          reuse_shared();
+        for (OwnBlocks j(others, seen, own); j.more(); j.advance()) {
+          const auto K = others.keys(j.first());
+          const auto V = others.values(j.first());
+          typename Tiles::ScoreTile S, dP;
+          mma_ABt(S, Q, K);                            // S = Q K^T
+          const auto P = scores.probabilities(S, j);   // P = exp(S - m) / l
+          mma_ABt(dP, dO, V);                          // dP = dO V^T
+          const auto dS = scores.gradients(P, dP, j);  // dS = P (dP - Delta)
+          sums.add(p, seq, head, dS.tile, rows.row, j.first());
         }
       }
     }

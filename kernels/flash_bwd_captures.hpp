@@ -6,7 +6,7 @@
 // only.
 #pragma once
 
-#include "attention/backward.hpp"
+#include "attention/origin.hpp"
 #include "attention/score_mod.hpp"
 
 namespace xeflash {
@@ -34,10 +34,10 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
   using Tiles = ScoreTiles<Config>;
   using T = typename Config::Element;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
-  static_assert(kTeam == 1 && kNeighbours == 1);
+  static_assert(Group::team == 1 && Group::tiles == 1);
   Tiles::allocate();
 
-  const int worker = static_cast<int>(group_index());
+  const int worker = static_cast<int>(Group::index());
   float* sums = p.capture_sums + worker * p.captured;
   const int row_blocks = (p.max_q - 1) / Br + 1;
   const int64_t blocks = int64_t{p.batch} * p.heads_q * row_blocks;
@@ -49,29 +49,27 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
     const typename Config::Mask mask(p, seq);
     const auto range = mask.template k_blocks<Bc>(rows.row, rows.own_last());
     const int head_k = work.head / (p.heads_q / p.heads_k);
-    const BlocksOf<typename Tiles::KeyTileT> keys_t(seq.k_rows<const T>(p.k, head_k));
-    const BlocksOf<typename Tiles::ValueTileT> values_t(seq.k_rows<const T>(p.v, head_k));
-    const Gradients<Config, false> gradients(p, seq, work.head, mask);
-    const auto origin = load_origin<Br>(p, seq, work.head, rows.row);
-    const ColVec<Br> delta =
-        load_values<Br>(seq.per_row<const float>(p, p.delta, work.head).from(rows.row), 0.f);
+    BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k), seq.k_rows<const T>(p.v, head_k),
+                               {0, Tiles::d, Tiles::d});
+    Exchange<Tiles> exchange;
+    ScoreGradients<Config, Tiles, OwnOrigin<ColVec<Br>>, OwnDelta<Br>> scores(
+        p, seq, work.head, mask, load_origin<Br>(p, seq, work.head, rows.row),
+        load_delta<Br>(p, seq, work.head, rows.row), exchange, rows.row);
     typename Tiles::QueryTile Q;
     load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
     typename Tiles::OutputGradient dO;
     load(dO, seq.q_rows<const T>(p.dout, work.head, 0).from(rows.row));
 
-    for (int j = range.begin; j < range.end; ++j) {
-      const auto K_t = keys_t.at(j * Bc);
-      const auto V_t = values_t.at(j * Bc);
-      typename Tiles::ScoreTile S, slopes, dP;
-      mma_ABt(S, Q, K_t);  // S = Q K^T
-      auto P = S;
-      gradients.probabilities(P, slopes, range.is_full(j), rows.row, j * Bc, origin);
-      mma_ABt(dP, dO, V_t);  // dP = dO V^T
-      gradients.drop(dP, rows.row, j * Bc);
-      weigh(dP, P, delta);  // dS = P (dP - Delta)
-      add_of_captures<Config>(p, seq, work.head, dP, S, rows.row, j * Bc, sums);
-      reuse_shared();
+    for (OwnBlocks j(others, range, range); j.more(); j.advance()) {
+      const auto K = others.keys(j.first());
+      const auto V = others.values(j.first());
+      typename Tiles::ScoreTile S, dP;
+      mma_ABt(S, Q, K);  // S = Q K^T
+      auto weights = S;
+      const auto P = scores.probabilities(weights, j);  // P = exp(S - m) / l
+      mma_ABt(dP, dO, V);                               // dP = dO V^T
+      const auto dS = scores.gradients(P, dP, j);       // dS = P (dP - Delta)
+      add_of_captures<Config>(p, seq, work.head, dS.tile, S, rows.row, j.first(), sums);
     }
   }
 }
@@ -80,7 +78,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
 template <class Config>
 XF_INLINE void add_captures(const BwdParams& p) {
   constexpr int kElements = Config::block_q;
-  const int64_t first = static_cast<int64_t>(group_index()) * kElements;
+  const int64_t first = static_cast<int64_t>(Group::index()) * kElements;
   const int count = static_cast<int>(p.captured - first);
   ColVec<kElements> sum = 0.f;
   for (int worker = 0; worker < p.capture_workers; ++worker) {

@@ -3,7 +3,7 @@
 //   dsink = -sum exp(sink - m) / l Delta
 #pragma once
 
-#include "attention/backward.hpp"
+#include "attention/origin.hpp"
 
 namespace xeflash {
 
@@ -22,7 +22,7 @@ XF_INLINE void add_of_rows(RowSum<1>& sum, int rows, F f) {
 
 template <class Config>
 XF_INLINE void flash_bwd_heads(const BwdParams& p) {
-  const int head = static_cast<int>(group_index());
+  const int head = static_cast<int>(Group::index());
   RowSum<1> sinks, slopes;
   for (int b = 0; b < p.batch; ++b) {
     const Sequence seq(p, b);

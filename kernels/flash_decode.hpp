@@ -14,8 +14,8 @@ namespace xeflash {
 template <class Config, class Softmax>
 XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   constexpr int Br = Config::block_q, Bc = Config::block_k;
-  constexpr int d = Config::head_dim / kTeam;  // columns of Q and K that a thread multiplies
-  constexpr int dv = Config::block_v;          // columns of O that it owns
+  constexpr int d = Config::head_dim / Group::team;  // columns of Q and K that a thread multiplies
+  constexpr int dv = Config::block_v;                // columns of O that it owns
   using T = typename Config::Element;
   using E = Operand<T, typename Config::CacheElement>;
 
@@ -27,7 +27,8 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   if (seq.sq == 0) return true;
   const typename Config::Mask mask(p, seq);
   const auto keys = mask.keys_of_split(work.split, p.splits, Bc);
-  const int q_column = member() * d, column = (work.part * kTeam + member()) * dv;
+  const int q_column = Group::member() * d,
+            column = (work.part * Group::team + Group::member()) * dv;
   const auto k_rows = key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
                           .columns(q_column, Config::head_dim);
   const auto v_rows = value_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
@@ -71,7 +72,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
 // they are too many for one; or a team of them, which share out the columns of Q and K, too.
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p) {
-  const SplitWork work(p, group_index(), Config::block_q, Config::parts / kTeam);
+  const SplitWork work(p, Group::index(), Config::block_q, Config::parts / Group::team);
   using Softmax = typename Config::Softmax;
   const bool done = flash_decode<Config, Softmax>(p, work);
   if constexpr (Softmax::kCanFail) {

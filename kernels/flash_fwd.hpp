@@ -20,7 +20,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const typename Config::Mask mask(p, seq);
   const auto range =
       mask.template k_blocks<Tiles::Bc>(rows.query(rows.first()), rows.query(rows.last()));
-  const int team_column = work.part * kTeam * Tiles::dv;
+  const int team_column = work.part * Group::team * Tiles::dv;
   const KeysAndValues<Config> kv(p, seq, rows.head_k, range, team_column);
   const Scores<Config> scores(p, seq, rows.head, mask, range);
   const typename Config::Drop dropout(p, seq, rows.head);
@@ -47,7 +47,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   }
 
   if (!softmax.finish(O)) return;
-  const int column = team_column + member() * Tiles::dv;
+  const int column = team_column + Group::member() * Tiles::dv;
   const auto states = softmax.states(p, rows);
   const float factor = dropout.keep_scale * p.v_scale;
   O *= states([&](auto row) { return row.normaliser(factor); });  // O / l
@@ -64,7 +64,8 @@ XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_q;
   const int heads = Config::packs_heads ? p.heads_k : p.heads_q;
   const int rows = p.heads_q / heads * p.max_q;
-  flash_fwd<Config>(p, Work(group_index(), Config::parts / kTeam, (rows - 1) / Br + 1, heads));
+  flash_fwd<Config>(p,
+                    Work(Group::index(), Config::parts / Group::team, (rows - 1) / Br + 1, heads));
 }
 
 }  // namespace xeflash

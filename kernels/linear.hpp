@@ -13,14 +13,14 @@ XF_INLINE void linear(const LinearParams& p) {
   constexpr int Br = Config::rows, Bn = Config::outputs, Bk = Config::inputs;
   using T = typename Config::Element;
   allocate_products<Config>();
-  const GroupIndex group = group_index(), blocks = (p.rows + Br - 1) / Br;
+  const Group::Index group = Group::index(), blocks = (p.rows + Br - 1) / Br;
   const int row = static_cast<int>(group % blocks) * Br;
   const int output = static_cast<int>(group / blocks) * Bn;
 
   const Rows<const T> x{static_cast<const T*>(p.x), p.x_row, p.rows, row, p.inputs};
   const typename Config::Weights W(p, output);
   Products<Config> sums;
-  for (int k = key_turn() * Bk; k < p.inputs; k += kKeyTurns * Bk) {
+  for (int k = Group::turn() * Bk; k < p.inputs; k += Group::turns * Bk) {
     add_products(sums, x, W, k);  // sums += x[:, k .. k + Bk) W[:, k .. k + Bk)^T
   }
   sums_of_turns(sums, W);

@@ -55,7 +55,7 @@ XF_INLINE void linear_cross_entropy(const CrossEntropyParams& p) {
 template <class Config>
 XF_INLINE void loss_of_rows(const CrossEntropyParams& p) {
   constexpr int R = kLanes;
-  const int row = static_cast<int>(group_index()) * R;
+  const int row = static_cast<int>(Group::index()) * R;
   if (row >= p.rows) return;
   ColVec<R> m(kNoScore), l(0.f), z(0.f), d(0.f);
   for (int part = 0; part < p.parts; ++part) {
@@ -104,7 +104,7 @@ XF_INLINE void loss_of_rows(const CrossEntropyParams& p) {
 template <class Config>
 XF_INLINE void sum_of_losses(const CrossEntropyParams& p) {
   constexpr int R = kLanes, kChain = 64;  // rows that are added before they join the total
-  if (group_index() > 0) return;
+  if (Group::index() > 0) return;
   ColVec<R> total(0.f), counted(0.f);
   const auto plus = [](auto x, auto y) { return x + y; };
   for (int first = 0; first < p.rows; first += kChain * R) {

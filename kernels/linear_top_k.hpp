@@ -29,7 +29,7 @@ XF_INLINE void linear_top_k(const TopKParams& p) {
 
 template <class Config>
 XF_INLINE void merge_top_k(const TopKParams& p) {
-  const int row = static_cast<int>(group_index());
+  const int row = static_cast<int>(Group::index());
   TopList all(p, row, 0);
   all.find_last();
   for (int part = 1; part < p.parts; ++part) {

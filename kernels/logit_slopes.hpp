@@ -47,7 +47,7 @@ template <class Config>
 XF_INLINE void sums_of_slopes(const CrossEntropyParams& p) {
   constexpr int kChain = 64;  // rows that are added before they join the total
   using T = typename Config::Element;
-  const int column = static_cast<int>(group_index()) * kLanes;
+  const int column = static_cast<int>(Group::index()) * kLanes;
   if (column >= p.columns) return;
   const auto* D = static_cast<const Slope<T>*>(p.slopes) + column;
   Floats total = 0.f;

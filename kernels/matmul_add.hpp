@@ -12,10 +12,10 @@ XF_INLINE void matmul_add(const MatmulAddParams& p) {
   using T = typename Config::Element;
   allocate_block<Config>();
   const int across = (p.columns + Bn - 1) / Bn,
-            blocks = (p.rows + kNeighbours * Br - 1) / (kNeighbours * Br);
-  for (int i = static_cast<int>(group_index()); i < across * blocks; i += p.workers) {
-    const int row = (i / across * kNeighbours + neighbour()) * Br, column = i % across * Bn;
-    if (!kInStep && row >= p.rows) continue;
+            blocks = (p.rows + Group::tiles * Br - 1) / (Group::tiles * Br);
+  for (int i = static_cast<int>(Group::index()); i < across * blocks; i += p.workers) {
+    const int row = (i / across * Group::tiles + Group::tile()) * Br, column = i % across * Bn;
+    if (!Group::in_step && row >= p.rows) continue;
     const Rows<const Slope<T>> A{static_cast<const Slope<T>*>(p.a), p.a_row, p.rows, row, p.inputs};
     const Rows<const T> B{static_cast<const T*>(p.b) + column, p.b_row, p.inputs, 0,
                           p.columns - column};

@@ -13,6 +13,10 @@ namespace xeflash {
 constexpr int kLogDegree = 6;  // of exp2's polynomial: log l is near 0 where one column has it all
 
 template <int R>
+XF_INLINE ColVec<R> inverse_or_zero(const ColVec<R>& l) {
+  return map([](auto x) { return select(x == 0.f, decltype(x)(0.f), inverse(x)); }, l);
+}
+template <int R>
 XF_INLINE ColVec<R> log_or_zero(const ColVec<R>& l) {
   const auto of_one = [](auto x) {
     using V = decltype(x);
@@ -106,7 +110,7 @@ template <class Config>
 XF_INLINE void matmul_softmax(const MatmulSoftmaxParams& p) {
   using Scores = ScoreRows<Config>;
   allocate_shared<typename Scores::ScoreTile, shared_bytes<typename Scores::ColumnTile>()>();
-  const int worker = static_cast<int>(group_index());
+  const int worker = static_cast<int>(Group::index());
   for (int i = worker; i < p.groups; i += p.workers) {
     const Scores rows(p, i);
     if (rows.is_empty()) continue;

@@ -24,7 +24,7 @@ XF_INLINE void merge_states(const MergeParams& p) {
   constexpr int dv = Config::head_dim_v;
   constexpr int kHeadroom = 4;  // of kMaxStates and what is carried
   using T = typename Config::Element;
-  const GroupIndex group = group_index();
+  const Group::Index group = Group::index();
   const int batch = static_cast<int>(group / p.rows), i = static_cast<int>(group % p.rows);
   for (int head = 0; head < p.heads; ++head) {
     const StateRow<float> carried(p.carried, batch, i, head);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "products/turns.hpp"
+#include "tile/philox.hpp"
 
 namespace xeflash {
 
@@ -33,18 +34,12 @@ XF_INLINE int middle_below(int low, int high) {
                           (static_cast<uint32_t>(high) - static_cast<uint32_t>(low)) / 2);
 }
 
-// Philox 4x32-10: 4 words for each counter.
+// The 4 words that are drawn for each counter.
 XF_INLINE void draw(Words counter, const uint32_t (&seed)[2], const uint32_t (&position)[2],
                     int row, Words (&c)[4]) {
   c[0] = counter, c[1] = Words(position[0]), c[2] = Words(position[1]);
   c[3] = Words(kDrawsTokens + static_cast<uint32_t>(row));
-  uint32_t k0 = seed[0], k1 = seed[1];
-  XF_UNROLL for (int round = 0; round < 10; ++round) {
-    const Words hi0 = multiply_high(c[0], 0xD2511F53u), lo0 = c[0] * 0xD2511F53u;
-    const Words hi1 = multiply_high(c[2], 0xCD9E8D57u), lo1 = c[2] * 0xCD9E8D57u;
-    c[0] = hi1 ^ c[1] ^ k0, c[1] = lo1, c[2] = hi0 ^ c[3] ^ k1, c[3] = lo0;
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
+  philox(c, seed[0], seed[1]);
 }
 // (x + 1/2) / 2^32, the same on every device.
 XF_INLINE Floats to_uniform(Words x) {
@@ -74,7 +69,7 @@ struct Sampler {
   template <class F>
   XF_INLINE void each(F f) const {
     constexpr int kVectors = kBlock / kLanes;
-    for (int first = key_turn() * kBlock; first < p.columns; first += kKeyTurns * kBlock) {
+    for (int first = Group::turn() * kBlock; first < p.columns; first += Group::turns * kBlock) {
       Floats v[kVectors];
       XF_UNROLL for (int i = 0; i < kVectors; ++i) v[i] = z.at(first + i * kLanes);
       XF_UNROLL for (int i = 0; i < kVectors; ++i) f(v[i], first + i * kLanes);
@@ -174,7 +169,7 @@ struct Sampler {
   // A counter's 4 words are for tokens that are 16 apart.
   XF_INLINE int drawn(const uint32_t (&seed)[2], const uint32_t (&position)[2], int row) const {
     return argmax([&](auto take) {
-      for (int first = key_turn() * kBlock; first < p.columns; first += kKeyTurns * kBlock) {
+      for (int first = Group::turn() * kBlock; first < p.columns; first += Group::turns * kBlock) {
         XF_UNROLL for (int i = 0; i < 16; i += kLanes) {
           Words words[4];
           draw(to_words(Ints(lane_index() + (first / 4 + i))), seed, position, row, words);
@@ -192,7 +187,7 @@ struct Sampler {
 template <class Config>
 XF_INLINE void sample_tokens(const SampleParams& p) {
   allocate_turns();
-  const int row = static_cast<int>(group_index());
+  const int row = static_cast<int>(Group::index());
   Sampler<typename Config::Element> of_row(p, row);
   const float temperature = number_of_row(p.temperature, row);
   int token = -1;
@@ -211,7 +206,7 @@ XF_INLINE void sample_tokens(const SampleParams& p) {
     halves_of_row(p.position, row, position);
     token = of_row.drawn(seed, position, p.seed.data ? 0 : p.first_row + row);
   }
-  if (key_turn() == 0) store_token(p.tokens, row, token);
+  if (Group::turn() == 0) store_token(p.tokens, row, token);
 }
 
 }  // namespace xeflash

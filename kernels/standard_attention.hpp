@@ -23,7 +23,7 @@ struct RowBlock {
   typename Config::Mask::Blocks range;
 
   XF_INLINE RowBlock(const FwdParams& p, int parts)
-      : work(group_index(), parts, (p.max_q - 1) / Br + 1, p.heads_q),
+      : work(Group::index(), parts, (p.max_q - 1) / Br + 1, p.heads_q),
         seq(p, work.batch),
         own(p, seq, work),
         mask(p, seq),
@@ -67,10 +67,11 @@ XF_INLINE void scores(const StandardParams& p) {
     Tile<Br, Bc> S;
     fill(S, -kInf);  // keys past the end
     mma_ABt(S, Q, K);
-    reuse_shared();
+    Group::meet_staged();
     each(S, rows.own.row, key, [&](auto s, auto, auto) { return s * p.scale; });  // S = scale Q K^T
     if (!rows.range.is_full(j)) {
       each(S, rows.own.row, key, [&](auto s, auto q, auto k) { return rows.mask.hide(s, q, k); });
+      rows.mask.template hide_in<false>(S, rows.own.row, key, [](auto q) { return q; });
     }
     store(rows.template of<float>(p.scores, j), S);
   }
@@ -97,14 +98,19 @@ XF_INLINE void softmax_rows(const StandardParams& p) {
     Left<T, Br, Bc> P;
     exp_and_sum<Config::exp2_degree>(P, S, m, l, exponents);  // l += rowsum exp(S - m)
   }
-  const ColVec<Br> inverse = inverse_or_zero(l);
+  constexpr float kUnit = 1.f / (uint64_t{1} << kExp2Headroom);  // of l
+  const auto inverse_or_zero = [](auto l) {
+    using V = decltype(l);
+    return select(l == 0.f, V(0.f), V(inverse(l) * kUnit));
+  };
+  const ColVec<Br> factor = map(inverse_or_zero, ColVec<Br>(l));
 
   for (int j = rows.range.begin; j < rows.range.end; ++j) {
     Tile<Br, Bc> P;
     load(P, rows.template of<const float>(p.scores, j));
     const ColVec<Br> top = exponents.relative(P, m);
-    exp2_of<Config::exp2_degree>(P, exponents.scale_log2, top);
-    P *= inverse;  // P = exp(S - m) / l
+    exp2_minus<Config::exp2_degree>(P, exponents.scale_log2, top);
+    P *= factor;  // P = exp(S - m) / l
     store(rows.template of<T>(p.probabilities, j), P);
   }
 }
@@ -132,7 +138,7 @@ XF_INLINE void weighted_sum(const StandardParams& p) {
     load(P, rows.template of<const T>(p.probabilities, j));
     const ValueTile V(v_rows.from(key));
     mma_AB(O, P, V);  // O = P V
-    reuse_shared();
+    Group::meet_staged();
   }
   store(rows.template of<T>(p.o).columns(column, Config::head_dim_v), O);
 }

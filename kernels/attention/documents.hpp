@@ -69,6 +69,7 @@ struct DocumentBlocks : private BlockRange {
                            int size, int at)
       : BlockRange(range), ids(ids), rows(rows), size(size), at(at) {}
   using BlockRange::begin, BlockRange::end, BlockRange::first, BlockRange::last;
+  using BlockRange::have_none_full, BlockRange::is_empty;
 
   XF_INLINE int next(int j, int step) const {
     while (j < end) {
@@ -81,6 +82,9 @@ struct DocumentBlocks : private BlockRange {
     return j;
   }
   XF_INLINE bool has(int j) const { return BlockRange::has(j) && rows.meets(of_block(j)); }
+  XF_INLINE DocumentBlocks only(int j) const {
+    return {BlockRange::only(has(j) ? j : end), ids, rows, size, at};
+  }
   XF_INLINE bool is_full(int j) const {
     if (!BlockRange::is_full(j) || !rows.is_one()) return false;
     const IdRange block = of_block(j);
@@ -121,9 +125,13 @@ struct Documents : Window {  // a Mask
   XF_INLINE Documents(const FwdParams& p, const Sequence& seq)
       : Window(p, seq), ids(p.documents, seq) {}
 
-  template <class S, class I, class J>
-  XF_INLINE S hide(S s, I q, J k) const {
-    return select(ids.at(q + shift) == ids.at(k), Window::hide(s, q, k), S(-kInf));
+  template <bool kTransposed, template <int, int> class Tile, int R, int C, class Query>
+  XF_INLINE void hide_in(Tile<R, C>& S, int row, int column, Query query) const {
+    const auto of = [&](bool queries, Ints i) { return ids.at(queries ? query(i) + shift : i); };
+    const Numbers<R> rows([&](Ints r) { return of(!kTransposed, r + row); });
+    const Numbers<C> columns([&](Ints c) { return of(kTransposed, c + column); });
+    each(S, rows, columns,
+         [](auto s, auto a, auto b) { return select(a == b, s, decltype(s)(-kInf)); });
   }
   template <int Bc>
   XF_INLINE Blocks k_blocks(int first_row, int last_row) const {
@@ -142,9 +150,11 @@ struct Documents : Window {  // a Mask
     return {Window::keys_of_split(split, splits, Bc, ids.next(row, 0)), ids, row};
   }
   template <template <int, int> class RowTile, int Br, int Bc>
-  XF_INLINE void hide_row(RowTile<Br, Bc>& S, const Keys&, int key) const {
+  XF_INLINE void hide_row(RowTile<Br, Bc>& S, const Keys& keys, int key) const {
     each_row<Br>([&](int r) {
-      each_in_row(S, r, key, [&](auto s, auto k) { return hide(s, 0, k); });
+      each_in_row(S, r, key, [&](auto s, auto k) {
+        return select(ids.at(k) == keys.row.least, hide(s, 0, k), decltype(s)(-kInf));
+      });
     });
   }
 };

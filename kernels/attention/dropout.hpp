@@ -1,21 +1,20 @@
-// Dropout's random numbers: Philox 4x32-10 (Salmon et al., 2011), counted, so that every device and
-// the backward pass draw the same 16 bits for a probability wherever it is computed.
+// Dropout's random numbers, by Philox, so that every device and the backward pass draw the same 16
+// bits for a probability wherever it is computed.
 //   key = seed and the upper half of offset; counter = (position of the key, that of the row / 8,
 // batch x head, lower half of offset); position % 8 picks one of the 8 halves drawn. The position
 // of a sequence's first row is a multiple of 8.
 #pragma once
 
 #include "attention/work.hpp"
+#include "tile/philox.hpp"
 
 namespace xeflash {
 
 struct NoDropout {
   static constexpr float keep_scale = 1.f;
   XF_INLINE NoDropout(const FwdParams&, const Sequence&, int) {}
-  template <class P>
+  template <bool kTransposed = false, class P>
   XF_INLINE void drop(P&, int, int) const {}
-  template <class P>
-  XF_INLINE void drop_transposed(P&, int, int) const {}
 };
 
 struct Dropout {
@@ -33,29 +32,18 @@ struct Dropout {
         k_at(seq.k_at),
         keep_scale(p.keep_scale) {}
 
-  // Zeroes the dropped probabilities.
-  template <class P>
-  XF_INLINE void drop(P& probabilities, int row, int key) const {
-    drop_tile(probabilities, row + q_at, key + k_at, *this);
-  }
-
-  // The same of a tile whose rows are keys.
-  template <class P>
-  XF_INLINE void drop_transposed(P& probabilities, int key, int row) const {
-    xeflash::drop_transposed(probabilities, key + k_at, row + q_at, *this);
+  // Zeroes the dropped probabilities of a tile whose rows are queries, or keys if it is transposed.
+  template <bool kTransposed = false, class P>
+  XF_INLINE void drop(P& probabilities, int row, int column) const {
+    drop_tile<kTransposed>(probabilities, row + (kTransposed ? k_at : q_at),
+                           column + (kTransposed ? q_at : k_at), *this);
   }
 
   // The 4 words drawn for 8 rows and a key; U is a word or a vector of words.
   template <class U>
   XF_INLINE void draw(U k, U row_octet, U (&c)[4]) const {
     c[0] = k, c[1] = row_octet, c[2] = U(plane), c[3] = U(offset);
-    uint32_t k0 = seed[0], k1 = seed[1];
-    XF_UNROLL for (int round = 0; round < 10; ++round) {
-      const U hi0 = multiply_high(c[0], 0xD2511F53u), lo0 = c[0] * 0xD2511F53u;
-      const U hi1 = multiply_high(c[2], 0xCD9E8D57u), lo1 = c[2] * 0xCD9E8D57u;
-      c[0] = hi1 ^ c[1] ^ k0, c[1] = lo1, c[2] = hi0 ^ c[3] ^ k1, c[3] = lo0;
-      k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-    }
+    philox(c, seed[0], seed[1]);
   }
 };
 

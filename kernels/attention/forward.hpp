@@ -11,7 +11,7 @@ namespace xeflash {
 // The tiles of a thread. Of the Bc keys of a block it scores Bs, of O it owns dv columns.
 template <class Config>
 struct FwdTiles {
-  static constexpr int Br = Config::block_q, Bc = Config::block_k, Bs = Bc / kTeam;
+  static constexpr int Br = Config::block_q, Bc = Config::block_k, Bs = Bc / Group::team;
   static constexpr int d = Config::head_dim, dv = Config::block_v;
   using T = typename Config::Element;
   using E = Operand<T, typename Config::CacheElement>;
@@ -20,9 +20,10 @@ struct FwdTiles {
   using ProbTile = PartOfLeft<E, Br, Bs>;
   using OutputTile = Tile<Br, dv>;
 
-  // Where they are in shared memory: V behind K, or in its place; Q; P of a team.
+  // Where they are in shared memory: V behind K, or of a team, whose V is wide, in its place; Q; P
+  // of a team.
   using KeyTile = RightT<E, Bc, d, CacheBlock<Config>>;
-  static constexpr int kValues = kOnePlace ? 0 : shared_bytes<KeyTile>();
+  static constexpr int kValues = Group::one_place ? 0 : shared_bytes<KeyTile>();
   using ValueTile = Right<E, Bc, dv, CacheBlock<Config>, kValues>;
   static constexpr int kQuery =
       larger(shared_bytes<KeyTile>(), kValues + shared_bytes<ValueTile>());
@@ -40,13 +41,13 @@ struct KeyBlocks {
   const Blocks& range;
   int index;
   XF_INLINE explicit KeyBlocks(const Blocks& range)
-      : range(range), index(range.next(range.begin + key_turn(), kKeyTurns)) {}
+      : range(range), index(range.next(range.begin + Group::turn(), Group::turns)) {}
   XF_INLINE bool more() const { return index < range.end; }
-  XF_INLINE void advance() { index = range.next(index + kKeyTurns, kKeyTurns); }
+  XF_INLINE void advance() { index = range.next(index + Group::turns, Group::turns); }
   // Keys: of the block, those that the thread scores, and of its next block.
   XF_INLINE int first() const { return index * Bc; }
-  XF_INLINE int scored() const { return first() + member() * (Bc / kTeam); }
-  XF_INLINE int next() const { return first() + kKeyTurns * Bc; }
+  XF_INLINE int scored() const { return first() + Group::member() * (Bc / Group::team); }
+  XF_INLINE int next() const { return first() + Group::turns * Bc; }
 };
 
 // The keys and values that a thread's rows see; of V the columns of its team.
@@ -67,7 +68,7 @@ struct KeysAndValues {
   XF_INLINE auto values(int first) const { return block_of<Bc>(v_rows, first); }
   XF_INLINE void prefetch_block(int first) const {
     prefetch<Bc, Tiles::d>(keys(first));
-    prefetch<Bc, kTeam * Tiles::dv>(values(first));
+    prefetch<Bc, Group::team * Tiles::dv>(values(first));
   }
 };
 
@@ -98,7 +99,7 @@ struct RunningSoftmax {
   XF_INLINE bool finish(Output& O) {
     merge_turns(O, m, l, decay());
     sum_of_team(l);
-    return key_turn() == 0;
+    return Group::turn() == 0;
   }
   // Calls functions of what the keys of a row came to, its sink, and other keys: one value for each
   // row.

@@ -9,10 +9,19 @@ namespace xeflash {
 struct BlockRange {
   int begin, full_begin, full_end, end;  // blocks in [full_begin, full_end) need no mask
   int first, last;                       // seen are some keys, or rows, in [first, last)
+  XF_INLINE bool is_empty() const { return begin >= end; }
   XF_INLINE bool has(int j) const { return j >= begin && j < end; }
   // The first one that is seen, of j, j + step, ...; `end` or beyond if there is none.
   XF_INLINE int next(int j, int) const { return j; }
+  // Block j of them, if it is one.
+  XF_INLINE BlockRange only(int j) const {
+    BlockRange r = *this;
+    r.begin = has(j) ? j : end;
+    r.end = has(j) ? j + 1 : end;
+    return r;
+  }
   XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
+  XF_INLINE void have_none_full() { full_end = full_begin; }
 };
 
 struct KeyRange {
@@ -31,13 +40,17 @@ struct Window {  // a Mask
   XF_INLINE Window(const FwdParams& p, const Sequence& seq)
       : sq(seq.sq), sk(seq.sk), shift(seq.shift(p)), left(p.left), right(p.right) {}
 
-  // Hides s where the row does not see the key.
+  // Hides s where the row does not see the key, by their positions.
   template <class S, class I, class J>
   XF_INLINE S hide(S s, I q, J k) const {
     const auto ahead = k - (q + shift);
     const S hidden(-kInf);
     return select(k < sk, select((ahead >= -left) & (ahead <= right), s, hidden), hidden);
   }
+
+  // Hides scores of a tile besides; query(r) is the query of row r. Transposed, columns are queries.
+  template <bool kTransposed, class Tile, class Query>
+  XF_INLINE void hide_in(Tile&, int, int, Query) const {}
 
   // The keys that a row sees end here.
   XF_INLINE int seen_up_to(int q) const {

@@ -13,7 +13,7 @@ namespace xeflash {
 struct SplitWork {
   int batch, head, heads, split, part;
 
-  XF_INLINE SplitWork(const FwdParams& p, GroupIndex group, int tile, int parts) {
+  XF_INLINE SplitWork(const FwdParams& p, Group::Index group, int tile, int parts) {
     const int per_kv_head = p.heads_q / p.heads_k, tiles = (per_kv_head + tile - 1) / tile;
     part = static_cast<int>(group % parts);
     group /= parts;

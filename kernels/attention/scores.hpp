@@ -38,6 +38,7 @@ struct Scores {
     if (!range.is_full(j)) {
       each(S, rows.row, key,
            [&](auto s, auto q, auto k) { return mask.hide(s, rows.query(q), k); });
+      mask.template hide_in<false>(S, rows.row, key, [&](auto q) { return rows.query(q); });
     }
   }
 };

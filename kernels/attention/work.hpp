@@ -15,16 +15,16 @@ enum class First { last_block, first_block };
 struct Work {
   int batch, head, block, part;
 
-  XF_INLINE Work(GroupIndex group, GroupIndex parts, GroupIndex row_blocks, GroupIndex heads,
-                 First first = First::last_block) {
-    const GroupIndex blocks = (row_blocks + kNeighbours - 1) / kNeighbours;
-    const GroupIndex tile = group / parts, pair = tile / blocks;
-    GroupIndex place = tile - pair * blocks;
+  XF_INLINE Work(Group::Index group, Group::Index parts, Group::Index row_blocks,
+                 Group::Index heads, First first = First::last_block) {
+    const Group::Index blocks = (row_blocks + Group::tiles - 1) / Group::tiles;
+    const Group::Index tile = group / parts, pair = tile / blocks;
+    Group::Index place = tile - pair * blocks;
     part = static_cast<int>(group - tile * parts);
-    if constexpr (kGroupsInParts) place = place % 2 ? blocks - 1 - place / 2 : place / 2;
+    if constexpr (Group::in_parts) place = place % 2 ? blocks - 1 - place / 2 : place / 2;
     block =
-        static_cast<int>(first == First::first_block ? place : blocks - 1 - place) * kNeighbours +
-        neighbour();
+        static_cast<int>(first == First::first_block ? place : blocks - 1 - place) * Group::tiles +
+        Group::tile();
     batch = static_cast<int>(pair / heads);
     head = static_cast<int>(pair - batch * heads);
   }
@@ -103,7 +103,7 @@ struct Sequence {
 // threads that bring in keys together.
 template <int Br>
 struct RowSpan {
-  static constexpr int kTogether = kInStep ? kNeighbours * Br : Br;
+  static constexpr int kTogether = Group::in_step ? Group::tiles * Br : Br;
   int row, count;
   XF_INLINE int first() const { return row - row % kTogether; }
   XF_INLINE int last() const { return last_of(first(), kTogether); }

@@ -20,9 +20,4 @@
 
 namespace xeflash {
 using namespace cpu;
-
-using GroupIndex = uint64_t;
-XF_INLINE GroupIndex group_index() {
-  return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
-}
 }  // namespace xeflash

@@ -31,7 +31,8 @@ XF_INLINE void keep(Columns<V, R, C>& tile, int c, int r, const i32x16 (&kept)[8
 // Zeroes what is dropped of a tile of probabilities, or of their gradients, a left operand or not.
 // Rows are queries: a draw serves 8 of them and a key, lanes take 8 keys x 2 octets of rows at a
 // time, then each row picks its half-word.
-template <class P, class Dropout>
+template <bool kTransposed, class P, class Dropout>
+  requires(!kTransposed)
 XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
   static_assert(tile_columns<P> % 8 == 0);
   const u32x16 lane = bit_cast<u32x16>(lane_index());
@@ -54,8 +55,9 @@ XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
   }
 }
 // Rows are keys, columns queries: a lane of a draw is a key, and its half-words are 8 columns.
-template <class P, class Dropout>
-XF_INLINE void drop_transposed(P& tile, int row0, int col0, const Dropout& dropout) {
+template <bool kTransposed, class P, class Dropout>
+  requires kTransposed
+XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
   static_assert(tile_columns<P> % 8 == 0);
   for (int r = 0; r < tile_rows<P> / kLanes; ++r) {
     const u32x16 key = bit_cast<u32x16>(row0 + r * kLanes + lane_index());

@@ -5,14 +5,24 @@
 
 namespace xeflash::cpu {
 
-// Nothing is shared, and all keys of a row are seen by one.
-constexpr bool kStaged = false, kOnePlace = false, kInStep = false, kPairs = false;
-constexpr bool kGroupsInParts = true;  // each core has groups that follow each other
-constexpr int kNeighbours = 1, kTeam = 1, kKeyTurns = 1;
-XF_INLINE int neighbour() { return 0; }
-XF_INLINE int member() { return 0; }
-XF_INLINE int of_pair() { return 0; }
-XF_INLINE int key_turn() { return 0; }
+// Nothing is shared, and one work-item passes all keys of its rows.
+struct Group {
+  static constexpr int turns = 1, team = 1, roles = 1, tiles = 1;
+  static constexpr bool staged = false, one_place = false, in_step = false;
+  static constexpr bool in_parts = true;  // each core has groups that follow each other
+  using Index = uint64_t;                 // of a launch
+  static XF_INLINE Index index() {
+    return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
+  }
+  static XF_INLINE int turn() { return 0; }
+  static XF_INLINE int member() { return 0; }
+  static XF_INLINE int role() { return 0; }
+  static XF_INLINE int tile() { return 0; }
+  static XF_INLINE void meet_team() {}
+  static XF_INLINE void meet_pair() {}
+  static XF_INLINE void meet_staged() {}
+};
+
 template <class Tile>
 constexpr int shared_bytes() {
   return 0;
@@ -23,8 +33,5 @@ template <class Output, class Max, class Sum, class Decay>
 XF_INLINE void merge_turns(Output&, Max&, Sum&, const Decay&) {}
 template <class Sum>
 XF_INLINE void sum_of_team(Sum&) {}
-XF_INLINE void reuse_shared() {}
-XF_INLINE void meet_team() {}
-XF_INLINE void meet_pair() {}
 
 }  // namespace xeflash::cpu

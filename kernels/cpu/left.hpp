@@ -124,11 +124,10 @@ struct Pooled {
   XF_INLINE const Left<T, R, N>& all(const Left<T, R, N>& own) { return own; }
 };
 
-// What one of a pair hands to the other: it is its own.
+// What one of a pair hands to the other: there are no pairs.
 template <int R, int C, int Begin>
 struct Handed {
   XF_INLINE void give(const Tile<R, C>&) {}
-  XF_INLINE const Tile<R, C>& take(const Tile<R, C>& own) { return own; }
 };
 
 }  // namespace xeflash::cpu

@@ -129,16 +129,17 @@ struct Right<T, N, D, Block, Begin> {
   XF_INLINE const uint32_t* first() const { return x[0]; }
 };
 
-// Right operands of some rows of a matrix after the other.
+// The blocks of some rows of a matrix after the other, as right operands.
 template <class Operand>
 struct BlocksOf;
 template <template <class, int, int, class, int> class AnyRight, class T, int N, int D, class M,
           int Begin>
 struct BlocksOf<AnyRight<T, N, D, M, Begin>> {
-  const M& rows;
+  const M rows;
 
   XF_INLINE explicit BlocksOf(const M& m) : rows(m) {}
-  XF_INLINE auto at(int first) const { return AnyRight<T, N, D, M, Begin>(rows.from(first)); }
+  XF_INLINE void bring(int) const {}
+  XF_INLINE auto brought(int first) const { return AnyRight<T, N, D, M, Begin>(rows.from(first)); }
 };
 
 // The CPU sees by itself what comes next.

@@ -30,11 +30,6 @@ template <int R>
 XF_INLINE void operator*=(ColVec<R>& a, const ColVec<R>& b) {
   a = map([](f32x16 x, f32x16 y) { return x * y; }, a, b);
 }
-// 1 / a, and 0 where a is 0.
-template <int R>
-XF_INLINE ColVec<R> inverse_or_zero(const ColVec<R>& a) {
-  return map([](f32x16 v) { return select(v == f32x16(0.f), f32x16(0.f), inverse(v)); }, a);
-}
 
 // Row sums; a backend may keep them per lane until the end.
 template <int R>
@@ -132,6 +127,26 @@ XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   });
 }
 
+// An int for each row or column of a tile.
+template <int N>
+struct Numbers {
+  static constexpr int kCount = round_up(N, kLanes);
+  alignas(64) i32x16 x[kCount / kLanes];
+  template <class F>
+  XF_INLINE explicit Numbers(F f) {
+    for (int i = 0; i < kCount; i += kLanes) x[i / kLanes] = f(lane_index() + i);
+  }
+  XF_INLINE int at(int i) const { return reinterpret_cast<const int*>(x)[i]; }
+};
+
+// f(value, number of the row, number of the column)
+template <int R, int C, class F>
+XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, F f) {
+  t.each_vector(t.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
+    v = f(v, rows.x[r], columns.at(c));
+  });
+}
+
 // f(value, slope, row, column) changes both, of two tiles.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) {
@@ -158,14 +173,6 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
     XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) m.x[r0 + r] = max(even[r], odd[r]);
   }
   return m;
-}
-
-// t = 2^(t * scale - m - kExp2Headroom)
-template <int Degree, int R, int C>
-XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
-  t.each_vector(C, [&](f32x16& v, int, int r) __attribute__((always_inline)) {
-    v = exp2<Degree, kExp2Headroom>(fma(v, scale, -m.x[r]));
-  });
 }
 
 template <int R, int C>

@@ -41,13 +41,13 @@ struct LogitRows {
 
   // Those of a thread in block i of the launch: the blocks of a part follow each other.
   XF_INLINE LogitRows(const LogitParams& p, int i) : p(p) {
-    constexpr int kRows = kNeighbours * Br;
+    constexpr int kRows = Group::tiles * Br;
     const int blocks = (p.rows + kRows - 1) / kRows;
     part = i / blocks;
-    row = (i - part * blocks) * kRows + neighbour() * Br;
+    row = (i - part * blocks) * kRows + Group::tile() * Br;
   }
   // Whether none is there, and no other thread waits for this one.
-  XF_INLINE bool is_empty() const { return !kInStep && row >= p.rows; }
+  XF_INLINE bool is_empty() const { return !Group::in_step && row >= p.rows; }
   XF_INLINE int begin() const { return part * p.part; }
   XF_INLINE int end() const { return begin() + p.part < p.columns ? begin() + p.part : p.columns; }
 
@@ -66,7 +66,7 @@ struct LogitRows {
         with_step<Bn, Bk>(weight().from(column), k, [&](const Rows<const T>& rows) {
           const ColumnTile W(rows);
           add_or_set(S, k == 0, [&](ScoreTile& sums) { mma_ABt(sums, X, W); });  // S += X W^T
-          reuse_shared();
+          Group::meet_staged();
         });
       });
     }
@@ -95,7 +95,7 @@ template <class Config, class F>
 XF_INLINE void each_block(const LogitParams& p, F f) {
   using Logits = LogitRows<Config>;
   allocate_shared<typename Logits::ScoreTile, shared_bytes<typename Logits::ColumnTile>()>();
-  const int worker = static_cast<int>(group_index());
+  const int worker = static_cast<int>(Group::index());
   for (int i = worker; i < p.groups; i += p.workers) {
     const Logits rows(p, i);
     if (!rows.is_empty()) f(rows, worker);

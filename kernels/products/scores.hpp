@@ -34,13 +34,13 @@ struct ScoreRows {
 
   // Those of a thread in block i of the launch.
   XF_INLINE ScoreRows(const MatmulSoftmaxParams& p, int i) : p(p) {
-    constexpr int kRows = kNeighbours * Br;
+    constexpr int kRows = Group::tiles * Br;
     const int blocks = (p.rows + kRows - 1) / kRows;
     batch = i / blocks;
-    row = (i - batch * blocks) * kRows + neighbour() * Br;
+    row = (i - batch * blocks) * kRows + Group::tile() * Br;
   }
   // Whether none is there, and no other thread waits for this one.
-  XF_INLINE bool is_empty() const { return !kInStep && row >= p.rows; }
+  XF_INLINE bool is_empty() const { return !Group::in_step && row >= p.rows; }
 
   template <class E>
   XF_INLINE E* matrix(const MatricesArg& t) const {
@@ -71,7 +71,7 @@ struct ScoreRows {
       } else {
         add_or_set(S, k == 0, [&](ScoreTile& part) { mma_ABt(part, A, B); });
       }
-      reuse_shared();
+      Group::meet_staged();
     });
   }
   // S = scale S + bias; -inf in columns that are not there

@@ -1,91 +1,91 @@
 // The vocabulary that the kernels are written in. It knows no attention and names no device: the
 // backend that is compiled in decides how a tile is laid out and which instructions move and
-// multiply it.
+// multiply it. tile/contract.hpp checks each backend against this list, word by word.
 //
-//   Rows<T>, PackedRows<T>     rows of a matrix in memory, see rows.hpp
-//   Tile<R, C>, ColVec<R>, ColSum<R>
-//                              fp32 accumulators; one fp32 value per row; its row sums
-//   fill                       a tile with one value
-//   Left<T, R, C>              left operand of a product: load
-//   PlacedLeft<Rows, T, R, C>  the same, kept elsewhere where registers are few: Q
-//   AwayLeft                   the same, kept elsewhere if the device has a place
-//   RightT<T, N, D, Block>     right operand of mma_ABt: its columns are the N rows of a Block, K;
-//                              may stream from memory
-//   Right<T, N, D, Block>      right operand of mma_AB: N rows of a Block, V, likewise
-//   BlocksOf<RightT or Right>  those of one matrix after the other: at a row
-//   Operand<T, E>              what elements E of a cache are multiplied as with queries of T
-//   mma_ABt, mma_AB            S = A K^T, O += P V
-//   AllColumns, columns_seen   which columns of a block those products need: all; up to those that
-//   a
-//                              mask shows some of the rows which the device takes together
-//   each                       f(value, row, column) over a tile; one of the two is a vector
-//   add_row_sums, column_sums  l += rowsum P; the other way
-//   row_max, exp2_and_sum, kExp2Headroom
-//                              the halves of a softmax; the second gives P as a left operand, and
-//                              everything 2^-kExp2Headroom times
-//   lower                      S = min(S - m, 0) where m is not 0, a value per row or per column
-//   exp2_minus, weigh          P without its sum, relative to a value per row or per column;
-//                              dS = P (dP - Delta)
-//   Across<C>, AcrossRows<C>, load_across
-//                              one fp32 value per column; those of a line of numbers, from one on
-//   narrow, row_dots           a tile as a left operand; rowsum(A B) of rows in memory
-//   map, any_above, any_beyond  f of the values of each row; is one above another's by a margin, is
-//                              one's magnitude above a limit
-//   exp2_of, inverse_or_zero   the same in place, without the sum; 1 / l, or 0
-//   drop_tile, drop_transposed  zeroes probabilities by random numbers; of transposed tiles
-//   load, store, add           tiles from memory, tiles and values per row back to it; added to
-//                              what is there, in fp32
-//   prefetch, Ahead            rows of the next step, where the device does not see them coming
-//   load_values                one value per row from memory
-//   kNeighbours, neighbour     tiles of a group that lie side by side and pass the same keys
-//   kTeam, member              threads of one of them: each owns columns of O, and scores some of
-//                              the keys of a block
-//   kGroupsInParts             whether each core has groups of a launch that follow each other
-//   kInStep                    whether the threads of a group meet at each block
-//   PartOfLeft, Pooled, meet_team
-//                              a left operand of a thread's keys, and of the whole block for all
-//   kPairs, of_pair, meet_pair, Handed, LeftBeside
-//                              two teams have the same rows, each does half of the work: one hands
-//                              the other a tile, and each keeps an operand beside one tile of sums
-//   Joint, joined              the same of P, with the maxima that its parts are relative to
-//   kStaged, kOnePlace         whether a group brings K and V into shared memory together, and V in
-//                              the place of K
+// Tiles, in registers:
+//
+//   Tile<R, C>                 R rows of C columns in fp32
+//   ColVec<R>, ColSum<R>       one fp32 value per row; the sum of each row
+//   Across<C>                  one fp32 value per column
+//   Left<T, R, C>              the left operand of a product
+//   PlacedLeft<Rows, T, R, C>  a left operand that is kept elsewhere if registers are few: Q
+//   AwayLeft, LeftBeside       one that is kept elsewhere if the device has a place for it; one
+//                              that stays in registers beside the sums of one of a pair
+//   PartOfLeft                 the columns of a left operand that one thread of a team makes
+//   RightT<T, N, D, Block>     the right operand of mma_ABt, the N rows of a block of K
+//   Right<T, N, D, Block>      the right operand of mma_AB, the N rows of a block of V
+//   Operand<T, E>              the type in which elements E of a cache are multiplied
+//   Elsewhere, Here            a tile that another thread or kernel makes, see elsewhere.hpp
+//
+// Tiles and memory:
+//
+//   Rows<T>                    the rows of a matrix in memory, see rows.hpp
+//   load, store, add           read a tile; write it; add it in fp32 to what is there
+//   load_values                reads one value per row
+//   BlocksOf<Operand>          makes a right operand of each block of rows of a matrix
+//   AcrossRows<C>              reads one value per column of each block
+//   prefetch, Ahead            ask for the rows of the next block
+//
+// Products, and what becomes of their results:
+//
+//   fill                       sets all elements to one value
+//   mma_ABt, mma_AB            S = A K^T; O += P V
+//   columns_seen               says which columns of a block some rows need
+//   each                       calls f(value, row, column); row or column is a vector
+//   Numbers<N>                 one int per row or per column, which `each` passes in their place
+//   map                        calls f of the values of each row
+//   any_above, any_beyond      says whether any row's value is above another's by a margin; whether
+//                              any value has a magnitude above a limit
+//   row_max, add_row_sums      the maximum of each row; l += rowsum P
+//   column_sums, row_dots      the sum of each column; rowsum(A B) of rows in memory
+//   exp2_and_sum, kExp2Headroom
+//                              P = 2^(S - m) as a left operand, and its sums; both are multiplied
+//                              by 2^-kExp2Headroom
+//   exp2_minus, lower          2^(S - x) and min(S - x, 0), for a value x per row or column
+//   weigh                      dS = P (dP - Delta)
+//   narrow                     turns a tile into a left operand
+//   drop_tile                  zeroes the elements that dropout drops
+//
+// The threads of a group:
+//
+//   Group                      how many threads do what, which of them this one is, and where they
+//                              meet: xe/threads.hpp
+//   Pooled, Joint, joined      where the parts of a left operand come together; with the maxima
+//   that
+//                              they are relative to; P of all threads of a team
+//   Handed                     a tile that one of a pair hands to the other
+//   merge_turns, sum_of_team   merge what threads found that took turns at the keys; add up l
 //   shared_bytes, allocate_shared
-//                              of a tile; for all of a kernel
-//   reuse_shared               once a tile was read that has no other kind of tile after it
-//   kKeyTurns, key_turn        threads that take turns at the keys of the same rows instead
-//   merge_turns                gives the first of them what all have found
-//   sum_of_team                l of all keys
+//                              the shared memory that a tile takes; allocates that of a kernel
 //
-// For few rows against a long cache:
+// For few rows against a long cache, with lanes along a row:
 //
 //   RowTile<R, C>, RowVec<R>, RowSum<R>
-//                              fp32, lanes along a row; one fp32 value per row; row sums
-//   RowLeft<T, R, D, N, E>     Q, to be multiplied by N rows of E at a time: load
+//                              fp32 elements; one fp32 value per row; the sum of each row
+//   RowLeft<T, R, D, N, E>     Q, which is multiplied by N rows of E at a time
 //   RowProbs<T, R, C>          P
-//   dot_rows, accumulate_rows  S = A K^T, summed up over a team that shares out the columns;
-//                              O += P V; with K and V streaming past
-//   each_row, each_in_row      f(row) for every row; f(value, column) along one
-//   hide_columns, load_row, store_row
-//   prefetch_rows              asks for rows that are wanted soon
-//   rotate, abs_max            of one row: pairs of its columns (RoPE); its largest magnitude
+//   dot_rows, accumulate_rows  S = A K^T, added up over the team; O += P V
+//   each_row, each_in_row      call f(row) for every row; f(value, column) along one row
+//   hide_columns               hides the columns outside a range
+//   load_row, store_row        read and write one row
+//   prefetch_rows              asks for rows that are needed soon
+//   rotate, abs_max            rotate pairs of a row's columns (RoPE); its largest magnitude
 //   add_scaled                 O += w times a row in memory
 //
-// What a tile's elements are computed with, as numbers or as vectors along a row or a column:
+// Numbers, of which a lane or a vector of lanes is computed:
 //
-//   bf16, f16                  elements of 16 bits
-//   Floats, Ints, Mask         fp32, int32; the result of a comparison
-//   kLanes, lane_index, lowest_of
-//                              how many a vector has; 0, 1, ...; the least of some integers
-//   select, max, at_most       a where a mask holds, else b; the larger; the smaller, of integers
-//   rounded<T>                 what is left of a value in memory
-//   magnitude, inverse, divide, exp2, log2, log2_of_any, sqrt, tanh
-//                              log2 of what is finite and above 0, or of anything
+//   bf16                       an element of 16 bits
+//   Floats, Ints, Mask         vectors of fp32, of int32, of the results of a comparison
+//   lane_index, kLanes         0, 1, ... of a vector; how many they are
+//   lowest_of                  the least of a vector of integers
+//   select, max, at_most       a where a mask holds, else b; the larger; the smaller integer
+//   rounded<T>                 what is left of a value that is stored as T
+//   magnitude, inverse, divide, sqrt, tanh
+//   exp2, log2, log2_of_any    log2 takes finite positive values, log2_of_any takes any
 //   to_floats, signed_to_floats, to_ints, to_mask
-//                              between them, as C++ converts
-//   gather, value_at, add_at   elements of an array at positions; adds to them, in an order
+//                              convert as C++ does
+//   gather, value_at, add_at   read elements of an array at some positions; add to them in order
 //   multiply_high              the upper 32 bits of a product
-//   GroupIndex, group_index    which group of the launch this is
 #pragma once
 
 #if XEFLASH_BACKEND_CPU

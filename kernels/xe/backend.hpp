@@ -23,10 +23,4 @@
 
 namespace xeflash {
 using namespace xe;
-
-// A 64-bit division is a loop over bits here: a launch has less than 2^32 groups.
-using GroupIndex = uint32_t;
-XF_INLINE GroupIndex group_index() {
-  return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
-}
 }  // namespace xeflash

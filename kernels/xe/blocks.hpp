@@ -27,7 +27,7 @@ XF_INLINE void add_block(BlockSums<Config>& C, const Rows<const T>& A, const Row
   load(a, A.columns(k, k + Config::inputs));
   const Right<T, Config::inputs, Config::columns> b(B.from(k));
   mma_AB(C.x, a, b);
-  reuse_shared();
+  Group::meet_staged();
 }
 
 // Sums in memory have room for whole blocks.

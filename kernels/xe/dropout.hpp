@@ -21,7 +21,8 @@ XF_INLINE void drop_where(P& tile, int row, int column, esimd::simd_mask<N> drop
 }
 
 // Rows are queries: a draw serves 8 of them, a lane is a key.
-template <class P, class Dropout>
+template <bool kTransposed, class P, class Dropout>
+  requires(!kTransposed)
 XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
   XF_UNROLL for (int c = 0; c < tile.kC; c += kLanes) {
     const uints key = lane_index() + (col0 + c);
@@ -36,8 +37,9 @@ XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
   }
 }
 // Rows are keys: a lane of a draw is one of 8 of them and one of the octets of queries.
-template <class P, class Dropout>
-XF_INLINE void drop_transposed(P& tile, int row0, int col0, const Dropout& dropout) {
+template <bool kTransposed, class P, class Dropout>
+  requires kTransposed
+XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
   constexpr int kOctets = kLanes / 8;
   XF_UNROLL for (int c = 0; c < tile.kC; c += kLanes) {
     const uints octet = lane_index() % kOctets + (col0 + c) / 8;

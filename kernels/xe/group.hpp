@@ -2,6 +2,7 @@
 // each found where they took turns at the keys.
 #pragma once
 
+#include "xe/threads.hpp"
 #include "xe/tile.hpp"
 
 namespace xeflash::xe {
@@ -26,37 +27,10 @@ constexpr int shared_bytes() {
 
 // ---- tiles --------------------------------------------------------------------------------------
 
-// Without 2D block messages the threads that share their keys bring a tile into the layout of B
-// together, each a share, in shared local memory. Every thread comes to every tile, and reads the
-// keys before it writes the values: so a meeting after each is enough, and a tile is not written
-// while another thread reads its predecessor.
-constexpr bool kStaged = kAccess != Access::block2d;
-
-XF_INLINE void meet() {
-  if constexpr (kSharing > 1) esimd::barrier();
-}
-// Once each thread of a team has given its part of a tile.
-XF_INLINE void meet_team() {
-  if constexpr (kTeam > 1) meet();
-}
-// Once one of a pair has handed a tile to the other.
-XF_INLINE void meet_pair() {
-  if constexpr (kPairs) meet();
-}
-// Whether the threads of a group meet at each block, so that they have to come to the same ones.
-constexpr bool kInStep = kStaged || kThreadsOfTile > 1;
-constexpr bool kGroupsInParts = false;  // a device takes them in their order
-// Before a tile takes the place of its predecessor where no other came in between.
-XF_INLINE void reuse_shared() {
-  if constexpr (kStaged) meet();
-}
-// The values of a team, as wide as its threads' together, take the place of the keys.
-constexpr bool kOnePlace = kStaged && kTeam > 1;
-
 // f(i) for the share of one of so many threads in 0 .. Count - 1. One at a time: unrolled, the
 // loads of all would want registers at once.
-template <int Count, int Threads = kSharing, class F>
-XF_INLINE void share(F f, int thread = sharer()) {
+template <int Count, int Threads = Group::sharing, class F>
+XF_INLINE void share(F f, int thread = Group::sharer()) {
   _Pragma("unroll 1") for (int first = 0; first + Threads <= Count; first += Threads) {
     f(first + thread);
   }
@@ -73,7 +47,7 @@ template <int R, int D>
 struct Handover {
   static constexpr int kChunks = Tile<R, D>::kChunks;
   static constexpr int kBytes = (Tile<R, D>::kColumns + 2) * R * 4;
-  static constexpr int kSharedBytes = kKeyTurns / 2 * kBytes;
+  static constexpr int kSharedBytes = Group::turns / 2 * kBytes;
   uint32_t begin;
 
   XF_INLINE explicit Handover(int slot) : begin(slot * kBytes) {}
@@ -110,11 +84,11 @@ struct Handover {
 // Half of the threads hand over to the other half, until the first has all.
 template <int R, int D, class Decay>
 XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l, const Decay& decay) {
-  if constexpr (kKeyTurns > 1) {
-    static_assert((kKeyTurns & (kKeyTurns - 1)) == 0);
+  if constexpr (Group::turns > 1) {
+    static_assert((Group::turns & (Group::turns - 1)) == 0);
     ColVec<R> sum = l;
-    const int turn = key_turn();
-    _Pragma("unroll 1") for (int half = kKeyTurns / 2; half > 0; half /= 2) {
+    const int turn = Group::turn();
+    _Pragma("unroll 1") for (int half = Group::turns / 2; half > 0; half /= 2) {
       esimd::barrier();
       if (turn >= half && turn < 2 * half) Handover<R, D>(turn - half).give(O, m, sum);
       esimd::barrier();
@@ -129,7 +103,7 @@ XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l, const Deca
 template <class Output>
 constexpr int kHandoverBytes = 0;
 template <int R, int D>
-constexpr int kHandoverBytes<Tile<R, D>> = kKeyTurns > 1 ? Handover<R, D>::kSharedBytes : 0;
+constexpr int kHandoverBytes<Tile<R, D>> = Group::turns > 1 ? Handover<R, D>::kSharedBytes : 0;
 
 // Enough for the tiles, and then, in their place, for what is handed over of O.
 template <class Output, int TileBytes>

@@ -99,11 +99,11 @@ template <class T, int R, int C, int Begin>
 struct SharedLeft {
   static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
   static constexpr int kBytes = R * kColumns * sizeof(T);
-  static constexpr int kSharedBytes = kThreads / kTeam * kBytes;
+  static constexpr int kSharedBytes = Group::threads / Group::team * kBytes;
   static constexpr int kDwords = 8 * kWidth * sizeof(T) / 4;
 
   static XF_INLINE SharedBlocks<kDwords> shared() {
-    return {static_cast<uint32_t>(Begin + thread_in_group() / kTeam * kBytes)};
+    return {static_cast<uint32_t>(Begin + Group::thread() / Group::team * kBytes)};
   }
   struct Stream {
     XF_INLINE explicit Stream(const SharedLeft&) {}
@@ -123,7 +123,7 @@ XF_INLINE void load(SharedLeft<T, R, C, Begin>& A, const Rows& m) {
     }
   };
   using Whole = SharedLeft<T, R, C, Begin>;
-  share<Whole::kColumns / Whole::kWidth, kTeam>(put, member());
+  share<Whole::kColumns / Whole::kWidth, Group::team>(put, Group::member());
 }
 
 template <class Rows, class T, int R, int C, int Begin>
@@ -135,8 +135,8 @@ using PlacedLeft = std::conditional_t<(R * C * sizeof(T) <= kGrfBytes / 8), Left
 
 // In registers, too, beside the one tile of sums that a thread of a pair has, if it is alone.
 template <class Sums, class Rows, class T, int R, int C, int Begin>
-using LeftBeside = std::conditional_t<kPairs && kTeam == 1 &&
-                                          sizeof(Sums) + R * C * sizeof(T) <= kGrfBytes * 3 / 4,
+using LeftBeside = std::conditional_t<(Group::roles > 1 && Group::team == 1 &&
+                                       sizeof(Sums) + R * C * sizeof(T) <= kGrfBytes * 3 / 4),
                                       Left<T, R, C>, PlacedLeft<Rows, T, R, C, Begin>>;
 
 // Chunk c of a tile as columns of a left operand.

@@ -40,12 +40,12 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
 template <class LeftTile, class T, int R, int Scored, int N, int D, class Block, int Begin>
 XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
                        const RightT<T, N, D, Block, Begin>& K, AllColumns = {}) {
-  static_assert(Scored == N || Scored == N / kTeam);
+  static_assert(Scored == N || Scored == N / Group::team);
   using Chunks = RightT<T, N, D, Block, Begin>;
   constexpr int kColumns = Chunks::kColumns, kSteps = round_up(D, kColumns) / kColumns;
   constexpr int kBlocks = Scored / kLanes, kWidth = LeftTile::kWidth;
   constexpr int kAhead = R * (6 * D + 4 * Scored) > kGrfBytes * 3 / 4 ? 0 : 1;
-  const int first = Scored == N ? 0 : member() * kBlocks;
+  const int first = Scored == N ? 0 : Group::member() * kBlocks;
   typename Chunks::Stream stream(K);
   typename LeftTile::Stream rows(A);
   simd<T, kColumns * kLanes> chunk[kAhead + 1][kBlocks];

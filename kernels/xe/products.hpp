@@ -336,7 +336,7 @@ XF_INLINE void add_products(Products<Config>& sums, const Rows<const T>& x, cons
     const int k = k0 + i * kInputs;
     constexpr int kDwords = 16;  // of a block
     const int dword = k / kInputs * kDwords;
-    stream.fetch(dword + kFetchAhead * kBlocks * kDwords * kKeyTurns);
+    stream.fetch(dword + kFetchAhead * kBlocks * kDwords * Group::turns);
     const auto block = stream.load(dword);
     if constexpr (W::kGroup == 0) {
       add_steps<kInputs / 16>(sums.x, sums.inputs, rows, block, weights, k, 0);
@@ -362,13 +362,13 @@ template <class Config>
 constexpr int kTurnBytes = Products<Config>::Bn * Products<Config>::Br * 4;
 template <class Config>
 XF_INLINE void allocate_products() {
-  static_assert(kKeyTurns * kTurnBytes<Config> <= kMostSharedBytes);
-  if constexpr (kKeyTurns > 1) esimd::slm_init<kKeyTurns * kTurnBytes<Config>>();
+  static_assert(Group::turns * kTurnBytes<Config> <= kMostSharedBytes);
+  if constexpr (Group::turns > 1) esimd::slm_init<Group::turns * kTurnBytes<Config>>();
 }
 
 // Outputs that a thread stores, once all have found their parts.
 template <class Config>
-constexpr int kOwnOutputs = Config::outputs / kKeyTurns;
+constexpr int kOwnOutputs = Config::outputs / Group::turns;
 
 template <class Config, class W>
 XF_INLINE void sums_of_turns(Products<Config>& sums, const W& weights) {
@@ -376,9 +376,9 @@ XF_INLINE void sums_of_turns(Products<Config>& sums, const W& weights) {
   if constexpr (W::kHasScales && W::kGroup == 0) {
     scale_part<false>(sums.x, sums.x, sums.inputs, weights, 0);
   }
-  if constexpr (kKeyTurns > 1) {
+  if constexpr (Group::turns > 1) {
     constexpr int kShare = kOwnOutputs<Config>, kRow = kLanes * 4, kChunk = P::Bn * kRow;
-    const int turn = key_turn();
+    const int turn = Group::turn();
     XF_UNROLL for (int c = 0; c < P::kBlocks; ++c) {
       XF_UNROLL for (int n = 0; n < P::Bn; n += 8) {
         simd<float, 8 * kLanes> some = part<8 * kLanes>(sums.x.x, (c * P::Bn + n) * kLanes);
@@ -390,7 +390,7 @@ XF_INLINE void sums_of_turns(Products<Config>& sums, const W& weights) {
     XF_UNROLL for (int c = 0; c < P::kBlocks; ++c) {
       XF_UNROLL for (int n = 0; n < kShare; ++n) {
         floats sum = 0.f;
-        _Pragma("unroll 1") for (int t = 0; t < kKeyTurns; ++t) {
+        _Pragma("unroll 1") for (int t = 0; t < Group::turns; ++t) {
           sum += esimd::slm_block_load<float, kLanes>(t * kTurnBytes<Config> + c * kChunk +
                                                       (turn * kShare + n) * kRow);
         }
@@ -405,7 +405,7 @@ XF_INLINE void store_products(const Rows<Out>& out, const Products<Config>& sums
                               int output) {
   constexpr int kShare = kOwnOutputs<Config>;
   using Bits = std::conditional_t<sizeof(Out) == 2, uint16_t, uint32_t>;
-  const int first = output + key_turn() * kShare;
+  const int first = output + Group::turn() * kShare;
   XF_UNROLL for (int n = 0; n < kShare; ++n) {
     if (first + n >= out.width) break;
     const float added = bias ? number_at(bias + first + n) : 0.f;

@@ -17,6 +17,9 @@ struct PreparedRows {
   Message message;
   int first;
 };
+// Says of an operand that it was staged before: see BlocksOf.
+struct Brought {};
+
 template <class Block>
 constexpr bool kPrepared = false;
 template <class Element, class Message>
@@ -61,12 +64,19 @@ struct RightT {
   static constexpr int kColumns = 32 / sizeof(T);  // of a chunk
   static constexpr int kSteps = round_up(D, kColumns) / kColumns, kBlocks = N / kLanes;
   static constexpr int kBytes = kSteps * kBlocks * 32 * kLanes;
-  static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
+  static constexpr int kSharedBytes = Group::staged ? Group::turns * kBytes : 0;
   Block memory;
 
+  XF_INLINE RightT(const Block& m, Brought) : memory(m) {}
   XF_INLINE explicit RightT(const Block& m) : memory(m) {
-    if constexpr (kStaged) {
-      if constexpr (kOnePlace) meet();
+    if constexpr (Group::staged) {
+      if constexpr (Group::one_place) Group::meet();
+      stage(m);
+      Group::meet();
+    }
+  }
+  static XF_INLINE void stage(const Block& m) {
+    if constexpr (Group::staged) {
       share<round_up(kSteps, kRatio) / kRatio * kBlocks>([&](int i) {
         const int n = i % kBlocks, read = i / kBlocks;
         const auto dwords = read_transposed<D>(elements(m), n * kLanes, read * 8);
@@ -76,11 +86,10 @@ struct RightT {
           shared().store(step * kBlocks + n, widen_rows<T, E, 8, kLanes>(dwords, c * 8));
         }
       });
-      meet();
     }
   }
   static XF_INLINE SharedBlocks<8 * kLanes> shared() {
-    return {static_cast<uint32_t>(Begin + key_turn() * kBytes)};
+    return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
   }
 
   // How the chunks of a product are read, one step of kColumns after the other.
@@ -113,7 +122,7 @@ struct RightT {
       return chunk.template bit_cast_view<T>();
     }
   };
-  using Stream = std::conditional_t<kStaged, SharedStream, Stream2d>;
+  using Stream = std::conditional_t<Group::staged, SharedStream, Stream2d>;
 };
 
 // N rows of V, a Block, of which a thread takes D columns, in blocks of kRows x kColumns: 16-bit
@@ -125,21 +134,28 @@ struct Right {
   using E = ElementOf<Block>;
   static constexpr int kRatio = sizeof(T) / sizeof(E);
   static constexpr bool kPaired = sizeof(T) == 2;
-  static constexpr int kRows = !kStaged && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
-  static constexpr int kColumns = !kStaged && kPaired && D % 32 == 0 ? 32 : kPaired ? 16 : kLanes;
-  static constexpr int kOwn = round_up(D, kColumns) / kColumns, kAcross = kTeam * kOwn;
-  static_assert(kTeam == 1 || D % kColumns == 0);
+  static constexpr int kRows = !Group::staged && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
+  static constexpr int kColumns = !Group::staged && kPaired && D % 32 == 0 ? 32
+                                  : kPaired                                ? 16
+                                                                           : kLanes;
+  static constexpr int kOwn = round_up(D, kColumns) / kColumns, kAcross = Group::team * kOwn;
+  static_assert(Group::team == 1 || D % kColumns == 0);
   static constexpr int kBytes = N * kAcross * kColumns * sizeof(T);
-  static constexpr int kSharedBytes = kStaged ? kKeyTurns * kBytes : 0;
+  static constexpr int kSharedBytes = Group::staged ? Group::turns * kBytes : 0;
   static constexpr int kDwords = kColumns * sizeof(T) / 4;
   Block memory;
 
-  // The columns of the team.
+  XF_INLINE Right(const Block& m, Brought) : memory(m) {}
   XF_INLINE explicit Right(const Block& m) : memory(m) {
-    if constexpr (kStaged) {
+    stage(m);
+    if constexpr (Group::staged) Group::meet();
+  }
+  // The columns of the team.
+  static XF_INLINE void stage(const Block& m) {
+    if constexpr (Group::staged) {
       constexpr int kPerDword = 4 / sizeof(E), kRead = kColumns / kPerDword;
       const auto rows = elements(m);
-      const auto inside = rows.columns(0, at_most(rows.width, kTeam * D));
+      const auto inside = rows.columns(0, at_most(rows.width, Group::team * D));
       share<N / kRows * kAcross>([&](int i) {
         const int row = i / kAcross * kRows, dword = i % kAcross * kRead;
         // Rows that are not there have to be 0: a number times 0 need not be.
@@ -149,13 +165,12 @@ struct Right {
         else
           put(i, widen_in_order<T, E>(read_rows<kRows, kRead, kPaired>(inside, row, dword)));
       });
-      meet();
     }
   }
   // Part b of block i: kLanes of its columns.
   static constexpr int kParts = kColumns / kLanes;
   static XF_INLINE SharedBlocks<kRows * kDwords / kParts> shared() {
-    return {static_cast<uint32_t>(Begin + key_turn() * kBytes)};
+    return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
   }
   static XF_INLINE void put(int i, simd<uint32_t, kRows * kDwords> dwords) {
     if constexpr (!kPaired) {
@@ -178,7 +193,7 @@ struct Right {
     XF_INLINE simd<T, kRows * kColumns> load(int j, int n) const {
       simd<T, kRows * kColumns> x;
       XF_UNROLL for (int b = 0; b < kParts; ++b) {
-        auto dwords = shared().load((j * kAcross + member() * kOwn + n) * kParts + b);
+        auto dwords = shared().load((j * kAcross + Group::member() * kOwn + n) * kParts + b);
         x.template select<kRows * kLanes, 1>(b * kRows * kLanes) =
             dwords.template bit_cast_view<T>();
       }
@@ -218,22 +233,24 @@ struct Right {
         return message.load();
     }
   };
-  using Stream = std::conditional_t<kStaged, SharedStream, Stream2d>;
+  using Stream = std::conditional_t<Group::staged, SharedStream, Stream2d>;
 };
 
 // ---- all blocks of a matrix ---------------------------------------------------------------------
 
-// Right operands of some rows of a matrix after the other.
+// The blocks of some rows of a matrix after the other, each in two steps: a group brings it in,
+// between two meetings where it is staged, and has it as a right operand then.
 template <class Operand>
 struct BlocksOf;
 template <template <class, int, int, class, int> class AnyRight, class T, int N, int D,
           class Element, int Begin>
 struct BlocksOf<AnyRight<T, N, D, Rows<Element>, Begin>> {
   using Operand = AnyRight<T, N, D, Rows<Element>, Begin>;
-  const Rows<Element>& rows;
+  const Rows<Element> rows;
 
   XF_INLINE explicit BlocksOf(const Rows<Element>& m) : rows(m) {}
-  XF_INLINE Operand at(int first) const { return Operand(rows.from(first)); }
+  XF_INLINE void bring(int first) const { Operand::stage(rows.from(first)); }
+  XF_INLINE Operand brought(int first) const { return Operand(rows.from(first), Brought()); }
 };
 template <template <class, int, int, class, int> class AnyRight, class T, int N, int D,
           class Element, int Begin>
@@ -244,7 +261,8 @@ struct BlocksOf<AnyRight<T, N, D, Rows<Element>, Begin>> {
   Message message;
 
   XF_INLINE explicit BlocksOf(const Rows<Element>& m) : message(surface<D>(m)) {}
-  XF_INLINE auto at(int first) const {
+  XF_INLINE void bring(int) const {}
+  XF_INLINE auto brought(int first) const {
     return AnyRight<T, N, D, Prepared, Begin>(Prepared{nullptr, message, first});
   }
 };

@@ -21,8 +21,8 @@ using MatrixRowLeft =
 template <class T, int R, int D, int N, class E>
 using RowLeft = std::conditional_t<
     !kByMatrixUnit<R>, RowMajor<R, D>,
-    std::conditional_t<kStaged, SharedRight<T, R, D, N>,
-                       std::conditional_t<kTeam == 1, MatrixRowLeft<T, R, D, N, E>,
+    std::conditional_t<Group::staged, SharedRight<T, R, D, N>,
+                       std::conditional_t<Group::team == 1, MatrixRowLeft<T, R, D, N, E>,
                                           TeamLeft<R, N, MatrixRowLeft<T, R, D, N, E>>>>>;
 // P, which stays in fp32 for the vector unit
 template <class T, int R, int C>

@@ -17,12 +17,12 @@ struct SharedRight {
   static constexpr int kSteps = round_up(D, kDepth) / kDepth, kTiles = R / 8;
   static constexpr int kBlock = 8 * kLanes;  // dwords
   static constexpr int kQueryBytes = kSteps * kTiles * kBlock * 4;
-  using Scores = TeamScores<R, N, kThreads * kQueryBytes>;
-  static constexpr int kSharedBytes = kThreads * kQueryBytes + Scores::kSharedBytes;
+  using Scores = TeamScores<R, N, Group::threads * kQueryBytes>;
+  static constexpr int kSharedBytes = Group::threads * kQueryBytes + Scores::kSharedBytes;
   Scores scores;
 
   static XF_INLINE SharedBlocks<kBlock> query() {
-    return {static_cast<uint32_t>(thread_in_group() * kQueryBytes)};
+    return {static_cast<uint32_t>(Group::thread() * kQueryBytes)};
   }
   XF_INLINE simd<T, kDepth * kLanes> block(int r, int step) const {
     auto dwords = query().load(step * kTiles + r);
@@ -87,7 +87,7 @@ template <class T, int R, int N, int D, class Block>
 XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& K) {
   constexpr int kTiles = R / 8;
   constexpr int kBlock = SharedRight<T, R, D, N>::kBlock;
-  const auto own = A.scores.template of<kBlock>(member());
+  const auto own = A.scores.template of<kBlock>(Group::member());
   const auto begin = addresses<N>(elements(K), 0, 0);
   XF_UNROLL for (int key = 0; key < N; key += 8) {
     simd<float, 8 * kLanes> s[kTiles];  // [key][row]
@@ -117,7 +117,7 @@ XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& 
 
 // For rows of V up to V.count.
 template <class T, int R, int N, int D, class Block>
-  requires kStaged
+  requires Group::staged
 XF_INLINE void accumulate_rows(Tile<R, D>& O, Left<T, R, N> P, const Block& V) {
   if constexpr (kScaled<Block>) scale_columns(P, V.scales, kFactorUnit<ElementOf<Block>>);
   const auto begin = addresses<N>(elements(V), 0, 0);

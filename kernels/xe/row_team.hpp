@@ -11,20 +11,20 @@ namespace xeflash::xe {
 template <int R, int N, int Begin>
 struct TeamScores {
   static constexpr int kBytes = R * N * 4;
-  static constexpr int kPlaces = kTeam == 1 ? 1 : 2;  // one is filled while the other is read
-  static constexpr int kSharedBytes = kThreads * kPlaces * kBytes;
+  static constexpr int kPlaces = Group::team == 1 ? 1 : 2;  // one is filled while the other is read
+  static constexpr int kSharedBytes = Group::threads * kPlaces * kBytes;
   int place = 0;
 
   template <int Dwords>
   XF_INLINE SharedBlocks<Dwords> of(int thread) const {
-    return {static_cast<uint32_t>(Begin + (place * kThreads + thread) * kBytes)};
+    return {static_cast<uint32_t>(Begin + (place * Group::threads + thread) * kBytes)};
   }
   // sum(begin, is the first) for what every thread of the team has stored.
   template <class Sum>
   XF_INLINE void add_up(Sum sum) {
-    meet();
-    XF_UNROLL for (int i = 0; i < kTeam; ++i) sum(of<1>(i).begin, i == 0);
-    if constexpr (kTeam > 1) place ^= 1;
+    Group::meet();
+    XF_UNROLL for (int i = 0; i < Group::team; ++i) sum(of<1>(i).begin, i == 0);
+    if constexpr (Group::team > 1) place ^= 1;
   }
 };
 
@@ -49,7 +49,8 @@ XF_INLINE void dot_rows(Tile<R, N>& S, TeamLeft<R, N, Own>& A, const Block& K) {
   dot_rows(S, A.own, K);
   XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
     auto chunk = S.chunk(c);
-    A.scores.template of<kChunk>(member()).store(c, chunk.template bit_cast_view<uint32_t>());
+    A.scores.template of<kChunk>(Group::member())
+        .store(c, chunk.template bit_cast_view<uint32_t>());
   }
   A.scores.add_up([&](uint32_t begin, bool is_first) {
     XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {

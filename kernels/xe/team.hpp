@@ -14,23 +14,23 @@ using PartOfLeft =
 // shared memory from `Begin` on.
 template <class T, int R, int N, int Begin>
 struct Joint {
-  static constexpr int kKeys = N / kTeam;  // of a thread
+  static constexpr int kKeys = N / Group::team;  // of a thread
   using Whole = Left<T, R, N>;
   using Part = PartOfLeft<T, R, kKeys>;
   static constexpr int kPartBytes = R * Part::kColumns * sizeof(T), kMaxBytes = R * 4;
-  static constexpr int kTeamBytes = kTeam * (kPartBytes + kMaxBytes);
-  static constexpr int kSharedBytes = kTeam > 1 ? kNeighbours * kTeamBytes : 0;
-  static_assert(kTeam == 1 || kKeys % kLanes == 0);
+  static constexpr int kTeamBytes = Group::team * (kPartBytes + kMaxBytes);
+  static constexpr int kSharedBytes = Group::team > 1 ? Group::tiles * kTeamBytes : 0;
+  static_assert(Group::team == 1 || kKeys % kLanes == 0);
 
   static XF_INLINE uint32_t begin() {
-    return static_cast<uint32_t>(Begin + neighbour() * kTeamBytes);
+    return static_cast<uint32_t>(Begin + Group::tile() * kTeamBytes);
   }
   static XF_INLINE SharedBlocks<kPartBytes / 4> parts() { return {begin()}; }
-  static XF_INLINE SharedBlocks<R> maxima() { return {begin() + kTeam * kPartBytes}; }
+  static XF_INLINE SharedBlocks<R> maxima() { return {begin() + Group::team * kPartBytes}; }
 
   static XF_INLINE void give(Part P, ColVec<R> m) {
-    parts().store(member(), P.x.template bit_cast_view<uint32_t>());
-    maxima().store(member(), m.x.template bit_cast_view<uint32_t>());
+    parts().store(Group::member(), P.x.template bit_cast_view<uint32_t>());
+    maxima().store(Group::member(), m.x.template bit_cast_view<uint32_t>());
   }
   static XF_INLINE void take(Part& P, ColVec<R>& m, int thread) {
     auto p_bits = parts().load(thread);
@@ -56,27 +56,28 @@ XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int
 // memory from `Begin` on; in two places in turn, so that the threads meet once for each.
 template <class T, int R, int N, int Begin>
 struct Pooled {
-  using Part = PartOfLeft<T, R, N / kTeam>;
+  using Part = PartOfLeft<T, R, N / Group::team>;
   using Whole = Left<T, R, N>;
   static constexpr int kPartBytes = R * Part::kColumns * sizeof(T);
-  static constexpr int kPlaceBytes = kNeighbours * kTeam * kPartBytes;
-  static constexpr int kSharedBytes = kTeam > 1 ? 2 * kPlaceBytes : 0;
-  static_assert(kTeam == 1 || N / kTeam % kLanes == 0);
+  static constexpr int kPlaceBytes = Group::tiles * Group::team * kPartBytes;
+  static constexpr int kSharedBytes = Group::team > 1 ? 2 * kPlaceBytes : 0;
+  static_assert(Group::team == 1 || N / Group::team % kLanes == 0);
   uint32_t place = 0;  // or kPlaceBytes
 
   XF_INLINE SharedBlocks<kPartBytes / 4> parts() const {
-    return {Begin + place + static_cast<uint32_t>(neighbour() * kTeam * kPartBytes)};
+    return {Begin + place + static_cast<uint32_t>(Group::tile() * Group::team * kPartBytes)};
   }
   XF_INLINE void give(Part own) const {
-    if constexpr (kTeam > 1) parts().store(member(), own.x.template bit_cast_view<uint32_t>());
+    if constexpr (Group::team > 1)
+      parts().store(Group::member(), own.x.template bit_cast_view<uint32_t>());
   }
   // After the team has met.
   XF_INLINE decltype(auto) all(const Part& own) {
-    if constexpr (kTeam == 1) {
+    if constexpr (Group::team == 1) {
       return (own);
     } else {
       Whole P;
-      XF_UNROLL for (int i = 0; i < kTeam; ++i) {
+      XF_UNROLL for (int i = 0; i < Group::team; ++i) {
         auto bits = parts().load(i);
         if constexpr (Part::kWidth == Whole::kWidth) {  // parts follow each other as they lie
           constexpr int kElements = kPartBytes / sizeof(T);
@@ -84,7 +85,7 @@ struct Pooled {
         } else {
           Part one;
           one.x = bits.template bit_cast_view<T>();
-          insert(P, one, i * (N / kTeam));
+          insert(P, one, i * (N / Group::team));
         }
       }
       place ^= kPlaceBytes;
@@ -98,15 +99,16 @@ struct Pooled {
 template <int R, int C, int Begin>
 struct Handed {
   static constexpr int kChunks = Tile<R, C>::kChunks, kBytes = R * kChunks * kLanes * 4;
-  static constexpr int kPlaceBytes = kNeighbours * kTeam * kBytes;
-  static constexpr int kSharedBytes = kPairs ? 2 * kPlaceBytes : 0;
+  static constexpr int kPlaceBytes = Group::tiles * Group::team * kBytes;
+  static constexpr int kSharedBytes = Group::roles > 1 ? 2 * kPlaceBytes : 0;
   uint32_t place = 0;  // or kPlaceBytes
 
   XF_INLINE SharedBlocks<8 * kLanes> rows() const {
-    return {Begin + place + static_cast<uint32_t>((neighbour() * kTeam + member()) * kBytes)};
+    return {Begin + place +
+            static_cast<uint32_t>((Group::tile() * Group::team + Group::member()) * kBytes)};
   }
   XF_INLINE void give(const Tile<R, C>& t) {
-    if constexpr (kPairs) {
+    if constexpr (Group::roles > 1) {
       XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
         simd<float, 8 * kLanes> x = part<8 * kLanes>(t.x, i * 8 * kLanes);
         rows().store(i, x.template bit_cast_view<uint32_t>());
@@ -115,18 +117,14 @@ struct Handed {
     }
   }
   // After the pair has met.
-  XF_INLINE decltype(auto) take(const Tile<R, C>& own) {
-    if constexpr (kPairs) {
-      Tile<R, C> t;
-      XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
-        auto bits = rows().load(i);
-        t.x.template select<8 * kLanes, 1>(i * 8 * kLanes) = bits.template bit_cast_view<float>();
-      }
-      place ^= kPlaceBytes;
-      return t;
-    } else {
-      return (own);
+  XF_INLINE Tile<R, C> take() {
+    Tile<R, C> t;
+    XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
+      auto bits = rows().load(i);
+      t.x.template select<8 * kLanes, 1>(i * 8 * kLanes) = bits.template bit_cast_view<float>();
     }
+    place ^= kPlaceBytes;
+    return t;
   }
 };
 
@@ -145,27 +143,27 @@ XF_INLINE void operator*=(Left<T, R, C, Width>& P, const ColVec<R>& s) {
 template <class Place, class Part, class Output, int R, class Decay>
 XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l,
                                 const Decay& decay) {
-  if constexpr (kTeam == 1) {
+  if constexpr (Group::team == 1) {
     return (own);
   } else {
     Place::give(own, m);
-    meet();
-    Part parts[kTeam];
-    ColVec<R> maxima[kTeam], least = m, most = m;
-    XF_UNROLL for (int i = 0; i < kTeam; ++i) {
+    Group::meet();
+    Part parts[Group::team];
+    ColVec<R> maxima[Group::team], least = m, most = m;
+    XF_UNROLL for (int i = 0; i < Group::team; ++i) {
       Place::take(parts[i], maxima[i], i);
       least.x = esimd::min<float>(least.x, maxima[i].x);
       most.x = esimd::max<float>(most.x, maxima[i].x);
     }
     if ((least.x < most.x).any()) {
-      XF_UNROLL for (int i = 0; i < kTeam; ++i) parts[i] *= decay(maxima[i], most);
+      XF_UNROLL for (int i = 0; i < Group::team; ++i) parts[i] *= decay(maxima[i], most);
       const ColVec<R> alpha = decay(m, most);
       l *= alpha;
       O *= alpha;
       m = most;
     }
     typename Place::Whole P;
-    XF_UNROLL for (int i = 0; i < kTeam; ++i) insert(P, parts[i], i * Place::kKeys);
+    XF_UNROLL for (int i = 0; i < Group::team; ++i) insert(P, parts[i], i * Place::kKeys);
     return P;
   }
 }
@@ -173,15 +171,15 @@ XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum
 // l of all keys, in the place of the tiles.
 template <int R>
 XF_INLINE void sum_of_team(ColSum<R>& l) {
-  if constexpr (kTeam > 1) {
+  if constexpr (Group::team > 1) {
     const SharedBlocks<R> sums{0};
     ColVec<R> own = l;
-    meet();
-    sums.store(thread_in_group(), own.x.template bit_cast_view<uint32_t>());
-    meet();
+    Group::meet();
+    sums.store(Group::thread(), own.x.template bit_cast_view<uint32_t>());
+    Group::meet();
     ColVec<R> sum(0.f);
-    XF_UNROLL for (int i = 0; i < kTeam; ++i) {
-      auto bits = sums.load(neighbour() * kTeam + i);
+    XF_UNROLL for (int i = 0; i < Group::team; ++i) {
+      auto bits = sums.load(Group::tile() * Group::team + i);
       sum += ColVec<R>(simd<float, R>(bits.template bit_cast_view<float>()));
     }
     l = sum;

@@ -22,11 +22,6 @@ struct ColVec {
   XF_INLINE friend ColVec max(const ColVec& a, const ColVec& b) {
     return esimd::max<float>(a.x, b.x);
   }
-
-  // 1 / a, and 0 where a is 0.
-  XF_INLINE friend ColVec inverse_or_zero(const ColVec& a) {
-    return select(a.x == 0.f, Vec(0.f), inverse(a.x));
-  }
 };
 // f of the values of all rows.
 template <class F, int R, class... More>
@@ -58,10 +53,6 @@ XF_INLINE void operator*=(ColSum<R>& l, const ColVec<R>& a) {
 template <int R>
 XF_INLINE void operator+=(ColSum<R>& l, const ColSum<R>& a) {
   l.x += a.x;
-}
-template <int R>
-XF_INLINE ColVec<R> inverse_or_zero(const ColSum<R>& l) {
-  return inverse_or_zero(ColVec<R>(l));
 }
 
 // max(floor, row maximum). Most steps only ask any_above; the value itself is worked out where it
@@ -132,6 +123,31 @@ XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   }
 }
 
+// An int for each row or column of a tile.
+template <int N>
+struct Numbers {
+  static constexpr int kCount = round_up(N, kLanes);
+  simd<int, kCount> x;
+  template <class F>
+  XF_INLINE explicit Numbers(F f) {
+    XF_UNROLL for (int i = 0; i < kCount; i += kLanes) {
+      x.template select<kLanes, 1>(i) = f(lane_index() + i);
+    }
+  }
+};
+
+// f(value, number of the row, number of the column)
+template <int R, int C, class F>
+XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, F f) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    const ints column = part<kLanes>(columns.x, c * kLanes);
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      const int row = rows.x[r];
+      t.row(r, c) = f(floats(t.row(r, c)), row, column);
+    }
+  }
+}
+
 // f(value, slope, row, column) changes both, of two tiles.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) {
@@ -151,16 +167,6 @@ XF_INLINE ColMax<R> row_max(const Tile<R, C>& t) {
   ColMax<R> m{t.chunk(0)};
   XF_UNROLL for (int c = 1; c < t.kChunks; ++c) m.x = esimd::max<float>(m.x, t.chunk(c));
   return m;
-}
-
-// t = 2^(t * scale - m); the degree is that of other devices' polynomial.
-template <int Degree, int R, int C>
-XF_INLINE void exp2_of(Tile<R, C>& t, float scale, const ColVec<R>& m) {
-  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
-    XF_UNROLL for (int r = 0; r < R; ++r) {
-      t.row(r, c) = esimd::exp2(floats(t.row(r, c) * scale - m[r]));
-    }
-  }
 }
 
 template <int R, int C>

@@ -10,16 +10,16 @@ namespace xeflash::xe {
 constexpr int kBlock = 64;
 using Words = uints;
 
-XF_INLINE void allocate_turns() { esimd::slm_init<kThreads * 4>(); }
+XF_INLINE void allocate_turns() { esimd::slm_init<Group::threads * 4>(); }
 template <class X, class Op>
 XF_INLINE X of_turns(X x, Op op) {
   static_assert(sizeof(X) == 4);
-  esimd::slm_block_store<X, 1>(key_turn() * 4, simd<X, 1>(x));
+  esimd::slm_block_store<X, 1>(Group::turn() * 4, simd<X, 1>(x));
   esimd::barrier();
-  simd<X, kThreads> all = esimd::slm_block_load<X, kThreads>(0);
+  simd<X, Group::threads> all = esimd::slm_block_load<X, Group::threads>(0);
   esimd::barrier();  // before the next one
   X found = all[0];
-  XF_UNROLL for (int i = 1; i < kThreads; ++i) found = op(found, static_cast<X>(all[i]));
+  XF_UNROLL for (int i = 1; i < Group::threads; ++i) found = op(found, static_cast<X>(all[i]));
   return found;
 }
 

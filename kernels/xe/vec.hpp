@@ -21,19 +21,6 @@ namespace esimd = sycl::ext::intel::esimd;
 namespace esimdx = sycl::ext::intel::experimental::esimd;
 using esimd::simd;
 
-constexpr int kThreads = XEFLASH_XE_THREADS;  // of a work-group
-// Whether they take turns at the keys of the same rows, or pass the same keys with rows of their
-// own.
-constexpr bool kSplitKeys = XEFLASH_XE_SPLIT_KEYS;
-constexpr int kSharing = kSplitKeys ? 1 : kThreads;  // threads that bring in the same keys
-constexpr int kKeyTurns = kSplitKeys ? kThreads : 1;
-// Threads that have the same rows and pass the same keys, each with columns of O of its own.
-constexpr int kTeam = XEFLASH_XE_TEAM;
-// Whether two teams have the same rows, and each does half of the work.
-constexpr bool kPairs = XEFLASH_XE_PAIRS;
-constexpr int kThreadsOfTile = kPairs ? 2 * kTeam : kTeam;
-static_assert(kThreads % kThreadsOfTile == 0 && (kThreadsOfTile == 1 || !kSplitKeys));
-constexpr int kNeighbours = kSharing / kThreadsOfTile;  // tiles of rows that pass the same keys
 constexpr int kMostSharedBytes = kArch == Arch::dg2 ? 65536 : 131072;  // of a work-group
 constexpr int kLanes = kArch == Arch::dg2 ? 8 : 16;
 constexpr int kGrfBytes = 256 * 4 * kLanes;  // of a thread, with grf_size<256>
@@ -44,16 +31,6 @@ using lane_mask = esimd::simd_mask<kLanes>;
 
 using bf16 = sycl::ext::oneapi::bfloat16;
 using f16 = sycl::half;
-
-XF_INLINE int thread_in_group() {
-  return static_cast<int>(sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_local_id(0));
-}
-
-XF_INLINE int sharer() { return kSplitKeys ? 0 : thread_in_group(); }
-XF_INLINE int key_turn() { return kSplitKeys ? thread_in_group() : 0; }
-XF_INLINE int member() { return kTeam == 1 ? 0 : thread_in_group() % kTeam; }
-XF_INLINE int of_pair() { return kPairs ? thread_in_group() / kTeam % 2 : 0; }
-XF_INLINE int neighbour() { return sharer() / kThreadsOfTile; }
 
 template <int Bytes>
 using UintOfSize =
