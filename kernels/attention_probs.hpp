@@ -23,7 +23,7 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
   typename Tiles::ScoreTile P;
   fill(P, 0.f);
   if (!rows.is_empty() && mask.template k_blocks<Bc>(rows.first(), rows.last()).has(work.part)) {
-    const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+    const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
     const ScoreChanges<Config, false> changes(p, seq, work.head, mask);
     const auto origin = origin_of<Config>(p, seq, work.head, mask, rows);
     const BlocksOf<typename Tiles::KeyTileT> keys_t(

@@ -11,7 +11,7 @@ namespace xeflash {
 // dQ of the heads of a work-item, block of queries after block of queries; transposed.
 template <class Config>
 struct SummedQueries {
-  static constexpr int Bc = Config::block_q, Br = Config::block_k, d = Config::head_dim;
+  static constexpr int Bc = Config::block_rows, Br = Config::block_columns, d = Config::head_dim;
   using T = typename Config::Element;
   using Block = UprightTile<d, Br>;
   Block* const first;
@@ -28,8 +28,9 @@ struct SummedQueries {
     load(K, k_rows);
   }
   // Keys beyond the last one have no gradient of their own, but must not count for the queries.
-  XF_INLINE void hide_missing(BlockRange& own, const RowSpan<Bc>& keys) {
-    if (keys.own_last() - keys.row < Bc - 1) own.full_end = own.full_begin;
+  template <class Blocks>
+  XF_INLINE void hide_missing(Blocks& own, const RowSpan<Bc>& keys) {
+    if (keys.own_last() - keys.row < Bc - 1) own.have_none_full();
   }
   template <class ScoreGradient>
   XF_INLINE void add(int head, int i, const ScoreGradient& dS) {
@@ -48,7 +49,7 @@ XF_INLINE void flash_bwd(const BwdParams& p) {
     Queries dQ(p, seq, worker, first);
     for (int head = first; head < end; ++head) {
       for (int i = 0; i < dQ.blocks; ++i) fill(dQ.block(head, i), 0.f);
-      constexpr int Br = Config::block_q;
+      constexpr int Br = Config::block_rows;
       const typename Config::Mask mask(p, seq);
       for (RowSpan<Br> rows{0, seq.sq}; !rows.is_empty(); rows.row += Br) {
         const auto origin = origin_of<Config>(p, seq, head, mask, rows, p.longer);

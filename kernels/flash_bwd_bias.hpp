@@ -11,7 +11,7 @@ namespace xeflash {
 
 template <class Config>
 struct BiasSums {
-  static constexpr int Br = Config::block_q, Bc = Config::block_k;
+  static constexpr int Br = Config::block_rows, Bc = Config::block_columns;
   using T = typename Config::BiasGradient;
   Tile<Br, Bc> sums;
 
@@ -43,7 +43,7 @@ struct BiasSums {
 
 template <class Config>
 struct SlopeSums {
-  static constexpr int Br = Config::block_q;
+  static constexpr int Br = Config::block_rows;
   ColSum<Br> sums{0.f};
 
   static XF_INLINE Shares shares(const BwdParams& p) { return {p.batch, p.heads_q, p.max_q, 1}; }
@@ -85,8 +85,8 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
       BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k), seq.k_rows<const T>(p.v, head_k),
                                  {0, Tiles::d, Tiles::d});
       for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty(); rows.row += step) {
-        BlockRange seen = mask.template k_blocks<Bc>(rows.first(), rows.last());
-        const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+        auto seen = mask.template k_blocks<Bc>(rows.first(), rows.last());
+        const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
         if (shares.keys > 1) seen = seen.only(work.part);
         if (seen.is_empty()) continue;
         Exchange<Tiles> exchange;

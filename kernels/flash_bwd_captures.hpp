@@ -47,7 +47,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
     const RowSpan<Br> rows{work.block * Br, seq.sq};
     if (rows.is_empty()) continue;
     const typename Config::Mask mask(p, seq);
-    const BlockRange range = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+    const auto range = mask.template k_blocks<Bc>(rows.row, rows.own_last());
     const int head_k = work.head / (p.heads_q / p.heads_k);
     BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k), seq.k_rows<const T>(p.v, head_k),
                                {0, Tiles::d, Tiles::d});
@@ -77,7 +77,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
 // The sums of all workers.
 template <class Config>
 XF_INLINE void add_captures(const BwdParams& p) {
-  constexpr int kElements = Config::block_q;
+  constexpr int kElements = Config::block_rows;
   const int64_t first = static_cast<int64_t>(Group::index()) * kElements;
   const int count = static_cast<int>(p.captured - first);
   ColVec<kElements> sum = 0.f;

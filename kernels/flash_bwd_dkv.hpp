@@ -13,8 +13,8 @@ namespace xeflash {
 struct NoQueries {
   template <class Rows>
   XF_INLINE void take_keys(const Rows&) {}
-  template <int Bc>
-  XF_INLINE void hide_missing(BlockRange&, const RowSpan<Bc>&) {}
+  template <class Blocks, int Bc>
+  XF_INLINE void hide_missing(Blocks&, const RowSpan<Bc>&) {}
   template <class ScoreGradient>
   XF_INLINE void add(int, int, const ScoreGradient&) {}
 };
@@ -30,8 +30,8 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
   const RowSpan<Bc> keys{work.block * Bc, seq.sk};
   if (keys.is_empty()) return;
   const typename Config::Mask mask(p, seq);
-  const BlockRange seen = mask.template q_blocks<Br>(keys.first(), keys.last());
-  BlockRange own = mask.template q_blocks<Br>(keys.row, keys.own_last());
+  const auto seen = mask.template q_blocks<Br>(keys.first(), keys.last());
+  auto own = mask.template q_blocks<Br>(keys.row, keys.own_last());
   dQ.hide_missing(own, keys);
   const OwnColumns of_k{work.part, Tiles::own_k, Tiles::d},
       of_v{work.part, Tiles::own_v, Tiles::dv};
@@ -85,7 +85,7 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
 
 template <class Config>
 XF_INLINE void flash_bwd_dkv(const BwdParams& p) {
-  constexpr int Bc = Config::block_q;
+  constexpr int Bc = Config::block_rows;
   DkvTiles<Config>::allocate();
   const Work work(Group::index(), Config::parts / Group::team, (p.max_k - 1) / Bc + 1, p.heads_k,
                   First::first_block);

@@ -26,8 +26,8 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   if (work.part == 0 && Group::member() == 0) origin.store_in(p, seq, work.head, rows.row);
   if (!p.dq.data) return;
 
-  const BlockRange seen = mask.template k_blocks<Bc>(rows.first(), rows.last());
-  const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+  const auto seen = mask.template k_blocks<Bc>(rows.first(), rows.last());
+  const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
   const int head_k = work.head / (p.heads_q / p.heads_k);
   const OwnColumns columns{work.part, Tiles::own, Tiles::d};
   BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k), seq.k_rows<const T>(p.v, head_k),
@@ -60,7 +60,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
 
 template <class Config>
 XF_INLINE void flash_bwd_dq(const BwdParams& p) {
-  constexpr int Br = Config::block_q;
+  constexpr int Br = Config::block_rows;
   flash_bwd_dq<Config>(
       p, Work(Group::index(), Config::parts / Group::team, (p.max_q - 1) / Br + 1, p.heads_q));
 }

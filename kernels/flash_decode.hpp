@@ -13,7 +13,7 @@ namespace xeflash {
 // False, and nothing stored, if the softmax could not be computed this way.
 template <class Config, class Softmax>
 XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
-  constexpr int Br = Config::block_q, Bc = Config::block_k;
+  constexpr int Br = Config::block_rows, Bc = Config::block_columns;
   constexpr int d = Config::head_dim / Group::team;  // columns of Q and K that a thread multiplies
   constexpr int dv = Config::block_v;                // columns of O that it owns
   using T = typename Config::Element;
@@ -25,14 +25,15 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   const Sequence seq(p, work.batch);
   const int head_k = work.head / (p.heads_q / p.heads_k);
   if (seq.sq == 0) return true;
-  const KeyRange keys = typename Config::Mask(p, seq).keys_of_split(work.split, p.splits, Bc);
+  const typename Config::Mask mask(p, seq);
+  const auto keys = mask.keys_of_split(work.split, p.splits, Bc);
   const int q_column = Group::member() * d,
             column = (work.part * Group::team + Group::member()) * dv;
   const auto k_rows = key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
                           .columns(q_column, Config::head_dim);
   const auto v_rows = value_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
                           .columns(column, Config::head_dim_v);
-  const RowScores<Config> scores{p, seq, keys, work.head, work.heads};
+  const RowScores<Config> scores{p, seq, mask, keys, work.head, work.heads};
   const Exponents exponents = exponents_of<Config>(p);
 
   QueryTile Q;
@@ -42,7 +43,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   RowVec<Br> m(Softmax::first_max(p, exponents));
   RowSum<Br> l;
 
-  for (int key = keys.begin; key < keys.end; key += Bc) {
+  for (int key = keys.next(keys.begin, Bc); key < keys.end; key = keys.next(key + Bc, Bc)) {
     const auto K = block_of<Bc>(k_rows, key), V = block_of<Bc>(v_rows, key);
     prefetch_rows<Bc, dv>(V);
     RowTile<Br, Bc> S;
@@ -71,7 +72,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
 // they are too many for one; or a team of them, which share out the columns of Q and K, too.
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p) {
-  const SplitWork work(p, Group::index(), Config::block_q, Config::parts / Group::team);
+  const SplitWork work(p, Group::index(), Config::block_rows, Config::parts / Group::team);
   using Softmax = typename Config::Softmax;
   const bool done = flash_decode<Config, Softmax>(p, work);
   if constexpr (Softmax::kCanFail) {

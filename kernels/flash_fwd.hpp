@@ -18,7 +18,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const typename Tiles::OwnRows rows(p, seq, work);
   if (rows.is_empty()) return;
   const typename Config::Mask mask(p, seq);
-  const BlockRange range =
+  const auto range =
       mask.template k_blocks<Tiles::Bc>(rows.query(rows.first()), rows.query(rows.last()));
   const int team_column = work.part * Group::team * Tiles::dv;
   const KeysAndValues<Config> kv(p, seq, rows.head_k, range, team_column);
@@ -31,7 +31,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   fill(O, 0.f);
   RunningSoftmax<Config> softmax(p);
 
-  for (KeyBlocks<Tiles::Bc> j(range); j.more(); j.advance()) {
+  for (KeyBlocks<Tiles::Bc, typename Config::Mask::Blocks> j(range); j.more(); j.advance()) {
     kv.prefetch_block(j.next());
     const typename Tiles::KeyTile K(kv.keys(j.first()));
     typename Tiles::ScoreTile S;
@@ -61,7 +61,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 // many for a thread.
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
-  constexpr int Br = Config::block_q;
+  constexpr int Br = Config::block_rows;
   const int heads = Config::packs_heads ? p.heads_k : p.heads_q;
   const int rows = p.heads_q / heads * p.max_q;
   flash_fwd<Config>(p,

@@ -15,19 +15,19 @@ namespace xeflash {
 // The rows of a thread and the keys that they see.
 template <class Config>
 struct RowBlock {
-  static constexpr int Br = Config::block_q, Bc = Config::block_k;
+  static constexpr int Br = Config::block_rows, Bc = Config::block_columns;
   Work work;
   Sequence seq;
   TileRows<false, Br> own;
-  Window window;
-  BlockRange range;
+  typename Config::Mask mask;
+  typename Config::Mask::Blocks range;
 
   XF_INLINE RowBlock(const FwdParams& p, int parts)
       : work(Group::index(), parts, (p.max_q - 1) / Br + 1, p.heads_q),
         seq(p, work.batch),
         own(p, seq, work),
-        window(p, seq),
-        range(window.template k_blocks<Bc>(own.first(), own.last())) {}
+        mask(p, seq),
+        range(mask.template k_blocks<Bc>(own.first(), own.last())) {}
   RowBlock(const RowBlock&) = delete;
 
   // The keys that they see, of K or V.
@@ -48,7 +48,7 @@ struct RowBlock {
 
 template <class Config>
 XF_INLINE void scores(const StandardParams& p) {
-  constexpr int Br = Config::block_q, Bc = Config::block_k, d = Config::head_dim;
+  constexpr int Br = Config::block_rows, Bc = Config::block_columns, d = Config::head_dim;
   using T = typename Config::Element;
   using KeyTile = RightT<T, Bc, d>;
   using QueryTile = PlacedLeft<Rows<const T>, T, Br, d, shared_bytes<KeyTile>()>;
@@ -70,7 +70,8 @@ XF_INLINE void scores(const StandardParams& p) {
     Group::meet_staged();
     each(S, rows.own.row, key, [&](auto s, auto, auto) { return s * p.scale; });  // S = scale Q K^T
     if (!rows.range.is_full(j)) {
-      each(S, rows.own.row, key, [&](auto s, auto q, auto k) { return rows.window.hide(s, q, k); });
+      each(S, rows.own.row, key, [&](auto s, auto q, auto k) { return rows.mask.hide(s, q, k); });
+      rows.mask.template hide_in<false>(S, rows.own.row, key, [](auto q) { return q; });
     }
     store(rows.template of<float>(p.scores, j), S);
   }
@@ -78,7 +79,7 @@ XF_INLINE void scores(const StandardParams& p) {
 
 template <class Config>
 XF_INLINE void softmax_rows(const StandardParams& p) {
-  constexpr int Br = Config::block_q, Bc = Config::block_k;
+  constexpr int Br = Config::block_rows, Bc = Config::block_columns;
   using T = typename Config::Element;
 
   const RowBlock<Config> rows(p, 1);
@@ -116,7 +117,7 @@ XF_INLINE void softmax_rows(const StandardParams& p) {
 
 template <class Config>
 XF_INLINE void weighted_sum(const StandardParams& p) {
-  constexpr int Br = Config::block_q, Bc = Config::block_k;
+  constexpr int Br = Config::block_rows, Bc = Config::block_columns;
   constexpr int dv = Config::block_v;  // columns of O that a thread owns
   using T = typename Config::Element;
   using ProbabilityTile = Left<T, Br, Bc>;

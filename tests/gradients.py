@@ -61,6 +61,7 @@ class Case:
     hidden: str = "-inf"  # what a bias hides keys by: a number, or the lowest of its type
     hidden_rows: bool = False  # a bias or a mask hides all keys of some rows, too
     ends_of_sinks: bool = False  # some sinks are -inf
+    documents: str = ""  # of DOCUMENTS
     fixed: str = ""  # of what could have a gradient: the names, with + between, that nobody asks for
     device: str = "cpu"
 
@@ -87,6 +88,8 @@ def is_possible(case: Case) -> bool:
         return False  # refused
     if case.entry != "attention" and (case.has("bias") or case.has("mask") or case.top_left):
         return False
+    if case.documents and (case.entry == "varlen" or (case.top_left and case.sizes[0] != case.sizes[1])):
+        return False
     return not (case.top_left and case.window == "full")
 
 
@@ -96,6 +99,13 @@ ENTRIES = ("attention", "func", "varlen")
 ROWS = (1, 2, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 0)
 
 
+# Ids of n positions of two sequences.
+DOCUMENTS: dict[str, Callable[[int, torch.Generator], torch.Tensor]] = {
+    "sorted": lambda n, random: torch.randint(-3, n // 30 + 1, (2, n), generator=random).sort().values,
+    "random": lambda n, random: torch.randint(-2, 3, (2, n), generator=random),
+    "one": lambda n, random: torch.full((n,), -7),
+    "different": lambda n, random: torch.randperm(n, generator=random),
+}
 Kernel: TypeAlias = tuple[tuple[str, int, int], str]  # with a variant
 
 
@@ -195,6 +205,9 @@ def formula(case: Case, t: Tensors, fixed: Tensors, first: int = 0, moved: Any =
         s = s + TILT * torch.tanh(s * near[h]) + near[(j + b) % PERIOD]
         s = s.masked_fill((i + j) % PERIOD == 3, -torch.inf)
     s = s.masked_fill(~seen, -torch.inf)
+    if case.documents:
+        ids = fixed["document_ids"].expand(batch, keys)[:, None]
+        s = s.masked_fill(ids[..., keys - rows :, None] != ids[..., None, :], -torch.inf)
     if case.sinks:
         s = torch.cat([s, t["s_aux"].to(work)[:, None, None].expand(batch, -1, rows, 1)], dim=-1)
     empty = (s == -torch.inf).all(-1, keepdim=True)
@@ -250,6 +263,8 @@ def draw(case: Case, generator: torch.Generator) -> tuple[Tensors, Tensors]:
         dout = normal(*lead_q, heads, dim_v, layout=case.layout_of_dout)
     t["q"] = t["q"] * case.queries
     fixed = {"dout": dout, "near": torch.rand(max(heads, PERIOD), generator=generator)}
+    if case.documents:
+        fixed["document_ids"] = DOCUMENTS[case.documents](keys, generator).int()
     if case.dlse:
         fixed["dlse"] = normal(heads, lead_q[0]) if case.entry == "varlen" else normal(2, heads, rows)
     if case.sinks:
@@ -287,6 +302,8 @@ def call(case: Case, t: Tensors, fixed: Tensors) -> Any:
     more: dict[str, Any] = {"window_size": window, "softcap": 3.0 if case.has("softcap") else 0.0}
     more["alibi_slopes"] = t.get("alibi_slopes")
     more["dropout_p"] = DROPOUT if case.has("dropout") else 0.0
+    if case.documents:
+        more["document_ids"] = fixed["document_ids"]
     if case.has("snippet"):
         more |= {"score_mod": SNIPPET, "captures": {"near": fixed["near"], "tilt": TILT, "period": PERIOD}}
     if case.entry == "attention":

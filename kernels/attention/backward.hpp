@@ -41,7 +41,7 @@ struct OwnColumns {
 template <class Config, bool kAway = false>
 struct ScoreTiles {
   static constexpr bool kTransposed = false;
-  static constexpr int Br = Config::block_q, Bc = Config::block_k, Bs = Bc / Group::team;
+  static constexpr int Br = Config::block_rows, Bc = Config::block_columns, Bs = Bc / Group::team;
   static constexpr int d = Config::head_dim, dv = Config::head_dim_v;
   using T = typename Config::Element;
   using Matrix = Rows<const T>;
@@ -93,7 +93,7 @@ template <class Config, Makes kMakes = Makes::all>
 struct DkvTiles {
   static constexpr bool kTransposed = true;
   static constexpr bool kOfValues = kMakes != Makes::keys, kOfKeys = kMakes != Makes::values;
-  static constexpr int Bc = Config::block_q, Br = Config::block_k, Bs = Br / Group::team;
+  static constexpr int Bc = Config::block_rows, Br = Config::block_columns, Bs = Br / Group::team;
   static constexpr int d = Config::head_dim, dv = Config::head_dim_v;
   static constexpr int own_k = Config::block_d, own_v = Config::block_v;
   using T = typename Config::Element;
@@ -224,25 +224,25 @@ struct BlocksOfKeys {
 // each block comes to all that one of its threads sees: to those of others a thread only helps,
 // before its own and after them, so that the loop over its own has no branch; or between them
 // (kOnce), where blocks are staged by long code.
-template <class Others>
+template <class Others, class Blocks>
 struct OwnBlocks {
   static constexpr int N = Others::kRows, Bs = N / Group::team;
   Others& others;
-  const BlockRange own;
-  const int own_end, end;
+  const Blocks all, own;
+  const int own_end;
   int index;
 
-  XF_INLINE OwnBlocks(Others& others, const BlockRange& all, const BlockRange& own)
+  XF_INLINE OwnBlocks(Others& others, const Blocks& all, const Blocks& own)
       : others(others),
+        all(all),
         own(own),
         own_end(at_most(own.end, all.end)),
-        end(all.end),
-        index(all.begin) {
+        index(all.next(all.begin, 1)) {
     if constexpr (!Others::kOnce) help_up_to(own.begin);
   }
   XF_INLINE bool more() {
     if constexpr (Others::kOnce) {
-      for (; index < end; ++index) {
+      for (; index < all.end; advance()) {
         others.bring(first());
         if (own.has(index)) return true;
         Group::meet_pair();
@@ -251,14 +251,14 @@ struct OwnBlocks {
       return false;
     } else {
       if (index >= own_end) {
-        help_up_to(end);
+        help_up_to(all.end);
         return false;
       }
       others.bring(first());
       return true;
     }
   }
-  XF_INLINE void advance() { ++index; }
+  XF_INLINE void advance() { index = all.next(index + 1, 1); }
   XF_INLINE int first() const { return index * N; }
   XF_INLINE int scored() const { return first() + Group::member() * Bs; }
   XF_INLINE bool is_full() const { return own.is_full(index); }
@@ -266,7 +266,7 @@ struct OwnBlocks {
  private:
   XF_INLINE void help_up_to(int block) {
     if constexpr (Group::in_step) {
-      for (; index < at_most(block, end); ++index) {
+      for (; index < at_most(block, all.end); advance()) {
         others.bring(first());
         Group::meet_pair();
         Group::meet_team();

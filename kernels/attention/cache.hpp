@@ -135,7 +135,7 @@ XF_INLINE auto value_rows(const FwdParams& p, const Sequence& seq, int head, int
 
 // A block of either.
 template <class Config>
-using CacheBlock = decltype(block_of<Config::block_k>(
+using CacheBlock = decltype(block_of<Config::block_columns>(
     key_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0), 0));
 
 }  // namespace xeflash

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/cache.hpp"
+#include "attention/documents.hpp"
 #include "attention/dropout.hpp"
 #include "attention/mask.hpp"
 #include "attention/softmax.hpp"

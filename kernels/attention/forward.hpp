@@ -11,7 +11,7 @@ namespace xeflash {
 // The tiles of a thread. Of the Bc keys of a block it scores Bs, of O it owns dv columns.
 template <class Config>
 struct FwdTiles {
-  static constexpr int Br = Config::block_q, Bc = Config::block_k, Bs = Bc / Group::team;
+  static constexpr int Br = Config::block_rows, Bc = Config::block_columns, Bs = Bc / Group::team;
   static constexpr int d = Config::head_dim, dv = Config::block_v;
   using T = typename Config::Element;
   using E = Operand<T, typename Config::CacheElement>;
@@ -35,14 +35,15 @@ struct FwdTiles {
   }
 };
 
-// A thread's way over the blocks of Bc keys of a range.
-template <int Bc>
+// A thread's way over the blocks of Bc keys of a range that are seen.
+template <int Bc, class Blocks>
 struct KeyBlocks {
-  int index, end;
-  XF_INLINE explicit KeyBlocks(const BlockRange& range)
-      : index(range.begin + Group::turn()), end(range.end) {}
-  XF_INLINE bool more() const { return index < end; }
-  XF_INLINE void advance() { index += Group::turns; }
+  const Blocks& range;
+  int index;
+  XF_INLINE explicit KeyBlocks(const Blocks& range)
+      : range(range), index(range.next(range.begin + Group::turn(), Group::turns)) {}
+  XF_INLINE bool more() const { return index < range.end; }
+  XF_INLINE void advance() { index = range.next(index + Group::turns, Group::turns); }
   // Keys: of the block, those that the thread scores, and of its next block.
   XF_INLINE int first() const { return index * Bc; }
   XF_INLINE int scored() const { return first() + Group::member() * (Bc / Group::team); }
@@ -58,8 +59,8 @@ struct KeysAndValues {
   static constexpr int Bc = Tiles::Bc;
   const Rows k_rows, v_rows;
 
-  XF_INLINE KeysAndValues(const FwdParams& p, const Sequence& seq, int head, const BlockRange& seen,
-                          int column)
+  XF_INLINE KeysAndValues(const FwdParams& p, const Sequence& seq, int head,
+                          const typename Config::Mask::Blocks& seen, int column)
       : k_rows(key_rows<Config>(p, seq, head, seen.first, seen.last)),
         v_rows(value_rows<Config>(p, seq, head, seen.first, seen.last)
                    .columns(column, Config::head_dim_v)) {}

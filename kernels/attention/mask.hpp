@@ -11,6 +11,8 @@ struct BlockRange {
   int first, last;                       // seen are some keys, or rows, in [first, last)
   XF_INLINE bool is_empty() const { return begin >= end; }
   XF_INLINE bool has(int j) const { return j >= begin && j < end; }
+  // The first one that is seen, of j, j + step, ...; `end` or beyond if there is none.
+  XF_INLINE int next(int j, int) const { return j; }
   // Block j of them, if it is one.
   XF_INLINE BlockRange only(int j) const {
     BlockRange r = *this;
@@ -19,26 +21,37 @@ struct BlockRange {
     return r;
   }
   XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
+  XF_INLINE void have_none_full() { full_end = full_begin; }
 };
 
 struct KeyRange {
   int begin, end;
   int seen_from;  // at or after begin
+  // Likewise, of blocks of Bc keys by their first ones.
+  XF_INLINE bool is_full(int key, int Bc) const { return key >= seen_from && end - key >= Bc; }
+  XF_INLINE int next(int key, int) const { return key; }
 };
 
 struct Window {  // a Mask
+  using Blocks = BlockRange;
+  using Keys = KeyRange;
   int sq, sk, shift, left, right;
 
   XF_INLINE Window(const FwdParams& p, const Sequence& seq)
       : sq(seq.sq), sk(seq.sk), shift(seq.shift(p)), left(p.left), right(p.right) {}
 
-  // Hides s where the row does not see the key.
+  // Hides s where the row does not see the key, by their positions.
   template <class S, class I, class J>
   XF_INLINE S hide(S s, I q, J k) const {
     const auto ahead = k - (q + shift);
     const S hidden(-kInf);
     return select(k < sk, select((ahead >= -left) & (ahead <= right), s, hidden), hidden);
   }
+
+  // Hides scores of a tile besides; query(r) is the query of row r. Transposed, columns are
+  // queries.
+  template <bool kTransposed, class Tile, class Query>
+  XF_INLINE void hide_in(Tile&, int, int, Query) const {}
 
   // The keys that a row sees end here.
   XF_INLINE int seen_up_to(int q) const {
@@ -65,19 +78,26 @@ struct Window {  // a Mask
         right == kUnbounded ? 0 : last - right, left == kUnbounded ? sq : first + left + 1, sq);
   }
 
-  // The share of one split in the keys that a single row sees, in blocks of Bc keys, aligned to Bc.
-  XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc) const {
+  // The share of one split in the keys that a single row sees, `from` or later, in blocks of Bc
+  // keys, aligned to Bc.
+  XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc, int from = 0) const {
+    const int64_t first_seen = static_cast<int64_t>(shift) - left;
     const int64_t seen_from =
-        within(left == kUnbounded ? 0 : static_cast<int64_t>(shift) - left, sk);
+        within(left == kUnbounded || first_seen < from ? from : first_seen, sk);
     const int64_t begin = seen_from - seen_from % Bc;
     const int64_t end =
         within(right == kUnbounded ? sk : static_cast<int64_t>(shift) + right + 1, sk);
     // Divided in 32 bits: on GPUs a division of 64 is a loop.
     const int blocks = static_cast<int>((end - begin + Bc - 1) / Bc);
     const int64_t share = static_cast<int64_t>((blocks + splits - 1) / splits) * Bc;
-    const int64_t from = begin + split * share, to = from + share;
-    return {static_cast<int>(from < end ? from : end), static_cast<int>(to < end ? to : end),
+    const int64_t first = begin + split * share, last = first + share;
+    return {static_cast<int>(first < end ? first : end), static_cast<int>(last < end ? last : end),
             static_cast<int>(seen_from)};
+  }
+  // Hides what the row does not see of its keys from `key` on.
+  template <template <int, int> class RowTile, int Br, int Bc>
+  XF_INLINE void hide_row(RowTile<Br, Bc>& S, const Keys& keys, int key) const {
+    hide_columns(S, keys.seen_from - key, keys.end - key);
   }
 
  private:

@@ -90,10 +90,11 @@ struct PassedOrigins {
 // made again, for their maximum, and the sum beside it; a group's threads do so together. If the
 // LSE is of a row that is longer than these keys, what it is above theirs is added.
 template <class Config>
-XF_INLINE OwnOrigin<ColVec<Config::block_q>> origin_of(const ScoreModParams& p, const Sequence& seq,
-                                                       int head, const typename Config::Mask& mask,
-                                                       const RowSpan<Config::block_q>& rows,
-                                                       bool longer = false) {
+XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& p,
+                                                          const Sequence& seq, int head,
+                                                          const typename Config::Mask& mask,
+                                                          const RowSpan<Config::block_rows>& rows,
+                                                          bool longer = false) {
   using Tiles = ScoreTiles<Config>;
   using T = typename Tiles::T;
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
@@ -115,8 +116,8 @@ XF_INLINE OwnOrigin<ColVec<Config::block_q>> origin_of(const ScoreModParams& p, 
   }
   if (!far) return origin;
 
-  const BlockRange range = mask.template k_blocks<Bc>(rows.first(), rows.last());
-  const BlockRange own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
+  const auto range = mask.template k_blocks<Bc>(rows.first(), rows.last());
+  const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
   const auto k_rows = seq.k_rows<const T>(p.k, head / (p.heads_q / p.heads_k));
   const BlocksOf<typename Tiles::KeyTileT> keys_t(k_rows);
   const ScoreChanges<Config, false> changes(p, seq, head, mask);
@@ -125,7 +126,7 @@ XF_INLINE OwnOrigin<ColVec<Config::block_q>> origin_of(const ScoreModParams& p, 
   load(Q, seq.q_rows<const T>(p.q, head, 0).from(rows.row));
   OfRows m(kNoScore);
   ColSum<Br> sum(OfRows(0.f));
-  for (int j = range.begin; j < range.end; ++j) {
+  for (int j = range.next(range.begin, 1); j < range.end; j = range.next(j + 1, 1)) {
     Group::meet_staged();
     keys_t.bring(j * Bc);
     Group::meet_staged();

@@ -30,6 +30,14 @@ struct CacheArg {
   TensorArg k_scale, v_scale;  // fp32 per row and head of K and V: factors of quantised elements
 };
 
+// The documents that sequences are made of, see documents.hpp.
+constexpr int kSpan = 64;  // positions
+struct DocumentsArg {
+  const int32_t* ids;          // of positions
+  int32_t *least, *greatest;   // of the ids of a span
+  int64_t batch, batch_spans;  // strides; 0: all sequences have the same
+};
+
 struct FwdParams {
   TensorArg q, k, v, o;
   TensorArg rest;  // of O, see rest.hpp; no data: not wanted
@@ -60,6 +68,7 @@ struct FwdParams {
   float empty_lse;      // LSE of a row that sees no key
   uint32_t drop_below;  // of 2^16: dropout probability
   float keep_scale;     // 1 / (1 - dropout probability)
+  DocumentsArg documents;
 };
 
 // Keys and values that are appended before attention, and the rotation of keys and queries.

@@ -90,6 +90,7 @@ struct ScoreChanges {
   // A hidden score has no slope, whatever a user says: that need not hold there.
   template <class Tile>
   XF_INLINE void hide(Tile& S, Tile& slopes, int row, int column) const {
+    mask.template hide_in<kTransposed>(S, row, column, [](auto q) { return q; });
     const auto hidden = [&](auto s, auto r, auto c) {
       if constexpr (kTransposed)
         return mask.hide(s, c, r);

@@ -13,12 +13,12 @@ struct Scores {
   using Mask = typename Config::Mask;
   using Variant = typename Config::ScoreVariant;
   const Mask& mask;
-  const BlockRange& range;
+  const typename Mask::Blocks& range;
   const Variant variant;
   const float scale;
 
   XF_INLINE Scores(const FwdParams& p, const Sequence& seq, int head, const Mask& mask,
-                   const BlockRange& range)
+                   const typename Mask::Blocks& range)
       : mask(mask), range(range), variant(p, seq, head), scale(p.scale) {}
 
   // What of a block's columns some rows see.
@@ -38,6 +38,7 @@ struct Scores {
     if (!range.is_full(j)) {
       each(S, rows.row, key,
            [&](auto s, auto q, auto k) { return mask.hide(s, rows.query(q), k); });
+      mask.template hide_in<false>(S, rows.row, key, [&](auto q) { return rows.query(q); });
     }
   }
 };
@@ -45,10 +46,12 @@ struct Scores {
 // Of one query's heads from `head` on, a head a row.
 template <class Config>
 struct RowScores {
+  using Mask = typename Config::Mask;
   using Variant = typename Config::ScoreVariant;
   const FwdParams& p;
   const Sequence& seq;
-  const KeyRange& keys;
+  const Mask& mask;
+  const typename Mask::Keys& keys;
   int head, heads;
 
   template <template <int, int> class RowTile, int Br, int Bc>
@@ -59,9 +62,7 @@ struct RowScores {
         each_in_row(S, r, key, [&](auto s, auto k) { return variant.score(s * p.scale, 0, k); });
       });
     }
-    if (key < keys.seen_from || keys.end - key < Bc) {
-      hide_columns(S, keys.seen_from - key, keys.end - key);
-    }
+    if (!keys.is_full(key, Bc)) mask.hide_row(S, keys, key);
   }
 };
 

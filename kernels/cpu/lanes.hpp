@@ -33,6 +33,13 @@ XF_INLINE S to_floats(i32x16 v) {
   return __builtin_convertvector(v, f32x16);
 }
 
+XF_INLINE int lowest_of(i32x16 x) {
+  XF_UNROLL for (int d = 8; d > 0; d /= 2) {
+    const i32x16 other = swap_lanes(x, d);
+    x = select(x < other, x, other);
+  }
+  return x[0];
+}
 XF_INLINE int at_most(int i, int last) { return i < last ? i : last; }
 XF_INLINE i32x16 at_most(i32x16 i, int last) { return i < i32x16(last) ? i : i32x16(last); }
 

@@ -127,6 +127,25 @@ XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   });
 }
 
+// An int for each row or column of a tile.
+template <int N>
+struct Numbers {
+  static constexpr int kCount = round_up(N, kLanes);
+  alignas(64) i32x16 x[kCount / kLanes];
+  template <class F>
+  XF_INLINE explicit Numbers(F f) {
+    for (int i = 0; i < kCount; i += kLanes) x[i / kLanes] = f(lane_index() + i);
+  }
+  XF_INLINE int at(int i) const { return reinterpret_cast<const int*>(x)[i]; }
+};
+
+// f(value, number of the row, number of the column)
+template <int R, int C, class F>
+XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, F f) {
+  t.each_vector(t.cols, [&](f32x16& v, int c, int r)
+                            __attribute__((always_inline)) { v = f(v, rows.x[r], columns.at(c)); });
+}
+
 // f(value, slope, row, column) changes both, of two tiles.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) {

@@ -39,13 +39,6 @@ XF_INLINE i32x16 as_ints(f32x16 x) { return bit_cast<i32x16>(x); }
 XF_INLINE u32x16 to_words(i32x16 x) { return bit_cast<u32x16>(x); }
 XF_INLINE f32x16 floats_of_halves(u32x16 x) { return signed_to_floats(bit_cast<i32x16>(x)); }
 XF_INLINE float largest_of(f32x16 x) { return reduce_max(x); }
-XF_INLINE int lowest_of(i32x16 x) {
-  XF_UNROLL for (int d = 8; d > 0; d /= 2) {
-    const i32x16 other = swap_lanes(x, d);
-    x = select(x < other, x, other);
-  }
-  return x[0];
-}
 XF_INLINE float sum_of_lanes(f32x16 x) { return reduce_add(x); }
 XF_INLINE int sum_of_lanes(i32x16 x) {
   XF_UNROLL for (int d = 8; d > 0; d /= 2) x += swap_lanes(x, d);

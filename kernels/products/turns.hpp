@@ -8,9 +8,8 @@
 //   as_ints, to_words, Words  the bits of floats, of ints; words of random bits
 //   floats_of_halves    of 16 bits each, exactly
 //   is_any              whether a mask holds in a lane
-//   largest_of, lowest_of, sum_of_lanes  of a vector
+//   largest_of, sum_of_lanes  of a vector
 //   number_of_row, halves_of_row  of a PerRow
-//   lane_index          0, 1, ... of the lanes of a vector
 //   store_token         of a row
 #pragma once
 

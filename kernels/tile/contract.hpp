@@ -79,6 +79,7 @@ XF_CALL(fill, Score, fill(x, 0.f));
 XF_CALL(mma_ABt, Score, mma_ABt(x, some<const Query>(), some<const Key>()));
 XF_CALL(mma_AB, Output, mma_AB(x, some<const Left<T, R, N>>(), some<const Value>()));
 XF_CALL(each, Score, each(x, 0, 0, unchanged));
+XF_CALL(each_of_numbers, Score, each(x, some<Numbers<R>>(), some<Numbers<N>>(), unchanged));
 XF_CALL(map, const Rowwise, {map(itself, x)}->std::same_as<Rowwise>);
 XF_CALL(any_above, const Score,
         any_above(max(some<const Rowwise>(), row_max(x)), some<const Rowwise>(), 1.f));
@@ -170,6 +171,7 @@ static_assert(requires(Floats f, Ints i, Mask m, const float* data) {
   { Floats(signed_to_floats(i)) + Floats(to_floats<Floats>(i)) };
   { Mask(to_mask(true)) };
   { Floats(value_at(data, i)) };
+  { lowest_of(Ints(lane_index() + kLanes)) } -> std::same_as<int>;
 });
 
 #undef XF_CALL

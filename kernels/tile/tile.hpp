@@ -32,6 +32,7 @@
 //   mma_ABt, mma_AB            S = A K^T; O += P V
 //   columns_seen               says which columns of a block some rows need
 //   each                       calls f(value, row, column); row or column is a vector
+//   Numbers<N>                 one int per row or per column, which `each` passes in their place
 //   map                        calls f of the values of each row
 //   any_above, any_beyond      says whether any row's value is above another's by a margin; whether
 //                              any value has a magnitude above a limit
@@ -75,6 +76,8 @@
 //
 //   bf16                       an element of 16 bits
 //   Floats, Ints, Mask         vectors of fp32, of int32, of the results of a comparison
+//   lane_index, kLanes         0, 1, ... of a vector; how many they are
+//   lowest_of                  the least of a vector of integers
 //   select, max, at_most       a where a mask holds, else b; the larger; the smaller integer
 //   rounded<T>                 what is left of a value that is stored as T
 //   magnitude, inverse, divide, sqrt, tanh

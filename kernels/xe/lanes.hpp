@@ -34,6 +34,7 @@ XF_INLINE S to_floats(ints v) {
   return esimd::convert<float>(v);
 }
 
+XF_INLINE int lowest_of(ints x) { return esimd::hmin<int>(x); }
 XF_INLINE ints at_most(ints i, int last) { return esimd::min<int>(i, ints(last)); }
 
 template <class S, class T>

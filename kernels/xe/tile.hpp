@@ -123,6 +123,31 @@ XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   }
 }
 
+// An int for each row or column of a tile.
+template <int N>
+struct Numbers {
+  static constexpr int kCount = round_up(N, kLanes);
+  simd<int, kCount> x;
+  template <class F>
+  XF_INLINE explicit Numbers(F f) {
+    XF_UNROLL for (int i = 0; i < kCount; i += kLanes) {
+      x.template select<kLanes, 1>(i) = f(lane_index() + i);
+    }
+  }
+};
+
+// f(value, number of the row, number of the column)
+template <int R, int C, class F>
+XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, F f) {
+  XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
+    const ints column = part<kLanes>(columns.x, c * kLanes);
+    XF_UNROLL for (int r = 0; r < R; ++r) {
+      const int row = rows.x[r];
+      t.row(r, c) = f(floats(t.row(r, c)), row, column);
+    }
+  }
+}
+
 // f(value, slope, row, column) changes both, of two tiles.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) {

@@ -43,7 +43,6 @@ XF_INLINE ints as_ints(floats x) { return x.template bit_cast_view<int>(); }
 XF_INLINE uints to_words(ints x) { return x; }
 XF_INLINE floats floats_of_halves(uints x) { return esimd::convert<float>(x); }
 XF_INLINE float largest_of(floats x) { return esimd::hmax<float>(x); }
-XF_INLINE int lowest_of(ints x) { return esimd::hmin<int>(x); }
 XF_INLINE float sum_of_lanes(floats x) { return esimd::reduce<float>(x, std::plus<>()); }
 XF_INLINE int sum_of_lanes(ints x) { return esimd::reduce<int>(x, std::plus<>()); }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "documents.hpp"
 #include "fields.hpp"
 #include "kernels.hpp"
 #include "params.hpp"
@@ -390,9 +391,9 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
   return params;
 }
 
-// The memory that the kernels share.
-void share(Scratch& scratch, BwdParams& params, const Problem& p, const std::vector<Step>& steps,
-           int64_t workers, const Place& place) {
+// The memory that the kernels share; returns what is left, of `more` floats.
+float* share(Scratch& scratch, BwdParams& params, const Problem& p, const std::vector<Step>& steps,
+             int64_t workers, int64_t more, const Place& place) {
   const int64_t tokens = p.packed ? p.tokens_q : p.batch * p.sq;
   const int64_t rows = whole(std::max<int64_t>(1, p.heads_q * tokens), kLineFloats);
   const int64_t of_rows = params.dalibi ? 4 * rows : 3 * rows;
@@ -404,13 +405,15 @@ void share(Scratch& scratch, BwdParams& params, const Problem& p, const std::vec
   const auto added = std::ranges::find(steps, 1, &Step::entry);  // what the part before it leaves
   if (added != steps.end()) params.capture_workers = static_cast<int32_t>((added - 1)->groups);
   const int64_t of_queries = of_rows + workers * params.worker_sums;
-  scratch.allocate(place, p.q, of_queries + params.capture_workers * params.captured);
+  const int64_t floats = of_queries + params.capture_workers * params.captured;
+  scratch.allocate(place, p.q, floats + more);
   params.delta = scratch.data;
   params.base = scratch.data + rows;
   params.top = scratch.data + 2 * rows;
   params.row_slopes = scratch.data + 3 * rows;
   params.query_sums = scratch.data + of_rows;
   params.capture_sums = scratch.data + of_queries;
+  return scratch.data + floats;
 }
 
 }  // namespace
@@ -435,7 +438,9 @@ py::tuple backward(const py::kwargs& arguments) {
   const std::vector<Step> steps = steps_of(p, r, to, g.adds_up(), workers, access, place);
   BwdParams params = params_of(p, r, g, to, place);
   Scratch scratch;
-  if (!steps.empty()) share(scratch, params, p, steps, workers, place);
+  const DocumentSpans documents(p, place);
+  float* spans = nullptr;
+  if (!steps.empty()) spans = share(scratch, params, p, steps, workers, documents.floats(), place);
   submit(place, [&](Launcher& launch) {
     if (!p.has_scores()) {
       launch.clear(to.dbias);
@@ -446,6 +451,7 @@ py::tuple backward(const py::kwargs& arguments) {
     if (p.used_k.data && !g.adds_up()) {  // the keys that are not in use
       for (const Array* a : {&to.dk, &to.dv}) launch.clear(*a);
     }
+    documents.launch(launch, params, spans);
     for (const Step& step : steps) {
       launch(*step.kernels->entries[step.entry], params, step.groups, step.kernels->threads);
     }
@@ -479,8 +485,13 @@ py::object probabilities(const py::kwargs& arguments) {
   params.captures = p.score_mod.captures;
   const auto& to = result.strides;
   params.probabilities = {result.data, to[0], to[2], to[1]};
-  submit(place,
-         [&](Launcher& launch) { launch(*kernels.entries[0], params, groups, kernels.threads); });
+  const DocumentSpans documents(p, place);
+  Scratch scratch;
+  if (const int64_t floats = documents.floats()) scratch.allocate(place, p.q, floats);
+  submit(place, [&](Launcher& launch) {
+    documents.launch(launch, params, scratch.data);
+    launch(*kernels.entries[0], params, groups, kernels.threads);
+  });
   return result.object;
 }
 

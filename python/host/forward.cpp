@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "append.hpp"
+#include "documents.hpp"
 #include "interop.hpp"
 #include "kernels.hpp"
 #include "params.hpp"
@@ -71,23 +72,23 @@ void count_writes(const Problem& p, const FwdRequest& r, const Array& out) {
 }
 
 // The work-groups of a launch. Those of decoding share out the keys of a row, too, and leave what
-// is to be merged in `partial`.
-uint64_t share_out(const Problem& p, const FwdRequest& r, const Desc& desc, const Kernels& kernels,
-                   const Place& place, FwdParams& params, Scratch& partial) {
+// is to be merged in memory of so many floats.
+struct Shared {
+  uint64_t groups = 0;
+  int64_t floats = 0;
+};
+Shared share_out(const Problem& p, const FwdRequest& r, const Desc& desc, const Kernels& kernels,
+                 const Place& place, FwdParams& params) {
   if (desc.algorithm == Algorithm::kForward) {
     const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
-    return groups_for(desc, kernels, p.heads_q / heads * p.sq, p.batch * heads);
+    return {groups_for(desc, kernels, p.heads_q / heads * p.sq, p.batch * heads)};
   }
   params.splits = splits_for(p, r, kernels, params, place.device);
   const uint64_t groups = static_cast<uint64_t>(decode_groups(p, kernels)) * params.splits;
   check_groups(groups, desc.access);
-  if (params.splits > 1) {
-    const int64_t of_split = whole(p.dv, kLineFloats) + 2;  // see Partial
-    const int64_t floats = p.batch * p.heads_q * params.splits * of_split;
-    partial.allocate(place, p.q, floats);
-    params.partial = partial.data;
-  }
-  return groups;
+  if (params.splits == 1) return {groups};
+  // See Partial.
+  return {groups, p.batch * p.heads_q * params.splits * (whole(p.dv, kLineFloats) + 2)};
 }
 
 void launch_attention(Launcher& launch, const Desc& desc, const Kernels& kernels,
@@ -130,12 +131,17 @@ py::tuple forward(const FwdRequest& r) {
   if (!kernels && !append) return result;
 
   ScoreModParams params{params_of(p, r, to, place), p.score_mod.captures};
-  Scratch partial;
-  const uint64_t groups = kernels ? share_out(p, r, desc, *kernels, place, params, partial) : 0;
+  Scratch scratch;
+  const DocumentSpans documents(p, place);
+  const Shared shared = kernels ? share_out(p, r, desc, *kernels, place, params) : Shared{};
+  if (const int64_t floats = shared.floats + documents.floats())
+    scratch.allocate(place, p.q, floats);
+  params.partial = scratch.data;
   count_writes(p, r, to.out);
   submit(place, [&](Launcher& launch) {
     if (append) append->launch(launch, params);
-    if (kernels) launch_attention(launch, desc, *kernels, params, groups);
+    documents.launch(launch, params, scratch.data + shared.floats);
+    if (kernels) launch_attention(launch, desc, *kernels, params, shared.groups);
   });
   return result;
 }

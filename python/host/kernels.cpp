@@ -62,6 +62,7 @@ py::object to_python(ScoreHooks hooks) {
   }
   return py::tuple(names);
 }
+py::object to_python(MaskKind mask) { return py::str(kMasks[static_cast<uint8_t>(mask)].name); }
 py::object to_python(ScoreModId id) {
   if (id == ScoreModId::kNone) return py::none();
   const ScoreModSource& source = score_mod_source(id);
@@ -112,6 +113,8 @@ const char* name_of(Algorithm algorithm) {
       return "flash_bwd_heads";
     case Algorithm::kProbabilities:
       return "attention_probs";
+    case Algorithm::kDocumentSpans:
+      return "document_spans";
     case Algorithm::kAppend:
       return "append";
     case Algorithm::kMergeStates:
@@ -153,6 +156,9 @@ void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
   desc.hooks = ScoreHooks{hooks};
   desc.bias = p.bias.data ? p.bias.dtype : DType::kOther;
   desc.score_mod = p.score_mod.id;
+  for (const ScoreHook& mask : kMasks) {
+    if (mask.used(p, r)) desc.mask = static_cast<MaskKind>(&mask - kMasks);
+  }
   desc.dropout = r.dropout > 0;
 }
 

@@ -26,6 +26,7 @@ enum class Algorithm : uint8_t {
   kBackwardCaptures,
   kBackwardHeads,
   kProbabilities,
+  kDocumentSpans,
   kAppend,
   kMergeStates,
   kStandard,
@@ -40,6 +41,7 @@ enum class Algorithm : uint8_t {
 const char* name_of(Algorithm algorithm);  // as Python knows it
 
 enum class ScoreHooks : uint32_t {};  // bits of kScoreHooks (score_hooks.hpp)
+enum class MaskKind : uint8_t {};     // a row of kMasks there
 
 // What changes the code of a kernel: Desc in tune/desc.py, which explains it. Everything else
 // (lengths, strides, masks by position) is a parameter.
@@ -51,6 +53,7 @@ struct Desc {
   ScoreHooks hooks{};
   DType bias = DType::kOther;  // kOther: none
   ScoreModId score_mod = ScoreModId::kNone;
+  MaskKind mask{};
   bool dropout = false, packed_heads = false, split_keys = false;
   CacheKind cache = CacheKind::kPlain;
   uint8_t page_unit = kPageKeys;
@@ -77,6 +80,7 @@ constexpr std::tuple kDescFields{
     Field{"hooks", &Desc::hooks},
     Field{"bias", &Desc::bias},
     Field{"score_mod", &Desc::score_mod},
+    Field{"mask", &Desc::mask},
     Field{"dropout", &Desc::dropout},
     Field{"packed_heads", &Desc::packed_heads},
     Field{"split_keys", &Desc::split_keys},

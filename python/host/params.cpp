@@ -29,9 +29,11 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
     }
     params.bias = {p.bias.data, strides[0], strides[1], strides[2], strides[3]};
   }
-  for (const ScoreHook& hook : kScoreHooks) {
+  const auto set = [&](const ScoreHook& hook) {
     if (hook.used(p, r)) hook.set(params, p, r);
-  }
+  };
+  std::ranges::for_each(kScoreHooks, set);
+  std::ranges::for_each(kMasks, set);
   if (p.sinks.data) params.sinks = reinterpret_cast<const float*>(p.sinks.data);
   // flash-attn takes a side that reaches over all keys, of packed sequences as many as they are
   // said to have at most, as unlimited, wherever the diagonal is. A part does not have all keys.

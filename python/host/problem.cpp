@@ -222,6 +222,43 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
   }
 }
 
+// Ids of the positions of k, of which the queries are the last.
+void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
+  const char *f = check.function(), *name = "document_ids";
+  if (r.documents.is_none()) return;
+  const bool is_part =
+      !r.part.other_lse.is_none() || !r.part.q_start.is_none() || !r.part.k_start.is_none();
+  for (const auto& [given, other] : {std::pair{p.cache.given, "a cache of keys"},
+                                     {p.packed, "cu_seqlens_q"},
+                                     {is_part, "other_lse, q_start or k_start"}}) {
+    if (given)
+      check.refuse<NotImplemented>(std::string(name) + " must be None with " + other +
+                                   ", got an array");
+  }
+  p.documents = read_array(r.documents, f, name);
+  const Array& a = p.documents;
+  XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
+  const bool fits = (a.ndim == 1 || (a.ndim == 2 && (a.shape[0] == p.batch || a.shape[0] == 1))) &&
+                    a.shape[a.ndim - 1] == p.sk;
+  XF_REQUIRE(check, fits, name,
+             "must have shape [" + number(p.sk) + "] or [" + number(p.batch) + ", " + number(p.sk) +
+                 "], an id per row of " + p.k_name,
+             a.describe_shape(), a);
+  constexpr int64_t kMostIds = 1 << 30;  // their bytes are counted in 32 bits
+  XF_REQUIRE(check, p.sk < kMostIds, name, "must have fewer than 2^30 ids of a sequence",
+             number(p.sk), a);
+  check.require_same_place(a, name, p.q, p.q_name);
+  if (p.sq > p.sk)
+    check.refuse(
+        std::string(p.q_name) + ".length must be at most " + p.k_name + ".length (" + number(p.sk) +
+        ") with document_ids, as queries are the last positions of keys, got " + number(p.sq));
+  if (!r.bottom_right && p.sq != p.sk)
+    check.refuse(std::string("bottom_right must be True with document_ids where ") + p.q_name +
+                 " is shorter than " + p.k_name +
+                 ", as queries are the last positions of keys, got False");
+  p.documents = with_contiguous_rows(std::move(p.documents), f, name);
+}
+
 std::string text(double x) { return py::str(py::float_(x)).cast<std::string>(); }
 
 void check_finite(double x, const char* name, const Checker& check) {
@@ -262,6 +299,7 @@ void each_input(const Problem& p, Visit visit) {
   visit(p.bias, "attn_mask");
   visit(p.alibi, "alibi_slopes");
   visit(p.sinks, sdpa ? "sinks" : "s_aux");
+  visit(p.documents, "document_ids");
   for (const Array& a : p.score_mod.arrays) visit(a, "captures");
   visit(p.cu_q, "cu_seqlens_q");
   visit(p.cu_k, "cu_seqlens_k");
@@ -377,6 +415,7 @@ Problem read_problem(const FwdRequest& r) {
                                  ", dropout_p = " + std::to_string(r.dropout));
   }
   read_score_arrays(p, r, check);
+  read_documents(p, r, check);
   read_part(p, r, check);
   p.score_mod = read_score_mod(r.score_mod, p.q, p.q_name, check);
   check_appended(p, check);

@@ -44,6 +44,7 @@ struct FwdRequest {
   double softcap = 0;
   py::object alibi = py::none(), sinks = py::none(), bias = py::none();
   py::object score_mod = py::none();  // see score_mod.hpp
+  py::object documents = py::none();  // int32, an id per position of k
   double dropout = 0;
   uint64_t seed = 0, offset = 0;
   bool want_lse = false;
@@ -74,6 +75,7 @@ constexpr std::tuple kCallFields{
     Field{"alibi_slopes", &FwdRequest::alibi},
     Field{"s_aux", &FwdRequest::sinks, "sinks"},
     Field{"score_mod", &FwdRequest::score_mod},
+    Field{"document_ids", &FwdRequest::documents},
     Field{"dropout_p", &FwdRequest::dropout},
     Field{"seed", &FwdRequest::seed},
     Field{"offset", &FwdRequest::offset},

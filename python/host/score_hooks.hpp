@@ -1,4 +1,5 @@
-// What changes scores, but for biases and score_mods, whose types are parts of theirs.
+// What changes scores, but for biases and score_mods, whose types are parts of theirs; and what
+// hides them.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +11,7 @@
 
 namespace xeflash {
 
-// One of them: a struct of kernels/attention/variant.hpp, the calls that have it, and what it reads
-// there.
+// One of them: a struct of kernels/attention/, the calls that have it, and what it reads there.
 struct ScoreHook {
   const char* name;
   bool (*used)(const Problem&, const FwdRequest&);
@@ -41,6 +41,18 @@ constexpr ScoreHook kScoreHooks[] = {
               !p.bias.data && p.score_mod.id == ScoreModId::kNone;
      },
      [](FwdParams&, const Problem&, const FwdRequest&) {}},
+};
+
+// Which keys a row sees: the last one that a call has.
+constexpr ScoreHook kMasks[] = {
+    {"Window", [](const Problem&, const FwdRequest&) { return true; },
+     [](FwdParams&, const Problem&, const FwdRequest&) {}},
+    {"Documents", [](const Problem& p, const FwdRequest&) { return p.documents.data != nullptr; },
+     [](FwdParams& to, const Problem& p, const FwdRequest&) {
+       to.documents.ids = reinterpret_cast<const int32_t*>(p.documents.data);
+       to.documents.batch =
+           p.documents.ndim == 2 && p.documents.shape[0] > 1 ? p.documents.strides[0] : 0;
+     }},
 };
 
 }  // namespace xeflash

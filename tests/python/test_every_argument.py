@@ -56,6 +56,7 @@ CACHES = {name: drawn(2, 64, 2, 40) for name in ("k_cache", "v_cache")}
 NEW = {"k": drawn(2, 3, 2, 40), "v": drawn(2, 3, 2, 40), "cache_seqlens": int32(20, 40)}
 TURNS = {name: drawn(70, 16) for name in ("rotary_cos", "rotary_sin")}
 POOLS = {name: drawn(9, 16, 2, 40) for name in ("k", "v")}
+DOCUMENTS = torch.arange(33).int() // 10
 PAGES = int32((3, 1, 0, 7), (2, 8, 4, 5))
 INT8 = {name: torch.randint(-99, 99, (2, 64, 2, 40), generator=torch_generator).to(torch.int8) for name in CACHES}
 INT8_POOLS = {name: torch.randint(-99, 99, (9, 16, 2, 40), generator=torch_generator).to(torch.int8) for name in POOLS}
@@ -129,12 +130,15 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "return_lse": Entry(True),
         "rng": Entry((3, 4), beside={"dropout_p": 0.5, "rng": (1, 2)}),
         "out": same(torch.full((2, 4, 5, 40), NAN).half()),
+        "document_ids": Entry(DOCUMENTS, beside={"bottom_right": True}),
     },
     "flash_attn_func": FLASH
     | SNIPPET
-    | {"q": Entry(Q * 2), "k": Entry(K * 2), "v": Entry(V * 2), "num_splits": same(3, q=Q[:, :1])},
-    "flash_attn_kvpacked_func": FLASH | {"q": Entry(Q * 2), "kv": Entry(drawn(2, 33, 2, 2, 40))},
-    "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 5, 3, 4, 40))},
+    | {"q": Entry(Q * 2), "k": Entry(K * 2), "v": Entry(V * 2), "num_splits": same(3, q=Q[:, :1])}
+    | {"document_ids": Entry(DOCUMENTS)},
+    "flash_attn_kvpacked_func": FLASH
+    | {"q": Entry(Q * 2), "kv": Entry(drawn(2, 33, 2, 2, 40)), "document_ids": Entry(DOCUMENTS)},
+    "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 5, 3, 4, 40)), "document_ids": Entry(int32(0, 0, 1, 1, 1))},
     "flash_attn_varlen_func": VARLEN
     | SNIPPET
     | {
@@ -479,8 +483,9 @@ def test_operators_do_the_same(function, argument):
 
 # One graph for what can be said at once; each argument by itself is long.
 TOGETHER = {
-    "attention": ("attn_mask", "is_causal", "scale", "softcap", "alibi_slopes", "sinks", "return_lse", "bottom_right"),
-    "flash_attn_func": ("window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs", "softmax_scale"),
+    "attention": ("attn_mask", "is_causal", "scale", "softcap", "alibi_slopes", "sinks", "return_lse", "bottom_right",
+                  "document_ids"),
+    "flash_attn_func": ("document_ids", "window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs", "softmax_scale"),
     "flash_attn_varlen_func": ("seqused_k", "window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs"),
     "flash_attn_with_kvcache": ("k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved", "causal", "s_aux"),
 }

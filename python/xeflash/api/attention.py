@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xeflash.api.public import public
-from xeflash.api.ranks import to_4d
+from xeflash.api.ranks import ids_of_batch, to_4d
 from xeflash.api.route import engine
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, WITH_GRADIENTS_OF_ATTENTION
 from xeflash.call.values import seeds, shape_of, snippet, take_window
@@ -27,6 +27,8 @@ def _attend(function: str, given: dict[str, Any]) -> Any:
     if rank != 4:
         names = ("query", "key", "value", "attn_mask", "out")
         given |= zip(names, to_4d(core, query, key, value, given.get("attn_mask"), out), strict=True)
+        if (ids := given.get("document_ids")) is not None:
+            given["document_ids"] = ids_of_batch(ids, lead)
     result, lse = core.forward(**{"function": function, "layout": BHSD, **DEFAULTS_OF_ATTENTION, **given})
     if rank != 4:
         result = out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
@@ -52,6 +54,7 @@ def attention(
     sinks: Any = None,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    document_ids: Any = None,
     return_lse: bool = False,
     rng: tuple[int, int] | None = None,
     out: Any = None,
@@ -82,6 +85,10 @@ def attention(
         captures: what score_mod reads by name: at most 4 arrays of up to 4 dimensions (fp32, fp16, bf16, int32,
             bool; `name[i]` or `name(i, j)`, or `name` if it has none; what is past an end reads the element there) and
             8 numbers. Tensors that require grad get gradients, each the sum over the scores that have read an element.
+        document_ids: int32 (S,) or (..., S), the document of each key, in any order: a query sees the keys of its own
+            document alone, within is_causal and window_size. Queries are the last L of the S positions (bottom_right
+            if L < S). Blocks of keys without an id of their queries take no time; these are most where the ids of a
+            document lie together.
         return_lse: also return log sum exp of the scores, fp32 (..., H, L); -inf for a row that sees no key.
         rng: (seed, offset) of dropout's counter-based generator; default the next of ``manual_seed``'s.
         out: where to write the result.

@@ -132,6 +132,7 @@ def flash_attn_func(
     num_splits: int = 0,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    document_ids: Any = None,
 ) -> Any:
     """Attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv).
 
@@ -149,6 +150,7 @@ def flash_attn_func(
         s_aux: (H,) sink logits that join the softmax without a value.
         num_splits: of the keys of a single query, each computed on its own, then merged; 0 chooses.
         score_mod, captures: C++ that changes a score, see ``attention``.
+        document_ids: int32 (Sk,) or (B, Sk), the document of each key: a query sees those of its own, see ``attention``.
 
     >>> import numpy as np, xeflash
     >>> q = np.random.default_rng(0).standard_normal((2, 7, 8, 128), np.float32)
@@ -172,6 +174,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
+    document_ids: Any = None,
 ) -> Any:
     """As flash_attn_func, for qkv (B, S, 3, H, D); nothing is copied.
 
@@ -195,6 +198,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
+    document_ids: Any = None,
 ) -> Any:
     """As flash_attn_func, for kv (B, Sk, 2, Hk, D); nothing is copied.
 

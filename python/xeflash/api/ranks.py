@@ -69,6 +69,19 @@ def to_4d(core: Engine, query: Any, key: Any, value: Any, mask: Any, out: Any) -
     return query, key, value, mask, out
 
 
+def ids_of_batch(ids: Any, lead: tuple[int, ...]) -> Any:
+    """The ids of documents (S,) or (batch, S), of such as may have the leading dimensions of query."""
+    shape = shape_of("attention", "document_ids", ids)
+    if len(shape) < 2:
+        return ids
+    if shape[:-1] != tuple(lead):
+        raise ValueError(
+            f"attention: document_ids must have the leading dimensions {list(lead)} of query, or none, "
+            f"got {list(shape[:-1])}"
+        )
+    return ids.reshape((-1, shape[-1]))
+
+
 def _numpy_broadcast(mask: Any) -> Any:
     import numpy
 

@@ -61,6 +61,7 @@ class Arguments(_Given, total=False):
     alibi_slopes: Annotated[Array, Keyword(learned=True)]
     s_aux: Annotated[Array, Keyword(learned=True, attention="sinks")]
     score_mod: Annotated[Snippet | None, _ANY]  # from snippet()
+    document_ids: Annotated[Array, Keyword(ops="ad")]  # of the rows of k; those of q are the last ones
     dropout_p: Annotated[float, Keyword(0.0, ops="adp")]
     seed: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]  # from seeds()
     offset: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]

@@ -62,7 +62,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         *(desc.score_mod.struct(desc.learned) if desc.score_mod and desc.learned else []),
         "struct Config {",
         f"  using Element = {ELEMENTS[desc.dtype]};",
-        "  using Mask = Window;",
+        f"  using Mask = {desc.mask};",
         f"  using ScoreVariant = Variant<{', '.join(score)}>;",
         *([f"  using BeforeScoreMod = Variant<{', '.join(before)}>;"] if desc.learned else []),
         *(["  using Learned = snippet::LearnedSnippet;"] if desc.learned else []),
@@ -72,7 +72,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         f"  using CacheElement = {ELEMENTS[desc.cache_dtype or desc.dtype]};",
         f"  static constexpr bool cache_scales = {_cpp(desc.cache_scales)};",
         f"  static constexpr int head_dim = {desc.head_dim}, head_dim_v = {desc.head_dim_v};",
-        f"  static constexpr int block_q = {config.block_q}, block_k = {config.block_k};",
+        f"  static constexpr int block_rows = {config.block_q}, block_columns = {config.block_k};",
         f"  static constexpr int block_v = {config.block_v}, parts = {config.parts};",
         *([f"  static constexpr int block_d = {config.block_d};"] if backward else []),
         *([f"  using BiasGradient = {ELEMENTS[desc.bias_gradient or '']};"] if backward else []),
@@ -90,6 +90,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     choices, options = backend_of(arch, desc.access, config)
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name.lower() for name in desc.hooks]
+    features += [desc.mask.lower()] if desc.mask != "Window" else []
     flags = ("dropout", "packed_heads", "sums_slopes", "adds_up")
     features += [name for name in flags if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
@@ -128,7 +129,7 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
 
 
 _NO_PRODUCTS_OF_TILES = (
-    *("flash_decode", "append", "merge_states", "flash_bwd_heads", "linear"),
+    *("flash_decode", "append", "merge_states", "document_spans", "flash_bwd_heads", "linear"),
     *("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k", "sample_tokens"),
 )
 

@@ -70,6 +70,9 @@ def _features() -> Iterator[Case]:
     yield Dense(score_mod=True)
     yield Dense(score_mod=True, window=_CAUSAL, heads=(4, 2))
     yield Dense("fp32", score_mod=True, entry="varlen")
+    yield Dense(rows=200, keys=300, documents=True, heads=(4, 2))
+    yield Dense("fp32", documents=True, window=_CAUSAL)
+    yield Dense(rows=1, keys=300, documents=True, heads=(4, 2))
     yield Dense(dropout=0.15, entry="attention")
     yield Dense(dropout=0.15, window=_CAUSAL, heads=(4, 2), entry="attention")
     yield Dense("fp32", dropout=0.5, entry="attention")
@@ -142,6 +145,7 @@ def _gradients() -> Iterator[Case]:
     yield Gradient("fp32", mask="float32")
     yield Gradient("fp32", mask="float32", lowest=True)
     yield Gradient("bf16", alibi=True, window=_CAUSAL)
+    yield Gradient("fp32", documents=True)
     yield Gradient("bf16", dropout=0.2, probs=True)
 
 

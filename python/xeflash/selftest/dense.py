@@ -65,6 +65,7 @@ class Dense:
     sinks: bool = False
     dropout: float = 0.0
     score_mod: bool = False
+    documents: bool = False  # of some 50 positions, which are other ones in each sequence
     scale: float | None = None
     lse: bool = True
     checked: int = 0  # only so many rows of the first head of the first sequence, the last ones: for large cases
@@ -79,7 +80,7 @@ class Dense:
             "causal": self.window == (-1, 0), f"window{self.window}": self.window not in ((-1, -1), (-1, 0)),
             "top-left": self.top_left, "softcap": self.softcap > 0, "alibi": self.alibi,
             f"{self.mask} mask": bool(self.mask), "of lowest numbers": self.lowest, "sinks": self.sinks,
-            "dropout": self.dropout > 0, "score_mod": self.score_mod, f"scale {self.scale}": self.scale is not None,
+            "dropout": self.dropout > 0, "score_mod": self.score_mod, "documents": self.documents, f"scale {self.scale}": self.scale is not None,
         }  # fmt: skip
         return " ".join([kind, self.dtype, dims, shape, *(word for word, is_so in words.items() if is_so)])
 
@@ -115,6 +116,8 @@ class Dense:
                 if f.mask is not None:
                     mask = np.broadcast_to(f.mask, (self.batch, heads, self.rows, self.keys))
                     f_b = f_b.with_(mask=mask[b : b + 1].copy())
+                if f.documents is not None:
+                    f_b = f_b.with_(documents=f.documents[b])
                 if f.alibi is not None and f.alibi.ndim > 1:
                     f_b = f_b.with_(alibi=f.alibi[b : b + 1])
                 of = slice(None)
@@ -167,6 +170,9 @@ class Dense:
             level = Values.of(random.standard_normal((heads, PERIOD)), "float16")
             f = f.with_(score_mod=Snippet(kind.numbers, level.numbers))
             more |= Snippet(kind, level).keywords(arrays.put)
+        if self.documents:
+            ids = Values.of(np.sort(random.integers(-1, self.keys // 50, (self.batch, self.keys))), "int32")
+            f, more["document_ids"] = f.with_(documents=ids.numbers), arrays.put(ids)
         return f.with_(empty_lse=-np.inf if self.entry == "attention" else np.inf), more
 
     def _call(

@@ -1,6 +1,6 @@
 """Attention by the book, in float64: every feature of the public functions, one sequence of lines, no blocks.
 
-    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window
+    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window, documents
     P = softmax(S, sink);   O = dropout(P) V
 
 Arrays are (batch, head, row, dim), of numpy or torch.
@@ -28,6 +28,7 @@ class Features:
     alibi: Any = None  # slopes, (H,) or (B, H)
     mask: Any = None  # bool, True takes part, or float to add; broadcasts to (B, H, Sq, Sk)
     score_mod: Any = None  # f(S, b, h, i, j) -> S, of numpy arrays that broadcast
+    documents: Any = None  # ids (Sk,) or (B, Sk): a row, of the last ones, sees keys of its own id
     sinks: Any = None  # (H,): logits that join the softmax without a value
     dropout: float = 0.0
     rng: tuple[int, int] = (0, 0)  # seed, offset of dropout
@@ -145,6 +146,9 @@ def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[
         s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + to_float64(mask)
     s = modified(s, f)
     s = np.where(visible(rows, keys, f.window, f.top_left), s, -np.inf).astype(work)
+    if f.documents is not None:
+        ids = np.atleast_2d(to_numpy(f.documents))[:, None]
+        s = np.where(ids[..., keys - rows :, None] == ids[..., None, :], s, -np.inf)
     size = np.maximum(size, np.abs(s))
 
     sinks = np.full((heads, 1, 1), -np.inf) if f.sinks is None else to_float64(f.sinks)[:, None, None]

@@ -32,6 +32,7 @@ ALGORITHMS = {
     "flash_bwd_captures": Algorithm(("flash_bwd_captures",), ("flash_bwd_captures", "add_captures"), "BwdParams"),
     "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams"),
     "attention_probs": Algorithm(("attention_probs",), ("attention_probs",), "ProbsParams"),
+    "document_spans": Algorithm(("document_spans",), ("document_spans",)),
     "append": Algorithm(("append",), ("append",), "AppendParams"),
     "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
     "linear": Algorithm(("linear",), ("linear",), "LinearParams"),
@@ -73,6 +74,7 @@ class Desc(_OfAlgorithm):
     hooks: tuple[str, ...] = ()  # what changes scores: structs of kernels/attention/variant.hpp, in their order
     bias: str | None = None
     score_mod: ScoreMod | None = None
+    mask: str = "Window"  # which keys a row sees: a struct of kernels/attention/
     dropout: bool = False
     packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
     split_keys: bool = False  # GPUs, tiles are few and keys many: the threads of a group take turns at the keys

@@ -107,7 +107,7 @@ NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to cho
 TABLES = {"flash_fwd": FLASH_FWD, "standard_attention": FLASH_FWD, "flash_decode": FLASH_DECODE}
 TABLES |= {"flash_bwd_dq": FLASH_BWD_DQ, "flash_bwd_dkv": FLASH_BWD_DKV, "flash_bwd_bias": FLASH_BWD_BIAS}
 TABLES |= {"attention_probs": FLASH_BWD_BIAS, "flash_bwd_captures": NO_TILES, "flash_bwd_heads": NO_TILES}
-TABLES |= {"append": NO_TILES, "merge_states": NO_TILES}
+TABLES |= {"append": NO_TILES, "merge_states": NO_TILES, "document_spans": NO_TILES}
 
 # One wave of threads, those with 256 registers: a second one that is not full would take as long as the first. 128
 # keys are what a thread reads in about the time that the launch of the merging kernel takes. And 32 for each row of a

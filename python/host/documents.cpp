@@ -1,0 +1,29 @@
+#include "documents.hpp"
+
+#include "attention/params.hpp"
+
+namespace xeflash {
+
+DocumentSpans::DocumentSpans(const Problem& p, const Place& place) {
+  if (!p.documents.data || !p.has_scores()) return;
+  Desc desc;
+  desc.algorithm = Algorithm::kDocumentSpans;
+  desc.dtype = DType::kF32;  // any, as the head dims
+  desc.head_dim = desc.head_dim_v = 16;
+  if (place.device.facts.type != "cpu") desc.access = Access::kDwords;
+  kernels_ = &find_kernels(desc, place);
+  spans_ = (p.sk + kSpan - 1) / kSpan;
+  sequences_ = p.documents.ndim == 2 ? p.documents.shape[0] : 1;
+  check_groups(static_cast<uint64_t>(spans_ * sequences_), desc.access);
+}
+
+void DocumentSpans::launch(Launcher& launcher, FwdParams& params, float* scratch) const {
+  if (!kernels_) return;
+  DocumentsArg& to = params.documents;
+  to.least = reinterpret_cast<int32_t*>(scratch);
+  to.greatest = to.least + spans_ * sequences_;
+  to.batch_spans = to.batch ? spans_ : 0;
+  launcher(*kernels_->entries[0], params, static_cast<uint64_t>(spans_ * sequences_));
+}
+
+}  // namespace xeflash

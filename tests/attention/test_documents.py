@@ -1,0 +1,179 @@
+"""Sequences that are several documents: `document_ids`, the Mask that is not a Window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradients
+import plain
+import pytest
+import torch
+import xeflash
+from arrays import DTYPES, from_array, to_array
+from gradients import DOCUMENTS, Case
+from tolerance import check_attention
+from xeflash.selftest.reference import Features
+
+CAUSAL, WINDOW, FULL = (-1, 0), (40, 9), (-1, -1)
+SIZES = [(1, 1), (1, 300), (23, 127), (127, 127), (127, 1000), (1000, 1000)]
+
+
+def drawn(kind: str, keys: int) -> torch.Tensor:
+    return DOCUMENTS[kind](keys, torch.Generator().manual_seed(keys)).int()
+
+
+def check(
+    dtype: str, sizes: tuple[int, int], kind: str, window: tuple[int, int], device: str = "torch", dim: int = 64,
+    **more: Any,
+) -> None:  # fmt: skip
+    rows, keys = sizes
+    ids = drawn(kind, keys)
+    q, k, v = plain.make(rows, keys, dim=dim, dim_v=dim, dtype=DTYPES[dtype])
+    arrays = [to_array(x, device) for x in (q, k, v, ids)]
+    out, lse = (
+        from_array(x, device)
+        for x in plain.call(*arrays[:3], document_ids=arrays[3], window_size=window, bottom_right=True, **more)
+    )
+    f = Features(window=window, documents=ids, softcap=more.get("softcap", 0.0), empty_lse=-torch.inf)
+    check_attention(f"{dtype} {sizes} {kind} {window}", q, k, v, f, out, lse, device != "torch")
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+@pytest.mark.parametrize("window", [FULL, CAUSAL, WINDOW], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_forward_matches_reference(sizes, window, kind):
+    check("fp32", sizes, kind, window)
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("sizes", [(1, 300), (127, 1000)], ids=str)
+def test_forward_in_16_bits(sizes, dtype, kind):
+    check(dtype, sizes, kind, CAUSAL)
+
+
+@pytest.mark.parametrize("splits", [1, 3, 7])
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_keys_of_a_query_may_be_split(kind, splits):
+    q, k, v = plain.make_rows_first(1, 300)
+    ids = drawn(kind, 300)
+    out = xeflash.flash_attn_func(q, k, v, document_ids=ids, num_splits=splits)
+    plain.check_rows_first(f"{kind} {splits}", (q, k, v), out, f=Features(documents=ids))
+
+
+OF_GRADIENTS = [
+    Case(documents="sorted", heads="gqa4"),
+    Case(documents="random"),
+    Case(documents="one", window="causal"),
+    Case(documents="different", sizes=(23, 127), sinks=True),
+    Case(documents="sorted", sizes=(1, 127), dlse=True),
+    Case(documents="sorted", sizes=(127, 300), window="window", variant="softcap+alibi+bias", broadcast="1hqk"),
+    Case(documents="random", window="causal", variant="dropout"),
+    Case(documents="sorted", sizes=(127, 300), window="causal", variant="snippet", entry="func"),
+    Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", documents="sorted"),
+    Case(("fp16", 64, 64), (127, 127), documents="random", variant="mask"),
+]
+
+
+@pytest.mark.parametrize("case", OF_GRADIENTS, ids=lambda case: case.id)
+def test_gradients_match_reference(case):
+    gradients.run(case)
+
+
+# ---- on GPUs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "kind", "window"),
+    [
+        ("bf16", (300, 300), "sorted", CAUSAL),
+        ("bf16", (300, 1000), "random", FULL),
+        ("bf16", (1, 300), "sorted", FULL),
+        ("bf16", (1, 300), "random", WINDOW),
+        ("bf16", (7, 1000), "sorted", FULL),  # threads take turns at the keys
+    ],
+    ids=str,
+)
+def test_forward_on_gpu(gpu, dtype, sizes, kind, window):
+    check(dtype, sizes, kind, window, "gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.xpu
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", documents="sorted", device="xpu"),
+        Case(("bf16", 64, 64), (127, 127), "mha", documents="random", device="xpu"),
+    ],
+    ids=lambda case: case.id,
+)
+def test_gradients_on_gpu(xpu, case):
+    gradients.run(case)
+
+
+# ---- blocks that are passed over ----------------------------------------------------------------
+
+
+def counted(rows: int, keys: int, ids: torch.Tensor | None) -> int:
+    """The instructions of a call on a simulated GPU."""
+    from xeflash import sim
+
+    if not sim.enabled():
+        pytest.skip("only a simulator counts instructions")
+    arrays = [to_array(x, "gpu") for x in plain.make(rows, keys, 1, 2, 2, dtype=torch.bfloat16)]
+    sim.clear_launches()
+    more = {} if ids is None else {"document_ids": to_array(ids.int(), "gpu"), "bottom_right": True}
+    from_array(plain.call(*arrays, **more)[0], "gpu")
+    return sum(record.instructions for record in sim.last_launches())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1024, 128, 1])
+def test_blocks_of_other_documents_take_no_time_on_gpu(gpu, rows):
+    """Eight documents take about an eighth of the time, wherever they lie."""
+    keys = 1024
+    one = counted(rows, keys, torch.zeros(keys))
+    eight = torch.arange(keys) // 128
+    apart = torch.cat([eight[64:], eight[:64]])  # the first lies at both ends
+    assert counted(rows, keys, eight) < (0.3 if rows > 1 else 0.6) * one
+    assert counted(rows, keys, apart) < (0.45 if rows > 1 else 0.6) * one
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+IDS = torch.zeros(127, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "text"),
+    [
+        ({"document_ids": IDS.long()}, TypeError, "document_ids must be int32, got int64"),
+        ({"document_ids": IDS[:126]}, ValueError, r"document_ids must have shape \[127\] or \[2, 127\].*got \[126\]"),
+        ({"document_ids": IDS.expand(3, -1)}, ValueError, r"document_ids must have shape.*got \[3, 127\]"),
+        ({"document_ids": IDS[None, None]}, ValueError, r"document_ids must have shape.*got \[1, 1, 127\]"),
+        ({"document_ids": IDS, "bottom_right": False}, ValueError, "bottom_right must be True with document_ids.*got False"),
+        ({"document_ids": [0] * 127}, TypeError, "document_ids"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(more, error, text):
+    q, k, v = plain.make()
+    with pytest.raises(error, match=f"attention: {text}"):
+        xeflash.attention(q, k, v, enable_gqa=True, **{"bottom_right": True, **more})
+
+
+def test_more_queries_than_keys_are_refused():
+    q, k, v = plain.make(128)
+    with pytest.raises(ValueError, match=r"query.length must be at most key.length \(127\) with document_ids.*got 128"):
+        xeflash.attention(q, k, v, enable_gqa=True, document_ids=IDS, bottom_right=True)
+
+
+def test_ids_have_the_leading_dimensions_of_queries():
+    x = torch.randn(2, 3, 1, 50, 64)
+    ids = torch.randint(0, 4, (2, 3, 50), dtype=torch.int32)
+    got = xeflash.attention(x, x, x, document_ids=ids)
+    want = xeflash.attention(*[x.flatten(0, 1)] * 3, document_ids=ids.flatten(0, 1))
+    assert torch.equal(got.flatten(0, 1), want)
+    with pytest.raises(ValueError, match=r"document_ids must have the leading dimensions \[2, 3\].*got \[3, 2\]"):
+        xeflash.attention(x, x, x, document_ids=ids.view(3, 2, 50))
