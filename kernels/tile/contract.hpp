@@ -5,7 +5,7 @@
 
 #include <concepts>
 
-#include "attention/work.hpp"
+#include "tile/tile.hpp"
 
 namespace xeflash::contract {
 

@@ -9,7 +9,7 @@ DocumentSpans::DocumentSpans(const Problem& p, const Place& place) {
   Desc desc;
   desc.algorithm = Algorithm::kDocumentSpans;
   desc.dtype = DType::kF32;  // any, as the head dims
-  desc.head_dim = desc.head_dim_v = 16;
+  desc.head_dim = desc.head_dim_v = 8;
   if (place.device.facts.type != "cpu") desc.access = Access::kDwords;
   kernels_ = &find_kernels(desc, place);
   spans_ = (p.sk + kSpan - 1) / kSpan;
