@@ -72,7 +72,7 @@
 //   rotate, abs_max            rotate pairs of a row's columns (RoPE); its largest magnitude
 //   add_scaled                 O += w times a row in memory
 //
-// Numbers, of which a lane or a vector of lanes is computed:
+// Numbers, one in each lane of a vector:
 //
 //   bf16                       an element of 16 bits
 //   Floats, Ints, Mask         vectors of fp32, of int32, of the results of a comparison
