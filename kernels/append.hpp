@@ -13,8 +13,8 @@ XF_INLINE T* token_row(const TensorArg& a, int batch, int t, int head) {
   return static_cast<T*>(a.data) + batch * a.batch + t * a.row + head * a.head;
 }
 
-// Writes key `at` of a sequence. Elements with scales of their own get the one that makes the
-// largest of them the type's largest.
+// Writes row `at` of a sequence's keys or values into the cache. Where the cache has a scale per
+// row, the scale is chosen so that the row's largest magnitude becomes the type's largest number.
 template <class Config, class Row>
 XF_INLINE void append_row(const CacheArg& cache, const Sequence& seq, const TensorArg& array,
                           const TensorArg& scales, float inverse_scale, int head, int at,
@@ -38,8 +38,8 @@ XF_INLINE void append(const AppendParams& p) {
   const Group::Index group = Group::index();
   const int batch = static_cast<int>(group / p.tokens), t = static_cast<int>(group % p.tokens);
   const Sequence seq(p.attention, batch);
-  const int before = seq.sk - cache.added;  // keys
-  // Lengths on a device that the cache has no room for: nothing is written.
+  const int before = seq.sk - cache.added;  // keys in the cache before this call
+  // Lengths that lie on the device may leave no room in the cache: then nothing is written.
   if (before < 0 || (cache.lengths && cache.lengths[batch] != seq.k0 + before)) return;
   const auto load_rotated = [&](RowTile<1, d>& x, const T* row, int token) {
     load_row(x, row);

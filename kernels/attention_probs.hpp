@@ -1,6 +1,5 @@
-// The probabilities of a forward pass as a matrix in memory, made again from its LSE, negative
-// where dropout took them: for those who check dropout. A thread has a tile of a head's.
-//   P, or -P
+// Stores the probabilities P of a forward pass as a matrix, recomputed from its LSE, for checks of
+// dropout: a probability that dropout drops is stored as -P. Each thread has one tile of a head.
 #pragma once
 
 #include "attention/origin.hpp"

@@ -1,6 +1,6 @@
 // Merges the splits of a row (Flash-Decoding): O = sum_s exp(m_s - m) l_s O_s / l, where m is the
 // largest m_s and l = sum_s exp(m_s - m) l_s.
-//   P: weights of the splits
+//   P: the weights of the splits
 #pragma once
 
 #include "attention/partial.hpp"
@@ -11,7 +11,7 @@ namespace xeflash {
 template <class Config>
 XF_INLINE void combine(const FwdParams& p) {
   constexpr int dv = Config::head_dim_v, Bs = 16;  // splits at a time
-  constexpr int kHeadroom = 7;                     // of 2^7 splits at most
+  constexpr int kHeadroom = 7;                     // there are at most 2^7 splits
   using T = typename Config::Element;
   const Group::Index group = Group::index();
   const int batch = static_cast<int>(group / p.heads_q), head = static_cast<int>(group % p.heads_q);

@@ -1,4 +1,4 @@
-// Of each span of positions the least and the greatest id of a document, for
+// Finds the least and the greatest document id in each span of positions, for
 // attention/documents.hpp. One work-item per span of a sequence.
 #pragma once
 

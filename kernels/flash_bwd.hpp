@@ -1,21 +1,21 @@
-// FlashAttention-2, Algorithm 2 (Dao, 2023), as it stands: all five products at once, for devices
-// whose work-items have memory of their own. A work-item has a head of keys: its dK and dV are made
-// block by block as flash_bwd_dkv does, and each block adds to dQ of all heads of queries that
-// share it, in fp32 and in the order of the blocks.
+// FlashAttention-2, Algorithm 2 (Dao, 2023), as published: all five products in one pass, for
+// devices whose work-items have memory of their own. A work-item takes one KV head at a time: it
+// computes dK and dV block by block as flash_bwd_dkv does, and each block of keys adds its part of
+// dQ to all query heads that share the KV head, in fp32 and in the order of the blocks.
 #pragma once
 
 #include "flash_bwd_dkv.hpp"
 
 namespace xeflash {
 
-// dQ of the heads of a work-item, block of queries after block of queries; transposed.
+// dQ of the query heads of a work-item: one transposed tile per block of queries.
 template <class Config>
 struct SummedQueries {
   static constexpr int Bc = Config::block_rows, Br = Config::block_columns, d = Config::head_dim;
   using T = typename Config::Element;
   using Block = UprightTile<d, Br>;
   Block* const first;
-  const int blocks, first_head;  // blocks of a head
+  const int blocks, first_head;  // `blocks` per head
   Upright<T, Bc, d> K;
 
   XF_INLINE SummedQueries(const BwdParams& p, const Sequence& seq, int worker, int first_head)
@@ -27,7 +27,8 @@ struct SummedQueries {
   XF_INLINE void take_keys(const Rows& k_rows) {
     load(K, k_rows);
   }
-  // Keys beyond the last one have no gradient of their own, but must not count for the queries.
+  // Rows past the last key have no gradient that is stored, but they would add to dQ: where the
+  // block has such rows, no block of queries counts as full, so that the mask hides them.
   template <class Blocks>
   XF_INLINE void hide_missing(Blocks& own, const RowSpan<Bc>& keys) {
     if (keys.own_last() - keys.row < Bc - 1) own.have_none_full();

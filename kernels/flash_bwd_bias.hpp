@@ -1,8 +1,8 @@
-// Gradients of what is added to scores: a bias, which several of them may share, or ALiBi's slope
-// times a distance. A thread has a tile of it, and goes over all scores that share it in the order
-// of batches, heads, rows and keys; their products are made again for that. flash_bwd_dq is
-// launched before, for Delta.
-//   dbias = sum dS     drow_slopes = -sum of a row |distance| dS, of which flash_bwd_heads goes on
+// Gradients of a term that is added to scores: a bias, which may be broadcast, or ALiBi's slope
+// times a distance. Each thread has one tile of the term, and loops over all scores that share the
+// tile in the order of batches, heads, rows and keys; it recomputes their products. A kernel that
+// stores Delta, such as flash_bwd_dq, is launched before.
+//   dbias = sum dS     row_slopes = -sum |distance| dS of a row, which flash_bwd_heads adds up
 #pragma once
 
 #include "attention/origin.hpp"

@@ -1,9 +1,9 @@
-// Gradients of what a score_mod has captured. Workers share out the blocks of rows. Each makes the
-// scores of its blocks again, and adds to its own copy of all elements; then the copies are added,
-// in their order. flash_bwd_dq is launched before, for Delta.
-//   dcapture[i] = sum of dS times the slope of the changed score over capture[i]
-// A snippet is computed once for each time that it reads a capture, with a slope for that read
-// only.
+// Gradients of the arrays that a score_mod captured. The blocks of rows are divided among workers.
+// Each worker recomputes the scores of its blocks and adds to its own copy of all gradients; then
+// add_captures sums the copies in the order of the workers. A kernel that stores Delta, such as
+// flash_bwd_dq, is launched before.
+//   dcapture[i] = sum of dS times d(changed score) / d(capture[i])
+// The snippet is evaluated once for each read of a capture, with a slope for that read only.
 #pragma once
 
 #include "attention/origin.hpp"
@@ -11,7 +11,8 @@
 
 namespace xeflash {
 
-// Adds what a tile of scores S, and the gradients dS of what they are changed to, give.
+// Adds the contribution of one tile to `sums`: S are the products before the score_mod changes
+// them, dS the gradients of the changed scores.
 template <class Config, class Tile>
 XF_INLINE void add_of_captures(const BwdParams& p, const Sequence& seq, int head, Tile& dS, Tile& S,
                                int row, int key, float* sums) {
@@ -74,7 +75,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
   }
 }
 
-// The sums of all workers.
+// Sums the copies of all workers.
 template <class Config>
 XF_INLINE void add_captures(const BwdParams& p) {
   constexpr int kElements = Config::block_rows;

@@ -1,15 +1,16 @@
-// FlashAttention-2, Algorithm 2 (Dao, 2023), by rows of keys: dK and dV of a block of Bc keys per
-// thread, or per pair of teams of threads, summed up over all heads of queries that share them. All
-// tiles are transposed, so that what is a left operand lies as one: S here is the paper's S^T.
+// FlashAttention-2, Algorithm 2 (Dao, 2023), by blocks of keys: each thread, or each team or pair
+// of teams of threads, computes dK and dV of Bc keys, summed over all query heads that share them.
+// All tiles are transposed, so that P and dS come out of a product in the layout of a left operand:
+// S here is the paper's S^T.
 //   i, j: block of queries, of keys     Q K V S P, and their gradients dO dK dV dS dP: tiles
-//   Delta, and what exponents are relative to: see flash_bwd_dq.hpp, which is launched before
+//   Delta and the origins of exponents (origin.hpp) were stored by flash_bwd_dq or flash_bwd
 #pragma once
 
 #include "attention/origin.hpp"
 
 namespace xeflash {
 
-// Where dQ is made by a kernel of its own.
+// The QueryGradient of a launch that does not compute dQ: flash_bwd_dq computes it.
 struct NoQueries {
   template <class Rows>
   XF_INLINE void take_keys(const Rows&) {}

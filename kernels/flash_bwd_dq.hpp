@@ -1,5 +1,6 @@
-// FlashAttention-2, Algorithm 2 (Dao, 2023), by rows of queries: dQ of a block of Br rows per
-// thread, or per team of threads. Delta, which the keys' gradients need too, comes first.
+// FlashAttention-2, Algorithm 2 (Dao, 2023), by blocks of queries: each thread, or each team of
+// threads, computes dQ of Br rows. It first stores Delta, which the gradients of keys and values
+// need too.
 //   i, j: block of queries, of keys     Q K V O S P, and their gradients dQ dO dS dP: tiles
 #pragma once
 

@@ -1,5 +1,6 @@
-// Gradients of what a head has one of, a sink and a slope: sums over its rows, of what flash_bwd_dq
-// has left, in the order of the rows.
+// Gradients of a head's sink and of its ALiBi slope: sums over its rows, in their order. Earlier
+// kernels stored the values of each row: flash_bwd_dq or flash_bwd the origin and Delta,
+// flash_bwd_bias row_slopes.
 //   dsink = -sum exp(sink - m) / l Delta
 #pragma once
 
@@ -7,7 +8,7 @@
 
 namespace xeflash {
 
-// f(rows) of 16 rows at a time, added up.
+// sum += f(row) for all rows, 16 at a time.
 template <class F>
 XF_INLINE void add_of_rows(RowSum<1>& sum, int rows, F f) {
   for (int row = 0; row < rows; row += 16) {

@@ -1,6 +1,7 @@
 // Attention of one query token (Flash-Decoding, Dao et al., 2023): memory-bound.
-// The Br = Hq / Hkv heads that share a KV head are the rows of a tile, K and V stream past once;
-// the keys of a sequence may be split over several work-items, whose results combine.hpp merges.
+// The rows of a tile are up to Br of the Hq / Hkv query heads that share a KV head, so that K and V
+// are read once for all of them. The keys of a sequence may be split over several work-items, whose
+// results combine.hpp merges.
 //   Q K V S P O: tiles     m: running maximum of a row, l: running sum
 #pragma once
 
@@ -10,12 +11,12 @@
 
 namespace xeflash {
 
-// False, and nothing stored, if the softmax could not be computed this way.
+// Returns false and stores nothing if the sums show that this Softmax cannot be used.
 template <class Config, class Softmax>
 XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   constexpr int Br = Config::block_rows, Bc = Config::block_columns;
   constexpr int d = Config::head_dim / Group::team;  // columns of Q and K that a thread multiplies
-  constexpr int dv = Config::block_v;                // columns of O that it owns
+  constexpr int dv = Config::block_v;                // columns of O that a thread owns
   using T = typename Config::Element;
   using E = Operand<T, typename Config::CacheElement>;
 
@@ -68,8 +69,8 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   return true;
 }
 
-// One work-item per tile of heads and split of the keys, and per part of the columns of O where
-// they are too many for one; or a team of them, which share out the columns of Q and K, too.
+// One thread, or one team of threads, per tile of heads and split of the keys, and per part of the
+// columns of O where O is too wide. The threads of a team also divide the columns of Q and K.
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p) {
   const SplitWork work(p, Group::index(), Config::block_rows, Config::parts / Group::team);

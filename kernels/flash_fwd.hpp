@@ -1,7 +1,7 @@
 // FlashAttention-2, Algorithm 1 (Dao, 2023): forward, one block of Br query rows per thread, or per
-// team of threads where O is too wide for one; softmax in base 2.
-//   i, j: block of queries, of keys     Q K V S P O: tiles     softmax: m, running maximum of a
-//   row, and l, running sum
+// team of threads where O is too wide for one thread; softmax in base 2.
+//   i, j: block of queries, of keys     Q K V S P O: tiles
+//   softmax: m, the running maximum of a row, and l, its running sum
 #pragma once
 
 #include "attention/forward.hpp"
@@ -57,8 +57,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   }
 }
 
-// One thread per block of rows of a head, and per part of the columns of O where they are too
-// many for a thread.
+// One thread, or one team of threads, per block of rows of a head, and per part of the columns of O
+// where O is too wide.
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_rows;

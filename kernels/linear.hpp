@@ -1,7 +1,7 @@
 // out = x W^T + bias for few rows of x: a flat GEMM (FlashDecoding++, Hong et al., 2023). Reading W
-// takes the time, so each of its bytes is read once, as it lies; nothing is written but the result.
-// A group makes Bn outputs of Br rows; its threads take turns at blocks of Bk inputs, and add up
-// what each has found in their order.
+// takes the time, so each byte of W is read once, in the order of memory; nothing is written but
+// the result. A work-group computes Bn outputs of Br rows; its threads take turns at blocks of Bk
+// inputs, and their sums are added in the order of the threads.
 #pragma once
 
 #include "products/products.hpp"

@@ -1,8 +1,8 @@
-// loss = log sum exp(z) - z[target] of rows of logits z = x W^T, which are never in memory as a
-// whole: the online softmax (Milakov and Gimelshein, 2018) over blocks of the vocabulary.
-//   linear_cross_entropy   m, l and z[target] of a block of rows and a part of the vocabulary
-//   loss_of_rows           brings the parts of a row together
-//   sum_of_losses          of all rows, by one work-group
+// loss = log sum exp(z) - z[target] of each row of logits z = x W^T. The logits need not be in
+// memory as a whole: the online softmax (Milakov and Gimelshein, 2018) over tiles of columns.
+//   linear_cross_entropy   m, l, z[target] and d of a block of rows in one part of the vocabulary
+//   loss_of_rows           merges the parts of a row into its loss
+//   sum_of_losses          adds the losses of all rows, in one work-group
 //   j: first column of a tile     S: tile of z     m: maximum of a row, l: sum of exp(z - m)
 //   d: sum of z - m, for label smoothing
 #pragma once
@@ -13,7 +13,7 @@ namespace xeflash {
 
 constexpr int kExpDegree = 6;  // of exp2's polynomial
 
-// Numbers of some rows: those of one kind of a part.
+// One kind of statistic (see kStats) of one part of the vocabulary, for the rows from `row`.
 XF_INLINE Rows<float> stats_of(const CrossEntropyParams& p, int part, int kind, int row) {
   return {p.stats + (int64_t{part} * kStats + kind) * p.rows + row, 1, p.rows - row};
 }
@@ -103,7 +103,7 @@ XF_INLINE void loss_of_rows(const CrossEntropyParams& p) {
 
 template <class Config>
 XF_INLINE void sum_of_losses(const CrossEntropyParams& p) {
-  constexpr int R = kLanes, kChain = 64;  // rows that are added before they join the total
+  constexpr int R = kLanes, kChain = 64;  // rows that a lane adds before their sum joins the total
   if (Group::index() > 0) return;
   ColVec<R> total(0.f), counted(0.f);
   const auto plus = [](auto x, auto y) { return x + y; };

@@ -1,8 +1,8 @@
-// The k largest logits of each row and their tokens, without the logits in memory: a list of a row
-// and a part of the vocabulary takes what exceeds its last one. Equal ones keep the order of
-// tokens.
-//   linear_top_k   a list of each row and part
-//   merge_top_k    one of each row
+// The k largest logits of each row and their tokens, without the logits in memory: each row has a
+// list per part of the vocabulary, which takes a logit that exceeds the list's k-th. Equal logits
+// stay in the order of their tokens.
+//   linear_top_k   fills the list of each row and part
+//   merge_top_k    merges the lists of a row
 #pragma once
 
 #include "products/logits.hpp"
@@ -19,7 +19,7 @@ XF_INLINE void linear_top_k(const TopKParams& p) {
     for (int j = rows.begin(); j < rows.end(); j += Bn) {
       Tile<Br, Bn> S;
       rows.logits(S, x, j);
-      each(S, 0, j, [&](auto s, auto, auto k) {  // -inf comes last, but before what is not there
+      each(S, 0, j, [&](auto s, auto, auto k) {  // -inf ranks last, but above missing columns
         return select(k < p.columns, Floats(max(Floats(s), Floats(kNoScore))), Floats(-kInf));
       });
       lists.add(S, j);

@@ -1,8 +1,7 @@
-// The gradient of a loss by logits z = x W^T, of a block of the vocabulary: what
-// linear_cross_entropy found is made again, P = exp(z - m - log l), or read where z is in memory.
-// Then
-//   D = (of_p P - of_target [target] - of_all) dz / d(x W^T)
-// goes to memory as it is and turned, for dx = D W and dW = D^T x (matmul_add.hpp).
+// The gradient D of a loss over the products x W^T, for a block of the vocabulary. The logits z are
+// recomputed as in linear_cross_entropy, or read where they are in memory, and
+//   P = exp(z - m - log l),   D = (of_p P - of_target [target] - of_all) dz / d(x W^T)
+// D is stored as it is and transposed, for dx = D W and dW = D^T x (matmul_add.hpp).
 #pragma once
 
 #include "products/logits.hpp"
@@ -42,10 +41,10 @@ XF_INLINE void logit_slopes(const CrossEntropyParams& p) {
   });
 }
 
-// Their sums over rows, the gradient of the bias: kLanes columns a thread.
+// The gradient of the bias: the sums of D over its rows, kLanes columns per thread.
 template <class Config>
 XF_INLINE void sums_of_slopes(const CrossEntropyParams& p) {
-  constexpr int kChain = 64;  // rows that are added before they join the total
+  constexpr int kChain = 64;  // rows that are added before their sum joins the total
   using T = typename Config::Element;
   const int column = static_cast<int>(Group::index()) * kLanes;
   if (column >= p.columns) return;

@@ -1,5 +1,5 @@
-// out = A B, or sums + A B: A in rows of what is summed over, B in rows of columns of the result.
-// A group makes a block of Br rows and Bn columns, and takes Bk steps of the sum at a time.
+// out = A B, or sums + A B, with A and B row-major. Each tile of a work-group is a block of Br rows
+// and Bn columns, and takes Bk inputs, the axis that is summed over, at a time.
 #pragma once
 
 #include "products/blocks.hpp"

@@ -1,8 +1,8 @@
 // out = softmax(scale A B^T + bias) along rows, or its logarithm; A B^T is never in memory as a
-// whole. A thread has blocks of Br rows, and takes Bn columns at a time, by steps of Bk inputs.
-//   softmax_of_kept   one product: the scores of its rows stay near the thread
-//   softmax_by_two    two products: the first finds m and l, the second makes scores again
-// Rows of which all scores are -inf become 0, and -inf in the logarithm.
+// whole. A thread takes Br rows, and of these Bn columns at a time, in steps of Bk inputs.
+//   softmax_of_kept   computes each score once and keeps the scores of its rows near the thread
+//   softmax_by_two    computes each score twice: once to find m and l, once for the result
+// A row whose scores are all -inf becomes 0, or -inf in the logarithm.
 //   j: first column of a tile     A B S P: tiles     m: maximum of a row, l: sum
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace xeflash {
 
-constexpr int kLogDegree = 6;  // of exp2's polynomial: log l is near 0 where one column has it all
+constexpr int kLogDegree = 6;  // of exp2's polynomial: log l is near 0 where one column dominates
 
 template <int R>
 XF_INLINE ColVec<R> inverse_or_zero(const ColVec<R>& l) {

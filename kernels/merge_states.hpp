@@ -1,13 +1,13 @@
 // Merges attention over different keys: L = log sum_s exp L_s, O = sum_s exp(L_s - L) O_s, as
 // combine.hpp does for the splits of a call. One work-item per row of a sequence.
-//   An infinite L_s: the row saw none of these keys. One that is no number makes the result so.
+//   An infinite L_s says that the row saw none of these keys. A NaN makes the result NaN.
 #pragma once
 
 #include "attention/softmax.hpp"
 
 namespace xeflash {
 
-// One row of a state.
+// O and the LSE of one row of a state.
 template <class T>
 struct StateRow {
   T* o;
@@ -22,7 +22,7 @@ struct StateRow {
 template <class Config>
 XF_INLINE void merge_states(const MergeParams& p) {
   constexpr int dv = Config::head_dim_v;
-  constexpr int kHeadroom = 4;  // of kMaxStates and what is carried
+  constexpr int kHeadroom = 4;  // for at most 2^4 weights: kMaxStates and the carried state
   using T = typename Config::Element;
   const Group::Index group = Group::index();
   const int batch = static_cast<int>(group / p.rows), i = static_cast<int>(group % p.rows);
@@ -30,7 +30,7 @@ XF_INLINE void merge_states(const MergeParams& p) {
     const StateRow<float> carried(p.carried, batch, i, head);
     const auto each_state = [&](auto f) {
       if (p.reads_carried) f(carried);
-      XF_UNROLL for (int s = 0; s < kMaxStates; ++s) {  // parameters may be registers
+      XF_UNROLL for (int s = 0; s < kMaxStates; ++s) {  // unrolled: parameters may be in registers
         if (s < p.count) f(StateRow<T>(p.states[s], batch, i, head));
       }
     };

@@ -1,5 +1,5 @@
-// The peaks of a device, for benchmarks: a product's register tile over and over, nothing from
-// memory; and the opposite, a memory or cache that is read, and nothing made of it.
+// The peaks of a device, for benchmarks: multiply_peak repeats the product of a register tile and
+// reads no memory; read_peak reads memory or a cache and computes nothing with what it reads.
 #pragma once
 
 #include "attention/params.hpp"
@@ -13,7 +13,7 @@ XF_INLINE void multiply_peak(const FwdParams& p) {
       multiply_in_registers<typename Config::Element>(p.max_q, p.scale);
 }
 
-// Each work-item reads max_k bytes of its own, max_q times: what is not large stays in its cache.
+// Each work-item reads max_k bytes of its own, max_q times; a small max_k stays in its cache.
 template <class Config>
 XF_INLINE void read_peak(const FwdParams& p) {
   const auto* own = static_cast<const char*>(p.q.data) + Group::index() * int64_t{p.max_k};

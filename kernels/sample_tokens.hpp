@@ -1,11 +1,10 @@
-// A token of each row of logits z, drawn from softmax(z / T) of the tokens that min_p, top_k and
-// top_p leave: argmax P / E, with a number E of the exponential distribution for each token. So no
-// sum of P is needed, and nothing is sorted: where a limit lies is found by halving the range of
-// logits.
-//   m: the largest logit     from: the least one that stays, as an integer in the order of logits
-//   kept: how many tokens or how much of their P is from one on
-// E is of (seed, position, token) alone, so what else is in a batch changes nothing; rows that have
-// one seed together differ by their index.
+// Draws a token for each row of logits z from softmax(z / T) of the tokens that min_p, top_k and
+// top_p keep: argmax P / E, where each token has a number E of the exponential distribution. So the
+// draw needs no sum of P, and nothing is sorted: a limit is found by bisecting the range of logits.
+//   m: the largest logit     from: the least logit that is kept, as an integer in the same order
+//   count, mass: how many tokens are at or above a logit, and the sum of their P
+// E depends on (seed, position, token) alone, so a row's token does not depend on the rest of the
+// batch; rows that share one seed differ by their index.
 #pragma once
 
 #include "products/turns.hpp"
@@ -13,10 +12,10 @@
 
 namespace xeflash {
 
-constexpr float kGreedy = 1e-5f;               // of temperatures below, the largest logit is taken
-constexpr uint32_t kDrawsTokens = 0x544f4b45;  // what else draws by the same seed has another word
+constexpr float kGreedy = 1e-5f;               // lower temperatures take the largest logit
+constexpr uint32_t kDrawsTokens = 0x544f4b45;  // keeps these draws apart from others of one seed
 
-// Integers in the order of floats; 0 and -0 are one.
+// Maps floats to integers of the same order; 0 and -0 map to the same integer.
 XF_INLINE Ints ordered(Floats x) {
   const Ints bits = as_ints(Floats(x + 0.f));
   return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -34,7 +33,7 @@ XF_INLINE int middle_below(int low, int high) {
                           (static_cast<uint32_t>(high) - static_cast<uint32_t>(low)) / 2);
 }
 
-// The 4 words that are drawn for each counter.
+// Draws 4 words for each counter.
 XF_INLINE void draw(Words counter, const uint32_t (&seed)[2], const uint32_t (&position)[2],
                     int row, Words (&c)[4]) {
   c[0] = counter, c[1] = Words(position[0]), c[2] = Words(position[1]);
@@ -65,7 +64,7 @@ struct Sampler {
     m = of_turns(largest_of(most), [](auto a, auto b) { return max(a, b); });
   }
 
-  // f(logits, first column) for the blocks of a thread.
+  // Calls f(logits, first column) for each vector of logits in the thread's blocks.
   template <class F>
   XF_INLINE void each(F f) const {
     constexpr int kVectors = kBlock / kLanes;
@@ -76,13 +75,13 @@ struct Sampler {
     }
   }
 
-  // What a model makes of a product.
+  // The logit of a stored value: scaled, then capped.
   XF_INLINE Floats logit(Floats v) const {
     const Floats scaled = v * p.scale;
     if (p.softcap > 0.f) return Floats(tanh(Floats(scaled * p.inverse_cap)) * p.softcap);
     return scaled;
   }
-  // P but for a factor, which is 1 for the largest one.
+  // P relative to the largest one, which is 1.
   XF_INLINE Floats weights(Floats v) const {
     const Floats below = logit(v) - logit(Floats(m));
     return select(v == Floats(m), Floats(1.f), exp2(Floats(below * factor)));
@@ -102,11 +101,11 @@ struct Sampler {
     return of_turns(sum_of_lanes(sum), [](auto a, auto b) { return a + b; });
   }
 
-  // Tokens whose P is that share of the largest one at least.
+  // Keeps the tokens whose P is at least `share` of the largest P.
   XF_INLINE void limit_min_p(float share) {
     if (!(share > 0.f)) return;
     int low = from, high = ordered(m);
-    while (low < high) {  // logits may be capped: P of a logit is known, not the logit of a P
+    while (low < high) {  // logits may be capped: P follows from a logit, but no logit from P
       const int middle = middle_below(low, high);
       if (weight_of(middle) >= share)
         high = middle;
@@ -119,7 +118,7 @@ struct Sampler {
     const float v = __builtin_bit_cast(float, at ^ ((at >> 31) & 0x7fffffff));
     return static_cast<float>(weights(Floats(v))[0]);
   }
-  // The k largest, and those that are as large as the last of them.
+  // Keeps the k largest tokens, and any that equal the k-th.
   XF_INLINE void limit_top_k(int k) {
     if (k <= 0 || k >= p.columns) return;
     int low = from, high = ordered(m);
@@ -133,7 +132,8 @@ struct Sampler {
     }
     from = low;
   }
-  // Until their P is that share of all, with the token that reaches it and those that are as large.
+  // Keeps the largest tokens until their P reaches `share` of the sum, including the token that
+  // reaches it and any that equal it.
   XF_INLINE void limit_top_p(float share) {
     if (!(share < 1.f)) return;
     const float wanted = share * mass(from);
@@ -148,7 +148,8 @@ struct Sampler {
     from = low;
   }
 
-  // The token for which f(logits, first column) is the largest, of equal ones the lowest.
+  // The kept token whose value is the largest; of equal ones the lowest. f calls its argument with
+  // (logits, values, first column).
   template <class F>
   XF_INLINE int argmax(F f) const {
     constexpr int kNone = 0x7fffffff;
@@ -166,7 +167,7 @@ struct Sampler {
   XF_INLINE int largest() const {
     return argmax([&](auto take) { each([&](Floats v, int k) { take(v, v, k); }); });
   }
-  // A counter's 4 words are for tokens that are 16 apart.
+  // Draws a token. The 4 words of a counter are for tokens that are 16 apart.
   XF_INLINE int drawn(const uint32_t (&seed)[2], const uint32_t (&position)[2], int row) const {
     return argmax([&](auto take) {
       for (int first = Group::turn() * kBlock; first < p.columns; first += Group::turns * kBlock) {
@@ -191,7 +192,7 @@ XF_INLINE void sample_tokens(const SampleParams& p) {
   Sampler<typename Config::Element> of_row(p, row);
   const float temperature = number_of_row(p.temperature, row);
   int token = -1;
-  if (!(of_row.m > -kInf)) {  // there is none
+  if (!(of_row.m > -kInf)) {  // the row has no token to choose
   } else if (!(temperature >= kGreedy)) {
     token = of_row.largest();
   } else {

@@ -1,8 +1,8 @@
-// Attention without FlashAttention, what it is compared with: three kernels, S and P in memory.
+// Standard attention, for comparison with FlashAttention: three kernels, with S and P in memory.
 //   scores        S = scale Q K^T          softmax_rows  P = softmax(S)
 //   weighted_sum  O = P V
-// A thread owns the same block of Br rows in each. Blocks of keys that no row of it sees are
-// neither written nor read; S and P have room for all.
+// A thread owns the same block of Br rows in each kernel. Blocks of keys that none of its rows sees
+// are neither written nor read, although S and P have room for all keys.
 //   j: block of keys     Q K V S P O: tiles     m: maximum of a row, l: sum
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace xeflash {
 
-// The rows of a thread and the keys that they see.
+// The rows that a thread owns and the range of keys that they see.
 template <class Config>
 struct RowBlock {
   static constexpr int Br = Config::block_rows, Bc = Config::block_columns;
@@ -30,12 +30,12 @@ struct RowBlock {
         range(mask.template k_blocks<Bc>(own.first(), own.last())) {}
   RowBlock(const RowBlock&) = delete;
 
-  // The keys that they see, of K or V.
+  // The rows of K or V up to the last key that is seen.
   template <class T>
   XF_INLINE Rows<const T> keys(const TensorArg& t) const {
     return seq.k_rows<const T>(t, own.head_k).up_to(range.last);
   }
-  // The rows, of Q or O; of S and P the columns of a block of keys.
+  // The owned rows of Q or O; with j, those of S or P in the columns of key block j.
   template <class T>
   XF_INLINE Rows<T> of(const TensorArg& t) const {
     return own.template of<T>(t);
@@ -62,7 +62,7 @@ XF_INLINE void scores(const StandardParams& p) {
   load(Q, rows.template of<const T>(p.q));
   for (int j = rows.range.begin; j < rows.range.end; ++j) {
     const int key = j * Bc;
-    prefetch<Bc, d>(k_rows.from(key + Bc));  // of the next step
+    prefetch<Bc, d>(k_rows.from(key + Bc));  // for the next step
     const KeyTile K(k_rows.from(key));
     Tile<Br, Bc> S;
     fill(S, -kInf);  // keys past the end
@@ -98,7 +98,7 @@ XF_INLINE void softmax_rows(const StandardParams& p) {
     Left<T, Br, Bc> P;
     exp_and_sum<Config::exp2_degree>(P, S, m, l, exponents);  // l += rowsum exp(S - m)
   }
-  constexpr float kUnit = 1.f / (uint64_t{1} << kExp2Headroom);  // of l
+  constexpr float kUnit = 1.f / (uint64_t{1} << kExp2Headroom);  // l is in this unit
   const auto inverse_or_zero = [](auto l) {
     using V = decltype(l);
     return select(l == 0.f, V(0.f), V(inverse(l) * kUnit));
@@ -133,7 +133,7 @@ XF_INLINE void weighted_sum(const StandardParams& p) {
   fill(O, 0.f);
   for (int j = rows.range.begin; j < rows.range.end; ++j) {
     const int key = j * Bc;
-    prefetch<Bc, dv>(v_rows.from(key + Bc));  // of the next step
+    prefetch<Bc, dv>(v_rows.from(key + Bc));  // for the next step
     ProbabilityTile P;
     load(P, rows.template of<const T>(p.probabilities, j));
     const ValueTile V(v_rows.from(key));

@@ -1,5 +1,5 @@
-// What the loops of the backward pass are written in: their tiles, and their way over the blocks of
-// the other side.
+// The vocabulary of the backward pass: the tiles of its kernels, and the loop over blocks of the
+// other side: keys where a thread owns queries, queries where it owns keys.
 #pragma once
 
 #include "attention/mask.hpp"
@@ -7,18 +7,19 @@
 
 namespace xeflash {
 
-// The columns of a matrix that a thread owns, `own` of them, or as a tile in shared memory its
-// team. Where a narrow matrix leaves none for it, what it computes is not stored.
+// The columns of a matrix that a thread owns, `own` of them. Where the matrix is narrow, a thread
+// may own none; it then computes the first ones, and does not store them.
 struct OwnColumns {
   int part, own, total;
 
+  // The matrix from the thread's columns on; for operands in shared memory, from its team's on.
   template <class Matrix>
   XF_INLINE Matrix right_of(const Matrix& m) const {
     const int first =
         (Group::staged ? part * Group::team : part * Group::team + Group::member()) * own;
     return m.columns(first < total ? first : 0, total);
   }
-  // Multiplied by the factor, as the result, or added to what other keys or queries have given.
+  // Stores t times the factor as the result, or adds it to the sum over other keys or queries.
   template <class Config, class Matrix, int R, int C>
   XF_INLINE void store_in(const Matrix& m, Tile<R, C>& t, float factor) const {
     const int first = (part * Group::team + Group::member()) * own;
@@ -36,8 +37,9 @@ struct OwnColumns {
 
 // ---- tiles --------------------------------------------------------------------------------------
 
-// What scores of a block of rows are made of: a thread has Bs of Bc keys. kAway: registers are for
-// sums of scores.
+// The tiles of a kernel that computes P and dS for blocks of Br queries: each thread of a team
+// takes Bs of the Bc keys of a block. kAway keeps Q and dO of a staged group out of registers, to
+// make room for sums over scores.
 template <class Config, bool kAway = false>
 struct ScoreTiles {
   static constexpr bool kTransposed = false;
@@ -60,14 +62,14 @@ struct ScoreTiles {
   using OutputGradient = Placed<dv, kOutput>;
   static constexpr int kEnd = kOutput + shared_bytes<OutputGradient>();
   using KeyTile = Elsewhere;
-  using ProbPool = Elsewhere;  // no product takes P, or dS
+  using ProbPool = Elsewhere;  // neither P nor dS is an operand of a product
   using GradientPool = Elsewhere;
   using HandedProbs = Elsewhere;
   static constexpr int kBytes = kEnd;
   static XF_INLINE void allocate() { allocate_shared<void, kBytes>(); }
 };
 
-// Those of dQ, of which a thread owns some columns.
+// The tiles of flash_bwd_dq. Each thread owns `own` columns of dQ.
 template <class Config>
 struct DqTiles : ScoreTiles<Config> {
   using Scores = ScoreTiles<Config>;
@@ -83,12 +85,12 @@ struct DqTiles : ScoreTiles<Config> {
   static XF_INLINE void allocate() { allocate_shared<void, kBytes>(); }
 };
 
-// What a thread makes of dK and dV: all, or as one of a pair P and dV, and as the other dS and dK,
-// so that each keeps one operand and one sum in registers.
+// What a thread computes: both gradients, or in a pair of teams P and dV in one team, and dS and dK
+// in the other, so that each thread keeps one operand and one sum in registers.
 enum class Makes { all, values, keys };
 
-// Those of a block of keys, which are the rows of all tiles here: S, P, dP and dS are transposed. A
-// thread scores Bs of Br queries, and owns some columns of dK and of dV.
+// The tiles of flash_bwd_dkv. Their rows are keys: S, P, dP and dS are transposed. Each thread of a
+// team scores Bs of the Br queries of a block, and owns some columns of dK and of dV.
 template <class Config, Makes kMakes = Makes::all>
 struct DkvTiles {
   static constexpr bool kTransposed = true;
@@ -132,8 +134,8 @@ struct DkvTiles {
 
 // ---- the other side -----------------------------------------------------------------------------
 
-// Rows of a matrix as the right operand of both products: of mma_ABt, and some of their columns of
-// mma_AB.
+// A block of rows as a right operand of both products: all its columns for mma_ABt, and those that
+// a thread owns for mma_AB.
 template <class Transposed, class Columns>
 struct BothWays {
   Transposed transposed;
@@ -176,7 +178,7 @@ struct QueriesAndGradients {
         next_dO(dO_rows) {}
   XF_INLINE auto queries(int first) const { return both_ways(q_t, q, first); }
   XF_INLINE auto gradients(int first) const { return both_ways(dO_t, dO, first); }
-  // Brings in a block with the group, and asks for the next one.
+  // Brings in a block together with the group, and prefetches the next one.
   XF_INLINE void bring(int first) {
     next_q.fetch(first + kRows);
     next_dO.fetch(first + kRows);
@@ -189,11 +191,12 @@ struct QueriesAndGradients {
   }
 };
 
-// The keys and values that a head's queries see, in blocks of Bc.
+// The keys and values of a head, in blocks of Bc.
 template <class Tiles>
 struct BlocksOfKeys {
   static constexpr int kRows = Tiles::Bc;
-  // Of wide heads IGC moves so many loads up in a loop without a branch that registers are spilt.
+  // For wide heads a branch in the loop is wanted: without one, IGC hoists so many loads that
+  // registers spill.
   static constexpr bool kOnce = Group::staged || (Group::in_step && Tiles::d > 128);
   using Matrix = typename Tiles::Matrix;
   using KeyTile = typename Tiles::KeyTile;
@@ -220,10 +223,11 @@ struct BlocksOfKeys {
   }
 };
 
-// A thread's way over those blocks of the other side that its own rows see. A group that meets at
-// each block comes to all that one of its threads sees: to those of others a thread only helps,
-// before its own and after them, so that the loop over its own has no branch; or between them
-// (kOnce), where blocks are staged by long code.
+// A thread's loop over the blocks of the other side that its own rows see. A group whose threads
+// meet at each block visits every block that any of its threads sees (`all`): for blocks outside
+// `own` a thread only helps to bring them in. It does so before and after its own blocks, so that
+// the loop over those has no branch; or, with kOnce, in the same loop, so that the long code that
+// stages a block exists once.
 template <class Others, class Blocks>
 struct OwnBlocks {
   static constexpr int N = Others::kRows, Bs = N / Group::team;

@@ -1,8 +1,9 @@
-// Where the rows of K and V lie, and what their elements are worth: types that a Config names.
-//   PlainCache   one after the other, as the arrays' strides say
-//   PagedCache   in pages of a pool, in any order: a table names the pages of a sequence
-//   BeamCache    key by key in any sequence of the cache: a table names the one that holds it
-// Each makes rows of a head (tile/rows.hpp). Scaled rows have scale(i) too.
+// How a cache lays out the rows of K and V, and the scales of quantised rows. A Config names one:
+//   PlainCache   rows lie one after the other, as the strides of the arrays say
+//   PagedCache   rows lie in pages of a pool, in any order: a table names the pages of a sequence
+//   BeamCache    each key may lie in any sequence of the cache: a table names that sequence
+// Each has rows(), a view of the rows of one head (see tile/rows.hpp). Views of quantised rows have
+// scale(i) too.
 #pragma once
 
 #include <utility>
@@ -12,20 +13,21 @@
 
 namespace xeflash {
 
-// Pages are multiples of Unit rows, and a block of so many that begins at a multiple lies in one.
+// The size of a page is a multiple of Unit rows: Unit rows that begin at a multiple of Unit lie in
+// one page.
 template <class T, int Unit>
 struct PagedRows {
   T* data;
   const int32_t* table;
   int64_t page_stride, stride;
-  int page, lowest;  // there may be no pages for the rows below
+  int page, lowest;  // rows per page; rows below `lowest` may have no page
   int first, count;
   int width = kAllColumns;
 
   XF_INLINE int size() const { return count; }
   XF_INLINE T* row(int i) const { return place(first + i < lowest ? lowest : first + i); }
   XF_INLINE T* row_or_last(int i) const { return row(i < count ? i : count - 1); }
-  // Of row `at` of the sequence.
+  // The address of row `at` of the sequence.
   XF_INLINE T* place(int at) const {
     const auto n = static_cast<uint32_t>(at), size = static_cast<uint32_t>(page);
     return data + table[n / size] * page_stride + n % size * stride;
@@ -38,7 +40,7 @@ struct PagedRows {
   }
 };
 
-// Rows of quantised elements: row i is worth scale(i) times its elements.
+// Rows of quantised elements: the values of row i are scale(i) times its elements.
 template <class R, class S>
 struct ScaledRows {
   R rows;
@@ -56,7 +58,7 @@ struct ScaledRows {
 template <class R, class S>
 ScaledRows(R, S) -> ScaledRows<R, S>;
 
-// N rows from `first` on, where first is a multiple of N; plain ones if they lie in one page.
+// N rows from `first` on, where first is a multiple of N; plain Rows if a page holds all of them.
 template <int N, class R>
 XF_INLINE R block_of(const R& rows, int first) {
   return rows.from(first);
@@ -64,7 +66,7 @@ XF_INLINE R block_of(const R& rows, int first) {
 template <int N, class T, int Unit>
 XF_INLINE auto block_of(const PagedRows<T, Unit>& rows, int first) {
   if constexpr (Unit % N == 0) {
-    const int left = rows.count - first, at = left > 0 ? first : rows.count - 1;  // not read then
+    const int left = rows.count - first, at = left > 0 ? first : rows.count - 1;  // else not read
     const int count = left < 1 ? 1 : left < N ? left : N;
     return Rows<T>{rows.place(rows.first + at), rows.stride, count}.columns(0, rows.width);
   } else {
@@ -76,8 +78,8 @@ XF_INLINE auto block_of(const ScaledRows<R, S>& rows, int first) {
   return ScaledRows{block_of<N>(rows.rows, first), block_of<N>(rows.scales, first)};
 }
 
-// The keys of a head in [from, to), counted from the sequence's first; what is before `from` is not
-// read.
+// rows() returns the keys or values of a head up to `to`, counted from the sequence's first; rows
+// before `from` are not read.
 struct PlainCache {
   template <class T>
   static XF_INLINE Rows<T> rows(const CacheArg&, const Sequence& seq, const TensorArg& t, int head,
@@ -133,7 +135,7 @@ XF_INLINE auto value_rows(const FwdParams& p, const Sequence& seq, int head, int
   return cache_rows<Config>(p, seq, p.v, p.cache.v_scale, head, from, to);
 }
 
-// A block of either.
+// The type of a block of keys or of values.
 template <class Config>
 using CacheBlock = decltype(block_of<Config::block_columns>(
     key_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0), 0));

@@ -1,4 +1,5 @@
-// The types that a Config names: where keys and values lie, and what is done to their scores.
+// The types that a Config names: layouts of keys and values, masks, dropout, changes to scores and
+// kinds of softmax.
 #pragma once
 
 #include "attention/cache.hpp"

@@ -1,14 +1,14 @@
-// A Mask for a sequence that is several documents: within a Window, a row sees the keys of its own
-// document. Each position has the id of its document, in any order; the queries are the last
-// positions. Of each span of positions the least and the greatest id are known
-// (document_spans.hpp), by which blocks are passed over that can have no id of a row.
+// A Mask for a sequence of several documents: within a Window, a row sees the keys of its own
+// document. Each position has the id of its document; ids need not be sorted. The queries are the
+// last positions: query q is at q + shift. The least and the greatest id of each span of positions
+// are known (document_spans.hpp): a block whose ids cannot match those of the rows is skipped.
 #pragma once
 
 #include "attention/mask.hpp"
 
 namespace xeflash {
 
-// Ids from the least to the greatest of some positions.
+// The range of the ids of some positions.
 struct IdRange {
   int least, greatest;
   XF_INLINE bool is_one() const { return least == greatest; }
@@ -17,10 +17,10 @@ struct IdRange {
   }
 };
 
-// The ids of a sequence.
+// The document ids of a sequence.
 struct DocumentIds {
-  const int32_t *of_positions, *least, *greatest;  // the latter of spans
-  int count;                                       // positions
+  const int32_t *of_positions, *least, *greatest;  // per position; per span; per span
+  int count;                                       // of positions
 
   XF_INLINE DocumentIds(const DocumentsArg& arg, const Sequence& seq)
       : of_positions(arg.ids + seq.batch * arg.batch),
@@ -28,12 +28,12 @@ struct DocumentIds {
         greatest(arg.greatest + seq.batch * arg.batch_spans),
         count(seq.sk) {}
 
-  // Of a position or several; beyond the end they are the last one's.
+  // The ids of one or several positions; past the end, the id of the last position.
   template <class I>
   XF_INLINE auto at(I position) const {
     return value_at(of_positions, at_most(position, count - 1));
   }
-  // Of the spans that positions first to last lie in, as far as these are there.
+  // The range of the ids in the spans that hold positions `first` to `last`, up to the end.
   XF_INLINE IdRange between(int first, int last) const {
     int span = at_most(first, count - 1) / kSpan;
     const int end = at_most(last, count - 1) / kSpan;
@@ -44,8 +44,8 @@ struct DocumentIds {
     }
     return all;
   }
-  // The first position at or after one, as far as spans tell, that may have one of these ids; or
-  // the end.
+  // The first position from `position` on that may have one of these ids, judged by spans; the end
+  // if there is none.
   XF_INLINE int next(const IdRange& ids, int position) const {
     const int end = (count - 1) / kSpan + 1;
     for (int span = position / kSpan; span < end; span += kLanes) {
@@ -59,10 +59,10 @@ struct DocumentIds {
   }
 };
 
-// Blocks of `size` positions, the first of which begins `at`.
+// Blocks of `size` positions; block 0 begins at position `at`.
 struct DocumentBlocks : private BlockRange {
   DocumentIds ids;
-  IdRange rows;  // of those that see some of the blocks
+  IdRange rows;  // ids on the other side: of the rows, or the keys, that the blocks are for
   int size, at;
 
   XF_INLINE DocumentBlocks(const BlockRange& range, const DocumentIds& ids, const IdRange& rows,
@@ -97,7 +97,7 @@ struct DocumentBlocks : private BlockRange {
   }
 };
 
-// The keys that one query sees.
+// The keys that a single query sees.
 struct DocumentKeys : private KeyRange {
   DocumentIds ids;
   IdRange row;

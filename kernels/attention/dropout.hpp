@@ -1,8 +1,9 @@
-// Dropout's random numbers, by Philox, so that every device and the backward pass draw the same 16
-// bits for a probability wherever it is computed.
-//   key = seed and the upper half of offset; counter = (position of the key, that of the row / 8,
-// batch x head, lower half of offset); position % 8 picks one of the 8 halves drawn. The position
-// of a sequence's first row is a multiple of 8.
+// The random numbers of dropout come from Philox, so that every device, and the backward pass, draw
+// the same 16 bits for a probability wherever it is computed.
+//   Philox key: the seed, whose upper half is xored with the upper half of the offset
+//   counter: (position of the key, position of the row / 8, batch x head, lower half of the offset)
+// The row's position % 8 picks one of the 8 half-words drawn. The position of a sequence's first
+// row is a multiple of 8.
 #pragma once
 
 #include "attention/work.hpp"
@@ -20,7 +21,7 @@ struct NoDropout {
 struct Dropout {
   uint32_t seed[2], plane, offset, below;
   int q_at, k_at;
-  float keep_scale;  // of what is kept; applied to O at the end
+  float keep_scale;  // the factor of kept probabilities; applied to O at the end
 
   XF_INLINE Dropout(const FwdParams& p, const Sequence& seq, int head)
       : seed{static_cast<uint32_t>(p.seed),
@@ -39,7 +40,7 @@ struct Dropout {
                            column + (kTransposed ? q_at : k_at), *this);
   }
 
-  // The 4 words drawn for 8 rows and a key; U is a word or a vector of words.
+  // Draws the 4 words for 8 rows and a key; U is a word or a vector of words.
   template <class U>
   XF_INLINE void draw(U k, U row_octet, U (&c)[4]) const {
     c[0] = k, c[1] = row_octet, c[2] = U(plane), c[3] = U(offset);

@@ -1,5 +1,6 @@
-// Scores with their slopes: what a snippet computes with in the backward pass. Each operation
-// carries both on, by the rules of derivatives; comparisons are those of the values.
+// Dual numbers: a value with its slope (derivative). Snippets (score_mod.hpp) compute with them in
+// the backward pass. Each operation applies the rule of its derivative to the slopes; comparisons
+// compare the values alone.
 #pragma once
 
 #include <type_traits>
@@ -8,13 +9,14 @@
 
 namespace xeflash::snippet {
 
-struct Dual {  // in the place of float, as the type of a Lane
+struct Dual {  // the type of a Lane that holds DualFloats, where float is that of Floats
   Dual operator+(Dual) const;
   Dual operator+(float) const;
   friend Dual operator+(float, Dual);
 };
 
-// A slope carried on: where there is none, an infinite derivative makes none.
+// The chain rule: slope times derivative. A slope of 0 stays 0 even where the derivative is
+// infinite.
 XF_INLINE Floats carried(Floats slope, Floats derivative) {
   return xeflash::select(slope == Floats(0.f), Floats(0.f), Floats(slope * derivative));
 }

@@ -1,4 +1,4 @@
-// What flash_fwd is written in: its tiles, its way over the keys, its running softmax.
+// The vocabulary of flash_fwd: its tiles, its loop over the keys, its running softmax.
 #pragma once
 
 #include "attention/cache.hpp"
@@ -8,7 +8,7 @@
 
 namespace xeflash {
 
-// The tiles of a thread. Of the Bc keys of a block it scores Bs, of O it owns dv columns.
+// The tiles of a thread. It scores Bs of the Bc keys of a block, and owns dv columns of O.
 template <class Config>
 struct FwdTiles {
   static constexpr int Br = Config::block_rows, Bc = Config::block_columns, Bs = Bc / Group::team;
@@ -20,8 +20,8 @@ struct FwdTiles {
   using ProbTile = PartOfLeft<E, Br, Bs>;
   using OutputTile = Tile<Br, dv>;
 
-  // Where they are in shared memory: V behind K, or of a team, whose V is wide, in its place; Q; P
-  // of a team.
+  // Their order in shared memory: K, then V, then Q, then the P that a team shares. The V of a team
+  // is wide, and takes the place of K.
   using KeyTile = RightT<E, Bc, d, CacheBlock<Config>>;
   static constexpr int kValues = Group::one_place ? 0 : shared_bytes<KeyTile>();
   using ValueTile = Right<E, Bc, dv, CacheBlock<Config>, kValues>;
@@ -35,7 +35,7 @@ struct FwdTiles {
   }
 };
 
-// A thread's way over the blocks of Bc keys of a range that are seen.
+// A thread's loop over the blocks of Bc keys that its rows see.
 template <int Bc, class Blocks>
 struct KeyBlocks {
   const Blocks& range;
@@ -44,13 +44,13 @@ struct KeyBlocks {
       : range(range), index(range.next(range.begin + Group::turn(), Group::turns)) {}
   XF_INLINE bool more() const { return index < range.end; }
   XF_INLINE void advance() { index = range.next(index + Group::turns, Group::turns); }
-  // Keys: of the block, those that the thread scores, and of its next block.
+  // The first key of the block, of the keys that this thread scores, and of its next block.
   XF_INLINE int first() const { return index * Bc; }
   XF_INLINE int scored() const { return first() + Group::member() * (Bc / Group::team); }
   XF_INLINE int next() const { return first() + Group::turns * Bc; }
 };
 
-// The keys and values that a thread's rows see; of V the columns of its team.
+// The keys and values that a thread's rows see; V begins at the first column of its team.
 template <class Config>
 struct KeysAndValues {
   using Tiles = FwdTiles<Config>;
@@ -72,8 +72,8 @@ struct KeysAndValues {
   }
 };
 
-// The running maximum m and sum l of each row. A team has a maximum of its own for each thread
-// within a block of keys, and sums up at the end.
+// The running maximum m and sum l of each row. In a team, each thread has a maximum of its own
+// within a block of keys, and l of its own keys; the sums l are added up at the end.
 template <class Config>
 struct RunningSoftmax {
   using Tiles = FwdTiles<Config>;
@@ -84,25 +84,26 @@ struct RunningSoftmax {
 
   XF_INLINE explicit RunningSoftmax(const FwdParams& p) : exponents(exponents_of<Config>(p)) {}
 
-  // P = exp(S - m), l += rowsum P, after O and l became relative to a larger m.
+  // P = exp(S - m), l += rowsum P; first rescales O and l if m grows.
   template <class Probs, class Tile, class Output>
   XF_INLINE void step(Probs& P, Tile& S, Output& O) {
     online_softmax<Config::exp2_degree>(P, S, O, m, l, exponents);
   }
-  // P of all keys of a block.
+  // P for all keys of a block: the parts of all threads of a team.
   template <class Probs, class Output>
   XF_INLINE decltype(auto) of_block(const Probs& P, Output& O) {
     return joined<typename Tiles::JointP>(P, O, m, l, decay());
   }
-  // Of all keys; false for a thread whose O another one has now.
+  // Merges what the threads computed for different keys. Returns false for a thread whose O was
+  // merged into another thread's.
   template <class Output>
   XF_INLINE bool finish(Output& O) {
     merge_turns(O, m, l, decay());
     sum_of_team(l);
     return Group::turn() == 0;
   }
-  // Calls functions of what the keys of a row came to, its sink, and other keys: one value for each
-  // row.
+  // Returns a function that maps f over the RowState of each row, which includes the row's sink
+  // and, with adds_up, the keys of other calls.
   template <class OwnRows>
   XF_INLINE auto states(const FwdParams& p, const OwnRows& rows) const {
     const ColVec<Br> sinks = p.sinks ? rows.sinks(p) : ColVec<Br>(0.f);
@@ -127,7 +128,7 @@ struct RunningSoftmax {
   }
 };
 
-// Columns of the output: of all keys, or added to what O other keys have given.
+// Stores columns of the output; with adds_up, merges them into the output of other keys.
 template <class Config, class OwnRows, class Output, class States>
 XF_INLINE void store_output(const FwdParams& p, const OwnRows& rows, int column, Output& O,
                             const States& states) {

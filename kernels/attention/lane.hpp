@@ -1,7 +1,8 @@
-// Values of snippets (score_mod.hpp): a score's, or a row's, the same for all its keys, or a key's.
-// Devices keep some of them in vectors; which, no snippet can tell. Operators convert as C++ does,
-// bool to int to float, and nothing else: a value that has to become a bool, an int or a C++ type
-// of 64 bits does not compile.
+// The values that snippets (score_mod.hpp) compute with: one per score, one per row (the same for
+// all keys) or one per key. A device keeps some of them in vectors; a snippet cannot tell which.
+// Operators convert as C++ does, bool to int to float, and in no other way: code that needs a Lane
+// as a bool, an int or a C++ type of 64 bits does not compile, unless the Lane depends on neither
+// query nor key (see operator N).
 #pragma once
 
 #include <concepts>
@@ -10,7 +11,7 @@
 
 namespace xeflash::snippet {
 
-// What a value differs with.
+// What a value depends on.
 enum class Of { neither = 0, query = 1, key = 2, both = 3 };
 constexpr Of operator|(Of a, Of b) {
   return static_cast<Of>(static_cast<int>(a) | static_cast<int>(b));
@@ -19,7 +20,7 @@ constexpr Of operator|(Of a, Of b) {
 template <class T, Of kOf, bool kVector>
 struct Lane;
 
-// What is asked of a Lane or a number of C++: Type (bool, int or float), of, is_vector.
+// The traits of a Lane or a C++ number: Type (bool, int, float or Dual), of, is_vector, is_lane.
 template <class X>
 struct Traits;
 template <class T, Of kOf, bool kVector>
@@ -48,7 +49,8 @@ template <class... X>
 constexpr bool kAnyVector = (Traits<X>::is_vector || ...);
 template <class A, class B>
 using Arithmetic = decltype(TypeOf<A>{} + TypeOf<B>{});  // int or float
-// That of bits: C++ makes ints of two bools, but 0 and 1 they stay.
+// The type of a bitwise result. C++ promotes two bools to int; here they stay bool, as the values
+// stay 0 and 1.
 template <class A, class B>
 using Bits = std::common_type_t<TypeOf<A>, TypeOf<B>>;
 template <class, class>
@@ -84,7 +86,8 @@ struct Lane {
     requires(kWidens<TypeOf<X>, T> && (Traits<X>::of | kOf) == kOf)
   XF_INLINE Lane(const X& x) : native(as<T, kVector>(x)) {}
 
-  // What all lanes share can be one of C++'s own; floats then lose no slope.
+  // A value that depends on neither query nor key is the same in all lanes, so it can become a C++
+  // int or bool. It does not become a float, which would lose the slope of a Dual.
   template <class N>
     requires(kOf == Of::neither && kVector && (std::same_as<N, int> || std::same_as<N, bool>))
   XF_INLINE operator N() const {
@@ -133,7 +136,7 @@ XF_INLINE auto converted(V x) {
     return converted<To, int>(to_ints(x));
   }
 }
-// Its native value as one of type To, in a vector or not.
+// The native value of x, converted to type To, in a vector or not.
 template <class To, bool kVector, class X>
 XF_INLINE auto as(const X& x) {
   if constexpr (!Traits<X>::is_lane) {
@@ -149,7 +152,7 @@ XF_INLINE auto as(const X& x) {
     }
   }
 }
-// What X... have made: a Lane, or of numbers a number.
+// Wraps the result of an operation on X...: in a Lane if one of them is a Lane, else as a number.
 template <class T, class... X, class V>
 XF_INLINE auto made(V x) {
   if constexpr ((Traits<X>::is_lane || ...)) {
@@ -197,7 +200,7 @@ XF_INLINE V choose(C c, V a, V b) {
     return select(c, a, b);
   }
 }
-// b, and 1 where C++ does not say what a / b is, and a CPU would trap.
+// b, or 1 where a / b is undefined in C++ and a CPU would trap.
 template <class V>
 XF_INLINE V divisor(V a, V b) {
   constexpr int kLeast = -0x7fffffff - 1;
@@ -240,9 +243,10 @@ XF_INLINE auto operator!(const Lane<T, kOf, kVector>& x) {
   return made<bool, Lane<T, kOf, kVector>>(!as<bool, kVector>(x));
 }
 
-// ---- functions, of numbers, too -----------------------------------------------------------------
+// ---- functions, which take C++ numbers too ------------------------------------------------------
 
-// c ? a : b, both of one type as C++ has it; like any function it evaluates all three.
+// c ? a : b, with a and b converted to one type as in C++; all three are evaluated, as by any
+// function.
 template <class C, class A, class B>
   requires(Values<C, A, B>)
 XF_INLINE auto select(const C& c, const A& a, const B& b) {
@@ -258,7 +262,7 @@ XF_INLINE auto select(const C& c, const A& a, const B& b) {
   }
 }
 
-// The smaller and the larger one; of a number and NaN the number.
+// The smaller and the larger of two; if one of them is NaN, the other one.
 template <class A, class B>
   requires(Values<A, B>)
 XF_INLINE auto min(const A& a, const B& b) {
@@ -284,7 +288,7 @@ XF_INLINE auto abs(const X& x) {
 template <class X>
 constexpr bool kIsDual = std::is_same_v<TypeOf<X>, Dual>;
 
-// As a float.
+// Converts x to float; a Dual keeps its slope.
 template <class X>
   requires(Values<X>)
 XF_INLINE auto number(const X& x) {
@@ -292,7 +296,7 @@ XF_INLINE auto number(const X& x) {
   return made<T, X>(as<T, Traits<X>::is_vector>(x));
 }
 
-// y of x, and its derivative.
+// Defines y = name(x) with its derivative.
 #define XF_FUNCTION(name, expression, derivative)                              \
   template <class X>                                                           \
     requires(Values<X>)                                                        \

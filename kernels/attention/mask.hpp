@@ -1,19 +1,20 @@
-// Which keys a row sees: key k is visible to row q iff -left <= k - (q + shift) <= right and k <
-// Sk. Causal is right = 0. Blocks of keys that no row of a block sees are never visited.
+// Which keys a row sees: key k is visible to row q iff -left <= k - (q + shift) <= right and
+// k < Sk. Causal attention has right = 0. Blocks of keys that no row of a tile sees are skipped.
 #pragma once
 
 #include "attention/work.hpp"
 
 namespace xeflash {
 
+// The blocks [begin, end) of keys that some rows see, or of rows that see some keys.
 struct BlockRange {
   int begin, full_begin, full_end, end;  // blocks in [full_begin, full_end) need no mask
-  int first, last;                       // seen are some keys, or rows, in [first, last)
+  int first, last;                       // all visible keys, or rows, are in [first, last)
   XF_INLINE bool is_empty() const { return begin >= end; }
   XF_INLINE bool has(int j) const { return j >= begin && j < end; }
-  // The first one that is seen, of j, j + step, ...; `end` or beyond if there is none.
+  // The first visible block of j, j + step, ...; `end` or beyond if there is none.
   XF_INLINE int next(int j, int) const { return j; }
-  // Block j of them, if it is one.
+  // The range with block j alone; an empty one if j is not in the range.
   XF_INLINE BlockRange only(int j) const {
     BlockRange r = *this;
     r.begin = has(j) ? j : end;
@@ -24,10 +25,11 @@ struct BlockRange {
   XF_INLINE void have_none_full() { full_end = full_begin; }
 };
 
+// The keys [begin, end) of one split that a single row visits.
 struct KeyRange {
   int begin, end;
-  int seen_from;  // at or after begin
-  // Likewise, of blocks of Bc keys by their first ones.
+  int seen_from;  // the first visible key, at or after `begin`
+  // As in BlockRange; a block of Bc keys is given by its first key.
   XF_INLINE bool is_full(int key, int Bc) const { return key >= seen_from && end - key >= Bc; }
   XF_INLINE int next(int key, int) const { return key; }
 };
@@ -40,7 +42,7 @@ struct Window {  // a Mask
   XF_INLINE Window(const FwdParams& p, const Sequence& seq)
       : sq(seq.sq), sk(seq.sk), shift(seq.shift(p)), left(p.left), right(p.right) {}
 
-  // Hides s where the row does not see the key, by their positions.
+  // s, or -inf where row q does not see key k.
   template <class S, class I, class J>
   XF_INLINE S hide(S s, I q, J k) const {
     const auto ahead = k - (q + shift);
@@ -48,18 +50,18 @@ struct Window {  // a Mask
     return select(k < sk, select((ahead >= -left) & (ahead <= right), s, hidden), hidden);
   }
 
-  // Hides scores of a tile besides; query(r) is the query of row r. Transposed, columns are
-  // queries.
+  // Hides scores of a tile in addition to hide(); query(r) is the query of row r, or of column r if
+  // the tile is transposed.
   template <bool kTransposed, class Tile, class Query>
   XF_INLINE void hide_in(Tile&, int, int, Query) const {}
 
-  // The keys that a row sees end here.
+  // The end of the keys that row q sees.
   XF_INLINE int seen_up_to(int q) const {
     if (right == kUnbounded) return sk;
     return static_cast<int>(within(static_cast<int64_t>(q) + shift + right + 1, sk));
   }
 
-  // Blocks of Bc keys for rows first_row to last_row.
+  // The blocks of Bc keys that rows first_row to last_row see.
   template <int Bc>
   XF_INLINE BlockRange k_blocks(int first_row, int last_row) const {
     const int64_t first = static_cast<int64_t>(first_row) + shift;
@@ -68,7 +70,7 @@ struct Window {  // a Mask
         left == kUnbounded ? 0 : first - left, right == kUnbounded ? sk : last + right + 1,
         left == kUnbounded ? 0 : last - left, right == kUnbounded ? sk : first + right + 1, sk);
   }
-  // Blocks of Br rows for keys first_key to last_key.
+  // The blocks of Br rows that see some of the keys first_key to last_key.
   template <int Br>
   XF_INLINE BlockRange q_blocks(int first_key, int last_key) const {
     const int64_t first = static_cast<int64_t>(first_key) - shift;
@@ -78,7 +80,7 @@ struct Window {  // a Mask
         right == kUnbounded ? 0 : last - right, left == kUnbounded ? sq : first + left + 1, sq);
   }
 
-  // The share of one split in the keys that a single row sees, `from` or later, in blocks of Bc
+  // One split's share of the keys that a single row sees, not before key `from`: whole blocks of Bc
   // keys, aligned to Bc.
   XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc, int from = 0) const {
     const int64_t first_seen = static_cast<int64_t>(shift) - left;
@@ -87,14 +89,14 @@ struct Window {  // a Mask
     const int64_t begin = seen_from - seen_from % Bc;
     const int64_t end =
         within(right == kUnbounded ? sk : static_cast<int64_t>(shift) + right + 1, sk);
-    // Divided in 32 bits: on GPUs a division of 64 is a loop.
+    // The division is in 32 bits: one in 64 bits is a loop on GPUs.
     const int blocks = static_cast<int>((end - begin + Bc - 1) / Bc);
     const int64_t share = static_cast<int64_t>((blocks + splits - 1) / splits) * Bc;
     const int64_t first = begin + split * share, last = first + share;
     return {static_cast<int>(first < end ? first : end), static_cast<int>(last < end ? last : end),
             static_cast<int>(seen_from)};
   }
-  // Hides what the row does not see of its keys from `key` on.
+  // Hides, in the block of keys that begins at `key`, those that the row does not see.
   template <template <int, int> class RowTile, int Br, int Bc>
   XF_INLINE void hide_row(RowTile<Br, Bc>& S, const Keys& keys, int key) const {
     hide_columns(S, keys.seen_from - key, keys.end - key);
@@ -104,8 +106,8 @@ struct Window {  // a Mask
   static XF_INLINE int64_t within(int64_t i, int64_t count) {
     return i < 0 ? 0 : (i < count ? i : count);
   }
-  // Blocks of N of `count` keys or rows: some in [seen_from, seen_to), without a mask those in
-  // [all_from, all_to).
+  // Blocks of N of `count` keys or rows: those that meet [seen_from, seen_to); they need no mask
+  // if they lie within [all_from, all_to).
   template <int N>
   static XF_INLINE BlockRange blocks(int64_t seen_from, int64_t seen_to, int64_t all_from,
                                      int64_t all_to, int64_t count) {

@@ -1,6 +1,7 @@
-// What exponents of the backward pass are relative to, the origin of a query's scores: its LSE; or
-// where that is far from 0, and fp32 has lost more of the sum than P may, the maximum of its
-// scores, made again, and the sum beside it.
+// The origin of a query's scores: what the exponents of the backward pass are relative to. It is
+// the query's LSE. Where the LSE is far from 0, rounding it to fp32 has lost more of the sum than P
+// may lose: the scores are then recomputed, and the origin is their maximum, with the log of the
+// sum beside it.
 #pragma once
 
 #include "attention/backward.hpp"
@@ -12,9 +13,9 @@ namespace xeflash {
 template <class T>
 constexpr float kFarLse = sizeof(T) == 4 ? 64.f : 512.f;
 
-// What P of some rows is relative to, scale_log2 (S - base) - top. In memory there is one word of a
-// row that is near 0, its top; that of a far one is marked, so that bases are read for such alone.
-constexpr float kMarked = 0x1p60f, kNoKey = 0x1p50f;  // marks are above; the top of an empty row
+// The exponents of a row are scale_log2 (S - base) - top. The base of a near row is 0. The top of a
+// far row is marked in memory, so that the loop over queries reads bases only where a row is far.
+constexpr float kMarked = 0x1p60f, kNoKey = 0x1p50f;  // marked tops are larger; top of an empty row
 template <class V>
 XF_INLINE V marked(V top) {
   return (top + 1.f) * 0x1p64f;
@@ -24,14 +25,15 @@ XF_INLINE V unmarked(V top) {
   return select(top > kMarked, V(top * 0x1p-64f - 1.f), top);
 }
 
-// The exponent of a sink. Above the limit keys weigh nothing beside it; a mark must not overflow.
+// The exponent of a sink relative to base, limited so that a marked top cannot overflow: above the
+// limit keys weigh nothing beside the sink.
 template <class V>
 XF_INLINE V above_base(float sink, V base, float unit) {
   const V above = (sink - base * unit) * kLog2e;
   return select(above < kNoKey, above, V(kNoKey));
 }
 
-// Of rows that a thread has to itself.
+// The origins of the rows of a tile.
 template <class OfRows>
 struct OwnOrigin {
   OfRows base, top;
@@ -39,7 +41,7 @@ struct OwnOrigin {
 
   XF_INLINE const OwnOrigin& at(int) const { return *this; }  // the same for each block
 
-  // Makes scores of far rows relative to their base; returns what is left to subtract.
+  // Subtracts base from S where rows are far; returns what is left to subtract.
   template <class Tile>
   XF_INLINE OfRows relative(Tile& S) const {
     if (far) lower(S, base);
@@ -62,7 +64,7 @@ XF_INLINE OwnOrigin<ColVec<Br>> load_origin(const BwdParams& p, const Sequence& 
   return {base, map([](auto x) { return unmarked(x); }, top), any_beyond(base, 0.f)};
 }
 
-// Of queries that are the columns of a tile.
+// The origins of queries that are the columns of a tile, read block by block.
 template <int C>
 struct PassedOrigins {
   AcrossRows<C> bases, tops;
@@ -86,9 +88,9 @@ struct PassedOrigins {
   XF_INLINE At at(int first) { return {*this, first, tops.at(first, kNoKey)}; }
 };
 
-// What P of a block of rows is relative to: their LSE. Where that is far from 0, their scores are
-// made again, for their maximum, and the sum beside it; a group's threads do so together. If the
-// LSE is of a row that is longer than these keys, what it is above theirs is added.
+// The origins of a block of rows: their LSE; where that is far from 0 for any row of the group, its
+// threads recompute the scores together, for their maximum and sum. If the LSE belongs to rows of
+// more keys than these (`longer`), the amount by which it exceeds the LSE of these keys is added.
 template <class Config>
 XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& p,
                                                           const Sequence& seq, int head,
@@ -100,7 +102,7 @@ XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& 
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
   using OfRows = ColVec<Br>;
   const auto lse = seq.per_row<const float>(p, p.lse, head);
-  // A row that sees no key has an infinite one.
+  // The LSE of a row that sees no key is infinite.
   const auto finite = [](auto L) { return select(magnitude(L) == kInf, decltype(L)(0.f), L); };
   const auto of_rows = [&](int row) { return load_values<Br>(lse.from(row), kInf); };
   const OfRows L = of_rows(rows.row);
@@ -160,7 +162,7 @@ XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& 
         const V smaller = -magnitude(V(keys - own));
         const auto one = own == -kInf | l == 0.f;
         V total = select(one, larger, V(larger + log2(V(1.f + exp2(smaller)))));
-        if (longer) {  // what L is above these keys' by more than its last bit
+        if (longer) {  // the excess of L over these keys' LSE, if more than L's last bit
           const V above = L - (base * exponents.unit + total * kLn2);
           total += select(above > magnitude(L) * 0x1p-23f, V(above * kLog2e), V(0.f));
         }

@@ -1,5 +1,5 @@
-// How the keys of a row are split, and what a split leaves behind, in fp32: O normalised by its own
-// keys, m, and l. The log-sum-exp would be rounded to what fp32 has beside m.
+// How the keys of a row are split, and what each split stores, in fp32: O normalised by the split's
+// own keys, m, and l. A log-sum-exp in place of m and l would lose bits of l beside a large m.
 #pragma once
 
 #include "attention/rest.hpp"
@@ -7,9 +7,9 @@
 
 namespace xeflash {
 
-// Some heads of one KV head, over one split of the keys, and one part of O's columns. `tile` heads
-// share a work-item. Those that follow each other read the same keys of heads that may lie beside
-// each other.
+// Up to `tile` query heads of one KV head, one split of the keys, and one part of O's columns.
+// Groups that follow each other read the same split, first of one KV head and then of the next,
+// which may lie beside it in memory.
 struct SplitWork {
   int batch, head, heads, split, part;
 
@@ -27,8 +27,8 @@ struct SplitWork {
   }
 };
 
-// Where the results of all splits of a row are kept: O rows padded to whole vectors, then all m,
-// then all l.
+// Where the results of the splits of a head are kept. In memory, O of all splits comes first, each
+// row padded to whole vectors, then all m, then all l.
 struct Partial {
   Rows<float> o;
   float *m, *l;
@@ -42,7 +42,8 @@ struct Partial {
   }
 };
 
-// Writes columns of O for row r of a split, which is the result if there is no other split.
+// Stores columns of row r of O: as the split's partial result, or as the result if it is the only
+// split.
 template <class Config, class Output>
 XF_INLINE void store_split(const FwdParams& p, const Sequence& seq, const SplitWork& work,
                            int column, Output& O, int r, float m, float l,

@@ -1,9 +1,9 @@
 // P of a block and the gradients of its scores:
 //   P = exp(S - m) / l, relative to the origin of each query (see origin.hpp)
-//   dP = dO V^T   dS = P (dP - Delta) times the slope of what changes the scores
-//   Delta = rowsum(dO O) - dLSE, of O and its rest, unless it is given
-// With dropout P and dP count where a probability is kept, times keep_scale. The gradients are
-// multiplied by that at the end, so Delta is divided by it before.
+//   dP = dO V^T   dS = P (dP - Delta) times the slope of the variant that changed the scores
+//   Delta = rowsum(dO O) - dLSE, with O and its rest, unless the caller gives Delta
+// Dropout zeroes P in dV and dP, and scales what it keeps by keep_scale. Kernels multiply gradients
+// by keep_scale only at the end, so Delta is divided by it here.
 #pragma once
 
 #include "attention/dropout.hpp"
@@ -43,8 +43,8 @@ XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head,
   return delta;
 }
 
-// P of a block of scores, and the slopes of what changed them. The rows of a tile are queries, or
-// keys if the tile is transposed.
+// Computes P of a block of scores, and the slopes of the variant that changed the scores. The rows
+// of a tile are queries, or keys if the tile is transposed.
 template <class Config, bool kTransposed>
 struct ScoreChanges {
   using Mask = typename Config::Mask;
@@ -62,7 +62,7 @@ struct ScoreChanges {
         scale(p.scale),
         exponents(Variant::kIdentity ? p.scale : 1.f, 0, 0) {}
 
-  // P = exp(S - m) / l, in place of S. Of rows that are far from 0, S - m comes first: it is exact.
+  // P = exp(S - m) / l, in place of S. For far rows, S - m comes first, because it is exact.
   template <class Tile, class Origin>
   XF_INLINE void probabilities(Tile& S, Tile& slopes, bool full, int row, int column,
                                const Origin& origin) const {
@@ -71,7 +71,8 @@ struct ScoreChanges {
     exp2_minus<Config::exp2_degree>(S, exponents.scale_log2, top);
   }
 
-  // What the forward's softmax was given, of products S; slopes only if something changes them.
+  // Turns products S into the scores that the forward's softmax was given; sets slopes only if a
+  // variant changes scores.
   template <class Tile>
   XF_INLINE void scores(Tile& S, Tile& slopes, bool full, int row, int column) const {
     if constexpr (!Variant::kIdentity) {
@@ -87,7 +88,7 @@ struct ScoreChanges {
     if (!full) hide(S, slopes, row, column);
   }
 
-  // A hidden score has no slope, whatever a user says: that need not hold there.
+  // Sets the slope of a hidden score to 0: a user's slope need not be valid there.
   template <class Tile>
   XF_INLINE void hide(Tile& S, Tile& slopes, int row, int column) const {
     mask.template hide_in<kTransposed>(S, row, column, [](auto q) { return q; });
@@ -107,7 +108,7 @@ struct ScoreChanges {
     }
   }
 
-  // Of what is kept of P only; of what was dropped dP is 0.
+  // Zeroes the elements of P, or of dP, whose probability was dropped.
   template <class Probs>
   XF_INLINE void drop(Probs& P, int row, int column) const {
     dropout.template drop<kTransposed>(P, row, column);
@@ -119,8 +120,8 @@ struct ScoreChanges {
   }
 };
 
-// What a query has one of, at each block: of own rows the same ones. The queries of a transposed
-// tile are passed, see AcrossRows and PassedOrigins.
+// Delta of a thread's own rows: the same values at each block. Where tiles are transposed, each
+// block has other queries, whose Delta and origin are read by AcrossRows and PassedOrigins.
 template <int R>
 struct OwnDelta {
   ColVec<R> values;
@@ -131,8 +132,8 @@ XF_INLINE OwnDelta<Br> load_delta(const BwdParams& p, const Sequence& seq, int h
   return {load_values<Br>(seq.per_row<const float>(p, p.delta, head).from(row), 0.f)};
 }
 
-// What the threads of a tile tell each other: the parts of P and of dS that each has made, and P
-// as one of a pair hands it to the other.
+// Where the threads of a tile exchange results: the parts of P and dS that each thread of a team
+// has computed, and P, which one team of a pair hands to the other.
 template <class Tiles>
 struct Exchange {
   typename Tiles::ProbPool probs;
@@ -140,15 +141,15 @@ struct Exchange {
   typename Tiles::HandedProbs handed;
 };
 
-// P or dS: in fp32 in the place of S or dP, and as the left operand of a product; of that a thread
-// makes its part, and all() is the team's.
+// P or dS: `tile` in fp32, in the place of S or dP, and `part`, this thread's part of it as a left
+// operand. all() is the operand with the parts of the whole team.
 template <class Tile, class Part, class Pool>
 struct Weights {
   Tile& tile;
   Part part;
   Pool& pool;
 
-  // Made where it is returned: on the CPU a copy of it would be one in memory.
+  // Constructed in place where it is returned: on the CPU a copy would go through memory.
   template <class Finish>
   XF_INLINE Weights(Tile& tile, Pool& pool, Finish finish) : tile(tile), pool(pool) {
     narrow(part, tile);
@@ -157,12 +158,12 @@ struct Weights {
   XF_INLINE decltype(auto) all() const { return pool.all(part); }
 };
 template <class Tile, class Part>
-struct Weights<Tile, Part, Elsewhere> {  // no product takes them
+struct Weights<Tile, Part, Elsewhere> {  // not an operand of any product
   Tile& tile;
 };
 
-// Makes P and dS of one block after the other, for the rows of a tile from `row` on. Origins and
-// Deltas have what each query has one of.
+// Computes P and dS block by block, for the rows of a tile from `row` on. Origins and Deltas hold
+// one value per query.
 template <class Config, class Tiles, class Origins, class Deltas>
 struct ScoreGradients {
   using Part = typename Tiles::PartTile;
@@ -181,7 +182,7 @@ struct ScoreGradients {
         exchange(exchange),
         row(row) {}
 
-  // P, in the place of S; times the slopes in fp32, as dS takes it.
+  // P, in the place of S. In fp32 it is multiplied by the slopes, for dS; as an operand it is not.
   template <class Tile, class Blocks>
   XF_INLINE auto probabilities(Tile& S, const Blocks& at) {
     using Pool = typename Tiles::ProbPool;
@@ -205,7 +206,8 @@ struct ScoreGradients {
     return {};
   }
 
-  // dS = P (dP - Delta), in the place of dP. The pair has met before, and the team after that.
+  // dS = P (dP - Delta), in the place of dP. The pair meets before P is taken, and the team meets
+  // once each thread has given its part of dS.
   template <class Probs, class Tile, class Blocks>
   XF_INLINE auto gradients(const Probs& P, Tile& dP, const Blocks& at) {
     using Pool = typename Tiles::GradientPool;

@@ -1,6 +1,6 @@
 // A user's change to scores: a C++ expression of s (the score), b, h, q_idx, k_idx (batch, head,
-// position of query and key in their sequences) and what it captures by name, compiled into the
-// kernel. b, h and captured numbers are C++'s own, the others Lanes.
+// positions of query and key in their sequences) and of captured arrays and numbers by name. It is
+// compiled into the kernel. b, h and captured numbers are C++ numbers, the others are Lanes.
 #pragma once
 
 #include <utility>
@@ -13,8 +13,9 @@ namespace snippet {
 using Score = Lane<float, Of::both, true>;
 using DualScore = Lane<Dual, Of::both, true>;
 
-// An array that a snippet captured, read at an index or indices: a number at ints, a Lane at Lanes.
-// What is past an end reads the element there. One without dimensions has one element.
+// An array that a snippet captured, read at one index per dimension: ints give a number, Lanes give
+// a Lane. An index past either end reads the element at that end. An array without dimensions has
+// one element.
 template <class T, int Rank>
 struct Captured {
   CapturedArray array;
@@ -40,7 +41,7 @@ struct Captured {
   // Elements of bool lie in memory as bytes.
   using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
 
-  // Of an element of an array of this shape, from the first one on.
+  // The offset of an element from the first one, in an array of this shape.
   template <class... Index>
   static XF_INLINE auto place(const CapturedArray& a, const Index&... index) {
     return sum_of(std::make_integer_sequence<int, Rank>(), a, index...);
@@ -60,15 +61,15 @@ struct Captured {
   }
 };
 
-// The reads of one evaluation of a snippet, and which of them has a slope: what is read there
-// moves, all else stays.
+// Counts the reads in one evaluation of a snippet. The value of the `chosen` read has slope 1, all
+// others have slope 0.
 struct Reads {
   int chosen = 0, count = 0;
-  Ints place = 0;  // of the element that it has read, among the gradients of all captures
+  Ints place = 0;  // where the element of the chosen read is among the gradients of all captures
 };
 
-// A captured array whose gradient is wanted, which lies from `first` on, packed. All it gives are
-// Duals, in vectors.
+// A captured array whose gradient is wanted. The gradient is packed, and begins at element `first`
+// of all gradients. Reads give Lanes of Duals, always in vectors.
 template <class T, int Rank>
 struct Learned : Captured<T, Rank> {
   using Captured<T, Rank>::array, Captured<T, Rank>::place;
@@ -99,12 +100,12 @@ struct Learned : Captured<T, Rank> {
     return (*this)(index);
   }
 };
-// What a snippet calls a float.
+// The type that a snippet's `float` stands for where gradients of captures are computed.
 using Real = Lane<Dual, Of::neither, true>;
 
 }  // namespace snippet
 
-// The hook that calls it. Rows and keys past the end are given the last one's position.
+// The hook that calls the snippet. Rows and keys past the end get the position of the last one.
 template <class Snippet>
 struct ScoreMod {
   static constexpr bool kOfUser = true;
@@ -128,9 +129,9 @@ struct ScoreMod {
   XF_INLINE void change(S& s, S& slope, I q, J k) const {
     const auto dual = changed(snippet::DualScore(snippet::DualFloats(s, slope)), q, k);
     s = dual.value;
-    slope = select(s == S(-kInf), S(0.f), dual.slope);  // it is hidden: P is 0
+    slope = select(s == S(-kInf), S(0.f), dual.slope);  // a hidden score: P is 0
   }
-  // Of the changed score, over what its captures have slopes for.
+  // The slope of the changed score over the captured element that has slope 1.
   template <class S, class I, class J>
   XF_INLINE S slope(S s, I q, J k) const {
     S none = 0.f;

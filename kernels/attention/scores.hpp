@@ -1,5 +1,5 @@
-// What becomes of products of queries and keys before the softmax: scaled and changed by a variant,
-// hidden by a mask.
+// What happens to the products of queries and keys before the softmax: a variant scales and changes
+// them, and a mask hides some.
 #pragma once
 
 #include "attention/mask.hpp"
@@ -7,7 +7,7 @@
 
 namespace xeflash {
 
-// Of the rows of a tile and a block of keys: block j, of which a thread has those from `key` on.
+// The scores of the rows of a tile. In block j of keys, this thread scores the keys from `key` on.
 template <class Config>
 struct Scores {
   using Mask = typename Config::Mask;
@@ -21,7 +21,7 @@ struct Scores {
                    const typename Mask::Blocks& range)
       : mask(mask), range(range), variant(p, seq, head), scale(p.scale) {}
 
-  // What of a block's columns some rows see.
+  // Which columns of a block some rows see.
   template <int Br, class OwnRows>
   XF_INLINE auto seen(const OwnRows& rows, int j, int key) const {
     return columns_seen<Br>(rows.row, [&](int row) {
@@ -43,7 +43,7 @@ struct Scores {
   }
 };
 
-// Of one query's heads from `head` on, a head a row.
+// The scores of one query: row r of a tile is head `head` + r.
 template <class Config>
 struct RowScores {
   using Mask = typename Config::Mask;

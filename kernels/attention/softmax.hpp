@@ -6,30 +6,30 @@
 
 namespace xeflash {
 
-// O and l are rescaled only when m grows by more than a slack: P may then exceed 1, up to 2^slack,
-// and the division by l at the end takes it out again.
+// O and l are rescaled only when m grows by more than a slack. P may therefore exceed 1, up to
+// 2^kSlack; the final division by l removes this factor.
 constexpr int kSlack = 8;
 
 XF_INLINE float power_of_two(int n) {
   return __builtin_bit_cast(float, static_cast<int32_t>((n + 127) << 23));
 }
 
-// What the exponents of a row are relative to: scale_log2 (S - base) - top.
+// The origin of a row: its exponents are scale_log2 (S - base) - top.
 template <class V>
 struct Origin {
   V base, top;
 };
 
-// P = exp(S - m), made as 2^(scale_log2 (S - m) - headroom).
-//   Near 0 the exponent is one multiply-add, scale_log2 S - top: the rounding of top is that of all
-//   P of the row, and of l. Far from 0 it would leave the range of fp32, or the products would:
-//   there S - m comes first, which is exact.
-//   The headroom is for 2^kSlack times 2^24 keys: l <= 1, so that O is no larger than V. What
-//   exp2_and_sum does not bring with it costs exponents some bits behind the point: fp32 has none
-//   to spare, fp16 could not hold such P, and its V is small.
+// P = exp(S - m), computed as 2^(scale_log2 (S - m) - headroom).
+//   Where m is near 0 the exponent is one multiply-add, scale_log2 S - top: the rounding error of
+//   top is a factor that all P of the row and l share. Far from 0 that factor or scale_log2 S would
+//   leave the range of fp32: there S - m is computed first, which is exact.
+//   The headroom is for 2^kSlack times 2^24 keys: l <= 1, so that O is no larger than V. The part
+//   of it that exceeds kExp2Headroom is added to top, and costs exponents some fractional bits:
+//   fp32 has none to spare, and fp16 could not hold so small a P, but its V is small.
 struct Exponents {
-  static constexpr float kFar = 0x1p12f;  // up to here a P of 1 is rounded to 1 in 16 bits
-  float unit, scale_log2, slack;          // unit: of S; slack in that unit
+  static constexpr float kFar = 0x1p12f;  // up to this top, a P of 1 is rounded to 1 in 16 bits
+  float unit, scale_log2, slack;          // S and slack are in `unit`
   int headroom;
 
   XF_INLINE float least() const { return static_cast<float>(headroom - kExp2Headroom); }
@@ -39,7 +39,7 @@ struct Exponents {
         scale_log2(unit * kLog2e < kMostFinite ? unit * kLog2e : kMostFinite),
         slack(static_cast<float>(slack_log2) / scale_log2),
         headroom(headroom) {
-    // A scale near 0: every maximum is still above kNoScore + slack.
+    // For a scale near 0: keeps kNoScore + slack below every maximum.
     if (slack > kMostFinite / 2) slack = kMostFinite / 2;
   }
 
@@ -53,13 +53,13 @@ struct Exponents {
     const auto is_far = magnitude(near) > kFar;
     return {select(is_far, m, V(0.f)), select(is_far, V(least()), near)};
   }
-  // exp(from - to) of maxima.
+  // exp(from - to) of two maxima.
   template <class V>
   XF_INLINE V decay(const V& from, const V& to) const {
     const Origin<V> a = origin(from), b = origin(to);
     return exp2(V((a.base - b.base) * scale_log2 + (a.top - b.top)));
   }
-  // Makes the scores of rows that are far from 0 relative to m; returns what is left to subtract.
+  // Subtracts m from the scores of rows that are far from 0; returns what is left to subtract.
   template <class Scores, class Max>
   XF_INLINE Max relative(Scores& S, const Max& m) const {
     Max left = map([&](auto x) { return top(x); }, m);
@@ -78,7 +78,7 @@ XF_INLINE Exponents exponents_of(const FwdParams& p) {
   return {unit, Config::slack, takes_headroom ? 32 : kExp2Headroom};
 }
 
-// P = exp(S - m), l += rowsum P. Degree is that of exp2's polynomial.
+// P = exp(S - m), l += rowsum P. Degree: of exp2's polynomial.
 template <int Degree, class Probs, class Scores, class Max, class Sum>
 XF_INLINE void exp_and_sum(Probs& P, Scores& S, const Max& m, Sum& l, const Exponents& e) {
   const Max top = e.relative(S, m);
@@ -88,7 +88,7 @@ XF_INLINE void exp_and_sum(Probs& P, Scores& S, const Max& m, Sum& l, const Expo
 template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
 XF_INLINE void online_softmax(Probs& P, Scores& S, Output& O, Max& m, Sum& l, const Exponents& e) {
   const auto larger = max(m, row_max(S));  // m_new = max(m, rowmax S)
-  if (any_above(larger, m, e.slack)) {     // of these rows alone: none depends on its neighbours
+  if (any_above(larger, m, e.slack)) {     // rows are rescaled one by one: none depends on others
     const Max m_new = map(
         [&](auto a, auto b) { return select(a - b > decltype(a)(e.slack), a, b); }, Max(larger), m);
     const Max alpha = map([&](auto a, auto b) { return e.decay(a, b); }, m, m_new);
@@ -99,8 +99,8 @@ XF_INLINE void online_softmax(Probs& P, Scores& S, Output& O, Max& m, Sum& l, co
   exp_and_sum<Degree>(P, S, m, l, e);  // P = exp(S - m), l += rowsum P
 }
 
-// What a decoding kernel may be made with: the maximum that it begins with, a step, and whether the
-// sums that came out can be used.
+// The softmax of a decoding kernel: the maximum that it begins with, a step, and whether its sums
+// may turn out unusable (kCanFail). OnlineSoftmax never fails.
 struct OnlineSoftmax {
   static constexpr bool kCanFail = false;
   static XF_INLINE float first_max(const FwdParams&, const Exponents&) { return kNoScore; }
@@ -110,9 +110,10 @@ struct OnlineSoftmax {
   }
 };
 
-// Flash-Decoding++ (Hong et al., 2023): a maximum known beforehand for all rows, so that blocks of
-// keys do not wait for each other and nothing is rescaled. It need not be the maximum: a row whose
-// sum shows that it was too far away has to be computed again, with the true one.
+// Flash-Decoding++ (Hong et al., 2023): all rows use one value that is fixed beforehand in place of
+// their maximum, so that blocks of keys do not wait for each other and nothing is rescaled. Where a
+// row's sum shows that the value was too far from its maximum, the work-item computes its rows
+// again with OnlineSoftmax.
 struct UnifiedMax {
   static constexpr bool kCanFail = true;
   static constexpr int kLeast = -40, kMost = 20;  // powers of two
@@ -128,26 +129,26 @@ struct UnifiedMax {
   }
 };
 
-// What the keys of a row came to: 2^headroom l exp(m + ln(2) m_log2), in natural units. V is a
-// number, or several.
+// The result of a row's softmax: its sum of exp(S) is 2^headroom l exp(m + ln(2) m_log2), in
+// natural units. V is a number or a vector of numbers.
 template <class V>
 struct RowState {
   V m, m_log2, l;
   int headroom;
-  V weight = V(1.f);  // of O
+  V weight = V(1.f);  // the factor that O needs beside 1 / l
   V joined = V(0.f);  // the part of l that was added last
 
   XF_INLINE RowState(V m, V l, int headroom) : m(m), m_log2(0.f), l(l), headroom(headroom) {}
-  // Of sums relative to m in units of S.
+  // From a sum l relative to m_score, which is in units of S.
   XF_INLINE RowState(V m_score, V l, const Exponents& e) : l(l), headroom(e.headroom) {
     const Origin<V> origin = e.origin(m_score);
     m = origin.base * e.unit;
     m_log2 = origin.top - e.least();
   }
 
-  // A sink is a key without a value; so are keys whose values are elsewhere, with their
-  // log-sum-exp. O keeps its scale, and is rounded once less, unless the sink
-  // is far above all keys: the LSE would be a difference of large numbers.
+  // Adds a key without a value: a sink's logit, or the log-sum-exp of keys whose output is in
+  // memory. O keeps its scale, and is rounded once less, unless the sink is far above all keys: the
+  // LSE would then be a difference of large numbers.
   XF_INLINE void add_sink(V logit) {
     constexpr float kFarSink = 8.f;
     const V own = select(l == 0.f, V(kNoScore), V(m + m_log2 * kLn2));
@@ -158,7 +159,7 @@ struct RowState {
     l = l * kept + joined;
     weight *= kept;
   }
-  // Of all weights, that of what was added last.
+  // The share of the last add_sink in the sum of all weights.
   XF_INLINE V share_of_joined() const { return select(l == 0.f, V(0.f), V(divide(joined, l))); }
   // factor / l
   XF_INLINE V normaliser(float factor = 1.f) const {

@@ -1,8 +1,8 @@
 // Changes to a score, in natural units, after scaling. A variant is a struct made from the launch's
 // parameters with one hook, score(s, q, k); it hides a key by returning -inf. Row and key are a
-// scalar and a vector, or a vector and a scalar, whichever way the device lays out S. Variant<A, B>
-// applies A, then B. For the backward pass change(s, slope, q, k) does the same, and slope becomes
-// that of the new s over the old one, times its own value before.
+// scalar and a vector, or a vector and a scalar, depending on how the device lays out S.
+// Variant<A, B> applies A, then B. For the backward pass, change(s, slope, q, k) also multiplies
+// slope by the derivative of the new score over the old one.
 #pragma once
 
 #include "attention/work.hpp"
@@ -27,7 +27,7 @@ struct Variant<> {
 template <class Hook, class... Rest>
 struct Variant<Hook, Rest...> {
   static constexpr bool kIdentity = false;
-  // Whether it does what a user says, who has the scores in mind that a row sees.
+  // Whether it runs a user's code, which is meant only for scores that a row sees.
   static constexpr bool kOfUsers = Variant<Rest...>::kOfUsers || requires { Hook::kOfUser; };
   Hook hook;
   Variant<Rest...> rest;
@@ -42,14 +42,15 @@ struct Variant<Hook, Rest...> {
   XF_INLINE void change(S& s, S& slope, I q, J k) const {
     if constexpr (requires { hook.change(s, slope, q, k); }) {
       hook.change(s, slope, q, k);
-    } else {  // it adds to a score, or hides it
+    } else {  // it adds to the score or hides it: the slope stays
       s = hook.score(s, q, k);
     }
     rest.change(s, slope, q, k);
   }
 };
 
-// s = s: a negative scale is not for the softmax, which scales differences to the largest score.
+// s = s: keeps the score scaled. A negative scale must be applied before the softmax finds the
+// largest score; without a variant the softmax would scale differences to that.
 struct Scaled {
   XF_INLINE Scaled(const FwdParams&, const Sequence&, int) {}
   template <class S, class I, class J>
@@ -116,7 +117,8 @@ struct Bias {
   }
 };
 
-// For the gradient of what was added last: slopes are those of what follows.
+// Resets slopes to 1, for the gradient of the term that the hook before this one added: slopes are
+// then those of the hooks that follow.
 struct SlopesFromHere {
   XF_INLINE SlopesFromHere(const FwdParams&, const Sequence&, int) {}
   template <class S, class I, class J>

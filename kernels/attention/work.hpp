@@ -1,4 +1,5 @@
-// Which rows and keys a work-item owns: the launch's groups, dense or packed sequences.
+// Which rows and keys a work-item owns: from its group's index in the launch, and from the lengths
+// of dense or packed sequences.
 #pragma once
 
 #include "attention/params.hpp"
@@ -6,11 +7,12 @@
 
 namespace xeflash {
 
-// One block of rows of one head, and one part of its output's columns, a thread's or a team's.
-// Tiles that pass the same keys (or, if the rows are keys, the same queries) are of neighbouring
-// blocks. Where attention is causal, the last queries and the first keys see most. A device that
-// takes groups in their order has these first, so that the tail of a launch is short; one that
-// gives each core groups that follow each other has one of these and one of the others in turn.
+// One block of rows of one head, and one part of its output's columns, for a thread or a team. The
+// tiles of a work-group are neighbouring blocks, which loop over the same keys (or, if the rows are
+// keys, the same queries). In causal attention the last queries and the first keys have most work:
+// `First` says which. A device that starts groups in order gets the blocks with most work first, so
+// that the tail of a launch is short; where each core gets consecutive groups (in_parts), blocks
+// with much and with little work alternate.
 enum class First { last_block, first_block };
 struct Work {
   int batch, head, block, part;
@@ -61,10 +63,10 @@ struct Sequence {
     }
   }
 
-  // Row q and key q + shift are on the diagonal.
+  // The diagonal is at row q and key q + shift.
   XF_INLINE int shift(const FwdParams& p) const { return p.top_left ? q_at - k_at : sk - sq; }
 
-  // Lengths on a device are not checked before.
+  // Limits a length: the host cannot check lengths that are on a device.
   static XF_INLINE int within(int length, int most) {
     return length < 0 ? 0 : length < most ? length : most;
   }
@@ -84,7 +86,7 @@ struct Sequence {
   XF_INLINE Rows<T> k_rows(const TensorArg& t, int head) const {
     return {static_cast<T*>(t.data) + batch_k * t.batch + head * t.head + k0 * t.row, t.row, sk};
   }
-  // A value per row of a head, laid out as the LSE.
+  // One value per row of a head, laid out as the LSE.
   template <class T>
   XF_INLINE Line<T> line(const FwdParams& p, T* values, int head) const {
     return {values + batch * p.lse_batch + head * p.lse_head, p.lse_head, q0, sq};
@@ -99,8 +101,8 @@ struct Sequence {
   }
 };
 
-// Br rows from `row` on, of `count`, and their neighbours that pass the same keys: the tiles of all
-// threads that bring in keys together.
+// Br rows from `row` on, of `count`. first() to last() are the rows of all tiles of a group that
+// brings in keys together (in_step), own_last() the last of these Br rows.
 template <int Br>
 struct RowSpan {
   static constexpr int kTogether = Group::in_step ? Group::tiles * Br : Br;
@@ -116,8 +118,8 @@ struct RowSpan {
   }
 };
 
-// What the rows of a tile are: the queries of a head; or, where they are few, those of all heads
-// that share its keys, so that these are read once for all of them.
+// What the rows of a tile are: the queries of one head; or, where queries are few (kPacked), the
+// queries of all heads that share a KV head, so that its keys are read once for all of them.
 template <bool kPacked, int Br>
 struct TileRows : RowSpan<Br> {
   using RowSpan<Br>::row, RowSpan<Br>::count;
@@ -147,8 +149,9 @@ struct TileRows : RowSpan<Br> {
   }
 };
 
-// Its first head is found by a stride of several heads, head_k x (stride x heads): of a product of
-// two ints that is widened and multiplied again, IGC 26.27 lost the upper half on DG2.
+// The offset of the first head is computed as head_k x (stride x heads): when a product of two ints
+// is widened and multiplied again, as in (head_k x heads) x stride, IGC 26.27 loses the upper half
+// on DG2.
 template <int Br>
 struct TileRows<true, Br> : RowSpan<Br> {
   using RowSpan<Br>::row, RowSpan<Br>::count;
@@ -156,7 +159,7 @@ struct TileRows<true, Br> : RowSpan<Br> {
   using Matrix = PackedRows<T>;
   const Sequence seq;
   PackedRow packed;
-  int head_k, head;  // head: any, what depends on it is not packed
+  int head_k, head;  // head is not meaningful: calls that depend on a single head are not packed
 
   XF_INLINE TileRows(const FwdParams& p, const Sequence& s, const Work& work)
       : RowSpan<Br>{work.block * Br, s.sq * (p.heads_q / p.heads_k)},

@@ -1,11 +1,11 @@
-// What matmul_add is written in, beside the vocabulary of tiles:
+// The vocabulary of matmul_add, beside that of tiles:
 //
-//   Slope<T>           elements of A: fp32, where T is not multiplied as it is
-//   BlockSums<Config>  sums of a block of rows and columns, 0 at first
-//   allocate_block     shared memory for them
-//   add_block          += A B for the steps from one on; A has zeros up to a multiple of a block
-//   add_to, add_from   to rows of sums in fp32, or in their place; from there
-//   store_block        as elements of the result
+//   Slope<T>           element type of A: T, or fp32 where T is not multiplied directly
+//   BlockSums<Config>  the sums of a block of rows and columns, initially 0
+//   allocate_block     allocates the shared memory for products of blocks
+//   add_block          adds A B for one block of inputs; A is padded with zeros to whole blocks
+//   add_to, add_from   add the block to sums in fp32 in memory, or overwrite them; add these to it
+//   store_block        stores the block as elements of the result
 #pragma once
 
 #include "products/matmul_params.hpp"

@@ -1,20 +1,20 @@
-// What the head of a language model is written in, beside the vocabulary of tiles and scores.hpp.
-// LogitRows<Config> has the rows and the columns of a thread: tiles of their logits.
+// The vocabulary of kernels of a language model's head, beside that of tiles and of scores.hpp.
+// LogitRows<Config> has a thread's rows and its part of the columns, and computes their logits.
 //
-//   KeptInputs           x of a thread's rows, for all columns
-//   with_step            f(rows) of a matrix for a step along its rows
-//   RowInts, targets_of  an integer per row; the targets of rows, -1 where there is none
-//   counts_of            of each row: 1, or 0 if it is ignored, or NaN for a token that is none
-//   load_line            numbers of rows that lie side by side, another where there is none
-//   add_to_columns       a bias of each column
-//   kLanes               rows that a thread has where it has single ones
-//   pick                 the element of each row at its target
-//   sum_of_differences   rowsum(S - m) of columns that are there
-//   slopes_of            a loss' gradient of logits, in their place
-//   store_turned         a tile to the rows of a transposed matrix
-//   lanes_at, store_lanes  kLanes elements; to the first so many
-//   sum_of               of all rows
-//   Slope<T>             elements of slopes: fp32, where T is not multiplied as it is
+//   KeptInputs           x of a thread's rows as left operands, for all columns
+//   with_step            calls f(rows) with one step of a matrix's columns
+//   RowInts, targets_of  an integer per row; the target of each row, -1 where there is none
+//   counts_of            1 per row, 0 if the row is ignored, NaN if its target is not a token
+//   load_line            reads one contiguous value per row; another value past the last row
+//   add_to_columns       adds a bias to each column
+//   kLanes               the rows or columns of a thread in kernels without tiles
+//   pick                 takes the element of each row at its target, if the tile has it
+//   sum_of_differences   rowsum(S - m) over columns that exist
+//   slopes_of            the gradient of a loss over x W^T, in the place of the logits
+//   store_turned         stores a tile transposed
+//   lanes_at, store_lanes  read kLanes elements; store the first `count`
+//   sum_of               the sum of all rows
+//   Slope<T>             element type of gradients: T, or fp32 where T is not multiplied directly
 #pragma once
 
 #include "products/logit_params.hpp"
@@ -39,14 +39,14 @@ struct LogitRows {
   const LogitParams& p;
   int row, part;
 
-  // Those of a thread in block i of the launch: the blocks of a part follow each other.
+  // The rows and part of this thread in block i of the launch; the blocks of a part are contiguous.
   XF_INLINE LogitRows(const LogitParams& p, int i) : p(p) {
     constexpr int kRows = Group::tiles * Br;
     const int blocks = (p.rows + kRows - 1) / kRows;
     part = i / blocks;
     row = (i - part * blocks) * kRows + Group::tile() * Br;
   }
-  // Whether none is there, and no other thread waits for this one.
+  // Whether this thread has no row to compute, and no other thread waits for it.
   XF_INLINE bool is_empty() const { return !Group::in_step && row >= p.rows; }
   XF_INLINE int begin() const { return part * p.part; }
   XF_INLINE int end() const { return begin() + p.part < p.columns ? begin() + p.part : p.columns; }
@@ -58,7 +58,7 @@ struct LogitRows {
     return {static_cast<const T*>(p.weight), p.weight_row, p.columns, 0, p.inputs};
   }
 
-  // S = logits of the columns from one on; -inf in columns that are not there
+  // S = the logits of the columns from `column` on; -inf past the last column
   template <class Kept>
   XF_INLINE void logits(ScoreTile& S, const Kept& x, int column) const {
     for (int k = 0; k < p.inputs; k += Bk) {
@@ -83,14 +83,14 @@ struct LogitRows {
   }
 };
 
-// Logits to memory that has a place for all columns of a tile.
+// Stores a tile of logits; memory must have room for whole tiles.
 template <class Config>
 XF_INLINE void store_logits(const CrossEntropyParams& p,
                             const Tile<Config::rows, Config::columns>& S, int row, int column) {
   if (row < p.rows) store(Rows<float>{p.logits + column, p.logits_row, p.rows, row}, S);
 }
 
-// f(rows, worker) for the blocks of a work-group.
+// Calls f(rows, worker) for each block that this work-group takes.
 template <class Config, class F>
 XF_INLINE void each_block(const LogitParams& p, F f) {
   using Logits = LogitRows<Config>;

@@ -8,11 +8,11 @@ namespace xeflash {
 struct MatmulAddParams {
   const void *a, *b;                        // (rows, inputs), (inputs, columns)
   float* sums;                              // (rows, columns), in fp32
-  void* out;                                // null: sums are the result
+  void* out;                                // null: the result is in sums
   int64_t a_row, b_row, sums_row, out_row;  // strides
   int32_t rows, columns, inputs, workers;
-  int32_t out_columns;  // of `columns`, those that the result has
-  int32_t adds;         // to what sums has
+  int32_t out_columns;  // columns of out, at most `columns`
+  int32_t adds;         // whether to add to the values in sums
 };
 
 }  // namespace xeflash

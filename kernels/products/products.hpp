@@ -1,10 +1,10 @@
-// What products of few rows are written in, beside the vocabulary of tiles:
+// The vocabulary of products of few rows, beside that of tiles:
 //
-//   Products<Config>   sums of a block of outputs for a block of rows
-//   allocate_products  shared memory for them
-//   add_products       += x W^T for the inputs from one on
-//   sums_of_turns      adds up what the threads of a group have
-//   store_products     with a bias, to the rows of the result
+//   Products<Config>   the sums of a block of outputs for a block of rows
+//   allocate_products  allocates the shared memory for them
+//   add_products       sums += x W^T for one block of inputs
+//   sums_of_turns      adds up the sums of the threads of a group
+//   store_products     stores the sums, plus a bias, as rows of the result
 #pragma once
 
 #include "products/weights.hpp"

@@ -1,12 +1,12 @@
-// What matmul_softmax is written in, beside the vocabulary of tiles:
+// The vocabulary of matmul_softmax, beside that of tiles:
 //
-//   ScoreRows<Config>   the rows of a thread: of A, of the bias and of the result
-//   KeptScores<Config>  tiles of the scores of all columns
+//   ScoreRows<Config>   a thread's rows of A, of the bias and of the result
+//   KeptScores<Config>  tiles that keep the scores of a thread's rows for all columns
 //   exp_of_rows         S = exp(S - m), l += rowsum S; or l alone
-//   store_scaled        a tile to memory, each row times a factor
-//   add_or_set          f(tile) makes a tile, which is added, or takes the place of what is there
+//   store_scaled        stores a tile, each row times a factor
+//   add_or_set          f(tile) computes a tile, which is added to S or replaces it
 //   add_scaled_bias     S = scale S + bias
-//   with_inputs         f(rows) of a matrix for a step along its rows
+//   with_inputs         calls f(rows) with one step of a matrix's columns
 #pragma once
 
 #include "products/softmax_params.hpp"
@@ -32,14 +32,14 @@ struct ScoreRows {
   const MatmulSoftmaxParams& p;
   int row, batch;
 
-  // Those of a thread in block i of the launch.
+  // The rows of this thread in block i of the launch.
   XF_INLINE ScoreRows(const MatmulSoftmaxParams& p, int i) : p(p) {
     constexpr int kRows = Group::tiles * Br;
     const int blocks = (p.rows + kRows - 1) / kRows;
     batch = i / blocks;
     row = (i - batch * blocks) * kRows + Group::tile() * Br;
   }
-  // Whether none is there, and no other thread waits for this one.
+  // Whether this thread has no row to compute, and no other thread waits for it.
   XF_INLINE bool is_empty() const { return !Group::in_step && row >= p.rows; }
 
   template <class E>
@@ -61,7 +61,7 @@ struct ScoreRows {
   }
   XF_INLINE Rows<T> out() const { return {matrix<T>(p.out), p.out.row, p.rows, row, p.columns}; }
 
-  // S += A B^T for the inputs of a step and the columns from one on; S = A B^T for the first step.
+  // S += A B^T for the step of inputs at k and the columns from `column` on; the first step sets S.
   XF_INLINE void add_product(ScoreTile& S, const InputTile& A, const Rows<const T>& b, int column,
                              int k) const {
     with_inputs<Bn, Bk>(b.from(column), k, [&](const Rows<const T>& rows) {
@@ -74,7 +74,7 @@ struct ScoreRows {
       Group::meet_staged();
     });
   }
-  // S = scale S + bias; -inf in columns that are not there
+  // S = scale S + bias; -inf past the last column
   XF_INLINE void finish(ScoreTile& S, int column) const {
     using V = Floats;
     if constexpr (!std::is_void_v<Bias>) {
@@ -91,7 +91,7 @@ struct ScoreRows {
            [&](auto s, auto, auto k) { return select(k < p.columns, V(s), V(-kInf)); });
     }
   }
-  // The columns of a tile from one on, and a factor of each row.
+  // Stores S times a factor per row, in the columns from `column` on.
   XF_INLINE void store_times(const Rows<T>& out, ScoreTile& S, const ColVec<Br>& factor,
                              int column) const {
     const Rows<T> to = out.columns(column, p.columns);

@@ -7,8 +7,8 @@ namespace xeflash {
 
 constexpr int kBatchDims = 6;
 
-// Matrices of a batch; strides in elements, 0 where all have the same. The elements of a row lie
-// side by side but for a bias.
+// The matrices of a batch; strides in elements, 0 along axes that are broadcast. `col` is the
+// stride of a bias' columns; the rows of other matrices are contiguous.
 struct MatricesArg {
   void* data;
   int64_t row, col;
@@ -17,10 +17,10 @@ struct MatricesArg {
 
 struct MatmulSoftmaxParams {
   MatricesArg a, b, bias, out;  // (rows, inputs), (columns, inputs), (rows, columns); no bias: null
-  float* tiles;                 // scores of each worker's rows, where these are kept in memory
-  int32_t sizes[kBatchDims];    // of the batch
+  float* tiles;                 // scores of each worker's rows, if these are kept in memory
+  int32_t sizes[kBatchDims];    // extents of the batch
   int32_t rows, columns, inputs;
-  int32_t groups, workers;  // blocks of rows of a work-group, and work-groups that take turns
+  int32_t groups, workers;  // blocks of a work-group's rows; work-groups that take turns at them
   int32_t is_log;
   float scale;
 };

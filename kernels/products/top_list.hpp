@@ -1,7 +1,7 @@
 // Lists of the largest logits of a row, in memory, the largest first.
 //
-//   TopLists<R>   those of the rows of a thread: add takes a tile from a column on
-//   TopList       one: insert, value, token; last is its k-th value; store writes the result
+//   TopLists<R>   the lists of a thread's rows: add inserts a tile of logits
+//   TopList       one list: insert, value, token; last: its k-th value; store writes the result
 #pragma once
 
 #include "products/logit_params.hpp"

@@ -1,5 +1,5 @@
-// Weights in memory: a row per output, of elements as they are, or of quantised ones, which stand
-// for s (q - z) with a scale s and a zero z per output and group of inputs.
+// Weights in memory: one row per output, of plain or quantised elements. A quantised element q
+// stands for s (q - z), with a scale s and a zero z per output and group of inputs.
 #pragma once
 
 #include <type_traits>
@@ -10,22 +10,22 @@
 
 namespace xeflash {
 
-// Two weights of 4 bits. A unit of 64 bytes has those of 128 inputs: its dword d has input
-// 32 m + 2 d in bits 4 m .. 4 m + 3, and the one after it 16 bits above.
+// Two weights of 4 bits. A unit of 64 bytes has the weights of 128 inputs: its dword d has input
+// 32 m + 2 d in bits 4 m .. 4 m + 3, and the next input 16 bits above.
 struct packed4 {
   uint8_t bits;
 };
 constexpr int kUnitInputs = 128, kUnitBytes = 64, kPartInputs = 32;
 
-// The rows from an output on. E: their elements; Scale: of scales, void without any; Group: inputs
-// that share one, 0 for all of a row.
+// The rows of W from an output on. E: the type of elements; Scale: the type of scales, void if
+// there are none; Group: the number of inputs that share a scale, 0 if the whole row shares one.
 template <class E, class Scale, int Group>
 struct Weights {
   using Element = E;
   static constexpr bool kPacked = std::is_same_v<E, packed4>;
   static constexpr bool kHasScales = !std::is_void_v<Scale>;
   static constexpr int kGroup = Group;
-  Rows<const E> rows;  // of packed weights in bytes
+  Rows<const E> rows;  // columns of packed weights are bytes
   const LinearParams& p;
   int output;
 
@@ -34,7 +34,7 @@ struct Weights {
              kPacked ? (p.inputs + kUnitInputs - 1) / kUnitInputs * kUnitBytes : p.inputs},
         p(p),
         output(output) {}
-  // Of output n from here, which may be past the last one.
+  // The index of output n from here, or of the last output if that is past the end.
   XF_INLINE int there(int n) const {
     const int i = output + n;
     return i < p.outputs ? i : p.outputs - 1;

@@ -1,5 +1,5 @@
-// What the kernels ask of a backend: the list of tile.hpp, word by word. A backend without one of
-// them, or with one that cannot be called as the kernels call it, does not compile with this
+// What the kernels require of a backend: the words of tile.hpp, checked one by one. A backend that
+// lacks a word, or whose word cannot be called as the kernels call it, does not compile with this
 // header, and the error names the word. The kernels themselves do not include it.
 #pragma once
 
@@ -9,8 +9,9 @@
 
 namespace xeflash::contract {
 
-// Words are looked up where a backend declares its types, so that one that is missing makes a
-// concept false. X stands for the type of the first argument.
+// Words are found by argument-dependent lookup in the namespace of the backend's types, so that a
+// missing word makes a concept false, instead of an error by itself. X is the type of the first
+// argument.
 #define XF_CALL(word, Argument, ...)                     \
   template <class X>                                     \
   concept calls_##word = requires(X x) { __VA_ARGS__; }; \
@@ -152,7 +153,7 @@ XF_CALL(add_scaled, OneRow, add_scaled(x, some<const T*>(), 1.f));
 
 // ---- numbers ------------------------------------------------------------------------------------
 
-// Of a lane, and of a vector of lanes.
+// What both a single lane and a vector of lanes must support.
 template <class V>
 concept Number = requires(V a) {
   { V(exp2(a)) } -> std::same_as<V>;

@@ -1,6 +1,5 @@
-// A tile that is made elsewhere, by another thread or another kernel: whatever is done to it here
-// does nothing. So one text is right for those who make all of an algorithm's tiles and for those
-// who make some of them.
+// A tile that another thread or another kernel computes: operations on it do nothing here. So the
+// same loop serves threads that compute all tiles of an algorithm and threads that compute some.
 #pragma once
 
 #include "tile/tile.hpp"

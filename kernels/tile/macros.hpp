@@ -1,4 +1,4 @@
-// Everything is inlined into one kernel, and tiles of known size are unrolled.
+// Every function is inlined into its kernel, and loops over tiles of known size are unrolled.
 #pragma once
 
 #define XF_INLINE inline __attribute__((always_inline))

@@ -1,12 +1,12 @@
-// Philox 4x32-10 (Salmon et al., 2011): random numbers that are counted. The same counter and key
-// give the same words on every device, whatever was drawn before.
+// Philox 4x32-10 (Salmon et al., 2011): counter-based random numbers. The same counter and key give
+// the same words on every device, whatever was drawn before.
 #pragma once
 
 #include "tile/tile.hpp"
 
 namespace xeflash {
 
-// Turns a counter into the 4 words that belong to it. U is a word or a vector of words.
+// Replaces a counter by its 4 random words. U is a word or a vector of words.
 template <class U>
 XF_INLINE void philox(U (&c)[4], uint32_t key0, uint32_t key1) {
   XF_UNROLL for (int round = 0; round < 10; ++round) {

@@ -1,4 +1,4 @@
-// Types of the elements of quantised caches; int8_t is the third.
+// The element types of quantised caches: e4m3 and e5m2 below, and int8_t.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,10 @@ struct e5m2 {
 template <class E>
 constexpr bool kQuantised = sizeof(E) == 1;
 
-// Rows that are worth a multiple of their elements.
+// Whether rows have scales: the values of a row are then its scale times its elements.
 template <class M>
 constexpr bool kScaled = requires(const M& m) { m.scales; };
-// The rows without their factors.
+// The rows without their scales.
 template <class M>
 XF_INLINE auto elements(const M& m) {
   if constexpr (kScaled<M>)
@@ -34,14 +34,15 @@ XF_INLINE auto elements(const M& m) {
     return m;
 }
 
-// The largest number of a type of quantised elements.
+// The largest number that a type of quantised elements holds.
 template <class E>
 constexpr float kLargest = E::kMax;
 template <>
 constexpr float kLargest<int8_t> = 127.f;
 
-// What GPUs multiply the factors of V's rows by, and divide O by: the powers of two below those.
-// P times a factor, in fp16, has then about the size of V's elements, which fp16 holds.
+// GPUs multiply the scales of V's rows by this unit, and divide O by it: the largest power of two
+// that is at most kLargest. P times a scale, in fp16, is then about as large as V's values, which
+// fp16 holds.
 template <class E>
 constexpr float kFactorUnit = 1.f;
 template <>

@@ -1,8 +1,8 @@
-// Rows of matrices in memory. Each kind has row(i), which must exist; row_or_last(i); size(); and
-// views from(i) a later row on, and of the columns() from one on, of so many in all.
-//   Rows         a stride apart
-//   PackedRows   of several heads, all heads of a query one after the other
-//   BeamRows     of a head's keys in several sequences of a cache: a table names the one of each
+// Rows of matrices in memory. Each kind has row(i), a row that must exist; row_or_last(i); size();
+// and two views: from(i), the rows from i on, and columns(c, total), the columns from c to total.
+//   Rows         rows that are a stride apart
+//   PackedRows   rows of several heads: all heads of a query, then all heads of the next query
+//   BeamRows     keys of a head in several sequences of a cache: a table names the sequence of each
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Rows {
   int64_t stride;  // elements
   int count;
   int first = 0;
-  int width = kAllColumns;  // columns that are there
+  int width = kAllColumns;  // columns that exist
 
   XF_INLINE int size() const { return count - first; }
   XF_INLINE T* row(int i) const { return data + static_cast<int64_t>(first + i) * stride; }
@@ -32,12 +32,12 @@ struct Rows {
     return {data + column, stride, count, first, total - column};
   }
 };
-// The same for columns that may end anywhere: each element of them is written by itself.
+// Rows whose columns may end anywhere: stores write single elements there.
 template <class T>
 struct RaggedRows : Rows<T> {
   XF_INLINE explicit RaggedRows(const Rows<T>& rows) : Rows<T>(rows) {}
 };
-// `count` numbers of a row of `length` that lie side by side.
+// `count` contiguous values from `first` on, in a row of `length` values.
 template <class T>
 struct Line {
   T* row;

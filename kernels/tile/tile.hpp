@@ -9,8 +9,9 @@
 //   Across<C>                  one fp32 value per column
 //   Left<T, R, C>              the left operand of a product
 //   PlacedLeft<Rows, T, R, C>  a left operand that is kept elsewhere if registers are few: Q
-//   AwayLeft, LeftBeside       one that is kept elsewhere if the device has a place for it; one
-//                              that stays in registers beside the sums of one of a pair
+//   AwayLeft                   a left operand that is kept out of registers if the device can
+//   LeftBeside                 a left operand that stays in registers beside the sums of a thread
+//                              of a pair, if both have room there
 //   PartOfLeft                 the columns of a left operand that one thread of a team makes
 //   RightT<T, N, D, Block>     the right operand of mma_ABt, the N rows of a block of K
 //   Right<T, N, D, Block>      the right operand of mma_AB, the N rows of a block of V
@@ -48,13 +49,14 @@
 //
 // The threads of a group:
 //
-//   Group                      how many threads do what, which of them this one is, and where they
-//                              meet: xe/threads.hpp
-//   Pooled, Joint, joined      where the parts of a left operand come together; with the maxima
-//   that
-//                              they are relative to; P of all threads of a team
-//   Handed                     a tile that one of a pair hands to the other
-//   merge_turns, sum_of_team   merge what threads found that took turns at the keys; add up l
+//   Group                      how many threads have each task, which of them this one is, and
+//                              where they meet: xe/threads.hpp
+//   Pooled                     joins the parts of a left operand that the threads of a team make
+//   Joint, joined              joins the parts of P and the maxima that they are relative to;
+//                              returns P of all threads of a team
+//   Handed                     a tile that one thread of a pair hands to the other
+//   merge_turns, sum_of_team   merges O, m and l of threads that took turns at the keys; adds up l
+//                              over a team
 //   shared_bytes, allocate_shared
 //                              the shared memory that a tile takes; allocates that of a kernel
 //
@@ -72,14 +74,14 @@
 //   rotate, abs_max            rotate pairs of a row's columns (RoPE); its largest magnitude
 //   add_scaled                 O += w times a row in memory
 //
-// Numbers, one in each lane of a vector:
+// Numbers, one lane or a vector of lanes:
 //
 //   bf16                       an element of 16 bits
 //   Floats, Ints, Mask         vectors of fp32, of int32, of the results of a comparison
-//   lane_index, kLanes         0, 1, ... of a vector; how many they are
+//   lane_index, kLanes         the vector 0, 1, ...; its number of lanes
 //   lowest_of                  the least of a vector of integers
 //   select, max, at_most       a where a mask holds, else b; the larger; the smaller integer
-//   rounded<T>                 what is left of a value that is stored as T
+//   rounded<T>                 the value that remains when a value is stored as T
 //   magnitude, inverse, divide, sqrt, tanh
 //   exp2, log2, log2_of_any    log2 takes finite positive values, log2_of_any takes any
 //   to_floats, signed_to_floats, to_ints, to_mask
