@@ -1,14 +1,14 @@
-// Products of bf16 by AMX: blocks of 32 x 32 sums, four of the unit's tiles, of which each has 16
-// rows of 64 bytes. Tiles of the CPU backend lie transposed in memory, so these are S^T = K Q^T and
-// O^T += V^T P^T: the left operands are K as it lies and V transposed, the right ones Q and P in
-// pairs as they are packed for vdpbf16ps.
+// Products of bf16 by AMX, in blocks of 32 x 32 sums: four AMX tiles of 16 rows of 64 bytes each.
+// Tiles of the CPU backend lie transposed in memory, so the products are S^T = K Q^T and O^T += V^T
+// P^T. The left operands are K as it lies and V transposed; the right operands are Q and P in
+// pairs, as they are packed for vdpbf16ps.
 #pragma once
 
 #include "cpu/right.hpp"
 
 namespace xeflash::cpu {
 
-// While one lives, the tiles of this thread are 16 rows of 64 bytes.
+// While an object of this type lives, the AMX tiles of this thread are 16 rows of 64 bytes.
 struct AmxTiles {
   XF_INLINE AmxTiles() {
     struct alignas(64) {
@@ -31,7 +31,7 @@ struct AmxRows {
   }
 };
 
-// Sums in tiles 0 to 3: C[32][32] = 0, or what is there.
+// The sums C[32][32] are in AMX tiles 0 to 3. They begin at 0, or at what is in memory.
 XF_INLINE void clear_sums() {
   asm volatile(
       "tilezero %%tmm0\n"
@@ -77,15 +77,15 @@ XF_INLINE void multiply_tiles(const char* A, int64_t a_stride, const char* B, in
       : "r"(A), "r"(a_stride), "r"(B), "r"(b_stride), "r"(A + 16 * a_stride)
       : "memory");
 }
-// The same in `steps` steps along the rows of A.
+// The same for `steps` steps of 32 elements along the rows of A.
 XF_INLINE void multiply_blocks(const AmxRows& A, const AmxRows& B, int steps) {
   for (int i = 0; i < steps; ++i) {
     multiply_tiles(A.from(0, 64 * i), A.stride, B.from(16 * i), B.stride);
   }
 }
 
-// Up to N rows of K: read where they lie, if that is near each other, or copied, with zeros up to a
-// multiple of 32 elements.
+// Up to N rows of K. They are read in place if all N exist and lie near each other; otherwise they
+// are copied and padded with zeros to multiples of 32 rows and of 32 elements.
 template <class T, int N, int D, class Block, int Begin>
   requires kByAmx<T>
 struct RightT<T, N, D, Block, Begin> {
@@ -110,7 +110,7 @@ struct RightT<T, N, D, Block, Begin> {
   }
 };
 
-// S = A K^T for the rows that K has
+// S = A K^T for the rows that K has.
 template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
   requires kByAmx<T>
 XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
@@ -118,7 +118,7 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
   static_assert(R % 32 == 0 && N % 32 == 0);
   const AmxTiles tiles;
   S.cols = K.count;
-  for (int r = 0; r < R / kLanes; r += 2) {  // inside: K stays in L1
+  for (int r = 0; r < R / kLanes; r += 2) {  // keys inside: K stays in L1
     for (int key = 0; key < K.count; key += 32) {
       clear_sums();
       multiply_blocks({K.rows.from(key), K.rows.stride}, {&A.at(0, r), sizeof(A.x[0][0])},
@@ -128,8 +128,8 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
   }
 }
 
-// Up to N rows of V, transposed, with zeros up to a multiple of 32 rows. What is in columns that V
-// does not have only gets into columns of O that nobody reads.
+// Up to N rows of V, transposed, with zeros up to a multiple of 32 rows. Columns that V does not
+// have are not filled: they only reach columns of O that nobody reads.
 template <class T, int N, int D, class Block, int Begin>
   requires kByAmx<T>
 struct Right<T, N, D, Block, Begin> {
@@ -167,7 +167,7 @@ template <class T, int R, int N, int D, class Block, int Begin, class Seen = All
 XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Right<T, N, D, Block, Begin>& V,
                       const Seen& = {}) {
   const AmxTiles tiles;
-  for (int r = 0; r < R / kLanes; r += 2) {  // inside: V stays in L1
+  for (int r = 0; r < R / kLanes; r += 2) {  // columns inside: V stays in L1
     for (int d = 0; d < D; d += 32) {
       const AmxRows sums{&O.at(d, r), sizeof(O.x[0][0])};
       load_sums(sums);
@@ -177,7 +177,7 @@ XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Right<T, N, D
   }
 }
 
-// As in mma.hpp: 32 x 32 sums a step.
+// As in mma.hpp, with 32 x 32 sums in each step.
 template <class T>
   requires kByAmx<T>
 XF_INLINE float multiply_in_registers(int steps, float) {

@@ -1,7 +1,7 @@
 // The SYCL CPU device as a backend: one work-item per work-group, 16 explicit lanes.
 #pragma once
 
-// Not all of sycl.hpp: it takes a second to parse.
+// Not all of sycl.hpp, which takes a second to parse.
 #include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 
@@ -14,7 +14,8 @@
 #include "cpu/row_mma.hpp"
 #include "cpu/upright.hpp"
 
-// Inlined into the entry point that the compiler makes of it: the CPU driver would compile both.
+// Kernels are inlined into the entry point that the compiler makes of them: otherwise the CPU
+// driver would compile both.
 #define XF_KERNEL                               \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY( \
       (sycl::ext::oneapi::experimental::nd_range_kernel<1>)) XF_INLINE

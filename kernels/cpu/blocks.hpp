@@ -1,5 +1,5 @@
 // Blocks of a product on the CPU: lane = column, so that elements of A are broadcast from where
-// they lie, and rows of B are packed once for all rows of the block.
+// they lie, and the rows of B are packed once for all rows of the block.
 #pragma once
 
 #include "cpu/mma.hpp"
@@ -18,14 +18,14 @@ struct BlockSums {
 template <class Config>
 XF_INLINE void allocate_block() {}
 
-// Bk rows of B, a column of vectors after the other: numbers, or pairs of two rows.
+// Bk rows of B, packed one column of vectors after the other: fp32 numbers, or pairs of two rows.
 template <class T, int Bk, int Bn>
 struct PackedColumns {
   using Vec = std::conditional_t<kPaired<T>, u32x16, f32x16>;
   static constexpr int kSteps = kPaired<T> ? Bk / 2 : Bk;
   alignas(64) Vec x[Bn / kLanes][kSteps];
 
-  // Of a row's elements from column c on, 0 where there are none.
+  // kLanes elements of a row from column c on; elements that do not exist are 0.
   static XF_INLINE const T* elements(T (&copy)[kLanes], const Rows<const T>& m, int row, int c) {
     const int count = row < m.size() ? m.width - c : 0;
     if (count >= kLanes) return m.row(row) + c;
@@ -48,7 +48,8 @@ struct PackedColumns {
   }
 };
 
-// Nt rows of A from one on, and Ct vectors of columns: their sums stay in registers.
+// Adds the product of Nt rows of A, from `row` on, and Ct vectors of columns of B, whose sums stay
+// in registers.
 template <int Nt, int Ct, class T, class Config, class Packed>
 XF_INLINE void add_rows(BlockSums<Config>& C, const Rows<const Slope<T>>& A, const Packed& B,
                         int row, int c, int steps) {
@@ -88,7 +89,7 @@ XF_INLINE void add_block(BlockSums<Config>& C, const Rows<const Slope<T>>& A,
   C.empty = false;
 }
 
-// f(row, column, 16 sums, how many of them are there)
+// Calls f(address in m, 16 sums, number of columns that m has from there on).
 template <class Config, class M, class F>
 XF_INLINE void each_sum(BlockSums<Config>& C, const M& m, F f) {
   for (int r = 0; r < Config::rows && r < m.size(); ++r) {

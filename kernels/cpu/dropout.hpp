@@ -1,12 +1,12 @@
-// Philox on 16 lanes: see attention/dropout.hpp for what is drawn.
+// Dropout by Philox, 16 lanes at a time: attention/dropout.hpp says which numbers are drawn.
 #pragma once
 
 #include "cpu/left.hpp"
 
 namespace xeflash::cpu {
 
-// The upper halves of 16 products: even and odd lanes go through 64-bit lanes, as the hardware
-// multiplies them.
+// The upper halves of 16 products. Even and odd lanes are multiplied separately in 64-bit lanes, as
+// the hardware does it.
 XF_INLINE u32x16 multiply_high(u32x16 a, uint32_t b) {
   using u64x8 = uint64_t __attribute__((ext_vector_type(8)));
   const u64x8 pairs = bit_cast<u64x8>(a);
@@ -15,8 +15,8 @@ XF_INLINE u32x16 multiply_high(u32x16 a, uint32_t b) {
   return bit_cast<u32x16>((even >> 32) | (odd & 0xffffffff00000000u));
 }
 
-// Zeroes column c + k of a tile, of which some vectors are pairs of columns, where a row is not
-// kept.
+// Zeroes columns c .. c + 7 of a tile in rows that are not kept; kept[k] is for column c + k.
+// Vectors of u32x16 have pairs of columns.
 template <class V, int R, int C>
 XF_INLINE void keep(Columns<V, R, C>& tile, int c, int r, const i32x16 (&kept)[8]) {
   XF_UNROLL for (int k = 0; k < 8; ++k) {
@@ -28,9 +28,9 @@ XF_INLINE void keep(Columns<V, R, C>& tile, int c, int r, const i32x16 (&kept)[8
   }
 }
 
-// Zeroes what is dropped of a tile of probabilities, or of their gradients, a left operand or not.
-// Rows are queries: a draw serves 8 of them and a key, lanes take 8 keys x 2 octets of rows at a
-// time, then each row picks its half-word.
+// Zeroes the dropped elements of a tile of probabilities, or of their gradients. The tile may be a
+// left operand. Rows are queries: a draw serves 8 of them and one key. The lanes draw for 8 keys x
+// 2 octets of rows at a time; then each row picks its half-word.
 template <bool kTransposed, class P, class Dropout>
   requires(!kTransposed)
 XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
@@ -54,7 +54,8 @@ XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
     }
   }
 }
-// Rows are keys, columns queries: a lane of a draw is a key, and its half-words are 8 columns.
+// Rows are keys, columns are queries: a lane of a draw is a key, and its 8 half-words are for 8
+// columns.
 template <bool kTransposed, class P, class Dropout>
   requires kTransposed
 XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {

@@ -1,16 +1,16 @@
-// The threads of a group, as the vocabulary knows them: here a group is one work-item.
+// The group of threads that the vocabulary speaks of: on the CPU it is one work-item.
 #pragma once
 
 #include "cpu/tile.hpp"
 
 namespace xeflash::cpu {
 
-// Nothing is shared, and one work-item passes all keys of its rows.
+// Nothing is shared: one work-item goes through all keys of its rows.
 struct Group {
   static constexpr int turns = 1, team = 1, roles = 1, tiles = 1;
   static constexpr bool staged = false, one_place = false, in_step = false;
-  static constexpr bool in_parts = true;  // each core has groups that follow each other
-  using Index = uint64_t;                 // of a launch
+  static constexpr bool in_parts = true;  // each core takes consecutive groups
+  using Index = uint64_t;                 // of a group in a launch
   static XF_INLINE Index index() {
     return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
   }

@@ -1,5 +1,5 @@
-// What changes to scores are made of: values and positions of 16 rows of a column, or of 16 columns
-// of a row, and elements of arrays at them.
+// The vectors that changes to scores are computed with: values and positions of 16 rows of a
+// column, or of 16 columns of a row, and array elements at those positions.
 #pragma once
 
 #include "cpu/vec.hpp"
@@ -8,7 +8,7 @@ namespace xeflash::cpu {
 
 using Floats = f32x16;
 using Ints = i32x16;
-using Mask = i32x16;  // a comparison's: -1 where it holds, else 0
+using Mask = i32x16;  // result of a comparison: -1 where it holds, else 0
 
 XF_INLINE i32x16 max(i32x16 a, i32x16 b) { return a > b ? a : b; }
 XF_INLINE f32x16 exp2(f32x16 x) { return select(x > f32x16(127.f), f32x16(kInf), exp2<6>(x)); }
@@ -24,8 +24,8 @@ XF_INLINE i32x16 select(bool c, i32x16 a, i32x16 b) { return c ? a : b; }
 
 XF_INLINE i32x16 to_mask(bool x) { return i32x16(-static_cast<int>(x)); }
 XF_INLINE i32x16 to_ints(i32x16 mask) { return -mask; }
-// By SPIR-V's own operation: the compiler turns the floats of ints that are 0 or -1 into the floats
-// of bits, and these into 0 and 1.
+// These use SPIR-V's own operation: the compiler would turn the conversion of ints that are 0 or -1
+// into a conversion of bits, which gives 0 and 1.
 XF_INLINE float signed_to_floats(int x) { return __spirv_ConvertSToF_Rfloat(x); }
 XF_INLINE f32x16 signed_to_floats(i32x16 x) { return __spirv_ConvertSToF_Rfloat16(x); }
 template <class S>
@@ -58,7 +58,7 @@ XF_INLINE f32x16 gather(const T* data, int64_t row, int q, int64_t col, i32x16 k
   return gather<S>(data, col, k, row, q);
 }
 
-// Floating elements as floats, integer ones as ints.
+// Floating-point elements are read as floats, integers as ints.
 template <class T>
 XF_INLINE auto value_at(const T* data, int i) {
   if constexpr (std::is_integral_v<T>)
@@ -73,7 +73,8 @@ XF_INLINE auto value_at(const T* data, i32x16 at) {
   return v;
 }
 
-// Adds x to elements, lane after lane; first to each other where all are for one element.
+// Adds each lane of x to the element at that lane's position, lane after lane. If all lanes have
+// the same position, they are summed first.
 XF_INLINE void add_at(float* data, i32x16 at, f32x16 x) {
   const int first = at[0];
   if (!any(at != i32x16(first))) {

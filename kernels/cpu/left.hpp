@@ -14,14 +14,14 @@ constexpr bool kPaired<bf16> = kIsa >= Isa::kAvx512Bf16;
 template <class T>
 constexpr bool kByAmx = kIsa == Isa::kAmxBf16 && std::is_same_v<T, bf16>;
 
-// Left operand, R x C: its columns, or its column pairs of bf16.
+// An R x C left operand: vectors of its columns, or of pairs of its columns in bf16.
 template <class T, int R, int C>
 struct Left : Columns<f32x16, R, C> {};
 template <class T, int R, int C>
   requires kPaired<T>
 struct Left<T, R, C> : Columns<u32x16, R, round_up(C, kByAmx<T> ? 32 : 2) / 2> {};
 
-// Of a left operand, or a tile.
+// The extents of a left operand or of a tile.
 template <class P>
 constexpr int tile_rows = 0;
 template <class P>
@@ -53,7 +53,7 @@ XF_INLINE const Probs& joined(const Probs& P, Output&, Max&, Sum&, const Decay&)
 }
 
 template <int C, class T>
-XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c; odd tails read 0
+XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c on; beyond C: 0
   u32x16 v = {};
   if (2 * c + 2 * kLanes <= C) {
     v = load_as<u32x16>(row + 2 * c);
@@ -63,7 +63,8 @@ XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c;
   return v;
 }
 
-// t(row, column) = read(row of m, column), a vector of the columns from there on.
+// Fills t with m. read(row, column) loads a vector of the columns of a row from `column` on;
+// vectors of 16 rows are transposed.
 template <class V, int R, int C, class Rows, class Read>
 XF_INLINE void load_columns(Columns<V, R, C>& t, const Rows& m, Read read) {
   for (int r = 0; r < R / kLanes; ++r) {
@@ -84,7 +85,8 @@ XF_INLINE void load_columns(Columns<f32x16, R, C>& t, const Rows& m) {
   });
 }
 
-// Rows of any type of element: what they are multiplied with decides how they are kept.
+// Loads rows with any type of elements. T, the type that they are multiplied with, decides how they
+// are kept.
 template <class T, int R, int C, class Rows>
 XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
   if constexpr (kPaired<T>) {
@@ -100,7 +102,7 @@ XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
   load_columns(t, m);
 }
 
-// A tile as a left operand.
+// Turns a tile into a left operand.
 template <class T, int R, int C>
 XF_INLINE void narrow(Left<T, R, C>& P, const Tile<R, C>& S) {
   for (int r0 = 0; r0 < R / kLanes; r0 += kTogether<R>) {
@@ -117,14 +119,15 @@ XF_INLINE void narrow(Left<T, R, C>& P, const Tile<R, C>& S) {
   }
 }
 
-// What each thread of a team has made of a block comes together: here one makes it all.
+// The place where the parts that the threads of a team make come together: here one work-item makes
+// the whole operand.
 template <class T, int R, int N, int Begin>
 struct Pooled {
   XF_INLINE void give(const Left<T, R, N>&) {}
   XF_INLINE const Left<T, R, N>& all(const Left<T, R, N>& own) { return own; }
 };
 
-// What one of a pair hands to the other: there are no pairs.
+// The tile that one of a pair hands to the other: there are no pairs here.
 template <int R, int C, int Begin>
 struct Handed {
   XF_INLINE void give(const Tile<R, C>&) {}

@@ -7,8 +7,8 @@
 
 namespace xeflash::cpu {
 
-// Bk columns of N rows from column k on, in a place that f gets: where they lie, or where rows end
-// before, in a copy with zeros.
+// Calls f with Bk columns of N rows, from column k on: in place, or, if rows end before, as a copy
+// padded with zeros.
 template <int N, int Bk, class T, class F>
 XF_INLINE void with_step(const Rows<const T>& m, int k, F f) {
   alignas(64) T filled[N][Bk];
@@ -24,7 +24,8 @@ XF_INLINE void with_step(const Rows<const T>& m, int k, F f) {
   f(rows);
 }
 
-// As load does it, but in loops that stay loops: unrolled, so many inputs take compilers minutes.
+// Does what load does, but in loops that are not unrolled: with so many inputs, unrolled loops take
+// compilers minutes.
 template <class T, int R, int C>
 XF_INLINE void pack(Left<T, R, C>& A, const Rows<const T>& m) {
   using V = std::conditional_t<kPaired<T>, u32x16, f32x16>;
@@ -46,7 +47,7 @@ XF_INLINE void pack(Left<T, R, C>& A, const Rows<const T>& m) {
   }
 }
 
-// Packed once.
+// The inputs of a block of rows are packed once, into memory of the worker.
 template <class T, int R, int Bk>
 struct KeptInputs {
   Left<T, R, Bk>* tiles;
@@ -72,7 +73,8 @@ XF_INLINE int64_t target_at(const TargetArg& target, int row) {
   return target.dwords == 2 ? reinterpret_cast<const int64_t*>(target.data)[row]
                             : reinterpret_cast<const int32_t*>(target.data)[row];
 }
-// By way of memory: a vector that is put together element by element takes compilers minutes.
+// This goes through memory, as a vector that is assembled element by element takes compilers
+// minutes.
 template <int R>
 XF_INLINE RowInts<R> targets_of(const TargetArg& target, int row, int rows, int columns) {
   alignas(64) int32_t found[R];
@@ -155,7 +157,7 @@ XF_INLINE void slopes_of(Tile<R, C>& S, const ColVec<R>& m, const ColVec<R>& log
   });
 }
 
-// Rows of m are columns of S.
+// Stores S transposed: rows of m are columns of S.
 template <class T, int R, int C>
 XF_INLINE void store_turned(const Rows<T>& m, const Tile<R, C>& S) {
   for (int c = 0; c < C; ++c) {

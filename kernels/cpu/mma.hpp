@@ -1,12 +1,13 @@
-// Matrix products of the CPU backend and the softmax between them: register tiles of FMA or
-// vdpbf16ps.
+// Matrix products of the CPU backend, and the softmax between them. Products are computed in
+// register tiles, by FMA or vdpbf16ps.
 #pragma once
 
 #include "cpu/right.hpp"
 
 namespace xeflash::cpu {
 
-// The register tile: Rt vectors of rows times Nt columns of accumulators, within 32 zmm or 16 ymm.
+// The register tile has accumulators for Rt vectors of rows times `keys` columns of S, or times
+// `dims` columns of O, within 32 zmm or 16 ymm registers.
 template <int R>
 struct RegisterTile {
   static constexpr int Rt = kTogether<R>;
@@ -16,7 +17,7 @@ struct RegisterTile {
 };
 
 // P = 2^(S * scale - m - kExp2Headroom) in the type of V, as the left operand of P V; l += row sums
-// of P, before it is rounded.
+// of P before it is rounded.
 template <int Degree, class T, int R, int C>
 XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m,
                             ColVec<R>& l) {
@@ -48,7 +49,7 @@ XF_INLINE f32x16 multiply_add(f32x16 acc, uint32_t b, u32x16 a) {
   return dot_pairs(acc, u32x16(b), a);
 }
 
-// What step d of a product along a row multiplies: an element, or a pair of them.
+// What step d of a product along a row multiplies: element d, or pair d.
 template <class T, class E>
 XF_INLINE auto element(const E* row, int d) {
   if constexpr (kPaired<T>) {
@@ -58,13 +59,14 @@ XF_INLINE auto element(const E* row, int d) {
   }
 }
 
-// A sum in fp32 goes over this many steps at most, then into the total: two chains keep rounding
-// errors small beside what is added up. It is the same in all passes, as gradients need the scores
-// of the forward pass to the last bit.
+// The largest number of steps that are summed in fp32 before the sum is added to the total. Summing
+// in two levels keeps rounding errors small relative to the result. The number is the same in all
+// passes, as gradients need the scores of the forward pass to the last bit.
 template <class T, int D>
 constexpr int kChain = (kPaired<T> ? D / 2 : D) > 64 ? 64 : 32;
 
-// S = A K^T for the rows that K has. Rows outside, then chains: S and A of 16 rows stay in L1.
+// S = A K^T for the rows that K has. The outermost loop is over rows and the next one over chains,
+// so that S and A of the rows of a register tile stay in L1.
 template <class T, int R, int N, int D, class Block, int Begin, class Seen = AllColumns>
 XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
                        const RightT<T, N, D, Block, Begin>& K, const Seen& seen = {}) {
@@ -108,8 +110,8 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
 XF_INLINE f32x16 multiply_add(f32x16 acc, f32x16 b, f32x16 a) { return fma(a, b, acc); }
 XF_INLINE f32x16 multiply_add(f32x16 acc, u32x16 b, u32x16 a) { return dot_pairs(acc, b, a); }
 
-// The sums of a row of A times a row of B, in the order of mma_ABt: Delta of a row that sees one
-// key is that key's dP to the last bit.
+// The dot product of each row of A with the same row of B, in the order of mma_ABt. So Delta of a
+// row that sees one key equals that key's dP to the last bit.
 template <int R, int D, class RowsA, class RowsB>
 XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
   using T = std::remove_cvref_t<decltype(*A.row(0))>;
@@ -130,8 +132,8 @@ XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
   return dots;
 }
 
-// `steps` steps of a product's register tile, with operands made from `seed`; returns something
-// that depends on all.
+// Runs `steps` steps of a product's register tile, with operands made from `seed`; returns a value
+// that depends on all of them.
 template <class T>
 XF_INLINE float multiply_in_registers(int steps, float seed) {
   using Reg = RegisterTile<64>;
@@ -160,7 +162,7 @@ XF_INLINE void mma_AB_columns(Tile<R, D>& O, const Left<T, R, N>& P,
                               const Right<T, N, D, Block, Begin>& V, int r0, int d, int steps) {
   constexpr int Rt = RegisterTile<R>::Rt;
   f32x16 acc[Nt][Rt] = {};
-  const auto* v = V.first() + d;  // moved on by addition: found from j, they take multiplications
+  const auto* v = V.first() + d;  // advances by addition: computed from j, it takes multiplications
   const auto* p = &P.at(0, r0);
   XF_UNROLL_SOME for (int j = 0; j < steps; ++j, v += V.stride, p += Rt) {
     XF_UNROLL for (int n = 0; n < Nt; ++n) {
@@ -177,8 +179,8 @@ template <class T, int R, int N, int D, class Block, int Begin, class Seen = All
 XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Right<T, N, D, Block, Begin>& V,
                       const Seen& seen = {}) {
   using Reg = RegisterTile<R>;
-  constexpr int kRest = D % Reg::dims, kKeys = kPaired<T> ? 2 : 1;  // of a step
-  for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // outside: the rows of P stay in L1
+  constexpr int kRest = D % Reg::dims, kKeys = kPaired<T> ? 2 : 1;  // kKeys: of a step
+  for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {  // rows outside: those of P stay in L1
     const int steps = (seen.of(r0, kKeys * V.steps()) + kKeys - 1) / kKeys;
     for (int d = 0; d < D - kRest; d += Reg::dims) {
       mma_AB_columns<Reg::dims>(O, P, V, r0, d, steps);

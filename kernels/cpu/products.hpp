@@ -1,6 +1,6 @@
-// Products of few rows on the CPU. Up to 8 rows: lane = input, so that each weight is loaded once,
-// with all others of its vector, for all rows; lanes are added up at the end. More rows: lane =
-// row, and a tile of weights stays in L1, widened, for all of them.
+// Products of few rows on the CPU. Up to 8 rows, lane = input: each vector of weights is loaded
+// once for all rows, and lanes are added up at the end. For more rows, lane = row: a tile of
+// weights is widened once and stays in L1 for all of them.
 #pragma once
 
 #include "cpu/mma.hpp"
@@ -18,7 +18,7 @@ XF_INLINE void allocate_products() {}
 
 // ---- lane = input -------------------------------------------------------------------------------
 
-// Sums of products, each in 16 parts.
+// Sums of products, each in 16 parts, one per lane.
 template <class Config>
 struct Dots {
   static constexpr int Br = Config::rows, Bn = Config::outputs;
@@ -26,8 +26,8 @@ struct Dots {
   alignas(64) f32x16 x[Bn][Br] = {};
 };
 
-// Outputs at a time: their sums stay in registers, beside a vector of weights for each and one of
-// x.
+// Number of outputs that are computed at a time. Their sums stay in registers, beside a vector of
+// weights for each output and one vector of x.
 template <int Br>
 constexpr int kOutputsAtOnce = !kHasAvx512 ? (Br == 1   ? 4
                                               : Br <= 3 ? 2
@@ -37,14 +37,14 @@ constexpr int kOutputsAtOnce = !kHasAvx512 ? (Br == 1   ? 4
                                : Br <= 6   ? 4
                                            : 3;
 
-// The first `count` of so many elements, the others 0.
+// `Count` elements, of which the first `count` are copied and the others are 0.
 template <int Count, class T>
 struct Padded {
   alignas(64) T x[Count] = {};
   XF_INLINE Padded(const T* from, int count) { __builtin_memcpy(x, from, count * sizeof(T)); }
 };
 
-// What a step multiplies: 16 numbers, or 16 pairs.
+// Number of elements that a step multiplies: 16 numbers, or 16 pairs.
 template <class T>
 constexpr int kStep = kPaired<T> ? 2 * kLanes : kLanes;
 template <class T>
@@ -87,7 +87,8 @@ XF_INLINE void dot_outputs(Dots<Config>& sums, const Rows<const T>& x, const W& 
   }
 }
 
-// 8 bits: 16 weights at a time, widened. A part of a sum is that of a group, which shares a scale.
+// 8-bit weights, widened 16 at a time. The inputs of a group share a scale, so each group is summed
+// on its own and then scaled.
 template <int Nt, class Config, class T, class W>
   requires(W::kHasScales && !W::kPacked)
 XF_INLINE void dot_outputs(Dots<Config>& sums, const Rows<const T>& x, const W& weights, int n0,
@@ -130,7 +131,8 @@ XF_INLINE void dot_outputs(Dots<Config>& sums, const Rows<const T>& x, const W& 
   }
 }
 
-// What 4 bits stand for, less a zero: a table that an instruction looks 16 of them up in.
+// Whole numbers. The 16 numbers from -zero on are what 4 bits stand for; they are the table in
+// which an instruction looks up 16 weights at a time.
 struct WholeNumbers {
   static constexpr int kLow = -32, kCount = 64;
   float wide[kCount];
@@ -145,7 +147,8 @@ struct WholeNumbers {
 };
 constexpr WholeNumbers kWholeNumbers;
 
-// Pairs of bf16, or numbers that have their scale already.
+// PairsOf4 makes pairs of bf16, which are not scaled yet; NumbersOf4 makes fp32 numbers that are
+// scaled already.
 struct PairsOf4 {
   u32x16 table;
   PairsOf4() = default;
@@ -156,7 +159,8 @@ struct PairsOf4 {
                                 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     table = bit_cast<u32x16>(twice);
   }
-  // Words are numbered by their lowest 5 bits, of which the table does without one.
+  // vpermw picks words by 5 bits; the highest of them does not matter, as the table has its 16
+  // words twice.
   XF_INLINE u32x16 of(u32x16 words) const {
     u32x16 pairs;
     asm("vpermw %1, %2, %0" : "=v"(pairs) : "v"(table), "v"(words));
@@ -183,7 +187,7 @@ struct NumbersOf4 {
   }
 };
 
-// 32 inputs of a row: those of even number, and those after them.
+// 32 inputs of a row: those with even and those with odd numbers.
 struct EvenOdd {
   f32x16 even, odd;
 };
@@ -221,7 +225,7 @@ XF_INLINE void dot_outputs(Dots<Config>& sums, const Rows<const T>& x, const W& 
       tables[i] = Table(weights.zero(g, n0 + i), scales[i]);
     }
   };
-  const auto end = [&]() __attribute__((always_inline)) {  // numbers have had their scale
+  const auto end = [&]() __attribute__((always_inline)) {  // NumbersOf4 has scaled already
     if constexpr (kPairs) {
       XF_UNROLL for (int i = 0; i < Nt; ++i) {
         XF_UNROLL for (int r = 0; r < Br; ++r) {
@@ -278,7 +282,7 @@ XF_INLINE void dot_outputs(Dots<Config>& sums, const Rows<const T>& x, const W& 
     for (int r = 0; r < Br; ++r) __builtin_memcpy(last[r], rows[r] + k, (inputs - k) * sizeof(T));
     unit(k, inputs - k, [&](int r, int at) { return load_input(last[r] + at); });
   }
-  end();  // of a group that ends with the inputs
+  end();  // for a group that ends with the inputs
   if constexpr (!kPairs) {
     XF_UNROLL for (int i = 0; i < Nt; ++i) {
       XF_UNROLL for (int r = 0; r < Br; ++r) sums.x[n0 + i][r] += part[i][r];
@@ -331,7 +335,7 @@ struct TileSums {
   }
 };
 
-// Bk inputs of some rows of weights, as numbers that have their scale.
+// Bk inputs of N rows of weights, as fp32 numbers that are scaled already.
 template <int N, int Bk, class W>
 struct Widened {
   alignas(64) float x[N][Bk];
@@ -373,11 +377,11 @@ struct Widened {
   }
 };
 
-// N rows of Bk elements of a matrix, 0 where it has no columns.
+// N rows of Bk elements of a matrix; rows and columns that do not exist are 0.
 template <int N, int Bk, class T>
 struct PaddedRows {
   alignas(64) T x[N][Bk];
-  // In loops that stay loops: unrolled, they take compilers a minute.
+  // The loops are not unrolled: unrolled, they take compilers a minute.
   XF_INLINE PaddedRows(const Rows<const T>& m, int column) {
     XF_NO_UNROLL for (int i = 0; i < N; ++i) {
       const int there = i < m.size() ? m.width - column : 0;
@@ -391,7 +395,7 @@ template <class Config, class T, class W>
 XF_INLINE void add_products(TileSums<Config>& sums, const Rows<const T>& x, const W& weights,
                             int k) {
   constexpr int Br = Config::rows, Bk = Config::inputs, N = TileSums<Config>::kOutputs;
-  using M = std::conditional_t<W::kHasScales, float, T>;  // what is multiplied
+  using M = std::conditional_t<W::kHasScales, float, T>;  // the type that is multiplied
   const bool whole = k + Bk <= x.width;
   Left<M, Br, Bk> X;
   if (whole) {

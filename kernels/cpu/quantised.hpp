@@ -6,8 +6,8 @@
 
 namespace xeflash::cpu {
 
-// To the nearest number of an 8-bit float, ties to even; what is too large becomes the largest. The
-// bits are in the low byte of each lane.
+// Rounds to the nearest number of an 8-bit float, ties to even; what is too large becomes the
+// largest number. The bits are in the low byte of each lane.
 template <class F8>
 XF_INLINE u32x16 round_to_f8(f32x16 x) {
   constexpr int kMinExponent = 1 - F8::kBias;
@@ -16,7 +16,7 @@ XF_INLINE u32x16 round_to_f8(f32x16 x) {
   a = a < f32x16(F8::kMax) ? a : f32x16(F8::kMax);
   const float smallest = bit_cast<float>(static_cast<uint32_t>(127 + kMinExponent) << 23);
   const u32x16 exponent = bit_cast<u32x16>(max(a, f32x16(smallest))) & 0x7f800000u;
-  // Adding 2^(23 + e - mantissa bits) leaves a multiple of the spacing at exponent e.
+  // Adding 2^(23 + e - mantissa bits) rounds to a multiple of the spacing at exponent e.
   const f32x16 rounder = bit_cast<f32x16>(exponent + ((23u - F8::kMantissa) << 23));
   const f32x16 r = (a + rounder) - rounder;
   const u32x16 normal =
@@ -30,10 +30,11 @@ template <>
 struct Lanes<e4m3> {
   using Vec = u8x16;
   static XF_INLINE f32x16 widen(u8x16 v) {
-    // The fields in fp16's places, whose subnormals are never flushed or slow; then the other bias.
+    // The fields move to fp16's places, as fp16's subnormals are never flushed or slow. The factor
+    // corrects the bias.
     const auto wide = __builtin_convertvector(bit_cast<i8x16>(v), i16x16);
     const u16x16 half = bit_cast<u16x16>(wide << 7) & uint16_t{0xbfff};
-    const u16x16 nan = (half + uint16_t{0x80}) & uint16_t{0x4000};  // of 0x7f only
+    const u16x16 nan = (half + uint16_t{0x80}) & uint16_t{0x4000};  // set for 0x7f only
     return __builtin_convertvector(bit_cast<f16x16>(half | nan), f32x16) * 256.f;
   }
   static XF_INLINE u8x16 narrow(f32x16 v) {
@@ -43,7 +44,7 @@ struct Lanes<e4m3> {
 template <>
 struct Lanes<e5m2> {
   using Vec = u8x16;
-  static XF_INLINE f32x16 widen(u8x16 v) {  // the upper half of an fp16
+  static XF_INLINE f32x16 widen(u8x16 v) {  // e5m2 is the upper half of an fp16
     const u16x16 half = __builtin_convertvector(v, u16x16) << 8;
     return __builtin_convertvector(bit_cast<f16x16>(half), f32x16);
   }

@@ -1,4 +1,4 @@
-// Tiles and values of rows to memory.
+// Stores tiles; loads and stores values per row or per column.
 #pragma once
 
 #include "cpu/left.hpp"
@@ -10,7 +10,7 @@ constexpr bool kRagged = false;
 template <class T>
 constexpr bool kRagged<RaggedRows<T>> = true;
 
-// The first `count` elements.
+// Stores the first `count` elements of x.
 template <class T>
 XF_INLINE void store_some(T* row, f32x16 x, int count) {
   if (count >= kLanes) return store_narrowed(row, x);
@@ -19,7 +19,7 @@ XF_INLINE void store_some(T* row, f32x16 x, int count) {
   for (int i = 0; i < count; ++i) row[i] = narrow[i];
 }
 
-// f(row, column, values): 16 columns of one row after the other.
+// Calls f(row, column, values) for 16 columns of one row at a time.
 template <int R, int D, class F>
 XF_INLINE void each_row_of(const Tile<R, D>& O, int rows, F f) {
   for (int r = 0; r < R / kLanes; ++r) {
@@ -55,7 +55,8 @@ XF_INLINE f32x16 load_floats(const float* row) {
   return x;
 }
 
-// O += keep times what is in memory, in memory. Where nothing is kept, that may be no number.
+// Adds to a matrix in memory: there = O + keep * there. Where keep is 0, what is there does not
+// count, as it may be NaN.
 template <int R, int D, class Rows>
 XF_INLINE void add(const Rows& m, const Tile<R, D>& O, const ColVec<R>& keep) {
   each_row_of(O, m.size(), [&](int r, int d, f32x16 x) {
@@ -70,7 +71,7 @@ XF_INLINE void add(const Rows& m, const Tile<R, D>& O, const ColVec<R>& keep) {
   });
 }
 
-// One value per row.
+// Stores one value per row.
 template <int R, class Rows>
 XF_INLINE void store(const Rows& m, const ColVec<R>& v) {
   for (int i = 0; i < R && i < m.size(); ++i) *m.row(i) = v.x[i / kLanes][i % kLanes];
@@ -83,7 +84,7 @@ XF_INLINE ColVec<R> load_values(const Rows& m) {
 }
 
 template <int R, class Rows>
-XF_INLINE ColVec<R> load_values(const Rows& m, float otherwise) {  // where there are no rows
+XF_INLINE ColVec<R> load_values(const Rows& m, float otherwise) {  // for rows that do not exist
   ColVec<R> v(otherwise);
   for (int i = 0; i < R && i < m.size(); ++i) v.x[i / kLanes][i % kLanes] = *m.row(i);
   return v;

@@ -1,5 +1,5 @@
 // Right operands of the CPU backend's products: elements are broadcast from where they lie, or from
-// a copy widened to fp32 or in pairs.
+// a copy that is widened to fp32 or in pairs.
 #pragma once
 
 #include "cpu/left.hpp"
@@ -7,13 +7,13 @@
 
 namespace xeflash::cpu {
 
-// What elements E of K and V are multiplied as with queries of T. Here E also says how both are
-// kept.
+// The type in which elements E of K and V are multiplied with queries of type T. Here it is E,
+// which also decides how both operands are kept.
 template <class T, class E>
 using Operand = E;
 
-// Asks for N rows, as far as they exist, to be in L2: those that are read where they lie, some
-// columns at a time. A CPU sees others coming.
+// Asks for N rows, as far as they exist, to come into L2. This is done for fp32 only, whose rows
+// are read in place, some columns at a time; a CPU foresees the other reads.
 template <int N, int D, class M>
 XF_INLINE void prefetch(const M& m) {
   if constexpr (std::is_same_v<std::remove_cvref_t<decltype(*m.row(0))>, float>) {
@@ -24,8 +24,8 @@ XF_INLINE void prefetch(const M& m) {
 
 constexpr int kKeyTile = 12;  // a multiple of the rows of K that a product takes at a time
 
-// The first `count` rows of m, which may lie anywhere, as fp32; rows that do not exist repeat the
-// last one.
+// Widens the first `count` rows of m, which may lie anywhere, to fp32, and multiplies them by their
+// scales if they have some. Rows that do not exist repeat the last one.
 template <int D, int N, int Stride, class M>
 XF_INLINE void widen_rows(float (&x)[N][Stride], const M& m, int count) {
   for (int j = 0; j < count; ++j) {
@@ -39,8 +39,10 @@ XF_INLINE void widen_rows(float (&x)[N][Stride], const M& m, int count) {
   }
 }
 
-// Up to N rows of K, a Block: read where they lie (fp32, pairs) or widened to fp32 (the smaller
-// types, bf16 without pairs). A row that does not exist is 0 where it may meet a weight: in a pair.
+// Up to N rows of a block of K. fp32 and pairs are read in place; smaller types, and bf16 without
+// pairs, are widened to fp32. Rows that do not exist, up to a multiple of kKeyTile, are 0 where
+// rows are read in place (in a pair they may meet a weight), and repeat the last row where rows are
+// widened.
 template <class T, int N, int D, class Block = void, int Begin = 0>
 struct RightT {
   static constexpr T kZeros[D] = {};
@@ -70,7 +72,7 @@ struct RightT<T, N, D, Block, Begin> {
   XF_INLINE const float* row(int j) const { return x[j]; }
 };
 
-// Pairs of `Count` elements of two rows.
+// Interleaves `Count` elements of two rows to pairs.
 template <int Count, class T>
 XF_INLINE u32x16 interleave(const T* even, const T* odd) {
   u16x16 a = {}, b = {};
@@ -80,11 +82,11 @@ XF_INLINE u32x16 interleave(const T* even, const T* odd) {
   return __builtin_convertvector(a, u32x16) | (__builtin_convertvector(b, u32x16) << 16);
 }
 
-// Up to N rows of V: packed, as broadcasts walk down its columns; bf16 as pairs of rows. A product
-// takes `steps()` of them, `stride` apart.
+// Up to N rows of V, packed, as broadcasts walk down their columns; bf16 is packed as pairs of
+// rows. A product takes `steps()` rows or pairs, `stride` apart.
 template <class T, int N, int D, class Block = void, int Begin = 0>
 struct Right {
-  static constexpr int kStride = round_up(D, kLanes) + kLanes;  // no power of two: all sets of L1
+  static constexpr int kStride = round_up(D, kLanes) + kLanes;  // for D = 2^n: use all sets of L1
   alignas(64) float packed[N][kStride];
   const float* x;
   int64_t stride;
@@ -129,7 +131,7 @@ struct Right<T, N, D, Block, Begin> {
   XF_INLINE const uint32_t* first() const { return x[0]; }
 };
 
-// The blocks of some rows of a matrix after the other, as right operands.
+// The blocks of rows of a matrix, one after the other, as right operands.
 template <class Operand>
 struct BlocksOf;
 template <template <class, int, int, class, int> class AnyRight, class T, int N, int D, class M,
@@ -142,7 +144,7 @@ struct BlocksOf<AnyRight<T, N, D, M, Begin>> {
   XF_INLINE auto brought(int first) const { return AnyRight<T, N, D, M, Begin>(rows.from(first)); }
 };
 
-// The CPU sees by itself what comes next.
+// Nothing is fetched ahead: the CPU foresees by itself which rows come next.
 template <int N, int D, class Matrix>
 struct Ahead {
   XF_INLINE explicit Ahead(const Matrix&) {}

@@ -1,4 +1,4 @@
-// Single rows between memory and row tiles, and what happens to them on the way.
+// Moves single rows between memory and row tiles, and changes them on the way.
 #pragma once
 
 #include "cpu/left.hpp"
@@ -6,8 +6,8 @@
 
 namespace xeflash::cpu {
 
-// A row of D elements in vectors of 16 elements as fp32, or of 16 pairs as they are; beyond D they
-// read 0.
+// Reads a row of D elements in vectors of 16 elements as fp32, or of 16 pairs as they are. Elements
+// beyond D are 0.
 template <class T, int D, bool Pairs = kPaired<T>>
 struct RowChunks {
   static constexpr int kWidth = Pairs ? 2 * kLanes : kLanes;
@@ -29,8 +29,8 @@ struct RowChunks {
       return load_widened<D % kWidth>(row + kFull * kWidth);
     }
   }
-  // f(vector, its number) for all of a row; unrolled where that keeps the other operand in
-  // registers.
+  // Calls f(vector, its number) for all of a row. The loop is unrolled where that keeps the other
+  // operand in registers.
   template <class F>
   static XF_INLINE void each(const T* row, F f) {
     if constexpr (kShort) {
@@ -47,15 +47,15 @@ XF_INLINE void load_row(RowTile<1, D>& x, const T* row) {
   RowChunks<T, D, false>::each(row, [&](f32x16 v, int c) { x.x[0][c] = v; });
 }
 
-// The first `count` values of a row; the others are hidden.
+// Loads the first `count` values of a row; the others are hidden, as -inf.
 template <int C>
 XF_INLINE void load_row(RowTile<1, C>& t, const float* x, int count) {
   fill(t, -kInf);
   __builtin_memcpy(t.x, x, (count < C ? count : C) * sizeof(float));
 }
 
-// Rotates the pairs of the first `dims` columns of what was loaded from a row: neighbours if
-// interleaved, else the columns of the two halves.
+// Rotates the pairs of columns among the first `dims` of x, which was loaded from a row: neighbours
+// if interleaved, else a column of each half.
 template <class T, int D>
 XF_INLINE void rotate(RowTile<1, D>& x, const T*, const T* cos, const T* sin, int dims,
                       bool interleaved) {
@@ -78,13 +78,13 @@ XF_INLINE float abs_max(const RowTile<1, D>& x) {
   return reduce_max(largest);
 }
 
-// O += w x for one row.
+// O += w x for one row x in memory.
 template <class T, int D>
 XF_INLINE void add_scaled(RowTile<1, D>& O, const T* row, float w) {
   RowChunks<T, D, false>::each(row, [&](f32x16 x, int c) { O.x[0][c] = fma(x, w, O.x[0][c]); });
 }
 
-// Row r times s, to the first row of m.
+// Stores row r times s to the first row of m.
 template <class T, int R, int D>
 XF_INLINE void store_row(const Rows<T>& m, const RowTile<R, D>& O, int r, float s) {
   XF_UNROLL for (int c = 0; c < (D + kLanes - 1) / kLanes; ++c) {

@@ -19,7 +19,7 @@ struct RowOperand {
 };
 template <class T, int R, int D, int N, class E>
 using RowLeft = RowOperand<T, R, D, E>;
-// Rows of any type of element: K's decides how they are kept.
+// Loads rows with elements of any type E. T, the type of K, decides how they are kept.
 template <class T, int R, int D, class E>
 XF_INLINE void load(RowOperand<T, R, D>& A, const Rows<const E>& m) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
@@ -27,13 +27,13 @@ XF_INLINE void load(RowOperand<T, R, D>& A, const Rows<const E>& m) {
   }
 }
 
-// Heads in one pass over a row of K or V: their partial sums share the vector that was loaded.
+// Number of heads in one pass over a row of K or V: they share each vector that is loaded.
 template <int R>
 constexpr int kHeadsPerPass = R >= 4   ? 4
                               : R >= 2 ? 2
                                        : 1;
 
-// 16 scores: Ht rows r0.. of A with 16 / Ht rows of K.
+// Computes 16 scores: Ht rows of A, from r0 on, by 16 / Ht rows of K, from `key` on.
 template <int Ht, class T, int R, int N, int D, class M>
 XF_INLINE void dot_16(RowTile<R, N>& S, const RowOperand<T, R, D>& A, const M& K, int r0, int key) {
   constexpr int Kt = kLanes / Ht;
@@ -58,7 +58,7 @@ XF_INLINE void dot_16(RowTile<R, N>& S, const RowOperand<T, R, D>& A, const M& K
   }
 }
 
-// Calls f(Ht, r0) so that the passes cover R rows.
+// Calls f(Ht, r0) for passes of Ht rows that together cover R rows.
 template <int R, class F>
 XF_INLINE void each_pass(F f) {
   constexpr int Ht = kHeadsPerPass<R>;
@@ -69,7 +69,7 @@ XF_INLINE void each_pass(F f) {
   }
 }
 
-// What rows key.. of a block are to be multiplied by.
+// The factors of 16 rows of a block, from row `key` on.
 template <class M>
 XF_INLINE f32x16 scales_of(const M& m, int key) {
   f32x16 scales;
@@ -77,8 +77,9 @@ XF_INLINE f32x16 scales_of(const M& m, int key) {
   return scales;
 }
 
-// Asks for N rows, as far as they exist. Rows side by side come into L1; those of a head among
-// others, often a power of two apart, would fall into a few sets of it and drive each other out.
+// Asks for N rows, as far as they exist. Rows that lie side by side come into L1. The rows of one
+// head among others, which are often a power of two apart, come only into L2: they would fall into
+// a few sets of L1 and evict each other.
 template <int N, int D, class M>
 XF_INLINE void prefetch_rows(const M& m) {
   const int count = m.size() < N ? m.size() : N;
@@ -97,7 +98,7 @@ XF_INLINE void prefetch_rows(const Rows<const T>& m) {
   }
 }
 
-// S = A K^T for rows of K up to K.count, which may lie anywhere; the rest of S is not meaningful.
+// S = A K^T for the rows of K up to K.count, which may lie anywhere; the rest of S is meaningless.
 template <class T, int R, int N, int D, class M>
 XF_INLINE void dot_rows(RowTile<R, N>& S, const RowOperand<T, R, D>& A, const M& K) {
   for (int key = 0; key < N; key += kLanes) {
@@ -147,7 +148,7 @@ XF_INLINE void accumulate_pass(RowTile<R, D>& O, const RowTile<R, N>& P, const M
   }
 }
 
-// O += P V for rows of V up to V.count.
+// O += P V for the rows of V up to V.count.
 template <int R, int N, int D, class M>
 XF_INLINE void accumulate_rows(RowTile<R, D>& O, const RowTile<R, N>& P, const M& V) {
   if constexpr (kScaled<M>) {

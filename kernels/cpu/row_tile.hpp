@@ -36,7 +36,7 @@ XF_INLINE bool any_beyond(const RowVec<R>& a, float limit) {
   return beyond;
 }
 
-// Row sums, kept per lane until the end.
+// The sum of each row, in 16 parts that are added up at the end.
 template <int R>
 struct RowSum {
   f32x16 x[R];
@@ -57,7 +57,7 @@ struct RowTile {
   static constexpr int kVecs = (C + kLanes - 1) / kLanes;
   alignas(64) f32x16 x[R][kVecs];
 };
-// P stays in fp32: nothing is gained by rounding it.
+// P stays in fp32, as nothing is gained by rounding it.
 template <class T, int R, int C>
 using RowProbs = RowTile<R, C>;
 template <int R, int C>
@@ -70,13 +70,13 @@ template <int R, class F>
 XF_INLINE void each_row(F f) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) f(r);
 }
-// f(value, column) along one row; column is a vector.
+// Calls f(value, column) along one row; column is a vector.
 template <int R, int C, class F>
 XF_INLINE void each_in_row(RowTile<R, C>& t, int r, int col0, F f) {
   XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] =
       f(t.x[r][c], col0 + c * kLanes + lane_index());
 }
-// Hides the columns outside of [from, to).
+// Hides the columns outside of [from, to): their scores become -inf.
 template <int R, int C>
 XF_INLINE void hide_columns(RowTile<R, C>& t, int from, int to) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {

@@ -1,4 +1,4 @@
-// Scores on the CPU: all of a block of rows are kept, in memory that stays in L2 or L3.
+// Scores on the CPU: all scores of a block of rows are kept, in memory that stays in L2 or L3.
 #pragma once
 
 #include "cpu/mma.hpp"
@@ -7,7 +7,8 @@
 
 namespace xeflash::cpu {
 
-// Bk columns of N rows from column k on. Where rows end before, f gets a copy with zeros.
+// Calls f with Bk columns of N rows, from column k on; if rows end before, with a copy padded with
+// zeros.
 template <int N, int Bk, class T, class F>
 XF_INLINE void with_inputs(const Rows<const T>& m, int k, F f) {
   if (k + Bk <= m.width) return f(m.columns(k, m.width));
@@ -15,7 +16,7 @@ XF_INLINE void with_inputs(const Rows<const T>& m, int k, F f) {
   f(Rows<const T>{padded.x[0], Bk, m.size() < N ? m.size() : N});
 }
 
-// What `product` sets becomes S, or is added to it.
+// Calls product(tile), which sets a tile; S becomes that tile if `set`, else S += it.
 template <int R, int C, class F>
 XF_INLINE void add_or_set(Tile<R, C>& S, bool set, F product) {
   if (set) return product(S);
@@ -30,12 +31,12 @@ XF_INLINE void add_scaled_bias(Tile<R, C>& S, float scale, int row, int column, 
   each(S, row, column, [&](f32x16 s, i32x16 i, int k) { return fma(s, scale, bias(i, k)); });
 }
 
-// l += rowsum exp(S - m); Keep: these take the place of S.
+// l += rowsum exp(S - m). With Keep, exp(S - m) replaces S.
 template <int Degree, bool Keep, int R, int C>
 XF_INLINE void exp_of_rows(Tile<R, C>& S, const ColVec<R>& m, ColVec<R>& l) {
   constexpr int Rt = kTogether<R>;
   for (int r0 = 0; r0 < R / kLanes; r0 += Rt) {
-    f32x16 even[Rt] = {}, odd[Rt] = {};  // two chains: an addition has a latency
+    f32x16 even[Rt] = {}, odd[Rt] = {};  // two chains hide the latency of additions
     for (int c = 0; c < S.cols; c += 2) {
       XF_UNROLL for (int r = 0; r < Rt; ++r) {
         f32x16 &s0 = S.at(c, r0 + r), &s1 = S.at(c + 1, r0 + r);
@@ -50,7 +51,7 @@ XF_INLINE void exp_of_rows(Tile<R, C>& S, const ColVec<R>& m, ColVec<R>& l) {
   }
 }
 
-// 16 rows by 16 columns at a time, or 16 pairs of columns.
+// Stores S times a factor per row, 16 rows by 16 columns, or by 16 pairs of columns, at a time.
 template <class T, int R, int C>
 XF_INLINE void store_scaled(const Rows<T>& m, const Tile<R, C>& S, const ColVec<R>& factor) {
   constexpr int kColumns = kPaired<T> ? 2 * kLanes : kLanes;

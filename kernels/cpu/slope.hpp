@@ -1,4 +1,5 @@
-// What gradients of logits are between their two products.
+// The type in which gradients of logits are stored, until dx and dW are computed from them: T where
+// pairs of T are multiplied as they are, else fp32.
 #pragma once
 
 #include "cpu/left.hpp"

@@ -15,7 +15,7 @@ struct ColVec {
 
   XF_INLINE ColVec(float value = 0.f) { XF_UNROLL for (int r = 0; r < kVecs; ++r) x[r] = value; }
 };
-// f of the values of 16 rows at a time.
+// Applies f to the values of 16 rows at a time.
 template <class F, int R, class... More>
 XF_INLINE ColVec<R> map(F f, const ColVec<R>& a, const More&... more) {
   ColVec<R> result;
@@ -31,7 +31,7 @@ XF_INLINE void operator*=(ColVec<R>& a, const ColVec<R>& b) {
   a = map([](f32x16 x, f32x16 y) { return x * y; }, a, b);
 }
 
-// Row sums; a backend may keep them per lane until the end.
+// The sum of each row. Other backends may keep it in parts, one per lane, until the end.
 template <int R>
 using ColSum = ColVec<R>;
 
@@ -52,16 +52,16 @@ XF_INLINE bool any_beyond(const ColVec<R>& a, float limit) {
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// Vectors of 16 rows that are taken together: as many as leave their sums in registers, and divide
-// the rows.
+// Number of vectors of 16 rows that are processed together: as many as keep their sums in
+// registers, and as divide the number of vectors.
 constexpr int vectors_together(int vectors, int most) {
   return vectors % most == 0 ? most : vectors_together(vectors, most - 1);
 }
 template <int R>
 constexpr int kTogether = vectors_together(R / kLanes, kHasAvx512 ? 4 : 1);
 
-// R rows x C columns, vectors of 16 rows. Those that are taken together lie together, column after
-// column.
+// R rows x C columns, as vectors of 16 rows. Vectors that are processed together lie side by side,
+// column after column.
 template <class V, int R, int C>
 struct Columns {
   static_assert(R % (kTogether<R> * kLanes) == 0);
@@ -75,7 +75,7 @@ struct Columns {
   XF_INLINE void fill(V value) {
     each_vector(C, [&](V& v, int, int) { v = value; });
   }
-  // f(vector, column, r) for the first `columns`
+  // Calls f(vector, column, r) for the first `columns` columns.
   template <class F>
   XF_INLINE void each_vector(int columns, F f) {
     for (int r0 = 0; r0 < R / kLanes; r0 += kTogether<R>) {
@@ -86,14 +86,15 @@ struct Columns {
   }
 };
 
-// R rows x C columns of fp32. The last tile of a row may use fewer columns; AMX has room for 32 at
-// a time.
+// R rows x C columns of fp32. The last tile of a row may use fewer columns. For AMX, which writes
+// 32 columns at a time, there is room for a multiple of 32.
 template <int R, int C>
 struct Tile : Columns<f32x16, R, round_up(C, kIsa == Isa::kAmxBf16 ? 32 : 1)> {
-  int cols = C;  // an even number
+  int cols = C;  // in use; an even number
 };
 
-// How many columns of a block some of the rows see that are taken together: others need no product.
+// The number of columns of a block that some row sees, for each set of rows that are processed
+// together. The other columns need no product.
 struct AllColumns {
   XF_INLINE int of(int, int cols) const { return cols; }
 };
@@ -105,7 +106,7 @@ struct ColumnsSeen {
     return n < cols ? n : cols;
   }
 };
-// up_to(row): of the rows from `row` on.
+// up_to(row) is the number of columns that `row` and the rows before it see.
 template <int R, class F>
 XF_INLINE ColumnsSeen<R> columns_seen(int row, F up_to) {
   constexpr int kRows = kTogether<R> * kLanes;
@@ -119,7 +120,7 @@ XF_INLINE void fill(Columns<f32x16, R, C>& t, float value) {
   t.fill(f32x16(value));
 }
 
-// f(value, row, column) for every element; row is a vector here, column a scalar.
+// Calls f(value, row, column) for every element; row is a vector here, column a scalar.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   t.each_vector(t.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
@@ -139,14 +140,14 @@ struct Numbers {
   XF_INLINE int at(int i) const { return reinterpret_cast<const int*>(x)[i]; }
 };
 
-// f(value, number of the row, number of the column)
+// Calls f(value, the rows' numbers, the column's number) for every element.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, F f) {
   t.each_vector(t.cols, [&](f32x16& v, int c, int r)
                             __attribute__((always_inline)) { v = f(v, rows.x[r], columns.at(c)); });
 }
 
-// f(value, slope, row, column) changes both, of two tiles.
+// Calls f(value, slope, row, column), which changes an element of each of the two tiles.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) {
   t.each_vector(t.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
@@ -158,7 +159,7 @@ template <int R, int C>
 XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
   ColVec<R> m;
   for (int r0 = 0; r0 < R / kLanes; r0 += kTogether<R>) {
-    f32x16 even[kTogether<R>], odd[kTogether<R>];  // two chains: a maximum has a latency
+    f32x16 even[kTogether<R>], odd[kTogether<R>];  // two chains hide the latency of max
     XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) {
       even[r] = t.at(0, r0 + r);
       odd[r] = t.at(1, r0 + r);
@@ -195,7 +196,7 @@ XF_INLINE Across<C> map(F f, const Across<C>& a, const More&... more) {
   return result;
 }
 
-// t = 2^(t * scale - x), x a value per row or per column
+// t = 2^(t * scale - x), where x is a value per row or per column.
 template <int Degree, int R, int C>
 XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const ColVec<R>& x) {
   t.each_vector(t.cols, [&](f32x16& v, int, int r) __attribute__((always_inline)) {
@@ -209,7 +210,7 @@ XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const Across<C>& x) {
   });
 }
 
-// t = min(t - x, 0), x a value per row or per column; where x is 0, t stays.
+// t = min(t - x, 0), where x is a value per row or per column; t stays as it is where x is 0.
 XF_INLINE f32x16 lowered(f32x16 v, f32x16 x) {
   const f32x16 most = select(x == f32x16(0.f), f32x16(kInf), f32x16(0.f));
   v -= x;
@@ -234,7 +235,7 @@ XF_INLINE bool any_beyond(const Across<C>& a, float limit) {
   return any(beyond);
 }
 
-// dP = P (dP - Delta), Delta a value per row or per column.
+// dP = P (dP - Delta), where Delta is a value per row or per column.
 template <int R, int C>
 XF_INLINE void weigh(Tile<R, C>& dP, const Tile<R, C>& P, const ColVec<R>& Delta) {
   dP.each_vector(dP.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {

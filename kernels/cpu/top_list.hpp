@@ -22,7 +22,8 @@ struct TopList {
   XF_INLINE void find_last() { last = values[k - 1]; }
   XF_INLINE float value(int i) const { return values[i]; }
   XF_INLINE int token(int i) const { return tokens[i]; }
-  // A value above the last one, behind those that are as large.
+  // Inserts a value above the last one, behind values that are as large; smaller ones move down by
+  // one.
   XF_INLINE void insert(float value, int token) {
     int i = k - 1;
     for (; i > 0 && values[i - 1] < value; --i) {

@@ -1,22 +1,22 @@
-// A product that reduces the lanes of a tile: O^T += B^T S^T of a transposed tile S^T, whose rows
-// are lanes. It is taken element by element, and the lanes are columns of B.
+// A product that reduces the lanes of a tile: O^T += B^T S^T, where S^T is a transposed tile, whose
+// rows are lanes. Its elements are broadcast one by one; the lanes of the product are columns of B.
 #pragma once
 
 #include "cpu/mma.hpp"
 
 namespace xeflash::cpu {
 
-// O^T: D rows, the lanes, of C columns.
+// O^T: D rows, which are lanes, by C columns.
 template <int D, int C>
 using UprightTile = Columns<f32x16, round_up(D, kLanes), C>;
 
-// Steps of the product: rows, or pairs of them, 16 apart.
+// Number of steps of the product: a step takes a row, or a pair of rows that are 16 apart.
 template <class T, int N>
 constexpr int kUprightSteps = kPaired<T> && N > kLanes ? N / 2 : N;
 template <class T>
 using UprightVector = std::conditional_t<kPaired<T>, u32x16, f32x16>;
 
-// N rows of B, lane = column. Rows that are not there are 0.
+// N rows of B, lane = column. Rows that do not exist are 0.
 template <class T, int N, int D>
 struct Upright : Columns<UprightVector<T>, round_up(D, kLanes), kUprightSteps<T, N>> {
   using Element = T;
@@ -47,7 +47,7 @@ XF_INLINE void load(Upright<T, N, D>& B, const Rows& m) {
   }
 }
 
-// A tile of R rows as what it is multiplied with.
+// A tile of R rows in the form in which it is multiplied: as it is, or as pairs of rows in bf16.
 template <class T, int R, int C>
 struct ReducedRows {
   const Tile<R, C>& x;
@@ -71,7 +71,7 @@ template <class T, int N, int D, int C>
 XF_INLINE void mma_upright(UprightTile<D, C>& O, const Upright<T, N, D>& B, const Tile<N, C>& S) {
   using Element = std::conditional_t<kPaired<T>, uint32_t, float>;
   constexpr int kRows = round_up(D, kLanes), Rt = kTogether<kRows>, Nt = 6;
-  static_assert(C % Nt == 0 && RegisterTile<N>::keys % Nt == 0);  // of which S has a multiple
+  static_assert(C % Nt == 0 && RegisterTile<N>::keys % Nt == 0);  // S has a multiple of Nt columns
   const ReducedRows<T, N, C> reduced(S);
   for (int d = 0; d < kRows / kLanes; d += Rt) {
     for (int c = 0; c < S.cols; c += Nt) {
@@ -97,7 +97,7 @@ XF_INLINE void mma_upright(UprightTile<D, C>& O, const Upright<T, N, D>& B, cons
   }
 }
 
-// Columns of O^T, times `factor`, are rows of a matrix, or are added to them.
+// Stores the columns of O^T times `factor` as rows of a matrix, or adds them to those rows.
 template <int D, bool AddsUp, int C, class Rows>
 XF_INLINE void store_upright(const Rows& m, const UprightTile<D, C>& O, float factor) {
   for (int c = 0; c < C && c < m.size(); ++c) {

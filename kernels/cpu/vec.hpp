@@ -1,6 +1,5 @@
-// Vectors of the CPU backend: a work-item is one SIMD program, its lanes are explicit.
-// f32x16 is a zmm register with AVX-512 and a pair of ymm registers with AVX2; no vectoriser is
-// involved.
+// Vectors of the CPU backend: a work-item is one SIMD program, and its lanes are explicit. f32x16
+// is a zmm register with AVX-512 and a pair of ymm registers with AVX2; no vectoriser is involved.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +8,12 @@
 #include "tile/constants.hpp"
 #include "tile/macros.hpp"
 
-#define XF_NO_UNROLL _Pragma("nounroll")    // where copies would cost compile time and gain nothing
-#define XF_UNROLL_SOME _Pragma("unroll 4")  // where its end would be mispredicted each time
+#define XF_NO_UNROLL _Pragma("nounroll")    // for loops whose copies would only cost compile time
+#define XF_UNROLL_SOME _Pragma("unroll 4")  // for loops whose end would be mispredicted each time
 
 namespace xeflash::cpu {
 
-enum class Isa { kGeneric, kAvx512, kAvx512Bf16, kAmxBf16 };  // each has what those before it have
+enum class Isa { kGeneric, kAvx512, kAvx512Bf16, kAmxBf16 };  // each includes those before it
 constexpr Isa kIsa = static_cast<Isa>(XEFLASH_CPU_ISA);
 constexpr bool kHasAvx512 = kIsa >= Isa::kAvx512;
 
@@ -79,7 +78,7 @@ XF_INLINE float to_float(float x) { return x; }
 XF_INLINE float to_float(f16 x) { return static_cast<float>(x); }
 XF_INLINE float to_float(bf16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// bf16 bits of x, rounded to nearest even, in the upper half of each lane; NaN stays NaN.
+// The bf16 bits of x, rounded to nearest even, in the upper half of each lane; NaN stays NaN.
 XF_INLINE u32x16 round_to_bf16(f32x16 x) {
   const u32x16 bits = bit_cast<u32x16>(x);
   const u32x16 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -111,8 +110,8 @@ struct Lanes<bf16> {
   }
 };
 
-// Keeps 16 lanes together where only some are used: the compiler would narrow a conversion to, say,
-// 11 lanes, and the CPU driver has none of that width.
+// Keeps 16 lanes together where only some are used: otherwise the compiler would narrow a
+// conversion to, say, 11 lanes, and the CPU driver has no conversion of that width.
 template <class V>
 XF_INLINE V keep_whole(V v) {
   using Whole = std::conditional_t<sizeof(V) == 16, u8x16, u16x16>;
@@ -121,7 +120,8 @@ XF_INLINE V keep_whole(V v) {
   return bit_cast<V>(whole);
 }
 
-// 16 elements at p as fp32; the last vector of a row may have fewer (Count), the rest reads 0.
+// Loads 16 elements at p as fp32. The last vector of a row may have fewer (Count); the rest reads
+// 0.
 template <int Count = kLanes, class T>
 XF_INLINE f32x16 load_widened(const T* p) {
   typename Lanes<T>::Vec v = {};
@@ -136,14 +136,14 @@ XF_INLINE void store_narrowed(T* p, f32x16 x) {
   __builtin_memcpy(p, &v, Count * sizeof(T));
 }
 
-// What is left of x in memory.
+// x as it is after it was stored as T.
 template <class T>
 XF_INLINE f32x16 rounded(f32x16 x) {
   return Lanes<T>::widen(Lanes<T>::narrow(x));
 }
 
-// Pairs of bf16 in 32-bit lanes: `even` in the low half, `odd` in the high half, as vdpbf16ps reads
-// them.
+// Packs pairs of bf16 into 32-bit lanes: `even` in the low half and `odd` in the high half, as
+// vdpbf16ps reads them.
 XF_INLINE u32x16 pack_pairs(f32x16 even, f32x16 odd) {
   if constexpr (kIsa >= Isa::kAvx512Bf16) {
     u32x16 halves;  // words 0..15 = even, 16..31 = odd
@@ -157,8 +157,8 @@ XF_INLINE u32x16 pack_pairs(f32x16 even, f32x16 odd) {
   }
 }
 
-// acc + a.even * b.even + a.odd * b.odd on pairs of bf16. The accumulator is tied by "0": on its
-// way through SPIR-V the compiler forgets the tie of "+v".
+// acc + a.even * b.even + a.odd * b.odd on pairs of bf16. The accumulator is tied to the result by
+// "0": with "+v", the compiler loses the tie on the way through SPIR-V.
 XF_INLINE f32x16 dot_pairs(f32x16 acc, u32x16 a, u32x16 b) {
   f32x16 sum;
   asm("vdpbf16ps %3, %2, %0" : "=v"(sum) : "0"(acc), "v"(a), "v"(b));
@@ -174,11 +174,11 @@ constexpr float kExp2[4][7] = {
     {1.f, 0.693146984f, 0.240229836f, 0.055483342f, 0.00967884098f, 0.0012439688f,
      0.000217022548f}};
 
-constexpr int kExp2Headroom = 32;  // of P, in the coefficients
+constexpr int kExp2Headroom = 32;  // of P; part of the coefficients
 
-// 2^(x - Less) to `Degree` of the polynomial: 6 for fp32 (1.9e-9), 4 for fp16 (2.6e-6), 3 for bf16
-// (7.5e-5). Minimax in relative error over [0, 1]. 0 below 2^-126, and inf where it ends, but with
-// Small, which promises that no x is as large.
+// 2^(x - Less) by a polynomial of `Degree`: 6 for fp32 (1.9e-9), 4 for fp16 (2.6e-6), 3 for bf16
+// (7.5e-5), minimax in relative error over [0, 1]. Results below 2^-126 are 0. Results that are too
+// large are inf, except with Small, which promises that no x is that large.
 template <int Degree, int Less = 0, bool Small = false>
 XF_INLINE f32x16 exp2(f32x16 x) {
   constexpr float kUnit = 1.f / (1ull << Less);
@@ -205,7 +205,7 @@ XF_INLINE f32x16 exp2(f32x16 x) {
   }
 }
 
-// log2(x) for finite x > 0, relative error of the result near 1e-7; NaN stays NaN.
+// log2(x) for finite x > 0, with a relative error of the result near 1e-7; NaN stays NaN.
 XF_INLINE f32x16 log2(f32x16 x) {
   const i32x16 bits = bit_cast<i32x16>(x);
   const i32x16 e = (bits - 0x3f3504f3) >> 23;  // x = 2^e m, m in [sqrt(1/2), sqrt(2))
@@ -261,8 +261,7 @@ XF_INLINE float reduce_add(f32x16 v) {
   return v[0];
 }
 
-// The lanes of a and b, alternating in runs of `distance`: the two halves of one transposition
-// step.
+// Exchanges lanes of a and b in runs of `Distance`: this is one step of a transposition.
 template <int Distance, class V>
 XF_INLINE void exchange(V& a, V& b) {
   V x, y;
@@ -288,7 +287,7 @@ XF_INLINE void exchange_all(V (&v)[kLanes]) {
     if (!(i & Distance)) exchange<Distance>(v[i], v[i + Distance]);
   }
 }
-// 16 x 16 in place: lane j of v[i] <-> lane i of v[j].
+// Transposes 16 x 16 in place: lane j of v[i] <-> lane i of v[j].
 template <class V>
 XF_INLINE void transpose(V (&v)[kLanes]) {
   exchange_all<8>(v);
@@ -297,7 +296,7 @@ XF_INLINE void transpose(V (&v)[kLanes]) {
   exchange_all<1>(v);
 }
 
-// Lane i of the result is the sum of all lanes of v[i].
+// sum_each adds up lanes: lane i of the result is the sum of all lanes of v[i]. fold is one step.
 template <int Distance>
 XF_INLINE void fold(f32x16 (&v)[kLanes]) {
   XF_UNROLL for (int i = 0; i < Distance; ++i) {
@@ -313,11 +312,12 @@ XF_INLINE f32x16 sum_each(f32x16 (&v)[kLanes]) {
   return v[0];
 }
 
-// Reads `bytes` at p so many times, a multiple of 256; returns something that depends on all.
+// Reads `bytes` at p, a multiple of 256, so many `times`; returns a value that depends on all
+// reads.
 XF_INLINE float read_often(const char* p, int bytes, int times) {
   u32x16 seen[4] = {};
   XF_NO_UNROLL for (int i = 0; i < times; ++i) {
-    asm volatile("" : : : "memory");  // else once would do
+    asm volatile("" : : : "memory");  // else the compiler would read once
     XF_NO_UNROLL for (int at = 0; at < bytes; at += sizeof(seen)) {
       XF_UNROLL for (int v = 0; v < 4; ++v) seen[v] |= load_as<u32x16>(p + at + v * sizeof(u32x16));
     }
@@ -325,9 +325,9 @@ XF_INLINE float read_often(const char* p, int bytes, int times) {
   return reduce_add(bit_cast<f32x16>(seen[0] | seen[1] | seen[2] | seen[3]));
 }
 
-// Asks for `bytes` at p to come into L1, or only L2; reads nothing, so any address is allowed.
-// Instructions and not SYCL's prefetch, which is a call around which all vector registers are
-// saved; in a loop, as a burst of requests stalls the core.
+// Asks for `bytes` at p to come into L1, or only into L2. It reads nothing, so any address is
+// allowed. These are instructions, as SYCL's prefetch is a call around which all vector registers
+// are saved. They stay in a loop, as a burst of requests stalls the core.
 template <bool ToL1>
 XF_INLINE void prefetch(const void* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) {

@@ -1,5 +1,5 @@
-// Xe GPUs as a backend of the tile vocabulary: one ESIMD thread owns Br rows, dpas multiplies, 2D
-// block messages move.
+// Xe GPUs as a backend of the tile vocabulary: one ESIMD thread owns Br rows, dpas multiplies, and
+// 2D block messages move data.
 #pragma once
 
 #include "xe/dropout.hpp"
@@ -10,8 +10,9 @@
 #include "xe/row_mma.hpp"
 #include "xe/team.hpp"
 
-// Denormals are kept and rounding is to nearest because the kernel says so: drivers differ in what
-// they do otherwise. 8-bit floats are widened through fp16's denormals, and fp16 itself has many.
+// The kernel itself asks for denormals and for rounding to nearest, because drivers differ in their
+// defaults. Denormals matter: 8-bit floats are widened through fp16's denormals, and fp16 data
+// itself has many.
 #define XF_FLOATS                                                                            \
   SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::intel::experimental::fp_control<             \
                                      sycl::ext::intel::experimental::fp_mode::denorm_allow | \

@@ -1,4 +1,4 @@
-// Blocks of a product on Xe: a tile of registers.
+// Blocks of a product on Xe: the sums of a block are a tile in registers.
 #pragma once
 
 #include "xe/mma.hpp"
@@ -30,7 +30,7 @@ XF_INLINE void add_block(BlockSums<Config>& C, const Rows<const T>& A, const Row
   Group::meet_staged();
 }
 
-// Sums in memory have room for whole blocks.
+// Sums in memory are padded to whole blocks, so all columns of a block may be read and written.
 template <class Config>
 XF_INLINE Rows<float> whole(const Rows<float>& sums) {
   return {sums.data, sums.stride, sums.count, sums.first, Config::columns};

@@ -1,4 +1,4 @@
-// Philox, lane = key: see attention/dropout.hpp for what is drawn.
+// Dropout by Philox: attention/dropout.hpp says which numbers are drawn.
 #pragma once
 
 #include "xe/left.hpp"
@@ -10,7 +10,8 @@ XF_INLINE uints multiply_high(uints a, uint32_t b) {
   return esimdx::imul(low, a, b);
 }
 
-// Zeroes what is dropped of a tile of probabilities, or of their gradients, a left operand or not.
+// Zeroes dropped elements among the N columns of one row of a tile of probabilities, or of their
+// gradients. The tile may be a left operand.
 template <class P, int N>
 XF_INLINE void drop_where(P& tile, int row, int column, esimd::simd_mask<N> dropped) {
   using T = typename decltype(tile.x)::element_type;
@@ -20,7 +21,7 @@ XF_INLINE void drop_where(P& tile, int row, int column, esimd::simd_mask<N> drop
   some.merge(simd<Bits, N>(0), dropped);
 }
 
-// Rows are queries: a draw serves 8 of them, a lane is a key.
+// Rows are queries: a draw serves 8 of them; lane = key.
 template <bool kTransposed, class P, class Dropout>
   requires(!kTransposed)
 XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
@@ -36,7 +37,7 @@ XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {
     }
   }
 }
-// Rows are keys: a lane of a draw is one of 8 of them and one of the octets of queries.
+// Rows are keys: a lane of a draw is one of 8 keys and one of kLanes / 8 octets of queries.
 template <bool kTransposed, class P, class Dropout>
   requires kTransposed
 XF_INLINE void drop_tile(P& tile, int row0, int col0, const Dropout& dropout) {

@@ -1,5 +1,5 @@
-// What the threads of a group do together, in shared local memory: bring in tiles, and add up what
-// each found where they took turns at the keys.
+// What the threads of a group do together in shared local memory: stage tiles, and merge the
+// results of threads that took turns at the keys.
 #pragma once
 
 #include "xe/threads.hpp"
@@ -7,7 +7,7 @@
 
 namespace xeflash::xe {
 
-// Blocks of so many dwords.
+// Blocks of `Dwords` dwords each in shared local memory, one after the other from byte `begin` on.
 template <int Dwords>
 struct SharedBlocks {
   uint32_t begin;
@@ -19,7 +19,8 @@ struct SharedBlocks {
   }
 };
 
-// What a tile takes of it. A kernel plans where tiles lie: each is told where it begins.
+// Bytes of shared local memory that a tile takes. A kernel plans where tiles lie, and tells each
+// one where it begins.
 template <class Tile>
 constexpr int shared_bytes() {
   return Tile::kSharedBytes;
@@ -27,8 +28,8 @@ constexpr int shared_bytes() {
 
 // ---- tiles --------------------------------------------------------------------------------------
 
-// f(i) for the share of one of so many threads in 0 .. Count - 1. One at a time: unrolled, the
-// loads of all would want registers at once.
+// Calls f(i) for one thread's share of i = 0 .. Count - 1, which `Threads` threads divide up. The
+// loop is not unrolled: otherwise the loads of all iterations would want registers at once.
 template <int Count, int Threads = Group::sharing, class F>
 XF_INLINE void share(F f, int thread = Group::sharer()) {
   _Pragma("unroll 1") for (int first = 0; first + Threads <= Count; first += Threads) {
@@ -42,7 +43,7 @@ XF_INLINE void share(F f, int thread = Group::sharer()) {
 
 // ---- turns at the keys --------------------------------------------------------------------------
 
-// A thread's O, m and l on their way to another.
+// The place where a thread leaves its O, m and l for another thread.
 template <int R, int D>
 struct Handover {
   static constexpr int kChunks = Tile<R, D>::kChunks;
@@ -62,7 +63,7 @@ struct Handover {
     rows().store(0, m.x.template bit_cast_view<uint32_t>());
     rows().store(1, l.x.template bit_cast_view<uint32_t>());
   }
-  // O = exp(m - m') O + exp(m2 - m') O2 with m' = max(m, m2), l likewise.
+  // O = exp(m - m') O + exp(m2 - m') O2 with m' = max(m, m2); l likewise.
   template <class Decay>
   XF_INLINE void take(Tile<R, D>& O, ColVec<R>& m, ColVec<R>& l, const Decay& decay) const {
     auto m_bits = rows().load(0), l_bits = rows().load(1);
@@ -81,7 +82,8 @@ struct Handover {
   }
 };
 
-// Half of the threads hand over to the other half, until the first has all.
+// In each step half of the threads hand over to the other half, until the first thread has merged
+// everything.
 template <int R, int D, class Decay>
 XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l, const Decay& decay) {
   if constexpr (Group::turns > 1) {
@@ -105,7 +107,7 @@ constexpr int kHandoverBytes = 0;
 template <int R, int D>
 constexpr int kHandoverBytes<Tile<R, D>> = Group::turns > 1 ? Handover<R, D>::kSharedBytes : 0;
 
-// Enough for the tiles, and then, in their place, for what is handed over of O.
+// Allocates enough for the tiles, and for the handover of O, which takes their place at the end.
 template <class Output, int TileBytes>
 XF_INLINE void allocate_shared() {
   constexpr int kMerge = kHandoverBytes<Output>, kBytes = TileBytes > kMerge ? TileBytes : kMerge;

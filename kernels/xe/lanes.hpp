@@ -1,5 +1,5 @@
-// What changes to scores are made of: values and positions of kLanes columns of a row, and elements
-// of arrays at them.
+// The vectors that changes to scores are computed with: values and positions of kLanes columns of a
+// row, and array elements at those positions.
 #pragma once
 
 #include "xe/rows.hpp"
@@ -16,7 +16,7 @@ XF_INLINE ints select(lane_mask c, ints a, ints b) {
   return b;
 }
 XF_INLINE lane_mask to_mask(bool x) { return lane_mask(x ? 1 : 0); }
-// Not c ? a : b: of a select of vectors by a scalar IGC makes code for the first lane only.
+// Not c ? a : b: IGC compiles a select of vectors by a scalar for the first lane only.
 XF_INLINE floats select(bool c, floats a, floats b) { return select(to_mask(c), a, b); }
 XF_INLINE ints select(bool c, ints a, ints b) { return select(to_mask(c), a, b); }
 XF_INLINE floats exp2(floats x) { return esimd::exp2(x); }
@@ -48,13 +48,13 @@ XF_INLINE S gather(const T* data, int64_t row, int q, int64_t col, ints k) {
   return esimd::convert<float>(simd<T, kLanes>(bits.template bit_cast_view<T>()));
 }
 
-// Of a key and a vector of rows.
+// The same for one key and a vector of rows.
 template <class S, class T>
 XF_INLINE S gather(const T* data, int64_t row, ints q, int64_t col, int k) {
   return gather<S>(data, col, k, row, q);
 }
 
-// Floating elements as floats, integer ones as ints.
+// Floating-point elements are read as floats, integers as ints.
 template <class T>
 using ValueOf = std::conditional_t<std::is_integral_v<T>, int, float>;
 template <class T, int N>
@@ -69,7 +69,8 @@ XF_INLINE ValueOf<T> value_at(const T* data, int i) {
   return value_at(data, simd<int, 1>(i))[0];
 }
 
-// Adds x to elements: to those that come first in memory first, of the lanes for one their sum.
+// Adds each lane of x to the element at that lane's position, in increasing order of the positions.
+// Lanes with the same position are summed first.
 XF_INLINE void add_at(float* data, ints at, floats x) {
   constexpr int kDone = 0x7fffffff;
   for (int next = esimd::hmin<int>(at); next != kDone; next = esimd::hmin<int>(at)) {

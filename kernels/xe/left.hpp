@@ -1,5 +1,5 @@
-// Left operands of products: 16-bit ones in the layout of dpas, rows of 16 elements; fp32 ones for
-// the vector unit, in tiles.
+// Left operands of products: 16-bit operands in the layout of dpas, rows of 16 elements; fp32
+// operands for the vector unit, in the layout of tiles.
 #pragma once
 
 #include "xe/group.hpp"
@@ -9,7 +9,8 @@ namespace xeflash::xe {
 
 constexpr int kDepth = 16;  // of one dpas, in 16-bit elements
 
-// R x C in registers: x[column / kWidth][row][kWidth columns]. Narrower ones are parts of a block.
+// An R x C operand in registers: x[column / kWidth][row][kWidth columns]. A smaller Width is for
+// one thread's part of a block.
 template <class T, int R, int C, int Width = sizeof(T) == 2 ? kDepth : kLanes>
 struct Left {
   static constexpr int kR = R, kC = C;
@@ -22,7 +23,7 @@ struct Left {
   XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
     return part<8 * kWidth>(x, (c * R + r * 8) * kWidth);
   }
-  // A product takes its columns in steps: those of `step` come next.
+  // How a product reads the operand: move_to(column) says which columns it takes next.
   struct Stream {
     const Left& A;
     XF_INLINE explicit Stream(const Left& a) : A(a) {}
@@ -34,7 +35,7 @@ struct Left {
   }
 };
 
-// 8 or R rows x kWidth columns from column `c * kWidth` of a matrix.
+// Loads R rows x kWidth columns of a matrix, from column `c * kWidth` on.
 template <class T, int R, int D, class Rows>
 XF_INLINE simd<T, R * Left<T, R, D>::kWidth> load_left(const Rows& m, int c) {
   constexpr int kWidth = Left<T, R, D>::kWidth;
@@ -57,7 +58,7 @@ XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
   }
 }
 
-// A tile is laid out as a left operand of fp32.
+// A tile has the layout of a left operand of fp32.
 template <int R, int C>
 XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
   Left<float, R, C> x;
@@ -65,14 +66,14 @@ XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
   t.x = x.x;
 }
 
-// R x C that is too wide for registers beside O and S: stays in memory ...
+// An R x C operand that is too wide for registers beside O and S stays in memory ...
 template <class T, int R, int C>
 struct StreamedLeft {
   static constexpr int kWidth = Left<T, R, C>::kWidth;
   static constexpr int kSharedBytes = 0;
   Rows<const T> memory = {};
 
-  // All rows of a cache line of columns at a time.
+  // Loads 64 bytes (a cache line) of columns of all rows at a time.
   struct Stream {
     static constexpr int kAcross = 64 / sizeof(T) / kWidth, kColumns = kAcross * kWidth;
     BlockMessage<T, kWidth, R, kAcross> message;
@@ -94,7 +95,8 @@ XF_INLINE void load(StreamedLeft<T, R, C>& A, const Rows<const T>& m) {
   A.memory = m;
 }
 
-// ... or is put in order once in shared memory, the rows of each tile from `Begin` on.
+// ... or is brought into the layout of dpas once, in shared memory from `Begin` on, where each team
+// has its own copy.
 template <class T, int R, int C, int Begin>
 struct SharedLeft {
   static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
@@ -133,16 +135,17 @@ template <class Rows, class T, int R, int C, int Begin>
 using PlacedLeft = std::conditional_t<(R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
                                       AwayLeft<Rows, T, R, C, Begin>>;
 
-// In registers, too, beside the one tile of sums that a thread of a pair has, if it is alone.
+// A left operand that stays in registers, too, where a thread of a pair is alone in its team and
+// has only one tile of sums, if it fits beside them.
 template <class Sums, class Rows, class T, int R, int C, int Begin>
 using LeftBeside = std::conditional_t<(Group::roles > 1 && Group::team == 1 &&
                                        sizeof(Sums) + R * C * sizeof(T) <= kGrfBytes * 3 / 4),
                                       Left<T, R, C>, PlacedLeft<Rows, T, R, C, Begin>>;
 
-// Chunk c of a tile as columns of a left operand.
+// Puts chunk c of a tile into the columns of a left operand.
 template <class T, int R, int C, int Width>
 XF_INLINE void put_chunk(Left<T, R, C, Width>& P, int c, simd<float, R * kLanes> p) {
-  if constexpr (kLanes < Width) {  // a row of P is two chunks
+  if constexpr (kLanes < Width) {  // kWidth columns of P are two chunks
     const simd<T, R * kLanes> narrow = esimd::convert<T>(p);
     XF_UNROLL for (int r = 0; r < R; ++r) {
       P.x.template select<kLanes, 1>(P.offset(r, c * kLanes)) = part<kLanes>(narrow, r * kLanes);
@@ -158,7 +161,7 @@ XF_INLINE void narrow(Left<T, R, C, Width>& P, const Tile<R, C>& S) {
   XF_UNROLL for (int c = 0; c < S.kChunks; ++c) put_chunk(P, c, S.chunk(c));
 }
 
-// P = 2^(S * scale - m) in the type of V; l += row sums of P, before it is rounded.
+// P = 2^(S * scale - m) in the type of V; l += row sums of P before it is rounded.
 template <int Degree, class T, int R, int C, int Width, class Sum>
 XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& S, float scale,
                             const ColVec<R>& m, Sum& l) {
@@ -174,7 +177,7 @@ XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& S, float 
   l += sum;
 }
 
-// Column j times the factor of row j, and `unit`.
+// Multiplies column j by the value of row j of `factors`, and by `unit`.
 template <template <int, int> class AnyTile, int R, int C, class Factors>
 XF_INLINE void scale_columns(AnyTile<R, C>& t, const Factors& factors, float unit = 1.f) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {

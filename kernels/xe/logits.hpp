@@ -8,7 +8,7 @@
 
 namespace xeflash::xe {
 
-// They are loaded for each step: registers hold no more.
+// The inputs of a row are loaded again for each step: registers cannot hold all of them.
 template <class T, int R, int Bk>
 struct KeptInputs {
   Rows<const T> x;
@@ -30,7 +30,7 @@ XF_INLINE void with_step(const Rows<const T>& m, int k, F f) {
 template <int R>
 using RowInts = simd<int, R>;
 
-// The halves of the targets of rows; of a row that is not there those of the last one.
+// The low and high halves of the targets of R rows; rows that do not exist repeat the last target.
 template <int R>
 struct TargetBits {
   simd<uint32_t, R> low, high;
@@ -131,7 +131,7 @@ XF_INLINE void slopes_of(Tile<R, C>& S, const ColVec<R>& m, const ColVec<R>& log
   }
 }
 
-// Rows of m are columns of S: a pair of elements of 16 bits is a dword.
+// Stores S transposed: rows of m are columns of S. Two 16-bit elements are written as one dword.
 template <class T, int R, int C>
 XF_INLINE void store_turned(const Rows<T>& m, const Tile<R, C>& S) {
   const Offsets<kLanes> rows =

@@ -1,22 +1,23 @@
-// 2D block messages: a block of a matrix in memory per instruction, zero outside the matrix on
-// loads, nothing written there on stores.
+// 2D block messages: each instruction moves a block of a matrix. Loads read zeros outside the
+// matrix, and stores write nothing there.
 #pragma once
 
 #include "xe/rows.hpp"
 
 namespace xeflash::xe {
 
-// What the messages are told about a matrix. The hardware wants
+// The description of a matrix for the messages. The hardware requires
 //   base    a multiple of 64 bytes
-//   pitch   >= 64 bytes, >= width, a multiple of 16; <= 2^24, as the number of rows
+//   pitch   >= 64 bytes, >= width, a multiple of 16; <= 2^24, and so is the number of rows
 //   width   >= 64 bytes, a multiple of 4
-// A matrix that begins elsewhere is described from up to 3 rows before it on, which are never
-// touched; or, if no such row begins at a multiple of 64, from a few bytes before it, which
-// lengthens the width. The host chooses another Access where neither fits (access.cpp).
+// A matrix that begins elsewhere is described from up to 3 rows before it on, if such a row begins
+// at a multiple of 64 bytes; those rows are never touched. Otherwise it is described from a few
+// bytes before it, which lengthens the width. The host chooses another Access where neither fits
+// (access.cpp).
 struct Surface {
   uint64_t base;
-  uint32_t width, height, pitch;  // minus 1; bytes, rows, bytes
-  int x, y;                       // of the first element: bytes, rows
+  uint32_t width, height, pitch;  // in bytes, rows, bytes; each minus 1
+  int x, y;                       // of the first element, in bytes and rows
 };
 
 template <int D, class T>
@@ -24,8 +25,7 @@ XF_INLINE Surface surface(const Rows<T>& m) {
   const uint64_t address = reinterpret_cast<uint64_t>(m.data);
   const uint32_t pitch = static_cast<uint32_t>(m.stride) * sizeof(T);
   const uint32_t bytes = (m.width < D ? m.width : D) * sizeof(T);
-  const uint32_t width =
-      D * sizeof(T) < 64 ? 64 : bytes;  // D < 32: the columns behind are not used
+  const uint32_t width = D * sizeof(T) < 64 ? 64 : bytes;  // the columns beyond D are not used
   const uint32_t low = static_cast<uint32_t>(address) % 64;
   uint32_t up = 0;
   XF_UNROLL for (uint32_t rows = 3; rows > 0; --rows) {
@@ -38,7 +38,7 @@ XF_INLINE Surface surface(const Rows<T>& m) {
           static_cast<int>(x),      m.first + static_cast<int>(up)};
 }
 
-// A whole row of at least 64 bytes, as a matrix of one.
+// A whole row of at least 64 bytes, as a matrix of one row.
 template <class T>
 XF_INLINE Surface surface(const Line<T>& line) {
   const uint64_t address = reinterpret_cast<uint64_t>(line.row);
@@ -47,8 +47,8 @@ XF_INLINE Surface surface(const Line<T>& line) {
   return {address - x, width - 1, 0, (width + 15) / 16 * 16 - 1, static_cast<int>(x), 0};
 }
 
-// Blocks of W x H elements, `Blocks` side by side. The payload stays in its register; only x and y
-// change.
+// A message for `Blocks` blocks of W x H elements, side by side. Its payload stays in a register;
+// only x and y change.
 template <class Element, int W, int H, int Blocks = 1>
 struct BlockMessage {
   using T = Raw<Element>;

@@ -1,6 +1,5 @@
-// Matrix products of the Xe backend: dpas on bf16 and fp16, multiply-adds of the vector unit on
-// fp32, which keep its precision. K and V stream from memory in the layout that they are multiplied
-// in.
+// Matrix products of the Xe backend: dpas for bf16 and fp16; for fp32, multiply-adds of the vector
+// unit, which keep its precision. K and V are loaded in the layout in which they are multiplied.
 #pragma once
 
 #include "xe/right.hpp"
@@ -16,8 +15,8 @@ XF_INLINE void multiply(Block C, simd<T, kDepth * kLanes> B, simd<T, 8 * kDepth>
     C = esimd::xmx::dpas<8, 8, float>(simd<float, 8 * kLanes>(C), B, A);
   }
 }
-// K columns of A, from column k0 of a block on. They are summed apart, then added: sums of few
-// terms are rounded little.
+// The same in fp32 for K columns of A, from column k0 of its block on. Their products are summed on
+// their own and then added to C: short sums lose less to rounding.
 template <int K, class Block>
 XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLanes> A, int k0,
                         bool first) {
@@ -34,9 +33,9 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
   }
 }
 
-// S = A K^T, one chunk of the columns of every key a step; of N keys all, or this member's share.
-// The loads of the next step are under way while one is multiplied, where Q, O and S (6 bytes per
-// row and element, 4 per row and key) leave room for it.
+// S = A K^T. A step multiplies one chunk of columns of every key: of all N keys, or of this team
+// member's share of them. While it does, the loads of the next step are in flight, if Q, O and S (6
+// bytes per row and column, 4 per row and key) leave room for them.
 template <class LeftTile, class T, int R, int Scored, int N, int D, class Block, int Begin>
 XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
                        const RightT<T, N, D, Block, Begin>& K, AllColumns = {}) {
@@ -73,12 +72,12 @@ XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
   if constexpr (kScaled<Block>) scale_columns(S, K.memory.scales.from(first * kLanes));
 }
 
-// The sums of a row of A times a row of B, by the products of mma_ABt in their order: Delta of a
-// row that sees one key is that key's dP to the last bit.
+// The dot product of each row of A with the same row of B, by the products of mma_ABt in the same
+// order. So Delta of a row that sees one key equals that key's dP to the last bit.
 template <int R, int D, class T>
 XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
   constexpr int kWidth = Left<T, R, D>::kWidth, kColumns = 32 / sizeof(T);
-  Tile<R, kLanes> dots;  // 8 rows of A by kLanes rows of B, the same 8 among them
+  Tile<R, kLanes> dots;  // 8 rows of A by kLanes rows of B that include the same 8
   fill(dots, 0.f);
   _Pragma("unroll 1") for (int c = 0; c < round_up(D, kWidth) / kWidth; ++c) {
     const simd<T, R * kWidth> a = load_left<T, R, D>(A, c);

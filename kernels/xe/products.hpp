@@ -1,6 +1,6 @@
 // Products of few rows on Xe. Weights are the left operand of dpas, which takes them as they lie: 8
-// outputs by 16 inputs, read 64 bytes of a row at a time. Lane = row of x, of which a product has
-// as many as there are lanes: where reading W takes the time, they cost nothing.
+// outputs by 16 inputs, read 64 bytes of a row at a time. Lane = row of x, and a product always has
+// as many rows as there are lanes: reading W takes the time, so unused rows cost nothing.
 #pragma once
 
 #include "products/weights.hpp"
@@ -11,9 +11,9 @@ namespace xeflash::xe {
 template <class E>
 constexpr bool kIsPacked = std::is_same_v<E, packed4>;
 
-constexpr int kFetchAhead = 4;  // steps of a thread
+constexpr int kFetchAhead = 4;  // in steps of a thread
 
-// A single number in memory.
+// Reads a single number in memory.
 template <class T>
 XF_INLINE float number_at(const T* p) {
   if constexpr (std::is_same_v<T, bf16>)
@@ -24,7 +24,8 @@ XF_INLINE float number_at(const T* p) {
 
 // ---- operands -----------------------------------------------------------------------------------
 
-// Dwords of rows where no message moves blocks; what is beyond a row's elements reads 0.
+// Gathers dwords of rows where there are no 2D block messages. Elements beyond `width` and lanes
+// that are not `there` read 0.
 template <class T, int N>
 XF_INLINE simd<uint32_t, N> gather_inside(const void* base, simd<uint32_t, N> offsets,
                                           simd<int, N> dword, int width,
@@ -48,13 +49,13 @@ XF_INLINE simd<uint32_t, N> gather_inside(const void* base, simd<uint32_t, N> of
   }
 }
 
-// The surface of all rows of a matrix.
+// The surface of a whole matrix, however wide it is.
 template <class T>
 XF_INLINE Surface whole_surface(const Rows<T>& m) {
   return surface<(1 << 22)>(m);
 }
 
-// 8 dwords of each of kLanes rows of x, [dword][row], lane = row.
+// Loads 8 dwords of each of kLanes rows of x: [dword][row], lane = row.
 template <class T>
 struct InputStream {
   const Rows<const T>& rows;
@@ -83,8 +84,8 @@ struct InputStream<T> {
   }
 };
 
-// 64 bytes of each of R rows of weights: 8 rows by 16 dwords after the other, or as `Across` blocks
-// of R rows side by side, each as wide as 16 inputs.
+// 64 bytes of each of R rows of weights: row after row; or, from a 2D block message, kAcross blocks
+// of R rows side by side, each as wide as 16 inputs (see WeightStream).
 template <class E, int R>
 struct WeightBlock {
   static constexpr int kDwords = 16;
@@ -94,7 +95,7 @@ struct WeightBlock {
   template <int Count>
   XF_INLINE simd<uint32_t, 8 * Count> part_of(int o, int d) const {
     if constexpr (kAccess == Access::block2d) {
-      // Blocks as wide as Count dwords.
+      // The blocks of the message are Count dwords wide.
       return part<8 * Count>(x, (d / Count * R + o * 8) * Count);
     } else {
       simd<uint32_t, 8 * Count> rows;
@@ -132,9 +133,10 @@ struct WeightStream {
 template <class E, int R>
   requires(kAccess == Access::block2d)
 struct WeightStream<E, R> {
-  // As wide as 16 inputs are, but for packed ones, of which a block has 16 inputs of each quarter.
+  // A block is as wide as 16 inputs. Packed weights have 32 bytes instead, with 16 inputs of each
+  // of the four parts of a unit.
   static constexpr int kBytes = kIsPacked<E> ? 32 : 16 * sizeof(E), kAcross = 64 / kBytes;
-  using Unit = std::conditional_t<(kAcross > 2), uint8_t, uint32_t>;  // dwords come in 2 blocks
+  using Unit = std::conditional_t<(kAcross > 2), uint8_t, uint32_t>;  // dwords: at most 2 blocks
   BlockMessage<Unit, kBytes / sizeof(Unit), R, kAcross> message;
   XF_INLINE explicit WeightStream(const Rows<const E>& m) : message(whole_surface(m)) {}
   XF_INLINE WeightBlock<E, R> load(int dword) {
@@ -148,7 +150,8 @@ struct WeightStream<E, R> {
   }
 };
 
-// Bits that make a number of T of a nibble: 16 + q, exactly.
+// The bits that turn a nibble q into the number 16 + q of type T, exactly: q goes to bit kAt of
+// each half of a dword, over kBase, which is a pair of 16.
 template <class T>
 struct Nibbles;
 template <>
@@ -162,11 +165,12 @@ struct Nibbles<bf16> {
   static constexpr uint32_t kMask = 0x00780078, kBase = 0x41804180;
 };
 
-// 8 outputs by 16 inputs, from input 16 i of a block of 64 bytes on, as a left operand of T.
+// 8 outputs from 8 o on by 16 inputs from 16 i on, of a block of 64 bytes, as a left operand of T.
+// Packed weights q become 16 + q.
 template <class T, class E, int R>
 XF_INLINE simd<T, 8 * 16> left_of(const WeightBlock<E, R>& block, int o, int i) {
   if constexpr (kIsPacked<E>) {
-    const int m = i / 2;  // input 16 i = 32 m + 16 j
+    const int m = i / 2;  // input 16 i = 32 m + 16 (i % 2)
     const simd<uint32_t, 64> dwords = block.template part_of<8>(o, i % 2 * 8);
     if constexpr (sizeof(T) == 2) {
       using N = Nibbles<T>;
@@ -196,18 +200,18 @@ XF_INLINE simd<T, 8 * 16> left_of(const WeightBlock<E, R>& block, int o, int i) 
 
 // ---- sums ---------------------------------------------------------------------------------------
 
-// Outputs are rows of the tile, rows of x its columns.
+// Outputs are rows of the tile, and rows of x are its columns.
 template <class Config>
 struct Products {
   static constexpr int Br = round_up(Config::rows, kLanes), Bn = Config::outputs;
   static constexpr int kBlocks = Br / kLanes;
   Tile<Bn, Br> x;
-  simd<float, Br> inputs = 0.f;  // sums of x, where all have one scale
+  simd<float, Br> inputs = 0.f;  // sum of each row of x, if all inputs share a scale
 
   XF_INLINE Products() { fill(x, 0.f); }
 };
 
-// C += A B for 8 outputs, 16 inputs and kLanes rows.
+// C += A B for 8 outputs, 16 inputs and kLanes rows of x.
 template <class T, class Block>
 XF_INLINE void multiply_16(Block C, const simd<uint32_t, 16 * sizeof(T) / 4 * kLanes>& inputs,
                            const simd<T, 128>& A) {
@@ -216,7 +220,7 @@ XF_INLINE void multiply_16(Block C, const simd<uint32_t, 16 * sizeof(T) / 4 * kL
   if constexpr (sizeof(T) == 2) {
     multiply<T>(C, B, A, false);
   } else {
-    // Rows of A are 16 wide, as wide as a product's are where there are so many lanes.
+    // Rows of A have 16 elements here; in multiply() for fp32 they have kLanes, which may be 8.
     XF_UNROLL for (int r = 0; r < 8; ++r) {
       floats sum = part<kLanes>(B, 0) * A.template replicate_w<kLanes, 1>(r * 16);
       XF_UNROLL for (int k = 1; k < 16; ++k) {
@@ -226,7 +230,7 @@ XF_INLINE void multiply_16(Block C, const simd<uint32_t, 16 * sizeof(T) / 4 * kL
     }
   }
 }
-// sum += the 16 inputs of each row.
+// sum += the 16 inputs of each row of x.
 template <class T>
 XF_INLINE void add_inputs(simd<float, kLanes>& sum,
                           const simd<uint32_t, 16 * sizeof(T) / 4 * kLanes>& inputs) {
@@ -240,13 +244,14 @@ XF_INLINE void add_inputs(simd<float, kLanes>& sum,
   }
 }
 
-// Whether a sum of weights as they lie is off by a multiple of the sum of inputs.
+// Whether a sum of products with the stored weights is off by a multiple of the sum of inputs,
+// because weights have a zero or are stored as 16 + q.
 template <class W>
 XF_INLINE bool has_offset(const W& weights) {
   return W::kPacked || weights.p.zeros != nullptr;
 }
 
-// Numbers of N outputs, which may be past the last one: it is repeated.
+// Reads a number for each of N outputs; outputs past the last one repeat its number.
 template <int N, class Number, class W>
 XF_INLINE simd<float, N> per_output(const W& weights, const Number* first, int64_t stride) {
   using Bits = std::conditional_t<sizeof(Number) == 1, uint8_t,
@@ -264,7 +269,7 @@ XF_INLINE simd<float, N> per_output(const W& weights, const Number* first, int64
   }
 }
 
-// x = s (part - offset inputs), added to what is there or in its place.
+// x = s (part_sums - offset inputs), or x += that, with a scale s and an offset per output.
 template <bool Add, class W, int Bn, int Br>
 XF_INLINE void scale_part(Tile<Bn, Br>& x, const Tile<Bn, Br>& part_sums,
                           const simd<float, Br>& inputs, const W& weights, int group) {
@@ -289,8 +294,8 @@ XF_INLINE void scale_part(Tile<Bn, Br>& x, const Tile<Bn, Br>& part_sums,
   }
 }
 
-// sums += x W^T for `Steps` times 16 inputs of a block of weights, from its step `first` on; input
-// k is the block's first one.
+// sums += x W^T for `Steps` steps of 16 inputs of a block of weights, from step `first` on. k is
+// the first input of the block.
 template <int Steps, class T, class W, int Bn, int Br>
 XF_INLINE void add_steps(Tile<Bn, Br>& sums, simd<float, Br>& inputs, InputStream<T>& rows,
                          const WeightBlock<typename W::Element, Bn>& block, const W& weights, int k,
@@ -327,7 +332,7 @@ XF_INLINE void add_products(Products<Config>& sums, const Rows<const T>& x, cons
                             int k0) {
   using E = typename W::Element;
   constexpr int Bn = Products<Config>::Bn, Br = Products<Config>::Br;
-  constexpr int kInputs = kIsPacked<E> ? kUnitInputs : 64 / sizeof(E);  // of 64 bytes
+  constexpr int kInputs = kIsPacked<E> ? kUnitInputs : 64 / sizeof(E);  // in 64 bytes
   constexpr int kBlocks = Config::inputs / kInputs;
   static_assert(Config::inputs % kInputs == 0);
   InputStream<T> rows(x);
@@ -341,7 +346,7 @@ XF_INLINE void add_products(Products<Config>& sums, const Rows<const T>& x, cons
     if constexpr (W::kGroup == 0) {
       add_steps<kInputs / 16>(sums.x, sums.inputs, rows, block, weights, k, 0);
     } else {
-      constexpr int kSame = W::kGroup < kInputs ? W::kGroup : kInputs;  // that share a scale
+      constexpr int kSame = W::kGroup < kInputs ? W::kGroup : kInputs;  // inputs that share a scale
       XF_UNROLL for (int first = 0; first < kInputs; first += kSame) {
         const int group = (k + first) / W::kGroup;
         if (group * W::kGroup < x.width) {
@@ -366,7 +371,7 @@ XF_INLINE void allocate_products() {
   if constexpr (Group::turns > 1) esimd::slm_init<Group::turns * kTurnBytes<Config>>();
 }
 
-// Outputs that a thread stores, once all have found their parts.
+// Number of outputs that a thread adds up and stores, once all threads have their partial sums.
 template <class Config>
 constexpr int kOwnOutputs = Config::outputs / Group::turns;
 

@@ -6,23 +6,23 @@
 
 namespace xeflash::xe {
 
-// The type that messages move.
+// The type in which messages move elements T.
 template <class T>
 using Raw = std::conditional_t<kQuantised<T>, uint8_t, T>;
 
 // ---- widened ------------------------------------------------------------------------------------
 
-// fp16 holds all numbers of each type. An element is the upper half of a word, the lower half is
-// anything.
+// Widens to fp16, which holds all numbers of each type. An element is the upper byte of a 16-bit
+// word; the lower byte may be anything.
 template <class E, int N>
 XF_INLINE simd<f16, N> halves_of(simd<uint16_t, N> words) {
   if constexpr (std::is_same_v<E, e5m2>) {
     simd<uint32_t, N / 2> bits = words.template bit_cast_view<uint32_t>() & 0xff00ff00u;
     return bits.template bit_cast_view<f16>();
-  } else if constexpr (std::is_same_v<E, e4m3>) {  // the fields in fp16's places, another bias
+  } else if constexpr (std::is_same_v<E, e4m3>) {  // fields as in fp16, then * 256 for its bias
     const simd<uint32_t, N / 2> pairs = words.template bit_cast_view<uint32_t>();
     const simd<uint32_t, N / 2> magnitude = (pairs & 0x7f007f00u) >> 1;
-    const simd<uint32_t, N / 2> nan = (magnitude + 0x00800080u) & 0x40004000u;  // of 0x7f only
+    const simd<uint32_t, N / 2> nan = (magnitude + 0x00800080u) & 0x40004000u;  // set for 0x7f only
     simd<uint32_t, N / 2> bits = (pairs & 0x80008000u) | magnitude | nan;
     return simd<f16, N>(bits.template bit_cast_view<f16>()) * f16(256.f);
   } else {
@@ -38,12 +38,12 @@ XF_INLINE simd<T, N> numbers_of(simd<uint16_t, N> words) {
     return esimd::convert<T>(simd<float, N>(esimd::convert<float>(halves)));
 }
 
-// Elements one after the other.
+// Widens elements in their order.
 template <class T, class E, int N>
 XF_INLINE simd<T, N> widen_bytes(simd<uint8_t, N> bytes) {
   return numbers_of<T, E>(simd<uint16_t, N>(esimd::convert<uint16_t>(bytes) << 8));
 }
-// Elements 2 i and 2 i + 1 of every dword.
+// Widens elements 2 i and 2 i + 1 of every dword.
 template <class T, class E, int N>
 XF_INLINE simd<T, 2 * N> widen_pairs(simd<uint32_t, N> dwords, int i) {
   const simd<uint16_t, N> two = dwords.template bit_cast_view<uint16_t>().template select<N, 2>(i);
@@ -53,7 +53,7 @@ XF_INLINE simd<T, 2 * N> widen_pairs(simd<uint32_t, N> dwords, int i) {
   return numbers_of<T, E>(words);
 }
 
-// Elements as they are, or fp16 for quantised ones.
+// Widens quantised elements to fp16, and leaves others as they are.
 template <class T, int N>
 XF_INLINE auto halved(simd<Raw<T>, N> x) {
   if constexpr (kQuantised<T>)
@@ -61,7 +61,7 @@ XF_INLINE auto halved(simd<Raw<T>, N> x) {
   else
     return x;
 }
-// The same in dwords, one after the other, as T.
+// Widens quantised elements to T in their order, dwords in and dwords out; others stay as they are.
 template <class T, class E, int N>
 XF_INLINE simd<uint32_t, N* int(sizeof(T) / sizeof(E))> widen_in_order(simd<uint32_t, N> dwords) {
   if constexpr (kQuantised<E>) {
@@ -72,8 +72,8 @@ XF_INLINE simd<uint32_t, N* int(sizeof(T) / sizeof(E))> widen_in_order(simd<uint
     return dwords;
   }
 }
-// A row of Lanes dwords becomes sizeof(T) / sizeof(E) rows, what one dword held one below the
-// other: R such rows from row `first` on.
+// Widens rows of `Lanes` dwords. Each becomes sizeof(T) / sizeof(E) rows, in which the elements of
+// one dword lie below each other. Returns R of these rows from row `first` on.
 template <class T, class E, int R, int Lanes, int N>
 XF_INLINE simd<uint32_t, R * Lanes> widen_rows(const simd<uint32_t, N>& dwords, int first) {
   constexpr int kRatio = sizeof(T) / sizeof(E), kFrom = R / kRatio;
@@ -101,14 +101,14 @@ XF_INLINE simd<uint32_t, R * Lanes> widen_rows(const simd<uint32_t, N>& dwords, 
 
 // ---- rounded ------------------------------------------------------------------------------------
 
-// To the nearest, ties to even; what is too large becomes the largest.
+// Rounds to the nearest number, ties to even; what is too large becomes the largest number.
 template <class F8>
 XF_INLINE simd<uint8_t, kLanes> narrow_to(floats x) {
   constexpr float kSmallest =
       __builtin_bit_cast(float, static_cast<uint32_t>(128 - F8::kBias) << 23);
   const auto bits_of = [](floats v) { return uints(v.template bit_cast_view<uint32_t>()); };
   const floats a = esimd::min<float>(esimd::abs<float>(x), floats(F8::kMax));
-  // Adding 2^(23 + e - mantissa bits) leaves a multiple of the spacing at exponent e.
+  // Adding 2^(23 + e - mantissa bits) rounds to a multiple of the spacing at exponent e.
   uints exponent = bits_of(esimd::max<float>(a, floats(kSmallest))) & 0x7f800000u;
   exponent += (23u - F8::kMantissa) << 23;
   const floats rounder = exponent.template bit_cast_view<float>();

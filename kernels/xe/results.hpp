@@ -1,11 +1,11 @@
-// Tiles and values of rows to memory.
+// Stores tiles; loads and stores values per row or per column.
 #pragma once
 
 #include "xe/left.hpp"
 
 namespace xeflash::xe {
 
-// All columns of every row, by few messages.
+// Stores all columns of every row by few messages.
 template <int R, int D, class Rows>
 XF_INLINE void store_whole_rows(const Rows& m, const Tile<R, D>& O) {
   using T = std::remove_pointer_t<decltype(m.data)>;
@@ -34,7 +34,7 @@ XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
     values = esimd::convert<T>(O.x);
   else
     values = O.x;
-  auto bits = values.template bit_cast_view<Bits>();  // float stores convert values (2026.2)
+  auto bits = values.template bit_cast_view<Bits>();  // as bits: float stores convert them (2026.2)
   if constexpr (kReadsBlocks<Rows>) {
     BlockMessage<Bits, kLanes, 8> message(surface<D>(m));
     XF_UNROLL for (int c = 0; c < O.kChunks; ++c) {
@@ -59,8 +59,8 @@ XF_INLINE void store(const Rows& m, const Tile<R, D>& O) {
   }
 }
 
-// O += keep times what is in memory, in memory, of floats. Where nothing is kept, that may be no
-// number.
+// Adds to a matrix of floats in memory: there = O + keep * there. Where keep is 0, what is there
+// does not count, as it may be NaN.
 template <int R, int D, class Rows>
 XF_INLINE void add(const Rows& m, const Tile<R, D>& O, const ColVec<R>& keep) {
   const auto sum = [&](floats there, int r, int c) {
@@ -97,13 +97,13 @@ XF_INLINE void add(const Rows& m, const Tile<R, D>& O, const ColVec<R>& keep) {
   }
 }
 
-// One value per row.
+// Stores one value per row.
 template <int R, class Rows>
 XF_INLINE void store(const Rows& m, const ColVec<R>& v) {
   esimd::scatter<float, R>(m.data, places<R>(m, 0), v.x, simd<int32_t, R>(0, 1) < m.size());
 }
 template <int R, class Rows>
-XF_INLINE ColVec<R> load_values(const Rows& m, float otherwise) {  // where there are no rows
+XF_INLINE ColVec<R> load_values(const Rows& m, float otherwise) {  // for rows that do not exist
   return simd<float, R>(esimd::gather<float, R>(
       m.data, places<R>(m, 0), simd<int32_t, R>(0, 1) < m.size(), simd<float, R>(otherwise)));
 }
@@ -125,7 +125,8 @@ XF_INLINE void store(const Rows& m, const Across<C>& v) {
                                   lane_index() + c < m.size());
   }
 }
-// The same of one line again and again.
+// load_across for blocks of one line, one after the other. With 2D block messages the message is
+// made only once.
 template <int C>
 struct AcrossRows {
   Rows<const float> rows;

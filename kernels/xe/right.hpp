@@ -1,23 +1,24 @@
-// Right operands of products, blocks of keys and of values: 16-bit ones in the layout of dpas,
-// pairs down the reduced dimension, lane = column; fp32 ones with lane = column, too.
+// Right operands of products: blocks of K and V. 16-bit operands have the VNNI layout of dpas:
+// pairs along the reduced dimension, lane = column. fp32 operands have lane = column, too.
 #pragma once
 
 #include "xe/left.hpp"
 
 namespace xeflash::xe {
 
-// What elements E of K and V are multiplied as with queries of T: quantised ones are widened.
+// The type in which elements E of K and V are multiplied with queries of type T: quantised elements
+// are widened.
 template <class T, class E>
 using Operand = T;
 
-// A block of rows of a matrix, whose message was made for all of them: see BlocksOf.
+// A block of rows of a matrix, read by the message that was made for all blocks: see BlocksOf.
 template <class Element, class Message>
 struct PreparedRows {
   Element* data;
   Message message;
   int first;
 };
-// Says of an operand that it was staged before: see BlocksOf.
+// Marks an operand that was staged before: see BlocksOf.
 struct Brought {};
 
 template <class Block>
@@ -25,7 +26,7 @@ constexpr bool kPrepared = false;
 template <class Element, class Message>
 constexpr bool kPrepared<PreparedRows<Element, Message>> = true;
 
-// The message that reads a block, and the block's first row there.
+// The message that reads a block, and the block's first row as the message counts rows.
 template <class Message, int D, class Block>
 XF_INLINE Message message_of(const Block& m) {
   if constexpr (kPrepared<Block>)
@@ -41,7 +42,7 @@ XF_INLINE int row_of_message(const Block& m) {
     return 0;
 }
 
-// 8 dwords of each of kLanes rows, [dword][row].
+// Loads 8 dwords of each of kLanes rows: [dword][row].
 template <int D, class T>
 XF_INLINE simd<uint32_t, 8 * kLanes> load_transposed(const Rows<const T>& m, int row, int dword) {
   if constexpr (kReadsBlocks<Rows<const T>>) {
@@ -54,8 +55,9 @@ XF_INLINE simd<uint32_t, 8 * kLanes> load_transposed(const Rows<const T>& m, int
   }
 }
 
-// N rows of K, a Block. A chunk is 8 dwords of each of kLanes keys, [dword][key]: by a transposed
-// 2D load, or a gather with a key a lane. 8 dwords of quantised elements are several chunks.
+// The N rows of a block of K. A chunk is 8 dwords of each of kLanes keys, [dword][key]: from a
+// transposed 2D load, or from a gather with lane = key. 8 dwords of quantised elements are widened
+// to several chunks.
 template <class T, int N, int D, class Block = Rows<const T>, int Begin = 0>
 struct RightT {
   static_assert(N % kLanes == 0 && D % 8 == 0);
@@ -92,7 +94,7 @@ struct RightT {
     return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
   }
 
-  // How the chunks of a product are read, one step of kColumns after the other.
+  // How a product reads the chunks: step by step, kColumns columns at a time.
   struct SharedStream {
     XF_INLINE explicit SharedStream(const RightT&) {}
     XF_INLINE void move_to(int) {}
@@ -105,7 +107,7 @@ struct RightT {
   struct Stream2d {
     Message message;
     const int first;
-    int at = -1;  // what the message's row was set for: it stays
+    int at = -1;  // the n for which the message's row is set
     simd<uint32_t, 8 * kLanes> dwords[kBlocks];
     XF_INLINE explicit Stream2d(const RightT& K)
         : message(message_of<Message, D>(K.memory)), first(row_of_message(K.memory)) {}
@@ -125,9 +127,10 @@ struct RightT {
   using Stream = std::conditional_t<Group::staged, SharedStream, Stream2d>;
 };
 
-// N rows of V, a Block, of which a thread takes D columns, in blocks of kRows x kColumns: 16-bit
-// elements as pairs of rows, [pair][column], kLanes columns after the other; fp32 as rows. From
-// memory its own columns, in shared memory those of the team.
+// The N rows of a block of V, of which a thread multiplies D columns, in blocks of kRows x
+// kColumns: 16-bit elements as pairs of rows, [pair][column], for kLanes columns at a time; fp32
+// elements as rows. In memory, V has only the thread's own columns; in shared memory, it has the
+// columns of the whole team.
 template <class T, int N, int D, class Block = Rows<const T>, int Begin = 0>
 struct Right {
   static_assert(N % kDepth == 0 && D % 8 == 0);
@@ -150,7 +153,7 @@ struct Right {
     stage(m);
     if constexpr (Group::staged) Group::meet();
   }
-  // The columns of the team.
+  // Stages the columns of the whole team.
   static XF_INLINE void stage(const Block& m) {
     if constexpr (Group::staged) {
       constexpr int kPerDword = 4 / sizeof(E), kRead = kColumns / kPerDword;
@@ -158,7 +161,7 @@ struct Right {
       const auto inside = rows.columns(0, at_most(rows.width, Group::team * D));
       share<N / kRows * kAcross>([&](int i) {
         const int row = i / kAcross * kRows, dword = i % kAcross * kRead;
-        // Rows that are not there have to be 0: a number times 0 need not be.
+        // Rows that do not exist have to be 0: their weights in P are 0, but 0 times NaN is not 0.
         const bool there = row + kRows <= inside.size();
         if (kAccess == Access::dwords && there && (dword + kRead) * kPerDword <= inside.width)
           put(i, widen_in_order<T, E>(read_whole_rows<kRows, kRead, kPaired>(inside, row, dword)));
@@ -167,7 +170,7 @@ struct Right {
       });
     }
   }
-  // Part b of block i: kLanes of its columns.
+  // Shared memory has the blocks in parts: part b of block i has kLanes of its columns.
   static constexpr int kParts = kColumns / kLanes;
   static XF_INLINE SharedBlocks<kRows * kDwords / kParts> shared() {
     return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
@@ -179,7 +182,7 @@ struct Right {
       simd<T, kRows * kColumns> rows = dwords.template bit_cast_view<T>();
       XF_UNROLL for (int b = 0; b < kParts; ++b) {
         simd<T, kRows * kLanes> pairs;
-        XF_UNROLL for (int r = 0; r < kRows; r += 2) {  // two rows that come first, or second
+        XF_UNROLL for (int r = 0; r < kRows; r += 2) {  // two first, or two second, rows of pairs
           pairs.template select<2 * kLanes, 2>(r % (kRows / 2) * 2 * kLanes + 2 * r / kRows) =
               rows.template replicate_vs_w_hs<2, kColumns, kLanes, 1>(r * kColumns + b * kLanes);
         }
@@ -205,8 +208,9 @@ struct Right {
   struct Stream2d {
     Message message;
     const int first;
-    // What the message's row was set for: it stays. (A message of this block's own is set each
-    // time, which leaves IGC less freedom: kernels for few rows of 256 columns spilt else.)
+    // The j for which the message's row is set: it is set again only for another j. (If the message
+    // was made for this block alone, the row is set each time, which leaves IGC less freedom:
+    // otherwise kernels for few rows of 256 columns spilled.)
     int at = -1;
     XF_INLINE explicit Stream2d(const Right& V)
         : message(message_of<Message, D>(V.memory)), first(row_of_message(V.memory)) {}
@@ -238,8 +242,9 @@ struct Right {
 
 // ---- all blocks of a matrix ---------------------------------------------------------------------
 
-// The blocks of some rows of a matrix after the other, each in two steps: a group brings it in,
-// between two meetings where it is staged, and has it as a right operand then.
+// The blocks of rows of a matrix, one after the other, each in two steps. bring() stages the block,
+// where blocks are staged, between two barriers of the group; brought() then returns it as a right
+// operand.
 template <class Operand>
 struct BlocksOf;
 template <template <class, int, int, class, int> class AnyRight, class T, int N, int D,
@@ -269,8 +274,8 @@ struct BlocksOf<AnyRight<T, N, D, Rows<Element>, Begin>> {
 
 // ---- ahead of time ------------------------------------------------------------------------------
 
-// This thread's share of N rows of D columns, to the cache that they share: 32 rows of
-// one cache line a message.
+// Prefetches this thread's share of N rows of D columns into the cache that the group shares. A
+// message is for one cache line of up to 32 rows.
 template <int N, int D, class Block>
 XF_INLINE void prefetch(const Block& m) {
   const auto rows = elements(m);
@@ -278,7 +283,7 @@ XF_INLINE void prefetch(const Block& m) {
     using T = ElementOf<Block>;
     constexpr int kColumns = 64 / sizeof(T), kRows = N < 32 ? N : 32;
     constexpr int kAcross = round_up(D, kColumns) / kColumns, kBlocks = N / kRows * kAcross;
-    // 16 columns of 2 bytes are the widest single block
+    // a single block of 2-byte elements has at most 16 columns
     constexpr int kSide = sizeof(T) == 2 ? 2 : 1;
     BlockMessage<T, kColumns / kSide, kRows, kSide> message(surface<D>(rows));
     share<kBlocks>([&](int block) {
@@ -289,7 +294,7 @@ XF_INLINE void prefetch(const Block& m) {
   }
 }
 
-// The same of one matrix again and again.
+// Prefetches blocks of one matrix, one after the other. The message is made only once.
 template <int N, int D, class Matrix>
 struct Ahead {
   XF_INLINE explicit Ahead(const Matrix&) {}

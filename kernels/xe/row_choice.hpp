@@ -1,4 +1,4 @@
-// Which tiles few rows are kept in.
+// The types of tiles for few rows.
 #pragma once
 
 #include "xe/row_shared.hpp"
@@ -6,14 +6,15 @@
 
 namespace xeflash::xe {
 
-// The matrix unit takes rows in eights; any other number is for the vector unit. The tuning tables
-// choose.
+// The matrix unit takes multiples of 8 rows; any other number of rows is for the vector unit. The
+// tuning tables choose.
 template <int R>
 constexpr bool kByMatrixUnit = R % 8 == 0;
 template <int R, int C>
 using RowTile = std::conditional_t<kByMatrixUnit<R>, Tile<R, C>, RowMajor<R, C>>;
-// Q: in registers if a quarter of them is enough, a little more beside few keys, as its loop needs
-// few others unless it widens elements E; in fp32 for the vector unit
+// Q. It stays in registers if it takes at most a quarter of them, or 9/32 if a block has at most 16
+// keys: its loop needs few other registers, unless it widens quantised elements E. The vector unit
+// has Q in fp32.
 template <class T, int R, int D, int N, class E>
 using MatrixRowLeft =
     std::conditional_t<(R * D * sizeof(T) <= kGrfBytes * (N > 16 ? 8 : 9) / 32 && !kQuantised<E>),
@@ -24,7 +25,7 @@ using RowLeft = std::conditional_t<
     std::conditional_t<Group::staged, SharedRight<T, R, D, N>,
                        std::conditional_t<Group::team == 1, MatrixRowLeft<T, R, D, N, E>,
                                           TeamLeft<R, N, MatrixRowLeft<T, R, D, N, E>>>>>;
-// P, which stays in fp32 for the vector unit
+// P, which stays in fp32 for the vector unit.
 template <class T, int R, int C>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;
 

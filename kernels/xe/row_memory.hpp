@@ -1,4 +1,4 @@
-// Rows between memory and row tiles, and what happens to single ones on the way.
+// Moves rows between memory and row tiles, and changes single rows on the way.
 #pragma once
 
 #include "xe/lanes.hpp"
@@ -11,13 +11,13 @@ XF_INLINE simd<float, N> widen(simd<T, N> x) {
   return esimd::convert<float>(x);
 }
 
-// Elements in dwords, taken from N dwords at a time.
+// Elements that are in dwords, widened to fp32 from N dwords at a time.
 template <class T, int Dwords>
 struct DwordElements {
   static constexpr int kPerDword = 4 / sizeof(T);
   simd<uint32_t, Dwords> dwords;
 
-  // Element i of each.
+  // Element i of each of N dwords, from dword `first` on.
   template <int N>
   XF_INLINE simd<float, N> get(int first, int i) const {
     auto some = part<N>(dwords, first);
@@ -48,7 +48,7 @@ struct DwordElements<T, Dwords> {
 
 // ---- rows by block loads ------------------------------------------------------------------------
 
-// Of rows that are all there.
+// The `wanted` of rows that all exist.
 struct Always {
   constexpr operator bool() const { return true; }
 };
@@ -73,7 +73,8 @@ XF_INLINE simd<uint32_t, N> load_dwords(const void* p, Wanted wanted) {
   }
 }
 
-// f(values, column) for all of a row, in as few messages as have powers of two; 0 if not `wanted`.
+// Calls f(values, column) for all of a row, read by as few messages as sizes of powers of two
+// allow. Values are 0 if the row is not `wanted`.
 template <int D, int Column = 0, class T, class Wanted, class F>
 XF_INLINE void each_in_memory(const T* row, Wanted wanted, F f) {
   constexpr int kLeft = (D - Column) * sizeof(T) / 4;
@@ -123,14 +124,14 @@ XF_INLINE float abs_max(const RowMajor<1, D>& x) {
   return fold_rows<1, kLanes>(largest, [](auto a, auto b) { return esimd::max<float>(a, b); })[0];
 }
 
-// O += w x for one row.
+// O += w x for one row x in memory.
 template <class T, int D>
 XF_INLINE void add_scaled(RowMajor<1, D>& O, const T* row, float w) {
   each_in_memory<D>(row, true, [&](auto x, int c) { O.template columns<x.length>(0, c) += x * w; });
 }
 
-// Rotates the pairs of the first `dims` columns of what was loaded from `row`: neighbours if
-// interleaved, else the columns of the two halves. A lane fetches its partner from memory.
+// Rotates the pairs of columns among the first `dims` of x, which was loaded from `row`: neighbours
+// if interleaved, else a column of each half. A lane fetches its partner from memory.
 template <class T, int D>
 XF_INLINE void rotate(RowMajor<1, D>& x, const T* row, const T* cos, const T* sin, int dims,
                       bool interleaved) {

@@ -1,9 +1,10 @@
-// Products of the Xe backend for few rows, while K and V stream past once for all of them: dpas on
-// rows in eights (without 2D block messages: row_shared.hpp), or multiply-adds of the vector unit
-// in fp32, with
-//   2D block messages: K transposed, lane = key, so that no score needs a sum across lanes.
-//   Else: rows by block loads, lane = column; sums across lanes are folded for 8 keys at a
-//   time. A key a lane would take addresses of 64 bits for every 8 dwords of every key.
+// Products of the Xe backend for few rows; K and V are read once for all of them. Multiples of 8
+// rows go through dpas (without 2D block messages: row_shared.hpp). Any other number of rows goes
+// through multiply-adds of the vector unit in fp32:
+//   With 2D block messages, K is loaded transposed, lane = key, so no score needs a sum across
+//   lanes.
+//   Without, rows come by block loads, lane = column, and sums across lanes are folded for 8 keys
+//   at a time. Lane = key would take addresses of 64 bits for every 8 dwords of every key.
 #pragma once
 
 #include "xe/mma.hpp"
@@ -13,8 +14,8 @@ namespace xeflash::xe {
 
 // ---- ahead of time ------------------------------------------------------------------------------
 
-// N rows: those of one message are beside each other. Rows by block loads need no prefetch, as
-// those of several keys are under way at a time.
+// Prefetches N rows, up to 32 neighbours by one message. Rows that come by block loads need no
+// prefetch, as loads of several keys are in flight at a time.
 template <int N, int D, class Block>
 XF_INLINE void prefetch_rows(const Block& m) {
   const auto rows = elements(m);
@@ -44,8 +45,8 @@ XF_INLINE void dot_transposed(RowMajor<R, N>& S, const RowMajor<R, D>& A, const 
     XF_UNROLL for (int column = 0; column < D; column += kColumns) {
       message.move_x(column / kPerDword);
       const DwordElements<T, 8 * kKeys> elements{message.load_transposed()};
-      // The columns of a message are summed apart, then added: sums of few terms are rounded
-      // little.
+      // The columns of a message are summed on their own and then added: short sums lose less to
+      // rounding.
       RowMajor<R, kKeys> sum;
       XF_UNROLL for (int c = 0; c < kColumns && column + c < D; ++c) {
         const auto k = elements.template get<kKeys>(c / kPerDword * kKeys, c % kPerDword);
@@ -71,7 +72,7 @@ XF_INLINE void dot_transposed(RowMajor<R, N>& S, const RowMajor<R, D>& A, const 
 
 template <int R, int N, int D, class M>
 XF_INLINE void dot_folded(RowMajor<R, N>& S, const RowMajor<R, D>& A, const M& K) {
-  constexpr int kKeys = 8, kParts = 8;  // sums of a key, before the last steps
+  constexpr int kKeys = 8, kParts = 8;  // kParts: partial sums of a key, before the fold
   const auto begin = addresses<N>(K, 0, 0);
   XF_UNROLL for (int first = 0; first < N; first += kKeys) {
     simd<float, R * kKeys * kParts> sums;  // [row][key][part]
@@ -98,7 +99,7 @@ XF_INLINE void dot_folded(RowMajor<R, N>& S, const RowMajor<R, D>& A, const M& K
   }
 }
 
-// S = A K^T for rows of K up to K.count, which may lie anywhere; the rest of S is not meaningful.
+// S = A K^T for the rows of K up to K.count, which may lie anywhere; the rest of S is meaningless.
 template <int R, int N, int D, class Block>
 XF_INLINE void dot_rows(RowMajor<R, N>& S, const RowMajor<R, D>& A, const Block& K) {
   const auto rows = elements(K);
@@ -118,7 +119,7 @@ XF_INLINE void accumulate(RowMajor<R, D>& O, const RowMajor<R, N>& P, int key, V
   }
 }
 
-// For rows of V up to V.count.
+// O += P V for the rows of V up to V.count.
 template <int R, int N, int D, class Block>
 XF_INLINE void accumulate_rows(RowMajor<R, D>& O, RowMajor<R, N> P, const Block& V) {
   const auto values = elements(V);
@@ -148,7 +149,7 @@ XF_INLINE void accumulate_rows(RowMajor<R, D>& O, RowMajor<R, N> P, const Block&
     };
     if (values.size() >= N)
       accumulate_keys([](int) { return Always(); });
-    else  // 0 in their place, as 0 times infinity is no number
+    else  // missing rows read 0, as 0 times infinity is NaN
       accumulate_keys([&](int key) { return key < values.size(); });
   }
 }

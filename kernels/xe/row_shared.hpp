@@ -1,8 +1,8 @@
-// Few rows by the matrix unit without 2D block messages: K and V stream past by whole rows, brought
-// into order in registers.
+// Few rows on the matrix unit without 2D block messages: whole rows of K and V are read and brought
+// into the layout of dpas in registers.
 //   S^T = K Q^T   The left operand is K, 16 columns of 8 keys as they lie; Q^T is in shared memory.
-//                 Scores pass through it to be transposed, and added up where the threads of a
-//                 team share out the columns.
+//                 Scores go through shared memory to be transposed and, where the threads of a
+//                 team share out the columns, to be added up.
 //   O += P V      The right operand is V: pairs of keys, interleaved.
 #pragma once
 
@@ -11,7 +11,8 @@
 
 namespace xeflash::xe {
 
-// Q^T of a thread's D columns in the layout of B, and the place of its scores of N keys.
+// Q^T of a thread's D columns in the layout of a right operand, and the place for its scores of N
+// keys.
 template <class T, int R, int D, int N>
 struct SharedRight {
   static constexpr int kSteps = round_up(D, kDepth) / kDepth, kTiles = R / 8;
@@ -38,8 +39,9 @@ XF_INLINE void load(SharedRight<T, R, D, N>& A, const Rows<const T>& m) {
   }
 }
 
-// f(dwords of R rows, column) for all columns of rows that begin at the addresses, parts as wide as
-// fit in a quarter of the registers: by a message a row for as many columns as powers of two have.
+// Calls f(dwords of R rows, column) for all columns of the rows that begin at the addresses, in
+// parts that fit in a quarter of the registers. A part is one message per row, of as many dwords as
+// the largest power of two that fits.
 template <class T, class E, int D, int Column = 0, int R, class F>
 XF_INLINE void each_part_of_rows(const simd<uint64_t, R>& begin, F f) {
   constexpr int kLeft = (D - Column) * sizeof(E) / 4;
@@ -63,7 +65,8 @@ XF_INLINE void each_part_of_rows(const simd<uint64_t, R>& begin, F f) {
   }
 }
 
-// What all threads of the team have stored, [key][row] in blocks of 8 x 8, transposed.
+// S = the sum of what all threads of the team have stored, transposed: that is [key][row] in blocks
+// of 8 x 8.
 template <class T, int R, int N, int D>
 XF_INLINE void add_up(Tile<R, N>& S, SharedRight<T, R, D, N>& A) {
   A.scores.add_up([&](uint32_t begin, bool is_first) {
@@ -82,7 +85,7 @@ XF_INLINE void add_up(Tile<R, N>& S, SharedRight<T, R, D, N>& A) {
   });
 }
 
-// S = A K^T of the columns of the whole team, for rows of K up to K.count.
+// S = A K^T over the columns of the whole team, for the rows of K up to K.count.
 template <class T, int R, int N, int D, class Block>
 XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& K) {
   constexpr int kTiles = R / 8;
@@ -115,7 +118,7 @@ XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& 
   if constexpr (kScaled<Block>) scale_columns(S, K.scales);
 }
 
-// For rows of V up to V.count.
+// O += P V for the rows of V up to V.count.
 template <class T, int R, int N, int D, class Block>
   requires Group::staged
 XF_INLINE void accumulate_rows(Tile<R, D>& O, Left<T, R, N> P, const Block& V) {
@@ -125,7 +128,7 @@ XF_INLINE void accumulate_rows(Tile<R, D>& O, Left<T, R, N> P, const Block& V) {
     const int there = elements(V).size() - key;
     const auto multiply_part = [&]<int Dwords>(simd<uint32_t, Dwords>(&values)[kDepth],
                                                int column) {
-      if (there < kDepth) {  // 0 in their place, as 0 times infinity is no number
+      if (there < kDepth) {  // missing rows become 0, as 0 times infinity is NaN
         XF_UNROLL for (int k = 0; k < kDepth; ++k) {
           if (k >= there) values[k] = 0;
         }

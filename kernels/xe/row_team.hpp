@@ -1,13 +1,13 @@
-// A team of threads that share out the columns of one query's heads: each multiplies its columns of
-// Q and K, and owns columns of V and O in proportion. Their scores are added up, so that all of K
-// and V is read once.
+// A team of threads that share out the columns of the heads of one query: each multiplies its
+// columns of Q and K, and owns columns of V and O in proportion. Their scores are added up, so that
+// all of K and V is read once.
 #pragma once
 
 #include "xe/group.hpp"
 
 namespace xeflash::xe {
 
-// Where each thread puts its scores of N keys: in shared memory, from `Begin` on.
+// The place in shared memory, from `Begin` on, where each thread puts its scores of N keys.
 template <int R, int N, int Begin>
 struct TeamScores {
   static constexpr int kBytes = R * N * 4;
@@ -19,7 +19,7 @@ struct TeamScores {
   XF_INLINE SharedBlocks<Dwords> of(int thread) const {
     return {static_cast<uint32_t>(Begin + (place * Group::threads + thread) * kBytes)};
   }
-  // sum(begin, is the first) for what every thread of the team has stored.
+  // Calls sum(begin, is_first) for the scores that each thread of the team has stored.
   template <class Sum>
   XF_INLINE void add_up(Sum sum) {
     Group::meet();
@@ -28,7 +28,7 @@ struct TeamScores {
   }
 };
 
-// A thread's columns of Q, and the scores of its team.
+// A thread's columns of Q, and the place for the scores of its team.
 template <int R, int N, class Own>
 struct TeamLeft {
   static_assert(Own::kSharedBytes == 0);
@@ -42,7 +42,7 @@ XF_INLINE void load(TeamLeft<R, N, Own>& A, const Rows& m) {
   load(A.own, m);
 }
 
-// S = A K^T of the columns of the whole team.
+// S = A K^T over the columns of the whole team.
 template <int R, int N, class Own, class Block>
 XF_INLINE void dot_rows(Tile<R, N>& S, TeamLeft<R, N, Own>& A, const Block& K) {
   constexpr int kChunk = R * kLanes;

@@ -1,5 +1,5 @@
-// Row tiles of the Xe backend for few rows and the vector unit: lane = column. A value per row is a
-// ColVec as in tiles of many rows, and along a row lanes stay apart as long.
+// Row tiles of the Xe backend, for few rows on the vector unit: lane = column. As in tiles of many
+// rows, a value per row is in a ColVec, and lanes along a row stay apart as long as they can.
 #pragma once
 
 #include "xe/quantised.hpp"
@@ -12,9 +12,9 @@ using RowVec = ColVec<R>;
 template <int R>
 using RowSum = ColSum<R>;
 
-constexpr int kWide = 2 * kLanes;  // of one instruction of the vector unit
+constexpr int kWide = 2 * kLanes;  // lanes of one instruction of the vector unit
 
-// Rows one after another, each in consecutive registers: for the vector unit.
+// Rows one after the other, each in consecutive registers, for the vector unit.
 template <int R, int C>
 struct RowMajor {
   static constexpr int kColumns = round_up(C, kWide), kChunks = round_up(C, kLanes) / kLanes;
@@ -44,14 +44,14 @@ template <int R, class F>
 XF_INLINE void each_row(F f) {
   XF_UNROLL for (int r = 0; r < R; ++r) f(r);
 }
-// f(value, column) along one row; column is a vector.
+// Calls f(value, column) along one row; column is a vector.
 template <template <int, int> class AnyTile, int R, int C, class F>
 XF_INLINE void each_in_row(AnyTile<R, C>& t, int r, int col0, F f) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
     t.row(r, c) = f(floats(t.row(r, c)), lane_index() + (col0 + c * kLanes));
   }
 }
-// Hides the columns outside of [from, to).
+// Hides the columns outside of [from, to): their scores become -inf.
 template <template <int, int> class AnyTile, int R, int C>
 XF_INLINE void hide_columns(AnyTile<R, C>& t, int from, int to) {
   each_row<R>([&](int r) {
@@ -108,7 +108,7 @@ XF_INLINE void operator-=(RowMajor<R, C>& t, const RowVec<R>& s) {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// The first `count` values of a row; the others are hidden.
+// Loads the first `count` values of a row; the others are hidden, as -inf.
 template <int C>
 XF_INLINE void load_row(RowMajor<1, C>& t, const float* x, int count) {
   each_in_row(t, 0, 0, [&](floats, ints c) {
@@ -117,7 +117,7 @@ XF_INLINE void load_row(RowMajor<1, C>& t, const float* x, int count) {
   });
 }
 
-// Its bits as a T.
+// The bits of x as elements T.
 template <class T>
 XF_INLINE simd<UintOfSize<sizeof(T)>, kLanes> narrowed(floats x) {
   if constexpr (kQuantised<T>) {
@@ -128,7 +128,7 @@ XF_INLINE simd<UintOfSize<sizeof(T)>, kLanes> narrowed(floats x) {
   }
 }
 
-// Row r times s, to the first row of m.
+// Stores row r times s to the first row of m.
 template <class T, template <int, int> class AnyTile, int R, int D>
 XF_INLINE void store_row(const Rows<T>& m, const AnyTile<R, D>& O, int r, float s) {
   using Bits = UintOfSize<sizeof(T)>;

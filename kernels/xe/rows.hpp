@@ -1,4 +1,4 @@
-// Rows of a matrix in memory, and reading and writing them by gathers: any address and stride.
+// Rows of a matrix in memory, read and written by gathers and scatters: any address and stride.
 #pragma once
 
 #include "tile/rows.hpp"
@@ -6,23 +6,24 @@
 
 namespace xeflash::xe {
 
-// Whether 2D block messages move such rows.
+// Whether 2D block messages read and write rows of this kind.
 template <class Matrix>
 constexpr bool kReadsBlocks = false;
 template <class T>
 constexpr bool kReadsBlocks<Rows<T>> = kAccess == Access::block2d;
-// The elements of its rows.
+// The type of a matrix's elements.
 template <class M>
 using ElementOf =
     std::remove_const_t<std::remove_pointer_t<decltype(elements(std::declval<M>()).data)>>;
 
-// Bytes from a row that is near: a tile's rows fit in 32 bits. Additions of 64 bits are several
-// instructions on some GPUs, multiplications many.
+// Offsets in bytes from a row nearby: within the rows of a tile they fit in 32 bits. A 64-bit
+// addition is several instructions on some GPUs, and a 64-bit multiplication is many.
 template <int N>
 using Offsets = simd<uint32_t, N>;
 
-// The dwords at `offsets` where `wanted`, 0 elsewhere; assembled from halves, or bytes, where rows
-// of such elements T lie at any multiples of them.
+// Gathers the dwords at `offsets` where `wanted`, and 0 elsewhere. With Access::elements, rows may
+// begin at any multiple of an element T, so dwords are assembled from 16-bit halves, or from bytes
+// if T is quantised.
 template <class T, class Offset, int N>
 XF_INLINE simd<uint32_t, N> gather_dwords(const void* base, simd<Offset, N> offsets,
                                           esimd::simd_mask<N> wanted) {
@@ -42,8 +43,8 @@ XF_INLINE simd<uint32_t, N> gather_dwords(const void* base, simd<Offset, N> offs
   }
 }
 
-// R rows x C dwords from dword `column` of the rows on, row by row, or rows 0, 2, 4, ... and then
-// 1, 3, 5, ...; rows and columns that are not there read 0.
+// Reads R rows x C dwords, from row `row` and dword `column` on: row by row, or, with EvenFirst,
+// rows 0, 2, 4, ... and then 1, 3, 5, .... Rows and columns that do not exist read 0.
 template <int R, int C, bool EvenFirst = false, class T>
 XF_INLINE simd<uint32_t, R * C> read_rows(const Rows<const T>& m, int row, int column) {
   constexpr int kPerDword = 4 / sizeof(T), kRows = R * C < 32 ? R : 32 / C, kAtOnce = kRows * C;
@@ -62,7 +63,7 @@ XF_INLINE simd<uint32_t, R * C> read_rows(const Rows<const T>& m, int row, int c
   return x;
 }
 
-// Where R rows begin, in bytes from the first one of all.
+// Offsets of R rows, in bytes from m.data.
 template <int R, class T>
 XF_INLINE simd<uint64_t, R> places(const Rows<T>& m, int row) {
   return simd<uint64_t, R>(simd<int, R>(0, 1) + (m.first + row)) *
@@ -87,7 +88,7 @@ XF_INLINE T* at_place(T* data, uint64_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(data) + bytes);
 }
 
-// The first N dwords of x, to any multiple of 4 bytes.
+// Stores the first N dwords of x to an address that is any multiple of 4 bytes.
 template <int N, int M>
 XF_INLINE void store_dwords(void* to, simd<uint32_t, M> x, bool wanted, int first = 0) {
   constexpr int kDwords = N >= 64 ? 64 : N >= 32 ? 32 : N >= 16 ? 16 : N >= 8 ? 8 : 4;
@@ -97,7 +98,7 @@ XF_INLINE void store_dwords(void* to, simd<uint32_t, M> x, bool wanted, int firs
   if constexpr (N > kDwords) store_dwords<N - kDwords>(to, x, wanted, first + kDwords);
 }
 
-// The same of rows that each have a place of their own.
+// read_rows for rows that each have a place of their own: PackedRows and BeamRows.
 template <int R, int C, bool EvenFirst = false, template <class> class M, class T>
 XF_INLINE simd<uint32_t, R * C> read_rows(const M<const T>& m, int row, int column) {
   const simd<int, C> dword = simd<int, C>(0, 1) + column;
@@ -111,7 +112,7 @@ XF_INLINE simd<uint32_t, R * C> read_rows(const M<const T>& m, int row, int colu
   }
   return x;
 }
-// The addresses of dword `column` of R rows; rows that are not there repeat the last one.
+// The addresses of dword `column` of R rows; rows that do not exist repeat the last one.
 template <int R, bool EvenFirst = false, class T>
 XF_INLINE simd<uint64_t, R> addresses(const Rows<const T>& m, int row, int column) {
   const int last = m.size() - 1, first = at_most(row, last);
@@ -139,7 +140,8 @@ XF_INLINE simd<uint32_t, Dwords> load_whole(uint64_t address) {
   constexpr esimd::properties kAligned{esimd::alignment<4>};
   return esimd::block_load<uint32_t, Dwords>(reinterpret_cast<const uint32_t*>(address), kAligned);
 }
-// The same of columns that are there, by a message a row, which wants one address only.
+// read_rows by one block load per row, which takes a single address. All C columns have to exist;
+// rows that do not exist repeat the last one.
 template <int R, int C, bool EvenFirst = false, class M>
 XF_INLINE simd<uint32_t, R * C> read_whole_rows(const M& m, int row, int column) {
   const simd<uint64_t, R> place = addresses<R, EvenFirst>(m, row, column);
@@ -151,8 +153,8 @@ XF_INLINE simd<uint32_t, R * C> read_whole_rows(const M& m, int row, int column)
   return x;
 }
 
-// Where kLanes rows begin, a row a lane: bytes from an address, 64 bits where none is near them
-// all.
+// Where kLanes rows begin, lane = row: offsets in bytes from a base address, of 64 bits where no
+// address is near all rows.
 template <class M>
 struct LaneRows;
 template <class T>
@@ -171,10 +173,10 @@ struct LaneRows<BeamRows<T>> {
       : base(m.data), offsets(places<kLanes>(m, row)) {}
 };
 
-// 8 dwords of each of kLanes rows, from dword `column` on: [dword][row], lane = row.
+// Reads 8 dwords of each of kLanes rows, from dword `column` on: [dword][row], lane = row.
 template <int D, template <class> class M, class T>
 XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const M<const T>& m, int row, int column) {
-  // Rows are multiples of 8 elements.
+  // D is a multiple of 8 elements.
   constexpr int kDwords = D * sizeof(T) / 4, kAtOnce = kDwords % 4 == 0 ? 4 : 2;
   const LaneRows<M<const T>> rows(m, row);
   const auto offsets = rows.offsets + column * 4;
@@ -199,7 +201,7 @@ XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const M<const T>& m, int ro
   return x;
 }
 
-// The values of N rows of one each from `row` on, 0 where there are none.
+// Reads N rows of one value each, from `row` on; rows that do not exist read 0.
 template <int N, class M>
 XF_INLINE simd<float, N> read_values(const M& m, int row) {
   simd<float, N> x;

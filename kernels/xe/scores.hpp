@@ -1,4 +1,4 @@
-// Scores on Xe: those that are kept are one tile, in registers.
+// Scores on Xe: the scores that are kept are one tile, in registers.
 #pragma once
 
 #include "products/softmax_params.hpp"
@@ -7,13 +7,14 @@
 
 namespace xeflash::xe {
 
-// Rows are a multiple of Bk columns.
+// The length of rows is a multiple of Bk, so no step needs padding.
 template <int N, int Bk, class T, class F>
 XF_INLINE void with_inputs(const Rows<const T>& m, int k, F f) {
   f(m.columns(k, m.width));
 }
 
-// What `product` sets becomes S, or is added to it; here S is 0 before the first.
+// Calls product(tile), which sets a tile; S becomes that tile if `set`, else S += it. Here S is set
+// to 0 if `set`, so that both cases add.
 template <int R, int C, class F>
 XF_INLINE void add_or_set(Tile<R, C>& S, bool set, F product) {
   if (set) fill(S, 0.f);
@@ -28,7 +29,7 @@ XF_INLINE void add_scaled_bias(Tile<R, C>& S, float scale, int row, int column, 
   each(S, row, column, [&](floats s, int i, ints k) { return floats(s * scale + bias(i, k)); });
 }
 
-// l += rowsum exp(S - m); Keep: these take the place of S.
+// l += rowsum exp(S - m). With Keep, exp(S - m) replaces S.
 template <int Degree, bool Keep, int R, int C>
 XF_INLINE void exp_of_rows(Tile<R, C>& S, const ColVec<R>& m, ColSum<R>& l) {
   XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {

@@ -1,4 +1,4 @@
-// What gradients of logits are between their two products.
+// The type in which gradients of logits are stored, until dx and dW are computed from them.
 #pragma once
 
 #include "xe/vec.hpp"

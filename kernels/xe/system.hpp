@@ -1,6 +1,6 @@
-// All that the Xe backend has of SYCL and of the C++ library. It depends on no choice of a kernel,
-// so that a process parses it once: the text of a kernel begins with it, and the compiler keeps
-// (--auto-pch) what stands there before the first declaration.
+// All headers of SYCL and of the C++ library that the Xe backend uses. They depend on no choice of
+// a kernel, so a process parses them only once: the source of every kernel begins with this file,
+// and the compiler keeps (--auto-pch) what comes before the first declaration.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,6 @@
-// A team: the threads of one tile of rows whose O is too wide for a thread's registers. Each owns
-// columns of O, and scores some of the keys of a block; then all need the whole P.
+// A team is the threads of one tile of rows whose O is too wide for one thread's registers. Each
+// thread owns some columns of O and scores some keys of a block; then each of them needs the whole
+// P.
 #pragma once
 
 #include "xe/left.hpp"
@@ -10,8 +11,8 @@ template <class T, int R, int N>
 using PartOfLeft =
     std::conditional_t<(sizeof(T) == 2 && N < kDepth), Left<T, R, N, kLanes>, Left<T, R, N>>;
 
-// Where P of a block of N keys comes together, and the maxima that its parts are relative to: in
-// shared memory from `Begin` on.
+// The place in shared memory, from `Begin` on, where the parts of P of a block of N keys come
+// together, with the row maxima that each part is relative to.
 template <class T, int R, int N, int Begin>
 struct Joint {
   static constexpr int kKeys = N / Group::team;  // of a thread
@@ -40,7 +41,7 @@ struct Joint {
   }
 };
 
-// Its columns from `column` on.
+// Puts `columns` into P, from column `column` on.
 template <class T, int R, int N, int C, int Width>
 XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int column) {
   if constexpr (Width == Left<T, R, N>::kWidth) {
@@ -52,8 +53,9 @@ XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int
   }
 }
 
-// A left operand of which each thread of a team has a part of the columns comes together, in shared
-// memory from `Begin` on; in two places in turn, so that the threads meet once for each.
+// A left operand of which each thread of a team makes some of the columns: they come together in
+// shared memory from `Begin` on. Two places are used in turn, so that the threads meet only once
+// for each operand.
 template <class T, int R, int N, int Begin>
 struct Pooled {
   using Part = PartOfLeft<T, R, N / Group::team>;
@@ -71,7 +73,7 @@ struct Pooled {
     if constexpr (Group::team > 1)
       parts().store(Group::member(), own.x.template bit_cast_view<uint32_t>());
   }
-  // After the team has met.
+  // The whole operand; to be called after the team has met.
   XF_INLINE decltype(auto) all(const Part& own) {
     if constexpr (Group::team == 1) {
       return (own);
@@ -79,7 +81,7 @@ struct Pooled {
       Whole P;
       XF_UNROLL for (int i = 0; i < Group::team; ++i) {
         auto bits = parts().load(i);
-        if constexpr (Part::kWidth == Whole::kWidth) {  // parts follow each other as they lie
+        if constexpr (Part::kWidth == Whole::kWidth) {  // parts lie one after the other
           constexpr int kElements = kPartBytes / sizeof(T);
           P.x.template select<kElements, 1>(i * kElements) = bits.template bit_cast_view<T>();
         } else {
@@ -94,8 +96,8 @@ struct Pooled {
   }
 };
 
-// A tile that one of a pair hands to the other, in shared memory from `Begin` on; in two places in
-// turn, so that they meet once for each.
+// A tile that one team of a pair hands to the other, in shared memory from `Begin` on. Two places
+// are used in turn, so that the pair meets only once for each tile.
 template <int R, int C, int Begin>
 struct Handed {
   static constexpr int kChunks = Tile<R, C>::kChunks, kBytes = R * kChunks * kLanes * 4;
@@ -116,7 +118,7 @@ struct Handed {
       place ^= kPlaceBytes;
     }
   }
-  // After the pair has met.
+  // To be called after the pair has met.
   XF_INLINE Tile<R, C> take() {
     Tile<R, C> t;
     XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
@@ -138,8 +140,8 @@ XF_INLINE void operator*=(Left<T, R, C, Width>& P, const ColVec<R>& s) {
     }
   }
 }
-// P of the whole block from what each thread has. Where one's maximum has grown, all are brought to
-// the largest; the others' P is then rounded a second time.
+// P of the whole block, from the part that each thread has. If the row maxima of the parts differ,
+// all parts are scaled to the largest; those with smaller ones are then rounded a second time.
 template <class Place, class Part, class Output, int R, class Decay>
 XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l,
                                 const Decay& decay) {
@@ -168,7 +170,7 @@ XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum
   }
 }
 
-// l of all keys, in the place of the tiles.
+// l becomes its sum over the team. The sums take the place of the tiles in shared memory.
 template <int R>
 XF_INLINE void sum_of_team(ColSum<R>& l) {
   if constexpr (Group::team > 1) {

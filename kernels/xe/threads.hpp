@@ -1,4 +1,4 @@
-// The threads of a work-group: what each of them is there for, and where they meet.
+// The threads of a work-group: what each of them does, and the barriers where they meet.
 #pragma once
 
 #include "xe/vec.hpp"
@@ -7,29 +7,33 @@ namespace xeflash::xe {
 
 struct Group {
   static constexpr int threads = XEFLASH_XE_THREADS;
-  // Threads that take turns at the keys of the same rows. All others pass the same keys.
+  // Threads that take turns at the blocks of keys of the same rows. Threads of the same turn go
+  // through the same keys: `sharing` of them.
   static constexpr int turns = XEFLASH_XE_SPLIT_KEYS ? threads : 1;
   static constexpr int sharing = threads / turns;
-  // Threads of a tile of rows, each of which scores some of the keys of a block, and owns some
-  // columns of the result.
+  // Threads of a tile of rows: each scores some of the keys of a block, and owns some columns of
+  // the result.
   static constexpr int team = XEFLASH_XE_TEAM;
-  // Teams of the same rows: two, each of which does half of the work, or one.
+  // Teams of a tile of rows: two, each of which does half of the work, or one.
   static constexpr int roles = XEFLASH_XE_PAIRS ? 2 : 1;
-  // Tiles of rows, side by side.
+  // Tiles of rows of a group, side by side.
   static constexpr int tiles = sharing / (team * roles);
   static_assert(tiles > 0 && threads == turns * tiles * team * roles && (turns == 1 || tiles == 1));
 
-  // Without 2D block messages the threads that share their keys bring a tile into the layout of B
-  // together, each a share, in shared local memory.
+  // Without 2D block messages, the threads that go through the same keys stage each tile together:
+  // each brings its share of it into shared local memory, in the layout of right operands.
   static constexpr bool staged = kAccess != Access::block2d;
-  // The values of a team, as wide as its threads' together, take the place of the keys.
+  // Whether V takes the place of K in shared memory: V of a team is as wide as the columns of all
+  // its threads together.
   static constexpr bool one_place = staged && team > 1;
-  // Whether they meet at each block, so that they have to come to the same ones.
+  // Whether the threads meet at each block, so that all of them have to visit the same blocks.
   static constexpr bool in_step = staged || team * roles > 1;
-  // A device takes groups in their order.
+  // Whether a core takes a run of consecutive groups. A GPU does not: it takes groups in the order
+  // of their index.
   static constexpr bool in_parts = false;
 
-  // Of a launch, which has less than 2^32 groups: a division of 64 bits is a loop over bits here.
+  // The index of a group in a launch, which has less than 2^32 groups: a 64-bit division is a loop
+  // over bits on GPUs.
   using Index = uint32_t;
   static XF_INLINE Index index() {
     return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
@@ -47,15 +51,16 @@ struct Group {
   static XF_INLINE void meet() {
     if constexpr (sharing > 1) esimd::barrier();
   }
-  // Once each thread of a team has given its part of a tile.
+  // Called once each thread of a team has given its part of a tile.
   static XF_INLINE void meet_team() {
     if constexpr (team > 1) meet();
   }
-  // Once one of a pair has handed a tile to the other.
+  // Called once one team of a pair has handed a tile to the other.
   static XF_INLINE void meet_pair() {
     if constexpr (roles > 1) meet();
   }
-  // Before tiles are staged in the place of others, and once they are: only then are they read.
+  // Called before tiles are staged in the place of others, and again once they are staged: they may
+  // be read only then.
   static XF_INLINE void meet_staged() {
     if constexpr (staged) meet();
   }

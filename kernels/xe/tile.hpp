@@ -1,6 +1,6 @@
 // Tiles of the Xe backend: lane = column, as dpas writes its accumulators. Everything is in
-// registers and unrolled. Along a row, lanes stay apart as long as they can: ColMax and ColSum hold
-// 16 partial values of every row.
+// registers and unrolled. Lanes along a row stay apart as long as they can: ColMax and ColSum hold
+// kLanes partial values per row.
 #pragma once
 
 #include "xe/vec.hpp"
@@ -23,7 +23,7 @@ struct ColVec {
     return esimd::max<float>(a.x, b.x);
   }
 };
-// f of the values of all rows.
+// Applies f to the values of all rows at once.
 template <class F, int R, class... More>
 XF_INLINE ColVec<R> map(F f, const ColVec<R>& a, const More&... more) {
   return simd<float, R>(f(a.x, more.x...));
@@ -55,8 +55,8 @@ XF_INLINE void operator+=(ColSum<R>& l, const ColSum<R>& a) {
   l.x += a.x;
 }
 
-// max(floor, row maximum). Most steps only ask any_above; the value itself is worked out where it
-// is used.
+// max(floor, row maximum). Most steps only ask any_above, so the value itself is computed only
+// where it is used.
 template <int R>
 struct ColMax {
   simd<float, R * kLanes> x;
@@ -71,7 +71,7 @@ template <int R>
 XF_INLINE ColMax<R> max(const ColVec<R>& floor, const ColMax<R>& a) {
   return {a.x, floor};
 }
-// Does any row have a > b + margin? The floor of a is taken to be b.
+// Does any row have a > b + margin? The floor of a is assumed to be b.
 template <int R>
 XF_INLINE bool any_above(const ColMax<R>& a, const ColVec<R>& b, float margin) {
   floats worst = -kInf;
@@ -81,15 +81,15 @@ XF_INLINE bool any_above(const ColMax<R>& a, const ColVec<R>& b, float margin) {
   return (worst > margin).any();
 }
 
-// A product takes all columns of a block.
+// Products on Xe take all columns of a block, whether rows see them or not.
 struct AllColumns {};
 template <int R, class F>
 XF_INLINE AllColumns columns_seen(int, F) {
   return {};
 }
 
-// R rows x C columns of fp32: x[column / kLanes][row][kLanes columns], so 8 rows x kLanes columns
-// are what dpas writes, and R rows of them what a 2D block message moves.
+// R rows x C columns of fp32: x[column / kLanes][row][kLanes columns]. So 8 rows x kLanes columns
+// are what dpas writes, and R rows x kLanes columns are what a 2D block message moves.
 template <int R, int C>
 struct Tile {
   static_assert(R % 8 == 0);
@@ -114,7 +114,7 @@ XF_INLINE void fill(Tile<R, C>& t, float value) {
   t.x = value;
 }
 
-// f(value, row, column) for every element; row is a scalar here, column a vector.
+// Calls f(value, row, column) for every element; row is a scalar here, column a vector.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, int row0, int col0, F f) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
@@ -136,7 +136,7 @@ struct Numbers {
   }
 };
 
-// f(value, number of the row, number of the column)
+// Calls f(value, the row's number, the column's number) for every element.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, F f) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
@@ -148,7 +148,7 @@ XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& col
   }
 }
 
-// f(value, slope, row, column) changes both, of two tiles.
+// Calls f(value, slope, row, column), which changes an element of each of the two tiles.
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
@@ -174,7 +174,7 @@ XF_INLINE void add_row_sums(ColSum<R>& l, const Tile<R, C>& t) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) l.x += t.chunk(c);
 }
 
-// One value per column; those of a chunk are a vector.
+// One value per column; the values of a chunk are one vector.
 template <int C>
 struct Across {
   static constexpr int kColumns = round_up(C, kLanes);
@@ -202,8 +202,8 @@ XF_INLINE Across<C> column_sums(const Tile<R, C>& t) {
 constexpr int kRowsAtOnce = 32 / kLanes;
 using wide_floats = simd<float, 32>;
 
-// t = 2^(t * scale - x), x a value per row or per column; the degree is that of other devices'
-// polynomial.
+// t = 2^(t * scale - x), where x is a value per row or per column. Degree is ignored: other
+// backends have a polynomial of that degree.
 template <int Degree, int R, int C>
 XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const ColVec<R>& x) {
   XF_UNROLL for (int c = 0; c < t.kChunks; ++c) {
@@ -225,7 +225,7 @@ XF_INLINE void exp2_minus(Tile<R, C>& t, float scale, const Across<C>& x) {
   }
 }
 
-// t = min(t - x, 0), x a value per row or per column; where x is 0, t stays.
+// t = min(t - x, 0), where x is a value per row or per column; t stays as it is where x is 0.
 XF_INLINE floats lowered(floats v, floats x) {
   const floats most = select(x == 0.f, floats(kInf), floats(0.f));
   v -= x;
@@ -253,7 +253,7 @@ XF_INLINE bool any_beyond(const Across<C>& a, float limit) {
   return (magnitude(a.x) > limit).any();
 }
 
-// dP = P (dP - Delta), Delta a value per row or per column.
+// dP = P (dP - Delta), where Delta is a value per row or per column.
 template <int R, int C>
 XF_INLINE void weigh(Tile<R, C>& dP, const Tile<R, C>& P, const ColVec<R>& Delta) {
   XF_UNROLL for (int c = 0; c < dP.kChunks; ++c) {

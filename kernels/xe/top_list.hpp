@@ -27,7 +27,8 @@ struct TopList {
   XF_INLINE float value(int i) const { return value_at(values, i); }
   XF_INLINE int token(int i) const { return value_at(tokens, i); }
   XF_INLINE void find_last() { last = value(k - 1); }
-  // A value above the last one, behind those that are as large: what is smaller moves by one.
+  // Inserts a value above the last one, behind values that are as large; smaller ones move down by
+  // one.
   XF_INLINE void insert(float value, int token) {
     float value_before = kInf;
     int token_before = 0;

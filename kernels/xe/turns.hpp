@@ -1,4 +1,5 @@
-// Rows that the threads of a group pass together, and tell each other of through shared memory.
+// Rows that the threads of a group go through together; they exchange their results through shared
+// memory.
 #pragma once
 
 #include "products/sample_params.hpp"
@@ -17,7 +18,7 @@ XF_INLINE X of_turns(X x, Op op) {
   esimd::slm_block_store<X, 1>(Group::turn() * 4, simd<X, 1>(x));
   esimd::barrier();
   simd<X, Group::threads> all = esimd::slm_block_load<X, Group::threads>(0);
-  esimd::barrier();  // before the next one
+  esimd::barrier();  // before the next call overwrites what was read
   X found = all[0];
   XF_UNROLL for (int i = 1; i < Group::threads; ++i) found = op(found, static_cast<X>(all[i]));
   return found;

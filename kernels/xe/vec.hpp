@@ -44,7 +44,7 @@ XF_INLINE simd<T, N> part(simd<T, M> x, int first) {
   return x.template select<N, 1>(first);
 }
 
-constexpr int kExp2Headroom = 0;  // of P: the instruction has no factor
+constexpr int kExp2Headroom = 0;  // of P; none, as the instruction has no factor
 
 XF_INLINE ints lane_index() { return ints(0, 1); }
 
@@ -82,7 +82,7 @@ XF_INLINE floats select(lane_mask c, floats a, floats b) {
   b.merge(a, c);
   return b;
 }
-// What is left of x in memory.
+// x as it is after it was stored as T.
 template <class T, int N>
 XF_INLINE simd<float, N> rounded(simd<float, N> x) {
   return esimd::convert<float>(simd<T, N>(esimd::convert<T>(x)));
@@ -106,7 +106,7 @@ XF_INLINE floats tanh(floats x) {
   return select(z < 0.390625f, poly * z * x + x, big);
 }
 
-// Halves the lanes of each of R rows, `Lanes` wide, until one is left.
+// Reduces each of R rows of `Lanes` lanes to one value, halving the lanes in each step.
 template <int R, int Lanes, class Op>
 XF_INLINE simd<float, R> fold_rows(simd<float, R * Lanes> x, Op op) {
   if constexpr (Lanes == 1) {
