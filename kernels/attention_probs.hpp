@@ -26,9 +26,9 @@ XF_INLINE void attention_probs(const ProbsParams& p) {
     const ScoreChanges<Config, false> changes(p, seq, work.head, mask);
     const auto origin = origin_of<Config>(p, seq, work.head, mask, rows);
     const BlocksOf<typename Tiles::KeyTileT> keys_t(
-        seq.k_rows<const T>(p.k, work.head / (p.heads_q / p.heads_k)));
+        seq.rows_per_key<const T>(p.k, work.head / (p.heads_q / p.heads_k)));
     typename Tiles::QueryTile Q;
-    load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
+    load(Q, seq.rows_per_query<const T>(p.q, work.head, 0).from(rows.row));
     keys_t.bring(key);
     Group::meet_staged();
     if (own.has(work.part)) {

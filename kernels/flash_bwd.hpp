@@ -64,7 +64,7 @@ XF_INLINE void flash_bwd(const BwdParams& p) {
     }
     const float factor = p.scale * typename Config::Drop(p, seq, 0).keep_scale;
     for (int head = first; head < end; ++head) {
-      const auto rows = seq.q_rows<typename Config::Result>(p.dq, head, 0);
+      const auto rows = seq.rows_per_query<typename Config::Result>(p.dq, head, 0);
       for (int i = 0; i < dQ.blocks; ++i) {
         store_upright<Queries::d, Config::adds_up>(rows.from(i * Queries::Br), dQ.block(head, i),
                                                    factor);

@@ -16,7 +16,7 @@ struct BiasSums {
   Tile<Br, Bc> sums;
 
   XF_INLINE BiasSums() { fill(sums, 0.f); }
-  static XF_INLINE Shares shares(const BwdParams& p) { return p.bias; }
+  static XF_INLINE Extents extents(const BwdParams& p) { return p.bias; }
   template <class Tile>
   XF_INLINE void add(const BwdParams&, const Sequence&, int, const Tile& dS, int, int) {
     sums += dS;
@@ -46,7 +46,7 @@ struct SlopeSums {
   static constexpr int Br = Config::block_rows;
   ColSum<Br> sums{0.f};
 
-  static XF_INLINE Shares shares(const BwdParams& p) { return {p.batch, p.heads_q, p.max_q, 1}; }
+  static XF_INLINE Extents extents(const BwdParams& p) { return {p.batch, p.heads_q, p.max_q, 1}; }
   template <class Tile>
   XF_INLINE void add(const BwdParams& p, const Sequence& seq, int head, Tile& dS, int row,
                      int key) {
@@ -72,31 +72,31 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
   static_assert(Group::team == 1);
   Tiles::allocate();
 
-  const Shares shares = Sums::shares(p);
-  const int row_blocks = (shares.rows - 1) / Br + 1, key_blocks = (shares.keys - 1) / Bc + 1;
-  const Work work(Group::index(), key_blocks, row_blocks, shares.heads);
+  const Extents extents = Sums::extents(p);
+  const int row_blocks = (extents.rows - 1) / Br + 1, key_blocks = (extents.keys - 1) / Bc + 1;
+  const Work work(Group::index(), key_blocks, row_blocks, extents.heads);
   const int step = (row_blocks + Group::tiles - 1) / Group::tiles * Group::tiles * Br;
   Sums sums;
-  for (int b = work.batch; b < p.batch; b += shares.batches) {
+  for (int b = work.batch; b < p.batch; b += extents.batches) {
     const Sequence seq(p, b);
     const typename Config::Mask mask(p, seq);
-    for (int head = work.head; head < p.heads_q; head += shares.heads) {
+    for (int head = work.head; head < p.heads_q; head += extents.heads) {
       const int head_k = head / (p.heads_q / p.heads_k);
-      BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k), seq.k_rows<const T>(p.v, head_k),
-                                 {0, Tiles::d, Tiles::d});
+      BlocksOfKeys<Tiles> others(seq.rows_per_key<const T>(p.k, head_k),
+                                 seq.rows_per_key<const T>(p.v, head_k), {0, Tiles::d, Tiles::d});
       for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty(); rows.row += step) {
         auto seen = mask.template k_blocks<Bc>(rows.first(), rows.last());
         const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
-        if (shares.keys > 1) seen = seen.only(work.part);
+        if (extents.keys > 1) seen = seen.only(work.part);
         if (seen.is_empty()) continue;
         Exchange<Tiles> exchange;
         ScoreGradients<Config, Tiles, OwnOrigin<ColVec<Br>>, OwnDelta<Br>> scores(
             p, seq, head, mask, load_origin<Br>(p, seq, head, rows.row),
             load_delta<Br>(p, seq, head, rows.row), exchange, rows.row);
         typename Tiles::QueryTile Q;
-        load(Q, seq.q_rows<const T>(p.q, head, 0).from(rows.row));
+        load(Q, seq.rows_per_query<const T>(p.q, head, 0).from(rows.row));
         typename Tiles::OutputGradient dO;
-        load(dO, seq.q_rows<const T>(p.dout, head, 0).from(rows.row));
+        load(dO, seq.rows_per_query<const T>(p.dout, head, 0).from(rows.row));
 
         for (OwnBlocks j(others, seen, own); j.more(); j.advance()) {
           const auto K = others.keys(j.first());

@@ -50,16 +50,16 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
     const typename Config::Mask mask(p, seq);
     const auto range = mask.template k_blocks<Bc>(rows.row, rows.own_last());
     const int head_k = work.head / (p.heads_q / p.heads_k);
-    BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k), seq.k_rows<const T>(p.v, head_k),
-                               {0, Tiles::d, Tiles::d});
+    BlocksOfKeys<Tiles> others(seq.rows_per_key<const T>(p.k, head_k),
+                               seq.rows_per_key<const T>(p.v, head_k), {0, Tiles::d, Tiles::d});
     Exchange<Tiles> exchange;
     ScoreGradients<Config, Tiles, OwnOrigin<ColVec<Br>>, OwnDelta<Br>> scores(
         p, seq, work.head, mask, load_origin<Br>(p, seq, work.head, rows.row),
         load_delta<Br>(p, seq, work.head, rows.row), exchange, rows.row);
     typename Tiles::QueryTile Q;
-    load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
+    load(Q, seq.rows_per_query<const T>(p.q, work.head, 0).from(rows.row));
     typename Tiles::OutputGradient dO;
-    load(dO, seq.q_rows<const T>(p.dout, work.head, 0).from(rows.row));
+    load(dO, seq.rows_per_query<const T>(p.dout, work.head, 0).from(rows.row));
 
     for (OwnBlocks j(others, range, range); j.more(); j.advance()) {
       const auto K = others.keys(j.first());

@@ -37,12 +37,12 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
   const OwnColumns of_k{work.part, Tiles::own_k, Tiles::d},
       of_v{work.part, Tiles::own_v, Tiles::dv};
 
-  const auto k_rows = seq.k_rows<const T>(p.k, work.head).from(keys.row);
+  const auto k_rows = seq.rows_per_key<const T>(p.k, work.head).from(keys.row);
   dQ.take_keys(k_rows);
   typename Tiles::KeyTile K;
   load(K, k_rows);
   typename Tiles::ValueTile V;
-  load(V, seq.k_rows<const T>(p.v, work.head).from(keys.row));
+  load(V, seq.rows_per_key<const T>(p.v, work.head).from(keys.row));
   typename Tiles::KeyGradient dK;
   fill(dK, 0.f);
   typename Tiles::ValueGradient dV;
@@ -56,8 +56,8 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
     ScoreGradients<Config, Tiles, Origins, Deltas> scores(
         p, seq, head, mask, Origins(p, seq, head), Deltas(seq.line<const float>(p, p.delta, head)),
         exchange, keys.row);
-    QueriesAndGradients<Tiles> others(seq.q_rows<const T>(p.q, head, 0),
-                                      seq.q_rows<const T>(p.dout, head, 0), of_k, of_v);
+    QueriesAndGradients<Tiles> others(seq.rows_per_query<const T>(p.q, head, 0),
+                                      seq.rows_per_query<const T>(p.dout, head, 0), of_k, of_v);
 
     for (OwnBlocks i(others, seen, own); i.more(); i.advance()) {
       const auto Q = others.queries(i.first());
@@ -76,10 +76,10 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
 
   const float keep_scale = typename Config::Drop(p, seq, 0).keep_scale;
   if (p.dv.data) {
-    of_v.store_in<Config>(seq.k_rows<Result>(p.dv, work.head).from(keys.row), dV, keep_scale);
+    of_v.store_in<Config>(seq.rows_per_key<Result>(p.dv, work.head).from(keys.row), dV, keep_scale);
   }
   if (p.dk.data) {
-    of_k.store_in<Config>(seq.k_rows<Result>(p.dk, work.head).from(keys.row), dK,
+    of_k.store_in<Config>(seq.rows_per_key<Result>(p.dk, work.head).from(keys.row), dK,
                           p.scale * keep_scale);
   }
 }

@@ -31,16 +31,16 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
   const int head_k = work.head / (p.heads_q / p.heads_k);
   const OwnColumns columns{work.part, Tiles::own, Tiles::d};
-  BlocksOfKeys<Tiles> others(seq.k_rows<const T>(p.k, head_k), seq.k_rows<const T>(p.v, head_k),
-                             columns);
+  BlocksOfKeys<Tiles> others(seq.rows_per_key<const T>(p.k, head_k),
+                             seq.rows_per_key<const T>(p.v, head_k), columns);
   Exchange<Tiles> exchange;
   ScoreGradients<Config, Tiles, OwnOrigin<ColVec<Br>>, OwnDelta<Br>> scores(
       p, seq, work.head, mask, origin, {delta}, exchange, rows.row);
 
   typename Tiles::QueryTile Q;
-  load(Q, seq.q_rows<const T>(p.q, work.head, 0).from(rows.row));
+  load(Q, seq.rows_per_query<const T>(p.q, work.head, 0).from(rows.row));
   typename Tiles::OutputGradient dO;
-  load(dO, seq.q_rows<const T>(p.dout, work.head, 0).from(rows.row));
+  load(dO, seq.rows_per_query<const T>(p.dout, work.head, 0).from(rows.row));
   typename Tiles::QueryGradient dQ;
   fill(dQ, 0.f);
 
@@ -55,8 +55,9 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
     mma_AB(dQ, dS.all(), K);                     // dQ += dS K
   }
 
-  columns.store_in<Config>(seq.q_rows<typename Config::Result>(p.dq, work.head, 0).from(rows.row),
-                           dQ, p.scale * scores.changes.dropout.keep_scale);
+  columns.store_in<Config>(
+      seq.rows_per_query<typename Config::Result>(p.dq, work.head, 0).from(rows.row), dQ,
+      p.scale * scores.changes.dropout.keep_scale);
 }
 
 template <class Config>

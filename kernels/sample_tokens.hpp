@@ -95,7 +95,7 @@ struct Sampler {
   XF_INLINE float mass(int from) const {
     Floats sum(0.f);
     each([&](Floats v, int) {
-      const Mask stays = ordered(v) >= from;
+      const Bools stays = ordered(v) >= from;
       if (is_any(stays)) sum = sum + select(stays, weights(v), Floats(0.f));
     });
     return of_turns(sum_of_lanes(sum), [](auto a, auto b) { return a + b; });
@@ -156,7 +156,7 @@ struct Sampler {
     Floats best(-kInf);
     Ints token(kNone);
     f([&](Floats v, Floats x, int k) {
-      const Mask better = (ordered(v) >= from) & (x > best);
+      const Bools better = (ordered(v) >= from) & (x > best);
       best = select(better, x, best);
       token = select(better, Ints(lane_index() + k), token);
     });

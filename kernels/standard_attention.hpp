@@ -33,7 +33,7 @@ struct RowBlock {
   // The rows of K or V up to the last key that is seen.
   template <class T>
   XF_INLINE Rows<const T> keys(const TensorArg& t) const {
-    return seq.k_rows<const T>(t, own.head_k).up_to(range.last);
+    return seq.rows_per_key<const T>(t, own.head_k).up_to(range.last);
   }
   // The owned rows of Q or O; with j, those of S or P in the columns of key block j.
   template <class T>

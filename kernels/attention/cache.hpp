@@ -84,7 +84,7 @@ struct PlainCache {
   template <class T>
   static XF_INLINE Rows<T> rows(const CacheArg&, const Sequence& seq, const TensorArg& t, int head,
                                 int, int to) {
-    return seq.k_rows<T>(t, head).up_to(to);
+    return seq.rows_per_key<T>(t, head).up_to(to);
   }
 };
 

@@ -44,15 +44,15 @@ struct DualFloats {
     const Floats slope = a.slope - carried(b.slope, quotient);
     return {quotient, xeflash::select(slope == Floats(0.f), Floats(0.f), Floats(slope / b.value))};
   }
-  XF_INLINE friend DualFloats select(const Mask& c, const DualFloats& a, const DualFloats& b) {
+  XF_INLINE friend DualFloats select(const Bools& c, const DualFloats& a, const DualFloats& b) {
     return {xeflash::select(c, a.value, b.value), xeflash::select(c, a.slope, b.slope)};
   }
   XF_INLINE friend DualFloats select(bool c, const DualFloats& a, const DualFloats& b) {
-    return select(to_mask(c), a, b);
+    return select(to_bools(c), a, b);
   }
-#define XF_COMPARISON(op)                                                       \
-  XF_INLINE friend Mask operator op(const DualFloats& a, const DualFloats& b) { \
-    return a.value op b.value;                                                  \
+#define XF_COMPARISON(op)                                                        \
+  XF_INLINE friend Bools operator op(const DualFloats& a, const DualFloats& b) { \
+    return a.value op b.value;                                                   \
   }
   XF_COMPARISON(==)
   XF_COMPARISON(!=)

@@ -67,7 +67,7 @@ struct InVector<float> : std::type_identity<Floats> {};
 template <>
 struct InVector<int> : std::type_identity<Ints> {};
 template <>
-struct InVector<bool> : std::type_identity<Mask> {};
+struct InVector<bool> : std::type_identity<Bools> {};
 template <>
 struct InVector<Dual> : std::type_identity<DualFloats> {};
 template <class T>
@@ -131,7 +131,7 @@ XF_INLINE auto converted(V x) {
   } else if constexpr (std::is_same_v<V, From>) {
     return static_cast<To>(x);
   } else if constexpr (std::is_same_v<To, bool>) {
-    return Mask(x != V(0));
+    return Bools(x != V(0));
   } else {
     return converted<To, int>(to_ints(x));
   }
@@ -146,7 +146,7 @@ XF_INLINE auto as(const X& x) {
     if constexpr (kVector == Traits<X>::is_vector || std::is_same_v<To, Dual>) {
       return value;
     } else if constexpr (std::is_same_v<To, bool>) {
-      return to_mask(value);
+      return to_bools(value);
     } else {
       return VectorOf<To>(value);
     }
@@ -255,8 +255,8 @@ XF_INLINE auto select(const C& c, const A& a, const B& b) {
   const auto x = as<T, kVector>(a), y = as<T, kVector>(b);
   const auto condition = as<bool, Traits<C>::is_vector>(c);
   if constexpr (kVector && std::is_same_v<T, bool>) {
-    const Mask in_lanes = as<bool, true>(c);
-    return made<T, C, A, B>(Mask((in_lanes & x) | (!in_lanes & y)));
+    const Bools in_lanes = as<bool, true>(c);
+    return made<T, C, A, B>(Bools((in_lanes & x) | (!in_lanes & y)));
   } else {
     return made<T, C, A, B>(choose(condition, x, y));
   }

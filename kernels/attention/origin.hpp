@@ -120,12 +120,12 @@ XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& 
 
   const auto range = mask.template k_blocks<Bc>(rows.first(), rows.last());
   const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());
-  const auto k_rows = seq.k_rows<const T>(p.k, head / (p.heads_q / p.heads_k));
+  const auto k_rows = seq.rows_per_key<const T>(p.k, head / (p.heads_q / p.heads_k));
   const BlocksOf<typename Tiles::KeyTileT> keys_t(k_rows);
   const ScoreChanges<Config, false> changes(p, seq, head, mask);
   const Exponents& exponents = changes.exponents;
   typename Tiles::QueryTile Q;
-  load(Q, seq.q_rows<const T>(p.q, head, 0).from(rows.row));
+  load(Q, seq.rows_per_query<const T>(p.q, head, 0).from(rows.row));
   OfRows m(kNoScore);
   ColSum<Br> sum(OfRows(0.f));
   for (int j = range.next(range.begin, 1); j < range.end; j = range.next(j + 1, 1)) {

@@ -122,7 +122,7 @@ struct ScoreModParams : FwdParams {
 };
 
 // Extent, along each axis, of a term that is added to scores; 1 means broadcast.
-struct Shares {
+struct Extents {
   int32_t batches, heads, rows, keys;
 };
 
@@ -132,7 +132,7 @@ struct BwdParams : ScoreModParams {
   const float* dlse;  // gradient of the LSE, null: 0
   int64_t dlse_batch, dlse_head, dlse_row;
   ScoreArg dbias;            // null: not wanted
-  Shares bias;               // the shape of dbias
+  Extents bias;              // the shape of dbias
   const float* given_delta;  // Delta, if the caller knows it; else null, and o and dlse give it
   float* delta;              // per row, laid out as lse: rowsum(dO O) - dLSE
   float *base, *top;         // per row, laid out as lse: origins of exponents, see origin.hpp

@@ -18,9 +18,10 @@ namespace xeflash {
 template <int Br, class Config>
 XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head, int row) {
   using T = typename Config::Element;
-  const auto dout = seq.q_rows<const T>(p.dout, head, 0).from(row);
+  const auto dout = seq.rows_per_query<const T>(p.dout, head, 0).from(row);
   const auto dots = [&](const TensorArg& with) {
-    return row_dots<Br, Config::head_dim_v>(dout, seq.q_rows<const T>(with, head, 0).from(row));
+    return row_dots<Br, Config::head_dim_v>(dout,
+                                            seq.rows_per_query<const T>(with, head, 0).from(row));
   };
   const float keep_scale = typename Config::Drop(p, seq, head).keep_scale;
   const ColVec<Br> unit(keep_scale > 0.f ? 1.f / keep_scale : 1.f);

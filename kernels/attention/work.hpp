@@ -73,17 +73,17 @@ struct Sequence {
 
   // The rows of one head, from row `first` on.
   template <class T>
-  XF_INLINE Rows<T> q_rows(const TensorArg& t, int head, int first) const {
+  XF_INLINE Rows<T> rows_per_query(const TensorArg& t, int head, int first) const {
     return {static_cast<T*>(t.data) + batch * t.batch + head * t.head + (q0 + first) * t.row, t.row,
             sq - first};
   }
   // The first row of `count` heads from `head` on.
   template <class T>
   XF_INLINE Rows<T> q_heads(const TensorArg& t, int head, int count) const {
-    return {q_rows<T>(t, head, 0).row(0), t.head, count};
+    return {rows_per_query<T>(t, head, 0).row(0), t.head, count};
   }
   template <class T>
-  XF_INLINE Rows<T> k_rows(const TensorArg& t, int head) const {
+  XF_INLINE Rows<T> rows_per_key(const TensorArg& t, int head) const {
     return {static_cast<T*>(t.data) + batch_k * t.batch + head * t.head + k0 * t.row, t.row, sk};
   }
   // One value per row of a head, laid out as the LSE.
@@ -135,7 +135,7 @@ struct TileRows : RowSpan<Br> {
         head(work.head) {}
   template <class T>
   XF_INLINE Rows<T> of(const TensorArg& t) const {
-    return seq.q_rows<T>(t, head, row);
+    return seq.rows_per_query<T>(t, head, row);
   }
   template <class T>
   XF_INLINE Rows<T> per_row(const FwdParams& p, T* values) const {
@@ -170,7 +170,7 @@ struct TileRows<true, Br> : RowSpan<Br> {
   template <class T>
   XF_INLINE PackedRows<T> of(const TensorArg& t) const {
     const TensorArg groups{t.data, t.batch, t.row, t.head * packed.heads};
-    return {seq.q_rows<T>(groups, head_k, 0).data, t.row, t.head, packed, count, row};
+    return {seq.rows_per_query<T>(groups, head_k, 0).data, t.row, t.head, packed, count, row};
   }
   template <class T>
   XF_INLINE PackedRows<T> per_row(const FwdParams& p, T* values) const {

@@ -8,7 +8,7 @@ namespace xeflash::cpu {
 
 using Floats = f32x16;
 using Ints = i32x16;
-using Mask = i32x16;  // result of a comparison: -1 where it holds, else 0
+using Bools = i32x16;  // result of a comparison: -1 where it holds, else 0
 
 XF_INLINE i32x16 max(i32x16 a, i32x16 b) { return a > b ? a : b; }
 XF_INLINE f32x16 exp2(f32x16 x) { return select(x > f32x16(127.f), f32x16(kInf), exp2<6>(x)); }
@@ -22,7 +22,7 @@ XF_INLINE f32x16 sqrt(f32x16 x) { return __builtin_elementwise_sqrt(x); }
 XF_INLINE i32x16 select(i32x16 c, i32x16 a, i32x16 b) { return c ? a : b; }
 XF_INLINE i32x16 select(bool c, i32x16 a, i32x16 b) { return c ? a : b; }
 
-XF_INLINE i32x16 to_mask(bool x) { return i32x16(-static_cast<int>(x)); }
+XF_INLINE i32x16 to_bools(bool x) { return i32x16(-static_cast<int>(x)); }
 XF_INLINE i32x16 to_ints(i32x16 mask) { return -mask; }
 // These use SPIR-V's own operation: the compiler would turn the conversion of ints that are 0 or -1
 // into a conversion of bits, which gives 0 and 1.

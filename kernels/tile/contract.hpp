@@ -165,12 +165,12 @@ concept Number = requires(V a) {
   { V(select(a < a, a, a)) } -> std::same_as<V>;
 };
 static_assert(Number<Floats> && Number<float>);
-static_assert(requires(Floats f, Ints i, Mask m, const float* data) {
+static_assert(requires(Floats f, Ints i, Bools m, const float* data) {
   { Floats(sqrt(f)) + Floats(tanh(f)) + Floats(log2_of_any(f)) };
   { rounded<T>(f) };
   { Ints(at_most(i, 3)) + Ints(to_ints(m)) };
   { Floats(signed_to_floats(i)) + Floats(to_floats<Floats>(i)) };
-  { Mask(to_mask(true)) };
+  { Bools(to_bools(true)) };
   { Floats(value_at(data, i)) };
   { lowest_of(Ints(lane_index() + kLanes)) } -> std::same_as<int>;
 });

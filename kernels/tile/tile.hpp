@@ -77,14 +77,14 @@
 // Numbers, one lane or a vector of lanes:
 //
 //   bf16                       an element of 16 bits
-//   Floats, Ints, Mask         vectors of fp32, of int32, of the results of a comparison
+//   Floats, Ints, Bools        vectors of fp32, of int32, of the results of a comparison
 //   lane_index, kLanes         the vector 0, 1, ...; its number of lanes
 //   lowest_of                  the least of a vector of integers
 //   select, max, at_most       a where a mask holds, else b; the larger; the smaller integer
 //   rounded<T>                 the value that remains when a value is stored as T
 //   magnitude, inverse, divide, sqrt, tanh
 //   exp2, log2, log2_of_any    log2 takes finite positive values, log2_of_any takes any
-//   to_floats, signed_to_floats, to_ints, to_mask
+//   to_floats, signed_to_floats, to_ints, to_bools
 //                              convert as C++ does
 //   gather, value_at, add_at   read elements of an array at some positions; add to them in order
 //   multiply_high              the upper 32 bits of a product

@@ -8,17 +8,17 @@ namespace xeflash::xe {
 
 using Floats = floats;
 using Ints = ints;
-using Mask = lane_mask;
+using Bools = lane_mask;
 
 XF_INLINE ints max(ints a, ints b) { return esimd::max<int>(a, b); }
 XF_INLINE ints select(lane_mask c, ints a, ints b) {
   b.merge(a, c);
   return b;
 }
-XF_INLINE lane_mask to_mask(bool x) { return lane_mask(x ? 1 : 0); }
+XF_INLINE lane_mask to_bools(bool x) { return lane_mask(x ? 1 : 0); }
 // Not c ? a : b: IGC compiles a select of vectors by a scalar for the first lane only.
-XF_INLINE floats select(bool c, floats a, floats b) { return select(to_mask(c), a, b); }
-XF_INLINE ints select(bool c, ints a, ints b) { return select(to_mask(c), a, b); }
+XF_INLINE floats select(bool c, floats a, floats b) { return select(to_bools(c), a, b); }
+XF_INLINE ints select(bool c, ints a, ints b) { return select(to_bools(c), a, b); }
 XF_INLINE floats exp2(floats x) { return esimd::exp2(x); }
 XF_INLINE floats log2(floats x) { return esimd::log2(x); }
 XF_INLINE floats log2_of_any(floats x) { return esimd::log2(x); }

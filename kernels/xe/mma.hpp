@@ -33,6 +33,15 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
   }
 }
 
+// Calls f(0), f(1), ... with constants. The compiler does not unroll a loop beyond some size, and
+// an array of registers whose index is no constant is moved element by element.
+template <int Count, class F>
+XF_INLINE void in_steps(F f) {
+  [&]<int... Step>(std::integer_sequence<int, Step...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, Step>()), ...);
+  }(std::make_integer_sequence<int, Count>());
+}
+
 // S = A K^T. A step multiplies one chunk of columns of every key: of all N keys, or of this team
 // member's share of them. While it does, the loads of the next step are in flight, if Q, O and S (6
 // bytes per row and column, 4 per row and key) leave room for them.
@@ -48,27 +57,29 @@ XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
   typename Chunks::Stream stream(K);
   typename LeftTile::Stream rows(A);
   simd<T, kColumns * kLanes> chunk[kAhead + 1][kBlocks];
-  XF_UNROLL for (int step = 0; step < kSteps + kAhead; ++step) {
-    if (step < kSteps) {
+  in_steps<kSteps + kAhead>([&](auto at) __attribute__((always_inline)) {
+    constexpr int step = at;
+    if constexpr (step < kSteps) {
       stream.move_to(step);
       XF_UNROLL for (int n = 0; n < kBlocks; ++n) {
         chunk[step % (kAhead + 1)][n] = stream.load(step, first + n);
       }
     }
-    if (step < kAhead) continue;
-    const int c = step - kAhead, column = c * kColumns;
-    rows.move_to(column);
-    XF_UNROLL for (int r = 0; r < R / 8; ++r) {
-      const auto a = rows.block(r, column);
-      XF_UNROLL for (int n = 0; n < kBlocks; ++n) {
-        const auto& B = chunk[c % (kAhead + 1)][n];
-        if constexpr (sizeof(T) == 2)
-          multiply<T>(S.block(r, n), B, a, c == 0);
-        else
-          multiply<kColumns>(S.block(r, n), B, a, column % kWidth, c == 0);
+    if constexpr (step >= kAhead) {
+      constexpr int c = step - kAhead, column = c * kColumns;
+      rows.move_to(column);
+      XF_UNROLL for (int r = 0; r < R / 8; ++r) {
+        const auto a = rows.block(r, column);
+        XF_UNROLL for (int n = 0; n < kBlocks; ++n) {
+          const auto& B = chunk[c % (kAhead + 1)][n];
+          if constexpr (sizeof(T) == 2)
+            multiply<T>(S.block(r, n), B, a, c == 0);
+          else
+            multiply<kColumns>(S.block(r, n), B, a, column % kWidth, c == 0);
+        }
       }
     }
-  }
+  });
   if constexpr (kScaled<Block>) scale_columns(S, K.memory.scales.from(first * kLanes));
 }
 

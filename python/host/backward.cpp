@@ -28,7 +28,7 @@ struct Results {
   std::array<int32_t, kMaxCapturedArrays> first_of_capture{};
 
   py::tuple objects() const;
-  Shares shares_of_bias() const {
+  Extents extents_of_bias() const {
     if (!dbias.data) return {};
     const auto size = [&](int axis) { return static_cast<int32_t>(dbias.shape[axis]); };
     return {size(0), size(1), size(2), size(3)};
@@ -324,11 +324,11 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
       add(of_scores(Algorithm::kBackwardK), p.sk, p.batch * p.heads_k);
   }
   if (to.dbias.data && p.has_scores()) {
-    const Shares shares = to.shares_of_bias();
+    const Extents extents = to.extents_of_bias();
     Desc desc = of_scores(Algorithm::kBackwardBias);
     desc.bias_gradient = to.dbias.dtype;
-    if (shares.rows == 1) desc.rows = 1;  // one thread goes over all rows
-    add(desc, shares.rows, int64_t{shares.batches} * shares.heads, shares.keys);
+    if (extents.rows == 1) desc.rows = 1;  // one thread goes over all rows
+    add(desc, extents.rows, int64_t{extents.batches} * extents.heads, extents.keys);
   }
   if (to.dalibi.data && p.has_queries()) {
     Desc desc = of_scores(Algorithm::kBackwardBias);
@@ -372,7 +372,7 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
   params.dv = arg(to.dv);
   if (const Array& a = to.dbias; a.data)
     params.dbias = {a.data, a.strides[0], a.strides[1], a.strides[2], 1};
-  params.bias = to.shares_of_bias();
+  params.bias = to.extents_of_bias();
   params.dalibi = reinterpret_cast<float*>(to.dalibi.data);
   params.dalibi_batch = p.alibi.ndim == 2 ? p.heads_q : 0;
   params.dsinks = reinterpret_cast<float*>(to.dsinks.data);
