@@ -18,7 +18,7 @@ DEVICES = {name: name for name in ARCHITECTURES}
 DEVICES |= {"bmg-g31": "bmg", "lnl": "bmg", "ptl": "bmg", "arl-h": "dg2", "ats-m": "dg2"}
 MAX_HEAD_DIM = 576
 
-# A change of scores (softcap, ALiBi, bias, score_mod) wants registers too, as does widening what is quantised: 16 rows
+# A change of scores (softcap, ALiBi, bias, score_mod), or documents, want registers too, as does widening what is quantised: 16 rows
 # then spill. "busy": plain, but with rows of several heads in a tile, or with random numbers.
 # arch, dtype, access, scores, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
@@ -167,12 +167,13 @@ def row_of(desc: Desc) -> Row:
 
 def _is_heavy(desc: Desc) -> bool:
     """Whether the scores of the backward pass, and their slopes, take many registers."""
-    features = len(desc.hooks) + (desc.bias is not None) + desc.dropout
+    features = len(desc.hooks) + (desc.bias is not None) + desc.dropout + (desc.mask != "Window")
     return desc.score_mod is not None or features > 1
 
 
 def _changes_scores(desc: Desc) -> bool:
-    return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None
+    """Whether scores are more than products, or are hidden by more than their positions."""
+    return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None or desc.mask != "Window"
 
 
 def blocks(desc: Desc) -> tuple[int, int]:
