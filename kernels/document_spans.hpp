@@ -1,5 +1,5 @@
-// Of each span of positions the least and the greatest id of a document, for attention/documents.hpp.
-// One work-item per span of a sequence.
+// The least and the greatest document id of each span of positions, which attention/documents.hpp
+// reads. One work-item per span of a sequence.
 #pragma once
 
 #include "attention/documents.hpp"

@@ -50,8 +50,8 @@ struct DocumentIds {
     const int end = (count - 1) / kSpan + 1;
     for (int span = position / kSpan; span < end; span += kLanes) {
       const auto each = lane_index() + span, here = at_most(each, end - 1);
-      const auto meets = (value_at(least, here) <= ids.greatest) &
-                         (value_at(greatest, here) >= ids.least);
+      const auto meets =
+          (value_at(least, here) <= ids.greatest) & (value_at(greatest, here) >= ids.least);
       const int found = lowest_of(select(meets, each, Ints(end)));
       if (found < end) return larger(position, found * kSpan);
     }

@@ -48,7 +48,8 @@ struct Window {  // a Mask
     return select(k < sk, select((ahead >= -left) & (ahead <= right), s, hidden), hidden);
   }
 
-  // Hides scores of a tile besides; query(r) is the query of row r. Transposed, columns are queries.
+  // Hides scores of a tile besides; query(r) is the query of row r. Transposed, columns are
+  // queries.
   template <bool kTransposed, class Tile, class Query>
   XF_INLINE void hide_in(Tile&, int, int, Query) const {}
 

@@ -33,8 +33,8 @@ struct CacheArg {
 // The documents that sequences are made of, see documents.hpp.
 constexpr int kSpan = 64;  // positions
 struct DocumentsArg {
-  const int32_t* ids;         // of positions
-  int32_t *least, *greatest;  // of the ids of a span
+  const int32_t* ids;          // of positions
+  int32_t *least, *greatest;   // of the ids of a span
   int64_t batch, batch_spans;  // strides; 0: all sequences have the same
 };
 

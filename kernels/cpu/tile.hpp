@@ -142,9 +142,8 @@ struct Numbers {
 // f(value, number of the row, number of the column)
 template <int R, int C, class F>
 XF_INLINE void each(Tile<R, C>& t, const Numbers<R>& rows, const Numbers<C>& columns, F f) {
-  t.each_vector(t.cols, [&](f32x16& v, int c, int r) __attribute__((always_inline)) {
-    v = f(v, rows.x[r], columns.at(c));
-  });
+  t.each_vector(t.cols, [&](f32x16& v, int c, int r)
+                            __attribute__((always_inline)) { v = f(v, rows.x[r], columns.at(c)); });
 }
 
 // f(value, slope, row, column) changes both, of two tiles.

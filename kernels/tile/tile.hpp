@@ -50,8 +50,8 @@
 //
 //   Group                      how many threads do what, which of them this one is, and where they
 //                              meet: xe/threads.hpp
-//   Pooled, Joint, joined      where the parts of a left operand come together; with the maxima that
-//                              they are relative to; P of all threads of a team
+//   Pooled, Joint, joined      where the parts of a left operand come together; the same with the
+//                              maxima that they are relative to; P of all threads of a team
 //   Handed                     a tile that one of a pair hands to the other
 //   merge_turns, sum_of_team   merge what threads found that took turns at the keys; add up l
 //   shared_bytes, allocate_shared

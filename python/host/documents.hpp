@@ -9,7 +9,9 @@ namespace xeflash {
 class DocumentSpans {
  public:
   DocumentSpans(const Problem& problem, const Place& place);
-  int64_t floats() const { return sequences_ * (2 * spans_); }  // that they take of a scratch; 0: none
+  int64_t floats() const {
+    return sequences_ * (2 * spans_);
+  }  // that they take of a scratch; 0: none
   void launch(Launcher& launcher, FwdParams& params, float* scratch) const;
 
  private:

@@ -133,7 +133,8 @@ py::tuple forward(const FwdRequest& r) {
   Scratch scratch;
   const DocumentSpans documents(p, place);
   const Shared shared = kernels ? share_out(p, r, desc, *kernels, place, params) : Shared{};
-  if (const int64_t floats = shared.floats + documents.floats()) scratch.allocate(place, p.q, floats);
+  if (const int64_t floats = shared.floats + documents.floats())
+    scratch.allocate(place, p.q, floats);
   params.partial = scratch.data;
   count_writes(p, r, to.out);
   submit(place, [&](Launcher& launch) {

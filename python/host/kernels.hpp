@@ -40,7 +40,7 @@ enum class Algorithm : uint8_t {
 const char* name_of(Algorithm algorithm);  // as Python knows it
 
 enum class ScoreHooks : uint32_t {};  // bits of kScoreHooks (score_hooks.hpp)
-enum class MaskKind : uint8_t {};         // a row of kMasks there
+enum class MaskKind : uint8_t {};     // a row of kMasks there
 
 // What changes the code of a kernel: Desc in tune/desc.py, which explains it. Everything else
 // (lengths, strides, masks by position) is a parameter.

@@ -227,22 +227,36 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
 void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
   const char *f = check.function(), *name = "document_ids";
   if (r.documents.is_none()) return;
-  const bool is_part = !r.part.other_lse.is_none() || !r.part.q_start.is_none() || !r.part.k_start.is_none();
-  for (const auto& [given, other] : {std::pair{p.cache.given, "a cache of keys"}, {p.packed, "cu_seqlens_q"}, {is_part, "other_lse, q_start or k_start"}}) {
-    if (given) check.refuse<NotImplemented>(std::string(name) + " must be None with " + other + ", got an array");
+  const bool is_part =
+      !r.part.other_lse.is_none() || !r.part.q_start.is_none() || !r.part.k_start.is_none();
+  for (const auto& [given, other] : {std::pair{p.cache.given, "a cache of keys"},
+                                     {p.packed, "cu_seqlens_q"},
+                                     {is_part, "other_lse, q_start or k_start"}}) {
+    if (given)
+      check.refuse<NotImplemented>(std::string(name) + " must be None with " + other +
+                                   ", got an array");
   }
   p.documents = read_array(r.documents, f, name);
   const Array& a = p.documents;
   XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
-  const bool fits = (a.ndim == 1 || (a.ndim == 2 && (a.shape[0] == p.batch || a.shape[0] == 1))) && a.shape[a.ndim - 1] == p.sk;
-  XF_REQUIRE(check, fits, name, "must have shape [" + number(p.sk) + "] or [" + number(p.batch) + ", " + number(p.sk) + "], an id per row of " + p.k_name, a.describe_shape(), a);
+  const bool fits = (a.ndim == 1 || (a.ndim == 2 && (a.shape[0] == p.batch || a.shape[0] == 1))) &&
+                    a.shape[a.ndim - 1] == p.sk;
+  XF_REQUIRE(check, fits, name,
+             "must have shape [" + number(p.sk) + "] or [" + number(p.batch) + ", " + number(p.sk) +
+                 "], an id per row of " + p.k_name,
+             a.describe_shape(), a);
   constexpr int64_t kMostIds = 1 << 30;  // their bytes are counted in 32 bits
-  XF_REQUIRE(check, p.sk < kMostIds, name, "must have fewer than 2^30 ids of a sequence", number(p.sk), a);
+  XF_REQUIRE(check, p.sk < kMostIds, name, "must have fewer than 2^30 ids of a sequence",
+             number(p.sk), a);
   check.require_same_place(a, name, p.q, p.q_name);
   if (p.sq > p.sk)
-    check.refuse(std::string(p.q_name) + ".length must be at most " + p.k_name + ".length (" + number(p.sk) + ") with document_ids, as queries are the last positions of keys, got " + number(p.sq));
+    check.refuse(
+        std::string(p.q_name) + ".length must be at most " + p.k_name + ".length (" + number(p.sk) +
+        ") with document_ids, as queries are the last positions of keys, got " + number(p.sq));
   if (!r.bottom_right && p.sq != p.sk)
-    check.refuse(std::string("bottom_right must be True with document_ids where ") + p.q_name + " is shorter than " + p.k_name + ", as queries are the last positions of keys, got False");
+    check.refuse(std::string("bottom_right must be True with document_ids where ") + p.q_name +
+                 " is shorter than " + p.k_name +
+                 ", as queries are the last positions of keys, got False");
   p.documents = with_contiguous_rows(std::move(p.documents), f, name);
 }
 

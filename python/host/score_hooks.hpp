@@ -43,7 +43,8 @@ constexpr ScoreHook kMasks[] = {
     {"Documents", [](const Problem& p, const FwdRequest&) { return p.documents.data != nullptr; },
      [](FwdParams& to, const Problem& p, const FwdRequest&) {
        to.documents.ids = reinterpret_cast<const int32_t*>(p.documents.data);
-       to.documents.batch = p.documents.ndim == 2 && p.documents.shape[0] > 1 ? p.documents.strides[0] : 0;
+       to.documents.batch =
+           p.documents.ndim == 2 && p.documents.shape[0] > 1 ? p.documents.strides[0] : 0;
      }},
 };
 

@@ -18,8 +18,8 @@ DEVICES = {name: name for name in ARCHITECTURES}
 DEVICES |= {"bmg-g31": "bmg", "lnl": "bmg", "ptl": "bmg", "arl-h": "dg2", "ats-m": "dg2"}
 MAX_HEAD_DIM = 576
 
-# A change of scores (softcap, ALiBi, bias, score_mod), or documents, want registers too, as does widening what is quantised: 16 rows
-# then spill. "busy": plain, but with rows of several heads in a tile, or with random numbers.
+# A change of scores (softcap, ALiBi, bias, score_mod) wants registers too, as does widening what is quantised: 16 rows
+# then spill. "busy": plain, but with rows of several heads in a tile, with random numbers, or with documents.
 # arch, dtype, access, scores, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
@@ -140,8 +140,9 @@ def row_of(desc: Desc) -> Row:
                 f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
                 "the SYCL CPU device takes any"
             )
-    changed = _changes_scores(desc) or desc.cache_dtype is not None
-    busy = desc.packed_heads or desc.dropout
+    hides = desc.mask != "Window"
+    changed = _changes_scores(desc) or desc.cache_dtype is not None or (hides and desc.algorithm != "flash_fwd")
+    busy = desc.packed_heads or desc.dropout or hides
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     if desc.algorithm == "flash_bwd_dkv":
         kinds = ["*", "heavy"] if _is_heavy(desc) else ["*"] if changed or desc.dropout else ["*", "plain"]
@@ -172,8 +173,7 @@ def _is_heavy(desc: Desc) -> bool:
 
 
 def _changes_scores(desc: Desc) -> bool:
-    """Whether scores are more than products, or are hidden by more than their positions."""
-    return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None or desc.mask != "Window"
+    return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None
 
 
 def blocks(desc: Desc) -> tuple[int, int]:
@@ -298,7 +298,7 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
         # Both of a pair have room for K and for V; without pairs a thread has both sums.
     most = _BACKWARD_COLUMNS[desc.algorithm] // (2 if desc.arch == "dg2" else 1)
     half = most // 2
-    if _changes_scores(desc):
+    if _changes_scores(desc) or desc.mask != "Window":
         most = min(most, 64)
     widest = max(desc.head_dim, desc.head_dim_v) if desc.algorithm == "flash_bwd_dkv" else desc.head_dim
     parts = max(-(-widest // most), 2 if widest > half else 1)
