@@ -150,7 +150,7 @@ def flash_attn_func(
         s_aux: (H,) sink logits that join the softmax without a value.
         num_splits: of the keys of a single query, each computed on its own, then merged; 0 chooses.
         score_mod, captures: C++ that changes a score, see ``attention``.
-        document_ids: int32 (Sk,) or (B, Sk), the document of each key: a query sees those of its own, see ``attention``.
+        document_ids: int32 (Sk,) or (B, Sk), the document of each key; a query sees those of its own (``attention``).
 
     >>> import numpy as np, xeflash
     >>> q = np.random.default_rng(0).standard_normal((2, 7, 8, 128), np.float32)

@@ -80,7 +80,8 @@ class Dense:
             "causal": self.window == (-1, 0), f"window{self.window}": self.window not in ((-1, -1), (-1, 0)),
             "top-left": self.top_left, "softcap": self.softcap > 0, "alibi": self.alibi,
             f"{self.mask} mask": bool(self.mask), "of lowest numbers": self.lowest, "sinks": self.sinks,
-            "dropout": self.dropout > 0, "score_mod": self.score_mod, "documents": self.documents, f"scale {self.scale}": self.scale is not None,
+            "dropout": self.dropout > 0, "score_mod": self.score_mod, "documents": self.documents,
+            f"scale {self.scale}": self.scale is not None,
         }  # fmt: skip
         return " ".join([kind, self.dtype, dims, shape, *(word for word, is_so in words.items() if is_so)])
 

@@ -19,7 +19,7 @@ DEVICES |= {"bmg-g31": "bmg", "lnl": "bmg", "ptl": "bmg", "arl-h": "dg2", "ats-m
 MAX_HEAD_DIM = 576
 
 # A change of scores (softcap, ALiBi, bias, score_mod) wants registers too, as does widening what is quantised: 16 rows
-# then spill. "busy": plain, but with rows of several heads in a tile, or with random numbers.
+# then spill. "busy": plain, but with rows of several heads in a tile, with random numbers, or with documents.
 # arch, dtype, access, scores, rows <=, head dim <=, block_q (rows a thread), block_k (keys)
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
@@ -141,8 +141,9 @@ def row_of(desc: Desc) -> Row:
                 f"xeflash: {name} on a GPU must be a multiple of 8, at most {MAX_HEAD_DIM}, got {dim}; "
                 "the SYCL CPU device takes any"
             )
-    changed = _changes_scores(desc) or desc.cache_dtype is not None
-    busy = desc.packed_heads or desc.dropout
+    hides = desc.mask != "Window"
+    changed = _changes_scores(desc) or desc.cache_dtype is not None or (hides and desc.algorithm != "flash_fwd")
+    busy = desc.packed_heads or desc.dropout or hides
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     if desc.algorithm == "flash_bwd_dkv":
         kinds = ["*", "heavy"] if _is_heavy(desc) else ["*"] if changed or desc.dropout else ["*", "plain"]
@@ -168,7 +169,7 @@ def row_of(desc: Desc) -> Row:
 
 def _is_heavy(desc: Desc) -> bool:
     """Whether the scores of the backward pass, and their slopes, take many registers."""
-    features = len(desc.hooks) + (desc.bias is not None) + desc.dropout
+    features = len(desc.hooks) + (desc.bias is not None) + desc.dropout + (desc.mask != "Window")
     return desc.score_mod is not None or features > 1
 
 
@@ -298,7 +299,7 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
         # Both of a pair have room for K and for V; without pairs a thread has both sums.
     most = _BACKWARD_COLUMNS[desc.algorithm] // (2 if desc.arch == "dg2" else 1)
     half = most // 2
-    if _changes_scores(desc):
+    if _changes_scores(desc) or desc.mask != "Window":
         most = min(most, 64)
     widest = max(desc.head_dim, desc.head_dim_v) if desc.algorithm == "flash_bwd_dkv" else desc.head_dim
     parts = max(-(-widest // most), 2 if widest > half else 1)
