@@ -80,6 +80,7 @@ XF_CALL(fill, Score, fill(x, 0.f));
 XF_CALL(mma_ABt, Score, mma_ABt(x, some<const Query>(), some<const Key>()));
 XF_CALL(mma_AB, Output, mma_AB(x, some<const Left<T, R, N>>(), some<const Value>()));
 XF_CALL(each, Score, each(x, 0, 0, unchanged));
+XF_CALL(each_by_numbers, Score, each(x, Numbers<R>(itself), Numbers<N>(itself), unchanged));
 XF_CALL(each_of_numbers, Score, each(x, some<Numbers<R>>(), some<Numbers<N>>(), unchanged));
 XF_CALL(map, const Rowwise, {map(itself, x)}->std::same_as<Rowwise>);
 XF_CALL(any_above, const Score,
@@ -171,6 +172,8 @@ static_assert(requires(Floats f, Ints i, Bools m, const float* data) {
   { Ints(at_most(i, 3)) + Ints(to_ints(m)) };
   { Floats(signed_to_floats(i)) + Floats(to_floats<Floats>(i)) };
   { Bools(to_bools(true)) };
+  { lowest_of(i) } -> std::same_as<int>;
+  { Ints(lane_index()) };
   { Floats(value_at(data, i)) };
   { lowest_of(Ints(lane_index() + kLanes)) } -> std::same_as<int>;
 });
