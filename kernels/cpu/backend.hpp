@@ -12,6 +12,7 @@
 #include "cpu/results.hpp"
 #include "cpu/row_memory.hpp"
 #include "cpu/row_mma.hpp"
+#include "cpu/team.hpp"
 #include "cpu/upright.hpp"
 
 // Kernels are inlined into the entry point that the compiler makes of them: otherwise the CPU

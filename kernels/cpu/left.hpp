@@ -45,13 +45,6 @@ using LeftBeside = Left<T, R, C>;
 
 template <class T, int R, int N>
 using PartOfLeft = Left<T, R, N>;
-template <class T, int R, int N, int Begin>
-struct Joint {};
-template <class, class Probs, class Output, class Max, class Sum, class Decay>
-XF_INLINE const Probs& joined(const Probs& P, Output&, Max&, Sum&, const Decay&) {
-  return P;
-}
-
 template <int C, class T>
 XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c on; beyond C: 0
   u32x16 v = {};
@@ -118,19 +111,5 @@ XF_INLINE void narrow(Left<T, R, C>& P, const Tile<R, C>& S) {
     }
   }
 }
-
-// The place where the parts that the threads of a team make come together: here one work-item makes
-// the whole operand.
-template <class T, int R, int N, int Begin>
-struct Pooled {
-  XF_INLINE void give(const Left<T, R, N>&) {}
-  XF_INLINE const Left<T, R, N>& all(const Left<T, R, N>& own) { return own; }
-};
-
-// The tile that one of a pair hands to the other: there are no pairs here.
-template <int R, int C, int Begin>
-struct Handed {
-  XF_INLINE void give(const Tile<R, C>&) {}
-};
 
 }  // namespace xeflash::cpu
