@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from xeflash.selftest.reference import Features, distance, dropout_scale, modified, to_float64, visible
+from xeflash.selftest.reference import Features, distance, dropout_scale, modified, seen_by, to_float64
 from xeflash.selftest.tolerance import Array, compare, judge, limit_of
 
 Moved: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -92,7 +92,7 @@ def torch_attention(
     simple = f.softcap == 0 and f.alibi is None and f.sinks is None and f.dropout == 0 and f.score_mod is None
     mask, (rows, keys) = None if f.mask is None else torch.as_tensor(f.mask), (q.shape[2], k.shape[2])
     if simple and (mask is None or mask.dtype == torch.bool) and keys > 0:
-        seen = torch.from_numpy(visible(rows, keys, f.window, f.top_left))
+        seen = torch.from_numpy(seen_by(rows, keys, f))
         hidden = (seen if mask is None else seen & mask).expand(*q.shape[:3], keys)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         out = F.scaled_dot_product_attention(q, k, v, hidden, scale=f.scale)
@@ -122,7 +122,7 @@ def formula(
     if f.mask is not None:
         mask = torch.as_tensor(f.mask)
         s = s.masked_fill(~mask, -np.inf) if mask.dtype == torch.bool else s + mask.to(work)
-    s = modified(s, f).masked_fill(~torch.from_numpy(visible(rows, keys, f.window, f.top_left)), -np.inf)
+    s = modified(s, f).masked_fill(~torch.from_numpy(seen_by(rows, keys, f)), -np.inf)
     if f.sinks is not None:
         s = torch.cat([s, torch.as_tensor(f.sinks).to(work)[:, None, None].expand(batch, -1, rows, 1)], dim=-1)
     empty = (s == -np.inf).all(dim=-1)

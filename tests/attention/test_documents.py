@@ -9,7 +9,7 @@ import plain
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, from_array, to_array
+from arrays import DTYPES, from_array, to_array, to_xpu
 from gradients import DOCUMENTS, Case
 from tolerance import check_attention
 from xeflash.selftest.reference import Features
@@ -156,8 +156,8 @@ def test_gradients_pass_over_blocks_on_gpu(xpu):
         pytest.skip("only a simulator counts instructions")
 
     def products(ids: torch.Tensor) -> list[int]:
-        q, k, v = (x.to(xpu).requires_grad_() for x in plain.make(512, 512, 1, 2, 2, dtype=torch.bfloat16))
-        out = xeflash.attention(q, k, v, document_ids=ids[:512].int().to(xpu))
+        q, k, v = (to_xpu(x).requires_grad_() for x in plain.make(512, 512, 1, 2, 2, dtype=torch.bfloat16))
+        out = xeflash.attention(q, k, v, document_ids=to_xpu(ids[:512].int()))
         sim.clear_launches()
         out.sum().backward()
         return [record.dpas for record in sim.last_launches() if "flash_bwd" in record.kernel]

@@ -483,8 +483,10 @@ def test_operators_do_the_same(function, argument):
 
 # One graph for what can be said at once; each argument by itself is long.
 TOGETHER = {
-    "attention": "attn_mask is_causal scale softcap alibi_slopes sinks return_lse bottom_right document_ids".split(),
-    "flash_attn_func": "document_ids window_size softcap alibi_slopes s_aux return_attn_probs softmax_scale".split(),
+    "attention": ("attn_mask", "is_causal", "scale", "softcap", "alibi_slopes", "sinks", "return_lse", "bottom_right")
+    + ("document_ids",),
+    "flash_attn_func": ("window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs", "softmax_scale")
+    + ("document_ids",),
     "flash_attn_varlen_func": ("seqused_k", "window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs"),
     "flash_attn_with_kvcache": ("k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved", "causal", "s_aux"),
 }

@@ -100,6 +100,15 @@ def visible(rows: int, keys: int, window: tuple[int, int], top_left: bool) -> Ar
     return seen
 
 
+def seen_by(rows: int, keys: int, f: Features) -> Array:
+    """The same, (B, 1, Sq, Sk) where there are documents: a row sees keys of its own."""
+    seen = visible(rows, keys, f.window, f.top_left)
+    if f.documents is None:
+        return seen
+    ids = np.atleast_2d(to_numpy(f.documents))[:, None]
+    return np.asarray(seen & (ids[..., keys - rows :, None] == ids[..., None, :]))
+
+
 def distance(rows: int, keys: int, top_left: bool) -> Array:
     """j - (i + shift), (Sq, Sk)."""
     shift = 0 if top_left else keys - rows
@@ -145,10 +154,7 @@ def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[
         mask = to_numpy(f.mask)
         s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + to_float64(mask)
     s = modified(s, f)
-    s = np.where(visible(rows, keys, f.window, f.top_left), s, -np.inf).astype(work)
-    if f.documents is not None:
-        ids = np.atleast_2d(to_numpy(f.documents))[:, None]
-        s = np.where(ids[..., keys - rows :, None] == ids[..., None, :], s, -np.inf)
+    s = np.where(seen_by(rows, keys, f), s, -np.inf).astype(work)
     size = np.maximum(size, np.abs(s))
 
     sinks = np.full((heads, 1, 1), -np.inf) if f.sinks is None else to_float64(f.sinks)[:, None, None]
