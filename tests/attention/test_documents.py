@@ -160,10 +160,12 @@ def test_gradients_pass_over_blocks_on_gpu(xpu):
         out = xeflash.attention(q, k, v, document_ids=to_xpu(ids[:512].int()))
         sim.clear_launches()
         out.sum().backward()
+        assert q.grad is not None and q.grad.cpu().isfinite().all()  # once all has run
         return [record.dpas for record in sim.last_launches() if "flash_bwd" in record.kernel]
 
-    for one, some in zip(products(ONE), products(EIGHT), strict=True):  # of dQ, of dK and dV
-        assert some <= one / 4 * 1.01
+    of_all, of_some = products(ONE), products(EIGHT)  # of dQ, with Delta, which takes all rows; of dK and dV
+    assert of_some[1] == of_all[1] / 4
+    assert of_some[0] < of_all[0] * 0.3
 
 
 # ---- what is refused ----------------------------------------------------------------------------
