@@ -67,9 +67,9 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
       typename Tiles::ScoreTile S, dP;
       mma_ABt(S, Q, K);  // S = Q K^T
       auto weights = S;
-      const auto P = scores.probabilities(weights, j);  // P = exp(S - m) / l
-      mma_ABt(dP, dO, V);                               // dP = dO V^T
-      const auto dS = scores.gradients(P, dP, j);       // dS = P (dP - Delta)
+      const auto P = scores.changed_probabilities(weights, j);  // P = exp(S - m) / l
+      mma_ABt(dP, dO, V);                                       // dP = dO V^T
+      const auto dS = scores.gradients(P, dP, j);               // dS = P (dP - Delta)
       add_of_captures<Config>(p, seq, work.head, dS.tile, S, rows.row, j.first(), sums);
     }
   }

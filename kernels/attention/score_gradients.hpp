@@ -206,6 +206,13 @@ struct ScoreGradients {
   XF_INLINE Elsewhere probabilities(Elsewhere&, const Blocks&) {
     return {};
   }
+  // P without the slopes: dS is then the gradient of the changed scores, not of the products.
+  template <class Tile, class Blocks>
+  XF_INLINE Weights<Tile, Part, Elsewhere> changed_probabilities(Tile& S, const Blocks& at) const {
+    Tile slopes;
+    changes.probabilities(S, slopes, at.is_full(), row, at.scored(), origins.at(at.scored()));
+    return {S};
+  }
 
   // dS = P (dP - Delta), in the place of dP. The pair meets before P is taken, and the team meets
   // once each thread has given its part of dS.
