@@ -83,7 +83,7 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
     for (int head = work.head; head < p.heads_q; head += extents.heads) {
       const int head_k = head / (p.heads_q / p.heads_k);
       BlocksOfKeys<Tiles> others(seq.rows_per_key<const T>(p.k, head_k),
-                                 seq.rows_per_key<const T>(p.v, head_k), {0, Tiles::d, Tiles::d});
+                                 seq.rows_per_key<const T>(p.v, head_k));
       for (RowSpan<Br> rows{work.block * Br, seq.sq}; !rows.is_empty(); rows.row += step) {
         auto seen = mask.template k_blocks<Bc>(rows.first(), rows.last());
         const auto own = mask.template k_blocks<Bc>(rows.row, rows.own_last());

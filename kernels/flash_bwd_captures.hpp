@@ -51,7 +51,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
     const auto range = mask.template k_blocks<Bc>(rows.row, rows.own_last());
     const int head_k = work.head / (p.heads_q / p.heads_k);
     BlocksOfKeys<Tiles> others(seq.rows_per_key<const T>(p.k, head_k),
-                               seq.rows_per_key<const T>(p.v, head_k), {0, Tiles::d, Tiles::d});
+                               seq.rows_per_key<const T>(p.v, head_k));
     Exchange<Tiles> exchange;
     ScoreGradients<Config, Tiles, OwnOrigin<ColVec<Br>>, OwnDelta<Br>> scores(
         p, seq, work.head, mask, load_origin<Br>(p, seq, work.head, rows.row),

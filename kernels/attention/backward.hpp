@@ -155,6 +155,14 @@ XF_INLINE auto both_ways(const Transposed& transposed, const Columns& columns, i
       transposed.brought(first), columns.brought(first)};
 }
 
+// Brings in the blocks that begin at a row, together with the group.
+template <class... Blocks>
+XF_INLINE void bring_together(int first, const Blocks&... blocks) {
+  Group::meet_staged();
+  (blocks.bring(first), ...);
+  Group::meet_staged();
+}
+
 // The queries of a head and the gradients of their outputs, in blocks of Br.
 template <class Tiles>
 struct QueriesAndGradients {
@@ -182,12 +190,7 @@ struct QueriesAndGradients {
   XF_INLINE void bring(int first) {
     next_q.fetch(first + kRows);
     next_dO.fetch(first + kRows);
-    Group::meet_staged();
-    q_t.bring(first);
-    dO_t.bring(first);
-    dO.bring(first);
-    q.bring(first);
-    Group::meet_staged();
+    bring_together(first, q_t, dO_t, dO, q);
   }
 };
 
@@ -208,18 +211,16 @@ struct BlocksOfKeys {
   Ahead<kRows, Tiles::d, Matrix> next_k;
   Ahead<kRows, Tiles::dv, Matrix> next_v;
 
-  XF_INLINE BlocksOfKeys(const Matrix& k_rows, const Matrix& v_rows, const OwnColumns& of_q)
+  // of_q: the columns of K that a product takes, if the tiles have such a product.
+  XF_INLINE BlocksOfKeys(const Matrix& k_rows, const Matrix& v_rows,
+                         const OwnColumns& of_q = {0, Tiles::d, Tiles::d})
       : k_t(k_rows), v_t(v_rows), k(of_q.right_of(k_rows)), next_k(k_rows), next_v(v_rows) {}
   XF_INLINE auto keys(int first) const { return both_ways(k_t, k, first); }
   XF_INLINE auto values(int first) const { return v_t.brought(first); }
   XF_INLINE void bring(int first) {
     next_k.fetch(first + kRows);
     next_v.fetch(first + kRows);
-    Group::meet_staged();
-    k_t.bring(first);
-    v_t.bring(first);
-    k.bring(first);
-    Group::meet_staged();
+    bring_together(first, k_t, v_t, k);
   }
 };
 

@@ -129,9 +129,7 @@ XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& 
   OfRows m(kNoScore);
   ColSum<Br> sum(OfRows(0.f));
   for (int j = range.next(range.begin, 1); j < range.end; j = range.next(j + 1, 1)) {
-    Group::meet_staged();
-    keys_t.bring(j * Bc);
-    Group::meet_staged();
+    bring_together(j * Bc, keys_t);
     if (own.has(j)) {
       Tile<Br, Bc> S, slopes;
       mma_ABt(S, Q, keys_t.brought(j * Bc));  // S = Q K^T
