@@ -12,7 +12,7 @@ DocumentSpans::DocumentSpans(const Problem& p, const Place& place) {
   desc.head_dim = desc.head_dim_v = 8;
   if (place.device.facts.type != "cpu") desc.access = Access::kDwords;
   kernels_ = &find_kernels(desc, place);
-  spans_ = (p.sk + kSpan - 1) / kSpan;
+  spans_ = divide_up(p.sk, kSpan);
   sequences_ = p.documents.ndim == 2 ? p.documents.shape[0] : 1;
   check_groups(static_cast<uint64_t>(spans_ * sequences_), desc.access);
 }

@@ -9,9 +9,8 @@ namespace xeflash {
 class DocumentSpans {
  public:
   DocumentSpans(const Problem& problem, const Place& place);
-  int64_t floats() const {
-    return sequences_ * (2 * spans_);
-  }  // that they take of a scratch; 0: none
+  // What they take of a scratch: 0 without documents.
+  int64_t floats() const { return 2 * spans_ * sequences_; }
   void launch(Launcher& launcher, FwdParams& params, float* scratch) const;
 
  private:

@@ -59,6 +59,8 @@ py::object standard_attention(const FwdRequest& r) {
   const Problem p = read_problem(r);
   if (!r.rest.is_none())
     throw py::value_error(r.function + ": rest must be None, as no backward pass follows, got one");
+  if (p.documents.data)
+    Checker(r.function).refuse<NotImplemented>("document_ids must be None, got an array");
   Place place = place_of(p.q);
   place.waits = true;
   if (!place.on_host && is_recording(place.queue)) {
