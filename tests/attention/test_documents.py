@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gradients
@@ -69,9 +70,12 @@ OF_GRADIENTS = [
     Case(documents="sorted", sizes=(1, 127), dlse=True),
     Case(documents="sorted", sizes=(127, 300), window="window", variant="softcap+alibi+bias", broadcast="1hqk"),
     Case(documents="random", window="causal", variant="dropout"),
-    Case(documents="sorted", sizes=(127, 300), window="causal", variant="snippet", entry="func"),
+    pytest.param(
+        Case(documents="sorted", sizes=(127, 300), window="causal", variant="snippet", entry="func"),
+        marks=pytest.mark.wide,
+    ),
     Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", documents="sorted"),
-    Case(("fp16", 64, 64), (127, 127), documents="random", variant="mask"),
+    pytest.param(Case(("fp16", 64, 64), (127, 127), documents="random", variant="mask"), marks=pytest.mark.wide),
 ]
 
 
@@ -116,16 +120,22 @@ def test_gradients_on_gpu(xpu, case):
 # ---- blocks that are passed over ----------------------------------------------------------------
 
 
-def counted(rows: int, ids: torch.Tensor) -> list[Any]:
-    """What a call on 1024 keys launches on a simulated GPU."""
+def launched_by(call: Callable[[], object]) -> list[Any]:
+    """What it launches on a simulated GPU."""
     from xeflash import sim
 
     if not sim.enabled():
         pytest.skip("only a simulator counts instructions")
-    arrays = [to_array(x, "gpu") for x in plain.make(rows, 1024, 1, 2, 2, dtype=torch.bfloat16)]
     sim.clear_launches()
-    from_array(plain.call(*arrays, document_ids=to_array(ids.int(), "gpu"), bottom_right=True)[0], "gpu")
+    call()
     return sim.last_launches()
+
+
+def counted(rows: int, ids: torch.Tensor) -> list[Any]:
+    """Of a call on 1024 keys."""
+    arrays = [to_array(x, "gpu") for x in plain.make(rows, 1024, 1, 2, 2, dtype=torch.bfloat16)]
+    words = {"document_ids": to_array(ids.int(), "gpu"), "bottom_right": True}
+    return launched_by(lambda: from_array(plain.call(*arrays, **words)[0], "gpu"))
 
 
 ONE, EIGHT = torch.zeros(1024), torch.arange(1024) // 128
@@ -142,26 +152,24 @@ def test_blocks_of_other_documents_are_not_multiplied_on_gpu(gpu, ids, rows):
 
 
 @pytest.mark.gpu
-def test_keys_of_other_documents_are_not_read_on_gpu(gpu):
-    (_, *all_read), (_, *read) = counted(1, ONE), counted(1, EIGHT)
+@pytest.mark.parametrize("ids", [EIGHT, APART], ids=["together", "apart"])
+def test_keys_of_other_documents_are_not_read_on_gpu(gpu, ids):
+    (_, *all_read), (_, *read) = counted(1, ONE), counted(1, ids)
     assert read[0].global_read < all_read[0].global_read / 4
 
 
 @pytest.mark.gpu
 @pytest.mark.xpu
 def test_gradients_pass_over_blocks_on_gpu(xpu):
-    from xeflash import sim
-
-    if not sim.enabled():
-        pytest.skip("only a simulator counts instructions")
-
     def products(ids: torch.Tensor) -> list[int]:
         q, k, v = (to_xpu(x).requires_grad_() for x in plain.make(512, 512, 1, 2, 2, dtype=torch.bfloat16))
         out = xeflash.attention(q, k, v, document_ids=to_xpu(ids[:512].int()))
-        sim.clear_launches()
-        out.sum().backward()
-        assert q.grad is not None and q.grad.cpu().isfinite().all()  # once all has run
-        return [record.dpas for record in sim.last_launches() if "flash_bwd" in record.kernel]
+
+        def gradients_of() -> None:
+            out.sum().backward()
+            assert q.grad is not None and q.grad.cpu().isfinite().all()  # once all has run
+
+        return [record.dpas for record in launched_by(gradients_of) if "flash_bwd" in record.kernel]
 
     of_all, of_some = products(ONE), products(EIGHT)  # of dQ, with Delta, which takes all rows; of dK and dV
     assert of_some[1] == of_all[1] / 4
