@@ -94,7 +94,7 @@ Shared share_out(const Problem& p, const FwdRequest& r, const Desc& desc, const 
 void launch_attention(Launcher& launch, const Desc& desc, const Kernels& kernels,
                       const ScoreModParams& params, uint64_t groups) {
   const auto launch_entry = [&](size_t entry, uint64_t groups, int threads) {
-    const sycl::kernel& kernel = *kernels.entries[entry];
+    const Entry& kernel = *kernels.entries[entry];
     if (desc.score_mod != ScoreModId::kNone) return launch(kernel, params, groups, threads);
     launch(kernel, static_cast<const FwdParams&>(params), groups, threads);
   };

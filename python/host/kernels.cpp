@@ -180,8 +180,12 @@ const Found& rehearse(const AnyDesc& desc, Rehearsal& rehearsal) {
     Found found{&kernels, ""};
   };
   const auto sizes = std::make_shared<Sizes>();
-  read(sizes->kernels, rehearsal.provider(describe_to_python(desc, rehearsal.device.facts)),
-       kSizes);
+  const py::tuple made = rehearsal.provider(describe_to_python(desc, rehearsal.device.facts));
+  for (const auto& name : made[0].cast<std::vector<std::string>>()) {
+    const Entry entry{name, nullptr, rehearsal.kept.size()};
+    sizes->kernels.entries.push_back(std::make_shared<Entry>(entry));
+  }
+  read(sizes->kernels, made[1], kSizes);
   rehearsal.kept.push_back(sizes);
   return sizes->found;
 }
@@ -214,7 +218,8 @@ const Found& find_any(const AnyDesc& desc, const Place& place) {
     kernels->entries.clear();
     py::gil_scoped_release nogil;
     for (const std::string& entry : entries) {
-      kernels->entries.push_back(load_kernel(place.queue, native, entry));
+      const Entry loaded{entry, load_kernel(place.queue, native, entry)};
+      kernels->entries.push_back(std::make_shared<Entry>(loaded));
     }
   };
   try {

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "access.hpp"
@@ -148,7 +149,7 @@ void describe_scores(Desc& desc, const Problem& problem, const FwdRequest& reque
 // Compiled kernels of an algorithm (ALGORITHMS in tune/desc.py), and the sizes that xeflash.tune
 // has for them.
 struct Kernels {
-  std::vector<sycl::kernel*> entries;
+  std::vector<std::shared_ptr<const Entry>> entries;
   int block_q = 0, block_k = 0;
   int rows_in_group = 0;
   int block_v = 0;         // columns of the output that a thread owns

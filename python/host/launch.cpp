@@ -1,5 +1,6 @@
 #include "launch.hpp"
 
+#include <algorithm>
 #include <new>
 
 #include "sizes.hpp"
@@ -76,7 +77,10 @@ void refuse_to_wait_while_recording(const Place& place, const Array& q, const ch
 }
 
 void Scratch::allocate(const Place& place, const Array& like, int64_t floats) {
-  if (rehearsal) return;
+  if (rehearsal) {
+    rehearsal->scratch_bytes = std::max<int64_t>(rehearsal->scratch_bytes, 4 * floats);
+    return;
+  }
   if (!place.on_host && like.stream_ordered) {
     array_ = new_array(like, DType::kF32, {floats});
     data = reinterpret_cast<float*>(array_.data);

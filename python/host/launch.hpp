@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "array.hpp"
@@ -25,11 +26,24 @@ struct Place {
 };
 Place place_of(const Array& array);
 
+// An entry point of a kernel.
+struct Entry {
+  std::string name;
+  const sycl::kernel* code = nullptr;  // null: its call is described, and launches nothing
+  size_t kernel = 0;                   // then: the place of its kernel among those of the call
+};
+
 // While it lives, calls of its thread are described and not run: their arrays are told of a device
 // that need not be there and need no memory, `provider(description)` gives the sizes of each kernel
-// that they ask for, and nothing is launched.
+// that they ask for and the names of its entries, and launches are only written down.
 class Rehearsal {
  public:
+  struct Launch {
+    const Entry* entry;
+    uint64_t groups;
+    int threads;  // of a group
+  };
+
   Rehearsal(DeviceFacts facts, py::object provider);
   ~Rehearsal();
   Rehearsal(const Rehearsal&) = delete;
@@ -37,7 +51,10 @@ class Rehearsal {
 
   const Device device;
   const py::object provider;
-  std::vector<std::shared_ptr<const void>> kept;  // as long as it lives
+  std::vector<std::shared_ptr<const void>> kept;  // as long as it lives: its kernels, in order
+  std::vector<Launch> launches;
+  int32_t splits = 1;         // of keys, the most of a call
+  int64_t scratch_bytes = 0;  // likewise
 };
 
 // A call that waits for its kernels cannot become part of a graph.
@@ -65,9 +82,14 @@ class Launcher {
   explicit Launcher(const Place& place) : place_(place) {}
 
   template <class Params>
-  void operator()(const sycl::kernel& kernel, const Params& params, uint64_t groups,
-                  int threads = 1) {
-    last_ = launch(place_.queue, kernel, params, groups, threads);
+  void operator()(const Entry& entry, const Params& params, uint64_t groups, int threads = 1) {
+    if (Rehearsal* rehearsal = Rehearsal::current()) {
+      rehearsal->launches.push_back({&entry, groups, threads});
+      if constexpr (requires { params.splits; })
+        rehearsal->splits = std::max<int32_t>(rehearsal->splits, params.splits);
+      return;
+    }
+    last_ = launch(place_.queue, *entry.code, params, groups, threads);
     if (!place_.in_order) last_.wait_and_throw();
     most_groups_ = std::max(most_groups_, groups);
   }
@@ -76,6 +98,7 @@ class Launcher {
     if (array.data) clear(array.data, bytes_of(array));
   }
   void clear(void* data, int64_t bytes) {
+    if (Rehearsal::current()) return;
     last_ = place_.queue.memset(data, 0, static_cast<size_t>(bytes));
     if (!place_.in_order) last_.wait_and_throw();
   }
@@ -92,12 +115,12 @@ class Launcher {
 // order of the place when it returns, or has ended where the call waits.
 template <class LaunchAll>
 void submit(const Place& place, LaunchAll launch_all) {
-  if (Rehearsal::current()) return;
+  Launcher launcher(place);
+  if (Rehearsal::current()) return launch_all(launcher);
   py::gil_scoped_release nogil;
   if (!place.in_order) place.queue.wait_and_throw();
   std::optional<WorkersRoam> roam;
   if (place.on_host) roam.emplace();
-  Launcher launcher(place);
   launch_all(launcher);
   if (place.waits) launcher.wait();
   if (roam) roam->finish(launcher.most_groups());

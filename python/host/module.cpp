@@ -121,16 +121,23 @@ py::bytes compile_spirv_from_python(uintptr_t queue, const std::string& spirv,
 }
 
 // Runs `call` on a device of these facts, but for its launches: `provider(description)` gives the
-// sizes of each kernel that it asks for.
-void describe_call(const py::object& call, const std::string& arch, const std::string& device,
-                   const std::string& driver, int units, const py::object& provider) {
+// entries and sizes of each kernel that it asks for. Returns the launches, each as (place of its
+// kernel, entry, groups, threads of a group), the splits of the keys, and the bytes that launches
+// share.
+py::tuple describe_call(const py::object& call, const std::string& arch, const std::string& device,
+                        const std::string& driver, int units, const py::object& provider) {
   DeviceFacts facts{};
   facts.name = device;
   facts.driver = driver;
   facts.arch = arch;
+  facts.type = arch.starts_with("cpu-") ? "cpu" : "gpu";
   facts.compute_units = facts.cores = units;
-  const Rehearsal rehearsal(std::move(facts), provider);
+  Rehearsal rehearsal(std::move(facts), provider);
   call();
+  py::list launches;
+  for (const Rehearsal::Launch& l : rehearsal.launches)
+    launches.append(py::make_tuple(l.entry->kernel, l.entry->name, l.groups, l.threads));
+  return py::make_tuple(launches, rehearsal.splits, rehearsal.scratch_bytes);
 }
 
 // Seconds that `groups` work-items of an entry of peak.hpp take on the host queue; those that read

@@ -6,6 +6,13 @@ import subprocess
 import sys
 
 import pytest
+from xeflash import _core
+from xeflash.bench.cases import Case
+from xeflash.bench.shares import call_of
+from xeflash.call.schema import BSHD
+from xeflash.jit.calls import shares_of
+from xeflash.jit.precompile import target
+from xeflash.runtime.interop import Placeholder
 
 PROGRAM = """
 import sys
@@ -105,6 +112,27 @@ def test_each_core_has_keys_of_a_decoding_step(cores_and_launches):
     for keys in (4096, 65536):
         splits, merged = launches[f"decode of {keys} keys"]
         assert share([1] * splits, cores) <= 1.25 and merged == 8
+
+
+def described(name: str):
+    """A call of attention in PROGRAM."""
+    heads, rows = (int(number) for number in [*re.findall(r"\d+", name), "0"][:2])
+    if not name.startswith("decode"):
+        phase = "backward" if name.startswith("backward") else "prefill"
+        return call_of(Case(phase, "fp32", 1, heads, heads, 64, rows, rows, name.endswith("causal")))
+    arrays = {"q": Placeholder((1, 1, 8, 64), "float32")}
+    arrays |= {f"{x}_cache": Placeholder((1, heads, 2, 64), "float32") for x in "kv"}  # the number is that of keys
+    return lambda: _core.forward(function="test", layout=BSHD, **arrays)
+
+
+def test_calls_are_described_as_they_are_launched(cores_and_launches):
+    cores, launches = cores_and_launches
+    names = [name for name in launches if "rows" in name or "decode" in name]
+    assert len(names) == 12
+    for name in names:
+        shares = shares_of(described(name), target("cpu").arch, cores)
+        assert [launch.threads for launch in shares.launches] == launches[name], name
+        assert shares.percent(shares.widest) == 25 * shares.widest.threads / cores
 
 
 def test_each_core_has_outputs_of_a_product(cores_and_launches):

@@ -1,26 +1,80 @@
-"""The kernels that a call asks for: the extension runs it without its launches, on a device that need not be there."""
+"""What a call asks of a device: the extension runs it without its launches, on a device that need not be there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from xeflash import _core
 from xeflash.jit.provide import source_of
-from xeflash.tune.desc import AnyDesc, Config, desc_of
+from xeflash.tune import Config, schedule
+from xeflash.tune.desc import AnyDesc, desc_of
 
 
-def kernels_of(call: Callable[[], object], arch: str, units: int, device: str = "", driver: str = "") -> list[AnyDesc]:
-    """In the order in which the call asks for them.
+@dataclass(frozen=True)
+class Launch:
+    """One of a call: an entry point of a kernel, and its work-groups. On CPUs a group is one work-item."""
 
-    `call` passes arrays of runtime.interop.Placeholder to the extension. `units`: compute units of the device, by which
-    it shares out the call; with 1, none is without work.
+    desc: AnyDesc
+    entry: str
+    groups: int
+    threads_of_group: int
+
+    @property
+    def threads(self) -> int:
+        """Of all groups."""
+        return self.groups * self.threads_of_group
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How a call is shared out over a device."""
+
+    kernels: tuple[AnyDesc, ...]  # in the order in which the call asks for them
+    launches: tuple[Launch, ...]  # in their order
+    splits: int  # of the keys; 1: they are not split
+    partial_bytes: int  # memory that a launch leaves results in for the next ones
+    units: int  # of the device
+    device_threads: int  # for which it has work at a time, as tune.Schedule counts them
+
+    @property
+    def widest(self) -> Launch:
+        """The launch of most threads, of those that do not merge what another one left."""
+        return max((x for x in self.launches if x.entry == x.desc.entries[0]), key=lambda x: x.threads)
+
+    def percent(self, launch: Launch) -> float:
+        """Its threads, of those of the device."""
+        return 100 * launch.threads / self.device_threads
+
+    def waves(self, launch: Launch) -> int:
+        """How often its threads fill the device, the last time perhaps in part."""
+        return -(-launch.threads // self.device_threads)
+
+
+def shares_of(call: Callable[[], object], arch: str, units: int, device: str = "", driver: str = "") -> Shares:
+    """How a call is shared out over a device of so many compute units: vector engines of a GPU, cores of a CPU.
+
+    `call` passes arrays of runtime.interop.Placeholder to the extension; if it calls several functions, splits and
+    bytes are the most that one of them has.
     """
     found: list[AnyDesc] = []
 
-    def sizes(values: dict[str, Any]) -> Config:
+    def sizes(values: dict[str, Any]) -> tuple[tuple[str, ...], Config]:
         found.append(desc_of(values))
-        return source_of(found[-1]).config
+        return found[-1].entries, source_of(found[-1]).config
 
-    _core.describe(call, arch, device, driver, units, sizes)
-    return found
+    launches, splits, partial_bytes = _core.describe(call, arch, device, driver, units, sizes)
+    return Shares(
+        kernels=tuple(found),
+        launches=tuple(Launch(found[kernel], entry, *counts) for kernel, entry, *counts in launches),
+        splits=splits,
+        partial_bytes=partial_bytes,
+        units=units,
+        device_threads=units * schedule(arch).threads_of_unit,
+    )
+
+
+def kernels_of(call: Callable[[], object], arch: str, units: int, device: str = "", driver: str = "") -> list[AnyDesc]:
+    """Those of `shares_of`; with one compute unit, none is without work."""
+    return list(shares_of(call, arch, units, device, driver).kernels)

@@ -1,0 +1,49 @@
+"""How the call of a case is shared out over a device, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xeflash import _core
+from xeflash.bench.cases import Case
+from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION
+from xeflash.jit.calls import Shares, shares_of
+from xeflash.runtime.interop import Placeholder
+from xeflash.tune.desc import DTYPE_NAMES
+
+
+def call_of(case: Case) -> Callable[[], object]:
+    """Return the call on contiguous (B, H, S, D) arrays without memory; of a training step, that of its gradients."""
+
+    def array(heads: int, length: int) -> Placeholder:
+        return Placeholder((case.batch, heads, length, case.head_dim), DTYPE_NAMES[case.dtype])
+
+    given: dict[str, Any] = {"function": "attention", "layout": BHSD, **DEFAULTS_OF_ATTENTION, "enable_gqa": True}
+    given |= {"q": array(case.heads, case.seq_q), "k": array(case.kv_heads, case.seq_k)}
+    given |= {"v": array(case.kv_heads, case.seq_k), "causal": case.causal}
+    if not case.gradients:
+        return lambda: _core.forward(**given)
+    given |= {name: array(case.heads, case.seq_q) for name in ("out", "dout")}
+    given["lse"] = Placeholder((case.batch, case.heads, case.seq_q), "float32")
+    return lambda: _core.backward(wanted=("q", "k", "v"), **given)
+
+
+def shares_here(case: Case, device: str, units: int | None = None) -> Shares:
+    """Return how it is on this machine's "cpu" or "xpu", with its compute units or others."""
+    kind, backend = ("cpu", "opencl") if device == "cpu" else ("gpu", "level_zero")
+    for facts in _core.devices():
+        if (facts["type"], facts["backend"]) == (kind, backend) and facts["arch"]:
+            units = units or facts["compute_units"]
+            return shares_of(call_of(case), facts["arch"], units, facts["name"], facts["driver"])
+    raise RuntimeError(f"{device} must be a device of this machine that has kernels; see: xeflash doctor")
+
+
+def fields_of(shares: Shares) -> dict[str, Any]:
+    """Return the fields of a row."""
+    return {
+        "threads": shares.widest.threads,
+        "percent_of_device": shares.percent(shares.widest),
+        "splits": shares.splits,
+        "partial_bytes": shares.partial_bytes,
+    }
