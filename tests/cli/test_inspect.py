@@ -1,7 +1,8 @@
-"""`xeflash inspect`: the machine code of a kernel, as a table and as JSON."""
+"""`xeflash inspect`: the machine code of a kernel and how a call is shared out, as tables and as JSON."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xeflash.cli import main
@@ -18,6 +19,79 @@ def spirv(ocloc: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("inspect") / "kernel.spv"
     path.write_bytes(compile_offline(render(DESC)).binary)
     return path
+
+
+STEP = ["--call", "decode", "--heads", "32", "--kv-heads", "2", "--kv-len", "4k"]
+
+
+def call_of(capsys: pytest.CaptureFixture[str], device: str, *words: str) -> dict[str, Any]:
+    assert main(["inspect", "--device", device, *words, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["kernels"] == []
+    return printed["call"]
+
+
+def test_a_call_is_shared_out_over_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    call = call_of(capsys, "bmg", *STEP)
+    assert (call["compute_units"], call["device_threads"]) == (160, 640)
+    main_launch, merging = call["launches"]
+    assert main_launch["kernel"].startswith("bmg-flash_decode-bfloat16-d128")
+    assert main_launch["threads"] == main_launch["groups"] * main_launch["threads_of_group"]
+    assert main_launch["percent_of_device"] == 100 * main_launch["threads"] / 640
+    assert (merging["entry"], merging["threads"], merging["waves"]) == ("combine", 32, 1)
+    assert call["splits"] > 1 and call["partial_bytes"] == 4 * 32 * call["splits"] * (128 + 2)
+    assert call_of(capsys, "pvc", *STEP)["compute_units"] == 512
+    more = call_of(capsys, "pvc", *STEP, "--units", "448")
+    assert (more["compute_units"], more["device_threads"]) == (448, 4 * 448)
+
+
+def test_a_call_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--device", "bmg", *STEP]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "decode bf16 B1 H32/2 D128 1x4096",
+        "combine 32 1 32 5 %",
+        "bmg: 160 compute units",
+        "kB of partial results",
+    ):
+        assert words in printed
+    words = ["--call", "prefill", "--heads", "8", "--seq", "1k", "--no-causal", "--dtype", "fp16", "--units", "2"]
+    assert main(["inspect", "--device", "cpu", *words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "prefill fp16 B1 H8/8 D128 1024x1024 launch" in printed
+    assert "work for 8 threads" in printed and "keys are not split" in printed
+
+
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "perf" / "README.md").read_text()
+    command, _, shown = page.split("\n$ xeflash ")[1].split("```")[0].partition("\n")
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out.split() == shown.split()
+
+
+def test_gradients_have_a_launch_for_each_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    call = call_of(capsys, "dg2", "--call", "backward", "--heads", "4", "--head-dim", "64", "--seq", "256")
+    assert [launch["entry"] for launch in call["launches"]] == ["flash_bwd_dq", "flash_bwd_dkv"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "bmg"], "name a KERNEL, or a call"),
+        (["--device", "bmg", "--heads", "3"], "name a KERNEL, or a call"),
+        (["--device", "cpu", "kernel.bin"], "--device must be one of pvc, "),
+        (["--device", "bmg", "kernel.bin", "--kv-len", "3"], "--kv-len must be left out without --call, got 3"),
+        (["--device", "bmg", *STEP, "--options=-g"], "--options must be left out without a KERNEL"),
+        (["--device", "bmg", *STEP, "--seq", "3"], "--seq must be left out with --call decode, got 3"),
+        (["--device", "bmg", *STEP, "--no-causal"], "--causal must be left out with --call decode"),
+        (["--device", "mtl-h", *STEP], "--device must be one that has kernels"),
+        (["--device", "bmg", *STEP, "--head-dim", "59"], "must be a multiple of 8"),
+        (["--device", "bmg", *STEP, "--kv-heads", "5"], "must divide query.heads"),
+    ],
+)
+def test_what_is_no_call_ends_with_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_spirv_is_compiled_and_counted(spirv: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +119,9 @@ def test_native_binary_gives_the_same(spirv: Path, tmp_path: Path, capsys: pytes
     assert outputs[0] == outputs[1]
     for word in ("main loop", "dpas", "integer ALU", "256 registers", "spills 0 B"):
         assert word in outputs[0]
+    assert main(["inspect", str(binary), "--device", "pvc", *STEP]) == 0
+    both = capsys.readouterr().out
+    assert "flash_decode" in both and both.endswith(outputs[0])
 
 
 @pytest.mark.parametrize("content", (b"", b"text", b"\x7fELF" + bytes(60)))

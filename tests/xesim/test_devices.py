@@ -7,6 +7,7 @@ import pytest
 from esimd import Fault, machine, native
 from test_attention import run_tests
 from xeflash.cli import main
+from xeflash.sim.binary import vector_engines
 
 # Family of the kernels, IP version, compute units.
 DEVICES = {
@@ -32,6 +33,7 @@ def listed(simulated, *devices):
 
 def test_every_device_has_the_kernels_of_its_family(simulated):
     assert listed(simulated, *DEVICES) == [[*facts, ""] for facts in DEVICES.values()]
+    assert [vector_engines(name) for name in DEVICES] == [units for _, _, units in DEVICES.values()]
 
 
 # Steppings, and GPUs newer than the SYCL runtime, which has no name for them.

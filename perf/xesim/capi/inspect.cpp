@@ -133,3 +133,13 @@ XESIM_API char* xesim_inspect(const char* family, const uint8_t* file, uint64_t 
   }
   return strdup(text.c_str());
 }
+
+// Vector engines of a device; 0: there is none of that name.
+XESIM_API uint32_t xesim_vector_engines(const char* device) {
+  try {
+    const auto& model = xesim::driver::model_named(device);
+    return model.cores() * model.xve_per_core;
+  } catch (const xesim::Fault&) {
+    return 0;
+  }
+}

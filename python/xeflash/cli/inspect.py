@@ -1,4 +1,4 @@
-"""`xeflash inspect`: what the machine code of a kernel consists of."""
+"""`xeflash inspect`: what the machine code of a kernel consists of, and how a call is shared out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from xeflash.cli import inspect_call
 from xeflash.sim import DEVICES
 
+_OPTIONS = "-vc-codegen -doubleGRF"
 # Rows of the table: title, key in the mix of instructions.
 _CLASSES = (
     ("dpas", "dpas"),
@@ -27,18 +29,21 @@ def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "inspect",
-        help="show what the machine code of a kernel consists of",
+        help="show what the machine code of a kernel consists of, and how a call is shared out over a device",
         description="Count the instructions of the kernels in a native binary or a SPIR-V file, in all and in the main "
-        "loop: mix, share of dpas, messages, registers, spills. SPIR-V is compiled with Intel's offline compiler.",
+        "loop: mix, share of dpas, messages, registers, spills. SPIR-V is compiled with Intel's offline compiler. With "
+        "--call, say how a call is shared out over a device, which need not be there: launches, threads, splits.",
     )
-    parser.add_argument("file", metavar="KERNEL", type=Path, help="a native binary (zebin) or SPIR-V")
-    parser.add_argument("--device", choices=DEVICES, required=True)
+    parser.add_argument("file", metavar="KERNEL", type=Path, nargs="?", help="a native binary (zebin) or SPIR-V")
+    parser.add_argument(
+        "--device", choices=(*inspect_call.HERE, *DEVICES), required=True, help="cpu, xpu: this machine's, of a call"
+    )
     parser.add_argument(
         "--options",
-        default="-vc-codegen -doubleGRF",
-        help='flags for compiling SPIR-V; default: "%(default)s" (ESIMD, 256 registers); "" for SIMT kernels',
+        help=f'flags for compiling SPIR-V; default: "{_OPTIONS}" (ESIMD, 256 registers); "" for SIMT kernels',
     )
-    parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout: a list of kernels, or with --call both")
+    inspect_call.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -73,21 +78,46 @@ def print_kernel(kernel: dict[str, Any]) -> None:
         console.print(f"not understood: {kernel['first_unknown']}", style="red")
 
 
+def _refuse_unused(arguments: argparse.Namespace) -> None:
+    """Raise if there is nothing to inspect, or an option that nothing reads."""
+    if arguments.file is None and arguments.call is None:
+        raise ValueError("name a KERNEL, or a call by --call")
+    if arguments.file is None and arguments.options is not None:
+        raise ValueError(f"--options must be left out without a KERNEL, got {arguments.options!r}")
+    if arguments.file is not None and arguments.device in inspect_call.HERE:
+        raise ValueError(f"--device must be one of {', '.join(DEVICES)} for a KERNEL, got {arguments.device}")
+    inspect_call.refuse_unused(arguments)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Print the kernels of the file; 1 if it cannot be read."""
+    """Print the call, and the kernels of the file; 1 if it cannot be read, 2 if there is no such call."""
     from xeflash.sim.binary import SPIRV_MAGIC, CompileError, compile_spirv, inspect
 
     try:
-        content = arguments.file.read_bytes()
-        if content[:4] == SPIRV_MAGIC:
-            content = compile_spirv(arguments.device, content, arguments.options)
-        kernels = inspect(arguments.device, content)
+        _refuse_unused(arguments)
+        call = inspect_call.described(arguments) if arguments.call else None
+    except (ValueError, RuntimeError) as error:  # NotImplementedError, too
+        print(f"xeflash inspect: {error}", file=sys.stderr)
+        return 2
+    except ImportError as error:
+        print(f"xeflash inspect: {error}; see: xeflash doctor", file=sys.stderr)
+        return 2
+    kernels: list[dict[str, Any]] = []
+    try:
+        if arguments.file is not None:
+            content = arguments.file.read_bytes()
+            if content[:4] == SPIRV_MAGIC:
+                options = _OPTIONS if arguments.options is None else arguments.options
+                content = compile_spirv(arguments.device, content, options)
+            kernels = inspect(arguments.device, content)
     except (OSError, ValueError, CompileError) as error:
         print(f"xeflash inspect: {arguments.file}: {error}", file=sys.stderr)
         return 1
     if arguments.json:
-        print(json.dumps(kernels, indent=1))
+        print(json.dumps({"call": call, "kernels": kernels} if call else kernels, indent=1))
         return 0
+    if call:
+        inspect_call.print_call(call)
     for kernel in kernels:
         print_kernel(kernel)
     return 0

@@ -1,4 +1,4 @@
-"""Native binaries outside of a launch: compile SPIR-V for a device, look into the result."""
+"""Native binaries outside of a launch: compile SPIR-V for a device, look into the result; what a device is made of."""
 
 from __future__ import annotations
 
@@ -44,3 +44,11 @@ def inspect(device: str, binary: bytes) -> list[dict[str, Any]]:
         raise ValueError(found["error"])
     kernels: list[dict[str, Any]] = found
     return kernels
+
+
+def vector_engines(device: str) -> int:
+    """Return how many a device has; ValueError if it is none of those that are simulated."""
+    found: int = load_library().xesim_vector_engines(device.encode())
+    if not found:
+        raise ValueError(f"there is no simulated device {device!r}")
+    return found
