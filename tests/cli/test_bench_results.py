@@ -32,7 +32,9 @@ def row_of(case, **fields):
 
 def result(case=PREFILL, **samples):
     samples = {name: tuple(values) for name, values in samples.items()}
-    return Result(with_samples(row_of(case, first_call_ms=12.5, max_error=1e-3, allowed_error=2e-3), samples), samples)
+    fields = {"first_call_ms": 12.5, "max_error": 1e-3, "allowed_error": 2e-3}
+    fields |= {"threads": 2048, "percent_of_device": 320.0, "splits": 8, "partial_bytes": 133120}
+    return Result(with_samples(row_of(case, **fields), samples), samples)
 
 
 def some_results():
@@ -149,6 +151,10 @@ def test_markdown_has_a_table_per_phase_with_equal_cells():
         "per round": "3.00x",
         "plain torch": "2.50x",
         "error / allowed": "1.0e-03 / 2.0e-03",
+        "threads": "2048",
+        "of device": "320 %, 4 waves",
+        "splits": "8",
+        "partial": "133 kB",
     }
     assert "failed: wrong / result, see above" in text
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from xeflash import _core
 from xeflash.bench import check, formats, forms, measure, memory, peak, run
 from xeflash.bench.cases import Case
 from xeflash.cli import main
@@ -291,4 +292,11 @@ def test_xpu_is_refused_where_there_is_none(monkeypatch, capsys):
 def test_our_attention_passes_the_check_of_the_benchmark():
     for case in CASES + GRADIENTS:
         result = run.run_case(case, run.Options(rounds=1, compare_torch=False))
-        assert result.row.status == "ok", result.row.note
+        row = result.row
+        assert row.status == "ok", row.note
+        if case.gradients:
+            assert row.threads is row.percent_of_device is row.splits is row.partial_bytes is None
+            continue
+        cores = next(d["compute_units"] for d in _core.devices() if d["type"] == "cpu")
+        assert row.percent_of_device == 100 * row.threads / (4 * cores)
+        assert row.splits == 1 and row.partial_bytes == 0  # keys are few

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xeflash.bench.limits import words
-from xeflash.bench.numbers import errors, number, percent, ratio, size, timings
+from xeflash.bench.numbers import errors, number, of_device, percent, ratio, size, timings, whole
 from xeflash.bench.rows import Row
 
 CASE = ("dtype", "B", "Hq/Hkv", "D", "S", "causal", "KV", "arch")
-DETAILS = ("error / allowed", "per round", "plain torch", "torch form", "bound by", "% of peak")
+_SHARES: dict[str, Callable[[Row], str]] = {
+    "threads": lambda r: whole(r.threads),
+    "of device": lambda r: of_device(r.percent_of_device),
+    "splits": lambda r: whole(r.splits),
+    "partial": lambda r: size(r.partial_bytes),
+}
+DETAILS = ("error / allowed", *_SHARES, "per round", "plain torch", "torch form", "bound by", "% of peak")
 LEGEND = (
     "times: median (minimum, interquartile range); torch: its fastest form; ratio: torch's time / ours, also as the "
     "median over rounds (per round), and for the form that a user writes first (plain torch); bound by: the peak that "
-    "% of peak is of"
+    "% of peak is of; threads: of the launch that scores, and of device: of those that it holds (a CPU: 4 work-items a "
+    "core); splits: of the keys, and the memory of their partial results"
 )
 _COMMON: dict[str, Callable[[Row], str]] = {
     "dtype": lambda r: r.dtype,
@@ -44,7 +51,7 @@ _SEQUENCES: dict[str, Callable[[Row], str]] = {
     **_TIMES,
 }
 TABLES: dict[str, dict[str, Callable[[Row], str]]] = {
-    "prefill": _SEQUENCES,
+    "prefill": {**_SEQUENCES, **_SHARES},
     "backward": _SEQUENCES,
     "train": {
         **_SEQUENCES,
@@ -58,5 +65,6 @@ TABLES: dict[str, dict[str, Callable[[Row], str]]] = {
         **_OURS,
         "GB/s of KV": lambda r: number(r.kv_gbytes_per_s),
         **_TIMES,
+        **_SHARES,
     },
 }

@@ -43,6 +43,16 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f} %"
 
 
+def whole(value: int | None) -> str:
+    """Return a count."""
+    return "-" if value is None else str(value)
+
+
+def of_device(value: float | None) -> str:
+    """Return the percent of a device's threads: 15 %, or 250 %, 3 waves."""
+    return percent(value) + (f", {math.ceil(value / 100)} waves" if value is not None and value > 100 else "")
+
+
 def size(value: int | None) -> str:
     """Return bytes in the unit that fits."""
     if value is None:

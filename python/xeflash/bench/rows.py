@@ -37,7 +37,8 @@ class Row(Timed, Case):
 
     `arch` is that of the kernel's code, and `peak` (GFLOP/s or GB/s) what the row is held to, see limits.Limit. Peaks
     of memory are those of a training step: ours, that of torch's fastest form, and that of attention that keeps all
-    scores.
+    scores. `threads` are those of the kernel that scores, and what they are of those of the device; `partial_bytes` is
+    what splits of the keys leave to be merged. Rows of gradients do not have them.
     """
 
     gflops: float | None = None
@@ -60,6 +61,10 @@ class Row(Timed, Case):
     arch: str | None = None
     bound_by: str | None = None
     peak: float | None = None
+    threads: int | None = None
+    percent_of_device: float | None = None
+    splits: int | None = None
+    partial_bytes: int | None = None
 
     @property
     def section(self) -> str:

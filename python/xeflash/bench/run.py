@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from xeflash.bench import check as checking
-from xeflash.bench import forms, measure, memory, peak
+from xeflash.bench import forms, measure, memory, peak, shares
 from xeflash.bench.cases import Case
 from xeflash.bench.environ import available_memory, last_level_cache, too_large
 from xeflash.bench.limits import Instruction, Peaks, instruction
@@ -25,6 +26,8 @@ METHOD = [
     "ratio = torch's median / ours, torch in its fastest form; per round = median of the ratios "
     "of each round; plain torch = the same for the first form a user writes (sdpa, enable_gqa)",
     "GFLOP/s count a causal triangle as half; GB/s count K and V once",
+    "threads: of the launch that scores, CPUs: work-items; of device: of the threads that it holds, CPUs: 4 a core; "
+    "partial: memory in which splits of the keys leave results for the launch that merges them",
 ]
 _PHASE_METHODS = {
     "backward": "backward: the gradients of q, k and v by torch.autograd.grad, after one forward pass whose graph is "
@@ -65,7 +68,8 @@ def _run_case(case: Case, options: Options) -> Result:
     row = with_samples(result.row, result.samples_ms)
     if case.phase == "train":
         row = _with_memory(row, inputs, calls, options)
-    return dataclasses.replace(result, row=dataclasses.replace(row, arch=arch_of(case, options.device)))
+    found: dict[str, Any] = {} if case.gradients else shares.fields_of(shares.shares_here(case, options.device))
+    return dataclasses.replace(result, row=dataclasses.replace(row, arch=arch_of(case, options.device), **found))
 
 
 def _start(case: Case) -> Row:
