@@ -11,6 +11,7 @@ namespace {
 struct Loaded {
   std::shared_ptr<xesim::Module> module;
   std::string device;
+  xesim::Chip chip;
 };
 
 }  // namespace
@@ -19,7 +20,8 @@ XESIM_API char* xesim_load(const char* device, const uint8_t* file, uint64_t byt
   return xesim::guarded([&] {
     *module = nullptr;
     const xesim::driver::DeviceModel& model = xesim::driver::model_named(device);
-    *module = new Loaded{xesim::load_module({file, bytes}, model.family, model.dpas), device};
+    *module = new Loaded{xesim::load_module({file, bytes}, model.family, model.dpas), device,
+                         model.chip(&model)};
   });
 }
 
@@ -49,6 +51,7 @@ XESIM_API char* xesim_launch(void* module, const char* kernel, const uint32_t* g
     if (desc.kernel == nullptr)
       throw xesim::Fault("the binary has no kernel " + std::string(kernel));
     desc.device = loaded.device;
+    desc.chip = loaded.chip;
     for (size_t d = 0; d < 3; ++d) {
       desc.groups[d] = groups[d];
       desc.local[d] = local[d];

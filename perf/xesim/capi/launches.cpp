@@ -5,6 +5,7 @@
 #include "capi/capi.hpp"
 #include "driver/objects.hpp"
 #include "driver/scheduler.hpp"
+#include "launch/launch.hpp"
 #include "machine/checks.hpp"
 #include "observe/record.hpp"
 
@@ -38,6 +39,15 @@ XESIM_API const char* xesim_last_launches() {
 XESIM_API void xesim_clear_launches() {
   try {
     xesim::clear_launches();
+  } catch (...) {
+  }
+}
+
+// Forgets what L2 caches hold, after the commands that wait have run.
+XESIM_API void xesim_clear_caches() {
+  try {
+    xesim::driver::Scheduler::instance().run_all();
+    xesim::clear_caches();
   } catch (...) {
   }
 }

@@ -100,6 +100,7 @@ ze_result_t append_launch(ze_command_list_handle_t list_handle, ze_kernel_handle
   desc->arguments = kernel->arguments;
   desc->slm_bytes = kernel->slm_bytes;
   desc->device = list->device->model->id;
+  desc->chip = list->device->model->chip(list->device);
   const bool empty = std::count(desc->groups.begin(), desc->groups.end(), 0u) != 0;
   auto run = [desc, empty, module = kernel->module] {
     if (!empty) launch(*desc);

@@ -40,6 +40,8 @@ const DeviceModel kMax1550{
     .memory_bus_bits = 4096,
     .bandwidth_gb_s = 1638,       // ark, halved
     .cache_bytes = 204 * kMiB,    // ark: 408 MB for two stacks
+    .l1_bytes = 512 << 10,        // guide
+    .core_slm_bytes = 128 << 10,  // guide
     .slm_bytes = 128 << 10,       // guide
     .max_group_size = 1024,       // neo
     .sub_group_sizes = {16, 32},  // guide
@@ -67,6 +69,8 @@ const DeviceModel kB580{
     .memory_bus_bits = 192,
     .bandwidth_gb_s = 456,        // ark
     .cache_bytes = 18 * kMiB,     // measured by others on a card
+    .l1_bytes = 256 << 10,        // Intel's Xe2 presentation
+    .core_slm_bytes = 160 << 10,  // neo
     .slm_bytes = 128 << 10,       // neo
     .max_group_size = 1024,       // neo
     .sub_group_sizes = {16, 32},  // guide
@@ -95,6 +99,9 @@ const DeviceModel kA770{
     .memory_bus_bits = 256,
     .bandwidth_gb_s = 560,           // ark
     .cache_bytes = 16 * kMiB,        // guide
+    .l1_bytes = 192 << 10,           // guide
+    .core_slm_bytes = 128 << 10,     // guide
+    .slm_is_in_l1 = false,           // guide
     .slm_bytes = 64 << 10,           // neo: of the 128 KiB of an Xe core
     .max_group_size = 1024,          // neo
     .sub_group_sizes = {8, 16, 32},  // guide
@@ -145,6 +152,7 @@ const DeviceModel kModels[] = {
            m.slices = 2;
            m.clock_mhz = 2050;
            m.cache_bytes = 8 * kMiB;
+           m.l1_bytes = 192 << 10;
            share_memory(m, 16 * kGiB, 8533, 136);
          }),
     like(kB580,

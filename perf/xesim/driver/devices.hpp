@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "isa/inst.hpp"
+#include "machine/chip.hpp"
 
 namespace xesim::driver {
 
@@ -23,7 +24,9 @@ struct DeviceModel {
   const char* memory_name;
   uint32_t memory_type;  // Level Zero's number
   uint32_t memory_mhz, memory_bus_bits, bandwidth_gb_s;
-  uint64_t cache_bytes;     // last level
+  uint64_t cache_bytes;               // last level
+  uint64_t l1_bytes, core_slm_bytes;  // of an Xe-core
+  bool slm_is_in_l1 = true;
   uint32_t slm_bytes;       // of a work-group
   uint32_t max_group_size;  // work-items
   std::vector<uint32_t> sub_group_sizes;
@@ -32,6 +35,10 @@ struct DeviceModel {
   bool integrated = false;
 
   uint32_t cores() const { return slices * cores_per_slice; }
+  // Of the device whose L2 `device` stands for.
+  Chip chip(const void* device) const {
+    return {device, cores(), cache_bytes, l1_bytes, core_slm_bytes, slm_is_in_l1};
+  }
   // Hardware threads that share an Xe core, and with it SLM and barriers: the most that one group
   // can have.
   uint32_t group_threads(int grf_count) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "machine/schedule.hpp"
@@ -37,6 +38,7 @@ void start_group(Launch& launch, Group& group, const LaunchDesc& desc, const Ker
   group.id = {static_cast<uint32_t>(linear % x), static_cast<uint32_t>(linear / x % y),
               static_cast<uint32_t>(linear / x / y)};
   group.linear = linear;
+  group.core = static_cast<uint32_t>(worker.index % desc.chip.cores);
   const size_t threads = static_cast<size_t>(launch.threads_per_group);
   group.slm.data.assign(launch.slm_bytes, 0xff);
   group.slm.defined.assign(launch.checks.uninitialised ? launch.slm_bytes : 0, 0);
@@ -52,6 +54,45 @@ void start_group(Launch& launch, Group& group, const LaunchDesc& desc, const Ker
   }
 }
 
+// The threads of a group in turns, from its start to its end.
+class Turning {
+ public:
+  Turning(Launch& launch, Group& group)
+      : group_(group),
+        turns_(launch.checks, group),
+        limit_(instruction_limit()),
+        left_(group.threads.size()) {
+    launch.observers.on_group(group);
+  }
+  bool ended() const { return left_ == 0; }
+  void turn() {
+    const auto [thread, instructions] = turns_.next();
+    if (thread == nullptr) report_deadlock(group_);
+    try {
+      run(*thread, instructions);
+    } catch (const Fault& fault) {
+      throw Fault(describe_fault(*thread, fault.what()));
+    }
+    spent_ += instructions;
+    if (thread->state == ThreadState::kEnded) {
+      --left_;
+      spent_ = 0;
+    }
+    const size_t count = group_.threads.size();
+    if (spent_ > limit_ && spent_ / count > limit_ / count) {
+      throw Fault(describe_fault(*thread, "the group ran for more than " + std::to_string(limit_) +
+                                              " instructions (XEFLASH_SIM_MAX_INSTRUCTIONS)"));
+    }
+  }
+
+ private:
+  Group& group_;
+  Turns turns_;
+  const uint64_t limit_;
+  uint64_t spent_ = 0;
+  size_t left_;  // threads that have not ended
+};
+
 }  // namespace
 
 int worker_count(uint64_t groups) {
@@ -61,29 +102,8 @@ int worker_count(uint64_t groups) {
 }
 
 void run_group(Launch& launch, Group& group) {
-  const size_t count = group.threads.size();
-  const uint64_t limit = instruction_limit();
-  uint64_t spent = 0;
-  Turns turns(launch.checks, group);
-  launch.observers.on_group(group);
-  for (size_t ended = 0; ended < count && !launch.stop.load(std::memory_order_relaxed);) {
-    const auto [thread, instructions] = turns.next();
-    if (thread == nullptr) report_deadlock(group);
-    try {
-      run(*thread, instructions);
-    } catch (const Fault& fault) {
-      throw Fault(describe_fault(*thread, fault.what()));
-    }
-    spent += instructions;
-    if (thread->state == ThreadState::kEnded) {
-      ++ended;
-      spent = 0;
-    }
-    if (spent > limit && spent / count > limit / count) {
-      throw Fault(describe_fault(*thread, "the group ran for more than " + std::to_string(limit) +
-                                              " instructions (XEFLASH_SIM_MAX_INSTRUCTIONS)"));
-    }
-  }
+  Turning turning(launch, group);
+  while (!turning.ended() && !launch.stop.load(std::memory_order_relaxed)) turning.turn();
 }
 
 void run_groups(Launch& launch, const LaunchDesc& desc, const Kernel& kernel,
@@ -112,6 +132,37 @@ void run_groups(Launch& launch, const LaunchDesc& desc, const Kernel& kernel,
   work(0);
   for (std::thread& helper : helpers) helper.join();
   if (fault != nullptr) std::rethrow_exception(fault);
+}
+
+void run_together(Launch& launch, const LaunchDesc& desc, const Kernel& kernel,
+                  const Payload& payload, std::vector<Worker>& workers) {
+  const uint64_t total = uint64_t{desc.groups[0]} * desc.groups[1] * desc.groups[2];
+  const GroupOrder order(launch.checks, total);
+  struct Place {
+    Group group;
+    std::optional<Turning> turning;  // none: nothing is left to run
+  };
+  std::vector<Place> places(workers.size());
+  uint64_t next = 0;
+  const auto occupy = [&](size_t w) {
+    Place& place = places[w];
+    place.turning.reset();
+    if (next == total) return;
+    start_group(launch, place.group, desc, kernel, payload, workers[w],
+                static_cast<int>(w) * launch.threads_per_group, order[next++]);
+    place.turning.emplace(launch, place.group);
+  };
+  for (size_t w = 0; w < places.size(); ++w) occupy(w);
+  for (uint64_t ended = 0; ended < total;) {
+    for (size_t w = 0; w < places.size(); ++w) {
+      std::optional<Turning>& turning = places[w].turning;
+      if (!turning) continue;
+      for (int i = 0; i < launch.threads_per_group && !turning->ended(); ++i) turning->turn();
+      if (!turning->ended()) continue;
+      ++ended;
+      occupy(w);
+    }
+  }
 }
 
 }  // namespace xesim

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "machine/checks.hpp"
+#include "machine/chip.hpp"
 #include "machine/memory.hpp"
 #include "observe/record.hpp"
 #include "zebin/zebin.hpp"
@@ -36,11 +37,15 @@ struct LaunchDesc {
   std::vector<std::vector<uint8_t>> arguments;
   std::vector<uint64_t> slm_bytes;
   std::string device;  // name for the record of the launch
+  Chip chip;
 };
 
 // Runs to the end, on several host threads. Throws Fault with the kernel, group, thread,
 // instruction address, bits, disassembly and cause; memory then holds what had been written until
 // then.
 LaunchRecord launch(const LaunchDesc& desc);
+
+// Empties the L2 of every device, which keeps its lines from launch to launch.
+void clear_caches();
 
 }  // namespace xesim

@@ -38,12 +38,35 @@ std::string_view trimmed(std::string_view word) {
                                          : word.substr(first, last - first + 1);
 }
 
+// All of `text` as a decimal number.
+bool parse_number(std::string_view text, uint64_t& value) {
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  return result.ec == std::errc{} && result.ptr == text.data() + text.size();
+}
+
+// "off", "l2", "l1+l2:24".
+bool parse_caches(std::string_view text, Checks& checks) {
+  constexpr uint64_t kMostMiB = 1 << 20;
+  const size_t colon = std::min(text.find(':'), text.size());
+  const std::string_view kind = text.substr(0, colon);
+  uint64_t mib = 0;
+  if (colon != text.size() &&
+      (kind == "off" || !parse_number(text.substr(colon + 1), mib) || mib == 0 || mib > kMostMiB)) {
+    return false;
+  }
+  checks.l2_bytes = mib << 20;
+  checks.caches = kind == "l2"      ? Checks::Caches::kL2
+                  : kind == "l1+l2" ? Checks::Caches::kL1AndL2
+                                    : Checks::Caches::kOff;
+  return kind == "off" || checks.caches != Checks::Caches::kOff;
+}
+
 [[noreturn]] void refuse(std::string_view word) {
   std::string known;
   for (const CheckName& row : kNames) known.append(row.name).append(", ");
   fail(
       "XEFLASH_SIM_CHECK: '%s' is not understood; known are all, none, %sseed=N, "
-      "dpas=exact|stepwise, denormals=keep|flush",
+      "dpas=exact|stepwise, denormals=keep|flush, caches=off|l2|l1+l2 or caches=l2:MIB",
       std::string(word).c_str(), known.c_str());
 }
 
@@ -63,10 +86,11 @@ Checks parse_checks(std::string_view text) {
       continue;
     }
     if (word.starts_with("seed=")) {
-      const std::string_view digits = word.substr(5);
-      const auto result =
-          std::from_chars(digits.data(), digits.data() + digits.size(), checks.seed);
-      if (result.ec != std::errc{} || result.ptr != digits.data() + digits.size()) refuse(word);
+      if (!parse_number(word.substr(5), checks.seed)) refuse(word);
+      continue;
+    }
+    if (word.starts_with("caches=")) {
+      if (!parse_caches(word.substr(7), checks)) refuse(word);
       continue;
     }
     if (word == "dpas=exact" || word == "dpas=stepwise") {
@@ -96,6 +120,10 @@ std::string to_string(const Checks& checks) {
   }
   text += checks.dpas == Checks::Dpas::kExact ? ",dpas=exact" : ",dpas=stepwise";
   if (checks.denormals == Checks::Denormals::kFlush) text += ",denormals=flush";
+  if (checks.caches != Checks::Caches::kOff) {
+    text += checks.caches == Checks::Caches::kL2 ? ",caches=l2" : ",caches=l1+l2";
+    if (checks.l2_bytes != 0) text += ":" + std::to_string(checks.l2_bytes >> 20);
+  }
   return text + ",seed=" + std::to_string(checks.seed);
 }
 

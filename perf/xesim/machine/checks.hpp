@@ -1,5 +1,6 @@
 // What a run looks for besides results. XEFLASH_SIM_CHECK: "all" (default), "none", or a comma list
-// of the names below; "seed=N", "dpas=exact|stepwise", "denormals=keep|flush" choose variants.
+// of the names below; "seed=N", "dpas=exact|stepwise", "denormals=keep|flush" choose variants;
+// "caches=l2|l1+l2", or "caches=l2:24" for an L2 of 24 MiB, counts what reaches memory.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,10 @@ struct Checks {
   // What the compiler does with denormals in kernels that do not say it: newer ones keep them,
   // those of 2024 flush them to zero.
   enum class Denormals : uint8_t { kKeep, kFlush } denormals = Denormals::kKeep;
+  // Which caches stand between the threads and memory (observe/caches.hpp). Groups that fit on a
+  // device then run at the same time.
+  enum class Caches : uint8_t { kOff, kL2, kL1AndL2 } caches = Caches::kOff;
+  uint64_t l2_bytes = 0;  // 0: the device's
   uint64_t seed = 0;
 };
 

@@ -230,6 +230,8 @@ std::string Memory::explain(uint64_t address, uint64_t bytes) {
   return text + describe(*above->second);
 }
 
+uint64_t Memory::base() const { return state_->base; }
+
 uint64_t Memory::version() const { return state_->version.load(std::memory_order_acquire); }
 
 }  // namespace xesim

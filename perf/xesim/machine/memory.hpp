@@ -50,6 +50,8 @@ class Memory {
   std::string explain(uint64_t address, uint64_t bytes);
   // Whether the address lies in the range from which allocations are taken, live or not.
   bool owns(uint64_t address) const;
+  // Where that range begins: other programs' address spaces move it from run to run.
+  uint64_t base() const;
 
   // Bumped by every allocate and release: cached finds are valid while it stays.
   uint64_t version() const;

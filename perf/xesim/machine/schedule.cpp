@@ -7,6 +7,10 @@
 namespace xesim {
 namespace {
 
+// Of a turn. A turn that is short beside a loop's body lets threads that do the same be at the same
+// place of it, as they are when each waits for its loads.
+constexpr uint64_t kShort = 16, kLong = 1 << 16;
+
 uint64_t next_random(uint64_t& state) {  // xorshift64 (Marsaglia, 2003)
   state ^= state << 13;
   state ^= state >> 7;
@@ -32,6 +36,7 @@ uint64_t GroupOrder::operator[](uint64_t k) const {
 
 Turns::Turns(const Checks& checks, const Group& group)
     : interleave_(checks.interleave),
+      instructions_(checks.caches == Checks::Caches::kOff ? kLong : kShort),
       group_(group),
       random_((checks.seed + 1) * 0x9e3779b97f4a7c15 ^ (group.linear + 1) * 0xbf58476d1ce4e5b9) {}
 
@@ -43,7 +48,7 @@ Turns::Turn Turns::next() {
     Thread& thread = *group_.threads[i];
     if (thread.state != ThreadState::kReady) continue;
     next_ = (i + 1) % count;
-    return {&thread, interleave_ && count > 1 ? 1 + next_random(random_) % 256 : 1 << 16};
+    return {&thread, interleave_ && count > 1 ? 1 + next_random(random_) % 256 : instructions_};
   }
   return {nullptr, 0};
 }

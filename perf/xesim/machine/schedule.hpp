@@ -1,6 +1,6 @@
 // Which thread runs next. No result may depend on it: under the check "interleave" groups and the
 // turns of their threads come in an order that the seed chooses; else groups come by number, and
-// each thread runs as long as it can.
+// each thread runs as long as it can, or, where caches are counted, a short time.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,7 @@ class Turns {
 
  private:
   const bool interleave_;
+  const uint64_t instructions_;
   const Group& group_;
   uint64_t random_;
   size_t next_ = 0;

@@ -69,7 +69,8 @@ constexpr uint32_t all_lanes(int width) { return width >= 32 ? ~0u : (1u << widt
 constexpr int kGrfFileBytes = 256 * 64;
 constexpr int kAccFileBytes = 16 * 64;
 
-// What one host thread keeps while it runs groups.
+// What one host thread keeps while it runs groups; where several groups run at the same time, it
+// has one for each.
 struct Worker {
   size_t index = 0;
   std::vector<uint64_t> executed;    // how often each instruction of the program has run
@@ -148,6 +149,7 @@ struct Thread {
 struct Group {
   std::array<uint32_t, 3> id;
   uint64_t linear = 0;  // index in the launch
+  uint32_t core = 0;    // on which it runs, where caches are counted
   LocalMemory slm;
   Barriers barriers;
   std::vector<std::unique_ptr<Thread>> threads;

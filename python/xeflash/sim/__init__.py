@@ -13,7 +13,9 @@ Results are those of the machine code; times mean nothing. Kernels are compiled 
 ``python -m xeflash.sim.get_ocloc`` fetches one. What is checked: ``check``, a comma list of bounds, uninit, host,
 deferred, slm-races, global-races, interleave, block2d, math; ``all`` (the default) or ``none``; ``spills``, which is
 not one of ``all``: kernels whose values do not fit in registers; ``seed=N``, ``dpas=exact|stepwise``,
-``denormals=keep|flush``: what the compiler makes of kernels that do not say it (those of 2024 flush).
+``denormals=keep|flush``: what the compiler makes of kernels that do not say it (those of 2024 flush);
+``caches=l2|l1+l2``: records then say what passes the L2 of the device to and from memory; ``caches=l2:24`` has one of
+24 MiB. What is in it stays from launch to launch, until ``clear_caches()``.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ DEVICES = ("pvc", "bmg", "dg2", "bmg-g31", "lnl", "ptl", "ats-m", "arl-h", "mtl-
 __all__ = [
     "DEVICES",
     "LaunchRecord",
+    "clear_caches",
     "clear_fault",
     "clear_launches",
     "enable",
@@ -83,6 +86,11 @@ class LaunchRecord:
     global_written: int
     lines_read: int
     lines_written: int
+    # With caches=...: bytes of whole lines, and the number of lines that were prefetched and left L2 before their use.
+    l2_read: int
+    memory_read: int
+    memory_written: int
+    prefetches_lost: int
     slm_read: int
     slm_written: int
     scratch_read: int
@@ -215,6 +223,11 @@ def last_launches() -> list[LaunchRecord]:
 def clear_launches() -> None:
     """Forgets the launches that have run."""
     _loaded("clear_launches").xesim_clear_launches()
+
+
+def clear_caches() -> None:
+    """Forgets what is in the caches that caches=... counts; nothing is written back."""
+    _loaded("clear_caches").xesim_clear_caches()
 
 
 def last_fault() -> str:
