@@ -3,6 +3,7 @@
     python perf/counts.py forward --device bmg                                  # bf16; head dims 64, 128, 256
     python perf/counts.py backward --device pvc,bmg,dg2 --dtype bf16,fp16 --head-dim 64,128 --format csv
     python perf/counts.py decode --device dg2 --keys 4k
+    python perf/counts.py decode --device bmg --batch 8 --heads 10/2 --keys 8k --head-dim 128
     python perf/counts.py linear --device dg2 --rows 1,64
     python perf/counts.py spills --device bmg --count 500 --seed 7
     python perf/counts.py speed --device pvc                                    # of the simulator itself

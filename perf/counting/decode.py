@@ -1,9 +1,11 @@
 """What one-token decode's machine code does on simulated GPUs: the figures to lower before a card is there.
 
-One sequence and one KV head with 1, 4 or 8 query heads: the work of a KV head in batches of any size, as each reads its
-own keys. Beside it the forward kernel with as many queries of one head, which fill its rows as heads would. Bytes are
-those of K and V: 2 x keys x head dim x size; what is read is K, V and, for each split, Q; lines are the different cache
-lines of it, which is what memory sees when threads that run at the same time read the same keys.
+One sequence and one KV head with 1, 4 or 8 query heads is the work of a KV head in batches of any size, as each reads
+its own keys; `--batch 8 --heads 10/2` is a batch of them that shares the caches. Beside it the forward kernel has as
+many queries of one head, which fill its rows as heads would. Bytes are those of K and V: 2 x batch x KV heads x keys x
+head dim x size; what is read is K, V and, for each split, Q; lines are the different cache lines of it, the least that
+memory can see. "L2" are the lines that L2 is asked for, "memory" those that it lacks or has lost again, of all launches
+of a call; "lost" had been prefetched and left L2 before they were used (perf/xesim/README.md: Caches).
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from collections.abc import Iterator
 
 import xeflash
 from xeflash import sim
+from xeflash.bench.cases import parse_size
+from xeflash.cli.arguments import converter
 
-from counting.options import add_attention, add_devices, add_sizes, cases
+from counting.options import add_attention, add_caches, add_devices, add_sizes, cases
 from counting.simulated import LINE_BYTES, SIZE, DeviceArray, queue_of, records_of
 from counting.tables import Row, Table
 
-HEADS = (1, 4, 8)
+HEADS = ((1, 1), (4, 1), (8, 1))
 # Bytes of memory per cycle of a vector engine: GB/s / (engines x GHz).
 MEMORY = {
     "pvc": "Max 1550, one stack: 1638 GB/s / (448 x 1.6 GHz) = 2.3 bytes a cycle: 0.44 cycles a byte",
@@ -32,7 +36,8 @@ PEERS = (
     "  sycl-tla (B 16, 80/8 heads, D 128, 10240 keys): 162 GB/s",
 )
 FORMATS = {"device": "", "dtype": "", "D": "", "keys": "", "kernel": "", "launches": "", "threads": ""}
-FORMATS |= dict.fromkeys(("read / KV", "lines / KV", "instr / B", "merging", "float ALU / B"), ".3f")
+FORMATS |= dict.fromkeys(("read / KV", "lines / KV", "L2 / KV", "memory / KV", "lost / KV"), ".3f")
+FORMATS |= dict.fromkeys(("instr / B", "merging", "float ALU / B"), ".3f")
 FORMATS |= {"dpas / B": ".4f", "sends / KiB": ".1f", "spilled": ""}
 
 
@@ -41,19 +46,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_devices(parser)
     add_attention(parser)
     add_sizes(parser, "--keys", (1024, 4096))
+    parser.add_argument("--batch", type=converter(parse_size), default=1, help="sequences; default: 1")
+    words = f"query heads / KV heads; default: {','.join('/'.join(map(str, heads)) for heads in HEADS)}"
+    parser.add_argument("--heads", type=converter(_heads), default=HEADS, help=words)
+    add_caches(parser, "l2")
 
 
-def row_of(device: str, dtype: str, dim: int, keys: int, heads: int, queries: int) -> Row:
+def _heads(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = [tuple(parse_size(number) for number in pair.split("/")) for pair in text.split(",")]
+    if any(len(pair) != 2 or pair[0] % pair[1] for pair in pairs):
+        raise ValueError(f"'{text}' is no list of query heads / KV heads, as in 8/1,10/2")
+    return tuple((query, kv) for query, kv in pairs)
+
+
+def row_of(device: str, dtype: str, dim: int, keys: int, batch: int, heads: tuple[int, int], queries: int = 1) -> Row:
     """Of the first launch of a call, and what the merging one adds."""
-    queue, needed = queue_of(device), 2 * keys * dim * SIZE[dtype]
-    shapes = ((1, heads, queries, dim), (1, 1, keys, dim), (1, 1, keys, dim))
+    heads_q, heads_k = heads
+    queue, needed = queue_of(device), 2 * batch * heads_k * keys * dim * SIZE[dtype]
+    shapes = ((batch, heads_q, queries, dim), *2 * [(batch, heads_k, keys, dim)])
     arrays = [DeviceArray(queue, shape, dtype) for shape in shapes]
     first, *merging = records = records_of(queue, lambda: xeflash.attention(*arrays, enable_gqa=True))
     return {
         "device": device, "dtype": dtype, "D": dim, "keys": keys,
-        "kernel": f"decode {heads}/1" if queries == 1 else f"forward, {queries} rows",
+        "kernel": f"decode {heads_q}/{heads_k}" if queries == 1 else f"forward, {queries} rows",
         "launches": len(records), "threads": first.threads,
         "read / KV": first.global_read / needed, "lines / KV": LINE_BYTES * first.lines_read / needed,
+        "L2 / KV": sum(record.l2_read for record in records) / needed,
+        "memory / KV": sum(record.memory_read for record in records) / needed,
+        "lost / KV": LINE_BYTES * sum(record.prefetches_lost for record in records) / needed,
         "instr / B": first.instructions / needed, "merging": sum(record.instructions for record in merging) / needed,
         "float ALU / B": first.float_alu / needed, "dpas / B": first.dpas / needed,
         "sends / KiB": 1024 * first.sends / needed, "spilled": max(record.spill_bytes for record in records),
@@ -62,9 +82,10 @@ def row_of(device: str, dtype: str, dim: int, keys: int, heads: int, queries: in
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
     """A table, and what memory and others give."""
-    sim.enable(*options.device, check="none")
-    calls = [*((heads, 1) for heads in HEADS), (1, max(HEADS))]
-    rows = (row_of(*case, keys, *call) for case in cases(options) for keys in options.keys for call in calls)
-    yield Table("a KV head", FORMATS, rows)
+    sim.enable(*options.device, check=f"none,caches={options.caches}")
+    together, kv = max((query // kv, kv) for query, kv in options.heads)
+    calls = [*((heads,) for heads in options.heads), ((kv, kv), together)]
+    every = ((*case, keys, options.batch, *call) for case in cases(options) for keys in options.keys for call in calls)
+    yield Table(f"batch {options.batch}, caches {options.caches}", FORMATS, (row_of(*call) for call in every))
     yield from (MEMORY[device] for device in options.device if device in MEMORY)
     yield from PEERS

@@ -17,7 +17,7 @@ from xeflash import sim
 from xeflash.tune import Config, pick, xe
 from xeflash.tune.desc import DTYPE_NAMES, Desc
 
-from counting.options import add_attention, add_devices, cases
+from counting.options import add_attention, add_caches, add_devices, cases
 from counting.simulated import LINE_BYTES, SIZE, launches
 from counting.tables import Row, Table
 
@@ -36,7 +36,7 @@ COUNTS |= {"inner loop: dpas in all instructions": ".1%"} | dict.fromkeys(
 COUNTS |= {"bytes read / (Q + K + V)": ".1f", "bytes written / O": ".1f"}
 COUNTS |= {"lines read / (Q + K + V)": ".1f", "lines written / O": ".1f", "registers": "", "spilled": ""}
 BYTES = {"global_read": 1, "global_written": 1, "lines_read": LINE_BYTES, "lines_written": LINE_BYTES}
-TRAFFIC = NAMES | {"N": ""} | {f"MB {name.replace('_', ' ')}": ".2f" for name in BYTES}
+CACHED = {"l2_read": 1, "memory_read": 1, "memory_written": 1}  # where caches are counted
 # Counted by disassembling them; never run here.
 PEERS = [
     {"kernel": name, "instructions": n, "dpas": dpas, "moves": moves, "share": dpas / n, "moves / dpas": moves / dpas}
@@ -52,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Of this family."""
     add_devices(parser)
     add_attention(parser)
+    add_caches(parser)
 
 
 def blocks_of(form: str, device: str, dtype: str, dim: int) -> Config:
@@ -103,10 +104,15 @@ def counts(form: str, device: str, dtype: str, dim: int) -> Row:
     }  # fmt: skip
 
 
-def traffic(form: str, device: str, dtype: str, dim: int, n: int) -> Row:
+def column(name: str) -> str:
+    """Of the table of traffic."""
+    return f"MB {name.replace('_', ' ')}"
+
+
+def traffic(form: str, device: str, dtype: str, dim: int, n: int, units: dict[str, int]) -> Row:
     """Of a causal call with n rows and keys: what it asks for, before any cache, and the distinct lines among it."""
     whole = total(form, device, dtype, dim, n, n, causal=True)
-    sizes = {f"MB {name.replace('_', ' ')}": unit * whole[name] / 1e6 for name, unit in BYTES.items()}
+    sizes = {column(name): unit * whole[name] / 1e6 for name, unit in units.items()}
     return {"device": device, "dtype": dtype, "D": dim, "form": form, "N": n, **sizes}
 
 
@@ -122,10 +128,12 @@ def notes(device: str, dtype: str, dim: int) -> str:
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
     """A table of counts, one of traffic, and what the figures are to be read with."""
-    sim.enable(*options.device, check="none")
+    sim.enable(*options.device, check=f"none,caches={options.caches}" if options.caches else "none")
+    units = BYTES | CACHED if options.caches else BYTES
     every = [(form, *case) for case in cases(options) for form in FORMS]
     yield Table(f"causal {N} x {N}", COUNTS, (counts(*form) for form in every), above=tuple(NAMES))
-    yield Table("global memory, causal", TRAFFIC, (traffic(*form, n) for form in every for n in TRAFFIC_N))
+    formats = NAMES | {"N": ""} | {column(name): ".2f" for name in units}
+    yield Table("global memory, causal", formats, (traffic(*form, n, units) for form in every for n in TRAFFIC_N))
     yield (
         "global: before any cache. flash reads Q and writes O once, but K and V again for every block of rows: it "
         "asks for N^2 / rows, of memory that grows with N (lines). standard does so, too, and S and P, the lines that "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 
 from xeflash import sim
@@ -30,6 +31,19 @@ def add_sizes(parser: Parser, name: str, default: tuple[int, ...], what: str = "
     """A comma list of numbers."""
     words = f"{what}default: {','.join(map(str, default))}"
     parser.add_argument(name, type=converter(parse_sizes), default=default, help=words)
+
+
+def add_caches(parser: Parser, default: str | None = None) -> None:
+    """What stands between the threads and memory."""
+    words = "between threads and memory: l2, l1+l2, or l2:24 for an L2 of 24 MiB; launches then run on one host thread"
+    kind = converter(_caches)
+    parser.add_argument("--caches", type=kind, default=default, help=f"{words}; default: {default or 'not counted'}")
+
+
+def _caches(text: str) -> str:
+    if not re.fullmatch(r"(l1\+)?l2(:[1-9]\d*)?", text):
+        raise ValueError(f"'{text}' is none of l2, l1+l2, l2:MIB, l1+l2:MIB")
+    return text
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:

@@ -46,7 +46,8 @@ def queue_of(device: str) -> dpctl.SyclQueue:
 
 
 def records_of(queue: dpctl.SyclQueue, call: Callable[[], object]) -> list[sim.LaunchRecord]:
-    """The records of what a call launches."""
+    """The records of what a call launches, with caches that are empty at first."""
+    sim.clear_caches()
     sim.clear_launches()
     call()
     queue.wait()
