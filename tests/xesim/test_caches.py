@@ -62,6 +62,13 @@ def test_what_does_not_fit_comes_from_memory_each_time(kernels):
         assert stream(kernels, size, times=2)["memory_read"] == size
 
 
+def test_lines_that_are_used_again_and_again_stay(kernels):
+    size = 4 * MIB
+    with empty_caches():
+        found = counts_of(kernels, "keep_reading", array(kernels, size), array(kernels, 256), np.uint32(size // 4))
+    assert found == {"l2_read": 2 * size, "memory_read": size, "memory_written": 0, "prefetches_lost": 0}
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_device_has_a_size_of_its_own(device):
     size = {"pvc": 204 * MIB, "bmg": 18 * MIB, "dg2": 16 * MIB}[device]

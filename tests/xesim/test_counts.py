@@ -62,6 +62,10 @@ def counts(*words, status=0):
 def test_unknown_choices_are_refused():
     assert "choose from pvc" in counts("backward", "--device", "pvc,gpu", status=2)
     assert "descriptions have no headdim" in counts("spills", "--only", "headdim=3", status=2)
+    assert "'3/2' is no list of query heads / KV heads" in counts(
+        "decode", "--device", "pvc", "--heads", "3/2", status=2
+    )
+    assert "'l3' is none of l2, l1+l2" in counts("forward", "--device", "pvc", "--caches", "l3", status=2)
 
 
 @pytest.mark.wide
@@ -74,3 +78,15 @@ def test_a_family_counts_on_several_devices(ocloc):
     for row in rows:
         assert float(row["instr / block"]) > 100 and 0 < float(row["dpas"]) < 0.5
         assert row["spilled"] == "0" and int(row["code bytes"]) > 1000
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("caches", "least", "most"), [("l2", 1, 1.01), ("l2:1", 1.1, 2.5)])
+def test_decode_says_what_memory_reads(ocloc, caches, least, most):
+    words = ("--device", "bmg", "--batch", "2", "--heads", "8/2", "--keys", "4k", "--head-dim", "128")
+    lines = counts("decode", *words, "--caches", caches, "--format", "csv").splitlines()
+    decode, forward = csv.DictReader(line for line in lines if not line.startswith("#"))
+    assert (decode["kernel"], forward["kernel"]) == ("decode 8/2", "forward, 4 rows")
+    assert float(decode["lines / KV"]) < 1.01
+    assert least <= float(decode["memory / KV"]) < most
+    assert (float(decode["lost / KV"]) > 0) == (most > 2)

@@ -33,6 +33,16 @@ XE_KERNEL prefetch_and_read(const uint32_t* p, uint32_t* sums, uint32_t dwords) 
   read_all(p, sums, dwords, 1);
 }
 
+// Reads the first 1024 bytes again and again beside the rest.
+XE_KERNEL keep_reading(const uint32_t* p, uint32_t* sums, uint32_t dwords) {
+  simd<uint32_t, kDwords> sum = 0u;
+  for (uint32_t at = 0; at < dwords; at += kDwords) {
+    sum += esimd::block_load<uint32_t, kDwords>(p + at);
+    sum += esimd::block_load<uint32_t, kDwords>(p + at % (4 * kDwords));
+  }
+  esimd::block_store<uint32_t, kDwords>(sums, sum);
+}
+
 XE_KERNEL fill(uint32_t* p, uint32_t dwords) {
   for (uint32_t at = 0; at < dwords; at += kDwords) {
     esimd::block_store<uint32_t, kDwords>(p + at, simd<uint32_t, kDwords>(7u));
