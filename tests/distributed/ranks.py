@@ -15,6 +15,7 @@ once for all, by a server that they are forked from. One that died, or did not a
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -140,6 +141,7 @@ class Ranks:
 def _serve(pipe: Any, store: str, rank: int, world: int, seconds: float, members: dict[int, tuple[int, ...]]) -> None:
     """A rank's life. It ends without the destructors of its group, whose other ranks may be gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()  # a rank that dies says where
     import torch
     import torch.distributed as dist
 
