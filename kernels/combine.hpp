@@ -1,5 +1,5 @@
-// Merges the splits of a row (Flash-Decoding): O = sum_s exp(m_s - m) l_s O_s / l, where m is the
-// largest m_s and l = sum_s exp(m_s - m) l_s.
+// Merges the splits of a row (Flash-Decoding), by a work-item for each row:
+//   O = sum_s exp(m_s - m) l_s O_s / l, where m is the largest m_s and l = sum_s exp(m_s - m) l_s
 //   P: the weights of the splits
 #pragma once
 
@@ -13,18 +13,21 @@ XF_INLINE void combine(const FwdParams& p) {
   constexpr int dv = Config::head_dim_v, Bs = 16;  // splits at a time
   constexpr int kHeadroom = 7;                     // there are at most 2^7 splits
   using T = typename Config::Element;
-  const Group::Index group = Group::index();
-  const int batch = static_cast<int>(group / p.heads_q), head = static_cast<int>(group % p.heads_q);
+  Group::Index group = Group::index();
+  const int head = static_cast<int>(group % p.heads_q);
+  group /= p.heads_q;
+  const int query = static_cast<int>(group % p.max_q), batch = static_cast<int>(group / p.max_q);
   const Sequence seq(p, batch);
-  if (seq.sq == 0) return;
-  const Partial part(p, batch, head, dv);
-
-  const Rows<const float> o_rows{part.o.data, part.o.stride, p.splits};
+  if (query >= seq.sq) return;
+  const Partial partial(p, dv);
+  const float* const first = partial.of(p, seq, head, query);
+  const Rows<const float> o_rows{first, partial.stride, p.splits};
+  const float *const all_m = first + p.splits * partial.stride, *const all_l = all_m + p.splits;
   const Exponents exponents = exponents_of<Config>(p);
   RowVec<1> m(kNoScore);
   for (int s = 0; s < p.splits; s += Bs) {
     RowTile<1, Bs> M;
-    load_row(M, part.m + s, p.splits - s);
+    load_row(M, all_m + s, p.splits - s);
     m = max(m, row_max(M));
   }
   RowTile<1, dv> O;
@@ -35,7 +38,7 @@ XF_INLINE void combine(const FwdParams& p) {
     fill(P, 0.f);
     each_in_row(P, 0, s, [&](auto zero, auto split) {
       const auto at = at_most(split, p.splits - 1);
-      const Floats m_s = value_at(part.m, at), l_s = value_at(part.l, at);
+      const Floats m_s = value_at(all_m, at), l_s = value_at(all_l, at);
       const Floats weight = exponents.decay(m_s, Floats(m[0])) * l_s;
       return select(split < p.splits, Floats(weight * power_of_two(-kHeadroom)), zero);
     });
@@ -45,8 +48,8 @@ XF_INLINE void combine(const FwdParams& p) {
   RowState<float> row(m[0], RowVec<1>(l)[0], exponents);
   row.headroom += kHeadroom;
   if (p.sinks) row.add_sink(p.sinks[head]);
-  store_output<T>(p, seq, head, 0, dv, O, 0, row.normaliser());
-  if (p.lse) *seq.first_of_rows(p, p.lse, head) = row.log_sum_exp(p.empty_lse);
+  store_output<T>(p, seq, head, query, 0, dv, O, 0, row.normaliser());
+  if (p.lse) seq.first_of_rows(p, p.lse, head)[query] = row.log_sum_exp(p.empty_lse);
 }
 
 }  // namespace xeflash

@@ -28,6 +28,8 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   if (seq.sq == 0) return true;
   const typename Config::Mask mask(p, seq);
   const auto keys = mask.keys_of_split(work.split, p.splits, Bc);
+  constexpr int kStep = Group::turns * Bc;
+  const bool looks_ahead = brings_ahead<Config, d, dv>(p);
   const int q_column = Group::member() * d,
             column = (work.part * Group::team + Group::member()) * dv;
   const auto k_rows = key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
@@ -44,19 +46,22 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   RowVec<Br> m(Softmax::first_max(p, exponents));
   RowSum<Br> l;
 
-  for (int key = keys.next(keys.begin, Bc); key < keys.end; key = keys.next(key + Bc, Bc)) {
+  for (int key = keys.next(keys.begin + Group::turn() * Bc, Bc, kStep); key < keys.end;
+       key = keys.next(key + kStep, Bc, kStep)) {
     const auto K = block_of<Bc>(k_rows, key), V = block_of<Bc>(v_rows, key);
-    prefetch_rows<Bc, dv>(V);
+    if (looks_ahead) prefetch_rows<Bc, dv>(V);
     RowTile<Br, Bc> S;
     dot_rows(S, Q, K);  // S = Q K^T
     scores.change(S, key);
     RowProbs<E, Br, Bc> P;
     // P = exp(S - m), l = rowsum P
     Softmax::template step<Config::exp2_degree>(P, S, O, m, l, exponents);
-    prefetch_rows<Bc, d>(block_of<Bc>(k_rows, key + Bc));
+    if (looks_ahead) prefetch_rows<Bc, d>(block_of<Bc>(k_rows, key + kStep));
     accumulate_rows(O, P, V);  // O += P V
   }
 
+  merge_turns(O, m, l, exponents.decays());
+  if (Group::turn() > 0) return true;
   const RowVec<Br> sum = l;
   if constexpr (Softmax::kCanFail) {
     bool near = true;
@@ -70,7 +75,8 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
 }
 
 // One thread, or one team of threads, per tile of heads and split of the keys, and per part of the
-// columns of O where O is too wide. The threads of a team also divide the columns of Q and K.
+// columns of O where O is too wide. The threads of a team also divide the columns of Q and K. Where
+// tiles are few, the threads of a group take turns at the keys of a split.
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p) {
   const SplitWork work(p, Group::index(), Config::block_rows, Config::parts / Group::team);

@@ -18,8 +18,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const typename Tiles::OwnRows rows(p, seq, work);
   if (rows.is_empty()) return;
   const typename Config::Mask mask(p, seq);
-  const auto range =
-      mask.template k_blocks<Tiles::Bc>(rows.query(rows.first()), rows.query(rows.last()));
+  const auto range = visible_blocks<Config>(p, mask, rows, work.split);
   const int team_column = work.part * Group::team * Tiles::dv;
   const KeysAndValues<Config> kv(p, seq, rows.head_k, range, team_column);
   const Scores<Config> scores(p, seq, rows.head, mask, range);
@@ -51,21 +50,22 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   const auto states = softmax.states(p, rows);
   const float factor = dropout.keep_scale * p.v_scale;
   O *= states([&](auto row) { return row.normaliser(factor); });  // O / l
+  if (is_split<Config>(p)) return softmax.store_partial(p, rows, work.split, column, O);
   store_output<Config>(p, rows, column, O, states);
   if (p.lse && column == 0) {
     store(rows.per_row(p, p.lse), states([&](auto row) { return row.log_sum_exp(p.empty_lse); }));
   }
 }
 
-// One thread, or one team of threads, per block of rows of a head, and per part of the columns of O
-// where O is too wide.
+// One thread, or one team of threads, per block of rows of a head, per split of the keys, which
+// combine.hpp merges, and per part of the columns of O where O is too wide.
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_rows;
   const int heads = Config::packs_heads ? p.heads_k : p.heads_q;
   const int rows = p.heads_q / heads * p.max_q;
-  flash_fwd<Config>(p,
-                    Work(Group::index(), Config::parts / Group::team, (rows - 1) / Br + 1, heads));
+  flash_fwd<Config>(p, Work(Group::index(), Config::parts / Group::team, (rows - 1) / Br + 1, heads,
+                            First::last_block, Config::splits_keys ? p.splits : 1));
 }
 
 }  // namespace xeflash

@@ -193,6 +193,19 @@ def same_random_numbers(monkeypatch):
     monkeypatch.setattr(random, "_seed", None)
 
 
+@pytest.fixture
+def split(monkeypatch):
+    """Calls of this test divide the keys into so many splits."""
+    import xeflash
+
+    forward = xeflash._core.forward
+
+    def into(splits):
+        monkeypatch.setattr(xeflash._core, "forward", lambda **given: forward(**given | {"num_splits": splits}))
+
+    return into
+
+
 @pytest.fixture(scope="session")
 def gpu_family():
     """pvc, bmg or dg2: the GPU that usm.gpu_queue() is for, or skip."""

@@ -135,6 +135,17 @@ XF_INLINE auto value_rows(const FwdParams& p, const Sequence& seq, int head, int
   return cache_rows<Config>(p, seq, p.v, p.cache.v_scale, head, from, to);
 }
 
+// Whether a thread's next block of K and V, of so many columns, is brought into the caches before
+// it is used: where threads are many, they would throw out each other's. Heads that are shared out
+// over threads leave no register for a choice.
+template <class Config, int KeyColumns, int ValueColumns>
+XF_INLINE bool brings_ahead(const FwdParams& p) {
+  constexpr int kBytes = Config::block_columns * (KeyColumns + ValueColumns) *
+                         static_cast<int>(sizeof(typename Config::CacheElement));
+  if (Group::turns == 1 && kBytes <= Group::ahead_bytes) return true;
+  return Group::team == 1 && p.looks_ahead;
+}
+
 // The type of a block of keys or of values.
 template <class Config>
 using CacheBlock = decltype(block_of<Config::block_columns>(

@@ -69,7 +69,7 @@ struct DocumentBlocks : private BlockRange {
                            int size, int at)
       : BlockRange(range), ids(ids), rows(rows), size(size), at(at) {}
   using BlockRange::begin, BlockRange::end, BlockRange::first, BlockRange::last;
-  using BlockRange::have_none_full, BlockRange::is_empty;
+  using BlockRange::have_none_full, BlockRange::is_empty, BlockRange::keep_share;
 
   XF_INLINE int next(int j, int step) const {
     while (j < end) {
@@ -106,9 +106,15 @@ struct DocumentKeys : private KeyRange {
       : KeyRange(range), ids(ids), row(row) {}
   using KeyRange::begin, KeyRange::end, KeyRange::seen_from;
 
-  XF_INLINE int next(int key, int Bc) const {
-    const int found = ids.next(row, key);
-    return found < end ? found - found % Bc : end;
+  XF_INLINE int next(int key, int Bc, int step) const {
+    while (key < end) {
+      const int found = ids.next(row, key);
+      if (found >= end) return end;
+      const int blocks = (found - key) / Bc;
+      if (blocks == 0) break;
+      key += (blocks * Bc + step - 1) / step * step;
+    }
+    return key;
   }
   XF_INLINE bool is_full(int key, int Bc) const {
     if (!KeyRange::is_full(key, Bc)) return false;

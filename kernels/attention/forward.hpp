@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention/cache.hpp"
-#include "attention/rest.hpp"
+#include "attention/partial.hpp"
 #include "attention/scores.hpp"
 #include "attention/softmax.hpp"
 
@@ -35,6 +35,17 @@ struct FwdTiles {
   }
 };
 
+// The blocks of keys that the rows of a work-item see; of a split, its share of them. None is left
+// beyond the last split.
+template <class Config, class OwnRows>
+XF_INLINE auto visible_blocks(const FwdParams& p, const typename Config::Mask& mask,
+                              const OwnRows& rows, int split) {
+  auto range = mask.template k_blocks<Config::block_columns>(rows.query(rows.first()),
+                                                             rows.query(rows.last()));
+  if constexpr (Config::splits_keys) range.keep_share(rows.has_none() ? p.splits : split, p.splits);
+  return range;
+}
+
 // A thread's loop over the blocks of Bc keys that its rows see.
 template <int Bc, class Blocks>
 struct KeyBlocks {
@@ -58,15 +69,18 @@ struct KeysAndValues {
       decltype(key_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0));
   static constexpr int Bc = Tiles::Bc;
   const Rows k_rows, v_rows;
+  const bool looks_ahead;
 
   XF_INLINE KeysAndValues(const FwdParams& p, const Sequence& seq, int head,
                           const typename Config::Mask::Blocks& seen, int column)
       : k_rows(key_rows<Config>(p, seq, head, seen.first, seen.last)),
         v_rows(value_rows<Config>(p, seq, head, seen.first, seen.last)
-                   .columns(column, Config::head_dim_v)) {}
+                   .columns(column, Config::head_dim_v)),
+        looks_ahead(brings_ahead<Config, Tiles::d, Group::team * Tiles::dv>(p)) {}
   XF_INLINE auto keys(int first) const { return block_of<Bc>(k_rows, first); }
   XF_INLINE auto values(int first) const { return block_of<Bc>(v_rows, first); }
   XF_INLINE void prefetch_block(int first) const {
+    if (!looks_ahead) return;
     prefetch<Bc, Tiles::d>(keys(first));
     prefetch<Bc, Group::team * Tiles::dv>(values(first));
   }
@@ -92,38 +106,37 @@ struct RunningSoftmax {
   // P for all keys of a block: the parts of all threads of a team.
   template <class Probs, class Output>
   XF_INLINE decltype(auto) of_block(const Probs& P, Output& O) {
-    return joined<typename Tiles::JointP>(P, O, m, l, decay());
+    return joined<typename Tiles::JointP>(P, O, m, l, exponents.decays());
   }
   // Merges what the threads computed for different keys. Returns false for a thread whose O was
   // merged into another thread's.
   template <class Output>
   XF_INLINE bool finish(Output& O) {
-    merge_turns(O, m, l, decay());
+    merge_turns(O, m, l, exponents.decays());
     sum_of_team(l);
     return Group::turn() == 0;
+  }
+  template <class OwnRows, class Output>
+  XF_INLINE void store_partial(const FwdParams& p, const OwnRows& rows, int split, int column,
+                               const Output& O) const {
+    xeflash::store_partial<Config>(p, rows, split, column, O, m, ColVec<Br>(l));
   }
   // Returns a function that maps f over the RowState of each row, which includes the row's sink
   // and, with adds_up, the keys of other calls.
   template <class OwnRows>
   XF_INLINE auto states(const FwdParams& p, const OwnRows& rows) const {
-    const ColVec<Br> sinks = p.sinks ? rows.sinks(p) : ColVec<Br>(0.f);
+    const bool has_sinks = p.sinks && !is_split<Config>(p);
+    const ColVec<Br> sinks = has_sinks ? rows.sinks(p) : ColVec<Br>(0.f);
     ColVec<Br> others(0.f);
     if constexpr (Config::adds_up) others = load_values<Br>(rows.per_row(p, p.other_lse), -kInf);
-    return [this, &p, sum = ColVec<Br>(l), sinks, others](auto f) {
+    return [this, has_sinks, sum = ColVec<Br>(l), sinks, others](auto f) {
       const auto of_row = [&](auto m, auto l, auto sink, auto other) {
         RowState row(m, l, exponents);
-        if (p.sinks) row.add_sink(sink);
+        if (has_sinks) row.add_sink(sink);
         if constexpr (Config::adds_up) row.add_sink(other);
         return f(row);
       };
       return map(of_row, m, sum, sinks, others);
-    };
-  }
-
- private:
-  XF_INLINE auto decay() const {  // exp(from - to)
-    return [this](const ColVec<Br>& from, const ColVec<Br>& to) {
-      return map([&](auto a, auto b) { return exponents.decay(a, b); }, from, to);
     };
   }
 };

@@ -21,6 +21,12 @@ struct BlockRange {
     r.end = has(j) ? j + 1 : end;
     return r;
   }
+  // Leaves one of `splits` equal shares of the blocks.
+  XF_INLINE void keep_share(int split, int splits) {
+    const int share = (end - begin + splits - 1) / splits;
+    begin = at_most(begin + split * share, end);
+    end = at_most(begin + share, end);
+  }
   XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
   XF_INLINE void have_none_full() { full_end = full_begin; }
 };
@@ -31,7 +37,7 @@ struct KeyRange {
   int seen_from;  // the first visible key, at or after `begin`
   // As in BlockRange; a block of Bc keys is given by its first key.
   XF_INLINE bool is_full(int key, int Bc) const { return key >= seen_from && end - key >= Bc; }
-  XF_INLINE int next(int key, int) const { return key; }
+  XF_INLINE int next(int key, int, int) const { return key; }
 };
 
 struct Window {  // a Mask

@@ -62,8 +62,9 @@ struct FwdParams {
   const int32_t *q_starts, *k_starts;  // added to them, per sequence; null: 0
   int32_t first_head, all_heads;       // index of the first head here among all heads
   int32_t splits;
-  float scale;    // never 0; negative only if scores have a variant
-  float v_scale;  // factor of V's elements
+  int32_t looks_ahead;  // see brings_ahead in cache.hpp
+  float scale;          // never 0; negative only if scores have a variant
+  float v_scale;        // factor of V's elements
   float softcap;
   float unified_max;    // the maximum that is assumed for all scores, see UnifiedMax
   float empty_lse;      // LSE of a row that sees no key

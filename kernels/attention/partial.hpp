@@ -27,20 +27,47 @@ struct SplitWork {
   }
 };
 
-// Where the results of the splits of a head are kept. In memory, O of all splits comes first, each
-// row padded to whole vectors, then all m, then all l.
-struct Partial {
-  Rows<float> o;
-  float *m, *l;
+template <class Config>
+XF_INLINE bool is_split(const FwdParams& p) {
+  return Config::splits_keys && p.splits > 1;
+}
 
-  XF_INLINE Partial(const FwdParams& p, int batch, int head, int dv) {
-    const int64_t stride = (dv + 15) / 16 * 16, rows = static_cast<int64_t>(p.batch) * p.heads_q;
-    const int64_t first = (static_cast<int64_t>(batch) * p.heads_q + head) * p.splits;
-    o = {p.partial + first * stride, stride, p.splits};
-    m = p.partial + rows * p.splits * stride + first;
-    l = m + rows * p.splits;
+// Where the results of the splits of a row are kept: O of all splits comes first, each padded to
+// whole lines, then all m, then all l. Rows follow each other as those of the LSE do.
+struct Partial {
+  int64_t stride, row;  // floats from one O to the next, and from one row to the next
+
+  XF_INLINE Partial(const FwdParams& p, int dv)
+      : stride((dv + 15) / 16 * 16), row((p.splits * (stride + 2) + 15) / 16 * 16) {}
+  // O, m and l of one split: (batch, row, head) as the output has them.
+  XF_INLINE TensorArg o(const FwdParams& p, int split) const { return at(p, split * stride); }
+  XF_INLINE TensorArg m(const FwdParams& p, int split) const {
+    return at(p, p.splits * stride + split);
+  }
+  XF_INLINE TensorArg l(const FwdParams& p, int split) const {
+    return at(p, p.splits * (stride + 1) + split);
+  }
+  // The first float of one row.
+  XF_INLINE float* of(const FwdParams& p, const Sequence& seq, int head, int query) const {
+    return seq.rows_per_query<float>(at(p, 0), head, query).row(0);
+  }
+
+ private:
+  XF_INLINE TensorArg at(const FwdParams& p, int64_t offset) const {
+    return {p.partial + offset, p.lse_batch * row, row, p.lse_head * row};
   }
 };
+
+// Stores columns of the rows of a tile as the partial result of one split.
+template <class Config, class OwnRows, class Output, class Max, class Sum>
+XF_INLINE void store_partial(const FwdParams& p, const OwnRows& rows, int split, int column,
+                             const Output& O, const Max& m, const Sum& l) {
+  const Partial partial(p, Config::head_dim_v);
+  store(rows.template of<float>(partial.o(p, split)).columns(column, Config::head_dim_v), O);
+  if (column > 0) return;
+  store(rows.template of<float>(partial.m(p, split)), m);
+  store(rows.template of<float>(partial.l(p, split)), l);
+}
 
 // Stores columns of row r of O: as the split's partial result, or as the result if it is the only
 // split.
@@ -54,14 +81,15 @@ XF_INLINE void store_split(const FwdParams& p, const Sequence& seq, const SplitW
   if (p.sinks && p.splits == 1) row.add_sink(p.sinks[head]);
   const float factor = row.normaliser(p.v_scale);
   if (p.splits == 1) {
-    store_output<T>(p, seq, head, column, Config::head_dim_v, O, r, factor);
+    store_output<T>(p, seq, head, 0, column, Config::head_dim_v, O, r, factor);
     if (p.lse && column == 0) *seq.first_of_rows(p, p.lse, head) = row.log_sum_exp(p.empty_lse);
   } else {
-    const Partial part(p, work.batch, head, Config::head_dim_v);
-    store_row(part.o.from(work.split).columns(column, Config::head_dim_v), O, r, factor);
+    const Partial partial(p, Config::head_dim_v);
+    const auto first = [&](const TensorArg& t) { return seq.rows_per_query<float>(t, head, 0); };
+    store_row(first(partial.o(p, work.split)).columns(column, Config::head_dim_v), O, r, factor);
     if (column == 0) {
-      part.m[work.split] = m;
-      part.l[work.split] = l;
+      *first(partial.m(p, work.split)).row(0) = m;
+      *first(partial.l(p, work.split)).row(0) = l;
     }
   }
 }

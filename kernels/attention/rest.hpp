@@ -25,12 +25,12 @@ XF_INLINE V rest_of(V O) {
 
 // Stores columns of row r of a tile, times a factor, as a head's output, and their rest if wanted.
 template <class T, class Output>
-XF_INLINE void store_output(const FwdParams& p, const Sequence& seq, int head, int column,
-                            int columns, Output& O, int r, float factor) {
-  store_row(seq.rows_per_query<T>(p.o, head, 0).columns(column, columns), O, r, factor);
+XF_INLINE void store_output(const FwdParams& p, const Sequence& seq, int head, int query,
+                            int column, int columns, Output& O, int r, float factor) {
+  store_row(seq.rows_per_query<T>(p.o, head, query).columns(column, columns), O, r, factor);
   if (!p.rest.data) return;
   each_in_row(O, r, 0, [&](auto x, auto) { return rest_of<T>(Floats(x * factor)); });
-  store_row(seq.rows_per_query<T>(p.rest, head, 0).columns(column, columns), O, r, 1.f);
+  store_row(seq.rows_per_query<T>(p.rest, head, query).columns(column, columns), O, r, 1.f);
 }
 
 }  // namespace xeflash

@@ -59,6 +59,12 @@ struct Exponents {
     const Origin<V> a = origin(from), b = origin(to);
     return exp2(V((a.base - b.base) * scale_log2 + (a.top - b.top)));
   }
+  // The same of the maxima of all rows, as a function.
+  XF_INLINE auto decays() const {
+    return [this](const auto& from, const auto& to) {
+      return map([&](auto a, auto b) { return decay(a, b); }, from, to);
+    };
+  }
   // Subtracts m from the scores of rows that are far from 0; returns what is left to subtract.
   template <class Scores, class Max>
   XF_INLINE Max relative(Scores& S, const Max& m) const {
@@ -91,7 +97,7 @@ XF_INLINE void online_softmax(Probs& P, Scores& S, Output& O, Max& m, Sum& l, co
   if (any_above(larger, m, e.slack)) {     // rows are rescaled one by one: none depends on others
     const Max m_new = map(
         [&](auto a, auto b) { return select(a - b > decltype(a)(e.slack), a, b); }, Max(larger), m);
-    const Max alpha = map([&](auto a, auto b) { return e.decay(a, b); }, m, m_new);
+    const Max alpha = e.decays()(m, m_new);
     l *= alpha;  // l = exp(m - m_new) l
     O *= alpha;  // O = exp(m - m_new) O
     m = m_new;

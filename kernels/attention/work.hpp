@@ -14,11 +14,13 @@ namespace xeflash {
 // that the tail of a launch is short; where each core gets consecutive groups (in_parts), blocks
 // with much and with little work alternate.
 enum class First { last_block, first_block };
+//   Each split of the keys has groups of its own; those that follow each other read the same split,
+// for one head after the other.
 struct Work {
-  int batch, head, block, part;
+  int batch, head, block, part, split;
 
   XF_INLINE Work(Group::Index group, Group::Index parts, Group::Index row_blocks,
-                 Group::Index heads, First first = First::last_block) {
+                 Group::Index heads, First first = First::last_block, Group::Index splits = 1) {
     const Group::Index blocks = (row_blocks + Group::tiles - 1) / Group::tiles;
     const Group::Index tile = group / parts, pair = tile / blocks;
     Group::Index place = tile - pair * blocks;
@@ -27,8 +29,10 @@ struct Work {
     block =
         static_cast<int>(first == First::first_block ? place : blocks - 1 - place) * Group::tiles +
         Group::tile();
-    batch = static_cast<int>(pair / heads);
-    head = static_cast<int>(pair - batch * heads);
+    const Group::Index share = pair / heads;
+    head = static_cast<int>(pair - share * heads);
+    batch = static_cast<int>(share / splits);
+    split = static_cast<int>(share - batch * splits);
   }
 };
 
@@ -102,7 +106,8 @@ struct Sequence {
 };
 
 // Br rows from `row` on, of `count`. first() to last() are the rows of all tiles of a group that
-// brings in keys together (in_step), own_last() the last of these Br rows.
+// brings in keys together (in_step), own_last() the last of these Br rows. A group that has no rows
+// at all (is_empty) leaves; where threads take turns, one whose tile has none stays, to merge.
 template <int Br>
 struct RowSpan {
   static constexpr int kTogether = Group::in_step ? Group::tiles * Br : Br;
@@ -110,7 +115,10 @@ struct RowSpan {
   XF_INLINE int first() const { return row - row % kTogether; }
   XF_INLINE int last() const { return last_of(first(), kTogether); }
   XF_INLINE int own_last() const { return last_of(row, Br); }
-  XF_INLINE bool is_empty() const { return first() >= count; }
+  XF_INLINE bool is_empty() const {
+    return (Group::turns > 1 ? row - row % (Group::tiles * Br) : first()) >= count;
+  }
+  XF_INLINE bool has_none() const { return first() >= count; }
 
  private:
   XF_INLINE int last_of(int from, int rows) const {
@@ -135,7 +143,7 @@ struct TileRows : RowSpan<Br> {
         head(work.head) {}
   template <class T>
   XF_INLINE Rows<T> of(const TensorArg& t) const {
-    return seq.rows_per_query<T>(t, head, row);
+    return seq.rows_per_query<T>(t, head, 0).from(row);  // none of a tile beyond the last row
   }
   template <class T>
   XF_INLINE Rows<T> per_row(const FwdParams& p, T* values) const {

@@ -9,8 +9,9 @@ namespace xeflash::cpu {
 struct Group {
   static constexpr int turns = 1, team = 1, roles = 1, tiles = 1;
   static constexpr bool staged = false, one_place = false, in_step = false;
-  static constexpr bool in_parts = true;  // each core takes consecutive groups
-  using Index = uint64_t;                 // of a group in a launch
+  static constexpr bool in_parts = true;          // each core takes consecutive groups
+  static constexpr int ahead_bytes = 0x7fffffff;  // cores have caches of their own
+  using Index = uint64_t;                         // of a group in a launch
   static XF_INLINE Index index() {
     return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
   }

@@ -107,7 +107,7 @@ static_assert(std::same_as<decltype(row_dots<R, D>(some<Matrix>(), some<Matrix>(
 
 template <class G>
 concept GroupOfThreads = requires {
-  requires G::turns > 0 && G::team > 0 && G::roles > 0 && G::tiles > 0;
+  requires G::turns > 0 && G::team > 0 && G::roles > 0 && G::tiles > 0 && G::ahead_bytes > 0;
   { G::staged || G::in_step || G::in_parts || G::one_place } -> std::same_as<bool>;
   { G::index() } -> std::same_as<typename G::Index>;
   { G::turn() } -> std::same_as<int>;

@@ -43,58 +43,112 @@ XF_INLINE void share(F f, int thread = Group::sharer()) {
 
 // ---- turns at the keys --------------------------------------------------------------------------
 
-// The place where a thread leaves its O, m and l for another thread.
+// O in blocks of registers, as it goes through shared memory: so many columns of each row, or of
+// one row. `row` is the one that a part of a block belongs to.
+template <class Output>
+struct OutputBlocks;
 template <int R, int D>
+struct OutputBlocks<Tile<R, D>> {
+  static constexpr int kRows = R, kCount = Tile<R, D>::kChunks, kParts = R, kPart = kLanes;
+  static constexpr int row(int, int part) { return part; }
+};
+
+// The place where a thread leaves its m and l, and then its O, piece by piece, for another thread.
+template <class Output>
 struct Handover {
-  static constexpr int kChunks = Tile<R, D>::kChunks;
-  static constexpr int kBytes = (Tile<R, D>::kColumns + 2) * R * 4;
-  static constexpr int kSharedBytes = Group::turns / 2 * kBytes;
+  using Blocks = OutputBlocks<Output>;
+  static constexpr int R = Blocks::kRows, kValues = R > 4 ? round_up(R, 8) : 4;
+  static constexpr int kFloats = Blocks::kParts * Blocks::kPart;  // of a block
+  // A piece takes a quarter of the registers at most: half of the threads of a core then leave no
+  // more than half of the shared memory that it has.
+  static constexpr int kMostBlocks = kGrfBytes / 4 / (kFloats * 4);
+  static constexpr int kPieces = (Blocks::kCount + kMostBlocks - 1) / kMostBlocks;
+  static constexpr int kPieceBlocks = (Blocks::kCount + kPieces - 1) / kPieces;
+  static constexpr int kBytes = (kPieceBlocks * kFloats + 2 * kValues) * 4;
+  static constexpr int kSharedBytes = Group::turns / 2 * Group::tiles * kBytes;
   uint32_t begin;
 
-  XF_INLINE explicit Handover(int slot) : begin(slot * kBytes) {}
-  XF_INLINE auto chunks() const { return SharedBlocks<R * kLanes>{begin}; }
-  XF_INLINE auto rows() const { return SharedBlocks<R>{begin + kChunks * R * kLanes * 4}; }
-
-  XF_INLINE void give(const Tile<R, D>& O, ColVec<R> m, ColVec<R> l) const {
-    XF_UNROLL for (int c = 0; c < kChunks; ++c) {
-      auto chunk = O.chunk(c);
-      chunks().store(c, chunk.template bit_cast_view<uint32_t>());
-    }
-    rows().store(0, m.x.template bit_cast_view<uint32_t>());
-    rows().store(1, l.x.template bit_cast_view<uint32_t>());
+  XF_INLINE explicit Handover(int turn) : begin((turn * Group::tiles + Group::tile()) * kBytes) {}
+  XF_INLINE auto blocks() const { return SharedBlocks<kFloats>{begin}; }
+  XF_INLINE auto values() const {
+    return SharedBlocks<kValues>{begin + kPieceBlocks * kFloats * 4};
   }
-  // O = exp(m - m') O + exp(m2 - m') O2 with m' = max(m, m2); l likewise.
-  template <class Decay>
-  XF_INLINE void take(Tile<R, D>& O, ColVec<R>& m, ColVec<R>& l, const Decay& decay) const {
-    auto m_bits = rows().load(0), l_bits = rows().load(1);
-    const ColVec<R> m2(m_bits.template bit_cast_view<float>());
-    const ColVec<R> l2(l_bits.template bit_cast_view<float>());
-    const ColVec<R> m_new = max(m, m2), a = decay(m, m_new), b = decay(m2, m_new);
-    XF_UNROLL for (int c = 0; c < kChunks; ++c) {
-      auto bits = chunks().load(c);
-      const simd<float, R * kLanes> O2 = bits.template bit_cast_view<float>();
-      XF_UNROLL for (int r = 0; r < R; ++r) {
-        O.row(r, c) = floats(O.row(r, c)) * a[r] + part<kLanes>(O2, r * kLanes) * b[r];
+
+  XF_INLINE void give(ColVec<R> m, ColVec<R> l) const {
+    const auto padded = [](const simd<float, R>& x) {
+      simd<float, kValues> all = 0.f;
+      all.template select<R, 1>(0) = x;
+      return simd<uint32_t, kValues>(all.template bit_cast_view<uint32_t>());
+    };
+    values().store(0, padded(m.x));
+    values().store(1, padded(l.x));
+  }
+  XF_INLINE void take(ColVec<R>& m, ColVec<R>& l) const {
+    auto m_bits = values().load(0), l_bits = values().load(1);
+    m.x = simd<float, kValues>(m_bits.template bit_cast_view<float>()).template select<R, 1>(0);
+    l.x = simd<float, kValues>(l_bits.template bit_cast_view<float>()).template select<R, 1>(0);
+  }
+  XF_INLINE void give(const Output& O, int piece) const {
+    each_block(piece, [&](int i, int slot) {
+      auto block = part<kFloats>(O.x, i * kFloats);
+      blocks().store(slot, block.template bit_cast_view<uint32_t>());
+    });
+  }
+  // O = a O + b O2
+  XF_INLINE void take(Output& O, int piece, const ColVec<R>& a, const ColVec<R>& b) const {
+    constexpr int kPart = Blocks::kPart;
+    each_block(piece, [&](int i, int slot) {
+      auto bits = blocks().load(slot);
+      const simd<float, kFloats> O2 = bits.template bit_cast_view<float>();
+      XF_UNROLL for (int c = 0; c < Blocks::kParts; ++c) {
+        const int row = Blocks::row(i, c);
+        auto own = O.x.template select<kPart, 1>(i * kFloats + c * kPart);
+        own = simd<float, kPart>(own) * a[row] + part<kPart>(O2, c * kPart) * b[row];
       }
+    });
+  }
+
+ private:
+  template <class F>
+  static XF_INLINE void each_block(int piece, F f) {
+    XF_UNROLL for (int slot = 0; slot < kPieceBlocks; ++slot) {
+      if (piece * kPieceBlocks + slot < Blocks::kCount) f(piece * kPieceBlocks + slot, slot);
     }
-    l.x = l.x * a.x + l2.x * b.x;
-    m = m_new;
   }
 };
 
-// In each step half of the threads hand over to the other half, until the first thread has merged
-// everything.
-template <int R, int D, class Decay>
-XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l, const Decay& decay) {
+// In each step half of the threads hand over to the other half, until those of the first turn have
+// merged everything: O = exp(m - m') O + exp(m2 - m') O2 with m' = max(m, m2); l likewise.
+template <class Output, int R, class Decay>
+XF_INLINE void merge_turns(Output& O, ColVec<R>& m, ColSum<R>& l, const Decay& decay) {
   if constexpr (Group::turns > 1) {
     static_assert((Group::turns & (Group::turns - 1)) == 0);
+    using Place = Handover<Output>;
     ColVec<R> sum = l;
     const int turn = Group::turn();
     _Pragma("unroll 1") for (int half = Group::turns / 2; half > 0; half /= 2) {
-      esimd::barrier();
-      if (turn >= half && turn < 2 * half) Handover<R, D>(turn - half).give(O, m, sum);
-      esimd::barrier();
-      if (turn < half) Handover<R, D>(turn).take(O, m, sum, decay);
+      const bool gives = turn >= half && turn < 2 * half, takes = turn < half;
+      const Place place(gives ? turn - half : turn);
+      ColVec<R> a, b;
+      XF_UNROLL for (int piece = 0; piece < Place::kPieces; ++piece) {
+        Group::meet_turns();
+        if (gives) {
+          if (piece == 0) place.give(m, sum);
+          place.give(O, piece);
+        }
+        Group::meet_turns();
+        if (takes) {
+          if (piece == 0) {
+            ColVec<R> m2, sum2;
+            place.take(m2, sum2);
+            const ColVec<R> m_new = max(m, m2);
+            a = decay(m, m_new), b = decay(m2, m_new);
+            sum.x = sum.x * a.x + sum2.x * b.x;
+            m = m_new;
+          }
+          place.take(O, piece, a, b);
+        }
+      }
     }
     l = sum;
   }
@@ -103,14 +157,17 @@ XF_INLINE void merge_turns(Tile<R, D>& O, ColVec<R>& m, ColSum<R>& l, const Deca
 // ---- its size -----------------------------------------------------------------------------------
 
 template <class Output>
-constexpr int kHandoverBytes = 0;
-template <int R, int D>
-constexpr int kHandoverBytes<Tile<R, D>> = Group::turns > 1 ? Handover<R, D>::kSharedBytes : 0;
+constexpr int handover_bytes() {
+  if constexpr (Group::turns > 1)
+    return Handover<Output>::kSharedBytes;
+  else
+    return 0;
+}
 
 // Allocates enough for the tiles, and for the handover of O, which takes their place at the end.
 template <class Output, int TileBytes>
 XF_INLINE void allocate_shared() {
-  constexpr int kMerge = kHandoverBytes<Output>, kBytes = TileBytes > kMerge ? TileBytes : kMerge;
+  constexpr int kMerge = handover_bytes<Output>(), kBytes = TileBytes > kMerge ? TileBytes : kMerge;
   static_assert(kBytes <= kMostSharedBytes, "the tiles do not fit in shared memory");
   if constexpr (kBytes > 0) esimd::slm_init<kBytes>();
 }

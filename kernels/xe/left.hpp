@@ -96,16 +96,16 @@ XF_INLINE void load(StreamedLeft<T, R, C>& A, const Rows<const T>& m) {
 }
 
 // ... or is brought into the layout of dpas once, in shared memory from `Begin` on, where each team
-// has its own copy.
+// has its own copy, and the threads that take turns at the keys of a tile have one.
 template <class T, int R, int C, int Begin>
 struct SharedLeft {
   static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
   static constexpr int kBytes = R * kColumns * sizeof(T);
-  static constexpr int kSharedBytes = Group::threads / Group::team * kBytes;
+  static constexpr int kSharedBytes = Group::sharing / Group::team * kBytes;
   static constexpr int kDwords = 8 * kWidth * sizeof(T) / 4;
 
   static XF_INLINE SharedBlocks<kDwords> shared() {
-    return {static_cast<uint32_t>(Begin + Group::thread() / Group::team * kBytes)};
+    return {static_cast<uint32_t>(Begin + Group::sharer() / Group::team * kBytes)};
   }
   struct Stream {
     XF_INLINE explicit Stream(const SharedLeft&) {}
@@ -125,7 +125,8 @@ XF_INLINE void load(SharedLeft<T, R, C, Begin>& A, const Rows& m) {
     }
   };
   using Whole = SharedLeft<T, R, C, Begin>;
-  share<Whole::kColumns / Whole::kWidth, Group::team>(put, Group::member());
+  if (Group::turn() == 0) share<Whole::kColumns / Whole::kWidth, Group::team>(put, Group::member());
+  Group::meet_turns();
 }
 
 template <class Rows, class T, int R, int C, int Begin>

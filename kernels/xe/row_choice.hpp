@@ -29,4 +29,12 @@ using RowLeft = std::conditional_t<
 template <class T, int R, int C>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;
 
+// As they go from thread to thread.
+template <int R, int D>
+struct OutputBlocks<RowMajor<R, D>> {
+  static constexpr int kPerRow = RowMajor<R, D>::kColumns / kWide;
+  static constexpr int kRows = R, kCount = R * kPerRow, kParts = 1, kPart = kWide;
+  static constexpr int row(int block, int) { return block / kPerRow; }
+};
+
 }  // namespace xeflash::xe

@@ -11,19 +11,19 @@
 
 namespace xeflash::xe {
 
-// Q^T of a thread's D columns in the layout of a right operand, and the place for its scores of N
-// keys.
+// Q^T of a thread's D columns in the layout of a right operand, which threads that take turns have
+// in common, and the place for its scores of N keys.
 template <class T, int R, int D, int N>
 struct SharedRight {
   static constexpr int kSteps = round_up(D, kDepth) / kDepth, kTiles = R / 8;
   static constexpr int kBlock = 8 * kLanes;  // dwords
   static constexpr int kQueryBytes = kSteps * kTiles * kBlock * 4;
-  using Scores = TeamScores<R, N, Group::threads * kQueryBytes>;
-  static constexpr int kSharedBytes = Group::threads * kQueryBytes + Scores::kSharedBytes;
+  using Scores = TeamScores<R, N, Group::sharing * kQueryBytes>;
+  static constexpr int kSharedBytes = Group::sharing * kQueryBytes + Scores::kSharedBytes;
   Scores scores;
 
   static XF_INLINE SharedBlocks<kBlock> query() {
-    return {static_cast<uint32_t>(Group::thread() * kQueryBytes)};
+    return {static_cast<uint32_t>(Group::sharer() * kQueryBytes)};
   }
   XF_INLINE simd<T, kDepth * kLanes> block(int r, int step) const {
     auto dwords = query().load(step * kTiles + r);
@@ -32,11 +32,14 @@ struct SharedRight {
 };
 template <class T, int R, int D, int N>
 XF_INLINE void load(SharedRight<T, R, D, N>& A, const Rows<const T>& m) {
-  XF_UNROLL for (int step = 0; step < A.kSteps; ++step) {
-    XF_UNROLL for (int r = 0; r < A.kTiles; ++r) {
-      A.query().store(step * A.kTiles + r, read_transposed<D>(m, r * 8, step * 8));
+  if (Group::turn() == 0) {
+    XF_UNROLL for (int step = 0; step < A.kSteps; ++step) {
+      XF_UNROLL for (int r = 0; r < A.kTiles; ++r) {
+        A.query().store(step * A.kTiles + r, read_transposed<D>(m, r * 8, step * 8));
+      }
     }
   }
+  Group::meet_turns();
 }
 
 // Calls f(dwords of R rows, column) for all columns of the rows that begin at the addresses, in

@@ -17,7 +17,8 @@ struct TeamScores {
 
   template <int Dwords>
   XF_INLINE SharedBlocks<Dwords> of(int thread) const {
-    return {static_cast<uint32_t>(Begin + (place * Group::threads + thread) * kBytes)};
+    const int first = Group::thread() - Group::member();  // of the team
+    return {static_cast<uint32_t>(Begin + (place * Group::threads + first + thread) * kBytes)};
   }
   // Calls sum(begin, is_first) for the scores that each thread of the team has stored.
   template <class Sum>

@@ -9,7 +9,7 @@ struct Group {
   static constexpr int threads = XEFLASH_XE_THREADS;
   // Threads that take turns at the blocks of keys of the same rows. Threads of the same turn go
   // through the same keys: `sharing` of them.
-  static constexpr int turns = XEFLASH_XE_SPLIT_KEYS ? threads : 1;
+  static constexpr int turns = XEFLASH_XE_TURNS;
   static constexpr int sharing = threads / turns;
   // Threads of a tile of rows: each scores some of the keys of a block, and owns some columns of
   // the result.
@@ -18,7 +18,7 @@ struct Group {
   static constexpr int roles = XEFLASH_XE_PAIRS ? 2 : 1;
   // Tiles of rows of a group, side by side.
   static constexpr int tiles = sharing / (team * roles);
-  static_assert(tiles > 0 && threads == turns * tiles * team * roles && (turns == 1 || tiles == 1));
+  static_assert(tiles > 0 && threads == turns * tiles * team * roles);
 
   // Without 2D block messages, the threads that go through the same keys stage each tile together:
   // each brings its share of it into shared local memory, in the layout of right operands.
@@ -28,6 +28,11 @@ struct Group {
   static constexpr bool one_place = staged && team > 1;
   // Whether the threads meet at each block, so that all of them have to visit the same blocks.
   static constexpr bool in_step = staged || team * roles > 1;
+  static_assert(turns == 1 || team * roles == 1, "barriers are for all threads of a group");
+  static_assert(turns == 1 || sharing == 1 || !staged, "and so a thread of a turn stages alone");
+  // Bytes that the threads may bring into the caches before they use them: half of an Xe-core's L1
+  // of 256 KiB (Arc B; the smallest of those that have 2D block messages), which holds 32 threads.
+  static constexpr int ahead_bytes = threads * (128 << 10) / 32;
   // Whether a core takes a run of consecutive groups. A GPU does not: it takes groups in the order
   // of their index.
   static constexpr bool in_parts = false;
@@ -42,14 +47,17 @@ struct Group {
   static XF_INLINE int thread() {
     return static_cast<int>(sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_local_id(0));
   }
-  static XF_INLINE int turn() { return turns > 1 ? thread() : 0; }
-  static XF_INLINE int sharer() { return turns > 1 ? 0 : thread(); }
+  static XF_INLINE int turn() { return turns > 1 ? thread() / sharing : 0; }
+  static XF_INLINE int sharer() { return turns > 1 ? thread() % sharing : thread(); }
   static XF_INLINE int member() { return team > 1 ? thread() % team : 0; }
   static XF_INLINE int role() { return roles > 1 ? thread() / team % roles : 0; }
   static XF_INLINE int tile() { return sharer() / (team * roles); }
 
   static XF_INLINE void meet() {
     if constexpr (sharing > 1) esimd::barrier();
+  }
+  static XF_INLINE void meet_turns() {
+    if constexpr (turns > 1) esimd::barrier();
   }
   // Called once each thread of a team has given its part of a tile.
   static XF_INLINE void meet_team() {

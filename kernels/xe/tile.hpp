@@ -40,7 +40,9 @@ struct ColSum {
   simd<float, R * kLanes> x;
 
   XF_INLINE ColSum() : x(0.f) {}
-  XF_INLINE ColSum(const ColVec<R>& sums) : x(0.f) { x.template select<R, kLanes>(0) = sums.x; }
+  XF_INLINE ColSum(const ColVec<R>& sums) : x(0.f) {
+    x.template select<R, R == 1 ? 1 : kLanes>(0) = sums.x;
+  }
   XF_INLINE auto row(int r) { return x.template select<kLanes, 1>(r * kLanes); }
   XF_INLINE operator ColVec<R>() const {
     return fold_rows<R, kLanes>(x, [](auto a, auto b) { return a + b; });

@@ -62,7 +62,7 @@ def choices(desc: ProductDesc, options: argparse.Namespace) -> list[tuple[int, i
 def count(desc: ProductDesc, sizes: tuple[int, int, int]) -> Row:
     """Of the main loop, for all tiles that read the same weights."""
     outputs, inputs, turns = sizes
-    config = Config(pick_product(desc).block_q, inputs, outputs, threads=turns, split_keys=turns > 1)
+    config = Config(pick_product(desc).block_q, inputs, outputs, threads=turns, turns=turns)
     kernel = kernel_of(desc, config)
     tiles = -(-desc.rows // config.block_q)
     size = outputs * inputs * BYTES_OF[desc.weight or desc.dtype]

@@ -37,9 +37,9 @@ Desc describe(const Problem& p, const FwdRequest& r, const Outputs& to, const Pl
   desc.packed_heads = !decode && packs_heads(p, r, schedule);
   desc.rows = rows_for(desc, p, schedule);
   desc.rows = rows_for_cores(desc, p, r, place.device);
-  desc.split_keys = splits_keys(p, desc, place.device);
   desc.page_unit = page_unit_for(p, schedule);
   desc.access = access_of(p, r, to, desc, place);
+  desc.split_keys = splits_keys(p, r, desc, place.device);
   return desc;
 }
 
@@ -71,37 +71,15 @@ void count_writes(const Problem& p, const FwdRequest& r, const Array& out) {
   if (!written.empty()) interop().attr("count_writes")(written);
 }
 
-// The work-groups of a launch. Those of decoding share out the keys of a row, too, and leave what
-// is to be merged in memory of so many floats.
-struct Shared {
-  uint64_t groups = 0;
-  int64_t floats = 0;
-};
-Shared share_out(const Problem& p, const FwdRequest& r, const Desc& desc, const Kernels& kernels,
-                 const Place& place, FwdParams& params) {
-  if (desc.algorithm == Algorithm::kForward) {
-    const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
-    return {groups_for(desc, kernels, p.heads_q / heads * p.sq, p.batch * heads)};
-  }
-  params.splits = splits_for(p, r, kernels, params, place.device);
-  const uint64_t groups = static_cast<uint64_t>(decode_groups(p, kernels)) * params.splits;
-  check_groups(groups, desc.access);
-  if (params.splits == 1) return {groups};
-  // See Partial.
-  return {groups, p.batch * p.heads_q * params.splits * (whole(p.dv, kLineFloats) + 2)};
-}
-
 void launch_attention(Launcher& launch, const Desc& desc, const Kernels& kernels,
-                      const ScoreModParams& params, uint64_t groups) {
+                      const ScoreModParams& params, const Sharing& shares) {
   const auto launch_entry = [&](size_t entry, uint64_t groups, int threads) {
     const Entry& kernel = *kernels.entries[entry];
     if (desc.score_mod != ScoreModId::kNone) return launch(kernel, params, groups, threads);
     launch(kernel, static_cast<const FwdParams&>(params), groups, threads);
   };
-  launch_entry(0, groups, kernels.threads);
-  if (params.splits > 1) {
-    launch_entry(1, static_cast<uint64_t>(params.batch) * params.heads_q, 1);
-  }
+  launch_entry(0, shares.groups, kernels.threads);
+  if (shares.splits > 1) launch_entry(1, shares.merging_groups, 1);
 }
 
 }  // namespace
@@ -133,15 +111,18 @@ py::tuple forward(const FwdRequest& r) {
   ScoreModParams params{params_of(p, r, to, place), p.score_mod.captures};
   Scratch scratch;
   const DocumentSpans documents(p, place);
-  const Shared shared = kernels ? share_out(p, r, desc, *kernels, place, params) : Shared{};
-  if (const int64_t floats = shared.floats + documents.floats())
+  const Sharing shares =
+      kernels ? share_out(p, r, desc, *kernels, params, place.device) : Sharing{};
+  params.splits = shares.splits;
+  params.looks_ahead = shares.looks_ahead;
+  if (const int64_t floats = shares.floats + documents.floats())
     scratch.allocate(place, p.q, floats);
   params.partial = scratch.data;
   count_writes(p, r, to.out);
   submit(place, [&](Launcher& launch) {
     if (append) append->launch(launch, params);
-    documents.launch(launch, params, scratch.data + shared.floats);
-    if (kernels) launch_attention(launch, desc, *kernels, params, shared.groups);
+    documents.launch(launch, params, scratch.data + shares.floats);
+    if (kernels) launch_attention(launch, desc, *kernels, params, shares);
   });
   return result;
 }

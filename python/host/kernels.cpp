@@ -89,6 +89,7 @@ constexpr std::tuple kSizes{
     Field{"block_v", &Kernels::block_v},
     Field{"groups_of_rows", &Kernels::groups_of_rows},
     Field{"threads", &Kernels::threads},
+    Field{"turns", &Kernels::turns},
 };
 
 }  // namespace

@@ -155,6 +155,7 @@ struct Kernels {
   int block_v = 0;         // columns of the output that a thread owns
   int groups_of_rows = 1;  // work-groups of the same rows: each has a part of the output's columns
   int threads = 1;         // of a work-group
+  int turns = 1;           // of them that take turns at the keys of the same rows
 };
 
 // `provider(desc: dict, queue: int, again: bool) -> (native code: bytes, entries: tuple, Config)`,

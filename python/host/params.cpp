@@ -118,11 +118,9 @@ FwdParams params_of(const Problem& p, const FwdRequest& r, const Outputs& to, co
   params.max_q = static_cast<int32_t>(p.sq);
   params.max_k = static_cast<int32_t>(p.cache.given ? p.cache.max_keys : p.sk);
   params.splits = 1;
-  if (to.lse.data) {
-    params.lse = reinterpret_cast<float*>(to.lse.data);
-    params.lse_batch = p.packed ? 0 : p.heads_q * p.sq;
-    params.lse_head = p.packed ? p.tokens_q : p.sq;
-  }
+  params.lse = reinterpret_cast<float*>(to.lse.data);
+  params.lse_batch = p.packed ? 0 : p.heads_q * p.sq;
+  params.lse_head = p.packed ? p.tokens_q : p.sq;
   set_features(params, p, r);
   set_cache(params, p.cache);
   const bool unit = p.cache.v_scale.data && place.device.facts.type != "cpu";

@@ -7,11 +7,10 @@
 #include "overlap.hpp"
 #include "part.hpp"
 #include "runtime.hpp"
+#include "sizes.hpp"
 
 namespace xeflash {
 namespace {
-
-constexpr int kMaxSplits = 128;
 
 std::string number(int64_t n) { return std::to_string(n); }
 
@@ -408,11 +407,6 @@ Problem read_problem(const FwdRequest& r) {
   if (r.splits < 0 || r.splits > kMaxSplits) {
     check.refuse("num_splits must be 0 (automatic) to " + number(kMaxSplits) + ", got " +
                  number(r.splits));
-  }
-  if (r.splits > 1 && (p.sq != 1 || r.dropout > 0)) {
-    check.refuse<NotImplemented>("num_splits above 1 is there for one query without dropout, got " +
-                                 number(r.splits) + " with q.length = " + number(p.sq) +
-                                 ", dropout_p = " + std::to_string(r.dropout));
   }
   read_score_arrays(p, r, check);
   read_documents(p, r, check);

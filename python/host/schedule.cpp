@@ -30,6 +30,95 @@ int64_t bytes_of_key(const Array& k, Layout layout) {
   return k.shape[axes.head] < 2 || head >= row ? 0 : row * size_of(k.dtype);
 }
 
+// Work-groups of a launch that does not split keys.
+int64_t groups_of_split(const Problem& p, const Desc& desc, const Kernels& kernels) {
+  const int64_t group = p.heads_q / p.heads_k;
+  if (desc.algorithm == Algorithm::kDecode)
+    return p.batch * p.heads_k * divide_up(group, kernels.block_q) * kernels.groups_of_rows;
+  const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
+  return static_cast<int64_t>(groups_for(desc, kernels, rows_of_head(desc, p), p.batch * heads));
+}
+
+int64_t rows_of_call(const Problem& p) {
+  return p.heads_q * (p.packed ? p.tokens_q : p.batch * p.sq);
+}
+// Of the partial results of a row, see Partial.
+int64_t floats_of_row(const Problem& p, int64_t splits) {
+  return whole(splits * (whole(p.dv, kLineFloats) + 2), kLineFloats);
+}
+
+// Of one query on a CPU.
+int32_t splits_of_cores(const Problem& p, const FwdRequest& r, int64_t groups,
+                        const FwdParams& params, const Device& device) {
+  const Schedule& s = schedule_of(device);
+  const int64_t keys = seen_at_most(params), units = device.facts.compute_units;
+  int64_t least = s.split_keys;
+  // Keys that are split anyway are so for units that would have none.
+  if (keys > least) least = std::clamp<int64_t>(keys * groups / units, s.split_few, least);
+  int64_t splits = std::min(divide_up(s.threads_of_unit * units, groups), divide_up(keys, least));
+  if (const int64_t bytes = bytes_of_key(p.k, p.k_layout(r.layout))) {
+    splits =
+        std::max(splits, divide_up(keys, std::max(int64_t{s.split_least}, s.split_bytes / bytes)));
+  }
+  return static_cast<int32_t>(std::max<int64_t>(1, splits));
+}
+
+// As tune/schedule.py says.
+int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& kernels,
+                             int64_t groups, const FwdParams& params, const Device& device) {
+  const Schedule& s = schedule_of(device);
+  const int64_t units = device.facts.compute_units;
+  const bool gpu = desc.access != Access::kNone;
+  const int64_t threads = gpu ? s.threads_of_unit * units : units;  // that the device holds
+  const int64_t slots = std::max<int64_t>(1, threads / kernels.threads);
+  const int64_t keys = std::max<int64_t>(1, seen_at_most(params)), rows = rows_of_call(p);
+  // Beyond these, threads would have no block of keys.
+  const int64_t most =
+      std::min<int64_t>(kMaxSplits, divide_up(keys, int64_t{kernels.turns} * kernels.block_k));
+  // Of K and V, or as many as could be read while rows are multiplied with them.
+  const int64_t bytes =
+      std::max(p.batch * p.heads_k * size_of(p.k.dtype), 2 * rows / s.flops_of_byte) * keys *
+      (p.d + p.dv);
+  const int64_t cheap =
+      bytes * kMaxSplits / (s.merge_share * 2 * rows * floats_of_row(p, kMaxSplits) * 4);
+  const int64_t quarter =
+      gpu && keys >= s.quarter_keys ? divide_up(threads, 4 * groups * kernels.threads) : 1;
+  const auto time = [&](int64_t splits) {
+    const double wave = double(keys) / double(splits * kernels.turns) + kernels.block_q;
+    const double of_rows = double(divide_up(rows, threads) * splits) / s.merge_splits;
+    return double(divide_up(groups * splits, slots)) * wave +
+           (splits == 1 ? 0 : s.merge_keys + of_rows);
+  };
+  int64_t best = std::clamp<int64_t>(quarter, 1, most);
+  for (int64_t splits = best; splits <= std::min(most, std::max(cheap, best)); ++splits) {
+    if (time(splits) < time(best)) best = splits;
+  }
+  return static_cast<int32_t>(best);
+}
+
+int32_t splits_for(const Problem& p, const FwdRequest& r, const Desc& desc, const Kernels& kernels,
+                   int64_t groups, const FwdParams& params, const Device& device) {
+  if (kernels.entries.size() == 1 || desc.adds_up) return 1;  // nothing merges them
+  if (r.splits > 0) return static_cast<int32_t>(r.splits);
+  return desc.algorithm == Algorithm::kDecode && schedule_of(device).split_keys > 0
+             ? splits_of_cores(p, r, groups, params, device)
+             : splits_in_least_time(p, desc, kernels, groups, params, device);
+}
+
+// Whether the next blocks of K and V of all threads that run at a time take no more than half of
+// L1, and so less of L2.
+bool fits_in_caches(const Problem& p, const Kernels& kernels, uint64_t groups,
+                    const Device& device) {
+  const Schedule& s = schedule_of(device);
+  if (s.cache_of_unit == 0) return true;
+  const int64_t units = device.facts.compute_units;
+  const int64_t slots = std::max<int64_t>(1, s.threads_of_unit * units / kernels.threads);
+  const int64_t running = std::min<int64_t>(slots, static_cast<int64_t>(groups));
+  const int64_t block =
+      int64_t{kernels.turns} * kernels.block_k * (p.d + p.dv) * size_of(p.k.dtype);
+  return running * block <= units * s.cache_of_unit / 2;
+}
+
 }  // namespace
 
 uint8_t rows_for(const Desc& desc, const Problem& p, const Schedule& schedule) {
@@ -68,7 +157,8 @@ Desc stand_in_for(Desc desc, const Schedule& s) {
   const bool decode = desc.algorithm == Algorithm::kDecode;
   if (desc.rows > 1) desc.rows = static_cast<uint8_t>(decode ? s.stand_in_heads : s.most_rows);
   if (desc.page_unit < s.page_unit) desc.page_unit = kPageKeys;
-  desc.packed_heads = desc.split_keys = false;
+  desc.packed_heads = false;
+  desc.split_keys = decode && s.turn_head_dim > 0;
   return desc;
 }
 
@@ -86,40 +176,35 @@ bool packs_heads(const Problem& p, const FwdRequest& r, const Schedule& schedule
          !p.alibi.data && p.score_mod.id == ScoreModId::kNone && r.dropout == 0;
 }
 
-bool splits_keys(const Problem& p, const Desc& desc, const Device& device) {
+bool splits_keys(const Problem& p, const FwdRequest& r, const Desc& desc, const Device& device) {
   const Schedule& s = schedule_of(device);
-  if (s.turns == 0 || desc.algorithm != Algorithm::kForward) return false;
-  const int64_t rows = desc.packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
-  const int64_t heads = desc.packed_heads ? p.heads_k : p.heads_q;
-  const int64_t tiles =
-      p.batch * heads * divide_up(rows, rows > s.tile_rows ? s.tile_rows : s.tile_rows / 2);
-  return p.sk >= s.turn_keys && tiles * s.turns <= s.threads_of_unit * device.facts.compute_units;
-}
-
-int64_t decode_groups(const Problem& p, const Kernels& kernels) {
-  const int64_t group = p.heads_q / p.heads_k;
-  return p.batch * p.heads_k * divide_up(group, kernels.block_q) * kernels.groups_of_rows;
-}
-
-int32_t splits_for(const Problem& p, const FwdRequest& r, const Kernels& kernels,
-                   const FwdParams& params, const Device& device) {
-  if (r.splits > 0) return static_cast<int32_t>(r.splits);
-  const Schedule& s = schedule_of(device);
-  const int64_t keys = seen_at_most(params);
-  const int64_t threads = decode_groups(p, kernels) * kernels.threads;
-  const int64_t room = int64_t{s.threads_of_unit} * device.facts.compute_units;
-  const int64_t rows = std::min<int64_t>(p.heads_q / p.heads_k, kernels.block_q);
-  int64_t least = std::max<int64_t>(s.split_keys, s.split_keys_of_row * rows);
-  // Keys that are split anyway are so for units that would have none.
-  if (s.split_few && keys > least)
-    least = std::clamp<int64_t>(keys * threads / device.facts.compute_units, s.split_few, least);
-  const int64_t wanted = s.whole_waves ? room / threads : divide_up(room, threads);
-  int64_t splits = std::min(wanted, divide_up(keys, least));
-  if (const int64_t bytes = bytes_of_key(p.k, p.k_layout(r.layout)); s.split_bytes && bytes) {
-    splits =
-        std::max(splits, divide_up(keys, std::max(int64_t{s.split_least}, s.split_bytes / bytes)));
+  const int64_t units = device.facts.compute_units;
+  if (desc.algorithm == Algorithm::kDecode) {
+    const int64_t tiles = p.batch * p.heads_k * divide_up(p.heads_q / p.heads_k, desc.rows);
+    return std::max(p.d, p.dv) <= s.turn_head_dim && p.sk >= s.turn_keys && !desc.unified_max &&
+           2 * tiles <= s.threads_of_unit * units;
   }
-  return static_cast<int32_t>(std::max<int64_t>(1, splits));
+  if (r.splits > 0) return r.splits > 1;
+  const int64_t rows = rows_of_head(desc, p), heads = desc.packed_heads ? p.heads_k : p.heads_q;
+  int64_t height = desc.rows;
+  if (desc.access != Access::kNone) height = rows > s.tile_rows ? s.tile_rows : s.tile_rows / 2;
+  const int64_t tiles = p.batch * heads * divide_up(rows, height);
+  return p.sk >= s.turn_keys && tiles * s.units_of_tile <= units;
+}
+
+Sharing share_out(const Problem& p, const FwdRequest& r, const Desc& desc, const Kernels& kernels,
+                  const FwdParams& params, const Device& device) {
+  const int64_t groups = groups_of_split(p, desc, kernels);
+  Sharing shares;
+  shares.splits = splits_for(p, r, desc, kernels, groups, params, device);
+  shares.groups = static_cast<uint64_t>(groups) * shares.splits;
+  check_groups(shares.groups, desc.access);
+  shares.looks_ahead = fits_in_caches(p, kernels, shares.groups, device);
+  if (shares.splits == 1) return shares;
+  shares.merging_groups = static_cast<uint64_t>(p.batch) * p.heads_q * p.sq;
+  check_groups(shares.merging_groups, desc.access);
+  shares.floats = rows_of_call(p) * floats_of_row(p, shares.splits);
+  return shares;
 }
 
 }  // namespace xeflash

@@ -26,15 +26,20 @@ uint8_t page_unit_for(const Problem& problem, const Schedule& schedule);
 // differs between heads, beyond their rows and sinks, keeps them apart.
 bool packs_heads(const Problem& problem, const FwdRequest& request, const Schedule& schedule);
 
-// Whether tiles are too few to keep a device busy, so that the threads of a group take turns at the
-// keys of a tile.
-bool splits_keys(const Problem& problem, const Desc& desc, const Device& device);
+// Whether tiles are too few to keep a device busy, so that groups share out the keys of a tile, and
+// on GPUs the threads of a group, too; or whether a call asks for it.
+bool splits_keys(const Problem& problem, const FwdRequest& request, const Desc& desc,
+                 const Device& device);
 
-// Work-groups of decoding, for one split of the keys.
-int64_t decode_groups(const Problem& problem, const Kernels& kernels);
-
-// Splits of the keys of one query.
-int32_t splits_for(const Problem& problem, const FwdRequest& request, const Kernels& kernels,
-                   const FwdParams& params, const Device& device);
+// The work-groups of a launch, and the splits of the keys that they are for. Splits leave what is
+// to be merged, by as many groups of one thread, in memory of so many floats.
+struct Sharing {
+  int32_t splits = 1;
+  bool looks_ahead = true;  // see brings_ahead in attention/cache.hpp
+  uint64_t groups = 0, merging_groups = 0;
+  int64_t floats = 0;
+};
+Sharing share_out(const Problem& problem, const FwdRequest& request, const Desc& desc,
+                  const Kernels& kernels, const FwdParams& params, const Device& device);
 
 }  // namespace xeflash

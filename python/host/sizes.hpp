@@ -9,26 +9,33 @@ namespace xeflash {
 
 // As tune/schedule.py explains them.
 struct Schedule {
-  int split_keys, split_few, split_keys_of_row, split_bytes, split_least;
-  bool whole_waves;
-  int turns, turn_keys, page_unit, threads_of_unit, tile_rows, packed_queries;
+  int page_unit, units_of_tile, turns, turn_keys, turn_head_dim;
+  int threads_of_unit, tile_rows, packed_queries;
+  int merge_keys, merge_splits, merge_share, flops_of_byte, quarter_keys, cache_of_unit;
+  int split_keys, split_few, split_bytes, split_least;
   int least_rows, most_rows, low_rows, low_head_dim, key_rows, backward_rows, stand_in_heads;
   bool one_pass, one_pass_bf16;
   int one_pass_floats, capture_workers, capture_floats;
 };
 constexpr std::tuple kScheduleFields{
-    Field{"split_keys", &Schedule::split_keys},
-    Field{"split_few", &Schedule::split_few},
-    Field{"split_keys_of_row", &Schedule::split_keys_of_row},
-    Field{"split_bytes", &Schedule::split_bytes},
-    Field{"split_least", &Schedule::split_least},
-    Field{"whole_waves", &Schedule::whole_waves},
+    Field{"page_unit", &Schedule::page_unit},
+    Field{"units_of_tile", &Schedule::units_of_tile},
     Field{"turns", &Schedule::turns},
     Field{"turn_keys", &Schedule::turn_keys},
-    Field{"page_unit", &Schedule::page_unit},
+    Field{"turn_head_dim", &Schedule::turn_head_dim},
     Field{"threads_of_unit", &Schedule::threads_of_unit},
     Field{"tile_rows", &Schedule::tile_rows},
     Field{"packed_queries", &Schedule::packed_queries},
+    Field{"merge_keys", &Schedule::merge_keys},
+    Field{"merge_splits", &Schedule::merge_splits},
+    Field{"merge_share", &Schedule::merge_share},
+    Field{"flops_of_byte", &Schedule::flops_of_byte},
+    Field{"quarter_keys", &Schedule::quarter_keys},
+    Field{"cache_of_unit", &Schedule::cache_of_unit},
+    Field{"split_keys", &Schedule::split_keys},
+    Field{"split_few", &Schedule::split_few},
+    Field{"split_bytes", &Schedule::split_bytes},
+    Field{"split_least", &Schedule::split_least},
     Field{"least_rows", &Schedule::least_rows},
     Field{"most_rows", &Schedule::most_rows},
     Field{"low_rows", &Schedule::low_rows},
@@ -77,6 +84,7 @@ constexpr int64_t whole(int64_t n, int64_t of) { return divide_up(n, of) * of; }
 
 constexpr int64_t kLineBytes = 64;  // of a cache, which memory of a call begins at
 constexpr int64_t kLineFloats = kLineBytes / 4;
+constexpr int64_t kMaxSplits = 128;     // of the keys of a row: combine.hpp has headroom for them
 constexpr int64_t kPageKeys = 16;       // pages of a cache have a multiple of them
 constexpr int64_t kLeastLanes = 8;      // rows that a thread has at least in kernels of single rows
 constexpr int64_t kMessageInputs = 32;  // GPUs read multiples of them: 64 bytes of 16-bit inputs

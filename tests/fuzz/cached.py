@@ -203,7 +203,7 @@ def flash_attn_with_kvcache(draw: Draw) -> Case:
     if "rotary_cos" in arguments:
         steps = torch.arange(rows) if in_order else torch.zeros(rows, dtype=torch.int64)
         q_seen = torch.stack([turn(x, n + steps) for x, n in zip(q_seen, before, strict=True)]) if batch else q_seen
-    if rows == 1 and draw.chance(0.3):
+    if draw.chance(0.3):
         arguments["num_splits"] = draw.of(1, 2, 3, 17, 128)
     if rows == 1 and draw.chance(0.2):
         arguments["unified_max"] = draw.of(0.0, 1, -5.5, 40.0)

@@ -290,7 +290,6 @@ def of_numbers(case: Case) -> Iterator[Mutation]:
         yield from numbers("num_splits", -1, 129, 2**31, 2**63, -(2**63) - 1, 2.5, NAN, "text", None, [1])
         yield from numbers("unified_max", NAN, INF, -INF, "text", [1.0])
         if facts["rows"] > 1:
-            yield from numbers("num_splits", 2, 128, names=("q",))
             yield from numbers("unified_max", 0.0, -3, names=("q",))
         if facts["batch"]:
             room = facts["capacity"] - facts["added"]

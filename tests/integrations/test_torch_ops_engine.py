@@ -6,6 +6,7 @@ import xeflash
 from torch.utils._python_dispatch import TorchDispatchMode
 from xeflash import _core, torch_ops
 from xeflash.api.route import engine
+from xeflash.call.schema import BHSD
 
 pytestmark = pytest.mark.usefixtures("device")
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.
@@ -60,7 +61,7 @@ def test_autocast_keeps_the_out_of_a_paged_call(device):
 def test_what_an_operator_does_not_have_is_refused():
     q = torch.randn(1, 3, 2, 64)
     with pytest.raises(RuntimeError, match="num_splits"):
-        torch_ops.forward(function="f", layout=0, q=q, k=q, v=q, num_splits=2)
+        torch_ops.forward(function="f", layout=BHSD, q=q, k=q, v=q, num_splits=2)
 
 
 @pytest.mark.parametrize(

@@ -210,11 +210,6 @@ REFUSED = {
     ),
     "splits-many": ({"num_splits": 129}, ValueError, "num_splits must be 0 (automatic) to 128, got 129"),
     "splits-negative": ({"num_splits": -1}, ValueError, "num_splits must be 0 (automatic) to 128, got -1"),
-    "splits-of-rows": (
-        {"num_splits": 2},
-        NotImplementedError,
-        "num_splits above 1 is there for one query without dropout, got 2 with q.length = 3",
-    ),
     "unified-max-of-rows": (
         {"unified_max": 0.0},
         NotImplementedError,

@@ -148,7 +148,7 @@ def flash_attn_func(
             (B, H, Sq, Sk), negative where they were dropped, for checks, else None. They are normalised, unlike
             flash-attn's, which are relative to a running maximum of its blocks.
         s_aux: (H,) sink logits that join the softmax without a value.
-        num_splits: of the keys of a single query, each computed on its own, then merged; 0 chooses.
+        num_splits: of the keys, each for other work-groups, whose results are merged; up to 128; 0 chooses.
         score_mod, captures: C++ that changes a score, see ``attention``.
         document_ids: int32 (Sk,) or (B, Sk), the document of each key; a query sees those of its own (``attention``).
 

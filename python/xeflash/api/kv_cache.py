@@ -70,7 +70,7 @@ def flash_attn_with_kvcache(
         block_table: int32 (B, pages of a sequence): the pages of each sequence in order, of a multiple of 16 keys.
         softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, score_mod, captures: as in flash_attn_func.
         rotary_interleaved: pairs are neighbours (GPT-J), else the two halves (GPT-NeoX).
-        num_splits: of the keys of a single query, each computed on its own, then merged; 0 chooses.
+        num_splits: of the keys, each for other work-groups, whose results are merged; up to 128; 0 chooses.
         return_softmax_lse: also return the LSE, fp32 (B, H, Sq).
         beam_index: int32 (B, >= keys): for beam search without copies, which sequence of the cache holds the key of
             each position of each row of q; new keys are written there, too.

@@ -55,7 +55,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     decode = desc.algorithm == "flash_decode"
     online = decode or desc.algorithm == "flash_fwd"
     lines = [
-        *(f'#include "{header}.hpp"' for header in ("attention/config", *algorithm.headers)),
+        *(f'#include "{header}.hpp"' for header in ("attention/config", *desc.headers)),
         *(['#include "attention/score_mod.hpp"'] if desc.score_mod else []),
         "namespace xeflash {",
         *(desc.score_mod.struct() if desc.score_mod else []),
@@ -78,6 +78,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
         *([f"  using BiasGradient = {ELEMENTS[desc.bias_gradient or '']};"] if backward else []),
         *([f"  using Result = {ELEMENTS['float32' if desc.adds_up else desc.dtype]};"] if backward or online else []),
         *([f"  static constexpr bool adds_up = {_cpp(desc.adds_up)};"] if backward or online else []),
+        *([f"  static constexpr bool splits_keys = {_cpp(decode or desc.split_keys)};"] if online else []),
         *([f"  static constexpr bool sums_slopes = {_cpp(desc.sums_slopes)};"] if backward else []),
         f"  static constexpr bool packs_heads = {_cpp(desc.packed_heads)};",
         f"  static constexpr int exp2_degree = {EXP2_DEGREE[desc.dtype]};",
@@ -91,7 +92,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     dims = f"d{desc.head_dim}" + (f"v{desc.head_dim_v}" if desc.head_dim_v != desc.head_dim else "")
     features = [name.lower() for name in desc.hooks]
     features += [desc.mask.lower()] if desc.mask != "Window" else []
-    flags = ("dropout", "packed_heads", "sums_slopes", "adds_up")
+    flags = ("dropout", "packed_heads", "split_keys", "sums_slopes", "adds_up")
     features += [name for name in flags if getattr(desc, name)]
     features += [f"bias.{desc.bias}"] if desc.bias else []
     features += [f"bias_gradient.{desc.bias_gradient}"] if desc.bias_gradient else []
@@ -103,7 +104,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     features += ["scales"] if desc.cache_scales else []
     features += [desc.access] if desc.access not in ("", "block2d") else []
     if config.threads > 1:
-        dims += f"{'k' if config.split_keys else 't'}{config.threads}"
+        dims += f"t{config.threads}" + (f"k{config.turns}" if config.turns > 1 else "")
     name = "-".join([named_arch(desc), desc.algorithm, desc.dtype, dims, f"q{config.block_q}", *features])
     return KernelSource(name, "\n".join(choices + lines), options, config, arch)
 
@@ -118,7 +119,7 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
         backend += ["-fno-lax-vector-conversions"]
     else:
         xe = {"ARCH": arch, "ACCESS": access, "THREADS": config.threads, "TEAM": config.team}
-        xe |= {"PAIRS": int(config.pairs), "SPLIT_KEYS": int(config.split_keys)}
+        xe |= {"PAIRS": int(config.pairs), "TURNS": config.turns}
         xe |= {"SHARED_BYTES": shared.MOST_BYTES[arch]}
         # What all kernels share comes first, up to a declaration: the compiler keeps it.
         choices = ['#include "xe/system.hpp"', "namespace xeflash {}"]

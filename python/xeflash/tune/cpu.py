@@ -58,17 +58,15 @@ TABLES |= {"document_spans": NO_TILES}
 # heads of a key lie beside each other, work-items that follow each other read these (SplitWork): 256 KiB of rows keep
 # their pages and what is fetched ahead at hand, which is up to twice as fast as a head after the other.
 SCHEDULE = Schedule(
+    page_unit=16,
+    units_of_tile=2,
+    flops_of_byte=5,
     split_keys=256,
-    split_keys_of_row=0,
+    split_few=64,
     split_bytes=256 << 10,
     split_least=32,
-    whole_waves=False,
-    turns=0,
-    turn_keys=0,
-    page_unit=16,
     one_pass=True,
     one_pass_bf16=True,
-    split_few=64,
     key_rows=8,
 )
 SCHEDULE_OF_AMX = replace(SCHEDULE, key_rows=32, one_pass_bf16=False)  # two passes are all its own products

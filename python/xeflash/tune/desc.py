@@ -56,9 +56,18 @@ class _OfAlgorithm:
     algorithm: str
 
     @property
+    def headers(self) -> tuple[str, ...]:
+        """The files of its kernel."""
+        return (*ALGORITHMS[self.algorithm].headers, *self._merging)
+
+    @property
     def entries(self) -> tuple[str, ...]:
         """The entry points of its kernel."""
-        return ALGORITHMS[self.algorithm].entries
+        return (*ALGORITHMS[self.algorithm].entries, *self._merging)
+
+    @property
+    def _merging(self) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class Desc(_OfAlgorithm):
     mask: str = "Window"  # which keys a row sees: a struct of kernels/attention/
     dropout: bool = False
     packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
-    split_keys: bool = False  # GPUs, tiles are few and keys many: the threads of a group take turns at the keys
+    split_keys: bool = False  # tiles are few and keys many: groups, and on GPUs their threads, share out the keys
     cache: str = ""  # where the rows of K and V lie: in the array's order, "paged" or by "beam"
     page_unit: int = 16  # pages are multiples of so many keys
     cache_dtype: str | None = None  # of K and V, if it is not dtype
@@ -90,6 +99,11 @@ class Desc(_OfAlgorithm):
     access: str = ""  # GPUs: how rows are read (Access in kernels/xe/vec.hpp)
     device: str = ""
     driver: str = ""
+
+    @property
+    def _merging(self) -> tuple[str, ...]:
+        """What merges the splits of the keys; that of decoding is always there."""
+        return ("combine",) if self.algorithm == "flash_fwd" and self.split_keys else ()
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Desc:
@@ -150,15 +164,15 @@ def desc_of(values: dict[str, Any]) -> AnyDesc:
 class Config:
     """Our choice for a kernel: rows and keys of a tile, and how the rest is shared out.
 
-    Of products: rows, inputs of a step, and outputs of a thread; threads of a group take turns at the inputs.
+    Of products: rows, inputs of a step, and outputs of a thread; threads take turns at the inputs.
     """
 
     block_q: int
     block_k: int
     block_v: int  # columns of the output that a thread owns
     parts: int = 1  # of the output's columns
-    threads: int = 1  # of a work-group: neighbouring blocks of rows, or
-    split_keys: bool = False  # one block of rows, whose keys they share out
+    threads: int = 1  # of a work-group
+    turns: int = 1  # of them that take turns at the keys of the same rows
     block_d: int = 0  # backward: columns of dQ or dK that a thread owns; those of dV are block_v
     team: int = 1  # threads of a block of rows: each owns a part of the columns, and scores some of the keys
     pairs: bool = False  # two teams have the same rows, and each does half of the work
@@ -167,7 +181,7 @@ class Config:
     @property
     def rows_in_group(self) -> int:
         """Of a work-group."""
-        return self.block_q * (1 if self.split_keys else self.threads // (2 * self.team if self.pairs else self.team))
+        return self.block_q * (self.threads // (self.turns * self.team * (2 if self.pairs else 1)))
 
     @property
     def groups_of_rows(self) -> int:

@@ -66,7 +66,7 @@ def pick_product(desc: ProductDesc) -> Config:
         rows = -(-(rows or desc.rows) // lanes) * lanes
         if desc.access == "elements":  # which takes registers for addresses
             outputs, threads = min(outputs, lanes), min(threads, lanes)
-    return Config(rows or desc.rows, inputs, outputs, threads=threads, split_keys=threads > 1)
+    return Config(rows or desc.rows, inputs, outputs, threads=threads, turns=threads)
 
 
 # arch, dtype, access, columns <= 2^n, rows <=: rows of a thread, columns of a tile, most inputs of a step, products,
@@ -146,7 +146,7 @@ def pick_head(desc: SoftmaxDesc) -> Config:
     """What the table says for `desc`."""
     family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
     if desc.algorithm == "sample_tokens":  # a group has a row: on GPUs all threads of an Xe-core
-        return Config(1, 0, 64, threads=1 if family == "cpu" else 32, split_keys=True)
+        return Config(1, 0, 64, threads=1 if family == "cpu" else 32, turns=1 if family == "cpu" else 32)
     for arch, algorithm, dtype, most_rows, rows, columns, inputs, threads in HEADS:
         if (
             arch in ("*", family)

@@ -12,18 +12,29 @@ from dataclasses import dataclass
 class Schedule:
     """Of attention on a device."""
 
-    split_keys: int  # fewest of a split, where splits are to fill the device
-    split_keys_of_row: int  # and for each row of its tile
-    split_bytes: int  # most that a split reads of K, where the heads of a key lie beside each other; 0: any number
-    split_least: int  # keys, whatever the bytes
-    whole_waves: bool  # splits fill the device at most once; else its last threads may find other work
-    turns: int  # threads of a group that take turns at the keys of one tile where tiles are few; 0: none
-    turn_keys: int  # fewest for that
     page_unit: int  # keys of the largest block that is cut where a page ends
-    threads_of_unit: int = 4  # that a compute unit (a GPU's vector engine) has work for
+    # Keys of tiles of queries are split where there are so many compute units (vector engines of a GPU) for each.
+    units_of_tile: int
+    turns: int = 1  # most threads of a group that take turns at the keys of the tiles of a group
+    turn_keys: int = 512  # fewest for tiles of queries to be split, or of one query to be taken in turns
+    turn_head_dim: int = 0  # largest whose tiles of one query threads take turns at
+    threads_of_unit: int = 4  # that a compute unit has work for
     tile_rows: int = 16  # most of a thread
     packed_queries: int = 16  # most whose heads, if they share keys, are the rows of one tile
-    split_few: int = 0  # keys of a split, of those that are split anyway, where units would have none; 0: split_keys
+    # Splits are as many as take the least time, in keys that a thread goes through: those of its split in each wave of
+    # threads, as many as its tile has rows for bringing in Q and leaving O, and in the launch that merges them
+    # `merge_keys` and one for each `merge_splits` of each row of a thread.
+    merge_keys: int = 32
+    merge_splits: int = 4
+    merge_share: int = 33  # what they write and read again is at most one part in so many of K and V, or, where that
+    flops_of_byte: int = 200  # takes longer, of what could be read during the products: so many operations a byte
+    quarter_keys: int = 4096  # from so many on, threads are a quarter of those of the device, whatever that takes
+    cache_of_unit: int = 0  # bytes of L1 that blocks of keys may be brought into ahead of time; 0: any number
+    # CPU, one query: keys of a split
+    split_keys: int = 0  # fewest, where splits are to fill the device; 0: by the time as above
+    split_few: int = 0  # where units would have none
+    split_bytes: int = 0  # most that a split reads of K, where the heads of a key lie beside each other
+    split_least: int = 1  # keys, whatever the bytes
     # Descriptions tell the rows that there are for a tile as a power of two between these. "low": where tiles are few
     # for the cores, they may have fewer rows, down to so many, up to this head dim.
     least_rows: int = 16

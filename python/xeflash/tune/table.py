@@ -11,7 +11,7 @@ def schedule(arch: str) -> Schedule:
     """How calls are shared out over a device."""
     if arch == "cpu-amx-bf16":
         return cpu.SCHEDULE_OF_AMX
-    return cpu.SCHEDULE if arch.startswith("cpu-") else xe.SCHEDULE
+    return cpu.SCHEDULE if arch.startswith("cpu-") else xe.SCHEDULES[arch]
 
 
 def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
@@ -30,11 +30,14 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
         block_v, parts = xe.columns(desc, block_q)
         if desc.algorithm == "flash_decode":
             threads = xe.sharers(desc, block_q) if block_q % 8 == 0 else 1  # splits of the keys fill the device
+            if desc.split_keys:
+                return Config(block_q, block_k, block_v, parts, xe.SCHEDULE.turns, turns=xe.SCHEDULE.turns)
             if threads > 1:
                 return Config(block_q, block_k, desc.head_dim_v // threads, threads, threads, team=threads)
             return Config(block_q, block_k, block_v, parts)
-        if desc.split_keys and (turns := xe.turns(desc, block_q, block_k)) > 1:
-            return Config(block_q, block_k, block_v, parts, turns, split_keys=True)
+        if desc.split_keys:
+            tiles, turns = xe.turns(desc, block_q, block_k)
+            return Config(block_q, block_k, block_v, parts, tiles * turns, turns=turns)
         if of_team := xe.team(desc, block_q, block_k):
             block_k, block_v, parts, tiles, threads = of_team
             return Config(block_q, block_k, block_v, parts, tiles * threads, team=threads)

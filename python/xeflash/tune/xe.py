@@ -6,6 +6,8 @@ blocks, by their machine code; without --row, each row of the table that serves 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from xeflash.tune import shared
 from xeflash.tune.desc import Desc
 from xeflash.tune.schedule import Schedule
@@ -109,21 +111,22 @@ TABLES |= {"flash_bwd_dq": FLASH_BWD_DQ, "flash_bwd_dkv": FLASH_BWD_DKV, "flash_
 TABLES |= {"attention_probs": FLASH_BWD_BIAS, "flash_bwd_captures": NO_TILES, "flash_bwd_heads": NO_TILES}
 TABLES |= {"append": NO_TILES, "merge_states": NO_TILES, "document_spans": NO_TILES}
 
-# One wave of threads, those with 256 registers: a second one that is not full would take as long as the first. 128
-# keys are what a thread reads in about the time that the launch of the merging kernel takes. And 32 for each row of a
-# tile: a split reads 2 bytes of Q per column and row, writes 4 of O, and they are read again to be merged, which is
-# then at most 8 % of its keys' and values'.
+# Threads are those with 256 registers, four of a vector engine; a group has those of half an Xe-core on Arc A, and of a
+# whole one elsewhere. A launch after another takes 2 to 4 us, in which a thread goes through 32 keys.
 SCHEDULE = Schedule(
-    split_keys=128,
-    split_keys_of_row=32,
-    split_bytes=0,
-    split_least=1,
-    whole_waves=True,
-    turns=8,
-    turn_keys=512,
     page_unit=64,
+    units_of_tile=1,
+    turns=32,
+    turn_head_dim=256,
+    cache_of_unit=(256 << 10) // 8,
     backward_rows=32,  # so that groups have threads enough to bring tiles into shared memory
 )
+SCHEDULES = {
+    "pvc": replace(SCHEDULE, cache_of_unit=(512 << 10) // 8),
+    "bmg": SCHEDULE,
+    "dg2": replace(SCHEDULE, cache_of_unit=0),  # which brings nothing in ahead of time
+}
+_TURN_KEYS = 16  # of a block of one query, where threads take turns: so that each has some
 
 # Most columns of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
@@ -159,12 +162,17 @@ def row_of(desc: Desc) -> Row:
             and (
                 desc.algorithm != "flash_decode"
                 or block_q % 8
-                or (access, block_q) == ("block2d", 8)
-                or sharers(desc, block_q)
+                or (_alone(desc, block_q, changed) if desc.split_keys else sharers(desc, block_q))
+                or (access, block_q, desc.split_keys) == ("block2d", 8, False)
             )
         ):
             return row
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
+
+
+def _alone(desc: Desc, block_q: int, changed: bool) -> bool:
+    """Whether a thread has registers to make the scores of 8 heads by itself, so that threads take turns."""
+    return block_q == 8 and not (desc.arch == "dg2" and changed and desc.head_dim > 144)
 
 
 def _is_heavy(desc: Desc) -> bool:
@@ -185,6 +193,8 @@ def blocks(desc: Desc) -> tuple[int, int]:
     if desc.cache_dtype:
         few = block_q <= 8 and max(desc.head_dim, desc.head_dim_v) <= 128
         block_k = min(block_k, 32 if few else 16)  # more spill
+    if desc.algorithm == "flash_decode" and desc.split_keys:
+        block_k = min(block_k, _TURN_KEYS)
     tiles = -(-desc.rows // block_q)
     return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else: of equal height
 
@@ -232,18 +242,21 @@ def sharers(desc: Desc, block_q: int) -> int:
     return 0
 
 
-def turns(desc: Desc, block_q: int, block_k: int) -> int:
-    """Threads of a work-group that take turns at the keys of one block of rows.
+def turns(desc: Desc, block_q: int, block_k: int) -> tuple[int, int]:
+    """(tiles of a work-group, threads of each that take turns at its keys).
 
-    As many as find room in shared memory for the keys and values of each, and its Q.
+    Tiles of the same turn find their keys in the cache of their Xe-core. Without block messages there is one tile; Q
+    is in shared memory, where each thread has a place for keys and values.
     """
     count = SCHEDULE.turns
-    if desc.access != "block2d":
-        width = columns(desc, block_q)[0]
-        turn_bytes = (block_k * (desc.head_dim + width) + block_q * desc.head_dim) * shared.element_of(desc)
-        while count > 1 and count * turn_bytes > _SHARED_BYTES:
-            count //= 2
-    return count
+    if desc.access == "block2d":
+        tiles = neighbours(desc, block_q)
+        return tiles, count // tiles
+    width = columns(desc, block_q)[0]
+    keys, queries = block_k * (desc.head_dim + width), block_q * desc.head_dim
+    while count > 1 and (count * keys + queries) * shared.element_of(desc) > _SHARED_BYTES:
+        count //= 2
+    return 1, count
 
 
 def neighbours(desc: Desc, block_q: int) -> int:
