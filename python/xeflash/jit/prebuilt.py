@@ -50,7 +50,8 @@ def default_set(of_release: bool) -> Iterator[Desc]:
 def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
     """What serves models on a GPU without a compiler: prompts and decoding, plain and paged caches, and training.
 
-    A call takes a kernel of these where its own cannot be compiled: see stand_in_for in host/schedule.hpp.
+    A call takes a kernel of these where its own cannot be compiled: see stand_in_for in host/schedule.hpp. The threads
+    of a decoding kernel take turns at the keys: it fills a device with one sequence, and serves many, too.
     """
     for head_dim, hooks in ((64, ()), (128, ()), (256, ()), (128, _SOFTCAP), (256, _SOFTCAP)):
         for cache, unit in (("", 16), ("paged", 16), ("paged", 64)):
@@ -58,7 +59,7 @@ def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
                 if rows > 1 or not hooks:  # models that cap scores share KV heads
                     yield Desc(
                         algorithm, arch, dtype, head_dim, head_dim, rows,
-                        hooks=hooks, cache=cache, page_unit=unit, access=access,
+                        hooks=hooks, split_keys=algorithm == "flash_decode", cache=cache, page_unit=unit, access=access,
                     )  # fmt: skip
     for head_dim in (64, 128, 256):
         for cache in ("", "paged"):
