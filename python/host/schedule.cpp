@@ -71,7 +71,8 @@ int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& 
   const bool gpu = desc.access != Access::kNone;
   const int64_t threads = gpu ? s.threads_of_unit * units : units;  // that the device holds
   const int64_t slots = std::max<int64_t>(1, threads / kernels.threads);
-  const int64_t keys = std::max<int64_t>(1, seen_at_most(params)), rows = rows_of_call(p);
+  const int64_t keys = std::max<int64_t>(1, seen_at_most(params));
+  const int64_t rows = std::max<int64_t>(1, rows_of_call(p));
   // Beyond these, threads would have no block of keys.
   const int64_t most =
       std::min<int64_t>(kMaxSplits, divide_up(keys, int64_t{kernels.turns} * kernels.block_k));
@@ -83,16 +84,23 @@ int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& 
       bytes * kMaxSplits / (s.merge_share * 2 * rows * floats_of_row(p, kMaxSplits) * 4);
   const int64_t quarter =
       gpu && keys >= s.quarter_keys ? divide_up(threads, 4 * groups * kernels.threads) : 1;
+  const int64_t least = std::clamp<int64_t>(quarter, 1, most);
+  const double of_split = double(divide_up(rows, threads)) / s.merge_splits;
   const auto time = [&](int64_t splits) {
     const double wave = double(keys) / double(splits * kernels.turns) + kernels.block_q;
-    const double of_rows = double(divide_up(rows, threads) * splits) / s.merge_splits;
-    return double(divide_up(groups * splits, slots)) * wave +
-           (splits == 1 ? 0 : s.merge_keys + of_rows);
+    const double merging = splits == 1 ? 0 : s.merge_keys + of_split * double(splits);
+    return double(divide_up(groups * splits, slots)) * wave + merging;
   };
-  int64_t best = std::clamp<int64_t>(quarter, 1, most);
-  for (int64_t splits = best; splits <= std::min(most, std::max(cheap, best)); ++splits) {
-    if (time(splits) < time(best)) best = splits;
-  }
+  int64_t best = least;
+  double shortest = time(best);
+  const auto consider = [&](int64_t splits) {
+    splits = std::clamp(splits, least, std::max(least, std::min(most, cheap)));
+    const double t = time(splits);
+    if (t < shortest || (t == shortest && splits < best)) best = splits, shortest = t;
+  };
+  // As many as fill one wave of threads, or a few; or those after which merging takes longer.
+  for (int64_t waves = 1; waves <= s.most_waves; ++waves) consider(waves * slots / groups);
+  consider(static_cast<int64_t>(std::sqrt(double(keys) / kernels.turns / of_split)));
   return static_cast<int32_t>(best);
 }
 

@@ -11,7 +11,7 @@ namespace xeflash {
 struct Schedule {
   int page_unit, units_of_tile, turns, turn_keys, turn_head_dim;
   int threads_of_unit, tile_rows, packed_queries;
-  int merge_keys, merge_splits, merge_share, flops_of_byte, quarter_keys, cache_of_unit;
+  int merge_keys, merge_splits, merge_share, flops_of_byte, quarter_keys, most_waves, cache_of_unit;
   int split_keys, split_few, split_bytes, split_least;
   int least_rows, most_rows, low_rows, low_head_dim, key_rows, backward_rows, stand_in_heads;
   bool one_pass, one_pass_bf16;
@@ -31,6 +31,7 @@ constexpr std::tuple kScheduleFields{
     Field{"merge_share", &Schedule::merge_share},
     Field{"flops_of_byte", &Schedule::flops_of_byte},
     Field{"quarter_keys", &Schedule::quarter_keys},
+    Field{"most_waves", &Schedule::most_waves},
     Field{"cache_of_unit", &Schedule::cache_of_unit},
     Field{"split_keys", &Schedule::split_keys},
     Field{"split_few", &Schedule::split_few},

@@ -29,6 +29,7 @@ class Schedule:
     merge_share: int = 33  # what they write and read again is at most one part in so many of K and V, or, where that
     flops_of_byte: int = 200  # takes longer, of what could be read during the products: so many operations a byte
     quarter_keys: int = 4096  # from so many on, threads are a quarter of those of the device, whatever that takes
+    most_waves: int = 4  # of threads that splits are tried for
     cache_of_unit: int = 0  # bytes of L1 that blocks of keys may be brought into ahead of time; 0: any number
     # CPU, one query: keys of a split
     split_keys: int = 0  # fewest, where splits are to fill the device; 0: by the time as above
