@@ -92,9 +92,9 @@ struct Window {  // a Mask
     const int64_t first_seen = static_cast<int64_t>(shift) - left;
     const int64_t seen_from =
         within(left == kUnbounded || first_seen < from ? from : first_seen, sk);
-    const int64_t begin = seen_from - seen_from % Bc;
     const int64_t end =
         within(right == kUnbounded ? sk : static_cast<int64_t>(shift) + right + 1, sk);
+    const int64_t begin = seen_from < end ? seen_from - seen_from % Bc : end;
     // The division is in 32 bits: one in 64 bits is a loop on GPUs.
     const int blocks = static_cast<int>((end - begin + Bc - 1) / Bc);
     const int64_t share = static_cast<int64_t>((blocks + splits - 1) / splits) * Bc;
@@ -120,7 +120,7 @@ struct Window {  // a Mask
     const int64_t from = within(seen_from, count), to = within(seen_to, count);
     BlockRange r;
     r.begin = static_cast<int>(from / N);
-    r.end = static_cast<int>((to + N - 1) / N);
+    r.end = from < to ? static_cast<int>((to + N - 1) / N) : r.begin;  // it may have no page
     r.first = static_cast<int>(from);
     r.last = static_cast<int>(to);
     r.full_begin = static_cast<int>((within(all_from, count) + N - 1) / N);
