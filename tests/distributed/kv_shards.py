@@ -64,6 +64,9 @@ class Case:
         return found[0][0]
 
 
+NO_PAGE = -(1 << 28)  # in a table: who reads such a page dies
+
+
 @dataclass
 class Local:
     """A rank's cache, made of one that has all rows, and where its rows are."""
@@ -96,10 +99,12 @@ def local_cache(
     tables: dict[str, torch.Tensor] = {}
     if case.place == "paged":
         columns = room // PAGE
-        tables["block_table"] = (torch.randperm(batch * columns + 2)[: batch * columns]).view(batch, columns).int()
+        pages = torch.full((batch, columns + 1), NO_PAGE, dtype=torch.int32)  # nor is there one beyond a row
+        pages[:, :-1] = torch.randperm(batch * columns + 2)[: batch * columns].view(batch, columns)
+        tables["block_table"] = pages[:, :-1]
         used = [-(-len(m) // PAGE) for m in mine]
         for row, n in zip(tables["block_table"], used, strict=False):
-            row[n:] = -1  # there are no pages
+            row[n:] = NO_PAGE
         shape = (batch * columns + 2, PAGE)
     elif case.place == "index":
         tables["cache_batch_idx"] = torch.randperm(batch + 2)[:batch].int()
