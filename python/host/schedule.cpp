@@ -47,6 +47,15 @@ int64_t floats_of_row(const Problem& p, int64_t splits) {
   return whole(splits * (whole(p.dv, kLineFloats) + 2), kLineFloats);
 }
 
+// That the device holds.
+int64_t threads_at_a_time(const Desc& desc, const Device& device) {
+  const int64_t units = device.facts.compute_units;
+  return desc.access == Access::kNone ? units : schedule_of(device).threads_of_unit * units;
+}
+int64_t groups_at_a_time(const Desc& desc, const Kernels& kernels, const Device& device) {
+  return std::max<int64_t>(1, threads_at_a_time(desc, device) / kernels.threads);
+}
+
 // Of one query on a CPU.
 int32_t splits_of_cores(const Problem& p, const FwdRequest& r, int64_t groups,
                         const FwdParams& params, const Device& device) {
@@ -67,10 +76,9 @@ int32_t splits_of_cores(const Problem& p, const FwdRequest& r, int64_t groups,
 int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& kernels,
                              int64_t groups, const FwdParams& params, const Device& device) {
   const Schedule& s = schedule_of(device);
-  const int64_t units = device.facts.compute_units;
   const bool gpu = desc.access != Access::kNone;
-  const int64_t threads = gpu ? s.threads_of_unit * units : units;  // that the device holds
-  const int64_t slots = std::max<int64_t>(1, threads / kernels.threads);
+  const int64_t threads = threads_at_a_time(desc, device);
+  const int64_t slots = groups_at_a_time(desc, kernels, device);
   const int64_t keys = std::max<int64_t>(1, seen_at_most(params));
   const int64_t rows = std::max<int64_t>(1, rows_of_call(p));
   // Beyond these, threads would have no block of keys.
@@ -115,16 +123,15 @@ int32_t splits_for(const Problem& p, const FwdRequest& r, const Desc& desc, cons
 
 // Whether the next blocks of K and V of all threads that run at a time take no more than half of
 // L1, and so less of L2.
-bool fits_in_caches(const Problem& p, const Kernels& kernels, uint64_t groups,
+bool fits_in_caches(const Problem& p, const Desc& desc, const Kernels& kernels, uint64_t groups,
                     const Device& device) {
   const Schedule& s = schedule_of(device);
   if (s.cache_of_unit == 0) return true;
-  const int64_t units = device.facts.compute_units;
-  const int64_t slots = std::max<int64_t>(1, s.threads_of_unit * units / kernels.threads);
-  const int64_t running = std::min<int64_t>(slots, static_cast<int64_t>(groups));
+  const int64_t running =
+      std::min(groups_at_a_time(desc, kernels, device), static_cast<int64_t>(groups));
   const int64_t block =
       int64_t{kernels.turns} * kernels.block_k * (p.d + p.dv) * size_of(p.k.dtype);
-  return running * block <= units * s.cache_of_unit / 2;
+  return running * block <= device.facts.compute_units * s.cache_of_unit / 2;
 }
 
 }  // namespace
@@ -207,7 +214,7 @@ Sharing share_out(const Problem& p, const FwdRequest& r, const Desc& desc, const
   shares.splits = splits_for(p, r, desc, kernels, groups, params, device);
   shares.groups = static_cast<uint64_t>(groups) * shares.splits;
   check_groups(shares.groups, desc.access);
-  shares.looks_ahead = fits_in_caches(p, kernels, shares.groups, device);
+  shares.looks_ahead = fits_in_caches(p, desc, kernels, shares.groups, device);
   if (shares.splits == 1) return shares;
   shares.merging_groups = static_cast<uint64_t>(p.batch) * p.heads_q * p.sq;
   check_groups(shares.merging_groups, desc.access);
