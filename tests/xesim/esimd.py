@@ -47,8 +47,8 @@ def errors_of(log: str) -> str:
 
 
 @functools.cache
-def spirv(source: str, options: tuple[str, ...]) -> bytes:
-    """What the front end makes of kernels/<source>.cpp."""
+def spirv(source: str, options: tuple[str, ...], choices: str) -> bytes:
+    """What the front end makes of kernels/<source>.cpp, which may include the choices as choices.hpp."""
     from xeflash.jit.provide import HEADERS, PACKAGE
     from xeflash.runtime import extension
 
@@ -56,8 +56,16 @@ def spirv(source: str, options: tuple[str, ...]) -> bytes:
     library = extension.in_distribution("intel-sycl-rt", "libsycl-jit.so")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "kernel.spv")
+        Path(folder, "choices.hpp").write_text(choices)
         # Kernels that use fp16 or fp64 stay in the image of the others.
-        common = [f"-I{FOLDER}", f"-I{HEADERS}", "-std=c++20", "-DNDEBUG", "-fsycl-device-code-split=off"]
+        common = [
+            f"-I{FOLDER}",
+            f"-I{folder}",
+            f"-I{HEADERS}",
+            "-std=c++20",
+            "-DNDEBUG",
+            "-fsycl-device-code-split=off",
+        ]
         command = [str(tool), str(library), str(FOLDER / f"{source}.cpp"), str(output), *common, *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -70,10 +78,21 @@ def native(source: str, device: str, registers: int, lanes: int) -> bytes:
     """The native binary, or skip."""
     need_ocloc()
     # Sources that are the same for all devices go through the front end once.
-    differs = "XE_LANES" in (FOLDER / f"{source}.cpp").read_text()
-    code = spirv(source, (f"-DXE_LANES={lanes}",) if differs else ())
+    text = (FOLDER / f"{source}.cpp").read_text()
+    choices, options = choices_of(device) if '"choices.hpp"' in text else ("", ())
+    if "XE_LANES" in text:
+        options = (*options, f"-DXE_LANES={lanes}")
     flags = "-vc-codegen" + (" -doubleGRF" if registers == 256 else "")
-    return binary.compile_spirv(device, code, flags)
+    return binary.compile_spirv(device, spirv(source, options, choices), flags)
+
+
+def choices_of(arch: str) -> tuple[str, tuple[str, ...]]:
+    """What the package's kernels of one thread begin with, whose messages of dwords any device has, and their options."""
+    from xeflash.jit.kernel import backend_of
+    from xeflash.tune.desc import Config
+
+    choices, options = backend_of(arch, "dwords", Config(block_q=1, block_k=1, block_v=1))
+    return "\n".join(choices), options
 
 
 @functools.cache

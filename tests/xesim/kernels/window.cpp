@@ -1,16 +1,6 @@
 // The window of scores whose lanes are queries, so that what is asked of a key alone is a scalar.
-#define XEFLASH_BACKEND_XE 1
-#if XE_LANES == 8
-#define XEFLASH_XE_ARCH dg2
-#else
-#define XEFLASH_XE_ARCH bmg
-#endif
-#define XEFLASH_XE_ACCESS dwords
-#define XEFLASH_XE_THREADS 1
-#define XEFLASH_XE_TEAM 1
-#define XEFLASH_XE_PAIRS 0
-#define XEFLASH_XE_SPLIT_KEYS 0
-#define XEFLASH_XE_SHARED_BYTES 65536
+#include "choices.hpp"
+// Which comes first.
 #include "attention/mask.hpp"
 
 namespace xeflash {
