@@ -81,13 +81,14 @@ def test_a_family_counts_on_several_devices(ocloc):
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("caches", "least", "most"), [("l2", 1, 1.01), ("l2:1", 1.01, 1.03)])
-def test_decode_says_what_memory_reads(ocloc, caches, least, most):
-    """In an L2 of 1 MiB, too, nothing that comes in ahead of time is thrown out before its use."""
+@pytest.mark.parametrize("caches", ["l2", "l2:1"])
+def test_decode_says_what_memory_reads(ocloc, caches):
+    """An L2 of 1 MiB is smaller than the blocks of all threads, but what came in ahead of time is used before it goes."""
     words = ("--device", "bmg", "--batch", "2", "--heads", "8/2", "--keys", "4k", "--head-dim", "128")
     lines = counts("decode", *words, "--caches", caches, "--format", "csv").splitlines()
     decode, forward = csv.DictReader(line for line in lines if not line.startswith("#"))
     assert (decode["kernel"], forward["kernel"]) == ("decode 8/2", "forward, 4 rows")
     assert float(decode["lines / KV"]) < 1.01
-    assert least <= float(decode["memory / KV"]) < most
+    memory = float(decode["memory / KV"])
+    assert memory < 1.01 if caches == "l2" else 1.01 < memory < float(decode["L2 / KV"])
     assert float(decode["lost / KV"]) == 0
