@@ -57,15 +57,9 @@ def spirv(source: str, options: tuple[str, ...], choices: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "kernel.spv")
         Path(folder, "choices.hpp").write_text(choices)
+        includes = (f"-I{path}" for path in (FOLDER, folder, HEADERS))
         # Kernels that use fp16 or fp64 stay in the image of the others.
-        common = [
-            f"-I{FOLDER}",
-            f"-I{folder}",
-            f"-I{HEADERS}",
-            "-std=c++20",
-            "-DNDEBUG",
-            "-fsycl-device-code-split=off",
-        ]
+        common = [*includes, "-std=c++20", "-DNDEBUG", "-fsycl-device-code-split=off"]
         command = [str(tool), str(library), str(FOLDER / f"{source}.cpp"), str(output), *common, *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -1,6 +1,6 @@
 // The window of scores whose lanes are queries, so that what is asked of a key alone is a scalar.
 #include "choices.hpp"
-// Which comes first.
+// The choices come before the headers that they are for.
 #include "attention/mask.hpp"
 
 namespace xeflash {
