@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _heads(text: str) -> tuple[tuple[int, int], ...]:
     pairs = [tuple(parse_size(number) for number in pair.split("/")) for pair in text.split(",")]
     if any(len(pair) != 2 or pair[0] % pair[1] for pair in pairs):
-        raise ValueError(f"'{text}' is no list of query heads / KV heads, as in 8/1,10/2")
+        raise ValueError(f"'{text}' is no list of query heads / KV heads, these dividing those, as in 8/1,10/2")
     return tuple((query, kv) for query, kv in pairs)
 
 
