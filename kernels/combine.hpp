@@ -11,7 +11,8 @@ namespace xeflash {
 template <class Config>
 XF_INLINE void combine(const FwdParams& p) {
   constexpr int dv = Config::head_dim_v, Bs = 16;  // splits at a time
-  constexpr int kHeadroom = 7;                     // there are at most 2^7 splits
+  // Where P has headroom, l <= 1 of 2^24 keys (see Exponents); all splits have fewer than 2^31.
+  constexpr int kHeadroom = 7;
   using T = typename Config::Element;
   Group::Index group = Group::index();
   const int head = static_cast<int>(group % p.heads_q);
