@@ -92,3 +92,19 @@ def test_producer_and_consumer(kernels, steps, seed):
     for row in values.reshape(steps, 16):
         want = want * np.uint32(3) + row
     assert np.array_equal(out.view(), want)
+
+
+def test_a_listing_says_how_often_each_instruction_ran(kernels):
+    values, out = words(3 * 256), kernels.zeros(3 * 256, np.uint32)
+    kernels.run("transpose", kernels.array(values), out, groups=3, local=16)
+    assert last_record()["listing"] == [], "it is asked for"
+    with checking("all,listing"):
+        kernels.run("transpose", kernels.array(values), out, groups=3, local=16)
+    record = last_record()
+    addresses, counts, classes, texts = zip(*record["listing"], strict=True)
+    assert list(addresses) == sorted(set(addresses))
+    assert sum(counts) == record["instructions"] and min(counts) > 0
+    for name in ("dpas", "math", "moves", "float_alu", "integer_alu", "control", "sync", "sends"):
+        assert sum(n for n, found in zip(counts, classes, strict=True) if found == name) == record[name]
+    assert counts[0] == 3 * 16, "each thread begins at the first one"
+    assert any("load.slm" in text for text in texts) and any("sync.bar" in text for text in texts)

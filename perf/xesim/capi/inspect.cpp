@@ -14,9 +14,6 @@
 namespace xesim {
 namespace {
 
-constexpr std::array<const char*, kInstClasses> kClasses = {
-    "dpas", "math", "moves", "float_alu", "integer_alu", "control", "sync", "sends"};
-
 // Instructions up to the last end of thread: what follows is padding.
 size_t code_length(const Program& program) {
   for (size_t i = program.insts.size(); i-- > 0;) {
@@ -59,7 +56,7 @@ std::pair<size_t, size_t> main_loop(const Program& program, size_t length) {
 }
 
 std::string mix(const Program& program, size_t first, size_t last) {
-  std::array<uint64_t, kClasses.size()> classes{};
+  std::array<uint64_t, kInstClasses> classes{};
   std::map<std::string, uint64_t> opcodes, messages;
   uint64_t rows = 0;
   for (size_t i = first; i < last; ++i) {
@@ -71,7 +68,7 @@ std::string mix(const Program& program, size_t first, size_t last) {
   }
   JsonObject json;
   json.number("instructions", uint64_t{last - first});
-  for (size_t c = 0; c < classes.size(); ++c) json.number(kClasses[c], classes[c]);
+  for (size_t c = 0; c < classes.size(); ++c) json.number(kClassNames[c], classes[c]);
   json.number("dpas_rows", rows);
   JsonObject by_opcode, by_message;
   for (const auto& [name, n] : opcodes) by_opcode.number(name.c_str(), n);

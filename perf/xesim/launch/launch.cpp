@@ -83,7 +83,7 @@ uint64_t l1_of_core(const Launch& launch, const Chip& chip, uint64_t groups) {
 // Who watches the launch. A new observer is a line here.
 void watch(Launch& launch, const std::vector<Worker>& workers, uint64_t threads, const Chip& chip,
            uint64_t on_core) {
-  launch.observers.add<Counts>(*launch.program, workers);
+  launch.observers.add<Counts>(*launch.program, workers, launch.checks.listing);
   launch.observers.add<Lines>(workers.size());
   if (launch.checks.global_races || launch.checks.slm_races)
     launch.observers.add<Races>(launch.checks, threads, workers.size());

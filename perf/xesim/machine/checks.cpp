@@ -25,6 +25,7 @@ constexpr CheckName kNames[] = {
     {"block2d", &Checks::block2d},
     {"math", &Checks::math},
     {"spills", &Checks::spills, false},
+    {"listing", &Checks::listing, false},
 };
 
 void set_all(Checks& checks, bool value) {

@@ -24,6 +24,7 @@ struct Checks {
   bool math = true;  // "math": results of math instructions moved within their stated error, seeded
   bool spills = false;  // "spills": kernels whose values do not fit in registers; not one of "all",
                         // as it says nothing about what they do
+  bool listing = false;  // "listing": records say how often each instruction ran; not one of "all"
   enum class Dpas : uint8_t { kExact, kStepwise } dpas = Dpas::kExact;
   // What the compiler does with denormals in kernels that do not say it: newer ones keep them,
   // those of 2024 flush them to zero.

@@ -82,6 +82,10 @@ void Counts::report(LaunchRecord& record) {
     for (const Worker& worker : workers_) n += worker.executed[i];
     const Inst& inst = program_.insts[i];
     const InstClass inst_class = class_of(inst);
+    if (listing_ && n != 0) {
+      record.listing.push_back({inst.ip, n, kClassNames[static_cast<size_t>(inst_class)],
+                                disassemble(*program_.isa, inst)});
+    }
     record.instructions += n;
     record.*kOfClass[static_cast<size_t>(inst_class)] += n;
     if (inst_class != InstClass::kDpas) continue;

@@ -11,8 +11,8 @@ namespace xesim {
 
 class Counts : public Observer {
  public:
-  Counts(const Program& program, std::span<const Worker> workers)
-      : program_(program), workers_(workers), messages_(workers.size()) {}
+  Counts(const Program& program, std::span<const Worker> workers, bool listing)
+      : program_(program), workers_(workers), messages_(workers.size()), listing_(listing) {}
   void on_message(const Thread& thread, const MessageEvent& event) override;
   void on_barrier(const Thread& thread, int id, BarrierStep step) override;
   void report(LaunchRecord& record) override;
@@ -21,6 +21,7 @@ class Counts : public Observer {
   const Program& program_;
   const std::span<const Worker> workers_;
   std::vector<LaunchRecord> messages_;  // per worker: what messages and barriers did
+  const bool listing_;
 };
 
 }  // namespace xesim

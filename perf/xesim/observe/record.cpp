@@ -29,6 +29,17 @@ std::string json_of(const std::array<T, n>& values) {
   return list.done();
 }
 
+std::string json_of(const LaunchRecord::Listing& listing) {
+  JsonList list;
+  for (const Executed& one : listing) {
+    JsonList fields;
+    fields.item(std::to_string(one.address)).item(std::to_string(one.count));
+    fields.item(quoted(one.inst_class)).item(quoted(one.text));
+    list.item(fields.done());
+  }
+  return list.done();
+}
+
 }  // namespace
 
 LaunchRecord& LaunchRecord::operator+=(const LaunchRecord& other) {

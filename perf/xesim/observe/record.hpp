@@ -10,7 +10,16 @@
 
 namespace xesim {
 
+// An instruction, and how often it ran.
+struct Executed {
+  uint32_t address;
+  uint64_t count;
+  const char* inst_class;
+  std::string text;
+};
+
 struct LaunchRecord {
+  using Listing = std::vector<Executed>;
   using Sizes = std::array<uint32_t, 3>;
   using Shares = std::array<double, kInstClasses>;
 #define FIELD(type, name) type name{};

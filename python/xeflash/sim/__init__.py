@@ -12,8 +12,9 @@ Devices: ``pvc`` (Data Center GPU Max 1550, one stack), ``bmg`` (Arc B580), ``dg
 Results are those of the machine code; times mean nothing. Kernels are compiled by Intel's ``ocloc``:
 ``python -m xeflash.sim.get_ocloc`` fetches one. What is checked: ``check``, a comma list of bounds, uninit, host,
 deferred, slm-races, global-races, interleave, block2d, math; ``all`` (the default) or ``none``; ``spills``, which is
-not one of ``all``: kernels whose values do not fit in registers; ``seed=N``, ``dpas=exact|stepwise``,
-``denormals=keep|flush``: what the compiler makes of kernels that do not say it (those of 2024 flush);
+not one of ``all``: kernels whose values do not fit in registers; ``listing``, nor is it: records then say how often
+each instruction ran; ``seed=N``, ``dpas=exact|stepwise``, ``denormals=keep|flush``: what the compiler makes of kernels
+that do not say it (those of 2024 flush);
 ``caches=l2|l1+l2``: records then say what passes the L2 of the device to and from memory; ``caches=l2:24`` has one of
 24 MiB. What is in it stays from launch to launch, until ``clear_caches()``.
 """
@@ -99,6 +100,8 @@ class LaunchRecord:
     slm_size: int
     spill_bytes: int
     scratch_size: int
+    # With check=listing: address, how often it ran, class (a field's name above) and text of each instruction.
+    listing: tuple[tuple[int, int, str, str], ...]
     # Of the simulator itself; with XEFLASH_SIM_PROFILE=1 also the share of dpas, math, moves, float ALU, integer ALU,
     # control, sync and sends in its time.
     simulation_seconds: float
