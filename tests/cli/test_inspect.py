@@ -1,6 +1,8 @@
 """`xeflash inspect`: the machine code of a kernel and how a call is shared out, as tables and as JSON."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,44 @@ def test_gradients_have_a_launch_for_each_kernel(capsys: pytest.CaptureFixture[s
     assert [launch["entry"] for launch in call["launches"]] == ["flash_bwd_dq", "flash_bwd_dkv"]
 
 
+def run_of(*words: str) -> str:
+    """In a process of its own: SYCL looks for devices once."""
+    command = [sys.executable, "-m", "xeflash", "inspect", *words, "--executed"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=280).stdout
+
+
+PROMPT = ["--device", "bmg", "--call", "prefill", "--heads", "16", "--head-dim", "64", "--seq", "320", "--no-causal"]
+
+
+@pytest.mark.usefixtures("ocloc")
+def test_what_a_call_executed() -> None:
+    (launch,) = json.loads(run_of(*PROMPT, "--json"))["call"]["executed"]
+    assert launch["kernel"] == "flash_fwd" and launch["spilled"] == 0
+    assert sum(launch["mix"].values()) == launch["instructions"]
+    # 16 rows by 32 keys, 4 steps of S = Q K^T and as many columns of O += P V, each for 2 halves of rows and of keys
+    assert launch["loop_mix"]["dpas"] == 32
+    assert launch["mix"]["dpas"] == 16 * 320 // 16 * 320 // 32 * 32, "all dpas are those of the loop"
+    once = sum(launch["loop_mix"].values())
+    assert 32 < once <= launch["loop_instructions"] < 2 * once, "what runs now and then counts as often as it does"
+    assert launch["clocks"] > once and 0 < sum(launch["waits"].values()) < launch["clocks"]
+    assert launch["longest"][0]["clocks"] == max(line["clocks"] for line in launch["longest"])
+
+
+@pytest.mark.usefixtures("ocloc")
+def test_what_gradients_executed_is_a_table_for_each_kernel() -> None:
+    words = ["--device", "dg2", "--call", "backward", "--heads", "1", "--head-dim", "64", "--seq", "64"]
+    printed = run_of(*words)
+    for expected in (
+        "flash_bwd_dq",
+        "flash_bwd_dkv",
+        "main loop, of a pass",
+        "a thread alone:",
+        "SBID of",
+        "in flight",
+    ):
+        assert expected in printed
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -88,6 +128,9 @@ def test_gradients_have_a_launch_for_each_kernel(capsys: pytest.CaptureFixture[s
         (["--device", "mtl-h", *STEP], "--device must be one that has kernels"),
         (["--device", "bmg", *STEP, "--head-dim", "59"], "must be a multiple of 8"),
         (["--device", "bmg", *STEP, "--kv-heads", "5"], "must divide query.heads"),
+        (["--device", "bmg", "kernel.bin", "--executed"], "--executed must go with --call and a simulated --device"),
+        (["--device", "cpu", *STEP, "--executed"], "--executed must go with --call and a simulated --device"),
+        (["--device", "bmg", *STEP, "--units", "3", "--executed"], "--executed must go with"),
     ],
 )
 def test_what_is_no_call_ends_with_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

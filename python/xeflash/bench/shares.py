@@ -13,11 +13,14 @@ from xeflash.runtime.interop import Placeholder
 from xeflash.tune.desc import DTYPE_NAMES
 
 
-def call_of(case: Case) -> Callable[[], object]:
-    """Return the call on contiguous (B, H, S, D) arrays without memory; of a training step, that of its gradients."""
+def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholder) -> Callable[[], object]:
+    """Return the call on contiguous (B, H, S, D) arrays, without memory; of a training step, that of its gradients.
 
-    def array(heads: int, length: int) -> Placeholder:
-        return Placeholder((case.batch, heads, length, case.head_dim), DTYPE_NAMES[case.dtype])
+    `make` makes an array of a shape and a type.
+    """
+
+    def array(heads: int, length: int) -> Any:
+        return make((case.batch, heads, length, case.head_dim), DTYPE_NAMES[case.dtype])
 
     given: dict[str, Any] = {"function": "attention", "layout": BHSD, **DEFAULTS_OF_ATTENTION, "enable_gqa": True}
     given |= {"q": array(case.heads, case.seq_q), "k": array(case.kv_heads, case.seq_k)}
@@ -25,7 +28,7 @@ def call_of(case: Case) -> Callable[[], object]:
     if not case.gradients:
         return lambda: _core.forward(**given)
     given |= {name: array(case.heads, case.seq_q) for name in ("out", "dout")}
-    given["lse"] = Placeholder((case.batch, case.heads, case.seq_q), "float32")
+    given["lse"] = make((case.batch, case.heads, case.seq_q), "float32")
     return lambda: _core.backward(wanted=("q", "k", "v"), **given)
 
 

@@ -8,21 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from xeflash.cli import inspect_call
+from xeflash.cli import inspect_call, inspect_run
 from xeflash.sim import DEVICES
+from xeflash.sim.waits import CLASSES
 
 _OPTIONS = "-vc-codegen -doubleGRF"
-# Rows of the table: title, key in the mix of instructions.
-_CLASSES = (
-    ("dpas", "dpas"),
-    ("math", "math"),
-    ("moves", "moves"),
-    ("float ALU", "float_alu"),
-    ("integer ALU", "integer_alu"),
-    ("control", "control"),
-    ("sync, nop", "sync"),
-    ("sends", "sends"),
-)
 
 
 def add_parser(commands: Any) -> None:
@@ -32,7 +22,8 @@ def add_parser(commands: Any) -> None:
         help="show what the machine code of a kernel consists of, and how a call is shared out over a device",
         description="Count the instructions of the kernels in a native binary or a SPIR-V file, in all and in the main "
         "loop: mix, share of dpas, messages, registers, spills. SPIR-V is compiled with Intel's offline compiler. With "
-        "--call, say how a call is shared out over a device, which need not be there: launches, threads, splits.",
+        "--call, say how a call is shared out over a device, which need not be there: launches, threads, splits; with "
+        "--executed, too, run it on the simulator, and show what it executed and what a thread waits for.",
     )
     parser.add_argument("file", metavar="KERNEL", type=Path, nargs="?", help="a native binary (zebin) or SPIR-V")
     parser.add_argument(
@@ -44,6 +35,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="JSON on stdout: a list of kernels, or with --call both")
     inspect_call.add_options(parser)
+    inspect_run.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -62,7 +54,7 @@ def print_kernel(kernel: dict[str, Any]) -> None:
     for title, _ in mixes:
         table.add_column(title, justify="right")
     table.add_row("instructions", *(str(mix["instructions"]) for _, mix in mixes))
-    for title, key in _CLASSES:
+    for title, key in CLASSES:
         table.add_row(title, *(_share(mix[key], mix["instructions"]) for _, mix in mixes))
     for message in sorted({name for _, mix in mixes for name in mix["messages"]}):
         table.add_row(f"  {message}", *(str(mix["messages"].get(message, 0)) for _, mix in mixes))
@@ -86,6 +78,8 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--options must be left out without a KERNEL, got {arguments.options!r}")
     if arguments.file is not None and arguments.device in inspect_call.HERE:
         raise ValueError(f"--device must be one of {', '.join(DEVICES)} for a KERNEL, got {arguments.device}")
+    if arguments.executed and (arguments.call is None or arguments.device in inspect_call.HERE or arguments.units):
+        raise ValueError("--executed must go with --call and a simulated --device, and without --units")
     inspect_call.refuse_unused(arguments)
 
 
@@ -95,7 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         _refuse_unused(arguments)
+        if arguments.executed:
+            inspect_run.enable(arguments.device)
         call = inspect_call.described(arguments) if arguments.call else None
+        if call and arguments.executed:
+            call["executed"] = inspect_run.executed(inspect_call.case_of(arguments), arguments.device)
     except (ValueError, RuntimeError) as error:  # NotImplementedError, too
         print(f"xeflash inspect: {error}", file=sys.stderr)
         return 2
@@ -118,6 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if call:
         inspect_call.print_call(call)
+        for launch in call.get("executed", ()):
+            inspect_run.print_executed(launch)
     for kernel in kernels:
         print_kernel(kernel)
     return 0

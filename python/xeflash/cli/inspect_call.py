@@ -39,7 +39,8 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be left out {where}, got {value}")
 
 
-def _case(arguments: argparse.Namespace) -> Case:
+def case_of(arguments: argparse.Namespace) -> Case:
+    """Return the case that the options describe."""
     decode = arguments.call == "decode"
     heads = arguments.heads or 32
     queries = 1 if decode else arguments.seq or 4096
@@ -64,7 +65,7 @@ def described(arguments: argparse.Namespace) -> dict[str, Any]:
     from xeflash.sim.binary import vector_engines
     from xeflash.tune import xe
 
-    case, device = _case(arguments), arguments.device
+    case, device = case_of(arguments), arguments.device
     if device in HERE:
         shares = shares_here(case, device, arguments.units)
     elif device in xe.DEVICES:
