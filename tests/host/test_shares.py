@@ -79,7 +79,7 @@ def share(work: list[int], cores: int) -> float:
 def test_equal_tiles_are_shared_out_evenly(cores_and_launches):
     cores, launches = cores_and_launches
     for heads, rows in ((1, 1024), (4, 1024), (8, 512), (8, 2048)):
-        (items,) = launches[f"{heads} heads of {rows} rows"]
+        items, *_ = launches[f"{heads} heads of {rows} rows"]  # idle cores get keys of a tile: then a launch merges
         lowest = heads * rows // 32
         assert share([1] * items, cores) <= max(1.25, cores / lowest), (heads, rows, items)
 
