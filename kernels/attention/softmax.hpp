@@ -30,14 +30,17 @@ struct Origin {
 struct Exponents {
   static constexpr float kFar = 0x1p12f;  // up to this top, a P of 1 is rounded to 1 in 16 bits
   float unit, scale_log2, slack;          // S and slack are in `unit`
-  int headroom;
+  int slack_log2, headroom;
 
   XF_INLINE float least() const { return static_cast<float>(headroom - kExp2Headroom); }
+  // The largest log2 P that does not ask for another m.
+  XF_INLINE float limit() const { return static_cast<float>(slack_log2) - least(); }
 
   XF_INLINE Exponents(float unit, int slack_log2, int headroom)
       : unit(unit),
         scale_log2(unit * kLog2e < kMostFinite ? unit * kLog2e : kMostFinite),
         slack(static_cast<float>(slack_log2) / scale_log2),
+        slack_log2(slack_log2),
         headroom(headroom) {
     // For a scale near 0: keeps kNoScore + slack below every maximum.
     if (slack > kMostFinite / 2) slack = kMostFinite / 2;
@@ -46,6 +49,10 @@ struct Exponents {
   template <class V>
   XF_INLINE V top(const V& m) const {
     return m * scale_log2 + least();
+  }
+  template <class Max>
+  XF_INLINE Max tops(const Max& m) const {
+    return map([&](auto x) { return top(x); }, m);
   }
   template <class V>
   XF_INLINE Origin<V> origin(const V& m) const {
@@ -68,7 +75,7 @@ struct Exponents {
   // Subtracts m from the scores of rows that are far from 0; returns what is left to subtract.
   template <class Scores, class Max>
   XF_INLINE Max relative(Scores& S, const Max& m) const {
-    Max left = map([&](auto x) { return top(x); }, m);
+    Max left = tops(m);
     if (any_beyond(left, kFar)) {
       S -= map([&](auto x) { return origin(x).base; }, m);
       left = map([&](auto x) { return origin(x).top; }, m);
@@ -88,21 +95,24 @@ XF_INLINE Exponents exponents_of(const FwdParams& p) {
 template <int Degree, class Probs, class Scores, class Max, class Sum>
 XF_INLINE void exp_and_sum(Probs& P, Scores& S, const Max& m, Sum& l, const Exponents& e) {
   const Max top = e.relative(S, m);
-  exp2_and_sum<Degree>(P, S, e.scale_log2, top, l);
+  exp2_and_sum<Degree>(P, log_probs(S, e.scale_log2, top), l);
 }
 
 template <int Degree, class Probs, class Scores, class Output, class Max, class Sum>
 XF_INLINE void online_softmax(Probs& P, Scores& S, Output& O, Max& m, Sum& l, const Exponents& e) {
-  const auto larger = max(m, row_max(S));  // m_new = max(m, rowmax S)
-  if (any_above(larger, m, e.slack)) {     // rows are rescaled one by one: none depends on others
-    const Max m_new = map(
-        [&](auto a, auto b) { return select(a - b > decltype(a)(e.slack), a, b); }, Max(larger), m);
+  const Max top = e.tops(m);
+  auto X = log_probs(S, e.scale_log2, top);  // S - m, in powers of two, of rows that are near 0
+  if (any_beyond(top, e.kFar) || any_above(X, e.limit())) {
+    const Max larger = max(m, row_max(S));  // m_new = max(m, rowmax S)
+    const Max m_new =
+        map([&](auto a, auto b) { return select(a - b > decltype(a)(e.slack), a, b); }, larger, m);
     const Max alpha = e.decays()(m, m_new);
     l *= alpha;  // l = exp(m - m_new) l
     O *= alpha;  // O = exp(m - m_new) O
     m = m_new;
+    X = log_probs(S, e.scale_log2, e.relative(S, m));
   }
-  exp_and_sum<Degree>(P, S, m, l, e);  // P = exp(S - m), l += rowsum P
+  exp2_and_sum<Degree>(P, X, l);  // P = exp(S - m), l += rowsum P
 }
 
 // The softmax of a decoding kernel: the maximum that it begins with, a step, and whether its sums

@@ -16,13 +16,14 @@ struct RegisterTile {
   static_assert(kKeyTile % keys == 0);
 };
 
-// P = 2^(S * scale - m - kExp2Headroom) in the type of V, as the left operand of P V; l += row sums
-// of P before it is rounded.
+// P = 2^(X - kExp2Headroom) in the type of V, as the left operand of P V; l += row sums of P before
+// it is rounded.
 template <int Degree, class T, int R, int C>
-XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const Tile<R, C>& S, float scale, const ColVec<R>& m,
+XF_INLINE void exp2_and_sum(Left<T, R, C>& P, const LogProbs<Tile<R, C>, ColVec<R>>& X,
                             ColVec<R>& l) {
+  const auto& S = X.S;
   const auto power = [&](f32x16 s, int r) __attribute__((always_inline)) {
-    return exp2<Degree, kExp2Headroom, true>(fma(s, scale, -m.x[r]));  // P <= 2^kSlack
+    return exp2<Degree, kExp2Headroom, true>(fma(s, X.scale, -X.m.x[r]));  // P <= 2^kSlack
   };
   for (int r0 = 0; r0 < R / kLanes; r0 += kTogether<R>) {
     f32x16 sum_even[kTogether<R>] = {}, sum_odd[kTogether<R>] = {};

@@ -24,12 +24,6 @@ XF_INLINE RowVec<R> max(RowVec<R> a, const RowVec<R>& b) {
   return a;
 }
 template <int R>
-XF_INLINE bool any_above(const RowVec<R>& a, const RowVec<R>& b, float margin) {
-  bool above = false;
-  XF_UNROLL for (int r = 0; r < R; ++r) above |= a.x[r] - b.x[r] > margin;
-  return above;
-}
-template <int R>
 XF_INLINE bool any_beyond(const RowVec<R>& a, float limit) {
   bool beyond = false;
   XF_UNROLL for (int r = 0; r < R; ++r) beyond |= magnitude(a.x[r]) > limit;
@@ -95,13 +89,25 @@ XF_INLINE RowVec<R> row_max(const RowTile<R, C>& t) {
   }
   return m;
 }
-// P = 2^(S * scale - m - kExp2Headroom), l += row sums of P.
+template <int R, int C>
+XF_INLINE LogProbs<RowTile<R, C>, RowVec<R>> log_probs(const RowTile<R, C>& S, float scale,
+                                                       const RowVec<R>& m) {
+  return {S, scale, m};
+}
+template <int R, int C>
+XF_INLINE bool any_above(const LogProbs<RowTile<R, C>, RowVec<R>>& X, float limit) {
+  const RowVec<R> most = row_max(X.S);
+  bool above = false;
+  XF_UNROLL for (int r = 0; r < R; ++r) { above |= most.x[r] * X.scale - X.m.x[r] > limit; }
+  return above;
+}
+// P = 2^(X - kExp2Headroom), l += row sums of P.
 template <int Degree, int R, int C>
-XF_INLINE void exp2_and_sum(RowTile<R, C>& P, const RowTile<R, C>& S, float scale,
-                            const RowVec<R>& m, RowSum<R>& l) {
+XF_INLINE void exp2_and_sum(RowTile<R, C>& P, const LogProbs<RowTile<R, C>, RowVec<R>>& X,
+                            RowSum<R>& l) {
   XF_NO_UNROLL for (int r = 0; r < R; ++r) {
     XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) {
-      P.x[r][c] = exp2<Degree, kExp2Headroom>(fma(S.x[r][c], scale, f32x16(-m.x[r])));
+      P.x[r][c] = exp2<Degree, kExp2Headroom>(fma(X.S.x[r][c], X.scale, f32x16(-X.m.x[r])));
       l.x[r] += P.x[r][c];
     }
   }

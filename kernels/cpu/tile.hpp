@@ -35,13 +35,6 @@ XF_INLINE void operator*=(ColVec<R>& a, const ColVec<R>& b) {
 template <int R>
 using ColSum = ColVec<R>;
 
-// Does any row have a > b + margin?
-template <int R>
-XF_INLINE bool any_above(const ColVec<R>& a, const ColVec<R>& b, float margin) {
-  i32x16 above = a.x[0] - b.x[0] > f32x16(margin);
-  XF_UNROLL for (int r = 1; r < R / kLanes; ++r) above |= a.x[r] - b.x[r] > f32x16(margin);
-  return any(above);
-}
 // Does any row have |a| > limit?
 template <int R>
 XF_INLINE bool any_beyond(const ColVec<R>& a, float limit) {
@@ -155,6 +148,20 @@ XF_INLINE void each(Tile<R, C>& t, Tile<R, C>& slopes, int row0, int col0, F f) 
   });
 }
 
+// log2 P = S * scale - m, computed where it is used.
+template <class Scores, class Max>
+struct LogProbs {
+  const Scores& S;
+  float scale;
+  Max m;
+  XF_INLINE void operator=(const LogProbs& other) { m = other.m; }  // of the same S
+};
+template <int R, int C>
+XF_INLINE LogProbs<Tile<R, C>, ColVec<R>> log_probs(const Tile<R, C>& S, float scale,
+                                                    const ColVec<R>& m) {
+  return {S, scale, m};
+}
+
 template <int R, int C>
 XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
   ColVec<R> m;
@@ -173,6 +180,16 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
     XF_UNROLL for (int r = 0; r < kTogether<R>; ++r) m.x[r0 + r] = max(even[r], odd[r]);
   }
   return m;
+}
+// Is any log2 P above a limit?
+template <int R, int C>
+XF_INLINE bool any_above(const LogProbs<Tile<R, C>, ColVec<R>>& X, float limit) {
+  const ColVec<R> most = row_max(X.S);
+  i32x16 above = {};
+  XF_UNROLL for (int r = 0; r < R / kLanes; ++r) {
+    above |= fma(most.x[r], X.scale, -X.m.x[r]) > f32x16(limit);
+  }
+  return any(above);
 }
 
 template <int R, int C>

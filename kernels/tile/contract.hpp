@@ -83,8 +83,9 @@ XF_CALL(each, Score, each(x, 0, 0, unchanged));
 XF_CALL(each_by_numbers, Score, each(x, Numbers<R>(itself), Numbers<N>(itself), unchanged));
 XF_CALL(each_of_numbers, Score, each(x, some<Numbers<R>>(), some<Numbers<N>>(), unchanged));
 XF_CALL(map, const Rowwise, {map(itself, x)}->std::same_as<Rowwise>);
-XF_CALL(any_above, const Score,
-        any_above(max(some<const Rowwise>(), row_max(x)), some<const Rowwise>(), 1.f));
+XF_CALL(log_probs, const Score, log_probs(x, 1.f, some<const Rowwise>()));
+using LogScores = decltype(log_probs(some<const Score>(), 1.f, some<const Rowwise>()));
+XF_CALL(any_above, const LogScores, {any_above(x, 1.f)}->std::same_as<bool>);
 XF_CALL(any_beyond, const Rowwise, {any_beyond(x, 1.f)}->std::same_as<bool>);
 XF_CALL(max, const Rowwise, {max(x, x)}->std::same_as<Rowwise>);
 XF_CALL(row_max, const Score, max(some<const Rowwise>(), row_max(x)));
@@ -92,8 +93,7 @@ XF_CALL(add_row_sums, ColSum<R>, add_row_sums(x, some<const Score>()));
 XF_CALL(column_sums, const Score, {column_sums(x)}->std::same_as<Columnwise>);
 XF_CALL(exp2_minus, Score, exp2_minus<6>(x, 1.f, some<const Rowwise>()));
 XF_CALL(exp2_minus_of_columns, Score, exp2_minus<6>(x, 1.f, some<const Columnwise>()));
-XF_CALL(exp2_and_sum, Probs,
-        exp2_and_sum<6>(x, some<const Score>(), 1.f, some<const Rowwise>(), some<ColSum<R>>()));
+XF_CALL(exp2_and_sum, Probs, exp2_and_sum<6>(x, some<const LogScores>(), some<ColSum<R>>()));
 static_assert(kExp2Headroom >= 0);
 XF_CALL(lower, Score, lower(x, some<const Rowwise>()));
 XF_CALL(lower_columns, Score, lower(x, some<const Columnwise>()));
@@ -143,8 +143,9 @@ XF_CALL(each_in_row, Heads, each_in_row(x, 0, 0, [](auto s, auto) { return s; })
 XF_CALL(hide_columns, Heads, hide_columns(x, 0, 1));
 XF_CALL(store_row, const HeadOutput, store_row(some<Rows<T>>(), x, 0, 1.f));
 XF_CALL(prefetch_rows, const Matrix, prefetch_rows<N, D>(x));
-XF_CALL(row_max_of_heads, const Heads,
-        any_above(max(some<const RowVec<8>>(), row_max(x)), some<const RowVec<8>>(), 1.f));
+XF_CALL(row_max_of_heads, const Heads, max(some<const RowVec<8>>(), row_max(x)));
+XF_CALL(log_probs_of_heads, const Heads,
+        any_above(log_probs(x, 1.f, some<const RowVec<8>>()), 1.f));
 XF_CALL(sum_of_heads, RowSum<8>, RowVec<8>(x));
 
 using OneRow = RowTile<1, D>;

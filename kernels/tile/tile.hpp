@@ -35,13 +35,13 @@
 //   each                       calls f(value, row, column); row or column is a vector
 //   Numbers<N>                 one int per row or per column, which `each` passes in their place
 //   map                        calls f of the values of each row
-//   any_above, any_beyond      says whether any row's value is above another's by a margin; whether
-//                              any value has a magnitude above a limit
+//   log_probs, any_above       X = scale S - m, log2 P; says whether any element is above a limit
+//   any_beyond                 says whether any value per row has a magnitude above a limit
 //   row_max, add_row_sums      the maximum of each row; l += rowsum P
 //   column_sums, row_dots      the sum of each column; rowsum(A B) of rows in memory
 //   exp2_and_sum, kExp2Headroom
-//                              P = 2^(S - m) as a left operand, and its sums; both are multiplied
-//                              by 2^-kExp2Headroom
+//                              P = 2^X as a left operand, and its sums; both are multiplied by
+//                              2^-kExp2Headroom
 //   exp2_minus, lower          2^(S - x) and min(S - x, 0), for a value x per row or column
 //   weigh                      dS = P (dP - Delta)
 //   narrow                     turns a tile into a left operand

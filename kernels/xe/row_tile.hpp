@@ -74,13 +74,29 @@ XF_INLINE ColMax<R> row_max(const RowMajor<R, C>& t) {
   }
   return m;
 }
-// P = 2^(S * scale - m), l += row sums of P.
-template <int Degree, int R, int C>
-XF_INLINE void exp2_and_sum(RowMajor<R, C>& P, const RowMajor<R, C>& S, float scale,
-                            const RowVec<R>& m, RowSum<R>& l) {
+// log2 P = S * scale - m
+template <int R, int C>
+XF_INLINE RowMajor<R, C> log_probs(const RowMajor<R, C>& S, float scale, const RowVec<R>& m) {
+  RowMajor<R, C> X;
   XF_UNROLL for (int r = 0; r < R; ++r) {
-    XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
-      const floats p = esimd::exp2(floats(S.row(r, c) * scale - m[r]));
+    XF_UNROLL for (int c = 0; c < S.kChunks; ++c) X.row(r, c) = S.row(r, c) * scale - m[r];
+  }
+  return X;
+}
+template <int R, int C>
+XF_INLINE bool any_above(const RowMajor<R, C>& t, float limit) {
+  floats most = t.row(0, 0);
+  XF_UNROLL for (int r = 0; r < R; ++r) {
+    XF_UNROLL for (int c = 0; c < t.kChunks; ++c) most = max(most, t.row(r, c));
+  }
+  return (most > limit).any();
+}
+// P = 2^X, l += row sums of P.
+template <int Degree, int R, int C>
+XF_INLINE void exp2_and_sum(RowMajor<R, C>& P, const RowMajor<R, C>& X, RowSum<R>& l) {
+  XF_UNROLL for (int r = 0; r < R; ++r) {
+    XF_UNROLL for (int c = 0; c < X.kChunks; ++c) {
+      const floats p = esimd::exp2(X.row(r, c));
       P.row(r, c) = p;
       l.row(r) += p;
     }

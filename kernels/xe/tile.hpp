@@ -73,14 +73,15 @@ template <int R>
 XF_INLINE ColMax<R> max(const ColVec<R>& floor, const ColMax<R>& a) {
   return {a.x, floor};
 }
-// Does any row have a > b + margin? The floor of a is assumed to be b.
-template <int R>
-XF_INLINE bool any_above(const ColMax<R>& a, const ColVec<R>& b, float margin) {
-  floats worst = -kInf;
-  XF_UNROLL for (int r = 0; r < R; ++r) {
-    worst = max(worst, part<kLanes>(a.x, r * kLanes) - b[r]);
-  }
-  return (worst > margin).any();
+// Is any element above a limit?
+template <int N>
+XF_INLINE bool any_above(const simd<float, N>& x, float limit) {
+  simd<float, 32> most = part<32>(x, 0);
+  XF_UNROLL for (int i = 32; i + 32 <= N; i += 32) most = esimd::max<float>(most, part<32>(x, i));
+  floats lanes = part<kLanes>(most, 0);
+  XF_UNROLL for (int i = kLanes; i < 32; i += kLanes) lanes = max(lanes, part<kLanes>(most, i));
+  XF_UNROLL for (int i = N / 32 * 32; i < N; i += kLanes) lanes = max(lanes, part<kLanes>(x, i));
+  return (lanes > limit).any();
 }
 
 // Products on Xe take all columns of a block, whether rows see them or not.
@@ -198,6 +199,20 @@ XF_INLINE Across<C> column_sums(const Tile<R, C>& t) {
     sums.x.template select<kLanes, 1>(c * kLanes) = sum;
   }
   return sums;
+}
+
+// log2 P = S * scale - m
+template <int R, int C>
+XF_INLINE Tile<R, C> log_probs(const Tile<R, C>& S, float scale, const ColVec<R>& m) {
+  Tile<R, C> X;
+  XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
+    XF_UNROLL for (int r = 0; r < R; ++r) X.row(r, c) = floats(S.row(r, c) * scale - m[r]);
+  }
+  return X;
+}
+template <int R, int C>
+XF_INLINE bool any_above(const Tile<R, C>& t, float limit) {
+  return any_above(t.x, limit);
 }
 
 // Rows of a chunk that one instruction of 32 lanes takes.
