@@ -3,6 +3,7 @@
     python perf/sweep.py --device bmg                                       # the forward's rows
     python perf/sweep.py --device dg2 --algorithm flash_decode --row 3      # the third row of the table
     python perf/sweep.py --device cpu --dtype bf16 --head-dim 128 --block-q 32,64 --block-k 48,96,192
+    python perf/sweep.py --device pvc --algorithm flash_bwd_dkv             # gradients of K and V
     python perf/sweep.py --device bmg --algorithm linear                    # products
 
 A row is tried with the largest problem that it is the first to fit. On a GPU the instructions of the main loop are
@@ -129,6 +130,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.algorithm == "linear" and (options.head_dim or options.block_q or options.block_k):
         parser.error("--head-dim, --block-q and --block-k are of attention")
+    if options.device == "cpu" and options.algorithm in xe.BACKWARD:
+        parser.error(f"--algorithm {options.algorithm} has no tiles to choose on the CPU")
     arch = target("cpu").arch if options.device == "cpu" else options.device
     dims = options.head_dim or (64, 104, 112, 128, 256, 512, 576)
     found = served(arch, options.algorithm, options.dtype, dims)

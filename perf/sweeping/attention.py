@@ -20,15 +20,18 @@ KV_HEADS, LENGTH, DECODE_KEYS = 8, 1024, 4096  # of what is timed
 SIZES = ("block_q", "block_k")
 FIGURES = {"loop": "", "per 1000 scores": ".0f", "dpas": ".1%", "moves": "", "sends": "", "scratch": ""}
 ROWS = {"flash_fwd": (16, 32, 64, 128), "flash_decode": (1, 2, 4, 7, 8, 15, 16)}
+ROWS |= dict.fromkeys(xe.BACKWARD, (128,))  # of GPUs
 # What tiles are multiples of, by algorithm and whether it is the CPU's.
 UNITS = {("flash_fwd", True): (16, 12), ("flash_fwd", False): (8, 16)}
 UNITS |= {("flash_decode", True): (1, 16), ("flash_decode", False): (1, 16)}
+UNITS |= {(algorithm, False): (8, 16) for algorithm in xe.BACKWARD}
 
 
 def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int, ...]) -> Iterator[Desc]:
     """Small ones first."""
     accesses = ("",) if is_cpu(arch) else ("elements", "dwords") + ("block2d",) * (arch != "dg2")
     changes: tuple[dict[str, Any], ...] = ({"cache_dtype": "int8"}, {"hooks": ("SoftCap",)}, {})
+    changes = changes[1:] if algorithm in xe.BACKWARD else changes
     changes = ({},) if is_cpu(arch) else (*changes, *[{"packed_heads": True}] * (algorithm == "flash_fwd"))
     for dim, rows, dtype, access, change in itertools.product(sorted(dims), ROWS[algorithm], dtypes, accesses, changes):
         yield Desc(algorithm, arch, DTYPE_NAMES[dtype], dim, dim, rows, access=access, **change)
@@ -60,9 +63,10 @@ def count(desc: Desc, blocks: tuple[int, int]) -> Row:
     config = pick(desc, blocks)
     kernel = kernel_of(desc, config)
     loop, tiles = kernel["loop"], -(-desc.rows // config.block_q)
+    threads = config.parts * (2 if config.pairs else 1)
     return {
         "loop": loop["instructions"],
-        "per 1000 scores": 1000 * loop["instructions"] * config.parts * tiles / (desc.rows * config.block_k),
+        "per 1000 scores": 1000 * loop["instructions"] * threads * tiles / (desc.rows * config.block_k),
         "dpas": loop["dpas"] / loop["instructions"], "moves": loop["moves"], "sends": loop["sends"],
         "scratch": kernel["scratch"],
     }  # fmt: skip
