@@ -32,7 +32,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 
   for (KeyBlocks<Tiles::Bc, typename Config::Mask::Blocks> j(range); j.more(); j.advance()) {
     kv.prefetch_block(j.next());
-    const typename Tiles::KeyTile K(kv.keys(j.first()));
+    const auto K = kv.keys(j.first());
     typename Tiles::ScoreTile S;
     const auto seen = scores.template seen<Tiles::Br>(rows, j.index, j.scored());
     mma_ABt(S, Q, K, seen);  // S = Q K^T
@@ -41,12 +41,13 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     softmax.step(P, S, O);  // P = exp(S - m), l += rowsum P
     dropout.drop(P, rows.row, j.scored());
     const auto& all_P = softmax.of_block(P, O);
-    const typename Tiles::ValueTile V(kv.values(j.first()));
+    const auto V = kv.values(j.first());
     mma_AB(O, all_P, V, seen);  // O += P V
   }
 
   if (!softmax.finish(O)) return;
   const int column = team_column + Group::member() * Tiles::dv;
+  if (column >= Config::head_dim_v) return;
   const auto states = softmax.states(p, rows);
   const float factor = dropout.keep_scale * p.v_scale;
   O *= states([&](auto row) { return row.normaliser(factor); });  // O / l

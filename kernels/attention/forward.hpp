@@ -27,7 +27,10 @@ struct FwdTiles {
   using ValueTile = Right<E, Bc, dv, CacheBlock<Config>, kValues>;
   static constexpr int kQuery =
       larger(shared_bytes<KeyTile>(), kValues + shared_bytes<ValueTile>());
-  using QueryTile = PlacedLeft<typename OwnRows::template Matrix<const T>, E, Br, d, kQuery>;
+  // S is there twice: as it is, and relative to m.
+  static constexpr int kBeside = sizeof(OutputTile) + 2 * sizeof(ScoreTile);
+  using QueryTile =
+      PlacedLeft<typename OwnRows::template Matrix<const T>, E, Br, d, kQuery, kBeside>;
   static constexpr int kJoint = kQuery + shared_bytes<QueryTile>();
   using JointP = Joint<E, Br, Bc, kJoint>;
   static XF_INLINE void allocate() {
@@ -61,7 +64,24 @@ struct KeyBlocks {
   XF_INLINE int next() const { return first() + Group::turns * Bc; }
 };
 
-// The keys and values that a thread's rows see; V begins at the first column of its team.
+// The rows of a cache in blocks of N, which become right operands.
+template <class Operand, int N, class R>
+struct BlocksOfCache {
+  const R rows;
+  XF_INLINE explicit BlocksOfCache(const R& rows) : rows(rows) {}
+  XF_INLINE auto at(int first) const { return Operand(block_of<N>(rows, first)); }
+};
+// Rows that lie one after the other share what a block is read by.
+template <class Operand, int N, class T>
+  requires(!Group::staged)
+struct BlocksOfCache<Operand, N, Rows<T>> {
+  const BlocksOf<Operand> blocks;
+  XF_INLINE explicit BlocksOfCache(const Rows<T>& rows) : blocks(rows) {}
+  XF_INLINE auto at(int first) const { return blocks.brought(first); }
+};
+
+// The keys and values that a thread's rows see; V begins at the first column of its team, and the
+// blocks of V, unless the team stages them together, at the thread's own.
 template <class Config>
 struct KeysAndValues {
   using Tiles = FwdTiles<Config>;
@@ -69,6 +89,8 @@ struct KeysAndValues {
       decltype(key_rows<Config>(std::declval<FwdParams>(), std::declval<Sequence>(), 0, 0, 0));
   static constexpr int Bc = Tiles::Bc;
   const Rows k_rows, v_rows;
+  const BlocksOfCache<typename Tiles::KeyTile, Bc, Rows> k_blocks;
+  const BlocksOfCache<typename Tiles::ValueTile, Bc, Rows> v_blocks;
   const bool looks_ahead;
 
   XF_INLINE KeysAndValues(const FwdParams& p, const Sequence& seq, int head,
@@ -76,13 +98,21 @@ struct KeysAndValues {
       : k_rows(key_rows<Config>(p, seq, head, seen.first, seen.last)),
         v_rows(value_rows<Config>(p, seq, head, seen.first, seen.last)
                    .columns(column, Config::head_dim_v)),
+        k_blocks(k_rows),
+        v_blocks(value_rows<Config>(p, seq, head, seen.first, seen.last)
+                     .columns(own_column(column), Config::head_dim_v)),
         looks_ahead(brings_ahead<Config, Tiles::d, Group::team * Tiles::dv>(p)) {}
-  XF_INLINE auto keys(int first) const { return block_of<Bc>(k_rows, first); }
-  XF_INLINE auto values(int first) const { return block_of<Bc>(v_rows, first); }
+  // A thread that owns no column, as there are too few, computes the first ones, for nobody.
+  static XF_INLINE int own_column(int column) {
+    if constexpr (!Group::staged) column += Group::member() * Tiles::dv;
+    return column < Config::head_dim_v ? column : 0;
+  }
+  XF_INLINE auto keys(int first) const { return k_blocks.at(first); }
+  XF_INLINE auto values(int first) const { return v_blocks.at(first); }
   XF_INLINE void prefetch_block(int first) const {
     if (!looks_ahead) return;
-    prefetch<Bc, Tiles::d>(keys(first));
-    prefetch<Bc, Group::team * Tiles::dv>(values(first));
+    prefetch<Bc, Tiles::d>(block_of<Bc>(k_rows, first));
+    prefetch<Bc, Group::team * Tiles::dv>(block_of<Bc>(v_rows, first));
   }
 };
 
@@ -95,6 +125,7 @@ struct RunningSoftmax {
   const Exponents exponents;
   ColVec<Br> m{kNoScore};
   ColSum<Br> l{0.f};
+  typename Tiles::JointP joint;
 
   XF_INLINE explicit RunningSoftmax(const FwdParams& p) : exponents(exponents_of<Config>(p)) {}
 
@@ -106,14 +137,14 @@ struct RunningSoftmax {
   // P for all keys of a block: the parts of all threads of a team.
   template <class Probs, class Output>
   XF_INLINE decltype(auto) of_block(const Probs& P, Output& O) {
-    return joined<typename Tiles::JointP>(P, O, m, l, exponents.decays());
+    return joined(joint, P, O, m, l, exponents.decays());
   }
   // Merges what the threads computed for different keys. Returns false for a thread whose O was
   // merged into another thread's.
   template <class Output>
   XF_INLINE bool finish(Output& O) {
     merge_turns(O, m, l, exponents.decays());
-    sum_of_team(l);
+    joint.add_up(l);
     return Group::turn() == 0;
   }
   template <class OwnRows, class Output>

@@ -32,7 +32,5 @@ template <class Output, int TileBytes>
 XF_INLINE void allocate_shared() {}
 template <class Output, class Max, class Sum, class Decay>
 XF_INLINE void merge_turns(Output&, Max&, Sum&, const Decay&) {}
-template <class Sum>
-XF_INLINE void sum_of_team(Sum&) {}
 
 }  // namespace xeflash::cpu

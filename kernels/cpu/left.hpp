@@ -35,7 +35,7 @@ constexpr int tile_rows<Tile<R, C>> = R;
 template <int R, int C>
 constexpr int tile_columns<Tile<R, C>> = C;
 
-template <class Rows, class T, int R, int C, int Begin>
+template <class Rows, class T, int R, int C, int Begin, int Beside = 0>
 using PlacedLeft = Left<T, R, C>;
 template <class Rows, class T, int R, int C, int Begin>
 using AwayLeft = Left<T, R, C>;

@@ -6,9 +6,12 @@
 namespace xeflash::cpu {
 
 template <class T, int R, int N, int Begin>
-struct Joint {};
-template <class, class Probs, class Output, class Max, class Sum, class Decay>
-XF_INLINE const Probs& joined(const Probs& P, Output&, Max&, Sum&, const Decay&) {
+struct Joint {
+  template <class Sum>
+  XF_INLINE void add_up(Sum&) const {}
+};
+template <class Place, class Probs, class Output, class Max, class Sum, class Decay>
+XF_INLINE const Probs& joined(Place&, const Probs& P, Output&, Max&, Sum&, const Decay&) {
   return P;
 }
 

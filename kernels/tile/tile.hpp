@@ -53,10 +53,9 @@
 //                              where they meet: xe/threads.hpp
 //   Pooled                     joins the parts of a left operand that the threads of a team make
 //   Joint, joined              joins the parts of P and the maxima that they are relative to;
-//                              returns P of all threads of a team
+//                              returns P of all threads of a team; adds up l over a team
 //   Handed                     a tile that one thread of a pair hands to the other
-//   merge_turns, sum_of_team   merges O, m and l of threads that took turns at the keys; adds up l
-//                              over a team
+//   merge_turns                merges O, m and l of threads that took turns at the keys
 //   shared_bytes, allocate_shared
 //                              the shared memory that a tile takes; allocates that of a kernel
 //

@@ -17,6 +17,19 @@ struct SharedBlocks {
   XF_INLINE simd<uint32_t, Dwords> load(int i) const {
     return esimd::slm_block_load<uint32_t, Dwords>(begin + i * Dwords * 4);
   }
+  // Blocks i to i + Count - 1. A message brings up to 512 bytes, and an odd one is its own.
+  template <int Count>
+  XF_INLINE simd<uint32_t, Count * Dwords> load_several(int i) const {
+    constexpr int kPair = Count >= 2 && Dwords <= 64 ? 2 : 1;
+    simd<uint32_t, Count * Dwords> x;
+    XF_UNROLL for (int n = 0; n + kPair <= Count; n += kPair) {
+      x.template select<kPair * Dwords, 1>(n * Dwords) =
+          esimd::slm_block_load<uint32_t, kPair * Dwords>(begin + (i + n) * Dwords * 4);
+    }
+    if constexpr (Count % kPair != 0)
+      x.template select<Dwords, 1>((Count - 1) * Dwords) = load(i + Count - 1);
+    return x;
+  }
 };
 
 // Bytes of shared local memory that a tile takes. A kernel plans where tiles lie, and tells each
@@ -28,10 +41,14 @@ constexpr int shared_bytes() {
 
 // ---- tiles --------------------------------------------------------------------------------------
 
-// Calls f(i) for one thread's share of i = 0 .. Count - 1, which `Threads` threads divide up. The
-// loop is not unrolled: otherwise the loads of all iterations would want registers at once.
+// Calls f(i) for one thread's share of i = 0 .. Count - 1, which `Threads` threads divide up. A
+// long loop is not unrolled: otherwise the loads of all iterations would want registers at once.
 template <int Count, int Threads = Group::sharing, class F>
 XF_INLINE void share(F f, int thread = Group::sharer()) {
+  if constexpr (Count % Threads == 0 && Count / Threads <= 2) {
+    XF_UNROLL for (int first = 0; first < Count; first += Threads) f(first + thread);
+    return;
+  }
   _Pragma("unroll 1") for (int first = 0; first + Threads <= Count; first += Threads) {
     f(first + thread);
   }
@@ -170,6 +187,7 @@ XF_INLINE void allocate_shared() {
   constexpr int kMerge = handover_bytes<Output>(), kBytes = TileBytes > kMerge ? TileBytes : kMerge;
   static_assert(kBytes <= kMostSharedBytes, "the tiles do not fit in shared memory");
   if constexpr (kBytes > 0) esimd::slm_init<kBytes>();
+  Group::prepare();
 }
 
 }  // namespace xeflash::xe

@@ -23,11 +23,12 @@ struct Left {
   XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
     return part<8 * kWidth>(x, (c * R + r * 8) * kWidth);
   }
-  // How a product reads the operand: move_to(column) says which columns it takes next.
+  // How a product reads the operand: move_to<column>() says which columns it takes next.
   struct Stream {
     const Left& A;
     XF_INLINE explicit Stream(const Left& a) : A(a) {}
-    XF_INLINE void move_to(int) {}
+    template <int kColumn>
+    XF_INLINE void move_to() {}
     XF_INLINE auto block(int r, int column) const { return A.block(r, column / kWidth); }
   };
   static constexpr int offset(int row, int column) {
@@ -76,14 +77,16 @@ struct StreamedLeft {
   // Loads 64 bytes (a cache line) of columns of all rows at a time.
   struct Stream {
     static constexpr int kAcross = 64 / sizeof(T) / kWidth, kColumns = kAcross * kWidth;
-    BlockMessage<T, kWidth, R, kAcross> message;
+    static constexpr int kCount = round_up(C, kColumns) / kColumns;
+    Messages<BlockMessage<T, kWidth, R, kAcross>, kCount, 4, 2> messages;
     simd<T, R * kColumns> columns;
 
-    XF_INLINE explicit Stream(const StreamedLeft& A) : message(surface<C>(A.memory)) {}
-    XF_INLINE void move_to(int column) {
-      if (column % kColumns != 0) return;
-      message.move_x(column);
-      columns = message.load();
+    XF_INLINE explicit Stream(const StreamedLeft& A)
+        : messages(surface<C>(A.memory), [](int i) { return i * kColumns; }) {}
+    template <int kColumn>
+    XF_INLINE void move_to() {
+      if constexpr (kColumn % kColumns == 0)
+        columns = messages.template load<Form::plain, kColumn / kColumns, kColumn, 0>(0);
     }
     XF_INLINE simd<T, 8 * kWidth> block(int r, int column) const {
       return part<8 * kWidth>(columns, (column / kWidth % kAcross * R + r * 8) * kWidth);
@@ -108,10 +111,15 @@ struct SharedLeft {
     return {static_cast<uint32_t>(Begin + Group::sharer() / Group::team * kBytes)};
   }
   struct Stream {
+    simd<uint32_t, R / 8 * kDwords> blocks;
     XF_INLINE explicit Stream(const SharedLeft&) {}
-    XF_INLINE void move_to(int) {}
-    XF_INLINE simd<T, 8 * kWidth> block(int r, int column) const {
-      auto dwords = shared().load(column / kWidth * (R / 8) + r);
+    template <int kColumn>
+    XF_INLINE void move_to() {
+      if constexpr (kColumn % kWidth == 0)
+        blocks = shared().template load_several<R / 8>(kColumn / kWidth * (R / 8));
+    }
+    XF_INLINE simd<T, 8 * kWidth> block(int r, int) const {
+      simd<uint32_t, kDwords> dwords = part<kDwords>(blocks, r * kDwords);
       return dwords.template bit_cast_view<T>();
     }
   };
@@ -132,24 +140,26 @@ XF_INLINE void load(SharedLeft<T, R, C, Begin>& A, const Rows& m) {
 template <class Rows, class T, int R, int C, int Begin>
 using AwayLeft =
     std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Begin>>;
-template <class Rows, class T, int R, int C, int Begin>
-using PlacedLeft = std::conditional_t<(R * C * sizeof(T) <= kGrfBytes / 8), Left<T, R, C>,
-                                      AwayLeft<Rows, T, R, C, Begin>>;
+// It stays in registers if it is small, and all that is used at the same time, `Beside` bytes, too.
+template <class Rows, class T, int R, int C, int Begin, int Beside = 0>
+using PlacedLeft = std::conditional_t<(R * C * sizeof(T) <= kGrfBytes / 8 &&
+                                       R * C * sizeof(T) + Beside <= kGrfBytes * 3 / 4),
+                                      Left<T, R, C>, AwayLeft<Rows, T, R, C, Begin>>;
 
 // A left operand that stays in registers, too, where a thread of a pair is alone in its team and
 // has only one tile of sums, if it fits beside them.
 template <class Sums, class Rows, class T, int R, int C, int Begin>
 using LeftBeside = std::conditional_t<(Group::roles > 1 && Group::team == 1 &&
-                                       sizeof(Sums) + R * C * sizeof(T) <= kGrfBytes * 3 / 4),
+                                       sizeof(Sums) + R * C * sizeof(T) <= kGrfBytes / 2),
                                       Left<T, R, C>, PlacedLeft<Rows, T, R, C, Begin>>;
 
 // Puts chunk c of a tile into the columns of a left operand.
 template <class T, int R, int C, int Width>
 XF_INLINE void put_chunk(Left<T, R, C, Width>& P, int c, simd<float, R * kLanes> p) {
   if constexpr (kLanes < Width) {  // kWidth columns of P are two chunks
-    const simd<T, R * kLanes> narrow = esimd::convert<T>(p);
     XF_UNROLL for (int r = 0; r < R; ++r) {
-      P.x.template select<kLanes, 1>(P.offset(r, c * kLanes)) = part<kLanes>(narrow, r * kLanes);
+      P.x.template select<kLanes, 1>(P.offset(r, c * kLanes)) =
+          esimd::convert<T>(part<kLanes>(p, r * kLanes));
     }
   } else if constexpr (sizeof(T) == 2) {
     P.x.template select<R * kLanes, 1>(c * R * kLanes) = esimd::convert<T>(p);
@@ -162,15 +172,14 @@ XF_INLINE void narrow(Left<T, R, C, Width>& P, const Tile<R, C>& S) {
   XF_UNROLL for (int c = 0; c < S.kChunks; ++c) put_chunk(P, c, S.chunk(c));
 }
 
-// P = 2^(S * scale - m) in the type of V; l += row sums of P before it is rounded.
+// P = 2^X in the type of V; l += row sums of P before it is rounded.
 template <int Degree, class T, int R, int C, int Width, class Sum>
-XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& S, float scale,
-                            const ColVec<R>& m, Sum& l) {
+XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& X, Sum& l) {
   ColSum<R> sum;
-  XF_UNROLL for (int c = 0; c < S.kChunks; ++c) {
+  XF_UNROLL for (int c = 0; c < X.kChunks; ++c) {
     simd<float, R * kLanes> p;
-    XF_UNROLL for (int r = 0; r < R; ++r) {
-      p.template select<kLanes, 1>(r * kLanes) = esimd::exp2(floats(S.row(r, c) * scale - m[r]));
+    XF_UNROLL for (int i = 0; i < R * kLanes; i += 32) {
+      p.template select<32, 1>(i) = esimd::exp2(part<32>(X.x, c * R * kLanes + i));
     }
     put_chunk(P, c, p);
     sum.x = c == 0 ? p : simd<float, R * kLanes>(sum.x + p);

@@ -47,32 +47,128 @@ XF_INLINE Surface surface(const Line<T>& line) {
   return {address - x, width - 1, 0, (width + 15) / 16 * 16 - 1, static_cast<int>(x), 0};
 }
 
+// What a load does with a block: nothing; puts the rows of each column into consecutive elements;
+// interleaves the elements of pairs of rows.
+enum class Form { plain, transposed, paired };
+
+// Whether a load can name the place of its block relative to its payload: up to 511 columns and
+// rows from there. Without that, x and y are set in the payload.
+constexpr bool kHasOffsets = kArch == Arch::bmg;
+
 // A message for `Blocks` blocks of W x H elements, side by side. Its payload stays in a register;
 // only x and y change.
 template <class Element, int W, int H, int Blocks = 1>
 struct BlockMessage {
   using T = Raw<Element>;
-  esimdx::config_2d_mem_access<T, W, H, Blocks> payload;
+  using Bits = UintOfSize<sizeof(T)>;
+  static constexpr int kElements = W * H * Blocks;
+  simd<uint32_t, 16> payload = 0;
   int x0, y0;
 
   XF_INLINE explicit BlockMessage(const Surface& s)
-      : payload(reinterpret_cast<const T*>(s.base), s.width, s.height, s.pitch, 0, s.y),
-        x0(s.x / static_cast<int>(sizeof(T))),
-        y0(s.y) {
+      : x0(s.x / static_cast<int>(sizeof(T))), y0(s.y) {
+    payload.template bit_cast_view<uint64_t>().template select<1, 1>(0) = s.base;
+    payload.template select<1, 1>(2) = s.width;
+    payload.template select<1, 1>(3) = s.height;
+    payload.template select<1, 1>(4) = s.pitch;
+    payload.template select<1, 1>(6) = y0;
+    payload.template select<1, 1>(7) = (Blocks - 1) << 16 | (H - 1) << 8 | (W - 1);
     move_x(0);
   }
 
-  XF_INLINE void move_x(int x) { payload.set_x(x0 + x); }
-  XF_INLINE void move_y(int y) { payload.set_y(y0 + y); }
-
-  template <bool Transposed = false, bool Vnni = false>
-  XF_INLINE auto load() {
-    return esimdx::lsc_load_2d<T, W, H, Blocks, Transposed, Vnni>(payload);
+  XF_INLINE void move_x(int x) { payload.template select<1, 1>(5) = x0 + x; }
+  XF_INLINE BlockMessage at_column(int x) const {
+    BlockMessage other = *this;
+    other.move_x(x);
+    return other;
   }
-  XF_INLINE void prefetch() { esimdx::lsc_prefetch_2d<T, W, H, Blocks>(payload); }
-  XF_INLINE auto load_transposed() { return load<true, false>(); }
-  XF_INLINE auto load_vnni() { return load<false, true>(); }
-  XF_INLINE void store(simd<T, W * H> values) { esimdx::lsc_store_2d<T, W, H>(payload, values); }
+  XF_INLINE void move_y(int y) { payload.template select<1, 1>(6) = y0 + y; }
+
+  template <Form kForm = Form::plain>
+  XF_INLINE auto load() {
+    return load_with_offsets<kForm, 0, 0>();
+  }
+  // Loads the block X columns and Y rows from there.
+  template <Form kForm, int X, int Y>
+  XF_INLINE auto load_from_there() {
+    constexpr bool kByOffset = X < 512;
+    if constexpr (!kByOffset) move_x(X);
+    auto block = load_with_offsets<kForm, kByOffset ? X : 0, Y>();
+    if constexpr (!kByOffset) move_x(0);
+    return block;
+  }
+  XF_INLINE void prefetch() {
+    simd<Bits, kElements> none;
+    __esimd_lsc_prefetch_descriptor<Bits, Blocks, W, H, 0, 0, kElements>(
+        kOneLane, payload.data(), none.data(), kDefaultCaching);
+  }
+  XF_INLINE void store(simd<T, W * H> values) {
+    const simd<Bits, W * H> bits = values.template bit_cast_view<Bits>();
+    __esimd_lsc_store_descriptor<Bits, Blocks, W, H, 0, 0, kElements>(kOneLane, payload.data(),
+                                                                      bits.data(), kDefaultCaching);
+  }
+
+ private:
+  static constexpr uint16_t kOneLane = 1;
+  static constexpr sycl::ext::intel::esimd::detail::vector_type_t<uint8_t, 2> kDefaultCaching = {};
+
+  template <Form kForm, int X, int Y>
+  XF_INLINE simd<T, kElements> load_with_offsets() {
+    simd<Bits, kElements> none;
+    simd<Bits, kElements> loaded;
+    if constexpr (kForm == Form::transposed) {
+      loaded = __esimd_lsc_load2d_descriptor_transpose<Bits, Blocks, W, H, X, Y, kElements>(
+          kOneLane, payload.data(), none.data(), kDefaultCaching);
+    } else if constexpr (kForm == Form::paired) {
+      loaded = __esimd_lsc_load2d_descriptor_transform<Bits, Blocks, W, H, X, Y, kElements>(
+          kOneLane, payload.data(), none.data(), kDefaultCaching);
+    } else {
+      loaded = __esimd_lsc_load2d_descriptor<Bits, Blocks, W, H, X, Y, kElements>(
+          kOneLane, payload.data(), none.data(), kDefaultCaching);
+    }
+    return loaded.template bit_cast_view<T>();
+  }
+};
+
+// What loads the `Count` blocks of an operand: one message, whose loads name the place of their
+// blocks; or, without offsets, a message for each, whose payload changes only between operands.
+// Payloads of more than Most blocks would want too many registers: then one message has them all,
+// or `Turns` messages take turns. A payload must not change before its last load has read it, and
+// on PVC to wait for that costs four instructions; a product that keeps its order (kInOrder) has
+// waited for it already.
+template <class Message, int Count, int Most, int Turns>
+struct Messages {
+  static constexpr bool kShared = !kHasOffsets && Count > Most;
+  static constexpr bool kInTurn = kShared && kInOrder && Turns > 1;
+  static constexpr int kCount = kInTurn ? Turns : kHasOffsets || kShared ? 1 : Count;
+  using OfOne = Messages<Message, Count, 0, 1>;  // of an operand that is alone
+  Message all[kCount];
+
+  // Block i lies `across(i)` columns from the first one.
+  template <class F>
+  XF_INLINE Messages(const Surface& s, F across)
+      : Messages(Message(s), across, std::make_integer_sequence<int, kCount>()) {}
+  // The row that the blocks are counted from.
+  XF_INLINE void begin(int row) {
+    if constexpr (kHasOffsets) all[0].move_y(row);
+  }
+  // Loads block I, at column X and row `row` + Y.
+  template <Form kForm, int I, int X, int Y>
+  XF_INLINE auto load(int row) {
+    if constexpr (kHasOffsets) {
+      return all[0].template load_from_there<kForm, X, Y>();
+    } else {
+      Message& own = all[I % kCount];
+      if constexpr (kShared) own.move_x(X);
+      own.move_y(row + Y);
+      return own.template load<kForm>();
+    }
+  }
+
+ private:
+  template <class F, int... I>
+  XF_INLINE Messages(const Message& message, F across, std::integer_sequence<int, I...>)
+      : all{message.at_column(across(I))...} {}
 };
 
 }  // namespace xeflash::xe

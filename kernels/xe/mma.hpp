@@ -33,15 +33,6 @@ XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLan
   }
 }
 
-// Calls f(0), f(1), ... with constants. The compiler does not unroll a loop beyond some size, and
-// an array of registers whose index is no constant is moved element by element.
-template <int Count, class F>
-XF_INLINE void in_steps(F f) {
-  [&]<int... Step>(std::integer_sequence<int, Step...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, Step>()), ...);
-  }(std::make_integer_sequence<int, Count>());
-}
-
 // S = A K^T. A step multiplies one chunk of columns of every key: of all N keys, or of this team
 // member's share of them. While it does, the loads of the next step are in flight, if Q, O and S (6
 // bytes per row and column, 4 per row and key) leave room for them.
@@ -54,20 +45,18 @@ XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
   constexpr int kBlocks = Scored / kLanes, kWidth = LeftTile::kWidth;
   constexpr int kAhead = R * (6 * D + 4 * Scored) > kGrfBytes * 3 / 4 ? 0 : 1;
   const int first = Scored == N ? 0 : Group::member() * kBlocks;
-  typename Chunks::Stream stream(K);
+  typename Chunks::Stream stream(K, first);
   typename LeftTile::Stream rows(A);
   simd<T, kColumns * kLanes> chunk[kAhead + 1][kBlocks];
   in_steps<kSteps + kAhead>([&](auto at) __attribute__((always_inline)) {
     constexpr int step = at;
     if constexpr (step < kSteps) {
-      stream.move_to(step);
-      XF_UNROLL for (int n = 0; n < kBlocks; ++n) {
-        chunk[step % (kAhead + 1)][n] = stream.load(step, first + n);
-      }
+      stream.template load<step>(chunk[step % (kAhead + 1)]);
     }
     if constexpr (step >= kAhead) {
       constexpr int c = step - kAhead, column = c * kColumns;
-      rows.move_to(column);
+      if constexpr (Chunks::kInTurn) esimd::fence<kScheduleBarrier>();
+      rows.template move_to<column>();
       XF_UNROLL for (int r = 0; r < R / 8; ++r) {
         const auto a = rows.block(r, column);
         XF_UNROLL for (int n = 0; n < kBlocks; ++n) {
@@ -122,29 +111,32 @@ XF_INLINE void mma_AB(Tile<R, D>& O, Left<T, R, N> P, const Right<T, N, D, Block
   constexpr int kChunks = Blocks::kColumns / kLanes;
   if constexpr (kScaled<Block>) scale_columns(P, V.memory.scales, kFactorUnit<typename Blocks::E>);
   typename Blocks::Stream stream(V);
-  XF_UNROLL for (int j = 0; j < N / Blocks::kRows; ++j) {
-    XF_UNROLL for (int n = 0; n < round_up(D, Blocks::kColumns) / Blocks::kColumns; ++n) {
-      const auto block = stream.load(j, n);
-      XF_UNROLL for (int k = 0; k < Blocks::kRows / kDepth; ++k) {
-        XF_UNROLL for (int b = 0; b < kChunks && n * kChunks + b < O.kChunks; ++b) {
-          const auto B =
-              part<kDepth * kLanes>(block, (b * (Blocks::kRows / kDepth) + k) * kDepth * kLanes);
-          XF_UNROLL for (int r = 0; r < R / 8; ++r) {
-            auto C = O.block(r, n * kChunks + b);
-            const int row = j * Blocks::kRows + k * kDepth;
-            if constexpr (sizeof(T) == 2) {
-              multiply<T>(C, B, P.block(r, row / kDepth), false);
-            } else {
-              XF_UNROLL for (int i = 0; i < kDepth / kLanes; ++i) {
-                multiply<kLanes>(C, part<kLanes * kLanes>(B, i * kLanes * kLanes),
-                                 P.block(r, row / kLanes + i), 0, false);
+  in_steps<N / Blocks::kRows>([&](auto at_rows) __attribute__((always_inline)) {
+    constexpr int j = at_rows;
+    in_steps<round_up(D, Blocks::kColumns) / Blocks::kColumns>(
+        [&](auto at) __attribute__((always_inline)) {
+          constexpr int n = at;
+          const auto block = stream.template load<j, n>();
+          XF_UNROLL for (int k = 0; k < Blocks::kRows / kDepth; ++k) {
+            XF_UNROLL for (int b = 0; b < kChunks && n * kChunks + b < O.kChunks; ++b) {
+              const auto B = part<kDepth * kLanes>(
+                  block, (b * (Blocks::kRows / kDepth) + k) * kDepth * kLanes);
+              XF_UNROLL for (int r = 0; r < R / 8; ++r) {
+                auto C = O.block(r, n * kChunks + b);
+                const int row = j * Blocks::kRows + k * kDepth;
+                if constexpr (sizeof(T) == 2) {
+                  multiply<T>(C, B, P.block(r, row / kDepth), false);
+                } else {
+                  XF_UNROLL for (int i = 0; i < kDepth / kLanes; ++i) {
+                    multiply<kLanes>(C, part<kLanes * kLanes>(B, i * kLanes * kLanes),
+                                     P.block(r, row / kLanes + i), 0, false);
+                  }
+                }
               }
             }
           }
-        }
-      }
-    }
-  }
+        });
+  });
 }
 
 }  // namespace xeflash::xe

@@ -80,7 +80,7 @@ struct InputStream<T> {
   XF_INLINE simd<uint32_t, 8 * kLanes> load(int row, int dword) {
     message.move_x(dword);
     message.move_y(row);
-    return message.load_transposed();
+    return message.template load<Form::transposed>();
   }
 };
 

@@ -11,36 +11,34 @@ namespace xeflash::xe {
 template <class T, class E>
 using Operand = T;
 
-// A block of rows of a matrix, read by the message that was made for all blocks: see BlocksOf.
-template <class Element, class Message>
+// A block of rows of a matrix, read by the messages that were made for all blocks: see BlocksOf.
+template <class Element, class Messages>
 struct PreparedRows {
   Element* data;
-  Message message;
+  Messages& messages;
   int first;
 };
 // Marks an operand that was staged before: see BlocksOf.
 struct Brought {};
 
-template <class Block>
-constexpr bool kPrepared = false;
-template <class Element, class Message>
-constexpr bool kPrepared<PreparedRows<Element, Message>> = true;
-
-// The message that reads a block, and the block's first row as the message counts rows.
-template <class Message, int D, class Block>
-XF_INLINE Message message_of(const Block& m) {
-  if constexpr (kPrepared<Block>)
-    return m.message;
-  else
-    return Message(surface<D>(elements(m)));
-}
-template <class Block>
-XF_INLINE int row_of_message(const Block& m) {
-  if constexpr (kPrepared<Block>)
-    return m.first;
-  else
-    return 0;
-}
+// The messages that read a block, and the block's first row as they count rows.
+template <class Messages, int D, class Block>
+struct BlockReader {
+  static constexpr bool kInTurn = false;
+  typename Messages::OfOne messages;
+  static constexpr int row = 0;
+  template <class F>
+  XF_INLINE BlockReader(const Block& m, F across) : messages(surface<D>(elements(m)), across) {}
+};
+template <class Messages, int D, class Element>
+struct BlockReader<Messages, D, PreparedRows<Element, Messages>> {
+  static constexpr bool kInTurn = Messages::kInTurn;
+  Messages& messages;
+  const int row;
+  template <class F>
+  XF_INLINE BlockReader(const PreparedRows<Element, Messages>& m, F)
+      : messages(m.messages), row(m.first) {}
+};
 
 // Loads 8 dwords of each of kLanes rows: [dword][row].
 template <int D, class T>
@@ -49,7 +47,7 @@ XF_INLINE simd<uint32_t, 8 * kLanes> load_transposed(const Rows<const T>& m, int
     BlockMessage<uint32_t, 8, kLanes> message(surface<D>(m));
     message.move_x(dword);
     message.move_y(row);
-    return message.load_transposed();
+    return message.template load<Form::transposed>();
   } else {
     return read_transposed<D>(m, row, dword);
   }
@@ -81,7 +79,10 @@ struct RightT {
     if constexpr (Group::staged) {
       share<round_up(kSteps, kRatio) / kRatio * kBlocks>([&](int i) {
         const int n = i % kBlocks, read = i / kBlocks;
-        const auto dwords = read_transposed<D>(elements(m), n * kLanes, read * 8);
+        const auto rows = elements(m);
+        const auto dwords = n * kLanes + kLanes <= rows.size()
+                                ? read_transposed<D, true>(rows, n * kLanes, read * 8)
+                                : read_transposed<D>(rows, n * kLanes, read * 8);
         XF_UNROLL for (int c = 0; c < kRatio; ++c) {
           const int step = read * kRatio + c;
           if (kSteps % kRatio != 0 && step >= kSteps) break;
@@ -94,34 +95,46 @@ struct RightT {
     return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
   }
 
-  // How a product reads the chunks: step by step, kColumns columns at a time.
+  // How a product reads the chunks: step by step, kColumns columns of some blocks of keys at a
+  // time, from block `first` on.
   struct SharedStream {
-    XF_INLINE explicit SharedStream(const RightT&) {}
-    XF_INLINE void move_to(int) {}
-    XF_INLINE simd<T, kColumns * kLanes> load(int step, int n) const {
-      auto dwords = shared().load(step * kBlocks + n);
-      return dwords.template bit_cast_view<T>();
+    const int first;
+    XF_INLINE SharedStream(const RightT&, int first) : first(first) {}
+    template <int kStep, int Count>
+    XF_INLINE void load(simd<T, kColumns * kLanes> (&chunks)[Count]) const {
+      auto dwords = shared().template load_several<Count>(kStep * kBlocks + first);
+      XF_UNROLL for (int n = 0; n < Count; ++n) {
+        simd<uint32_t, 8 * kLanes> one = part<8 * kLanes>(dwords, n * 8 * kLanes);
+        chunks[n] = one.template bit_cast_view<T>();
+      }
     }
   };
-  using Message = BlockMessage<uint32_t, 8, kLanes>;
+  static constexpr int kOwnBlocks = kBlocks / Group::team > 0 ? kBlocks / Group::team : 1;
+  static constexpr int kReads = round_up(kSteps, kRatio) / kRatio;
+  using Messages =
+      xe::Messages<BlockMessage<uint32_t, 8, kLanes>, kReads * kOwnBlocks, 8, 2 * kOwnBlocks>;
+  using Reader = BlockReader<Messages, D, Block>;
+  static constexpr bool kInTurn = !Group::staged && Reader::kInTurn;
+  static XF_INLINE int across(int i) { return i / kOwnBlocks * 8; }
   struct Stream2d {
-    Message message;
-    const int first;
-    int at = -1;  // the n for which the message's row is set
+    Reader reader;
+    const int row;
     simd<uint32_t, 8 * kLanes> dwords[kBlocks];
-    XF_INLINE explicit Stream2d(const RightT& K)
-        : message(message_of<Message, D>(K.memory)), first(row_of_message(K.memory)) {}
-    XF_INLINE void move_to(int step) {
-      if (step % kRatio == 0) message.move_x(step / kRatio * 8);
+    XF_INLINE Stream2d(const RightT& K, int first)
+        : reader(K.memory, across), row(reader.row + first * kLanes) {
+      reader.messages.begin(row);
     }
-    XF_INLINE simd<T, kColumns * kLanes> load(int step, int n) {
-      if (step % kRatio == 0) {
-        if (n != at) message.move_y(first + n * kLanes);
-        at = n;
-        dwords[n] = message.load_transposed();
-      }
-      auto chunk = widen_rows<T, E, 8, kLanes>(dwords[n], step % kRatio * 8);
-      return chunk.template bit_cast_view<T>();
+    template <int kStep, int Count>
+    XF_INLINE void load(simd<T, kColumns * kLanes> (&chunks)[Count]) {
+      in_steps<Count>([&](auto i) __attribute__((always_inline)) {
+        constexpr int n = i, kRead = kStep / kRatio, kIndex = kRead * Count + n;
+        if constexpr (kStep % kRatio == 0) {
+          dwords[n] =
+              reader.messages.template load<Form::transposed, kIndex, kRead * 8, n * kLanes>(row);
+        }
+        auto chunk = widen_rows<T, E, 8, kLanes>(dwords[n], kStep % kRatio * 8);
+        chunks[n] = chunk.template bit_cast_view<T>();
+      });
     }
   };
   using Stream = std::conditional_t<Group::staged, SharedStream, Stream2d>;
@@ -153,20 +166,27 @@ struct Right {
     stage(m);
     if constexpr (Group::staged) Group::meet();
   }
-  // Stages the columns of the whole team.
+  // Stages the columns of the whole team, in pieces: of many columns where it has so many, as a
+  // message reads from one row.
+  static constexpr bool kWide = kPaired && sizeof(E) == 2 && kAcross * kColumns % 32 == 0;
+  static constexpr int kPieceRows = kWide ? 8 : kRows, kPieceColumns = kWide ? 32 : kColumns;
   static XF_INLINE void stage(const Block& m) {
     if constexpr (Group::staged) {
-      constexpr int kPerDword = 4 / sizeof(E), kRead = kColumns / kPerDword;
+      constexpr int kPerDword = 4 / sizeof(E), kRead = kPieceColumns / kPerDword;
+      constexpr int kPieces = kAcross * kColumns / kPieceColumns;
       const auto rows = elements(m);
       const auto inside = rows.columns(0, at_most(rows.width, Group::team * D));
-      share<N / kRows * kAcross>([&](int i) {
-        const int row = i / kAcross * kRows, dword = i % kAcross * kRead;
+      share<N / kPieceRows * kPieces>([&](int i) {
+        const int row = i / kPieces * kPieceRows, dword = i % kPieces * kRead;
+        const auto put_read = [&](auto dwords) {
+          put(row, i % kPieces * kPieceColumns, widen_in_order<T, E>(dwords));
+        };
         // Rows that do not exist have to be 0: their weights in P are 0, but 0 times NaN is not 0.
-        const bool there = row + kRows <= inside.size();
+        const bool there = row + kPieceRows <= inside.size();
         if (kAccess == Access::dwords && there && (dword + kRead) * kPerDword <= inside.width)
-          put(i, widen_in_order<T, E>(read_whole_rows<kRows, kRead, kPaired>(inside, row, dword)));
+          put_read(read_whole_rows<kPieceRows, kRead, kPaired>(inside, row, dword));
         else
-          put(i, widen_in_order<T, E>(read_rows<kRows, kRead, kPaired>(inside, row, dword)));
+          put_read(read_rows<kPieceRows, kRead, kPaired>(inside, row, dword));
       });
     }
   }
@@ -175,66 +195,63 @@ struct Right {
   static XF_INLINE SharedBlocks<kRows * kDwords / kParts> shared() {
     return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
   }
-  static XF_INLINE void put(int i, simd<uint32_t, kRows * kDwords> dwords) {
-    if constexpr (!kPaired) {
-      shared().store(i, dwords);
-    } else {
-      simd<T, kRows * kColumns> rows = dwords.template bit_cast_view<T>();
-      XF_UNROLL for (int b = 0; b < kParts; ++b) {
-        simd<T, kRows * kLanes> pairs;
-        XF_UNROLL for (int r = 0; r < kRows; r += 2) {  // two first, or two second, rows of pairs
-          pairs.template select<2 * kLanes, 2>(r % (kRows / 2) * 2 * kLanes + 2 * r / kRows) =
-              rows.template replicate_vs_w_hs<2, kColumns, kLanes, 1>(r * kColumns + b * kLanes);
+  // A part of a piece; pieces begin at multiples of their own rows.
+  static constexpr int kPart = kPieceRows * kLanes * sizeof(T) / 4;
+  static XF_INLINE void put(int row, int column, simd<uint32_t, kPart * kPieceColumns / kLanes> x) {
+    const int first = row / kRows * kAcross * kParts + column / kLanes;
+    const int offset = row % kRows / kPieceRows;
+    if constexpr (kPaired) {
+      simd<T, kPieceRows * kPieceColumns> rows = x.template bit_cast_view<T>();
+      XF_UNROLL for (int b = 0; b < kPieceColumns / kLanes; ++b) {
+        simd<T, kPieceRows * kLanes> pairs;
+        XF_UNROLL for (int r = 0; r < kPieceRows; r += 2) {  // two first, or second, rows of pairs
+          const int to = r % (kPieceRows / 2) * 2 * kLanes + 2 * r / kPieceRows;
+          pairs.template select<2 * kLanes, 2>(to) =
+              rows.template replicate_vs_w_hs<2, kPieceColumns, kLanes, 1>(r * kPieceColumns +
+                                                                           b * kLanes);
         }
-        shared().store(i * kParts + b, pairs.template bit_cast_view<uint32_t>());
+        x.template select<kPart, 1>(b * kPart) = pairs.template bit_cast_view<uint32_t>();
       }
+    }
+    const SharedBlocks<kPart> parts{shared().begin};
+    XF_UNROLL for (int b = 0; b < kPieceColumns / kLanes; ++b) {
+      parts.store((first + b) * (kRows / kPieceRows) + offset, part<kPart>(x, b * kPart));
     }
   }
 
   struct SharedStream {
     XF_INLINE explicit SharedStream(const Right&) {}
-    XF_INLINE simd<T, kRows * kColumns> load(int j, int n) const {
-      simd<T, kRows * kColumns> x;
-      XF_UNROLL for (int b = 0; b < kParts; ++b) {
-        auto dwords = shared().load((j * kAcross + Group::member() * kOwn + n) * kParts + b);
-        x.template select<kRows * kLanes, 1>(b * kRows * kLanes) =
-            dwords.template bit_cast_view<T>();
-      }
-      return x;
+    template <int j, int n>
+    XF_INLINE simd<T, kRows * kColumns> load() const {
+      auto dwords = shared().template load_several<kParts>(
+          (j * kAcross + Group::member() * kOwn + n) * kParts);
+      return dwords.template bit_cast_view<T>();
     }
   };
   static constexpr int kBlock = kPaired ? 16 : kLanes;
-  using Message = BlockMessage<E, kBlock, kRows, kColumns / kBlock>;
+  using Messages =
+      xe::Messages<BlockMessage<E, kBlock, kRows, kColumns / kBlock>, N / kRows * kOwn, 4, 1>;
+  static XF_INLINE int across(int i) { return i % kOwn * kColumns; }
   struct Stream2d {
-    Message message;
-    const int first;
-    // The j for which the message's row is set: it is set again only for another j. (If the message
-    // was made for this block alone, the row is set each time, which leaves IGC less freedom:
-    // otherwise kernels for few rows of 256 columns spilled.)
-    int at = -1;
-    XF_INLINE explicit Stream2d(const Right& V)
-        : message(message_of<Message, D>(V.memory)), first(row_of_message(V.memory)) {}
-    XF_INLINE simd<T, kRows * kColumns> load(int j, int n) {
-      if (!kPrepared<Block> || j != at) message.move_y(first + j * kRows);
-      at = j;
-      message.move_x(n * kColumns);
+    BlockReader<Messages, D, Block> reader;
+    XF_INLINE explicit Stream2d(const Right& V) : reader(V.memory, across) {
+      reader.messages.begin(reader.row);
+    }
+    template <int j, int n>
+    XF_INLINE simd<T, kRows * kColumns> load() {
+      constexpr Form kForm = kPaired ? Form::paired : Form::plain;
+      auto loaded =
+          reader.messages.template load<kForm, j * kOwn + n, n * kColumns, j * kRows>(reader.row);
       if constexpr (!kQuantised<E>) {
-        return loaded();
+        return loaded;
       } else if constexpr (kPaired) {
-        auto bytes = loaded();
         const simd<uint32_t, kRows * kColumns / 4> dwords =
-            bytes.template bit_cast_view<uint32_t>();
+            loaded.template bit_cast_view<uint32_t>();
         auto pairs = widen_rows<T, E, kRows * kColumns / 2 / kBlock, kBlock>(dwords, 0);
         return pairs.template bit_cast_view<T>();
       } else {
-        return widen_bytes<T, E>(loaded());
+        return widen_bytes<T, E>(loaded);
       }
-    }
-    XF_INLINE auto loaded() {
-      if constexpr (kPaired)
-        return message.load_vnni();
-      else
-        return message.load();
     }
   };
   using Stream = std::conditional_t<Group::staged, SharedStream, Stream2d>;
@@ -261,14 +278,15 @@ template <template <class, int, int, class, int> class AnyRight, class T, int N,
           class Element, int Begin>
   requires kReadsBlocks<Rows<Element>>
 struct BlocksOf<AnyRight<T, N, D, Rows<Element>, Begin>> {
-  using Message = typename AnyRight<T, N, D, Rows<Element>, Begin>::Message;
-  using Prepared = PreparedRows<Element, Message>;
-  Message message;
+  using Operand = AnyRight<T, N, D, Rows<Element>, Begin>;
+  using Messages = typename Operand::Messages;
+  using Prepared = PreparedRows<Element, Messages>;
+  mutable Messages messages;
 
-  XF_INLINE explicit BlocksOf(const Rows<Element>& m) : message(surface<D>(m)) {}
+  XF_INLINE explicit BlocksOf(const Rows<Element>& m) : messages(surface<D>(m), Operand::across) {}
   XF_INLINE void bring(int) const {}
   XF_INLINE auto brought(int first) const {
-    return AnyRight<T, N, D, Prepared, Begin>(Prepared{nullptr, message, first});
+    return AnyRight<T, N, D, Prepared, Begin>(Prepared{nullptr, messages, first});
   }
 };
 

@@ -44,7 +44,7 @@ XF_INLINE void dot_transposed(RowMajor<R, N>& S, const RowMajor<R, D>& A, const 
     message.move_y(key);
     XF_UNROLL for (int column = 0; column < D; column += kColumns) {
       message.move_x(column / kPerDword);
-      const DwordElements<T, 8 * kKeys> elements{message.load_transposed()};
+      const DwordElements<T, 8 * kKeys> elements{message.template load<Form::transposed>()};
       // The columns of a message are summed on their own and then added: short sums lose less to
       // rounding.
       RowMajor<R, kKeys> sum;

@@ -43,6 +43,18 @@ XF_INLINE simd<uint32_t, N> gather_dwords(const void* base, simd<Offset, N> offs
   }
 }
 
+template <class T>
+XF_INLINE T* at_place(T* data, uint64_t bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(data) + bytes);
+}
+// The address of a row, which must exist. Rows are less than 2^27 bytes apart (access.cpp): the
+// product of two numbers of 32 bits is 3 instructions, that of 64 bits 20.
+template <class T>
+XF_INLINE T* row_at(const Rows<T>& m, int row) {
+  return at_place(m.data, uint64_t{static_cast<uint32_t>(m.first + row)} *
+                              static_cast<uint32_t>(m.stride * sizeof(T)));
+}
+
 // Reads R rows x C dwords, from row `row` and dword `column` on: row by row, or, with EvenFirst,
 // rows 0, 2, 4, ... and then 1, 3, 5, .... Rows and columns that do not exist read 0.
 template <int R, int C, bool EvenFirst = false, class T>
@@ -83,11 +95,6 @@ XF_INLINE simd<uint64_t, R> places(const BeamRows<T>& m, int row) {
   return simd<uint64_t, R>(sequence) * static_cast<uint64_t>(m.sequence_stride * sizeof(T)) +
          simd<uint64_t, R>(r) * static_cast<uint64_t>(m.stride * sizeof(T));
 }
-template <class T>
-XF_INLINE T* at_place(T* data, uint64_t bytes) {
-  return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(data) + bytes);
-}
-
 // Stores the first N dwords of x to an address that is any multiple of 4 bytes.
 template <int N, int M>
 XF_INLINE void store_dwords(void* to, simd<uint32_t, M> x, bool wanted, int first = 0) {
@@ -120,7 +127,7 @@ XF_INLINE simd<uint64_t, R> addresses(const Rows<const T>& m, int row, int colum
   const Offsets<R> offsets =
       Offsets<R>(esimd::min<int>(r, last - first)) * static_cast<uint32_t>(m.stride * sizeof(T)) +
       static_cast<uint32_t>(column * 4);
-  return simd<uint64_t, R>(offsets) + reinterpret_cast<uint64_t>(m.row(first));
+  return simd<uint64_t, R>(offsets) + reinterpret_cast<uint64_t>(row_at(m, first));
 }
 template <int R, bool EvenFirst = false, class T>
 XF_INLINE simd<uint64_t, R> addresses(const BeamRows<const T>& m, int row, int column) {
@@ -162,7 +169,7 @@ struct LaneRows<Rows<T>> {
   T* base;
   Offsets<kLanes> offsets;
   XF_INLINE LaneRows(const Rows<T>& m, int row)
-      : base(m.row(row)),
+      : base(row_at(m, row)),
         offsets(Offsets<kLanes>(lane_index()) * static_cast<uint32_t>(m.stride * sizeof(T))) {}
 };
 template <class T>
@@ -173,8 +180,9 @@ struct LaneRows<BeamRows<T>> {
       : base(m.data), offsets(places<kLanes>(m, row)) {}
 };
 
-// Reads 8 dwords of each of kLanes rows, from dword `column` on: [dword][row], lane = row.
-template <int D, template <class> class M, class T>
+// Reads 8 dwords of each of kLanes rows, from dword `column` on: [dword][row], lane = row. Rows
+// that do not exist read 0, unless it is known that all of them do (kWhole).
+template <int D, bool kWhole = false, template <class> class M, class T>
 XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const M<const T>& m, int row, int column) {
   // D is a multiple of 8 elements.
   constexpr int kDwords = D * sizeof(T) / 4, kAtOnce = kDwords % 4 == 0 ? 4 : 2;
@@ -185,13 +193,16 @@ XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const M<const T>& m, int ro
   simd<uint32_t, 8 * kLanes> x;
   XF_UNROLL for (int i = 0; i < 8; i += kAtOnce) {
     auto some = x.template select<kAtOnce * kLanes, 1>(i * kLanes);
-    if (column + i >= kDwords) {
+    if (kDwords % 8 != 0 && column + i >= kDwords) {
       some = 0;
     } else if constexpr (kAccess == Access::elements) {
       XF_UNROLL for (int k = 0; k < kAtOnce; ++k) {
         some.template select<kLanes, 1>(k * kLanes) =
             gather_dwords<T>(rows.base, Bytes(offsets + (i + k) * 4), there);
       }
+    } else if constexpr (kWhole) {
+      some = esimd::gather<uint32_t, kAtOnce * kLanes, kAtOnce>(
+          reinterpret_cast<const uint32_t*>(rows.base), Bytes(offsets + i * 4));
     } else {
       some = esimd::gather<uint32_t, kAtOnce * kLanes, kAtOnce>(
           reinterpret_cast<const uint32_t*>(rows.base), Bytes(offsets + i * 4), there,

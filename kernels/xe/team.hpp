@@ -12,7 +12,8 @@ using PartOfLeft =
     std::conditional_t<(sizeof(T) == 2 && N < kDepth), Left<T, R, N, kLanes>, Left<T, R, N>>;
 
 // The place in shared memory, from `Begin` on, where the parts of P of a block of N keys come
-// together, with the row maxima that each part is relative to.
+// together, with the row maxima that each part is relative to. Where the threads do not meet to
+// stage K or V either, two places are used in turn, so that they meet only once for each block.
 template <class T, int R, int N, int Begin>
 struct Joint {
   static constexpr int kKeys = N / Group::team;  // of a thread
@@ -20,24 +21,46 @@ struct Joint {
   using Part = PartOfLeft<T, R, kKeys>;
   static constexpr int kPartBytes = R * Part::kColumns * sizeof(T), kMaxBytes = R * 4;
   static constexpr int kTeamBytes = Group::team * (kPartBytes + kMaxBytes);
-  static constexpr int kSharedBytes = Group::team > 1 ? Group::tiles * kTeamBytes : 0;
+  static constexpr int kPlaceBytes = Group::tiles * kTeamBytes;
+  static constexpr bool kInTurn = !Group::staged;
+  static constexpr int kSharedBytes = Group::team > 1 ? (kInTurn ? 2 : 1) * kPlaceBytes : 0;
   static_assert(Group::team == 1 || kKeys % kLanes == 0);
+  uint32_t place = 0;  // or kPlaceBytes
 
-  static XF_INLINE uint32_t begin() {
-    return static_cast<uint32_t>(Begin + Group::tile() * kTeamBytes);
+  XF_INLINE uint32_t begin() const {
+    return Begin + place + static_cast<uint32_t>(Group::tile() * kTeamBytes);
   }
-  static XF_INLINE SharedBlocks<kPartBytes / 4> parts() { return {begin()}; }
-  static XF_INLINE SharedBlocks<R> maxima() { return {begin() + Group::team * kPartBytes}; }
+  XF_INLINE SharedBlocks<kPartBytes / 4> parts() const { return {begin()}; }
+  XF_INLINE SharedBlocks<R> maxima() const { return {begin() + Group::team * kPartBytes}; }
 
-  static XF_INLINE void give(Part P, ColVec<R> m) {
+  XF_INLINE void give(Part P, ColVec<R> m) const {
     parts().store(Group::member(), P.x.template bit_cast_view<uint32_t>());
     maxima().store(Group::member(), m.x.template bit_cast_view<uint32_t>());
   }
-  static XF_INLINE void take(Part& P, ColVec<R>& m, int thread) {
+  XF_INLINE void take(Part& P, ColVec<R>& m, int thread) const {
     auto p_bits = parts().load(thread);
-    auto m_bits = maxima().load(thread);
     P.x = p_bits.template bit_cast_view<T>();
-    m = simd<float, R>(m_bits.template bit_cast_view<float>());
+    m = value(thread);
+  }
+  XF_INLINE ColVec<R> value(int thread) const {
+    auto bits = maxima().load(thread);
+    return simd<float, R>(bits.template bit_cast_view<float>());
+  }
+  // To be called once all has been taken.
+  XF_INLINE void advance() {
+    if constexpr (kInTurn) place ^= kPlaceBytes;
+  }
+  // l becomes its sum over the team.
+  XF_INLINE void add_up(ColSum<R>& l) const {
+    if constexpr (Group::team > 1) {
+      ColVec<R> own = l;
+      if constexpr (!kInTurn) Group::meet();
+      maxima().store(Group::member(), own.x.template bit_cast_view<uint32_t>());
+      Group::meet_team();
+      ColVec<R> sum(0.f);
+      XF_UNROLL for (int i = 0; i < Group::team; ++i) sum += value(i);
+      l = sum;
+    }
   }
 };
 
@@ -143,20 +166,21 @@ XF_INLINE void operator*=(Left<T, R, C, Width>& P, const ColVec<R>& s) {
 // P of the whole block, from the part that each thread has. If the row maxima of the parts differ,
 // all parts are scaled to the largest; those with smaller ones are then rounded a second time.
 template <class Place, class Part, class Output, int R, class Decay>
-XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l,
-                                const Decay& decay) {
+XF_INLINE decltype(auto) joined(Place& place, const Part& own, Output& O, ColVec<R>& m,
+                                ColSum<R>& l, const Decay& decay) {
   if constexpr (Group::team == 1) {
     return (own);
   } else {
-    Place::give(own, m);
-    Group::meet();
+    place.give(own, m);
+    Group::meet_team();
     Part parts[Group::team];
     ColVec<R> maxima[Group::team], least = m, most = m;
     XF_UNROLL for (int i = 0; i < Group::team; ++i) {
-      Place::take(parts[i], maxima[i], i);
+      place.take(parts[i], maxima[i], i);
       least.x = esimd::min<float>(least.x, maxima[i].x);
       most.x = esimd::max<float>(most.x, maxima[i].x);
     }
+    place.advance();
     if ((least.x < most.x).any()) {
       XF_UNROLL for (int i = 0; i < Group::team; ++i) parts[i] *= decay(maxima[i], most);
       const ColVec<R> alpha = decay(m, most);
@@ -167,24 +191,6 @@ XF_INLINE decltype(auto) joined(const Part& own, Output& O, ColVec<R>& m, ColSum
     typename Place::Whole P;
     XF_UNROLL for (int i = 0; i < Group::team; ++i) insert(P, parts[i], i * Place::kKeys);
     return P;
-  }
-}
-
-// l becomes its sum over the team. The sums take the place of the tiles in shared memory.
-template <int R>
-XF_INLINE void sum_of_team(ColSum<R>& l) {
-  if constexpr (Group::team > 1) {
-    const SharedBlocks<R> sums{0};
-    ColVec<R> own = l;
-    Group::meet();
-    sums.store(Group::thread(), own.x.template bit_cast_view<uint32_t>());
-    Group::meet();
-    ColVec<R> sum(0.f);
-    XF_UNROLL for (int i = 0; i < Group::team; ++i) {
-      auto bits = sums.load(Group::tile() * Group::team + i);
-      sum += ColVec<R>(simd<float, R>(bits.template bit_cast_view<float>()));
-    }
-    l = sum;
   }
 }
 

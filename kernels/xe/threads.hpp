@@ -26,8 +26,12 @@ struct Group {
   // Whether V takes the place of K in shared memory: V of a team is as wide as the columns of all
   // its threads together.
   static constexpr bool one_place = staged && team > 1;
+  // Whether the threads of each tile have a barrier of their own: a named barrier, which Xe-HPG
+  // lacks.
+  static constexpr bool own_barriers = !staged && team * roles > 1 && tiles > 1;
+  static_assert(!own_barriers || tiles < 32, "an Xe-core has 32 named barriers");
   // Whether the threads meet at each block, so that all of them have to visit the same blocks.
-  static constexpr bool in_step = staged || team * roles > 1;
+  static constexpr bool in_step = staged || (team * roles > 1 && !own_barriers);
   static_assert(turns == 1 || team * roles == 1, "barriers are for all threads of a group");
   static_assert(turns == 1 || sharing == 1 || !staged, "and so a thread of a turn stages alone");
   // Bytes that the threads may bring into the caches before they use them: half of an Xe-core's L1
@@ -53,19 +57,34 @@ struct Group {
   static XF_INLINE int role() { return roles > 1 ? thread() / team % roles : 0; }
   static XF_INLINE int tile() { return sharer() / (team * roles); }
 
+  // To be called once, before any of these.
+  static XF_INLINE void prepare() {
+    if constexpr (own_barriers) esimd::named_barrier_init<tiles + 1>();  // 0 is that of the group
+  }
   static XF_INLINE void meet() {
     if constexpr (sharing > 1) esimd::barrier();
+  }
+  // The threads of a tile.
+  static XF_INLINE void meet_tile() {
+    if constexpr (own_barriers) {
+      constexpr int kBoth = 0, kThreads = team * roles;  // all of them signal, and all wait
+      const auto id = static_cast<uint8_t>(tile() + 1);
+      esimd::named_barrier_signal(id, kBoth, kThreads, kThreads);
+      esimd::named_barrier_wait(id);
+    } else {
+      meet();
+    }
   }
   static XF_INLINE void meet_turns() {
     if constexpr (turns > 1) esimd::barrier();
   }
   // Called once each thread of a team has given its part of a tile.
   static XF_INLINE void meet_team() {
-    if constexpr (team > 1) meet();
+    if constexpr (team > 1) meet_tile();
   }
   // Called once one team of a pair has handed a tile to the other.
   static XF_INLINE void meet_pair() {
-    if constexpr (roles > 1) meet();
+    if constexpr (roles > 1) meet_tile();
   }
   // Called before tiles are staged in the place of others, and again once they are staged: they may
   // be read only then.

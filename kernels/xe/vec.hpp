@@ -44,6 +44,20 @@ XF_INLINE simd<T, N> part(simd<T, M> x, int first) {
   return x.template select<N, 1>(first);
 }
 
+// Calls f(0), f(1), ... with constants. The compiler does not unroll a loop beyond some size, and
+// an array of registers whose index is no constant is moved element by element.
+template <int Count, class F>
+XF_INLINE void in_steps(F f) {
+  [&]<int... Step>(std::integer_sequence<int, Step...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, Step>()), ...);
+  }(std::make_integer_sequence<int, Count>());
+}
+
+// Whether products keep the order of their steps, by fences that are no instructions: the compiler
+// moves nothing across them.
+constexpr bool kInOrder = XEFLASH_XE_IN_ORDER;
+constexpr uint8_t kScheduleBarrier = 0x80;
+
 constexpr int kExp2Headroom = 0;  // of P; none, as the instruction has no factor
 
 XF_INLINE ints lane_index() { return ints(0, 1); }

@@ -63,7 +63,7 @@ def test_without_any_headers_errors_name_the_kernel_and_what_to_install(tmp_path
 @pytest.mark.xpu
 def test_models_on_a_gpu_without_any_headers(xpu, gpu_family):
     """With the kernels of a release, of which a package that was built from its source has few."""
-    arch, dtype = ("dg2", "float16") if gpu_family == "dg2" else ("bmg", "bfloat16")
+    arch, dtype = gpu_family, "float16" if gpu_family == "dg2" else "bfloat16"
     few = {*prebuilt.default_set(of_release=False)}
     added = (desc for desc in prebuilt.default_set(of_release=True) if desc not in few)
     first = next(desc for desc in added if (desc.arch, desc.dtype) == (arch, dtype))

@@ -119,7 +119,7 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
         backend += ["-fno-lax-vector-conversions"]
     else:
         xe = {"ARCH": arch, "ACCESS": access, "THREADS": config.threads, "TEAM": config.team}
-        xe |= {"PAIRS": int(config.pairs), "TURNS": config.turns}
+        xe |= {"PAIRS": int(config.pairs), "TURNS": config.turns, "IN_ORDER": int(config.in_order)}
         xe |= {"SHARED_BYTES": shared.MOST_BYTES[arch]}
         # What all kernels share comes first, up to a declaration: the compiler keeps it.
         choices = ['#include "xe/system.hpp"', "namespace xeflash {}"]
@@ -138,9 +138,10 @@ _NO_PRODUCTS_OF_TILES = (
 def kernels_arch(desc: AnyDesc) -> str:
     """The first architecture that has the same code.
 
-    Kernels learn the lanes and the shared memory of a GPU by it, which are the same of pvc and bmg.
+    Kernels learn the lanes and the shared memory of a GPU by it, which are the same of pvc and bmg; block messages say
+    differently where their blocks lie.
     """
-    if desc.arch == "pvc":
+    if desc.arch == "pvc" and desc.access != "block2d":
         return "bmg"
     if desc.arch in ("cpu-avx512-bf16", "cpu-amx-bf16") and desc.dtype != "bfloat16":
         return "cpu-avx512"

@@ -38,7 +38,7 @@ def default_set(of_release: bool) -> Iterator[Desc]:
     for head_dim, hooks in ((64, ()), (128, ()), (256, _SOFTCAP)):
         for rows in (32, 64, 128):
             yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, rows, hooks=hooks)
-    for arch, access in (("bmg", "block2d"), ("dg2", "dwords")):  # pvc has the code of bmg
+    for arch, access in (("pvc", "block2d"), ("bmg", "block2d"), ("dg2", "dwords")):
         for dtype in ("bfloat16", "float16"):
             if of_release:
                 yield from _of_models(arch, dtype, access)
@@ -61,7 +61,7 @@ def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
                         algorithm, arch, dtype, head_dim, head_dim, rows,
                         hooks=hooks, split_keys=algorithm == "flash_decode", cache=cache, page_unit=unit, access=access,
                     )  # fmt: skip
-    for head_dim in (64, 128, 256):
+    for head_dim in (64, 128, 256) if arch != "pvc" else ():  # pvc's have the code of bmg's
         for cache in ("", "paged"):
             yield Desc("append", arch, dtype, head_dim, head_dim, 0, cache=cache, access="dwords")
     for head_dim in (64, 128):

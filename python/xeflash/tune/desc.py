@@ -176,6 +176,7 @@ class Config:
     block_d: int = 0  # backward: columns of dQ or dK that a thread owns; those of dV are block_v
     team: int = 1  # threads of a block of rows: each owns a part of the columns, and scores some of the keys
     pairs: bool = False  # two teams have the same rows, and each does half of the work
+    in_order: bool = False  # products keep the order of their steps
     products: int = 1  # matmul_softmax: 2 where scores are made twice, and not kept
 
     @property

@@ -52,7 +52,7 @@ class Tiles:
         element, registers = element_of(self.desc), 256 * 4 * lanes_of(self.desc)
         own = rows * columns * element
         beside = sums is not None and self.pairs and self.team == 1
-        if beside and rows * _round_up(sums or 0, lanes_of(self.desc)) * 4 + own <= registers * 3 // 4:
+        if beside and rows * _round_up(sums or 0, lanes_of(self.desc)) * 4 + own <= registers // 2:
             return 0
         if not self.staged or (own <= registers // 8 and not away):
             return 0
@@ -96,8 +96,9 @@ def bytes_of_dkv(
     tiles = Tiles(desc, team, threads, pairs)
     rights = tiles.right_transposed(block_k, desc.head_dim) + tiles.right_transposed(block_k, desc.head_dim_v)
     rights += tiles.right(block_k, own_v) + tiles.right(block_k, own_k)
-    lefts = tiles.left(block_q, desc.head_dim, sums=own_v) + tiles.left(block_q, desc.head_dim_v, sums=own_k)
-    return rights + lefts + 2 * tiles.pooled(block_q, block_k) + tiles.handed(block_q, block_k // team)
+    lefts = tiles.left(block_q, desc.head_dim, sums=own_v), tiles.left(block_q, desc.head_dim_v, sums=own_k)
+    left = max(lefts) if pairs else sum(lefts)  # one of a pair has K, the other V
+    return rights + left + 2 * tiles.pooled(block_q, block_k) + tiles.handed(block_q, block_k // team)
 
 
 def _round_up(n: int, unit: int) -> int:

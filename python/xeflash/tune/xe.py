@@ -26,15 +26,20 @@ MAX_HEAD_DIM = 576
 FLASH_FWD: list[Row] = [
     # 8 KiB of registers a thread, half of the others'
     ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "*", "*", "*", 16, 64, 8, 32),
+    ("dg2", "*", "*", "*", 16, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "*", "dwords", "plain", 255, 64, 16, 16),  # what is staged is read once for 16 rows; 32 keys spill
+    ("dg2", "*", "dwords", "plain", 255, 256, 16, 32),  # by teams
     ("dg2", "*", "*", "*", 255, 64, 8, 32),
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "float32", "*", "*", 255, 64, 8, 32),
     ("*", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "*", "*", "*", 16, 128, 8, 64),
-    ("*", "*", "block2d", "busy", 255, 64, 16, 32),  # 64 keys spill
-    ("*", "*", "block2d", "plain", 255, 64, 16, 64),  # K and V are read once for 16 rows; at 128 this spills
-    ("*", "*", "block2d", "plain", 255, 128, 16, 32),
+    ("*", "*", "*", "*", 16, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "block2d", "busy", 255, 64, 16, 32),
+    ("*", "*", "block2d", "plain", 255, 128, 16, 32),  # K and V are read once for 16 rows; 64 keys spill
     ("*", "*", "*", "*", 255, 128, 8, 64),
+    ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, 16, 64),  # by teams: 8 rows ask L1 for 576 bytes a dpas
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 32),
 ]
 
@@ -49,7 +54,9 @@ FLASH_DECODE: list[Row] = [
     ("dg2", "float32", "*", "*", 255, 256, 2, 16),
     ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 1, 16),
     ("dg2", "*", "*", "*", 1, MAX_HEAD_DIM, 1, 16),  # far below what memory allows, and more precise
-    ("dg2", "*", "dwords", "plain", 8, MAX_HEAD_DIM, 8, 32),
+    ("dg2", "*", "dwords", "plain", 8, 64, 8, 32),
+    ("dg2", "*", "dwords", "plain", 8, MAX_HEAD_DIM, 8, 16),  # 32 keys spill
+    ("dg2", "*", "dwords", "plain", 255, 64, 8, 16),  # 16 rows spill
     ("dg2", "*", "dwords", "plain", 255, MAX_HEAD_DIM, 16, 16),  # K and V are read once for 16 rows
     ("dg2", "*", "dwords", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("dg2", "*", "*", "*", 255, 128, 4, 16),  # what cannot be shared out evenly
@@ -63,7 +70,7 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", "block2d", "*", 8, 128, 8, 64),
     ("*", "*", "block2d", "*", 255, 64, 16, 32),  # K and V are read once for 16 rows
     ("*", "*", "block2d", "plain", 255, 112, 16, 16),  # 32 keys spill
-    ("*", "*", "block2d", "plain", 255, 128, 16, 64),  # by two threads
+    ("*", "*", "block2d", "plain", 255, 128, 16, 32),  # by two threads; 64 keys spill
     ("*", "*", "block2d", "*", 255, 128, 8, 64),
     ("*", "*", "block2d", "*", 255, 512, 8, 32),
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 16),
@@ -72,8 +79,10 @@ FLASH_DECODE: list[Row] = [
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 2, 16),
 ]
 
-# Rows of dQ that a thread owns, or a team of threads; keys of a block.
+# Rows of dQ that a thread owns, or a team of threads; keys of a block. (perf/sweep.py --algorithm flash_bwd_dq)
 FLASH_BWD_DQ: list[Row] = [
+    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "*", "dwords", "plain", 255, 256, 16, 16),  # what is staged is read once for 16 rows
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
     ("*", "*", "block2d", "plain", 255, 64, 16, 32),
@@ -85,11 +94,13 @@ FLASH_BWD_DQ: list[Row] = [
 ]
 # Rows of dK and dV; queries of a block. "heavy": score_mod, or several features that change scores.
 FLASH_BWD_DKV: list[Row] = [
+    ("dg2", "float32", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
+    ("dg2", "*", "dwords", "plain", 255, 256, 16, 16),
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
     ("*", "*", "block2d", "heavy", 255, MAX_HEAD_DIM, 16, 32),
-    ("*", "*", "block2d", "plain", 255, 64, 16, 64),
     ("*", "*", "block2d", "*", 255, 64, 16, 32),
+    ("*", "*", "block2d", "plain", 255, 128, 16, 32),
     ("*", "*", "block2d", "*", 255, 128, 16, 16),
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 16, 64),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
@@ -101,6 +112,7 @@ FLASH_BWD_BIAS: list[Row] = [
 ]
 # Most columns of dQ, or of dK and of dV, in the registers of a thread; a team of two is wanted for more than half.
 _BACKWARD_COLUMNS = {"flash_bwd_dq": 128, "flash_bwd_dkv": 64}
+_BACKWARD_THREADS = 16  # of a work-group, most: 128 rows, or keys, read the other side from L2 once
 BACKWARD = tuple(_BACKWARD_COLUMNS)
 
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
@@ -128,7 +140,7 @@ SCHEDULES = {
 }
 _TURN_KEYS = 16  # of a block of one query, where threads take turns: so that each has some
 
-# Most columns of O in the registers of a thread: half of them.
+# Most columns of 8 rows of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
 
 _SHARED_BYTES = min(shared.MOST_BYTES.values())  # of a work-group of the forward pass: what all devices have
@@ -146,11 +158,13 @@ def row_of(desc: Desc) -> Row:
             )
     hides = desc.mask != "Window"
     changed = _changes_scores(desc) or desc.cache_dtype is not None or (hides and desc.algorithm != "flash_fwd")
+    table = TABLES.get(desc.algorithm, [])
+    changed = changed or (table is FLASH_FWD and not _takes_16_rows(desc))
     busy = desc.packed_heads or desc.dropout or hides
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     if desc.algorithm == "flash_bwd_dkv":
         kinds = ["*", "heavy"] if _is_heavy(desc) else ["*"] if changed or desc.dropout else ["*", "plain"]
-    for row in TABLES.get(desc.algorithm, ()):
+    for row in table:
         arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
         if (
             arch in ("*", desc.arch)
@@ -170,6 +184,14 @@ def row_of(desc: Desc) -> Row:
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
 
 
+def _takes_16_rows(desc: Desc) -> bool:
+    """Whether tiles may have 16 rows: of wide heads those of a team, whose threads take no turns, and share a page."""
+    parts = -(-desc.head_dim_v * 2 // _MAX_COLUMNS[desc.arch])
+    threads = 1 << (parts - 1).bit_length()
+    small_pages = desc.cache == "paged" and desc.page_unit < threads * shared.lanes_of(desc)
+    return threads == 1 or (desc.algorithm == "flash_fwd" and not (desc.split_keys or small_pages))
+
+
 def _alone(desc: Desc, block_q: int, changed: bool) -> bool:
     """Whether a thread has registers to make the scores of 8 heads by itself, so that threads take turns."""
     return block_q == 8 and not (desc.arch == "dg2" and changed and desc.head_dim > 144)
@@ -179,6 +201,12 @@ def _is_heavy(desc: Desc) -> bool:
     """Whether the scores of the backward pass, and their slopes, take many registers."""
     features = len(desc.hooks) + (desc.bias is not None) + desc.dropout + (desc.mask != "Window")
     return desc.score_mod is not None or features > 1
+
+
+def keeps_order(desc: Desc) -> bool:
+    """Whether products keep the order of their steps: PVC's messages then wait for less, but other kernels spill."""
+    plain = not (_changes_scores(desc) or desc.cache_dtype or desc.dropout or desc.packed_heads)
+    return desc.arch == "pvc" and desc.access == "block2d" and plain and desc.mask == "Window"
 
 
 def _changes_scores(desc: Desc) -> bool:
@@ -204,6 +232,8 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
     if block_q % 8:
         return desc.head_dim_v, 1  # the vector unit's rows are as few as fit
     most = _MAX_COLUMNS[desc.arch]
+    if desc.algorithm == "flash_fwd":
+        most = most * 8 // block_q  # decoding keeps 16 rows of narrow heads
     if desc.arch == "dg2" and desc.dropout:
         most //= 2  # the random numbers take what is left of its registers
     if desc.arch == "dg2" and desc.access == "elements" and 96 < desc.head_dim_v < 120:
@@ -274,13 +304,17 @@ def team(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, in
     """(block_k, columns of O that a thread owns, their parts, tiles of a work-group, threads of each), or None.
 
     The threads that own the parts of O share its scores, too: each has as many keys of a block as its lanes or more.
-    Shared memory has room for a block of keys, and of values in its place, and for Q and P of each tile.
+    Without block messages, shared memory has room for a block of keys, and of values in its place, and for Q and P of
+    each tile.
     """
     _, parts = columns(desc, block_q)
-    if parts == 1 or desc.access == "block2d" or desc.algorithm != "flash_fwd":
+    staged = desc.access != "block2d"
+    if parts == 1 or desc.algorithm != "flash_fwd" or (not staged and block_q == 8):
         return None
     width, parts = _parts_of(desc, 1 << (parts - 1).bit_length())
     lanes, element = shared.lanes_of(desc), shared.element_of(desc)
+    if not staged:
+        return block_k, width, parts, max(1, min(8, desc.rows // block_q)), min(parts, block_k // lanes)
     if not (desc.cache == "paged" and desc.page_unit < _TEAM_KEYS[element]):
         block_k = _TEAM_KEYS[element]
     count = min(parts, block_k // lanes)
@@ -305,7 +339,7 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
         most = {"block2d": 2048 // block_q, "dwords": 64, "elements": 32}[desc.access]
         parts = -(-widest // (min(most, 64) if _is_heavy(desc) else most))
         team = min(1 << (parts - 1).bit_length(), block_k // lanes)
-        most_tiles = max(1, min(4 // team, desc.rows // block_q))
+        most_tiles = max(1, min(_BACKWARD_THREADS // 2 // team, desc.rows // block_q))
         found = _fitting(desc, (block_q, block_k), -(-parts // team) * team, team, most_tiles, pairs=True)
         if found:
             return found
@@ -317,7 +351,7 @@ def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int
     widest = max(desc.head_dim, desc.head_dim_v) if desc.algorithm == "flash_bwd_dkv" else desc.head_dim
     parts = max(-(-widest // most), 2 if widest > half else 1)
     team = min(1 << (parts - 1).bit_length(), block_k // lanes)
-    most_tiles = max(1, min(8 // team, desc.rows // block_q))
+    most_tiles = max(1, min(_BACKWARD_THREADS // team, desc.rows // block_q))
     found = _fitting(desc, (block_q, block_k), -(-parts // team) * team, team, most_tiles, pairs=False)
     if not found:
         raise _no_room(desc)
