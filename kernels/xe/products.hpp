@@ -165,8 +165,14 @@ struct Nibbles<bf16> {
   static constexpr uint32_t kMask = 0x00780078, kBase = 0x41804180;
 };
 
+// Packed weights q become the numbers q + kAdded<T>. In fp32 these are q - 8, which are as small as
+// the weights: a sum of larger ones, less their part in it, would lose digits.
+template <class T>
+constexpr int kAdded = 16;
+template <>
+constexpr int kAdded<float> = -8;
+
 // 8 outputs from 8 o on by 16 inputs from 16 i on, of a block of 64 bytes, as a left operand of T.
-// Packed weights q become 16 + q.
 template <class T, class E, int R>
 XF_INLINE simd<T, 8 * 16> left_of(const WeightBlock<E, R>& block, int o, int i) {
   if constexpr (kIsPacked<E>) {
@@ -183,7 +189,8 @@ XF_INLINE simd<T, 8 * 16> left_of(const WeightBlock<E, R>& block, int o, int i) 
       simd<float, 128> x;
       XF_UNROLL for (int k = 0; k < 2; ++k) {
         x.template select<64, 2>(k) =
-            esimd::convert<float>(simd<uint32_t, 64>((dwords >> (4 * m + 16 * k)) & 15u)) + 16.f;
+            esimd::convert<float>(simd<uint32_t, 64>((dwords >> (4 * m + 16 * k)) & 15u)) +
+            static_cast<float>(kAdded<T>);
       }
       return x;
     }
@@ -245,10 +252,10 @@ XF_INLINE void add_inputs(simd<float, kLanes>& sum,
 }
 
 // Whether a sum of products with the stored weights is off by a multiple of the sum of inputs,
-// because weights have a zero or are stored as 16 + q.
-template <class W>
+// because weights have a zero or are multiplied as other numbers.
+template <class T, class W>
 XF_INLINE bool has_offset(const W& weights) {
-  return W::kPacked || weights.p.zeros != nullptr;
+  return (W::kPacked && kAdded<T> != -8) || weights.p.zeros != nullptr;
 }
 
 // Reads a number for each of N outputs; outputs past the last one repeat its number.
@@ -270,22 +277,23 @@ XF_INLINE simd<float, N> per_output(const W& weights, const Number* first, int64
 }
 
 // x = s (part_sums - offset inputs), or x += that, with a scale s and an offset per output.
-template <bool Add, class W, int Bn, int Br>
+template <bool Add, class T, class W, int Bn, int Br>
 XF_INLINE void scale_part(Tile<Bn, Br>& x, const Tile<Bn, Br>& part_sums,
                           const simd<float, Br>& inputs, const W& weights, int group) {
   const LinearParams& p = weights.p;
   const simd<float, Bn> s = per_output<Bn>(weights, weights.scale(group, 0), p.scale_output);
-  simd<float, Bn> offset = W::kPacked ? 16.f + 8.f : 0.f;
+  constexpr float kMore = W::kPacked ? kAdded<T> : 0;
+  simd<float, Bn> offset = W::kPacked ? kMore + 8.f : 0.f;
   if (p.zeros) {
     offset =
         per_output<Bn>(weights, p.zeros + group * p.zero_group + weights.output * p.zero_output,
                        p.zero_output) +
-        (W::kPacked ? 16.f : 0.f);
+        kMore;
   }
   XF_UNROLL for (int c = 0; c < x.kChunks; ++c) {
     XF_UNROLL for (int n = 0; n < Bn; ++n) {
       floats v = part_sums.row(n, c);
-      if (has_offset(weights)) v -= part<kLanes>(inputs, c * kLanes) * floats(offset[n]);
+      if (has_offset<T>(weights)) v -= part<kLanes>(inputs, c * kLanes) * floats(offset[n]);
       if constexpr (Add)
         x.row(n, c) += v * floats(s[n]);
       else
@@ -310,7 +318,7 @@ XF_INLINE void add_steps(Tile<Bn, Br>& sums, simd<float, Br>& inputs, InputStrea
       }
     }
     if constexpr (W::kHasScales) {
-      if (has_offset(weights)) {
+      if (has_offset<T>(weights)) {
         XF_UNROLL for (int b = 0; b < kBlocks; ++b) {
           simd<float, kLanes> sum = part<kLanes>(inputs, b * kLanes);
           add_inputs<T>(sum, part<kSize>(B, b * kSize));
@@ -354,7 +362,7 @@ XF_INLINE void add_products(Products<Config>& sums, const Rows<const T>& x, cons
           fill(part_sums, 0.f);
           simd<float, Br> inputs = 0.f;
           add_steps<kSame / 16>(part_sums, inputs, rows, block, weights, k, first / 16);
-          scale_part<true>(sums.x, part_sums, inputs, weights, group);
+          scale_part<true, T>(sums.x, part_sums, inputs, weights, group);
         }
       }
     }
@@ -379,7 +387,7 @@ template <class Config, class W>
 XF_INLINE void sums_of_turns(Products<Config>& sums, const W& weights) {
   using P = Products<Config>;
   if constexpr (W::kHasScales && W::kGroup == 0) {
-    scale_part<false>(sums.x, sums.x, sums.inputs, weights, 0);
+    scale_part<false, typename Config::Element>(sums.x, sums.x, sums.inputs, weights, 0);
   }
   if constexpr (Group::turns > 1) {
     constexpr int kShare = kOwnOutputs<Config>, kRow = kLanes * 4, kChunk = P::Bn * kRow;
