@@ -107,4 +107,4 @@ def test_a_listing_says_how_often_each_instruction_ran(kernels):
     for name in ("dpas", "math", "moves", "float_alu", "integer_alu", "control", "sync", "sends"):
         assert sum(n for n, found in zip(counts, classes, strict=True) if found == name) == record[name]
     assert counts[0] == 3 * 16, "each thread begins at the first one"
-    assert any("load.slm" in text for text in texts) and any("sync.bar" in text for text in texts)
+    assert any("store.slm" in text for text in texts) and any("sync.bar" in text for text in texts)
