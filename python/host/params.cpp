@@ -13,10 +13,10 @@ namespace {
 constexpr int kDropSteps = 1 << 16;  // of a probability: 16 random bits an element
 
 // As a normal float: 0 times a hidden score, or the largest one times a scale of infinity, is no
-// number.
+// number. The least one has to leave the first score of a row beyond the slack from no score.
 float scale_of(double scale) {
   using Float = std::numeric_limits<float>;
-  const double size = std::clamp<double>(std::fabs(scale), Float::min(), Float::max());
+  const double size = std::clamp<double>(std::fabs(scale), 2 * Float::min(), Float::max());
   return static_cast<float>(std::copysign(size, scale));
 }
 
