@@ -163,7 +163,8 @@ def row_of(desc: Desc) -> Row:
     busy = desc.packed_heads or desc.dropout or hides
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     if desc.algorithm == "flash_bwd_dkv":
-        kinds = ["*", "heavy"] if _is_heavy(desc) else ["*"] if changed or desc.dropout else ["*", "plain"]
+        few = changed or desc.dropout or (desc.arch == "dg2" and desc.adds_up)  # sums in memory want registers, too
+        kinds = ["*", "heavy"] if _is_heavy(desc) else ["*"] if few else ["*", "plain"]
     for row in table:
         arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
         if (
