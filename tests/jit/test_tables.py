@@ -7,6 +7,7 @@ import pytest
 from xeflash.call.score_mod import ScoreMod
 from xeflash.tune import cpu, products, xe
 from xeflash.tune.desc import Desc, SoftmaxDesc
+from xeflash.tune.table import pick
 
 DTYPES, DIMS = ("fp32", "fp16", "bf16"), (64, 104, 112, 128, 256, 512, 576)
 CPUS = ("cpu-generic", "cpu-avx512", "cpu-avx512-bf16", "cpu-amx-bf16")
@@ -65,6 +66,17 @@ def test_each_row_of_the_backward_pass_serves_a_device(tune, devices, algorithm)
         pytest.skip("GPUs have no such kernel")
     found = {id(tune.row_of(desc)) for device in devices for desc in of_gradients(device, algorithm)}
     assert found == {id(row) for row in tune.TABLES[algorithm]}
+
+
+@pytest.mark.parametrize("arch", xe.ARCHITECTURES)
+def test_the_threads_of_a_query_own_the_columns_of_v_and_no_others(arch):
+    """Rows are read by messages that know no width, but for block messages."""
+    sizes = itertools.product(TYPES, range(8, xe.MAX_HEAD_DIM + 8, 8), (1, 5, 8, 16), ACCESSES[:2], (False, True))
+    for dtype, dim, heads, access, turns in sizes:
+        if not (turns and dim > xe.SCHEDULE.turn_head_dim):
+            desc = Desc("flash_decode", arch, dtype, dim, dim, heads, split_keys=turns, access=access)
+            config = pick(desc)
+            assert config.block_v * config.parts == dim, desc
 
 
 def of_rows(algorithm, arch):

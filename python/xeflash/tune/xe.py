@@ -194,8 +194,17 @@ def _takes_16_rows(desc: Desc) -> bool:
 
 
 def _alone(desc: Desc, block_q: int, changed: bool) -> bool:
-    """Whether a thread has registers to make the scores of 8 heads by itself, so that threads take turns."""
-    return block_q == 8 and not (desc.arch == "dg2" and changed and desc.head_dim > 144)
+    """Whether a thread has registers to make the scores of 8 heads by itself, so that threads take turns.
+
+    Without block messages the parts of V's columns have to be even, too.
+    """
+    even = desc.access == "block2d" or desc.head_dim_v % columns(desc, block_q)[0] == 0
+    return block_q == 8 and even and not (desc.arch == "dg2" and changed and desc.head_dim > _most_columns(desc))
+
+
+def _most_columns(desc: Desc) -> int:
+    """Columns of K of 8 heads on Arc A beside whose changed scores are registers; slopes and tables are per head."""
+    return 80 if "Alibi" in desc.hooks or desc.score_mod else 144
 
 
 def _is_heavy(desc: Desc) -> bool:
@@ -243,27 +252,27 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
 
 
 def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
-    return _share(desc.head_dim_v, parts), parts
+    rows = desc.algorithm == "flash_decode" and desc.access != "block2d"  # read by messages of any length
+    return _share(desc.head_dim_v, parts, 8 if rows else 16), parts
 
 
-def _share(columns: int, parts: int) -> int:
-    """The columns of one of some parts, which begin at multiples of 16."""
-    return columns if parts == 1 else -(-columns // (16 * parts)) * 16
+def _share(columns: int, parts: int, unit: int = 16) -> int:
+    """The columns of one of some parts, which begin at multiples of a unit."""
+    return columns if parts == 1 else -(-columns // (unit * parts)) * unit
 
 
 def sharers(desc: Desc, block_q: int) -> int:
     """Threads that share out the columns of the heads of one query, evenly; 0 if they cannot.
 
     Each multiplies its columns of Q and K, and owns as many of V and O in proportion: so all is read once. O takes half
-    of its registers. Block messages want rows of 64 bytes. Without them widening what is quantised needs more of the
-    other registers, as do more columns of K than 144.
+    of its registers. Block messages want rows of 64 bytes. Without them what is quantised needs more of the others.
     """
     if desc.access == "block2d":
         unit, least_k = 16, 64
         most_k, most_v = (MAX_HEAD_DIM, _MAX_COLUMNS[desc.arch]) if block_q == 8 else (112, 112)  # more spill
     else:
-        unit, least_k, most_k = 8, 8, 144
-        most_v = _MAX_COLUMNS[desc.arch] * 8 // block_q // (2 if desc.cache_dtype else 1)
+        unit, least_k, most_k = 8, 8, _most_columns(desc)
+        most_v = min(most_k, _MAX_COLUMNS[desc.arch] * 8 // block_q // (2 if desc.cache_dtype else 1))
     for count in range(1, 9):
         even = desc.head_dim % (unit * count) == desc.head_dim_v % (unit * count) == 0
         if count > 1 and not (even and desc.head_dim >= least_k * count):
