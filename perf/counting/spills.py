@@ -75,12 +75,19 @@ def draw(arch: str, choose: Callable[[Any], Any]) -> AnyDesc | None:
     call |= {"k": array(keys, 1, dim), "v": array(keys, 1, dim_v), "dropout_p": choose((0.0, 0.0, 0.5))}
     if bias := choose((None, None, "bool", dtype, "float32")):
         call["attn_mask"] = Placeholder((1, 1, choose((1, queries)), keys), bias)
+    joins = choose((False, False, True))  # the results of other keys, or queries, in memory
     if not algorithm:
+        if joins:
+            call |= {"out": array(queries, group, dim_v, "float32"), "bottom_right": False}
+            call["other_lse"] = Placeholder((1, group, queries), "float32")
         return asked(arch, units, _core.forward, "", call)
     call["lse"] = Placeholder((1, 1, queries), "float32")
     if algorithm == "attention_probs":
         return asked(arch, units, _core.probabilities, algorithm, call)
     call |= {name: array(queries, 1, dim_v) for name in ("out", "dout")}
+    if joins and algorithm in BACKWARD[:2]:
+        call |= {f"d{name}": array(rows, 1, d, "float32") for name, rows, d in (("q", queries, dim), ("k", keys, dim))}
+        call |= {"dv": array(keys, 1, dim_v, "float32"), "bottom_right": False}
     call["wanted"] = ("q", "k", "v", *(name for name in ("attn_mask", "alibi_slopes") if call.get(name)))
     return asked(arch, units, _core.backward, algorithm, call)
 
