@@ -194,10 +194,7 @@ def _takes_16_rows(desc: Desc) -> bool:
 
 
 def _alone(desc: Desc, block_q: int, changed: bool) -> bool:
-    """Whether a thread has registers to make the scores of 8 heads by itself, so that threads take turns.
-
-    Without block messages the parts of V's columns have to be even, too.
-    """
+    """Whether threads can take turns: each makes the scores of 8 heads by itself, and owns an even part of V."""
     even = desc.access == "block2d" or desc.head_dim_v % columns(desc, block_q)[0] == 0
     return block_q == 8 and even and not (desc.arch == "dg2" and changed and desc.head_dim > _most_columns(desc))
 
@@ -226,6 +223,8 @@ def _changes_scores(desc: Desc) -> bool:
 def blocks(desc: Desc) -> tuple[int, int]:
     """(block_q, block_k)."""
     *_, block_q, block_k = row_of(desc)
+    if desc.algorithm == "flash_fwd" and block_q == 16 and columns(desc, block_q)[1] == 1:
+        block_k = min(block_k, 16 if desc.arch == "dg2" else 32)  # only teams have registers for more
     if desc.cache == "paged":
         block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
     if desc.cache_dtype:
