@@ -180,8 +180,8 @@ struct LaneRows<BeamRows<T>> {
       : base(m.data), offsets(places<kLanes>(m, row)) {}
 };
 
-// Reads 8 dwords of each of kLanes rows, from dword `column` on: [dword][row], lane = row. Rows
-// and columns that do not exist read 0. With kWhole all rows exist, and the first column.
+// Reads 8 dwords of each of kLanes rows, from dword `column` on, which exists: [dword][row], lane =
+// row. Other columns, and rows, that do not exist read 0; with kWhole all rows exist.
 template <int D, bool kWhole = false, template <class> class M, class T>
 XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const M<const T>& m, int row, int column) {
   // D is a multiple of 8 elements.
@@ -193,7 +193,7 @@ XF_INLINE simd<uint32_t, 8 * kLanes> read_transposed(const M<const T>& m, int ro
   simd<uint32_t, 8 * kLanes> x;
   XF_UNROLL for (int i = 0; i < 8; i += kAtOnce) {
     auto some = x.template select<kAtOnce * kLanes, 1>(i * kLanes);
-    if ((!kWhole || kDwords % 8 != 0) && column + i >= kDwords) {
+    if (kDwords % 8 != 0 && column + i >= kDwords) {
       some = 0;
     } else if constexpr (kAccess == Access::elements) {
       XF_UNROLL for (int k = 0; k < kAtOnce; ++k) {

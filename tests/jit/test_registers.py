@@ -21,6 +21,13 @@ PERF = Path(__file__).parents[2] / "perf"
 SPILLED = {
     "dg2-d112-elements": Desc("flash_fwd", "dg2", "float16", 112, 112, 128, access="elements"),
     "bmg-gqa4-7-queries": Desc("flash_fwd", "bmg", "bfloat16", 64, 64, 32, packed_heads=True, access="block2d"),
+    "bmg-latent": Desc("flash_fwd", "bmg", "bfloat16", 192, 128, 128, access="block2d"),
+    "pvc-dq-narrow-k": Desc("flash_bwd_dq", "pvc", "bfloat16", 64, 256, 128, access="block2d"),
+    "dg2-10-queries": Desc("flash_fwd", "dg2", "bfloat16", 128, 128, 128, packed_heads=True, access="dwords"),
+    "dg2-documents": Desc("flash_fwd", "dg2", "bfloat16", 128, 128, 128, mask="Documents", access="dwords"),
+    "dg2-beams": Desc("flash_fwd", "dg2", "bfloat16", 64, 64, 64, packed_heads=True, cache="beam", access="dwords"),
+    "dg2-alibi": Desc("flash_decode", "dg2", "bfloat16", 128, 128, 8, ("Alibi",), split_keys=True, access="dwords"),
+    "dg2-dkv-adds": Desc("flash_bwd_dkv", "dg2", "bfloat16", 64, 64, 32, adds_up=True, access="dwords"),
 }
 
 

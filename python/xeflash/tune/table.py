@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from xeflash.tune import cpu, xe
+from xeflash.tune import cpu, xe, xe_gradients
 from xeflash.tune.desc import Config, Desc
 from xeflash.tune.schedule import Schedule
 
@@ -28,10 +28,10 @@ def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
 def _of_gpu(desc: Desc, blocks: tuple[int, int] | None) -> Config:
     block_q, block_k = blocks or xe.blocks(desc)
     if desc.algorithm in xe.BACKWARD:
-        parts, team, threads, own, own_v, pairs = xe.backward(desc, block_q, block_k)
+        parts, team, threads, own, own_v, pairs = xe_gradients.teams(desc, block_q, block_k)
         return Config(block_q, block_k, own_v, parts, threads, team=team, block_d=own, pairs=pairs)
     if desc.algorithm in ("flash_bwd_bias", "attention_probs"):
-        return Config(block_q, block_k, desc.head_dim_v, threads=xe.score_tiles(desc, block_q, block_k))
+        return Config(block_q, block_k, desc.head_dim_v, threads=xe_gradients.score_tiles(desc, block_q, block_k))
     if desc.algorithm in ("flash_bwd_captures", "flash_bwd_heads"):
         return Config(block_q, block_k, desc.head_dim_v)
     block_v, parts = xe.columns(desc, block_q)

@@ -110,10 +110,7 @@ FLASH_BWD_BIAS: list[Row] = [
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
 ]
-# Most columns of dQ, or of dK and of dV, in the registers of a thread; a team of two is wanted for more than half.
-_BACKWARD_COLUMNS = {"flash_bwd_dq": 128, "flash_bwd_dkv": 64}
-_BACKWARD_THREADS = 16  # of a work-group, most: 128 rows, or keys, read the other side from L2 once
-BACKWARD = tuple(_BACKWARD_COLUMNS)
+BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv")  # whose threads are in xe_gradients.py
 
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
 
@@ -157,14 +154,14 @@ def row_of(desc: Desc) -> Row:
                 "the SYCL CPU device takes any"
             )
     hides = desc.mask != "Window"
-    changed = _changes_scores(desc) or desc.cache_dtype is not None or (hides and desc.algorithm != "flash_fwd")
+    changed = changes_scores(desc) or desc.cache_dtype is not None or (hides and desc.algorithm != "flash_fwd")
     table = TABLES.get(desc.algorithm, [])
     changed = changed or (table is FLASH_FWD and not _takes_16_rows(desc))
     busy = desc.packed_heads or desc.dropout or hides
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     if desc.algorithm == "flash_bwd_dkv":
         few = changed or desc.dropout or (desc.arch == "dg2" and desc.adds_up)  # sums in memory want registers, too
-        kinds = ["*", "heavy"] if _is_heavy(desc) else ["*"] if few else ["*", "plain"]
+        kinds = ["*", "heavy"] if is_heavy(desc) else ["*"] if few else ["*", "plain"]
     for row in table:
         arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
         if (
@@ -187,6 +184,8 @@ def row_of(desc: Desc) -> Row:
 
 def _takes_16_rows(desc: Desc) -> bool:
     """Whether tiles may have 16 rows: of wide heads those of a team, whose threads take no turns, and share a page."""
+    if desc.arch == "dg2" and (desc.cache == "beam" or desc.packed_heads or desc.mask != "Window"):
+        return False  # each row, or key, has an address of its own, or a document
     parts = -(-desc.head_dim_v * 2 // _MAX_COLUMNS[desc.arch])
     threads = 1 << (parts - 1).bit_length()
     small_pages = desc.cache == "paged" and desc.page_unit < threads * shared.lanes_of(desc)
@@ -201,10 +200,10 @@ def _alone(desc: Desc, block_q: int, changed: bool) -> bool:
 
 def _most_columns(desc: Desc) -> int:
     """Columns of K of 8 heads on Arc A beside whose changed scores are registers; slopes and tables are per head."""
-    return 80 if "Alibi" in desc.hooks or desc.score_mod else 144
+    return 80 if ("Alibi" in desc.hooks or desc.score_mod) and not desc.cache_dtype else 144
 
 
-def _is_heavy(desc: Desc) -> bool:
+def is_heavy(desc: Desc) -> bool:
     """Whether the scores of the backward pass, and their slopes, take many registers."""
     features = len(desc.hooks) + (desc.bias is not None) + desc.dropout + (desc.mask != "Window")
     return desc.score_mod is not None or features > 1
@@ -212,11 +211,12 @@ def _is_heavy(desc: Desc) -> bool:
 
 def keeps_order(desc: Desc) -> bool:
     """Whether products keep the order of their steps: PVC's messages then wait for less, but other kernels spill."""
-    plain = not (_changes_scores(desc) or desc.cache_dtype or desc.dropout or desc.packed_heads)
+    plain = not (changes_scores(desc) or desc.cache_dtype or desc.dropout or desc.packed_heads)
     return desc.arch == "pvc" and desc.access == "block2d" and plain and desc.mask == "Window"
 
 
-def _changes_scores(desc: Desc) -> bool:
+def changes_scores(desc: Desc) -> bool:
+    """Whether a score is more than a product and a scale."""
     return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None
 
 
@@ -225,6 +225,8 @@ def blocks(desc: Desc) -> tuple[int, int]:
     *_, block_q, block_k = row_of(desc)
     if desc.algorithm == "flash_fwd" and block_q == 16 and columns(desc, block_q)[1] == 1:
         block_k = min(block_k, 16 if desc.arch == "dg2" else 32)  # only teams have registers for more
+    if desc.algorithm == "flash_bwd_dq" and min(desc.head_dim, desc.head_dim_v) <= 64:
+        block_k = min(block_k, 32)  # the narrow side has no team, or is in registers
     if desc.cache == "paged":
         block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
     if desc.cache_dtype:
@@ -252,10 +254,10 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
 
 def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
     rows = desc.algorithm == "flash_decode" and desc.access != "block2d"  # read by messages of any length
-    return _share(desc.head_dim_v, parts, 8 if rows else 16), parts
+    return share(desc.head_dim_v, parts, 8 if rows else 16), parts
 
 
-def _share(columns: int, parts: int, unit: int = 16) -> int:
+def share(columns: int, parts: int, unit: int = 16) -> int:
     """The columns of one of some parts, which begin at multiples of a unit."""
     return columns if parts == 1 else -(-columns // (unit * parts)) * unit
 
@@ -333,67 +335,3 @@ def team(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, in
     tile = block_q * (desc.head_dim * element + block_k * element + 4 * count)
     tiles = max(1, min(8, desc.rows // block_q, (_SHARED_BYTES - place) // tile))
     return block_k, width, parts, tiles, count
-
-
-def backward(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int, bool]:
-    """(parts of the columns, threads of a team, of a work-group, columns of dQ or dK that one owns, of dV, in pairs?).
-
-    A team shares out the columns of what it sums up, and the scores of a block. A work-group has as many tiles as find
-    room in shared memory.
-    """
-    lanes = shared.lanes_of(desc)
-    if desc.algorithm == "flash_bwd_dkv" and desc.dtype != "float32":
-        widest = max(desc.head_dim, desc.head_dim_v)
-        # Half of the registers for one sum; less where tiles are brought into shared memory, element by element least.
-        most = {"block2d": 2048 // block_q, "dwords": 64, "elements": 32}[desc.access]
-        parts = -(-widest // (min(most, 64) if _is_heavy(desc) else most))
-        team = min(1 << (parts - 1).bit_length(), block_k // lanes)
-        most_tiles = max(1, min(_BACKWARD_THREADS // 2 // team, desc.rows // block_q))
-        found = _fitting(desc, (block_q, block_k), -(-parts // team) * team, team, most_tiles, pairs=True)
-        if found:
-            return found
-        # Both of a pair have room for K and for V; without pairs a thread has both sums.
-    most = _BACKWARD_COLUMNS[desc.algorithm] // (2 if desc.arch == "dg2" else 1)
-    half = most // 2
-    if _changes_scores(desc) or desc.mask != "Window":
-        most = min(most, 64)
-    widest = max(desc.head_dim, desc.head_dim_v) if desc.algorithm == "flash_bwd_dkv" else desc.head_dim
-    parts = max(-(-widest // most), 2 if widest > half else 1)
-    team = min(1 << (parts - 1).bit_length(), block_k // lanes)
-    most_tiles = max(1, min(_BACKWARD_THREADS // team, desc.rows // block_q))
-    found = _fitting(desc, (block_q, block_k), -(-parts // team) * team, team, most_tiles, pairs=False)
-    if not found:
-        raise _no_room(desc)
-    return found
-
-
-def _fitting(
-    desc: Desc, block: tuple[int, int], parts: int, team: int, most_tiles: int, pairs: bool
-) -> tuple[int, int, int, int, int, bool] | None:
-    """What `backward` returns, with as many tiles as fit."""
-    own, own_v = _share(desc.head_dim, parts), _share(desc.head_dim_v, parts)
-    for tiles in range(most_tiles, 0, -1):
-        threads = tiles * team * (2 if pairs else 1)
-        if desc.algorithm == "flash_bwd_dkv":
-            needed = shared.bytes_of_dkv(desc, *block, threads, team, own, own_v, pairs)
-        else:
-            needed = shared.bytes_of_dq(desc, *block, threads, team, own)
-        if needed <= shared.MOST_BYTES[desc.arch]:
-            return parts, team, threads, own, own_v, pairs
-    return None
-
-
-def _no_room(desc: Desc) -> NotImplementedError:
-    return NotImplementedError(
-        f"xeflash: {desc.algorithm} has no tiles that fit in the {shared.MOST_BYTES[desc.arch]} bytes of shared memory "
-        f"of {desc.arch}, got q.head_dim {desc.head_dim} and v.head_dim {desc.head_dim_v} in {desc.dtype}"
-    )
-
-
-def score_tiles(desc: Desc, block_q: int, block_k: int) -> int:
-    """Threads of a work-group that make scores again, for a bias's gradient or for probabilities."""
-    threads = neighbours(desc, block_q) // (1 if desc.access == "block2d" else 2)  # they keep dO in shared memory, too
-    for count in range(max(1, threads), 0, -1):
-        if shared.bytes_of_scores(desc, block_q, block_k, count) <= shared.MOST_BYTES[desc.arch]:
-            return count
-    raise _no_room(desc)
