@@ -159,9 +159,11 @@ def row_of(desc: Desc) -> Row:
     changed = changed or (table is FLASH_FWD and not _takes_16_rows(desc))
     busy = desc.packed_heads or desc.dropout or hides
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
-    if desc.algorithm == "flash_bwd_dkv":
-        few = changed or desc.dropout or (desc.arch == "dg2" and desc.adds_up)  # sums in memory want registers, too
-        kinds = ["*", "heavy"] if is_heavy(desc) else ["*"] if few else ["*", "plain"]
+    if desc.algorithm in BACKWARD:
+        of_keys = desc.algorithm == "flash_bwd_dkv"
+        few = desc.dropout and (of_keys or desc.arch == "pvc")  # registers, as with sums that are in memory
+        few = few or changed or (of_keys and desc.arch == "dg2" and desc.adds_up)
+        kinds = ["*", "heavy"] if of_keys and is_heavy(desc) else ["*"] if few else ["*", "plain"]
     for row in table:
         arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
         if (

@@ -1,4 +1,4 @@
-"""Threads of Xe GPUs that compute gradients: how they share out a block's scores, and the columns of what they sum up."""
+"""Threads of Xe GPUs that compute gradients: how they share out scores, and the columns of what they sum up."""
 
 from __future__ import annotations
 
