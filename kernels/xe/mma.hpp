@@ -82,6 +82,7 @@ XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
   _Pragma("unroll 1") for (int c = 0; c < round_up(D, kWidth) / kWidth; ++c) {
     const simd<T, R * kWidth> a = load_left<T, R, D>(A, c);
     XF_UNROLL for (int k0 = 0; k0 < kWidth; k0 += kColumns) {
+      // D is a multiple of 8: the last columns of a chunk of A may be beyond it.
       if (D % kWidth != 0 && k0 > 0 && c * kWidth + k0 >= D) break;
       XF_UNROLL for (int n = 0; n < R; n += kLanes) {
         auto dwords = load_transposed<D>(B, n, (c * kWidth + k0) / kColumns * 8);

@@ -161,9 +161,10 @@ def row_of(desc: Desc) -> Row:
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     if desc.algorithm in BACKWARD:
         of_keys = desc.algorithm == "flash_bwd_dkv"
-        few = desc.dropout and (of_keys or desc.arch == "pvc")  # registers, as with sums that are in memory
-        few = few or changed or (of_keys and desc.arch == "dg2" and desc.adds_up)
-        kinds = ["*", "heavy"] if of_keys and is_heavy(desc) else ["*"] if few else ["*", "plain"]
+        # Random numbers want registers, too, and so do sums that are in memory.
+        draws = desc.dropout and (of_keys or desc.arch == "pvc")
+        adds = desc.adds_up and of_keys and desc.arch == "dg2"
+        kinds = ["*", "heavy"] if of_keys and is_heavy(desc) else ["*"] if changed or draws or adds else ["*", "plain"]
     for row in table:
         arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
         if (
@@ -201,7 +202,7 @@ def _alone(desc: Desc, block_q: int, changed: bool) -> bool:
 
 
 def _most_columns(desc: Desc) -> int:
-    """Columns of K of 8 heads on Arc A beside whose changed scores are registers; slopes and tables are per head."""
+    """Most columns of K beside which a thread of Arc A has registers for the scores of 8 heads and their slopes."""
     return 80 if ("Alibi" in desc.hooks or desc.score_mod) and not desc.cache_dtype else 144
 
 
@@ -255,8 +256,8 @@ def columns(desc: Desc, block_q: int) -> tuple[int, int]:
 
 
 def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
-    rows = desc.algorithm == "flash_decode" and desc.access != "block2d"  # read by messages of any length
-    return share(desc.head_dim_v, parts, 8 if rows else 16), parts
+    by_rows = desc.algorithm == "flash_decode" and desc.access != "block2d"  # messages of any length
+    return share(desc.head_dim_v, parts, 8 if by_rows else 16), parts
 
 
 def share(columns: int, parts: int, unit: int = 16) -> int:
