@@ -74,11 +74,12 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
   using Reg = RegisterTile<R>;
   static_assert(N % Reg::keys == 0, "the key block must be a multiple of the register tile");
   constexpr int kSteps = kPaired<T> ? D / 2 : D, kMost = kChain<T, D>;
+  constexpr bool kWholeChains = kSteps > 0 && kSteps % kMost == 0;  // one column has no pair
   S.cols = K.rows() < N ? round_up(K.rows(), Reg::keys) : N;
   for (int r0 = 0; r0 < R / kLanes; r0 += Reg::Rt) {
     const int cols = seen.of(r0, S.cols);
     for (int d0 = 0; d0 == 0 || d0 < kSteps; d0 += kMost) {
-      const int end = kSteps % kMost == 0 || d0 + kMost < kSteps ? d0 + kMost : kSteps;
+      const int end = kWholeChains || d0 + kMost < kSteps ? d0 + kMost : kSteps;
       for (int j = 0; j < cols; j += Reg::keys) {
         decltype(K.row(0)) k[Reg::keys];
         XF_UNROLL for (int n = 0; n < Reg::keys; ++n) k[n] = K.row(j + n);

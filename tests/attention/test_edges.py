@@ -173,3 +173,15 @@ def test_one_element_of_everything():
     out, lse = call(q, k, v)
     want, want_lse = attention_reference(q, k, v)
     assert out.item() == want.item() == -5 and lse.item() == pytest.approx(want_lse.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_heads_of_one_column(dtype):
+    """It has no second one that it could be multiplied in a pair with."""
+    q, k, v = (x[..., :1].contiguous().requires_grad_() for x in make(23, 127, dtype=dtype))
+    out, lse = call(q, k, v)
+    check_attention("one column", q.detach(), k.detach(), v.detach(), Features(), out.detach(), lse.detach())
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    want = torch.autograd.grad(F.scaled_dot_product_attention(*exact, enable_gqa=True).sum(), exact)
+    for got, y in zip(torch.autograd.grad(out.sum(), (q, k, v)), want, strict=True):
+        torch.testing.assert_close(got.double(), y, rtol=0.02, atol=0.02)
