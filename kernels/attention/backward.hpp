@@ -113,11 +113,9 @@ struct DkvTiles {
   using QueryTile = Right<T, Br, own_k, Matrix, kQuery>;
   static constexpr int kKey = kQuery + shared_bytes<QueryTile>();
   using PlacedKeys = LeftBeside<ValueSum, Matrix, T, Bc, d, kKey>;
-  // Of a pair, one thread has K and the other has V, each at its own place.
-  static constexpr int kValue = kKey + (Group::roles > 1 ? 0 : shared_bytes<PlacedKeys>());
+  static constexpr int kValue = kKey + shared_bytes<PlacedKeys>();
   using PlacedValues = LeftBeside<KeySum, Matrix, T, Bc, dv, kValue>;
-  static constexpr int kProbs =
-      larger(kKey + shared_bytes<PlacedKeys>(), kValue + shared_bytes<PlacedValues>());
+  static constexpr int kProbs = kValue + shared_bytes<PlacedValues>();
   using ProbPool = Pooled<T, Bc, Br, kProbs>;
   static constexpr int kScores = kProbs + shared_bytes<ProbPool>();
   using GradientPool = Pooled<T, Bc, Br, kScores>;

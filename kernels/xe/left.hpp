@@ -104,11 +104,11 @@ template <class T, int R, int C, int Begin>
 struct SharedLeft {
   static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
   static constexpr int kBytes = R * kColumns * sizeof(T);
-  static constexpr int kSharedBytes = Group::sharing / Group::team * kBytes;
+  static constexpr int kSharedBytes = Group::tiles * kBytes;
   static constexpr int kDwords = 8 * kWidth * sizeof(T) / 4;
 
   static XF_INLINE SharedBlocks<kDwords> shared() {
-    return {static_cast<uint32_t>(Begin + Group::sharer() / Group::team * kBytes)};
+    return {static_cast<uint32_t>(Begin + Group::tile() * kBytes)};
   }
   struct Stream {
     simd<uint32_t, R / 8 * kDwords> blocks;

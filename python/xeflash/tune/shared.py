@@ -56,7 +56,7 @@ class Tiles:
             return 0
         if not self.staged or (own <= registers // 8 and not away):
             return 0
-        return self.threads // self.team * rows * _round_up(columns, self._width) * element
+        return self._neighbours * rows * _round_up(columns, self._width) * element
 
     def pooled(self, rows: int, columns: int) -> int:
         """Pooled."""
@@ -97,8 +97,7 @@ def bytes_of_dkv(
     rights = tiles.right_transposed(block_k, desc.head_dim) + tiles.right_transposed(block_k, desc.head_dim_v)
     rights += tiles.right(block_k, own_v) + tiles.right(block_k, own_k)
     lefts = tiles.left(block_q, desc.head_dim, sums=own_v), tiles.left(block_q, desc.head_dim_v, sums=own_k)
-    left = max(lefts) if pairs else sum(lefts)  # one of a pair has K, the other V
-    return rights + left + 2 * tiles.pooled(block_q, block_k) + tiles.handed(block_q, block_k // team)
+    return rights + sum(lefts) + 2 * tiles.pooled(block_q, block_k) + tiles.handed(block_q, block_k // team)
 
 
 def _round_up(n: int, unit: int) -> int:
