@@ -1,6 +1,7 @@
 """What the machine code of xeflash consists of and does on simulated GPUs.
 
     python perf/counts.py forward --device bmg                                  # bf16; head dims 64, 128, 256
+    python perf/counts.py dims --device bmg --keys 77,1024                 # head dims of image models
     python perf/counts.py backward --device pvc,bmg,dg2 --dtype bf16,fp16 --head-dim 64,128 --format csv
     python perf/counts.py decode --device dg2 --keys 4k
     python perf/counts.py decode --device bmg --batch 8 --heads 10/2 --keys 8k --head-dim 128
@@ -17,11 +18,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from counting import backward, compilers, decode, forward, linear, speed, spills
+from counting import backward, compilers, decode, dims, forward, linear, speed, spills
 from counting.tables import PRINTERS
 
 FAMILIES = {"forward": forward, "backward": backward, "decode": decode, "linear": linear, "spills": spills}
-FAMILIES |= {"speed": speed, "compilers": compilers}
+FAMILIES |= {"dims": dims, "speed": speed, "compilers": compilers}
 
 
 def main() -> int:

@@ -150,10 +150,10 @@ struct Right {
   using E = ElementOf<Block>;
   static constexpr int kRatio = sizeof(T) / sizeof(E);
   static constexpr bool kPaired = sizeof(T) == 2;
-  static constexpr int kRows = !Group::staged && kPaired && N % 32 == 0 && D % 32 == 0 ? 32 : 16;
-  static constexpr int kColumns = !Group::staged && kPaired && D % 32 == 0 ? 32
-                                  : kPaired                                ? 16
-                                                                           : kLanes;
+  static constexpr int kRows = !Group::staged && kPaired && N % 32 == 0 ? 32 : 16;
+  static constexpr int kColumns = !Group::staged && kPaired && round_up(D, 16) % 32 == 0 ? 32
+                                  : kPaired                                              ? 16
+                                                                                         : kLanes;
   static constexpr int kOwn = round_up(D, kColumns) / kColumns, kAcross = Group::team * kOwn;
   static_assert(Group::team == 1 || D % kColumns == 0);
   static constexpr int kBytes = N * kAcross * kColumns * sizeof(T);

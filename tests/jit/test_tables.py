@@ -9,7 +9,7 @@ from xeflash.tune import cpu, products, xe
 from xeflash.tune.desc import Desc, SoftmaxDesc
 from xeflash.tune.table import pick
 
-DTYPES, DIMS = ("fp32", "fp16", "bf16"), (64, 104, 112, 128, 256, 512, 576)
+DTYPES, DIMS = ("fp32", "fp16", "bf16"), (48, 64, 104, 112, 128, 256, 512, 576)
 CPUS = ("cpu-generic", "cpu-avx512", "cpu-avx512-bf16", "cpu-amx-bf16")
 TYPES = ("float32", "float16", "bfloat16")
 ACCESSES = ("elements", "dwords", "block2d")

@@ -85,6 +85,8 @@ FLASH_BWD_DQ: list[Row] = [
     ("dg2", "*", "dwords", "plain", 255, 256, 16, 16),  # what is staged is read once for 16 rows
     ("dg2", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
     ("*", "float32", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
+    ("*", "*", "block2d", "plain", 32, 48, 16, 32),
+    ("pvc", "*", "block2d", "plain", 32, 64, 16, 16),  # two threads, each of which brings in more: 32 keys spill
     ("*", "*", "block2d", "plain", 255, 64, 16, 32),
     ("*", "*", "block2d", "*", 255, 64, 16, 16),
     ("*", "*", "block2d", "plain", 255, MAX_HEAD_DIM, 16, 64),
@@ -228,8 +230,10 @@ def blocks(desc: Desc) -> tuple[int, int]:
     *_, block_q, block_k = row_of(desc)
     if desc.algorithm == "flash_fwd" and block_q == 16 and columns(desc, block_q)[1] == 1:
         block_k = min(block_k, 16 if desc.arch == "dg2" else 32)  # only teams have registers for more
-    if desc.algorithm == "flash_bwd_dq" and min(desc.head_dim, desc.head_dim_v) <= 64:
-        block_k = min(block_k, 32)  # the narrow side has no team, or is in registers
+    if desc.algorithm == "flash_bwd_dq":
+        narrow = min(desc.head_dim, desc.head_dim_v) <= 64  # this side has no team, or is in registers
+        spills = 224 < desc.head_dim <= 256 and desc.head_dim_v != desc.head_dim  # with 64 keys
+        block_k = min(block_k, 32) if narrow or spills else block_k
     if desc.cache == "paged":
         block_k = min(block_k, desc.page_unit)  # a block of keys lies in one page
     if desc.cache_dtype:
@@ -237,6 +241,9 @@ def blocks(desc: Desc) -> tuple[int, int]:
         block_k = min(block_k, 32 if few else 16)  # more spill
     if desc.algorithm == "flash_decode" and desc.split_keys:
         block_k = min(block_k, _TURN_KEYS)
+    by_place = desc.bias is not None or desc.score_mod is not None or "Alibi" in desc.hooks  # of a row and a column
+    if desc.algorithm == "flash_decode" and desc.arch == "bmg" and by_place and 240 < desc.head_dim_v <= 256:
+        block_k = min(block_k, 16)  # more spill
     tiles = -(-desc.rows // block_q)
     return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else: of equal height
 
