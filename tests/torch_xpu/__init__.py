@@ -70,7 +70,6 @@ def _bind(core: Any, extension: Any) -> None:
             setattr(core, name, getattr(extension, name))
     core._XpuDeviceProperties = _Properties
     core._XpuStreamBase, core._XpuEventBase = _stream_base(core), _event_base(core)
-    core._XPUMemPool = type("_XPUMemPool", (), {})
     core._xpu_XPUAllocator = type("_xpu_XPUAllocator", (), {})
     core._xpu_init = _initialize
     core._has_xpu = True

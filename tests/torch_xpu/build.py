@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("devices.cpp", "memory.cpp", "hooks.cpp", "operators.cpp", "module.cpp")
+SOURCES = ("devices.cpp", "memory.cpp", "hooks.cpp", "operators.cpp", "graph.cpp", "module.cpp")
 # A header that torch's wheels for CPUs lack: it says how the library was built.
 LACKING = {"c10/xpu/impl/xpu_cmake_macros.h": ""}
 
@@ -45,7 +45,7 @@ def options(folder: Path) -> list[str]:
 def key() -> str:
     """Names the extension of this torch, this SYCL and these sources."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "intel-sycl-rt")]
-    files = (*SOURCES, "memory.hpp", Path(__file__).name)
+    files = (*SOURCES, "graph.hpp", Path(__file__).name)
     parts = [*versions, sys.version, *((HERE / name).read_text() for name in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

@@ -1,8 +1,10 @@
 // What torch's core asks of the backend: its guard, generators, pinned memory.
 #include <ATen/Functions.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/Generator.h>
 #include <ATen/detail/XPUHooksInterface.h>
 #include <c10/xpu/XPUCachingAllocator.h>
+#include <c10/xpu/XPUEvent.h>
 #include <c10/xpu/XPUFunctions.h>
 #include <c10/xpu/impl/XPUGuardImpl.h>
 
@@ -57,21 +59,32 @@ class Generator final : public c10::GeneratorImpl {
   } state_{c10::default_rng_seed_val, 0};
 };
 
-// Host memory that devices read: a tensor in it is one of the CPU.
-class PinnedMemory final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t size) override {
-    void* data = sycl::malloc_host(std::max<size_t>(size, 1), get_device_context());
-    return {data, data, &free_data, c10::Device(c10::kCPU)};
+// Host memory that devices read: a tensor in it is one of the CPU. The cache is torch's own.
+struct PinnedMemory : at::CachingHostAllocatorImpl<XPUStream, XPUEvent> {
+  void allocate_host_memory(size_t size, void** data) override {
+    *data = sycl::malloc_host(size, get_device_context());
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &free_data; }
+  void free_block(at::HostBlock<XPUStream>* block) override {
+    sycl::free(block->ptr_, get_device_context());
+  }
+  void record_stream(std::optional<std::vector<XPUEvent>>& events, XPUStream stream) override {
+    events->emplace_back().record(stream);
+  }
+  bool query_event(XPUEvent& event) override { return event.query(); }
+  XPUStream get_current_stream() const override { return getCurrentXPUStream(); }
+  bool stream_is_capturing(XPUStream stream) const override { return stream.is_capturing(); }
   void copy_data(void* to, const void* from, size_t size) const override {
     std::memcpy(to, from, size);
   }
-
- private:
-  static void free_data(void* data) { sycl::free(data, get_device_context()); }
 };
+
+void free_pinned(void* block);
+struct PinnedCache final : at::CachingHostAllocatorInterface<PinnedMemory, free_pinned> {};
+PinnedCache& pinned() {
+  static auto& cache = *new PinnedCache;
+  return cache;
+}
+void free_pinned(void* block) { pinned().free(block); }
 
 struct XPUHooks final : at::XPUHooksInterface {
   void init() const override {
@@ -120,10 +133,7 @@ struct XPUHooks final : at::XPUHooksInterface {
   void deviceSynchronize(c10::DeviceIndex device) const override { syncStreamsOnDevice(device); }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return isAvailable(); }
 
-  at::Allocator* getPinnedMemoryAllocator() const override {
-    static auto* memory = new PinnedMemory;
-    return memory;
-  }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned(); }
   bool isPinnedPtr(const void* data) const override {
     return isAvailable() &&
            sycl::get_pointer_type(data, get_device_context()) == sycl::usm::alloc::host;
@@ -136,6 +146,7 @@ struct XPUHooks final : at::XPUHooksInterface {
 namespace at {
 using torch_xpu::XPUHooks;
 REGISTER_XPU_HOOKS(XPUHooks);
+REGISTER_HOST_ALLOCATOR(kXPU, &torch_xpu::pinned());
 }  // namespace at
 namespace c10::xpu::impl {
 C10_REGISTER_GUARD_IMPL(XPU, XPUGuardImpl);

@@ -4,10 +4,11 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
-
-#include "memory.hpp"
+#include <thread>
 
 namespace torch_xpu {
+void define_graphs(pybind11::module_& m);
+
 namespace {
 namespace py = pybind11;
 namespace syclexp = sycl::ext::oneapi::experimental;
@@ -17,53 +18,6 @@ using Index = c10::DeviceIndex;
 std::tuple<int64_t, int, int> data_of(const XPUStream& stream) {
   return {stream.id(), stream.device_index(), static_cast<int>(stream.device_type())};
 }
-
-// torch._C._XPUGraph: records the current stream; its memory lives as long as it does.
-class Graph {
- public:
-  using Recorded = syclexp::command_graph<syclexp::graph_state::modifiable>;
-  using Executable = syclexp::command_graph<syclexp::graph_state::executable>;
-
-  explicit Graph(bool keep) : keep_(keep) {}
-  ~Graph() { reset(); }
-
-  void begin(const py::object& pool) {
-    TORCH_CHECK(pool.is_none(), "pools are not shared by graphs in this backend");
-    TORCH_CHECK(!recorded_, "a graph records once");
-    device_ = current_device();
-    queue_ = &getCurrentXPUStream().queue();
-    recorded_.emplace(queue_->get_context(), queue_->get_device());
-    memory_ = begin_graph_memory(*queue_);
-    recorded_->begin_recording(*queue_);
-  }
-  void end() {
-    recorded_->end_recording(*queue_);
-    end_graph_memory(*queue_);
-    if (!keep_) instantiate();
-  }
-  void instantiate() { executable_.emplace(recorded_->finalize()); }
-  void replay() {
-    if (!executable_) instantiate();
-    getCurrentXPUStream(device_).queue().ext_oneapi_graph(*executable_);
-  }
-  std::tuple<int, uint64_t> pool() const { return {0, memory_}; }
-  void reset() {
-    if (!memory_) return;
-    queue_->wait_and_throw();
-    executable_.reset();
-    recorded_.reset();
-    release_graph_memory(memory_);
-    memory_ = 0;
-  }
-
- private:
-  bool keep_;
-  Index device_ = 0;
-  sycl::queue* queue_ = nullptr;
-  uint64_t memory_ = 0;
-  std::optional<Recorded> recorded_;
-  std::optional<Executable> executable_;
-};
 
 py::dict properties(int index) {
   const auto& device = get_raw_device(static_cast<Index>(index));
@@ -173,18 +127,52 @@ void define_memory(py::module_& m) {
   });
 }
 
-void define_graphs(py::module_& m) {
-  m.def("_xpu_isCurrentStreamCapturing",
-        [] { return device_count() > 0 && getCurrentXPUStream().is_capturing(); });
-  m.def("_xpu_graph_pool_handle", [] { return std::make_tuple(0, 0); });
-  py::class_<Graph>(m, "_XPUGraph")
-      .def(py::init<bool>(), py::arg("keep_graph") = false)
-      .def("capture_begin", &Graph::begin, py::arg("pool") = py::none())
-      .def("capture_end", &Graph::end)
-      .def("instantiate", &Graph::instantiate)
-      .def("replay", &Graph::replay)
-      .def("pool", &Graph::pool)
-      .def("reset", &Graph::reset);
+// The memory of one MemPool, and who allocates in it.
+void define_pools(py::module_& m) {
+  using Pool = c10::xpu::MempoolId_t;
+  py::class_<MemPool, std::shared_ptr<MemPool>>(m, "_XPUMemPool")
+      .def(py::init([](const py::object& allocator, bool is_user_created, bool use_on_oom) {
+             TORCH_CHECK_NOT_IMPLEMENTED(allocator.is_none(),
+                                         "MemPool: allocator must be None in this backend");
+             return std::make_shared<MemPool>(nullptr, is_user_created, use_on_oom);
+           }),
+           py::arg("allocator") = py::none(), py::arg("is_user_created") = true,
+           py::arg("use_on_oom") = false)
+      .def_property_readonly("id", &MemPool::id)
+      .def_property_readonly("allocator", [](const MemPool&) { return py::none(); })
+      .def("use_count", &MemPool::use_count);
+  m.def("_xpu_beginAllocateToPool", [](int device, Pool pool) {
+    XPUCachingAllocator::beginAllocateToPool(static_cast<Index>(device), pool,
+                                             [](sycl::queue*) { return true; });
+  });
+  m.def("_xpu_beginAllocateCurrentThreadToPool", [](int device, Pool pool) {
+    XPUCachingAllocator::beginAllocateToPool(
+        static_cast<Index>(device), pool,
+        [mine = std::this_thread::get_id()](auto*) { return std::this_thread::get_id() == mine; });
+  });
+  m.def("_xpu_endAllocateToPool", [](int device, Pool pool) {
+    XPUCachingAllocator::endAllocateToPool(static_cast<Index>(device), pool);
+  });
+  m.def("_xpu_releasePool", [](int device, Pool pool) {
+    XPUCachingAllocator::releasePool(static_cast<Index>(device), pool);
+  });
+  m.def("_xpu_memorySnapshot", [](std::optional<Pool> pool) {
+    py::list segments;
+    for (const auto& of : XPUCachingAllocator::snapshot(pool.value_or(Pool{})).segments) {
+      py::dict segment;
+      segment["device"] = of.device;
+      segment["address"] = of.address;
+      segment["total_size"] = of.total_size;
+      segment["allocated_size"] = of.allocated_size;
+      segment["active_size"] = of.active_size;
+      segment["stream"] = reinterpret_cast<uintptr_t>(of.stream);
+      segment["segment_pool_id"] = of.owner_private_pool_id;
+      segments.append(segment);
+    }
+    py::dict all;
+    all["segments"] = segments;
+    return all;
+  });
 }
 
 }  // namespace
@@ -193,6 +181,7 @@ PYBIND11_MODULE(_torch_xpu, m) {
   define_devices(m);
   define_streams(m);
   define_memory(m);
+  define_pools(m);
   define_graphs(m);
 }
 

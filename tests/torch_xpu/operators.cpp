@@ -5,10 +5,13 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/native/CPUFallback.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/xpu/XPUCachingAllocator.h>
 #include <torch/library.h>
+
+#include "graph.hpp"
 
 namespace torch_xpu {
 namespace {
@@ -155,6 +158,13 @@ Tensor& copy_between_devices(Tensor& self, const Tensor& source) {
   return self;
 }
 
+// The block is used again once the current stream has got here; false if the memory is not pinned.
+bool keep_pinned(const Tensor& host) {
+  const auto& data = host.storage().data_ptr();
+  const auto stream = getCurrentXPUStream().unwrap();
+  return at::getHostAllocator(c10::kXPU)->record_event(data.get(), data.get_context(), stream);
+}
+
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   if (self.is_same(source) || self.numel() == 0) return self;
   const Tensor& on_device = self.is_xpu() ? self : source;
@@ -166,7 +176,12 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     auto done = queue_of(on_device).memcpy(self.data_ptr(), source.data_ptr(), self.nbytes());
     const bool both = self.is_xpu() && source.is_xpu();
     const Tensor& host = self.is_xpu() ? source : self;
-    if (!both && (!non_blocking || !host.is_pinned())) done.wait_and_throw();
+    if (!both && (!non_blocking || !keep_pinned(host))) done.wait_and_throw();
+    return self;
+  }
+  if (is_recording()) {
+    at_replay(
+        [self = unowned(self), source = unowned(source)]() mutable { copy_(self, source, 0); });
     return self;
   }
   const Tensor from = source.is_xpu() ? on_host(source) : source;
@@ -192,6 +207,10 @@ c10::Scalar local_scalar_dense(const Tensor& self) { return on_host(self).item()
 Tensor& zero_(Tensor& self) {
   if (self.is_non_overlapping_and_dense()) {
     if (self.nbytes()) queue_of(self).memset(self.data_ptr(), 0, self.nbytes());
+    return self;
+  }
+  if (is_recording()) {
+    at_replay([self = unowned(self)]() mutable { torch_xpu::zero_(self); });
     return self;
   }
   Tensor host = on_host(self);
@@ -221,22 +240,6 @@ c10::IValue cpu_generator_for(const c10::IValue& given) {
                                         (offset * 0x9E3779B97F4A7C15ull));
 }
 
-void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const std::string& name = op.operator_name().name;
-  // A process group would send a copy, and what it receives would go to another one.
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      name.rfind("c10d::", 0) != 0, name,
-      ": this process group cannot move tensors of simulated GPUs; one whose backend is "
-      "registered for xpu can (tests/distributed/staged.py)");
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() != "generator") continue;
-    c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
-    value = cpu_generator_for(value);
-  }
-  at::native::cpu_fallback(op, stack);
-}
-
 // Torch's own counts integers on devices alone.
 Tensor histc(const Tensor& x, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
   const Tensor host = x.cpu();
@@ -257,6 +260,27 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe<
   return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, bias, dropout, causal,
                                                             std::nullopt, scale, gqa));
 }
+
+}  // namespace
+
+void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::string& name = op.operator_name().name;
+  // A process group would send a copy, and what it receives would go to another one.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      name.rfind("c10d::", 0) != 0, name,
+      ": this process group cannot move tensors of simulated GPUs; one whose backend is "
+      "registered for xpu can (tests/distributed/staged.py)");
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() != "generator") continue;
+    c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
+    value = cpu_generator_for(value);
+  }
+  if (is_recording()) return record_call(op, stack);
+  at::native::cpu_fallback(op, stack);
+}
+
+namespace {
 
 TORCH_LIBRARY_IMPL(_, XPU, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>()); }
 

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.xpu]
 def of_tests(xpu):
     if not torch_xpu.installed():
         pytest.skip("torch has an XPU backend of its own")
+    torch.xpu.empty_cache()
 
 
 def test_freed_memory_is_overwritten_and_goes_to_the_next_of_its_stream():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cover import few_rows
-from tiny_models import WAYS, decoder, prompts
+from tiny_models import WAYS, decoder, given_cache, prompts
 from xeflash.integrations.transformers import NAME, XeCache, register
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xpu, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.xpu, pytest.mark.filterwarnings("igno
 CACHES = {
     "dynamic": lambda model: {},
     "static": lambda model: {"cache_implementation": "static", "disable_compile": True},
-    "xe": lambda model: {"past_key_values": XeCache(model.config)},
+    "xe": lambda model: given_cache(XeCache(model.config)),
 }
 MODELS = ["llama", "gemma2", "gpt_oss"]  # grouped queries; softcap and windows; sinks
 RUNS = [(name, way, cache) for name in MODELS for way in ("greedy", "beams") for cache in CACHES]

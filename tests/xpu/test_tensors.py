@@ -208,3 +208,13 @@ def test_head_dims_whose_gradients_have_no_room_are_refused_by_the_forward_call(
         xeflash.flash_attn_func(q.detach(), q.detach(), q.detach())
     else:
         xeflash.flash_attn_func(q, q, q).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["negative", "imaginary part of a conjugate"])
+def test_lazy_views_are_resolved_for_a_call(xpu, kind):
+    q, k, v = (x.float() for x in make(9))
+    there = to_xpu(-q)
+    lazy = torch._neg_view(there) if kind == "negative" else torch.complex(there, there).conj().imag
+    assert lazy.is_neg() and lazy.resolve_neg().is_neg() is False
+    want = xeflash.flash_attn_func(to_xpu(q), to_xpu(k), to_xpu(v))
+    assert torch.equal(xeflash.flash_attn_func(lazy, to_xpu(k), to_xpu(v)).cpu(), want.cpu())
