@@ -1,0 +1,210 @@
+"""SGLang's attention backend: new keys and values go to its pool, then packed queries attend pages of the pool.
+
+    req_to_token (requests, positions): slots of tokens  ->  each 16th, 32nd, ... divided by the page: a table of pages
+    pool (slots, Hk, D)                                  ->  (pages, page, Hk, D), the same memory
+
+Prefill, its chunks, decode and the check of a chain of guesses are one call of variable length. Latents (MLA) are keys
+of one head, whose first columns are the values. See sglang.py for how it is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MLATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
+
+from xeflash import flash_attn_varlen_func
+
+
+@dataclass
+class Step:
+    """The tokens of a forward pass, and where their keys are."""
+
+    starts: Tensor  # of each sequence's queries
+    longest_q: int
+    lengths: Tensor  # keys of each sequence, the new ones among them
+    longest_k: int
+    pages: Tensor  # (sequences, pages of the longest)
+    is_whole: bool = False  # prompts from their first token on: all keys are new
+    window_pages: Tensor | None = None  # of layers whose pool keeps a window only
+    window_slots: Tensor | None = None
+
+
+class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
+    """All layers' attention."""
+
+    def __init__(self, runner: Any) -> None:
+        """For one of SGLang's ModelRunners."""
+        super().__init__()
+        self.page: int = runner.page_size
+        if self.page % 16:
+            raise ValueError(
+                f"xeflash: page_size must be a multiple of 16, got {self.page}: start SGLang with --page-size 64"
+            )
+        ranks = get_parallel().attn_dcp_size
+        if ranks > 1:
+            raise NotImplementedError(f"xeflash: dcp_size must be 1, got {ranks}")
+        if runner.model_config.is_encoder_decoder:
+            raise NotImplementedError("xeflash: models of an encoder and a decoder are not supported")
+        self.token_to_kv_pool = runner.token_to_kv_pool  # SGLang's models read both, too
+        self.req_to_token_pool = runner.req_to_token_pool
+        pool = runner.token_to_kv_pool
+        self.has_windows = isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0
+        self.has_latents = isinstance(getattr(pool, "full_kv_pool", pool), MLATokenToKVPool)
+        self.context_len: int = runner.model_config.context_len
+        self.recorded: dict[tuple[int, int], Step] = {}
+        self.step: Step | None = None
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Before the layers of a pass that is not recorded."""
+        self.step = None if forward_batch.forward_mode.is_idle() else self._step(forward_batch)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Before graphs are recorded: each gets its own room."""
+        self.recorded = {}
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """Keys of a place that is empty."""
+        return 1
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Before a pass is recorded, for sequences of any length, and before each replay, which finds its own there."""
+        now = self._step(forward_batch)
+        key = (forward_batch.batch_size, now.longest_q)
+        if in_capture:
+            pages = torch.zeros_like(now.pages[:, :1]).repeat(1, -(-self.context_len // self.page))
+            self.recorded[key] = replace(
+                now, longest_k=self.context_len, pages=pages, window_pages=pages.clone() if self.has_windows else None
+            )
+        self.step = step = self.recorded[key]
+        step.lengths.copy_(now.lengths)
+        for room, table in ((step.pages, now.pages), (step.window_pages, now.window_pages)):
+            if room is not None and table is not None:
+                room[:, : table.shape[1]].copy_(table)
+        if step.window_slots is not None and now.window_slots is not None:
+            step.window_slots.copy_(now.window_slots)
+
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
+        **more: Any,
+    ) -> Tensor:
+        """Attention (tokens, H * Dv) of a layer's new tokens."""
+        self._refuse(layer, more)
+        step = self.step
+        assert step is not None
+        if save_kv_cache and k is not None:
+            where = KVWriteLoc.for_batch(forward_batch, swa_loc=step.window_slots)
+            of_layer = () if self.has_latents or layer.k_scale is None else (layer.k_scale, layer.v_scale)
+            self.token_to_kv_pool.set_kv_buffer(layer, where, k, v, *of_layer)
+        causal = layer.attn_type is not AttentionType.ENCODER_ONLY
+        left = layer.sliding_window_size
+        features: dict[str, Any] = {
+            "softmax_scale": layer.scaling,
+            "causal": causal,
+            "window_size": (left, 0 if causal else left) if left >= 0 else (-1, -1),
+            "softcap": layer.logit_cap or 0.0,
+            "s_aux": sinks,
+        }
+        q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        if step.is_whole and k is not None and v is not None and not save_kv_cache:
+            k = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
+            v = v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
+            out = flash_attn_varlen_func(
+                q, k, v, step.starts, step.starts, step.longest_q, step.longest_q, **features
+            )  # fmt: skip
+        else:
+            keys, values, scales = self._caches(layer)
+            out = flash_attn_varlen_func(
+                q, keys, values, step.starts, None, step.longest_q, step.longest_k, seqused_k=step.lengths,
+                block_table=self._pages(layer, step), **scales, **features,
+            )  # fmt: skip
+        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+    forward_decode = forward_extend
+
+    def _step(self, batch: Any) -> Step:
+        mode, guesses = batch.forward_mode, batch.spec_info
+        if batch.encoder_lens is not None:
+            raise NotImplementedError("xeflash: encoder_lens must be None: cross attention is not supported")
+        more, is_whole = 0, False
+        if mode.is_target_verify():
+            if getattr(guesses, "tree_topk", None) != 1:
+                raise NotImplementedError(
+                    "xeflash: guesses that are verified must be a chain (--speculative-eagle-topk 1), got a tree"
+                )
+            more = longest_q = guesses.num_tokens_per_req
+        elif mode.is_decode():
+            if guesses is not None:
+                raise NotImplementedError(
+                    "xeflash: a draft model must have another --speculative-draft-attention-backend"
+                )
+            longest_q = 1
+        elif mode.is_extend_or_draft_extend_or_mixed(include_draft_extend_v2=True):
+            longest_q = max(batch.extend_seq_lens_cpu)
+            is_whole = not any(batch.extend_prefix_lens_cpu)
+        else:
+            raise NotImplementedError(f"xeflash: forward_mode {mode.name} is not supported")
+        device, count = batch.seq_lens.device, batch.batch_size
+        if mode.is_decode() or mode.is_target_verify():
+            starts = torch.arange(0, (count + 1) * longest_q, longest_q, dtype=torch.int32, device=device)
+        else:
+            starts = torch.nn.functional.pad(batch.extend_seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+        lengths = batch.seq_lens if batch.seq_lens_cpu is None else batch.seq_lens_cpu
+        longest_k = int(lengths.max()) + more
+        firsts = self.req_to_token_pool.req_to_token[:, : longest_k : self.page][batch.req_pool_indices]
+        step = Step(starts, longest_q, (batch.seq_lens + more).int(), longest_k, firsts // self.page, is_whole)
+        if self.has_windows:
+            of_windows = self.token_to_kv_pool.translate_loc_from_full_to_swa
+            step.window_pages = (of_windows(firsts).clamp(min=0) // self.page).int()  # of what was forgotten: any
+            step.window_slots = None if batch.out_cache_loc is None else of_windows(batch.out_cache_loc)
+        return step
+
+    def _pages(self, layer: Any, step: Step) -> Tensor | None:
+        if self.has_windows and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]:
+            return step.window_pages
+        return step.pages
+
+    def _caches(self, layer: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """(pages, page, Hk, D) of keys and of values, and what their elements are multiplied by."""
+        keys, values = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        want = [(layer.tp_k_head_num, layer.qk_head_dim), (layer.tp_v_head_num, layer.v_head_dim)]
+        if [x.shape[1:] for x in (keys, values)] != want:
+            raise NotImplementedError(
+                f"xeflash: rows of the pool must be (heads, head_dim) as the layer has them, {want[0]} of keys and "
+                f"{want[1]} of values, got {list(keys.shape)} and {list(values.shape)}"
+            )
+        scales = {}
+        if keys.dtype.itemsize == 1:
+            of_layer = (None, None) if self.has_latents else (layer.k_scale_float, layer.v_scale_float)
+            scales = {f"{name}_scale": scale or 1.0 for name, scale in zip("kv", of_layer, strict=True)}
+        return keys.unflatten(0, (-1, self.page)), values.unflatten(0, (-1, self.page)), scales
+
+    def _refuse(self, layer: Any, more: dict[str, Any]) -> None:
+        """Raises for what a layer asks for and a call cannot say."""
+        for name, value in more.items():
+            if value is not None:
+                raise NotImplementedError(f"xeflash: {name} must be None, got {type(value).__name__}")
+        for name, allowed in (
+            ("is_cross_attention", (False,)),
+            ("use_irope", (False,)),
+            ("pos_encoding_mode", ("NONE",)),
+            ("xai_temperature_len", (-1,)),
+            ("attn_type", (AttentionType.DECODER, AttentionType.ENCODER_ONLY)),
+            ("logit_capping_method", ("tanh",) if layer.logit_cap else (layer.logit_capping_method,)),
+        ):
+            if (got := getattr(layer, name)) not in allowed:
+                raise NotImplementedError(f"xeflash: {name} of a layer must be {allowed[0]!r}, got {got!r}")

@@ -1,0 +1,301 @@
+"""Passes through SGLang's own pools, batches and layers, without an engine: on the CPU, and on xpu where torch has it.
+
+Results are compared with float64, and with SGLang's torch_native backend where that has the feature.
+"""
+
+import itertools
+import types
+
+import pytest
+import torch
+from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.mem_cache import memory_pool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.runtime_context import get_parallel
+from tolerance import check_attention
+from xeflash.integrations.sglang import register
+from xeflash.selftest.reference import Features
+
+register()
+
+PAGES, PAGE, CONTEXT = 20, 16, 80
+LATENT, ROPE = 512, 64
+CAUSAL = Features(scale=0.125, window=(-1, 0))
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """One rank, of groups that nobody made; on xpu pools are written by torch, as sgl_kernel's operator is not here."""
+    monkeypatch.setattr(memory_pool, "_is_xpu", False)
+    with get_parallel().override(attn_tp_size=1, attn_dcp_size=1, attn_dcp_rank=0, dcp_enabled=False):
+        yield
+
+
+class Sequences:
+    """Sequences with keys in a pool already, and the tokens that a pass adds."""
+
+    def __init__(
+        self, before, new, mode=ForwardMode.EXTEND, device="cpu", dtype=torch.bfloat16, page=PAGE, latent=False,
+        forgetful=False, stored=None,
+    ):  # fmt: skip
+        self.before, self.new, self.mode, self.page = before, new, mode, page
+        self.lengths = [a + b for a, b in zip(before, new, strict=True)]
+        self.tokens, self.device = sum(new), device
+        self.starts = list(itertools.accumulate(new, initial=0))
+        self.heads, self.heads_k, self.dim, self.dim_v = (4, 1, LATENT + ROPE, LATENT) if latent else (6, 2, 64, 64)
+        with torch.device("cpu"):
+            self.q = torch.randn(self.tokens, self.heads, self.dim).to(dtype)
+            self.keys = [torch.randn(n, self.heads_k, self.dim).to(dtype) for n in self.lengths]
+            values = [torch.randn(n, self.heads_k, self.dim_v).to(dtype) for n in self.lengths]
+            self.values = [k[..., :LATENT] for k in self.keys] if latent else values
+            pages = 1 + torch.randperm(PAGES).int() if page > 1 else torch.arange(PAGES)
+        size = PAGES * PAGE
+        said = {"page_size": page, "dtype": stored or dtype, "device": device, "enable_memory_saver": False}
+        of_heads = {"head_num": self.heads_k, "head_dim": self.dim}
+        if latent:
+            self.pool = MLATokenToKVPool(size, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, layer_num=1, **said)
+        elif forgetful:
+            self.pool = SWAKVPool(
+                size, size, swa_attention_layer_ids=[0], full_attention_layer_ids=[1], **said, **of_heads
+            )
+            moved = (torch.arange(size + page, device="cpu") + 5 * page) % (size + page)  # slots of windows
+            self.pool.register_mapping(moved.to(device))
+        else:
+            self.pool = MHATokenToKVPool(size, layer_num=2, **said, **of_heads)
+        self.requests = ReqToTokenPool(5, CONTEXT, device, False)
+        self.rows = [4, 1, 3, 2][: len(new)]
+        slots = []
+        for b, n in enumerate(self.lengths):
+            mine = pages[5 * b : 5 * b + 5, None].to(device) * PAGE + torch.arange(PAGE, device=device)
+            self.requests.write((self.rows[b], slice(0, n)), mine.flatten()[:n].int())
+            slots.append(self.requests.req_to_token[self.rows[b], :n])
+        self.slots = slots
+
+    def batch(self, **more):
+        def of(x, dtype=torch.int64):
+            return torch.tensor(x, dtype=dtype, device=self.device)
+
+        new_slots = torch.cat([slots[n:] for slots, n in zip(self.slots, self.before, strict=True)]).long()
+        guesses = self.mode is ForwardMode.TARGET_VERIFY
+        lengths = self.before if guesses else self.lengths
+        if not guesses and self.mode is not ForwardMode.DECODE:
+            more |= {"extend_seq_lens": of(self.new), "extend_seq_lens_cpu": list(self.new)}
+            more |= {"extend_prefix_lens": of(self.before), "extend_prefix_lens_cpu": list(self.before)}
+        return ForwardBatch(
+            forward_mode=self.mode, batch_size=len(self.new), input_ids=torch.zeros_like(new_slots),
+            req_pool_indices=of(self.rows), seq_lens=of(lengths), out_cache_loc=new_slots, seq_lens_sum=sum(lengths),
+            seq_lens_cpu=torch.tensor(lengths, device="cpu"), **more,
+        )  # fmt: skip
+
+    def backend(self, name="xeflash"):
+        config = types.SimpleNamespace(is_encoder_decoder=False, context_len=CONTEXT)
+        return ATTENTION_BACKENDS[name](
+            types.SimpleNamespace(
+                page_size=self.page, token_to_kv_pool=self.pool, req_to_token_pool=self.requests, model_config=config,
+                device=self.device,
+            )
+        )  # fmt: skip
+
+    def layer(self, number=0, **more):
+        return RadixAttention(self.heads, self.dim, 0.125, self.heads_k, layer_id=number, v_head_dim=self.dim_v, **more)
+
+    def remember(self, backend, layer, batch):
+        """Writes the keys before the pass, whose slots are those of a pass before it."""
+        earlier = Sequences.__new__(Sequences)
+        earlier.__dict__ |= self.__dict__ | {
+            "new": self.before,
+            "before": [0] * len(self.before),
+            "mode": ForwardMode.EXTEND,
+        }
+        earlier.lengths, earlier.slots = self.before, [s[:n] for s, n in zip(self.slots, self.before, strict=True)]
+        if sum(self.before):
+            backend.init_forward_metadata(earlier.batch())
+            k, v = (torch.cat([x[:n] for x, n in zip(xs, self.before, strict=True)]) for xs in (self.keys, self.values))
+            q = torch.zeros(sum(self.before), self.heads, self.dim, dtype=k.dtype, device="cpu")
+            backend.forward_extend(q.to(self.device), k.to(self.device), v.to(self.device), layer, earlier.batch())
+
+    def new_rows(self):
+        k, v = (torch.cat([x[n:] for x, n in zip(xs, self.before, strict=True)]) for xs in (self.keys, self.values))
+        return self.q.to(self.device), k.to(self.device), v.to(self.device)
+
+    def run(self, layer, backend=None, batch=None, save=True, **more):
+        backend, batch = backend or self.backend(), batch or self.batch()
+        self.remember(backend, layer, batch)
+        backend.init_forward_metadata(batch)
+        q, k, v = self.new_rows()
+        with forward_context(ForwardContext(attn_backend=backend)):
+            return layer(q.flatten(1), k.flatten(1), v.flatten(1), batch, save_kv_cache=save, **more)
+
+    def check(self, output, features):
+        assert output.shape == (self.tokens, self.heads * self.dim_v)
+        output = output.unflatten(1, (self.heads, self.dim_v)).cpu()
+        for b, (k, v) in enumerate(zip(self.keys, self.values, strict=True)):
+            rows = slice(self.starts[b], self.starts[b + 1])
+            q, k, v, out = (x.transpose(0, 1)[None] for x in (self.q[rows], k, v, output[rows]))
+            with torch.device("cpu"):
+                check_attention(f"sequence {b}", q, k, v, features, out)
+
+
+MIXED = ((0, 30, 20), (12, 1, 5))  # a prompt, a token, the next chunk of a prompt
+BATCHES = {
+    "prompts": ((0, 0, 0), (5, 40, 1), ForwardMode.EXTEND),
+    "chunks": ((16, 33), (20, 7), ForwardMode.EXTEND),
+    "mixed": (*MIXED, ForwardMode.MIXED),
+    "tokens": ((17, 0, 44, 15), (1, 1, 1, 1), ForwardMode.DECODE),
+}
+
+
+@pytest.fixture(params=BATCHES)
+def batch(request):
+    return BATCHES[request.param]
+
+
+def distance_to_native(s, out, layer):
+    return (out.float() - s.run(layer, s.backend("torch_native")).float()).abs().max()
+
+
+def test_pass_matches_reference_and_native(batch, device):
+    s = Sequences(*batch, device=device)
+    out = s.run(s.layer())
+    s.check(out, CAUSAL)
+    assert device != "cpu" or distance_to_native(s, out, s.layer()) < 0.03
+
+
+@pytest.mark.parametrize("feature", ["window", "softcap", "sinks"])
+def test_features_of_a_layer(feature, batch, device):
+    s = Sequences(*batch, device=device)
+    sinks = torch.arange(s.heads, device="cpu").float()
+    said, more, want = {
+        "window": (dict(sliding_window_size=8), {}, dict(window=(8, 0))),
+        "softcap": (dict(logit_cap=3.0), {}, dict(softcap=3.0)),
+        "sinks": ({}, dict(sinks=sinks.to(device)), dict(sinks=sinks)),
+    }[feature]
+    out = s.run(s.layer(**said), **more)
+    s.check(out, CAUSAL.with_(**want))
+    assert feature != "window" or device != "cpu" or distance_to_native(s, out, s.layer(**said)) < 0.03
+
+
+def test_pool_that_keeps_windows_only(batch):
+    s = Sequences(*batch, forgetful=True)
+    s.check(s.run(s.layer(0, sliding_window_size=8)), CAUSAL.with_(window=(8, 0)))
+    s.check(s.run(s.layer(1)), CAUSAL)
+    assert s.pool.swa_kv_pool.k_buffer[0].any() and s.pool.full_kv_pool.k_buffer[0].any()
+    assert not torch.equal(s.pool.swa_kv_pool.k_buffer[0], s.pool.full_kv_pool.k_buffer[0])
+
+
+def test_latents(batch):
+    s = Sequences(*batch, latent=True)
+    out = s.run(s.layer())
+    s.check(out, CAUSAL)
+    assert distance_to_native(s, out, s.layer()) < 0.06
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("scales", [None, (0.5, 0.25)], ids=["plain", "scaled"])
+def test_pool_in_eight_bits(dtype, scales):
+    s = Sequences(*MIXED, stored=dtype)
+    layer = s.layer()
+    if scales:
+        layer.k_scale, layer.v_scale = (torch.tensor(x) for x in scales)
+        layer.k_scale_float, layer.v_scale_float = scales
+    out = s.run(layer)
+    for rows, scale in zip((s.keys, s.values), scales or (1, 1), strict=True):
+        rows[:] = [((x / scale).to(dtype).float() * scale).bfloat16() for x in rows]
+    s.check(out, CAUSAL)
+
+
+def test_encoders_see_both_sides():
+    s = Sequences((0, 0), (12, 5))
+    layer = s.layer(attn_type=AttentionType.ENCODER_ONLY)
+    out = s.run(layer)
+    s.check(out, Features(scale=0.125))
+    assert distance_to_native(s, out, layer) < 0.03
+    window = s.layer(attn_type=AttentionType.ENCODER_ONLY, sliding_window_size=4)
+    s.check(s.run(window), Features(scale=0.125, window=(4, 4)))
+
+
+def test_keys_that_are_not_kept_are_attended():
+    """As in a prompt of a model with latents, whose layer has heads that its pool has not."""
+    s = Sequences((0, 0), (12, 5))
+    s.check(s.run(s.layer(), save=False), CAUSAL)
+    assert not any(buffer.any() for buffer in s.pool.k_buffer)
+
+
+def test_layers_may_share_keys():
+    s = Sequences(*MIXED)
+    backend, batch = s.backend(), s.batch()
+    s.run(s.layer(), backend, batch)
+    out = backend.forward_extend(s.q, None, None, s.layer(), batch)
+    s.check(out, CAUSAL)
+
+
+def chain(width):
+    return types.SimpleNamespace(tree_topk=1, num_tokens_per_req=width)
+
+
+def test_a_chain_of_guesses_is_verified(device):
+    s = Sequences((17, 30, 0), (4, 4, 4), ForwardMode.TARGET_VERIFY, device)
+    s.check(s.run(s.layer(), batch=s.batch(spec_info=chain(4))), CAUSAL)
+
+
+def test_draft_models_extend():
+    s = Sequences((17, 30), (4, 4), ForwardMode.DRAFT_EXTEND_V2)
+    s.check(s.run(s.layer()), CAUSAL)
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+@pytest.mark.parametrize("width", [1, 3], ids=["tokens", "guesses"])
+def test_room_of_a_graph_has_the_pass_of_each_replay(width, forgetful):
+    """Without a recording: what a graph would read is what was there when it was recorded."""
+    mode = ForwardMode.DECODE if width == 1 else ForwardMode.TARGET_VERIFY
+    guesses = None if width == 1 else chain(width)
+    first = Sequences((2, 0), (width, width), mode, forgetful=forgetful)
+    backend = first.backend()
+    backend.init_cuda_graph_state(2, 2 * width)
+    backend.init_forward_metadata_out_graph(first.batch(spec_info=guesses), in_capture=True)
+    recorded = backend.step
+    for before in ((17, 40), (70, 3)):
+        s = Sequences(before, (width, width), mode, forgetful=forgetful)
+        backend.token_to_kv_pool, backend.req_to_token_pool = s.pool, s.requests
+        layer, batch = s.layer(0, sliding_window_size=8 if forgetful else -1), s.batch(spec_info=guesses)
+        s.remember(backend, layer, batch)
+        backend.init_forward_metadata_out_graph(batch)
+        assert backend.step is recorded
+        out = backend.forward_decode(*s.new_rows(), layer, batch)
+        s.check(out, CAUSAL.with_(window=(8, 0)) if forgetful else CAUSAL)
+
+
+def test_refusals():
+    s = Sequences(*MIXED)
+    with pytest.raises(ValueError, match="page_size must be a multiple of 16, got 1: start SGLang with --page-size 64"):
+        Sequences(*MIXED, page=1).backend()
+    with (
+        pytest.raises(NotImplementedError, match="dcp_size must be 1, got 2"),
+        get_parallel().override(attn_dcp_size=2),
+    ):
+        s.backend()
+    for said, message in (
+        ({"use_irope": True}, "use_irope of a layer must be False, got True"),
+        ({"is_cross_attention": True}, "is_cross_attention of a layer must be False"),
+        ({"pos_encoding_mode": "ALIBI"}, "pos_encoding_mode of a layer must be 'NONE', got 'ALIBI'"),
+        ({"attn_type": AttentionType.DECODER_BIDIRECTIONAL}, "attn_type of a layer must be .*DECODER"),
+        ({"logit_cap": 3.0, "logit_capping_method": "x"}, "logit_capping_method of a layer must be 'tanh', got 'x'"),
+    ):
+        with pytest.raises(NotImplementedError, match=message):
+            s.run(s.layer(**said))
+    with pytest.raises(NotImplementedError, match="topk_indices must be None, got Tensor"):
+        s.run(s.layer(), topk_indices=s.q)
+    with pytest.raises(NotImplementedError, match="rows of the pool must be .* as the layer has them"):
+        Sequences(*MIXED, latent=True).run(RadixAttention(4, 192, 0.1, 4, 0, v_head_dim=128), save=False)
+    for mode, guesses, message in (
+        (ForwardMode.TARGET_VERIFY, types.SimpleNamespace(tree_topk=2, num_tokens_per_req=4), "must be a chain"),
+        (ForwardMode.DECODE, chain(4), "must have another --speculative-draft-attention-backend"),
+        (ForwardMode.DLLM_EXTEND, None, "forward_mode DLLM_EXTEND is not supported"),
+    ):
+        s = Sequences((17,), (4,), mode)
+        with pytest.raises(NotImplementedError, match=message):
+            s.backend().init_forward_metadata(s.batch(spec_info=guesses))
