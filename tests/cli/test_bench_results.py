@@ -255,6 +255,17 @@ def test_picture_has_the_peak_of_each_case_as_a_line_with_its_name():
         assert left[0] < i < right[0]
 
 
+def test_peaks_of_one_kind_have_one_name():
+    pytest.importorskip("matplotlib")
+    results = [
+        dataclasses.replace(r, row=dataclasses.replace(r.row, bound_by="memory", peak=peak, percent_of_peak=50.0))
+        for case in (PREFILL, DECODE)
+        for r, peak in zip(lengths(case, 1000, 2000), (20.0, 30.0), strict=True)
+    ]
+    names = legend_of(plot.figure(results, "title"))
+    assert sorted(names) == ["peak: memory, 20.0 to 30.0 GB/s", "torch, best form", "xeflash"]
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 6, 12])
 def test_pictures_fit_a_screen(count, tmp_path):
     image = pytest.importorskip("matplotlib.image")

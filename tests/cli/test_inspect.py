@@ -118,8 +118,8 @@ def test_what_gradients_executed_is_a_table_for_each_kernel() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--device", "bmg"], "name a KERNEL, or a call"),
-        (["--device", "bmg", "--heads", "3"], "name a KERNEL, or a call"),
+        (["--device", "bmg"], "/bmg-*/kernel.bin, or a call by --call"),
+        (["--device", "bmg", "--heads", "3"], "name a KERNEL, which is one of "),
         (["--device", "cpu", "kernel.bin"], "--device must be one of pvc, "),
         (["--device", "bmg", "kernel.bin", "--kv-len", "3"], "--kv-len must be left out without --call, got 3"),
         (["--device", "bmg", *STEP, "--options=-g"], "--options must be left out without a KERNEL"),

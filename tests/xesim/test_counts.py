@@ -92,3 +92,16 @@ def test_decode_says_what_memory_reads(ocloc, caches):
     memory = float(decode["memory / KV"])
     assert memory < 1.01 if caches == "l2" else 1.01 < memory < float(decode["L2 / KV"])
     assert float(decode["lost / KV"]) == 0
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("device", ("bmg", "pvc", "dg2"))
+def test_no_head_dim_costs_much_more_than_a_wider_one(ocloc, device):
+    words = ("--device", device, "--head-dim", "40,56,72,88,104", "--format", "csv")
+    rows = list(csv.DictReader(counts("dims", *words).splitlines()[1:]))
+    assert [(row["D"], row["beside"]) for row in rows] == [
+        ("40", "64"), ("56", "64"), ("72", "96"), ("88", "96"), ("104", "128"),
+    ]  # fmt: skip
+    for row in rows:
+        assert float(row["its instructions"]) < 1.2 and float(row["its bytes"]) < 1.2, row
+        assert float(row["dpas"]) >= float(row["least"]) > 0 and row["spilled"] == "0", row

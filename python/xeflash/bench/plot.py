@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xeflash.bench.limits import words
+from xeflash.bench.numbers import number
 from xeflash.bench.rows import Result, Row
 from xeflash.bench.stats import summarize
 
@@ -134,24 +135,36 @@ def _rate(result: Result, milliseconds: float) -> float:
     return float(1e-6 * (row.kv_bytes if row.phase == "decode" else row.flops) / milliseconds)
 
 
-def _peaks(axis: Any, results: Sequence[Result]) -> None:
+def _names_of_peaks(results: Sequence[Result]) -> dict[str | None, str]:
+    """Return one for each kind: peaks are measured beside each call, and differ a little."""
+    peaks: dict[str | None, list[float]] = {}
+    for row in (result.row for result in results):
+        if row.percent_of_peak and row.peak:
+            peaks.setdefault(row.bound_by, []).append(row.peak)
+    names = {}
+    for bound_by, found in peaks.items():
+        low, high = number(min(found)), number(max(found))
+        text = words(bound_by, max(found))
+        names[bound_by] = f"peak: {text if low == high else text.replace(high, f'{low} to {high}')}"
+    return names
+
+
+def _peaks(axis: Any, results: Sequence[Result], names: Mapping[str | None, str]) -> None:
     """Draw what each case would reach at the peak that holds it, a line over its bars."""
     held = [(i, result) for i, result in enumerate(results) if result.row.percent_of_peak]
     for bound_by in dict.fromkeys(result.row.bound_by for _, result in held):
         here = [(i, result) for i, result in held if result.row.bound_by == bound_by]
-        peak = max(result.row.peak for _, result in here)
         tops = [_rate(result, result.row.median_ms) * 100 / result.row.percent_of_peak for _, result in here]
         ends = [(i - 0.5, i + 0.5) for i, _ in here]
         color = _PEAK_COLORS.get(bound_by, "black")
-        axis.hlines(
-            tops, *zip(*ends, strict=True), colors=color, linestyles="dashed", label=f"peak: {words(bound_by, peak)}"
-        )
+        axis.hlines(tops, *zip(*ends, strict=True), colors=color, linestyles="dashed", label=names[bound_by])
 
 
 def figure(results: Sequence[Result], title: str) -> Any:
     """Return the picture as matplotlib's Figure; what all cases of a panel have in common is in its title."""
     results = [result for result in results if result.row.status == "ok"]
     names = list(dict.fromkeys((result.row.phase, result.row.dtype) for result in results))
+    of_peaks = _names_of_peaks(results)
     figure, axes = panels(len(names), title)
     for axis, (phase, dtype) in zip(axes, names, strict=True):
         mine = [result for result in results if (result.row.phase, result.row.dtype) == (phase, dtype)]
@@ -159,7 +172,7 @@ def figure(results: Sequence[Result], title: str) -> Any:
         if any(result.row.torch_form for result in mine):
             forms["torch, best form"] = lambda result: result.row.torch_form or ""
         bars(axis, mine, forms, _rate)
-        _peaks(axis, mine)
+        _peaks(axis, mine, of_peaks)
         ticks = {name: [tick(result.row) for result in mine] for name, tick in _CASE.items()}
         others = [name for name, texts in ticks.items() if len(set(texts)) > 1] or ["keys"]
         common = [f"{name} {texts[0]}" for name, texts in ticks.items() if name not in others]

@@ -15,7 +15,8 @@ _ARRAY_ELEMENTS = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "in
 _DOUBLE = re.compile(
     r"(?<![\w.'])(0[xX][\da-fA-F.]+[pP][+-]?\d+|(\d+\.\d*|\.\d+)([eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])"
 )
-_TAKEN = {"s", "b", "h", "q_idx", "k_idx", "inf"}
+_TAKEN = ("s", "b", "h", "q_idx", "k_idx", "inf")
+_FUNCTIONS = ("select", "number", "min", "max", "abs", "exp", "exp2", "log", "log2", "sqrt", "tanh")
 _KEYWORDS = re.compile(
     r"alignas|alignof|and|and_eq|asm|auto|bitand|bitor|bool|break|case|catch|char|char8_t|char16_t|"
     r"char32_t|class|co_await|co_return|co_yield|compl|concept|const|const_cast|consteval|constexpr|"
@@ -209,6 +210,10 @@ class ScoreMod:
             "};",
             "}  // namespace snippet",
         ]
+
+    def names(self) -> tuple[str, ...]:
+        """What the text may use."""
+        return *_TAKEN, *(name for name, _, _ in self.captures), *_FUNCTIONS
 
     def digest(self) -> str:
         """A short name."""

@@ -316,7 +316,10 @@ def check_cpu(facts: Facts) -> Iterator[Check]:
     rates = facts.probe.get("core", {}).get("rates", {})
     measured = [f"{what} {2e-9 * rates[name]:.0f}" for name, what in _RATES.items() if rates.get(name)]
     if measured:
-        yield Check("cpu", "info", f"GFLOP/s of one core now: {', '.join(measured)}")
+        text = f"GFLOP/s of one core now: {', '.join(measured)}"
+        if not rates.get("tiles") and 0 < rates.get("pairs", 0) < rates.get("fp32", 0):
+            text += "; bf16 is widened to fp32, which is faster here, but not faster than fp32 itself"
+        yield Check("cpu", "info", text)
     yield Check("python", "ok", facts.python)
 
 

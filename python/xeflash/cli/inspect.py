@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xeflash.cli import inspect_call, inspect_run
+from xeflash.runtime.cache_folder import cache_folder
 from xeflash.sim import DEVICES
 from xeflash.sim.waits import CLASSES
 
@@ -25,7 +26,14 @@ def add_parser(commands: Any) -> None:
         "--call, say how a call is shared out over a device, which need not be there: launches, threads, splits; with "
         "--executed, too, run it on the simulator, and show what it executed and what a thread waits for.",
     )
-    parser.add_argument("file", metavar="KERNEL", type=Path, nargs="?", help="a native binary (zebin) or SPIR-V")
+    parser.add_argument(
+        "file",
+        metavar="KERNEL",
+        type=Path,
+        nargs="?",
+        help="a native binary (zebin) or SPIR-V: kernel.bin in a "
+        "folder of the cache (XEFLASH_CACHE_DIR), whose name says what the kernel computes",
+    )
     parser.add_argument(
         "--device", choices=(*inspect_call.HERE, *DEVICES), required=True, help="cpu, xpu: this machine's, of a call"
     )
@@ -73,7 +81,8 @@ def print_kernel(kernel: dict[str, Any]) -> None:
 def _refuse_unused(arguments: argparse.Namespace) -> None:
     """Raise if there is nothing to inspect, or an option that nothing reads."""
     if arguments.file is None and arguments.call is None:
-        raise ValueError("name a KERNEL, or a call by --call")
+        kept = cache_folder() / f"{arguments.device}-*" / "kernel.bin"
+        raise ValueError(f"name a KERNEL, which is one of {kept}, or a call by --call")
     if arguments.file is None and arguments.options is not None:
         raise ValueError(f"--options must be left out without a KERNEL, got {arguments.options!r}")
     if arguments.file is not None and arguments.device in inspect_call.HERE:

@@ -184,6 +184,8 @@ def _explain(kernel: KernelSource, desc: AnyDesc, log: str) -> str:
     if isinstance(desc, Desc) and desc.score_mod:  # whose author knows no names and lines of kernels
         what = f"score_mod {textwrap.shorten(desc.score_mod.text, 300)!r}"
         first = first[max(first.find("error: "), 0) :]
+        if "undeclared identifier" in first:
+            first = f"{first.strip()}. It may use {', '.join(desc.score_mod.names())}"
     message = f"xeflash: {what} did not compile: {first.strip()}"
     try:
         path = cache.keep_log(f"{kernel.name}.failed.log", f"{kernel.text}\n{' '.join(kernel.options)}\n\n{log}\n")
