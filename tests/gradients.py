@@ -62,6 +62,7 @@ class Case:
     hidden_rows: bool = False  # a bias or a mask hides all keys of some rows, too
     ends_of_sinks: bool = False  # some sinks are -inf
     documents: str = ""  # of DOCUMENTS
+    chunk: int = 0
     fixed: str = ""  # of what could have a gradient: the names, with + between, that nobody asks for
     device: str = "cpu"
 
@@ -205,6 +206,9 @@ def formula(case: Case, t: Tensors, fixed: Tensors, first: int = 0, moved: Any =
         s = s + TILT * torch.tanh(s * near[h]) + near[(j + b) % PERIOD]
         s = s.masked_fill((i + j) % PERIOD == 3, -torch.inf)
     s = s.masked_fill(~seen, -torch.inf)
+    if case.chunk:
+        positions = torch.arange(rows) + (0 if case.top_left else keys - rows)
+        s = s.masked_fill((positions // case.chunk)[:, None] != torch.arange(keys) // case.chunk, -torch.inf)
     if case.documents:
         ids = fixed["document_ids"].expand(batch, keys)[:, None]
         s = s.masked_fill(ids[..., keys - rows :, None] != ids[..., None, :], -torch.inf)
@@ -302,6 +306,8 @@ def call(case: Case, t: Tensors, fixed: Tensors) -> Any:
     more: dict[str, Any] = {"window_size": window, "softcap": 3.0 if case.has("softcap") else 0.0}
     more["alibi_slopes"] = t.get("alibi_slopes")
     more["dropout_p"] = DROPOUT if case.has("dropout") else 0.0
+    if case.chunk:
+        more["attention_chunk"] = case.chunk
     if case.documents:
         more["document_ids"] = fixed["document_ids"]
     if case.has("snippet"):

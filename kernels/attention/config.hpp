@@ -3,8 +3,10 @@
 #pragma once
 
 #include "attention/cache.hpp"
+#include "attention/chunks.hpp"
 #include "attention/documents.hpp"
 #include "attention/dropout.hpp"
 #include "attention/mask.hpp"
+#include "attention/picks.hpp"
 #include "attention/softmax.hpp"
 #include "attention/variant.hpp"

@@ -29,6 +29,15 @@ struct BlockRange {
   }
   XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
   XF_INLINE void have_none_full() { full_end = full_begin; }
+  // Leaves what another range has, too.
+  XF_INLINE void meet(const BlockRange& other) {
+    begin = larger(begin, other.begin);
+    full_begin = larger(full_begin, other.full_begin);
+    full_end = at_most(full_end, other.full_end);
+    end = larger(at_most(end, other.end), begin);
+    first = larger(first, other.first);
+    last = larger(at_most(last, other.last), first);
+  }
 };
 
 // The keys [begin, end) of one split that a single row visits.
@@ -86,14 +95,16 @@ struct Window {  // a Mask
         right == kUnbounded ? 0 : last - right, left == kUnbounded ? sq : first + left + 1, sq);
   }
 
-  // One split's share of the keys that a single row sees, not before key `from`: whole blocks of Bc
-  // keys, aligned to Bc.
-  XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc, int from = 0) const {
+  // One split's share of the keys in [from, to) that a single row sees: whole blocks of Bc keys,
+  // aligned to Bc.
+  XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc, int64_t from = 0,
+                                   int64_t to = kUnbounded) const {
     const int64_t first_seen = static_cast<int64_t>(shift) - left;
     const int64_t seen_from =
         within(left == kUnbounded || first_seen < from ? from : first_seen, sk);
-    const int64_t end =
-        within(right == kUnbounded ? sk : static_cast<int64_t>(shift) + right + 1, sk);
+    const int64_t last_seen =
+        right == kUnbounded ? kUnbounded : static_cast<int64_t>(shift) + right + 1;
+    const int64_t end = within(last_seen < to ? last_seen : to, sk);
     const int64_t begin = seen_from < end ? seen_from - seen_from % Bc : end;
     // The division is in 32 bits: one in 64 bits is a loop on GPUs.
     const int blocks = static_cast<int>((end - begin + Bc - 1) / Bc);
@@ -108,7 +119,7 @@ struct Window {  // a Mask
     hide_columns(S, keys.seen_from - key, keys.end - key);
   }
 
- private:
+ protected:
   static XF_INLINE int64_t within(int64_t i, int64_t count) {
     return i < 0 ? 0 : (i < count ? i : count);
   }

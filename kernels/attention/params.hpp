@@ -31,8 +31,16 @@ struct CacheArg {
   TensorArg k_scale, v_scale;  // fp32 per row and head of K and V: scales of quantised elements
 };
 
-// The documents of a sequence, see documents.hpp.
 constexpr int kSpan = 64;  // positions per span
+
+// The keys that are picked for rows, see picks.hpp.
+constexpr int kWord = 32;  // keys per word of bits
+struct PicksArg {
+  const int32_t *rows, *spans;
+  int64_t batch, batch_spans;  // strides; 0: all sequences have the same
+};
+
+// The documents of a sequence, see documents.hpp.
 struct DocumentsArg {
   const int32_t* ids;          // one per position
   int32_t *least, *greatest;   // the least and the greatest id of each span
@@ -58,6 +66,7 @@ struct FwdParams {
   int32_t batch, heads_q, heads_k, max_q, max_k;
   int32_t left, right;       // visible keys around the diagonal; kUnbounded: no limit
   int32_t top_left;          // the diagonal starts at position 0 instead of ending at (Sq, Sk)
+  int32_t chunk;             // positions of a chunk, see chunks.hpp
   int32_t q_start, k_start;  // positions of the first row and key
   const int32_t *q_starts, *k_starts;  // added to them, per sequence; null: 0
   int32_t first_head, all_heads;       // index of the first head here among all heads
@@ -71,6 +80,7 @@ struct FwdParams {
   uint32_t drop_below;  // dropout probability x 2^16
   float keep_scale;     // 1 / (1 - dropout probability)
   DocumentsArg documents;
+  PicksArg picks;
 };
 
 // Keys and values that are appended before attention, and the rotation of keys and queries.

@@ -311,6 +311,7 @@ int64_t size_of(DType dtype) {
 }
 
 bool Array::is_packed() const {
+  if (is_empty()) return true;
   int64_t packed = 1;
   for (int i = ndim - 1; i >= 0; --i) {
     if (shape[i] != 1 && strides[i] != packed) return false;

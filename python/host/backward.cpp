@@ -451,7 +451,7 @@ py::tuple backward(const py::kwargs& arguments) {
     if (p.used_k.data && !g.adds_up()) {  // the keys that are not in use
       for (const Array* a : {&to.dk, &to.dv}) launch.clear(*a);
     }
-    documents.launch(launch, params, spans);
+    if (spans) documents.launch(launch, params, spans);
     for (const Step& step : steps) {
       launch(*step.kernels->entries[step.entry], params, step.groups, step.kernels->threads);
     }

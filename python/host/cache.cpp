@@ -56,7 +56,9 @@ void read_scales(Problem& p, const FwdRequest& r, const Checker& check) {
   c.k_scale = read_scale(r.cache.k_scale, c.k_factor, "k_scale", p.k, p.k_name, p, check);
   c.v_scale = read_scale(r.cache.v_scale, c.v_factor, "v_scale", p.v, p.v_name, p, check);
   if (!c.k_scale.object != !c.v_scale.object) {
-    check.refuse("k_scale and v_scale must both be arrays, or neither");
+    check.refuse(
+        std::string("k_scale and v_scale must both be arrays, or neither, got an array of ") +
+        (c.k_scale.object ? "k_scale" : "v_scale") + " alone");
   }
 }
 
@@ -191,6 +193,13 @@ struct Used {
   int64_t first, end;
 };
 
+struct CacheOverflow : py::builtin_exception {
+  using builtin_exception::builtin_exception;
+  void set_error() const override {
+    py::set_error(py::module_::import("xeflash.call.errors").attr("CacheOverflowError"), what());
+  }
+};
+
 // Keys that a sequence is said to have before new ones.
 void check_length(const Problem& p, int64_t length, int64_t sequence, const Checker& check) {
   const Cache& c = p.cache;
@@ -200,13 +209,14 @@ void check_length(const Problem& p, int64_t length, int64_t sequence, const Chec
   const char* name = packed_starts ? "cu_seqlens_k" : p.packed ? "seqused_k" : "cache_seqlens";
   const std::string got = number(length) + " for sequence " + number(sequence);
   if (c.kind == CacheKind::kPaged && length > most) {
-    check.refuse("block_table must have pages of " + number(c.page) + " rows for all of " + name +
-                 (c.added ? " and the new keys" : "") + ", got " + number(c.table.shape[1]) +
-                 " columns with " + name + " = " + got);
+    check.refuse<CacheOverflow>("block_table must have pages of " + number(c.page) +
+                                " rows for all of " + name + (c.added ? " and the new keys" : "") +
+                                ", got " + number(c.table.shape[1]) + " columns with " + name +
+                                " = " + got);
   }
-  check.refuse(std::string(name) + " must be 0 to " + number(most) +
-               ", the rows that the cache has for a sequence" +
-               (c.added ? " less the new ones" : "") + ", got " + got);
+  check.refuse<CacheOverflow>(std::string(name) + " must be 0 to " + number(most) +
+                              ", the rows that the cache has for a sequence" +
+                              (c.added ? " less the new ones" : "") + ", got " + got);
 }
 
 void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::vector<Used>& used) {

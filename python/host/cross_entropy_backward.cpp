@@ -56,7 +56,7 @@ const float* read_floats(const py::object& object, const char* name, int64_t cou
   check.require_same_place(x, name, head.input, "input");
   int64_t elements = 1;
   for (int i = 0; i < x.ndim; ++i) elements *= x.shape[i];
-  XF_REQUIRE(check, elements == count && (count == 0 || x.is_packed()), name,
+  XF_REQUIRE(check, elements == count && x.is_packed(), name,
              "must be packed and have " + std::to_string(count) + " elements", x.describe_shape(),
              x);
   keep.push_back(x);

@@ -68,7 +68,7 @@ Array read_like_lse(const py::object& object, const char* name, const Problem& p
 
 Array read_lse(const py::object& object, const char* name, const Problem& p, const Checker& check) {
   Array lse = read_like_lse(object, name, p, check);
-  XF_REQUIRE(check, lse.is_empty() || lse.is_packed(), name, "must be contiguous",
+  XF_REQUIRE(check, lse.is_packed(), name, "must be contiguous",
              "strides " + lse.describe_strides(), lse);
   return lse;
 }

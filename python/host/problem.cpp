@@ -12,6 +12,8 @@
 namespace xeflash {
 namespace {
 
+constexpr int64_t kMostChunk = 1 << 30;  // the end of one is counted in 32 bits
+
 std::string number(int64_t n) { return std::to_string(n); }
 
 void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
@@ -228,6 +230,7 @@ void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
   const bool is_part =
       !r.part.other_lse.is_none() || !r.part.q_start.is_none() || !r.part.k_start.is_none();
   for (const auto& [given, other] : {std::pair{p.cache.given, "a cache of keys"},
+                                     {r.chunk > 0, "attention_chunk"},
                                      {p.packed, "cu_seqlens_q"},
                                      {is_part, "other_lse, q_start or k_start"}}) {
     if (given)
@@ -258,6 +261,42 @@ void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
   p.documents = with_contiguous_rows(std::move(p.documents), f, name);
 }
 
+// Bits of the keys that are picked for rows, and which words of a span have one.
+void read_picks(Problem& p, const FwdRequest& r, const Checker& check) {
+  if (r.picks.is_none() != r.picked_spans.is_none())
+    check.refuse("picks and picked_spans must be given together");
+  if (r.picks.is_none()) return;
+  const bool is_part =
+      !r.part.other_lse.is_none() || !r.part.q_start.is_none() || !r.part.k_start.is_none();
+  for (const auto& [given, other] : {std::pair{p.cache.given, "a cache of keys"},
+                                     {p.packed, "cu_seqlens_q"},
+                                     {!r.documents.is_none(), "document_ids"},
+                                     {r.chunk > 0, "attention_chunk"},
+                                     {is_part, "other_lse, q_start or k_start"}}) {
+    if (given)
+      check.refuse<NotImplemented>(std::string("gather_kv_indices must be None with ") + other +
+                                   ", got an array");
+  }
+  const auto read = [&](const py::object& object, const char* name, int64_t rows) {
+    Array a = read_array(object, check.function(), name);
+    const int64_t words = divide_up(p.sk, kWord);
+    XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
+    const bool fits = a.ndim == 3 && (a.shape[0] == p.batch || a.shape[0] == 1) &&
+                      a.shape[1] == rows && a.shape[2] == words && a.is_packed();
+    XF_REQUIRE(check, fits, name,
+               "must be contiguous, of shape [" + number(p.batch) + ", " + number(rows) + ", " +
+                   number(words) + "]",
+               a.describe_shape(), a);
+    check.require_same_place(a, name, p.q, p.q_name);
+    constexpr int64_t kMostWords = 1 << 30;  // their bytes are counted in 32 bits
+    XF_REQUIRE(check, rows * words < kMostWords, name, "must have fewer than 2^30 words of a row",
+               number(rows * words), a);
+    return a;
+  };
+  p.picks = read(r.picks, "picks", p.sq);
+  p.picked_spans = read(r.picked_spans, "picked_spans", divide_up(p.sq, kSpan));
+}
+
 std::string text(double x) { return py::str(py::float_(x)).cast<std::string>(); }
 
 void check_finite(double x, const char* name, const Checker& check) {
@@ -285,6 +324,8 @@ void check_numbers(const FwdRequest& r, const Checker& check) {
     if (side < -1)
       check.refuse("window_size must be -1 (unlimited) or not negative, got " + number(side));
   }
+  if (r.chunk < 0 || r.chunk > kMostChunk)
+    check.refuse("attention_chunk must be 0 (off) to 2^30, got " + number(r.chunk));
 }
 
 // All arrays of a call but `out`.
@@ -299,6 +340,8 @@ void each_input(const Problem& p, Visit visit) {
   visit(p.alibi, "alibi_slopes");
   visit(p.sinks, sdpa ? "sinks" : "s_aux");
   visit(p.documents, "document_ids");
+  visit(p.picks, "picks");
+  visit(p.picked_spans, "picked_spans");
   for (const Array& a : p.score_mod.arrays) visit(a, "captures");
   visit(p.cu_q, "cu_seqlens_q");
   visit(p.cu_k, "cu_seqlens_k");
@@ -410,6 +453,7 @@ Problem read_problem(const FwdRequest& r) {
   }
   read_score_arrays(p, r, check);
   read_documents(p, r, check);
+  read_picks(p, r, check);
   read_part(p, r, check);
   p.score_mod = read_score_mod(r.score_mod, p.q, p.q_name, check);
   check_appended(p, check);

@@ -30,7 +30,7 @@ struct Problem {
   const char *q_name, *k_name, *v_name;
   int64_t batch = 0, heads_q = 0, heads_k = 0, sq = 0, sk = 0, d = 0, dv = 0;
   int64_t tokens_q = 0, tokens_k = 0;  // rows of the packed arrays
-  Array cu_q, cu_k, used_k, bias, alibi, sinks, documents;
+  Array cu_q, cu_k, used_k, bias, alibi, sinks, documents, picks, picked_spans;
   ScoreModCall score_mod;
   bool packed = false;
   Part part;

@@ -40,11 +40,13 @@ struct FwdRequest {
   std::optional<double> scale;
   bool causal = false;
   int64_t left = -1, right = -1;
+  int64_t chunk = 0;  // positions that see each other; 0: all
   bool bottom_right = true;
   double softcap = 0;
   py::object alibi = py::none(), sinks = py::none(), bias = py::none();
-  py::object score_mod = py::none();  // see score_mod.hpp
-  py::object documents = py::none();  // int32, an id per position of k
+  py::object score_mod = py::none();                         // see score_mod.hpp
+  py::object documents = py::none();                         // int32, an id per position of k
+  py::object picks = py::none(), picked_spans = py::none();  // int32, see picks.hpp
   double dropout = 0;
   uint64_t seed = 0, offset = 0;
   bool want_lse = false;
@@ -69,6 +71,7 @@ constexpr std::tuple kCallFields{
     Field{"causal", &FwdRequest::causal, "is_causal"},
     Field{"window_left", &FwdRequest::left},
     Field{"window_right", &FwdRequest::right},
+    Field{"attention_chunk", &FwdRequest::chunk},
     Field{"bottom_right", &FwdRequest::bottom_right},
     Field{"softcap", &FwdRequest::softcap},
     Field{"attn_mask", &FwdRequest::bias},
@@ -76,6 +79,8 @@ constexpr std::tuple kCallFields{
     Field{"s_aux", &FwdRequest::sinks, "sinks"},
     Field{"score_mod", &FwdRequest::score_mod},
     Field{"document_ids", &FwdRequest::documents},
+    Field{"picks", &FwdRequest::picks},
+    Field{"picked_spans", &FwdRequest::picked_spans},
     Field{"dropout_p", &FwdRequest::dropout},
     Field{"seed", &FwdRequest::seed},
     Field{"offset", &FwdRequest::offset},

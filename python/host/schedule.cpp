@@ -17,10 +17,11 @@ int64_t rows_of_head(const Desc& desc, const Problem& p) {
   return has_rows_of_keys(desc) ? p.sk : desc.packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
 }
 
-// Keys that the window of one query leaves.
+// Keys that the window and the chunk of one query leave.
 int64_t seen_at_most(const FwdParams& p) {
-  if (p.left == kUnbounded || p.right == kUnbounded) return p.max_k;
-  return std::min<int64_t>(p.max_k, int64_t{p.left} + p.right + 1);
+  const int64_t keys = p.chunk ? std::min(p.max_k, p.chunk) : p.max_k;
+  if (p.left == kUnbounded || p.right == kUnbounded) return keys;
+  return std::min(keys, int64_t{p.left} + p.right + 1);
 }
 
 // Bytes from one key to the next, if its heads lie between: else 0.

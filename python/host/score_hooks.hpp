@@ -53,6 +53,22 @@ constexpr ScoreHook kMasks[] = {
        to.documents.batch =
            p.documents.ndim == 2 && p.documents.shape[0] > 1 ? p.documents.strides[0] : 0;
      }},
+    {"Chunks",
+     [](const Problem& p, const FwdRequest& r) {  // a chunk that has all positions hides nothing
+       const bool is_part = !r.part.q_start.is_none() || !r.part.k_start.is_none();
+       const bool has_negative = p.sq > 1 && (p.packed || p.cache.given || p.sq > p.sk) &&
+                                 !r.causal && r.right != 0;  // positions, which see no key
+       return r.chunk > 0 && (is_part || has_negative || r.chunk < std::max(p.sq, p.sk));
+     },
+     [](FwdParams& to, const Problem&, const FwdRequest& r) {
+       to.chunk = static_cast<int32_t>(r.chunk);
+     }},
+    {"Picks", [](const Problem& p, const FwdRequest&) { return p.picks.data != nullptr; },
+     [](FwdParams& to, const Problem& p, const FwdRequest&) {
+       const auto words = [](const Array& a) { return reinterpret_cast<const int32_t*>(a.data); };
+       const auto batch = [](const Array& a) { return a.shape[0] > 1 ? a.strides[0] : 0; };
+       to.picks = {words(p.picks), words(p.picked_spans), batch(p.picks), batch(p.picked_spans)};
+     }},
 };
 
 }  // namespace xeflash

@@ -49,8 +49,16 @@ def draw_case(draw: Draw, entry: str) -> gradients.Case:
 
     case = gradients.random_case(draw.random, kernel, device, (entry,))
     queries = draw.of(*QUERIES)
+    documents, chunk = "", 0
+    if case.variant == "plain" and draw.chance(0.5):
+        documents = draw.of("", *gradients.DOCUMENTS) if entry != "varlen" else ""
+        chunk = 0 if documents else draw.of(1, 7, 40, 64, 100)
+    if documents:
+        case = replace(case, sizes=(min(case.sizes), max(case.sizes)), top_left=False)
     return replace(
         case,
+        documents=documents,
+        chunk=chunk,
         layout="bshd",
         layout_of_dout="bshd",
         ends_of_sinks=draw.chance(0.2),

@@ -13,7 +13,7 @@ from tolerance import check_attention, check_sequences
 from xeflash.selftest.reference import Features
 
 from .case import Case
-from .draw import Draw, Kernel, draw_features
+from .draw import Draw, Kernel, draw_features, draw_listed
 
 FLASH_NAMES = {"scale": "softmax_scale", "sinks": "s_aux"}
 SDPA_NAMES = {"causal": "is_causal"}
@@ -56,6 +56,11 @@ def attention(draw: Draw) -> Case:
     k = draw.array(tensor(draw, kernel, *shape(keys, heads_k, kernel.dim)))
     v = draw.array(tensor(draw, kernel, *shape(keys, heads_k, kernel.dim_v)))
     f, words = draw_features(draw, kernel, batch, heads, keys, shape(rows, heads, keys))
+    if rank == 4 or lead == (batch, 1):
+        f, listed = draw_listed(draw, kernel, lead, rows, keys, f)
+        words |= listed
+        if "document_ids" in listed and rows < keys:
+            words["bottom_right"] = True
     if f.dropout:
         f = f.with_(rng=(draw.random.getrandbits(64), draw.of(0, 1, 2**32 + 3, draw.random.getrandbits(63))))
         words["rng"] = f.rng
@@ -100,6 +105,7 @@ def way_of(draw: Draw, arguments: dict[str, Any], operator: bool = True) -> str:
     """Torch's tensors can go through its dispatcher, too."""
     if draw.kind not in ("torch", "xpu") or draw.mixed:
         return "direct"
+    operator &= "gather_kv_indices" not in arguments  # which become another call
     return draw.random.choices(("direct", "mode", "operator"), (60, 20, 20 if operator else 0))[0]
 
 
@@ -109,7 +115,8 @@ def way_of(draw: Draw, arguments: dict[str, Any], operator: bool = True) -> str:
 def flash_attn(draw: Draw, function: str) -> Case:
     """A call of one of its functions, whose names say what they take."""
     together = 3 if "qkvpacked" in function else 2 if "kvpacked" in function else 1
-    kernel, heads = draw.kernel() if together == 1 else packable(draw), draw.heads()
+    unknown = ("documents", "picks") if "varlen" in function else ()
+    kernel, heads = draw.kernel_without(*unknown) if together == 1 else packable(draw, *unknown), draw.heads()
     if "varlen" not in function:
         batch, rows = draw.batch(), draw.rows(kernel)
         x = inputs(draw, kernel, heads, together, (batch, rows), (batch, draw.keys()))
@@ -142,9 +149,9 @@ def inputs(
     return Inputs({"q": q, "k": k, "v": v}, q.values(), k.values(), v.values(), q.kind)
 
 
-def packable(draw: Draw) -> Kernel:
-    """One whose heads of K and V are as wide; packed functions take no score_mod."""
-    while (kernel := draw.kernel()).dim != kernel.dim_v or kernel.variant == "snippet":
+def packable(draw: Draw, *unknown: str) -> Kernel:
+    """One whose heads of K and V are as wide; packed functions take no score_mod and no lists."""
+    while (kernel := draw.kernel_without("snippet", "picks", *unknown)).dim != kernel.dim_v:
         pass
     return kernel
 
@@ -152,6 +159,8 @@ def packable(draw: Draw) -> Kernel:
 def flash_case(draw: Draw, function: str, kernel: Kernel, x: Inputs) -> Case:
     (batch, rows, heads, _), keys = x.q.shape, x.k.shape[1]
     f, words = draw_features(draw, kernel, batch, heads, keys)
+    f, listed = draw_listed(draw, kernel, (batch,), rows, keys, f)
+    words |= listed
     f, before = seeded(draw, f)
     if want_lse := not f.dropout and draw.chance(0.5):
         words["return_attn_probs"] = True
@@ -230,13 +239,23 @@ def varlen_case(
     f, before = seeded(draw, f)
     if want_lse := not f.dropout and draw.chance(0.5):
         words["return_attn_probs"] = True
+    used_q = lengths_q
+    limits = not draw.kind.startswith("usm") and not draw.mixed and kernel.variant not in ("dropout", "snippet")
+    if function == "flash_attn_varlen_func" and limits and draw.chance(0.3):
+        used_q = [draw.random.randint(0, n) for n in lengths_q]
+        arguments["seqused_q"] = draw.int32(used_q)
+    rows = [start + i for start, n in zip(cu_q, used_q, strict=False) for i in range(n)]
 
     def check(result: Any) -> None:
         out, lse = parts(result, want_lse, x.kind)
         assert out.shape == (tokens, heads, x.v.shape[-1]), f"out has shape {list(out.shape)}"
         assert lse is None or lse.shape == (heads, tokens), f"the LSE has shape {list(lse.shape)}"
-        check_sequences("", (x.q, x.k, x.v), (cu_q, cu_k), f, out, lse, used, gpu=draw.on_gpu, drawn=True)
+        others = torch.ones(tokens, dtype=torch.bool)
+        others[rows] = False
+        assert not out[others].any(), "queries that are not used have results"
+        q, out, lse = x.q[rows], out[rows], None if lse is None else lse[:, rows]
+        check_sequences("", (q, x.k, x.v), (starts(used_q), cu_k), f, out, lse, used, gpu=draw.on_gpu, drawn=True)
 
     arguments |= renamed(words, FLASH_NAMES)
-    way = way_of(draw, arguments, function == "flash_attn_varlen_func")
+    way = way_of(draw, arguments, function == "flash_attn_varlen_func" and "seqused_q" not in arguments)
     return Case(function, arguments, check, way, before=before, facts={"longest": least})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -46,6 +47,9 @@ KERNELS = [
     Kernel("fp32", 16, 16, "dropout"),
     Kernel("bf16", 64, 64, "snippet"),
     Kernel("bf16", 64, 40, "softcap-alibi-bias"),
+    Kernel("fp32", 16, 16, "chunk"),
+    Kernel("bf16", 64, 64, "documents"),
+    Kernel("fp32", 16, 16, "picks"),
 ]
 CACHE_KERNELS = [
     CacheKernel("bf16", 64, 64, place="paged"),
@@ -58,13 +62,16 @@ CACHE_KERNELS = [
     CacheKernel("fp32", 16, 16, "softcap", place="paged"),
     CacheKernel("bf16", 64, 40, "alibi", place="plain"),
     CacheKernel("bf16", 64, 64, "snippet", place="paged"),
+    CacheKernel("fp32", 16, 16, "chunk", place="paged"),
 ]
-NARROW = [Kernel("bf16", 64, 64), Kernel("bf16", 64, 64, "mask")]
+NARROW = [Kernel("bf16", 64, 64), *(Kernel("bf16", 64, 64, variant) for variant in ("mask", "chunk", "documents"))]
 NARROW_CACHE = [CACHE_KERNELS[i] for i in (0, 3)]
 SWEPT = (("bf16", 64, 64), ("fp32", 16, 16), ("fp16", 59, 59))  # in every size; not on GPUs
 DIMS = (8, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256)
 ODD_DIMS = (1, 2, 3, 15, 17, 23, 59, 111, 127)  # not on GPUs
 VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "dropout", "snippet", "softcap-alibi-bias32")
+VARIANTS += ("chunk", "documents", "picks", "alibi-chunk", "softcap-documents", "softcap-picks")
+VARIANTS_OF_SIZES = ("plain", "plain", "mask", "softcap", "alibi", "dropout", "chunk")
 
 ROWS = (1, 1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 63, 64, 65, 127)
 KEYS = (1, 2, 3, 7, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65, 100, 127, 128, 129, 0)
@@ -102,7 +109,7 @@ class Draw:
 
     def kernel(self) -> Kernel:
         if self.width == "sweep":
-            return Kernel(*self.of(*SWEPT), self.of("plain", "plain", "mask", "softcap", "alibi", "dropout"), 300)
+            return Kernel(*self.of(*SWEPT), self.random.choice(VARIANTS_OF_SIZES), 300)
         if self.width != "wide":
             return self.random.choice(NARROW if self.width == "narrow" else KERNELS)
         return Kernel(self.of(*DTYPES), self.dim(), self.dim(), self.random.choice(VARIANTS), 127)
@@ -110,13 +117,18 @@ class Draw:
     def cache_kernel(self) -> CacheKernel:
         if self.width != "wide":
             return self.random.choice(NARROW_CACHE if self.width == "narrow" else CACHE_KERNELS)
-        variant = self.of("plain", "plain", "softcap", "alibi", "snippet")
+        variant = self.of("plain", "plain", "softcap", "alibi", "snippet", "chunk")
         place, form = self.of("plain", "paged", "beams"), self.of("same", "same", "e4m3", "e5m2", "int8")
         form += ".array" if form != "same" and self.chance(0.5) else ""
         return CacheKernel(self.of(*DTYPES), self.dim(), self.dim(), variant, self.of(16, 40), place, form)
 
     def dim(self) -> int:
         return self.random.choice(DIMS if self.on_gpu or self.chance(0.5) else DIMS + ODD_DIMS)
+
+    def kernel_without(self, *variants: str) -> Kernel:
+        """For a function that does not take them."""
+        kernel = self.kernel()
+        return self.kernel_without(*variants) if any(x in kernel.variant for x in variants) else kernel
 
     def rows(self, kernel: Kernel) -> int:
         if self.chance(0.02):
@@ -230,7 +242,34 @@ def draw_features(
     if variant == "dropout":
         words["dropout_p"] = draw.of(0.15, 0.5, 1.0, 0.001, 1e-4, 0.99)
         f = f.with_(dropout=words["dropout_p"])
+    if "chunk" in variant:
+        words["attention_chunk"] = draw.of(1, 3, 16, 40, 64, 100, max(keys, 1), keys + 1, 2**30)
+        f = f.with_(chunk=words["attention_chunk"])
     return f, words
+
+
+def draw_listed(
+    draw: Draw, kernel: Kernel, lead: tuple[int, ...], rows: int, keys: int, f: Features
+) -> tuple[Features, dict[str, Any]]:
+    """What says which keys each row sees, of functions of dense arrays: documents, or lists of keys."""
+    if "documents" in kernel.variant and rows <= keys:
+        shape = (*lead, keys) if draw.chance(0.6) else (keys,)
+        ids = torch.randint(-2, draw.of(-1, 0, 3, keys + 1), shape, generator=draw.generator, dtype=torch.int32)
+        placed = draw.array(ids.sort().values if draw.chance(0.6) else ids)
+        f = f.with_(top_left=False, documents=placed.values().reshape(math.prod(shape[:-1]), keys))
+        return f, {"document_ids": placed}
+    if "picks" in kernel.variant and draw.kind in ("torch", "xpu") and not draw.mixed:
+        listed = min(keys, draw.of(0, 1, 5, 16, 33, keys))
+        order = torch.rand((*lead, rows, keys), generator=draw.generator).argsort(-1)[..., :listed].int()
+        placed = draw.array(
+            order.masked_fill(torch.rand(order.shape, generator=draw.generator) < draw.of(0, 0.2, 1), -1)
+        )
+        lists = placed.values()  # of the same memory for all rows, perhaps
+        seen = torch.zeros((*lead, rows, keys + 1), dtype=torch.bool)
+        seen.scatter_(-1, lists.masked_fill(lists < 0, keys).long(), True)
+        f = f.with_(mask=seen[..., :keys].reshape(math.prod(lead), 1, rows, keys))
+        return f, {"gather_kv_indices": placed}
+    return f, {}
 
 
 def draw_window(draw: Draw, f: Features, keys: int, sdpa: bool) -> tuple[Features, dict[str, Any]]:

@@ -87,7 +87,8 @@ def again(array: Array, values: torch.Tensor, **more: Any) -> Array:
 REQUIRED = ("query", "key", "value", "q", "k", "v", "qkv", "kv", "k_cache", "v_cache")
 MIXED = ("query", "key", "value", "q", "k", "v", "kv", "k_cache", "v_cache", "rotary_cos", "rotary_sin", "out")
 REQUIRED += ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
-INTS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "cache_seqlens", "cache_batch_idx", "cache_leftpad")
+INTS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+INTS += ("cache_seqlens", "cache_batch_idx", "cache_leftpad")
 TABLES = ("block_table", "beam_index")
 LEARNED = ("query", "key", "value", "q", "k", "v", "qkv", "kv", "attn_mask", "alibi_slopes", "sinks", "s_aux")
 
@@ -111,7 +112,7 @@ def of_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutati
     if name in MIXED and array.dtype.itemsize > 1 and not of_cache:
         for dtype in (x for x in DTYPES.values() if x is not array.dtype):
             yield Mutation(name, f"is {dtype}, unlike others", lambda d=dtype: again(array, zeros.to(d)), MIXED)
-    if name != "attn_mask":
+    if name not in ("attn_mask", "document_ids"):
         more = zeros.to(array.dtype)[None, None] if name == "alibi_slopes" else zeros.to(array.dtype)[None]
         yield Mutation(name, f"has {more.dim()} axes", lambda: again(array, more))
     if name not in ("attn_mask", "out"):
@@ -170,9 +171,13 @@ def of_sizes(draw: Draw, case: Case) -> Iterator[Mutation]:
         axis = 0 if name in TABLES else -1
         if name == "cu_seqlens" and name in arguments and not (on_host(case) and arguments["qkv"].shape[0]):
             continue  # nothing else says how many sequences there are
-        yield from longer(name, axis, "cu_seqlens_k", "cu_seqlens_q", "max_seqlen_q", "max_seqlen_k", "seqused_k")
+        yield from longer(
+            name, axis, "cu_seqlens_k", "cu_seqlens_q", "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k"
+        )
     for name in ("qkv", "kv"):
         yield from longer(name, -3)
+    yield from longer("document_ids", -1)
+    yield from longer("gather_kv_indices", -2)
     for name in ("rotary_cos", "rotary_sin", "k_scale", "v_scale"):
         yield from longer(name, -1, "rotary_cos", "rotary_sin")
         yield from longer(name, 0, "rotary_cos", "rotary_sin")
@@ -197,7 +202,8 @@ def of_values(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutat
 
         return Mutation(name, f"has {value} at {index}: {wrong}", make, names)
 
-    packing = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "cu_seqlens", "max_seqlen", "seqused_k")
+    packing = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "cu_seqlens", "max_seqlen")
+    packing += ("seqused_q", "seqused_k")
     if name.startswith("cu_seqlens"):
         paged = "block_table" in case.arguments and name == "cu_seqlens_k"
         yield with_("the first has to be 0", 0, draw.of(1, -1, 2**31 - 1), *packing)
@@ -207,7 +213,7 @@ def of_values(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutat
             yield with_("they decrease", 1, draw.of(-1, -(2**31), 2**31 - 1), *packing)
     elif len(values) == 0:
         return
-    elif name == "seqused_k":
+    elif name in ("seqused_q", "seqused_k"):
         yield with_("more than there are", draw.of(0, -1), draw.of(-1, 2**31 - 1, -(2**31)), *packing)
     elif name == "cache_seqlens":
         room = case.facts["capacity"] - case.facts["added"]
@@ -218,6 +224,10 @@ def of_values(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutat
             yield with_("the same as another", 0, int(values[-1]))
     elif name == "cache_leftpad":
         yield with_("no such place", draw.of(0, -1), draw.of(-1, 1000, 2**31 - 1, -(2**31)))
+    elif name == "gather_kv_indices" and values.numel():
+        of_key = "key" if "key" in case.arguments else "k"
+        keys = case.arguments[of_key].shape[-2 if of_key == "key" else -3]
+        yield with_("no such key", (0,) * values.dim(), draw.of(keys, 2**31 - 1))
     elif name in TABLES and case.facts["used"]:
         b, column = draw.random.choice(case.facts["used"])
         yield with_("no such page or sequence", (b, column), draw.of(-1, case.facts["places"], 2**31 - 1, -(2**31)))
@@ -273,13 +283,14 @@ def of_numbers(case: Case) -> Iterator[Mutation]:
     yield from numbers(scale, NAN, INF, -INF, "text", [1.0], 1j)
     yield from numbers(scale, 1e39, either=True)
     yield from numbers("softcap", -1.0, NAN, INF, "text", [1.0], 1j, names=("dropout_p",))
-    windows: list[Any] = [(1, 2, 3), (1,), (), 5, None, "ab", ("a", "b"), (2.7, 0), (NAN, 0), (-2, 0), (0, -(2**31))]
+    windows: list[Any] = [(1, 2, 3), (1,), (), 5, "ab", ("a", "b"), (2.7, 0), (NAN, 0), (-2, 0), (0, -(2**31))]
     yield from numbers("window_size", *windows, (INF, 0))
     # Pages that a smaller window does not see may not be there.
-    yield from numbers("window_size", (2**63, 0), (2**64, -1), (None, None), names=("block_table",), either=True)
+    yield from numbers("window_size", (2**63, 0), (2**64, -1), (None, None), None, names=("block_table",), either=True)
     if not cache:
         yield from numbers("dropout_p", -0.1, 1.5, NAN, "text", [1.0], INF, -(2**31))
     yield from numbers("is_causal" if sdpa else "causal", "text", [1], object())
+    yield from numbers("attention_chunk", -1, 2**30 + 1, 2**63, 2.5, NAN, "text", [1])
     if sdpa:
         heads, heads_k = case.arguments["query"].shape[-3:-2], case.arguments["key"].shape[-3:-2]
         if heads != heads_k and heads_k != (1,):
@@ -314,12 +325,16 @@ def of_numbers(case: Case) -> Iterator[Mutation]:
             yield from numbers(name, -1, 2**31, 2**63, -(2**63) - 1, 2.5, NAN, "text", None, [1])
             least = facts["longest"][name]
             if least > 0 and on_host(case):
-                yield from numbers(name, least - 1, names=("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
+                yield from numbers(
+                    name, least - 1, names=("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+                )
     if "packed" not in function and case.way != "operator":
         yield from of_score_mod(case)
 
 
-INTEGERS = ("num_splits", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "cache_seqlens", "window_size")
+INTEGERS = (
+    "attention_chunk", "num_splits", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "cache_seqlens", "window_size",
+)  # fmt: skip
 
 
 def of_score_mod(case: Case) -> Iterator[Mutation]:

@@ -107,7 +107,7 @@ def test_names_that_programs_ask_for(tmp_path):
 
 # ---- Transformers --------------------------------------------------------------------------------
 
-GPU_TESTS = ("continuous_batching[xpu-llama]", "documents[xpu-llama]", "generates[xpu-llama]")
+GPU_TESTS = ("continuous_batching[xpu-llama", "documents[xpu-llama]", "generates[xpu-llama]")
 
 
 def on(place, name, **how):
@@ -131,8 +131,12 @@ def test_generates(place, local_kernels, name):
     assert got.cpu().tolist() == want.tolist()
 
 
-@pytest.mark.parametrize("name", few(["llama", "mistral"], "llama", "mistral"))
-def test_continuous_batching(place, local_kernels, monkeypatch, name):
+BATCHES = [("llama", False), ("mistral", False), ("llama", True)]
+
+
+@pytest.mark.parametrize(("name", "graphs"), BATCHES, ids=["llama", "mistral", "llama-graphs"])
+def test_continuous_batching(place, local_kernels, monkeypatch, name, graphs):
+    """With `use_async_batching`, as without it Transformers' stream does not wait for what it has copied on another."""
     texts = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14], list(range(15, 40))]
     want = []
     for text in texts:
@@ -140,6 +144,8 @@ def test_continuous_batching(place, local_kernels, monkeypatch, name):
         want.append(out[0, len(text) :].tolist())
     model = on(place, name, implementation="flash_attention_2")
     steps, decode = [], flash._flash_with_kvcache_fn
+    replays, replay = [], torch.xpu.XPUGraph.replay
+    monkeypatch.setattr(torch.xpu.XPUGraph, "replay", lambda graph: replays.append(graph.pool()) or replay(graph))
     monkeypatch.setattr(flash, "_flash_with_kvcache_fn", lambda *a, **more: steps.append(a) or decode(*a, **more))
     out = model.generate_batch(
         inputs=texts,
@@ -147,11 +153,12 @@ def test_continuous_batching(place, local_kernels, monkeypatch, name):
             max_new_tokens=5, do_sample=False, eos_token_id=-1, pad_token_id=0
         ),
         continuous_batching_config=transformers.generation.ContinuousBatchingConfig(
-            page_size=16, num_blocks=32, max_batch_tokens=64, use_cuda_graph=False, use_async_batching=place == "xpu"
+            page_size=16, num_blocks=32, max_batch_tokens=64, use_cuda_graph=graphs, use_async_batching=place == "xpu"
         ),
         progress_bar=False,
     )
     assert [out[key].generated_tokens for key in sorted(out)] == want
+    assert (len(replays) > 2 and len(set(replays)) == 1) == (graphs and place == "xpu")
     if place == "xpu" and name == "llama":  # on CPUs, and with windows, Transformers has no block tables
         assert steps and steps[0][1].untyped_storage().data_ptr() == steps[0][2].untyped_storage().data_ptr()
 

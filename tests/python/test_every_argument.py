@@ -57,10 +57,16 @@ NEW = {"k": drawn(2, 3, 2, 40), "v": drawn(2, 3, 2, 40), "cache_seqlens": int32(
 TURNS = {name: drawn(70, 16) for name in ("rotary_cos", "rotary_sin")}
 POOLS = {name: drawn(9, 16, 2, 40) for name in ("k", "v")}
 DOCUMENTS = torch.arange(33).int() // 10
+PICKS = (torch.arange(5)[:, None] + torch.arange(20)).int().expand(2, -1, -1)
 PAGES = int32((3, 1, 0, 7), (2, 8, 4, 5))
 INT8 = {name: torch.randint(-99, 99, (2, 64, 2, 40), generator=torch_generator).to(torch.int8) for name in CACHES}
 INT8_POOLS = {name: torch.randint(-99, 99, (9, 16, 2, 40), generator=torch_generator).to(torch.int8) for name in POOLS}
 INT8_POOLS |= {"block_table": PAGES, "k_scale": 0.01, "v_scale": 0.01}
+INT8_KV = {name: INT8[f"{name}_cache"][:, :33] for name in "kv"} | {"k_scale": 0.01, "v_scale": 0.01}
+FLOAT8 = {name: x.to(torch.float8_e4m3fn) for name, x in (("q", Q), ("k", K), ("v", V))}
+FLOAT8_Q = {"q": FLOAT8["q"], "k": K.bfloat16(), "v": V.bfloat16()}
+FLOAT8_CACHES = {name: x.to(torch.float8_e4m3fn) for name, x in CACHES.items()}
+PACKED_Q = {"q": Q[0], "cu_seqlens_q": STARTS, "max_seqlen_q": 3}
 
 HEAD = {"input": drawn(9, 32), "linear_weight": drawn(70, 32)}
 TOKENS = {"target": torch.arange(0, 63, 7)}
@@ -91,6 +97,7 @@ OF_8_BITS = {"weight": torch.arange(-48, 48).repeat(8, 1).to(torch.int8), "scale
 # ---- what each argument does -------------------------------------------------------------------
 
 SCORES = {
+    "attention_chunk": Entry(2),
     "softcap": Entry(0.5),
     "window_size": Entry((2, 0)),
     "alibi_slopes": Entry(torch.tensor([0.5, 1.0, 0.1, 0.2])),
@@ -131,11 +138,13 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "rng": Entry((3, 4), beside={"dropout_p": 0.5, "rng": (1, 2)}),
         "out": same(torch.full((2, 4, 5, 40), NAN).half()),
         "document_ids": Entry(DOCUMENTS, beside={"bottom_right": True}),
+        "gather_kv_indices": Entry(PICKS),
     },
     "flash_attn_func": FLASH
     | SNIPPET
     | {"q": Entry(Q * 2), "k": Entry(K * 2), "v": Entry(V * 2), "num_splits": same(3, q=Q[:, :1])}
-    | {"document_ids": Entry(DOCUMENTS)},
+    | {"document_ids": Entry(DOCUMENTS), "gather_kv_indices": Entry(PICKS), "out": same(torch.full((2, 5, 4, 40), NAN).half())}
+    | {"q_scale": Entry(2.0, beside=FLOAT8_Q), **{f"{x}_scale": Entry(0.02, beside=INT8_KV) for x in "kv"}},
     "flash_attn_kvpacked_func": FLASH
     | {"q": Entry(Q * 2), "kv": Entry(drawn(2, 33, 2, 2, 40)), "document_ids": Entry(DOCUMENTS)},
     "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 5, 3, 4, 40)), "document_ids": Entry(int32(0, 0, 1, 1, 1))},
@@ -145,8 +154,11 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "q": Entry(Q[0] * 2),
         "k": Entry(K[0] * 2),
         "v": Entry(V[0] * 2),
+        "seqused_q": Entry(int32(1, 3)),
         "seqused_k": Entry(int32(5, 20)),
         "num_splits": same(3, q=Q[0, :2], cu_seqlens_q=int32(0, 1, 2), max_seqlen_q=1),
+        "out": same(torch.full((5, 4, 40), NAN).half()),
+        "q_scale": Entry(2.0, beside={name: x[0] for name, x in FLOAT8.items()}),
         "k_scale": Entry(0.02, beside=INT8_POOLS),
         "v_scale": Entry(0.02, beside=INT8_POOLS),
         "block_table": Entry(PAGES, beside={**POOLS, "block_table": PAGES.flip(0).contiguous()}),
@@ -181,6 +193,10 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "s_aux": Entry(torch.ones(4)),
         "beam_index": Entry(int32((0, 1) * 32, (1, 0) * 32)),
         "unified_max": same(1.0),
+        "q_scale": Entry(2.0, beside={**FLOAT8_CACHES, "q": FLOAT8["q"][:, :1]}),
+        "cu_seqlens_q": Entry(int32(0, 3, 5), beside=PACKED_Q),
+        "max_seqlen_q": refused(2, "max_seqlen_q must be at least the longest sequence", **PACKED_Q),
+        "out": same(torch.full((2, 1, 4, 40), NAN).half()),
         "k_scale": Entry(0.02, beside={**INT8, "k_scale": 0.01, "v_scale": 0.01}),
         "v_scale": Entry(0.02, beside={**INT8, "k_scale": 0.01, "v_scale": 0.01}),
     },
@@ -358,6 +374,7 @@ WITH_GRADIENTS = {  # in place of entries that have no floats
 }
 BECOMES = {theirs: [ours] for ours, theirs in schema.OF_ATTENTION.items()} | {  # rows that have other names
     "window_size": ["window_left", "window_right"],
+    "gather_kv_indices": ["picks", "picked_spans"],
     "kv": ["k", "v"],
     "qkv": ["q", "k", "v"],
     "cu_seqlens": ["cu_seqlens_q", "cu_seqlens_k"],
@@ -378,7 +395,7 @@ def rows_of(argument: str) -> list[str]:
 DIFFERENTIABLE = [
     (function, argument)
     for function, argument in CASES
-    if function in DIFFERENTIATED and not schema.FORWARD_ONLY.issuperset(rows_of(argument))
+    if function in DIFFERENTIATED and argument != "q_scale" and not schema.FORWARD_ONLY.issuperset(rows_of(argument))
 ]
 
 
@@ -471,13 +488,22 @@ def outcome(function: str, arguments: dict[str, Any], call: Any = None) -> Any:
         return type(error), str(error).partition(": ")[2]
 
 
+NO_OPERATOR = {  # for what becomes another call
+    "attention": ("gather_kv_indices",),
+    "flash_attn_func": ("k_scale", "v_scale", "gather_kv_indices"),
+    "flash_attn_varlen_func": ("seqused_q",),
+    "flash_attn_with_kvcache": ("cu_seqlens_q", "max_seqlen_q"),
+    "linear_cross_entropy": ("weight",),
+}
+
+
 @pytest.mark.parametrize(("function", "argument"), CASES)
 def test_operators_do_the_same(function, argument):
     """Below a dispatch mode, where the function takes its operator; and that operator by itself."""
     _, _, arguments = both(function, argument)
     want = outcome(function, arguments)
     assert outcome(function, arguments, below_mode(function)) == want
-    if "packed" not in function and argument not in ("out", "weight" if function == "linear_cross_entropy" else ""):
+    if "packed" not in function and argument not in (*NO_OPERATOR.get(function, ()), "out", "q_scale"):
         assert outcome(function, arguments, lambda **more: by_operator(function, more)) == want
 
 
@@ -487,7 +513,15 @@ TOGETHER = {
     + ("document_ids",),
     "flash_attn_func": ("window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs", "softmax_scale")
     + ("document_ids",),
-    "flash_attn_varlen_func": ("seqused_k", "window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs"),
+    "flash_attn_varlen_func": (
+        "seqused_q",
+        "seqused_k",
+        "window_size",
+        "softcap",
+        "alibi_slopes",
+        "s_aux",
+        "return_attn_probs",
+    ),
     "flash_attn_with_kvcache": ("k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved", "causal", "s_aux"),
 }
 

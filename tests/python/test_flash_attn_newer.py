@@ -32,6 +32,8 @@ def test_what_changes_no_result(name):
         {"pack_gqa": None, "sm_margin": 0, "attention_chunk": 0, "qv": None, "q_descale": None, "learnable_sink": None},
         {"pack_gqa": True, "window_size": (None, None), "softcap": None, "min_seqlen_k": 3},
         {"mask_mod": None, "aux_tensors": None, "page_table": None, "k_descale": None, "v_descale": None},
+        {"gather_kv_indices": None},
+        {"window_size": None, "fa_version": 3, "zero_tensors": True, "sinks": None},
     ):
         assert torch.equal(function(*given, **keywords), want)
 
@@ -47,30 +49,35 @@ def test_other_names(name):
         got = function(*given, learnable_sink=sink, return_lse=True)
         assert len(got) == 2 and torch.equal(got[1], lse)
         assert torch.equal(function(*given, return_lse=False), function(*given))
-        with pytest.raises(ValueError, match=f"{name}: return_lse must be False with return_attn_probs, got True"):
-            function(*given, return_lse=True, return_attn_probs=True)
+        assert all(map(torch.equal, function(*given, sinks=sink, return_softmax_lse=True), got))
+        for wrong in ("yes", 1, torch.tensor([True, False])):
+            with pytest.raises(TypeError, match=f"{name}: return_lse must be True or False, got "):
+                function(*given, return_lse=wrong)
+        for keyword in ("return_lse", "return_softmax_lse"):
+            with pytest.raises(ValueError, match=f"{name}: {keyword} must be False with return_attn_probs, got True"):
+                function(*given, return_attn_probs=True, **{keyword: True})
     with pytest.raises(ValueError, match=f"{name}: learnable_sink must be None if s_aux, which it is, is given"):
         function(*given, learnable_sink=sink, s_aux=sink)
 
 
 REFUSED = {
-    "attention_chunk": 64,
     "sm_margin": 8,
     "qv": torch.zeros(1),
-    "q_descale": torch.ones(2, 2),
     "mask_mod": len,
     "block_sparse_tensors": (1,),
     "scheduler_metadata": torch.zeros(1),
     "seqused_q": STARTS,
     "rotary_seqlens": STARTS,
-    "gather_kv_indices": STARTS,
 }
+SERVED = {("flash_attn_varlen_func", "seqused_q"), ("flash_attn_with_kvcache", "rotary_seqlens")}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_refused_by_name(name):
     function, given = getattr(xeflash, name), arguments(name)
     for keyword, value in REFUSED.items():
+        if (name, keyword) in SERVED:
+            continue
         got = value if isinstance(value, int) else type(value).__name__
         with pytest.raises(NotImplementedError, match=f"{name}: {keyword} must be None, got {got}: "):
             function(*given, **{keyword: value})
@@ -80,15 +87,110 @@ def test_what_is_refused_by_name(name):
         function(*given, dropout=0.1)
 
 
+def test_positions_are_those_of_the_cache():
+    q, cache, new = torch.randn(2, 1, 4, 64), torch.randn(2, 32, 2, 64), torch.randn(2, 1, 2, 64)
+    lengths, turns = torch.tensor([5, 9], dtype=torch.int32), torch.randn(2, 40, 8)
+    call = lambda **more: xeflash.flash_attn_with_kvcache(q, cache.clone(), cache, cache_seqlens=lengths, **more)  # noqa: E731
+    turned = {"k": new, "v": new, "rotary_cos": turns[0], "rotary_sin": turns[1]}
+    assert torch.equal(call(**turned, rotary_seqlens=lengths), call(**turned))
+    assert torch.equal(call(rotary_seqlens=lengths.clone()), call())  # nothing is rotated
+    with pytest.raises(NotImplementedError, match="rotary_seqlens must be None, got Tensor: positions are those from"):
+        call(**turned, rotary_seqlens=lengths - 1)
+
+
 def test_what_needs_a_cache_is_refused_without_one():
     q, k, v = arguments("flash_attn_func")
-    for keyword in ("page_table", "k_descale", "v_descale"):
-        with pytest.raises(NotImplementedError, match=f"{keyword} must be None, got Tensor: there is no cache"):
-            xeflash.flash_attn_func(q, k, v, **{keyword: STARTS})
-    with pytest.raises(NotImplementedError, match="k_scale must be None without block_table, got 0.5"):
-        xeflash.flash_attn_varlen_func(*arguments("flash_attn_varlen_func"), k_descale=0.5)
-    with pytest.raises(NotImplementedError, match="cu_seqlens_q must be None, got Tensor: flash_attn_varlen_func with"):
-        xeflash.flash_attn_with_kvcache(q, k, v, cu_seqlens_q=STARTS)
+    with pytest.raises(NotImplementedError, match="page_table must be None, got Tensor: there is no cache"):
+        xeflash.flash_attn_func(q, k, v, page_table=STARTS)
+    for name in ("flash_attn_qkvpacked_func", "flash_attn_varlen_kvpacked_func"):
+        with pytest.raises(NotImplementedError, match=f"{name}: k_descale must be None, got 0.5: there is no cache"):
+            getattr(xeflash, name)(*arguments(name), k_descale=0.5)
+
+
+# ---- what is in 8 bits --------------------------------------------------------------------------
+
+
+def in_8_bits():
+    """Arrays in float8, their scales, and what they mean."""
+    arrays = [torch.randn(2, rows, heads, 64).to(torch.float8_e4m3fn) for rows, heads in ((5, 4), (48, 2), (48, 2))]
+    scales = {f"{name}_descale": torch.rand(2, 2) + 0.5 for name in "qkv"}
+    meant = [
+        x.float() * scale.repeat_interleave(x.shape[2] // 2, 1)[:, None, :, None]
+        for x, scale in zip(arrays, scales.values(), strict=True)
+    ]
+    return arrays, scales, meant
+
+
+@pytest.mark.parametrize("call", ["func", "varlen_func", "with_kvcache"])
+def test_queries_in_float8(device, call):
+    arrays, scales, meant = in_8_bits()
+    want = xeflash.flash_attn_func(*meant, causal=True)
+    more = ()
+    if call == "varlen_func":
+        arrays = [x.flatten(0, 1) for x in arrays]
+        more = (torch.tensor([0, 5, 10]).int(), torch.tensor([0, 48, 96]).int(), 5, 48)
+    got = getattr(xeflash, f"flash_attn_{call}")(*arrays, *more, causal=True, **scales)
+    assert got.dtype is torch.bfloat16
+    torch.testing.assert_close(got.float().view_as(want), want, rtol=2e-2, atol=2e-2)
+    one = getattr(xeflash, f"flash_attn_{call}")(*arrays, *more, q_descale=0.5, k_descale=2.0, v_descale=0.25)
+    want = xeflash.flash_attn_func(*(x.float().view_as(y) for x, y in zip(arrays, meant, strict=True))) * 0.25
+    torch.testing.assert_close(one.float().view_as(want), want, rtol=2e-2, atol=2e-2)
+
+
+def test_starts_that_do_not_fit_are_refused_with_scales():
+    (q, k, v), scales, _ = in_8_bits()
+    arrays = [x.flatten(0, 1) for x in (q, k, v)]
+    starts, of_keys = torch.tensor([0, 5, 10]).int(), torch.tensor([0, 48, 96]).int()
+    call = lambda starts, of_keys: xeflash.flash_attn_varlen_func(*arrays, starts, of_keys, 5, 48, **scales)  # noqa: E731
+    assert torch.equal(call(starts.numpy(), of_keys.numpy()), call(starts, of_keys))
+    for wrong in (starts[0], starts[:, None], starts[:0], starts.long(), starts.tolist(), None, starts.to("meta")):
+        with pytest.raises((TypeError, ValueError), match="flash_attn_varlen_func: cu_seqlens_q must "):
+            call(wrong, of_keys)
+        with pytest.raises((TypeError, ValueError), match="flash_attn_varlen_func: cu_seqlens_k must "):
+            call(starts, wrong)
+
+
+def test_what_cannot_be_in_8_bits():
+    (q, k, v), _, _ = in_8_bits()
+    call = xeflash.flash_attn_func
+    half = [x.half() for x in (q, k, v)]
+    for name in "qkv":
+        with pytest.raises(
+            ValueError, match=f"flash_attn_func: {name}_scale must be None unless {name} is in 8 bits, got 2.0"
+        ):
+            call(*half, **{f"{name}_scale": 2.0})
+    with pytest.raises(TypeError, match=r"q must be of a floating type, got torch.int8; q.shape = \[2, 5, 4, 64\]"):
+        call(q.to(torch.int8), k, v)
+    with pytest.raises(ValueError, match=r"q_scale must broadcast to \[2, 2\].*got \[2, 4\]"):
+        call(q, k, v, q_scale=torch.ones(2, 4))
+    with pytest.raises(ValueError, match="q_scale must be positive and finite in float32, got -1.0"):
+        call(q, k, v, q_scale=-1.0)
+    with pytest.raises(TypeError, match="q_scale must be a number or a dense float32 tensor, got torch.float16"):
+        call(q, k, v, q_scale=torch.ones(2, 2).half())
+    for scale in (1e300, 1e-320, 10**400, float("nan")):
+        with pytest.raises(ValueError, match="q_scale must be positive and finite in float32, got "):
+            call(q, k, v, q_scale=scale)
+    with pytest.raises(ValueError, match=r"q_scale must be on the device of q \(cpu\), got meta"):
+        call(q, k, v, q_scale=torch.ones(2, 2, device="meta"))
+    with pytest.raises(TypeError, match="q_scale must be a number or a dense float32 tensor, got .*sparse_coo"):
+        call(q, k, v, q_scale=torch.ones(2, 2).to_sparse())
+    with pytest.raises(TypeError, match="k_scale must be a dense tensor"):
+        call(q, k, v, k_scale=torch.ones(2, 2).to_sparse(), v_scale=torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"k.heads must divide q.heads \(3\), got 2"):
+        call(q[:, :, :3], k, v, q_scale=torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"q must have 4 dimensions, got 1"):
+        call(q[0, 0, 0], k, v, q_scale=torch.ones(2, 2))
+    with pytest.raises(NotImplementedError, match="dropout_p must be 0 with k and v in 8 bits, got False"):
+        call(q, k, v, dropout_p=False)
+    with pytest.raises(NotImplementedError, match="dropout_p must be 0 with k and v in 8 bits, got 0.5"):
+        call(q, k, v, dropout_p=0.5)
+    with pytest.raises(NotImplementedError, match="gather_kv_indices must be None with k and v in 8 bits, got Tensor"):
+        call(q, k, v, gather_kv_indices=torch.zeros(2, 5, 1).int())
+    with pytest.raises(TypeError, match="flash_attn_func: v must"):
+        call(q, k, half[2])
+
+
+# ---- splits and scales of caches ----------------------------------------------------------------
 
 
 def test_splits_change_nothing_but_rounding():

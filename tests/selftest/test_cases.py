@@ -52,7 +52,8 @@ def test_there_are_about_a_hundred_of_all_algorithms():
         "matmul_softmax", "loss", "top_k", "sample",
     }  # fmt: skip
     for word in ("fp32", "bf16", "fp16", "causal", "window", "sinks", "softcap", "alibi", "mask", "dropout", "score_mod",
-                 "documents",                 "paged16", "beams", "index", "pad", "e4m3", "e5m2", "int8", "int4", "rotary", "splits", "new"):  # fmt: skip
+                 "documents", "chunks", "paged16", "beams", "index", "pad", "e4m3", "e5m2", "int8", "int4", "rotary",
+                 "splits", "new"):  # fmt: skip
         assert any(word in name for name in CASES), word
 
 
@@ -61,7 +62,7 @@ GRADIENTS = [name for name in CASES if name.startswith(("gradient", "probabiliti
 
 def test_the_backward_pass_is_there_with_all_that_has_kernels_of_its_own():
     words = ("gradient fp32", "gradient bf16", "gradient fp16", "causal", "float32 mask", "lowest numbers", "alibi",
-             "documents",             "sinks", "dropout", "probabilities")  # fmt: skip
+             "documents", "sinks", "dropout", "probabilities")  # fmt: skip
     for word in words:
         assert any(word in name for name in GRADIENTS), word
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xeflash.api.picked import take_picks
 from xeflash.api.public import public
-from xeflash.api.ranks import ids_of_batch, to_4d
+from xeflash.api.ranks import ids_of_batch, lists_of_batch, to_4d
 from xeflash.api.route import engine
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, WITH_GRADIENTS_OF_ATTENTION
 from xeflash.call.values import seeds, shape_of, snippet, take_window
@@ -29,7 +30,10 @@ def _attend(function: str, given: dict[str, Any]) -> Any:
         given |= zip(names, to_4d(core, query, key, value, given.get("attn_mask"), out), strict=True)
         if (ids := given.get("document_ids")) is not None:
             given["document_ids"] = ids_of_batch(ids, lead)
-    result, lse = core.forward(**{"function": function, "layout": BHSD, **DEFAULTS_OF_ATTENTION, **given})
+        if (lists := given.get("gather_kv_indices")) is not None:
+            given["gather_kv_indices"] = lists_of_batch(lists, lead, shape[-2])
+    picked = take_picks(function, BHSD, (given["query"], given["key"], given["value"]), given)
+    result, lse = picked or core.forward(**{"function": function, "layout": BHSD, **DEFAULTS_OF_ATTENTION, **given})
     if rank != 4:
         result = out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
         lse = lse.reshape((*lead, *lse.shape[4 - min(rank, 3) :])) if lse is not None else None
@@ -55,6 +59,8 @@ def attention(
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
     document_ids: Any = None,
+    attention_chunk: int = 0,
+    gather_kv_indices: Any = None,
     return_lse: bool = False,
     rng: tuple[int, int] | None = None,
     out: Any = None,
@@ -89,6 +95,12 @@ def attention(
             document alone, within is_causal and window_size. Queries are the last L of the S positions (bottom_right
             if L < S). Blocks of keys without an id of their queries take no time; these are most where the ids of a
             document lie together.
+        attention_chunk: positions of a chunk: a query sees the keys of its own chunk alone, within is_causal and
+            window_size, at the position that its diagonal has (bottom_right). 0 is off. Other blocks take no time.
+        gather_kv_indices: int32 (..., L, n), sparse attention: the keys that each query sees, for all heads, in any
+            order and each once, within is_causal and window_size; negative numbers are none. It is a torch tensor. Few
+            queries read the rows of their lists alone; of many, blocks of keys that 64 neighbours do not pick take no
+            time.
         return_lse: also return log sum exp of the scores, fp32 (..., H, L); -inf for a row that sees no key.
         rng: (seed, offset) of dropout's counter-based generator; default the next of ``manual_seed``'s.
         out: where to write the result.

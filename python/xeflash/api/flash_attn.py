@@ -5,22 +5,25 @@ Layout (batch, sequence, heads, head_dim); variable-length forms pack all sequen
 windows are aligned bottom-right: query i sits at key i + Sk - Sq. A row that sees no key gives 0 and an LSE of +inf.
 Beyond flash-attn: fp32, any head_dim up to 576, a head_dim of V of its own, and attention sinks (``s_aux``).
 
-Keywords of flash-attn 3 and 4 are taken, too: ``learnable_sink`` is s_aux, ``page_table`` is block_table, ``k_descale``
-and ``v_descale`` are k_scale and v_scale, ``return_lse`` returns (out, LSE), a window's side and softcap may be None,
-and ``pack_gqa`` changes nothing. What else they have is refused by name. By position, arguments are flash-attn 2's.
+Keywords of flash-attn 3 and 4, vLLM and SGLang are taken, too: ``learnable_sink`` and ``sinks`` are s_aux,
+``page_table`` is block_table, ``q_descale`` and its like are q_scale, k_scale and v_scale, ``return_lse`` and
+``return_softmax_lse`` return (out, LSE), a window, its side and softcap may be None, and ``pack_gqa``, ``fa_version``
+and ``zero_tensors`` change nothing. What else they have is refused by name. By position, arguments are flash-attn 2's.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xeflash import _core
+from xeflash.api.float8 import dense_in_8_bits, packed_in_8_bits, take_query
 from xeflash.api.kv_cache import attend_cache
-from xeflash.api.public import LSE_ALONE, public
+from xeflash.api.picked import take_picks
+from xeflash.api.public import LSE_ALONE, public, renamed
 from xeflash.api.route import engine
+from xeflash.api.used_queries import take_used_queries
 from xeflash.call.schema import BSHD, THD, WITH_GRADIENTS
 from xeflash.call.values import seeds, shape_of, snippet, take_window
 from xeflash.runtime.interop import UsmPart
@@ -48,13 +51,18 @@ def _run(function: str, layout: int, given: dict[str, Any]) -> Any:
             )
     if dropout_p:
         given["seed"], given["offset"] = seeds(function, dropout_p, q, core=_core if shows_dropout else core)
+    return_probs = return_lse and return_attn_probs is not LSE_ALONE
+    given["return_lse"] = bool(return_lse)
+    picked = take_picks(function, BSHD, (q, given["k"], given["v"]), given)
+    if picked is not None:
+        return (*picked, None) if return_probs else picked if return_lse else picked[0]
     snippet_of = (given.pop("score_mod", None), given.pop("captures", None))
     if snippet_of != (None, None):
         given["score_mod"] = snippet(core, function, *snippet_of)
     given["layout"], given["function"] = layout, function
+    out, lse = core.forward(**given)
     if not return_lse:
-        return core.forward(**given)[0]
-    out, lse = core.forward(**given, return_lse=return_lse)
+        return out
     if return_attn_probs is LSE_ALONE:
         return out, lse
     if not shows_dropout:
@@ -63,6 +71,10 @@ def _run(function: str, layout: int, given: dict[str, Any]) -> Any:
 
 
 def _dense(function: str, given: dict[str, Any]) -> Any:
+    if dense_in_8_bits(function, given):
+        given |= {"k_cache": given.pop("k"), "v_cache": given.pop("v")}
+        with renamed({"k_cache": "k", "v_cache": "v"}):
+            return _of_cache(function, BSHD, given, "k and v in 8 bits")
     return _run(function, BSHD, given)
 
 
@@ -75,27 +87,54 @@ def _packed(function: str, given: dict[str, Any]) -> Any:
     for both in ("cu_seqlens", "max_seqlen"):
         if both in given:
             given[f"{both}_q"] = given[f"{both}_k"] = given.pop(both)
-    with _named_after(name, parts):
+    names = dict.fromkeys(parts, name)
+    if name == "qkv":
+        names |= {f"{both}_{part}": both for both in ("cu_seqlens", "max_seqlen") for part in "qk"}
+    with renamed(names):
         return _run(function, THD if varlen else BSHD, given)
 
 
 def _varlen(function: str, given: dict[str, Any]) -> Any:
-    if given.get("block_table") is not None:
-        if dropout_p := given.pop("dropout_p", 0):
-            raise NotImplementedError(f"{function}: dropout_p must be 0 with block_table, got {dropout_p}")
-        return_attn_probs = given.pop("return_attn_probs", False)
-        given.pop("deterministic", None)
-        given |= {"k_cache": given.pop("k"), "v_cache": given.pop("v")}
-        given["return_lse"] = return_attn_probs is LSE_ALONE or return_attn_probs
-        out, lse = attend_cache(function, THD, given)
-        if return_attn_probs is LSE_ALONE:
-            return out, lse
-        return (out, lse, None) if return_attn_probs else out
-    for name in ("k_scale", "v_scale"):
-        if (scale := given.pop(name, None)) is not None:
-            raise NotImplementedError(f"{function}: {name} must be None without block_table, got {_what(scale)}")
-    given.pop("block_table", None)
-    return _run(function, THD, given)
+    if given.get("block_table") is None:
+        given.pop("block_table", None)
+        packed_in_8_bits(function, given)
+        take_used_queries(function, given)
+        return _run(function, THD, given)
+    given |= {"k_cache": given.pop("k"), "v_cache": given.pop("v")}
+    take_query(function, given)  # before sequences are other ones
+    take_used_queries(function, given)
+    return _of_cache(function, THD, given, "block_table")
+
+
+def _of_cache(function: str, layout: int, given: dict[str, Any], why: str) -> Any:
+    """A call on keys and values that have no gradients, for the reason `why`."""
+    for name, off in (("dropout_p", 0), ("document_ids", None), ("gather_kv_indices", None)):
+        value = given.pop(name, off)
+        if value is not off and (isinstance(value, bool) or not isinstance(value, int | float) or value != off):
+            raise NotImplementedError(f"{function}: {name} must be {off} with {why}, got {_what(value)}")
+    return_attn_probs = given.pop("return_attn_probs", False)
+    given.pop("deterministic", None)
+    given["return_lse"] = return_attn_probs is LSE_ALONE or return_attn_probs
+    recorded = _detach(given)
+    out, lse = attend_cache(function, layout, given)
+    if recorded:
+        from xeflash.torch_ops.gradients import without_gradient
+
+        out = without_gradient(f"{function}: there must be no gradients with {why}, got a backward pass", out, recorded)
+    if return_attn_probs is LSE_ALONE:
+        return out, lse
+    return (out, lse, None) if return_attn_probs else out
+
+
+def _detach(given: dict[str, Any]) -> list[Any]:
+    """Detaches q, keys and values that require grad; returns them as they were. flash-attn runs such calls."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return []
+    tensors = {name: x for name in ("q", "k_cache", "v_cache") if isinstance(x := given[name], torch.Tensor)}
+    recorded = {name: x for name, x in tensors.items() if x.requires_grad}
+    given |= {name: x.detach() for name, x in recorded.items()}
+    return list(recorded.values())
 
 
 def _probabilities(
@@ -130,9 +169,15 @@ def flash_attn_func(
     *,
     s_aux: Any = None,
     num_splits: int = 0,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
     document_ids: Any = None,
+    attention_chunk: int = 0,
+    gather_kv_indices: Any = None,
+    out: Any = None,
 ) -> Any:
     """Attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv).
 
@@ -140,7 +185,8 @@ def flash_attn_func(
         dropout_p: probability of dropping a softmax probability; see ``manual_seed``.
         softmax_scale: factor of q k^T, of any sign; default 1 / sqrt(D).
         causal: key j is visible to query i iff j <= i + Sk - Sq.
-        window_size: (left, right) keys visible around the diagonal; -1 is unlimited.
+        window_size: (left, right) keys visible around the diagonal; -1 is unlimited, and so is, as in flash-attn, a
+            number that is not below the keys (those of the longest sequence: max_seqlen_k).
         softcap: scores become softcap * tanh(score / softcap); 0 is off.
         alibi_slopes: fp32 (H,) or (B, H); adds -slope * |i + Sk - Sq - j| to a score.
         deterministic: of the backward pass, which gives the same bits each time in any case.
@@ -149,8 +195,14 @@ def flash_attn_func(
             flash-attn's, which are relative to a running maximum of its blocks.
         s_aux: (H,) sink logits that join the softmax without a value.
         num_splits: of the keys, each for other work-groups, whose results are merged; up to 128; 0 chooses.
+        q_scale, k_scale, v_scale: what the elements of q, k and v in 8 bits are multiplied by: a number, or fp32
+            (B, Hk). q in float8 becomes bf16, as the result; k and v in float8 or int8 are read as they are.
         score_mod, captures: C++ that changes a score, see ``attention``.
         document_ids: int32 (Sk,) or (B, Sk), the document of each key; a query sees those of its own (``attention``).
+        attention_chunk: positions of a chunk: a query, at i + Sk - Sq, sees the keys of its own; 0 is off.
+        gather_kv_indices: int32 (B, Sq, n), the keys that each query sees, in any order, each once; negative numbers
+            are none (``attention``).
+        out: where to write the result.
 
     >>> import numpy as np, xeflash
     >>> q = np.random.default_rng(0).standard_normal((2, 7, 8, 128), np.float32)
@@ -175,6 +227,7 @@ def flash_attn_qkvpacked_func(
     *,
     s_aux: Any = None,
     document_ids: Any = None,
+    attention_chunk: int = 0,
 ) -> Any:
     """As flash_attn_func, for qkv (B, S, 3, H, D); nothing is copied.
 
@@ -199,6 +252,7 @@ def flash_attn_kvpacked_func(
     *,
     s_aux: Any = None,
     document_ids: Any = None,
+    attention_chunk: int = 0,
 ) -> Any:
     """As flash_attn_func, for kv (B, Sk, 2, Hk, D); nothing is copied.
 
@@ -229,12 +283,16 @@ def flash_attn_varlen_func(
     block_table: Any = None,
     *,
     s_aux: Any = None,
+    seqused_q: Any = None,
     seqused_k: Any = None,
     num_splits: int = 0,
+    q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    attention_chunk: int = 0,
+    out: Any = None,
 ) -> Any:
     """Attention of packed sequences: q (tokens, H, D), k (tokens, Hk, D) and v (tokens, Hk, Dv).
 
@@ -242,9 +300,12 @@ def flash_attn_varlen_func(
         cu_seqlens_q, cu_seqlens_k: int32 (B + 1,): where the sequences start, and their end; they may be empty.
         max_seqlen_q, max_seqlen_k: the tokens of the longest sequences, or more.
         block_table: int32 (B, pages of a sequence): k and v are pools (pages, page, Hk, D) of a paged cache, and
-            cu_seqlens_k gives lengths only; it may be None with seqused_k.
-        seqused_k: int32 (B,): limits the keys of each sequence to the first ones.
-        k_scale, v_scale: of quantised pools, as in flash_attn_with_kvcache.
+            cu_seqlens_k gives lengths only; it may be None, or left out, with seqused_k. There are no gradients then.
+        seqused_q, seqused_k: int32 (B,): limit the queries, or keys, of each sequence to the first ones. Other queries
+            are rows that see no key. seqused_q comes without dropout and score_mod.
+        q_scale: as in flash_attn_func.
+        k_scale, v_scale: of quantised pools, as in flash_attn_with_kvcache. Without pages k and v in float8 become
+            bf16 first, by a number or fp32 (B, Hk).
         score_mod, captures: see ``attention``; positions are those in a sequence, b is its number.
 
     The other arguments are as in flash_attn_func; the LSE is (H, tokens of q).
@@ -275,6 +336,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
+    attention_chunk: int = 0,
 ) -> Any:
     """As flash_attn_varlen_func, for qkv (tokens, 3, H, D); nothing is copied.
 
@@ -305,6 +367,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
     *,
     s_aux: Any = None,
+    attention_chunk: int = 0,
 ) -> Any:
     """As flash_attn_varlen_func, for kv (tokens, 2, Hk, D); nothing is copied.
 
@@ -314,20 +377,6 @@ def flash_attn_varlen_kvpacked_func(
     >>> xeflash.flash_attn_varlen_kvpacked_func(q, kv, starts_q, starts_k, 1, 4).shape
     (2, 2, 64)
     """
-
-
-@contextmanager
-def _named_after(packed: str, parts: str) -> Iterator[None]:
-    """Names the arguments of a packed form in messages about those that they become."""
-    names = dict.fromkeys(parts, packed)
-    if packed == "qkv":
-        names |= {f"{name}_{part}": name for name in ("cu_seqlens", "max_seqlen") for part in "qk"}
-    try:
-        yield
-    except (TypeError, ValueError, NotImplementedError) as error:
-        function, colon, text = str(error).partition(": ")
-        text = re.sub(r"(?<![\w.'])\w+(?![\w'])", lambda word: names.get(word[0], word[0]), text)
-        raise type(error)(function + colon + text) from error
 
 
 def _what(value: Any) -> Any:

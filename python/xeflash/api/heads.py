@@ -6,6 +6,7 @@ from typing import Any
 
 from xeflash.api.public import public
 from xeflash.api.route import engine
+from xeflash.call.values import flag
 
 _LEARNED = ("input", "linear_weight", "linear_bias")
 
@@ -28,9 +29,7 @@ def _loss(function: str, given: dict[str, Any]) -> Any:
             del given[name]
     if isinstance(given.get("workspace"), int) and given["workspace"] <= 0:
         raise ValueError(f"{function}: workspace must be positive, or None, got {given['workspace']}")
-    return_lse = given.pop("return_lse", False)
-    if not isinstance(return_lse, bool):
-        raise TypeError(f"{function}: return_lse must be True or False, got {return_lse!r}")
+    return_lse = flag(function, "return_lse", given.pop("return_lse", False))
     divisor = given.get("divisor")
     if divisor is not None and hasattr(divisor, "shape"):
         return _divided(function, given, return_lse)

@@ -6,22 +6,100 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from xeflash.api.public import public
+from xeflash.api.float8 import take_query
+from xeflash.api.public import public, renamed
 from xeflash.api.route import engine
-from xeflash.call.schema import BSHD
-from xeflash.call.values import shape_of, snippet, take_window
+from xeflash.call.schema import BSHD, THD
+from xeflash.call.values import flag, namespace, shape_of, snippet, take_window
 
 
 def _attend(function: str, given: dict[str, Any]) -> Any:
-    return_lse = given["return_lse"] = given.pop("return_softmax_lse", False)
+    return_lse = given["return_lse"] = flag(function, "return_softmax_lse", given.pop("return_softmax_lse", False))
+    longest = given.pop("max_seqlen_q", None)
     length = given.get("cache_seqlens")
-    if isinstance(length, int | Integral) and not isinstance(length, bool):  # numpy's are Integral
-        given["cache_length"] = length = int(length)
+    if isinstance(length, bool):
+        raise TypeError(f"{function}: cache_seqlens must be an integer or an array of int32, got {length} (bool)")
+    if isinstance(length, int | Integral):  # numpy's are Integral
+        given["cache_seqlens"] = length = int(length)
         if not 0 <= length < 2**31:
             raise ValueError(f"{function}: cache_seqlens must be 0 to the rows of the cache, got {length}")
-        del given["cache_seqlens"]
+    if given.get("cu_seqlens_q") is not None:
+        out, lse = _attend_packed(function, given, longest)
+        return (out, lse) if return_lse else out
+    given.pop("cu_seqlens_q", None)
+    if longest is not None:  # Transformers' continuous batching gives it
+        _check_longest(function, longest, shape_of(function, "q", given["q"])[1:2])
+    if isinstance(length, int):
+        given["cache_length"] = given.pop("cache_seqlens")
     out, lse = attend_cache(function, BSHD, given)
     return (out, lse) if return_lse else out
+
+
+def _check_longest(function: str, longest: Any, rows: tuple[int, ...]) -> None:
+    """Without packing, max_seqlen_q bounds the rows of q."""
+    if not isinstance(longest, int | Integral) or isinstance(longest, bool):
+        raise TypeError(f"{function}: max_seqlen_q must be an integer, got {type(longest).__name__}")
+    if not all(count <= int(longest) < 2**31 for count in rows):
+        raise ValueError(f"{function}: max_seqlen_q must be at least q.rows ({rows[0]}), got {longest}")
+
+
+_NOT_PACKED = "k v rotary_cos rotary_sin cache_leftpad beam_index unified_max"
+
+
+def _attend_packed(function: str, given: dict[str, Any], longest: Any) -> tuple[Any, Any]:
+    """Queries (tokens, H, D) on a cache: it is read as pages, which a sequence of a dense one has one of."""
+    for name in _NOT_PACKED.split():
+        if (value := given.pop(name, None)) is not None:
+            got = value if isinstance(value, int | float) else type(value).__name__
+            raise NotImplementedError(f"{function}: {name} must be None with cu_seqlens_q, got {got}")
+    flag(function, "rotary_interleaved", given.pop("rotary_interleaved", True))  # there is no rotation
+    if longest is None:
+        raise ValueError(f"{function}: max_seqlen_q must be given with cu_seqlens_q, got None")
+    _shape(function, "q", given["q"], "[tokens, heads, head_dim]")
+    batch = _shape(function, "cu_seqlens_q", given["cu_seqlens_q"], "[sequences + 1]")[0] - 1
+    cached, rows, *_ = _shape(function, "k_cache", given["k_cache"], "[batch or pages, rows, heads, head_dim]")
+    sequences, length = given.pop("cache_batch_idx", None), given.pop("cache_seqlens", None)
+    names = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens"}
+    if given.get("block_table") is not None:
+        if sequences is not None:
+            raise ValueError(f"{function}: cache_batch_idx must be None with block_table, got an array")
+        most = rows * _shape(function, "block_table", given["block_table"], "[sequences, pages of a sequence]")[1]
+    else:
+        if rows % 16:
+            raise NotImplementedError(
+                f"{function}: k_cache must have a multiple of 16 rows with cu_seqlens_q and without block_table, "
+                f"got {rows}"
+            )
+        if sequences is None:
+            if batch > cached:
+                raise ValueError(
+                    f"{function}: k_cache.batch must be at least that of cu_seqlens_q, {batch}, got {cached}"
+                )
+            sequences = _int32(function, given["q"], batch)
+        elif (of_table := _shape(function, "cache_batch_idx", sequences, "[sequences]")) != (batch,):
+            raise ValueError(f"{function}: cache_batch_idx must have shape [{batch}], got {list(of_table)}")
+        names |= {"block_table": "cache_batch_idx"}
+        given["block_table"], most = sequences[:, None], rows
+    most = min(most, 2**31 - 1)
+    if length is None or isinstance(length, int):
+        length = _int32(function, given["q"], batch, most if length is None else length)
+    given |= {"cu_seqlens_k": None, "seqused_k": length, "max_seqlen_q": longest, "max_seqlen_k": most}
+    with renamed(names):
+        return attend_cache(function, THD, given)
+
+
+def _shape(function: str, name: str, array: Any, axes: str) -> tuple[int, ...]:
+    shape = shape_of(function, name, array)
+    if len(shape) != axes.count(",") + 1 or (name == "cu_seqlens_q" and not shape[0]):
+        raise ValueError(f"{function}: {name} must have shape {axes}, got {list(shape)}")
+    return shape
+
+
+def _int32(function: str, q: Any, count: int, value: int | None = None) -> Any:
+    """So many numbers on the device of q: 0, 1, 2, ..., or one value."""
+    xp = namespace(function, "q", q)
+    numbers = xp.arange(count, dtype=xp.int32, device=q.device)
+    return numbers if value is None else xp.full_like(numbers, value)
 
 
 @public(_attend)
@@ -49,10 +127,15 @@ def flash_attn_with_kvcache(
     s_aux: Any = None,
     beam_index: Any = None,
     unified_max: float | None = None,
+    q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
+    attention_chunk: int = 0,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: int = 0,
+    out: Any = None,
 ) -> Any:
     """Attention of q (B, Sq, H, D) on the keys and values of a cache, after appending new ones to it.
 
@@ -68,7 +151,8 @@ def flash_attn_with_kvcache(
         cache_batch_idx: int32 (B,): which sequence of the cache belongs to which of q; default the same.
         cache_leftpad: int32 (B,): where the keys of a sequence begin in the cache.
         block_table: int32 (B, pages of a sequence): the pages of each sequence in order, of a multiple of 16 keys.
-        softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, score_mod, captures: as in flash_attn_func.
+        softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, score_mod, captures, q_scale,
+            attention_chunk, out: as in flash_attn_func.
         rotary_interleaved: pairs are neighbours (GPT-J), else the two halves (GPT-NeoX).
         num_splits: of the keys, each for other work-groups, whose results are merged; up to 128; 0 chooses.
         return_softmax_lse: also return the LSE, fp32 (B, H, Sq).
@@ -79,9 +163,13 @@ def flash_attn_with_kvcache(
             above or 28 below) is computed twice. The results are as exact. GPUs look for it all the same where the
             matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
         k_scale, v_scale: what the elements of a quantised cache are multiplied by: a number, or fp32 arrays of the
-            cache's shape without D. New keys are divided by the number, and rounded to the nearest; arrays get the
-            scale that makes the largest of each new row the type's largest. Or fp32 (B, Hk), for each sequence and
-            head, without new keys; with block_table, cache_batch_idx or beam_index it has to be one number, expanded.
+            cache's shape without D, both or neither. New keys are divided by the number, and rounded to the nearest;
+            arrays get the scale that makes the largest of each new row the type's largest. Or fp32 (B, Hk), for each
+            sequence and head, without new keys; with block_table, cache_batch_idx or beam_index it has to be one
+            number, expanded.
+        cu_seqlens_q, max_seqlen_q: int32 (B + 1,) starts of packed queries (tokens, H, D), and the tokens of the
+            longest (without packing, a bound of Sq); the LSE of packed ones is (H, tokens). There are no new keys, and
+            a cache without block_table has a multiple of 16 rows.
 
     Keywords of flash-attn 3 are taken as by flash_attn_func.
 
@@ -102,6 +190,7 @@ def flash_attn_with_kvcache(
 def attend_cache(function: str, layout: int, given: dict[str, Any]) -> tuple[Any, Any]:
     """(out, LSE or None) of q on a cache; `given` are the arguments of a function."""
     take_window(function, given)
+    take_query(function, given)
     core = engine(function, given["q"], given["k_cache"], given["v_cache"], given)
     for name in ("k_scale", "v_scale"):
         scale = given.get(name)
@@ -122,6 +211,8 @@ def attend_cache(function: str, layout: int, given: dict[str, Any]) -> tuple[Any
 def _of_rows(function: str, name: str, arguments: dict[str, Any]) -> Any:
     """Scales (B, Hk) as those of the rows of a cache, (B_cache, S, Hk), without a copy."""
     scale, cache = arguments[name], name[0] + "_cache"
+    if getattr(scale, "is_sparse", False):
+        return scale  # which the extension refuses
     rows, keys, heads = shape_of(function, cache, arguments[cache])[:3]
     strides = scale.stride() if hasattr(scale, "stride") else scale.strides
     is_one = scale.shape[1] in (1, heads) and all(n == 1 or not by for n, by in zip(scale.shape, strides, strict=True))
@@ -140,4 +231,4 @@ def _of_rows(function: str, name: str, arguments: dict[str, Any]) -> Any:
     scale = scale[:1, None, :1] if is_one else scale[:, None]
     if hasattr(scale, "expand"):
         return scale.expand(rows, keys, heads)
-    return scale.__array_namespace__().broadcast_to(scale, (rows, keys, heads))
+    return namespace(function, name, scale).broadcast_to(scale, (rows, keys, heads))

@@ -79,7 +79,16 @@ def ids_of_batch(ids: Any, lead: tuple[int, ...]) -> Any:
             f"attention: document_ids must have the leading dimensions {list(lead)} of query, or none, "
             f"got {list(shape[:-1])}"
         )
-    return ids.reshape((-1, shape[-1]))
+    return ids.reshape((prod(lead), shape[-1]))
+
+
+def lists_of_batch(lists: Any, lead: tuple[int, ...], rows: int) -> Any:
+    """Lists of keys (batch, L, n) of such as have the leading dimensions of query, whose rows are L."""
+    shape = shape_of("attention", "gather_kv_indices", lists)
+    if len(shape) < 2 or shape[:-1] != (*lead, rows):
+        axes = ", ".join(map(str, (*lead, rows)))
+        raise ValueError(f"attention: gather_kv_indices must have shape [{axes}, keys of a query], got {list(shape)}")
+    return lists.reshape((prod(lead), *shape[-2:]))
 
 
 def _numpy_broadcast(mask: Any) -> Any:

@@ -55,6 +55,7 @@ class Arguments(_Given, total=False):
     causal: Annotated[bool, Keyword(False, attention="is_causal")]
     window_left: Annotated[int, Keyword(-1)]
     window_right: Annotated[int, Keyword(-1)]
+    attention_chunk: Annotated[int, Keyword(0)]
     bottom_right: Annotated[bool, Keyword(True, ops="a")]
     softcap: Annotated[float, Keyword(0.0)]
     attn_mask: Annotated[Array, Keyword(ops="a", learned=True)]
@@ -62,6 +63,8 @@ class Arguments(_Given, total=False):
     s_aux: Annotated[Array, Keyword(learned=True, attention="sinks")]
     score_mod: Annotated[Snippet | None, _ANY]  # from snippet()
     document_ids: Annotated[Array, Keyword(ops="ad")]  # of the rows of k; those of q are the last ones
+    picks: Annotated[Array, Keyword(ops="ad")]  # a bit of each row and key, in words of 32 keys
+    picked_spans: Annotated[Array, Keyword(ops="ad")]  # of 64 rows each: which words have a bit
     dropout_p: Annotated[float, Keyword(0.0, ops="adp")]
     seed: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]  # from seeds()
     offset: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from operator import index
 from typing import Any
@@ -36,6 +37,29 @@ def shape_of(function: str, name: str, array: Any) -> tuple[int, ...]:
         ) from error
 
 
+def namespace(function: str, name: str, array: Any) -> Any:
+    """The functions that compute with an argument: torch, or its array namespace; arrays of memory alone have none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    if type(array).__module__ == "numpy":  # of 1.x
+        return sys.modules["numpy"]
+    raise TypeError(
+        f"{function}: {name} must be a torch tensor, or have __array_namespace__, got {type(array).__name__}"
+    )
+
+
+def flag(function: str, name: str, value: Any) -> bool:
+    """An argument that is True or False, of Python or numpy; raises a TypeError for others."""
+    if isinstance(value, bool):
+        return value
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise TypeError(f"{function}: {name} must be True or False, got {value!r} ({type(value).__name__})")
+
+
 def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[str, Any] | None) -> Any:
     """score_mod with its captures, checked; if the call goes through an operator, by that: checks cannot be traced."""
     if score_mod is None and not captures:
@@ -49,11 +73,13 @@ def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[s
 
 def window(function: str, size: Any) -> tuple[int, int]:
     """window_size as two integers, -1 for None; a torch tensor of two is accepted as flash-attn's tests pass one."""
+    if size is None:
+        return -1, -1
     try:
         sides = [-1 if side is None else index(side) for side in size]
         if any(isinstance(side, bool) for side in size):
             raise TypeError
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:  # tensors without data raise a RuntimeError
         raise TypeError(f"{function}: window_size must be two integers (left, right), got {size!r}") from error
     if len(sides) != 2:
         raise ValueError(f"{function}: window_size must have 2 entries, got {len(sides)}")

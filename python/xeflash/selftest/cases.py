@@ -72,6 +72,7 @@ def _features() -> Iterator[Case]:
     yield Dense("fp32", score_mod=True, entry="varlen")
     yield Dense(rows=200, keys=300, documents=True, heads=(4, 2))
     yield Dense("fp32", documents=True, window=_CAUSAL)
+    yield Dense(chunk=50, window=_CAUSAL, heads=(4, 2), entry="varlen")
     yield Dense(rows=1, keys=300, documents=True, heads=(4, 2))
     yield Dense(dropout=0.15, entry="attention")
     yield Dense(dropout=0.15, window=_CAUSAL, heads=(4, 2), entry="attention")

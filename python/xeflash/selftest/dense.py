@@ -65,6 +65,7 @@ class Dense:
     sinks: bool = False
     dropout: float = 0.0
     score_mod: bool = False
+    chunk: int = 0
     documents: bool = False  # of some 50 positions, which are other ones in each sequence
     scale: float | None = None
     lse: bool = True
@@ -81,6 +82,7 @@ class Dense:
             "top-left": self.top_left, "softcap": self.softcap > 0, "alibi": self.alibi,
             f"{self.mask} mask": bool(self.mask), "of lowest numbers": self.lowest, "sinks": self.sinks,
             "dropout": self.dropout > 0, "score_mod": self.score_mod, "documents": self.documents,
+            "chunks": self.chunk > 0,
             f"scale {self.scale}": self.scale is not None,
         }  # fmt: skip
         return " ".join([kind, self.dtype, dims, shape, *(word for word, is_so in words.items() if is_so)])
@@ -171,6 +173,8 @@ class Dense:
             level = Values.of(random.standard_normal((heads, PERIOD)), "float16")
             f = f.with_(score_mod=Snippet(kind.numbers, level.numbers))
             more |= Snippet(kind, level).keywords(arrays.put)
+        if self.chunk:
+            f, more["attention_chunk"] = f.with_(chunk=self.chunk), self.chunk
         if self.documents:
             ids = Values.of(np.sort(random.integers(-1, self.keys // 50, (self.batch, self.keys))), "int32")
             f, more["document_ids"] = f.with_(documents=ids.numbers), arrays.put(ids)

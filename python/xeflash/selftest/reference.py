@@ -1,6 +1,6 @@
 """Attention by the book, in float64: every feature of the public functions, one sequence of lines, no blocks.
 
-    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window, documents
+    S = scale Q K^T -> softcap -> ALiBi -> + bias or mask -> score_mod -> window, chunks, documents
     P = softmax(S, sink);   O = dropout(P) V
 
 Arrays are (batch, head, row, dim), of numpy or torch.
@@ -28,6 +28,7 @@ class Features:
     alibi: Any = None  # slopes, (H,) or (B, H)
     mask: Any = None  # bool, True takes part, or float to add; broadcasts to (B, H, Sq, Sk)
     score_mod: Any = None  # f(S, b, h, i, j) -> S, of numpy arrays that broadcast
+    chunk: int = 0  # positions that see each other; 0: all
     documents: Any = None  # ids (Sk,) or (B, Sk): a row, of the last ones, sees keys of its own id
     sinks: Any = None  # (H,): logits that join the softmax without a value
     dropout: float = 0.0
@@ -103,6 +104,9 @@ def visible(rows: int, keys: int, window: tuple[int, int], top_left: bool) -> Ar
 def seen_by(rows: int, keys: int, f: Features) -> Array:
     """The same, (B, 1, Sq, Sk) where there are documents: a row sees keys of its own."""
     seen = visible(rows, keys, f.window, f.top_left)
+    if f.chunk:
+        positions, of_keys = np.arange(rows) + (0 if f.top_left else keys - rows), np.arange(keys)
+        seen &= (positions // f.chunk)[:, None] == of_keys // f.chunk
     if f.documents is None:
         return seen
     ids = np.atleast_2d(to_numpy(f.documents))[:, None]

@@ -102,6 +102,25 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
         )
 
 
+class _Without(torch.autograd.Function):  # type: ignore[misc]
+    """A result that has no gradient, though its inputs want one."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, result: Tensor, *_tensors: Tensor) -> Tensor:
+        ctx.text = text
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor | None) -> Any:
+        raise NotImplementedError(ctx.text)
+
+
+def without_gradient(text: str, result: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """The result of tensors that require grad; a backward pass from it raises the text."""
+    refused: Tensor = _Without.apply(text, result, *tensors)
+    return refused
+
+
 def _differentiate_once(operator: Any, given: dict[str, Any]) -> list[Tensor]:
     refuse_transforms(given["function"])
     tensors = [x for x in (*given.values(), *(given.get("capture_arrays") or ())) if isinstance(x, Tensor)]

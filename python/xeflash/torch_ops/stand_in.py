@@ -23,6 +23,7 @@ from xeflash.call.schema import (
     Row,
 )
 from xeflash.call.score_mod import read_score_mod
+from xeflash.call.values import flag
 from xeflash.torch_ops.forms import Form
 from xeflash.torch_ops.library import Pair, as_int64, as_lists, resolved
 from xeflash.torch_ops.operators import MERGE, OPERATORS
@@ -178,8 +179,7 @@ def matmul_softmax(**arguments: Unpack[MatmulSoftmaxArguments]) -> Any:
         raise TypeError(f"{function}: scale must be a number, got {type(given['scale']).__name__}")
     if not isinstance(given.get("b_layout", "nk"), str):
         raise TypeError(f"{function}: b_layout must be a string, got {type(given['b_layout']).__name__}")
-    if not isinstance(given.get("log", False), bool):
-        raise TypeError(f"{function}: log must be True or False, got {type(given['log']).__name__}")
+    flag(function, "log", given.get("log", False))
     result: Tensor = torch.ops.xeflash.matmul_softmax.default(**given)
     if out is None:
         return result

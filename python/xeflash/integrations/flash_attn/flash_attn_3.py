@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import xeflash
@@ -124,8 +125,8 @@ def flash_attn_with_kvcache(
 
 _FORWARD_REFUSED = (
     *("k_new", "v_new", "qv", "out", "cu_seqlens_k_new", "seqused_q", "page_table", "kv_batch_idx", "leftpad_k"),
-    *("rotary_cos", "rotary_sin", "seqlens_rotary", "q_descale", "k_descale", "v_descale", "attention_chunk"),
-    *("scheduler_metadata", "sm_margin"),
+    *("rotary_cos", "rotary_sin", "seqlens_rotary", "q_descale", "k_descale", "v_descale", "scheduler_metadata"),
+    "sm_margin",
 )
 
 
@@ -167,16 +168,27 @@ def _flash_attn_forward(
 ) -> tuple[Tensor, Tensor, None, None]:
     """(out, LSE, None, None): of tensors (B, S, H, D), or of packed ones (tokens, H, D) with cu_seqlens_q.
 
-    ``num_splits`` and ``pack_gqa`` change nothing, nor does ``rotary_interleaved`` without an angle.
+    ``pack_gqa`` changes nothing, nor does ``rotary_interleaved`` without an angle.
     """
     _refuse("_flash_attn_forward", _FORWARD_REFUSED, locals())
-    options = _options(softmax_scale, causal, window_size_left, window_size_right, softcap)
-    if cu_seqlens_q is None:
-        _refuse("_flash_attn_forward", ("cu_seqlens_k", "seqused_k"), locals())
-        result, lse, *_ = two._flash_attn_forward(q, k, v, **options, return_softmax=False)
-    else:
-        lengths = _lengths("_flash_attn_forward", cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        result, lse, *_ = two._flash_attn_varlen_forward(q, k, v, *lengths, **options, seqused_k=seqused_k)
+    options: dict[str, Any] = {
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "window_left": window_size_left,
+        "window_right": window_size_right,
+        "softcap": softcap,
+        "attention_chunk": attention_chunk,
+        "num_splits": num_splits,
+        "return_lse": True,
+        "function": "_flash_attn_forward",
+    }
+    with torch.no_grad():
+        if cu_seqlens_q is None:
+            _refuse("_flash_attn_forward", ("cu_seqlens_k", "seqused_k"), locals())
+            result, lse, *_ = torch.ops.xeflash.flash_attn(q, k, v, **options)
+        else:
+            lengths = _lengths("_flash_attn_forward", cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+            result, lse, *_ = torch.ops.xeflash.flash_attn_varlen(q, k, v, *lengths, **options, seqused_k=seqused_k)
     return result, lse, None, None
 
 
@@ -206,8 +218,16 @@ def _flash_attn_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
     """(dq, dk, dv, rowsum(dout out)); the gradients are written into the tensors that are given."""
     _refuse("_flash_attn_backward", ("sequed_q", "sequed_k", "sm_margin"), locals())
-    options = _options(softmax_scale, is_causal, window_size_left, window_size_right, softcap)
-    options["deterministic"] = deterministic
+    options: dict[str, Any] = {  # the words of flash-attn 2, which has dropout and ALiBi besides
+        "dropout_p": 0.0,
+        "softmax_scale": softmax_scale,
+        "causal": is_causal,
+        "window_size_left": window_size_left,
+        "window_size_right": window_size_right,
+        "softcap": softcap,
+        "alibi_slopes": None,
+        "deterministic": deterministic,
+    }
     given = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
     if cu_seqlens_q is None:
         _refuse("_flash_attn_backward", ("cu_seqlens_k",), locals())
@@ -216,19 +236,6 @@ def _flash_attn_backward(
         lengths = _lengths("_flash_attn_backward", cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         sums = two._flash_attn_varlen_backward(*given, *lengths, **options)
     return dq, dk, dv, sums
-
-
-def _options(scale: float | None, causal: bool, left: int, right: int, softcap: float) -> dict[str, Any]:
-    """The words of flash-attn 2, which has dropout and ALiBi besides."""
-    return {
-        "dropout_p": 0.0,
-        "softmax_scale": scale,
-        "causal": causal,
-        "window_size_left": left,
-        "window_size_right": right,
-        "softcap": softcap,
-        "alibi_slopes": None,
-    }
 
 
 def _refuse(function: str, names: Sequence[str], given: dict[str, Any]) -> None:

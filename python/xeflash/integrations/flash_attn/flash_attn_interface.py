@@ -86,6 +86,7 @@ def _flash_attn_varlen_forward(
     leftpad_k: Tensor | None = None,
     seqused_k: Tensor | None = None,
     zero_tensors: bool = False,
+    num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, LSE (H, tokens), no elements, state of dropout) of packed tensors (tokens, H, D).
 
@@ -101,7 +102,7 @@ def _flash_attn_varlen_forward(
         out, lse, state, _ = torch.ops.xeflash.flash_attn_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
             window_size_left, window_size_right, softcap, alibi_slopes, block_table, seqused_k=seqused_k,
-            return_lse=True, function="_flash_attn_varlen_forward",
+            num_splits=num_splits, return_lse=True, function="_flash_attn_varlen_forward",
         )  # fmt: skip
     return out, lse, q.new_empty(0), state
 

@@ -1,0 +1,187 @@
+"""Keys that are picked for each query, as in sparse attention: lists of them become bits, or a cache that is gathered.
+
+The rows of a short list are read where they lie, for one query after the other: each is a sequence of one query, whose
+keys a table names. So a decoding step reads the keys of its list and no others. Where queries are many they share what
+they read: blocks of keys that no query of a tile has picked are passed over (picks.hpp).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from xeflash.api.kv_cache import attend_cache
+from xeflash.api.public import renamed
+from xeflash.call.schema import BHSD, BSHD
+
+_NAME = "gather_kv_indices"
+_WORD, _SPAN = 32, 64  # keys of a word, rows of a span: kWord and kSpan of params.hpp
+_FEW = 8  # queries of a sequence, each of which reads for itself
+# What counts on positions, or has gradients: rows of a table have neither. Some are off with a number of these types.
+_NEED_POSITIONS = "attn_mask alibi_slopes score_mod dropout_p document_ids attention_chunk out"
+_ZERO_IS_OFF: dict[str, tuple[type, ...]] = {"dropout_p": (int, float), "attention_chunk": (int,)}
+_FLAGS = ("causal", "is_causal", "enable_gqa", "bottom_right", "return_lse")
+_KEPT = ("softmax_scale", "softcap", "num_splits", "return_lse")
+
+
+def take_picks(function: str, layout: int, qkv: tuple[Any, Any, Any], given: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Takes the list of a call. Returns (out, LSE) if its rows are gathered, else None, with its bits in `given`."""
+    indices = given.pop(_NAME, None)
+    if indices is None:
+        return None
+    torch: Any = sys.modules.get("torch")
+    for name, x in zip((*_names(layout), _NAME), (*qkv, indices), strict=True):
+        if torch is None or not isinstance(x, torch.Tensor):
+            with_list = "" if name == _NAME else f" with {_NAME}"
+            raise TypeError(f"{function}: {name} must be a torch tensor{with_list}, got {type(x).__name__}")
+    if any(x.ndim != 4 for x in qkv):
+        return None  # it is refused
+    if layout == BHSD:
+        qkv = tuple(x.transpose(1, 2) for x in qkv)
+    (batch, rows, *_), keys = qkv[0].shape, qkv[1].shape[1]
+    if indices.device != qkv[0].device:
+        raise ValueError(
+            f"{function}: {_NAME} must be on the device of the queries ({qkv[0].device}), got {indices.device}"
+        )
+    _check(function, indices, (batch, rows), keys, torch)
+    few = rows <= _FEW or rows * indices.shape[-1] <= keys
+    if few and batch * rows * keys * indices.shape[-1] and _can_be_gathered(layout, qkv, given, torch):
+        return _attend_gathered(function, layout, qkv, indices, given, torch)
+    given["picks"], given["picked_spans"] = _bits(indices, keys, torch)
+    return None
+
+
+def _names(layout: int) -> tuple[str, str, str]:
+    return ("query", "key", "value") if layout == BHSD else ("q", "k", "v")
+
+
+def _can_be_gathered(layout: int, qkv: tuple[Any, Any, Any], given: dict[str, Any], torch: Any) -> bool:
+    """Whether rows of a table serve the call; not if it is to be refused, by the names of its arguments."""
+    q, k, v = qkv
+    tensors = [x for x in (*qkv, *given.values()) if isinstance(x, torch.Tensor)]
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if recorded or torch.compiler.is_compiling() or any(_is_given(given, x) for x in _NEED_POSITIONS.split()):
+        return False
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.get_autocast_dtype(q.device.type):
+        return False
+    if not all(isinstance(given.get(x, False), bool) for x in _FLAGS):
+        return False
+    grouped = q.shape[2] == k.shape[2] or given.get("enable_gqa", layout != BHSD)
+    return grouped and _fit(q, k, v, torch) and _rows_have_numbers(k, v)
+
+
+def _attend_gathered(
+    function: str, layout: int, qkv: tuple[Any, Any, Any], indices: Any, given: dict[str, Any], torch: Any
+) -> tuple[Any, Any]:
+    batch, rows, _ = indices.shape
+    shift = qkv[1].shape[1] - rows if layout == BSHD or given.get("bottom_right") else 0
+    left, right = given.get("window_left", -1), given.get("window_right", -1)
+    causal = given.get("causal", given.get("is_causal", False))
+    call = _gathered(qkv, _visible(indices, shift, left, 0 if causal else right, torch), torch)
+    call |= {name: given[name] for name in _KEPT if name in given}
+    call["softmax_scale"] = given.get("softmax_scale", given.get("scale"))
+    call["s_aux"] = given.get("s_aux", given.get("sinks"))
+    names = dict(zip(("q", "k_cache", "v_cache"), _names(layout), strict=True))
+    with renamed(names | ({"softmax_scale": "scale", "s_aux": "sinks"} if layout == BHSD else {})):
+        out, lse = attend_cache(function, BSHD, call)
+    out = out.view(batch, rows, *out.shape[2:])
+    if lse is not None:
+        lse = lse.view(batch, rows, -1).transpose(1, 2)
+        lse = torch.where(lse == torch.inf, -torch.inf, lse) if layout == BHSD else lse.contiguous()
+    return (out.transpose(1, 2) if layout == BHSD else out), lse
+
+
+def _is_given(given: dict[str, Any], name: str) -> bool:
+    value = given.get(name)
+    return value is not None and not (type(value) in _ZERO_IS_OFF.get(name, ()) and value == 0)
+
+
+def _fit(q: Any, k: Any, v: Any, torch: Any) -> bool:
+    """Whether q, k and v (B, S, H, D) go together."""
+    return (
+        q.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and all(x.dtype == q.dtype and x.device == q.device and x.layout == torch.strided for x in (k, v))
+        and k.shape[2] > 0
+        and q.shape[2] % k.shape[2] == 0
+        and (k.shape[0], k.shape[3]) == (q.shape[0], q.shape[3])
+        and v.shape[:3] == k.shape[:3]
+    )
+
+
+def _check(function: str, indices: Any, lead: tuple[int, int], keys: int, torch: Any) -> None:
+    if indices.is_nested or indices.layout is not torch.strided:
+        got = "a nested one" if indices.is_nested else indices.layout
+        raise TypeError(f"{function}: {_NAME} must be a dense tensor, got {got}")
+    if indices.dtype is not torch.int32:
+        raise TypeError(f"{function}: {_NAME} must be int32, got {indices.dtype}")
+    if indices.ndim != 3 or tuple(indices.shape[:2]) != lead:
+        raise ValueError(
+            f"{function}: {_NAME} must have shape [{lead[0]}, {lead[1]}, keys of a query], got {list(indices.shape)}"
+        )
+    if indices.is_cpu and not torch.compiler.is_compiling() and indices.numel():
+        if int(indices.max()) >= keys:
+            raise ValueError(f"{function}: {_NAME} must be below the {keys} keys, got {int(indices.max())}")
+        ordered = indices.sort(-1).values
+        twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+        if bool(twice.any()):
+            got = int(ordered[..., 1:][twice][0])
+            raise ValueError(f"{function}: {_NAME} must name each key of a query once, got {got} twice")
+
+
+def _visible(indices: Any, shift: int, left: int, right: int, torch: Any) -> Any:
+    """The list, with -1 for keys that a window hides."""
+    positions = torch.arange(shift, shift + indices.shape[1], device=indices.device, dtype=torch.int32)[:, None]
+    if left >= 0:
+        indices = torch.where(indices >= positions - left, indices, -1)
+    if right >= 0:
+        indices = torch.where(indices <= positions + right, indices, -1)
+    return indices
+
+
+def _rows_of_batch(x: Any) -> int:
+    """Steps of a row from one sequence of x (B, S, H, D) to the next; 0 for one sequence."""
+    return x.stride(0) // x.stride(1) if x.shape[0] > 1 and x.stride(1) else 0
+
+
+def _rows_have_numbers(k: Any, v: Any) -> bool:
+    """Whether the rows of all sequences lie in steps of one length, so that a number names each, and are contiguous."""
+    for x in (k, v):
+        if x.stride(1) == 0 or (x.shape[0] > 1 and x.stride(0) % x.stride(1)):
+            return False
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            return False
+    return _rows_of_batch(k) == _rows_of_batch(v)
+
+
+def _gathered(qkv: tuple[Any, Any, Any], indices: Any, torch: Any) -> dict[str, Any]:
+    """A call of one query for each row of q (B, S, H, D), on the rows of all keys."""
+    (q, k, v), (batch, rows, listed) = qkv, indices.shape
+    apart = _rows_of_batch(k)
+    order = (indices < 0).to(torch.int8).argsort(dim=-1, stable=True)
+    first = torch.arange(batch, device=q.device, dtype=torch.int32)[:, None, None] * apart
+    table = indices.gather(-1, order).clamp_(min=0) + first
+
+    def as_cache(x: Any) -> Any:
+        size = ((batch - 1) * apart + x.shape[1], listed, *x.shape[2:])
+        return x.as_strided(size, (x.stride(1), 0, *x.stride()[2:]))
+
+    return {
+        "q": q.reshape(batch * rows, 1, *q.shape[2:]),
+        "k_cache": as_cache(k),
+        "v_cache": as_cache(v),
+        "beam_index": table.view(batch * rows, listed),
+        "cache_seqlens": (indices >= 0).sum(-1, dtype=torch.int32).view(-1),
+    }
+
+
+def _bits(indices: Any, keys: int, torch: Any) -> tuple[Any, Any]:
+    """A bit of each row and key, in words; and of each span of rows and word, whether there is one."""
+    batch, rows, _ = indices.shape
+    words = max(1, -(-keys // _WORD))  # one without keys, to scatter nothing to
+    listed = indices.clamp(min=0).long()
+    bit = torch.where(indices >= 0, torch.ones_like(indices) << (indices & (_WORD - 1)), 0)
+    picks = torch.zeros((batch, rows, words), dtype=torch.int32, device=indices.device)
+    picks.scatter_add_(-1, listed // _WORD, bit)
+    padded = torch.nn.functional.pad(picks, (0, 0, 0, -rows % _SPAN))
+    spans = (padded.view(batch, -(-rows // _SPAN), _SPAN, words) != 0).any(2).int()
+    return (picks, spans) if keys else (picks[..., :0], spans[..., :0])

@@ -1,0 +1,171 @@
+"""Positions in chunks of equal length: `attention_chunk`, a Mask within a Window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradients
+import plain
+import pytest
+import torch
+import xeflash
+from arrays import DTYPES, from_array, to_array
+from attention.test_documents import launched_by, products_of_gradients
+from gradients import Case
+from tolerance import check_attention
+from xeflash.selftest.reference import Features
+
+CAUSAL, WINDOW, FULL = (-1, 0), (40, 9), (-1, -1)
+SIZES = [(1, 1), (1, 300), (23, 127), (127, 127), (127, 1000), (300, 100), (1000, 1000)]
+
+
+def check(
+    dtype: str, sizes: tuple[int, int], chunk: int, window: tuple[int, int], device: str = "torch", dim: int = 64,
+    top_left: bool = False,
+) -> None:  # fmt: skip
+    q, k, v = plain.make(*sizes, dim=dim, dim_v=dim, dtype=DTYPES[dtype])
+    arrays = [to_array(x, device) for x in (q, k, v)]
+    call = plain.call(*arrays, attention_chunk=chunk, window_size=window, bottom_right=not top_left)
+    out, lse = (from_array(x, device) for x in call)
+    f = Features(window=window, chunk=chunk, top_left=top_left, empty_lse=-torch.inf)
+    check_attention(f"{dtype} {sizes} {chunk} {window}", q, k, v, f, out, lse, device != "torch")
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100, 1 << 30])
+@pytest.mark.parametrize("window", [FULL, CAUSAL, WINDOW], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_forward_matches_reference(sizes, window, chunk):
+    check("fp32", sizes, chunk, window)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("sizes", [(1, 300), (127, 1000)], ids=str)
+def test_forward_in_16_bits(sizes, dtype):
+    check(dtype, sizes, 50, CAUSAL)
+
+
+@pytest.mark.parametrize("sizes", [(1, 300), (127, 300), (300, 127)], ids=str)
+def test_positions_from_the_first_key(sizes):
+    check("fp32", sizes, 50, CAUSAL, top_left=True)
+
+
+@pytest.mark.parametrize("splits", [1, 3, 7])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_keys_of_a_query_may_be_split(rows, splits):
+    q, k, v = plain.make_rows_first(rows, 300)
+    out = xeflash.flash_attn_func(q, k, v, attention_chunk=90, num_splits=splits)
+    plain.check_rows_first(f"{rows} {splits}", (q, k, v), out, f=Features(chunk=90))
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_positions_of_a_cache_begin_behind_its_padding(rows):
+    q, k, v = plain.make_rows_first(rows, 320)
+    lengths, pad = torch.tensor([300, 320]).int(), torch.tensor([10, 37]).int()
+    out = xeflash.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, cache_leftpad=pad, attention_chunk=64)
+    pages = torch.randperm(40, generator=torch.Generator().manual_seed(0)).int().view(2, 20)
+    pools = [torch.empty(40, 16, *x.shape[2:]) for x in (k, v)]
+    for pool, x in zip(pools, (k, v), strict=True):
+        pool[pages.flatten()] = x.reshape(40, 16, *x.shape[2:])
+    paged = xeflash.flash_attn_with_kvcache(q, *pools, cache_seqlens=lengths, block_table=pages, attention_chunk=64)
+    for b in range(2):
+        first, end = int(pad[b]), int(lengths[b])
+        of = [x[b : b + 1, first:end] for x in (k, v)]
+        plain.check_rows_first(f"{b}", (q[b : b + 1], *of), out[b : b + 1], f=Features(chunk=64))
+        of = [x[b : b + 1, :end] for x in (k, v)]
+        plain.check_rows_first(f"{b}", (q[b : b + 1], *of), paged[b : b + 1], f=Features(chunk=64))
+
+
+OF_GRADIENTS = [
+    Case(chunk=20, heads="gqa4"),
+    Case(chunk=50, window="causal", sizes=(127, 300)),
+    Case(chunk=3, sizes=(23, 127), sinks=True),
+    Case(chunk=64, sizes=(300, 127), window="window", variant="softcap+alibi+bias", broadcast="1hqk"),
+    Case(chunk=40, window="causal", variant="dropout"),
+    Case(chunk=40, window="causal", top_left=True, sizes=(127, 300)),
+    Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", chunk=64),
+    Case(chunk=30, window="causal", entry="varlen"),
+]
+
+
+@pytest.mark.parametrize("case", OF_GRADIENTS, ids=lambda case: case.id)
+def test_gradients_match_reference(case):
+    gradients.run(case)
+
+
+# ---- on GPUs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "chunk", "window"),
+    [
+        ("bf16", (300, 300), 100, CAUSAL),
+        ("bf16", (300, 1000), 7, FULL),
+        ("bf16", (1, 300), 64, FULL),
+        ("fp16", (7, 1000), 300, FULL),  # threads take turns at the keys
+    ],
+    ids=str,
+)
+def test_forward_on_gpu(gpu, dtype, sizes, chunk, window):
+    check(dtype, sizes, chunk, window, "gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.xpu
+@pytest.mark.parametrize(
+    "case",
+    [Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", chunk=50, device="xpu")],
+    ids=lambda case: case.id,
+)
+def test_gradients_on_gpu(xpu, case):
+    gradients.run(case)
+
+
+def counted(rows: int, chunk: int) -> list[Any]:
+    """Of a call on 1024 keys."""
+    arrays = [to_array(x, "gpu") for x in plain.make(rows, 1024, 1, 2, 2, dtype=torch.bfloat16)]
+    words = {"attention_chunk": chunk, "bottom_right": True}
+    return launched_by(lambda: from_array(plain.call(*arrays, **words)[0], "gpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1024, 128])
+def test_blocks_of_other_chunks_are_not_multiplied_on_gpu(gpu, rows):
+    products = [sum(record.dpas for record in counted(rows, of)) for of in (1023, 128)]
+    assert products[1] <= products[0] / 8 + products[0] / 64  # of the last position, which has a chunk of 1023's own
+
+
+@pytest.mark.gpu
+def test_keys_of_other_chunks_are_not_read_on_gpu(gpu):
+    (*_, all_read), (*_, read) = counted(1, 0), counted(1, 128)
+    assert read.global_read < all_read.global_read / 4
+
+
+@pytest.mark.gpu
+@pytest.mark.xpu
+def test_gradients_pass_over_blocks_on_gpu(xpu):
+    of_all, of_some = (products_of_gradients(attention_chunk=chunk) for chunk in (0, 128))
+    assert of_some[1] <= of_all[1] / 4
+    assert of_some[0] < of_all[0] * 0.3
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "text"),
+    [
+        ({"attention_chunk": -1}, ValueError, r"attention_chunk must be 0 \(off\) to 2\^30, got -1"),
+        ({"attention_chunk": 2**30 + 1}, ValueError, r"attention_chunk must be 0 \(off\) to 2\^30, got 1073741825"),
+        ({"attention_chunk": 2.5}, TypeError, "attention_chunk"),
+        (
+            {"attention_chunk": 9, "document_ids": torch.zeros(127).int()},
+            NotImplementedError,
+            "document_ids must be None with attention_chunk, got an array",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(more, error, text):
+    q, k, v = plain.make()
+    with pytest.raises(error, match=f"attention: {text}"):
+        xeflash.attention(q, k, v, enable_gqa=True, bottom_right=True, **more)
