@@ -1,5 +1,7 @@
 """Models of Transformers with random weights, of a few layers, in which attention matters."""
 
+import inspect
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -10,6 +12,7 @@ from transformers import (
     GPT2Config,
     GptOssConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     PhiConfig,
     Qwen2Config,
@@ -87,6 +90,12 @@ def prompts(rows=2, tokens=13, padded=False):
         for row in range(rows - 1):
             mask[row, : 5 + 2 * row] = 0
     return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+def given_cache(cache):
+    """The argument of a model, and of generate, that is its cache: it has this name from Transformers 5.24 on."""
+    known = "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
+    return {"cache" if known else "past_key_values": cache}
 
 
 class LargestResult(TorchDispatchMode):

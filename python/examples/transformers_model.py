@@ -28,7 +28,7 @@ model.set_attn_implementation("sdpa")  # PyTorch's, for comparison
 expected = model.generate(prompt, **settings)
 
 model.set_attn_implementation(xe_attention)  # the first line; from_pretrained has the argument attn_implementation
-tokens = model.generate(prompt, past_key_values=XeCache(model.config), **settings)  # the second: its cache
+tokens = model.generate(prompt, cache=XeCache(model.config), **settings)  # the second: its cache
 
 print(tokenizer.decode(tokens[0]) if tokenizer else tokens[0].tolist())
 same = int((tokens == expected).long().cumprod(-1).sum()) - prompt.shape[1]

@@ -96,7 +96,7 @@ def test_a_model_trains_in_torchs_context_manager():
 
 def parallel(_group, folder):
     """tp_plan="auto": heads are dealt, and with them those of both kinds of cache."""
-    from tiny_models import prompts
+    from tiny_models import given_cache, prompts
     from transformers import AutoModelForCausalLM
     from xeflash.integrations.transformers import NAME, XeCache, register
 
@@ -110,7 +110,7 @@ def parallel(_group, folder):
     given = prompts(padded=True)
     how = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     want = whole.generate(**given, **how)
-    for cache in ({}, {"past_key_values": XeCache(model.config)}):
+    for cache in ({}, given_cache(XeCache(model.config))):
         assert torch.equal(model.generate(**given, **how, **cache), want)
     assert set(widths) == {16}  # one head of keys of two
     ids, _ = tokens()

@@ -1,11 +1,24 @@
 """Models of Transformers with our attention give what they give with their own."""
 
+import warnings
+
 import pytest
 import torch
 import transformers
 from cover import few, few_rows
 from room import need_memory
-from tiny_models import DECODERS, SHAPE, VOCABULARY, WAYS, WINDOW, LargestResult, decoder, prompts, random_weights
+from tiny_models import (
+    DECODERS,
+    SHAPE,
+    VOCABULARY,
+    WAYS,
+    WINDOW,
+    LargestResult,
+    decoder,
+    given_cache,
+    prompts,
+    random_weights,
+)
 from tolerance import assert_close
 from transformers.utils.generic import is_flash_attention_requested
 from xeflash.integrations import torch_sdpa
@@ -19,7 +32,7 @@ CACHES = {
     "dynamic": lambda model: {},
     "static": lambda model: {"cache_implementation": "static", "disable_compile": True},
     "none": lambda model: {"use_cache": False},
-    "xe": lambda model: {"past_key_values": XeCache(model.config)},
+    "xe": lambda model: given_cache(XeCache(model.config)),
 }
 
 
@@ -67,7 +80,7 @@ def steps(model, implementation, cache=None, padded=True, chunks=(13, 1, 1, 5, 1
                 ids[:, at:until],
                 attention_mask=mask[:, :until],
                 position_ids=positions[:, at:until],
-                past_key_values=cache,
+                **given_cache(cache),
             )
             logits.append(out.logits)
             at = until
@@ -167,10 +180,10 @@ def largest_of_prefill(implementation, name, tokens=8192, padded=False, cache=No
     cache = cache(model.config) if cache else transformers.DynamicCache(config=model.config)
     with torch.no_grad():
         if seen:
-            model(inputs["input_ids"][:, :seen], past_key_values=cache, logits_to_keep=1)
+            model(inputs["input_ids"][:, :seen], **given_cache(cache), logits_to_keep=1)
             inputs["input_ids"] = inputs["input_ids"][:, seen:]
         with LargestResult() as watched:
-            model(**inputs, past_key_values=cache, logits_to_keep=1)
+            model(**inputs, **given_cache(cache), logits_to_keep=1)
     return watched.elements
 
 
@@ -265,11 +278,27 @@ def test_dropout_is_that_of_attention():
     assert not torch.equal(out, attention_function(torch.nn.Module(), q, k, v, None)[0])
 
 
-@pytest.mark.parametrize("name", ["output_attentions", "block_table", "indices", "cache"])
+@pytest.mark.parametrize("name", ["block_table", "block_indices", "cache"])
 def test_what_would_change_the_result_is_refused(name):
-    value = True if name == "output_attentions" else torch.zeros(2)
-    with pytest.raises(NotImplementedError, match=f"xe_attention: {name} must be None, got {type(value).__name__}"):
-        attention_function(torch.nn.Module(), *states_of(), None, **{name: value})
+    with pytest.raises(NotImplementedError, match=f"xe_attention: {name} must be None, got Tensor"):
+        attention_function(torch.nn.Module(), *states_of(), None, **{name: torch.zeros(2)})
+
+
+@pytest.mark.parametrize("calls", ["forward", "generate"])
+def test_weights_of_attention_are_refused(calls):
+    model, ids = decoder("llama", implementation=NAME), prompts()["input_ids"]
+    how = {"max_new_tokens": 2, "return_dict_in_generate": True} if calls == "generate" else {}
+    with pytest.raises(NotImplementedError) as error:
+        getattr(model, calls)(ids, output_attentions=True, **how)
+    message = "xe_attention: output_attentions must be False, got True: the weights are never formed. "
+    assert str(error.value) == message + "Use attn_implementation='eager'"
+
+
+def test_generate_takes_the_cache_without_a_warning():
+    model, ids = decoder("llama", implementation=NAME), prompts()["input_ids"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.generate(ids, max_new_tokens=3, do_sample=False, **given_cache(XeCache(model.config)))
 
 
 EXPERTS = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from cover import few
-from tiny_models import DECODERS, SHAPE, WAYS, WINDOW, LargestResult, decoder, prompts, random_weights
+from tiny_models import DECODERS, SHAPE, WAYS, WINDOW, LargestResult, decoder, given_cache, prompts, random_weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
@@ -148,7 +148,7 @@ def generated(model, implementation, cache, padded=True, tokens=20, beams=4):
     model.set_attn_implementation(implementation)
     return model.generate(
         **prompts(padded=padded), num_beams=beams, do_sample=False, min_new_tokens=tokens, max_new_tokens=tokens,
-        past_key_values=cache,
+        **given_cache(cache),
     )  # fmt: skip
 
 
@@ -224,8 +224,8 @@ def test_padding_that_is_not_on_the_left():
     def logits(implementation, cache):
         model.set_attn_implementation(implementation)
         with torch.no_grad():
-            first = model(ids[:, :13], attention_mask=mask[:, :13], past_key_values=cache).logits
-            return torch.cat([first, model(ids[:, 13:], attention_mask=mask, past_key_values=cache).logits], 1)[
+            first = model(ids[:, :13], attention_mask=mask[:, :13], **given_cache(cache)).logits
+            return torch.cat([first, model(ids[:, 13:], attention_mask=mask, **given_cache(cache)).logits], 1)[
                 mask.bool()
             ]
 
@@ -324,7 +324,7 @@ def test_assisted_generation():
     inputs = prompts(rows=1)
     want = model.generate(**inputs, max_new_tokens=12, do_sample=False)
     cache = XeCache(model.config)
-    got = model.generate(**inputs, max_new_tokens=12, do_sample=False, assistant_model=assistant, past_key_values=cache)
+    got = model.generate(**inputs, max_new_tokens=12, do_sample=False, assistant_model=assistant, **given_cache(cache))
     assert torch.equal(got, want)
 
 
@@ -333,10 +333,10 @@ def test_prompt_is_shared_by_copies_of_the_cache():
     inputs = prompts(rows=1, tokens=20)
     prompt = XeCache(model.config)
     with torch.no_grad():
-        model(inputs["input_ids"][:, :12], past_key_values=prompt)
+        model(inputs["input_ids"][:, :12], **given_cache(prompt))
     want = model.generate(**inputs, max_new_tokens=5, do_sample=False)
     for _ in range(2):
-        got = model.generate(**inputs, max_new_tokens=5, do_sample=False, past_key_values=copy.deepcopy(prompt))
+        got = model.generate(**inputs, max_new_tokens=5, do_sample=False, **given_cache(copy.deepcopy(prompt)))
         assert torch.equal(got, want)
 
 
@@ -360,7 +360,7 @@ def test_hybrids(name, way):
     arguments = {**prompts(padded=True), **WAYS[way], "min_new_tokens": 8, "max_new_tokens": 8}
     want = model.generate(**arguments)
     model.set_attn_implementation(NAME)
-    assert torch.equal(model.generate(**arguments, past_key_values=XeCache(model.config)), want)
+    assert torch.equal(model.generate(**arguments, **given_cache(XeCache(model.config))), want)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -373,10 +373,10 @@ def test_rows_of_hybrids(name):
     chosen = torch.tensor([0, 3, 2])
     with torch.no_grad():
         want = model(ids.repeat_interleave(2, 0)[chosen]).logits[:, 12:]
-        model(ids[:, :12], past_key_values=cache)
+        model(ids[:, :12], **given_cache(cache))
         cache.batch_repeat_interleave(2)
         cache.batch_select_indices(chosen)
-        got = model(ids[[0, 1, 1], 12:], past_key_values=cache).logits
+        got = model(ids[[0, 1, 1], 12:], **given_cache(cache)).logits
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -399,9 +399,9 @@ def test_encoder_and_decoder(name):
     want = model.generate(**arguments)
     model.set_attn_implementation(NAME)
     pair = transformers.EncoderDecoderCache(XeCache(config), transformers.DynamicCache(config=config))
-    assert torch.equal(model.generate(**arguments, past_key_values=pair), want)
+    assert torch.equal(model.generate(**arguments, **given_cache(pair)), want)
     with pytest.raises(TypeError, match=r"must get EncoderDecoderCache\(XeCache.* layer 0 gives keys twice"):
-        model.generate(**arguments, past_key_values=XeCache(config))
+        model.generate(**arguments, **given_cache(XeCache(config)))
 
 
 def test_max_length():
@@ -419,9 +419,9 @@ def test_errors():
     with pytest.raises(ValueError, match="XeCache: dtype must be None, .* got torch.float16"):
         XeCache(CONFIG, dtype=torch.float16)
     with pytest.raises(
-        NotImplementedError, match="must be one of full_attention, .*, got indexed_attention. Use Dynamic"
+        NotImplementedError, match="must be one of full_attention, .*, got compressed_sparse_attention. Use Dynamic"
     ):
-        XeCache(transformers.LlamaConfig(num_hidden_layers=1, layer_types=["indexed_attention"]))
+        XeCache(transformers.LlamaConfig(num_hidden_layers=1, layer_types=["compressed_sparse_attention"]))
     cache = XeCache(CONFIG)
     cache.update(*new_states(2, 5), 0)
     cache.update(*new_states(2, 4), 1)

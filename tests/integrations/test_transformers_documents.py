@@ -6,7 +6,7 @@ import torch
 import transformers
 from cover import few
 from packed import IDS, ONES, POSITIONS, alone, check, collated
-from tiny_models import DECODERS, LargestResult, decoder, prompts
+from tiny_models import DECODERS, LargestResult, decoder, given_cache, prompts
 from xeflash.integrations import _documents
 from xeflash.integrations.transformers import NAME, XeCache, attention_function, register
 
@@ -35,7 +35,7 @@ def test_with_an_xe_cache():
     for mask in (None, ONES):
         with torch.no_grad():
             cache = XeCache(model.config)
-            got = model(IDS, attention_mask=mask, position_ids=POSITIONS, past_key_values=cache).logits
+            got = model(IDS, attention_mask=mask, position_ids=POSITIONS, **given_cache(cache)).logits
         torch.testing.assert_close(got.flatten(0, 1), want, atol=2e-5, rtol=1e-4)
         assert cache.get_seq_length() == 13
 
@@ -99,8 +99,8 @@ def test_more_tokens_after_a_cache_are_one_document():
     with torch.no_grad():
         whole = model(IDS, use_cache=False).logits
         cache = transformers.DynamicCache(config=model.config)
-        model(IDS[:, :6], past_key_values=cache)
-        rest = model(IDS[:, 6:], position_ids=torch.arange(6, 13)[None], past_key_values=cache).logits
+        model(IDS[:, :6], **given_cache(cache))
+        rest = model(IDS[:, 6:], position_ids=torch.arange(6, 13)[None], **given_cache(cache)).logits
     torch.testing.assert_close(rest, whole[:, 6:], atol=2e-5, rtol=1e-4)
 
 

@@ -5,8 +5,9 @@ A mask function and an attention function are registered under one name. What th
   None        nothing is hidden but by causality
   2-D, bool   the same for the first `columns` keys, the last query being at the last of them; False is padding. What
               the mask hides by a window is kept beside it, for layers that do not tell theirs.
-  2-D, int32  the numbers of the documents that share a row, of which none sees another
-  4-D         all that is hidden, or an additive bias
+  2-D, int32  the numbers of the documents that share a row, of which none sees another; of a prompt's chunks, too
+  4-D         all that is hidden, or an additive bias; a model with layers that we do not know gets one of these, which
+              they may extend, as those of DeepSeek V4 do for keys that they add
 
 So no causal mask is materialised, with or without window, padding, documents or a cache. What is not recognised, such
 as an image whose tokens see each other, is hidden by the mask that Transformers makes for PyTorch's attention.
@@ -47,6 +48,7 @@ _BIDIRECTIONAL = masking_utils.bidirectional_mask_function.__code__
 _WINDOW = masking_utils.sliding_window_overlay(1).__code__
 _WINDOW_BOTH_WAYS = masking_utils.sliding_window_bidirectional_overlay(1).__code__
 _AND = masking_utils.and_masks().__code__
+_CHUNKS = masking_utils.chunked_overlay(1, torch.zeros(1)).__code__
 _DOCUMENTS = masking_utils.packed_sequence_mask_function(torch.empty(0)).__code__
 _BY_POSITION = [  # older releases have none
     remap(masking_utils.causal_mask_function, torch.empty(0)).__code__
@@ -71,6 +73,15 @@ def _without_documents(function: Any) -> tuple[Any, torch.Tensor | None]:
     if within.__code__ in _BY_POSITION:  # positions in a document are as far from each other as those in its row
         within = _held(within)["mask_function"]
     return within, _held(others[0])["packed_sequence_mask"]
+
+
+def _chunk(function: Any) -> int:
+    """The length of a causal mask function's chunks, whose positions see each other alone; 0: it has none."""
+    if torch.compiler.is_compiling() or function.__code__ is not _AND:
+        return 0
+    first, *others = _held(function)["mask_functions"]
+    is_chunked = first.__code__ is _CHUNKS and [other.__code__ for other in others] == [_CAUSAL]
+    return int(_held(first)["chunk_size"]) if is_chunked else 0
 
 
 def _kind(function: Any) -> tuple[str, tuple[int, int] | None]:
@@ -111,6 +122,10 @@ class _Facts(NamedTuple):
     documents: Documents | None = None
 
 
+# Layers whose keys are those that their mask is made for.
+_KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "window_attention", "indexed_attention"}
+_KNOWN_LAYERS |= {"minimax_m3_sparse", "hybrid", "hybrid_sliding", "linear_attention", "conv", "moe", "mlp"}
+
 _facts: Any = WeakIdKeyDictionary()  # of masks that mask_function made: looking into one waits for its device
 
 
@@ -137,8 +152,19 @@ def mask_function(
     **kwargs: Any,
 ) -> torch.Tensor | None:
     """The mask of a forward pass; the arguments are those that Transformers gives to every mask function."""
+    if not _KNOWN_LAYERS.issuperset(getattr(kwargs.get("config"), "layer_types", None) or ()):
+        extended: torch.Tensor | None = masking_utils.eager_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs
+        )
+        return extended
     within, numbers = _without_documents(mask_function)
-    if numbers is not None and attention_mask is None and not is_tracing(numbers):
+    nothing_padded = attention_mask is None
+    if kv_offset == 0 and q_length == kv_length and (chunk := _chunk(mask_function)):
+        nothing_padded = attention_mask is None or not _facts_of(attention_mask).padding
+        within = masking_utils.causal_mask_function
+        numbers = torch.arange(kv_length, device=kwargs.get("device")).div(chunk, rounding_mode="floor")
+        numbers = numbers.expand(batch_size, -1)
+    if numbers is not None and nothing_padded and not is_tracing(numbers):
         kind, window = _kind(within)
         if kind and numbers.shape == (batch_size, kv_length) and q_length == kv_length:
             numbers = numbers.int()
@@ -170,7 +196,7 @@ def mask_function(
 
 _UNSAID: Any = object()
 # Arguments of other attention functions that would change the result.
-_REFUSED = {"block_indices", "block_table", "cache", "head_mask", "indices", "k_cache", "output_attentions", "sinks"}
+_REFUSED = {"block_indices", "block_table", "cache", "head_mask", "k_cache", "output_attentions", "sinks"}
 _REFUSED |= {"v_cache"}
 
 
@@ -202,6 +228,19 @@ def _both(mask: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     return other.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else other + mask
 
 
+def _visible_picks(
+    mask: torch.Tensor | None, indices: torch.Tensor, sizes: tuple[int, int, int]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(what else hides, lists of the keys that are picked and that a mask lets see); None for lists of all keys."""
+    batch, rows, keys = sizes
+    if indices.shape[-1] >= keys:
+        return mask, None
+    if mask is None or mask.dtype != torch.bool or mask.shape[1] > 1:
+        return mask, indices
+    visible = mask.expand(batch, 1, rows, keys)[:, 0].gather(-1, indices.long())
+    return None, torch.where(visible, indices, -1)
+
+
 def attention_function(
     module: Any,
     query: torch.Tensor,
@@ -216,14 +255,21 @@ def attention_function(
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """(attention of query (B, H, Sq, D) on key and value (B, Hk, Sk, D) as (B, Sq, H, D), None).
 
-    The arguments are those of all attention functions of Transformers; see the module for attention_mask.
+    The arguments are those of all attention functions of Transformers; see the module for attention_mask. ``indices``
+    (B, Sq, n) are the keys that sparse attention, as of DeepSeek V3.2, has picked for each query.
     """
     for name in _REFUSED.intersection(kwargs):
         if kwargs[name] is not None and kwargs[name] is not False:
+            if name == "output_attentions":
+                raise NotImplementedError(
+                    f"{NAME}: {name} must be False, got {kwargs[name]!r}: the weights are never formed. "
+                    "Use attn_implementation='eager'"
+                )
             raise NotImplementedError(f"{NAME}: {name} must be None, got {type(kwargs[name]).__name__}")
     batch, _, rows, _ = query.shape
     keys = key.shape[2]
@@ -251,6 +297,7 @@ def attention_function(
         and mask is None
         and documents is None
         and position_bias is None
+        and indices is None
         and not dropout
         and keys == key.shape[2]
     ):
@@ -261,7 +308,7 @@ def attention_function(
     if keys < key.shape[2]:
         key, value = key[:, :, :keys], value[:, :, :keys]
     if documents is not None:
-        if padding is None and mask is None and position_bias is None:
+        if padding is None and mask is None and position_bias is None and indices is None:
             out = documents.attend(query, key, value, dropout_p=dropout, window_size=window, **options)
             return out, None
         visible = documents.visible(batch, rows, keys, query.device, aligned=causal or window != (-1, -1))
@@ -271,10 +318,12 @@ def attention_function(
     if position_bias is not None:
         mask = _both(mask, position_bias[..., :keys])
     out = None
-    if not requires_grad(query, key, value, mask, s_aux):  # else this would be copied, and its gradient, too
+    if indices is not None:
+        mask, indices = _visible_picks(mask, indices, (batch, rows, keys))
+    elif not requires_grad(query, key, value, mask, s_aux):  # else this would be copied, and its gradient, too
         out = query.new_empty((batch, rows, query.shape[1], value.shape[3])).transpose(1, 2)
     out = attention(
         query, key, value, mask, dropout, causal, scaling, enable_gqa=True, bottom_right=True, window_size=window,
-        softcap=softcap or 0.0, sinks=s_aux, out=out,
+        softcap=softcap or 0.0, sinks=s_aux, gather_kv_indices=indices, out=out,
     )  # fmt: skip
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None  # as layers may view it by other shapes

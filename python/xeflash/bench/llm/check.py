@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from xeflash.bench.llm.cells import Cell, Implementation
-from xeflash.bench.llm.generation import generate, make_cache
+from xeflash.bench.llm.generation import cache_keyword, generate, make_cache
 from xeflash.bench.llm.linears import Models
 
 METHOD = (
@@ -31,9 +31,10 @@ def _logits(models: Models, cell: Cell, implementation: Implementation, prompt: 
 
 
 def _forced(model: Any, prompt: Tensor, forced: Tensor, cache: Any) -> Tensor:
-    rows = [model(prompt, past_key_values=cache, logits_to_keep=1).logits]
+    given = {cache_keyword(model): cache}
+    rows = [model(prompt, logits_to_keep=1, **given).logits]
     for token in forced[:, :-1].split(1, dim=1):
-        rows.append(model(token, past_key_values=cache).logits)
+        rows.append(model(token, **given).logits)
     return torch.cat(rows, dim=1).double()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,6 +84,11 @@ def make_cache(cell: Cell, cache: str, config: Any) -> Any:
     return XeCache(config, max_cache_len=length)
 
 
+def cache_keyword(model: Any) -> str:
+    """Return the argument of a model, and of generate, that is its cache: cache from Transformers 5.24 on."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def use(model: Any, implementation: Implementation) -> None:
     """Make the model compute its attention that way."""
     use_attention(model, implementation.attention)
@@ -123,9 +129,9 @@ def generate(model: Any, cell: Cell, prompt: Tensor, cache: Any) -> Generation:
         min_new_tokens=cell.new_tokens,
         do_sample=False,
         num_beams=cell.beams,
-        past_key_values=cache,
         logits_processor=[watch],
         disable_compile=True,
+        **{cache_keyword(model): cache},
     )
     synchronize()
     total = time.perf_counter() - start

@@ -16,15 +16,18 @@ _EIGHT_BITS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _HYBRID = ("hybrid", "hybrid_sliding")  # attention beside linear attention
 _WITHOUT_KEYS = ("linear_attention", "conv", "dummy")  # what these keep, if anything, is as long as it is at first
+_INDEXED = "indexed_attention"  # sparse attention, which keeps what picks keys, too
 
 
 class XeCache(Cache):  # type: ignore[misc]
-    """The cache of a model: ``model.generate(..., past_key_values=XeCache(model.config))``.
+    """The cache of a model: ``model.generate(..., cache=XeCache(model.config))``.
+
+    Before Transformers 5.24 the argument is ``past_key_values``.
 
     With the attention of ``register()`` its keys stay where they are. To any other attention it hands out the same
-    tensors as DynamicCache, which after a step of beam search, or in 8 bits, means a copy. Layers of linear attention
-    and convolutions keep their states as in DynamicCache. A model with an encoder and a decoder takes it as
-    ``EncoderDecoderCache(XeCache(config), DynamicCache(config=config))``.
+    tensors as DynamicCache, which after a step of beam search, or in 8 bits, means a copy. Layers of linear attention,
+    of convolutions and of sparse attention (DeepSeek V3.2) keep what they need as in DynamicCache. A model with an
+    encoder and a decoder takes it as ``EncoderDecoderCache(XeCache(config), DynamicCache(config=config))``.
 
     Args:
         config: the model's.
@@ -47,10 +50,12 @@ class XeCache(Cache):  # type: ignore[misc]
                     layers.append(Layer(columns, dtype))
                 else:
                     layers.append(HybridLayer(columns, dtype, options["number_of_states"]))
-            elif kind in _WITHOUT_KEYS:
+            elif kind in (*_WITHOUT_KEYS, _INDEXED):
+                if kind == _INDEXED and dtype is not None:
+                    raise NotImplementedError(f"XeCache: dtype must be None with layers of {_INDEXED}, got {dtype}")
                 layers.append(cache_utils.DYNAMIC_LAYER_TYPE_MAPPING[kind](**options))
             else:
-                known = ", ".join((*_ATTENTION, *_HYBRID, *_WITHOUT_KEYS))
+                known = ", ".join((*_ATTENTION, *_HYBRID, *_WITHOUT_KEYS, _INDEXED))
                 raise NotImplementedError(f"XeCache: layers must be one of {known}, got {kind}. Use DynamicCache")
         self._with_encoder = bool(getattr(config, "is_encoder_decoder", False))
         super().__init__(layers=layers)
@@ -72,7 +77,7 @@ class XeCache(Cache):  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i becomes what row beam_idx[i] is."""
-        for layer in self._linear():
+        for layer in (*self._linear(), *self._indexed()):
             layer.reorder_cache(beam_idx)
         for columns in self._columns.values():
             layers = self._layers_of(columns)
@@ -91,10 +96,14 @@ class XeCache(Cache):  # type: ignore[misc]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row becomes so many, next to each other."""
+        for layer in self._indexed():
+            layer.batch_repeat_interleave(repeats)
         self._choose(lambda rows: torch.arange(rows).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Only these rows stay."""
+        for layer in self._indexed():
+            layer.batch_select_indices(indices)
         self._choose(lambda rows: torch.arange(rows)[indices.cpu()])
 
     def _choose(self, chosen: Callable[[int], torch.Tensor]) -> None:
@@ -125,6 +134,10 @@ class XeCache(Cache):  # type: ignore[misc]
     def _linear(self) -> list[Any]:
         """Layers with states of linear attention or convolutions."""
         return [layer for layer in self.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+
+    def _indexed(self) -> list[Any]:
+        """Layers of sparse attention."""
+        return [layer for layer in self.layers if hasattr(layer, "update_indexer")]
 
     def _layers_of(self, columns: Columns) -> list[Layer]:
         return [x for x in self.layers if isinstance(x, Layer) and x.columns is columns and x.is_initialized]
