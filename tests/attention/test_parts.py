@@ -193,6 +193,11 @@ def largest_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.cpu().double() - want).abs().max())
 
 
+def lost_by_joins(lse: torch.Tensor) -> float:
+    """Each time that other keys join, an LSE may lose two units in its last place."""
+    return (len(K_CUTS) - 2) * 2.0**-22 * float(lse.abs().max())
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [pytest.param(*x, marks=() if x in DEFAULT else pytest.mark.long) for x in product(CASES, DTYPES)],
@@ -206,9 +211,7 @@ def test_parts_come_to_the_whole(device: str, name: str, dtype: torch.dtype):
     out, lse, grads = by_parts(x, case)
     far = 300 * 2.0**-16 if case.scale else 0.0  # scores of thousands are known to so many bits
     assert error(out, want) <= 1.5 * error(once, want) + 2.0**-22 + far
-    # Each time that other keys join, an LSE may lose two units in its last place.
-    joins = (len(K_CUTS) - 2) * 2.0**-22 * float(want_lse.abs().max())
-    assert largest_error(lse, want_lse) <= 1.5 * largest_error(once_lse, want_lse) + joins
+    assert largest_error(lse, want_lse) <= 1.5 * largest_error(once_lse, want_lse) + lost_by_joins(want_lse)
     assert grads.keys() == want_grads.keys()
     assert all(got.dtype is torch.float32 for got in grads.values())
     for key in "qkv":
@@ -228,17 +231,21 @@ DRAWS = 8
     ids=str,
 )
 def test_parts_of_what_is_learned_come_to_the_whole(device: str, name: str, dtype: torch.dtype):
-    """As exact as one call of all. There are four numbers, whose errors may happen to be small: so of several draws."""
+    """As exact as one call of all, within what eight draws of four numbers tell: by chance alone, two root mean squares
+    of so few errors differ by up to a factor of 2. The error of a row's LSE is that of its probabilities, too."""
     case = CASES[name]
     ours, of_one = {key: 0.0 for key in case.learned}, {key: 0.0 for key in case.learned}
+    joins = 0.0
     for seed in range(DRAWS):
         x = arrays(device, dtype, seed=seed)
-        want, once, grads = reference(x, case)[2], whole(x, case)[2], by_parts(x, case)[2]
+        _, want_lse, want = reference(x, case)
+        once, grads = whole(x, case)[2], by_parts(x, case)[2]
+        joins = max(joins, lost_by_joins(want_lse))
         for key in case.learned:
             ours[key] += error(grads[key], want[key]) ** 2 / DRAWS
             of_one[key] += error(once[key], want[key]) ** 2 / DRAWS
     for key in case.learned:
-        assert ours[key] ** 0.5 <= 1.5 * of_one[key] ** 0.5 + 2.0**-21, key
+        assert ours[key] ** 0.5 <= 2 * of_one[key] ** 0.5 + joins, key
 
 
 @pytest.mark.parametrize(
