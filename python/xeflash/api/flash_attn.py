@@ -25,7 +25,7 @@ from xeflash.api.public import LSE_ALONE, public, renamed
 from xeflash.api.route import engine
 from xeflash.api.used_queries import take_used_queries
 from xeflash.call.schema import BSHD, THD, WITH_GRADIENTS
-from xeflash.call.values import seeds, shape_of, snippet, take_window
+from xeflash.call.values import seeds, shape_of, shown, snippet, take_window
 from xeflash.runtime.interop import UsmPart
 
 
@@ -111,7 +111,7 @@ def _of_cache(function: str, layout: int, given: dict[str, Any], why: str) -> An
     for name, off in (("dropout_p", 0), ("document_ids", None), ("gather_kv_indices", None)):
         value = given.pop(name, off)
         if value is not off and (isinstance(value, bool) or not isinstance(value, int | float) or value != off):
-            raise NotImplementedError(f"{function}: {name} must be {off} with {why}, got {_what(value)}")
+            raise NotImplementedError(f"{function}: {name} must be {off} with {why}, got {shown(value)}")
     return_attn_probs = given.pop("return_attn_probs", False)
     given.pop("deterministic", None)
     given["return_lse"] = return_attn_probs is LSE_ALONE or return_attn_probs
@@ -377,10 +377,6 @@ def flash_attn_varlen_kvpacked_func(
     >>> xeflash.flash_attn_varlen_kvpacked_func(q, kv, starts_q, starts_k, 1, 4).shape
     (2, 2, 64)
     """
-
-
-def _what(value: Any) -> Any:
-    return value if isinstance(value, int | float) else type(value).__name__
 
 
 def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tuple[Any, ...]:

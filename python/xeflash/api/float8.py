@@ -6,6 +6,8 @@ import sys
 from numbers import Real
 from typing import Any, cast
 
+from xeflash.call.values import shown
+
 _LEAST, _MOST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of positive numbers in float32
 
 
@@ -48,8 +50,7 @@ def in_8_bits(x: Any) -> bool:
 
 
 def _refuse_scale(function: str, name: str, scale: Any) -> None:
-    got = scale if isinstance(scale, int | float) else type(scale).__name__
-    raise ValueError(f"{function}: {name}_scale must be None unless {name} is in 8 bits, got {got}")
+    raise ValueError(f"{function}: {name}_scale must be None unless {name} is in 8 bits, got {shown(scale)}")
 
 
 def _in_16_bits(function: str, name: str, x: Any, scale: Any, heads: Any, starts: Any) -> Any:

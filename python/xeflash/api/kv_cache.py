@@ -10,7 +10,7 @@ from xeflash.api.float8 import take_query
 from xeflash.api.public import public, renamed
 from xeflash.api.route import engine
 from xeflash.call.schema import BSHD, THD
-from xeflash.call.values import flag, namespace, shape_of, snippet, take_window
+from xeflash.call.values import flag, namespace, shape_of, shown, snippet, take_window
 
 
 def _attend(function: str, given: dict[str, Any]) -> Any:
@@ -50,8 +50,7 @@ def _attend_packed(function: str, given: dict[str, Any], longest: Any) -> tuple[
     """Queries (tokens, H, D) on a cache: it is read as pages, which a sequence of a dense one has one of."""
     for name in _NOT_PACKED.split():
         if (value := given.pop(name, None)) is not None:
-            got = value if isinstance(value, int | float) else type(value).__name__
-            raise NotImplementedError(f"{function}: {name} must be None with cu_seqlens_q, got {got}")
+            raise NotImplementedError(f"{function}: {name} must be None with cu_seqlens_q, got {shown(value)}")
     flag(function, "rotary_interleaved", given.pop("rotary_interleaved", True))  # there is no rotation
     if longest is None:
         raise ValueError(f"{function}: max_seqlen_q must be given with cu_seqlens_q, got None")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from xeflash.call.values import flag
+from xeflash.call.values import flag, shown
 
 _NAMES = {"learnable_sink": "s_aux", "sinks": "s_aux", "page_table": "block_table"}
 _NAMES |= {f"{x}_descale": f"{x}_scale" for x in "qkv"}
@@ -113,9 +113,8 @@ def _known(name: str, own: frozenset[str], named: dict[str, Any], by_place: dict
 
 
 def _refusal(name: str, keyword: str, value: Any) -> NotImplementedError:
-    got = value if isinstance(value, int | float) else type(value).__name__
     why = _REFUSED.get(keyword, "there is no cache")
-    return NotImplementedError(f"{name}: {keyword} must be None, got {got}: {why}")
+    return NotImplementedError(f"{name}: {keyword} must be None, got {shown(value)}: {why}")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from xeflash.call.values import namespace, shape_of
+from xeflash.call.values import namespace, shape_of, shown
 
 _NAME = "seqused_q"
 _NUMBER_SEQUENCES = "dropout_p score_mod captures"  # by the sequence of a score, which is then another
@@ -22,8 +22,7 @@ def take_used_queries(function: str, given: dict[str, Any]) -> None:
         return
     for name in _NUMBER_SEQUENCES.split():
         if value := given.get(name):
-            got = value if isinstance(value, float | int) else type(value).__name__
-            raise NotImplementedError(f"{function}: {name} must not come with {_NAME}, got {got}")
+            raise NotImplementedError(f"{function}: {name} must not come with {_NAME}, got {shown(value)}")
     starts = given["cu_seqlens_q"]
     shape, of_starts = shape_of(function, _NAME, used), shape_of(function, "cu_seqlens_q", starts)
     if len(shape) != 1 or of_starts != (shape[0] + 1,):

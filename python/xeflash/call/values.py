@@ -51,6 +51,11 @@ def namespace(function: str, name: str, array: Any) -> Any:
     )
 
 
+def shown(value: Any) -> Any:
+    """What an error says that it got: a number, or the type of anything else."""
+    return value if isinstance(value, int | float) else type(value).__name__
+
+
 def flag(function: str, name: str, value: Any) -> bool:
     """An argument that is True or False, of Python or numpy; raises a TypeError for others."""
     if isinstance(value, bool):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import xeflash
+from xeflash.call.values import shown
 from xeflash.integrations.flash_attn import flash_attn_interface as two
 
 __all__ = [
@@ -242,8 +243,7 @@ def _refuse(function: str, names: Sequence[str], given: dict[str, Any]) -> None:
     for name in names:
         value = given[name]
         if value is not None and not (isinstance(value, int) and value == 0):
-            got = value if isinstance(value, int | float) else type(value).__name__
-            raise NotImplementedError(f"{function}: {name} must be None, got {got}")
+            raise NotImplementedError(f"{function}: {name} must be None, got {shown(value)}")
 
 
 def _lengths(
