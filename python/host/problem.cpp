@@ -223,20 +223,27 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
   }
 }
 
-// Ids of the positions of k, of which the queries are the last.
-void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
-  const char *f = check.function(), *name = "document_ids";
-  if (r.documents.is_none()) return;
+// For what says which keys a row sees beside a window: sequences have to be whole and dense,
+// without chunks.
+void require_window_alone(const char* name, const Problem& p, const FwdRequest& r,
+                          const Checker& check) {
   const bool is_part =
       !r.part.other_lse.is_none() || !r.part.q_start.is_none() || !r.part.k_start.is_none();
   for (const auto& [given, other] : {std::pair{p.cache.given, "a cache of keys"},
-                                     {r.chunk > 0, "attention_chunk"},
                                      {p.packed, "cu_seqlens_q"},
+                                     {r.chunk > 0, "attention_chunk"},
                                      {is_part, "other_lse, q_start or k_start"}}) {
     if (given)
       check.refuse<NotImplemented>(std::string(name) + " must be None with " + other +
                                    ", got an array");
   }
+}
+
+// Ids of the positions of k, of which the queries are the last.
+void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
+  const char *f = check.function(), *name = "document_ids";
+  if (r.documents.is_none()) return;
+  require_window_alone(name, p, r, check);
   p.documents = read_array(r.documents, f, name);
   const Array& a = p.documents;
   XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
@@ -266,17 +273,11 @@ void read_picks(Problem& p, const FwdRequest& r, const Checker& check) {
   if (r.picks.is_none() != r.picked_spans.is_none())
     check.refuse("picks and picked_spans must be given together");
   if (r.picks.is_none()) return;
-  const bool is_part =
-      !r.part.other_lse.is_none() || !r.part.q_start.is_none() || !r.part.k_start.is_none();
-  for (const auto& [given, other] : {std::pair{p.cache.given, "a cache of keys"},
-                                     {p.packed, "cu_seqlens_q"},
-                                     {!r.documents.is_none(), "document_ids"},
-                                     {r.chunk > 0, "attention_chunk"},
-                                     {is_part, "other_lse, q_start or k_start"}}) {
-    if (given)
-      check.refuse<NotImplemented>(std::string("gather_kv_indices must be None with ") + other +
-                                   ", got an array");
-  }
+  const char* list = "gather_kv_indices";
+  require_window_alone(list, p, r, check);
+  if (!r.documents.is_none())
+    check.refuse<NotImplemented>(std::string(list) +
+                                 " must be None with document_ids, got an array");
   const auto read = [&](const py::object& object, const char* name, int64_t rows) {
     Array a = read_array(object, check.function(), name);
     const int64_t words = divide_up(p.sk, kWord);
