@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import gradients
 import plain
 import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
-from attention.test_documents import launched_by, products_of_gradients
 from gradients import Case
+from launches import launches_of_attention, products_of_gradients
 from tolerance import check_attention
 from xeflash.selftest.reference import Features
 
@@ -121,23 +119,16 @@ def test_gradients_on_gpu(xpu, case):
     gradients.run(case)
 
 
-def counted(rows: int, chunk: int) -> list[Any]:
-    """Of a call on 1024 keys."""
-    arrays = [to_array(x, "gpu") for x in plain.make(rows, 1024, 1, 2, 2, dtype=torch.bfloat16)]
-    words = {"attention_chunk": chunk, "bottom_right": True}
-    return launched_by(lambda: from_array(plain.call(*arrays, **words)[0], "gpu"))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1024, 128])
 def test_blocks_of_other_chunks_are_not_multiplied_on_gpu(gpu, rows):
-    products = [sum(record.dpas for record in counted(rows, of)) for of in (1023, 128)]
+    products = [sum(record.dpas for record in launches_of_attention(rows, attention_chunk=of)) for of in (1023, 128)]
     assert products[1] <= products[0] / 8 + products[0] / 64  # of the last position, which has a chunk of 1023's own
 
 
 @pytest.mark.gpu
 def test_keys_of_other_chunks_are_not_read_on_gpu(gpu):
-    (*_, all_read), (*_, read) = counted(1, 0), counted(1, 128)
+    (*_, all_read), (*_, read) = (launches_of_attention(1, attention_chunk=chunk) for chunk in (0, 128))
     assert read.global_read < all_read.global_read / 4
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gradients
@@ -12,6 +11,7 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array, to_xpu
 from gradients import DOCUMENTS, Case
+from launches import launches_of_attention, products_of_gradients
 from tolerance import check_attention
 from xeflash.selftest.reference import Features
 
@@ -121,22 +121,8 @@ def test_gradients_on_gpu(xpu, case):
 # ---- blocks that are passed over ----------------------------------------------------------------
 
 
-def launched_by(call: Callable[[], object]) -> list[Any]:
-    """What it launches on a simulated GPU."""
-    from xeflash import sim
-
-    if not sim.enabled():
-        pytest.skip("only a simulator counts instructions")
-    sim.clear_launches()
-    call()
-    return sim.last_launches()
-
-
 def counted(rows: int, ids: torch.Tensor) -> list[Any]:
-    """Of a call on 1024 keys."""
-    arrays = [to_array(x, "gpu") for x in plain.make(rows, 1024, 1, 2, 2, dtype=torch.bfloat16)]
-    words = {"document_ids": to_array(ids.int(), "gpu"), "bottom_right": True}
-    return launched_by(lambda: from_array(plain.call(*arrays, **words)[0], "gpu"))
+    return launches_of_attention(rows, document_ids=to_array(ids.int(), "gpu"))
 
 
 ONE, EIGHT = torch.zeros(1024), torch.arange(1024) // 128
@@ -157,18 +143,6 @@ def test_blocks_of_other_documents_are_not_multiplied_on_gpu(gpu, ids, rows):
 def test_keys_of_other_documents_are_not_read_on_gpu(gpu, ids):
     (_, *all_read), (_, *read) = counted(1, ONE), counted(1, ids)
     assert read[0].global_read < all_read[0].global_read / 4
-
-
-def products_of_gradients(**more: Any) -> list[int]:
-    """Of dQ, with Delta, which takes all rows; of dK and dV: of 512 queries and keys."""
-    q, k, v = (to_xpu(x).requires_grad_() for x in plain.make(512, 512, 1, 2, 2, dtype=torch.bfloat16))
-    out = xeflash.attention(q, k, v, **more)
-
-    def gradients_of() -> None:
-        out.sum().backward()
-        assert q.grad is not None and q.grad.cpu().isfinite().all()  # once all has run
-
-    return [record.dpas for record in launched_by(gradients_of) if "flash_bwd" in record.kernel]
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, to_xpu
-from attention.test_documents import launched_by
+from launches import launched_by
 from tolerance import check_attention
 from xeflash.selftest.reference import Features
 
