@@ -9,18 +9,15 @@ of which PyPI has none for CPUs. An environment lies in the folder that XEFLASH_
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "vllm_engine"))
+sys.path.append(str(HERE.parent))
 
-from environment import Unavailable, _aside, _megabytes, _pip  # noqa: E402
+from engines import PYTHON, Unavailable, fetch, folder_of_locked  # noqa: E402
 
 LOCKED = HERE / "locked.txt"
 VERSION = "0.5.23"
@@ -30,15 +27,11 @@ FOLDER = "XEFLASH_TEST_SGLANG"
 def provide(say: Callable[[str], None] = print) -> dict[str, str]:
     """Variables of processes that import SGLang: from the environment that is kept, or a new one; else Unavailable."""
     base = Path(os.environ[FOLDER]).absolute()
-    python = f"{sys.implementation.cache_tag}-{platform.machine()}"
-    others = base / f"packages-{python}-{hashlib.sha256(LOCKED.read_bytes()).hexdigest()[:12]}"
-    engine = base / f"sglang-{VERSION}-{python}"
-    for folder, what in ((engine, [f"sglang=={VERSION}"]), (others, ["--requirement", str(LOCKED)])):
-        if not folder.is_dir():
-            begun = time.monotonic()
-            with _aside(folder) as new:
-                _pip("install", "--quiet", "--no-deps", "--target", new, *what)
-            say(f"{folder} took {time.monotonic() - begun:.0f} s, {_megabytes(folder)} MB")
+    others, engine = folder_of_locked(base, LOCKED), base / f"sglang-{VERSION}-{PYTHON}"
+    if not engine.is_dir():
+        fetch(engine, f"SGLang {VERSION}", say, f"sglang=={VERSION}")
+    if not others.is_dir():
+        fetch(others, "what SGLang imports", say, "--requirement", str(LOCKED))
     return {
         "PYTHONPATH": os.pathsep.join(map(str, (engine, others, HERE / "stand_ins"))),
         "SGLANG_USE_CPU_ENGINE": "1",

