@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
     decode = desc.algorithm == "flash_decode"
     online = decode or desc.algorithm == "flash_fwd"
     lines = [
-        *(f'#include "{header}.hpp"' for header in ("attention/config", *desc.headers)),
+        *(f'#include "{header}.hpp"' for header in ("attention/config", *_header_of(desc.mask), *desc.headers)),
         *(['#include "attention/score_mod.hpp"'] if desc.score_mod else []),
         "namespace xeflash {",
         *(desc.score_mod.struct() if desc.score_mod else []),
@@ -171,21 +172,31 @@ def _softmax(desc: Desc, config: Config) -> str:
     return "UnifiedMax" if desc.unified_max and fits else "OnlineSoftmax"
 
 
+def _header_of(mask: str) -> tuple[str, ...]:
+    """Of a mask that says more than a window: others change without it, and their kernels stay what they are."""
+    return () if mask == "Window" else (f"attention/{mask.lower()}",)
+
+
 def _cpp(value: bool) -> str:
     return "true" if value else "false"
 
 
-def digest_of_headers(folder: Path, kernel: KernelSource) -> str:
-    """Of the names and texts of the headers that a kernel includes."""
-    other = "xe/" if "-DXEFLASH_BACKEND_CPU=1" in kernel.options else "cpu/"  # tile.hpp includes one backend
+def headers_of(folder: Path, first: Iterable[str], on_cpu: bool) -> set[str]:
+    """Headers that a source includes which begins with some; tile.hpp includes one of two backends."""
+    other = "xe/" if on_cpu else "cpu/"
     names: set[str] = set()
-    found = set(_INCLUDE.findall(kernel.text))
+    found = set(first)
     while found:
         names |= found
         found = {name for one in found for name in _INCLUDE.findall(_header(folder / one))}
         found = {name for name in found - names if not name.startswith(other)}
+    return names
+
+
+def digest_of_headers(folder: Path, kernel: KernelSource) -> str:
+    """Of the names and texts of the headers that a kernel includes."""
     hasher = hashlib.sha256()
-    for name in sorted(names):
+    for name in sorted(headers_of(folder, _INCLUDE.findall(kernel.text), "-DXEFLASH_BACKEND_CPU=1" in kernel.options)):
         hasher.update(f"{name}\0{_header(folder / name)}\0".encode())
     return hasher.hexdigest()
 
