@@ -165,10 +165,29 @@ void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
 
 void set_kernel_provider(py::object object) { provider() = std::move(object); }
 
+// Whether calls have looked a kernel up since used_kernels() was asked last.
+struct Use {
+  std::string name;
+  std::atomic<bool> again{true};
+};
+std::vector<std::shared_ptr<Use>>& uses() {
+  static auto& all = *new std::vector<std::shared_ptr<Use>>;
+  return all;
+}
+
+std::vector<std::string> used_kernels() {
+  std::vector<std::string> names;
+  for (const auto& use : uses()) {
+    if (use->again.exchange(false)) names.push_back(use->name);
+  }
+  return names;
+}
+
 // What a description has: kernels, or the reason why there are none.
 struct Found {
   const Kernels* kernels;
   std::string reason;
+  std::shared_ptr<Use> use;
 };
 
 // The error of a machine that has nothing to compile kernels with.
@@ -178,7 +197,7 @@ template <class AnyDesc>
 const Found& rehearse(const AnyDesc& desc, Rehearsal& rehearsal) {
   struct Sizes {
     Kernels kernels;
-    Found found{&kernels, ""};
+    Found found{&kernels, "", nullptr};
   };
   const auto sizes = std::make_shared<Sizes>();
   const py::tuple made = rehearsal.provider(describe_to_python(desc, rehearsal.device.facts));
@@ -199,7 +218,10 @@ const Found& find_any(const AnyDesc& desc, const Place& place) {
   const Key<AnyDesc> key{&place.device, desc};
   {
     std::lock_guard<std::mutex> lock(mutex);
-    if (const auto it = table.find(key); it != table.end()) return it->second;
+    if (const auto it = table.find(key); it != table.end()) {
+      it->second.use->again.store(true, std::memory_order_relaxed);
+      return it->second;
+    }
   }
   const DeviceFacts& facts = place.device.facts;
   if (facts.arch.empty()) throw NotImplemented(facts.no_kernels);
@@ -208,6 +230,7 @@ const Found& find_any(const AnyDesc& desc, const Place& place) {
         "xeflash._core: no kernel provider; import xeflash, not its extension");
   auto* kernels = new Kernels;
   std::string reason;
+  const auto use = std::make_shared<Use>();
   auto load = [&](bool again) {
     const py::dict description = describe_to_python(desc, facts);
     const py::object provided =
@@ -216,6 +239,7 @@ const Found& find_any(const AnyDesc& desc, const Place& place) {
     const auto native = made[0].cast<std::string>();
     const auto entries = made[1].cast<std::vector<std::string>>();
     read(*kernels, made[2], kSizes);
+    use->name = made[3].cast<std::string>();
     kernels->entries.clear();
     py::gil_scoped_release nogil;
     for (const std::string& entry : entries) {
@@ -232,7 +256,8 @@ const Found& find_any(const AnyDesc& desc, const Place& place) {
     reason = py::str(error.value()).cast<std::string>();
   }
   std::lock_guard<std::mutex> lock(mutex);
-  return table.emplace(key, Found{reason.empty() ? kernels : nullptr, reason}).first->second;
+  if (reason.empty()) uses().push_back(use);
+  return table.emplace(key, Found{reason.empty() ? kernels : nullptr, reason, use}).first->second;
 }
 
 template <class AnyDesc>

@@ -162,6 +162,9 @@ struct Kernels {
 // see xeflash.jit.provide; `again`: the driver did not take what it gave before.
 void set_kernel_provider(pybind11::object provider);
 
+// Names of the kernels that calls have looked up since this was asked last.
+std::vector<std::string> used_kernels();
+
 const Kernels& find_kernels(const Desc& desc, const Place& place);
 // The same; where they cannot be compiled, those of `stand_in(desc)`, which `desc` then is.
 template <class StandIn>

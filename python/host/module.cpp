@@ -205,6 +205,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("backward", &run_arguments<&backward>);
   m.def("probabilities", &run_arguments<&probabilities>);
   m.attr("MOST_LEARNED") = kMostLearned;
+  m.attr("GPU_BUILD_FLAGS") = level_zero::kBuildFlags;
   m.def("call_fields", &call_fields);
   m.def("learned_names", &learned_names);
   m.def("desc_names", [] { return names_of(kDescFields); });
@@ -234,6 +235,7 @@ PYBIND11_MODULE(_core, m) {
                             ", got arrays that overlap");
   });
   m.def("set_kernel_provider", &set_kernel_provider);
+  m.def("used_kernels", &used_kernels);
   m.def("describe", &describe_call);
   m.def("cpu_with_a_choice", &cpu_with_a_choice);
   m.def("measure_cpu_rates", [] {

@@ -36,6 +36,9 @@ sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
 }  // namespace opencl
 
 namespace level_zero {  // GPUs
+// ESIMD, and 256 registers a thread: what every kernel here is written for.
+constexpr const char* kBuildFlags = "-vc-codegen -disable-finalizer-msg -doubleGRF";
+
 // As the driver gives it; 0 if it gives none.
 uint32_t ip_version(const sycl::device& gpu);
 std::string native_binary(const sycl::kernel& kernel);

@@ -40,9 +40,6 @@ struct KernelDesc {
   const char* name = nullptr;
 };
 
-// ESIMD, and 256 registers a thread: what every kernel here is written for.
-constexpr const char* kBuildFlags = "-vc-codegen -disable-finalizer-msg -doubleGRF";
-
 // Functions of the loader that the SYCL runtime uses itself.
 template <class Function>
 Function* function_of(const char* name) {

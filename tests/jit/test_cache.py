@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from xeflash.jit import cache, kernel
+from xeflash.jit import cache, headers, kernel
 from xeflash.jit.cache import Built
 
 provide = importlib.import_module("xeflash.jit.provide")  # the package has the function under this name
@@ -252,11 +252,43 @@ def test_key_changes_with_everything_the_binary_depends_on(monkeypatch):
         key_of(dataclasses.replace(DESC, **change))
         for change in ({"driver": "2"}, {"device": "b"}, {"hooks": ("SoftCap",)})
     ]
-    monkeypatch.setattr(provide, "_compiler", lambda: "another compiler")
-    keys.append(key_of())
+    for name in ("intel-sycl-rt", "intel-opencl-rt"):  # the compiler, and the driver's files
+        installed = provide._installed
+        monkeypatch.setattr(
+            provide, "_installed", lambda x, name=name, of=installed: f"another {x}" if x == name else of(x)
+        )
+        keys.append(key_of())
     monkeypatch.setattr(provide, "digest_of_headers", lambda folder, kernel: "other headers")
     keys.append(key_of())
+    monkeypatch.setattr(provide, "standard_libraries", lambda: ["another g++"])
+    keys.append(key_of())
+    monkeypatch.setenv("CL_CONFIG_CPU_VECTORIZER_MODE", "1")  # other code by the same driver
+    keys.append(key_of())
     assert len(set(keys)) == len(keys)
+
+
+def test_key_of_a_gpu_changes_with_the_flags_of_its_build(monkeypatch):
+    desc = dataclasses.replace(DESC, arch="bmg", access="block2d")
+    keys = [key_of(desc)]
+    monkeypatch.setenv("CL_CONFIG_CPU_VECTORIZER_MODE", "1")
+    assert keys == [key_of(desc)]  # this is the CPU's
+    monkeypatch.setenv("IGC_ForceOCLSIMDWidth", "8")
+    keys.append(key_of(desc))
+    monkeypatch.setattr(provide._core, "GPU_BUILD_FLAGS", "-vc-codegen")
+    keys.append(key_of(desc))
+    assert len(set(keys)) == len(keys)
+
+
+def test_key_tells_releases_of_gxx_by_their_headers(tmp_path, monkeypatch):
+    config = tmp_path / "include/c++/12/x86_64-redhat-linux/bits/c++config.h"
+    config.parent.mkdir(parents=True)
+    found = []
+    for day in ("20220819", "20230528"):
+        config.write_text(f"// a comment\n#define __GLIBCXX__ {day}\n")
+        monkeypatch.setattr(headers.sys, "prefix", str(tmp_path))
+        found.append(headers.standard_libraries.__wrapped__())
+        assert f"{config} {day}" in found[-1]
+    assert found[0] != found[1]
 
 
 class Installed:
@@ -276,13 +308,13 @@ class Installed:
 def test_key_tells_compilers_of_one_release_by_their_files(monkeypatch):
     keys = []
     for content in "bcb":
-        provide._compiler.cache_clear()
+        provide._installed.cache_clear()
         monkeypatch.setattr(
             provide.importlib.metadata, "distribution", lambda name, content=content: Installed(content)
         )
         keys.append(key_of())
     monkeypatch.undo()
-    provide._compiler.cache_clear()
+    provide._installed.cache_clear()
     assert keys[0] == keys[2] != keys[1]
     assert key_of() not in keys
 

@@ -212,7 +212,7 @@ def test_an_entry_repeats_all_that_its_code_depends_on(folder, monkeypatch):
         (dataclasses.replace(source, options=(*source.options, "-O0")), desc),
         (dataclasses.replace(source, text=source.text + "\n"), desc),
     ]
-    for name in ("_compiler", "digest_of_headers", "_cpu"):
+    for name in ("_installed", "digest_of_headers", "_cpu", "standard_libraries"):
         requests.append((source, desc, name))
     provide.kept_native(source, desc, lambda: Built(b"first", ""))
     (entry,) = (path for path in folder.iterdir() if path.is_dir())

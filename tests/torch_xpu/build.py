@@ -42,9 +42,17 @@ def options(folder: Path) -> list[str]:
     return ["-std=c++20", "-O1", "-fPIC", "-w", *(f"-D{name}" for name in defines), *(f"-isystem{i}" for i in includes)]
 
 
+def compiler() -> str:
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    if found is None:
+        raise BuildError("torch's XPU backend for tests needs g++ (apt install g++)")
+    return found
+
+
 def key() -> str:
-    """Names the extension of this torch, this SYCL and these sources."""
+    """Names the extension of this torch, this SYCL, this compiler and these sources."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "intel-sycl-rt")]
+    versions += [subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout]
     files = (*SOURCES, "graph.hpp", Path(__file__).name)
     parts = [*versions, sys.version, *((HERE / name).read_text() for name in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -58,16 +66,13 @@ def run(command: list[str]) -> None:
 
 
 def compile_all(folder: Path, result: Path) -> None:
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        raise BuildError("torch's XPU backend for tests needs g++ (apt install g++)")
     for name, text in LACKING.items():
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text(text)
 
     def compile_one(source: str) -> str:
         output = folder / f"{source}.o"
-        run([compiler, *options(folder), "-c", str(HERE / source), "-o", str(output)])
+        run([compiler(), *options(folder), "-c", str(HERE / source), "-o", str(output)])
         return str(output)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -75,7 +80,7 @@ def compile_all(folder: Path, result: Path) -> None:
     libraries = [torch_folder() / "lib", Path(sys.prefix) / "lib"]
     found = [option for path in libraries for option in (f"-L{path}", f"-Wl,-rpath,{path}")]
     needed = ["-ltorch_python", "-ltorch_cpu", "-lc10", "-l:libsycl.so.9"]
-    run([compiler, "-shared", *objects, *found, *needed, "-o", str(result)])
+    run([compiler(), "-shared", *objects, *found, *needed, "-o", str(result)])
 
 
 def build() -> Path:

@@ -113,6 +113,7 @@ void ask_identity(Ocloc& ocloc) {
   }
   std::string all;
   for (const std::string& file : files) all += file + '\n';
+  all += XESIM_COMPILING;  // of what is done here to flags and SPIR-V before they go to ocloc
   char digest[24];
   std::snprintf(digest, sizeof digest, ".%016llx", static_cast<unsigned long long>(hash_of(all)));
   ocloc.identity = ocloc.version_text + digest;

@@ -6,7 +6,10 @@ intel-sycl-rt brings from its release 2026.2 on, over the few headers of C in ke
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +24,21 @@ _INSTALL = (
 _MISSING = re.compile(r"(?:fatal )?error: '(?:bits/|sys/)?\w+(?:\.h)?' file not found")  # of C or C++, not ours
 
 _Built = TypeVar("_Built")
+
+_GLIBCXX = re.compile(r"^#define __GLIBCXX__ (\d+)", re.MULTILINE)
+_CONFIGS = (  # of Debian, of Red Hat, of conda and of g++'s own installation
+    "include/*/c++/*/bits/c++config.h",
+    "include/c++/*/*/bits/c++config.h",
+    "lib/gcc/*/*/include/c++/*/bits/c++config.h",
+)
+
+
+@functools.cache
+def standard_libraries() -> list[str]:
+    """Those of g++ that the compiler may find: their paths and days. None: it takes libc++."""
+    prefixes = {Path(p) for p in ("/usr", "/usr/local", sys.prefix, os.environ.get("CONDA_PREFIX", sys.prefix))}
+    configs = sorted(path for prefix in prefixes for pattern in _CONFIGS for path in prefix.glob(pattern))
+    return [f"{config} {(_GLIBCXX.findall(config.read_text()) or '?')[0]}" for config in configs]
 
 
 class NoCompiler(RuntimeError):

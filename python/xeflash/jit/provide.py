@@ -17,7 +17,7 @@ from typing import Any
 
 from xeflash import _core
 from xeflash.jit import cache, prebuilt
-from xeflash.jit.headers import Headers, NoCompiler
+from xeflash.jit.headers import Headers, NoCompiler, standard_libraries
 from xeflash.jit.kernel import KernelSource, digest_of_headers, render
 from xeflash.jit.log import log_kernel
 from xeflash.jit.product import render_head, render_product, render_softmax
@@ -31,7 +31,7 @@ HEADERS = PACKAGE / "kernels"
 PREBUILT = PACKAGE / "prebuilt"
 CXX_HEADERS = Headers(HEADERS / "libc")
 
-_FORMAT = 3  # of what is kept; to be raised when kernel.bin comes to hold something else
+_FORMAT = 4  # of what is kept; to be raised when kernel.bin comes to hold something else
 # The templates of SYCL that its own headers use are instantiated with what is parsed once, not in each kernel.
 INSTANTIATE_EARLY = "-fpch-instantiate-templates"
 _FRAME = re.compile(r"The program was built for \d+ devices|Build program log for '.*':")  # SYCL's, around logs
@@ -41,22 +41,25 @@ _locks_guard = threading.Lock()
 
 
 @functools.cache
-def _compiler() -> str:
-    """Its release, and a digest of all that was installed with it, SYCL's headers, too."""
-    sycl = importlib.metadata.distribution("intel-sycl-rt")
-    record = (sycl.read_text("RECORD") or "").splitlines()
+def _installed(name: str) -> str:
+    """The release of a distribution, and a digest of all that was installed with it."""
+    try:
+        found = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:  # a driver may come from elsewhere
+        return ""
+    record = (found.read_text("RECORD") or "").splitlines()
     files = sorted(line for line in record if "sha256=" in line and ".dist-info/" not in line)
-    return f"intel-sycl-rt {sycl.version} {hashlib.sha256(repr(files).encode()).hexdigest()[:16]}"
+    return f"{name} {found.version} {hashlib.sha256(repr(files).encode()).hexdigest()[:16]}"
 
 
-def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, tuple[str, ...], Config]:
-    """Native code, entry points and sizes of the kernel of a description.
+def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, tuple[str, ...], Config, str]:
+    """Native code, entry points, sizes and name of the kernel of a description.
 
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
     desc = desc_of(values)
     kernel = source_of(desc)
-    return find_or_build(kernel, desc, queue, again), desc.entries, kernel.config
+    return find_or_build(kernel, desc, queue, again), desc.entries, kernel.config, kernel.name
 
 
 def source_of(desc: AnyDesc) -> KernelSource:
@@ -118,10 +121,25 @@ def _kept(
 
 
 @functools.cache
+def _instructions() -> str:
+    """Those of this machine's CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line for line in lines if line.startswith("flags")), "")
+
+
 def _cpu() -> str:
-    """What native code for the CPU depends on besides the driver: the instructions it may use."""
-    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
-    return f"{flags} {os.environ.get('CL_CONFIG_CPU_TARGET_ARCH', '')}"
+    """What native code for the CPU depends on besides the driver's version."""
+    return f"{_instructions()} {_installed('intel-opencl-rt')} {_variables('CL_CONFIG_')}"
+
+
+def _gpu() -> str:
+    """The same for GPUs."""
+    return f"{_core.GPU_BUILD_FLAGS} {_variables('IGC_')}"
+
+
+def _variables(beginning: str) -> dict[str, str]:
+    """Those that a driver's compiler reads."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(beginning)}
 
 
 def cache_key(kernel: KernelSource, desc: AnyDesc) -> str:
@@ -146,14 +164,15 @@ def _inputs(kernel: KernelSource) -> dict[str, object]:
         "source": hashlib.sha256(kernel.text.encode()).hexdigest(),
         "headers": digest_of_headers(HEADERS, kernel),
         "options": list(kernel.options),
-        "compiler": _compiler(),
+        "compiler": _installed("intel-sycl-rt"),
     }
 
 
 def _native_inputs(kernel: KernelSource, desc: AnyDesc) -> dict[str, object]:
     """What its native code depends on."""
-    cpu = {"cpu": _cpu()} if desc.arch.startswith("cpu-") else {}
-    return {**_inputs(kernel), "device": desc.device, "driver": desc.driver, **cpu}
+    # SPIR-V may have been made on another machine, as the wheel's, and for one that has no headers.
+    more = {"C++ headers": standard_libraries(), "native": _cpu() if desc.arch.startswith("cpu-") else _gpu()}
+    return {**_inputs(kernel), "device": desc.device, "driver": desc.driver, **more}
 
 
 def _lock_of(key: str) -> threading.Lock:
