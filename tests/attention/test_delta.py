@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 import torch
 import xeflash
+from arrays import DTYPES
 from cover import few, few_rows
 from tolerance import formula
+from xeflash.bench.peak import arch_of
 from xeflash.selftest.reference import Features
 from xeflash.selftest.tolerance import limit_of_probability
 
 ops = torch.ops.xeflash
 BSHD = 0  # layout of attention_backward
 HEADS, DIM = 2, 64
+WORDS = {dtype: word for word, dtype in DTYPES.items()}
 GPU_TESTS = ("sees_one_key", "far")
 # In 16 bits everywhere; fp32 rounds what weights of 1 come to unless scores are far from 0.
 ONE_KEY = [
@@ -86,7 +89,12 @@ def test_a_row_that_sees_one_key_gives_its_scores_a_gradient_of_zero(
     q, k, v = (normal(1, n, HEADS, dim, seed=n, dtype=dtype).to(device).requires_grad_() for n in (40, 1, 1))
     dout = normal(1, 40, HEADS, dim, seed=9, dtype=dtype).to(device)
     dq, dk = torch.autograd.grad(xeflash.flash_attn_func(q, k, v, softmax_scale=scale), (q, k), dout)
-    assert not dq.any() and not dk.any()  # to the last bit: Delta is dP
+    if arch_of("flash_bwd_dq", WORDS[dtype], device) != "cpu-amx-bf16":
+        assert not dq.any() and not dk.any()  # to the last bit: Delta is dP
+        return
+    # A tile of AMX adds up in an order of its own: each of two sums in fp32 may be off by dim roundings of its terms.
+    off = 2 * dim * 2.0**-24 * scale * (dout.float() * v.float()).abs().sum(-1, keepdim=True)
+    assert (dq.abs() <= off * k.abs()).all() and (dk.abs() <= (off * q.abs()).sum(1, keepdim=True)).all()
 
 
 @pytest.mark.parametrize("scale", [0.125, 300.0], ids=["near", "far"])

@@ -12,10 +12,14 @@ from xeflash.bench.linear import cases, forms, rows, run, weights
 from xeflash.bench.linear.cases import Case
 from xeflash.cli import main
 
-pytestmark = pytest.mark.usefixtures("small_work")
-
 OPTIONS = run.Options(rounds=2, group=32)
 KINDS = ("same", "int8", "int4")
+
+
+@pytest.fixture(autouse=True)
+def few_copies_of_weights(small_work, monkeypatch):
+    """Copies beyond a cache of a server are gigabytes."""
+    monkeypatch.setattr(forms, "last_level_cache", lambda: 1 << 16)
 
 
 def case(kind, dtype="bf16", rows=3):
@@ -91,7 +95,6 @@ def test_memory_that_is_not_there_skips(monkeypatch):
 
 
 def test_the_command_writes_what_is_asked(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(forms, "last_level_cache", lambda: 1 << 16)
     words = ["--outputs", "64", "--inputs", "96", "--rows", "1,3", "--rounds", "1", "--no-peak", "--group", "32"]
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
     assert main(["bench", "linear", *words, "--output", str(file), "--plot", str(picture)]) == 0
