@@ -17,7 +17,7 @@ LARGEST = 5_000_000  # parameters of a model that is tiny
 _SIZES = {
     16: "kv_lora_rank q_lora_rank v_head_dim mamba_d_head linear_key_head_dim linear_value_head_dim o_lora_rank "
     "index_head_dim indexer_head_dim swa_head_dim router_hidden_size hc_lowrank rel_extent hidden_size_per_layer_input",
-    64: "d_model n_embd embed_dim word_embed_proj_dim embedding_size lru_width",
+    256: "d_model n_embd embed_dim word_embed_proj_dim embedding_size lru_width",
     96: "ffn_dim n_inner",
     128: "n_positions n_ctx max_seq_len ngram_vocab_size_base",
     VOCABULARY: "vocab_size_per_layer_input unpadded_vocab_size",

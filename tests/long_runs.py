@@ -1,6 +1,6 @@
-"""Runs a shard of the long sets, and writes down what came of it: `python tests/long_runs.py` takes the shard that is due.
+"""Runs a shard of the wide or the long sets, and writes down what came of it: `python tests/long_runs.py` takes the shard that is due.
 
-The long sets take hours, so they are cut into shards of some minutes, each complete in itself (dealing.py). long_runs.csv
+These sets take hours, so they are cut into shards of some minutes, each complete in itself (dealing.py). long_runs.csv
 has a row per run. Due is a shard that has never run, then one whose files changed since, then the one that ran longest
 ago. `--kind`, `--shard` and `--list` choose and show.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import os
 import platform
 import re
 import subprocess
@@ -19,10 +20,14 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from shards import WIDE_PARTS
+
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER = ROOT / "tests/long_runs.csv"
 LIMIT = 1200  # seconds; a shard is meant to take less than 720 on two quiet cores
 KEEPS = ("tests/long_runs.csv", "README.md", "python/README.md", "perf/results", "CHANGELOG.md", ".github")
+# The default set's CPU half, with the instructions of other CPUs.
+PATHS = {"generic": "avx2", "avx512": "avx512f", "avx512-bf16": "avx512_bf16", "amx-bf16": "amx_bf16"}
 OF_CPU, OF_GPUS = "kernels/cpu", "kernels/xe"  # of which the other's shards have nothing
 
 
@@ -31,13 +36,20 @@ class Kind:
     shards: int
     words: tuple[str, ...]
     without: str  # a folder that its tests do not use
+    cpu: str = ""  # of XEFLASH_CPU; else the fastest
+    flag: str = ""  # of /proc/cpuinfo, without which a machine has no such instructions
 
     def command(self, shard: int, seed: int) -> list[str]:
         words = [*self.words, "--shard", f"{shard}/{self.shards}"]
         return [sys.executable, "-m", *words, *(["--seed", str(seed)] if "tests.fuzz" in words else [])]
 
 
-KINDS = {"cpu": Kind(12, ("pytest", "-q", "-m", "long"), OF_GPUS)}
+KINDS = {"wide": Kind(WIDE_PARTS, ("pytest", "-q", "-m", "wide"), KEEPS[0])}
+KINDS |= {
+    f"default-{cpu}": Kind(2, ("pytest", "-q", "--ignore=tests/xesim"), OF_GPUS, cpu, flag)
+    for cpu, flag in PATHS.items()
+}
+KINDS |= {"cpu": Kind(12, ("pytest", "-q", "-m", "long"), OF_GPUS)}
 KINDS |= {device: Kind(12, ("pytest", "-q", "-m", "", "--sim", device), OF_CPU) for device in ("pvc", "bmg", "dg2")}
 KINDS |= {"fuzz": Kind(10, ("tests.fuzz",), OF_GPUS)}
 KINDS |= {f"fuzz-{device}": Kind(10, ("tests.fuzz", "--sim", device), OF_CPU) for device in ("pvc", "bmg", "dg2")}
@@ -94,7 +106,7 @@ def due(kind: str | None) -> tuple[str, int]:
             return False, False, "", shard[1]
         return True, not changed[row.kind, row.commit], row.date, shard[1]
 
-    names = [kind] if kind else list(KINDS)
+    names = [kind] if kind else [name for name in KINDS if KINDS[name].flag in flags()]
     return min(((name, i + 1) for name in names for i in range(KINDS[name].shards)), key=order)
 
 
@@ -108,9 +120,18 @@ def counts(output: str) -> tuple[int, int, int]:
     return found_by.get("passed", 0), failed, found_by.get("skipped", 0)
 
 
-def cpu() -> str:
+def fact(name: str, otherwise: str) -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    return next((line.partition(": ")[2] for line in lines if line.startswith(name)), otherwise)
+
+
+def cpu() -> str:
+    return fact("model name", platform.machine())
+
+
+def flags() -> list[str]:
+    """The CPU's, and none, which all have."""
+    return ["", *fact("flags", "").split()]
 
 
 def run(kind: str, shard: int) -> bool:
@@ -122,7 +143,10 @@ def run(kind: str, shard: int) -> bool:
     )
     print(*command, flush=True)
     start = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = os.environ | ({"XEFLASH_CPU": KINDS[kind].cpu} if KINDS[kind].cpu else {})
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     limit = threading.Timer(LIMIT, process.kill)
     limit.start()
     lines = []

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ FOLDER = "XEFLASH_TEST_JOURNALS"
 SUMMARY = "xeflash-summary"  # the plugin of the process that adds up
 SHOWN = 10
 simulated = 0.0  # seconds of the test that runs; conftest's fixture `gpu` adds to them
+_used: set[str] = set()  # kernels that calls of this process have looked up in this test
+_told_before = 0  # bytes of the journal when it began
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,22 +42,40 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    global simulated
-    path = Path(os.environ[FOLDER], f"{os.getpid()}.jsonl")
+    global simulated, _told_before
+    path = _journal()
     start, simulated = time.monotonic(), 0.0
     note(path, {"test": item.nodeid})
+    _told_before = path.stat().st_size
     os.environ["XEFLASH_KERNEL_LOG"] = str(path)
+    _look_up()  # what ran between two tests is nobody's
+    _used.clear()
     try:
         return (yield)
     finally:
         del os.environ["XEFLASH_KERNEL_LOG"]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        note(path, {"ended": item.nodeid, "took": time.monotonic() - start, "simulated": simulated, "peak": peak})
+        took = {"took": time.monotonic() - start, "simulated": simulated, "peak": peak}
+        _look_up()
+        note(path, {"ended": item.nodeid, **took, "used": sorted(_used)})
 
 
-def leave(test: str) -> None:
-    """Notes that a test did not run."""
-    note(Path(os.environ[FOLDER], f"{os.getpid()}.jsonl"), {"left": test})
+def _journal() -> Path:
+    return Path(os.environ[FOLDER], f"{os.getpid()}.jsonl")
+
+
+def _look_up() -> None:
+    if core := sys.modules.get("xeflash._core"):
+        _used.update(core.used_kernels())
+
+
+def kernels_of_this_test() -> set[str]:
+    """Those that it has asked for until now, in programs that it started, too."""
+    _look_up()
+    with _journal().open() as file:
+        file.seek(_told_before)
+        lines = map(json.loads, file.readlines())
+    return _used | {line["kernel"] for line in lines if line.get("device")}
 
 
 def note(path: Path, line: dict[str, object]) -> None:
@@ -68,7 +89,6 @@ class Spent:
 
     kernels: list[dict[str, Any]] = field(default_factory=list)  # with the test that asked for them
     tests: list[dict[str, Any]] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Spent:
@@ -80,12 +100,8 @@ class Spent:
                 test = line.get("test", test)
                 if "kernel" in line:
                     spent.kernels.append(line | {"test": test})
-                elif "left" in line:
-                    spent.left.append(line["left"])
                 elif "ended" in line:
                     spent.tests.append(line)
-        # What did not run ended, too: at once.
-        spent.tests = [test for test in spent.tests if test["ended"] not in set(spent.left)]
         return spent
 
     def counts(self, of_cpu: bool) -> str:
@@ -103,7 +119,6 @@ class Spent:
             f"{wall / 60:.1f} minutes; kernels of the CPU: {self.counts(True)}; of GPUs: {self.counts(False)}; "
             f"seconds of {processes} processes: {compiling:.0f} compiling, {simulating:.0f} simulating, "
             f"{wall * processes - compiling - simulating:.0f} elsewhere; the largest held {peak / 1e9:.2f} GB"
-            + (f"; {len(self.left)} tests of {len(self.left) + len(self.tests)} left" if self.left else "")
         )
 
     def slowest(self) -> Iterator[str]:
@@ -121,7 +136,7 @@ class Summary:
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         spent = Spent.read(self.folder)
-        if spent.tests or spent.left:
+        if spent.tests:
             if config.option.slowest:
                 terminalreporter.section("dearest kernels and tests")
                 for line in spent.slowest():

@@ -2,14 +2,11 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-import budget
 import pytest
-import run_report
 from cover import cover, few
 from run_report import Spent
 
@@ -81,25 +78,3 @@ def test_what_is_not_of_the_default_set_is_marked():
     marked = {param.values: bool(param.marks) for param in few(["a", ("b", 1)], ("b", 1))}
     assert marked == {("a",): True, (("b", 1),): False}
     assert pytest.mark.wide in few(["a"])[0].marks
-
-
-def test_a_run_of_some_minutes_says_what_is_left(tmp_path):
-    text = "import time\ndef test_{0}_sleeps():\n    time.sleep(1)\ndef test_{0}_also():\n    time.sleep(1)\n"
-    for name in "abcd":
-        (tmp_path / f"test_slow_{name}.py").write_text(text.format(name))
-
-    def run(*options):
-        command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-        command += ["-p", "conftest", "--noconftest", "-n0", "-p", "no:cacheprovider", *options, "."]
-        env = {name: x for name, x in os.environ.items() if name not in (run_report.FOLDER, budget.END, budget.MINUTES)}
-        path = {"PYTHONPATH": str(ROOT / "tests")}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env | path, check=False)
-        return done.stdout + done.stderr
-
-    orders = {run("--collect-only", "-q", "--minutes", "5", "--seed", seed).split("\n\n")[0] for seed in "12"}
-    assert len(orders) > 1 and all(order.count("sleeps\n") == 4 for order in orders), orders
-    assert all(re.search(r"test_a_sleeps\n.*test_a_also", order) for order in orders), "files are taken apart"
-    left = re.search(r"; (\d) tests of 8 left\n", output := run("--minutes", "0.1"))
-    assert left and 0 < int(left[1]) < 8 and f"{8 - int(left[1])} passed in" in output, output
-    assert "--minutes must be positive, got 0" in run("--minutes", "0")
-    assert "--seed needs --minutes" in run("--seed", "3")

@@ -21,14 +21,14 @@ from transformers import (
 VOCABULARY = 97
 SHAPE = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 64,
+    "hidden_size": 256,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 64,  # as in most tests, which share its kernels
     "max_position_embeddings": 4096,
-    "initializer_range": 0.125,  # scores of size 1
+    "initializer_range": 0.0625,  # scores of size 1
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -43,8 +43,8 @@ DECODERS = {
     "qwen2": Qwen2Config(
         **SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),  # its last layer
-    "gemma2": Gemma2Config(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=24, attn_logit_softcapping=5.0),
-    "gemma3": Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=16),
+    "gemma2": Gemma2Config(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=96, attn_logit_softcapping=5.0),
+    "gemma3": Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=64),
     "gpt_oss": GptOssConfig(
         **SHAPE,
         sliding_window=WINDOW,

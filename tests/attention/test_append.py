@@ -1,5 +1,7 @@
 """What flash_attn_with_kvcache writes: new keys and values, rotated and quantised, and nothing else."""
 
+from itertools import product
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -38,8 +40,9 @@ def append(k_cache, v_cache, k, v, lengths, heads=2, q=None, kind="torch", **opt
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_new_keys_are_rotated_and_written_and_nothing_else(dtype, style):
     lengths, new, pads = [7, 0, 40], 3, [2, 0, 5]
-    k_cache, v_cache = (torch.randn(3, 50, 2, dim).to(DTYPES[dtype]) for dim in (40, 24))
-    k, v = (torch.randn(3, new, 2, dim).to(DTYPES[dtype]) for dim in (40, 24))
+    dims = (40, 24) if dtype == "fp32" else (64, 64)
+    k_cache, v_cache = (torch.randn(3, 50, 2, dim).to(DTYPES[dtype]) for dim in dims)
+    k, v = (torch.randn(3, new, 2, dim).to(DTYPES[dtype]) for dim in dims)
     angles = torch.rand(60, 8) * 7
     cos, sin = angles.cos().to(k.dtype), angles.sin().to(k.dtype)
     options = {} if style == "none" else {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": style == "pairs"}
@@ -125,7 +128,7 @@ def check_rounding(name, scale, kind):
     assert torch.equal(v_cache.float(), quantised(-x, name).float())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", few(FORMATS, "e4m3", "int8"))
 def test_array_of_scales_gets_the_largest_of_a_row(name):
     check_scales(name, "torch")
 
@@ -137,8 +140,8 @@ def test_array_of_scales_gets_the_largest_of_a_row_on_gpu(gpu, name):
 
 
 def check_scales(name, kind):
-    x = torch.randn(1, 5, 2, 40) * torch.tensor([1e-3, 1.0, 50.0, 0.0, 7.0])[:, None, None]
-    k_cache, v_cache = (torch.zeros(1, 9, 2, 40, dtype=FORMATS[name]) for _ in range(2))
+    x = torch.randn(1, 5, 2, 64) * torch.tensor([1e-3, 1.0, 50.0, 0.0, 7.0])[:, None, None]
+    k_cache, v_cache = (torch.zeros(1, 9, 2, 64, dtype=FORMATS[name]) for _ in range(2))
     k_scale, v_scale = torch.full((1, 9, 2), 3.0), torch.full((1, 9, 2), 3.0)
     append(k_cache, v_cache, x, x, [4], kind=kind, k_scale=k_scale, v_scale=v_scale)
     largest = 127.0 if name == "int8" else torch.finfo(FORMATS[name]).max
@@ -152,8 +155,9 @@ def check_scales(name, kind):
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "rows"), few_rows(product(FORMATS, (1, 2)), ("e4m3", 1), ("e5m2", 1), ("int8", 1), ("e4m3", 2))
+)
 def test_every_code_is_read_as_its_number(name, rows, kind):
     check_codes(name, rows, "fp32", kind)
 

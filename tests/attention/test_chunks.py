@@ -8,6 +8,7 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
+from cover import few
 from gradients import Case
 from launches import launches_of_attention, products_of_gradients
 from tolerance import check_attention
@@ -36,7 +37,7 @@ def test_forward_matches_reference(sizes, window, chunk):
     check("fp32", sizes, chunk, window)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", few(["bf16", "fp16"], "bf16"))
 @pytest.mark.parametrize("sizes", [(1, 300), (127, 1000)], ids=str)
 def test_forward_in_16_bits(sizes, dtype):
     check(dtype, sizes, 50, CAUSAL)
@@ -55,7 +56,7 @@ def test_keys_of_a_query_may_be_split(rows, splits):
     plain.check_rows_first(f"{rows} {splits}", (q, k, v), out, f=Features(chunk=90))
 
 
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", few([1, 5], 1))
 def test_positions_of_a_cache_begin_behind_its_padding(rows):
     q, k, v = plain.make_rows_first(rows, 320)
     lengths, pad = torch.tensor([300, 320]).int(), torch.tensor([10, 37]).int()
@@ -77,8 +78,11 @@ OF_GRADIENTS = [
     Case(chunk=20, heads="gqa4"),
     Case(chunk=50, window="causal", sizes=(127, 300)),
     Case(chunk=3, sizes=(23, 127), sinks=True),
-    Case(chunk=64, sizes=(300, 127), window="window", variant="softcap+alibi+bias", broadcast="1hqk"),
-    Case(chunk=40, window="causal", variant="dropout"),
+    pytest.param(
+        Case(chunk=64, sizes=(300, 127), window="window", variant="softcap+alibi+bias", broadcast="1hqk"),
+        marks=pytest.mark.wide,
+    ),
+    pytest.param(Case(chunk=40, window="causal", variant="dropout"), marks=pytest.mark.wide),
     Case(chunk=40, window="causal", top_left=True, sizes=(127, 300)),
     Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", chunk=64),
     Case(chunk=30, window="causal", entry="varlen"),

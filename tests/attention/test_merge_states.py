@@ -20,7 +20,7 @@ def part(q, k, v, **options):
 
 # Up to 8 states are merged at a time, in fp32.
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 17])
-@pytest.mark.parametrize(("dtype", "dim"), [("fp32", 64), ("bf16", 111), ("fp16", 80)])
+@pytest.mark.parametrize(("dtype", "dim"), [("fp32", 64), ("bf16", 111), ("fp16", 64)])
 def test_parts_give_the_whole(dtype, dim, count):
     q, k, v = draw(dtype, 23, 301, dim=dim)
     cuts = [slice(301 * i // count, 301 * (i + 1) // count) for i in range(count)]
@@ -33,11 +33,11 @@ def test_parts_give_the_whole(dtype, dim, count):
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_rounds_once(dtype, kind):
-    check_rounds_once(dtype, kind, 11, 40)
+    check_rounds_once(dtype, kind, 11, 64)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "dim"), [("fp32", 40), ("bf16", 128), ("fp16", 80), ("bf16", 512)])
+@pytest.mark.parametrize(("dtype", "dim"), [("fp32", 64), ("bf16", 512), ("fp16", 64)])
 def test_rounds_once_on_gpu(gpu, dtype, dim):
     for count in (1, 2, 8, 9, 19):
         check_rounds_once(dtype, "gpu", count, dim)
@@ -57,7 +57,7 @@ def check_rounds_once(dtype, kind, count, dim):
     # The hardware's exponential is off by some 2^-21, the logarithm by 2^-22 of what it gives.
     more = 2.0**-21 if is_on_gpu(kind) else 0.0
     torch.testing.assert_close(as_tensor(out).double(), want, rtol=1.01 * unit + more, atol=1e-6)
-    torch.testing.assert_close(as_tensor(lse).double(), want_lse, rtol=0, atol=2e-6)
+    torch.testing.assert_close(as_tensor(lse).double(), want_lse, rtol=more / 2, atol=2e-6)
 
 
 @pytest.mark.parametrize("empty", [float("inf"), -float("inf")])
@@ -84,7 +84,7 @@ def check_empty_parts(empty, kind):
 
 @pytest.mark.parametrize("far", [3e4, 1e38, 3.4e38])
 def test_logits_far_apart_do_not_overflow(far):
-    o = torch.randn(3, 1, 1, 1, 16)
+    o = torch.randn(3, 1, 1, 1, 64)
     lse = torch.tensor([-far, far, 0.0])[:, None, None, None]
     out, merged = xeflash.merge_states(*((o[i], lse[i]) for i in range(3)))
     assert torch.equal(out, o[1]) and merged.item() == lse[1].item()
@@ -92,7 +92,7 @@ def test_logits_far_apart_do_not_overflow(far):
 
 def test_sums_of_the_largest_values_do_not_overflow():
     largest = torch.finfo(torch.float32).max
-    o, lse = torch.full((1, 1, 1, 16), largest * 0.999), torch.zeros(1, 1, 1)
+    o, lse = torch.full((1, 1, 1, 64), largest * 0.999), torch.zeros(1, 1, 1)
     out, merged = xeflash.merge_states(*[(o, lse)] * 20)
     torch.testing.assert_close(out, o, rtol=1e-6, atol=0)
     assert merged.item() == pytest.approx(math.log(20), rel=1e-6)
@@ -127,7 +127,7 @@ def check_not_finite(bad, kind):
 
 
 def test_packed_sequences_and_strides():
-    o, lse = torch.randn(2, 7, 3, 48)[..., :40], torch.randn(2, 7, 3).transpose(1, 2)
+    o, lse = torch.randn(2, 7, 3, 72)[..., :64], torch.randn(2, 7, 3).transpose(1, 2)
     packed, packed_lse = xeflash.merge_states(o[0], lse[0], o[1], lse[1])
     dense, dense_lse = xeflash.merge_states(o[:1].contiguous(), lse[:1].contiguous(), o[1:], lse[1:])
     assert torch.equal(packed, dense[0]) and torch.equal(packed_lse, dense_lse[0])

@@ -88,13 +88,13 @@ def check(case, kind):
     assert abs(dropped / seen - DROPOUT) < 5 * (DROPOUT * (1 - DROPOUT) / seen) ** 0.5
 
 
-@pytest.mark.parametrize("case", few(CASES + ON_CPU, *CASES[:3]), ids=lambda case: case.id)
+@pytest.mark.parametrize("case", few(CASES + ON_CPU, *CASES[:2]), ids=lambda case: case.id)
 def test_they_are_those_of_the_formula_and_give_the_output(case):
     check(case, "torch")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", few(CASES, *CASES[:3]), ids=lambda case: case.id)
+@pytest.mark.parametrize("case", few(CASES, CASES[1]), ids=lambda case: case.id)
 def test_on_a_gpu(gpu, case):
     check(case, "gpu")
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -87,15 +88,24 @@ def check(name, dtype, rows, kind, **options):
     check_attention(name, q, k, v, f, from_array(out, kind), from_array(lse, kind), is_on_gpu(kind))
 
 
-@pytest.mark.parametrize("rows", [ROWS, 1])
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    few_rows(
+        product(SNIPPETS, (ROWS, 1)),
+        ("table", ROWS),
+        ("mask", ROWS),
+        ("statements", ROWS),
+        ("strides", ROWS),
+        ("slopes", 1),
+    ),
+)
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
-@pytest.mark.parametrize("name", SNIPPETS)
 def test_matches_reference(name, kind, rows):
     check(name, torch.float32, rows, kind)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", few(SNIPPETS, *list(SNIPPETS)[::3]))
+@pytest.mark.parametrize("name", few(SNIPPETS, "table", "strides"))
 def test_matches_reference_on_gpu(gpu, name):
     check(name, torch.float16, ROWS, "gpu")
 
@@ -206,12 +216,12 @@ def test_refuses_what_is_no_expression(text, message):
 DEEP = """
 import numpy as np, xeflash
 q = np.ones((1, 1, 3, 8), np.float32)
-for text in ("- " * 498 + "s", "(" * 64 + "s" + ")" * 64, "abs(" * 64 + "s" + ")" * 64, "s" + " + 1" * 249):
-    assert np.abs(xeflash.attention(q, q, q, score_mod=text) - 1).max() < 1e-6
+text = "abs(" * 32 + "(" * 32 + "- " * 338 + "s" + ")" * 64
+assert np.abs(xeflash.attention(q, q, q, score_mod=text) - 1).max() < 1e-6
 """
 
 
-def test_the_longest_and_the_deepest_compile():
+def test_the_longest_and_the_deepest_compiles():
     """In a process of its own, which the compiler ends if it descends too far."""
     done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -242,11 +252,9 @@ def test_variables_and_large_numbers_with_values_compile():
 
 def test_comments_are_not_code():
     q = np.ones((1, 1, 3, 64), np.float32)
-    lse = [
-        xeflash.attention(q, q, q, return_lse=True, score_mod=text)[1]
-        for text in ("s + 1", "s /* of ; one (row */ + 1 // more; }")
-    ]
-    np.testing.assert_array_equal(*lse)
+    text = "s /* of ; one (row */ + 1 // more; }"
+    lse, plain = (xeflash.attention(q, q, q, return_lse=True, score_mod=x)[1] for x in (text, None))
+    np.testing.assert_allclose(lse, plain + 1, rtol=1e-6)
 
 
 def test_large_arrays_are_refused():
@@ -332,6 +340,7 @@ FEATURES = {
     "bias": {"attn_mask": drawn(99, 61)},
     "dropout": {"dropout_p": 0.25, "rng": (3, 4)},
 }
+FEATURES["all"] = FEATURES["window"] | FEATURES["softcap"] | FEATURES["bias"] | FEATURES["dropout"]
 
 
 def gradients_by_autograd(case, sequences, douts, **options):
@@ -379,15 +388,16 @@ def check_dense(case, options, dtype, where, sizes=(99, 61), everything=False):
     check_gradients(found[: len(moved)], want, case, 2e-5 if dtype is torch.float32 else 2e-2)
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", few(LEARNED, "product", "statements"))
 def test_gradients_of_captures(name):
     check_dense(LEARNED[name], {}, torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("features", few(FEATURES, "causal", "all"))
 def test_gradients_of_captures_beside_other_features(features):
     check_dense(LEARNED["product"], FEATURES[features], torch.float32, "cpu", everything=True)
-    check_dense(LEARNED["number"], FEATURES[features], torch.bfloat16, "cpu")
+    if features != "all":
+        check_dense(LEARNED["number"], FEATURES[features], torch.bfloat16, "cpu")
 
 
 @pytest.mark.gpu
@@ -396,16 +406,15 @@ def test_gradients_of_captures_beside_other_features(features):
     ("name", "features", "dtype"),
     few_rows(
         [(name, "plain", torch.float16) for name in LEARNED if name != "few-workers"]
-        + [("product", features, torch.float32) for features in FEATURES],
+        + [("product", features, torch.float32) for features in FEATURES if features != "all"],
         ("distance", "plain", torch.float16),
-        ("product", "dropout", torch.float32),
     ),
 )
 def test_gradients_of_captures_on_gpu(xpu, name, features, dtype):
     check_dense(LEARNED[name], FEATURES[features], dtype, "xpu", (41, 61))
 
 
-@pytest.mark.parametrize("name", ["distance", "product", "number"])
+@pytest.mark.parametrize("name", few(["distance", "product", "number"], "product"))
 def test_gradients_of_captures_of_other_layouts(name):
     case, sizes = LEARNED[name], ((17, 40), (64, 9))  # queries and keys of two sequences
     sequences = [[drawn(1, heads, n, 64, seed=n) for heads, n in ((4, n), (2, m), (2, m))] for n, m in sizes]
@@ -424,22 +433,26 @@ def test_gradients_of_captures_of_other_layouts(name):
     check_gradients(found, gradients_by_autograd(case, sequences[:1], douts[:1], is_causal=True), case, 2e-5)
 
 
+BY_HEAD_AND_KEY = "s * c(h, k_idx)"
+
+
 def test_gradients_of_captures_through_the_lse():
-    q, table = drawn(1, 2, 20, 16), drawn(20).requires_grad_()
-    _, lse = xeflash.attention(q, q, q, score_mod="s + table[k_idx]", captures={"table": table}, return_lse=True)
-    want = torch.softmax((q @ q.mT / 4 + table).double(), -1).sum((0, 1, 2))
-    torch.testing.assert_close(torch.autograd.grad(lse.sum(), table)[0].double(), want, rtol=1e-5, atol=1e-5)
+    q, c = drawn(1, 2, 20, 64), drawn(2, 20).requires_grad_()
+    _, lse = xeflash.attention(q, q, q, score_mod=BY_HEAD_AND_KEY, captures={"c": c}, return_lse=True)
+    s = (q @ q.mT / 8).double()
+    want = (torch.softmax(s * c[:, None], -1) * s).sum((0, 2))
+    torch.testing.assert_close(torch.autograd.grad(lse.sum(), c)[0].double(), want, rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_of_views():
     """Each has the shape of the view; autograd makes that of the tensor."""
-    q = drawn(1, 2, 9, 16)
+    q = drawn(1, 2, 9, 64)
 
     def gradient(view, *shape):
         tensor = drawn(*shape).requires_grad_()
-        out = xeflash.attention(q, q, q, score_mod="s * c(h, k_idx)", captures={"c": view(tensor)})
-        want = torch.softmax(q.double() @ q.double().mT / 4 * view(tensor).double()[:, None], -1) @ q.double()
-        dout = drawn(1, 2, 9, 16)
+        out = xeflash.attention(q, q, q, score_mod=BY_HEAD_AND_KEY, captures={"c": view(tensor)})
+        want = torch.softmax(q.double() @ q.double().mT / 8 * view(tensor).double()[:, None], -1) @ q.double()
+        dout = drawn(1, 2, 9, 64)
         found, want = (torch.autograd.grad(x, tensor, dout.to(x.dtype))[0] for x in (out, want))
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
 
@@ -449,6 +462,7 @@ def test_gradients_of_views():
     gradient(lambda x: x[1::2, ::2].T, 18, 4)
 
 
+@pytest.mark.wide
 def test_a_read_without_slope_at_zero_leaves_the_other_alone():
     """sqrt has an infinite derivative at 0, which belongs to that element only."""
     q, c = drawn(1, 1, 9, 16), torch.tensor([4.0, 0.0], requires_grad=True)
@@ -458,15 +472,15 @@ def test_a_read_without_slope_at_zero_leaves_the_other_alone():
 
 @pytest.mark.parametrize("sizes", [(0, 5), (5, 0)])
 def test_gradients_without_scores_are_zero(sizes):
-    c = torch.ones(3, requires_grad=True)
-    q, k = (torch.ones(1, 1, n, 16) for n in sizes)
-    out = xeflash.attention(q, k, k, score_mod="s * c[h]", captures={"c": c})
-    assert torch.autograd.grad(out.sum(), c)[0].equal(torch.zeros(3))
+    c = torch.ones(1, 5, requires_grad=True)
+    q, k = (torch.ones(1, 1, n, 64) for n in sizes)
+    out = xeflash.attention(q, k, k, score_mod=BY_HEAD_AND_KEY, captures={"c": c})
+    assert torch.autograd.grad(out.sum(), c)[0].equal(torch.zeros(1, 5))
 
 
 def test_captures_without_dimensions_are_numbers():
     q = np.ones((1, 1, 3, 64), np.float32)
-    for captures in ({"n": np.array(2.0, np.float32)}, {"n": np.array(2, np.int32)}, {"n": 2}):
+    for captures in ({"n": np.array(2.0, np.float32)}, {"n": 2}):
         lse = xeflash.attention(q, q, q, return_lse=True, score_mod="s * n", captures=captures)[1]
         assert lse == pytest.approx(16 + np.log(3))
 

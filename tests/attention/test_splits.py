@@ -18,18 +18,18 @@ from xeflash.selftest.reference import Features
 
 SPLITS = [0, 2, 3, 7, 16]
 
-# A kernel each, which all numbers of splits share.
+# Two kernels each, which all numbers of splits share.
 DENSE = [
     Case("bf16", rows=64, keys=1000, heads="gqa4", window="causal"),
     Case("bf16", rows=7, keys=700, heads="gqa5", window="window", sinks=True),
-    Case("fp32", 40, 40, rows=23, keys=600, window="window", variant="softcap-alibi-bias32", sinks=True, layout="bhsd",
+    Case("bf16", rows=23, keys=600, window="window", variant="softcap-alibi-bias32", sinks=True, layout="bhsd",
          entry="attention"),
-    Case("fp16", 128, 128, rows=127, keys=1000, heads="mqa", variant="mask", entry="attention", layout="odd"),
-    Case("fp16", rows=63, keys=600, variant="dropout", window="causal", entry="attention"),
     Case("fp32", rows=16, keys=512, variant="snippet", scale="scale-0.2", entry="attention"),
-    Case("bf16", 192, 128, rows=130, keys=1, window="causal", entry="varlen-used"),
 ]  # fmt: skip
 WIDE = [
+    Case("fp16", rows=63, keys=600, variant="dropout", window="causal", entry="attention", layout="odd"),
+    Case("fp16", 128, 128, rows=127, keys=1000, heads="mqa", variant="mask", entry="attention", layout="odd"),
+    Case("bf16", 192, 128, rows=130, keys=1, window="causal", entry="varlen-used"),
     Case("bf16", 576, 512, rows=9, keys=600, heads="mqa8", window="causal"),
     Case("fp16", 256, 256, rows=300, keys=1000, heads="one", variant="alibi", alibi_batch=True),
     Case("fp32", 80, 80, rows=1, keys=1000, heads="mqa8", sinks=True, variant="dropout", entry="attention"),
@@ -37,10 +37,10 @@ WIDE = [
 ]
 CACHED = [
     CacheCase(rows=5, heads="32/8", lengths="129,0,700", place="paged16", format="e4m3.array", window="causal"),
-    CacheCase("fp16", rows=3, lengths="eight", place="beams8", sinks=True),
     CacheCase("fp32", rows=17, lengths="70,9", place="pad", rotary="halves", new=5, variant="softcap"),
 ]
 WIDE_CACHED = [
+    CacheCase("fp16", rows=3, lengths="eight", place="beams8", sinks=True),
     CacheCase(
         "fp16", 128, 128, rows=16, heads="40/10", lengths="5000", place="paged64", format="int8", window="window"
     ),
@@ -61,7 +61,7 @@ def test_results_match_the_reference(split, case):
 
 @with_cases([*CACHED, *(pytest.param(case, marks=pytest.mark.wide) for case in WIDE_CACHED)])
 def test_caches_match_the_reference(case):
-    for splits in SPLITS:
+    for splits in SPLITS[:2] + SPLITS[3:]:  # cases of three have a negative scale, which is compiled in
         run_cached(replace(case, splits=splits))
 
 
@@ -72,7 +72,7 @@ def test_results_match_the_reference_on_gpu(gpu, split, case):
 
 
 @pytest.mark.gpu
-@with_cases([replace(case, kind="gpu") for case in CACHED])
+@with_cases([replace(case, kind="gpu") for case in CACHED[:1]])
 def test_caches_match_the_reference_on_gpu(gpu, case):
     test_caches_match_the_reference(case)
 
@@ -86,7 +86,7 @@ def test_results_match_the_reference_on_gpu_wide(gpu, split, case):
 
 @pytest.mark.gpu
 @pytest.mark.wide
-@with_cases([replace(case, kind="gpu") for case in WIDE_CACHED])
+@with_cases([replace(case, kind="gpu") for case in [*CACHED[1:], *WIDE_CACHED]])
 def test_caches_match_the_reference_on_gpu_wide(gpu, case):
     test_caches_match_the_reference(case)
 

@@ -112,7 +112,7 @@ def parallel(_group, folder):
     want = whole.generate(**given, **how)
     for cache in ({}, given_cache(XeCache(model.config))):
         assert torch.equal(model.generate(**given, **how, **cache), want)
-    assert set(widths) == {16}  # one head of keys of two
+    assert set(widths) == {64}  # one head of keys of two
     ids, _ = tokens()
     found = []
     for one in (whole, model):

@@ -21,7 +21,7 @@ FEATURES = [
     ({"window": (9, 5), "causal": False, "world": 3}, WAYS),
     ({"window": (40, -1), "world": 3, "chunk": 16}, WAYS),
     ({"window": (-1, 20), "causal": False, "shards": "ranges", "chunk": 32, "world": 3}, WAYS),
-    ({"features": "softcap+sinks+lse", "world": 3, "dims": (64, 32), "scale": -0.2}, WAYS),
+    ({"features": "softcap+sinks+lse", "world": 3, "scale": -0.2}, WAYS),
     ({"features": "alibi", "world": 4}, (*WAYS, "ring+all_to_all")),
     ({"features": "alibi_bh+sinks", "causal": False, "world": 3}, WAYS),
     ({"features": "snippet", "world": 2}, (*WAYS, "all_gather+all_to_all")),

@@ -37,36 +37,35 @@ class CacheKernel(Kernel):
 # Few, as each is compiled for a second or more, and shared with other tests where they can be.
 KERNELS = [
     Kernel("bf16", 64, 64, "plain", 127),
-    Kernel("fp32", 16, 16),
+    Kernel("fp32", 64, 64),
     Kernel("fp16", 40, 40),
     Kernel("fp16", 40, 40, "softcap"),
     Kernel("fp16", 40, 40, "bias32"),
     Kernel("bf16", 64, 64, "alibi"),
     Kernel("bf16", 64, 64, "mask"),
-    Kernel("fp32", 16, 16, "bias"),
-    Kernel("fp32", 16, 16, "dropout"),
+    Kernel("fp32", 64, 64, "bias"),
+    Kernel("fp32", 64, 64, "dropout"),
     Kernel("bf16", 64, 64, "snippet"),
     Kernel("bf16", 64, 40, "softcap-alibi-bias"),
-    Kernel("fp32", 16, 16, "chunk"),
+    Kernel("fp32", 64, 64, "chunk"),
     Kernel("bf16", 64, 64, "documents"),
-    Kernel("fp32", 16, 16, "picks"),
+    Kernel("fp32", 64, 64, "picks"),
 ]
 CACHE_KERNELS = [
     CacheKernel("bf16", 64, 64, place="paged"),
-    CacheKernel("fp32", 16, 16, place="plain"),
+    CacheKernel("fp32", 64, 64, place="plain"),
     CacheKernel("fp16", 40, 40, place="beams"),
     CacheKernel("bf16", 64, 64, place="paged", format="e4m3"),
-    CacheKernel("fp32", 16, 16, place="plain", format="int8.array"),
+    CacheKernel("fp32", 64, 64, place="plain", format="int8.array"),
     CacheKernel("fp16", 40, 40, place="paged", format="e5m2.array"),
     CacheKernel("bf16", 64, 64, place="beams", format="int8"),
-    CacheKernel("fp32", 16, 16, "softcap", place="paged"),
+    CacheKernel("fp32", 64, 64, "softcap", place="paged"),
     CacheKernel("bf16", 64, 40, "alibi", place="plain"),
     CacheKernel("bf16", 64, 64, "snippet", place="paged"),
-    CacheKernel("fp32", 16, 16, "chunk", place="paged"),
+    CacheKernel("fp32", 64, 64, "chunk", place="paged"),
 ]
-NARROW = [Kernel("bf16", 64, 64), *(Kernel("bf16", 64, 64, variant) for variant in ("mask", "chunk", "documents"))]
-NARROW_CACHE = [CACHE_KERNELS[i] for i in (0, 3)]
-SWEPT = (("bf16", 64, 64), ("fp32", 16, 16), ("fp16", 59, 59))  # in every size; not on GPUs
+NARROW, NARROW_CACHE = [Kernel("bf16", 64, 64)], [CacheKernel("bf16", 64, 64, place="paged")]
+SWEPT = (("bf16", 64, 64), ("fp32", 64, 64), ("fp16", 40, 40))  # in every size, fp32 with every variant; not on GPUs
 DIMS = (8, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256)
 ODD_DIMS = (1, 2, 3, 15, 17, 23, 59, 111, 127)  # not on GPUs
 VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "dropout", "snippet", "softcap-alibi-bias32")
@@ -109,14 +108,15 @@ class Draw:
 
     def kernel(self) -> Kernel:
         if self.width == "sweep":
-            return Kernel(*self.of(*SWEPT), self.random.choice(VARIANTS_OF_SIZES), 300)
+            dtype, *dims = self.of(*SWEPT)
+            return Kernel(dtype, *dims, self.of(*VARIANTS_OF_SIZES) if dtype == "fp32" else "plain", 300)
         if self.width != "wide":
             return self.random.choice(NARROW if self.width == "narrow" else KERNELS)
         return Kernel(self.of(*DTYPES), self.dim(), self.dim(), self.random.choice(VARIANTS), 127)
 
     def cache_kernel(self) -> CacheKernel:
         if self.width != "wide":
-            return self.random.choice(NARROW_CACHE if self.width == "narrow" else CACHE_KERNELS)
+            return self.random.choice(CACHE_KERNELS if self.width == "usual" else NARROW_CACHE)
         variant = self.of("plain", "plain", "softcap", "alibi", "snippet", "chunk")
         place, form = self.of("plain", "paged", "beams"), self.of("same", "same", "e4m3", "e5m2", "int8")
         form += ".array" if form != "same" and self.chance(0.5) else ""
@@ -211,7 +211,8 @@ def draw_features(
     variant, words = kernel.variant, {}
     f = Features(empty_lse=-torch.inf if sdpa else torch.inf)
     if draw.chance(0.3):
-        words["scale"] = draw.of(0.3, 1.0, 0.01, -0.2, 0.0, 1, draw.random.uniform(-0.25, 0.25))
+        least = -0.25 if draw.width in ("usual", "wide") else 0.0  # a sign is compiled in
+        words["scale"] = draw.of(0.3, 1.0, 0.01, 0.8 * least, 0.0, 1, draw.random.uniform(least, 0.25))
         if words["scale"] == 0 and variant != "plain":
             words["scale"] = 0.5
         f = f.with_(scale=words["scale"])

@@ -26,7 +26,7 @@ def drawn(*shape: int, seed: int = 0) -> np.ndarray:
 
 def qkv() -> list[np.ndarray]:
     """(B, S, H, D)."""
-    return [drawn(1, rows, 2, 16, seed=rows) for rows in (3, 20, 20)]
+    return [drawn(1, rows, 2, 64, seed=rows) for rows in (3, 20, 20)]
 
 
 def tensors() -> list[Any]:

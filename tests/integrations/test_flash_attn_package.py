@@ -118,7 +118,7 @@ assert flash._lazy_imports("flash_attention_2")[0] is flash_attn.flash_attn_func
 
 
 def states(rows=9, keys=13):
-    return [torch.randn(2, n, heads, 32) for n, heads in ((rows, 4), (keys, 2), (keys, 2))]
+    return [torch.randn(2, n, heads, 64) for n, heads in ((rows, 4), (keys, 2), (keys, 2))]
 
 
 def gradients_of(function, states, dout, **options):
@@ -223,10 +223,10 @@ def test_what_the_halves_do_not_have_is_refused():
         two._flash_attn_forward(q, k, v, 0.1, None, False, -1, -1, 0.0, None, True)
     out, lse, *_ = two._flash_attn_forward(q, k, v, 0.0, None, False, -1, -1, 0.0, None, False)
     with pytest.raises(
-        ValueError, match=r"^_flash_attn_backward: dk must have the shape of k \[2, 13, 2, 32\], got \[2,"
+        ValueError, match=r"^_flash_attn_backward: dk must have the shape of k \[2, 13, 2, 64\], got \[2,"
     ):
         two._flash_attn_backward(
-            out, q, k, v, out, lse, None, torch.empty(2, 13, 4, 32), None, 0.0, None, False, -1, -1, 0.0, None, False
+            out, q, k, v, out, lse, None, torch.empty(2, 13, 4, 64), None, 0.0, None, False, -1, -1, 0.0, None, False
         )
     names = ["k_new", "v_new", "qv", "out"]
     for i, name in enumerate(names):
@@ -281,11 +281,11 @@ def test_rotation_is_that_of_the_cache_call(interleaved, dtype):
     from xeflash import flash_attn_with_kvcache
 
     dtype = getattr(torch, dtype)
-    x = torch.randn(2, 3, 2, 32, dtype=dtype)
+    x = torch.randn(2, 3, 2, 64, dtype=dtype)
     angles = torch.arange(20)[:, None] * 100 ** (-torch.arange(8) / 8)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     first = torch.tensor([4, 11], dtype=torch.int32)
-    cache = torch.zeros(2, 2, 16, 2, 32, dtype=dtype)
+    cache = torch.zeros(2, 2, 16, 2, 64, dtype=dtype)
     flash_attn_with_kvcache(
         x, *cache, x, x, rotary_cos=cos, rotary_sin=sin, cache_seqlens=first, rotary_interleaved=interleaved
     )
@@ -306,9 +306,9 @@ def test_rotation_is_that_of_the_cache_call(interleaved, dtype):
     kept = x.clone()
     assert rotary.apply_rotary_emb(kept, cos, sin, interleaved, True, first) is kept and torch.equal(kept, got)
     with pytest.raises(
-        ValueError, match=r"^apply_rotary_emb: cos must have at most half the head_dim of x \(32\), got 20"
+        ValueError, match=r"^apply_rotary_emb: cos must have at most half the head_dim of x \(64\), got 40"
     ):
-        rotary.apply_rotary_emb(x, torch.ones(9, 20), torch.ones(9, 20))
+        rotary.apply_rotary_emb(x, torch.ones(9, 40), torch.ones(9, 40))
 
 
 # ---- a program that imports it ---------------------------------------------------------------------

@@ -4,20 +4,13 @@ import doctest
 
 import pytest
 import torch
+from cover import few
 from xeflash.integrations import ipex
 from xeflash.selftest.reference import Features, attention_reference
 
 pytestmark = pytest.mark.usefixtures("device")
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.
-GPU_TESTS = (
-    "other_places",
-    "negative_slots",
-    "paged_varlen",
-    "pages_are",
-    "pages_cannot",
-    "generation_uses_it",
-    "refused",
-)
+GPU_TESTS = ("negative_slots", "pages_cannot", "refused")
 
 
 def reference(q, k, v, alpha, added=None, causal=False):
@@ -39,7 +32,7 @@ def randn(*shape):
 @pytest.mark.parametrize("seq_last", [False, True])
 @pytest.mark.parametrize("features", ["plain", "causal", "alibi", "alibi-3d", "bias", "bool", "both", "both-bool"])
 def test_ipex_sdp(features, seq_last):
-    q, k, v = randn(2, 8, 5, 64), randn(2, 4, 9, 64), randn(2, 4, 9, 40)
+    q, k, v = randn(2, 8, 5, 64), randn(2, 4, 9, 64), randn(2, 4, 9, 64)
     alibi, bias, added = None, None, torch.zeros(())
     if "alibi" in features or "both" in features:
         alibi = randn(2, 8, 1, 16)  # padded
@@ -185,7 +178,7 @@ DECODES = {
 }
 
 
-@pytest.mark.parametrize("with_alibi", [False, True])
+@pytest.mark.parametrize("with_alibi", few([False, True], False))
 @pytest.mark.parametrize("order", DECODES)
 def test_single_query_cached_kv_attention(order, with_alibi):
     lengths = [17, 30, 1]

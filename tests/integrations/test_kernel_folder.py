@@ -107,7 +107,7 @@ def test_names_that_programs_ask_for(tmp_path):
 
 # ---- Transformers --------------------------------------------------------------------------------
 
-GPU_TESTS = ("continuous_batching[xpu-llama", "documents[xpu-llama]", "generates[xpu-llama]")
+GPU_TESTS = ("continuous_batching[xpu-llama", "generates[xpu-llama]")
 
 
 def on(place, name, **how):

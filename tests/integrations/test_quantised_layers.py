@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from cover import few
 from int4_weights import Weight, as_torch, awq_layer, compressed, gptqmodel_layer, plain_int32, tiles
 from patched import LAYERS, assert_serves, calls_of_linear, close, generate, in_place, saved_and_loaded
 from tiny_models import decoder
@@ -403,7 +404,7 @@ def test_other_weights_of_torchao_are_left():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("block", [(128, 128), (32, 64), (5, 32), None])
+@pytest.mark.parametrize("block", few([(128, 128), (32, 64), (5, 32), None], (128, 128), None))
 @pytest.mark.parametrize(("outputs", "inputs"), [(7, 96), (300, 1000)])
 def test_fp8_in_blocks(block, outputs, inputs, calls):
     fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")

@@ -87,7 +87,7 @@ def steps(model, implementation, cache=None, padded=True, chunks=(13, 1, 1, 5, 1
     return torch.cat(logits, 1)[mask.bool()]
 
 
-@pytest.mark.parametrize("name", few(DECODERS, "gemma2", "gpt_oss"))
+@pytest.mark.parametrize("name", few(DECODERS, "gpt_oss"))
 def test_logits_are_as_exact_as_torch_in_bf16(name):
     want = steps(decoder(name), "eager").double().numpy()
     model = decoder(name, torch.bfloat16)
@@ -199,7 +199,7 @@ PREFILLS = {
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 @pytest.mark.parametrize("case", PREFILLS)
 def test_no_mask_of_queries_by_keys(name, case):
-    assert largest_of_prefill(NAME, name, **PREFILLS[case]) <= 8192 * 2 * 96  # what is largest elsewhere
+    assert largest_of_prefill(NAME, name, **PREFILLS[case]) <= 8192 * SHAPE["hidden_size"]  # the states between layers
 
 
 def test_of_which_the_watch_would_know():

@@ -6,7 +6,7 @@ import torch
 import transformers
 from cover import few
 from packed import IDS, ONES, POSITIONS, alone, check, collated
-from tiny_models import DECODERS, LargestResult, decoder, given_cache, prompts
+from tiny_models import DECODERS, SHAPE, LargestResult, decoder, given_cache, prompts
 from xeflash.integrations import _documents
 from xeflash.integrations.transformers import NAME, XeCache, attention_function, register
 
@@ -111,7 +111,7 @@ def test_no_mask_of_queries_by_keys():
     for mask in (None, torch.ones_like(ids)):
         with torch.no_grad(), LargestResult() as watched:
             model(ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1)
-        assert watched.elements <= 8192 * 2 * 96
+        assert watched.elements <= 8192 * SHAPE["hidden_size"]
 
 
 # ---- cu_seq_lens --------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Every causal language model of Transformers that looks for a registered attention, with ours and with its own.
 
-The default set has a sample, which follows from `--seed`; `-m wide` has the others. A family that no tiny model is made of
+The default set has a sample; `-m wide` has the others. A family that no tiny model is made of
 is skipped with the reason, and so is one whose layers have an attention of their own.
 """
 
@@ -9,6 +9,7 @@ import random
 import pytest
 import torch
 import transformers
+from cover import few
 from families import FAMILIES, NotTiny, takes_attention, tiny
 from labelled import step
 from tiny_models import given_cache, prompts, random_weights
@@ -19,7 +20,7 @@ register()
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 ALWAYS = ("deepseek_v4", "deepseek_v32")  # layers extend masks, and pick keys
-SAMPLED = 30
+SAMPLED = 12
 TOKENS = 5
 CACHES_OF_THEIR_OWN = {
     "deepseek_v4": (NotImplementedError, "got compressed_sparse_attention. Use DynamicCache"),
@@ -30,12 +31,8 @@ CACHES_OF_THEIR_OWN = {
 def pytest_generate_tests(metafunc):
     if "family" not in metafunc.fixturenames:
         return
-    drawn = random.Random(metafunc.config.getoption("--seed") or "families").sample(FAMILIES, SAMPLED)
-    rows = []
-    for family in FAMILIES:
-        marks = [] if family in (*drawn, *ALWAYS) else [pytest.mark.wide]
-        rows.append(pytest.param(family, marks=marks))
-    metafunc.parametrize("family", rows)
+    drawn = random.Random("families").sample(FAMILIES, SAMPLED)
+    metafunc.parametrize("family", few(FAMILIES, *drawn, *ALWAYS))
 
 
 @pytest.fixture
@@ -134,6 +131,7 @@ def test_cache_of_sparse_attention(kind):
             XeCache(model.config, dtype=torch.int8)
 
 
+@pytest.mark.wide
 @pytest.mark.gpu
 @pytest.mark.xpu
 def test_sparse_attention_on_gpu(xpu):

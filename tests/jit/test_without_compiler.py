@@ -61,6 +61,7 @@ def test_without_any_headers_errors_name_the_kernel_and_what_to_install(tmp_path
 
 @pytest.mark.gpu
 @pytest.mark.xpu
+@pytest.mark.release
 def test_models_on_a_gpu_without_any_headers(xpu, gpu_family):
     """With the kernels of a release, of which a package that was built from its source has few."""
     arch, dtype = gpu_family, "float16" if gpu_family == "dg2" else "bfloat16"

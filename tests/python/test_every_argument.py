@@ -23,8 +23,9 @@ torch_generator = torch.Generator().manual_seed(0)
 NAN = float("nan")
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    return torch.randn(shape, generator=torch_generator).to(dtype)
+def drawn(*shape: int) -> torch.Tensor:
+    """Numbers of 11 bits, so that the steps of differences are exact."""
+    return torch.randn(shape, generator=torch_generator).half().float()
 
 
 def int32(*values: Any) -> torch.Tensor:
@@ -50,17 +51,17 @@ def refused(value: Any, text: str, **beside: Any) -> Entry:
 
 # ---- the calls that arguments are added to -----------------------------------------------------
 
-Q, K, V = drawn(2, 5, 4, 40), drawn(2, 33, 2, 40), drawn(2, 33, 2, 40)
+Q, K, V = drawn(2, 5, 4, 64), drawn(2, 33, 2, 64), drawn(2, 33, 2, 64)
 STARTS, KEYS = int32(0, 2, 5), int32(0, 13, 33)
-CACHES = {name: drawn(2, 64, 2, 40) for name in ("k_cache", "v_cache")}
-NEW = {"k": drawn(2, 3, 2, 40), "v": drawn(2, 3, 2, 40), "cache_seqlens": int32(20, 40)}
+CACHES = {name: drawn(2, 64, 2, 64) for name in ("k_cache", "v_cache")}
+NEW = {"k": drawn(2, 3, 2, 64), "v": drawn(2, 3, 2, 64), "cache_seqlens": int32(20, 40)}
 TURNS = {name: drawn(70, 16) for name in ("rotary_cos", "rotary_sin")}
-POOLS = {name: drawn(9, 16, 2, 40) for name in ("k", "v")}
+POOLS = {name: drawn(9, 16, 2, 64) for name in ("k", "v")}
 DOCUMENTS = torch.arange(33).int() // 10
 PICKS = (torch.arange(5)[:, None] + torch.arange(20)).int().expand(2, -1, -1)
 PAGES = int32((3, 1, 0, 7), (2, 8, 4, 5))
-INT8 = {name: torch.randint(-99, 99, (2, 64, 2, 40), generator=torch_generator).to(torch.int8) for name in CACHES}
-INT8_POOLS = {name: torch.randint(-99, 99, (9, 16, 2, 40), generator=torch_generator).to(torch.int8) for name in POOLS}
+INT8 = {name: torch.randint(-99, 99, (2, 64, 2, 64), generator=torch_generator).to(torch.int8) for name in CACHES}
+INT8_POOLS = {name: torch.randint(-99, 99, (9, 16, 2, 64), generator=torch_generator).to(torch.int8) for name in POOLS}
 INT8_POOLS |= {"block_table": PAGES, "k_scale": 0.01, "v_scale": 0.01}
 INT8_KV = {name: INT8[f"{name}_cache"][:, :33] for name in "kv"} | {"k_scale": 0.01, "v_scale": 0.01}
 FLOAT8 = {name: x.to(torch.float8_e4m3fn) for name, x in (("q", Q), ("k", K), ("v", V))}
@@ -76,12 +77,12 @@ BASES: dict[str, dict[str, Any]] = {
     | {"enable_gqa": True},
     "flash_attn_func": {"q": Q, "k": K, "v": V},
     "flash_attn_kvpacked_func": {"q": Q, "kv": torch.stack([K, V], 2)},
-    "flash_attn_qkvpacked_func": {"qkv": drawn(2, 5, 3, 4, 40)},
+    "flash_attn_qkvpacked_func": {"qkv": drawn(2, 5, 3, 4, 64)},
     "flash_attn_varlen_func": {"q": Q[0], "k": K[0], "v": V[0], "cu_seqlens_q": STARTS, "cu_seqlens_k": KEYS}
     | {"max_seqlen_q": 3, "max_seqlen_k": 20},
     "flash_attn_varlen_kvpacked_func": {"q": Q[0], "kv": torch.stack([K[0], V[0]], 1), "cu_seqlens_q": STARTS}
     | {"cu_seqlens_k": KEYS, "max_seqlen_q": 3, "max_seqlen_k": 20},
-    "flash_attn_varlen_qkvpacked_func": {"qkv": drawn(5, 3, 4, 40), "cu_seqlens": STARTS, "max_seqlen": 3},
+    "flash_attn_varlen_qkvpacked_func": {"qkv": drawn(5, 3, 4, 64), "cu_seqlens": STARTS, "max_seqlen": 3},
     "flash_attn_with_kvcache": {"q": Q[:, :1], **CACHES, "cache_seqlens": int32(20, 40)},
     "linear": {"x": drawn(3, 96), "weight": drawn(8, 96)},
     "matmul_softmax": {"a": drawn(3, 32), "b": drawn(32, 32)},
@@ -136,18 +137,18 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "sinks": Entry(torch.ones(4)),
         "return_lse": Entry(True),
         "rng": Entry((3, 4), beside={"dropout_p": 0.5, "rng": (1, 2)}),
-        "out": same(torch.full((2, 4, 5, 40), NAN).half()),
+        "out": same(torch.full((2, 4, 5, 64), NAN)),
         "document_ids": Entry(DOCUMENTS, beside={"bottom_right": True}),
         "gather_kv_indices": Entry(PICKS),
     },
     "flash_attn_func": FLASH
     | SNIPPET
     | {"q": Entry(Q * 2), "k": Entry(K * 2), "v": Entry(V * 2), "num_splits": same(3, q=Q[:, :1])}
-    | {"document_ids": Entry(DOCUMENTS), "gather_kv_indices": Entry(PICKS), "out": same(torch.full((2, 5, 4, 40), NAN).half())}
+    | {"document_ids": Entry(DOCUMENTS), "gather_kv_indices": Entry(PICKS), "out": same(torch.full((2, 5, 4, 64), NAN))}
     | {"q_scale": Entry(2.0, beside=FLOAT8_Q), **{f"{x}_scale": Entry(0.02, beside=INT8_KV) for x in "kv"}},
     "flash_attn_kvpacked_func": FLASH
-    | {"q": Entry(Q * 2), "kv": Entry(drawn(2, 33, 2, 2, 40)), "document_ids": Entry(DOCUMENTS)},
-    "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 5, 3, 4, 40)), "document_ids": Entry(int32(0, 0, 1, 1, 1))},
+    | {"q": Entry(Q * 2), "kv": Entry(drawn(2, 33, 2, 2, 64)), "document_ids": Entry(DOCUMENTS)},
+    "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 5, 3, 4, 64)), "document_ids": Entry(int32(0, 0, 1, 1, 1))},
     "flash_attn_varlen_func": VARLEN
     | SNIPPET
     | {
@@ -157,16 +158,16 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "seqused_q": Entry(int32(1, 3)),
         "seqused_k": Entry(int32(5, 20)),
         "num_splits": same(3, q=Q[0, :2], cu_seqlens_q=int32(0, 1, 2), max_seqlen_q=1),
-        "out": same(torch.full((5, 4, 40), NAN).half()),
+        "out": same(torch.full((5, 4, 64), NAN)),
         "q_scale": Entry(2.0, beside={name: x[0] for name, x in FLOAT8.items()}),
         "k_scale": Entry(0.02, beside=INT8_POOLS),
         "v_scale": Entry(0.02, beside=INT8_POOLS),
         "block_table": Entry(PAGES, beside={**POOLS, "block_table": PAGES.flip(0).contiguous()}),
     },
-    "flash_attn_varlen_kvpacked_func": VARLEN | {"q": Entry(Q[0] * 2), "kv": Entry(drawn(33, 2, 2, 40))},
+    "flash_attn_varlen_kvpacked_func": VARLEN | {"q": Entry(Q[0] * 2), "kv": Entry(drawn(33, 2, 2, 64))},
     "flash_attn_varlen_qkvpacked_func": FLASH
     | {
-        "qkv": Entry(drawn(5, 3, 4, 40)),
+        "qkv": Entry(drawn(5, 3, 4, 64)),
         "cu_seqlens": Entry(int32(0, 3, 5)),
         "max_seqlen": refused(2, "must be at least the longest sequence"),
     },
@@ -196,7 +197,7 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "q_scale": Entry(2.0, beside={**FLOAT8_CACHES, "q": FLOAT8["q"][:, :1]}),
         "cu_seqlens_q": Entry(int32(0, 3, 5), beside=PACKED_Q),
         "max_seqlen_q": refused(2, "max_seqlen_q must be at least the longest sequence", **PACKED_Q),
-        "out": same(torch.full((2, 1, 4, 40), NAN).half()),
+        "out": same(torch.full((2, 1, 4, 64), NAN)),
         "k_scale": Entry(0.02, beside={**INT8, "k_scale": 0.01, "v_scale": 0.01}),
         "v_scale": Entry(0.02, beside={**INT8, "k_scale": 0.01, "v_scale": 0.01}),
     },
@@ -216,7 +217,7 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "scale": Entry(0.5),
         "b_layout": Entry("kn"),
         "log": Entry(True),
-        "out": same(torch.full((3, 32), NAN).half()),
+        "out": same(torch.full((3, 32), NAN)),
     },
 }  # fmt: skip
 LOGITS = {
@@ -266,7 +267,7 @@ ENTRIES["linear_sample"] = DRAWN | {
     "group": refused(48, "group must be 32, 64, 128", **DRAWN_BY_INT8),
     "order": Entry(torch.arange(31, -1, -1)),
 }
-STATES = [drawn(2, 5, 4, 40), drawn(2, 4, 5, dtype=torch.float32)]
+STATES = [drawn(2, 5, 4, 64), drawn(2, 4, 5)]
 CASES = [(function, argument) for function, entries in ENTRIES.items() for argument in entries]
 
 

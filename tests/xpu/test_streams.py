@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.xpu]
 
 def make(rows=1, keys=5000, heads=(4, 2)):
     """q, k, v of (1, S, H, 64) in host memory; keys are in splits, whose results lie in memory between."""
-    return [torch.randn(1, n, h, 64).half() for h, n in ((heads[0], rows), (heads[1], keys), (heads[1], keys))]
+    return [torch.randn(1, n, h, 64).bfloat16() for h, n in ((heads[0], rows), (heads[1], keys), (heads[1], keys))]
 
 
 check = functools.partial(check_rows_first, gpu=True)
@@ -185,9 +185,9 @@ def test_a_graph_is_captured_and_replayed(xpu, rows):
 
 def test_a_graph_of_a_cache_that_grows(xpu):
     """Lengths are read by the kernel: each replay appends at the next place."""
-    q, new_k, new_v = (torch.randn(2, 1, h, 64).half() for h in (4, 2, 2))
-    k, v = (torch.zeros(2, 200, 2, 64).half() for _ in range(2))
-    k[:, :100], v[:, :100] = torch.randn(2, 2, 100, 2, 64).half()
+    q, new_k, new_v = (torch.randn(2, 1, h, 64).bfloat16() for h in (4, 2, 2))
+    k, v = (torch.zeros(2, 200, 2, 64).bfloat16() for _ in range(2))
+    k[:, :100], v[:, :100] = torch.randn(2, 2, 100, 2, 64).bfloat16()
     lengths = torch.tensor([100, 37], dtype=torch.int32)
     there = [to_xpu(x) for x in (q, k, v, new_k, new_v, lengths)]
 
@@ -197,7 +197,7 @@ def test_a_graph_of_a_cache_that_grows(xpu):
 
     graph, out = captured(step)
     for turn in range(3):
-        new_k, new_v = torch.randn(2, 2, 1, 2, 64).half()
+        new_k, new_v = torch.randn(2, 2, 1, 2, 64).bfloat16()
         there[3].copy_(new_k), there[4].copy_(new_v), there[5].copy_(lengths)
         graph.replay()
         for b, n in enumerate(lengths.tolist()):
@@ -211,7 +211,7 @@ def test_a_graph_of_a_cache_that_grows(xpu):
 
 
 def test_dropout_is_refused_while_a_graph_is_captured(xpu):
-    q = torch.ones(1, 2, 16, 64, device="xpu").half()
+    q = torch.ones(1, 2, 16, 64, device="xpu").bfloat16()
     graph = torch.xpu.XPUGraph()
     with torch.xpu.graph(graph), pytest.raises(NotImplementedError) as error:
         xeflash.attention(q, q, q, dropout_p=0.5)
@@ -225,7 +225,7 @@ def test_dropout_is_refused_while_a_graph_is_captured(xpu):
 def test_dropout_is_refused_on_the_device_that_captures_and_only_there(xpu):
     if torch.xpu.device_count() < 2:
         pytest.skip("torch has one xpu device here")
-    here, there = (torch.ones(1, 2, 16, 64, device=f"xpu:{i}").half() for i in range(2))
+    here, there = (torch.ones(1, 2, 16, 64, device=f"xpu:{i}").bfloat16() for i in range(2))
     side = torch.xpu.Stream("xpu:1")
     with torch.xpu.device(1), torch.xpu.graph(torch.xpu.XPUGraph(), stream=side), torch.xpu.device(0):
         with pytest.raises(NotImplementedError, match="dropout_p must be 0 while"):
@@ -234,7 +234,7 @@ def test_dropout_is_refused_on_the_device_that_captures_and_only_there(xpu):
 
 
 def test_arrays_whose_calls_wait_are_refused_on_a_queue_that_records(xpu):
-    memory = torch.ones(1, 40, 2, 64, device="xpu").half()
+    memory = torch.ones(1, 40, 2, 64, device="xpu").bfloat16()
     torch.xpu.synchronize()
 
     class Array:  # of a library that says nothing of when its memory is used again

@@ -10,7 +10,7 @@ STEPS = 3
 
 
 @pytest.mark.parametrize("checkpointed", few([False, True], True))
-@pytest.mark.parametrize("name", few(["llama", "gemma2"], "gemma2"))  # grouped queries; softcap and windows
+@pytest.mark.parametrize("name", few(["llama", "gemma2"], "llama"))  # grouped queries; softcap and windows
 def test_losses_are_those_of_eager_attention_on_the_cpu(xpu, name, checkpointed):
     register()
     got = train(name, NAME, STEPS, device="xpu", checkpointed=checkpointed)
