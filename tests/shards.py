@@ -1,6 +1,6 @@
 """Which part of a set a run is of, as its command says it: K/N."""
 
-WIDE_PARTS = 16  # of the wide set, each of which takes some 8 minutes of two cores; .ci/run reads this, too
+WIDE_PARTS = 32  # of the wide set, each of which takes some 10 minutes of two cores; .ci/run reads this, too
 
 
 def parse(text: str) -> tuple[int, int]:
