@@ -4,7 +4,9 @@ A kernel costs a second on the CPU and three on a simulated GPU, in every run of
 while it runs, alone or among others. A name says what a kernel is compiled for, without what the machine chooses:
 instructions, heights of tiles, threads. Behind each name stand the files of tests that ask for it.
 
-`python tests/kernel_list.py FOLDER...` writes the list anew from journals of complete runs (XEFLASH_KEEP_JOURNALS).
+`python tests/kernel_list.py FOLDER...` writes the list anew from journals of complete runs (XEFLASH_KEEP_JOURNALS)
+in an installation that README's test command makes: an editable one skips tests/jit/test_without_compiler.py, whose kernels
+are of the list, too. A test that is marked `release` takes what a package carries, and is not held to the list.
 """
 
 from __future__ import annotations
