@@ -4,18 +4,17 @@ import hashlib
 import importlib
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import hidden
 import pytest
+import torch_xpu
 from xeflash import sim
 from xeflash.jit import prebuilt
 from xeflash.jit.kernel import render
 from xeflash.jit.offline import compile_offline
 from xeflash.runtime import extension
-from xeflash.runtime.cache_folder import cache_folder
 from xeflash.tune.desc import Desc
 
 provide = importlib.import_module("xeflash.jit.provide")  # the package has the function under this name
@@ -62,7 +61,7 @@ def test_without_any_headers_errors_name_the_kernel_and_what_to_install(tmp_path
 @pytest.mark.gpu
 @pytest.mark.xpu
 @pytest.mark.release
-def test_models_on_a_gpu_without_any_headers(xpu, gpu_family):
+def test_models_on_a_gpu_without_any_headers(xpu, gpu_family, tmp_path):
     """With the kernels of a release, of which a package that was built from its source has few."""
     arch, dtype = gpu_family, "float16" if gpu_family == "dg2" else "bfloat16"
     few = {*prebuilt.default_set(of_release=False)}
@@ -70,10 +69,9 @@ def test_models_on_a_gpu_without_any_headers(xpu, gpu_family):
     first = next(desc for desc in added if (desc.arch, desc.dtype) == (arch, dtype))
     if prebuilt.read(provide.PREBUILT, render(first), provide.HEADERS) is None:
         pytest.skip("the package was built without XEFLASH_ALL_KERNELS (CMakeLists.txt)")
-    folder = cache_folder() / "without-compiler"  # where no kernel was compiled from its source
-    shutil.copytree(cache_folder() / "torch_xpu", folder / "torch_xpu", dirs_exist_ok=True)  # torch's backend for tests
     environment = {
-        "XEFLASH_CACHE_DIR": str(folder),
+        "XEFLASH_CACHE_DIR": str(tmp_path),
+        "XEFLASH_TEST_TORCH_XPU": str(torch_xpu.build()),
         "XEFLASH_SIM": ",".join(sim.enabled()),
         "PYTHONPATH": os.pathsep.join([str(HERE.parent / "torch_xpu" / "startup"), *filter(None, sys.path)]),
     }

@@ -29,12 +29,15 @@ __all__ = ["BuildError", "build", "install", "installed"]
 _extension: ModuleType | None = None
 
 
-def install() -> None:
-    """Makes the next `import torch` one with an XPU backend, unless it has one of its own; BuildError says why not."""
+def install(extension: Path | None = None) -> None:
+    """Makes the next `import torch` one with an XPU backend, unless it has one of its own; BuildError says why not.
+
+    extension: what `build` gave before, for a machine that can compile nothing.
+    """
     if "torch" in sys.modules:
         raise RuntimeError("torch_xpu.install: torch is imported already, and binds its backends when it is")
     if not (torch_folder() / "lib" / "libc10_xpu.so").exists():
-        sys.meta_path.insert(0, _WhenTorchXpuIsImported(build()))
+        sys.meta_path.insert(0, _WhenTorchXpuIsImported(extension or build()))
 
 
 def installed() -> bool:
