@@ -1,6 +1,6 @@
 """One query against a cache on an Intel GPU, its keys in 1 to 8 splits: `pytest --sim pvc tests/attention/test_gpu_decode.py`.
 
-A kernel takes seconds to compile, so there are some 25, and 7 in the long set; every other choice meets every kernel.
+A kernel takes seconds to compile, so there are some 20, and 7 in the long set; every other choice meets every kernel.
 """
 
 import pytest
@@ -16,28 +16,30 @@ usm = pytest.importorskip("usm", reason="dpctl is not installed")
 
 pytestmark = pytest.mark.gpu
 
-# (dtype, head dims, heads, variant, layout): each number of heads and variant on each device (dealing.py). Every other
-# one has many keys, which threads take in turns: this is compiled in.
-KERNELS = [
+# (dtype, head dims, heads, variant, layout): each number of heads and variant on each device (dealing.py).
+OF_FEW_KEYS = [
     ("bf16", (128, 128), "mqa12", "alibi", "bhsd"),
     ("bf16", (128, 128), "mqa8", "alibi", "bhsd"),
     ("fp32", (576, 512), "gqa4", "plain", "bshd"),
-    ("fp32", (128, 128), "mha", "softcap-alibi-bias32", "sliced"),
     ("fp32", (64, 64), "gqa5", "mask", "bshd"),
-    ("fp16", (80, 80), "mqa20", "bias", "odd"),
     ("bf16", (576, 512), "mqa8", "plain", "bshd"),
+    ("fp32", (64, 64), "mqa20", "bias", "odd"),
+    ("fp16", (80, 80), "mqa12", "mask", "bhsd"),
+    ("bf16", (64, 64), "mqa8", "bias", "bshd"),
+]
+OF_MANY_KEYS = [  # which threads take in turns: this is compiled in
+    ("fp32", (128, 128), "mha", "softcap-alibi-bias32", "sliced"),
+    ("fp16", (80, 80), "mqa20", "bias", "odd"),
     ("bf16", (80, 80), "gqa5", "mask", "bshd"),
     ("bf16", (128, 128), "mha", "softcap-alibi-bias32", "sliced"),
     ("bf16", (128, 128), "gqa4", "softcap-alibi-bias32", "sliced"),
-    ("fp32", (64, 64), "mqa20", "bias", "odd"),
     ("fp16", (192, 128), "mqa12", "alibi", "bhsd"),
     ("fp16", (64, 64), "mqa20", "plain", "bshd"),
     ("fp16", (64, 64), "gqa5", "plain", "bshd"),
-    ("fp16", (80, 80), "mqa12", "mask", "bhsd"),
     ("fp16", (128, 128), "gqa4", "softcap-alibi-bias32", "odd"),
-    ("bf16", (64, 64), "mqa8", "bias", "bshd"),
     ("fp32", (256, 256), "mha", "alibi", "sliced"),
 ]
+KERNELS = OF_FEW_KEYS + OF_MANY_KEYS
 LONG_KERNELS = [
     ("bf16", (64, 64), "mha", "plain", "bshd"),
     ("bf16", (32, 512), "mha", "plain", "bshd"),
@@ -66,7 +68,7 @@ def case_of(row):
 
 
 def is_wanted(row):
-    few = row["kernel"] in KERNELS[::2]
+    few = row["kernel"] in OF_FEW_KEYS
     return is_possible(case_of(row)) and (row["kernel"] in LONG_KERNELS or (row["keys"] < 512) == few)
 
 
@@ -82,6 +84,13 @@ CASES += [
     (3, Case("fp16", heads="gqa4", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
     (3, Case("fp32", heads="gqa5", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
 ]
+# What the kernels above leave to the wide set: many keys, or few.
+WIDE = [
+    (3, Case("bf16", 128, 128, rows=1, keys=1000, heads="mqa8", variant="alibi", kind="gpu")),
+    (3, Case("bf16", 128, 128, rows=1, keys=255, variant="softcap-alibi-bias32", layout="sliced", entry="attention",
+             kind="gpu")),
+    (3, Case("fp16", rows=1, keys=255, heads="gqa5", kind="gpu")),
+]  # fmt: skip
 
 
 def launches():
@@ -102,6 +111,12 @@ def test_matches_reference(gpu, split, splits, case):
     if (launched := launches()) is not None:
         assert len(launched) == (2 if splits > 1 else 1) or splits == 0
         assert "flash_decode" in launched[0]
+
+
+@pytest.mark.wide
+@with_splits(WIDE)
+def test_matches_reference_wide(gpu, split, splits, case):
+    test_matches_reference(gpu, split, splits, case)
 
 
 @pytest.mark.long
@@ -208,7 +223,7 @@ def test_impossible_numbers_of_splits_are_refused(gpu, split, splits):
         call(*make())
 
 
-@pytest.mark.parametrize("dim", [64, 72])
+@pytest.mark.parametrize("dim", few([64, 72], 64))
 @pytest.mark.parametrize("q_layout", ["shifted", "far heads"])
 def test_heads_of_a_query_may_lie_where_blocks_cannot_be_read(gpu, q_layout, dim):
     """Keys and values lie as 2D block messages want them, queries do not."""
