@@ -122,7 +122,8 @@ def test_every_number_is_rounded_to_the_nearest_on_gpu(gpu, name):
 def check_rounding(name, scale, kind):
     x = every_bf16()
     k_cache, v_cache = (torch.zeros(x.shape, dtype=FORMATS[name]) for _ in range(2))
-    append(k_cache, v_cache, x, -x, [0], heads=1, kind=kind, k_scale=scale, v_scale=1.0)
+    no_query = torch.zeros(1, 0, 1, 64, dtype=x.dtype)
+    append(k_cache, v_cache, x, -x, [0], heads=1, q=no_query, kind=kind, k_scale=scale, v_scale=1.0)
     got, want = k_cache.float(), quantised(x.float() / scale, name).float()
     assert torch.equal(got, want), f"{x[got != want][:5]}: {got[got != want][:5]}, want {want[got != want][:5]}"
     assert torch.equal(v_cache.float(), quantised(-x, name).float())
@@ -143,7 +144,7 @@ def check_scales(name, kind):
     x = torch.randn(1, 5, 2, 64) * torch.tensor([1e-3, 1.0, 50.0, 0.0, 7.0])[:, None, None]
     k_cache, v_cache = (torch.zeros(1, 9, 2, 64, dtype=FORMATS[name]) for _ in range(2))
     k_scale, v_scale = torch.full((1, 9, 2), 3.0), torch.full((1, 9, 2), 3.0)
-    append(k_cache, v_cache, x, x, [4], kind=kind, k_scale=k_scale, v_scale=v_scale)
+    append(k_cache, v_cache, x, x, [4], q=torch.zeros(1, 0, 2, 64), kind=kind, k_scale=k_scale, v_scale=v_scale)
     largest = 127.0 if name == "int8" else torch.finfo(FORMATS[name]).max
     amax = x.abs().amax(-1)
     want = torch.where(amax > 0, amax / largest, 1.0)
