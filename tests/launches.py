@@ -9,7 +9,7 @@ import plain
 import pytest
 import torch
 import xeflash
-from arrays import from_array, to_array, to_xpu
+from arrays import DTYPES, from_array, to_array, to_xpu
 
 
 def launched_by(call: Callable[[], object]) -> list[Any]:
@@ -29,9 +29,9 @@ def launches_of_attention(rows: int, **more: Any) -> list[Any]:
     return launched_by(lambda: from_array(plain.call(*arrays, bottom_right=True, **more)[0], "gpu"))
 
 
-def products_of_gradients(**more: Any) -> list[int]:
+def products_of_gradients(dtype: str = "bf16", **more: Any) -> list[int]:
     """Of dQ, with Delta, which takes all rows; of dK and dV: of 512 queries and keys."""
-    q, k, v = (to_xpu(x).requires_grad_() for x in plain.make(512, 512, 1, 2, 2, dtype=torch.bfloat16))
+    q, k, v = (to_xpu(x).requires_grad_() for x in plain.make(512, 512, 1, 2, 2, dtype=DTYPES[dtype]))
     out = xeflash.attention(q, k, v, **more)
 
     def gradients_of() -> None:
