@@ -6,15 +6,15 @@ import torch
 from tiny_models import VOCABULARY, decoder
 
 
-def batches(steps: int, rows: int = 2, tokens: int = 24) -> list[dict[str, torch.Tensor]]:
-    """Tokens that count upwards, so that there is something to learn; every other batch is padded on the left."""
+def batches(steps: int, rows: int = 2, tokens: int = 24, padded: bool = True) -> list[dict[str, torch.Tensor]]:
+    """Tokens that count upwards, so that there is something to learn; every other batch may be padded on the left."""
     generator = torch.Generator().manual_seed(3)
     drawn = []
     for step in range(steps):
         first = torch.randint(3, VOCABULARY, (rows, 1), generator=generator)
         ids = (first + torch.arange(tokens)) % (VOCABULARY - 3) + 3
         mask = torch.ones_like(ids)
-        if step % 2:
+        if padded and step % 2:
             mask[0, :5] = 0
         drawn.append({"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask})
     return drawn
@@ -27,6 +27,7 @@ def train(
     device: str = "cpu",
     compiled: bool = False,
     checkpointed: bool = False,
+    padded: bool = True,
     **changes: object,
 ) -> list[float]:
     """The losses of a model from fixed weights."""
@@ -36,7 +37,7 @@ def train(
     run = torch.compile(model, backend="aot_eager", dynamic=True) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
-    for batch in batches(steps):
+    for batch in batches(steps, padded=padded):
         batch = {key: x.to(device) for key, x in batch.items()}
         padding = batch["attention_mask"] == 0
         # What padding predicts counts for nothing, as eager attention lets it see all padding, and others nothing.

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ops = torch.ops.xeflash
 pytestmark = pytest.mark.usefixtures("device")
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.
-GPU_TESTS = ("registered", "autocast_casts", "errors")
+GPU_TESTS = ("registered", "attention[xpu-dtype1", "errors")
 
 
 @pytest.fixture(autouse=True)

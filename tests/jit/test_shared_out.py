@@ -11,7 +11,7 @@ from xeflash.bench.shares import call_of
 from xeflash.jit.calls import shares_of
 
 STEP = Case("decode", "bf16", 1, 32, 2, 128, 1, 4096, causal=False)
-PROMPT = Case("prefill", "bf16", 1, 4, 2, 128, 300, 300, causal=True)
+PROMPT = Case("prefill", "bf16", 1, 4, 2, 64, 300, 300, causal=True)
 
 
 @pytest.mark.gpu

@@ -100,7 +100,7 @@ def test_without_torch(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", few(FEW + GRADIENTS, *FEW[::4]))
+@pytest.mark.parametrize("name", few(FEW + GRADIENTS, *FEW[::8]))
 def test_on_a_gpu(name, gpu):
     from xeflash import _core
 
@@ -110,7 +110,7 @@ def test_on_a_gpu(name, gpu):
 
 @pytest.mark.xpu
 @pytest.mark.parametrize(
-    "name", few(FEW, *FEW[::4]) + [pytest.param(name, marks=pytest.mark.long) for name in CASES if name not in FEW]
+    "name", few(FEW, *FEW[::8]) + [pytest.param(name, marks=pytest.mark.long) for name in CASES if name not in FEW]
 )
 def test_on_tensors_of_torch_on_xpu(name, xpu):
     assert wrong(CASES[name], TorchArrays("xpu")) == []

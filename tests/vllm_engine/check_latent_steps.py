@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+from cover import few
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -17,6 +18,8 @@ PAGES, PAGE, HEADS, PER_SEQUENCE = 24, 16, 4, 6
 LONGEST = PER_SEQUENCE * PAGE
 LATENT, ROTATED, PLAIN, VALUES = 512, 64, 128, 128
 SCALE = (PLAIN + ROTATED) ** -0.5
+# The others run on xpu in the wide set: a simulated GPU takes seconds for a kernel.
+GPU_TESTS = ("fp32", "pieces", "lse", "recorded")
 
 
 class Step:
@@ -207,21 +210,22 @@ def test_lse_of_tokens(device):
 
 
 @pytest.mark.xpu
-def test_a_step_that_is_recorded_on_xpu_serves_others(xpu):
+@pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16], torch.float32))
+def test_a_step_that_is_recorded_on_xpu_serves_others(xpu, dtype):
     """As vLLM records it: of short sequences. Replays have longer ones, and fewer, whose places are empty at the end."""
-    first = Step((2, 0, 1, 2), (1,) * 4, "xpu", torch.bfloat16)
+    first = Step((2, 0, 1, 2), (1,) * 4, "xpu", dtype)
     m = first.metadata(recorded=True)
     assert m.max_seq_len == LONGEST > max(first.lengths)
-    q = torch.empty(4, HEADS, LATENT + ROTATED, dtype=torch.bfloat16, device="xpu")
+    q = torch.empty(4, HEADS, LATENT + ROTATED, dtype=dtype, device="xpu")
     first.impl.attend_pages(q, first.pages, m, first.attention)  # compiles
     torch.xpu.synchronize()
     graph = torch.xpu.XPUGraph()
     with torch.xpu.graph(graph):
         out, _ = first.impl.attend_pages(q, first.pages, m, first.attention)
     for before in ((17, 60, 0, 5), (90, 1, 20)):
-        s = Step(before, (1,) * len(before), "xpu", torch.bfloat16)
+        s = Step(before, (1,) * len(before), "xpu", dtype)
         now, n = s.metadata(), len(before)
-        some = torch.randn(n, HEADS, LATENT + ROTATED).bfloat16().to("xpu")
+        some = torch.randn(n, HEADS, LATENT + ROTATED).to(dtype).to("xpu")
         want, _ = s.impl.forward_mqa(some, s.pages, now, s.attention)
         q[:n].copy_(some), first.pages.copy_(s.pages), out.fill_(torch.nan)
         places = ((m.decode.seq_lens, now.decode.seq_lens), (m.decode.block_table, now.decode.block_table))

@@ -1,13 +1,14 @@
 """vLLM's engine with our attention: the modules named check_, in processes that have vLLM's packages (environment.py).
 
-The default set runs all of them in the newest version, on the CPU and on a simulated GPU; the long set runs the models in the
-older versions. The packages are fetched once, 1.3 GB, into the folder that XEFLASH_TEST_VLLM names;
+The default set runs them in the newest version, on the CPU and on a simulated GPU; the wide set runs what takes more kernels
+there (GPU_TESTS), the long set the models in the older versions. The packages are fetched once, 1.3 GB, into the folder that XEFLASH_TEST_VLLM names;
 without one, or where they cannot be had, the tests skip and say why.
 """
 
 import engines
 import environment
 import pytest
+from cover import few
 from environment import FOLDER, HERE
 
 pytestmark = pytest.mark.first
@@ -37,9 +38,10 @@ def test_models_in_older_versions(version):
     run_checks(version, *modules)
 
 
-def test_steps_and_models_on_a_simulated_gpu_whose_platform_is_that_for_xpu(ocloc):
+@pytest.mark.parametrize("marks", few(["not wide", "wide"], "not wide"))
+def test_steps_and_models_on_a_simulated_gpu_whose_platform_is_that_for_xpu(ocloc, marks):
     modules = ("check_steps.py", "check_latent_steps.py", "check_xpu_engine.py")
-    run_checks(environment.NEWEST, "--sim", "bmg", "-m", "", *modules, "-k", "xpu")
+    run_checks(environment.NEWEST, "--sim", "bmg", "-m", marks, *modules, "-k", "xpu")
 
 
 def test_versions_that_ask_for_another_torch_are_refused(monkeypatch):

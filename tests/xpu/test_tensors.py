@@ -198,6 +198,7 @@ def test_ipex_dropout_draws_from_the_generator_of_the_device(xpu):
         call()
 
 
+@pytest.mark.wide
 def test_head_dims_whose_gradients_have_no_room_are_refused_by_the_forward_call(xpu):
     q = torch.randn(1, 8, 1, 320, device="xpu", requires_grad=True)
     if xpu == "dg2":
