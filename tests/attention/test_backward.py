@@ -245,6 +245,9 @@ def test_slopes_of_no_batch_have_a_gradient_of_zero() -> None:
         assert torch.equal(found, torch.zeros(2))
 
 
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("xpu", marks=[pytest.mark.gpu, pytest.mark.xpu, pytest.mark.wide])], indirect=True
+)
 @pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9, -1e30])
 def test_a_row_that_an_additive_mask_hides_spoils_no_gradient(device: str, hidden: float) -> None:
     generator = torch.Generator().manual_seed(3)

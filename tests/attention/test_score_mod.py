@@ -105,7 +105,7 @@ def test_matches_reference(name, kind, rows):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", few(SNIPPETS, "table", "strides"))
+@pytest.mark.parametrize("name", few(SNIPPETS, "strides"))
 def test_matches_reference_on_gpu(gpu, name):
     check(name, torch.float16, ROWS, "gpu")
 

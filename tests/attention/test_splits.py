@@ -66,7 +66,7 @@ def test_caches_match_the_reference(case):
 
 
 @pytest.mark.gpu
-@with_cases([replace(case, kind="gpu") for case in DENSE if case.dim % 8 == 0])
+@with_cases([replace(case, kind="gpu") for case in DENSE[:2]])
 def test_results_match_the_reference_on_gpu(gpu, split, case):
     test_results_match_the_reference(split, case)
 
@@ -79,7 +79,7 @@ def test_caches_match_the_reference_on_gpu(gpu, case):
 
 @pytest.mark.gpu
 @pytest.mark.wide
-@with_cases([replace(case, kind="gpu") for case in WIDE])
+@with_cases([replace(case, kind="gpu") for case in [*DENSE[2:], *WIDE]])
 def test_results_match_the_reference_on_gpu_wide(gpu, split, case):
     test_results_match_the_reference(split, case)
 

@@ -361,7 +361,7 @@ GPU_CASES = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", few(GPU_CASES, GPU_CASES[0], *GPU_CASES[2:4], GPU_CASES[5]), ids=name_of)
+@pytest.mark.parametrize("case", few(GPU_CASES, *GPU_CASES[2:4], GPU_CASES[5]), ids=name_of)
 def test_gpu_matches_reference(case, gpu):
     run(case._replace(kind="usm"))
 
