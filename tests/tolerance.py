@@ -130,5 +130,6 @@ def formula(
     lse = torch.logsumexp(s, dim=-1)
     p = torch.softmax(s, dim=-1)[..., :keys].masked_fill(empty[..., None], 0.0)
     if f.dropout > 0:
-        p = p * torch.from_numpy(dropout_scale((batch, heads, rows, keys), f.dropout, f.rng, f.batch0)).to(work)
+        shape = batch, heads, rows, keys
+        p = p * torch.from_numpy(dropout_scale(shape, f.dropout, f.rng, f.batch0, f.head0, f.of_heads)).to(work)
     return torch.matmul(p.to(dtype), v), torch.where(empty, f.empty_lse, lse)

@@ -34,7 +34,8 @@ class Cache:
     def held_by(self, side: int, place: Place) -> Array:
         """Some keys, or values, as they are there now, without their scale: (keys, Hk, D)."""
         x = self.arrays[side]
-        return Values(x.bits[place], x.dtype).numbers * self.factors(side, place)
+        numbers = Values(x.bits[place], x.dtype).numbers
+        return np.multiply(numbers, self.factors(side, place), out=numbers)
 
     def factors(self, side: int, place: Place) -> Any:
         """What the numbers there are multiplied by."""
@@ -233,11 +234,9 @@ class Cached:
             mine[slots] = True
             unit = ulp(1.0, DTYPES[self.dtype]) if self.rotary and side == 0 else 0.0
             found += after.judge_new(f"sequence {b} {letter}_cache", side, slots, new[side][b], unit)
-        old = [
-            np.where(mine[..., None, None], 0, y.bits.view(np.dtype(f"u{y.bits.itemsize}"))).astype(float)
-            for y in (before.arrays[side], x)
-        ]
-        return [*found, compare(f"bytes of {letter}_cache", old[1], old[0], 0.0)]
+        old, now = (y.bits.view(f"u{y.bits.itemsize}") for y in (before.arrays[side], x))
+        changed = np.where(mine, 0.0, (old != now).sum((2, 3)))
+        return [*found, compare(f"changed elements of {letter}_cache", changed, np.zeros_like(changed), 0.0)]
 
 
 def rotated(x: Array, at: Array, cos: Array, sin: Array, style: str, dtype: str) -> Array:

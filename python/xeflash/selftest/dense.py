@@ -116,9 +116,8 @@ class Dense:
             for b in range(len(lengths)):
                 rows, keys = (slice(at[b], at[b] + n) for at, n in zip(starts, (lengths[b][0], used[b]), strict=True))
                 f_b = f.with_(batch0=b)
-                if f.mask is not None:
-                    mask = np.broadcast_to(f.mask, (self.batch, heads, self.rows, self.keys))
-                    f_b = f_b.with_(mask=mask[b : b + 1].copy())
+                if f.mask is not None and self.broadcast[0] == "b":
+                    f_b = f_b.with_(mask=f.mask[b : b + 1])
                 if f.documents is not None:
                     f_b = f_b.with_(documents=f.documents[b])
                 if f.alibi is not None and f.alibi.ndim > 1:

@@ -43,19 +43,19 @@ class Linear:
         random, dtype = generator_of(self.name), DTYPES[self.dtype]
         x = draw(random, dtype, self.rows, self.inputs)
         bias = draw(random, dtype, self.outputs) if self.bias else None
-        given, weight = self._weight(random, dtype)
+        part = slice(-self.checked if self.checked else None, None)
+        given, weight = self._weight(random, dtype, part)
         named = {name: arrays.put(v) if isinstance(v, Values) else v for name, v in given.items()}
         device_x, device_bias = arrays.put(x), None if bias is None else arrays.put(bias)
 
         def check(result: Any) -> list[Finding]:
-            got, part = arrays.get(result), slice(-self.checked if self.checked else None, None)
+            got = arrays.get(result)
             if got.dtype != dtype:
                 raise TypeError(f"the result is of {got.dtype}, not {dtype}")
-            rows, numbers = x.numbers, weight[part].astype(np.float64)
-            added = np.zeros(len(numbers)) if bias is None else bias.numbers[part]
-            want = rows @ numbers.T + added
-            other = rows.astype(np.float32) @ numbers.astype(np.float32).T + added.astype(np.float32)
-            size = float(np.max(np.abs(rows) @ np.abs(numbers).T + np.abs(added)))
+            rows, added = x.numbers, np.zeros(len(weight)) if bias is None else bias.numbers[part]
+            want = rows @ weight.T + added
+            other = rows.astype(np.float32) @ weight.astype(np.float32).T + added.astype(np.float32)
+            size = float(np.max(np.abs(rows) @ np.abs(weight).T + np.abs(added)))
             limit = limit_of(want, Values.of(other, dtype).numbers, dtype, size)
             if got.numbers.shape != (self.rows, self.outputs):
                 return [compare("out", got.numbers, want, limit)]
@@ -70,12 +70,12 @@ class Linear:
             moved,
         )
 
-    def _weight(self, random: np.random.Generator, dtype: str) -> tuple[dict[str, Any], Array]:
-        """Arguments of linear, and the numbers (outputs, inputs) that they stand for."""
+    def _weight(self, random: np.random.Generator, dtype: str, part: slice) -> tuple[dict[str, Any], Array]:
+        """Arguments of linear, and the numbers (outputs, inputs) that they stand for, of a part of the outputs."""
         shape = (self.outputs, self.inputs)
         if self.weights == "same":
             weight = draw(random, dtype, *shape)
-            return {"weight": weight}, weight.numbers
+            return {"weight": weight}, Values(weight.bits[part], dtype).numbers
         group = self.group or self.inputs
         groups = -(-self.inputs // group)
         scales = Values.of(random.random((groups, self.outputs)) / 50 + 0.002, dtype)
@@ -91,8 +91,8 @@ class Linear:
             stored = draw(random, "float32", *shape).bits * (40 if self.weights == "int8" else 1)
             more["weight"] = Values.of(stored, DTYPES[self.weights])
             q = more["weight"].numbers
-        spread = [np.repeat(v, group, axis=0)[: self.inputs].T for v in (scales.numbers, zero)]
-        return more, (q - spread[1]) * spread[0]
+        spread = [np.repeat(v[:, part], group, axis=0)[: self.inputs].T for v in (scales.numbers, zero)]
+        return more, (q[part] - spread[1]) * spread[0]
 
 
 def _packed(q: Array) -> Array:

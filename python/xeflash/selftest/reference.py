@@ -8,13 +8,15 @@ Arrays are (batch, head, row, dim), of numpy or torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+
+_MANY = 1 << 20  # elements of an array for all heads, beside which those of one head take no time of their own
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,20 @@ class Features:
     rng: tuple[int, int] = (0, 0)  # seed, offset of dropout
     empty_lse: float = field(default=np.inf)  # LSE of a row that sees no key
     batch0: int = 0  # first batch, as dropout numbers it
+    head0: int = 0  # first head
+    of_heads: int = 0  # and of how many it is; 0: those that there are
 
     def with_(self, **changes: Any) -> Features:
         """The same with changes."""
         return replace(self, **changes)
+
+    def of_head(self, head: int, heads: int) -> Features:
+        """What one of so many heads has."""
+        one = slice(head, head + 1)
+        alibi, sinks = (None if x is None else x[..., one] for x in (self.alibi, self.sinks))
+        has_heads = self.mask is not None and self.mask.ndim > 2 and self.mask.shape[-3] > 1
+        mask = self.mask[..., one, :, :] if has_heads else self.mask
+        return self.with_(alibi=alibi, sinks=sinks, mask=mask, head0=head, of_heads=heads)
 
 
 # ---- Philox 4x32-10 (Salmon et al., 2011) -------------------------------------------------------
@@ -61,19 +73,21 @@ def philox(counter: list[Array], key: tuple[int, int]) -> list[Array]:
     return c
 
 
-def dropout_scale(shape: tuple[int, int, int, int], p: float, rng: tuple[int, int], batch0: int = 0) -> Array:
+def dropout_scale(
+    shape: tuple[int, int, int, int], p: float, rng: tuple[int, int], batch0: int = 0, head0: int = 0, of_heads: int = 0
+) -> Array:
     """What each probability of (B, H, Sq, Sk) is multiplied by: 0, or 65536 / (65536 - round(65536 p))."""
     batch, heads, rows, keys = shape
     below = round(p * 65536)
     seed, offset = rng
     key = (seed & 0xFFFFFFFF, (seed >> 32 & 0xFFFFFFFF) ^ (offset >> 32 & 0xFFFFFFFF))
     octets = (rows + 7) // 8
-    planes = np.arange(batch * heads, dtype=np.uint64) + np.uint64(batch0 * heads)
+    planes = (np.arange(batch)[:, None] + batch0) * (of_heads or heads) + np.arange(heads) + head0
     words = philox(
         [
             np.arange(keys, dtype=np.uint64)[None, None, :],
             np.arange(octets, dtype=np.uint64)[None, :, None],
-            planes[:, None, None],
+            planes.reshape(-1, 1, 1),
             np.uint64(offset & 0xFFFFFFFF),
         ],
         key,
@@ -124,7 +138,23 @@ def modified(s: Array, f: Features) -> Array:
     if f.score_mod is None:
         return s
     b, h, i, j = np.ogrid[tuple(slice(n) for n in s.shape)]
-    return f.score_mod(s, b + f.batch0, h, i, j)
+    return f.score_mod(s, b + f.batch0, h + f.head0, i, j)
+
+
+def by_heads(q: Array, k: Array, v: Array, f: Features) -> Iterator[tuple[Array, Array, Array, Features]]:
+    """All heads at once, or one after the other: arrays of all scores may take gigabytes."""
+    heads, heads_k = q.shape[1], k.shape[1]
+    if q.shape[0] * heads * k.shape[2] * (q.shape[2] + q.shape[3]) < _MANY:
+        yield q, k, v, f
+        return
+    for h in range(heads):
+        h_k = h * heads_k // heads
+        yield q[:, h : h + 1], k[:, h_k : h_k + 1], v[:, h_k : h_k + 1], f.of_head(h, heads)
+
+
+def shared(x: Array, heads: int) -> Array:
+    """Heads of K or V as heads of Q see them."""
+    return x if x.shape[1] == heads else np.repeat(x, heads // x.shape[1], axis=1)
 
 
 @dataclass(frozen=True)
@@ -139,9 +169,9 @@ class Weights:
 
 def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[Any]] = np.float64) -> Weights:
     """All but the last product of attention."""
-    q, k = (to_float64(x).astype(work) for x in (q, k))
+    q, k = (to_float64(x).astype(work, copy=False) for x in (q, k))
     (batch, heads, rows, dim), keys = q.shape, k.shape[2]
-    k = np.repeat(k, heads // k.shape[1], axis=1)
+    k = shared(k, heads)
 
     with np.errstate(invalid="ignore", over="ignore"):
         scale = work(dim**-0.5 if f.scale is None else f.scale)
@@ -170,15 +200,17 @@ def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[
         l = np.sum(p, axis=-1, keepdims=True) + np.exp(sinks - finite_m)
     empty = l == 0
     l = np.where(empty, work(1), l)
-    kept = p * dropout_scale(p.shape, f.dropout, f.rng, f.batch0).astype(work) if f.dropout > 0 else p
+    kept = p
+    if f.dropout > 0:
+        kept = p * dropout_scale(p.shape, f.dropout, f.rng, f.batch0, f.head0, f.of_heads).astype(work)
     lse = np.where(empty, f.empty_lse, finite_m + np.log(l))
-    return Weights(p / l, kept / l, size, lse[..., 0])
+    softmax = p / l
+    return Weights(softmax, kept / l if f.dropout > 0 else softmax, size, lse[..., 0])
 
 
 def times_values(p: Array, v: Any) -> Array:
     """P V, for heads of V that several of P share."""
-    v = to_float64(v).astype(p.dtype)
-    return np.asarray(np.matmul(p, np.repeat(v, p.shape[1] // v.shape[1], axis=1)))
+    return np.asarray(np.matmul(p, shared(to_float64(v).astype(p.dtype, copy=False), p.shape[1])))
 
 
 def attention_reference(
@@ -224,4 +256,4 @@ def to_numpy(x: Any) -> Array:
 
 def to_float64(x: Any) -> Array:
     """The same in float64."""
-    return to_numpy(x).astype(np.float64)
+    return to_numpy(x).astype(np.float64, copy=False)

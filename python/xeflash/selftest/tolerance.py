@@ -28,7 +28,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xeflash.selftest.reference import Features, Weights, attention_reference, times_values, to_float64, weights_of
+from xeflash.selftest.reference import (
+    Features,
+    Weights,
+    attention_reference,
+    by_heads,
+    times_values,
+    to_float64,
+    weights_of,
+)
 from xeflash.selftest.values import Values, spacing
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -165,14 +173,11 @@ def judge(
     luckiest: e is also at least what the roundings of P to 16 bits make if all go one way, 2^-9 or 2^-12 of P |V|, and
     a sum over n keys has 1 + sqrt(n) roundings.
     """
-    q, k, v = qkv
-    keys, weights = k.shape[2], weights_of(q, k, f)
-    want, want_lse = times_values(weights.kept, v), weights.lse
-    by_other, lse_by_other = other(dtype, q, k, v, f)
-    scores_of_out, scores_of_lse = rounded_scores(weights, v, want, f.sinks) if any_scores else (0.0, 0.0)
-    size, sums = 0.0, 1.0
-    if want.size and (drawn or dtype == "float32"):
-        size = _largest(times_values(weights.kept, np.abs(v)))
+    parts = [_measured(dtype, *part, other, any_scores, drawn) for part in by_heads(*qkv, f)]
+    results, sizes = zip(*parts, strict=True)
+    by_other, lse_by_other, want, want_lse = (np.concatenate(x, axis=1) for x in zip(*results, strict=True))
+    scores_of_out, scores_of_lse, size = (max(x) for x in zip(*sizes, strict=True))
+    keys, sums = qkv[1].shape[2], 1.0
     if drawn:
         sums = 1.0 + keys**0.5
         scores_of_out = max(scores_of_out, size * limit_of_probability(dtype))
@@ -184,6 +189,18 @@ def judge(
         limit = limit_of(want_lse, lse_by_other, "float32", terms, scores_of_lse) + limit_of_probability(dtype)
         found.append(compare(f"{what}lse", lse, want_lse, limit + math_of_lse))
     return found
+
+
+def _measured(
+    dtype: str, q: Array, k: Array, v: Array, f: Features, other: Other, any_scores: bool, drawn: bool
+) -> tuple[tuple[Array, ...], tuple[float, float, float]]:
+    """out and LSE of `other` and of the reference; what roundings of scores move these by, and the size of out."""
+    by_other, weights = other(dtype, q, k, v, f), weights_of(q, k, f)
+    want = times_values(weights.kept, v)
+    moved = rounded_scores(weights, v, want, f.sinks) if any_scores else (0.0, 0.0)
+    sized = want.size and (drawn or dtype == "float32")
+    size = _largest(times_values(weights.kept, np.abs(v))) if sized else 0.0
+    return (*by_other, want, weights.lse), (*moved, size)
 
 
 def _largest(x: Array) -> float:

@@ -44,10 +44,10 @@ class Values:
         """Numbers rounded to the nearest of a type."""
         numbers = np.asarray(numbers)
         if dtype == "bfloat16":
-            bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32).astype(np.uint64)
+            bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
             return cls(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16), dtype)
         if dtype.startswith("float8"):
-            return cls(_nearest_of_8_bits(numbers.astype(np.float64), dtype), dtype)
+            return cls(_nearest_of_8_bits(numbers, dtype), dtype)
         if dtype == "int8":
             numbers = np.rint(numbers).clip(-127, 127)
         return cls(np.ascontiguousarray(numbers, _STORAGE[dtype]), dtype)
@@ -108,8 +108,7 @@ def _nearest_of_8_bits(numbers: Array, dtype: str) -> Array:
     """Codes of the nearest finite numbers; of two that are as near, the even one."""
     sizes = _of_8_bits(dtype)[:128]
     sizes = sizes[np.isfinite(sizes)]
-    size = np.minimum(np.abs(numbers), sizes[-1])
-    above = np.searchsorted(sizes, size).clip(1, len(sizes) - 1)
-    low, high = size - sizes[above - 1], sizes[above] - size
-    code = np.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
-    return (code + 128 * np.signbit(numbers)).astype(np.uint8)
+    middles = (sizes[:-1] + sizes[1:]) / 2
+    middles[1::2] = np.nextafter(middles[1::2], 0)
+    code = np.searchsorted(middles, np.abs(numbers)).astype(np.uint8)
+    return np.asarray(code | np.signbit(numbers).astype(np.uint8) << 7)
