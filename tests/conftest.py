@@ -29,10 +29,11 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
 # glibc keeps what tests free: a process would grow by gigabytes. Large blocks go back to the system at once; smaller ones
-# stay, as new pages cost a fifth of the time of tests.
+# stay until a file of tests ends, as new pages cost a fifth of the time of tests.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+libc = ctypes.CDLL(None)
 for option, value in ((M_TRIM_THRESHOLD, 1 << 27), (M_MMAP_THRESHOLD, 1 << 25), (M_ARENA_MAX, 2)):
-    ctypes.CDLL(None).mallopt(option, value)
+    libc.mallopt(option, value)
 
 
 def pytest_addoption(parser):
@@ -100,7 +101,7 @@ def pytest_ignore_collect(collection_path, config):
         return None
     text = collection_path.read_text()
     if config.getoption("--sim"):
-        return None if re.search(r"mark\.(gpu|xpu)\b|\bdevice\b", text) else True
+        return None if re.search(r"mark\.(gpu|xpu)\b|def \w+\([^)]*\bdevice\b", text) else True
     return True if re.search(r"^pytestmark = .*mark\.gpu\b", text, re.MULTILINE) and not has_gpu() else None
 
 
@@ -134,6 +135,12 @@ def pytest_collection_finish():
     gc.freeze()
     # dpctl has programs started by fork, for the sake of a debugger: for a process of this size that takes 20 ms.
     subprocess._USE_VFORK = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        libc.malloc_trim(0)
 
 
 def runs_here(config, item):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Container, Hashable, Sequence
-from itertools import combinations
+from itertools import combinations, count, islice
+from operator import getitem
 from typing import Any
+
+import numpy as np
 
 Row = dict[str, Any]
 
@@ -25,11 +27,12 @@ def pairwise(
 
     A row that costs what no row before has cost (costly(row) is new) counts as covering 20 pairs less.
     """
-    draw = random.Random(0).random
-    sizes = [len(values) for values in choices.values()]
+    names, values, sizes = [*choices], [*choices.values()], [*map(len, choices.values())]
+    draw = np.random.RandomState([0]).random_sample
+    draws = (row for _ in count() for row in (draw((4096, len(sizes))) * sizes).astype(int).tolist())
 
     def named(indices: Sequence[int]) -> Row:
-        return {name: values[i] for (name, values), i in zip(choices.items(), indices, strict=True)}
+        return dict(zip(names, map(getitem, values, indices), strict=True))
 
     missing = {  # a dict keeps the order
         ((a, i), (b, j)): None
@@ -43,8 +46,7 @@ def pairwise(
         pair = next(iter(missing))
         (a, i), (b, j) = pair
         candidates: list[list[int]] = []
-        for _ in range(give_up):
-            indices = [int(draw() * size) for size in sizes]
+        for indices in islice(draws, give_up):
             indices[a], indices[b] = i, j
             if possible(named(indices)):
                 candidates.append(indices)
