@@ -1,12 +1,14 @@
 """The default set of a sweep: those of its cases that cover its choices with the fewest kernels; the others are `wide`.
 
 An algorithm meets each type with each choice, and each feature meets each other one. A kernel takes as long as many
-checks, so a case that needs a new one is taken late, and so is one with much arithmetic.
+checks, so they are chosen first; then the cases, those with much arithmetic late.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -18,11 +20,18 @@ Element = frozenset[tuple[str, Hashable]]
 KERNEL = 8.0  # what compiling one costs, in checks of small cases
 
 
+def met(choices: Choices, name: str) -> list[Hashable]:
+    """The values of a choice that a case has: of a mixture several."""
+    value = choices[name]
+    return [*str(value).replace("+", "-").split("-")] if name == "variant" else [value]
+
+
 def elements(choices: Choices, features: Iterable[str]) -> set[Element]:
     """What a case reaches: every choice with its algorithm and type, and every pair of features."""
     both = (("algorithm", choices["algorithm"]), ("dtype", choices["dtype"]))
-    reached = {frozenset((*both, choice)) for choice in choices.items()}
-    pairs = combinations(((name, choices[name]) for name in features if name in choices), 2)
+    values = {name: [(name, value) for value in met(choices, name)] for name in choices}
+    reached = {frozenset((*both, value)) for found in values.values() for value in found}
+    pairs = combinations((value for name in features for value in values.get(name, ())), 2)
     return reached | {frozenset(pair) for pair in pairs}
 
 
@@ -38,22 +47,39 @@ def cover(
     reached_by: Callable[[C], set[Element]],
     kernel: Callable[[C], Hashable],
     work: Callable[[C], float] = lambda case: 0.0,
+    is_shared: Callable[[Any], bool] = lambda kernel: False,
 ) -> list[C]:
-    """Cases that reach all that `cases` reach; `work` is measured in small checks."""
+    """Cases that reach all that `cases` reach, of which no kernel could be left out but those that other tests share.
+
+    `work` is measured in small checks.
+    """
     reached = {case: reached_by(case) for case in cases}
-    missing = set().union(*reached.values())
-    paid: set[Hashable] = set()
+    by: dict[Hashable, list[C]] = {}
+    for case in cases:
+        by.setdefault(kernel(case), []).append(case)
+    elements_of = {name: set().union(*map(reached.get, mine)) for name, mine in by.items()}
+    kernels_of = Counter(element for elements in elements_of.values() for element in elements)
+
+    def worth(name: Hashable) -> float:
+        return len(elements_of[name]) / (KERNEL + min(map(work, by[name])))
+
+    for name in sorted(reversed(by), key=worth):
+        if not is_shared(name) and all(kernels_of[element] > 1 for element in elements_of[name]):
+            kernels_of.subtract(elements_of[name])
+            del by[name]
+    left = [case for case in cases if kernel(case) in by]
+    missing = set(kernels_of)
     chosen: dict[C, None] = {}
-
-    def worth(case: C) -> float:
-        return len(reached[case] & missing) / (1 + work(case) + KERNEL * (kernel(case) not in paid))
-
     while missing:
-        best = max((case for case in cases if case not in chosen), key=worth)
+        best = max(left, key=lambda case: len(reached[case] & missing) / (1 + work(case)))
         chosen[best] = None
-        paid.add(kernel(best))
         missing -= reached[best]
     return [case for case in cases if case in chosen]
+
+
+def each(case: C, others: Mapping[str, Iterable[Any]]) -> list[C]:
+    """The case with each other choice, one at a time."""
+    return [replace(case, **{name: value}) for name, values in others.items() for value in values]  # type: ignore[type-var]
 
 
 def with_wide(cases: Iterable[C], default: Iterable[C]) -> list[Any]:

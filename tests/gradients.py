@@ -40,7 +40,7 @@ SNIPPET = "select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[
 PERIOD, TILT = 7, 0.75
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # frozen ones take three times as long to make
 class Case:
     kernel: tuple[str, int, int] = ("fp32", 64, 64)
     sizes: tuple[int, int] = (127, 127)
@@ -85,8 +85,6 @@ def is_possible(case: Case) -> bool:
         case.bh_slopes and not case.has("alibi")
     ):
         return False  # says nothing
-    if case.has("dropout") and (case.has("softcap") or case.has("snippet")):
-        return False  # refused
     if case.entry != "attention" and (case.has("bias") or case.has("mask") or case.top_left):
         return False
     if case.documents and (case.entry == "varlen" or (case.top_left and case.sizes[0] != case.sizes[1])):

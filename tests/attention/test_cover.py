@@ -16,6 +16,7 @@ import test_gpu
 import test_gpu_decode
 import test_kv_cache
 import test_pairwise
+from cover import met
 from dealing import DEVICES, device_of
 
 DTYPES = ("fp32", "bf16", "fp16")
@@ -25,12 +26,6 @@ BOTH = (False, True)
 def gradients_of(case):
     """What a case of gradients says, as other cases say it."""
     return vars(case) | {"dtype": case.kernel[0]}
-
-
-def met(choices, name):
-    """The values of a choice that a case has: of a mixture several."""
-    value = choices[name]
-    return value.replace("+", "-").split("-") if name == "variant" else [value]
 
 
 # ---- the CPU ------------------------------------------------------------------------------------
@@ -52,7 +47,8 @@ OF_CALLS = {
 }
 OF_CACHES = {
     "place": test_kv_cache.PLACES,
-    "format": test_kv_cache.CHOICES["format"],
+    "format": ("same", "e4m3", "e5m2", "int8"),
+    "scales": ("number", "array"),
     "variant": test_kv_cache.CHOICES["variant"],
     "window": caches.WINDOWS,
     "splits": (0, 1),  # more are for one query
@@ -91,7 +87,8 @@ ON_THE_CPU = {
 }
 # Features of which each meets each value of the others.
 PAIRS = {
-    "forward": {name: OF_CALLS[name] for name in ("variant", "window", "heads", "sinks")}
+    "forward": {name: OF_CALLS[name] for name in ("window", "heads", "sinks")}
+    | {"variant": [change for change in CHANGES if change != "bias"]}  # which is one of another type
     | {"dims": ("usual", "odd", "wide", "two"), "rows": ("one", "few", "many")},
     "decode on caches": {name: OF_CACHES[name] for name in ("place", "format", "variant")} | {"rows": (1, 5)},
     "backward": {name: OF_GRADIENTS[name] for name in ("variant", "window", "sinks", "dlse")},
@@ -128,12 +125,6 @@ def test_each_feature_meets_each_other_one_on_the_cpu(name):
 # ---- simulated devices --------------------------------------------------------------------------
 
 
-def formats_of(case):
-    """On GPUs a format is one, with whatever scales."""
-    choices = test_kv_cache.choices_of(case)
-    return choices | {"format": choices["format"].partition(".")[0]}
-
-
 WINDOWS_OF_DECODING = ("full", "window", "left", "causal-tl")
 OF_GPU_CALLS = {name: OF_CALLS[name] for name in ("variant", "window", "entry", "scale", "broadcast", "sinks", "lse")}
 # (default cases, what one reaches, the choices that each device meets, those that each type meets somewhere)
@@ -153,9 +144,9 @@ ON_GPUS = {
     ),
     "caches": (
         test_kv_cache.GPU_CASES,
-        formats_of,
-        {name: OF_CACHES[name] for name in ("place", "window", "rotary", "new", "sinks", "lse", "seqlens")}
-        | {"format": ("same", "e4m3", "int8", "e5m2"), "rows": (1, 5), "splits": (0, 1, 2, 3)},
+        test_kv_cache.choices_of,
+        {name: OF_CACHES[name] for name in ("place", "format", "window", "rotary", "new", "sinks", "lse", "seqlens")}
+        | {"rows": (1, 5), "splits": (0, 1, 2, 3)},
         ("place", "format"),
     ),
     "backward": (

@@ -1,6 +1,7 @@
 """Attention on caches of every kind against the reference, over every pair of choices."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, is_on_gpu, sparse, to_array
 from caches import FORMATS, LENGTHS, WINDOWS, CacheCase, is_possible, run
-from cover import cover, elements, few, few_rows, kind_of_dims, with_wide
+from cover import cover, each, elements, few, few_rows, kind_of_dims, with_wide
 from pairwise import pairwise
 from plain import check_rows_first
 from room import need_memory
@@ -64,9 +65,11 @@ FEATURES = ("dtype", "dims", "rows", "place", "format", "variant")
 
 
 def choices_of(case):
-    same = ("dtype", "rows", "format", "variant", "lengths", "heads", "rotary", "window", "sinks", "splits", "seqlens")
+    same = ("dtype", "rows", "variant", "lengths", "heads", "rotary", "window", "sinks", "splits", "seqlens")
     found = {name: getattr(case, name) for name in (*same, "kind", "lse")}
     found["algorithm"] = "decode" if case.rows == 1 else "forward"
+    found["format"], _, scales = case.format.partition(".")
+    found["scales"] = scales or "number"
     return found | {"place": kind_of_place(case), "dims": kind_of_dims(case.dim, case.dim_v), "new": case.new > 0}
 
 
@@ -76,22 +79,19 @@ CASES = [
 ]
 
 # The default set: each type with each format, for one query and for several, as these are kernels of their own. What else is
-# compiled comes in turn, so that each format meets each place; most of fp32 are kernels of other tests.
+# compiled comes in turn, so that each format meets each place; most of fp32, and what is plain, are kernels of other tests.
 OF_TYPES = {
-    "fp32": ["plain plain"] * 4 + ["paged softcap", "beam alibi"],
-    "bf16": ["paged softcap", "beam alibi", "paged alibi", "beam softcap", "beam plain", "plain softcap"],
-    "fp16": ["beam alibi", "paged softcap", "beam softcap", "paged alibi", "plain alibi", "paged plain"],
+    ("fp32", 64, 64): "plain-same plain-same-softcap plain-same-alibi paged-same beam-same beam-e5m2 plain-int8.array "
+    "paged-e4m3.array",
+    ("bf16", 64, 64): "plain-same paged-e5m2-softcap+alibi",
+    ("bf16", 576, 512): "plain-e4m3-softcap+alibi beam-int8.array-softcap+alibi",
+    ("fp16", 64, 64): "plain-same plain-e5m2-softcap+alibi",
+    ("fp16", 256, 256): "paged-int8 beam-e4m3.array-softcap+alibi",
 }
-WIDE_DIMS = {"fp32": (64, 64), "bf16": (576, 512), "fp16": (256, 256)}  # of every other one
 COMPILED = [
-    {
-        "kernel": (dtype, *(WIDE_DIMS[dtype] if i % 2 else (64, 64)), rows),
-        "cache": words[i].split()[0],
-        "format": CHOICES["format"][i],
-        "variant": words[i].split()[1],
-    }
-    for dtype, words in OF_TYPES.items()
-    for i in range(len(words))
+    dict(zip(("kernel", "cache", "format", "variant"), ((*kernel, rows), *f"{word}-plain".split("-")), strict=False))
+    for kernel, words in OF_TYPES.items()
+    for word in words.split()
     for rows in (1, 5)
 ]
 OTHERS = {name: values for name, values in CHOICES.items() if name not in COMPILED[0]}
@@ -101,16 +101,31 @@ def default_case_of(row):
     return case_of({name: value for name, value in row.items() if name != "compiled"} | row["compiled"])
 
 
-def is_wanted(row):
+def is_wanted(case):
     """Few of them append, have negative scales, or share no heads: each is one more kernel."""
-    case = default_case_of(row)
-    plain = case.format == "same"
-    few = plain or (case.splits != 3 and (case.rows == 1 or case.heads != "32/32"))
-    return is_possible(case) and few and (not case.new or case.format in ("same", "e4m3", "int8.array"))
+    same = case.format == "same"
+    few = case.splits != 3 or case.variant != "plain" or (same and case.dtype == "fp32" and case.place == "plain")
+    few = few and (same or case.rows == 1 or case.heads != "32/32")
+    return is_possible(case) and few and (not case.new or same or (case.dtype == "fp32" and case.format != "e5m2"))
 
 
-CANDIDATES = [default_case_of(row) for row in pairwise({"compiled": COMPILED} | OTHERS, is_wanted)]
-DEFAULT = cover(CANDIDATES, lambda case: elements(choices_of(case), FEATURES), kernel_of)
+CANDIDATES = [
+    default_case_of(row)
+    for row in pairwise({"compiled": COMPILED} | OTHERS, lambda row: is_wanted(default_case_of(row)))
+]
+# So that no other choice asks for a kernel, the usual ones meet each.
+for dtype, rows, new in product(DTYPES, (1, 5), (0, 5)):
+    usual = CacheCase(dtype, lengths="eight" if not new else "70,9", rows=rows, heads="8/1", new=new)
+    CANDIDATES += filter(is_wanted, each(usual, {name: OTHERS[name] for name in OTHERS if name != "place"}))
+
+
+def is_shared(kernel):
+    """Whether other tests have it, too."""
+    dtype, dim, place, form, variant, tile = kernel
+    return (dim, form) == (64, "same") and (place != "beam" or tile != 5) and (variant == "plain" or dtype == "fp32")
+
+
+DEFAULT = cover(CANDIDATES, lambda case: elements(choices_of(case), FEATURES), kernel_of, is_shared=is_shared)
 
 
 @pytest.mark.parametrize("case", with_wide(dict.fromkeys([*DEFAULT, *CASES]), DEFAULT))
@@ -207,7 +222,7 @@ def test_a_quantised_cache_is_read_once_on_gpu(gpu, case, keys):
 
 @pytest.mark.parametrize("window", ["causal", "window"])
 @pytest.mark.parametrize("lengths_by", ["starts", "used", "both"])
-@pytest.mark.parametrize(("dtype", "rows"), [("fp32", 9), ("bf16", 70), ("fp16", 1)])
+@pytest.mark.parametrize(("dtype", "rows"), [("fp32", 9), ("bf16", 70), ("bf16", 1)])
 def test_varlen_pages(dtype, rows, lengths_by, window):
     check_varlen_pages(dtype, rows, lengths_by, window, "torch")
 
@@ -312,8 +327,10 @@ def check_unified_maximum(far, dtype, splits, sinks, kind):
 # ---- memory far apart ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 6])
-@pytest.mark.parametrize("place", ["plain", "paged16", "beams2"])
+@pytest.mark.parametrize(
+    ("place", "rows"),
+    few_rows(product(("plain", "paged16", "beams2"), (1, 6)), ("plain", 6), ("paged16", 6), ("beams2", 1)),
+)
 def test_cache_beyond_4_gib(place, rows):
     """Places of the cache are more than 4 GiB apart; only what is used exists."""
     case = CacheCase(dtype="fp32", place=place, lengths="70,9", rows=rows, new=2).cached

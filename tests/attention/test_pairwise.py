@@ -20,7 +20,7 @@ from cases import (
     is_possible,
     run,
 )
-from cover import cover, elements, kind_of_dims, with_wide
+from cover import cover, each, elements, kind_of_dims, with_wide
 from pairwise import pairwise
 
 KERNELS = [("fp32", 64, 64), ("fp32", 111, 111), ("fp16", 40, 40), ("fp16", 59, 59), ("fp16", 192, 128)]
@@ -61,11 +61,18 @@ def case_of(row):
     return Case(dtype=dtype, dim=dim, dim_v=dim_v, rows=rows, keys=keys, **row)
 
 
+def algorithm_of(case):
+    return "decode" if case.rows == 1 and "dropout" not in case.variant else "forward"
+
+
 def kernel_of(case):
     """What a kernel is compiled for, about: the tile's height goes by the rows, decoding has its own."""
-    one = case.rows == 1 and case.variant != "dropout"
-    tile = case.heads if one else min(64, max(16, 1 << (case.rows - 1).bit_length()))
-    return case.dtype, case.dim, case.dim_v, case.variant, tile
+    heads, heads_k = case.head_counts
+    decode = algorithm_of(case) == "decode"
+    packed = heads > heads_k and case.rows <= 16 and case.variant in ("plain", "mask", "bias") and not decode
+    negative = case.scale == "scale-0.2" and case.variant in ("plain", "dropout")
+    tile = heads // heads_k if decode else min(64, max(16, 1 << (case.rows - 1).bit_length()))
+    return (case.dtype, case.dim, case.dim_v), case.variant, decode, packed, negative, tile
 
 
 # What changes a kernel, or which keys a query sees.
@@ -76,7 +83,7 @@ def choices_of(case):
     """In the words of a user, who knows no tiles."""
     same = ("dtype", "variant", "window", "sinks", "heads", "entry", "layout", "scale", "batch", "kind", "lse")
     found = {name: getattr(case, name) for name in same}
-    found["algorithm"] = "decode" if case.rows == 1 and case.variant != "dropout" else "forward"
+    found["algorithm"] = algorithm_of(case)
     found["dims"] = kind_of_dims(case.dim, case.dim_v)
     found["rows"] = "one" if case.rows == 1 else "few" if case.rows <= 16 else "many"
     found |= {"broadcast": case.broadcast} if case.has_mask else {}
@@ -121,11 +128,22 @@ PAIRWISE += [
 
 # The default set: what goes together is in one kernel, which each kind of head dim has, and each type. A query that is
 # alone has kernels of its own. Every other choice meets what these are compiled for.
-OF_DIMS = {"usual": [("fp32", 64, 64), ("bf16", 64, 64), ("fp16", 40, 40)]}
-OF_DIMS |= {"odd": [("fp32", 111, 111)], "wide": [("bf16", 256, 256)], "two": [("fp16", 192, 128)]}
-CHANGES = ("plain", "softcap-alibi-bias32", "softcap-snippet", "mask", "bias", "dropout")
-COMPILED = [(kernels[i % len(kernels)], change) for kernels in OF_DIMS.values() for i, change in enumerate(CHANGES)]
-COMPILED += [(OF_DIMS["usual"][i], change) for i in range(3) for change in CHANGES[:1]]
+USUAL = [("fp32", 64, 64), ("bf16", 64, 64), ("fp16", 64, 64)]
+OTHER_DIMS = [("bf16", 59, 59), ("fp32", 256, 256), ("fp16", 192, 128)]  # odd, wide, two
+MIXTURE = "softcap-alibi-bias32-snippet"
+COMPILED = [*product(USUAL, ("plain", "mask", "bias")), (USUAL[0], "dropout"), (USUAL[0], MIXTURE)]
+COMPILED += [*product(OTHER_DIMS, ("plain", "mask-dropout", MIXTURE))]
+
+
+OF_OTHERS = {"fp32": ("plain", "mask", "bias", "dropout", MIXTURE), "bf16": ("plain", "mask"), "fp16": ("plain",)}
+
+
+def is_shared(kernel):
+    """Whether other tests have it, too."""
+    (dtype, dim, _), variant, _, packed, negative, _ = kernel
+    return dim == 64 and variant in OF_OTHERS[dtype] and not negative and not (packed and variant == "bias")
+
+
 OTHERS = {name: values for name, values in CHOICES.items() if name not in ("kernel", "variant")}
 
 
@@ -138,7 +156,11 @@ CANDIDATES = [
     default_case_of(row)
     for row in pairwise({"compiled": COMPILED} | OTHERS, lambda row: is_possible(default_case_of(row)))
 ]
-DEFAULT = cover(CANDIDATES, lambda case: elements(choices_of(case), FEATURES), kernel_of, work)
+# So that no other choice asks for a kernel, the usual ones meet each.
+for dtype, rows, variant in product(("fp32", "bf16", "fp16"), (1, 127), ("plain", "mask")):
+    usual = Case(dtype, rows=rows, variant=variant, entry="attention")
+    CANDIDATES += filter(is_possible, each(usual, {name: OTHERS[name] for name in OTHERS if name != "sizes"}))
+DEFAULT = cover(CANDIDATES, lambda case: elements(choices_of(case), FEATURES), kernel_of, work, is_shared)
 LONG = [case for case in long_cases() if case not in PAIRWISE]
 
 
