@@ -40,9 +40,8 @@ def append(k_cache, v_cache, k, v, lengths, heads=2, q=None, kind="torch", **opt
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_new_keys_are_rotated_and_written_and_nothing_else(dtype, style):
     lengths, new, pads = [7, 0, 40], 3, [2, 0, 5]
-    dims = (40, 24) if dtype == "fp32" else (64, 64)
-    k_cache, v_cache = (torch.randn(3, 50, 2, dim).to(DTYPES[dtype]) for dim in dims)
-    k, v = (torch.randn(3, new, 2, dim).to(DTYPES[dtype]) for dim in dims)
+    k_cache, v_cache = (torch.randn(3, 50, 2, 64).to(DTYPES[dtype]) for _ in "kv")
+    k, v = (torch.randn(3, new, 2, 64).to(DTYPES[dtype]) for _ in "kv")
     angles = torch.rand(60, 8) * 7
     cos, sin = angles.cos().to(k.dtype), angles.sin().to(k.dtype)
     options = {} if style == "none" else {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": style == "pairs"}
@@ -129,7 +128,7 @@ def check_rounding(name, scale, kind):
     assert torch.equal(v_cache.float(), quantised(-x, name).float())
 
 
-@pytest.mark.parametrize("name", few(FORMATS, "e4m3", "int8"))
+@pytest.mark.parametrize("name", few(FORMATS, "int8"))
 def test_array_of_scales_gets_the_largest_of_a_row(name):
     check_scales(name, "torch")
 
@@ -156,9 +155,7 @@ def check_scales(name, kind):
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
-@pytest.mark.parametrize(
-    ("name", "rows"), few_rows(product(FORMATS, (1, 2)), ("e4m3", 1), ("e5m2", 1), ("int8", 1), ("e4m3", 2))
-)
+@pytest.mark.parametrize(("name", "rows"), few_rows(product(FORMATS, (1, 2)), *product(FORMATS, (1,))))
 def test_every_code_is_read_as_its_number(name, rows, kind):
     check_codes(name, rows, "fp32", kind)
 

@@ -10,7 +10,7 @@ from cover import few
 BITS = [
     {"chunk": 64},
     {"chunk": 64, "dtype": "bfloat16", "causal": False, "features": "sinks"},
-    {"chunk": 64, "shards": "ranges", "features": "dropout+alibi"},
+    {"chunk": 64, "shards": "ranges", "features": "dropout"},
     {"chunk": 64, "features": "snippet", "window": (70, -1)},
     {"chunk": 64, "documents": (100, 56, 0, 99, 1), "features": "alibi_bh"},
 ]
@@ -24,9 +24,10 @@ def test_the_output_has_the_bits_of_one_process(how, more):
     assert torch.equal(attending.whole(case, [first for first, _ in found])["out"], attending.by_xeflash(case)["out"])
 
 
-def test_heads_are_exchanged_without_regard_to_rows():
+@pytest.mark.parametrize("features", ["dropout", "alibi"])
+def test_heads_are_exchanged_without_regard_to_rows(features):
     """Each rank has all rows: they need not be multiples of anything."""
-    case = Case("all_to_all", shards="ranges", chunk=50, features="dropout+alibi", world=3)
+    case = Case("all_to_all", shards="ranges", chunk=50, features=features, world=3)
     found = ranks.run(attending.attend, case, world=3)
     assert torch.equal(attending.whole(case, [first for first, _ in found])["out"], attending.by_xeflash(case)["out"])
 

@@ -25,7 +25,7 @@ FEATURES = [
     ({"features": "alibi", "world": 4}, (*WAYS, "ring+all_to_all")),
     ({"features": "alibi_bh+sinks", "causal": False, "world": 3}, WAYS),
     ({"features": "snippet", "world": 2}, (*WAYS, "all_gather+all_to_all")),
-    ({"features": "dropout+alibi", "world": 2}, (*WAYS, "ring+all_to_all")),
+    ({"features": "dropout", "world": 2}, (*WAYS, "ring+all_to_all")),
     ({"features": "dropout", "causal": False, "world": 3, "chunk": 8}, WAYS),
     ({"documents": DOCUMENTS, "chunk": 18, "world": 4}, ALL),
     ({"documents": DOCUMENTS, "chunk": 72, "shards": "ranges", "causal": False, "features": "lse"}, WAYS),

@@ -16,7 +16,7 @@ from tolerance import check_attention
 torch.manual_seed(0)
 f = Features(window=(100, 0), sinks=torch.zeros(4))
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    for rows, dim, key_dim in ((1, 64, 64), (40, 64, 200), (150, 72, 72)):
+    for rows, dim, key_dim in ((1, 64, 64), (40, 64, 200), (150, 64, 72)):
         q, k, v = (torch.randn(2, heads, n, width).to(dtype)[..., :dim]
                    for heads, n, width in ((4, rows, dim), (2, 233, key_dim), (2, 233, dim)))
         options = dict(is_causal=True, bottom_right=True, window_size=(100, 0), sinks=f.sinks)

@@ -30,6 +30,10 @@ def pack(q: torch.Tensor) -> torch.Tensor:
     return torch.stack([dwords >> 8 * i & 255 for i in range(4)], -1).to(torch.uint8).reshape(outputs, units * 64)
 
 
+def type_of_scales(seed: int) -> torch.dtype:
+    return (torch.float32, torch.float16, torch.bfloat16)[seed % 3]
+
+
 def stored(
     kind: str, outputs: int, inputs: int, dtype: torch.dtype, group: int = 0, zeros: bool = False, seed: int = 0
 ) -> Stored:
@@ -41,8 +45,7 @@ def stored(
         return Stored(weight.double(), {"weight": weight})
     groups = -(-inputs // group) if group else 1
     of_group = torch.arange(inputs) // group if group else torch.zeros(inputs, dtype=torch.long)
-    type_of_scales = (torch.float32, torch.float16, torch.bfloat16)[seed % 3]
-    scales = (torch.rand(groups, outputs, generator=generator) / 50 + 0.002).to(type_of_scales)
+    scales = (torch.rand(groups, outputs, generator=generator) / 50 + 0.002).to(type_of_scales(seed))
     drawn = torch.randint(0, 17 if kind == "int4" else 100, (groups, outputs), generator=generator).to(torch.int8)
     if kind == "int4":
         q = torch.randint(0, 16, (outputs, inputs), generator=generator)

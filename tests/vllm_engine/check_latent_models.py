@@ -99,6 +99,7 @@ def test_speculation_by_ngrams(folder, own):
 
 
 @served
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_errors_of_rounding_are_no_larger_than_vllms(dtype, folder, own):
     with e.engine(e.saved("deepseek_v3", folder), **OURS, **CHUNKS, dtype=dtype) as (made, steps):

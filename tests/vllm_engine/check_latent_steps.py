@@ -162,8 +162,13 @@ class Step:
 MIXED = ((17, 40, 0, 37), (1, 1, 12, 20))  # two that decode, a prompt, a later chunk of another
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("batch", [MIXED, ((17, 0, 33), (1, 1, 1)), ((0,), (40,))], ids=["mixed", "decode", "prefill"])
+TOKENS = ((17, 0, 33), (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.wide)], ids=["fp32", "bf16"]
+)
+@pytest.mark.parametrize("batch", [MIXED, TOKENS, ((0,), (40,))], ids=["mixed", "decode", "prefill"])
 def test_step_matches_reference(batch, dtype, device):
     s = Step(*batch, device, dtype)
     out, m = s.run()
@@ -188,7 +193,7 @@ def test_guesses_are_verified_as_decoding(device):
 
 
 def test_cache_in_eight_bits(device):
-    s = Step(*MIXED, device, torch.bfloat16, "fp8")
+    s = Step(*TOKENS, device, torch.bfloat16, "fp8")
     out, m = s.run()
     s.check(out, m.num_decodes)
     s.cache_dtype = "auto"
@@ -198,7 +203,7 @@ def test_cache_in_eight_bits(device):
 
 def test_lse_of_tokens(device):
     """In base e, (tokens, H); vLLM's other backends give -inf for a row without keys."""
-    s = Step((17, 0, 33), (1, 1, 1), device)
+    s = Step(*TOKENS, device)
     m = s.metadata()
     m.decode.seq_lens = (m.decode.seq_lens - torch.tensor([0, 1, 0]).to(m.decode.seq_lens)).int()
     q = torch.randn(3, HEADS, LATENT + ROTATED, device="cpu")

@@ -91,7 +91,7 @@ def test_compiled_model(name, compiler, folder, stock, monkeypatch):
     assert e.tokens(got) == [row.argmax(-1).tolist() for row in e.eager(name, got)]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.wide)])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_errors_of_rounding_are_no_larger_than_vllms(name, dtype, folder, stock):
     with e.engine(e.saved(name, folder), attention_backend="CUSTOM", max_logprobs=e.FULL, dtype=dtype) as (made, steps):
@@ -104,8 +104,9 @@ def test_errors_of_rounding_are_no_larger_than_vllms(name, dtype, folder, stock)
 EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
-@pytest.mark.parametrize("cache", EIGHT_BITS)
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    ("name", "cache"), [("llama", "fp8"), pytest.param("gemma2", "fp8_e5m2", marks=pytest.mark.wide)]
+)
 def test_cache_in_eight_bits_does_what_rounded_keys_and_values_do(name, cache, folder, stock, monkeypatch):
     """In a model of fp32. vLLM's own attention has such caches on CPUs with AVX-512 only; we have them on all."""
     with e.engine(e.saved(name, folder), attention_backend="CUSTOM", max_logprobs=e.FULL, kv_cache_dtype=cache) as (

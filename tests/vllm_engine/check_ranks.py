@@ -110,7 +110,9 @@ def test_a_step_of_a_mixed_batch(processes, interleave):
     processes.run(step, *MIXED, interleave, {})
 
 
-@pytest.mark.parametrize("features", [{"softcap": 3.0}, {"sinks": True}], ids=["softcap", "sinks"])
+@pytest.mark.parametrize(
+    "features", [pytest.param({"softcap": 3.0}, marks=pytest.mark.wide), {"sinks": True}], ids=["softcap", "sinks"]
+)
 def test_features_of_a_layer(processes, features):
     processes.run(step, *MIXED, 1, features)
 

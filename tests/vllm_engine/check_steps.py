@@ -106,7 +106,9 @@ def test_step_matches_reference(batch, device):
     s.check(step(s), CAUSAL)
 
 
-@pytest.mark.parametrize("feature", ["window", "softcap", "alibi", "sinks"])
+@pytest.mark.parametrize(
+    "feature", ["window", *(pytest.param(name, marks=pytest.mark.wide) for name in ("softcap", "alibi")), "sinks"]
+)
 def test_features_of_a_layer(feature, device):
     s = Sequences(*MIXED, device)
     sinks = torch.arange(HEADS, device="cpu").float()
@@ -119,7 +121,9 @@ def test_features_of_a_layer(feature, device):
     s.check(step(s, **given), CAUSAL.with_(**want))
 
 
-@pytest.mark.parametrize("name, dtype", [("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)])
+@pytest.mark.parametrize(
+    "name, dtype", [("fp8", torch.float8_e4m3fn), pytest.param("fp8_e5m2", torch.float8_e5m2, marks=pytest.mark.wide)]
+)
 def test_cache_in_eight_bits(name, dtype, device):
     s = Sequences(*MIXED, device)
     layer = types.SimpleNamespace(_k_scale_float=0.5, _v_scale_float=0.25)
