@@ -15,19 +15,21 @@ FAMILIES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 LARGEST = 5_000_000  # parameters of a model that is tiny
 
 _SIZES = {
-    16: "kv_lora_rank q_lora_rank v_head_dim mamba_d_head linear_key_head_dim linear_value_head_dim o_lora_rank "
-    "index_head_dim indexer_head_dim swa_head_dim router_hidden_size hc_lowrank rel_extent hidden_size_per_layer_input",
+    16: "kv_lora_rank q_lora_rank mamba_d_head linear_key_head_dim linear_value_head_dim o_lora_rank "
+    "router_hidden_size hc_lowrank rel_extent hidden_size_per_layer_input",
+    64: "v_head_dim index_head_dim indexer_head_dim swa_head_dim",
     256: "d_model n_embd embed_dim word_embed_proj_dim embedding_size lru_width",
     96: "ffn_dim n_inner",
     128: "n_positions n_ctx max_seq_len ngram_vocab_size_base",
     VOCABULARY: "vocab_size_per_layer_input unpadded_vocab_size",
-    32: "moe_intermediate_size shared_expert_intermediate_size shared_experts_intermediate_size laurel_rank",
+    32: "qk_rope_head_dim qk_nope_head_dim moe_intermediate_size shared_expert_intermediate_size laurel_rank "
+    "shared_experts_intermediate_size",
     2: "n_layer n_layers num_layers decoder_layers num_experts_per_tok num_kv_heads linear_num_key_heads o_groups "
     "index_n_heads indexer_n_heads swa_num_key_value_heads hc_mult hc_count",
     1: "encoder_layers n_group topk_group mamba_n_groups indexer_kv_heads n_shared_experts",
     4: "n_head n_heads decoder_attention_heads num_heads num_local_experts num_experts n_routed_experts "
     "moe_num_experts linear_num_value_heads index_topk indexer_budget swa_num_attention_heads",
-    8: "qk_rope_head_dim qk_nope_head_dim mamba_n_heads mamba_d_state rotary_dim",
+    8: "mamba_n_heads mamba_d_state rotary_dim",
     WINDOW: "sliding_window sliding_window_size attention_window_size attention_chunk_size",
     0.0: "dropout attention_dropout hidden_dropout hidden_dropout_prob attention_probs_dropout_prob resid_pdrop "
     "embd_pdrop attn_pdrop activation_dropout layerdrop resid_dropout residual_dropout embd_dropout",
@@ -51,12 +53,12 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["hash_moe", "moe", "moe"],
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
         "num_key_value_heads": 1,
-        "head_dim": 16,
+        "head_dim": 64,
         "partial_rotary_factor": 0.5,
     },
     "dots3_note_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4,
-                        "swa_q_lora_rank": 16, "swa_kv_lora_rank": 16, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8,
-                        "swa_v_head_dim": 16},
+                        "swa_q_lora_rank": 16, "swa_kv_lora_rank": 16, "swa_head_dim": 64, "swa_qk_nope_head_dim": 32,
+                        "swa_v_head_dim": 64},
     "falcon_h1": {"mamba_d_ssm": 128},
     "gemma3n_text": {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
                      "num_kv_shared_layers": 2},

@@ -16,7 +16,7 @@ device = f"xpu:{os.environ['LOCAL_RANK']}" if torch.xpu.is_available() else "cpu
 if device != "cpu":
     torch.xpu.set_device(device)
 dist.init_process_group("xpu:xccl,cpu:gloo" if device != "cpu" else "gloo")
-vocabulary, width, heads, heads_k, dim, length = 100, 64, 4, 2, 16, 256
+vocabulary, width, heads, heads_k, dim, length = 100, 256, 4, 2, 64, 256
 
 
 class Layer(nn.Module):

@@ -21,5 +21,6 @@ def small_work(monkeypatch):
 def tiny_preset(small_work, monkeypatch):
     """A preset "tiny": a model of two layers that has all a benchmark needs."""
     options = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    options |= {"head_dim": 64}  # as in most tests, which share its kernels
     preset = presets.Preset("llama", 2, {**options, "vocab_size": 256, "max_position_embeddings": 512})
     monkeypatch.setitem(presets.PRESETS, "tiny", preset)

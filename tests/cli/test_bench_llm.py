@@ -144,7 +144,7 @@ def test_a_run_has_a_row_for_each_cell_and_implementation():
     ]
     for row in got:
         assert row.status == "ok" and row.rounds == 2 and row.tokens_per_s > 0 and 0 < row.attention_percent < 100
-        assert row.kv_bytes == 2 * 2 * 2 * 2 * row.context * 16 * 4
+        assert row.kv_bytes == 2 * 2 * 2 * 2 * row.context * 64 * 4
         assert row.bound_by == "memory" and row.percent_of_peak == pytest.approx(row.kv_gbytes_per_s / 10)
     assert got[1].ratio == got[3].ratio == 1
 

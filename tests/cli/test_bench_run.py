@@ -13,18 +13,18 @@ from xeflash.bench.cases import Case
 from xeflash.cli import main
 
 CASES = [
-    Case("prefill", "fp32", 2, 4, 4, 16, 23, 23, causal=True),
-    Case("prefill", "bf16", 2, 4, 2, 16, 23, 23, causal=True),
-    Case("prefill", "fp16", 1, 4, 1, 16, 23, 23, causal=False),
-    Case("decode", "fp32", 2, 4, 4, 16, 1, 127, causal=False),
-    Case("decode", "bf16", 2, 6, 2, 16, 1, 127, causal=False),
+    Case("prefill", "fp32", 2, 4, 4, 64, 23, 23, causal=True),
+    Case("prefill", "bf16", 2, 4, 2, 64, 23, 23, causal=True),
+    Case("prefill", "fp16", 1, 4, 1, 64, 23, 23, causal=False),
+    Case("decode", "fp32", 2, 4, 4, 64, 1, 127, causal=False),
+    Case("decode", "bf16", 2, 6, 2, 64, 1, 127, causal=False),
 ]
 GRADIENTS = [
-    Case("backward", "fp32", 2, 4, 2, 16, 23, 23, causal=True),
-    Case("train", "bf16", 2, 4, 2, 16, 23, 23, causal=False),
-    Case("train", "fp32", 1, 4, 4, 16, 23, 23, causal=True),
+    Case("backward", "fp32", 2, 4, 2, 64, 23, 23, causal=True),
+    Case("train", "bf16", 2, 4, 2, 64, 23, 23, causal=False),
+    Case("train", "fp32", 1, 4, 4, 64, 23, 23, causal=True),
 ]
-ANY_PHASE = ["--head-dim", "16", "--heads", "4", "--rounds", "2", "--no-peak"]
+ANY_PHASE = ["--head-dim", "64", "--heads", "4", "--rounds", "2", "--no-peak"]
 DECODE = [*ANY_PHASE, "--kv-len", "127", "--phase", "decode", "--dtype", "fp32"]
 SMALL = [*ANY_PHASE, "--seq", "23", "--kv-len", "127"]
 
@@ -56,7 +56,7 @@ def test_inputs_depend_on_the_seed_only():
     first, same, other = (forms.make_inputs(CASES[1], "cpu", seed).k for seed in (0, 0, 1))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
-    assert first.shape == (2, 2, 23, 16)
+    assert first.shape == (2, 2, 23, 64)
 
 
 @pytest.mark.parametrize("case", CASES, ids=label)
@@ -115,8 +115,8 @@ def test_check_finds_each_wrong_gradient(case):
 
 
 def test_a_train_row_has_the_memory_of_a_step():
-    n, tensor = 200, 200 * 2 * 16 * 4
-    case = Case("train", "fp32", 1, 2, 2, 16, n, n, causal=True)
+    n, tensor = 200, 200 * 2 * 64 * 4
+    case = Case("train", "fp32", 1, 2, 2, 64, n, n, causal=True)
     row = run.run_case(case, run.Options(rounds=1)).row
     lse = n * 2 * 4
     assert 4 * tensor <= row.peak_bytes <= 4 * tensor + 2 * lse  # the output, and what q, k and v get

@@ -70,16 +70,16 @@ def test_steps_do_all_work_and_change_no_weights():
 
 
 def test_a_run_has_a_row_for_each_cell_and_attention():
-    cells = expand(("tiny",), None, ("fp32",), (2,), (40, 200), False)
+    cells = expand(("tiny",), None, ("fp32",), (2,), (40, 400), False)
     results = with_ratios(list(training.run(cells, options(*ALL))))
     rows = [result.row for result in results]
-    assert [(row.seq, row.attention) for row in rows] == [(seq, name) for seq in (40, 200) for name in ALL]
+    assert [(row.seq, row.attention) for row in rows] == [(seq, name) for seq in (40, 400) for name in ALL]
     for row, result in zip(rows, results, strict=True):
         assert row.status == "ok" and row.rounds == len(result.samples_ms["step"]) == 2
         assert row.tokens_per_s == pytest.approx(1e3 * 2 * row.seq / row.median_ms)
     assert rows[1].ratio == rows[4].ratio == 1
     assert rows[3].loss == pytest.approx(rows[5].loss, rel=1e-6)
-    assert rows[5].peak_bytes - rows[3].peak_bytes > 2 * 2 * 4 * 200 * 200 * 4  # the probabilities of both layers
+    assert rows[5].peak_bytes - rows[3].peak_bytes > 2 * 2 * 4 * 400 * 400 * 4  # the probabilities of both layers
     assert from_json(to_json({}, results, LAYOUT), LAYOUT) == results
     assert [result.row for result in from_csv(to_csv({}, results, LAYOUT), LAYOUT)] == rows
     assert to_md({}, results, LAYOUT).count("| tiny |") == 6

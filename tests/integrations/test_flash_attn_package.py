@@ -46,12 +46,12 @@ from flash_attn.layers.rotary import apply_rotary_emb
 assert importlib.util.find_spec("flash_attn_2_cuda") is None
 assert metadata.version("flash_attn") == metadata.version("flash-attn") == flash_attn.__version__
 assert "flash_attn" in metadata.packages_distributions()["flash_attn"]
-q = torch.ones(1, 3, 2, 16)
+q = torch.ones(1, 3, 2, 64)
 print(flash_attn_func(q, q, q, causal=True).sum().item())
 """
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("96.0\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("384.0\n", 0), done.stderr
     assert run(capsys, "remove", "--target", tmp_path)[0] == 0
     assert everything_in(tmp_path) == before
     assert run(capsys, "remove", "--target", tmp_path) == (0, "there is no flash_attn\n")
@@ -208,8 +208,8 @@ def test_dropout_of_the_halves():
     q, k, v = states()
     out, lse, _, state = two._flash_attn_forward(q, k, v, 0.4, None, False, -1, -1, 0.0, None, False)
     dout = torch.randn_like(out)
-    dv = torch.empty_like(v)
-    two._flash_attn_backward(dout, q, k, v, out, lse, None, None, dv, 0.4, None, False, -1, -1, 0.0, None, False, state)
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    two._flash_attn_backward(dout, q, k, v, out, lse, dq, dk, dv, 0.4, None, False, -1, -1, 0.0, None, False, state)
     torch.testing.assert_close((dv * v).sum(), (dout * out).sum())  # out is linear in V
     with pytest.raises(
         ValueError, match=r"^_flash_attn_backward: rng_state must be what the forward pass gave .*None$"

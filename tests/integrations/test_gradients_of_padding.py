@@ -13,7 +13,7 @@ register()
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 LOWEST = torch.finfo(torch.float32).min
 T5 = transformers.T5Config(
-    vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, dropout_rate=0.0,
+    vocab_size=VOCABULARY, d_model=64, d_kv=64, d_ff=96, num_layers=2, num_heads=4, dropout_rate=0.0,
     decoder_start_token_id=0,
 )  # fmt: skip
 

@@ -59,7 +59,7 @@ def test_gptq_is_served_as_from_pretrained_loads_it(version, calls, tmp_path):
 
 @torch.no_grad()
 def test_gptq_keeps_its_tensors(calls):
-    layer, w = gptqmodel_layer(24, 1000, 128, bias=True)
+    layer, w = gptqmodel_layer(24, 1000, 32, bias=True)
     state = {name: x.clone() for name, x in layer.state_dict().items()}
     x = torch.randn(3, 1000)
     patch(layer)
@@ -69,8 +69,8 @@ def test_gptq_keeps_its_tensors(calls):
 
 @torch.no_grad()
 def test_what_is_loaded_later_is_packed():
-    layer, _ = gptqmodel_layer(24, 256, 64)
-    other, w = gptqmodel_layer(24, 256, 64, act_order=True)
+    layer, _ = gptqmodel_layer(24, 256, 32)
+    other, w = gptqmodel_layer(24, 256, 32, act_order=True)
     patch(layer)
     copied = copy.deepcopy(layer)
     x = torch.randn(3, 256)
@@ -83,7 +83,7 @@ def test_what_is_loaded_later_is_packed():
 
 
 def test_gradients_reach_the_inputs_of_gptq():
-    layer, w = gptqmodel_layer(24, 256, 64, act_order=True)
+    layer, w = gptqmodel_layer(24, 256, 32, act_order=True)
     x = torch.randn(3, 256, requires_grad=True)
     patch(layer)
     layer(x).sum().backward()
@@ -142,7 +142,7 @@ def test_awq_is_served_as_from_pretrained_loads_it(calls, tmp_path):
 @torch.no_grad()
 def test_a_layer_of_gptqmodel_gives_what_it_gave():
     pytest.importorskip("gptqmodel")
-    for layer in (gptqmodel_layer(24, 256, 64, act_order=True)[0], awq_layer(24, 256, 64)[0]):
+    for layer in (gptqmodel_layer(24, 256, 32, act_order=True)[0], awq_layer(24, 256, 32)[0]):
         x = torch.randn(3, 256).to(torch.bfloat16)
         layer.optimized = True  # it would compile its own forward
         want = layer(x)
@@ -152,7 +152,7 @@ def test_a_layer_of_gptqmodel_gives_what_it_gave():
 
 def test_layers_of_gptqmodel_that_do_more_are_left():
     layers = nn.ModuleDict(
-        {name: gptqmodel_layer(24, 256, 64)[0] for name in ("adapter", "rotated", "packed", "kind", "ok")}
+        {name: gptqmodel_layer(24, 256, 32)[0] for name in ("adapter", "rotated", "packed", "kind", "ok")}
     )
     layers["adapter"].adapter = types.SimpleNamespace()
     layers["rotated"].online_full_had = True
@@ -169,7 +169,7 @@ def test_layers_of_gptqmodel_that_do_more_are_left():
 
 
 def test_a_layer_whose_tensors_do_not_fit_is_left():
-    layers = nn.ModuleDict({name: gptqmodel_layer(24, 256, 64)[0] for name in ("small", "ok")})
+    layers = nn.ModuleDict({name: gptqmodel_layer(24, 256, 32)[0] for name in ("small", "ok")})
     layers["small"].scales = layers["small"].scales[:3]
     assert "qzeros must have the shape [3, 3]" in patch(layers).left["small"]
 
@@ -192,7 +192,7 @@ def test_a_layer_follows_its_model_to_a_gpu(xpu, calls):
 
 @torch.no_grad()
 def test_torch_compile_sees_one_graph_of_gptq():
-    model = nn.Sequential(gptqmodel_layer(24, 256, 64, act_order=True, bias=True)[0])
+    model = nn.Sequential(gptqmodel_layer(24, 256, 32, act_order=True, bias=True)[0])
     patch(model)
     x = torch.randn(3, 256)
     assert torch.equal(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x))
@@ -253,8 +253,10 @@ def test_compressed_tensors_generates_what_its_decompressed_copy_does(name, call
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("outputs", "inputs", "group"), [(7, 40, 32), (24, 1000, 128)])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "group", "bits"),
+    [(7, 40, 32, 4), (24, 1000, 32, 4), (24, 1000, 64, 8), pytest.param(7, 40, 32, 8, marks=pytest.mark.wide)],
+)
 def test_tensors_of_compressed_tensors_are_read(outputs, inputs, group, bits, calls):
     w = Weight(outputs, inputs, group, act_order=bits == 4)
     layer = nn.Linear(inputs, outputs)

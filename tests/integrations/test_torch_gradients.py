@@ -71,7 +71,7 @@ FUNCTIONS = {
     "score-mod": lambda: (
         xeflash.attention,
         heads_first(),
-        dict(enable_gqa=True, score_mod="s * a + near[n]", captures={"a": 0.5, "near": torch.rand(9), "n": 3}),
+        dict(enable_gqa=True, score_mod="s * a + near[k_idx / n]", captures={"near": torch.rand(9), "a": 0.5, "n": 3}),
     ),
     "flash_attn_func": lambda: (
         xeflash.flash_attn_func,
@@ -445,10 +445,10 @@ def test_double_backward_is_refused_by_name(case):
 
 
 def test_gradients_of_merge_states_may_be_differentiated_again():
-    outs, lses = [learned(3, 2, 8) for _ in range(2)], [learned(2, 3) for _ in range(2)]
+    outs, lses = [learned(1, 2, 64) for _ in range(2)], [learned(2, 1) for _ in range(2)]
     torch.autograd.gradgradcheck(
         lambda *x: xeflash.merge_states(*zip(x[:2], x[2:], strict=True)),
-        [*outs, *lses], eps=1e-2, atol=2e-2, rtol=2e-2, nondet_tol=1e-5,
+        [*outs, *lses], eps=1e-2, atol=2e-2, rtol=2e-2, nondet_tol=1e-5, fast_mode=True,
     )  # fmt: skip
 
 
@@ -522,24 +522,22 @@ def test_the_backward_operator_has_every_keyword_but_those_with_a_reason():
 
 
 def test_captures_have_gradients_in_every_way_to_call():
-    q, near, far = torch.randn(1, 2, 9, 64), learned(9), torch.tensor(0.7, requires_grad=True)
+    q, near, a = learned(1, 2, 9, 64), learned(9), torch.tensor(0.7, requires_grad=True)
+    text = "s * a + near[k_idx / n]"
 
-    def call(near, far):
-        captures = {"near": near, "n": 2, "far": far}
-        return xeflash.attention(q, q, q, score_mod="s * far + near[k_idx / n]", captures=captures)
+    def call(near, a):
+        return xeflash.attention(q, q, q, score_mod=text, captures={"near": near, "a": a, "n": 2})
 
-    operator = ops.attention(
-        q, q, q, score_mod="s * far + near[k_idx / n]",
-        capture_names=["near", "far", "n"], capture_arrays=[near, far], capture_numbers=[2],
-    )[0]  # fmt: skip
+    more = dict(capture_names=["near", "a", "n"], capture_arrays=[near, a], capture_numbers=[2])
+    operator = ops.attention(q, q, q, score_mod=text, **more)[0]
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
-    outs = [call(near, far), operator, compiled(near, far), checkpoint(call, near, far, use_reentrant=False)]
+    outs = [call(near, a), operator, compiled(near, a), checkpoint(call, near, a, use_reentrant=False)]
     dout = torch.randn(outs[0].shape)
-    first, *others = [torch.autograd.grad(out, (near, far), dout) for out in outs]
+    first, *others = [torch.autograd.grad(out, (near, a), dout) for out in outs]
     assert [x.shape for x in first] == [(9,), ()] and all(x.any() for x in first)
     for other in others:
         assert all(x.equal(y) for x, y in zip(first, other, strict=True))
-    alone = torch.autograd.grad(call(near, far.detach()), near, dout, create_graph=True)[0]
+    alone = torch.autograd.grad(call(near, 0.7), near, dout, create_graph=True)[0]
     assert alone.equal(first[0])
     with pytest.raises(NotImplementedError, match="^attention: gradients must not be differentiated again"):
         torch.autograd.grad(alone.sum(), near)

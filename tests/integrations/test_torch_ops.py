@@ -47,15 +47,15 @@ def packed() -> tuple[torch.Tensor, ...]:
     return (*(torch.randn(*shape) for shape in shapes), starts_of_q(), starts_of_k(), 5, 19)
 
 
-def cached(rows: int = 1) -> dict[str, torch.Tensor]:
-    q, new = torch.randn(2, rows, 6, 64), torch.randn(2, 2, rows, 2, 64)
+def cached(rows: int = 1, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    q, new = torch.randn(2, rows, 6, 64, dtype=dtype), torch.randn(2, 2, rows, 2, 64, dtype=dtype)
     k_cache, v_cache = torch.randn(2, 2, 50, 2, 64)
     lengths = torch.tensor([30, 0], dtype=torch.int32)
     return dict(q=q, k_cache=k_cache, v_cache=v_cache, k=new[0], v=new[1], cache_seqlens=lengths)
 
 
-def in_eight_bits() -> dict[str, torch.Tensor]:
-    arguments = cached()
+def in_eight_bits(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    arguments = cached(dtype=dtype)
     for side in "kv":
         arguments[f"{side}_cache"] = torch.zeros(2, 50, 2, 64, dtype=torch.int8)
         arguments[f"{side}_scale"] = torch.ones(2, 50, 2)
@@ -77,7 +77,7 @@ def slopes() -> torch.Tensor:
 
 def snippet() -> dict[str, object]:
     return dict(
-        score_mod="s * a + near[n]",
+        score_mod="s * a + near[k_idx / n]",
         capture_names=["near", "a", "n"],
         capture_arrays=[torch.rand(9)],
         capture_numbers=[0.5, 3],
@@ -88,9 +88,8 @@ CASES = {
     "attention": lambda: (ops.attention, attention_inputs(), dict(enable_gqa=True)),
     "attention-all": lambda: (
         ops.attention,
-        (*attention_inputs(), torch.rand(1, 1, 7, 23) > 0.3, 0.1, True, 0.2, True),
-        dict(bottom_right=True, window_left=9, softcap=4.0, alibi_slopes=slopes(), sinks=slopes(), seed=-1, offset=5,
-             return_lse=True),
+        (*attention_inputs(), torch.rand(1, 1, 7, 23) > 0.3, 0.0, True, 0.2, True),
+        dict(bottom_right=True, window_left=9, sinks=slopes(), seed=-1, offset=5, return_lse=True),
     ),
     "attention-bias": lambda: (ops.attention, (*attention_inputs(torch.float32)[:1] * 3, torch.rand(23 - 16)), {}),
     "attention-score-mod": lambda: (ops.attention, attention_inputs(), dict(enable_gqa=True, **snippet())),
@@ -160,7 +159,7 @@ FUNCTIONS = {
     "score-mod": lambda: (
         xeflash.attention,
         attention_inputs(),
-        dict(enable_gqa=True, score_mod="s * a + near[n]", captures={"a": 0.5, "near": torch.rand(9), "n": 3}),
+        dict(enable_gqa=True, score_mod="s * a + near[k_idx / n]", captures={"near": torch.rand(9), "a": 0.5, "n": 3}),
     ),
     "flash_attn_func": lambda: (
         xeflash.flash_attn_func,
@@ -178,7 +177,11 @@ FUNCTIONS = {
     "kvcache": lambda: (xeflash.flash_attn_with_kvcache, (), dict(cached(), causal=True, return_softmax_lse=True)),
     "kvcache-int": lambda: (xeflash.flash_attn_with_kvcache, (), dict(cached(), cache_seqlens=21)),
     "kvcache-int8": lambda: (xeflash.flash_attn_with_kvcache, (), in_eight_bits()),
-    "kvcache-factors": lambda: (xeflash.flash_attn_with_kvcache, (), dict(in_eight_bits(), k_scale=0.1, v_scale=2)),
+    "kvcache-factors": lambda: (
+        xeflash.flash_attn_with_kvcache,
+        (),
+        dict(in_eight_bits(torch.bfloat16), k_scale=0.1, v_scale=2),
+    ),
     "merge_states": lambda: (xeflash.merge_states, tuple(zip(*states(), strict=True)), {}),
 }
 
@@ -326,10 +329,11 @@ def test_jit_trace_records_the_operator():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", few([torch.bfloat16, torch.float16], torch.bfloat16))
 def test_autocast_casts_as_for_torchs_own_attention(device, dtype, compiled):
     inputs = attention_inputs(torch.float32)
-    mask = torch.randn(7, 23)
+    mask = torch.randn(7, 23)  # which stays as it is
+    mask = mask > -0.5 if dtype is torch.bfloat16 else mask
 
     def call(q, k, v):
         with torch.autocast(device, dtype=dtype):

@@ -34,15 +34,15 @@ def paged(dtype, **more):
 @pytest.mark.parametrize(
     "dtype, more",
     [
-        (torch.float32, {}),
+        (torch.float32, {"softcap": 5.0}),
         (torch.float8_e4m3fn, {"k_scale": 0.5, "v_scale": 3.0}),
-        (torch.int8, {"k_scale": (6, 16, 2), "v_scale": (6, 16, 2)}),
+        (torch.float8_e4m3fn, {"k_scale": (6, 16, 2), "v_scale": (6, 16, 2)}),
     ],
     ids=["plain", "factors", "scales"],
 )
 def test_the_stand_in_passes_all_of_a_paged_call(dtype, more):
     more = {name: torch.rand(x) if isinstance(x, tuple) else x for name, x in more.items()}
-    given = paged(dtype, out=torch.full((7, 4, 64), float("nan")), return_lse=True, causal=True, softcap=5.0, **more)
+    given = paged(dtype, out=torch.full((7, 4, 64), float("nan")), return_lse=True, causal=True, **more)
     out, lse = torch_ops.forward(**given)
     assert out is given["out"]
     want, want_lse = _core.forward(**given | {"out": None})

@@ -3,11 +3,12 @@
 import copy
 import gc
 import weakref
+from itertools import product
 
 import pytest
 import torch
 import transformers
-from cover import few
+from cover import few, few_rows
 from tiny_models import DECODERS, SHAPE, WAYS, WINDOW, LargestResult, decoder, given_cache, prompts, random_weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -18,7 +19,7 @@ from xeflash.integrations.xe_cache import columns
 register()
 
 CONFIG = DECODERS["qwen2"]  # a layer without and one with a window
-HEADS, DIM = 2, 16
+HEADS, DIM = 2, 64
 
 
 @pytest.fixture(autouse=True)
@@ -154,10 +155,10 @@ def generated(model, implementation, cache, padded=True, tokens=20, beams=4):
 
 @pytest.mark.parametrize("name", few(DECODERS, "gemma2", "gpt_oss"))
 def test_grows_and_passes_windows(name):
-    model = decoder(name)
-    want = generated(model, "eager", transformers.DynamicCache(config=model.config))
+    model, beams = decoder(name), 1 if name == "gemma2" else 4
+    want = generated(model, "eager", transformers.DynamicCache(config=model.config), beams=beams)
     cache = XeCache(model.config)
-    assert torch.equal(generated(model, NAME, cache), want)
+    assert torch.equal(generated(model, NAME, cache, beams=beams), want)
     for layer in cache.layers:
         if layer.is_sliding:
             assert layer.columns.count <= 2 * WINDOW + 13 and layer.left_behind
@@ -283,12 +284,15 @@ def test_bytes_copied_in_a_step_of_beam_search(monkeypatch):
     assert bytes_of_a_step(XeCache(DECODERS["llama"])) <= 2 * 8 * 1001 * 4 + 100  # the table
 
 
-@pytest.mark.parametrize("dtype", few([torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], torch.int8))
-def test_eight_bits(dtype):
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+
+
+@pytest.mark.parametrize(("dtype", "beams"), few_rows(product(EIGHT_BITS, (1, 4)), (torch.int8, 1)))
+def test_eight_bits(dtype, beams):
     model = decoder("qwen2")
     cache = XeCache(model.config, dtype=dtype)
-    ours = generated(model, NAME, cache)
-    assert torch.equal(ours, generated(model, "sdpa", XeCache(model.config, dtype=dtype)))
+    ours = generated(model, NAME, cache, beams=beams)
+    assert torch.equal(ours, generated(model, "sdpa", XeCache(model.config, dtype=dtype), beams=beams))
     assert all(array.dtype in (dtype, torch.float32) for layer in cache.layers for array in layer._arrays)
     key, value = new_states(2, 5)
     kept, _ = XeCache(model.config, dtype=dtype).update(key, value, 0)
@@ -383,10 +387,10 @@ def test_rows_of_hybrids(name):
 ENCODER = {"vocab_size": 97, "decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 WITH_ENCODER = {
     "bart": transformers.BartConfig(
-        **ENCODER, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, init_std=0.125,
+        **ENCODER, d_model=256, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, init_std=0.0625,
         decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96,
     ),
-    "t5": transformers.T5Config(**ENCODER, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4),
+    "t5": transformers.T5Config(**ENCODER, d_model=64, d_kv=64, d_ff=96, num_layers=2, num_heads=4),
 }  # fmt: skip
 
 

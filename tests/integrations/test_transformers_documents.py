@@ -133,7 +133,7 @@ def test_what_the_collator_without_padding_passes(request, name, place):
 
 
 def states(rows=1, queries=13, keys=13):
-    shapes = ((rows, 4, queries, 16), (rows, 2, keys, 16), (rows, 2, keys, 16))
+    shapes = ((rows, 4, queries, 64), (rows, 2, keys, 64), (rows, 2, keys, 64))
     return tuple(torch.randn(*shape, generator=torch.Generator().manual_seed(5)) for shape in shapes)
 
 
