@@ -23,7 +23,7 @@ KERNELS = [
     (("fp16", 40, 40), "softcap"),
     (("fp16", 40, 40), "alibi+bias"),
 ]
-NARROW = 2
+NARROW = 1
 QUERIES = (1.0, 1.0, 1.0, 1.0, 1e2, 1e4, 1e8, 1e12)
 DRAWS = 8  # of roundings: nobody has looked at the values, and a sum of few is lucky now and then
 

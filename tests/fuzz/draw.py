@@ -38,7 +38,7 @@ class CacheKernel(Kernel):
 KERNELS = [
     Kernel("bf16", 64, 64, "plain", 127),
     Kernel("fp32", 64, 64),
-    Kernel("fp16", 40, 40),
+    Kernel("fp16", 64, 64),
     Kernel("fp16", 40, 40, "softcap"),
     Kernel("fp16", 40, 40, "bias32"),
     Kernel("bf16", 64, 64, "alibi"),
@@ -65,7 +65,7 @@ CACHE_KERNELS = [
     CacheKernel("fp32", 64, 64, "chunk", place="paged"),
 ]
 NARROW, NARROW_CACHE = [Kernel("bf16", 64, 64)], [CacheKernel("bf16", 64, 64, place="paged")]
-SWEPT = (("bf16", 64, 64), ("fp32", 64, 64), ("fp16", 40, 40))  # in every size, fp32 with every variant; not on GPUs
+SWEPT = (("bf16", 64, 64), ("fp32", 64, 64), ("fp16", 64, 64))  # in every size, fp32 with every variant; not on GPUs
 DIMS = (8, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256)
 ODD_DIMS = (1, 2, 3, 15, 17, 23, 59, 111, 127)  # not on GPUs
 VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "dropout", "snippet", "softcap-alibi-bias32")

@@ -104,7 +104,9 @@ def compiled() -> Any:
 def score_mod() -> Any:
     import xeflash
 
-    return xeflash.flash_attn_func(*qkv(), score_mod="s + far[k_idx]", captures={"far": drawn(20)})
+    return xeflash.flash_attn_func(
+        *qkv(), score_mod="s * a + near[k_idx / n]", captures={"near": drawn(20), "a": 0.5, "n": 2}
+    )
 
 
 def cache() -> Any:

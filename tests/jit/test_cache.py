@@ -78,7 +78,7 @@ class Compiler:
 
 
 def test_two_processes_fill_one_cache(tmp_path):
-    for process in [start(tmp_path, 8, 12), start(tmp_path, 12, 8)]:
+    for process in [start(tmp_path, 8, 24), start(tmp_path, 24, 8)]:
         assert finish(process) == ""
     assert len(entries(tmp_path)) == 2 and not leftovers(tmp_path)
     for entry in entries(tmp_path):
@@ -87,7 +87,7 @@ def test_two_processes_fill_one_cache(tmp_path):
         assert meta["sha256"] == hashlib.sha256((entry / "kernel.bin").read_bytes()).hexdigest()
         assert "flash_fwd" in (entry / "source.cpp").read_text()
     before = [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("kernel.bin"))]
-    finish(start(tmp_path, 8, 12))
+    finish(start(tmp_path, 8, 24))
     assert [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("kernel.bin"))] == before
 
 

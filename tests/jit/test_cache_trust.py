@@ -202,7 +202,7 @@ def test_another_kernels_entry_under_the_name_is_built_again(folder):
 
 def test_an_entry_repeats_all_that_its_code_depends_on(folder, monkeypatch):
     """Moved under another kernel's name, it is not that kernel's."""
-    desc = kernel.Desc("flash_fwd", "cpu-avx512", "float32", 24, 24, 64, device="a cpu", driver="1.0")
+    desc = kernel.Desc("flash_fwd", "cpu-avx512", "float32", 64, 64, 64, device="a cpu", driver="1.0")
     source = kernel.render(desc)
     other = dataclasses.replace(desc, hooks=("SoftCap",))
     requests = [
@@ -380,7 +380,7 @@ if sys.argv[1:]:
     os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
 else:
     pwd.getpwuid = {}.__getitem__
-for dim in (12, 20):
+for dim in (8, 24):
     q = np.ones((1, 1, 9, dim), np.float32)
     assert abs(xeflash.attention(q, q, q) - 1).max() < 1e-6
 """

@@ -38,11 +38,11 @@ class Entry:
     does: str = "changes"  # same: it may not change what is computed; refused
     beside: dict[str, Any] = field(default_factory=dict)  # what both calls have, too
     text: str = ""  # of the refusal
-    like: Any = None  # with same: what the other call has in its place
+    more: dict[str, Any] = field(default_factory=dict)  # what only the call with the argument has
 
 
-def same(value: Any, like: Any = None, **beside: Any) -> Entry:
-    return Entry(value, "same", beside, like=like)
+def same(value: Any, **beside: Any) -> Entry:
+    return Entry(value, "same", beside)
 
 
 def refused(value: Any, text: str, **beside: Any) -> Entry:
@@ -51,23 +51,24 @@ def refused(value: Any, text: str, **beside: Any) -> Entry:
 
 # ---- the calls that arguments are added to -----------------------------------------------------
 
-Q, K, V = drawn(2, 5, 4, 64), drawn(2, 33, 2, 64), drawn(2, 33, 2, 64)
-STARTS, KEYS = int32(0, 2, 5), int32(0, 13, 33)
+Q, K, V = drawn(2, 20, 4, 64), drawn(2, 33, 2, 64), drawn(2, 33, 2, 64)
+STARTS, KEYS = int32(0, 2, 20), int32(0, 13, 33)
 CACHES = {name: drawn(2, 64, 2, 64) for name in ("k_cache", "v_cache")}
 NEW = {"k": drawn(2, 3, 2, 64), "v": drawn(2, 3, 2, 64), "cache_seqlens": int32(20, 40)}
 TURNS = {name: drawn(70, 16) for name in ("rotary_cos", "rotary_sin")}
 POOLS = {name: drawn(9, 16, 2, 64) for name in ("k", "v")}
 DOCUMENTS = torch.arange(33).int() // 10
-PICKS = (torch.arange(5)[:, None] + torch.arange(20)).int().expand(2, -1, -1)
+PICKS = (torch.arange(20)[:, None] % 9 + torch.arange(20)).int().expand(2, -1, -1)
 PAGES = int32((3, 1, 0, 7), (2, 8, 4, 5))
 INT8 = {name: torch.randint(-99, 99, (2, 64, 2, 64), generator=torch_generator).to(torch.int8) for name in CACHES}
-INT8_POOLS = {name: torch.randint(-99, 99, (9, 16, 2, 64), generator=torch_generator).to(torch.int8) for name in POOLS}
-INT8_POOLS |= {"block_table": PAGES, "k_scale": 0.01, "v_scale": 0.01}
-INT8_KV = {name: INT8[f"{name}_cache"][:, :33] for name in "kv"} | {"k_scale": 0.01, "v_scale": 0.01}
+FLOAT8_POOLS = {name: x.to(torch.float8_e4m3fn) for name, x in POOLS.items()}
+FLOAT8_POOLS |= {"block_table": PAGES, "k_scale": 0.01, "v_scale": 0.01}
+FLOAT8_POOLS |= {"q": Q[0, :2], "cu_seqlens_q": int32(0, 1, 2), "max_seqlen_q": 1}
+INT8_KV = {"q": Q[:, :1], "k_scale": 0.01, "v_scale": 0.01} | {name: INT8[f"{name}_cache"][:, :33] for name in "kv"}
 FLOAT8 = {name: x.to(torch.float8_e4m3fn) for name, x in (("q", Q), ("k", K), ("v", V))}
 FLOAT8_Q = {"q": FLOAT8["q"], "k": K.bfloat16(), "v": V.bfloat16()}
 FLOAT8_CACHES = {name: x.to(torch.float8_e4m3fn) for name, x in CACHES.items()}
-PACKED_Q = {"q": Q[0], "cu_seqlens_q": STARTS, "max_seqlen_q": 3}
+PACKED_Q = {"q": Q[0], "cu_seqlens_q": STARTS, "max_seqlen_q": 18}
 
 HEAD = {"input": drawn(9, 32), "linear_weight": drawn(70, 32)}
 TOKENS = {"target": torch.arange(0, 63, 7)}
@@ -77,12 +78,12 @@ BASES: dict[str, dict[str, Any]] = {
     | {"enable_gqa": True},
     "flash_attn_func": {"q": Q, "k": K, "v": V},
     "flash_attn_kvpacked_func": {"q": Q, "kv": torch.stack([K, V], 2)},
-    "flash_attn_qkvpacked_func": {"qkv": drawn(2, 5, 3, 4, 64)},
+    "flash_attn_qkvpacked_func": {"qkv": drawn(2, 20, 3, 4, 64)},
     "flash_attn_varlen_func": {"q": Q[0], "k": K[0], "v": V[0], "cu_seqlens_q": STARTS, "cu_seqlens_k": KEYS}
-    | {"max_seqlen_q": 3, "max_seqlen_k": 20},
+    | {"max_seqlen_q": 18, "max_seqlen_k": 20},
     "flash_attn_varlen_kvpacked_func": {"q": Q[0], "kv": torch.stack([K[0], V[0]], 1), "cu_seqlens_q": STARTS}
-    | {"cu_seqlens_k": KEYS, "max_seqlen_q": 3, "max_seqlen_k": 20},
-    "flash_attn_varlen_qkvpacked_func": {"qkv": drawn(5, 3, 4, 64), "cu_seqlens": STARTS, "max_seqlen": 3},
+    | {"cu_seqlens_k": KEYS, "max_seqlen_q": 18, "max_seqlen_k": 20},
+    "flash_attn_varlen_qkvpacked_func": {"qkv": drawn(20, 3, 4, 64), "cu_seqlens": STARTS, "max_seqlen": 18},
     "flash_attn_with_kvcache": {"q": Q[:, :1], **CACHES, "cache_seqlens": int32(20, 40)},
     "linear": {"x": drawn(3, 96), "weight": drawn(8, 96)},
     "matmul_softmax": {"a": drawn(3, 32), "b": drawn(32, 32)},
@@ -103,9 +104,11 @@ SCORES = {
     "window_size": Entry((2, 0)),
     "alibi_slopes": Entry(torch.tensor([0.5, 1.0, 0.1, 0.2])),
 }
+CAPTURES = {"near": torch.arange(9) % 4 / 2, "a": 0.5, "n": 3}
+TEXT = "s * a + near[k_idx / n]"
 SNIPPET = {
-    "score_mod": Entry("s * 2"),
-    "captures": Entry({"x": 2.0}, beside={"score_mod": "s * x", "captures": {"x": 1.0}}),
+    "score_mod": Entry(TEXT, more={"captures": CAPTURES}),
+    "captures": Entry(CAPTURES | {"a": 2.0}, beside={"score_mod": TEXT, "captures": CAPTURES}),
 }
 FLASH = SCORES | {
     "dropout_p": Entry(0.5),
@@ -116,7 +119,7 @@ FLASH = SCORES | {
     "s_aux": Entry(torch.ones(4)),
 }
 VARLEN = FLASH | {
-    "cu_seqlens_q": Entry(int32(0, 3, 5)),
+    "cu_seqlens_q": Entry(int32(0, 3, 20)),
     "cu_seqlens_k": Entry(int32(0, 14, 33)),
     "max_seqlen_q": refused(2, "max_seqlen_q must be at least the longest sequence"),
     "max_seqlen_k": refused(19, "max_seqlen_k must be at least the longest sequence"),
@@ -137,18 +140,18 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "sinks": Entry(torch.ones(4)),
         "return_lse": Entry(True),
         "rng": Entry((3, 4), beside={"dropout_p": 0.5, "rng": (1, 2)}),
-        "out": same(torch.full((2, 4, 5, 64), NAN)),
+        "out": same(torch.full((2, 4, 20, 64), NAN)),
         "document_ids": Entry(DOCUMENTS, beside={"bottom_right": True}),
         "gather_kv_indices": Entry(PICKS),
     },
     "flash_attn_func": FLASH
     | SNIPPET
     | {"q": Entry(Q * 2), "k": Entry(K * 2), "v": Entry(V * 2), "num_splits": same(3, q=Q[:, :1])}
-    | {"document_ids": Entry(DOCUMENTS), "gather_kv_indices": Entry(PICKS), "out": same(torch.full((2, 5, 4, 64), NAN))}
+    | {"document_ids": Entry(DOCUMENTS), "gather_kv_indices": Entry(PICKS), "out": same(torch.full((2, 20, 4, 64), NAN))}
     | {"q_scale": Entry(2.0, beside=FLOAT8_Q), **{f"{x}_scale": Entry(0.02, beside=INT8_KV) for x in "kv"}},
     "flash_attn_kvpacked_func": FLASH
     | {"q": Entry(Q * 2), "kv": Entry(drawn(2, 33, 2, 2, 64)), "document_ids": Entry(DOCUMENTS)},
-    "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 5, 3, 4, 64)), "document_ids": Entry(int32(0, 0, 1, 1, 1))},
+    "flash_attn_qkvpacked_func": FLASH | {"qkv": Entry(drawn(2, 20, 3, 4, 64)), "document_ids": Entry(torch.arange(20).int() // 7)},
     "flash_attn_varlen_func": VARLEN
     | SNIPPET
     | {
@@ -158,17 +161,17 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "seqused_q": Entry(int32(1, 3)),
         "seqused_k": Entry(int32(5, 20)),
         "num_splits": same(3, q=Q[0, :2], cu_seqlens_q=int32(0, 1, 2), max_seqlen_q=1),
-        "out": same(torch.full((5, 4, 64), NAN)),
+        "out": same(torch.full((20, 4, 64), NAN)),
         "q_scale": Entry(2.0, beside={name: x[0] for name, x in FLOAT8.items()}),
-        "k_scale": Entry(0.02, beside=INT8_POOLS),
-        "v_scale": Entry(0.02, beside=INT8_POOLS),
+        "k_scale": Entry(0.02, beside=FLOAT8_POOLS),
+        "v_scale": Entry(0.02, beside=FLOAT8_POOLS),
         "block_table": Entry(PAGES, beside={**POOLS, "block_table": PAGES.flip(0).contiguous()}),
     },
     "flash_attn_varlen_kvpacked_func": VARLEN | {"q": Entry(Q[0] * 2), "kv": Entry(drawn(33, 2, 2, 64))},
     "flash_attn_varlen_qkvpacked_func": FLASH
     | {
-        "qkv": Entry(drawn(5, 3, 4, 64)),
-        "cu_seqlens": Entry(int32(0, 3, 5)),
+        "qkv": Entry(drawn(20, 3, 4, 64)),
+        "cu_seqlens": Entry(int32(0, 3, 20)),
         "max_seqlen": refused(2, "must be at least the longest sequence"),
     },
     "flash_attn_with_kvcache": SCORES
@@ -195,7 +198,7 @@ ENTRIES: dict[str, dict[str, Entry]] = {
         "beam_index": Entry(int32((0, 1) * 32, (1, 0) * 32)),
         "unified_max": same(1.0),
         "q_scale": Entry(2.0, beside={**FLOAT8_CACHES, "q": FLOAT8["q"][:, :1]}),
-        "cu_seqlens_q": Entry(int32(0, 3, 5), beside=PACKED_Q),
+        "cu_seqlens_q": Entry(int32(0, 3, 20), beside=PACKED_Q),
         "max_seqlen_q": refused(2, "max_seqlen_q must be at least the longest sequence", **PACKED_Q),
         "out": same(torch.full((2, 1, 4, 64), NAN)),
         "k_scale": Entry(0.02, beside={**INT8, "k_scale": 0.01, "v_scale": 0.01}),
@@ -250,7 +253,7 @@ DRAWN = {
     "min_p": Entry(0.9),
     "softcap": Entry(0.1),
     "logit_scale": Entry(9.0),
-    "min_p_last": Entry(True, beside={"min_p": 0.2, "top_p": 0.6}),
+    "min_p_last": Entry(True, beside={"min_p": 0.4, "top_p": 0.5}),
 }
 DRAWN_BY_INT8 = {
     "weight": torch.arange(-48, 48).repeat(70, 1)[:, :32].to(torch.int8),
@@ -295,7 +298,7 @@ def both(function: str, argument: str) -> tuple[Entry, dict[str, Any], dict[str,
     """The entry, the arguments without what it has, and with it."""
     entry = ENTRIES[function][argument]
     without = BASES[function] | entry.beside
-    return entry, without, without | {argument: entry.value}
+    return entry, without, without | {argument: entry.value} | entry.more
 
 
 def bits(results: list[torch.Tensor]) -> list[bytes]:
@@ -370,8 +373,8 @@ ROUNDINGS = 32
 # Caches have no gradients; those of products are compared with autograd's, tests/products.
 DIFFERENTIATED = [name for name in public_functions() if name == "attention" or "_func" in name]
 WITH_GRADIENTS = {  # in place of entries that have no floats
-    "attn_mask": Entry(drawn(4, 5, 33)),
-    "captures": Entry({"x": torch.tensor(2.0)}, beside={"score_mod": "s * x", "captures": {"x": torch.tensor(1.0)}}),
+    "attn_mask": Entry(drawn(4, 20, 33)),
+    "captures": Entry(CAPTURES | {"a": torch.tensor(2.0)}, beside=SNIPPET["captures"].beside),
 }
 BECOMES = {theirs: [ours] for ours, theirs in schema.OF_ATTENTION.items()} | {  # rows that have other names
     "window_size": ["window_left", "window_right"],
@@ -446,7 +449,7 @@ def test_gradients_are_those_of_differences(function, argument):
     """Of each tensor beside the argument and, where it is learned, of the argument."""
     entry = WITH_GRADIENTS.get(argument, ENTRIES[function][argument])
     without = BASES[function] | entry.beside  # what is refused has another value in it
-    with_ = without if entry.does == "refused" else without | {argument: entry.value}
+    with_ = without if entry.does == "refused" else without | {argument: entry.value} | entry.more
     arguments, tensors, got, size = differentiated(function, with_)
     plain = differentiated(function, without)[2]
     if any(row in schema.LEARNED for row in rows_of(argument)) or argument in WITH_GRADIENTS:
@@ -509,30 +512,22 @@ def test_operators_do_the_same(function, argument):
 
 
 # One graph for what can be said at once; each argument by itself is long.
-TOGETHER = {
-    "attention": ("attn_mask", "is_causal", "scale", "softcap", "alibi_slopes", "sinks", "return_lse", "bottom_right")
-    + ("document_ids",),
-    "flash_attn_func": ("window_size", "softcap", "alibi_slopes", "s_aux", "return_attn_probs", "softmax_scale")
-    + ("document_ids",),
-    "flash_attn_varlen_func": (
-        "seqused_q",
-        "seqused_k",
-        "window_size",
-        "softcap",
-        "alibi_slopes",
-        "s_aux",
-        "return_attn_probs",
-    ),
-    "flash_attn_with_kvcache": ("k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved", "causal", "s_aux"),
-}
+TOGETHER = [
+    ("attention", "attn_mask is_causal scale sinks return_lse bottom_right"),
+    ("attention", "is_causal softcap alibi_slopes"),
+    ("flash_attn_func", "window_size softcap alibi_slopes s_aux return_attn_probs softmax_scale"),
+    ("flash_attn_func", "document_ids return_attn_probs"),
+    ("flash_attn_varlen_func", "seqused_q seqused_k window_size softcap alibi_slopes s_aux return_attn_probs"),
+    ("flash_attn_with_kvcache", "k v rotary_cos rotary_sin rotary_interleaved causal s_aux"),
+]
 
 
-@pytest.mark.parametrize("function", TOGETHER)
-def test_compiled_calls_do_the_same(function):
+@pytest.mark.parametrize(("function", "together"), TOGETHER)
+def test_compiled_calls_do_the_same(function, together):
     arguments = dict(BASES[function])
-    for argument in TOGETHER[function]:
+    for argument in together.split():
         arguments |= ENTRIES[function][argument].beside
-    arguments |= {argument: ENTRIES[function][argument].value for argument in TOGETHER[function]}
+    arguments |= {argument: ENTRIES[function][argument].value for argument in together.split()}
     assert outcome(function, arguments, compiled(function)) == outcome(function, arguments)
 
 

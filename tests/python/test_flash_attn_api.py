@@ -25,7 +25,7 @@ def packed_arguments():
 
 
 def test_all_arguments_by_position():
-    q, k, v = bshd(heads_k=4)
+    q, k, v = bshd(heads_k=4, dtype=torch.float32)
     want = xeflash.flash_attn_func(q, k, v, softmax_scale=0.2, causal=True, window_size=(9, 3), softcap=3.0)
     out, lse, _ = xeflash.flash_attn_func(q, k, v, 0.0, 0.2, True, (9, 3), 3.0, None, True, True)
     assert torch.equal(out, want) and lse.dtype == torch.float32
@@ -51,11 +51,11 @@ def test_causal_of_one_row_sees_all_keys():
 
 
 def test_result_shapes_and_types():
-    q, k, v = bshd(dim_v=32)
-    assert xeflash.flash_attn_func(q, k, v).shape == (2, 63, 4, 32)
+    q, k, v = bshd()
+    assert xeflash.flash_attn_func(q, k, v).shape == (2, 63, 4, 64)
     result = xeflash.flash_attn_func(q, k, v, return_attn_probs=True)
     assert isinstance(result, tuple) and len(result) == 3
-    assert result[0].shape == (2, 63, 4, 32) and result[0].dtype == torch.bfloat16 and result[0].is_contiguous()
+    assert result[0].shape == (2, 63, 4, 64) and result[0].dtype == torch.bfloat16 and result[0].is_contiguous()
     assert result[1].shape == (2, 4, 63) and result[1].dtype == torch.float32 and result[1].is_contiguous()
     out, lse, _ = xeflash.flash_attn_varlen_func(**packed_arguments(), return_attn_probs=True)
     assert out.shape == (50, 4, 64) and lse.shape == (4, 50)
@@ -63,7 +63,7 @@ def test_result_shapes_and_types():
 
 def test_packed_forms_equal_unpacked_ones():
     options = dict(causal=True, softcap=3.0, return_attn_probs=True)
-    qkv = torch.randn(2, 63, 3, 4, 64).bfloat16()
+    qkv = torch.randn(2, 63, 3, 4, 64)
     q, k, v = qkv.unbind(2)
     want = xeflash.flash_attn_func(q, k, v, **options)[:2]
     for got in (

@@ -110,9 +110,10 @@ def test_what_needs_a_cache_is_refused_without_one():
 # ---- what is in 8 bits --------------------------------------------------------------------------
 
 
-def in_8_bits():
+def in_8_bits(rows=5):
     """Arrays in float8, their scales, and what they mean."""
-    arrays = [torch.randn(2, rows, heads, 64).to(torch.float8_e4m3fn) for rows, heads in ((5, 4), (48, 2), (48, 2))]
+    arrays = [torch.randn(2, rows, 4, 64), *torch.randn(2, 2, 48, 2, 64)]
+    arrays = [x.to(torch.float8_e4m3fn) for x in arrays]
     scales = {f"{name}_descale": torch.rand(2, 2) + 0.5 for name in "qkv"}
     meant = [
         x.float() * scale.repeat_interleave(x.shape[2] // 2, 1)[:, None, :, None]
@@ -123,18 +124,19 @@ def in_8_bits():
 
 @pytest.mark.parametrize("call", ["func", "varlen_func", "with_kvcache"])
 def test_queries_in_float8(device, call):
-    arrays, scales, meant = in_8_bits()
-    want = xeflash.flash_attn_func(*meant, causal=True)
-    more = ()
-    if call == "varlen_func":
-        arrays = [x.flatten(0, 1) for x in arrays]
-        more = (torch.tensor([0, 5, 10]).int(), torch.tensor([0, 48, 96]).int(), 5, 48)
-    got = getattr(xeflash, f"flash_attn_{call}")(*arrays, *more, causal=True, **scales)
-    assert got.dtype is torch.bfloat16
-    torch.testing.assert_close(got.float().view_as(want), want, rtol=2e-2, atol=2e-2)
-    one = getattr(xeflash, f"flash_attn_{call}")(*arrays, *more, q_descale=0.5, k_descale=2.0, v_descale=0.25)
-    want = xeflash.flash_attn_func(*(x.float().view_as(y) for x, y in zip(arrays, meant, strict=True))) * 0.25
-    torch.testing.assert_close(one.float().view_as(want), want, rtol=2e-2, atol=2e-2)
+    for rows in (5, 1):
+        arrays, scales, meant = in_8_bits(rows)
+        if rows == 1:
+            scales = {"q_descale": 0.5, "k_descale": 2.0, "v_descale": 0.25}
+            meant = [x.float() * scale for x, scale in zip(arrays, scales.values(), strict=True)]
+        want = xeflash.flash_attn_func(*meant, causal=True)
+        more = ()
+        if call == "varlen_func":
+            arrays = [x.flatten(0, 1) for x in arrays]
+            more = (torch.tensor([0, rows, 2 * rows]).int(), torch.tensor([0, 48, 96]).int(), rows, 48)
+        got = getattr(xeflash, f"flash_attn_{call}")(*arrays, *more, causal=True, **scales)
+        assert got.dtype is torch.bfloat16
+        torch.testing.assert_close(got.float().view_as(want), want, rtol=2e-2, atol=2e-2)
 
 
 def test_starts_that_do_not_fit_are_refused_with_scales():
@@ -205,15 +207,15 @@ def test_splits_change_nothing_but_rounding():
 
 
 def quantised():
-    """Queries, K and V in 8 bits with a scale for each sequence and head, and what they mean."""
+    """Queries, K and V in 8 bits, and scales for each sequence and head."""
     caches = [torch.randn(2, 48, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
-    scales = [torch.rand(2, 2) + 0.1 for _ in range(2)]
-    meant = [x.float() * scale[:, None, :, None] for x, scale in zip(caches, scales, strict=True)]
-    return torch.randn(2, 5, 4, 64), caches, scales, meant
+    return torch.randn(2, 5, 4, 64), caches, [torch.rand(2, 2) + 0.1 for _ in range(2)]
 
 
 def test_scales_of_sequences_and_heads(device):
-    q, caches, scales, meant = quantised()
+    q, caches, scales = quantised()
+    caches = [(8 * x.float()).to(torch.int8) for x in caches]
+    meant = [x.float() * scale[:, None, :, None] for x, scale in zip(caches, scales, strict=True)]
     lengths = torch.tensor([48, 17], dtype=torch.int32)
     want = xeflash.flash_attn_with_kvcache(q, *meant, cache_seqlens=lengths, causal=True)
     for k_scale, v_scale in (scales, [x.numpy() for x in scales]) if device == "cpu" else (scales,):
@@ -224,7 +226,7 @@ def test_scales_of_sequences_and_heads(device):
 
 
 def test_one_scale_for_all_pages(device):
-    q, caches, _, _ = quantised()
+    q, caches, _ = quantised()
     table = torch.tensor([[0, 2, 4], [1, 3, 5]], dtype=torch.int32)
     pools = [x.reshape(6, 16, 2, 64) for x in caches]
     lengths = torch.tensor([40, 17], dtype=torch.int32)
@@ -242,7 +244,7 @@ def test_one_scale_for_all_pages(device):
 
 
 def test_scales_that_do_not_fit():
-    q, caches, (k_scale, v_scale), _ = quantised()
+    q, caches, (k_scale, v_scale) = quantised()
     table = torch.tensor([[0], [1]], dtype=torch.int32)
     call = xeflash.flash_attn_with_kvcache
     with pytest.raises(
@@ -267,7 +269,7 @@ def test_they_compile():
 
 
 def test_compiled_calls_split_and_scale():
-    q, caches, _, _ = quantised()
+    q, caches, _ = quantised()
     table, lengths = torch.tensor([[0, 2, 4], [1, 3, 5]]).int(), torch.tensor([40, 17]).int()
     starts = torch.tensor([0, 1, 2]).int()
     pools = [x.reshape(6, 16, 2, 64) for x in caches]

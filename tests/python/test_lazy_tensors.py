@@ -28,15 +28,14 @@ Q, K, V, MASK = tensor(), tensor(), tensor(), tensor(S, S)
 @pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask", "sinks", "alibi_slopes", "captures"])
 def test_a_negated_view_has_its_own_values(name):
     more = {"attn_mask": MASK, "sinks": tensor(H), "alibi_slopes": tensor(H)}
-    near = tensor(S)
-    arrays = {"query": Q, "key": K, "value": V, **more}
-    snippet = {"score_mod": "s + near[k_idx]", "captures": {"near": near}}
-    want = xeflash.attention(**arrays, **snippet)
+    arrays = {"query": Q, "key": K, "value": V} | ({name: more[name]} if name in more else {})
     if name == "captures":
-        snippet["captures"] = {"near": lazy(near)}
+        near, others = tensor(S), {"a": 0.5, "n": 2}
+        arrays |= {"score_mod": "s * a + near[k_idx / n]", "captures": {"near": near, **others}}
+        negated = {"captures": {"near": lazy(near), **others}}
     else:
-        arrays[name] = lazy(arrays[name])
-    assert xeflash.attention(**arrays, **snippet).equal(want)
+        negated = {name: lazy(arrays[name])}
+    assert xeflash.attention(**arrays | negated).equal(xeflash.attention(**arrays))
 
 
 def test_new_keys_of_a_cache_may_be_negated_views():

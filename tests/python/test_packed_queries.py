@@ -13,7 +13,8 @@ STARTS = torch.tensor([0, 3], dtype=torch.int32)
 def packed_call(case, device="cpu"):
     """A call of packed queries on a cache, and what varlen queries on the same keys give."""
     random = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(shape, generator=random).half().to(device)  # noqa: E731
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    draw = lambda *shape: torch.randn(shape, generator=random).to(device, dtype)  # noqa: E731
     q, starts, lengths = draw(9, 4, 64), torch.tensor([0, 4, 9]).int(), torch.tensor([39, 48]).int()
     k, v = draw(5, 48, 2, 64), draw(5, 48, 2, 64)
     given = {"cu_seqlens_q": starts.to(device), "max_seqlen_q": 5, "cache_seqlens": lengths.to(device)}
@@ -62,7 +63,7 @@ def test_packed_queries_on_a_cache_of_a_gpu(xpu):
 
 def test_what_packed_queries_cannot_have():
     (q, k, v), given, _ = packed_call("rows")
-    call, new = xeflash.flash_attn_with_kvcache, torch.zeros(2, 1, 2, 64).half()
+    call, new = xeflash.flash_attn_with_kvcache, torch.zeros(2, 1, 2, 64)
     with pytest.raises(
         NotImplementedError, match="^flash_attn_with_kvcache: k must be None with cu_seqlens_q, got Tensor"
     ):
@@ -103,7 +104,7 @@ WRONG = [
     ("cu_seqlens_q", STARTS[0], ValueError, r"must have shape \[sequences \+ 1\], got \[\]"),
     ("cu_seqlens_q", STARTS[:0], ValueError, r"must have shape \[sequences \+ 1\], got \[0\]"),
     ("block_table", STARTS, ValueError, r"must have shape \[sequences, pages of a sequence\], got \[2\]"),
-    ("k_cache", torch.zeros(5, 48, 64).half(), ValueError, r"must have shape \[.*rows.*\], got \[5, 48, 64\]"),
+    ("k_cache", torch.zeros(5, 48, 64), ValueError, r"must have shape \[.*rows.*\], got \[5, 48, 64\]"),
     ("q", [1], TypeError, "must be a torch tensor, .*, got list"),
     ("return_softmax_lse", "yes", TypeError, r"must be True or False, got 'yes' \(str\)"),
     ("rotary_interleaved", 2, TypeError, r"must be True or False, got 2 \(int\)"),

@@ -205,11 +205,11 @@ def flash_attn_func(
         out: where to write the result.
 
     >>> import numpy as np, xeflash
-    >>> q = np.random.default_rng(0).standard_normal((2, 7, 8, 128), np.float32)
-    >>> k = v = np.random.default_rng(1).standard_normal((2, 30, 2, 128), np.float32)
+    >>> q = np.random.default_rng(0).standard_normal((2, 7, 8, 64), np.float32)
+    >>> k = v = np.random.default_rng(1).standard_normal((2, 30, 2, 64), np.float32)
     >>> out, lse, _ = xeflash.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     >>> out.shape, lse.shape
-    ((2, 7, 8, 128), (2, 8, 7))
+    ((2, 7, 8, 64), (2, 8, 7))
     """
 
 
