@@ -405,3 +405,16 @@ def test_strided_cache_is_used_where_it_is():
     out = xeflash.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=30)
     assert torch.equal(k_cache[:, 30], k[:, 0]) and torch.equal(v_cache[:, 30], v[:, 0])
     check_rows_first("strided", (q, k_cache[:, :31], v_cache[:, :31]), out)
+
+
+def test_beams_begin_behind_their_padding():
+    q, k_cache, v_cache = torch.randn(2, 1, 4, 64), torch.randn(2, 40, 2, 64), torch.randn(2, 40, 2, 64)
+    beams = torch.randint(0, 2, (2, 40)).int()
+    lengths, pad = torch.tensor([30, 37]).int(), torch.tensor([4, 9]).int()
+    out = xeflash.flash_attn_with_kvcache(
+        q, k_cache, v_cache, cache_seqlens=lengths, cache_leftpad=pad, beam_index=beams
+    )
+    for b in range(2):
+        i = torch.arange(int(pad[b]), int(lengths[b]))
+        k, v = (x[beams[b, i].long(), i][None] for x in (k_cache, v_cache))
+        check_rows_first(f"sequence {b}", (q[b : b + 1], k, v), out[b : b + 1])
