@@ -1,6 +1,6 @@
 """Every pair of choices (type and size, variant, window, layout, entry point ...) against the reference.
 
-Some 50 kernels are compiled on a cold cache; `pytest -m wide` has more of all pairs, and `-m long` every type with every size.
+Some 30 kernels of the default set are in no other test; `pytest -m wide` has more of all pairs, and `-m long` every type with every size.
 """
 
 from dataclasses import replace

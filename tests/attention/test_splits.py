@@ -78,7 +78,10 @@ def test_caches_match_the_reference_on_gpu(gpu, case):
 
 @pytest.mark.gpu
 @pytest.mark.wide
-@with_cases([replace(case, kind="gpu") for case in [replace(DENSE[2], variant="softcap-alibi-bias32"), *WIDE]])
+@with_cases(
+    [replace(DENSE[2], variant=variant, kind="gpu") for variant in ("softcap-alibi-bias32", "snippet")]
+    + [replace(case, kind="gpu") for case in WIDE]
+)
 def test_results_match_the_reference_on_gpu_wide(gpu, split, case):
     test_results_match_the_reference(split, case)
 

@@ -1,8 +1,8 @@
 """vLLM's engine with our attention: the modules named check_, in processes that have vLLM's packages (environment.py).
 
 The default set runs them in the newest version, on the CPU and on a simulated GPU; the wide set runs what takes more kernels
-there (GPU_TESTS), the long set the models in the older versions. The packages are fetched once, 1.3 GB, into the folder that XEFLASH_TEST_VLLM names;
-without one, or where they cannot be had, the tests skip and say why.
+there (GPU_TESTS), the long set the models in the older versions. The packages are fetched once, 1.3 GB, into the folder that
+XEFLASH_TEST_VLLM names; without one, or where they cannot be had, the tests skip and say why.
 """
 
 import engines
