@@ -50,11 +50,11 @@ def compiler() -> str:
 
 
 def key() -> str:
-    """Names the extension of this torch, this SYCL, this compiler and these sources."""
+    """Names the extension of this torch, this SYCL, the folders that it loads them from, this compiler and these sources."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "intel-sycl-rt")]
     versions += [subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout]
     files = (*SOURCES, "graph.hpp", Path(__file__).name)
-    parts = [*versions, sys.version, *((HERE / name).read_text() for name in files)]
+    parts = [*versions, sys.version, str(torch_folder()), sys.prefix, *((HERE / name).read_text() for name in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
