@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <stdexcept>
 
 #include "dlpack.hpp"
 #include "interop.hpp"
@@ -393,6 +394,28 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
   const py::object object =
       interop().attr("empty")(like.object, name_of(dtype), shape_tuple(shape));
   return read_array(object, "", "out");
+}
+
+void count_writes(std::initializer_list<const Array*> written) {
+  py::list tensors;
+  for (const Array* a : written) {
+    if (a->data && a->maker == Maker::kExchange) tensors.append(a->object);
+  }
+  if (!tensors.empty()) interop().attr("count_writes")(tensors);
+}
+
+py::object view_of(const Array& a, const char* function, const char* name) {
+  const Array whole = read_array(a.object, function, name);
+  if (whole.data != a.data) throw std::logic_error("an array must begin where its object does");
+  const auto are_same = [&](const auto& x, const auto& y) {
+    return std::equal(x.begin(), x.begin() + a.ndim, y.begin());
+  };
+  if (whole.ndim == a.ndim && are_same(whole.shape, a.shape) && are_same(whole.strides, a.strides))
+    return a.object;
+  const auto numbers = [&](const auto& x) {
+    return shape_tuple(std::vector<int64_t>(x.begin(), x.begin() + a.ndim));
+  };
+  return interop().attr("as_strided")(a.object, numbers(a.shape), numbers(a.strides));
 }
 
 Array with_whole_strides(Array array, const char* function, const char* name) {

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -68,15 +69,20 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
 Array with_whole_strides(Array array, const char* function, const char* name);
 // The array itself, or a copy whose last dimension is contiguous.
 Array with_contiguous_rows(Array array, const char* function, const char* name);
+// Its object, or where the array has another shape or other strides, a view of the object with
+// them.
+py::object view_of(const Array& array, const char* function, const char* name);
 // What a function of runtime.interop makes of an array.
 template <class... More>
 Array copy_by(const char* maker, Array array, const char* function, const char* name,
               const More&... more) {
-  Array copy =
-      read_array(interop().attr(maker)(array.object, function, name, more...), function, name);
+  const py::object view = view_of(array, function, name);
+  Array copy = read_array(interop().attr(maker)(view, function, name, more...), function, name);
   copy.copied = std::make_shared<const Array>(std::move(array));
   return copy;
 }
+// Tells torch what a call writes into: autograd refuses what it saved and was changed.
+void count_writes(std::initializer_list<const Array*> written);
 // A copy that is packed.
 Array packed_copy(Array array, const char* function, const char* name);
 // The array itself, or a copy in fp32.

@@ -1,6 +1,8 @@
 // Messages of refused arguments: "function: argument rule, got value; argument.shape = [...]".
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <string>
 
 #include "array.hpp"
@@ -12,6 +14,14 @@ namespace xeflash {
   if (!(holds)) (check).refuse(__VA_ARGS__)
 #define XF_REQUIRE_DTYPE(check, holds, ...) \
   if (!(holds)) (check).refuse_dtype(__VA_ARGS__)
+
+// A softcap as kernels take it; 0 is off. s and s / cap have to be normal floats, too: below the
+// least one nothing is left of a score, and a cap above 2^100 changes none that is not itself near
+// 2^100.
+inline float normal_cap(double cap) {
+  if (cap == 0) return 0.f;
+  return static_cast<float>(std::clamp<double>(cap, std::numeric_limits<float>::min(), 0x1p100));
+}
 
 struct NotImplemented : py::builtin_exception {
   using builtin_exception::builtin_exception;

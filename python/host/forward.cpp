@@ -57,20 +57,6 @@ Array new_lse(const Problem& p, const FwdRequest& r) {
                   : new_array(p.q, DType::kF32, {p.batch, p.heads_q, p.sq});
 }
 
-// Tells torch what a call writes into: autograd refuses what it saved and was changed.
-void count_writes(const Problem& p, const FwdRequest& r, const Array& out) {
-  const Cache& c = p.cache;
-  py::list written;
-  const auto add = [&](const Array& a) {
-    if (a.data && a.maker == Maker::kExchange) written.append(a.object);
-  };
-  if (!r.out.is_none()) add(out);
-  if (c.added) {
-    for (const Array* a : {&p.k, &p.v, &c.k_scale, &c.v_scale}) add(*a);
-  }
-  if (!written.empty()) interop().attr("count_writes")(written);
-}
-
 void launch_attention(Launcher& launch, const Desc& desc, const Kernels& kernels,
                       const ScoreModParams& params, const Sharing& shares) {
   const auto launch_entry = [&](size_t entry, uint64_t groups, int threads) {
@@ -118,7 +104,8 @@ py::tuple forward(const FwdRequest& r) {
   if (const int64_t floats = shares.floats + documents.floats())
     scratch.allocate(place, p.q, floats);
   params.partial = scratch.data;
-  count_writes(p, r, to.out);
+  if (!r.out.is_none()) count_writes({&to.out});
+  if (p.cache.added) count_writes({&p.k, &p.v, &p.cache.k_scale, &p.cache.v_scale});
   submit(place, [&](Launcher& launch) {
     if (append) append->launch(launch, params);
     documents.launch(launch, params, scratch.data + shares.floats);

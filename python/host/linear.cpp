@@ -145,12 +145,11 @@ py::object linear(const py::kwargs& arguments) {
   refuse_to_wait_while_recording(place, x, "x", check);
   const bool on_gpu = place.device.facts.arch.rfind("cpu-", 0) != 0;
   if (on_gpu) {  // and reaches rows by 32 bits
-    constexpr int64_t kFar = int64_t{1} << 27;
     XF_REQUIRE(check, w.shape[0] <= 1 || w.strides[0] * size_of(w.dtype) < kFar, "weight",
                "must have rows less than 2^27 bytes apart on a GPU", w.describe_strides(), w);
     XF_REQUIRE(check, outputs * size_of(r.wide ? DType::kF32 : x.dtype) < kFar, "weight",
                "must have fewer outputs than 2^27 bytes hold on a GPU", std::to_string(outputs), w);
-    if (as_rows(x).strides[0] * size_of(x.dtype) >= kFar) x = packed_copy(x, f, "x");
+    if (!are_near(as_rows(x).strides[0], x)) x = packed_copy(x, f, "x");
   }
   const Array rows = as_rows(x);
   XF_REQUIRE(check, rows.shape[0] < kMost, "x", "must have fewer than 2^31 rows",

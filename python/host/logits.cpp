@@ -12,15 +12,6 @@ namespace {
 
 constexpr int64_t kMostOfHead = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
 
-// Inputs as GPUs take them: rows near each other, a multiple of those of a step.
-Array for_head(Array x, const char* name, const Checker& check) {
-  const int64_t inputs = x.shape[x.ndim - 1], unit = kMessageInputs;
-  const int64_t bytes =
-      x.ndim > 1 && x.shape[x.ndim - 2] > 1 ? x.strides[x.ndim - 2] * size_of(x.dtype) : 0;
-  if (inputs % unit == 0 && bytes >= 0 && bytes < (int64_t{1} << 27)) return x;
-  return copy_by("padded", x, check.function(), name, whole(inputs, unit));
-}
-
 void require_finite(double x, const char* name, const Checker& check, bool holds,
                     const char* rule) {
   if (holds && std::abs(x) <= 3.4028234663852886e38) return;
@@ -75,16 +66,16 @@ Head read_head(const LogitArguments& given, const Checker& check) {
             false,
             Access::kNone,
             static_cast<float>(given.scale),
-            static_cast<float>(given.softcap)};
+            normal_cap(given.softcap)};
   head.on_gpu = place.device.facts.arch.rfind("cpu-", 0) != 0;
   if (!has_even_rows(x)) x = packed_copy(x, f, "input");
   x = as_rows(x);
   if (w.shape[0] > 1 && w.strides[0] < 0) w = packed_copy(w, f, "linear_weight");
   if (head.on_gpu) {
-    x = for_head(std::move(x), "input", check);
-    w = for_head(std::move(w), "linear_weight", check);
+    head.inputs = whole(inputs, kMessageInputs);
+    x = with_inputs(std::move(x), head.inputs, "input", check);
+    w = with_inputs(std::move(w), head.inputs, "linear_weight", check);
     head.access = access_of_matrices({&x, &w}, place.device.facts.arch);
-    head.inputs = x.shape[1];
   }
   head.rows = x.shape[0];
   XF_REQUIRE(check, head.rows < kMostOfHead && inputs < kMostOfHead && columns < kMostOfHead,

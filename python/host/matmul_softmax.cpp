@@ -12,6 +12,7 @@
 #include "overlap.hpp"
 #include "products/softmax_params.hpp"
 #include "read_value.hpp"
+#include "rows.hpp"
 #include "sizes.hpp"
 
 namespace xeflash {
@@ -56,8 +57,6 @@ Array read_b(const SoftmaxRequest& r, const Checker& check) {
   return copy_by("transposed", b, check.function(), "b");
 }
 
-int64_t row_stride(const Array& x) { return x.shape[x.ndim - 2] > 1 ? x.strides[x.ndim - 2] : 0; }
-
 // The stride of a dimension of the batch, 0 the innermost.
 int64_t batch_stride(const Array& x, int d) {
   const int axis = x.ndim - 3 - d;
@@ -68,18 +67,28 @@ int64_t batch_size(const Array& x, int d) {
   return axis >= 0 ? x.shape[axis] : 1;
 }
 
-MatricesArg matrices_arg(const Array& x, int64_t row) {
-  MatricesArg arg{x.data, row, 1, {}};
+MatricesArg matrices_arg(const Array& x) {
+  MatricesArg arg{x.data, row_stride(x), 1, {}};
   for (int d = 0; d < kBatchDims; ++d) arg.batch[kBatchDims - 1 - d] = batch_stride(x, d);
   return arg;
 }
 
-// The widest access that the places of all matrices allow, too.
-Access access_of_batches(Access access, std::initializer_list<const Array*> arrays) {
-  if (access == Access::kNone) return access;
-  for (const Array* x : arrays) {
-    for (int d = 0; d < kBatchDims; ++d) {
-      const int64_t bytes = batch_stride(*x, d) * size_of(x->dtype);
+// The widest access that the rows of all matrices and their places in the batch allow.
+Access access_of(const MatmulSoftmaxParams& p, const Array& a, const Array& b, const Array& out,
+                 const std::string& arch) {
+  const auto matrix = [](const Array& x, const MatricesArg& arg, int64_t rows, int64_t columns) {
+    Array m = x;
+    m.ndim = 2;
+    m.shape = {rows, columns};
+    m.strides = {arg.row, 1};
+    return m;
+  };
+  const Array all[] = {matrix(a, p.a, p.rows, p.inputs), matrix(b, p.b, p.columns, p.inputs),
+                       matrix(out, p.out, p.rows, p.columns)};
+  Access access = access_of_matrices({&all[0], &all[1], &all[2]}, arch);
+  for (const MatricesArg* arg : {&p.a, &p.b, &p.out}) {
+    for (const int64_t stride : arg->batch) {
+      const int64_t bytes = stride * size_of(a.dtype);
       if (bytes % 4 != 0) return Access::kElements;
       if (bytes % kLineBytes != 0) access = std::max(access, Access::kDwords);
     }
@@ -87,31 +96,13 @@ Access access_of_batches(Access access, std::initializer_list<const Array*> arra
   return access;
 }
 
-// The last two dimensions.
-Array as_matrix(const Array& x) {
-  Array m = x;
-  m.ndim = 2;
-  m.shape = {x.shape[x.ndim - 2], x.shape[x.ndim - 1]};
-  m.strides = {x.strides[x.ndim - 2], x.strides[x.ndim - 1]};
-  return m;
-}
-
-// Inputs as GPUs take them: rows near each other, a multiple of those of a step.
-Array for_gpu(Array x, const char* name, const Checker& check) {
-  const int64_t inputs = x.shape[x.ndim - 1];
-  const int64_t padded = whole(inputs, inputs <= kDepthInputs ? kDepthInputs : kMessageInputs);
-  const int64_t bytes = row_stride(x) * size_of(x.dtype);
-  if (padded == inputs && bytes >= 0 && bytes < (int64_t{1} << 27)) return x;
-  return copy_by("padded", x, check.function(), name, padded);
-}
-
 // Makes the innermost dimensions of the batch rows where B and what is added are the same for them.
-void merge_into_rows(MatmulSoftmaxParams& p) {
+void merge_into_rows(MatmulSoftmaxParams& p, const Array& a) {
   int last = kBatchDims - 1;
   for (; last >= 0; --last) {
     const int64_t n = p.sizes[last];
     const auto follows = [&](const MatricesArg& t) {
-      return p.rows == 1 || t.batch[last] == p.rows * t.row;
+      return p.rows == 1 ? are_near(t.batch[last], a) : t.batch[last] == p.rows * t.row;
     };
     const bool shares = n == 1 || (p.b.batch[last] == 0 && follows(p.a) && follows(p.out) &&
                                    (!p.bias.data || follows(p.bias)) && n * p.rows < kMostExtent);
@@ -126,6 +117,12 @@ void merge_into_rows(MatmulSoftmaxParams& p) {
     p.sizes[d] = 1;
     for (MatricesArg* t : {&p.a, &p.b, &p.out, &p.bias}) t->batch[d] = 0;
   }
+  // A single row has any stride; messages want one.
+  if (p.rows == 1) {
+    p.a.row = p.inputs;
+    p.out.row = p.columns;
+  }
+  if (p.columns == 1) p.b.row = p.inputs;
 }
 
 Array read_bias(const SoftmaxRequest& r, const Array& a, const Array& out, const Checker& check) {
@@ -253,19 +250,19 @@ py::object matmul_softmax(const py::kwargs& arguments) {
   SoftmaxDesc desc;
   const bool on_gpu = place.device.facts.arch.rfind("cpu-", 0) != 0;
   if (on_gpu) {
-    a = for_gpu(std::move(a), "a", check);
-    b = for_gpu(std::move(b), "b", check);
-    const Array a_matrix = as_matrix(a), b_matrix = as_matrix(b), out_matrix = as_matrix(out);
-    desc.access = access_of_batches(
-        access_of_matrices({&a_matrix, &b_matrix, &out_matrix}, place.device.facts.arch),
-        {&a, &b, &out});
+    const int64_t padded = whole(inputs, inputs <= kDepthInputs ? kDepthInputs : kMessageInputs);
+    a = with_inputs(std::move(a), padded, "a", check);
+    b = with_inputs(std::move(b), padded, "b", check);
+    XF_REQUIRE(check, are_near(row_stride(out), out), "out",
+               "must have rows 0 to 2^27 - 1 bytes apart on a GPU",
+               "strides " + out.describe_strides(), out);
   }
   MatmulSoftmaxParams p{};
-  p.a = matrices_arg(a, row_stride(a));
-  p.b = matrices_arg(b, row_stride(b));
-  p.out = matrices_arg(out, row_stride(out));
+  p.a = matrices_arg(a);
+  p.b = matrices_arg(b);
+  p.out = matrices_arg(out);
   if (bias.data) {
-    p.bias = matrices_arg(bias, row_stride(bias));
+    p.bias = matrices_arg(bias);
     p.bias.col = bias.shape[bias.ndim - 1] > 1 ? bias.strides[bias.ndim - 1] : 0;
   }
   for (int d = 0; d < kBatchDims; ++d) {
@@ -276,11 +273,8 @@ py::object matmul_softmax(const py::kwargs& arguments) {
   p.inputs = static_cast<int32_t>(a.shape[a.ndim - 1]);
   p.scale = static_cast<float>(r.scale);
   p.is_log = r.log;
-  merge_into_rows(p);
-  // A single row has any stride; messages want one.
-  if (p.a.row == 0) p.a.row = p.inputs;
-  if (p.b.row == 0 && columns == 1) p.b.row = p.inputs;
-  if (p.out.row == 0) p.out.row = p.columns;
+  merge_into_rows(p, a);
+  if (on_gpu) desc.access = access_of(p, a, b, out, place.device.facts.arch);
 
   desc.dtype = a.dtype;
   const ProductSchedule& sizes = product_schedule_of(place.device);
@@ -311,6 +305,7 @@ py::object matmul_softmax(const py::kwargs& arguments) {
     scratch.allocate(place, a, p.workers * kept);
     p.tiles = scratch.data;
   }
+  if (!r.out.is_none()) count_writes({&out});
   submit(place, [&](Launcher& launch) {
     launch(*kernels.entries[0], p, static_cast<uint64_t>(p.workers), kernels.threads);
   });

@@ -141,8 +141,8 @@ py::object sample(const py::kwargs& arguments) {
   p.logits_row = rows.shape[0] > 1 ? rows.strides[0] : columns;
   p.tokens = reinterpret_cast<uint32_t*>(tokens.data);
   p.scale = static_cast<float>(r.logit_scale);
-  p.softcap = static_cast<float>(r.softcap);
-  p.inverse_cap = r.softcap > 0 ? static_cast<float>(1 / r.softcap) : 0.f;
+  p.softcap = normal_cap(r.softcap);
+  p.inverse_cap = p.softcap > 0 ? 1.f / p.softcap : 0.f;
   p.rows = static_cast<int32_t>(std::min<int64_t>(rows.shape[0], INT32_MAX));
   p.columns = static_cast<int32_t>(columns);
   p.first_row = static_cast<int32_t>(r.first_row);

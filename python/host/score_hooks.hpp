@@ -18,12 +18,6 @@ struct ScoreHook {
   void (*set)(FwdParams&, const Problem&, const FwdRequest&);
 };
 
-// s and s / cap have to be normal floats, too: below the least one nothing is left of a score, and
-// a cap above 2^100 changes none that is not itself near 2^100.
-inline float normal_cap(double cap) {
-  return static_cast<float>(std::clamp<double>(cap, std::numeric_limits<float>::min(), 0x1p100));
-}
-
 // In the order in which a score goes through them.
 constexpr ScoreHook kScoreHooks[] = {
     {"SoftCap", [](const Problem&, const FwdRequest& r) { return r.softcap > 0; },

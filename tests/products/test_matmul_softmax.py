@@ -155,6 +155,24 @@ def test_all_sizes_match_reference(rows, columns, inputs, dtype):
     run(case._replace(log=True, bias="none"))
 
 
+def views(x):
+    """The last two dimensions of one row each: of a matrix, of single rows in a batch, and of both."""
+    return x.expand(33, -1), x.expand(33, 1, -1), x.expand(2, 33, -1), x[0].expand(2, 33, 1, -1)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_rows_may_be_one_row(kind):
+    """Their strides are 0."""
+    a, b, _ = make(Case())
+    bias = torch.randn(63)
+    for rows in views(a[:1]):
+        given = [to_array(x, kind) for x in (rows, b, bias)]
+        check(Case(), from_array(xeflash.matmul_softmax(*given[:2], bias=given[2]), kind), rows, b, bias)
+    columns = b[:1].expand(63, -1)
+    got = xeflash.matmul_softmax(to_array(a, kind), to_array(columns, kind))
+    check(Case(), from_array(got, kind), a, columns, None)
+
+
 # ---- extremes -----------------------------------------------------------------------------------
 
 
@@ -298,6 +316,23 @@ def test_out_is_written_where_torch_sees_the_call():
         xeflash.matmul_softmax(a.requires_grad_(), b, out=torch.empty(33, 62))
 
 
+def test_autograd_notices_that_out_is_written():
+    a, b, _ = make(Case())
+    out, weight = torch.ones(33, 63), torch.ones(33, 63, requires_grad=True)
+    keeps_out = (out * weight).sum()
+    xeflash.matmul_softmax(a, b, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        keeps_out.backward()
+
+
+def test_gradients_are_differentiated_once():
+    a, b, _ = make(Case())
+    a.requires_grad_()
+    (da,) = torch.autograd.grad(xeflash.matmul_softmax(a, b).square().sum(), a, create_graph=True)
+    with pytest.raises(NotImplementedError, match="^matmul_softmax: gradients must not be differentiated again"):
+        da.sum().backward()
+
+
 def test_empty_results_have_a_shape():
     assert xeflash.matmul_softmax(torch.zeros(0, 8), torch.zeros(5, 8)).shape == (0, 5)
     assert xeflash.matmul_softmax(torch.zeros(0, 4, 8), torch.zeros(5, 8)).shape == (0, 4, 5)
@@ -392,9 +427,13 @@ def test_sizes_on_a_gpu_match_reference(dtype, columns, inputs, log, bias, gpu):
     run(Case(dtype, 18, columns, inputs, bias=bias, log=log, kind="usm"))
 
 
-@pytest.mark.parametrize("inputs", [40, 64])
-def test_on_xpu_inputs_are_filled_up(inputs, device):
-    a, b = torch.randn(17, inputs), torch.randn(inputs, 50)
+@pytest.mark.parametrize("turned", [False, True])  # B, of which rows are wanted
+@pytest.mark.parametrize("rows", ["packed", "one", "one of a batch"])
+@pytest.mark.parametrize("inputs", [24, 40, 64])
+def test_on_xpu_inputs_are_filled_up(inputs, rows, turned, device):
+    a = torch.randn(17, inputs)
+    a = a if rows == "packed" else a[0].expand(17, *((1,) if rows != "one" else ()), inputs)
+    b = torch.randn(50, inputs).mT if turned else torch.randn(inputs, 50)
     got = xeflash.matmul_softmax(a, b, b_layout="kn", scale=0.2)
     want = (0.2 * (a.cpu().double() @ b.cpu().double())).softmax(-1)
     torch.testing.assert_close(got.cpu().double(), want, atol=1e-6, rtol=1e-5)

@@ -150,6 +150,17 @@ def count_writes(tensors: list[Any]) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
+def as_strided(array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """A view with this shape and these strides, in elements; of arrays that nobody copies, the array itself."""
+    if hasattr(array, "as_strided"):
+        return array.as_strided(shape, strides)
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(array, numpy.ndarray):
+        return array
+    in_bytes = tuple(stride * array.itemsize for stride in strides)
+    return numpy.lib.stride_tricks.as_strided(array, shape, in_bytes)
+
+
 def contiguous(array: Any, function: str, name: str) -> Any:
     """A copy whose last dimension is contiguous."""
     if hasattr(array, "contiguous"):
