@@ -131,10 +131,10 @@ XF_INLINE void dot_outputs(Dots<Config>& sums, const Rows<const T>& x, const W& 
   }
 }
 
-// Whole numbers. The 16 numbers from -zero on are what 4 bits stand for; they are the table in
-// which an instruction looks up 16 weights at a time.
+// Whole numbers. The 16 numbers from -zero on are what 4 bits stand for, for a zero of -128 to 127;
+// they are the table in which an instruction looks up 16 weights at a time.
 struct WholeNumbers {
-  static constexpr int kLow = -32, kCount = 64;
+  static constexpr int kLow = -127, kCount = 271;
   float wide[kCount];
   uint16_t narrow[kCount];  // bf16
 
@@ -153,7 +153,7 @@ struct PairsOf4 {
   u32x16 table;
   PairsOf4() = default;
   XF_INLINE PairsOf4(int zero, float) {
-    const auto some = load_as<u16x16>(kWholeNumbers.narrow - WholeNumbers::kLow - (zero & 31));
+    const auto some = load_as<u16x16>(kWholeNumbers.narrow - WholeNumbers::kLow - zero);
     const auto twice =
         __builtin_shufflevector(some, some, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0,
                                 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -173,7 +173,7 @@ struct NumbersOf4 {
   NumbersOf4() = default;
   XF_INLINE NumbersOf4(int z, float s) : zero(z), scale(s) {
     if constexpr (kHasAvx512) {
-      table = load_as<f32x16>(kWholeNumbers.wide - WholeNumbers::kLow - (z & 31)) * s;
+      table = load_as<f32x16>(kWholeNumbers.wide - WholeNumbers::kLow - z) * s;
     }
   }
   XF_INLINE f32x16 of(u32x16 dwords) const {

@@ -206,7 +206,10 @@ REFUSED = {
         ValueError, "scale_and_zero must have as many rows for the inputs of qdata (1024) as they have groups, got 3",
     ),
     "range": (PLAIN | {"q": PLAIN["q"] + 16}, ValueError, "q must be in 0..15, got 16..16"),
-    "zeros": (PLAIN | {"zeros": np.full((3, 7), 17)}, ValueError, "zeros must be in 0..16, got 17..17"),
+    "zeros": (PLAIN | {"zeros": np.full((3, 7), 128)}, ValueError, "zeros must be in -128..127, got 128..128"),
+    "format-list": (PLAIN | {"format": ["gptq"]}, TypeError, "format must be a name, or None, got list"),
+    "group-array": (PLAIN | {"group": np.full(2, 32)}, ValueError, "group must be 32, 64, 128, or -1 for whole rows, got array"),
+    "bits-array": (PLAIN | {"bits": np.full(2, 4)}, ValueError, "bits must be 4, got array"),
     "zeros-shape": (PLAIN | {"zeros": np.zeros((2, 7), np.int8)}, ValueError, "zeros must have the shape [3, 7] of scales, got [2, 7]"),
     "empty": (
         {"q": np.zeros((7, 0), np.uint8), "scales": np.ones((1, 7), np.float32)},

@@ -46,7 +46,8 @@ def stored(
     groups = -(-inputs // group) if group else 1
     of_group = torch.arange(inputs) // group if group else torch.zeros(inputs, dtype=torch.long)
     scales = (torch.rand(groups, outputs, generator=generator) / 50 + 0.002).to(type_of_scales(seed))
-    drawn = torch.randint(0, 17 if kind == "int4" else 100, (groups, outputs), generator=generator).to(torch.int8)
+    bounds = (0, 17) if seed % 2 else (-128, 128)  # those that checkpoints have, and all
+    drawn = torch.randint(*bounds, (groups, outputs), generator=generator).to(torch.int8)
     if kind == "int4":
         q = torch.randint(0, 16, (outputs, inputs), generator=generator)
         weight, zero = pack(q), drawn if zeros else torch.full_like(drawn, 8)

@@ -19,7 +19,7 @@ class Plain(NamedTuple):
 
     q: Any  # uint8 (N, K), in 0..15
     scales: Any  # (G, N)
-    zeros: Any  # integers (G, N), in 0..16; None: 8
+    zeros: Any  # integers (G, N), in -128..127; None: 8
     g_idx: Any  # the group of each input, (K,); None: they follow each other
 
 
@@ -227,6 +227,8 @@ _TOLD_BY = {"absmax": "nf4", "quant_map": "nf4", "nested_absmax": "nf4", "nested
 
 def read(format: str | None, tensors: Tensors) -> Plain:
     """The weight that tensors of a format are; of None, of the one that their names and shapes tell."""
+    if format is not None and not isinstance(format, str):
+        raise TypeError(f"{FUNCTION}: format must be a name, or None, got {type(format).__name__}")
     told = next((_TOLD_BY[name] for name in tensors if name in _TOLD_BY), format)
     if told in _REFUSED:
         raise NotImplementedError(f'{FUNCTION}: format must not be "{told}": {_REFUSED[told]}')

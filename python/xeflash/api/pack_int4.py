@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 from xeflash.api.int4_arrays import cast, contiguous, packed, places, stable_order
@@ -46,9 +47,9 @@ def pack_int4(*, format: str | None = None, group: int | None = None, bits: int 
     >>> packed.weight.shape, packed.group
     ((2, 64), 32)
     """
-    if bits != 4:
+    if not isinstance(bits, Real) or bits != 4:
         raise ValueError(f"{FUNCTION}: bits must be 4, got {bits!r}")
-    if group is not None and group not in (*_GROUPS, -1):
+    if group is not None and not (isinstance(group, Real) and group in (*_GROUPS, -1)):
         raise ValueError(f"{FUNCTION}: group must be 32, 64, 128, or -1 for whole rows, got {group!r}")
     plain = read(format, {name: array for name, array in tensors.items() if array is not None})
     outputs, inputs = plain.q.shape
@@ -102,6 +103,6 @@ def _zeros(zeros: Any) -> Any:
     if zeros is None or bool((zeros == 8).all()):
         return None
     low, high = int(zeros.min()), int(zeros.max())
-    if low < 0 or high > 16:
-        raise ValueError(f"{FUNCTION}: zeros must be in 0..16, got {low}..{high}")
+    if low < -128 or high > 127:
+        raise ValueError(f"{FUNCTION}: zeros must be in -128..127, got {low}..{high}")
     return contiguous(cast(zeros, "int8"))
