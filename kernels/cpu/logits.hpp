@@ -105,7 +105,8 @@ XF_INLINE ColVec<R> counts_of(const TargetArg& target, int row, int rows, int co
                           static_cast<int64_t>(target.ignored[1]) << 32;
   XF_NO_UNROLL for (int r = 0; r < R && row + r < rows && target.data; ++r) {
     const int64_t y = target_at(target, row + r);
-    all[r] = y == ignored ? 0.f : y >= 0 && y < columns ? 1.f : __builtin_nanf("");
+    const bool counts_not = target.ignores && y == ignored;
+    all[r] = counts_not ? 0.f : y >= 0 && y < columns ? 1.f : __builtin_nanf("");
   }
   return of_memory(all);
 }

@@ -20,7 +20,8 @@ struct LogitParams {
 struct TargetArg {
   const uint32_t* data;  // null: no targets
   int32_t dwords;        // per token
-  int32_t ignored[2];    // the target of rows that do not count, as 64 bits
+  int32_t ignores;       // whether rows of a certain target do not count
+  int32_t ignored[2];    // that target, as 64 bits
 };
 
 // The statistics of a row in one part of the vocabulary: the maximum m, the sum l of exp(z - m),

@@ -64,9 +64,12 @@ XF_INLINE ColVec<R> counts_of(const TargetArg& target, int row, int rows, int co
   const TargetBits<R> y(target, row, rows);
   all = __builtin_nanf("");
   all.merge(simd<float, R>(1.f), y.are_in(columns));
-  const auto ignored = (y.low == static_cast<uint32_t>(target.ignored[0])) &
-                       (y.high == static_cast<uint32_t>(target.ignored[1]));
-  all.merge(simd<float, R>(0.f), ignored | (simd<int, R>(row, 1) >= rows));
+  esimd::simd_mask<R> counts_not = simd<int, R>(row, 1) >= rows;
+  if (target.ignores) {
+    counts_not |= (y.low == static_cast<uint32_t>(target.ignored[0])) &
+                  (y.high == static_cast<uint32_t>(target.ignored[1]));
+  }
+  all.merge(simd<float, R>(0.f), counts_not);
   return all;
 }
 

@@ -72,8 +72,8 @@ py::tuple linear_cross_entropy(const py::kwargs& arguments) {
   check_numbers(r, check);
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
-  const Targets targets =
-      read_targets(r.target, head, r.log_prob ? kNoTarget : r.ignore_index, check);
+  Targets targets = read_targets(r.target, head, check);
+  set_ignored(targets, r.log_prob ? std::nullopt : std::optional(r.ignore_index), head, check);
   const bool of_rows = r.reduction == "none";
   const Array lse = new_array(head.input, DType::kF32, head.shape);
   const Array state = new_array(head.input, DType::kF32, {2, head.rows});

@@ -108,7 +108,7 @@ py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
   const Checker check(r.function);
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
-  const Targets targets = read_targets(r.target, head, kAnyTarget, check);
+  const Targets targets = read_targets(r.target, head, check);
   std::vector<Array> keep;
   keep.reserve(4);
   const float* state = read_floats(r.state, "state", 2 * head.rows, head, check, keep);

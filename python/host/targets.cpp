@@ -6,22 +6,21 @@ namespace xeflash {
 namespace {
 
 template <class T>
-void refuse_others(const Array& y, const Head& head, int64_t ignored, const Checker& check) {
+void refuse_others(const Array& y, const Head& head, std::optional<int64_t> ignored,
+                   const Checker& check) {
   const auto* tokens = reinterpret_cast<const T*>(y.data);
   for (int64_t i = 0; i < head.rows; ++i) {
     if (tokens[i] == ignored || (tokens[i] >= 0 && tokens[i] < head.columns)) continue;
     check.refuse("target",
                  "must be 0 to " + std::to_string(head.columns - 1) +
-                     (ignored == kNoTarget ? std::string()
-                                           : ", or " + std::to_string(ignored) + " to be ignored"),
+                     (ignored ? ", or " + std::to_string(*ignored) + " to be ignored" : ""),
                  std::to_string(tokens[i]), y);
   }
 }
 
 }  // namespace
 
-Targets read_targets(const py::object& object, const Head& head, int64_t ignored,
-                     const Checker& check) {
+Targets read_targets(const py::object& object, const Head& head, const Checker& check) {
   const char* f = check.function();
   Array y = read_array(object, f, "target");
   if (is_float(y.dtype))
@@ -37,19 +36,25 @@ Targets read_targets(const py::object& object, const Head& head, int64_t ignored
   XF_REQUIRE(check, fits, "target", "must have the shape [" + words + "] of the rows of input",
              y.describe_shape(), y);
   if (!y.is_packed()) y = packed_copy(y, f, "target");
-  if (!head.on_gpu && head.rows > 0 && ignored != kAnyTarget && !Rehearsal::current()) {
+  Targets targets{y, {}};
+  targets.arg.data = reinterpret_cast<const uint32_t*>(y.data);
+  targets.arg.dwords = y.dtype == DType::kI64 ? 2 : 1;
+  return targets;
+}
+
+void set_ignored(Targets& targets, std::optional<int64_t> ignored, const Head& head,
+                 const Checker& check) {
+  const Array& y = targets.array;
+  if (!head.on_gpu && head.rows > 0 && !Rehearsal::current()) {
     if (y.queue) head.place.queue.wait_and_throw();
     if (y.dtype == DType::kI64)
       refuse_others<int64_t>(y, head, ignored, check);
     else
       refuse_others<int32_t>(y, head, ignored, check);
   }
-  Targets targets{y, {}};
-  targets.arg.data = reinterpret_cast<const uint32_t*>(y.data);
-  targets.arg.dwords = y.dtype == DType::kI64 ? 2 : 1;
-  targets.arg.ignored[0] = static_cast<int32_t>(static_cast<uint32_t>(ignored));
-  targets.arg.ignored[1] = static_cast<int32_t>(ignored >> 32);
-  return targets;
+  targets.arg.ignores = ignored.has_value();
+  targets.arg.ignored[0] = static_cast<int32_t>(static_cast<uint32_t>(ignored.value_or(0)));
+  targets.arg.ignored[1] = static_cast<int32_t>(ignored.value_or(0) >> 32);
 }
 
 Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& head,

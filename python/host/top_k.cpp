@@ -43,10 +43,12 @@ int64_t part_for_cores(const Head& head, const Kernels& kernels) {
 }
 
 // Whether the largest of x W^T + bias is the largest logit, for rows that are few on a CPU.
+// `linear` takes weights whose rows lie apart.
 bool is_argmax_of_few(const TopKRequest& r, const Head& head) {
   int exponent = 0;  // a power of two rounds nothing
   return r.argmax && !head.input.queue && head.rows <= head.sizes().few_rows && head.softcap == 0 &&
-         head.scale > 0 && std::frexp(head.scale, &exponent) == 0.5f;
+         head.scale > 0 && std::frexp(head.scale, &exponent) == 0.5f &&
+         (head.columns == 1 || head.weight.strides[0] >= head.inputs);
 }
 
 py::tuple argmax_of_few(const TopKRequest& r, const Head& head, const Array& values,
@@ -54,7 +56,7 @@ py::tuple argmax_of_few(const TopKRequest& r, const Head& head, const Array& val
   py::dict product;
   product["function"] = r.function;
   product["x"] = r.input;
-  product["weight"] = r.linear_weight;
+  product["weight"] = head.weight.object;
   product["bias"] = r.linear_bias;
   product["wide"] = true;
   py::dict choice;

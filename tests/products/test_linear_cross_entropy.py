@@ -16,8 +16,10 @@ from tolerance import assert_close
 from xeflash import _core
 from xeflash.selftest.tolerance import GPU_MATH
 
-GPU_TESTS = ("test_gpu",)
+GPU_TESTS = ("test_gpu", "test_on_xpu")
 
+X, W, Y = torch.zeros(4, 8), torch.zeros(5, 8), torch.tensor([0, 4, IGNORED, 1])
+NESTED = torch.nested.nested_tensor([torch.ones(1)])
 LOSS = torch.ops.xeflash.linear_cross_entropy.default
 ROWS, VOCABULARIES, FEATURES = (1, 23, 127, 1000), (1, 17, 1000, 32003), (1, 48, 129, 512)
 OTHERS = {
@@ -193,9 +195,27 @@ def test_a_divisor_takes_the_place_of_the_rows_that_count(divisor):
         torch.testing.assert_close(got, total / float(divisor))
 
 
+def test_targets_of_log_probabilities_are_tokens():
+    for token in (-100, -1, 200, -(2**63), -(2**63) + 1):
+        with pytest.raises(ValueError, match=f"^linear_log_prob: target must be 0 to 199, got {token}"):
+            xeflash.linear_log_prob(*make(Head())[:2], torch.full((23,), token))
+
+
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("change", [{"input": X[:0]}, {}], ids=["no row", "rows"])
+def test_heads_without_tokens_or_features_are_refused_with_a_workspace(change, wants):
+    given = dict(input=X, target=Y, workspace=2**20) | change
+    given["target"] = Y[: len(given["input"])]
+    given["input"] = given["input"].clone().requires_grad_(wants)
+    with pytest.raises(ValueError, match="^linear_cross_entropy: linear_weight must have rows"):
+        xeflash.linear_cross_entropy(**given, linear_weight=W[:0])
+    given["input"] = given["input"][:, :0]
+    with pytest.raises(ValueError, match="^linear_cross_entropy: input must have features, got 0"):
+        xeflash.linear_cross_entropy(**given, linear_weight=W[:, :0])
+
+
 # ---- refusals -----------------------------------------------------------------------------------
 
-X, W, Y = torch.zeros(4, 8), torch.zeros(5, 8), torch.tensor([0, 4, IGNORED, 1])
 REFUSED = [
     (dict(input=X.int()), TypeError, "input must be float32, float16 or bfloat16, got int32"),
     (dict(linear_weight=W.half()), TypeError, r"linear_weight must have the dtype of input \(float32\), got float16"),
@@ -224,6 +244,9 @@ REFUSED = [
     (dict(divisor=-2.0), ValueError, "divisor must be positive and finite in float32, got -2.0"),
     (dict(divisor=2, reduction="sum"), ValueError, 'divisor must be None but for reduction = "mean", got 2.0'),
     (dict(divisor=torch.tensor(2), reduction="none"), ValueError, "divisor must be None but for reduction"),
+    (dict(divisor=np.float64("nan")), ValueError, "divisor must be positive and finite in float32, got nan"),
+    (dict(divisor=np.int64(-1)), ValueError, "divisor must be positive and finite in float32, got -1.0"),
+    (dict(divisor=NESTED), TypeError, "divisor must be a torch tensor, a numpy array"),
     (dict(divisor=torch.ones(2)), ValueError, r"divisor must be a number, or an array of one, got shape \[2\]"),
     (dict(return_lse=1), TypeError, "return_lse must be True or False, got 1"),
     (dict(ignore_index=1.5), TypeError, "ignore_index must be an integer"),
@@ -257,6 +280,29 @@ GPU_CASES = [
 @pytest.mark.parametrize("head", few(GPU_CASES, GPU_CASES[0]), ids=name_of)
 def test_gpu_matches_reference(head, gpu):
     run(head._replace(kind="usm"))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1, 3), (1, 23)], ids=str)
+@pytest.mark.parametrize("features", [40, 64])
+def test_on_xpu_rows_lie_in_batches(features, shape, device):
+    """Inputs of three dimensions and more, whose features are filled up."""
+    x, w = torch.randn(*shape, features), torch.randn(70, features)
+    target = torch.randint(0, 70, shape)
+    z = x.cpu().double() @ w.cpu().double().mT
+    want = z.log_softmax(-1).gather(-1, target.cpu()[..., None])[..., 0]
+    close = {"atol": 1e-5, "rtol": 1e-5}
+    got = xeflash.linear_log_prob(x, w, target)
+    torch.testing.assert_close(got.cpu().double(), want, **close)
+    values, tokens = xeflash.linear_top_k(x, w, 3)
+    torch.testing.assert_close(values.cpu().double(), z.topk(3).values, **close)
+    assert torch.equal(tokens.cpu(), z.topk(3).indices)
+    assert torch.equal(xeflash.linear_argmax(x, w).cpu(), z.argmax(-1))
+    wide = [t.cpu().double().requires_grad_() for t in (x, w)]
+    loss = F.cross_entropy((wide[0] @ wide[1].mT).view(-1, 70), target.cpu().view(-1))
+    leaves = [t.requires_grad_() for t in (x, w)]
+    found = torch.autograd.grad(xeflash.linear_cross_entropy(x, w, target), leaves)
+    for got, exact in zip(found, torch.autograd.grad(loss, wide), strict=True):
+        torch.testing.assert_close(got.cpu().double(), exact, **close)
 
 
 @pytest.mark.gpu

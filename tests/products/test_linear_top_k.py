@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import xeflash
@@ -85,6 +86,16 @@ def test_rows_have_any_shape():
         x = torch.ones(*shape, 8)
         assert xeflash.linear_argmax(x, w).shape == shape
         assert xeflash.linear_top_k(x, w, 4)[0].shape == (*shape, 4)
+
+
+def test_few_rows_have_weights_in_any_order():
+    """Those that `linear` takes, by which the largest of few rows is found, and others."""
+    x, w = torch.randn(3, 64), torch.randn(64, 50)
+    numpy = w.mT.contiguous().numpy()
+    for weight in (w.mT, w.mT[:1].expand(50, 64), numpy[::-1], numpy[:, ::-1], np.repeat(numpy, 2, axis=1)[:, ::2]):
+        given = torch.from_numpy(weight.copy()) if isinstance(weight, np.ndarray) else weight
+        got = xeflash.linear_argmax(x.numpy() if isinstance(weight, np.ndarray) else x, weight)
+        assert torch.equal(torch.as_tensor(got), (x @ given.mT).argmax(-1))
 
 
 def test_compiles_without_a_break():

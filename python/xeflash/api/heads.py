@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from xeflash.api.public import public
 from xeflash.api.route import engine
-from xeflash.call.values import flag
+from xeflash.call.values import flag, is_array
 
 _LEARNED = ("input", "linear_weight", "linear_bias")
 
@@ -31,7 +32,9 @@ def _loss(function: str, given: dict[str, Any]) -> Any:
         raise ValueError(f"{function}: workspace must be positive, or None, got {given['workspace']}")
     return_lse = flag(function, "return_lse", given.pop("return_lse", False))
     divisor = given.get("divisor")
-    if divisor is not None and hasattr(divisor, "shape"):
+    if isinstance(divisor, Real) and not isinstance(divisor, bool):  # also of numpy's
+        given["divisor"] = divisor = float(divisor)
+    if is_array(function, "divisor", divisor):
         return _divided(function, given, return_lse)
     if divisor == 0 and not isinstance(divisor, bool):
         raise ValueError(f"{function}: divisor must be positive and finite in float32, got {divisor}")

@@ -37,6 +37,25 @@ def shape_of(function: str, name: str, array: Any) -> tuple[int, ...]:
         ) from error
 
 
+def is_array(function: str, name: str, value: Any) -> bool:
+    """Whether an argument that may be a number has a shape; raises a TypeError for a nested tensor, which has none."""
+    try:
+        return hasattr(value, "shape")
+    except RuntimeError:
+        return bool(shape_of(function, name, value))
+
+
+def as_number(function: str, name: str, value: Any) -> Any:
+    """The number of an array of one element in the host's memory; anything else as it is."""
+    if not is_array(function, name, value) or tuple(value.shape) not in ((), (1,)):
+        return value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+        return value.item() if plain and value.is_cpu and not torch.compiler.is_compiling() else value
+    return value.item() if type(value).__module__ == "numpy" else value
+
+
 def namespace(function: str, name: str, array: Any) -> Any:
     """The functions that compute with an argument: torch, or its array namespace; arrays of memory alone have none."""
     torch = sys.modules.get("torch")
@@ -65,12 +84,20 @@ def flag(function: str, name: str, value: Any) -> bool:
     raise TypeError(f"{function}: {name} must be True or False, got {value!r} ({type(value).__name__})")
 
 
+def is_on(function: str, name: str, number: Any) -> bool:
+    """Whether a number is another one than 0; raises a TypeError for arrays of several."""
+    try:
+        return bool(number)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"{function}: {name} must be a number, got {type(number).__name__}") from error
+
+
 def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[str, Any] | None) -> Any:
     """score_mod with its captures, checked; if the call goes through an operator, by that: checks cannot be traced."""
-    if score_mod is None and not captures:
-        return None
     if captures is not None and not isinstance(captures, Mapping):
         raise TypeError(f"{function}: captures must be a mapping of names to values, got {type(captures).__name__}")
+    if score_mod is None and not captures:
+        return None
     if core is not _core and isinstance(score_mod, str):
         return score_mod, captures or {}
     return read_score_mod(function, score_mod, captures)
@@ -103,18 +130,18 @@ def take_window(function: str, given: dict[str, Any]) -> None:
 
 
 def seeds(
-    function: str, dropout_p: float, array: Any, rng: tuple[int, int] | None = None, core: Any = _core
+    function: str, dropout_p: Any, array: Any, rng: tuple[int, int] | None = None, core: Any = _core
 ) -> tuple[Any, int]:
     """(seed, offset) of a call on `array`: what is given, else the next of the generator; an operator draws its own."""
-    if not dropout_p:
-        return 0, 0
-    if rng is None:
-        if core is not _core:
-            return None, 0
-        seed, offset = random.next_rng(function, array)
-    else:
+    if rng is not None:
         try:
             seed, offset = map(index, rng)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{function}: rng must be two integers (seed, offset), got {rng!r}") from error
+        return seed % 2**64, offset % 2**64
+    if not dropout_p:
+        return 0, 0
+    if core is not _core:
+        return None, 0
+    seed, offset = random.next_rng(function, array)
     return seed % 2**64, offset % 2**64

@@ -34,7 +34,7 @@ def _whole(count: Any, unit: int) -> Any:
 
 
 def _rows_of_block(function: str, workspace: int, rows: int, columns: int) -> int:
-    each: int = 4 * _whole(columns, LOGITS_UNIT)
+    each: int = 4 * _whole(max(columns, 1), LOGITS_UNIT)  # without columns the call is refused
     if workspace < each * min(rows, BLOCK_ROWS):
         raise ValueError(
             f"{function}: workspace must be at least {each * min(rows, BLOCK_ROWS)} bytes, of the logits of "
@@ -60,8 +60,8 @@ def _with_gradients(*arguments: Any, **more: Any) -> Five:
     given: dict[str, Any] = {"function": "linear_cross_entropy", **dict(zip(_PLACES, arguments, strict=False)), **more}
     input, weight, target, bias = (given[name] for name in _PLACES)
     function, columns = given["function"], len(weight)
-    x, tokens = input.reshape(-1, input.shape[-1]), target.reshape(-1)
-    rows = len(x)
+    rows = input.shape[:-1].numel()
+    x, tokens = input.reshape(rows, input.shape[-1]), target.reshape(-1)
     dinput, dweight, dbias = _new(input, weight, bias, more)
     wants = {name: bool(sums.numel()) for name, sums in zip(_WANTS, (dinput, dweight, dbias), strict=True)}
     of_loss: dict[str, Any] = {
@@ -75,13 +75,13 @@ def _with_gradients(*arguments: Any, **more: Any) -> Five:
     losses, lse = x.new_zeros(rows, dtype=torch.float32), x.new_empty(rows, dtype=torch.float32)
     count = _rows_of_block(function, given.get("workspace", 0), rows, columns) if rows else 0
     logits = x.new_empty((count, _whole(columns, LOGITS_UNIT)), dtype=torch.float32)
-    for first in range(0, rows, max(count, 1)):
+    for first in range(0, max(rows, 1), max(count, 1)):  # a call without rows may be refused, too
         part = slice(first, first + count)
         block = {"input": x[part], "linear_weight": weight, "target": tokens[part], "linear_bias": bias}
         losses[part], lse[part], state = _core.linear_cross_entropy(
             **block, **of_loss, **of_logits, reduction="none", logits=logits
         )
-        if any(wants.values()):
+        if rows and any(wants.values()):
             each = factors({**of_loss, "reduction": "sum"}, tokens[part], lse[part], columns, one, None)
             _core.linear_cross_entropy_backward(
                 **block, **of_logits, **wants, state=state, logits=logits, adds=True,
