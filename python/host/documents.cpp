@@ -14,7 +14,8 @@ DocumentSpans::DocumentSpans(const Problem& p, const Place& place) {
   if (place.device.facts.type != "cpu") desc.access = Access::kDwords;
   kernels_ = &find_kernels(desc, place);
   spans_ = divide_up(p.sk, kSpan);
-  sequences_ = p.documents.ndim == 2 ? p.documents.shape[0] : 1;
+  const Array& ids = p.documents;
+  sequences_ = ids.ndim == 2 && ids.strides[0] != 0 ? ids.shape[0] : 1;  // that have their own
   check_groups(static_cast<uint64_t>(spans_ * sequences_), desc.access);
 }
 

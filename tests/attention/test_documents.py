@@ -111,6 +111,16 @@ def test_forward_on_gpu(gpu, dtype, sizes, kind, window):
 
 @pytest.mark.gpu
 @pytest.mark.xpu
+def test_ids_of_sequences_may_be_one_row_on_gpu(xpu):
+    """Of which each sequence has the same; its spans are written once."""
+    arrays = [to_xpu(x) for x in plain.make(1, 300, dtype=torch.bfloat16)]
+    ids = to_xpu(drawn("sorted", 300))
+    found = [plain.call(*arrays, document_ids=x, bottom_right=True)[0].cpu() for x in (ids, ids.expand(2, -1))]
+    assert torch.equal(*found)
+
+
+@pytest.mark.gpu
+@pytest.mark.xpu
 @pytest.mark.parametrize(
     "case",
     [
