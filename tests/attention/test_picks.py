@@ -101,6 +101,20 @@ def test_layouts(call):
     torch.testing.assert_close(got, lse)
 
 
+@pytest.mark.parametrize("side", [2**31 - 2, 2**31 - 1, 2**31, 2**32, 2**40, 2**62])
+@pytest.mark.parametrize("grad", [False, True])
+def test_windows_may_be_wider_than_int32(grad, side):
+    q, k, v = plain.make(2, 50)
+    lists = picked(2, 50, 20)
+    want, _ = plain.call(q, k, v, gather_kv_indices=lists)
+    q.requires_grad_(grad)
+    for window in ((-1, side), (side, -1), (side, side)):
+        torch.testing.assert_close(plain.call(q, k, v, gather_kv_indices=lists, window_size=window)[0], want)
+        flash = [x.transpose(1, 2) for x in (q, k, v)]
+        out = xeflash.flash_attn_func(*flash, gather_kv_indices=lists, window_size=window)
+        torch.testing.assert_close(out.transpose(1, 2), want)
+
+
 def test_rows_that_pick_nothing_give_0():
     q, k, v = plain.make(2, 50)
     lists = torch.full((2, 2, 7), -1).int()

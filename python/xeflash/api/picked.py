@@ -73,9 +73,11 @@ def _can_be_gathered(layout: int, qkv: tuple[Any, Any, Any], given: dict[str, An
 def _attend_gathered(
     function: str, layout: int, qkv: tuple[Any, Any, Any], indices: Any, given: dict[str, Any], torch: Any
 ) -> tuple[Any, Any]:
-    batch, rows, _ = indices.shape
-    shift = qkv[1].shape[1] - rows if layout == BSHD or given.get("bottom_right") else 0
-    left, right = given.get("window_left", -1), given.get("window_right", -1)
+    (batch, rows, _), keys = indices.shape, qkv[1].shape[1]
+    shift = keys - rows if layout == BSHD or given.get("bottom_right") else 0
+    unlimited = keys if layout == BSHD else keys + rows  # to flash-attn, whatever the queries are
+    sides = [given.get(f"window_{side}", -1) for side in ("left", "right")]
+    left, right = (-1 if side >= unlimited else side for side in sides)
     causal = given.get("causal", given.get("is_causal", False))
     call = _gathered(qkv, _visible(indices, shift, left, 0 if causal else right, torch), torch)
     call |= {name: given[name] for name in _KEPT if name in given}
