@@ -78,20 +78,22 @@ def test_all_ranks_of_a_mesh_raise(rank):
         assert x.kind == "ValueError" and f"softmax_scale None on rank 0, 0.5 on rank {rank}" in x.text
 
 
-def backward_in_another_order(group):
+def backward_in_another_order(group, lengths):
     import xeflash.distributed as cp
 
     outs = []
-    for rows in (16, 32):
+    for rows in lengths:
         q, k, v = (torch.randn(1, rows, heads, 64).requires_grad_() for heads in (4, 2, 2))
         outs.append(cp.context_parallel_attn_func(q, k, v, group=group, how="ring").sum())
     outs[dist.get_rank(group)].backward()
 
 
-def test_the_backward_pass_is_agreed_on_too():
-    for x in ranks.outcomes(backward_in_another_order, world=2):
-        assert x.kind == "ValueError"
-        assert "context_parallel_attn_func (backward pass): shapes must be equal on all ranks, got" in x.text
+@pytest.mark.parametrize("lengths", [(16, 16), (16, 32)], ids=str)
+def test_the_backward_pass_is_agreed_on_too(lengths):
+    names = ["number of the forward pass", *["shapes"] * (lengths == (16, 32))]
+    text = f"context_parallel_attn_func (backward pass): {', '.join(names)} must be equal on all ranks, got"
+    for x in ranks.outcomes(backward_in_another_order, lengths, world=2):
+        assert x.kind == "ValueError" and text in x.text, x.text
 
 
 def without_checks(group):

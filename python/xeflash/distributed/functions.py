@@ -87,9 +87,9 @@ def context_parallel_attn_func(
         rank's part, which the caller sums over the group as it does a parameter's; after "all_to_all" slopes and sinks
         of other ranks' heads have 0 here. They cannot be differentiated again.
 
-    All ranks must call alike: shapes, types, features and the order of calls are compared before anything moves (see
-    ``check_calls``), and a ValueError on all ranks says what differs. torch.compile leaves the call out of its graph,
-    and refuses it with fullgraph=True.
+    All ranks must call alike: shapes, types, features and the number of the call are compared before anything moves
+    (see ``check_calls``), and a ValueError on all ranks says what differs. torch.compile leaves the call out of its
+    graph, and refuses it with fullgraph=True.
 
     >>> import torch, torch.distributed as dist, xeflash.distributed as cp
     >>> # q, k, v = (cp.shard(x) for x in (q, k, v))                   (B, S, H, D) to (B, S / W, H, D)

@@ -21,6 +21,7 @@ from xeflash.distributed.blocks import Call
 from xeflash.distributed.cost import choose
 from xeflash.distributed.heads import Exchange
 from xeflash.distributed.shards import RANGES
+from xeflash.torch_ops.library import once
 
 _REST = 256.0  # what rounding takes from the output is kept times this: it would be among fp16's least numbers
 
@@ -46,6 +47,7 @@ class Job:
     wants_lse: bool
     lse_alone: bool = False  # without flash-attn's third result
     auto: Choice | None = None
+    number: int = 0  # of the call, among those of its groups
 
     @cached_property
     def exchange(self) -> Exchange | None:
@@ -153,51 +155,51 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
         """Takes part in the backward pass of all ranks."""
-        saved = ctx.saved_tensors
-        return None, *_Once.apply(ctx.job, saved[:6], saved[6:], ctx.needs_input_grad[1:], dout, dlse)
-
-
-class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """The backward pass where its results might be differentiated, which is refused."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        job: Job,
-        kept: Sequence[Any],
-        learned: Sequence[Tensor],
-        wanted: Sequence[bool],
-        dout: Tensor | None,
-        dlse: Tensor | None,
-    ) -> Any:
-        ctx.function = function = job.call.function
-        passed = f"{function} (backward pass)"
-        with agree.together(passed, job.groups, device=kept[0].device) as facts:
-            facts |= {"gradients wanted of q, k, v": list(wanted[:3]), "shapes": [list(x) for x in job.shapes]}
-        q = kept[0]
-        shape = (*job.shapes[0][:-1], job.shapes[2][-1])
-        if dout is None:
-            dout = q.new_zeros(()).expand(shape)
-        if dlse is None and job.wants_lse and job.exchange is not None:  # which others exchange, perhaps
-            axes = (1, 0) if len(shape) == 3 else (0, 2, 1)
-            dlse = q.new_zeros([shape[axis] for axis in axes], dtype=torch.float32)
-        with agree.naming(passed, job.groups):
-            return tuple(job.backward(kept, learned, dout, dlse, wanted))
-
-    @staticmethod
-    def backward(ctx: Any, *_gradients: Tensor | None) -> Any:
-        raise NotImplementedError(
-            f"{ctx.function}: gradients must not be differentiated again, as there is no double backward"
+        job, saved, wanted = ctx.job, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        return None, *once(
+            job.call.function, lambda: _backward(job, saved[:6], saved[6:], wanted, dout, dlse), dout, dlse
         )
 
 
-def settled(job: Job, seed: tuple[int, int], room: int | None) -> Job:
-    """The same with rank 0's seed and offset of dropout, and a way that fits into the room of all ranks."""
-    numbers, ways = {**job.call.numbers, "seed": seed[0], "offset": seed[1]}, job.ways
+def _backward(
+    job: Job,
+    kept: Sequence[Any],
+    learned: Sequence[Tensor],
+    wanted: Sequence[bool],
+    dout: Tensor | None,
+    dlse: Tensor | None,
+) -> list[Tensor | None]:
+    """What this rank computes, once all ranks are found to be in the same backward pass."""
+    passed = f"{job.call.function} (backward pass)"
+    with agree.together(passed, job.groups, device=kept[0].device) as facts:
+        facts |= {"number of the forward pass": job.number, "gradients wanted of q, k, v": list(wanted[:3])}
+        facts |= {"shapes": [list(x) for x in job.shapes]}
+    q = kept[0]
+    shape = (*job.shapes[0][:-1], job.shapes[2][-1])
+    if dout is None:
+        dout = q.new_zeros(()).expand(shape)
+    if dlse is None and job.wants_lse and job.exchange is not None:  # which others exchange, perhaps
+        axes = (1, 0) if len(shape) == 3 else (0, 2, 1)
+        dlse = q.new_zeros([shape[axis] for axis in axes], dtype=torch.float32)
+    with agree.naming(passed, job.groups):
+        return job.backward(kept, learned, dout, dlse, wanted)
+
+
+def settled(job: Job, facts: dict[str, Any]) -> Job:
+    """The same with what ranks agreed on: the seed and offset of dropout, and a way that fits into the room of all."""
+    (seed, offset), ways = facts["seed"], job.ways
+    numbers = {**job.call.numbers, "seed": seed, "offset": offset}
     if job.auto is not None:
         (q, k, v), world = job.shapes, job.groups[0].size()
         found = choose(
-            q, k, job.auto.dtype, world, dim_v=v[-1], backward=job.auto.backward, memory_limit=room, ways=job.auto.ways
+            q,
+            k,
+            job.auto.dtype,
+            world,
+            dim_v=v[-1],
+            backward=job.auto.backward,
+            memory_limit=facts["room"],
+            ways=job.auto.ways,
         )
         ways = (str(found.how),)
-    return replace(job, call=replace(job.call, numbers=numbers), ways=ways)
+    return replace(job, call=replace(job.call, numbers=numbers), ways=ways, number=facts["number"])

@@ -19,7 +19,7 @@ def run(function: str, given: dict[str, Any]) -> Any:
     with agree.together(function, groups, device=device) as facts:
         job, tensors, more = read(function, groups, given)
         facts |= more
-    job = settled(job, facts["seed"], facts["room"])
+    job = settled(job, facts)
     out, lse = Attention.apply(job, *tensors)
     if not job.wants_lse:
         return out
