@@ -233,6 +233,37 @@ def test_the_operator_is_one_of_torch():
     assert first.shape == x.shape
 
 
+@pytest.mark.parametrize("zero", [-128, -17, -1, 16, 17, 40, 127])
+@pytest.mark.parametrize("rows", [1, 2, 20])
+def test_zeros_of_4_bits_are_any_number_of_8(rows: int, zero: int):
+    weights = stored("int4", 63, 40, torch.float32, 32, seed=1)
+    q = weights.numbers / weights.arguments["scales"].double().mT[:, torch.arange(40) // 32] + 8
+    for dtype in (torch.float32, torch.float16):
+        x = inputs_of(rows, 40, dtype)
+        arguments = weights.arguments | {"zeros": torch.full((2, 63), zero, dtype=torch.int8)}
+        numbers = (q - zero) * weights.arguments["scales"].double().mT[:, torch.arange(40) // 32]
+        judge(xeflash.linear(x, **arguments), x, Stored(numbers), None, str(dtype))
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 5), (3, 8, 0), (3, 0, 5), (0, 0, 0)], ids=str)
+def test_gradients_of_nothing_have_a_shape(shape: tuple[int, int, int]):
+    rows, inputs, outputs = shape
+    leaves = torch.ones(2, rows, inputs), torch.ones(outputs, inputs), torch.ones(outputs)
+    for x in leaves:
+        x.requires_grad_()
+    found = torch.autograd.grad(xeflash.linear(*leaves).sum(), leaves)
+    want = torch.autograd.grad(torch.nn.functional.linear(*leaves).sum(), leaves)
+    for got, wanted in zip(found, want, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_gradients_are_differentiated_once():
+    x, weight = torch.randn(2, 64, requires_grad=True), torch.randn(32, 64)
+    (dx,) = torch.autograd.grad(xeflash.linear(x, weight).square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="^linear: gradients must not be differentiated again"):
+        dx.sum().backward()
+
+
 X, W = torch.randn(2, 96), torch.randn(8, 96)
 Q, S = torch.zeros(8, 96, dtype=torch.int8), torch.ones(3, 8)
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -249,6 +280,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"scales": S}, ValueError, "scales must not be given with a weight of float32, which stands for itself, got one"),
     ({"group": 32}, ValueError, "group must not be given with a weight of float32"),
     ({"weight": Q, "scales": S, "group": 48}, ValueError, "group must be 32, 64, 128, or None for all inputs, got 48"),
+    ({"weight": Q, "scales": S, "group": 0}, ValueError, "group must be 32, 64, 128, or None for all inputs, got 0"),
     ({"weight": Q, "scales": S, "group": 64}, ValueError, r"scales must have the shape \[2, 8\] of groups"),
     ({"weight": Q, "scales": S.double(), "group": 32}, TypeError, "scales must be float32, float16 or bfloat16"),
     ({"weight": Q, "scales": S, "group": 32, "zeros": S}, TypeError, "zeros must be int8, got float32"),

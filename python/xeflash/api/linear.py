@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from xeflash.api.public import public
@@ -14,8 +15,10 @@ def product(function: str, given: dict[str, Any]) -> Any:
     x, weight = given["x"], given["weight"]
     if (order := given.pop("order", None)) is not None:
         given["x"] = x = _taken(function, x, order)
-    if given.get("group", 0) is None:
-        del given["group"]
+    if (group := given.get("group")) is None:
+        given.pop("group", None)
+    elif isinstance(group, Integral) and not group and not isinstance(group, bool):  # 0 stands for None below
+        raise ValueError(f"{function}: group must be 32, 64, 128, or None for all inputs, got {group}")
     core = engine(function, x, weight, given.get("bias"), given, ("x", "weight", "bias"))
     return core.linear(**given, function=function)
 
@@ -58,7 +61,7 @@ def linear(
         bias: (N,), of the type of x.
         scales: (G, N) for G groups of inputs, in fp32, fp16 or bf16: a weight stands for scale * (number - zero).
             One group: also (N,), or one number for all.
-        zeros: int8, as scales are; default 8 for 4 bits (each must be 0 to 16 there), else 0.
+        zeros: int8, as scales are; default 8 for 4 bits, else 0.
         group: inputs that share a scale: 32, 64, 128, or None for all of them. The last group may have fewer.
         order: (K,), integers: the weights are those of x[..., order].
 

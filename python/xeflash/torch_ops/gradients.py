@@ -27,6 +27,7 @@ from xeflash.torch_ops.library import (
     Pair,
     Results,
     as_snippet,
+    once,
     refuse_transforms,
     register,
     requires_grad,
@@ -87,21 +88,6 @@ def _given(arrays: Mapping[str, Any], name: str) -> Tensor:
     return x
 
 
-class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """The operator where its results might be differentiated, which is refused."""
-
-    @staticmethod
-    def forward(ctx: Any, operator: Any, given: dict[str, Any], *_tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.function = given["function"]
-        return tuple(operator(**given))
-
-    @staticmethod
-    def backward(ctx: Any, *_gradients: Tensor | None) -> Any:
-        raise NotImplementedError(
-            f"{ctx.function}: gradients must not be differentiated again, as there is no double backward"
-        )
-
-
 class _Without(torch.autograd.Function):  # type: ignore[misc]
     """A result that has no gradient, though its inputs want one."""
 
@@ -124,7 +110,7 @@ def without_gradient(text: str, result: Tensor, tensors: Sequence[Tensor]) -> Te
 def _differentiate_once(operator: Any, given: dict[str, Any]) -> list[Tensor]:
     refuse_transforms(given["function"])
     tensors = [x for x in (*given.values(), *(given.get("capture_arrays") or ())) if isinstance(x, Tensor)]
-    return list(_Once.apply(operator, given, *tensors))
+    return list(once(given["function"], lambda: operator(**given), *tensors))
 
 
 _backward_op = register(

@@ -91,6 +91,28 @@ def refuse_transforms(function: str) -> None:
         )
 
 
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """What a backward pass computes, where that might be differentiated, which is refused."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, function: str, compute: Callable[[], Sequence[Tensor | None]], *_tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        ctx.function = function
+        return tuple(compute())
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor | None) -> Any:
+        raise NotImplementedError(
+            f"{ctx.function}: gradients must not be differentiated again, as there is no double backward"
+        )
+
+
+def once(function: str, compute: Callable[[], Sequence[Tensor | None]], *tensors: Tensor | None) -> Any:
+    """The gradients that a backward pass computes from these tensors; they have no gradients themselves."""
+    return _Once.apply(function, compute, *tensors)
+
+
 # ---- registration -------------------------------------------------------------------------------
 
 

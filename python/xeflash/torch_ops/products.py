@@ -15,7 +15,7 @@ from torch import Tensor
 from xeflash import _core
 from xeflash.call.schema import ROWS_OF_LINEAR
 from xeflash.torch_ops.forms import LINEAR
-from xeflash.torch_ops.library import refuse_transforms, register, wants_gradients
+from xeflash.torch_ops.library import once, refuse_transforms, register, wants_gradients
 from xeflash.tune.products import WEIGHT_OUTPUTS
 
 _LEARNED = tuple(name for name, row in ROWS_OF_LINEAR.items() if row.more.learned)
@@ -60,6 +60,10 @@ def numbers(weight: Tensor, scales: Tensor, zeros: Tensor | None, group: int, in
     return q * spread(scales)
 
 
+def _as_rows(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
 def _blocks(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
     for first in range(0, len(weight), WEIGHT_OUTPUTS):
         yield first, weight[first : first + WEIGHT_OUTPUTS]
@@ -78,25 +82,31 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         return result
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: Tensor) -> Any:
-        x, weight, scales, zeros = ctx.saved_tensors
-        dx = dweight = dbias = None
-        rows = dout.reshape(-1, dout.shape[-1])
-        if ctx.needs_input_grad[2]:
-            if scales is None:
-                sums = rows @ weight
-            else:
-                sums = rows.new_zeros((len(rows), x.shape[-1]), dtype=torch.float32)
-                for first, some in _blocks(weight):
-                    w = numbers(some, scales, zeros, ctx.given.get("group", 0), x.shape[-1], first)
-                    sums.addmm_(rows[:, first : first + len(some)].float(), w)
-            dx = sums.to(x.dtype).view(x.shape)
-        if ctx.needs_input_grad[3]:
-            dweight = rows.mT @ x.reshape(-1, x.shape[-1])
-        if ctx.has_bias and ctx.needs_input_grad[4]:
-            dbias = rows.sum(0, dtype=torch.float32).to(dout.dtype)
-        return None, None, dx, dweight, dbias
+        saved = ctx.saved_tensors
+        return None, None, *once(ctx.given["function"], lambda: _gradients(ctx, dout, *saved), dout, *saved)
+
+
+def _gradients(
+    ctx: Any, dout: Tensor, x: Tensor, weight: Tensor, scales: Tensor | None, zeros: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Those of x, weight and bias."""
+    dx = dweight = dbias = None
+    rows = _as_rows(dout)
+    if ctx.needs_input_grad[2]:
+        if scales is None:
+            sums = rows @ weight
+        else:
+            sums = rows.new_zeros((len(rows), x.shape[-1]), dtype=torch.float32)
+            for first, some in _blocks(weight):
+                w = numbers(some, scales, zeros, ctx.given.get("group", 0), x.shape[-1], first)
+                sums.addmm_(rows[:, first : first + len(some)].float(), w)
+        dx = sums.to(x.dtype).view(x.shape)
+    if ctx.needs_input_grad[3]:
+        dweight = rows.mT @ _as_rows(x)
+    if ctx.has_bias and ctx.needs_input_grad[4]:
+        dbias = rows.sum(0, dtype=torch.float32).to(dout.dtype)
+    return dx, dweight, dbias
 
 
 def _differentiate(operator: Any, given: dict[str, Any]) -> Tensor:

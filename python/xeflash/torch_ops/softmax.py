@@ -14,7 +14,7 @@ from torch import Tensor
 from xeflash import _core
 from xeflash.call.schema import ROWS_OF_SOFTMAX
 from xeflash.torch_ops.forms import MATMUL_SOFTMAX
-from xeflash.torch_ops.library import refuse_transforms, register
+from xeflash.torch_ops.library import once, refuse_transforms, register
 
 _LEARNED = tuple(name for name, row in ROWS_OF_SOFTMAX.items() if row.more.learned)
 
@@ -55,22 +55,26 @@ class _MatmulSoftmax(torch.autograd.Function):  # type: ignore[misc]
         return result
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: Tensor) -> Any:
-        a, b, result = ctx.saved_tensors
-        of_softmax = torch._log_softmax_backward_data if ctx.given.get("log") else torch._softmax_backward_data
-        ds = of_softmax(dout, result, -1, result.dtype)
-        scale = ctx.given.get("scale", 1.0)
-        rows = _columns_first(b, ctx.given)
-        da = db = dbias = None
-        if ctx.needs_input_grad[2]:
-            da = (ds @ rows).mul_(scale).sum_to_size(a.shape)
-        if ctx.needs_input_grad[3]:
-            db = _columns_first((ds.mT @ a).mul_(scale).sum_to_size(rows.shape), ctx.given)
-        if ctx.like_bias is not None and ctx.needs_input_grad[4]:
-            shape, dtype = ctx.like_bias
-            dbias = ds.float().sum_to_size(shape).to(dtype)
-        return None, None, da, db, dbias
+        saved = ctx.saved_tensors
+        return None, None, *once(ctx.given["function"], lambda: _gradients(ctx, dout, *saved), dout, *saved)
+
+
+def _gradients(ctx: Any, dout: Tensor, a: Tensor, b: Tensor, result: Tensor) -> tuple[Tensor | None, ...]:
+    """Those of a, b and the bias."""
+    of_softmax = torch._log_softmax_backward_data if ctx.given.get("log") else torch._softmax_backward_data
+    ds = of_softmax(dout, result, -1, result.dtype)
+    scale = ctx.given.get("scale", 1.0)
+    rows = _columns_first(b, ctx.given)
+    da = db = dbias = None
+    if ctx.needs_input_grad[2]:
+        da = (ds @ rows).mul_(scale).sum_to_size(a.shape)
+    if ctx.needs_input_grad[3]:
+        db = _columns_first((ds.mT @ a).mul_(scale).sum_to_size(rows.shape), ctx.given)
+    if ctx.like_bias is not None and ctx.needs_input_grad[4]:
+        shape, dtype = ctx.like_bias
+        dbias = ds.float().sum_to_size(shape).to(dtype)
+    return da, db, dbias
 
 
 def _differentiate(operator: Any, given: dict[str, Any]) -> Tensor:
