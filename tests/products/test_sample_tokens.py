@@ -274,3 +274,28 @@ def test_what_cannot_be_done_is_refused_by_name(changes, error, says):
     with pytest.raises(error) as raised:
         xeflash.sample(**{"logits": torch.zeros(3, 5), "seed": 0, **changes})
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "seed", "position", "top_k"])
+def test_numbers_of_rows_are_refused_by_their_own_name(name):
+    given = {"logits": torch.zeros(3, 5), "seed": 0}
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    with pytest.raises(TypeError, match=f"^sample: {name} must be a torch tensor, a numpy array"):
+        xeflash.sample(**given | {name: nested})
+    if name in ("temperature", "top_p", "min_p"):
+        with pytest.raises(NotImplementedError, match=f"^sample: {name} must not require grad"):
+            xeflash.sample(**given | {name: torch.ones(3, requires_grad=True)})
+
+
+def test_inputs_of_a_head_are_dense():
+    with pytest.raises(TypeError, match="^linear_sample: x must be a dense tensor"):
+        xeflash.linear_sample(torch.zeros(2, 2, 8).to_sparse(), torch.zeros(5, 8), seed=0)
+    for shape in ((0,), (2, 0), (2, 3, 0)):
+        assert xeflash.linear_sample(torch.zeros(shape), torch.zeros(5, 0), seed=0).shape == shape[:-1]
+
+
+def test_a_softcap_below_all_normal_numbers_leaves_no_logit():
+    logits = torch.tensor([[0.0, 1e4, -1e4]]).expand(2000, 3)
+    for softcap in (1e-60, 1e-45, 1e-30):
+        found = xeflash.sample(logits, seed=3, softcap=softcap)
+        assert found.bincount(minlength=3).min() > 500  # each is as probable as the others

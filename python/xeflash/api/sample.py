@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from xeflash.api.linear import product
 from xeflash.api.public import public
 from xeflash.api.route import engine
-from xeflash.call.values import shape_of
+from xeflash.call.values import is_array, shape_of
 from xeflash.tune.products import SAMPLED_ROWS
 
 _OF_ROWS = {"seed": "seeds", "position": "positions", "temperature": "temperatures"}
@@ -19,11 +20,16 @@ def _sample(function: str, given: dict[str, Any]) -> Any:
     for name in ("position", "temperature", "top_k", "top_p", "min_p", "softcap", "logit_scale"):
         if given.get(name, 0) is None:
             del given[name]
-    for name, of_rows in _OF_ROWS.items():
-        if hasattr(x := given.get(name), "shape") and getattr(x, "shape", None) != ():
-            given[of_rows] = given.pop(name)
     core = engine(function, given["logits"], None, None, given)
+    for name in _arrays_of_rows(function, given):
+        given[_OF_ROWS[name]] = given.pop(name)
     return core.sample(**given, function=function)
+
+
+def _arrays_of_rows(function: str, given: dict[str, Any]) -> list[str]:
+    """The names of what is given as an array of more than a number."""
+    found = {name: given[name] for name in _OF_ROWS if name in given}
+    return [name for name, x in found.items() if is_array(function, name, x) and x.shape != ()]
 
 
 @public(_sample)
@@ -72,8 +78,8 @@ def _linear_sample(function: str, given: dict[str, Any]) -> Any:
     if not hasattr(x, "reshape"):  # as SYCL's own arrays
         raise NotImplementedError(f"{function}: x must be a torch tensor or a numpy array, got {type(x).__name__}")
     of_weight = {name: given.pop(name) for name in _OF_WEIGHT if name in given}
-    rows = x.reshape(-1, shape[-1]) if len(shape) != 2 else x
-    of_rows = {name: given.pop(name) for name in _OF_ROWS if getattr(given.get(name), "shape", ()) != ()}
+    rows = x if len(shape) == 2 else _matrix(function, x, shape)
+    of_rows = {name: given.pop(name) for name in _arrays_of_rows(function, given)}
     for name, numbers in of_rows.items():
         if numbers.shape not in ((len(rows),), shape[:-1]):
             raise ValueError(
@@ -90,6 +96,13 @@ def _linear_sample(function: str, given: dict[str, Any]) -> Any:
     if len(tokens) == 1:
         return tokens[0].reshape(shape[:-1])
     return _joined(tokens).reshape(shape[:-1])
+
+
+def _matrix(function: str, x: Any, shape: tuple[int, ...]) -> Any:
+    try:
+        return x.reshape(math.prod(shape[:-1]), shape[-1])
+    except (NotImplementedError, RuntimeError) as error:  # of sparse tensors
+        raise TypeError(f"{function}: x must be a dense tensor or array, got {type(x).__name__}: {error}") from error
 
 
 def _joined(arrays: list[Any]) -> Any:
@@ -126,7 +139,8 @@ def linear_sample(
 
     Up to order, arguments are those of ``linear``, so the weight may be quantised; the others are those of ``sample``.
     x is a torch tensor or a numpy array. Logits are rounded to the type of x, as a model's head does, and are in memory
-    for 64 rows at a time. Temperature 0 makes it greedy.
+    for 64 rows at a time. Those of up to 8 rows are summed in another order than those of more, so where two tokens are
+    as close as roundings, another batch may draw the other one. Temperature 0 makes it greedy.
 
     >>> import numpy as np, xeflash
     >>> xeflash.linear_sample(np.ones((2, 32), np.float32), np.eye(4, 32, dtype=np.float32), seed=1, temperature=0)
