@@ -44,7 +44,8 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
   bool fits = a.ndim == 3;
   for (int i = 0; fits && i < 3; ++i) fits = a.shape[i] == of.shape[i];
   XF_REQUIRE(check, fits, name,
-             std::string("must have the shape of ") + of_name + " without its last dimension",
+             std::string("must be one number, of (batch, heads), or have the shape of ") + of_name +
+                 " without its last dimension",
              a.describe_shape(), a);
   XF_REQUIRE(check, a.whole_strides, name, "must have strides of whole elements", "others", a);
   check.require_same_place(a, name, p.q, p.q_name);

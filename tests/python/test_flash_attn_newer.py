@@ -127,7 +127,7 @@ def test_queries_in_float8(device, call):
     for rows in (5, 1):
         arrays, scales, meant = in_8_bits(rows)
         if rows == 1:
-            scales = {"q_descale": 0.5, "k_descale": 2.0, "v_descale": 0.25}
+            scales = {"q_descale": 0.5, "k_descale": torch.tensor([2.0]), "v_descale": torch.tensor(0.25)}
             meant = [x.float() * scale for x, scale in zip(arrays, scales.values(), strict=True)]
         want = xeflash.flash_attn_func(*meant, causal=True)
         more = ()
@@ -232,15 +232,39 @@ def test_one_scale_for_all_pages(device):
     lengths = torch.tensor([40, 17], dtype=torch.int32)
     meant = [x.float() * scale for x, scale in zip(pools, (0.5, 0.25), strict=True)]
     want = xeflash.flash_attn_with_kvcache(q, *meant, cache_seqlens=lengths, block_table=table, causal=True)
-    scales = {"k_descale": torch.tensor(0.5).expand(2, 2), "v_descale": torch.tensor(0.25).expand(2, 2)}
-    got = xeflash.flash_attn_with_kvcache(q, *pools, cache_seqlens=lengths, page_table=table, causal=True, **scales)
-    torch.testing.assert_close(got, want)
+    for shape in ((2, 2), (1,), ()):
+        scales = {"k_descale": torch.tensor(0.5).expand(shape), "v_descale": torch.tensor(0.25).expand(shape)}
+        got = xeflash.flash_attn_with_kvcache(q, *pools, cache_seqlens=lengths, page_table=table, causal=True, **scales)
+        torch.testing.assert_close(got, want)
     starts = torch.tensor([0, 5, 10], dtype=torch.int32)
     for given in (scales, {"k_scale": 0.5, "v_scale": 0.25}):
         packed = xeflash.flash_attn_varlen_func(
             q.flatten(0, 1), *pools, starts, None, 5, 48, causal=True, page_table=table, seqused_k=lengths, **given
         )
         torch.testing.assert_close(packed.view_as(want), want)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        np.float32, np.array, lambda x: np.array([x], np.float16), torch.tensor, lambda x: torch.tensor([x]).half(),
+        lambda x: torch.nn.Parameter(torch.tensor([x]), requires_grad=False),
+    ],
+    ids=["number", "numpy", "numpy of one", "tensor", "tensor of one", "parameter"],
+)  # fmt: skip
+def test_a_scale_may_be_an_array_of_one(one):
+    """As vLLM's layers have them."""
+    _, caches, _ = quantised()
+    q, *new = torch.randn(3, 2, 1, 2, 64).bfloat16()
+    lengths = torch.tensor([40, 17], dtype=torch.int32)
+    found = []
+    for of in (float, one):
+        own = [x.clone() for x in caches]
+        scales = {"k_scale": of(0.5), "v_scale": of(0.25)}
+        out = xeflash.flash_attn_with_kvcache(q, *own, *new, cache_seqlens=lengths, **scales)
+        found.append([out, xeflash.flash_attn_with_kvcache(q, *own, **scales), *(x.float() for x in own)])
+    for want, got in zip(*found, strict=True):
+        assert torch.equal(got, want)
 
 
 def test_scales_that_do_not_fit():
@@ -256,7 +280,10 @@ def test_scales_that_do_not_fit():
     ):
         new = torch.randn(2, 1, 2, 64)
         call(q, *caches, new, new, cache_seqlens=3, k_descale=k_scale, v_descale=v_scale)
-    with pytest.raises(ValueError, match="k_scale must have the shape of k_cache without its last dimension"):
+    with pytest.raises(
+        ValueError,
+        match=r"k_scale must be one number, of \(batch, heads\), or have the shape of k_cache without its last dimension",
+    ):
         call(q, *caches, k_descale=torch.rand(2, 3), v_descale=v_scale)
 
 

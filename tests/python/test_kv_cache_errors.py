@@ -35,6 +35,7 @@ COS = zeros(200, 16)
 FP8 = {name: zeros(2, 100, 2, 64, dtype=torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
 INT8 = {name: zeros(2, 100, 2, 64, dtype=torch.int8) for name in ("k_cache", "v_cache")}
 
+NESTED = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
 REFUSED = {
     "capacity": (
         {"cache_seqlens": int32(50, 98)},
@@ -187,6 +188,17 @@ REFUSED = {
     ),
     "int8-without-scale": (INT8, ValueError, "k_scale must be given with int8"),
     "scale-zero": ({**FP8, "k_scale": 0.0}, ValueError, "k_scale must be positive and finite in float32, got 0.0"),
+    "scale-array-zero": (
+        {**FP8, "k_scale": torch.zeros(1)},
+        ValueError,
+        "k_scale must be positive and finite in float32, got 0.0",
+    ),
+    "scale-array-bool": (
+        {**FP8, "k_scale": torch.tensor(True)},
+        TypeError,
+        "k_scale must be a number or an array, got True (bool)",
+    ),
+    "scale-nested": ({**FP8, "v_scale": NESTED}, TypeError, "v_scale must be a torch tensor, a numpy array or have"),
     "scale-bool": ({**FP8, "k_scale": True}, TypeError, "k_scale must be a number or an array, got True (bool)"),
     "scale-nan": (
         {**FP8, "v_scale": float("nan")},
@@ -196,7 +208,7 @@ REFUSED = {
     "scale-shape": (
         {**FP8, "k_scale": torch.ones(2, 100), "v_scale": torch.ones(2, 100)},
         ValueError,
-        "k_scale must have the shape of k_cache without its last dimension, got [2, 100]",
+        "k_scale must be one number, of (batch, heads), or have the shape of k_cache without its last dimension, got [2, 100]",
     ),
     "scale-dtype": (
         {**FP8, "k_scale": torch.ones(2, 100, 2).half()},

@@ -6,7 +6,7 @@ import sys
 from numbers import Real
 from typing import Any, cast
 
-from xeflash.call.values import shown
+from xeflash.call.values import as_number, shown
 
 _LEAST, _MOST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of positive numbers in float32
 
@@ -61,6 +61,7 @@ def _in_16_bits(function: str, name: str, x: Any, scale: Any, heads: Any, starts
     if not x.is_floating_point() and (x.dtype is not torch.int8 or name == "q"):
         kinds = "a floating type" if name == "q" else "int8 or a floating type"
         raise TypeError(f"{function}: {name} must be of {kinds}, got {x.dtype}; {name}.shape = {list(x.shape)}")
+    scale = as_number(function, f"{name}_scale", scale)
     if scale is None:
         if not x.is_floating_point():
             raise ValueError(f"{function}: {name}_scale must be given with int8, got None")

@@ -10,7 +10,7 @@ from xeflash.api.float8 import take_query
 from xeflash.api.public import public, renamed
 from xeflash.api.route import engine
 from xeflash.call.schema import BSHD, THD
-from xeflash.call.values import flag, namespace, shape_of, shown, snippet, take_window
+from xeflash.call.values import as_number, flag, is_array, namespace, shape_of, shown, snippet, take_window
 
 
 def _attend(function: str, given: dict[str, Any]) -> Any:
@@ -161,11 +161,11 @@ def flash_attn_with_kvcache(
             faster with grouped queries, nothing where memory is the limit; a row that is too far from it (by some 14
             above or 28 below) is computed twice. The results are as exact. GPUs look for it all the same where the
             matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
-        k_scale, v_scale: what the elements of a quantised cache are multiplied by: a number, or fp32 arrays of the
-            cache's shape without D, both or neither. New keys are divided by the number, and rounded to the nearest;
-            arrays get the scale that makes the largest of each new row the type's largest. Or fp32 (B, Hk), for each
-            sequence and head, without new keys; with block_table, cache_batch_idx or beam_index it has to be one
-            number, expanded.
+        k_scale, v_scale: what the elements of a quantised cache are multiplied by: a number, also as an array of one,
+            or fp32 arrays of the cache's shape without D, both or neither. New keys are divided by the number, and
+            rounded to the nearest; arrays get the scale that makes the largest of each new row the type's largest. Or
+            fp32 (B, Hk), for each sequence and head, without new keys; with block_table, cache_batch_idx or beam_index
+            it has to be one number, expanded. An array of one on a device is fp32; with new keys the call waits for it.
         cu_seqlens_q, max_seqlen_q: int32 (B + 1,) starts of packed queries (tokens, H, D), and the tokens of the
             longest (without packing, a bound of Sq); the LSE of packed ones is (H, tokens). There are no new keys, and
             a cache without block_table has a multiple of 16 rows.
@@ -192,14 +192,8 @@ def attend_cache(function: str, layout: int, given: dict[str, Any]) -> tuple[Any
     take_query(function, given)
     core = engine(function, given["q"], given["k_cache"], given["v_cache"], given)
     for name in ("k_scale", "v_scale"):
-        scale = given.get(name)
-        if scale is None or isinstance(scale, int | float):
-            if isinstance(scale, bool):
-                raise TypeError(f"{function}: {name} must be a number or an array, got {scale} (bool)")
-        elif isinstance(scale, Real):  # of numpy's
-            given[name] = float(scale)
-        elif len(getattr(scale, "shape", ())) == 2:
-            given[name] = _of_rows(function, name, given)
+        if given.get(name) is not None:
+            given[name] = _scale(function, name, given)
     score_mod, captures = given.pop("score_mod", None), given.pop("captures", None)
     if score_mod is not None or captures is not None:
         given["score_mod"] = snippet(core, function, score_mod, captures)
@@ -207,9 +201,26 @@ def attend_cache(function: str, layout: int, given: dict[str, Any]) -> tuple[Any
     return core.forward(**given)
 
 
-def _of_rows(function: str, name: str, arguments: dict[str, Any]) -> Any:
+def _scale(function: str, name: str, arguments: dict[str, Any]) -> Any:
+    """A number, or an array for each row and head of the cache, from any form that a scale has."""
+    scale = as_number(function, name, arguments[name])
+    if isinstance(scale, bool):
+        raise TypeError(f"{function}: {name} must be a number or an array, got {scale} (bool)")
+    if isinstance(scale, int | float) or not is_array(function, name, scale):
+        return scale
+    if isinstance(scale, Real):  # of numpy's
+        return float(scale)
+    shape = tuple(scale.shape)
+    if shape in ((), (1,)) and hasattr(scale, "reshape"):  # on a device
+        if arguments.get("k") is not None:
+            return scale.item()
+        return _of_rows(function, name, scale.reshape(1, 1), arguments)
+    return _of_rows(function, name, scale, arguments) if len(shape) == 2 else scale
+
+
+def _of_rows(function: str, name: str, scale: Any, arguments: dict[str, Any]) -> Any:
     """Scales (B, Hk) as those of the rows of a cache, (B_cache, S, Hk), without a copy."""
-    scale, cache = arguments[name], name[0] + "_cache"
+    cache = name[0] + "_cache"
     if getattr(scale, "is_sparse", False):
         return scale  # which the extension refuses
     rows, keys, heads = shape_of(function, cache, arguments[cache])[:3]
