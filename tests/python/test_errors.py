@@ -97,6 +97,18 @@ DENSE = {
     "dropout-above": (dict(dropout_p=1.5), ValueError, "dropout_p must be 0 to 1, got 1.5"),
     "dropout-below": (dict(dropout_p=-0.1), ValueError, "dropout_p must be 0 to 1, got -0.1"),
     "dropout-nan": (dict(dropout_p=float("nan")), ValueError, "dropout_p must be 0 to 1, got nan"),
+    "dropout-array": (dict(dropout_p=np.zeros(2)), TypeError, "dropout_p must be a number, got ndarray"),
+    "dropout-tensor": (dict(dropout_p=torch.zeros(2)), TypeError, "dropout_p must be a number, got Tensor"),
+    "softcap-array": (dict(softcap=np.ones(2), dropout_p=0.5), TypeError, "softcap must be a number, got ndarray"),
+    "captures-array": (
+        dict(captures=torch.zeros(2)),
+        TypeError,
+        "captures must be a mapping of names to values, got Tensor",
+    ),
+    "snippet-array": (dict(score_mod=np.zeros(2)), TypeError, "score_mod must be a string"),
+    "probs-array": (dict(return_attn_probs=np.zeros(2)), TypeError, "return_attn_probs must be True or False, got "),
+    "probs-text": (dict(return_attn_probs="no"), TypeError, "return_attn_probs must be True or False, got 'no' (str)"),
+    "deterministic": (dict(deterministic=object()), TypeError, "deterministic must be True or False, got "),
     "scale-nan": (dict(softmax_scale=float("nan")), ValueError, "must be finite in float32, got nan"),
     "scale-inf": (dict(softmax_scale=float("inf")), ValueError, "must be finite in float32, got inf"),
     "window": (
@@ -203,7 +215,7 @@ VARLEN = {
     "paged-rank": (
         dict(block_table=tensor(2, 3, dtype=torch.int32)),
         ValueError,
-        "k must have 4 dimensions, got 3",
+        "block_table must be None unless k has pages (pages, rows, heads, head_dim), got one with k.shape = [50, 2, 64]",
     ),
     "paged-dropout": (
         dict(block_table=tensor(2, 3, dtype=torch.int32), dropout_p=0.5),

@@ -61,6 +61,12 @@ SDPA = {
         ValueError,
         "key.head_dim must equal query.head_dim (64), got 32; key.shape = [2, 2, 127, 32]",
     ),
+    "rng-without-dropout": (
+        dict(rng="ab"),
+        (ValueError, TypeError),
+        "rng must be two integers (seed, offset), got 'ab'",
+    ),
+    "dropout-array": (dict(dropout_p=torch.zeros(2)), TypeError, "dropout_p must be a number, got Tensor"),
     "rng": (dict(dropout_p=0.1, rng=(1, 2, 3)), (ValueError, TypeError), "rng"),
 }
 

@@ -10,7 +10,7 @@ from xeflash.api.public import public
 from xeflash.api.ranks import ids_of_batch, lists_of_batch, to_4d
 from xeflash.api.route import engine
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, WITH_GRADIENTS_OF_ATTENTION
-from xeflash.call.values import seeds, shape_of, snippet, take_window
+from xeflash.call.values import is_on, seeds, shape_of, snippet, take_window
 
 
 def _attend(function: str, given: dict[str, Any]) -> Any:
@@ -22,7 +22,8 @@ def _attend(function: str, given: dict[str, Any]) -> Any:
     score_mod, captures = given.pop("score_mod", None), given.pop("captures", None)
     if score_mod is not None or captures is not None:
         given["score_mod"] = snippet(core, function, score_mod, captures)
-    if dropout_p := given.get("dropout_p"):
+    dropout_p = given.get("dropout_p")
+    if is_on(function, "dropout_p", dropout_p) or rng is not None:
         given["seed"], given["offset"] = seeds(function, dropout_p, query, rng, core)
     rank, lead = len(shape), shape[:-3]
     if rank != 4:
@@ -99,8 +100,8 @@ def attention(
             window_size, at the position that its diagonal has (bottom_right). 0 is off. Other blocks take no time.
         gather_kv_indices: int32 (..., L, n), sparse attention: the keys that each query sees, for all heads, in any
             order and each once, within is_causal and window_size; negative numbers are none. It is a torch tensor. Few
-            queries read the rows of their lists alone; of many, blocks of keys that 64 neighbours do not pick take no
-            time.
+            queries read the rows of their lists alone, where no gradients are wanted, and sum in another order then; of
+            many, blocks of keys that 64 neighbours do not pick take no time.
         return_lse: also return log sum exp of the scores, fp32 (..., H, L); -inf for a row that sees no key.
         rng: (seed, offset) of dropout's counter-based generator; default the next of ``manual_seed``'s.
         out: where to write the result.

@@ -25,23 +25,22 @@ from xeflash.api.public import LSE_ALONE, public, renamed
 from xeflash.api.route import engine
 from xeflash.api.used_queries import take_used_queries
 from xeflash.call.schema import BSHD, THD, WITH_GRADIENTS
-from xeflash.call.values import seeds, shape_of, shown, snippet, take_window
+from xeflash.call.values import flag, is_on, seeds, shape_of, shown, snippet, take_window
 from xeflash.runtime.interop import UsmPart
 
 
 def _run(function: str, layout: int, given: dict[str, Any]) -> Any:
     """A function's call; `given` are its arguments."""
-    return_attn_probs = given.pop("return_attn_probs", False)
-    given.pop("deterministic", None)  # it always is
+    return_lse, return_probs = _take_flags(function, given)
     take_window(function, given)
     q, dropout_p, softcap = given["q"], given.get("dropout_p"), given.get("softcap")
     core = engine(function, q, given["k"], given["v"], given, WITH_GRADIENTS)
-    if dropout_p and softcap:
+    drops = is_on(function, "dropout_p", dropout_p)
+    if drops and is_on(function, "softcap", softcap):
         raise ValueError(
             f"{function}: softcap does not support dropout, got dropout_p = {dropout_p}, softcap = {softcap}"
         )
-    return_lse = return_attn_probs is LSE_ALONE or return_attn_probs
-    shows_dropout = bool(dropout_p and return_lse) and return_attn_probs is not LSE_ALONE
+    shows_dropout = drops and return_probs
     if shows_dropout and core is not _core:
         import torch  # needs no time, as the arrays are its tensors
 
@@ -49,25 +48,33 @@ def _run(function: str, layout: int, given: dict[str, Any]) -> Any:
             raise NotImplementedError(
                 f"{function}: return_attn_probs with dropout must not be compiled, got dropout_p = {dropout_p}"
             )
-    if dropout_p:
+    if drops:
         given["seed"], given["offset"] = seeds(function, dropout_p, q, core=_core if shows_dropout else core)
-    return_probs = return_lse and return_attn_probs is not LSE_ALONE
-    given["return_lse"] = bool(return_lse)
+    given["return_lse"] = return_lse
     picked = take_picks(function, BSHD, (q, given["k"], given["v"]), given)
     if picked is not None:
         return (*picked, None) if return_probs else picked if return_lse else picked[0]
     snippet_of = (given.pop("score_mod", None), given.pop("captures", None))
-    if snippet_of != (None, None):
+    if any(x is not None for x in snippet_of):
         given["score_mod"] = snippet(core, function, *snippet_of)
     given["layout"], given["function"] = layout, function
     out, lse = core.forward(**given)
     if not return_lse:
         return out
-    if return_attn_probs is LSE_ALONE:
+    if not return_probs:
         return out, lse
     if not shows_dropout:
         return out, lse, None
     return out, lse, _probabilities(function, out, *snippet_of, {**given, "lse": lse})
+
+
+def _take_flags(function: str, given: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether the LSE is wanted, and with it a third result."""
+    flag(function, "deterministic", given.pop("deterministic", False))  # it always is
+    wanted = given.pop("return_attn_probs", False)
+    alone = wanted is LSE_ALONE
+    return_lse = alone or flag(function, "return_attn_probs", wanted)
+    return return_lse, return_lse and not alone
 
 
 def _dense(function: str, given: dict[str, Any]) -> Any:
@@ -112,18 +119,21 @@ def _of_cache(function: str, layout: int, given: dict[str, Any], why: str) -> An
         value = given.pop(name, off)
         if value is not off and (isinstance(value, bool) or not isinstance(value, int | float) or value != off):
             raise NotImplementedError(f"{function}: {name} must be {off} with {why}, got {shown(value)}")
-    return_attn_probs = given.pop("return_attn_probs", False)
-    given.pop("deterministic", None)
-    given["return_lse"] = return_attn_probs is LSE_ALONE or return_attn_probs
+    given["return_lse"], return_probs = _take_flags(function, given)
+    if layout == THD and len(of_k := shape_of(function, "k", given["k_cache"])) == 3:
+        raise ValueError(
+            f"{function}: block_table must be None unless k has pages (pages, rows, heads, head_dim), "
+            f"got one with k.shape = {list(of_k)}"
+        )
     recorded = _detach(given)
     out, lse = attend_cache(function, layout, given)
     if recorded:
         from xeflash.torch_ops.gradients import without_gradient
 
         out = without_gradient(f"{function}: there must be no gradients with {why}, got a backward pass", out, recorded)
-    if return_attn_probs is LSE_ALONE:
-        return out, lse
-    return (out, lse, None) if return_attn_probs else out
+    if return_probs:
+        return out, lse, None
+    return (out, lse) if given["return_lse"] else out
 
 
 def _detach(given: dict[str, Any]) -> list[Any]:
@@ -190,9 +200,9 @@ def flash_attn_func(
         softcap: scores become softcap * tanh(score / softcap); 0 is off.
         alibi_slopes: fp32 (H,) or (B, H); adds -slope * |i + Sk - Sq - j| to a score.
         deterministic: of the backward pass, which gives the same bits each time in any case.
-        return_attn_probs: also return the LSE, fp32 (B, H, Sq), and S_dmask: with dropout the probabilities
-            (B, H, Sq, Sk), negative where they were dropped, for checks, else None. They are normalised, unlike
-            flash-attn's, which are relative to a running maximum of its blocks.
+        return_attn_probs: also return the LSE, fp32 (B, H, Sq), of bf16 to within 1e-4, and S_dmask: with dropout the
+            probabilities (B, H, Sq, Sk), negative where they were dropped, for checks, else None. They are normalised,
+            unlike flash-attn's, which are relative to a running maximum of its blocks.
         s_aux: (H,) sink logits that join the softmax without a value.
         num_splits: of the keys, each for other work-groups, whose results are merged; up to 128; 0 chooses.
         q_scale, k_scale, v_scale: what the elements of q, k and v in 8 bits are multiplied by: a number, or fp32

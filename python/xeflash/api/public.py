@@ -106,7 +106,7 @@ def _known(name: str, own: frozenset[str], named: dict[str, Any], by_place: dict
         else:
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}")
     if return_lse:
-        if known.get("return_attn_probs"):
+        if flag(name, "return_attn_probs", known.get("return_attn_probs", False)):
             raise ValueError(f"{name}: {return_lse} must be False with return_attn_probs, got True")
         known["return_attn_probs"] = LSE_ALONE
     return known
