@@ -135,6 +135,7 @@ XF_INLINE void load(SharedLeft<T, R, C, Begin>& A, const Rows& m) {
   using Whole = SharedLeft<T, R, C, Begin>;
   if (Group::turn() == 0) share<Whole::kColumns / Whole::kWidth, Group::team>(put, Group::member());
   Group::meet_turns();
+  if constexpr (!Group::staged) Group::meet_team();  // else they meet once K is staged, too
 }
 
 template <class Rows, class T, int R, int C, int Begin>

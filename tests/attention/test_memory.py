@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import sparse
+from arrays import from_array, sparse, to_array
 from cover import few
-from plain import call, make
+from plain import call, check_rows_first, make, make_rows_first
 from tolerance import check_attention, check_sequences
 from xeflash.selftest.reference import Features
 
@@ -61,6 +61,24 @@ def test_nothing_is_written_around_out(dtype, rows):
     check_attention("into out", q, k, v, Features(), out, lse)
     out.fill_(guard)
     assert torch.all(around == guard)
+
+
+@pytest.mark.wide
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dim", "dtype"),
+    [
+        *((dim, dtype) for dim in (8, 16, 24, 40, 56, 72, 104, 136, 200, 264, 320) for dtype in DTYPES[:2]),
+        (576, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_nothing_beside_the_arrays_is_touched_on_gpu(gpu, dim, dtype):
+    """Each fills an allocation, beyond which the simulator knows no memory."""
+    for rows, keys in ((1, 33), (9, 17)):
+        qkv = make_rows_first(rows, keys, heads=2, heads_k=1, dim=dim, dim_v=dim, dtype=dtype)
+        out = xeflash.flash_attn_func(*(to_array(x, "usm") for x in qkv))
+        check_rows_first(f"{dtype} {dim} {rows}", qkv, from_array(out, "usm"), gpu=True)
 
 
 def test_rows_between_varlen_sequences_are_left_alone():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES
+from arrays import DTYPES, from_array, to_array
 from products.weights import GROUPS, Stored, stored, type_of_scales
 from tolerance import assert_close
 
@@ -131,6 +131,24 @@ def test_rows_lie_anywhere(device: str, left: int, right: int):
             base = view._base.to(device)
             on_device.append(base.as_strided(view.shape, view.stride(), view.storage_offset()))
         judge(xeflash.linear(*on_device), x, weights, None, "fp16")
+
+
+@pytest.mark.wide
+@pytest.mark.gpu
+@pytest.mark.parametrize("inputs", [1, 2, 3, 8, 16, 17, 31, 40, 65, 129, 257])
+@pytest.mark.parametrize("format", [("same", 0, False), ("int4", 32, True), ("int8", 0, False)], ids=str)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_nothing_beside_the_arrays_is_touched_on_a_gpu(
+    gpu: str, dtype: str, format: tuple[str, int, bool], inputs: int
+):
+    """Each fills an allocation, beyond which the simulator knows no memory."""
+    kind, group, zeros = format
+    for rows, outputs in ((1, 63), (9, 17)):
+        x, bias = inputs_of(rows, inputs, DTYPES[dtype]), torch.randn(outputs).to(DTYPES[dtype])
+        weights = stored(kind, outputs, inputs, x.dtype, group, zeros, seed=3)
+        arguments = {name: to_array(value, "usm") for name, value in weights.arguments.items()}
+        got = xeflash.linear(to_array(x, "usm"), bias=to_array(bias, "usm"), **arguments)
+        judge(from_array(got, "usm"), x, weights, bias, dtype)
 
 
 def test_leading_dimensions_are_rows(device: str):
