@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
-from . import backward, cached, dense, linear, merged, others
+from . import backward, cached, dense, heads, linear, merged, others, softmax, tokens
 from .case import Case
 from .draw import Draw
-from .invalid import spoil
+from .invalid import Mutation, spoil
 
 FUNCTIONS: dict[str, tuple[int, Callable[[Draw], Case]]] = {
     "attention": (6, dense.attention),
@@ -24,6 +24,13 @@ FUNCTIONS: dict[str, tuple[int, Callable[[Draw], Case]]] = {
     "gradients of flash_attn_func": (1, backward.flash_attn_func),
     "gradients of flash_attn_varlen_func": (1, backward.flash_attn_varlen_func),
     "linear": (3, linear.linear),
+    "matmul_softmax": (2, softmax.matmul_softmax),
+    "linear_cross_entropy": (2, heads.linear_cross_entropy),
+    "linear_log_prob": (2, heads.linear_log_prob),
+    "linear_top_k": (2, heads.linear_top_k),
+    "linear_argmax": (2, heads.linear_argmax),
+    "sample": (2, tokens.sample),
+    "linear_sample": (2, tokens.linear_sample),
     "merge_states": (2, merged.merge_states),
     "scaled_dot_product_attention": (2, others.scaled_dot_product_attention),
     "varlen_attn": (1, others.varlen_attn),
@@ -32,6 +39,16 @@ FUNCTIONS: dict[str, tuple[int, Callable[[Draw], Case]]] = {
     "VarlenAttention": (1, others.ipex_varlen),
     "PagedAttention": (1, others.ipex_paged),
     "reshape_and_cache": (1, others.ipex_slots),
+}
+MUTATIONS: dict[str, Callable[[Case], Iterator[Mutation]]] = {
+    "linear": linear.mutations,
+    "matmul_softmax": softmax.mutations,
+    "linear_cross_entropy": heads.mutations,
+    "linear_log_prob": heads.mutations,
+    "linear_top_k": heads.mutations,
+    "linear_argmax": heads.mutations,
+    "sample": tokens.mutations,
+    "linear_sample": tokens.mutations,
 }
 KINDS = {"cpu": ("numpy", "numpy", "torch", "torch", "usm-cpu"), "gpu": ("usm", "xpu")}
 
@@ -44,4 +61,4 @@ def make(seed: int, number: int, kinds: tuple[str, ...] = KINDS["cpu"], width: s
     case = FUNCTIONS[name][1](draw)
     if case.call is not None or not draw.chance(1 / 3):
         return case
-    return spoil(draw, case, linear.mutations(case) if name == "linear" else None)
+    return spoil(draw, case, MUTATIONS[name](case) if name in MUTATIONS else None)

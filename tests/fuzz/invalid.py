@@ -334,7 +334,10 @@ def of_numbers(case: Case) -> Iterator[Mutation]:
 
 INTEGERS = (
     "attention_chunk", "num_splits", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "cache_seqlens", "window_size",
+    "ignore_index", "workspace", "k", "seed", "position", "top_k",
 )  # fmt: skip
+STRINGS = ("b_layout", "reduction")
+FLAGS = ("log", "return_lse", "min_p_last")
 
 
 def of_score_mod(case: Case) -> Iterator[Mutation]:
@@ -350,6 +353,57 @@ def of_score_mod(case: Case) -> Iterator[Mutation]:
         yield Mutation("captures", f"is {str(wrong)[-40:]}", lambda x=wrong: x, typed=True)
     for value in ("text", None, [1.0], 2**31, 2**63, 1j, object()):
         yield Mutation("captures", f"of period is {value!r:.20}", lambda x=value: {**given, "period": x}, typed=True)
+
+
+# ---- products -----------------------------------------------------------------------------------
+
+
+def of_products(
+    case: Case,
+    required: tuple[str, ...],
+    learned: tuple[str, ...] = (),
+    leading: tuple[str, ...] = (),
+    integers: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+) -> Iterator[Mutation]:
+    """What is wrong with an array of a product: `leading` ones have any axes in front, `integers` are of int64, too,
+    and the first of the `required` ones not on its device are `names` that are not there, then."""
+    for name, array in case.arguments.items():
+        if not isinstance(array, Array):
+            continue
+        zeros, usm = torch.zeros(array.shape), array.kind.startswith("usm")
+        for dtype in (torch.float64, torch.int64, torch.int16, torch.complex64):
+            if not usm and not (name in integers and dtype in (torch.int64, torch.int16)):
+                yield Mutation(name, f"is {dtype}", lambda d=dtype, a=array, z=zeros: again(a, z.to(d)))
+        for wrong in ([1.0, 2.0], "text", object(), {"a": 1}, True, 5):
+            yield Mutation(name, f"is a {type(wrong).__name__}", lambda w=wrong: w, typed=True)
+        if name in required:
+            yield Mutation(name, "is None", lambda: None, typed=True)
+            yield Mutation(name, "has no axis", lambda a=array: again(a, torch.zeros((), dtype=a.dtype)), names)
+        if name not in leading:
+            more = zeros.to(array.dtype)[None]
+            yield Mutation(name, f"has {more.dim()} axes", lambda a=array, m=more: again(a, m))
+        if array.kind in ("torch", "xpu"):
+            others = names if name == required[0] else ()
+            yield Mutation(name, "is on meta", lambda a=array, z=zeros: z.to(a.dtype).to("meta"), others)
+            if array.dtype in DTYPES.values() and name not in learned and case.way != "operator":
+                yield Mutation(
+                    name, "requires grad", lambda a=array, z=zeros: z.to(a.dtype).requires_grad_(), ("grad",)
+                )
+
+
+def of_numbers_named(**values: tuple[Any, ...]) -> Iterator[Mutation]:
+    """Numbers, and what is none, that arguments may not be."""
+    for name, wrongs in values.items():
+        for value in wrongs:
+            typed = not isinstance(value, int | float | str) or isinstance(value, bool)
+            typed |= isinstance(value, int) and not -(2**63) <= value < 2**63
+            typed |= (
+                name in FLAGS
+                or isinstance(value, str) != (name in STRINGS)
+                or (isinstance(value, float) and name in INTEGERS)
+            )
+            yield Mutation(name, f"is {value!r}", lambda x=value: x, typed=typed)
 
 
 # ---- results ------------------------------------------------------------------------------------

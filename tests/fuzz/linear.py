@@ -14,7 +14,7 @@ from xeflash.selftest.tolerance import compare, limit_of
 from .case import Case
 from .dense import way_of
 from .draw import Draw
-from .invalid import Mutation, again
+from .invalid import Mutation, again, of_products
 from .memory import Array, Layout, place
 
 # dtype, kind of weights, inputs of a group, the seed that chooses the type of scales. Few, as each is compiled.
@@ -121,31 +121,9 @@ def unpacked(weight: torch.Tensor, inputs: int) -> torch.Tensor:
 def mutations(case: Case) -> Iterator[Mutation]:
     """What is wrong with a call of linear, by kind of argument."""
     arguments, usm = case.arguments, case.arguments["x"].kind.startswith("usm")
-    for name, array in arguments.items():
-        if not isinstance(array, Array):
-            continue
-        zeros = torch.zeros(array.shape)
-        for dtype in (torch.float64, torch.int64, torch.int16, torch.complex64):
-            if not usm and not (name == "order" and dtype in (torch.int64, torch.int16)):
-                yield Mutation(name, f"is {dtype}", lambda d=dtype, a=array, z=zeros: again(a, z.to(d)))
-        for wrong in ([1.0, 2.0], "text", object(), {"a": 1}, True, 5):
-            yield Mutation(name, f"is a {type(wrong).__name__}", lambda w=wrong: w, typed=True)
-        if name in ("x", "weight"):
-            yield Mutation(name, "is None", lambda: None, typed=True)
-        if name != "x":
-            more = zeros.to(array.dtype)[None]
-            if name != "order":
-                yield Mutation(name, f"has {more.dim()} axes", lambda a=array, m=more: again(a, m))
-        if name in ("x", "weight"):
-            yield Mutation(name, "has no axis", lambda a=array: again(a, torch.zeros((), dtype=a.dtype)), ("order",))
-        if array.kind in ("torch", "xpu"):
-            others = ("weight", "order") if name == "x" else ()  # which are not there, then
-            yield Mutation(name, "is on meta", lambda a=array, z=zeros: z.to(a.dtype).to("meta"), others)
-            learned = name not in ("scales", "weight") or "scales" not in arguments
-            if array.dtype in DTYPES.values() and not learned and case.way != "operator":
-                yield Mutation(
-                    name, "requires grad", lambda a=array, z=zeros: z.to(a.dtype).requires_grad_(), ("grad",)
-                )
+    quantised = "scales" in arguments
+    learned = ("x", "bias", "order") if quantised else ("x", "weight", "bias", "order")
+    yield from of_products(case, ("x", "weight"), learned, ("x", "order"), ("order",), ("weight", "order"))
     yield from of_sizes(case)
     yield from of_formats(case, usm)
 

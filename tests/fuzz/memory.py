@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import mmap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -64,7 +64,7 @@ class Layout:
     gaps: tuple[int, ...] = ()  # elements left out behind an axis, from the last one on
     flipped: int = 0  # a bit an axis: from its end to its beginning
     expanded: int = 0  # a bit an axis: every index is the same element
-    step: int = 1  # of the last axis
+    step: int = 1  # of the last axis; 0: every index of it is the same element
     lonely: int | None = None  # the stride of axes with one element, in elements
     at_end: bool = True  # of the mapping
     shift: int = 0  # elements away from there
@@ -93,7 +93,7 @@ def draw_layout(random: Random, kind: str, contiguous_last: bool = False, distin
     if style == "expanded" and not distinct:
         layout["expanded"] = random.randrange(1, 8)
     if style == "step" and kind in ("numpy", "torch", "xpu") and not contiguous_last:
-        layout["step"] = random.choice((2, 3))
+        layout["step"] = random.choice((2, 3) if distinct else (0, 2, 3))
     if style == "lonely":
         layout["lonely"] = random.choice((0, 1, 3, 2**40))
     if style == "bytes" and kind == "numpy" and not contiguous_last:
@@ -112,7 +112,7 @@ def strides_of(layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, ...],
         if layout.expanded >> axis & 1 and axis != rank - 1:
             continue
         stride = extent * (layout.step if axis == rank - 1 else 1)
-        extent = stride * max(n, 1) + next(gaps)
+        extent = max(stride * max(n, 1), extent) + next(gaps)
         if n == 1 and layout.lonely is not None and axis != rank - 1:
             strides[axis] = layout.lonely
             continue
@@ -185,6 +185,11 @@ class Array:
         values = torch.frombuffer(packed.data, dtype=self.dtype).reshape(self.shape)
         return -values if self.guise == "negated" else values
 
+    def turned(self) -> Array:
+        """Its transpose, in the same memory."""
+        shape, strides = ((*x[:-2], x[-1], x[-2]) for x in (self.shape, self.strides))
+        return replace(self, shape=shape, strides=strides)
+
     def now(self) -> np.ndarray:
         """The bytes of all the memory."""
         if self.kind == "xpu":
@@ -231,7 +236,8 @@ def place(values: torch.Tensor, kind: str, layout: Layout = Layout(), writable: 
     if math.prod(shape):
         target = elements(memory, shape, np.dtype(f"V{size}"), byte_strides, offset)
         source = values.reshape(-1).view(torch.uint8).numpy().view(f"V{size}").reshape(shape)
-        one = [layout.expanded >> axis & 1 and axis < len(shape) - 1 for axis in range(len(shape))]
+        last = len(shape) - 1
+        one = [layout.expanded >> axis & 1 if axis < last else layout.step == 0 for axis in range(len(shape))]
         index = tuple(slice(1) if same else slice(None) for same in one)
         target[index] = source[index]
     else:

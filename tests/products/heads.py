@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from arrays import DTYPES
-from xeflash.selftest.tolerance import SCORES
+from arrays import DTYPES, is_on_gpu
+from tolerance import assert_close
+from xeflash.selftest.tolerance import GPU_MATH, SCORES
 
 IGNORED = -100
 
@@ -27,6 +30,8 @@ class Head(NamedTuple):
     reduction: str = "mean"
     layout: str = "packed"
     kind: str = "torch"
+    divisor: float = 0.0  # of the sum, with "mean"; 0: the rows that count
+    drawn: bool = False  # nobody has looked at the values: a sum of n terms has 1 + sqrt(n) roundings
 
     @property
     def changes(self) -> dict[str, float]:
@@ -77,7 +82,18 @@ def logits(head: Head, x: Any, w: Any, bias: Any, dtype: torch.dtype = torch.flo
 def sizes(head: Head, x: Any, w: Any, bias: Any) -> torch.Tensor:
     """Of logits before cancellation; a softcap only makes them smaller."""
     z = x.double().abs() @ w.double().abs().mT
-    return (z if bias is None else z + bias.double().abs()) * abs(head.scale)
+    z = z if bias is None else z + bias.double().abs().nan_to_num(0.0, 0.0)
+    return z * (abs(head.scale) * (1 + math.sqrt(head.features) if head.drawn else 1.0))
+
+
+def summed(head: Head, largest: float) -> float:
+    """The size of a logarithm of a sum, and of what is made of it."""
+    return (1 + largest) * (1 + math.sqrt(head.vocabulary)) if head.drawn else largest
+
+
+def math_of(head: Head, z: torch.Tensor) -> float:
+    """What a GPU's functions add."""
+    return GPU_MATH * (1 + float(z.abs().max())) if is_on_gpu(head.kind) else 0.0
 
 
 def losses(head: Head, z: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -89,7 +105,7 @@ def losses(head: Head, z: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def reduced(head: Head, found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if head.reduction == "none":
         return found
-    return found.sum() if head.reduction == "sum" else found.sum() / (target != IGNORED).sum()
+    return found.sum() if head.reduction == "sum" else found.sum() / (head.divisor or (target != IGNORED).sum())
 
 
 def moved(head: Head, z: torch.Tensor, size: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -100,3 +116,83 @@ def moved(head: Head, z: torch.Tensor, size: torch.Tensor, target: torch.Tensor)
     at_target = d.gather(1, target.clamp(min=0)[:, None])[:, 0]
     far = of_lse * (1 + 2 * head.z_loss * lse.abs()) + at_target + d.mean(-1)
     return far * (target != IGNORED)
+
+
+# ---- what is judged -----------------------------------------------------------------------------
+
+
+def check_loss(
+    head: Head, loss: torch.Tensor, lse: torch.Tensor | None, x: Any, w: Any, target: torch.Tensor, bias: Any
+) -> None:
+    z, size = logits(head, x, w, bias), sizes(head, x, w, bias)
+    want = losses(head, z, target)
+    other = losses(head, logits(head, x, w, bias, torch.float32), target)
+    far = moved(head, z, size, target)
+    of_gpu = math_of(head, z)
+    assert loss.dtype == torch.float32
+    several = 1 if head.reduction == "none" else head.rows if head.reduction == "sum" else 1
+    far = reduced(head, far, target) if head.reduction != "none" else far.max()
+    largest = reduced(head, want.abs(), target) if head.reduction != "none" else want.abs().max()
+    assert_close(
+        name_of(head), loss, reduced(head, want, target).numpy(), reduced(head, other, target).double().numpy(),
+        summed(head, float(largest)), float(far), of_gpu * several,
+    )  # fmt: skip
+    if lse is not None:
+        most = float(z.abs().max()) + float(np.log(head.vocabulary))
+        off = float(moved(head, z, size, torch.zeros_like(target)).max())
+        by_torch = z.float().logsumexp(-1).double().numpy()
+        assert_close("lse", lse, z.logsumexp(-1).numpy(), by_torch, summed(head, most), off, of_gpu)
+
+
+def check_top_k(head: Head, values: torch.Tensor | None, tokens: torch.Tensor, x: Any, w: Any, bias: Any) -> None:
+    """tokens (rows, k), and their logits, if they are told."""
+    k = tokens.shape[1]
+    z = logits(head, x, w, bias).nan_to_num(-torch.inf, neginf=-torch.inf)
+    want = z.topk(k).values
+    by_torch = logits(head, x, w, bias, torch.float32).nan_to_num(-torch.inf, neginf=-torch.inf)
+    other = by_torch.topk(k).values.double().numpy()
+    off = SCORES * float(sizes(head, x, w, bias).max())
+    size = float(z.abs().nan_to_num(posinf=0.0).max())
+    of_gpu = GPU_MATH * (1 + head.softcap) if is_on_gpu(head.kind) else 0.0
+    assert tokens.dtype == torch.int64
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < head.vocabulary
+    if values is not None:
+        assert values.dtype == torch.float32
+        assert_close(name_of(head), values, want.numpy(), other, size, off, of_gpu)
+    # Each token's logit is the one that is told, and no token comes twice.
+    assert_close("tokens", z.gather(1, tokens).float(), want.numpy(), other, size, off, of_gpu)
+    assert all(len(set(row)) == k for row in tokens.tolist())
+
+
+def check_gradients(
+    head: Head, found: Any, x: Any, w: Any, target: torch.Tensor, bias: Any, dloss: Any = 1.0, dlse: Any = None
+) -> None:
+    """Those of the sum of dloss times the loss, and dlse times the LSE."""
+    wide = [t.double().requires_grad_() for t in (x, w, bias) if t is not None]
+
+    def total(given: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        z = logits(head, given[0], given[1], given[2] if bias is not None else None, dtype)
+        loss = (reduced(head, losses(head, z, target), target) * dloss).sum()
+        return z, loss if dlse is None else loss + (z.logsumexp(-1) * dlse).sum()
+
+    z, loss = total(wide, torch.float64)
+    want = torch.autograd.grad(loss, wide, retain_graph=True)
+    slopes = torch.autograd.grad(loss, z)[0].abs()
+    same = [t.float().requires_grad_() for t in (x, w, bias) if t is not None]
+    torchs = torch.autograd.grad(total(same, torch.float32)[1], same)
+    # P is off by what its logits are, and rounded to the type of input before it is summed.
+    size = sizes(head, x, w, bias)
+    of_p = z.softmax(-1) * (slopes.sum(-1, keepdim=True) + slopes) * size.max() * SCORES * 4
+    info = torch.finfo(x.dtype)
+    lost = info.tiny * info.eps if head.drawn else 0.0  # slopes that are next to nothing
+    off = (slopes * info.eps + of_p + lost).detach() * abs(head.scale)
+    if head.drawn:
+        off = off * (1 + math.sqrt(max(head.rows, head.vocabulary)) * SCORES / info.eps)
+    offs = [off @ w.double().abs(), off.mT @ x.double().abs(), off.sum(0)]
+    found = [t for t in found if t is not None]
+    assert len(found) == len(want)
+    for name, got, exact, other, far in zip(("input", "weight", "bias"), found, want, torchs, offs, strict=False):
+        assert got.dtype == x.dtype
+        assert_close(
+            f"d{name}", got, exact.numpy(), other.to(x.dtype).double().numpy(), scores=float(far.detach().max())
+        )

@@ -7,14 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import xeflash
-from arrays import DTYPES, from_array, is_on_gpu, to_array
+from arrays import DTYPES, from_array, to_array
 from cover import few
-from heads import IGNORED, Head, logits, losses, make, moved, name_of, reduced, sizes
+from heads import IGNORED, Head, check_gradients, check_loss, make, name_of
 from pairwise import pairwise
-from test_linear_cross_entropy_gradients import check_gradients
-from tolerance import assert_close
 from xeflash import _core
-from xeflash.selftest.tolerance import GPU_MATH
 
 GPU_TESTS = ("test_gpu", "test_on_xpu")
 
@@ -44,26 +41,6 @@ def sample():
         Head(**row, **dict(zip(("rows", "vocabulary", "features"), shapes[i % len(shapes)], strict=True)))
         for i, row in enumerate(rows)
     ]
-
-
-def check_loss(head, loss, lse, x, w, target, bias):
-    z, size = logits(head, x, w, bias), sizes(head, x, w, bias)
-    want = losses(head, z, target)
-    other = losses(head, logits(head, x, w, bias, torch.float32), target)
-    far = moved(head, z, size, target)
-    math = GPU_MATH * (1 + float(z.abs().max())) if is_on_gpu(head.kind) else 0.0
-    assert loss.dtype == torch.float32
-    several = 1 if head.reduction == "none" else head.rows if head.reduction == "sum" else 1
-    far = reduced(head, far, target) if head.reduction != "none" else far.max()
-    largest = reduced(head, want.abs(), target) if head.reduction != "none" else want.abs().max()
-    assert_close(
-        name_of(head), loss, reduced(head, want, target).numpy(), reduced(head, other, target).double().numpy(),
-        float(largest), float(far), math * several,
-    )  # fmt: skip
-    if lse is not None:
-        most = float(z.abs().max() + np.log(head.vocabulary))
-        off = float(moved(head, z, size, torch.zeros_like(target)).max())
-        assert_close("lse", lse, z.logsumexp(-1).numpy(), z.float().logsumexp(-1).double().numpy(), most, off, math)
 
 
 def run(head, spread=1.0):

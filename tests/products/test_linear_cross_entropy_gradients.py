@@ -4,39 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import xeflash
-from heads import IGNORED, Head, logits, losses, make, name_of, reduced, sizes
-from tolerance import assert_close
-from xeflash.selftest.tolerance import SCORES
+from heads import IGNORED, Head, check_gradients, make, name_of
 
 LOSS = torch.ops.xeflash.linear_cross_entropy.default
-
-
-def check_gradients(head, found, x, w, target, bias, dloss=1.0, dlse=None):
-    """Those of the sum of dloss times the loss, and dlse times the LSE."""
-    wide = [t.double().requires_grad_() for t in (x, w, bias) if t is not None]
-
-    def total(given, dtype):
-        z = logits(head, given[0], given[1], given[2] if bias is not None else None, dtype)
-        loss = (reduced(head, losses(head, z, target), target) * dloss).sum()
-        return z, loss if dlse is None else loss + (z.logsumexp(-1) * dlse).sum()
-
-    z, loss = total(wide, torch.float64)
-    want = torch.autograd.grad(loss, wide, retain_graph=True)
-    slopes = torch.autograd.grad(loss, z)[0].abs()
-    same = [t.float().requires_grad_() for t in (x, w, bias) if t is not None]
-    torchs = torch.autograd.grad(total(same, torch.float32)[1], same)
-    # P is off by what its logits are, and rounded to the type of input before it is summed.
-    size = sizes(head, x, w, bias)
-    of_p = z.softmax(-1) * (slopes.sum(-1, keepdim=True) + slopes) * size.max() * SCORES * 4
-    off = (slopes * torch.finfo(x.dtype).eps + of_p).detach() * abs(head.scale)
-    offs = [off @ w.double().abs(), off.mT @ x.double().abs(), off.sum(0)]
-    found = [t for t in found if t is not None]
-    assert len(found) == len(want)
-    for name, got, exact, other, far in zip(("input", "weight", "bias"), found, want, torchs, offs, strict=False):
-        assert got.dtype == x.dtype
-        assert_close(
-            f"d{name}", got, exact.numpy(), other.to(x.dtype).double().numpy(), scores=float(far.detach().max())
-        )
 
 
 def gradients(head, x, w, target, bias, dloss=None, dlse=None):

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import from_array, is_on_gpu, to_array
-from heads import Head, logits, make, name_of, sizes
-from tolerance import assert_close
-from xeflash.selftest.tolerance import GPU_MATH, SCORES
+from arrays import from_array, to_array
+from heads import Head, check_top_k, make, name_of
 
 GPU_TESTS = ("test_gpu",)
 
@@ -19,17 +17,8 @@ def run(head, k):
     given = [to_array(t, head.kind) for t in (x, w, bias)]
     found = xeflash.linear_top_k(*given[:2], k, linear_bias=given[2], **head.changes)
     values, tokens = (from_array(t, head.kind) for t in found)
-    z = logits(head, x, w, bias)
-    want = z.topk(k).values
-    assert values.dtype == torch.float32 and tokens.dtype == torch.int64
     assert values.shape == tokens.shape == (head.rows, k)
-    off = SCORES * float(sizes(head, x, w, bias).max())
-    other = logits(head, x, w, bias, torch.float32).topk(k).values.double()
-    math = GPU_MATH * (1 + head.softcap) if is_on_gpu(head.kind) else 0.0
-    assert_close(name_of(head), values, want.numpy(), other.numpy(), float(z.abs().max()), off, math)
-    # Each token's logit is the one that is told, and no token comes twice.
-    assert_close("tokens", z.gather(1, tokens).float(), want.numpy(), other.numpy(), float(z.abs().max()), off, math)
-    assert all(len(set(row)) == k for row in tokens.tolist())
+    check_top_k(head, values, tokens, x, w, bias)
     best = xeflash.linear_argmax(*given[:2], linear_bias=given[2], **head.changes)
     assert torch.equal(from_array(best, head.kind), tokens[:, 0])
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, from_array, is_on_gpu, to_array
+from arrays import DTYPES, from_array, to_array
 from cover import few
 from pairwise import pairwise
+from softmaxes import check, reference
 from tolerance import assert_close
-from xeflash.selftest.tolerance import GPU_MATH, SCORES
 
 GPU_TESTS = ("test_gpu", "test_on_xpu")
 
@@ -66,30 +66,6 @@ def make(case, spread=1.0):
         bias = bias if case.bias == "full32" else bias.to(dtype)
     b = b.mT if case.b_layout == "kn" else b
     return lay_out(a, case.layout), lay_out(b, case.layout), bias
-
-
-def reference(case, a, b, bias, dtype=torch.float64):
-    """The result in a type, and the scores."""
-    b = b.mT if case.b_layout == "kn" else b
-    scores = case.scale * (a.to(dtype) @ b.to(dtype).mT)
-    scores = scores if bias is None else scores + bias.to(dtype)
-    return scores.log_softmax(-1) if case.log else scores.softmax(-1), scores
-
-
-def check(case, got, a, b, bias):
-    want, scores = reference(case, a, b, bias)
-    other = reference(case, a, b, bias, torch.float32)[0].to(got.dtype)
-    assert got.dtype == a.dtype and got.shape == want.shape
-    assert bool(torch.isfinite(got).all())
-    size = reference(case._replace(scale=abs(case.scale)), a.abs(), b.abs(), None)[1]
-    size = size if bias is None else size + bias.double().abs()
-    # Roundings of scores move each of them, and the sum of the row, see tolerance.py.
-    p, d = scores.softmax(-1), SCORES * size
-    moved = d + (p * d).square().sum(-1, keepdim=True).sqrt()
-    moved = moved if case.log else p * moved
-    largest = float(want.abs().max())
-    math = GPU_MATH * (1 + largest * 2) if is_on_gpu(case.kind) else 0.0
-    assert_close(str(case), got, want.numpy(), other.double().numpy(), largest, float(moved.max()), math)
 
 
 def run(case, spread=1.0):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
+from limits import kept
 from xeflash.selftest.heads import exponentials
 
 GPU_TESTS = ("test_gpu",)
@@ -35,33 +36,6 @@ class Case(NamedTuple):
 
 def name_of(case):
     return "-".join(str(x) for x, default in zip(case, Case(), strict=True) if x != default) or "default"
-
-
-def kept(z, case):
-    """Which tokens of a row stay: what vLLM's sampler does in its order, and Transformers' processors in theirs."""
-    z = z.astype(np.float64) * case.logit_scale
-    z = case.softcap * np.tanh(z / case.softcap) if case.softcap else z
-    z = z / case.temperature
-    stays = z > -np.inf
-
-    def by_min_p():
-        return stays & (z >= z.max() + np.log(case.min_p)) if case.min_p else stays
-
-    if not case.min_p_last:
-        stays = by_min_p()
-    if 0 < case.top_k < len(z):
-        kth = np.sort(np.where(stays, z, -np.inf))[-case.top_k]
-        stays = stays & (z >= kth)
-    p = np.where(stays, np.exp(z - z.max()), 0)
-    p /= p.sum()
-    if case.top_p < 1:
-        order = np.argsort(p, kind="stable")
-        above = np.cumsum(p[order]) > 1 - case.top_p
-        above[-1] = True
-        stays = stays & (p >= p[order][above].min())
-    if case.min_p_last:
-        stays = by_min_p()
-    return stays, np.exp(z - z.max())
 
 
 def new_logits(case):
