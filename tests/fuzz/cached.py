@@ -18,7 +18,8 @@ from xeflash.selftest.tolerance import ulp
 from .case import Case
 from .dense import FLASH_NAMES, longest, parts, renamed, starts, tensor, way_of
 from .draw import CacheKernel, Draw, draw_features
-from .memory import Array
+from .invalid import is_number
+from .memory import Array, place
 
 HOST = TorchArrays("cpu")
 
@@ -102,10 +103,19 @@ def draw_cache(
     if form != "same" and (arrays or form == "int8" or draw.chance(0.8)):
         for side in "kv":
             usual = 1 / 32 if form == "int8" else draw.of(1.0, 0.02)
-            cache.scales[side] = scales(draw, cache, usual) if arrays else usual * draw.of(0.75, 1.0, 1.3, 1)
-        cache.arguments |= {f"{side}_scale": scale for side, scale in cache.scales.items()}
+            number = float(np.float32(usual * draw.of(0.75, 1.0, 1.3, 1)))
+            cache.scales[side] = scales(draw, cache, usual) if arrays else number
+        cache.arguments |= {f"{side}_scale": one_number(draw, scale) for side, scale in cache.scales.items()}
     cache.k, cache.v = (filled(draw, cache, dim) for dim in (kernel.dim, kernel.dim_v))
     return cache
+
+
+def one_number(draw: Draw, scale: Any) -> Any:
+    """A number as it is, or in an array; this may be in host memory while all else is on a GPU."""
+    if isinstance(scale, Array) or draw.mixed or draw.kind not in ("numpy", "torch", "xpu") or not draw.chance(0.3):
+        return scale
+    kind = draw.of("torch", "xpu") if draw.kind == "xpu" else draw.kind
+    return place(torch.full(draw.of((), (1,)), scale), kind)
 
 
 def sequences(draw: Draw, cache: Cache, batch: int) -> None:
@@ -213,7 +223,8 @@ def flash_attn_with_kvcache(draw: Draw) -> Case:
     written = {}
     if cache.added:
         index = cache.written()
-        written = {name: index for name in ("k_cache", "v_cache", "k_scale", "v_scale")}
+        names = (name for name in ("k_cache", "v_cache", "k_scale", "v_scale") if name in arguments)
+        written = {name: index for name in names if not is_number(name, arguments[name])}
 
     def check(result: Any) -> None:
         out, lse = parts((*result, None) if want_lse else result, want_lse, q.kind)
@@ -233,7 +244,8 @@ def flash_attn_with_kvcache(draw: Draw) -> Case:
 
     facts = {"rows": rows, "batch": batch, "capacity": cache.capacity, "added": cache.added}
     facts |= {"places": cache.shape[0], "used": cache.used(), "appended": cache.written()[0]}
-    return Case("flash_attn_with_kvcache", arguments, check, way_of(draw, arguments), written, facts=facts)
+    operator = not any(is_number(name, x) for name, x in arguments.items())
+    return Case("flash_attn_with_kvcache", arguments, check, way_of(draw, arguments, operator), written, facts=facts)
 
 
 def draw_rotary(draw: Draw, kernel: CacheKernel, positions: int) -> tuple[Any, dict[str, Any]]:

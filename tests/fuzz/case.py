@@ -212,16 +212,17 @@ def by_operator(function: str, arguments: dict[str, Any]) -> Any:
         loss, lse, _ = operator(**words)
         return (loss, lse) if want_lse else loss
     if function == "linear_log_prob":
-        return operator(**words, reduction="none", log_prob=True)[0]
+        return operator(**words, reduction="none", log_prob=True, function=function)[0]
     if function == "linear_sample":
         of_weight = {name: words.pop(name) for name in (*_OF_LINEAR, "x") if name in words}
+        words["function"] = of_weight["function"] = function
         return by_operator("sample", {"logits": by_operator("linear", of_weight), **words})
     if function == "sample":
         words = {name + "s" * (isinstance(x, torch.Tensor) and name != "logits"): x for name, x in words.items()}
     if function in ("linear_top_k", "sample"):
         return operator(**words)
     if function == "linear_argmax":
-        return operator(**words, k=1, argmax=True)[1]
+        return operator(**words, k=1, argmax=True, function=function)[1]
     if function == "linear":
         order = words.pop("order", None)
         return operator(**(words if order is None else words | {"x": words["x"][..., order]}))

@@ -72,6 +72,7 @@ VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "dropout", "s
 VARIANTS += ("chunk", "documents", "picks", "alibi-chunk", "softcap-documents", "softcap-picks")
 VARIANTS_OF_SIZES = ("plain", "plain", "mask", "softcap", "alibi", "dropout", "chunk")
 
+FAR = (2**31 - 2, 2**31 - 1, 2**31, 2**32, 2**40, 2**62)  # sides of windows that reach over any keys
 ROWS = (1, 1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 63, 64, 65, 127)
 KEYS = (1, 2, 3, 7, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65, 100, 127, 128, 129, 0)
 HEADS = (
@@ -171,16 +172,18 @@ class Draw:
 
     def array(
         self, values: torch.Tensor, *, written: bool = False, cached: bool = False, packed: bool = False,
-        distinct: bool = False, forward: bool = False,
+        distinct: bool = False, forward: bool = False, alike: tuple[int, ...] = (),
     ) -> Array:  # fmt: skip
         """`written`: a result; `cached`: used where it is; `packed`: the function wants it so; `distinct`: no two of
-        its elements are one; `forward`: no stride is negative."""
+        its elements are one; `forward`: no stride is negative; `alike`: axes along which all is one element."""
         kind = self.random.choice(HOST) if self.mixed else self.kind
         # SYCL arrays are not copied, so all of them have a contiguous last axis.
         fixed = written or cached or kind.startswith("usm")
         layout = draw_layout(self.random, kind, contiguous_last=fixed, distinct=written or distinct)
         if forward:
             layout = replace(layout, flipped=0)
+        if alike:
+            layout = replace(layout, expanded=sum(1 << axis for axis in alike))
         if packed:
             layout = type(layout)(at_end=layout.at_end, shift=layout.shift)
         writable = written or kind != "numpy" or self.chance(0.7)
@@ -256,7 +259,8 @@ def draw_listed(
     if "documents" in kernel.variant and rows <= keys:
         shape = (*lead, keys) if draw.chance(0.6) else (keys,)
         ids = torch.randint(-2, draw.of(-1, 0, 3, keys + 1), shape, generator=draw.generator, dtype=torch.int32)
-        placed = draw.array(ids.sort().values if draw.chance(0.6) else ids)
+        alike = tuple(range(len(shape) - 1)) if draw.chance(0.2) else ()  # the same for every sequence
+        placed = draw.array(ids.sort().values if draw.chance(0.6) else ids, alike=alike)
         f = f.with_(top_left=False, documents=placed.values().reshape(math.prod(shape[:-1]), keys))
         return f, {"document_ids": placed}
     if "picks" in kernel.variant and draw.kind in ("torch", "xpu") and not draw.mixed:
@@ -279,7 +283,7 @@ def draw_window(draw: Draw, f: Features, keys: int, sdpa: bool) -> tuple[Feature
     words: dict[str, Any] = {"causal": causal} if causal else {}
     sides = [-1, -1]
     if draw.chance(0.3):
-        ends = (-1, 0, keys, keys + 1, max(keys - 1, 0), 2**31 - 1, 2**40)
+        ends = (-1, 0, keys, keys + 1, max(keys - 1, 0), *FAR)
         sides = [
             draw.of(1, 5, 16, 40, *(draw.random.randint(0, max(keys - 1, 0)) for _ in range(2)), *ends)
             for _ in range(2)

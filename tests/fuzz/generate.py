@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from . import backward, cached, dense, heads, linear, merged, others, softmax, tokens
+from . import backward, cached, dense, heads, linear, merged, others, product_gradients, softmax, tokens
 from .case import Case
 from .draw import Draw
 from .invalid import Mutation, spoil
@@ -31,6 +31,10 @@ FUNCTIONS: dict[str, tuple[int, Callable[[Draw], Case]]] = {
     "linear_argmax": (2, heads.linear_argmax),
     "sample": (2, tokens.sample),
     "linear_sample": (2, tokens.linear_sample),
+    "gradients of linear": (1, product_gradients.linear),
+    "gradients of matmul_softmax": (1, product_gradients.matmul_softmax),
+    "gradients of linear_cross_entropy": (1, product_gradients.linear_cross_entropy),
+    "gradients of linear_log_prob": (1, product_gradients.linear_log_prob),
     "merge_states": (2, merged.merge_states),
     "scaled_dot_product_attention": (2, others.scaled_dot_product_attention),
     "varlen_attn": (1, others.varlen_attn),

@@ -23,6 +23,7 @@ VOCABULARIES = (1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129, 200, 257, 300
 FEATURES = (1, 2, 3, 8, 15, 16, 17, 24, 31, 32, 33, 40, 48, 64, 65, 96, 100)
 NARROW_ROWS, NARROW_VOCABULARIES, NARROW_FEATURES = (0, 1, 3, 20), (1, 17, 64, 130), (31, 32, 48, 64, 96)
 CHANGES = {"softcap": (0.0, None, 3.0, 30.0, 0.5), "logit_scale": (1.0, None, 0.25, -2.0, 1, 0.0)}
+LEARNED = ("input", "linear_weight", "linear_bias")
 WORKSPACE = 64 * 4 * 384  # bytes of 64 rows of logits, of any of these vocabularies
 
 
@@ -235,7 +236,7 @@ def mutations(case: Case) -> Iterator[Mutation]:
     x, w = arguments["input"], arguments["linear_weight"]
     loss, largest = "target" in arguments, function in ("linear_top_k", "linear_argmax")
     required = ("input", "linear_weight", *(["target"] if loss else []))
-    learned = () if largest else ("input", "linear_weight", "linear_bias")
+    learned = () if largest else LEARNED
     # The shape of a target follows from that of the input.
     names = ("linear_weight", "target", "linear_bias")
     arrays = {name: array for name, array in arguments.items() if name != "divisor"}
@@ -303,11 +304,10 @@ def of_losses(case: Case) -> Iterator[Mutation]:
         z_loss=(-1.0, NAN, INF, 1e39, "text", None, [1.0]),
         workspace=(-1, 2.5, NAN, "text", [1]),
         return_lse=("text", 1, [1]),
-        weight=(3, "text", [1.0]),
     )
-    divisors = [0, -2.0, NAN, INF, 1e39, "text", [1.0]]
-    if case.way != "operator":  # whose default it is
-        yield from of_numbers_named(divisor=tuple(divisors))
+    if case.way != "operator":  # which has no weight, and other defaults
+        yield from of_numbers_named(weight=(3, "text", [1.0]))
+        yield from of_numbers_named(divisor=(0, -2.0, NAN, INF, 1e39, "text", [1.0]))
         yield from of_numbers_named(workspace=(0,))
     if isinstance(array := case.arguments.get("divisor"), Array):
         yield Mutation("divisor", "is of two", lambda: again(array, torch.ones(2)))

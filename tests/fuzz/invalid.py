@@ -61,6 +61,8 @@ ALIASES = {
 
 def mutations(draw: Draw, case: Case) -> Iterator[Mutation]:
     for name, value in case.arguments.items():
+        if is_number(name, value):
+            continue
         if isinstance(value, Array):
             yield from of_array(draw, case, name, value)
             if not value.kind.startswith(("usm", "xpu")):
@@ -70,6 +72,11 @@ def mutations(draw: Draw, case: Case) -> Iterator[Mutation]:
     yield from of_sizes(draw, case)
     yield from of_numbers(case)
     yield from of_results(draw, case)
+
+
+def is_number(name: str, value: Any) -> bool:
+    """Whether this is an array of one, in the place of a number."""
+    return name in ("k_scale", "v_scale") and isinstance(value, Array) and len(value.shape) < 2
 
 
 def on_host(case: Case) -> bool:
@@ -145,7 +152,7 @@ def of_sizes(draw: Draw, case: Case) -> Iterator[Mutation]:
 
     def longer(name: str, axis: int, *names: str, by: int = 1) -> Iterator[Mutation]:
         array = arguments.get(name)
-        if isinstance(array, Array):
+        if isinstance(array, Array) and not is_number(name, array):
             shape = list(array.shape)
             shape[axis] += by
             wrong = f"has {shape[axis]} in the place of {array.shape[axis]} in axis {axis}"

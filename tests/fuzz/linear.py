@@ -92,6 +92,13 @@ def linear(draw: Draw) -> Case:
     return Case("linear", arguments, check, way, first=True)
 
 
+def kind_of(arguments: dict[str, Any]) -> str:
+    """Of the weights, in the words of numbers_of."""
+    if "scales" not in arguments:
+        return "same"
+    return "int4" if arguments["weight"].dtype is torch.uint8 else "8 bits"
+
+
 def numbers_of(arguments: dict[str, Any], kind: str, inputs: int) -> torch.Tensor:
     """What the arrays of a weight stand for, as they are in memory: (outputs, inputs) in float64."""
     weight = arguments["weight"].values()
@@ -109,7 +116,7 @@ def numbers_of(arguments: dict[str, Any], kind: str, inputs: int) -> torch.Tenso
 
 def unpacked(weight: torch.Tensor, inputs: int) -> torch.Tensor:
     """Numbers 0 to 15 of packed rows: dword d of 64 bytes has inputs 32 m + 2 d in bits 4 m, the next 16 bits above."""
-    parts = weight.long().reshape(len(weight), -1, 16, 4)
+    parts = weight.long().reshape(len(weight), weight.shape[1] // 64, 16, 4)
     dwords = sum(parts[..., i] << 8 * i for i in range(4))
     q = torch.zeros(len(weight), dwords.shape[1] * 128, dtype=torch.float64)
     for at in range(128):

@@ -63,7 +63,11 @@ def batches(draw: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def matrices(draw: Draw, values: torch.Tensor, turned: bool) -> Array:
     """`turned`: the transpose of one whose last axis is the inner one."""
-    return draw.array(values.mT).turned() if turned else draw.array(values)
+    axes = range(values.dim() - 1)
+    alike = draw.of(axes, axes[-1:], axes[:1]) if draw.chance(0.1) else ()
+    values = values.mT if turned else values
+    array = draw.array(values, alike=tuple(alike))
+    return array.turned() if turned else array
 
 
 def operands(draw: Draw, empty_rows: bool = True) -> tuple[Softmax, dict[str, Any]]:
