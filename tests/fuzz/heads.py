@@ -297,18 +297,18 @@ def of_targets(case: Case) -> Iterator[Mutation]:
 
 
 def of_losses(case: Case) -> Iterator[Mutation]:
+    yield from of_numbers_named("divisor", reduction=("max", "", 0, True))
     yield from of_numbers_named(
-        reduction=("max", "", 0, None),
         ignore_index=(1.5, NAN, "text", [1], 2**63),
-        label_smoothing=(-0.1, 1.5, NAN, INF, "text", None, [1.0]),
-        z_loss=(-1.0, NAN, INF, 1e39, "text", None, [1.0]),
-        workspace=(-1, 2.5, NAN, "text", [1]),
+        label_smoothing=(-0.1, 1.5, NAN, INF, "text", [1.0]),
+        z_loss=(-1.0, NAN, INF, 1e39, "text", [1.0]),
+        workspace=(2.5, NAN, "text", [1]),
         return_lse=("text", 1, [1]),
     )
     if case.way != "operator":  # which has no weight, and other defaults
         yield from of_numbers_named(weight=(3, "text", [1.0]))
         yield from of_numbers_named(divisor=(0, -2.0, NAN, INF, 1e39, "text", [1.0]))
-        yield from of_numbers_named(workspace=(0,))
+        yield from of_numbers_named(workspace=(0, -1))
     if isinstance(array := case.arguments.get("divisor"), Array):
         yield Mutation("divisor", "is of two", lambda: again(array, torch.ones(2)))
         yield Mutation("divisor", "is given for a sum", lambda: array, also=(("reduction", "sum"),))

@@ -399,8 +399,8 @@ def of_products(
                 )
 
 
-def of_numbers_named(**values: tuple[Any, ...]) -> Iterator[Mutation]:
-    """Numbers, and what is none, that arguments may not be."""
+def of_numbers_named(*names: str, **values: tuple[Any, ...]) -> Iterator[Mutation]:
+    """Numbers, and what is none, that arguments may not be; `names`: which may be named instead."""
     for name, wrongs in values.items():
         for value in wrongs:
             typed = not isinstance(value, int | float | str) or isinstance(value, bool)
@@ -410,7 +410,7 @@ def of_numbers_named(**values: tuple[Any, ...]) -> Iterator[Mutation]:
                 or isinstance(value, str) != (name in STRINGS)
                 or (isinstance(value, float) and name in INTEGERS)
             )
-            yield Mutation(name, f"is {value!r}", lambda x=value: x, typed=typed)
+            yield Mutation(name, f"is {value!r}", lambda x=value: x, names, typed=typed)
 
 
 # ---- results ------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def varlen_attn(draw: Draw) -> Case:
     if heads != heads_k:
         arguments["enable_gqa"] = True
     if draw.chance(0.4):
-        arguments["window_size"] = draw.of((-1, 0), (5, 0), (3, 1))
+        arguments["window_size"] = draw.of((-1, 0), (5, 0), (3, 1), (2**31 - 1, 0), (2**31, 1))
         sides = [n if n < arguments["max_k"] else -1 for n in arguments["window_size"]]
         f = f.with_(window=tuple(sides))
     if draw.chance(0.3):

@@ -146,9 +146,9 @@ def matmul_softmax(draw: Draw) -> Case:
 def mutations(case: Case) -> Iterator[Mutation]:
     arguments, a = case.arguments, case.arguments["a"]
     columns = -1 if arguments.get("b_layout") == "kn" else -2
-    yield from of_products(case, required=("a", "b"), learned=("a", "b", "bias"), leading=("a", "b"))
+    yield from of_products(case, ("a", "b"), ("a", "b", "bias"), ("a", "b"), names=("b", "bias", "out"))
     yield from of_numbers_named(
-        scale=(NAN, INF, -INF, 1e39, "text", [1.0], 1j), b_layout=("nm", "", 3, None, True), log=("text", 1, [1])
+        scale=(NAN, INF, -INF, 1e39, "text", [1.0], 1j), b_layout=("nm", "", 3, True), log=("text", 1, [1])
     )
     other = torch.float16 if a.dtype is torch.float32 else torch.float32
     if not a.kind.startswith("usm"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import xeflash
 
-from .case import Case, Wrong, judge_refusal, perform
+from .case import Case, Wrong, call_of, judge_refusal, perform
 from .generate import make
 from .memory import Layout, draw_layout, place
 from .run import REPOSITORY
@@ -79,7 +79,7 @@ def test_wrong_results_and_refusals_are_noticed():
 
 def test_wrong_gradients_are_noticed():
     cases = (make(0, number, width="narrow") for number in range(1000))
-    large = (x for x in cases if "dout" in x.arguments and min(x.arguments[name].shape[1] for name in "qk") > 30)
+    large = (x for x in cases if {"q", "dout"} <= x.arguments.keys() and min(x.arguments[name].shape[1] for name in "qk") > 30)
     case = next(x for x in large if 0.5 < x.arguments["q"].values().abs().max() < 9)
     assert perform(case) == "right"
     right = case.call
@@ -92,6 +92,47 @@ def test_wrong_gradients_are_noticed():
         case.call = wrong
         with pytest.raises(Wrong, match=text):
             perform(case)
+
+
+@pytest.mark.parametrize(
+    ("function", "change"),
+    [
+        ("matmul_softmax", lambda out: out * 1.05),
+        ("linear_cross_entropy", lambda found: found * 1.01),
+        ("linear_log_prob", lambda found: found * 1.01),
+        ("linear_top_k", lambda found: (found[0] * 1.01, found[1])),
+        ("linear_top_k", lambda found: (found[0], found[1] * 0)),
+        ("linear_argmax", lambda token: (token + 1) % 2),
+        ("sample", lambda token: (token + 1) % 2),
+        ("linear_sample", lambda token: (token + 1) % 2),
+        ("gradients of linear", lambda found: tuple([x * 1.01 for x in once] for once in found)),
+        ("gradients of matmul_softmax", lambda found: tuple([x * 1.3 for x in once] for once in found)),
+        ("gradients of linear_cross_entropy", lambda found: tuple([x * 1.3 for x in once] for once in found)),
+        ("gradients of linear_log_prob", lambda found: tuple([x * 1.3 for x in once] for once in found)),
+    ],
+)
+def test_wrong_products_are_noticed(function, change):
+    """By some of the first cases, as a few are told by nothing: those of zeros, or of one token."""
+    cases = (make(0, number, kinds=("torch",)) for number in range(500))
+    cases = [x for x in cases if x.function == function and not x.wrong and "out" not in x.arguments][:6]
+    assert len(cases) > 3
+    noticed = 0
+    for case in cases:
+        assert perform(case) == "right"
+        right = case.call or call_of(function, case.way)
+        case.call = lambda right=right, **given: spoilt(right(**given), change)
+        try:
+            perform(case)
+        except Wrong:
+            noticed += 1
+    assert noticed >= len(cases) / 2
+
+
+def spoilt(result, change):
+    """A result with a change; the LSE that comes with a loss stays."""
+    if isinstance(result, tuple) and isinstance(result[0], torch.Tensor) and result[0].dim() < result[1].dim():
+        return change(result[0]), result[1]
+    return change(result)
 
 
 @pytest.mark.parametrize(

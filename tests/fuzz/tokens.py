@@ -55,15 +55,14 @@ def sample(draw: Draw) -> Case:
     vocabulary = draw.of(*(NARROW_VOCABULARIES if narrow else VOCABULARIES))
     lead = leading(draw, draw.of(*(NARROW_ROWS if narrow else ROWS)))
     usm = draw.kind.startswith("usm")
-    words = draw_words(draw, lead, vocabulary)
+    way = way_of(draw, {})
+    words = draw_words(draw, lead, vocabulary, way)
     z = draw.numbers(*lead, vocabulary) * draw.of(1, 3)
     if not words.get("softcap"):  # that of -inf is a number
         hidden = torch.rand(z.shape, generator=draw.generator) < draw.of(0, 0, 0.1, 0.9, 1.0)
         z = z.masked_fill(hidden, draw.of(-torch.inf, torch.nan))
     logits = draw.array(z.to(dtype), packed=usm and len(lead) > 1)
-    arguments = {"logits": logits, **words}
-    way = way_of(draw, arguments)
-    arguments = for_way(arguments, way)
+    arguments = for_way({"logits": logits, **words}, way)
 
     def check(result: Any) -> None:
         tokens = from_array(result, logits.kind)
@@ -78,8 +77,7 @@ def linear_sample(draw: Draw) -> Case:
     while (inner := linear.linear(draw)).arguments["weight"].shape[0] == 0:
         pass
     lead, vocabulary = inner.arguments["x"].shape[:-1], inner.arguments["weight"].shape[0]
-    arguments = inner.arguments | draw_words(draw, lead, vocabulary)
-    arguments = for_way(arguments, inner.way)
+    arguments = for_way(inner.arguments | draw_words(draw, lead, vocabulary, inner.way), inner.way)
 
     def check(result: Any) -> None:
         tokens = from_array(result, inner.arguments["x"].kind)
@@ -89,8 +87,8 @@ def linear_sample(draw: Draw) -> Case:
     return Case("linear_sample", arguments, check, inner.way, first=True)
 
 
-def draw_words(draw: Draw, lead: tuple[int, ...], vocabulary: int) -> dict[str, Any]:
-    """Seeds, positions and limits: numbers, or arrays of one for each row."""
+def draw_words(draw: Draw, lead: tuple[int, ...], vocabulary: int, way: str) -> dict[str, Any]:
+    """Seeds, positions and limits: numbers, as they are or in arrays without axes, or arrays of one for each row."""
     rows, usm = math.prod(lead), draw.kind.startswith("usm")
     values: dict[str, tuple[Any, ...]] = {
         "seed": (0, 7, -1, -(2**63), 2**63 - 1, 2**32, draw.random.getrandbits(62)),
@@ -109,6 +107,8 @@ def draw_words(draw: Draw, lead: tuple[int, ...], vocabulary: int) -> dict[str, 
             of_rows = torch.tensor([draw.random.choice(choices) for _ in range(rows)], dtype=OF_ROWS[name])
             shape = lead if lead and draw.chance(0.5) else (rows,)
             words[name] = draw.array(of_rows.reshape(shape), packed=usm)
+        elif words[name] is not None and not usm and way != "operator" and draw.chance(0.15):
+            words[name] = draw.array(torch.tensor(words[name], dtype=OF_ROWS[name]))
     if draw.chance(0.2):
         words["softcap"] = draw.of(0.0, None, 3.0, 30.0)
     if draw.chance(0.2):
@@ -123,7 +123,7 @@ def limits_of(arguments: dict[str, Any], row: int) -> Limits:
     for name in Limits._fields:
         x = arguments.get(name)
         if isinstance(x, Array):
-            words[name] = x.values().reshape(-1)[row].item()
+            words[name] = x.values().reshape(-1)[row if x.shape else 0].item()
         elif x is not None:
             words[name] = x
     return Limits(**words)
@@ -145,7 +145,7 @@ def judge(tokens: torch.Tensor, logits: torch.Tensor, arguments: dict[str, Any],
         if limits.temperature < GREEDY:
             judge_greedy(row, token, z[row], limits, on_gpu)
         else:
-            shared = not isinstance(arguments["seed"], Array)
+            shared = not isinstance(arguments["seed"], Array) or not arguments["seed"].shape
             judge_drawn(row, token, z[row], limits, row if shared else 0, on_gpu)
 
 
