@@ -170,16 +170,17 @@ def check_gradients(
     """Those of the sum of dloss times the loss, and dlse times the LSE."""
     wide = [t.double().requires_grad_() for t in (x, w, bias) if t is not None]
 
-    def total(given: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def total(given: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         z = logits(head, given[0], given[1], given[2] if bias is not None else None, dtype)
-        loss = (reduced(head, losses(head, z, target), target) * dloss).sum()
-        return z, loss if dlse is None else loss + (z.logsumexp(-1) * dlse).sum()
+        of_rows = losses(head, z, target)
+        loss = (reduced(head, of_rows, target) * dloss).sum()
+        return z, of_rows, loss if dlse is None else loss + (z.logsumexp(-1) * dlse).sum()
 
-    z, loss = total(wide, torch.float64)
+    z, of_rows, loss = total(wide, torch.float64)
     want = torch.autograd.grad(loss, wide, retain_graph=True)
-    slopes = torch.autograd.grad(loss, z)[0].abs()
+    slopes = torch.autograd.grad(loss, z, retain_graph=True)[0].abs()
     same = [t.float().requires_grad_() for t in (x, w, bias) if t is not None]
-    torchs = torch.autograd.grad(total(same, torch.float32)[1], same)
+    torchs = torch.autograd.grad(total(same, torch.float32)[2], same)
     # P is off by what its logits are, and rounded to the type of input before it is summed.
     size = sizes(head, x, w, bias)
     of_p = z.softmax(-1) * (slopes.sum(-1, keepdim=True) + slopes) * size.max() * SCORES * 4
@@ -187,6 +188,14 @@ def check_gradients(
     lost = info.tiny * info.eps if head.drawn else 0.0  # slopes that are next to nothing
     off = (slopes * info.eps + of_p + lost).detach() * abs(head.scale)
     if head.drawn:
+        # P is off by roundings of its sum, too, however small its difference from the target is.
+        each = torch.autograd.grad(loss, of_rows, retain_graph=True)[0].abs() * (
+            1 + 2 * head.z_loss * z.logsumexp(-1).abs()
+        )
+        each = each if dlse is None else each + dlse.abs()
+        of_gpu = 2 * GPU_MATH if is_on_gpu(head.kind) else 0.0
+        relative = SCORES * (1 + math.sqrt(head.vocabulary)) + of_gpu
+        off = off + (z.softmax(-1) * each[:, None] * relative).detach() * abs(head.scale)
         off = off * (1 + math.sqrt(max(head.rows, head.vocabulary)) * SCORES / info.eps)
     offs = [off @ w.double().abs(), off.mT @ x.double().abs(), off.sum(0)]
     found = [t for t in found if t is not None]
