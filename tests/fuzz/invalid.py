@@ -132,7 +132,9 @@ def of_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutati
         yield Mutation(name, "is None", lambda: None, typed=True)
     if array.kind in ("torch", "xpu"):
         yield Mutation(name, "is on meta", lambda: zeros.to(array.dtype).to("meta"))
-        learned = name in LEARNED and not cached
+        # On pages, q, k and v may: a backward pass is refused then.
+        may_need_none = case.function == "flash_attn_varlen_func" and name in ("q", "k", "v")
+        learned = name in LEARNED and (not cached or may_need_none)
         if array.dtype.is_floating_point and array.dtype.itemsize > 1 and case.way != "operator" and not learned:
             yield Mutation(name, "requires grad", lambda: zeros.to(array.dtype).requires_grad_(), ("grad",))
         if len(array.shape) == 4 and array.dtype is torch.float32:

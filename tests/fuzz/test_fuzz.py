@@ -20,19 +20,20 @@ def device_of(request):
 
 
 def test_random_calls():
-    check(Run(cases=100, width="narrow"))
+    check(Run(seed=9, cases=100, width="narrow"))
 
 
 @pytest.mark.parametrize("cases", [600, pytest.param(4800, marks=pytest.mark.long)])
 @pytest.mark.parametrize("function", ["attention", "flash_attn_varlen_func"])
 def test_random_calls_of_every_size(function, cases):
-    """Of a dozen of these numbers one is a case of the function, or two."""
+    """Of these numbers one in ten is a case of attention, one in fifteen of the other one."""
     check(Run(seed=3, cases=cases, width="sweep", function=function))
 
 
-def test_random_calls_of_linear():
-    """Of fifteen of these numbers one is a case of it."""
-    check(Run(seed=4, cases=1000, width="narrow", function="linear"))
+@pytest.mark.parametrize("function", ["linear", "matmul_softmax", "linear_cross_entropy", "linear_top_k", "sample"])
+def test_random_calls_of_products(function):
+    """Of twenty of these numbers one is a case of linear, of thirty one of another function."""
+    check(Run(seed=4, cases=600, width="narrow", function=function))
 
 
 @pytest.mark.wide

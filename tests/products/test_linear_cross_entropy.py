@@ -191,6 +191,15 @@ def test_heads_without_tokens_or_features_are_refused_with_a_workspace(change, w
         xeflash.linear_cross_entropy(**given, linear_weight=W[:, :0])
 
 
+def test_a_loss_of_numpy_is_an_array():
+    x, w, target, _ = (None if t is None else t.numpy() for t in make(Head()))
+    want = xeflash.linear_cross_entropy(x, w, target, divisor=2.5)
+    for divisor in (np.float32(2.5), np.array(2.5), np.array([2.5], np.float32)):
+        got = xeflash.linear_cross_entropy(x, w, target, divisor=divisor)
+        assert isinstance(got, np.ndarray) and got.dtype == np.float32 and got.shape == ()
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 # ---- refusals -----------------------------------------------------------------------------------
 
 REFUSED = [
@@ -223,6 +232,9 @@ REFUSED = [
     (dict(divisor=torch.tensor(2), reduction="none"), ValueError, "divisor must be None but for reduction"),
     (dict(divisor=np.float64("nan")), ValueError, "divisor must be positive and finite in float32, got nan"),
     (dict(divisor=np.int64(-1)), ValueError, "divisor must be positive and finite in float32, got -1.0"),
+    (dict(divisor=np.ones(1)), TypeError, "divisor must be a number, or an array as input is one, got ndarray"),
+    (dict(softcap=1j), TypeError, "softcap must be a number, got 1j"),
+    (dict(target=None), TypeError, "target must be a "),
     (dict(divisor=NESTED), TypeError, "divisor must be a torch tensor, a numpy array"),
     (dict(divisor=torch.ones(2)), ValueError, r"divisor must be a number, or an array of one, got shape \[2\]"),
     (dict(return_lse=1), TypeError, "return_lse must be True or False, got 1"),

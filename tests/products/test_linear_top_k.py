@@ -1,5 +1,6 @@
 """The largest logits of a head: values and tokens against float64, ties, refusals."""
 
+import contextlib
 from itertools import product
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 import xeflash
 from arrays import from_array, to_array
+from fuzz.case import passing_mode
 from heads import Head, check_top_k, make, name_of
 
 GPU_TESTS = ("test_gpu",)
@@ -105,14 +107,18 @@ REFUSED = [
     (dict(k=65), ValueError, "k must be 1 to 64, got 65"),
     (dict(k=6), ValueError, "k must be at most the 5 rows of linear_weight, got 6"),
     (dict(k=2.0), TypeError, "k must be an integer, got 2.0"),
+    (dict(k=None), TypeError, "k must be an integer, got None"),
+    (dict(softcap=1j), TypeError, "softcap must be a number, got 1j"),
+    (dict(linear_weight=None), TypeError, "linear_weight must be a .*, got NoneType"),
     (dict(input=torch.zeros(4, 8, requires_grad=True)), NotImplementedError, "input must not require grad"),
     (dict(linear_weight=torch.zeros(5, 9)), ValueError, "linear_weight must have the 8 features of input"),
 ]
 
 
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, passing_mode], ids=["direct", "mode"])
 @pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[m for _, _, m in REFUSED])
-def test_refused_by_name(change, error, message):
-    with pytest.raises(error, match="^linear_top_k: " + message):
+def test_refused_by_name(change, error, message, mode):
+    with pytest.raises(error, match="^linear_top_k: " + message), mode():
         xeflash.linear_top_k(**(dict(input=torch.zeros(4, 8), linear_weight=torch.zeros(5, 8), k=2) | change))
 
 

@@ -10,6 +10,7 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
 from cover import few
+from fuzz.case import passing_mode
 from pairwise import pairwise
 from softmaxes import check, reference
 from tolerance import assert_close
@@ -317,6 +318,8 @@ def test_empty_results_have_a_shape():
 A, B = torch.zeros(4, 8), torch.zeros(5, 8)
 REFUSED = [
     (dict(a=torch.zeros(8)), ValueError, "a must have at least 2 dimensions, got 1"),
+    (dict(b=None), TypeError, "b must be a .*, got NoneType"),
+    (dict(scale=1j), TypeError, "scale must be a number, got 1j"),
     (dict(b=torch.zeros(8)), ValueError, "b must have at least 2 dimensions, got 1"),
     (dict(a=A.int()), TypeError, "a must be float32, float16 or bfloat16, got int32"),
     (dict(b=B.half()), TypeError, r"b must have the dtype of a \(float32\), got float16"),
@@ -345,6 +348,12 @@ REFUSED = [
 @pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[m[:40] for _, _, m in REFUSED])
 def test_refused_by_name(change, error, message):
     with pytest.raises(error, match="^matmul_softmax: " + message):
+        xeflash.matmul_softmax(**(dict(a=A, b=B) | change))
+
+
+@pytest.mark.parametrize("change", [{"b": None}, {"scale": 1j}, {"scale": "1"}, {"log": 1}, {"b_layout": 3}], ids=str)
+def test_types_are_refused_by_name_where_torch_sees_the_call(change):
+    with pytest.raises(TypeError, match=f"^matmul_softmax: {next(iter(change))} must be (a|True)"), passing_mode():
         xeflash.matmul_softmax(**(dict(a=A, b=B) | change))
 
 

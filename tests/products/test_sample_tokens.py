@@ -1,5 +1,6 @@
 """Tokens that are drawn: against the same race in float64, the limits of vLLM and Transformers, distributions, refusals."""
 
+import contextlib
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
+from fuzz.case import passing_mode
 from limits import kept
 from xeflash.selftest.heads import exponentials
 
@@ -259,6 +261,20 @@ def test_numbers_of_rows_are_refused_by_their_own_name(name):
     if name in ("temperature", "top_p", "min_p"):
         with pytest.raises(NotImplementedError, match=f"^sample: {name} must not require grad"):
             xeflash.sample(**given | {name: torch.ones(3, requires_grad=True)})
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, passing_mode], ids=["direct", "mode"])
+def test_numbers_may_be_tensors_without_dimensions(mode):
+    logits = torch.randn(3, 50)
+    numbers = {"seed": 7, "position": 5, "temperature": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
+    want = xeflash.sample(logits, **numbers)
+    with mode():
+        assert torch.equal(xeflash.sample(logits, **{name: torch.tensor(x) for name, x in numbers.items()}), want)
+
+
+def test_a_head_without_tokens_is_refused():
+    with pytest.raises(ValueError, match="^linear_sample: weight must have rows, one of which is drawn, got 0"):
+        xeflash.linear_sample(torch.ones(2, 8), torch.ones(0, 8), seed=1)
 
 
 def test_inputs_of_a_head_are_dense():

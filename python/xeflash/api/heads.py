@@ -7,7 +7,7 @@ from typing import Any
 
 from xeflash.api.public import public
 from xeflash.api.route import engine
-from xeflash.call.values import flag, is_array
+from xeflash.call.values import flag, is_array, namespace
 
 _LEARNED = ("input", "linear_weight", "linear_bias")
 
@@ -45,6 +45,9 @@ def _loss(function: str, given: dict[str, Any]) -> Any:
 def _divided(function: str, given: dict[str, Any], return_lse: bool) -> Any:
     """A sum by a divisor that is an array, which nobody waits for."""
     divisor = given.pop("divisor")
+    if namespace(function, "divisor", divisor) is not namespace(function, "input", given["input"]):
+        got = type(divisor).__name__
+        raise TypeError(f"{function}: divisor must be a number, or an array as input is one, got {got}")
     if tuple(divisor.shape) not in ((), (1,)):
         raise ValueError(f"{function}: divisor must be a number, or an array of one, got shape {list(divisor.shape)}")
     if getattr(divisor, "requires_grad", False):
@@ -53,7 +56,7 @@ def _divided(function: str, given: dict[str, Any], return_lse: bool) -> Any:
         raise ValueError(f'{function}: divisor must be None but for reduction = "mean", got {reduction!r}')
     given["reduction"] = "sum"
     loss, lse, _ = _engine(function, given).linear_cross_entropy(**given, function=function)
-    loss = loss / divisor.reshape(())
+    loss /= divisor.reshape(())  # in place, as numpy has no other arrays without dimensions
     return (loss, lse) if return_lse else loss
 
 

@@ -203,7 +203,8 @@ def attend_cache(function: str, layout: int, given: dict[str, Any]) -> tuple[Any
 
 def _scale(function: str, name: str, arguments: dict[str, Any]) -> Any:
     """A number, or an array for each row and head of the cache, from any form that a scale has."""
-    scale = as_number(function, name, arguments[name])
+    with_new = arguments.get("k") is not None
+    scale = as_number(function, name, arguments[name], waits=with_new)
     if isinstance(scale, bool):
         raise TypeError(f"{function}: {name} must be a number or an array, got {scale} (bool)")
     if isinstance(scale, int | float) or not is_array(function, name, scale):
@@ -211,10 +212,8 @@ def _scale(function: str, name: str, arguments: dict[str, Any]) -> Any:
     if isinstance(scale, Real):  # of numpy's
         return float(scale)
     shape = tuple(scale.shape)
-    if shape in ((), (1,)) and hasattr(scale, "reshape"):  # on a device
-        if arguments.get("k") is not None:
-            return scale.item()
-        return _of_rows(function, name, scale.reshape(1, 1), arguments)
+    if shape in ((), (1,)) and hasattr(scale, "reshape") and not with_new:  # on a device, which nobody waits for
+        scale, shape = scale.reshape(1, 1), (1, 1)
     return _of_rows(function, name, scale, arguments) if len(shape) == 2 else scale
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from xeflash.api.linear import product
 from xeflash.api.public import public
 from xeflash.api.route import engine
-from xeflash.call.values import is_array, shape_of
+from xeflash.call.values import as_number, is_array, shape_of
 from xeflash.tune.products import SAMPLED_ROWS
 
 _OF_ROWS = {"seed": "seeds", "position": "positions", "temperature": "temperatures"}
@@ -23,6 +23,8 @@ def _sample(function: str, given: dict[str, Any]) -> Any:
     core = engine(function, given["logits"], None, None, given)
     for name in _arrays_of_rows(function, given):
         given[_OF_ROWS[name]] = given.pop(name)
+    for name in _OF_ROWS.keys() & given.keys():
+        given[name] = as_number(function, name, given[name], waits=True)
     return core.sample(**given, function=function)
 
 
@@ -91,6 +93,8 @@ def _linear_sample(function: str, given: dict[str, Any]) -> Any:
     for first in range(0, max(len(rows), 1), SAMPLED_ROWS):
         block = slice(first, first + SAMPLED_ROWS)
         logits = product(function, {"x": rows[block], **of_weight})
+        if not logits.shape[-1]:
+            raise ValueError(f"{function}: weight must have rows, one of which is drawn, got 0")
         numbers = {name: x[block] for name, x in of_rows.items()}
         tokens.append(_sample(function, {"logits": logits, "first_row": first, **given, **numbers}))
     if len(tokens) == 1:

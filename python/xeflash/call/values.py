@@ -45,14 +45,18 @@ def is_array(function: str, name: str, value: Any) -> bool:
         return bool(shape_of(function, name, value))
 
 
-def as_number(function: str, name: str, value: Any) -> Any:
-    """The number of an array of one element in the host's memory; anything else as it is."""
+def as_number(function: str, name: str, value: Any, waits: bool = False) -> Any:
+    """The number of an array of one element in the host's memory; anything else as it is.
+
+    `waits`: also in a device's memory, for which the call waits.
+    """
     if not is_array(function, name, value) or tuple(value.shape) not in ((), (1,)):
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
-        return value.item() if plain and value.is_cpu and not torch.compiler.is_compiling() else value
+        there = value.is_cpu or (waits and not value.is_meta)
+        return value.item() if plain and there and not torch.compiler.is_compiling() else value
     return value.item() if type(value).__module__ == "numpy" else value
 
 

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Number
+from numbers import Integral, Number, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from xeflash import _core
-from xeflash.call.schema import (
-    ARRAYS,
-    ARRAYS_OF_LINEAR,
-    ARRAYS_OF_SOFTMAX,
-    BHSD,
-    OF_ATTENTION,
-    ROWS_OF_CROSS_ENTROPY,
-    ROWS_OF_SAMPLE,
-    ROWS_OF_TOP_K,
-    THD,
-    Row,
-)
+from xeflash.call.schema import ARRAYS, BHSD, OF_ATTENTION, THD
 from xeflash.call.score_mod import read_score_mod
 from xeflash.call.values import flag
-from xeflash.torch_ops.forms import Form
+from xeflash.torch_ops.forms import LINEAR, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K, MATMUL_SOFTMAX, SAMPLE, Form
 from xeflash.torch_ops.library import Pair, as_int64, as_lists, resolved
 from xeflash.torch_ops.operators import MERGE, OPERATORS
 
@@ -150,36 +139,47 @@ def refuse_shared(function: str, out: Any, name: str, other: Any) -> None:
         _core.refuse_shared(function, out, name, other)
 
 
+_PRODUCTS = (LINEAR, MATMUL_SOFTMAX, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K, SAMPLE)
+_NEEDED = {form.name: form.by_place[: form.needed] for form in _PRODUCTS}
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "float": ((Real, torch.SymFloat, torch.SymInt), "a number"),
+    "int": ((Integral, torch.SymInt), "an integer"),
+    "str": ((str,), "a string"),
+}
+
+
+def _checked(arguments: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    """What is given; types are checked as the extension does, as a schema's message would not name the function."""
+    function, needed, given = arguments["function"], _NEEDED[form.name], {}
+    for name, x in arguments.items():
+        row = form.table[name]
+        if row.is_array:
+            if x is None and name not in needed:
+                continue
+            if not isinstance(x, Tensor) or x.layout is not torch.strided:
+                got = type(x).__name__ if not isinstance(x, Tensor) else x.layout
+                raise TypeError(f"{function}: {name} must be a dense torch tensor as {needed[0]} is one, got {got}")
+        elif row.kind == "bool":
+            x = flag(function, name, x)
+        else:
+            kinds, words = _KINDS[row.kind]
+            if not isinstance(x, kinds) or isinstance(x, bool):
+                raise TypeError(f"{function}: {name} must be {words}, got {x!r:.60} ({type(x).__name__})")
+            if isinstance(x, Integral) and row.kind == "int" and not -(2**63) <= int(x) < 2**63:
+                raise ValueError(f"{function}: {name} must be -2^63 to 2^63 - 1, got {x}")
+        given[name] = x
+    return given
+
+
 def linear(**arguments: Unpack[LinearArguments]) -> Any:
     """_core.linear by its operator."""
-    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
-    for name, x in given.items():
-        if name in ARRAYS_OF_LINEAR and (not isinstance(x, Tensor) or x.layout is not torch.strided):
-            got = type(x).__name__ if not isinstance(x, Tensor) else x.layout
-            raise TypeError(f"{given['function']}: {name} must be a dense torch tensor as x is one, got {got}")
-    group = given.get("group", 0)
-    if isinstance(group, bool) or not hasattr(group, "__index__"):
-        raise TypeError(f"{given['function']}: group must be an integer, got {group!r}")
-    if isinstance(group, int) and not -(2**63) <= group < 2**63:
-        raise ValueError(f"{given['function']}: group must be 32, 64, 128, or None for all inputs, got {group}")
-    return torch.ops.xeflash.linear.default(**given)
+    return torch.ops.xeflash.linear.default(**_checked(arguments, LINEAR))
 
 
 def matmul_softmax(**arguments: Unpack[MatmulSoftmaxArguments]) -> Any:
     """_core.matmul_softmax by its operator."""
-    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
+    given = _checked(arguments, MATMUL_SOFTMAX)
     function, out = given["function"], given.pop("out", None)
-    for name, x in (*given.items(), *(() if out is None else (("out", out),))):
-        if name in ARRAYS_OF_SOFTMAX and (not isinstance(x, Tensor) or x.layout is not torch.strided):
-            got = type(x).__name__ if not isinstance(x, Tensor) else x.layout
-            raise TypeError(f"{function}: {name} must be a dense torch tensor as a is one, got {got}")
-    if "scale" in given and (
-        isinstance(given["scale"], bool) or not isinstance(given["scale"], Number | torch.SymFloat)
-    ):
-        raise TypeError(f"{function}: scale must be a number, got {type(given['scale']).__name__}")
-    if not isinstance(given.get("b_layout", "nk"), str):
-        raise TypeError(f"{function}: b_layout must be a string, got {type(given['b_layout']).__name__}")
-    flag(function, "log", given.get("log", False))
     result: Tensor = torch.ops.xeflash.matmul_softmax.default(**given)
     if out is None:
         return result
@@ -187,44 +187,23 @@ def matmul_softmax(**arguments: Unpack[MatmulSoftmaxArguments]) -> Any:
     return _written(function, out, result, given["a"], inputs, "a")
 
 
-def _check_head(given: dict[str, Any], table: Mapping[str, Row]) -> None:
-    """Types, as the extension checks them: a schema's message would not name the function."""
-    function = given["function"]
-    kinds = {"float": (Number, torch.SymFloat), "int": (int, torch.SymInt), "bool": (bool,), "str": (str,)}
-    words = {"float": "a number", "int": "an integer", "bool": "True or False", "str": "a string"}
-    for name, x in given.items():
-        row = table[name]
-        if row.is_array:
-            if not isinstance(x, Tensor) or x.layout is not torch.strided:
-                got = type(x).__name__ if not isinstance(x, Tensor) else x.layout
-                raise TypeError(f"{function}: {name} must be a dense torch tensor as input is one, got {got}")
-        elif not isinstance(x, kinds[row.kind]) or (isinstance(x, bool) and row.kind != "bool"):
-            raise TypeError(f"{function}: {name} must be {words[row.kind]}, got {type(x).__name__}")
-        elif row.kind == "int" and isinstance(x, int) and not -(2**63) <= x < 2**63:
-            raise ValueError(f"{function}: {name} must be -2^63 to 2^63 - 1, got {x}")
-
-
 def linear_cross_entropy(**arguments: Unpack[CrossEntropyArguments]) -> tuple[Any, Any, Any]:
     """_core.linear_cross_entropy by its operator."""
-    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
-    _check_head(given, ROWS_OF_CROSS_ENTROPY)
-    results: tuple[Any, Any, Any] = torch.ops.xeflash.linear_cross_entropy.default(**given)
+    results: tuple[Any, Any, Any] = torch.ops.xeflash.linear_cross_entropy.default(
+        **_checked(arguments, LINEAR_CROSS_ENTROPY)
+    )
     return results
 
 
 def linear_top_k(**arguments: Unpack[TopKArguments]) -> tuple[Any, Any]:
     """_core.linear_top_k by its operator."""
-    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
-    _check_head(given, ROWS_OF_TOP_K)
-    results: tuple[Any, Any] = torch.ops.xeflash.linear_top_k.default(**given)
+    results: tuple[Any, Any] = torch.ops.xeflash.linear_top_k.default(**_checked(arguments, LINEAR_TOP_K))
     return results
 
 
 def sample(**arguments: Unpack[SampleArguments]) -> Any:
     """_core.sample by its operator."""
-    given: dict[str, Any] = {name: x for name, x in arguments.items() if x is not None}
-    _check_head(given, ROWS_OF_SAMPLE)
-    return torch.ops.xeflash.sample.default(**given)
+    return torch.ops.xeflash.sample.default(**_checked(arguments, SAMPLE))
 
 
 def merge_states(outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:
