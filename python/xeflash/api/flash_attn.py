@@ -21,17 +21,17 @@ from xeflash import _core
 from xeflash.api.float8 import dense_in_8_bits, packed_in_8_bits, take_query
 from xeflash.api.kv_cache import attend_cache
 from xeflash.api.picked import take_picks
-from xeflash.api.public import LSE_ALONE, public, renamed
+from xeflash.api.public import public, renamed, take_flags
 from xeflash.api.route import engine
 from xeflash.api.used_queries import take_used_queries
 from xeflash.call.schema import BSHD, THD, WITH_GRADIENTS
-from xeflash.call.values import flag, is_on, seeds, shape_of, shown, snippet, take_window
+from xeflash.call.values import is_on, seeds, shape_of, shown, snippet, take_window
 from xeflash.runtime.interop import UsmPart
 
 
 def _run(function: str, layout: int, given: dict[str, Any]) -> Any:
     """A function's call; `given` are its arguments."""
-    return_lse, return_probs = _take_flags(function, given)
+    return_lse, return_probs = take_flags(function, given)
     take_window(function, given)
     q, dropout_p, softcap = given["q"], given.get("dropout_p"), given.get("softcap")
     core = engine(function, q, given["k"], given["v"], given, WITH_GRADIENTS)
@@ -66,15 +66,6 @@ def _run(function: str, layout: int, given: dict[str, Any]) -> Any:
     if not shows_dropout:
         return out, lse, None
     return out, lse, _probabilities(function, out, *snippet_of, {**given, "lse": lse})
-
-
-def _take_flags(function: str, given: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether the LSE is wanted, and with it a third result."""
-    flag(function, "deterministic", given.pop("deterministic", False))  # it always is
-    wanted = given.pop("return_attn_probs", False)
-    alone = wanted is LSE_ALONE
-    return_lse = alone or flag(function, "return_attn_probs", wanted)
-    return return_lse, return_lse and not alone
 
 
 def _dense(function: str, given: dict[str, Any]) -> Any:
@@ -119,7 +110,7 @@ def _of_cache(function: str, layout: int, given: dict[str, Any], why: str) -> An
         value = given.pop(name, off)
         if value is not off and (isinstance(value, bool) or not isinstance(value, int | float) or value != off):
             raise NotImplementedError(f"{function}: {name} must be {off} with {why}, got {shown(value)}")
-    given["return_lse"], return_probs = _take_flags(function, given)
+    given["return_lse"], return_probs = take_flags(function, given)
     if layout == THD and len(of_k := shape_of(function, "k", given["k_cache"])) == 3:
         raise ValueError(
             f"{function}: block_table must be None unless k has pages (pages, rows, heads, head_dim), "

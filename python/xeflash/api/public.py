@@ -126,3 +126,12 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         function, colon, text = str(error).partition(": ")
         text = re.sub(r"(?<![\w.'])\w+(?![\w'])", lambda word: names.get(word[0], word[0]), text)
         raise type(error)(function + colon + text) from error
+
+
+def take_flags(function: str, given: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether the LSE is wanted, and with it a third result."""
+    flag(function, "deterministic", given.pop("deterministic", False))  # it always is
+    wanted = given.pop("return_attn_probs", False)
+    alone = wanted is LSE_ALONE
+    return_lse = alone or flag(function, "return_attn_probs", wanted)
+    return return_lse, return_lse and not alone
