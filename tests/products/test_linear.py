@@ -298,6 +298,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"scales": S}, ValueError, "scales must not be given with a weight of float32, which stands for itself, got one"),
     ({"group": 32}, ValueError, "group must not be given with a weight of float32"),
     ({"weight": Q, "scales": S, "group": 48}, ValueError, "group must be 32, 64, 128, or None for all inputs, got 48"),
+    ({"weight": Q, "scales": S, "group": np.array(0)}, ValueError, "group must be 32, 64, 128, or None for all inputs, got 0"),
     ({"weight": Q, "scales": S, "group": 0}, ValueError, "group must be 32, 64, 128, or None for all inputs, got 0"),
     ({"weight": Q, "scales": S, "group": 64}, ValueError, r"scales must have the shape \[2, 8\] of groups"),
     ({"weight": Q, "scales": S.double(), "group": 32}, TypeError, "scales must be float32, float16 or bfloat16"),

@@ -272,6 +272,21 @@ def test_numbers_may_be_tensors_without_dimensions(mode):
         assert torch.equal(xeflash.sample(logits, **{name: torch.tensor(x) for name, x in numbers.items()}), want)
 
 
+def test_numbers_vary_in_one_graph():
+    logits = torch.randn(3, 50)
+    compiled = torch.compile(
+        lambda s, t: xeflash.sample(logits, seed=s, temperature=t), backend="aot_eager", fullgraph=True
+    )
+    for seed, temperature in ((3, 0.5), (4, 0.7), (5, 0.9)):
+        want = xeflash.sample(logits, seed=seed, temperature=temperature)
+        assert torch.equal(compiled(seed, temperature), want)
+
+
+def test_numbers_of_another_library_are_refused_by_their_name():
+    with passing_mode(), pytest.raises(TypeError, match="^sample: top_p must be a dense torch tensor as logits is one"):
+        xeflash.sample(torch.zeros(3, 5), seed=0, top_p=np.ones(3, np.float32))
+
+
 def test_a_head_without_tokens_is_refused():
     with pytest.raises(ValueError, match="^linear_sample: weight must have rows, one of which is drawn, got 0"):
         xeflash.linear_sample(torch.ones(2, 8), torch.ones(0, 8), seed=1)

@@ -267,6 +267,34 @@ def test_a_scale_may_be_an_array_of_one(one):
         assert torch.equal(got, want)
 
 
+def test_scales_may_be_learned_and_may_vary():
+    (q, k, v), scales, _ = in_8_bits()
+    arrays = [x.flatten(0, 1) for x in (q, k, v)]
+    starts, of_keys = torch.tensor([0, 5, 10]).int(), torch.tensor([0, 48, 96]).int()
+    scale = torch.tensor([2.0], requires_grad=True)
+    out = xeflash.flash_attn_varlen_func(*arrays, starts, of_keys, 5, 48, **scales | {"v_descale": scale})
+    (found,) = torch.autograd.grad(out.float().sum(), scale)
+    torch.testing.assert_close(found, out.detach().float().sum()[None] / 2, rtol=2e-2, atol=1e-2)
+    _, caches, _ = quantised()
+    q = torch.randn(2, 1, 2, 64).bfloat16()
+    call = lambda scale: xeflash.flash_attn_with_kvcache(q, *caches, k_scale=scale, v_scale=scale)  # noqa: E731
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for scale in (0.5, 0.25, 0.75):
+        assert torch.equal(compiled(scale), call(scale))
+
+
+def test_a_dropout_of_0_may_be_any_number():
+    _, caches, _ = quantised()
+    q = torch.randn(2, 1, 2, 64).bfloat16()
+    want = xeflash.flash_attn_func(q, *caches)
+    for zero in (0, 0.0, np.float32(0), np.int64(0), torch.tensor(0.0)):
+        assert torch.equal(xeflash.flash_attn_func(q, *caches, dropout_p=zero), want)
+    with pytest.raises(
+        NotImplementedError, match="^flash_attn_func: dropout_p must be 0 with k and v in 8 bits, got 0.5"
+    ):
+        xeflash.flash_attn_func(q, *caches, dropout_p=0.5)
+
+
 def test_scales_that_do_not_fit():
     q, caches, (k_scale, v_scale) = quantised()
     table = torch.tensor([[0], [1]], dtype=torch.int32)

@@ -199,6 +199,7 @@ REFUSED = {
         "k_scale must be a number or an array, got True (bool)",
     ),
     "scale-nested": ({**FP8, "v_scale": NESTED}, TypeError, "v_scale must be a torch tensor, a numpy array or have"),
+    "scale-sparse": ({**FP8, "v_scale": torch.ones(1).to_sparse()}, TypeError, "v_scale must be a dense tensor"),
     "scale-bool": ({**FP8, "k_scale": True}, TypeError, "k_scale must be a number or an array, got True (bool)"),
     "scale-nan": (
         {**FP8, "v_scale": float("nan")},

@@ -136,6 +136,8 @@ def test_out_is_filled_and_returned():
 
 def test_dropout_is_reproducible():
     q, k, v = make()
+    without = xeflash.attention(*(x.clone().requires_grad_() for x in (q, k, v)), rng=(0, -1))  # nothing is drawn
+    assert torch.equal(without, xeflash.attention(q, k, v))
     one = xeflash.attention(q, k, v, dropout_p=0.2, rng=(3, 4))
     assert torch.equal(xeflash.attention(q, k, v, dropout_p=0.2, rng=(3, 4)), one)
     for rng in [(3, 5), (4, 4), (3 + 2**32, 4), (3, 4 + 2**32)]:

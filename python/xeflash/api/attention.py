@@ -23,8 +23,10 @@ def _attend(function: str, given: dict[str, Any]) -> Any:
     if score_mod is not None or captures is not None:
         given["score_mod"] = snippet(core, function, score_mod, captures)
     dropout_p = given.get("dropout_p")
-    if is_on(function, "dropout_p", dropout_p) or rng is not None:
-        given["seed"], given["offset"] = seeds(function, dropout_p, query, rng, core)
+    drops = is_on(function, "dropout_p", dropout_p)
+    if drops or rng is not None:
+        seed = seeds(function, dropout_p if drops else 0, query, rng, core)
+        given |= {"seed": seed[0], "offset": seed[1]} if drops else {}
     rank, lead = len(shape), shape[:-3]
     if rank != 4:
         names = ("query", "key", "value", "attn_mask", "out")

@@ -106,10 +106,12 @@ def _varlen(function: str, given: dict[str, Any]) -> Any:
 
 def _of_cache(function: str, layout: int, given: dict[str, Any], why: str) -> Any:
     """A call on keys and values that have no gradients, for the reason `why`."""
-    for name, off in (("dropout_p", 0), ("document_ids", None), ("gather_kv_indices", None)):
-        value = given.pop(name, off)
-        if value is not off and (isinstance(value, bool) or not isinstance(value, int | float) or value != off):
-            raise NotImplementedError(f"{function}: {name} must be {off} with {why}, got {shown(value)}")
+    for name in ("document_ids", "gather_kv_indices"):
+        if (value := given.pop(name, None)) is not None:
+            raise NotImplementedError(f"{function}: {name} must be None with {why}, got {shown(value)}")
+    dropout_p = given.pop("dropout_p", 0)
+    if isinstance(dropout_p, bool) or is_on(function, "dropout_p", dropout_p):
+        raise NotImplementedError(f"{function}: dropout_p must be 0 with {why}, got {shown(dropout_p)}")
     given["return_lse"], return_probs = take_flags(function, given)
     if layout == THD and len(of_k := shape_of(function, "k", given["k_cache"])) == 3:
         raise ValueError(

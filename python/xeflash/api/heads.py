@@ -32,7 +32,7 @@ def _loss(function: str, given: dict[str, Any]) -> Any:
         raise ValueError(f"{function}: workspace must be positive, or None, got {given['workspace']}")
     return_lse = flag(function, "return_lse", given.pop("return_lse", False))
     divisor = given.get("divisor")
-    if isinstance(divisor, Real) and not isinstance(divisor, bool):  # also of numpy's
+    if isinstance(divisor, Real) and not isinstance(divisor, int | float):  # numpy's
         given["divisor"] = divisor = float(divisor)
     if is_array(function, "divisor", divisor):
         return _divided(function, given, return_lse)
@@ -48,6 +48,8 @@ def _divided(function: str, given: dict[str, Any], return_lse: bool) -> Any:
     if namespace(function, "divisor", divisor) is not namespace(function, "input", given["input"]):
         got = type(divisor).__name__
         raise TypeError(f"{function}: divisor must be a number, or an array as input is one, got {got}")
+    if not _is_real(divisor):
+        raise TypeError(f"{function}: divisor must be a number, or a dense array of a real one, got {divisor.dtype}")
     if tuple(divisor.shape) not in ((), (1,)):
         raise ValueError(f"{function}: divisor must be a number, or an array of one, got shape {list(divisor.shape)}")
     if getattr(divisor, "requires_grad", False):
@@ -58,6 +60,14 @@ def _divided(function: str, given: dict[str, Any], return_lse: bool) -> Any:
     loss, lse, _ = _engine(function, given).linear_cross_entropy(**given, function=function)
     loss /= divisor.reshape(())  # in place, as numpy has no other arrays without dimensions
     return (loss, lse) if return_lse else loss
+
+
+def _is_real(array: Any) -> bool:
+    """Whether it has numbers that a loss can be divided by: of torch, or of an array namespace with kinds."""
+    if hasattr(array, "is_sparse"):
+        none = array.is_complex() or str(array.dtype) == "torch.bool" or array.is_meta
+        return not none and str(array.layout) == "torch.strided"
+    return getattr(array.dtype, "kind", "none") in "iuf"
 
 
 @public(_loss)

@@ -212,7 +212,8 @@ def _scale(function: str, name: str, arguments: dict[str, Any]) -> Any:
     if isinstance(scale, Real):  # of numpy's
         return float(scale)
     shape = tuple(scale.shape)
-    if shape in ((), (1,)) and hasattr(scale, "reshape") and not with_new:  # on a device, which nobody waits for
+    dense = hasattr(scale, "reshape") and not getattr(scale, "is_sparse", False)
+    if shape in ((), (1,)) and dense and not with_new:  # on a device, which nobody waits for
         scale, shape = scale.reshape(1, 1), (1, 1)
     return _of_rows(function, name, scale, arguments) if len(shape) == 2 else scale
 

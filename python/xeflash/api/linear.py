@@ -7,7 +7,7 @@ from typing import Any
 
 from xeflash.api.public import public
 from xeflash.api.route import engine
-from xeflash.call.values import shape_of
+from xeflash.call.values import as_number, shape_of
 
 
 def product(function: str, given: dict[str, Any]) -> Any:
@@ -15,9 +15,9 @@ def product(function: str, given: dict[str, Any]) -> Any:
     x, weight = given["x"], given["weight"]
     if (order := given.pop("order", None)) is not None:
         given["x"] = x = _taken(function, x, order)
-    if (group := given.get("group")) is None:
-        given.pop("group", None)
-    elif isinstance(group, Integral) and not group and not isinstance(group, bool):  # 0 stands for None below
+    if (group := as_number(function, "group", given.pop("group", None), waits=True)) is not None:
+        given["group"] = group
+    if isinstance(group, Integral) and not group and not isinstance(group, bool):  # 0 stands for None below
         raise ValueError(f"{function}: group must be 32, 64, 128, or None for all inputs, got {group}")
     core = engine(function, x, weight, given.get("bias"), given, ("x", "weight", "bias"))
     return core.linear(**given, function=function)

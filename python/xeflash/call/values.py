@@ -33,12 +33,14 @@ def shape_of(function: str, name: str, array: Any) -> tuple[int, ...]:
     except Exception as error:  # nested tensors raise a RuntimeError
         raise TypeError(
             f"{function}: {name} must be a torch tensor, a numpy array or have __sycl_usm_array_interface__, "
-            f"got {type(array).__name__}"
+            f"got {'a nested one' if getattr(array, 'is_nested', False) else type(array).__name__}"
         ) from error
 
 
 def is_array(function: str, name: str, value: Any) -> bool:
     """Whether an argument that may be a number has a shape; raises a TypeError for a nested tensor, which has none."""
+    if isinstance(value, int | float):  # symbolic numbers have no attributes
+        return False
     try:
         return hasattr(value, "shape")
     except RuntimeError:
@@ -46,17 +48,18 @@ def is_array(function: str, name: str, value: Any) -> bool:
 
 
 def as_number(function: str, name: str, value: Any, waits: bool = False) -> Any:
-    """The number of an array of one element in the host's memory; anything else as it is.
+    """The number of an array of one element in the host's memory; anything else as it is, and what is differentiated.
 
-    `waits`: also in a device's memory, for which the call waits.
+    `waits`: also in a device's memory, for which the call waits, or a compiled one.
     """
     if not is_array(function, name, value) or tuple(value.shape) not in ((), (1,)):
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
-        there = value.is_cpu or (waits and not value.is_meta)
-        return value.item() if plain and there and not torch.compiler.is_compiling() else value
+        there = not value.is_meta if waits else value.is_cpu and not torch.compiler.is_compiling()
+        recorded = value.requires_grad and torch.is_grad_enabled()
+        return value.item() if plain and there and not recorded else value
     return value.item() if type(value).__module__ == "numpy" else value
 
 
@@ -142,10 +145,10 @@ def seeds(
             seed, offset = map(index, rng)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{function}: rng must be two integers (seed, offset), got {rng!r}") from error
-        return seed % 2**64, offset % 2**64
     if not dropout_p:
         return 0, 0
-    if core is not _core:
-        return None, 0
-    seed, offset = random.next_rng(function, array)
+    if rng is None:
+        if core is not _core:
+            return None, 0
+        seed, offset = random.next_rng(function, array)
     return seed % 2**64, offset % 2**64

@@ -152,21 +152,26 @@ def _checked(arguments: Mapping[str, Any], form: Form) -> dict[str, Any]:
     """What is given; types are checked as the extension does, as a schema's message would not name the function."""
     function, needed, given = arguments["function"], _NEEDED[form.name], {}
     for name, x in arguments.items():
-        row = form.table[name]
+        row, one = form.table[name], name.removesuffix("s")
+        called = one if one in form.table else name  # a number of each row, where one serves all
         if row.is_array:
             if x is None and name not in needed:
                 continue
             if not isinstance(x, Tensor) or x.layout is not torch.strided:
                 got = type(x).__name__ if not isinstance(x, Tensor) else x.layout
-                raise TypeError(f"{function}: {name} must be a dense torch tensor as {needed[0]} is one, got {got}")
+                raise TypeError(f"{function}: {called} must be a dense torch tensor as {needed[0]} is one, got {got}")
         elif row.kind == "bool":
             x = flag(function, name, x)
         else:
             kinds, words = _KINDS[row.kind]
-            if not isinstance(x, kinds) or isinstance(x, bool):
-                raise TypeError(f"{function}: {name} must be {words}, got {x!r:.60} ({type(x).__name__})")
-            if isinstance(x, Integral) and row.kind == "int" and not -(2**63) <= int(x) < 2**63:
-                raise ValueError(f"{function}: {name} must be -2^63 to 2^63 - 1, got {x}")
+            fits = not isinstance(x, Integral) or row.kind == "int" or abs(int(x)) < 2**1023  # as a double
+            if not isinstance(x, kinds) or isinstance(x, bool) or not fits:
+                value = "" if isinstance(x, Tensor) else f"{x!r:.60} "  # it may be a traced one
+                raise TypeError(f"{function}: {name} must be {words}, got {value}({type(x).__name__})")
+            if isinstance(x, Integral) and not -(2**63) <= int(x) < 2**63:
+                if row.kind == "int":
+                    raise ValueError(f"{function}: {name} must be -2^63 to 2^63 - 1, got {x}")
+                x = float(x)  # a schema's floats hold smaller integers alone
         given[name] = x
     return given
 
