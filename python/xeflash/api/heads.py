@@ -65,8 +65,8 @@ def _divided(function: str, given: dict[str, Any], return_lse: bool) -> Any:
 def _is_real(array: Any) -> bool:
     """Whether it has numbers that a loss can be divided by: of torch, or of an array namespace with kinds."""
     if hasattr(array, "is_sparse"):
-        none = array.is_complex() or str(array.dtype) == "torch.bool" or array.is_meta
-        return not none and str(array.layout) == "torch.strided"
+        real = not array.is_complex() and str(array.dtype) != "torch.bool"
+        return real and str(array.layout) == "torch.strided" and not array.is_meta
     return getattr(array.dtype, "kind", "none") in "iuf"
 
 
