@@ -187,7 +187,7 @@ def of_formats(case: Case, usm: bool) -> Iterator[Mutation]:
     if outputs > 1 and weight.shape[1]:
         layout = Layout(expanded=1)
         yield Mutation("weight", "has rows in one place", lambda: place(weight.values(), weight.kind, layout))
-    if weight.shape[1] > 1 and weight.kind in ("numpy", "torch", "xpu"):
+    if outputs and weight.shape[1] > 1 and weight.kind in ("numpy", "torch", "xpu"):
         yield Mutation("weight", "has columns apart", lambda: place(weight.values(), weight.kind, Layout(step=2)))
     if usm:
         yield Mutation("order", "is given", lambda: again(x, torch.arange(inputs, dtype=torch.int32)))

@@ -146,7 +146,7 @@ def matmul_softmax(draw: Draw) -> Case:
 def mutations(case: Case) -> Iterator[Mutation]:
     arguments, a = case.arguments, case.arguments["a"]
     columns = -1 if arguments.get("b_layout") == "kn" else -2
-    yield from of_products(case, ("a", "b"), ("a", "b", "bias"), ("a", "b"), names=("b", "bias", "out"))
+    yield from of_products(case, ("a", "b"), ("a", "b", "bias"), ("a", "b", "bias"), names=("b", "bias", "out"))
     yield from of_numbers_named(
         scale=(NAN, INF, -INF, 1e39, "text", [1.0], 1j), b_layout=("nm", "", 3, True), log=("text", 1, [1])
     )

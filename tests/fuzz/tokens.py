@@ -188,7 +188,8 @@ def mutations(case: Case) -> Iterator[Mutation]:
             yield Mutation("weight", "has no rows", lambda: none)
     else:
         arrays = {"logits": case.arguments["logits"]}
-        yield from of_products(replace(case, arguments=arrays), ("logits",), (), ("logits",), (), tuple(OF_ROWS))
+        names = (*OF_ROWS, *(f"{name}s" for name in OF_ROWS))
+        yield from of_products(replace(case, arguments=arrays), ("logits",), (), ("logits",), (), names)
         shape = (*arrays["logits"].shape[:-1], 0)
         empty = again(arrays["logits"], torch.zeros(shape).to(arrays["logits"].dtype))
         yield Mutation("logits", "has no tokens", lambda: empty)

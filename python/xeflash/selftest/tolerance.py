@@ -48,6 +48,7 @@ Judge: TypeAlias = Callable[..., "list[Finding]"]  # as `judge` is
 
 GPU_MATH = 2.0**-21
 SCORES = 2.0**-23  # how far a score may be off, of its size
+LOST = 2.0**-94  # weights that may be lost: P is kept below 2^-32, as a normal float
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def judge(
         sums = 1.0 + keys**0.5
         scores_of_out = max(scores_of_out, size * limit_of_probability(dtype))
     math_of_out, math_of_lse = limits_of_math(f.softcap, size, keys) if on_gpu else (0.0, 0.0)
-    limit = limit_of(want, by_other, dtype, size * sums, scores_of_out) + math_of_out
+    lost = LOST * keys * _largest(qkv[2])
+    limit = limit_of(want, by_other, dtype, size * sums, scores_of_out) + math_of_out + lost
     found = [compare(f"{what}out", out, want, limit)]
     if lse is not None:
         terms = size_of_lse(want_lse, keys) * sums
