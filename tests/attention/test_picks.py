@@ -115,6 +115,12 @@ def test_windows_may_be_wider_than_int32(grad, side):
         torch.testing.assert_close(out.transpose(1, 2), want)
 
 
+def test_captures_need_a_snippet():
+    q, k, v = (x.transpose(1, 2) for x in plain.make(2, 50))
+    with pytest.raises((TypeError, ValueError), match="^flash_attn_func: captures "):
+        xeflash.flash_attn_func(q, k, v, gather_kv_indices=picked(2, 50, 20), captures={"near": 1.0})
+
+
 def test_rows_that_pick_nothing_give_0():
     q, k, v = plain.make(2, 50)
     lists = torch.full((2, 2, 7), -1).int()
