@@ -266,10 +266,10 @@ def draw_listed(
     if "picks" in kernel.variant and draw.kind in ("torch", "xpu") and not draw.mixed:
         listed = min(keys, draw.of(0, 1, 5, 16, 33, keys))
         order = torch.rand((*lead, rows, keys), generator=draw.generator).argsort(-1)[..., :listed].int()
-        placed = draw.array(
-            order.masked_fill(torch.rand(order.shape, generator=draw.generator) < draw.of(0, 0.2, 1), -1)
-        )
-        lists = placed.values()  # of the same memory for all rows, perhaps
+        order = order.masked_fill(torch.rand(order.shape, generator=draw.generator) < draw.of(0, 0.2, 1), -1)
+        alike = tuple(axis for axis in range(order.dim() - 1) if draw.chance(0.1))  # but a list names a key once
+        placed = draw.array(order, distinct=True, alike=alike)
+        lists = placed.values()
         seen = torch.zeros((*lead, rows, keys + 1), dtype=torch.bool)
         seen.scatter_(-1, lists.masked_fill(lists < 0, keys).long(), True)
         f = f.with_(mask=seen[..., :keys].reshape(math.prod(lead), 1, rows, keys))
