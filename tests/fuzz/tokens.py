@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from arrays import DTYPES, from_array
+from products.limits import Case as Limits
 from products.limits import kept
 from xeflash.selftest.heads import exponentials
 from xeflash.selftest.tolerance import GPU_MATH, SCORES
@@ -28,25 +29,6 @@ OF_ROWS = {
     "top_p": torch.float32, "min_p": torch.float32,
 }  # fmt: skip
 OF_WEIGHT = ("x", "weight", "bias", "scales", "zeros", "group", "order")
-
-
-class Limits(NamedTuple):
-    """Of a row."""
-
-    seed: int
-    position: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    softcap: float = 0.0
-    logit_scale: float = 1.0
-    min_p_last: bool = False
-
-    def wider(self, by: float) -> Limits:
-        """Limits that leave more, or less."""
-        top_p = self.top_p if self.top_p >= 1 else min(1.0, max(0.0, self.top_p + by))
-        return self._replace(top_p=top_p, min_p=self.min_p * (1 - by))
 
 
 def sample(draw: Draw) -> Case:
@@ -118,15 +100,17 @@ def draw_words(draw: Draw, lead: tuple[int, ...], vocabulary: int, way: str) -> 
     return words
 
 
-def limits_of(arguments: dict[str, Any], row: int) -> Limits:
+def of_row(arguments: dict[str, Any], row: int) -> tuple[Limits, int, int]:
+    """Its limits, seed and position."""
     words = {}
-    for name in Limits._fields:
+    for name in (*OF_ROWS, "softcap", "logit_scale", "min_p_last"):
         x = arguments.get(name)
         if isinstance(x, Array):
             words[name] = x.values().reshape(-1)[row if x.shape else 0].item()
         elif x is not None:
             words[name] = x
-    return Limits(**words)
+    seed, position = words.pop("seed"), words.pop("position", 0)
+    return Limits(**words), seed, position
 
 
 def judge(tokens: torch.Tensor, logits: torch.Tensor, arguments: dict[str, Any], on_gpu: bool) -> None:
@@ -141,12 +125,13 @@ def judge(tokens: torch.Tensor, logits: torch.Tensor, arguments: dict[str, Any],
             assert token == -1, f"row {row} has no finite logit, and token {token}"
             continue
         assert 0 <= token < vocabulary, f"row {row}: there is no token {token}"
-        limits = limits_of(arguments, row)
+        limits, seed, position = of_row(arguments, row)
         if limits.temperature < GREEDY:
             judge_greedy(row, token, z[row], limits, on_gpu)
         else:
             shared = not isinstance(arguments["seed"], Array) or not arguments["seed"].shape
-            judge_drawn(row, token, z[row], limits, row if shared else 0, on_gpu)
+            drawn = exponentials(vocabulary, seed % 2**64, position % 2**64, row if shared else 0)
+            judge_drawn(row, token, z[row], limits, drawn, on_gpu)
 
 
 def slack_of(z: np.ndarray, limits: Limits, on_gpu: bool) -> float:
@@ -164,12 +149,12 @@ def judge_greedy(row: int, token: int, z: np.ndarray, limits: Limits, on_gpu: bo
     assert np.log(weights[token]) >= -slack, f"row {row}: the logit of {token} is not the largest one"
 
 
-def judge_drawn(row: int, token: int, z: np.ndarray, limits: Limits, index: int, on_gpu: bool) -> None:
+def judge_drawn(row: int, token: int, z: np.ndarray, limits: Limits, drawn: np.ndarray, on_gpu: bool) -> None:
     slack = slack_of(z, limits, on_gpu)
     most, weights = kept(z, limits.wider(1e-4), slack)
     least, _ = kept(z, limits.wider(-1e-4), -slack)
     assert most[token], f"row {row}: token {token} was to be left out by {limits}"
-    race = weights / exponentials(len(z), limits.seed % 2**64, limits.position % 2**64, index)
+    race = weights / drawn
     if least.any():
         best = int(np.argmax(race * least))
         assert race[token] >= race[best] * (1 - 1e-4 - 2 * slack), f"row {row}: {token} has lost to {best}, by {limits}"

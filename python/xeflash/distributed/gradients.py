@@ -187,19 +187,10 @@ def _backward(
 
 def settled(job: Job, facts: dict[str, Any]) -> Job:
     """The same with what ranks agreed on: the seed and offset of dropout, and a way that fits into the room of all."""
-    (seed, offset), ways = facts["seed"], job.ways
+    (seed, offset), room, ways, auto = facts["seed"], facts["room"], job.ways, job.auto
     numbers = {**job.call.numbers, "seed": seed, "offset": offset}
-    if job.auto is not None:
+    if auto is not None:
         (q, k, v), world = job.shapes, job.groups[0].size()
-        found = choose(
-            q,
-            k,
-            job.auto.dtype,
-            world,
-            dim_v=v[-1],
-            backward=job.auto.backward,
-            memory_limit=facts["room"],
-            ways=job.auto.ways,
-        )
+        found = choose(q, k, auto.dtype, world, dim_v=v[-1], backward=auto.backward, memory_limit=room, ways=auto.ways)
         ways = (str(found.how),)
     return replace(job, call=replace(job.call, numbers=numbers), ways=ways, number=facts["number"])

@@ -48,7 +48,7 @@ Judge: TypeAlias = Callable[..., "list[Finding]"]  # as `judge` is
 
 GPU_MATH = 2.0**-21
 SCORES = 2.0**-23  # how far a score may be off, of its size
-LOST = 2.0**-94  # weights that may be lost: P is kept below 2^-32, as a normal float
+LOST = 2.0**-94  # weights that may be lost: P is 2^-32 of them, as a normal float
 
 
 @dataclass(frozen=True)
