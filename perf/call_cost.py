@@ -24,7 +24,9 @@ from xeflash.torch_ops import operators
 from xeflash.torch_ops.forms import FORMS
 
 AUTOCAST, ROUTED = "xeflash.attention under autocast", "F.scaled_dot_product_attention routed to xeflash"
+RECORDED, DIFFERENTIATED = "xeflash.flash_attn_func, requires grad", "the same and its backward pass"
 CONTEXTS = {AUTOCAST: lambda: torch.autocast("cpu"), ROUTED: torch_sdpa.use_xeflash}
+CONTEXTS |= {RECORDED: torch.enable_grad, DIFFERENTIATED: torch.enable_grad}
 operator, varlen_operator = torch.ops.xeflash.attention, torch.ops.xeflash.flash_attn_varlen
 
 
@@ -52,6 +54,9 @@ def ways(rows: int) -> dict[str, Callable[[], object]]:
     b = bshd.numpy()
     cache, starts = torch.zeros(1, 16, 2, 64), torch.tensor([0, rows], dtype=torch.int32)
     varlen = (packed, packed, packed, starts, starts, rows, rows)
+    pages = (packed, cache, cache, starts, None, rows, 16)
+    lengths, table = torch.tensor([3], dtype=torch.int32), torch.tensor([[0]], dtype=torch.int32)
+    leaf, dout = torch.zeros(1, rows, 2, 64, requires_grad=True), torch.ones(1, rows, 2, 64)
     custom_op = by_custom_op()
 
     return {
@@ -69,6 +74,21 @@ def ways(rows: int) -> dict[str, Callable[[], object]]:
         "xeflash.flash_attn_varlen_func, torch": lambda: xeflash.flash_attn_varlen_func(*varlen),
         "xeflash.flash_attn_with_kvcache, torch": lambda: xeflash.flash_attn_with_kvcache(bshd, cache, cache),
         "xeflash.flash_attn_qkvpacked_func, torch": lambda: xeflash.flash_attn_qkvpacked_func(qkv),
+        "the last keys of a cache, pages, window": lambda: xeflash.flash_attn_with_kvcache(
+            bshd, cache, cache, cache_seqlens=lengths, block_table=table, causal=True, window_size=(5, 0)
+        ),
+        "packed queries on pages": lambda: xeflash.flash_attn_varlen_func(
+            *pages, causal=True, block_table=table, seqused_k=lengths
+        ),
+        "packed queries on a cache": lambda: xeflash.flash_attn_with_kvcache(
+            packed, cache, cache, cache_seqlens=lengths, cu_seqlens_q=starts, max_seqlen_q=rows, causal=True
+        ),
+        "window, and what flash-attn returns beside": lambda: xeflash.flash_attn_func(
+            bshd, bshd, bshd, causal=True, window_size=(5, 0), return_attn_probs=True
+        ),
+        "xeflash.attention, three dimensions, LSE": lambda: xeflash.attention(x[0], x[0], x[0], return_lse=True),
+        RECORDED: lambda: xeflash.flash_attn_func(leaf, leaf, leaf),
+        DIFFERENTIATED: lambda: torch.autograd.grad(xeflash.flash_attn_func(leaf, leaf, leaf), leaf, dout),
         "torch.ops.xeflash.attention.default": lambda: operator.default(x, x, x),
         "torch.ops.xeflash.attention": lambda: operator(x, x, x),
         "torch.ops.xeflash.flash_attn_varlen": lambda: varlen_operator(*varlen),
