@@ -127,22 +127,21 @@ void refuse_far_rows(const Problem& p,
                    " 0 to 2^27 - 1 bytes apart on a GPU",
                std::to_string(bytes), a);
   };
-  require_near(p.k, p.k_name, p.k_layout(layout), false);
-  require_near(p.v, p.v_name, p.k_layout(layout), false);
+  require_near(p.k, p.k_name(), p.k_layout(layout), false);
+  require_near(p.v, p.v_name(), p.k_layout(layout), false);
   if (query_rows == QueryRows::kApart) return;
   const bool heads = query_rows == QueryRows::kOfQuery;
-  require_near(p.q, p.q_name, layout, heads);
+  require_near(p.q, "q", layout, heads);
   for (const auto& [a, name] : like_q) require_near(*a, name, layout, heads);
 }
 
-void check_mask_strides(const Problem& p) {
+void check_mask_strides(const Problem& p, const Checker& check) {
   constexpr int64_t kMost = int64_t{1} << 26;
   if (!p.bias.data || p.bias.ndim == 0 || p.bias.shape[p.bias.ndim - 1] < 2) return;
   const int64_t stride = std::abs(p.bias.strides[p.bias.ndim - 1]);
   if (stride > kMost)
-    throw py::value_error(
-        "attention: attn_mask must have a last stride of at most 2^26 on a GPU, got " +
-        std::to_string(stride));
+    check.refuse("attn_mask",
+                 "must have a last stride of at most 2^26 on a GPU, got " + std::to_string(stride));
 }
 
 }  // namespace xeflash

@@ -42,6 +42,6 @@ void refuse_far_rows(const Problem& problem,
                      Layout layout, QueryRows query_rows, const Checker& check);
 
 // A GPU reaches the keys of a vector of scores by 32 bits.
-void check_mask_strides(const Problem& problem);
+void check_mask_strides(const Problem& problem, const Checker& check);
 
 }  // namespace xeflash

@@ -75,42 +75,66 @@ const Argument* find(PyObject* name) {
   throw py::type_error("forward() has no argument " + py::repr(name).cast<std::string>());
 }
 
+[[noreturn]] void refuse_words(const FwdRequest& r) {
+  throw py::type_error(r.function + ": words must be None or a dict of str to str, got " +
+                       py::repr(r.words).cast<std::string>().substr(0, 60));
+}
+
 }  // namespace
+
+Checker::Checker(const FwdRequest& r) : function_(r.function), request_(&r) {}
+
+std::string word_of(const FwdRequest& r, const char* name) {
+  if (!r.words.is_none()) {
+    if (!PyDict_Check(r.words.ptr())) refuse_words(r);
+    if (PyObject* own = PyDict_GetItemString(r.words.ptr(), name)) {
+      if (!PyUnicode_Check(own)) refuse_words(r);
+      return py::handle(own).cast<std::string>();
+    }
+  }
+  if (r.layout == Layout::kBSHD) return name;
+  const std::string_view given = name;  // k and v may be a cache in these layouts
+  const std::string_view word = given == "k_cache" ? "k" : given == "v_cache" ? "v" : given;
+  for (const Argument& a : kArguments) {
+    if (r.layout == Layout::kBHSD && a.name_of_attention && a.name == word)
+      return a.name_of_attention;
+  }
+  return std::string(word);
+}
 
 FwdRequest read_arguments(const py::kwargs& given) {
   FwdRequest r;
-  for (const Argument& early : {kArguments[0], kArguments[1]}) {  // messages depend on them
-    if (PyObject* x = PyDict_GetItemString(given.ptr(), early.name)) {
-      early.set(r, {x, early.name, r.function});
-    }
+  const Checker check(r);
+  static PyObject* const of_messages[] = {PyUnicode_InternFromString("function"),
+                                          PyUnicode_InternFromString("words"),
+                                          PyUnicode_InternFromString("layout")};
+  for (PyObject* name : of_messages) {  // first, as those of the others depend on them
+    PyObject* x = PyDict_GetItem(given.ptr(), name);
+    if (!x) continue;
+    const Argument& argument = *find(name);
+    argument.set(r, {x, argument.name, check});
   }
-  const bool attention = r.layout == Layout::kBHSD;
+  if (!r.words.is_none() && !PyDict_Check(r.words.ptr())) refuse_words(r);
   const char *of_cache = nullptr, *of_packed = nullptr;  // one that only such calls have
   PyObject *name, *object;
   for (Py_ssize_t at = 0; PyDict_Next(given.ptr(), &at, &name, &object);) {
     const Argument* argument = find(name);
-    const char* public_name =
-        attention && argument->name_of_attention ? argument->name_of_attention : argument->name;
-    argument->set(r, {object, public_name, r.function});
+    argument->set(r, {object, argument->name, check});
     if (object == Py_None) continue;
     const size_t place = argument - kArguments.data();
-    if (place >= kFirstOfCache) of_cache = public_name;
-    if (place >= kFirstOfPacked && place < kFirstOfPart) of_packed = public_name;
+    if (place >= kFirstOfCache) of_cache = argument->name;
+    if (place >= kFirstOfPacked && place < kFirstOfPart) of_packed = argument->name;
   }
   if (of_cache && !r.cache.given)
-    throw py::value_error(r.function + ": " + of_cache +
-                          " must come with a cache of keys, got one without");
+    check.refuse(of_cache, "must come with a cache of keys, got one without");
   if (of_packed && r.layout != Layout::kTHD)
-    throw py::value_error(r.function + ": " + of_packed +
-                          " must come with packed sequences, got one without");
-  if (!r.bias.is_none() && !attention)
-    throw py::value_error(
-        r.function +
-        ": attn_mask must come with the layout (batch, heads, sequence, dim), got "
-        "one without");
+    check.refuse(of_packed, "must come with packed sequences, got one without");
+  if (!r.bias.is_none() && r.layout != Layout::kBHSD)
+    check.refuse("attn_mask",
+                 "must come with the layout (batch, heads, sequence, dim), got one without");
   if (r.cache.length != -1 && !r.cache.lengths.is_none())
-    throw py::value_error(r.function + ": cache_length must not be given with cache_seqlens, got " +
-                          std::to_string(r.cache.length));
+    check.refuse("cache_length", "must not be given with " + check.word("cache_seqlens") +
+                                     ", got " + std::to_string(r.cache.length));
   return r;
 }
 

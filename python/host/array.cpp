@@ -8,6 +8,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "checks.hpp"
 #include "dlpack.hpp"
 #include "interop.hpp"
 #include "runtime.hpp"
@@ -16,11 +17,12 @@
 namespace xeflash {
 namespace {
 
-[[noreturn]] void not_an_array(py::handle object, const char* function, const char* name) {
-  throw py::type_error(
-      std::string(function) + ": " + name +
-      " must be a torch tensor, a numpy array or have __sycl_usm_array_interface__, got " +
-      Py_TYPE(object.ptr())->tp_name);
+[[noreturn]] void not_an_array(py::handle object, const Checker& check, const char* name) {
+  check.refuse<py::type_error>(
+      name,
+      std::string(
+          "must be a torch tensor, a numpy array or have __sycl_usm_array_interface__, got ") +
+          Py_TYPE(object.ptr())->tp_name);
 }
 
 DType dtype_of(dlpack::DataType t) {
@@ -95,10 +97,10 @@ void set_shape(Array& a, int ndim, const int64_t* shape, const int64_t* strides)
   }
 }
 
-Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const char* function,
+Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const Checker& check,
                     const char* name) {
   if (is_negated(object)) {
-    Array values = read_exchange(object.attr("resolve_neg")(), api, function, name);
+    Array values = read_exchange(object.attr("resolve_neg")(), api, check, name);
     values.writable = false;
     return values;
   }
@@ -106,9 +108,8 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const cha
   if (api->view_from_object(object.ptr(), &t) != 0) {
     const py::error_already_set error;
     const auto reason = py::str(error.value()).cast<std::string>();
-    throw py::type_error(
-        std::string(function) + ": " + name +
-        " must be a dense tensor on a cpu or xpu device: " + reason.substr(0, reason.find('\n')));
+    check.refuse<py::type_error>(name, "must be a dense tensor on a cpu or xpu device: " +
+                                           reason.substr(0, reason.find('\n')));
   }
   Array a;
   a.object = py::reinterpret_borrow<py::object>(object);
@@ -117,28 +118,24 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const cha
   a.exchange = api;
   a.device_type = t.device.type;
   a.device_id = t.device.id;
-  if (t.ndim > kMaxDims)
-    throw py::value_error(std::string(function) + ": " + name + " has more than 8 dimensions");
+  if (t.ndim > kMaxDims) check.refuse(name, "has more than 8 dimensions");
   a.data = static_cast<std::byte*>(t.data) + t.byte_offset;
   set_shape(a, t.ndim, t.shape, t.strides);
   a.dtype = dtype_of(t.dtype);
   if (!t.data && !a.is_empty()) {
-    throw py::type_error(std::string(function) + ": " + name +
-                         " must have its values in memory, got a tensor without data");
+    check.refuse<py::type_error>(name, "must have its values in memory, got a tensor without data");
   }
   if (t.device.type == dlpack::kOneApi) {
     const XpuStream stream = current_stream_of(object, *api, t.device.id);
     a.device_id = stream.device;
     a.queue = stream.queue;
     if (!a.queue) {
-      throw py::value_error(std::string(function) + ": " + name +
-                            " must be on a stream that has a SYCL queue, got none from torch for " +
-                            a.place());
+      check.refuse(
+          name, "must be on a stream that has a SYCL queue, got none from torch for " + a.place());
     }
   } else if (t.device.type != dlpack::kCpu) {
-    throw py::type_error(std::string(function) + ": " + name +
-                         " must be on a cpu or xpu device, got DLPack device type " +
-                         std::to_string(t.device.type));
+    check.refuse<py::type_error>(name, "must be on a cpu or xpu device, got DLPack device type " +
+                                           std::to_string(t.device.type));
   }
   return a;
 }
@@ -174,10 +171,9 @@ DType dtype_of_numpy(py::handle descriptor) {
   return DType::kOther;
 }
 
-Array read_numpy(py::handle object, const char* function, const char* name) {
+Array read_numpy(py::handle object, const Checker& check, const char* name) {
   const auto* n = py::detail::array_proxy(object.ptr());
-  if (n->nd > kMaxDims)
-    throw py::value_error(std::string(function) + ": " + name + " has more than 8 dimensions");
+  if (n->nd > kMaxDims) check.refuse(name, "has more than 8 dimensions");
   Array a;
   a.object = py::reinterpret_borrow<py::object>(object);
   a.maker = Maker::kNumpy;
@@ -200,25 +196,24 @@ bool is_numpy_subclass(py::handle object) {
          py::isinstance<py::array>(object);
 }
 
-void refuse_masked(py::handle object, const char* function, const char* name) {
+void refuse_masked(py::handle object, const Checker& check, const char* name) {
   const py::object masked = py::module_::import("numpy").attr("ma").attr("MaskedArray");
   if (!py::isinstance(object, masked)) return;
-  throw py::type_error(std::string(function) + ": " + name +
-                       " must not be a masked array, as its mask would be lost, got " +
-                       Py_TYPE(object.ptr())->tp_name);
+  check.refuse<py::type_error>(
+      name, std::string("must not be a masked array, as its mask would be lost, got ") +
+                Py_TYPE(object.ptr())->tp_name);
 }
 
 // Anything else goes through Python: see runtime.interop.describe.
-Array read_other(py::handle object, const char* function, const char* name) {
+Array read_other(py::handle object, const Checker& check, const char* name) {
   const py::object description = interop().attr("describe")(object);
-  if (description.is_none()) not_an_array(object, function, name);
+  if (description.is_none()) not_an_array(object, check, name);
   const auto d = description.cast<py::tuple>();
   Array a;
   a.object = py::reinterpret_borrow<py::object>(object);
   a.data = reinterpret_cast<std::byte*>(d[0].cast<uintptr_t>());
   const auto shape = d[1].cast<py::tuple>();
-  if (shape.size() > kMaxDims)
-    throw py::value_error(std::string(function) + ": " + name + " has more than 8 dimensions");
+  if (shape.size() > kMaxDims) check.refuse(name, "has more than 8 dimensions");
   std::array<int64_t, kMaxDims> sizes{}, strides{};
   for (size_t i = 0; i < shape.size(); ++i) sizes[i] = shape[i].cast<int64_t>();
   if (!d[2].is_none()) {
@@ -236,10 +231,8 @@ Array read_other(py::handle object, const char* function, const char* name) {
   a.writable = d[5].cast<bool>();
   a.stream_ordered = d[6].cast<bool>();
   if (a.queue && !a.is_empty() && !reaches(*static_cast<sycl::queue*>(a.queue), a.data)) {
-    throw py::value_error(std::string(function) + ": " + name +
-                          " must lie in memory of the SYCL context of its queue, got an address "
-                          "that " +
-                          a.place() + " does not know");
+    check.refuse(name, "must lie in memory of the SYCL context of its queue, got an address that " +
+                           a.place() + " does not know");
   }
   return a;
 }
@@ -258,6 +251,13 @@ std::string describe(const std::array<int64_t, kMaxDims>& numbers, int count) {
     s += std::to_string(numbers[i]);
   }
   return s + "]";
+}
+
+// Of a new array, which is not refused.
+const Checker& of_result() {
+  static const std::string nobody;
+  static const Checker check(nobody);
+  return check;
 }
 
 void raise_from_exchange(void*, const char* kind, const char* message) {
@@ -351,15 +351,15 @@ std::string Array::place() const {
   return "a SYCL queue of " + facts_of(static_cast<sycl::queue*>(queue)->get_device()).name;
 }
 
-Array read_array(py::handle object, const char* function, const char* name) {
+Array read_array(py::handle object, const Checker& check, const char* name) {
   PyTypeObject* type = Py_TYPE(object.ptr());
-  if (std::strcmp(type->tp_name, "numpy.ndarray") == 0) return read_numpy(object, function, name);
-  if (const auto* api = exchange_of(type)) return read_exchange(object, api, function, name);
+  if (std::strcmp(type->tp_name, "numpy.ndarray") == 0) return read_numpy(object, check, name);
+  if (const auto* api = exchange_of(type)) return read_exchange(object, api, check, name);
   if (is_numpy_subclass(object)) {
-    refuse_masked(object, function, name);
-    return read_numpy(object, function, name);
+    refuse_masked(object, check, name);
+    return read_numpy(object, check, name);
   }
-  return read_other(object, function, name);
+  return read_other(object, check, name);
 }
 
 Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shape) {
@@ -381,19 +381,19 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
         api->to_object(tensor, &object) != 0) {
       throw py::error_already_set();
     }
-    return read_exchange(py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), api, "",
-                         "out");
+    return read_exchange(py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), api,
+                         of_result(), "out");
   }
   if (like.maker == Maker::kNumpy) {
     const auto type = dtype == like.dtype    ? like.object.attr("dtype").cast<py::dtype>()
                       : dtype == DType::kI64 ? py::dtype::of<int64_t>()
                                              : py::dtype::of<float>();
     const std::vector<py::ssize_t> sizes(shape.begin(), shape.end());
-    return read_numpy(py::array(type, sizes), "", "out");
+    return read_numpy(py::array(type, sizes), of_result(), "out");
   }
   const py::object object =
       interop().attr("empty")(like.object, name_of(dtype), shape_tuple(shape));
-  return read_array(object, "", "out");
+  return read_array(object, of_result(), "out");
 }
 
 void count_writes(std::initializer_list<const Array*> written) {
@@ -404,8 +404,12 @@ void count_writes(std::initializer_list<const Array*> written) {
   if (!tensors.empty()) interop().attr("count_writes")(tensors);
 }
 
-py::object view_of(const Array& a, const char* function, const char* name) {
-  const Array whole = read_array(a.object, function, name);
+namespace {
+
+// Its object, or where the array has another shape or other strides, a view of the object with
+// them.
+py::object view_of(const Array& a, const Checker& check, const char* name) {
+  const Array whole = read_array(a.object, check, name);
   if (whole.data != a.data) throw std::logic_error("an array must begin where its object does");
   const auto are_same = [&](const auto& x, const auto& y) {
     return std::equal(x.begin(), x.begin() + a.ndim, y.begin());
@@ -418,23 +422,34 @@ py::object view_of(const Array& a, const char* function, const char* name) {
   return interop().attr("as_strided")(a.object, numbers(a.shape), numbers(a.strides));
 }
 
-Array with_whole_strides(Array array, const char* function, const char* name) {
+}  // namespace
+
+Array copy_by(const char* maker, Array array, const Checker& check, const char* name,
+              const py::tuple& more) {
+  const py::object view = view_of(array, check, name);
+  const py::object made = interop().attr(maker)(view, check.function(), check.word(name), *more);
+  Array copy = read_array(made, check, name);
+  copy.copied = std::make_shared<const Array>(std::move(array));
+  return copy;
+}
+
+Array with_whole_strides(Array array, const Checker& check, const char* name) {
   if (array.whole_strides) return array;
-  return copy_by("contiguous", std::move(array), function, name);
+  return copy_by("contiguous", std::move(array), check, name);
 }
 
-Array with_contiguous_rows(Array array, const char* function, const char* name) {
+Array with_contiguous_rows(Array array, const Checker& check, const char* name) {
   if (array.has_contiguous_rows()) return array;
-  return copy_by("contiguous", std::move(array), function, name);
+  return copy_by("contiguous", std::move(array), check, name);
 }
 
-Array packed_copy(Array array, const char* function, const char* name) {
-  return copy_by("packed", std::move(array), function, name);
+Array packed_copy(Array array, const Checker& check, const char* name) {
+  return copy_by("packed", std::move(array), check, name);
 }
 
-Array as_float32(Array array, const char* function, const char* name) {
+Array as_float32(Array array, const Checker& check, const char* name) {
   if (array.dtype == DType::kF32) return array;
-  return copy_by("to_float32", std::move(array), function, name);
+  return copy_by("to_float32", std::move(array), check, name);
 }
 
 }  // namespace xeflash

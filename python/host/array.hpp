@@ -59,33 +59,26 @@ struct Array {
 // Of all its elements.
 int64_t bytes_of(const Array& array);
 
-// Reads `object`; `what` ("flash_attn_func: q") starts the message of a TypeError.
-Array read_array(py::handle object, const char* function, const char* name);
+class Checker;
+
+// Reads `object`, which messages call `name`; raises a TypeError for what is no array.
+Array read_array(py::handle object, const Checker& check, const char* name);
 
 // A new packed array of the same maker, device and queue as `like`.
 Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shape);
 
 // The array itself, or a copy whose strides are whole elements.
-Array with_whole_strides(Array array, const char* function, const char* name);
+Array with_whole_strides(Array array, const Checker& check, const char* name);
 // The array itself, or a copy whose last dimension is contiguous.
-Array with_contiguous_rows(Array array, const char* function, const char* name);
-// Its object, or where the array has another shape or other strides, a view of the object with
-// them.
-py::object view_of(const Array& array, const char* function, const char* name);
+Array with_contiguous_rows(Array array, const Checker& check, const char* name);
 // What a function of runtime.interop makes of an array.
-template <class... More>
-Array copy_by(const char* maker, Array array, const char* function, const char* name,
-              const More&... more) {
-  const py::object view = view_of(array, function, name);
-  Array copy = read_array(interop().attr(maker)(view, function, name, more...), function, name);
-  copy.copied = std::make_shared<const Array>(std::move(array));
-  return copy;
-}
+Array copy_by(const char* maker, Array array, const Checker& check, const char* name,
+              const py::tuple& more = py::tuple());
 // Tells torch what a call writes into: autograd refuses what it saved and was changed.
 void count_writes(std::initializer_list<const Array*> written);
 // A copy that is packed.
-Array packed_copy(Array array, const char* function, const char* name);
+Array packed_copy(Array array, const Checker& check, const char* name);
 // The array itself, or a copy in fp32.
-Array as_float32(Array array, const char* function, const char* name);
+Array as_float32(Array array, const Checker& check, const char* name);
 
 }  // namespace xeflash

@@ -109,17 +109,15 @@ BwdRequest take_own(py::dict& arguments, const std::tuple<Field<BwdRequest, T>..
 // An array of the shape of the output.
 Array read_like_out(const py::object& object, const char* name, const Problem& p,
                     const Checker& check) {
-  const char* f = check.function();
-  Array a = with_contiguous_rows(read_array(object, f, name), f, name);
+  Array a = with_contiguous_rows(read_array(object, check, name), check, name);
   XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
-                   std::string("must have the dtype of ") + p.q_name);
-  check.require_same_place(a, name, p.q, p.q_name);
+                   "must have the dtype of " + check.word("q"));
+  check.require_same_place(a, name, p.q, "q");
   bool fits = a.ndim == p.q.ndim && a.shape[a.ndim - 1] == p.dv;
   for (int i = 0; fits && i < a.ndim - 1; ++i) fits = a.shape[i] == p.q.shape[i];
-  XF_REQUIRE(
-      check, fits, name,
-      std::string("must have the shape of ") + p.q_name + " with head_dim " + std::to_string(p.dv),
-      a.describe_shape(), a);
+  XF_REQUIRE(check, fits, name,
+             "must have the shape of " + check.word("q") + " with head_dim " + std::to_string(p.dv),
+             a.describe_shape(), a);
   return a;
 }
 
@@ -133,7 +131,7 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
     for (const auto& [object, name] :
          {std::pair{&r.out, "out"}, {&r.rest, "rest"}, {&own.dlse, "dlse"}}) {
       if (!object->is_none())
-        check.refuse(std::string(name) + " must be None with delta, got an array");
+        check.refuse(name, "must be None with " + check.word("delta") + ", got an array");
     }
   }
   if (!r.rest.is_none()) {
@@ -147,24 +145,24 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
   for (const py::handle handle : own.wanted) {
     const auto name = handle.cast<std::string>();
     if (!has_gradient(name, p))
-      check.refuse("wanted must be names of arrays that have gradients, got '" + name + "'");
+      check.refuse("wanted", "must be names of arrays that have gradients, got '" + name + "'");
     g.wanted.insert(name);
   }
   const auto take_sum = [&](const py::object& object, Array& to, const char* name,
                             const Array& like, const char* learned, const char* like_name) {
     if (object.is_none()) return;
     if (!g.wants(learned))
-      check.refuse(std::string(name) + " must be None unless wanted has '" + learned +
-                   "', got an array");
+      check.refuse(name, "must be None unless " + check.word("wanted") + " has '" + learned +
+                             "', got an array");
     to = read_sum(object, name, like, like_name, p, check);
   };
-  take_sum(own.dq, g.dq, "dq", p.q, "q", p.q_name);
-  take_sum(own.dk, g.dk, "dk", p.k, "k", p.k_name);
-  take_sum(own.dv, g.dv, "dv", p.v, "v", p.v_name);
+  take_sum(own.dq, g.dq, "dq", p.q, "q", "q");
+  take_sum(own.dk, g.dk, "dk", p.k, "k", p.k_name());
+  take_sum(own.dv, g.dv, "dv", p.v, "v", p.v_name());
   for (const auto& [sum, name, learned] :
        {std::tuple{&g.dq, "dq", "q"}, {&g.dk, "dk", "k"}, {&g.dv, "dv", "v"}}) {
     if (g.adds_up() && g.wants(learned) && !sum->object)
-      check.refuse(std::string(name) + " must be given where others are added to, got None");
+      check.refuse(name, "must be given where others are added to, got None");
   }
   return g;
 }
@@ -173,16 +171,15 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
 void refuse_caches(const Problem& p, const FwdRequest& r, const Checker& check) {
   if (p.cache.given)
     check.refuse<NotImplemented>(
-        std::string(p.k_name) +
-        " must not be a cache for the backward pass, as gradients of caches are not there, got "
+        p.k_name(),
+        "must not be a cache for the backward pass, as gradients of caches are not there, got "
         "shape " +
-        p.k.describe_shape());
+            p.k.describe_shape());
   const int batch = axes_of(r.layout).batch;
   if (batch >= 0 && (p.k.shape[batch] != p.batch || p.v.shape[batch] != p.batch))
-    check.refuse<NotImplemented>(std::string(p.k_name) + ".batch must equal " + p.q_name +
-                                 ".batch (" + std::to_string(p.batch) +
-                                 ") for the backward pass, got " +
-                                 std::to_string(p.k.shape[batch]));
+    check.refuse<NotImplemented>(
+        p.k_name(), ".batch must equal " + check.word("q") + ".batch (" + std::to_string(p.batch) +
+                        ") for the backward pass, got " + std::to_string(p.k.shape[batch]));
 }
 
 // Of the shape of the bias with four axes; but a bias without rows and keys has a sum for each row.
@@ -249,7 +246,7 @@ Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, cons
                              {{&to.dk, p.d}, {&to.dv, p.dv}}, r.layout, QueryRows::kOfHead,
                              place.device.facts.arch);
   if (access != Access::kNone) {
-    check_mask_strides(p);
+    check_mask_strides(p, check);
     refuse_far_rows(p, {{&out, "out"}, {&rest, "rest"}, {&g.dout, "dout"}}, r.layout,
                     QueryRows::kOfHead, check);
   }
@@ -424,10 +421,10 @@ py::tuple backward(const py::kwargs& arguments) {
   py::dict given = py::reinterpret_steal<py::dict>(PyDict_Copy(arguments.ptr()));
   const BwdRequest own = take_own(given, kBwdFields);
   const FwdRequest r = read_arguments(py::reinterpret_borrow<py::kwargs>(given));
-  const Checker check(r.function);
+  const Checker check(r);
   const Problem p = read_problem(r);
   const Place place = place_of(p.q);
-  refuse_to_wait_while_recording(place, p.q, p.q_name, check);
+  refuse_to_wait_while_recording(place, p.q, "q", check);
   const Gradients g = read_gradients(own, r, p, check);
   refuse_caches(p, r, check);
 
@@ -463,10 +460,10 @@ py::object probabilities(const py::kwargs& arguments) {
   py::dict given = py::reinterpret_steal<py::dict>(PyDict_Copy(arguments.ptr()));
   const py::object lse_object = take_own(given, std::tuple{std::get<0>(kBwdFields)}).lse;
   const FwdRequest r = read_arguments(py::reinterpret_borrow<py::kwargs>(given));
-  const Checker check(r.function);
+  const Checker check(r);
   const Problem p = read_problem(r);
   const Place place = place_of(p.q);
-  refuse_to_wait_while_recording(place, p.q, p.q_name, check);
+  refuse_to_wait_while_recording(place, p.q, "q", check);
   const Array lse = read_lse(lse_object, "lse", p, check);
   refuse_caches(p, r, check);
 
@@ -476,7 +473,7 @@ py::object probabilities(const py::kwargs& arguments) {
   describe_scores(desc, p, r);
   desc.rows = rows_of_backward(desc, p, schedule_of(place.device));
   desc.access = access_for(p, {}, {}, r.layout, QueryRows::kOfHead, place.device.facts.arch);
-  if (desc.access != Access::kNone) check_mask_strides(p);
+  if (desc.access != Access::kNone) check_mask_strides(p, check);
   const Kernels& kernels = find_kernels(desc, place);
   const int64_t key_blocks = divide_up(p.sk, kernels.block_k);
   const uint64_t groups = groups_for(desc, kernels, p.sq, p.batch * p.heads_q * key_blocks);

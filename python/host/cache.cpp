@@ -20,12 +20,13 @@ std::string number(int64_t n) { return std::to_string(n); }
 Array read_scale(const py::object& object, float& factor, const char* name, const Array& of,
                  const char* of_name, const Problem& p, const Checker& check) {
   if (object.is_none()) {
-    if (of.dtype == DType::kI8) check.refuse(std::string(name) + " must be given with int8");
+    if (of.dtype == DType::kI8) check.refuse(name, "must be given with int8");
     return {};
   }
   if (!is_quantised(of.dtype)) {
-    check.refuse(std::string(name) + " must be None unless " + of_name +
-                 " is int8 or an 8-bit float, got " + of_name + ".dtype = " + of.describe_dtype());
+    check.refuse(name, "must be None unless " + check.word(of_name) +
+                           " is int8 or an 8-bit float, got " + check.word(of_name) +
+                           ".dtype = " + of.describe_dtype());
   }
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
     factor = static_cast<float>(PyFloat_AsDouble(object.ptr()));
@@ -34,45 +35,45 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
       factor = INFINITY;
     }
     if (!std::isfinite(factor) || factor <= 0) {
-      check.refuse(std::string(name) + " must be positive and finite in float32, got " +
-                   py::str(object).cast<std::string>());
+      check.refuse(name, "must be positive and finite in float32, got " +
+                             py::str(object).cast<std::string>());
     }
     return {};
   }
-  Array a = read_array(object, check.function(), name);
+  Array a = read_array(object, check, name);
   XF_REQUIRE_DTYPE(check, a.dtype == DType::kF32, a, name, "must be float32");
   bool fits = a.ndim == 3;
   for (int i = 0; fits && i < 3; ++i) fits = a.shape[i] == of.shape[i];
   XF_REQUIRE(check, fits, name,
-             std::string("must be one number, of (batch, heads), or have the shape of ") + of_name +
+             "must be one number, of (batch, heads), or have the shape of " + check.word(of_name) +
                  " without its last dimension",
              a.describe_shape(), a);
   XF_REQUIRE(check, a.whole_strides, name, "must have strides of whole elements", "others", a);
-  check.require_same_place(a, name, p.q, p.q_name);
+  check.require_same_place(a, name, p.q, "q");
   return a;
 }
 
 void read_scales(Problem& p, const FwdRequest& r, const Checker& check) {
   Cache& c = p.cache;
-  c.k_scale = read_scale(r.cache.k_scale, c.k_factor, "k_scale", p.k, p.k_name, p, check);
-  c.v_scale = read_scale(r.cache.v_scale, c.v_factor, "v_scale", p.v, p.v_name, p, check);
+  c.k_scale = read_scale(r.cache.k_scale, c.k_factor, "k_scale", p.k, p.k_name(), p, check);
+  c.v_scale = read_scale(r.cache.v_scale, c.v_factor, "v_scale", p.v, p.v_name(), p, check);
   if (!c.k_scale.object != !c.v_scale.object) {
-    check.refuse(
-        std::string("k_scale and v_scale must both be arrays, or neither, got an array of ") +
-        (c.k_scale.object ? "k_scale" : "v_scale") + " alone");
+    check.refuse(check.word("k_scale") + " and " + check.word("v_scale") +
+                 " must both be arrays, or neither, got an array of " +
+                 check.word(c.k_scale.object ? "k_scale" : "v_scale") + " alone");
   }
 }
 
 // The array of a table, of a row per sequence of the batch.
 Array read_table(const py::object& object, const char* name, const Problem& p,
                  const Checker& check) {
-  Array a = read_array(object, check.function(), name);
+  Array a = read_array(object, check, name);
   XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
   XF_REQUIRE(check, a.ndim == 2 && a.shape[0] == p.batch, name,
              "must have shape [" + number(p.batch) + ", columns]", a.describe_shape(), a);
   XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
              "stride " + number(a.strides[1]), a);
-  check.require_same_place(a, name, p.q, p.q_name);
+  check.require_same_place(a, name, p.q, "q");
   return a;
 }
 
@@ -85,18 +86,18 @@ void read_places(Problem& p, const FwdRequest& r, const Checker& check) {
   if (!given.pages.is_none()) {
     for (const auto& [object, name] : others) {
       if (!object->is_none()) {
-        check.refuse(std::string(name) + " must be None with block_table");
+        check.refuse(name, "must be None with " + check.word("block_table"));
       }
     }
   }
   if (!given.beams.is_none() && !given.sequences.is_none()) {
-    check.refuse("cache_batch_idx must be None with beam_index");
+    check.refuse("cache_batch_idx", "must be None with " + check.word("beam_index"));
   }
   c.capacity = p.k.shape[1];
   if (!given.pages.is_none()) {
     c.kind = CacheKind::kPaged;
     c.page = p.k.shape[1];
-    XF_REQUIRE(check, c.page > 0 && c.page % kPageKeys == 0, p.k_name,
+    XF_REQUIRE(check, c.page > 0 && c.page % kPageKeys == 0, p.k_name(),
                ".page must be a positive multiple of " + std::to_string(kPageKeys), number(c.page),
                p.k);
     c.table = read_table(given.pages, "block_table", p, check);
@@ -108,8 +109,8 @@ void read_places(Problem& p, const FwdRequest& r, const Checker& check) {
   } else if (!given.sequences.is_none()) {
     c.sequences = read_int32(given.sequences, "cache_batch_idx", p.batch, p, check);
   } else {
-    XF_REQUIRE(check, p.k.shape[0] == p.batch, p.k_name,
-               std::string(".batch must equal ") + p.q_name + ".batch (" + number(p.batch) + ")",
+    XF_REQUIRE(check, p.k.shape[0] == p.batch, p.k_name(),
+               ".batch must equal " + check.word("q") + ".batch (" + number(p.batch) + ")",
                number(p.k.shape[0]), p.k);
   }
   if (!given.left_pad.is_none()) {
@@ -119,11 +120,9 @@ void read_places(Problem& p, const FwdRequest& r, const Checker& check) {
 
 Array read_new(const py::object& object, const char* name, int64_t dim, int64_t tokens,
                const Problem& p, const Checker& check) {
-  const char* f = check.function();
-  Array a = with_contiguous_rows(read_array(object, f, name), f, name);
-  XF_REQUIRE_DTYPE(
-      check, a.dtype == p.q.dtype, a, name,
-      std::string("must have the dtype of ") + p.q_name + " (" + name_of(p.q.dtype) + ")");
+  Array a = with_contiguous_rows(read_array(object, check, name), check, name);
+  XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
+                   "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")");
   const std::array<int64_t, 4> want = {p.batch, tokens < 0 ? a.shape[1] : tokens, p.heads_k, dim};
   bool fits = a.ndim == 4;
   for (int i = 0; fits && i < 4; ++i) fits = a.shape[i] == want[i];
@@ -132,7 +131,7 @@ Array read_new(const py::object& object, const char* name, int64_t dim, int64_t 
                  (tokens < 0 ? "tokens" : number(tokens)) + ", " + number(p.heads_k) + ", " +
                  number(dim) + "]",
              a.describe_shape(), a);
-  check.require_same_place(a, name, p.q, p.q_name);
+  check.require_same_place(a, name, p.q, "q");
   return a;
 }
 
@@ -141,21 +140,23 @@ void read_rotary(Problem& p, const FwdRequest& r, const Checker& check) {
   const CacheRequest& given = r.cache;
   if (given.cos.is_none() && given.sin.is_none()) return;
   if (given.cos.is_none() || given.sin.is_none()) {
-    check.refuse("rotary_cos and rotary_sin must be given together");
+    check.refuse(check.word("rotary_cos") + " and " + check.word("rotary_sin") +
+                 " must be given together");
   }
-  if (r.k.is_none()) check.refuse("k must be given with rotary_cos and rotary_sin");
-  const char* f = check.function();
-  c.cos = with_contiguous_rows(read_array(given.cos, f, "rotary_cos"), f, "rotary_cos");
-  c.sin = with_contiguous_rows(read_array(given.sin, f, "rotary_sin"), f, "rotary_sin");
+  if (r.k.is_none())
+    check.refuse(
+        "k", "must be given with " + check.word("rotary_cos") + " and " + check.word("rotary_sin"));
+  c.cos = with_contiguous_rows(read_array(given.cos, check, "rotary_cos"), check, "rotary_cos");
+  c.sin = with_contiguous_rows(read_array(given.sin, check, "rotary_sin"), check, "rotary_sin");
   for (const auto& [a, name] : {std::pair{&c.cos, "rotary_cos"}, {&c.sin, "rotary_sin"}}) {
-    XF_REQUIRE_DTYPE(
-        check, a->dtype == p.q.dtype, *a, name,
-        std::string("must have the dtype of ") + p.q_name + " (" + name_of(p.q.dtype) + ")");
+    XF_REQUIRE_DTYPE(check, a->dtype == p.q.dtype, *a, name,
+                     "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")");
     XF_REQUIRE(check, a->ndim == 2, name, "must have 2 dimensions", number(a->ndim), *a);
-    check.require_same_place(*a, name, p.q, p.q_name);
+    check.require_same_place(*a, name, p.q, "q");
   }
   XF_REQUIRE(check, c.sin.shape[0] == c.cos.shape[0] && c.sin.shape[1] == c.cos.shape[1],
-             "rotary_sin", "must have the shape of rotary_cos " + c.cos.describe_shape(),
+             "rotary_sin",
+             "must have the shape of " + check.word("rotary_cos") + " " + c.cos.describe_shape(),
              c.sin.describe_shape(), c.sin);
   c.rotary_dim = 2 * c.cos.shape[1];
   XF_REQUIRE(check, c.rotary_dim > 0 && c.rotary_dim % kRotaryUnit == 0 && c.rotary_dim <= p.d,
@@ -167,17 +168,18 @@ void read_rotary(Problem& p, const FwdRequest& r, const Checker& check) {
 void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
   Cache& c = p.cache;
   if (r.k.is_none() != r.v.is_none()) {
-    check.refuse("k and v must be given together");
+    check.refuse(check.word("k") + " and " + check.word("v") + " must be given together");
   }
   read_rotary(p, r, check);
   if (r.k.is_none()) return;
   if (r.cache.lengths.is_none() && r.cache.length < 0) {
-    check.refuse("cache_seqlens must be given with k and v");
+    check.refuse("cache_seqlens",
+                 "must be given with " + check.word("k") + " and " + check.word("v"));
   }
   c.new_k = read_new(r.k, "k", p.d, -1, p, check);
   c.added = c.new_k.shape[1];
   c.new_v = read_new(r.v, "v", p.dv, c.added, p, check);
-  for (const auto& [a, name] : {std::pair{&p.k, p.k_name}, {&p.v, p.v_name}}) {
+  for (const auto& [a, name] : {std::pair{&p.k, p.k_name()}, {&p.v, p.v_name()}}) {
     XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only",
                *a);
   }
@@ -210,14 +212,15 @@ void check_length(const Problem& p, int64_t length, int64_t sequence, const Chec
   const char* name = packed_starts ? "cu_seqlens_k" : p.packed ? "seqused_k" : "cache_seqlens";
   const std::string got = number(length) + " for sequence " + number(sequence);
   if (c.kind == CacheKind::kPaged && length > most) {
-    check.refuse<CacheOverflow>("block_table must have pages of " + number(c.page) +
-                                " rows for all of " + name + (c.added ? " and the new keys" : "") +
-                                ", got " + number(c.table.shape[1]) + " columns with " + name +
-                                " = " + got);
+    check.refuse<CacheOverflow>("block_table", "must have pages of " + number(c.page) +
+                                                   " rows for all of " + check.word(name) +
+                                                   (c.added ? " and the new keys" : "") + ", got " +
+                                                   number(c.table.shape[1]) + " columns with " +
+                                                   check.word(name) + " = " + got);
   }
-  check.refuse<CacheOverflow>(std::string(name) + " must be 0 to " + number(most) +
-                              ", the rows that the cache has for a sequence" +
-                              (c.added ? " less the new ones" : "") + ", got " + got);
+  check.refuse<CacheOverflow>(name, "must be 0 to " + number(most) +
+                                        ", the rows that the cache has for a sequence" +
+                                        (c.added ? " less the new ones" : "") + ", got " + got);
 }
 
 void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::vector<Used>& used) {
@@ -236,8 +239,8 @@ void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::v
     check_length(p, length, b, check);
     const int64_t pad = c.left_pad.data ? ints(c.left_pad)[b] : 0;
     if (pad < 0 || pad > length) {
-      check.refuse("cache_leftpad must be 0 to the sequence's length (" + number(length) +
-                   "), got " + number(pad) + " for sequence " + number(b));
+      check.refuse("cache_leftpad", "must be 0 to the sequence's length (" + number(length) +
+                                        "), got " + number(pad) + " for sequence " + number(b));
     }
     const int64_t end = length + c.added;
     if (c.rotary_dim) {
@@ -246,7 +249,8 @@ void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::v
                  number(c.cos.shape[0]), c.cos);
       const int64_t last_q = length + (r.causal || r.left >= 0 || r.right >= 0 ? p.sq : 1);
       XF_REQUIRE(check, last_q <= c.cos.shape[0], "rotary_cos",
-                 ".rows must be more than the last position of q (" + number(last_q - 1) + ")",
+                 ".rows must be more than the last position of " + check.word("q") + " (" +
+                     number(last_q - 1) + ")",
                  number(c.cos.shape[0]), c.cos);
     }
     const int64_t rows = p.packed ? ints(p.cu_q)[b + 1] - ints(p.cu_q)[b] : p.sq;
@@ -259,14 +263,14 @@ void check_places(const Problem& p, const Checker& check, const std::vector<Used
   const Cache& c = p.cache;
   const int64_t places = p.k.shape[0];
   const auto refuse_place = [&](const char* name, int64_t got, int64_t b, int64_t column) {
-    check.refuse(std::string(name) + " must be 0 to " + number(places - 1) + ", got " +
-                 number(got) + " at [" + number(b) + ", " + number(column) + "]");
+    check.refuse(name, "must be 0 to " + number(places - 1) + ", got " + number(got) + " at [" +
+                           number(b) + ", " + number(column) + "]");
   };
   std::set<std::pair<int64_t, int64_t>> written;
   const auto write = [&](const char* name, int64_t place, int64_t row) {
     if (!written.emplace(place, row).second) {
-      check.refuse(std::string(name) + " must not append two sequences to one place, got " +
-                   number(place) + " twice");
+      check.refuse(name,
+                   "must not append two sequences to one place, got " + number(place) + " twice");
     }
   };
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -306,7 +310,7 @@ bool is_quantised(DType dtype) {
 }
 
 void read_cache(Problem& p, const FwdRequest& r) {
-  const Checker check(r.function);
+  const Checker check(r);
   Cache& c = p.cache;
   read_places(p, r, check);
   read_scales(p, r, check);
@@ -315,8 +319,8 @@ void read_cache(Problem& p, const FwdRequest& r) {
   }
   read_appended(p, r, check);
   if (r.cache.length < -1) {
-    check.refuse("cache_length must be -1 (all of the cache) or not negative, got " +
-                 number(r.cache.length));
+    check.refuse("cache_length",
+                 "must be -1 (all of the cache) or not negative, got " + number(r.cache.length));
   }
   if (!p.packed) p.sk = c.capacity;
   c.max_keys = r.cache.length >= 0 ? r.cache.length + c.added : c.capacity;

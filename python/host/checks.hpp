@@ -28,9 +28,17 @@ struct NotImplemented : py::builtin_exception {
   void set_error() const override { PyErr_SetString(PyExc_NotImplementedError, what()); }
 };
 
+struct FwdRequest;
+// What messages call an argument of attention: its caller's word, or its layout's, or its name.
+std::string word_of(const FwdRequest& request, const char* name);
+
 class Checker {
  public:
   explicit Checker(const std::string& function) : function_(function) {}
+  explicit Checker(const FwdRequest& request);
+
+  // What a message calls the argument of this name. It is looked up when a message is put together.
+  std::string word(const char* name) const { return request_ ? word_of(*request_, name) : name; }
 
   template <class Error = py::value_error>
   [[noreturn]] void refuse(const std::string& rule) const {
@@ -38,11 +46,14 @@ class Checker {
   }
   // A rule that starts with a point concerns an attribute of the argument: ".head_dim must be ...".
   template <class Error = py::value_error>
+  [[noreturn]] void refuse(const char* name, const std::string& rule) const {
+    refuse<Error>(word(name) + (rule[0] == '.' ? "" : " ") + rule);
+  }
+  template <class Error = py::value_error>
   [[noreturn]] void refuse(const char* name, const std::string& rule, const std::string& got,
                            const Array& a) const {
-    const char* space = rule[0] == '.' ? "" : " ";
-    refuse<Error>(std::string(name) + space + rule + ", got " + got + "; " + name +
-                  ".shape = " + a.describe_shape());
+    refuse<Error>(name,
+                  rule + ", got " + got + "; " + word(name) + ".shape = " + a.describe_shape());
   }
   [[noreturn]] void refuse_dtype(const Array& a, const char* name, const std::string& rule) const {
     refuse<py::type_error>(name, rule, a.describe_dtype(), a);
@@ -52,13 +63,14 @@ class Checker {
     if (a.queue == q.queue && a.device_type == q.device_type && a.device_id == q.device_id) return;
     const std::string here = a.place(), there = q.place();
     const char* what = here == there ? "queue" : "device";
-    refuse(std::string(name) + " must be on the " + what + " of " + q_name + " (" + there +
-           "), got " + (here == there ? "another one" : here));
+    refuse(name, std::string("must be on the ") + what + " of " + word(q_name) + " (" + there +
+                     "), got " + (here == there ? "another one" : here));
   }
   const char* function() const { return function_.c_str(); }
 
  private:
   const std::string& function_;
+  const FwdRequest* request_ = nullptr;  // null: arguments have no other words
 };
 
 }  // namespace xeflash

@@ -51,7 +51,7 @@ static_assert(is_complete(kHeadBackwardFields));
 
 const float* read_floats(const py::object& object, const char* name, int64_t count,
                          const Head& head, const Checker& check, std::vector<Array>& keep) {
-  Array x = read_array(object, check.function(), name);
+  Array x = read_array(object, check, name);
   XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, name, "must be float32");
   check.require_same_place(x, name, head.input, "input");
   int64_t elements = 1;
@@ -67,7 +67,7 @@ const float* read_floats(const py::object& object, const char* name, int64_t cou
 Array read_sums(const py::object& object, const char* name, int64_t rows, int64_t columns,
                 const Head& head, const Checker& check) {
   if (object.is_none()) return {};
-  Array x = read_array(object, check.function(), name);
+  Array x = read_array(object, check, name);
   XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, name, "must be float32");
   check.require_same_place(x, name, head.input, "input");
   const int64_t unit = head.sizes().sums_unit;

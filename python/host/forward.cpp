@@ -44,11 +44,11 @@ Desc describe(const Problem& p, const FwdRequest& r, const Outputs& to, const Pl
 }
 
 // Refuses what a GPU cannot reach.
-void check_reach(const Problem& p, const FwdRequest& r, const Outputs& to, const Desc& desc) {
+void check_reach(const Problem& p, const FwdRequest& r, const Outputs& to, const Desc& desc,
+                 const Checker& check) {
   if (desc.access == Access::kNone) return;
-  check_mask_strides(p);
-  refuse_far_rows(p, {{&to.out, "out"}, {&to.rest, "rest"}}, r.layout, query_rows_of(desc),
-                  Checker(r.function));
+  check_mask_strides(p, check);
+  refuse_far_rows(p, {{&to.out, "out"}, {&to.rest, "rest"}}, r.layout, query_rows_of(desc), check);
 }
 
 Array new_lse(const Problem& p, const FwdRequest& r) {
@@ -71,9 +71,10 @@ void launch_attention(Launcher& launch, const Desc& desc, const Kernels& kernels
 }  // namespace
 
 py::tuple forward(const FwdRequest& r) {
+  const Checker check(r);
   const Problem p = read_problem(r);
   const Place place = place_of(p.q);
-  refuse_to_wait_while_recording(place, p.q, p.q_name, Checker(r.function));
+  refuse_to_wait_while_recording(place, p.q, "q", check);
   // Before a kernel is compiled: they may be refused.
   Outputs to{result_array(p, r), rest_array(p, r), {}};
   std::optional<Append> append = Append::prepare(p, r, place);
@@ -81,11 +82,11 @@ py::tuple forward(const FwdRequest& r) {
   const Kernels* kernels = nullptr;
   if (p.has_queries()) {
     desc = describe(p, r, to, place);
-    check_reach(p, r, to, desc);
+    check_reach(p, r, to, desc, check);
     const auto stand_in = [&](const Desc& wanted) {
       Desc other = stand_in_for(wanted, schedule_of(place.device));
       other.access = access_of(p, r, to, other, place);
-      check_reach(p, r, to, other);
+      check_reach(p, r, to, other, check);
       return other;
     };
     kernels = &find_kernels_or(stand_in, desc, place);

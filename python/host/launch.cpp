@@ -72,8 +72,8 @@ void refuse_to_wait_while_recording(const Place& place, const Array& q, const ch
                                     const Checker& check) {
   if (place.on_host || q.stream_ordered || !is_recording(place.queue)) return;
   check.refuse<NotImplemented>(
-      std::string(name) + " must be a torch tensor on a queue that records a graph, got " +
-      Py_TYPE(q.object.ptr())->tp_name + ", whose calls wait for their result");
+      name, std::string("must be a torch tensor on a queue that records a graph, got ") +
+                Py_TYPE(q.object.ptr())->tp_name + ", whose calls wait for their result");
 }
 
 void Scratch::allocate(const Place& place, const Array& like, int64_t floats) {

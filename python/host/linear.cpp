@@ -43,8 +43,7 @@ struct PerGroup {
 };
 PerGroup read_per_group(const py::object& object, const char* name, int64_t groups, int64_t outputs,
                         const Array& x, const Checker& check) {
-  PerGroup all{
-      with_whole_strides(read_array(object, check.function(), name), check.function(), name)};
+  PerGroup all{with_whole_strides(read_array(object, check, name), check, name)};
   const Array& a = all.array;
   check.require_same_place(a, name, x, "x");
   const bool fits = (a.ndim == 2 && a.shape[0] == groups && a.shape[1] == outputs) ||
@@ -76,12 +75,11 @@ py::tuple linear_fields() {
 py::object linear(const py::kwargs& arguments) {
   const auto r = read_request<LinearRequest>(arguments, kLinearFields);
   const Checker check(r.function);
-  const char* f = check.function();
-  Array x = with_contiguous_rows(read_array(r.x, f, "x"), f, "x");
+  Array x = with_contiguous_rows(read_array(r.x, check, "x"), check, "x");
   XF_REQUIRE_DTYPE(check, is_float(x.dtype), x, "x", "must be float32, float16 or bfloat16");
   XF_REQUIRE(check, x.ndim >= 1, "x", "must have at least 1 dimension", std::to_string(x.ndim), x);
-  if (!has_even_rows(x)) x = packed_copy(x, f, "x");
-  const Array w = read_array(r.weight, f, "weight");
+  if (!has_even_rows(x)) x = packed_copy(x, check, "x");
+  const Array w = read_array(r.weight, check, "weight");
   XF_REQUIRE(check, w.ndim == 2, "weight", "must have 2 dimensions", std::to_string(w.ndim), w);
   check.require_same_place(w, "weight", x, "x");
   const int64_t inputs = x.shape[x.ndim - 1], outputs = w.shape[0];
@@ -133,7 +131,7 @@ py::object linear(const py::kwargs& arguments) {
   }
   Array bias;
   if (!r.bias.is_none()) {
-    bias = with_contiguous_rows(read_array(r.bias, f, "bias"), f, "bias");
+    bias = with_contiguous_rows(read_array(r.bias, check, "bias"), check, "bias");
     check.require_same_place(bias, "bias", x, "x");
     XF_REQUIRE(check, bias.ndim == 1 && bias.shape[0] == outputs, "bias",
                "must have the shape [" + std::to_string(outputs) + "]", bias.describe_shape(),
@@ -149,7 +147,7 @@ py::object linear(const py::kwargs& arguments) {
                "must have rows less than 2^27 bytes apart on a GPU", w.describe_strides(), w);
     XF_REQUIRE(check, outputs * size_of(r.wide ? DType::kF32 : x.dtype) < kFar, "weight",
                "must have fewer outputs than 2^27 bytes hold on a GPU", std::to_string(outputs), w);
-    if (!are_near(as_rows(x).strides[0], x)) x = packed_copy(x, f, "x");
+    if (!are_near(as_rows(x).strides[0], x)) x = packed_copy(x, check, "x");
   }
   const Array rows = as_rows(x);
   XF_REQUIRE(check, rows.shape[0] < kMost, "x", "must have fewer than 2^31 rows",

@@ -13,22 +13,22 @@ namespace {
 constexpr int64_t kMostOfHead = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
 
 void require_finite(double x, const char* name, const Checker& check, bool holds,
-                    const char* rule) {
+                    const std::string& rule) {
   if (holds && std::abs(x) <= 3.4028234663852886e38) return;
-  check.refuse(std::string(name) + " must be " + rule + " in float32, got " +
-               py::str(py::float_(x)).cast<std::string>());
+  check.refuse(
+      name, "must be " + rule + " in float32, got " + py::str(py::float_(x)).cast<std::string>());
 }
 
 }  // namespace
 
 Head read_head(const LogitArguments& given, const Checker& check) {
-  const char* f = check.function();
   require_finite(given.softcap, "softcap", check, given.softcap >= 0, "0 or positive, and finite,");
   require_finite(given.scale, "logit_scale", check, true, "finite");
-  Array x = with_contiguous_rows(read_array(given.input, f, "input"), f, "input");
+  Array x = with_contiguous_rows(read_array(given.input, check, "input"), check, "input");
   XF_REQUIRE_DTYPE(check, is_float(x.dtype), x, "input", "must be float32, float16 or bfloat16");
   XF_REQUIRE(check, x.ndim >= 1, "input", "must have at least 1 dimension", "0", x);
-  Array w = with_contiguous_rows(read_array(given.weight, f, "linear_weight"), f, "linear_weight");
+  Array w = with_contiguous_rows(read_array(given.weight, check, "linear_weight"), check,
+                                 "linear_weight");
   XF_REQUIRE_DTYPE(check, w.dtype == x.dtype, w, "linear_weight",
                    std::string("must have the dtype of input (") + name_of(x.dtype) + ")");
   XF_REQUIRE(check, w.ndim == 2, "linear_weight", "must have 2 dimensions", std::to_string(w.ndim),
@@ -43,7 +43,7 @@ Head read_head(const LogitArguments& given, const Checker& check) {
              "0", w);
   Array bias;
   if (!given.bias.is_none()) {
-    bias = with_contiguous_rows(read_array(given.bias, f, "linear_bias"), f, "linear_bias");
+    bias = with_contiguous_rows(read_array(given.bias, check, "linear_bias"), check, "linear_bias");
     XF_REQUIRE_DTYPE(check, bias.dtype == x.dtype, bias, "linear_bias",
                      std::string("must have the dtype of input (") + name_of(x.dtype) + ")");
     XF_REQUIRE(check, bias.ndim == 1 && bias.shape[0] == columns, "linear_bias",
@@ -68,9 +68,9 @@ Head read_head(const LogitArguments& given, const Checker& check) {
             static_cast<float>(given.scale),
             normal_cap(given.softcap)};
   head.on_gpu = place.device.facts.arch.rfind("cpu-", 0) != 0;
-  if (!has_even_rows(x)) x = packed_copy(x, f, "input");
+  if (!has_even_rows(x)) x = packed_copy(x, check, "input");
   x = as_rows(x);
-  if (w.shape[0] > 1 && w.strides[0] < 0) w = packed_copy(w, f, "linear_weight");
+  if (w.shape[0] > 1 && w.strides[0] < 0) w = packed_copy(w, check, "linear_weight");
   if (head.on_gpu) {
     head.inputs = whole(inputs, kMessageInputs);
     x = with_inputs(std::move(x), head.inputs, "input", check);

@@ -48,13 +48,13 @@ void swap_last(Array& x) {
 
 // B as (..., columns, inputs), rows in one piece: where they lie, or copied.
 Array read_b(const SoftmaxRequest& r, const Checker& check) {
-  Array b = with_whole_strides(read_array(r.b, check.function(), "b"), check.function(), "b");
+  Array b = with_whole_strides(read_array(r.b, check, "b"), check, "b");
   XF_REQUIRE(check, b.ndim >= 2, "b", "must have at least 2 dimensions", std::to_string(b.ndim), b);
-  if (r.b_layout == "nk") return with_contiguous_rows(std::move(b), check.function(), "b");
+  if (r.b_layout == "nk") return with_contiguous_rows(std::move(b), check, "b");
   Array turned = b;
   swap_last(turned);
   if (turned.has_contiguous_rows()) return turned;
-  return copy_by("transposed", b, check.function(), "b");
+  return copy_by("transposed", b, check, "b");
 }
 
 // The stride of a dimension of the batch, 0 the innermost.
@@ -126,8 +126,7 @@ void merge_into_rows(MatmulSoftmaxParams& p, const Array& a) {
 }
 
 Array read_bias(const SoftmaxRequest& r, const Array& a, const Array& out, const Checker& check) {
-  Array bias =
-      with_whole_strides(read_array(r.bias, check.function(), "bias"), check.function(), "bias");
+  Array bias = with_whole_strides(read_array(r.bias, check, "bias"), check, "bias");
   XF_REQUIRE_DTYPE(
       check, bias.dtype == a.dtype || bias.dtype == DType::kF32, bias, "bias",
       std::string("must have the dtype of a (") + name_of(a.dtype) + ") or be float32");
@@ -153,7 +152,7 @@ Array read_bias(const SoftmaxRequest& r, const Array& a, const Array& out, const
 Array result_array(const SoftmaxRequest& r, const Array& a, const std::vector<int64_t>& shape,
                    const Checker& check) {
   if (r.out.is_none()) return new_array(a, a.dtype, shape);
-  Array out = read_array(r.out, check.function(), "out");
+  Array out = read_array(r.out, check, "out");
   XF_REQUIRE_DTYPE(check, out.dtype == a.dtype, out, "out",
                    std::string("must have the dtype of a (") + name_of(a.dtype) + ")");
   check.require_same_place(out, "out", a, "a");
@@ -193,13 +192,12 @@ py::tuple matmul_softmax_fields() {
 py::object matmul_softmax(const py::kwargs& arguments) {
   const SoftmaxRequest r = read_request<SoftmaxRequest>(arguments, kSoftmaxRequestFields);
   const Checker check(r.function);
-  const char* f = check.function();
   if (r.b_layout != "nk" && r.b_layout != "kn")
     check.refuse("b_layout must be \"nk\" or \"kn\", got \"" + r.b_layout + "\"");
   if (!(std::abs(r.scale) <= 3.4028234663852886e38))
     check.refuse("scale must be finite in float32, got " +
                  py::str(py::float_(r.scale)).cast<std::string>());
-  Array a = with_contiguous_rows(read_array(r.a, f, "a"), f, "a");
+  Array a = with_contiguous_rows(read_array(r.a, check, "a"), check, "a");
   XF_REQUIRE_DTYPE(check, is_float(a.dtype), a, "a", "must be float32, float16 or bfloat16");
   XF_REQUIRE(check, a.ndim >= 2, "a", "must have at least 2 dimensions", std::to_string(a.ndim), a);
   Array b = read_b(r, check);

@@ -19,12 +19,11 @@ struct State {
 // The states, checked: sizes, types and places are the first one's.
 std::vector<State> read_states(const py::list& outs, const py::list& lses, const Checker& check) {
   std::vector<State> states;
-  const char* f = check.function();
   for (size_t i = 0; i < outs.size(); ++i) {
     const std::string out_name = "out " + std::to_string(i), lse_name = "lse " + std::to_string(i);
     const char *o_name = out_name.c_str(), *l_name = lse_name.c_str();
-    State s{with_contiguous_rows(read_array(outs[i], f, o_name), f, o_name),
-            with_whole_strides(read_array(lses[i], f, l_name), f, l_name)};
+    State s{with_contiguous_rows(read_array(outs[i], check, o_name), check, o_name),
+            with_whole_strides(read_array(lses[i], check, l_name), check, l_name)};
     const State& first = states.empty() ? s : states[0];
     const Array& o = s.o;
     XF_REQUIRE_DTYPE(check,

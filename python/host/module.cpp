@@ -229,10 +229,9 @@ PYBIND11_MODULE(_core, m) {
   m.def("product_names", [] { return names_of(kProductFields); });
   m.def("refuse_shared", [](const std::string& function, const py::object& written,
                             const std::string& name, const py::object& other) {
-    if (overlap(read_array(written, function.c_str(), "out"),
-                read_array(other, function.c_str(), name.c_str())))
-      throw py::value_error(function + ": out must not share memory with " + name +
-                            ", got arrays that overlap");
+    const Checker check(function);
+    if (overlap(read_array(written, check, "out"), read_array(other, check, name.c_str())))
+      check.refuse("out", "must not share memory with " + name + ", got arrays that overlap");
   });
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("used_kernels", &used_kernels);
@@ -252,8 +251,8 @@ PYBIND11_MODULE(_core, m) {
       py::arg("fp32"), py::arg("pairs"), py::arg("tiles"));
   m.def("pretend_cores", &pretend_cores);
   m.def("devices", &devices);
-  m.def("arch_of", [](const py::object& array, const char* function, const char* name) {
-    return place_of(read_array(array, function, name)).device.facts.arch;
+  m.def("arch_of", [](const py::object& array, const std::string& function, const char* name) {
+    return place_of(read_array(array, Checker(function), name)).device.facts.arch;
   });
   m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
   m.def("new_queue", [](size_t device) { return reinterpret_cast<uintptr_t>(new_queue(device)); });

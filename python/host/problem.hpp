@@ -27,7 +27,6 @@ struct Part {
 // the layout.
 struct Problem {
   Array q, k, v;
-  const char *q_name, *k_name, *v_name;
   int64_t batch = 0, heads_q = 0, heads_k = 0, sq = 0, sk = 0, d = 0, dv = 0;
   int64_t tokens_q = 0, tokens_k = 0;  // rows of the packed arrays
   Array cu_q, cu_k, used_k, bias, alibi, sinks, documents, picks, picked_spans;
@@ -36,6 +35,8 @@ struct Problem {
   Part part;
   Cache cache;
 
+  const char* k_name() const { return cache.given ? "k_cache" : "k"; }
+  const char* v_name() const { return cache.given ? "v_cache" : "v"; }
   bool has_queries() const { return batch * heads_q * sq * (packed ? tokens_q : 1) != 0; }
   bool has_scores() const { return has_queries() && sk != 0; }
   Layout k_layout(Layout layout) const { return cache.given ? Layout::kBSHD : layout; }

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "checks.hpp"
 #include "fields.hpp"
 
 namespace xeflash {
@@ -18,14 +19,14 @@ namespace py = pybind11;
 struct Value {
   PyObject* object;
   const char* name;
-  const std::string& function;
+  const Checker& check;
 
   // Raises a TypeError.
-  [[noreturn]] void refuse(const char* rule) const {
+  [[noreturn]] void refuse(const std::string& rule) const {
     PyErr_Clear();
-    throw py::type_error(function + ": " + name + " " + rule + ", got " +
-                         py::repr(object).cast<std::string>().substr(0, 60) + " (" +
-                         Py_TYPE(object)->tp_name + ")");
+    check.refuse<py::type_error>(name, rule + ", got " +
+                                           py::repr(object).cast<std::string>().substr(0, 60) +
+                                           " (" + Py_TYPE(object)->tp_name + ")");
   }
 };
 
@@ -59,9 +60,10 @@ inline void read(Integer& to, const Value& value) {
   }
   if (!PyErr_Occurred()) return;
   PyErr_Clear();
-  throw py::value_error(value.function + ": " + value.name + " must be " +
-                        (std::is_signed_v<Integer> ? "-2^63 to 2^63 - 1" : "0 to 2^64 - 1") +
-                        ", got " + py::str(index).cast<std::string>());
+  value.check.refuse(value.name,
+                     std::string("must be ") +
+                         (std::is_signed_v<Integer> ? "-2^63 to 2^63 - 1" : "0 to 2^64 - 1") +
+                         ", got " + py::str(index).cast<std::string>());
 }
 
 inline void read(double& to, const Value& value) {
@@ -111,10 +113,11 @@ py::object value_to_python(const std::optional<T>& value) {
 template <class Request, class... F>
 Request read_request(const py::kwargs& given, const std::tuple<F...>& fields) {
   Request r;
+  const Checker check(r.function);
   size_t known = 0;
   const auto read_one = [&](const auto& f) {
     if (PyObject* x = PyDict_GetItemString(given.ptr(), f.name)) {
-      read(r.*f.member, Value{x, f.name, r.function});
+      read(r.*f.member, Value{x, f.name, check});
       ++known;
     }
   };

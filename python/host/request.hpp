@@ -36,7 +36,9 @@ static_assert(is_complete(kPartFields));
 struct FwdRequest {
   std::string function;  // the public function, for messages
   Layout layout = Layout::kBSHD;
-  py::object q = py::none(), k = py::none(), v = py::none(), out = py::none();
+  py::object q = py::none();
+  py::object words = py::none();  // or a dict of these names to the caller's, for messages
+  py::object k = py::none(), v = py::none(), out = py::none();
   std::optional<double> scale;
   bool causal = false;
   int64_t left = -1, right = -1;
@@ -64,6 +66,7 @@ constexpr std::tuple kCallFields{
     Field{"function", &FwdRequest::function},
     Field{"layout", &FwdRequest::layout},
     Field{"q", &FwdRequest::q, "query"},
+    Field{"words", &FwdRequest::words},
     Field{"k", &FwdRequest::k, "key"},
     Field{"v", &FwdRequest::v, "value"},
     Field{"out", &FwdRequest::out},

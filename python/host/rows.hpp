@@ -21,7 +21,7 @@ inline Array with_inputs(Array x, int64_t inputs, const char* name, const Checke
   if (inputs == x.shape[x.ndim - 1] && are_near(row_stride(x), x)) return x;
   XF_REQUIRE(check, are_near(inputs, x), name, "must have rows of less than 2^27 bytes on a GPU",
              x.describe_shape(), x);
-  return copy_by("padded", std::move(x), check.function(), name, inputs);
+  return copy_by("padded", std::move(x), check, name, py::make_tuple(inputs));
 }
 
 // x as a matrix: rows lie a stride apart.

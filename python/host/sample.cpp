@@ -65,8 +65,7 @@ class RowNumbers {
   template <class T, class Value>
   PerRow<T> read(const py::object& object, const char* name, DType dtype, Value value) {
     if (object.is_none()) return {nullptr, static_cast<T>(value)};
-    const char* f = check_.function();
-    Array a = read_array(object, f, name);
+    Array a = read_array(object, check_, name);
     XF_REQUIRE_DTYPE(check_, a.dtype == dtype, a, name, std::string("must be ") + name_of(dtype));
     check_.require_same_place(a, name, logits_, "logits");
     int64_t count = 1;
@@ -76,7 +75,7 @@ class RowNumbers {
     XF_REQUIRE(check_, fits, name,
                "must have a number for each of the " + std::to_string(rows_) + " rows of logits",
                a.describe_shape(), a);
-    if (!a.is_packed()) a = packed_copy(a, f, name);
+    if (!a.is_packed()) a = packed_copy(a, check_, name);
     kept_.push_back(a);
     return {reinterpret_cast<const T*>(a.data), T{}};
   }
@@ -88,8 +87,9 @@ class RowNumbers {
   std::vector<Array> kept_;
 };
 
-void require(const Checker& check, bool holds, const char* name, const char* rule, double value) {
-  if (!holds) check.refuse(std::string(name) + " must be " + rule + ", got " + text_of(value));
+void require(const Checker& check, bool holds, const char* name, const std::string& rule,
+             double value) {
+  if (!holds) check.refuse(name, "must be " + rule + ", got " + text_of(value));
 }
 
 }  // namespace
@@ -103,7 +103,6 @@ py::tuple sample_fields() {
 py::object sample(const py::kwargs& arguments) {
   const auto r = read_request<SampleRequest>(arguments, kSampleFields);
   const Checker check(r.function);
-  const char* f = check.function();
   const auto is_share = [](double x) { return x >= 0 && x <= 1; };
   const auto fits = [](double x) { return std::abs(x) <= 3.4028234663852886e38; };
   require(check, r.temperature >= 0 && fits(r.temperature), "temperature",
@@ -114,14 +113,14 @@ py::object sample(const py::kwargs& arguments) {
           r.softcap);
   require(check, r.logit_scale > 0 && fits(r.logit_scale), "logit_scale", "positive and finite",
           r.logit_scale);
-  Array z = with_contiguous_rows(read_array(r.logits, f, "logits"), f, "logits");
+  Array z = with_contiguous_rows(read_array(r.logits, check, "logits"), check, "logits");
   XF_REQUIRE_DTYPE(check, is_float(z.dtype), z, "logits", "must be float32, float16 or bfloat16");
   XF_REQUIRE(check, z.ndim >= 1, "logits", "must have at least 1 dimension", "0", z);
   const int64_t columns = z.shape[z.ndim - 1];
   XF_REQUIRE(check, columns > 0 && columns <= kMostColumns, "logits",
              "must have 1 to 2^30 tokens in its last dimension", std::to_string(columns), z);
   const std::vector<int64_t> shape(z.shape.begin(), z.shape.begin() + z.ndim - 1);
-  if (!has_even_rows(z)) z = packed_copy(z, f, "logits");
+  if (!has_even_rows(z)) z = packed_copy(z, check, "logits");
   const Array rows = as_rows(z);
   const Place place = place_of(z);
   refuse_to_wait_while_recording(place, z, "logits", check);

@@ -54,8 +54,7 @@ CapturedArray captured_array(const Array& a, const char* name, const Checker& ch
 
 }  // namespace
 
-ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const char* q_name,
-                            const Checker& check) {
+ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const Checker& check) {
   ScoreModCall call;
   if (score_mod.is_none()) return call;
   const auto pair = score_mod.cast<py::tuple>();
@@ -89,13 +88,12 @@ ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const c
       check.refuse("captures must hold at most " + std::to_string(kMaxCapturedArrays) +
                    " arrays, got more");
     const std::string label = "captures[\"" + name + "\"]";
-    Array a = with_whole_strides(read_array(value, check.function(), label.c_str()),
-                                 check.function(), label.c_str());
+    Array a = with_whole_strides(read_array(value, check, label.c_str()), check, label.c_str());
     constexpr DType kReadable[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kI32,
                                    DType::kBool};
     XF_REQUIRE_DTYPE(check, std::ranges::find(kReadable, a.dtype) != std::end(kReadable), a,
                      label.c_str(), "must be float32, float16, bfloat16, int32 or bool");
-    check.require_same_place(a, label.c_str(), q, q_name);
+    check.require_same_place(a, label.c_str(), q, "q");
     call.captures.arrays[call.arrays.size()] = captured_array(a, label.c_str(), check);
     source.captures.push_back({name, name_of(a.dtype), a.ndim});
     call.arrays.push_back(std::move(a));

@@ -31,8 +31,7 @@ struct ScoreModCall {
 };
 
 // `score_mod` is None or (text, {name: array or number}).
-ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const char* q_name,
-                            const Checker& check);
+ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const Checker& check);
 
 const ScoreModSource& score_mod_source(ScoreModId id);
 

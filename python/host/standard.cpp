@@ -56,17 +56,17 @@ class ScoreBuffer {
 }  // namespace
 
 py::object standard_attention(const FwdRequest& r) {
+  const Checker check(r);
   const Problem p = read_problem(r);
-  if (!r.rest.is_none())
-    throw py::value_error(r.function + ": rest must be None, as no backward pass follows, got one");
-  if (p.documents.data)
-    Checker(r.function).refuse<NotImplemented>("document_ids must be None, got an array");
+  if (!r.rest.is_none()) check.refuse("rest", "must be None, as no backward pass follows, got one");
+  if (p.documents.data) check.refuse<NotImplemented>("document_ids", "must be None, got an array");
   Place place = place_of(p.q);
   place.waits = true;
   if (!place.on_host && is_recording(place.queue)) {
-    throw NotImplemented(
-        "standard_attention: query must be on a queue that records no graph, as the call waits for "
-        "its result, got one that does");
+    check.refuse<NotImplemented>(
+        "q",
+        "must be on a queue that records no graph, as the call waits for its result, got one that "
+        "does");
   }
   refuse_without_room(p, place.queue);
   const Array out = result_array(p, r);

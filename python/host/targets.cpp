@@ -21,8 +21,7 @@ void refuse_others(const Array& y, const Head& head, std::optional<int64_t> igno
 }  // namespace
 
 Targets read_targets(const py::object& object, const Head& head, const Checker& check) {
-  const char* f = check.function();
-  Array y = read_array(object, f, "target");
+  Array y = read_array(object, check, "target");
   if (is_float(y.dtype))
     check.refuse<NotImplemented>("target", "must be tokens, as probabilities are not supported",
                                  y.describe_dtype(), y);
@@ -35,7 +34,7 @@ Targets read_targets(const py::object& object, const Head& head, const Checker& 
   for (const int64_t n : head.shape) words += (words.empty() ? "" : ", ") + std::to_string(n);
   XF_REQUIRE(check, fits, "target", "must have the shape [" + words + "] of the rows of input",
              y.describe_shape(), y);
-  if (!y.is_packed()) y = packed_copy(y, f, "target");
+  if (!y.is_packed()) y = packed_copy(y, check, "target");
   Targets targets{y, {}};
   targets.arg.data = reinterpret_cast<const uint32_t*>(y.data);
   targets.arg.dwords = y.dtype == DType::kI64 ? 2 : 1;
@@ -60,7 +59,7 @@ void set_ignored(Targets& targets, std::optional<int64_t> ignored, const Head& h
 Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& head,
                   const Checker& check) {
   if (object.is_none()) return {};
-  Array x = read_array(object, check.function(), "logits");
+  Array x = read_array(object, check, "logits");
   XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, "logits", "must be float32");
   check.require_same_place(x, "logits", head.input, "input");
   const int64_t unit = head.sizes().logits_unit;

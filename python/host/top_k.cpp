@@ -63,8 +63,9 @@ py::tuple argmax_of_few(const TopKRequest& r, const Head& head, const Array& val
   choice["function"] = r.function;
   choice["logits"] = linear(py::kwargs(product));
   choice["temperature"] = 0.0;
-  const Array z = read_array(choice["logits"], r.function.c_str(), "input");
-  const Array found = read_array(sample(py::kwargs(choice)), r.function.c_str(), "input");
+  const Checker check(r.function);
+  const Array z = read_array(choice["logits"], check, "input");
+  const Array found = read_array(sample(py::kwargs(choice)), check, "input");
   const auto* logits = reinterpret_cast<const float*>(z.data);
   for (int64_t row = 0; row < head.rows; ++row) {
     const int64_t token = reinterpret_cast<const int64_t*>(found.data)[row];

@@ -19,6 +19,7 @@ BSHD, THD, BHSD = 0, 1, 2  # Layout in request.hpp
 Array: TypeAlias = Any  # a torch tensor, a numpy array, or one of __sycl_usm_array_interface__
 Factor: TypeAlias = Any  # an array or a number
 Snippet: TypeAlias = tuple[str, dict[str, Any]]
+Words: TypeAlias = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class _Given(TypedDict):
 class Arguments(_Given, total=False):
     """A call; what is not given has the default."""
 
+    words: Annotated[Words | None, Keyword(ops="")]  # its caller's, for messages, by those of this table
     k: Annotated[Array, Keyword(learned=True, attention="key")]  # with k_cache: the keys to append to it
     v: Annotated[Array, Keyword(learned=True, attention="value")]
     out: Annotated[Array, Keyword(ops="", forward_only="it is the result")]
@@ -250,7 +252,7 @@ def _rows(table: type) -> dict[str, Row]:
     for name, hint in typing.get_type_hints(table, include_extras=True).items():
         kind, more = typing.get_args(hint)
         is_array = kind is Any
-        if is_array or kind == Snippet | None:
+        if is_array or kind in (Snippet | None, Words | None):
             word = "object"
         elif isinstance(kind, types.UnionType):
             word = kind.__args__[0].__name__ + "?"
