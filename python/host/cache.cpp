@@ -327,7 +327,7 @@ void read_cache(Problem& p, const FwdRequest& r) {
   if (p.packed) c.max_keys = p.sk;
   if (p.q.queue) {
     // What lies on a device is trusted: reading it would wait for its queue.
-    if (r.cache.length >= 0) check_length(p, r.cache.length, 0, check);
+    if (r.cache.length >= 0 && !p.packed) check_length(p, r.cache.length, 0, check);
     c.max_keys = std::min(c.max_keys, c.capacity);
     return;
   }
