@@ -230,6 +230,10 @@ Array read_other(py::handle object, const Checker& check, const char* name) {
   a.queue = reinterpret_cast<void*>(d[4].cast<uintptr_t>());
   a.writable = d[5].cast<bool>();
   a.stream_ordered = d[6].cast<bool>();
+  if (const auto xpu = d[7].cast<int32_t>(); xpu >= 0) {
+    a.device_type = dlpack::kOneApi;
+    a.device_id = xpu;
+  }
   if (a.queue && !a.is_empty() && !reaches(*static_cast<sycl::queue*>(a.queue), a.data)) {
     check.refuse(name, "must lie in memory of the SYCL context of its queue, got an address that " +
                            a.place() + " does not know");
@@ -346,8 +350,8 @@ std::string Array::describe_dtype() const {
 }
 
 std::string Array::place() const {
-  if (!queue && device_type != dlpack::kOneApi) return "host memory";
-  if (maker == Maker::kExchange) return "xpu:" + std::to_string(device_id);
+  if (device_type == dlpack::kOneApi) return "xpu:" + std::to_string(device_id);
+  if (!queue || queue == &host_queue()) return "host memory";  // that of a Placeholder, too
   return "a SYCL queue of " + facts_of(static_cast<sycl::queue*>(queue)->get_device()).name;
 }
 

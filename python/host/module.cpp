@@ -20,6 +20,7 @@
 #include "merge.hpp"
 #include "native.hpp"
 #include "overlap.hpp"
+#include "problem.hpp"
 #include "runtime.hpp"
 #include "sample.hpp"
 #include "sizes.hpp"
@@ -67,6 +68,15 @@ auto run_arguments(const py::kwargs& arguments) {
   const py::object function = arguments["function"];
   const UnderWay under_way(py::str(function).cast<std::string>());
   return run(arguments);
+}
+
+// Refuses of a call of forward() what its arrays' shapes, strides and types say; they need no
+// memory.
+void check_shapes(const py::kwargs& arguments) {
+  const FwdRequest r = read_arguments(arguments);
+  const Problem p = read_problem(r);
+  if (!r.out.is_none()) result_array(p, r);
+  rest_array(p, r);
 }
 
 py::tuple merge_states_from_python(const py::list& outs, const py::list& lses) {
@@ -212,6 +222,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("schedule_names", [] { return names_of(kScheduleFields); });
   m.def("product_schedule_names", [] { return names_of(kProductScheduleFields); });
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
+  m.def("check_shapes", &check_shapes);
   m.def("standard_attention", &run_request<&standard_attention>);
   m.def("merge_states", &merge_states_from_python);
   m.def("linear", &run_arguments<&linear>);

@@ -12,6 +12,7 @@ import pytest
 import xeflash
 from xeflash import _core
 from xeflash.call.schema import BHSD, BSHD, OF_ATTENTION, ROWS, THD, BackwardArguments
+from xeflash.runtime.interop import Placeholder
 
 xeflash.attention  # noqa: B018  loads the kernels
 OF_GRADIENTS = tuple(name for name in BackwardArguments.__annotations__ if name not in ROWS)
@@ -193,6 +194,28 @@ def test_a_refusal_says_what_its_caller_says(base):
         assert not BARE.findall(VALUE.sub("", text.removeprefix("a call: "))), text
         named |= set(re.findall(r"W_(\w+)", text))
     assert len(named) > 3
+
+
+FAR = 1 << 28
+
+
+@pytest.mark.parametrize("name", ["q", "k", "out", "dout"])
+def test_rows_that_a_gpu_does_not_reach_are_named_so(name):
+    given = {n: Placeholder((1, 5, 2, 64), "float32") for n in ("q", "k", "v", "out")}
+    if name == "dout":
+        given |= {"lse": Placeholder((1, 2, 5), "float32"), "wanted": ("q",)}
+    given[name] = Placeholder((1, 5, 2, 64), "float32", strides=(5 * FAR, FAR, 64, 1))
+    function = "backward" if name == "dout" else "forward"
+    error, text = refusal(function, {"function": "a call", "words": WORDS} | given, "bmg") or (None, "")
+    assert error is ValueError
+    assert text.startswith(f"a call: W_{name} must have rows 0 to 2^27 - 1 bytes apart on a GPU, got {4 * FAR}; W_")
+
+
+def test_a_mask_that_a_gpu_does_not_reach_is_named_so():
+    q, mask = Placeholder((1, 1, 3, 64), "float32"), Placeholder((3, 3), "float32", strides=(1, FAR))
+    given = {"function": "a call", "layout": BHSD, "words": WORDS, "q": q, "k": q, "v": q, "attn_mask": mask}
+    text = f"a call: W_attn_mask must have a last stride of at most 2^26 on a GPU, got {FAR}"
+    assert refusal("forward", given, "bmg") == (ValueError, text)
 
 
 @pytest.mark.parametrize("words", [3, "q", [("q", "query")], {"q": 3}, {"q": b"x"}])

@@ -15,7 +15,7 @@ _TYPES |= {"u1": "uint8"}
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int32": 4, "int8": 1, "uint8": 1, "int64": 8}
 _TYPESTRS = {name: ("<" if _SIZES[name] > 1 else "|") + code for code, name in _TYPES.items()}
 
-Description = tuple[int, tuple[int, ...], "tuple[int, ...] | None", str, int, bool, bool]
+Description = tuple[int, tuple[int, ...], "tuple[int, ...] | None", str, int, bool, bool, int]
 
 
 class UsmArray:
@@ -44,19 +44,32 @@ class UsmArray:
 
 
 class Placeholder:
-    """An array without memory, for calls that are only described (jit/calls.py): as if on a device, which nobody reads.
+    """An array without memory, for calls that are only described (jit/calls.py) or checked: nobody reads its values.
 
-    Its rows are `gap` elements further apart than they are long.
+    Its rows are `gap` elements further apart than they are long; or it has these strides, in elements. Messages say
+    that it lies on torch's xpu:`xpu`, or in host memory.
     """
 
     _number = itertools.count(1)
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, gap: int = 0) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str, gap: int = 0, strides: tuple[int, ...] | None = None, xpu: int = -1
+    ) -> None:
         self.shape = shape
         self.dtype = dtype
-        pitches = (*shape[:-1], shape[-1] + gap)
-        self.strides = tuple(math.prod(pitches[axis + 1 :]) for axis in range(len(shape)))
+        pitches = (*shape[:-1], shape[-1] + gap) if shape else ()
+        packed = tuple(math.prod(pitches[axis + 1 :]) for axis in range(len(shape)))
+        self.strides = packed if strides is None else strides
+        self.xpu = xpu
         self.address = next(self._number) << 40  # far from the others
+
+    def contiguous(self) -> Placeholder:
+        """As a tensor's."""
+        return Placeholder(self.shape, self.dtype, xpu=self.xpu)
+
+    def float(self) -> Placeholder:
+        """As a tensor's."""
+        return Placeholder(self.shape, "float32", xpu=self.xpu)
 
 
 class UsmPart:
@@ -97,10 +110,11 @@ def xpu_queue(device: int) -> int:
 def describe(array: Any) -> Description | None:
     """What array.cpp wants to know; None: not an array.
 
-    (address, shape, strides in elements or None, dtype, queue address, writable, memory is freed in stream order)
+    (address, shape, strides in elements or None, dtype, queue address, writable, memory is freed in stream order,
+    N of xpu:N or -1)
     """
     if isinstance(array, Placeholder):
-        return array.address, array.shape, array.strides, array.dtype, _core.host_queue(), True, True
+        return array.address, array.shape, array.strides, array.dtype, _core.host_queue(), True, True, array.xpu
     interface = getattr(array, "__sycl_usm_array_interface__", None)
     if interface is not None:
         code = interface["typestr"].lstrip("<|=")
@@ -116,12 +130,13 @@ def describe(array: Any) -> Description | None:
             _queue_of(array, interface)[1],
             not read_only,
             False,
+            -1,
         )
     if hasattr(array, "data_ptr") and hasattr(array, "stride"):  # a torch without DLPack's exchange interface
         dtype = str(array.dtype).removeprefix("torch.")
         if array.device.type != "cpu":  # every torch for this libsycl has it
             raise TypeError(f"xeflash: tensors of this torch must be on cpu, got {array.device.type}")
-        return array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, 0, True, True
+        return array.data_ptr(), tuple(array.shape), tuple(array.stride()), dtype, 0, True, True, -1
     return None
 
 
