@@ -1,11 +1,15 @@
 """torch_ops in the place of the extension: a call through an operator gets all that the direct one gets."""
 
+import contextlib
+
 import pytest
 import torch
 import xeflash
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from xeflash import _core, torch_ops
-from xeflash.api.route import engine
+from xeflash.api.route import run
+from xeflash.call.call import Call
 from xeflash.call.schema import BHSD
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -43,7 +47,7 @@ def paged(dtype, **more):
 def test_the_stand_in_passes_all_of_a_paged_call(dtype, more):
     more = {name: torch.rand(x) if isinstance(x, tuple) else x for name, x in more.items()}
     given = paged(dtype, out=torch.full((7, 4, 64), float("nan")), return_lse=True, causal=True, **more)
-    out, lse = torch_ops.forward(**given)
+    out, lse = torch_ops.attend(Call(given))
     assert out is given["out"]
     want, want_lse = _core.forward(**given | {"out": None})
     torch.testing.assert_close(out, want, rtol=0, atol=0)
@@ -54,7 +58,7 @@ def test_autocast_keeps_the_out_of_a_paged_call(device):
     dtype = torch.float16 if device == "xpu" else torch.bfloat16  # whose kernels other tests have
     given = paged(dtype, out=torch.full((7, 4, 64), float("nan"), dtype=dtype))
     with torch.autocast(device, dtype):
-        engine("paged", given["q"], given["k_cache"], given["v_cache"], {}).forward(**given)
+        run(Call(given))
     want, _ = _core.forward(**given | {"q": given["q"].to(dtype), "out": None})
     torch.testing.assert_close(given["out"], want, rtol=0, atol=0)
 
@@ -62,7 +66,7 @@ def test_autocast_keeps_the_out_of_a_paged_call(device):
 def test_what_an_operator_does_not_have_is_refused():
     q = torch.randn(1, 3, 2, 64)
     with pytest.raises(RuntimeError, match="num_splits"):
-        torch_ops.forward(function="f", layout=BHSD, q=q, k=q, v=q, num_splits=2)
+        torch_ops.attend(Call({"function": "f", "layout": BHSD, "q": q, "k": q, "v": q, "num_splits": 2}))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_what_an_operator_does_not_have_is_refused():
 def test_the_stand_in_refuses_an_out_that_does_not_fit(out, error, rule):
     q, out = torch.randn(1, 3, 2, 64), out()
     with pytest.raises(error, match=f"^f: {rule}"):
-        torch_ops.forward(function="f", layout=0, q=q, k=q, v=q, out=out)
+        torch_ops.attend(Call({"function": "f", "layout": 0, "q": q, "k": q, "v": q, "out": out}))
     assert not out.any()
 
 
@@ -111,9 +115,66 @@ def test_types_are_the_extensions_below_a_mode(name, value, error):
         xeflash.flash_attn_func(q, q, q, **{name: value})
 
 
-def test_operators_name_the_function_that_was_called():
-    with Seen(), pytest.raises(TypeError, match="^flash_attn_qkvpacked_func: qkv must be float32"):
-        xeflash.flash_attn_qkvpacked_func(torch.ones(1, 4, 3, 2, 64, dtype=torch.int64))
+@pytest.mark.parametrize(
+    "dtype, more",
+    [
+        (torch.float32, {}),
+        (torch.bfloat16, {}),
+        (torch.float32, {"causal": True, "softcap": 3.0}),
+        (torch.float32, {"score_mod": "s * a + near[k_idx / n]"}),
+    ],
+    ids=["fp32", "bf16", "causal", "captures"],
+)
+def test_a_call_that_is_only_recorded_gives_the_bits_of_the_operator(device, dtype, more):
+    """Where nothing but autograd has to see it, it does not pass the dispatcher."""
+    q, k = torch.randn(1, 2, 2, 64, dtype=dtype), torch.randn(1, 9, 2, 64, dtype=dtype)
+    leaves = [x.to(device).requires_grad_() for x in (q, k, k, torch.rand(9), torch.tensor(0.7))]
+    if "score_mod" in more:
+        more = more | {"captures": {"near": leaves[3], "a": leaves[4], "n": 2}}
+
+    def found():
+        out = xeflash.flash_attn_func(*leaves[:3], **more)
+        return out, *torch.autograd.grad(out.float().square().sum(), leaves, allow_unused=True)
+
+    directly = found()
+    with Seen():
+        seen = found()
+    assert sum(x is None for x in directly) == (0 if "score_mod" in more else 2)
+    for got, want in zip(directly, seen, strict=True):
+        assert (got is None and want is None) or torch.equal(got, want)
+
+
+WRONG = {
+    "qkv": (lambda x: xeflash.flash_attn_qkvpacked_func(x[:, :, None].expand(-1, -1, 3, -1, -1).long()), "qkv must be"),
+    "sink": (lambda x: xeflash.flash_attn_func(x, x, x, learnable_sink=x[0, 0, :, :9]), "learnable_sink must have"),
+    "heads": (lambda x: xeflash.flash_attn_func(x, x[:, :, :1], x), r"v.heads must equal k.heads \(1\), got 2"),
+    "keys": (lambda x: xeflash.attention(x, x[:, :, :1], x), r"value.length must equal key.length \(1\), got 2"),
+    "dtype": (lambda x: xeflash.flash_attn_func(x, x, x.half()), r"v must have the dtype of q \(float32\)"),
+}
+
+
+@pytest.mark.parametrize("how", ["plain", "operator", "fake", "compiled", "recorded"])
+@pytest.mark.parametrize("call, text", WRONG.values(), ids=WRONG)
+def test_a_refusal_is_the_same_in_every_way_to_call(how, call, text):
+    """It names the arguments as the caller does; torch's compiler says it when it traces."""
+    x = torch.ones(1, 4, 2, 64, requires_grad=how == "recorded")
+    modes = {"operator": Seen, "fake": FakeTensorMode}
+    with modes.get(how, contextlib.nullcontext)() as mode, pytest.raises(Exception, match=text) as caught:
+        if how == "compiled":
+            torch.compile(call, backend="aot_eager", fullgraph=True)(x)
+        call(mode.from_tensor(x) if how == "fake" else x)
+    assert how == "compiled" or type(caught.value) in (ValueError, TypeError)
+
+
+def test_sizes_that_vary_are_compiled_once():
+    graphs = []
+    compiled = torch.compile(
+        lambda q, k: xeflash.flash_attn_func(q, k, k, causal=True), fullgraph=True,
+        backend=lambda graph, _inputs: graphs.append(graph) or graph,
+    )  # fmt: skip
+    for rows in (5, 6, 7, 9):
+        compiled(torch.randn(1, rows, 2, 64), torch.randn(1, 2 * rows, 2, 64))
+    assert len(graphs) == 2  # the first one, and that of sizes that vary
 
 
 def test_negated_views_are_resolved_before_an_operator_that_writes(device):

@@ -300,17 +300,17 @@ def test_scales_that_do_not_fit():
     table = torch.tensor([[0], [1]], dtype=torch.int32)
     call = xeflash.flash_attn_with_kvcache
     with pytest.raises(
-        NotImplementedError, match=r"k_scale of \(B, Hk\) must be one number, expanded.*got shape \[2, 2\]"
+        NotImplementedError, match=r"k_descale of \(B, Hk\) must be one number, expanded.*got shape \[2, 2\]"
     ):
         call(q, *caches, block_table=table, k_descale=k_scale, v_descale=v_scale)
     with pytest.raises(
-        NotImplementedError, match=r"k_scale of \(B, Hk\) must come without new keys, got shape \[2, 2\]"
+        NotImplementedError, match=r"k_descale of \(B, Hk\) must come without new keys, got shape \[2, 2\]"
     ):
         new = torch.randn(2, 1, 2, 64)
         call(q, *caches, new, new, cache_seqlens=3, k_descale=k_scale, v_descale=v_scale)
     with pytest.raises(
         ValueError,
-        match=r"k_scale must be one number, of \(batch, heads\), or have the shape of k_cache without its last dimension",
+        match=r"k_descale must be one number, of \(batch, heads\), or have the shape of k_cache without its last dimension",
     ):
         call(q, *caches, k_descale=torch.rand(2, 3), v_descale=v_scale)
 

@@ -5,45 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash.api.picked import take_picks
-from xeflash.api.public import public
-from xeflash.api.ranks import ids_of_batch, lists_of_batch, to_4d
-from xeflash.api.route import engine
-from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, WITH_GRADIENTS_OF_ATTENTION
-from xeflash.call.values import is_on, seeds, shape_of, snippet, take_window
+from xeflash.api.picked import run_picked
+from xeflash.api.ranks import in_4d, with_its_axes
+from xeflash.api.rewrites import seed_of_rng
+from xeflash.call.bind import public
+from xeflash.call.call import Call
+from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, OF_ATTENTION
 
 
-def _attend(function: str, given: dict[str, Any]) -> Any:
-    query, key, value, out = given["query"], given["key"], given["value"], given.get("out")
-    rng = given.pop("rng", None)
-    take_window(function, given)
-    core = engine(function, query, key, value, given, WITH_GRADIENTS_OF_ATTENTION)
-    shape = shape_of(function, "query", query)
-    score_mod, captures = given.pop("score_mod", None), given.pop("captures", None)
-    if score_mod is not None or captures is not None:
-        given["score_mod"] = snippet(core, function, score_mod, captures)
-    dropout_p = given.get("dropout_p")
-    drops = is_on(function, "dropout_p", dropout_p)
-    if drops or rng is not None:
-        seed = seeds(function, dropout_p if drops else 0, query, rng, core)
-        given |= {"seed": seed[0], "offset": seed[1]} if drops else {}
-    rank, lead = len(shape), shape[:-3]
-    if rank != 4:
-        names = ("query", "key", "value", "attn_mask", "out")
-        given |= zip(names, to_4d(core, query, key, value, given.get("attn_mask"), out), strict=True)
-        if (ids := given.get("document_ids")) is not None:
-            given["document_ids"] = ids_of_batch(ids, lead)
-        if (lists := given.get("gather_kv_indices")) is not None:
-            given["gather_kv_indices"] = lists_of_batch(lists, lead, shape[-2])
-    picked = take_picks(function, BHSD, (given["query"], given["key"], given["value"]), given)
-    result, lse = picked or core.forward(**{"function": function, "layout": BHSD, **DEFAULTS_OF_ATTENTION, **given})
-    if rank != 4:
-        result = out if out is not None else result.reshape((*lead, *result.shape[4 - min(rank, 3) :]))
-        lse = lse.reshape((*lead, *lse.shape[4 - min(rank, 3) :])) if lse is not None else None
-    return (result, lse) if given.get("return_lse") else result
-
-
-@public(_attend)
+@public(BHSD, words=OF_ATTENTION, **DEFAULTS_OF_ATTENTION)
 def attention(
     query: Any,
     key: Any,
@@ -120,3 +90,13 @@ def attention(
     >>> xeflash.attention(q, k, v, enable_gqa=True, score_mod=snippet, captures={"near": near}).shape
     (1, 8, 5, 64)
     """
+
+
+@attention.body
+def _(call: Call) -> Any:
+    call = seed_of_rng(call)
+    flat = in_4d(call)
+    out, lse = run_picked(flat)
+    if flat is not call:
+        out, lse = with_its_axes(call, out, lse)
+    return (out, lse) if call.get("return_lse") else out

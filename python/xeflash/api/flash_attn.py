@@ -13,150 +13,20 @@ and ``zero_tensors`` change nothing. What else they have is refused by name. By 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash import _core
-from xeflash.api.float8 import dense_in_8_bits, packed_in_8_bits, take_query
-from xeflash.api.kv_cache import attend_cache
-from xeflash.api.picked import take_picks
-from xeflash.api.public import public, renamed, take_flags
-from xeflash.api.route import engine
-from xeflash.api.used_queries import take_used_queries
-from xeflash.call.schema import BSHD, THD, WITH_GRADIENTS
-from xeflash.call.values import is_on, seeds, shape_of, shown, snippet, take_window
-from xeflash.runtime.interop import UsmPart
+from xeflash.api.float8 import in_8_bits, packed_in_16_bits, query_in_16_bits, without_scales
+from xeflash.api.results import attend, attend_without_gradients
+from xeflash.api.rewrites import as_cache, in_parts, starts_of_both
+from xeflash.api.used_queries import used_queries
+from xeflash.call.bind import public
+from xeflash.call.call import Call
+from xeflash.call.newer_words import WORDS
+from xeflash.call.schema import BSHD, THD
 
 
-def _run(function: str, layout: int, given: dict[str, Any]) -> Any:
-    """A function's call; `given` are its arguments."""
-    return_lse, return_probs = take_flags(function, given)
-    take_window(function, given)
-    q, dropout_p, softcap = given["q"], given.get("dropout_p"), given.get("softcap")
-    core = engine(function, q, given["k"], given["v"], given, WITH_GRADIENTS)
-    drops = is_on(function, "dropout_p", dropout_p)
-    if drops and is_on(function, "softcap", softcap):
-        raise ValueError(
-            f"{function}: softcap does not support dropout, got dropout_p = {dropout_p}, softcap = {softcap}"
-        )
-    shows_dropout = drops and return_probs
-    if shows_dropout and core is not _core:
-        import torch  # needs no time, as the arrays are its tensors
-
-        if torch.compiler.is_compiling():
-            raise NotImplementedError(
-                f"{function}: return_attn_probs with dropout must not be compiled, got dropout_p = {dropout_p}"
-            )
-    if drops:
-        given["seed"], given["offset"] = seeds(function, dropout_p, q, core=_core if shows_dropout else core)
-    given["return_lse"] = return_lse
-    picked = take_picks(function, BSHD, (q, given["k"], given["v"]), given)
-    if picked is not None:
-        return (*picked, None) if return_probs else picked if return_lse else picked[0]
-    snippet_of = (given.pop("score_mod", None), given.pop("captures", None))
-    if any(x is not None for x in snippet_of):
-        given["score_mod"] = snippet(core, function, *snippet_of)
-    given["layout"], given["function"] = layout, function
-    out, lse = core.forward(**given)
-    if not return_lse:
-        return out
-    if not return_probs:
-        return out, lse
-    if not shows_dropout:
-        return out, lse, None
-    return out, lse, _probabilities(function, out, *snippet_of, {**given, "lse": lse})
-
-
-def _dense(function: str, given: dict[str, Any]) -> Any:
-    if dense_in_8_bits(function, given):
-        given |= {"k_cache": given.pop("k"), "v_cache": given.pop("v")}
-        with renamed({"k_cache": "k", "v_cache": "v"}):
-            return _of_cache(function, BSHD, given, "k and v in 8 bits")
-    return _run(function, BSHD, given)
-
-
-def _packed(function: str, given: dict[str, Any]) -> Any:
-    """Arguments of which q, k and v, or k and v, are one array."""
-    name = "qkv" if "qkv" in given else "kv"
-    varlen = "varlen" in function
-    parts = "qkv"[3 - len(name) :]
-    given |= zip(parts, _unpack(function, name, given.pop(name), 4 if varlen else 5, len(parts)), strict=True)
-    for both in ("cu_seqlens", "max_seqlen"):
-        if both in given:
-            given[f"{both}_q"] = given[f"{both}_k"] = given.pop(both)
-    names = dict.fromkeys(parts, name)
-    if name == "qkv":
-        names |= {f"{both}_{part}": both for both in ("cu_seqlens", "max_seqlen") for part in "qk"}
-    with renamed(names):
-        return _run(function, THD if varlen else BSHD, given)
-
-
-def _varlen(function: str, given: dict[str, Any]) -> Any:
-    if given.get("block_table") is None:
-        given.pop("block_table", None)
-        packed_in_8_bits(function, given)
-        take_used_queries(function, given)
-        return _run(function, THD, given)
-    given |= {"k_cache": given.pop("k"), "v_cache": given.pop("v")}
-    take_query(function, given)  # before sequences are other ones
-    take_used_queries(function, given)
-    return _of_cache(function, THD, given, "block_table")
-
-
-def _of_cache(function: str, layout: int, given: dict[str, Any], why: str) -> Any:
-    """A call on keys and values that have no gradients, for the reason `why`."""
-    for name in ("document_ids", "gather_kv_indices"):
-        if (value := given.pop(name, None)) is not None:
-            raise NotImplementedError(f"{function}: {name} must be None with {why}, got {shown(value)}")
-    dropout_p = given.pop("dropout_p", 0)
-    if isinstance(dropout_p, bool) or is_on(function, "dropout_p", dropout_p):
-        raise NotImplementedError(f"{function}: dropout_p must be 0 with {why}, got {shown(dropout_p)}")
-    given["return_lse"], return_probs = take_flags(function, given)
-    if layout == THD and len(of_k := shape_of(function, "k", given["k_cache"])) == 3:
-        raise ValueError(
-            f"{function}: block_table must be None unless k has pages (pages, rows, heads, head_dim), "
-            f"got one with k.shape = {list(of_k)}"
-        )
-    recorded = _detach(given)
-    out, lse = attend_cache(function, layout, given)
-    if recorded:
-        from xeflash.torch_ops.gradients import without_gradient
-
-        out = without_gradient(f"{function}: there must be no gradients with {why}, got a backward pass", out, recorded)
-    if return_probs:
-        return out, lse, None
-    return (out, lse) if given["return_lse"] else out
-
-
-def _detach(given: dict[str, Any]) -> list[Any]:
-    """Detaches q, keys and values that require grad; returns them as they were. flash-attn runs such calls."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return []
-    tensors = {name: x for name in ("q", "k_cache", "v_cache") if isinstance(x := given[name], torch.Tensor)}
-    recorded = {name: x for name, x in tensors.items() if x.requires_grad}
-    given |= {name: x.detach() for name, x in recorded.items()}
-    return list(recorded.values())
-
-
-def _probabilities(
-    function: str, out: Any, score_mod: str | None, captures: Mapping[str, Any] | None, given: dict[str, Any]
-) -> Any:
-    """flash-attn's S_dmask, which has no gradient."""
-
-    def constant(name: str, x: Any) -> Any:
-        if not hasattr(x, "detach"):
-            return x
-        return x.detach().to(out.dtype) if name in ("q", "k", "v") else x.detach()  # autocast's type
-
-    captures = captures and {name: constant("", x) for name, x in captures.items()}
-    given = {name: constant(name, x) for name, x in given.items()}
-    given |= {"score_mod": snippet(_core, function, score_mod, captures)}
-    return _core.probabilities(**given)
-
-
-@public(_dense)
+@public(BSHD, words=WORDS)
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -216,7 +86,14 @@ def flash_attn_func(
     """
 
 
-@public(_packed)
+@flash_attn_func.body
+def _(call: Call) -> Any:
+    if in_8_bits(call.arguments["k"]):
+        return attend_without_gradients(as_cache(call), "k and v in 8 bits")
+    return attend(without_scales(query_in_16_bits(call)))
+
+
+@public(BSHD, words=WORDS)
 def flash_attn_qkvpacked_func(
     qkv: Any,
     dropout_p: float = 0.0,
@@ -240,7 +117,12 @@ def flash_attn_qkvpacked_func(
     """
 
 
-@public(_packed)
+@flash_attn_qkvpacked_func.body
+def _(call: Call) -> Any:
+    return attend(in_parts(call, "qkv"))
+
+
+@public(BSHD, words=WORDS)
 def flash_attn_kvpacked_func(
     q: Any,
     kv: Any,
@@ -266,7 +148,12 @@ def flash_attn_kvpacked_func(
     """
 
 
-@public(_varlen)
+@flash_attn_kvpacked_func.body
+def _(call: Call) -> Any:
+    return attend(in_parts(call, "kv"))
+
+
+@public(THD, words=WORDS)
 def flash_attn_varlen_func(
     q: Any,
     k: Any,
@@ -324,7 +211,15 @@ def flash_attn_varlen_func(
     """
 
 
-@public(_packed)
+@flash_attn_varlen_func.body
+def _(call: Call) -> Any:
+    if call.arguments.get("block_table") is None:
+        return attend(used_queries(packed_in_16_bits(call)))
+    paged = query_in_16_bits(as_cache(call))  # before sequences are other ones
+    return attend_without_gradients(used_queries(paged), "block_table")
+
+
+@public(THD, words=WORDS)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Any,
     cu_seqlens: Any,
@@ -352,7 +247,12 @@ def flash_attn_varlen_qkvpacked_func(
     """
 
 
-@public(_packed)
+@flash_attn_varlen_qkvpacked_func.body
+def _(call: Call) -> Any:
+    return attend(starts_of_both(in_parts(call, "qkv")))
+
+
+@public(THD, words=WORDS)
 def flash_attn_varlen_kvpacked_func(
     q: Any,
     kv: Any,
@@ -382,15 +282,6 @@ def flash_attn_varlen_kvpacked_func(
     """
 
 
-def _unpack(function: str, name: str, packed: Any, rank: int, parts: int) -> tuple[Any, ...]:
-    """Views of the parts of (..., parts, H, D)."""
-    shape = shape_of(function, name, packed)
-    if len(shape) != rank or shape[-3] != parts:
-        raise ValueError(
-            f"{function}: {name} must have {rank} dimensions with {parts} in the third from last, "
-            f"got shape {list(shape)}"
-        )
-    if hasattr(packed, "__getitem__"):
-        unbind = getattr(packed, "unbind", None)  # of which torch makes one gradient, not one for each part
-        return unbind(-3) if unbind else tuple(packed[..., i, :, :] for i in range(parts))
-    return tuple(UsmPart(packed, i) for i in range(parts))
+@flash_attn_varlen_kvpacked_func.body
+def _(call: Call) -> Any:
+    return attend(in_parts(call, "kv"))

@@ -6,42 +6,44 @@ import sys
 from numbers import Real
 from typing import Any, cast
 
+from xeflash.call.call import Call
 from xeflash.call.values import as_number, shown
 
+_SCALES = frozenset(("k_scale", "v_scale"))
 _LEAST, _MOST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of positive numbers in float32
 
 
-def take_query(function: str, given: dict[str, Any]) -> None:
-    """Puts q in bf16 in the place of one in float8, and takes its scale."""
-    scale = given.pop("q_scale", None)
-    if in_8_bits(given["q"]) and (scale is not None or hasattr(given["q"], "is_floating_point")):  # else it is refused
-        heads = given["k_cache" if "k_cache" in given else "k"]
-        given["q"] = _in_16_bits(function, "q", given["q"], scale, heads, given.get("cu_seqlens_q"))
-    elif scale is not None:
-        _refuse_scale(function, "q", scale)
+def query_in_16_bits(call: Call) -> Call:
+    """q in bf16 in the place of one in float8, by its scale."""
+    q, scale = call.arguments["q"], call.arguments.get("q_scale")
+    if in_8_bits(q) and (scale is not None or hasattr(q, "is_floating_point")):  # else it is refused
+        heads = call["k_cache" if "k_cache" in call else "k"]
+        return call.with_("q_scale", q=_in_16_bits(call, "q", scale, heads, call.get("cu_seqlens_q")))
+    if scale is not None:
+        raise _without_8_bits(call, "q")
+    return call.with_("q_scale") if "q_scale" in call.arguments else call
 
 
-def dense_in_8_bits(function: str, given: dict[str, Any]) -> bool:
-    """Whether k is read as a quantised cache; without it there are no scales."""
-    if in_8_bits(given["k"]):
-        return True
-    take_query(function, given)
+def without_scales(call: Call) -> Call:
+    """A call of k and v that are not in 8 bits, so that they have no scales."""
+    if _SCALES.isdisjoint(call.arguments):
+        return call
     for name in "kv":
-        if (scale := given.pop(f"{name}_scale", None)) is not None:
-            _refuse_scale(function, name, scale)
-    return False
+        if call.get(f"{name}_scale") is not None:
+            raise _without_8_bits(call, name)
+    return call.with_(*_SCALES)
 
 
-def packed_in_8_bits(function: str, given: dict[str, Any]) -> None:
-    """Puts q, k and v in bf16 in the place of those in 8 bits, and takes their scales."""
-    take_query(function, given)
-    starts = given.get("cu_seqlens_k")
-    for name in "kv":
-        scale = given.pop(f"{name}_scale", None)
-        if in_8_bits(given[name]):
-            given[name] = _in_16_bits(function, name, given[name], scale, given[name], starts)
-        elif scale is not None:
-            _refuse_scale(function, name, scale)
+def packed_in_16_bits(call: Call) -> Call:
+    """q, k and v in bf16 in the place of those in 8 bits, by their scales."""
+    call = query_in_16_bits(call)
+    starts = call.arguments.get("cu_seqlens_k")
+    for name, of_scale in (("k", "k_scale"), ("v", "v_scale")):
+        if in_8_bits(call.arguments[name]):
+            call = call.with_(**{name: _in_16_bits(call, name, call.get(of_scale), call[name], starts)})
+        elif call.arguments.get(of_scale) is not None:
+            raise _without_8_bits(call, name)
+    return call if _SCALES.isdisjoint(call.arguments) else call.with_(*_SCALES)
 
 
 def in_8_bits(x: Any) -> bool:
@@ -49,28 +51,31 @@ def in_8_bits(x: Any) -> bool:
     return getattr(getattr(x, "dtype", None), "itemsize", 0) == 1
 
 
-def _refuse_scale(function: str, name: str, scale: Any) -> None:
-    raise ValueError(f"{function}: {name}_scale must be None unless {name} is in 8 bits, got {shown(scale)}")
+def _without_8_bits(call: Call, name: str) -> Exception:
+    scale = f"{name}_scale"
+    return call.refuse(scale, f"must be None unless {name} is in 8 bits", shown(call[scale]))
 
 
-def _in_16_bits(function: str, name: str, x: Any, scale: Any, heads: Any, starts: Any) -> Any:
-    """x (B, S, H, D), or (tokens, H, D) with `starts`, in bf16; a scale (B, Hk) has the heads of `heads`."""
+def _in_16_bits(call: Call, name: str, scale: Any, heads: Any, starts: Any) -> Any:
+    """q, k or v (B, S, H, D), or (tokens, H, D) with `starts`, in bf16; a scale (B, Hk) has the heads of `heads`."""
+    x, of_scale = call[name], f"{name}_scale"
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
-        raise NotImplementedError(f"{function}: {name} in 8 bits must be a torch tensor, got {type(x).__name__}")
+        raise call.refuse(name, "in 8 bits must be a torch tensor", type(x).__name__, NotImplementedError)
     if not x.is_floating_point() and (x.dtype is not torch.int8 or name == "q"):
         kinds = "a floating type" if name == "q" else "int8 or a floating type"
-        raise TypeError(f"{function}: {name} must be of {kinds}, got {x.dtype}; {name}.shape = {list(x.shape)}")
-    scale = as_number(function, f"{name}_scale", scale)
+        got = f"{x.dtype}; {call.word(name)}.shape = {list(x.shape)}"
+        raise call.refuse(name, f"must be of {kinds}", got, TypeError)
+    scale = as_number(call.function, of_scale, scale)
     if scale is None:
         if not x.is_floating_point():
-            raise ValueError(f"{function}: {name}_scale must be given with int8, got None")
+            raise call.refuse(of_scale, "must be given with int8", None)
         return x.to(torch.bfloat16)
     if isinstance(scale, Real) and not isinstance(scale, bool):
         if not _LEAST <= cast("float", scale) <= _MOST:
-            raise ValueError(f"{function}: {name}_scale must be positive and finite in float32, got {scale}")
+            raise call.refuse(of_scale, "must be positive and finite in float32", scale)
         return x.to(torch.bfloat16).mul_(float(scale))
-    _check_scale(function, name, x, scale, torch)
+    _check_scale(call, name, scale, torch)
     packed = starts is not None
     of_heads: tuple[int, ...] = tuple(getattr(heads, "shape", ()))
     starts = _read_starts(starts, x.device, torch) if packed else None
@@ -80,10 +85,8 @@ def _in_16_bits(function: str, name: str, x: Any, scale: Any, heads: Any, starts
     batch = len(starts) - 1 if packed else len(x)
     fits = scale.ndim == 2 and scale.shape[0] in (1, batch) and scale.shape[1] in (1, heads_k)
     if not (fits or scale.numel() == 1):
-        raise ValueError(
-            f"{function}: {name}_scale must broadcast to [{batch}, {heads_k}], a sequence and a head of k, "
-            f"got {list(scale.shape)}"
-        )
+        rule = f"must broadcast to [{batch}, {heads_k}], a sequence and a head of k"
+        raise call.refuse(of_scale, rule, list(scale.shape))
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
     if scale.shape[1] > 1:
         scale = scale.repeat_interleave(x.shape[-2] // heads_k, 1)
@@ -96,13 +99,14 @@ def _in_16_bits(function: str, name: str, x: Any, scale: Any, heads: Any, starts
     return x.to(torch.bfloat16).mul_(scale[:, :, None])
 
 
-def _check_scale(function: str, name: str, x: Any, scale: Any, torch: Any) -> None:
+def _check_scale(call: Call, name: str, scale: Any, torch: Any) -> None:
+    x, of_scale = call[name], f"{name}_scale"
     is_tensor = isinstance(scale, torch.Tensor)
     if not is_tensor or scale.dtype is not torch.float32 or scale.is_nested or scale.layout is not torch.strided:
         got = f"{scale.dtype}, {scale.layout}" if is_tensor else type(scale).__name__
-        raise TypeError(f"{function}: {name}_scale must be a number or a dense float32 tensor, got {got}")
+        raise call.refuse(of_scale, "must be a number or a dense float32 tensor", got, TypeError)
     if scale.device != x.device:
-        raise ValueError(f"{function}: {name}_scale must be on the device of {name} ({x.device}), got {scale.device}")
+        raise call.refuse(of_scale, f"must be on the device of {call.word(name)} ({x.device})", scale.device)
 
 
 def _read_starts(starts: Any, device: Any, torch: Any) -> Any:

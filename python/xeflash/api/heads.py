@@ -5,61 +5,46 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from xeflash.api.public import public
-from xeflash.api.route import engine
+from xeflash.api.route import run_product
+from xeflash.call.bind import public
+from xeflash.call.call import Call
 from xeflash.call.values import flag, is_array, namespace
 
-_LEARNED = ("input", "linear_weight", "linear_bias")
+_ARRAYS = ("input", "linear_weight", "target", "linear_bias")
+_DEFAULT_IF_NONE = ("softcap", "logit_scale", "ignore_index", "divisor", "workspace")
 
 
-def _engine(function: str, given: dict[str, Any], learned: tuple[str, ...] = _LEARNED) -> Any:
-    for name in ("softcap", "logit_scale"):
-        if given.get(name, 0) is None:
-            del given[name]
-    others = given["target"] if "target" in given else given.get("linear_bias")
-    return engine(function, given["input"], given["linear_weight"], others, given, learned)
-
-
-def _loss(function: str, given: dict[str, Any]) -> Any:
-    if (weight := given.pop("weight", None)) is not None:
-        raise NotImplementedError(
-            f"{function}: weight must be None, as weights of tokens are not supported, got {type(weight).__name__}"
-        )
-    for name in ("ignore_index", "divisor", "workspace"):
-        if given.get(name, 0) is None:
-            del given[name]
-    if isinstance(given.get("workspace"), int) and given["workspace"] <= 0:
-        raise ValueError(f"{function}: workspace must be positive, or None, got {given['workspace']}")
-    return_lse = flag(function, "return_lse", given.pop("return_lse", False))
-    divisor = given.get("divisor")
-    if isinstance(divisor, Real) and not isinstance(divisor, int | float):  # numpy's
-        given["divisor"] = divisor = float(divisor)
-    if is_array(function, "divisor", divisor):
-        return _divided(function, given, return_lse)
+def _loss(call: Call, divisor: Any) -> tuple[Any, Any]:
+    """(loss, LSE) by a divisor that is a number."""
     if divisor == 0 and not isinstance(divisor, bool):
-        raise ValueError(f"{function}: divisor must be positive and finite in float32, got {divisor}")
-    loss, lse, _ = _engine(function, given).linear_cross_entropy(**given, function=function)
-    return (loss, lse) if return_lse else loss
+        raise call.refuse("divisor", "must be positive and finite in float32", divisor)
+    loss, lse, _ = run_product("linear_cross_entropy", call, *_ARRAYS)
+    return loss, lse
 
 
-def _divided(function: str, given: dict[str, Any], return_lse: bool) -> Any:
-    """A sum by a divisor that is an array, which nobody waits for."""
-    divisor = given.pop("divisor")
-    if namespace(function, "divisor", divisor) is not namespace(function, "input", given["input"]):
+def _divided(call: Call, divisor: Any) -> tuple[Any, Any]:
+    """The same by a divisor that is an array, which nobody waits for: the sum is divided."""
+    if namespace(call.function, "divisor", divisor) is not namespace(call.function, "input", call["input"]):
         got = type(divisor).__name__
-        raise TypeError(f"{function}: divisor must be a number, or an array as input is one, got {got}")
+        raise call.refuse("divisor", "must be a number, or an array as input is one", got, TypeError)
     if not _is_real(divisor):
-        raise TypeError(f"{function}: divisor must be a number, or a dense array of a real one, got {divisor.dtype}")
+        raise call.refuse("divisor", "must be a number, or a dense array of a real one", divisor.dtype, TypeError)
     if tuple(divisor.shape) not in ((), (1,)):
-        raise ValueError(f"{function}: divisor must be a number, or an array of one, got shape {list(divisor.shape)}")
+        raise call.refuse("divisor", "must be a number, or an array of one", f"shape {list(divisor.shape)}")
     if getattr(divisor, "requires_grad", False):
-        raise NotImplementedError(f"{function}: divisor must not require grad, got requires_grad = True")
-    if (reduction := given.get("reduction", "mean")) != "mean":
-        raise ValueError(f'{function}: divisor must be None but for reduction = "mean", got {reduction!r}')
-    given["reduction"] = "sum"
-    loss, lse, _ = _engine(function, given).linear_cross_entropy(**given, function=function)
+        raise call.refuse("divisor", "must not require grad", "requires_grad = True", NotImplementedError)
+    if (reduction := call.get("reduction", "mean")) != "mean":
+        raise call.refuse("divisor", 'must be None but for reduction = "mean"', repr(reduction))
+    loss, lse, _ = run_product("linear_cross_entropy", call.with_("divisor", reduction="sum"), *_ARRAYS)
     loss /= divisor.reshape(())  # in place, as numpy has no other arrays without dimensions
-    return (loss, lse) if return_lse else loss
+    return loss, lse
+
+
+def _top_k(call: Call) -> tuple[Any, Any]:
+    """(values, tokens) of the largest logits."""
+    call = call.without_none(*_DEFAULT_IF_NONE)
+    values, tokens = run_product("linear_top_k", call, "input", "linear_weight", "linear_bias", learned=False)
+    return values, tokens
 
 
 def _is_real(array: Any) -> bool:
@@ -70,7 +55,7 @@ def _is_real(array: Any) -> bool:
     return getattr(array.dtype, "kind", "none") in "iuf"
 
 
-@public(_loss)
+@public()
 def linear_cross_entropy(
     input: Any,
     linear_weight: Any,
@@ -123,12 +108,23 @@ def linear_cross_entropy(
     """
 
 
-def _log_prob(function: str, given: dict[str, Any]) -> Any:
-    core = _engine(function, given)
-    return core.linear_cross_entropy(**given, reduction="none", log_prob=True, function=function)[0]
+@linear_cross_entropy.body
+def _(call: Call) -> Any:
+    if (weight := call.get("weight")) is not None:
+        got = type(weight).__name__
+        raise call.refuse("weight", "must be None, as weights of tokens are not supported", got, NotImplementedError)
+    return_lse = flag(call.function, "return_lse", call.get("return_lse", False))
+    call = call.with_("weight", "return_lse").without_none(*_DEFAULT_IF_NONE)
+    if isinstance(call.get("workspace"), int) and call["workspace"] <= 0:
+        raise call.refuse("workspace", "must be positive, or None", call["workspace"])
+    divisor = call.get("divisor")
+    if isinstance(divisor, Real) and not isinstance(divisor, int | float):  # numpy's
+        call = call.with_(divisor=(divisor := float(divisor)))
+    loss, lse = (_divided if is_array(call.function, "divisor", divisor) else _loss)(call, divisor)
+    return (loss, lse) if return_lse else loss
 
 
-@public(_log_prob)
+@public()
 def linear_log_prob(
     input: Any,
     linear_weight: Any,
@@ -149,11 +145,13 @@ def linear_log_prob(
     """
 
 
-def _top_k(function: str, given: dict[str, Any]) -> Any:
-    return _engine(function, given, ()).linear_top_k(**given, function=function)
+@linear_log_prob.body
+def _(call: Call) -> Any:
+    call = call.without_none(*_DEFAULT_IF_NONE).with_(reduction="none", log_prob=True)
+    return run_product("linear_cross_entropy", call, *_ARRAYS)[0]
 
 
-@public(_top_k)
+@public()
 def linear_top_k(
     input: Any,
     linear_weight: Any,
@@ -175,11 +173,12 @@ def linear_top_k(
     """
 
 
-def _argmax(function: str, given: dict[str, Any]) -> Any:
-    return _engine(function, given, ()).linear_top_k(**given, k=1, argmax=True, function=function)[1]
+@linear_top_k.body
+def _(call: Call) -> Any:
+    return _top_k(call)
 
 
-@public(_argmax)
+@public()
 def linear_argmax(
     input: Any,
     linear_weight: Any,
@@ -196,3 +195,8 @@ def linear_argmax(
     >>> xeflash.linear_argmax(np.ones((2, 8), np.float32), np.eye(4, 8, dtype=np.float32))
     array([0, 0])
     """
+
+
+@linear_argmax.body
+def _(call: Call) -> Any:
+    return _top_k(call.with_(k=1, argmax=True))[1]

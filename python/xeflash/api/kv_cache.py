@@ -6,102 +6,16 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from xeflash.api.float8 import take_query
-from xeflash.api.public import public, renamed
-from xeflash.api.route import engine
-from xeflash.call.schema import BSHD, THD
-from xeflash.call.values import as_number, flag, is_array, namespace, shape_of, shown, snippet, take_window
+from xeflash.api.float8 import query_in_16_bits
+from xeflash.api.packed_queries import on_pages
+from xeflash.api.route import run
+from xeflash.call.bind import public
+from xeflash.call.call import Call
+from xeflash.call.schema import BSHD
+from xeflash.call.values import as_number, is_array, namespace, shape_of
 
 
-def _attend(function: str, given: dict[str, Any]) -> Any:
-    return_lse = given["return_lse"] = flag(function, "return_softmax_lse", given.pop("return_softmax_lse", False))
-    longest = given.pop("max_seqlen_q", None)
-    length = given.get("cache_seqlens")
-    if isinstance(length, bool):
-        raise TypeError(f"{function}: cache_seqlens must be an integer or an array of int32, got {length} (bool)")
-    if isinstance(length, int | Integral):  # numpy's are Integral
-        given["cache_seqlens"] = length = int(length)
-        if not 0 <= length < 2**31:
-            raise ValueError(f"{function}: cache_seqlens must be 0 to the rows of the cache, got {length}")
-    if given.get("cu_seqlens_q") is not None:
-        out, lse = _attend_packed(function, given, longest)
-        return (out, lse) if return_lse else out
-    given.pop("cu_seqlens_q", None)
-    if longest is not None:  # Transformers' continuous batching gives it
-        _check_longest(function, longest, shape_of(function, "q", given["q"])[1:2])
-    if isinstance(length, int):
-        given["cache_length"] = given.pop("cache_seqlens")
-    out, lse = attend_cache(function, BSHD, given)
-    return (out, lse) if return_lse else out
-
-
-def _check_longest(function: str, longest: Any, rows: tuple[int, ...]) -> None:
-    """Without packing, max_seqlen_q bounds the rows of q."""
-    if not isinstance(longest, int | Integral) or isinstance(longest, bool):
-        raise TypeError(f"{function}: max_seqlen_q must be an integer, got {type(longest).__name__}")
-    if not all(count <= int(longest) < 2**31 for count in rows):
-        raise ValueError(f"{function}: max_seqlen_q must be at least q.rows ({rows[0]}), got {longest}")
-
-
-_NOT_PACKED = "k v rotary_cos rotary_sin cache_leftpad beam_index unified_max"
-
-
-def _attend_packed(function: str, given: dict[str, Any], longest: Any) -> tuple[Any, Any]:
-    """Queries (tokens, H, D) on a cache: it is read as pages, which a sequence of a dense one has one of."""
-    for name in _NOT_PACKED.split():
-        if (value := given.pop(name, None)) is not None:
-            raise NotImplementedError(f"{function}: {name} must be None with cu_seqlens_q, got {shown(value)}")
-    flag(function, "rotary_interleaved", given.pop("rotary_interleaved", True))  # there is no rotation
-    if longest is None:
-        raise ValueError(f"{function}: max_seqlen_q must be given with cu_seqlens_q, got None")
-    _shape(function, "q", given["q"], "[tokens, heads, head_dim]")
-    batch = _shape(function, "cu_seqlens_q", given["cu_seqlens_q"], "[sequences + 1]")[0] - 1
-    cached, rows, *_ = _shape(function, "k_cache", given["k_cache"], "[batch or pages, rows, heads, head_dim]")
-    sequences, length = given.pop("cache_batch_idx", None), given.pop("cache_seqlens", None)
-    names = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens"}
-    if given.get("block_table") is not None:
-        if sequences is not None:
-            raise ValueError(f"{function}: cache_batch_idx must be None with block_table, got an array")
-        most = rows * _shape(function, "block_table", given["block_table"], "[sequences, pages of a sequence]")[1]
-    else:
-        if rows % 16:
-            raise NotImplementedError(
-                f"{function}: k_cache must have a multiple of 16 rows with cu_seqlens_q and without block_table, "
-                f"got {rows}"
-            )
-        if sequences is None:
-            if batch > cached:
-                raise ValueError(
-                    f"{function}: k_cache.batch must be at least that of cu_seqlens_q, {batch}, got {cached}"
-                )
-            sequences = _int32(function, given["q"], batch)
-        elif (of_table := _shape(function, "cache_batch_idx", sequences, "[sequences]")) != (batch,):
-            raise ValueError(f"{function}: cache_batch_idx must have shape [{batch}], got {list(of_table)}")
-        names |= {"block_table": "cache_batch_idx"}
-        given["block_table"], most = sequences[:, None], rows
-    most = min(most, 2**31 - 1)
-    if length is None or isinstance(length, int):
-        length = _int32(function, given["q"], batch, most if length is None else length)
-    given |= {"cu_seqlens_k": None, "seqused_k": length, "max_seqlen_q": longest, "max_seqlen_k": most}
-    with renamed(names):
-        return attend_cache(function, THD, given)
-
-
-def _shape(function: str, name: str, array: Any, axes: str) -> tuple[int, ...]:
-    shape = shape_of(function, name, array)
-    if len(shape) != axes.count(",") + 1 or (name == "cu_seqlens_q" and not shape[0]):
-        raise ValueError(f"{function}: {name} must have shape {axes}, got {list(shape)}")
-    return shape
-
-
-def _int32(function: str, q: Any, count: int, value: int | None = None) -> Any:
-    """So many numbers on the device of q: 0, 1, 2, ..., or one value."""
-    xp = namespace(function, "q", q)
-    numbers = xp.arange(count, dtype=xp.int32, device=q.device)
-    return numbers if value is None else xp.full_like(numbers, value)
-
-
-@public(_attend)
+@public(BSHD, words={"return_lse": "return_softmax_lse"})
 def flash_attn_with_kvcache(
     q: Any,
     k_cache: Any,
@@ -186,28 +100,68 @@ def flash_attn_with_kvcache(
     """
 
 
-def attend_cache(function: str, layout: int, given: dict[str, Any]) -> tuple[Any, Any]:
-    """(out, LSE or None) of q on a cache; `given` are the arguments of a function."""
-    take_window(function, given)
-    take_query(function, given)
-    core = engine(function, given["q"], given["k_cache"], given["v_cache"], given)
-    for name in ("k_scale", "v_scale"):
-        if given.get(name) is not None:
-            given[name] = _scale(function, name, given)
-    score_mod, captures = given.pop("score_mod", None), given.pop("captures", None)
-    if score_mod is not None or captures is not None:
-        given["score_mod"] = snippet(core, function, score_mod, captures)
-    given["function"], given["layout"] = function, layout
-    return core.forward(**given)
+@flash_attn_with_kvcache.body
+def _(call: Call) -> Any:
+    if call.arguments.get("cu_seqlens_q") is not None:
+        call = on_pages(_with_a_length(call, "cache_seqlens"))
+    else:
+        call = _unpacked(_with_a_length(call, "cache_length"))
+    out, lse = attend_cache(call)
+    return out if lse is None else (out, lse)
 
 
-def _scale(function: str, name: str, arguments: dict[str, Any]) -> Any:
+def attend_cache(call: Call) -> tuple[Any, Any]:
+    """(out, LSE or None) of q on a cache; q and scales may have any form."""
+    call = query_in_16_bits(call)
+    if "k_scale" in call.arguments or "v_scale" in call.arguments:
+        call = _with_scales(call)
+    return run(call)
+
+
+def _with_scales(call: Call) -> Call:
+    """With scales as the extension takes them."""
+    given = {name: call.get(name) for name in ("k_scale", "v_scale")}
+    changed = {name: _scale(call, name, x) for name, x in given.items() if x is not None}
+    return call.with_(**changed) if any(x is not given[name] for name, x in changed.items()) else call
+
+
+def _with_a_length(call: Call, name: str) -> Call:
+    """With one length of all sequences, if cache_seqlens is a number, as the integer of this name."""
+    length = call.arguments.get("cache_seqlens")
+    if length is None or not isinstance(length, int | Integral):  # numpy's are Integral
+        return call
+    if isinstance(length, bool):
+        raise call.refuse("cache_seqlens", "must be an integer or an array of int32", f"{length} (bool)", TypeError)
+    if not 0 <= int(length) < 2**31:
+        raise call.refuse("cache_seqlens", "must be 0 to the rows of the cache", length)
+    return call.with_("cache_seqlens", words={name: "cache_seqlens"}, **{name: int(length)})
+
+
+def _unpacked(call: Call) -> Call:
+    """A call of which q has a dimension of sequences."""
+    given = call.arguments
+    if "max_seqlen_q" not in given and "cu_seqlens_q" not in given:
+        return call
+    if (longest := given.get("max_seqlen_q")) is not None:  # Transformers' continuous batching gives it
+        _check_longest(call, longest, shape_of(call.function, "q", call["q"])[1:2])
+    return call.with_("max_seqlen_q", "cu_seqlens_q")
+
+
+def _check_longest(call: Call, longest: Any, rows: tuple[int, ...]) -> None:
+    """Without packing, max_seqlen_q bounds the rows of q."""
+    if not isinstance(longest, int | Integral) or isinstance(longest, bool):
+        raise call.refuse("max_seqlen_q", "must be an integer", type(longest).__name__, TypeError)
+    if not all(count <= int(longest) < 2**31 for count in rows):
+        raise call.refuse("max_seqlen_q", f"must be at least q.rows ({rows[0]})", longest)
+
+
+def _scale(call: Call, name: str, scale: Any) -> Any:
     """A number, or an array for each row and head of the cache, from any form that a scale has."""
-    with_new = arguments.get("k") is not None
-    scale = as_number(function, name, arguments[name], waits=with_new)
+    with_new = call.get("k") is not None
+    scale = as_number(call.function, call.word(name), scale, waits=with_new)
     if isinstance(scale, bool):
-        raise TypeError(f"{function}: {name} must be a number or an array, got {scale} (bool)")
-    if isinstance(scale, int | float) or not is_array(function, name, scale):
+        raise call.refuse(name, "must be a number or an array", f"{scale} (bool)", TypeError)
+    if isinstance(scale, int | float) or not is_array(call.function, call.word(name), scale):
         return scale
     if isinstance(scale, Real):  # of numpy's
         return float(scale)
@@ -215,30 +169,28 @@ def _scale(function: str, name: str, arguments: dict[str, Any]) -> Any:
     dense = hasattr(scale, "reshape") and not getattr(scale, "is_sparse", False)
     if shape in ((), (1,)) and dense and not with_new:  # on a device, which nobody waits for
         scale, shape = scale.reshape(1, 1), (1, 1)
-    return _of_rows(function, name, scale, arguments) if len(shape) == 2 else scale
+    return _of_rows(call, name, scale) if len(shape) == 2 else scale
 
 
-def _of_rows(function: str, name: str, scale: Any, arguments: dict[str, Any]) -> Any:
+def _of_rows(call: Call, name: str, scale: Any) -> Any:
     """Scales (B, Hk) as those of the rows of a cache, (B_cache, S, Hk), without a copy."""
     cache = name[0] + "_cache"
     if getattr(scale, "is_sparse", False):
         return scale  # which the extension refuses
-    rows, keys, heads = shape_of(function, cache, arguments[cache])[:3]
+    rows, keys, heads = shape_of(call.function, call.word(cache), call[cache])[:3]
     strides = scale.stride() if hasattr(scale, "stride") else scale.strides
     is_one = scale.shape[1] in (1, heads) and all(n == 1 or not by for n, by in zip(scale.shape, strides, strict=True))
-    elsewhere = any(arguments.get(table) is not None for table in ("block_table", "cache_batch_idx", "beam_index"))
+    elsewhere = any(call.get(table) is not None for table in ("block_table", "cache_batch_idx", "beam_index"))
     if not is_one and not elsewhere and tuple(scale.shape) != (rows, heads):
         return scale  # which the extension refuses, by its shape
-    if arguments.get("k") is not None:
-        raise NotImplementedError(
-            f"{function}: {name} of (B, Hk) must come without new keys, got shape {list(scale.shape)}"
-        )
+    if call.get("k") is not None:
+        got = f"shape {list(scale.shape)}"
+        raise call.refuse(name, "of (B, Hk) must come without new keys", got, NotImplementedError)
     if elsewhere and not is_one:
-        raise NotImplementedError(
-            f"{function}: {name} of (B, Hk) must be one number, expanded, where sequences are not rows of the cache, "
-            f"got shape {list(scale.shape)} and strides {list(strides)}"
-        )
+        rule = "of (B, Hk) must be one number, expanded, where sequences are not rows of the cache"
+        got = f"shape {list(scale.shape)} and strides {list(strides)}"
+        raise call.refuse(name, rule, got, NotImplementedError)
     scale = scale[:1, None, :1] if is_one else scale[:, None]
     if hasattr(scale, "expand"):
         return scale.expand(rows, keys, heads)
-    return namespace(function, name, scale).broadcast_to(scale, (rows, keys, heads))
+    return namespace(call.function, name, scale).broadcast_to(scale, (rows, keys, heads))

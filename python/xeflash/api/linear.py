@@ -5,26 +5,36 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-from xeflash.api.public import public
-from xeflash.api.route import engine
+from xeflash.api.route import run_product
+from xeflash.call.bind import public
+from xeflash.call.call import Call
 from xeflash.call.values import as_number, shape_of
 
 
-def product(function: str, given: dict[str, Any]) -> Any:
-    """What `linear` does, for the function of this name."""
-    x, weight = given["x"], given["weight"]
-    if (order := given.pop("order", None)) is not None:
-        given["x"] = x = _taken(function, x, order)
-    if (group := as_number(function, "group", given.pop("group", None), waits=True)) is not None:
-        given["group"] = group
+def product(call: Call) -> Any:
+    """What `linear` does, for the function of a call."""
+    return run_product("linear", _grouped(_ordered(call)), "x", "weight", "bias")
+
+
+def _grouped(call: Call) -> Call:
+    """A call whose group is a number, or not given."""
+    if "group" not in call:
+        return call
+    if (group := as_number(call.function, "group", call["group"], waits=True)) is None:
+        return call.with_("group")
     if isinstance(group, Integral) and not group and not isinstance(group, bool):  # 0 stands for None below
-        raise ValueError(f"{function}: group must be 32, 64, 128, or None for all inputs, got {group}")
-    core = engine(function, x, weight, given.get("bias"), given, ("x", "weight", "bias"))
-    return core.linear(**given, function=function)
+        raise call.refuse("group", "must be 32, 64, 128, or None for all inputs", group)
+    return call.with_(group=group)
+
+
+def _ordered(call: Call) -> Call:
+    """A call on x[..., order]."""
+    if (order := call.get("order")) is None:
+        return call.with_("order") if "order" in call else call
+    return call.with_("order", x=_taken(call.function, call["x"], order))
 
 
 def _taken(function: str, x: Any, order: Any) -> Any:
-    """x[..., order]."""
     shape, wanted = shape_of(function, "order", order), shape_of(function, "x", x)[-1:]
     if shape != wanted:
         raise ValueError(f"{function}: order must have the shape {list(wanted)} of the inputs of x, got {list(shape)}")
@@ -42,7 +52,7 @@ def _taken(function: str, x: Any, order: Any) -> Any:
     raise NotImplementedError(f"{function}: order must be None but for torch tensors and numpy arrays, got one")
 
 
-@public(product)
+@public()
 def linear(
     x: Any,
     weight: Any,
@@ -72,3 +82,8 @@ def linear(
     >>> xeflash.linear(x, weight).shape
     (3, 32)
     """
+
+
+@linear.body
+def _(call: Call) -> Any:
+    return product(call)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from xeflash.api.public import public
-from xeflash.api.route import engine
+from xeflash.api.route import run_product
+from xeflash.call.bind import public
+from xeflash.call.call import Call
 
 
-def _softmax(function: str, given: dict[str, Any]) -> Any:
-    core = engine(function, given["a"], given["b"], given.get("bias"), given, ("a", "b", "bias"))
-    return core.matmul_softmax(**given, function=function)
-
-
-@public(_softmax)
+@public()
 def matmul_softmax(
     a: Any,
     b: Any,
@@ -47,3 +43,8 @@ def matmul_softmax(
     >>> xeflash.matmul_softmax(a, b)[0]
     array([0.25, 0.25, 0.25, 0.25], dtype=float32)
     """
+
+
+@matmul_softmax.body
+def _(call: Call) -> Any:
+    return run_product("matmul_softmax", call, "a", "b", "bias")

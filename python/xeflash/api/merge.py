@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from xeflash.api.route import engine
+from xeflash import _core
+from xeflash.api.route import sees
+from xeflash.call.call import Call
 
 
 def merge_states(*states: Any) -> tuple[Any, Any]:
@@ -36,5 +38,6 @@ def merge_states(*states: Any) -> tuple[Any, Any]:
     if not states or len(states) % 2:
         raise ValueError(f"merge_states: states must be out and lse in turn, got {len(states)} arrays")
     outs, lses = list(states[::2]), list(states[1::2])
-    core = engine("merge_states", outs[0], lses[0], outs[-1], {"out": outs, "lse": lses}, ("out", "lse"))
-    return core.merge_states(outs, lses)
+    call = Call({"function": "merge_states", "out": outs, "lse": lses})
+    out, lse = (sees(call, outs[0], lses[0], outs[-1], ("out", "lse")) or _core).merge_states(outs, lses)
+    return out, lse

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from xeflash.api.kv_cache import attend_cache
-from xeflash.api.public import renamed
+from xeflash.api.route import run
+from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, BSHD
 
 _NAME = "gather_kv_indices"
@@ -19,83 +19,94 @@ _WORD, _SPAN = 32, 64  # keys of a word, rows of a span: kWord and kSpan of para
 _FEW = 8  # queries of a sequence, each of which reads for itself
 # What counts on positions, or has gradients: rows of a table have neither. Some are off with a number of these types.
 _NEED_POSITIONS = "attn_mask alibi_slopes score_mod captures dropout_p document_ids attention_chunk out"
-_ZERO_IS_OFF: dict[str, tuple[type, ...]] = {"dropout_p": (int, float), "attention_chunk": (int,)}
-_FLAGS = ("causal", "is_causal", "enable_gqa", "bottom_right", "return_lse")
-_KEPT = ("softmax_scale", "softcap", "num_splits", "return_lse")
+_ZERO_IS_OFF: dict[str, tuple[type, ...]] = {"dropout_p": (int, float), "attention_chunk": (int,), "captures": (dict,)}
+_FLAGS = ("causal", "enable_gqa", "bottom_right", "return_lse")
+_KEPT = ("function", "softmax_scale", "softcap", "num_splits", "return_lse", "s_aux")
 
 
-def take_picks(function: str, layout: int, qkv: tuple[Any, Any, Any], given: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Takes the list of a call. Returns (out, LSE) if its rows are gathered, else None, with its bits in `given`."""
-    indices = given.pop(_NAME, None)
+def pick_keys(call: Call) -> Call:
+    """A call with bits in the place of its list of keys; or, where queries are few, one on a cache of gathered rows."""
+    indices = call.get(_NAME)
     if indices is None:
-        return None
+        return call.with_(_NAME) if _NAME in call else call
     torch: Any = sys.modules.get("torch")
-    for name, x in zip((*_names(layout), _NAME), (*qkv, indices), strict=True):
-        if torch is None or not isinstance(x, torch.Tensor):
+    for name in ("q", "k", "v", _NAME):
+        if torch is None or not isinstance(call[name], torch.Tensor):
             with_list = "" if name == _NAME else f" with {_NAME}"
-            raise TypeError(f"{function}: {name} must be a torch tensor{with_list}, got {type(x).__name__}")
+            raise call.refuse(name, f"must be a torch tensor{with_list}", type(call[name]).__name__, TypeError)
+    call, qkv = call.with_(_NAME), _in_rows(call)
     if any(x.ndim != 4 for x in qkv):
-        return None  # it is refused
-    if layout == BHSD:
-        qkv = tuple(x.transpose(1, 2) for x in qkv)
+        return call  # it is refused
     (batch, rows, *_), keys = qkv[0].shape, qkv[1].shape[1]
     if indices.device != qkv[0].device:
-        raise ValueError(
-            f"{function}: {_NAME} must be on the device of the queries ({qkv[0].device}), got {indices.device}"
-        )
-    _check(function, indices, (batch, rows), keys, torch)
+        raise call.refuse(_NAME, f"must be on the device of the queries ({qkv[0].device})", indices.device)
+    _check(call, indices, (batch, rows), keys, torch)
     few = rows <= _FEW or rows * indices.shape[-1] <= keys
-    if few and batch * rows * keys * indices.shape[-1] and _can_be_gathered(layout, qkv, given, torch):
-        return _attend_gathered(function, layout, qkv, indices, given, torch)
-    given["picks"], given["picked_spans"] = _bits(indices, keys, torch)
-    return None
+    if few and batch * rows * keys * indices.shape[-1] and _can_be_gathered(call, qkv, torch):
+        return _gathered(call, qkv, indices, torch)
+    picks, spans = _bits(indices, keys, torch)
+    return call.with_(picks=picks, picked_spans=spans)
 
 
-def _names(layout: int) -> tuple[str, str, str]:
-    return ("query", "key", "value") if layout == BHSD else ("q", "k", "v")
+def run_picked(call: Call) -> tuple[Any, Any]:
+    """(out, LSE or None) of a call that may have a list of keys."""
+    if _NAME not in call.arguments:
+        return run(call)
+    picked = pick_keys(call)
+    out, lse = run(picked)
+    return (out, lse) if "beam_index" not in picked else _in_its_rows(call, out, lse)
 
 
-def _can_be_gathered(layout: int, qkv: tuple[Any, Any, Any], given: dict[str, Any], torch: Any) -> bool:
-    """Whether rows of a table serve the call; not if it is to be refused, by the names of its arguments."""
-    q, k, v = qkv
-    tensors = [x for x in (*qkv, *given.values()) if isinstance(x, torch.Tensor)]
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if recorded or torch.compiler.is_compiling() or any(_is_given(given, x) for x in _NEED_POSITIONS.split()):
-        return False
-    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.get_autocast_dtype(q.device.type):
-        return False
-    if not all(isinstance(given.get(x, False), bool) for x in _FLAGS):
-        return False
-    grouped = q.shape[2] == k.shape[2] or given.get("enable_gqa", layout != BHSD)
-    return grouped and _fit(q, k, v, torch) and _rows_have_numbers(k, v)
-
-
-def _attend_gathered(
-    function: str, layout: int, qkv: tuple[Any, Any, Any], indices: Any, given: dict[str, Any], torch: Any
-) -> tuple[Any, Any]:
-    (batch, rows, _), keys = indices.shape, qkv[1].shape[1]
-    shift = keys - rows if layout == BSHD or given.get("bottom_right") else 0
-    unlimited = keys if layout == BSHD else keys + rows  # to flash-attn, whatever the queries are
-    sides = [given.get(f"window_{side}", -1) for side in ("left", "right")]
-    left, right = (-1 if side >= unlimited else side for side in sides)
-    causal = given.get("causal", given.get("is_causal", False))
-    call = _gathered(qkv, _visible(indices, shift, left, 0 if causal else right, torch), torch)
-    call |= {name: given[name] for name in _KEPT if name in given}
-    call["softmax_scale"] = given.get("softmax_scale", given.get("scale"))
-    call["s_aux"] = given.get("s_aux", given.get("sinks"))
-    names = dict(zip(("q", "k_cache", "v_cache"), _names(layout), strict=True))
-    with renamed(names | ({"softmax_scale": "scale", "s_aux": "sinks"} if layout == BHSD else {})):
-        out, lse = attend_cache(function, BSHD, call)
+def _in_its_rows(call: Call, out: Any, lse: Any) -> tuple[Any, Any]:
+    """The results of what is gathered for a call, as the call has its own."""
+    torch: Any = sys.modules["torch"]
+    batch, rows = _in_rows(call)[0].shape[:2]
     out = out.view(batch, rows, *out.shape[2:])
     if lse is not None:
         lse = lse.view(batch, rows, -1).transpose(1, 2)
-        lse = torch.where(lse == torch.inf, -torch.inf, lse) if layout == BHSD else lse.contiguous()
-    return (out.transpose(1, 2) if layout == BHSD else out), lse
+        lse = torch.where(lse == torch.inf, -torch.inf, lse) if call.layout == BHSD else lse.contiguous()
+    return (out.transpose(1, 2) if call.layout == BHSD else out), lse
 
 
-def _is_given(given: dict[str, Any], name: str) -> bool:
-    value = given.get(name)
-    return value is not None and not (type(value) in _ZERO_IS_OFF.get(name, ()) and value == 0)
+def _in_rows(call: Call) -> tuple[Any, Any, Any]:
+    """q, k and v as (B, S, H, D)."""
+    qkv = call["q"], call["k"], call["v"]
+    if call.layout != BHSD or any(x.ndim != 4 for x in qkv):
+        return qkv
+    return tuple(x.transpose(1, 2) for x in qkv)
+
+
+def _can_be_gathered(call: Call, qkv: tuple[Any, Any, Any], torch: Any) -> bool:
+    """Whether rows of a table serve the call; not if it is to be refused, by the names of its arguments."""
+    q, k, v = qkv
+    tensors = [x for x in (*qkv, *call.arguments.values()) if isinstance(x, torch.Tensor)]
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if recorded or torch.compiler.is_compiling() or any(_is_given(call, x) for x in _NEED_POSITIONS.split()):
+        return False
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.get_autocast_dtype(q.device.type):
+        return False
+    if not all(isinstance(call.get(x, False), bool) for x in _FLAGS):
+        return False
+    grouped = q.shape[2] == k.shape[2] or call.get("enable_gqa", True)
+    return grouped and _fit(q, k, v, torch) and _rows_have_numbers(k, v)
+
+
+def _gathered(call: Call, qkv: tuple[Any, Any, Any], indices: Any, torch: Any) -> Call:
+    """A call of one query for each row, on the rows of all keys."""
+    rows, keys = indices.shape[1], qkv[1].shape[1]
+    shift = keys - rows if call.get("bottom_right", True) else 0
+    unlimited = keys + rows if call.layout == BHSD else keys  # to flash-attn, whatever the queries are
+    sides = (call.get("window_left", -1), call.get("window_right", -1))
+    left, right = (-1 if side >= unlimited else side for side in sides)
+    seen = _visible(indices, shift, left, 0 if call.get("causal", False) else right, torch)
+    kept = {name: call[name] for name in _KEPT if name in call}
+    words = {"k_cache": call.word("k"), "v_cache": call.word("v")}
+    return Call({**kept, "layout": BSHD, **_on_rows(qkv, seen, torch)}, {**call.words, **words})
+
+
+def _is_given(call: Call, name: str) -> bool:
+    value = call.get(name)
+    return value is not None and not (type(value) in _ZERO_IS_OFF.get(name, ()) and not value)
 
 
 def _fit(q: Any, k: Any, v: Any, torch: Any) -> bool:
@@ -110,24 +121,22 @@ def _fit(q: Any, k: Any, v: Any, torch: Any) -> bool:
     )
 
 
-def _check(function: str, indices: Any, lead: tuple[int, int], keys: int, torch: Any) -> None:
+def _check(call: Call, indices: Any, lead: tuple[int, int], keys: int, torch: Any) -> None:
     if indices.is_nested or indices.layout is not torch.strided:
         got = "a nested one" if indices.is_nested else indices.layout
-        raise TypeError(f"{function}: {_NAME} must be a dense tensor, got {got}")
+        raise call.refuse(_NAME, "must be a dense tensor", got, TypeError)
     if indices.dtype is not torch.int32:
-        raise TypeError(f"{function}: {_NAME} must be int32, got {indices.dtype}")
+        raise call.refuse(_NAME, "must be int32", indices.dtype, TypeError)
     if indices.ndim != 3 or tuple(indices.shape[:2]) != lead:
-        raise ValueError(
-            f"{function}: {_NAME} must have shape [{lead[0]}, {lead[1]}, keys of a query], got {list(indices.shape)}"
-        )
+        raise call.refuse(_NAME, f"must have shape [{lead[0]}, {lead[1]}, keys of a query]", list(indices.shape))
     if indices.is_cpu and not torch.compiler.is_compiling() and indices.numel():
         if int(indices.max()) >= keys:
-            raise ValueError(f"{function}: {_NAME} must be below the {keys} keys, got {int(indices.max())}")
+            raise call.refuse(_NAME, f"must be below the {keys} keys", int(indices.max()))
         ordered = indices.sort(-1).values
         twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
         if bool(twice.any()):
             got = int(ordered[..., 1:][twice][0])
-            raise ValueError(f"{function}: {_NAME} must name each key of a query once, got {got} twice")
+            raise call.refuse(_NAME, "must name each key of a query once", f"{got} twice")
 
 
 def _visible(indices: Any, shift: int, left: int, right: int, torch: Any) -> Any:
@@ -155,8 +164,8 @@ def _rows_have_numbers(k: Any, v: Any) -> bool:
     return _rows_of_batch(k) == _rows_of_batch(v)
 
 
-def _gathered(qkv: tuple[Any, Any, Any], indices: Any, torch: Any) -> dict[str, Any]:
-    """A call of one query for each row of q (B, S, H, D), on the rows of all keys."""
+def _on_rows(qkv: tuple[Any, Any, Any], indices: Any, torch: Any) -> dict[str, Any]:
+    """Arguments of one query for each row of q (B, S, H, D), on the rows of all keys."""
     (q, k, v), (batch, rows, listed) = qkv, indices.shape
     apart = _rows_of_batch(k)
     order = (indices < 0).to(torch.int8).argsort(dim=-1, stable=True)

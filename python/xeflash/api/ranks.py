@@ -3,91 +3,106 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from xeflash.api.route import refuse_shared
+from xeflash.call.call import Call
 from xeflash.call.values import shape_of
 
-if TYPE_CHECKING:
-    from xeflash.call.schema import Engine
 
-
-def to_4d(core: Engine, query: Any, key: Any, value: Any, mask: Any, out: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """The same arrays with exactly one batch dimension; leading dimensions of 5 and more are merged into it."""
-    rank = len(query.shape)
+def in_4d(call: Call) -> Call:
+    """A call of arrays with one batch dimension; leading dimensions of 5 and more are merged into it."""
+    query = call.arguments["q"]
+    rank = len(shape_of("attention", "query", query))
+    if rank == 4:
+        return call
     if rank < 2:
-        raise ValueError(
-            f"attention: query must have at least 2 dimensions, got {rank}; query.shape = {list(query.shape)}"
-        )
-    for name, array in (("key", key), ("value", value)):
-        shape = shape_of("attention", name, array)
-        if len(shape) != rank:
-            raise ValueError(
-                f"attention: {name} must have the {rank} dimensions of query, got {len(shape)}; "
-                f"{name}.shape = {list(shape)}"
-            )
-    if mask is not None:
-        shape_of("attention", "attn_mask", mask)
-    if out is not None:
-        shape, want = shape_of("attention", "out", out), (*query.shape[:-1], value.shape[-1])
-        if shape != want:
-            raise ValueError(f"attention: out must have the shape {list(want)}, got {list(shape)}")
-    if rank < 4:
-        ones = (1,) * (4 - rank)
-        query, key, value = (a.reshape((*ones, *a.shape)) for a in (query, key, value))
-        return query, key, value, mask, None if out is None else out.reshape((*ones, *out.shape))
-    lead = tuple(query.shape[:-3])
-    batch = prod(lead)
-    for name, array in (("key", key), ("value", value)):
-        if tuple(array.shape[:-3]) != lead:
-            raise ValueError(
-                f"attention: {name} must have the leading dimensions {list(lead)} of query, "
-                f"got {list(array.shape[:-3])}"
-            )
-    if out is not None:
-        for name, array in (("query", query), ("key", key), ("value", value), ("attn_mask", mask)):
-            if array is not None:  # what follows may copy it, and a copy shares nothing
-                core.refuse_shared("attention", out, name, array)
-    if mask is not None and len(mask.shape) > 3:
-        mask_lead = (1,) * (rank - len(mask.shape)) + tuple(mask.shape[:-3])
-        if len(mask_lead) != len(lead) or any(n not in (1, m) for n, m in zip(mask_lead, lead, strict=True)):
-            full = [*query.shape[:-1], key.shape[-2]]
-            raise ValueError(
-                f"attention: attn_mask must broadcast to {full}, got {list(mask.shape)}; "
-                f"attn_mask.shape = {list(mask.shape)}"
-            )
-        if all(n == 1 for n in mask_lead):
-            mask = mask.reshape((1, *mask.shape[-3:]))
-        else:
-            expand = mask.broadcast_to if hasattr(mask, "broadcast_to") else _numpy_broadcast(mask)
-            mask = expand((*lead, *mask.shape[-3:])).reshape((batch, *mask.shape[-3:]))
-    if out is not None:
-        flat = out.reshape((batch, *out.shape[-3:]))
-        if not _same_memory(flat, out):
+        raise call.refuse("q", "must have at least 2 dimensions", f"{rank}; query.shape = {list(query.shape)}")
+    _check_ranks(call, rank)
+    given, lead = call.arguments.copy(), tuple(query.shape[:-3])
+    first = (prod(lead),) if rank > 4 else (1,) * (4 - rank)
+    if rank > 4:
+        _check_lead(call, lead)
+        if (mask := given.get("attn_mask")) is not None:
+            given["attn_mask"] = _mask(call, mask, lead)
+    for name in ("q", "k", "v"):
+        given[name] = (x := given[name]).reshape((*first, *x.shape[-3:]))
+    if (out := given.get("out")) is not None:
+        given["out"] = out.reshape((*first, *out.shape[-3:]))
+        if not _same_memory(given["out"], out):
             raise ValueError("attention: out must have leading dimensions that merge into one without a copy")
-        out = flat
-    query, key, value = (a.reshape((batch, *a.shape[-3:])) for a in (query, key, value))
-    return query, key, value, mask, out
+    if (ids := given.get("document_ids")) is not None:
+        given["document_ids"] = _ids_of_batch(call, ids, lead)
+    if (lists := given.get("gather_kv_indices")) is not None:
+        given["gather_kv_indices"] = _lists_of_batch(call, lists, lead, query.shape[-2])
+    return Call(given, call.words)
 
 
-def ids_of_batch(ids: Any, lead: tuple[int, ...]) -> Any:
+def with_its_axes(call: Call, out: Any, lse: Any) -> tuple[Any, Any]:
+    """The results of what in_4d has made of a call, with the leading dimensions of its query."""
+    shape, result = call.arguments["q"].shape, call.arguments.get("out")
+    lead, least = tuple(shape[:-3]), 4 - min(len(shape), 3)
+    if result is None:
+        result = out.reshape((*lead, *out.shape[least:]))
+    return result, None if lse is None else lse.reshape((*lead, *lse.shape[least:]))
+
+
+def _check_ranks(call: Call, rank: int) -> None:
+    given = call.arguments
+    for name in ("k", "v"):
+        shape = shape_of("attention", call.word(name), given[name])
+        if len(shape) != rank:
+            got = f"{len(shape)}; {call.word(name)}.shape = {list(shape)}"
+            raise call.refuse(name, f"must have the {rank} dimensions of query", got)
+    if (mask := given.get("attn_mask")) is not None:
+        shape_of("attention", "attn_mask", mask)
+    if (out := given.get("out")) is not None:
+        shape, want = shape_of("attention", "out", out), (*given["q"].shape[:-1], given["v"].shape[-1])
+        if shape != want:
+            raise call.refuse("out", f"must have the shape {list(want)}", list(shape))
+
+
+def _check_lead(call: Call, lead: tuple[int, ...]) -> None:
+    for name in ("k", "v"):
+        if (shape := tuple(call[name].shape[:-3])) != lead:
+            raise call.refuse(name, f"must have the leading dimensions {list(lead)} of query", list(shape))
+    if call.get("out") is not None:
+        for name in ("q", "k", "v", "attn_mask"):
+            if call.get(name) is not None:  # what follows may copy it, and a copy shares nothing
+                refuse_shared(call, name, call[name])
+
+
+def _mask(call: Call, mask: Any, lead: tuple[int, ...]) -> Any:
+    if len(mask.shape) <= 3:
+        return mask
+    mask_lead = (1,) * (len(lead) + 3 - len(mask.shape)) + tuple(mask.shape[:-3])
+    if len(mask_lead) != len(lead) or any(n not in (1, m) for n, m in zip(mask_lead, lead, strict=True)):
+        full = [*call["q"].shape[:-1], call["k"].shape[-2]]
+        got = f"{list(mask.shape)}; attn_mask.shape = {list(mask.shape)}"
+        raise call.refuse("attn_mask", f"must broadcast to {full}", got)
+    if all(n == 1 for n in mask_lead):
+        return mask.reshape((1, *mask.shape[-3:]))
+    expand = mask.broadcast_to if hasattr(mask, "broadcast_to") else _numpy_broadcast(mask)
+    return expand((*lead, *mask.shape[-3:])).reshape((prod(lead), *mask.shape[-3:]))
+
+
+def _ids_of_batch(call: Call, ids: Any, lead: tuple[int, ...]) -> Any:
     """The ids of documents (S,) or (batch, S), of such as may have the leading dimensions of query."""
-    shape = shape_of("attention", "document_ids", ids)
+    shape = shape_of(call.function, "document_ids", ids)
     if len(shape) < 2:
         return ids
-    if shape[:-1] != tuple(lead):
-        raise ValueError(
-            f"attention: document_ids must have the leading dimensions {list(lead)} of query, or none, "
-            f"got {list(shape[:-1])}"
-        )
+    if shape[:-1] != lead:
+        rule = f"must have the leading dimensions {list(lead)} of query, or none"
+        raise call.refuse("document_ids", rule, list(shape[:-1]))
     return ids.reshape((prod(lead), shape[-1]))
 
 
-def lists_of_batch(lists: Any, lead: tuple[int, ...], rows: int) -> Any:
+def _lists_of_batch(call: Call, lists: Any, lead: tuple[int, ...], rows: int) -> Any:
     """Lists of keys (batch, L, n) of such as have the leading dimensions of query, whose rows are L."""
-    shape = shape_of("attention", "gather_kv_indices", lists)
+    shape = shape_of(call.function, "gather_kv_indices", lists)
     if len(shape) < 2 or shape[:-1] != (*lead, rows):
         axes = ", ".join(map(str, (*lead, rows)))
-        raise ValueError(f"attention: gather_kv_indices must have shape [{axes}, keys of a query], got {list(shape)}")
+        raise call.refuse("gather_kv_indices", f"must have shape [{axes}, keys of a query]", list(shape))
     return lists.reshape((prod(lead), *shape[-2:]))
 
 

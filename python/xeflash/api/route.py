@@ -4,34 +4,63 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container
+from typing import Any
 
 from xeflash import _core
-
-if TYPE_CHECKING:
-    from xeflash.call.schema import Engine
+from xeflash.call.call import Call
+from xeflash.call.ready import ready
+from xeflash.call.schema import WITH_GRADIENTS
 
 _operators: Any = None  # xeflash.torch_ops, once it was needed
 
 
-def engine(function: str, q: Any, k: Any, v: Any, arrays: Mapping[str, Any], learned: Container[str] = ()) -> Engine:
-    """What runs a call: the extension, or torch_ops in its place where torch has to see the call.
+def run(call: Call, learned: Container[str] = WITH_GRADIENTS) -> tuple[Any, Any]:
+    """(out, LSE or None) of a call in the schema's words, and captures; what is not `learned` must not require grad."""
+    given = call.arguments
+    if "k_cache" in given:
+        operators = sees(call, given["q"], given["k_cache"], given["v_cache"])
+    else:
+        operators = sees(call, given["q"], given["k"], given["v"], learned=learned)
+    if operators is not None:
+        return operators.attend(call)  # type: ignore[no-any-return]
+    if "dropout_p" in given or "score_mod" in given or "captures" in given:
+        given = ready(call).arguments
+    return _core.forward(**given, words=call.words)
 
-    `arrays` are all of the call, by the names that its caller knows; other values are passed over. Those that are not
-    `learned` must not require grad.
+
+def run_product(name: str, call: Call, *arrays: str, learned: bool = True) -> Any:
+    """The results of the extension's function `name`, whose words a call has, and whose arrays come first."""
+    given = call.arguments
+    a, b, c = (given.get(x) for x in (*arrays, "", "")[:3])
+    seen = sees(call, a, b, c, arrays if learned else ())
+    return getattr(_core, name)(**given) if seen is None else seen.multiply(name, call)
+
+
+def sees(call: Call, a: Any, b: Any = None, c: Any = None, learned: Container[str] = ()) -> Any:
+    """torch_ops, if torch has to see a call on these arrays; else None: the extension runs it.
+
+    Arguments that are not `learned` must not require grad.
     """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):  # torch is being imported, by another thread
-        return _core
+        return None
     if torch.compiler.is_dynamo_compiling():  # its guards would hold sys.modules to what it was before the import
         from xeflash import torch_ops
 
-        torch_ops.wants_gradients(function, arrays, learned)
+        torch_ops.wants_gradients(call, learned)
         return torch_ops
     operators = _operators or _load_operators()
-    wanted = operators.wants_gradients(function, arrays, learned)
-    return operators if wanted or (isinstance(q, torch.Tensor) and operators.needed(q, k, v)) else _core
+    wanted = operators.wants_gradients(call, learned)
+    return operators if wanted or (isinstance(a, torch.Tensor) and operators.needed(a, b, c)) else None
+
+
+def refuse_shared(call: Call, name: str, array: Any) -> None:
+    """Raises if writing `out` would change an argument."""
+    torch = sys.modules.get("torch")
+    is_tensor = isinstance(call["out"], getattr(torch, "Tensor", ()))
+    where = (_operators or _load_operators()) if is_tensor else _core
+    where.refuse_shared(call.function, call["out"], call.word(name), array)
 
 
 def _load_operators() -> Any:

@@ -6,35 +6,35 @@ import math
 from typing import Any
 
 from xeflash.api.linear import product
-from xeflash.api.public import public
-from xeflash.api.route import engine
+from xeflash.api.route import run_product, sees
+from xeflash.call.bind import public
+from xeflash.call.call import Call
 from xeflash.call.values import as_number, is_array, shape_of
 from xeflash.tune.products import SAMPLED_ROWS
 
 _OF_ROWS = {"seed": "seeds", "position": "positions", "temperature": "temperatures"}
 _OF_ROWS |= {"top_k": "top_ks", "top_p": "top_ps", "min_p": "min_ps"}
-_OF_WEIGHT = ("weight", "bias", "scales", "zeros", "group", "order")
+_DEFAULT_IF_NONE = ("position", "temperature", "top_k", "top_p", "min_p", "softcap", "logit_scale")
+_OF_LOGITS = ("function", *_OF_ROWS, "softcap", "logit_scale", "min_p_last")
 
 
-def _sample(function: str, given: dict[str, Any]) -> Any:
-    for name in ("position", "temperature", "top_k", "top_p", "min_p", "softcap", "logit_scale"):
-        if given.get(name, 0) is None:
-            del given[name]
-    core = engine(function, given["logits"], None, None, given)
-    for name in _arrays_of_rows(function, given):
-        given[_OF_ROWS[name]] = given.pop(name)
-    for name in _OF_ROWS.keys() & given.keys():
-        given[name] = as_number(function, name, given[name], waits=True)
-    return core.sample(**given, function=function)
+def _drawn(call: Call) -> Any:
+    """The tokens of a call on logits."""
+    of_rows = _arrays_of_rows(call)
+    numbers = {name: as_number(call.function, name, call[name], waits=True) for name in _OF_ROWS if name in call}
+    changed = {name: x for name, x in numbers.items() if name not in of_rows}
+    words = {_OF_ROWS[name]: name for name in of_rows}
+    call = call.with_(*of_rows, words=words, **changed, **{ours: call[name] for ours, name in words.items()})
+    return run_product("sample", call, "logits", learned=False)
 
 
-def _arrays_of_rows(function: str, given: dict[str, Any]) -> list[str]:
+def _arrays_of_rows(call: Call) -> list[str]:
     """The names of what is given as an array of more than a number."""
-    found = {name: given[name] for name in _OF_ROWS if name in given}
-    return [name for name, x in found.items() if is_array(function, name, x) and x.shape != ()]
+    found = {name: call[name] for name in _OF_ROWS if name in call}
+    return [name for name, x in found.items() if is_array(call.function, name, x) and x.shape != ()]
 
 
-@public(_sample)
+@public()
 def sample(
     logits: Any,
     *,
@@ -72,41 +72,23 @@ def sample(
     """
 
 
-def _linear_sample(function: str, given: dict[str, Any]) -> Any:
-    x = given.pop("x")
-    shape = shape_of(function, "x", x)
+@sample.body
+def _(call: Call) -> Any:
+    return _drawn(call.without_none(*_DEFAULT_IF_NONE))
+
+
+def _matrix(call: Call, shape: tuple[int, ...]) -> Any:
+    """x (..., H) as (rows, H)."""
+    x = call["x"]
     if not shape:
-        raise ValueError(f"{function}: x must have at least 1 dimension, got 0")
+        raise call.refuse("x", "must have at least 1 dimension", 0)
     if not hasattr(x, "reshape"):  # as SYCL's own arrays
-        raise NotImplementedError(f"{function}: x must be a torch tensor or a numpy array, got {type(x).__name__}")
-    of_weight = {name: given.pop(name) for name in _OF_WEIGHT if name in given}
-    rows = x if len(shape) == 2 else _matrix(function, x, shape)
-    of_rows = {name: given.pop(name) for name in _arrays_of_rows(function, given)}
-    for name, numbers in of_rows.items():
-        if numbers.shape not in ((len(rows),), shape[:-1]):
-            raise ValueError(
-                f"{function}: {name} must have a number for each of the {len(rows)} rows of x, "
-                f"got shape {list(numbers.shape)}"
-            )
-        of_rows[name] = numbers.reshape(-1)
-    tokens = []
-    for first in range(0, max(len(rows), 1), SAMPLED_ROWS):
-        block = slice(first, first + SAMPLED_ROWS)
-        logits = product(function, {"x": rows[block], **of_weight})
-        if not logits.shape[-1]:
-            raise ValueError(f"{function}: weight must have rows, one of which is drawn, got 0")
-        numbers = {name: x[block] for name, x in of_rows.items()}
-        tokens.append(_sample(function, {"logits": logits, "first_row": first, **given, **numbers}))
-    if len(tokens) == 1:
-        return tokens[0].reshape(shape[:-1])
-    return _joined(tokens).reshape(shape[:-1])
-
-
-def _matrix(function: str, x: Any, shape: tuple[int, ...]) -> Any:
+        raise call.refuse("x", "must be a torch tensor or a numpy array", type(x).__name__, NotImplementedError)
     try:
-        return x.reshape(math.prod(shape[:-1]), shape[-1])
+        return x if len(shape) == 2 else x.reshape(math.prod(shape[:-1]), shape[-1])
     except (NotImplementedError, RuntimeError) as error:  # of sparse tensors
-        raise TypeError(f"{function}: x must be a dense tensor or array, got {type(x).__name__}: {error}") from error
+        got = f"{type(x).__name__}: {error}"
+        raise call.refuse("x", "must be a dense tensor or array", got, TypeError) from error
 
 
 def _joined(arrays: list[Any]) -> Any:
@@ -119,7 +101,7 @@ def _joined(arrays: list[Any]) -> Any:
     return np.concatenate(arrays)
 
 
-@public(_linear_sample)
+@public()
 def linear_sample(
     x: Any,
     weight: Any,
@@ -150,3 +132,26 @@ def linear_sample(
     >>> xeflash.linear_sample(np.ones((2, 32), np.float32), np.eye(4, 32, dtype=np.float32), seed=1, temperature=0)
     array([0, 0])
     """
+
+
+@linear_sample.body
+def _(call: Call) -> Any:
+    sees(call, call["x"], call["weight"])  # refuses gradients
+    shape = shape_of(call.function, "x", call["x"])
+    rows = _matrix(call, shape)
+    call = call.without_none(*_DEFAULT_IF_NONE)
+    of_rows = {name: call[name] for name in _arrays_of_rows(call)}
+    for name, numbers in of_rows.items():
+        if numbers.shape not in ((len(rows),), shape[:-1]):
+            rule = f"must have a number for each of the {len(rows)} rows of x"
+            raise call.refuse(name, rule, f"shape {list(numbers.shape)}")
+        of_rows[name] = numbers.reshape(-1)
+    of_head, of_logits, tokens = call.with_(*_OF_LOGITS[1:]), call.only(*_OF_LOGITS), []
+    for first in range(0, max(len(rows), 1), SAMPLED_ROWS):
+        block = slice(first, first + SAMPLED_ROWS)
+        logits = product(of_head.with_(x=rows[block]))
+        if not logits.shape[-1]:
+            raise call.refuse("weight", "must have rows, one of which is drawn", 0)
+        of_block = {name: x[block] for name, x in of_rows.items()}
+        tokens.append(_drawn(of_logits.with_(logits=logits, first_row=first, **of_block)))
+    return (tokens[0] if len(tokens) == 1 else _joined(tokens)).reshape(shape[:-1])

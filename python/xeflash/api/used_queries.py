@@ -9,50 +9,48 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from xeflash.call.values import namespace, shape_of, shown
+from xeflash.call.call import Call
+from xeflash.call.values import namespace, shape_of
 
 _NAME = "seqused_q"
 _NUMBER_SEQUENCES = "dropout_p score_mod captures"  # by the sequence of a score, which is then another
 
 
-def take_used_queries(function: str, given: dict[str, Any]) -> None:
-    """Takes seqused_q, if there is one, and gives a call of twice as many sequences."""
-    used = given.pop(_NAME, None)
-    if used is None:
-        return
+def used_queries(call: Call) -> Call:
+    """A call of twice as many sequences, in the place of one with seqused_q."""
+    if _NAME not in call.arguments:
+        return call
+    if (used := call[_NAME]) is None:
+        return call.with_(_NAME)
     for name in _NUMBER_SEQUENCES.split():
-        if value := given.get(name):
-            raise NotImplementedError(f"{function}: {name} must not come with {_NAME}, got {shown(value)}")
-    starts = given["cu_seqlens_q"]
-    shape, of_starts = shape_of(function, _NAME, used), shape_of(function, "cu_seqlens_q", starts)
+        if call.get(name):
+            raise call.refuse_given(name, f"must not come with {_NAME}")
+    starts = call["cu_seqlens_q"]
+    shape, of_starts = shape_of(call.function, _NAME, used), shape_of(call.function, "cu_seqlens_q", starts)
     if len(shape) != 1 or of_starts != (shape[0] + 1,):
-        raise ValueError(
-            f"{function}: {_NAME} must have shape [sequences], where cu_seqlens_q has [sequences + 1], "
-            f"got {list(shape)} and {list(of_starts)}"
-        )
-    xp = namespace(function, _NAME, used)
-    if xp is not namespace(function, "cu_seqlens_q", starts) or used.dtype != starts.dtype:
+        rule = "must have shape [sequences], where cu_seqlens_q has [sequences + 1]"
+        raise call.refuse(_NAME, rule, f"{list(shape)} and {list(of_starts)}")
+    xp = namespace(call.function, _NAME, used)
+    if xp is not namespace(call.function, "cu_seqlens_q", starts) or used.dtype != starts.dtype:
         got, want = (f"{type(x).__name__} of {x.dtype}" for x in (used, starts))
-        raise TypeError(f"{function}: {_NAME} must be int32, as cu_seqlens_q is ({want}), got {got}")
+        raise call.refuse(_NAME, f"must be int32, as cu_seqlens_q is ({want})", got, TypeError)
     if getattr(used, "device", None) != getattr(starts, "device", None):
-        raise ValueError(
-            f"{function}: {_NAME} must be on the device of cu_seqlens_q ({starts.device}), got {used.device}"
-        )
-    _check_values(function, used, starts, xp)
-    given["cu_seqlens_q"] = _starts(function, "cu_seqlens_q", starts, starts[:-1] + used)
+        raise call.refuse(_NAME, f"must be on the device of cu_seqlens_q ({starts.device})", used.device)
+    _check_values(call, used, starts, xp)
+    turns = {"cu_seqlens_q": _starts(call, "cu_seqlens_q", starts[:-1] + used)}
     for name in ("cu_seqlens_k", "seqused_k", "block_table", "alibi_slopes"):
-        x = given.get(name)
-        if x is None or (name == "alibi_slopes" and len(shape_of(function, name, x)) != 2):
+        x = call.get(name)
+        if x is None or (name == "alibi_slopes" and len(shape_of(call.function, name, x)) != 2):
             continue
-        rows, need = shape_of(function, name, x), of_starts if name == "cu_seqlens_k" else shape
+        rows, need = shape_of(call.function, name, x), of_starts if name == "cu_seqlens_k" else shape
         if rows[:1] != need:
-            raise ValueError(
-                f"{function}: {name} must have {need[0]} rows, as {_NAME} has {shape[0]} sequences, got {list(rows)}"
-            )
+            rule = f"must have {need[0]} rows, as {_NAME} has {shape[0]} sequences"
+            raise call.refuse(name, rule, list(rows))
         if name == "cu_seqlens_k":
-            given[name] = _starts(function, name, x, x[1:])
+            turns[name] = _starts(call, name, x[1:])
         else:
-            given[name] = _in_turns(namespace(function, name, x), x, x * 0 if name == "seqused_k" else x)
+            turns[name] = _in_turns(namespace(call.function, name, x), x, x * 0 if name == "seqused_k" else x)
+    return call.with_(_NAME, **turns)
 
 
 def _in_turns(xp: Any, first: Any, second: Any) -> Any:
@@ -60,15 +58,16 @@ def _in_turns(xp: Any, first: Any, second: Any) -> Any:
     return xp.stack([first, second], axis=1).reshape((2 * first.shape[0], *first.shape[1:]))
 
 
-def _starts(function: str, name: str, starts: Any, of_unused: Any) -> Any:
+def _starts(call: Call, name: str, of_unused: Any) -> Any:
     """Of sequences in turns, and their end."""
-    xp = namespace(function, name, starts)
+    starts = call[name]
+    xp = namespace(call.function, name, starts)
     concat = xp.concat if hasattr(xp, "concat") else xp.concatenate  # numpy 1.x
     return concat([_in_turns(xp, starts[:-1], of_unused), starts[-1:]])
 
 
-def _check_values(function: str, used: Any, starts: Any, xp: Any) -> None:
-    """In host memory."""
+def _check_values(call: Call, used: Any, starts: Any, xp: Any) -> None:
+    """Those in host memory."""
     torch = sys.modules.get("torch")
     if xp is torch and (not used.is_cpu or torch.compiler.is_compiling()):
         return
@@ -77,7 +76,5 @@ def _check_values(function: str, used: Any, starts: Any, xp: Any) -> None:
     wrong = (used < 0) | (used > starts[1:] - starts[:-1])
     if bool(wrong.any()):
         at = wrong.tolist().index(True)
-        raise ValueError(
-            f"{function}: {_NAME} must be 0 to the sequence's queries ({int(starts[at + 1] - starts[at])}), "
-            f"got {int(used[at])} for sequence {at}"
-        )
+        rule = f"must be 0 to the sequence's queries ({int(starts[at + 1] - starts[at])})"
+        raise call.refuse(_NAME, rule, f"{int(used[at])} for sequence {at}")

@@ -6,8 +6,9 @@ import importlib
 from typing import Any
 
 from xeflash import _core
-from xeflash.api.route import engine
-from xeflash.call.schema import BHSD
+from xeflash.api.route import sees
+from xeflash.call.call import Call
+from xeflash.call.schema import BHSD, OF_ATTENTION
 
 importlib.import_module("xeflash.jit")  # makes kernels for the extension
 
@@ -31,9 +32,10 @@ def standard_attention(
     >>> standard_attention(q, k, k, is_causal=True, bottom_right=True).shape
     (1, 8, 5, 64)
     """
-    if engine("standard_attention", query, key, value, {"query": query, "key": key, "value": value}) is not _core:
-        raise NotImplementedError("standard_attention: it is for plain tensors, without torch.compile or autocast")
-    return _core.standard_attention(
+    given: dict[str, Any] = dict(
         function="standard_attention", layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,
         bottom_right=bottom_right,
     )  # fmt: skip
+    if sees(Call(given, OF_ATTENTION), query, key, value) is not None:
+        raise NotImplementedError("standard_attention: it is for plain tensors, without torch.compile or autocast")
+    return _core.standard_attention(**given)

@@ -10,10 +10,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypedDict
-
-if typing.TYPE_CHECKING:
-    from typing_extensions import Unpack
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypedDict
 
 BSHD, THD, BHSD = 0, 1, 2  # Layout in request.hpp
 Array: TypeAlias = Any  # a torch tensor, a numpy array, or one of __sycl_usm_array_interface__
@@ -49,7 +46,7 @@ class _Given(TypedDict):
 class Arguments(_Given, total=False):
     """A call; what is not given has the default."""
 
-    words: Annotated[Words | None, Keyword(ops="")]  # its caller's, for messages, by those of this table
+    words: Annotated[Words | None, Keyword(ops="adpc")]  # its caller's, for messages, by those of this table
     k: Annotated[Array, Keyword(learned=True, attention="key")]  # with k_cache: the keys to append to it
     v: Annotated[Array, Keyword(learned=True, attention="value")]
     out: Annotated[Array, Keyword(ops="", forward_only="it is the result")]
@@ -208,34 +205,6 @@ class SampleArguments(TypedDict, total=False):
     logit_scale: Annotated[float, Keyword(1.0, ops="s")]
     min_p_last: Annotated[bool, Keyword(False, ops="s")]
     first_row: Annotated[int, Keyword(0, ops="s")]  # the index of the first one, where one seed is for all
-
-
-class Engine(Protocol):
-    """What runs calls: the extension, or torch_ops in its place."""
-
-    def forward(self, **arguments: Unpack[Arguments]) -> tuple[Any, Any]:
-        """(out, LSE or None)."""
-
-    def refuse_shared(self, function: str, out: Any, name: str, other: Any, /) -> None:
-        """Raises if writing `out` would change another array."""
-
-    def merge_states(self, outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:
-        """(out, LSE)."""
-
-    def linear(self, **arguments: Unpack[LinearArguments]) -> Any:
-        """Rows of results."""
-
-    def matmul_softmax(self, **arguments: Unpack[MatmulSoftmaxArguments]) -> Any:
-        """Rows of probabilities, or of their logarithms."""
-
-    def linear_cross_entropy(self, **arguments: Unpack[CrossEntropyArguments]) -> tuple[Any, Any, Any]:
-        """(loss, LSE, state for the backward pass)."""
-
-    def linear_top_k(self, **arguments: Unpack[TopKArguments]) -> tuple[Any, Any]:
-        """(values, tokens)."""
-
-    def sample(self, **arguments: Unpack[SampleArguments]) -> Any:
-        """Tokens."""
 
 
 class Row(NamedTuple):

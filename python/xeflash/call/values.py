@@ -99,14 +99,12 @@ def is_on(function: str, name: str, number: Any) -> bool:
         raise TypeError(f"{function}: {name} must be a number, got {type(number).__name__}") from error
 
 
-def snippet(core: Any, function: str, score_mod: str | None, captures: Mapping[str, Any] | None) -> Any:
-    """score_mod with its captures, checked; if the call goes through an operator, by that: checks cannot be traced."""
+def snippet(function: str, score_mod: str | None, captures: Mapping[str, Any] | None) -> Any:
+    """score_mod with its captures as the extension takes them, checked."""
     if captures is not None and not isinstance(captures, Mapping):
         raise TypeError(f"{function}: captures must be a mapping of names to values, got {type(captures).__name__}")
     if score_mod is None and not captures:
         return None
-    if core is not _core and isinstance(score_mod, str):
-        return score_mod, captures or {}
     return read_score_mod(function, score_mod, captures)
 
 
@@ -130,25 +128,12 @@ def window(function: str, size: Any) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def take_window(function: str, given: dict[str, Any]) -> None:
-    """Puts the sides of window_size in its place."""
-    if "window_size" in given:
-        given["window_left"], given["window_right"] = window(function, given.pop("window_size"))
-
-
-def seeds(
-    function: str, dropout_p: Any, array: Any, rng: tuple[int, int] | None = None, core: Any = _core
-) -> tuple[Any, int]:
-    """(seed, offset) of a call on `array`: what is given, else the next of the generator; an operator draws its own."""
-    if rng is not None:
-        try:
-            seed, offset = map(index, rng)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{function}: rng must be two integers (seed, offset), got {rng!r}") from error
-    if not dropout_p:
-        return 0, 0
-    if rng is None:
-        if core is not _core:
-            return None, 0
-        seed, offset = random.next_rng(function, array)
+def seeds(function: str, array: Any, rng: tuple[int, int] | None = None) -> tuple[int, int]:
+    """(seed, offset) of a call on `array`: what is given, else the next of the generator."""
+    try:
+        seed, offset = random.next_rng(function, array) if rng is None else map(index, rng)
+    except (TypeError, ValueError) as error:
+        if rng is None:
+            raise
+        raise TypeError(f"{function}: rng must be two integers (seed, offset), got {rng!r}") from error
     return seed % 2**64, offset % 2**64

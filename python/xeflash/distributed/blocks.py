@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xeflash.call.call import Call
+from xeflash.call.ready import ready
 from xeflash.call.schema import THD
 from xeflash.distributed import part
 from xeflash.distributed.shards import RANGES, Chunk, chunks_of
@@ -64,21 +66,35 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Call:
-    """What is the same for all ranks and blocks."""
+class Spread:
+    """A call over ranks: what is the same for all of them and all blocks."""
 
-    function: str
-    layout: int
-    numbers: Mapping[str, Any]  # keywords of a part: softmax_scale, softcap, dropout_p, seed, offset
-    left: int
-    right: int  # -1: no limit; 0 if causal
-    score_mod: str | None
-    constants: Mapping[str, Any]  # captures that are numbers
+    call: Call  # but for tensors; right of its window 0 if it is causal, which it says in no other way
     learned: tuple[str, ...]  # "alibi_slopes", "s_aux", "captures['NAME']": the tensors that follow q, k and v
     documents: Documents | None
     all_heads: int
     first_head: int = 0
     ready: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # what was computed before
+
+    @property
+    def function(self) -> str:
+        """The public one, for messages."""
+        return self.call.function
+
+    @property
+    def layout(self) -> int:
+        """That of the call."""
+        return self.call.layout
+
+    @property
+    def left(self) -> int:
+        """Of the window; -1: no limit."""
+        return int(self.call["window_left"])
+
+    @property
+    def right(self) -> int:
+        """Of the window; -1: no limit, 0 if causal."""
+        return int(self.call["window_right"])
 
     @property
     def dim(self) -> int:
@@ -88,10 +104,10 @@ class Call:
     @property
     def by_order(self) -> bool:
         """Whether blocks need no positions: there is no mask, or what comes before a row is all that it sees."""
-        shifts = self.score_mod is not None or "alibi_slopes" in self.learned or self.numbers["dropout_p"] > 0
+        shifts = "score_mod" in self.call or "alibi_slopes" in self.learned or self.call["dropout_p"] > 0
         return not shifts and self.left < 0 and self.right <= 0 and self.documents is None
 
-    def of_heads(self, first: int) -> Call:
+    def of_heads(self, first: int) -> Spread:
         """The same for heads from this one on."""
         return replace(self, first_head=first)
 
@@ -170,24 +186,14 @@ class Call:
         return (EVERY,) * self.dim + (rows,)
 
     def _keywords(self, block: Block, learned: Mapping[str, Tensor]) -> dict[str, Any]:
-        given = {**self.numbers, "function": self.function, "layout": self.layout}
-        given |= {"first_head": self.first_head, "all_heads": self.all_heads}
-        if block.masked:
-            given |= {"causal": self.right == 0, "window_left": self.left, "window_right": self.right}
-        if self.documents is not None:
-            name = (block.q, block.k)
-            if name not in self.ready:
-                self.ready[name] = self.documents.between(*name)
-            given |= self.ready[name]
-        else:
-            given |= {"q_start": block.q.start, "k_start": block.k.start}
-        if "alibi_slopes" in learned:
-            given["alibi_slopes"] = learned["alibi_slopes"]
-        if "s_aux" in learned and block.first:
-            given["s_aux"] = learned["s_aux"]
-        if self.score_mod is not None:
-            given["score_mod"] = (self.score_mod, {**_captured(learned), **self.constants})
-        return given
+        names = [name for name in self.learned if name != "s_aux" or block.first]
+        place: dict[str, Any] | None = {"q_start": block.q.start, "k_start": block.k.start}
+        if self.documents is not None and (place := self.ready.get((block.q, block.k))) is None:
+            place = self.ready[block.q, block.k] = self.documents.between(block.q, block.k)
+        window = {"causal": self.right == 0} if block.masked else {"window_left": -1, "window_right": -1}
+        heads = {"first_head": self.first_head, "all_heads": self.all_heads}
+        tensors = [learned[name] for name in names]
+        return ready(self.call.joined(names, tensors, **window, **(place or {}), **heads)).arguments
 
 
 def _captured(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -205,9 +211,9 @@ def whole(rows: int) -> tuple[Chunk, ...]:
     return chunks_of(0, 1, rows, RANGES)
 
 
-def each(call: Call, mine: Sequence[Chunk], keys: int) -> Iterator[Block]:
+def each(spread: Spread, mine: Sequence[Chunk], keys: int) -> Iterator[Block]:
     """The blocks of a shard's rows with all keys, which are here in their order."""
-    if call.by_order and call.right < 0:
+    if spread.by_order and spread.right < 0:
         mine = [_whole(mine)]
     (theirs,) = whole(keys)
     for q in mine:

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from xeflash.api.kv_cache import attend_cache
 from xeflash.api.merge import merge_states
-from xeflash.api.public import public
+from xeflash.call.bind import public
+from xeflash.call.call import Call
 from xeflash.call.schema import BSHD
 from xeflash.distributed.agree import naming, together
-from xeflash.distributed.decode_call import OF_CACHE, Call, read_call
+from xeflash.distributed.decode_call import OF_CACHE, Part, read_call
 from xeflash.distributed.sharded_cache import append, rows_of
 from xeflash.distributed.shards import groups_of
 from xeflash.distributed.transport import Group, all_gather
@@ -41,40 +42,26 @@ def gather_states(out: Tensor, lse: Tensor, group: Group) -> list[State]:
     ]
 
 
-def _attend(function: str, given: dict[str, Any]) -> Any:
-    given = {name: x for name, x in given.items() if x is not None}
-    groups = groups_of(function, given.pop("group", None))
-    with together(function, groups, device=getattr(given.get("q"), "device", None)) as facts:
-        call = read_call(function, groups, given, facts)
-    ending = _append(call)
-    state = _state(function, call.arguments)
-    with naming(function, groups):
-        states = gather_states(*state, groups[0]) if groups[0].size() > 1 else [state]
-    out, lse = merge_states(*states, *ending) if len(states) + len(ending) > 1 else state
-    return (out, lse) if call.return_lse else out
-
-
-def _append(call: Call) -> list[State]:
+def _append(part: Part) -> list[State]:
     """Writes new keys that the call on the cache does not append itself; attends them if they are seen apart."""
-    if call.k is None or call.v is None:
+    if part.k is None or part.v is None:
         return []
-    rows = rows_of(call.function, call.k, call.v, call.arguments)
+    rows = rows_of(part.call, part.k, part.v)
     ending = []
-    if call.is_apart:
-        others = {name: x for name, x in call.arguments.items() if name not in OF_CACHE}
-        ending = [_state(call.function, others | rows.arguments() | {"s_aux": call.sinks_apart, "causal": True})]
-    first = call.length[:, None] if isinstance(call.length, Tensor) else call.length
-    positions = first + torch.arange(call.k.shape[1], device=call.k.device)
-    append(rows, positions.expand(call.k.shape[:2]), call.owners, call.arguments)
+    if part.is_apart:
+        ending = [_state(part.call.with_(*OF_CACHE, **rows.arguments(), s_aux=part.sinks_apart, causal=True))]
+    first = part.length[:, None] if isinstance(part.length, Tensor) else part.length
+    positions = first + torch.arange(part.k.shape[1], device=part.k.device)
+    append(rows, positions.expand(part.k.shape[:2]), part.owners, part.call)
     return ending
 
 
-def _state(function: str, arguments: dict[str, Any]) -> State:
-    out, lse = attend_cache(function, BSHD, {**arguments, "return_lse": True})
+def _state(call: Call) -> State:
+    out, lse = attend_cache(call.with_(return_lse=True))
     return out, lse
 
 
-@public(_attend)
+@public(BSHD, with_ranks=True)
 def context_parallel_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -129,3 +116,17 @@ def context_parallel_with_kvcache(
     The others are as in flash_attn_with_kvcache. ``local_lengths`` says how many keys a rank has, ``local_room`` how
     many rows a cache needs, and ``fill_sharded_cache`` puts the keys of a prompt into the caches.
     """
+
+
+@context_parallel_with_kvcache.body
+def _(call: Call) -> Any:
+    call = call.with_(*(name for name, x in call.arguments.items() if x is None))
+    function, groups = call.function, groups_of(call.function, call.get("group"))
+    with together(function, groups, device=getattr(call.get("q"), "device", None)) as facts:
+        part = read_call(call.with_("group"), groups, facts)
+    ending = _append(part)
+    state = _state(part.call)
+    with naming(function, groups):
+        states = gather_states(*state, groups[0]) if groups[0].size() > 1 else [state]
+    out, lse = merge_states(*states, *ending) if len(states) + len(ending) > 1 else state
+    return (out, lse) if part.return_lse else out

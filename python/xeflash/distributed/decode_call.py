@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xeflash.api.kv_cache import attend_cache
-from xeflash.api.route import engine
-from xeflash.call.schema import BSHD
+from xeflash.api.route import sees
+from xeflash.call.bind import in_words_of_schema
+from xeflash.call.call import Call
 from xeflash.call.score_mod import without_comments
-from xeflash.call.values import take_window
 from xeflash.distributed.owners import Owners, checked_lengths, owners_of
 from xeflash.distributed.rotation import check_tables, rotate
 from xeflash.distributed.sharded_cache import EIGHT_BITS
@@ -24,63 +24,61 @@ OF_CACHE = {"k_cache", "v_cache", "k_scale", "v_scale", "block_table", "cache_ba
 OF_CACHE |= {"cache_seqlens", "cache_length"}
 _NUMBERS = ["causal", "window_left", "window_right", "softmax_scale", "softcap", "score_mod", "rotary_interleaved"]
 _NUMBERS += ["num_splits", "unified_max"]
+_OF_ALL = ["owners", "page", "room", "return_softmax_lse", "cache_seqlens", "k", "v", "s_aux"]  # a part has its own
+_OF_ALL += ["causal", "window_left", "window_right", "rotary_cos", "rotary_sin", "rotary_interleaved"]
 
 
 @dataclass(frozen=True)
-class Call:
+class Part:
     """A call on one rank."""
 
-    function: str
+    call: Call  # of attention on this rank's cache
     owners: Owners
     length: int | Tensor  # keys on all ranks before the new ones
-    arguments: dict[str, Any]  # of attention on this rank's cache
-    k: Tensor | None  # new keys and values that `arguments` do not append
+    k: Tensor | None  # new keys and values that `call` does not append
     v: Tensor | None
     is_apart: bool  # attention on the cache does not see them: queries see some of them only
     sinks_apart: Any
     return_lse: bool
 
 
-def read_call(function: str, groups: Sequence[dist.ProcessGroup], given: dict[str, Any], facts: dict[str, Any]) -> Call:
-    """Of arguments that are given, none of which is None; puts what ranks must have in common into `facts`."""
+def read_call(call: Call, groups: Sequence[dist.ProcessGroup], facts: dict[str, Any]) -> Part:
+    """A rank's part of a call that gives no None; puts what ranks must have in common into `facts`."""
     if len(groups) > 1:
-        raise NotImplementedError(f"{function}: group must be one group, got {len(groups)}")
-    return_lse = bool(given.pop("return_softmax_lse", False))
-    take_window(function, given)
-    check_arrays(function, given)
-    engine(function, given["q"], given["k_cache"], given["v_cache"], given)  # refuses gradients
-    length = checked_lengths(function, given.pop("cache_seqlens", None), len(given["q"]), given["q"].device)
-    owners = owners_of_cache(function, given, groups[0])
-    facts |= _facts(given, owners, length)
-    q, k, v = _rotated(function, given, length)
+        raise call.refuse("group", "must be one group", len(groups), NotImplementedError)
+    call = in_words_of_schema(call)
+    check_arrays(call)
+    sees(call, call["q"], call["k_cache"], call["v_cache"])  # refuses gradients
+    length = checked_lengths(call.function, call.get("cache_seqlens"), len(call["q"]), call["q"].device)
+    owners = owners_of_cache(call, groups[0])
+    facts |= _facts(call, owners, length)
+    q, k, v = _rotated(call, length)
     rows, new = q.shape[1], 0 if k is None else k.shape[1]
     if k is not None and not k.numel():
         k = v = None
     total = length + new
-    owners.check_room(function, longest(total), room_of(given))
+    owners.check_room(call.function, longest(total), room_of(call))
 
-    left, right = given.pop("window_left", -1), given.pop("window_right", -1)
-    if given.pop("causal", False):
+    left, right = call.get("window_left", -1), call.get("window_right", -1)
+    if call.get("causal", False):
         right = 0
     if rows == 1:
         right = -1  # it is the last position
-    names = _that_need_positions(given, left, right, rows, new)
+    names = _that_need_positions(call, left, right, rows, new)
     if names and not owners.is_ranges:
         name, got = names[0]
         raise NotImplementedError(
-            f"{function}: {name} must come with owners='ranges', as it needs the positions of keys, got {got} with "
-            f"owners='pages'"
+            f"{call.function}: {name} must come with owners='ranges', as it needs the positions of keys, got {got} "
+            f"with owners='pages'"
         )
-    sinks = given.pop("s_aux", None)
-    call = {**given, "q": q}
+    changes: dict[str, Any] = {"q": q}
     if names or (owners.is_ranges and right == 0):
         if _shortest(total) < rows:
-            raise NotImplementedError(
-                f"{function}: q must have at most as many rows as there are keys ({_shortest(total)}), got {rows}"
-            )
-        call |= {"q_start": total - rows, "k_start": owners.start, "bottom_right": False}
-        call |= {"window_left": left, "window_right": right}
-        call |= _with_rows(given.get("score_mod"), given.get("captures"), total - rows)
+            rule = f"must have at most as many rows as there are keys ({_shortest(total)})"
+            raise call.refuse("q", rule, rows, NotImplementedError)
+        changes |= {"q_start": total - rows, "k_start": owners.start, "bottom_right": False}
+        changes |= {"window_left": left, "window_right": right}
+        changes |= _with_rows(call.get("score_mod"), call.get("captures"), total - rows)
         right = -1
     is_apart = right == 0 and new > 0
     here: int | Tensor = owners.length(length)
@@ -88,13 +86,19 @@ def read_call(function: str, groups: Sequence[dist.ProcessGroup], given: dict[st
         here = owners.length(total)
     elif isinstance(length, int) and not is_apart and k is not None and v is not None:
         if runs := owners.runs(length, length + new):
-            call |= {name: joined(x, runs) for name, x in (("k", k), ("v", v))}
+            changes |= {name: joined(x, runs) for name, x in (("k", k), ("v", v))}
         k = v = None
-    call |= {"cache_length": here} if isinstance(here, int) else {"cache_seqlens": here}
-    if sinks is not None and owners.rank == 0 and not is_apart:
-        call["s_aux"] = sinks
-    _check(function, call, owners.length(total))
-    return Call(function, owners, length, call, k, v, is_apart, sinks, return_lse)
+    changes |= _length(here)
+    if "s_aux" in call and owners.rank == 0 and not is_apart:
+        changes["s_aux"] = call["s_aux"]
+    part = call.with_(*_OF_ALL, **changes)
+    _check(part, owners.length(total))
+    return_lse = bool(call.get("return_softmax_lse", False))
+    return Part(part, owners, length, k, v, is_apart, call.get("s_aux"), return_lse)
+
+
+def _length(here: int | Tensor) -> dict[str, Any]:
+    return {"cache_length": here} if isinstance(here, int) else {"cache_seqlens": here}
 
 
 def _with_rows(score_mod: Any, captures: Any, first: int | Tensor) -> dict[str, Any]:
@@ -110,25 +114,23 @@ def _with_rows(score_mod: Any, captures: Any, first: int | Tensor) -> dict[str, 
     return {} if changed == code else {"score_mod": changed, "captures": {**(captures or {}), name: first}}
 
 
-def _check(function: str, call: dict[str, Any], here: int | Tensor) -> None:
+def _check(part: Call, here: int | Tensor) -> None:
     """Refuses what the kernels would, before anything is written: a call without queries, as if new keys were there."""
-    without = {name: x for name, x in call.items() if name not in ("k", "v", "unified_max", "num_splits")}
-    without |= {"cache_length": here} if isinstance(here, int) else {"cache_seqlens": here}
-    attend_cache(function, BSHD, {**without, "q": call["q"][:, :0]})
+    attend_cache(part.with_("k", "v", "unified_max", "num_splits", q=part["q"][:, :0], **_length(here)))
 
 
-def _facts(given: Mapping[str, Any], owners: Owners, length: int | Tensor) -> dict[str, Any]:
+def _facts(call: Call, owners: Owners, length: int | Tensor) -> dict[str, Any]:
     """What all ranks must have in common."""
     names = ("owners='ranges'", "room") if owners.is_ranges else ("owners='pages'", "page")
-    shapes = {f"{x}.shape": list(given[x].shape) for x in ("q", "k", "v") if x in given}
-    caches = {f"{x}.heads and head_dim": list(given[x].shape[2:]) for x in ("k_cache", "v_cache")}
+    shapes = {f"{x}.shape": list(call[x].shape) for x in ("q", "k", "v") if x in call}
+    caches = {f"{x}.heads and head_dim": list(call[x].shape[2:]) for x in ("k_cache", "v_cache")}
     arrays = ("alibi_slopes", "s_aux", "rotary_cos", "captures")
     is_known = isinstance(length, int) or length.device.type == "cpu"
     return {
-        **shapes, "q.dtype": given["q"].dtype, **caches,
+        **shapes, "q.dtype": call["q"].dtype, **caches,
         "owners": names[0].removeprefix("owners="), names[1]: owners.page,
         "cache_seqlens": (length if isinstance(length, int) else length.tolist()) if is_known else "on a device",
-        **{name: given[name] for name in _NUMBERS if name in given}, "arrays": [x for x in arrays if x in given],
+        **{name: call[name] for name in _NUMBERS if name in call}, "arrays": [x for x in arrays if x in call],
     }  # fmt: skip
 
 
@@ -150,96 +152,101 @@ def _shortest(total: int | Tensor) -> int:
     return int(total.min()) if total.device.type == "cpu" and total.numel() else 2**31 - 1
 
 
-def check_arrays(function: str, given: Mapping[str, Any], like: str = "q") -> None:
+def check_arrays(call: Call, like: str = "q") -> None:
     """Refuses arrays that are not as what is done here needs them; the extension looks at the rest."""
     sizes = {"q": 4, "k_cache": 4, "v_cache": 4, "k": 4, "v": 4, "block_table": 2, "cache_batch_idx": 1}
+    first = call.get(like)
     for name, ndim in sizes.items():
-        x = given.get(name)
+        x = call.get(name)
         if x is None and name not in (like, "k_cache", "v_cache"):
             continue
         if not isinstance(x, Tensor):
-            raise TypeError(f"{function}: {name} must be a torch tensor, got {type(x).__name__}")
+            raise call.refuse(name, "must be a torch tensor", type(x).__name__, TypeError)
         if x.ndim != ndim:
-            raise ValueError(f"{function}: {name} must have {ndim} dimensions, got shape {list(x.shape)}")
-        if isinstance(first := given.get(like), Tensor) and x.device != first.device:
-            raise ValueError(f"{function}: {name} must be on the device of {like} ({first.device}), got {x.device}")
-    first = given[like]
-    if ("k" in given) != ("v" in given):
-        raise ValueError(f"{function}: k and v must be given together")
+            raise call.refuse(name, f"must have {ndim} dimensions", f"shape {list(x.shape)}")
+        if isinstance(first, Tensor) and x.device != first.device:
+            raise call.refuse(name, f"must be on the device of {like} ({first.device})", x.device)
+    if ("k" in call) != ("v" in call):
+        raise ValueError(f"{call.function}: k and v must be given together")
     for name in ("k", "v"):
-        if name not in given:
-            continue
-        x, cache = given[name], given[f"{name}_cache"]
-        if x.dtype is not first.dtype:
-            raise TypeError(f"{function}: {name} must have the dtype of {like} ({first.dtype}), got {x.dtype}")
-        want = (len(first), given["k"].shape[1], *cache.shape[2:])
-        if x.shape != want:
-            raise ValueError(f"{function}: {name} must have shape {list(want)}, got {list(x.shape)}")
-        if cache.dtype is not first.dtype and cache.dtype not in EIGHT_BITS:
-            raise TypeError(
-                f"{function}: {name}_cache must have the dtype of {like} ({first.dtype}), or 8 bits, got {cache.dtype}"
-            )
-        scale = given.get(f"{name}_scale")
-        if isinstance(scale, Tensor) and scale.shape != cache.shape[:3]:
-            raise NotImplementedError(
-                f"{function}: {name}_scale must be a number or have the shape of {name}_cache without its last "
-                f"dimension {list(cache.shape[:3])} with new keys, got {list(scale.shape)}"
-            )
-        if scale is not None and cache.dtype not in EIGHT_BITS:
-            raise ValueError(f"{function}: {name}_scale must be None with a cache of {cache.dtype}, got one")
+        if name in call:
+            _check_new(call, name, like)
 
 
-def room_of(given: Mapping[str, Any]) -> int:
-    """Rows that this rank's cache has for a sequence."""
-    rows: int = given["k_cache"].shape[1]
-    return rows * given["block_table"].shape[1] if "block_table" in given else rows
-
-
-def owners_of_cache(function: str, given: dict[str, Any], group: dist.ProcessGroup) -> Owners:
-    """What owners, page and room say, which are taken out of `given`."""
-    rows = None if "block_table" in given else room_of(given)
-    page, room = given.pop("page", None), given.pop("room", None)
-    owners = owners_of(function, given.pop("owners", "pages"), page, room, rows, group)
-    if owners.is_ranges and owners.page > room_of(given):
-        raise ValueError(
-            f"{function}: room must be at most the rows of the cache ({room_of(given)}), got {owners.page}"
+def _check_new(call: Call, name: str, like: str) -> None:
+    """Refuses new keys, or values, that do not fit into the cache."""
+    first, x, scale, of_cache = call[like], call[name], call.get(f"{name}_scale"), f"{name}_cache"
+    cache = call[of_cache]
+    if x.dtype is not first.dtype:
+        raise call.refuse(name, f"must have the dtype of {like} ({first.dtype})", x.dtype, TypeError)
+    want = (len(first), call["k"].shape[1], *cache.shape[2:])
+    if x.shape != want:
+        raise call.refuse(name, f"must have shape {list(want)}", list(x.shape))
+    if cache.dtype is not first.dtype and cache.dtype not in EIGHT_BITS:
+        rule = f"must have the dtype of {like} ({first.dtype}), or 8 bits"
+        raise call.refuse(of_cache, rule, cache.dtype, TypeError)
+    if isinstance(scale, Tensor) and scale.shape != cache.shape[:3]:
+        rule = (
+            f"must be a number or have the shape of {of_cache} without its last dimension {list(cache.shape[:3])} "
+            f"with new keys"
         )
+        raise call.refuse(f"{name}_scale", rule, list(scale.shape), NotImplementedError)
+    if scale is not None and cache.dtype not in EIGHT_BITS:
+        raise call.refuse(f"{name}_scale", f"must be None with a cache of {cache.dtype}", "one")
+
+
+def room_of(call: Call) -> int:
+    """Rows that this rank's cache has for a sequence."""
+    rows: int = call["k_cache"].shape[1]
+    return rows * call["block_table"].shape[1] if "block_table" in call else rows
+
+
+def owners_of_cache(call: Call, group: dist.ProcessGroup) -> Owners:
+    """What owners, page and room say."""
+    rows = None if "block_table" in call else room_of(call)
+    owners = owners_of(call.function, call.get("owners", "pages"), call.get("page"), call.get("room"), rows, group)
+    if owners.is_ranges and owners.page > room_of(call):
+        raise call.refuse("room", f"must be at most the rows of the cache ({room_of(call)})", owners.page)
     return owners
 
 
-def _rotated(function: str, given: dict[str, Any], length: int | Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _rotated(call: Call, length: int | Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """q, k and v, by their positions among the keys of all ranks, which the kernel of one rank does not know."""
-    q, k, v = given.pop("q"), given.pop("k", None), given.pop("v", None)
-    cos, sin = given.pop("rotary_cos", None), given.pop("rotary_sin", None)
-    interleaved = given.pop("rotary_interleaved", True)
+    q, k, v, cos, sin = (call.get(name) for name in ("q", "k", "v", "rotary_cos", "rotary_sin"))
+    assert isinstance(q, Tensor)
     if cos is None and sin is None:
         return q, k, v
-    check_tables(function, q, cos, sin)
+    check_tables(call.function, q, cos, sin)
     if k is None:
-        raise ValueError(f"{function}: k must be given with rotary_cos and rotary_sin")
-    in_order = given.get("causal", False) or max(given.get("window_left", -1), given.get("window_right", -1)) >= 0
+        raise ValueError(f"{call.function}: k must be given with rotary_cos and rotary_sin")
+    in_order = call.get("causal", False) or max(call.get("window_left", -1), call.get("window_right", -1)) >= 0
     end = longest(length) + max(k.shape[1], q.shape[1] if in_order else 1)
     if end > len(cos):
-        raise ValueError(f"{function}: rotary_cos.rows must be at least the longest sequence ({end}), got {len(cos)}")
+        raise ValueError(
+            f"{call.function}: rotary_cos.rows must be at least the longest sequence ({end}), got {len(cos)}"
+        )
     first = length[:, None] if isinstance(length, Tensor) else length
 
     def at(rows: int) -> Tensor:
         return first + torch.arange(rows, device=q.device).unsqueeze(0)
 
-    of_q = at(q.shape[1]) if in_order else at(1).expand(-1, q.shape[1])
+    interleaved, of_q = (
+        call.get("rotary_interleaved", True),
+        at(q.shape[1]) if in_order else at(1).expand(-1, q.shape[1]),
+    )
     return rotate(q, of_q, cos, sin, interleaved), rotate(k, at(k.shape[1]), cos, sin, interleaved), v
 
 
-def _that_need_positions(given: Mapping[str, Any], left: int, right: int, rows: int, new: int) -> list[tuple[str, Any]]:
+def _that_need_positions(call: Call, left: int, right: int, rows: int, new: int) -> list[tuple[str, Any]]:
     """Arguments by whose results a key's position matters, and their values."""
     found: list[tuple[str, Any]] = []
     if left >= 0 or right > 0:
         found.append(("window_size", (left, right)))
     elif right == 0 and rows > max(new, 1):
         found.append(("causal=True with more queries than new keys", f"{rows} and {new}"))
-    if "alibi_slopes" in given:
+    if "alibi_slopes" in call:
         found.append(("alibi_slopes", "some"))
-    text = given.get("score_mod")
+    text = call.get("score_mod")
     if isinstance(text, str) and re.search(r"\b[qk]_idx\b", without_comments(text)):
         found.append(("a score_mod of q_idx or k_idx", repr(text)))
     return found

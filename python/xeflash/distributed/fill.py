@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xeflash.call.call import Call
+from xeflash.call.schema import BSHD
 from xeflash.distributed.agree import naming, together
 from xeflash.distributed.decode_call import check_arrays, joined, longest, owners_of_cache, room_of
 from xeflash.distributed.owners import checked_lengths
@@ -51,25 +53,26 @@ def fill_sharded_cache(
         "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "cache_batch_idx": cache_batch_idx,
         "k_scale": k_scale, "v_scale": v_scale,
     }  # fmt: skip
-    cache = {name: x for name, x in cache.items() if x is not None}
+    dealing = {"owners": owners, "page": page, "room": room}
+    given = {"function": function, "layout": BSHD, **cache, **dealing, "k": k, "v": v}
+    call = Call({name: x for name, x in given.items() if x is not None or name in ("k_cache", "v_cache")})
     with together(function, groups, device=getattr(k, "device", None)) as facts:
         if len(groups) > 1:
             raise NotImplementedError(f"{function}: group must be one group, got {len(groups)}")
         check_shards(function, shards)
-        check_arrays(function, {**cache, "k": k, "v": v}, "k")
+        check_arrays(call, "k")
         world = groups[0].size()
         pieces = pieces_of(world, shards) // world
         batch, total = k.shape[0], k.shape[1] * world
         if k.shape[1] % pieces:
             raise ValueError(f"{function}: k.shape[1] must be a multiple of {pieces} with {shards!r}, got {k.shape[1]}")
-        given = {**cache, "owners": owners, "page": page, "room": room}
-        dealt = owners_of_cache(function, given, groups[0])
+        dealt = owners_of_cache(call, groups[0])
         length = total if cache_seqlens is None else checked_lengths(function, cache_seqlens, batch, k.device, "k")
         if longest(length) > total:
             raise ValueError(
                 f"{function}: cache_seqlens must be at most {total}, the rows of all, got {longest(length)}"
             )
-        dealt.check_room(function, longest(length), room_of(cache))
+        dealt.check_room(function, longest(length), room_of(call))
         facts |= {"k.shape": list(k.shape), "v.shape": list(v.shape), "k.dtype": k.dtype, "shards": shards}
         facts |= {"owners": owners, "page or room": dealt.page}
     both = torch.cat([k.flatten(2), v.flatten(2)], -1)
@@ -83,4 +86,4 @@ def fill_sharded_cache(
     keys, values = mine[..., :columns].unflatten(-1, k.shape[2:]), mine[..., columns:].unflatten(-1, v.shape[2:])
     positions = joined(torch.arange(total, device=k.device)[None], runs).expand(batch, -1)
     kept = positions < (length[:, None] if isinstance(length, Tensor) else length)
-    append(rows_of(function, keys.contiguous(), values.contiguous(), cache), positions, dealt, cache, kept)
+    append(rows_of(call, keys.contiguous(), values.contiguous()), positions, dealt, call, kept)

@@ -10,20 +10,23 @@ from typing import Any
 
 import torch
 
-from xeflash.api.public import public
+from xeflash.call.bind import public
+from xeflash.call.call import Call
+from xeflash.call.newer_words import WORDS
+from xeflash.call.schema import BSHD, THD
 from xeflash.distributed import running
 
 
-def _run(function: str, given: dict[str, Any]) -> Any:
+def _run(call: Call) -> Any:
     """Outside of what torch.compile compiles: transports do not belong into a graph."""
     if torch.compiler.is_dynamo_compiling():
         from xeflash.distributed import uncompiled
 
-        return uncompiled.run(function, given)
-    return running.run(function, given)
+        return uncompiled.run(call)
+    return running.run(call)
 
 
-@public(_run)
+@public(BSHD, words=WORDS, with_ranks=True)
 def context_parallel_attn_func(
     q: Any,
     k: Any,
@@ -97,7 +100,12 @@ def context_parallel_attn_func(
     """
 
 
-@public(_run)
+@context_parallel_attn_func.body
+def _(call: Call) -> Any:
+    return _run(call)
+
+
+@public(THD, words=WORDS, with_ranks=True)
 def context_parallel_attn_varlen_func(
     q: Any,
     k: Any,
@@ -139,3 +147,8 @@ def context_parallel_attn_varlen_func(
         softmax_scale, causal, window_size, softcap, deterministic, s_aux, captures, group, shards, how: as in
             ``context_parallel_attn_func``.
     """
+
+
+@context_parallel_attn_varlen_func.body
+def _(call: Call) -> Any:
+    return _run(call)

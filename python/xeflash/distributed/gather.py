@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xeflash.distributed import transport
-from xeflash.distributed.blocks import Call, State, each
+from xeflash.distributed.blocks import Spread, State, each
 from xeflash.distributed.ring import Pair
 from xeflash.distributed.shards import chunks_of, deal, undeal
 
@@ -22,26 +22,26 @@ from xeflash.distributed.shards import chunks_of, deal, undeal
 class Way:
     """The keys of a group, or, without one, those that are here; rows and keys are those of a shard."""
 
-    def __init__(self, call: Call, group: dist.ProcessGroup | None, shards: str, rows: int, keys: int) -> None:
-        self.call, self.group, self.shards = call, group, shards
+    def __init__(self, spread: Spread, group: dist.ProcessGroup | None, shards: str, rows: int, keys: int) -> None:
+        self.spread, self.group, self.shards = spread, group, shards
         rank: int = 0 if group is None else group.rank()
         self.world: int = 1 if group is None else group.size()
-        self.blocks = list(each(call, chunks_of(rank, self.world, rows, shards), keys * self.world))
+        self.blocks = list(each(spread, chunks_of(rank, self.world, rows, shards), keys * self.world))
 
     def _gathered(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.world == 1:
             return k, v
         found = transport.all_gather(Pair.of(k, v).buffer, self.group)
         of_k, of_v = (found[:, : k.numel()], k.shape), (found[:, k.numel() :], v.shape)
-        k, v = (undeal(x.unflatten(1, shape), self.call.dim, self.shards) for x, shape in (of_k, of_v))
+        k, v = (undeal(x.unflatten(1, shape), self.spread.dim, self.shards) for x, shape in (of_k, of_v))
         return k, v
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, learned: Mapping[str, Tensor]) -> State:
         """(out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
-        state = self.call.state(q, v)
+        state = self.spread.state(q, v)
         k, v = self._gathered(k, v)
         for block in self.blocks:
-            self.call.add(block, q, k, v, state, learned)
+            self.spread.add(block, q, k, v, state, learned)
         return state
 
     def backward(
@@ -58,14 +58,14 @@ class Way:
         k, v = self._gathered(of_k, of_v)
         sums = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (k, v)) if wants_kv else (None, None)
         for block in self.blocks:
-            self.call.add_gradients(block, (q, k, v), kept, dq, sums, learned, of_learned)
+            self.spread.add_gradients(block, (q, k, v), kept, dq, sums, learned, of_learned)
         dk, dv = sums
         if dk is None or dv is None:
             return None, None
         if self.world == 1:
             return dk, dv
         del k, v
-        parts = [deal(x, self.call.dim, self.world, self.shards).flatten(1) for x in (dk, dv)]
+        parts = [deal(x, self.spread.dim, self.world, self.shards).flatten(1) for x in (dk, dv)]
         found = transport.all_to_all(torch.cat(parts, 1), self.group)
         total = found[0]
         for other in found[1:]:

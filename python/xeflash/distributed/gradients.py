@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xeflash.distributed import agree, gather, part, ring
-from xeflash.distributed.blocks import Call
+from xeflash.distributed.blocks import Spread
 from xeflash.distributed.cost import choose
 from xeflash.distributed.heads import Exchange
 from xeflash.distributed.shards import RANGES
@@ -39,7 +39,7 @@ class Choice:
 class Job:
     """A call, and the ways over its groups."""
 
-    call: Call
+    spread: Spread
     groups: tuple[dist.ProcessGroup, ...]
     ways: tuple[str, ...]  # of each group, the outer one first; none until one is chosen
     shards: str
@@ -55,25 +55,25 @@ class Job:
         if self.ways[-1] != "all_to_all":
             return None
         shards = RANGES if len(self.groups) == 2 else self.shards
-        heads, heads_k = (shape[self.call.dim + 1] for shape in self.shapes[:2])
-        return Exchange(self.groups[-1], self.call.dim, shards, heads, heads_k)
+        heads, heads_k = (shape[self.spread.dim + 1] for shape in self.shapes[:2])
+        return Exchange(self.groups[-1], self.spread.dim, shards, heads, heads_k)
 
     @cached_property
     def way(self) -> ring.Way | gather.Way:
         """What attends, with this rank's heads."""
-        rows, keys = (shape[self.call.dim] for shape in self.shapes[:2])
+        rows, keys = (shape[self.spread.dim] for shape in self.shapes[:2])
         if self.exchange is None:
             kind = ring.Way if self.ways[0] == "ring" else gather.Way
-            return kind(self.call, self.groups[0], self.shards, rows, keys)
-        call, world = self.call.of_heads(self.exchange.first), self.exchange.world
+            return kind(self.spread, self.groups[0], self.shards, rows, keys)
+        spread, world = self.spread.of_heads(self.exchange.first), self.exchange.world
         if len(self.groups) == 1:
-            return gather.Way(call, None, RANGES, rows * world, keys * world)
+            return gather.Way(spread, None, RANGES, rows * world, keys * world)
         kind = ring.Way if self.ways[0] == "ring" else gather.Way
-        return kind(call, self.groups[0], self.shards, rows * world, keys * world)
+        return kind(spread, self.groups[0], self.shards, rows * world, keys * world)
 
     def _learned(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """By their names; of slopes and sinks those of this rank's heads."""
-        found = dict(zip(self.call.learned, tensors, strict=True))
+        found = dict(zip(self.spread.learned, tensors, strict=True))
         if self.exchange is not None:
             for name in {"alibi_slopes", "s_aux"} & found.keys():
                 found[name] = found[name][..., self.exchange.mine].contiguous()
@@ -111,13 +111,13 @@ class Job:
             (dout,) = exchange.to_heads(dout)
             dlse = None if dlse is None else exchange.lse_to_heads(dlse)
         wide = out.float() if rest is None else torch.add(out, rest.float(), alpha=1 / _REST)
-        delta = part.delta_of(dout, wide, dlse, self.call.layout)
+        delta = part.delta_of(dout, wide, dlse, self.spread.layout)
         del wide, out, rest
         dq = torch.zeros_like(q, dtype=torch.float32) if wanted[0] else None
         given = self._learned(learned)
         sums = {
             name: torch.zeros_like(given[name], dtype=torch.float32)
-            for name, wants in zip(self.call.learned, wanted[3:], strict=True)
+            for name, wants in zip(self.spread.learned, wanted[3:], strict=True)
             if wants
         }
         dk, dv = self.way.backward((q, k, v), (dout, lse, delta), dq, wanted[1] or wanted[2], given, sums)
@@ -127,13 +127,13 @@ class Job:
             found = [None if x is None else next(moved) for x in found]
             found = [found[0], *(None if x is None else exchange.collect(x).to(q.dtype) for x in found[1:])]
             for name in {"alibi_slopes", "s_aux"} & sums.keys():
-                shape = learned[self.call.learned.index(name)].shape
+                shape = learned[self.spread.learned.index(name)].shape
                 whole = sums[name].new_zeros(shape)
                 whole[..., exchange.mine] = sums[name]
                 sums[name] = whole
         found = [x if wants else None for x, wants in zip(found, wanted, strict=False)]
-        dtypes = {name: x.dtype for name, x in zip(self.call.learned, learned, strict=True)}
-        return [*found, *(sums[name].to(dtypes[name]) if name in sums else None for name in self.call.learned)]
+        dtypes = {name: x.dtype for name, x in zip(self.spread.learned, learned, strict=True)}
+        return [*found, *(sums[name].to(dtypes[name]) if name in sums else None for name in self.spread.learned)]
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -143,7 +143,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, job: Job, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps what the backward pass needs."""
         (q, k, v), learned = tensors[:3], tensors[3:]
-        with agree.naming(job.call.function, job.groups):
+        with agree.naming(job.spread.function, job.groups):
             out, lse, kept = job.forward(q, k, v, learned, any(ctx.needs_input_grad))
         ctx.job = job
         ctx.save_for_backward(*kept, *learned)
@@ -157,7 +157,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         """Takes part in the backward pass of all ranks."""
         job, saved, wanted = ctx.job, ctx.saved_tensors, ctx.needs_input_grad[1:]
         return None, *once(
-            job.call.function, lambda: _backward(job, saved[:6], saved[6:], wanted, dout, dlse), dout, dlse
+            job.spread.function, lambda: _backward(job, saved[:6], saved[6:], wanted, dout, dlse), dout, dlse
         )
 
 
@@ -170,7 +170,7 @@ def _backward(
     dlse: Tensor | None,
 ) -> list[Tensor | None]:
     """What this rank computes, once all ranks are found to be in the same backward pass."""
-    passed = f"{job.call.function} (backward pass)"
+    passed = f"{job.spread.function} (backward pass)"
     with agree.together(passed, job.groups, device=kept[0].device) as facts:
         facts |= {"number of the forward pass": job.number, "gradients wanted of q, k, v": list(wanted[:3])}
         facts |= {"shapes": [list(x) for x in job.shapes]}
@@ -188,9 +188,9 @@ def _backward(
 def settled(job: Job, facts: dict[str, Any]) -> Job:
     """The same with what ranks agreed on: the seed and offset of dropout, and a way that fits into the room of all."""
     (seed, offset), room, ways, auto = facts["seed"], facts["room"], job.ways, job.auto
-    numbers = {**job.call.numbers, "seed": seed, "offset": offset}
+    spread = replace(job.spread, call=job.spread.call.with_(seed=seed, offset=offset))
     if auto is not None:
         (q, k, v), world = job.shapes, job.groups[0].size()
         found = choose(q, k, auto.dtype, world, dim_v=v[-1], backward=auto.backward, memory_limit=room, ways=auto.ways)
         ways = (str(found.how),)
-    return replace(job, call=replace(job.call, numbers=numbers), ways=ways, number=facts["number"])
+    return replace(job, spread=spread, ways=ways, number=facts["number"])

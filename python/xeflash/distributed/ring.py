@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xeflash.distributed import transport
-from xeflash.distributed.blocks import Block, Call, State
+from xeflash.distributed.blocks import Block, Spread, State
 from xeflash.distributed.shards import chunks_of
 
 
@@ -58,20 +58,20 @@ def _elements(shape: tuple[int, ...]) -> int:
 class Way:
     """The ring of a group; rows and keys are those of a shard."""
 
-    def __init__(self, call: Call, group: dist.ProcessGroup, shards: str, rows: int, keys: int) -> None:
-        self.call, self.group, self.rank, self.world = call, group, group.rank(), group.size()
+    def __init__(self, spread: Spread, group: dist.ProcessGroup, shards: str, rows: int, keys: int) -> None:
+        self.spread, self.group, self.rank, self.world = spread, group, group.rank(), group.size()
         self.mine = chunks_of(self.rank, self.world, rows, shards)
         self.theirs = [chunks_of(rank, self.world, keys, shards) for rank in range(self.world)]
-        self.last = call.last_step(self.world, rows, keys, shards)
+        self.last = spread.last_step(self.world, rows, keys, shards)
 
     def blocks(self, step: int) -> list[Block]:
         """Those of a step."""
         source = (self.rank - step) % self.world
-        return self.call.blocks(self.mine, self.theirs[source], own=step == 0)
+        return self.spread.blocks(self.mine, self.theirs[source], own=step == 0)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, learned: Mapping[str, Tensor]) -> State:
         """(out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
-        state = self.call.state(q, v)
+        state = self.spread.state(q, v)
         ring = transport.Ring(self.group)
         pair = Pair.of(k, v) if self.last else None
         for step in range(self.last + 1):
@@ -80,7 +80,7 @@ class Way:
                     ring.start(pair.buffer)
                 k, v = pair.both
             for block in self.blocks(step):
-                self.call.add(block, q, k, v, state, learned)
+                self.spread.add(block, q, k, v, state, learned)
             if pair is not None and step < self.last:
                 pair = pair.at(ring.wait())
         return state
@@ -107,7 +107,7 @@ class Way:
             sums = own if step == 0 or own is None else Pair.zeros(k, v)
             dkv = (None, None) if sums is None else sums.both
             for block in self.blocks(step):
-                self.call.add_gradients(block, (q, k, v), kept, dq, dkv, learned, of_learned)
+                self.spread.add_gradients(block, (q, k, v), kept, dq, dkv, learned, of_learned)
             if pair is not None and step < self.last:
                 pair = pair.at(ring.wait())
             if sums is not None and step:

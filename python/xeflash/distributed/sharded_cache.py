@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from xeflash.api.kv_cache import attend_cache
+from xeflash.call.call import Call
 from xeflash.call.schema import BSHD
 from xeflash.distributed.owners import Owners
 
@@ -37,22 +37,23 @@ class Rows:
         return {"k_cache": self.k, "v_cache": self.v, **scales}
 
 
-def rows_of(function: str, k: Tensor, v: Tensor, cache: Mapping[str, Any]) -> Rows:
-    """New rows as `cache` (k_cache, v_cache, k_scale, v_scale) has them: quantised by the kernel that appends."""
-    k_cache, v_cache = cache["k_cache"], cache["v_cache"]
+def rows_of(call: Call, k: Tensor, v: Tensor) -> Rows:
+    """New rows as the cache of a call has them: quantised by the kernel that appends."""
+    k_cache, v_cache = call["k_cache"], call["v_cache"]
     if k_cache.dtype not in EIGHT_BITS:
         return Rows(k, v)
-    scales = {x: cache.get(x) for x in _SCALES}
+    scales = {x: call.get(x) for x in _SCALES}
     for x, scale in scales.items():
         if isinstance(scale, Tensor):
             scales[x] = scale.new_empty(k.shape[:3])
     rows = Rows(k.new_empty(k.shape, dtype=k_cache.dtype), v.new_empty(v.shape, dtype=v_cache.dtype), **scales)
     if k.shape[1]:  # one query is the least that a call can have
-        attend_cache(function, BSHD, {"q": k[:, :1], "k": k, "v": v, "cache_length": 0, **rows.arguments()})
+        new = {"q": k[:, :1], "k": k, "v": v, "cache_length": 0, **rows.arguments()}
+        attend_cache(Call({"function": call.function, "layout": BSHD, **new}))
     return rows
 
 
-def append(rows: Rows, positions: Tensor, owners: Owners, cache: Mapping[str, Any], kept: Tensor | None = None) -> None:
+def append(rows: Rows, positions: Tensor, owners: Owners, cache: Call, kept: Tensor | None = None) -> None:
     """Writes those rows that are this rank's own into its cache.
 
     Nothing is read from the device: shapes do not depend on how many those are. In the place of any other row, the
@@ -60,7 +61,7 @@ def append(rows: Rows, positions: Tensor, owners: Owners, cache: Mapping[str, An
 
     Args:
         positions: (B, new).
-        cache: k_cache, v_cache, and what says where its rows are.
+        cache: a call that has k_cache, v_cache, and what says where its rows are.
         kept: bool (B, new): which rows there are; default all.
     """
     at = owners.local(positions)

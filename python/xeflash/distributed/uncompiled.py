@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from xeflash.call.call import Call
 from xeflash.distributed import running
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def run(function: str, given: dict[str, Any]) -> Any:
+def run(call: Call) -> Any:
     """A call."""
-    return running.run(function, given)
+    return running.run(call)

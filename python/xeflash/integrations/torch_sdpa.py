@@ -44,6 +44,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from xeflash import _core, attention, torch_ops
+from xeflash.call.call import Call
 from xeflash.call.schema import THD
 from xeflash.integrations import _torch_context_parallel
 from xeflash.torch_ops.library import requires_grad
@@ -372,5 +373,5 @@ class _PackedCall(NamedTuple):
         """The operator's results, of which out and LSE have gradients."""
         _goes_to(True)
         with torch.autocast(self.query.device.type, enabled=False):  # torch casts nothing here
-            out, lse = torch_ops.forward(**self._words())
+            out, lse = torch_ops.attend(Call(self._words()))
         return out, lse, torch.zeros(2, dtype=torch.uint64, device=out.device)

@@ -24,7 +24,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from xeflash import merge_states
-from xeflash.api.route import engine
+from xeflash.api.route import run
+from xeflash.call.call import Call
 from xeflash.call.schema import THD
 from xeflash.integrations._pages import write_slots
 from xeflash.integrations._vllm_context import local_lengths, longest_local, merge_over_ranks
@@ -33,6 +34,11 @@ from xeflash.integrations.vllm import NAME
 _EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _CACHE_DTYPES = ["auto", "float16", "bfloat16", *_EIGHT_BITS]  # the first three: the dtype of the model
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
+
+
+def attend(**arguments: Any) -> tuple[Tensor, Tensor | None]:
+    """(out, LSE or None) of packed sequences, of arguments in the words of the schema."""
+    return run(Call({"function": "xeflash", "layout": THD, **arguments}))
 
 
 class XeflashBackend(AttentionBackend):  # type: ignore[misc]
@@ -267,18 +273,18 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         query, out = query[:tokens], output[:tokens].view(tokens, self.num_heads, self.head_size)
         if self.attn_type in _ENCODERS:
             starts, longest = m.query_start_loc, m.max_query_len
-            engine("xeflash", query, key, value, {"output": out}).forward(
-                function="xeflash", layout=THD, q=query, k=key[:tokens], v=value[:tokens], out=out, cu_seqlens_q=starts,
-                cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest, **self._features(causal=False),
+            attend(
+                q=query, k=key[:tokens], v=value[:tokens], out=out, cu_seqlens_q=starts, cu_seqlens_k=starts,
+                max_seqlen_q=longest, max_seqlen_k=longest, **self._features(causal=False),
             )  # fmt: skip
             return output
         if m.context_lens is not None:
             out.copy_(self._attend_with_dealt_keys(layer, query, key[:tokens], value[:tokens], kv_cache, m))
             return output
         key_cache, value_cache = self._caches(kv_cache)
-        engine("xeflash", query, key_cache, value_cache, {"output": out}).forward(
-            function="xeflash", layout=THD, q=query, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table,
-            out=out, cu_seqlens_q=m.query_start_loc, max_seqlen_q=m.max_query_len, max_seqlen_k=m.max_seq_len,
+        attend(
+            q=query, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table, out=out,
+            cu_seqlens_q=m.query_start_loc, max_seqlen_q=m.max_query_len, max_seqlen_k=m.max_seq_len,
             seqused_k=m.seq_lens, **self._scales(layer), **self._features(causal=m.causal),
         )  # fmt: skip
         return output
@@ -290,14 +296,14 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         group = get_dcp_group()
         everyone = group.all_gather(query.contiguous(), dim=1)  # the heads of all ranks
         key_cache, value_cache = self._caches(kv_cache)
-        said = {"function": "xeflash", "layout": THD, "cu_seqlens_q": m.query_start_loc, "return_lse": True}
-        said |= {"max_seqlen_q": m.max_query_len, "softmax_scale": self.scale, "softcap": self.logits_soft_cap}
-        part = engine("xeflash", everyone, key_cache, value_cache, {}).forward(
+        said = {"cu_seqlens_q": m.query_start_loc, "max_seqlen_q": m.max_query_len, "return_lse": True}
+        said |= {"softmax_scale": self.scale, "softcap": self.logits_soft_cap}
+        part = attend(
             **said, q=everyone, k_cache=key_cache, v_cache=value_cache, block_table=m.block_table,
             seqused_k=m.context_lens, max_seqlen_k=m.max_context_len, **self._scales(layer),
         )  # fmt: skip
         context = merge_over_ranks(*part, group)
-        new = engine("xeflash", query, key, value, {}).forward(
+        new = attend(
             **said, q=query, k=key, v=value, cu_seqlens_k=m.query_start_loc, max_seqlen_k=m.max_query_len,
             causal=m.causal, s_aux=self.sinks,
         )  # fmt: skip

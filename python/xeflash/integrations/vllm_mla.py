@@ -24,10 +24,8 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, Multipl
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
 from xeflash import merge_states
-from xeflash.api.route import engine
-from xeflash.call.schema import THD
 from xeflash.integrations._pages import write_slots
-from xeflash.integrations.vllm_backend import XeflashBackend
+from xeflash.integrations.vllm_backend import XeflashBackend, attend
 
 _FP8 = torch.float8_e4m3fn
 _EIGHT_BITS = ("fp8", "fp8_e4m3")  # vLLM's layer takes 8-bit floats of this type, whatever it is told
@@ -162,8 +160,8 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
         keys = self._pages(cache)
         values = keys[..., : self.kv_lora_rank]
         scales = {"k_scale": layer._k_scale_float, "v_scale": layer._k_scale_float} if self._in_eight_bits() else {}
-        out, lse = engine("xeflash", q, keys, values, {}).forward(
-            function="xeflash", layout=THD, q=q, k_cache=keys, v_cache=values, block_table=m.decode.block_table,
+        out, lse = attend(
+            q=q, k_cache=keys, v_cache=values, block_table=m.decode.block_table,
             cu_seqlens_q=m.query_start_loc[: m.num_decodes + 1], seqused_k=m.decode.seq_lens,
             max_seqlen_q=min(m.max_query_len, q.shape[0] - m.num_decodes + 1), max_seqlen_k=m.max_seq_len, causal=True,
             softmax_scale=self.scale, return_lse=True, **scales,
@@ -208,8 +206,8 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
         of_keys, v = kv.split((self.qk_nope_head_dim, self.v_head_dim), dim=-1)
         rotated = rotated.reshape(-1, 1, self.qk_rope_head_dim).expand(-1, self.num_heads, -1)
         k = torch.cat((of_keys, rotated), dim=-1)
-        out, lse = engine("xeflash", q, k, v, {}).forward(
-            function="xeflash", layout=THD, q=q, k=k, v=v, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k,
+        out, lse = attend(
+            q=q, k=k, v=v, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k,
             max_seqlen_q=longest_q, max_seqlen_k=longest_k, causal=causal, softmax_scale=self.scale, return_lse=True,
         )  # fmt: skip
         return out, lse

@@ -5,7 +5,7 @@ allocators without waiting for a device. The public functions go through them by
 ``needed``; elsewhere they call the extension directly, which costs less. A result that was not asked for has no
 elements; ``function`` is who calls, for messages.
 
-The package stands in for the extension there (``stand_in``): ``forward`` and the others are those of _core.pyi.
+The package stands in for the extension there (``stand_in``).
 """
 
 from xeflash.torch_ops import heads as _heads  # noqa: F401  registers its operators
@@ -13,16 +13,6 @@ from xeflash.torch_ops import products as _products  # noqa: F401  likewise
 from xeflash.torch_ops import sampling as _sampling  # noqa: F401  likewise
 from xeflash.torch_ops import softmax as _softmax  # noqa: F401  likewise
 from xeflash.torch_ops.library import needed, wants_gradients
-from xeflash.torch_ops.stand_in import (
-    forward,
-    linear,
-    linear_cross_entropy,
-    linear_top_k,
-    matmul_softmax,
-    merge_states,
-    refuse_shared,
-    sample,
-)
+from xeflash.torch_ops.stand_in import attend, merge_states, multiply, refuse_shared
 
-__all__ = ["forward", "linear", "linear_cross_entropy", "linear_top_k", "matmul_softmax", "merge_states", "needed"]
-__all__ += ["refuse_shared", "sample", "wants_gradients"]
+__all__ = ["attend", "merge_states", "multiply", "needed", "refuse_shared", "wants_gradients"]

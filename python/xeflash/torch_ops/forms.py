@@ -26,6 +26,7 @@ from xeflash.call.schema import (
 _TYPES = {"object": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
 # What a schema has other words for: a number that may be an array is two, a snippet is four.
 _SEVERAL = {
+    "words": ["str[]? words=None"],  # ours and the caller's in turn
     "seed": ["SymInt? seed=None"],  # None: the operator draws its own
     "rest": ["bool keep_rest=False"],  # the operator gives it back
     "k_scale": ["Tensor? k_scale=None", "float? k_factor=None"],
@@ -51,7 +52,7 @@ class Form:
     needed: int  # the first of them have no default
     results: str = "Results"  # or "Three", "Pair", "One"
     written: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)  # its words for ours
+    names: dict[str, str] = field(default_factory=dict)  # its words for ours
     defaults: Mapping[str, Any] = field(default_factory=dict)  # where they are not the extension's
     table: Mapping[str, Row] = field(default_factory=lambda: ROWS)
 

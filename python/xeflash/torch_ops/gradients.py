@@ -11,28 +11,31 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from xeflash import _core
-from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, LEARNED, THD
+from xeflash.call.call import Call
+from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, THD, WITH_GRADIENTS
 from xeflash.call.score_mod import without_comments
+from xeflash.torch_ops.extension import given_as, gradients_of, results_of
 from xeflash.torch_ops.forms import Form, backward_schema
 from xeflash.torch_ops.library import (
-    OF_SNIPPET,
     Pair,
     Results,
-    as_snippet,
+    has_subclass,
+    is_seen,
     once,
     refuse_transforms,
     register,
     requires_grad,
     wants_gradients,
 )
+from xeflash.torch_ops.words import laid_out, put_together, reader, with_lists, words_of
 from xeflash.tune import pick, xe
 from xeflash.tune.desc import Desc
 
@@ -52,40 +55,16 @@ def attention_backward(*arguments: Any, **more: Any) -> list[Tensor]:
     """
     given = {"function": "attention_backward", **dict(zip(_FIRST, arguments, strict=False))}
     given |= (DEFAULTS_OF_ATTENTION if given["layout"] == BHSD else {}) | more
-    rng, wanted, function = given.pop("rng"), given["wanted"], given["function"]
-    if given.get("dropout_p"):
-        given["seed"], given["offset"] = (x % 2**64 for x in rng.tolist())
-    names, captured = given.get("capture_names"), given.get("capture_arrays")
-    given["score_mod"] = as_snippet(function, *(given.pop(name, None) for name in OF_SNIPPET))
-    arrays = given | _by_name(names, captured)
-    asked = {name: _given(arrays, name) for name in wanted}
-    *gradients, of_captures = _core.backward(**given)
-    by_name = dict(zip(LEARNED, gradients, strict=True))
-    if learned := [name for name in arrays if name in asked and name not in LEARNED]:
-        parts = of_captures.split([asked[name].numel() for name in learned])
-        by_name |= {name: part.view(asked[name].shape) for name, part in zip(learned, parts, strict=True)}
-    return [by_name[name].sum_to_size(x.shape).to(x.dtype) for name, x in asked.items()]
-
-
-def _by_name(names: Sequence[str] | None, arrays: Sequence[Tensor] | None) -> dict[str, Tensor]:
-    return {f"captures[{name!r}]": x for name, x in zip(names or (), arrays or (), strict=False)}
+    put_together(given, cached=False)
+    rng = given.pop("rng")
+    return gradients_of(Call(given, words_of(given, {})), rng)
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, wanted: Sequence[str], **more: Any) -> list[Tensor]:
-    captured = _by_name(more.get("capture_names"), more.get("capture_arrays"))
-    arrays = {"q": q, "k": k, "v": v, **more, **captured}
-    return [x.new_empty(x.shape) for x in (_given(arrays, name) for name in wanted)]
-
-
-def _given(arrays: Mapping[str, Any], name: str) -> Tensor:
-    x = arrays.get(name)
-    if (name not in LEARNED and not name.startswith("captures[")) or x is None:
-        raise ValueError(
-            f"attention_backward: wanted must be names of {LEARNED} or \"captures['NAME']\" whose tensors are given, "
-            f"got {name!r}"
-        )
-    assert isinstance(x, Tensor)
-    return x
+    names, arrays = more.get("capture_names") or (), more.get("capture_arrays") or ()
+    captured = {f"captures[{name!r}]": x for name, x in zip(names, arrays, strict=False)}
+    given = {"q": q, "k": k, "v": v, **more}
+    return [x.new_empty(x.shape) for x in (given_as(given, captured, name) for name in wanted)]
 
 
 class _Without(torch.autograd.Function):  # type: ignore[misc]
@@ -122,38 +101,16 @@ _backward_op = register(
 # ---- attention ----------------------------------------------------------------------------------
 
 
-class _Call(NamedTuple):
-    """A call of an operator, but for its tensors."""
-
-    operator: Any
-    form: Form
-    names: tuple[str, ...]  # of the tensors; what follows them are captures
-    options: dict[str, Any]
-    in_core: Mapping[str, str]  # the extension's words for those of the operator
-
-    def run(self, tensors: Sequence[Tensor]) -> Results:
-        given = dict(zip(self.names, tensors, strict=False))
-        captured = {"capture_arrays": list(tensors[len(given) :])} if "capture_names" in self.options else {}
-        result: Results = self.operator(**self.options, **given, **captured, return_lse=True)
-        return result
-
-    def backward(self, tensors: Sequence[Tensor], wanted: list[str], **more: Any) -> list[Tensor]:
-        given = self.options | dict(zip(self.names, tensors, strict=False))
-        given = {self.in_core.get(name, name): x for name, x in given.items()}
-        if "capture_names" in given:
-            given["capture_arrays"] = list(tensors[len(self.names) :])
-        given = {name: x for name, x in given.items() if name not in FORWARD_ONLY and name != "keep_rest"}
-        result: list[Tensor] = _backward_op(**given, **more, layout=self.form.layout, wanted=wanted)
-        return result
+_Run = Callable[[Call], Results]
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """(out, lse, rng, rest) of a call with its tensors."""
+    """(out, lse, rng, rest) of a call, which comes without its tensors, and these by their names."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Results:
-        out, lse, rng, rest = call.run(tensors)
-        ctx.call = call
+    def forward(ctx: Any, call: Call, names: list[str], run: _Run, *tensors: Tensor) -> Results:
+        out, lse, rng, rest = run(call.joined(names, tensors))
+        ctx.call, ctx.names = call, names
         ctx.save_for_backward(*tensors, out, lse, rng, rest)
         ctx.mark_non_differentiable(rng, rest)
         ctx.set_materialize_grads(False)
@@ -161,23 +118,90 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _drng: None, _drest: None) -> Any:
-        call: _Call = ctx.call
         if any(x is not None and (is_batchedtensor(x) or is_legacy_batchedtensor(x)) for x in (dout, dlse)):
             raise NotImplementedError(
-                f"{call.options['function']}: gradients must not be batched (is_grads_batched, vectorised jacobians), "
+                f"{ctx.call.function}: gradients must not be batched (is_grads_batched, vectorised jacobians), "
                 f"as the backward pass takes one at a time, got some below vmap"
             )
         *tensors, out, lse, rng, rest = ctx.saved_tensors
-        asked = ctx.needs_input_grad[1:]
-        names = [call.in_core.get(name, name) for name in call.names]
-        names += _by_name(call.options.get("capture_names"), tensors[len(names) :])
-        wanted = [name for name, needs in zip(names, asked, strict=True) if needs]
+        asked = ctx.needs_input_grad[3:]
+        wanted = [name for name, needs in zip(ctx.names, asked, strict=True) if needs]
         if dout is None:
             dout = out.new_zeros(()).expand(out.shape)
-        kept = {"rest": rest} if rest.numel() else {}
-        found = call.backward(tensors, wanted, dout=dout, dlse=dlse, out=out, lse=lse, rng=rng, **kept)
-        gradients = dict(zip(wanted, found, strict=True))
-        return None, *(gradients.get(name) for name in names)
+        call = ctx.call.joined(
+            ctx.names, tensors, *FORWARD_ONLY, rest=rest if rest.numel() else None,
+            wanted=wanted, dout=dout, dlse=dlse, out=out, lse=lse,
+        )  # fmt: skip
+        found = iter(_backward(call, rng))
+        return None, None, None, *(next(found) if needs else None for needs in asked)
+
+
+def _backward(call: Call, rng: Tensor) -> list[Tensor]:
+    """The gradients of a call that are wanted, by the extension; where torch has to see it, by the operator."""
+    if not torch.is_grad_enabled() and is_plain(call):
+        return gradients_of(call, rng)
+    result: list[Tensor] = _backward_op(**with_lists(call), rng=rng)
+    return result
+
+
+def is_plain(call: Call) -> bool:
+    """Whether nothing below autograd has to see a call."""
+    given = call.arguments
+    return not (
+        torch.compiler.is_compiling()
+        or is_seen(given["q"], given["k"], given["v"])
+        or given["q"].is_meta
+        or has_subclass(given.values(), (given.get("captures") or {}).values())
+    )
+
+
+def attend(call: Call, run: _Run) -> Results:
+    """(out, LSE, state of dropout, rest) of a call of which a tensor requires grad, and which autograd keeps."""
+    given = call.arguments
+    q, v = given["q"], given["v"]
+    captured = [x for x in (given.get("captures") or {}).values() if isinstance(x, Tensor)]
+    if learned := [x for x in captured if x.requires_grad]:
+        refuse_captures(call.function, given["score_mod"], sum(x.numel() for x in learned))
+    if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
+        check_room(call.function, _core.arch_of(q, call.function, call.word("q")), q, v)
+    others = [x for name, x in given.items() if name != "v" and isinstance(x, Tensor)]  # its gradient needs no Delta
+    keeps_rest = q.dtype.itemsize == 2 and (given.get("rest") or requires_grad(*others, *captured))
+    if given["layout"] != THD and given["k"].shape[0] != q.shape[0]:
+        call = _in_one_batch(call)
+    apart, names, tensors = call.apart(Tensor, return_lse=True, rest=keeps_rest or None)
+    out, lse, rng, rest = _Attention.apply(apart, names, run, *tensors)
+    if not given.get("return_lse"):
+        lse = out.new_empty(0, dtype=torch.float32)
+    return out, lse, rng, rest if given.get("rest") else out.new_empty(0)
+
+
+def _in_one_batch(call: Call) -> Call:
+    """Keys and values of batch 1, which serve all queries, as views of their batch: autograd adds gradients up."""
+    given = call.arguments
+    batch, k, v = given["q"].shape[0], given["k"], given["v"]
+    if k.shape[0] != 1 or v.shape[0] != 1:
+        return call
+    return call.with_(k=k.expand(batch, *k.shape[1:]), v=v.expand(batch, *v.shape[1:]))
+
+
+def differentiated(form: Form) -> Callable[[Any, dict[str, Any]], Results]:
+    """Makes the calls of an operator that need gradients."""
+    read = reader(form)
+
+    def run(operator: Any, given: dict[str, Any]) -> Results:
+        call = read((), given)
+        refuse_transforms(call.function)
+        learned = () if "k_cache" in call else WITH_GRADIENTS
+        wants_gradients(call, learned)
+        return attend(call, lambda whole: below(operator, whole))
+
+    def below(operator: Any, call: Call) -> Results:
+        if is_plain(call):
+            return results_of(call)
+        results: Results = operator(**laid_out(call, form))
+        return results
+
+    return run
 
 
 @functools.cache
@@ -209,52 +233,6 @@ def refuse_captures(function: str, score_mod: str, elements: int) -> None:
             f"{function}: score_mod must have no other types than float, int and bool where captures require grad, "
             f"got {found[0]!r}"
         )
-
-
-class Gradients:
-    """Makes the calls of an operator that need gradients."""
-
-    def __init__(self, form: Form) -> None:
-        """Keeps what is the same in all calls."""
-        self._form = form
-        self._in_core = {theirs: ours for ours, theirs in form.names.items()}
-        self._learned = [form.names.get(name, name) for name in LEARNED]
-
-    def __call__(self, operator: Any, given: dict[str, Any]) -> Results:
-        """Runs the operator with the arguments that are given."""
-        paged = given.get("block_table") is not None
-        captured = given.get("capture_arrays") or []
-        named = {name: x for name, x in given.items() if name != "capture_arrays"}
-        named |= _by_name(given.get("capture_names"), captured)
-        wants_gradients(given["function"], named, () if paged else (*self._learned, "captures"))
-        refuse_transforms(given["function"])
-        if learned := [x for x in captured if x.requires_grad]:
-            refuse_captures(given["function"], given["score_mod"], sum(x.numel() for x in learned))
-        q, _, v = (given[name] for name in self._learned[:3])
-        if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
-            check_room(given["function"], _core.arch_of(q, given["function"], self._learned[0]), q, v)
-        tensors = self._expand({name: x for name, x in given.items() if isinstance(x, Tensor)})
-        left_out = {*tensors, "capture_arrays", "return_lse", "keep_rest"}
-        options = {name: x for name, x in given.items() if name not in left_out}
-        value = self._learned[2]  # its gradient needs no Delta
-        options["keep_rest"] = bool(given.get("keep_rest")) or requires_grad(
-            *(x for name, x in tensors.items() if name != value), *captured
-        )
-        call = _Call(operator, self._form, tuple(tensors), options, self._in_core)
-        out, lse, rng, rest = _Attention.apply(call, *tensors.values(), *captured)
-        if not given.get("return_lse"):
-            lse = out.new_empty(0, dtype=torch.float32)
-        return out, lse, rng, rest if given.get("keep_rest") else out.new_empty(0)
-
-    def _expand(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Keys and values of batch 1, which serve all queries, as views of their batch: autograd adds gradients up."""
-        if self._form.layout == THD:
-            return tensors
-        q, *others = self._learned[:3]
-        batch = tensors[q].shape[0]
-        if batch != 1 and all(tensors[name].shape[0] == 1 for name in others):
-            tensors |= {name: tensors[name].expand(batch, *tensors[name].shape[1:]) for name in others}
-        return tensors
 
 
 # ---- merge_states -------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch._C import _get_tracing_state, _is_any_autocast_enabled, _len_torch_di
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
-from xeflash.call.score_mod import read_score_mod
+from xeflash.call.call import Call
 
 Pair = tuple[Tensor, Tensor]
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, LSE, state of dropout, rest of out
@@ -39,27 +39,27 @@ def is_seen(q: Any, k: Any, v: Any) -> bool:
     )
 
 
-def wants_gradients(function: str, arrays: Mapping[str, Any], learned: Container[str] = ()) -> bool:
-    """Whether one of `arrays`, which may be lists of them, or other values, requires grad and recording is on.
+def wants_gradients(call: Call, learned: Container[str] = ()) -> bool:
+    """Whether one of a call's arguments, which may be lists of arrays, requires grad and recording is on.
 
     Refuses those that are not `learned`, as no gradient of them is computed, and forward-mode gradients.
     """
+    if not is_grad_enabled() and forward_ad._current_level < 0:
+        return False
     wanted = False
     if is_grad_enabled():
-        for name, array in _each(arrays):
+        for name, array in _each(call.arguments):
             if isinstance(array, Tensor) and array.requires_grad:
                 if name.partition("[")[0] not in learned:
-                    raise NotImplementedError(
-                        f"{function}: {name} must not require grad, as no gradient of it is computed here; "
-                        f"call it under torch.no_grad() or detach {name}, got requires_grad = True"
-                    )
+                    rule = "must not require grad, as no gradient of it is computed here; call it under "
+                    rule += f"torch.no_grad() or detach {call.word(name)}"
+                    raise call.refuse(name, rule, "requires_grad = True", NotImplementedError)
                 wanted = True
     if forward_ad._current_level >= 0:
-        for name, array in _each(arrays):
+        for name, array in _each(call.arguments):
             if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
-                raise NotImplementedError(
-                    f"{function}: {name} must have no tangent, as forward-mode gradients are not there, got one"
-                )
+                rule = "must have no tangent, as forward-mode gradients are not there"
+                raise call.refuse(name, rule, "one", NotImplementedError)
     return wanted
 
 
@@ -148,14 +148,13 @@ def register(
 
     def run(*arguments: Any, **more: Any) -> Any:
         if differentiate is None:
-            given = bound(arguments, more)
-            wants_gradients(given["function"], given)
+            wants_gradients(Call(bound(arguments, more)))
         return kernel(*arguments, **more)
 
     def describe(*arguments: Any, **more: Any) -> Any:
         given = bound(arguments, more)
         if differentiate is None:
-            wants_gradients(given["function"], given)
+            wants_gradients(Call(given))
         _refuse_other_devices(given["function"], given)
         return fake(**given)
 
@@ -165,10 +164,9 @@ def register(
             assert differentiate is not None
             return differentiate(operator, bound(arguments, more))
         if forward_ad._current_level >= 0:
-            given = bound(arguments, more)
-            wants_gradients(given["function"], given)
+            wants_gradients(Call(bound(arguments, more)))
         three = _three(arguments)
-        if is_seen(*three) or three[0].is_meta or _has_subclass(arguments, more):
+        if is_seen(*three) or three[0].is_meta or has_subclass(arguments, more.values()):
             with torch._C._AutoDispatchBelowAutograd():
                 return operator(*arguments, **more)
         return kernel(*arguments, **more)
@@ -214,9 +212,9 @@ def _requires_grad(arguments: tuple[Any, ...], more: dict[str, Any]) -> bool:
     return False
 
 
-def _has_subclass(arguments: tuple[Any, ...], more: dict[str, Any]) -> bool:
+def has_subclass(*several: Iterable[Any]) -> bool:
     """Whether one of the tensors may be a wrapper without memory of its own, which torch has to unwrap."""
-    for values in (arguments, more.values()):
+    for values in several:
         for x in values:
             if x is not None and type(x) not in _WITHOUT_WRAPPER and isinstance(x, Tensor):
                 return True
@@ -262,48 +260,3 @@ def _autocast(operator: Any, parameters: list[str], device: str, cast: tuple[str
             return operator(*values, **more)
 
     return below
-
-
-# ---- what a schema has other words for ----------------------------------------------------------
-
-
-OF_SNIPPET = ("score_mod", "capture_names", "capture_arrays", "capture_numbers")
-
-
-def as_snippet(
-    function: str,
-    text: str | None,
-    names: Sequence[str] | None,
-    arrays: Sequence[Tensor] | None,
-    numbers: Sequence[Scalar] | None,
-) -> Any:
-    """A score_mod of which captures are lists: the names of the arrays, then those of the numbers."""
-    if text is None and not names:
-        return None
-    values = (*(arrays or ()), *(numbers or ()))
-    if len(set(names or ())) != len(values) or len(names or ()) != len(values):
-        raise ValueError(
-            f"{function}: capture_names must be a name of its own for each of capture_arrays and capture_numbers "
-            f"({len(values)}), got {list(names or ())}"
-        )
-    return read_score_mod(function, text, dict(zip(names or (), values, strict=True)))
-
-
-def as_lists(snippet: tuple[str, Mapping[str, Any]] | None) -> dict[str, Any]:
-    """The arguments of an operator for a snippet and its captures."""
-    if snippet is None:
-        return {}
-    text, captures = snippet
-    arrays = {name: x for name, x in captures.items() if isinstance(x, Tensor)}
-    numbers = {name: x for name, x in captures.items() if not isinstance(x, Tensor)}
-    return {
-        "score_mod": text,
-        "capture_names": [*arrays, *numbers],
-        "capture_arrays": list(arrays.values()),
-        "capture_numbers": list(numbers.values()),
-    }
-
-
-def as_int64(value: int) -> int:
-    """The same bits as a signed number."""
-    return value if value < 2**63 else value - 2**64

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from xeflash import _core
+from xeflash.call.call import Call
 from xeflash.call.schema import ROWS_OF_LINEAR
 from xeflash.torch_ops.forms import LINEAR
 from xeflash.torch_ops.library import once, refuse_transforms, register, wants_gradients
@@ -112,7 +113,7 @@ def _gradients(
 def _differentiate(operator: Any, given: dict[str, Any]) -> Tensor:
     function = given["function"]
     refuse_transforms(function)
-    wants_gradients(function, given, _LEARNED)
+    wants_gradients(Call(given), _LEARNED)
     if given["weight"].requires_grad and given.get("scales") is not None:
         raise NotImplementedError(
             f"{function}: weight must not require grad where it has scales, as no gradient of it is computed, got "

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from xeflash.api.route import engine
+from xeflash.api.route import run
+from xeflash.call.call import Call
 from xeflash.call.schema import THD
 from xeflash.integrations._pages import write_slots
 
@@ -17,6 +18,7 @@ _EIGHT_BITS = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 # Head mappings that were found in order, and what was asked then: reading one waits for its device.
 _in_order: Any = WeakIdKeyDictionary()
+_WORDS = {"q": "query", "k_cache": "key_cache", "v_cache": "value_cache", "out": "output", "s_aux": "sink"}
 
 
 class PagedAttention:
@@ -201,15 +203,13 @@ class PagedAttention:
         cls, output: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float, pages: Tensor,
         alibi: Tensor | None, *, kv_cache_dtype: str, k_scale: float, v_scale: float, flash: bool = False, **more: Any,
     ) -> Tensor:  # fmt: skip
-        function = "PagedAttention"
         caches = [_by_rows(cache, kv_cache_dtype, flash) for cache in (key_cache, value_cache)]
         scales: Any = {"k_scale": k_scale, "v_scale": v_scale} if key_cache.dtype.itemsize == 1 else {}
-        arrays = {"query": query, "key_cache": key_cache, "value_cache": value_cache, "alibi_slopes": alibi}
-        arrays |= {"output": output, "sink": more["s_aux"]}
-        engine(function, query, caches[0], caches[1], arrays).forward(
-            function=function, layout=THD, q=query, k_cache=caches[0], v_cache=caches[1], block_table=pages.int(),
-            out=output, softmax_scale=scale, alibi_slopes=alibi, **scales, **more,
+        given: dict[str, Any] = dict(
+            function="PagedAttention", layout=THD, q=query, k_cache=caches[0], v_cache=caches[1], out=output,
+            block_table=pages.int(), softmax_scale=scale, alibi_slopes=alibi, **scales, **more,
         )  # fmt: skip
+        run(Call(given, _WORDS))
         return output
 
 

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xeflash.api.route import engine
+from xeflash.api.route import run
 from xeflash.call import random
+from xeflash.call.call import Call
 from xeflash.call.schema import THD
 from xeflash.call.values import seeds
+
+_WORDS = {"q": "query", "k": "key", "v": "value", "cu_seqlens_q": "seqlen_q", "cu_seqlens_k": "seqlen_k"}
 
 
 def _alibi_may_be_missing(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -98,18 +101,18 @@ class VarlenAttention(torch.nn.Module):  # type: ignore[misc]
             raise NotImplementedError(
                 f"{function}: block_tables_ must be None, got {type(block_tables_).__name__}. Use PagedAttention"
             )
-        arrays = {"query": query, "key": key, "value": value, "alibi_slopes": alibi_slopes, "out": out}
-        core = engine(function, query, key, value, arrays)
-        rng = random.draw(function, gen_) if p_dropout and gen_ is not None else None
-        seed, offset = seeds(function, p_dropout, query, rng, core)
-        core.forward(
+        drawn = {}
+        if p_dropout and gen_ is not None:
+            drawn["seed"], drawn["offset"] = seeds(function, query, random.draw(function, gen_))
+        given: dict[str, Any] = dict(
             function=function, layout=THD, q=query, k=key, v=value, out=out, cu_seqlens_q=seqlen_q.int(),
             cu_seqlens_k=seqlen_k.int(), max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
             seqused_k=None if seqused_k is None else seqused_k.int(),
             softmax_scale=softmax_scale, causal=is_causal, window_left=window_size_left,
             window_right=window_size_right, softcap=max(softcap, 0.0), alibi_slopes=alibi_slopes, dropout_p=p_dropout,
-            seed=seed, offset=offset,
+            **drawn,
         )  # fmt: skip
+        run(Call(given, _WORDS), learned=())
         return out
 
     def forward(self, *arguments: Any, **more: Any) -> Tensor:

@@ -1,0 +1,111 @@
+"""How a call is made: once, from the signature of a public function, whose body gets it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from xeflash.call.call import Call
+from xeflash.call.newer_words import in_our_words
+from xeflash.call.values import flag, window
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result", covariant=True)
+_Body = Callable[[Call], Any]
+
+
+class Public(Generic[_P, _Result]):
+    """What type checkers know of a public function: its signature, and that a body follows it."""
+
+    def __call__(self, *arguments: _P.args, **named: _P.kwargs) -> _Result:
+        """A call."""
+        raise NotImplementedError
+
+    def body(self, run: _Body) -> _Body:
+        """Makes this what the function does."""
+        raise NotImplementedError
+
+
+def public(
+    layout: int | None = None, *, words: dict[str, str] | None = None, with_ranks: bool = False, **defaults: Any
+) -> Callable[[Callable[_P, _Result]], Public[_P, _Result]]:
+    """Makes a public function of a signature and its docstring; what it does is the function below it:
+
+        @public(BSHD)
+        def flash_attn_func(q, k, v, ...):
+            \"""...\"""
+
+        @flash_attn_func.body
+        def _(call: Call) -> Any:
+            ...
+
+    The call has the arguments that are given. What is not given has the default of schema.py, which a test holds
+    against the signature's, or that of `defaults`. `words` are the function's for those of the schema. What ranks call
+    together reads window_size and deterministic itself (in_words_of_schema), where others hear that it refuses them.
+    """
+    words = words or {}
+
+    def decorate(function: Callable[_P, _Result]) -> Public[_P, _Result]:
+        parameters = inspect.signature(function).parameters
+        own, of_schema = frozenset(parameters), {theirs: ours for ours, theirs in words.items()}
+        has_words = frozenset(of_schema)
+        name, names = function.__name__, tuple(of_schema.get(x, x) for x in parameters)
+        before = [frozenset(tuple(parameters)[:count]) for count in range(len(parameters) + 1)]
+        places = sum(x.kind is not x.KEYWORD_ONLY for x in parameters.values())
+        needed = sum(x.default is x.empty for x in parameters.values())
+        may_lack_starts = "cu_seqlens_k" in parameters
+        base = {"function": name, **({} if layout is None else {"layout": layout}), **defaults}
+        run: _Body = _no_body
+
+        @functools.wraps(function)
+        def wrapper(*arguments: Any, **named: Any) -> Any:
+            count, mine = len(arguments), words
+            given = base.copy()
+            given.update(zip(names, arguments))  # noqa: B905  strict takes its time
+            if named:
+                if not own.issuperset(named):
+                    named, mine = in_our_words(Call(given, words), own, named)
+                if "softcap" in named and named["softcap"] is None:
+                    del named["softcap"]
+                if has_words.isdisjoint(named):
+                    given.update(named)
+                else:
+                    for word, x in named.items():
+                        given[of_schema.get(word, word)] = x
+            if may_lack_starts and "cu_seqlens_k" not in given and given.get("seqused_k") is not None:
+                given["cu_seqlens_k"] = named["cu_seqlens_k"] = None  # lengths say enough
+            if not needed <= count <= places or (named and not before[count].isdisjoint(named)):
+                function(*arguments, **named)  # raises a TypeError, unless all is well
+            if ("window_size" in given or "deterministic" in given) and not with_ranks:
+                _in_words_of_schema(given)
+            return run(Call(given, mine))
+
+        def body(of: _Body) -> _Body:
+            nonlocal run
+            run = of
+            return of
+
+        wrapper.body = body  # type: ignore[attr-defined]
+        return cast("Public[_P, _Result]", wrapper)
+
+    return decorate
+
+
+def _in_words_of_schema(given: dict[str, Any]) -> None:
+    if "window_size" in given:
+        given["window_left"], given["window_right"] = window(given["function"], given.pop("window_size"))
+    if "deterministic" in given:  # as the backward pass is in any case
+        flag(given["function"], "deterministic", given.pop("deterministic"))
+
+
+def in_words_of_schema(call: Call) -> Call:
+    """With the sides of window_size in its place and without deterministic, as other functions get their calls."""
+    given = call.arguments.copy()
+    _in_words_of_schema(given)
+    return Call(given, call.words)
+
+
+def _no_body(call: Call) -> Any:
+    raise NotImplementedError(f"{call.function}: a body must follow the signature, got none")

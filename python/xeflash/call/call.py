@@ -1,0 +1,114 @@
+"""A call of attention, from its function to what runs it: one object, which every step reads and none changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xeflash.call.schema import BHSD, THD
+from xeflash.call.values import shown
+
+_NOTHING: dict[str, str] = {}
+_CAPTURED = "captures['{}']"  # the name of one
+
+
+class Call:
+    """What is computed, by the words of schema.py, and what the caller calls each argument.
+
+    Arguments of a function that the schema does not have, such as window_size, are among the others until a rewrite
+    puts what they say in their place.
+    """
+
+    __slots__ = ("arguments", "words")
+
+    def __init__(self, arguments: dict[str, Any], words: dict[str, str] = _NOTHING) -> None:
+        self.arguments = arguments  # with the function's name and the layout; what is not given has its default
+        self.words = words  # of the caller, where they are not the schema's
+
+    @property
+    def function(self) -> str:
+        """The public function, for messages."""
+        name: str = self.arguments["function"]
+        return name
+
+    @property
+    def layout(self) -> int:
+        """BSHD, THD or BHSD."""
+        layout: int = self.arguments["layout"]
+        return layout
+
+    @property
+    def form(self) -> str:
+        """The letter of its operator, see Keyword.ops."""
+        layout = self.arguments["layout"]
+        return "a" if layout == BHSD else "p" if layout == THD else "c" if "k_cache" in self.arguments else "d"
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.arguments
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An argument, if it is given."""
+        return self.arguments.get(name, default)
+
+    def word(self, name: str) -> str:
+        """The caller's word for an argument."""
+        return self.words.get(name, name)
+
+    def with_(self, *without: str, words: dict[str, str] = _NOTHING, **changes: Any) -> Call:
+        """A copy without some arguments and with others; `words` are those of its caller for what is new."""
+        arguments = self.arguments.copy()
+        for name in without:
+            arguments.pop(name, None)
+        arguments.update(changes)
+        return Call(arguments, {**self.words, **words} if words else self.words)
+
+    def without_none(self, *names: str) -> Call:
+        """A copy without those of these arguments that are None, which leaves them to their defaults."""
+        none = [name for name in names if self.arguments.get(name, 0) is None]
+        return self.with_(*none) if none else self
+
+    def only(self, *names: str) -> Call:
+        """A copy of nothing but these arguments."""
+        return Call({name: self.arguments[name] for name in names if name in self.arguments}, self.words)
+
+    def apart(self, kind: type, **changes: Any) -> tuple[Call, list[str], list[Any]]:
+        """A copy without what is of a type, captures too, and with others; and the names and values of that."""
+        rest: dict[str, Any] = {}
+        names, values = [], []
+        for name, x in self.arguments.items():
+            if isinstance(x, kind):
+                names.append(name)
+                values.append(x)
+            else:
+                rest[name] = x
+        if captures := rest.get("captures"):
+            rest["captures"] = {name: x for name, x in captures.items() if not isinstance(x, kind)}
+            of_kind = {_CAPTURED.format(name): x for name, x in captures.items() if isinstance(x, kind)}
+            names += of_kind
+            values += of_kind.values()
+        rest |= changes
+        return Call(rest, self.words), names, values
+
+    def joined(self, names: Sequence[str], values: Sequence[Any], *without: str, **changes: Any) -> Call:
+        """What was taken apart, together, without some arguments and with others."""
+        given = {**self.arguments}
+        for name in without:
+            given.pop(name, None)
+        given.update(zip(names, values, strict=True))
+        if captures := [name for name in names if name.startswith("captures[")]:
+            start, end = _CAPTURED.split("{}")
+            arrays = {name[len(start) : -len(end)]: given.pop(name) for name in captures}
+            given["captures"] = arrays | given["captures"]
+        given |= changes
+        return Call(given, self.words)
+
+    def refuse(self, name: str, rule: str, got: object, error: type[Exception] = ValueError) -> Exception:
+        """The error about an argument, named as its caller knows it, and what was got."""
+        return error(f"{self.function}: {self.word(name)} {rule}, got {got}")
+
+    def refuse_given(self, name: str, rule: str) -> Exception:
+        """The error about an argument that may not be given here."""
+        return self.refuse(name, rule, shown(self.arguments[name]), NotImplementedError)

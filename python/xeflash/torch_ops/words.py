@@ -1,0 +1,127 @@
+"""A call in the words of its operator, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from xeflash.call.call import Call
+from xeflash.call.schema import BHSD, OF_ATTENTION, THD
+from xeflash.torch_ops.forms import Form
+
+Scalar = int | float
+_SNIPPET = ("score_mod", "capture_names", "capture_arrays", "capture_numbers")
+_NUMBERS = (("k_scale", "k_factor"), ("v_scale", "v_factor"))
+
+
+def laid_out(call: Call, form: Form) -> dict[str, Any]:
+    """The arguments of an operator for a call, of which it returns `out`."""
+    given = with_lists(call)
+    given = {form.names.get(name, name): x for name, x in given.items() if name not in ("layout", "out")}
+    for name in ("seed", "offset"):
+        if given.get(name) is not None:
+            given[name] = as_int64(given[name])
+    for scale, factor in _NUMBERS:  # a scale that is a number has a name of its own in a schema
+        if (number := given.get(scale)) is not None and not isinstance(number, Tensor):
+            given[factor] = given.pop(scale)
+            if abs(number) >= 2**128:  # a schema's floats hold less than an int
+                raise call.refuse(scale, "must be positive and finite in float32", f"{number!s:.40}")
+    if "rest" in given:
+        given["keep_rest"] = bool(given.pop("rest"))
+    if form.letter == "p":
+        given.setdefault("cu_seqlens_k", None)  # pages need none, and the schema has no default
+        if "k_cache" in given:  # the operator tells pages by their table
+            given["k"], given["v"] = given.pop("k_cache"), given.pop("v_cache")
+    return given
+
+
+def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
+    """A function that gives the call, of the arguments that the dispatcher has for its operator."""
+    of_schema, names = {theirs: ours for ours, theirs in form.names.items()}, form.rows[0]
+    base: dict[str, Any] = {"function": form.function, "layout": form.layout, **form.defaults}
+    has_pages = form.layout == THD
+
+    def read(arguments: tuple[Any, ...], more: dict[str, Any]) -> Call:
+        given = base.copy()
+        given.update(zip(names, arguments))  # noqa: B905  strict takes its time
+        if more:
+            for name, x in more.items():
+                given[of_schema.get(name, name)] = x
+        paged = has_pages and given.get("block_table") is not None
+        if more:
+            put_together(given, paged or form.letter == "c")
+        if paged:
+            if given.get("dropout_p"):
+                got = given["dropout_p"]
+                raise NotImplementedError(f"{given['function']}: dropout_p must be 0 with block_table, got {got}")
+            given["k_cache"], given["v_cache"] = given.pop("k"), given.pop("v")
+        return Call(given, words_of(given, form.names))
+
+    return read
+
+
+def put_together(given: dict[str, Any], cached: bool) -> None:
+    """What a schema has other words for, in one again."""
+    function = given["function"]
+    if not given.keys().isdisjoint(_SNIPPET):
+        text, *lists = (given.pop(name, None) for name in _SNIPPET)
+        if captures := captures_of(function, *lists):
+            given["captures"] = captures
+        if text is not None:
+            given["score_mod"] = text
+    for scale, factor in _NUMBERS:
+        if (number := given.pop(factor, None)) is not None:
+            if not cached:
+                raise ValueError(f"{function}: {factor} must come with a cache of keys, got one without")
+            if given.get(scale) is not None:
+                raise ValueError(f"{function}: {factor} must not be given with {scale}, got {number}")
+            given[scale] = number
+    for name in ("seed", "offset"):
+        if given.get(name) is not None:
+            given[name] %= 2**64
+    if "keep_rest" in given:
+        given["rest"] = given.pop("keep_rest") or None
+
+
+def captures_of(
+    function: str,
+    names: Sequence[str] | None,
+    arrays: Sequence[Tensor] | None,
+    numbers: Sequence[Scalar] | None,
+) -> dict[str, Any]:
+    """Captures that are lists: the names of the arrays, then those of the numbers."""
+    values = (*(arrays or ()), *(numbers or ()))
+    if len(set(names or ())) != len(values) or len(names or ()) != len(values):
+        raise ValueError(
+            f"{function}: capture_names must be a name of its own for each of capture_arrays and capture_numbers "
+            f"({len(values)}), got {list(names or ())}"
+        )
+    return dict(zip(names or (), values, strict=True))
+
+
+def with_lists(call: Call) -> dict[str, Any]:
+    """Arguments of which a snippet, its captures and the caller's words are what an operator has for them: lists."""
+    given = call.arguments.copy()
+    text, captures = given.pop("score_mod", None), given.pop("captures", None) or {}
+    if text is not None:
+        arrays = {name: x for name, x in captures.items() if isinstance(x, Tensor)}
+        numbers = {name: x for name, x in captures.items() if not isinstance(x, Tensor)}
+        given |= {"score_mod": text, "capture_names": [*arrays, *numbers]}
+        given |= {"capture_arrays": list(arrays.values()), "capture_numbers": list(numbers.values())}
+    known = OF_ATTENTION if given["layout"] == BHSD else {}
+    if words := [(name, word) for name, word in call.words.items() if name in given and known.get(name, name) != word]:
+        given["words"] = [x for pair in words for x in pair]
+    return given
+
+
+def words_of(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
+    """Takes the caller's words of the arguments of an operator, which has these names."""
+    words = given.pop("words", None)
+    return names | dict(zip(words[::2], words[1::2], strict=True)) if words else names
+
+
+def as_int64(value: int) -> int:
+    """The same bits as a signed number."""
+    return value if value < 2**63 else value - 2**64
