@@ -9,11 +9,8 @@ from xeflash.call.values import is_on, seeds, snippet
 def ready(call: Call) -> Call:
     """With the numbers that dropout draws, and what its snippet captures, as the extension takes them."""
     given = call.arguments
-    if given.get("seed") is None:
-        if is_on(given["function"], "dropout_p", given.get("dropout_p")):
-            call = seeded(call)
-        elif "seed" in given:
-            call = call.with_("seed")
+    if "dropout_p" in given and "seed" not in given and is_on(given["function"], "dropout_p", given["dropout_p"]):
+        call = seeded(call)
     if "score_mod" in given or "captures" in given:
         found = snippet(call.function, call.get("score_mod"), call.get("captures"))
         call = call.with_("captures", score_mod=found)

@@ -24,7 +24,9 @@ def pair_of(call: Call) -> Pair:
 
 def results_of(call: Call) -> Results:
     """(out, LSE, state of dropout, rest of out); `rest` is True, or None: nobody wants it."""
-    given = ready(call).arguments
+    given = call.arguments
+    if "dropout_p" in given or "score_mod" in given:
+        given = ready(call).arguments
     q, state, rest = given["q"], _nothing(), None
     if given.get("dropout_p"):
         numbers = [as_int64(given["seed"]), as_int64(given.get("offset", 0))]

@@ -74,8 +74,6 @@ def _check(call: Call) -> None:
     given = {name: x for name, x in call.arguments.items() if not isinstance(x, symbolic)}
     if (text := given.get("score_mod")) is not None:
         given["score_mod"] = read_score_mod(call.function, text, given.pop("captures"))
-    if given.get("seed", 0) is None:
-        given["seed"] = 0
     _core.check_arguments(**given, words=call.words)
 
 

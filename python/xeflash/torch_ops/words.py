@@ -50,14 +50,16 @@ def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
             for name, x in more.items():
                 given[of_schema.get(name, name)] = x
         paged = has_pages and given.get("block_table") is not None
+        words = form.names
         if more:
             put_together(given, paged or form.letter == "c")
+            words = words_of(given, words)
         if paged:
             if given.get("dropout_p"):
                 got = given["dropout_p"]
                 raise NotImplementedError(f"{given['function']}: dropout_p must be 0 with block_table, got {got}")
             given["k_cache"], given["v_cache"] = given.pop("k"), given.pop("v")
-        return Call(given, words_of(given, form.names))
+        return Call(given, words)
 
     return read
 
@@ -78,9 +80,10 @@ def put_together(given: dict[str, Any], cached: bool) -> None:
             if given.get(scale) is not None:
                 raise ValueError(f"{function}: {factor} must not be given with {scale}, got {number}")
             given[scale] = number
-    for name in ("seed", "offset"):
-        if given.get(name) is not None:
-            given[name] %= 2**64
+    if given.get("seed", 0) is None:  # ready() draws one
+        del given["seed"]
+    for name in {"seed", "offset"} & given.keys():
+        given[name] %= 2**64
     if "keep_rest" in given:
         given["rest"] = given.pop("keep_rest") or None
 
