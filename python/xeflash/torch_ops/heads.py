@@ -16,21 +16,11 @@ from xeflash.call.schema import ROWS_OF_CROSS_ENTROPY
 from xeflash.torch_ops.factors import factors
 from xeflash.torch_ops.forms import LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
 from xeflash.torch_ops.heads_forward import WithGradients
-from xeflash.torch_ops.library import refuse_transforms, register
+from xeflash.torch_ops.library import refuse_transforms, register, register_product
 
 _LEARNED = tuple(name for name, row in ROWS_OF_CROSS_ENTROPY.items() if row.more.learned)
 _CAST = ("input", "linear_weight", "linear_bias")
 Three = tuple[Tensor, Tensor, Tensor]
-
-
-def _cross_entropy(*arguments: Any, **more: Any) -> Three:
-    given = {
-        "function": "linear_cross_entropy",
-        **dict(zip(LINEAR_CROSS_ENTROPY.by_place, arguments, strict=False)),
-        **more,
-    }
-    results: Three = _core.linear_cross_entropy(**given)
-    return results
 
 
 def _fake(input: Tensor, reduction: str = "mean", **_more: Any) -> Three:
@@ -111,20 +101,7 @@ def _differentiate(operator: Any, given: dict[str, Any]) -> Any:
     return _LinearCrossEntropy.apply(operator, given, *(given.get(name) for name in _LEARNED))
 
 
-register(
-    LINEAR_CROSS_ENTROPY.schema,
-    _cross_entropy,
-    _fake,
-    function="linear_cross_entropy",
-    cast=_CAST,
-    differentiate=_differentiate,
-)
-
-
-def _top_k(*arguments: Any, **more: Any) -> tuple[Tensor, Tensor]:
-    given = {"function": "linear_top_k", **dict(zip(LINEAR_TOP_K.by_place, arguments, strict=False)), **more}
-    values, tokens = _core.linear_top_k(**given)
-    return values, tokens
+register_product(LINEAR_CROSS_ENTROPY, _fake, cast=_CAST, differentiate=_differentiate)
 
 
 def _fake_top_k(input: Tensor, k: int = 1, argmax: bool = False, **_more: Any) -> tuple[Tensor, Tensor]:
@@ -132,4 +109,4 @@ def _fake_top_k(input: Tensor, k: int = 1, argmax: bool = False, **_more: Any) -
     return input.new_empty(shape, dtype=torch.float32), input.new_empty(shape, dtype=torch.int64)
 
 
-register(LINEAR_TOP_K.schema, _top_k, _fake_top_k, function="linear_top_k", cast=_CAST)
+register_product(LINEAR_TOP_K, _fake_top_k, cast=_CAST)

@@ -11,7 +11,9 @@ from torch._C import _get_tracing_state, _is_any_autocast_enabled, _len_torch_di
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
+from xeflash import _core
 from xeflash.call.call import Call
+from xeflash.torch_ops.forms import Form
 
 Pair = tuple[Tensor, Tensor]
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, LSE, state of dropout, rest of out
@@ -199,6 +201,16 @@ def register(
             LIBRARY.impl(name, _autocast(operator, parameters, device, cast), f"Autocast{key}")
     torch.library.register_fake(f"xeflash::{name}", describe, lib=LIBRARY)
     return operator
+
+
+def register_product(form: Form, fake: Callable[..., Any], **more: Any) -> Any:
+    """Makes the operator of a function of the extension that has the same name and words."""
+    compute = getattr(_core, form.name)
+
+    def kernel(*arguments: Any, **named: Any) -> Any:
+        return compute(**{"function": form.function, **dict(zip(form.by_place, arguments, strict=False)), **named})
+
+    return register(form.schema, kernel, fake, function=form.function, **more)
 
 
 def _requires_grad(arguments: tuple[Any, ...], more: dict[str, Any]) -> bool:

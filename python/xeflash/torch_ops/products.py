@@ -12,20 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.call.schema import ROWS_OF_LINEAR
 from xeflash.torch_ops.forms import LINEAR
-from xeflash.torch_ops.library import once, refuse_transforms, register, wants_gradients
+from xeflash.torch_ops.library import once, refuse_transforms, register_product, wants_gradients
 from xeflash.tune.products import WEIGHT_OUTPUTS
 
 _LEARNED = tuple(name for name, row in ROWS_OF_LINEAR.items() if row.more.learned)
-
-
-def _linear(*arguments: Any, **more: Any) -> Tensor:
-    given = {"function": "linear", **dict(zip(LINEAR.by_place, arguments, strict=False)), **more}
-    result: Tensor = _core.linear(**given)
-    return result
 
 
 def _fake(x: Tensor, weight: Tensor, **_more: Any) -> Tensor:
@@ -123,4 +116,4 @@ def _differentiate(operator: Any, given: dict[str, Any]) -> Tensor:
     return result
 
 
-register(LINEAR.schema, _linear, _fake, function="linear", cast=LINEAR.by_place, differentiate=_differentiate)
+register_product(LINEAR, _fake, cast=LINEAR.by_place, differentiate=_differentiate)

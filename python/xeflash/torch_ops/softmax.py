@@ -11,18 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xeflash import _core
 from xeflash.call.schema import ROWS_OF_SOFTMAX
 from xeflash.torch_ops.forms import MATMUL_SOFTMAX
-from xeflash.torch_ops.library import once, refuse_transforms, register
+from xeflash.torch_ops.library import once, refuse_transforms, register_product
 
 _LEARNED = tuple(name for name, row in ROWS_OF_SOFTMAX.items() if row.more.learned)
-
-
-def _matmul_softmax(*arguments: Any, **more: Any) -> Tensor:
-    given = {"function": "matmul_softmax", **dict(zip(MATMUL_SOFTMAX.by_place, arguments, strict=False)), **more}
-    result: Tensor = _core.matmul_softmax(**given)
-    return result
 
 
 def _columns_first(b: Tensor, given: dict[str, Any]) -> Tensor:
@@ -83,11 +76,4 @@ def _differentiate(operator: Any, given: dict[str, Any]) -> Tensor:
     return result
 
 
-register(
-    MATMUL_SOFTMAX.schema,
-    _matmul_softmax,
-    _fake,
-    function="matmul_softmax",
-    cast=("a", "b"),
-    differentiate=_differentiate,
-)
+register_product(MATMUL_SOFTMAX, _fake, cast=("a", "b"), differentiate=_differentiate)
