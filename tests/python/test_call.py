@@ -39,7 +39,6 @@ def test_arguments_may_be_left_to_their_defaults():
     call = Call({"function": "f", "q": Q, "softcap": None, "k": None, "scale": 0})
     assert call.without_none("softcap", "scale", "v").arguments == {"function": "f", "q": Q, "k": None, "scale": 0}
     assert call.without_none("scale") is call
-    assert call.only("function", "q", "v").arguments == {"function": "f", "q": Q}
 
 
 def test_a_refusal_names_the_argument_of_the_caller():

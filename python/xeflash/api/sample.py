@@ -15,7 +15,8 @@ from xeflash.tune.products import SAMPLED_ROWS
 _OF_ROWS = {"seed": "seeds", "position": "positions", "temperature": "temperatures"}
 _OF_ROWS |= {"top_k": "top_ks", "top_p": "top_ps", "min_p": "min_ps"}
 _DEFAULT_IF_NONE = ("position", "temperature", "top_k", "top_p", "min_p", "softcap", "logit_scale")
-_OF_LOGITS = ("function", *_OF_ROWS, "softcap", "logit_scale", "min_p_last")
+_OF_HEAD = ("x", "weight", "bias", "scales", "zeros", "group", "order")
+_OF_LOGITS = (*_OF_ROWS, "softcap", "logit_scale", "min_p_last")
 
 
 def _drawn(call: Call) -> Any:
@@ -146,7 +147,7 @@ def _(call: Call) -> Any:
             rule = f"must have a number for each of the {len(rows)} rows of x"
             raise call.refuse(name, rule, f"shape {list(numbers.shape)}")
         of_rows[name] = numbers.reshape(-1)
-    of_head, of_logits, tokens = call.with_(*_OF_LOGITS[1:]), call.only(*_OF_LOGITS), []
+    of_head, of_logits, tokens = call.with_(*_OF_LOGITS), call.with_(*_OF_HEAD), []
     for first in range(0, max(len(rows), 1), SAMPLED_ROWS):
         block = slice(first, first + SAMPLED_ROWS)
         logits = product(of_head.with_(x=rows[block]))

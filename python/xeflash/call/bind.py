@@ -1,4 +1,4 @@
-"""How a call is made: once, from the signature of a public function, whose body gets it."""
+"""How the arguments of a public function become a call, which its body gets."""
 
 from __future__ import annotations
 

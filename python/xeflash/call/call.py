@@ -13,10 +13,10 @@ _CAPTURED = "captures['{}']"  # the name of one
 
 
 class Call:
-    """What is computed, by the words of schema.py, and what the caller calls each argument.
+    """What is computed, in the words of schema.py, and what the caller calls each argument.
 
-    Arguments of a function that the schema does not have, such as window_size, are among the others until a rewrite
-    puts what they say in their place.
+    Arguments that the schema does not have, such as gather_kv_indices, are among the others until a rewrite replaces
+    them.
     """
 
     __slots__ = ("arguments", "words")
@@ -70,12 +70,8 @@ class Call:
         none = [name for name in names if self.arguments.get(name, 0) is None]
         return self.with_(*none) if none else self
 
-    def only(self, *names: str) -> Call:
-        """A copy of nothing but these arguments."""
-        return Call({name: self.arguments[name] for name in names if name in self.arguments}, self.words)
-
     def apart(self, kind: type, **changes: Any) -> tuple[Call, list[str], list[Any]]:
-        """A copy without what is of a type, captures too, and with others; and the names and values of that."""
+        """A copy without the arguments and captures of a type, and with changes; then their names and their values."""
         rest: dict[str, Any] = {}
         names, values = [], []
         for name, x in self.arguments.items():
@@ -93,7 +89,7 @@ class Call:
         return Call(rest, self.words), names, values
 
     def joined(self, names: Sequence[str], values: Sequence[Any], *without: str, **changes: Any) -> Call:
-        """What was taken apart, together, without some arguments and with others."""
+        """A copy with what apart() took out, without some other arguments, and with changes."""
         given = {**self.arguments}
         for name in without:
             given.pop(name, None)
@@ -106,9 +102,9 @@ class Call:
         return Call(given, self.words)
 
     def refuse(self, name: str, rule: str, got: object, error: type[Exception] = ValueError) -> Exception:
-        """The error about an argument, named as its caller knows it, and what was got."""
+        """Makes the error about an argument, which has the caller's word for it, and what was got."""
         return error(f"{self.function}: {self.word(name)} {rule}, got {got}")
 
     def refuse_given(self, name: str, rule: str) -> Exception:
-        """The error about an argument that may not be given here."""
+        """Makes the error about an argument that must not be given here."""
         return self.refuse(name, rule, shown(self.arguments[name]), NotImplementedError)

@@ -1,4 +1,4 @@
-"""The last of a call before the extension has it."""
+"""The last step before a call reaches the extension."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from xeflash.call.values import is_on, seeds, snippet
 
 
 def ready(call: Call) -> Call:
-    """With the numbers that dropout draws, and what its snippet captures, as the extension takes them."""
+    """Gives a call the numbers that dropout draws, and its snippet as the extension takes it."""
     given = call.arguments
     if "dropout_p" in given and "seed" not in given and is_on(given["function"], "dropout_p", given["dropout_p"]):
         call = seeded(call)
@@ -18,6 +18,6 @@ def ready(call: Call) -> Call:
 
 
 def seeded(call: Call) -> Call:
-    """With the numbers that dropout draws."""
+    """Gives a call the numbers that dropout draws."""
     seed, offset = seeds(call.function, call["q"])
     return call.with_(seed=seed, offset=offset)

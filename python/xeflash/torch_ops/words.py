@@ -1,4 +1,4 @@
-"""A call in the words of its operator, and back."""
+"""How a call becomes the arguments of its operator, and those a call again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBERS = (("k_scale", "k_factor"), ("v_scale", "v_factor"))
 
 
 def laid_out(call: Call, form: Form) -> dict[str, Any]:
-    """The arguments of an operator for a call, of which it returns `out`."""
+    """Makes the arguments of an operator of those of a call, but for `out`: an operator returns it."""
     given = with_lists(call)
     given = {form.names.get(name, name): x for name, x in given.items() if name not in ("layout", "out")}
     for name in ("seed", "offset"):
@@ -65,7 +65,7 @@ def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
 
 
 def put_together(given: dict[str, Any], cached: bool) -> None:
-    """What a schema has other words for, in one again."""
+    """Puts together what a schema has several arguments for."""
     function = given["function"]
     if not given.keys().isdisjoint(_SNIPPET):
         text, *lists = (given.pop(name, None) for name in _SNIPPET)
@@ -105,7 +105,7 @@ def captures_of(
 
 
 def with_lists(call: Call) -> dict[str, Any]:
-    """Arguments of which a snippet, its captures and the caller's words are what an operator has for them: lists."""
+    """A call's arguments, with lists for a snippet's captures and for the caller's words, as operators have them."""
     given = call.arguments.copy()
     text, captures = given.pop("score_mod", None), given.pop("captures", None) or {}
     if text is not None:
@@ -121,8 +121,11 @@ def with_lists(call: Call) -> dict[str, Any]:
 
 def words_of(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
     """Takes the caller's words of the arguments of an operator, which has these names."""
-    words = given.pop("words", None)
-    return names | dict(zip(words[::2], words[1::2], strict=True)) if words else names
+    if not (words := given.pop("words", None)):
+        return names
+    if len(words) % 2:
+        raise ValueError(f"{given['function']}: words must be names and words in turn, got {len(words)} of them")
+    return names | dict(zip(words[::2], words[1::2], strict=True))
 
 
 def as_int64(value: int) -> int:
