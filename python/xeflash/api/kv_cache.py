@@ -105,7 +105,7 @@ def _(call: Call) -> Any:
     if call.arguments.get("cu_seqlens_q") is not None:
         call = on_pages(_with_a_length(call, "cache_seqlens"))
     else:
-        call = _unpacked(_with_a_length(call, "cache_length"))
+        call = _unpacked(call)
     out, lse = attend_cache(call)
     return out if lse is None else (out, lse)
 
@@ -128,7 +128,7 @@ def _with_scales(call: Call) -> Call:
 def _with_a_length(call: Call, name: str) -> Call:
     """With one length of all sequences, if cache_seqlens is a number, as the integer of this name."""
     length = call.arguments.get("cache_seqlens")
-    if length is None or not isinstance(length, int | Integral):  # numpy's are Integral
+    if not isinstance(length, int | Integral):  # numpy's are Integral
         return call
     if isinstance(length, bool):
         raise call.refuse("cache_seqlens", "must be an integer or an array of int32", f"{length} (bool)", TypeError)
@@ -140,11 +140,11 @@ def _with_a_length(call: Call, name: str) -> Call:
 def _unpacked(call: Call) -> Call:
     """A call of which q has a dimension of sequences."""
     given = call.arguments
-    if "max_seqlen_q" not in given and "cu_seqlens_q" not in given:
-        return call
-    if (longest := given.get("max_seqlen_q")) is not None:  # Transformers' continuous batching gives it
-        _check_longest(call, longest, shape_of(call.function, "q", call["q"])[1:2])
-    return call.with_("max_seqlen_q", "cu_seqlens_q")
+    if "max_seqlen_q" in given or "cu_seqlens_q" in given:
+        if (longest := given.get("max_seqlen_q")) is not None:  # Transformers' continuous batching gives it
+            _check_longest(call, longest, shape_of(call.function, "q", call["q"])[1:2])
+        call = call.with_("max_seqlen_q", "cu_seqlens_q")
+    return _with_a_length(call, "cache_length") if "cache_seqlens" in given else call
 
 
 def _check_longest(call: Call, longest: Any, rows: tuple[int, ...]) -> None:

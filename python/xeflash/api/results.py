@@ -15,8 +15,6 @@ from xeflash.call.ready import ready, seeded
 from xeflash.call.schema import THD
 from xeflash.call.values import is_on, shape_of
 
-_NOT_CACHED = frozenset(("document_ids", "gather_kv_indices", "dropout_p"))
-
 
 def attend(call: Call) -> Any:
     """The results of a call that may have gradients."""
@@ -52,15 +50,15 @@ def attend_without_gradients(call: Call, why: str) -> Any:
 
 def _cached(call: Call, why: str) -> Call:
     """A call without what a cache has not."""
-    if not _NOT_CACHED.isdisjoint(call.arguments):
+    given = call.arguments
+    if "dropout_p" in given or "document_ids" in given or "gather_kv_indices" in given:
         dropout_p = call.get("dropout_p")
         if isinstance(dropout_p, bool) or is_on(call.function, "dropout_p", dropout_p):
             raise call.refuse_given("dropout_p", f"must be 0 with {why}")
         for name in ("document_ids", "gather_kv_indices"):
             if call.get(name) is not None:
                 raise call.refuse_given(name, f"must be None with {why}")
-        call = call.with_(*_NOT_CACHED)
-    given = call.arguments
+        call = call.with_("dropout_p", "document_ids", "gather_kv_indices")
     if given["layout"] == THD and len(of_k := shape_of(given["function"], "k", given["k_cache"])) == 3:
         rule = "must be None unless k has pages (pages, rows, heads, head_dim)"
         raise call.refuse("block_table", rule, f"one with {call.word('k_cache')}.shape = {list(of_k)}")

@@ -112,12 +112,10 @@ def window(function: str, size: Any) -> tuple[int, int]:
     """window_size as two integers, -1 for None; a torch tensor of two is accepted as flash-attn's tests pass one."""
     if size is None:
         return -1, -1
-    try:
-        sides = [-1 if side is None else index(side) for side in size]
-        if any(isinstance(side, bool) for side in size):
-            raise TypeError
-    except (TypeError, RuntimeError) as error:  # tensors without data raise a RuntimeError
-        raise TypeError(f"{function}: window_size must be two integers (left, right), got {size!r}") from error
+    if type(size) is tuple and len(size) == 2 and type(size[0]) is int and type(size[1]) is int:  # costs less
+        sides = list(size)
+    else:
+        sides = _integers(function, size)
     if len(sides) != 2:
         raise ValueError(f"{function}: window_size must have 2 entries, got {len(sides)}")
     for side in sides:
@@ -126,6 +124,16 @@ def window(function: str, size: Any) -> tuple[int, int]:
                 f"{function}: window_size must be -1 (unlimited) or not negative and below 2^63, got {side}"
             )
     return sides[0], sides[1]
+
+
+def _integers(function: str, size: Any) -> list[int]:
+    try:
+        sides = [-1 if side is None else index(side) for side in size]
+        if any(isinstance(side, bool) for side in size):
+            raise TypeError
+    except (TypeError, RuntimeError) as error:  # tensors without data raise a RuntimeError
+        raise TypeError(f"{function}: window_size must be two integers (left, right), got {size!r}") from error
+    return sides
 
 
 def seeds(function: str, array: Any, rng: tuple[int, int] | None = None) -> tuple[int, int]:
