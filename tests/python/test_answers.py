@@ -1,8 +1,7 @@
 """The program that compares two versions of xeflash by their answers to many calls."""
 
+import answers
 import pytest
-
-from tests import answers
 
 
 @pytest.mark.parametrize("label", answers.CALLS)

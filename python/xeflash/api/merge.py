@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xeflash import _core
-from xeflash.api.route import sees
+from xeflash.api.route import operators_for
 from xeflash.call.call import Call
 
 
@@ -39,5 +39,5 @@ def merge_states(*states: Any) -> tuple[Any, Any]:
         raise ValueError(f"merge_states: states must be out and lse in turn, got {len(states)} arrays")
     outs, lses = list(states[::2]), list(states[1::2])
     call = Call({"function": "merge_states", "out": outs, "lse": lses})
-    out, lse = (sees(call, outs[0], lses[0], outs[-1], ("out", "lse")) or _core).merge_states(outs, lses)
+    out, lse = (operators_for(call, outs[0], lses[0], outs[-1], ("out", "lse")) or _core).merge_states(outs, lses)
     return out, lse

@@ -19,9 +19,9 @@ def run(call: Call, learned: Container[str] = WITH_GRADIENTS) -> tuple[Any, Any]
     """(out, LSE or None) of a call in the schema's words, and captures; what is not `learned` must not require grad."""
     given = call.arguments
     if "k_cache" in given:
-        operators = sees(call, given["q"], given["k_cache"], given["v_cache"])
+        operators = operators_for(call, given["q"], given["k_cache"], given["v_cache"])
     else:
-        operators = sees(call, given["q"], given["k"], given["v"], learned=learned)
+        operators = operators_for(call, given["q"], given["k"], given["v"], learned=learned)
     if operators is not None:
         return operators.attend(call)  # type: ignore[no-any-return]
     if "dropout_p" in given or "score_mod" in given or "captures" in given:
@@ -33,11 +33,11 @@ def run_product(name: str, call: Call, *arrays: str, learned: bool = True) -> An
     """The results of the extension's function `name`, whose words a call has, and whose arrays come first."""
     given = call.arguments
     a, b, c = (given.get(x) for x in (*arrays, "", "")[:3])
-    seen = sees(call, a, b, c, arrays if learned else ())
-    return getattr(_core, name)(**given) if seen is None else seen.multiply(name, call)
+    operators = operators_for(call, a, b, c, arrays if learned else ())
+    return getattr(_core, name)(**given) if operators is None else operators.compute(name, call)
 
 
-def sees(call: Call, a: Any, b: Any = None, c: Any = None, learned: Container[str] = ()) -> Any:
+def operators_for(call: Call, a: Any, b: Any = None, c: Any = None, learned: Container[str] = ()) -> Any:
     """torch_ops, if torch has to see a call on these arrays; else None: the extension runs it.
 
     Arguments that are not `learned` must not require grad.

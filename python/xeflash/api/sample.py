@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from xeflash.api.linear import product
-from xeflash.api.route import run_product, sees
+from xeflash.api.route import operators_for, run_product
 from xeflash.call.bind import public
 from xeflash.call.call import Call
 from xeflash.call.values import as_number, is_array, shape_of
@@ -137,7 +137,7 @@ def linear_sample(
 
 @linear_sample.body
 def _(call: Call) -> Any:
-    sees(call, call["x"], call["weight"])  # refuses gradients
+    operators_for(call, call["x"], call["weight"])  # refuses gradients
     shape = shape_of(call.function, "x", call["x"])
     rows = _matrix(call, shape)
     call = call.without_none(*_DEFAULT_IF_NONE)

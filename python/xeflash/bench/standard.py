@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from xeflash import _core
-from xeflash.api.route import sees
+from xeflash.api.route import operators_for
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, OF_ATTENTION
 
@@ -36,6 +36,6 @@ def standard_attention(
         function="standard_attention", layout=BHSD, q=query, k=key, v=value, softmax_scale=scale, causal=is_causal,
         bottom_right=bottom_right,
     )  # fmt: skip
-    if sees(Call(given, OF_ATTENTION), query, key, value) is not None:
+    if operators_for(Call(given, OF_ATTENTION), query, key, value) is not None:
         raise NotImplementedError("standard_attention: it is for plain tensors, without torch.compile or autocast")
     return _core.standard_attention(**given)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xeflash.api.kv_cache import attend_cache
-from xeflash.api.route import sees
+from xeflash.api.route import operators_for
 from xeflash.call.bind import in_words_of_schema
 from xeflash.call.call import Call
 from xeflash.call.score_mod import without_comments
@@ -48,7 +48,7 @@ def read_call(call: Call, groups: Sequence[dist.ProcessGroup], facts: dict[str, 
         raise call.refuse("group", "must be one group", len(groups), NotImplementedError)
     call = in_words_of_schema(call)
     check_arrays(call)
-    sees(call, call["q"], call["k_cache"], call["v_cache"])  # refuses gradients
+    operators_for(call, call["q"], call["k_cache"], call["v_cache"])  # refuses gradients
     length = checked_lengths(call.function, call.get("cache_seqlens"), len(call["q"]), call["q"].device)
     owners = owners_of_cache(call, groups[0])
     facts |= _facts(call, owners, length)

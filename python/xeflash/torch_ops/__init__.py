@@ -13,6 +13,6 @@ from xeflash.torch_ops import products as _products  # noqa: F401  likewise
 from xeflash.torch_ops import sampling as _sampling  # noqa: F401  likewise
 from xeflash.torch_ops import softmax as _softmax  # noqa: F401  likewise
 from xeflash.torch_ops.library import needed, wants_gradients
-from xeflash.torch_ops.stand_in import attend, merge_states, multiply, refuse_shared
+from xeflash.torch_ops.stand_in import attend, compute, merge_states, refuse_shared
 
-__all__ = ["attend", "merge_states", "multiply", "needed", "refuse_shared", "wants_gradients"]
+__all__ = ["attend", "compute", "merge_states", "needed", "refuse_shared", "wants_gradients"]

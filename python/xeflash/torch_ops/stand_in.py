@@ -148,7 +148,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def multiply(name: str, call: Call) -> Any:
+def compute(name: str, call: Call) -> Any:
     """The results of the extension's function `name` by its operator."""
     table, needed = _PRODUCTS[name]
     given = _checked(call, table, needed)
