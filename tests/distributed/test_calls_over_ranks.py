@@ -73,7 +73,7 @@ REFUSED = {
     "sinks": ({"s_aux": torch.ones(1, 4)}, "s_aux must have shape [4], got [1, 4]"),
     "score_mod": ({"score_mod": "s ? s : b"}, "score_mod must not branch"),
     "captures": ({"captures": {"x": 1}}, "captures are for score_mod"),
-    "dtype": ({"dtype": torch.float64}, "q must be float32, float16 or bfloat16, got float64"),
+    "dtype": ({"dtype": torch.float64}, "q must be float32, float16 or bfloat16, got float64; q.shape = [1, 16, 4, 64]"),
     "learned": ({"score_mod": "s * x[unsigned(h)]", "captures": {"x": torch.ones(4, requires_grad=True)}}, "score_mod must have no other types than float, int and bool where captures require grad, got 'unsigned'"),
     "another": ({"num_splits": 3}, None),
     "documents": ({"documents": [0, 10, 31]}, "cu_seqlens must rise from 0 to the 32 tokens of all ranks, got 0 to 31"),
@@ -117,6 +117,8 @@ def other_kinds(group):
     mesh = torch.distributed.device_mesh.DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
     for x, more in (
         (q.numpy(), {}),
+        (q.to("meta"), {}),
+        (q.to_sparse(), {}),
         (DTensor.from_local(q, mesh, [Replicate()], run_check=False), {}),
         (q, {"group": (group,) * 3}),
         (q, {"group": "x"}),
@@ -131,12 +133,14 @@ def other_kinds(group):
 
 def test_what_is_no_shard_or_no_group_is_refused():
     for texts, same in ranks.run(other_kinds, world=2):
-        assert len(texts) == 4 and same
+        assert len(texts) == 6 and same
         assert texts[0].startswith(
             DENSE + "q must be a torch tensor, this rank's shard (of a DTensor: to_local()), got nd"
         )
-        assert texts[1].endswith("got DTensor")
-        assert all(x.startswith(DENSE + "group must be a group that this process is a member of") for x in texts[2:])
+        dense = DENSE + "q must be a dense tensor on a cpu or xpu device, got "
+        assert texts[1:3] == [dense + "meta", dense + "torch.sparse_coo"]
+        assert texts[3].endswith("got DTensor")
+        assert all(x.startswith(DENSE + "group must be a group that this process is a member of") for x in texts[4:])
 
 
 def test_without_a_group_torch_distributed_has_to_be_initialised():

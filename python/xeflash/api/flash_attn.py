@@ -215,8 +215,10 @@ def flash_attn_varlen_func(
 def _(call: Call) -> Any:
     if call.arguments.get("block_table") is None:
         return attend(used_queries(packed_in_16_bits(call)))
-    paged = query_in_16_bits(as_cache(call))  # before sequences are other ones
-    return attend_without_gradients(used_queries(paged), "block_table")
+    paged = as_cache(call)
+    if "seqused_q" in call.arguments:
+        paged = used_queries(query_in_16_bits(paged))  # scales first, as sequences are other ones then
+    return attend_without_gradients(paged, "block_table")
 
 
 @public(THD, words=WORDS)

@@ -24,6 +24,7 @@ from xeflash.distributed.gradients import Choice, Job
 from xeflash.distributed.shards import ZIGZAG, check_shards, pieces_of
 from xeflash.torch_ops.gradients import check_room, refuse_captures
 from xeflash.torch_ops.library import refuse_transforms, wants_gradients
+from xeflash.torch_ops.shapes import check_shapes
 
 _OUTER = ("all_gather", "ring")
 _WAYS = (*_OUTER, "all_to_all")
@@ -107,6 +108,9 @@ def _shards(call: Call, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         if not isinstance(x, Tensor) or type(x) not in (Tensor, torch.nn.Parameter):
             rule = "must be a torch tensor, this rank's shard (of a DTensor: to_local())"
             raise call.refuse(name, rule, type(x).__name__, TypeError)
+        if x.device.type not in ("cpu", "xpu") or x.layout is not torch.strided:
+            got = x.device if x.layout is torch.strided else x.layout
+            raise call.refuse(name, "must be a dense tensor on a cpu or xpu device", got, TypeError)
         if x.dim() != rank:
             raise call.refuse(name, f"must have {rank} dimensions", x.dim())
     q, k, v = call["q"], call["k"], call["v"]
@@ -117,16 +121,13 @@ def _shards(call: Call, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> None:
-    """Refuses what the kernels would, in their words, before anything moves: they get a call without queries."""
+    """Refuses what the extension would of this rank's shards, before anything moves."""
     own = [name for name in call.arguments if name not in ROWS and name != "captures"]
-    alone = call.with_(*own, q=q[:, :0], k=k, v=v, seed=0)
+    alone = call.with_(*own, q=q, k=k, v=v, seed=0)
     if documents is not None:
-        none = torch.zeros_like(documents.starts)
-        alone = alone.with_(cu_seqlens_q=none, cu_seqlens_k=none, q=q[:0], k=k[:0], v=v[:0])
-    if k.shape[:-1] != v.shape[:-1]:
-        raise call.refuse("v", f"must have the shape of k but for the last, {list(k.shape)}", list(v.shape))
-    with torch.no_grad():
-        _core.forward(**ready(alone).arguments, words=call.words)
+        starts, longest = documents.starts, documents.longest
+        alone = alone.with_(cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest)
+    check_shapes(ready(alone))
     if min(q.numel(), k.numel(), v.numel()) == 0:
         shapes = [list(x.shape) for x in (q, k, v)]
         raise ValueError(f"{call.function}: q, k and v must not be empty, got {shapes}; all ranks have shards")

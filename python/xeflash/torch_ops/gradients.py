@@ -149,6 +149,7 @@ def is_plain(call: Call) -> bool:
     given = call.arguments
     return not (
         torch.compiler.is_compiling()
+        or torch.autograd._profiler_enabled()  # which shows operators by their names
         or is_seen(given["q"], given["k"], given["v"])
         or given["q"].is_meta
         or has_subclass(given.values(), (given.get("captures") or {}).values())

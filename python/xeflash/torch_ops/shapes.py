@@ -11,8 +11,8 @@ from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.runtime.interop import Placeholder
 
-_NO_SHAPES = ("rest", "seed", "offset", "score_mod", "captures")
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NO_SHAPES = ("rest", "seed", "offset")
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class _UnknownError(Exception):
@@ -30,11 +30,13 @@ def check_shapes(call: Call) -> None:
 
 
 def _of_now(x: Any, made: dict[int, Placeholder]) -> Any:
-    if isinstance(x, _SYMBOLS):
+    if isinstance(x, SYMBOLS):
         if (now := x.node.hint) is None:
             raise _UnknownError
         return now
-    if not isinstance(x, Tensor):
+    if isinstance(x, tuple):  # a snippet
+        return x[0], {name: _of_now(y, made) for name, y in x[1].items()}
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
         return x
     if id(x) not in made:
         shape, strides = (tuple(_of_now(n, made) for n in sizes) for sizes in (x.shape, x.stride()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Integral, Number, Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -13,13 +13,13 @@ from torch._C import _get_tracing_state, _is_any_autocast_enabled
 from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.call.schema import ARRAYS, Row
-from xeflash.call.score_mod import read_score_mod
 from xeflash.call.values import flag, snippet
 from xeflash.torch_ops import gradients
 from xeflash.torch_ops.extension import results_of
 from xeflash.torch_ops.forms import LINEAR, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K, MATMUL_SOFTMAX, SAMPLE, Form
 from xeflash.torch_ops.library import Pair, requires_grad, resolved
 from xeflash.torch_ops.operators import MERGE, OPERATORS
+from xeflash.torch_ops.shapes import SYMBOLS
 from xeflash.torch_ops.words import laid_out
 
 
@@ -60,20 +60,20 @@ def _is_only_recorded(call: Call) -> bool:
 def _with_snippet(call: Call) -> Call:
     """With both of a snippet and its captures, or with none."""
     text, captures = call.get("score_mod"), call.get("captures")
-    if not isinstance(text, str) or not (captures is None or isinstance(captures, Mapping)):
-        snippet(call.function, text, captures)  # refuses it, if there is any
+    if torch.compiler.is_compiling() and isinstance(text, str) and (captures is None or isinstance(captures, Mapping)):
+        return call if captures else call.with_(captures={})  # what is traced is checked when it runs
+    if (found := snippet(call.function, text, captures)) is None:
         return call.with_("score_mod", "captures")
-    return call if captures else call.with_(captures={})
+    return call.with_(score_mod=found[0], captures=found[1])
 
 
 def _check(call: Call) -> None:
     """Checks types as the extension does, as a schema's message would not name the function."""
     if torch.compiler.is_compiling():
         return
-    symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    given = {name: x for name, x in call.arguments.items() if not isinstance(x, symbolic)}
-    if (text := given.get("score_mod")) is not None:
-        given["score_mod"] = read_score_mod(call.function, text, given.pop("captures"))
+    given = {name: x for name, x in call.arguments.items() if not isinstance(x, SYMBOLS)}
+    if "score_mod" in given:
+        given["score_mod"] = given["score_mod"], given.pop("captures")
     _core.check_arguments(**given, words=call.words)
 
 
@@ -90,17 +90,20 @@ def _resolved(call: Call, form: Form) -> Call:
         if name not in ARRAYS or (x is None and (name not in ("q", "k", "v") or "k_cache" in given)):
             continue
         if isinstance(x, Tensor):
-            if x.layout is not torch.strided:
-                raise call.refuse(name, "must be a dense tensor", f"one of {x.layout}", TypeError)
+            if x.layout is not torch.strided or x.is_nested:
+                got = "a nested one" if x.is_nested else f"one of {x.layout}"
+                raise call.refuse(name, "must be a dense tensor", got, TypeError)
             written = name == "out" or (appends and name in form.written)
             if x.is_neg():
                 changed[name] = resolved(call.function, call.word(name), x, written)
         elif name not in ("k_scale", "v_scale") or not isinstance(x, int | float) or isinstance(x, bool):
             raise call.refuse(name, f"must be a torch tensor as {name_of_q} is one", type(x).__name__, TypeError)
     for name, x in (call.get("captures") or {}).items():
-        if not isinstance(x, Tensor | Number):
+        if not isinstance(x, (Tensor, int, float, *SYMBOLS)):
             got = type(x).__name__
             raise TypeError(f'{call.function}: captures["{name}"] must be a number or a torch tensor, got {got}')
+        if isinstance(x, int) and not -(2**31) <= x < 2**31:
+            raise ValueError(f'{call.function}: captures["{name}"] must be below 2^31, got {x!s:.40}')
     return call.with_(**changed) if changed else call
 
 
@@ -165,8 +168,9 @@ def _checked(call: Call, table: Mapping[str, Row], needed: tuple[str, ...]) -> d
         if row.is_array:
             if x is None and name not in needed:
                 continue
-            if not isinstance(x, Tensor) or x.layout is not torch.strided:
-                got = type(x).__name__ if not isinstance(x, Tensor) else x.layout
+            if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
+                is_other = isinstance(x, Tensor) and not x.is_nested
+                got = x.layout if is_other else "a nested one" if isinstance(x, Tensor) else type(x).__name__
                 raise call.refuse(name, f"must be a dense torch tensor as {needed[0]} is one", got, TypeError)
         elif row.kind == "bool":
             x = flag(call.function, name, x)
