@@ -11,17 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xeflash.api.kv_cache import attend_cache
+from xeflash.api.kv_cache import attend_cache, with_scales
 from xeflash.api.route import operators_for
 from xeflash.call.bind import in_words_of_schema
 from xeflash.call.call import Call
+from xeflash.call.schema import BSHD
 from xeflash.call.score_mod import without_comments
 from xeflash.distributed.owners import Owners, checked_lengths, owners_of
 from xeflash.distributed.rotation import check_tables, rotate
-from xeflash.distributed.sharded_cache import EIGHT_BITS
+from xeflash.torch_ops.shapes import check_shapes
 
 OF_CACHE = {"k_cache", "v_cache", "k_scale", "v_scale", "block_table", "cache_batch_idx"}
 OF_CACHE |= {"cache_seqlens", "cache_length"}
+_OF_APPEND = ("function", "k_cache", "v_cache", "k_scale", "v_scale", "block_table", "cache_batch_idx")
 _NUMBERS = ["causal", "window_left", "window_right", "softmax_scale", "softcap", "score_mod", "rotary_interleaved"]
 _NUMBERS += ["num_splits", "unified_max"]
 _OF_ALL = ["owners", "page", "room", "return_softmax_lse", "cache_seqlens", "k", "v", "s_aux"]  # a part has its own
@@ -166,33 +168,16 @@ def check_arrays(call: Call, like: str = "q") -> None:
             raise call.refuse(name, f"must have {ndim} dimensions", f"shape {list(x.shape)}")
         if isinstance(first, Tensor) and x.device != first.device:
             raise call.refuse(name, f"must be on the device of {like} ({first.device})", x.device)
-    if ("k" in call) != ("v" in call):
-        raise ValueError(f"{call.function}: k and v must be given together")
-    for name in ("k", "v"):
-        if name in call:
-            _check_new(call, name, like)
+    if "k" in call or "v" in call:
+        _check_new(call, like)
 
 
-def _check_new(call: Call, name: str, like: str) -> None:
-    """Refuses new keys, or values, that do not fit into the cache."""
-    first, x, scale, of_cache = call[like], call[name], call.get(f"{name}_scale"), f"{name}_cache"
-    cache = call[of_cache]
-    if x.dtype is not first.dtype:
-        raise call.refuse(name, f"must have the dtype of {like} ({first.dtype})", x.dtype, TypeError)
-    want = (len(first), call["k"].shape[1], *cache.shape[2:])
-    if x.shape != want:
-        raise call.refuse(name, f"must have shape {list(want)}", list(x.shape))
-    if cache.dtype is not first.dtype and cache.dtype not in EIGHT_BITS:
-        rule = f"must have the dtype of {like} ({first.dtype}), or 8 bits"
-        raise call.refuse(of_cache, rule, cache.dtype, TypeError)
-    if isinstance(scale, Tensor) and scale.shape != cache.shape[:3]:
-        rule = (
-            f"must be a number or have the shape of {of_cache} without its last dimension {list(cache.shape[:3])} "
-            f"with new keys"
-        )
-        raise call.refuse(f"{name}_scale", rule, list(scale.shape), NotImplementedError)
-    if scale is not None and cache.dtype not in EIGHT_BITS:
-        raise call.refuse(f"{name}_scale", f"must be None with a cache of {cache.dtype}", "one")
+def _check_new(call: Call, like: str) -> None:
+    """Refuses new keys and values that the extension would not append, of as many rows as this rank has room for."""
+    given = {name: call[name] for name in (*_OF_APPEND, "k", "v") if name in call}
+    given |= {name: given[name][:, : room_of(call)] for name in ("k", "v") if name in given}
+    alone = Call({**given, "q": call[like][:, :1], "layout": BSHD, "cache_length": 0}, {**call.words, "q": like})
+    check_shapes(with_scales(alone))
 
 
 def room_of(call: Call) -> int:
