@@ -181,7 +181,7 @@ def test_a_refusal_is_the_same_in_every_way_to_call(how, call, text):
     [(np.float32(0.5), None), (Fraction(1, 2), None), (10**400, "must be below 2\\^31"), (Decimal(1), "must be")],
     ids=["numpy", "fraction", "large", "decimal"],
 )
-def test_captured_numbers_are_the_same_below_a_mode(number, wrong):
+def test_captured_numbers_are_the_same_by_operators(number, wrong):
     q = torch.randn(1, 2, 2, 64)
 
     def call(number):
