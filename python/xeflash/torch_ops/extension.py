@@ -25,7 +25,7 @@ def pair_of(call: Call) -> Pair:
 def results_of(call: Call) -> Results:
     """(out, LSE, state of dropout, rest of out); `rest` is True, or None: nobody wants it."""
     given = call.arguments
-    if "dropout_p" in given or "score_mod" in given:
+    if "dropout_p" in given or "score_mod" in given or "captures" in given:
         given = ready(call).arguments
     q, state, rest = given["q"], _nothing(), None
     if given.get("dropout_p"):
