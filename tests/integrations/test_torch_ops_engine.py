@@ -215,6 +215,21 @@ def test_a_profiler_sees_operators_by_their_names():
     assert {"xeflash::flash_attn", "xeflash::attention_backward"} <= names
 
 
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, Seen], ids=["plain", "operator"])
+def test_caches_have_their_names_where_queries_are_packed(mode):
+    q, cache = torch.ones(3, 2, 64), torch.ones(1, 16, 2, 64).half()
+    packed = {"cu_seqlens_q": torch.tensor([0, 3], dtype=torch.int32), "max_seqlen_q": 3}
+    with (
+        mode(),
+        pytest.raises(TypeError, match=r"^flash_attn_with_kvcache: k_cache must have the dtype of q \(float32\)"),
+    ):
+        xeflash.flash_attn_with_kvcache(q, cache, cache, **packed)
+    pages = {"cu_seqlens_k": None, "seqused_k": torch.tensor([3], dtype=torch.int32), "max_seqlen_k": 16}
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    with mode(), pytest.raises(TypeError, match=r"^flash_attn_varlen_func: k must have the dtype of q \(float32\)"):
+        xeflash.flash_attn_varlen_func(q, cache, cache, **packed, **pages, block_table=table)
+
+
 def test_sizes_that_vary_are_compiled_once():
     graphs = []
     compiled = torch.compile(

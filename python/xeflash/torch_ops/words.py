@@ -13,6 +13,7 @@ from xeflash.torch_ops.forms import Form
 
 Scalar = int | float
 _SNIPPET = ("score_mod", "capture_names", "capture_arrays", "capture_numbers")
+_OF_PAGES = {"k_cache": "k", "v_cache": "v"}  # what the extension calls them
 _NUMBERS = (("k_scale", "k_factor"), ("v_scale", "v_factor"))
 
 
@@ -113,7 +114,7 @@ def with_lists(call: Call) -> dict[str, Any]:
         numbers = {name: x for name, x in captures.items() if not isinstance(x, Tensor)}
         given |= {"score_mod": text, "capture_names": [*arrays, *numbers]}
         given |= {"capture_arrays": list(arrays.values()), "capture_numbers": list(numbers.values())}
-    known = OF_ATTENTION if given["layout"] == BHSD else {}
+    known = {BHSD: OF_ATTENTION, THD: _OF_PAGES}.get(given["layout"], {})
     if words := [(name, word) for name, word in call.words.items() if name in given and known.get(name, name) != word]:
         given["words"] = [x for pair in words for x in pair]
     return given
