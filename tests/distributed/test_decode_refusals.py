@@ -72,8 +72,8 @@ CASES = [
     ),
     ({}, {"k": None}, "ValueError: k and v must be given together"),
     ({}, {"v": torch.zeros(2, 1, 3, 64)}, "ValueError: v must have shape [2, 1, 2, 64], got [2, 1, 3, 64]"),
-    ({}, {"k": torch.zeros(2, 1, 2, 64).half()}, "TypeError: k must have the dtype of q (float32), got float16"),
-    ({}, {"k_scale": 0.5}, "ValueError: k_scale must be None unless k_cache is int8 or an 8-bit float, got k_cache.dtype = float32"),
+    ({}, {"k": torch.zeros(2, 1, 2, 64).half()}, "TypeError: k must have the dtype of q (torch.float32), got"),
+    ({}, {"k_scale": 0.5}, "ValueError: k_scale must be None with a cache of torch.float32, got one"),
     (
         {},
         {"rotary_cos": torch.ones(20, 8), "rotary_sin": torch.ones(20, 8)},

@@ -114,12 +114,12 @@ def attend_cache(call: Call) -> tuple[Any, Any]:
     """(out, LSE or None) of q on a cache; q and scales may have any form."""
     call = query_in_16_bits(call)
     if "k_scale" in call.arguments or "v_scale" in call.arguments:
-        call = with_scales(call)
+        call = _with_scales(call)
     return run(call)
 
 
-def with_scales(call: Call) -> Call:
-    """Replaces scales of any form by those that the extension takes."""
+def _with_scales(call: Call) -> Call:
+    """With scales as the extension takes them."""
     given = {name: call.get(name) for name in ("k_scale", "v_scale")}
     changed = {name: _scale(call, name, x) for name, x in given.items() if x is not None}
     return call.with_(**changed) if any(x is not given[name] for name, x in changed.items()) else call

@@ -24,7 +24,6 @@ from xeflash.distributed.gradients import Choice, Job
 from xeflash.distributed.shards import ZIGZAG, check_shards, pieces_of
 from xeflash.torch_ops.gradients import check_room, refuse_captures
 from xeflash.torch_ops.library import refuse_transforms, wants_gradients
-from xeflash.torch_ops.shapes import check_shapes
 
 _OUTER = ("all_gather", "ring")
 _WAYS = (*_OUTER, "all_to_all")
@@ -124,10 +123,11 @@ def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, documents: Documents | N
     """Refuses what the extension would of this rank's shards, before anything moves."""
     own = [name for name in call.arguments if name not in ROWS and name != "captures"]
     alone = call.with_(*own, q=q, k=k, v=v, seed=0)
-    if documents is not None:
-        starts, longest = documents.starts, documents.longest
-        alone = alone.with_(cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest)
-    check_shapes(ready(alone))
+    if documents is not None:  # those of the first rows
+        of_q, of_k = (documents.starts.clamp(max=len(x)) for x in (q, k))
+        longest = documents.longest
+        alone = alone.with_(cu_seqlens_q=of_q, cu_seqlens_k=of_k, max_seqlen_q=longest, max_seqlen_k=longest)
+    _core.check_shapes(**ready(alone).arguments, words=call.words)
     if min(q.numel(), k.numel(), v.numel()) == 0:
         shapes = [list(x.shape) for x in (q, k, v)]
         raise ValueError(f"{call.function}: q, k and v must not be empty, got {shapes}; all ranks have shards")

@@ -120,10 +120,10 @@ def context_parallel_with_kvcache(
 
 @context_parallel_with_kvcache.body
 def _(call: Call) -> Any:
-    call = call.with_(*(name for name, x in call.arguments.items() if x is None))
     function, groups = call.function, groups_of(call.function, call.get("group"))
+    call = call.with_("group", *(name for name, x in call.arguments.items() if x is None))
     with together(function, groups, device=getattr(call.get("q"), "device", None)) as facts:
-        part = read_call(call.with_("group"), groups, facts)
+        part = read_call(call, groups, facts)
     ending = _append(part)
     state = _state(part.call)
     with naming(function, groups):

@@ -11,19 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xeflash.api.kv_cache import attend_cache, with_scales
+from xeflash.api.kv_cache import attend_cache
 from xeflash.api.route import operators_for
 from xeflash.call.bind import in_words_of_schema
 from xeflash.call.call import Call
-from xeflash.call.schema import BSHD
 from xeflash.call.score_mod import without_comments
 from xeflash.distributed.owners import Owners, checked_lengths, owners_of
 from xeflash.distributed.rotation import check_tables, rotate
-from xeflash.torch_ops.shapes import check_shapes
+from xeflash.distributed.sharded_cache import EIGHT_BITS
 
 OF_CACHE = {"k_cache", "v_cache", "k_scale", "v_scale", "block_table", "cache_batch_idx"}
 OF_CACHE |= {"cache_seqlens", "cache_length"}
-_OF_APPEND = ("function", "k_cache", "v_cache", "k_scale", "v_scale", "block_table", "cache_batch_idx")
 _NUMBERS = ["causal", "window_left", "window_right", "softmax_scale", "softcap", "score_mod", "rotary_interleaved"]
 _NUMBERS += ["num_splits", "unified_max"]
 _OF_ALL = ["owners", "page", "room", "return_softmax_lse", "cache_seqlens", "k", "v", "s_aux"]  # a part has its own
@@ -49,9 +47,10 @@ def read_call(call: Call, groups: Sequence[dist.ProcessGroup], facts: dict[str, 
     if len(groups) > 1:
         raise call.refuse("group", "must be one group", len(groups), NotImplementedError)
     call = in_words_of_schema(call)
+    given = call.arguments
     check_arrays(call)
-    operators_for(call, call["q"], call["k_cache"], call["v_cache"])  # refuses gradients
-    length = checked_lengths(call.function, call.get("cache_seqlens"), len(call["q"]), call["q"].device)
+    operators_for(call, given["q"], given["k_cache"], given["v_cache"])  # refuses gradients
+    length = checked_lengths(call.function, given.get("cache_seqlens"), len(given["q"]), given["q"].device)
     owners = owners_of_cache(call, groups[0])
     facts |= _facts(call, owners, length)
     q, k, v = _rotated(call, length)
@@ -61,8 +60,8 @@ def read_call(call: Call, groups: Sequence[dist.ProcessGroup], facts: dict[str, 
     total = length + new
     owners.check_room(call.function, longest(total), room_of(call))
 
-    left, right = call.get("window_left", -1), call.get("window_right", -1)
-    if call.get("causal", False):
+    left, right = given.get("window_left", -1), given.get("window_right", -1)
+    if given.get("causal", False):
         right = 0
     if rows == 1:
         right = -1  # it is the last position
@@ -80,7 +79,7 @@ def read_call(call: Call, groups: Sequence[dist.ProcessGroup], facts: dict[str, 
             raise call.refuse("q", rule, rows, NotImplementedError)
         changes |= {"q_start": total - rows, "k_start": owners.start, "bottom_right": False}
         changes |= {"window_left": left, "window_right": right}
-        changes |= _with_rows(call.get("score_mod"), call.get("captures"), total - rows)
+        changes |= _with_rows(given.get("score_mod"), given.get("captures"), total - rows)
         right = -1
     is_apart = right == 0 and new > 0
     here: int | Tensor = owners.length(length)
@@ -91,12 +90,12 @@ def read_call(call: Call, groups: Sequence[dist.ProcessGroup], facts: dict[str, 
             changes |= {name: joined(x, runs) for name, x in (("k", k), ("v", v))}
         k = v = None
     changes |= _length(here)
-    if "s_aux" in call and owners.rank == 0 and not is_apart:
-        changes["s_aux"] = call["s_aux"]
+    if "s_aux" in given and owners.rank == 0 and not is_apart:
+        changes["s_aux"] = given["s_aux"]
     part = call.with_(*_OF_ALL, **changes)
     _check(part, owners.length(total))
-    return_lse = bool(call.get("return_softmax_lse", False))
-    return Part(part, owners, length, k, v, is_apart, call.get("s_aux"), return_lse)
+    return_lse = bool(given.get("return_softmax_lse", False))
+    return Part(part, owners, length, k, v, is_apart, given.get("s_aux"), return_lse)
 
 
 def _length(here: int | Tensor) -> dict[str, Any]:
@@ -123,16 +122,17 @@ def _check(part: Call, here: int | Tensor) -> None:
 
 def _facts(call: Call, owners: Owners, length: int | Tensor) -> dict[str, Any]:
     """What all ranks must have in common."""
+    given = call.arguments
     names = ("owners='ranges'", "room") if owners.is_ranges else ("owners='pages'", "page")
-    shapes = {f"{x}.shape": list(call[x].shape) for x in ("q", "k", "v") if x in call}
-    caches = {f"{x}.heads and head_dim": list(call[x].shape[2:]) for x in ("k_cache", "v_cache")}
+    shapes = {f"{x}.shape": list(given[x].shape) for x in ("q", "k", "v") if x in given}
+    caches = {f"{x}.heads and head_dim": list(given[x].shape[2:]) for x in ("k_cache", "v_cache")}
     arrays = ("alibi_slopes", "s_aux", "rotary_cos", "captures")
     is_known = isinstance(length, int) or length.device.type == "cpu"
     return {
-        **shapes, "q.dtype": call["q"].dtype, **caches,
+        **shapes, "q.dtype": given["q"].dtype, **caches,
         "owners": names[0].removeprefix("owners="), names[1]: owners.page,
         "cache_seqlens": (length if isinstance(length, int) else length.tolist()) if is_known else "on a device",
-        **{name: call[name] for name in _NUMBERS if name in call}, "arrays": [x for x in arrays if x in call],
+        **{name: given[name] for name in _NUMBERS if name in given}, "arrays": [x for x in arrays if x in given],
     }  # fmt: skip
 
 
@@ -156,10 +156,11 @@ def _shortest(total: int | Tensor) -> int:
 
 def check_arrays(call: Call, like: str = "q") -> None:
     """Refuses arrays that are not as what is done here needs them; the extension looks at the rest."""
+    given = call.arguments
     sizes = {"q": 4, "k_cache": 4, "v_cache": 4, "k": 4, "v": 4, "block_table": 2, "cache_batch_idx": 1}
-    first = call.get(like)
+    first = given.get(like)
     for name, ndim in sizes.items():
-        x = call.get(name)
+        x = given.get(name)
         if x is None and name not in (like, "k_cache", "v_cache"):
             continue
         if not isinstance(x, Tensor):
@@ -168,22 +169,40 @@ def check_arrays(call: Call, like: str = "q") -> None:
             raise call.refuse(name, f"must have {ndim} dimensions", f"shape {list(x.shape)}")
         if isinstance(first, Tensor) and x.device != first.device:
             raise call.refuse(name, f"must be on the device of {like} ({first.device})", x.device)
-    if "k" in call or "v" in call:
-        _check_new(call, like)
+    if ("k" in given) != ("v" in given):
+        raise ValueError(f"{call.function}: k and v must be given together")
+    for name in ("k", "v"):
+        if name in given:
+            _check_new(call, name, like)
 
 
-def _check_new(call: Call, like: str) -> None:
-    """Refuses new keys and values that the extension would not append, of as many rows as this rank has room for."""
-    given = {name: call[name] for name in (*_OF_APPEND, "k", "v") if name in call}
-    given |= {name: given[name][:, : room_of(call)] for name in ("k", "v") if name in given}
-    alone = Call({**given, "q": call[like][:, :1], "layout": BSHD, "cache_length": 0}, {**call.words, "q": like})
-    check_shapes(with_scales(alone))
+def _check_new(call: Call, name: str, like: str) -> None:
+    """Refuses new keys, or values, that do not fit into the cache."""
+    first, x, scale, of_cache = call[like], call[name], call.get(f"{name}_scale"), f"{name}_cache"
+    cache = call[of_cache]
+    if x.dtype is not first.dtype:
+        raise call.refuse(name, f"must have the dtype of {like} ({first.dtype})", x.dtype, TypeError)
+    want = (len(first), call["k"].shape[1], *cache.shape[2:])
+    if x.shape != want:
+        raise call.refuse(name, f"must have shape {list(want)}", list(x.shape))
+    if cache.dtype is not first.dtype and cache.dtype not in EIGHT_BITS:
+        rule = f"must have the dtype of {like} ({first.dtype}), or 8 bits"
+        raise call.refuse(of_cache, rule, cache.dtype, TypeError)
+    if isinstance(scale, Tensor) and scale.shape != cache.shape[:3]:
+        rule = (
+            f"must be a number or have the shape of {of_cache} without its last dimension {list(cache.shape[:3])} "
+            f"with new keys"
+        )
+        raise call.refuse(f"{name}_scale", rule, list(scale.shape), NotImplementedError)
+    if scale is not None and cache.dtype not in EIGHT_BITS:
+        raise call.refuse(f"{name}_scale", f"must be None with a cache of {cache.dtype}", "one")
 
 
 def room_of(call: Call) -> int:
     """Rows that this rank's cache has for a sequence."""
-    rows: int = call["k_cache"].shape[1]
-    return rows * call["block_table"].shape[1] if "block_table" in call else rows
+    given = call.arguments
+    rows: int = given["k_cache"].shape[1]
+    return rows * given["block_table"].shape[1] if "block_table" in given else rows
 
 
 def owners_of_cache(call: Call, group: dist.ProcessGroup) -> Owners:
@@ -224,14 +243,15 @@ def _rotated(call: Call, length: int | Tensor) -> tuple[Tensor, Tensor | None, T
 
 def _that_need_positions(call: Call, left: int, right: int, rows: int, new: int) -> list[tuple[str, Any]]:
     """Arguments by whose results a key's position matters, and their values."""
+    given = call.arguments
     found: list[tuple[str, Any]] = []
     if left >= 0 or right > 0:
         found.append(("window_size", (left, right)))
     elif right == 0 and rows > max(new, 1):
         found.append(("causal=True with more queries than new keys", f"{rows} and {new}"))
-    if "alibi_slopes" in call:
+    if "alibi_slopes" in given:
         found.append(("alibi_slopes", "some"))
-    text = call.get("score_mod")
+    text = given.get("score_mod")
     if isinstance(text, str) and re.search(r"\b[qk]_idx\b", without_comments(text)):
         found.append(("a score_mod of q_idx or k_idx", repr(text)))
     return found

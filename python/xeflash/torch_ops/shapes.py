@@ -11,7 +11,6 @@ from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.runtime.interop import Placeholder
 
-_NO_SHAPES = ("rest", "seed", "offset")
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -23,7 +22,7 @@ def check_shapes(call: Call) -> None:
     """Raises what the extension would. Sizes that may vary count as what they are in the call that is traced."""
     made: dict[int, Placeholder] = {}
     try:
-        given = {name: _of_now(x, made) for name, x in call.arguments.items() if name not in _NO_SHAPES}
+        given = {name: _of_now(x, made) for name, x in call.arguments.items()}
     except _UnknownError:
         return
     _core.check_shapes(**given, words=call.words)
@@ -34,9 +33,7 @@ def _of_now(x: Any, made: dict[int, Placeholder]) -> Any:
         if (now := x.node.hint) is None:
             raise _UnknownError
         return now
-    if isinstance(x, tuple):  # a snippet
-        return x[0], {name: _of_now(y, made) for name, y in x[1].items()}
-    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+    if not isinstance(x, Tensor):
         return x
     if id(x) not in made:
         shape, strides = (tuple(_of_now(n, made) for n in sizes) for sizes in (x.shape, x.stride()))
