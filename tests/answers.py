@@ -62,6 +62,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "attention on picks": ("attention", {**ATTENTION, "gather_kv_indices": PICKS}),
     "attention of numpy": ("attention", {**{name: x.numpy() for name, x in HEADS_FIRST.items()}, "enable_gqa": True}),
     "flash": ("flash_attn_func", FLASH),
+    "flash in bf16": ("flash_attn_func", {name: x.bfloat16() for name, x in FLASH.items()}),
     "flash on picks": ("flash_attn_func", {**FLASH, "gather_kv_indices": PICKS}),
     "flash of numpy": ("flash_attn_func", {name: x.numpy() for name, x in FLASH.items()}),
     "kv packed": ("flash_attn_kvpacked_func", {"q": Q, "kv": torch.stack([K, V], 2)}),
@@ -169,8 +170,8 @@ def answer(name: str, given: dict[str, Any], way: str) -> Any:
 
 
 def _with_gradients(function: Any, given: dict[str, Any]) -> Any:
-    leaves = [x for x in given.values() if isinstance(x, torch.Tensor) and x.dtype is torch.float32 and not x.is_sparse]
-    leaves = [x.requires_grad_() for x in leaves if not x.is_nested]
+    leaves = [x for x in given.values() if isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize > 1]
+    leaves = [x.requires_grad_() for x in leaves if not (x.is_sparse or x.is_nested)]
     results = function(**given)
     first = results[0] if isinstance(results, tuple) else results
     return [_digest(results), _digest(torch.autograd.grad(first.float().sum(), leaves, allow_unused=True))]
