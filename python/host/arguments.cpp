@@ -95,9 +95,9 @@ std::string word_of(const FwdRequest& r, const char* name) {
   if (r.layout == Layout::kBSHD) return name;
   const std::string_view given = name;  // k and v may be a cache in these layouts
   const std::string_view word = given == "k_cache" ? "k" : given == "v_cache" ? "v" : given;
-  for (const Argument& a : kArguments) {
-    if (r.layout == Layout::kBHSD && a.name_of_attention && a.name == word)
-      return a.name_of_attention;
+  if (r.layout == Layout::kBHSD) {
+    for (const Argument& a : kArguments)
+      if (a.name_of_attention && a.name == word) return a.name_of_attention;
   }
   return std::string(word);
 }
