@@ -35,7 +35,7 @@ def pick_keys(call: Call) -> Call:
             with_list = "" if name == _NAME else f" with {_NAME}"
             raise call.refuse(name, f"must be a torch tensor{with_list}", type(call[name]).__name__, TypeError)
     call, qkv = call.with_(_NAME), _in_rows(call)
-    if any(x.ndim != 4 for x in qkv):
+    if any(x.ndim != 4 or x.layout != torch.strided for x in qkv):
         return call  # it is refused
     (batch, rows, *_), keys = qkv[0].shape, qkv[1].shape[1]
     if indices.device != qkv[0].device:
