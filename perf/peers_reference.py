@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from xeflash.selftest.reference import Features, merged_reference, times_values, weights_of
+from xeflash.selftest.reference import Features, formula, merged_reference, per_head
 from xeflash.selftest.values import Values
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -47,9 +47,9 @@ class Result:
 def attention(Q: Floats, K: Floats, V: Floats, scale: float, window: Window, sink: Floats | None) -> Result:
     """One sequence; Q[query, head, d], K and V[key, head, d], sink[head] one more score that has no value."""
     Q, K, V = (x.swapaxes(0, 1)[None] for x in (Q, K, V))
-    weights = weights_of(Q, K, Features(scale, window, sinks=sink))
-    O, PV = (times_values(weights.softmax, x)[0].swapaxes(0, 1) for x in (V, np.abs(V)))
-    return Result(O, PV, weights.lse[0])
+    found = formula(Q, K, V, Features(scale, window, sinks=sink))
+    PV = found.softmax @ per_head(np.abs(V), Q.shape[1])
+    return Result(found.out[0].swapaxes(0, 1), PV[0].swapaxes(0, 1), found.lse[0])
 
 
 def merged(partial: Floats, lse: Floats) -> Result:

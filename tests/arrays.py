@@ -9,9 +9,11 @@ import ml_dtypes
 import numpy as np
 import torch
 from xeflash.selftest.arrays import TorchArrays
+from xeflash.selftest.spec import Spec
 from xeflash.selftest.values import Values
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}  # of caches
 LAYOUTS = ("bshd", "bhsd", "sliced", "huge")
 SMALL_LAYOUTS = ("bshd", "bhsd", "sliced", "odd")
 MAP_NORESERVE = 0x4000  # Linux; Python 3.13 has the name
@@ -22,10 +24,13 @@ def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
 
     bshd: contiguous.  bhsd: heads outside rows.  sliced: cut out of a larger array of NaN, at an odd address.
     odd: sliced, and strides are odd numbers of elements, which block loads of GPUs cannot have.
+    expanded: all elements are one.
     huge: sequences, or heads if there is one sequence, more than 4 GiB or 2 GiB apart.
     """
     if layout == "bshd":
         return values.contiguous()
+    if layout == "expanded":
+        return values.flatten()[:1].as_strided(values.shape, (0,) * values.dim())
     if layout == "bhsd":
         return values.transpose(-3, -2).contiguous().transpose(-3, -2)
     if layout in ("sliced", "odd"):
@@ -58,7 +63,7 @@ def to_array(x: Any, kind: str) -> Any:
     """
     if kind == "torch" or not isinstance(x, torch.Tensor):
         return x
-    if kind == "gpu" and torch.xpu.is_available():
+    if kind == "xpu" or (kind == "gpu" and torch.xpu.is_available()):
         return to_xpu(x)
     if is_on_gpu(kind):
         import usm  # needs dpctl
@@ -71,7 +76,7 @@ def to_array(x: Any, kind: str) -> Any:
 
 def is_on_gpu(kind: str) -> bool:
     """Whether arrays of this kind are copies in the memory of a GPU."""
-    return kind in ("gpu", "usm")
+    return kind in ("gpu", "usm", "xpu")
 
 
 def to_xpu(x: torch.Tensor, device: str = "xpu") -> torch.Tensor:
@@ -100,17 +105,18 @@ def from_array(x: Any, kind: str) -> torch.Tensor:
 
 
 class ArraysOf(TorchArrays):
-    """Arrays of a kind, as the cases of xeflash.selftest make them; Q, K and V of a layout."""
+    """Arrays of a Spec's kind; those of queries, keys and values lie as it says, and as their gradients come."""
 
-    def __init__(self, kind: str, layout: str = "bshd") -> None:
+    def __init__(self, spec: Spec) -> None:
         super().__init__("cpu")
-        self.kind, self.layout, self.on_gpu = kind, layout, is_on_gpu(kind)
+        self.kind, self.spec, self.on_gpu = spec.kind, spec, is_on_gpu(spec.kind)
 
-    def put(self, values: Values) -> Any:
-        return to_array(super().put(values), self.kind)
+    def put(self, values: Values, name: str = "") -> Any:
+        return to_array(super().put(values, name), self.kind)
 
-    def put_rows(self, values: Values, heads_first: bool = False, together: int = 1) -> Any:
-        x = lay_out(super().put(values), self.layout)
+    def put_rows(self, values: Values, name: str, heads_first: bool = False, together: int = 1) -> Any:
+        layout = self.spec.layout_of_dout if name == "dout" else self.spec.layout
+        x = lay_out(super().put(values), layout)
         x = x.unflatten(-2, (together, -1)) if together > 1 else x
         return to_array(x.transpose(-3, -2) if heads_first else x, self.kind)
 

@@ -10,9 +10,8 @@ compiled, else by their function; tests of what calls them, which is the same fo
 import zlib
 from collections.abc import Mapping
 
-import gradients
-from caches import CacheCase
-from cases import VARIANTS, Case
+from axes import VARIANTS
+from xeflash.selftest.spec import Spec
 
 DEVICES = ("pvc", "bmg", "dg2")
 DTYPES = ("fp32", "bf16", "fp16")
@@ -28,13 +27,14 @@ def device_of(test: str, parameters: Mapping[str, object]) -> str:
 
 def number_of(function: str, parameters: Mapping[str, object]) -> int:
     case = parameters.get("case")
-    if isinstance(case, Case):
-        return DTYPES.index(case.dtype) + VARIANTS.index(case.variant)
-    if isinstance(case, CacheCase):
+    if isinstance(case, Spec) and case.place:
         place = next(i for i, start in enumerate(("paged", "beam", "")) if case.place.startswith(start))
-        return place + ("e4m3", "int8", "e5m2", "same").index(case.format.partition(".")[0])
-    if isinstance(case, gradients.Case):
-        return DTYPES.index(case.kernel[0]) + sum(case.variant.encode())
+        return place + ("e4m3", "int8", "e5m2", "").index(case.format.partition(".")[0])
+    if isinstance(case, Spec):
+        words = [word for word in case.variant.split("+") if not word.startswith(("chunk", "documents"))]
+        variant = "+".join(words) or "plain"
+        known = variant in VARIANTS and not case.grad
+        return DTYPES.index(case.dtype) + (VARIANTS.index(variant) if known else sum(variant.encode()))
     file = function.partition("::")[0]
     if not any(folder in file for folder in OF_KERNELS):
         return zlib.crc32(file.encode())
@@ -51,10 +51,9 @@ def compiled_for(parameters: Mapping[str, object]) -> str:
 def shard_of(test: str, parameters: Mapping[str, object], shards: int) -> int:
     """1 ... shards. Of cases, those with one type, size and variant share one; of random calls each is alone."""
     case = parameters.get("case")
-    if isinstance(case, Case):
-        key = f"{case.dtype} {case.dim} {case.dim_v} {case.variant}"
-    elif isinstance(case, CacheCase):
-        key = f"{case.dtype} {case.dim} {case.place} {case.format}"
+    if isinstance(case, Spec):
+        what = f"{case.place} {case.format}" if case.place else f"{case.dim_v} {case.variant}"
+        key = f"{case.dtype} {case.dim} {what}"
     else:
         compiled = compiled_for(parameters)  # a function has no name that all processes know
         key = f"{test.partition('::')[0]} {compiled}" if compiled and " at 0x" not in compiled else test

@@ -7,12 +7,10 @@ import torch.nn.functional as F
 from tolerance import assert_close, check_attention, torch_attention
 from xeflash.selftest.reference import (
     Features,
-    attention_reference,
     dropout_scale,
+    formula,
     philox,
-    times_values,
     visible,
-    weights_of,
 )
 from xeflash.selftest.tolerance import limit_of, rounded_scores, ulp
 
@@ -83,7 +81,7 @@ def test_reference_equals_sdpa_in_float64(sizes, causal):
     q, k, v = make(rows=sizes[0], keys=sizes[1], dim_v=40)
     want = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=-0.2, enable_gqa=True)
     window = (-1, 0) if causal else (-1, -1)
-    got, _ = attention_reference(q, k, v, Features(scale=-0.2, window=window, top_left=True))
+    got = formula(q, k, v, Features(scale=-0.2, window=window, top_left=True)).out
     np.testing.assert_allclose(got, want.numpy(), rtol=0, atol=1e-12)
 
 
@@ -93,7 +91,7 @@ def test_reference_adds_a_bias_like_sdpa(shape):
     bias = torch.randn(shape, dtype=torch.float64)
     for mask in (bias, bias > 0):
         want = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
-        got, _ = attention_reference(q, k, v, Features(mask=mask))
+        got = formula(q, k, v, Features(mask=mask)).out
         np.testing.assert_allclose(got, want.numpy(), rtol=0, atol=1e-12)
 
 
@@ -101,9 +99,9 @@ def test_reference_lse_is_logsumexp_of_the_scores():
     q, k, v = make()
     scores = q @ k.repeat_interleave(2, 1).mT / 8
     sink = torch.randn(4, dtype=torch.float64)
-    _, lse = attention_reference(q, k, v)
+    lse = formula(q, k, v).lse
     np.testing.assert_allclose(lse, scores.logsumexp(-1).numpy(), atol=1e-12)
-    out, lse = attention_reference(q, k, v, Features(sinks=sink))
+    out, lse = formula(q, k, v, Features(sinks=sink))[:2]
     scores = torch.cat([scores, sink[:, None, None].expand(2, 4, 63, 1)], -1)
     np.testing.assert_allclose(lse, scores.logsumexp(-1).numpy(), atol=1e-12)
     want = scores.softmax(-1)[..., :-1] @ v.repeat_interleave(2, 1)
@@ -124,17 +122,17 @@ def test_visible_windows():
 
 def test_reference_of_rows_without_keys():
     q, k, v = make(rows=63, keys=23)
-    out, lse = attention_reference(q, k, v, Features(window=(-1, 0)))
+    out, lse = formula(q, k, v, Features(window=(-1, 0)))[:2]
     assert np.all(out[:, :, :40] == 0) and np.all(lse[:, :, :40] == np.inf) and np.isfinite(lse[:, :, 40:]).all()
     sinks = torch.tensor([0.5, 1.0, -2.0, 3.0])
-    out, lse = attention_reference(q, k, v, Features(window=(-1, 0), sinks=sinks))
+    out, lse = formula(q, k, v, Features(window=(-1, 0), sinks=sinks))[:2]
     assert np.all(out[:, :, :40] == 0) and np.allclose(lse[:, :, 0], sinks.numpy())
 
 
 def test_softcap_and_alibi_by_hand():
     q, k = torch.tensor([[[[2.0], [1.0]]]]), torch.tensor([[[[1.0], [3.0], [-2.0]]]])
     v = torch.eye(3)[None, None]
-    out, _ = attention_reference(q, k, v, Features(scale=2.0, softcap=3.0, alibi=torch.tensor([0.25])))
+    out = formula(q, k, v, Features(scale=2.0, softcap=3.0, alibi=torch.tensor([0.25]))).out
     for row, query in enumerate((2.0, 1.0)):
         s = [3 * np.tanh(2 * query * key / 3) - 0.25 * abs(row + 1 - j) for j, key in enumerate((1.0, 3.0, -2.0))]
         np.testing.assert_allclose(out[0, 0, row], np.exp(s) / np.sum(np.exp(s)), rtol=1e-12)
@@ -185,7 +183,7 @@ def test_a_slightly_wrong_result_is_rejected(name, dtype):
     if name == "causal-one-key-less":  # the last key is hidden by a mask: a window of -2 means no limit
         hidden = torch.ones(127, 300, dtype=torch.bool).tril(300 - 127 - 1)
         wrong = right.with_(mask=hidden)
-    out, lse = attention_reference(q, k, v, wrong)
+    out, lse = formula(q, k, v, wrong)[:2]
     out, lse = torch.tensor(out).to(dtype), torch.tensor(lse).float()
     with pytest.raises(AssertionError, match=r" at \[.*\]: got .*, want .*, error .*, limit "):
         check_attention(name, q, k, v, right, out, lse)
@@ -194,7 +192,7 @@ def test_a_slightly_wrong_result_is_rejected(name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_wrong_lse_or_row_is_rejected(dtype):
     q, k, v = make(dtype)
-    want, want_lse = attention_reference(q, k, v)
+    want, want_lse = formula(q, k, v)[:2]
     out, lse = torch.tensor(want).to(dtype), torch.tensor(want_lse).float()
     check_attention("exact", q, k, v, Features(), out, lse)
     for bad_out, bad_lse in [
@@ -235,9 +233,7 @@ def test_rounding_term_is_that_of_the_largest_result():
 def test_term_of_the_scores_is_what_their_rounding_makes(f, far):
     q, k, v = torch.randn(1, 2, 5, 64), torch.randn(1, 1, 333, 64), torch.randn(1, 1, 333, 80)
     q[..., 0], k[..., 0] = 1.0, far
-    weights = weights_of(q, k, f)
-    want = times_values(weights.kept, v)
-    of_out, of_lse = rounded_scores(weights, v, want)
+    of_out, of_lse = rounded_scores(formula(q, k, v, f), v)
     exact = modified_by(lambda s, *_: s, q, k, v, f)
     rounded = modified_by(lambda s, *_: s.astype(np.float32).astype(np.float64), q, k, v, f)
     moved_out, moved_lse = (np.max(np.abs(a - b)) for a, b in zip(rounded, exact, strict=True))
@@ -246,7 +242,7 @@ def test_term_of_the_scores_is_what_their_rounding_makes(f, far):
 
 
 def modified_by(change, q, k, v, f):
-    return attention_reference(q, k, v, f.with_(score_mod=change))
+    return formula(q, k, v, f.with_(score_mod=change))[:2]
 
 
 @pytest.mark.parametrize("far", [200.0, -200.0])
@@ -255,11 +251,11 @@ def test_scores_far_away_do_not_hide_a_fault(far):
     q, k, v = torch.randn(1, 2, 5, 64), torch.randn(1, 2, 333, 64), torch.randn(1, 2, 333, 64)
     q[..., 0], k[..., 0] = 1.0, far
     f = Features(scale=0.05)
-    check_attention("right", q, k, v, f, *(torch.from_numpy(x).float() for x in attention_reference(q, k, v, f)))
+    check_attention("right", q, k, v, f, *(torch.from_numpy(x).float() for x in formula(q, k, v, f)[:2]))
     for wrong in (
-        attention_reference(q, k[:, :, 1:], v[:, :, 1:], f),
-        attention_reference(q, k, v.bfloat16(), f),
-        attention_reference(q, k, v, f.with_(scale=0.05 * (1 + 1e-4))),
+        formula(q, k[:, :, 1:], v[:, :, 1:], f)[:2],
+        formula(q, k, v.bfloat16(), f)[:2],
+        formula(q, k, v, f.with_(scale=0.05 * (1 + 1e-4)))[:2],
     ):
         with pytest.raises(AssertionError, match="limit"):
             check_attention("wrong", q, k, v, f, *(torch.from_numpy(x).float() for x in wrong))

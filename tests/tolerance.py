@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from xeflash.selftest.reference import Features, distance, dropout_scale, modified, seen_by, to_float64
+from xeflash.selftest.reference import Features, Result, formula, seen_by, to_float64
 from xeflash.selftest.tolerance import Array, compare, judge, limit_of
-
-Moved: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def dtype_name(x: Any) -> str:
@@ -82,13 +80,11 @@ def by_torch(dtype: str, q: Array, k: Array, v: Array, f: Features) -> tuple[Arr
 by_rule = functools.partial(judge, other=by_torch, any_scores=True)
 
 
-def torch_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: Features = Features()
-) -> tuple[np.ndarray, np.ndarray]:
+def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: Features = Features()) -> tuple[Array, Array]:
     """The same by PyTorch in the dtype of q: SDPA where it has the features, else flex_attention's arithmetic."""
     if (change := f.score_mod) is not None:  # of numpy
-        f = f.with_(score_mod=lambda s, *place: torch.from_numpy(change(s.numpy(), *place)).float())
-    out, lse = formula(q, k, v, f)
+        f = f.with_(score_mod=lambda *given: torch.from_numpy(change(*(x.numpy() for x in given))))
+    out, lse = torch_formula(q, k, v, f)[:2]
     simple = f.softcap == 0 and f.alibi is None and f.sinks is None and f.dropout == 0 and f.score_mod is None
     mask, (rows, keys) = None if f.mask is None else torch.as_tensor(f.mask), (q.shape[2], k.shape[2])
     if simple and (mask is None or mask.dtype == torch.bool) and keys > 0:
@@ -99,37 +95,9 @@ def torch_attention(
     return to_float64(out), to_float64(lse)
 
 
-def formula(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: Features = Features(), moved: Moved | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(O, LSE), which autograd differentiates: scores and softmax in fp32, or in float64 if q is of it, P in q's dtype.
-
-    `moved` is what roundings make of products, whose sizes before cancellation it is told.
+def torch_formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: Features = Features(), **more: Any) -> Result:
+    """The formula that autograd differentiates: scores and softmax in fp32, or in float64 if q is of it, P in q's dtype.
 
     (Scores rounded to 16 bits, as naive code has them, would be a yardstick too long to see a lost sink.)
     """
-    (batch, heads, rows, dim), keys, work = q.shape, k.shape[2], torch.promote_types(q.dtype, torch.float32)
-    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-    q, k, dtype, scale = q.to(work), k.to(work), q.dtype, dim**-0.5 if f.scale is None else f.scale
-    s = torch.matmul(q, k.mT) * scale
-    if moved:
-        s = moved(s, torch.matmul(q.abs(), k.abs().mT).detach() * abs(scale))
-    if f.softcap > 0:
-        s = f.softcap * torch.tanh(s / f.softcap)
-    if f.alibi is not None:
-        slopes = torch.as_tensor(f.alibi).to(work).expand(batch, heads)[:, :, None, None]
-        s = s - slopes * torch.from_numpy(distance(rows, keys, f.top_left)).abs()
-    if f.mask is not None:
-        mask = torch.as_tensor(f.mask)
-        s = s.masked_fill(~mask, -np.inf) if mask.dtype == torch.bool else s + mask.to(work)
-    s = modified(s, f).masked_fill(~torch.from_numpy(seen_by(rows, keys, f)), -np.inf)
-    if f.sinks is not None:
-        s = torch.cat([s, torch.as_tensor(f.sinks).to(work)[:, None, None].expand(batch, -1, rows, 1)], dim=-1)
-    empty = (s == -np.inf).all(dim=-1)
-    s = s.masked_fill(empty[..., None], 0.0)  # has gradients of 0
-    lse = torch.logsumexp(s, dim=-1)
-    p = torch.softmax(s, dim=-1)[..., :keys].masked_fill(empty[..., None], 0.0)
-    if f.dropout > 0:
-        shape = batch, heads, rows, keys
-        p = p * torch.from_numpy(dropout_scale(shape, f.dropout, f.rng, f.batch0, f.head0, f.of_heads)).to(work)
-    return torch.matmul(p.to(dtype), v), torch.where(empty, f.empty_lse, lse)
+    return formula(q, k, v, f, torch.promote_types(q.dtype, torch.float32), rounded=lambda p: p.to(q.dtype), **more)

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, from_array, is_on_gpu, to_array
-from caches import FORMATS, rotated
+from arrays import DTYPES, FORMATS, from_array, is_on_gpu, to_array
 from cover import few, few_rows
-
-ULP = {"fp32": 2.0**-22, "fp16": 2.0**-10, "bf16": 2.0**-7}
+from specs import cached, run
 
 
 def bytes_of(x):
@@ -36,29 +34,10 @@ def append(k_cache, v_cache, k, v, lengths, heads=2, q=None, kind="torch", **opt
     return out
 
 
-@pytest.mark.parametrize("style", ["none", "pairs", "halves"])
+@pytest.mark.parametrize("style", ["", "pairs", "halves"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_new_keys_are_rotated_and_written_and_nothing_else(dtype, style):
-    lengths, new, pads = [7, 0, 40], 3, [2, 0, 5]
-    k_cache, v_cache = (torch.randn(3, 50, 2, 64).to(DTYPES[dtype]) for _ in "kv")
-    k, v = (torch.randn(3, new, 2, 64).to(DTYPES[dtype]) for _ in "kv")
-    angles = torch.rand(60, 8) * 7
-    cos, sin = angles.cos().to(k.dtype), angles.sin().to(k.dtype)
-    options = {} if style == "none" else {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": style == "pairs"}
-    want_k, want_v = k_cache.clone(), v_cache.clone()
-    append(k_cache, v_cache, k, v, lengths, cache_leftpad=torch.tensor(pads, dtype=torch.int32), **options)
-    for b, n in enumerate(lengths):
-        turned = k[b] if style == "none" else rotated(k[b], cos, sin, n + torch.arange(new), style)
-        want_k[b, n : n + new], want_v[b, n : n + new] = turned, v[b]
-    assert torch.equal(bits(v_cache), bits(want_v))
-    if style == "none":
-        assert torch.equal(bits(k_cache), bits(want_k))
-    else:  # the products may be fused with the sum
-        torch.testing.assert_close(k_cache, want_k, rtol=ULP[dtype], atol=2.0**-22)
-        unturned = torch.ones_like(k_cache, dtype=torch.bool)
-        for b, n in enumerate(lengths):
-            unturned[b, n : n + new, :, :16] = False
-        assert torch.equal(k_cache[unturned], want_k[unturned])
+    run(cached(dtype, keys=(10, 3, 43), new=3, place="pad", rotary=style))
 
 
 def test_pages_are_written_where_the_table_says():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 import torch
 import xeflash
 from arrays import SMALL_LAYOUTS
+from axes import HEADS, WINDOWS
 from cover import with_wide
-from gradients import HEADS, WINDOWS, Case, is_possible, random_case, random_kernel, random_variant, run
+from gradients import random_kernel, random_spec, random_variant
 from pairwise import pairwise
 from run_report import kernels_of_this_test
+from specs import gradient, run
 from tolerance import dtype_name
 from xeflash import _core
+from xeflash.selftest.spec import Spec, is_possible
 from xeflash.selftest.tolerance import ulp
 from xeflash.tune.table import schedule
 
@@ -27,16 +31,16 @@ BROADCASTS = ["bhqk", "1hqk", "b11k", "1hq1", "k"]
 
 # ---- cases --------------------------------------------------------------------------------------
 
-CHOICES: dict[str, list[Any]] = {
+CHOICES: dict[str, Sequence[Any]] = {
     "kernel": KERNELS,
     "sizes": SIZES,
-    "variant": ["plain", "softcap", "alibi", "mask", "bias", "dropout", "snippet"],
+    "variant": ["plain", "softcap", "alibi", "mask", "bias", "dropout", "curve"],
     "entry": ["attention", "func", "varlen"],
-    "window": list(WINDOWS),
+    "window": WINDOWS[:5],
     "top_left": [False, True],
     "broadcast": BROADCASTS,
-    "heads": list(HEADS),
-    "bh_slopes": [False, True],
+    "heads": HEADS,
+    "slopes": ["h", "bh"],
     "sinks": [False, True],
     "scale": [None, 0.3],
     "layout": list(SMALL_LAYOUTS),
@@ -45,23 +49,28 @@ CHOICES: dict[str, list[Any]] = {
 }
 
 
-def kernels_of(case: Case) -> Any:
+def kernels_of(case: Spec) -> Any:
     """What they are compiled for, about."""
-    rows, keys = case.sizes
-    return case.kernel, case.variant, rows < 64, keys < 64
+    return case.dtype, case.dims, case.variant, case.rows < 64, case.keys < 64
 
 
-def cases_of(choices: dict[str, list[Any]], **more: str) -> list[Case]:
+def of_choices(kernel: tuple[str, int, int], sizes: tuple[int, int], window: str, top_left: bool, **more: Any) -> Spec:
+    return gradient(*kernel, rows=sizes[0], keys=sizes[1], window=window + "-tl" * top_left, **more)
+
+
+def cases_of(choices: dict[str, Sequence[Any]], **more: str) -> list[Spec]:
     """Every pair of choices."""
-    rows = pairwise(choices, lambda row: is_possible(Case(**row, **more)), lambda row: kernels_of(Case(**row, **more)))
-    return [Case(**row, **more) for row in rows]
+    rows = pairwise(
+        choices, lambda row: is_possible(of_choices(**row, **more)), lambda row: kernels_of(of_choices(**row, **more))
+    )
+    return [of_choices(**row, **more) for row in rows]
 
 
 PAIRWISE = cases_of(CHOICES)
 
 # The default set: each type with each feature takes three sets of kernels, as features go together. A bias and ALiBi's slopes
 # have the slopes of what follows them. What is plain, and a mask, other tests have, too.
-MIXED = "softcap+alibi+bias+snippet"
+MIXED = "softcap+alibi+bias+curve"
 OF_TYPES = {"fp32": (111, 59), "bf16": (192, 128), "fp16": (40, 40)}
 COMPILED = [((dtype, 64, 64), variant) for dtype in OF_TYPES for variant in ("plain", "mask")]
 COMPILED += [((dtype, *dims), f"{MIXED}+dropout") for dtype, dims in OF_TYPES.items()]
@@ -69,9 +78,9 @@ OTHERS = {name: values for name, values in CHOICES.items() if name not in ("kern
 OTHERS["sizes"] = [(127, 127), (300, 70), (70, 300), (23, 0)]  # tiles of one height
 
 
-def case_of(row: dict[str, Any]) -> Case:
+def case_of(row: dict[str, Any]) -> Spec:
     kernel, variant = row["compiled"]
-    return Case(kernel, variant=variant, **{name: row[name] for name in OTHERS})
+    return of_choices(kernel, variant=variant, **{name: row[name] for name in OTHERS})
 
 
 def is_wanted(row: dict[str, Any]) -> bool:
@@ -86,19 +95,21 @@ DEFAULT = [case_of(row) for row in pairwise({"compiled": COMPILED} | OTHERS, is_
 
 
 @pytest.mark.parametrize("case", DEFAULT, ids=lambda case: case.id)
-def test_gradients_match_autograd_of_the_formula(case: Case) -> None:
+def test_gradients_match_autograd_of_the_formula(case: Spec) -> None:
     run(case)
 
 
 MIXTURES = [
-    Case(("bf16", 64, 64), (23, 300), "mqa", "causal", variant=MIXED, broadcast="b11k", sinks=True, dlse=True),
-    Case(("fp32", 111, 59), (300, 23), variant="alibi+bias+dropout", broadcast="1hq1", sinks=True),
+    gradient(
+        "bf16", rows=23, keys=300, heads=(3, 1), window="causal", variant=MIXED, broadcast="b11k", sinks=True, dlse=True
+    ),
+    gradient("fp32", 111, 59, rows=300, keys=23, variant="alibi+bias+dropout", broadcast="1hq1", sinks=True),
 ]
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("case", [*PAIRWISE, *MIXTURES], ids=lambda case: case.id)
-def test_gradients_match_for_every_pair_of_choices(case: Case) -> None:
+def test_gradients_match_for_every_pair_of_choices(case: Spec) -> None:
     run(case)
 
 
@@ -107,18 +118,18 @@ CHOICES_ON_GPU = CHOICES | {
     "kernel": [("fp32", 8, 8), ("fp32", 64, 64), ("bf16", 64, 64), ("bf16", 192, 128), ("bf16", 256, 256)]
     + [("fp16", 40, 40), ("fp16", 128, 128)],
     "sizes": [(23, 63), (63, 23), (1, 40), (70, 70), (23, 0)],
-    "heads": ["mqa", "mha"],
+    "heads": [(3, 1), (2, 2)],
 }
-PAIRWISE_ON_GPU = cases_of(CHOICES_ON_GPU, device="xpu")
+PAIRWISE_ON_GPU = cases_of(CHOICES_ON_GPU, kind="xpu")
 WIDE_ON_GPU = [
-    Case(("bf16", 64, 64), (70, 70), "mha", "causal", variant="bias", broadcast="b11k", device="xpu"),
+    gradient("bf16", 64, 64, rows=70, keys=70, window="causal", variant="bias", broadcast="b11k", kind="xpu"),
     # dg2 has fewer tiles in a work-group for these
-    Case(("bf16", 320, 320), (40, 40), "mha", "causal", device="xpu"),
-    Case(("fp32", 160, 160), (40, 40), "mha", "causal", device="xpu"),
+    gradient("bf16", 320, 320, rows=40, keys=40, window="causal", kind="xpu"),
+    gradient("fp32", 160, 160, rows=40, keys=40, window="causal", kind="xpu"),
     # K and V of unequal width in shared memory, each with a place of its own; these two are dealt to dg2
-    Case(("fp16", 192, 128), (40, 40), "mha", "causal", variant="softcap", device="xpu"),
-    Case(("bf16", 80, 256), (40, 40), "mha", "causal", variant="alibi", device="xpu"),
-    Case(("bf16", 256, 80), (40, 40), "mha", "causal", device="xpu"),  # with more than 32 keys, dQ spills
+    gradient("fp16", 192, 128, rows=40, keys=40, window="causal", variant="softcap", kind="xpu"),
+    gradient("bf16", 80, 256, rows=40, keys=40, window="causal", variant="alibi", kind="xpu"),
+    gradient("bf16", 256, 80, rows=40, keys=40, window="causal", kind="xpu"),  # with more than 32 keys, dQ spills
 ]
 WIDE_ON_GPU += PAIRWISE_ON_GPU[::12]
 
@@ -136,7 +147,7 @@ COMPILED_ON_GPU = [
         "kernel": (dtype, *dims),
         "variant": VARIANTS_ON_GPU[i],
         "sizes": SIZES_ON_GPU[(i + j) % len(SIZES_ON_GPU)],
-        "heads": ("mqa", "mha")[(i + j) % 2],
+        "heads": ((3, 1), (2, 2))[(i + j) % 2],
         "layout": SMALL_LAYOUTS[(i + j) % len(SMALL_LAYOUTS)],
         "layout_of_dout": ("bshd", "expanded", "bhsd", "odd")[(i + 2 * j) % 4],
         "sinks": i == 1,
@@ -148,9 +159,9 @@ OTHERS_ON_GPU = {name: CHOICES[name] for name in ("window", "entry", "dlse")}
 OTHERS_ON_GPU |= {"compiled": COMPILED_ON_GPU, "broadcast": ["bhqk", "1hqk", "b11k"]}
 
 
-def case_on_gpu(row: dict[str, Any]) -> Case:
+def case_on_gpu(row: dict[str, Any]) -> Spec:
     others = {name: value for name, value in row.items() if name != "compiled"}
-    return Case(**row["compiled"], **others, device="xpu")
+    return of_choices(**row["compiled"], **others, top_left=False, kind="xpu")
 
 
 DEFAULT_ON_GPU = [case_on_gpu(row) for row in pairwise(OTHERS_ON_GPU, lambda row: is_possible(case_on_gpu(row)))]
@@ -159,7 +170,7 @@ DEFAULT_ON_GPU = [case_on_gpu(row) for row in pairwise(OTHERS_ON_GPU, lambda row
 @pytest.mark.gpu
 @pytest.mark.xpu
 @pytest.mark.parametrize("case", with_wide([*DEFAULT_ON_GPU, *WIDE_ON_GPU], DEFAULT_ON_GPU))
-def test_gradients_match_on_a_gpu(xpu: str, case: Case) -> None:
+def test_gradients_match_on_a_gpu(xpu: str, case: Spec) -> None:
     run(case)
 
 
@@ -167,27 +178,29 @@ def test_gradients_match_on_a_gpu(xpu: str, case: Case) -> None:
 @pytest.mark.gpu
 @pytest.mark.xpu
 @pytest.mark.parametrize("case", [case for i, case in enumerate(PAIRWISE_ON_GPU) if i % 12], ids=lambda case: case.id)
-def test_gradients_match_on_a_gpu_long(xpu: str, case: Case) -> None:
+def test_gradients_match_on_a_gpu_long(xpu: str, case: Spec) -> None:
     run(case)
 
 
 # ---- cases at random ----------------------------------------------------------------------------
 
-USUAL = [("fp32", 64, 64), ("bf16", 64, 64), ("fp16", 40, 40)]  # in the long set there are any
+USUAL = [
+    {"dtype": dtype, "dim": dim} for dtype, dim in (("fp32", 64), ("bf16", 64), ("fp16", 40))
+]  # in the long set there are any
 
 
 @pytest.mark.wide  # each takes three kernels or more
 @pytest.mark.parametrize("seed", range(6))
 def test_gradients_of_a_random_call(seed: int) -> None:
     random = Random(seed)
-    run(random_case(random, lambda: (random.choice(USUAL), random_variant(random))))
+    run(random_spec(random, lambda: random.choice(USUAL) | {"variant": random_variant(random)}))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1000, 2000))
 def test_gradients_of_many_random_calls(seed: int) -> None:
     random = Random(seed)
-    run(random_case(random, lambda: random_kernel(random)))
+    run(random_spec(random, lambda: random_kernel(random)))
 
 
 @pytest.mark.long
@@ -196,7 +209,7 @@ def test_gradients_of_many_random_calls(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_gradients_of_random_calls_on_a_gpu(xpu: str, seed: int) -> None:
     random = Random(seed)
-    run(random_case(random, lambda: random_kernel(random, "xpu"), "xpu"))
+    run(random_spec(random, lambda: random_kernel(random, "xpu"), kind="xpu"))
 
 
 # ---- one pass -----------------------------------------------------------------------------------

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import gradients
 import plain
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, from_array, to_array
 from cover import few
-from gradients import Case
 from launches import launches_of_attention, products_of_gradients
-from tolerance import check_attention
+from specs import attention, gradient, run
 from xeflash.selftest.reference import Features
 
-CAUSAL, WINDOW, FULL = (-1, 0), (40, 9), (-1, -1)
+CAUSAL, WINDOW, FULL = "-1,0", "40,9", "full"
 SIZES = [(1, 1), (1, 300), (23, 127), (127, 127), (127, 1000), (300, 100), (1000, 1000)]
 
 
-def check(
-    dtype: str, sizes: tuple[int, int], chunk: int, window: tuple[int, int], device: str = "torch", dim: int = 64,
-    top_left: bool = False,
-) -> None:  # fmt: skip
-    q, k, v = plain.make(*sizes, dim=dim, dim_v=dim, dtype=DTYPES[dtype])
-    arrays = [to_array(x, device) for x in (q, k, v)]
-    call = plain.call(*arrays, attention_chunk=chunk, window_size=window, bottom_right=not top_left)
-    out, lse = (from_array(x, device) for x in call)
-    f = Features(window=window, chunk=chunk, top_left=top_left, empty_lse=-torch.inf)
-    check_attention(f"{dtype} {sizes} {chunk} {window}", q, k, v, f, out, lse, device != "torch")
+def check(dtype: str, sizes: tuple[int, int], chunk: int, window: str, kind: str = "torch", dim: int = 64) -> None:
+    rows, keys = sizes
+    run(attention(dtype, dim, heads=(4, 2), rows=rows, keys=keys, window=window, variant=f"chunk={chunk}", kind=kind))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 100, 1 << 30])
@@ -45,7 +35,7 @@ def test_forward_in_16_bits(sizes, dtype):
 
 @pytest.mark.parametrize("sizes", [(1, 300), (127, 300), (300, 127)], ids=str)
 def test_positions_from_the_first_key(sizes):
-    check("fp32", sizes, 50, CAUSAL, top_left=True)
+    check("fp32", sizes, 50, CAUSAL + "-tl")
 
 
 @pytest.mark.parametrize("splits", [1, 3, 7])
@@ -83,23 +73,23 @@ def test_pages_have_chunks(rows):
 
 
 OF_GRADIENTS = [
-    Case(chunk=20, heads="gqa4"),
-    Case(chunk=50, window="causal", sizes=(127, 300)),
-    Case(chunk=3, sizes=(23, 127), sinks=True),
+    gradient(heads=(8, 2), variant="chunk=20"),
+    gradient(window="causal", rows=127, keys=300, variant="chunk=50"),
+    gradient(rows=23, keys=127, sinks=True, variant="chunk=3"),
     pytest.param(
-        Case(chunk=64, sizes=(300, 127), window="window", variant="softcap+alibi+bias", broadcast="1hqk"),
+        gradient(rows=300, keys=127, window="31,5", variant="softcap+alibi+bias+chunk=64", broadcast="1hqk"),
         marks=pytest.mark.wide,
     ),
-    pytest.param(Case(chunk=40, window="causal", variant="dropout"), marks=pytest.mark.wide),
-    Case(chunk=40, window="causal", top_left=True, sizes=(127, 300)),
-    Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", chunk=64),
-    Case(chunk=30, window="causal", entry="varlen"),
+    pytest.param(gradient(window="causal", variant="dropout+chunk=40"), marks=pytest.mark.wide),
+    gradient(window="causal-tl", rows=127, keys=300, variant="chunk=40"),
+    gradient("bf16", rows=127, keys=300, heads=(8, 2), window="causal", variant="chunk=64"),
+    gradient(window="causal", entry="varlen", variant="chunk=30"),
 ]
 
 
 @pytest.mark.parametrize("case", OF_GRADIENTS, ids=lambda case: case.id)
 def test_gradients_match_reference(case):
-    gradients.run(case)
+    run(case)
 
 
 # ---- on GPUs ------------------------------------------------------------------------------------
@@ -124,11 +114,11 @@ def test_forward_on_gpu(gpu, dtype, sizes, chunk, window):
 @pytest.mark.xpu
 @pytest.mark.parametrize(
     "case",
-    [Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", chunk=50, device="xpu")],
+    [gradient("bf16", rows=127, keys=300, heads=(8, 2), window="causal", kind="xpu", variant="chunk=50")],
     ids=lambda case: case.id,
 )
 def test_gradients_on_gpu(xpu, case):
-    gradients.run(case)
+    run(case)
 
 
 @pytest.mark.gpu

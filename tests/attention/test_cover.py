@@ -7,9 +7,7 @@ them at least, each type with each choice that kernels are compiled for.
 
 from itertools import combinations, product
 
-import caches
-import cases
-import gradients
+import axes
 import pytest
 import test_backward
 import test_gpu
@@ -24,8 +22,8 @@ BOTH = (False, True)
 
 
 def gradients_of(case):
-    """What a case of gradients says, as other cases say it."""
-    return vars(case) | {"dtype": case.kernel[0]}
+    """What a case of gradients says; wherever the diagonal begins, its window is one."""
+    return vars(case) | {"window": case.window.removesuffix("-tl")}
 
 
 # ---- the CPU ------------------------------------------------------------------------------------
@@ -33,36 +31,36 @@ def gradients_of(case):
 CHANGES = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "snippet", "dropout")  # of scores
 OF_CALLS = {
     "variant": CHANGES,
-    "window": cases.WINDOWS,
-    "heads": cases.HEADS,
-    "entry": cases.ENTRIES,
+    "window": axes.WINDOWS,
+    "heads": axes.HEADS,
+    "entry": axes.ENTRIES,
     "layout": test_pairwise.LAYOUTS,
-    "scale": cases.SCALES,
-    "broadcast": cases.BROADCASTS,
+    "scale": axes.SCALES,
+    "broadcast": axes.BROADCASTS,
     "sinks": BOTH,
     "lse": BOTH,
-    "alibi_batch": BOTH,
+    "slopes": ("h", "bh"),
     "kind": ("torch", "numpy"),
     "batch": (1, 2),
 }
 OF_CACHES = {
     "place": test_kv_cache.PLACES,
-    "format": ("same", "e4m3", "e5m2", "int8"),
+    "format": ("", *axes.FORMATS),
     "scales": ("number", "array"),
     "variant": test_kv_cache.CHOICES["variant"],
-    "window": caches.WINDOWS,
+    "window": axes.CACHE_WINDOWS,
     "splits": (0, 1),  # more are for one query
-    "rotary": ("none", "pairs", "halves"),
+    "rotary": ("", "pairs", "halves"),
     "new": BOTH,
     "sinks": BOTH,
     "lse": BOTH,
-    "seqlens": ("array", "int"),
+    "length": ("array", "number"),
     "kind": ("torch", "numpy"),
 }
 OF_GRADIENTS = {
-    "variant": ("plain", "softcap", "alibi", "bias", "snippet", "mask", "dropout"),
-    "window": gradients.WINDOWS,
-    "heads": gradients.HEADS,
+    "variant": ("plain", "softcap", "alibi", "bias", "curve", "mask", "dropout"),
+    "window": axes.WINDOWS[:5],
+    "heads": axes.HEADS,
     "entry": ("attention", "func", "varlen"),
     "broadcast": test_backward.BROADCASTS,
     "sinks": BOTH,
@@ -75,7 +73,7 @@ ON_THE_CPU = {
     "decode": (
         test_pairwise.choices_of,
         test_pairwise.DEFAULT,
-        {"variant": CHANGES[:-1], "window": cases.WINDOWS, "sinks": BOTH},
+        {"variant": CHANGES[:-1], "window": axes.WINDOWS, "sinks": BOTH},
     ),
     "forward on caches": (test_kv_cache.choices_of, test_kv_cache.DEFAULT, OF_CACHES),
     "decode on caches": (
@@ -125,27 +123,27 @@ def test_each_feature_meets_each_other_one_on_the_cpu(name):
 # ---- simulated devices --------------------------------------------------------------------------
 
 
-WINDOWS_OF_DECODING = ("full", "window", "left", "causal-tl")
+WINDOWS_OF_DECODING = ("full", "31,5", "50,-1", "causal-tl")
 OF_GPU_CALLS = {name: OF_CALLS[name] for name in ("variant", "window", "entry", "scale", "broadcast", "sinks", "lse")}
 # (default cases, what one reaches, the choices that each device meets, those that each type meets somewhere)
 ON_GPUS = {
     "forward": (
         test_gpu.PAIRWISE,
         vars,
-        OF_GPU_CALLS | {"heads": cases.FEW_HEADS, "layout": ("bshd", "bhsd", "sliced", "odd"), "batch": (1, 2)},
+        OF_GPU_CALLS | {"heads": axes.FEW_HEADS, "layout": ("bshd", "bhsd", "sliced", "odd"), "batch": (1, 2)},
         ("variant",),
     ),
     "decode": (
         [case for _, case in test_gpu_decode.CASES],
         vars,
         {"variant": CHANGES[:-2], "window": WINDOWS_OF_DECODING}
-        | {"heads": cases.DECODE_HEADS, "sinks": BOTH, "lse": BOTH},
+        | {"heads": axes.DECODE_HEADS, "sinks": BOTH, "lse": BOTH},
         ("variant",),
     ),
     "caches": (
         test_kv_cache.GPU_CASES,
         test_kv_cache.choices_of,
-        {name: OF_CACHES[name] for name in ("place", "format", "window", "rotary", "new", "sinks", "lse", "seqlens")}
+        {name: OF_CACHES[name] for name in ("place", "format", "window", "rotary", "new", "sinks", "lse", "length")}
         | {"rows": (1, 5), "splits": (0, 1, 2, 3)},
         ("place", "format"),
     ),

@@ -23,7 +23,7 @@ TESTS += [(f"python/test_{i}.py::test[fp32]", {"dtype": "fp32"}) for i in range(
 
 
 FEW = {"dim", "dim_v"}  # some have one kernel, or two
-FEW_OF_CACHES = {"heads", "variant"}
+FEW_OF_CACHES = {"heads", "variant", "slopes", "scale"}
 
 
 def kind_of(field, value):

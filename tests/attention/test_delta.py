@@ -9,7 +9,7 @@ import torch
 import xeflash
 from arrays import DTYPES
 from cover import few, few_rows
-from tolerance import formula
+from tolerance import torch_formula
 from xeflash.bench.peak import arch_of
 from xeflash.selftest.reference import Features
 from xeflash.selftest.tolerance import limit_of_probability
@@ -36,7 +36,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.
 def in_float64(dout: torch.Tensor, *tensors: torch.Tensor, causal: bool = False) -> Any:
     leaves = [x.double().requires_grad_() for x in tensors]
     f = Features(window=(-1, 0) if causal else (-1, -1))
-    out = formula(*(x.transpose(1, 2) for x in leaves), f)[0].transpose(1, 2)
+    out = torch_formula(*(x.transpose(1, 2) for x in leaves), f)[0].transpose(1, 2)
     return torch.autograd.grad(out, leaves, dout.double())
 
 
@@ -44,7 +44,7 @@ def of_rounded_weights(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal
     """The output in float64 of weights that are rounded to v's type for P V, but not where they are summed."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     each = torch.eye(k.shape[2], dtype=torch.float64, device="cpu").expand(*k.shape[:2], -1, -1)
-    P = formula(q.double(), k.double(), each, Features(window=(-1, 0) if causal else (-1, -1)))[0]
+    P = torch_formula(q.double(), k.double(), each, Features(window=(-1, 0) if causal else (-1, -1)))[0]
     P = P / P.amax(-1, keepdim=True)
     return (P.to(v.dtype).double() @ v.double() / P.sum(-1, keepdim=True)).transpose(1, 2)
 

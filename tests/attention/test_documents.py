@@ -4,40 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import gradients
 import plain
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, from_array, to_array, to_xpu
+from arrays import to_array, to_xpu
+from axes import DOCUMENTS
 from cover import few
-from gradients import DOCUMENTS, Case
 from launches import launches_of_attention, products_of_gradients
-from tolerance import check_attention
+from specs import attention, documents, gradient, run
 from xeflash.selftest.reference import Features
 
-CAUSAL, WINDOW, FULL = (-1, 0), (40, 9), (-1, -1)
+CAUSAL, WINDOW, FULL = "-1,0", "40,9", "full"
 SIZES = [(1, 1), (1, 300), (23, 127), (127, 127), (127, 1000), (1000, 1000)]
 
 
-def drawn(kind: str, keys: int) -> torch.Tensor:
-    return DOCUMENTS[kind](keys, torch.Generator().manual_seed(keys)).int()
-
-
 def check(
-    dtype: str, sizes: tuple[int, int], kind: str, window: tuple[int, int], device: str = "torch", dim: int = 64,
-    **more: Any,
-) -> None:  # fmt: skip
+    dtype: str, sizes: tuple[int, int], documents: str, window: str, kind: str = "torch", dim: int = 64, more: str = ""
+) -> None:
     rows, keys = sizes
-    ids = drawn(kind, keys)
-    q, k, v = plain.make(rows, keys, dim=dim, dim_v=dim, dtype=DTYPES[dtype])
-    arrays = [to_array(x, device) for x in (q, k, v, ids)]
-    out, lse = (
-        from_array(x, device)
-        for x in plain.call(*arrays[:3], document_ids=arrays[3], window_size=window, bottom_right=True, **more)
-    )
-    f = Features(window=window, documents=ids, softcap=more.get("softcap", 0.0), empty_lse=-torch.inf)
-    check_attention(f"{dtype} {sizes} {kind} {window}", q, k, v, f, out, lse, device != "torch")
+    variant = f"documents={documents}{more}"
+    run(attention(dtype, dim, heads=(4, 2), rows=rows, keys=keys, window=window, variant=variant, kind=kind))
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
@@ -58,36 +45,36 @@ def test_forward_in_16_bits(sizes, dtype, kind):
 @pytest.mark.parametrize("kind", DOCUMENTS)
 def test_keys_of_a_query_may_be_split(kind, splits):
     q, k, v = plain.make_rows_first(1, 300)
-    ids = drawn(kind, 300)
+    ids = documents(kind, 300)
     out = xeflash.flash_attn_func(q, k, v, document_ids=ids, num_splits=splits)
     plain.check_rows_first(f"{kind} {splits}", (q, k, v), out, f=Features(documents=ids))
 
 
 OF_GRADIENTS = [
-    Case(documents="sorted", heads="gqa4"),
-    Case(documents="random"),
-    Case(documents="one", window="causal"),
-    Case(documents="different", sizes=(23, 127), sinks=True),
-    Case(documents="sorted", sizes=(1, 127), dlse=True),
+    gradient(heads=(8, 2), variant="documents=sorted"),
+    gradient(variant="documents=random"),
+    gradient(window="causal", variant="documents=one"),
+    gradient(rows=23, keys=127, sinks=True, variant="documents=different"),
+    gradient(rows=1, keys=127, dlse=True, variant="documents=sorted"),
     # the keys' gradients are written all the same
-    pytest.param(Case(documents="random", sizes=(0, 127), window="window"), marks=pytest.mark.wide),
+    pytest.param(gradient(rows=0, keys=127, window="31,5", variant="documents=random"), marks=pytest.mark.wide),
     pytest.param(
-        Case(documents="sorted", sizes=(127, 300), window="window", variant="softcap+alibi+bias", broadcast="1hqk"),
+        gradient(rows=127, keys=300, window="31,5", variant="softcap+alibi+bias+documents=sorted", broadcast="1hqk"),
         marks=pytest.mark.wide,
     ),
-    pytest.param(Case(documents="random", window="causal", variant="dropout"), marks=pytest.mark.wide),
+    pytest.param(gradient(window="causal", variant="dropout+documents=random"), marks=pytest.mark.wide),
     pytest.param(
-        Case(documents="sorted", sizes=(127, 300), window="causal", variant="snippet", entry="func"),
+        gradient(rows=127, keys=300, window="causal", variant="curve+documents=sorted", entry="func"),
         marks=pytest.mark.wide,
     ),
-    Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", documents="sorted"),
-    pytest.param(Case(("fp16", 64, 64), (127, 127), documents="random", variant="mask"), marks=pytest.mark.wide),
+    gradient("bf16", rows=127, keys=300, heads=(8, 2), window="causal", variant="documents=sorted"),
+    pytest.param(gradient("fp16", rows=127, keys=127, variant="mask+documents=random"), marks=pytest.mark.wide),
 ]
 
 
 @pytest.mark.parametrize("case", OF_GRADIENTS, ids=lambda case: case.id)
 def test_gradients_match_reference(case):
-    gradients.run(case)
+    run(case)
 
 
 # ---- on GPUs ------------------------------------------------------------------------------------
@@ -114,7 +101,7 @@ def test_forward_on_gpu(gpu, dtype, sizes, kind, window):
 def test_ids_of_sequences_may_be_one_row_on_gpu(xpu):
     """Of which each sequence has the same; its spans are written once."""
     arrays = [to_xpu(x) for x in plain.make(1, 300, dtype=torch.bfloat16)]
-    ids = to_xpu(drawn("sorted", 300))
+    ids = to_xpu(documents("sorted", 300))
     found = [plain.call(*arrays, document_ids=x, bottom_right=True)[0].cpu() for x in (ids, ids.expand(2, -1))]
     assert torch.equal(*found)
 
@@ -124,13 +111,13 @@ def test_ids_of_sequences_may_be_one_row_on_gpu(xpu):
 @pytest.mark.parametrize(
     "case",
     [
-        Case(("bf16", 64, 64), (127, 300), "gqa4", "causal", documents="sorted", device="xpu"),
-        Case(("bf16", 64, 64), (127, 127), "mha", documents="random", device="xpu"),
+        gradient("bf16", rows=127, keys=300, heads=(8, 2), window="causal", kind="xpu", variant="documents=sorted"),
+        gradient("bf16", rows=127, keys=127, kind="xpu", variant="documents=random"),
     ],
     ids=lambda case: case.id,
 )
 def test_gradients_on_gpu(xpu, case):
-    gradients.run(case)
+    run(case)
 
 
 # ---- blocks that are passed over ----------------------------------------------------------------

@@ -14,13 +14,15 @@ import plain
 import pytest
 import torch
 from arrays import DTYPES, SMALL_LAYOUTS
-from cases import BROADCASTS, ENTRIES, FEW_HEADS, SCALES, VARIANTS, WINDOWS, Case, is_possible, run
+from axes import BROADCASTS, ENTRIES, FEW_HEADS, SCALES, VARIANTS, WINDOWS
 from cover import few
 from pairwise import pairwise
 from plain import call
 from room import need_memory
+from specs import run
 from tolerance import check_attention
 from xeflash.selftest.reference import Features
+from xeflash.selftest.spec import Spec, is_possible
 
 usm = pytest.importorskip("usm", reason="dpctl is not installed")
 
@@ -41,9 +43,9 @@ LONG_SIZES = [*chain(*SIZES.values()), (63, 1000), (1000, 1000)]
 LAYOUTS = {"aligned": ("bshd", "bhsd"), "sliced": ("sliced",), "odd": ("odd",)}
 # Numbers of heads that share a kernel: where rows are few, one is for heads that share keys, or for a number of them.
 HEADS = {
-    "many": (tuple(FEW_HEADS),),
-    "few": (("one", "mha"), ("mqa", "gqa2")),
-    "one": (("one", "mha"), ("gqa2",), ("mqa",)),
+    "many": (FEW_HEADS,),
+    "few": (((1, 1), (2, 2)), ((3, 1), (4, 2))),
+    "one": (((1, 1), (2, 2)), ((4, 2),), ((3, 1),)),
 }
 
 # What must be refused, before anything is compiled: (dtype, head dims, what the message says).
@@ -61,12 +63,12 @@ class Kernel(NamedTuple):
     variant: str
     rows: str  # of SIZES
     addresses: str  # of LAYOUTS
-    heads: tuple[str, ...]
+    heads: tuple[tuple[int, int], ...]
     may_negate: bool
 
 
 # With all that can happen to scores: what goes together is in one kernel, each with each type.
-MIXED_VARIANTS = ("plain", "softcap-snippet", "mask", "softcap-alibi-bias32", "bias", "dropout")
+MIXED_VARIANTS = ("plain", "softcap+snippet", "mask", "softcap+alibi+bias32", "bias", "dropout")
 # Head dims of the variants in turn, from which variant on; which have odd addresses, and few rows.
 TURNS = {
     "bf16": ([(576, 512), (24, 24), (128, 128), (64, 64), (80, 80), (256, 256)], 0, (1, 3), (2, 3)),
@@ -77,8 +79,8 @@ TURNS = {
 
 def kernels():
     """The usual one, then types and variants."""
-    found = [Kernel("bf16", (64, 64), "plain", "many", "aligned", tuple(FEW_HEADS), True)]
-    found.append(Kernel("bf16", (64, 64), "softcap-snippet", "one", "aligned", ("gqa2",), False))  # bmg has no other
+    found = [Kernel("bf16", (64, 64), "plain", "many", "aligned", FEW_HEADS, True)]
+    found.append(Kernel("bf16", (64, 64), "softcap+snippet", "one", "aligned", ((4, 2),), False))  # bmg has no other
     odd, few = cycle(["odd", "sliced"]), cycle(["one", "few", "few of many keys"])
     heads = {name: cycle(ways) for name, ways in HEADS.items()}
     for dtype, (all_dims, first, odd_turns, few_turns) in TURNS.items():
@@ -93,13 +95,13 @@ def kernels():
 
 OTHER_CHOICES = {
     "kind": ["gpu", "usm"],
-    "entry": list(ENTRIES),
-    "window": list(WINDOWS),
-    "broadcast": list(BROADCASTS),
-    "heads": list(FEW_HEADS),
-    "scale": list(SCALES),
+    "entry": ENTRIES,
+    "window": WINDOWS,
+    "broadcast": BROADCASTS,
+    "heads": FEW_HEADS,
+    "scale": SCALES,
     "batch": [1, 2],
-    "alibi_batch": [False, True],
+    "slopes": ["h", "bh"],
     "sinks": [False, True],
     "lse": [True, False],
 }
@@ -113,13 +115,13 @@ def case_of(row):
     sizes = SIZES["many of wide heads" if kernel.rows == "many" and kernel.dims[0] > 64 else kernel.rows]
     rows, keys = sizes[size % len(sizes)]
     layouts = LAYOUTS[kernel.addresses]
-    return Case(kernel.dtype, *kernel.dims, rows=rows, keys=keys, layout=layouts[layout % len(layouts)],
+    return Spec(kernel.dtype, *kernel.dims, rows=rows, keys=keys, layout=layouts[layout % len(layouts)],
                 variant=kernel.variant, **row)  # fmt: skip
 
 
 def is_small(case):
     """At most some 0.3 M instructions of the GPU, a tenth of a second on a simulator."""
-    multiply_adds = case.batch * case.head_counts[0] * case.rows * case.keys * (case.dim + case.dim_v)
+    multiply_adds = case.batch * case.heads[0] * case.rows * case.keys * sum(case.dims)
     return multiply_adds * (4 if case.dtype == "fp32" else 1) <= 32e6
 
 
@@ -134,20 +136,20 @@ def long_cases():
                 next(layouts), next(sizes)
             (rows, keys), layout = next(sizes), next(layouts)
             others = {name: next(turn) for name, turn in turns.items()}
-            case = Case(dtype, dim, dim_v, rows=rows, keys=keys, layout=layout, variant=variant, **others)
+            case = Spec(dtype, dim, dim_v, rows=rows, keys=keys, layout=layout, variant=variant, **others)
             if is_possible(case) and is_small(case):
                 cases.append(case)
                 break
             next(turns["entry"]), next(turns["window"])
         else:
-            plain = {"entry": "attention", "window": "causal", "scale": "default", "batch": 1, "heads": "one"}
+            plain = {"entry": "attention", "window": "causal", "scale": None, "batch": 1, "heads": (1, 1)}
             cases.append(replace(case, **plain, rows=63, keys=127))
     return cases
 
 
 def is_wanted(row):
     kernel = row["kernel"]
-    if row["heads"] not in kernel.heads or (row["scale"] == "scale-0.2" and not kernel.may_negate):
+    if row["heads"] not in kernel.heads or (row["scale"] == -0.2 and not kernel.may_negate):
         return False
     if kernel.rows == "few of many keys" and kernel.variant == "mask" and "h" in row["broadcast"]:
         return False  # one more kernel: heads that share keys are rows of a tile only where they share a mask
@@ -158,11 +160,11 @@ PAIRWISE = list(dict.fromkeys(case_of(row) for row in pairwise(CHOICES, is_wante
 LONG = [case for case in long_cases() if case not in PAIRWISE]
 # Kernels that those of the default set are near to.
 NEAR = [
-    Case(dim=128, dim_v=128, rows=300, window="causal", kind="gpu"),
-    Case(dim=576, dim_v=512, batch=1, heads="one", scale="scale-0.2", kind="gpu"),
-    Case("fp16", rows=7, keys=1000, heads="mqa", variant="mask", entry="attention", layout="odd", kind="gpu"),
-    Case(
-        "fp32", 16, 16, rows=5, keys=700, heads="gqa2", variant="mask", broadcast="1hqk", entry="attention", kind="gpu"
+    Spec(dim=128, dim_v=128, rows=300, window="causal", kind="gpu"),
+    Spec(dim=576, dim_v=512, batch=1, heads=(1, 1), scale=-0.2, kind="gpu"),
+    Spec("fp16", rows=7, keys=1000, heads=(3, 1), variant="mask", entry="attention", layout="odd", kind="gpu"),
+    Spec(
+        "fp32", 16, 16, rows=5, keys=700, heads=(4, 2), variant="mask", broadcast="1hqk", entry="attention", kind="gpu"
     ),
 ]
 
@@ -185,7 +187,7 @@ def test_matches_reference_long(gpu, case):
 
 
 # Outputs that some devices share out over threads: with all that happens to scores.
-WIDE = Case(dim=256, dim_v=256, rows=100, keys=150, batch=1, heads="mqa", window="causal", sinks=True, kind="gpu")
+WIDE = Spec(dim=256, dim_v=256, rows=100, keys=150, batch=1, heads=(3, 1), window="causal", sinks=True, kind="gpu")
 
 
 @pytest.mark.parametrize("variant", few(VARIANTS))
@@ -206,7 +208,7 @@ def test_what_gpus_cannot_do_is_refused(gpu, refused):
     dtype, dims, message = refused
     for variant, entry in (("plain", "func"), ("plain", "varlen"), ("dropout", "attention")):
         with pytest.raises(NotImplementedError, match=message):
-            run(Case(dtype, *dims, variant=variant, entry=entry, kind="gpu"))
+            run(Spec(dtype, *dims, variant=variant, entry=entry, kind="gpu"))
 
 
 # ---- arrays; these and the following tests share a kernel with the cases ------------------------

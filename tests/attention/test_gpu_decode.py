@@ -6,11 +6,12 @@ A kernel takes seconds to compile, so there are some 20, and 7 in the long set; 
 import pytest
 import torch
 import xeflash
-from cases import Case, is_possible, run
 from cover import few
 from pairwise import pairwise
+from specs import run
 from tolerance import check_attention
 from xeflash.selftest.reference import Features
+from xeflash.selftest.spec import Spec, is_possible
 
 usm = pytest.importorskip("usm", reason="dpctl is not installed")
 
@@ -18,44 +19,44 @@ pytestmark = pytest.mark.gpu
 
 # (dtype, head dims, heads, variant, layout): each number of heads and variant on each device (dealing.py).
 OF_FEW_KEYS = [
-    ("bf16", (128, 128), "mqa12", "alibi", "bhsd"),
-    ("bf16", (128, 128), "mqa8", "alibi", "bhsd"),
-    ("fp32", (576, 512), "gqa4", "plain", "bshd"),
-    ("fp32", (64, 64), "gqa5", "mask", "bshd"),
-    ("bf16", (576, 512), "mqa8", "plain", "bshd"),
-    ("fp32", (64, 64), "mqa20", "bias", "odd"),
-    ("fp16", (80, 80), "mqa12", "mask", "bhsd"),
-    ("bf16", (64, 64), "mqa8", "bias", "bshd"),
+    ("bf16", (128, 128), (12, 1), "alibi", "bhsd"),
+    ("bf16", (128, 128), (8, 1), "alibi", "bhsd"),
+    ("fp32", (576, 512), (8, 2), "plain", "bshd"),
+    ("fp32", (64, 64), (10, 2), "mask", "bshd"),
+    ("bf16", (576, 512), (8, 1), "plain", "bshd"),
+    ("fp32", (64, 64), (20, 1), "bias", "odd"),
+    ("fp16", (80, 80), (12, 1), "mask", "bhsd"),
+    ("bf16", (64, 64), (8, 1), "bias", "bshd"),
 ]
 OF_MANY_KEYS = [  # which threads take in turns: this is compiled in
-    ("fp32", (128, 128), "mha", "softcap-alibi-bias32", "sliced"),
-    ("fp16", (80, 80), "mqa20", "bias", "odd"),
-    ("bf16", (80, 80), "gqa5", "mask", "bshd"),
-    ("bf16", (128, 128), "mha", "softcap-alibi-bias32", "sliced"),
-    ("bf16", (128, 128), "gqa4", "softcap-alibi-bias32", "sliced"),
-    ("fp16", (192, 128), "mqa12", "alibi", "bhsd"),
-    ("fp16", (64, 64), "mqa20", "plain", "bshd"),
-    ("fp16", (64, 64), "gqa5", "plain", "bshd"),
-    ("fp16", (128, 128), "gqa4", "softcap-alibi-bias32", "odd"),
-    ("fp32", (256, 256), "mha", "alibi", "sliced"),
+    ("fp32", (128, 128), (2, 2), "softcap+alibi+bias32", "sliced"),
+    ("fp16", (80, 80), (20, 1), "bias", "odd"),
+    ("bf16", (80, 80), (10, 2), "mask", "bshd"),
+    ("bf16", (128, 128), (2, 2), "softcap+alibi+bias32", "sliced"),
+    ("bf16", (128, 128), (8, 2), "softcap+alibi+bias32", "sliced"),
+    ("fp16", (192, 128), (12, 1), "alibi", "bhsd"),
+    ("fp16", (64, 64), (20, 1), "plain", "bshd"),
+    ("fp16", (64, 64), (10, 2), "plain", "bshd"),
+    ("fp16", (128, 128), (8, 2), "softcap+alibi+bias32", "odd"),
+    ("fp32", (256, 256), (2, 2), "alibi", "sliced"),
 ]
 KERNELS = OF_FEW_KEYS + OF_MANY_KEYS
 LONG_KERNELS = [
-    ("bf16", (64, 64), "mha", "plain", "bshd"),
-    ("bf16", (32, 512), "mha", "plain", "bshd"),
-    ("bf16", (64, 64), "gqa4", "softcap", "bhsd"),
-    ("fp16", (24, 24), "mqa8", "plain", "bshd"),
-    ("fp16", (128, 128), "gqa5", "plain", "bshd"),
-    ("fp16", (256, 256), "mqa8", "softcap", "bshd"),
-    ("fp16", (512, 512), "gqa5", "alibi", "bhsd"),
+    ("bf16", (64, 64), (2, 2), "plain", "bshd"),
+    ("bf16", (32, 512), (2, 2), "plain", "bshd"),
+    ("bf16", (64, 64), (8, 2), "softcap", "bhsd"),
+    ("fp16", (24, 24), (8, 1), "plain", "bshd"),
+    ("fp16", (128, 128), (10, 2), "plain", "bshd"),
+    ("fp16", (256, 256), (8, 1), "softcap", "bshd"),
+    ("fp16", (512, 512), (10, 2), "alibi", "bhsd"),
 ]
 CHOICES = {
     "kind": ["gpu", "usm"],
     "keys": [1, 63, 255, 600, 1000],
     "splits": [0, 1, 3, 8],
     "entry": ["func", "attention", "varlen", "varlen-used"],
-    "window": ["full", "window", "left", "causal-tl"],
-    "alibi_batch": [False, True],
+    "window": ["full", "31,5", "50,-1", "causal-tl"],
+    "slopes": ["h", "bh"],
     "sinks": [False, True],
     "lse": [True, False],
 }
@@ -64,7 +65,7 @@ CHOICES = {
 def case_of(row):
     row = dict(row)
     (dtype, (dim, dim_v), heads, variant, layout), _ = row.pop("kernel"), row.pop("splits")
-    return Case(dtype, dim, dim_v, rows=1, heads=heads, variant=variant, layout=layout, **row)
+    return Spec(dtype, dim, dim_v, heads, 1, variant=variant, layout=layout, **row)
 
 
 def is_wanted(row):
@@ -80,16 +81,16 @@ def cases_of(kernels):
 CASES = cases_of(KERNELS)
 # A kernel of its own for each unit: the sign is compiled in.
 CASES += [
-    (3, Case(heads="mha", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
-    (3, Case("fp16", heads="gqa4", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
-    (3, Case("fp32", heads="gqa5", rows=1, keys=255, scale="scale-0.2", entry="attention", kind="gpu")),
+    (3, Spec(heads=(2, 2), rows=1, keys=255, scale=-0.2, entry="attention", kind="gpu")),
+    (3, Spec("fp16", heads=(8, 2), rows=1, keys=255, scale=-0.2, entry="attention", kind="gpu")),
+    (3, Spec("fp32", heads=(10, 2), rows=1, keys=255, scale=-0.2, entry="attention", kind="gpu")),
 ]
 # What the kernels above leave to the wide set: many keys, or few.
 WIDE = [
-    (3, Case("bf16", 128, 128, rows=1, keys=1000, heads="mqa8", variant="alibi", kind="gpu")),
-    (3, Case("bf16", 128, 128, rows=1, keys=255, variant="softcap-alibi-bias32", layout="sliced", entry="attention",
+    (3, Spec("bf16", 128, 128, rows=1, keys=1000, heads=(8, 1), variant="alibi", kind="gpu")),
+    (3, Spec("bf16", 128, 128, rows=1, keys=255, variant="softcap+alibi+bias32", layout="sliced", entry="attention",
              kind="gpu")),
-    (3, Case("fp16", rows=1, keys=255, heads="gqa5", kind="gpu")),
+    (3, Spec("fp16", rows=1, keys=255, heads=(10, 2), kind="gpu")),
 ]  # fmt: skip
 
 

@@ -8,20 +8,11 @@ from itertools import cycle, product
 
 import pytest
 from arrays import LAYOUTS
-from cases import (
-    BROADCASTS,
-    DIMS,
-    ENTRIES,
-    HEADS,
-    SCALES,
-    VARIANTS,
-    WINDOWS,
-    Case,
-    is_possible,
-    run,
-)
+from axes import BROADCASTS, DIMS, ENTRIES, HEADS, SCALES, VARIANTS, WINDOWS
 from cover import cover, each, elements, kind_of_dims, with_wide
 from pairwise import pairwise
+from specs import attention, run
+from xeflash.selftest.spec import Spec, is_possible
 
 KERNELS = [("fp32", 64, 64), ("fp32", 111, 111), ("fp16", 40, 40), ("fp16", 59, 59), ("fp16", 192, 128)]
 KERNELS += [("bf16", 64, 64), ("bf16", 128, 128), ("bf16", 256, 256), ("bf16", 576, 512)]
@@ -42,13 +33,13 @@ CHOICES = {
     "sizes": SIZES,
     "variant": VARIANTS,
     "entry": ENTRIES,
-    "window": list(WINDOWS),
-    "broadcast": list(BROADCASTS),
-    "heads": list(HEADS),
+    "window": WINDOWS,
+    "broadcast": BROADCASTS,
+    "heads": HEADS,
     "layout": LAYOUTS,
-    "scale": list(SCALES),
+    "scale": SCALES,
     "batch": [2, 1],
-    "alibi_batch": [False, True],
+    "slopes": ["h", "bh"],
     "sinks": [False, True],
     "kind": ["torch", "numpy"],
     "lse": [True, False],
@@ -57,22 +48,21 @@ CHOICES = {
 
 def case_of(row):
     row = dict(row)
-    (dtype, dim, dim_v), (rows, keys) = row.pop("kernel"), row.pop("sizes")
-    return Case(dtype=dtype, dim=dim, dim_v=dim_v, rows=rows, keys=keys, **row)
+    return Spec(*row.pop("kernel"), rows=row["sizes"][0], keys=row.pop("sizes")[1], **row)
 
 
 def algorithm_of(case):
-    return "decode" if case.rows == 1 and "dropout" not in case.variant else "forward"
+    return "decode" if case.rows == 1 and not case.has("dropout") else "forward"
 
 
 def kernel_of(case):
     """What a kernel is compiled for, about: the tile's height goes by the rows, decoding has its own."""
-    heads, heads_k = case.head_counts
+    heads, heads_k = case.heads
     decode = algorithm_of(case) == "decode"
     packed = heads > heads_k and case.rows <= 16 and case.variant in ("plain", "mask", "bias") and not decode
-    negative = case.scale == "scale-0.2" and case.variant in ("plain", "dropout")
+    negative = case.scale == -0.2 and case.variant in ("plain", "dropout")
     tile = heads // heads_k if decode else min(64, max(16, 1 << (case.rows - 1).bit_length()))
-    return (case.dtype, case.dim, case.dim_v), case.variant, decode, packed, negative, tile
+    return (case.dtype, *case.dims), case.variant, decode, packed, negative, tile
 
 
 # What changes a kernel, or which keys a query sees.
@@ -84,14 +74,18 @@ def choices_of(case):
     same = ("dtype", "variant", "window", "sinks", "heads", "entry", "layout", "scale", "batch", "kind", "lse")
     found = {name: getattr(case, name) for name in same}
     found["algorithm"] = algorithm_of(case)
-    found["dims"] = kind_of_dims(case.dim, case.dim_v)
+    found["dims"] = kind_of_dims(*case.dims)
     found["rows"] = "one" if case.rows == 1 else "few" if case.rows <= 16 else "many"
-    found |= {"broadcast": case.broadcast} if case.has_mask else {}
-    return found | ({"alibi_batch": case.alibi_batch} if "alibi" in case.variant else {})
+    found |= {"broadcast": case.broadcast} if case.masks else {}
+    return found | ({"slopes": case.slopes} if case.has("alibi") else {})
 
 
 def work(case):
-    return case.rows * case.keys * case.batch * case.head_counts[0] * (case.dim + case.dim_v) / 2e8
+    return case.rows * case.keys * case.batch * case.heads[0] * sum(case.dims) / 2e8
+
+
+def pair(dims):
+    return dims if isinstance(dims, tuple) else (dims, dims)
 
 
 def long_cases():
@@ -99,18 +93,18 @@ def long_cases():
     turns = {name: cycle(values) for name, values in CHOICES.items() if name not in ("kernel", "variant")}
     turns["sizes"] = cycle((1000, 1000) if sizes == (500, 600) else sizes for sizes in SIZES)
     cases = []
-    for number, ((dim, dim_v), dtype, variant) in enumerate(product(DIMS, ("fp32", "fp16", "bf16"), VARIANTS)):
+    for number, (dims, dtype, variant) in enumerate(product(DIMS, ("fp32", "fp16", "bf16"), VARIANTS)):
         for _ in range(200):  # the next turn that the public functions can say
             if number % 5 == 4:
                 next(turns["layout"]), next(turns["sizes"])
             row = {name: next(turn) for name, turn in turns.items()}
-            case = case_of(row | {"kernel": (dtype, dim, dim_v), "variant": variant})
+            case = case_of(row | {"kernel": (dtype, *pair(dims)), "variant": variant})
             if is_possible(case):
                 cases.append(case)
                 break
             next(turns["entry"]), next(turns["window"])
         else:
-            cases.append(replace(case, entry="attention", window="causal", scale="default"))
+            cases.append(replace(case, entry="attention", window="causal", scale=None))
     return cases
 
 
@@ -120,7 +114,7 @@ PAIRWISE = [
 ]
 # Few sizes have one row, which is an algorithm of its own: it is given every type with every variant.
 PAIRWISE += [
-    Case(dtype, dim, dim, rows=1, keys=1000, heads=heads, window=window, variant=variant, entry="attention")
+    attention(dtype, dim, dim, heads=heads, rows=1, keys=1000, window=window, variant=variant)
     for dtype, dim in (("fp32", 64), ("fp16", 40), ("bf16", 128))
     for variant, heads, window in zip(VARIANTS, cycle(HEADS), cycle(WINDOWS), strict=False)
     if variant != "dropout"
@@ -130,9 +124,9 @@ PAIRWISE += [
 # alone has kernels of its own. Every other choice meets what these are compiled for.
 USUAL = [("fp32", 64, 64), ("bf16", 64, 64), ("fp16", 64, 64)]
 OTHER_DIMS = [("bf16", 59, 59), ("fp32", 256, 256), ("fp16", 192, 128)]  # odd, wide, two
-MIXTURE = "softcap-alibi-bias32-snippet"
+MIXTURE = "softcap+alibi+bias32+snippet"
 COMPILED = [*product(USUAL, ("plain", "mask", "bias")), (USUAL[0], "dropout"), (USUAL[0], MIXTURE)]
-COMPILED += [*product(OTHER_DIMS, ("plain", "mask-dropout", MIXTURE))]
+COMPILED += [*product(OTHER_DIMS, ("plain", "mask+dropout", MIXTURE))]
 
 
 OF_OTHERS = {"fp32": ("plain", "mask", "bias", "dropout", MIXTURE), "bf16": ("plain", "mask"), "fp16": ("plain",)}
@@ -158,7 +152,7 @@ CANDIDATES = [
 ]
 # So that no other choice asks for a kernel, the usual ones meet each.
 for dtype, rows, variant in product(("fp32", "bf16", "fp16"), (1, 127), ("plain", "mask")):
-    usual = Case(dtype, rows=rows, variant=variant, entry="attention")
+    usual = attention(dtype, 64, 64, rows=rows, variant=variant)
     CANDIDATES += filter(is_possible, each(usual, {name: OTHERS[name] for name in OTHERS if name != "sizes"}))
 DEFAULT = cover(CANDIDATES, lambda case: elements(choices_of(case), FEATURES), kernel_of, work, is_shared)
 LONG = [case for case in long_cases() if case not in PAIRWISE]

@@ -7,182 +7,125 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
+import gradients
+import numpy as np
 import pytest
 import torch
 import xeflash
 import xeflash.torch_ops
+from arrays import ArraysOf
 from cover import few
 from fuzz.memory import guarded
+from tolerance import torch_formula
 from xeflash import _core
 from xeflash.call.schema import BHSD, BSHD, THD
-from xeflash.call.values import snippet
 from xeflash.distributed.part import attention_part, attention_part_backward, delta_of
-from xeflash.selftest.reference import dropout_scale
+from xeflash.selftest.drawn import Drawn, draw
+from xeflash.selftest.spec import Spec
 
 BATCH, ROWS, KEYS, HEADS, HEADS_K = 2, 112, 131, 4, 2
 Q_CUTS, K_CUTS = (0, 40, ROWS), (0, 57, 58, KEYS)
-RNG = (1234567890123, 17)
-SNIPPET = "s + near[h] * (q_idx - k_idx) * 0.01f"
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is done to scores and probabilities."""
-
-    causal: bool = False
-    window: tuple[int, int] = (-1, -1)
-    softcap: float = 0.0
-    alibi: bool = False
-    sinks: bool = False
-    dropout: float = 0.0
-    score_mod: bool = False
-    scale: float | None = None
-
-    @property
-    def learned(self) -> tuple[str, ...]:
-        """Of what there are gradients besides those of q, k and v."""
-        given = {"alibi_slopes": self.alibi, "s_aux": self.sinks, "captures['near']": self.score_mod}
-        return tuple(name for name, there in given.items() if there)
-
-
-CASES = {
-    "full": Case(),
-    "causal": Case(causal=True),
-    "window": Case(window=(30, 9)),
-    "ALiBi and sinks": Case(causal=True, alibi=True, sinks=True),
-    "softcap, ALiBi and sinks": Case(causal=True, softcap=4.0, alibi=True, sinks=True),
-    "dropout": Case(causal=True, dropout=0.3),
-    "score_mod": Case(score_mod=True, window=(70, 0)),
-    "score_mod and dropout": Case(score_mod=True, dropout=0.2, sinks=True),
-    "far scores": Case(scale=300.0),
+CASES: dict[str, dict[str, Any]] = {
+    "full": {"window": "full-tl"},
+    "causal": {"window": "causal-tl"},
+    "window": {"window": "30,9-tl"},
+    "ALiBi and sinks": {"window": "causal-tl", "variant": "alibi", "sinks": True},
+    "softcap, ALiBi and sinks": {"window": "causal-tl", "variant": "softcap=4+alibi", "sinks": True},
+    "dropout": {"window": "causal-tl", "variant": "dropout=0.3"},
+    "score_mod": {"window": "70,0-tl", "variant": "slope"},
+    "score_mod and dropout": {"window": "full-tl", "variant": "slope+dropout=0.2", "sinks": True},
+    "far scores": {"window": "full-tl", "scale": 300.0},
 }
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-DEFAULT = [
-    ("window", torch.bfloat16),
-    ("ALiBi and sinks", torch.float32),
-    ("far scores", torch.bfloat16),
-]
-GPU_TESTS = ("window-torch.bfloat16", "visible")
+LEARNED = ("alibi_slopes", "s_aux", "near")
+DTYPES = ["fp32", "bf16", "fp16"]
+DEFAULT = [("window", "bf16"), ("ALiBi and sinks", "fp32"), ("far scores", "bf16")]
+GPU_TESTS = ("window-bf16", "visible")
+Results = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """(B, S, H, D) of q, k, v, dO; values of each head."""
+    """What is drawn for a case, and where it was put: q, k, v and dO of (B, S, H, D)."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    dout: torch.Tensor
-    slopes: torch.Tensor
-    sinks: torch.Tensor
-    near: torch.Tensor
+    drawn: Drawn
+    put: dict[str, Any]
 
-
-def arrays(device: str, dtype: torch.dtype, dim: int = 64, dim_v: int = 64, seed: int = 7) -> Arrays:
-    normal = functools.partial(torch.randn, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
-    big = [
-        normal(BATCH, ROWS, HEADS, dim),
-        normal(BATCH, KEYS, HEADS_K, dim),
-        normal(BATCH, KEYS, HEADS_K, dim_v) + 1,  # a mean, which Delta has to cope with
-        normal(BATCH, ROWS, HEADS, dim_v),
-    ]
-    small = [2.0 ** -torch.arange(1, HEADS + 1, device="cpu"), normal(HEADS), normal(HEADS)]
-    return Arrays(*(x.to(dtype).to(device) for x in big), *(x.to(device) for x in small))
+    @property
+    def learned(self) -> list[str]:
+        """Of what there are gradients besides those of q, k and v."""
+        return [name for name in LEARNED if name in self.put]
 
 
-def reference(x: Arrays, case: Case) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+def arrays(device: str, name: str, dtype: str, dim: int = 64, dim_v: int = 64, seed: int = 7, **more: Any) -> Arrays:
+    spec = Spec(
+        dtype, dim, dim_v, (HEADS, HEADS_K), ROWS, KEYS, grad=True, mean=1.0, **CASES[name] | more
+    )  # a mean, which Delta has to cope with
+    drawn = draw(spec, np.random.default_rng(seed))
+    return Arrays(drawn, {name: x.to(device) for name, x in drawn.put(ArraysOf(spec)).items()})
+
+
+def reference(x: Arrays) -> Results:
     """out (B, S, H, D), LSE (B, H, S), gradients by name: in float64, on the CPU."""
-    leaves = {
-        "q": x.q, "k": x.k, "v": x.v, "alibi_slopes": x.slopes, "s_aux": x.sinks, "captures['near']": x.near,
-    }  # fmt: skip
-    leaves = {name: y.cpu().double().requires_grad_() for name, y in leaves.items()}
-    q, k, v, slopes, sinks, near = leaves.values()
-    k, v = (y.repeat_interleave(HEADS // HEADS_K, 2) for y in (k, v))
-    s = torch.einsum("bqhd,bkhd->bhqk", q, k) * (q.shape[-1] ** -0.5 if case.scale is None else case.scale)
-    ahead = torch.arange(KEYS, device="cpu") - torch.arange(ROWS, device="cpu")[:, None]
-    if case.softcap:
-        s = case.softcap * torch.tanh(s / case.softcap)
-    if case.alibi:
-        s = s - slopes[:, None, None] * ahead.abs()
-    if case.score_mod:
-        s = s - near[:, None, None] * ahead * 0.01
-    left, right = case.window[0], 0 if case.causal else case.window[1]
-    hidden = ((ahead > right) if right >= 0 else torch.zeros_like(ahead).bool()) | ((ahead < -left) & (left >= 0))
-    s = s.masked_fill(hidden, -torch.inf)
-    if case.sinks:
-        s = torch.cat([s, sinks[:, None, None].expand(BATCH, -1, ROWS, 1)], -1)
-    p = s.softmax(-1)[..., :KEYS]
-    if case.dropout:
-        p = p * torch.from_numpy(dropout_scale((BATCH, HEADS, ROWS, KEYS), case.dropout, RNG))
-    out = torch.einsum("bhqk,bkhd->bqhd", p, v)
-    names = ("q", "k", "v", *case.learned)
-    grads = torch.autograd.grad((out * x.dout.cpu().double()).sum(), [leaves[name] for name in names])
-    return out.detach(), s.logsumexp(-1).detach(), dict(zip(names, grads, strict=True))
+    with torch.device("cpu"):
+        wide = gradients.tensors_of(x.drawn)[1]
+        found = [torch_formula(*sequence[1:])[:2] for sequence in x.drawn.by_sequence(wide)]
+        out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
+        grads = gradients.gradients_of(x.drawn, wide)
+    return out.transpose(1, 2), lse, {n: dx.reshape(x.put[n].shape) for n, dx in grads.items()}
 
 
-def call_of(x: Arrays, case: Case, heads: slice = slice(None)) -> dict[str, Any]:
-    """The keywords of a part of so many heads; the snippet has the capture of all."""
-    call: dict[str, Any] = {"layout": BSHD, "causal": case.causal, "softcap": case.softcap, "softmax_scale": case.scale}
-    call |= {"window_left": case.window[0], "window_right": case.window[1]}
-    if case.alibi:
-        call["alibi_slopes"] = x.slopes[heads]
-    if case.dropout:
-        call |= {"dropout_p": case.dropout, "seed": RNG[0], "offset": RNG[1]}
-    if case.score_mod:
-        call["score_mod"] = snippet(_core, "part", SNIPPET, {"near": x.near})
-    return call
+def call_of(x: Arrays) -> dict[str, Any]:
+    """The keywords of a part."""
+    said = x.drawn.in_core(x.put)
+    return {name: y for name, y in said.items() if name not in ("q", "k", "v", "function", "bottom_right")}
 
 
-def by_parts(x: Arrays, case: Case, layout: int = BSHD) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+def by_parts(x: Arrays, layout: int = BSHD) -> Results:
     """The same by parts: (B, S, H, D), whatever the layout of the calls."""
     lie = (lambda y: y.transpose(1, 2)) if layout == BHSD else (lambda y: y)
-    device = x.q.device
-    out = torch.full((BATCH, ROWS, HEADS, x.v.shape[-1]), torch.nan, device=device)
-    lse = torch.full((BATCH, HEADS, ROWS), -torch.inf, device=device)
-    call = call_of(x, case) | {"layout": layout}
+    q, k, v, dout = (x.put[name] for name in ("q", "k", "v", "dout"))
+    out = torch.full(dout.shape, torch.nan, device=q.device, dtype=torch.float32)
+    lse = torch.full((BATCH, HEADS, ROWS), -torch.inf, device=q.device)
+    call = call_of(x) | {"layout": layout}
+    sinks = call.pop("s_aux", None)
     pieces = [(slice(*a), slice(*b)) for a in pairwise(Q_CUTS) for b in reversed([*pairwise(K_CUTS)])]
-    with_sinks = {"s_aux": x.sinks} if case.sinks else {}
-    for rows, keys in pieces:
-        once = with_sinks if keys.start == 0 else {}
-        more = {"q_start": rows.start, "k_start": keys.start, **once}
-        tensors = (lie(y) for y in (x.q[:, rows], x.k[:, keys], x.v[:, keys], out[:, rows]))
-        attention_part(*tensors, lse[:, :, rows], **call, **more)
 
-    sums = {name: torch.zeros(y.shape, device=device) for name, y in (("q", x.q), ("k", x.k), ("v", x.v))}
+    def of_piece(rows: slice, keys: slice) -> dict[str, Any]:
+        once = {"s_aux": sinks} if sinks is not None and keys.start == 0 else {}
+        return call | {"q_start": rows.start, "k_start": keys.start, **once}
+
+    for rows, keys in pieces:
+        tensors = (lie(y) for y in (q[:, rows], k[:, keys], v[:, keys], out[:, rows]))
+        attention_part(*tensors, lse[:, :, rows], **of_piece(rows, keys))
+
+    sums = {name: torch.zeros(x.put[name].shape, device=q.device) for name in "qkv"}
     found: dict[str, torch.Tensor] = {}
     for rows, keys in pieces:
-        once = with_sinks if keys.start == 0 else {}
-        wanted = tuple(name for name in case.learned if name != "s_aux" or once)
-        delta = delta_of(lie(x.dout[:, rows]), lie(out[:, rows]), None, layout)
-        tensors = (lie(y) for y in (x.dout[:, rows], x.q[:, rows], x.k[:, keys], x.v[:, keys]))
+        more = of_piece(rows, keys)
+        wanted = tuple({"near": "captures['near']"}.get(n, n) for n in x.learned if n != "s_aux" or n in more)
+        delta = delta_of(lie(dout[:, rows]), lie(out[:, rows]), None, layout)
+        tensors = (lie(y) for y in (dout[:, rows], q[:, rows], k[:, keys], v[:, keys]))
         to = (lie(y) for y in (sums["q"][:, rows], sums["k"][:, keys], sums["v"][:, keys]))
-        more = {"q_start": rows.start, "k_start": keys.start, **once}
-        parts = attention_part_backward(
-            *tensors, lse[:, :, rows], delta, *to, wanted=wanted, captures=[("near", x.near)], **call, **more
-        )
+        captures = [("near", x.put["near"])] if "near" in x.put else []
+        parts = attention_part_backward(*tensors, lse[:, :, rows], delta, *to, wanted=wanted, captures=captures, **more)
         for name, part in parts.items():
+            name = {"captures['near']": "near"}.get(name, name)
             found[name] = found.get(name, 0) + part
     return out, lse, sums | found
 
 
-def whole(x: Arrays, case: Case) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+def whole(x: Arrays) -> Results:
     """By one call of the public function."""
-    tensors = {"q": x.q, "k": x.k, "v": x.v, "alibi_slopes": x.slopes, "s_aux": x.sinks, "captures['near']": x.near}
-    leaves = {name: tensors[name].clone().requires_grad_() for name in ("q", "k", "v", *case.learned)}
-    near = leaves.get("captures['near']")
-    out, lse = xeflash.attention(
-        *(leaves[name].transpose(1, 2) for name in "qkv"), None, case.dropout, case.causal, case.scale, True,
-        window_size=case.window, softcap=case.softcap, alibi_slopes=leaves.get("alibi_slopes"),
-        sinks=leaves.get("s_aux"), score_mod=SNIPPET if case.score_mod else None,
-        captures={"near": near} if case.score_mod else None, rng=RNG if case.dropout else None,
-        return_lse=True,
-    )  # fmt: skip
+    spec = replace(x.drawn.spec, entry="attention", grad=False)
+    leaves = {name: x.put[name].clone().requires_grad_() for name in ("q", "k", "v", *x.learned)}
+    given = x.put | leaves | {name: leaves[name].transpose(1, 2) for name in "qkv"}
+    out, lse = replace(x.drawn, spec=spec).call(given)
     out = out.transpose(1, 2)
-    grads = torch.autograd.grad(out, list(leaves.values()), x.dout)
+    grads = torch.autograd.grad(out, list(leaves.values()), x.put["dout"])
     return out.detach(), lse.detach(), dict(zip(leaves, grads, strict=True))
 
 
@@ -204,13 +147,13 @@ def lost_by_joins(lse: torch.Tensor) -> float:
     [pytest.param(*x, marks=() if x in DEFAULT else pytest.mark.long) for x in product(CASES, DTYPES)],
     ids=str,
 )
-def test_parts_come_to_the_whole(device: str, name: str, dtype: torch.dtype):
+def test_parts_come_to_the_whole(device: str, name: str, dtype: str):
     """As exact as one call of all, and in 16 bits more, as nothing is rounded in between."""
-    case, x = CASES[name], arrays(device, dtype)
-    want, want_lse, want_grads = reference(x, case)
-    once, once_lse, once_grads = whole(x, case)
-    out, lse, grads = by_parts(x, case)
-    far = 300 * 2.0**-16 if case.scale else 0.0  # scores of thousands are known to so many bits
+    x = arrays(device, name, dtype)
+    want, want_lse, want_grads = reference(x)
+    once, once_lse, once_grads = whole(x)
+    out, lse, grads = by_parts(x)
+    far = 300 * 2.0**-16 if name == "far scores" else 0.0  # scores of thousands are known to so many bits
     assert error(out, want) <= 1.5 * error(once, want) + 2.0**-22 + far
     assert largest_error(lse, want_lse) <= 1.5 * largest_error(once_lse, want_lse) + lost_by_joins(want_lse)
     assert grads.keys() == want_grads.keys()
@@ -227,25 +170,25 @@ DRAWS = 8
     [
         pytest.param(*x, marks=() if x in DEFAULT else pytest.mark.long)
         for x in product(CASES, DTYPES)
-        if CASES[x[0]].learned
+        if CASES[x[0]].keys() & {"sinks"} or "slope" in CASES[x[0]].get("variant", "")
     ],
     ids=str,
 )
-def test_parts_of_what_is_learned_come_to_the_whole(device: str, name: str, dtype: torch.dtype):
+def test_parts_of_what_is_learned_come_to_the_whole(device: str, name: str, dtype: str):
     """As exact as one call of all, within what eight draws of four numbers tell: by chance alone, two root mean squares
     of so few errors differ by up to a factor of 2. The error of a row's LSE is that of its probabilities, too."""
-    case = CASES[name]
-    ours, of_one = {key: 0.0 for key in case.learned}, {key: 0.0 for key in case.learned}
+    learned = arrays(device, name, dtype).learned
+    ours, of_one = dict.fromkeys(learned, 0.0), dict.fromkeys(learned, 0.0)
     joins = 0.0
     for seed in range(DRAWS):
-        x = arrays(device, dtype, seed=seed)
-        _, want_lse, want = reference(x, case)
-        once, grads = whole(x, case)[2], by_parts(x, case)[2]
+        x = arrays(device, name, dtype, seed=seed)
+        _, want_lse, want = reference(x)
+        once, grads = whole(x)[2], by_parts(x)[2]
         joins = max(joins, lost_by_joins(want_lse))
-        for key in case.learned:
+        for key in learned:
             ours[key] += error(grads[key], want[key]) ** 2 / DRAWS
             of_one[key] += error(once[key], want[key]) ** 2 / DRAWS
-    for key in case.learned:
+    for key in learned:
         assert ours[key] ** 0.5 <= 2 * of_one[key] ** 0.5 + joins, key
 
 
@@ -254,9 +197,9 @@ def test_parts_of_what_is_learned_come_to_the_whole(device: str, name: str, dtyp
 )
 @pytest.mark.parametrize("layout", [BSHD, BHSD])
 def test_head_dims_and_layouts(device: str, layout: int, dims: tuple[int, int]):
-    case, x = CASES["causal"], arrays(device, torch.bfloat16, *dims)
-    want, _, want_grads = reference(x, case)
-    out, _, grads = by_parts(x, case, layout)
+    x = arrays(device, "causal", "bf16", *dims)
+    want, _, want_grads = reference(x)
+    out, _, grads = by_parts(x, layout)
     assert error(out, want) < 2.0**-9
     for key, got in grads.items():
         assert error(got, want_grads[key]) < 2.0**-8, key
@@ -265,26 +208,23 @@ def test_head_dims_and_layouts(device: str, layout: int, dims: tuple[int, int]):
 @pytest.mark.parametrize("name", few(["dropout", "score_mod and dropout"], "dropout"))
 def test_heads_count_from_the_first_one_of_all(device: str, name: str):
     """All-to-all gives a rank some heads: their numbers are drawn, and a snippet reads its captures, by all heads."""
-    case, x = CASES[name], arrays(device, torch.float32)
-    want = reference(x, case)[0]
+    x = arrays(device, name, "fp32")
+    want = reference(x)[0]
     outs = []
     for first in range(0, HEADS, 2):
         heads, keys = slice(first, first + 2), slice(first // 2, first // 2 + 1)
-        more: dict[str, Any] = {"s_aux": x.sinks[heads]} if case.sinks else {}
-        given = {"function": "part", "bottom_right": False, **call_of(x, case, heads), **more}
-        q, k, v = x.q[:, :, heads], x.k[:, :, keys], x.v[:, :, keys]
-        outs.append(_core.forward(q=q, k=k, v=v, first_head=first, all_heads=HEADS, **given)[0])
+        given = {"function": "part", "bottom_right": False, **call_of(x)}
+        given |= {"s_aux": given["s_aux"][heads]} if "s_aux" in given else {}
+        given |= {"q": x.put["q"][:, :, heads], "k": x.put["k"][:, :, keys], "v": x.put["v"][:, :, keys]}
+        outs.append(_core.forward(first_head=first, all_heads=HEADS, **given)[0])
     assert error(torch.cat(outs, 2), want) < 2.0**-20
-    own = [out for out in outs]
-    given.pop("s_aux", None)
-    alone = _core.forward(q=q, k=k, v=v, **given, **more)[0]
-    assert error(alone, own[1].cpu().double()) > 0.01  # or the numbers say nothing
+    alone = _core.forward(**given)[0]
+    assert error(alone, outs[1].cpu().double()) > 0.01  # or the numbers say nothing
 
 
 def test_packed_documents_have_positions_of_their_own(device: str):
     """Two shards of three documents, cut in their middle: starts of documents on a rank are tensors."""
     lengths, heads, cut = [30, 70, 28], 2, 64
-    case = Case(window=(40, 0), alibi=True)
     make = torch.Generator("cpu").manual_seed(1)
     q, k, v, dout = (torch.randn(sum(lengths), heads, 64, generator=make, device="cpu").to(device) for _ in range(4))
     slopes = torch.tensor([0.5, 0.1], device=device)
@@ -295,7 +235,7 @@ def test_packed_documents_have_positions_of_their_own(device: str):
 
     leaves = [y.clone().requires_grad_() for y in (q, k, v)]
     want = xeflash.flash_attn_varlen_func(
-        *leaves, whole_cu, whole_cu, max(lengths), max(lengths), window_size=case.window, alibi_slopes=slopes
+        *leaves, whole_cu, whole_cu, max(lengths), max(lengths), window_size=(40, 0), alibi_slopes=slopes
     )
     want_grads = torch.autograd.grad(want, leaves, dout)
 
@@ -308,7 +248,7 @@ def test_packed_documents_have_positions_of_their_own(device: str):
         first = int32([max(shard.start - s, 0) for s in starts])
         return {f"cu_seqlens_{which}": int32(local), f"max_seqlen_{which}": cut + 1, f"{which}_start": first}
 
-    call = {"layout": THD, "window_left": case.window[0], "window_right": 0, "alibi_slopes": slopes}
+    call = {"layout": THD, "window_left": 40, "window_right": 0, "alibi_slopes": slopes}
     both = [(r, s) for r in shards for s in shards if s.start <= r.start]
     for r, s in both:
         attention_part(q[r], k[s], v[s], out[r], lse[:, r], **call, **side(r, "q"), **side(s, "k"))
@@ -323,11 +263,15 @@ def test_packed_documents_have_positions_of_their_own(device: str):
         assert error(got, grad.cpu().double()) < 2.0**-19
 
 
+def qkv_of(device: str) -> list[torch.Tensor]:
+    put = arrays(device, "full", "bf16").put
+    return [put[name] for name in "qkv"]
+
+
 @pytest.mark.parametrize("rows", [1, 3, 17])
 def test_few_queries_of_heads_that_share_keys(device: str, rows: int):
     """Where a tile has the rows of several heads, or decoding would split keys."""
-    x = arrays(device, torch.bfloat16)
-    q, k, v = x.q[:, :rows], x.k, x.v
+    q, k, v = (x[:, :n] for x, n in zip(qkv_of(device), (rows, KEYS, KEYS), strict=True))
     want, want_lse = xeflash.attention(
         *(y.transpose(1, 2) for y in (q, k, v)), enable_gqa=True, return_lse=True, is_causal=True, bottom_right=True
     )
@@ -340,17 +284,17 @@ def test_few_queries_of_heads_that_share_keys(device: str, rows: int):
 
 
 def test_a_part_without_visible_keys_changes_no_bit(device: str):
-    x = arrays(device, torch.bfloat16)
+    q, k, v = qkv_of(device)
     out, lse = (
-        torch.full(x.dout.shape, torch.nan, device=device),
+        torch.full(q.shape, torch.nan, device=device),
         torch.full((BATCH, HEADS, ROWS), -torch.inf, device=device),
     )
     call: dict[str, Any] = {"layout": BSHD, "causal": True}
-    attention_part(x.q, x.k, x.v, out, lse, k_start=1000, **call)
+    attention_part(q, k, v, out, lse, k_start=1000, **call)
     assert (lse == -torch.inf).all() and not out.any()  # nothing was there, and nothing came
-    attention_part(x.q, x.k, x.v, out, lse, **call)
+    attention_part(q, k, v, out, lse, **call)
     before = out.clone(), lse.clone()
-    attention_part(x.q, x.k, x.v, out, lse, k_start=1000, **call)
+    attention_part(q, k, v, out, lse, k_start=1000, **call)
     assert torch.equal(out, before[0]) and torch.equal(lse, before[1])
 
 
@@ -376,23 +320,24 @@ def test_nothing_beyond_an_array_is_touched(heads_k: int, dims: tuple[int, int])
 
 
 def test_the_same_bits_twice(device: str):
-    x = arrays(device, torch.bfloat16)
-    first, second = (by_parts(x, CASES["causal"]) for _ in range(2))
+    x = arrays(device, "causal", "bf16")
+    first, second = (by_parts(x) for _ in range(2))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
     assert all(torch.equal(first[2][name], second[2][name]) for name in first[2])
 
 
-def refusals(x: Arrays) -> dict[str, tuple[Callable[[], Any], type[Exception], str]]:
+def refusals() -> dict[str, tuple[Callable[[], Any], type[Exception], str]]:
     """What must be refused before anything is written."""
     lse = torch.zeros(BATCH, HEADS, ROWS)
-    given: dict[str, Any] = {"function": "f", "q": x.q, "k": x.k, "v": x.v}
-    sums = torch.zeros(x.dout.shape)
+    q, k, v = qkv_of("cpu")
+    given: dict[str, Any] = {"function": "f", "q": q, "k": k, "v": v}
+    sums = torch.zeros(q.shape)
 
     def forward(**more: Any) -> Callable[[], Any]:
         return lambda: _core.forward(**given | {"bottom_right": False} | more)
 
     def backward(**more: Any) -> Callable[[], Any]:
-        own = {"dout": x.dout, "lse": lse, "delta": lse, "bottom_right": False, "wanted": ("q", "k", "v")}
+        own = {"dout": q, "lse": lse, "delta": lse, "bottom_right": False, "wanted": ("q", "k", "v")}
         return lambda: _core.backward(**given | own | more)
 
     dropped = {"dropout_p": 0.5, "seed": 1}
@@ -408,7 +353,7 @@ def refusals(x: Arrays) -> dict[str, tuple[Callable[[], Any], type[Exception], s
         "heads": (forward(first_head=1), ValueError, "first_head must be 0 to all_heads - q.heads .0., got 1"),
         "no out": (forward(other_lse=lse), ValueError, "out must be given with other_lse, got None"),
         "dtype": (
-            forward(other_lse=lse, out=torch.zeros(x.dout.shape, dtype=torch.bfloat16)), TypeError,
+            forward(other_lse=lse, out=torch.zeros(q.shape, dtype=torch.bfloat16)), TypeError,
             "out must be float32 with other_lse",
         ),
         "view": (
@@ -417,13 +362,13 @@ def refusals(x: Arrays) -> dict[str, tuple[Callable[[], Any], type[Exception], s
         ),
         "delta": (backward(dlse=lse), ValueError, "dlse must be None with delta"),
         "sum": (backward(dq=torch.zeros(3)), ValueError, "dq must have the shape of q"),
-        "one sum": (backward(dq=torch.zeros(x.q.shape)), ValueError, "dk must be given where others are added to"),
-        "unwanted": (backward(dq=torch.zeros(x.q.shape), wanted=()), ValueError, "dq must be None unless wanted has 'q'"),
+        "one sum": (backward(dq=torch.zeros(q.shape)), ValueError, "dk must be given where others are added to"),
+        "unwanted": (backward(dq=torch.zeros(q.shape), wanted=()), ValueError, "dq must be None unless wanted has 'q'"),
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", refusals(arrays("cpu", torch.bfloat16)))
+@pytest.mark.parametrize("name", refusals())
 def test_refusals(name: str):
-    call, kind, text = refusals(arrays("cpu", torch.bfloat16))[name]
+    call, kind, text = refusals()[name]
     with pytest.raises(kind, match=f"f: {text}"):
         call()

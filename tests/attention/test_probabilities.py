@@ -1,91 +1,60 @@
 """What return_attn_probs gives with dropout, flash-attn's S_dmask: probabilities, negative where they were dropped."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, from_array, to_array
+from arrays import ArraysOf, from_array
 from cover import few
-from xeflash.selftest.reference import Features, weights_of
+from xeflash.selftest.drawn import draw
+from xeflash.selftest.reference import formula, per_head
+from xeflash.selftest.spec import Spec
 
 DROPOUT = 0.3
-
-
-@dataclass(frozen=True)
-class Case:
-    dtype: str = "fp32"
-    dims: tuple[int, int] = (64, 64)
-    heads: tuple[int, int] = (4, 2)
-    sizes: tuple[int, int] = (70, 133)
-    window: tuple[int, int] = (-1, -1)
-    alibi: bool = False
-    sinks: bool = False
-    lengths: tuple[tuple[int, int], ...] = ()  # of packed sequences, (queries, keys)
-
-    @property
-    def id(self):
-        parts = [self.dtype, "d{}x{}".format(*self.dims), "h{}-{}".format(*self.heads), "q{}-k{}".format(*self.sizes)]
-        parts += ["window{}{}".format(*self.window)] if self.window != (-1, -1) else []
-        return "-".join(parts + [name for name in ("alibi", "sinks", "lengths") if getattr(self, name)])
-
-
 CASES = [
-    Case(),
-    Case("bf16", window=(-1, 0), sizes=(133, 70)),
-    Case("fp16", (40, 128), (3, 1), (1, 300), window=(100, 3), alibi=True),
-    Case("bf16", (256, 256), (2, 2), (23, 7), sinks=True),
-    Case("fp16", (96, 96), lengths=((5, 17), (0, 9), (64, 0), (33, 100)), window=(-1, 0), alibi=True),
+    Spec("fp32", heads=(4, 2), rows=70, keys=133, variant="dropout=0.3"),
+    Spec("bf16", heads=(4, 2), rows=133, keys=70, window="-1,0", variant="dropout=0.3"),
+    Spec("fp16", 40, 128, (3, 1), 1, 300, window="100,3", variant="alibi+dropout=0.3"),
+    Spec("bf16", 256, 256, rows=23, keys=7, variant="dropout=0.3", sinks=True),
+    Spec(
+        "fp16",
+        96,
+        96,
+        (4, 2),
+        (5, 0, 64, 33),
+        (17, 9, 0, 100),
+        entry="varlen",
+        window="-1,0",
+        variant="alibi+dropout=0.3",
+    ),
 ]
-ON_CPU = [Case(dims=(59, 111), sizes=(23, 99)), Case("bf16", (576, 512), (2, 1), (17, 65))]
+ON_CPU = [
+    Spec("fp32", 59, 111, (4, 2), 23, 99, variant="dropout=0.3"),
+    Spec("bf16", 576, 512, (2, 1), 17, 65, variant="dropout=0.3"),
+]
 
-
-GPU_TESTS = ("test_on_a_gpu",)
+GPU_TESTS = ("test_on_gpus",)
 
 
 def check(case, kind):
-    generator = torch.Generator().manual_seed(7)
-    (dim, dim_v), (heads, heads_k), (rows, keys) = case.dims, case.heads, case.sizes
-    lengths = case.lengths or ((rows, keys), (rows, keys))
-    tokens, tokens_k = (sum(each) for each in zip(*lengths, strict=True))
-    dtype = DTYPES[case.dtype]
-    draw = lambda *shape: torch.randn(*shape, generator=generator).to(dtype)  # noqa: E731
-    q, k, v = draw(tokens, heads, dim), draw(tokens_k, heads_k, dim), draw(tokens_k, heads_k, dim_v)
-    slopes = torch.rand(heads, generator=generator) if case.alibi else None
-    sinks = torch.randn(heads, generator=generator) if case.sinks else None
-    there = lambda x: None if x is None else to_array(x, kind)  # noqa: E731
-    more = dict(window_size=case.window, return_attn_probs=True, s_aux=there(sinks), alibi_slopes=there(slopes))
-    xeflash.manual_seed(3)
-    if case.lengths:
-        starts = [torch.tensor([0, *each]).cumsum(0).int() for each in zip(*lengths, strict=True)]
-        most = [max(each) for each in zip(*lengths, strict=True)]
-        packed = [there(x) for x in (q, k, v, *starts)]
-        out, _, s = xeflash.flash_attn_varlen_func(*packed, *most, DROPOUT, **more)
-    else:
-        dense = [there(x.unflatten(0, (len(lengths), -1))) for x in (q, k, v)]
-        out, _, s = xeflash.flash_attn_func(*dense, DROPOUT, **more)
-        most = [rows, keys]
-    out, s = from_array(out, kind).reshape(tokens, heads, dim_v), from_array(s, kind)
-    assert s.shape == (len(lengths), heads, *most) and s.dtype == dtype and s.abs().isfinite().all()
-    dropped = seen = 0
-    unit = torch.finfo(dtype).eps
-    for b, (n, m) in enumerate(lengths):
-        at, at_k = (sum(each[:b]) for each in zip(*lengths, strict=True))
-        mine, rest = s[b, :, :n, :m].double(), s[b].clone()
-        rest[:, :n, :m] = 0
-        assert not rest.any()
-        q_b, k_b = (x.transpose(0, 1)[None] for x in (q[at : at + n], k[at_k : at_k + m]))
-        f = Features(window=case.window, alibi=slopes, sinks=sinks)
-        want = torch.from_numpy(weights_of(q_b, k_b, f).softmax[0])
+    drawn = draw(replace(case, kind=kind))
+    out, _, s = drawn.call(drawn.put(ArraysOf(drawn.spec)))
+    s, most = from_array(s, kind), [max(side) for side in zip(*case.sequences, strict=True)]
+    unit, tiny = torch.finfo(s.dtype).eps, torch.finfo(s.dtype).tiny
+    assert list(s.shape) == [len(case.sequences), case.heads[0], *most] and s.dtype == from_array(out, kind).dtype
+    out, s = drawn.together(from_array(out, kind)).double().numpy(), s.double().numpy()
+    for b, (rows, q, k, v, f) in enumerate(drawn.by_sequence(drawn.numbers())):
+        n, m = q.shape[2], k.shape[2]
+        assert not s[b, :, n:].any() and not s[b, :, :, m:].any()
+        mine, r = s[b, :, :n, :m], formula(q, k, v, f)
+        want = np.where(r.kept > 0, r.softmax, -r.softmax)[0]
         # The score's rounding, as a share of the probability, and that of the result.
-        assert ((mine.abs() - want).abs() <= (4e-5 + unit) * want + torch.finfo(dtype).tiny).all()
-        values = v[at_k : at_k + m].double().repeat_interleave(heads // heads_k, 1)
-        kept = torch.einsum("hqk,khd->qhd", mine.clamp(min=0) / (1 - DROPOUT), values)
-        size = torch.einsum("hqk,khd->qhd", mine.clamp(min=0) / (1 - DROPOUT), values.abs())
-        assert ((out[at : at + n].double() - kept).abs() <= 4 * unit * (size + 1e-3) + 1e-5 * size).all()
-        dropped, seen = dropped + int((mine < 0).sum()), seen + int((mine != 0).sum())
-    assert abs(dropped / seen - DROPOUT) < 5 * (DROPOUT * (1 - DROPOUT) / seen) ** 0.5
+        assert (np.abs(mine - want) <= (4e-5 + unit) * np.abs(want) + tiny).all()
+        kept, values = mine.clip(min=0) / (1 - DROPOUT), per_head(v, q.shape[1])[0]
+        size = kept @ np.abs(values)
+        assert (np.abs(out[rows].swapaxes(0, 1) - kept @ values) <= 4 * unit * (size + 1e-3) + 1e-5 * size).all()
 
 
 @pytest.mark.parametrize("case", few(CASES + ON_CPU, *CASES[:2]), ids=lambda case: case.id)
@@ -94,13 +63,13 @@ def test_they_are_those_of_the_formula_and_give_the_output(case):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", few(CASES, CASES[1]), ids=lambda case: case.id)
-def test_on_a_gpu(gpu, case):
-    check(case, "gpu")
+@pytest.mark.parametrize("spec", few(CASES, CASES[1]), ids=lambda spec: spec.id)
+def test_on_gpus(gpu, spec):
+    check(spec, "gpu")
 
 
 def test_numpy_has_them():
-    check(Case(), "numpy")
+    check(CASES[0], "numpy")
 
 
 def test_gradients_are_those_without_them(device):

@@ -8,10 +8,8 @@ import pytest
 import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
-from caches import CacheCase
-from caches import run as run_cache
-from cases import Case, is_possible
-from cases import run as run_case
+from specs import cached, run
+from xeflash.selftest.spec import Spec, is_possible
 
 pytest.importorskip("usm", reason="dpctl is not installed")
 
@@ -19,35 +17,33 @@ pytestmark = pytest.mark.gpu
 
 # Forward and decode in blocks and at odd addresses, with and without a fused variant, appending to each kind of cache.
 SHORT = {
-    "forward": Case("bf16", 64, 64, rows=127, keys=300, heads="gqa2", window="causal", kind="gpu"),
-    "append and decode": CacheCase("bf16", 64, 64, place="paged16", format="e4m3", lengths="70,9", new=2, heads="8/1",
+    "forward": Spec("bf16", 64, 64, rows=127, keys=300, heads=(4, 2), window="causal", kind="gpu"),
+    "append and decode": cached("bf16", 64, 64, place="paged16", format="e4m3", keys=(70, 9), new=2, heads=(8, 1),
                                    kind="gpu"),
 }  # fmt: skip
 LONG = {
-    "forward fp16": Case("fp16", 128, 128, rows=63, keys=127, heads="mha", variant="softcap", kind="gpu"),
-    "forward fp32": Case("fp32", 64, 64, rows=63, keys=127, heads="mha", variant="bias", window="left", entry="attention", kind="gpu"),
-    "forward odd": Case("bf16", 80, 80, rows=63, keys=127, heads="mha", layout="odd", kind="gpu"),
-    "forward alibi": Case("bf16", 96, 96, rows=63, keys=127, heads="mha", variant="alibi", sinks=True, kind="gpu"),
-    "forward dropout": Case("bf16", 96, 96, rows=63, keys=127, heads="mha", layout="odd", variant="dropout",
+    "forward fp16": Spec("fp16", 128, 128, rows=63, keys=127, heads=(2, 2), variant="softcap", kind="gpu"),
+    "forward fp32": Spec("fp32", 64, 64, rows=63, keys=127, heads=(2, 2), variant="bias", window="50,-1", entry="attention", kind="gpu"),
+    "forward odd": Spec("bf16", 80, 80, rows=63, keys=127, heads=(2, 2), layout="odd", kind="gpu"),
+    "forward alibi": Spec("bf16", 96, 96, rows=63, keys=127, heads=(2, 2), variant="alibi", sinks=True, kind="gpu"),
+    "forward dropout": Spec("bf16", 96, 96, rows=63, keys=127, heads=(2, 2), layout="odd", variant="dropout",
                             entry="attention", kind="gpu"),
-    "forward score_mod": Case("bf16", 64, 64, rows=63, keys=127, heads="one", variant="snippet", entry="attention", kind="gpu"),
-    "forward few rows": Case("bf16", 128, 128, rows=5, keys=700, heads="one", kind="gpu"),
-    "forward wide": Case("bf16", 576, 512, rows=63, keys=63, heads="one", kind="gpu"),
-    "decode": Case("bf16", 128, 128, rows=1, keys=1000, heads="gqa4", kind="gpu"),
-    "decode fp16": Case("fp16", 64, 64, rows=1, keys=255, heads="mha", variant="alibi", kind="gpu"),
-    "decode fp32": Case("fp32", 128, 128, rows=1, keys=255, heads="mha", variant="softcap", kind="gpu"),
-    "cache e5m2": CacheCase("fp16", 128, 128, place="paged16", format="e5m2", lengths="70,9", new=2, rows=5, kind="gpu"),
-    "cache int8": CacheCase("bf16", 64, 64, format="int8.array", lengths="70,9", rows=1, kind="gpu"),
-    "cache rotary": CacheCase("fp32", 64, 64, place="index", lengths="70,9", new=2, rotary="pairs", kind="gpu"),
-    "cache beams": CacheCase("bf16", 64, 64, place="beams2", lengths="70,9", rows=1, heads="2/2", kind="gpu"),
+    "forward score_mod": Spec("bf16", 64, 64, rows=63, keys=127, heads=(1, 1), variant="snippet", entry="attention", kind="gpu"),
+    "forward few rows": Spec("bf16", 128, 128, rows=5, keys=700, heads=(1, 1), kind="gpu"),
+    "forward wide": Spec("bf16", 576, 512, rows=63, keys=63, heads=(1, 1), kind="gpu"),
+    "decode": Spec("bf16", 128, 128, rows=1, keys=1000, heads=(8, 2), kind="gpu"),
+    "decode fp16": Spec("fp16", 64, 64, rows=1, keys=255, heads=(2, 2), variant="alibi", kind="gpu"),
+    "decode fp32": Spec("fp32", 128, 128, rows=1, keys=255, heads=(2, 2), variant="softcap", kind="gpu"),
+    "cache e5m2": cached("fp16", 128, 128, place="paged16", format="e5m2", keys=(70, 9), new=2, rows=5, kind="gpu"),
+    "cache int8": cached("bf16", 64, 64, format="int8.array", keys=(70, 9), rows=1, kind="gpu"),
+    "cache rotary": cached("fp32", 64, 64, place="index", keys=(70, 9), new=2, rotary="pairs", kind="gpu"),
+    "cache beams": cached("bf16", 64, 64, place="beams2", keys=(70, 9), rows=1, heads=(2, 2), kind="gpu"),
 }  # fmt: skip
 
 
 def check(case):
-    if isinstance(case, CacheCase):
-        return run_cache(case)
     assert is_possible(case)
-    return run_case(case)
+    run(case)
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -13,7 +13,7 @@ import xeflash
 from arrays import from_array, is_on_gpu, to_array
 from cover import few, few_rows
 from plain import check_rows_first
-from tolerance import check_attention, formula
+from tolerance import check_attention, torch_formula
 from xeflash.selftest.reference import Features
 
 ROWS, KEYS, HEADS = 37, 61, 3
@@ -333,10 +333,9 @@ def gradients_by_autograd(case, sequences, douts, **options):
     f = f.with_(dropout=options.get("dropout_p", 0.0), rng=options.get("rng"))
 
     def change(s, b, h, i, j):
-        h, i, j = (torch.from_numpy(x[0]) for x in (h, i, j))
-        return case.form(s[0], b.item(), h, i, j, **leaves)[None]
+        return case.form(s[0], b.item(), h[0], i[0], j[0], **leaves)[None]
 
-    outs = [formula(*(x.double() for x in sequence), f.with_(score_mod=change, batch0=b))[0]
+    outs = [torch_formula(*(x.double() for x in sequence), f.with_(score_mod=change, batch0=b))[0]
             for b, sequence in enumerate(sequences)]  # fmt: skip
     return torch.autograd.grad(outs, list(leaves.values()), [x.double() for x in douts])
 

@@ -4,12 +4,12 @@ import attending
 import gpu_ranks
 import pytest
 import torch
-from attending import Case
+from attending import over
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xpu]
 
 WAYS = ("ring", "all_gather", "all_to_all")
-CASES = [Case(how, dtype="bfloat16", chunk=16, features="lse", batch=1) for how in WAYS]
+CASES = [over(how, dtype="bf16", chunk=16, dlse=True, batch=1) for how in WAYS]
 
 
 @pytest.fixture(autouse=True)
@@ -37,4 +37,4 @@ def test_transports_deliver():
 def test_each_way_matches_one_process():
     found = gpu_ranks.run(attend, CASES)
     for case, *runs in zip(CASES, *found, strict=True):
-        attending.judge(case, runs, on_gpu=True)
+        attending.judge(case, runs, kind="xpu")

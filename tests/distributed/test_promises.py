@@ -1,41 +1,43 @@
 """What is promised of the ways beside right numbers: bits, bytes, messages, and what is left out."""
 
 import attending
+import gradients
 import pytest
 import ranks
 import torch
-from attending import Case
+from attending import over
 from cover import few
 
 BITS = [
     {"chunk": 64},
-    {"chunk": 64, "dtype": "bfloat16", "causal": False, "features": "sinks"},
-    {"chunk": 64, "shards": "ranges", "features": "dropout"},
-    {"chunk": 64, "features": "snippet", "window": (70, -1)},
-    {"chunk": 64, "documents": (100, 56, 0, 99, 1), "features": "alibi_bh"},
+    {"chunk": 64, "dtype": "bf16", "window": "full", "sinks": True},
+    {"chunk": 64, "shards": "ranges", "variant": "dropout"},
+    {"chunk": 64, "variant": "slope", "window": "70,causal"},
+    {"chunk": 64, "rows": (100, 56, 0, 99, 1), "variant": "alibi", "slopes": "bh"},
 ]
 
 
 @pytest.mark.parametrize("more", BITS, ids=str)
 @pytest.mark.parametrize("how", ["all_gather", "all_to_all"])
 def test_the_output_has_the_bits_of_one_process(how, more):
-    case = Case(how, **more)
+    case = over(how, **more)
     found = ranks.run(attending.attend, case, world=case.world)
-    assert torch.equal(attending.whole(case, [first for first, _ in found])["out"], attending.by_xeflash(case)["out"])
+    assert torch.equal(attending.whole(case, [first for first, _ in found])["out"], attending.by_xeflash(case))
 
 
-@pytest.mark.parametrize("features", ["dropout", "alibi"])
-def test_heads_are_exchanged_without_regard_to_rows(features):
+@pytest.mark.parametrize("variant", ["dropout", "alibi"])
+def test_heads_are_exchanged_without_regard_to_rows(variant):
     """Each rank has all rows: they need not be multiples of anything."""
-    case = Case("all_to_all", shards="ranges", chunk=50, features=features, world=3)
+    case = over("all_to_all", shards="ranges", chunk=50, variant=variant, world=3)
     found = ranks.run(attending.attend, case, world=3)
-    assert torch.equal(attending.whole(case, [first for first, _ in found])["out"], attending.by_xeflash(case)["out"])
+    assert torch.equal(attending.whole(case, [first for first, _ in found])["out"], attending.by_xeflash(case))
 
 
 def expected(case):
     """Bytes and messages of both passes: kv elements of K and V of a shard, qo of Q and O, e bytes each."""
-    world, (heads, heads_k), (dim, dim_v) = case.world, case.heads, case.dims
-    rows, e = case.batch * case.rows // world, 4 if case.dtype == "float32" else 2
+    spec, world = case.spec, case.world
+    (heads, heads_k), (dim, dim_v) = spec.heads, spec.dims
+    rows, e = spec.batch * spec.rows // world, 4 if spec.dtype == "fp32" else 2
     kv, qo = rows * heads_k * (dim + dim_v), rows * heads * (dim + dim_v)
     if case.how == "ring":
         return ((world - 1) * kv * e, (world - 1) * kv * (e + 4)), (world - 1, 2 * (world - 1))
@@ -48,8 +50,8 @@ def expected(case):
 
 BYTES = [
     {"heads": (12, 2)},
-    {"heads": (12, 4), "dims": (64, 32), "dtype": "bfloat16"},
-    {"heads": (12, 3), "causal": False, "shards": "ranges"},
+    {"heads": (12, 4), "dim_v": 32, "dtype": "bf16"},
+    {"heads": (12, 3), "window": "full", "shards": "ranges"},
 ]
 
 
@@ -57,7 +59,7 @@ BYTES = [
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.wide), 3, pytest.param(4, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("how", ["ring", "all_gather", "all_to_all"])
 def test_bytes_are_those_of_the_formula(how, world, more):
-    case = Case(how, world=world, chunk=16, **more)
+    case = over(how, world=world, chunk=16, **more)
     found = ranks.run(attending.attend, case, world=world)
     attending.judge(case, found)
     for first, _ in found:
@@ -65,11 +67,11 @@ def test_bytes_are_those_of_the_formula(how, world, more):
 
 
 SHORT = [  # the last step in which a rank sees a key, and the case
-    (1, {"window": (16, -1), "shards": "ranges", "chunk": 16}),
-    (2, {"window": (17, -1), "shards": "ranges", "chunk": 16}),
-    (0, {"documents": (16, 10, 6, 16, 16), "shards": "ranges", "chunk": 16}),
-    (1, {"documents": (20, 12, 32), "shards": "ranges", "chunk": 16}),
-    (3, {"window": (8, -1), "chunk": 16}),  # zig-zag: the rank after has the chunk before
+    (1, {"window": "16,causal", "shards": "ranges", "chunk": 16}),
+    (2, {"window": "17,causal", "shards": "ranges", "chunk": 16}),
+    (0, {"rows": (16, 10, 6, 16, 16), "shards": "ranges", "chunk": 16}),
+    (1, {"rows": (20, 12, 32), "shards": "ranges", "chunk": 16}),
+    (3, {"window": "8,causal", "chunk": 16}),  # zig-zag: the rank after has the chunk before
 ]
 
 
@@ -94,7 +96,7 @@ def blocks_of_the_last_step(group, case):
 
 @pytest.mark.parametrize(("last", "more"), SHORT, ids=str)
 def test_steps_in_which_nothing_is_seen_are_neither_sent_nor_computed(last, more):
-    case = Case("ring", world=4, **more)
+    case = over("ring", world=4, **more)
     for (forward, _), steps in ranks.run(blocks_of_the_last_step, case):
         assert forward == last and [step for step, _ in steps] == list(range(last + 1))
         if case.shards == "ranges":
@@ -104,14 +106,15 @@ def test_steps_in_which_nothing_is_seen_are_neither_sent_nor_computed(last, more
 
 def test_a_causal_ring_has_a_launch_per_step():
     """Zig-zag: the own shard by its order, half of the keys, or half of the rows; never more."""
-    for _, steps in ranks.run(blocks_of_the_last_step, Case("ring", world=4)):
+    for _, steps in ranks.run(blocks_of_the_last_step, over("ring", world=4)):
         assert [count for _, count in steps] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("how", ["ring", "all_gather", "all_to_all"])
 def test_delta_is_that_of_an_output_that_was_not_rounded(how):
     """Where V has a mean, Delta of the output in bfloat16 makes dQ about six times less exact."""
-    case = Case(how, dtype="bfloat16", chunk=64, causal=False, mean=4.0)
+    case = over(how, dtype="bf16", chunk=64, window="full", mean=4.0)
     got = attending.whole(case, [first for first, _ in ranks.run(attending.attend, case, world=2)])["dq"]
-    want = attending.by_formula(case, attending.draw(case), 0, wide=True)["dq"]
+    of_all = attending.drawn(case)
+    want = gradients.gradients_of(of_all, gradients.tensors_of(of_all)[1])["q"].view(got.shape)
     assert float((got.double() - want).norm() / want.norm()) < 5e-3

@@ -148,6 +148,14 @@ def judge_refusal(case: Case, error: Exception) -> str:
 # ---- ways to call -------------------------------------------------------------------------------
 
 
+def way_of(draw: Any, arguments: dict[str, Any], operator: bool = True) -> str:
+    """Torch's tensors can go through its dispatcher, too."""
+    if draw.kind not in ("torch", "xpu") or draw.mixed:
+        return "direct"
+    operator &= "gather_kv_indices" not in arguments  # which become another call
+    return draw.random.choices(("direct", "mode", "operator"), (60, 20, 20 if operator else 0))[0]
+
+
 def call_of(function: str, way: str) -> Callable[..., Any]:
     import xeflash
 

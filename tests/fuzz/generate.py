@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from . import backward, cached, dense, heads, linear, merged, others, product_gradients, softmax, tokens
+from . import attention, heads, linear, merged, others, product_gradients, softmax, tokens
 from .case import Case
 from .draw import Draw
 from .invalid import Mutation, spoil
 
 FUNCTIONS: dict[str, tuple[int, Callable[[Draw], Case]]] = {
-    "attention": (6, dense.attention),
-    "flash_attn_func": (4, partial(dense.flash_attn, function="flash_attn_func")),
-    "flash_attn_kvpacked_func": (1, partial(dense.flash_attn, function="flash_attn_kvpacked_func")),
-    "flash_attn_qkvpacked_func": (1, partial(dense.flash_attn, function="flash_attn_qkvpacked_func")),
-    "flash_attn_varlen_func": (4, partial(dense.flash_attn, function="flash_attn_varlen_func")),
-    "flash_attn_varlen_kvpacked_func": (1, partial(dense.flash_attn, function="flash_attn_varlen_kvpacked_func")),
-    "flash_attn_varlen_qkvpacked_func": (1, partial(dense.flash_attn, function="flash_attn_varlen_qkvpacked_func")),
-    "flash_attn_varlen_func on pages": (2, cached.flash_attn_varlen_paged),
-    "flash_attn_with_kvcache": (7, cached.flash_attn_with_kvcache),
-    "gradients of attention": (2, backward.attention),
-    "gradients of flash_attn_func": (1, backward.flash_attn_func),
-    "gradients of flash_attn_varlen_func": (1, backward.flash_attn_varlen_func),
+    "attention": (6, attention.attention),
+    "flash_attn_func": (4, partial(attention.flash_attn, function="flash_attn_func")),
+    "flash_attn_kvpacked_func": (1, partial(attention.flash_attn, function="flash_attn_kvpacked_func")),
+    "flash_attn_qkvpacked_func": (1, partial(attention.flash_attn, function="flash_attn_qkvpacked_func")),
+    "flash_attn_varlen_func": (4, partial(attention.flash_attn, function="flash_attn_varlen_func")),
+    "flash_attn_varlen_kvpacked_func": (1, partial(attention.flash_attn, function="flash_attn_varlen_kvpacked_func")),
+    "flash_attn_varlen_qkvpacked_func": (1, partial(attention.flash_attn, function="flash_attn_varlen_qkvpacked_func")),
+    "flash_attn_varlen_func on pages": (2, attention.flash_attn_varlen_paged),
+    "flash_attn_with_kvcache": (7, attention.flash_attn_with_kvcache),
+    "gradients of attention": (2, partial(attention.gradients_of, function="attention")),
+    "gradients of flash_attn_func": (1, partial(attention.gradients_of, function="flash_attn_func")),
+    "gradients of flash_attn_varlen_func": (1, partial(attention.gradients_of, function="flash_attn_varlen_func")),
     "linear": (3, linear.linear),
     "matmul_softmax": (2, softmax.matmul_softmax),
     "linear_cross_entropy": (2, heads.linear_cross_entropy),

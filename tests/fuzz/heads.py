@@ -10,8 +10,7 @@ import torch
 from arrays import DTYPES, from_array
 from products.heads import IGNORED, Head, check_loss, check_top_k, logits, sizes
 
-from .case import Case
-from .dense import way_of
+from .case import Case, way_of
 from .draw import Draw
 from .invalid import INF, NAN, Mutation, again, of_numbers_named, of_products
 from .memory import Array

@@ -447,7 +447,7 @@ def of_results(draw: Draw, case: Case) -> Iterator[Mutation]:
                 yield Mutation("out", f"is one element along axis {axis}", lambda x=layout: place(out, q.kind, x))
         for name, x in (("key", k), ("value", v), ("attn_mask", arguments.get("attn_mask"))):
             # What is copied first may be overwritten then.
-            if not isinstance(x, Array) or case.way != "direct" or x.strides[-1:] != (x.dtype.itemsize,):
+            if not isinstance(x, Array) or x.guise or case.way != "direct" or x.strides[-1:] != (x.dtype.itemsize,):
                 continue
             if x.kind == q.kind and (beside := overlapping(x, shape, q.dtype)) is not None:
                 yield Mutation("out", f"overlaps {name}", lambda x=beside: x, (name,))

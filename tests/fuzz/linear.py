@@ -11,8 +11,7 @@ from arrays import DTYPES, from_array
 from products.weights import EIGHT_BITS, GROUPS, stored
 from xeflash.selftest.tolerance import compare, limit_of
 
-from .case import Case
-from .dense import way_of
+from .case import Case, way_of
 from .draw import Draw
 from .invalid import Mutation, again, of_products
 from .memory import Array, Layout, place

@@ -9,8 +9,7 @@ import torch
 from arrays import DTYPES, from_array
 from xeflash.selftest.reference import merged_reference
 
-from .case import Case
-from .dense import way_of
+from .case import Case, way_of
 from .draw import Draw
 
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

@@ -1,20 +1,21 @@
-"""Cases of functions that others know: torch's and IPEX's, and standard attention. They are valid ones."""
+"""Cases of functions that others know: torch's and IPEX's, and standard attention. They are valid ones.
+
+Each is a Spec, whose arrays and words are given to the function in its own names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from arrays import DTYPES, from_array
-from tolerance import check_sequences
-from xeflash.selftest.reference import Features
+from xeflash.selftest.spec import Spec
 
-from .cached import check_sequence, draw_cache
+from .attention import judged, placed, spec_of
 from .case import Case
-from .dense import compare, lengths_of, longest, starts, tensor
-from .draw import CacheKernel, Draw, Kernel, draw_mask
-from .memory import Array
+from .draw import Draw
 
 
 def of_torch(draw: Draw) -> None:
@@ -22,10 +23,33 @@ def of_torch(draw: Draw) -> None:
     draw.kind, draw.mixed = "xpu" if draw.on_gpu else "torch", False
 
 
-def plain(draw: Draw, *variants: str) -> Kernel:
+def plain(draw: Draw, entry: str, *variants: str, **more: Any) -> Spec:
+    """A call whose scores are only masked, if one of the variants is not drawn; at least one row and one key."""
     while (kernel := draw.kernel()).variant not in ("plain", *variants):
         pass
-    return kernel
+    while 0 in ((spec := spec_of(draw, kernel, entry)).rows, spec.keys) or 0 in spec.heads:
+        pass
+    scale = draw.of(0.3, 1.0, -0.2) if draw.chance(0.3) and draw.width != "narrow" else None
+    usual = {"scale": scale, "window": "full", "sinks": False, "lse": False}
+    return replace(spec, **usual | more)
+
+
+def case_of(
+    draw: Draw, name: str, spec: Spec, call: Callable[..., Any], lead: Any = None, rank: int = 4, **more: Any
+) -> Case:
+    """A call with the keywords that the Spec's own function has, and the shape of out that this one has."""
+    drawn, arrays, put = placed(draw, spec, lead, rank)
+    arguments = drawn.arguments(put) | more
+
+    def check(result: Any) -> None:
+        if lead is not None:
+            shape = arrays.led((spec.batch, spec.heads[0], spec.rows, spec.dims[1]))
+            assert tuple(result.shape) == shape, f"out has shape {list(result.shape)}"
+            out = from_array(result, arrays.kind).reshape(spec.batch, spec.heads[0], spec.rows, spec.dims[1])
+            result, arrays.kind = out, "torch"
+        judged(drawn, arrays, put, result)
+
+    return Case(name, arguments, check, call=call)
 
 
 def below_xeflash(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,113 +64,47 @@ def below_xeflash(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def scaled_dot_product_attention(draw: Draw) -> Case:
     of_torch(draw)
-    kernel = plain(draw, "mask", "bias")
+    spec = plain(draw, "attention", "mask", "bias")
     rank = draw.random.choices((4, 3, 5), (8, 1, 1))[0]
-    heads, heads_k = draw.some_heads()
-    lead = {3: (), 4: (draw.batch(),), 5: (2, draw.of(1, 2))}[rank]
-    rows, keys = max(1, draw.rows(kernel)), max(1, draw.keys())
+    lead = {3: (), 4: (spec.batch,), 5: (2, draw.of(1, 2))}[rank]
+    spec = replace(spec, batch=int(torch.tensor(lead).prod()), broadcast=spec.broadcast.rjust(2, "1"))
+    if not spec.masks and draw.chance(0.4):
+        spec = replace(spec, window="causal-tl")
+    spec = replace(spec, window=spec.window if spec.is_causal else "full-tl")
 
-    def shape(n: int, length: int, dim: int) -> tuple[int, ...]:
-        return (*lead, n, length, dim)
+    def call(bottom_right: bool = False, enable_gqa: bool = False, **given: Any) -> Any:
+        more = {"enable_gqa": True} if spec.heads[0] != spec.heads[1] else {}
+        return below_xeflash(torch.nn.functional.scaled_dot_product_attention)(**given, **more)
 
-    q, k, v = (
-        draw.array(tensor(draw, kernel, *shape(*sizes)))
-        for sizes in ((heads, rows, kernel.dim), (heads_k, keys, kernel.dim), (heads_k, keys, kernel.dim_v))
-    )
-    arguments: dict[str, Any] = {"query": q, "key": k, "value": v}
-    f, batch = Features(top_left=True, empty_lse=-torch.inf), int(torch.tensor(lead).prod())
-    if heads != heads_k or draw.chance(0.2):
-        arguments["enable_gqa"] = True
-    if draw.chance(0.3):
-        arguments["scale"] = draw.of(0.3, 1.0, -0.2)
-        f = f.with_(scale=arguments["scale"])
-    if kernel.variant != "plain":
-        mask = draw_mask(draw, kernel, shape(heads, rows, keys))
-        if len(mask.shape) >= 2:
-            arguments["attn_mask"] = mask
-            f = f.with_(mask=mask.values().expand(shape(heads, rows, keys)).reshape(batch, heads, rows, keys))
-    elif draw.chance(0.4):
-        arguments["is_causal"] = True
-        f = f.with_(window=(-1, 0))
-
-    def check(result: Any) -> None:
-        out = from_array(result, q.kind)
-        assert out.shape == shape(heads, rows, kernel.dim_v), f"out has shape {list(out.shape)}"
-        sizes = ((q, heads), (k, heads_k), (v, heads_k))
-        full = [x.values().reshape(batch, n, *x.shape[-2:]) for x, n in sizes]
-        compare(full, f, out, None, (batch, heads, rows, kernel.dim_v), draw.on_gpu)
-
-    call = below_xeflash(torch.nn.functional.scaled_dot_product_attention)
-    return Case("scaled_dot_product_attention", arguments, check, call=call)
+    return case_of(draw, "scaled_dot_product_attention", spec, call, lead, rank)
 
 
 def varlen_attn(draw: Draw) -> Case:
     of_torch(draw)
-    kernel = plain(draw)
-    heads, heads_k = draw.heads()
-    lengths_q = lengths_of(draw, lambda: draw.rows(kernel))
-    lengths_k = [draw.keys() for _ in lengths_q]
-    shapes = ((sum(lengths_q), heads), (sum(lengths_k), heads_k), (sum(lengths_k), heads_k))
-    q, k, v = (draw.array(tensor(draw, kernel, *shape, kernel.dim)) for shape in shapes)
-    cu_q, cu_k = starts(lengths_q), starts(lengths_k)
-    arguments: dict[str, Any] = {"query": q, "key": k, "value": v}
-    arguments |= {"cu_seq_q": draw.int32(cu_q), "cu_seq_k": draw.int32(cu_k)}
-    arguments |= {"max_q": longest(draw, lengths_q), "max_k": longest(draw, lengths_k)}
-    f = Features()
-    if heads != heads_k:
-        arguments["enable_gqa"] = True
-    if draw.chance(0.4):
-        arguments["window_size"] = draw.of((-1, 0), (5, 0), (3, 1), (2**31 - 1, 0), (2**31, 1))
-        sides = [n if n < arguments["max_k"] else -1 for n in arguments["window_size"]]
-        f = f.with_(window=tuple(sides))
-    if draw.chance(0.3):
-        f = f.with_(scale=0.3)
-        arguments["scale"] = 0.3
+    window = draw.of("=-1,0", "=5,0", "=3,1", f"={2**31 - 1},0", f"={2**31},1") if draw.chance(0.4) else "full"
+    spec = plain(draw, "varlen", window=window)
 
-    def check(result: Any) -> None:
-        out = from_array(result, q.kind)
-        assert out.shape == q.shape, f"out has shape {list(out.shape)}"
-        qkv = [x.values() for x in (q, k, v)]
-        check_sequences("", qkv, (cu_q, cu_k), f, out, gpu=draw.on_gpu, drawn=True)
-
-    def call(**more: Any) -> Any:
+    def call(softmax_scale: float | None = None, window_size: Any = (-1, -1), **given: Any) -> Any:
         from torch.nn.attention.varlen import varlen_attn as function
 
-        return below_xeflash(function)(**more)
+        names = {"q": "query", "k": "key", "v": "value", "cu_seqlens_q": "cu_seq_q", "cu_seqlens_k": "cu_seq_k"}
+        names |= {"max_seqlen_q": "max_q", "max_seqlen_k": "max_k"}
+        more = {"scale": softmax_scale, "window_size": window_size, "enable_gqa": True}
+        return below_xeflash(function)(**{names[name]: x for name, x in given.items()}, **more)
 
-    return Case("varlen_attn", arguments, check, call=call)
-
-
-# ---- standard attention -------------------------------------------------------------------------
+    return case_of(draw, "varlen_attn", replace(spec, dim_v=spec.dim), call)
 
 
 def standard_attention(draw: Draw) -> Case:
     draw.guised = False  # it is for plain tensors
-    kernel = plain(draw)
-    heads, heads_k = draw.heads()
-    batch, rows, keys = draw.batch(), draw.rows(kernel), draw.keys()
-    q = draw.array(tensor(draw, kernel, batch, heads, rows, kernel.dim))
-    k = draw.array(tensor(draw, kernel, batch, heads_k, keys, kernel.dim))
-    v = draw.array(tensor(draw, kernel, batch, heads_k, keys, kernel.dim_v))
-    f, arguments = Features(), {"query": q, "key": k, "value": v}
-    if draw.chance(0.5):
-        arguments |= {"is_causal": True, "bottom_right": draw.chance(0.5)}
-        f = f.with_(window=(-1, 0), top_left=not arguments["bottom_right"])
-    if draw.chance(0.3):
-        arguments["scale"] = draw.of(0.3, -0.2, 1)
-        f = f.with_(scale=arguments["scale"])
+    spec = plain(draw, "attention", window=draw.of("full", "full", "causal", "causal-tl"))
 
-    def check(result: Any) -> None:
-        out = from_array(result, q.kind)
-        assert out.shape == (batch, heads, rows, kernel.dim_v), f"out has shape {list(out.shape)}"
-        compare([x.values() for x in (q, k, v)], f, out, None, out.shape, draw.on_gpu)
-
-    def call(**more: Any) -> Any:
+    def call(enable_gqa: bool = True, **given: Any) -> Any:
         from xeflash.bench.standard import standard_attention as function
 
-        return function(**more)
+        return function(**given)
 
-    return Case("standard_attention", arguments, check, call=call)
+    return case_of(draw, "standard_attention", spec, call, (spec.batch,))
 
 
 # ---- IPEX's -------------------------------------------------------------------------------------
@@ -164,87 +122,63 @@ def ipex(name: str, method: str = "") -> Callable[..., Any]:
 
 def ipex_sdp(draw: Draw) -> Case:
     of_torch(draw)
-    kernel = plain(draw, "mask", "bias")
-    (heads, heads_k), batch = draw.some_heads(), draw.of(1, 2)
-    rows, keys = max(1, draw.rows(kernel)), max(1, draw.keys())
-    q = draw.array(tensor(draw, kernel, batch, heads, rows, kernel.dim))
-    k = draw.array(tensor(draw, kernel, batch, heads_k, keys, kernel.dim))
-    v = draw.array(tensor(draw, kernel, batch, heads_k, keys, kernel.dim_v))
-    f = Features(scale=draw.of(0.125, 1.0, 0.3))
-    arguments: dict[str, Any] = {"query": q, "key": k, "value": v, "alpha": f.scale}
-    if kernel.variant != "plain":
-        mask = draw_mask(draw, kernel, (batch, heads, rows, keys + draw.of(0, 7)))
-        if len(mask.shape) == 4:
-            arguments["bias"] = mask
-            seen = mask.values()[..., :keys] if mask.shape[-1] > 1 else mask.values()
-            f = f.with_(mask=seen.expand(batch, heads, rows, keys))
-    if draw.chance(0.4):
-        arguments["is_causal"] = True
-        f = f.with_(window=(-1, 0))
-    if draw.chance(0.3):
-        arguments["seq_last"] = True
+    spec = plain(draw, "attention", "mask", "bias", batch=draw.of(1, 2), scale=draw.of(0.125, 1.0, 0.3))
+    spec = replace(spec, broadcast=spec.broadcast.rjust(4, "1"), window=draw.of("full", "full", "causal"))
+    seq_last = draw.chance(0.3)
 
-    def check(result: Any) -> None:
-        out = from_array(result, q.kind)
-        assert out.shape == (batch, heads, rows, kernel.dim_v), f"out has shape {list(out.shape)}"
-        compare([x.values() for x in (q, k, v)], f, out, None, out.shape, draw.on_gpu)
+    def call(query: Any, key: Any, value: Any, scale: float, **given: Any) -> Any:
+        more = {"bias": given["attn_mask"]} if "attn_mask" in given else {}
+        if "attn_mask" in given and given["attn_mask"].shape[-1] > 1 and seq_last:  # with room for more keys
+            more["bias"] = torch.nn.functional.pad(given["attn_mask"], (0, 7))
+        more |= {"is_causal": True} if spec.is_causal else {}
+        return ipex("IpexSDP")(query=query, key=key, value=value, alpha=scale, seq_last=seq_last, **more)
 
-    return Case("IpexSDP", arguments, check, call=ipex("IpexSDP"))
+    return case_of(draw, "IpexSDP", spec, call, (spec.batch,))
 
 
 def ipex_varlen(draw: Draw) -> Case:
     of_torch(draw)
-    kernel = plain(draw, "softcap")
-    heads, heads_k = draw.some_heads()
-    lengths_q = lengths_of(draw, lambda: draw.rows(kernel))
-    lengths_k = [draw.keys() for _ in lengths_q]
-    q = draw.array(tensor(draw, kernel, sum(lengths_q), heads, kernel.dim))
-    k = draw.array(tensor(draw, kernel, sum(lengths_k), heads_k, kernel.dim))
-    v = draw.array(tensor(draw, kernel, sum(lengths_k), heads_k, kernel.dim_v))
-    out = draw.array(torch.zeros(sum(lengths_q), heads, kernel.dim_v).to(q.dtype), written=True)
-    cu_q, cu_k, causal = starts(lengths_q), starts(lengths_k), draw.chance(0.4)
-    f = Features(scale=0.3, window=(-1, 0) if causal else (-1, -1))
-    arguments: dict[str, Any] = {"query": q, "key": k, "value": v, "out": out}
-    arguments |= {"seqlen_q": draw.int32(cu_q), "seqlen_k": draw.int32(cu_k), "alibi_slopes": None}
-    arguments |= {"max_seqlen_q": longest(draw, lengths_q), "max_seqlen_k": longest(draw, lengths_k)}
-    arguments |= {"pdropout": 0.0, "softmax_scale": 0.3, "zero_tensors": draw.chance(0.5), "is_causal": causal}
-    arguments |= {"return_softmax": False, "gen_": None}
-    if kernel.variant == "softcap":
-        arguments["softcap"], f = 3.0, f.with_(softcap=3.0)
+    spec = plain(draw, "varlen", "softcap", scale=0.3, window=draw.of("full", "full", "causal"))
+    out = draw.array(torch.zeros(spec.tokens[0], spec.heads[0], spec.dims[1], dtype=DTYPES[spec.dtype]), written=True)
 
-    def check(_result: Any) -> None:
-        qkv = [x.values() for x in (q, k, v)]
-        check_sequences("", qkv, (cu_q, cu_k), f, out.values(), gpu=draw.on_gpu, drawn=True)
+    def call(q: Any, k: Any, v: Any, out: Any, softmax_scale: float, causal: bool = False, **given: Any) -> Any:
+        names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+        packing = dict(zip(("seqlen_q", "seqlen_k", *names[2:]), (given[name] for name in names), strict=True))
+        more = {"softcap": given["softcap"]} if "softcap" in given else {}
+        ipex("VarlenAttention", "apply_function")(
+            query=q, key=k, value=v, out=out, alibi_slopes=None, pdropout=0.0, softmax_scale=softmax_scale,
+            zero_tensors=False, is_causal=causal, return_softmax=False, gen_=None, **packing, **more,
+        )  # fmt: skip
+        return out
 
-    call = ipex("VarlenAttention", "apply_function")
-    return Case("VarlenAttention", arguments, check, call=call, written={"out": ...})
+    case = case_of(draw, "VarlenAttention", spec, call, out=out)
+    return replace(case, written={"out": ...})
 
 
 def ipex_paged(draw: Draw) -> Case:
     """One token of each sequence on pages (pages, Hk, page, D)."""
     of_torch(draw)
-    while (kernel := draw.cache_kernel()).place != "paged" or kernel.format != "same" or kernel.variant != "plain":
+    while (kernel := draw.cache_kernel()).place != "paged" or kernel.format or kernel.variant != "plain":
         pass
-    heads, heads_k = draw.some_heads()
-    batch, scale = draw.of(1, 2, 3), 0.3
-    kernel = CacheKernel(**{**vars(kernel), "dim_v": kernel.dim})
-    while (cache := draw_cache(draw, kernel, batch, heads_k, [1] * batch, -1)).page == kernel.dim:
-        pass  # which of them comes first is told by the page's size
-    q = draw.array(tensor(draw, kernel, batch, heads, kernel.dim))
-    out = draw.array(torch.zeros(batch, heads, kernel.dim).to(q.dtype), written=True)
-    mapping = torch.arange(heads, dtype=torch.int32) // (heads // heads_k)
-    arguments = {"output": out, "query": q, "key_cache": transposed(cache.k), "value_cache": transposed(cache.v)}
-    arguments |= {"head_mapping": draw.int32(mapping), "scale": scale, "block_tables": cache.arguments["block_table"]}
-    arguments |= {"context_lens": draw.int32(cache.lengths), "block_size": cache.page}
-    arguments |= {"max_context_len": longest(draw, cache.lengths), "alibi_slopes": None}
+    page = draw.of(16, 32, 48 if kernel.dim != 48 else 16)  # which of the last two axes comes first is told by the size
+    heads, batch, scale = draw.some_heads(), draw.of(1, 2, 3), 0.3
+    spec = Spec(
+        kernel.dtype, kernel.dim, kernel.dim, heads, (1,) * batch, tuple(draw.keys() for _ in range(batch)), scale=scale,
+        entry="kvcache", place=f"paged{page if page != kernel.dim else 32}", values="any", lse=False,
+    )  # fmt: skip
+    out = draw.array(torch.zeros(batch, heads[0], spec.dim, dtype=DTYPES[spec.dtype]), written=True)
+    mapping = torch.arange(heads[0], dtype=torch.int32) // (heads[0] // heads[1])
 
-    def check(_result: Any) -> None:
-        for b in range(batch):
-            f, got = Features(scale=scale), out.values()[b][None]
-            check_sequence(cache, b, q.values()[b][None], f, got, None, draw.on_gpu)
+    def call(q: Any, k_cache: Any, v_cache: Any, out: Any, mapping: Any, block_table: Any, **given: Any) -> Any:
+        ipex("PagedAttention", "single_query_cached_kv_attention")(
+            output=out, query=q[:, 0], key_cache=k_cache.transpose(1, 2), value_cache=v_cache.transpose(1, 2),
+            head_mapping=mapping, scale=scale, block_tables=block_table, context_lens=given["cache_seqlens"],
+            block_size=k_cache.shape[1], max_context_len=max(0, *spec.used), alibi_slopes=None,
+        )  # fmt: skip
+        return out[:, None]
 
-    call = ipex("PagedAttention", "single_query_cached_kv_attention")
-    return Case("PagedAttention", arguments, check, call=call, written={"output": ...})
+    case = case_of(draw, "PagedAttention", spec, call, out=out, mapping=draw.int32(mapping))
+    return replace(case, written={"out": ...})
 
 
 def ipex_slots(draw: Draw) -> Case:
@@ -270,9 +204,3 @@ def ipex_slots(draw: Draw) -> Case:
 
     call = ipex("PagedAttention", "reshape_and_cache")
     return Case("reshape_and_cache", arguments, check, call=call, written={"key_cache": index, "value_cache": index})
-
-
-def transposed(array: Array) -> Array:
-    """The same memory with heads before rows."""
-    (a, b, c, d), (i, j, m, n) = array.shape, array.strides
-    return Array(array.kind, (a, c, b, d), array.dtype, array.memory, (i, m, j, n), array.offset, True, array.keep)

@@ -10,8 +10,7 @@ import torch
 from arrays import DTYPES, from_array
 from products.softmaxes import check as check_softmax
 
-from .case import Case
-from .dense import way_of
+from .case import Case, way_of
 from .draw import Draw
 from .invalid import INF, NAN, Mutation, again, of_numbers_named, of_products, overlapping
 from .memory import Array, Layout, place

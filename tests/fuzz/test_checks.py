@@ -63,13 +63,14 @@ def test_what_is_not_to_be_written_is_noticed():
 
 
 def test_wrong_results_and_refusals_are_noticed():
-    cases = (make(0, number) for number in range(1000))
+    cases = (make(0, number, width="narrow") for number in range(1000))
 
     def is_told_by_its_scale(case):
         given = case.arguments
         return given["k"].shape[1] > 30 and all(given[name].values().float().std() > 0.5 for name in "qk")
 
-    case = next(x for x in cases if x.function == "flash_attn_func" and not x.wrong and is_told_by_its_scale(x))
+    told = (x for x in cases if x.function == "flash_attn_func" and not x.wrong and is_told_by_its_scale(x))
+    case = next(told)
     assert perform(case) == "right"
     for scale, text in ((3.0, "limit"), (float("nan"), "a valid call was refused")):
         case.call = lambda scale=scale, **given: xeflash.flash_attn_func(**given | {"softmax_scale": scale})
@@ -90,8 +91,8 @@ def test_wrong_gradients_are_noticed():
     for change, text in ((1.1, "limit"), (float("nan"), "not finite")):
 
         def wrong(change=change, **given):
-            first, *others = right(**given)[0]
-            return (first * change, *others), (first * change, *others)
+            once = {name: x * change for name, x in right(**given)[0].items()}
+            return once, once
 
         case.call = wrong
         with pytest.raises(Wrong, match=text):

@@ -16,8 +16,7 @@ from xeflash.selftest.heads import exponentials
 from xeflash.selftest.tolerance import GPU_MATH, SCORES
 
 from . import linear
-from .case import Case, call_of, given
-from .dense import way_of
+from .case import Case, call_of, given, way_of
 from .draw import Draw
 from .heads import NARROW, NARROW_ROWS, NARROW_VOCABULARIES, ROWS, TYPES, VOCABULARIES, for_way, leading
 from .invalid import INF, NAN, Mutation, again, of_numbers_named, of_products

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cover import few
 from xeflash.integrations import ipex
-from xeflash.selftest.reference import Features, attention_reference
+from xeflash.selftest.reference import Features, formula
 
 pytestmark = pytest.mark.usefixtures("device")
 # The others run on xpu in the wide set: a simulated GPU takes seconds for a call.
@@ -17,7 +17,7 @@ def reference(q, k, v, alpha, added=None, causal=False):
     """softmax(alpha Q K^T + added) V in float64, (B, H, S, D)."""
     q, k, v, added = (x if x is None else x.cpu() for x in (q, k, v, added))
     features = Features(scale=alpha, mask=added, window=(-1, 0) if causal else (-1, -1))
-    return torch.as_tensor(attention_reference(q, k, v, features)[0])
+    return torch.as_tensor(formula(q, k, v, features).out)
 
 
 def assert_near(got, want, limit=2e-5):

@@ -1,41 +1,43 @@
 """Gradients of torch.nn.attention.varlen by xeflash: against float64, compiled, checkpointed, and what goes to torch."""
 
+from dataclasses import replace
+
 import gradients
 import pytest
 import torch
-from gradients import Case
+from arrays import ArraysOf
+from specs import gradient
 from test_torch_sdpa import STARTS_K, STARTS_Q, expect
 from torch.utils.checkpoint import checkpoint
 from xeflash.integrations import torch_sdpa
+from xeflash.selftest.drawn import draw
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 GPU_TESTS = ()  # the wide set has them on xpu
 
 CASES = [
-    Case(("fp32", 64, 64), (70, 90), "gqa4", "window", entry="varlen", dlse=True),
-    Case(("bf16", 64, 64), (70, 90), "mha", "causal", entry="varlen", scale=0.2),
-    Case(("fp16", 64, 64), (70, 90), "gqa4", entry="varlen", dlse=True),
+    gradient("fp32", rows=70, keys=90, heads=(8, 2), window="31,5", entry="varlen", dlse=True),
+    gradient("bf16", rows=70, keys=90, window="causal", entry="varlen", scale=0.2),
+    gradient("fp16", rows=70, keys=90, heads=(8, 2), entry="varlen", dlse=True),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_they_match_float64(device, case):
-    generator = torch.Generator().manual_seed(sum(map(ord, case.id)))
     with torch.device("cpu"):
-        t, fixed = gradients.draw(case, generator)
-    leaves = {name: x.detach().to(device).requires_grad_() for name, x in t.items()}
-    of_q, of_k = gradients.lengths(case)
-    starts = [torch.tensor([0, *n]).cumsum(0).int() for n in (of_q, of_k)]
+        drawn = draw(replace(case, kind="torch" if device == "cpu" else device))
+        put = drawn.put(ArraysOf(drawn.spec))
+
+    def call(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, **said):
+        starts = (cu_seqlens_q.cpu(), cu_seqlens_k.cpu(), max_seqlen_q, max_seqlen_k)
+        more = {"scale": softmax_scale, "enable_gqa": True, "return_aux": varlen.AuxRequest(lse=True)}
+        out, lse = varlen.varlen_attn(q, k, v, *starts, window_size=drawn.window, **more)
+        return (out, lse) if case.dlse else out
+
     with expect(xeflash=1):
-        out, lse = varlen.varlen_attn(
-            *leaves.values(), *starts, max(of_q), max(of_k), window_size=gradients.window_of(case), scale=case.scale,
-            enable_gqa=True, return_aux=varlen.AuxRequest(lse=True),
-        )  # fmt: skip
-    there = {name: x.to(device) for name, x in fixed.items()}
-    found = gradients.gradients_twice(case, leaves, there, out, lse)
+        found = gradients.gradients_twice(drawn, put, call)
     with torch.device("cpu"):
-        found = [[x.cpu() for x in once] for once in found]
-        gradients.judge(case, t, fixed, *found, generator)
+        gradients.judge(drawn, *found, torch.Generator().manual_seed(0))
 
 
 def learned(heads_k=2):

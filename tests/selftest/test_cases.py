@@ -51,8 +51,8 @@ def test_there_are_about_a_hundred_of_all_algorithms():
         "forward", "varlen", "decode", "cache", "merge", "gradient", "probabilities", "linear",
         "matmul_softmax", "loss", "top_k", "sample",
     }  # fmt: skip
-    for word in ("fp32", "bf16", "fp16", "causal", "window", "sinks", "softcap", "alibi", "mask", "dropout", "score_mod",
-                 "documents", "chunks", "paged16", "beams", "index", "pad", "e4m3", "e5m2", "int8", "int4", "rotary",
+    for word in ("fp32", "bf16", "fp16", "causal", "window", "sinks", "softcap", "alibi", "mask", "dropout", "snippet",
+                 "documents", "chunk", "paged16", "beams", "index", "pad", "e4m3", "e5m2", "int8", "int4", "rotary",
                  "splits", "new"):  # fmt: skip
         assert any(word in name for name in CASES), word
 
@@ -61,7 +61,7 @@ GRADIENTS = [name for name in CASES if name.startswith(("gradient", "probabiliti
 
 
 def test_the_backward_pass_is_there_with_all_that_has_kernels_of_its_own():
-    words = ("gradient fp32", "gradient bf16", "gradient fp16", "causal", "float32 mask", "lowest numbers", "alibi",
+    words = ("gradient fp32", "gradient bf16", "gradient fp16", "causal", "bias32", "hidden lowest", "alibi",
              "documents", "sinks", "dropout", "probabilities")  # fmt: skip
     for word in words:
         assert any(word in name for name in GRADIENTS), word

@@ -22,18 +22,20 @@ class Arrays(Protocol):
     on_gpu: bool
     synchronize: Callable[[], None]
 
-    def put(self, values: Values) -> Any:
-        """A copy on the device."""
+    def put(self, values: Values, name: str = "") -> Any:
+        """A copy on the device, for the argument of this name."""
 
     def get(self, array: Any) -> Values:
         """What is in it now."""
 
-    def put_rows(self, values: Values, heads_first: bool = False, together: int = 1) -> Any:
+    def put_rows(self, values: Values, name: str, heads_first: bool = False, together: int = 1) -> Any:
         """Q, K and V of (..., rows, heads, dim), however they lie: with heads before rows, or several in one array."""
         bits = values.bits
         if together > 1:
             bits = bits.reshape(*bits.shape[:-2], together, -1, bits.shape[-1])
-        return self.put(Values(np.ascontiguousarray(bits.swapaxes(-3, -2)) if heads_first else bits, values.dtype))
+        return self.put(
+            Values(np.ascontiguousarray(bits.swapaxes(-3, -2)) if heads_first else bits, values.dtype), name
+        )
 
 
 class TorchArrays(Arrays):
@@ -45,7 +47,7 @@ class TorchArrays(Arrays):
         self._device, self.on_gpu = device, device != "cpu"
         self.synchronize: Callable[[], None] = self._torch.xpu.synchronize if self.on_gpu else lambda: None
 
-    def put(self, values: Values) -> Any:
+    def put(self, values: Values, name: str = "") -> Any:  # noqa: ARG002  all arguments lie alike
         """A copy on the device."""
         same_size = {"bfloat16": np.int16, "float8_e4m3fn": np.int8, "float8_e5m2": np.int8}
         bits = values.bits.view(same_size.get(values.dtype, values.bits.dtype))
@@ -98,7 +100,7 @@ class UsmArrays(Arrays):
         self._queue, self.on_gpu = Queue(queue), on_gpu
         self.synchronize: Callable[[], None] = lambda: None
 
-    def put(self, values: Values) -> Any:
+    def put(self, values: Values, name: str = "") -> Any:  # noqa: ARG002  all arguments lie alike
         """A copy on the device."""
         allocate = importlib.import_module("xeflash._core").allocate
         address, memory = allocate(self._queue.address, values.bits.nbytes)

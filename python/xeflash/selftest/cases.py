@@ -6,130 +6,155 @@ A new kernel takes a GPU some seconds to compile, a case that shares one next to
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 
-from xeflash.selftest.cached import Cached
-from xeflash.selftest.dense import Dense
-from xeflash.selftest.gradients import Gradient
+from xeflash.selftest import drawn, gradients
+from xeflash.selftest.arrays import Arrays
 from xeflash.selftest.heads import Loss, Sample, TopK
 from xeflash.selftest.linear import Linear
 from xeflash.selftest.merged import Merge
-from xeflash.selftest.prepared import Case
+from xeflash.selftest.prepared import Case, Prepared
 from xeflash.selftest.softmax import Softmax
+from xeflash.selftest.spec import Spec
 
-_CAUSAL = (-1, 0)
+_attention = partial(Spec, entry="attention")
+_cache = partial(Spec, entry="kvcache", place="plain", heads=(8, 2), rows=1, keys=(129, 5, 300))
+_gradient = partial(Spec, entry="attention", grad=True, heads=(4, 2), rows=70, keys=131)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A call of attention, or its gradients."""
+
+    spec: Spec
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return self.spec.name
+
+    def prepare(self, arrays: Arrays) -> Prepared:
+        """Draw its arrays."""
+        if self.spec.grad or self.spec.probs:
+            return gradients.prepare(self.spec, arrays)
+        return drawn.prepare(self.spec, arrays)
 
 
 def all_cases() -> dict[str, Case]:
     """By their names."""
-    groups = (_plain(), _features(), _head_dims(), _decode(), _caches(), _merge(), _gradients(), _linear(), _softmax())
-    return {case.name: case for group in (*groups, _heads()) for case in group}
+    of_attention = (_plain(), _features(), _head_dims(), _decode(), _caches(), _gradients())
+    cases: list[Case] = [Attention(spec) for group in of_attention for spec in group]
+    cases += [case for group in (_merge(), _linear(), _softmax(), _heads()) for case in group]
+    return {case.name: case for case in cases}
 
 
 def large_cases(on_gpu: bool) -> dict[str, Case]:
     """What shows the speed of a device: prefill is bound by arithmetic, one row by memory; on GPUs beyond caches."""
     rows, heads, batch, keys = (4096, 16, 16, 8192) if on_gpu else (1024, 8, 1, 4096)
     cases: list[Case] = [
-        Dense(dtype, dim, rows, rows, (heads, heads), 1, window=_CAUSAL, checked=32)
+        Attention(Spec(dtype, dim, heads=(heads, heads), rows=rows, keys=rows, batch=1, window="causal", checked=32))
         for dtype, dim in (("bf16", 64), ("bf16", 128), ("fp16", 128), ("fp32", 128))
     ]
-    cases += [Dense("bf16", dim, 1, keys, (32, 8), batch, checked=1) for dim in (64, 128)]
+    one = partial(Spec, heads=(32, 8), rows=1, keys=keys, batch=batch, checked=1)
+    cases += [Attention(one("bf16", dim)) for dim in (64, 128)]
     size = 8192 if on_gpu else 4096
     layers = [Linear("bf16", kind, 1, size, size, group, checked=256) for kind, group in (("same", 0), ("int4", 128))]
     return {case.name: case for case in (*cases, *layers)}
 
 
-def _plain() -> Iterator[Case]:
+def _plain() -> Iterator[Spec]:
     """What needs no other code: masks by position, grouped heads, packed sequences, sinks, lengths."""
     for dtype in ("fp32", "bf16", "fp16"):
-        yield Dense(dtype)
-        yield Dense(dtype, window=_CAUSAL, heads=(4, 2))
-        yield Dense(dtype, rows=70, keys=131, window=_CAUSAL)
-        yield Dense(dtype, rows=131, keys=70, window=_CAUSAL, top_left=True, entry="attention")
-        yield Dense(dtype, window=(31, 5), heads=(3, 1))
-        yield Dense(dtype, rows=65, keys=257, window=(50, -1), sinks=True)
-        yield Dense(dtype, entry="varlen")
-        yield Dense(dtype, entry="varlen", window=_CAUSAL, heads=(4, 1), sinks=True)
-    yield Dense(rows=128, keys=1, scale=0.3)
+        yield Spec(dtype)
+        yield Spec(dtype, window="causal", heads=(4, 2))
+        yield Spec(dtype, rows=70, keys=131, window="causal")
+        yield _attention(dtype, rows=131, keys=70, window="causal-tl")
+        yield Spec(dtype, window="31,5", heads=(3, 1))
+        yield Spec(dtype, rows=65, keys=257, window="50,-1", sinks=True)
+        yield Spec(dtype, entry="varlen")
+        yield Spec(dtype, entry="varlen", window="causal", heads=(4, 1), sinks=True)
+    yield Spec(rows=128, keys=1, scale=0.3)
 
 
-def _features() -> Iterator[Case]:
+def _features() -> Iterator[Spec]:
     """What changes the code of the kernel."""
-    yield Dense(softcap=3.0)
-    yield Dense(softcap=3.0, window=_CAUSAL, heads=(4, 2), sinks=True)
-    yield Dense(softcap=3.0, entry="varlen", window=(20, 0))
-    yield Dense("fp16", softcap=3.0)
-    yield Dense(alibi=True)
-    yield Dense(alibi=True, window=_CAUSAL, heads=(4, 2))
-    yield Dense(alibi=True, entry="varlen")
-    yield Dense(mask="bool", entry="attention")
-    yield Dense(mask="bool", rows=70, keys=200, heads=(4, 2), entry="attention")
-    yield Dense("fp32", mask="bool", window=_CAUSAL, entry="attention")
-    yield Dense(mask="float", entry="attention")
-    yield Dense(mask="float32", sinks=True, entry="attention")
-    yield Dense(softcap=3.0, alibi=True, mask="float32", entry="attention")
-    yield Dense(score_mod=True)
-    yield Dense(score_mod=True, window=_CAUSAL, heads=(4, 2))
-    yield Dense("fp32", score_mod=True, entry="varlen")
-    yield Dense(rows=200, keys=300, documents=True, heads=(4, 2))
-    yield Dense("fp32", documents=True, window=_CAUSAL)
-    yield Dense(chunk=50, window=_CAUSAL, heads=(4, 2), entry="varlen")
-    yield Dense(rows=1, keys=300, documents=True, heads=(4, 2))
-    yield Dense(dropout=0.15, entry="attention")
-    yield Dense(dropout=0.15, window=_CAUSAL, heads=(4, 2), entry="attention")
-    yield Dense("fp32", dropout=0.5, entry="attention")
-    yield Dense(scale=-0.2)
-    yield Dense("fp16", scale=-0.2, window=_CAUSAL)
-    yield Dense(rows=5, keys=200, heads=(8, 2))  # few queries: heads that share keys share a tile
-    yield Dense(rows=5, keys=200, heads=(8, 2), window=_CAUSAL)
-    yield Dense(rows=16, keys=600, heads=(2, 2), batch=1)  # few tiles, many keys: threads take turns at these
-    yield Dense(rows=16, keys=600, heads=(2, 2), batch=1, window=_CAUSAL)
+    yield Spec(variant="softcap")
+    yield Spec(variant="softcap", window="causal", heads=(4, 2), sinks=True)
+    yield Spec(variant="softcap", entry="varlen", window="20,0")
+    yield Spec("fp16", variant="softcap")
+    yield Spec(variant="alibi")
+    yield Spec(variant="alibi", window="causal", heads=(4, 2))
+    yield Spec(variant="alibi", entry="varlen")
+    yield _attention(variant="mask", broadcast="b1qk")
+    yield _attention(variant="mask", broadcast="b1qk", rows=70, keys=200, heads=(4, 2))
+    yield _attention("fp32", variant="mask", broadcast="b1qk", window="causal")
+    yield _attention(variant="bias", broadcast="b1qk")
+    yield _attention(variant="bias32", broadcast="b1qk", sinks=True)
+    yield _attention(variant="softcap+alibi+bias32", broadcast="b1qk")
+    yield Spec(variant="snippet")
+    yield Spec(variant="snippet", window="causal", heads=(4, 2))
+    yield Spec("fp32", variant="snippet", entry="varlen")
+    yield Spec(rows=200, keys=300, variant="documents", heads=(4, 2))
+    yield Spec("fp32", variant="documents", window="causal")
+    yield Spec(variant="chunk", window="causal", heads=(4, 2), entry="varlen")
+    yield Spec(rows=1, keys=300, variant="documents", heads=(4, 2))
+    yield _attention(variant="dropout=0.15")
+    yield _attention(variant="dropout=0.15", window="causal", heads=(4, 2))
+    yield _attention("fp32", variant="dropout=0.5")
+    yield Spec(scale=-0.2)
+    yield Spec("fp16", scale=-0.2, window="causal")
+    yield Spec(rows=5, keys=200, heads=(8, 2))  # few queries: heads that share keys share a tile
+    yield Spec(rows=5, keys=200, heads=(8, 2), window="causal")
+    yield Spec(rows=16, keys=600, heads=(2, 2), batch=1)  # few tiles, many keys: threads take turns at these
+    yield Spec(rows=16, keys=600, heads=(2, 2), batch=1, window="causal")
 
 
-def _head_dims() -> Iterator[Case]:
+def _head_dims() -> Iterator[Spec]:
     """Narrow and wide heads, and V of another width."""
     for dtype, dim, dim_v in (
         ("bf16", 128, 0), ("fp16", 128, 0), ("fp32", 128, 0), ("fp16", 40, 0), ("bf16", 96, 0), ("bf16", 192, 128),
         ("bf16", 256, 0), ("bf16", 576, 512),
     ):  # fmt: skip
-        yield Dense(dtype, dim, dim_v=dim_v, rows=67, keys=67, window=_CAUSAL)
+        yield Spec(dtype, dim, dim_v, rows=67, keys=67, window="causal")
         if dim == 128:
-            yield Dense(dtype, dim, rows=67, keys=130, heads=(4, 2))
+            yield Spec(dtype, dim, rows=67, keys=130, heads=(4, 2))
 
 
-def _decode() -> Iterator[Case]:
+def _decode() -> Iterator[Spec]:
     """One query."""
     for dtype, dim, heads in (
         ("bf16", 64, (2, 2)), ("bf16", 64, (8, 2)), ("bf16", 128, (8, 1)), ("fp16", 128, (8, 2)), ("fp32", 64, (4, 2)),
     ):  # fmt: skip
-        yield Dense(dtype, dim, 1, 600, heads)
-        yield Dense(dtype, dim, 1, 129, heads, window=(100, 0), sinks=True)
-    yield Dense(rows=1, keys=333, heads=(8, 2), entry="varlen")
-    yield Dense(rows=1, keys=333, heads=(8, 2), softcap=3.0)
-    yield Dense("bf16", 576, 1, 333, (16, 1), dim_v=512)
+        yield Spec(dtype, dim, heads=heads, rows=1, keys=600)
+        yield Spec(dtype, dim, heads=heads, rows=1, keys=129, window="100,0", sinks=True)
+    yield Spec(rows=1, keys=333, heads=(8, 2), entry="varlen")
+    yield Spec(rows=1, keys=333, heads=(8, 2), variant="softcap")
+    yield Spec("bf16", 576, 512, (16, 1), 1, 333)
 
 
-def _caches() -> Iterator[Case]:
+def _caches() -> Iterator[Spec]:
     """KV caches of every kind and format, with what is appended and rotated."""
-    yield Cached()
-    yield Cached(splits=3)
-    yield Cached(place="index", new=1)
-    yield Cached(place="pad", new=1, window=_CAUSAL, rotary="halves")
-    yield Cached(rows=4, new=4, window=_CAUSAL, rotary="pairs")
-    yield Cached("fp32", new=1, rotary="halves", sinks=True)
+    yield _cache()
+    yield _cache(splits=3)
+    yield _cache(place="index", new=1)
+    yield _cache(place="pad", new=1, window="causal", rotary="halves")
+    yield _cache(rows=4, new=4, window="causal", rotary="pairs")
+    yield _cache("fp32", new=1, rotary="halves", sinks=True)
     for page in (16, 64):
-        yield Cached(place=f"paged{page}")
-        yield Cached(place=f"paged{page}", new=1, rotary="halves", window=_CAUSAL)
-        yield Cached(place=f"paged{page}", splits=2, sinks=True)
-    yield Cached(place="paged16", rows=20, new=20, lengths=(129, 40, 300), window=_CAUSAL)
-    yield Cached(place="beams")
-    yield Cached(place="beams", new=1, window=_CAUSAL)
+        yield _cache(place=f"paged{page}")
+        yield _cache(place=f"paged{page}", new=1, rotary="halves", window="causal")
+        yield _cache(place=f"paged{page}", splits=2, sinks=True)
+    yield _cache(place="paged16", rows=20, new=20, keys=(129, 40, 300), window="causal")
+    yield _cache(place="beams")
+    yield _cache(place="beams", new=1, window="causal")
     for name in ("e4m3", "e5m2", "int8"):
-        yield Cached(format=name, scales="number")
-        yield Cached(format=name, scales="number", new=1, rotary="halves", window=_CAUSAL)
+        yield _cache(format=name)
+        yield _cache(format=name, new=1, rotary="halves", window="causal")
     for name in ("e4m3", "int8"):
-        yield Cached(format=name, scales="array", place="paged16", new=1)
-    yield Cached("fp16", format="e4m3", scales="number", place="paged16", new=1, splits=2)
-    yield Cached(softcap=3.0)
+        yield _cache(format=f"{name}.array", place="paged16", new=1)
+    yield _cache("fp16", format="e4m3", place="paged16", new=1, splits=2)
+    yield _cache(variant="softcap")
 
 
 def _merge() -> Iterator[Case]:
@@ -138,16 +163,16 @@ def _merge() -> Iterator[Case]:
         yield Merge(dtype, parts=5)
 
 
-def _gradients() -> Iterator[Case]:
+def _gradients() -> Iterator[Spec]:
     """The kernels of the backward pass."""
-    yield Gradient("fp32")
-    yield Gradient("bf16", window=_CAUSAL, dropout=0.2)
-    yield Gradient("fp16", sinks=True)
-    yield Gradient("fp32", mask="float32")
-    yield Gradient("fp32", mask="float32", lowest=True)
-    yield Gradient("bf16", alibi=True, window=_CAUSAL)
-    yield Gradient("fp32", documents=True)
-    yield Gradient("bf16", dropout=0.2, probs=True)
+    yield _gradient("fp32")
+    yield _gradient("bf16", window="causal", variant="dropout=0.2")
+    yield _gradient("fp16", sinks=True)
+    yield _gradient("fp32", variant="bias32", broadcast="1hqk")
+    yield _gradient("fp32", variant="bias32", broadcast="1hqk", hidden="lowest")
+    yield _gradient("bf16", variant="alibi", window="causal")
+    yield _gradient("fp32", variant="documents")
+    yield _gradient("bf16", variant="dropout=0.2", grad=False, probs=True)
 
 
 def _linear() -> Iterator[Case]:

@@ -1,103 +1,80 @@
-"""Cases of the backward pass: gradients of all that has one, and the probabilities that dropout left."""
+"""The backward pass by the book: gradients of all that has one, and the probabilities that dropout left."""
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.dense import Dense
-from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of, work_of
-from xeflash.selftest.reference import Features, distance, weights_of
-from xeflash.selftest.tolerance import Finding, Judge, compare, judge
+from xeflash.selftest.drawn import Drawn, draw
+from xeflash.selftest.prepared import Prepared
+from xeflash.selftest.reference import distance, formula, per_head
+from xeflash.selftest.spec import Spec
+from xeflash.selftest.tolerance import Finding, compare
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 _LIMITS = {"fp32": 2.0**-17, "fp16": 2.0**-8, "bf16": 2.0**-5}  # of the largest element
 _NAMES = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")  # the order of _core.backward's results
-_BHSD = 2
 
 
-@dataclass(frozen=True)
-class Gradient(Dense):
-    """Gradients of dense attention; with `probs` the probabilities in their place, negative where dropped."""
+def prepare(spec: Spec, arrays: Arrays) -> Prepared:
+    """Gradients, or with `probs` the probabilities in their place, negative where dropped; without torch's autograd."""
+    importlib.import_module("xeflash").attention  # noqa: B018  loads the extension and its kernels
+    core: Any = importlib.import_module("xeflash._core")
+    drawn = draw(spec)
+    put = drawn.put(arrays)
+    given, rest = drawn.in_core(put), None
+    if spec.dtype != "fp32":
+        rest = drawn.put(arrays)["dout"]  # of its shape, written by the forward pass
+    learned = tuple(name for name in _NAMES if name in given and not (name == "attn_mask" and spec.masks == "bool"))
 
-    rows: int = 70
-    keys: int = 131
-    heads: tuple[int, int] = (4, 2)
-    entry: str = "attention"
-    broadcast: str = "1hqk"
-    probs: bool = False
+    def call() -> Any:
+        out, lse = core.forward(**given, return_lse=True, rest=rest)
+        if spec.probs:
+            return [core.probabilities(**given, out=out, lse=lse)]
+        results = {"out": out, "lse": lse, "rest": rest, "dout": put["dout"], "dlse": put.get("dlse")}
+        return [x for x in core.backward(**given, **results, wanted=learned) if x is not None]
 
-    @property
-    def name(self) -> str:
-        """What it is."""
-        return f"{'probabilities' if self.probs else 'gradient'} {super().name.partition(' ')[2]}"
-
-    def prepare(self, arrays: Arrays, rule: Judge = judge) -> Prepared:  # noqa: ARG002  its limits are its own
-        """Draw its arrays."""
-        importlib.import_module("xeflash").attention  # noqa: B018  loads the extension and its kernels
-        core: Any = importlib.import_module("xeflash._core")
-        random, dtype = generator_of(self.name), DTYPES[self.dtype]
-        heads, heads_k = self.heads
-        given = {
-            "q": draw(random, dtype, self.batch, heads, self.rows, self.dim),
-            "k": draw(random, dtype, self.batch, heads_k, self.keys, self.dim),
-            "v": draw(random, dtype, self.batch, heads_k, self.keys, self.dim),
-        }
-        dout = draw(random, dtype, self.batch, heads, self.rows, self.dim)
-        f, more = self._features(random, arrays, self.batch)
-        device, device_dout = more | {name: arrays.put(x) for name, x in given.items()}, arrays.put(dout)
-        rest = None if self.dtype == "fp32" else arrays.put(dout)  # written by the forward pass
-        learned = tuple(name for name in _NAMES if name in device)
-        more = {
-            **device, "function": "attention", "layout": _BHSD, "causal": f.window == (-1, 0), "bottom_right": True,
-            "enable_gqa": True, "dropout_p": self.dropout, "seed": f.rng[0], "offset": f.rng[1],
-        }  # fmt: skip
-
-        def call() -> Any:
-            out, lse = core.forward(**more, return_lse=True, rest=rest)
-            if self.probs:
-                return [core.probabilities(**more, out=out, lse=lse)]
-            of_forward = {"out": out, "lse": lse, "rest": rest}
-            found = core.backward(**more, **of_forward, dout=device_dout, dlse=None, wanted=learned)
-            return [x for x in found if x is not None]
-
-        def check(results: Any) -> list[Finding]:
-            want = self._by_the_book({name: x.numbers for name, x in given.items()}, f, dout.numbers)
-            names = ["probabilities"] if self.probs else [f"d{name}" for name in learned]
-            found = []
-            for name, x in zip(names, results, strict=True):
-                got = arrays.get(x).numbers
-                limit = _LIMITS[self.dtype] * float(np.max(np.abs(want[name])))
-                found.append(compare(name, got.reshape(want[name].shape), want[name], limit))
-            return found
-
-        flops, elements = work_of(self.rows, self.keys, heads, heads_k, (self.dim, self.dim), f)
-        return Prepared(call, check, 3.5 * self.batch * flops, 2 * self.batch * elements * dout.bits.itemsize)
-
-    def _by_the_book(self, x: dict[str, Array], f: Features, dout: Array) -> dict[str, Array]:
-        """dS = P (dP - sum P dP), with the dropped elements of dP = dO V^T."""
-        (heads, heads_k), scale = self.heads, self.dim**-0.5
-        q, k, v = x["q"], *(np.repeat(x[name], heads // heads_k, axis=1) for name in "kv")
-        weights = weights_of(q, k, f)
-        p, kept = weights.softmax, weights.kept
-        if self.probs:
-            return {"probabilities": np.where(kept > 0, p, -p)}
-        p_dp = kept * (dout @ v.swapaxes(2, 3))
-        row = p_dp.sum(-1, keepdims=True)
-        ds = p_dp - p * row
-
-        def shared(y: Array) -> Array:
-            return y.reshape(y.shape[0], heads_k, heads // heads_k, *y.shape[2:]).sum(2)
-
-        found = {"dq": scale * ds @ k, "dk": shared(scale * ds.swapaxes(2, 3) @ q)}
-        found["dv"] = shared(kept.swapaxes(2, 3) @ dout)
-        found["dattn_mask"] = ds.sum(0, keepdims=True)
-        found["dalibi_slopes"] = -(ds * np.abs(distance(self.rows, self.keys, False))).sum((0, 2, 3))
-        if self.sinks:
-            found["ds_aux"] = -(np.exp(f.sinks[:, None] - weights.lse) * row[..., 0]).sum((0, 2))
+    def check(results: Any) -> list[Finding]:
+        want = _by_the_book(drawn)
+        names = ["probabilities"] if spec.probs else [f"d{name}" for name in learned]
+        found = []
+        for name, x in zip(names, results, strict=True):
+            got = arrays.get(x).numbers
+            got = drawn.together(got) if name in ("dq", "dk", "dv") else got.reshape(want[name].shape)
+            found.append(compare(name, got, want[name], _LIMITS[spec.dtype] * float(np.max(np.abs(want[name])))))
         return found
+
+    flops, moved = drawn.work()
+    return Prepared(call, check, 3.5 * flops, 2 * moved)
+
+
+def _by_the_book(drawn: Drawn) -> dict[str, Array]:
+    """By name, of all sequences: dS = P (dP - sum P dP), with the dropped elements of dP = dO V^T."""
+    spec, given, parts = drawn.spec, drawn.numbers(), list[dict[str, Array]]()
+    for rows, q, k, v, f in drawn.by_sequence(given):
+        (heads, count), heads_k, dout = q.shape[1:3], k.shape[1], given["dout"].part(rows).swapaxes(0, 1)[None]
+        scale = spec.dim**-0.5 if f.scale is None else f.scale
+        r = formula(q, k, v, f)
+        p_dp = r.kept * (dout @ per_head(v, heads).swapaxes(2, 3))
+        row = p_dp.sum(-1, keepdims=True)
+        ds = p_dp - r.softmax * row
+        far = np.abs(distance(count, k.shape[2], f.top_left))
+        by_head = {"dk": scale * ds.swapaxes(2, 3) @ q, "dv": r.kept.swapaxes(2, 3) @ dout}
+        found = {name: x.reshape(heads_k, -1, *x.shape[2:]).sum(1)[None] for name, x in by_head.items()}
+        found = {name: x[0].swapaxes(0, 1) for name, x in {"dq": scale * ds @ per_head(k, heads), **found}.items()}
+        found |= {"dattn_mask": ds, "dalibi_slopes": -(ds * far).sum((0, 2, 3))}
+        found["probabilities"] = np.where(r.kept > 0, r.softmax, -r.softmax)
+        if f.sinks is not None:
+            found["ds_aux"] = -(np.exp(f.sinks[:, None] - r.lse) * row[..., 0]).sum((0, 2))
+        parts.append(found)
+    want = {
+        name: np.concatenate([part[name] for part in parts])
+        for name in ("dq", "dk", "dv", "dattn_mask", "probabilities")
+    }
+    want |= {name: sum(part[name] for part in parts) for name in ("dalibi_slopes", "ds_aux") if name in parts[0]}
+    axes = tuple(axis for axis, letter in enumerate(spec.broadcast.rjust(4, "1")) if letter == "1")
+    return want | {"dattn_mask": want["dattn_mask"].sum(axes, keepdims=True)}

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of
+from xeflash.selftest.prepared import DTYPES, Prepared, generator_of, normal
 from xeflash.selftest.reference import philox
 from xeflash.selftest.tolerance import GPU_MATH, SCORES, Finding, compare, limit_of
 from xeflash.selftest.values import Values
@@ -36,8 +36,8 @@ class _Head:
         random, dtype = generator_of(name), DTYPES[self.dtype]
         return (
             random,
-            draw(random, dtype, self.rows, self.features),
-            draw(random, dtype, self.vocabulary, self.features),
+            normal(random, dtype, self.rows, self.features),
+            normal(random, dtype, self.vocabulary, self.features),
         )
 
     def logits(self, x: Values, w: Values, work: Any) -> Array:
@@ -152,7 +152,7 @@ class Sample:
     def prepare(self, arrays: Arrays) -> Prepared:
         """Draw its arrays."""
         xeflash: Any = importlib.import_module("xeflash")
-        z = draw(generator_of(self.name), DTYPES[self.dtype], self.rows, self.vocabulary)
+        z = normal(generator_of(self.name), DTYPES[self.dtype], self.rows, self.vocabulary)
         seeds = np.arange(self.rows, dtype=np.int64) * 2**40 + 3
         logits, of_rows = arrays.put(z), arrays.put(Values(seeds, "int64"))
         p = np.exp(z.numbers / self.temperature)

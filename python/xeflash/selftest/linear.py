@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of
+from xeflash.selftest.prepared import DTYPES, Prepared, generator_of, normal
 from xeflash.selftest.tolerance import Finding, compare, limit_of
 from xeflash.selftest.values import Values
 
@@ -41,8 +41,8 @@ class Linear:
         """Draw its arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, dtype = generator_of(self.name), DTYPES[self.dtype]
-        x = draw(random, dtype, self.rows, self.inputs)
-        bias = draw(random, dtype, self.outputs) if self.bias else None
+        x = normal(random, dtype, self.rows, self.inputs)
+        bias = normal(random, dtype, self.outputs) if self.bias else None
         part = slice(-self.checked if self.checked else None, None)
         given, weight = self._weight(random, dtype, part)
         named = {name: arrays.put(v) if isinstance(v, Values) else v for name, v in given.items()}
@@ -74,7 +74,7 @@ class Linear:
         """Arguments of linear, and the numbers (outputs, inputs) that they stand for, of a part of the outputs."""
         shape = (self.outputs, self.inputs)
         if self.weights == "same":
-            weight = draw(random, dtype, *shape)
+            weight = normal(random, dtype, *shape)
             return {"weight": weight}, Values(weight.bits[part], dtype).numbers
         group = self.group or self.inputs
         groups = -(-self.inputs // group)
@@ -88,7 +88,7 @@ class Linear:
             q = np.resize(random.integers(0, 16, min(self.outputs * self.inputs, 1 << 20), np.int32), shape)
             more["weight"] = Values(_packed(q), "uint8")
         else:
-            stored = draw(random, "float32", *shape).bits * (40 if self.weights == "int8" else 1)
+            stored = normal(random, "float32", *shape).bits * (40 if self.weights == "int8" else 1)
             more["weight"] = Values.of(stored, DTYPES[self.weights])
             q = more["weight"].numbers
         spread = [np.repeat(v[:, part], group, axis=0)[: self.inputs].T for v in (scales.numbers, zero)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of
+from xeflash.selftest.prepared import DTYPES, Prepared, generator_of, normal
 from xeflash.selftest.reference import merged_reference
 from xeflash.selftest.tolerance import Finding, compare
 from xeflash.selftest.values import Values
@@ -33,7 +33,7 @@ class Merge:
         """Draw its arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, heads = generator_of(self.name), 4
-        outs = [draw(random, DTYPES[self.dtype], 1, self.rows, heads, self.dim) for _ in range(self.parts)]
+        outs = [normal(random, DTYPES[self.dtype], 1, self.rows, heads, self.dim) for _ in range(self.parts)]
         lses = [Values.of(random.standard_normal((1, heads, self.rows)) * 3, "float32") for _ in outs]
         for lse in lses:
             lse.bits[random.random(lse.bits.shape) < 0.2] = np.inf

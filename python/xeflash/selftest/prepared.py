@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.reference import Features, visible
 from xeflash.selftest.tolerance import Finding
 from xeflash.selftest.values import Values
 
@@ -46,11 +45,25 @@ def generator_of(name: str) -> np.random.Generator:
     return np.random.default_rng(list(name.encode()))
 
 
-def draw(random: np.random.Generator, dtype: str, *shape: int) -> Values:
-    """Standard normal numbers of a type; large arrays repeat them."""
-    size = int(np.prod(shape))
-    numbers = Values.of(random.standard_normal(min(size, _DISTINCT), np.float32), dtype)
-    return Values(np.resize(numbers.bits, shape), dtype)
+def normal(random: np.random.Generator, dtype: str, *shape: int, kind: str = "normal", factor: float = 1.0) -> Values:
+    """Standard normal numbers of a type, times a factor; large arrays repeat them.
+
+    Of a kind: large, huge, small, zero, sparse, equal (all are 1), any (of these).
+    """
+    if kind == "any":
+        kind = random.choice(
+            ["normal", "huge", "small", "equal", "zero", "sparse"], p=[0.7, 0.08, 0.06, 0.06, 0.03, 0.07]
+        )
+    x = random.standard_normal(min(int(np.prod(shape)), _DISTINCT), np.float32) * np.float32(factor)
+    sizes = {"large": 5.0, "huge": 20.0, "small": 1e-3, "zero": 0.0}
+    x = (
+        np.where(x > 1, x * 4, 0)
+        if kind == "sparse"
+        else np.ones_like(x)
+        if kind == "equal"
+        else x * np.float32(sizes.get(kind, 1))
+    )
+    return Values(np.resize(Values.of(x, dtype).bits, shape), dtype)
 
 
 def result_of(arrays: Arrays, result: Any, dtype: str, has_lse: bool = True) -> tuple[Array, Array | None]:
@@ -59,9 +72,3 @@ def result_of(arrays: Arrays, result: Any, dtype: str, has_lse: bool = True) -> 
     if [x.dtype for x in found] != [dtype, "float32"][: len(found)]:
         raise TypeError(f"results are of {', '.join(x.dtype for x in found)}, not {dtype} and float32")
     return found[0].numbers, found[1].numbers if has_lse else None
-
-
-def work_of(rows: int, keys: int, heads: int, heads_k: int, dims: tuple[int, int], f: Features) -> tuple[float, int]:
-    """(flops, elements of Q, O, K and V) of a sequence."""
-    pairs = float(visible(rows, keys, f.window, f.top_left).sum())
-    return 2 * pairs * heads * sum(dims), sum(dims) * (rows * heads + keys * heads_k)

@@ -8,9 +8,10 @@ Arrays are (batch, head, row, dim), of numpy or torch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Features:
     softcap: float = 0.0
     alibi: Any = None  # slopes, (H,) or (B, H)
     mask: Any = None  # bool, True takes part, or float to add; broadcasts to (B, H, Sq, Sk)
-    score_mod: Any = None  # f(S, b, h, i, j) -> S, of numpy arrays that broadcast
+    score_mod: Any = None  # f(S, b, h, i, j) -> S, of arrays that broadcast
     chunk: int = 0  # positions that see each other; 0: all
     documents: Any = None  # ids (Sk,) or (B, Sk): a row, of the last ones, sees keys of its own id
     sinks: Any = None  # (H,): logits that join the softmax without a value
@@ -100,7 +101,7 @@ def dropout_scale(
     return np.where(draws < below, 0.0, keep)
 
 
-# ---- the formula --------------------------------------------------------------------------------
+# ---- which keys a row sees ----------------------------------------------------------------------
 
 
 def visible(rows: int, keys: int, window: tuple[int, int], top_left: bool) -> Array:
@@ -133,12 +134,87 @@ def distance(rows: int, keys: int, top_left: bool) -> Array:
     return np.arange(keys)[None, :] - (np.arange(rows)[:, None] + shift)
 
 
-def modified(s: Array, f: Features) -> Array:
-    """Scores (B, H, Sq, Sk) after the user's function."""
-    if f.score_mod is None:
-        return s
-    b, h, i, j = np.ogrid[tuple(slice(n) for n in s.shape)]
-    return f.score_mod(s, b + f.batch0, h + f.head0, i, j)
+# ---- the formula --------------------------------------------------------------------------------
+
+At: TypeAlias = Callable[[str, Any, Any], Any]  # (step, scores, their sizes) -> scores
+
+
+class Result(NamedTuple):
+    """What attention gives, and what it made this of: of (B, H, Sq, Sk) but for out and LSE."""
+
+    out: Any
+    lse: Any
+    softmax: Any
+    kept: Any  # the same after dropout
+    size: Any  # of each score, before its terms cancel
+
+
+def formula(
+    q: Any, k: Any, v: Any, f: Features = Features(), work: Any = np.float64,
+    at: At = lambda _, s, __: s, rounded: Callable[[Any], Any] = lambda x: x,
+) -> Result:  # fmt: skip
+    """Attention in the type `work`: of numpy, or of torch, whose autograd differentiates it, as nothing is in place.
+
+    Probabilities are `rounded`, and meet V in the type that they have then. `at` is called before the steps "softcap",
+    "mask" and "softmax", where it may change scores: to what assumed roundings make of them.
+    """
+    xp: Any = np if isinstance(work, type) else sys.modules["torch"]
+
+    def array(x: Any, dtype: Any = None) -> Any:
+        x = to_numpy(x) if xp is np else xp.as_tensor(x)
+        return x if dtype is None else x.astype(dtype, copy=False) if xp is np else x.to(dtype)
+
+    def sizes(x: Any) -> Any:  # which no gradient passes
+        return abs(x if xp is np else x.detach())
+
+    (batch, heads, rows, dim), keys = q.shape, k.shape[2]
+    q, k, v = array(q, work), per_head(array(k, work), heads), per_head(array(v), heads)
+    scale = dim**-0.5 if f.scale is None else f.scale
+    with np.errstate(invalid="ignore", over="ignore"):
+        s = xp.matmul(q, k.swapaxes(-1, -2)) * scale
+        size = xp.matmul(sizes(q), sizes(k).swapaxes(-1, -2)) * abs(scale)
+        if f.softcap > 0:
+            s = f.softcap * xp.tanh(at("softcap", s, size) / f.softcap)
+            size = xp.maximum(size * (1 - (sizes(s) / f.softcap) ** 2), sizes(s))
+        if f.alibi is not None:
+            slopes = xp.broadcast_to(array(f.alibi, work), (batch, heads))[:, :, None, None]
+            s = s - slopes * array(np.abs(distance(rows, keys, f.top_left)), work)
+            size = xp.maximum(size, sizes(s))
+        if f.mask is not None:
+            mask, s = array(f.mask), at("mask", s, size)
+            s = xp.where(mask, s, -np.inf) if str(mask.dtype).endswith("bool") else s + array(mask, work)
+        if f.score_mod is not None:
+            b, h, i, j = np.ogrid[tuple(slice(n) for n in s.shape)]
+            s = array(f.score_mod(s, *map(array, (b + f.batch0, h + f.head0, i, j))), work)
+        s = xp.where(array(seen_by(rows, keys, f)), s, -np.inf)
+        size = xp.maximum(size, sizes(s))
+        if f.sinks is not None or keys == 0:  # a sink is a column without a value
+            sinks = array(np.full(heads, -np.inf) if f.sinks is None else f.sinks, work)[:, None, None]
+            sinks = xp.broadcast_to(sinks, (batch, heads, rows, 1))
+            s, size = (xp.concatenate(pair, -1) for pair in ((s, sinks), (size, sizes(sinks))))
+        s = at("softmax", s, size)
+        most = xp.amax(s if xp is np else s.detach(), axis=-1, keepdims=True)
+        empty = most == -np.inf
+        most = xp.where(empty, 0.0, most)
+        p = xp.exp(s - most)  # the largest is 1, so no sum is 0 but of rows without keys
+        total = xp.where(empty, 1.0, p.sum(-1)[..., None])
+        p, lse = p[..., :keys] / total, xp.where(empty, f.empty_lse, most + xp.log(total))[..., 0]
+        kept = p
+        if f.dropout > 0:
+            shape = batch, heads, rows, keys
+            kept = p * array(dropout_scale(shape, f.dropout, f.rng, f.batch0, f.head0, f.of_heads), work)
+        weights = rounded(kept)
+        out = xp.matmul(weights, array(v, weights.dtype))
+    return Result(out, lse, p, kept, size[..., :keys])
+
+
+def per_head(x: Any, heads: int) -> Any:
+    """Heads of K or V, of numpy or torch, as the heads of Q see them, of which several share one."""
+    if x.shape[1] == heads:
+        return x
+    groups = (*x.shape[:2], heads // x.shape[1], *x.shape[2:])
+    wide = x[:, :, None].expand(groups) if hasattr(x, "expand") else np.broadcast_to(x[:, :, None], groups)
+    return wide.reshape(x.shape[0], heads, *x.shape[2:])
 
 
 def by_heads(q: Array, k: Array, v: Array, f: Features) -> Iterator[tuple[Array, Array, Array, Features]]:
@@ -150,83 +226,6 @@ def by_heads(q: Array, k: Array, v: Array, f: Features) -> Iterator[tuple[Array,
     for h in range(heads):
         h_k = h * heads_k // heads
         yield q[:, h : h + 1], k[:, h_k : h_k + 1], v[:, h_k : h_k + 1], f.of_head(h, heads)
-
-
-def shared(x: Array, heads: int) -> Array:
-    """Heads of K or V as heads of Q see them."""
-    return x if x.shape[1] == heads else np.repeat(x, heads // x.shape[1], axis=1)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What V is multiplied by, and what it was made of: (B, H, Sq, Sk)."""
-
-    softmax: Array
-    kept: Array  # the same after dropout
-    size: Array  # of each score, before terms cancel
-    lse: Array  # (B, H, Sq)
-
-
-def weights_of(q: Any, k: Any, f: Features = Features(), work: type[np.floating[Any]] = np.float64) -> Weights:
-    """All but the last product of attention."""
-    q, k = (to_float64(x).astype(work, copy=False) for x in (q, k))
-    (batch, heads, rows, dim), keys = q.shape, k.shape[2]
-    k = shared(k, heads)
-
-    with np.errstate(invalid="ignore", over="ignore"):
-        scale = work(dim**-0.5 if f.scale is None else f.scale)
-        s = np.matmul(q, k.swapaxes(-1, -2)) * scale
-        size = np.matmul(np.abs(q), np.abs(k).swapaxes(-1, -2)) * np.abs(scale)
-    if f.softcap > 0:
-        s = work(f.softcap) * np.tanh(s / work(f.softcap))
-        size = np.maximum(size * (1 - (s / work(f.softcap)) ** 2), np.abs(s))
-    if f.alibi is not None:
-        slopes = np.broadcast_to(to_float64(f.alibi), (batch, heads))[:, :, None, None].astype(work)
-        s = s - slopes * np.abs(distance(rows, keys, f.top_left))
-        size = np.maximum(size, np.abs(s))
-    if f.mask is not None:
-        mask = to_numpy(f.mask)
-        s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + to_float64(mask)
-    s = modified(s, f)
-    s = np.where(seen_by(rows, keys, f), s, -np.inf).astype(work)
-    size = np.maximum(size, np.abs(s))
-
-    sinks = np.full((heads, 1, 1), -np.inf) if f.sinks is None else to_float64(f.sinks)[:, None, None]
-    sinks = sinks.astype(work)
-    m = np.maximum(np.max(s, axis=-1, keepdims=True, initial=-np.inf), sinks)
-    finite_m = np.where(m == -np.inf, work(0), m)  # NaN stays
-    with np.errstate(invalid="ignore"):
-        p = np.exp(s - finite_m)
-        l = np.sum(p, axis=-1, keepdims=True) + np.exp(sinks - finite_m)
-    empty = l == 0
-    l = np.where(empty, work(1), l)
-    kept = p
-    if f.dropout > 0:
-        kept = p * dropout_scale(p.shape, f.dropout, f.rng, f.batch0, f.head0, f.of_heads).astype(work)
-    lse = np.where(empty, f.empty_lse, finite_m + np.log(l))
-    softmax = p / l
-    return Weights(softmax, kept / l if f.dropout > 0 else softmax, size, lse[..., 0])
-
-
-def times_values(p: Array, v: Any) -> Array:
-    """P V, for heads of V that several of P share."""
-    return np.asarray(np.matmul(p, shared(to_float64(v).astype(p.dtype, copy=False), p.shape[1])))
-
-
-def attention_reference(
-    q: Any,
-    k: Any,
-    v: Any,
-    f: Features = Features(),
-    work: type[np.floating[Any]] = np.float64,
-    rounded: Callable[[Array], Array] = lambda x: x,
-) -> tuple[Array, Array]:
-    """O (B, H, Sq, Dv) and LSE (B, H, Sq) in float64.
-
-    By others in `work`, where probabilities and O are `rounded`: what a correct kernel of that precision may give.
-    """
-    weights = weights_of(q, k, f, work)
-    return rounded(times_values(rounded(weights.kept), v)), weights.lse
 
 
 def merged_reference(outs: Array, lses: Array) -> tuple[Array, Array, Array]:

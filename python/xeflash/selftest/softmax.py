@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.prepared import DTYPES, Prepared, draw, generator_of
+from xeflash.selftest.prepared import DTYPES, Prepared, generator_of, normal
 from xeflash.selftest.tolerance import GPU_MATH, SCORES, Finding, compare, limit_of
 from xeflash.selftest.values import Values
 
@@ -37,8 +37,8 @@ class Softmax:
         """Draw its arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, dtype = generator_of(self.name), DTYPES[self.dtype]
-        a, b = draw(random, dtype, self.rows, self.inputs), draw(random, dtype, self.columns, self.inputs)
-        bias = draw(random, dtype, self.columns) if self.bias else None
+        a, b = normal(random, dtype, self.rows, self.inputs), normal(random, dtype, self.columns, self.inputs)
+        bias = normal(random, dtype, self.columns) if self.bias else None
         scale = self.inputs**-0.5
         device_a, device_b = arrays.put(a), arrays.put(b)
         device_bias = None if bias is None else arrays.put(bias)

@@ -28,15 +28,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xeflash.selftest.reference import (
-    Features,
-    Weights,
-    attention_reference,
-    by_heads,
-    times_values,
-    to_float64,
-    weights_of,
-)
+from xeflash.selftest.reference import Features, Result, by_heads, formula, per_head, to_float64
 from xeflash.selftest.values import Values, spacing
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -131,17 +123,18 @@ def ulp(value: float, dtype: str) -> float:
     return float(spacing(value, dtype))
 
 
-def rounded_scores(weights: Weights, v: Any, out: Array, sinks: Any = None) -> tuple[float, float]:
+def rounded_scores(r: Result, v: Any, sinks: Any = None) -> tuple[float, float]:
     """What the roundings of scores move an output by, and an LSE. A sink is a score, too: of a key without a value."""
+    v = per_head(to_float64(v), r.out.shape[1])
     with np.errstate(invalid="ignore", over="ignore"):
-        d = np.where(weights.softmax > 0, SCORES * weights.size, 0.0)
-        kept, p = weights.kept * d, weights.softmax * d
+        d = np.where(r.softmax > 0, SCORES * r.size, 0.0)
+        kept, p = r.kept * d, r.softmax * d
         of_lse = np.sum(p**2, axis=-1)
-        squares = times_values(kept**2, to_float64(v) ** 2) - 2 * out * times_values(kept * p, v)
+        squares = np.matmul(kept**2, v**2) - 2 * r.out * np.matmul(kept * p, v)
         if sinks is not None:
-            weight = np.maximum(0.0, 1 - np.sum(weights.softmax, axis=-1))
+            weight = np.maximum(0.0, 1 - np.sum(r.softmax, axis=-1))
             of_lse = of_lse + (weight * SCORES * np.abs(to_float64(sinks))[:, None]) ** 2
-        of_out = squares + out**2 * of_lse[..., None]
+        of_out = squares + r.out**2 * of_lse[..., None]
         moved_out, moved_lse = (_largest(np.sqrt(np.maximum(x, 0))) for x in (of_out, of_lse))
     return moved_out, moved_lse
 
@@ -152,7 +145,8 @@ def by_the_book(dtype: str, q: Array, k: Array, v: Array, f: Features) -> tuple[
     def rounded(x: Array) -> Array:
         return Values.of(x, dtype).numbers.astype(np.float32)
 
-    return attention_reference(q, rounded(k), rounded(v), f, np.float32, rounded)
+    found = formula(q, rounded(k), rounded(v), f, np.float32, rounded=rounded)
+    return rounded(found.out), found.lse
 
 
 def judge(
@@ -197,12 +191,11 @@ def _measured(
     dtype: str, q: Array, k: Array, v: Array, f: Features, other: Other, any_scores: bool, drawn: bool
 ) -> tuple[tuple[Array, ...], tuple[float, float, float]]:
     """out and LSE of `other` and of the reference; what roundings of scores move these by, and the size of out."""
-    by_other, weights = other(dtype, q, k, v, f), weights_of(q, k, f)
-    want = times_values(weights.kept, v)
-    moved = rounded_scores(weights, v, want, f.sinks) if any_scores else (0.0, 0.0)
-    sized = want.size and (drawn or dtype == "float32")
-    size = _largest(times_values(weights.kept, np.abs(v))) if sized else 0.0
-    return (*by_other, want, weights.lse), (*moved, size)
+    by_other, r = other(dtype, q, k, v, f), formula(q, k, v, f)
+    moved = rounded_scores(r, v, f.sinks) if any_scores else (0.0, 0.0)
+    sized = r.out.size and (drawn or dtype == "float32")
+    size = _largest(np.matmul(r.kept, per_head(np.abs(v), q.shape[1]))) if sized else 0.0
+    return (*by_other, r.out, r.lse), (*moved, size)
 
 
 def _largest(x: Array) -> float:

@@ -31,6 +31,15 @@ _SPACED = {
     "float8_e5m2": (2, -14),
 }
 
+LARGEST = {
+    "float32": (2 - 2.0**-23) * 2.0**127,
+    "float16": 65504.0,
+    "bfloat16": (2 - 2.0**-7) * 2.0**127,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+    "int8": 127.0,
+}
+
 
 @dataclass(frozen=True)
 class Values:
@@ -71,6 +80,10 @@ class Values:
         if self.dtype.startswith("float8"):
             return _of_8_bits(self.dtype)[self.bits]
         return self.bits.astype(np.float64)
+
+    def part(self, index: Any) -> Array:
+        """The numbers at an index."""
+        return Values(self.bits[index], self.dtype).numbers
 
     def spacing(self) -> Array:
         """Of the type's numbers, at each of these."""

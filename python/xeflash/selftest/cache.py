@@ -1,0 +1,165 @@
+"""KV caches: where keys lie, in which format, and what a call has to leave there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xeflash.selftest.arrays import Arrays
+from xeflash.selftest.prepared import DTYPES, normal
+from xeflash.selftest.spec import Spec
+from xeflash.selftest.tolerance import Finding, compare
+from xeflash.selftest.values import LARGEST, Values, spacing
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Place: TypeAlias = tuple[Array, Array]  # of the keys of a sequence, two indices of the cache
+Scale: TypeAlias = "Values | float | None"
+Random: TypeAlias = np.random.Generator
+
+_QUANTISED = ("float8_e4m3fn", "float8_e5m2", "int8")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """K and V, and where they are; what is not a key is NaN, and no table names it."""
+
+    places: list[Place]  # of each sequence
+    capacity: int  # keys that a sequence may have
+    tables: dict[str, Array]  # by their keywords
+    arrays: tuple[Values, Values]
+    scales: tuple[Scale, Scale]
+
+    @classmethod
+    def of(cls, spec: Spec, random: Random) -> Cache:
+        """As it is before the call."""
+        places, shape, capacity, tables = _places(spec, random)
+        k, v = (_filled(spec, random, shape, places, side) for side in (0, 1))
+        return cls(places, capacity, tables, (k[0], v[0]), (k[1], v[1]))
+
+    def before(self, spec: Spec) -> Array:
+        """What cache_seqlens says: where each sequence ends before the call."""
+        return np.array([n for _, n in spec.sequences]) - spec.new + self.tables.get("cache_leftpad", 0)
+
+    def after(self, arrays: Arrays, put: Mapping[str, Any]) -> Cache:
+        """The same places with what is in them after a call."""
+        k, v = (arrays.get(put[f"{x}_cache"]) for x in "kv")
+        scales = [
+            arrays.get(put[f"{x}_scale"]) if f"{x}_scale" in put else scale
+            for x, scale in zip("kv", self.scales, strict=True)
+        ]
+        return replace(self, arrays=(k, v), scales=(scales[0], scales[1]))
+
+    def held_by(self, side: int, place: Place) -> Array:
+        """Some keys, or values, as they are there now, without their scale: (keys, Hk, D)."""
+        x = self.arrays[side]
+        numbers = x.part(place)
+        return np.multiply(numbers, self.factors(side, place), out=numbers)
+
+    def factors(self, side: int, place: Place) -> Any:
+        """What the numbers there are multiplied by."""
+        scale = self.scales[side]
+        return scale.numbers[place][..., None] if isinstance(scale, Values) else float(np.float32(scale or 1.0))
+
+    def judge_new(self, what: str, side: int, place: Place, rows: Array, unit: float = 0.0) -> list[Finding]:
+        """Rows that were appended there, rounded once, or once more, to `unit`, if they were rotated before."""
+        dtype, factors, found = self.arrays[side].dtype, self.factors(side, place), list[Finding]()
+        size = np.max(np.abs(rows), axis=-1, keepdims=True, initial=0.0)
+        limit = unit * np.abs(rows) + (2.0**-21 * size if unit else 0.0)  # the products may be fused with the sum
+        if dtype in _QUANTISED:
+            largest = LARGEST[dtype]
+            if isinstance(self.scales[side], Values):
+                wanted = np.where(size > 0, size / largest, 1.0)
+                found.append(compare(f"{what}: scale", factors, wanted, wanted * (2.0**-20 + 2 * unit)))
+            rows = np.clip(rows, -largest * factors, largest * factors)
+            limit = limit + 1.0001 * spacing(rows / factors, dtype) * factors / 2 + 2.0**-22 * size
+        return [*found, compare(f"{what}: new", self.held_by(side, place), rows, limit)]
+
+    def judge_after(self, before: Cache, new: list[Array], unit: float) -> list[Finding]:
+        """What was appended, `new` keys and values of all sequences, to the rounding of its format; the rest stays."""
+        found: list[Finding] = []
+        for side, letter in enumerate("kv"):
+            x = self.arrays[side]
+            mine = np.zeros(x.bits.shape[:2], bool)
+            for b, (i, j) in enumerate(self.places if new else []):
+                count = new[side].shape[1]
+                slots = (i[len(i) - count :], j[len(j) - count :])
+                mine[slots] = True
+                rounded = unit if side == 0 else 0.0
+                found += self.judge_new(f"sequence {b} {letter}_cache", side, slots, new[side][b], rounded)
+            old, now = (y.bits.view(f"u{y.bits.itemsize}") for y in (before.arrays[side], x))
+            changed = np.where(mine, 0.0, (old != now).sum((2, 3)))
+            found.append(compare(f"changed elements of {letter}_cache", changed, np.zeros_like(changed), 0.0))
+        return found
+
+
+def _places(spec: Spec, random: Random) -> tuple[list[Place], tuple[int, int], int, dict[str, Array]]:
+    """Where each sequence's keys are, the first two sizes of the cache, its capacity, and the tables of the call."""
+    base, others = spec.place.partition("+")[0], spec.place.split("+")
+    lengths, batch = [n for _, n in spec.sequences], len(spec.sequences)
+    spare, is_shared = 0 if spec.length == "all" else int(random.integers(0, 10)), "shared" in others and not spec.new
+    nowhere = random.choice([-1, 2**31 - 1])  # in a table: nobody may read it
+    if base.startswith("paged"):
+        page, counts = int(base[5:]), [-(-n // int(base[5:])) for n in lengths]
+        pool = sum(counts) + 1 + spare
+        pages = random.integers(0, pool, sum(counts)) if is_shared else random.permutation(pool)[: sum(counts)]
+        table = np.full((batch, max(counts, default=0) + spare % 4), nowhere)
+        for row, mine in zip(table, np.split(pages, np.cumsum(counts)[:-1]) if batch else [], strict=True):
+            row[: len(mine)] = mine
+        places = [(row[i // page], i % page) for row, i in zip(table, map(np.arange, lengths), strict=True)]
+        for row, (rows, n) in zip(table, spec.sequences, strict=True):  # pages that nobody sees are given up
+            row[: min(max(0, n - rows - spec.sides[0]), n - spec.new) // page if spec.sides[0] >= 0 else 0] = -1
+        return places, (pool, page), table.shape[1] * page, {"block_table": table}
+    pads = random.integers(0, 17, batch) if "pad" in others else np.zeros(batch, int)
+    tables, keys = (
+        {"cache_leftpad": pads} if "pad" in others else {},
+        [at + np.arange(n) for at, n in zip(pads, lengths, strict=True)],
+    )
+    longest = max([1, *(pads + np.array(lengths, int))])
+    shape = batch + ("index" in others), int(longest) + spare
+    if base.startswith("beams"):
+        width = int(base[5:] or batch or 1)
+        choice = np.arange(batch)[:, None] // width * width + random.integers(0, width, (batch, longest + spare % 3))
+        choice = np.minimum(choice, batch - 1)
+        for b, end in enumerate(pads + np.array(lengths, int)):
+            choice[b, end - spec.new : end], choice[b, end:] = b, nowhere  # what is new is a sequence's own
+        places = [(choice[b][at], at) for b, at in enumerate(keys)]
+        return places, shape, min(choice.shape[1], shape[1]), {"beam_index": choice, **tables}
+    index = np.arange(batch)
+    if "index" in others:
+        index = random.integers(0, shape[0], batch) if is_shared else random.permutation(shape[0])[:batch]
+        tables = {"cache_batch_idx": index, **tables}
+    return [(np.full(len(at), index[b]), at) for b, at in enumerate(keys)], shape, shape[1], tables
+
+
+def _filled(spec: Spec, random: Random, shape: tuple[int, int], places: list[Place], side: int) -> tuple[Values, Scale]:
+    """K or V with what is in it before the call, and its scale."""
+    form, _, arrays = spec.format.partition(".")
+    heads_k, dim, stored = spec.heads[1], spec.dims[side], DTYPES[form or spec.dtype]
+    cache = Values.filled((*shape, heads_k, dim), stored)
+    usual = 1 / 32 if stored == "int8" else 1.0
+    scale: Scale = (0.75, 1.25)[side] * usual if form and arrays != "none" else None
+    if arrays == "array":
+        scale = Values.filled((*shape, heads_k), "float32")
+    for i, j in places:
+        old = (i[: len(i) - spec.new], j[: len(j) - spec.new])
+        rows = normal(random, "float32", len(old[0]), heads_k, dim, kind=spec.values).numbers
+        cache.bits[old] = Values.of(rows / usual, stored).bits
+        if isinstance(scale, Values):
+            scale.bits[old] = (random.random((len(old[0]), heads_k)) + 0.1) * usual
+    return cache, scale
+
+
+def rotated(x: Array, at: Array, cos: Array, sin: Array, style: str, dtype: str) -> Array:
+    """x (B, S, H, D) whose first dimensions are rotated in fp32 by the positions `at` (B, S), rounded to a type."""
+    half = cos.shape[1]
+    c, s = (y[at][:, :, None].astype(np.float32) for y in (cos, sin))
+    one, two = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if style == "pairs" else (slice(half), slice(half, 2 * half))
+    )
+    y = x.astype(np.float32)
+    a, b = y[..., one].copy(), y[..., two].copy()
+    y[..., one], y[..., two] = a * c - b * s, a * s + b * c
+    return Values.of(y, dtype).numbers

@@ -1,0 +1,240 @@
+"""A call of attention in words: which function, on sequences of which sizes, what changes its scores, on which cache.
+
+The list of `xeflash selftest` and the sweeps of the tests say in Specs what they call. `drawn.py` makes the arrays of
+one, calls the function and judges what comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from xeflash.selftest.prepared import DTYPES
+
+_SAY_ALL = ("entry", "window", "variant", "broadcast", "place", "format", "layout", "kind")  # without the field's name
+
+
+@dataclass(unsafe_hash=True)  # frozen ones take three times as long to make
+class Spec:
+    """What each field says is a default where it says nothing."""
+
+    dtype: str = "bf16"
+    dim: int = 64
+    dim_v: int = 0  # 0: as dim
+    heads: tuple[int, int] = (2, 2)
+    rows: int | tuple[int, ...] = 127  # of all sequences, or of each
+    keys: int | tuple[int, ...] = 127  # of a cache: with those that the call appends
+    batch: int = 2  # where neither tells
+    # attention, func, kvpacked, qkvpacked; packed sequences varlen, varlen-used (fewer keys than there are),
+    # varlen-kvpacked, varlen-qkvpacked; on a cache kvcache; packed queries on pages varlen, varlen-used (room for more
+    # keys), varlen-alone (seqused_k without cu_seqlens_k)
+    entry: str = "func"
+    # full, causal, LEFT,RIGHT or LEFT,causal, which stay below the number of keys, with = before them they do not; with
+    # -tl: the diagonal begins at the top left
+    window: str = "full"
+    # With + between: softcap, alibi, mask, bias (of the type of q), bias32, dropout, chunk, documents, a score_mod:
+    # snippet, curve, slope; attention(), flash_attn_func have picks of keys. Behind softcap, dropout, chunk, picks may
+    # stand = and a number, behind documents = and what is drawn for them
+    variant: str = "plain"
+    broadcast: str = "bhqk"  # the axes of a mask
+    hidden: str = "-inf"  # what a bias hides keys by: a number, or the lowest of its type
+    hidden_rows: bool = False  # a mask hides all keys of some rows, too
+    slopes: str = "h"  # of ALiBi; bh: of each sequence
+    sinks: bool = False
+    ends_of_sinks: bool = False  # some sinks are -inf
+    scale: float | None = None
+    values: str = "normal"  # of Q, K and V: see normal(); any: each array has its own kind
+    queries: float = 1.0  # a factor of Q
+    mean: float = 0.0  # of V
+    lse: bool = True
+    # ---- a cache
+    # plain, index (of sequences), pad (on the left), paged16 ..., beams: all sequences share what they hold, beams2
+    # ...: so many do; with + behind it pad, or shared: places that several sequences have
+    place: str = ""
+    format: str = ""  # of the cache, if it is not dtype: e4m3, e5m2, int8 with a scale; with .array of scales, .none
+    new: int = 0
+    rotary: str = ""  # pairs, halves
+    splits: int = 0
+    unified: float | None = None  # the maximum to assume
+    length: str = "array"  # or number, where all lengths are equal; all: it is not said, as all of the cache is used
+    # ---- gradients
+    grad: bool = False
+    probs: bool = False  # in their place the probabilities that dropout left
+    dlse: bool = False
+    fixed: str = ""  # of what could have a gradient: the names, with + between, that nobody asks for
+    # ---- arrays
+    layout: str = "bshd"
+    layout_of_dout: str = "bshd"
+    kind: str = "torch"
+    checked: int = 0  # only so many rows of the first head of the first sequence, the last ones: for large cases
+
+    @property
+    def name(self) -> str:
+        """What it is: what its sizes are, and what is not the default."""
+        kind = "probabilities" if self.probs else "gradient" if self.grad else "cache" if self.place else ""
+        kind = kind or ("varlen" if self.is_packed else "decode" if self.rows == 1 else "forward")
+        dims = f"d{self.dim}/{self.dim_v}" if self.dim_v not in (0, self.dim) else f"d{self.dim}"
+        shape = f"{self.heads[0]}/{self.heads[1]} {_sizes(self.rows)}x{_sizes(self.keys)}"
+        found = [kind, self.dtype, dims, shape]
+        for field in fields(self)[6:]:
+            value = getattr(self, field.name)
+            if value in (field.default, kind, "kvcache") or field.name in ("grad", "probs", "checked"):
+                continue
+            name, word = field.name.replace("_", " "), str(value)
+            if isinstance(value, bool):
+                word = name if value else f"no {name}"
+            elif not (word[0].isalpha() and field.name in _SAY_ALL):
+                word = f"{name} {word}"
+            found.append(word)
+        return " ".join(found)
+
+    @property
+    def id(self) -> str:
+        """The name of a test."""
+        return self.name.replace(" ", "-")
+
+    # ---- sizes ----
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Of Q and K, and of V."""
+        return self.dim, self.dim_v or self.dim
+
+    @property
+    def returns_lse(self) -> bool:
+        """Whether the call asks for it: for gradients, where it has one."""
+        return self.dlse if self.grad else self.lse
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether sequences lie behind each other."""
+        return self.entry.startswith("varlen")
+
+    @property
+    def sequences(self) -> list[tuple[int, int]]:
+        """Numbers of queries and keys of each; some packed ones have nothing on one side."""
+        rows, keys = self.rows, self.keys
+        if isinstance(rows, int) and isinstance(keys, int):
+            if not self.is_packed:
+                return [(rows, keys)] * self.batch
+            found = [(rows, keys), (0, keys // 2), (rows // 2 + 1, 0), (max(1, rows // 3), max(1, keys // 3))]
+            return [(n, n) for n, _ in found] if "qkvpacked" in self.entry else found
+        count = len(keys if isinstance(keys, tuple) else rows)  # type: ignore[arg-type]
+        sides = (side if isinstance(side, tuple) else (side,) * count for side in (rows, keys))
+        return list(zip(*sides, strict=True))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Queries and keys of each sequence, where all are alike."""
+        rows, keys = self.rows, self.keys
+        return rows if isinstance(rows, int) else 0, keys if isinstance(keys, int) else 0
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Queries and keys of all sequences."""
+        return sum(n for n, _ in self.sequences), sum(n for _, n in self.sequences)
+
+    @property
+    def used(self) -> list[int]:
+        """How many keys of each sequence take part; in a cache all."""
+        fewer = self.entry.endswith("used") and not self.place
+        return [max(0, n - i - 1) if fewer else n for i, (_, n) in enumerate(self.sequences)]
+
+    @property
+    def room(self) -> list[int]:
+        """For how many keys of each sequence there is room; in a cache there may be more."""
+        more = self.entry.endswith("used") and self.place
+        return [n + i + 1 if more else n for i, (_, n) in enumerate(self.sequences)]
+
+    @property
+    def function(self) -> str:
+        """The one of the package that it calls."""
+        entry = self.entry.removesuffix("-used").removesuffix("-alone").replace("-", "_")
+        named = {"attention": entry, "func": "flash_attn_func", "kvcache": "flash_attn_with_kvcache"}
+        return named.get(entry, f"flash_attn_{entry}_func")
+
+    # ---- what changes scores ----
+
+    def word(self, name: str) -> str | None:
+        """What the variant says behind a word and =; None: it has no such word."""
+        for said in self.variant.split("+"):
+            word, _, value = said.partition("=")
+            if word == name:
+                return value
+        return None
+
+    def has(self, *names: str) -> bool:
+        """Whether the variant has one of these words."""
+        return any(self.word(name) is not None for name in names)
+
+    def number(self, name: str, usual: float) -> float:
+        """Of a word; 0: it is not there."""
+        value = self.word(name)
+        return 0.0 if value is None else float(value or usual)
+
+    @property
+    def masks(self) -> str:
+        """bool, or the type of a bias; empty: there is no mask."""
+        if self.has("mask"):
+            return "bool"
+        return "float32" if self.has("bias32") else DTYPES[self.dtype] if self.has("bias") else ""
+
+    @property
+    def top_left(self) -> bool:
+        """Whether the diagonal begins at the top left."""
+        return self.window.endswith("-tl")
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether that keyword hides what is right of the diagonal."""
+        return "causal" in self.window
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """As window_size has them."""
+        said = self.window.removesuffix("-tl").replace("causal", "-1").replace("full", "-1").partition(",")
+        left, right = (int(side.removeprefix("=") or -1) for side in said[::2])
+        if self.place or said[0].startswith("="):
+            return left, right
+        most = max([1, *(n for _, n in self.sequences)]) - 1  # from there on flash-attn takes a side to be unlimited
+        return min(left, most), min(right, most)
+
+
+def _sizes(n: int | tuple[int, ...]) -> str:
+    return str(n) if isinstance(n, int) else ",".join(map(str, n))
+
+
+def is_possible(spec: Spec) -> bool:
+    """Whether a public function can say it, and whether all that it says means something."""
+    heads, heads_k = spec.heads
+    if (spec.broadcast != "bhqk" and not spec.masks) or (spec.slopes == "bh" and not spec.has("alibi")):
+        return False  # says nothing
+    if spec.entry != "attention" and (spec.masks or spec.top_left):
+        return False
+    if spec.has("dropout") and spec.entry != "attention" and not spec.grad:
+        return False  # with an LSE they give all probabilities, which are judged by themselves
+    if spec.has("dropout") and spec.has("softcap") and spec.entry != "attention":
+        return False  # refused, as by flash-attn
+    if spec.scale == 0 and spec.has("softcap"):
+        return False  # a negligible scale makes every variant but the mask a constant
+    if spec.has("documents") and (spec.is_packed or any(n > m or (spec.top_left and n < m) for n, m in spec.sequences)):
+        return False  # the rows have the ids of the last keys
+    if spec.top_left and spec.window.startswith("full"):
+        return False
+    if "packed" in spec.entry and (spec.dims[0] != spec.dims[1] or spec.has("snippet", "curve", "slope")):
+        return False
+    if "qkvpacked" in spec.entry and (spec.rows != spec.keys or heads != heads_k):
+        return False
+    return not spec.place or _is_possible_on_a_cache(spec)
+
+
+def _is_possible_on_a_cache(spec: Spec) -> bool:
+    rows, keys = (max(side) for side in zip(*spec.sequences, (0, 0), strict=True))
+    if (spec.rotary and not spec.new) or spec.new > min((n for _, n in spec.sequences), default=0):
+        return False
+    if (spec.splits > 1 or spec.unified is not None) and rows > 1:
+        return False  # refused
+    if spec.length == "number" and len(spec.sequences) > 1:
+        return False
+    if spec.kind == "numpy" and spec.format.startswith("e"):
+        return False  # numpy has them by ml_dtypes
+    return bool(spec.heads[0] * keys * max(rows, 4) * spec.dim < 1e8)  # the reference takes its time
