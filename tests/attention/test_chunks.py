@@ -92,6 +92,9 @@ def test_gradients_match_reference(case):
     run(case)
 
 
+ON_GPU = [gradient("bf16", rows=127, keys=300, heads=(8, 2), window="causal", kind="xpu", variant="chunk=50")]
+
+
 # ---- on GPUs ------------------------------------------------------------------------------------
 
 
@@ -112,11 +115,7 @@ def test_forward_on_gpu(gpu, dtype, sizes, chunk, window):
 
 @pytest.mark.gpu
 @pytest.mark.xpu
-@pytest.mark.parametrize(
-    "case",
-    [gradient("bf16", rows=127, keys=300, heads=(8, 2), window="causal", kind="xpu", variant="chunk=50")],
-    ids=lambda case: case.id,
-)
+@pytest.mark.parametrize("case", ON_GPU, ids=lambda case: case.id)
 def test_gradients_on_gpu(xpu, case):
     run(case)
 

@@ -5,17 +5,31 @@ and each feature meets each other one. On each simulated device each algorithm m
 them at least, each type with each choice that kernels are compiled for.
 """
 
+import os
+from dataclasses import replace
 from itertools import combinations, product
 
 import axes
 import pytest
 import test_backward
+import test_chunks
+import test_documents
 import test_gpu
 import test_gpu_decode
 import test_kv_cache
 import test_pairwise
+import test_probabilities
+import test_splits
+import torch
+from arrays import ArraysOf
 from cover import met
 from dealing import DEVICES, device_of
+from described import kernels_of
+from kernel_list import CORES, listed, listed_name
+from run_report import kernels_of_this_test
+from specs import run
+from xeflash import _core
+from xeflash.selftest.drawn import draw
 
 DTYPES = ("fp32", "bf16", "fp16")
 BOTH = (False, True)
@@ -187,3 +201,57 @@ def test_each_type_meets_what_is_compiled_on_some_device(name):
     }
     wanted = {(dtype, choice, value) for dtype in DTYPES for choice in compiled for value in table[choice]}
     assert not sorted(map(str, wanted - found))
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+
+def of_default(cases):
+    """Those that are not marked."""
+    return [case for case in cases if not hasattr(case, "marks")]
+
+
+# The Specs of the default set by their file: on the CPU; on GPUs with the number of splits that the test asks for.
+OF_FILES = {
+    "attention/test_pairwise.py": (test_pairwise.DEFAULT, []),
+    "attention/test_kv_cache.py": (
+        test_kv_cache.DEFAULT + test_kv_cache.PACKED,
+        [(0, case) for case in test_kv_cache.GPU_CASES],
+    ),
+    "attention/test_backward.py": (test_backward.DEFAULT, [(0, case) for case in test_backward.DEFAULT_ON_GPU]),
+    "attention/test_gpu.py": ([], [(0, case) for case in test_gpu.PAIRWISE]),
+    "attention/test_gpu_decode.py": ([], test_gpu_decode.CASES),
+    "attention/test_chunks.py": (of_default(test_chunks.OF_GRADIENTS), [(0, case) for case in test_chunks.ON_GPU]),
+    "attention/test_documents.py": (
+        of_default(test_documents.OF_GRADIENTS),
+        [(0, case) for case in test_documents.ON_GPU],
+    ),
+    "attention/test_probabilities.py": ([replace(case, probs=True) for case in test_probabilities.CASES[:2]], []),
+    "attention/test_splits.py": (test_splits.DENSE[::2] + test_splits.CACHED, []),
+}
+
+
+@pytest.mark.parametrize("file", OF_FILES)
+def test_kernels_of_default_specs_are_listed_for_their_file(file):
+    """They are told without running: a Spec that asks for another one is seen here, on whatever device it would run."""
+    on_cpu, on_gpus = OF_FILES[file]
+    asked = {name for case in on_cpu for name in kernels_of(case)}
+    for splits, case in on_gpus:
+        asked.update(kernels_of(case, device_of(f"tests/{file}::test", {"case": case}), splits))
+    assert not sorted(name for name in asked if file not in listed().get(name, ()))
+
+
+ONE_OF_EACH = [test_pairwise.DEFAULT[i] for i in (0, 40, 80)] + test_kv_cache.DEFAULT[::12] + test_kv_cache.PACKED[:1]
+ONE_OF_EACH += test_backward.DEFAULT[::16] + [replace(test_probabilities.CASES[0], probs=True)]
+
+
+@pytest.mark.skipif(os.cpu_count() != CORES, reason=f"the list is for {CORES} cores")
+@pytest.mark.parametrize("case", ONE_OF_EACH, ids=lambda case: case.id)
+def test_a_call_asks_for_the_kernels_that_its_spec_tells(case):
+    arrays, drawn = ArraysOf(case), draw(case)
+    if case.grad:
+        run(case)
+    else:
+        drawn.call(drawn.put(arrays))
+    asked = set(map(listed_name, kernels_of_this_test()))
+    assert asked == set(kernels_of(case, _core.arch_of(torch.empty(1), "test", "cpu")))

@@ -77,6 +77,12 @@ def test_gradients_match_reference(case):
     run(case)
 
 
+ON_GPU = [
+    gradient("bf16", rows=127, keys=300, heads=(8, 2), window="causal", kind="xpu", variant="documents=sorted"),
+    gradient("bf16", rows=127, keys=127, kind="xpu", variant="documents=random"),
+]
+
+
 # ---- on GPUs ------------------------------------------------------------------------------------
 
 
@@ -108,14 +114,7 @@ def test_ids_of_sequences_may_be_one_row_on_gpu(xpu):
 
 @pytest.mark.gpu
 @pytest.mark.xpu
-@pytest.mark.parametrize(
-    "case",
-    [
-        gradient("bf16", rows=127, keys=300, heads=(8, 2), window="causal", kind="xpu", variant="documents=sorted"),
-        gradient("bf16", rows=127, keys=127, kind="xpu", variant="documents=random"),
-    ],
-    ids=lambda case: case.id,
-)
+@pytest.mark.parametrize("case", ON_GPU, ids=lambda case: case.id)
 def test_gradients_on_gpu(xpu, case):
     run(case)
 

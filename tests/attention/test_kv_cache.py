@@ -239,9 +239,9 @@ def test_varlen_pages(case):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", with_wide(PACKED_ON_GPU, PACKED_ON_GPU[:1]))
-def test_varlen_pages_on_gpu(gpu, case):
-    run(case)
+@pytest.mark.parametrize("spec", with_wide(PACKED_ON_GPU, PACKED_ON_GPU[:1]))
+def test_packed_queries_on_gpu(gpu, spec):
+    run(spec)
 
 
 # ---- splits -------------------------------------------------------------------------------------

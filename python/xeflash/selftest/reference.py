@@ -161,7 +161,7 @@ def formula(
     xp: Any = np if isinstance(work, type) else sys.modules["torch"]
 
     def array(x: Any, dtype: Any = None) -> Any:
-        x = to_numpy(x) if xp is np else xp.as_tensor(x)
+        x = to_numpy(x) if xp is np else x if hasattr(x, "detach") else xp.from_numpy(np.asarray(x))
         return x if dtype is None else x.astype(dtype, copy=False) if xp is np else x.to(dtype)
 
     def sizes(x: Any) -> Any:  # which no gradient passes
