@@ -1,59 +1,19 @@
-"""Arrays of the tests: memory layouts of one set of values, and torch tensors seen as numpy arrays."""
+"""Arrays of the tests: torch tensors seen as numpy arrays, and on GPUs; how they lie in memory is said in memory.py."""
 
 from __future__ import annotations
 
-import mmap
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+from memory import lay_out
 from xeflash.selftest.arrays import TorchArrays
 from xeflash.selftest.spec import Spec
 from xeflash.selftest.values import Values
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}  # of caches
-LAYOUTS = ("bshd", "bhsd", "sliced", "huge")
-SMALL_LAYOUTS = ("bshd", "bhsd", "sliced", "odd")
-MAP_NORESERVE = 0x4000  # Linux; Python 3.13 has the name
-
-
-def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """The values of a (B, S, H, D) or (total, H, D) array in other memory; the last dimension stays contiguous.
-
-    bshd: contiguous.  bhsd: heads outside rows.  sliced: cut out of a larger array of NaN, at an odd address.
-    odd: sliced, and strides are odd numbers of elements, which block loads of GPUs cannot have.
-    expanded: all elements are one.
-    huge: sequences, or heads if there is one sequence, more than 4 GiB or 2 GiB apart.
-    """
-    if layout == "bshd":
-        return values.contiguous()
-    if layout == "expanded":
-        return values.flatten()[:1].as_strided(values.shape, (0,) * values.dim())
-    if layout == "bhsd":
-        return values.transpose(-3, -2).contiguous().transpose(-3, -2)
-    if layout in ("sliced", "odd"):
-        heads, dim = values.shape[-2:]
-        inner = ((0, 1), (3, 5)) if layout == "sliced" else ((0, 1 - heads % 2), (3, 6 - dim % 2))
-        pads = ((0, 0),) * (values.dim() - 3) + ((1, 2), *inner)
-        shape = [n + sum(pad) for n, pad in zip(values.shape, pads, strict=True)]
-        around = torch.full(shape, float("nan"), dtype=values.dtype)
-        inside = around[tuple(slice(lo, lo + n) for (lo, _), n in zip(pads, values.shape, strict=True))]
-        return inside.copy_(values)
-    assert layout == "huge", layout
-    axis, gap = (0, 2**32 + 64) if values.dim() == 4 and values.shape[0] > 1 else (values.dim() - 2, 2**31 + 64)
-    strides = list(values.contiguous().stride())
-    strides[axis] = gap // values.element_size()
-    return sparse(values.shape, strides, values.dtype).copy_(values)
-
-
-def sparse(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor with these strides over memory that exists only where it is written."""
-    elements = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=flags)
-    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
 def to_array(x: Any, kind: str) -> Any:
@@ -116,7 +76,7 @@ class ArraysOf(TorchArrays):
 
     def put_rows(self, values: Values, name: str, heads_first: bool = False, together: int = 1) -> Any:
         layout = self.spec.layout_of_dout if name == "dout" else self.spec.layout
-        x = lay_out(super().put(values), layout)
+        x = lay_out(super().put(values), layout, at_end=not self.on_gpu)
         x = x.unflatten(-2, (together, -1)) if together > 1 else x
         return to_array(x.transpose(-3, -2) if heads_first else x, self.kind)
 

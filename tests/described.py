@@ -25,6 +25,7 @@ class Described(ArraysOf):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(replace(spec, kind="torch"))
+        self.on_gpu = True  # where arrays begin at a multiple of many bytes, unless their layout says otherwise
 
     def placed(self, x: Any) -> Placeholder:
         array = Placeholder(tuple(x.shape), str(x.dtype).removeprefix("torch."), strides=tuple(x.stride()))

@@ -22,8 +22,9 @@ from random import Random
 from typing import Any
 
 import torch
-from arrays import DTYPES, SMALL_LAYOUTS, ArraysOf
+from arrays import DTYPES, ArraysOf
 from axes import HEADS, WINDOWS
+from memory import SMALL_LAYOUTS
 from tolerance import dtype_name, torch_formula
 from xeflash.selftest.arrays import TorchArrays
 from xeflash.selftest.drawn import Drawn, draw

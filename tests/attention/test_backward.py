@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import xeflash
-from arrays import SMALL_LAYOUTS
 from axes import HEADS, WINDOWS
 from cover import with_wide
 from gradients import random_kernel, random_spec, random_variant
+from memory import SMALL_LAYOUTS
 from pairwise import pairwise
 from run_report import kernels_of_this_test
 from specs import gradient, run

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import plain
 import pytest
 import torch
-from arrays import DTYPES, SMALL_LAYOUTS
+from arrays import DTYPES
 from axes import BROADCASTS, ENTRIES, FEW_HEADS, SCALES, VARIANTS, WINDOWS
 from cover import few
+from memory import SMALL_LAYOUTS
 from pairwise import pairwise
 from plain import call
 from room import need_memory

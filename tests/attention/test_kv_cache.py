@@ -6,9 +6,10 @@ from itertools import product
 import pytest
 import torch
 import xeflash
-from arrays import DTYPES, ArraysOf, from_array, is_on_gpu, sparse, to_array
+from arrays import DTYPES, ArraysOf, from_array, is_on_gpu, to_array
 from axes import CACHE_HEADS, CACHE_WINDOWS, FORMATS, LENGTHS
 from cover import cover, each, elements, few, few_rows, kind_of_dims, with_wide
+from memory import sparse
 from pairwise import pairwise
 from plain import check_rows_first
 from room import need_memory

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 import xeflash
-from arrays import from_array, sparse, to_array
+from arrays import from_array, to_array
 from cover import few
+from memory import sparse
 from plain import call, check_rows_first, make, make_rows_first
 from tolerance import check_attention, check_sequences
 from xeflash.selftest.reference import Features

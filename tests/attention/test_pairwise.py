@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import cycle, product
 
 import pytest
-from arrays import LAYOUTS
 from axes import BROADCASTS, DIMS, ENTRIES, HEADS, SCALES, VARIANTS, WINDOWS
 from cover import cover, each, elements, kind_of_dims, with_wide
+from memory import LAYOUTS
 from pairwise import pairwise
 from specs import attention, run
 from xeflash.selftest.spec import Spec, is_possible

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from arrays import DTYPES, from_array, is_on_gpu, lay_out, to_array
+from arrays import DTYPES, from_array, is_on_gpu, to_array
 from cover import few
+from memory import lay_out
 from tolerance import check_attention
 from xeflash.bench.standard import standard_attention
 from xeflash.selftest.reference import Features

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from arrays import DTYPES, from_array
 from axes import DOCUMENTS
+from memory import Array, place
 from tolerance import by_rule
 from xeflash.selftest import drawn as specs
 from xeflash.selftest.arrays import TorchArrays
@@ -23,7 +24,6 @@ from xeflash.selftest.values import Values
 
 from .case import Case, passing_mode, way_of
 from .draw import Draw
-from .memory import Array, place
 
 FAR = (2**31 - 2, 2**31 - 1, 2**31, 2**32, 2**40, 2**62)  # sides of windows that reach over any keys
 PACKED = (

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from .memory import Array
+from memory import Array
 
 REFUSALS = (ValueError, TypeError, NotImplementedError)
 # What the machinery below says, which nobody who calls a function can understand.

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from arrays import DTYPES
+from memory import Array, draw_layout, place
 from xeflash.selftest.spec import Spec
-
-from .memory import Array, draw_layout, place
 
 HOST = ("numpy", "torch")
 

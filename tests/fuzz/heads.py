@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from arrays import DTYPES, from_array
+from memory import Array
 from products.heads import IGNORED, Head, check_loss, check_top_k, logits, sizes
 
 from .case import Case, way_of
 from .draw import Draw
 from .invalid import INF, NAN, Mutation, again, of_numbers_named, of_products
-from .memory import Array
 
 TYPES = ("bf16", "fp32", "fp16")
 NARROW = 1

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from arrays import DTYPES
+from memory import Array, Layout, place
 
 from .case import Case
 from .draw import Draw
-from .memory import Array, Layout, place
 
 NAN, INF = math.nan, math.inf
 

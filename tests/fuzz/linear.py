@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from arrays import DTYPES, from_array
+from memory import Array, Layout, place
 from products.weights import EIGHT_BITS, GROUPS, stored
 from xeflash.selftest.tolerance import compare, limit_of
 
 from .case import Case, way_of
 from .draw import Draw
 from .invalid import Mutation, again, of_products
-from .memory import Array, Layout, place
 
 # dtype, kind of weights, inputs of a group, the seed that chooses the type of scales. Few, as each is compiled.
 KERNELS = [

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from arrays import DTYPES, from_array
+from memory import Array, Layout, place
 from products.softmaxes import check as check_softmax
 
 from .case import Case, way_of
 from .draw import Draw
 from .invalid import INF, NAN, Mutation, again, of_numbers_named, of_products, overlapping
-from .memory import Array, Layout, place
 
 # dtype, bias. Few, as each is compiled.
 KERNELS = [

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import xeflash
+from memory import Layout, draw_layout, place
 
 from .case import Case, Wrong, call_of, judge_refusal, perform
 from .generate import make
-from .memory import Layout, draw_layout, place
 from .run import REPOSITORY
 
 GAPS = Layout(gaps=(3, 1), order=1, shift=8)
@@ -22,7 +22,7 @@ GAPS = Layout(gaps=(3, 1), order=1, shift=8)
 def test_pages_around_arrays_may_not_be_read(beyond):
     script = f"""
 import ctypes, torch, tests.fuzz
-from tests.fuzz.memory import Layout, place
+from memory import Layout, place
 array = place(torch.ones(2, 5), "torch", Layout(at_end={beyond == "behind"})).given
 assert ctypes.c_float.from_address(array.data_ptr()).value == 1
 print("there", flush=True)

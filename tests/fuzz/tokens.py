@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from arrays import DTYPES, from_array
+from memory import Array
 from products.limits import Case as Limits
 from products.limits import kept
 from xeflash.selftest.heads import exponentials
@@ -20,7 +21,6 @@ from .case import Case, call_of, given, way_of
 from .draw import Draw
 from .heads import NARROW, NARROW_ROWS, NARROW_VOCABULARIES, ROWS, TYPES, VOCABULARIES, for_way, leading
 from .invalid import INF, NAN, Mutation, again, of_numbers_named, of_products
-from .memory import Array
 
 GREEDY = 1e-5  # temperatures below are 0
 OF_ROWS = {

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from arrays import DTYPES, is_on_gpu
+from memory import lay_out
 from tolerance import assert_close
 from xeflash.selftest.tolerance import GPU_MATH, SCORES
 
@@ -51,16 +52,6 @@ def name_of(head: Head) -> str:
     return "-".join(words)
 
 
-def lay_out(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The values of x in other memory; around sliced ones is NaN."""
-    if layout == "turned":
-        return x.mT.contiguous().mT
-    if layout == "packed":
-        return x.contiguous()
-    around = torch.full((x.shape[0] + 3, x.shape[1] + 5), float("nan"), dtype=x.dtype)
-    return around[1:-2, 1:-4].copy_(x)
-
-
 def make(head: Head, spread: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """input, linear_weight, target (a third is ignored, if there are three rows) and linear_bias."""
     generator = torch.Generator().manual_seed(head.rows + head.vocabulary + head.features)
@@ -70,7 +61,8 @@ def make(head: Head, spread: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, t
     target = torch.randint(head.vocabulary, (head.rows,), generator=generator)
     target[2::3] = IGNORED
     bias = torch.randn(head.vocabulary, generator=generator).to(dtype) if head.bias else None
-    return lay_out(x, head.layout), lay_out(w, head.layout), target, bias
+    layout = {"sliced": "odd"}.get(head.layout, head.layout)
+    return lay_out(x, layout), lay_out(w, layout), target, bias
 
 
 def logits(head: Head, x: Any, w: Any, bias: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -11,6 +11,7 @@ import xeflash
 from arrays import DTYPES, from_array, to_array
 from cover import few
 from fuzz.case import passing_mode
+from memory import lay_out
 from pairwise import pairwise
 from softmaxes import check, reference
 from tolerance import assert_close
@@ -39,16 +40,6 @@ class Case(NamedTuple):
     kind: str = "torch"
 
 
-def lay_out(x, layout):
-    """The values of x in other memory; around sliced ones is NaN."""
-    if layout == "turned":
-        return x.mT.contiguous().mT
-    if layout == "packed":
-        return x.contiguous()
-    around = torch.full((*x.shape[:-2], x.shape[-2] + 3, x.shape[-1] + 5), float("nan"), dtype=x.dtype)
-    return around[..., 1:-2, 1:-4].copy_(x)
-
-
 def make(case, spread=1.0):
     """a, b and bias of a case, b as its layout has it."""
     generator = torch.Generator().manual_seed(case.rows + case.columns + case.inputs)
@@ -66,7 +57,8 @@ def make(case, spread=1.0):
         bias = normal(*shapes.get(case.bias, (*batch, case.rows, case.columns)))
         bias = bias if case.bias == "full32" else bias.to(dtype)
     b = b.mT if case.b_layout == "kn" else b
-    return lay_out(a, case.layout), lay_out(b, case.layout), bias
+    layout = {"sliced": "odd"}.get(case.layout, case.layout)
+    return lay_out(a, layout), lay_out(b, layout), bias
 
 
 def run(case, spread=1.0):

@@ -26,6 +26,7 @@ NUMPY = {
     torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
     torch.float8_e5m2: ml_dtypes.float8_e5m2,
 }
+MAP_NORESERVE = 0x4000  # Linux; Python 3.13 has the name
 AROUND = 0xFF  # of all bytes that belong to no element: NaN in fp32, fp16, bf16 and both 8-bit floats, -1 as int32
 
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -122,6 +123,44 @@ def strides_of(layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, ...],
         strides[axis] = stride
     span = 1 + sum(abs(s) * (n - 1) for s, n in zip(strides, shape, strict=True) if n > 1)
     return tuple(strides), first, 0 if 0 in shape else span
+
+
+# Of (B, S, H, D) or (tokens, H, D); lay_out says what they are.
+LAYOUTS = ("bshd", "bhsd", "sliced", "huge")
+SMALL_LAYOUTS = ("bshd", "bhsd", "sliced", "odd")
+
+
+def lay_out(values: torch.Tensor, layout: str, at_end: bool = True) -> torch.Tensor:
+    """The values of an array in other memory.
+
+    bshd, packed: contiguous.  bhsd: heads outside rows.  turned: columns of a matrix outside rows.
+    sliced: gaps behind rows and heads, at an odd address.  odd: the same, and strides are odd numbers of elements, which
+    block loads of GPUs cannot have.  expanded: all elements are one.
+    huge: sequences, or heads if there is one sequence, more than 4 GiB or 2 GiB apart.
+    """
+    if layout == "turned":
+        return lay_out(values.mT, "packed", at_end).mT
+    if layout == "huge":
+        axis, gap = (0, 2**32 + 64) if values.dim() == 4 and len(values) > 1 else (values.dim() - 2, 2**31 + 64)
+        strides = list(values.contiguous().stride())
+        strides[axis] = gap // values.element_size()
+        return sparse(values.shape, strides, values.dtype).copy_(values)
+    heads, dim = values.shape[-2:]
+    odd = dim + 9 - dim % 2
+    how = {
+        "bhsd": Layout(order=1), "sliced": Layout(gaps=(8, dim + 8), shift=3), "expanded": Layout(expanded=7, step=0),
+        "odd": Layout(gaps=(odd - dim, (1 - heads % 2) * odd), shift=3),
+    }.get(layout, Layout())  # fmt: skip
+    found: torch.Tensor = place(values.contiguous(), "torch", replace(how, at_end=at_end)).given
+    return found
+
+
+def sparse(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor with these strides over memory that exists only where it is written."""
+    elements = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=flags)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
 # ---- arrays -------------------------------------------------------------------------------------
