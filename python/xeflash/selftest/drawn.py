@@ -34,6 +34,7 @@ SNIPPETS: dict[str, tuple[str, dict[str, float | None]]] = {
     "curve": ("select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])",
               {"near": None, "tilt": TILT, "period": PERIOD}),
     "slope": ("s * near[h] - tilt * (q_idx - k_idx) + 0.125f * b", {"near": None, "tilt": SLANT}),
+    "gain": ("s * (1 + 0.5 * h)", {}),  # of no positions
 }  # fmt: skip
 _OF_ATTENTION = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale", "causal": "is_causal"}
 _OF_ATTENTION |= {"s_aux": "sinks", "return_attn_probs": "return_lse"}
@@ -290,7 +291,10 @@ class Drawn:
         def slope(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
             return s * given["near"][h] - SLANT * (i - j) + 0.125 * b
 
-        by_name = {"snippet": snippet, "curve": curve, "slope": slope}
+        def gain(s: Any, _: Any, h: Any, *__: Any) -> Any:
+            return s * (1 + 0.5 * h)
+
+        by_name = {"snippet": snippet, "curve": curve, "slope": slope, "gain": gain}
         return next((mod for name, mod in by_name.items() if self.spec.has(name)), None)
 
     def by_sequence(self, given: Numbers, cache: Cache | None = None) -> Iterator[Sequence]:

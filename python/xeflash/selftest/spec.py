@@ -31,9 +31,9 @@ class Spec:
     # full, causal, LEFT,RIGHT or LEFT,causal, which stay below the number of keys, with = before them they do not; with
     # -tl: the diagonal begins at the top left
     window: str = "full"
-    # With + between: softcap, alibi, mask, bias (of the type of q), bias32, dropout, chunk, documents, a score_mod:
-    # snippet, curve, slope; attention(), flash_attn_func have picks of keys. Behind softcap, dropout, chunk, picks may
-    # stand = and a number, behind documents = and what is drawn for them
+    # With + between: softcap, alibi, mask, bias (of the type of q), bias32, dropout, chunk, documents, a score_mod
+    # (snippet, curve, slope or gain), and, of attention() and flash_attn_func, picks of keys. Behind softcap, dropout,
+    # chunk and picks may stand = and a number, behind documents = and what is drawn for them
     variant: str = "plain"
     broadcast: str = "bhqk"  # the axes of a mask
     hidden: str = "-inf"  # what a bias hides keys by: a number, or the lowest of its type
