@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from arrays import DTYPES, ArraysOf
-from axes import HEADS, WINDOWS
+from axes import HEADS, ODD_DIMS, STEPS_OF_8, WINDOWS
 from memory import SMALL_LAYOUTS
 from tolerance import dtype_name, torch_formula
 from xeflash.selftest.arrays import TorchArrays
@@ -197,15 +197,13 @@ def run(spec: Spec) -> None:
 
 # ---- at random ----------------------------------------------------------------------------------
 
-DIMS = (8, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256)
-ODD_DIMS = (1, 3, 15, 23, 59, 111)  # not on GPUs
 ROWS = (1, 2, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 0)
 SIDES = (-1, 0, 1, 5, 40)
 
 
 def random_kernel(random: Random, kind: str = "torch") -> dict[str, Any]:
     """Of any type, head dims and variant."""
-    dims = DIMS if kind == "xpu" else DIMS + ODD_DIMS
+    dims = STEPS_OF_8 if kind == "xpu" else STEPS_OF_8 + ODD_DIMS
     dim = random.choice(dims)
     dim_v = random.choice(dims) if random.random() < 0.3 else 0
     return {"dtype": random.choice(list(DTYPES)), "dim": dim, "dim_v": dim_v, "variant": random_variant(random)}

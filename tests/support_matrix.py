@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "attention")]
 
-import gradients  # noqa: E402
 import test_backward  # noqa: E402
 import test_gpu  # noqa: E402
 import test_pairwise  # noqa: E402
-from cases import Case  # noqa: E402
+from xeflash.selftest.spec import Spec  # noqa: E402
 
 README = HERE / "README.md"
 BEGIN, END = "<!-- support matrix: python tests/support_matrix.py -->", "<!-- end -->"
@@ -23,65 +21,32 @@ DTYPES = ("fp32", "bf16", "fp16")
 Dims: TypeAlias = dict[str, set[tuple[int, int]]]
 
 
-@dataclass
-class Choices:
-    """What a case calls, forward or backward, in the words of the features."""
-
-    dtype: str
-    dims: tuple[int, int]
-    rows: int
-    window: str
-    top_left: bool
-    changes: set[str]  # of scores
-    heads: str
-    entry: str
-    sinks: bool
-    lse: bool
-
-
-def forward(case: Case) -> Choices:
-    return Choices(
-        case.dtype, (case.dim, case.dim_v), case.rows, case.window, case.window.endswith("-tl"),
-        set(case.variant.replace("bias32", "bias").split("-")), case.heads, case.entry, case.sinks, case.lse,
-    )  # fmt: skip
-
-
-def backward(case: gradients.Case) -> Choices:
-    dtype, *dims = case.kernel
-    return Choices(
-        dtype, (dims[0], dims[1]), case.sizes[0], case.window, case.top_left,
-        set(case.variant.split("+")), case.heads, case.entry, case.sinks, case.dlse,
-    )  # fmt: skip
-
-
-COLUMNS: dict[str, list[Choices]] = {
-    "forward": [forward(c) for c in test_pairwise.PAIRWISE + test_pairwise.LONG],
-    "gradients": [backward(c) for c in test_backward.DEFAULT + test_backward.PAIRWISE + test_backward.MIXTURES],
-    "forward on GPUs": [forward(c) for c in test_gpu.PAIRWISE + test_gpu.LONG],
-    "gradients on GPUs": [
-        backward(c) for c in test_backward.DEFAULT_ON_GPU + test_backward.WIDE_ON_GPU + test_backward.PAIRWISE_ON_GPU
-    ],
+COLUMNS: dict[str, list[Spec]] = {
+    "forward": test_pairwise.PAIRWISE + test_pairwise.LONG,
+    "gradients": test_backward.DEFAULT + test_backward.PAIRWISE + test_backward.MIXTURES,
+    "forward on GPUs": test_gpu.PAIRWISE + test_gpu.LONG,
+    "gradients on GPUs": test_backward.DEFAULT_ON_GPU + test_backward.WIDE_ON_GPU + test_backward.PAIRWISE_ON_GPU,
 }
-FEATURES: dict[str, Callable[[Choices], bool]] = {
-    "no mask": lambda c: c.window == "full" and c.changes == {"plain"},
-    "causal, bottom-right": lambda c: c.window in ("causal", "causal-window") and not c.top_left,
-    "causal, top-left": lambda c: c.window in ("causal", "causal-tl") and c.top_left,
-    "sliding window": lambda c: c.window in ("window", "left", "right", "window-tl", "causal-window"),
-    "GQA and MQA": lambda c: c.heads not in ("mha", "one"),
-    "packed sequences (varlen)": lambda c: c.entry.startswith("varlen"),
-    "softcap": lambda c: "softcap" in c.changes,
-    "ALiBi; its slopes have gradients": lambda c: "alibi" in c.changes,
+FEATURES: dict[str, Callable[[Spec], bool]] = {
+    "no mask": lambda c: c.window == "full" and c.variant == "plain",
+    "causal, bottom-right": lambda c: c.is_causal and not c.top_left,
+    "causal, top-left": lambda c: c.is_causal and c.top_left,
+    "sliding window": lambda c: "," in c.window,
+    "GQA and MQA": lambda c: c.heads not in ((1, 1), (2, 2)),
+    "packed sequences (varlen)": lambda c: c.is_packed,
+    "softcap": lambda c: c.has("softcap"),
+    "ALiBi; its slopes have gradients": lambda c: c.has("alibi"),
     "attention sinks, which have gradients": lambda c: c.sinks,
-    "boolean mask": lambda c: "mask" in c.changes,
-    "additive bias, which has a gradient": lambda c: "bias" in c.changes,
-    "score_mod; what it captures has gradients": lambda c: "snippet" in c.changes,
-    "dropout": lambda c: "dropout" in c.changes,
-    "one query": lambda c: c.rows == 1 and "dropout" not in c.changes,
-    "LSE, which has a gradient": lambda c: c.lse,
+    "boolean mask": lambda c: c.has("mask"),
+    "additive bias, which has a gradient": lambda c: c.has("bias", "bias32"),
+    "score_mod; what it captures has gradients": lambda c: c.has("snippet", "curve"),
+    "dropout": lambda c: c.has("dropout"),
+    "one query": lambda c: c.rows == 1 and not c.has("dropout"),
+    "LSE, which has a gradient": lambda c: c.returns_lse,
 }
 
 
-def head_dims(cases: list[Choices]) -> Dims:
+def head_dims(cases: list[Spec]) -> Dims:
     """Those of Q and K, and of V, of each type."""
     return {dtype: {c.dims for c in cases if c.dtype == dtype} for dtype in DTYPES}
 
@@ -94,7 +59,7 @@ def spelled(dims: Dims) -> str:
     return "; ".join(f"{t}: {found}" for t, found in lists.items() if found)
 
 
-def tested(cases: list[Choices], feature: Callable[[Choices], bool]) -> str:
+def tested(cases: list[Spec], feature: Callable[[Spec], bool]) -> str:
     """The head dims with which the cases of a column test a feature; "all" are those that the column has."""
     every, found = head_dims(cases), head_dims([c for c in cases if feature(c)])
     missing = {t: every[t] - found[t] for t in DTYPES}

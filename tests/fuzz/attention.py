@@ -344,7 +344,7 @@ def flash_attn_with_kvcache(draw: Draw) -> Case:
         judged(drawn, arrays, put, result)
 
     facts = {"rows": rows, "batch": batch, "capacity": cache.capacity, "added": new, "appended": index[0]}
-    facts |= {"places": cache.arrays[0].bits.shape[0], "used": used_places(spec, drawn)}
+    facts |= {"places": cache.arrays[0].bits.shape[0], "used": used_places(drawn)}
     is_plain = not any(isinstance(arguments.get(f"{x}_scale"), Array) and f"{x}_scale" not in put for x in "kv")
     return Case("flash_attn_with_kvcache", arguments, check, way_of(draw, arguments, is_plain), written, facts=facts)
 
@@ -357,15 +357,15 @@ def one_number(draw: Draw, number: float) -> Any:
     return place(torch.full(draw.of((), (1,)), number), kind)
 
 
-def used_places(spec: Spec, drawn: Drawn) -> list[tuple[int, int]]:
-    """Places of the table that are read whatever the window is: those of the last keys."""
-    size = (
-        {"p": int(spec.place.partition("+")[0][5:] or 1), "b": 1}.get(spec.place[0] + "", 0)
-        if spec.place[:1] in "pb"
-        else 0
-    )
-    pads = drawn.cache.tables.get("cache_leftpad", np.zeros(len(spec.sequences), int)) if drawn.cache else []
-    return [(b, int(pads[b] + n - 1) // size) for b, (_, n) in enumerate(spec.sequences) if n] if size else []
+def used_places(drawn: Drawn) -> list[tuple[int, int]]:
+    """Places of a table that are read whatever the window is: those of the last keys."""
+    cache = drawn.cache
+    if not cache or not {"block_table", "beam_index"} & cache.tables.keys():
+        return []
+    size = cache.arrays[0].bits.shape[1] if "block_table" in cache.tables else 1
+    pads = cache.tables.get("cache_leftpad", [0] * len(cache.places))
+    ends = [int(pad) + n for pad, (_, n) in zip(pads, drawn.spec.sequences, strict=True)]
+    return [(b, (end - 1) // size) for b, end in enumerate(ends) if end > pads[b]]
 
 
 def flash_attn_varlen_paged(draw: Draw) -> Case:
@@ -379,7 +379,7 @@ def flash_attn_varlen_paged(draw: Draw) -> Case:
     arguments = said_otherwise(draw, spec, drawn.arguments(put))
     least = {"max_seqlen_q": max([0, *(n for n, _ in spec.sequences)])}
     least["max_seqlen_k"] = max([0, *spec.used]) if spec.entry == "varlen" else 0
-    facts = {"longest": least, "places": drawn.values["k_cache"].bits.shape[0], "used": used_places(spec, drawn)}
+    facts = {"longest": least, "places": drawn.values["k_cache"].bits.shape[0], "used": used_places(drawn)}
 
     def check(result: Any) -> None:
         judged(drawn, arrays, put, result)

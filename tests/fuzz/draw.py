@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from arrays import DTYPES
+from axes import ODD_DIMS, STEPS_OF_8
 from memory import Array, draw_layout, place
 from xeflash.selftest.spec import Spec
 
@@ -47,8 +48,6 @@ CACHE_KERNELS = [
 ]
 NARROW, NARROW_CACHE = KERNELS[:1], CACHE_KERNELS[:1]
 SWEPT = KERNELS[:3]  # in every size, fp32 with every variant; not on GPUs
-DIMS = (8, 16, 24, 40, 64, 72, 80, 96, 128, 192, 256)
-ODD_DIMS = (1, 2, 3, 15, 17, 23, 59, 111, 127)  # not on GPUs
 VARIANTS = ("plain", "softcap", "alibi", "mask", "bias", "bias32", "dropout", "snippet", "softcap+alibi+bias32")
 VARIANTS += ("chunk", "documents", "picks", "alibi+chunk", "softcap+documents", "softcap+picks")
 VARIANTS_OF_SIZES = ("plain", "plain", "mask", "softcap", "alibi", "dropout", "chunk")
@@ -105,7 +104,7 @@ class Draw:
         return Spec(self.of(*DTYPES), self.dim(), self.dim(), variant=variant, place=place, format=form)
 
     def dim(self) -> int:
-        return self.random.choice(DIMS if self.on_gpu or self.chance(0.5) else DIMS + ODD_DIMS)
+        return self.random.choice(STEPS_OF_8 if self.on_gpu or self.chance(0.5) else STEPS_OF_8 + ODD_DIMS)
 
     def kernel_without(self, *variants: str) -> Spec:
         """For a function that does not take them."""
