@@ -205,8 +205,8 @@ def attention(draw: Draw) -> Case:
         del arguments["enable_gqa"]
     if spec.top_left and draw.chance(0.9):
         del arguments["bottom_right"]
-    (rows, _), heads = (spec.rows, spec.keys), spec.heads[0]
-    shape = arrays.led((spec.batch, heads, rows, spec.dims[1]))
+    whole = spec.batch, spec.heads[0], spec.sizes[0], spec.dims[1]
+    shape = arrays.led(whole)
     if draw.chance(0.3):  # leading axes have to merge into one
         out = torch.zeros(shape, dtype=DTYPES[spec.dtype])
         arguments["out"] = draw.array(out, written=True, packed=rank == 5)
@@ -220,7 +220,7 @@ def attention(draw: Draw) -> Case:
         assert tuple(out.shape) == shape, f"out has shape {list(out.shape)}"
         assert lse is None or tuple(lse.shape) == shape[:-1], f"the LSE has shape {list(lse.shape)}"
         out = out.values() if isinstance(out, Array) else from_array(out, arrays.kind)
-        out = out.reshape(spec.batch, heads, rows, spec.dims[1])
+        out = out.reshape(whole)
         arrays.kind, lse = "torch", None if lse is None else from_array(lse, arrays.kind).reshape(out.shape[:-1])
         judged(drawn, arrays, put, out if lse is None else (out, lse))
 

@@ -123,8 +123,9 @@ def _mask(spec: Spec, random: Random) -> Values:
     (rows, keys), heads = spec.sizes, spec.heads[0]
     sizes = {"b": len(spec.sequences), "h": heads, "q": rows, "k": keys, "1": 1}
     shape = [sizes[letter] for letter in spec.broadcast]
-    hidden = random.random(shape) < 0.2
-    if "q" in spec.broadcast and rows > 2:
+    share = random.choice([0.2, 0.2, 0.1, 0.9, 0.0, 1.0]) if spec.values == "any" else 0.2
+    hidden = random.random(shape) < share
+    if "q" in spec.broadcast and rows > 2 and share:
         hidden[..., 1, :] = True  # a row that sees nothing
     if spec.hidden_rows:
         hidden |= random.random((*shape[:-1], 1)) < 0.3

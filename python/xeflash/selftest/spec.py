@@ -15,7 +15,7 @@ _SAY_ALL = ("entry", "window", "variant", "broadcast", "place", "format", "layou
 
 @dataclass(unsafe_hash=True)  # frozen ones take three times as long to make
 class Spec:
-    """What each field says is a default where it says nothing."""
+    """A call. What is not said is as the defaults of the fields have it."""
 
     dtype: str = "bf16"
     dim: int = 64
