@@ -295,7 +295,7 @@ class Drawn:
         def gain(s: Any, _: Any, h: Any, *__: Any) -> Any:
             return s * (1 + 0.5 * h)
 
-        by_name = {"snippet": snippet, "curve": curve, "slope": slope, "gain": gain}
+        by_name: dict[str, Callable[..., Any]] = {"snippet": snippet, "curve": curve, "slope": slope, "gain": gain}
         return next((mod for name, mod in by_name.items() if self.spec.has(name)), None)
 
     def by_sequence(self, given: Numbers, cache: Cache | None = None) -> Iterator[Sequence]:
