@@ -35,9 +35,9 @@ class Cache:
     @classmethod
     def of(cls, spec: Spec, random: Random) -> Cache:
         """As it is before the call."""
-        places, shape, capacity, tables = _places(spec, random)
-        k, v = (_filled(spec, random, shape, places, side) for side in (0, 1))
-        return cls(places, capacity, tables, (k[0], v[0]), (k[1], v[1]))
+        layout = _layout(spec, random)
+        k, v = (_filled(spec, random, layout, side) for side in (0, 1))
+        return cls(layout.places, layout.capacity, layout.tables, (k[0], v[0]), (k[1], v[1]))
 
     def before(self, spec: Spec) -> Array:
         """What cache_seqlens says: where each sequence ends before the call."""
@@ -95,55 +95,88 @@ class Cache:
         return found
 
 
-def _places(spec: Spec, random: Random) -> tuple[list[Place], tuple[int, int], int, dict[str, Array]]:
-    """Where each sequence's keys are, the first two sizes of the cache, its capacity, and the tables of the call."""
-    base, others = spec.place.partition("+")[0], spec.place.split("+")
-    lengths, batch = [n for _, n in spec.sequences], len(spec.sequences)
-    spare, is_shared = 0 if spec.length == "all" else int(random.integers(0, 10)), "shared" in others and not spec.new
+@dataclass(frozen=True)
+class _Layout:
+    """Where the keys of each sequence are, the first two sizes of the cache, its capacity, and tables of the call."""
+
+    places: list[Place]
+    shape: tuple[int, int]
+    capacity: int
+    tables: dict[str, Array]
+
+
+def _layout(spec: Spec, random: Random) -> _Layout:
+    spare = 0 if spec.length == "all" else int(random.integers(0, 10))  # places beyond the longest sequence
     nowhere = random.choice([-1, 2**31 - 1])  # in a table: nobody may read it
-    if base.startswith("paged"):
-        page, counts = int(base[5:]), [-(-n // int(base[5:])) for n in lengths]
-        pool = sum(counts) + 1 + spare
-        pages = random.integers(0, pool, sum(counts)) if is_shared else random.permutation(pool)[: sum(counts)]
-        table = np.full((batch, max(counts, default=0) + spare % 4), nowhere)
-        for row, mine in zip(table, np.split(pages, np.cumsum(counts)[:-1]) if batch else [], strict=True):
-            row[: len(mine)] = mine
-        places = [(row[i // page], i % page) for row, i in zip(table, map(np.arange, lengths), strict=True)]
+    of = {"paged": _in_pages, "beams": _in_beams}.get(spec.place[:5], _in_rows)
+    return of(spec, random, spare, nowhere)
+
+
+def _in_pages(spec: Spec, random: Random, spare: int, nowhere: int) -> _Layout:
+    page = int(spec.place.partition("+")[0][5:])
+    counts = [-(-n // page) for _, n in spec.sequences]
+    pool, used = sum(counts) + 1 + spare, sum(counts)
+    pages = random.integers(0, pool, used) if _is_shared(spec) else random.permutation(pool)[:used]
+    table = np.full((len(counts), max(counts, default=0) + spare % 4), nowhere)
+    for row, count, end in zip(table, counts, np.cumsum(counts), strict=True):
+        row[:count] = pages[end - count : end]
+    places = [
+        (row[np.arange(n) // page], np.arange(n) % page) for row, (_, n) in zip(table, spec.sequences, strict=True)
+    ]
+    if (left := spec.sides[0]) >= 0:
         for row, (rows, n) in zip(table, spec.sequences, strict=True):  # pages that nobody sees are given up
-            row[: min(max(0, n - rows - spec.sides[0]), n - spec.new) // page if spec.sides[0] >= 0 else 0] = -1
-        return places, (pool, page), table.shape[1] * page, {"block_table": table}
-    pads = random.integers(0, 17, batch) if "pad" in others else np.zeros(batch, int)
-    tables, keys = (
-        {"cache_leftpad": pads} if "pad" in others else {},
-        [at + np.arange(n) for at, n in zip(pads, lengths, strict=True)],
+            row[: min(max(0, n - rows - left), n - spec.new) // page] = -1
+    return _Layout(places, (pool, page), table.shape[1] * page, {"block_table": table})
+
+
+def _in_beams(spec: Spec, random: Random, spare: int, nowhere: int) -> _Layout:
+    """As many sequences share places as the number behind the word says, or all."""
+    batch, (keys, longest, tables) = len(spec.sequences), _padded(spec, random)
+    width = int(spec.place.partition("+")[0][5:] or batch or 1)
+    choice = np.arange(batch)[:, None] // width * width + random.integers(0, width, (batch, longest + spare % 3))
+    choice = np.minimum(choice, batch - 1)
+    for row, b, at in zip(choice, range(batch), keys, strict=True):
+        end = at[-1] + 1 if len(at) else 0
+        row[end - min(spec.new, len(at)) : end], row[end:] = b, nowhere  # what is new is a sequence's own
+    places = [(row[at], at) for row, at in zip(choice, keys, strict=True)]
+    return _Layout(
+        places, (batch, longest + spare), min(choice.shape[1], longest + spare), {"beam_index": choice, **tables}
     )
-    longest = max([1, *(pads + np.array(lengths, int))])
-    shape = batch + ("index" in others), int(longest) + spare
-    if base.startswith("beams"):
-        width = int(base[5:] or batch or 1)
-        choice = np.arange(batch)[:, None] // width * width + random.integers(0, width, (batch, longest + spare % 3))
-        choice = np.minimum(choice, batch - 1)
-        for b, end in enumerate(pads + np.array(lengths, int)):
-            choice[b, end - spec.new : end], choice[b, end:] = b, nowhere  # what is new is a sequence's own
-        places = [(choice[b][at], at) for b, at in enumerate(keys)]
-        return places, shape, min(choice.shape[1], shape[1]), {"beam_index": choice, **tables}
-    index = np.arange(batch)
-    if "index" in others:
-        index = random.integers(0, shape[0], batch) if is_shared else random.permutation(shape[0])[:batch]
-        tables = {"cache_batch_idx": index, **tables}
-    return [(np.full(len(at), index[b]), at) for b, at in enumerate(keys)], shape, shape[1], tables
 
 
-def _filled(spec: Spec, random: Random, shape: tuple[int, int], places: list[Place], side: int) -> tuple[Values, Scale]:
+def _in_rows(spec: Spec, random: Random, spare: int, _: int) -> _Layout:
+    batch, (keys, longest, tables) = len(spec.sequences), _padded(spec, random)
+    index, count = np.arange(batch), batch + ("index" in spec.place)
+    if "index" in spec.place:
+        index = random.integers(0, count, batch) if _is_shared(spec) else random.permutation(count)[:batch]
+        tables |= {"cache_batch_idx": index}
+    places = [(np.full(len(at), i), at) for i, at in zip(index, keys, strict=True)]
+    return _Layout(places, (count, longest + spare), longest + spare, tables)
+
+
+def _padded(spec: Spec, random: Random) -> tuple[list[Array], int, dict[str, Array]]:
+    """Positions of each sequence's keys, the end of the longest one, and what is said of padding on their left."""
+    lengths, is_padded = np.array([n for _, n in spec.sequences], int), "pad" in spec.place
+    pads = random.integers(0, 17, len(lengths)) if is_padded else 0 * lengths
+    keys = [at + np.arange(n) for at, n in zip(pads, lengths, strict=True)]
+    return keys, int(max([1, *(pads + lengths)])), {"cache_leftpad": pads} if is_padded else {}
+
+
+def _is_shared(spec: Spec) -> bool:
+    """Whether sequences have places together, which none of them appends to."""
+    return "shared" in spec.place and not spec.new
+
+
+def _filled(spec: Spec, random: Random, layout: _Layout, side: int) -> tuple[Values, Scale]:
     """K or V with what is in it before the call, and its scale."""
     form, _, arrays = spec.format.partition(".")
     heads_k, dim, stored = spec.heads[1], spec.dims[side], DTYPES[form or spec.dtype]
-    cache = Values.filled((*shape, heads_k, dim), stored)
+    cache = Values.filled((*layout.shape, heads_k, dim), stored)
     usual = 1 / 32 if stored == "int8" else 1.0
     scale: Scale = (0.75, 1.25)[side] * usual if form and arrays != "none" else None
     if arrays == "array":
-        scale = Values.filled((*shape, heads_k), "float32")
-    for i, j in places:
+        scale = Values.filled((*layout.shape, heads_k), "float32")
+    for i, j in layout.places:
         old = (i[: len(i) - spec.new], j[: len(j) - spec.new])
         rows = normal(random, "float32", len(old[0]), heads_k, dim, kind=spec.values).numbers
         cache.bits[old] = Values.of(rows / usual, stored).bits

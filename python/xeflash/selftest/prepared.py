@@ -16,6 +16,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _DISTINCT = 1 << 20
+_KINDS = {"normal": 0.7, "huge": 0.08, "small": 0.06, "equal": 0.06, "zero": 0.03, "sparse": 0.07}  # and their shares
 DTYPES |= {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "int8": "int8"}
 
 
@@ -51,18 +52,14 @@ def normal(random: np.random.Generator, dtype: str, *shape: int, kind: str = "no
     Of a kind: large, huge, small, zero, sparse, equal (all are 1), any (of these).
     """
     if kind == "any":
-        kind = random.choice(
-            ["normal", "huge", "small", "equal", "zero", "sparse"], p=[0.7, 0.08, 0.06, 0.06, 0.03, 0.07]
-        )
+        kind = random.choice([*_KINDS], p=[*_KINDS.values()])
     x = random.standard_normal(min(int(np.prod(shape)), _DISTINCT), np.float32) * np.float32(factor)
-    sizes = {"large": 5.0, "huge": 20.0, "small": 1e-3, "zero": 0.0}
-    x = (
-        np.where(x > 1, x * 4, 0)
-        if kind == "sparse"
-        else np.ones_like(x)
-        if kind == "equal"
-        else x * np.float32(sizes.get(kind, 1))
-    )
+    if kind == "sparse":
+        x = np.where(x > 1, x * 4, 0)
+    elif kind == "equal":
+        x = np.ones_like(x)
+    else:
+        x = x * np.float32({"large": 5.0, "huge": 20.0, "small": 1e-3, "zero": 0.0}.get(kind, 1.0))
     return Values(np.resize(Values.of(x, dtype).bits, shape), dtype)
 
 
