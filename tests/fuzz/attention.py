@@ -408,7 +408,7 @@ def gradients_of(draw: Draw, function: str) -> Case:
             dtype, dim, variant = draw.of(*KERNELS[: 1 if draw.width == "narrow" else None])
             kernel = {"dtype": dtype, "dim": dim, "variant": variant}
         masks = f"documents={draw.of(*DOCUMENTS)}", f"chunk={draw.of(1, 7, 40, 64, 100)}"
-        masked = kernel["variant"] == "plain" and draw.width != "narrow" and draw.chance(0.5)
+        masked = kernel["variant"] == "plain" and draw.chance(0.5)
         return kernel | {"variant": draw.of(*masks)} if masked else kernel
 
     spec, queries = gradients.random_spec(draw.random, compiled, entry, draw.kind), draw.of(*QUERIES)

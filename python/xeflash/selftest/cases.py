@@ -53,7 +53,7 @@ def large_cases(on_gpu: bool) -> dict[str, Case]:
     """What shows the speed of a device: prefill is bound by arithmetic, one row by memory; on GPUs beyond caches."""
     rows, heads, batch, keys = (4096, 16, 16, 8192) if on_gpu else (1024, 8, 1, 4096)
     cases: list[Case] = [
-        Attention(Spec(dtype, dim, heads=(heads, heads), rows=rows, keys=rows, batch=1, window="causal", checked=32))
+        Attention(Spec(dtype, dim, heads=(heads, heads), rows=rows, keys=rows, batch=1, window="-1,0", checked=32))
         for dtype, dim in (("bf16", 64), ("bf16", 128), ("fp16", 128), ("fp32", 128))
     ]
     one = partial(Spec, heads=(32, 8), rows=1, keys=keys, batch=batch, checked=1)
@@ -116,7 +116,7 @@ def _head_dims() -> Iterator[Spec]:
         ("bf16", 128, 0), ("fp16", 128, 0), ("fp32", 128, 0), ("fp16", 40, 0), ("bf16", 96, 0), ("bf16", 192, 128),
         ("bf16", 256, 0), ("bf16", 576, 512),
     ):  # fmt: skip
-        yield Spec(dtype, dim, dim_v, rows=67, keys=67, window="causal")
+        yield Spec(dtype, dim, dim_v, rows=67, keys=67, window="-1,0")
         if dim == 128:
             yield Spec(dtype, dim, rows=67, keys=130, heads=(4, 2))
 
