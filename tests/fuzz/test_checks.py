@@ -1,6 +1,7 @@
 """What random calls are judged by can tell right from wrong."""
 
 import ctypes
+import os
 import subprocess
 import sys
 from random import Random
@@ -14,6 +15,24 @@ from memory import Layout, draw_layout, place
 from .case import Case, Wrong, call_of, judge_refusal, perform
 from .generate import make
 from .run import REPOSITORY
+
+DRAWN = """
+import hashlib, re, tests.fuzz
+from tests.fuzz.generate import make
+text = re.sub(" at 0x[0-9a-f]+", "", "".join(str(make(3, i)) for i in range(300)))
+print(hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+def test_a_case_follows_from_its_seed_and_number():
+    """Whatever order Python gives to a set in the process that draws it."""
+    runs = [
+        subprocess.run([sys.executable, "-c", DRAWN], cwd=REPOSITORY, capture_output=True, text=True, check=True,
+                       env=os.environ | {"PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert runs[0].stdout == runs[1].stdout
+
 
 GAPS = Layout(gaps=(3, 1), order=1, shift=8)
 

@@ -169,8 +169,9 @@ class Drawn:
         """The arrays where `arrays` puts them, in the shapes that the function takes."""
         spec, batch, found = self.spec, len(self.spec.sequences), dict[str, Any]()
         rows: dict[str, Values] = {x: self.values[x] for x in (*"qkv", "dout") if x in self.values}
-        for name in self.values.keys() - rows.keys():
-            x = self.values[name]
+        for name, x in self.values.items():
+            if name in rows:
+                continue
             if name == "dlse" and not spec.is_packed:  # (heads, tokens)
                 x = Values(np.stack(np.split(x.bits, batch, axis=1)), x.dtype)
             found[name] = arrays.put(x, name)
