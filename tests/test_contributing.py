@@ -15,7 +15,7 @@ NAMED = {
     for folder, cell in zip(FOLDERS, row[1:], strict=True)
     for name in re.findall("`(.*?)`", cell)
 }
-IN_A_ROW = ("kernels/*.hpp", "kernels/attention/*.hpp", "kernels/products/*.hpp", "python/host/*.cpp")
+IN_A_ROW = ("kernels/*.hpp", "kernels/attention/*.hpp", "kernels/products/*.hpp", "python/host/**/*.cpp")
 IN_A_ROW += ("tests/attention/test_*.py", "tests/products/test_*.py")
 
 

@@ -8,24 +8,27 @@
 #include <chrono>
 #include <map>
 
-#include "arguments.hpp"
-#include "backward.hpp"
-#include "cpu_rates.hpp"
-#include "cross_entropy.hpp"
-#include "forward.hpp"
-#include "kernels.hpp"
-#include "launch.hpp"
-#include "linear.hpp"
-#include "matmul_softmax.hpp"
-#include "merge.hpp"
-#include "native.hpp"
-#include "overlap.hpp"
-#include "problem.hpp"
-#include "runtime.hpp"
-#include "sample.hpp"
-#include "sizes.hpp"
-#include "standard.hpp"
-#include "top_k.hpp"
+#include "host/arrays/overlap.hpp"
+#include "host/arrays/place.hpp"
+#include "host/attention/arguments.hpp"
+#include "host/attention/backward.hpp"
+#include "host/attention/desc.hpp"
+#include "host/attention/forward.hpp"
+#include "host/attention/merge.hpp"
+#include "host/attention/problem.hpp"
+#include "host/attention/standard.hpp"
+#include "host/device/cpu_rates.hpp"
+#include "host/device/kernels.hpp"
+#include "host/device/launch.hpp"
+#include "host/device/native.hpp"
+#include "host/device/runtime.hpp"
+#include "host/device/sizes.hpp"
+#include "host/products/cross_entropy.hpp"
+#include "host/products/desc.hpp"
+#include "host/products/linear.hpp"
+#include "host/products/matmul_softmax.hpp"
+#include "host/products/sample.hpp"
+#include "host/products/top_k.hpp"
 
 namespace xeflash {
 namespace {
@@ -218,9 +221,7 @@ PYBIND11_MODULE(_core, m) {
   m.attr("GPU_BUILD_FLAGS") = level_zero::kBuildFlags;
   m.def("call_fields", &call_fields);
   m.def("learned_names", &learned_names);
-  m.def("desc_names", [] { return names_of(kDescFields); });
-  m.def("schedule_names", [] { return names_of(kScheduleFields); });
-  m.def("product_schedule_names", [] { return names_of(kProductScheduleFields); });
+  m.def("desc_names", [] { return names_of(kFieldsOf<Desc>); });
   m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
   m.def("check_shapes", &check_shapes);
   m.def("standard_attention", &run_request<&standard_attention>);
@@ -236,8 +237,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("linear_top_k_fields", &linear_top_k_fields);
   m.def("sample", &run_arguments<&sample>);
   m.def("sample_fields", &sample_fields);
-  m.def("softmax_names", [] { return names_of(kSoftmaxFields); });
-  m.def("product_names", [] { return names_of(kProductFields); });
+  m.def("softmax_names", [] { return names_of(kFieldsOf<SoftmaxDesc>); });
+  m.def("product_names", [] { return names_of(kFieldsOf<ProductDesc>); });
   m.def("refuse_shared", [](const std::string& function, const py::object& written,
                             const std::string& name, const py::object& other) {
     const Checker check(function);

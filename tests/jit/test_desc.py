@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 from xeflash import _core
-from xeflash.tune import ProductSchedule, Schedule
 from xeflash.tune.desc import Desc, ProductDesc, SoftmaxDesc
 
 DEVICE = {"arch", "device", "driver"}  # of the device that a kernel is for
@@ -18,10 +17,3 @@ def test_the_extension_describes_kernels_by_the_fields_of_python(kind, names_of)
     names = [field.name for field in fields(kind)]
     assert [name for name in names if name not in DEVICE] == list(names_of())
     assert set(names) >= DEVICE
-
-
-@pytest.mark.parametrize(
-    ("kind", "names_of"), [(Schedule, _core.schedule_names), (ProductSchedule, _core.product_schedule_names)]
-)
-def test_the_extension_reads_all_numbers_of_a_schedule(kind, names_of):
-    assert {field.name for field in fields(kind)} == set(names_of())

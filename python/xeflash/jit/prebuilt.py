@@ -50,8 +50,8 @@ def default_set(of_release: bool) -> Iterator[Desc]:
 def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
     """What serves models on a GPU without a compiler: prompts and decoding, plain and paged caches, and training.
 
-    A call takes a kernel of these where its own cannot be compiled: see stand_in_for in host/schedule.hpp. The threads
-    of a decoding kernel take turns at the keys: it fills a device with one sequence, and serves many, too.
+    A call takes a kernel of these where its own cannot be compiled: see stand_in_for in host/attention/schedule.hpp.
+    The threads of a decoding kernel take turns at the keys: it fills a device with one sequence, and serves many, too.
     """
     for head_dim, hooks in ((64, ()), (128, ()), (256, ()), (128, _SOFTCAP), (256, _SOFTCAP)):
         for cache, unit in (("", 16), ("paged", 16), ("paged", 64)):

@@ -72,7 +72,7 @@ class _OfAlgorithm:
 
 @dataclass(frozen=True)
 class Desc(_OfAlgorithm):
-    """What changes the code of a kernel, in the order of Desc in kernels.hpp, and the device it is for."""
+    """What changes the code of a kernel, in the order of Desc in host/attention/desc.hpp, and the device it is for."""
 
     algorithm: str
     arch: str
@@ -113,7 +113,7 @@ class Desc(_OfAlgorithm):
 
 @dataclass(frozen=True)
 class ProductDesc(_OfAlgorithm):
-    """The same of a product, in the order of ProductDesc in kernels.hpp."""
+    """The same of a product, in the order of ProductDesc in host/products/desc.hpp."""
 
     algorithm: str
     arch: str
@@ -131,7 +131,7 @@ class ProductDesc(_OfAlgorithm):
 
 @dataclass(frozen=True)
 class SoftmaxDesc(_OfAlgorithm):
-    """The same of a product whose rows become their softmax, or of OF_HEADS, as SoftmaxDesc in kernels.hpp.
+    """The same of a product whose rows become their softmax, or of OF_HEADS, as SoftmaxDesc there.
 
     Those of heads say the inputs of a step; they have columns = 0, as these change nothing.
     """

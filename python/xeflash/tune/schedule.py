@@ -1,6 +1,6 @@
 """The numbers by which the extension shares out a call over its device: what depends on sizes that no kernel knows.
 
-python/host/sizes.cpp reads them once for a device, by these names, and the extension decides by them per call.
+The build makes structs of C++ of these classes. The extension reads their numbers once for a device.
 """
 
 from __future__ import annotations

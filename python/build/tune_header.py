@@ -1,0 +1,56 @@
+"""Writes what the extension knows of tune/, so that it stands there alone: python tune_header.py OUT.hpp."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from xeflash.tune.desc import ALGORITHMS
+from xeflash.tune.schedule import ProductSchedule, Schedule
+
+HEADER = """\
+// What tune/desc.py and tune/schedule.py say, as python/build/tune_header.py wrote it.
+#pragma once
+
+#include <cstdint>
+
+#include "host/device/fields.hpp"
+
+namespace xeflash {{
+
+enum class Algorithm : uint8_t {{ {algorithms} }};
+inline const char* name_of(Algorithm algorithm) {{
+  constexpr const char* kNames[] = {{{names}}};
+  return kNames[static_cast<uint8_t>(algorithm)];
+}}
+
+{structs}
+}}  // namespace xeflash
+"""
+
+
+def struct_of(numbers: type[Schedule | ProductSchedule]) -> str:
+    """A struct with the same members."""
+    fields = dataclasses.fields(numbers)
+    members = "".join(f"  {field.type} {field.name};\n" for field in fields)
+    names = ", ".join(field.name for field in fields)
+    return f"struct {numbers.__name__} {{\n{members}}};\nXF_FIELDS({numbers.__name__}, {names});\n"
+
+
+def header() -> str:
+    """The file's text."""
+    return HEADER.format(
+        algorithms=", ".join(ALGORITHMS),
+        names=", ".join(f'"{name}"' for name in ALGORITHMS),
+        structs="\n".join(map(struct_of, (Schedule, ProductSchedule))),
+    )
+
+
+if __name__ == "__main__":
+    out, text = Path(sys.argv[1]), header()
+    if not out.exists() or out.read_text() != text:  # what includes it is not compiled anew for nothing
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)

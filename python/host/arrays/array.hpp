@@ -1,0 +1,89 @@
+// Arrays of any framework, as a kernel sees them: a pointer, a shape, strides, a type and the queue
+// they belong to.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "host/arrays/interop.hpp"
+
+namespace xeflash {
+namespace py = pybind11;
+
+enum class DType : uint8_t { kOther, kF32, kF16, kBF16, kBool, kI32, kE4M3, kE5M2, kI8, kU8, kI64 };
+const char* name_of(DType dtype);
+int64_t size_of(DType dtype);
+inline bool is_float(DType t) {  // that is multiplied as it is
+  return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16;
+}
+
+constexpr int kMaxDims = 8;
+
+// Who made an array decides how results are made.
+enum class Maker : uint8_t { kExchange, kNumpy, kOther };
+
+struct Array {
+  py::object object;  // keeps the memory alive
+  Maker maker = Maker::kOther;
+  const void* exchange = nullptr;  // dlpack::ExchangeApi of the maker
+  int32_t device_type = 1;         // of DLPack
+  int32_t device_id = 0;           // torch's index: N of xpu:N
+
+  std::shared_ptr<const Array> copied;  // the caller's array, if this is a copy of it
+
+  std::byte* data = nullptr;
+  int ndim = 0;
+  std::array<int64_t, kMaxDims> shape{}, strides{};  // strides in elements
+  DType dtype = DType::kOther;
+  void* queue = nullptr;      // sycl::queue*, null: host memory
+  bool whole_strides = true;  // they are multiples of the element's size
+  bool writable = true;
+  bool stream_ordered = false;  // freed memory is not reused before its stream has got there
+
+  bool is_packed() const;
+  bool is_empty() const;
+  bool has_contiguous_rows() const;  // the last dimension has a stride of 1, if that matters
+  std::string describe_shape() const;
+  std::string describe_strides() const;
+  std::string describe_dtype() const;  // of others than DType, too
+  std::string place() const;           // where it lies, for messages
+};
+
+// As descriptions of kernels tell a type: None for another.
+inline py::object to_python(DType t) {
+  return t == DType::kOther ? py::object(py::none()) : py::str(name_of(t));
+}
+
+// Of all its elements.
+int64_t bytes_of(const Array& array);
+
+class Checker;
+
+// Reads `object`, which messages call `name`; raises a TypeError for what is no array.
+Array read_array(py::handle object, const Checker& check, const char* name);
+
+// A new packed array of the same maker, device and queue as `like`.
+Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shape);
+
+// The array itself, or a copy whose strides are whole elements.
+Array with_whole_strides(Array array, const Checker& check, const char* name);
+// The array itself, or a copy whose last dimension is contiguous.
+Array with_contiguous_rows(Array array, const Checker& check, const char* name);
+// What a function of runtime.interop makes of an array.
+Array copy_by(const char* maker, Array array, const Checker& check, const char* name,
+              const py::tuple& more = py::tuple());
+// Tells torch what a call writes into: autograd refuses what it saved and was changed.
+void count_writes(std::initializer_list<const Array*> written);
+// A copy that is packed.
+Array packed_copy(Array array, const Checker& check, const char* name);
+// The array itself, or a copy in fp32.
+Array as_float32(Array array, const Checker& check, const char* name);
+
+}  // namespace xeflash

@@ -1,0 +1,58 @@
+// The rows of an array of any dimensions, as a matrix.
+#pragma once
+
+#include "host/arrays/array.hpp"
+#include "host/arrays/checks.hpp"
+
+namespace xeflash {
+
+// What GPUs reach by 32 bits: 32 rows of a tile that lie so far apart.
+constexpr int64_t kFar = int64_t{1} << 27;  // bytes
+inline bool are_near(int64_t stride, const Array& x) {
+  return stride >= 0 && stride * size_of(x.dtype) < kFar;
+}
+// The stride of the last dimension but one; 0 if it has one element.
+inline int64_t row_stride(const Array& x) {
+  return x.ndim > 1 && x.shape[x.ndim - 2] > 1 ? x.strides[x.ndim - 2] : 0;
+}
+
+// x as products of GPUs read it: so many inputs, with zeros behind its own, and rows that are near.
+inline Array with_inputs(Array x, int64_t inputs, const char* name, const Checker& check) {
+  if (inputs == x.shape[x.ndim - 1] && are_near(row_stride(x), x)) return x;
+  XF_REQUIRE(check, are_near(inputs, x), name, "must have rows of less than 2^27 bytes on a GPU",
+             x.describe_shape(), x);
+  return copy_by("padded", std::move(x), check, name, py::make_tuple(inputs));
+}
+
+// x as a matrix: rows lie a stride apart.
+inline Array as_rows(const Array& x) {
+  Array m = x;
+  const int64_t inputs = x.shape[x.ndim - 1];
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < x.ndim; ++i) rows *= x.shape[i];
+  m.ndim = 2;
+  m.shape = {rows, inputs};
+  m.strides = {inputs, 1};
+  for (int i = x.ndim - 2; i >= 0; --i) {
+    if (x.shape[i] > 1) {
+      m.strides[0] = x.strides[i];
+      break;
+    }
+  }
+  return m;
+}
+
+// Whether all rows of x lie one stride apart.
+inline bool has_even_rows(const Array& x) {
+  if (x.is_empty()) return true;
+  int64_t next = -1;  // the stride that the next dimension must have
+  for (int i = x.ndim - 2; i >= 0; --i) {
+    if (x.shape[i] == 1) continue;
+    if (next >= 0 && x.strides[i] != next) return false;
+    if (x.strides[i] < 0) return false;
+    next = x.strides[i] * x.shape[i];
+  }
+  return true;
+}
+
+}  // namespace xeflash

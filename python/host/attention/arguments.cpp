@@ -1,0 +1,155 @@
+#include "host/attention/arguments.hpp"
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "host/arrays/read_value.hpp"
+
+namespace xeflash {
+namespace {
+
+void read(Layout& to, const Value& value) {
+  int64_t layout;
+  read(layout, value);
+  to = static_cast<Layout>(layout);
+}
+
+struct Argument {
+  const char* name;
+  const char* name_of_attention;  // where it has another one
+  void (*set)(FwdRequest&, const Value&);
+};
+
+constexpr size_t kFirstOfPart = std::tuple_size_v<decltype(kCallFields)>;
+constexpr size_t kFirstOfCache = kFirstOfPart + std::tuple_size_v<decltype(kFieldsOf<PartRequest>)>;
+
+template <size_t I>
+void set(FwdRequest& r, const Value& value) {
+  if constexpr (I < kFirstOfPart) {
+    read(r.*std::get<I>(kCallFields).member, value);
+  } else if constexpr (I < kFirstOfCache) {
+    read(r.part.*std::get<I - kFirstOfPart>(kFieldsOf<PartRequest>).member, value);
+  } else {
+    constexpr auto member = std::get<I - kFirstOfCache>(kCacheFields).member;
+    if constexpr (std::is_same_v<decltype(member), py::object CacheRequest::* const>) {
+      if (member == &CacheRequest::k || member == &CacheRequest::v) r.cache.given = true;
+    }
+    read(r.cache.*member, value);
+  }
+}
+
+constexpr auto kFields = std::tuple_cat(kCallFields, kFieldsOf<PartRequest>, kCacheFields);
+constexpr auto kArguments = []<size_t... I>(std::index_sequence<I...>) {
+  return std::array{
+      Argument{std::get<I>(kFields).name, std::get<I>(kFields).other_name, set<I>}...};
+}(std::make_index_sequence<std::tuple_size_v<decltype(kFields)>>{});
+
+constexpr size_t kFirstOfPacked = [] {
+  size_t at = 0;
+  while (std::string_view(kArguments[at].name) != "cu_seqlens_q") ++at;
+  return at;
+}();
+
+// By the interned name, which is what a call in Python's source passes.
+const Argument* find(PyObject* name) {
+  static const auto* by_name = [] {
+    auto* all = new std::unordered_map<PyObject*, const Argument*>;
+    for (const Argument& a : kArguments) {
+      all->emplace(PyUnicode_InternFromString(a.name), &a);
+      if (a.name_of_attention) all->emplace(PyUnicode_InternFromString(a.name_of_attention), &a);
+    }
+    return all;
+  }();
+  if (const auto found = by_name->find(name); found != by_name->end()) return found->second;
+  for (const Argument& a : kArguments) {
+    const char* other = a.name_of_attention ? a.name_of_attention : a.name;
+    if (PyUnicode_CompareWithASCIIString(name, a.name) == 0) return &a;
+    if (PyUnicode_CompareWithASCIIString(name, other) == 0) return &a;
+  }
+  throw py::type_error("forward() has no argument " + py::repr(name).cast<std::string>());
+}
+
+[[noreturn]] void refuse_words(const FwdRequest& r) {
+  throw py::type_error(r.function + ": words must be None or a dict of str to str, got " +
+                       py::repr(r.words).cast<std::string>().substr(0, 60));
+}
+
+}  // namespace
+
+namespace {
+
+std::string word_of(const void* call, const char* name) {
+  const FwdRequest& r = *static_cast<const FwdRequest*>(call);
+  if (!r.words.is_none()) {
+    if (!PyDict_Check(r.words.ptr())) refuse_words(r);
+    if (PyObject* own = PyDict_GetItemString(r.words.ptr(), name)) {
+      if (!PyUnicode_Check(own)) refuse_words(r);
+      return py::handle(own).cast<std::string>();
+    }
+  }
+  if (r.layout == Layout::kBSHD) return name;
+  const std::string_view given = name;  // k and v may be a cache in these layouts
+  const std::string_view word = given == "k_cache" ? "k" : given == "v_cache" ? "v" : given;
+  if (r.layout == Layout::kBHSD) {
+    for (const Argument& a : kArguments)
+      if (a.name_of_attention && a.name == word) return a.name_of_attention;
+  }
+  return std::string(word);
+}
+
+}  // namespace
+
+Checker checker_of(const FwdRequest& r) { return {r.function, &r, word_of}; }
+
+FwdRequest read_arguments(const py::kwargs& given) {
+  FwdRequest r;
+  const Checker check = checker_of(r);
+  static PyObject* const of_messages[] = {PyUnicode_InternFromString("function"),
+                                          PyUnicode_InternFromString("words"),
+                                          PyUnicode_InternFromString("layout")};
+  for (PyObject* name : of_messages) {  // first, as those of the others depend on them
+    PyObject* x = PyDict_GetItem(given.ptr(), name);
+    if (!x) continue;
+    const Argument& argument = *find(name);
+    argument.set(r, {x, argument.name, check});
+  }
+  if (!r.words.is_none() && !PyDict_Check(r.words.ptr())) refuse_words(r);
+  const char *of_cache = nullptr, *of_packed = nullptr;  // one that only such calls have
+  PyObject *name, *object;
+  for (Py_ssize_t at = 0; PyDict_Next(given.ptr(), &at, &name, &object);) {
+    const Argument* argument = find(name);
+    argument->set(r, {object, argument->name, check});
+    if (object == Py_None) continue;
+    const size_t place = argument - kArguments.data();
+    if (place >= kFirstOfCache) of_cache = argument->name;
+    if (place >= kFirstOfPacked && place < kFirstOfPart) of_packed = argument->name;
+  }
+  if (of_cache && !r.cache.given)
+    check.refuse(of_cache, "must come with a cache of keys, got one without");
+  if (of_packed && r.layout != Layout::kTHD)
+    check.refuse(of_packed, "must come with packed sequences, got one without");
+  if (!r.bias.is_none() && r.layout != Layout::kBHSD)
+    check.refuse("attn_mask",
+                 "must come with the layout (batch, heads, sequence, dim), got one without");
+  if (r.cache.length != -1 && !r.cache.lengths.is_none())
+    check.refuse("cache_length", "must not be given with " + check.word("cache_seqlens") +
+                                     ", got " + std::to_string(r.cache.length));
+  return r;
+}
+
+py::tuple call_fields() {
+  const FwdRequest r;
+  py::list all;
+  list_fields(all, r, kCallFields);
+  list_fields(all, r.part, kFieldsOf<PartRequest>);
+  list_fields(all, r.cache, kCacheFields);
+  return py::tuple(all);
+}
+
+}  // namespace xeflash

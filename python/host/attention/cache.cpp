@@ -1,0 +1,341 @@
+#include "host/attention/cache.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include "host/arrays/checks.hpp"
+#include "host/attention/problem.hpp"
+#include "host/device/runtime.hpp"
+#include "host/device/sizes.hpp"
+
+namespace xeflash {
+namespace {
+
+constexpr int64_t kRotaryUnit = 16;  // rotated columns are a multiple of it
+
+std::string number(int64_t n) { return std::to_string(n); }
+
+Array read_scale(const py::object& object, float& factor, const char* name, const Array& of,
+                 const char* of_name, const Problem& p, const Checker& check) {
+  if (object.is_none()) {
+    if (of.dtype == DType::kI8) check.refuse(name, "must be given with int8");
+    return {};
+  }
+  if (!is_quantised(of.dtype)) {
+    check.refuse(name, "must be None unless " + check.word(of_name) +
+                           " is int8 or an 8-bit float, got " + check.word(of_name) +
+                           ".dtype = " + of.describe_dtype());
+  }
+  if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
+    factor = static_cast<float>(PyFloat_AsDouble(object.ptr()));
+    if (PyErr_Occurred()) {  // an int that no double holds
+      PyErr_Clear();
+      factor = INFINITY;
+    }
+    if (!std::isfinite(factor) || factor <= 0) {
+      check.refuse(name, "must be positive and finite in float32, got " +
+                             py::str(object).cast<std::string>());
+    }
+    return {};
+  }
+  Array a = read_array(object, check, name);
+  XF_REQUIRE_DTYPE(check, a.dtype == DType::kF32, a, name, "must be float32");
+  bool fits = a.ndim == 3;
+  for (int i = 0; fits && i < 3; ++i) fits = a.shape[i] == of.shape[i];
+  XF_REQUIRE(check, fits, name,
+             "must be one number, of (batch, heads), or have the shape of " + check.word(of_name) +
+                 " without its last dimension",
+             a.describe_shape(), a);
+  XF_REQUIRE(check, a.whole_strides, name, "must have strides of whole elements", "others", a);
+  check.require_same_place(a, name, p.q, "q");
+  return a;
+}
+
+void read_scales(Problem& p, const FwdRequest& r, const Checker& check) {
+  Cache& c = p.cache;
+  c.k_scale = read_scale(r.cache.k_scale, c.k_factor, "k_scale", p.k, p.k_name(), p, check);
+  c.v_scale = read_scale(r.cache.v_scale, c.v_factor, "v_scale", p.v, p.v_name(), p, check);
+  if (!c.k_scale.object != !c.v_scale.object) {
+    check.refuse(check.word("k_scale") + " and " + check.word("v_scale") +
+                 " must both be arrays, or neither, got an array of " +
+                 check.word(c.k_scale.object ? "k_scale" : "v_scale") + " alone");
+  }
+}
+
+// The array of a table, of a row per sequence of the batch.
+Array read_table(const py::object& object, const char* name, const Problem& p,
+                 const Checker& check) {
+  Array a = read_array(object, check, name);
+  XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
+  XF_REQUIRE(check, a.ndim == 2 && a.shape[0] == p.batch, name,
+             "must have shape [" + number(p.batch) + ", columns]", a.describe_shape(), a);
+  XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
+             "stride " + number(a.strides[1]), a);
+  check.require_same_place(a, name, p.q, "q");
+  return a;
+}
+
+void read_places(Problem& p, const FwdRequest& r, const Checker& check) {
+  Cache& c = p.cache;
+  const CacheRequest& given = r.cache;
+  const std::pair<const py::object*, const char*> others[] = {{&given.beams, "beam_index"},
+                                                              {&given.sequences, "cache_batch_idx"},
+                                                              {&given.left_pad, "cache_leftpad"}};
+  if (!given.pages.is_none()) {
+    for (const auto& [object, name] : others) {
+      if (!object->is_none()) {
+        check.refuse(name, "must be None with " + check.word("block_table"));
+      }
+    }
+  }
+  if (!given.beams.is_none() && !given.sequences.is_none()) {
+    check.refuse("cache_batch_idx", "must be None with " + check.word("beam_index"));
+  }
+  c.capacity = p.k.shape[1];
+  if (!given.pages.is_none()) {
+    c.kind = CacheKind::kPaged;
+    c.page = p.k.shape[1];
+    XF_REQUIRE(check, c.page > 0 && c.page % kPageKeys == 0, p.k_name(),
+               ".page must be a positive multiple of " + std::to_string(kPageKeys), number(c.page),
+               p.k);
+    c.table = read_table(given.pages, "block_table", p, check);
+    c.capacity = std::min<int64_t>(c.table.shape[1] * c.page, kMaxLength);
+  } else if (!given.beams.is_none()) {
+    c.kind = CacheKind::kBeam;
+    c.table = read_table(given.beams, "beam_index", p, check);
+    c.capacity = std::min(c.capacity, c.table.shape[1]);
+  } else if (!given.sequences.is_none()) {
+    c.sequences = read_int32(given.sequences, "cache_batch_idx", p.batch, p, check);
+  } else {
+    XF_REQUIRE(check, p.k.shape[0] == p.batch, p.k_name(),
+               ".batch must equal " + check.word("q") + ".batch (" + number(p.batch) + ")",
+               number(p.k.shape[0]), p.k);
+  }
+  if (!given.left_pad.is_none()) {
+    c.left_pad = read_int32(given.left_pad, "cache_leftpad", p.batch, p, check);
+  }
+}
+
+Array read_new(const py::object& object, const char* name, int64_t dim, int64_t tokens,
+               const Problem& p, const Checker& check) {
+  Array a = with_contiguous_rows(read_array(object, check, name), check, name);
+  XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
+                   "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")");
+  const std::array<int64_t, 4> want = {p.batch, tokens < 0 ? a.shape[1] : tokens, p.heads_k, dim};
+  bool fits = a.ndim == 4;
+  for (int i = 0; fits && i < 4; ++i) fits = a.shape[i] == want[i];
+  XF_REQUIRE(check, fits, name,
+             "must have shape [" + number(p.batch) + ", " +
+                 (tokens < 0 ? "tokens" : number(tokens)) + ", " + number(p.heads_k) + ", " +
+                 number(dim) + "]",
+             a.describe_shape(), a);
+  check.require_same_place(a, name, p.q, "q");
+  return a;
+}
+
+void read_rotary(Problem& p, const FwdRequest& r, const Checker& check) {
+  Cache& c = p.cache;
+  const CacheRequest& given = r.cache;
+  if (given.cos.is_none() && given.sin.is_none()) return;
+  if (given.cos.is_none() || given.sin.is_none()) {
+    check.refuse(check.word("rotary_cos") + " and " + check.word("rotary_sin") +
+                 " must be given together");
+  }
+  if (r.k.is_none())
+    check.refuse(
+        "k", "must be given with " + check.word("rotary_cos") + " and " + check.word("rotary_sin"));
+  c.cos = with_contiguous_rows(read_array(given.cos, check, "rotary_cos"), check, "rotary_cos");
+  c.sin = with_contiguous_rows(read_array(given.sin, check, "rotary_sin"), check, "rotary_sin");
+  for (const auto& [a, name] : {std::pair{&c.cos, "rotary_cos"}, {&c.sin, "rotary_sin"}}) {
+    XF_REQUIRE_DTYPE(check, a->dtype == p.q.dtype, *a, name,
+                     "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")");
+    XF_REQUIRE(check, a->ndim == 2, name, "must have 2 dimensions", number(a->ndim), *a);
+    check.require_same_place(*a, name, p.q, "q");
+  }
+  XF_REQUIRE(check, c.sin.shape[0] == c.cos.shape[0] && c.sin.shape[1] == c.cos.shape[1],
+             "rotary_sin",
+             "must have the shape of " + check.word("rotary_cos") + " " + c.cos.describe_shape(),
+             c.sin.describe_shape(), c.sin);
+  c.rotary_dim = 2 * c.cos.shape[1];
+  XF_REQUIRE(check, c.rotary_dim > 0 && c.rotary_dim % kRotaryUnit == 0 && c.rotary_dim <= p.d,
+             "rotary_cos",
+             ".columns must be a multiple of 8, at most half of head_dim (" + number(p.d) + ")",
+             number(c.cos.shape[1]), c.cos);
+}
+
+void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
+  Cache& c = p.cache;
+  if (r.k.is_none() != r.v.is_none()) {
+    check.refuse(check.word("k") + " and " + check.word("v") + " must be given together");
+  }
+  read_rotary(p, r, check);
+  if (r.k.is_none()) return;
+  if (r.cache.lengths.is_none() && r.cache.length < 0) {
+    check.refuse("cache_seqlens",
+                 "must be given with " + check.word("k") + " and " + check.word("v"));
+  }
+  c.new_k = read_new(r.k, "k", p.d, -1, p, check);
+  c.added = c.new_k.shape[1];
+  c.new_v = read_new(r.v, "v", p.dv, c.added, p, check);
+  for (const auto& [a, name] : {std::pair{&p.k, p.k_name()}, {&p.v, p.v_name()}}) {
+    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only",
+               *a);
+  }
+  for (const auto& [a, name] : {std::pair{&c.k_scale, "k_scale"}, {&c.v_scale, "v_scale"}}) {
+    XF_REQUIRE(check, a->writable, name, "must be writable to append to", "one that is read-only",
+               *a);
+  }
+}
+
+const int32_t* ints(const Array& a) { return reinterpret_cast<const int32_t*>(a.data); }
+
+// A sequence's rows that are read or written: [first, end), of which the last `added` are written.
+struct Used {
+  int64_t first, end;
+};
+
+struct CacheOverflow : py::builtin_exception {
+  using builtin_exception::builtin_exception;
+  void set_error() const override {
+    py::set_error(py::module_::import("xeflash.call.errors").attr("CacheOverflowError"), what());
+  }
+};
+
+// Keys that a sequence is said to have before new ones.
+void check_length(const Problem& p, int64_t length, int64_t sequence, const Checker& check) {
+  const Cache& c = p.cache;
+  const int64_t most = c.capacity - c.added;
+  if (length >= 0 && length <= most) return;
+  const bool packed_starts = p.packed && !p.used_k.data;
+  const char* name = packed_starts ? "cu_seqlens_k" : p.packed ? "seqused_k" : "cache_seqlens";
+  const std::string got = number(length) + " for sequence " + number(sequence);
+  if (c.kind == CacheKind::kPaged && length > most) {
+    check.refuse<CacheOverflow>("block_table", "must have pages of " + number(c.page) +
+                                                   " rows for all of " + check.word(name) +
+                                                   (c.added ? " and the new keys" : "") + ", got " +
+                                                   number(c.table.shape[1]) + " columns with " +
+                                                   check.word(name) + " = " + got);
+  }
+  check.refuse<CacheOverflow>(name, "must be 0 to " + number(most) +
+                                        ", the rows that the cache has for a sequence" +
+                                        (c.added ? " less the new ones" : "") + ", got " + got);
+}
+
+void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::vector<Used>& used) {
+  Cache& c = p.cache;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    int64_t length = c.capacity;
+    if (c.lengths.data) {
+      length = ints(c.lengths)[b];
+    } else if (p.used_k.data) {
+      length = ints(p.used_k)[b];
+    } else if (p.cu_k.data) {
+      length = ints(p.cu_k)[b + 1] - ints(p.cu_k)[b];
+    } else if (r.cache.length >= 0) {
+      length = r.cache.length;
+    }
+    check_length(p, length, b, check);
+    const int64_t pad = c.left_pad.data ? ints(c.left_pad)[b] : 0;
+    if (pad < 0 || pad > length) {
+      check.refuse("cache_leftpad", "must be 0 to the sequence's length (" + number(length) +
+                                        "), got " + number(pad) + " for sequence " + number(b));
+    }
+    const int64_t end = length + c.added;
+    if (c.rotary_dim) {
+      XF_REQUIRE(check, end <= c.cos.shape[0], "rotary_cos",
+                 ".rows must be at least the longest sequence (" + number(end) + ")",
+                 number(c.cos.shape[0]), c.cos);
+      const int64_t last_q = length + (r.causal || r.left >= 0 || r.right >= 0 ? p.sq : 1);
+      XF_REQUIRE(check, last_q <= c.cos.shape[0], "rotary_cos",
+                 ".rows must be more than the last position of " + check.word("q") + " (" +
+                     number(last_q - 1) + ")",
+                 number(c.cos.shape[0]), c.cos);
+    }
+    const int64_t rows = p.packed ? ints(p.cu_q)[b + 1] - ints(p.cu_q)[b] : p.sq;
+    const int64_t out_of_sight = r.left >= 0 && r.left < p.sk ? end - rows - r.left : 0;
+    used.push_back({std::clamp<int64_t>(out_of_sight, pad, length), end});
+  }
+}
+
+void check_places(const Problem& p, const Checker& check, const std::vector<Used>& used) {
+  const Cache& c = p.cache;
+  const int64_t places = p.k.shape[0];
+  const auto refuse_place = [&](const char* name, int64_t got, int64_t b, int64_t column) {
+    check.refuse(name, "must be 0 to " + number(places - 1) + ", got " + number(got) + " at [" +
+                           number(b) + ", " + number(column) + "]");
+  };
+  std::set<std::pair<int64_t, int64_t>> written;
+  const auto write = [&](const char* name, int64_t place, int64_t row) {
+    if (!written.emplace(place, row).second) {
+      check.refuse(name,
+                   "must not append two sequences to one place, got " + number(place) + " twice");
+    }
+  };
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const auto [first, end] = used[static_cast<size_t>(b)];
+    if (c.sequences.data) {
+      const int64_t sequence = ints(c.sequences)[b];
+      if (sequence < 0 || sequence >= places) refuse_place("cache_batch_idx", sequence, b, 0);
+      if (c.added) write("cache_batch_idx", sequence, 0);
+    }
+    if (c.kind == CacheKind::kPlain) continue;
+    const bool paged = c.kind == CacheKind::kPaged;
+    const char* name = paged ? "block_table" : "beam_index";
+    const int64_t rows = paged ? c.page : 1;
+    const int32_t* row = ints(c.table) + b * c.table.strides[0];
+    for (int64_t i = first / rows; i < (end + rows - 1) / rows; ++i) {
+      if (row[i] < 0 || row[i] >= places) refuse_place(name, row[i], b, i);
+      if (c.added && (i + 1) * rows > end - c.added) write(name, row[i], paged ? 0 : i);
+    }
+  }
+}
+
+}  // namespace
+
+const char* name_of(CacheKind kind) {
+  switch (kind) {
+    case CacheKind::kPaged:
+      return "paged";
+    case CacheKind::kBeam:
+      return "beam";
+    default:
+      return "";
+  }
+}
+
+bool is_quantised(DType dtype) {
+  return dtype == DType::kE4M3 || dtype == DType::kE5M2 || dtype == DType::kI8;
+}
+
+void read_cache(Problem& p, const FwdRequest& r) {
+  const Checker check = checker_of(r);
+  Cache& c = p.cache;
+  read_places(p, r, check);
+  read_scales(p, r, check);
+  if (!r.cache.lengths.is_none()) {
+    c.lengths = read_int32(r.cache.lengths, "cache_seqlens", p.batch, p, check);
+  }
+  read_appended(p, r, check);
+  if (r.cache.length < -1) {
+    check.refuse("cache_length",
+                 "must be -1 (all of the cache) or not negative, got " + number(r.cache.length));
+  }
+  if (!p.packed) p.sk = c.capacity;
+  c.max_keys = r.cache.length >= 0 ? r.cache.length + c.added : c.capacity;
+  if (p.packed) c.max_keys = p.sk;
+  if (p.q.queue) {
+    // What lies on a device is trusted: reading it would wait for its queue.
+    if (r.cache.length >= 0 && !p.packed) check_length(p, r.cache.length, 0, check);
+    c.max_keys = std::min(c.max_keys, c.capacity);
+    return;
+  }
+  std::vector<Used> used;
+  check_lengths(p, r, check, used);
+  check_places(p, check, used);
+  c.max_keys = 0;
+  for (const Used& u : used) c.max_keys = std::max(c.max_keys, u.end);
+}
+
+}  // namespace xeflash

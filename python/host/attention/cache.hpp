@@ -1,0 +1,65 @@
+// A cache of keys and values as a request names it, checked.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <tuple>
+
+#include "host/arrays/array.hpp"
+#include "host/device/fields.hpp"
+
+namespace xeflash {
+
+// Where the rows of K and V lie: see kernels/attention/cache.hpp.
+enum class CacheKind : uint8_t { kPlain, kPaged, kBeam };
+const char* name_of(CacheKind kind);
+
+struct CacheRequest {
+  bool given = false;  // by k_cache or v_cache; None is one that is refused
+  py::object k = py::none(), v = py::none();
+  py::object lengths = py::none();  // int32 array (batch); None: `length`
+  int64_t length = -1;              // keys in use in every sequence; -1: all of the cache
+  py::object sequences = py::none(), left_pad = py::none(), pages = py::none(), beams = py::none();
+  py::object k_scale = py::none(), v_scale = py::none();  // None, a number, or an array
+  py::object cos = py::none(), sin = py::none();
+  bool interleaved = true;
+};
+
+constexpr std::tuple kCacheFields{
+    Field{"k_cache", &CacheRequest::k},
+    Field{"v_cache", &CacheRequest::v},
+    Field{"cache_seqlens", &CacheRequest::lengths},
+    Field{"cache_length", &CacheRequest::length},
+    Field{"cache_batch_idx", &CacheRequest::sequences},
+    Field{"cache_leftpad", &CacheRequest::left_pad},
+    Field{"block_table", &CacheRequest::pages},
+    Field{"beam_index", &CacheRequest::beams},
+    Field{"k_scale", &CacheRequest::k_scale},
+    Field{"v_scale", &CacheRequest::v_scale},
+    Field{"rotary_cos", &CacheRequest::cos},
+    Field{"rotary_sin", &CacheRequest::sin},
+    Field{"rotary_interleaved", &CacheRequest::interleaved},
+};
+static_assert(is_complete<1>(kCacheFields));  // and `given`
+
+struct Cache {
+  bool given = false;
+  CacheKind kind = CacheKind::kPlain;
+  Array lengths, sequences, left_pad, table, k_scale, v_scale;  // without data: not given
+  float k_factor = 1, v_factor = 1;
+  Array new_k, new_v, cos, sin;
+  int64_t added = 0, rotary_dim = 0;
+  int64_t page = 0, capacity = 0;  // rows of a sequence that there is room for
+  int64_t max_keys = 0;            // of a sequence, as far as it is known without asking a device
+};
+
+struct FwdRequest;
+struct Problem;
+
+// The types that K and V of a cache may have besides that of q.
+bool is_quantised(DType dtype);
+
+// Fills problem.cache from a request with q, k and v read; refuses like read_problem.
+void read_cache(Problem& problem, const FwdRequest& request);
+
+}  // namespace xeflash

@@ -1,0 +1,490 @@
+#include "host/attention/problem.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "host/arrays/checks.hpp"
+#include "host/arrays/overlap.hpp"
+#include "host/attention/part.hpp"
+#include "host/device/runtime.hpp"
+#include "host/device/sizes.hpp"
+
+namespace xeflash {
+namespace {
+
+constexpr int64_t kMostChunk = 1 << 30;  // the end of one is counted in 32 bits
+
+std::string number(int64_t n) { return std::to_string(n); }
+
+void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
+  const bool sdpa = r.layout == Layout::kBHSD;
+  p.packed = r.layout == Layout::kTHD;
+  p.cache.given = r.cache.given;
+  p.q = with_contiguous_rows(read_array(r.q, check, "q"), check, "q");
+  p.k = read_array(p.cache.given ? r.cache.k : r.k, check, p.k_name());
+  p.v = read_array(p.cache.given ? r.cache.v : r.v, check, p.v_name());
+  if (!p.cache.given) {  // a cache is used where it is
+    p.k = with_contiguous_rows(std::move(p.k), check, p.k_name());
+    p.v = with_contiguous_rows(std::move(p.v), check, p.v_name());
+  }
+
+  const int rank_q = p.packed ? 3 : 4, rank = p.packed && !p.cache.given ? 3 : 4;
+  const Axes axes_q = axes_of(r.layout), axes = axes_of(p.k_layout(r.layout));
+  XF_REQUIRE_DTYPE(
+      check, p.q.dtype == DType::kF32 || p.q.dtype == DType::kF16 || p.q.dtype == DType::kBF16, p.q,
+      "q", "must be float32, float16 or bfloat16");
+  const std::pair<const Array*, const char*> arrays[] = {
+      {&p.q, "q"}, {&p.k, p.k_name()}, {&p.v, p.v_name()}};
+  for (const auto& [a, name] : arrays) {
+    const int dims = a == &p.q ? rank_q : rank;
+    XF_REQUIRE(check, a->ndim == dims, name,
+               a != &p.q && dims == rank_q
+                   ? "must have the " + number(dims) + " dimensions of " + check.word("q")
+                   : "must have " + number(dims) + " dimensions",
+               number(a->ndim), *a);
+    XF_REQUIRE_DTYPE(
+        check, a->dtype == p.q.dtype || (p.cache.given && a != &p.q && is_quantised(a->dtype)), *a,
+        name,
+        "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")" +
+            (p.cache.given ? ", float8_e4m3fn, float8_e5m2 or int8" : ""));
+    check.require_same_place(*a, name, p.q, "q");
+    if (p.cache.given) {
+      XF_REQUIRE(check, a->has_contiguous_rows(), name, "must have a contiguous last dimension",
+                 "stride " + number(a->strides[dims - 1]), *a);
+    }
+    const int64_t dim = a->shape[dims - 1];
+    XF_REQUIRE(check, dim >= 1 && dim <= kMaxHeadDim, name,
+               ".head_dim must be 1 to " + number(kMaxHeadDim), number(dim), *a);
+  }
+  auto same = [&](const Array& a, const char* name, const char* what, int64_t got, int64_t want,
+                  const char* of) {
+    XF_REQUIRE(check, got == want, name,
+               std::string(".") + what + " must equal " + check.word(of) + "." + what + " (" +
+                   number(want) + ")",
+               number(got), a);
+  };
+  XF_REQUIRE_DTYPE(
+      check, p.v.dtype == p.k.dtype, p.v, p.v_name(),
+      "must have the dtype of " + check.word(p.k_name()) + " (" + name_of(p.k.dtype) + ")");
+  p.d = p.q.shape[rank_q - 1];
+  p.dv = p.v.shape[rank - 1];
+  p.heads_q = p.q.shape[axes_q.head];
+  p.heads_k = p.k.shape[axes.head];
+  p.sq = p.tokens_q = p.q.shape[axes_q.row];
+  p.sk = p.tokens_k = p.k.shape[axes.row];
+  same(p.k, p.k_name(), "head_dim", p.k.shape[rank - 1], p.d, "q");
+  same(p.v, p.v_name(), "heads", p.v.shape[axes.head], p.heads_k, p.k_name());
+  same(p.v, p.v_name(), "length", p.v.shape[axes.row], p.sk, p.k_name());
+  if (p.cache.given) same(p.v, p.v_name(), "batch", p.v.shape[0], p.k.shape[0], p.k_name());
+  if (axes_q.batch >= 0) p.batch = p.q.shape[axes_q.batch];
+  if (axes.batch >= 0 && !p.cache.given) {
+    for (const auto& [a, name] : {arrays[1], arrays[2]}) {
+      if (sdpa && a->shape[axes.batch] == 1) continue;  // broadcast
+      same(*a, name, "batch", a->shape[axes.batch], p.batch, "q");
+    }
+  }
+  XF_REQUIRE(check, p.heads_k > 0 ? p.heads_q % p.heads_k == 0 : p.heads_q == 0, p.k_name(),
+             ".heads must divide " + check.word("q") + ".heads (" + number(p.heads_q) + ")",
+             number(p.heads_k), p.k);
+  XF_REQUIRE(check, p.heads_q == p.heads_k || p.heads_k == 1 || r.broadcast_heads, p.k_name(),
+             ".heads must equal " + check.word("q") + ".heads (" + number(p.heads_q) + ") unless " +
+                 check.word("enable_gqa") + "=True",
+             number(p.heads_k), p.k);
+  XF_REQUIRE(check, p.sq <= kMaxLength, "q", ".length must be below 2^31", number(p.sq), p.q);
+  XF_REQUIRE(check, p.sk <= kMaxLength, p.k_name(), ".length must be below 2^31", number(p.sk),
+             p.k);
+}
+
+}  // namespace
+
+Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& p,
+                 const Checker& check) {
+  Array a = read_array(object, check, name);
+  XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
+  XF_REQUIRE(check, a.ndim == 1, name, "must have 1 dimension", number(a.ndim), a);
+  if (size >= 0)
+    XF_REQUIRE(check, a.shape[0] == size, name, "must have " + number(size) + " entries",
+               number(a.shape[0]), a);
+  XF_REQUIRE(check, a.is_packed(), name, "must be contiguous", "strides " + a.describe_strides(),
+             a);
+  check.require_same_place(a, name, p.q, "q");
+  return a;
+}
+
+namespace {
+
+// Starts of packed sequences. In host memory they are read here; on a device the caller is trusted,
+// as reading them would wait for the queue.
+void check_starts(const Array& a, const char* name, int64_t longest, const char* longest_name,
+                  const Checker& check) {
+  if (a.queue) return;
+  const auto* starts = reinterpret_cast<const int32_t*>(a.data);
+  XF_REQUIRE(check, starts[0] == 0, name, "must start with 0", number(starts[0]), a);
+  for (int64_t i = 1; i < a.shape[0]; ++i) {
+    const int64_t length = static_cast<int64_t>(starts[i]) - starts[i - 1];
+    XF_REQUIRE(check, length >= 0, name, "must not decrease",
+               number(starts[i]) + " after " + number(starts[i - 1]), a);
+    if (length > longest) {
+      check.refuse(longest_name, "must be at least the longest sequence (" + number(length) +
+                                     "), got " + number(longest));
+    }
+  }
+}
+
+void check_end(const Array& a, const char* name, int64_t tokens, const Checker& check) {
+  if (a.queue) return;
+  const int64_t end = reinterpret_cast<const int32_t*>(a.data)[a.shape[0] - 1];
+  XF_REQUIRE(check, end == tokens, name,
+             "must end with the number of packed rows (" + number(tokens) + ")", number(end), a);
+}
+
+void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
+  if (!p.packed) return;
+  p.cu_q = read_int32(r.cu_q, "cu_seqlens_q", -1, p, check);
+  XF_REQUIRE(check, p.cu_q.shape[0] >= 1, "cu_seqlens_q", "must have batch + 1 entries", "0",
+             p.cu_q);
+  p.batch = p.cu_q.shape[0] - 1;
+  // Pages need no starts, only lengths.
+  const bool starts = !r.cu_k.is_none() || !p.cache.given || r.used_k.is_none();
+  if (starts) p.cu_k = read_int32(r.cu_k, "cu_seqlens_k", p.batch + 1, p, check);
+  if (r.max_q < 0 || r.max_q > kMaxLength)
+    check.refuse("max_seqlen_q", "must be 0 to 2^31 - 1, got " + number(r.max_q));
+  if (r.max_k < 0 || r.max_k > kMaxLength)
+    check.refuse("max_seqlen_k", "must be 0 to 2^31 - 1, got " + number(r.max_k));
+  check_starts(p.cu_q, "cu_seqlens_q", r.max_q, "max_seqlen_q", check);
+  check_end(p.cu_q, "cu_seqlens_q", p.tokens_q, check);
+  if (starts) check_starts(p.cu_k, "cu_seqlens_k", r.max_k, "max_seqlen_k", check);
+  if (!p.cache.given) check_end(p.cu_k, "cu_seqlens_k", p.tokens_k, check);
+  // No sequence is longer than all of them together.
+  p.sq = std::min(r.max_q, p.tokens_q);
+  p.sk = p.cache.given ? r.max_k : std::min(r.max_k, p.tokens_k);
+  if (r.used_k.is_none()) return;
+  p.used_k = read_int32(r.used_k, "seqused_k", p.batch, p, check);
+  if (p.used_k.queue) return;
+  const auto* used = reinterpret_cast<const int32_t*>(p.used_k.data);
+  const auto* start = reinterpret_cast<const int32_t*>(p.cu_k.data);
+  for (int64_t i = 0; i < p.batch; ++i) {
+    const int64_t length = starts ? start[i + 1] - start[i] : r.max_k;
+    XF_REQUIRE(check, used[i] >= 0 && used[i] <= length, "seqused_k",
+               "must be 0 to the sequence's length (" + number(length) + ")", number(used[i]),
+               p.used_k);
+  }
+}
+
+void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
+  if (!r.bias.is_none()) {
+    p.bias = with_whole_strides(read_array(r.bias, check, "attn_mask"), check, "attn_mask");
+    XF_REQUIRE_DTYPE(
+        check,
+        p.bias.dtype == DType::kBool || p.bias.dtype == DType::kF32 || p.bias.dtype == p.q.dtype,
+        p.bias, "attn_mask", "must be bool, float32 or the dtype of " + check.word("q"));
+    check.require_same_place(p.bias, "attn_mask", p.q, "q");
+    const std::array<int64_t, 4> full = {p.batch, p.heads_q, p.sq, p.sk};
+    bool fits = p.bias.ndim <= 4;
+    for (int i = 0; fits && i < p.bias.ndim; ++i) {
+      const int64_t n = p.bias.shape[p.bias.ndim - 1 - i];
+      fits = n == 1 || n == full[3 - i];
+    }
+    XF_REQUIRE(check, fits, "attn_mask",
+               "must broadcast to [" + number(full[0]) + ", " + number(full[1]) + ", " +
+                   number(full[2]) + ", " + number(full[3]) + "]",
+               p.bias.describe_shape(), p.bias);
+  }
+  if (!r.alibi.is_none()) {
+    p.alibi = read_array(r.alibi, check, "alibi_slopes");
+    XF_REQUIRE_DTYPE(check, p.alibi.dtype == DType::kF32, p.alibi, "alibi_slopes",
+                     "must be float32");
+    const bool per_head = p.alibi.ndim == 1 && p.alibi.shape[0] == p.heads_q;
+    const bool per_batch =
+        p.alibi.ndim == 2 && p.alibi.shape[0] == p.batch && p.alibi.shape[1] == p.heads_q;
+    XF_REQUIRE(check, per_head || per_batch, "alibi_slopes",
+               "must have shape [" + number(p.heads_q) + "] or [" + number(p.batch) + ", " +
+                   number(p.heads_q) + "]",
+               p.alibi.describe_shape(), p.alibi);
+    p.alibi = with_contiguous_rows(std::move(p.alibi), check, "alibi_slopes");
+    check.require_same_place(p.alibi, "alibi_slopes", p.q, "q");
+  }
+  if (!r.sinks.is_none()) {
+    const char* name = "s_aux";
+    p.sinks = read_array(r.sinks, check, name);
+    XF_REQUIRE_DTYPE(check,
+                     p.sinks.dtype == DType::kF32 || p.sinks.dtype == DType::kF16 ||
+                         p.sinks.dtype == DType::kBF16,
+                     p.sinks, name, "must be a floating type");
+    XF_REQUIRE(check, p.sinks.ndim == 1 && p.sinks.shape[0] == p.heads_q, name,
+               "must have shape [" + number(p.heads_q) + "]", p.sinks.describe_shape(), p.sinks);
+    check.require_same_place(p.sinks, name, p.q, "q");
+    p.sinks = with_contiguous_rows(as_float32(std::move(p.sinks), check, name), check, name);
+  }
+}
+
+// For what says which keys a row sees beside a window: sequences have to be whole and dense,
+// without chunks.
+void require_window_alone(const char* name, const Problem& p, const FwdRequest& r,
+                          const Checker& check) {
+  const bool is_part =
+      !r.part.other_lse.is_none() || !r.part.q_start.is_none() || !r.part.k_start.is_none();
+  const auto refuse_with = [&](const std::string& other) {
+    check.refuse<NotImplemented>(name, "must be None with " + other + ", got an array");
+  };
+  if (p.cache.given) refuse_with("a cache of keys");
+  if (p.packed) refuse_with(check.word("cu_seqlens_q"));
+  if (r.chunk > 0) refuse_with(check.word("attention_chunk"));
+  if (is_part)
+    refuse_with(check.word("other_lse") + ", " + check.word("q_start") + " or " +
+                check.word("k_start"));
+}
+
+// Ids of the positions of k, of which the queries are the last.
+void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
+  const char* name = "document_ids";
+  if (r.documents.is_none()) return;
+  require_window_alone(name, p, r, check);
+  p.documents = read_array(r.documents, check, name);
+  const Array& a = p.documents;
+  XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
+  const bool fits = (a.ndim == 1 || (a.ndim == 2 && (a.shape[0] == p.batch || a.shape[0] == 1))) &&
+                    a.shape[a.ndim - 1] == p.sk;
+  XF_REQUIRE(check, fits, name,
+             "must have shape [" + number(p.sk) + "] or [" + number(p.batch) + ", " + number(p.sk) +
+                 "], an id per row of " + check.word(p.k_name()),
+             a.describe_shape(), a);
+  constexpr int64_t kMostIds = 1 << 30;  // their bytes are counted in 32 bits
+  XF_REQUIRE(check, p.sk < kMostIds, name, "must have fewer than 2^30 ids of a sequence",
+             number(p.sk), a);
+  check.require_same_place(a, name, p.q, "q");
+  if (p.sq > p.sk)
+    check.refuse("q", ".length must be at most " + check.word(p.k_name()) + ".length (" +
+                          number(p.sk) + ") with " + check.word("document_ids") +
+                          ", as queries are the last positions of keys, got " + number(p.sq));
+  if (!r.bottom_right && p.sq != p.sk)
+    check.refuse("bottom_right", "must be True with " + check.word("document_ids") + " where " +
+                                     check.word("q") + " is shorter than " +
+                                     check.word(p.k_name()) +
+                                     ", as queries are the last positions of keys, got False");
+  p.documents = with_contiguous_rows(std::move(p.documents), check, name);
+}
+
+// Bits of the keys that are picked for rows, and which words of a span have one.
+void read_picks(Problem& p, const FwdRequest& r, const Checker& check) {
+  if (r.picks.is_none() != r.picked_spans.is_none())
+    check.refuse(check.word("picks") + " and " + check.word("picked_spans") +
+                 " must be given together");
+  if (r.picks.is_none()) return;
+  const char* list = "gather_kv_indices";
+  require_window_alone(list, p, r, check);
+  if (!r.documents.is_none())
+    check.refuse<NotImplemented>(
+        list, "must be None with " + check.word("document_ids") + ", got an array");
+  const auto read = [&](const py::object& object, const char* name, int64_t rows) {
+    Array a = read_array(object, check, name);
+    const int64_t words = divide_up(p.sk, kWord);
+    XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
+    const bool fits = a.ndim == 3 && (a.shape[0] == p.batch || a.shape[0] == 1) &&
+                      a.shape[1] == rows && a.shape[2] == words && a.is_packed();
+    XF_REQUIRE(check, fits, name,
+               "must be contiguous, of shape [" + number(p.batch) + ", " + number(rows) + ", " +
+                   number(words) + "]",
+               a.describe_shape(), a);
+    check.require_same_place(a, name, p.q, "q");
+    constexpr int64_t kMostWords = 1 << 30;  // their bytes are counted in 32 bits
+    XF_REQUIRE(check, rows * words < kMostWords, name, "must have fewer than 2^30 words of a row",
+               number(rows * words), a);
+    return a;
+  };
+  p.picks = read(r.picks, "picks", p.sq);
+  p.picked_spans = read(r.picked_spans, "picked_spans", divide_up(p.sq, kSpan));
+}
+
+std::string text(double x) { return py::str(py::float_(x)).cast<std::string>(); }
+
+void check_finite(double x, const char* name, const Checker& check) {
+  if (!std::isfinite(static_cast<float>(x)))
+    check.refuse(name, "must be finite in float32, got " + text(x));
+}
+
+// All numbers are finite; some have rules besides.
+void check_numbers(const FwdRequest& r, const Checker& check) {
+  if (!(r.softcap >= 0) || !std::isfinite(static_cast<float>(r.softcap)))
+    check.refuse("softcap",
+                 "must be 0 (off) or positive and finite in float32, got " + text(r.softcap));
+  if (!(r.dropout >= 0 && r.dropout <= 1))
+    check.refuse("dropout_p", "must be 0 to 1, got " + text(r.dropout));
+  const auto check_one = [&](const auto& f) {
+    const auto& x = r.*f.member;
+    using T = std::remove_cvref_t<decltype(x)>;
+    if constexpr (std::is_same_v<T, double>) check_finite(x, f.name, check);
+    if constexpr (std::is_same_v<T, std::optional<double>>)
+      check_finite(x.value_or(0), f.name, check);
+  };
+  std::apply([&](const auto&... f) { (check_one(f), ...); }, kCallFields);
+  for (int64_t side : {r.left, r.right}) {
+    if (side < -1)
+      check.refuse("window_size", "must be -1 (unlimited) or not negative, got " + number(side));
+  }
+  if (r.chunk < 0 || r.chunk > kMostChunk)
+    check.refuse("attention_chunk", "must be 0 (off) to 2^30, got " + number(r.chunk));
+}
+
+// All arrays of a call but `out`.
+template <class Visit>
+void each_input(const Problem& p, Visit visit) {
+  const Cache& c = p.cache;
+  visit(p.q, "q");
+  visit(p.k, p.k_name());
+  visit(p.v, p.v_name());
+  visit(p.bias, "attn_mask");
+  visit(p.alibi, "alibi_slopes");
+  visit(p.sinks, "s_aux");
+  visit(p.documents, "document_ids");
+  visit(p.picks, "picks");
+  visit(p.picked_spans, "picked_spans");
+  for (const Array& a : p.score_mod.arrays) visit(a, "captures");
+  visit(p.cu_q, "cu_seqlens_q");
+  visit(p.cu_k, "cu_seqlens_k");
+  visit(p.used_k, "seqused_k");
+  visit(p.part.other_lse, "other_lse");
+  visit(p.part.q_starts, "q_start");
+  visit(p.part.k_starts, "k_start");
+  visit(c.lengths, "cache_seqlens");
+  visit(c.sequences, "cache_batch_idx");
+  visit(c.left_pad, "cache_leftpad");
+  visit(c.table, c.kind == CacheKind::kBeam ? "beam_index" : "block_table");
+  visit(c.k_scale, "k_scale");
+  visit(c.v_scale, "v_scale");
+  visit(c.new_k, "k");
+  visit(c.new_v, "v");
+  visit(c.cos, "rotary_cos");
+  visit(c.sin, "rotary_sin");
+}
+
+// Whether K and V are views of one pool of pages that keep apart: the page of K and the page of V
+// of one number share nothing, and the numbers are what the table of a sequence gives.
+bool pages_lie_apart(const Problem& p) {
+  if (p.cache.kind != CacheKind::kPaged || p.k.strides[0] != p.v.strides[0]) return false;
+  Array k = p.k, v = p.v;
+  k.shape[0] = v.shape[0] = 1;
+  return !overlap(k, v);
+}
+
+// What is written must be nothing else's memory, and every element its own.
+void refuse_shared(const Array& written, const char* name, const Problem& p, const Checker& check) {
+  XF_REQUIRE(check, !overlaps_itself(written), name, "must not have elements in one place",
+             "strides that meet", written);
+  each_input(p, [&](const Array& a, const char* other) {
+    if (&a == &written) return;
+    const bool both = (&a == &p.k && &written == &p.v) || (&a == &p.v && &written == &p.k);
+    if (both && pages_lie_apart(p)) return;
+    XF_REQUIRE(check, !overlap(written, a.copied ? *a.copied : a), name,
+               "must not share memory with " + check.word(other), "arrays that overlap", written);
+  });
+}
+
+// Arrays that new keys are written to.
+void check_appended(const Problem& p, const Checker& check) {
+  if (p.cache.added == 0) return;
+  refuse_shared(p.k, p.k_name(), p, check);
+  refuse_shared(p.v, p.v_name(), p, check);
+  if (!p.cache.k_scale.data) return;
+  refuse_shared(p.cache.k_scale, "k_scale", p, check);
+  refuse_shared(p.cache.v_scale, "v_scale", p, check);
+}
+
+// An array that a kernel writes as it writes the output.
+Array written_like_out(const py::object& object, const char* name, const Problem& p,
+                       const Checker& check) {
+  Array a = read_array(object, check, name);
+  if (p.part.other_lse.data) {
+    XF_REQUIRE_DTYPE(check, a.dtype == DType::kF32, a, name,
+                     "must be float32 with " + check.word("other_lse"));
+  } else {
+    XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
+                     "must have the dtype of " + check.word("q"));
+  }
+  check.require_same_place(a, name, p.q, "q");
+  bool fits = a.ndim == p.q.ndim && a.shape[a.ndim - 1] == p.dv;
+  for (int i = 0; fits && i < a.ndim - 1; ++i) fits = a.shape[i] == p.q.shape[i];
+  XF_REQUIRE(check, fits, name,
+             "must have the shape of " + check.word("q") + " with head_dim " + number(p.dv),
+             a.describe_shape(), a);
+  require_own_memory(a, name, p, check);
+  return a;
+}
+
+}  // namespace
+
+void require_own_memory(const Array& a, const char* name, const Problem& p, const Checker& check) {
+  XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
+             "stride " + number(a.strides[a.ndim - 1]), a);
+  XF_REQUIRE(check, a.writable, name, "must be writable", "one that is read-only", a);
+  refuse_shared(a, name, p, check);
+}
+
+Axes axes_of(Layout layout) {
+  switch (layout) {
+    case Layout::kBSHD:
+      return {0, 1, 2};
+    case Layout::kBHSD:
+      return {0, 2, 1};
+    default:
+      return {-1, 0, 1};
+  }
+}
+
+TensorArg tensor_arg(const Array& a, Layout layout) {
+  const Axes axes = axes_of(layout);
+  TensorArg t{a.data, 0, a.strides[axes.row], a.strides[axes.head]};
+  if (axes.batch >= 0 && a.shape[axes.batch] > 1) t.batch = a.strides[axes.batch];
+  return t;
+}
+
+Problem read_problem(const FwdRequest& r) {
+  const Checker check = checker_of(r);
+  check_numbers(r, check);
+  Problem p;
+  read_qkv(p, r, check);
+  read_packing(p, r, check);
+  if (p.cache.given) read_cache(p, r);
+  if (r.splits < 0 || r.splits > kMaxSplits) {
+    check.refuse("num_splits",
+                 "must be 0 (automatic) to " + number(kMaxSplits) + ", got " + number(r.splits));
+  }
+  read_score_arrays(p, r, check);
+  read_documents(p, r, check);
+  read_picks(p, r, check);
+  read_part(p, r, check);
+  p.score_mod = read_score_mod(r.score_mod, p.q, check);
+  check_appended(p, check);
+  if (r.unified_max && p.sq != 1) {
+    check.refuse<NotImplemented>("unified_max", "is there for one query only, got " +
+                                                    check.word("q") + ".length = " + number(p.sq));
+  }
+  if (p.batch > kMaxLength || p.heads_q > kMaxLength) {
+    check.refuse("q", ".batch and .heads must be below 2^31, got " + number(p.batch) + " and " +
+                          number(p.heads_q));
+  }
+  return p;
+}
+
+Array result_array(const Problem& p, const FwdRequest& r) {
+  if (!r.out.is_none()) return written_like_out(r.out, "out", p, checker_of(r));
+  const Axes axes = axes_of(r.layout);
+  if (p.packed) return new_array(p.q, p.q.dtype, {p.tokens_q, p.heads_q, p.dv});
+  return new_array(p.q, p.q.dtype,
+                   {p.batch, p.q.shape[std::min(axes.row, axes.head)],
+                    p.q.shape[std::max(axes.row, axes.head)], p.dv});
+}
+
+Array rest_array(const Problem& p, const FwdRequest& r) {
+  if (r.rest.is_none()) return {};
+  const Checker check = checker_of(r);
+  Array rest = written_like_out(r.rest, "rest", p, check);
+  check_rest(rest, check);
+  return rest;
+}
+
+void check_rest(const Array& rest, const Checker& check) {
+  XF_REQUIRE_DTYPE(check, size_of(rest.dtype) == 2, rest, "rest", "must be of 16 bits");
+}
+
+}  // namespace xeflash

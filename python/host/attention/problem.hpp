@@ -1,0 +1,67 @@
+// A request's arrays, checked: sizes and strides, whatever the layout and the framework.
+#pragma once
+
+#include <limits>
+
+#include "attention/params.hpp"
+#include "host/arrays/access.hpp"
+#include "host/arrays/checks.hpp"
+#include "host/attention/cache.hpp"
+#include "host/attention/request.hpp"
+#include "host/attention/score_mod.hpp"
+
+namespace xeflash {
+
+constexpr int64_t kMaxHeadDim = 576;
+constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
+
+// Which part of a larger attention a call is: its positions and heads, and what it is added to.
+struct Part {
+  Array other_lse;  // without data: it is added to nothing
+  int32_t q_start = 0, k_start = 0;
+  Array q_starts, k_starts;  // of each sequence, without data: 0
+  int32_t first_head = 0, all_heads = 0;
+};
+
+// The arrays of a request in one shape of thought: sizes and (batch, row, head) strides, whatever
+// the layout.
+struct Problem {
+  Array q, k, v;
+  int64_t batch = 0, heads_q = 0, heads_k = 0, sq = 0, sk = 0, d = 0, dv = 0;
+  int64_t tokens_q = 0, tokens_k = 0;  // rows of the packed arrays
+  Array cu_q, cu_k, used_k, bias, alibi, sinks, documents, picks, picked_spans;
+  ScoreModCall score_mod;
+  bool packed = false;
+  Part part;
+  Cache cache;
+
+  const char* k_name() const { return cache.given ? "k_cache" : "k"; }
+  const char* v_name() const { return cache.given ? "v_cache" : "v"; }
+  bool has_queries() const { return batch * heads_q * sq * (packed ? tokens_q : 1) != 0; }
+  bool has_scores() const { return has_queries() && sk != 0; }
+  Layout k_layout(Layout layout) const { return cache.given ? Layout::kBSHD : layout; }
+};
+
+Axes axes_of(Layout layout);
+TensorArg tensor_arg(const Array& array, Layout layout);
+
+// A vector of `size` entries (-1: any number) on the device of q.
+Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& problem,
+                 const Checker& check);
+
+// Refuses what cannot be computed with a message that names function, argument, rule and value;
+// nothing has been allocated or written by then.
+Problem read_problem(const FwdRequest& request);
+
+// request.out, checked, or a new array.
+Array result_array(const Problem& problem, const FwdRequest& request);
+
+// What is written must be writable, with contiguous rows, and nothing else's memory.
+void require_own_memory(const Array& a, const char* name, const Problem& problem,
+                        const Checker& check);
+
+// request.rest, checked, to be written; without data if it is not given.
+Array rest_array(const Problem& problem, const FwdRequest& request);
+void check_rest(const Array& rest, const Checker& check);  // only 16 bits round
+
+}  // namespace xeflash

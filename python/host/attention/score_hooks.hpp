@@ -1,0 +1,68 @@
+// What changes scores, but for biases and score_mods, whose types are parts of theirs; and what
+// hides them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "host/attention/desc.hpp"
+#include "host/attention/problem.hpp"
+
+namespace xeflash {
+
+// One of them: a struct of kernels/attention/, the calls that have it, and what it reads there.
+struct ScoreHook {
+  const char* name;
+  bool (*used)(const Problem&, const FwdRequest&);
+  void (*set)(FwdParams&, const Problem&, const FwdRequest&);
+};
+
+// In the order in which a score goes through them.
+constexpr ScoreHook kScoreHooks[] = {
+    {"SoftCap", [](const Problem&, const FwdRequest& r) { return r.softcap > 0; },
+     [](FwdParams& to, const Problem&, const FwdRequest& r) {
+       to.softcap = normal_cap(r.softcap);
+     }},
+    {"Alibi", [](const Problem& p, const FwdRequest&) { return p.alibi.data != nullptr; },
+     [](FwdParams& to, const Problem& p, const FwdRequest&) {
+       to.alibi = reinterpret_cast<const float*>(p.alibi.data);
+       to.alibi_batch = p.alibi.ndim == 2 ? p.alibi.strides[0] : 0;
+     }},
+    {"Scaled",
+     [](const Problem& p, const FwdRequest& r) {  // kernels for anything else do without the sign
+       return r.scale && std::signbit(*r.scale) && r.softcap == 0 && !p.alibi.data &&
+              !p.bias.data && p.score_mod.id == ScoreModId::kNone;
+     },
+     [](FwdParams&, const Problem&, const FwdRequest&) {}},
+};
+
+// Which keys a row sees: the last one that a call has.
+constexpr ScoreHook kMasks[] = {
+    {"Window", [](const Problem&, const FwdRequest&) { return true; },
+     [](FwdParams&, const Problem&, const FwdRequest&) {}},
+    {"Documents", [](const Problem& p, const FwdRequest&) { return p.documents.data != nullptr; },
+     [](FwdParams& to, const Problem& p, const FwdRequest&) {
+       to.documents.ids = reinterpret_cast<const int32_t*>(p.documents.data);
+       to.documents.batch =
+           p.documents.ndim == 2 && p.documents.shape[0] > 1 ? p.documents.strides[0] : 0;
+     }},
+    {"Chunks",
+     [](const Problem& p, const FwdRequest& r) {  // a chunk that has all positions hides nothing
+       const bool is_part = !r.part.q_start.is_none() || !r.part.k_start.is_none();
+       const bool has_negative = p.sq > 1 && (p.packed || p.cache.given || p.sq > p.sk) &&
+                                 !r.causal && r.right != 0;  // positions, which see no key
+       return r.chunk > 0 && (is_part || has_negative || r.chunk < std::max(p.sq, p.sk));
+     },
+     [](FwdParams& to, const Problem&, const FwdRequest& r) {
+       to.chunk = static_cast<int32_t>(r.chunk);
+     }},
+    {"Picks", [](const Problem& p, const FwdRequest&) { return p.picks.data != nullptr; },
+     [](FwdParams& to, const Problem& p, const FwdRequest&) {
+       const auto words = [](const Array& a) { return reinterpret_cast<const int32_t*>(a.data); };
+       const auto batch = [](const Array& a) { return a.shape[0] > 1 ? a.strides[0] : 0; };
+       to.picks = {words(p.picks), words(p.picked_spans), batch(p.picks), batch(p.picked_spans)};
+     }},
+};
+
+}  // namespace xeflash

@@ -1,0 +1,38 @@
+// A user's change to scores, as Python passes it: a snippet of C++ and what it captures by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attention/params.hpp"
+#include "host/arrays/array.hpp"
+#include "host/arrays/checks.hpp"
+
+namespace xeflash {
+
+enum class ScoreModId : uint16_t { kNone };  // stands for a source
+
+// What of it changes the code of a kernel.
+struct ScoreModSource {
+  struct Capture {
+    std::string name, type;  // DType's name for an array; "float" or "int" for a number
+    int rank;
+  };
+  std::string text;
+  std::vector<Capture> captures;
+};
+
+// A snippet with its captures for one call.
+struct ScoreModCall {
+  ScoreModId id = ScoreModId::kNone;
+  Captures captures{};
+  std::vector<Array> arrays;       // kept alive
+  std::vector<std::string> names;  // of the arrays
+};
+
+// `score_mod` is None or (text, {name: array or number}).
+ScoreModCall read_score_mod(const py::object& score_mod, const Array& q, const Checker& check);
+
+const ScoreModSource& score_mod_source(ScoreModId id);
+
+}  // namespace xeflash

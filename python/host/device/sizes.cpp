@@ -1,0 +1,32 @@
+#include "host/device/sizes.hpp"
+
+#include "host/device/errors.hpp"
+
+namespace xeflash {
+namespace {
+
+// What a function of xeflash.tune says of a device, asked once; threads that ask at once get equal
+// ones.
+template <class Numbers>
+const Numbers& numbers_of(const Device& device, std::atomic<const Numbers*>& known,
+                          const char* function) {
+  if (const Numbers* numbers = known) return *numbers;
+  const DeviceFacts& facts = device.facts;
+  if (facts.arch.empty()) throw NotImplemented(facts.no_kernels);
+  auto* numbers = new Numbers;
+  read(*numbers, py::module_::import("xeflash.tune").attr(function)(facts.arch));
+  known = numbers;
+  return *numbers;
+}
+
+}  // namespace
+
+const Schedule& schedule_of(const Device& device) {
+  return numbers_of(device, device.schedule, "schedule");
+}
+
+const ProductSchedule& product_schedule_of(const Device& device) {
+  return numbers_of(device, device.product_schedule, "product_schedule");
+}
+
+}  // namespace xeflash

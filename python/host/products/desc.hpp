@@ -1,0 +1,40 @@
+// Descriptions of kernels of products.
+#pragma once
+
+#include "host/arrays/access.hpp"
+#include "host/device/kernels.hpp"
+#include "host/device/sizes.hpp"
+
+namespace xeflash {
+
+// What changes the code of a product of few rows: ProductDesc in tune/desc.py, which explains it.
+struct ProductDesc {
+  Algorithm algorithm = Algorithm::linear;
+  DType dtype = DType::kOther;
+  uint8_t rows = 0, width = 0;
+  DType weight = DType::kOther, scale = DType::kOther;  // kOther: dtype; none
+  uint8_t group = 0;
+  bool wide = false;
+  Access access = Access::kNone;
+
+  bool operator==(const ProductDesc&) const = default;
+};
+
+XF_FIELDS(ProductDesc, algorithm, dtype, rows, width, weight, scale, group, wide, access);
+
+// The same of matmul_softmax and of what a head makes of its logits: SoftmaxDesc in tune/desc.py.
+struct SoftmaxDesc {
+  Algorithm algorithm = Algorithm::matmul_softmax;
+  DType dtype = DType::kOther;
+  uint8_t rows = 0, columns = 0;
+  uint16_t inputs = 0;
+  bool more_inputs = false;
+  DType bias = DType::kOther;  // kOther: none
+  Access access = Access::kNone;
+
+  bool operator==(const SoftmaxDesc&) const = default;
+};
+
+XF_FIELDS(SoftmaxDesc, algorithm, dtype, rows, columns, inputs, more_inputs, bias, access);
+
+}  // namespace xeflash
