@@ -8,6 +8,7 @@
 #include <chrono>
 #include <map>
 
+#include "host/arrays/function.hpp"
 #include "host/arrays/overlap.hpp"
 #include "host/arrays/place.hpp"
 #include "host/attention/arguments.hpp"
@@ -23,12 +24,7 @@
 #include "host/device/native.hpp"
 #include "host/device/runtime.hpp"
 #include "host/device/sizes.hpp"
-#include "host/products/cross_entropy.hpp"
 #include "host/products/desc.hpp"
-#include "host/products/linear.hpp"
-#include "host/products/matmul_softmax.hpp"
-#include "host/products/sample.hpp"
-#include "host/products/top_k.hpp"
 
 namespace xeflash {
 namespace {
@@ -66,11 +62,14 @@ auto run_request(const py::kwargs& arguments) {
   return run(request);
 }
 
-template <auto run>
-auto run_arguments(const py::kwargs& arguments) {
+auto run_arguments(auto run, const py::kwargs& arguments) {
   const py::object function = arguments["function"];
   const UnderWay under_way(py::str(function).cast<std::string>());
   return run(arguments);
+}
+template <auto run>
+auto run_arguments(const py::kwargs& arguments) {
+  return run_arguments(run, arguments);
 }
 
 // Refuses of a call of forward() what its arrays' shapes, strides and types say; they need no
@@ -211,43 +210,50 @@ void translate_sycl_error(std::exception_ptr error) {
   }
 }
 
-PYBIND11_MODULE(_core, m) {
-  py::register_local_exception_translator(translate_sycl_error);
-  UnderWay::watch_forks();
+void define_attention(py::module_& m) {
   m.def("forward", &run_request<&forward>);
   m.def("backward", &run_arguments<&backward>);
   m.def("probabilities", &run_arguments<&probabilities>);
-  m.attr("MOST_LEARNED") = kMostLearned;
-  m.attr("GPU_BUILD_FLAGS") = level_zero::kBuildFlags;
-  m.def("call_fields", &call_fields);
-  m.def("learned_names", &learned_names);
-  m.def("desc_names", [] { return names_of(kFieldsOf<Desc>); });
-  m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
-  m.def("check_shapes", &check_shapes);
   m.def("standard_attention", &run_request<&standard_attention>);
   m.def("merge_states", &merge_states_from_python);
-  m.def("linear", &run_arguments<&linear>);
-  m.def("linear_fields", &linear_fields);
-  m.def("matmul_softmax", &run_arguments<&matmul_softmax>);
-  m.def("matmul_softmax_fields", &matmul_softmax_fields);
-  m.def("linear_cross_entropy", &run_arguments<&linear_cross_entropy>);
-  m.def("linear_cross_entropy_backward", &run_arguments<&linear_cross_entropy_backward>);
-  m.def("linear_cross_entropy_fields", &linear_cross_entropy_fields);
-  m.def("linear_top_k", &run_arguments<&linear_top_k>);
-  m.def("linear_top_k_fields", &linear_top_k_fields);
-  m.def("sample", &run_arguments<&sample>);
-  m.def("sample_fields", &sample_fields);
-  m.def("softmax_names", [] { return names_of(kFieldsOf<SoftmaxDesc>); });
-  m.def("product_names", [] { return names_of(kFieldsOf<ProductDesc>); });
-  m.def("refuse_shared", [](const std::string& function, const py::object& written,
-                            const std::string& name, const py::object& other) {
-    const Checker check(function);
-    if (overlap(read_array(written, check, "out"), read_array(other, check, name.c_str())))
-      check.refuse("out", "must not share memory with " + name + ", got arrays that overlap");
+  m.def("check_arguments", [](const py::kwargs& arguments) { read_arguments(arguments); });
+  m.def("check_shapes", &check_shapes);
+  m.def("call_fields", &call_fields);
+  m.def("learned_names", &learned_names);
+  m.attr("MOST_LEARNED") = kMostLearned;
+}
+
+// Each function of a request's fields is one row here, wherever it is.
+void define_functions(py::module_& m) {
+  for (const Function& f : functions()) {
+    m.def(f.name.c_str(),
+          [run = f.run](const py::kwargs& arguments) { return run_arguments(run, arguments); });
+  }
+  m.def("fields", [] {
+    py::dict all;
+    for (const Function& f : functions()) all[f.name.c_str()] = f.fields();
+    return all;
   });
+}
+
+void define_kernels(py::module_& m) {
   m.def("set_kernel_provider", &set_kernel_provider);
   m.def("used_kernels", &used_kernels);
   m.def("describe", &describe_call);
+  m.def("desc_names", [] { return names_of(kFieldsOf<Desc>); });
+  m.def("softmax_names", [] { return names_of(kFieldsOf<SoftmaxDesc>); });
+  m.def("product_names", [] { return names_of(kFieldsOf<ProductDesc>); });
+  m.def("compile_source", &compile_source_from_python);
+  m.def("compile_spirv", &compile_spirv_from_python);
+  m.attr("GPU_BUILD_FLAGS") = level_zero::kBuildFlags;
+}
+
+void define_devices(py::module_& m) {
+  m.def("devices", &devices);
+  m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
+  m.def("new_queue", [](size_t device) { return reinterpret_cast<uintptr_t>(new_queue(device)); });
+  m.def("allocate", &allocate);
+  m.def("pretend_cores", &pretend_cores);
   m.def("cpu_with_a_choice", &cpu_with_a_choice);
   m.def("measure_cpu_rates", [] {
     const CpuRates rates = measure_cpu_rates();
@@ -261,18 +267,30 @@ PYBIND11_MODULE(_core, m) {
       "set_cpu_rates",
       [](double fp32, double pairs, double tiles) { set_cpu_rates({fp32, pairs, tiles}); },
       py::arg("fp32"), py::arg("pairs"), py::arg("tiles"));
-  m.def("pretend_cores", &pretend_cores);
-  m.def("devices", &devices);
+  m.def("time_peak", &time_peak, py::arg(), py::arg(), py::arg(), py::arg(), py::arg("data") = 0,
+        py::arg("bytes") = 0);
+}
+
+void define_arrays(py::module_& m) {
   m.def("arch_of", [](const py::object& array, const std::string& function, const char* name) {
     return place_of(read_array(array, Checker(function), name)).device.facts.arch;
   });
-  m.def("host_queue", [] { return reinterpret_cast<uintptr_t>(&host_queue()); });
-  m.def("new_queue", [](size_t device) { return reinterpret_cast<uintptr_t>(new_queue(device)); });
-  m.def("allocate", &allocate);
-  m.def("time_peak", &time_peak, py::arg(), py::arg(), py::arg(), py::arg(), py::arg("data") = 0,
-        py::arg("bytes") = 0);
-  m.def("compile_source", &compile_source_from_python);
-  m.def("compile_spirv", &compile_spirv_from_python);
+  m.def("refuse_shared", [](const std::string& function, const py::object& written,
+                            const std::string& name, const py::object& other) {
+    const Checker check(function);
+    if (overlap(read_array(written, check, "out"), read_array(other, check, name.c_str())))
+      check.refuse("out", "must not share memory with " + name + ", got arrays that overlap");
+  });
+}
+
+PYBIND11_MODULE(_core, m) {
+  py::register_local_exception_translator(translate_sycl_error);
+  UnderWay::watch_forks();
+  define_attention(m);
+  define_functions(m);
+  define_kernels(m);
+  define_arrays(m);
+  define_devices(m);
 }
 
 }  // namespace xeflash

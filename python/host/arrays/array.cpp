@@ -447,6 +447,10 @@ Array with_contiguous_rows(Array array, const Checker& check, const char* name) 
   return copy_by("contiguous", std::move(array), check, name);
 }
 
+Array read_rows(py::handle object, const Checker& check, const char* name) {
+  return with_contiguous_rows(read_array(object, check, name), check, name);
+}
+
 Array packed_copy(Array array, const Checker& check, const char* name) {
   return copy_by("packed", std::move(array), check, name);
 }

@@ -76,6 +76,8 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
 Array with_whole_strides(Array array, const Checker& check, const char* name);
 // The array itself, or a copy whose last dimension is contiguous.
 Array with_contiguous_rows(Array array, const Checker& check, const char* name);
+// What `object` is, or such a copy of it.
+Array read_rows(py::handle object, const Checker& check, const char* name);
 // What a function of runtime.interop makes of an array.
 Array copy_by(const char* maker, Array array, const Checker& check, const char* name,
               const py::tuple& more = py::tuple());

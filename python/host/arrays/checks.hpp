@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "host/arrays/array.hpp"
 #include "host/device/errors.hpp"
@@ -23,6 +25,13 @@ inline float normal_cap(double cap) {
   if (cap == 0) return 0.f;
   return static_cast<float>(std::clamp<double>(cap, std::numeric_limits<float>::min(), 0x1p100));
 }
+
+// Whether a number is finite in float32.
+inline bool fits_float(double x) { return std::abs(x) <= std::numeric_limits<float>::max(); }
+
+inline std::string number(int64_t n) { return std::to_string(n); }
+std::string text_of(double number);                      // as Python shows it
+std::string text_of(const std::vector<int64_t>& shape);  // "[2, 8, 64]"
 
 class Checker {
  public:
@@ -62,6 +71,17 @@ class Checker {
     refuse(name, std::string("must be on the ") + what + " of " + word(q_name) + " (" + there +
                      "), got " + (here == there ? "another one" : here));
   }
+  // Rules that functions share.
+  void require_float(const Array& a, const char* name) const;  // one that is multiplied as it is
+  void require_dtype(const Array& a, const char* name, DType dtype) const;
+  void require_dtype_of(const Array& a, const char* name, const Array& q, const char* q_name) const;
+  void require_dims(const Array& a, const char* name, int dims) const;
+  void require_least_dims(const Array& a, const char* name, int dims) const;
+  void require_shape(const Array& a, const char* name, const std::vector<int64_t>& shape,
+                     const char* of = "") const;
+  // `rule` is what a number must be; messages show it as Python does.
+  void require(bool holds, const char* name, const std::string& rule, double number) const;
+
   const char* function() const { return function_.c_str(); }
 
  private:

@@ -34,4 +34,19 @@ class Scratch {
   Array array_;  // whose memory is freed in the order of its stream
 };
 
+// Parts of such memory, each from a line of a cache on.
+class Plan {
+ public:
+  // Where it begins.
+  int64_t add(int64_t bytes) {
+    const int64_t at = bytes_;
+    bytes_ += whole(bytes, kLineBytes);
+    return at;
+  }
+  int64_t floats() const { return bytes_ / 4 + kLineFloats; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
 }  // namespace xeflash

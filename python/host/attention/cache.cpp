@@ -15,8 +15,6 @@ namespace {
 
 constexpr int64_t kRotaryUnit = 16;  // rotated columns are a multiple of it
 
-std::string number(int64_t n) { return std::to_string(n); }
-
 Array read_scale(const py::object& object, float& factor, const char* name, const Array& of,
                  const char* of_name, const Problem& p, const Checker& check) {
   if (object.is_none()) {

@@ -14,8 +14,6 @@ namespace {
 
 constexpr int64_t kMostChunk = 1 << 30;  // the end of one is counted in 32 bits
 
-std::string number(int64_t n) { return std::to_string(n); }
-
 void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
   const bool sdpa = r.layout == Layout::kBHSD;
   p.packed = r.layout == Layout::kTHD;

@@ -24,6 +24,8 @@ struct DeviceFacts {
   int compute_units;
   int cores;  // of the machine, whatever part of them a process may use
   bool fp16, fp64, esimd, usm_system;
+
+  bool has_cpu_kernels() const { return arch.starts_with("cpu-"); }
 };
 
 DeviceFacts facts_of(const sycl::device& device);

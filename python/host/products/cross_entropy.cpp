@@ -1,15 +1,16 @@
-#include "host/products/cross_entropy.hpp"
-
+// The loss of a language model's head, without its logits in memory.
 #include <algorithm>
-#include <cmath>
+#include <limits>
+#include <optional>
 
-#include "host/arrays/read_value.hpp"
+#include "host/arrays/function.hpp"
 #include "host/products/logits.hpp"
 #include "host/products/targets.hpp"
 
 namespace xeflash {
 namespace {
 
+// CrossEntropyArguments in call/schema.py.
 struct CrossEntropyRequest {
   std::string function = "linear_cross_entropy";
   py::object input = py::none(), linear_weight = py::none(), target = py::none();
@@ -27,33 +28,38 @@ XF_FIELDS(CrossEntropyRequest, function, input, linear_weight, target, linear_bi
           ignore_index, label_smoothing, softcap, logit_scale, z_loss, divisor, log_prob, workspace,
           logits);
 
-std::string text_of(double x) { return py::str(py::float_(x)).cast<std::string>(); }
-
 void check_numbers(const CrossEntropyRequest& r, const Checker& check) {
   if (r.reduction != "none" && r.reduction != "mean" && r.reduction != "sum")
-    check.refuse("reduction must be \"none\", \"mean\" or \"sum\", got \"" + r.reduction + "\"");
-  if (!(r.label_smoothing >= 0 && r.label_smoothing <= 1))
-    check.refuse("label_smoothing must be 0 to 1, got " + text_of(r.label_smoothing));
-  if (!(r.z_loss >= 0 && r.z_loss <= 3.4028234663852886e38))
-    check.refuse("z_loss must be 0 or positive, and finite in float32, got " + text_of(r.z_loss));
+    check.refuse("reduction", "must be \"none\", \"mean\" or \"sum\", got \"" + r.reduction + "\"");
+  check.require(r.label_smoothing >= 0 && r.label_smoothing <= 1, "label_smoothing", "0 to 1",
+                r.label_smoothing);
+  check.require(r.z_loss >= 0 && fits_float(r.z_loss), "z_loss",
+                "0 or positive, and finite in float32", r.z_loss);
   if (r.divisor == 0) return;
-  if (!(r.divisor >= 1.1754943508222875e-38 && r.divisor <= 3.4028234663852886e38))
-    check.refuse("divisor must be positive and finite in float32, got " + text_of(r.divisor));
-  if (r.reduction != "mean")
-    check.refuse("divisor must be None but for reduction = \"mean\", got " + text_of(r.divisor));
+  check.require(r.divisor >= std::numeric_limits<float>::min() && fits_float(r.divisor), "divisor",
+                "positive and finite in float32", r.divisor);
+  check.require(r.reduction == "mean", "divisor", "None but for reduction = \"mean\"", r.divisor);
+}
+
+// All but what is in memory of the call.
+CrossEntropyParams params_of(const CrossEntropyRequest& r, const Head& head, const Targets& targets,
+                             const Kernels& kernels) {
+  CrossEntropyParams p{};
+  head.fill(p);
+  p.target = targets.arg;
+  share_out(p, kernels, part_of(head), head);
+  p.smoothing = static_cast<float>(r.label_smoothing);
+  p.sums_logits = r.label_smoothing > 0;
+  p.z_loss = static_cast<float>(r.z_loss);
+  p.sign = r.log_prob ? -1.f : 1.f;
+  p.divisor = r.reduction == "sum" ? 1.f : static_cast<float>(r.divisor);
+  return p;
 }
 
 }  // namespace
 
-py::tuple linear_cross_entropy_fields() {
-  py::list all;
-  list_fields(all, CrossEntropyRequest{}, kFieldsOf<CrossEntropyRequest>);
-  return py::tuple(all);
-}
-
-py::tuple linear_cross_entropy(const py::kwargs& arguments) {
-  const auto r = read_request<CrossEntropyRequest>(arguments);
-  const Checker check(r.function);
+// (loss, LSE, state for the backward pass).
+py::object linear_cross_entropy(const CrossEntropyRequest& r, const Checker& check) {
   check_numbers(r, check);
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
@@ -69,17 +75,9 @@ py::tuple linear_cross_entropy(const py::kwargs& arguments) {
 
   const Kernels& kernels = find_kernels(
       head.describe(Algorithm::linear_cross_entropy, head.rows, head.inputs), head.place);
-  CrossEntropyParams p{};
-  head.fill(p);
-  p.target = targets.arg;
-  share_out(p, kernels, part_of(head), head);
+  CrossEntropyParams p = params_of(r, head, targets, kernels);
   p.state = reinterpret_cast<float*>(state.data);
   p.lse = reinterpret_cast<float*>(lse.data);
-  p.smoothing = static_cast<float>(r.label_smoothing);
-  p.sums_logits = r.label_smoothing > 0;
-  p.z_loss = static_cast<float>(r.z_loss);
-  p.sign = r.log_prob ? -1.f : 1.f;
-  p.divisor = r.reduction == "sum" ? 1.f : static_cast<float>(r.divisor);
   const Array logits = read_logits(r.logits, p, head, check);
   Plan plan;
   const int64_t stats = plan.add(int64_t{p.parts} * kStats * p.rows * 4);
@@ -101,5 +99,7 @@ py::tuple linear_cross_entropy(const py::kwargs& arguments) {
   });
   return results;
 }
+
+static const Offered<CrossEntropyRequest, linear_cross_entropy> kLoss("linear_cross_entropy");
 
 }  // namespace xeflash

@@ -1,8 +1,7 @@
 // The gradients of a head's loss: blocks of the vocabulary in turn, of each blocks of rows.
 #include <algorithm>
 
-#include "host/arrays/read_value.hpp"
-#include "host/products/cross_entropy.hpp"
+#include "host/arrays/function.hpp"
 #include "host/products/logits.hpp"
 #include "host/products/targets.hpp"
 #include "products/matmul_params.hpp"
@@ -30,18 +29,23 @@ XF_FIELDS(HeadBackwardRequest, function, input, linear_weight, target, linear_bi
           of_target, of_all, softcap, logit_scale, wants_input, wants_weight, wants_bias, logits,
           dinput, dweight, dbias, adds);
 
-const float* read_floats(const py::object& object, const char* name, int64_t count,
-                         const Head& head, const Checker& check, std::vector<Array>& keep) {
-  Array x = read_array(object, check, name);
-  XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, name, "must be float32");
-  check.require_same_place(x, name, head.input, "input");
-  int64_t elements = 1;
-  for (int i = 0; i < x.ndim; ++i) elements *= x.shape[i];
-  XF_REQUIRE(check, elements == count && x.is_packed(), name,
-             "must be packed and have " + std::to_string(count) + " elements", x.describe_shape(),
-             x);
-  keep.push_back(x);
-  return reinterpret_cast<const float*>(keep.back().data);
+// What the gradients of rows are made of.
+struct RowFactors {
+  Array state, of_p, of_target, of_all;
+};
+
+RowFactors read_factors(const HeadBackwardRequest& r, const Head& head, const Checker& check) {
+  const auto read = [&](const py::object& object, const char* name, int64_t count) {
+    Array x = read_array(object, check, name);
+    check.require_dtype(x, name, DType::kF32);
+    check.require_same_place(x, name, head.input, "input");
+    XF_REQUIRE(check, bytes_of(x) == 4 * count && x.is_packed(), name,
+               "must be packed and have " + std::to_string(count) + " elements", x.describe_shape(),
+               x);
+    return x;
+  };
+  return {read(r.state, "state", 2 * head.rows), read(r.of_p, "of_p", head.rows),
+          read(r.of_target, "of_target", head.rows), read(r.of_all, "of_all", head.rows)};
 }
 
 // Where sums in fp32 go: rows of a matrix, or a line.
@@ -49,7 +53,7 @@ Array read_sums(const py::object& object, const char* name, int64_t rows, int64_
                 const Head& head, const Checker& check) {
   if (object.is_none()) return {};
   Array x = read_array(object, check, name);
-  XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, name, "must be float32");
+  check.require_dtype(x, name, DType::kF32);
   check.require_same_place(x, name, head.input, "input");
   const int64_t unit = head.sizes().sums_unit;
   const bool fits = x.is_packed() && x.shape[x.ndim - 1] >= columns && x.writable &&
@@ -59,6 +63,51 @@ Array read_sums(const py::object& object, const char* name, int64_t rows, int64_
              "must be packed, writable, and have rows of a multiple of " + std::to_string(unit),
              x.describe_shape(), x);
   return x;
+}
+
+// Where the gradient of an array goes: to a new one like it, or to sums in fp32 of the caller's.
+struct Gradient {
+  Array array;
+  bool wanted = false, is_sum = false;
+
+  py::object object() const { return wanted ? array.object : py::none(); }
+};
+struct Gradients {
+  Gradient input, weight, bias;
+
+  py::object objects() const {
+    return py::make_tuple(input.object(), weight.object(), bias.object());
+  }
+};
+
+Gradients read_gradients(const HeadBackwardRequest& r, const Head& head, const Checker& check) {
+  const auto gradient = [](const Array& sums, bool wanted) {
+    return Gradient{sums, wanted, sums.data != nullptr};
+  };
+  Gradients to{
+      gradient(read_sums(r.dinput, "dinput", head.rows, head.inputs, head, check), r.wants_input),
+      gradient(read_sums(r.dweight, "dweight", head.columns, head.inputs, head, check),
+               r.wants_weight),
+      gradient(read_sums(r.dbias, "dbias", 0, head.columns, head, check),
+               r.wants_bias && head.bias.data)};
+  const auto make = [&](Gradient& g, const std::vector<int64_t>& shape) {
+    if (g.wanted && !g.is_sum) g.array = new_array(head.input, head.input.dtype, shape);
+  };
+  std::vector<int64_t> input_shape = head.shape;
+  input_shape.push_back(head.features);
+  make(to.input, input_shape);
+  make(to.weight, {head.columns, head.features});
+  make(to.bias, {head.columns});
+  return to;
+}
+
+// Gradients of no rows.
+void clear_gradients(const Gradients& to, const Place& place) {
+  submit(place, [&](Launcher& launch) {
+    for (const Gradient* g : {&to.weight, &to.bias}) {
+      if (g->wanted) clear(launch, g->array);
+    }
+  });
 }
 
 // Rows and columns of slopes that are in memory at a time.
@@ -78,184 +127,212 @@ SlopeBlocks slope_blocks(const Head& head) {
   const std::string& arch = head.place.device.facts.arch;
   const bool pairs = arch == "cpu-avx512-bf16" || arch == "cpu-amx-bf16";
   b.element =
-      head.on_gpu || (pairs && head.input.dtype == DType::kBF16) ? size_of(head.input.dtype) : 4;
+      head.on_gpu() || (pairs && head.input.dtype == DType::kBF16) ? size_of(head.input.dtype) : 4;
   return b;
+}
+
+// Where products with slopes add up in fp32, and what they are rounded to at last, if anything.
+struct Sums {
+  float* data;
+  int64_t row;
+  std::byte* rounded = nullptr;
+};
+
+// Makes the slopes of a block of logits, and adds what follows from them to the gradients.
+class Pass {
+ public:
+  Pass(const Head& head, const Gradients& to, bool adds)
+      : head_(head),
+        to_(to),
+        adds_(adds),
+        blocks_(slope_blocks(head)),
+        of_slopes_(find_kernels(head.describe(Algorithm::logit_slopes, blocks_.rows, head.inputs),
+                                head.place)),
+        of_product_(find_kernels(describe_product(), head.place)) {
+    head.fill(p_);
+  }
+
+  CrossEntropyParams& params() { return p_; }  // of all rows and columns
+
+  void allocate(Scratch& scratch);
+
+  void run(Launcher& launch) const {
+    for (int64_t j = 0; j < p_.columns; j += blocks_.columns) {
+      for (int64_t i = 0; i < p_.rows; i += blocks_.rows) run_block(launch, i, j);
+    }
+  }
+
+ private:
+  SoftmaxDesc describe_product() const {
+    const auto rounded = [](const Gradient& g) {
+      return g.wanted && !g.is_sum ? &g.array : nullptr;
+    };
+    SoftmaxDesc desc =
+        head_.describe(Algorithm::matmul_add, blocks_.rows, head_.sizes().slope_unit);
+    desc.access = head_.access_with({rounded(to_.input), rounded(to_.weight)});
+    return desc;
+  }
+  int64_t element() const { return size_of(head_.input.dtype); }
+  // Sums of a product in fp32: the result itself is one on CPUs.
+  bool in_place() const { return !head_.on_gpu() && head_.input.dtype == DType::kF32; }
+  bool needs_sums(const Gradient& g) const { return g.wanted && !g.is_sum && !in_place(); }
+  int64_t tile_rows() const { return int64_t{of_product_.block_q} * of_product_.threads; }
+  int64_t own_row() const { return whole(head_.inputs, of_product_.block_v); }
+
+  Sums sums_of(const Gradient& g, std::byte* own) const {
+    auto* data = reinterpret_cast<float*>(g.array.data);
+    if (g.is_sum) return {data, g.array.shape[1]};
+    if (in_place()) return {data, head_.features};
+    return {reinterpret_cast<float*>(own), own_row(), g.array.data};
+  }
+
+  void run_block(Launcher& launch, int64_t i, int64_t j) const;
+  CrossEntropyParams params_of_block(int64_t i, int64_t j) const;
+  MatmulAddParams product(const Sums& sums, int64_t first) const;
+  void multiply(Launcher& launch, MatmulAddParams m) const;
+
+  const Head& head_;
+  const Gradients& to_;
+  const bool adds_;
+  const SlopeBlocks blocks_;
+  const Kernels &of_slopes_, &of_product_;
+  CrossEntropyParams p_{};
+  int64_t zeroed_ = 0;  // bytes of slopes and what is turned of them
+  Sums input_sums_{}, weight_sums_{};
+};
+
+void Pass::allocate(Scratch& scratch) {
+  const bool one_block = blocks_.rows >= head_.rows;
+  const int64_t slope_rows = whole(blocks_.rows, head_.sizes().slope_unit);
+  const int64_t turned_bytes = blocks_.columns * blocks_.turned_row * blocks_.element;
+  const auto sum_bytes = [&](bool needed, int64_t rows) {
+    return needed ? whole(rows, tile_rows()) * own_row() * 4 : 0;
+  };
+  Plan plan;
+  const int64_t slopes = plan.add(slope_rows * blocks_.slopes_row * blocks_.element);
+  const int64_t turned = plan.add(turned_bytes);
+  const int64_t x_sums = plan.add(sum_bytes(needs_sums(to_.input), head_.rows));
+  const int64_t w_sums = plan.add(sum_bytes(needs_sums(to_.weight) && !one_block, blocks_.columns));
+  const bool sums_bias = to_.bias.wanted && !to_.bias.is_sum;
+  const int64_t bias_sums = plan.add(sums_bias ? whole(blocks_.columns, kLineFloats) * 4 : 0);
+  p_.workers = head_.place.device.facts.compute_units;
+  const int64_t kept = plan.add(kept_bytes(p_, of_slopes_, head_));
+  scratch.allocate(head_.place, head_.input, plan.floats());
+  auto* memory = reinterpret_cast<std::byte*>(scratch.data);
+  zeroed_ = turned + turned_bytes - slopes;
+  p_.slopes = memory + slopes;
+  p_.turned = to_.weight.wanted ? memory + turned : nullptr;
+  p_.slopes_row = blocks_.slopes_row;
+  p_.turned_row = blocks_.turned_row;
+  p_.bias_sums = reinterpret_cast<float*>(memory + bias_sums);
+  p_.kept = memory + kept;
+  input_sums_ = sums_of(to_.input, memory + x_sums);
+  weight_sums_ = sums_of(to_.weight, memory + w_sums);
+}
+
+CrossEntropyParams Pass::params_of_block(int64_t i, int64_t j) const {
+  CrossEntropyParams q = p_;
+  q.x = static_cast<const std::byte*>(p_.x) + i * p_.x_row * element();
+  q.weight = static_cast<const std::byte*>(p_.weight) + j * p_.weight_row * element();
+  if (p_.bias) q.bias = static_cast<const std::byte*>(p_.bias) + j * element();
+  q.rows = static_cast<int32_t>(std::min<int64_t>(blocks_.rows, p_.rows - i));
+  q.columns = static_cast<int32_t>(std::min<int64_t>(blocks_.columns, p_.columns - j));
+  q.first = static_cast<int32_t>(j);
+  q.state += i, q.of_p += i, q.of_target += i, q.of_all += i;
+  q.target.data += i * q.target.dwords;
+  if (q.logits) q.logits += i * q.logits_row;
+  q.adds = adds_ || i > 0;
+  if (to_.bias.is_sum)
+    q.bias_sums = reinterpret_cast<float*>(to_.bias.array.data) + j;
+  else if (to_.bias.wanted)
+    q.bias_slopes = to_.bias.array.data + j * element();
+  share_out(q, of_slopes_, head_.sizes().logits_unit, head_);
+  return q;
+}
+
+void Pass::run_block(Launcher& launch, int64_t i, int64_t j) const {
+  const CrossEntropyParams q = params_of_block(i, j);
+  // GPUs read behind the last rows and columns: no numbers of earlier blocks, or of others.
+  if (head_.on_gpu() && (i + j == 0 || q.rows < blocks_.rows || q.columns < blocks_.columns))
+    launch.clear(p_.slopes, zeroed_);
+  launch(*of_slopes_.entries[0], q, static_cast<uint64_t>(q.workers), of_slopes_.threads);
+  if (to_.bias.wanted)
+    launch(*of_slopes_.entries[1], q, static_cast<uint64_t>(divide_up(q.columns, kLeastLanes)));
+  if (to_.input.wanted) {  // dX += D W
+    MatmulAddParams m = product(input_sums_, i);
+    m.a = p_.slopes;
+    m.b = q.weight;
+    m.a_row = p_.slopes_row;
+    m.b_row = p_.weight_row;
+    m.rows = q.rows;
+    m.inputs = q.columns;
+    m.adds = j > 0;
+    if (input_sums_.rounded && j + q.columns == p_.columns)
+      m.out = input_sums_.rounded + i * head_.features * element();
+    multiply(launch, m);
+  }
+  if (to_.weight.wanted) {  // dW += D^T X
+    MatmulAddParams m = product(weight_sums_, weight_sums_.rounded ? 0 : j);
+    m.a = p_.turned;
+    m.b = q.x;
+    m.a_row = p_.turned_row;
+    m.b_row = p_.x_row;
+    m.rows = q.columns;
+    m.inputs = q.rows;
+    m.adds = (to_.weight.is_sum && adds_) || i > 0;
+    if (weight_sums_.rounded && i + q.rows == p_.rows)
+      m.out = weight_sums_.rounded + j * head_.features * element();
+    multiply(launch, m);
+  }
+}
+
+// One whose rows go to sums from the row `first` on.
+MatmulAddParams Pass::product(const Sums& sums, int64_t first) const {
+  MatmulAddParams m{};
+  m.columns = p_.inputs;
+  m.out_columns = static_cast<int32_t>(head_.features);
+  m.sums = sums.data + first * sums.row;
+  m.sums_row = sums.row;
+  m.out_row = head_.features;
+  return m;
+}
+
+void Pass::multiply(Launcher& launch, MatmulAddParams m) const {
+  const int64_t groups = divide_up(m.rows, tile_rows()) * divide_up(m.columns, of_product_.block_v);
+  m.workers = static_cast<int32_t>(groups);
+  launch(*of_product_.entries[0], m, static_cast<uint64_t>(groups), of_product_.threads);
 }
 
 }  // namespace
 
-py::tuple linear_cross_entropy_backward(const py::kwargs& arguments) {
-  const auto r = read_request<HeadBackwardRequest>(arguments);
-  const Checker check(r.function);
+// Gradients of input, weight and bias, None where they are not wanted.
+py::object linear_cross_entropy_backward(const HeadBackwardRequest& r, const Checker& check) {
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
   const Targets targets = read_targets(r.target, head, check);
-  std::vector<Array> keep;
-  keep.reserve(4);
-  const float* state = read_floats(r.state, "state", 2 * head.rows, head, check, keep);
-  const float* of_p = read_floats(r.of_p, "of_p", head.rows, head, check, keep);
-  const float* of_target = read_floats(r.of_target, "of_target", head.rows, head, check, keep);
-  const float* of_all = read_floats(r.of_all, "of_all", head.rows, head, check, keep);
-
-  const DType dtype = head.input.dtype;
-  const int64_t features = head.features;
-  const Array sums_x = read_sums(r.dinput, "dinput", head.rows, head.inputs, head, check);
-  const Array sums_w = read_sums(r.dweight, "dweight", head.columns, head.inputs, head, check);
-  const Array sums_b = read_sums(r.dbias, "dbias", 0, head.columns, head, check);
-  Array dx = sums_x, dw = sums_w, dbias = sums_b;
-  if (r.wants_input && !dx.data) {
-    std::vector<int64_t> shape = head.shape;
-    shape.push_back(features);
-    dx = new_array(head.input, dtype, shape);
-  }
-  if (r.wants_weight && !dw.data) dw = new_array(head.input, dtype, {head.columns, features});
-  const bool wants_bias = r.wants_bias && head.bias.data;
-  if (wants_bias && !dbias.data) dbias = new_array(head.input, dtype, {head.columns});
-  const auto results = [&] {
-    return py::make_tuple(r.wants_input ? dx.object : py::none(),
-                          r.wants_weight ? dw.object : py::none(),
-                          wants_bias ? dbias.object : py::none());
-  };
+  const RowFactors factors = read_factors(r, head, check);
+  const Gradients to = read_gradients(r, head, check);
   if (head.rows == 0) {
-    if (!r.adds) {
-      submit(head.place, [&](Launcher& launch) {
-        if (r.wants_weight) clear(launch, dw);
-        if (wants_bias) clear(launch, dbias);
-      });
-    }
-    return results();
+    if (!r.adds) clear_gradients(to, head.place);
+    return to.objects();
   }
-
-  const SlopeBlocks blocks = slope_blocks(head);
-  SoftmaxDesc desc = head.describe(Algorithm::logit_slopes, blocks.rows, head.inputs);
-  const Kernels& of_slopes = find_kernels(desc, head.place);
-  desc = head.describe(Algorithm::matmul_add, blocks.rows, head.sizes().slope_unit);
-  desc.access = head.access_with({r.wants_input && !sums_x.data ? &dx : nullptr,
-                                  r.wants_weight && !sums_w.data ? &dw : nullptr});
-  const Kernels& of_product = find_kernels(desc, head.place);
-
-  CrossEntropyParams p{};
-  head.fill(p);
-  const Array logits = read_logits(r.logits, p, head, check);
+  Pass pass(head, to, r.adds);
+  CrossEntropyParams& p = pass.params();
+  const auto floats = [](const Array& a) { return reinterpret_cast<float*>(a.data); };
   p.target = targets.arg;
-  p.state = const_cast<float*>(state);
-  p.of_p = of_p;
-  p.of_target = of_target;
-  p.of_all = of_all;
+  p.state = floats(factors.state);
+  p.of_p = floats(factors.of_p);
+  p.of_target = floats(factors.of_target);
+  p.of_all = floats(factors.of_all);
   p.all_rows = p.rows;
-  p.slopes_row = blocks.slopes_row;
-  p.turned_row = blocks.turned_row;
-  // Sums of a product in fp32: the result itself is one on CPUs.
-  const bool in_place = !head.on_gpu && dtype == DType::kF32;
-  const bool one_block = blocks.rows >= head.rows;
-  const int64_t sums_row = whole(head.inputs, of_product.block_v);
-  const int64_t tile_rows = int64_t{of_product.block_q} * of_product.threads;
-  Plan plan;
-  const int64_t slopes =
-      plan.add(whole(blocks.rows, head.sizes().slope_unit) * blocks.slopes_row * blocks.element);
-  const int64_t turned = plan.add(blocks.columns * blocks.turned_row * blocks.element);
-  const int64_t zeroed = turned + blocks.columns * blocks.turned_row * blocks.element - slopes;
-  const int64_t x_sums = plan.add(
-      r.wants_input && !in_place && !sums_x.data ? whole(head.rows, tile_rows) * sums_row * 4 : 0);
-  const int64_t w_sums = plan.add(r.wants_weight && !in_place && !one_block && !sums_w.data
-                                      ? whole(blocks.columns, tile_rows) * sums_row * 4
-                                      : 0);
-  const int64_t bias_sums =
-      plan.add(wants_bias && !sums_b.data ? whole(blocks.columns, kLineFloats) * 4 : 0);
-  p.workers = head.place.device.facts.compute_units;
-  const int64_t kept = plan.add(kept_bytes(p, of_slopes, head));
+  const Array logits = read_logits(r.logits, p, head, check);
   Scratch scratch;
-  scratch.allocate(head.place, head.input, plan.floats());
-  auto* memory = reinterpret_cast<std::byte*>(scratch.data);
-  p.slopes = memory + slopes;
-  p.turned = r.wants_weight ? memory + turned : nullptr;
-  p.bias_sums = reinterpret_cast<float*>(memory + bias_sums);
-  p.kept = memory + kept;
-
-  const auto* x = static_cast<const std::byte*>(p.x);
-  const auto* weight = static_cast<const std::byte*>(p.weight);
-  const auto* bias = static_cast<const std::byte*>(p.bias);
-  const int64_t bytes = size_of(dtype), all_columns = p.columns, all_rows = p.rows;
-  const auto multiply = [&](Launcher& launch, MatmulAddParams& m) {
-    const int64_t groups = divide_up(m.rows, tile_rows) * divide_up(m.columns, of_product.block_v);
-    m.workers = static_cast<int32_t>(groups);
-    launch(*of_product.entries[0], m, static_cast<uint64_t>(groups), of_product.threads);
-  };
-  submit(head.place, [&](Launcher& launch) {
-    for (int64_t j = 0; j < all_columns; j += blocks.columns) {
-      const int64_t columns = std::min(blocks.columns, all_columns - j);
-      for (int64_t i = 0; i < all_rows; i += blocks.rows) {
-        const int64_t rows = std::min(blocks.rows, all_rows - i);
-        // GPUs read behind the last rows and columns: no numbers of earlier blocks, or of others.
-        if (head.on_gpu && (i + j == 0 || rows < blocks.rows || columns < blocks.columns))
-          launch.clear(memory + slopes, zeroed);
-        CrossEntropyParams q = p;
-        q.x = x + i * p.x_row * bytes;
-        q.weight = weight + j * p.weight_row * bytes;
-        q.bias = bias ? bias + j * bytes : nullptr;
-        q.rows = static_cast<int32_t>(rows);
-        q.columns = static_cast<int32_t>(columns);
-        q.first = static_cast<int32_t>(j);
-        q.state += i, q.of_p += i, q.of_target += i, q.of_all += i;
-        q.target.data += i * q.target.dwords;
-        if (q.logits) q.logits += i * q.logits_row;
-        share_out(q, of_slopes, head.sizes().logits_unit, head);
-        launch(*of_slopes.entries[0], q, static_cast<uint64_t>(q.workers), of_slopes.threads);
-        const bool is_first = i == 0, is_last = i + rows == all_rows;
-        if (wants_bias) {
-          q.adds = r.adds || !is_first;
-          if (sums_b.data)
-            q.bias_sums = reinterpret_cast<float*>(sums_b.data) + j;
-          else
-            q.bias_slopes = dbias.data + j * bytes;
-          launch(*of_slopes.entries[1], q, static_cast<uint64_t>(divide_up(columns, kLeastLanes)));
-        }
-        if (r.wants_input) {  // dX += D W
-          MatmulAddParams m{};
-          m.a = p.slopes;
-          m.b = q.weight;
-          m.a_row = p.slopes_row;
-          m.b_row = p.weight_row;
-          m.rows = q.rows;
-          m.columns = p.inputs;
-          m.out_columns = static_cast<int32_t>(features);
-          m.inputs = q.columns;
-          m.sums = reinterpret_cast<float*>(in_place || sums_x.data ? dx.data : memory + x_sums);
-          m.sums_row = sums_x.data ? sums_x.shape[1] : in_place ? features : sums_row;
-          m.sums += i * m.sums_row;
-          m.out = !in_place && !sums_x.data && j + columns == all_columns
-                      ? dx.data + i * features * bytes
-                      : nullptr;
-          m.out_row = features;
-          m.adds = j > 0;
-          multiply(launch, m);
-        }
-        if (r.wants_weight) {  // dW += D^T X
-          MatmulAddParams m{};
-          m.a = p.turned;
-          m.b = q.x;
-          m.a_row = p.turned_row;
-          m.b_row = p.x_row;
-          m.rows = q.columns;
-          m.columns = p.inputs;
-          m.out_columns = static_cast<int32_t>(features);
-          m.inputs = q.rows;
-          std::byte* out = dw.data + j * features * bytes;
-          m.sums = reinterpret_cast<float*>(in_place ? out : memory + w_sums);
-          m.sums_row = in_place ? features : sums_row;
-          if (sums_w.data) {
-            m.sums_row = sums_w.shape[1];
-            m.sums = reinterpret_cast<float*>(dw.data) + j * m.sums_row;
-          }
-          m.out = !in_place && !sums_w.data && is_last ? out : nullptr;
-          m.out_row = features;
-          m.adds = (sums_w.data && r.adds) || !is_first;
-          multiply(launch, m);
-        }
-      }
-    }
-  });
-  return results();
+  pass.allocate(scratch);
+  submit(head.place, [&](Launcher& launch) { pass.run(launch); });
+  return to.objects();
 }
+
+static const Offered<HeadBackwardRequest, linear_cross_entropy_backward> kGradients(
+    "linear_cross_entropy_backward");
 
 }  // namespace xeflash

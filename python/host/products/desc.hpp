@@ -1,6 +1,9 @@
 // Descriptions of kernels of products.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+
 #include "host/arrays/access.hpp"
 #include "host/device/kernels.hpp"
 #include "host/device/sizes.hpp"
@@ -36,5 +39,10 @@ struct SoftmaxDesc {
 };
 
 XF_FIELDS(SoftmaxDesc, algorithm, dtype, rows, columns, inputs, more_inputs, bias, access);
+
+// The least power of 2 that is as much as n, by its exponent.
+inline uint8_t power_for(int64_t n) {
+  return static_cast<uint8_t>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(n, 1) - 1)));
+}
 
 }  // namespace xeflash

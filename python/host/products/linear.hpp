@@ -1,14 +1,24 @@
 // Products of few rows with weights.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <string>
+
+#include "host/arrays/checks.hpp"
+#include "host/device/fields.hpp"
 
 namespace xeflash {
-namespace py = pybind11;
 
-// x W^T + bias, by the names of LinearArguments in call/schema.py.
-py::object linear(const py::kwargs& arguments);
-// (name, type, default, "") of each argument.
-py::tuple linear_fields();
+// LinearArguments in call/schema.py.
+struct LinearRequest {
+  std::string function = "linear";
+  py::object x = py::none(), weight = py::none(), bias = py::none();
+  py::object scales = py::none(), zeros = py::none();
+  int64_t group = 0;  // 0: all inputs
+  bool wide = false;  // the result is in fp32
+};
+XF_FIELDS(LinearRequest, function, x, weight, bias, scales, zeros, group, wide);
+
+// x W^T + bias.
+py::object linear(const LinearRequest& request, const Checker& check);
 
 }  // namespace xeflash

@@ -1,13 +1,9 @@
 // What all calls of a language model's head read and launch alike.
 #pragma once
 
-#include <string>
+#include <vector>
 
-#include "host/arrays/access.hpp"
-#include "host/arrays/array.hpp"
-#include "host/arrays/checks.hpp"
 #include "host/arrays/place.hpp"
-#include "host/device/sizes.hpp"
 #include "host/products/desc.hpp"
 #include "products/logit_params.hpp"
 
@@ -21,15 +17,15 @@ struct LogitArguments {
 
 // The head of a call, on a device that multiplies it as it lies here.
 struct Head {
-  Array input, weight, bias;  // (..., inputs), (columns, inputs), (columns): none without data
-  int64_t rows, columns, features;
-  int64_t inputs;              // features as kernels take them: GPUs take whole messages
-  std::vector<int64_t> shape;  // of a value per row
   Place place;
-  bool on_gpu;
-  Access access = Access::kNone;
+  Array input, weight, bias;        // (rows, inputs), (columns, inputs), (columns)
+  std::vector<int64_t> shape;       // of a value per row
+  int64_t rows, columns, features;  // features: of the caller
+  int64_t inputs;                   // as kernels take them: GPUs take whole messages
+  Access access;
   float scale, softcap;
 
+  bool on_gpu() const { return !place.device.facts.has_cpu_kernels(); }
   const ProductSchedule& sizes() const { return product_schedule_of(place.device); }
   // Of a kernel of this algorithm for so many rows, with a multiple of the steps that it takes.
   SoftmaxDesc describe(Algorithm algorithm, int64_t rows, int64_t steps) const;
@@ -45,20 +41,5 @@ void share_out(LogitParams& p, const Kernels& kernels, int64_t part, const Head&
 
 // Bytes that workers keep inputs of their rows in; 0 on GPUs.
 int64_t kept_bytes(const LogitParams& p, const Kernels& kernels, const Head& head);
-
-// Parts of memory that a call has for itself, each from a line of a cache on.
-class Plan {
- public:
-  // Where it begins.
-  int64_t add(int64_t bytes) {
-    const int64_t at = bytes_;
-    bytes_ += whole(bytes, kLineBytes);
-    return at;
-  }
-  int64_t floats() const { return bytes_ / 4 + kLineFloats; }
-
- private:
-  int64_t bytes_ = 0;
-};
 
 }  // namespace xeflash

@@ -1,24 +1,22 @@
-#include "host/products/matmul_softmax.hpp"
-
+// Products of matrices whose rows become their softmax.
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <string>
 #include <vector>
 
 #include "host/arrays/access.hpp"
-#include "host/arrays/checks.hpp"
+#include "host/arrays/function.hpp"
 #include "host/arrays/overlap.hpp"
 #include "host/arrays/place.hpp"
-#include "host/arrays/read_value.hpp"
-#include "host/arrays/rows.hpp"
 #include "host/device/sizes.hpp"
 #include "host/products/desc.hpp"
+#include "host/products/rows.hpp"
 #include "products/softmax_params.hpp"
 
 namespace xeflash {
 namespace {
 
+// MatmulSoftmaxArguments in call/schema.py.
 struct SoftmaxRequest {
   std::string function = "matmul_softmax";
   py::object a = py::none(), b = py::none(), bias = py::none();
@@ -40,7 +38,7 @@ void swap_last(Array& x) {
 // B as (..., columns, inputs), rows in one piece: where they lie, or copied.
 Array read_b(const SoftmaxRequest& r, const Checker& check) {
   Array b = with_whole_strides(read_array(r.b, check, "b"), check, "b");
-  XF_REQUIRE(check, b.ndim >= 2, "b", "must have at least 2 dimensions", std::to_string(b.ndim), b);
+  check.require_least_dims(b, "b", 2);
   if (r.b_layout == "nk") return with_contiguous_rows(std::move(b), check, "b");
   Array turned = b;
   swap_last(turned);
@@ -62,29 +60,6 @@ MatricesArg matrices_arg(const Array& x) {
   MatricesArg arg{x.data, row_stride(x), 1, {}};
   for (int d = 0; d < kBatchDims; ++d) arg.batch[kBatchDims - 1 - d] = batch_stride(x, d);
   return arg;
-}
-
-// The widest access that the rows of all matrices and their places in the batch allow.
-Access access_of(const MatmulSoftmaxParams& p, const Array& a, const Array& b, const Array& out,
-                 const std::string& arch) {
-  const auto matrix = [](const Array& x, const MatricesArg& arg, int64_t rows, int64_t columns) {
-    Array m = x;
-    m.ndim = 2;
-    m.shape = {rows, columns};
-    m.strides = {arg.row, 1};
-    return m;
-  };
-  const Array all[] = {matrix(a, p.a, p.rows, p.inputs), matrix(b, p.b, p.columns, p.inputs),
-                       matrix(out, p.out, p.rows, p.columns)};
-  Access access = access_of_matrices({&all[0], &all[1], &all[2]}, arch);
-  for (const MatricesArg* arg : {&p.a, &p.b, &p.out}) {
-    for (const int64_t stride : arg->batch) {
-      const int64_t bytes = stride * size_of(a.dtype);
-      if (bytes % 4 != 0) return Access::kElements;
-      if (bytes % kLineBytes != 0) access = std::max(access, Access::kDwords);
-    }
-  }
-  return access;
 }
 
 // Makes the innermost dimensions of the batch rows where B and what is added are the same for them.
@@ -117,6 +92,7 @@ void merge_into_rows(MatmulSoftmaxParams& p, const Array& a) {
 }
 
 Array read_bias(const SoftmaxRequest& r, const Array& a, const Array& out, const Checker& check) {
+  if (r.bias.is_none()) return {};
   Array bias = with_whole_strides(read_array(r.bias, check, "bias"), check, "bias");
   XF_REQUIRE_DTYPE(
       check, bias.dtype == a.dtype || bias.dtype == DType::kF32, bias, "bias",
@@ -140,20 +116,12 @@ Array read_bias(const SoftmaxRequest& r, const Array& a, const Array& out, const
   return bias;
 }
 
-Array result_array(const SoftmaxRequest& r, const Array& a, const std::vector<int64_t>& shape,
-                   const Checker& check) {
-  if (r.out.is_none()) return new_array(a, a.dtype, shape);
+Array read_out(const SoftmaxRequest& r, const Array& a, const std::vector<int64_t>& shape,
+               const Checker& check) {
   Array out = read_array(r.out, check, "out");
-  XF_REQUIRE_DTYPE(check, out.dtype == a.dtype, out, "out",
-                   std::string("must have the dtype of a (") + name_of(a.dtype) + ")");
+  check.require_dtype_of(out, "out", a, "a");
   check.require_same_place(out, "out", a, "a");
-  bool fits = out.ndim == static_cast<int>(shape.size());
-  std::string words;
-  for (size_t i = 0; i < shape.size(); ++i) {
-    fits = fits && out.shape[i] == shape[i];
-    words += (i ? ", " : "") + std::to_string(shape[i]);
-  }
-  XF_REQUIRE(check, fits, "out", "must have the shape [" + words + "]", out.describe_shape(), out);
+  check.require_shape(out, "out", shape);
   XF_REQUIRE(check, out.has_contiguous_rows(), "out", "must have a contiguous last dimension",
              "strides " + out.describe_strides(), out);
   XF_REQUIRE(check, out.writable, "out", "must be writable", "one that is read-only", out);
@@ -167,46 +135,8 @@ void refuse_overlap(const Array& out, const Array& x, const char* name, const Ch
              std::string("must not share memory with ") + name, "arrays that overlap", out);
 }
 
-// 2^n that is as much at least.
-uint8_t power_for(int64_t n) {
-  return static_cast<uint8_t>(std::bit_width(static_cast<uint64_t>(n - 1)));
-}
-
-}  // namespace
-
-py::tuple matmul_softmax_fields() {
-  py::list all;
-  list_fields(all, SoftmaxRequest{}, kFieldsOf<SoftmaxRequest>);
-  return py::tuple(all);
-}
-
-py::object matmul_softmax(const py::kwargs& arguments) {
-  const SoftmaxRequest r = read_request<SoftmaxRequest>(arguments);
-  const Checker check(r.function);
-  if (r.b_layout != "nk" && r.b_layout != "kn")
-    check.refuse("b_layout must be \"nk\" or \"kn\", got \"" + r.b_layout + "\"");
-  if (!(std::abs(r.scale) <= 3.4028234663852886e38))
-    check.refuse("scale must be finite in float32, got " +
-                 py::str(py::float_(r.scale)).cast<std::string>());
-  Array a = with_contiguous_rows(read_array(r.a, check, "a"), check, "a");
-  XF_REQUIRE_DTYPE(check, is_float(a.dtype), a, "a", "must be float32, float16 or bfloat16");
-  XF_REQUIRE(check, a.ndim >= 2, "a", "must have at least 2 dimensions", std::to_string(a.ndim), a);
-  Array b = read_b(r, check);
-  XF_REQUIRE_DTYPE(check, b.dtype == a.dtype, b, "b",
-                   std::string("must have the dtype of a (") + name_of(a.dtype) + ")");
-  check.require_same_place(b, "b", a, "a");
-  const int64_t rows = a.shape[a.ndim - 2], inputs = a.shape[a.ndim - 1];
-  const int64_t columns = b.shape[b.ndim - 2];
-  XF_REQUIRE(check, b.shape[b.ndim - 1] == inputs, "b",
-             "must have the " + std::to_string(inputs) + " inputs of a in its " +
-                 (r.b_layout == "nk" ? "last" : "last but one") + " dimension",
-             std::to_string(b.shape[b.ndim - 1]), b);
-  XF_REQUIRE(check, inputs > 0, "a", "must have inputs", "0", a);
-  XF_REQUIRE(check, columns > 0, "b", "must have columns, as a softmax is of one at least", "0", b);
-  XF_REQUIRE(check, rows < kMostExtent && inputs < kMostExtent, "a",
-             "must have extents below 2^31 - 1024", a.describe_shape(), a);
-  XF_REQUIRE(check, columns < kMostExtent, "b", "must have extents below 2^31 - 1024",
-             b.describe_shape(), b);
+// Of the result: the batches that a and b have together, rows and columns.
+std::vector<int64_t> result_shape(const Array& a, const Array& b, const Checker& check) {
   std::vector<int64_t> shape;
   int64_t batches = 1;
   const int dims = std::max(a.ndim, b.ndim) - 2;
@@ -222,83 +152,169 @@ py::object matmul_softmax(const py::kwargs& arguments) {
   }
   XF_REQUIRE(check, batches < kMostExtent, "a", "must have fewer than 2^31 - 1024 matrices",
              std::to_string(batches), a);
-  shape.push_back(rows);
-  shape.push_back(columns);
+  shape.push_back(a.shape[a.ndim - 2]);
+  shape.push_back(b.shape[b.ndim - 2]);
+  return shape;
+}
+
+void check_options(const SoftmaxRequest& r, const Checker& check) {
+  if (r.b_layout != "nk" && r.b_layout != "kn")
+    check.refuse("b_layout", "must be \"nk\" or \"kn\", got \"" + r.b_layout + "\"");
+  check.require(fits_float(r.scale), "scale", "finite in float32", r.scale);
+}
+
+// Those of a call, where a GPU reaches them.
+struct Matrices {
+  Array a, b, bias, out;
+  Place place;
+
+  bool on_gpu() const { return !place.device.facts.has_cpu_kernels(); }
+};
+
+void check_extents(const SoftmaxRequest& r, const Array& a, const Array& b, const Checker& check) {
+  const int64_t rows = a.shape[a.ndim - 2], inputs = a.shape[a.ndim - 1];
+  const int64_t columns = b.shape[b.ndim - 2];
+  XF_REQUIRE(check, b.shape[b.ndim - 1] == inputs, "b",
+             "must have the " + std::to_string(inputs) + " inputs of a in its " +
+                 (r.b_layout == "nk" ? "last" : "last but one") + " dimension",
+             std::to_string(b.shape[b.ndim - 1]), b);
+  XF_REQUIRE(check, inputs > 0, "a", "must have inputs", "0", a);
+  XF_REQUIRE(check, columns > 0, "b", "must have columns, as a softmax is of one at least", "0", b);
+  XF_REQUIRE(check, rows < kMostExtent && inputs < kMostExtent, "a",
+             "must have extents below 2^31 - 1024", a.describe_shape(), a);
+  XF_REQUIRE(check, columns < kMostExtent, "b", "must have extents below 2^31 - 1024",
+             b.describe_shape(), b);
+}
+
+Matrices read_matrices(const SoftmaxRequest& r, const Checker& check) {
+  check_options(r, check);
+  Array a = read_rows(r.a, check, "a");
+  check.require_float(a, "a");
+  check.require_least_dims(a, "a", 2);
+  Array b = read_b(r, check);
+  check.require_dtype_of(b, "b", a, "a");
+  check.require_same_place(b, "b", a, "a");
+  check_extents(r, a, b, check);
+  const std::vector<int64_t> shape = result_shape(a, b, check);
   const Place place = place_of(a);
   refuse_to_wait_while_recording(place, a, "a", check);
-  const Array out = result_array(r, a, shape, check);
-  Array bias;
-  if (!r.bias.is_none()) bias = read_bias(r, a, out, check);
+  const Array out = r.out.is_none() ? new_array(a, a.dtype, shape) : read_out(r, a, shape, check);
+  const Array bias = read_bias(r, a, out, check);
   if (!r.out.is_none()) {
     refuse_overlap(out, a, "a", check);
     refuse_overlap(out, b, "b", check);
     if (bias.data) refuse_overlap(out, bias, "bias", check);
   }
-  if (out.is_empty()) return out.object;
+  return {a, b, bias, out, place};
+}
 
-  SoftmaxDesc desc;
-  const bool on_gpu = place.device.facts.arch.rfind("cpu-", 0) != 0;
-  if (on_gpu) {
-    const int64_t padded = whole(inputs, inputs <= kDepthInputs ? kDepthInputs : kMessageInputs);
-    a = with_inputs(std::move(a), padded, "a", check);
-    b = with_inputs(std::move(b), padded, "b", check);
-    XF_REQUIRE(check, are_near(row_stride(out), out), "out",
-               "must have rows 0 to 2^27 - 1 bytes apart on a GPU",
-               "strides " + out.describe_strides(), out);
-  }
+// A GPU reads whole steps of inputs, and reaches rows by 32 bits.
+void bring_near(Matrices& m, const Checker& check) {
+  const int64_t inputs = m.a.shape[m.a.ndim - 1];
+  const int64_t padded = whole(inputs, inputs <= kDepthInputs ? kDepthInputs : kMessageInputs);
+  m.a = with_inputs(std::move(m.a), padded, "a", check);
+  m.b = with_inputs(std::move(m.b), padded, "b", check);
+  XF_REQUIRE(check, are_near(row_stride(m.out), m.out), "out",
+             "must have rows 0 to 2^27 - 1 bytes apart on a GPU",
+             "strides " + m.out.describe_strides(), m.out);
+}
+
+MatmulSoftmaxParams params_of(const SoftmaxRequest& r, const Matrices& m) {
   MatmulSoftmaxParams p{};
-  p.a = matrices_arg(a);
-  p.b = matrices_arg(b);
-  p.out = matrices_arg(out);
-  if (bias.data) {
-    p.bias = matrices_arg(bias);
-    p.bias.col = bias.shape[bias.ndim - 1] > 1 ? bias.strides[bias.ndim - 1] : 0;
+  p.a = matrices_arg(m.a);
+  p.b = matrices_arg(m.b);
+  p.out = matrices_arg(m.out);
+  if (m.bias.data) {
+    const int last = m.bias.ndim - 1;
+    p.bias = matrices_arg(m.bias);
+    p.bias.col = m.bias.shape[last] > 1 ? m.bias.strides[last] : 0;
   }
-  for (int d = 0; d < kBatchDims; ++d) {
-    p.sizes[kBatchDims - 1 - d] = static_cast<int32_t>(d < dims ? shape[dims - 1 - d] : 1);
-  }
-  p.rows = static_cast<int32_t>(rows);
-  p.columns = static_cast<int32_t>(columns);
-  p.inputs = static_cast<int32_t>(a.shape[a.ndim - 1]);
+  for (int d = 0; d < kBatchDims; ++d)
+    p.sizes[kBatchDims - 1 - d] = static_cast<int32_t>(batch_size(m.out, d));
+  p.rows = static_cast<int32_t>(m.a.shape[m.a.ndim - 2]);
+  p.columns = static_cast<int32_t>(m.b.shape[m.b.ndim - 2]);
+  p.inputs = static_cast<int32_t>(m.a.shape[m.a.ndim - 1]);
   p.scale = static_cast<float>(r.scale);
   p.is_log = r.log;
-  merge_into_rows(p, a);
-  if (on_gpu) desc.access = access_of(p, a, b, out, place.device.facts.arch);
+  merge_into_rows(p, m.a);
+  return p;
+}
 
-  desc.dtype = a.dtype;
-  const ProductSchedule& sizes = product_schedule_of(place.device);
+// The widest access that the rows of all matrices and their places in the batch allow.
+Access access_of(const MatmulSoftmaxParams& p, const Matrices& m) {
+  if (!m.on_gpu()) return Access::kNone;
+  const auto matrix = [](Array x, const MatricesArg& arg, int64_t rows, int64_t columns) {
+    x.ndim = 2;
+    x.shape = {rows, columns};
+    x.strides = {arg.row, 1};
+    return x;
+  };
+  const Array a = matrix(m.a, p.a, p.rows, p.inputs), b = matrix(m.b, p.b, p.columns, p.inputs);
+  const Array out = matrix(m.out, p.out, p.rows, p.columns);
+  Access access = access_of_matrices({&a, &b, &out}, m.place.device.facts.arch);
+  for (const MatricesArg* arg : {&p.a, &p.b, &p.out}) {
+    for (const int64_t stride : arg->batch) {
+      const int64_t bytes = stride * size_of(a.dtype);
+      if (bytes % 4 != 0) return Access::kElements;
+      if (bytes % kLineBytes != 0) access = std::max(access, Access::kDwords);
+    }
+  }
+  return access;
+}
+
+SoftmaxDesc describe(const MatmulSoftmaxParams& p, const Matrices& m) {
+  const ProductSchedule& sizes = product_schedule_of(m.place.device);
+  const int step = sizes.step_inputs;
+  SoftmaxDesc desc;
+  desc.dtype = m.a.dtype;
   desc.rows = static_cast<uint8_t>(std::min(std::bit_ceil(static_cast<uint32_t>(p.rows)),
                                             static_cast<uint32_t>(sizes.most_rows)));
-  desc.columns = power_for(columns);
-  desc.bias = bias.data ? bias.dtype : DType::kOther;
-  const int step = sizes.step_inputs;
+  desc.columns = power_for(p.columns);
+  desc.bias = m.bias.data ? m.bias.dtype : DType::kOther;
   desc.more_inputs = p.inputs > step;
-  desc.inputs = static_cast<uint16_t>(!desc.more_inputs                 ? p.inputs
-                                      : p.inputs % (2 * step) == 0      ? 2 * step
-                                      : p.inputs % step == 0 || !on_gpu ? step
-                                                                        : sizes.few_inputs);
-  const Kernels& kernels = find_kernels(desc, place);
-  const int64_t in_group = static_cast<int64_t>(kernels.block_q) * kernels.threads;
-  const int64_t blocks = divide_up(p.rows, in_group);
-  int64_t groups = blocks;
+  desc.inputs = static_cast<uint16_t>(!desc.more_inputs                     ? p.inputs
+                                      : p.inputs % (2 * step) == 0          ? 2 * step
+                                      : p.inputs % step == 0 || !m.on_gpu() ? step
+                                                                            : sizes.few_inputs);
+  desc.access = access_of(p, m);
+  return desc;
+}
+
+// Shares out blocks of rows: a group has one on a GPU. On a CPU workers take them in turn, and keep
+// the scores of one.
+void share_out(MatmulSoftmaxParams& p, Scratch& scratch, const Matrices& m, const Kernels& kernels,
+               const Checker& check) {
+  int64_t groups = divide_up(p.rows, int64_t{kernels.block_q} * kernels.threads);
   for (const int32_t n : p.sizes) groups *= n;
   XF_REQUIRE(check, groups < kMostExtent, "a", "must have fewer than 2^31 - 1024 blocks of rows",
-             std::to_string(groups), a);
-  p.groups = static_cast<int32_t>(groups);
-  p.workers = p.groups;
+             std::to_string(groups), m.a);
+  p.groups = p.workers = static_cast<int32_t>(groups);
+  if (m.on_gpu()) return;
+  const int64_t tiles = divide_up(p.columns, kernels.block_v);
+  const int64_t kept = tiles * (int64_t{kernels.block_q} * kernels.block_v + kLineFloats);
+  p.workers = std::min<int32_t>(p.groups, m.place.device.facts.compute_units);
+  scratch.allocate(m.place, m.a, p.workers * kept);
+  p.tiles = scratch.data;
+}
+
+}  // namespace
+
+// softmax(scale A B^T + bias).
+py::object matmul_softmax(const SoftmaxRequest& r, const Checker& check) {
+  Matrices m = read_matrices(r, check);
+  if (m.out.is_empty()) return m.out.object;
+  if (m.on_gpu()) bring_near(m, check);
+  MatmulSoftmaxParams p = params_of(r, m);
+  const Kernels& kernels = find_kernels(describe(p, m), m.place);
   Scratch scratch;
-  if (!on_gpu) {  // each worker keeps the scores of a block of rows
-    const int64_t tiles = divide_up(columns, kernels.block_v);
-    const int64_t kept = tiles * (int64_t{kernels.block_q} * kernels.block_v + kLineFloats);
-    p.workers = static_cast<int32_t>(std::min<int64_t>(groups, place.device.facts.compute_units));
-    scratch.allocate(place, a, p.workers * kept);
-    p.tiles = scratch.data;
-  }
-  if (!r.out.is_none()) count_writes({&out});
-  submit(place, [&](Launcher& launch) {
+  share_out(p, scratch, m, kernels, check);
+  if (!r.out.is_none()) count_writes({&m.out});
+  submit(m.place, [&](Launcher& launch) {
     launch(*kernels.entries[0], p, static_cast<uint64_t>(p.workers), kernels.threads);
   });
-  return out.object;
+  return m.out.object;
 }
+
+static const Offered<SoftmaxRequest, matmul_softmax> kSoftmax("matmul_softmax");
 
 }  // namespace xeflash

@@ -28,12 +28,7 @@ Targets read_targets(const py::object& object, const Head& head, const Checker& 
   XF_REQUIRE_DTYPE(check, y.dtype == DType::kI64 || y.dtype == DType::kI32, y, "target",
                    "must be int64 or int32");
   check.require_same_place(y, "target", head.input, "input");
-  const bool fits = y.ndim == static_cast<int>(head.shape.size()) &&
-                    std::equal(head.shape.begin(), head.shape.end(), y.shape.begin());
-  std::string words;
-  for (const int64_t n : head.shape) words += (words.empty() ? "" : ", ") + std::to_string(n);
-  XF_REQUIRE(check, fits, "target", "must have the shape [" + words + "] of the rows of input",
-             y.describe_shape(), y);
+  check.require_shape(y, "target", head.shape, " of the rows of input");
   if (!y.is_packed()) y = packed_copy(y, check, "target");
   Targets targets{y, {}};
   targets.arg.data = reinterpret_cast<const uint32_t*>(y.data);
@@ -44,7 +39,7 @@ Targets read_targets(const py::object& object, const Head& head, const Checker& 
 void set_ignored(Targets& targets, std::optional<int64_t> ignored, const Head& head,
                  const Checker& check) {
   const Array& y = targets.array;
-  if (!head.on_gpu && head.rows > 0 && !Rehearsal::current()) {
+  if (!head.on_gpu() && head.rows > 0 && !Rehearsal::current()) {
     if (y.queue) head.place.queue.wait_and_throw();
     if (y.dtype == DType::kI64)
       refuse_others<int64_t>(y, head, ignored, check);
@@ -60,7 +55,7 @@ Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& h
                   const Checker& check) {
   if (object.is_none()) return {};
   Array x = read_array(object, check, "logits");
-  XF_REQUIRE_DTYPE(check, x.dtype == DType::kF32, x, "logits", "must be float32");
+  check.require_dtype(x, "logits", DType::kF32);
   check.require_same_place(x, "logits", head.input, "input");
   const int64_t unit = head.sizes().logits_unit;
   XF_REQUIRE(check,

@@ -1,9 +1,8 @@
-#include "host/products/top_k.hpp"
-
+// The largest logits of a language model's head.
 #include <cmath>
 #include <limits>
 
-#include "host/arrays/read_value.hpp"
+#include "host/arrays/function.hpp"
 #include "host/products/linear.hpp"
 #include "host/products/logits.hpp"
 #include "host/products/sample.hpp"
@@ -12,6 +11,7 @@
 namespace xeflash {
 namespace {
 
+// TopKArguments in call/schema.py.
 struct TopKRequest {
   std::string function = "linear_top_k";
   py::object input = py::none(), linear_weight = py::none();
@@ -46,21 +46,18 @@ bool is_argmax_of_few(const TopKRequest& r, const Head& head) {
          (head.columns == 1 || head.weight.strides[0] >= head.inputs);
 }
 
-py::tuple argmax_of_few(const TopKRequest& r, const Head& head, const Array& values,
-                        const Array& tokens) {
-  py::dict product;
-  product["function"] = r.function;
-  product["x"] = r.input;
-  product["weight"] = head.weight.object;
-  product["bias"] = r.linear_bias;
-  product["wide"] = true;
-  py::dict choice;
-  choice["function"] = r.function;
-  choice["logits"] = linear(py::kwargs(product));
-  choice["temperature"] = 0.0;
-  const Checker check(r.function);
-  const Array z = read_array(choice["logits"], check, "input");
-  const Array found = read_array(sample(py::kwargs(choice)), check, "input");
+// Its largest logits by a product, and by drawing without any warmth.
+py::object argmax_of_few(const TopKRequest& r, const Head& head, const Array& values,
+                         const Array& tokens, const Checker& check) {
+  const LinearRequest product{.function = r.function,
+                              .x = r.input,
+                              .weight = head.weight.object,
+                              .bias = r.linear_bias,
+                              .wide = true};
+  const SampleRequest choice{
+      .function = r.function, .logits = linear(product, check), .temperature = 0.0};
+  const Array z = read_array(choice.logits, check, "input");
+  const Array found = read_array(sample(choice, check), check, "input");
   const auto* logits = reinterpret_cast<const float*>(z.data);
   for (int64_t row = 0; row < head.rows; ++row) {
     const int64_t token = reinterpret_cast<const int64_t*>(found.data)[row];
@@ -75,29 +72,22 @@ py::tuple argmax_of_few(const TopKRequest& r, const Head& head, const Array& val
 
 }  // namespace
 
-py::tuple linear_top_k_fields() {
-  py::list all;
-  list_fields(all, TopKRequest{}, kFieldsOf<TopKRequest>);
-  return py::tuple(all);
-}
-
-py::tuple linear_top_k(const py::kwargs& arguments) {
-  const auto r = read_request<TopKRequest>(arguments);
-  const Checker check(r.function);
+// (values, tokens).
+py::object linear_top_k(const TopKRequest& r, const Checker& check) {
   if (r.k < 1 || r.k > (r.argmax ? 1 : kMostK))
-    check.refuse("k must be 1 to 64, got " + std::to_string(r.k));
+    check.refuse("k", "must be 1 to 64, got " + std::to_string(r.k));
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
   if (r.k > head.columns)
-    check.refuse("k must be at most the " + std::to_string(head.columns) +
-                 " rows of linear_weight, got " + std::to_string(r.k));
+    check.refuse("k", "must be at most the " + std::to_string(head.columns) +
+                          " rows of linear_weight, got " + std::to_string(r.k));
   std::vector<int64_t> shape = head.shape;
   if (!r.argmax) shape.push_back(r.k);
   const Array values = new_array(head.input, DType::kF32, shape);
   const Array tokens = new_array(head.input, DType::kI64, shape);
   const py::tuple results = py::make_tuple(values.object, tokens.object);
   if (head.rows == 0) return results;
-  if (is_argmax_of_few(r, head)) return argmax_of_few(r, head, values, tokens);
+  if (is_argmax_of_few(r, head)) return argmax_of_few(r, head, values, tokens, check);
 
   const Kernels& kernels =
       find_kernels(head.describe(Algorithm::linear_top_k, head.rows, head.inputs), head.place);
@@ -124,5 +114,7 @@ py::tuple linear_top_k(const py::kwargs& arguments) {
   });
   return results;
 }
+
+static const Offered<TopKRequest, linear_top_k> kTopK("linear_top_k");
 
 }  // namespace xeflash

@@ -250,12 +250,13 @@ FORWARD_ONLY = frozenset(name for name, row in ROWS.items() if row.more.forward_
 Fields: TypeAlias = tuple[tuple[str, str, Any, str], ...]
 
 
-_TABLES = (ROWS, ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_TOP_K, ROWS_OF_SAMPLE)
+_OF_PRODUCTS = (ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_TOP_K, ROWS_OF_SAMPLE)
 
 
-def check(reported: tuple[Fields, ...], learned: tuple[str, ...]) -> None:
+def check(call: Fields, products: Mapping[str, Fields], learned: tuple[str, ...]) -> None:
     """Raises an ImportError where the extension has other keywords, types, defaults or gradients than these tables."""
-    for rows, found in zip(_TABLES, reported, strict=True):
+    found_of_products = [products[rows["function"].more.default] for rows in _OF_PRODUCTS]
+    for rows, found in zip((ROWS, *_OF_PRODUCTS), (call, *found_of_products), strict=True):
         here = [(row.name, row.kind, row.more.default, row.more.attention) for row in rows.values()]
         for ours, theirs in itertools.zip_longest(here, found):
             if ours != theirs:

@@ -13,17 +13,7 @@ from xeflash.call.score_mod import read_score_mod
 
 _LIMIT = 2**63
 
-schema.check(
-    (
-        _core.call_fields(),
-        _core.linear_fields(),
-        _core.matmul_softmax_fields(),
-        _core.linear_cross_entropy_fields(),
-        _core.linear_top_k_fields(),
-        _core.sample_fields(),
-    ),
-    _core.learned_names(),
-)
+schema.check(_core.call_fields(), _core.fields(), _core.learned_names())
 
 
 def shape_of(function: str, name: str, array: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-// The rows of an array of any dimensions, as a matrix.
+// What products read: the rows of an array of any dimensions, as a matrix, and a bias.
 #pragma once
 
 #include "host/arrays/array.hpp"
@@ -40,6 +40,17 @@ inline Array as_rows(const Array& x) {
     }
   }
   return m;
+}
+
+// The bias of an output each; without data: None.
+inline Array read_bias(const py::object& object, const char* name, int64_t outputs, const Array& x,
+                       const char* x_name, const Checker& check) {
+  if (object.is_none()) return {};
+  Array bias = read_rows(object, check, name);
+  check.require_dtype_of(bias, name, x, x_name);
+  check.require_shape(bias, name, {outputs});
+  check.require_same_place(bias, name, x, x_name);
+  return bias;
 }
 
 // Whether all rows of x lie one stride apart.
