@@ -17,16 +17,8 @@ constexpr int64_t kMostRow = 1 << 24;  // bytes of a row, and rows
 }  // namespace
 
 const char* name_of(Access access) {
-  switch (access) {
-    case Access::kBlock2d:
-      return "block2d";
-    case Access::kDwords:
-      return "dwords";
-    case Access::kElements:
-      return "elements";
-    default:
-      return "";
-  }
+  constexpr const char* kNames[] = {"", "block2d", "dwords", "elements"};
+  return kNames[static_cast<uint8_t>(access)];
 }
 
 Strides strides_of(const Array& a, const Axes& axes) {

@@ -25,36 +25,36 @@ namespace {
           Py_TYPE(object.ptr())->tp_name);
 }
 
-DType dtype_of(dlpack::DataType t) {
-  if (t.lanes != 1) return DType::kOther;
-  if (t.code == dlpack::kFloat && t.bits == 32) return DType::kF32;
-  if (t.code == dlpack::kFloat && t.bits == 16) return DType::kF16;
-  if (t.code == dlpack::kBfloat && t.bits == 16) return DType::kBF16;
-  if (t.code == dlpack::kBool && t.bits == 8) return DType::kBool;
-  if (t.code == dlpack::kInt && t.bits == 32) return DType::kI32;
-  if (t.code == dlpack::kInt && t.bits == 64) return DType::kI64;
-  if (t.code == dlpack::kInt && t.bits == 8) return DType::kI8;
-  if (t.code == dlpack::kUInt && t.bits == 8) return DType::kU8;
-  if (t.code == dlpack::kE4M3) return DType::kE4M3;
-  if (t.code == dlpack::kE5M2) return DType::kE5M2;
-  return DType::kOther;
-}
+// A type as others tell it. numpy has numbers for its own; those of ml_dtypes, -1, are registered
+// at run time.
+struct DTypeRow {
+  const char* name;
+  int bytes;
+  dlpack::DataType exchanged;
+  int numpy;
+};
+constexpr DTypeRow kTypes[] = {
+    // in the order of DType
+    {"another type", 2, {}, -1},
+    {"float32", 4, {dlpack::kFloat, 32, 1}, 11},
+    {"float16", 2, {dlpack::kFloat, 16, 1}, 23},
+    {"bfloat16", 2, {dlpack::kBfloat, 16, 1}, -1},
+    {"bool", 1, {dlpack::kBool, 8, 1}, 0},
+    {"int32", 4, {dlpack::kInt, 32, 1}, 5},
+    {"float8_e4m3fn", 1, {dlpack::kE4M3, 8, 1}, -1},
+    {"float8_e5m2", 1, {dlpack::kE5M2, 8, 1}, -1},
+    {"int8", 1, {dlpack::kInt, 8, 1}, 1},
+    {"uint8", 1, {dlpack::kUInt, 8, 1}, 2},
+    {"int64", 8, {dlpack::kInt, 64, 1}, 7},
+};
+constexpr const DTypeRow& row_of(DType t) { return kTypes[static_cast<uint8_t>(t)]; }
 
-dlpack::DataType to_dlpack(DType t) {
-  switch (t) {
-    case DType::kF32:
-      return {dlpack::kFloat, 32, 1};
-    case DType::kF16:
-      return {dlpack::kFloat, 16, 1};
-    case DType::kBF16:
-      return {dlpack::kBfloat, 16, 1};
-    case DType::kBool:
-      return {dlpack::kBool, 8, 1};
-    case DType::kI64:
-      return {dlpack::kInt, 64, 1};
-    default:
-      return {dlpack::kInt, 32, 1};
-  }
+// The first type that has what is asked for.
+template <class Has>
+DType dtype_that(Has has) {
+  for (int i = 1; i < std::ssize(kTypes); ++i)
+    if (has(kTypes[i])) return static_cast<DType>(i);
+  return DType::kOther;
 }
 
 // torch's marks of a view whose memory holds the negated values.
@@ -121,7 +121,7 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const Che
   if (t.ndim > kMaxDims) check.refuse(name, "has more than 8 dimensions");
   a.data = static_cast<std::byte*>(t.data) + t.byte_offset;
   set_shape(a, t.ndim, t.shape, t.strides);
-  a.dtype = dtype_of(t.dtype);
+  a.dtype = dtype_that([&](const DTypeRow& row) { return row.exchanged == t.dtype; });
   if (!t.data && !a.is_empty()) {
     check.refuse<py::type_error>(name, "must have its values in memory, got a tensor without data");
   }
@@ -140,35 +140,14 @@ Array read_exchange(py::handle object, const dlpack::ExchangeApi* api, const Che
   return a;
 }
 
-// numpy's own numbers of its types; those of ml_dtypes are registered at run time.
 DType dtype_of_numpy(py::handle descriptor) {
   const auto* d = py::detail::array_descriptor_proxy(descriptor.ptr());
   if (d->byteorder == '>') return DType::kOther;
-  switch (d->type_num) {
-    case 0:
-      return DType::kBool;
-    case 1:
-      return DType::kI8;
-    case 2:
-      return DType::kU8;
-    case 5:
-      return DType::kI32;
-    case 7:  // long, and long long
-    case 9:
-      return DType::kI64;
-    case 11:
-      return DType::kF32;
-    case 23:
-      return DType::kF16;
-    default:
-      break;
-  }
-  if (d->type_num < 256) return DType::kOther;
+  constexpr int kLong = 7, kLongLong = 9, kOwn = 256;  // numpy's own are below kOwn
+  const int number = d->type_num == kLongLong ? kLong : d->type_num;
+  if (number < kOwn) return dtype_that([&](const DTypeRow& row) { return row.numpy == number; });
   const auto name = py::str(descriptor).cast<std::string>();
-  for (DType t : {DType::kBF16, DType::kE4M3, DType::kE5M2}) {
-    if (name == name_of(t)) return t;
-  }
-  return DType::kOther;
+  return dtype_that([&](const DTypeRow& row) { return row.numpy < 0 && name == row.name; });
 }
 
 Array read_numpy(py::handle object, const Checker& check, const char* name) {
@@ -223,10 +202,7 @@ Array read_other(py::handle object, const Checker& check, const char* name) {
   set_shape(a, static_cast<int>(shape.size()), sizes.data(),
             d[2].is_none() ? nullptr : strides.data());
   const auto dtype = d[3].cast<std::string>();
-  for (DType t : {DType::kF32, DType::kF16, DType::kBF16, DType::kBool, DType::kI32, DType::kE4M3,
-                  DType::kE5M2, DType::kI8, DType::kU8, DType::kI64}) {
-    if (dtype == name_of(t)) a.dtype = t;
-  }
+  a.dtype = dtype_that([&](const DTypeRow& row) { return dtype == row.name; });
   a.queue = reinterpret_cast<void*>(d[4].cast<uintptr_t>());
   a.writable = d[5].cast<bool>();
   a.stream_ordered = d[6].cast<bool>();
@@ -270,50 +246,8 @@ void raise_from_exchange(void*, const char* kind, const char* message) {
 
 }  // namespace
 
-const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "float32";
-    case DType::kF16:
-      return "float16";
-    case DType::kBF16:
-      return "bfloat16";
-    case DType::kBool:
-      return "bool";
-    case DType::kI32:
-      return "int32";
-    case DType::kI64:
-      return "int64";
-    case DType::kE4M3:
-      return "float8_e4m3fn";
-    case DType::kE5M2:
-      return "float8_e5m2";
-    case DType::kI8:
-      return "int8";
-    case DType::kU8:
-      return "uint8";
-    default:
-      return "another type";
-  }
-}
-
-int64_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kI64:
-      return 8;
-    case DType::kF32:
-    case DType::kI32:
-      return 4;
-    case DType::kBool:
-    case DType::kE4M3:
-    case DType::kE5M2:
-    case DType::kI8:
-    case DType::kU8:
-      return 1;
-    default:
-      return 2;
-  }
-}
+const char* name_of(DType dtype) { return row_of(dtype).name; }
+int64_t size_of(DType dtype) { return row_of(dtype).bytes; }
 
 bool Array::is_packed() const {
   if (is_empty()) return true;
@@ -375,7 +309,7 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
     dlpack::Tensor prototype{nullptr,
                              {like.device_type, like.device_id},
                              static_cast<int32_t>(shape.size()),
-                             to_dlpack(dtype),
+                             row_of(dtype).exchanged,
                              sizes.data(),
                              nullptr,
                              0};

@@ -49,8 +49,8 @@ void Checker::require_shape(const Array& a, const char* name, const std::vector<
              a);
 }
 
-void Checker::require(bool holds, const char* name, const std::string& rule, double number) const {
-  if (!holds) refuse(name, "must be " + rule + ", got " + text_of(number));
+void Checker::require(bool holds, const char* name, const char* rule, double number) const {
+  if (!holds) refuse(name, std::string("must be ") + rule + ", got " + text_of(number));
 }
 
 }  // namespace xeflash

@@ -80,7 +80,7 @@ class Checker {
   void require_shape(const Array& a, const char* name, const std::vector<int64_t>& shape,
                      const char* of = "") const;
   // `rule` is what a number must be; messages show it as Python does.
-  void require(bool holds, const char* name, const std::string& rule, double number) const;
+  void require(bool holds, const char* name, const char* rule, double number) const;
 
   const char* function() const { return function_.c_str(); }
 

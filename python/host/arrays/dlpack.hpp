@@ -18,6 +18,7 @@ constexpr int32_t kCpu = 1, kOneApi = 14;
 struct DataType {
   uint8_t code, bits;
   uint16_t lanes;
+  bool operator==(const DataType&) const = default;
 };
 constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6, kE4M3 = 10, kE5M2 = 12;
 

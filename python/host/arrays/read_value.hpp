@@ -133,15 +133,14 @@ Request read_request(const py::kwargs& given) {
   return r;
 }
 
-// (name, type, default, name in attention()) of each, added to a list in order.
-template <class Struct, class... F>
-void list_fields(py::list& all, const Struct& defaults, const std::tuple<F...>& fields) {
+// (name, type, default, other name) of each, added to a list in order.
+template <class Struct>
+void list_fields(py::list& all, const Struct& defaults, const char* (*other_name)(const char*)) {
   const auto add = [&](const auto& f) {
     const auto& value = defaults.*f.member;
-    all.append(py::make_tuple(f.name, kind_of(value), value_to_python(value),
-                              f.other_name ? f.other_name : ""));
+    all.append(py::make_tuple(f.name, kind_of(value), value_to_python(value), other_name(f.name)));
   };
-  std::apply([&](const auto&... f) { (add(f), ...); }, fields);
+  std::apply([&](const auto&... f) { (add(f), ...); }, kFieldsOf<Struct>);
 }
 
 }  // namespace xeflash

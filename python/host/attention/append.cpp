@@ -27,8 +27,8 @@ std::optional<Append> Append::prepare(const Problem& p, const FwdRequest& r, con
     params.sin = {c.sin.data, 0, c.sin.strides[0], 0};
     params.rotary_dim = static_cast<int32_t>(c.rotary_dim);
     params.rotary_rows = static_cast<int32_t>(std::min(c.cos.shape[0], kMaxLength));
-    params.interleaved = r.cache.interleaved;
-    params.q_in_order = r.causal || r.left >= 0 || r.right >= 0;
+    params.interleaved = r.cache.rotary_interleaved;
+    params.q_in_order = r.causal || r.window_left >= 0 || r.window_right >= 0;
   }
   if (rotates_q) {
     params.rotated_q = static_cast<int32_t>(p.sq);

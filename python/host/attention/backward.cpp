@@ -1,5 +1,3 @@
-#include "host/attention/backward.hpp"
-
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -9,12 +7,13 @@
 #include <vector>
 
 #include "host/arrays/place.hpp"
-#include "host/attention/arguments.hpp"
 #include "host/attention/desc.hpp"
 #include "host/attention/documents.hpp"
+#include "host/attention/functions.hpp"
 #include "host/attention/params.hpp"
 #include "host/attention/part.hpp"
 #include "host/attention/problem.hpp"
+#include "host/attention/request.hpp"
 #include "host/attention/schedule.hpp"
 #include "host/device/fields.hpp"
 
@@ -103,7 +102,7 @@ BwdRequest take_own(py::dict& arguments, const std::tuple<Field<BwdRequest, T>..
 // An array of the shape of the output.
 Array read_like_out(const py::object& object, const char* name, const Problem& p,
                     const Checker& check) {
-  Array a = with_contiguous_rows(read_array(object, check, name), check, name);
+  Array a = read_rows(object, check, name);
   XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
                    "must have the dtype of " + check.word("q"));
   check.require_same_place(a, name, p.q, "q");
@@ -222,12 +221,12 @@ Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g,
   if (g.wants("q")) to.dq = sum_or_new(g.dq, p.q);
   if (g.wants("k")) to.dk = sum_or_new(g.dk, p.k);
   if (g.wants("v")) to.dv = sum_or_new(g.dv, p.v);
-  if (!r.alibi.is_none() && g.wants("alibi_slopes")) {
+  if (!r.alibi_slopes.is_none() && g.wants("alibi_slopes")) {
     to.dalibi = p.alibi.ndim == 2 ? new_array(p.q, DType::kF32, {p.batch, p.heads_q})
                                   : new_array(p.q, DType::kF32, {p.heads_q});
   }
-  if (!r.sinks.is_none() && g.wants("s_aux")) to.dsinks = new_array(p.q, DType::kF32, {p.heads_q});
-  if (!r.bias.is_none() && g.wants("attn_mask")) to.dbias = new_bias_gradient(p);
+  if (!r.s_aux.is_none() && g.wants("s_aux")) to.dsinks = new_array(p.q, DType::kF32, {p.heads_q});
+  if (!r.attn_mask.is_none() && g.wants("attn_mask")) to.dbias = new_bias_gradient(p);
   new_gradients_of_captures(to, p, g, check);
   return to;
 }
@@ -339,7 +338,7 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
   }
   if (to.dalibi.data || to.dsinks.data) {
     Desc desc = describe(Algorithm::flash_bwd_heads, p);
-    desc.dropout = r.dropout > 0;
+    desc.dropout = r.dropout_p > 0;
     desc.rows = 1;
     add(desc, 1, p.heads_q);
   }

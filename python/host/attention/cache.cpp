@@ -39,7 +39,7 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
     return {};
   }
   Array a = read_array(object, check, name);
-  XF_REQUIRE_DTYPE(check, a.dtype == DType::kF32, a, name, "must be float32");
+  check.require_dtype(a, name, DType::kF32);
   bool fits = a.ndim == 3;
   for (int i = 0; fits && i < 3; ++i) fits = a.shape[i] == of.shape[i];
   XF_REQUIRE(check, fits, name,
@@ -66,7 +66,7 @@ void read_scales(Problem& p, const FwdRequest& r, const Checker& check) {
 Array read_table(const py::object& object, const char* name, const Problem& p,
                  const Checker& check) {
   Array a = read_array(object, check, name);
-  XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
+  check.require_dtype(a, name, DType::kI32);
   XF_REQUIRE(check, a.ndim == 2 && a.shape[0] == p.batch, name,
              "must have shape [" + number(p.batch) + ", columns]", a.describe_shape(), a);
   XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
@@ -78,49 +78,49 @@ Array read_table(const py::object& object, const char* name, const Problem& p,
 void read_places(Problem& p, const FwdRequest& r, const Checker& check) {
   Cache& c = p.cache;
   const CacheRequest& given = r.cache;
-  const std::pair<const py::object*, const char*> others[] = {{&given.beams, "beam_index"},
-                                                              {&given.sequences, "cache_batch_idx"},
-                                                              {&given.left_pad, "cache_leftpad"}};
-  if (!given.pages.is_none()) {
+  const std::pair<const py::object*, const char*> others[] = {
+      {&given.beam_index, "beam_index"},
+      {&given.cache_batch_idx, "cache_batch_idx"},
+      {&given.cache_leftpad, "cache_leftpad"}};
+  if (!given.block_table.is_none()) {
     for (const auto& [object, name] : others) {
       if (!object->is_none()) {
         check.refuse(name, "must be None with " + check.word("block_table"));
       }
     }
   }
-  if (!given.beams.is_none() && !given.sequences.is_none()) {
+  if (!given.beam_index.is_none() && !given.cache_batch_idx.is_none()) {
     check.refuse("cache_batch_idx", "must be None with " + check.word("beam_index"));
   }
   c.capacity = p.k.shape[1];
-  if (!given.pages.is_none()) {
+  if (!given.block_table.is_none()) {
     c.kind = CacheKind::kPaged;
     c.page = p.k.shape[1];
     XF_REQUIRE(check, c.page > 0 && c.page % kPageKeys == 0, p.k_name(),
                ".page must be a positive multiple of " + std::to_string(kPageKeys), number(c.page),
                p.k);
-    c.table = read_table(given.pages, "block_table", p, check);
+    c.table = read_table(given.block_table, "block_table", p, check);
     c.capacity = std::min<int64_t>(c.table.shape[1] * c.page, kMaxLength);
-  } else if (!given.beams.is_none()) {
+  } else if (!given.beam_index.is_none()) {
     c.kind = CacheKind::kBeam;
-    c.table = read_table(given.beams, "beam_index", p, check);
+    c.table = read_table(given.beam_index, "beam_index", p, check);
     c.capacity = std::min(c.capacity, c.table.shape[1]);
-  } else if (!given.sequences.is_none()) {
-    c.sequences = read_int32(given.sequences, "cache_batch_idx", p.batch, p, check);
+  } else if (!given.cache_batch_idx.is_none()) {
+    c.sequences = read_int32(given.cache_batch_idx, "cache_batch_idx", p.batch, p, check);
   } else {
     XF_REQUIRE(check, p.k.shape[0] == p.batch, p.k_name(),
                ".batch must equal " + check.word("q") + ".batch (" + number(p.batch) + ")",
                number(p.k.shape[0]), p.k);
   }
-  if (!given.left_pad.is_none()) {
-    c.left_pad = read_int32(given.left_pad, "cache_leftpad", p.batch, p, check);
+  if (!given.cache_leftpad.is_none()) {
+    c.left_pad = read_int32(given.cache_leftpad, "cache_leftpad", p.batch, p, check);
   }
 }
 
 Array read_new(const py::object& object, const char* name, int64_t dim, int64_t tokens,
                const Problem& p, const Checker& check) {
-  Array a = with_contiguous_rows(read_array(object, check, name), check, name);
-  XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
-                   "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")");
+  Array a = read_rows(object, check, name);
+  check.require_dtype_of(a, name, p.q, "q");
   const std::array<int64_t, 4> want = {p.batch, tokens < 0 ? a.shape[1] : tokens, p.heads_k, dim};
   bool fits = a.ndim == 4;
   for (int i = 0; fits && i < 4; ++i) fits = a.shape[i] == want[i];
@@ -136,20 +136,19 @@ Array read_new(const py::object& object, const char* name, int64_t dim, int64_t 
 void read_rotary(Problem& p, const FwdRequest& r, const Checker& check) {
   Cache& c = p.cache;
   const CacheRequest& given = r.cache;
-  if (given.cos.is_none() && given.sin.is_none()) return;
-  if (given.cos.is_none() || given.sin.is_none()) {
+  if (given.rotary_cos.is_none() && given.rotary_sin.is_none()) return;
+  if (given.rotary_cos.is_none() || given.rotary_sin.is_none()) {
     check.refuse(check.word("rotary_cos") + " and " + check.word("rotary_sin") +
                  " must be given together");
   }
   if (r.k.is_none())
     check.refuse(
         "k", "must be given with " + check.word("rotary_cos") + " and " + check.word("rotary_sin"));
-  c.cos = with_contiguous_rows(read_array(given.cos, check, "rotary_cos"), check, "rotary_cos");
-  c.sin = with_contiguous_rows(read_array(given.sin, check, "rotary_sin"), check, "rotary_sin");
+  c.cos = read_rows(given.rotary_cos, check, "rotary_cos");
+  c.sin = read_rows(given.rotary_sin, check, "rotary_sin");
   for (const auto& [a, name] : {std::pair{&c.cos, "rotary_cos"}, {&c.sin, "rotary_sin"}}) {
-    XF_REQUIRE_DTYPE(check, a->dtype == p.q.dtype, *a, name,
-                     "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")");
-    XF_REQUIRE(check, a->ndim == 2, name, "must have 2 dimensions", number(a->ndim), *a);
+    check.require_dtype_of(*a, name, p.q, "q");
+    check.require_dims(*a, name, 2);
     check.require_same_place(*a, name, p.q, "q");
   }
   XF_REQUIRE(check, c.sin.shape[0] == c.cos.shape[0] && c.sin.shape[1] == c.cos.shape[1],
@@ -170,7 +169,7 @@ void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
   }
   read_rotary(p, r, check);
   if (r.k.is_none()) return;
-  if (r.cache.lengths.is_none() && r.cache.length < 0) {
+  if (r.cache.cache_seqlens.is_none() && r.cache.cache_length < 0) {
     check.refuse("cache_seqlens",
                  "must be given with " + check.word("k") + " and " + check.word("v"));
   }
@@ -231,8 +230,8 @@ void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::v
       length = ints(p.used_k)[b];
     } else if (p.cu_k.data) {
       length = ints(p.cu_k)[b + 1] - ints(p.cu_k)[b];
-    } else if (r.cache.length >= 0) {
-      length = r.cache.length;
+    } else if (r.cache.cache_length >= 0) {
+      length = r.cache.cache_length;
     }
     check_length(p, length, b, check);
     const int64_t pad = c.left_pad.data ? ints(c.left_pad)[b] : 0;
@@ -245,14 +244,16 @@ void check_lengths(Problem& p, const FwdRequest& r, const Checker& check, std::v
       XF_REQUIRE(check, end <= c.cos.shape[0], "rotary_cos",
                  ".rows must be at least the longest sequence (" + number(end) + ")",
                  number(c.cos.shape[0]), c.cos);
-      const int64_t last_q = length + (r.causal || r.left >= 0 || r.right >= 0 ? p.sq : 1);
+      const int64_t last_q =
+          length + (r.causal || r.window_left >= 0 || r.window_right >= 0 ? p.sq : 1);
       XF_REQUIRE(check, last_q <= c.cos.shape[0], "rotary_cos",
                  ".rows must be more than the last position of " + check.word("q") + " (" +
                      number(last_q - 1) + ")",
                  number(c.cos.shape[0]), c.cos);
     }
     const int64_t rows = p.packed ? ints(p.cu_q)[b + 1] - ints(p.cu_q)[b] : p.sq;
-    const int64_t out_of_sight = r.left >= 0 && r.left < p.sk ? end - rows - r.left : 0;
+    const int64_t out_of_sight =
+        r.window_left >= 0 && r.window_left < p.sk ? end - rows - r.window_left : 0;
     used.push_back({std::clamp<int64_t>(out_of_sight, pad, length), end});
   }
 }
@@ -293,14 +294,8 @@ void check_places(const Problem& p, const Checker& check, const std::vector<Used
 }  // namespace
 
 const char* name_of(CacheKind kind) {
-  switch (kind) {
-    case CacheKind::kPaged:
-      return "paged";
-    case CacheKind::kBeam:
-      return "beam";
-    default:
-      return "";
-  }
+  constexpr const char* kNames[] = {"", "paged", "beam"};
+  return kNames[static_cast<uint8_t>(kind)];
 }
 
 bool is_quantised(DType dtype) {
@@ -312,20 +307,20 @@ void read_cache(Problem& p, const FwdRequest& r) {
   Cache& c = p.cache;
   read_places(p, r, check);
   read_scales(p, r, check);
-  if (!r.cache.lengths.is_none()) {
-    c.lengths = read_int32(r.cache.lengths, "cache_seqlens", p.batch, p, check);
+  if (!r.cache.cache_seqlens.is_none()) {
+    c.lengths = read_int32(r.cache.cache_seqlens, "cache_seqlens", p.batch, p, check);
   }
   read_appended(p, r, check);
-  if (r.cache.length < -1) {
-    check.refuse("cache_length",
-                 "must be -1 (all of the cache) or not negative, got " + number(r.cache.length));
+  if (r.cache.cache_length < -1) {
+    check.refuse("cache_length", "must be -1 (all of the cache) or not negative, got " +
+                                     number(r.cache.cache_length));
   }
   if (!p.packed) p.sk = c.capacity;
-  c.max_keys = r.cache.length >= 0 ? r.cache.length + c.added : c.capacity;
+  c.max_keys = r.cache.cache_length >= 0 ? r.cache.cache_length + c.added : c.capacity;
   if (p.packed) c.max_keys = p.sk;
   if (p.q.queue) {
     // What lies on a device is trusted: reading it would wait for its queue.
-    if (r.cache.length >= 0 && !p.packed) check_length(p, r.cache.length, 0, check);
+    if (r.cache.cache_length >= 0 && !p.packed) check_length(p, r.cache.cache_length, 0, check);
     c.max_keys = std::min(c.max_keys, c.capacity);
     return;
   }

@@ -16,31 +16,20 @@ const char* name_of(CacheKind kind);
 
 struct CacheRequest {
   bool given = false;  // by k_cache or v_cache; None is one that is refused
-  py::object k = py::none(), v = py::none();
-  py::object lengths = py::none();  // int32 array (batch); None: `length`
-  int64_t length = -1;              // keys in use in every sequence; -1: all of the cache
-  py::object sequences = py::none(), left_pad = py::none(), pages = py::none(), beams = py::none();
+  py::object k_cache = py::none(), v_cache = py::none();
+  py::object cache_seqlens = py::none();  // int32 array (batch); None: `cache_length`
+  int64_t cache_length = -1;              // keys in use in every sequence; -1: all of the cache
+  py::object cache_batch_idx = py::none(), cache_leftpad = py::none(), block_table = py::none(),
+             beam_index = py::none();
   py::object k_scale = py::none(), v_scale = py::none();  // None, a number, or an array
-  py::object cos = py::none(), sin = py::none();
-  bool interleaved = true;
+  py::object rotary_cos = py::none(), rotary_sin = py::none();
+  bool rotary_interleaved = true;
 };
 
-constexpr std::tuple kCacheFields{
-    Field{"k_cache", &CacheRequest::k},
-    Field{"v_cache", &CacheRequest::v},
-    Field{"cache_seqlens", &CacheRequest::lengths},
-    Field{"cache_length", &CacheRequest::length},
-    Field{"cache_batch_idx", &CacheRequest::sequences},
-    Field{"cache_leftpad", &CacheRequest::left_pad},
-    Field{"block_table", &CacheRequest::pages},
-    Field{"beam_index", &CacheRequest::beams},
-    Field{"k_scale", &CacheRequest::k_scale},
-    Field{"v_scale", &CacheRequest::v_scale},
-    Field{"rotary_cos", &CacheRequest::cos},
-    Field{"rotary_sin", &CacheRequest::sin},
-    Field{"rotary_interleaved", &CacheRequest::interleaved},
-};
-static_assert(is_complete<1>(kCacheFields));  // and `given`
+XF_SOME_FIELDS(CacheRequest, k_cache, v_cache, cache_seqlens, cache_length, cache_batch_idx,
+               cache_leftpad, block_table, beam_index, k_scale, v_scale, rotary_cos, rotary_sin,
+               rotary_interleaved);
+static_assert(is_complete<1>(kFieldsOf<CacheRequest>));  // and `given`
 
 struct Cache {
   bool given = false;

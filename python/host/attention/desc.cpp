@@ -45,7 +45,7 @@ void describe_scores(Desc& desc, const Problem& p, const FwdRequest& r) {
   for (const ScoreHook& mask : kMasks) {
     if (mask.used(p, r)) desc.mask = static_cast<MaskKind>(&mask - kMasks);
   }
-  desc.dropout = r.dropout > 0;
+  desc.dropout = r.dropout_p > 0;
 }
 
 const Kernels& find_kernels(const Desc& desc, const Place& place) {

@@ -1,5 +1,3 @@
-#include "host/attention/forward.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -9,6 +7,7 @@
 #include "host/attention/append.hpp"
 #include "host/attention/desc.hpp"
 #include "host/attention/documents.hpp"
+#include "host/attention/functions.hpp"
 #include "host/attention/params.hpp"
 #include "host/attention/problem.hpp"
 #include "host/attention/schedule.hpp"
@@ -30,7 +29,7 @@ Access access_of(const Problem& p, const FwdRequest& r, const Outputs& to, const
 Desc describe(const Problem& p, const FwdRequest& r, const Outputs& to, const Place& place) {
   const Schedule& schedule = schedule_of(place.device);
   const bool adds_up = p.part.other_lse.data;
-  const bool decode = p.sq == 1 && r.dropout == 0 && !adds_up;
+  const bool decode = p.sq == 1 && r.dropout_p == 0 && !adds_up;
   Desc desc = describe(decode ? Algorithm::flash_decode : Algorithm::flash_fwd, p);
   describe_scores(desc, p, r);
   desc.adds_up = adds_up;
@@ -53,7 +52,7 @@ void check_reach(const Problem& p, const FwdRequest& r, const Outputs& to, const
 }
 
 Array new_lse(const Problem& p, const FwdRequest& r) {
-  if (!r.want_lse && !p.part.other_lse.data) return {};
+  if (!r.return_lse && !p.part.other_lse.data) return {};
   return p.packed ? new_array(p.q, DType::kF32, {p.heads_q, p.tokens_q})
                   : new_array(p.q, DType::kF32, {p.batch, p.heads_q, p.sq});
 }

@@ -1,5 +1,3 @@
-#include "host/attention/merge.hpp"
-
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -8,6 +6,7 @@
 #include "host/arrays/checks.hpp"
 #include "host/arrays/place.hpp"
 #include "host/attention/desc.hpp"
+#include "host/attention/functions.hpp"
 #include "host/attention/problem.hpp"
 
 namespace xeflash {
@@ -23,15 +22,12 @@ std::vector<State> read_states(const py::list& outs, const py::list& lses, const
   for (size_t i = 0; i < outs.size(); ++i) {
     const std::string out_name = "out " + std::to_string(i), lse_name = "lse " + std::to_string(i);
     const char *o_name = out_name.c_str(), *l_name = lse_name.c_str();
-    State s{with_contiguous_rows(read_array(outs[i], check, o_name), check, o_name),
+    State s{read_rows(outs[i], check, o_name),
             with_whole_strides(read_array(lses[i], check, l_name), check, l_name)};
     const State& first = states.empty() ? s : states[0];
     const Array& o = s.o;
-    XF_REQUIRE_DTYPE(check,
-                     o.dtype == DType::kF32 || o.dtype == DType::kF16 || o.dtype == DType::kBF16, o,
-                     o_name, "must be float32, float16 or bfloat16");
-    XF_REQUIRE_DTYPE(check, o.dtype == first.o.dtype, o, o_name,
-                     std::string("must have the dtype of out 0 (") + name_of(first.o.dtype) + ")");
+    check.require_float(o, o_name);
+    check.require_dtype_of(o, o_name, first.o, "out 0");
     XF_REQUIRE(check, o.ndim == 3 || o.ndim == 4, o_name, "must have 3 or 4 dimensions",
                std::to_string(o.ndim), o);
     const int64_t dim = o.shape[o.ndim - 1];
@@ -47,7 +43,7 @@ std::vector<State> read_states(const py::list& outs, const py::list& lses, const
                std::string("must have the shape (") + (o.ndim == 4 ? "batch, " : "") +
                    "heads, rows) of out 0 " + o.describe_shape(),
                s.lse.describe_shape(), s.lse);
-    XF_REQUIRE_DTYPE(check, s.lse.dtype == DType::kF32, s.lse, l_name, "must be float32");
+    check.require_dtype(s.lse, l_name, DType::kF32);
     check.require_same_place(o, o_name, first.o, "out 0");
     check.require_same_place(s.lse, l_name, first.o, "out 0");
     states.push_back(std::move(s));
@@ -67,14 +63,14 @@ StateArg state_arg(const State& s) {
           l.strides[l.ndim - 2]};
 }
 
-// The widest that all of them allow.
+// The widest access that the outputs of all states allow.
 Access access_of_states(const std::vector<State>& states, const std::string& arch) {
+  Access access = Access::kNone;
   for (const State& s : states) {
     const Layout layout = s.o.ndim == 4 ? Layout::kBSHD : Layout::kTHD;
-    const Access access = access_of_rows({{&s.o, layout}}, arch);
-    if (access != Access::kDwords) return access;
+    access = std::max(access, access_of_rows(s.o, axes_of(layout), arch));
   }
-  return Access::kDwords;
+  return access;
 }
 
 State new_state(const Array& like, DType dtype) {

@@ -37,16 +37,17 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   if (p.sinks.data) params.sinks = reinterpret_cast<const float*>(p.sinks.data);
   // flash-attn takes a side that reaches over all keys, of packed sequences as many as they are
   // said to have at most, as unlimited, wherever the diagonal is. A part does not have all keys.
-  const int64_t all_keys = p.packed ? r.max_k : p.sk;
+  const int64_t all_keys = p.packed ? r.max_seqlen_k : p.sk;
   auto side = [&](int64_t n) {
     const bool unlimited = n < 0 || (r.layout != Layout::kBHSD && r.bottom_right && n >= all_keys);
     return unlimited ? kUnbounded : static_cast<int32_t>(std::min<int64_t>(n, kMaxLength));
   };
-  params.left = side(r.left);
-  params.right = side(r.right);
+  params.left = side(r.window_left);
+  params.right = side(r.window_right);
   if (r.causal) params.right = 0;
   params.top_left = !r.bottom_right;
-  const double scale = r.scale ? *r.scale : 1.0 / std::sqrt(static_cast<double>(p.d));
+  const double scale =
+      r.softmax_scale ? *r.softmax_scale : 1.0 / std::sqrt(static_cast<double>(p.d));
   params.scale = scale_of(scale * p.cache.k_factor);
   params.unified_max = static_cast<float>(r.unified_max.value_or(0));
   const bool joins = r.layout == Layout::kBHSD || p.part.other_lse.data;  // as torch has it
@@ -54,7 +55,7 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
       joins ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::infinity();
   params.seed = r.seed;
   params.offset = r.offset;
-  params.drop_below = static_cast<uint32_t>(std::lround(r.dropout * kDropSteps));
+  params.drop_below = static_cast<uint32_t>(std::lround(r.dropout_p * kDropSteps));
   params.keep_scale = params.drop_below < kDropSteps
                           ? float{kDropSteps} / static_cast<float>(kDropSteps - params.drop_below)
                           : 0.f;

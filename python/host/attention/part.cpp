@@ -13,7 +13,7 @@ void read_start(const py::object& object, const char* name, int64_t length, int3
     check.refuse(name, "must come with " + check.word("bottom_right") + "=False, got True");
   if (!PyLong_Check(object.ptr())) {
     array = read_int32(object, name, p.batch, p, check);
-    if (r.dropout > 0)
+    if (r.dropout_p > 0)
       check.refuse<NotImplemented>(
           name, "must be one number with dropout, got shape " + array.describe_shape());
     return;
@@ -31,10 +31,10 @@ void read_part(Problem& p, const FwdRequest& r, const Checker& check) {
   Part& part = p.part;
   read_start(r.part.q_start, "q_start", p.sq, part.q_start, part.q_starts, p, r, check);
   read_start(r.part.k_start, "k_start", p.sk, part.k_start, part.k_starts, p, r, check);
-  if (r.dropout > 0 && part.q_start % 8 != 0)
+  if (r.dropout_p > 0 && part.q_start % 8 != 0)
     check.refuse<NotImplemented>(
         "q_start", "must be a multiple of 8 with dropout, got " + std::to_string(part.q_start));
-  if (!r.cache.cos.is_none() && !(r.part.q_start.is_none() && r.part.k_start.is_none()))
+  if (!r.cache.rotary_cos.is_none() && !(r.part.q_start.is_none() && r.part.k_start.is_none()))
     check.refuse<NotImplemented>("rotary_cos", "must not be given with " + check.word("q_start") +
                                                    " or " + check.word("k_start") +
                                                    ", as rotations begin at " +
@@ -59,7 +59,7 @@ void read_part(Problem& p, const FwdRequest& r, const Checker& check) {
 Array read_like_lse(const py::object& object, const char* name, const Problem& p,
                     const Checker& check) {
   Array a = with_whole_strides(read_array(object, check, name), check, name);
-  XF_REQUIRE_DTYPE(check, a.dtype == DType::kF32, a, name, "must be float32");
+  check.require_dtype(a, name, DType::kF32);
   check.require_same_place(a, name, p.q, "q");
   const bool fits = p.packed ? a.ndim == 2 && a.shape[0] == p.heads_q && a.shape[1] == p.tokens_q
                              : a.ndim == 3 && a.shape[0] == p.batch && a.shape[1] == p.heads_q &&
@@ -78,7 +78,7 @@ Array read_lse(const py::object& object, const char* name, const Problem& p, con
 Array read_sum(const py::object& object, const char* name, const Array& like, const char* like_name,
                const Problem& p, const Checker& check) {
   Array a = read_array(object, check, name);
-  XF_REQUIRE_DTYPE(check, a.dtype == DType::kF32, a, name, "must be float32");
+  check.require_dtype(a, name, DType::kF32);
   check.require_same_place(a, name, p.q, "q");
   bool fits = a.ndim == like.ndim;
   for (int i = 0; fits && i < a.ndim; ++i) fits = a.shape[i] == like.shape[i];

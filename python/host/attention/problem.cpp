@@ -14,83 +14,88 @@ namespace {
 
 constexpr int64_t kMostChunk = 1 << 30;  // the end of one is counted in 32 bits
 
-void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
-  const bool sdpa = r.layout == Layout::kBHSD;
-  p.packed = r.layout == Layout::kTHD;
-  p.cache.given = r.cache.given;
-  p.q = with_contiguous_rows(read_array(r.q, check, "q"), check, "q");
-  p.k = read_array(p.cache.given ? r.cache.k : r.k, check, p.k_name());
-  p.v = read_array(p.cache.given ? r.cache.v : r.v, check, p.v_name());
-  if (!p.cache.given) {  // a cache is used where it is
-    p.k = with_contiguous_rows(std::move(p.k), check, p.k_name());
-    p.v = with_contiguous_rows(std::move(p.v), check, p.v_name());
-  }
+// q, k and v, each with its name.
+using Named = std::pair<const Array*, const char*>;
 
-  const int rank_q = p.packed ? 3 : 4, rank = p.packed && !p.cache.given ? 3 : 4;
-  const Axes axes_q = axes_of(r.layout), axes = axes_of(p.k_layout(r.layout));
-  XF_REQUIRE_DTYPE(
-      check, p.q.dtype == DType::kF32 || p.q.dtype == DType::kF16 || p.q.dtype == DType::kBF16, p.q,
-      "q", "must be float32, float16 or bfloat16");
-  const std::pair<const Array*, const char*> arrays[] = {
-      {&p.q, "q"}, {&p.k, p.k_name()}, {&p.v, p.v_name()}};
-  for (const auto& [a, name] : arrays) {
-    const int dims = a == &p.q ? rank_q : rank;
+void check_array(const Named& named, const Problem& p, int dims, int dims_of_q,
+                 const Checker& check) {
+  const auto& [a, name] = named;
+  const bool is_q = a == &p.q;
+  if (!is_q && dims == dims_of_q)
     XF_REQUIRE(check, a->ndim == dims, name,
-               a != &p.q && dims == rank_q
-                   ? "must have the " + number(dims) + " dimensions of " + check.word("q")
-                   : "must have " + number(dims) + " dimensions",
+               "must have the " + number(dims) + " dimensions of " + check.word("q"),
                number(a->ndim), *a);
-    XF_REQUIRE_DTYPE(
-        check, a->dtype == p.q.dtype || (p.cache.given && a != &p.q && is_quantised(a->dtype)), *a,
-        name,
-        "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")" +
-            (p.cache.given ? ", float8_e4m3fn, float8_e5m2 or int8" : ""));
-    check.require_same_place(*a, name, p.q, "q");
-    if (p.cache.given) {
-      XF_REQUIRE(check, a->has_contiguous_rows(), name, "must have a contiguous last dimension",
-                 "stride " + number(a->strides[dims - 1]), *a);
-    }
-    const int64_t dim = a->shape[dims - 1];
-    XF_REQUIRE(check, dim >= 1 && dim <= kMaxHeadDim, name,
-               ".head_dim must be 1 to " + number(kMaxHeadDim), number(dim), *a);
+  check.require_dims(*a, name, dims);
+  XF_REQUIRE_DTYPE(
+      check, a->dtype == p.q.dtype || (p.cache.given && !is_q && is_quantised(a->dtype)), *a, name,
+      "must have the dtype of " + check.word("q") + " (" + name_of(p.q.dtype) + ")" +
+          (p.cache.given ? ", float8_e4m3fn, float8_e5m2 or int8" : ""));
+  check.require_same_place(*a, name, p.q, "q");
+  if (p.cache.given) {
+    XF_REQUIRE(check, a->has_contiguous_rows(), name, "must have a contiguous last dimension",
+               "stride " + number(a->strides[dims - 1]), *a);
   }
-  auto same = [&](const Array& a, const char* name, const char* what, int64_t got, int64_t want,
-                  const char* of) {
+  const int64_t dim = a->shape[dims - 1];
+  XF_REQUIRE(check, dim >= 1 && dim <= kMaxHeadDim, name,
+             ".head_dim must be 1 to " + number(kMaxHeadDim), number(dim), *a);
+}
+
+// What of q, k and v must be the same, and what must divide what.
+void check_sizes(const Problem& p, const FwdRequest& r, const Axes& axes, const Checker& check) {
+  const char *k_name = p.k_name(), *v_name = p.v_name();
+  const auto same = [&](const Array& a, const char* name, const char* what, int64_t got,
+                        int64_t want, const char* of) {
     XF_REQUIRE(check, got == want, name,
                std::string(".") + what + " must equal " + check.word(of) + "." + what + " (" +
                    number(want) + ")",
                number(got), a);
   };
-  XF_REQUIRE_DTYPE(
-      check, p.v.dtype == p.k.dtype, p.v, p.v_name(),
-      "must have the dtype of " + check.word(p.k_name()) + " (" + name_of(p.k.dtype) + ")");
-  p.d = p.q.shape[rank_q - 1];
-  p.dv = p.v.shape[rank - 1];
-  p.heads_q = p.q.shape[axes_q.head];
-  p.heads_k = p.k.shape[axes.head];
-  p.sq = p.tokens_q = p.q.shape[axes_q.row];
-  p.sk = p.tokens_k = p.k.shape[axes.row];
-  same(p.k, p.k_name(), "head_dim", p.k.shape[rank - 1], p.d, "q");
-  same(p.v, p.v_name(), "heads", p.v.shape[axes.head], p.heads_k, p.k_name());
-  same(p.v, p.v_name(), "length", p.v.shape[axes.row], p.sk, p.k_name());
-  if (p.cache.given) same(p.v, p.v_name(), "batch", p.v.shape[0], p.k.shape[0], p.k_name());
-  if (axes_q.batch >= 0) p.batch = p.q.shape[axes_q.batch];
+  same(p.k, k_name, "head_dim", p.k.shape[p.k.ndim - 1], p.d, "q");
+  same(p.v, v_name, "heads", p.v.shape[axes.head], p.heads_k, k_name);
+  same(p.v, v_name, "length", p.v.shape[axes.row], p.sk, k_name);
+  if (p.cache.given) same(p.v, v_name, "batch", p.v.shape[0], p.k.shape[0], k_name);
   if (axes.batch >= 0 && !p.cache.given) {
-    for (const auto& [a, name] : {arrays[1], arrays[2]}) {
-      if (sdpa && a->shape[axes.batch] == 1) continue;  // broadcast
+    for (const auto& [a, name] : {Named{&p.k, k_name}, {&p.v, v_name}}) {
+      if (r.layout == Layout::kBHSD && a->shape[axes.batch] == 1) continue;  // broadcast
       same(*a, name, "batch", a->shape[axes.batch], p.batch, "q");
     }
   }
-  XF_REQUIRE(check, p.heads_k > 0 ? p.heads_q % p.heads_k == 0 : p.heads_q == 0, p.k_name(),
+  XF_REQUIRE(check, p.heads_k > 0 ? p.heads_q % p.heads_k == 0 : p.heads_q == 0, k_name,
              ".heads must divide " + check.word("q") + ".heads (" + number(p.heads_q) + ")",
              number(p.heads_k), p.k);
-  XF_REQUIRE(check, p.heads_q == p.heads_k || p.heads_k == 1 || r.broadcast_heads, p.k_name(),
+  XF_REQUIRE(check, p.heads_q == p.heads_k || p.heads_k == 1 || r.enable_gqa, k_name,
              ".heads must equal " + check.word("q") + ".heads (" + number(p.heads_q) + ") unless " +
                  check.word("enable_gqa") + "=True",
              number(p.heads_k), p.k);
   XF_REQUIRE(check, p.sq <= kMaxLength, "q", ".length must be below 2^31", number(p.sq), p.q);
-  XF_REQUIRE(check, p.sk <= kMaxLength, p.k_name(), ".length must be below 2^31", number(p.sk),
-             p.k);
+  XF_REQUIRE(check, p.sk <= kMaxLength, k_name, ".length must be below 2^31", number(p.sk), p.k);
+}
+
+void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
+  p.packed = r.layout == Layout::kTHD;
+  p.cache.given = r.cache.given;
+  p.q = read_rows(r.q, check, "q");
+  p.k = read_array(p.cache.given ? r.cache.k_cache : r.k, check, p.k_name());
+  p.v = read_array(p.cache.given ? r.cache.v_cache : r.v, check, p.v_name());
+  if (!p.cache.given) {  // a cache is used where it is
+    p.k = with_contiguous_rows(std::move(p.k), check, p.k_name());
+    p.v = with_contiguous_rows(std::move(p.v), check, p.v_name());
+  }
+  const int dims_of_q = p.packed ? 3 : 4, dims = p.packed && !p.cache.given ? 3 : 4;
+  check.require_float(p.q, "q");
+  check_array({&p.q, "q"}, p, dims_of_q, dims_of_q, check);
+  check_array({&p.k, p.k_name()}, p, dims, dims_of_q, check);
+  check_array({&p.v, p.v_name()}, p, dims, dims_of_q, check);
+  check.require_dtype_of(p.v, p.v_name(), p.k, p.k_name());
+  const Axes axes_q = axes_of(r.layout), axes = axes_of(p.k_layout(r.layout));
+  p.d = p.q.shape[dims_of_q - 1];
+  p.dv = p.v.shape[dims - 1];
+  p.heads_q = p.q.shape[axes_q.head];
+  p.heads_k = p.k.shape[axes.head];
+  p.sq = p.tokens_q = p.q.shape[axes_q.row];
+  p.sk = p.tokens_k = p.k.shape[axes.row];
+  if (axes_q.batch >= 0) p.batch = p.q.shape[axes_q.batch];
+  check_sizes(p, r, axes, check);
 }
 
 }  // namespace
@@ -98,8 +103,8 @@ void read_qkv(Problem& p, const FwdRequest& r, const Checker& check) {
 Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& p,
                  const Checker& check) {
   Array a = read_array(object, check, name);
-  XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
-  XF_REQUIRE(check, a.ndim == 1, name, "must have 1 dimension", number(a.ndim), a);
+  check.require_dtype(a, name, DType::kI32);
+  check.require_dims(a, name, 1);
   if (size >= 0)
     XF_REQUIRE(check, a.shape[0] == size, name, "must have " + number(size) + " entries",
                number(a.shape[0]), a);
@@ -138,31 +143,31 @@ void check_end(const Array& a, const char* name, int64_t tokens, const Checker& 
 
 void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
   if (!p.packed) return;
-  p.cu_q = read_int32(r.cu_q, "cu_seqlens_q", -1, p, check);
+  p.cu_q = read_int32(r.cu_seqlens_q, "cu_seqlens_q", -1, p, check);
   XF_REQUIRE(check, p.cu_q.shape[0] >= 1, "cu_seqlens_q", "must have batch + 1 entries", "0",
              p.cu_q);
   p.batch = p.cu_q.shape[0] - 1;
   // Pages need no starts, only lengths.
-  const bool starts = !r.cu_k.is_none() || !p.cache.given || r.used_k.is_none();
-  if (starts) p.cu_k = read_int32(r.cu_k, "cu_seqlens_k", p.batch + 1, p, check);
-  if (r.max_q < 0 || r.max_q > kMaxLength)
-    check.refuse("max_seqlen_q", "must be 0 to 2^31 - 1, got " + number(r.max_q));
-  if (r.max_k < 0 || r.max_k > kMaxLength)
-    check.refuse("max_seqlen_k", "must be 0 to 2^31 - 1, got " + number(r.max_k));
-  check_starts(p.cu_q, "cu_seqlens_q", r.max_q, "max_seqlen_q", check);
+  const bool starts = !r.cu_seqlens_k.is_none() || !p.cache.given || r.seqused_k.is_none();
+  if (starts) p.cu_k = read_int32(r.cu_seqlens_k, "cu_seqlens_k", p.batch + 1, p, check);
+  if (r.max_seqlen_q < 0 || r.max_seqlen_q > kMaxLength)
+    check.refuse("max_seqlen_q", "must be 0 to 2^31 - 1, got " + number(r.max_seqlen_q));
+  if (r.max_seqlen_k < 0 || r.max_seqlen_k > kMaxLength)
+    check.refuse("max_seqlen_k", "must be 0 to 2^31 - 1, got " + number(r.max_seqlen_k));
+  check_starts(p.cu_q, "cu_seqlens_q", r.max_seqlen_q, "max_seqlen_q", check);
   check_end(p.cu_q, "cu_seqlens_q", p.tokens_q, check);
-  if (starts) check_starts(p.cu_k, "cu_seqlens_k", r.max_k, "max_seqlen_k", check);
+  if (starts) check_starts(p.cu_k, "cu_seqlens_k", r.max_seqlen_k, "max_seqlen_k", check);
   if (!p.cache.given) check_end(p.cu_k, "cu_seqlens_k", p.tokens_k, check);
   // No sequence is longer than all of them together.
-  p.sq = std::min(r.max_q, p.tokens_q);
-  p.sk = p.cache.given ? r.max_k : std::min(r.max_k, p.tokens_k);
-  if (r.used_k.is_none()) return;
-  p.used_k = read_int32(r.used_k, "seqused_k", p.batch, p, check);
+  p.sq = std::min(r.max_seqlen_q, p.tokens_q);
+  p.sk = p.cache.given ? r.max_seqlen_k : std::min(r.max_seqlen_k, p.tokens_k);
+  if (r.seqused_k.is_none()) return;
+  p.used_k = read_int32(r.seqused_k, "seqused_k", p.batch, p, check);
   if (p.used_k.queue) return;
   const auto* used = reinterpret_cast<const int32_t*>(p.used_k.data);
   const auto* start = reinterpret_cast<const int32_t*>(p.cu_k.data);
   for (int64_t i = 0; i < p.batch; ++i) {
-    const int64_t length = starts ? start[i + 1] - start[i] : r.max_k;
+    const int64_t length = starts ? start[i + 1] - start[i] : r.max_seqlen_k;
     XF_REQUIRE(check, used[i] >= 0 && used[i] <= length, "seqused_k",
                "must be 0 to the sequence's length (" + number(length) + ")", number(used[i]),
                p.used_k);
@@ -170,28 +175,25 @@ void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
 }
 
 void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
-  if (!r.bias.is_none()) {
-    p.bias = with_whole_strides(read_array(r.bias, check, "attn_mask"), check, "attn_mask");
+  if (!r.attn_mask.is_none()) {
+    p.bias = with_whole_strides(read_array(r.attn_mask, check, "attn_mask"), check, "attn_mask");
     XF_REQUIRE_DTYPE(
         check,
         p.bias.dtype == DType::kBool || p.bias.dtype == DType::kF32 || p.bias.dtype == p.q.dtype,
         p.bias, "attn_mask", "must be bool, float32 or the dtype of " + check.word("q"));
     check.require_same_place(p.bias, "attn_mask", p.q, "q");
-    const std::array<int64_t, 4> full = {p.batch, p.heads_q, p.sq, p.sk};
+    const std::vector<int64_t> full = {p.batch, p.heads_q, p.sq, p.sk};
     bool fits = p.bias.ndim <= 4;
     for (int i = 0; fits && i < p.bias.ndim; ++i) {
       const int64_t n = p.bias.shape[p.bias.ndim - 1 - i];
       fits = n == 1 || n == full[3 - i];
     }
-    XF_REQUIRE(check, fits, "attn_mask",
-               "must broadcast to [" + number(full[0]) + ", " + number(full[1]) + ", " +
-                   number(full[2]) + ", " + number(full[3]) + "]",
+    XF_REQUIRE(check, fits, "attn_mask", "must broadcast to " + text_of(full),
                p.bias.describe_shape(), p.bias);
   }
-  if (!r.alibi.is_none()) {
-    p.alibi = read_array(r.alibi, check, "alibi_slopes");
-    XF_REQUIRE_DTYPE(check, p.alibi.dtype == DType::kF32, p.alibi, "alibi_slopes",
-                     "must be float32");
+  if (!r.alibi_slopes.is_none()) {
+    p.alibi = read_array(r.alibi_slopes, check, "alibi_slopes");
+    check.require_dtype(p.alibi, "alibi_slopes", DType::kF32);
     const bool per_head = p.alibi.ndim == 1 && p.alibi.shape[0] == p.heads_q;
     const bool per_batch =
         p.alibi.ndim == 2 && p.alibi.shape[0] == p.batch && p.alibi.shape[1] == p.heads_q;
@@ -202,13 +204,10 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
     p.alibi = with_contiguous_rows(std::move(p.alibi), check, "alibi_slopes");
     check.require_same_place(p.alibi, "alibi_slopes", p.q, "q");
   }
-  if (!r.sinks.is_none()) {
+  if (!r.s_aux.is_none()) {
     const char* name = "s_aux";
-    p.sinks = read_array(r.sinks, check, name);
-    XF_REQUIRE_DTYPE(check,
-                     p.sinks.dtype == DType::kF32 || p.sinks.dtype == DType::kF16 ||
-                         p.sinks.dtype == DType::kBF16,
-                     p.sinks, name, "must be a floating type");
+    p.sinks = read_array(r.s_aux, check, name);
+    XF_REQUIRE_DTYPE(check, is_float(p.sinks.dtype), p.sinks, name, "must be a floating type");
     XF_REQUIRE(check, p.sinks.ndim == 1 && p.sinks.shape[0] == p.heads_q, name,
                "must have shape [" + number(p.heads_q) + "]", p.sinks.describe_shape(), p.sinks);
     check.require_same_place(p.sinks, name, p.q, "q");
@@ -227,7 +226,7 @@ void require_window_alone(const char* name, const Problem& p, const FwdRequest& 
   };
   if (p.cache.given) refuse_with("a cache of keys");
   if (p.packed) refuse_with(check.word("cu_seqlens_q"));
-  if (r.chunk > 0) refuse_with(check.word("attention_chunk"));
+  if (r.attention_chunk > 0) refuse_with(check.word("attention_chunk"));
   if (is_part)
     refuse_with(check.word("other_lse") + ", " + check.word("q_start") + " or " +
                 check.word("k_start"));
@@ -236,11 +235,11 @@ void require_window_alone(const char* name, const Problem& p, const FwdRequest& 
 // Ids of the positions of k, of which the queries are the last.
 void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
   const char* name = "document_ids";
-  if (r.documents.is_none()) return;
+  if (r.document_ids.is_none()) return;
   require_window_alone(name, p, r, check);
-  p.documents = read_array(r.documents, check, name);
+  p.documents = read_array(r.document_ids, check, name);
   const Array& a = p.documents;
-  XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
+  check.require_dtype(a, name, DType::kI32);
   const bool fits = (a.ndim == 1 || (a.ndim == 2 && (a.shape[0] == p.batch || a.shape[0] == 1))) &&
                     a.shape[a.ndim - 1] == p.sk;
   XF_REQUIRE(check, fits, name,
@@ -271,13 +270,13 @@ void read_picks(Problem& p, const FwdRequest& r, const Checker& check) {
   if (r.picks.is_none()) return;
   const char* list = "gather_kv_indices";
   require_window_alone(list, p, r, check);
-  if (!r.documents.is_none())
+  if (!r.document_ids.is_none())
     check.refuse<NotImplemented>(
         list, "must be None with " + check.word("document_ids") + ", got an array");
   const auto read = [&](const py::object& object, const char* name, int64_t rows) {
     Array a = read_array(object, check, name);
     const int64_t words = divide_up(p.sk, kWord);
-    XF_REQUIRE_DTYPE(check, a.dtype == DType::kI32, a, name, "must be int32");
+    check.require_dtype(a, name, DType::kI32);
     const bool fits = a.ndim == 3 && (a.shape[0] == p.batch || a.shape[0] == 1) &&
                       a.shape[1] == rows && a.shape[2] == words && a.is_packed();
     XF_REQUIRE(check, fits, name,
@@ -294,20 +293,15 @@ void read_picks(Problem& p, const FwdRequest& r, const Checker& check) {
   p.picked_spans = read(r.picked_spans, "picked_spans", divide_up(p.sq, kSpan));
 }
 
-std::string text(double x) { return py::str(py::float_(x)).cast<std::string>(); }
-
 void check_finite(double x, const char* name, const Checker& check) {
-  if (!std::isfinite(static_cast<float>(x)))
-    check.refuse(name, "must be finite in float32, got " + text(x));
+  check.require(fits_float(static_cast<float>(x)), name, "finite in float32", x);
 }
 
 // All numbers are finite; some have rules besides.
 void check_numbers(const FwdRequest& r, const Checker& check) {
-  if (!(r.softcap >= 0) || !std::isfinite(static_cast<float>(r.softcap)))
-    check.refuse("softcap",
-                 "must be 0 (off) or positive and finite in float32, got " + text(r.softcap));
-  if (!(r.dropout >= 0 && r.dropout <= 1))
-    check.refuse("dropout_p", "must be 0 to 1, got " + text(r.dropout));
+  check.require(r.softcap >= 0 && fits_float(static_cast<float>(r.softcap)), "softcap",
+                "0 (off) or positive and finite in float32", r.softcap);
+  check.require(r.dropout_p >= 0 && r.dropout_p <= 1, "dropout_p", "0 to 1", r.dropout_p);
   const auto check_one = [&](const auto& f) {
     const auto& x = r.*f.member;
     using T = std::remove_cvref_t<decltype(x)>;
@@ -315,13 +309,13 @@ void check_numbers(const FwdRequest& r, const Checker& check) {
     if constexpr (std::is_same_v<T, std::optional<double>>)
       check_finite(x.value_or(0), f.name, check);
   };
-  std::apply([&](const auto&... f) { (check_one(f), ...); }, kCallFields);
-  for (int64_t side : {r.left, r.right}) {
+  std::apply([&](const auto&... f) { (check_one(f), ...); }, kFieldsOf<FwdRequest>);
+  for (int64_t side : {r.window_left, r.window_right}) {
     if (side < -1)
       check.refuse("window_size", "must be -1 (unlimited) or not negative, got " + number(side));
   }
-  if (r.chunk < 0 || r.chunk > kMostChunk)
-    check.refuse("attention_chunk", "must be 0 (off) to 2^30, got " + number(r.chunk));
+  if (r.attention_chunk < 0 || r.attention_chunk > kMostChunk)
+    check.refuse("attention_chunk", "must be 0 (off) to 2^30, got " + number(r.attention_chunk));
 }
 
 // All arrays of a call but `out`.
@@ -443,9 +437,9 @@ Problem read_problem(const FwdRequest& r) {
   read_qkv(p, r, check);
   read_packing(p, r, check);
   if (p.cache.given) read_cache(p, r);
-  if (r.splits < 0 || r.splits > kMaxSplits) {
-    check.refuse("num_splits",
-                 "must be 0 (automatic) to " + number(kMaxSplits) + ", got " + number(r.splits));
+  if (r.num_splits < 0 || r.num_splits > kMaxSplits) {
+    check.refuse("num_splits", "must be 0 (automatic) to " + number(kMaxSplits) + ", got " +
+                                   number(r.num_splits));
   }
   read_score_arrays(p, r, check);
   read_documents(p, r, check);

@@ -116,7 +116,7 @@ int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& 
 int32_t splits_for(const Problem& p, const FwdRequest& r, const Desc& desc, const Kernels& kernels,
                    int64_t groups, const FwdParams& params, const Device& device) {
   if (kernels.entries.size() == 1 || desc.adds_up) return 1;  // nothing merges them
-  if (r.splits > 0) return static_cast<int32_t>(r.splits);
+  if (r.num_splits > 0) return static_cast<int32_t>(r.num_splits);
   return desc.algorithm == Algorithm::flash_decode && schedule_of(device).split_keys > 0
              ? splits_of_cores(p, r, groups, params, device)
              : splits_in_least_time(p, desc, kernels, groups, params, device);
@@ -157,7 +157,7 @@ uint8_t rows_for_cores(const Desc& desc, const Problem& p, const FwdRequest& r,
   const int64_t heads =
       p.batch * (has_rows_of_keys(desc) || desc.packed_heads ? p.heads_k : p.heads_q);
   // Of a triangle of scores a core has a long tile and a short one.
-  const bool triangle = (r.causal || r.right == 0) && r.left < 0 && p.sk <= p.sq;
+  const bool triangle = (r.causal || r.window_right == 0) && r.window_left < 0 && p.sk <= p.sq;
   const int64_t in_turn = int64_t{triangle ? 2 : 1} * device.facts.compute_units;
   const auto time = [&](int rows) {
     return divide_up(heads * divide_up(rows_of_head(desc, p), rows), in_turn) * (rows + s.key_rows);
@@ -189,7 +189,7 @@ bool packs_heads(const Problem& p, const FwdRequest& r, const Schedule& schedule
   const int64_t group = p.heads_q / p.heads_k;
   const bool same_bias = !p.bias.data || p.bias.ndim < 3 || p.bias.shape[p.bias.ndim - 3] == 1;
   return group > 1 && group <= kMostHeads && p.sq <= schedule.packed_queries && same_bias &&
-         !p.alibi.data && p.score_mod.id == ScoreModId::kNone && r.dropout == 0;
+         !p.alibi.data && p.score_mod.id == ScoreModId::kNone && r.dropout_p == 0;
 }
 
 bool splits_keys(const Problem& p, const FwdRequest& r, const Desc& desc, const Device& device) {
@@ -200,7 +200,7 @@ bool splits_keys(const Problem& p, const FwdRequest& r, const Desc& desc, const 
     return std::max(p.d, p.dv) <= s.turn_head_dim && p.sk >= s.turn_keys && !desc.unified_max &&
            2 * tiles <= s.threads_of_unit * units;
   }
-  if (r.splits > 0) return r.splits > 1;
+  if (r.num_splits > 0) return r.num_splits > 1;
   const int64_t rows = rows_of_head(desc, p), heads = desc.packed_heads ? p.heads_k : p.heads_q;
   int64_t height = desc.rows;
   if (desc.access != Access::kNone) height = rows > s.tile_rows ? s.tile_rows : s.tile_rows / 2;

@@ -31,8 +31,8 @@ constexpr ScoreHook kScoreHooks[] = {
      }},
     {"Scaled",
      [](const Problem& p, const FwdRequest& r) {  // kernels for anything else do without the sign
-       return r.scale && std::signbit(*r.scale) && r.softcap == 0 && !p.alibi.data &&
-              !p.bias.data && p.score_mod.id == ScoreModId::kNone;
+       return r.softmax_scale && std::signbit(*r.softmax_scale) && r.softcap == 0 &&
+              !p.alibi.data && !p.bias.data && p.score_mod.id == ScoreModId::kNone;
      },
      [](FwdParams&, const Problem&, const FwdRequest&) {}},
 };
@@ -51,11 +51,12 @@ constexpr ScoreHook kMasks[] = {
      [](const Problem& p, const FwdRequest& r) {  // a chunk that has all positions hides nothing
        const bool is_part = !r.part.q_start.is_none() || !r.part.k_start.is_none();
        const bool has_negative = p.sq > 1 && (p.packed || p.cache.given || p.sq > p.sk) &&
-                                 !r.causal && r.right != 0;  // positions, which see no key
-       return r.chunk > 0 && (is_part || has_negative || r.chunk < std::max(p.sq, p.sk));
+                                 !r.causal && r.window_right != 0;  // positions, which see no key
+       return r.attention_chunk > 0 &&
+              (is_part || has_negative || r.attention_chunk < std::max(p.sq, p.sk));
      },
      [](FwdParams& to, const Problem&, const FwdRequest& r) {
-       to.chunk = static_cast<int32_t>(r.chunk);
+       to.chunk = static_cast<int32_t>(r.attention_chunk);
      }},
     {"Picks", [](const Problem& p, const FwdRequest&) { return p.picks.data != nullptr; },
      [](FwdParams& to, const Problem& p, const FwdRequest&) {

@@ -1,5 +1,3 @@
-#include "host/attention/standard.hpp"
-
 #include <algorithm>
 #include <cstddef>
 #include <new>
@@ -8,6 +6,7 @@
 #include "host/arrays/checks.hpp"
 #include "host/arrays/place.hpp"
 #include "host/attention/desc.hpp"
+#include "host/attention/functions.hpp"
 #include "host/attention/params.hpp"
 #include "host/attention/problem.hpp"
 #include "host/attention/schedule.hpp"

@@ -12,7 +12,6 @@ template <class Struct, class T>
 struct Field {
   const char* name;
   T Struct::* member;
-  const char* other_name = nullptr;  // what attention() calls it
 };
 
 struct Anything {

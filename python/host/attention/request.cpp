@@ -1,4 +1,4 @@
-#include "host/attention/arguments.hpp"
+#include "host/attention/request.hpp"
 
 #include <array>
 #include <optional>
@@ -20,34 +20,46 @@ void read(Layout& to, const Value& value) {
   to = static_cast<Layout>(layout);
 }
 
+// What attention() calls an argument of this name; "": the same.
+constexpr const char* name_of_attention(const char* name) {
+  constexpr std::pair<std::string_view, const char*> kOthers[] = {
+      {"q", "query"},     {"k", "key"},           {"v", "value"}, {"softmax_scale", "scale"},
+      {"s_aux", "sinks"}, {"causal", "is_causal"}};
+  for (const auto& [own, other] : kOthers)
+    if (own == name) return other;
+  return "";
+}
+
 struct Argument {
   const char* name;
-  const char* name_of_attention;  // where it has another one
+  const char* name_of_attention;
   void (*set)(FwdRequest&, const Value&);
 };
 
-constexpr size_t kFirstOfPart = std::tuple_size_v<decltype(kCallFields)>;
+constexpr size_t kFirstOfPart = std::tuple_size_v<decltype(kFieldsOf<FwdRequest>)>;
 constexpr size_t kFirstOfCache = kFirstOfPart + std::tuple_size_v<decltype(kFieldsOf<PartRequest>)>;
 
 template <size_t I>
 void set(FwdRequest& r, const Value& value) {
   if constexpr (I < kFirstOfPart) {
-    read(r.*std::get<I>(kCallFields).member, value);
+    read(r.*std::get<I>(kFieldsOf<FwdRequest>).member, value);
   } else if constexpr (I < kFirstOfCache) {
     read(r.part.*std::get<I - kFirstOfPart>(kFieldsOf<PartRequest>).member, value);
   } else {
-    constexpr auto member = std::get<I - kFirstOfCache>(kCacheFields).member;
+    constexpr auto member = std::get<I - kFirstOfCache>(kFieldsOf<CacheRequest>).member;
     if constexpr (std::is_same_v<decltype(member), py::object CacheRequest::* const>) {
-      if (member == &CacheRequest::k || member == &CacheRequest::v) r.cache.given = true;
+      if (member == &CacheRequest::k_cache || member == &CacheRequest::v_cache)
+        r.cache.given = true;
     }
     read(r.cache.*member, value);
   }
 }
 
-constexpr auto kFields = std::tuple_cat(kCallFields, kFieldsOf<PartRequest>, kCacheFields);
+constexpr auto kFields =
+    std::tuple_cat(kFieldsOf<FwdRequest>, kFieldsOf<PartRequest>, kFieldsOf<CacheRequest>);
 constexpr auto kArguments = []<size_t... I>(std::index_sequence<I...>) {
   return std::array{
-      Argument{std::get<I>(kFields).name, std::get<I>(kFields).other_name, set<I>}...};
+      Argument{std::get<I>(kFields).name, name_of_attention(std::get<I>(kFields).name), set<I>}...};
 }(std::make_index_sequence<std::tuple_size_v<decltype(kFields)>>{});
 
 constexpr size_t kFirstOfPacked = [] {
@@ -62,15 +74,15 @@ const Argument* find(PyObject* name) {
     auto* all = new std::unordered_map<PyObject*, const Argument*>;
     for (const Argument& a : kArguments) {
       all->emplace(PyUnicode_InternFromString(a.name), &a);
-      if (a.name_of_attention) all->emplace(PyUnicode_InternFromString(a.name_of_attention), &a);
+      if (*a.name_of_attention) all->emplace(PyUnicode_InternFromString(a.name_of_attention), &a);
     }
     return all;
   }();
   if (const auto found = by_name->find(name); found != by_name->end()) return found->second;
   for (const Argument& a : kArguments) {
-    const char* other = a.name_of_attention ? a.name_of_attention : a.name;
     if (PyUnicode_CompareWithASCIIString(name, a.name) == 0) return &a;
-    if (PyUnicode_CompareWithASCIIString(name, other) == 0) return &a;
+    if (*a.name_of_attention && PyUnicode_CompareWithASCIIString(name, a.name_of_attention) == 0)
+      return &a;
   }
   throw py::type_error("forward() has no argument " + py::repr(name).cast<std::string>());
 }
@@ -98,7 +110,7 @@ std::string word_of(const void* call, const char* name) {
   const std::string_view word = given == "k_cache" ? "k" : given == "v_cache" ? "v" : given;
   if (r.layout == Layout::kBHSD) {
     for (const Argument& a : kArguments)
-      if (a.name_of_attention && a.name == word) return a.name_of_attention;
+      if (*a.name_of_attention && a.name == word) return a.name_of_attention;
   }
   return std::string(word);
 }
@@ -134,21 +146,21 @@ FwdRequest read_arguments(const py::kwargs& given) {
     check.refuse(of_cache, "must come with a cache of keys, got one without");
   if (of_packed && r.layout != Layout::kTHD)
     check.refuse(of_packed, "must come with packed sequences, got one without");
-  if (!r.bias.is_none() && r.layout != Layout::kBHSD)
+  if (!r.attn_mask.is_none() && r.layout != Layout::kBHSD)
     check.refuse("attn_mask",
                  "must come with the layout (batch, heads, sequence, dim), got one without");
-  if (r.cache.length != -1 && !r.cache.lengths.is_none())
+  if (r.cache.cache_length != -1 && !r.cache.cache_seqlens.is_none())
     check.refuse("cache_length", "must not be given with " + check.word("cache_seqlens") +
-                                     ", got " + std::to_string(r.cache.length));
+                                     ", got " + std::to_string(r.cache.cache_length));
   return r;
 }
 
 py::tuple call_fields() {
   const FwdRequest r;
   py::list all;
-  list_fields(all, r, kCallFields);
-  list_fields(all, r.part, kFieldsOf<PartRequest>);
-  list_fields(all, r.cache, kCacheFields);
+  list_fields(all, r, name_of_attention);
+  list_fields(all, r.part, name_of_attention);
+  list_fields(all, r.cache, name_of_attention);
   return py::tuple(all);
 }
 
