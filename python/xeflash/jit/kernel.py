@@ -130,12 +130,6 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
     return choices, ("-std=c++20", "-DNDEBUG", "-Werror=return-type", *backend)
 
 
-_NO_PRODUCTS_OF_TILES = (
-    *("flash_decode", "append", "merge_states", "document_spans", "flash_bwd_heads", "linear"),
-    *("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k", "sample_tokens"),
-)
-
-
 def kernels_arch(desc: AnyDesc) -> str:
     """The first architecture that has the same code.
 
@@ -146,7 +140,7 @@ def kernels_arch(desc: AnyDesc) -> str:
         return "bmg"
     if desc.arch in ("cpu-avx512-bf16", "cpu-amx-bf16") and desc.dtype != "bfloat16":
         return "cpu-avx512"
-    if desc.arch == "cpu-amx-bf16" and desc.algorithm in _NO_PRODUCTS_OF_TILES:
+    if desc.arch == "cpu-amx-bf16" and not ALGORITHMS[desc.algorithm].multiplies_tiles:
         return "cpu-avx512-bf16"
     return desc.arch
 

@@ -23,7 +23,7 @@ from xeflash.jit.log import log_kernel
 from xeflash.jit.product import render_head, render_product, render_softmax
 from xeflash.jit.progress import progress
 from xeflash.tune import Config
-from xeflash.tune.desc import OF_HEADS, AnyDesc, Desc, ProductDesc, SoftmaxDesc, desc_of
+from xeflash.tune.desc import ALGORITHMS, AnyDesc, Desc, ProductDesc, SoftmaxDesc, desc_of
 
 # Beside the extension: an editable installation keeps the Python files elsewhere.
 PACKAGE = Path(str(_core.__file__)).parent
@@ -65,7 +65,7 @@ def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[by
 def source_of(desc: AnyDesc) -> KernelSource:
     """The source of the kernel of a description."""
     if isinstance(desc, SoftmaxDesc):
-        return (render_head if desc.algorithm in OF_HEADS else render_softmax)(desc)
+        return (render_head if ALGORITHMS[desc.algorithm].of == "heads" else render_softmax)(desc)
     return render_product(desc) if isinstance(desc, ProductDesc) else render(desc)
 
 

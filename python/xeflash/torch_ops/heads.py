@@ -1,4 +1,4 @@
-"""``torch.ops.xeflash.linear_cross_entropy`` and ``linear_top_k``: what a language model's head makes of its logits.
+"""The operators of a language model's head, which makes losses and largest logits.
 
 The backward pass has the maximum m of each row and the logarithm of its sum l, and makes logits z again, by blocks of
 the vocabulary: a loss' gradient is of_p P - of_target [target] - of_all with P = exp(z - m - log l).

@@ -17,11 +17,17 @@ class Algorithm:
     headers: tuple[str, ...]
     entries: tuple[str, ...]
     params: str = "FwdParams"
+    of: str = "attention"  # whose description it has; "products", "softmax", or "heads" of language models
+    multiplies_tiles: bool = True  # by instructions that multiply tiles, as AMX has them
+
+
+def _head(*entries: str, params: str) -> Algorithm:
+    return Algorithm(entries[:1], entries, params, "heads", multiplies_tiles=False)
 
 
 ALGORITHMS = {
     "flash_fwd": Algorithm(("flash_fwd",), ("flash_fwd",)),
-    "flash_decode": Algorithm(("flash_decode", "combine"), ("flash_decode", "combine")),
+    "flash_decode": Algorithm(("flash_decode", "combine"), ("flash_decode", "combine"), multiplies_tiles=False),
     "standard_attention": Algorithm(
         ("standard_attention",), ("scores", "softmax_rows", "weighted_sum"), "StandardParams"
     ),
@@ -30,24 +36,20 @@ ALGORITHMS = {
     "flash_bwd": Algorithm(("flash_bwd",), ("flash_bwd",), "BwdParams"),
     "flash_bwd_bias": Algorithm(("flash_bwd_bias",), ("flash_bwd_bias",), "BwdParams"),
     "flash_bwd_captures": Algorithm(("flash_bwd_captures",), ("flash_bwd_captures", "add_captures"), "BwdParams"),
-    "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams"),
+    "flash_bwd_heads": Algorithm(("flash_bwd_heads",), ("flash_bwd_heads",), "BwdParams", multiplies_tiles=False),
     "attention_probs": Algorithm(("attention_probs",), ("attention_probs",), "ProbsParams"),
-    "document_spans": Algorithm(("document_spans",), ("document_spans",)),
-    "append": Algorithm(("append",), ("append",), "AppendParams"),
-    "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams"),
-    "linear": Algorithm(("linear",), ("linear",), "LinearParams"),
-    "matmul_softmax": Algorithm(("matmul_softmax",), ("matmul_softmax",), "MatmulSoftmaxParams"),
-    "linear_cross_entropy": Algorithm(
-        ("linear_cross_entropy",), ("linear_cross_entropy", "loss_of_rows", "sum_of_losses"), "CrossEntropyParams"
-    ),
-    "logit_slopes": Algorithm(("logit_slopes",), ("logit_slopes", "sums_of_slopes"), "CrossEntropyParams"),
-    "matmul_add": Algorithm(("matmul_add",), ("matmul_add",), "MatmulAddParams"),
-    "linear_top_k": Algorithm(("linear_top_k",), ("linear_top_k", "merge_top_k"), "TopKParams"),
-    "sample_tokens": Algorithm(("sample_tokens",), ("sample_tokens",), "SampleParams"),
+    "document_spans": Algorithm(("document_spans",), ("document_spans",), multiplies_tiles=False),
+    "append": Algorithm(("append",), ("append",), "AppendParams", multiplies_tiles=False),
+    "merge_states": Algorithm(("merge_states",), ("merge_states",), "MergeParams", multiplies_tiles=False),
+    "linear": Algorithm(("linear",), ("linear",), "LinearParams", "products", multiplies_tiles=False),
+    "matmul_softmax": Algorithm(("matmul_softmax",), ("matmul_softmax",), "MatmulSoftmaxParams", "softmax"),
+    "linear_cross_entropy": _head("linear_cross_entropy", "loss_of_rows", "sum_of_losses", params="CrossEntropyParams"),
+    "logit_slopes": _head("logit_slopes", "sums_of_slopes", params="CrossEntropyParams"),
+    "matmul_add": _head("matmul_add", params="MatmulAddParams"),
+    "linear_top_k": _head("linear_top_k", "merge_top_k", params="TopKParams"),
+    "sample_tokens": _head("sample_tokens", params="SampleParams"),
     "peak": Algorithm(("peak",), ("multiply_peak", "read_peak")),
 }
-
-OF_HEADS = ("linear_cross_entropy", "logit_slopes", "matmul_add", "linear_top_k", "sample_tokens")  # of language models
 
 
 class _OfAlgorithm:
@@ -131,7 +133,7 @@ class ProductDesc(_OfAlgorithm):
 
 @dataclass(frozen=True)
 class SoftmaxDesc(_OfAlgorithm):
-    """The same of a product whose rows become their softmax, or of OF_HEADS, as SoftmaxDesc there.
+    """The same of a product whose rows become their softmax, or of heads, as SoftmaxDesc there.
 
     Those of heads say the inputs of a step; they have columns = 0, as these change nothing.
     """
@@ -154,10 +156,10 @@ AnyDesc: TypeAlias = Desc | ProductDesc | SoftmaxDesc
 
 def desc_of(values: dict[str, Any]) -> AnyDesc:
     """From what the extension passes."""
-    algorithm = values["algorithm"]
-    if algorithm == "linear":
-        return ProductDesc(**values)
-    return SoftmaxDesc(**values) if algorithm in ("matmul_softmax", *OF_HEADS) else Desc.from_dict(values)
+    of = ALGORITHMS[values["algorithm"]].of
+    if of == "attention":
+        return Desc.from_dict(values)
+    return ProductDesc(**values) if of == "products" else SoftmaxDesc(**values)
 
 
 @dataclass(frozen=True)

@@ -115,28 +115,28 @@ def pick_softmax(desc: SoftmaxDesc) -> Config:
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
 
 
-# arch, algorithm, dtype, rows <=: rows of a thread, columns of a tile, most inputs of a step, threads of a group, which
-# are neighbours
+# arch, algorithm ("*": what makes logits), dtype, rows <=: rows of a thread, columns of a tile, most inputs of a step,
+# threads of a group, which are neighbours
 HeadRow = tuple[str, str, str, int, int, int, int, int]
 
 # A tile of x, one of W and sums of both have to fit in registers; CPUs keep a tile of x in L1.
-_HEADS = ("linear_cross_entropy", "logit_slopes", "linear_top_k")
 HEADS: list[HeadRow] = [
     ("cpu", "matmul_add", "*", 99, 96, 128, 128, 1),
-    *(("cpu", name, "*", most, rows, 96, 256, 1) for name in _HEADS for most, rows in ((16, 16), (32, 32), (99, 64))),
+    ("cpu", "*", "*", 16, 16, 96, 256, 1),
+    ("cpu", "*", "*", 32, 32, 96, 256, 1),
+    ("cpu", "*", "*", 99, 64, 96, 256, 1),
     ("dg2", "matmul_add", "float32", 99, 8, 16, 16, 8),
     ("dg2", "matmul_add", "*", 99, 8, 32, 32, 8),
     ("*", "matmul_add", "float32", 99, 8, 32, 32, 8),
     ("*", "matmul_add", "*", 99, 16, 64, 32, 8),
     *(
-        (arch, name, dtype, most, rows, columns, inputs, threads)
+        (arch, "*", dtype, most, rows, columns, inputs, threads)
         for arch, dtype, rows, columns, inputs in (
             ("dg2", "float32", 8, 16, 16),
             ("dg2", "*", 8, 16, 32),
             ("*", "float32", 8, 32, 32),
             ("*", "*", 16, 32, 64),
         )
-        for name in _HEADS
         for most, threads in ((16, 1), (99, 8))
     ),
 ]
@@ -150,7 +150,7 @@ def pick_head(desc: SoftmaxDesc) -> Config:
     for arch, algorithm, dtype, most_rows, rows, columns, inputs, threads in HEADS:
         if (
             arch in ("*", family)
-            and algorithm == desc.algorithm
+            and algorithm in ("*", desc.algorithm)
             and dtype in ("*", desc.dtype)
             and desc.rows <= most_rows
         ):
@@ -167,7 +167,7 @@ def _unit(*lists: list[int]) -> int:
 # Tiles of slopes, and steps of products with them, end where rows and columns of slopes do; sums in fp32 have whole
 # tiles of GPUs, as CPUs have such sums in the place of results.
 _STEPS = [inputs for _, name, *_, inputs, _ in HEADS if name == "matmul_add"]
-LOGITS_UNIT = _unit([columns for _, name, _, _, _, columns, _, _ in HEADS if name == "logit_slopes"], _STEPS)
+LOGITS_UNIT = _unit([columns for _, name, _, _, _, columns, _, _ in HEADS if name != "matmul_add"], _STEPS)
 SUMS_UNIT = _unit([columns for arch, name, _, _, _, columns, _, _ in HEADS if name == "matmul_add" and arch != "cpu"])
 BLOCK_ROWS = 64  # of a block of rows whose logits are in memory: as many at least, unless there are fewer
 SAMPLED_ROWS = 64  # whose logits are in memory at a time, to draw from
