@@ -2,7 +2,7 @@
 
 A header of kernels/ reaches the kernels that include it, and these reach the files of tests behind their names in
 kernel_list.txt: on the CPU, and on the simulated devices that they are for. Another file reaches the tests beside it in
-CONTRIBUTING's table, those of the folder that has its folder's name, and of tests/ what imports it. `--list` shows the
+CONTRIBUTING's table, of the package those of the folder that has its folder's name, and of tests/ what imports it. `--list` shows the
 commands and runs nothing; more words, such as `-- -x`, go to pytest. Before a branch is merged, all tests run.
 """
 
@@ -97,7 +97,7 @@ def reached(paths: list[str]) -> dict[str, set[str]]:
             found["cpu"] |= {path.removeprefix("tests/")} if name.startswith("test_") else importers(Path(name).stem)
         elif path.endswith(".md"):
             found["cpu"].update(OF_DOCS)
-        elif not path.startswith("kernels/") and (ROOT / "tests" / Path(folder).name).is_dir():
+        elif not path.startswith(("kernels/", "python/host/")) and (ROOT / "tests" / Path(folder).name).is_dir():
             found["cpu"].add(Path(folder).name)
     return {device: {file for file in files if (ROOT / "tests" / file).exists()} for device, files in found.items()}
 

@@ -23,7 +23,7 @@ def sizes(text: str) -> list[str]:
 
 
 def test_numbers_of_the_extension_have_names():
-    files = [path for path in sorted(HOST.glob("*.[ch]pp")) if path.name not in OF_FORMATS]
+    files = [path for path in sorted(HOST.rglob("*.[ch]pp")) if path.name not in OF_FORMATS]
     assert len(files) > 40
     found = {path.name: numbers for path in files if (numbers := sizes(code_of(path.read_text())))}
     assert found == {}

@@ -14,12 +14,12 @@ STARTS = np.array([0, 2, 3], np.int32)
 @pytest.mark.parametrize("at, value", [(0, "softcaps"), (1, "int"), (2, 1.0), (3, "cap")])
 def test_an_extension_of_another_table_is_refused_at_import(at, value):
     xeflash.attention  # noqa: B018  loads the extension
-    names = ("call", "linear", "matmul_softmax", "linear_cross_entropy", "linear_top_k", "sample")
-    tables, learned = tuple(getattr(_core, f"{name}_fields")() for name in names), _core.learned_names()
-    schema.check(tables, learned)
-    other = tuple(f[:at] + (value,) + f[at + 1 :] if f[0] == "softcap" else f for f in tables[0])
-    wrong = [((other, *tables[1:]), learned), (tables, learned[:-1])]
-    wrong += [(tuple(t[:-1] if t is table else t for t in tables), learned) for table in tables]
+    call, products, learned = _core.call_fields(), _core.fields(), _core.learned_names()
+    schema.check(call, products, learned)
+    other = tuple(f[:at] + (value,) + f[at + 1 :] if f[0] == "softcap" else f for f in call)
+    wrong = [(other, products, learned), (call[:-1], products, learned), (call, products, learned[:-1])]
+    in_the_schema = ("linear", "matmul_softmax", "linear_cross_entropy", "linear_top_k", "sample")
+    wrong += [(call, products | {name: products[name][:-1]}, learned) for name in in_the_schema]
     for some in wrong:
         with pytest.raises(ImportError, match="build it anew"):
             schema.check(*some)
