@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 import xeflash
 from xeflash.integrations import torch_sdpa
-from xeflash.torch_ops import operators
+from xeflash.torch_ops.attention import operators
 from xeflash.torch_ops.forms import FORMS
 
 AUTOCAST, ROUTED = "xeflash.attention under autocast", "F.scaled_dot_product_attention routed to xeflash"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from memory import lay_out
 from xeflash.selftest.arrays import TorchArrays
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.values import Values
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 
 from axes import VARIANTS
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention.spec import Spec
 
 DEVICES = ("pvc", "bmg", "dg2")
 DTYPES = ("fp32", "bf16", "fp16")

@@ -12,8 +12,8 @@ from xeflash import _core
 from xeflash.jit import calls
 from xeflash.jit.provide import source_of
 from xeflash.runtime.interop import Placeholder
-from xeflash.selftest.drawn import draw
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention.drawn import draw
+from xeflash.selftest.attention.spec import Spec
 from xeflash.sim.binary import vector_engines
 from xeflash.tune import xe
 

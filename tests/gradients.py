@@ -27,8 +27,8 @@ from axes import HEADS, ODD_DIMS, STEPS_OF_8, WINDOWS
 from memory import SMALL_LAYOUTS
 from tolerance import dtype_name, torch_formula
 from xeflash.selftest.arrays import TorchArrays
-from xeflash.selftest.drawn import Drawn, draw
-from xeflash.selftest.spec import Spec, is_possible
+from xeflash.selftest.attention.drawn import Drawn, draw
+from xeflash.selftest.attention.spec import Spec, is_possible
 from xeflash.selftest.tolerance import GPU_MATH, SCORES, ulp
 
 DRAWS = 3

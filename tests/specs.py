@@ -9,8 +9,8 @@ import gradients
 import torch
 from arrays import ArraysOf
 from tolerance import by_rule
-from xeflash.selftest import drawn
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention import drawn
+from xeflash.selftest.attention.spec import Spec
 
 attention = partial(Spec, entry="attention")
 

@@ -13,7 +13,7 @@ sys.path[:0] = [str(HERE), str(HERE / "attention")]
 import test_backward  # noqa: E402
 import test_gpu  # noqa: E402
 import test_pairwise  # noqa: E402
-from xeflash.selftest.spec import Spec  # noqa: E402
+from xeflash.selftest.attention.spec import Spec  # noqa: E402
 
 README = HERE / "README.md"
 BEGIN, END = "<!-- support matrix: python tests/support_matrix.py -->", "<!-- end -->"

@@ -80,6 +80,14 @@ def test_imports_go_down_or_stay():
     assert not [x for x in found if folder(x[0]) != folder(x[1]) and floor(x[1]) >= floor(x[0])]
 
 
+def test_attention_and_products_of_a_folder_do_not_know_each_other():
+    rooms = {(".".join(a.split(".")[:2]), ".".join(b.split(".")[:2])) for a in MODULES for b in needs(a)}
+    for inside in ("api", "torch_ops", "selftest"):
+        ours = {f"{inside}.{name}" for name in ("attention", "products")}
+        assert ours <= {a for a, _ in rooms}
+        assert [x for x in rooms if set(x) == ours] == []
+
+
 def test_imports_inside_a_folder_have_no_circle():
     for name in sorted({folder(module) for module in MODULES}):
         inside = {m: {o for o in needs(m) if folder(o) == name and o != name} for m in MODULES if folder(m) == name}

@@ -50,7 +50,9 @@ def test_a_change_reaches_the_tests_of_what_includes_it():
     assert "attention/test_picks.py" in of_picks["cpu"] & of_picks["bmg"]
     assert "attention/test_append.py" in of_append["cpu"] - of_picks["cpu"]
     assert not files_by_headers({"xe/mma.hpp"}).keys() & {"cpu"}
-    found = reached(["kernels/README.md", "python/host/attention/append.cpp", "tests/plain.py", "kernels/attention/picks.hpp"])
+    found = reached(
+        ["kernels/README.md", "python/host/attention/append.cpp", "tests/plain.py", "kernels/attention/picks.hpp"]
+    )
     assert {"host", "attention/test_append.py", "test_readme.py", "attention/test_chunks.py"} <= found["cpu"]
     assert "attention" not in found["cpu"] and found["bmg"] == of_picks["bmg"]
 

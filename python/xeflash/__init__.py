@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from xeflash.runtime import extension
 
 if TYPE_CHECKING:
-    from xeflash.api.attention import attention
-    from xeflash.api.flash_attn import (
+    from xeflash.api.attention.attention import attention
+    from xeflash.api.attention.flash_attn import (
         flash_attn_func,
         flash_attn_kvpacked_func,
         flash_attn_qkvpacked_func,
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
-    from xeflash.api.heads import linear_argmax, linear_cross_entropy, linear_log_prob, linear_top_k
-    from xeflash.api.kv_cache import flash_attn_with_kvcache
-    from xeflash.api.linear import linear
-    from xeflash.api.matmul_softmax import matmul_softmax
-    from xeflash.api.merge import merge_states
-    from xeflash.api.pack_int4 import pack_int4
-    from xeflash.api.sample import linear_sample, sample
+    from xeflash.api.attention.kv_cache import flash_attn_with_kvcache
+    from xeflash.api.attention.merge import merge_states
+    from xeflash.api.products.heads import linear_argmax, linear_cross_entropy, linear_log_prob, linear_top_k
+    from xeflash.api.products.linear import linear
+    from xeflash.api.products.matmul_softmax import matmul_softmax
+    from xeflash.api.products.pack_int4 import pack_int4
+    from xeflash.api.products.sample import linear_sample, sample
     from xeflash.call.random import manual_seed
 
 __version__ = "0.1.0"
@@ -84,12 +84,17 @@ if hasattr(sys.modules.get("torch"), "compiler"):  # all of torch, not one that 
 elif "torch" not in sys.modules:
     extension.after_import("torch", _register_operators)
 
-_MODULES = {"attention": "api.attention", "flash_attn_with_kvcache": "api.kv_cache"}
-_MODULES |= {"manual_seed": "call.random", "merge_states": "api.merge", "linear": "api.linear"}
-_MODULES |= {"pack_int4": "api.pack_int4"}
-_MODULES |= {"matmul_softmax": "api.matmul_softmax"}
-_MODULES |= {"sample": "api.sample", "linear_sample": "api.sample"}
-_MODULES |= dict.fromkeys(("linear_argmax", "linear_cross_entropy", "linear_log_prob", "linear_top_k"), "api.heads")
+_MODULES = {  # of functions; those of flash-attn are the others
+    "attention": "api.attention.attention",
+    "flash_attn_with_kvcache": "api.attention.kv_cache",
+    "merge_states": "api.attention.merge",
+    "linear": "api.products.linear",
+    "pack_int4": "api.products.pack_int4",
+    "matmul_softmax": "api.products.matmul_softmax",
+    **dict.fromkeys(("sample", "linear_sample"), "api.products.sample"),
+    **dict.fromkeys(("linear_argmax", "linear_cross_entropy", "linear_log_prob", "linear_top_k"), "api.products.heads"),
+    "manual_seed": "call.random",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -98,6 +103,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'xeflash' has no attribute {name!r}")
     extension.load()
     importlib.import_module("xeflash.jit")
-    module = importlib.import_module(f"xeflash.{_MODULES.get(name, 'api.flash_attn')}")
+    module = importlib.import_module(f"xeflash.{_MODULES.get(name, 'api.attention.flash_attn')}")
     value = globals()[name] = getattr(module, name)
     return value

@@ -19,7 +19,7 @@ from run_report import kernels_of_this_test
 from specs import gradient, run
 from tolerance import dtype_name
 from xeflash import _core
-from xeflash.selftest.spec import Spec, is_possible
+from xeflash.selftest.attention.spec import Spec, is_possible
 from xeflash.selftest.tolerance import ulp
 from xeflash.tune.table import schedule
 

@@ -29,7 +29,7 @@ from kernel_list import CORES, listed, listed_name
 from run_report import kernels_of_this_test
 from specs import run
 from xeflash import _core
-from xeflash.selftest.drawn import draw
+from xeflash.selftest.attention.drawn import draw
 
 DTYPES = ("fp32", "bf16", "fp16")
 BOTH = (False, True)

@@ -22,8 +22,8 @@ from plain import call
 from room import need_memory
 from specs import run
 from tolerance import check_attention
+from xeflash.selftest.attention.spec import Spec, is_possible
 from xeflash.selftest.reference import Features
-from xeflash.selftest.spec import Spec, is_possible
 
 usm = pytest.importorskip("usm", reason="dpctl is not installed")
 

@@ -10,8 +10,8 @@ from cover import few
 from pairwise import pairwise
 from specs import run
 from tolerance import check_attention
+from xeflash.selftest.attention.spec import Spec, is_possible
 from xeflash.selftest.reference import Features
-from xeflash.selftest.spec import Spec, is_possible
 
 usm = pytest.importorskip("usm", reason="dpctl is not installed")
 

@@ -16,9 +16,9 @@ from room import need_memory
 from specs import cached, run
 from tolerance import by_rule
 from xeflash.selftest.arrays import TorchArrays
-from xeflash.selftest.drawn import draw
+from xeflash.selftest.attention.drawn import draw
+from xeflash.selftest.attention.spec import is_possible
 from xeflash.selftest.reference import Features
-from xeflash.selftest.spec import is_possible
 from xeflash.selftest.values import Values
 
 KERNELS = [("fp32", 64, 64), ("bf16", 80, 80), ("bf16", 128, 128), ("bf16", 576, 512), ("fp16", 64, 64)]

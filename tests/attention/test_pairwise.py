@@ -12,7 +12,7 @@ from cover import cover, each, elements, kind_of_dims, with_wide
 from memory import LAYOUTS
 from pairwise import pairwise
 from specs import attention, run
-from xeflash.selftest.spec import Spec, is_possible
+from xeflash.selftest.attention.spec import Spec, is_possible
 
 KERNELS = [("fp32", 64, 64), ("fp32", 111, 111), ("fp16", 40, 40), ("fp16", 59, 59), ("fp16", 192, 128)]
 KERNELS += [("bf16", 64, 64), ("bf16", 128, 128), ("bf16", 256, 256), ("bf16", 576, 512)]

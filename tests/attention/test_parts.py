@@ -24,8 +24,8 @@ from tolerance import torch_formula
 from xeflash import _core
 from xeflash.call.schema import BHSD, BSHD, THD
 from xeflash.distributed.part import attention_part, attention_part_backward, delta_of
-from xeflash.selftest.drawn import Drawn, draw
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention.drawn import Drawn, draw
+from xeflash.selftest.attention.spec import Spec
 
 BATCH, ROWS, KEYS, HEADS, HEADS_K = 2, 112, 131, 4, 2
 Q_CUTS, K_CUTS = (0, 40, ROWS), (0, 57, 58, KEYS)

@@ -8,9 +8,9 @@ import torch
 import xeflash
 from arrays import ArraysOf, from_array
 from cover import few
-from xeflash.selftest.drawn import draw
+from xeflash.selftest.attention.drawn import draw
+from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.reference import formula, per_head
-from xeflash.selftest.spec import Spec
 
 DROPOUT = 0.3
 CASES = [

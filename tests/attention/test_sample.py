@@ -9,7 +9,7 @@ import torch
 import xeflash
 from arrays import DTYPES, from_array, to_array
 from specs import cached, run
-from xeflash.selftest.spec import Spec, is_possible
+from xeflash.selftest.attention.spec import Spec, is_possible
 
 pytest.importorskip("usm", reason="dpctl is not installed")
 

@@ -12,8 +12,8 @@ import xeflash
 from axes import DOCUMENTS, LENGTHS
 from specs import cached, documents, run
 from tolerance import check_attention
+from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.reference import Features
-from xeflash.selftest.spec import Spec
 
 SPLITS = [0, 2, 3, 7, 16]
 

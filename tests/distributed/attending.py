@@ -16,8 +16,8 @@ import xeflash
 from arrays import ArraysOf
 from tolerance import by_rule
 from torch.distributed.device_mesh import init_device_mesh
-from xeflash.selftest.drawn import Drawn, draw
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention.drawn import Drawn, draw
+from xeflash.selftest.attention.spec import Spec
 
 WHOLE = ("alibi_slopes", "s_aux", "near")  # on each rank
 

@@ -15,8 +15,8 @@ from tolerance import by_rule
 from xeflash.distributed.decode import context_parallel_with_kvcache
 from xeflash.distributed.owners import local_lengths
 from xeflash.distributed.transport import traffic
-from xeflash.selftest.drawn import Drawn, draw
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention.drawn import Drawn, draw
+from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.values import Values
 
 PAGE = 16  # of paged caches

@@ -16,10 +16,10 @@ from arrays import DTYPES, from_array
 from axes import DOCUMENTS
 from memory import Array, place
 from tolerance import by_rule
-from xeflash.selftest import drawn as specs
 from xeflash.selftest.arrays import TorchArrays
-from xeflash.selftest.drawn import Drawn
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention import drawn as specs
+from xeflash.selftest.attention.drawn import Drawn
+from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.values import Values
 
 from .case import Case, passing_mode, way_of

@@ -11,7 +11,7 @@ import torch
 from arrays import DTYPES
 from axes import ODD_DIMS, STEPS_OF_8
 from memory import Array, draw_layout, place
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention.spec import Spec
 
 HOST = ("numpy", "torch")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from arrays import DTYPES, from_array
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.attention.spec import Spec
 
 from .attention import judged, placed, spec_of
 from .case import Case

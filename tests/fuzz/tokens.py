@@ -13,7 +13,7 @@ from arrays import DTYPES, from_array
 from memory import Array
 from products.limits import Case as Limits
 from products.limits import kept
-from xeflash.selftest.heads import exponentials
+from xeflash.selftest.products.heads import exponentials
 from xeflash.selftest.tolerance import GPU_MATH, SCORES
 
 from . import linear

@@ -10,7 +10,7 @@ from specs import gradient
 from test_torch_sdpa import STARTS_K, STARTS_Q, expect
 from torch.utils.checkpoint import checkpoint
 from xeflash.integrations import torch_sdpa
-from xeflash.selftest.drawn import draw
+from xeflash.selftest.attention.drawn import draw
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 GPU_TESTS = ()  # the wide set has them on xpu

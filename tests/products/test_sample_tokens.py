@@ -10,7 +10,7 @@ import xeflash
 from arrays import DTYPES, from_array, to_array
 from fuzz.case import passing_mode
 from limits import Case, kept
-from xeflash.selftest.heads import exponentials
+from xeflash.selftest.products.heads import exponentials
 
 GPU_TESTS = ("test_gpu",)
 

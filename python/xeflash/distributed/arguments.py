@@ -22,7 +22,7 @@ from xeflash.call.values import seeds, snippet
 from xeflash.distributed.blocks import Documents, Spread
 from xeflash.distributed.gradients import Choice, Job
 from xeflash.distributed.shards import ZIGZAG, check_shards, pieces_of
-from xeflash.torch_ops.gradients import check_room, refuse_captures
+from xeflash.torch_ops.attention.gradients import check_room, refuse_captures
 from xeflash.torch_ops.library import refuse_transforms, wants_gradients
 
 _OUTER = ("all_gather", "ring")

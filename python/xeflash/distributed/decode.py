@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xeflash.api.kv_cache import attend_cache
-from xeflash.api.merge import merge_states
+from xeflash.api.attention.kv_cache import attend_cache
+from xeflash.api.attention.merge import merge_states
 from xeflash.call.bind import public
 from xeflash.call.call import Call
 from xeflash.call.schema import BSHD

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xeflash.api.kv_cache import attend_cache
+from xeflash.api.attention.kv_cache import attend_cache
 from xeflash.api.route import operators_for
 from xeflash.call.bind import in_words_of_schema
 from xeflash.call.call import Call

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xeflash.api.kv_cache import attend_cache
+from xeflash.api.attention.kv_cache import attend_cache
 from xeflash.call.call import Call
 from xeflash.call.schema import BSHD
 from xeflash.distributed.owners import Owners

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from xeflash.api.int4_arrays import as_bytes
-from xeflash.api.pack_int4 import group_of, order_of, pack_int4
+from xeflash.api.products.int4_arrays import as_bytes
+from xeflash.api.products.pack_int4 import group_of, order_of, pack_int4
 
 
 class Weight(NamedTuple):

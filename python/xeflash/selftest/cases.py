@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from xeflash.selftest import drawn, gradients
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.heads import Loss, Sample, TopK
-from xeflash.selftest.linear import Linear
-from xeflash.selftest.merged import Merge
+from xeflash.selftest.attention import drawn, gradients
+from xeflash.selftest.attention.merged import Merge
+from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.prepared import Case, Prepared
-from xeflash.selftest.softmax import Softmax
-from xeflash.selftest.spec import Spec
+from xeflash.selftest.products.heads import Loss, Sample, TopK
+from xeflash.selftest.products.linear import Linear
+from xeflash.selftest.products.softmax import Softmax
 
 _attention = partial(Spec, entry="attention")
 _cache = partial(Spec, entry="kvcache", place="plain", heads=(8, 2), rows=1, keys=(129, 5, 300))

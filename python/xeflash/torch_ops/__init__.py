@@ -8,10 +8,7 @@ elements; ``function`` is who calls, for messages.
 The package stands in for the extension there (``stand_in``).
 """
 
-from xeflash.torch_ops import heads as _heads  # noqa: F401  registers its operators
-from xeflash.torch_ops import products as _products  # noqa: F401  likewise
-from xeflash.torch_ops import sampling as _sampling  # noqa: F401  likewise
-from xeflash.torch_ops import softmax as _softmax  # noqa: F401  likewise
+from xeflash.torch_ops import products as _products  # noqa: F401  registers its operators
 from xeflash.torch_ops.library import needed, wants_gradients
 from xeflash.torch_ops.stand_in import attend, compute, merge_states, refuse_shared
 

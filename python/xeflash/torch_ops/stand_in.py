@@ -14,13 +14,13 @@ from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.call.schema import ARRAYS, Row
 from xeflash.call.values import flag, snippet
-from xeflash.torch_ops import gradients
-from xeflash.torch_ops.extension import results_of
+from xeflash.torch_ops.attention import gradients
+from xeflash.torch_ops.attention.extension import results_of
+from xeflash.torch_ops.attention.operators import MERGE, OPERATORS
+from xeflash.torch_ops.attention.shapes import SYMBOLS
+from xeflash.torch_ops.attention.words import laid_out
 from xeflash.torch_ops.forms import LINEAR, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K, MATMUL_SOFTMAX, SAMPLE, Form
 from xeflash.torch_ops.library import Pair, requires_grad, resolved
-from xeflash.torch_ops.operators import MERGE, OPERATORS
-from xeflash.torch_ops.shapes import SYMBOLS
-from xeflash.torch_ops.words import laid_out
 
 
 def attend(call: Call) -> tuple[Any, Any]:

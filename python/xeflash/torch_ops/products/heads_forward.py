@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from xeflash import _core
-from xeflash.torch_ops.factors import factors
 from xeflash.torch_ops.library import register
+from xeflash.torch_ops.products.factors import factors
 from xeflash.tune.products import BLOCK_ROWS, LOGITS_UNIT, SUMS_UNIT
 
 _SCHEMA = (

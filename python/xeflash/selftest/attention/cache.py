@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
+from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.prepared import DTYPES, normal
-from xeflash.selftest.spec import Spec
 from xeflash.selftest.tolerance import Finding, compare
 from xeflash.selftest.values import LARGEST, Values, spacing
 

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.cache import Cache, rotated
+from xeflash.selftest.attention.cache import Cache, rotated
+from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.prepared import DTYPES, Prepared, generator_of, normal, result_of
 from xeflash.selftest.reference import Features, to_numpy, visible
-from xeflash.selftest.spec import Spec
 from xeflash.selftest.tolerance import Finding, Judge, compare, judge, ulp
 from xeflash.selftest.values import LARGEST, Values
 

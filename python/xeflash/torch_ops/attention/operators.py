@@ -12,12 +12,12 @@ import xeflash.jit  # noqa: F401  gives the extension its kernels
 from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, BSHD, ROWS, THD
-from xeflash.torch_ops.extension import pair_of, rest_of, results_of
+from xeflash.torch_ops.attention.extension import pair_of, rest_of, results_of
+from xeflash.torch_ops.attention.gradients import differentiated, merge_with_gradients
+from xeflash.torch_ops.attention.shapes import check_shapes
+from xeflash.torch_ops.attention.words import reader
 from xeflash.torch_ops.forms import FORMS, Form
-from xeflash.torch_ops.gradients import differentiated, merge_with_gradients
 from xeflash.torch_ops.library import Pair, register
-from xeflash.torch_ops.shapes import check_shapes
-from xeflash.torch_ops.words import reader
 
 # ---- what runs ---------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from xeflash import _core
-from xeflash.api.kv_cache import attend_cache
-from xeflash.api.picked import pick_keys, run_picked
+from xeflash.api.attention.kv_cache import attend_cache
+from xeflash.api.attention.picked import pick_keys, run_picked
 from xeflash.api.route import run
 from xeflash.call.call import Call
 from xeflash.call.newer_words import flags
@@ -39,7 +39,7 @@ def attend_without_gradients(call: Call, why: str) -> Any:
         call = call.with_(**{name: x.detach() for name, x in recorded.items()})
     out, lse = attend_cache(call)
     if recorded:
-        from xeflash.torch_ops.gradients import without_gradient
+        from xeflash.torch_ops.attention.gradients import without_gradient
 
         text = f"{call.function}: there must be no gradients with {why}, got a backward pass"
         out = without_gradient(text, out, list(recorded.values()))

@@ -22,7 +22,8 @@ from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, THD, WITH_GRADIENTS
 from xeflash.call.score_mod import without_comments
-from xeflash.torch_ops.extension import given_as, gradients_of, results_of
+from xeflash.torch_ops.attention.extension import given_as, gradients_of, results_of
+from xeflash.torch_ops.attention.words import laid_out, put_together, reader, with_lists, words_of
 from xeflash.torch_ops.forms import Form, backward_schema
 from xeflash.torch_ops.library import (
     Pair,
@@ -35,7 +36,6 @@ from xeflash.torch_ops.library import (
     requires_grad,
     wants_gradients,
 )
-from xeflash.torch_ops.words import laid_out, put_together, reader, with_lists, words_of
 from xeflash.tune import pick, xe
 from xeflash.tune.desc import Desc
 

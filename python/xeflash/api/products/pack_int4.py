@@ -5,8 +5,8 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any, NamedTuple
 
-from xeflash.api.int4_arrays import cast, contiguous, packed, places, stable_order
-from xeflash.api.int4_formats import FUNCTION, need, read
+from xeflash.api.products.int4_arrays import cast, contiguous, packed, places, stable_order
+from xeflash.api.products.int4_formats import FUNCTION, need, read
 
 _GROUPS = (32, 64, 128)
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash.api.float8 import in_8_bits, packed_in_16_bits, query_in_16_bits, without_scales
-from xeflash.api.results import attend, attend_without_gradients
-from xeflash.api.rewrites import as_cache, in_parts, starts_of_both
-from xeflash.api.used_queries import used_queries
+from xeflash.api.attention.float8 import in_8_bits, packed_in_16_bits, query_in_16_bits, without_scales
+from xeflash.api.attention.results import attend, attend_without_gradients
+from xeflash.api.attention.rewrites import as_cache, in_parts, starts_of_both
+from xeflash.api.attention.used_queries import used_queries
 from xeflash.call.bind import public
 from xeflash.call.call import Call
 from xeflash.call.newer_words import WORDS

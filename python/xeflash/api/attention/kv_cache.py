@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from xeflash.api.float8 import query_in_16_bits
-from xeflash.api.packed_queries import on_pages
+from xeflash.api.attention.float8 import query_in_16_bits
+from xeflash.api.attention.packed_queries import on_pages
 from xeflash.api.route import run
 from xeflash.call.bind import public
 from xeflash.call.call import Call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xeflash.api.linear import product
+from xeflash.api.products.linear import product
 from xeflash.api.route import operators_for, run_product
 from xeflash.call.bind import public
 from xeflash.call.call import Call

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xeflash.selftest.arrays import Arrays
-from xeflash.selftest.drawn import Drawn, draw
+from xeflash.selftest.attention.drawn import Drawn, draw
+from xeflash.selftest.attention.spec import Spec
 from xeflash.selftest.prepared import Prepared
 from xeflash.selftest.reference import distance, formula, per_head
-from xeflash.selftest.spec import Spec
 from xeflash.selftest.tolerance import Finding, compare
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from xeflash import _core
 from xeflash.call.schema import ROWS_OF_CROSS_ENTROPY
-from xeflash.torch_ops.factors import factors
 from xeflash.torch_ops.forms import LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
-from xeflash.torch_ops.heads_forward import WithGradients
 from xeflash.torch_ops.library import refuse_transforms, register, register_product
+from xeflash.torch_ops.products.factors import factors
+from xeflash.torch_ops.products.heads_forward import WithGradients
 
 _LEARNED = tuple(name for name, row in ROWS_OF_CROSS_ENTROPY.items() if row.more.learned)
 _CAST = ("input", "linear_weight", "linear_bias")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xeflash.api.picked import run_picked
-from xeflash.api.ranks import in_4d, with_its_axes
-from xeflash.api.rewrites import seed_of_rng
+from xeflash.api.attention.picked import run_picked
+from xeflash.api.attention.ranks import in_4d, with_its_axes
+from xeflash.api.attention.rewrites import seed_of_rng
 from xeflash.call.bind import public
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, OF_ATTENTION

@@ -12,8 +12,8 @@ from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.call.ready import ready
 from xeflash.call.schema import LEARNED
+from xeflash.torch_ops.attention.words import as_int64
 from xeflash.torch_ops.library import Pair, Results
-from xeflash.torch_ops.words import as_int64
 
 
 def pair_of(call: Call) -> Pair:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from xeflash.api.int4_arrays import cast, contiguous, dtype_name, is_ours, kind, nibbles, permuted
+from xeflash.api.products.int4_arrays import cast, contiguous, dtype_name, is_ours, kind, nibbles, permuted
 
 FUNCTION = "pack_int4"
 SCALES = ("float32", "float16", "bfloat16")
