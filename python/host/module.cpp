@@ -24,6 +24,11 @@
 #include "host/products/desc.hpp"
 
 namespace xeflash {
+
+XF_SOME_FIELDS(DeviceFacts, name, backend, driver, type, arch, no_kernels, ip_version,
+               compute_units, fp16, fp64, esimd, usm_system_allocations);
+XF_FIELDS(CpuRates, fp32, pairs, tiles);
+
 namespace {
 
 std::atomic<int> calls_under_way = 0;
@@ -85,22 +90,7 @@ py::tuple merge_states_from_python(const py::list& outs, const py::list& lses) {
 
 py::list devices() {
   py::list all;
-  for (const DeviceFacts& f : all_devices()) {
-    py::dict d;
-    d["name"] = f.name;
-    d["backend"] = f.backend;
-    d["driver"] = f.driver;
-    d["type"] = f.type;
-    d["arch"] = f.arch;
-    d["no_kernels"] = f.no_kernels;
-    d["ip_version"] = f.ip_version;
-    d["compute_units"] = f.compute_units;
-    d["fp16"] = f.fp16;
-    d["fp64"] = f.fp64;
-    d["esimd"] = f.esimd;
-    d["usm_system_allocations"] = f.usm_system;
-    all.append(d);
-  }
+  for (const DeviceFacts& facts : all_devices()) all.append(dict_of(facts));
   return all;
 }
 
@@ -252,14 +242,7 @@ void define_devices(py::module_& m) {
   m.def("allocate", &allocate);
   m.def("pretend_cores", &pretend_cores);
   m.def("cpu_with_a_choice", &cpu_with_a_choice);
-  m.def("measure_cpu_rates", [] {
-    const CpuRates rates = measure_cpu_rates();
-    py::dict named;
-    named["fp32"] = rates.fp32;
-    named["pairs"] = rates.pairs;
-    named["tiles"] = rates.tiles;
-    return named;
-  });
+  m.def("measure_cpu_rates", [] { return dict_of(measure_cpu_rates()); });
   m.def(
       "set_cpu_rates",
       [](double fp32, double pairs, double tiles) { set_cpu_rates({fp32, pairs, tiles}); },

@@ -61,6 +61,15 @@ void read(Struct& to, pybind11::handle from) {
   std::apply([&](const auto&... f) { (read_one(f), ...); }, kFieldsOf<Struct>);
 }
 
+// As Python's values, of those that it has types for.
+template <class Struct>
+pybind11::dict dict_of(const Struct& from) {
+  pybind11::dict all;
+  std::apply([&](const auto&... f) { ((all[f.name] = pybind11::cast(from.*f.member)), ...); },
+             kFieldsOf<Struct>);
+  return all;
+}
+
 template <class... F>
 pybind11::tuple names_of(const std::tuple<F...>& fields) {
   return std::apply([](const auto&... f) { return pybind11::make_tuple(f.name...); }, fields);

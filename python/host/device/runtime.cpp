@@ -87,7 +87,7 @@ DeviceFacts facts_of(const sycl::device& d) {
   f.fp16 = d.has(sycl::aspect::fp16);
   f.fp64 = d.has(sycl::aspect::fp64);
   f.esimd = d.has(sycl::aspect::ext_intel_esimd);
-  f.usm_system = d.has(sycl::aspect::usm_system_allocations);
+  f.usm_system_allocations = d.has(sycl::aspect::usm_system_allocations);
   return f;
 }
 
@@ -159,7 +159,7 @@ const Device& device_of(const sycl::queue& queue) {
 }
 
 bool reaches(const sycl::queue& queue, const void* address) {
-  return !address || device_of(queue).facts.usm_system ||
+  return !address || device_of(queue).facts.usm_system_allocations ||
          sycl::get_pointer_type(address, queue.get_context()) != sycl::usm::alloc::unknown;
 }
 

@@ -23,7 +23,7 @@ struct DeviceFacts {
   std::string ip_version;  // of a GPU
   int compute_units;
   int cores;  // of the machine, whatever part of them a process may use
-  bool fp16, fp64, esimd, usm_system;
+  bool fp16, fp64, esimd, usm_system_allocations;
 
   bool has_cpu_kernels() const { return arch.starts_with("cpu-"); }
 };
