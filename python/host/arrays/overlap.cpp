@@ -9,13 +9,13 @@ namespace xeflash {
 namespace {
 
 // A sum of steps: stride x n for -before <= n <= after.
-struct Step {
+struct Stride {
   int64_t stride, before, after;
 };
 
 // At most those of two arrays.
 struct Steps {
-  std::array<Step, 2 * kMaxDims> all;
+  std::array<Stride, 2 * kMaxDims> all;
   int count = 0;
 
   // Those between the elements of an array, in bytes.
@@ -23,13 +23,13 @@ struct Steps {
     for (int i = 0; i < a.ndim; ++i) {
       const int64_t stride = a.strides[i] * size_of(a.dtype), most = a.shape[i] - 1;
       if (most <= 0) continue;
-      Step& step = all[count++] = {std::abs(stride), most * before, most * after};
+      Stride& step = all[count++] = {std::abs(stride), most * before, most * after};
       if (stride < 0) std::swap(step.before, step.after);
     }
   }
   void sort_longest_first() {
     std::sort(all.begin(), all.begin() + count,
-              [](const Step& a, const Step& b) { return a.stride > b.stride; });
+              [](const Stride& a, const Stride& b) { return a.stride > b.stride; });
   }
   // Equal strides, which follow each other, become one.
   void merge_equal() {
@@ -63,7 +63,7 @@ class Search {
     if (low >= forth_[at] || high <= -back_[at]) return false;
     if (at == steps_.count) return moved && low < 0 && high > 0;
     if (--work_ < 0) return true;
-    const Step& s = steps_.all[at];
+    const Stride& s = steps_.all[at];
     if (s.stride == 0) {  // any number of them is the same place
       return reaches(low, high, at + 1, moved || s.before + s.after > 0);
     }

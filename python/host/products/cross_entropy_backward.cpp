@@ -66,31 +66,31 @@ Array read_sums(const py::object& object, const char* name, int64_t rows, int64_
 }
 
 // Where the gradient of an array goes: to a new one like it, or to sums in fp32 of the caller's.
-struct Gradient {
+struct HeadGradient {
   Array array;
   bool wanted = false, is_sum = false;
 
   py::object object() const { return wanted ? array.object : py::none(); }
 };
-struct Gradients {
-  Gradient input, weight, bias;
+struct HeadGradients {
+  HeadGradient input, weight, bias;
 
   py::object objects() const {
     return py::make_tuple(input.object(), weight.object(), bias.object());
   }
 };
 
-Gradients read_gradients(const HeadBackwardRequest& r, const Head& head, const Checker& check) {
+HeadGradients read_gradients(const HeadBackwardRequest& r, const Head& head, const Checker& check) {
   const auto gradient = [](const Array& sums, bool wanted) {
-    return Gradient{sums, wanted, sums.data != nullptr};
+    return HeadGradient{sums, wanted, sums.data != nullptr};
   };
-  Gradients to{
+  HeadGradients to{
       gradient(read_sums(r.dinput, "dinput", head.rows, head.inputs, head, check), r.wants_input),
       gradient(read_sums(r.dweight, "dweight", head.columns, head.inputs, head, check),
                r.wants_weight),
       gradient(read_sums(r.dbias, "dbias", 0, head.columns, head, check),
                r.wants_bias && head.bias.data)};
-  const auto make = [&](Gradient& g, const std::vector<int64_t>& shape) {
+  const auto make = [&](HeadGradient& g, const std::vector<int64_t>& shape) {
     if (g.wanted && !g.is_sum) g.array = new_array(head.input, head.input.dtype, shape);
   };
   std::vector<int64_t> input_shape = head.shape;
@@ -101,10 +101,10 @@ Gradients read_gradients(const HeadBackwardRequest& r, const Head& head, const C
   return to;
 }
 
-// Gradients of no rows.
-void clear_gradients(const Gradients& to, const Place& place) {
+// HeadGradients of no rows.
+void clear_gradients(const HeadGradients& to, const Place& place) {
   submit(place, [&](Launcher& launch) {
-    for (const Gradient* g : {&to.weight, &to.bias}) {
+    for (const HeadGradient* g : {&to.weight, &to.bias}) {
       if (g->wanted) clear(launch, g->array);
     }
   });
@@ -141,7 +141,7 @@ struct Sums {
 // Makes the slopes of a block of logits, and adds what follows from them to the gradients.
 class Pass {
  public:
-  Pass(const Head& head, const Gradients& to, bool adds)
+  Pass(const Head& head, const HeadGradients& to, bool adds)
       : head_(head),
         to_(to),
         adds_(adds),
@@ -164,7 +164,7 @@ class Pass {
 
  private:
   SoftmaxDesc describe_product() const {
-    const auto rounded = [](const Gradient& g) {
+    const auto rounded = [](const HeadGradient& g) {
       return g.wanted && !g.is_sum ? &g.array : nullptr;
     };
     SoftmaxDesc desc =
@@ -175,11 +175,11 @@ class Pass {
   int64_t element() const { return size_of(head_.input.dtype); }
   // Sums of a product in fp32: the result itself is one on CPUs.
   bool in_place() const { return !head_.on_gpu() && head_.input.dtype == DType::kF32; }
-  bool needs_sums(const Gradient& g) const { return g.wanted && !g.is_sum && !in_place(); }
+  bool needs_sums(const HeadGradient& g) const { return g.wanted && !g.is_sum && !in_place(); }
   int64_t tile_rows() const { return int64_t{of_product_.block_q} * of_product_.threads; }
   int64_t own_row() const { return whole(head_.inputs, of_product_.block_v); }
 
-  Sums sums_of(const Gradient& g, std::byte* own) const {
+  Sums sums_of(const HeadGradient& g, std::byte* own) const {
     auto* data = reinterpret_cast<float*>(g.array.data);
     if (g.is_sum) return {data, g.array.shape[1]};
     if (in_place()) return {data, head_.features};
@@ -192,7 +192,7 @@ class Pass {
   void multiply(Launcher& launch, MatmulAddParams m) const;
 
   const Head& head_;
-  const Gradients& to_;
+  const HeadGradients& to_;
   const bool adds_;
   const SlopeBlocks blocks_;
   const Kernels &of_slopes_, &of_product_;
@@ -305,13 +305,13 @@ void Pass::multiply(Launcher& launch, MatmulAddParams m) const {
 
 }  // namespace
 
-// Gradients of input, weight and bias, None where they are not wanted.
+// HeadGradients of input, weight and bias, None where they are not wanted.
 py::object linear_cross_entropy_backward(const HeadBackwardRequest& r, const Checker& check) {
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
   const Targets targets = read_targets(r.target, head, check);
   const RowFactors factors = read_factors(r, head, check);
-  const Gradients to = read_gradients(r, head, check);
+  const HeadGradients to = read_gradients(r, head, check);
   if (head.rows == 0) {
     if (!r.adds) clear_gradients(to, head.place);
     return to.objects();
@@ -332,7 +332,7 @@ py::object linear_cross_entropy_backward(const HeadBackwardRequest& r, const Che
   return to.objects();
 }
 
-static const Offered<HeadBackwardRequest, linear_cross_entropy_backward> kGradients(
+static const Offered<HeadBackwardRequest, linear_cross_entropy_backward> kBackward(
     "linear_cross_entropy_backward");
 
 }  // namespace xeflash
