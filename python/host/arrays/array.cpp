@@ -263,6 +263,13 @@ bool Array::is_empty() const {
   return std::any_of(shape.begin(), shape.begin() + ndim, [](int64_t n) { return n == 0; });
 }
 
+bool has_shape(const Array& a, std::initializer_list<int64_t> shape) {
+  return std::equal(shape.begin(), shape.end(), a.shape.begin(), a.shape.begin() + a.ndim);
+}
+bool has_shape(const Array& a, const std::vector<int64_t>& shape) {
+  return std::equal(shape.begin(), shape.end(), a.shape.begin(), a.shape.begin() + a.ndim);
+}
+
 int64_t bytes_of(const Array& a) {
   return std::accumulate(a.shape.begin(), a.shape.begin() + a.ndim, size_of(a.dtype),
                          std::multiplies<>());

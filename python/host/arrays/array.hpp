@@ -61,6 +61,9 @@ inline py::object to_python(DType t) {
   return t == DType::kOther ? py::object(py::none()) : py::str(name_of(t));
 }
 
+bool has_shape(const Array& array, std::initializer_list<int64_t> shape);
+bool has_shape(const Array& array, const std::vector<int64_t>& shape);
+
 // Of all its elements.
 int64_t bytes_of(const Array& array);
 

@@ -11,7 +11,7 @@ std::string text_of_dims(int dims) {
 
 std::string text_of(double number) { return py::str(py::float_(number)).cast<std::string>(); }
 
-std::string text_of(const std::vector<int64_t>& shape) {
+std::string text_of_shape(const std::vector<int64_t>& shape) {
   std::string text;
   for (const int64_t n : shape) text += (text.empty() ? "" : ", ") + std::to_string(n);
   return "[" + text + "]";
@@ -43,10 +43,8 @@ void Checker::require_least_dims(const Array& a, const char* name, int dims) con
 
 void Checker::require_shape(const Array& a, const char* name, const std::vector<int64_t>& shape,
                             const char* of) const {
-  const bool fits = a.ndim == static_cast<int>(shape.size()) &&
-                    std::equal(shape.begin(), shape.end(), a.shape.begin());
-  XF_REQUIRE(*this, fits, name, "must have the shape " + text_of(shape) + of, a.describe_shape(),
-             a);
+  XF_REQUIRE(*this, has_shape(a, shape), name, "must have the shape " + text_of_shape(shape) + of,
+             a.describe_shape(), a);
 }
 
 void Checker::require(bool holds, const char* name, const char* rule, double number) const {

@@ -106,11 +106,7 @@ Array read_like_out(const py::object& object, const char* name, const Problem& p
   XF_REQUIRE_DTYPE(check, a.dtype == p.q.dtype, a, name,
                    "must have the dtype of " + check.word("q"));
   check.require_same_place(a, name, p.q, "q");
-  bool fits = a.ndim == p.q.ndim && a.shape[a.ndim - 1] == p.dv;
-  for (int i = 0; fits && i < a.ndim - 1; ++i) fits = a.shape[i] == p.q.shape[i];
-  XF_REQUIRE(check, fits, name,
-             "must have the shape of " + check.word("q") + " with head_dim " + std::to_string(p.dv),
-             a.describe_shape(), a);
+  check_like_out(a, name, p, check);
   return a;
 }
 

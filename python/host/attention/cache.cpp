@@ -40,9 +40,7 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
   }
   Array a = read_array(object, check, name);
   check.require_dtype(a, name, DType::kF32);
-  bool fits = a.ndim == 3;
-  for (int i = 0; fits && i < 3; ++i) fits = a.shape[i] == of.shape[i];
-  XF_REQUIRE(check, fits, name,
+  XF_REQUIRE(check, has_shape(a, {of.shape[0], of.shape[1], of.shape[2]}), name,
              "must be one number, of (batch, heads), or have the shape of " + check.word(of_name) +
                  " without its last dimension",
              a.describe_shape(), a);
@@ -121,10 +119,8 @@ Array read_new(const py::object& object, const char* name, int64_t dim, int64_t 
                const Problem& p, const Checker& check) {
   Array a = read_rows(object, check, name);
   check.require_dtype_of(a, name, p.q, "q");
-  const std::array<int64_t, 4> want = {p.batch, tokens < 0 ? a.shape[1] : tokens, p.heads_k, dim};
-  bool fits = a.ndim == 4;
-  for (int i = 0; fits && i < 4; ++i) fits = a.shape[i] == want[i];
-  XF_REQUIRE(check, fits, name,
+  const int64_t rows = tokens < 0 ? a.shape[1] : tokens;
+  XF_REQUIRE(check, has_shape(a, {p.batch, rows, p.heads_k, dim}), name,
              "must have shape [" + number(p.batch) + ", " +
                  (tokens < 0 ? "tokens" : number(tokens)) + ", " + number(p.heads_k) + ", " +
                  number(dim) + "]",

@@ -61,9 +61,8 @@ Array read_like_lse(const py::object& object, const char* name, const Problem& p
   Array a = with_whole_strides(read_array(object, check, name), check, name);
   check.require_dtype(a, name, DType::kF32);
   check.require_same_place(a, name, p.q, "q");
-  const bool fits = p.packed ? a.ndim == 2 && a.shape[0] == p.heads_q && a.shape[1] == p.tokens_q
-                             : a.ndim == 3 && a.shape[0] == p.batch && a.shape[1] == p.heads_q &&
-                                   a.shape[2] == p.sq;
+  const bool fits =
+      p.packed ? has_shape(a, {p.heads_q, p.tokens_q}) : has_shape(a, {p.batch, p.heads_q, p.sq});
   XF_REQUIRE(check, fits, name, "must have the shape of the log-sum-exp", a.describe_shape(), a);
   return a;
 }
@@ -80,9 +79,8 @@ Array read_sum(const py::object& object, const char* name, const Array& like, co
   Array a = read_array(object, check, name);
   check.require_dtype(a, name, DType::kF32);
   check.require_same_place(a, name, p.q, "q");
-  bool fits = a.ndim == like.ndim;
-  for (int i = 0; fits && i < a.ndim; ++i) fits = a.shape[i] == like.shape[i];
-  XF_REQUIRE(check, fits, name, "must have the shape of " + check.word(like_name),
+  const std::vector<int64_t> shape(like.shape.begin(), like.shape.begin() + like.ndim);
+  XF_REQUIRE(check, has_shape(a, shape), name, "must have the shape of " + check.word(like_name),
              a.describe_shape(), a);
   require_own_memory(a, name, p, check);
   return a;

@@ -182,24 +182,23 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
         p.bias.dtype == DType::kBool || p.bias.dtype == DType::kF32 || p.bias.dtype == p.q.dtype,
         p.bias, "attn_mask", "must be bool, float32 or the dtype of " + check.word("q"));
     check.require_same_place(p.bias, "attn_mask", p.q, "q");
-    const std::vector<int64_t> full = {p.batch, p.heads_q, p.sq, p.sk};
+    const std::array<int64_t, 4> full = {p.batch, p.heads_q, p.sq, p.sk};
     bool fits = p.bias.ndim <= 4;
     for (int i = 0; fits && i < p.bias.ndim; ++i) {
       const int64_t n = p.bias.shape[p.bias.ndim - 1 - i];
       fits = n == 1 || n == full[3 - i];
     }
-    XF_REQUIRE(check, fits, "attn_mask", "must broadcast to " + text_of(full),
+    XF_REQUIRE(check, fits, "attn_mask",
+               "must broadcast to " + text_of_shape({full.begin(), full.end()}),
                p.bias.describe_shape(), p.bias);
   }
   if (!r.alibi_slopes.is_none()) {
     p.alibi = read_array(r.alibi_slopes, check, "alibi_slopes");
     check.require_dtype(p.alibi, "alibi_slopes", DType::kF32);
-    const bool per_head = p.alibi.ndim == 1 && p.alibi.shape[0] == p.heads_q;
-    const bool per_batch =
-        p.alibi.ndim == 2 && p.alibi.shape[0] == p.batch && p.alibi.shape[1] == p.heads_q;
-    XF_REQUIRE(check, per_head || per_batch, "alibi_slopes",
-               "must have shape [" + number(p.heads_q) + "] or [" + number(p.batch) + ", " +
-                   number(p.heads_q) + "]",
+    XF_REQUIRE(check, has_shape(p.alibi, {p.heads_q}) || has_shape(p.alibi, {p.batch, p.heads_q}),
+               "alibi_slopes",
+               "must have shape " + text_of_shape({p.heads_q}) + " or " +
+                   text_of_shape({p.batch, p.heads_q}),
                p.alibi.describe_shape(), p.alibi);
     p.alibi = with_contiguous_rows(std::move(p.alibi), check, "alibi_slopes");
     check.require_same_place(p.alibi, "alibi_slopes", p.q, "q");
@@ -208,7 +207,7 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
     const char* name = "s_aux";
     p.sinks = read_array(r.s_aux, check, name);
     XF_REQUIRE_DTYPE(check, is_float(p.sinks.dtype), p.sinks, name, "must be a floating type");
-    XF_REQUIRE(check, p.sinks.ndim == 1 && p.sinks.shape[0] == p.heads_q, name,
+    XF_REQUIRE(check, has_shape(p.sinks, {p.heads_q}), name,
                "must have shape [" + number(p.heads_q) + "]", p.sinks.describe_shape(), p.sinks);
     check.require_same_place(p.sinks, name, p.q, "q");
     p.sinks = with_contiguous_rows(as_float32(std::move(p.sinks), check, name), check, name);
@@ -243,8 +242,8 @@ void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
   const bool fits = (a.ndim == 1 || (a.ndim == 2 && (a.shape[0] == p.batch || a.shape[0] == 1))) &&
                     a.shape[a.ndim - 1] == p.sk;
   XF_REQUIRE(check, fits, name,
-             "must have shape [" + number(p.sk) + "] or [" + number(p.batch) + ", " + number(p.sk) +
-                 "], an id per row of " + check.word(p.k_name()),
+             "must have shape " + text_of_shape({p.sk}) + " or " + text_of_shape({p.batch, p.sk}) +
+                 ", an id per row of " + check.word(p.k_name()),
              a.describe_shape(), a);
   constexpr int64_t kMostIds = 1 << 30;  // their bytes are counted in 32 bits
   XF_REQUIRE(check, p.sk < kMostIds, name, "must have fewer than 2^30 ids of a sequence",
@@ -280,8 +279,7 @@ void read_picks(Problem& p, const FwdRequest& r, const Checker& check) {
     const bool fits = a.ndim == 3 && (a.shape[0] == p.batch || a.shape[0] == 1) &&
                       a.shape[1] == rows && a.shape[2] == words && a.is_packed();
     XF_REQUIRE(check, fits, name,
-               "must be contiguous, of shape [" + number(p.batch) + ", " + number(rows) + ", " +
-                   number(words) + "]",
+               "must be contiguous, of shape " + text_of_shape({p.batch, rows, words}),
                a.describe_shape(), a);
     check.require_same_place(a, name, p.q, "q");
     constexpr int64_t kMostWords = 1 << 30;  // their bytes are counted in 32 bits
@@ -394,16 +392,20 @@ Array written_like_out(const py::object& object, const char* name, const Problem
                      "must have the dtype of " + check.word("q"));
   }
   check.require_same_place(a, name, p.q, "q");
-  bool fits = a.ndim == p.q.ndim && a.shape[a.ndim - 1] == p.dv;
-  for (int i = 0; fits && i < a.ndim - 1; ++i) fits = a.shape[i] == p.q.shape[i];
-  XF_REQUIRE(check, fits, name,
-             "must have the shape of " + check.word("q") + " with head_dim " + number(p.dv),
-             a.describe_shape(), a);
+  check_like_out(a, name, p, check);
   require_own_memory(a, name, p, check);
   return a;
 }
 
 }  // namespace
+
+void check_like_out(const Array& a, const char* name, const Problem& p, const Checker& check) {
+  bool fits = a.ndim == p.q.ndim && a.shape[a.ndim - 1] == p.dv;
+  for (int i = 0; fits && i < a.ndim - 1; ++i) fits = a.shape[i] == p.q.shape[i];
+  XF_REQUIRE(check, fits, name,
+             "must have the shape of " + check.word("q") + " with head_dim " + number(p.dv),
+             a.describe_shape(), a);
+}
 
 void require_own_memory(const Array& a, const char* name, const Problem& p, const Checker& check) {
   XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",

@@ -56,6 +56,9 @@ Problem read_problem(const FwdRequest& request);
 // request.out, checked, or a new array.
 Array result_array(const Problem& problem, const FwdRequest& request);
 
+// An array must have the shape of the output.
+void check_like_out(const Array& a, const char* name, const Problem& problem, const Checker& check);
+
 // What is written must be writable, with contiguous rows, and nothing else's memory.
 void require_own_memory(const Array& a, const char* name, const Problem& problem,
                         const Checker& check);

@@ -86,10 +86,10 @@ PerGroup read_per_group(const py::object& object, const char* name, int64_t grou
   const bool fits = (a.ndim == 2 && a.shape[0] == groups && a.shape[1] == outputs) ||
                     (a.ndim == 1 && groups == 1 && a.shape[0] == outputs) ||
                     (groups == 1 && a.ndim <= 1 && (a.ndim == 0 || a.shape[0] == 1));
-  XF_REQUIRE(
-      check, fits, name,
-      "must have the shape " + text_of({groups, outputs}) + " of groups of inputs and outputs",
-      a.describe_shape(), a);
+  XF_REQUIRE(check, fits, name,
+             "must have the shape " + text_of_shape({groups, outputs}) +
+                 " of groups of inputs and outputs",
+             a.describe_shape(), a);
   if (a.ndim == 2) all.group = a.shape[0] > 1 ? a.strides[0] : 0;
   if (a.ndim > 0) all.output = a.shape[a.ndim - 1] > 1 ? a.strides[a.ndim - 1] : 0;
   return all;
