@@ -21,7 +21,7 @@ struct Strides {  // bytes
 Strides strides_of(const Array& array, const Axes& axes);
 
 // The widest access to single rows that strides and address of an array allow on an architecture:
-// never 2D blocks. Without data: any.
+// never 2D blocks.
 Access access_of_rows(const Array& array, const Axes& axes, const std::string& arch);
 
 // Whether 2D block messages reach rows of so many columns.

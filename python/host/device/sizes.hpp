@@ -7,7 +7,8 @@
 
 namespace xeflash {
 
-// Schedule and ProductSchedule are those of tune/schedule.py, which explains them.
+// The build writes tune.hpp: Schedule and ProductSchedule have the members of tune/schedule.py,
+// which explains them, and Algorithm the names of ALGORITHMS in tune/desc.py.
 const Schedule& schedule_of(const Device& device);
 const ProductSchedule& product_schedule_of(const Device& device);
 

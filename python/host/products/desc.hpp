@@ -10,7 +10,7 @@
 
 namespace xeflash {
 
-// What changes the code of a product of few rows: ProductDesc in tune/desc.py, which explains it.
+// What changes the code of a product of few rows: ProductDesc in tune/desc.py explains it.
 struct ProductDesc {
   Algorithm algorithm = Algorithm::linear;
   DType dtype = DType::kOther;
