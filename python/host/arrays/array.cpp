@@ -145,7 +145,7 @@ DType dtype_of_numpy(py::handle descriptor) {
   if (d->byteorder == '>') return DType::kOther;
   constexpr int kLong = 7, kLongLong = 9, kOwn = 256;  // numpy's own are below kOwn
   const int number = d->type_num == kLongLong ? kLong : d->type_num;
-  if (number < kOwn) return dtype_that([&](const DTypeRow& row) { return row.numpy == number; });
+  if (number < kOwn) return dtype_that([=](const DTypeRow& row) { return row.numpy == number; });
   const auto name = py::str(descriptor).cast<std::string>();
   return dtype_that([&](const DTypeRow& row) { return row.numpy < 0 && name == row.name; });
 }

@@ -48,11 +48,12 @@ Array read_x(const LinearRequest& r, const Checker& check) {
   Array x = read_rows(r.x, check, "x");
   check.require_float(x, "x");
   check.require_least_dims(x, "x", 1);
-  return has_even_rows(x) ? x : packed_copy(x, check, "x");
+  if (!has_even_rows(x)) x = packed_copy(std::move(x), check, "x");
+  return x;
 }
 
 Weights read_weights(const LinearRequest& r, const Array& x, const Checker& check) {
-  const Array w = read_array(r.weight, check, "weight");
+  Array w = read_array(r.weight, check, "weight");
   check.require_dims(w, "weight", 2);
   check.require_same_place(w, "weight", x, "x");
   const bool packed = w.dtype == DType::kU8, plain = w.dtype == x.dtype;
@@ -75,7 +76,8 @@ Weights read_weights(const LinearRequest& r, const Array& x, const Checker& chec
              "must have rows that lie apart", w.describe_strides(), w);
   XF_REQUIRE(check, inputs < kMost && w.shape[0] < kMost, "weight", "must have extents below 2^31",
              w.describe_shape(), w);
-  return {w, w.shape[0], columns, plain};
+  const int64_t outputs = w.shape[0];
+  return {std::move(w), outputs, columns, plain};
 }
 
 PerGroup read_per_group(const py::object& object, const char* name, int64_t groups, int64_t outputs,
@@ -144,19 +146,21 @@ void check_reach(Array& x, const Weights& weights, DType result, const Checker& 
 
 Product read_product(const LinearRequest& r, const Checker& check) {
   Array x = read_x(r, check);
-  const Weights weights = read_weights(r, x, check);
-  const Factors factors = read_factors(r, weights, x, check);
-  const Array bias = read_bias(r.bias, "bias", weights.outputs, x, "x", check);
+  Weights weights = read_weights(r, x, check);
+  Factors factors = read_factors(r, weights, x, check);
+  Array bias = read_bias(r.bias, "bias", weights.outputs, x, "x", check);
   const Place place = place_of(x);
   refuse_to_wait_while_recording(place, x, "x", check);
   const DType result = r.wide ? DType::kF32 : x.dtype;
   if (!place.device.facts.has_cpu_kernels()) check_reach(x, weights, result, check);
-  const Array rows = as_rows(x);
+  Array rows = as_rows(x);
   XF_REQUIRE(check, rows.shape[0] < kMost, "x", "must have fewer than 2^31 rows",
              std::to_string(rows.shape[0]), x);
   std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim);
   shape.back() = weights.outputs;
-  return {rows, bias, new_array(x, result, shape), weights, factors, place};
+  Array out = new_array(x, result, shape);
+  return {std::move(rows),    std::move(bias),    std::move(out),
+          std::move(weights), std::move(factors), place};
 }
 
 ProductDesc describe(const Product& p) {

@@ -42,8 +42,8 @@ Head read_head(const LogitArguments& given, const Checker& check) {
   Array x = read_input(given, check);
   Array w = read_weight(given, x, check);
   const int64_t features = w.shape[1], columns = w.shape[0];
-  const Array bias = read_bias(given.bias, "linear_bias", columns, x, "input", check);
-  const std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim - 1);
+  Array bias = read_bias(given.bias, "linear_bias", columns, x, "input", check);
+  std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim - 1);
   const Place place = place_of(x);
   refuse_to_wait_while_recording(place, x, "input", check);
   if (!has_even_rows(x)) x = packed_copy(x, check, "input");
@@ -60,10 +60,10 @@ Head read_head(const LogitArguments& given, const Checker& check) {
   const Access access =
       on_cpu ? Access::kNone : access_of_matrices({&x, &w}, place.device.facts.arch);
   return {place,
-          x,
-          w,
-          bias,
-          shape,
+          std::move(x),
+          std::move(w),
+          std::move(bias),
+          std::move(shape),
           rows,
           columns,
           features,

@@ -198,14 +198,14 @@ Matrices read_matrices(const SoftmaxRequest& r, const Checker& check) {
   const std::vector<int64_t> shape = result_shape(a, b, check);
   const Place place = place_of(a);
   refuse_to_wait_while_recording(place, a, "a", check);
-  const Array out = r.out.is_none() ? new_array(a, a.dtype, shape) : read_out(r, a, shape, check);
-  const Array bias = read_bias(r, a, out, check);
+  Array out = r.out.is_none() ? new_array(a, a.dtype, shape) : read_out(r, a, shape, check);
+  Array bias = read_bias(r, a, out, check);
   if (!r.out.is_none()) {
     refuse_overlap(out, a, "a", check);
     refuse_overlap(out, b, "b", check);
     if (bias.data) refuse_overlap(out, bias, "bias", check);
   }
-  return {a, b, bias, out, place};
+  return {std::move(a), std::move(b), std::move(bias), std::move(out), place};
 }
 
 // A GPU reads whole steps of inputs, and reaches rows by 32 bits.

@@ -65,7 +65,8 @@ Array read_logits(const SampleRequest& r, const Checker& check) {
   const int64_t columns = z.shape[z.ndim - 1];
   XF_REQUIRE(check, columns > 0 && columns <= kMostColumns, "logits",
              "must have 1 to 2^30 tokens in its last dimension", std::to_string(columns), z);
-  return has_even_rows(z) ? z : packed_copy(z, check, "logits");
+  if (!has_even_rows(z)) z = packed_copy(std::move(z), check, "logits");
+  return z;
 }
 
 void set_numbers(SampleParams& p, const SampleRequest& r, RowNumbers& numbers) {
