@@ -2,7 +2,7 @@
 
 A header of kernels/ reaches the kernels that include it, and these reach the files of tests behind their names in
 kernel_list.txt: on the CPU, and on the simulated devices that they are for. Another file reaches the tests beside it in
-CONTRIBUTING's table, of the package those of the folder that has its folder's name, and of tests/ what imports it. `--list` shows the
+CONTRIBUTING's table; of the package those of the folder that has its folder's name; of tests/ what imports it. `--list` shows the
 commands and runs nothing; more words, such as `-- -x`, go to pytest. Before a branch is merged, all tests run.
 """
 

@@ -8,18 +8,14 @@ usage: kernels.py OFF SOURCE_FOLDER OUTPUT_FOLDER         their sources; prints 
 
 import re
 import sys
-import types
 from pathlib import Path
+
+import package
 
 what, *folders = sys.argv[1:]
 source, output = map(Path, folders[:2])
 
-# The modules that describe kernels need nothing but Python; the package itself would import the extension that is
-# about to be built.
-for name in ("xeflash", "xeflash.jit"):
-    package = types.ModuleType(name)
-    package.__path__ = [str(source / "python" / name.replace(".", "/"))]
-    sys.modules[name] = package
+package.stand_in(source)
 
 from xeflash.jit import prebuilt  # noqa: E402
 from xeflash.jit.kernel import render  # noqa: E402

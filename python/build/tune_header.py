@@ -6,10 +6,12 @@ import dataclasses
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+import package
 
-from xeflash.tune.desc import ALGORITHMS
-from xeflash.tune.schedule import ProductSchedule, Schedule
+package.stand_in(Path(__file__).parents[2])
+
+from xeflash.tune.desc import ALGORITHMS  # noqa: E402
+from xeflash.tune.schedule import ProductSchedule, Schedule  # noqa: E402
 
 HEADER = """\
 // What tune/desc.py and tune/schedule.py say, as python/build/tune_header.py wrote it.
@@ -35,6 +37,7 @@ inline const char* name_of(Algorithm algorithm) {{
 def struct_of(numbers: type[Schedule | ProductSchedule]) -> str:
     """A struct with the same members."""
     fields = dataclasses.fields(numbers)
+    assert {field.type for field in fields} <= {"int", "bool"}, "types that C++ has by the same name"
     members = "".join(f"  {field.type} {field.name};\n" for field in fields)
     names = ", ".join(field.name for field in fields)
     return f"struct {numbers.__name__} {{\n{members}}};\nXF_FIELDS({numbers.__name__}, {names});\n"

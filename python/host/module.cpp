@@ -210,7 +210,7 @@ void define_attention(py::module_& m) {
   m.attr("MOST_LEARNED") = kMostLearned;
 }
 
-// Each function of a request's fields is one row here, wherever it is.
+// Every function that a file offers (arrays/function.hpp).
 void define_functions(py::module_& m) {
   for (const Function& f : functions()) {
     m.def(f.name.c_str(),

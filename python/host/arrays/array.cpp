@@ -47,6 +47,7 @@ constexpr DTypeRow kTypes[] = {
     {"uint8", 1, {dlpack::kUInt, 8, 1}, 2},
     {"int64", 8, {dlpack::kInt, 64, 1}, 7},
 };
+static_assert(std::size(kTypes) == static_cast<size_t>(DType::kI64) + 1);
 constexpr const DTypeRow& row_of(DType t) { return kTypes[static_cast<uint8_t>(t)]; }
 
 // The first type that has what is asked for.
@@ -145,6 +146,7 @@ DType dtype_of_numpy(py::handle descriptor) {
   if (d->byteorder == '>') return DType::kOther;
   constexpr int kLong = 7, kLongLong = 9, kOwn = 256;  // numpy's own are below kOwn
   const int number = d->type_num == kLongLong ? kLong : d->type_num;
+  if (number < 0) return DType::kOther;  // types that numpy does not count
   if (number < kOwn) return dtype_that([=](const DTypeRow& row) { return row.numpy == number; });
   const auto name = py::str(descriptor).cast<std::string>();
   return dtype_that([&](const DTypeRow& row) { return row.numpy < 0 && name == row.name; });
@@ -225,12 +227,7 @@ py::tuple shape_tuple(const std::vector<int64_t>& shape) {
 }
 
 std::string describe(const std::array<int64_t, kMaxDims>& numbers, int count) {
-  std::string s = "[";
-  for (int i = 0; i < count; ++i) {
-    if (i > 0) s += ", ";
-    s += std::to_string(numbers[i]);
-  }
-  return s + "]";
+  return text_of_shape({numbers.begin(), numbers.begin() + count});
 }
 
 // Of a new array, which is not refused.
@@ -261,13 +258,6 @@ bool Array::is_packed() const {
 
 bool Array::is_empty() const {
   return std::any_of(shape.begin(), shape.begin() + ndim, [](int64_t n) { return n == 0; });
-}
-
-bool has_shape(const Array& a, std::initializer_list<int64_t> shape) {
-  return std::equal(shape.begin(), shape.end(), a.shape.begin(), a.shape.begin() + a.ndim);
-}
-bool has_shape(const Array& a, const std::vector<int64_t>& shape) {
-  return std::equal(shape.begin(), shape.end(), a.shape.begin(), a.shape.begin() + a.ndim);
 }
 
 int64_t bytes_of(const Array& a) {

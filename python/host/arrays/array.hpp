@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -61,8 +62,10 @@ inline py::object to_python(DType t) {
   return t == DType::kOther ? py::object(py::none()) : py::str(name_of(t));
 }
 
-bool has_shape(const Array& array, std::initializer_list<int64_t> shape);
-bool has_shape(const Array& array, const std::vector<int64_t>& shape);
+template <class Shape = std::initializer_list<int64_t>>
+bool has_shape(const Array& a, const Shape& shape) {
+  return std::equal(shape.begin(), shape.end(), a.shape.begin(), a.shape.begin() + a.ndim);
+}
 
 // Of all its elements.
 int64_t bytes_of(const Array& array);

@@ -9,7 +9,7 @@ std::string text_of_dims(int dims) {
 
 }  // namespace
 
-std::string text_of(double number) { return py::str(py::float_(number)).cast<std::string>(); }
+std::string text_of(double x) { return py::str(py::float_(x)).cast<std::string>(); }
 
 std::string text_of_shape(const std::vector<int64_t>& shape) {
   std::string text;
@@ -47,8 +47,8 @@ void Checker::require_shape(const Array& a, const char* name, const std::vector<
              a.describe_shape(), a);
 }
 
-void Checker::require(bool holds, const char* name, const char* rule, double number) const {
-  if (!holds) refuse(name, std::string("must be ") + rule + ", got " + text_of(number));
+void Checker::require(bool holds, const char* name, const char* rule, double got) const {
+  if (!holds) refuse(name, std::string("must be ") + rule + ", got " + text_of(got));
 }
 
 }  // namespace xeflash

@@ -26,11 +26,11 @@ inline float normal_cap(double cap) {
   return static_cast<float>(std::clamp<double>(cap, std::numeric_limits<float>::min(), 0x1p100));
 }
 
-// Whether a number is finite in float32.
+// Whether a number is at most the largest float.
 inline bool fits_float(double x) { return std::abs(x) <= std::numeric_limits<float>::max(); }
 
 inline std::string number(int64_t n) { return std::to_string(n); }
-std::string text_of(double number);                            // as Python shows it
+std::string text_of(double x);                                 // as Python shows it
 std::string text_of_shape(const std::vector<int64_t>& shape);  // "[2, 8, 64]"
 
 class Checker {
@@ -80,7 +80,7 @@ class Checker {
   void require_shape(const Array& a, const char* name, const std::vector<int64_t>& shape,
                      const char* of = "") const;
   // `rule` is what a number must be; messages show it as Python does.
-  void require(bool holds, const char* name, const char* rule, double number) const;
+  void require(bool holds, const char* name, const char* rule, double got) const;
 
   const char* function() const { return function_.c_str(); }
 

@@ -21,7 +21,8 @@ inline std::vector<Function>& functions() {
   return all;
 }
 
-// Adds a function to them: a file that has one says so, and the module finds it there.
+// A file that has a function offers it by an object of this type, and the module finds it in
+// functions().
 template <class Request, py::object run(const Request&, const Checker&)>
 struct Offered {
   explicit Offered(const char* name) {

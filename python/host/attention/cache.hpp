@@ -3,8 +3,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <tuple>
-
 #include "host/arrays/array.hpp"
 #include "host/device/fields.hpp"
 

@@ -43,6 +43,10 @@ XF_FIELDS(Desc, algorithm, dtype, head_dim, head_dim_v, rows, hooks, bias, score
           packed_heads, split_keys, cache, page_unit, cache_dtype, cache_scales, unified_max,
           bias_gradient, sums_slopes, adds_up, learned, access);
 
+py::object to_python(ScoreHooks hooks);
+py::object to_python(MaskKind mask);
+py::object to_python(ScoreModId id);
+
 // Of an algorithm on these arrays, without features.
 Desc describe(Algorithm algorithm, const Problem& problem);
 // What is done to its scores and probabilities.

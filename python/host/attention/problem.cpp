@@ -1,7 +1,6 @@
 #include "host/attention/problem.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "host/arrays/checks.hpp"
 #include "host/arrays/overlap.hpp"

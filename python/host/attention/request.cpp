@@ -1,13 +1,11 @@
 #include "host/attention/request.hpp"
 
 #include <array>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
-#include <vector>
 
 #include "host/arrays/read_value.hpp"
 
@@ -91,10 +89,6 @@ const Argument* find(PyObject* name) {
   throw py::type_error(r.function + ": words must be None or a dict of str to str, got " +
                        py::repr(r.words).cast<std::string>().substr(0, 60));
 }
-
-}  // namespace
-
-namespace {
 
 std::string word_of(const void* call, const char* name) {
   const FwdRequest& r = *static_cast<const FwdRequest*>(call);

@@ -5,7 +5,6 @@
 
 #include <optional>
 #include <string>
-#include <tuple>
 
 #include "host/arrays/checks.hpp"
 #include "host/attention/cache.hpp"
@@ -71,7 +70,7 @@ FwdRequest read_arguments(const py::kwargs& given);
 // (name, type, default, name in attention()) of each, in order.
 py::tuple call_fields();
 
-// Words messages with those of the request.
+// A checker whose messages have the words of the request, which must outlive it.
 Checker checker_of(const FwdRequest& request);
 
 }  // namespace xeflash

@@ -2,9 +2,11 @@
 // (xeflash.jit) at the first use.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <vector>
@@ -48,7 +50,7 @@ struct Found {
 
 // What the provider makes of a description.
 Found make_kernels(const py::dict& description, const Place& place);
-// What a rehearsal's has for it.
+// What the provider of a rehearsal has for it.
 const Found& rehearse(const py::dict& description, Rehearsal& rehearsal);
 void count_use(const Found& found);
 [[noreturn]] void throw_missing(const Found& found);

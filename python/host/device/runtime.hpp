@@ -12,8 +12,6 @@
 #include <sycl/usm.hpp>
 #include <vector>
 
-#include "attention/params.hpp"
-
 namespace xeflash {
 
 struct DeviceFacts {
@@ -25,7 +23,7 @@ struct DeviceFacts {
   int cores;  // of the machine, whatever part of them a process may use
   bool fp16, fp64, esimd, usm_system_allocations;
 
-  bool has_cpu_kernels() const { return arch.starts_with("cpu-"); }
+  bool on_gpu() const { return !arch.starts_with("cpu-"); }  // of a CPU it is known
 };
 
 DeviceFacts facts_of(const sycl::device& device);
@@ -92,7 +90,7 @@ Compiled compile_source(const sycl::queue& queue, const std::string& source,
 sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
                           const std::string& kernel);
 
-// A kernel's parameters are one argument: FwdParams or AppendParams.
+// A kernel's parameters are one argument, a struct of kernels/.
 template <class Params>
 sycl::event launch(sycl::queue& queue, const sycl::kernel& kernel, const Params& params,
                    uint64_t groups, int threads = 1) {

@@ -1,5 +1,7 @@
 // The gradients of a head's loss: blocks of the vocabulary in turn, of each blocks of rows.
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "host/arrays/function.hpp"
 #include "host/products/logits.hpp"
@@ -101,7 +103,7 @@ HeadGradients read_gradients(const HeadBackwardRequest& r, const Head& head, con
   return to;
 }
 
-// HeadGradients of no rows.
+// Clears the gradients of a call without rows.
 void clear_gradients(const HeadGradients& to, const Place& place) {
   submit(place, [&](Launcher& launch) {
     for (const HeadGradient* g : {&to.weight, &to.bias}) {
@@ -305,7 +307,7 @@ void Pass::multiply(Launcher& launch, MatmulAddParams m) const {
 
 }  // namespace
 
-// HeadGradients of input, weight and bias, None where they are not wanted.
+// The gradients of input, weight and bias, None where they are not wanted.
 py::object linear_cross_entropy_backward(const HeadBackwardRequest& r, const Checker& check) {
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);

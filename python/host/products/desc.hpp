@@ -40,6 +40,14 @@ struct SoftmaxDesc {
 
 XF_FIELDS(SoftmaxDesc, algorithm, dtype, rows, columns, inputs, more_inputs, bias, access);
 
+constexpr int64_t kMostExtent = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
+
+// Rows as descriptions of softmax and heads tell them: a power of 2, up to what tables have.
+inline uint8_t rows_for(int64_t rows, const ProductSchedule& sizes) {
+  const uint64_t power = std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(rows, 1)));
+  return static_cast<uint8_t>(std::min(power, static_cast<uint64_t>(sizes.most_rows)));
+}
+
 // The least power of 2 that is as much as n, by its exponent.
 inline uint8_t power_for(int64_t n) {
   return static_cast<uint8_t>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(n, 1) - 1)));

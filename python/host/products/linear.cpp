@@ -152,7 +152,7 @@ Product read_product(const LinearRequest& r, const Checker& check) {
   const Place place = place_of(x);
   refuse_to_wait_while_recording(place, x, "x", check);
   const DType result = r.wide ? DType::kF32 : x.dtype;
-  if (!place.device.facts.has_cpu_kernels()) check_reach(x, weights, result, check);
+  if (place.device.facts.on_gpu()) check_reach(x, weights, result, check);
   Array rows = as_rows(x);
   XF_REQUIRE(check, rows.shape[0] < kMost, "x", "must have fewer than 2^31 rows",
              std::to_string(rows.shape[0]), x);

@@ -9,8 +9,6 @@
 namespace xeflash {
 namespace {
 
-constexpr int64_t kMostOfHead = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
-
 Array read_input(const LogitArguments& given, const Checker& check) {
   Array x = read_rows(given.input, check, "input");
   check.require_float(x, "input");
@@ -49,13 +47,13 @@ Head read_head(const LogitArguments& given, const Checker& check) {
   if (!has_even_rows(x)) x = packed_copy(x, check, "input");
   x = as_rows(x);
   if (columns > 1 && w.strides[0] < 0) w = packed_copy(w, check, "linear_weight");
-  const bool on_cpu = place.device.facts.has_cpu_kernels();
+  const bool on_cpu = !place.device.facts.on_gpu();
   const int64_t rows = x.shape[0], inputs = on_cpu ? features : whole(features, kMessageInputs);
   if (!on_cpu) {
     x = with_inputs(std::move(x), inputs, "input", check);
     w = with_inputs(std::move(w), inputs, "linear_weight", check);
   }
-  XF_REQUIRE(check, rows < kMostOfHead && features < kMostOfHead && columns < kMostOfHead, "input",
+  XF_REQUIRE(check, rows < kMostExtent && features < kMostExtent && columns < kMostExtent, "input",
              "and linear_weight must have extents below 2^31 - 1024", w.describe_shape(), x);
   const Access access =
       on_cpu ? Access::kNone : access_of_matrices({&x, &w}, place.device.facts.arch);
@@ -77,9 +75,7 @@ SoftmaxDesc Head::describe(Algorithm algorithm, int64_t rows, int64_t steps) con
   SoftmaxDesc desc;
   desc.algorithm = algorithm;
   desc.dtype = input.dtype;
-  desc.rows = static_cast<uint8_t>(
-      std::min(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(rows, 1))),
-               static_cast<uint64_t>(sizes().most_rows)));
+  desc.rows = rows_for(rows, sizes());
   desc.more_inputs = true;
   int64_t step = sizes().step_inputs;
   if (on_gpu()) {

@@ -1,6 +1,7 @@
 // What all calls of a language model's head read and launch alike.
 #pragma once
 
+#include <initializer_list>
 #include <vector>
 
 #include "host/arrays/place.hpp"
@@ -25,7 +26,7 @@ struct Head {
   Access access;
   float scale, softcap;
 
-  bool on_gpu() const { return !place.device.facts.has_cpu_kernels(); }
+  bool on_gpu() const { return place.device.facts.on_gpu(); }
   const ProductSchedule& sizes() const { return product_schedule_of(place.device); }
   // Of a kernel of this algorithm for so many rows, with a multiple of the steps that it takes.
   SoftmaxDesc describe(Algorithm algorithm, int64_t rows, int64_t steps) const;

@@ -28,8 +28,6 @@ struct SoftmaxRequest {
 
 XF_FIELDS(SoftmaxRequest, function, a, b, bias, scale, b_layout, log, out);
 
-constexpr int64_t kMostExtent = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
-
 void swap_last(Array& x) {
   std::swap(x.shape[x.ndim - 1], x.shape[x.ndim - 2]);
   std::swap(x.strides[x.ndim - 1], x.strides[x.ndim - 2]);
@@ -163,12 +161,12 @@ void check_options(const SoftmaxRequest& r, const Checker& check) {
   check.require(fits_float(r.scale), "scale", "finite in float32", r.scale);
 }
 
-// Those of a call, where a GPU reaches them.
+// The arrays of a call. A GPU reaches them after bring_near().
 struct Matrices {
   Array a, b, bias, out;
   Place place;
 
-  bool on_gpu() const { return !place.device.facts.has_cpu_kernels(); }
+  bool on_gpu() const { return place.device.facts.on_gpu(); }
 };
 
 void check_extents(const SoftmaxRequest& r, const Array& a, const Array& b, const Checker& check) {
@@ -267,8 +265,7 @@ SoftmaxDesc describe(const MatmulSoftmaxParams& p, const Matrices& m) {
   const int step = sizes.step_inputs;
   SoftmaxDesc desc;
   desc.dtype = m.a.dtype;
-  desc.rows = static_cast<uint8_t>(std::min(std::bit_ceil(static_cast<uint32_t>(p.rows)),
-                                            static_cast<uint32_t>(sizes.most_rows)));
+  desc.rows = rows_for(p.rows, sizes);
   desc.columns = power_for(p.columns);
   desc.bias = m.bias.data ? m.bias.dtype : DType::kOther;
   desc.more_inputs = p.inputs > step;

@@ -42,7 +42,7 @@ inline Array as_rows(const Array& x) {
   return m;
 }
 
-// The bias of an output each; without data: None.
+// A number that is added to each output; None becomes an array without data.
 inline Array read_bias(const py::object& object, const char* name, int64_t outputs, const Array& x,
                        const char* x_name, const Checker& check) {
   if (object.is_none()) return {};

@@ -106,7 +106,7 @@ py::object sample(const SampleRequest& r, const Checker& check) {
   SoftmaxDesc desc;
   desc.algorithm = Algorithm::sample_tokens;
   desc.dtype = z.dtype;
-  if (!place.device.facts.has_cpu_kernels()) desc.access = Access::kDwords;  // elements as they lie
+  if (place.device.facts.on_gpu()) desc.access = Access::kDwords;  // elements as they lie
   const auto groups = static_cast<uint64_t>(rows.shape[0]);
   check_groups(groups, desc.access);
   const Kernels& kernels = find_kernels(desc, place);

@@ -1,6 +1,8 @@
 // The largest logits of a language model's head.
 #include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "host/arrays/function.hpp"
 #include "host/products/linear.hpp"

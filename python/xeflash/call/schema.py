@@ -1,6 +1,7 @@
 """What a call of attention may say. Each keyword stands here once; every other list is made from this one.
 
-The order is that of kCallFields in request.hpp, whose names, types and defaults ``check`` compares at import.
+The order is that of the fields of FwdRequest in host/attention/request.hpp, whose names, types and defaults ``check``
+compares at import.
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ _OF_PRODUCTS = (ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_
 
 def check(call: Fields, products: Mapping[str, Fields], learned: tuple[str, ...]) -> None:
     """Raises an ImportError where the extension has other keywords, types, defaults or gradients than these tables."""
-    found_of_products = [products[rows["function"].more.default] for rows in _OF_PRODUCTS]
+    found_of_products = [products.get(rows["function"].more.default, ()) for rows in _OF_PRODUCTS]
     for rows, found in zip((ROWS, *_OF_PRODUCTS), (call, *found_of_products), strict=True):
         here = [(row.name, row.kind, row.more.default, row.more.attention) for row in rows.values()]
         for ours, theirs in itertools.zip_longest(here, found):

@@ -133,7 +133,7 @@ class ProductDesc(_OfAlgorithm):
 
 @dataclass(frozen=True)
 class SoftmaxDesc(_OfAlgorithm):
-    """The same of a product whose rows become their softmax, or of heads, as SoftmaxDesc there.
+    """The same of a product whose rows become their softmax, or of heads, as SoftmaxDesc in host/products/desc.hpp.
 
     Those of heads say the inputs of a step; they have columns = 0, as these change nothing.
     """
