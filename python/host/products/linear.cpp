@@ -37,13 +37,6 @@ struct Factors {
   bool for_all = false;
 };
 
-struct Product {
-  Array x, bias, out;  // x: its rows
-  Weights weights;
-  Factors factors;
-  Place place;
-};
-
 Array read_x(const LinearRequest& r, const Checker& check) {
   Array x = read_rows(r.x, check, "x");
   check.require_float(x, "x");
@@ -144,24 +137,32 @@ void check_reach(Array& x, const Weights& weights, DType result, const Checker& 
   if (!are_near(as_rows(x).strides[0], x)) x = packed_copy(x, check, "x");
 }
 
-Product read_product(const LinearRequest& r, const Checker& check) {
-  Array x = read_x(r, check);
-  Weights weights = read_weights(r, x, check);
-  Factors factors = read_factors(r, weights, x, check);
-  Array bias = read_bias(r.bias, "bias", weights.outputs, x, "x", check);
-  const Place place = place_of(x);
-  refuse_to_wait_while_recording(place, x, "x", check);
-  const DType result = r.wide ? DType::kF32 : x.dtype;
-  if (place.device.facts.on_gpu()) check_reach(x, weights, result, check);
-  Array rows = as_rows(x);
-  XF_REQUIRE(check, rows.shape[0] < kMost, "x", "must have fewer than 2^31 rows",
-             std::to_string(rows.shape[0]), x);
-  std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim);
-  shape.back() = weights.outputs;
-  Array out = new_array(x, result, shape);
-  return {std::move(rows),    std::move(bias),    std::move(out),
-          std::move(weights), std::move(factors), place};
-}
+// A call, read and checked.
+struct Product {
+  Product(const LinearRequest& r, const Checker& check)
+      : x(read_x(r, check)),
+        weights(read_weights(r, x, check)),
+        factors(read_factors(r, weights, x, check)),
+        bias(read_bias(r.bias, "bias", weights.outputs, x, "x", check)),
+        place(place_of(x)) {
+    refuse_to_wait_while_recording(place, x, "x", check);
+    const DType result = r.wide ? DType::kF32 : x.dtype;
+    if (place.device.facts.on_gpu()) check_reach(x, weights, result, check);
+    XF_REQUIRE(check, rows_of(x) < kMost, "x", "must have fewer than 2^31 rows",
+               std::to_string(rows_of(x)), x);
+    std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim);
+    shape.back() = weights.outputs;
+    out = new_array(x, result, shape);
+    x = as_rows(std::move(x));
+  }
+
+  Array x;  // its rows
+  Weights weights;
+  Factors factors;
+  Array bias;
+  Place place;
+  Array out;
+};
 
 ProductDesc describe(const Product& p) {
   const DeviceFacts& facts = p.place.device.facts;
@@ -207,7 +208,7 @@ LinearParams params_of(const Product& p) {
 }  // namespace
 
 py::object linear(const LinearRequest& r, const Checker& check) {
-  const Product p = read_product(r, check);
+  const Product p(r, check);
   if (p.out.is_empty()) return p.out.object;
   const ProductDesc desc = describe(p);
   const Kernels& kernels = find_kernels(desc, p.place);

@@ -45,7 +45,7 @@ Head read_head(const LogitArguments& given, const Checker& check) {
   const Place place = place_of(x);
   refuse_to_wait_while_recording(place, x, "input", check);
   if (!has_even_rows(x)) x = packed_copy(x, check, "input");
-  x = as_rows(x);
+  x = as_rows(std::move(x));
   if (columns > 1 && w.strides[0] < 0) w = packed_copy(w, check, "linear_weight");
   const bool on_cpu = !place.device.facts.on_gpu();
   const int64_t rows = x.shape[0], inputs = on_cpu ? features : whole(features, kMessageInputs);

@@ -161,14 +161,6 @@ void check_options(const SoftmaxRequest& r, const Checker& check) {
   check.require(fits_float(r.scale), "scale", "finite in float32", r.scale);
 }
 
-// The arrays of a call. A GPU reaches them after bring_near().
-struct Matrices {
-  Array a, b, bias, out;
-  Place place;
-
-  bool on_gpu() const { return place.device.facts.on_gpu(); }
-};
-
 void check_extents(const SoftmaxRequest& r, const Array& a, const Array& b, const Checker& check) {
   const int64_t rows = a.shape[a.ndim - 2], inputs = a.shape[a.ndim - 1];
   const int64_t columns = b.shape[b.ndim - 2];
@@ -184,27 +176,36 @@ void check_extents(const SoftmaxRequest& r, const Array& a, const Array& b, cons
              b.describe_shape(), b);
 }
 
-Matrices read_matrices(const SoftmaxRequest& r, const Checker& check) {
-  check_options(r, check);
+Array read_a(const SoftmaxRequest& r, const Checker& check) {
   Array a = read_rows(r.a, check, "a");
   check.require_float(a, "a");
   check.require_least_dims(a, "a", 2);
-  Array b = read_b(r, check);
-  check.require_dtype_of(b, "b", a, "a");
-  check.require_same_place(b, "b", a, "a");
-  check_extents(r, a, b, check);
-  const std::vector<int64_t> shape = result_shape(a, b, check);
-  const Place place = place_of(a);
-  refuse_to_wait_while_recording(place, a, "a", check);
-  Array out = r.out.is_none() ? new_array(a, a.dtype, shape) : read_out(r, a, shape, check);
-  Array bias = read_bias(r, a, out, check);
-  if (!r.out.is_none()) {
+  return a;
+}
+
+// The arrays of a call. A GPU reaches them after bring_near().
+struct Matrices {
+  Matrices(const SoftmaxRequest& r, const Checker& check)
+      : a(read_a(r, check)), b(read_b(r, check)), place(place_of(a)) {
+    check.require_dtype_of(b, "b", a, "a");
+    check.require_same_place(b, "b", a, "a");
+    check_extents(r, a, b, check);
+    const std::vector<int64_t> shape = result_shape(a, b, check);
+    refuse_to_wait_while_recording(place, a, "a", check);
+    out = r.out.is_none() ? new_array(a, a.dtype, shape) : read_out(r, a, shape, check);
+    bias = read_bias(r, a, out, check);
+    if (r.out.is_none()) return;
     refuse_overlap(out, a, "a", check);
     refuse_overlap(out, b, "b", check);
     if (bias.data) refuse_overlap(out, bias, "bias", check);
   }
-  return {std::move(a), std::move(b), std::move(bias), std::move(out), place};
-}
+
+  bool on_gpu() const { return place.device.facts.on_gpu(); }
+
+  Array a, b;
+  Place place;
+  Array out, bias;
+};
 
 // A GPU reads whole steps of inputs, and reaches rows by 32 bits.
 void bring_near(Matrices& m, const Checker& check) {
@@ -298,7 +299,8 @@ void share_out(MatmulSoftmaxParams& p, Scratch& scratch, const Matrices& m, cons
 
 // softmax(scale A B^T + bias).
 py::object matmul_softmax(const SoftmaxRequest& r, const Checker& check) {
-  Matrices m = read_matrices(r, check);
+  check_options(r, check);
+  Matrices m(r, check);
   if (m.out.is_empty()) return m.out.object;
   if (m.on_gpu()) bring_near(m, check);
   MatmulSoftmaxParams p = params_of(r, m);

@@ -24,22 +24,26 @@ inline Array with_inputs(Array x, int64_t inputs, const char* name, const Checke
   return copy_by("padded", std::move(x), check, name, py::make_tuple(inputs));
 }
 
-// x as a matrix: rows lie a stride apart.
-inline Array as_rows(const Array& x) {
-  Array m = x;
-  const int64_t inputs = x.shape[x.ndim - 1];
+inline int64_t rows_of(const Array& x) {
   int64_t rows = 1;
   for (int i = 0; i + 1 < x.ndim; ++i) rows *= x.shape[i];
-  m.ndim = 2;
-  m.shape = {rows, inputs};
-  m.strides = {inputs, 1};
+  return rows;
+}
+
+// x as a matrix: rows lie a stride apart.
+inline Array as_rows(Array x) {
+  const int64_t rows = rows_of(x);
+  int64_t stride = x.shape[x.ndim - 1];
   for (int i = x.ndim - 2; i >= 0; --i) {
     if (x.shape[i] > 1) {
-      m.strides[0] = x.strides[i];
+      stride = x.strides[i];
       break;
     }
   }
-  return m;
+  x.shape = {rows, x.shape[x.ndim - 1]};
+  x.strides = {stride, 1};
+  x.ndim = 2;
+  return x;
 }
 
 // A number that is added to each output; None becomes an array without data.
