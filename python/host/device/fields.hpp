@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace xeflash {
@@ -61,11 +62,19 @@ void read(Struct& to, pybind11::handle from) {
   std::apply([&](const auto&... f) { (read_one(f), ...); }, kFieldsOf<Struct>);
 }
 
-// As Python's values, of those that it has types for.
+// A member as Python has it: an enumerator by its name.
+template <class T>
+pybind11::object to_python(const T& value) {
+  if constexpr (std::is_enum_v<T>)
+    return pybind11::str(name_of(value));
+  else
+    return pybind11::cast(value);
+}
+
 template <class Struct>
 pybind11::dict dict_of(const Struct& from) {
   pybind11::dict all;
-  std::apply([&](const auto&... f) { ((all[f.name] = pybind11::cast(from.*f.member)), ...); },
+  std::apply([&](const auto&... f) { ((all[f.name] = to_python(from.*f.member)), ...); },
              kFieldsOf<Struct>);
   return all;
 }

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -55,20 +54,9 @@ const Found& rehearse(const py::dict& description, Rehearsal& rehearsal);
 void count_use(const Found& found);
 [[noreturn]] void throw_missing(const Found& found);
 
-// A field of a description as Python has it.
-template <class T>
-py::object to_python(T value) {
-  if constexpr (std::is_arithmetic_v<T>)
-    return py::cast(value);
-  else
-    return py::str(name_of(value));
-}
-
 template <class Desc>
 py::dict describe_to_python(const Desc& desc, const DeviceFacts& device) {
-  py::dict all;
-  std::apply([&](const auto&... f) { ((all[f.name] = to_python(desc.*f.member)), ...); },
-             kFieldsOf<Desc>);
+  py::dict all = dict_of(desc);
   all["arch"] = device.arch;
   all["device"] = device.name;
   all["driver"] = device.driver;

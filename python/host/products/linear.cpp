@@ -126,8 +126,8 @@ Factors read_factors(const LinearRequest& r, const Weights& weights, const Array
   return f;
 }
 
-// What a GPU reaches by 32 bits; rows of x are brought near.
-void check_reach(Array& x, const Weights& weights, DType result, const Checker& check) {
+// Refuses weights and results that a GPU does not reach by 32 bits, and copies such rows of x.
+void bring_near(Array& x, const Weights& weights, DType result, const Checker& check) {
   const Array& w = weights.array;
   XF_REQUIRE(check, w.shape[0] <= 1 || w.strides[0] * size_of(w.dtype) < kFar, "weight",
              "must have rows less than 2^27 bytes apart on a GPU", w.describe_strides(), w);
@@ -147,7 +147,7 @@ struct Product {
         place(place_of(x)) {
     refuse_to_wait_while_recording(place, x, "x", check);
     const DType result = r.wide ? DType::kF32 : x.dtype;
-    if (place.device.facts.on_gpu()) check_reach(x, weights, result, check);
+    if (place.device.facts.on_gpu()) bring_near(x, weights, result, check);
     XF_REQUIRE(check, rows_of(x) < kMost, "x", "must have fewer than 2^31 rows",
                std::to_string(rows_of(x)), x);
     std::vector<int64_t> shape(x.shape.begin(), x.shape.begin() + x.ndim);

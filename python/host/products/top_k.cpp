@@ -48,7 +48,7 @@ bool is_argmax_of_few(const TopKRequest& r, const Head& head) {
          (head.columns == 1 || head.weight.strides[0] >= head.inputs);
 }
 
-// Its largest logits by a product, and by drawing without any warmth.
+// The largest logits by a product, and by drawing from it at temperature 0.
 py::object argmax_of_few(const TopKRequest& r, const Head& head, const Array& values,
                          const Array& tokens, const Checker& check) {
   const LinearRequest product{.function = r.function,
