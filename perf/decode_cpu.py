@@ -23,11 +23,10 @@ import xeflash
 from rich.console import Console
 from rich.table import Table
 from xeflash.bench import forms
+from xeflash.bench.attention import BENCHMARK
 from xeflash.bench.cases import Case, parse_choices, parse_sizes
 from xeflash.bench.environ import available_memory
 from xeflash.bench.limits import instruction, words
-from xeflash.bench.peak import Meter
-from xeflash.bench.run import arch_of, instructions
 from xeflash.bench.timing import interleave
 
 HEADS, DIM = 32, 128
@@ -92,7 +91,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     dtypes = parse_choices(arguments.dtype, ("fp32", "bf16", "fp16"))
-    meter = Meter(instructions([Case("decode", x, 1, 1, 1, DIM, 1, 1, False) for x in dtypes], "cpu"), "cpu")
+    meter = BENCHMARK.meter([Case("decode", x, 1, 1, 1, DIM, 1, 1, False) for x in dtypes], "cpu")
     table = Table(title="ms; torch = its fastest form over ours on the plain cache; GB/s of the plain cache's bytes")
     for name in ("case", *KINDS, "torch", "GB/s", "% of peak", "bound by"):
         table.add_column(name, justify="left" if name == "case" else "right")
@@ -110,7 +109,7 @@ def main() -> None:
             ms = measure(case, arguments.rounds)
         fastest = min(time for name, time in ms.items() if name not in KINDS)
         rate = 1e-6 * case.kv_bytes / ms["plain"]
-        by = instruction(arch_of(case, "cpu"), dtype)
+        by = instruction(BENCHMARK.arch_of(case, "cpu"), dtype)
         limit = meter.peaks.limit(by, case.flops, case.kv_bytes, 1e-3 * ms["plain"])
         table.add_row(case.label, *(f"{ms[kind]:.3g}" for kind in KINDS), f"{fastest / ms['plain']:.1f}x",
                       f"{rate:.1f}", f"{limit.percent_of_peak:.0f}", words(limit.bound_by, limit.peak))  # fmt: skip

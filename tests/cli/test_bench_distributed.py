@@ -1,4 +1,4 @@
-"""`xeflash bench distributed`: its options, the model, and ranks that it starts, that fail, or are interrupted."""
+"""`xeflash bench distributed`: its options, and ranks that it starts, that fail, or are interrupted."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from xeflash.bench import formats
-from xeflash.bench.distributed import plot, rows
+from xeflash.bench.cases import product
+from xeflash.bench.distributed import rows, run
 from xeflash.bench.distributed.rows import LAYOUT, ONE, DistributedCase, DistributedRow
 from xeflash.bench.plot import PlotError
 from xeflash.bench.rows import Result
@@ -21,32 +22,14 @@ CASE = DistributedCase("bf16", 1, 8, 2, 128, 512, True, "zigzag")
 
 
 def row(way, **fields):
-    ranks = 1 if way == ONE else 2
-    return DistributedRow("bf16", 1, 8, 2, 128, 512, True, "zigzag", ranks, way, "ok", **fields)
-
-
-def test_the_model_writes_table_file_and_picture(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    file, picture = tmp_path / "model.json", tmp_path / "model.png"
-    words = ["--model", "--seq", "128k", "--devices", "8,64", "--inside-gbs", "100", "--per-node", "4"]
-    assert main(["bench", "distributed", *words, "--output", str(file), "--plot", str(picture)]) == 0
-    text = capsys.readouterr().out
-    assert "a MODEL" in text and "inside_gbs 100" in text and "per_node 4" in text
-    assert [found["devices"] for found in json.loads(file.read_text())["rows"]] == [8, 64]
-    assert picture.stat().st_size > 1000
+    return DistributedRow(**vars(CASE), ranks=1 if way == ONE else 2, way=way, **fields)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "--nproc", "2"], "bench: --nproc must be left out with --model"),
-        (["--model", "--shards", "ranges"], "bench: --shards must be left out with --model"),
-        (["--tflops", "2"], "bench: --tflops must be left out without --model"),
-        (["--devices", "8"], "bench: --devices must be left out without --model"),
         (["--seq", "1022"], "bench: --seq must be a multiple of 4 for 2 ranks with --shards zigzag, got 1022"),
         (["--heads", "8", "--kv-heads", "3"], "bench: --heads must be a multiple of --kv-heads, got 8 and 3"),
-        (["--model", "--devices", "3", "--seq", "1k"], "world must divide the tokens (1024)"),
-        (["--model", "--efficiency", "2"], "efficiency must be at most 1, got 2"),
     ],
 )
 def test_what_has_no_meaning_is_refused(words, message, capsys, small_work):
@@ -64,7 +47,8 @@ def test_a_number_of_ranks_beside_torchruns_is_refused(monkeypatch, capsys, smal
 
 
 def test_cases_are_a_product_and_lengths_are_dealt():
-    cases = rows.expand(("fp32", "bf16"), (1,), (4,), (2, 4), (64,), (128, 256), False, "ranges")
+    choices = {"dtype": ("fp32", "bf16"), "kv_heads": (2, 4), "seq": (128, 256), "causal": False}
+    cases = product(DistributedCase, batch=(1,), heads=4, head_dim=64, shards="ranges", **choices)
     assert len(cases) == 8 and not cases[0].causal
     rows.check_cases([CASE], 128)
     with pytest.raises(ValueError, match="--seq must be a multiple of 96 for 48 ranks"):
@@ -85,11 +69,11 @@ def test_rows_show_what_differs_from_the_formula_and_are_read_back():
 
 def test_the_picture_needs_a_result():
     pytest.importorskip("matplotlib")
-    some = {"median_ms": 2.5, "peak_bytes": 100}
-    figure = plot.figure([Result(row(way, **some), {way: (2.0, 3.0)}) for way in (ONE, "ring")], "title")
+    some = {"median_ms": 2.5, "peak_bytes": 100, "forward_bytes": 10, "backward_bytes": 20}
+    figure = run.figure([Result(row(way, **some), {way: (2.0, 3.0)}) for way in (ONE, "ring")], "title")
     assert len(figure.axes) == 3
     with pytest.raises(PlotError, match="no successful case"):
-        plot.figure([], "title")
+        run.figure([], "title")
 
 
 def environment():
@@ -110,7 +94,7 @@ def test_ranks_are_started_checked_and_measured(tmp_path):
         assert each["status"] == "ok" and each["max_error"] <= each["allowed_error"]
         assert (each["forward_bytes"], each["backward_bytes"]) == (24576, 73728)  # 2 x 32 x 3 x 64 elements
         assert each["messages"] == each["messages_formula"] == 3
-        assert each["speedup"] > 0 and each["waited_ms"] >= 0 and each["peak_bytes"] > 0
+        assert each["ratio"] > 0 and each["waited_ms"] >= 0 and each["peak_bytes"] > 0
 
 
 @pytest.mark.parametrize(

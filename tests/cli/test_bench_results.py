@@ -9,12 +9,13 @@ import sys
 
 import pytest
 from rich.console import Console
-from xeflash.bench import formats, plot, run, screen
+from xeflash.bench import formats, plot, screen
+from xeflash.bench.attention import BENCHMARK, Row
 from xeflash.bench.cases import Case
-from xeflash.bench.limits import Peaks
-from xeflash.bench.rows import Result, Row, case_of, fastest, with_samples
+from xeflash.bench.limits import Peaks, instruction
+from xeflash.bench.rows import Result, Work, case_of, compared, with_peaks
 from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
-from xeflash.bench.timing import interleave
+from xeflash.bench.timing import in_turns, interleave
 from xeflash.cli import bench_shared, build_parser
 
 PREFILL = Case("prefill", "bf16", 1, 8, 8, 64, 1000, 1000, causal=True)
@@ -26,6 +27,13 @@ HEADER = {
 }
 
 
+LAYOUT = BENCHMARK.layout
+
+
+def drawn(results):
+    return plot.figure(BENCHMARK.picture, results, "title")
+
+
 def row_of(case, **fields):
     return Row(**dataclasses.asdict(case), **fields)
 
@@ -34,7 +42,14 @@ def result(case=PREFILL, **samples):
     samples = {name: tuple(values) for name, values in samples.items()}
     fields = {"first_call_ms": 12.5, "max_error": 1e-3, "allowed_error": 2e-3}
     fields |= {"threads": 2048, "percent_of_device": 320.0, "splits": 8, "partial_bytes": 133120}
-    return Result(with_samples(row_of(case, **fields), samples), samples)
+    fields |= compared(samples)
+    fields |= {
+        "gflops": 1e-6 * case.flops / fields["median_ms"],
+        "gbytes_per_s": 1e-6 * case.kv_bytes / fields["median_ms"],
+    }
+    return Result(
+        row_of(case, **fields), samples, Work(instruction("cpu-avx512", case.dtype), case.flops, case.kv_bytes)
+    )
 
 
 def some_results():
@@ -67,65 +82,64 @@ def test_row_compares_with_the_best_and_the_plain_form():
     row = result(DECODE, xeflash=[1.0], enable_gqa=[9.0], grouped=[3.0]).row
     assert (row.torch_form, row.ratio, row.ratio_per_round) == ("grouped", 3.0, 3.0)
     assert (row.plain_form, row.plain_ratio) == ("enable_gqa", 9.0)
-    assert row.kv_gbytes_per_s == pytest.approx(DECODE.kv_bytes / 1e6)
     assert case_of(Case, row) == DECODE
+    same = compared({"xeflash": [1.0], "F.linear": [2.0], "int8pack": [3.0]}, ["int8pack"])
+    assert (same["torch_form"], same["ratio"], same["plain_ratio"]) == ("int8pack", 3.0, 2.0)
 
 
 def test_row_without_torch_has_no_ratio():
     row = result(xeflash=[2.0, 2.0]).row
-    assert row.gflops == pytest.approx(PREFILL.flops / 2e6)
-    assert row.torch_form is row.ratio is row.plain_ratio is None
-    assert fastest({"xeflash": (1.0,)}, ()) is None
+    assert row.median_ms == 2.0 and row.torch_form is row.ratio is row.plain_ratio is None
 
 
 def test_rows_name_the_peak_that_holds_them():
     peaks = Peaks({("cpu-avx512", "fp32"): 1000.0}, {"memory": 10.0, "L3": 50.0}, {}, {"L3": 1 << 20})
     results = [result(xeflash=[2.0]), result(DECODE, xeflash=[1.0])]
-    results = [dataclasses.replace(r, row=dataclasses.replace(r.row, arch="cpu-avx512")) for r in results]
-    prefill, decode = (r.row for r in run.with_peaks(results, [peaks] * 2))
+    results = [r.with_row(arch="cpu-avx512") for r in results]
+    prefill, decode = (r.row for r in with_peaks(results, [peaks] * 2))
     assert (prefill.bound_by, prefill.peak) == ("arithmetic", 1000.0)
     assert prefill.percent_of_peak == pytest.approx(100 * prefill.gflops / 1000)
     assert (decode.bound_by, decode.peak) == ("memory", 10.0)  # 4 MB do not fit in the cache
-    assert decode.percent_of_peak == pytest.approx(100 * decode.kv_gbytes_per_s / 10)
-    cells = formats.ATTENTION.tables["decode"]
+    assert decode.percent_of_peak == pytest.approx(100 * decode.gbytes_per_s / 10)
+    cells = LAYOUT.tables["decode"]
     assert [cells[name](decode) for name in ("arch", "% of peak", "bound by")] == [
         "cpu-avx512", "41 %", "memory, 10.0 GB/s",
     ]  # fmt: skip
     assert cells["bound by"](prefill) == "arithmetic, 1000 GFLOP/s"
-    assert run.with_peaks(results, [Peaks()] * 2) == results
+    assert with_peaks(results, [Peaks()] * 2) == results
     slow = dataclasses.replace(peaks, gflops={("cpu-avx512", "fp32"): prefill.gflops / 2})
-    faster, _ = (r.row for r in run.with_peaks([results[0]] * 2, [slow, peaks]))
+    faster, _ = (r.row for r in with_peaks([results[0]] * 2, [slow, peaks]))
     assert (faster.peak, faster.percent_of_peak) == (1000.0, prefill.percent_of_peak)  # no row passes its peak
 
 
 def test_json_and_json_lines_can_be_read_back():
     results = some_results()
-    assert formats.from_json(formats.to_json(HEADER, results)) == results
-    assert formats.from_jsonl(formats.to_jsonl(HEADER, results)) == results
-    assert json.loads(formats.to_json(HEADER, results))["environment"]["cpu"] == "a CPU"
+    assert formats.from_json(formats.to_json(HEADER, results, LAYOUT), LAYOUT) == results
+    assert formats.from_jsonl(formats.to_jsonl(HEADER, results, LAYOUT), LAYOUT) == results
+    assert json.loads(formats.to_json(HEADER, results, LAYOUT))["environment"]["cpu"] == "a CPU"
 
 
 def test_json_has_no_nan():
-    bad = Result(formats.Row(**{**vars(some_results()[0].row), "max_error": math.nan}))
-    assert formats.from_json(formats.to_json(HEADER, [bad]))[0].row.max_error is None
+    bad = some_results()[0].with_row(max_error=math.nan)
+    assert formats.from_json(formats.to_json(HEADER, [bad], LAYOUT), LAYOUT)[0].row.max_error is None
 
 
 def test_csv_can_be_read_back_without_samples():
     results = some_results()
     results[2] = Result(row_of(DECODE, status="failed", note='a, "quoted" note'))
-    text = formats.to_csv(HEADER, results)
-    assert [r.row for r in formats.from_csv(text)] == [r.row for r in results]
+    text = formats.to_csv(HEADER, results, LAYOUT)
+    assert [r.row for r in formats.from_csv(text, LAYOUT)] == [r.row for r in results]
     assert text.startswith("# cpu: a CPU\n# packages: torch -\n# method: one\n# method: two\nphase,")
 
 
 def test_csv_notes_keep_to_one_line():
-    text = formats.to_csv({}, [Result(row_of(DECODE, status="failed", note="a\n# b"))])
+    text = formats.to_csv({}, [Result(row_of(DECODE, status="failed", note="a\n# b"))], LAYOUT)
     assert len(list(csv.reader(text.splitlines()))) == 2
-    assert formats.from_csv(text)[0].row.note == "a # b"
+    assert formats.from_csv(text, LAYOUT)[0].row.note == "a # b"
 
 
 def test_markdown_has_a_table_per_phase_with_equal_cells():
-    text = formats.to_md(HEADER, some_results())
+    text = formats.to_md(HEADER, some_results(), LAYOUT)
     assert text.startswith("### prefill") and text.index("### prefill") < text.index("### decode")
     assert text.endswith("\n- cpu: a CPU\n- packages: torch -\n- method: one\n- method: two\n")
     tables = [part.split("\n\n")[1].splitlines() for part in text.split("### ")[1:]]
@@ -140,11 +154,8 @@ def test_markdown_has_a_table_per_phase_with_equal_cells():
         "D": "64",
         "S": "1000",
         "causal": "yes",
-        "arch": "-",
         "xeflash ms": "2.00 (1.00, 1.5)",
         "GFLOP/s": "512",
-        "% of peak": "-",
-        "bound by": "-",
         "torch form": "sdpa",
         "torch ms": "5.00 (4.00, 1.0)",
         "ratio": "2.50x",
@@ -160,8 +171,8 @@ def test_markdown_has_a_table_per_phase_with_equal_cells():
 
 
 def test_no_results_give_no_table():
-    assert "###" not in formats.to_md(HEADER, [])
-    assert formats.from_csv(formats.to_csv(HEADER, [])) == []
+    assert "###" not in formats.to_md(HEADER, [], LAYOUT)
+    assert formats.from_csv(formats.to_csv(HEADER, [], LAYOUT), LAYOUT) == []
 
 
 def lengths(case, *sizes):
@@ -174,7 +185,7 @@ def lengths(case, *sizes):
 
 def shown(results, width):
     file = io.StringIO()
-    screen.print_results(HEADER, results, formats.ATTENTION, Console(file=file, width=width))
+    screen.print_results(HEADER, results, LAYOUT, Console(file=file, width=width))
     return file.getvalue()
 
 
@@ -184,12 +195,12 @@ def test_tables_fit_the_terminal(width):
     assert all(len(line) <= width for line in text.splitlines())
     for whole in ("0.0946 (0.0912, 0.0094)", "0.250 (0.200, 0.10)", "2.64x", "a CPU"):
         assert whole in text  # on one line
-    for name in formats.ATTENTION.tables["decode"]:
+    for name in LAYOUT.columns(lengths(DECODE, 1000, 16384))["decode"]:
         assert name in " ".join(text.split()), f"{name} is neither in the table nor said to be left out"
     assert "failed" in text
     left_out = [line for line in text.splitlines() if "no room" in line]
     assert bool(left_out) == (width < 150)
-    assert text.splitlines()[2] == "decode: dtype fp32, B 2, Hq/Hkv 8/2, D 128, arch -"
+    assert text.splitlines()[2] == "decode: dtype fp32, B 2, Hq/Hkv 8/2, D 128"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +215,7 @@ def test_a_terminal_gets_a_table_that_fits_unless_another_is_asked_for(
     monkeypatch.setattr(sys, "stdout", stdout)
     words = [str(tmp_path / "out.md") if word == "FILE" else word for word in words]
     arguments = build_parser().parse_args(["bench", "attention", *words])
-    bench_shared.write(arguments, HEADER, some_results(), formats.ATTENTION, lambda device: None)
+    bench_shared.write(arguments, HEADER, some_results(), LAYOUT, lambda device: None)
     assert ("| --- |" in stdout.getvalue()) == markdown
     assert ("method: --format md" in stdout.getvalue()) != markdown
     assert "--output" not in words or "| --- |" in (tmp_path / "out.md").read_text()
@@ -213,9 +224,9 @@ def test_a_terminal_gets_a_table_that_fits_unless_another_is_asked_for(
 def test_picture_tells_device_axes_and_spread():
     pytest.importorskip("matplotlib")
     results = [*some_results()[:1], *lengths(DECODE, 1000, 16384)]
-    drawn = plot.figure(results, "title\nan Arc B580")
-    assert drawn.get_suptitle() == "title\nan Arc B580"
-    prefill, decode = drawn.axes
+    picture = plot.figure(BENCHMARK.picture, results, "title\nan Arc B580")
+    assert picture.get_suptitle() == "title\nan Arc B580"
+    prefill, decode = picture.axes
     assert decode.get_title() == "decode fp32, batch 2, query heads 8, KV heads 2, head dim 128"
     assert (prefill.get_ylabel(), decode.get_ylabel(), decode.get_xlabel()) == ("GFLOP/s", "GB/s of K and V", "keys")
     assert [tick.get_text() for tick in decode.get_xticklabels()] == ["1000", "16k"]
@@ -224,7 +235,7 @@ def test_picture_tells_device_axes_and_spread():
     assert [bar.get_height() for bar in ours] == pytest.approx(rates[:1])
     ((low, high),) = (segment[:, 1] for segment in ours.errorbar.lines[2][0].get_segments())
     assert (low, high) == pytest.approx(tuple(rates[1:]))
-    assert legend_of(drawn) == ["xeflash", "torch, best form"]
+    assert legend_of(picture) == ["xeflash", "torch, best form"]
 
 
 def legend_of(figure):
@@ -235,34 +246,39 @@ def legend_of(figure):
 
 def test_picture_without_torch_has_no_bars_of_torch():
     pytest.importorskip("matplotlib")
-    assert legend_of(plot.figure([result(xeflash=[2.0, 3.0])], "title")) == ["xeflash"]
+    assert legend_of(drawn([result(xeflash=[2.0, 3.0])])) == ["xeflash"]
 
 
 def test_picture_has_the_peak_of_each_case_as_a_line_with_its_name():
     pytest.importorskip("matplotlib")
     limits = [("memory", 20.0, 50.0), ("L3", 100.0, 10.0), (None, None, None)]
     results = [
-        dataclasses.replace(r, row=dataclasses.replace(r.row, bound_by=name, peak=peak, percent_of_peak=percent))
+        r.with_row(bound_by=name, peak=peak, percent_of_peak=percent)
         for r, (name, peak, percent) in zip(lengths(DECODE, 1000, 2000, 4000), limits, strict=True)
     ]
-    drawn = plot.figure(results, "title")
-    assert sorted(legend_of(drawn)) == ["peak: L3, 100 GB/s", "peak: memory, 20.0 GB/s", "torch, best form", "xeflash"]
-    (axis,) = drawn.axes
+    picture = drawn(results)
+    assert sorted(legend_of(picture)) == [
+        "peak: L3, 100 GB/s",
+        "peak: memory, 20.0 GB/s",
+        "torch, best form",
+        "xeflash",
+    ]
+    (axis,) = picture.axes
     lines = {x.get_label(): x for x in axis.collections if x.get_label().startswith("peak")}
     for i, (name, factor) in enumerate((("peak: memory, 20.0 GB/s", 2), ("peak: L3, 100 GB/s", 10))):
         ((left, right),) = lines[name].get_segments()
-        assert left[1] == pytest.approx(factor * results[i].row.kv_gbytes_per_s)
+        assert left[1] == pytest.approx(factor * results[i].row.gbytes_per_s)
         assert left[0] < i < right[0]
 
 
 def test_peaks_of_one_kind_have_one_name():
     pytest.importorskip("matplotlib")
     results = [
-        dataclasses.replace(r, row=dataclasses.replace(r.row, bound_by="memory", peak=peak, percent_of_peak=50.0))
+        r.with_row(bound_by="memory", peak=peak, percent_of_peak=50.0)
         for case in (PREFILL, DECODE)
         for r, peak in zip(lengths(case, 1000, 2000), (20.0, 30.0), strict=True)
     ]
-    names = legend_of(plot.figure(results, "title"))
+    names = legend_of(drawn(results))
     assert sorted(names) == ["peak: memory, 20.0 to 30.0 GB/s", "torch, best form", "xeflash"]
 
 
@@ -274,10 +290,10 @@ def test_pictures_fit_a_screen(count, tmp_path):
     ]
     cases = [dataclasses.replace(PREFILL, phase=phase, dtype=dtype) for phase, dtype in kinds[:count]]
     path = tmp_path / "out.png"
-    plot.save(plot.figure([result(case, xeflash=[2.0, 3.0]) for case in cases], "title"), path)
+    plot.save(drawn([result(case, xeflash=[2.0, 3.0]) for case in cases]), path)
     height, width, _ = image.imread(path).shape
     assert 300 < height <= 1000 and 600 < width <= 1600
-    assert len(plot.figure([result(case, xeflash=[2.0]) for case in cases], "title").axes) == count
+    assert len(drawn([result(case, xeflash=[2.0]) for case in cases]).axes) == count
 
 
 def test_device_of_a_result():
@@ -289,14 +305,14 @@ def test_device_of_a_result():
 def test_picture_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "out.png"
-    plot.save(plot.figure(some_results(), "title"), path)
+    plot.save(drawn(some_results()), path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_picture_of_failures_is_refused():
     pytest.importorskip("matplotlib")
     with pytest.raises(plot.PlotError, match="no successful case"):
-        plot.figure(some_results()[2:], "title")
+        drawn(some_results()[2:])
 
 
 def test_absent_matplotlib_names_the_command(monkeypatch):
@@ -312,3 +328,4 @@ def test_interleaving_takes_every_sample_of_every_call():
     assert all(value >= 0 for series in samples.values() for value in series)
     turns = [name for i, name in enumerate(seen) if i == 0 or seen[i - 1] != name]
     assert turns == ["a", "b", "a", "b", "a", "b"]  # estimates, then rounds ab, ba, ab
+    assert list(in_turns("abc", 4)) == list("abcbcacababc") and list(in_turns("", 3)) == []

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from xeflash import _core
-from xeflash.bench import check, formats, forms, measure, memory, peak, run
+from xeflash.bench import attention, check, formats, forms, memory, peak, runner
+from xeflash.bench.attention import BENCHMARK
 from xeflash.bench.cases import Case
+from xeflash.bench.runner import Options
 from xeflash.cli import main
 
 CASES = [
@@ -117,18 +119,18 @@ def test_check_finds_each_wrong_gradient(case):
 def test_a_train_row_has_the_memory_of_a_step():
     n, tensor = 200, 200 * 2 * 64 * 4
     case = Case("train", "fp32", 1, 2, 2, 64, n, n, causal=True)
-    row = run.run_case(case, run.Options(rounds=1)).row
+    row = BENCHMARK.run_case(case, Options(rounds=1)).row
     lse = n * 2 * 4
     assert 4 * tensor <= row.peak_bytes <= 4 * tensor + 2 * lse  # the output, and what q, k and v get
     assert row.peak_bytes <= row.torch_peak_bytes < row.eager_peak_bytes
     assert row.eager_peak_bytes > 3 * 2 * n * n * 4
-    backward = run.run_case(dataclasses.replace(case, phase="backward"), run.Options(rounds=1)).row
+    backward = BENCHMARK.run_case(dataclasses.replace(case, phase="backward"), Options(rounds=1)).row
     assert backward.status == "ok" and backward.peak_bytes is None
 
 
 def test_eager_attention_that_does_not_fit_is_left_out(monkeypatch):
-    monkeypatch.setattr(run, "available_memory", lambda *_: 1000)  # that of the case is asked for elsewhere
-    row = run.run_case(GRADIENTS[2], run.Options(rounds=1)).row
+    monkeypatch.setattr(attention, "available_memory", lambda *_: 1000)  # that of the case is asked for elsewhere
+    row = BENCHMARK.run_case(GRADIENTS[2], Options(rounds=1)).row
     assert row.status == "ok" and row.torch_peak_bytes and row.eager_peak_bytes is None
 
 
@@ -173,7 +175,7 @@ def test_command_measures_gradients(tmp_path, capsys):
     file, picture = tmp_path / "out.csv", tmp_path / "out.png"
     words = [*ANY_PHASE, "--seq", "23", "--dtype", "fp32", "--phase", "backward,train"]
     assert main(["bench", "attention", *words, "--output", str(file), "--plot", str(picture)]) == 0
-    rows = [result.row for result in formats.from_csv(file.read_text())]
+    rows = [result.row for result in formats.from_csv(file.read_text(), BENCHMARK.layout)]
     assert [row.phase for row in rows] == ["backward", "train"] and rows[1].eager_peak_bytes > 0
     out = capsys.readouterr().out
     assert "### backward" in out and "| of eager |" in out and "7 products" in out
@@ -183,7 +185,7 @@ def test_command_measures_gradients(tmp_path, capsys):
 @pytest.mark.usefixtures("torch_as_ours")
 @pytest.mark.parametrize("case", CASES, ids=label)
 def test_case_gives_a_row_with_all_samples(case):
-    result = run.run_case(case, run.Options(rounds=3))
+    result = BENCHMARK.run_case(case, Options(rounds=3))
     assert result.row.status == "ok"
     assert result.row.rounds == 3
     expected = {"sdpa"} if case.group == 1 else {"enable_gqa", "grouped" if case.phase == "decode" else "expand"}
@@ -197,14 +199,14 @@ def test_error_fails_the_row_only(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(forms, "our_form", our_form)
-    results = list(run.run(CASES[:2], run.Options(rounds=1)))
+    results = list(BENCHMARK.run(CASES[:2], Options(rounds=1)))
     assert [r.row.status for r in results] == ["failed", "failed"]
     assert results[0].row.note == f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
 def test_too_large_case_is_skipped(monkeypatch):
-    monkeypatch.setattr(measure, "available_memory", lambda *_: 1000)
-    row = run.run_case(CASES[0], run.Options()).row
+    monkeypatch.setattr(runner, "available_memory", lambda *_: 1000)
+    row = BENCHMARK.run_case(CASES[0], Options()).row
     assert row.status == "skipped"
     assert "are free" in row.note
 
@@ -249,23 +251,23 @@ def test_import_error_ends_with_2_and_points_to_doctor(monkeypatch, capsys):
 
 @pytest.mark.usefixtures("torch_as_ours")
 def test_interrupt_keeps_what_was_measured(monkeypatch, capsys):
-    real = run.run_case
+    real = runner.Benchmark.run_case
     seen = []
 
-    def run_case(case, options):
+    def run_case(self, case, options):
         if seen:
             raise KeyboardInterrupt
         seen.append(case)
-        return real(case, options)
+        return real(self, case, options)
 
-    monkeypatch.setattr(run, "run_case", run_case)
+    monkeypatch.setattr(runner.Benchmark, "run_case", run_case)
     assert main(["bench", "attention", *SMALL, "--format", "jsonl"]) == 130
     assert len(capsys.readouterr().out.splitlines()) == 1 + 1
 
 
 def test_absent_matplotlib_is_found_before_measuring(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(run, "run_case", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(runner.Benchmark, "run_case", lambda *_: pytest.fail("measured"))
     assert main(["bench", "attention", *SMALL, "--plot", "out.png"]) == 2
     assert "xeflash[bench]" in capsys.readouterr().err
 
@@ -286,12 +288,12 @@ def test_xpu_is_refused_where_there_is_none(monkeypatch, capsys):
     monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
     assert main(["bench", "attention", *SMALL, "--device", "xpu"]) == 2
     assert "--device xpu needs" in capsys.readouterr().err
-    assert run.choose_device("auto") == "cpu"
+    assert runner.choose_device("auto") == "cpu"
 
 
 def test_our_attention_passes_the_check_of_the_benchmark():
     for case in CASES + GRADIENTS:
-        result = run.run_case(case, run.Options(rounds=1, compare_torch=False))
+        result = BENCHMARK.run_case(case, Options(rounds=1, compare_torch=False))
         row = result.row
         assert row.status == "ok", row.note
         if case.gradients:

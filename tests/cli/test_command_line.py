@@ -9,7 +9,7 @@ import sys
 import pytest
 from xeflash import cli
 from xeflash.bench.cases import PRESETS, Case, Grid, expand, parse_choices, parse_size, parse_sizes
-from xeflash.cli import bench_attention, bench_shared, build_parser, compile_command, main
+from xeflash.cli import bench_calls, bench_shared, build_parser, compile_command, main
 from xeflash.tune import models
 
 
@@ -18,7 +18,7 @@ def parse(*words):
 
 
 def bench_cases(*words):
-    return bench_attention.cases_of(parse("bench", "attention", *words))
+    return bench_calls.cases_of(parse("bench", "attention", *words))
 
 
 @pytest.mark.parametrize(("text", "size"), [("1", 1), ("4096", 4096), ("4k", 4096), ("16K", 16384)])

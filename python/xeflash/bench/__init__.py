@@ -1,5 +1,7 @@
-"""The benchmark behind `xeflash bench`: cases, timing, check, table. The only timer of the project.
+"""Measurements behind `xeflash bench`.
 
-`cases` says what is measured, `forms` how torch and we compute it, `check` that both are right,
-`timing` takes the samples, `run` puts these together, `formats` and `plot` write the result.
+Cases become rows: `cases`, `forms` and `check` are those of `attention`; `linear`, `matmul_softmax` and `lm_head` are
+benchmarks of one call, too. `runner` runs these four; `llm` runs whole models, and `distributed` runs ranks. All have
+`rows` and `tables` in common, `formats` and `screen` write them, and `plot` draws them. `timing`, `memory`, `peak`,
+`reading`, `limits` and `shares` are the instruments, and `environ` tells what they ran on.
 """

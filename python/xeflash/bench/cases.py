@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+_Kind = TypeVar("_Kind")
 # Of `bench lm-head`, whose own module imports torch.
 HEAD_OPERATIONS = ("loss", "train", "train-workspace", "log-prob", "argmax", "top-k", "sample")
 PHASES = ("prefill", "decode", "backward", "train")
@@ -61,7 +64,7 @@ class Case:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimate of the peak: the tensors, and one batch entry of the check in fp64, twice; gradients double it."""
+        """An estimate of the peak: tensors, and one batch entry of the check in fp64, twice; gradients double it."""
         q_elements = self.batch * self.heads * self.seq_q * self.head_dim
         kv_elements = self.kv_bytes // _ELEMENT_BYTES[self.dtype]
         tensors = self.kv_bytes + 4 * q_elements * _ELEMENT_BYTES[self.dtype]
@@ -110,22 +113,34 @@ PRESETS: dict[str, dict[str, Grid]] = {
 PRESET_ROUNDS = {"quick": 9, "full": 21}
 
 
+def product(kind: type[_Kind], **choices: Any) -> list[_Kind]:
+    """Returns every case of the choices once: a field that is a tuple is a choice; the first field changes last."""
+    chosen = {name: choice if isinstance(choice, tuple) else (choice,) for name, choice in choices.items()}
+    cases = [kind(**dict(zip(chosen, values, strict=True))) for values in itertools.product(*chosen.values())]
+    return list(dict.fromkeys(cases))
+
+
+def check_heads(cases: Iterable[Any]) -> None:
+    """Raises if the KV heads of a case do not divide its query heads."""
+    for case in cases:
+        if case.heads % case.kv_heads:
+            raise ValueError(f"bench: --heads must be a multiple of --kv-heads, got {case.heads} and {case.kv_heads}")
+
+
 def expand(phase: str, grid: Grid) -> list[Case]:
-    """Return every case of the grid, in the order of the loops dtype, D, heads, batch, length."""
+    """Returns every case of the grid, in the order of the loops dtype, D, heads, batch, length."""
     cases = []
     for dtype, dim, heads in itertools.product(grid.dtypes, grid.head_dims, grid.heads):
-        for kv_heads in grid.kv_heads or (heads,):
-            if heads % kv_heads:
-                raise ValueError(f"bench: --heads must be a multiple of --kv-heads, got {heads} and {kv_heads}")
-            for batch, length in itertools.product(grid.batches, grid.lengths):
-                causal = grid.causal and phase != "decode"
-                seq_q = 1 if phase == "decode" else length
-                cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, length, causal))
+        for kv_heads, batch, length in itertools.product(grid.kv_heads or (heads,), grid.batches, grid.lengths):
+            causal = grid.causal and phase != "decode"
+            seq_q = 1 if phase == "decode" else length
+            cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, length, causal))
+    check_heads(cases)
     return cases
 
 
 def parse_size(text: str) -> int:
-    """Return the positive number in "4096" or "4k" (k = 1024)."""
+    """Returns the positive number in "4096" or "4k" (k = 1024)."""
     number, unit = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
     if not number.isdecimal() or int(number) == 0:
         raise ValueError(f"a positive whole number such as 4096 or 4k is wanted, got {text!r}")
@@ -133,12 +148,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes of a comma list such as "1k,2k"."""
+    """Returns the sizes of a comma list such as "1k,2k"."""
     return tuple(parse_size(item.strip()) for item in text.split(","))
 
 
 def parse_choices(text: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words of a comma list, each of which must be allowed."""
+    """Returns the words of a comma list, each of which must be allowed."""
     words = tuple(item.strip() for item in text.split(","))
     for word in words:
         if word not in allowed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError)
 
 
 def said(error: BaseException) -> str:
-    """Return the note of a row that an error has failed."""
+    """Returns the note of a row that an error has failed."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -40,12 +40,22 @@ class Errors(NamedTuple):
 
 
 def largest_error(got: Tensor, want: Tensor) -> float:
-    """Return max |got - want|, NaN if any element is not finite."""
+    """Returns max |got - want|, NaN if any element is not finite."""
     if got.shape != want.shape:
         raise ValueError(f"check: result must have shape {list(want.shape)}, got {list(got.shape)}")
     if not bool(torch.isfinite(got).all()):
         return float("nan")
     return float((got.to(want.dtype) - want).abs().max())
+
+
+def beside_fp64(ours: Any, eager: Any, want: Any, rounding: float) -> Errors:
+    """Returns our error against a result in fp64, and the allowed one: 2 x eager torch's + `rounding` x the largest.
+
+    Of several results the first one is compared.
+    """
+    our, torchs, exact = (x[0] if isinstance(x, tuple) else x for x in (ours, eager, want))
+    exact = exact.double()
+    return Errors(largest_error(our, exact), 2 * largest_error(torchs, exact) + rounding * float(exact.abs().max()))
 
 
 def _results(form: Form) -> tuple[Tensor, ...]:
@@ -54,7 +64,7 @@ def _results(form: Form) -> tuple[Tensor, ...]:
 
 
 def _reference(case: Case, inputs: Inputs) -> Iterable[tuple[Tensor, ...]]:
-    """Yield the exact results of one batch entry after the other, which bounds the memory."""
+    """Yields the exact results of one batch entry after the other, which bounds the memory."""
     wide = torch.float64 if case.dtype == "fp32" else torch.float32
 
     def exact(x: Tensor, entry: int) -> Tensor:
@@ -69,7 +79,7 @@ def _reference(case: Case, inputs: Inputs) -> Iterable[tuple[Tensor, ...]]:
 
 
 def check(case: Case, inputs: Inputs, ours: Form, theirs: Form) -> Errors:
-    """Return our error and the allowed one (METHOD); of gradients, those of the one that is nearest to its bound."""
+    """Returns our error and the allowed one (METHOD); of gradients, those of the one that is nearest to its bound."""
     both = list(zip(_results(ours), _results(theirs), strict=True))
     for our, torchs in both:
         if our.shape != torchs.shape:

@@ -30,7 +30,7 @@ MOST_OF_MEMORY = 0.6
 
 
 def package_version(name: str) -> str | None:
-    """Return the version of an installed distribution."""
+    """Returns the version of an installed distribution."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -38,7 +38,7 @@ def package_version(name: str) -> str | None:
 
 
 def _cpuinfo(key: str) -> str:
-    """Return the first value of a key in /proc/cpuinfo, "" elsewhere."""
+    """Returns the first value of a key in /proc/cpuinfo, "" elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -51,30 +51,30 @@ def _cpuinfo(key: str) -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's name."""
+    """Returns the processor's name."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_isa() -> tuple[str, ...]:
-    """Return the vector extensions that matter to our kernels, in rising order."""
+    """Returns the vector extensions that matter to our kernels, in rising order."""
     present = set(_cpuinfo("flags").split())
     return tuple(flag for flag in _ISA_FLAGS if flag in present)
 
 
 def cpus() -> list[int]:
-    """Return the CPUs that this process may use."""
+    """Returns the CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def usable_cpus() -> int:
-    """Return how many these are."""
+    """Returns how many these are."""
     return len(cpus())
 
 
 def available_memory(device: str = "cpu") -> int | None:
-    """Return the bytes that can be allocated without swapping and within this process's cgroup, None if unknown."""
+    """Returns the bytes that can be allocated without swapping and within this process's cgroup, None if unknown."""
     if device.startswith("xpu"):
         return _available_on_gpu()
     try:
@@ -132,7 +132,7 @@ def too_large(needed: float, free: int | None) -> str:
 
 
 def data_caches(cpus: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Return level -> (bytes of one cache, how many there are) for these CPUs, from level 2, as the system tells it."""
+    """Returns level -> (bytes of one cache, how many there are) for these CPUs, from level 2 on."""
     found: dict[tuple[int, str], int] = {}
     for cpu in cpus:
         for folder in (_CPUS / f"cpu{cpu}" / "cache").glob("index*"):
@@ -148,17 +148,17 @@ def data_caches(cpus: Iterable[int]) -> dict[int, tuple[int, int]]:
 
 
 def last_level_cache() -> int | None:
-    """Return the bytes of the last-level cache CPU 0 sees, None if unknown."""
+    """Returns the bytes of the last-level cache CPU 0 sees, None if unknown."""
     return max((size for size, _ in data_caches([0]).values()), default=None)
 
 
 def load_average() -> float | None:
-    """Return the mean number of running threads of the last minute, None if unknown."""
+    """Returns the mean number of running threads of the last minute, None if unknown."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def described(device: str) -> str:
-    """Return torch's device with what SYCL says of it, if it is a GPU."""
+    """Returns torch's device with what SYCL says of it, if it is a GPU."""
     if not device.startswith("xpu"):
         return device
     torch: Any = importlib.import_module("torch")
@@ -172,7 +172,7 @@ def described(device: str) -> str:
 
 
 def environment() -> dict[str, object]:
-    """Return the block that every JSON result carries; all values are JSON types."""
+    """Returns the block that every JSON result carries; all values are JSON types."""
     return {
         "cpu": cpu_name(),
         "isa": list(cpu_isa()),

@@ -1,7 +1,7 @@
 """Results as a GitHub-markdown table, CSV, JSON or JSON lines; all but the table can be read back.
 
 CSV starts with `# ` lines (environment and method); the first line of JSON lines is the header. A `Layout` says what
-rows there are; default that of the attention benchmark.
+rows there are.
 """
 
 from __future__ import annotations
@@ -14,34 +14,15 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from xeflash.bench import columns
-from xeflash.bench.rows import Result, Row
+from xeflash.bench.rows import Result
+from xeflash.bench.tables import Layout
 
 Header = Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A type of rows, and the columns of a table of them, by their `section`.
-
-    A terminal shows columns of `case` once if all rows have the same there, leaves out those of `details`, in this
-    order, if it is narrow, and explains the others by `legend`.
-    """
-
-    row: type[typing.Any]
-    tables: Mapping[str, Mapping[str, Callable[[typing.Any], str]]]
-    case: Sequence[str] = ()
-    details: Sequence[str] = ()
-    legend: str = ""
-
-
-ATTENTION = Layout(Row, columns.TABLES, columns.CASE, columns.DETAILS, columns.LEGEND)
-
-
 def device_of(header: Header) -> str:
-    """Return the name of what ran."""
+    """Returns the name of what ran."""
     environment = typing.cast("Mapping[str, object]", header.get("environment", {}))
     device = str(environment.get("device", "cpu"))
     return f"{environment.get('cpu', device)}, {environment.get('cpus', '?')} CPUs" if device == "cpu" else device
@@ -61,29 +42,29 @@ def _result(data: Mapping[str, typing.Any], layout: Layout) -> Result:
     return Result(layout.row(**fields), {name: tuple(values) for name, values in samples.items()})
 
 
-def to_json(header: Header, results: Sequence[Result], layout: Layout = ATTENTION) -> str:  # noqa: ARG001
-    """Return one object: the header's entries and "rows"."""
+def to_json(header: Header, results: Sequence[Result], layout: Layout) -> str:  # noqa: ARG001
+    """Returns one object: the header's entries and "rows"."""
     rows = [_json_row(result) for result in results]
     return json.dumps({**header, "rows": rows}, indent=1) + "\n"
 
 
-def from_json(text: str, layout: Layout = ATTENTION) -> list[Result]:
-    """Return the results in what `to_json` wrote."""
+def from_json(text: str, layout: Layout) -> list[Result]:
+    """Returns the results in what `to_json` wrote."""
     return [_result(row, layout) for row in json.loads(text)["rows"]]
 
 
-def to_jsonl(header: Header, results: Sequence[Result], layout: Layout = ATTENTION) -> str:  # noqa: ARG001
-    """Return one line with the header, then one line per row."""
+def to_jsonl(header: Header, results: Sequence[Result], layout: Layout) -> str:  # noqa: ARG001
+    """Returns one line with the header, then one line per row."""
     return "".join(json.dumps(item) + "\n" for item in [dict(header), *map(_json_row, results)])
 
 
-def from_jsonl(text: str, layout: Layout = ATTENTION) -> list[Result]:
-    """Return the results in what `to_jsonl` wrote."""
+def from_jsonl(text: str, layout: Layout) -> list[Result]:
+    """Returns the results in what `to_jsonl` wrote."""
     return [_result(json.loads(line), layout) for line in text.splitlines()[1:]]
 
 
 def _plain(value: object) -> str:
-    """Return a header value as words."""
+    """Returns a header value as words."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
     if isinstance(value, list):
@@ -92,7 +73,7 @@ def _plain(value: object) -> str:
 
 
 def _header_lines(header: Header) -> Iterable[str]:
-    """Yield "name: value" lines: one per entry of the environment, per item of a list."""
+    """Yields "name: value" lines: one per entry of the environment, per item of a list."""
     for name, value in header.items():
         if name == "environment" and isinstance(value, dict):
             yield from (f"{key}: {_plain(item)}" for key, item in value.items())
@@ -102,12 +83,12 @@ def _header_lines(header: Header) -> Iterable[str]:
 
 
 def _cell(value: object) -> object:
-    """Return a value for CSV; a line break would end the row for simple readers."""
+    """Returns a value for CSV; a line break would end the row for simple readers."""
     return "" if value is None else value.replace("\n", " ") if isinstance(value, str) else value
 
 
-def to_csv(header: Header, results: Sequence[Result], layout: Layout = ATTENTION) -> str:
-    """Return `# ` comment lines, the field names, and one line per row."""
+def to_csv(header: Header, results: Sequence[Result], layout: Layout) -> str:
+    """Returns `# ` comment lines, the field names, and one line per row."""
     out = io.StringIO()
     for line in _header_lines(header):
         out.write(f"# {line}\n")
@@ -119,8 +100,8 @@ def to_csv(header: Header, results: Sequence[Result], layout: Layout = ATTENTION
     return out.getvalue()
 
 
-def from_csv(text: str, layout: Layout = ATTENTION) -> list[Result]:
-    """Return the rows in what `to_csv` wrote; CSV holds no samples."""
+def from_csv(text: str, layout: Layout) -> list[Result]:
+    """Returns the rows in what `to_csv` wrote; CSV holds no samples."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     kinds = typing.get_type_hints(layout.row)
     results = []
@@ -131,7 +112,7 @@ def from_csv(text: str, layout: Layout = ATTENTION) -> list[Result]:
 
 
 def _parse(kind: object, text: str) -> object:
-    """Return a CSV cell as the type of its field."""
+    """Returns a CSV cell as the type of its field."""
     if isinstance(kind, types.UnionType):
         if text == "":
             return None
@@ -141,16 +122,13 @@ def _parse(kind: object, text: str) -> object:
     return {int: int, float: float}.get(typing.cast("type", kind), str)(text)
 
 
-def to_md(header: Header, results: Sequence[Result], layout: Layout = ATTENTION) -> str:
-    """Return one table per section, and the header as a list below them."""
+def to_md(header: Header, results: Sequence[Result], layout: Layout) -> str:
+    """Returns one table per section, and the header as a list below them."""
     parts = []
-    for section, cells in layout.tables.items():
-        rows = [result.row for result in results if result.row.section == section]
-        if not rows:
-            continue
-        lines = [list(cells), ["---"] * len(cells)]
-        lines += [[cell(row).replace("|", "/").replace("\n", " ") for cell in cells.values()] for row in rows]
-        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    for section, columns in layout.columns(results).items():
+        lines = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
+        cells = [[cell.replace("|", "/").replace("\n", " ") for cell in line] for line in lines]
+        table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
         parts.append(f"### {section}\n\n{table}")
     parts.append("".join(f"- {line}\n" for line in _header_lines(header)))
     return "\n".join(parts)

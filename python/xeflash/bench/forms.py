@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
 
 
 def make_inputs(case: Case, device: str, seed: int) -> Inputs:
-    """Return standard normal inputs; the seed makes them the same in every run."""
+    """Returns standard normal inputs; the seed makes them the same in every run."""
     generator = torch.Generator(device=device).manual_seed(seed)
     dtype = TORCH_DTYPES[case.dtype]
 
@@ -51,7 +51,7 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
 
 
 def of_phase(case: Case, inputs: Inputs, forward: Callable[[], Tensor]) -> Form:
-    """Return what is timed, and checked: the forward pass, the gradients after one of them, or both."""
+    """Returns what is timed, and checked: the forward pass, the gradients after one of them, or both."""
     if not case.gradients:
         return forward
     learned, dout = inputs[:3], inputs.dout
@@ -62,7 +62,7 @@ def of_phase(case: Case, inputs: Inputs, forward: Callable[[], Tensor]) -> Form:
 
 
 def our_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
-    """Return xeflash.attention on the inputs, bound once as a caller would."""
+    """Returns xeflash.attention on the inputs, bound once as a caller would."""
     attention: Any = importlib.import_module("xeflash").attention
     q, k, v, _ = inputs
     gqa = case.group > 1
@@ -75,7 +75,7 @@ def our_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
 
 
 def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
-    """Return torch's ways by name; the first one is what a user writes first."""
+    """Returns torch's ways by name; the first one is what a user writes first."""
     q, k, v, _ = inputs
     causal = case.causal
     if case.group == 1:
@@ -104,7 +104,7 @@ def torch_forms(case: Case, inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
 
 
 def eager_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
-    """Return attention that keeps all scores in memory, as the eager one of Transformers."""
+    """Returns attention that keeps all scores in memory, as the eager one of Transformers."""
     q, k, v, _ = inputs
 
     def call() -> Tensor:
@@ -119,7 +119,7 @@ def eager_form(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
 
 
 def synchronizer(device: str) -> Callable[[], None]:
-    """Return what waits for the device; calls on the CPU return when they are done."""
+    """Returns what waits for the device; calls on the CPU return when they are done."""
     if device.startswith("xpu"):
         return lambda: torch.xpu.synchronize()
     return lambda: None

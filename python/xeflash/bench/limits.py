@@ -15,7 +15,7 @@ ARITHMETIC, MEMORY, UNMEASURED = "arithmetic", "memory", "a cache, not measured"
 
 
 def instruction(arch: str, dtype: str) -> Instruction:
-    """Return what a kernel of this architecture multiplies by: most CPUs have none but for fp32."""
+    """Returns what a kernel of this architecture multiplies by: most CPUs have none but for fp32."""
     return arch, "fp32" if arch.startswith("cpu-") and not arch.endswith("-bf16") else dtype
 
 
@@ -28,7 +28,7 @@ class Limit(NamedTuple):
 
 
 def words(bound_by: str | None, peak: float | None) -> str:
-    """Return a limit for a table."""
+    """Returns a limit for a table."""
     unit = "GFLOP/s" if bound_by == ARITHMETIC else "GB/s"
     return (bound_by or "-") if peak is None else f"{bound_by}, {number(peak)} {unit}"
 
@@ -43,7 +43,7 @@ class Peaks:
     capacity: Mapping[str, int] = field(default_factory=dict)  # bytes of the caches
 
     def better(self, other: Peaks) -> Peaks:
-        """Return the larger of both for each number."""
+        """Returns the larger of both for each number."""
 
         def larger(ours: Mapping[_Name, float], theirs: Mapping[_Name, float]) -> dict[_Name, float]:
             return {name: max(ours.get(name, 0.0), theirs.get(name, 0.0)) for name in {**ours, **theirs}}
@@ -56,7 +56,7 @@ class Peaks:
         )
 
     def _place(self, bytes_read: float, seconds: float, touched: float) -> str | None:
-        """Return where bytes lie that are read so fast, of places that may hold all that is touched."""
+        """Returns where bytes lie that are read so fast, of places that may hold all that is touched."""
         in_cache = touched < max(self.capacity.values(), default=0)
         candidates = list(self.gbytes)[1 if in_cache else 0 :]
         fast_enough = [place for place in candidates if bytes_read <= 1e9 * self.gbytes[place] * seconds]
@@ -65,7 +65,7 @@ class Peaks:
     def limit(
         self, by: Instruction, flops: float, bytes_read: float, seconds: float, touched: float | None = None
     ) -> Limit | None:
-        """Return what holds a call, which reads some of the bytes that all calls in turn touch; None: no peaks."""
+        """Returns what holds a call, which reads some of the bytes that all calls in turn touch; None: no peaks."""
         rates = {ARITHMETIC: (flops, self.gflops.get(by))}
         if place := self._place(bytes_read, seconds, touched or bytes_read):
             rates[place] = bytes_read, self.gbytes[place]
@@ -78,7 +78,7 @@ class Peaks:
         return Limit(bound_by, rates[bound_by][1], 100 * least[bound_by] / seconds)
 
     def named(self) -> dict[str, float]:
-        """Return the numbers for the head of a result."""
+        """Returns the numbers for the head of a result."""
         return {
             **{f"{arch} {dtype} GFLOP/s": round(rate, 1) for (arch, dtype), rate in self.gflops.items()},
             **{f"{place} GB/s": round(rate, 1) for place, rate in self.gbytes.items()},
@@ -90,13 +90,13 @@ class Beside:
     """Peaks that were measured beside each call of a run."""
 
     def __init__(self, peaks: Sequence[Peaks]) -> None:
-        """Find the best of the run, too."""
+        """Finds the best of the run, too."""
         self._peaks, self._best = peaks, functools.reduce(Peaks.better, peaks, Peaks())
 
     def limit(
         self, call: int, by: Instruction, flops: float, bytes_read: float, seconds: float, touched: float | None = None
     ) -> Limit | None:
-        """Return what holds a call, as `Peaks.limit`; the machine's best where it was faster than beside the call."""
+        """Returns what holds a call, as `Peaks.limit`; the machine's best where it was faster than beside the call."""
         found = self._peaks[call].limit(by, flops, bytes_read, seconds, touched)
         if found and found.percent_of_peak and found.percent_of_peak > 100:
             return self._best.limit(by, flops, bytes_read, seconds, touched)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with that many significant digits, never in powers of ten; "-" for none."""
+    """Returns a number with that many significant digits, never in powers of ten; "-" for none."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
@@ -17,44 +17,44 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def times(median: float | None, minimum: float | None, iqr: float | None) -> str:
-    """Return a median (minimum, interquartile range)."""
+    """Returns a median (minimum, interquartile range)."""
     return "-" if median is None else f"{number(median)} ({number(minimum)}, {number(iqr, 2)})"
 
 
 def ratio(value: float | None) -> str:
-    """Return 1.50x."""
+    """Returns 1.50x."""
     return "-" if value is None else f"{value:.2f}x"
 
 
 def timings(row: Any, prefix: str = "", unit: str = "ms") -> str:
-    """Return the times of a row; of ours, which have no prefix, why there are none."""
+    """Returns the times of a row; of ours, which have no prefix, why there are none."""
     if not prefix and row.status != "ok":
         return f"{row.status}: {row.note}"
     return times(*(getattr(row, f"{prefix}{name}_{unit}") for name in ("median", "min", "iqr")))
 
 
 def errors(row: Any) -> str:
-    """Return a row's largest error and what is allowed."""
+    """Returns a row's largest error and what is allowed."""
     return "-" if row.max_error is None else f"{row.max_error:.1e} / {row.allowed_error:.1e}"
 
 
 def percent(value: float | None) -> str:
-    """Return 50 %."""
+    """Returns 50 %."""
     return "-" if value is None else f"{value:.0f} %"
 
 
 def whole(value: int | None) -> str:
-    """Return a count."""
+    """Returns a count."""
     return "-" if value is None else str(value)
 
 
 def of_device(value: float | None) -> str:
-    """Return the percent of a device's threads: 15 %, or 250 %, 3 waves."""
+    """Returns the percent of a device's threads: 15 %, or 250 %, 3 waves."""
     return percent(value) + (f", {math.ceil(value / 100)} waves" if value is not None and value > 100 else "")
 
 
 def size(value: int | None) -> str:
-    """Return bytes in the unit that fits."""
+    """Returns bytes in the unit that fits."""
     if value is None:
         return "-"
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -32,7 +32,7 @@ METHOD = (
 
 
 def arch_of(algorithm: str, dtype: str, device: str) -> str:
-    """Return the architecture whose instructions a kernel is made of: not all use those of the newest."""
+    """Returns the architecture whose instructions a kernel is made of: not all use those of the newest."""
     arch = _core.arch_of(torch.empty(1, device=device), "bench", "device")
     return named_arch(Desc(algorithm, arch, DTYPE_NAMES[dtype], 1, 1, 1))
 
@@ -51,7 +51,7 @@ class Meter:
     """Measures the peaks again and again: a machine that is shared is not as fast at all times."""
 
     def __init__(self, instructions: Iterable[Instruction], device: str) -> None:
-        """Allocate the operands."""
+        """Allocates the operands."""
         self.peaks = Peaks()  # the best of the run
         self._samples: list[Peaks] = []
         self._instructions = sorted(set(instructions))
@@ -63,12 +63,12 @@ class Meter:
             self._reader = Reader(arch_of("peak", "fp32", device), self._buffer.data_ptr(), _READ_BYTES)
 
     def _gemm(self, dtype: str, size: int) -> float:
-        """Return the best GFLOP/s of a square matrix product."""
+        """Returns the best GFLOP/s of a square matrix product."""
         left = torch.randn(size, size, device=self._device).to(TORCH_DTYPES[dtype])
         return 2e-9 * size**3 / _best_seconds(lambda: left @ left, 2, self._synchronize)
 
     def _multiplying(self, by: Instruction) -> float:
-        """Return the GFLOP/s of this instruction."""
+        """Returns the GFLOP/s of this instruction."""
         if self._reader is None:
             return max(self._gemm(by[1], size) for size in _GEMM_SIZES)
         native, products = peak_kernel(*by)
@@ -77,7 +77,7 @@ class Meter:
         return 2e-9 * products * steps * groups / seconds
 
     def sample(self) -> None:
-        """Measure once more; takes a fraction of a second."""
+        """Measures once more; takes a fraction of a second."""
         gflops = {by: self._multiplying(by) for by in self._instructions}
         memory = 1e-9 * _READ_BYTES / _best_seconds(self._buffer.sum, 2, self._synchronize)
         sampled = Peaks(gflops, {MEMORY: memory})
@@ -92,14 +92,14 @@ class Meter:
         self.peaks = self.peaks.better(sampled)
 
     def beside(self) -> list[Peaks]:
-        """Return for each case the better of what was measured right before and right after it."""
+        """Returns for each case the better of what was measured right before and right after it."""
         return [
             before.better(after) for before, after in zip(self._samples, [*self._samples[1:], Peaks()], strict=True)
         ]
 
 
 def between(cases: Sequence[_Case], meter: Meter | None) -> Iterator[_Case]:
-    """Yield the cases; the peaks are measured before each, and at the end."""
+    """Yields the cases; the peaks are measured before each, and at the end."""
     for case in cases:
         if meter is not None:
             meter.sample()

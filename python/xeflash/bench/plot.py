@@ -1,21 +1,34 @@
-"""Pictures that fit a screen: panels in a grid, one legend below; and that of attention, a panel by phase and dtype."""
+"""Pictures that fit a screen: panels in a grid, one legend below; and the picture of calls beside torch's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from xeflash.bench.limits import words
 from xeflash.bench.numbers import number
-from xeflash.bench.rows import Result, Row
+from xeflash.bench.rows import OURS, Result
 from xeflash.bench.stats import summarize
 
 _DPI = 100  # a figure has at most 1600 x 1000 pixels
 _PEAK_COLORS = {"arithmetic": "black", "memory": "tab:red", "L3": "tab:purple", "L2": "tab:brown"}
-NameOf = Callable[[Result], str]  # of the form whose samples a bar shows; "" for none
-Height = Callable[[Any, float], float]  # of a bar, by the result and the milliseconds of a call
+_MANY = 12  # groups of bars above which their names stand upright
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What the picture of calls beside torch's shows: a group of bars for each case, in panels.
+
+    `panel` names the panel of a row, `ticks` tell its cases apart, and `reads` says what a row's bars are the rate of
+    reading of; it is "" where they are that of arithmetic.
+    """
+
+    panel: Callable[[Any], str]
+    ticks: Mapping[str, Callable[[Any], str]]
+    reads: Callable[[Any], str] = lambda _: ""
 
 
 class PlotError(RuntimeError):
@@ -23,7 +36,7 @@ class PlotError(RuntimeError):
 
 
 def require_matplotlib() -> None:
-    """Raise PlotError if matplotlib cannot be imported: asked before minutes of measuring."""
+    """Raises PlotError if matplotlib cannot be imported: asked before minutes of measuring."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -31,7 +44,7 @@ def require_matplotlib() -> None:
 
 
 def panels(count: int, title: str) -> tuple[Any, list[Any]]:
-    """Return a figure and the axes of so many panels, as square a grid as there can be."""
+    """Returns a figure and the axes of so many panels, as square a grid as there can be."""
     if not count:
         raise PlotError("bench: --plot has no successful case to draw")
     require_matplotlib()
@@ -49,14 +62,14 @@ def panels(count: int, title: str) -> tuple[Any, list[Any]]:
 
 
 def with_legend(figure: Any) -> Any:
-    """Return the figure with the names of all its panels below them, where they hide nothing."""
+    """Returns the figure with the names of all its panels below them, where they hide nothing."""
     handles = {label: x for axis in figure.axes for x, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 6))
     return figure
 
 
 def powers_of_two(axis: Any, ticks: Sequence[int], label: str) -> None:
-    """Make the axis of lengths or counts logarithmic, with these ticks."""
+    """Makes the axis of lengths or counts logarithmic, with these ticks."""
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(x) for x in ticks])
     axis.minorticks_off()
@@ -66,77 +79,51 @@ def powers_of_two(axis: Any, ticks: Sequence[int], label: str) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write the picture; the file's suffix chooses its format."""
+    """Writes the picture; the file's suffix chooses its format."""
     figure.savefig(path, dpi=_DPI)
 
 
 def spread(middles: Sequence[float], ends: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Return what matplotlib draws as error bars between two ends of each, whichever is the upper one."""
+    """Returns what matplotlib draws as error bars between two ends of each, whichever is the upper one."""
     pairs = list(zip(middles, ends, strict=True))
     return [middle - min(both) for middle, both in pairs], [max(both) - middle for middle, both in pairs]
 
 
-def bars(axis: Any, results: Sequence[Result], forms: Mapping[str, NameOf], height: Height) -> None:
-    """Draw a bar for each form, by its label, of each result: the median, and the quartiles as its spread."""
-    width = 0.8 / len(forms)
-    for turn, (label, name_of) in enumerate(forms.items()):
-        shift = width * (turn - (len(forms) - 1) / 2)
-        here = [(i, x, x.samples_ms[name]) for i, x in enumerate(results) if (name := name_of(x)) in x.samples_ms]
-        times = [(x, summarize(samples)) for _, x, samples in here]
-        usual = [height(x, t.median) for x, t in times]
-        ends = [[height(x, t.quartile_1), height(x, t.quartile_3)] for x, t in times]
+def bars(
+    axis: Any,
+    heights: Mapping[str, Mapping[int, Sequence[float]]],
+    labels: Sequence[str],
+    colors: Mapping[str, str] | None = None,
+) -> None:
+    """Draws a group of bars for each label: one for each name of `heights`, at the places where it has some.
+
+    A height is a middle, and perhaps the two ends of its spread.
+    """
+    width = 0.8 / max(1, len(heights))
+    for turn, (name, found) in enumerate(heights.items()):
+        shift = width * (turn - (len(heights) - 1) / 2)
+        middles = [height[0] for height in found.values()]
+        ends = spread(middles, list(found.values())) if any(len(height) > 1 for height in found.values()) else None
         axis.bar(
-            [i + shift for i, _, _ in here], usual, width,
-            yerr=spread(usual, ends), capsize=3, error_kw={"elinewidth": 1}, label=label,
+            [i + shift for i in found], middles, width, yerr=ends, capsize=3, error_kw={"elinewidth": 1}, label=name,
+            color=(colors or {}).get(name),
         )  # fmt: skip
+    axis.set_xticks(range(len(labels)), labels, fontsize="small", rotation=90 if len(labels) > _MANY else 0)
 
 
-def always(form: str) -> NameOf:
-    """Return what names the same form of each result."""
-    return lambda _: form
+def quartiles(samples: Sequence[float], height: Callable[[float], float] = float) -> list[float]:
+    """Returns the heights of a bar of these samples: at the median, and at both quartiles."""
+    found = summarize(samples)
+    return [height(x) for x in (found.median, found.quartile_1, found.quartile_3)]
 
 
-def of_forms(
-    results: Sequence[Result],
-    title: str,
-    *,
-    panel: Callable[[Any], Hashable],
-    forms: Sequence[str],
-    height: Height,
-    unit: str,
-    tick: Callable[[Any], str],
-) -> Any:
-    """Return a figure with a panel for each value of `panel`, and bars for all forms that were timed."""
-    results = [result for result in results if result.row.status == "ok"]
-    names = list(dict.fromkeys(panel(result.row) for result in results))
-    figure, axes = panels(len(names), title)
-    for axis, name in zip(axes, names, strict=True):
-        mine = [result for result in results if panel(result.row) == name]
-        timed = [form for form in forms if any(form in result.samples_ms for result in mine)]
-        bars(axis, mine, {form: always(form) for form in timed}, height)
-        axis.set_xticks(range(len(mine)), [tick(result.row) for result in mine], fontsize="small")
-        axis.set_ylabel(unit)
-        axis.set_title(str(name))
-    return with_legend(figure)
-
-
-_CASE: dict[str, Callable[[Row], str]] = {
-    "batch": lambda row: str(row.batch),
-    "query heads": lambda row: str(row.heads),
-    "KV heads": lambda row: str(row.kv_heads),
-    "head dim": lambda row: str(row.head_dim),
-    "keys": lambda row: str(row.seq_k) if row.seq_k % 1024 else f"{row.seq_k // 1024}k",
-}
-
-
-def _rate(result: Result, milliseconds: float) -> float:
-    """Return what the bars show: reading in decode, else arithmetic."""
-    row = result.row
-    return float(1e-6 * (row.kv_bytes if row.phase == "decode" else row.flops) / milliseconds)
+def _rate(picture: Picture, row: Any) -> float:
+    """Returns what the bars show of our time: the rate of reading, or of arithmetic."""
+    return float(row.gbytes_per_s if picture.reads(row) else row.gflops)
 
 
 def _names_of_peaks(results: Sequence[Result]) -> dict[str | None, str]:
-    """Return one for each kind: peaks are measured beside each call, and differ a little."""
+    """Returns a name for each kind of peak: peaks are measured beside each call, and differ a little."""
     peaks: dict[str | None, list[float]] = {}
     for row in (result.row for result in results):
         if row.percent_of_peak and row.peak:
@@ -149,37 +136,43 @@ def _names_of_peaks(results: Sequence[Result]) -> dict[str | None, str]:
     return names
 
 
-def _peaks(axis: Any, results: Sequence[Result], names: Mapping[str | None, str]) -> None:
-    """Draw what each case would reach at the peak that holds it, a line over its bars."""
-    held = [(i, result) for i, result in enumerate(results) if result.row.percent_of_peak]
-    for bound_by in dict.fromkeys(result.row.bound_by for _, result in held):
-        here = [(i, result) for i, result in held if result.row.bound_by == bound_by]
-        tops = [_rate(result, result.row.median_ms) * 100 / result.row.percent_of_peak for _, result in here]
-        ends = [(i - 0.5, i + 0.5) for i, _ in here]
-        color = _PEAK_COLORS.get(bound_by, "black")
-        axis.hlines(tops, *zip(*ends, strict=True), colors=color, linestyles="dashed", label=names[bound_by])
+def _peaks(axis: Any, tops: Sequence[tuple[str | None, float | None]], names: Mapping[str | None, str]) -> None:
+    """Draws what each case would reach at the peak that holds it, a line over its bars."""
+    for kind in dict.fromkeys(bound_by for bound_by, top in tops if top is not None):
+        here = [(i, top) for i, (bound_by, top) in enumerate(tops) if bound_by == kind and top is not None]
+        lines = [i - 0.5 for i, _ in here], [i + 0.5 for i, _ in here]
+        color = _PEAK_COLORS.get(str(kind), "black")
+        axis.hlines([top for _, top in here], *lines, colors=color, linestyles="dashed", label=names[kind])
 
 
-def figure(results: Sequence[Result], title: str) -> Any:
-    """Return the picture as matplotlib's Figure; what all cases of a panel have in common is in its title."""
+def figure(picture: Picture, results: Sequence[Result], title: str) -> Any:
+    """Returns the picture as matplotlib's Figure; what all cases of a panel have in common is in its title."""
     results = [result for result in results if result.row.status == "ok"]
-    names = list(dict.fromkeys((result.row.phase, result.row.dtype) for result in results))
-    of_peaks = _names_of_peaks(results)
+    names = list(dict.fromkeys(picture.panel(result.row) for result in results))
+    names_of_peaks = _names_of_peaks(results)
     figure, axes = panels(len(names), title)
-    for axis, (phase, dtype) in zip(axes, names, strict=True):
-        mine = [result for result in results if (result.row.phase, result.row.dtype) == (phase, dtype)]
-        forms = {"xeflash": always("xeflash")}
-        if any(result.row.torch_form for result in mine):
-            forms["torch, best form"] = lambda result: result.row.torch_form or ""
-        bars(axis, mine, forms, _rate)
-        _peaks(axis, mine, of_peaks)
-        ticks = {name: [tick(result.row) for result in mine] for name, tick in _CASE.items()}
-        others = [name for name, texts in ticks.items() if len(set(texts)) > 1] or ["keys"]
-        common = [f"{name} {texts[0]}" for name, texts in ticks.items() if name not in others]
-        labels = ["\n".join(texts) for texts in zip(*(ticks[name] for name in others), strict=True)]
-        axis.set_xticks(range(len(mine)), labels, fontsize="small")
+    for axis, name in zip(axes, names, strict=True):
+        mine = [result for result in results if picture.panel(result.row) == name]
+        rates = [_rate(picture, result.row) for result in mine]
+        forms = {OURS: [OURS] * len(mine), "torch, best form": [result.row.torch_form for result in mine]}
+        heights = {
+            label: {
+                i: quartiles(x.samples_ms[form], lambda ms, x=x, rate=rate: rate * x.row.median_ms / ms)  # type: ignore[misc]
+                for i, (x, rate, form) in enumerate(zip(mine, rates, found, strict=True))
+                if form is not None
+            }
+            for label, found in forms.items()
+        }
+        ticks = {label: [text(result.row) for result in mine] for label, text in picture.ticks.items()}
+        others = [label for label, texts in ticks.items() if len(set(texts)) > 1] or list(ticks)[-1:]
+        common = [f"{label} {texts[0]}" for label, texts in ticks.items() if label not in others]
+        labels = ["\n".join(texts) for texts in zip(*(ticks[label] for label in others), strict=True)]
+        bars(axis, {label: found for label, found in heights.items() if found}, labels)
+        held = [(x.row.bound_by, x.row.percent_of_peak) for x in mine]
+        tops = [(kind, 100 * rate / held if held else None) for rate, (kind, held) in zip(rates, held, strict=True)]
+        _peaks(axis, tops, names_of_peaks)
         axis.set_xlim(-0.6, len(mine) - 0.4)
         axis.set_xlabel("; ".join(others))
-        axis.set_ylabel("GB/s of K and V" if phase == "decode" else "GFLOP/s")
-        axis.set_title(", ".join([f"{phase} {dtype}", *common]), fontsize="medium")
+        axis.set_ylabel(f"GB/s of {read}" if (read := picture.reads(mine[0].row)) else "GFLOP/s")
+        axis.set_title(", ".join([name, *common]), fontsize="medium")
     return with_legend(figure)

@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 def places(caches: Mapping[int, tuple[int, int]], threads: int, memory_bytes: int) -> list[Place]:
-    """Return memory and the caches, the largest first.
+    """Returns memory and the caches, the largest first.
 
     What measures a cache fits in it with room to spare, and is several times the next smaller one.
     """
@@ -42,14 +42,14 @@ class Reader:
     """Reads a buffer of so many bytes by as many threads as kernels have on the CPU, or by one."""
 
     def __init__(self, arch: str, address: int, size: int) -> None:
-        """Find the caches."""
+        """Finds the caches."""
         self.threads = int(os.environ.get("DPCPP_CPU_NUM_CUS") or usable_cpus())
         self.places = places(data_caches(cpus()), self.threads, size)
         self._native, _ = peak_kernel(arch, "fp32")
         self._address = address
 
     def gbytes_per_s(self, place: Place, threads: int) -> float:
-        """Return the best of some samples."""
+        """Returns the best of some samples."""
         times = max(1, _BYTES_READ // place.part)
         what = (self._native, "read_peak", times, threads, self._address, place.part)
         seconds = min(_core.time_peak(*what) for _ in range(3))

@@ -9,21 +9,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xeflash.bench.formats import Header, Layout, device_of
+from xeflash.bench.formats import Header, device_of
 from xeflash.bench.rows import Result
+from xeflash.bench.tables import Layout
 
 
 def print_results(header: Header, results: Sequence[Result], layout: Layout, console: Console) -> None:
-    """Print a table per section; what all its rows have in common stands above it, once."""
+    """Prints a table per section; what all its rows have in common stands above it, once."""
     console.print(Text(device_of(header), "bold"))
-    for section, cells in layout.tables.items():
-        rows = [result.row for result in results if result.row.section == section]
-        if not rows:
-            continue
-        columns = {name: [cell(row) for row in rows] for name, cell in cells.items()}
+    for section, columns in layout.columns(results).items():
         common = {name: columns.pop(name)[0] for name in layout.case if len(set(columns.get(name, ()))) == 1}
         console.print(Text(f"\n{section}: {', '.join(f'{name} {text}' for name, text in common.items())}".rstrip(": ")))
-        timed = [row.status == "ok" for row in rows]  # the others have long notes in the place of a time
+        # rows that are not "ok" have long notes in the place of a time
+        timed = [result.row.status == "ok" for result in results if result.row.section == section]
         widths = {
             name: max(len(name), *(len(text) for text, ok in zip(texts, timed, strict=True) if ok), 0)
             for name, texts in columns.items()

@@ -14,7 +14,7 @@ from xeflash.tune.desc import DTYPE_NAMES
 
 
 def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholder) -> Callable[[], object]:
-    """Return the call on contiguous (B, H, S, D) arrays, without memory; of a training step, that of its gradients.
+    """Returns the call on contiguous (B, H, S, D) arrays, without memory; of a training step, that of its gradients.
 
     `make` makes an array of a shape and a type.
     """
@@ -33,7 +33,7 @@ def call_of(case: Case, make: Callable[[tuple[int, ...], str], Any] = Placeholde
 
 
 def shares_here(case: Case, device: str, units: int | None = None) -> Shares:
-    """Return how it is on this machine's "cpu" or "xpu", with its compute units or others."""
+    """Returns how it is on this machine's "cpu" or "xpu", with its compute units or others."""
     kind, backend = ("cpu", "opencl") if device == "cpu" else ("gpu", "level_zero")
     for facts in _core.devices():
         if (facts["type"], facts["backend"]) == (kind, backend) and facts["arch"]:
@@ -43,7 +43,7 @@ def shares_here(case: Case, device: str, units: int | None = None) -> Shares:
 
 
 def fields_of(shares: Shares) -> dict[str, Any]:
-    """Return the fields of a row."""
+    """Returns the fields of a row."""
     return {
         "threads": shares.widest.threads,
         "percent_of_device": shares.percent(shares.widest),

@@ -24,7 +24,7 @@ class Summary:
 
 
 def quantile(ordered: Sequence[float], fraction: float) -> float:
-    """Return the value at `fraction` of the sorted series, interpolated linearly."""
+    """Returns the value at `fraction` of the sorted series, interpolated linearly."""
     place = fraction * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -32,7 +32,7 @@ def quantile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Return the summary of at least one sample."""
+    """Returns the summary of at least one sample."""
     if not samples:
         raise ValueError("summarize: samples must not be empty")
     ordered = sorted(samples)
@@ -46,10 +46,10 @@ def summarize(samples: Sequence[float]) -> Summary:
 
 
 def ratio_of_medians(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Return median(slow) / median(fast)."""
+    """Returns median(slow) / median(fast)."""
     return statistics.median(slow) / statistics.median(fast)
 
 
 def median_of_ratios(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Return the median over rounds of slow / fast: both samples of a round saw the same load."""
+    """Returns the median over rounds of slow / fast: both samples of a round saw the same load."""
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))

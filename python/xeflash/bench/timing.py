@@ -15,10 +15,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 Call = Callable[[], object]
+_Name = TypeVar("_Name")
 
 _MIN_SAMPLE_SECONDS = 2e-3  # a sample repeats short calls until it is at least this long
 _MAX_REPEATS = 64
@@ -27,7 +29,7 @@ _MAX_SETTLE_SECONDS = 0.1
 
 
 def _others_running() -> bool | None:
-    """Return whether another thread of this process runs; None where /proc does not tell."""
+    """Returns whether another thread of this process runs; None where /proc does not tell."""
     me = str(threading.get_native_id())
     try:
         for task in os.scandir("/proc/self/task"):
@@ -45,7 +47,7 @@ def _others_running() -> bool | None:
 
 
 def settle() -> None:
-    """Sleep until no worker thread spins any more, at least 1 ms and at most 100 ms."""
+    """Sleeps until no worker thread spins any more, at least 1 ms and at most 100 ms."""
     deadline = time.perf_counter() + _MAX_SETTLE_SECONDS
     while time.perf_counter() < deadline:
         time.sleep(1e-3)
@@ -58,7 +60,7 @@ def settle() -> None:
 
 
 def _seconds(call: Call, repeats: int, synchronize: Callable[[], None]) -> float:
-    """Return the mean wall time of `repeats` calls back to back."""
+    """Returns the mean wall time of `repeats` calls back to back."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()
@@ -67,30 +69,33 @@ def _seconds(call: Call, repeats: int, synchronize: Callable[[], None]) -> float
 
 
 def first_call(call: Call, synchronize: Callable[[], None]) -> float:
-    """Return the seconds of one call: for a new kernel this holds its compilation."""
+    """Returns the seconds of one call: for a new kernel this holds its compilation."""
     return _seconds(call, 1, synchronize)
+
+
+def in_turns(names: Sequence[_Name], rounds: int) -> Iterator[_Name]:
+    """Yields all names in each round; the order rotates, so that none always follows the same other one."""
+    for turn in range(rounds):
+        shift = turn % max(1, len(names))
+        yield from (*names[shift:], *names[:shift])
 
 
 def interleave(
     calls: Mapping[str, Call], rounds: int, synchronize: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
-    """Return `rounds` samples (seconds per call) of each call, taken in turns.
+    """Returns `rounds` samples (seconds per call) of each call, taken in turns.
 
-    The order rotates from round to round, so no call always follows the same other one. Each
-    call must have run at least once before: what it compiles or allocates first is not measured.
+    Each call must have run at least once before: what it compiles or allocates first is not measured.
     """
     estimate = {}
     for name, call in calls.items():
         settle()
         estimate[name] = min(_seconds(call, 1, synchronize) for _ in range(2))
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            repeats = math.ceil(_MIN_SAMPLE_SECONDS / max(estimate[name], 1e-9))
-            settle()
-            if estimate[name] < _LONG_CALL_SECONDS:
-                _seconds(calls[name], 1, synchronize)
-            samples[name].append(_seconds(calls[name], min(max(repeats, 1), _MAX_REPEATS), synchronize))
+    for name in in_turns(list(calls), rounds):
+        repeats = math.ceil(_MIN_SAMPLE_SECONDS / max(estimate[name], 1e-9))
+        settle()
+        if estimate[name] < _LONG_CALL_SECONDS:
+            _seconds(calls[name], 1, synchronize)
+        samples[name].append(_seconds(calls[name], min(max(repeats, 1), _MAX_REPEATS), synchronize))
     return samples

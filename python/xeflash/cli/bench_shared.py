@@ -3,45 +3,73 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xeflash.bench.cases import parse_size
+from xeflash.bench.cases import parse_choices, parse_size, parse_sizes
 from xeflash.cli.arguments import converter
 
 if TYPE_CHECKING:
-    from xeflash.bench.formats import Layout
     from xeflash.bench.rows import Result
+    from xeflash.bench.tables import Layout
 
+SIZES = "sizes"
+LISTS = "Lists are comma lists, and 4k means 4096."
 FORMATS = ("md", "csv", "json", "jsonl")
 
 
-def add_measuring(parser: argparse.ArgumentParser, peaks: bool = True, rounds: int | None = None) -> Any:
-    """Add the options of how to measure, `peaks` of the machine or not; returns their group.
+def add_lists(group: Any, **options: tuple[Any, Any, str]) -> None:
+    """Adds options that take comma lists.
 
-    Those of the device and of rounds are among them if there is a default number of rounds.
+    Each is (what items may be, the default, a text): items are words of a tuple, or sizes. A default that is no tuple
+    is None, and its text tells what that means.
+    """
+    for name, (allowed, default, text) in options.items():
+        parse = parse_sizes if allowed is SIZES else functools.partial(parse_choices, allowed=allowed)
+        words = "" if allowed is SIZES else f"of {', '.join(allowed)}"
+        usual = "" if default is None else f"default: {','.join(map(str, default))}"
+        told = "; ".join(part for part in (text, words, usual) if part)
+        group.add_argument(
+            f"--{name.replace('_', '-')}", metavar="LIST", type=converter(parse), default=default, help=told
+        )
+
+
+def add_size(group: Any, name: str, text: str, default: int | None = None) -> None:
+    """Adds an option that takes one size."""
+    usual = "" if default is None else f"; default: {default}"
+    group.add_argument(f"--{name}", metavar="N", type=converter(parse_size), default=default, help=f"{text}{usual}")
+
+
+def add_measuring(
+    parser: argparse.ArgumentParser,
+    rounds: int | None,
+    *,
+    peaks: bool = True,
+    compare: tuple[str, ...] = (),
+    text: str = "times that each call is sampled",
+) -> Any:
+    """Adds the options of how to measure; returns their group.
+
+    `peaks` of the machine are measured or not; `compare` is what the first of it, the default, is beside.
     """
     how = parser.add_argument_group("measuring")
-    how.add_argument("--threads", metavar="N", type=converter(parse_size), help="for torch and for SYCL")
+    how.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
+    add_size(how, "threads", "for torch and for SYCL")
+    add_size(how, "rounds", text, rounds)
+    how.add_argument("--seed", metavar="N", type=int, default=0)
     if peaks:
         how.add_argument("--no-peak", action="store_true", help="do not measure the machine's peaks")
-    how.add_argument("--seed", metavar="N", type=int, default=0)
-    if rounds is not None:
-        add_device(how)
-        how.add_argument("--rounds", metavar="N", type=converter(parse_size), default=rounds, help=f"default {rounds}")
+    if compare:
+        how.add_argument("--compare", choices=compare, default=compare[0])
     return how
 
 
-def add_device(group: Any) -> None:
-    """Add the option of where."""
-    group.add_argument("--device", choices=("auto", "cpu", "xpu"), default="auto")
-
-
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options of where the result goes."""
+    """Adds the options of where the result goes."""
     out = parser.add_argument_group("output")
     out.add_argument(
         "--format", choices=FORMATS, help="default: the suffix of --output, else md; on a terminal a table that fits it"
@@ -51,7 +79,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def format_of(arguments: argparse.Namespace) -> str:
-    """Return the format of the output."""
+    """Returns the format of the output."""
     if arguments.format is not None:
         return str(arguments.format)
     suffix = arguments.output.suffix[1:] if arguments.output is not None else ""
@@ -59,7 +87,7 @@ def format_of(arguments: argparse.Namespace) -> str:
 
 
 def prepare_threads(threads: int | None) -> None:
-    """Set what both thread pools read when they start: before torch and SYCL are loaded.
+    """Sets what both thread pools read when they start: before torch and SYCL are loaded.
 
     See bench/timing.py for the reason of passive; a variable that is set already is kept.
     """
@@ -72,15 +100,19 @@ def prepare_threads(threads: int | None) -> None:
         print(f"xeflash bench: torch runs already; too late for {changed}", file=sys.stderr)
 
 
-def guarded(arguments: argparse.Namespace, measure: Callable[[], int]) -> int:
-    """Return what `measure` does, or 2 and why it could not begin."""
+def guarded(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace], int]) -> int:
+    """Returns what `measure` does, or 2 and why it could not begin."""
     try:
         if arguments.plot is not None:
             from xeflash.bench import plot
 
             plot.require_matplotlib()
         prepare_threads(arguments.threads)
-        return measure()
+        import torch
+
+        if arguments.threads is not None:
+            torch.set_num_threads(arguments.threads)
+        return measure(arguments)
     except ModuleNotFoundError as error:
         name = error.name or ""
         hint = f"pip install {name}" if name in ("torch", "transformers", "dpctl") else "xeflash doctor"
@@ -92,10 +124,8 @@ def guarded(arguments: argparse.Namespace, measure: Callable[[], int]) -> int:
     return 2
 
 
-def collect(
-    results: Iterable[Result], labels: Sequence[str], label_of: Callable[[Any], str]
-) -> tuple[list[Result], bool]:
-    """Return the results and whether they were interrupted; shows how far it is, on a terminal only."""
+def collect(results: Iterable[Result], labels: Sequence[str]) -> tuple[list[Result], bool]:
+    """Returns the results and whether they were interrupted; shows how far it is, on a terminal only."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -108,7 +138,7 @@ def collect(
                 collected.append(result)  # one by one: an interrupt keeps them
                 progress.update(task, completed=done, description=labels[done] if done < len(labels) else "peaks")
                 if result.row.status != "ok":
-                    message = f"{label_of(result.row)}: {result.row.status}: {result.row.note}"
+                    message = f"{result.row.label}: {result.row.status}: {result.row.note}"
                     progress.console.print(message, style="red", highlight=False, markup=False)
     except KeyboardInterrupt:  # what was measured so far is still written
         return collected, True
@@ -123,29 +153,28 @@ def report(
     *,
     header: Callable[[list[Result]], Mapping[str, object]],
     figure: Callable[[list[Result], str], Any],
-    title: str = "{}",
     finish: Callable[[list[Result]], list[Result]] = list,
 ) -> int:
-    """Measure and write; returns the exit code.
+    """Measures and writes; returns the exit code.
 
-    `title` is that of the figure, with a place for the device's name; `finish` fills in what needs all rows.
+    `figure` draws the results with the name of the device; `finish` fills in what needs all rows.
     """
     warn_of_load()
-    measured, interrupted = collect(results, labels, lambda row: row.label)
+    measured, interrupted = collect(results, labels)
     found = finish(measured)
-    write(arguments, header(found), found, layout, lambda device: figure(found, title.format(device)))
+    write(arguments, header(found), found, layout, lambda device: figure(found, device))
     return exit_code(found, interrupted)
 
 
 def exit_code(results: Sequence[Result], interrupted: bool) -> int:
-    """Return 0 if every result was right."""
+    """Returns 0 if every result was right."""
     if interrupted:
         return 130
     return 1 if any(result.row.status == "failed" for result in results) else 0
 
 
 def warn_of_load() -> None:
-    """Say so if other programs use the CPUs: both sides get slower, torch's OpenMP most of all."""
+    """Says so if other programs use the CPUs: both sides get slower, torch's OpenMP most of all."""
     from xeflash.bench.environ import load_average, usable_cpus
 
     load = load_average()
@@ -164,7 +193,7 @@ def write(
     layout: Layout,
     figure: Callable[[str], Any],
 ) -> None:
-    """Write the table, the file and the picture, which `figure` draws with the name of the device."""
+    """Writes the table, the file and the picture, which `figure` draws with the name of the device."""
     from rich.console import Console
 
     from xeflash.bench import formats, screen

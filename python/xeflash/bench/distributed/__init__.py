@@ -1,4 +1,4 @@
-"""The benchmark of context parallel: what was measured on ranks (``run``), and a model of time for many devices.
+"""The benchmark of context parallel: `rows` are the cases and the result, and `run` measures them on all ranks.
 
-``model`` and ``model_rows`` are arithmetic on stated inputs; no line of them was measured.
+`ranks` makes a process a rank, and `launch` starts the ranks on this machine.
 """

@@ -49,7 +49,7 @@ def launch(work: Callable[..., int], arguments: tuple[Any, ...], ranks: int) -> 
 
 
 def _words(failure: Any) -> str:
-    """The exception of a rank, or the signal that ended it."""
+    """Returns the exception of a rank, or the signal that ended it, in words."""
     told = failure.message
     text = str(told.get("message", "") if isinstance(told, dict) else told).strip()
     return text or f"exit code {failure.exitcode}"

@@ -24,14 +24,14 @@ class Rank:
         return self.number == 0
 
     def gathered(self, values: Tensor) -> Tensor:
-        """(ranks, ...): float64 values of every rank."""
+        """Returns (ranks, ...): float64 values of every rank."""
         mine = values.to(torch.float64).to(self.device)
         parts = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(parts, mine)
         return torch.stack(parts).cpu()
 
     def told(self, values: list[float]) -> list[float]:
-        """The values of rank 0."""
+        """Returns the values of rank 0."""
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.broadcast(mine, 0)
         return [float(value) for value in mine.cpu()]

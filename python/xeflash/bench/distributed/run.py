@@ -12,17 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from xeflash.bench import memory
+from xeflash.bench import memory, runner
 from xeflash.bench.check import Errors, largest_error
 from xeflash.bench.distributed.ranks import Rank
 from xeflash.bench.distributed.rows import ONE, TORCH_NAMES, DistributedCase, DistributedRow
-from xeflash.bench.environ import available_memory, described, environment, too_large
+from xeflash.bench.environ import available_memory, too_large
 from xeflash.bench.forms import TORCH_DTYPES, synchronizer
-from xeflash.bench.measure import judged
-from xeflash.bench.rows import Result, times_of
-from xeflash.bench.stats import median_of_ratios, summarize
-from xeflash.bench.timing import settle
-from xeflash.distributed.cost import Cost, cost
+from xeflash.bench.plot import bars, panels, quartiles, with_legend
+from xeflash.bench.rows import Result, case_of, times_of
+from xeflash.bench.stats import summarize
+from xeflash.bench.timing import in_turns, settle
+from xeflash.distributed.cost import WAYS, Cost, cost
 from xeflash.distributed.transport import traffic
 
 METHOD = [
@@ -99,20 +99,18 @@ def _run_case(case: DistributedCase, options: Options, rank: Rank) -> Iterator[R
     verdicts = {way: Errors(*rank.told(list(errors[way]))) for way in ways} if options.compare else {}
     samples = _rounds({ONE: one, **steps} if one is not None else dict(steps), options.rounds, rank)
     if one is not None:
-        yield _of_one(case, one, samples[ONE], rank)
+        yield _result(_row(case, rank, ONE), one, samples[ONE], rank)
         del one
     for way in options.ways:
         if way not in steps:
             yield Result(_row(case, rank, way, status="skipped", note=costs[way].refused))
             continue
-        row = _with_costs(_row(case, rank, way, status="ok"), costs[way], counted[way])
-        if way in verdicts:
-            row = judged(row, verdicts[way])
-        yield _of_way(row, steps.pop(way), samples[way], samples.get(ONE), rank)
+        row = runner.judged(_with_costs(_row(case, rank, way), costs[way], counted[way]), verdicts.get(way))
+        yield _result(row, steps.pop(way), samples[way], rank)
 
 
 def _inputs(case: DistributedCase, rank: Rank, seed: int) -> Tensors:
-    """The whole sequence, the same on all ranks."""
+    """Returns q, k, v and dout of the whole sequence, the same on all ranks."""
     generator = torch.Generator().manual_seed(seed)
     of_q, of_k = case.shapes()
     shapes = (of_q, of_k, of_k, of_q)
@@ -172,7 +170,7 @@ class _Step:
             self.results()
 
     def results(self) -> list[Tensor]:
-        """out, dq, dk and dv; of an idle rank none."""
+        """Runs once; returns out, dq, dk and dv, and nothing on an idle rank."""
         if self.idle:
             return []
         traffic.bytes = traffic.messages = 0
@@ -195,13 +193,13 @@ class _Step:
 
 
 def _exact(case: DistributedCase, whole: Tensors, rank: Rank) -> list[Tensor]:
-    """Results of one process in fp32, on rank 0."""
+    """Returns the results of one process in fp32, on rank 0."""
     q, k, v, dout = (x.float() for x in whole) if rank.first else whole
     return _Step(_one(case), (q, k, v, dout), rank, alone=True).results()
 
 
 def _worst(got: Sequence[Tensor], want: Sequence[Tensor] | None, base: Sequence[Tensor] | None) -> tuple[float, float]:
-    """The error of the result that is nearest to its bound, and that bound; 0 where there is nothing to compare."""
+    """Returns the error that is nearest to its bound, and that bound; 0 where there is nothing to compare."""
     found = [(0.0, 0.0)]
     for mine, exact, one in zip(got, want or (), base or (), strict=False):
         largest, info = float(exact.abs().max()), torch.finfo(mine.dtype)
@@ -211,23 +209,20 @@ def _worst(got: Sequence[Tensor], want: Sequence[Tensor] | None, base: Sequence[
 
 
 def _rounds(steps: Mapping[str, _Step], rounds: int, rank: Rank) -> dict[str, Tensor]:
-    """(rounds, 3) of each form: milliseconds of both passes on the slowest rank, and of the mean rank's waiting."""
+    """Returns (rounds, 3) of each form: ms of both passes on the slowest rank, and of the mean rank's waiting."""
     mine: dict[str, list[list[float]]] = {name: [] for name in steps}
-    names = list(steps)
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            settle()
-            dist.barrier()
-            steps[name]()
-            last = steps[name].last
-            mine[name].append([last.forward, last.backward, last.waited])
+    for name in in_turns(list(steps), rounds):
+        settle()
+        dist.barrier()
+        steps[name]()
+        last = steps[name].last
+        mine[name].append([last.forward, last.backward, last.waited])
     found = {}
     for name, series in mine.items():
-        of_all = 1e3 * rank.gathered(torch.tensor(series))  # (ranks, rounds, 3)
-        slowest = of_all[..., :2].sum(-1).argmax(0)
-        passes = of_all[slowest, torch.arange(rounds), :2]
-        found[name] = torch.cat([passes, of_all[..., 2].mean(0)[:, None]], -1)
+        times = 1e3 * rank.gathered(torch.tensor(series))  # (ranks, rounds, 3)
+        slowest = times[..., :2].sum(-1).argmax(0)
+        passes = times[slowest, torch.arange(rounds), :2]
+        found[name] = torch.cat([passes, times[..., 2].mean(0)[:, None]], -1)
     return found
 
 
@@ -248,22 +243,8 @@ def _with_costs(row: DistributedRow, each: Cost, counted: Sequence[int]) -> Dist
     )
 
 
-def _with_times(row: DistributedRow, samples: Tensor) -> tuple[DistributedRow, list[float]]:
-    both = samples[:, :2].sum(-1).tolist()
-    forward, backward, waited = (summarize(column).median for column in samples.T.tolist())
-    timed = dataclasses.replace(
-        row,
-        rounds=len(both),
-        **times_of(both),
-        forward_ms=forward,
-        backward_ms=backward,
-        waited_ms=waited,
-    )
-    return timed, both
-
-
 def _memory(step: _Step, rank: Rank) -> tuple[int, int | None]:
-    """The allocator's peak and the growth of the process, of the rank that has most."""
+    """Returns the allocator's peak and the growth of the process, of the rank that has most."""
     dist.barrier()
     peak = 0 if step.idle else memory.peak_of(step.results, rank.device)
     dist.barrier()
@@ -272,29 +253,51 @@ def _memory(step: _Step, rank: Rank) -> tuple[int, int | None]:
     return int(most[0]), None if most[1] < 0 else int(most[1])
 
 
-def _of_one(case: DistributedCase, one: _Step, samples: Tensor, rank: Rank) -> Result:
-    row, both = _with_times(_row(case, rank, ONE, status="ok"), samples)
-    peak, growth = _memory(one, rank)
-    return Result(dataclasses.replace(row, peak_bytes=peak, rss_growth_bytes=growth), {ONE: tuple(both)})
-
-
-def _of_way(row: DistributedRow, step: _Step, samples: Tensor, of_one: Tensor | None, rank: Rank) -> Result:
-    row, both = _with_times(row, samples)
-    if of_one is not None:
-        row = dataclasses.replace(row, speedup=median_of_ratios(of_one[:, :2].sum(-1).tolist(), both))
+def _result(row: DistributedRow, step: _Step, samples: Tensor, rank: Rank) -> Result:
+    """Returns the row with its times and its memory; a row that failed has them, too."""
+    both = samples[:, :2].sum(-1).tolist()
+    forward, backward, waited = (summarize(column).median for column in samples.T.tolist())
     peak, growth = _memory(step, rank)
-    return Result(dataclasses.replace(row, peak_bytes=peak, rss_growth_bytes=growth), {row.way: tuple(both)})
+    return Result(row, {row.way: tuple(both)}).with_row(
+        rounds=len(both),
+        **times_of(both),
+        forward_ms=forward,
+        backward_ms=backward,
+        waited_ms=waited,
+        peak_bytes=peak,
+        rss_growth_bytes=growth,
+    )
 
 
 def header(rank: Rank) -> dict[str, object]:
     """Returns the block above the rows: environment, method."""
-    return {
-        "environment": {
-            **environment(),
-            "device": described(rank.device),
-            "ranks": rank.world,
-            "backend": str(dist.get_backend()),
-            "torch_threads": torch.get_num_threads(),
-        },
-        "method": METHOD,
-    }
+    return runner.header(rank.device, METHOD, ranks=rank.world, backend=str(dist.get_backend()))
+
+
+def figure(results: Sequence[Result], title: str) -> Any:
+    """Returns the picture as matplotlib's Figure: time, bytes sent and memory of each way, a panel for each."""
+    results = [result for result in results if result.row.status == "ok"]
+    ways = [name for name in (ONE, *WAYS) if any(result.row.way == name for result in results)]
+    cases = list(dict.fromkeys(case_of(DistributedCase, result.row) for result in results))
+    ranks = max((result.row.ranks for result in results), default=0)
+    figure, axes = panels(3 if results else 0, title)
+    colors = {name: f"C{i}" for i, name in enumerate((ONE, *WAYS))}
+    contents: tuple[tuple[str, str, Callable[[Result], Sequence[float]]], ...] = (
+        (f"forward and backward pass on {ranks} ranks: median and quartiles", "ms",
+         lambda x: quartiles(x.samples_ms[x.row.way])),
+        ("what a rank sends in both passes, counted", "MB",
+         lambda x: [1e-6 * (x.row.forward_bytes + x.row.backward_bytes)] if x.row.way != ONE else []),
+        ("peak memory of a rank, above its inputs", "MB", lambda x: [1e-6 * x.row.peak_bytes]),
+    )  # fmt: skip
+    for axis, (what, unit, height) in zip(axes, contents, strict=True):
+        mine = {way: [result for result in results if result.row.way == way and height(result)] for way in ways}
+        heights = {way: {cases.index(case_of(DistributedCase, x.row)): height(x) for x in mine[way]} for way in ways}
+        bars(axis, {way: found for way, found in heights.items() if found}, list(map(_tick, cases)), colors)
+        axis.set_title(what)
+        axis.set_ylabel(unit)
+    return with_legend(figure)
+
+
+def _tick(case: DistributedCase) -> str:
+    mask = "" if case.causal else ", full"
+    return f"{case.dtype}, {case.seq} tokens\n{case.heads}/{case.kv_heads} heads of {case.head_dim}{mask}"

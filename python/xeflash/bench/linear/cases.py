@@ -12,7 +12,7 @@ MODELS = tuple(name for name, preset in PRESETS.items() if "num_local_experts" n
 WEIGHTS = ("same", "int8", "int4")
 DEFAULT_MODELS = ("llama-3-8b",)
 DEFAULT_ROWS = (1, 2, 4, 8, 16, 64)
-GROUP = 128  # inputs that share a scale
+GROUP = 128
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Case:
     dtype: str
     weights: str
     rows: int
+    group: int = GROUP  # inputs that share a scale
 
     @property
     def label(self) -> str:
@@ -44,7 +45,7 @@ class Case:
 
 
 def layers_of(model: str) -> list[Layer]:
-    """The linear layers of one decoder layer of a preset, those of the same size together."""
+    """Returns the linear layers of one decoder layer of a preset, those of the same size together."""
     options = PRESETS[model].options
     hidden, intermediate = options["hidden_size"], options["intermediate_size"]
     heads, heads_k = options["num_attention_heads"], options["num_key_value_heads"]
@@ -62,7 +63,9 @@ def layers_of(model: str) -> list[Layer]:
     ]
 
 
-def expand(layers: Iterable[Layer], dtypes: Iterable[str], weights: Iterable[str], rows: Sequence[int]) -> list[Case]:
-    """Return every case once, all of a layer and a kind of weights together."""
+def expand(
+    layers: Iterable[Layer], dtypes: Iterable[str], weights: Iterable[str], rows: Sequence[int], group: int = GROUP
+) -> list[Case]:
+    """Returns every case once, all of a layer and a kind of weights together."""
     choices = itertools.product(dtypes, weights, layers, rows)
-    return list(dict.fromkeys(Case(x.model, x.layer, x.outputs, x.inputs, d, w, n) for d, w, x, n in choices))
+    return list(dict.fromkeys(Case(x.model, x.layer, x.outputs, x.inputs, d, w, n, group) for d, w, x, n in choices))

@@ -17,8 +17,9 @@ from xeflash.bench.forms import TORCH_DTYPES
 from xeflash.bench.linear.cases import Case
 from xeflash.bench.linear.weights import LARGEST, Quantised, quantise
 
+PLAIN = "F.linear"
 FORM_NOTES = {
-    "F.linear": "torch.nn.functional.linear with the weight in the type of x, in the place of quantised ones, too",
+    PLAIN: "torch.nn.functional.linear with the weight in the type of x, in the place of quantised ones, too",
     "compiled": "the same by torch.compile, without changes of the weight",
     "int8pack": "torch.ops.aten._weight_int8pack_mm: one scale per output",
     "int4pack": "torch.ops.aten._weight_int4pack_mm_for_cpu: scales and zeros of the same groups",
@@ -38,12 +39,12 @@ class Inputs:
     quantised: Quantised | None
 
     def arguments(self) -> dict[str, Any]:
-        """Of xeflash.linear, from `weight` on."""
+        """Returns the arguments of xeflash.linear from `weight` on."""
         return {"weight": self.weight} if self.quantised is None else self.quantised.arguments()
 
 
-def make_inputs(case: Case, group: int, device: str, seed: int) -> Inputs:
-    """Return normal inputs, the same for a seed. A weight that is quantised has the quantised numbers."""
+def make_inputs(case: Case, device: str, seed: int) -> Inputs:
+    """Returns normal inputs, the same for a seed. A weight that is quantised has the quantised numbers."""
     generator = torch.Generator(device=device).manual_seed(seed)
     dtype = TORCH_DTYPES[case.dtype]
     x = torch.randn((case.rows, case.inputs), generator=generator, device=device).to(dtype)
@@ -51,22 +52,22 @@ def make_inputs(case: Case, group: int, device: str, seed: int) -> Inputs:
     weight = (weight * case.inputs**-0.5).to(dtype)
     if case.weights == "same":
         return Inputs(x, weight, None)
-    quantised = quantise(weight, case.weights, group)
+    quantised = quantise(weight, case.weights, case.group)
     return Inputs(x, quantised.numbers(), quantised)
 
 
 def bytes_of(arrays: Arrays) -> int:
-    """Of the tensors: the weight, its scales and zeros."""
+    """Returns the bytes of the tensors: the weight, its scales and zeros."""
     return sum(x.nbytes for x in arrays.values() if isinstance(x, Tensor))
 
 
 def copies_of(size: int) -> int:
-    """How many weights of so many bytes are more than the last-level cache holds."""
+    """Returns how many weights of so many bytes are more than the last-level cache holds."""
     return max(2, -(-_CACHES * (last_level_cache() or _CACHE) // max(1, size)))
 
 
 def in_turns(call: Callable[..., Tensor], arrays: Arrays) -> Form:
-    """Return a call that takes the next copy of the arrays each time."""
+    """Returns a call that takes the next copy of the arrays each time."""
     copies = [
         {name: x.clone() if isinstance(x, Tensor) else x for name, x in arrays.items()}
         for _ in range(copies_of(bytes_of(arrays)))
@@ -76,17 +77,17 @@ def in_turns(call: Callable[..., Tensor], arrays: Arrays) -> Form:
 
 
 def our_form(inputs: Inputs) -> Form:
-    """Return xeflash.linear on the inputs."""
+    """Returns xeflash.linear on the inputs."""
     return in_turns(lambda **weight: xeflash.linear(inputs.x, **weight), inputs.arguments())
 
 
-def torch_forms(case: Case, inputs: Inputs, group: int, compiled: bool) -> dict[str, Form]:
-    """Return torch's ways by name; its operators on quantised weights are left out where torch refuses them."""
-    x, forms = inputs.x, {}
-    quantised = _int_form(case, inputs, group) if inputs.quantised is not None and x.device.type == "cpu" else None
+def torch_forms(case: Case, inputs: Inputs, compiled: bool) -> dict[str, Form]:
+    """Returns torch's ways by name; its operators on quantised weights are left out where torch refuses them."""
+    x = inputs.x
+    forms = {PLAIN: in_turns(lambda weight: linear(x, weight), {"weight": inputs.weight})}
+    quantised = _int_form(case, inputs) if inputs.quantised is not None and x.device.type == "cpu" else None
     if quantised is not None:
         forms[f"{case.weights}pack"] = quantised
-    forms["F.linear"] = in_turns(lambda weight: linear(x, weight), {"weight": inputs.weight})
     if compiled and case.weights == "same":
         torch.compiler.reset()  # it would take other sizes for reasons to become general
         function = torch.compile(lambda x, weight: linear(x, weight), dynamic=False)
@@ -94,8 +95,8 @@ def torch_forms(case: Case, inputs: Inputs, group: int, compiled: bool) -> dict[
     return forms
 
 
-def _int_form(case: Case, inputs: Inputs, group: int) -> Form | None:
-    """Return torch's operator on weights of 8 or 4 bits; None where this torch does not have it for the case."""
+def _int_form(case: Case, inputs: Inputs) -> Form | None:
+    """Returns torch's operator on weights of 8 or 4 bits; None where this torch does not have it for the case."""
     aten, x = torch.ops.aten, inputs.x
     try:
         if case.weights == "int8":
@@ -111,7 +112,7 @@ def _int_form(case: Case, inputs: Inputs, group: int) -> Form | None:
             both = torch.stack((scales, torch.zeros_like(scales)), -1).transpose(0, 1).contiguous()
             packed = aten._convert_weight_to_int4pack_for_cpu(inputs.quantised.q.int() + 8, 1)
             form = in_turns(
-                lambda weight, both: aten._weight_int4pack_mm_for_cpu(x, weight, group, both),
+                lambda weight, both: aten._weight_int4pack_mm_for_cpu(x, weight, case.group, both),
                 {"weight": packed, "both": both},
             )
         form()

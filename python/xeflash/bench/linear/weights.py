@@ -24,12 +24,12 @@ class Quantised:
     group: int
 
     def numbers(self) -> Tensor:
-        """What it stands for, in the type of its scales; exact, as scales are powers of two."""
+        """Returns the weight in the type of its scales; it is exact, as scales are powers of two."""
         spread = self.scales.repeat_interleave(self.group, 1)[:, : self.q.shape[1]]
         return self.q.to(self.scales.dtype) * spread
 
     def arguments(self) -> dict[str, Any]:
-        """Of xeflash.linear, from `weight` on."""
+        """Returns the arguments of xeflash.linear from `weight` on."""
         scales = self.scales.T.contiguous()
         if self.kind == "int4":
             return xeflash.pack_int4(q=self.q + 8, scales=scales)._asdict()
@@ -37,7 +37,7 @@ class Quantised:
 
 
 def quantise(weight: Tensor, kind: str, group: int) -> Quantised:
-    """Round a weight to int8 or int4, by scales that are powers of two."""
+    """Rounds a weight to int8 or int4, by scales that are powers of two."""
     outputs, inputs = weight.shape
     padded = pad(weight.detach().float(), (0, -inputs % group)).view(outputs, -1, group)
     largest = padded.abs().amax(-1, keepdim=True).clamp_min(1e-4) / LARGEST[kind]

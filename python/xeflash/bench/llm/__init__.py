@@ -1,8 +1,7 @@
 """The benchmark of language models behind `xeflash bench decode`, `xeflash bench generate` and `xeflash bench train`.
 
-`presets` and `models` build them with random weights, `cells` says what is run, `generation` runs one call of generate
-with a stopwatch, `linears` has linear layers computed by xeflash, `instruments` finds where the time goes and what the
-cache copies, `check` that all implementations agree, `counts` runs the attention on a simulated GPU, `run` puts these
-together, `rows`, `columns` and `plot` write the result. `training` makes and checks training steps, `training_rows`
-says of what, and writes the result.
+`presets` and `models` build them with random weights, `cells` says what is run, and `rows` has the results and tables.
+`run` has all ways to compute a model take turns: `decode` generates tokens, `training` makes steps. `generation` runs
+one call of generate with a stopwatch, `linears` computes linear layers by xeflash, `instruments` finds where the time
+goes and what the cache copies, `check` tests that all ways agree, and `plot` draws the result.
 """

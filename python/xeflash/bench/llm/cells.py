@@ -1,10 +1,10 @@
-"""What is run: a `Cell` is one model on one input, an `Implementation` a way to compute it."""
+"""What is run: a `Cell` or `TrainCell` is one model on one input, an `Implementation` a way to compute it."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 ATTENTIONS = ("xeflash", "sdpa", "eager")
 CACHES = ("xe", "dynamic", "static")
@@ -22,14 +22,16 @@ class Implementation:
     cache: str
     linear: str = "torch"
 
-    @property
-    def name(self) -> str:
-        """As given on the command line; "+linear" where xeflash computes linear layers."""
+    def __str__(self) -> str:
+        """Returns the name on the command line; "+linear" is added where xeflash computes linear layers."""
         return f"{self.attention}/{self.cache}{'+linear' * (self.linear == 'xeflash')}"
 
 
+OURS = Implementation("xeflash", "xe")
+
+
 def parse_implementation(text: str) -> Implementation:
-    """Return what "sdpa/static" or "sdpa" names; without a cache, each attention has its best."""
+    """Returns what "sdpa/static" or "sdpa" names; without a cache, each attention has its best."""
     attention, _, cache = text.strip().partition("/")
     cache = cache or ("xe" if attention == "xeflash" else "dynamic")
     if attention not in ATTENTIONS:
@@ -42,17 +44,17 @@ def parse_implementation(text: str) -> Implementation:
 
 
 def with_linears(implementations: Iterable[Implementation], linears: Iterable[str]) -> tuple[Implementation, ...]:
-    """Return each implementation with each one that computes linear layers."""
+    """Returns each implementation with each one that computes linear layers."""
     return tuple(replace(x, linear=linear) for linear in dict.fromkeys(linears) for x in implementations)
 
 
 def parse_implementations(text: str) -> tuple[Implementation, ...]:
-    """Return the implementations of a comma list, each once."""
+    """Returns the implementations of a comma list, each once."""
     return tuple(dict.fromkeys(parse_implementation(item) for item in text.split(",")))
 
 
 def with_heads(weights: Iterable[str], heads: Iterable[str]) -> tuple[str, ...]:
-    """Return each kind of weights with each kind of head."""
+    """Returns each kind of weights with each kind of head."""
     kinds = [kind + "+head" * (head == "fused") for kind in weights for head in dict.fromkeys(heads)]
     if "same+head" in kinds:
         raise ValueError("bench: --lm-head fused needs --weights int8 or int4, which the head then has, too, got same")
@@ -71,6 +73,7 @@ class Cell:
     context: int
     new_tokens: int
     weights: str = "same"  # of linear layers: the dtype; or int8, int4; "+head": of the model's head, too
+    section: ClassVar[str] = "decode"
 
     @property
     def label(self) -> str:
@@ -80,19 +83,20 @@ class Cell:
         return f"{self.model} {self.dtype}{quantised} B{self.batch} {search} {self.context}+{self.new_tokens}"
 
 
-def expand(
-    models: Iterable[str],
-    layers: int | None,
-    dtypes: Iterable[str],
-    batches: Sequence[int],
-    beams: Sequence[int],
-    contexts: Sequence[int],
-    new_tokens: int,
-    weights: Iterable[str] = ("same",),
-) -> list[Cell]:
-    """Return every cell, all of a model, dtype and kind of weights together."""
-    choices = itertools.product(models, dtypes, weights, batches, beams, contexts)
-    return [
-        Cell(model, layers, dtype, batch, beam, context, new_tokens, kind)
-        for model, dtype, kind, batch, beam, context in choices
-    ]
+@dataclass(frozen=True)
+class TrainCell:
+    """A model, and the tokens of its training steps."""
+
+    model: str
+    layers: int | None  # None: all
+    dtype: str
+    batch: int
+    seq: int
+    checkpointing: bool
+    weights: ClassVar[str] = "same"
+    section: ClassVar[str] = "train"
+
+    @property
+    def label(self) -> str:
+        """Short name for the progress bar and for messages."""
+        return f"{self.model} {self.dtype} B{self.batch} {self.seq}{' checkpointing' if self.checkpointing else ''}"

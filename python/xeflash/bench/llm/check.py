@@ -23,7 +23,7 @@ _TOKENS = 8
 
 
 def _logits(models: Models, cell: Cell, implementation: Implementation, prompt: Tensor, forced: Tensor) -> Tensor:
-    """The logits of the last token of a prompt and of those after it, fed one by one."""
+    """Returns the logits of the last token of a prompt and of those after it, fed one by one."""
     model = models.by(implementation)
     cache = make_cache(cell, implementation.cache, model.config)
     with torch.inference_mode():
@@ -39,7 +39,7 @@ def _forced(model: Any, prompt: Tensor, forced: Tensor, cache: Any) -> Tensor:
 
 
 def disagreement(models: Models, cell: Cell, implementations: Sequence[Implementation], prompt: Tensor) -> str:
-    """Return what is wrong, or ""."""
+    """Returns what is wrong, or ""."""
     cell = replace(cell, new_tokens=min(_TOKENS, cell.new_tokens))
     tokens = {}
     for implementation in implementations:
@@ -64,5 +64,5 @@ def disagreement(models: Models, cell: Cell, implementations: Sequence[Implement
     for implementation in implementations:
         got = error(implementation)
         if not got <= allowed:
-            return f"{implementation.name}: error of logits {got:.3g}, allowed {allowed:.3g}"
+            return f"{implementation}: error of logits {got:.3g}, allowed {allowed:.3g}"
     return ""

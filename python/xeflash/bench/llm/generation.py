@@ -6,7 +6,6 @@ import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from xeflash.bench.forms import synchronizer
 from xeflash.bench.llm.cells import Cell, Implementation
+from xeflash.bench.memory import PeakMemory
 
 
 @dataclass(frozen=True)
@@ -40,38 +40,8 @@ class _Stopwatch:
         return scores
 
 
-class PeakMemory:
-    """The most memory in use since it was made, in bytes above what was in use then."""
-
-    def __init__(self, device: str) -> None:
-        """Begin."""
-        self._device = device
-        if device.startswith("xpu"):
-            torch.xpu.reset_peak_memory_stats()
-            self._before = int(torch.xpu.memory_allocated())
-            return
-        try:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
-            self._before = self._status("VmRSS")
-        except OSError:
-            self._before = -1
-
-    @staticmethod
-    def _status(name: str) -> int:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return 1024 * int(line.split()[1])
-        raise OSError(f"no {name} in /proc/self/status")
-
-    def bytes(self) -> int | None:
-        """Return it; None where the system does not tell."""
-        if self._device.startswith("xpu"):
-            return int(torch.xpu.max_memory_allocated()) - self._before
-        return self._status("VmHWM") - self._before if self._before >= 0 else None
-
-
 def make_cache(cell: Cell, cache: str, config: Any) -> Any:
-    """Return an empty cache for a cell, with room for all of its tokens."""
+    """Returns an empty cache for a cell, with room for all of its tokens."""
     import transformers
 
     length = cell.context + cell.new_tokens
@@ -85,17 +55,17 @@ def make_cache(cell: Cell, cache: str, config: Any) -> Any:
 
 
 def cache_keyword(model: Any) -> str:
-    """Return the argument of a model, and of generate, that is its cache: cache from Transformers 5.24 on."""
+    """Returns the argument of a model, and of generate, that is its cache: cache from Transformers 5.24 on."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def use(model: Any, implementation: Implementation) -> None:
-    """Make the model compute its attention that way."""
+    """Makes the model compute its attention that way."""
     use_attention(model, implementation.attention)
 
 
 def use_attention(model: Any, name: str) -> None:
-    """Make the model compute its attention by xeflash, sdpa or eager."""
+    """Makes the model compute its attention by xeflash, sdpa or eager."""
     if name == "xeflash":
         from xeflash.integrations.transformers import register
 
@@ -104,18 +74,18 @@ def use_attention(model: Any, name: str) -> None:
 
 
 def random_tokens(batch: int, length: int, vocabulary: int, device: str, seed: int) -> Tensor:
-    """Return tokens (batch, length)."""
+    """Returns tokens (batch, length)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocabulary, (batch, length), generator=generator).to(device)
 
 
 def prompt_of(cell: Cell, vocabulary: int, device: str, seed: int) -> Tensor:
-    """Return random tokens (batch, context)."""
+    """Returns random tokens (batch, context)."""
     return random_tokens(cell.batch, cell.context, vocabulary, device, seed)
 
 
 def generate(model: Any, cell: Cell, prompt: Tensor, cache: Any) -> Generation:
-    """Generate the cell's new tokens, greedily or by beam search."""
+    """Generates the cell's new tokens, greedily or by beam search."""
     device = prompt.device.type
     synchronize = synchronizer(device)
     watch = _Stopwatch(synchronize)

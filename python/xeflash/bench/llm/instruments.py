@@ -25,7 +25,7 @@ class Attention:
     counts: bool = False
 
     def timed(self, function: Callable[..., Any], synchronize: Callable[[], None]) -> Callable[..., Any]:
-        """Return the function with its time added up."""
+        """Returns the function with its time added up."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             synchronize()
@@ -41,7 +41,7 @@ class Attention:
 
 @contextmanager
 def attention_replaced(model: Any, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replace the model's attention function, whichever it is set to, by `change` of it."""
+    """Replaces the model's attention function, whichever it is set to, by `change` of it."""
     from transformers import AttentionInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -65,7 +65,7 @@ def attention_replaced(model: Any, change: Callable[[Callable[..., Any]], Callab
 
 @contextmanager
 def attention_timed(model: Any, cache: Any, device: str) -> Iterator[Attention]:
-    """Measure the attention of generations with this cache."""
+    """Measures the attention of generations with this cache."""
     synchronize = synchronizer(device)
     measured = Attention()
     first = model.register_forward_hook(lambda *_: setattr(measured, "counts", True))  # not the prompt's
@@ -101,7 +101,7 @@ class _Written(TorchDispatchMode):  # type: ignore[misc]
 
 @contextmanager
 def copies_counted(cache: Any) -> Iterator[Callable[[], int]]:
-    """Count the bytes that torch's operations in the cache's methods write: `torch.cat`, `index_select` and such."""
+    """Counts the bytes that torch's operations in the cache's methods write: `torch.cat`, `index_select` and such."""
     written = _Written()
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,14 +24,14 @@ class Models(NamedTuple):
     xeflash: Any = None
 
     def by(self, implementation: Implementation) -> Any:
-        """Return the one that an implementation wants, with its attention."""
+        """Returns the one that an implementation wants, with its attention."""
         model = self.xeflash if implementation.linear == "xeflash" else self.torch
         use(model, implementation)
         return model
 
 
 def prepared(model: Any, weights: str, patched: bool) -> Models:
-    """Quantise the linear layers of a model, in place: torch has the same numbers in the model's dtype.
+    """Quantises the linear layers of a model, in place: torch has the same numbers in the model's dtype.
 
     The head stays as it is, unless the kind of weights ends with "+head".
     """
@@ -57,7 +57,7 @@ def _quantise(model: Any, weights: str, with_head: bool) -> dict[str, Quantised]
 
 
 def _keep(module: Any, found: Quantised) -> None:
-    """Give a layer the tensors that compressed-tensors loads from a checkpoint, which `patch` reads."""
+    """Gives a layer the tensors that compressed-tensors loads from a checkpoint, which `patch` reads."""
     bits = 8 if found.kind == "int8" else 4
     module.quantization_scheme = SimpleNamespace(
         weights=SimpleNamespace(type="int", num_bits=bits), output_activations=None
@@ -68,7 +68,7 @@ def _keep(module: Any, found: Quantised) -> None:
 
 
 def _packed(q: Tensor, bits: int) -> Tensor:
-    """Numbers of so many bits in words of int32, the first one lowest."""
+    """Packs numbers of so many bits in words of int32, the first one lowest."""
     each = 32 // bits
     q = nn.functional.pad(q, (0, -q.shape[1] % each)).view(len(q), -1, each)
     shifted = [q[..., i] << bits * i for i in range(each)]

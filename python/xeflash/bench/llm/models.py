@@ -12,7 +12,7 @@ from xeflash.bench.llm.presets import PRESETS
 
 
 def config_of(name: str, layers: int | None) -> Any:
-    """The configuration of a preset, of so many layers, in which no token ends a text."""
+    """Returns the configuration of a preset, of so many layers, in which no token ends a text."""
     import transformers
 
     preset = PRESETS[name]
@@ -24,7 +24,7 @@ def config_of(name: str, layers: int | None) -> Any:
 
 
 def parameters_of(name: str, layers: int | None) -> int:
-    """How many numbers a model has, without building it."""
+    """Returns how many numbers a model has, without building it."""
     import transformers
 
     with torch.device("meta"):
@@ -33,7 +33,7 @@ def parameters_of(name: str, layers: int | None) -> int:
 
 
 def check_models(names: Iterable[str], layers: int | None = None) -> None:
-    """Raise before anything is built if Transformers is missing, does not know a model, or that has fewer layers."""
+    """Raises before anything is built if Transformers is missing, does not know a model, or that has fewer layers."""
     for name in dict.fromkeys(names):
         if layers is not None and layers > PRESETS[name].layers:
             raise ValueError(
@@ -43,7 +43,7 @@ def check_models(names: Iterable[str], layers: int | None = None) -> None:
 
 
 def build(name: str, layers: int | None, dtype: str, device: str, seed: int) -> Any:
-    """A model with random weights, the same for a seed."""
+    """Builds a model with random weights, the same for a seed."""
     import transformers
 
     torch.manual_seed(seed)
@@ -54,7 +54,7 @@ def build(name: str, layers: int | None, dtype: str, device: str, seed: int) -> 
 
 
 def kv_bytes(config: Any, context: int, dtype: str) -> int:
-    """Bytes of keys and values that one token of one sequence attends to, in all layers."""
+    """Returns the bytes of keys and values that one token of one sequence attends to, in all layers."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     window = getattr(config, "sliding_window", None)

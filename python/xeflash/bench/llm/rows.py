@@ -1,111 +1,90 @@
-"""The result of one cell in one implementation as a flat row: the same fields in CSV, JSON and the table."""
+"""The result of one cell computed one way as a flat row, and the tables of rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from xeflash.bench.limits import Peaks
-from xeflash.bench.llm.cells import Cell, Implementation
+from xeflash.bench.llm.cells import Cell, TrainCell
 from xeflash.bench.llm.generation import Generation
-from xeflash.bench.rows import Result
+from xeflash.bench.numbers import number, percent, ratio, size, times
+from xeflash.bench.rows import Result, Timed, times_of, with_ratios
 from xeflash.bench.stats import quantile
+from xeflash.bench.tables import NONE, Cells, Layout
 
 
 @dataclass(frozen=True)
-class LlmRow:
-    """One cell in one implementation.
+class LlmRow(Timed, Cell):
+    """A cell computed one way. Times are milliseconds from one token to the next, over all rounds."""
 
-    `status` is "ok", "failed" (wrong or an error; `note` says which) or "skipped". Times are milliseconds; those of
-    tokens are between one and the next, over all rounds; numbers that were not measured are None.
-    """
-
-    model: str
-    layers: int | None
-    dtype: str
-    batch: int
-    beams: int
-    context: int
-    new_tokens: int
-    implementation: str
-    status: str
-    note: str = ""
-    weights: str = "same"
-    rounds: int | None = None
+    way: str = ""
     ttft_ms: float | None = None
-    tpot_mean_ms: float | None = None
-    tpot_median_ms: float | None = None
-    tpot_p90_ms: float | None = None
-    tpot_p99_ms: float | None = None
+    mean_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
     total_ms: float | None = None
     tokens_per_s: float | None = None
-    ratio: float | None = None
     attention_percent: float | None = None
     attention_ms: float | None = None
     kv_bytes: int | None = None
     kv_gbytes_per_s: float | None = None
-    percent_of_peak: float | None = None
     copied_bytes: int | None = None
-    peak_bytes: int | None = None
-    # On a simulated GPU, of one token instead of times:
-    instructions: int | None = None
-    read_bytes: int | None = None
-    written_bytes: int | None = None
-    launches: int | None = None
-    bound_by: str | None = None
 
     @property
     def label(self) -> str:
         """Short name for messages."""
-        quantised = "" if self.weights == "same" else f" {self.weights}"
-        return f"{self.model} {self.dtype}{quantised} B{self.batch}x{self.beams} {self.context} {self.implementation}"
+        return f"{super().label} {self.way}"
+
+
+@dataclass(frozen=True)
+class TrainRow(Timed, TrainCell):
+    """A cell with one attention. Times are milliseconds of a step."""
+
+    way: str = ""
+    tokens_per_s: float | None = None
+    loss: float | None = None
 
     @property
-    def section(self) -> str:
-        """Tables of a result are by this."""
-        return "counts" if self.instructions is not None else "decode"
+    def label(self) -> str:
+        """Short name for messages."""
+        return f"{super().label} {self.way}"
+
+
+def row_of(cell: Cell | TrainCell, way: str) -> Any:
+    """Returns the row of a cell computed one way, without any number."""
+    return (LlmRow if isinstance(cell, Cell) else TrainRow)(**dataclasses.asdict(cell), way=way)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What the instruments found, of one token."""
+    """What the instruments found of one token."""
 
     attention_seconds: float
     total_seconds: float
     copied_bytes: int
 
 
-def _base(cell: Cell, implementation: Implementation, status: str) -> LlmRow:
-    return LlmRow(**dataclasses.asdict(cell), implementation=implementation.name, status=status)
-
-
-def row_without_times(cell: Cell, implementation: Implementation, status: str, note: str) -> LlmRow:
-    """Return the row of what was skipped or failed."""
-    return dataclasses.replace(_base(cell, implementation, status), note=note)
-
-
-def result_of(
-    cell: Cell, implementation: Implementation, rounds: Sequence[Generation], shares: Shares, kv_bytes: int
-) -> Result:
-    """Return the result of what was timed."""
-    steps = sorted(1e3 * step for generation in rounds for step in generation.steps)
-    median = statistics.median(steps)
+def generated(row: LlmRow, rounds: Sequence[Generation], shares: Shares, kv_bytes: int) -> Result:
+    """Returns the result of generations that were timed."""
+    samples = [1e3 * step for generation in rounds for step in generation.steps]
+    steps, times = sorted(samples), times_of(samples)
     share = shares.attention_seconds / shares.total_seconds
-    attention_ms = share * median
+    attention_ms = share * times["median_ms"]
     peaks = [generation.peak_bytes for generation in rounds if generation.peak_bytes is not None]
-    row = dataclasses.replace(
-        _base(cell, implementation, "ok"),
+    return Result(row, {row.way: tuple(samples)}).with_row(
         rounds=len(rounds),
+        **times,
         ttft_ms=1e3 * statistics.median(generation.first for generation in rounds),
-        tpot_mean_ms=statistics.fmean(steps),
-        tpot_median_ms=median,
-        tpot_p90_ms=quantile(steps, 0.9),
-        tpot_p99_ms=quantile(steps, 0.99),
+        mean_ms=statistics.fmean(steps),
+        p90_ms=quantile(steps, 0.9),
+        p99_ms=quantile(steps, 0.99),
         total_ms=1e3 * statistics.median(generation.total for generation in rounds),
-        tokens_per_s=1e3 * cell.batch / median,
+        tokens_per_s=1e3 * row.batch / times["median_ms"],
         attention_percent=100 * share,
         attention_ms=attention_ms,
         kv_bytes=kv_bytes,
@@ -113,33 +92,93 @@ def result_of(
         copied_bytes=shares.copied_bytes,
         peak_bytes=max(peaks, default=None),
     )
-    samples = {f"round {i}": tuple(1e3 * step for step in rounds[i].steps) for i in range(len(rounds))}
-    return Result(row, samples)
 
 
-def with_ratios(results: Sequence[Result], peaks: Peaks) -> list[Result]:
-    """Return the results with tokens/s over those of sdpa/dynamic, and % of what reading is held to, filled in."""
-    cell_fields = [field.name for field in dataclasses.fields(Cell)]
+def trained(row: TrainRow, steps_ms: Sequence[float], peak_bytes: int, loss: float) -> Result:
+    """Returns the result of training steps that were timed."""
+    times = times_of(steps_ms)
+    return Result(row, {row.way: tuple(steps_ms)}).with_row(
+        rounds=len(steps_ms),
+        **times,
+        tokens_per_s=1e3 * row.batch * row.seq / times["median_ms"],
+        peak_bytes=peak_bytes,
+        loss=loss,
+    )
 
-    def cell_of(row: LlmRow) -> tuple[object, ...]:
-        return tuple(getattr(row, name) for name in cell_fields)
 
-    plain: Mapping[tuple[object, ...], float] = {
-        cell_of(result.row): result.row.tokens_per_s
-        for result in results
-        if result.row.implementation == "sdpa/dynamic" and result.row.tokens_per_s
-    }
+def beside_sdpa(results: Sequence[Result], peaks: Peaks) -> list[Result]:
+    """Returns the results with their speed over that of sdpa, and with the peak that holds reading K and V."""
+    training = any(isinstance(result.row, TrainCell) for result in results)
+    filled = with_ratios(results, TrainCell, "sdpa") if training else with_ratios(results, Cell, "sdpa/dynamic")
 
-    def fill(row: LlmRow) -> LlmRow:
-        base = plain.get(cell_of(row))
-        row = dataclasses.replace(row, ratio=row.tokens_per_s / base if row.tokens_per_s and base else None)
-        if not row.attention_ms or not row.kv_bytes:
-            return row
-        of_reading = ("", "")  # no arithmetic is measured
-        weights_too = math.inf  # they drive K and V out of a cache
-        limit = peaks.limit(of_reading, 0, row.kv_bytes, 1e-3 * row.attention_ms, weights_too)
-        if limit is None:
-            return row
-        return dataclasses.replace(row, percent_of_peak=limit.percent_of_peak, bound_by=limit.bound_by)
+    def held(result: Result) -> Result:
+        row, no_arithmetic, weights_too = result.row, ("", ""), math.inf  # weights drive K and V out of a cache
+        if training or not row.attention_ms or not row.kv_bytes:
+            return result
+        limit = peaks.limit(no_arithmetic, 0, row.kv_bytes, 1e-3 * row.attention_ms, weights_too)
+        return result.with_row(percent_of_peak=limit.percent_of_peak, bound_by=limit.bound_by) if limit else result
 
-    return [dataclasses.replace(result, row=fill(result.row)) for result in results]
+    return [held(result) for result in filled]
+
+
+def _or_note(row: Any, text: str) -> str:
+    """Returns the text of a row that was measured; of others, why they were not."""
+    return text if row.status == "ok" else f"{row.status}: {row.note}"
+
+
+def _new_per_second(row: LlmRow) -> float | None:
+    """Returns the new tokens of all sequences over the whole time."""
+    return 1e3 * row.batch * row.new_tokens / row.total_ms if row.total_ms else None
+
+
+_MODEL: Cells = {
+    "model": lambda r: r.model if r.layers is None else f"{r.model}, {r.layers} layers",
+    "dtype": lambda r: r.dtype,
+}
+_CELL: Cells = {
+    **_MODEL,
+    "weights": lambda r: r.weights,
+    "B x beams": lambda r: f"{r.batch} x {r.beams}",
+    "context": lambda r: str(r.context),
+    "attention/cache": lambda r: r.way,
+}
+_SPEED: Cells = {
+    "tokens/s": lambda r: _or_note(r, number(r.tokens_per_s)),
+    "of sdpa": lambda r: ratio(r.ratio),
+}
+_DECODE: Cells = {
+    **_SPEED,
+    "TTFT ms": lambda r: number(r.ttft_ms),
+    "TPOT ms": lambda r: times(r.median_ms, r.min_ms, r.iqr_ms),
+    "mean": lambda r: number(r.mean_ms),
+    "p90": lambda r: number(r.p90_ms),
+    "p99": lambda r: number(r.p99_ms),
+    "in attention": lambda r: percent(r.attention_percent),
+    "KV GB/s": lambda r: number(r.kv_gbytes_per_s),
+    "of read peak": lambda r: f"{percent(r.percent_of_peak)} of {r.bound_by}" if r.bound_by else NONE,
+    "copied / token": lambda r: size(r.copied_bytes),
+    "peak memory": lambda r: size(r.peak_bytes),
+}
+_GENERATE: Cells = {
+    "new": lambda r: str(r.new_tokens),
+    "generate() ms": lambda r: _or_note(r, number(r.total_ms)),
+    "new tokens/s": lambda r: number(_new_per_second(r)),
+    "TTFT ms": lambda r: number(r.ttft_ms),
+    "peak memory": lambda r: size(r.peak_bytes),
+}
+_STEPS: Cells = {
+    **_MODEL,
+    "B": lambda r: str(r.batch),
+    "S": lambda r: str(r.seq),
+    "checkpointing": lambda r: "yes" if r.checkpointing else "no",
+    "attention": lambda r: r.way,
+    **_SPEED,
+    "step ms": lambda r: times(r.median_ms, r.min_ms, r.iqr_ms),
+    "peak memory": lambda r: size(r.peak_bytes),
+    "loss": lambda r: number(r.loss, 6),
+}
+_DETAILS = ("mean", "p90", "of read peak", "KV GB/s", "copied / token", "peak memory", "in attention", "p99")
+DECODE, GENERATE = (
+    Layout(LlmRow, {"decode": {**_CELL, **cells}}, (*_CELL, "new"), _DETAILS) for cells in (_DECODE, _GENERATE)
+)
+TRAIN = Layout(TrainRow, {"train": _STEPS}, tuple(_STEPS)[:5], ("step ms", "loss"))

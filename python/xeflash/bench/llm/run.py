@@ -1,180 +1,126 @@
-"""Runs the cells: builds each model once, checks, then generates in rounds, the implementations in turns."""
+"""Runs cells: builds each model once, checks all ways to compute it, and then has them take turns."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from xeflash.bench import peak
-from xeflash.bench.check import ERRORS, said
 from xeflash.bench.environ import available_memory, too_large
 from xeflash.bench.forms import TORCH_DTYPES
 from xeflash.bench.limits import Peaks
-from xeflash.bench.llm import check, counts
-from xeflash.bench.llm.cells import Cell, Implementation
-from xeflash.bench.llm.generation import Generation, generate, make_cache, prompt_of
-from xeflash.bench.llm.instruments import attention_timed, copies_counted
-from xeflash.bench.llm.linears import Models, prepared
-from xeflash.bench.llm.models import build, kv_bytes, parameters_of
-from xeflash.bench.llm.rows import Shares, result_of, row_without_times
-from xeflash.bench.measure import header as header_of
+from xeflash.bench.llm.models import build, parameters_of
+from xeflash.bench.llm.rows import row_of
 from xeflash.bench.rows import Result
-from xeflash.bench.timing import settle
-
-METHOD = [
-    "a model of Transformers with random weights, its generate() on a prompt of random tokens; times are of its logits "
-    "processors: TTFT to the first, TPOT from one to the next, over all rounds",
-    "in every round each implementation generates once, in rotating order, after one untimed call on the shortest "
-    "context; attention/cache: xe is XeCache, dynamic and static are Transformers'",
-    "weights int8 and int4: linear layers but the head are rounded to nearest when the model is loaded, with a "
-    "scale, a power of two, for 128 inputs, and with +head the head, too; +linear: xeflash.linear computes linear "
-    "layers, and reads these; else "
-    "torch does, with the same numbers in the dtype of the model",
-    "tokens/s = batch / median TPOT; of sdpa: times that of sdpa/dynamic",
-    "in attention: attention function, cache update and reordering, timed in a pass of their own, of a token's time; "
-    "KV GB/s: bytes of K and V that a token attends to / that time; of read peak: what memory gives, or a "
-    "cache where that is passed",
-    "copied / token: bytes that torch's operations in the cache's methods write, counted in a pass of its own",
-    "peak memory: above what was there before generate()",
-]
-COUNTS_METHOD = [
-    "a model of Transformers with random weights on the CPU, its attention on the simulated GPU; counts of one token, "
-    "after the prompt, all layers; nothing is timed",
-]
-_SHORT_TOKENS = 6  # of the passes with instruments
+from xeflash.bench.runner import attempt, header
+from xeflash.bench.timing import in_turns
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure."""
+    """How to measure, and which ways: implementations of decoding, or names of attentions."""
 
-    device: str  # cpu, xpu, or sim:pvc
+    device: str
     rounds: int
     seed: int
-    implementations: tuple[Implementation, ...]
+    ways: tuple[Any, ...]
 
     @property
-    def simulated(self) -> bool:
-        """Whether a simulated GPU counts, and nothing is timed."""
-        return self.device.startswith("sim:")
-
-    @property
-    def torch_device(self) -> str:
-        """Where the model is."""
-        return "cpu" if self.simulated else self.device
+    def names(self) -> dict[str, Any]:
+        """The ways by their names."""
+        return {str(way): way for way in self.ways}
 
 
-def _memory_needed(cell: Cell, implementation: Implementation, config: Any) -> int:
-    """Bytes that a prompt needs beyond the model: scores, where they are stored in memory, and a copy of the cache."""
-    rows = cell.batch * cell.beams
-    cache = 3 * rows * kv_bytes(config, cell.context, cell.dtype)
-    if implementation.attention != "eager":
-        return cache
-    return cache + int(rows * config.num_attention_heads * cell.context**2 * (4 + 4 + 2))
+class Trials(ABC):
+    """A model and what all ways do with it; `wrong` tells by name which ways must not be timed, and why."""
+
+    method: ClassVar[Sequence[str]]
+    wrong: dict[str, str]
+
+    def __init__(self, options: Options) -> None:
+        """Begins without a wrong way."""
+        self.options, self.wrong = options, {}
+
+    @staticmethod
+    @abstractmethod
+    def bytes_of_number(dtype: str, weights: str) -> int:
+        """Returns the most bytes that a number of the model takes, beyond the tensors of a call."""
+
+    @abstractmethod
+    def inputs(self, cell: Any) -> Any:
+        """Returns what all ways compute a cell from."""
+
+    @abstractmethod
+    def memory_needed(self, cell: Any, way: Any) -> float:
+        """Returns an estimate of the bytes that a call takes beyond the model."""
+
+    def begin(self, cell: Any, inputs: Any, way: Any) -> None:  # noqa: B027
+        """Does what a way needs before its first sample; by default nothing."""
+
+    @abstractmethod
+    def sample(self, cell: Any, inputs: Any, way: Any) -> Any:
+        """Returns what one call gave and took."""
+
+    @abstractmethod
+    def result(self, row: Any, cell: Any, inputs: Any, way: Any, samples: Sequence[Any]) -> Result:
+        """Returns the result of a way's samples."""
 
 
-def _shares(model: Any, cell: Cell, implementation: Implementation, prompt: Tensor) -> Shares:
-    """Where the time of a token goes, and what the cache copies for it."""
-    cell = replace(cell, new_tokens=min(_SHORT_TOKENS, cell.new_tokens))
-    tokens = cell.new_tokens - 1
+def run(kind: Any, cells: Sequence[Any], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
+    """Yields the results one by one, so that an interrupted run keeps what it has.
 
-    def cache() -> Any:
-        return make_cache(cell, implementation.cache, model.config)
-
-    timed = cache()
-    with attention_timed(model, timed, prompt.device.type) as attention:
-        total = sum(generate(model, cell, prompt, timed).steps)
-    copies = []
-    for new in (1, cell.new_tokens):  # the difference is that of the tokens after the first
-        counted = cache()
-        with copies_counted(counted) as written:
-            generate(model, replace(cell, new_tokens=new), prompt, counted)
-            copies.append(written())
-    return Shares(attention.seconds / tokens, total / tokens, (copies[1] - copies[0]) // tokens)
-
-
-def _run_cell(models: Models, cell: Cell, options: Options) -> Iterator[Result]:
-    """Time one cell in all implementations."""
-    model = models.torch
-    prompt = prompt_of(cell, model.config.vocab_size, options.torch_device, options.seed)
-    rounds: dict[Implementation, list[Generation]] = {}
-    failed: dict[Implementation, Result] = {}
-    free = available_memory(options.torch_device)
-    for implementation in options.implementations:
-        if note := too_large(_memory_needed(cell, implementation, model.config), free):
-            failed[implementation] = Result(row_without_times(cell, implementation, "skipped", note))
-        else:
-            rounds[implementation] = []
-    names = list(rounds)
-    for turn in range(options.rounds):
-        shift = turn % max(1, len(names))
-        for implementation in names[shift:] + names[:shift]:
-            if implementation in failed:
-                continue
-            model = models.by(implementation)
-            settle()
-            try:
-                cache = make_cache(cell, implementation.cache, model.config)
-                rounds[implementation].append(generate(model, cell, prompt, cache))
-            except ERRORS as error:
-                note = said(error)
-                failed[implementation] = Result(row_without_times(cell, implementation, "failed", note))
-    read = cell.batch * cell.beams * kv_bytes(model.config, cell.context, cell.dtype)
-    for implementation in options.implementations:
-        if implementation in failed:
-            yield failed[implementation]
-            continue
-        shares = _shares(models.by(implementation), cell, implementation, prompt)
-        yield result_of(cell, implementation, rounds[implementation], shares, read)
-
-
-def _check(models: Models, cells: Sequence[Cell], options: Options) -> str:
-    """Return what is wrong with an implementation, or "". Also what compiles and warms up everything."""
-    shortest = min(cells, key=lambda cell: (cell.beams, cell.context))
-    prompt = prompt_of(shortest, models.torch.config.vocab_size, options.torch_device, options.seed)
-    return check.disagreement(models, shortest, options.implementations, prompt)
-
-
-def _model_of(cell: Cell) -> tuple[str, int | None, str, str]:
-    return cell.model, cell.layers, cell.dtype, cell.weights
-
-
-def run(cells: Sequence[Cell], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
-    """Yield the results one by one, so that an interrupted run keeps what it has."""
-    patched = any(implementation.linear == "xeflash" for implementation in options.implementations)
-    for (name, layers, dtype, weights), group in itertools.groupby(cells, _model_of):
+    `kind` is the class of `Trials` that a model, its cells and the options make.
+    """
+    for (name, layers, dtype, weights), group in itertools.groupby(
+        cells, lambda cell: (cell.model, cell.layers, cell.dtype, cell.weights)
+    ):
         mine = list(group)
-        exact = 8 if dtype == "fp32" else 4  # of the check's copy
-        packed = {"same": 0, "int8": 4, "int4": 3}[weights.partition("+")[0]]  # bytes of a weight while it is quantised
-        needed = parameters_of(name, layers) * (TORCH_DTYPES[dtype].itemsize + exact + packed)
-        if not options.simulated and (note := too_large(needed, available_memory(options.torch_device))):
-            for cell in mine:
-                yield from (Result(row_without_times(cell, x, "skipped", note)) for x in options.implementations)
+        needed = parameters_of(name, layers) * kind.bytes_of_number(dtype, weights)
+        if note := too_large(needed, available_memory(options.device)):
+            rows = [row_of(cell, way) for cell in mine for way in options.names]
+            yield from (Result(dataclasses.replace(row, status="skipped", note=note)) for row in rows)
             continue
-        model = build(name, layers, dtype, options.torch_device, options.seed)
-        with torch.inference_mode():
-            models = prepared(model, weights, patched)
-            wrong = "" if options.simulated else _check(models, mine, options)
-            for cell in mine:
-                if wrong:
-                    yield from (
-                        Result(row_without_times(cell, implementation, "failed", wrong))
-                        for implementation in options.implementations
-                    )
-                elif options.simulated:
-                    yield counts.count(model, cell, options.seed)
-                else:
-                    if meter is not None:
-                        meter.sample()
-                    yield from _run_cell(models, cell, options)
-        del model, models
+        trials = kind(build(name, layers, dtype, options.device, options.seed), mine, options)
+        for cell in mine:
+            if meter is not None:
+                meter.sample()
+            yield from _run_cell(trials, cell)
+        del trials
 
 
-def header(options: Options, peaks: Peaks) -> dict[str, object]:
-    """Return the block above the rows: environment, peaks, method."""
-    return header_of(options.device, COUNTS_METHOD if options.simulated else [*METHOD, check.METHOD], peaks)
+def _run_cell(trials: Trials, cell: Any) -> Iterator[Result]:
+    """Times one cell, all ways in turns."""
+    options, inputs, failed = trials.options, trials.inputs(cell), {}
+    rows = {name: row_of(cell, name) for name in options.names}
+    samples: dict[str, list[Any]] = {name: [] for name in rows}
+
+    def tried(name: str, action: Any, needed: float = 0) -> Any:
+        found = attempt(rows[name], options.device, lambda: action(cell, inputs, options.names[name]), needed)
+        if isinstance(found, Result) and found.row.status != "ok":
+            failed[name] = found
+        return found
+
+    for name, way in options.names.items():
+        if name in trials.wrong:
+            failed[name] = Result(dataclasses.replace(rows[name], status="failed", note=trials.wrong[name]))
+        else:
+            tried(name, trials.begin, trials.memory_needed(cell, way))
+    for name in in_turns([name for name in rows if name not in failed], options.rounds):
+        if name not in failed:
+            samples[name].append(tried(name, trials.sample))
+    for name, way in options.names.items():
+        yield failed.get(name) or trials.result(rows[name], cell, inputs, way, samples[name])
+
+
+def head(kind: type[Trials], options: Options, peaks: Peaks | None) -> dict[str, object]:
+    """Returns the block above the rows: environment, peaks, method."""
+    return header(options.device, kind.method, peaks)
+
+
+def element(dtype: str) -> int:
+    """Returns the bytes of a number of the model."""
+    return int(TORCH_DTYPES[dtype].itemsize)

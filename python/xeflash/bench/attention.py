@@ -1,0 +1,128 @@
+"""The benchmark of attention: its rows and tables, and the problem of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xeflash.bench import check as checking
+from xeflash.bench import forms, shares
+from xeflash.bench.cases import PHASES, Case
+from xeflash.bench.environ import available_memory, too_large
+from xeflash.bench.numbers import number, of_device, size, whole
+from xeflash.bench.plot import Picture
+from xeflash.bench.rows import OURS, Compared
+from xeflash.bench.runner import Benchmark, Call, Options, Problem
+from xeflash.bench.tables import NONE, comparison
+
+METHOD = [
+    "K and V are warm in the cache where they fit; GFLOP/s count a causal triangle as half; GB/s count K and V once",
+    "threads: of the launch that scores, CPUs: work-items; of device: of the threads that it holds, CPUs: 4 a core; "
+    "partial: memory in which splits of the keys leave results for the launch that merges them",
+    "backward: the gradients of q, k and v by torch.autograd.grad, after one forward pass whose graph is kept; counted "
+    "as 5 products of matrices, 2.5 times those of a forward pass",
+    "train: a forward pass and these gradients; counted as 7 products; eager: softmax(Q K^T) V with all scores in "
+    "memory, which is not timed",
+    checking.METHOD,
+]
+_EAGER_BYTES = 16  # for each score of a training step with eager attention: 12.6 of long sequences, in fp32
+
+
+@dataclass(frozen=True)
+class Row(Compared, Case):
+    """A case and what was measured of it.
+
+    `threads` are those of the kernel that scores, `percent_of_device` what they are of the threads that the device
+    holds; `partial_bytes` is what splits of the keys leave to be merged. Rows of gradients do not have them.
+    """
+
+    threads: int | None = None
+    percent_of_device: float | None = None
+    splits: int | None = None
+    partial_bytes: int | None = None
+
+    @property
+    def section(self) -> str:
+        """The table that this row is in."""
+        return self.phase
+
+
+def _unless_decode(text: Callable[[Row], str]) -> Callable[[Row], str]:
+    return lambda row: NONE if row.phase == "decode" else text(row)
+
+
+def _if_decode(text: Callable[[Row], str]) -> Callable[[Row], str]:
+    return lambda row: text(row) if row.phase == "decode" else NONE
+
+
+LAYOUT = comparison(
+    Row,
+    PHASES,
+    {
+        "dtype": lambda r: r.dtype,
+        "B": lambda r: str(r.batch),
+        "Hq/Hkv": lambda r: f"{r.heads}/{r.kv_heads}",
+        "D": lambda r: str(r.head_dim),
+        "S": _unless_decode(lambda r: str(r.seq_q)),
+        "causal": _unless_decode(lambda r: "yes" if r.causal else "no"),
+        "KV": _if_decode(lambda r: str(r.seq_k)),
+    },
+    {
+        "GFLOP/s": _unless_decode(lambda r: number(r.gflops)),
+        "GB/s of KV": _if_decode(lambda r: number(r.gbytes_per_s)),
+    },
+    {
+        "threads": lambda r: whole(r.threads),
+        "of device": lambda r: of_device(r.percent_of_device),
+        "splits": lambda r: whole(r.splits),
+        "partial": lambda r: size(r.partial_bytes),
+    },
+    "threads: of the launch that scores, and of device: of those that it holds (a CPU: 4 work-items a core); splits: "
+    "of the keys, and the memory of their partial results",
+)
+
+
+def _problem(case: Case, options: Options) -> Problem:
+    inputs = forms.make_inputs(case, options.device, options.seed)
+    ours = forms.of_phase(case, inputs, forms.our_form(case, inputs))
+    torchs = {name: forms.of_phase(case, inputs, form) for name, form in forms.torch_forms(case, inputs).items()}
+    plain = next(iter(torchs.values()))
+    return Problem(
+        calls={OURS: ours, **(torchs if options.compare_torch else {})},
+        check=lambda: checking.check(case, inputs, ours, plain),
+        flops=case.flops,
+        bytes_read=case.kv_bytes,
+        memory=case.phase == "train",
+        eager=_eager(case, inputs, options),
+        fields={} if case.gradients else shares.fields_of(shares.shares_here(case, options.device)),
+    )
+
+
+def _eager(case: Case, inputs: forms.Inputs, options: Options) -> Call | None:
+    """Returns a training step with all scores in memory, if they fit there."""
+    scores = case.batch * case.heads * case.seq_q * case.seq_k
+    if case.phase != "train" or too_large(_EAGER_BYTES * scores, available_memory(options.device)):
+        return None
+    return forms.of_phase(case, inputs, forms.eager_form(case, inputs))
+
+
+BENCHMARK = Benchmark(
+    layout=LAYOUT,
+    title="xeflash and torch SDPA on {}: median and quartiles",
+    method=METHOD,
+    algorithm=lambda case: case.algorithm,
+    memory_needed=lambda case: case.memory_bytes,
+    problem=_problem,
+    notes=forms.FORM_NOTES,
+    picture=Picture(
+        panel=lambda row: f"{row.phase} {row.dtype}",
+        ticks={
+            "batch": lambda row: str(row.batch),
+            "query heads": lambda row: str(row.heads),
+            "KV heads": lambda row: str(row.kv_heads),
+            "head dim": lambda row: str(row.head_dim),
+            "keys": lambda row: str(row.seq_k) if row.seq_k % 1024 else f"{row.seq_k // 1024}k",
+        },
+        reads=lambda row: "K and V" if row.phase == "decode" else "",
+    ),
+)
