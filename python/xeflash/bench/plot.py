@@ -145,6 +145,26 @@ def _peaks(axis: Any, tops: Sequence[tuple[str | None, float | None]], names: Ma
         axis.hlines([top for _, top in here], *lines, colors=color, linestyles="dashed", label=names[kind])
 
 
+def _heights(
+    picture: Picture, results: Sequence[Result], form_of: Callable[[Any], str | None]
+) -> dict[int, list[float]]:
+    """Returns the heights of a form's bars by the place of their case; `form_of` names the form of a row."""
+    found = {}
+    for i, result in enumerate(results):
+        if form := form_of(result.row):
+            work = _rate(picture, result.row) * result.row.median_ms
+            found[i] = quartiles(result.samples_ms[form], lambda ms, work=work: work / ms)  # type: ignore[misc]
+    return found
+
+
+def _ticks(picture: Picture, rows: Sequence[Any]) -> tuple[list[str], list[str], list[str]]:
+    """Returns the name of each case, what these names tell, and what all cases have in common."""
+    ticks = {label: [text(row) for row in rows] for label, text in picture.ticks.items()}
+    told = [label for label, texts in ticks.items() if len(set(texts)) > 1] or list(ticks)[-1:]
+    common = [f"{label} {texts[0]}" for label, texts in ticks.items() if label not in told]
+    return ["\n".join(texts) for texts in zip(*(ticks[label] for label in told), strict=True)], told, common
+
+
 def figure(picture: Picture, results: Sequence[Result], title: str) -> Any:
     """Returns the picture as matplotlib's Figure; what all cases of a panel have in common is in its title."""
     results = [result for result in results if result.row.status == "ok"]
@@ -153,26 +173,16 @@ def figure(picture: Picture, results: Sequence[Result], title: str) -> Any:
     figure, axes = panels(len(names), title)
     for axis, name in zip(axes, names, strict=True):
         mine = [result for result in results if picture.panel(result.row) == name]
-        rates = [_rate(picture, result.row) for result in mine]
-        forms = {OURS: [OURS] * len(mine), "torch, best form": [result.row.torch_form for result in mine]}
-        heights = {
-            label: {
-                i: quartiles(x.samples_ms[form], lambda ms, x=x, rate=rate: rate * x.row.median_ms / ms)  # type: ignore[misc]
-                for i, (x, rate, form) in enumerate(zip(mine, rates, found, strict=True))
-                if form is not None
-            }
-            for label, found in forms.items()
-        }
-        ticks = {label: [text(result.row) for result in mine] for label, text in picture.ticks.items()}
-        others = [label for label, texts in ticks.items() if len(set(texts)) > 1] or list(ticks)[-1:]
-        common = [f"{label} {texts[0]}" for label, texts in ticks.items() if label not in others]
-        labels = ["\n".join(texts) for texts in zip(*(ticks[label] for label in others), strict=True)]
-        bars(axis, {label: found for label, found in heights.items() if found}, labels)
-        held = [(x.row.bound_by, x.row.percent_of_peak) for x in mine]
-        tops = [(kind, 100 * rate / held if held else None) for rate, (kind, held) in zip(rates, held, strict=True)]
-        _peaks(axis, tops, names_of_peaks)
+        rows = [result.row for result in mine]
+        labels, told, common = _ticks(picture, rows)
+        forms = {OURS: _heights(picture, mine, lambda _: OURS)}
+        if torchs := _heights(picture, mine, lambda row: row.torch_form):
+            forms["torch, best form"] = torchs
+        bars(axis, forms, labels)
+        tops = [100 * _rate(picture, row) / row.percent_of_peak if row.percent_of_peak else None for row in rows]
+        _peaks(axis, [(row.bound_by, top) for row, top in zip(rows, tops, strict=True)], names_of_peaks)
         axis.set_xlim(-0.6, len(mine) - 0.4)
-        axis.set_xlabel("; ".join(others))
-        axis.set_ylabel(f"GB/s of {read}" if (read := picture.reads(mine[0].row)) else "GFLOP/s")
+        axis.set_xlabel("; ".join(told))
+        axis.set_ylabel(f"GB/s of {read}" if (read := picture.reads(rows[0])) else "GFLOP/s")
         axis.set_title(", ".join([name, *common]), fontsize="medium")
     return with_legend(figure)

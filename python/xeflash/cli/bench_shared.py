@@ -30,7 +30,7 @@ def add_lists(group: Any, **options: tuple[Any, Any, str]) -> None:
     """
     for name, (allowed, default, text) in options.items():
         parse = parse_sizes if allowed is SIZES else functools.partial(parse_choices, allowed=allowed)
-        words = "" if allowed is SIZES else f"of {', '.join(allowed)}"
+        words = "" if allowed is SIZES else f"some of {', '.join(allowed)}"
         usual = "" if default is None else f"default: {','.join(map(str, default))}"
         told = "; ".join(part for part in (text, words, usual) if part)
         group.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -113,7 +114,8 @@ def _run_cell(trials: Trials, cell: Any) -> Iterator[Result]:
         if name not in failed:
             samples[name].append(tried(name, trials.sample))
     for name, way in options.names.items():
-        yield failed.get(name) or trials.result(rows[name], cell, inputs, way, samples[name])
+        result = functools.partial(trials.result, rows[name], cell, inputs, way, samples[name])
+        yield failed[name] if name in failed else attempt(rows[name], options.device, result)
 
 
 def head(kind: type[Trials], options: Options, peaks: Peaks | None) -> dict[str, object]:
