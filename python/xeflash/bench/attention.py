@@ -43,7 +43,7 @@ class Row(Compared, Case):
 
     @property
     def section(self) -> str:
-        """The table that this row is in."""
+        """Returns the table that this row is in."""
         return self.phase
 
 

@@ -1,4 +1,4 @@
-"""What is measured: a `Case` is one problem, a `Grid` a product of choices, a preset two grids."""
+"""Cases of attention: a `Case` is one problem, a `Grid` a product of choices, and a preset some grids."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ class Case:
 
     @property
     def group(self) -> int:
-        """Query heads that share one key/value head."""
+        """Returns how many query heads share one key/value head."""
         return self.heads // self.kv_heads
 
     @property
     def algorithm(self) -> str:
-        """Kernel that does most of the work."""
+        """Returns the kernel that does most of the work."""
         return _ALGORITHMS[self.phase]
 
     @property
     def gradients(self) -> bool:
-        """Whether the results are those of q, k and v."""
+        """Returns whether the results are gradients of q, k and v."""
         return self.phase in ("backward", "train")
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions of the products of matrices; the causal triangle counts as half."""
+        """Returns the operations of the products of matrices; the causal triangle counts as half."""
         product = 2.0 * self.batch * self.heads * self.seq_q * self.seq_k * self.head_dim
         return _PRODUCTS[self.phase] * product / (2 if self.causal else 1)
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V, what decode has to read."""
+        """Returns the bytes of K and V, which decode has to read."""
         rows = self.batch * self.kv_heads * self.seq_k
         return 2 * rows * self.head_dim * _ELEMENT_BYTES[self.dtype]
 
     @property
     def memory_bytes(self) -> int:
-        """An estimate of the peak: tensors, and one batch entry of the check in fp64, twice; gradients double it."""
+        """Returns an estimate of the peak: tensors, and a batch entry in fp64, twice; gradients double it."""
         q_elements = self.batch * self.heads * self.seq_q * self.head_dim
         kv_elements = self.kv_bytes // _ELEMENT_BYTES[self.dtype]
         tensors = self.kv_bytes + 4 * q_elements * _ELEMENT_BYTES[self.dtype]
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """Short name for the progress bar and for messages."""
+        """Returns a short name for the progress bar and for messages."""
         mask = " causal" if self.causal else ""
         return (
             f"{self.phase} {self.dtype} B{self.batch} H{self.heads}/{self.kv_heads} "

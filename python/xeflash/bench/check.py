@@ -35,7 +35,7 @@ class Errors(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the bound is kept; NaN never is."""
+        """Returns whether our error is within the bound, which NaN never is."""
         return self.ours <= self.allowed
 
 

@@ -86,7 +86,7 @@ def available_memory(device: str = "cpu") -> int | None:
 
 
 def _left_in_cgroups(root: Path) -> list[int]:
-    """What limits leave: of version 2, our group's and those that hold it; of version 1, the one that is mounted."""
+    """Returns the bytes free under each cgroup limit: in v2 our group's and its parents', in v1 the mounted one."""
     try:
         group = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2].lstrip("/")
     except OSError:
@@ -103,7 +103,7 @@ def _left_in_cgroups(root: Path) -> list[int]:
 
 
 def _of_files(statistics: Path) -> int:
-    """What a cgroup holds of files that nobody reads, and gives back where memory is short."""
+    """Returns the bytes of inactive files in a cgroup, which the system gives back where memory is short."""
     with contextlib.suppress(OSError):
         words = dict(line.split() for line in statistics.read_text().splitlines())
         return int(words.get("total_inactive_file", words.get("inactive_file", 0)))
@@ -111,7 +111,10 @@ def _of_files(statistics: Path) -> int:
 
 
 def _available_on_gpu() -> int | None:
-    """What torch's device says is free, or what torch has not taken; drivers that do not know say 0, or raise."""
+    """Returns the memory that torch's device says is free, or that torch has not taken.
+
+    Drivers that do not know say 0, or raise.
+    """
     xpu: Any = sys.modules["torch"].xpu
     ways: tuple[Callable[[], Any], ...] = (
         lambda: xpu.mem_get_info()[0],
@@ -125,7 +128,7 @@ def _available_on_gpu() -> int | None:
 
 
 def too_large(needed: float, free: int | None) -> str:
-    """Why what needs so many bytes is left out, or "": nothing takes more than 60 % of what is free."""
+    """Returns why a case that needs so many bytes is left out, or "": none takes more than 60 % of the free ones."""
     if free is None or needed <= MOST_OF_MEMORY * free:
         return ""
     return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free, of which {MOST_OF_MEMORY:.0%} are used"

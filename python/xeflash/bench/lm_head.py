@@ -59,13 +59,13 @@ class HeadCase:
 
     @property
     def label(self) -> str:
-        """Short name for the progress bar and for messages."""
+        """Returns a short name for the progress bar and for messages."""
         quantised = "" if self.weights == "same" else f" {self.weights}"
         return f"{self.operation} {self.rows} x {self.hidden} x {self.vocabulary} {self.dtype}{quantised}"
 
     @property
     def gradients(self) -> bool:
-        """Whether gradients are computed."""
+        """Returns whether gradients are computed."""
         return self.operation in _TRAINING
 
 

@@ -42,7 +42,7 @@ class SoftmaxCase:
 
     @property
     def label(self) -> str:
-        """Short name for the progress bar and for messages."""
+        """Returns a short name for the progress bar and for messages."""
         often = f", {self.calls} calls" if self.calls > 1 else ""
         return f"matmul-softmax {self.dtype} {self.rows}x{self.columns}, K {self.inputs}{often}"
 

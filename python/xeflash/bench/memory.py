@@ -41,7 +41,7 @@ class PeakMemory:
     """The most memory in use since it was made, in bytes above what was in use then."""
 
     def __init__(self, device: str) -> None:
-        """Begins."""
+        """Starts from the memory that is in use now."""
         self._device = device
         if device.startswith("xpu"):
             torch.xpu.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""What the machine can do, measured in the same run: arithmetic by instruction, reading by place."""
+"""Peaks of the machine, measured in the same run: arithmetic by instruction, reading by place."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _MANY = 12  # groups of bars above which their names stand upright
 
 @dataclass(frozen=True)
 class Picture:
-    """What the picture of calls beside torch's shows: a group of bars for each case, in panels.
+    """The contents of a picture of calls beside torch's: a group of bars for each case, in panels.
 
     `panel` names the panel of a row, `ticks` tell its cases apart, and `reads` says what a row's bars are the rate of
     reading of; it is "" where they are that of arithmetic.

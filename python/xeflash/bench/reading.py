@@ -1,4 +1,4 @@
-"""What threads can read from memory and from the CPU's caches, by kernels/peak.hpp."""
+"""Rates at which threads read from memory and from the CPU's caches, by kernels/peak.hpp."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BYTES_READ = 128 << 20  # by a thread, at least: takes milliseconds
 
 
 class Place(NamedTuple):
-    """Where bytes may lie, how many all threads have there, and how many a thread reads to measure it."""
+    """A place of bytes: how many all threads have there, and how many a thread reads to measure it."""
 
     name: str
     capacity: int

@@ -1,4 +1,4 @@
-"""What a benchmark of one call provides, and how all of them run: the check first, then interleaved samples."""
+"""The runner of benchmarks of one call: a `Benchmark` makes problems of cases, which are checked and then timed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METHOD = [
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure, and beside what."""
+    """The device, the rounds, and the forms of torch to compare with."""
 
     device: str = "cpu"
     rounds: int = 9

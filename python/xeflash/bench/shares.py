@@ -1,4 +1,4 @@
-"""How the call of a case is shared out over a device, without running it."""
+"""The shares of a case's call over a device, without running it."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ def standard_attention(
     *,
     bottom_right: bool = False,
 ) -> Any:
-    """softmax(scale Q K^T) V by three kernels that keep the scores and the probabilities in memory.
+    """Computes softmax(scale Q K^T) V by three kernels that keep the scores and the probabilities in memory.
 
-    As ``xeflash.attention`` with these arguments and ``enable_gqa=True``, for 4 dimensions; waits for the result.
+    It is ``xeflash.attention`` with these arguments and ``enable_gqa=True`` on 4 dimensions, and waits for the result.
 
     >>> import numpy as np
     >>> from xeflash.bench.standard import standard_attention

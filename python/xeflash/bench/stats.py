@@ -19,7 +19,7 @@ class Summary:
 
     @property
     def iqr(self) -> float:
-        """Spread of the middle half."""
+        """Returns the spread of the middle half."""
         return self.quartile_3 - self.quartile_1
 
 

@@ -1,4 +1,4 @@
-"""What all benchmarks share on the command line: options, progress, output."""
+"""The command line of all benchmarks: options, progress, output."""
 
 from __future__ import annotations
 

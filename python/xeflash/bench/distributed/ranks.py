@@ -1,4 +1,4 @@
-"""This process as one rank: its device, its group, and what it tells the others of its measurements."""
+"""A process as one rank: its device, its group, and the measurements that it shares with the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Rank:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which shows and writes."""
+        """Returns whether this is rank 0, which shows and writes."""
         return self.number == 0
 
     def gathered(self, values: Tensor) -> Tensor:

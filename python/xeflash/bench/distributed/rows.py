@@ -1,4 +1,4 @@
-"""What is measured of context parallel, and the result as a flat row: the same fields in CSV, JSON and the table."""
+"""Cases of context parallel, their results as flat rows, and the table of these."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DistributedCase:
 
     @property
     def label(self) -> str:
-        """Short name for the progress bar and for messages."""
+        """Returns a short name for the progress bar and for messages."""
         mask = " causal" if self.causal else ""
         return f"{self.dtype} B{self.batch} H{self.heads}/{self.kv_heads} D{self.head_dim} {self.seq}{mask}"
 
@@ -76,7 +76,7 @@ class DistributedRow(Timed, DistributedCase):
 
     @property
     def label(self) -> str:
-        """Short name for messages."""
+        """Returns a short name for messages."""
         return f"{super().label}, {self.way}"
 
 

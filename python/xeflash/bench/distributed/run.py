@@ -45,7 +45,7 @@ METHOD = [
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure."""
+    """The ways that are measured, and how often."""
 
     ways: tuple[str, ...]
     rounds: int = 5

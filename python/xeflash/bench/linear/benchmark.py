@@ -36,7 +36,7 @@ class LinearRow(Compared, Case):
 
     @property
     def section(self) -> str:
-        """The table that this row is in."""
+        """Returns the table that this row is in."""
         return self.weights
 
 

@@ -1,4 +1,4 @@
-"""What is measured: a `Case` is one linear layer on some rows."""
+"""Cases of linear layers: a `Case` is one layer on some rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """Short name for the progress bar and for messages."""
+        """Returns a short name for the progress bar and for messages."""
         return f"{self.model} {self.layer} {self.outputs}x{self.inputs} {self.dtype} {self.weights} rows {self.rows}"
 
 

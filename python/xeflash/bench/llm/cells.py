@@ -1,4 +1,4 @@
-"""What is run: a `Cell` or `TrainCell` is one model on one input, an `Implementation` a way to compute it."""
+"""Cells of language models: a `Cell` or `TrainCell` is a model on one input, an `Implementation` computes it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Short name for the progress bar and for messages."""
+        """Returns a short name for the progress bar and for messages."""
         search = f"{self.beams} beams" if self.beams > 1 else "greedy"
         quantised = "" if self.weights == "same" else f" {self.weights}"
         return f"{self.model} {self.dtype}{quantised} B{self.batch} {search} {self.context}+{self.new_tokens}"
@@ -98,5 +98,5 @@ class TrainCell:
 
     @property
     def label(self) -> str:
-        """Short name for the progress bar and for messages."""
+        """Returns a short name for the progress bar and for messages."""
         return f"{self.model} {self.dtype} B{self.batch} {self.seq}{' checkpointing' if self.checkpointing else ''}"

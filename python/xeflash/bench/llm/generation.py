@@ -18,7 +18,7 @@ from xeflash.bench.memory import PeakMemory
 
 @dataclass(frozen=True)
 class Generation:
-    """What a call of generate gave and took; times are seconds."""
+    """The tokens of a call of generate, and the seconds that it took."""
 
     tokens: Tensor  # (batch, new tokens)
     first: float  # until the scores of the first new token

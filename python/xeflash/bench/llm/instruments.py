@@ -1,4 +1,7 @@
-"""Where the time of a generation goes, and what its cache copies. Separate passes: they disturb what they measure."""
+"""Instruments: the time that a generation spends in attention, and the bytes that its cache copies.
+
+They have passes of their own, as they disturb what they measure.
+"""
 
 from __future__ import annotations
 

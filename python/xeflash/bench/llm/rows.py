@@ -37,7 +37,7 @@ class LlmRow(Timed, Cell):
 
     @property
     def label(self) -> str:
-        """Short name for messages."""
+        """Returns a short name for messages."""
         return f"{super().label} {self.way}"
 
 
@@ -51,7 +51,7 @@ class TrainRow(Timed, TrainCell):
 
     @property
     def label(self) -> str:
-        """Short name for messages."""
+        """Returns a short name for messages."""
         return f"{super().label} {self.way}"
 
 
@@ -62,7 +62,7 @@ def row_of(cell: Cell | TrainCell, way: str) -> Any:
 
 @dataclass(frozen=True)
 class Shares:
-    """What the instruments found of one token."""
+    """The time and the copies of one token, as the instruments found them."""
 
     attention_seconds: float
     total_seconds: float

@@ -23,7 +23,7 @@ from xeflash.bench.timing import in_turns
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure, and which ways: implementations of decoding, or names of attentions."""
+    """The device, the rounds, and the ways that take turns: implementations of decoding, or names of attentions."""
 
     device: str
     rounds: int
@@ -32,7 +32,7 @@ class Options:
 
     @property
     def names(self) -> dict[str, Any]:
-        """The ways by their names."""
+        """Returns the ways by their names."""
         return {str(way): way for way in self.ways}
 
 
@@ -43,7 +43,7 @@ class Trials(ABC):
     wrong: dict[str, str]
 
     def __init__(self, options: Options) -> None:
-        """Begins without a wrong way."""
+        """Starts without a wrong way."""
         self.options, self.wrong = options, {}
 
     @staticmethod
@@ -60,7 +60,7 @@ class Trials(ABC):
         """Returns an estimate of the bytes that a call takes beyond the model."""
 
     def begin(self, cell: Any, inputs: Any, way: Any) -> None:  # noqa: B027
-        """Does what a way needs before its first sample; by default nothing."""
+        """Prepares a way for its first sample; by default there is nothing to do."""
 
     @abstractmethod
     def sample(self, cell: Any, inputs: Any, way: Any) -> Any:
