@@ -48,7 +48,7 @@ def whole(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def of_device(value: float | None) -> str:
+def device_share(value: float | None) -> str:
     """Returns the percent of a device's threads: 15 %, or 250 %, 3 waves."""
     return percent(value) + (f", {math.ceil(value / 100)} waves" if value is not None and value > 100 else "")
 

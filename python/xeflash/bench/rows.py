@@ -103,9 +103,9 @@ def compared(samples: Samples, same: Sequence[str] | None = None) -> dict[str, A
         plain = samples[forms[0]]
         found |= {"plain_form": forms[0], "plain_median_ms": summarize(plain).median}
         found["plain_ratio"] = ratio_of_medians(plain, ours)
-    of_same = [name for name in forms if same is None or name in same]
-    if of_same:
-        form = min(of_same, key=lambda name: summarize(samples[name]).median)
+    same_forms = [name for name in forms if same is None or name in same]
+    if same_forms:
+        form = min(same_forms, key=lambda name: summarize(samples[name]).median)
         found |= {"torch_form": form, **times_of(samples[form], "torch_")}
         found["ratio"] = ratio_of_medians(samples[form], ours)
         found["ratio_per_round"] = median_of_ratios(samples[form], ours)

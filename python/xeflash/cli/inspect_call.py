@@ -101,7 +101,7 @@ def print_call(call: dict[str, Any]) -> None:
     from rich.table import Table
 
     from xeflash.bench.cases import Case
-    from xeflash.bench.numbers import of_device, size
+    from xeflash.bench.numbers import device_share, size
 
     case = Case(**{field.name: call[field.name] for field in dataclasses.fields(Case)})
     table = Table(title=case.label, title_justify="left", box=None)
@@ -109,7 +109,7 @@ def print_call(call: dict[str, Any]) -> None:
         table.add_column(name, justify="left" if name == "launch" else "right")
     for launch in call["launches"]:
         figures = (launch["entry"], launch["groups"], launch["threads_of_group"], launch["threads"])
-        table.add_row(*map(str, figures), of_device(launch["percent_of_device"]))
+        table.add_row(*map(str, figures), device_share(launch["percent_of_device"]))
     console = Console(highlight=False)
     console.print(table)
     kernels = dict.fromkeys(launch["kernel"] for launch in call["launches"])
