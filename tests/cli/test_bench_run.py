@@ -99,7 +99,7 @@ def test_only_the_wrong_batch_entry_is_enough():
 def test_gradients_of_all_forms_agree(case):
     inputs = forms.make_inputs(case, "cpu", seed=0)
     plain = {**forms.torch_forms(case, inputs), "eager": forms.eager_form(case, inputs)}
-    first, *others = (forms.in_phase(case, inputs, form) for form in plain.values())
+    first, *others = (forms.timed_form(case, inputs, form) for form in plain.values())
     for other in others:
         for _ in range(2):  # a graph that is kept gives them again
             torch.testing.assert_close(other(), first(), rtol=0.02, atol=0.02 if case.dtype == "bf16" else 1e-5)
@@ -108,7 +108,7 @@ def test_gradients_of_all_forms_agree(case):
 @pytest.mark.parametrize("case", GRADIENTS, ids=label)
 def test_check_finds_each_wrong_gradient(case):
     inputs = forms.make_inputs(case, "cpu", seed=0)
-    theirs = forms.in_phase(case, inputs, next(iter(forms.torch_forms(case, inputs).values())))
+    theirs = forms.timed_form(case, inputs, next(iter(forms.torch_forms(case, inputs).values())))
     assert check.check(case, inputs, theirs, theirs).ok
     for i in range(3):
         for change in (lambda x: x * 1.1, lambda x: x + float("nan"), torch.zeros_like):

@@ -9,7 +9,7 @@ from xeflash.bench import check as checking
 from xeflash.bench import forms, shares
 from xeflash.bench.cases import PHASES, Case
 from xeflash.bench.environ import available_memory, too_large
-from xeflash.bench.numbers import number, device_share, size, whole
+from xeflash.bench.numbers import device_share, number, size, whole
 from xeflash.bench.plot import Picture
 from xeflash.bench.rows import OURS, Compared
 from xeflash.bench.runner import Benchmark, Call, Options, Problem
@@ -84,8 +84,8 @@ LAYOUT = comparison(
 
 def _problem(case: Case, options: Options) -> Problem:
     inputs = forms.make_inputs(case, options.device, options.seed)
-    ours = forms.in_phase(case, inputs, forms.our_form(case, inputs))
-    torchs = {name: forms.in_phase(case, inputs, form) for name, form in forms.torch_forms(case, inputs).items()}
+    ours = forms.timed_form(case, inputs, forms.our_form(case, inputs))
+    torchs = {name: forms.timed_form(case, inputs, form) for name, form in forms.torch_forms(case, inputs).items()}
     plain = next(iter(torchs.values()))
     return Problem(
         calls={OURS: ours, **(torchs if options.compare_torch else {})},
@@ -103,7 +103,7 @@ def _eager(case: Case, inputs: forms.Inputs, options: Options) -> Call | None:
     scores = case.batch * case.heads * case.seq_q * case.seq_k
     if case.phase != "train" or too_large(_EAGER_BYTES * scores, available_memory(options.device)):
         return None
-    return forms.in_phase(case, inputs, forms.eager_form(case, inputs))
+    return forms.timed_form(case, inputs, forms.eager_form(case, inputs))
 
 
 BENCHMARK = Benchmark(

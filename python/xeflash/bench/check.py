@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from xeflash.bench.cases import Case
-from xeflash.bench.forms import Form, Inputs, in_phase
+from xeflash.bench.forms import Form, Inputs, timed_form
 
 METHOD = (
     "max |error| against SDPA in fp32 (in fp64 for fp32 inputs) must be at most 2 x the error of "
@@ -75,7 +75,7 @@ def _reference(case: Case, inputs: Inputs) -> Iterable[tuple[Tensor, ...]]:
         forward = functools.partial(
             scaled_dot_product_attention, *some[:3], is_causal=case.causal, enable_gqa=case.group > 1
         )
-        yield _results(in_phase(case, some, forward))
+        yield _results(timed_form(case, some, forward))
 
 
 def check(case: Case, inputs: Inputs, ours: Form, theirs: Form) -> Errors:

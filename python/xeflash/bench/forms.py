@@ -50,7 +50,7 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
     return Inputs(q, k, v, dout=normal(case.heads, case.seq_q))
 
 
-def in_phase(case: Case, inputs: Inputs, forward: Callable[[], Tensor]) -> Form:
+def timed_form(case: Case, inputs: Inputs, forward: Callable[[], Tensor]) -> Form:
     """Returns what is timed, and checked: the forward pass, the gradients after one of them, or both."""
     if not case.gradients:
         return forward
