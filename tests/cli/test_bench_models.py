@@ -334,10 +334,14 @@ def test_what_the_command_line_does_not_have_is_refused(words, message, capsys):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--seq", "1"], "--seq must be at least 2"), (["--layers", "99"], "--layers must be at most")],
+    [
+        (["train", "--seq", "1"], "--seq must be at least 2"),
+        (["train", "--layers", "99"], "--layers must be at most"),
+        (["decode", "--new-tokens", "1"], "--new-tokens must be at least 2"),
+    ],
 )
 def test_what_a_model_cannot_have_is_refused(words, message, capsys):
-    assert main(["bench", "train", "--model", "small", *words]) == 2
+    assert main(["bench", *words]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -71,6 +71,8 @@ def _add_decode(commands: Any, name: str, text: str) -> None:
 def _decode(arguments: argparse.Namespace) -> int:
     from xeflash.bench.llm import decode, rows
 
+    if arguments.new_tokens < 2:
+        raise ValueError("bench: --new-tokens must be at least 2, as times are those between tokens, got 1")
     ways = grid.with_linears(arguments.compare, arguments.linear)
     cells = product(
         Cell,
