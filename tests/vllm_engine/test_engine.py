@@ -32,6 +32,7 @@ def test_models_in_older_versions(version):
         "check_models.py",
         "check_steps.py",
         "check_choice.py",
+        "check_sampling.py",
         "check_latent_models.py",
         "check_latent_steps.py",
     )
@@ -40,7 +41,7 @@ def test_models_in_older_versions(version):
 
 @pytest.mark.parametrize("marks", few(["not wide", "wide"], "not wide"))
 def test_steps_and_models_on_a_simulated_gpu_whose_platform_is_that_for_xpu(ocloc, marks):
-    modules = ("check_steps.py", "check_latent_steps.py", "check_xpu_engine.py")
+    modules = ("check_steps.py", "check_latent_steps.py", "check_sampling.py", "check_xpu_engine.py")
     run_checks(environment.NEWEST, "--sim", "bmg", "-m", marks, *modules, "-k", "xpu")
 
 

@@ -2,6 +2,7 @@
 
     vllm serve MODEL --attention-backend CUSTOM        # vLLM 0.32 has a name of its own for it, too: XEFLASH
     XEFLASH_VLLM=1 vllm serve MODEL                    # the default of what chooses no backend
+    XEFLASH_VLLM_SAMPLER=1 vllm serve MODEL            # tokens are drawn by xeflash.sample: vllm_sampler.py
 
 vLLM's platforms for CPUs and for XPU know the names of their own backends, and ignore or refuse others: there, the
 plugin is asked before them. A layer that xeflash cannot serve is refused where it was named, and left to vLLM with a
@@ -23,15 +24,21 @@ MLA_BACKEND = "xeflash.integrations.vllm_mla.XeflashMLABackend"  # of DeepSeek's
 
 def is_default() -> bool:
     """Whether it serves what names no backend."""
-    choice = os.environ.get("XEFLASH_VLLM", "0")
+    return _is_on("XEFLASH_VLLM")
+
+
+def _is_on(variable: str) -> bool:
+    """Returns whether a variable of the environment is 1; without it, False."""
+    choice = os.environ.get(variable, "0")
     if choice not in ("0", "1"):
-        raise ValueError(f"XEFLASH_VLLM: must be 0 or 1, got {choice!r}")
+        raise ValueError(f"{variable}: must be 0 or 1, got {choice!r}")
     return choice == "1"
 
 
 def register() -> None:
     """Tells vLLM where the backend is, and under which names; the backend is imported when it is chosen."""
     is_default()
+    samples = _is_on("XEFLASH_VLLM_SAMPLER")
     registry = importlib.import_module("vllm.v1.attention.backends.registry")
     members = registry.AttentionBackendEnum
     if not members.CUSTOM.is_overridden():  # another plugin may have it
@@ -41,6 +48,8 @@ def register() -> None:
     platform = type(importlib.import_module("vllm.platforms").current_platform)
     if platform.device_type in ("cpu", "xpu"):
         _ask_before(platform)
+        if samples:
+            importlib.import_module("xeflash.integrations.vllm_sampler").install()
     if platform.device_type == "cpu":
         _keep_chunks(platform)
 
