@@ -23,13 +23,7 @@ requests = [
     {"prompt": range(40), "seed": 11, "temperature": 0.7, "top_k": 50, "top_p": 0.9},
     {"prompt": range(500, 507), "seed": 12, "temperature": 1.2, "top_k": 0, "top_p": 0.95},
     {"prompt": range(60, 71), "seed": 0, "temperature": 0.0, "top_k": 0, "top_p": 1.0},  # the largest logit
-    {
-        "prompt": range(500, 507),
-        "seed": 13,
-        "temperature": 1.2,
-        "top_k": 0,
-        "top_p": 0.95,
-    },  # another seed
+    {"prompt": range(500, 507), "seed": 13, "temperature": 1.2, "top_k": 0, "top_p": 0.95},  # another seed
 ]
 dtypes = {"seed": torch.int64, "temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32}
 
@@ -85,13 +79,13 @@ print(f"the {steps} tokens of temperature 0 have torch's largest logits")
 
 # How probable a token was, and which ones are the most probable, also without logits in memory.
 x, drawn = x[:, -1], tokens[:, -1]
-of_drawn = linear_log_prob(x, head, drawn)
+drawn_logs = linear_log_prob(x, head, drawn)
 values, best = linear_top_k(x, head, 3)
 _, lse = linear_cross_entropy(x, head, drawn, reduction="none", return_lse=True)
-for token, own, names, logs in zip(drawn, of_drawn, best, values - lse[:, None], strict=True):
+for token, own, names, logs in zip(drawn, drawn_logs, best, values - lse[:, None], strict=True):
     most = ", ".join(f"{name} {log:.2f}" for name, log in zip(names.tolist(), logs.tolist(), strict=True))
     print(f"last token {token} {own:.2f}; the most probable ones: {most}")
 expected = linear(x, head).log_softmax(-1)
 assert torch.equal(best, expected.topk(3).indices)
 assert (values - lse[:, None] - expected.topk(3).values).abs().max() < 1e-4
-assert (of_drawn - expected.gather(-1, drawn[:, None])[:, 0]).abs().max() < 1e-4
+assert (drawn_logs - expected.gather(-1, drawn[:, None])[:, 0]).abs().max() < 1e-4

@@ -48,9 +48,9 @@ def train(log_probs):
         return tensor
 
     with torch.no_grad():
-        of_reference = (log_probs(reference) * in_answer).sum(-1)
+        reference_sums = (log_probs(reference) * in_answer).sum(-1)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        chosen, rejected = ((log_probs(policy) * in_answer).sum(-1) - of_reference).split(pairs)
+        chosen, rejected = ((log_probs(policy) * in_answer).sum(-1) - reference_sums).split(pairs)
         loss = -logsigmoid(beta * (chosen - rejected)).mean()
     gradients = torch.autograd.grad(loss, list(policy.parameters()))
     return loss, gradients, sum(kept.values())
