@@ -1,4 +1,4 @@
-"""How the arguments of a public function become a call, which its body gets."""
+"""Binding of a public function's arguments to a call, which the function's body gets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _Body = Callable[[Call], Any]
 
 
 class Public(Generic[_P, _Result]):
-    """What type checkers know of a public function: its signature, and that a body follows it."""
+    """The type of a public function for type checkers: its signature, and a decorator for its body."""
 
     def __call__(self, *arguments: _P.args, **named: _P.kwargs) -> _Result:
-        """A call."""
+        """Calls the function."""
         raise NotImplementedError
 
     def body(self, run: _Body) -> _Body:
@@ -101,7 +101,7 @@ def _in_words_of_schema(given: dict[str, Any]) -> None:
 
 
 def in_words_of_schema(call: Call) -> Call:
-    """With the sides of window_size in its place and without deterministic, as other functions get their calls."""
+    """Replaces window_size by its two sides and drops deterministic, as ``public`` does for other functions."""
     given = call.arguments.copy()
     _in_words_of_schema(given)
     return Call(given, call.words)

@@ -13,7 +13,7 @@ _CAPTURED = "captures['{}']"  # the name of one
 
 
 class Call:
-    """What is computed, in the words of schema.py, and what the caller calls each argument.
+    """One computation in the words of schema.py, with the caller's word for each argument.
 
     Arguments that the schema does not have, such as gather_kv_indices, are among the others until a rewrite replaces
     them.
@@ -27,19 +27,19 @@ class Call:
 
     @property
     def function(self) -> str:
-        """The public function, for messages."""
+        """Returns the name of the public function, for messages."""
         name: str = self.arguments["function"]
         return name
 
     @property
     def layout(self) -> int:
-        """BSHD, THD or BHSD."""
+        """Returns BSHD, THD or BHSD."""
         layout: int = self.arguments["layout"]
         return layout
 
     @property
     def form(self) -> str:
-        """The letter of its operator, see Keyword.ops."""
+        """Returns the letter of the call's operator, see Keyword.ops."""
         layout = self.arguments["layout"]
         return "a" if layout == BHSD else "p" if layout == THD else "c" if "k_cache" in self.arguments else "d"
 
@@ -50,15 +50,15 @@ class Call:
         return name in self.arguments
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument, if it is given."""
+        """Returns an argument, or the default if it is not given."""
         return self.arguments.get(name, default)
 
     def word(self, name: str) -> str:
-        """The caller's word for an argument."""
+        """Returns the caller's word for an argument."""
         return self.words.get(name, name)
 
     def with_(self, *without: str, words: dict[str, str] = _NOTHING, **changes: Any) -> Call:
-        """A copy without some arguments and with others; `words` are those of its caller for what is new."""
+        """Returns a copy without some arguments and with changes; `words` has the caller's words for new arguments."""
         arguments = self.arguments.copy()
         for name in without:
             arguments.pop(name, None)
@@ -66,12 +66,12 @@ class Call:
         return Call(arguments, {**self.words, **words} if words else self.words)
 
     def without_none(self, *names: str) -> Call:
-        """A copy without those of these arguments that are None, which leaves them to their defaults."""
+        """Returns a copy without those of these arguments that are None, so that their defaults hold."""
         none = [name for name in names if self.arguments.get(name, 0) is None]
         return self.with_(*none) if none else self
 
     def apart(self, kind: type, **changes: Any) -> tuple[Call, list[str], list[Any]]:
-        """A copy without the arguments and captures of a type, and with changes; then their names and their values."""
+        """Returns a copy without the arguments and captures of a type, and with changes; then names and values."""
         rest: dict[str, Any] = {}
         names, values = [], []
         for name, x in self.arguments.items():
@@ -89,7 +89,7 @@ class Call:
         return Call(rest, self.words), names, values
 
     def joined(self, names: Sequence[str], values: Sequence[Any], *without: str, **changes: Any) -> Call:
-        """A copy with what apart() took out, without some other arguments, and with changes."""
+        """Returns a copy with the values that apart() took out, without some other arguments, and with changes."""
         given = {**self.arguments}
         for name in without:
             given.pop(name, None)

@@ -40,7 +40,10 @@ _LSE_ALONE: Any = object()  # as return_attn_probs: the LSE, and no third result
 
 
 def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Keywords of a function that has its `own`, by these; and its caller's words. `call` has what is by position."""
+    """Translates flash-attn's newer keywords to a function's `own`; returns these, and the caller's words.
+
+    `call` has the positional arguments.
+    """
     known: dict[str, Any] = {}
     words: dict[str, str] = {}
     return_lse = ""
@@ -79,7 +82,7 @@ def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> t
 
 
 def flags(call: Call) -> tuple[Call, bool]:
-    """A call whose return_lse is True or False, and whether a third result is wanted."""
+    """Returns a call whose return_lse is True or False, and whether the caller wants a third result."""
     asked = call.arguments.get("return_lse", False)
     if type(asked) is bool:
         return call, asked

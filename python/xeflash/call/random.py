@@ -34,7 +34,7 @@ def manual_seed(seed: int) -> None:
 
 
 def next_rng(function: str, array: Any) -> tuple[int, int]:
-    """(seed, offset) for one call on `array`."""
+    """Draws (seed, offset) for one call on `array`."""
     global _calls
     torch: Any = sys.modules.get("torch")
     is_tensor: bool = isinstance(array, getattr(torch, "Tensor", ()))  # another thread may be importing torch
@@ -57,7 +57,7 @@ def next_rng(function: str, array: Any) -> tuple[int, int]:
 
 
 def draw(function: str, generator: Any) -> tuple[int, int]:
-    """(seed, offset) for one call by a generator of torch's, which moves on; nothing waits for a device."""
+    """Draws (seed, offset) for one call from a generator of torch's and advances it; nothing waits for a device."""
     torch = sys.modules["torch"]
     if generator.device.type != "xpu":
         return _of_cpu(generator), 0
@@ -75,6 +75,6 @@ def draw(function: str, generator: Any) -> tuple[int, int]:
 
 
 def _of_cpu(generator: Any = None) -> int:
-    """The next number of a generator of torch's, by default the one of CPU tensors, whatever device is the default."""
+    """Draws a number from a CPU generator of torch's, by default from torch's own, whatever the default device is."""
     torch = sys.modules["torch"]
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))

@@ -1,4 +1,4 @@
-"""What a call of attention may say. Each keyword stands here once; every other list is made from this one.
+"""The keywords of a call of attention: each stands here once, and every other list is made from this one.
 
 The order is that of the fields of FwdRequest in host/attention/request.hpp, whose names, types and defaults ``check``
 compares at import.
@@ -22,7 +22,7 @@ Words: TypeAlias = dict[str, str]
 
 @dataclass(frozen=True)
 class Keyword:
-    """What the type of a keyword does not say."""
+    """The properties of a keyword that its type does not say."""
 
     default: Any = None
     ops: str = "adpc"  # operators that have it: attention, dense, packed, cache

@@ -49,7 +49,7 @@ _WORD = re.compile(
 def read_score_mod(
     function: str, score_mod: Any, captures: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, Any]] | None:
-    """What the extension takes: the snippet and its captures, numbers as Python's own."""
+    """Checks a snippet and its captures; returns them for the extension, with numbers as Python's own."""
     if score_mod is None:
         if captures:
             raise ValueError(f"{function}: captures are for score_mod, got {captures!r} without one")
@@ -71,7 +71,7 @@ def _as_number(value: Any) -> Any:
 
 @functools.lru_cache
 def _checked(function: str, text: str, names: tuple[str, ...]) -> str:
-    """Its code."""
+    """Checks a snippet; returns it without comments."""
     words = _words_of(function, text)
     if not words:
         raise ValueError(f"{function}: score_mod must not be empty, got {_shown(text)}")
@@ -86,12 +86,12 @@ def _checked(function: str, text: str, names: tuple[str, ...]) -> str:
 
 
 def without_comments(text: str) -> str:
-    """A score_mod's code."""
+    """Returns the code of a score_mod without its comments."""
     return _COMMENT.sub(" ", text)
 
 
 def _words_of(function: str, text: str) -> set[str]:
-    """The words of what may be an expression or statements, and nothing around them; raises ValueError for the rest."""
+    """Returns the words of a snippet; raises ValueError unless it can be an expression or statements."""
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"{function}: score_mod must have at most {_MOST_CHARACTERS} characters, got {len(text)}")
     words: list[str] = []
@@ -148,12 +148,12 @@ def _words_of(function: str, text: str) -> set[str]:
 
 
 def _has_no_value(words: list[str]) -> bool:
-    """Whether these begin to declare variables, and what the last one holds is not defined."""
+    """Returns whether words begin a declaration whose last variable has no value."""
     return len(words) > 1 and words[0] in _TYPES and words[-2] in _TYPES | {","}
 
 
 def _is_too_large(word: str) -> bool:
-    """Whether a number has no value in float32."""
+    """Returns whether a word is a number beyond float32."""
     if not (word[0].isdigit() or word[0] == ".") or re.match(r"0[xXbB]", word) or not re.search(r"[.eE]", word):
         return False
     try:
@@ -163,7 +163,7 @@ def _is_too_large(word: str) -> bool:
 
 
 def _shown(text: str, place: int = 0) -> str:
-    """What is around a place, for an error."""
+    """Returns the part of a text around a place, for an error."""
     start = max(0, place - 30)
     return "..." * (start > 0) + repr(text[start : start + 60]) + "..." * (start + 60 < len(text))
 
@@ -176,7 +176,10 @@ class ScoreMod:
     captures: tuple[tuple[str, str, int], ...] = ()
 
     def struct(self, learned: int = 0) -> list[str]:
-        """Its lines of a kernel's source (kernels/attention/score_mod.hpp); `learned` has a bit for each array."""
+        """Returns the snippet's lines of a kernel's source (kernels/attention/score_mod.hpp).
+
+        `learned` has a bit for each captured array.
+        """
         arrays = [(name, kind, rank) for name, kind, rank in self.captures if kind in _ARRAY_ELEMENTS]
         numbers = [(name, kind) for name, kind, _ in self.captures if kind not in _ARRAY_ELEMENTS]
         wanted = [bool(learned >> i & 1) for i in range(len(arrays))]
@@ -212,9 +215,9 @@ class ScoreMod:
         ]
 
     def names(self) -> tuple[str, ...]:
-        """What the text may use."""
+        """Returns the names that the text may use."""
         return *_TAKEN, *(name for name, _, _ in self.captures), *_FUNCTIONS
 
     def digest(self) -> str:
-        """A short name."""
+        """Returns a short hash that names the snippet and its captures."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:8]

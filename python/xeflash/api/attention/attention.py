@@ -38,7 +38,7 @@ def attention(
     rng: tuple[int, int] | None = None,
     out: Any = None,
 ) -> Any:
-    """Attention of query (..., H, L, E) on key (..., Hk, S, E) and value (..., Hk, S, Ev).
+    """Computes attention of query (..., H, L, E) on key (..., Hk, S, E) and value (..., Hk, S, Ev).
 
     Args:
         attn_mask: boolean (True takes part) or additive, in fp32 or the type of query; broadcasts to (..., H, L, S)

@@ -52,7 +52,7 @@ def flash_attn_func(
     gather_kv_indices: Any = None,
     out: Any = None,
 ) -> Any:
-    """Attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv).
+    """Computes attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv).
 
     Args:
         dropout_p: probability of dropping a softmax probability; see ``manual_seed``.
@@ -109,7 +109,7 @@ def flash_attn_qkvpacked_func(
     document_ids: Any = None,
     attention_chunk: int = 0,
 ) -> Any:
-    """As flash_attn_func, for qkv (B, S, 3, H, D); nothing is copied.
+    """Computes attention as flash_attn_func does, for qkv (B, S, 3, H, D), which is not copied.
 
     >>> import numpy as np, xeflash
     >>> xeflash.flash_attn_qkvpacked_func(np.ones((1, 4, 3, 2, 64), np.float32)).shape
@@ -139,7 +139,7 @@ def flash_attn_kvpacked_func(
     document_ids: Any = None,
     attention_chunk: int = 0,
 ) -> Any:
-    """As flash_attn_func, for kv (B, Sk, 2, Hk, D); nothing is copied.
+    """Computes attention as flash_attn_func does, for kv (B, Sk, 2, Hk, D), which is not copied.
 
     >>> import numpy as np, xeflash
     >>> q, kv = np.ones((1, 4, 2, 64), np.float32), np.ones((1, 9, 2, 1, 64), np.float32)
@@ -184,7 +184,7 @@ def flash_attn_varlen_func(
     attention_chunk: int = 0,
     out: Any = None,
 ) -> Any:
-    """Attention of packed sequences: q (tokens, H, D), k (tokens, Hk, D) and v (tokens, Hk, Dv).
+    """Computes attention of packed sequences: q (tokens, H, D), k (tokens, Hk, D) and v (tokens, Hk, Dv).
 
     Args:
         cu_seqlens_q, cu_seqlens_k: int32 (B + 1,): where the sequences start, and their end; they may be empty.
@@ -238,7 +238,7 @@ def flash_attn_varlen_qkvpacked_func(
     s_aux: Any = None,
     attention_chunk: int = 0,
 ) -> Any:
-    """As flash_attn_varlen_func, for qkv (tokens, 3, H, D); nothing is copied.
+    """Computes attention as flash_attn_varlen_func does, for qkv (tokens, 3, H, D), which is not copied.
 
     ``cu_seqlens`` and ``max_seqlen`` are those of q and of k.
 
@@ -274,7 +274,7 @@ def flash_attn_varlen_kvpacked_func(
     s_aux: Any = None,
     attention_chunk: int = 0,
 ) -> Any:
-    """As flash_attn_varlen_func, for kv (tokens, 2, Hk, D); nothing is copied.
+    """Computes attention as flash_attn_varlen_func does, for kv (tokens, 2, Hk, D), which is not copied.
 
     >>> import numpy as np, xeflash
     >>> q, kv = np.ones((2, 2, 64), np.float32), np.ones((7, 2, 1, 64), np.float32)

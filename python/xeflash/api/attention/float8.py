@@ -14,7 +14,7 @@ _LEAST, _MOST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of positive numbers in f
 
 
 def query_in_16_bits(call: Call) -> Call:
-    """q in bf16 in the place of one in float8, by its scale."""
+    """Replaces a float8 q by its values in bf16, multiplied by q_scale."""
     q, scale = call.arguments["q"], call.arguments.get("q_scale")
     if in_8_bits(q) and (scale is not None or hasattr(q, "is_floating_point")):  # else it is refused
         heads = call["k_cache" if "k_cache" in call else "k"]
@@ -25,7 +25,7 @@ def query_in_16_bits(call: Call) -> Call:
 
 
 def without_scales(call: Call) -> Call:
-    """A call of k and v that are not in 8 bits, so that they have no scales."""
+    """Removes k_scale and v_scale from a call whose k and v are not in 8 bits; refuses scales that are given."""
     if _SCALES.isdisjoint(call.arguments):
         return call
     for name in "kv":
@@ -35,7 +35,7 @@ def without_scales(call: Call) -> Call:
 
 
 def packed_in_16_bits(call: Call) -> Call:
-    """q, k and v in bf16 in the place of those in 8 bits, by their scales."""
+    """Replaces q, k and v in 8 bits by their values in bf16, multiplied by their scales."""
     call = query_in_16_bits(call)
     starts = call.arguments.get("cu_seqlens_k")
     for name, of_scale in (("k", "k_scale"), ("v", "v_scale")):
@@ -47,7 +47,7 @@ def packed_in_16_bits(call: Call) -> Call:
 
 
 def in_8_bits(x: Any) -> bool:
-    """Whether its elements are a byte each."""
+    """Returns whether the elements of an array have one byte each."""
     return getattr(getattr(x, "dtype", None), "itemsize", 0) == 1
 
 
@@ -57,7 +57,10 @@ def _without_8_bits(call: Call, name: str) -> Exception:
 
 
 def _in_16_bits(call: Call, name: str, scale: Any, heads: Any, starts: Any) -> Any:
-    """q, k or v (B, S, H, D), or (tokens, H, D) with `starts`, in bf16; a scale (B, Hk) has the heads of `heads`."""
+    """Returns q, k or v (B, S, H, D), or (tokens, H, D) with `starts`, in bf16.
+
+    A scale (B, Hk) has the heads of `heads`.
+    """
     x, of_scale = call[name], f"{name}_scale"
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
@@ -110,7 +113,7 @@ def _check_scale(call: Call, name: str, scale: Any, torch: Any) -> None:
 
 
 def _read_starts(starts: Any, device: Any, torch: Any) -> Any:
-    """As a tensor; None if the call is to be refused for them, or there is nothing to scale."""
+    """Returns the starts of sequences as a tensor on `device`, or None for starts that will be refused."""
     if not isinstance(starts, torch.Tensor):
         if not hasattr(starts, "__array__"):
             return None

@@ -50,7 +50,7 @@ def flash_attn_with_kvcache(
     max_seqlen_q: int = 0,
     out: Any = None,
 ) -> Any:
-    """Attention of q (B, Sq, H, D) on the keys and values of a cache, after appending new ones to it.
+    """Computes attention of q (B, Sq, H, D) on the keys and values of a cache, after appending new ones to it.
 
     Args:
         k_cache, v_cache: (B_cache, S, Hk, D), or (pages, page, Hk, D) with block_table; used where they are. Of the
@@ -111,7 +111,7 @@ def _(call: Call) -> Any:
 
 
 def attend_cache(call: Call) -> tuple[Any, Any]:
-    """(out, LSE or None) of q on a cache; q and scales may have any form."""
+    """Computes (out, LSE or None) of q on a cache; q may be in 8 bits, and scales may have any form."""
     call = query_in_16_bits(call)
     if "k_scale" in call.arguments or "v_scale" in call.arguments:
         call = _with_scales(call)
@@ -119,14 +119,14 @@ def attend_cache(call: Call) -> tuple[Any, Any]:
 
 
 def _with_scales(call: Call) -> Call:
-    """With scales as the extension takes them."""
+    """Returns the call with k_scale and v_scale in the forms that the extension takes."""
     given = {name: call.get(name) for name in ("k_scale", "v_scale")}
     changed = {name: _scale(call, name, x) for name, x in given.items() if x is not None}
     return call.with_(**changed) if any(x is not given[name] for name, x in changed.items()) else call
 
 
 def _with_a_length(call: Call, name: str) -> Call:
-    """With one length of all sequences, if cache_seqlens is a number, as the integer of this name."""
+    """Replaces a cache_seqlens that is a number by the integer argument `name`: one length for all sequences."""
     length = call.arguments.get("cache_seqlens")
     if not isinstance(length, int | Integral):  # numpy's are Integral
         return call
@@ -138,7 +138,7 @@ def _with_a_length(call: Call, name: str) -> Call:
 
 
 def _unpacked(call: Call) -> Call:
-    """A call of which q has a dimension of sequences."""
+    """Returns a call on q (B, Sq, H, D) without the arguments of packed queries."""
     given = call.arguments
     if "max_seqlen_q" in given or "cu_seqlens_q" in given:
         if (longest := given.get("max_seqlen_q")) is not None:  # Transformers' continuous batching gives it
@@ -148,7 +148,7 @@ def _unpacked(call: Call) -> Call:
 
 
 def _check_longest(call: Call, longest: Any, rows: tuple[int, ...]) -> None:
-    """Without packing, max_seqlen_q bounds the rows of q."""
+    """Checks that max_seqlen_q is at least the rows of q, for a call without packing."""
     if not isinstance(longest, int | Integral) or isinstance(longest, bool):
         raise call.refuse("max_seqlen_q", "must be an integer", type(longest).__name__, TypeError)
     if not all(count <= int(longest) < 2**31 for count in rows):
@@ -156,7 +156,7 @@ def _check_longest(call: Call, longest: Any, rows: tuple[int, ...]) -> None:
 
 
 def _scale(call: Call, name: str, scale: Any) -> Any:
-    """A number, or an array for each row and head of the cache, from any form that a scale has."""
+    """Returns a scale as a number, or as an array with a value for each row and head of the cache."""
     with_new = call.get("k") is not None
     scale = as_number(call.function, call.word(name), scale, waits=with_new)
     if isinstance(scale, bool):
@@ -173,7 +173,7 @@ def _scale(call: Call, name: str, scale: Any) -> Any:
 
 
 def _of_rows(call: Call, name: str, scale: Any) -> Any:
-    """Scales (B, Hk) as those of the rows of a cache, (B_cache, S, Hk), without a copy."""
+    """Expands scales (B, Hk) to the rows of a cache, (B_cache, S, Hk), without a copy."""
     cache = name[0] + "_cache"
     if getattr(scale, "is_sparse", False):
         return scale  # which the extension refuses

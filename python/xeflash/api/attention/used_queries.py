@@ -17,7 +17,7 @@ _NUMBER_SEQUENCES = "dropout_p score_mod captures"  # by the sequence of a score
 
 
 def used_queries(call: Call) -> Call:
-    """A call of twice as many sequences, in the place of one with seqused_q."""
+    """Replaces a call with seqused_q by one of twice as many sequences: used and unused queries in turns."""
     if _NAME not in call.arguments:
         return call
     if (used := call[_NAME]) is None:
@@ -54,12 +54,12 @@ def used_queries(call: Call) -> Call:
 
 
 def _in_turns(xp: Any, first: Any, second: Any) -> Any:
-    """A row of the first, one of the second, and so on."""
+    """Interleaves the rows of two arrays: a row of the first, one of the second, and so on."""
     return xp.stack([first, second], axis=1).reshape((2 * first.shape[0], *first.shape[1:]))
 
 
 def _starts(call: Call, name: str, of_unused: Any) -> Any:
-    """Of sequences in turns, and their end."""
+    """Interleaves the starts of used and unused queries, and appends the end of the last sequence."""
     starts = call[name]
     xp = namespace(call.function, name, starts)
     concat = xp.concat if hasattr(xp, "concat") else xp.concatenate  # numpy 1.x
@@ -67,7 +67,7 @@ def _starts(call: Call, name: str, of_unused: Any) -> Any:
 
 
 def _check_values(call: Call, used: Any, starts: Any, xp: Any) -> None:
-    """Those in host memory."""
+    """Checks values of seqused_q that lie in host memory."""
     torch = sys.modules.get("torch")
     if xp is torch and (not used.is_cpu or torch.compiler.is_compiling()):
         return

@@ -15,7 +15,7 @@ _DEFAULT_IF_NONE = ("softcap", "logit_scale", "ignore_index", "divisor", "worksp
 
 
 def _loss(call: Call, divisor: Any) -> tuple[Any, Any]:
-    """(loss, LSE) by a divisor that is a number."""
+    """Computes (loss, LSE) with a divisor that is a number or not given."""
     if divisor == 0 and not isinstance(divisor, bool):
         raise call.refuse("divisor", "must be positive and finite in float32", divisor)
     loss, lse, _ = run_product("linear_cross_entropy", call, *_ARRAYS)
@@ -23,7 +23,7 @@ def _loss(call: Call, divisor: Any) -> tuple[Any, Any]:
 
 
 def _divided(call: Call, divisor: Any) -> tuple[Any, Any]:
-    """The same by a divisor that is an array, which nobody waits for: the sum is divided."""
+    """Computes (loss, LSE) with a divisor that is an array: divides the sum, so that nothing waits for its value."""
     if namespace(call.function, "divisor", divisor) is not namespace(call.function, "input", call["input"]):
         got = type(divisor).__name__
         raise call.refuse("divisor", "must be a number, or an array as input is one", got, TypeError)
@@ -41,14 +41,14 @@ def _divided(call: Call, divisor: Any) -> tuple[Any, Any]:
 
 
 def _top_k(call: Call) -> tuple[Any, Any]:
-    """(values, tokens) of the largest logits."""
+    """Computes (values, tokens) of the largest logits."""
     call = call.without_none(*_DEFAULT_IF_NONE)
     values, tokens = run_product("linear_top_k", call, "input", "linear_weight", "linear_bias", learned=False)
     return values, tokens
 
 
 def _is_real(array: Any) -> bool:
-    """Whether it has numbers that a loss can be divided by: of torch, or of an array namespace with kinds."""
+    """Returns whether an array of torch, or of a namespace with dtype kinds, is dense and has real numbers."""
     if hasattr(array, "is_sparse"):
         real = not array.is_complex() and str(array.dtype) != "torch.bool"
         return real and str(array.layout) == "torch.strided" and not array.is_meta
@@ -73,7 +73,7 @@ def linear_cross_entropy(
     return_lse: bool = False,
     workspace: int | None = None,
 ) -> Any:
-    """The cross entropy of logits input W^T + bias with tokens; logits are never in memory as a whole.
+    """Computes the cross entropy of tokens and logits input W^T + bias, without all logits in memory.
 
     Args:
         input: (..., H) in fp32, bf16 or fp16.
@@ -134,7 +134,7 @@ def linear_log_prob(
     softcap: float | None = 0.0,
     logit_scale: float | None = 1.0,
 ) -> Any:
-    """Log-probabilities (...) of the tokens `target` (...) by logits input W^T + bias, in fp32.
+    """Computes log-probabilities (...) of the tokens `target` (...) from logits input W^T + bias, in fp32.
 
     The arguments are those of ``linear_cross_entropy``, and so are gradients; there is no token that is ignored.
 
@@ -161,7 +161,7 @@ def linear_top_k(
     softcap: float | None = 0.0,
     logit_scale: float | None = 1.0,
 ) -> Any:
-    """The k largest logits input W^T + bias of each row (..., k), the largest first, and their tokens, in int64.
+    """Finds the k largest logits input W^T + bias of each row (..., k), in descending order, and their int64 tokens.
 
     The arguments are those of ``linear_cross_entropy``. k is 1 to 64. Logits are in fp32. Of equal ones the lower
     token comes first. One that is no number counts as -inf. There are no gradients.
@@ -187,7 +187,7 @@ def linear_argmax(
     softcap: float | None = 0.0,
     logit_scale: float | None = 1.0,
 ) -> Any:
-    """The token (...) of the largest logit input W^T + bias of each row, in int64; of equal ones the lowest.
+    """Finds the token (...) of the largest logit input W^T + bias of each row, in int64; the lowest of equal ones.
 
     The arguments are those of ``linear_top_k``, without k. On CPUs, logits of up to 8 rows are in memory.
 

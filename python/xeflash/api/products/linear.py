@@ -12,12 +12,12 @@ from xeflash.call.values import as_number, shape_of
 
 
 def product(call: Call) -> Any:
-    """What `linear` does, for the function of a call."""
+    """Computes what `linear` does, for any function whose call has its arguments."""
     return run_product("linear", _grouped(_ordered(call)), "x", "weight", "bias")
 
 
 def _grouped(call: Call) -> Call:
-    """A call whose group is a number, or not given."""
+    """Returns a call whose group is a number, or not given."""
     if "group" not in call:
         return call
     if (group := as_number(call.function, "group", call["group"], waits=True)) is None:
@@ -28,7 +28,7 @@ def _grouped(call: Call) -> Call:
 
 
 def _ordered(call: Call) -> Call:
-    """A call on x[..., order]."""
+    """Returns a call on x[..., order] without the argument order."""
     if (order := call.get("order")) is None:
         return call.with_("order") if "order" in call else call
     return call.with_("order", x=_taken(call.function, call["x"], order))
@@ -63,7 +63,7 @@ def linear(
     group: int | None = None,
     order: Any = None,
 ) -> Any:
-    """x (..., K) times weight (N, K) transposed, plus bias (N,): for few rows, of which W is read once.
+    """Multiplies x (..., K) by weight (N, K) transposed and adds bias (N,); few rows read the weight once.
 
     Args:
         weight: of the type of x; or float8_e4m3fn, float8_e5m2 or int8, with scales; or uint8 of ``pack_int4``, with

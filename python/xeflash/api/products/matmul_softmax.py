@@ -20,7 +20,7 @@ def matmul_softmax(
     log: bool = False,
     out: Any = None,
 ) -> Any:
-    """Rows of softmax(scale * A B^T + bias), (..., M, N); the product is never in memory as a whole.
+    """Computes the softmax of the rows of scale * A B^T + bias, (..., M, N), without the whole product in memory.
 
     Args:
         a: (..., M, K) in fp32, bf16 or fp16. Batches of a and b broadcast.

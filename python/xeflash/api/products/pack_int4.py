@@ -22,7 +22,7 @@ class Int4Weight(NamedTuple):
 
 
 def pack_int4(*, format: str | None = None, group: int | None = None, bits: int = 4, **tensors: Any) -> Int4Weight:
-    """The weight of a linear layer, which tensors of a checkpoint tell, packed for ``linear``.
+    """Packs the 4-bit weight of a linear layer, as tensors of a checkpoint hold it, for ``linear``.
 
     Args:
         format: one of the names below; it is needed where neither names nor shapes nor values of tensors tell it.
@@ -70,7 +70,7 @@ def pack_int4(*, format: str | None = None, group: int | None = None, bits: int 
 
 
 def group_of(inputs: int, groups: int) -> int | None:
-    """The inputs of a group; None if there is one for all."""
+    """Returns the inputs of a group, or None if there is one group for all inputs."""
     if groups == 1:
         return None
     for group in _GROUPS:
@@ -83,7 +83,7 @@ def group_of(inputs: int, groups: int) -> int | None:
 
 
 def order_of(g_idx: Any, inputs: int, group: int | None) -> Any:
-    """Columns sorted by their group; None if they are."""
+    """Returns the order of columns that sorts them by group, or None if they are sorted."""
     need("g_idx", g_idx, 1, "int32", "int64")
     if len(g_idx) != inputs:
         raise ValueError(f"{FUNCTION}: g_idx must have an entry for each of {inputs} inputs, got {len(g_idx)}")

@@ -20,7 +20,7 @@ _OF_LOGITS = (*_OF_ROWS, "softcap", "logit_scale", "min_p_last")
 
 
 def _drawn(call: Call) -> Any:
-    """The tokens of a call on logits."""
+    """Draws the tokens of a call on logits."""
     of_rows = _arrays_of_rows(call)
     numbers = {name: as_number(call.function, name, call[name], waits=True) for name in _OF_ROWS if name in call}
     changed = {name: x for name, x in numbers.items() if name not in of_rows}
@@ -30,7 +30,7 @@ def _drawn(call: Call) -> Any:
 
 
 def _arrays_of_rows(call: Call) -> list[str]:
-    """The names of what is given as an array of more than a number."""
+    """Returns the names of arguments that are given as an array with an entry for each row."""
     found = {name: call[name] for name in _OF_ROWS if name in call}
     return [name for name, x in found.items() if is_array(call.function, name, x) and x.shape != ()]
 
@@ -49,7 +49,7 @@ def sample(
     logit_scale: float | None = 1.0,
     min_p_last: bool = False,
 ) -> Any:
-    """A token of each row of logits (..., V), in int64: drawn from the softmax of what the limits leave.
+    """Draws a token for each row of logits (..., V), in int64, from the softmax of the logits that the limits leave.
 
     Args:
         logits: fp32, bf16 or fp16. What is no number is never drawn.
@@ -79,7 +79,7 @@ def _(call: Call) -> Any:
 
 
 def _matrix(call: Call, shape: tuple[int, ...]) -> Any:
-    """x (..., H) as (rows, H)."""
+    """Reshapes x (..., H) to (rows, H)."""
     x = call["x"]
     if not shape:
         raise call.refuse("x", "must have at least 1 dimension", 0)
@@ -122,7 +122,7 @@ def linear_sample(
     logit_scale: float | None = 1.0,
     min_p_last: bool = False,
 ) -> Any:
-    """Tokens (...) of ``sample`` from the logits of a head: x (..., H) times weight (V, H) transposed, plus bias.
+    """Draws tokens (...) like ``sample`` from a head's logits: x (..., H) times weight (V, H) transposed, plus bias.
 
     Up to order, arguments are those of ``linear``, so the weight may be quantised; the others are those of ``sample``.
     x is a torch tensor or a numpy array. Logits are rounded to the type of x, as a model's head does, and are in memory
