@@ -1,4 +1,4 @@
-"""What the kernels of a call executed on a simulated GPU: the part of `xeflash inspect` that runs something."""
+"""Execution of a call's kernels on a simulated GPU: the part of `xeflash inspect` that runs something."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINES = 12  # that are shown of those that wait longest
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the option."""
+    """Adds the option --executed."""
     parser.add_argument(
         "--executed",
         action="store_true",
@@ -46,14 +46,14 @@ def _executed(record: Any, arch: str) -> dict[str, Any]:
 
 
 def enable(device: str) -> None:
-    """Simulate the device; to be called before anything asks SYCL for devices."""
+    """Simulates the device; call it before anything asks SYCL for devices."""
     from xeflash import sim
 
     sim.enable(device, check="none,listing")
 
 
 def executed(case: Case, device: str) -> list[dict[str, Any]]:
-    """Run the call of a case, and return what its launches did, as JSON has it."""
+    """Runs the call of a case, and returns what its launches did, in JSON's types."""
     import numpy as np
 
     from xeflash import sim
@@ -74,7 +74,7 @@ def executed(case: Case, device: str) -> list[dict[str, Any]]:
 
 
 def print_executed(launch: dict[str, Any]) -> None:
-    """Print one launch: what ran, and what a thread waits for."""
+    """Prints one launch: what it executed, and what a thread waits for."""
     from rich.console import Console
     from rich.table import Table
 

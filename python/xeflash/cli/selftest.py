@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
+    """Adds the subcommand."""
     parser = commands.add_parser(
         "selftest",
         help="check and time every algorithm on a device",
@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, time, print."""
+    """Checks the device, times it unless told otherwise, and prints the report."""
     if refused := selftest_distributed.refusal(arguments):
         print(f"xeflash selftest: {refused}", file=sys.stderr)
         return 2
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cannot_write(file: Path) -> str:
-    """Why a report cannot be written there; nothing is left of a run that is refused."""
+    """Returns why a report cannot be written there, or "" if it can; leaves no file behind."""
     try:
         there = file.exists()
         file.open("a").close()
@@ -93,7 +93,7 @@ def _cannot_write(file: Path) -> str:
 
 
 def _run_all(pool: Pool, timed: bool) -> list[dict[str, Any]]:
-    """All cases by several processes, then their times by one that is alone."""
+    """Runs all cases in several processes, then times them in one process that is alone."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
