@@ -1,4 +1,4 @@
-"""What ranks must have in common is compared before anything moves: then all of them raise, or none.
+"""Comparison of the facts that ranks must share, before anything moves: then all ranks raise, or none.
 
 Backends do not compare. gloo ends the process for a message that is longer than its receiver expects, and fills only a
 part of a buffer without a word for one that is shorter; another order of calls waits for the group's timeout. So each
@@ -87,7 +87,7 @@ def _compare(
     room: int | None,
     device: torch.device | None,
 ) -> tuple[tuple[int, ...], int | None, int]:
-    """Rank 0's seed, the least room, and the number of the call."""
+    """Compares the facts of all ranks; returns rank 0's seed, the least room, and the number of the call."""
     key = tuple(group.group_name for group in groups)
     with _lock:
         _calls[key] += 1
@@ -111,7 +111,7 @@ def _compare(
 
 
 def _difference(everyone: list[dict[str, Any]]) -> str:
-    """What the first rank that differs from rank 0 has in another way."""
+    """Describes how the first rank that differs from rank 0 differs from it."""
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         if "refused" in theirs:
@@ -133,13 +133,13 @@ def _signed(x: int) -> int:
 
 
 def _device(groups: Sequence[dist.ProcessGroup], device: torch.device | None) -> torch.device:
-    """Host memory where the backend takes it, as no stream has to be waited for."""
+    """Returns host memory if the backend takes it, as no stream has to be waited for, else `device`."""
     kinds = {kind.type for kind in groups[0]._device_types}
     return torch.device("cpu") if "cpu" in kinds or device is None else device
 
 
 def _gather(mine: torch.Tensor, groups: Sequence[dist.ProcessGroup]) -> torch.Tensor:
-    """(ranks, numbers), over the inner group, then over the outer one."""
+    """Gathers a rank's numbers into (ranks, numbers), over the inner group, then over the outer one."""
     for group in reversed(groups):
         found = [torch.empty_like(mine) for _ in range(group.size())]
         dist.all_gather(found, mine, group=group)
@@ -148,7 +148,7 @@ def _gather(mine: torch.Tensor, groups: Sequence[dist.ProcessGroup]) -> torch.Te
 
 
 def _gather_objects(facts: dict[str, Any], groups: Sequence[dist.ProcessGroup]) -> list[dict[str, Any]]:
-    """Those of all ranks, as text."""
+    """Gathers the facts of all ranks as text."""
     mine: list[dict[str, Any]] = [{name: str(value) for name, value in facts.items()}]
     for group in reversed(groups):
         found: list[Any] = [None] * group.size()
@@ -172,13 +172,13 @@ def naming(function: str, groups: Sequence[dist.ProcessGroup]) -> Iterator[None]
 
 
 def _of_transport(error: RuntimeError) -> bool:
-    """Whether it came from where tensors move: gloo's have no type of their own."""
+    """Returns whether an error came from where tensors move; gloo's errors have no type of their own."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(name.startswith(("torch.distributed", "xeflash.distributed.transport")) for name in names)
 
 
 def _missing(groups: Sequence[dist.ProcessGroup]) -> str:
-    """Each rank that fails says so in the group's store, and looks who else does."""
+    """Reports this rank's failure in the groups' stores, and names the ranks that do not report."""
     found = []
     for group, kind in zip(groups, ("", " of the inner group"), strict=False):
         try:

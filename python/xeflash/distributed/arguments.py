@@ -33,7 +33,7 @@ Read = tuple[Job, tuple[Tensor, ...], dict[str, Any]]  # the job, its tensors, t
 
 
 def read(call: Call, groups: tuple[dist.ProcessGroup, ...]) -> Read:
-    """A call's job; raises for what cannot be done."""
+    """Checks a call and returns its job; raises an error for what cannot be done."""
     (call, wants_third), function = flags(in_words_of_schema(call)), call.function
     wants_lse = call.get("return_lse", False)
     dim = 0 if call.layout == THD else 1
@@ -101,7 +101,7 @@ def read(call: Call, groups: tuple[dist.ProcessGroup, ...]) -> Read:
 
 
 def _shards(call: Call, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in autocast's type, if there is one."""
+    """Returns q, k and v, in autocast's type if autocast is on."""
     for name in ("q", "k", "v"):
         x = call[name]
         if not isinstance(x, Tensor) or type(x) not in (Tensor, torch.nn.Parameter):
@@ -146,7 +146,7 @@ def _numbers(call: Call) -> dict[str, Any]:
 
 
 def _of_heads(call: Call) -> dict[str, Tensor]:
-    """Slopes and sinks."""
+    """Returns the slopes and sinks that are given."""
     found = {name: call[name] for name in ("alibi_slopes", "s_aux") if call.get(name) is not None}
     for name, x in found.items():
         if not isinstance(x, Tensor):
@@ -155,7 +155,7 @@ def _of_heads(call: Call) -> dict[str, Tensor]:
 
 
 def _score_mod(call: Call) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Its code with its captures that are numbers, by the schema's words; and those that are tensors."""
+    """Returns a score_mod's code with the captures that are numbers, by the schema's words, and the tensor captures."""
     found = snippet(call.function, call.get("score_mod"), call.get("captures"))
     if found is None:
         return {}, {}
@@ -194,7 +194,7 @@ def _documents(call: Call, q: Tensor, total: int) -> Documents:
 
 
 def _ways(call: Call, how: Any, worlds: list[int], heads: int) -> tuple[str, ...]:
-    """A way for each group."""
+    """Returns a way for each group."""
     if len(worlds) == 2:
         ways = ("ring", "all_to_all") if how == "auto" else how
         if not isinstance(ways, tuple | list) or len(ways) != 2 or ways[0] not in _OUTER or ways[1] != "all_to_all":
@@ -212,7 +212,7 @@ def _ways(call: Call, how: Any, worlds: list[int], heads: int) -> tuple[str, ...
 
 @functools.cache
 def _room(device: torch.device) -> int:
-    """What a call may need beside its tensors: a quarter of the memory, used or not, so that a choice is always one."""
+    """Returns the bytes that a call may need beside its tensors: a quarter of all memory, so that choices are fixed."""
     if device.type == "xpu":
         return int(torch.xpu.get_device_properties(device).total_memory) // 4
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of torchrun

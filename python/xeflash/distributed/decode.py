@@ -29,7 +29,7 @@ State = tuple[Tensor, Tensor]  # out (B, S, H, D) and LSE (B, H, S)
 
 
 def gather_states(out: Tensor, lse: Tensor, group: Group) -> list[State]:
-    """(out, LSE) of all ranks, by one message of each."""
+    """Gathers (out, LSE) of all ranks, in one message from each."""
     numbers = out.numel() * out.element_size()
     start = -(-numbers // 4) * 4
     end = start + lse.numel() * 4
@@ -93,7 +93,7 @@ def context_parallel_with_kvcache(
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
 ) -> Any:
-    """flash_attn_with_kvcache on a cache whose keys lie on all ranks of a group; q, k and v are the same on all.
+    """Computes flash_attn_with_kvcache on a cache whose keys lie on all ranks; q, k and v are the same on all.
 
     All ranks call it alike, get the same bits, and send one message of out and LSE each, whatever the context is.
 

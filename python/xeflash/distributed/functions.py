@@ -18,7 +18,7 @@ from xeflash.distributed import running
 
 
 def _run(call: Call) -> Any:
-    """Outside of what torch.compile compiles: transports do not belong into a graph."""
+    """Runs a call outside of torch.compile's graphs, as transports do not belong into them."""
     if torch.compiler.is_dynamo_compiling():
         from xeflash.distributed import uncompiled
 
@@ -47,7 +47,7 @@ def context_parallel_attn_func(
     shards: str = "zigzag",
     how: str | tuple[str, str] = "auto",
 ) -> Any:
-    """Attention of a sequence that lies on the W ranks of a group: ``flash_attn_func`` of the whole, a shard on each.
+    """Computes ``flash_attn_func`` of a sequence that lies in shards on the W ranks of a group.
 
     Args:
         q: (B, L, H, D), this rank's rows of the sequence, see ``shard``. float32, bfloat16 or float16 on cpu or xpu.
@@ -128,7 +128,7 @@ def context_parallel_attn_varlen_func(
     shards: str = "zigzag",
     how: str | tuple[str, str] = "auto",
 ) -> Any:
-    """The same for packed documents: ``flash_attn_varlen_func`` of all tokens, of which each rank has a shard.
+    """Computes ``flash_attn_varlen_func`` of packed documents whose tokens lie in shards on the ranks of a group.
 
     Shards are dealt without regard to where documents begin: a document may lie on several ranks.
 

@@ -37,7 +37,7 @@ class Way:
         return k, v
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, learned: Mapping[str, Tensor]) -> State:
-        """(out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
+        """Computes (out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
         state = self.spread.state(q, v)
         k, v = self._gathered(k, v)
         for block in self.blocks:
@@ -53,7 +53,10 @@ class Way:
         learned: Mapping[str, Tensor],
         of_learned: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """dK and dV of this rank's keys, in fp32; adds to dq and to of_learned. `kept` is dO, LSE and Delta."""
+        """Computes dK and dV of this rank's keys, in fp32; adds to dq and to of_learned.
+
+        `kept` is dO, LSE and Delta.
+        """
         q, of_k, of_v = inputs
         k, v = self._gathered(of_k, of_v)
         sums = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (k, v)) if wants_kv else (None, None)

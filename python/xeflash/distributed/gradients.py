@@ -28,7 +28,7 @@ _REST = 256.0  # what rounding takes from the output is kept times this: it woul
 
 @dataclass(frozen=True)
 class Choice:
-    """What how="auto" chooses a way by, besides shapes, and the ways that there are."""
+    """The facts besides shapes from which how="auto" chooses a way, and the ways that it may choose."""
 
     dtype: torch.dtype
     backward: bool
@@ -51,7 +51,7 @@ class Job:
 
     @cached_property
     def exchange(self) -> Exchange | None:
-        """Of heads, in the inner group."""
+        """Returns the exchange of heads in the inner group, or None if no heads are exchanged."""
         if self.ways[-1] != "all_to_all":
             return None
         shards = RANGES if len(self.groups) == 2 else self.shards
@@ -60,7 +60,7 @@ class Job:
 
     @cached_property
     def way(self) -> ring.Way | gather.Way:
-        """What attends, with this rank's heads."""
+        """Returns the way that attends, with this rank's heads."""
         rows, keys = (shape[self.spread.dim] for shape in self.shapes[:2])
         if self.exchange is None:
             kind = ring.Way if self.ways[0] == "ring" else gather.Way
@@ -72,7 +72,7 @@ class Job:
         return kind(spread, self.groups[0], self.shards, rows * world, keys * world)
 
     def _learned(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """By their names; of slopes and sinks those of this rank's heads."""
+        """Returns learned tensors by name; slopes and sinks are cut to this rank's heads."""
         found = dict(zip(self.spread.learned, tensors, strict=True))
         if self.exchange is not None:
             for name in {"alibi_slopes", "s_aux"} & found.keys():
@@ -80,7 +80,7 @@ class Job:
         return found
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, learned: Sequence[Tensor], keep: bool) -> tuple[Any, ...]:
-        """(out, LSE, what is kept)."""
+        """Computes (out, LSE, tensors for the backward pass)."""
         exchange, dtype = self.exchange, q.dtype
         if exchange is not None:
             q, k, v = exchange.to_heads(q, exchange.spread(k), exchange.spread(v))
@@ -105,7 +105,7 @@ class Job:
         dlse: Tensor | None,
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """Gradients of q, k, v and what is learned, of those that are wanted."""
+        """Computes the wanted gradients of q, k, v and of what is learned."""
         exchange, (q, k, v, out, rest, lse) = self.exchange, kept
         if exchange is not None:
             (dout,) = exchange.to_heads(dout)
@@ -169,7 +169,7 @@ def _backward(
     dout: Tensor | None,
     dlse: Tensor | None,
 ) -> list[Tensor | None]:
-    """What this rank computes, once all ranks are found to be in the same backward pass."""
+    """Computes this rank's gradients, once all ranks agree that they are in the same backward pass."""
     passed = f"{job.spread.function} (backward pass)"
     with agree.together(passed, job.groups, device=kept[0].device) as facts:
         facts |= {"number of the forward pass": job.number, "gradients wanted of q, k, v": list(wanted[:3])}
@@ -186,7 +186,7 @@ def _backward(
 
 
 def settled(job: Job, facts: dict[str, Any]) -> Job:
-    """The same with what ranks agreed on: the seed and offset of dropout, and a way that fits into the room of all."""
+    """Returns the job with what ranks agreed on: dropout's seed and offset, and a way that fits into the least room."""
     (seed, offset), room, ways, auto = facts["seed"], facts["room"], job.ways, job.auto
     spread = replace(job.spread, call=job.spread.call.with_(seed=seed, offset=offset))
     if auto is not None:

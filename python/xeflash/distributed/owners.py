@@ -1,4 +1,4 @@
-"""Which rank keeps which positions of a sequence: pages are dealt in turn, or each rank has one range.
+"""Owners of a sequence's positions: pages are dealt to ranks in turn, or each rank has one range.
 
 Ranges are pages of which each rank has one: both follow one rule.
 """
@@ -31,31 +31,31 @@ class Owners:
 
     @property
     def turn(self) -> int:
-        """Positions until a rank gets its next page."""
+        """Returns the positions until a rank gets its next page."""
         return self.page * self.world
 
     @property
     def start(self) -> int:
-        """The position of this rank's first key."""
+        """Returns the position of this rank's first key."""
         return self.rank * self.page
 
     def owns(self, position: Tensor) -> Tensor:
-        """Which positions are this rank's."""
+        """Returns which positions this rank owns, as a mask."""
         return position // self.page % self.world == self.rank
 
     def local(self, position: Tensor) -> Tensor:
-        """Where positions are among those of their owner."""
+        """Returns the rows that positions have in the cache of their owner."""
         return position // self.turn * self.page + position % self.page
 
     def length(self, total: Length, rank: int | None = None) -> Length:
-        """How many of the first `total` positions are this rank's, or another's."""
+        """Counts those of the first `total` positions that this rank owns, or another rank."""
         start = self.start if rank is None else rank * self.page
         over = total % self.turn - start
         rest = over.clamp(0, self.page) if isinstance(over, Tensor) else min(max(over, 0), self.page)
         return total // self.turn * self.page + rest
 
     def runs(self, first: int, last: int) -> list[slice]:
-        """Which positions of [first, last) are this rank's, counted from first."""
+        """Returns the runs of positions in [first, last) that this rank owns, counted from first."""
         at = range(first // self.turn * self.turn + self.start, last, self.turn)
         both = [(max(a, first), min(a + self.page, last)) for a in at]
         return [slice(a - first, b - first) for a, b in both if a < b]
@@ -75,7 +75,7 @@ class Owners:
 
 
 def owners_of(function: str, owners: Any, page: Any, room: Any, rows: int | None, group: Group) -> Owners:
-    """What the arguments of a function say.
+    """Checks the arguments owners, page and room of a function; returns the owners that they describe.
 
     Args:
         rows: what a rank's own cache has for a sequence, if that is what `room` is by default.
@@ -105,7 +105,7 @@ def owners_of(function: str, owners: Any, page: Any, room: Any, rows: int | None
 def checked_lengths(
     function: str, lengths: Any, batch: int | None = None, device: torch.device | None = None, of: str = "q"
 ) -> Any:
-    """cache_seqlens: an int, or a tensor that is as it should be."""
+    """Checks cache_seqlens; returns it as an int or a tensor."""
     if isinstance(lengths, Integral) and not isinstance(lengths, bool):  # numpy's, too
         number = int(lengths)
         if not 0 <= number < 2**31:
@@ -133,7 +133,7 @@ def local_lengths(
     rank: int | None = None,
     group: Group = None,
 ) -> Any:
-    """How many keys of sequences of these lengths are in the cache of a rank: an int, or a tensor as cache_seqlens.
+    """Counts the keys of sequences of these lengths in a rank's cache; returns an int, or a tensor like cache_seqlens.
 
     Args:
         cache_seqlens: keys on all ranks together, an int or int32 (B,).
@@ -151,7 +151,7 @@ def local_lengths(
 
 
 def local_room(length: int, *, owners: str = "pages", page: int | None = None, group: Group = None) -> int:
-    """The rows that a cache needs on each rank for sequences of up to `length` keys on all ranks together.
+    """Returns the rows that a cache needs on each rank for sequences of up to `length` keys on all ranks together.
 
     With owners="ranges" it is the `room` of all later calls: it says which rank has which positions. page and group are
     those of context_parallel_with_kvcache.

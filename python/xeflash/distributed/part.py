@@ -71,7 +71,7 @@ def attention_part_backward(
 
 
 def delta_of(dout: Tensor, out: Tensor, dlse: Tensor | None, layout: int) -> Tensor:
-    """rowsum(dO O) - dLSE, laid out as the LSE; out is that of all parts, in float32."""
+    """Computes rowsum(dO O) - dLSE, laid out as the LSE; out is that of all parts, in float32."""
     dots = (dout.float() * out).sum(-1)
     delta = (dots if layout == BHSD else dots.mT).contiguous()
     return delta if dlse is None else delta.sub_(dlse)

@@ -32,21 +32,21 @@ class Pair:
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor) -> Pair:
-        """A copy of both."""
+        """Copies k and v into one buffer."""
         return cls(torch.cat([k.reshape(-1), v.reshape(-1)]), tuple(k.shape), tuple(v.shape))
 
     @classmethod
     def zeros(cls, k: Tensor, v: Tensor) -> Pair:
-        """Sums of gradients of these, in fp32."""
+        """Returns zeros in fp32, in which gradients of k and v are summed."""
         return cls(k.new_zeros(k.numel() + v.numel(), dtype=torch.float32), tuple(k.shape), tuple(v.shape))
 
     def at(self, buffer: Tensor) -> Pair:
-        """Others of these shapes."""
+        """Returns a pair of the same shapes in another buffer."""
         return Pair(buffer, self.of_k, self.of_v)
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:
-        """Views."""
+        """Returns views of k and v."""
         k, v = self.buffer.split([self.buffer.numel() - _elements(self.of_v), _elements(self.of_v)])
         return k.view(self.of_k), v.view(self.of_v)
 
@@ -65,12 +65,12 @@ class Way:
         self.last = spread.last_step(self.world, rows, keys, shards)
 
     def blocks(self, step: int) -> list[Block]:
-        """Those of a step."""
+        """Returns the blocks that this rank computes in a step."""
         source = (self.rank - step) % self.world
         return self.spread.blocks(self.mine, self.theirs[source], own=step == 0)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, learned: Mapping[str, Tensor]) -> State:
-        """(out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
+        """Computes (out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
         state = self.spread.state(q, v)
         ring = transport.Ring(self.group)
         pair = Pair.of(k, v) if self.last else None
@@ -94,7 +94,10 @@ class Way:
         learned: Mapping[str, Tensor],
         of_learned: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """dK and dV of this rank's keys, in fp32; adds to dq and to of_learned. `kept` is dO, LSE and Delta."""
+        """Computes dK and dV of this rank's keys, in fp32; adds to dq and to of_learned.
+
+        `kept` is dO, LSE and Delta.
+        """
         q, k, v = inputs
         ring, back = transport.Ring(self.group), transport.Ring(self.group)
         own = Pair.zeros(k, v) if wants_kv else None

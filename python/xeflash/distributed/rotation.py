@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def check_tables(function: str, q: Tensor, cos: Any, sin: Any) -> None:
-    """rotary_cos and rotary_sin, as flash_attn_with_kvcache takes them."""
+    """Checks rotary_cos and rotary_sin by the rules of flash_attn_with_kvcache."""
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         if not isinstance(table, Tensor):
             raise TypeError(
@@ -32,7 +32,7 @@ def check_tables(function: str, q: Tensor, cos: Any, sin: Any) -> None:
 
 
 def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x (B, rows, H, D), whose first dimensions are rotated in fp32 by its rows' positions (B or 1, rows)."""
+    """Rotates the first dimensions of x (B, rows, H, D), in fp32, by its rows' positions (B or 1, rows)."""
     at = positions.clamp(0, cos.shape[0] - 1).long()  # lengths on a device are trusted
     c, s = (table[at].float().unsqueeze(-2) for table in (cos, sin))
     half = cos.shape[1]
