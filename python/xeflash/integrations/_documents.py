@@ -28,7 +28,7 @@ class Documents(NamedTuple):
     longest_k: int
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Attention of query (B, H, Sq, D) on key and value (B, Hk, Sk, D) within documents, as (B, Sq, H, Dv)."""
+        """Attends from query (B, H, Sq, D) to key and value (B, Hk, Sk, D) within documents; returns (B, Sq, H, Dv)."""
         batch, _, rows, _ = query.shape
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
         starts_q, starts_k = self.starts_q.int(), self.starts_k.int()
@@ -38,7 +38,7 @@ class Documents(NamedTuple):
         return out.unflatten(0, (batch, rows))
 
     def visible(self, batch: int, rows: int, keys: int, device: torch.device, *, aligned: bool) -> Tensor:
-        """The same as a mask (B, 1, Sq, Sk): whether a query and a key are of one document.
+        """Returns the documents as a mask (B, 1, Sq, Sk): whether a query and a key are of one document.
 
         What else is hidden by the places of a row must be hidden alike by those of a document, if it is `aligned`.
         """
@@ -58,7 +58,7 @@ class Documents(NamedTuple):
 
 
 def said(given: MutableMapping[str, Any]) -> Documents | None:
-    """What cu_seq_lens and max_length say; they are taken out of `given`."""
+    """Takes cu_seq_lens and max_length out of `given`; returns the documents that they describe, or None."""
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     starts_q, starts_k, longest_q, longest_k = (given.pop(name, None) for name in names)
     if starts_q is None or starts_k is None:
@@ -79,7 +79,7 @@ _known: Any = WeakIdKeyDictionary()  # position_ids: {mask, or position_ids with
 
 
 def packed(position_ids: Any, padding: Tensor | None, batch: int, rows: int) -> Documents | None:
-    """The documents of rows whose positions begin again, or None; `padding` (B, rows) is False where nothing is.
+    """Returns the documents of rows whose positions begin again, or None; `padding` (B, rows) is False at empty places.
 
     To look into positions waits for their device. What was found is remembered, so the layers of a forward pass wait
     together once, and twice more if there are several documents.
@@ -99,7 +99,7 @@ def packed(position_ids: Any, padding: Tensor | None, batch: int, rows: int) -> 
 
 
 def mask_of(numbers: Tensor | None, position_ids: Any, batch: int, rows: int) -> Tensor | None:
-    """The same in a graph, where nobody can look into positions: a mask (B, 1, rows, rows) of what may be seen.
+    """Returns the documents of rows in a graph, whose positions are unknown, as a mask (B, 1, rows, rows), or None.
 
     `numbers` are those of the documents, if a mask function gave them.
     """
@@ -112,7 +112,7 @@ def mask_of(numbers: Tensor | None, position_ids: Any, batch: int, rows: int) ->
 
 
 def _tells(position_ids: Any, batch: int, rows: int) -> bool:
-    """Whether these are the positions of so many rows; those of one row may be all rows'."""
+    """Returns whether these are positions of `rows` tokens in each row of the batch; one row may stand for all."""
     if not isinstance(position_ids, Tensor) or rows < 2 or position_ids.dim() != 2:
         return False
     return position_ids.shape[0] in (1, batch) and position_ids.shape[1] == rows
@@ -127,7 +127,7 @@ def _find(position_ids: Tensor, padding: Tensor | None, batch: int) -> Documents
 
 
 def of_begins(begins: Tensor) -> Documents | None:
-    """Where begins (B, rows - 1) says that a token and the one before it are of two documents."""
+    """Returns the documents in which each token marked by `begins` (B, rows - 1) starts one, or None for one a row."""
     places = torch.nn.functional.pad(begins, (1, 0), value=True).flatten().nonzero().flatten()
     if len(places) == len(begins):
         return None
@@ -137,5 +137,5 @@ def of_begins(begins: Tensor) -> Documents | None:
 
 
 def numbered(mask: Tensor) -> Documents | None:
-    """Those of a mask (B, rows) of numbers."""
+    """Returns the documents of a mask (B, rows) that numbers them."""
     return None if is_tracing(mask) else of_begins(mask.diff(dim=1) != 0)

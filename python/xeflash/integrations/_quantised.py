@@ -27,7 +27,7 @@ class Refused(NotImplementedError):
 
 
 def weight_of(module: nn.Module) -> Weight | None:
-    """The weight of a quantised linear layer; None for any other module. Raises Refused, or what pack_int4 does."""
+    """Returns the weight of a quantised linear layer, or None for any other module; raises Refused, or as pack_int4."""
     classes = [(c.__module__.partition(".")[0], c.__name__) for c in type(module).__mro__]
     if ("gptqmodel", "BaseQuantLinear") in classes:
         return _of_gptqmodel(module)
@@ -112,7 +112,7 @@ def _gptq_of_8_bits(
 
 
 def _eight_bits(weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> dict[str, Any]:
-    """Arguments of a weight (N, K) with scales and zeros (N, G), (N,) or of all of it."""
+    """Returns linear's arguments for a weight (N, K) with scales and zeros (N, G) or (N,), or one number for all."""
     outputs, inputs = weight.shape
     parts = []
     for array in (scales, zeros):
@@ -127,7 +127,7 @@ def _eight_bits(weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> 
 
 
 def _of_blocks(module: Any) -> Weight:
-    """Transformers' FP8Linear: a scale for a block of outputs and inputs, or for all."""
+    """Reads Transformers' FP8Linear, which has a scale for each block of outputs and inputs, or one for all."""
     weight, scales = module.weight, module.weight_scale_inv.detach().float()
     if scales.numel() > 1:
         outputs, inputs = weight.shape

@@ -113,7 +113,7 @@ class UnmadeLogits:
         return self._with(dtype=torch.float32)
 
     def to(self, *wanted: Any, **named: Any) -> UnmadeLogits:
-        """Of another type, which sums in fp32 do not heed, and on the device where they are."""
+        """Returns the logits in another type, which sums in fp32 do not heed; refuses another device."""
         dtype = self.dtype
         for value in (*wanted, *(named[name] for name in ("dtype", "device") if name in named)):
             if isinstance(value, torch.dtype) and value in _FLOATS:
@@ -123,7 +123,7 @@ class UnmadeLogits:
         return self._with(dtype=dtype)
 
     def __getitem__(self, index: Any) -> UnmadeLogits:
-        """Some of the rows; the vocabulary stays whole."""
+        """Returns some of the rows; the vocabulary stays whole."""
         parts = index if isinstance(index, tuple) else (index,)
         if all(part is Ellipsis or isinstance(part, (slice, int)) for part in parts):
             if Ellipsis in parts:
@@ -173,7 +173,7 @@ class UnmadeLogits:
         reduction: str = "mean",
         label_smoothing: Any = 0.0,
     ) -> Tensor:
-        """torch.nn.functional.cross_entropy of them."""
+        """Computes torch.nn.functional.cross_entropy of the logits without making them."""
         if self.ndim != 2:
             raise self._head.refused(f"cross_entropy(logits) of {self.ndim} dimensions, which must be 2")
         if weight is not None or size_average is not None or reduce is not None:

@@ -15,18 +15,18 @@ from torch import Tensor
 
 
 def local_lengths(lengths: Tensor, world: int, rank: int, interleave: int) -> Tensor:
-    """How many of the first keys lie on a rank, where `interleave` of them in turn go to each."""
+    """Counts those of the first `lengths` keys that lie on a rank, where `interleave` keys in turn go to each rank."""
     rounds, rest = lengths // (world * interleave), lengths % (world * interleave)
     return (rounds * interleave + (rest - rank * interleave).clamp(0, interleave)).int()
 
 
 def longest_local(longest: int, world: int, interleave: int) -> int:
-    """At least as many as the longest sequence has on any rank."""
+    """Returns an upper bound of the keys that the longest sequence has on any rank."""
     return -(-longest // (world * interleave)) * interleave
 
 
 def merge_over_ranks(out: Tensor, lse: Tensor, group: Any) -> tuple[Tensor, Tensor]:
-    """(out, LSE) of this rank's heads, from parts (tokens, H, D) and (H, tokens) of all ranks' heads.
+    """Merges parts (tokens, H, D) and (H, tokens) of all ranks into (out, LSE) of this rank's heads.
 
     Sums are in fp32 until all parts are in them. `group` is vLLM's, which gathers and scatters.
     """

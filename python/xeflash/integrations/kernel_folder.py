@@ -57,7 +57,7 @@ def write(folder: Path) -> dict[str, Path]:
 
 
 def local_kernels(places: dict[str, Path]) -> str:
-    """The value of the environment variable LOCAL_KERNELS."""
+    """Returns the value of the environment variable LOCAL_KERNELS."""
     return ":".join(f"{repository}={place}" for repository, place in places.items())
 
 

@@ -41,7 +41,7 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
     """All layers' attention."""
 
     def __init__(self, runner: Any) -> None:
-        """For one of SGLang's ModelRunners."""
+        """Makes the backend of one of SGLang's ModelRunners."""
         super().__init__()
         self.page: int = runner.page_size
         if self.page % 16:
@@ -63,19 +63,22 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         self.step: Step | None = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Before the layers of a pass that is not recorded."""
+        """Prepares a pass that is not recorded, before its layers run."""
         self.step = None if forward_batch.forward_mode.is_idle() else self._step(forward_batch)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Before graphs are recorded: each gets its own room."""
+        """Forgets recorded passes before graphs are recorded; each graph gets its own room."""
         self.recorded = {}
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """Keys of a place that is empty."""
+        """Returns the keys of an empty place in a batch."""
         return 1
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Before a pass is recorded, for sequences of any length, and before each replay, which finds its own there."""
+        """Prepares a pass before it is recorded, for sequences of any length, and before each replay.
+
+        A replay finds its own lengths and tables in the recorded tensors.
+        """
         now = self._step(forward_batch)
         key = (forward_batch.batch_size, now.longest_q)
         if in_capture:
@@ -102,7 +105,7 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         sinks: Tensor | None = None,
         **more: Any,
     ) -> Tensor:
-        """Attention (tokens, H * Dv) of a layer's new tokens."""
+        """Computes attention (tokens, H * Dv) of a layer's new tokens."""
         self._refuse(layer, more)
         step = self.step
         assert step is not None
@@ -179,7 +182,7 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         return step.pages
 
     def _caches(self, layer: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """(pages, page, Hk, D) of keys and of values, and what their elements are multiplied by."""
+        """Returns keys and values as (pages, page, Hk, D), and the factors of their elements."""
         keys, values = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         want = [(layer.tp_k_head_num, layer.qk_head_dim), (layer.tp_v_head_num, layer.v_head_dim)]
         if [x.shape[1:] for x in (keys, values)] != want:

@@ -63,7 +63,7 @@ _here: ContextVar[bool] = ContextVar("xeflash_torch_sdpa", default=False)
 
 
 class Calls(NamedTuple):
-    """How many calls of torch's functions went which way since the process began."""
+    """Counts of the calls of torch's functions that xeflash and torch have run since the process began."""
 
     xeflash: int
     torch: int
@@ -73,7 +73,10 @@ _calls = {"xeflash": 0, "torch": 0}
 
 
 def calls() -> Calls:
-    """The counts; a compiled function counts when it is traced. Threads that call at once may lose a count."""
+    """Returns the counts; a compiled function counts when it is traced.
+
+    Threads that call at once may lose a count.
+    """
     return Calls(**_calls)
 
 
@@ -129,7 +132,7 @@ def use_xeflash() -> Iterator[None]:
 
 
 class _Activation:
-    """What torch's registry holds while it has us activated."""
+    """The handle that torch's registry holds while it has us activated."""
 
     def __init__(self) -> None:
         self._before = _everywhere
@@ -161,12 +164,15 @@ def _release_fast_path() -> None:
 
 
 def _on() -> bool:
-    """Whether the calls of this thread come here."""
+    """Returns whether the calls of this thread come here."""
     return _everywhere or _here.get()
 
 
 def _register() -> None:
-    """Once in a process, for good: torch's dispatcher does not bear that kernels go while other threads call them."""
+    """Registers our kernels, once in a process and for good.
+
+    torch's dispatcher does not bear that kernels go while other threads call them.
+    """
     with _lock:
         if _libraries:
             return
@@ -196,7 +202,7 @@ def _goes_to(ours: bool) -> bool:
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Whether they are dense tensors of our types and one of our dtypes, seen by no function transform."""
+    """Returns whether tensors are dense, of our types and one of our dtypes, and seen by no function transform."""
     dtype = tensors[0].dtype
     if dtype not in _DTYPES:
         return False
@@ -206,7 +212,7 @@ def _plain(*tensors: Tensor) -> bool:
 
 
 def _fits(dim: Any, dim_v: Any, device: str) -> bool:
-    """Whether there are kernels for these head dims."""
+    """Returns whether there are kernels for these head dims."""
     step = 1 if device == "cpu" else 8
     return all(0 < d <= _MAX_HEAD_DIM and d % step == 0 for d in (dim, dim_v))
 
@@ -253,7 +259,7 @@ def _sdpa(
 
 
 def _shapes_fit(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
-    """Whether the sizes are such that nothing is broadcast, but heads with enable_gqa."""
+    """Returns whether nothing has to be broadcast, except heads with enable_gqa."""
     rank, dim = query.dim(), query.shape[-1]
     if rank < 2 or key.dim() != rank or value.dim() != rank or key.shape[:-1] != value.shape[:-1]:
         return False
@@ -344,7 +350,7 @@ class _PackedCall(NamedTuple):
         )
 
     def _words(self) -> Any:
-        """What the extension calls the arguments."""
+        """Returns the arguments by the extension's names."""
         left, right = self.window_size or (-1, -1)
         paged = {"k_cache": self.key, "v_cache": self.value, "block_table": self.block_table}
         keys: Any = {"k": self.key, "v": self.value} if self.block_table is None else paged
@@ -365,12 +371,12 @@ class _PackedCall(NamedTuple):
         }
 
     def attend(self, out: Tensor) -> Tensor:
-        """The LSE; `out` is written."""
+        """Writes `out` and returns the LSE."""
         lse: Tensor = _core.forward(**self._words(), out=out)[1]
         return lse
 
     def record(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The operator's results, of which out and LSE have gradients."""
+        """Runs the call with gradients of out and LSE; returns the operator's results."""
         _goes_to(True)
         with torch.autocast(self.query.device.type, enabled=False):  # torch casts nothing here
             out, lse = torch_ops.attend(Call(self._words()))

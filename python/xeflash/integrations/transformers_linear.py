@@ -45,7 +45,7 @@ _TENSORS = (Tensor, nn.Parameter)
 
 
 class Patched(NamedTuple):
-    """What ``patch`` did, by the names of modules."""
+    """The modules that ``patch`` changed or left, by name."""
 
     swapped: dict[str, str]  # the format, or the dtype, of the weight
     left: dict[str, str]  # why a linear layer keeps its forward
@@ -53,7 +53,7 @@ class Patched(NamedTuple):
 
 
 class _Layer:
-    """What a module whose forward is replaced needs for it; in its __dict__, so that copies of it have their own."""
+    """The state of a module whose forward is replaced; it lies in the module's __dict__, so copies have their own."""
 
     def __init__(self, module: nn.Module, arguments: dict[str, Any] | None) -> None:
         self.take(arguments or {})
@@ -66,7 +66,7 @@ class _Layer:
         self.weight = self.named.pop("weight", None)
 
     def own(self, module: nn.Module, x: Any) -> Any:
-        """What the module did before."""
+        """Calls the module's forward as it was before."""
         return type(module).forward(module, x) if self.before is None else self.before(x)
 
     def move(self, device: torch.device) -> None:
@@ -165,7 +165,7 @@ def _keep_packed(model: nn.Module) -> None:
 
 
 def _read(module: nn.Module) -> tuple[str, dict[str, Any] | None] | None:
-    """What the weight of a linear layer is, and arguments for it unless it is the module's own; None: no such layer."""
+    """Returns the format of a linear layer's weight, and arguments for a quantised one, or None for other modules."""
     weight: Any = getattr(module, "weight", None)
     tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     linear = isinstance(module, nn.Linear) or hasattr(module, "qweight")
@@ -202,7 +202,7 @@ def _read_anew(module: nn.Module, _keys: Any) -> None:
 
 
 def _plain(x: Any) -> bool:
-    """Whether an input is a dense tensor of our dtypes and devices, seen by no transform and no autocast."""
+    """Returns whether an input is a dense tensor of our dtypes and devices, seen by no transform and no autocast."""
     if type(x) not in _TENSORS or x.dtype not in _DTYPES or x.device.type not in ("cpu", "xpu"):
         return False
     if x.layout is not torch.strided or torch.is_autocast_enabled(x.device.type):

@@ -35,7 +35,7 @@ _TENSORS = (torch.Tensor, nn.Parameter)
 
 
 class _Replaced:
-    """What a module's forward was, if it was not its class's."""
+    """The forward that a module had before, if it was not its class's."""
 
     def __init__(self, before: Callable[..., Any] | None, labels: int = 0) -> None:
         self.before = before
@@ -75,7 +75,7 @@ _calls = _Calls()
 
 
 def find(model: nn.Module) -> tuple[PreTrainedModel, nn.Linear]:
-    """The language model in a module, and its head; raises where the loss needs its logits."""
+    """Finds the language model in a module, and its head; raises an error where the loss needs its logits."""
     found = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     if found is None:
         raise TypeError(f"patch: model must have one of Transformers in it for loss=True, got {type(model).__name__}")
@@ -114,7 +114,7 @@ def _take(module: nn.Module, forward: Callable[..., Any], labels: int = 0) -> No
 
 
 def _head_of(model: PreTrainedModel) -> nn.Linear:
-    """The head of a model, which must be one that can be left out."""
+    """Returns the head of a model; raises an error if it cannot be left out."""
     head: Any = model.get_output_embeddings()
     owner = type(model).__name__
 
@@ -152,7 +152,7 @@ setattr(_head_forward, _KEY, True)
 
 @functools.cache
 def _forward_of(model: Any) -> Callable[..., Any]:
-    """Our forward of a class, with the signature of its own, which Trainer reads."""
+    """Makes our forward of a class, with the signature of its own, which Trainer reads."""
 
     @functools.wraps(model.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ MLA_BACKEND = "xeflash.integrations.vllm_mla.XeflashMLABackend"  # of DeepSeek's
 
 
 def is_default() -> bool:
-    """Whether it serves what names no backend."""
+    """Returns whether this backend serves layers that name no backend."""
     choice = os.environ.get("XEFLASH_VLLM", "0")
     if choice not in ("0", "1"):
         raise ValueError(f"XEFLASH_VLLM: must be 0 or 1, got {choice!r}")
@@ -46,19 +46,19 @@ def register() -> None:
 
 
 def is_ours(member: Any) -> bool:
-    """Whether a member of vLLM's AttentionBackendEnum names this backend."""
+    """Returns whether a member of vLLM's AttentionBackendEnum names this backend."""
     if member.name == "CUSTOM":
         return bool(member.is_overridden() and member.get_path() == BACKEND)
     return bool(member.name == NAME)
 
 
 def _asked(selected: Any) -> bool:
-    """Whether a layer is to be ours: it is named, or the default."""
+    """Returns whether a layer is to be ours: it names this backend, or names none and ours is the default."""
     return is_default() if selected is None else is_ours(selected)
 
 
 def _why_not(platform: Any, layer: Any) -> list[str]:
-    """Why ours cannot serve a layer, described by vLLM's AttentionSelectorConfig."""
+    """Returns why this backend cannot serve a layer, which vLLM's AttentionSelectorConfig describes."""
     module, _, name = _path(layer).rpartition(".")
     backend = getattr(importlib.import_module(module), name)
     reasons: list[str] = backend.validate_configuration(
@@ -72,7 +72,7 @@ def _path(layer: Any) -> str:
 
 
 def _ask_before(platform: Any) -> None:
-    """Where the backend of a layer is chosen, ours is it if it is named or the default, and can serve the layer."""
+    """Patches a platform so that a layer gets this backend if it is to be ours and can be served."""
     theirs = platform.get_attn_backend_cls
     if getattr(theirs, "asks_xeflash", False):
         return
@@ -95,9 +95,9 @@ def _ask_before(platform: Any) -> None:
 
 
 def _keep_chunks(platform: Any) -> None:
-    """vLLM's platform for CPUs takes chunks of prompts, cached prefixes and other pages than 16 from models with MLA.
+    """Patches a platform so that models with MLA keep chunked prompts, cached prefixes and their page size.
 
-    Its own backend lacks them. With ours, the configuration keeps what it said.
+    vLLM's platform for CPUs turns these off, as its own backend lacks them.
     """
     theirs = platform.check_and_update_config
     if getattr(theirs, "asks_xeflash", False):
@@ -118,7 +118,7 @@ def _keep_chunks(platform: Any) -> None:
 
 
 def _serves_latents(platform: Any, config: Any, page: int) -> bool:
-    """Whether the layers of a model have MLA, and will be ours."""
+    """Returns whether the layers of a model have MLA, and will be ours."""
     model, attention, cache = config.model_config, config.attention_config, config.cache_config
     if model is None or not model.use_mla or getattr(attention, "backend_per_kind", None):
         return False

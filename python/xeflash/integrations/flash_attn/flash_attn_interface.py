@@ -56,7 +56,7 @@ def _flash_attn_forward(
     alibi_slopes: Tensor | None,
     return_softmax: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(out, LSE (B, H, Sq), no elements, state of dropout) of tensors (B, S, H, D)."""
+    """Computes (out, LSE (B, H, Sq), no elements, state of dropout) of tensors (B, S, H, D)."""
     _refuse_probabilities("_flash_attn_forward", return_softmax)
     with torch.no_grad():
         out, lse, state, _ = torch.ops.xeflash.flash_attn(
@@ -88,7 +88,7 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(out, LSE (H, tokens), no elements, state of dropout) of packed tensors (tokens, H, D).
+    """Computes (out, LSE (H, tokens), no elements, state of dropout) of packed tensors (tokens, H, D).
 
     ``zero_tensors`` changes nothing: rows without keys give 0 in any case.
     """
@@ -165,7 +165,7 @@ def _flash_attn_varlen_backward(
     rng_state: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> Tensor:
-    """As _flash_attn_backward, for packed tensors; returns (H, tokens)."""
+    """Computes _flash_attn_backward for packed tensors; returns rowsum(dout out) as (H, tokens)."""
     _write_gradients(
         {"dq": dq, "dk": dk, "dv": dv}, dout, q, k, v, out, softmax_lse, rng_state, THD,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,

@@ -17,7 +17,7 @@ class IndirectAccessKVCacheAttention(torch.nn.Module):  # type: ignore[misc]
     """ipex.llm.modules.IndirectAccessKVCacheAttention: beam search that reorders indices, never the cache."""
 
     def __init__(self, text_max_length: int = 2048) -> None:
-        """text_max_length: the tokens that a cache has room for."""
+        """Makes a module whose cache has room for `text_max_length` tokens."""
         super().__init__()
         self.text_max_length = text_max_length
 
@@ -72,7 +72,7 @@ class IndirectAccessKVCacheAttention(torch.nn.Module):  # type: ignore[misc]
         add_casual_mask: bool = True,
         seq_info: Tensor | None = None,
     ) -> tuple[Tensor, None, Past]:
-        """As apply_function, with the text_max_length of the module."""
+        """Calls apply_function with the text_max_length of the module."""
         return self.apply_function(
             query, key, value, scale_attn, layer_past, head_mask, attention_mask, alibi, add_casual_mask, seq_info,
             self.text_max_length,
@@ -83,7 +83,7 @@ def _begin(
     query: Tensor, key: Tensor, value: Tensor, scale_attn: float, layer_past: Past | None,
     added: tuple[Tensor | None, Tensor | None], causal: bool, room: int,
 ) -> tuple[Tensor, None, Past]:  # fmt: skip
-    """Attention of prompts, and a cache that has each of them in the rows of all its beams."""
+    """Computes attention of prompts, and makes a cache that has each prompt in the rows of all its beams."""
     batch, tokens = key.shape[:2]
     rows = batch if layer_past is None else layer_past[3].shape[1]
     if batch == 0 or rows % batch:
@@ -111,7 +111,7 @@ def _continue(
     query: Tensor, key: Tensor, value: Tensor, scale_attn: float, past: int, layer_past: Past,
     added: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Tensor, None, Past]:  # fmt: skip
-    """Attention of new tokens on what their beams have seen."""
+    """Computes attention of new tokens on the keys that their beams have seen."""
     rows, tokens = key.shape[:2]
     _, *caches, parents = layer_past
     if caches[0].shape[1] != rows:

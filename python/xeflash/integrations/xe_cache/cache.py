@@ -76,7 +76,7 @@ class XeCache(Cache):  # type: ignore[misc]
         return states
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row i becomes what row beam_idx[i] is."""
+        """Reorders rows: row i becomes what row beam_idx[i] is."""
         for layer in (*self._linear(), *self._indexed()):
             layer.reorder_cache(beam_idx)
         for columns in self._columns.values():
@@ -95,19 +95,19 @@ class XeCache(Cache):  # type: ignore[misc]
                 self._gather(columns, beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row becomes so many, next to each other."""
+        """Repeats every row, with the copies next to each other."""
         for layer in self._indexed():
             layer.batch_repeat_interleave(repeats)
         self._choose(lambda rows: torch.arange(rows).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Only these rows stay."""
+        """Keeps only these rows."""
         for layer in self._indexed():
             layer.batch_select_indices(indices)
         self._choose(lambda rows: torch.arange(rows)[indices.cpu()])
 
     def _choose(self, chosen: Callable[[int], torch.Tensor]) -> None:
-        """Rows become those that are chosen from so many."""
+        """Replaces rows by those that `chosen` names, given their count."""
         for layer in self._linear():
             states = [x for x in (*layer.conv_states.values(), *layer.recurrent_states.values()) if x is not None]
             if states:
@@ -123,7 +123,10 @@ class XeCache(Cache):  # type: ignore[misc]
             columns.tables.clear()
 
     def _refuse_cross_attention(self, layer_idx: int) -> None:
-        """Self attention takes the layers in turn; cross attention would come between, with keys of the encoder."""
+        """Refuses a layer that gets keys twice before the next one gets any, as in cross attention.
+
+        Self attention takes the layers in turn; cross attention would come between, with keys of the encoder.
+        """
         following = self.layers[layer_idx + 1 : layer_idx + 2]
         if any(self.layers[layer_idx].get_seq_length() > layer.get_seq_length() for layer in following):
             raise TypeError(
@@ -132,11 +135,11 @@ class XeCache(Cache):  # type: ignore[misc]
             )
 
     def _linear(self) -> list[Any]:
-        """Layers with states of linear attention or convolutions."""
+        """Returns the layers with states of linear attention or convolutions."""
         return [layer for layer in self.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
 
     def _indexed(self) -> list[Any]:
-        """Layers of sparse attention."""
+        """Returns the layers of sparse attention."""
         return [layer for layer in self.layers if hasattr(layer, "update_indexer")]
 
     def _layers_of(self, columns: Columns) -> list[Layer]:

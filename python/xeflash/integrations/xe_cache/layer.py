@@ -75,7 +75,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         self.version += 1
 
     def _last(self, array: torch.Tensor, keys: int, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """The last keys of rows (default: all), in place where they are together."""
+        """Returns the last keys of rows (default: all), in place where they are together."""
         table = self.columns.tables.get(self.device)
         first = self.used - keys
         if table is None:
@@ -86,7 +86,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         return array[places, :, torch.arange(first, self.used, device=self.device)].transpose(1, 2)
 
     def states(self, part: int, keys: int) -> torch.Tensor:
-        """The last keys (part 0) or values (1) as a tensor (rows, heads, keys, D)."""
+        """Returns the last keys (part 0) or values (1) as a tensor (rows, heads, keys, D)."""
         self.write()
         states = self._last(self._arrays[part], keys)
         if self._kept_dtype:
@@ -95,12 +95,12 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def keys(self) -> torch.Tensor | None:
-        """Those that a later query may see."""
+        """Returns the keys that a later query may see, or None before the first ones."""
         return self.states(0, self.columns.kept(self.used)) if self.is_initialized else None
 
     @property
     def values(self) -> torch.Tensor | None:
-        """Those that a later query may see."""
+        """Returns the values that a later query may see, or None before the first ones."""
         return self.states(1, self.columns.kept(self.used)) if self.is_initialized else None
 
     def write(self) -> None:
@@ -125,7 +125,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
     def attend(
         self, query: torch.Tensor, visible: int, padding: torch.Tensor | None, window: tuple[int, int], **options: Any
     ) -> torch.Tensor | None:
-        """Attention on the last `visible` keys where they are; None if it needs more than padding on the left."""
+        """Attends to the last `visible` keys in place; returns None if that needs more than padding on the left."""
         if self.columns.window is not None and not 0 <= window[0] < self.columns.window:
             return None
         starts = None
@@ -138,16 +138,16 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         return self._call(query, cache_leftpad=starts, window_size=window, **options)
 
     def get_seq_length(self) -> int:
-        """Keys that were there so far."""
+        """Counts the keys that came so far."""
         return self.left_behind + self.used
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(keys that so many new queries may see, keys before those)."""
+        """Returns (keys that query_length new queries may see, keys before those)."""
         kept = self.columns.kept(self.used)
         return kept + query_length, self.get_seq_length() - kept
 
     def get_max_length(self) -> int:
-        """Keys that there may be; -1 for any number."""
+        """Returns the most keys that there may be, or -1 for any number."""
         return self.columns.window or self.columns.max_len or -1
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -179,14 +179,14 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class HybridLayer(Layer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
-    """The same beside the states of linear attention, which are kept as Transformers keeps them."""
+    """A layer of keys and values beside states of linear attention, which are kept as Transformers keeps them."""
 
     def __init__(self, columns: Columns, dtype: torch.dtype | None, number_of_states: int) -> None:
         LinearAttentionLayer.__init__(self, number_of_states)
         Layer.__init__(self, columns, dtype)
 
     def lazy_initialization(self, *states: torch.Tensor, **named: Any) -> None:
-        """Of keys and values, by place, or of the others, by name."""
+        """Initialises keys and values, given by place, or the states of linear attention, given by name."""
         if states:
             Layer.lazy_initialization(self, *states)
         else:
@@ -194,12 +194,12 @@ class HybridLayer(Layer, LinearAttentionAndFullAttentionLayer):  # type: ignore[
 
     @property
     def is_croppable(self) -> bool:  # type: ignore[override]
-        """What linear attention has seen cannot be taken back."""
+        """Returns whether states can be cropped; linear attention cannot take back what it has seen."""
         croppable: bool = LinearAttentionLayer.is_croppable.fget(self)
         return croppable
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Of the states; XeCache does it for keys and values."""
+        """Reorders the states; XeCache reorders keys and values."""
         LinearAttentionLayer.reorder_cache(self, beam_idx)
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -231,14 +231,14 @@ class CachedStates:
             raise RuntimeError("XeCache: keys and values must be used before their layer changes again")
 
     def tensor(self) -> torch.Tensor:
-        """All of it."""
+        """Returns all of the states as a tensor."""
         if self._states is None:
             self._check()
             self._states = self._layer.states(self._part, self.shape[2])
         return self._states
 
     def attend(self, query: torch.Tensor, value: Any, **request: Any) -> torch.Tensor | None:
-        """Attention of a query on these keys and their values; None if it has to be on tensors."""
+        """Attends to these keys and their values; returns None if that has to be done on tensors."""
         if (
             not isinstance(value, CachedStates)
             or value._layer is not self._layer
@@ -258,7 +258,7 @@ class CachedStates:
 
 
 def as_tensor(states: Any) -> Any:
-    """The tensor of states that may be of an XeCache."""
+    """Returns states, which may be of an XeCache, as a tensor."""
     return states.tensor() if isinstance(states, CachedStates) else states
 
 
