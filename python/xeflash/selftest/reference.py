@@ -22,7 +22,7 @@ _MANY = 1 << 20  # elements of an array for all heads, beside which those of one
 
 @dataclass(frozen=True)
 class Features:
-    """What changes attention, apart from the shapes of Q, K and V."""
+    """The features of an attention, apart from the shapes of Q, K and V."""
 
     scale: float | None = None  # None: D ** -0.5
     window: tuple[int, int] = (-1, -1)  # keys left and right of the diagonal, -1: no limit
@@ -42,11 +42,11 @@ class Features:
     of_heads: int = 0  # and of how many it is; 0: those that there are
 
     def with_(self, **changes: Any) -> Features:
-        """The same with changes."""
+        """Returns a copy with changes."""
         return replace(self, **changes)
 
     def of_head(self, head: int, heads: int) -> Features:
-        """What one of so many heads has."""
+        """Returns the features of one head out of `heads`."""
         one = slice(head, head + 1)
         alibi, sinks = (None if x is None else x[..., one] for x in (self.alibi, self.sinks))
         has_heads = self.mask is not None and self.mask.ndim > 2 and self.mask.shape[-3] > 1
@@ -58,7 +58,7 @@ class Features:
 
 
 def philox(counter: list[Array], key: tuple[int, int]) -> list[Array]:
-    """The four 32-bit words drawn for a counter of four words (arrays of uint64 below 2**32, broadcast)."""
+    """Draws the four 32-bit words for a counter of four words (arrays of uint64 below 2**32, broadcast)."""
     low = np.uint64(0xFFFFFFFF)
     c = [np.asarray(word, np.uint64) for word in counter]
     k0, k1 = key
@@ -77,7 +77,7 @@ def philox(counter: list[Array], key: tuple[int, int]) -> list[Array]:
 def dropout_scale(
     shape: tuple[int, int, int, int], p: float, rng: tuple[int, int], batch0: int = 0, head0: int = 0, of_heads: int = 0
 ) -> Array:
-    """What each probability of (B, H, Sq, Sk) is multiplied by: 0, or 65536 / (65536 - round(65536 p))."""
+    """Returns the factor of each probability (B, H, Sq, Sk): 0, or 65536 / (65536 - round(65536 p))."""
     batch, heads, rows, keys = shape
     below = round(p * 65536)
     seed, offset = rng
@@ -105,7 +105,7 @@ def dropout_scale(
 
 
 def visible(rows: int, keys: int, window: tuple[int, int], top_left: bool) -> Array:
-    """(Sq, Sk): key j is visible to row i iff -left <= j - (i + shift) <= right."""
+    """Returns (Sq, Sk): key j is visible to row i iff -left <= j - (i + shift) <= right."""
     ahead = distance(rows, keys, top_left)
     left, right = window
     seen = np.ones((rows, keys), bool)
@@ -117,7 +117,7 @@ def visible(rows: int, keys: int, window: tuple[int, int], top_left: bool) -> Ar
 
 
 def seen_by(rows: int, keys: int, f: Features) -> Array:
-    """The same, (B, 1, Sq, Sk) where there are documents: a row sees keys of its own."""
+    """Returns which keys each row sees: (Sq, Sk), or (B, 1, Sq, Sk) with documents, as a row sees keys of its own."""
     seen = visible(rows, keys, f.window, f.top_left)
     if f.chunk:
         positions, of_keys = np.arange(rows) + (0 if f.top_left else keys - rows), np.arange(keys)
@@ -129,7 +129,7 @@ def seen_by(rows: int, keys: int, f: Features) -> Array:
 
 
 def distance(rows: int, keys: int, top_left: bool) -> Array:
-    """j - (i + shift), (Sq, Sk)."""
+    """Returns j - (i + shift), (Sq, Sk)."""
     shift = 0 if top_left else keys - rows
     return np.arange(keys)[None, :] - (np.arange(rows)[:, None] + shift)
 
@@ -140,7 +140,7 @@ At: TypeAlias = Callable[[str, Any, Any], Any]  # (step, scores, their sizes) ->
 
 
 class Result(NamedTuple):
-    """What attention gives, and what it made this of: of (B, H, Sq, Sk) but for out and LSE."""
+    """The results of attention, and the arrays that led to them: (B, H, Sq, Sk), except for out and LSE."""
 
     out: Any
     lse: Any
@@ -153,7 +153,9 @@ def formula(
     q: Any, k: Any, v: Any, f: Features = Features(), work: Any = np.float64,
     at: At = lambda _, s, __: s, rounded: Callable[[Any], Any] = lambda x: x,
 ) -> Result:  # fmt: skip
-    """Attention in the type `work`: of numpy, or of torch, whose autograd differentiates it, as nothing is in place.
+    """Computes attention in the type `work` of numpy, or of torch, whose autograd differentiates it.
+
+    Nothing is changed in place.
 
     Probabilities are `rounded`, and meet V in the type that they have then. `at` is called before the steps "softcap",
     "mask" and "softmax", where it may change scores: to what assumed roundings make of them.
@@ -209,7 +211,7 @@ def formula(
 
 
 def per_head(x: Any, heads: int) -> Any:
-    """Heads of K or V, of numpy or torch, as the heads of Q see them, of which several share one."""
+    """Repeats the heads of K or V, of numpy or torch, so that each head of Q has its own."""
     if x.shape[1] == heads:
         return x
     groups = (*x.shape[:2], heads // x.shape[1], *x.shape[2:])
@@ -218,7 +220,7 @@ def per_head(x: Any, heads: int) -> Any:
 
 
 def by_heads(q: Array, k: Array, v: Array, f: Features) -> Iterator[tuple[Array, Array, Array, Features]]:
-    """All heads at once, or one after the other: arrays of all scores may take gigabytes."""
+    """Yields all heads at once, or one after the other, as arrays of all scores may take gigabytes."""
     heads, heads_k = q.shape[1], k.shape[1]
     if q.shape[0] * heads * k.shape[2] * (q.shape[2] + q.shape[3]) < _MANY:
         yield q, k, v, f
@@ -229,7 +231,7 @@ def by_heads(q: Array, k: Array, v: Array, f: Features) -> Iterator[tuple[Array,
 
 
 def merged_reference(outs: Array, lses: Array) -> tuple[Array, Array, Array]:
-    """O and LSE of all keys from those of parts, (parts, ..., S, H, D) and (parts, ..., H, S), and the size of O."""
+    """Merges O (parts, ..., S, H, D) and LSE (parts, ..., H, S) into those of all keys; also returns O's size."""
     l = np.where(np.isposinf(lses), -np.inf, lses)
     top = np.max(l, axis=0)
     top = np.where(np.isneginf(top), 0.0, top)
@@ -246,7 +248,7 @@ def merged_reference(outs: Array, lses: Array) -> tuple[Array, Array, Array]:
 
 
 def to_numpy(x: Any) -> Array:
-    """A numpy array of the same values, of a tensor of torch, too; its bf16 becomes float32."""
+    """Returns an array of numpy or torch as a numpy array; torch's bf16 becomes float32."""
     if hasattr(x, "detach"):
         x = x.detach()
         return np.asarray((x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy())
@@ -254,5 +256,5 @@ def to_numpy(x: Any) -> Array:
 
 
 def to_float64(x: Any) -> Array:
-    """The same in float64."""
+    """Returns an array of numpy or torch as a numpy array of float64."""
     return to_numpy(x).astype(np.float64, copy=False)

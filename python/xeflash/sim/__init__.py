@@ -51,7 +51,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """What one launch did. Instructions count once per hardware thread; bytes are those of active lanes.
+    """The record of one launch.
+
+    Instructions count once per hardware thread; bytes are those of active lanes.
 
     The fields are those of perf/xesim/observe/record_fields.inc, in its order.
     """
@@ -114,12 +116,12 @@ _devices: tuple[str, ...] = ()
 
 
 def enabled() -> tuple[str, ...]:
-    """The devices that this process simulates."""
+    """Returns the devices that this process simulates."""
     return _devices
 
 
 def _mapped(pattern: str) -> str | None:
-    """A file of this process's memory map whose name matches."""
+    """Finds a file in this process's memory map whose name matches."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             match = re.search(r"\s(/.*)$", line)
@@ -203,18 +205,18 @@ def _set_check(library: ctypes.CDLL, text: str) -> None:
 
 
 def set_check(text: str) -> None:
-    """What is checked from now on; see the module's text for the names."""
+    """Sets the checks from now on; see the module's text for their names."""
     _set_check(_loaded("set_check"), text)
 
 
 def get_check() -> str:
-    """What is checked, in the form that set_check() takes."""
+    """Returns the checks, in the form that set_check() takes."""
     value: bytes = _loaded("get_check").xesim_get_check()
     return value.decode()
 
 
 def last_launches() -> list[LaunchRecord]:
-    """The launches that have run, oldest first; the newest 4096 are kept."""
+    """Returns the launches that have run, oldest first; the newest 4096 are kept."""
     value: bytes = _loaded("last_launches").xesim_last_launches()
     records = []
     for entry in json.loads(value.decode()):
@@ -234,7 +236,7 @@ def clear_caches() -> None:
 
 
 def last_fault() -> str:
-    """The text of the last fault, as it was printed; empty if there was none."""
+    """Returns the text of the last fault, as it was printed, or "" if there was none."""
     value: bytes = _loaded("last_fault").xesim_last_fault()
     return value.decode(errors="replace")
 

@@ -16,7 +16,7 @@ class CompileError(RuntimeError):
 
 
 def compile_spirv(device: str, spirv: bytes, flags: str = "") -> bytes:
-    """Return the native binary that the offline compiler makes; cached on disk.
+    """Returns the native binary that the offline compiler makes; it is cached on disk.
 
     `flags` are Level Zero's build flags: ESIMD kernels need "-vc-codegen", and "-doubleGRF" gives 256 registers.
     """
@@ -35,7 +35,7 @@ def compile_spirv(device: str, spirv: bytes, flags: str = "") -> bytes:
 
 
 def inspect(device: str, binary: bytes) -> list[dict[str, Any]]:
-    """Return for each kernel of a native binary what its code consists of; ValueError if it is none."""
+    """Returns counts of each kernel's code in a native binary; raises ValueError if it is none."""
     library = load_library()
     pointer = library.xesim_inspect(device.encode(), binary, ctypes.c_uint64(len(binary)))
     found = json.loads(ctypes.string_at(pointer))
@@ -47,7 +47,7 @@ def inspect(device: str, binary: bytes) -> list[dict[str, Any]]:
 
 
 def vector_engines(device: str) -> int:
-    """Return how many a device has; ValueError if it is none of those that are simulated."""
+    """Returns the number of a simulated device's vector engines; raises ValueError for any other device."""
     found: int = load_library().xesim_vector_engines(device.encode())
     if not found:
         raise ValueError(f"there is no simulated device {device!r}")

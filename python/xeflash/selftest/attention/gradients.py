@@ -21,7 +21,7 @@ _NAMES = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")  # the order of _
 
 
 def prepare(spec: Spec, arrays: Arrays) -> Prepared:
-    """Gradients, or with `probs` the probabilities in their place, negative where dropped; without torch's autograd."""
+    """Prepares the backward pass without torch's autograd; with `probs`, probabilities, negative where dropped."""
     importlib.import_module("xeflash").attention  # noqa: B018  loads the extension and its kernels
     core: Any = importlib.import_module("xeflash._core")
     drawn = draw(spec)
@@ -53,7 +53,7 @@ def prepare(spec: Spec, arrays: Arrays) -> Prepared:
 
 
 def _by_the_book(drawn: Drawn) -> dict[str, Array]:
-    """By name, of all sequences: dS = P (dP - sum P dP), with the dropped elements of dP = dO V^T."""
+    """Computes all gradients by name: dS = P (dP - sum P dP), with the dropped elements of dP = dO V^T."""
     spec, given, parts = drawn.spec, drawn.numbers(), list[dict[str, Array]]()
     for rows, q, k, v, f in drawn.by_sequence(given):
         (heads, count), heads_k, dout = q.shape[1:3], k.shape[1], given["dout"].part(rows).swapaxes(0, 1)[None]

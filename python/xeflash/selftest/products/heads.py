@@ -32,7 +32,7 @@ class _Head:
         return f"{self.dtype} {self.rows}x{self.vocabulary}x{self.features}"
 
     def drawn(self, name: str) -> tuple[Any, Values, Values]:
-        """The generator, input and linear_weight."""
+        """Draws input and linear_weight; returns the generator and both."""
         random, dtype = generator_of(name), DTYPES[self.dtype]
         return (
             random,
@@ -46,7 +46,7 @@ class _Head:
         return np.asarray(self.softcap * np.tanh(z / self.softcap) if self.softcap else z)
 
     def off(self, x: Values, w: Values) -> Array:
-        """How far roundings may move logits."""
+        """Returns how far roundings may move logits."""
         sizes: Array = SCORES * (np.abs(x.numbers) @ np.abs(w.numbers).T * self.features**-0.5)
         return sizes
 
@@ -63,12 +63,12 @@ class Loss(_Head):
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         words = ["softcap"] * (self.softcap > 0) + ["smoothing"] * (self.smoothing > 0)
         return " ".join(["loss", self.size, self.reduction, *words])
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, x, w = self.drawn(self.name)
         tokens = random.integers(0, self.vocabulary, self.rows).astype(np.int32)
@@ -111,11 +111,11 @@ class TopK(_Head):
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         return f"top_k {self.size} k{self.k}"
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         _, x, w = self.drawn(self.name)
         device = [arrays.put(value) for value in (x, w)]
@@ -146,11 +146,11 @@ class Sample:
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         return f"sample {self.dtype} {self.rows}x{self.vocabulary}" + f" k{self.top_k}" * (self.top_k > 0)
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         z = normal(generator_of(self.name), DTYPES[self.dtype], self.rows, self.vocabulary)
         seeds = np.arange(self.rows, dtype=np.int64) * 2**40 + 3
@@ -172,7 +172,7 @@ class Sample:
 
 
 def exponentials(vocabulary: int, seed: int, position: int = 9, row: int = 0) -> Array:
-    """The numbers that sample divides probabilities by: see kernels/sample_tokens.hpp."""
+    """Returns the numbers that sample divides probabilities by: see kernels/sample_tokens.hpp."""
     counter = np.arange(-(-vocabulary // 64) * 16, dtype=np.uint32)
     others = [np.full_like(counter, x) for x in (position & 0xFFFFFFFF, position >> 32, 0x544F4B45 + row)]
     words = np.stack(philox([counter, *others], (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)))

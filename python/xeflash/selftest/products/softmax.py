@@ -29,12 +29,12 @@ class Softmax:
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         words = [f"matmul_softmax {self.dtype} {self.rows}x{self.columns}x{self.inputs}"]
         return " ".join([*words, *["bias"] * self.bias, *["log"] * self.log])
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, dtype = generator_of(self.name), DTYPES[self.dtype]
         a, b = normal(random, dtype, self.rows, self.inputs), normal(random, dtype, self.columns, self.inputs)
