@@ -35,7 +35,7 @@ _CONFIGS = (  # of Debian, of Red Hat, of conda and of g++'s own installation
 
 @functools.cache
 def standard_libraries() -> list[str]:
-    """Those of g++ that the compiler may find: their paths and days. None: it takes libc++."""
+    """Returns the paths and days of g++'s libraries that the compiler may find; if there are none, it takes libc++."""
     prefixes = {Path(p) for p in ("/usr", "/usr/local", sys.prefix, os.environ.get("CONDA_PREFIX", sys.prefix))}
     configs = sorted(path for prefix in prefixes for pattern in _CONFIGS for path in prefix.glob(pattern))
     return [f"{config} {(_GLIBCXX.findall(config.read_text()) or '?')[0]}" for config in configs]
@@ -54,10 +54,10 @@ def _options_of(libcxx: Path, libc: Path) -> tuple[str, ...]:
 
 
 class Headers:
-    """What this process has found out about them."""
+    """The headers that this process has found to work, or to be missing."""
 
     def __init__(self, libc: Path) -> None:
-        """`libc`: the folder of our headers of C."""
+        """Takes the folder of our headers of C."""
         self._libc = libc
         self._options: tuple[str, ...] = ()
         self._proven = False
@@ -66,11 +66,11 @@ class Headers:
 
     @property
     def proven(self) -> bool:
-        """Whether a kernel has been compiled with them."""
+        """Returns whether a kernel has been compiled with the headers."""
         return self._proven
 
     def compile(self, name: str, compiler: Callable[[tuple[str, ...]], _Built]) -> _Built:
-        """What compiler(options) returns for the kernel `name`.
+        """Returns what compiler(options) returns for the kernel `name`.
 
         Until one kernel has been compiled, one is at a time: the compiler, which keeps what kernels begin with alike,
         must not be asked again after a header was not found.

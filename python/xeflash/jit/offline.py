@@ -21,14 +21,14 @@ class Compilers:
     """
 
     def __init__(self) -> None:
-        """None runs yet."""
+        """Starts without a running compiler."""
         self._parsed = tempfile.TemporaryDirectory(prefix="xeflash-parsed-")
         self._running: set[subprocess.Popen[str]] = set()
         self._guard = threading.Lock()
         self._ended = False
 
     def compile(self, kernel: KernelSource) -> Built:
-        """SPIR-V of a kernel; raises RuntimeError with the log, or CancelledError after `end`."""
+        """Compiles a kernel to SPIR-V; raises RuntimeError with the log, or CancelledError after `end`."""
         library = extension.in_distribution("intel-sycl-rt", "libsycl-jit.so")
         if library is None:
             raise RuntimeError(f"libsycl-jit.so was not found; mend it with: {extension.REMEDY}")
@@ -69,5 +69,5 @@ class Compilers:
 
 
 def compile_offline(kernel: KernelSource) -> Built:
-    """SPIR-V of one kernel."""
+    """Compiles one kernel to SPIR-V."""
     return Compilers().compile(kernel)

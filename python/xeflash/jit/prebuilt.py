@@ -18,7 +18,7 @@ _SOFTCAP = ("SoftCap",)
 
 
 def default_set(of_release: bool) -> Iterator[Desc]:
-    """For head dims 64 and 128 (Llama, Mistral, Qwen, GPT-OSS, Phi) and 256 (Gemma).
+    """Yields the default kernels for head dims 64 and 128 (Llama, Mistral, Qwen, GPT-OSS, Phi) and 256 (Gemma).
 
     A package that is built from its source has a compiler, and does with few kernels for GPUs. `of_release`: those of
     wheels, whose users may have none.
@@ -48,7 +48,7 @@ def default_set(of_release: bool) -> Iterator[Desc]:
 
 
 def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
-    """What serves models on a GPU without a compiler: prompts and decoding, plain and paged caches, and training.
+    """Yields kernels that serve models on a GPU without a compiler: prompts, decoding, caches, and training.
 
     A call takes a kernel of these where its own cannot be compiled: see stand_in_for in host/attention/schedule.hpp.
     The threads of a decoding kernel take turns at the keys: it fills a device with one sequence, and serves many, too.
@@ -71,7 +71,7 @@ def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
 
 
 def member(kernel: KernelSource, headers: Path) -> str:
-    """The name in its archive of a kernel with the headers in a folder: another text has another name."""
+    """Returns the name of a kernel in its archive; another text of kernel or headers has another name."""
     return f"{kernel.digest(headers)}.spv"
 
 
@@ -86,7 +86,7 @@ def write(archive: Path, binaries: Iterable[Path]) -> None:
 
 
 def read(folder: Path, kernel: KernelSource, headers: Path) -> bytes | None:
-    """SPIR-V of a kernel out of the archives in `folder`; None if it is not there."""
+    """Reads the SPIR-V of a kernel from the archives in `folder`, or returns None if it is not there."""
     wanted = member(kernel, headers)
     try:
         with tarfile.open(folder / f"{kernel.arch}.tar.xz", "r|xz") as tar:

@@ -36,7 +36,7 @@ _KEYS = 1024
 
 @dataclass(frozen=True)
 class Target:
-    """What kernels are compiled for. Without a queue it is a GPU of which only the architecture is known."""
+    """A device that kernels are compiled for. Without a queue it is a GPU of which only the architecture is known."""
 
     arch: str
     device: str = ""
@@ -45,7 +45,7 @@ class Target:
 
 
 def target(name: str) -> Target:
-    """The device that a --device names: this machine's for cpu and xpu, else a GPU that need not be here."""
+    """Returns the device that a --device names: this machine's for cpu and xpu, else a GPU that need not be here."""
     if name in xe.DEVICES:
         return Target(xe.DEVICES[name])
     found = _core.devices()
@@ -64,7 +64,7 @@ def target(name: str) -> Target:
 def kernels_of(
     models: tuple[str, ...], target: Target, dtypes: tuple[str, ...], training: bool = False
 ) -> Iterator[tuple[AnyDesc, KernelSource]]:
-    """What the layers of models ask for; a kernel that several of them share comes once."""
+    """Yields the kernels that the layers of models ask for; a kernel that several of them share comes once."""
     seen: set[tuple[str, str]] = set()
     for model in models:
         shape = SHAPES[model]
@@ -86,7 +86,7 @@ def kernels_of(
 
 
 def _calls_of(shape: ModelShape, layer: Features, dtype: str, training: bool) -> Iterator[Callable[[], object]]:
-    """Prompts of more than 16 tokens, new tokens with a plain cache, one at a time; the gradients of prompts."""
+    """Yields a layer's calls: prompts of more than 16 tokens, new tokens on a plain cache, gradients of prompts."""
     heads, dim, dim_v = shape.heads_q, shape.head_dim, shape.head_dim_v
 
     def rows(length: int, heads: int, dim: int) -> Placeholder:
@@ -116,7 +116,7 @@ def _calls_of(shape: ModelShape, layer: Features, dtype: str, training: bool) ->
 
 
 def peak_kernel(arch: str, dtype: str) -> tuple[bytes, int]:
-    """(native code, multiply-adds of a step) of kernels/peak.hpp on this machine's CPU device, in code of `arch`."""
+    """Compiles kernels/peak.hpp for the CPU in code of `arch`; returns (native code, multiply-adds of a step)."""
     cpu = target("cpu")
     desc = Desc("peak", arch, DTYPE_NAMES[dtype], 1, 1, 1, device=cpu.device, driver=cpu.driver)
     if dtype == "bf16" and arch == "cpu-amx-bf16":

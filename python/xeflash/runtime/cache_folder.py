@@ -29,7 +29,7 @@ _MOST_LINKS = 40  # as Linux has it
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """``XEFLASH_CACHE_DIR``, or the user's cache folder; one below /tmp for a user who has no home."""
+    """Returns ``XEFLASH_CACHE_DIR``, or the user's cache folder; a folder below /tmp for a user without a home."""
     if given := environ.get("XEFLASH_CACHE_DIR"):
         return Path(given)
     if base := environ.get("XDG_CACHE_HOME"):
@@ -41,7 +41,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def is_makeshift(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the folder is where it is for want of a home."""
+    """Returns whether the folder lies below /tmp for want of a home."""
     return not (environ.get("XEFLASH_CACHE_DIR") or environ.get("XDG_CACHE_HOME") or _home(environ))
 
 
@@ -55,7 +55,7 @@ def _home(environ: Mapping[str, str]) -> Path | None:
 
 
 class Refused(OSError):
-    """What somebody else may have written; the text names it, the rule and the value."""
+    """An error for a file or folder that somebody else may have written; the text names it, the rule and the value."""
 
 
 def _judge(path: Path, found: os.stat_result) -> None:
@@ -72,7 +72,7 @@ class Folder:
     """An open folder that is nobody else's; its methods take names of what is in it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Owns the descriptor; raises Refused if the folder may be somebody else's work."""
+        """Takes ownership of the descriptor; raises Refused if the folder may be somebody else's work."""
         self.path, self._descriptor = path, descriptor
         try:
             _judge(path, os.fstat(descriptor))
@@ -81,7 +81,7 @@ class Folder:
             raise
 
     def __enter__(self) -> Folder:
-        """The folder."""
+        """Returns the folder."""
         return self
 
     def __exit__(
@@ -95,21 +95,21 @@ class Folder:
         os.close(self._descriptor)
 
     def folder(self, name: str) -> Folder:
-        """One that is there."""
+        """Opens a folder that exists in this one."""
         return Folder(self.path / name, os.open(name, _ANY_FOLDER, dir_fd=self._descriptor))
 
     def make(self, name: str) -> Folder:
-        """A new one."""
+        """Makes a new folder in this one, and opens it."""
         os.mkdir(name, 0o700, dir_fd=self._descriptor)
         os.chmod(name, 0o700, dir_fd=self._descriptor)  # whatever the umask took
         return self.folder(name)
 
     def is_writable(self) -> bool:
-        """Whether files can be made in it; one of root's may be there for reading only."""
+        """Returns whether files can be made in the folder; one of root's may be there for reading only."""
         return os.access(".", os.W_OK | os.X_OK, dir_fd=self._descriptor, effective_ids=True)
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """A file's content."""
+        """Reads a file of at most `most_bytes` bytes."""
         with self._open(name, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
             size = os.fstat(descriptor).st_size
             if size > most_bytes:
@@ -139,11 +139,11 @@ class Folder:
             yield
 
     def unused(self, name: str) -> str:
-        """A hidden name for what becomes `name` when it is whole."""
+        """Returns a hidden name for a file that becomes `name` when it is complete."""
         return f".{name}.{os.urandom(8).hex()}"
 
     def move(self, old: str, new: str) -> None:
-        """Renames; what has the new name already makes room."""
+        """Renames a file or folder, and removes what has the new name already."""
         try:
             os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         except OSError:  # a folder with files, or of the other kind
@@ -156,7 +156,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _open(self, name: str, how: int) -> Iterator[int]:
-        """A file that may be read, which a pipe, a device or a link is not."""
+        """Opens a regular file of this user's; refuses pipes, devices and links."""
         how |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         descriptor = os.open(name, how, 0o600, dir_fd=self._descriptor)
         try:
@@ -187,7 +187,7 @@ def _remove(parent: int, name: str) -> None:
 
 
 def open_folder(path: Path, make: bool = False) -> Folder:
-    """The folder at a path; `make` if it is not there, and its parents.
+    """Opens the folder at a path; `make` makes it and its parents if they are not there.
 
     Raises Refused for one that somebody else may have written, and other OSErrors if it cannot be had.
     """
@@ -195,7 +195,7 @@ def open_folder(path: Path, make: bool = False) -> Folder:
 
 
 def is_private(path: Path) -> bool:
-    """Whether there is a file that nobody else can have written, so that it may be run."""
+    """Returns whether there is a file that nobody else can have written, so that it may be run."""
     try:
         with open_folder(path.parent) as folder:
             folder.check(path.name)
@@ -205,7 +205,7 @@ def is_private(path: Path) -> bool:
 
 
 def _walk(path: Path, make: bool) -> int:
-    """The descriptor of a folder, reached from the root one name at a time."""
+    """Opens a folder from the root, one name at a time; returns its descriptor."""
     names, links = _reversed_names(os.path.join(os.getcwd(), path)), 0
     with contextlib.ExitStack() as opened:
 

@@ -21,7 +21,7 @@ REMEDY = 'pip install "intel-sycl-rt>=2026.0,<2027" "intel-opencl-rt>=2026.0,<20
 
 
 def in_distribution(distribution: str, name: str) -> Path | None:
-    """The file `name` that a PyPI distribution installed, wherever its environment puts libraries."""
+    """Finds the file `name` that a PyPI distribution installed, wherever its environment puts libraries."""
     direct = Path(sys.prefix) / "lib" / name
     if direct.exists():
         return direct
@@ -41,7 +41,7 @@ def _files_of(distribution: str) -> list[Any]:
 
 
 def libcxx() -> Path | None:
-    """The folder of libc++'s headers, which intel-sycl-rt has from 2026.2 on."""
+    """Finds the folder of libc++'s headers, which intel-sycl-rt has from 2026.2 on."""
     files = _files_of("intel-sycl-rt")
     configs = (file for file in files if file.as_posix().endswith("include/c++/v1/__config"))
     return next((Path(str(file.locate())).resolve().parent for file in configs), None)
@@ -59,7 +59,7 @@ def check_interpreter() -> None:
 
 
 def mapped_libsycl() -> dict[str, str]:
-    """libsycl's majors that are in this process already, as {soname: path}."""
+    """Returns the libsycl files that this process has loaded, as {soname: path}."""
     found: dict[str, str] = {}
     with open("/proc/self/maps") as maps:
         for line in maps:

@@ -58,14 +58,14 @@ class Form:
 
     @cached_property
     def rows(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Our words for what may be given by position, and for what may not."""
+        """Returns our words for arguments that may be given by position, and for the others."""
         places = tuple(self.places.split())
         mine = (name for name, row in self.table.items() if self.letter in row.more.ops)
         return places, (*(name for name in mine if name not in (*places, "function")), "function")
 
     @cached_property
     def schema(self) -> str:
-        """In the words of torch's dispatcher."""
+        """Returns the operator's schema in the words of torch's dispatcher."""
         places, rest = self.rows
         words = [w for at, name in enumerate(places) for w in self.words(self.table[name], at < self.needed)]
         words += ["*", *(w for name in rest for w in self.words(self.table[name], False))]
@@ -73,11 +73,11 @@ class Form:
 
     @cached_property
     def by_place(self) -> tuple[str, ...]:
-        """The operator's words for its first arguments."""
+        """Returns the operator's words for its first arguments."""
         return tuple(self.names.get(name, name) for name in self.rows[0])
 
     def words(self, row: Row, needed: bool) -> list[str]:
-        """A keyword in the words of a schema."""
+        """Returns a keyword in the words of a schema."""
         if row.name in _SEVERAL and self.table is ROWS:
             return [self._marked(words) for words in _SEVERAL[row.name]]
         name = self.names.get(row.name, row.name)
@@ -89,7 +89,7 @@ class Form:
         return [self._marked(word) if needed else self._marked(f"{word}={default}")]
 
     def _marked(self, word: str) -> str:
-        """With the mark of what is written."""
+        """Returns a word of the schema with a mark if the operator writes to that argument."""
         name = word.split()[1].partition("=")[0]
         if name not in self.written:
             return word
@@ -130,7 +130,7 @@ SAMPLE = Form("sample", "sample", BSHD, "s", "logits", 1, results="One", table=R
 
 
 def backward_schema(name: str) -> str:
-    """Of the operator for all layouts: it has what the forward passes of which gradients are wanted have."""
+    """Returns the schema of the backward operator; it takes every keyword of the differentiable forward operators."""
     form = Form(name, name, BHSD, "", "q k v", 3, defaults=DEFAULTS_OF_ATTENTION)
     others = (*FORWARD_ONLY, "function", "rest", "q", "k", "v")
     rest = [name for name, row in ROWS.items() if row.more.ops and name not in others]

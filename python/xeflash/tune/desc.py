@@ -1,4 +1,4 @@
-"""What a kernel is made for, and the sizes that it gets."""
+"""Descriptions of kernels: what a kernel is made for, and the sizes that it gets."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ ALGORITHMS = {
 
 
 class _OfAlgorithm:
-    """What all descriptions have."""
+    """The base of all descriptions: a kernel's algorithm."""
 
     algorithm: str
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """The files of its kernel."""
+        """Returns the files of the kernel."""
         return (*ALGORITHMS[self.algorithm].headers, *self._merging)
 
     @property
     def entries(self) -> tuple[str, ...]:
-        """The entry points of its kernel."""
+        """Returns the entry points of the kernel."""
         return (*ALGORITHMS[self.algorithm].entries, *self._merging)
 
     @property
@@ -74,7 +74,7 @@ class _OfAlgorithm:
 
 @dataclass(frozen=True)
 class Desc(_OfAlgorithm):
-    """What changes the code of a kernel, in the order of Desc in host/attention/desc.hpp, and the device it is for."""
+    """A kernel of attention: what changes its code, in the order of Desc in host/attention/desc.hpp, and its device."""
 
     algorithm: str
     arch: str
@@ -104,18 +104,18 @@ class Desc(_OfAlgorithm):
 
     @property
     def _merging(self) -> tuple[str, ...]:
-        """What merges the splits of the keys; that of decoding is always there."""
+        """Returns what merges the splits of the keys; decoding always has its own."""
         return ("combine",) if self.algorithm == "flash_fwd" and self.split_keys else ()
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Desc:
-        """From what the extension passes."""
+        """Makes a description from what the extension passes."""
         return cls(**values | {"score_mod": values["score_mod"] and ScoreMod(*values["score_mod"])})
 
 
 @dataclass(frozen=True)
 class ProductDesc(_OfAlgorithm):
-    """The same of a product, in the order of ProductDesc in host/products/desc.hpp."""
+    """A kernel of a product, in the order of ProductDesc in host/products/desc.hpp."""
 
     algorithm: str
     arch: str
@@ -133,7 +133,7 @@ class ProductDesc(_OfAlgorithm):
 
 @dataclass(frozen=True)
 class SoftmaxDesc(_OfAlgorithm):
-    """The same of a product whose rows become their softmax, or of heads, as SoftmaxDesc in host/products/desc.hpp.
+    """A kernel of a product with softmax, or of a head, in the order of SoftmaxDesc in host/products/desc.hpp.
 
     Those of heads say the inputs of a step; they have columns = 0, as these change nothing.
     """
@@ -155,7 +155,7 @@ AnyDesc: TypeAlias = Desc | ProductDesc | SoftmaxDesc
 
 
 def desc_of(values: dict[str, Any]) -> AnyDesc:
-    """From what the extension passes."""
+    """Makes a description of any kind from what the extension passes."""
     of = ALGORITHMS[values["algorithm"]].of
     if of == "attention":
         return Desc.from_dict(values)
@@ -183,10 +183,10 @@ class Config:
 
     @property
     def rows_in_group(self) -> int:
-        """Of a work-group."""
+        """Returns the rows of a work-group."""
         return self.block_q * (self.threads // (self.turns * self.team * (2 if self.pairs else 1)))
 
     @property
     def groups_of_rows(self) -> int:
-        """Work-groups that have the same rows: one, or one for each part of the columns."""
+        """Returns the work-groups that have the same rows: one, or one for each part of the columns."""
         return self.parts // self.team

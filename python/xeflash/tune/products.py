@@ -48,7 +48,7 @@ TABLES = {"linear": LINEAR}
 
 
 def row_of(desc: ProductDesc) -> Row:
-    """The first row of the table that fits."""
+    """Returns the first row of the table that fits."""
     family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
     for row in TABLES[desc.algorithm]:
         arch, weight, rows, width, *_ = row
@@ -59,7 +59,7 @@ def row_of(desc: ProductDesc) -> Row:
 
 
 def pick_product(desc: ProductDesc) -> Config:
-    """What the tables say for `desc`."""
+    """Returns the sizes that the tables have for `desc`."""
     *_, outputs, rows, inputs, threads = row_of(desc)
     if not desc.arch.startswith("cpu-"):
         lanes = 8 if desc.arch == "dg2" else 16
@@ -97,7 +97,7 @@ MATMUL_SOFTMAX: list[SoftmaxRow] = [
 
 
 def pick_softmax(desc: SoftmaxDesc) -> Config:
-    """What the table says for `desc`."""
+    """Returns the sizes that the table has for `desc`."""
     family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
     for arch, dtype, access, columns, most_rows, *sizes in MATMUL_SOFTMAX:
         if (
@@ -143,7 +143,7 @@ HEADS: list[HeadRow] = [
 
 
 def pick_head(desc: SoftmaxDesc) -> Config:
-    """What the table says for `desc`."""
+    """Returns the sizes that the table has for `desc`."""
     family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
     if desc.algorithm == "sample_tokens":  # a group has a row: on GPUs all threads of an Xe-core
         return Config(1, 0, 64, threads=1 if family == "cpu" else 32, turns=1 if family == "cpu" else 32)
@@ -201,5 +201,5 @@ _OF_GPUS = replace(
 
 
 def product_schedule(arch: str) -> ProductSchedule:
-    """How products are shared out over a device."""
+    """Returns the numbers by which products are shared out over a device."""
     return _OF_CPUS if arch.startswith("cpu-") else _OF_GPUS

@@ -10,14 +10,14 @@ from xeflash.tune.schedule import Schedule
 
 
 def schedule(arch: str) -> Schedule:
-    """How calls are shared out over a device."""
+    """Returns the numbers by which calls are shared out over a device."""
     if arch == "cpu-amx-bf16":
         return cpu.SCHEDULE_OF_AMX
     return cpu.SCHEDULE if arch.startswith("cpu-") else xe.SCHEDULES[arch]
 
 
 def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
-    """What the tables of the device say for `desc`; with these rows and keys of a tile, for sweeps."""
+    """Returns the sizes that the device's tables have for `desc`; `blocks` replaces a tile's rows and keys."""
     if desc.arch.startswith("cpu-"):
         return Config(*(blocks or cpu.blocks(desc)), desc.head_dim_v, block_d=desc.head_dim)
     if desc.arch in xe.ARCHITECTURES:

@@ -147,7 +147,7 @@ _TEAM_KEYS = {2: 32, 4: 16}  # of a block that a team scores, by the bytes of an
 
 
 def row_of(desc: Desc) -> Row:
-    """The first row of the table that fits."""
+    """Returns the first row of the table that fits."""
     names = ("out.head_dim",) * 2 if desc.algorithm == "merge_states" else ("q.head_dim", "v.head_dim")
     for name, dim in zip(names, (desc.head_dim, desc.head_dim_v), strict=True):
         if dim % 8 or dim > MAX_HEAD_DIM:
@@ -188,7 +188,10 @@ def row_of(desc: Desc) -> Row:
 
 
 def _takes_16_rows(desc: Desc) -> bool:
-    """Whether tiles may have 16 rows: of wide heads those of a team, whose threads take no turns, and share a page."""
+    """Returns whether tiles may have 16 rows.
+
+    Those of wide heads belong to a team, whose threads take no turns, and share a page.
+    """
     if desc.arch == "dg2" and (desc.cache == "beam" or desc.packed_heads or desc.mask != "Window"):
         return False  # each row, or key, has an address of its own, or a document
     parts = -(-desc.head_dim_v * 2 // _MAX_COLUMNS[desc.arch])
@@ -198,35 +201,38 @@ def _takes_16_rows(desc: Desc) -> bool:
 
 
 def _alone(desc: Desc, block_q: int, changed: bool) -> bool:
-    """Whether threads can take turns: each makes the scores of 8 heads by itself, and owns an even part of V."""
+    """Returns whether threads can take turns: each makes the scores of 8 heads, and owns an even part of V."""
     even = desc.access == "block2d" or desc.head_dim_v % columns(desc, block_q)[0] == 0
     return block_q == 8 and even and not (desc.arch == "dg2" and changed and desc.head_dim > _most_columns(desc))
 
 
 def _most_columns(desc: Desc) -> int:
-    """Most columns of K beside which a thread of Arc A has registers for the scores of 8 heads and their slopes."""
+    """Returns the most columns of K for which a thread of Arc A has registers beside 8 heads' scores and slopes."""
     return 80 if ("Alibi" in desc.hooks or desc.score_mod) and not desc.cache_dtype else 144
 
 
 def is_heavy(desc: Desc) -> bool:
-    """Whether the scores of the backward pass, and their slopes, take many registers."""
+    """Returns whether the scores of the backward pass, and their slopes, take many registers."""
     features = len(desc.hooks) + (desc.bias is not None) + desc.dropout + (desc.mask != "Window")
     return desc.score_mod is not None or features > 1
 
 
 def keeps_order(desc: Desc) -> bool:
-    """Whether products keep the order of their steps: PVC's messages then wait for less, but other kernels spill."""
+    """Returns whether products keep the order of their steps.
+
+    PVC's messages then wait for less, but other kernels spill.
+    """
     plain = not (changes_scores(desc) or desc.cache_dtype or desc.dropout or desc.packed_heads)
     return desc.arch == "pvc" and desc.access == "block2d" and plain and desc.mask == "Window"
 
 
 def changes_scores(desc: Desc) -> bool:
-    """Whether a score is more than a product and a scale."""
+    """Returns whether a score is more than a product and a scale."""
     return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None
 
 
 def blocks(desc: Desc) -> tuple[int, int]:
-    """(block_q, block_k)."""
+    """Returns (block_q, block_k)."""
     *_, block_q, block_k = row_of(desc)
     if desc.algorithm == "flash_fwd" and block_q == 16 and columns(desc, block_q)[1] == 1:
         block_k = min(block_k, 16 if desc.arch == "dg2" else 32)  # only teams have registers for more
@@ -249,7 +255,7 @@ def blocks(desc: Desc) -> tuple[int, int]:
 
 
 def columns(desc: Desc, block_q: int) -> tuple[int, int]:
-    """(columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
+    """Returns (columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
     if block_q % 8:
         return desc.head_dim_v, 1  # the vector unit's rows are as few as fit
     most = _MAX_COLUMNS[desc.arch]
@@ -268,12 +274,12 @@ def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
 
 
 def share(columns: int, parts: int, unit: int = 16) -> int:
-    """The columns of one of some parts, which begin at multiples of a unit."""
+    """Returns the columns of one of `parts` parts, which begin at multiples of a unit."""
     return columns if parts == 1 else -(-columns // (unit * parts)) * unit
 
 
 def sharers(desc: Desc, block_q: int) -> int:
-    """Threads that share out the columns of the heads of one query, evenly; 0 if they cannot.
+    """Returns the threads that share out the columns of the heads of one query evenly, or 0 if they cannot.
 
     Each multiplies its columns of Q and K, and owns as many of V and O in proportion: so all is read once. O takes half
     of its registers. Block messages want rows of 64 bytes. Without them what is quantised needs more of the others.
@@ -294,7 +300,7 @@ def sharers(desc: Desc, block_q: int) -> int:
 
 
 def turns(desc: Desc, block_q: int, block_k: int) -> tuple[int, int]:
-    """(tiles of a work-group, threads of each that take turns at its keys).
+    """Returns (tiles of a work-group, threads of each that take turns at its keys).
 
     Tiles of the same turn find their keys in the cache of their Xe-core. Without block messages there is one tile; Q
     is in shared memory, where each thread has a place for keys and values.
@@ -311,7 +317,7 @@ def turns(desc: Desc, block_q: int, block_k: int) -> tuple[int, int]:
 
 
 def neighbours(desc: Desc, block_q: int) -> int:
-    """Threads of a work-group that read the same keys for neighbouring blocks of rows.
+    """Returns the threads of a work-group that read the same keys for neighbouring blocks of rows.
 
     These then come from their Xe-core's cache or shared memory. Eight are one for each vector engine; no more than
     there are blocks of rows, or whose Q fits in half of the shared memory.
@@ -322,7 +328,7 @@ def neighbours(desc: Desc, block_q: int) -> int:
 
 
 def team(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int] | None:
-    """(block_k, columns of O that a thread owns, their parts, tiles of a work-group, threads of each), or None.
+    """Returns (block_k, columns of O that a thread owns, their parts, tiles of a work-group, threads of each), or None.
 
     The threads that own the parts of O share its scores, too: each has as many keys of a block as its lanes or more.
     Without block messages, shared memory has room for a block of keys, and of values in its place, and for Q and P of

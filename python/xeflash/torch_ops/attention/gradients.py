@@ -48,7 +48,9 @@ _FIRST = ("dout", "dlse", "q", "k", "v", "out", "lse", "rng", "layout", "wanted"
 
 
 def attention_backward(*arguments: Any, **more: Any) -> list[Tensor]:
-    """The gradients of the tensors that `wanted` names, in its order; `rng` is the state that the forward pass gave.
+    """Computes the gradients of the tensors that `wanted` names, in its order.
+
+    `rng` is the state that the forward pass gave.
 
     `rest` is what rounding took from `out`: without it gradients in 16 bits are less exact where V has a mean. `longer`
     says that `out` and `lse` are those of rows of more keys than `k` has, of which these are a part.
@@ -81,7 +83,7 @@ class _Without(torch.autograd.Function):  # type: ignore[misc]
 
 
 def without_gradient(text: str, result: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """The result of tensors that require grad; a backward pass from it raises the text."""
+    """Returns the result of tensors that require grad; a backward pass from it raises the text."""
     refused: Tensor = _Without.apply(text, result, *tensors)
     return refused
 
@@ -137,7 +139,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _backward(call: Call, rng: Tensor) -> list[Tensor]:
-    """The gradients of a call that are wanted, by the extension; where torch has to see it, by the operator."""
+    """Computes the wanted gradients of a call by the extension, or by the operator where torch has to see it."""
     if not torch.is_grad_enabled() and is_plain(call):
         return gradients_of(call, rng)
     result: list[Tensor] = _backward_op(**with_lists(call), rng=rng)
@@ -145,7 +147,7 @@ def _backward(call: Call, rng: Tensor) -> list[Tensor]:
 
 
 def is_plain(call: Call) -> bool:
-    """Whether nothing below autograd has to see a call."""
+    """Returns whether nothing below autograd has to see a call."""
     given = call.arguments
     return not (
         torch.compiler.is_compiling()
@@ -157,7 +159,7 @@ def is_plain(call: Call) -> bool:
 
 
 def attend(call: Call, run: _Run) -> Results:
-    """(out, LSE, state of dropout, rest) of a call of which a tensor requires grad, and which autograd keeps."""
+    """Runs a call that autograd keeps; returns (out, LSE, state of dropout, rest)."""
     given = call.arguments
     q, v = given["q"], given["v"]
     captured = [x for x in (given.get("captures") or {}).values() if isinstance(x, Tensor)]
@@ -177,7 +179,7 @@ def attend(call: Call, run: _Run) -> Results:
 
 
 def _in_one_batch(call: Call) -> Call:
-    """Keys and values of batch 1, which serve all queries, as views of their batch: autograd adds gradients up."""
+    """Expands keys and values of batch 1 to the batch of the queries, as views; autograd adds their gradients up."""
     given = call.arguments
     batch, k, v = given["q"].shape[0], given["k"], given["v"]
     if k.shape[0] != 1 or v.shape[0] != 1:
@@ -207,7 +209,7 @@ def differentiated(form: Form) -> Callable[[Any, dict[str, Any]], Results]:
 
 @functools.cache
 def _reason_for_no_room(arch: str, dim: int, dim_v: int) -> str:
-    """Why the backward pass of a GPU has no tiles for these head dims in fp32; empty if it has."""
+    """Returns why a GPU's backward pass has no tiles for these head dims in fp32, or "" if it has."""
     try:
         for algorithm in xe.BACKWARD:
             pick(Desc(algorithm, arch, "float32", dim, dim_v, rows=32, access="dwords"))
@@ -223,7 +225,7 @@ def check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
 
 
 def refuse_captures(function: str, score_mod: str, elements: int) -> None:
-    """What the kernel of their gradients does not have."""
+    """Refuses a score_mod whose captures' gradients the kernel cannot compute."""
     if elements > _core.MOST_LEARNED:
         raise NotImplementedError(
             f"{function}: captures that require grad must have at most {_core.MOST_LEARNED} elements together, "
@@ -272,7 +274,7 @@ class _Merge(torch.autograd.Function):  # type: ignore[misc]
 
 
 def merge_with_gradients(operator: Any, given: dict[str, Any]) -> Pair:
-    """A call of merge_states that needs them."""
+    """Runs merge_states so that autograd records it."""
     refuse_transforms("merge_states")
     outs, lses = given["outs"], given["lses"]
     result: Pair = _Merge.apply(operator, len(outs), *outs, *lses)

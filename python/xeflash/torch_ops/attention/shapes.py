@@ -1,4 +1,4 @@
-"""What the extension refuses of a call whose tensors have no memory, as torch traces it."""
+"""Checks of a call whose tensors have no memory, as torch traces it: what the extension refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class _UnknownError(Exception):
 
 
 def check_shapes(call: Call) -> None:
-    """Raises what the extension would. Sizes that may vary count as what they are in the call that is traced."""
+    """Checks the shapes of q, k, v and caches by the rules of the extension.
+
+    Sizes that may vary count as what they are in the call that is traced.
+    """
     made: dict[int, Placeholder] = {}
     try:
         given = {name: _of_now(x, made) for name, x in call.arguments.items()}

@@ -1,4 +1,4 @@
-"""How a call becomes the arguments of its operator, and those a call again."""
+"""Conversion of a call to the arguments of its operator, and back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def laid_out(call: Call, form: Form) -> dict[str, Any]:
 
 
 def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
-    """A function that gives the call, of the arguments that the dispatcher has for its operator."""
+    """Returns a function that makes a call of the arguments that the dispatcher has for an operator."""
     of_schema, names = {theirs: ours for ours, theirs in form.names.items()}, form.rows[0]
     base: dict[str, Any] = {"function": form.function, "layout": form.layout, **form.defaults}
     has_pages = form.layout == THD
@@ -95,7 +95,7 @@ def captures_of(
     arrays: Sequence[Tensor] | None,
     numbers: Sequence[Scalar] | None,
 ) -> dict[str, Any]:
-    """Captures that are lists: the names of the arrays, then those of the numbers."""
+    """Returns captures that are lists as a dict: the names of the arrays come first, then those of the numbers."""
     values = (*(arrays or ()), *(numbers or ()))
     if len(set(names or ())) != len(values) or len(names or ()) != len(values):
         raise ValueError(
@@ -106,7 +106,7 @@ def captures_of(
 
 
 def with_lists(call: Call) -> dict[str, Any]:
-    """A call's arguments, with lists for a snippet's captures and for the caller's words, as operators have them."""
+    """Returns a call's arguments in the form that operators take: lists for captures and for the caller's words."""
     given = call.arguments.copy()
     text, captures = given.pop("score_mod", None), given.pop("captures", None) or {}
     if text is not None:
@@ -130,5 +130,5 @@ def words_of(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
 
 
 def as_int64(value: int) -> int:
-    """The same bits as a signed number."""
+    """Returns the same bits as a signed number."""
     return value if value < 2**63 else value - 2**64

@@ -1,4 +1,4 @@
-"""What the gradients of a head's logits are made of."""
+"""Factors of the gradients of a head's logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch import Tensor
 def factors(
     given: dict[str, Any], target: Tensor, lse: Tensor, columns: int, dloss: Tensor | None, dlse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(of_p, of_target, of_all) of each row for the gradients of the loss and of the LSE, either may be missing."""
+    """Computes (of_p, of_target, of_all) of each row for the gradients of the loss and the LSE.
+
+    One of dloss and dlse may be None.
+    """
     target, lse = target.reshape(-1), lse.reshape(-1)
     smoothing, z_loss = given.get("label_smoothing", 0.0), given.get("z_loss", 0.0)
     if dloss is None:

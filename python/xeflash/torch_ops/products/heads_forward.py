@@ -45,7 +45,7 @@ def _rows_of_block(function: str, workspace: int, rows: int, columns: int) -> in
 
 
 def _new(input: Tensor, weight: Tensor, bias: Tensor | None, more: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of gradients, without elements where they are not wanted."""
+    """Allocates sums of gradients, without elements where they are not wanted."""
     features, rows = _whole(input.shape[-1], SUMS_UNIT), input.shape[:-1].numel()
     wants = [more.get(name, True) for name in _WANTS]
     shapes = ((rows, features), (len(weight), features), (_whole(len(weight), SUMS_UNIT),))
@@ -106,7 +106,7 @@ class WithGradients(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, given: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(loss, LSE)."""
+        """Computes (loss, LSE), and keeps the gradients."""
         function = given["function"]
         if given.get("reduction", "mean") == "none":
             raise ValueError(f'{function}: workspace must be None with reduction = "none", got {given["workspace"]}')
@@ -122,7 +122,7 @@ class WithGradients(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor | None, dlse: Tensor | None) -> Any:
-        """Those of the forward pass times that of the loss."""
+        """Multiplies the gradients of the forward pass by that of the loss."""
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{ctx.function}: gradients of gradients must not be asked for, as there are none, "

@@ -26,7 +26,7 @@ def _fake(x: Tensor, weight: Tensor, **_more: Any) -> Tensor:
 
 
 def unpacked(weight: Tensor, inputs: int) -> Tensor:
-    """The numbers 0 to 15 of packed weights, (outputs, inputs), in int8."""
+    """Unpacks packed weights to the numbers 0 to 15, (outputs, inputs), in int8."""
     units = weight.view(weight.shape[0], -1, 16, 4)  # dword, byte: inputs 64 (b % 2) + 2 d + b // 2, and 32 more
     nibbles = torch.stack((units & 15, units >> 4), -1)  # of a byte: part 2 (b % 2), then the next one
     parts = nibbles.view(*units.shape[:3], 2, 2, 2)  # dword, upper half, byte of it, nibble
@@ -34,12 +34,12 @@ def unpacked(weight: Tensor, inputs: int) -> Tensor:
 
 
 def numbers(weight: Tensor, scales: Tensor, zeros: Tensor | None, group: int, inputs: int, first: int) -> Tensor:
-    """The weights of some outputs in fp32; `scales` and `zeros` are those of all, from output `first` on."""
+    """Returns the weights of some outputs in fp32; `scales` and `zeros` are those of all, from output `first` on."""
     packed = weight.dtype == torch.uint8
     q = (unpacked(weight, inputs) if packed else weight).float()
 
     def spread(x: Tensor) -> Tensor:
-        """Of each group and output to each output and input."""
+        """Expands (groups, outputs) to one value per weight (outputs, inputs)."""
         rows = x.float().view(1, -1) if x.dim() < 2 else x.float()
         if rows.shape[1] > 1:
             rows = rows[:, first : first + len(weight)]
@@ -84,7 +84,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 def _gradients(
     ctx: Any, dout: Tensor, x: Tensor, weight: Tensor, scales: Tensor | None, zeros: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Those of x, weight and bias."""
+    """Computes the gradients of x, weight and bias."""
     dx = dweight = dbias = None
     rows = _as_rows(dout)
     if ctx.needs_input_grad[2]:

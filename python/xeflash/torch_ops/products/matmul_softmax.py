@@ -19,7 +19,7 @@ _LEARNED = tuple(name for name, row in ROWS_OF_SOFTMAX.items() if row.more.learn
 
 
 def _columns_first(b: Tensor, given: dict[str, Any]) -> Tensor:
-    """B as (..., N, K)."""
+    """Returns B as (..., N, K)."""
     return b.mT if given.get("b_layout", "nk") == "kn" else b
 
 
@@ -54,7 +54,7 @@ class _MatmulSoftmax(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _gradients(ctx: Any, dout: Tensor, a: Tensor, b: Tensor, result: Tensor) -> tuple[Tensor | None, ...]:
-    """Those of a, b and the bias."""
+    """Computes the gradients of a, b and the bias."""
     of_softmax = torch._log_softmax_backward_data if ctx.given.get("log") else torch._softmax_backward_data
     ds = of_softmax(dout, result, -1, result.dtype)
     scale = ctx.given.get("scale", 1.0)
