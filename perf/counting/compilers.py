@@ -42,7 +42,7 @@ exec "$root/{loader}" --library-path "$path" "$root/{program}" "$@"
 
 @dataclass(frozen=True)
 class Compiler:
-    """Where its packages come from: suite of Debian -> packages; the last one's C library runs it."""
+    """A compiler and its packages: suite of Debian -> packages; the last suite's C library runs it."""
 
     title: str
     devices: tuple[str, ...]
@@ -84,7 +84,7 @@ def unpack(suite: str, packages: tuple[str, ...], with_dependencies: bool, root:
 
 
 def provide(name: str, folder: Path) -> Path:
-    """The program of a compiler, fetched if it is not there yet."""
+    """Returns the program of a compiler, and fetches it if it is not there yet."""
     if not COMPILERS[name].packages:
         folder = cache_folder().absolute() / "ocloc"
         if not (folder / "ocloc").exists():
@@ -105,7 +105,7 @@ def provide(name: str, folder: Path) -> Path:
 
 
 def run(program: Path, device: str, cache: Path) -> tuple[int, int, int]:
-    """(cases, failures, kernels that spill but are right) of the sample on a device."""
+    """Runs the sample on a device; returns (cases, failures, kernels that spill but are right)."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         environment = os.environ | {
@@ -136,7 +136,7 @@ def run(program: Path, device: str, cache: Path) -> tuple[int, int, int]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of this family."""
+    """Adds the options of this family."""
     names = tuple(COMPILERS)
     kind = converter(lambda text: parse_choices(text, names))
     parser.add_argument("--compiler", type=kind, default=names, help=f"default: {','.join(names)}")
@@ -144,7 +144,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Of the devices that each compiler knows."""
+    """Yields the rows of the devices that each compiler knows."""
     for name in options.compiler:
         compiler = COMPILERS[name]
         folder = cache_folder().absolute() / "compilers" / name
@@ -157,5 +157,5 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def report(options: argparse.Namespace) -> Iterator[Table]:
-    """One table."""
+    """Yields one table."""
     yield Table("compilers", dict.fromkeys(COLUMNS, ""), rows(options))

@@ -35,7 +35,7 @@ inline const char* name_of(Algorithm algorithm) {{
 
 
 def struct_of(numbers: type[Schedule | ProductSchedule]) -> str:
-    """A struct with the same members."""
+    """Returns a struct of C++ with the same members."""
     fields = dataclasses.fields(numbers)
     assert {field.type for field in fields} <= {"int", "bool"}, "types that C++ has by the same name"
     members = "".join(f"  {field.type} {field.name};\n" for field in fields)
@@ -44,7 +44,7 @@ def struct_of(numbers: type[Schedule | ProductSchedule]) -> str:
 
 
 def header() -> str:
-    """The file's text."""
+    """Returns the text of the header."""
     return HEADER.format(
         algorithms=", ".join(ALGORITHMS),
         names=", ".join(f'"{name}"' for name in ALGORITHMS),

@@ -32,7 +32,7 @@ out = torch.cat(outputs, 1)
 
 
 def rotated(x):
-    """What the cache's calls do to queries and new keys."""
+    """Rotates x as the cache's calls rotate queries and new keys."""
     cos, sin = (t[: x.shape[1], None] for t in (angles.cos(), angles.sin()))
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
