@@ -55,10 +55,10 @@ def records(
 
 def desc_of(algorithm: str, arch: str, dtype: str, dim: int, rows: int, keys: int) -> AnyDesc:
     """Returns the description of an algorithm's kernel in a call of one head."""
-    of_queries, of_keys = (Placeholder((1, 1, n, dim), dtype) for n in (rows, keys))
+    query_array, key_array = (Placeholder((1, 1, n, dim), dtype) for n in (rows, keys))
     found = kernels_of(
         lambda: _core.backward(
-            function="counts", layout=BHSD, q=of_queries, k=of_keys, v=of_keys, out=of_queries, dout=of_queries,
+            function="counts", layout=BHSD, q=query_array, k=key_array, v=key_array, out=query_array, dout=query_array,
             lse=Placeholder((1, 1, rows), "float32"), wanted=("q", "k", "v"),
         ),
         arch,

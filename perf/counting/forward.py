@@ -86,14 +86,14 @@ def counts(form: str, device: str, dtype: str, dim: int) -> Row:
     array = N * dim * SIZE[dtype]
     visible = scores_in_visible_blocks(blocks_of(form, device, dtype, dim))
 
-    def of_dpas(value: float) -> float | None:
+    def if_dpas(value: float) -> float | None:
         return value if whole["dpas"] else None
 
     return {
         "device": device, "dtype": dtype, "D": dim, "form": form,
-        "dpas / needed": of_dpas(whole["dpas_macs"] / (N * (N + 1) // 2 * 2 * dim)),
-        "dpas / in visible blocks": of_dpas(whole["dpas_macs"] / (visible * 2 * dim)),
-        "dpas in all instructions": of_dpas(whole["dpas"] / whole["instructions"]),
+        "dpas / needed": if_dpas(whole["dpas_macs"] / (N * (N + 1) // 2 * 2 * dim)),
+        "dpas / in visible blocks": if_dpas(whole["dpas_macs"] / (visible * 2 * dim)),
+        "dpas in all instructions": if_dpas(whole["dpas"] / whole["instructions"]),
         "inner loop: dpas in all instructions": multiplied / loop["instructions"],
         **{f"  {name} / dpas": loop[field] / multiplied for name, field in PER_DPAS.items()},
         "bytes read / (Q + K + V)": whole["global_read"] / (3 * array),

@@ -32,8 +32,8 @@ def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: object) -
     widths = (10, 12, 14) if is_cpu(arch) else (10, 12, 14, 15)
     for width, rows, dtype, weight in itertools.product(widths, (1, 4, 8, 16, 32, 64), dtypes, WEIGHTS):
         scale = DTYPE_NAMES[dtype] if weight else None
-        of_weight = {"weight": weight, "scale": scale, "group": WEIGHTS[weight]}
-        yield ProductDesc(algorithm, arch, DTYPE_NAMES[dtype], rows, width, **of_weight, access=access)
+        weight_fields = {"weight": weight, "scale": scale, "group": WEIGHTS[weight]}
+        yield ProductDesc(algorithm, arch, DTYPE_NAMES[dtype], rows, width, **weight_fields, access=access)
 
 
 def tune_of(arch: str) -> ModuleType:  # noqa: ARG001

@@ -16,10 +16,10 @@ def arrays(rows=1, new=1, batch=2, room=64, dim=64):
     return {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
 
 
-def call(group, sizes, changes, of_rank=None):
+def call(group, sizes, changes, changed_rank=None):
     """The message of a call, and whether its caches are as they were; changes are for one rank, or all."""
     given = {**arrays(**sizes), "cache_seqlens": 20}
-    if of_rank is None or dist.get_rank(group) == of_rank:
+    if changed_rank is None or dist.get_rank(group) == changed_rank:
         given |= changes
     before = given["k_cache"].clone(), given["v_cache"].clone()
     text = ""

@@ -430,7 +430,7 @@ def test_errors():
     cache.update(*new_states(2, 5), 0)
     cache.update(*new_states(2, 4), 1)
     with pytest.raises(RuntimeError, match="must hold as many keys"):
-        XeCache.reorder_cache(_of_one_window(5, 4), torch.tensor([1, 0]))
+        XeCache.reorder_cache(_with_one_window(5, 4), torch.tensor([1, 0]))
     with pytest.raises(ValueError, match="tokens_to_remove must not be positive, got 1"):
         cache.crop(1)
     for _ in range(3 * WINDOW):
@@ -439,7 +439,7 @@ def test_errors():
         cache.layers[1].crop(-2 * WINDOW)
 
 
-def _of_one_window(*lengths):
+def _with_one_window(*lengths):
     cache = XeCache(DECODERS["llama"])
     for layer, tokens in enumerate(lengths):
         cache.update(*new_states(2, tokens), layer)

@@ -49,9 +49,9 @@ def public(
 
     def decorate(function: Callable[_P, _Result]) -> Public[_P, _Result]:
         parameters = inspect.signature(function).parameters
-        own, of_schema = frozenset(parameters), {theirs: ours for ours, theirs in words.items()}
-        has_words = frozenset(of_schema)
-        name, names = function.__name__, tuple(of_schema.get(x, x) for x in parameters)
+        own, schema_words = frozenset(parameters), {theirs: ours for ours, theirs in words.items()}
+        has_words = frozenset(schema_words)
+        name, names = function.__name__, tuple(schema_words.get(x, x) for x in parameters)
         before = [frozenset(tuple(parameters)[:count]) for count in range(len(parameters) + 1)]
         places = sum(x.kind is not x.KEYWORD_ONLY for x in parameters.values())
         needed = sum(x.default is x.empty for x in parameters.values())
@@ -73,7 +73,7 @@ def public(
                     given.update(named)
                 else:
                     for word, x in named.items():
-                        given[of_schema.get(word, word)] = x
+                        given[schema_words.get(word, word)] = x
             if may_lack_starts and "cu_seqlens_k" not in given and given.get("seqused_k") is not None:
                 given["cu_seqlens_k"] = named["cu_seqlens_k"] = None  # lengths say enough
             if not needed <= count <= places or (named and not before[count].isdisjoint(named)):

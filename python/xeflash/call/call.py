@@ -82,9 +82,9 @@ class Call:
                 rest[name] = x
         if captures := rest.get("captures"):
             rest["captures"] = {name: x for name, x in captures.items() if not isinstance(x, kind)}
-            of_kind = {_CAPTURED.format(name): x for name, x in captures.items() if isinstance(x, kind)}
-            names += of_kind
-            values += of_kind.values()
+            captured = {_CAPTURED.format(name): x for name, x in captures.items() if isinstance(x, kind)}
+            names += captured
+            values += captured.values()
         rest |= changes
         return Call(rest, self.words), names, values
 

@@ -53,14 +53,14 @@ def next_rng(function: str, array: Any) -> tuple[int, int]:
             return _unseeded, _calls - 1
     if array.is_xpu:
         return draw(function, torch.xpu.default_generators[array.get_device()])
-    return _of_cpu(), 0
+    return _next_number(), 0
 
 
 def draw(function: str, generator: Any) -> tuple[int, int]:
     """Draws (seed, offset) for one call from a generator of torch's and advances it; nothing waits for a device."""
     torch = sys.modules["torch"]
     if generator.device.type != "xpu":
-        return _of_cpu(generator), 0
+        return _next_number(generator), 0
     with torch.xpu.device(generator.device):
         capturing = torch.xpu.is_current_stream_capturing()
     if capturing:
@@ -74,7 +74,7 @@ def draw(function: str, generator: Any) -> tuple[int, int]:
     return generator.initial_seed(), offset
 
 
-def _of_cpu(generator: Any = None) -> int:
+def _next_number(generator: Any = None) -> int:
     """Draws a number from a CPU generator of torch's, by default from torch's own, whatever the default device is."""
     torch = sys.modules["torch"]
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))

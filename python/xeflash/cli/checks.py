@@ -275,11 +275,11 @@ def check_gpu(facts: Facts) -> Iterator[Check]:
 
 def check_tools(facts: Facts) -> Iterator[Check]:
     """Reports the programs that only some tasks need."""
-    of_cxx = [f"{n} ({facts.tools[n]})" for n in ("g++", "clang++", "libc++") if facts.tools.get(n)]
+    cxx = [f"{n} ({facts.tools[n]})" for n in ("g++", "clang++", "libc++") if facts.tools.get(n)]
     yield Check(
-        "C++ headers", "info" if of_cxx else "warn",
-        ", ".join(of_cxx) or "none: kernels that did not come with xeflash are compiled with those of g++",
-        "" if of_cxx else "sudo apt install g++" if "g++" in facts.apt else "install g++",
+        "C++ headers", "info" if cxx else "warn",
+        ", ".join(cxx) or "none: kernels that did not come with xeflash are compiled with those of g++",
+        "" if cxx else "sudo apt install g++" if "g++" in facts.apt else "install g++",
     )  # fmt: skip
     ocloc = facts.tools.get("ocloc")
     wanted = facts.environ.get("XEFLASH_OCLOC")

@@ -86,8 +86,8 @@ def print_executed(launch: dict[str, Any]) -> None:
     whole, loop = launch["instructions"], sum(launch["loop_mix"].values())
     table.add_row("instructions", str(whole), f"{loop:.1f}")
     for title, kind in CLASSES:
-        of_all, of_loop = launch["mix"].get(kind, 0), launch["loop_mix"].get(kind, 0.0)
-        table.add_row(title, f"{of_all} ({of_all / whole:.1%})", f"{of_loop:.1f} ({of_loop / loop:.1%})")
+        all_count, loop_count = launch["mix"].get(kind, 0), launch["loop_mix"].get(kind, 0.0)
+        table.add_row(title, f"{all_count} ({all_count / whole:.1%})", f"{loop_count:.1f} ({loop_count / loop:.1%})")
     console = Console(highlight=False)
     console.print(table)
     told = ", ".join(f"{name} {clocks}" for name, clocks in sorted(launch["waits"].items(), key=lambda item: -item[1]))

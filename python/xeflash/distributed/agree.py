@@ -166,12 +166,12 @@ def naming(function: str, groups: Sequence[dist.ProcessGroup]) -> Iterator[None]
     try:
         yield
     except RuntimeError as error:
-        if str(error).startswith(f"{function}: ") or not _of_transport(error):
+        if str(error).startswith(f"{function}: ") or not _is_from_transport(error):
             raise
         raise RuntimeError(f"{function}: {_missing(groups)}: {error}") from error
 
 
-def _of_transport(error: RuntimeError) -> bool:
+def _is_from_transport(error: RuntimeError) -> bool:
     """Returns whether an error came from where tensors move; gloo's errors have no type of their own."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(name.startswith(("torch.distributed", "xeflash.distributed.transport")) for name in names)

@@ -54,7 +54,7 @@ def read(call: Call, groups: tuple[dist.ProcessGroup, ...]) -> Read:
             raise call.refuse(name, f"must have a multiple of {pieces} rows for {shards!r}", length)
 
     documents = _documents(call, q, math.prod(worlds) * rows) if call.layout == THD else None
-    learned = _of_heads(call)
+    learned = _slopes_and_sinks(call)
     _check(call, q, k, v, documents)
     numbers = _numbers(call)
     dropout_p = numbers["dropout_p"]
@@ -145,7 +145,7 @@ def _numbers(call: Call) -> dict[str, Any]:
     return {"softmax_scale": scale, "softcap": float(softcap), "dropout_p": float(dropout_p)}
 
 
-def _of_heads(call: Call) -> dict[str, Tensor]:
+def _slopes_and_sinks(call: Call) -> dict[str, Tensor]:
     """Returns the slopes and sinks that are given."""
     found = {name: call[name] for name in ("alibi_slopes", "s_aux") if call.get(name) is not None}
     for name, x in found.items():

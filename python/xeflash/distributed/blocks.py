@@ -107,7 +107,7 @@ class Spread:
         shifts = "score_mod" in self.call or "alibi_slopes" in self.learned or self.call["dropout_p"] > 0
         return not shifts and self.left < 0 and self.right <= 0 and self.documents is None
 
-    def of_heads(self, first: int) -> Spread:
+    def from_head(self, first: int) -> Spread:
         """Returns this call for heads from `first` on."""
         return replace(self, first_head=first)
 
@@ -168,22 +168,22 @@ class Spread:
         dq: Tensor | None,
         dkv: Sums,
         learned: Mapping[str, Tensor],
-        of_learned: dict[str, Tensor],
+        learned_sums: dict[str, Tensor],
     ) -> None:
-        """Computes the gradients of a block, and adds them to dq, to dkv and to those that `of_learned` has.
+        """Computes the gradients of a block, and adds them to dq, to dkv and to those that `learned_sums` has.
 
         `inputs` are q, k and v; `kept` is dO, LSE and Delta.
         """
         at_q, at_k = self._at(block.rows), self._at(block.keys)
         (q, k, v), (dout, lse, delta), (dk, dv) = inputs, kept, dkv
-        wanted = [name for name in of_learned if name != "s_aux" or block.first]
+        wanted = [name for name in learned_sums if name != "s_aux" or block.first]
         found = part.attention_part_backward(
             dout[at_q], q[at_q], k[at_k], v[at_k], lse[..., block.rows], delta[..., block.rows],
             *(None if x is None else x[at] for x, at in ((dq, at_q), (dk, at_k), (dv, at_k))),
             wanted=wanted, captures=list(_captured(learned).items()), **self._keywords(block, learned),
         )  # fmt: skip
         for name, x in found.items():
-            of_learned[name] += x
+            learned_sums[name] += x
 
     def _at(self, rows: slice) -> tuple[slice, ...]:
         return (EVERY,) * self.dim + (rows,)

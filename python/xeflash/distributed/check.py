@@ -171,7 +171,7 @@ def check_transport(
             tell(f"{direction} by {transport!r}")
         name = str(dtype).removeprefix("torch.")
         mine = _try(direction, transport, dtype, elements, members, place)
-        found = _of_all(store, str(len(cases)), members, mine)
+        found = _gathered(store, str(len(cases)), members, mine)
         errors = [f"rank {rank}: {error}" for rank, (_, _, error) in enumerate(found) if error]
         faults = [fault for _, fault, _ in found if fault]
         wrong = sum(number for number, _, _ in found)
@@ -205,7 +205,7 @@ def _store(group: dist.ProcessGroup) -> dist.Store:
     return dist.PrefixStore(str(number), store)
 
 
-def _of_all(store: dist.Store, name: str, group: dist.ProcessGroup, mine: Any) -> list[Any]:
+def _gathered(store: dist.Store, name: str, group: dist.ProcessGroup, mine: Any) -> list[Any]:
     """Returns `mine` of each rank."""
     store.set(f"{name}/{group.rank()}", pickle.dumps(mine))
     return [pickle.loads(store.get(f"{name}/{rank}")) for rank in range(group.size())]

@@ -181,8 +181,8 @@ def check_arrays(call: Call, like: str = "q") -> None:
 
 def _check_new(call: Call, name: str, like: str) -> None:
     """Refuses new keys, or values, that do not fit into the cache."""
-    first, x, scale, of_cache = call[like], call[name], call.get(f"{name}_scale"), f"{name}_cache"
-    cache = call[of_cache]
+    first, x, scale, cache_name = call[like], call[name], call.get(f"{name}_scale"), f"{name}_cache"
+    cache = call[cache_name]
     if x.dtype is not first.dtype:
         raise call.refuse(name, f"must have the dtype of {like} ({first.dtype})", x.dtype, TypeError)
     want = (len(first), call["k"].shape[1], *cache.shape[2:])
@@ -190,10 +190,10 @@ def _check_new(call: Call, name: str, like: str) -> None:
         raise call.refuse(name, f"must have shape {list(want)}", list(x.shape))
     if cache.dtype is not first.dtype and cache.dtype not in EIGHT_BITS:
         rule = f"must have the dtype of {like} ({first.dtype}), or 8 bits"
-        raise call.refuse(of_cache, rule, cache.dtype, TypeError)
+        raise call.refuse(cache_name, rule, cache.dtype, TypeError)
     if isinstance(scale, Tensor) and scale.shape != cache.shape[:3]:
         rule = (
-            f"must be a number or have the shape of {of_cache} without its last dimension {list(cache.shape[:3])} "
+            f"must be a number or have the shape of {cache_name} without its last dimension {list(cache.shape[:3])} "
             f"with new keys"
         )
         raise call.refuse(f"{name}_scale", rule, list(scale.shape), NotImplementedError)

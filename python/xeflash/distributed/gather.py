@@ -51,9 +51,9 @@ class Way:
         dq: Tensor | None,
         wants_kv: bool,
         learned: Mapping[str, Tensor],
-        of_learned: dict[str, Tensor],
+        learned_sums: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """Computes dK and dV of this rank's keys, in fp32; adds to dq and to of_learned.
+        """Computes dK and dV of this rank's keys, in fp32; adds to dq and to learned_sums.
 
         `kept` is dO, LSE and Delta.
         """
@@ -61,7 +61,7 @@ class Way:
         k, v = self._gathered(of_k, of_v)
         sums = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (k, v)) if wants_kv else (None, None)
         for block in self.blocks:
-            self.spread.add_gradients(block, (q, k, v), kept, dq, sums, learned, of_learned)
+            self.spread.add_gradients(block, (q, k, v), kept, dq, sums, learned, learned_sums)
         dk, dv = sums
         if dk is None or dv is None:
             return None, None

@@ -65,7 +65,7 @@ class Job:
         if self.exchange is None:
             kind = ring.Way if self.ways[0] == "ring" else gather.Way
             return kind(self.spread, self.groups[0], self.shards, rows, keys)
-        spread, world = self.spread.of_heads(self.exchange.first), self.exchange.world
+        spread, world = self.spread.from_head(self.exchange.first), self.exchange.world
         if len(self.groups) == 1:
             return gather.Way(spread, None, RANGES, rows * world, keys * world)
         kind = ring.Way if self.ways[0] == "ring" else gather.Way

@@ -59,13 +59,13 @@ def attention_part_backward(
     given = {"function": "attention_part_backward", "bottom_right": False, **call}
     sums = {name: x for name, x in (("dq", dq), ("dk", dk), ("dv", dv)) if x is not None}
     names = (*(name[1:] for name in sums), *wanted)
-    *gradients, of_captures = _core.backward(
+    *gradients, capture_gradients = _core.backward(
         q=q, k=k, v=v, dout=dout, lse=lse.contiguous(), delta=delta.contiguous(), longer=True, wanted=names,
         **sums, **given,
     )  # fmt: skip
     found = {name: x for name, x in zip(LEARNED, gradients, strict=True) if name in wanted}
     if learned := [(f"captures[{name!r}]", x) for name, x in captures if f"captures[{name!r}]" in wanted]:
-        parts = of_captures.split([x.numel() for _, x in learned])
+        parts = capture_gradients.split([x.numel() for _, x in learned])
         found |= {name: part.view(x.shape) for (name, x), part in zip(learned, parts, strict=True)}
     return found
 

@@ -92,9 +92,9 @@ class Way:
         dq: Tensor | None,
         wants_kv: bool,
         learned: Mapping[str, Tensor],
-        of_learned: dict[str, Tensor],
+        learned_sums: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """Computes dK and dV of this rank's keys, in fp32; adds to dq and to of_learned.
+        """Computes dK and dV of this rank's keys, in fp32; adds to dq and to learned_sums.
 
         `kept` is dO, LSE and Delta.
         """
@@ -110,7 +110,7 @@ class Way:
             sums = own if step == 0 or own is None else Pair.zeros(k, v)
             dkv = (None, None) if sums is None else sums.both
             for block in self.blocks(step):
-                self.spread.add_gradients(block, (q, k, v), kept, dq, dkv, learned, of_learned)
+                self.spread.add_gradients(block, (q, k, v), kept, dq, dkv, learned, learned_sums)
             if pair is not None and step < self.last:
                 pair = pair.at(ring.wait())
             if sums is not None and step:

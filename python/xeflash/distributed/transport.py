@@ -180,7 +180,7 @@ def chosen_transport(direction: str) -> str:
     """Returns the name of the transport by which this direction goes now."""
     if _chosen[direction] != DEFAULT:
         return _chosen[direction]
-    name = _of_variable(os.environ.get(VARIABLE, "")).get(direction, DEFAULT)
+    name = _read_variable(os.environ.get(VARIABLE, "")).get(direction, DEFAULT)
     if name == DEFAULT:
         return _defaults[direction]
     _check_name(VARIABLE, direction, name)
@@ -194,7 +194,7 @@ def _check_name(where: str, direction: str, name: str) -> None:
 
 
 @functools.cache
-def _of_variable(text: str) -> dict[str, str]:
+def _read_variable(text: str) -> dict[str, str]:
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     for direction, equals, _ in pairs:
         if direction not in _movers or not equals:

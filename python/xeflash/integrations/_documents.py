@@ -47,11 +47,11 @@ class Documents(NamedTuple):
                 f"{NAME}: cu_seq_lens_q and cu_seq_lens_k must be equal where padding or a position_bias hides, too, "
                 f"got {self.starts_q.tolist()} and {self.starts_k.tolist()}"
             )
-        of_queries, of_keys = (
+        query_documents, key_documents = (
             torch.bucketize(torch.arange(batch * n, device=device), starts.to(device), right=True).view(batch, n)
             for n, starts in ((rows, self.starts_q), (keys, self.starts_k))
         )
-        return of_queries[:, None, :, None] == of_keys[:, None, None, :]
+        return query_documents[:, None, :, None] == key_documents[:, None, None, :]
 
 
 # ---- cu_seq_lens --------------------------------------------------------------------------------
@@ -121,12 +121,12 @@ def _tells(position_ids: Any, batch: int, rows: int) -> bool:
 def _find(position_ids: Tensor, padding: Tensor | None, batch: int) -> Documents | None:
     begins = position_ids[:, 1:] <= position_ids[:, :-1]
     if padding is None:
-        return of_begins(begins.expand(batch, -1))
+        return documents_from(begins.expand(batch, -1))
     begins = begins & padding[:, 1:] & padding[:, :-1]  # positions of padding say nothing
-    return of_begins(begins | padding.diff(dim=1)) if begins.any() else None
+    return documents_from(begins | padding.diff(dim=1)) if begins.any() else None
 
 
-def of_begins(begins: Tensor) -> Documents | None:
+def documents_from(begins: Tensor) -> Documents | None:
     """Returns the documents in which each token marked by `begins` (B, rows - 1) starts one, or None for one a row."""
     places = torch.nn.functional.pad(begins, (1, 0), value=True).flatten().nonzero().flatten()
     if len(places) == len(begins):
@@ -138,4 +138,4 @@ def of_begins(begins: Tensor) -> Documents | None:
 
 def numbered(mask: Tensor) -> Documents | None:
     """Returns the documents of a mask (B, rows) that numbers them."""
-    return None if is_tracing(mask) else of_begins(mask.diff(dim=1) != 0)
+    return None if is_tracing(mask) else documents_from(mask.diff(dim=1) != 0)

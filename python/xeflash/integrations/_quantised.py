@@ -30,17 +30,17 @@ def weight_of(module: nn.Module) -> Weight | None:
     """Returns the weight of a quantised linear layer, or None for any other module; raises Refused, or as pack_int4."""
     classes = [(c.__module__.partition(".")[0], c.__name__) for c in type(module).__mro__]
     if ("gptqmodel", "BaseQuantLinear") in classes:
-        return _of_gptqmodel(module)
+        return _from_gptqmodel(module)
     if any(library == "bitsandbytes" for library, _ in classes) and isinstance(module, nn.Linear):
         raise Refused(f"bitsandbytes' {type(module).__name__} has formats that linear does not read")
     if not isinstance(module, nn.Linear):
         return None
     if type(module) is nn.Linear:
         if hasattr(module, "quantization_scheme"):
-            return _of_compressed_tensors(module)
+            return _from_compressed_tensors(module)
         weight = module.weight
         if type(weight).__module__.partition(".")[0] == "torchao":
-            return _of_torchao(weight)
+            return _from_torchao(weight)
         return None
     read = _SUBCLASSES.get(type(module).__name__)
     if read is None or not type(module).__module__.startswith("transformers.integrations."):
@@ -65,7 +65,7 @@ _AWQ = {"AwqTorchLinear", "AwqGEMMLinear", "AwqGEMMTritonLinear"}
 _AWQ |= {"TorchFusedAwqLinear", "TorchAtenAwqLinear", "TorchCpuAvx512AwqLinear"}
 
 
-def _of_gptqmodel(module: Any) -> Weight:
+def _from_gptqmodel(module: Any) -> Weight:
     name = type(module).__name__
     if name not in _GPTQ | _AWQ:
         raise Refused(f"GPTQModel's {name} has a format that linear does not read")
@@ -126,7 +126,7 @@ def _eight_bits(weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> 
     return {"weight": weight.detach(), "scales": scales, "zeros": zeros, "group": group_of(inputs, len(scales))}
 
 
-def _of_blocks(module: Any) -> Weight:
+def _from_blocks(module: Any) -> Weight:
     """Reads Transformers' FP8Linear, which has a scale for each block of outputs and inputs, or one for all."""
     weight, scales = module.weight, module.weight_scale_inv.detach().float()
     if scales.numel() > 1:
@@ -138,21 +138,21 @@ def _of_blocks(module: Any) -> Weight:
     return Weight("fp8", _eight_bits(weight, scales))
 
 
-def _of_rows(module: Any) -> Weight:
+def _from_rows(module: Any) -> Weight:
     return Weight("fp8", _eight_bits(module.weight, module.weight_scale))
 
 
 _SUBCLASSES: dict[str, Callable[[Any], Weight]] = {
-    "FP8Linear": _of_blocks,
-    "CompressedTensorsFP8Linear": _of_rows,
-    "FbgemmFp8Linear": _of_rows,
+    "FP8Linear": _from_blocks,
+    "CompressedTensorsFP8Linear": _from_rows,
+    "FbgemmFp8Linear": _from_rows,
 }
 
 
 # ---- compressed-tensors -------------------------------------------------------------------------
 
 
-def _of_compressed_tensors(module: Any) -> Weight:
+def _from_compressed_tensors(module: Any) -> Weight:
     scheme = module.quantization_scheme.weights
     if scheme is None or module.quantization_scheme.output_activations is not None:
         raise Refused("compressed-tensors quantises its outputs, or not its weight")
@@ -191,7 +191,7 @@ def _packed_8_bits(packed: Tensor, scale: Tensor, zeros: Tensor | None, shape: A
 # ---- torchao ------------------------------------------------------------------------------------
 
 
-def _of_torchao(weight: Any) -> Weight:
+def _from_torchao(weight: Any) -> Weight:
     name = type(weight).__name__
     if getattr(weight, "act_pre_scale", None) is not None:
         raise Refused(f"torchao's {name} has a scale for inputs")

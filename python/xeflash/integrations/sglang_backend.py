@@ -111,8 +111,8 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         assert step is not None
         if save_kv_cache and k is not None:
             where = KVWriteLoc.for_batch(forward_batch, swa_loc=step.window_slots)
-            of_layer = () if self.has_latents or layer.k_scale is None else (layer.k_scale, layer.v_scale)
-            self.token_to_kv_pool.set_kv_buffer(layer, where, k, v, *of_layer)
+            layer_scales = () if self.has_latents or layer.k_scale is None else (layer.k_scale, layer.v_scale)
+            self.token_to_kv_pool.set_kv_buffer(layer, where, k, v, *layer_scales)
         causal = layer.attn_type is not AttentionType.ENCODER_ONLY
         left = layer.sliding_window_size
         features: dict[str, Any] = {
@@ -171,9 +171,9 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         firsts = self.req_to_token_pool.req_to_token[:, : longest_k : self.page][batch.req_pool_indices]
         step = Step(starts, longest_q, (batch.seq_lens + more).int(), longest_k, firsts // self.page, is_whole)
         if self.has_windows:
-            of_windows = self.token_to_kv_pool.translate_loc_from_full_to_swa
-            step.window_pages = (of_windows(firsts).clamp(min=0) // self.page).int()  # of what was forgotten: any
-            step.window_slots = None if batch.out_cache_loc is None else of_windows(batch.out_cache_loc)
+            to_window_slots = self.token_to_kv_pool.translate_loc_from_full_to_swa
+            step.window_pages = (to_window_slots(firsts).clamp(min=0) // self.page).int()  # of what was forgotten: any
+            step.window_slots = None if batch.out_cache_loc is None else to_window_slots(batch.out_cache_loc)
         return step
 
     def _pages(self, layer: Any, step: Step) -> Tensor | None:
@@ -192,8 +192,8 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
             )
         scales = {}
         if keys.dtype.itemsize == 1:
-            of_layer = (None, None) if self.has_latents else (layer.k_scale_float, layer.v_scale_float)
-            scales = {f"{name}_scale": scale or 1.0 for name, scale in zip("kv", of_layer, strict=True)}
+            layer_scales = (None, None) if self.has_latents else (layer.k_scale_float, layer.v_scale_float)
+            scales = {f"{name}_scale": scale or 1.0 for name, scale in zip("kv", layer_scales, strict=True)}
         return keys.unflatten(0, (-1, self.page)), values.unflatten(0, (-1, self.page)), scales
 
     def _refuse(self, layer: Any, more: dict[str, Any]) -> None:

@@ -49,11 +49,11 @@ class _Calls:
     """The call of a model that is under way in this thread; in a compiled graph, of this process."""
 
     def __init__(self) -> None:
-        self._of_thread: ContextVar[Head | None] = ContextVar(_KEY, default=None)
+        self._in_thread: ContextVar[Head | None] = ContextVar(_KEY, default=None)
         self._traced: Head | None = None
 
     def current(self) -> Head | None:
-        return self._traced if torch.compiler.is_compiling() else self._of_thread.get()
+        return self._traced if torch.compiler.is_compiling() else self._in_thread.get()
 
     @contextmanager
     def of(self, head: Head) -> Iterator[None]:
@@ -64,11 +64,11 @@ class _Calls:
             finally:
                 self._traced = before
         else:
-            token = self._of_thread.set(head)
+            token = self._in_thread.set(head)
             try:
                 yield
             finally:
-                self._of_thread.reset(token)
+                self._in_thread.reset(token)
 
 
 _calls = _Calls()

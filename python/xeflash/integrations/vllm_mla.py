@@ -203,9 +203,9 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Computes (out, LSE) of packed sequences, whose keys and values are made from latents."""
         kv = self.kv_b_proj(latents)[0].view(-1, self.num_heads, self.qk_nope_head_dim + self.v_head_dim)
-        of_keys, v = kv.split((self.qk_nope_head_dim, self.v_head_dim), dim=-1)
+        plain, v = kv.split((self.qk_nope_head_dim, self.v_head_dim), dim=-1)
         rotated = rotated.reshape(-1, 1, self.qk_rope_head_dim).expand(-1, self.num_heads, -1)
-        k = torch.cat((of_keys, rotated), dim=-1)
+        k = torch.cat((plain, rotated), dim=-1)
         out, lse = attend(
             q=q, k=k, v=v, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k,
             max_seqlen_q=longest_q, max_seqlen_k=longest_k, causal=causal, softmax_scale=self.scale, return_lse=True,

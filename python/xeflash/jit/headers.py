@@ -49,8 +49,8 @@ class NoCompiler(RuntimeError):
 
 
 def _options_of(libcxx: Path, libc: Path) -> tuple[str, ...]:
-    of_target = libcxx.parents[1] / "x86_64-unknown-linux-gnu" / "c++" / "v1"
-    return ("-nostdinc++", *(f"-isystem{folder}" for folder in (libcxx, of_target, libc)))
+    target = libcxx.parents[1] / "x86_64-unknown-linux-gnu" / "c++" / "v1"
+    return ("-nostdinc++", *(f"-isystem{folder}" for folder in (libcxx, target, libc)))
 
 
 class Headers:

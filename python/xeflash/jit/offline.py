@@ -38,8 +38,8 @@ class Compilers:
             files = [str(PACKAGE / "bin" / "spirv"), str(library), str(source), str(output)]
             parse_once = (f"--persistent-auto-pch={self._parsed.name}", INSTANTIATE_EARLY)
 
-            def compiler(of_headers: tuple[str, ...]) -> Built:
-                code, log = self._run([*files, *kernel.options, f"-I{HEADERS}", *of_headers, *parse_once])
+            def compiler(header_options: tuple[str, ...]) -> Built:
+                code, log = self._run([*files, *kernel.options, f"-I{HEADERS}", *header_options, *parse_once])
                 if code != 0:
                     raise RuntimeError(f"{kernel.name} did not compile:\n{log}")
                 return Built(output.read_bytes(), log)

@@ -17,10 +17,10 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _SOFTCAP = ("SoftCap",)
 
 
-def default_set(of_release: bool) -> Iterator[Desc]:
+def default_set(release: bool) -> Iterator[Desc]:
     """Yields the default kernels for head dims 64 and 128 (Llama, Mistral, Qwen, GPT-OSS, Phi) and 256 (Gemma).
 
-    A package that is built from its source has a compiler, and does with few kernels for GPUs. `of_release`: those of
+    A package that is built from its source has a compiler, and does with few kernels for GPUs. `release`: those of
     wheels, whose users may have none.
     """
     for arch in ("cpu-avx512-bf16", "cpu-avx512", "cpu-generic"):
@@ -40,14 +40,14 @@ def default_set(of_release: bool) -> Iterator[Desc]:
             yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, rows, hooks=hooks)
     for arch, access in (("pvc", "block2d"), ("bmg", "block2d"), ("dg2", "dwords")):
         for dtype in ("bfloat16", "float16"):
-            if of_release:
-                yield from _of_models(arch, dtype, access)
+            if release:
+                yield from _model_kernels(arch, dtype, access)
             else:
                 for head_dim in (64, 128):
                     yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 128, access=access)
 
 
-def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
+def _model_kernels(arch: str, dtype: str, access: str) -> Iterator[Desc]:
     """Yields kernels that serve models on a GPU without a compiler: prompts, decoding, caches, and training.
 
     A call takes a kernel of these where its own cannot be compiled: see stand_in_for in host/attention/schedule.hpp.

@@ -181,10 +181,10 @@ def _lock_of(key: str) -> threading.Lock:
 
 
 def _compile(kernel: KernelSource, desc: AnyDesc, queue: int) -> cache.Built:
-    def compiler(of_headers: tuple[str, ...]) -> cache.Built:
+    def compiler(header_options: tuple[str, ...]) -> cache.Built:
         # A process that compiles a second kernel will compile more: it parses once what they begin with alike.
         parse_once = ("--auto-pch", INSTANTIATE_EARLY) if CXX_HEADERS.proven else ()
-        options = [*kernel.options, f"-I{HEADERS}", *of_headers, *parse_once]
+        options = [*kernel.options, f"-I{HEADERS}", *header_options, *parse_once]
         return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.entries[0]))
 
     try:

@@ -43,8 +43,8 @@ class Attention:
 
 def all_cases() -> dict[str, Case]:
     """Returns all small cases by name."""
-    of_attention = (_plain(), _features(), _head_dims(), _decode(), _caches(), _gradients())
-    cases: list[Case] = [Attention(spec) for group in of_attention for spec in group]
+    attention_specs = (_plain(), _features(), _head_dims(), _decode(), _caches(), _gradients())
+    cases: list[Case] = [Attention(spec) for group in attention_specs for spec in group]
     cases += [case for group in (_merge(), _linear(), _softmax(), _heads()) for case in group]
     return {case.name: case for case in cases}
 

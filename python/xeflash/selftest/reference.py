@@ -39,19 +39,19 @@ class Features:
     empty_lse: float = field(default=np.inf)  # LSE of a row that sees no key
     batch0: int = 0  # first batch, as dropout numbers it
     head0: int = 0  # first head
-    of_heads: int = 0  # and of how many it is; 0: those that there are
+    all_heads: int = 0  # and of how many it is; 0: those that there are
 
     def with_(self, **changes: Any) -> Features:
         """Returns a copy with changes."""
         return replace(self, **changes)
 
-    def of_head(self, head: int, heads: int) -> Features:
+    def one_head(self, head: int, heads: int) -> Features:
         """Returns the features of one head out of `heads`."""
         one = slice(head, head + 1)
         alibi, sinks = (None if x is None else x[..., one] for x in (self.alibi, self.sinks))
         has_heads = self.mask is not None and self.mask.ndim > 2 and self.mask.shape[-3] > 1
         mask = self.mask[..., one, :, :] if has_heads else self.mask
-        return self.with_(alibi=alibi, sinks=sinks, mask=mask, head0=head, of_heads=heads)
+        return self.with_(alibi=alibi, sinks=sinks, mask=mask, head0=head, all_heads=heads)
 
 
 # ---- Philox 4x32-10 (Salmon et al., 2011) -------------------------------------------------------
@@ -75,7 +75,12 @@ def philox(counter: list[Array], key: tuple[int, int]) -> list[Array]:
 
 
 def dropout_scale(
-    shape: tuple[int, int, int, int], p: float, rng: tuple[int, int], batch0: int = 0, head0: int = 0, of_heads: int = 0
+    shape: tuple[int, int, int, int],
+    p: float,
+    rng: tuple[int, int],
+    batch0: int = 0,
+    head0: int = 0,
+    all_heads: int = 0,
 ) -> Array:
     """Returns the factor of each probability (B, H, Sq, Sk): 0, or 65536 / (65536 - round(65536 p))."""
     batch, heads, rows, keys = shape
@@ -83,7 +88,7 @@ def dropout_scale(
     seed, offset = rng
     key = (seed & 0xFFFFFFFF, (seed >> 32 & 0xFFFFFFFF) ^ (offset >> 32 & 0xFFFFFFFF))
     octets = (rows + 7) // 8
-    planes = (np.arange(batch)[:, None] + batch0) * (of_heads or heads) + np.arange(heads) + head0
+    planes = (np.arange(batch)[:, None] + batch0) * (all_heads or heads) + np.arange(heads) + head0
     words = philox(
         [
             np.arange(keys, dtype=np.uint64)[None, None, :],
@@ -120,8 +125,8 @@ def seen_by(rows: int, keys: int, f: Features) -> Array:
     """Returns which keys each row sees: (Sq, Sk), or (B, 1, Sq, Sk) with documents, as a row sees keys of its own."""
     seen = visible(rows, keys, f.window, f.top_left)
     if f.chunk:
-        positions, of_keys = np.arange(rows) + (0 if f.top_left else keys - rows), np.arange(keys)
-        seen &= (positions // f.chunk)[:, None] == of_keys // f.chunk
+        positions, key_positions = np.arange(rows) + (0 if f.top_left else keys - rows), np.arange(keys)
+        seen &= (positions // f.chunk)[:, None] == key_positions // f.chunk
     if f.documents is None:
         return seen
     ids = np.atleast_2d(to_numpy(f.documents))[:, None]
@@ -204,7 +209,7 @@ def formula(
         kept = p
         if f.dropout > 0:
             shape = batch, heads, rows, keys
-            kept = p * array(dropout_scale(shape, f.dropout, f.rng, f.batch0, f.head0, f.of_heads), work)
+            kept = p * array(dropout_scale(shape, f.dropout, f.rng, f.batch0, f.head0, f.all_heads), work)
         weights = rounded(kept)
         out = xp.matmul(weights, array(v, weights.dtype))
     return Result(out, lse, p, kept, size[..., :keys])
@@ -227,7 +232,7 @@ def by_heads(q: Array, k: Array, v: Array, f: Features) -> Iterator[tuple[Array,
         return
     for h in range(heads):
         h_k = h * heads_k // heads
-        yield q[:, h : h + 1], k[:, h_k : h_k + 1], v[:, h_k : h_k + 1], f.of_head(h, heads)
+        yield q[:, h : h + 1], k[:, h_k : h_k + 1], v[:, h_k : h_k + 1], f.one_head(h, heads)
 
 
 def merged_reference(outs: Array, lses: Array) -> tuple[Array, Array, Array]:

@@ -104,8 +104,8 @@ def limit_of(want: Array, other: Array, dtype: str, size: float = 0.0, scores: f
 def limits_of_math(softcap: float, size: float, keys: int) -> tuple[float, float]:
     """Returns what a GPU's functions add to the limits of an output of this size, and of an LSE over so many keys."""
     score = softcap * (2.0**-22 + 2.0**-23)  # 2 / (e + 1) moves by half as much as e
-    of_out = (GPU_MATH * (2 + 2**-2) + 2 * score) * size  # P, l, 1 / l
-    return of_out, float(GPU_MATH * (1 + max(1.0, np.log(keys + 1))) + score)  # l, log l
+    out_limit = (GPU_MATH * (2 + 2**-2) + 2 * score) * size  # P, l, 1 / l
+    return out_limit, float(GPU_MATH * (1 + max(1.0, np.log(keys + 1))) + score)  # l, log l
 
 
 def limit_of_probability(dtype: str) -> float:
@@ -132,13 +132,13 @@ def rounded_scores(r: Result, v: Any, sinks: Any = None) -> tuple[float, float]:
     with np.errstate(invalid="ignore", over="ignore"):
         d = np.where(r.softmax > 0, SCORES * r.size, 0.0)
         kept, p = r.kept * d, r.softmax * d
-        of_lse = np.sum(p**2, axis=-1)
+        lse_squares = np.sum(p**2, axis=-1)
         squares = np.matmul(kept**2, v**2) - 2 * r.out * np.matmul(kept * p, v)
         if sinks is not None:
             weight = np.maximum(0.0, 1 - np.sum(r.softmax, axis=-1))
-            of_lse = of_lse + (weight * SCORES * np.abs(to_float64(sinks))[:, None]) ** 2
-        of_out = squares + r.out**2 * of_lse[..., None]
-        moved_out, moved_lse = (_largest(np.sqrt(np.maximum(x, 0))) for x in (of_out, of_lse))
+            lse_squares = lse_squares + (weight * SCORES * np.abs(to_float64(sinks))[:, None]) ** 2
+        out_squares = squares + r.out**2 * lse_squares[..., None]
+        moved_out, moved_lse = (_largest(np.sqrt(np.maximum(x, 0))) for x in (out_squares, lse_squares))
     return moved_out, moved_lse
 
 

@@ -78,7 +78,7 @@ class Values:
         if self.dtype == "bfloat16":
             return (self.bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         if self.dtype.startswith("float8"):
-            return _of_8_bits(self.dtype)[self.bits]
+            return _eight_bit_numbers(self.dtype)[self.bits]
         return self.bits.astype(np.float64)
 
     def part(self, index: Any) -> Array:
@@ -106,7 +106,7 @@ def from_storage(dtype: str) -> type[np.generic]:
 
 
 @functools.cache
-def _of_8_bits(dtype: str) -> Array:
+def _eight_bit_numbers(dtype: str) -> Array:
     """Returns the number of each of 256 codes."""
     codes = np.arange(256, dtype=np.uint16)
     if dtype == "float8_e5m2":
@@ -119,7 +119,7 @@ def _of_8_bits(dtype: str) -> Array:
 
 def _nearest_of_8_bits(numbers: Array, dtype: str) -> Array:
     """Returns codes of the nearest finite numbers; of two equally near ones, the even one."""
-    sizes = _of_8_bits(dtype)[:128]
+    sizes = _eight_bit_numbers(dtype)[:128]
     sizes = sizes[np.isfinite(sizes)]
     middles = (sizes[:-1] + sizes[1:]) / 2
     middles[1::2] = np.nextafter(middles[1::2], 0)

@@ -37,8 +37,8 @@ LINEAR: list[Row] = [
         (arch, weight, rows, width, outputs, tile, inputs, threads)
         for arch, sizes in _GPU_SIZES.items()
         for weight, inputs in (("float32", 32), ("float16", 64), ("bfloat16", 64), ("uint8", 128), ("*", 64))
-        for rows, tile, of_halves, of_others in sizes
-        for outputs in (of_halves if weight in ("float16", "bfloat16") else of_others,)
+        for rows, tile, half_outputs, other_outputs in sizes
+        for outputs in (half_outputs if weight in ("float16", "bfloat16") else other_outputs,)
         for width, threads in ((10, 16), (12, 8), (14, 4), (99, 2))
         if outputs >= threads or width > 10
     ),
@@ -52,8 +52,8 @@ def row_of(desc: ProductDesc) -> Row:
     family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
     for row in TABLES[desc.algorithm]:
         arch, weight, rows, width, *_ = row
-        of_these = arch in ("*", family) and weight in ("*", desc.weight or desc.dtype)
-        if of_these and desc.rows <= rows and desc.width <= width:
+        fits = arch in ("*", family) and weight in ("*", desc.weight or desc.dtype)
+        if fits and desc.rows <= rows and desc.width <= width:
             return row
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
 

@@ -162,11 +162,13 @@ def row_of(desc: Desc) -> Row:
     busy = desc.packed_heads or desc.dropout or hides
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     if desc.algorithm in BACKWARD:
-        of_keys = desc.algorithm == "flash_bwd_dkv"
+        sums_keys = desc.algorithm == "flash_bwd_dkv"
         # Random numbers want registers, too, and so do sums that are in memory.
-        draws = desc.dropout and (of_keys or desc.arch == "pvc")
-        adds = desc.adds_up and of_keys and desc.arch == "dg2"
-        kinds = ["*", "heavy"] if of_keys and is_heavy(desc) else ["*"] if changed or draws or adds else ["*", "plain"]
+        draws = desc.dropout and (sums_keys or desc.arch == "pvc")
+        adds = desc.adds_up and sums_keys and desc.arch == "dg2"
+        kinds = (
+            ["*", "heavy"] if sums_keys and is_heavy(desc) else ["*"] if changed or draws or adds else ["*", "plain"]
+        )
     for row in table:
         arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
         if (

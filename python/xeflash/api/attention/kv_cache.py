@@ -169,10 +169,10 @@ def _scale(call: Call, name: str, scale: Any) -> Any:
     dense = hasattr(scale, "reshape") and not getattr(scale, "is_sparse", False)
     if shape in ((), (1,)) and dense and not with_new:  # on a device, which nobody waits for
         scale, shape = scale.reshape(1, 1), (1, 1)
-    return _of_rows(call, name, scale) if len(shape) == 2 else scale
+    return _expanded(call, name, scale) if len(shape) == 2 else scale
 
 
-def _of_rows(call: Call, name: str, scale: Any) -> Any:
+def _expanded(call: Call, name: str, scale: Any) -> Any:
     """Expands scales (B, Hk) to the rows of a cache, (B_cache, S, Hk), without a copy."""
     cache = name[0] + "_cache"
     if getattr(scale, "is_sparse", False):

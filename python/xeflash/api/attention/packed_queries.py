@@ -60,8 +60,8 @@ def _sequences(call: Call, batch: int, cached: int, rows: int) -> Any:
                 f"{call.function}: k_cache.batch must be at least that of cu_seqlens_q, {batch}, got {cached}"
             )
         return _int32(call, batch)
-    if (of_table := _shape(call, "cache_batch_idx", "[sequences]")) != (batch,):
-        raise call.refuse("cache_batch_idx", f"must have shape [{batch}]", list(of_table))
+    if (index_shape := _shape(call, "cache_batch_idx", "[sequences]")) != (batch,):
+        raise call.refuse("cache_batch_idx", f"must have shape [{batch}]", list(index_shape))
     return sequences
 
 

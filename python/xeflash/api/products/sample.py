@@ -21,11 +21,11 @@ _OF_LOGITS = (*_OF_ROWS, "softcap", "logit_scale", "min_p_last")
 
 def _drawn(call: Call) -> Any:
     """Draws the tokens of a call on logits."""
-    of_rows = _arrays_of_rows(call)
+    by_row = _arrays_of_rows(call)
     numbers = {name: as_number(call.function, name, call[name], waits=True) for name in _OF_ROWS if name in call}
-    changed = {name: x for name, x in numbers.items() if name not in of_rows}
-    words = {_OF_ROWS[name]: name for name in of_rows}
-    call = call.with_(*of_rows, words=words, **changed, **{ours: call[name] for ours, name in words.items()})
+    changed = {name: x for name, x in numbers.items() if name not in by_row}
+    words = {_OF_ROWS[name]: name for name in by_row}
+    call = call.with_(*by_row, words=words, **changed, **{ours: call[name] for ours, name in words.items()})
     return run_product("sample", call, "logits", learned=False)
 
 
@@ -141,18 +141,18 @@ def _(call: Call) -> Any:
     shape = shape_of(call.function, "x", call["x"])
     rows = _matrix(call, shape)
     call = call.without_none(*_DEFAULT_IF_NONE)
-    of_rows = {name: call[name] for name in _arrays_of_rows(call)}
-    for name, numbers in of_rows.items():
+    by_row = {name: call[name] for name in _arrays_of_rows(call)}
+    for name, numbers in by_row.items():
         if numbers.shape not in ((len(rows),), shape[:-1]):
             rule = f"must have a number for each of the {len(rows)} rows of x"
             raise call.refuse(name, rule, f"shape {list(numbers.shape)}")
-        of_rows[name] = numbers.reshape(-1)
-    of_head, of_logits, tokens = call.with_(*_OF_LOGITS), call.with_(*_OF_HEAD), []
+        by_row[name] = numbers.reshape(-1)
+    head_call, logits_call, tokens = call.with_(*_OF_LOGITS), call.with_(*_OF_HEAD), []
     for first in range(0, max(len(rows), 1), SAMPLED_ROWS):
         block = slice(first, first + SAMPLED_ROWS)
-        logits = product(of_head.with_(x=rows[block]))
+        logits = product(head_call.with_(x=rows[block]))
         if not logits.shape[-1]:
             raise call.refuse("weight", "must have rows, one of which is drawn", 0)
-        of_block = {name: x[block] for name, x in of_rows.items()}
-        tokens.append(_drawn(of_logits.with_(logits=logits, first_row=first, **of_block)))
+        block_arrays = {name: x[block] for name, x in by_row.items()}
+        tokens.append(_drawn(logits_call.with_(logits=logits, first_row=first, **block_arrays)))
     return (tokens[0] if len(tokens) == 1 else _joined(tokens)).reshape(shape[:-1])

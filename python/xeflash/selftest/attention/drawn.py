@@ -55,7 +55,7 @@ def draw(spec: Spec, random: Random | None = None) -> Drawn:
         if spec.mean:
             found["v"] = Values.of(found["v"].numbers + spec.mean, dtype)
     if cache:
-        found |= _of_cache(spec, cache, random)
+        found |= _cache_arrays(spec, cache, random)
     if spec.is_packed:
         found |= _packing(spec, found)
     if spec.has("alibi"):
@@ -88,7 +88,7 @@ def draw(spec: Spec, random: Random | None = None) -> Drawn:
     )
 
 
-def _of_cache(spec: Spec, cache: Cache, random: Random) -> dict[str, Values]:
+def _cache_arrays(spec: Spec, cache: Cache, random: Random) -> dict[str, Values]:
     """Returns the cache's own arrays, its tables and lengths, and the tables of the rotation."""
     found = {f"{x}_cache": values for x, values in zip("kv", cache.arrays, strict=True)}
     found |= {f"{x}_scale": scale for x, scale in zip("kv", cache.scales, strict=True) if isinstance(scale, Values)}
@@ -314,8 +314,8 @@ class Drawn:
 
         at = at_keys = 0
         for b, ((rows, keys), used) in enumerate(zip(self.spec.sequences, self.spec.used, strict=True)):
-            mine, of_keys = slice(at, at + rows), slice(at_keys, at_keys + used)
-            kv = [cache.held_by(i, cache.places[b]) if cache else part(x, of_keys) for i, x in enumerate("kv")]
+            mine, used_keys = slice(at, at + rows), slice(at_keys, at_keys + used)
+            kv = [cache.held_by(i, cache.places[b]) if cache else part(x, used_keys) for i, x in enumerate("kv")]
             q, k, v = (x.swapaxes(0, 1)[None] for x in (part("q", mine), *kv))
             yield mine, q, k, v, self.features(b, given)
             at, at_keys = at + rows, at_keys + keys
@@ -323,8 +323,8 @@ class Drawn:
     def check(self, arrays: Arrays, put: Numbers, result: Any, rule: Judge = judge) -> list[Finding]:
         """Judges out and LSE of each sequence, and the cache after the call."""
         spec, dtype, given, now = self.spec, DTYPES[self.spec.dtype], self.numbers(), self.cache
-        out, of_rows = result_of(arrays, result, dtype, spec.returns_lse)
-        out, lse = self.together(out), None if of_rows is None else self.together(of_rows)
+        out, row_lse = result_of(arrays, result, dtype, spec.returns_lse)
+        out, lse = self.together(out), None if row_lse is None else self.together(row_lse)
         shape = (*self.values["q"].bits.shape[:2], spec.dims[1])
         if out.shape != shape or not out.size:
             return [compare("out", out, np.zeros(shape), 0.0)]
@@ -370,11 +370,11 @@ class Drawn:
         """Counts (operations of both products, without hidden scores; bytes of Q and O, and of K and V once)."""
         spec, flops, moved = self.spec, 0.0, 0.0
         (heads, heads_k), of_q = spec.heads, self.values["q"].bits.itemsize
-        of_keys = self.values["k_cache"].bits.itemsize if self.cache else of_q
+        key_bytes = self.values["k_cache"].bits.itemsize if self.cache else of_q
         for rows, keys in spec.sequences:
             pairs = float(visible(rows, keys, self.window, spec.top_left).sum())
             flops += 2 * pairs * heads * sum(spec.dims)
-            moved += sum(spec.dims) * (rows * heads * of_q + keys * heads_k * of_keys)
+            moved += sum(spec.dims) * (rows * heads * of_q + keys * heads_k * key_bytes)
         return flops, moved
 
 

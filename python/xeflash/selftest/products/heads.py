@@ -154,7 +154,7 @@ class Sample:
         xeflash: Any = importlib.import_module("xeflash")
         z = normal(generator_of(self.name), DTYPES[self.dtype], self.rows, self.vocabulary)
         seeds = np.arange(self.rows, dtype=np.int64) * 2**40 + 3
-        logits, of_rows = arrays.put(z), arrays.put(Values(seeds, "int64"))
+        logits, row_seeds = arrays.put(z), arrays.put(Values(seeds, "int64"))
         p = np.exp(z.numbers / self.temperature)
         if self.top_k:
             p[z.numbers < np.sort(z.numbers, -1)[:, -self.top_k, None]] = 0
@@ -166,7 +166,7 @@ class Sample:
             return [compare("tokens", won, np.ones(self.rows), np.full(self.rows, 1e-4))]
 
         def call() -> Any:
-            return xeflash.sample(logits, seed=of_rows, position=9, top_k=self.top_k, temperature=self.temperature)
+            return xeflash.sample(logits, seed=row_seeds, position=9, top_k=self.top_k, temperature=self.temperature)
 
         return Prepared(call, check, 0.0, z.bits.nbytes)
 

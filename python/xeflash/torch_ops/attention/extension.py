@@ -52,10 +52,10 @@ def gradients_of(call: Call, rng: Tensor) -> list[Tensor]:
     if given.get("dropout_p"):
         seed, offset = rng.tolist()
         call = call.with_(seed=seed % 2**64, offset=offset % 2**64)
-    *gradients, of_captures = _core.backward(**ready(call).arguments, words=call.words)
+    *gradients, capture_gradients = _core.backward(**ready(call).arguments, words=call.words)
     found = dict(zip(LEARNED, gradients, strict=True))
     if learned := [name for name in arrays if name in given["wanted"]]:
-        parts = of_captures.split([arrays[name].numel() for name in learned])
+        parts = capture_gradients.split([arrays[name].numel() for name in learned])
         found |= {name: part.view(arrays[name].shape) for name, part in zip(learned, parts, strict=True)}
     return [found[name].sum_to_size(x.shape).to(x.dtype) for name, x in asked]
 

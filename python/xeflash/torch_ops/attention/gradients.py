@@ -261,16 +261,16 @@ class _Merge(torch.autograd.Function):  # type: ignore[misc]
         outs, lses = states[:parts], states[parts:]
         lse = lse.masked_fill(lse.isinf(), 0.0)
         weights = [(x.masked_fill(x.isinf(), -torch.inf) - lse).exp() for x in lses]
-        of_outs: list[Tensor | None] = [None] * parts
+        out_gradients: list[Tensor | None] = [None] * parts
         moved: list[Tensor | float] = [0.0] * parts
         if dout is not None:
             dout = dout.float()
-            of_outs = [(w.mT[..., None] * dout).to(x.dtype) for w, x in zip(weights, outs, strict=True)]
+            out_gradients = [(w.mT[..., None] * dout).to(x.dtype) for w, x in zip(weights, outs, strict=True)]
             dots = [(dout * x).sum(-1).mT.masked_fill(y.isinf(), 0.0) for x, y in zip(outs, lses, strict=True)]
             mean = sum(w * dot for w, dot in zip(weights, dots, strict=True))
             moved = [dot - mean for dot in dots]
-        of_lses = [w * (x if dlse is None else x + dlse) for w, x in zip(weights, moved, strict=True)]
-        return None, None, *of_outs, *of_lses
+        lse_gradients = [w * (x if dlse is None else x + dlse) for w, x in zip(weights, moved, strict=True)]
+        return None, None, *out_gradients, *lse_gradients
 
 
 def merge_with_gradients(operator: Any, given: dict[str, Any]) -> Pair:

@@ -40,7 +40,7 @@ def laid_out(call: Call, form: Form) -> dict[str, Any]:
 
 def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
     """Returns a function that makes a call of the arguments that the dispatcher has for an operator."""
-    of_schema, names = {theirs: ours for ours, theirs in form.names.items()}, form.rows[0]
+    schema_words, names = {theirs: ours for ours, theirs in form.names.items()}, form.rows[0]
     base: dict[str, Any] = {"function": form.function, "layout": form.layout, **form.defaults}
     has_pages = form.layout == THD
 
@@ -49,7 +49,7 @@ def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
         given.update(zip(names, arguments))  # noqa: B905  strict takes its time
         if more:
             for name, x in more.items():
-                given[of_schema.get(name, name)] = x
+                given[schema_words.get(name, name)] = x
         paged = has_pages and given.get("block_table") is not None
         words = form.names
         if more:

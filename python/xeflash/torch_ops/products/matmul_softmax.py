@@ -55,8 +55,8 @@ class _MatmulSoftmax(torch.autograd.Function):  # type: ignore[misc]
 
 def _gradients(ctx: Any, dout: Tensor, a: Tensor, b: Tensor, result: Tensor) -> tuple[Tensor | None, ...]:
     """Computes the gradients of a, b and the bias."""
-    of_softmax = torch._log_softmax_backward_data if ctx.given.get("log") else torch._softmax_backward_data
-    ds = of_softmax(dout, result, -1, result.dtype)
+    softmax_gradient = torch._log_softmax_backward_data if ctx.given.get("log") else torch._softmax_backward_data
+    ds = softmax_gradient(dout, result, -1, result.dtype)
     scale = ctx.given.get("scale", 1.0)
     rows = _columns_first(b, ctx.given)
     da = db = dbias = None
