@@ -37,7 +37,7 @@ def decode(name: str, bits: Bits) -> Floats:
 
 @dataclass
 class Result:
-    """O[query, head, d], P|V| (what bounds the rounding of P) and the log of the sum of exponentials[head, query]."""
+    """The results O[query, head, d], P|V| (which bounds the rounding of P) and LSE[head, query]."""
 
     O: Floats
     PV: Floats
@@ -53,7 +53,7 @@ def attention(Q: Floats, K: Floats, V: Floats, scale: float, window: Window, sin
 
 
 def merged(partial: Floats, lse: Floats) -> Result:
-    """Splits joined: partial[split, head, d], lse[head, split]."""
+    """Merges splits: partial[split, head, d], lse[head, split]."""
     O, lse_of_all, PV = merged_reference(partial[:, None], lse.T[:, :, None])
     return Result(O, PV, lse_of_all)
 

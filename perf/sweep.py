@@ -1,4 +1,4 @@
-"""Tile sizes compared: for each row of the tables of xeflash/tune, what it chooses beside other sizes.
+"""Comparison of tile sizes: the choice of each row of xeflash/tune's tables beside other sizes.
 
     python perf/sweep.py --device bmg                                       # the forward's rows
     python perf/sweep.py --device dg2 --algorithm flash_decode --row 3      # the third row of the table

@@ -380,7 +380,7 @@ def members(archive: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def peers_images(folder: Path) -> list[tuple[int, int]]:
-    """Downloads and unpacks the peers' library; offset and size of its archives of binaries."""
+    """Downloads and unpacks the peers' library; returns offset and size of its archives of binaries."""
     target = folder / PEERS_LIBRARY
     if not target.is_file():
         subprocess.run(

@@ -64,7 +64,7 @@ COMPILERS = {
 
 
 def tell(text: str) -> None:
-    """Says what is going on, beside the table."""
+    """Prints progress beside the table."""
     print(text, file=sys.stderr)
 
 

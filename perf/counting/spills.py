@@ -1,4 +1,4 @@
-"""Kernels that want more registers than a thread has, found by compiling a sample of all that calls can ask for.
+"""Kernels that need more registers than a thread has, found by compiling a sample of all kernels that calls ask for.
 
 One row for each kernel that spills, or that keeps an array in private memory: its bytes, and its description, as in
 --only "head_dim=64 dtype=bfloat16 algorithm=flash_decode". Nothing runs: 40 kernels of each architecture take half an

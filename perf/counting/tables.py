@@ -18,7 +18,7 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of numbers by the names of their columns; text and markdown write them by these format specifications.
+    """Rows of numbers by the names of their columns, with a format specification for each column.
 
     A table that says `above` is turned there: each of its rows becomes a column, with these values on top. The others
     are written row by row in markdown and CSV, as soon as each is there.

@@ -1,4 +1,4 @@
-"""A choice is rows and keys of a tile."""
+"""Sweeps of attention: a choice is rows and keys of a tile."""
 
 from __future__ import annotations
 

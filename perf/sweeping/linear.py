@@ -1,4 +1,4 @@
-"""A choice is outputs and inputs of a step (0: all), and threads that take turns at the inputs."""
+"""Sweeps of linear: a choice is outputs and inputs of a step (0: all), and threads that take turns at the inputs."""
 
 from __future__ import annotations
 

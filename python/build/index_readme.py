@@ -1,4 +1,4 @@
-"""README.md for package indexes; pyproject.toml makes scikit-build-core call it."""
+"""The text of README.md for package indexes; pyproject.toml makes scikit-build-core call this module."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Writes what the extension knows of tune/, so that it stands there alone: python tune_header.py OUT.hpp."""
+"""Writes a C++ header of what the extension has to know of tune/: python tune_header.py OUT.hpp."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def operators_for(call: Call, a: Any, b: Any = None, c: Any = None, learned: Con
 
 
 def refuse_shared(call: Call, name: str, array: Any) -> None:
-    """Raises if writing `out` would change an argument."""
+    """Raises an error if writing `out` would change an argument."""
     torch = sys.modules.get("torch")
     is_tensor = isinstance(call["out"], getattr(torch, "Tensor", ()))
     where = (_operators or _load_operators()) if is_tensor else _core

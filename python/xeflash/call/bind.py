@@ -24,7 +24,7 @@ class Public(Generic[_P, _Result]):
         raise NotImplementedError
 
     def body(self, run: _Body) -> _Body:
-        """Makes this what the function does."""
+        """Makes `run` the body of the function."""
         raise NotImplementedError
 
 

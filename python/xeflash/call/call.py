@@ -1,4 +1,4 @@
-"""A call of attention, from its function to what runs it: one object, which every step reads and none changes."""
+"""A call of attention on its way from the function to what runs it: one object, which no step changes."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ class Call:
         return Call(given, self.words)
 
     def refuse(self, name: str, rule: str, got: object, error: type[Exception] = ValueError) -> Exception:
-        """Makes the error about an argument, which has the caller's word for it, and what was got."""
+        """Makes the error for an argument: the caller's word for it, the rule, and the value."""
         return error(f"{self.function}: {self.word(name)} {rule}, got {got}")
 
     def refuse_given(self, name: str, rule: str) -> Exception:
-        """Makes the error about an argument that must not be given here."""
+        """Makes the error for an argument that must not be given here."""
         return self.refuse(name, rule, shown(self.arguments[name]), NotImplementedError)

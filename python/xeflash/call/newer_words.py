@@ -1,4 +1,4 @@
-"""The keywords that flash-attn 3 and 4 have beside those of flash-attn 2.
+"""The keywords that flash-attn 3 and 4 add to those of flash-attn 2.
 
 Other names of our arguments are translated. What chooses between ways to the same result chooses nothing here. All else
 is refused, unless it is what it would be if nobody had given it.

@@ -1,4 +1,4 @@
-"""Seeds of dropout: a counter-based generator needs no state but how many calls have drawn from it."""
+"""Seeds of dropout: a counter-based generator needs no state except the number of calls that have drawn from it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class _Given(TypedDict):
 
 
 class Arguments(_Given, total=False):
-    """A call; what is not given has the default."""
+    """The arguments of a call and their defaults."""
 
     words: Annotated[Words | None, Keyword(ops="adpc")]  # its caller's, for messages, by those of this table
     k: Annotated[Array, Keyword(learned=True, attention="key")]  # with k_cache: the keys to append to it
@@ -100,7 +100,7 @@ class Arguments(_Given, total=False):
 
 
 class BackwardArguments(Arguments, total=False):
-    """A call with results of the forward pass, their gradients, and the names of the gradients that it is to make."""
+    """The arguments of a backward pass: a call, its results, their gradients, and the names of the wanted gradients."""
 
     lse: Array
     dout: Array
@@ -118,7 +118,7 @@ _LEARNED_OF_PRODUCT = Keyword(ops="l", learned=True)
 
 
 class LinearArguments(TypedDict, total=False):
-    """A product of rows with weights."""
+    """The arguments of a product of rows with weights."""
 
     function: Annotated[str, Keyword("linear")]
     x: Annotated[Array, _LEARNED_OF_PRODUCT]
@@ -134,7 +134,7 @@ _SCORES = Keyword(ops="m", learned=True)
 
 
 class MatmulSoftmaxArguments(TypedDict, total=False):
-    """A product of matrices whose rows become their softmax."""
+    """The arguments of a product of matrices whose rows become their softmax."""
 
     function: Annotated[str, Keyword("matmul_softmax")]
     a: Annotated[Array, _SCORES]
@@ -150,7 +150,7 @@ _HEAD, _LEARNED_OF_HEAD = Keyword(ops="h"), Keyword(ops="h", learned=True)
 
 
 class CrossEntropyArguments(TypedDict, total=False):
-    """The loss of a language model's head."""
+    """The arguments of the loss of a language model's head."""
 
     function: Annotated[str, Keyword("linear_cross_entropy")]
     input: Annotated[Array, _LEARNED_OF_HEAD]
@@ -170,7 +170,7 @@ class CrossEntropyArguments(TypedDict, total=False):
 
 
 class TopKArguments(TypedDict, total=False):
-    """The largest logits of a language model's head."""
+    """The arguments of the largest logits of a language model's head."""
 
     function: Annotated[str, Keyword("linear_top_k")]
     input: Annotated[Array, _HEAD]
@@ -186,7 +186,7 @@ _SAMPLED = Keyword(ops="s")
 
 
 class SampleArguments(TypedDict, total=False):
-    """Tokens that are drawn from logits; those of the plural are of each row, in the place of the singular."""
+    """The arguments of sampling; plural words have a value for each row, in place of the singular ones."""
 
     function: Annotated[str, Keyword("sample")]
     logits: Annotated[Array, _SAMPLED]
@@ -255,7 +255,7 @@ _OF_PRODUCTS = (ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_
 
 
 def check(call: Fields, products: Mapping[str, Fields], learned: tuple[str, ...]) -> None:
-    """Raises an ImportError where the extension has other keywords, types, defaults or gradients than these tables."""
+    """Raises an ImportError where the extension's keywords, types, defaults or gradients differ from these tables."""
     found_of_products = [products.get(rows["function"].more.default, ()) for rows in _OF_PRODUCTS]
     for rows, found in zip((ROWS, *_OF_PRODUCTS), (call, *found_of_products), strict=True):
         here = [(row.name, row.kind, row.more.default, row.more.attention) for row in rows.values()]

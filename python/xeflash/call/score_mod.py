@@ -1,4 +1,4 @@
-"""A user's change to scores: an expression of C++ that is compiled into the kernel, with what it captures."""
+"""Snippets of C++ that change scores: a user's expression and its captures, compiled into the kernel."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _shown(text: str, place: int = 0) -> str:
 
 @dataclass(frozen=True)
 class ScoreMod:
-    """A snippet and the names, types and ranks of its captures: what the code of a kernel depends on."""
+    """A snippet with the names, types and ranks of its captures, on which the code of a kernel depends."""
 
     text: str
     captures: tuple[tuple[str, str, int], ...] = ()

@@ -1,4 +1,4 @@
-"""Judges the facts: one small function per thing, each with the command that mends it."""
+"""Checks of the facts: one small function per thing, each with the command that mends it."""
 
 from __future__ import annotations
 

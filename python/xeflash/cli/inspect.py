@@ -1,4 +1,4 @@
-"""`xeflash inspect`: what the machine code of a kernel consists of, and how a call is shared out."""
+"""`xeflash inspect`: counts of a kernel's machine code, and the shares of a call over a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`xeflash selftest`: is every algorithm right on this device, and how fast; one file for a report."""
+"""`xeflash selftest`: checks and times every algorithm on this device, and writes one file for a report."""
 
 from __future__ import annotations
 

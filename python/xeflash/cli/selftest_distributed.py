@@ -1,4 +1,4 @@
-"""`xeflash selftest --distributed`: do tensors arrive at other ranks as they were sent."""
+"""`xeflash selftest --distributed`: checks that tensors arrive at other ranks as they were sent."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _gather_objects(facts: dict[str, Any], groups: Sequence[dist.ProcessGroup]) 
 
 @contextlib.contextmanager
 def naming(function: str, groups: Sequence[dist.ProcessGroup]) -> Iterator[None]:
-    """Adds to an error of a backend, which names no rank, the ranks that do not answer."""
+    """Adds the ranks that do not answer to an error of a backend, which names none."""
     try:
         yield
     except RuntimeError as error:

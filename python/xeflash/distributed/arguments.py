@@ -1,4 +1,4 @@
-"""The arguments of a call over ranks: checked before anything moves, and in the words of its blocks."""
+"""Arguments of a call over ranks: checked before anything moves, and translated to the words of its blocks."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _shards(call: Call, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> None:
-    """Refuses what the extension would of this rank's shards, before anything moves."""
+    """Checks this rank's shards by the rules of the extension, before anything moves."""
     own = [name for name in call.arguments if name not in ROWS and name != "captures"]
     alone = call.with_(*own, q=q, k=k, v=v, seed=0)
     if documents is not None:  # those of the first rows

@@ -1,4 +1,4 @@
-"""A call over ranks, and the blocks that it consists of: some of a rank's rows with some keys, and where both lie."""
+"""A call over ranks, and its blocks: some of a rank's rows with some keys, and the places of both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERY = slice(None)
 
 @dataclass(frozen=True)
 class Documents:
-    """Packed sequences: int32 starts and their end among all tokens, the same in host memory if they are there."""
+    """Packed sequences: int32 starts and their end among all tokens, and a copy in host memory where it is known."""
 
     starts: Tensor
     on_host: tuple[int, ...] | None
@@ -67,7 +67,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Spread:
-    """A call over ranks: what is the same for all of them and all blocks."""
+    """A call over ranks: all that its ranks and blocks have in common."""
 
     call: Call  # but for tensors; right of its window 0 if it is causal, which it says in no other way
     learned: tuple[str, ...]  # "alibi_slopes", "s_aux", "captures['NAME']": the tensors that follow q, k and v

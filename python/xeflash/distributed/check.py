@@ -37,7 +37,7 @@ _PRIME = 251  # numbers below it are exact in every type
 
 @dataclass(frozen=True)
 class Fault:
-    """The first element that is wrong: what a rank got at this place of a message, of which rank."""
+    """The first wrong element of a message: its place, its sender, and what the rank got."""
 
     rank: int
     of_rank: int
@@ -53,7 +53,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """Messages of one size and type that went by one transport, and what came of them on all ranks."""
+    """Messages of one size and type through one transport, and the outcome on all ranks."""
 
     direction: str
     transport: str

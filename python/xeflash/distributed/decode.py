@@ -43,7 +43,7 @@ def gather_states(out: Tensor, lse: Tensor, group: Group) -> list[State]:
 
 
 def _append(part: Part) -> list[State]:
-    """Writes new keys that the call on the cache does not append itself; attends them if they are seen apart."""
+    """Writes new keys that the call on the cache does not append itself; attends to them if they are seen apart."""
     if part.k is None or part.v is None:
         return []
     rows = rows_of(part.call, part.k, part.v)

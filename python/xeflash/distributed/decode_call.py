@@ -30,7 +30,7 @@ _OF_ALL += ["causal", "window_left", "window_right", "rotary_cos", "rotary_sin",
 
 @dataclass(frozen=True)
 class Part:
-    """A call on one rank."""
+    """The part of a call that one rank runs."""
 
     call: Call  # of attention on this rank's cache
     owners: Owners
@@ -119,7 +119,7 @@ def _with_rows(score_mod: Any, captures: Any, first: int | Tensor) -> dict[str, 
 
 
 def _check(part: Call, here: int | Tensor) -> None:
-    """Refuses what the kernels would, before anything is written: a call without queries, as if new keys were there."""
+    """Refuses before anything is written what the kernels would refuse: runs a call without queries."""
     attend_cache(part.with_("k", "v", "unified_max", "num_splits", q=part["q"][:, :0], **_length(here)))
 
 
@@ -158,7 +158,7 @@ def _shortest(total: int | Tensor) -> int:
 
 
 def check_arrays(call: Call, like: str = "q") -> None:
-    """Refuses arrays that are not as what is done here needs them; the extension looks at the rest."""
+    """Refuses arrays that do not suit a call over ranks; the extension checks the rest."""
     given = call.arguments
     sizes = {"q": 4, "k_cache": 4, "v_cache": 4, "k": 4, "v": 4, "block_table": 2, "cache_batch_idx": 1}
     first = given.get(like)

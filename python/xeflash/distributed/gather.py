@@ -20,7 +20,7 @@ from xeflash.distributed.shards import chunks_of, deal, undeal
 
 
 class Way:
-    """The keys of a group, or, without one, those that are here; rows and keys are those of a shard."""
+    """A way that gathers the keys of a group, or without a group takes those that are here."""
 
     def __init__(self, spread: Spread, group: dist.ProcessGroup | None, shards: str, rows: int, keys: int) -> None:
         self.spread, self.group, self.shards = spread, group, shards

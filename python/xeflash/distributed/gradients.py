@@ -1,4 +1,4 @@
-"""A call over ranks in both directions: by rows or by heads, what is kept in between, and what autograd sees of it.
+"""A call over ranks in both directions: its ways, the tensors it keeps, and its autograd function.
 
 Kept are q, k and v, the LSE, and the output in more than its 16 bits, as Delta = rowsum(dO O) needs them: the output
 itself, which others keep anyway, and what rounding took from it, 2 bytes per element; or, where heads were exchanged

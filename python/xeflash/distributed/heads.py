@@ -1,4 +1,4 @@
-"""Attention of some heads to the whole sequence: ranks exchange shards of all heads for all rows of some.
+"""Attention of some heads to the whole sequence: ranks exchange shards of all heads for all rows of some heads.
 
     forward:   one all-to-all of q, k and v, one of the output.
     backward:  one of dO, one of dq, dk and dv.

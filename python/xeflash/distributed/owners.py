@@ -22,7 +22,7 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class Owners:
-    """Position p belongs to rank p // page % world; a rank keeps its positions in their order."""
+    """The rule that gives position p to rank p // page % world; a rank keeps its positions in their order."""
 
     page: int
     world: int
@@ -61,7 +61,7 @@ class Owners:
         return [slice(a - first, b - first) for a, b in both if a < b]
 
     def check_room(self, function: str, total: int, rows: int) -> None:
-        """Refuses a sequence of which this rank, of so many rows, has more keys, or that goes beyond all ranges."""
+        """Refuses a sequence that has more keys on this rank than its rows, or that goes beyond all ranges."""
         if self.is_ranges and total > self.turn:
             raise ValueError(
                 f"{function}: cache_seqlens and the new keys must be at most {self.turn}, the positions that "

@@ -1,4 +1,4 @@
-"""One part of an attention: of some queries to some keys, added to what other parts have given.
+"""One part of an attention: some queries attend to some keys, and the result joins those of other parts.
 
     out, lse = torch.empty(..., dtype=float32), torch.full(..., -inf)
     for keys, values in parts:

@@ -1,4 +1,4 @@
-"""Attention in a ring: keys travel from rank to rank, and each adds what its rows see of them to an fp32 state.
+"""Attention in a ring: keys travel from rank to rank, and each rank adds what its rows see of them to an fp32 state.
 
     forward:   a rank attends to its own keys while they travel to the next; W - 1 hops, K and V in one message.
     backward:  keys travel once more, and the sums of dK and dV, in fp32, behind them. What a rank adds to its own keys

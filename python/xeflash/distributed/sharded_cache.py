@@ -1,4 +1,4 @@
-"""The rows of a cache that lies on all ranks: what each of them writes."""
+"""Rows of a cache that lies on all ranks, as each rank writes them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def groups_of(function: str, group: Groups) -> tuple[dist.ProcessGroup, ...]:
 
 
 def check_shards(function: str, shards: str) -> None:
-    """Raises a ValueError for a word that is none."""
+    """Raises a ValueError unless `shards` is "zigzag" or "ranges"."""
     if shards not in (ZIGZAG, RANGES):
         raise ValueError(f"{function}: shards must be 'zigzag' or 'ranges', got {shards!r}")
 
@@ -53,7 +53,7 @@ def check_shards(function: str, shards: str) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that follow each other in the sequence: where they begin there, how many they are, where they are here."""
+    """Consecutive rows of the sequence: their start there, their number, and their place in the shard."""
 
     start: int
     rows: int

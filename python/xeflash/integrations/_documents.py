@@ -1,4 +1,4 @@
-"""Rows of Transformers that hold several documents, of which none may see another: where each begins.
+"""Documents in rows of Transformers: a row may hold several, none of which may see another.
 
 Three ways say so. ``position_ids`` begin again within a row. ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and
 ``max_length_k`` are what a collator without padding passes. A mask function of Transformers numbers the documents.

@@ -1,4 +1,4 @@
-"""New keys and values written into the pages of a cache, as servers that own the cache want it: by slot numbers."""
+"""Writing of new keys and values into the pages of a cache, by slot numbers, for servers that own the cache."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Weight(NamedTuple):
 
 
 class Refused(NotImplementedError):
-    """A layer stays as it is, for the reason that the text has."""
+    """A layer cannot be replaced; the text says why."""
 
 
 def weight_of(module: nn.Module) -> Weight | None:

@@ -1,4 +1,4 @@
-"""torch's context parallel: scaled_dot_product_attention of DTensors whose rows its ranks have dealt.
+"""Attention of torch's context parallel: scaled_dot_product_attention of DTensors whose rows are dealt to ranks.
 
 ``torch.distributed.tensor.experimental.context_parallel`` makes them of a program's tensors, and so do modules with
 ``_ContextParallel``, which is to follow it. torch's own ring knows operators of CUDA alone; this takes its place on CPU

@@ -1,4 +1,4 @@
-"""Logits that are not made: what a head was given, and what was done to its result, until a cross entropy is wanted.
+"""Stand-ins for logits: they remember a head's inputs, and what is done to its result, until a cross entropy.
 
 A model's own code runs on them: they are shifted, scaled, capped, flattened and given to ``cross_entropy``, which is
 then ``xeflash.linear_cross_entropy`` of the head's inputs and weights. All else that needs logits raises an error.
@@ -47,7 +47,7 @@ class Head:
 
 
 class UnmadeLogits:
-    """cap tanh(scale (x W^T + bias)), or without cap and tanh; of the type that a model believes them to have."""
+    """Logits cap tanh(scale (x W^T + bias)), or without cap and tanh, of the type that the model expects."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""vLLM's decode context parallel: the ranks of a group have dealt the keys of a cache among them, and share its heads.
+"""Decode context parallel of vLLM: the ranks of a group share a cache's keys and their heads.
 
     queries of all ranks' heads  ->  attend the keys that lie here  ->  each rank merges the parts of its own heads
     queries of the rank's heads  ->  attend the step's own keys, causal, which all ranks have  ->  merged with it

@@ -98,7 +98,7 @@ def _override(_chosen: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tens
 
 
 def register() -> None:
-    """Gives ComfyUI's registry the function, which other overrides may take the place of as that of its own."""
+    """Adds the function to ComfyUI's registry, where other overrides may replace it like ComfyUI's own."""
     comfy = _comfy()
     comfy.register_attention_function(NAME, comfy.wrap_attn(attention_xeflash))
 

@@ -38,7 +38,7 @@ _BUILDS = {"torch-cpu": "cpu", "torch-xpu": "xpu", "torch-universal": "xpu"}
 
 
 def write(folder: Path) -> dict[str, Path]:
-    """Writes a kernel per name into `folder`; returns the folder that stands for each repository."""
+    """Writes a kernel per name into `folder`; returns the folder for each repository."""
     folder = folder.resolve()
     if ":" in str(folder):
         raise ValueError(f"hub: the folder must have no ':' in its path, where LOCAL_KERNELS would end, got {folder}")

@@ -38,7 +38,7 @@ class Step:
 
 
 class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
-    """All layers' attention."""
+    """The attention of all layers."""
 
     def __init__(self, runner: Any) -> None:
         """Makes the backend of one of SGLang's ModelRunners."""
@@ -197,7 +197,7 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         return keys.unflatten(0, (-1, self.page)), values.unflatten(0, (-1, self.page)), scales
 
     def _refuse(self, layer: Any, more: dict[str, Any]) -> None:
-        """Raises for what a layer asks for and a call cannot say."""
+        """Raises an error for features of a layer that a call cannot express."""
         for name, value in more.items():
             if value is not None:
                 raise NotImplementedError(f"xeflash: {name} must be None, got {type(value).__name__}")

@@ -101,7 +101,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Undoes ``enable``; contexts that are open stay."""
+    """Undoes ``enable``; open contexts of ``use_xeflash`` stay in force."""
     global _everywhere
     with _lock:
         if _everywhere:
@@ -139,7 +139,7 @@ class _Activation:
         enable()
 
     def remove(self) -> None:
-        """Undoes it; calls stay here if they came here before."""
+        """Undoes the activation; calls stay here if they came here before."""
         if not self._before:
             disable()
 

@@ -61,7 +61,7 @@ class _Layer:
         self.hook = None if arguments is None else module.register_load_state_dict_post_hook(_read_anew)
 
     def take(self, arguments: dict[str, Any]) -> None:
-        """Keeps arguments of linear, from `weight` on; none of them: the module's own weight."""
+        """Keeps arguments of linear, from `weight` on; without arguments, the module's own weight."""
         self.named = dict(arguments)
         self.weight = self.named.pop("weight", None)
 
@@ -70,7 +70,7 @@ class _Layer:
         return type(module).forward(module, x) if self.before is None else self.before(x)
 
     def move(self, device: torch.device) -> None:
-        """Follows the inputs to a device."""
+        """Moves the arguments to the device of the inputs."""
         self.weight = self.weight.to(device)
         self.named = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.named.items()}
 
@@ -155,7 +155,7 @@ def unpatch(model: nn.Module) -> list[str]:
 
 
 def _keep_packed(model: nn.Module) -> None:
-    """Takes away the hook by which compressed-tensors unpacks all of a model in its first call."""
+    """Removes the hook by which compressed-tensors unpacks a whole model in its first call."""
     for module in model.modules():
         handle = module.__dict__.get("ct_decompress_hook")
         if handle is not None:
@@ -194,7 +194,7 @@ def _read(module: nn.Module) -> tuple[str, dict[str, Any] | None] | None:
 
 
 def _read_anew(module: nn.Module, _keys: Any) -> None:
-    """Packs what load_state_dict has brought."""
+    """Packs the weights that load_state_dict has brought."""
     layer: _Layer | None = module.__dict__.get("_xeflash")
     weight = weight_of(module)
     if layer is not None and weight is not None:

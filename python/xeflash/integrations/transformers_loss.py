@@ -46,7 +46,7 @@ class _Replaced:
 
 
 class _Calls:
-    """The call of a model that is under way in this thread; in a compiled graph, of this process."""
+    """The call of a model that is running in this thread, or in a compiled graph in this process."""
 
     def __init__(self) -> None:
         self._in_thread: ContextVar[Head | None] = ContextVar(_KEY, default=None)

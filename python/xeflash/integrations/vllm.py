@@ -30,7 +30,7 @@ def is_default() -> bool:
 
 
 def register() -> None:
-    """Tells vLLM where the backend is, and under which names; the backend is imported when it is chosen."""
+    """Tells vLLM the path of the backend, and its names; the backend is imported when it is chosen."""
     is_default()
     registry = importlib.import_module("vllm.v1.attention.backends.registry")
     members = registry.AttentionBackendEnum

@@ -125,7 +125,7 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
 
 @dataclass
 class XeflashMetadata:
-    """The tokens of a step: what the fields of vLLM's CommonAttentionMetadata of these names are."""
+    """The tokens of a step, in the words of vLLM's CommonAttentionMetadata."""
 
     num_actual_tokens: int
     max_query_len: int
@@ -140,7 +140,7 @@ class XeflashMetadata:
 
 
 class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """Takes over what a step's common metadata say."""
+    """A builder that takes over a step's common metadata."""
 
     supports_update_block_table: bool = True
 

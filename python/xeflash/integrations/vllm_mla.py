@@ -78,7 +78,7 @@ class XeflashMLABackend(MLACommonBackend):  # type: ignore[misc]
 
 
 class XeflashMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]
-    """vLLM's: sequences of few new tokens come first and count as decoding, however many each has."""
+    """A builder of vLLM's kind: sequences of few new tokens come first and count as decoding, however many each has."""
 
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[Any] = QueryLenSupport.VARLEN

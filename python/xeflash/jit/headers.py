@@ -1,4 +1,4 @@
-"""The headers of C++ that kernels are compiled with.
+"""Search for the C++ headers that kernels are compiled with.
 
 SYCL's own headers ask for a standard library. g++'s is taken where there is one. Elsewhere libc++ is, which
 intel-sycl-rt brings from its release 2026.2 on, over the few headers of C in kernels/libc: SPIR-V is the same.
@@ -35,14 +35,14 @@ _CONFIGS = (  # of Debian, of Red Hat, of conda and of g++'s own installation
 
 @functools.cache
 def standard_libraries() -> list[str]:
-    """Returns the paths and days of g++'s libraries that the compiler may find; if there are none, it takes libc++."""
+    """Returns the paths and days of g++'s libraries that the compiler may find; without them it takes libc++."""
     prefixes = {Path(p) for p in ("/usr", "/usr/local", sys.prefix, os.environ.get("CONDA_PREFIX", sys.prefix))}
     configs = sorted(path for prefix in prefixes for pattern in _CONFIGS for path in prefix.glob(pattern))
     return [f"{config} {(_GLIBCXX.findall(config.read_text()) or '?')[0]}" for config in configs]
 
 
 class NoCompiler(RuntimeError):
-    """The kernel is neither in the package nor in the cache, and there are no headers to compile it with.
+    """A kernel is neither in the package nor in the cache, and there are no headers to compile it with.
 
     The extension knows this error, and looks for another kernel that serves the call.
     """

@@ -24,7 +24,7 @@ _CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2, "cpu-amx-bf
 
 @dataclass(frozen=True)
 class KernelSource:
-    """Text and options that go to the compiler; `name` says for a human what it is."""
+    """Text and options for the compiler; `name` describes the kernel for people."""
 
     name: str
     text: str
@@ -33,7 +33,7 @@ class KernelSource:
     arch: str  # the first that has the same code
 
     def digest(self, folder: Path) -> str:
-        """Names the binary, for headers in `folder`: the same digest, the same code."""
+        """Names the binary for the headers in `folder`: equal digests mean equal code."""
         parts = [self.text, digest_of_headers(folder, self), *self.options]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Source to SPIR-V in processes of their own: needs no device, and can be given up at any time."""
+"""Compilation of source to SPIR-V in child processes, which needs no device and can be cancelled at any time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xeflash.runtime import extension
 
 
 class Compilers:
-    """The compilers that run at the moment, for threads that start them and one that may end them all.
+    """The compilers that run at the moment; threads start them, and one thread may end them all.
 
     What kernels begin with alike is parsed once, and kept in a folder that goes with this object.
     """
@@ -47,7 +47,7 @@ class Compilers:
             return CXX_HEADERS.compile(kernel.name, compiler)
 
     def end(self) -> None:
-        """Ends those that run, and lets no other one start."""
+        """Ends the compilers that run, and starts no other."""
         with self._guard:
             self._ended = True
             for process in self._running:

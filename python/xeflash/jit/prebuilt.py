@@ -76,7 +76,7 @@ def member(kernel: KernelSource, headers: Path) -> str:
 
 
 def write(archive: Path, binaries: Iterable[Path]) -> None:
-    """Packs files in this order: those that are alike should follow each other."""
+    """Packs files in this order; similar files should follow each other."""
     with tarfile.open(archive, "w:xz", preset=9) as tar:
         for binary in binaries:
             info = tarfile.TarInfo(binary.name)  # without owner and time: the same kernels, the same archive

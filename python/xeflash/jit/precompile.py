@@ -1,4 +1,4 @@
-"""`xeflash compile`: kernels into the cache before they are needed.
+"""`xeflash compile`: compiles kernels into the cache before they are needed.
 
 For a device of this machine that is native code, and a run compiles nothing. For a GPU that is not here it is device
 code (SPIR-V) of its architecture, which a run has its driver translate: about a quarter of the time from source.
@@ -128,7 +128,7 @@ def peak_kernel(arch: str, dtype: str) -> tuple[bytes, int]:
 
 
 def _fill(kernel: KernelSource, desc: AnyDesc, target: Target, compilers: Compilers) -> str:
-    """Keeps what the target takes of a kernel; returns a line about it."""
+    """Keeps a kernel in the target's form; returns a line about it."""
 
     def device_code() -> bytes:
         return provide.device_code(kernel) or provide.kept_device_code(kernel, lambda: compilers.compile(kernel))
@@ -145,7 +145,7 @@ def _fill(kernel: KernelSource, desc: AnyDesc, target: Target, compilers: Compil
 def _run_all(
     wanted: list[tuple[AnyDesc, KernelSource]], target: Target, pool: ThreadPoolExecutor, compilers: Compilers
 ) -> list[str]:
-    """Fills the cache, with a bar on a terminal and a line per kernel; returns what went wrong."""
+    """Fills the cache, with a bar on a terminal and a line per kernel; returns the errors."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -165,7 +165,7 @@ def _run_all(
 
 
 def compile_command(arguments: argparse.Namespace) -> int:
-    """Fills the cache; 1 if a kernel failed, 2 if none could be kept, 130 if it was interrupted."""
+    """Fills the cache; returns 1 if a kernel failed, 2 if none could be kept, 130 if it was interrupted."""
     try:
         where = target(arguments.device)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""The source of a kernel of products: of few rows, with their softmax, or of a language model's head."""
+"""Sources of kernels of products: of few rows, with softmax, and of a language model's head."""
 
 from __future__ import annotations
 

@@ -143,12 +143,12 @@ def _variables(beginning: str) -> dict[str, str]:
 
 
 def cache_key(kernel: KernelSource, desc: AnyDesc) -> str:
-    """Names the entry of a kernel's native code: what it is, and a hash of all that the code depends on."""
+    """Names the cache's entry of a kernel's native code: its name, and a hash of all that the code depends on."""
     return _key(kernel.name, _native_inputs(kernel, desc))
 
 
 def device_code_key(kernel: KernelSource) -> str:
-    """Names the entry of a kernel's SPIR-V, which is the same for all devices of an architecture."""
+    """Names the cache's entry of a kernel's SPIR-V, which is the same for all devices of an architecture."""
     return _key(f"{kernel.name}-spirv", _inputs(kernel))
 
 

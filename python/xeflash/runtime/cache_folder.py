@@ -1,4 +1,4 @@
-"""The folder of what is compiled or fetched and then run: where it is, and why it is nobody else's.
+"""The folder of files that are compiled or fetched and then run: its place, and proof that nobody else wrote it.
 
 Whoever may write there may have their code run by whoever reads. So what is read has to belong to the reader, or to
 root, and neither its group nor others may write it: the folder, and whatever in it is opened. A folder that root filled
@@ -59,7 +59,7 @@ class Refused(OSError):
 
 
 def _judge(path: Path, found: os.stat_result) -> None:
-    """Raises Refused for what somebody else may have written."""
+    """Raises Refused for a file or folder that somebody else may have written."""
     if found.st_uid not in (os.geteuid(), 0):
         whose = f"uid {os.geteuid()} or root" if os.geteuid() else "root"
         raise Refused(f"{path} must belong to {whose}, it belongs to uid {found.st_uid}")
@@ -69,7 +69,7 @@ def _judge(path: Path, found: os.stat_result) -> None:
 
 
 class Folder:
-    """An open folder that is nobody else's; its methods take names of what is in it."""
+    """An open folder that nobody else can write; its methods take names of files and folders in it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         """Takes ownership of the descriptor; raises Refused if the folder may be somebody else's work."""
@@ -87,11 +87,11 @@ class Folder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it."""
+        """Closes the folder."""
         self.close()
 
     def close(self) -> None:
-        """Ends the use of it."""
+        """Closes the folder's descriptor."""
         os.close(self._descriptor)
 
     def folder(self, name: str) -> Folder:
@@ -117,12 +117,12 @@ class Folder:
             return file.read(most_bytes)
 
     def check(self, name: str) -> None:
-        """Raises Refused for a file that somebody else may have written, and other OSErrors if there is none."""
+        """Raises Refused for a file that somebody else may have written, and another OSError if there is none."""
         with self._open(name, os.O_RDONLY):
             pass
 
     def write(self, name: str, content: bytes) -> None:
-        """Makes or replaces a file; others see the whole of it, or what was there before."""
+        """Makes or replaces a file; others see the whole new file, or the old one."""
         aside = self.unused(name)
         with (
             self._open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
@@ -133,7 +133,7 @@ class Folder:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Holds a lock, which goes with the process if that dies."""
+        """Holds a lock, which the system releases if the process dies."""
         with self._open(name, os.O_RDWR | os.O_CREAT) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -151,7 +151,7 @@ class Folder:
             os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
-        """Removes a file, or a folder and what is in it, if there is one."""
+        """Removes a file, or a folder with its content, if there is one."""
         _remove(self._descriptor, name)
 
     @contextlib.contextmanager

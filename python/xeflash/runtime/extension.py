@@ -48,7 +48,7 @@ def libcxx() -> Path | None:
 
 
 def check_interpreter() -> None:
-    """Raises ImportError in a subinterpreter: loading the extension there waits for ever for the main one's lock."""
+    """Raises ImportError in a subinterpreter, where loading would wait for ever for the main interpreter's lock."""
     python = ctypes.PyDLL(None)
     python.PyInterpreterState_Get.restype = python.PyInterpreterState_Main.restype = ctypes.c_void_p
     if python.PyInterpreterState_Get() != python.PyInterpreterState_Main():
@@ -102,7 +102,7 @@ def load() -> None:
 
 
 class _AfterImport:
-    """A finder of one module that others find: what they give runs `then` once the module is there."""
+    """A finder for one module, which others find: it makes their loader run `then` once the module is there."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
@@ -119,7 +119,7 @@ class _AfterImport:
         return spec
 
     def _watch(self, loader: Any) -> None:
-        """Puts a function before the loader's own, of this one import; the loader stays what it is."""
+        """Replaces the loader's function for this one import; the loader itself stays as it is."""
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
@@ -133,5 +133,5 @@ class _AfterImport:
 
 
 def after_import(name: str, then: Callable[[], None]) -> None:
-    """Runs a function when a module, which is not there yet, was imported."""
+    """Runs a function once a module, which is not there yet, has been imported."""
     sys.meta_path.insert(0, _AfterImport(name, then))

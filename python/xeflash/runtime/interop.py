@@ -1,4 +1,4 @@
-"""Arrays that the extension does not read by itself, and copies that it asks for. Off the fast path."""
+"""Arrays that the extension does not read by itself, and copies that it asks for; none of it is on the fast path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Description = tuple[int, tuple[int, ...], "tuple[int, ...] | None", str, int, bo
 
 
 class UsmArray:
-    """A result in USM shared memory, for inputs whose library has no constructor that we know.
+    """A result in USM shared memory, for inputs whose library has no known constructor.
 
     It has ``__sycl_usm_array_interface__``, so it can be handed to any library that reads it.
     """
@@ -73,7 +73,7 @@ class Placeholder:
 
 
 class UsmPart:
-    """``whole[..., index, :, :]`` of an array that has ``__sycl_usm_array_interface__`` but no indexing."""
+    """A view ``whole[..., index, :, :]`` of an array with ``__sycl_usm_array_interface__`` but without indexing."""
 
     def __init__(self, whole: Any, index: int) -> None:
         interface = whole.__sycl_usm_array_interface__
@@ -158,7 +158,7 @@ def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def count_writes(tensors: list[Any]) -> None:
-    """Raises the versions of tensors of torch's that are written; those of inference mode have none."""
+    """Raises the version counters of torch tensors that are written; tensors of inference mode have none."""
     torch = sys.modules["torch"]
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and not tensor.is_inference():

@@ -93,7 +93,7 @@ class Usm:
 
 
 class UsmArrays(Arrays):
-    """Arrays in shared USM of the queue at an address; public functions wait for these, so that nothing is left to."""
+    """Arrays in shared USM of the queue at an address; public functions wait for them, so synchronize does nothing."""
 
     def __init__(self, queue: int, on_gpu: bool) -> None:
         """Takes the address of the queue."""

@@ -1,4 +1,6 @@
-"""The list: every algorithm, type, feature and kind of cache at least once. Cases that share a kernel stand together.
+"""The list of cases: every algorithm, type, feature and kind of cache at least once.
+
+Cases that share a kernel stand together.
 
 A new kernel takes a GPU some seconds to compile, a case that shares one next to nothing.
 """
@@ -25,7 +27,7 @@ _gradient = partial(Spec, entry="attention", grad=True, heads=(4, 2), rows=70, k
 
 @dataclass(frozen=True)
 class Attention:
-    """A call of attention, or its gradients."""
+    """A case that calls attention, or computes its gradients."""
 
     spec: Spec
 

@@ -1,4 +1,4 @@
-"""The device that a --device names, opened in this process, and what is known about it."""
+"""The device that a --device names, opened in this process, and facts about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases in processes of their own: one that dies or hangs is a result, and the next ones run in a new process."""
+"""Processes that run cases: one that dies or hangs is a result, and the next cases run in a new process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Worker:
         self.device: Answer = {}
 
     def greet(self) -> None:
-        """Waits until it has opened its device, and keeps what it says of that."""
+        """Waits until the worker has opened its device, and keeps its description of the device."""
         self.device = self._answer()
         if "refused" in self.device:
             raise Refused(str(self.device["refused"]))
@@ -81,7 +81,7 @@ class Worker:
         raise Died(f"{f'signal {-code}' if code < 0 else f'exit {code}'}: {where}", said)
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
+        """Ends the process in any state."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._said):

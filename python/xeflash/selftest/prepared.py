@@ -31,7 +31,7 @@ class Prepared:
 
 
 class Case(Protocol):
-    """Something to try."""
+    """The protocol of cases: each has a name, and draws its arrays."""
 
     @property
     def name(self) -> str:

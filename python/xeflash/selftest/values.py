@@ -1,4 +1,4 @@
-"""Numbers of the types that kernels know, as numpy holds them: it has neither bfloat16 nor floats of 8 bits."""
+"""Numbers of all types of kernels in numpy arrays, though numpy has neither bfloat16 nor floats of 8 bits."""
 
 from __future__ import annotations
 

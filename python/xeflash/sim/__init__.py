@@ -131,7 +131,7 @@ def _mapped(pattern: str) -> str | None:
 
 
 def _refuse_late() -> None:
-    """Raises if SYCL in this process has already chosen its devices."""
+    """Raises an error if SYCL has already chosen this process's devices."""
     adapter = _mapped(r"/libur_adapter_level_zero[^/]*$")
     if adapter:
         raise RuntimeError(

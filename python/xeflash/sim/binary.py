@@ -1,4 +1,4 @@
-"""Native binaries outside of a launch: compile SPIR-V for a device, look into the result; what a device is made of."""
+"""Native binaries outside of a launch: compilation of SPIR-V, counts of their code, facts about devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPIRV_MAGIC = (0x07230203).to_bytes(4, "little")
 
 
 class CompileError(RuntimeError):
-    """The offline compiler's log, or why there is none."""
+    """A compilation failed; the text is the offline compiler's log, or says why there is none."""
 
 
 def compile_spirv(device: str, spirv: bytes, flags: str = "") -> bytes:

@@ -58,7 +58,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def failure(command: list[str], output: str) -> SystemExit:
-    """Ends the program with what the command said."""
+    """Makes the error that ends the program, with a command's output."""
     return SystemExit(f"get_ocloc: {shlex.join(command)} failed:\n{output[-4000:]}")
 
 
@@ -128,7 +128,7 @@ def write_wrapper(folder: Path, name: str) -> None:
 
 
 def versions(folder: Path) -> str:
-    """Runs both programs; what they say about themselves."""
+    """Runs both programs; returns the versions that they print."""
     with tempfile.TemporaryDirectory() as scratch:
         said = run([str(folder / "ocloc"), "query", "OCL_DRIVER_VERSION"], Path(scratch)).strip()
         file = Path(scratch) / "OCL_DRIVER_VERSION"
@@ -138,7 +138,7 @@ def versions(folder: Path) -> str:
 
 
 def download(config: Path, names: list[str], folder: Path, say: Callable[[str], None]) -> None:
-    """Puts the packages into the folder; says how far it is after every tenth."""
+    """Downloads the packages into the folder; prints progress after every tenth."""
     command = ["apt-get", "-c", str(config), "-q", "download"]
     sizes = [int(line.split()[-2]) for line in run([*command, "--print-uris", *names], folder).splitlines()]
     total, tenths = sum(sizes), 0

@@ -44,7 +44,7 @@ _READ = 12  # clocks until a message has read its operands
 
 @dataclass
 class Waits:
-    """Clocks of one pass through a main loop; what waits longest, by address."""
+    """Clocks of one pass through a main loop, with the longest waits by address."""
 
     clocks: int = 0
     waiting: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""The operators of torch that schema.py makes: which keywords each has, in which order and under which names."""
+"""The operators of torch that schema.py describes: the keywords of each, their order and names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _RESULTS |= {"Results": "(Tensor, Tensor, Tensor, Tensor)"}
 
 @dataclass(frozen=True)
 class Form:
-    """An operator, of one way that arrays lie."""
+    """The form of an operator, for one layout of arrays."""
 
     name: str
     function: str  # the public one that it is for

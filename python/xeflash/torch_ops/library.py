@@ -129,7 +129,7 @@ def register(
     random: bool = False,
     differentiate: Callable[[Any, dict[str, Any]], Any] | None = None,
 ) -> Any:
-    """Makes the operator of a schema, and returns it; `kernel` is what runs.
+    """Makes the operator of a schema, and returns it; `kernel` runs it.
 
     Args:
         function: who calls, for messages, if the arguments do not say.
@@ -204,7 +204,7 @@ def register(
 
 
 def register_product(form: Form, fake: Callable[..., Any], **more: Any) -> Any:
-    """Makes the operator of a function of the extension that has the same name and words."""
+    """Makes the operator of an extension's function of the same name and words."""
     compute = getattr(_core, form.name)
 
     def kernel(*arguments: Any, **named: Any) -> Any:

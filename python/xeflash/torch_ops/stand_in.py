@@ -1,4 +1,4 @@
-"""Calls that torch has to see, by its operators, in the place of the extension."""
+"""Calls that torch has to see: its operators run them in place of the extension."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _with_snippet(call: Call) -> Call:
 
 
 def _check(call: Call) -> None:
-    """Checks types as the extension does, as a schema's message would not name the function."""
+    """Checks types as the extension does, since a schema's message would not name the function."""
     if torch.compiler.is_compiling():
         return
     given = {name: x for name, x in call.arguments.items() if not isinstance(x, SYMBOLS)}

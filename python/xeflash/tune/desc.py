@@ -12,7 +12,7 @@ DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # by t
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A file of kernels/, its entry points in the order that the extension knows, and what a launch passes to them."""
+    """An algorithm: its file in kernels/, its entry points in the extension's order, and a launch's parameters."""
 
     headers: tuple[str, ...]
     entries: tuple[str, ...]
@@ -164,7 +164,7 @@ def desc_of(values: dict[str, Any]) -> AnyDesc:
 
 @dataclass(frozen=True)
 class Config:
-    """Our choice for a kernel: rows and keys of a tile, and how the rest is shared out.
+    """The choice for a kernel: rows and keys of a tile, and the shares of threads.
 
     Of products: rows, inputs of a step, and outputs of a thread; threads take turns at the inputs.
     """

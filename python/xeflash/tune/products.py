@@ -1,4 +1,4 @@
-"""Tables of products of few rows: which dataflow, and how much of W a thread takes.
+"""Tables of products of few rows: the dataflow, and how much of W a thread takes.
 
 `python perf/sweep.py --device bmg --algorithm linear` compares what they choose with other sizes.
 """

@@ -1,4 +1,4 @@
-"""The numbers by which the extension shares out a call over its device: what depends on sizes that no kernel knows.
+"""The numbers by which the extension shares out a call over its device; they depend on sizes that no kernel knows.
 
 The build makes structs of C++ of these classes. The extension reads their numbers once for a device.
 """

@@ -1,4 +1,4 @@
-"""Threads of Xe GPUs that compute gradients: how they share out scores, and the columns of what they sum up."""
+"""Shares of the threads that compute gradients on Xe GPUs: scores, and columns of the sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``attention``: the convention of torch.nn.functional.scaled_dot_product_attention, with every feature we have."""
+"""``attention``: the convention of torch.nn.functional.scaled_dot_product_attention, with all features of xeflash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries, keys and values in 8 bits: what kernels do not read as it is becomes bf16 first, times its scale."""
+"""Queries, keys and values in 8 bits: arrays that kernels do not read as they are become bf16, times their scales."""
 
 from __future__ import annotations
 

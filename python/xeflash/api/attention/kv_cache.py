@@ -1,4 +1,4 @@
-"""Attention on a cache of keys and values: flash-attn 2's ``flash_attn_with_kvcache``, and what serving adds to it."""
+"""Attention on a cache of keys and values: flash-attn 2's ``flash_attn_with_kvcache``, with additions for serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, put together: for shared prefixes (cascades) and keys on several devices."""
+"""Merge of attention over parts of the keys, for shared prefixes (cascades) and keys on several devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed queries on a cache: it is read as pages, which a sequence of a dense one has one of."""
+"""Packed queries on a cache, which is read as pages; each sequence of a dense cache is one page."""
 
 from __future__ import annotations
 

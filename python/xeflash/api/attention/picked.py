@@ -1,4 +1,4 @@
-"""Keys that are picked for each query, as in sparse attention: lists of them become bits, or a cache that is gathered.
+"""Sparse attention: the lists of keys that are picked for each query become bits, or a cache of gathered rows.
 
 The rows of a short list are read where they lie, for one query after the other: each is a sequence of one query, whose
 keys a table names. So a decoding step reads the keys of its list and no others. Where queries are many they share what

@@ -1,4 +1,4 @@
-"""seqused_q: packed sequences of which only the first queries are used.
+"""The argument seqused_q: packed sequences of which only the first queries are used.
 
 The queries of each sequence become two sequences: those that are used have its keys, the others have none. So nothing
 is copied but starts and lengths, kernels know nothing of it, and other queries are rows that see no key.

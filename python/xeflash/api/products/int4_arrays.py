@@ -1,4 +1,4 @@
-"""Nibbles of torch tensors and numpy arrays, which stay where they are."""
+"""Packing of 4-bit numbers in torch tensors and numpy arrays, on the device where they lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that are drawn from logits, or from those of a language model's head."""
+"""Sampling of tokens from logits, or from the logits of a language model's head."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _flash_attn_backward(
     deterministic: bool,
     rng_state: Tensor | None = None,
 ) -> Tensor:
-    """Writes the gradients into those of dq, dk and dv that are given; returns rowsum(dout out), fp32 (B, H, Sq).
+    """Writes the gradients to dq, dk and dv, as far as they are given; returns rowsum(dout out), fp32 (B, H, Sq).
 
     ``out`` and ``softmax_lse`` may be those of rows of more keys than ``k`` has. ``deterministic`` changes nothing: the
     bits are the same each time.
@@ -202,7 +202,7 @@ def _write_gradients(
     layout: int,
     **options: Any,
 ) -> None:
-    """Computes the gradients that have a tensor, and no others."""
+    """Computes only the gradients that have a tensor to be written to."""
     if options["dropout_p"] and (state is None or state.numel() != 2):
         got = "None" if state is None else f"shape {list(state.shape)}"
         raise ValueError(

@@ -1,4 +1,4 @@
-"""torch.xpu.IpexSDP."""
+"""torch.xpu.IpexSDP: attention with biases and masks."""
 
 from __future__ import annotations
 

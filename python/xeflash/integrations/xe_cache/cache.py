@@ -1,4 +1,4 @@
-"""The cache that a model gets: its layers, and what changes the rows of all of them."""
+"""The cache that a model gets: its layers, and the operations on the rows of all of them."""
 
 from __future__ import annotations
 

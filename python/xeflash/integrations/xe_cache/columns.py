@@ -23,7 +23,7 @@ class Columns:
         return keys if self.window is None else min(keys, self.window - 1)
 
     def grow(self, needed: int) -> None:
-        """Makes room for so many keys, and for some more."""
+        """Makes room for `needed` keys, and for some more."""
         wanted = max(2 * self.count, needed + SPARE)
         if self.window is not None:
             self.count = max(needed, min(wanted, 2 * self.window))

@@ -1,4 +1,4 @@
-"""The keys and values of a layer, and how attention finds them."""
+"""The keys and values of a layer, and the calls by which attention reads them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         self._new: tuple[torch.Tensor, ...] = ()  # keys and values that are not written yet, the last of those used
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Takes all but the number of columns from the first states."""
+        """Takes types, sizes and device from the first states; the number of columns is the cache's."""
         self.dtype, self.device = key_states.dtype, key_states.device
         if torch.is_autocast_enabled(self.device.type):
             self.dtype = torch.get_autocast_dtype(self.device.type)
@@ -61,7 +61,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         return CachedStates(self, 0, visible), CachedStates(self, 1, visible)
 
     def gather(self, rows: torch.Tensor | None) -> None:
-        """Copies what a later query may see of `rows` (default: all) to rows of their own."""
+        """Copies the keys that a later query may see, of `rows` (default: all), to rows of their own."""
         self.write()
         sources, kept = self._arrays, self.columns.kept(self.used)
         if rows is not None:
@@ -109,7 +109,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
             self._call(self._new[0][:, :, :0])
 
     def _call(self, query: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Appends what is new, and attends."""
+        """Appends new keys and values, and attends."""
         length = self.used
         k = v = None
         if self._new:
@@ -203,18 +203,18 @@ class HybridLayer(Layer, LinearAttentionAndFullAttentionLayer):  # type: ignore[
         LinearAttentionLayer.reorder_cache(self, beam_idx)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last -tokens_to_remove keys, if there are states of as many tokens."""
+        """Forgets the last -tokens_to_remove keys, if there are states of that many tokens."""
         LinearAttentionLayer.crop(self, tokens_to_remove)
         Layer.crop(self, tokens_to_remove)
 
     def reset(self) -> None:
-        """Forgets all."""
+        """Forgets all keys and states."""
         LinearAttentionLayer.reset(self)
         Layer.reset(self)
 
 
 class CachedStates:
-    """The keys or the values of a layer, as an update returns them.
+    """The keys or the values of a layer, in the form that an update returns.
 
     Our attention finds the layer by it. To everything else it is the tensor (B, Hk, keys, D), made when asked for.
     """

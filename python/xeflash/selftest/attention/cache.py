@@ -1,4 +1,4 @@
-"""KV caches: where keys lie, in which format, and what a call has to leave there."""
+"""KV caches: places and formats of keys, and the judge of what a call leaves there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _QUANTISED = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 @dataclass(frozen=True)
 class Cache:
-    """K and V, and where they are; what is not a key is NaN, and no table names it."""
+    """K and V and their places; all other elements are NaN, and no table names them."""
 
     places: list[Place]  # of each sequence
     capacity: int  # keys that a sequence may have

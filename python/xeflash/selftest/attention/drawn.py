@@ -155,7 +155,7 @@ def _picks(spec: Spec, random: Random) -> Array:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Arrays by the words of flash-attn; those of queries, keys and values are (tokens, heads, dim)."""
+    """Drawn arrays by the words of flash-attn; queries, keys and values are (tokens, heads, dim)."""
 
     spec: Spec
     values: dict[str, Values]

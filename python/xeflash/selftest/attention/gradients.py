@@ -1,4 +1,4 @@
-"""The backward pass by the book: gradients of all that has one, and the probabilities that dropout left."""
+"""The backward pass by the book: all gradients, and the probabilities that dropout left."""
 
 from __future__ import annotations
 

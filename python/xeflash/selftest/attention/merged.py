@@ -17,7 +17,7 @@ from xeflash.selftest.values import Values
 
 @dataclass(frozen=True)
 class Merge:
-    """`parts` results of `rows` rows; some rows saw no key of a part."""
+    """A case that merges `parts` results of `rows` rows; some rows saw no key of a part."""
 
     dtype: str = "bf16"
     dim: int = 64

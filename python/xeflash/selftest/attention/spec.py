@@ -1,4 +1,4 @@
-"""A call of attention in words: which function, on sequences of which sizes, what changes its scores, on which cache.
+"""Descriptions of calls of attention in words: function, sizes of sequences, changes to scores, and cache.
 
 The list of `xeflash selftest` and the sweeps of the tests say in Specs what they call. `drawn.py` makes the arrays of
 one, calls the function and judges what comes back.
@@ -15,7 +15,7 @@ _SAY_ALL = ("entry", "window", "variant", "broadcast", "place", "format", "layou
 
 @dataclass(unsafe_hash=True)  # frozen ones take three times as long to make
 class Spec:
-    """A call. What is not said is as the defaults of the fields have it."""
+    """The description of a call; fields that are not given have their defaults."""
 
     dtype: str = "bf16"
     dim: int = 64

@@ -1,4 +1,4 @@
-"""Cases of a language model's head: the loss of tokens, the largest logits, and tokens that are drawn from logits."""
+"""Cases of a language model's head: the loss of tokens, the largest logits, and sampled tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True)
 class _Head:
-    """input (rows, features) and linear_weight (vocabulary, features)."""
+    """The arrays of a head: input (rows, features) and linear_weight (vocabulary, features)."""
 
     dtype: str = "bf16"
     rows: int = 33
@@ -56,7 +56,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class Loss(_Head):
-    """linear_cross_entropy."""
+    """A case of linear_cross_entropy."""
 
     smoothing: float = 0.0
     reduction: str = "none"
@@ -105,7 +105,7 @@ class Loss(_Head):
 
 @dataclass(frozen=True)
 class TopK(_Head):
-    """linear_top_k, or linear_argmax."""
+    """A case of linear_top_k or linear_argmax."""
 
     k: int = 1
 
@@ -136,7 +136,7 @@ class TopK(_Head):
 
 @dataclass(frozen=True)
 class Sample:
-    """sample: each token is the winner of its race, among those that stay."""
+    """A case of sample: each token is the winner of its race, among those that stay."""
 
     dtype: str = "fp32"
     rows: int = 5

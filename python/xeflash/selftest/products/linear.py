@@ -18,7 +18,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True)
 class Linear:
-    """x (rows, inputs) times a weight (outputs, inputs), transposed."""
+    """A case of linear: x (rows, inputs) times a weight (outputs, inputs), transposed."""
 
     dtype: str = "bf16"
     weights: str = "same"  # the type of x; or int8, e4m3, e5m2, int4

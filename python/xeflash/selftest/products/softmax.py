@@ -1,4 +1,4 @@
-"""Cases of matmul_softmax: rows of a product that become their softmax, or its logarithm."""
+"""Cases of matmul_softmax: rows of a product become their softmax, or its logarithm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True)
 class Softmax:
-    """a (rows, inputs) times b (columns, inputs), transposed."""
+    """A case of matmul_softmax: a (rows, inputs) times b (columns, inputs), transposed."""
 
     dtype: str = "bf16"
     rows: int = 33

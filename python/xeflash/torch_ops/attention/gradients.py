@@ -107,7 +107,7 @@ _Run = Callable[[Call], Results]
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """(out, lse, rng, rest) of a call, which comes without its tensors, and these by their names."""
+    """The autograd function of attention: (out, lse, rng, rest) of a call, whose tensors are passed apart from it."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, names: list[str], run: _Run, *tensors: Tensor) -> Results:
@@ -188,7 +188,7 @@ def _in_one_batch(call: Call) -> Call:
 
 
 def differentiated(form: Form) -> Callable[[Any, dict[str, Any]], Results]:
-    """Makes the calls of an operator that need gradients."""
+    """Returns the function that runs an operator's calls with gradients."""
     read = reader(form)
 
     def run(operator: Any, given: dict[str, Any]) -> Results:
@@ -219,7 +219,7 @@ def _reason_for_no_room(arch: str, dim: int, dim_v: int) -> str:
 
 
 def check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
-    """Refuses in the forward call what the backward pass would refuse; 16 bits always find room."""
+    """Refuses in the forward pass what the backward pass would refuse; 16 bits always find room."""
     if q.dtype is torch.float32 and (reason := _reason_for_no_room(arch, q.shape[-1], v.shape[-1])):
         raise NotImplementedError(f"{function}: gradients must not be wanted of these head dims here, as {reason}")
 
@@ -242,7 +242,9 @@ def refuse_captures(function: str, score_mod: str, elements: int) -> None:
 
 
 class _Merge(torch.autograd.Function):  # type: ignore[misc]
-    """(out, lse) of outs and then LSEs. With w_i = exp(lse_i - lse), 0 where a part had no key for a row:
+    """The autograd function of merge_states: (out, lse) of outs and then LSEs.
+
+    With w_i = exp(lse_i - lse), 0 where a part had no key for a row:
 
     out = sum_i w_i out_i:   dout_i = w_i dout,   dlse_i = w_i (D_i - sum_j w_j D_j + dlse),   D_i = dout out_i
     """

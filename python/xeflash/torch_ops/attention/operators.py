@@ -1,4 +1,4 @@
-"""The operators themselves: what runs, the same without data, registration."""
+"""The operators of attention: the functions that run, their fakes without data, and their registration."""
 
 from __future__ import annotations
 

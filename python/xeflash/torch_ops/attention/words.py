@@ -18,7 +18,7 @@ _NUMBERS = (("k_scale", "k_factor"), ("v_scale", "v_factor"))
 
 
 def laid_out(call: Call, form: Form) -> dict[str, Any]:
-    """Makes the arguments of an operator of those of a call, but for `out`: an operator returns it."""
+    """Returns the arguments of a call's operator, without `out`, as an operator returns it."""
     given = with_lists(call)
     given = {form.names.get(name, name): x for name, x in given.items() if name not in ("layout", "out")}
     for name in ("seed", "offset"):
@@ -66,7 +66,7 @@ def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
 
 
 def put_together(given: dict[str, Any], cached: bool) -> None:
-    """Puts together what a schema has several arguments for."""
+    """Combines arguments that a schema has in several parts."""
     function = given["function"]
     if not given.keys().isdisjoint(_SNIPPET):
         text, *lists = (given.pop(name, None) for name in _SNIPPET)
@@ -121,7 +121,7 @@ def with_lists(call: Call) -> dict[str, Any]:
 
 
 def words_of(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
-    """Takes the caller's words of the arguments of an operator, which has these names."""
+    """Takes the caller's words out of an operator's arguments, and returns them with the operator's `names`."""
     if not (words := given.pop("words", None)):
         return names
     if len(words) % 2:

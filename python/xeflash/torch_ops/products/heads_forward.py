@@ -102,7 +102,7 @@ OPERATOR = register(_SCHEMA, _with_gradients, _fake, function="linear_cross_entr
 
 
 class WithGradients(torch.autograd.Function):  # type: ignore[misc]
-    """The loss of which the forward pass has made the gradients; the LSE has none."""
+    """The autograd function of a loss whose forward pass computes the gradients; the LSE has none."""
 
     @staticmethod
     def forward(ctx: Any, given: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ def _blocks(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
-    """The operator with gradients of x, of weights that stand for themselves, and of the bias."""
+    """The autograd function of linear, with gradients of x, of weights without scales, and of the bias."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, given: dict[str, Any], *tensors: Tensor | None) -> Tensor:

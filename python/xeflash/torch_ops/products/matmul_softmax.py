@@ -35,7 +35,7 @@ def _fake(a: Tensor, b: Tensor, function: str, **more: Any) -> Tensor:
 
 
 class _MatmulSoftmax(torch.autograd.Function):  # type: ignore[misc]
-    """The operator with gradients of a, b and the bias."""
+    """The autograd function of matmul_softmax, with gradients of a, b and the bias."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, given: dict[str, Any], *tensors: Tensor | None) -> Tensor:
