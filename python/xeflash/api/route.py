@@ -51,10 +51,10 @@ def operators_for(call: Call, a: Any, b: Any = None, c: Any = None, learned: Con
     if torch.compiler.is_dynamo_compiling():  # its guards would hold sys.modules to what it was before the import
         from xeflash import torch_ops
 
-        torch_ops.wants_gradients(call, learned)
+        torch_ops.check_gradients(call, learned)
         return torch_ops
     operators = _operators or _load_operators()
-    wanted = operators.wants_gradients(call, learned)
+    wanted = operators.check_gradients(call, learned)
     return operators if wanted or (isinstance(a, torch.Tensor) and operators.needed(a, b, c)) else None
 
 

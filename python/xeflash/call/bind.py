@@ -79,7 +79,7 @@ def public(
             if not needed <= count <= places or (named and not before[count].isdisjoint(named)):
                 function(*arguments, **named)  # raises a TypeError, unless all is well
             if ("window_size" in given or "deterministic" in given) and not with_ranks:
-                _in_words_of_schema(given)
+                _translate(given)
             return run(Call(given, mine))
 
         def body(of: _Body) -> _Body:
@@ -93,7 +93,7 @@ def public(
     return decorate
 
 
-def _in_words_of_schema(given: dict[str, Any]) -> None:
+def _translate(given: dict[str, Any]) -> None:
     if "window_size" in given:
         given["window_left"], given["window_right"] = window(given["function"], given.pop("window_size"))
     if "deterministic" in given:  # as the backward pass is in any case
@@ -103,7 +103,7 @@ def _in_words_of_schema(given: dict[str, Any]) -> None:
 def in_words_of_schema(call: Call) -> Call:
     """Replaces window_size by its two sides and drops deterministic, as ``public`` does for other functions."""
     given = call.arguments.copy()
-    _in_words_of_schema(given)
+    _translate(given)
     return Call(given, call.words)
 
 

@@ -72,21 +72,21 @@ class Call:
 
     def apart(self, kind: type, **changes: Any) -> tuple[Call, list[str], list[Any]]:
         """Returns a copy without the arguments and captures of a type, and with changes; then names and values."""
-        rest: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
         names, values = [], []
         for name, x in self.arguments.items():
             if isinstance(x, kind):
                 names.append(name)
                 values.append(x)
             else:
-                rest[name] = x
-        if captures := rest.get("captures"):
-            rest["captures"] = {name: x for name, x in captures.items() if not isinstance(x, kind)}
+                kept[name] = x
+        if captures := kept.get("captures"):
+            kept["captures"] = {name: x for name, x in captures.items() if not isinstance(x, kind)}
             captured = {_CAPTURED.format(name): x for name, x in captures.items() if isinstance(x, kind)}
             names += captured
             values += captured.values()
-        rest |= changes
-        return Call(rest, self.words), names, values
+        kept |= changes
+        return Call(kept, self.words), names, values
 
     def joined(self, names: Sequence[str], values: Sequence[Any], *without: str, **changes: Any) -> Call:
         """Returns a copy with the values that apart() took out, without some other arguments, and with changes."""

@@ -44,8 +44,8 @@ def verdict(facts: Facts) -> Verdict:
     device, outcome = users_device(facts)
     failed = [name for name, result in probe.get("attention", {}).items() if result != "ok"]
     if outcome not in (None, "ok"):
-        rest = [name for name, result in probe.get("attention", {}).items() if result == "ok"]
-        note = f"; it does for {', '.join(rest)}" if rest else ""
+        working = [name for name, result in probe.get("attention", {}).items() if result == "ok"]
+        note = f"; it does for {', '.join(working)}" if working else ""
         return Verdict(False, f"attention does not run on {device}{note}")
     if failed:
         return Verdict(False, f"attention runs on {device}, but fails for {', '.join(failed)}")

@@ -23,7 +23,7 @@ from xeflash.distributed.blocks import Documents, Spread
 from xeflash.distributed.gradients import Choice, Job
 from xeflash.distributed.shards import ZIGZAG, check_shards, pieces_of
 from xeflash.torch_ops.attention.gradients import check_room, refuse_captures
-from xeflash.torch_ops.library import refuse_transforms, wants_gradients
+from xeflash.torch_ops.library import check_gradients, refuse_transforms
 
 _OUTER = ("all_gather", "ring")
 _WAYS = (*_OUTER, "all_to_all")
@@ -38,7 +38,7 @@ def read(call: Call, groups: tuple[dist.ProcessGroup, ...]) -> Read:
     wants_lse = call.get("return_lse", False)
     dim = 0 if call.layout == THD else 1
     q, k, v = _shards(call, 3 + dim)
-    wants_gradients(call, WITH_GRADIENTS)
+    check_gradients(call, WITH_GRADIENTS)
     records = torch.is_grad_enabled()
     wanted = [records and x.requires_grad for x in (q, k, v)]
     if records:

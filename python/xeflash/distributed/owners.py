@@ -51,8 +51,8 @@ class Owners:
         """Counts those of the first `total` positions that this rank owns, or another rank."""
         start = self.start if rank is None else rank * self.page
         over = total % self.turn - start
-        rest = over.clamp(0, self.page) if isinstance(over, Tensor) else min(max(over, 0), self.page)
-        return total // self.turn * self.page + rest
+        partial = over.clamp(0, self.page) if isinstance(over, Tensor) else min(max(over, 0), self.page)
+        return total // self.turn * self.page + partial
 
     def runs(self, first: int, last: int) -> list[slice]:
         """Returns the runs of positions in [first, last) that this rank owns, counted from first."""

@@ -36,8 +36,8 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: 
     at = positions.clamp(0, cos.shape[0] - 1).long()  # lengths on a device are trusted
     c, s = (table[at].float().unsqueeze(-2) for table in (cos, sin))
     half = cos.shape[1]
-    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    turned, unrotated = x[..., : 2 * half].float(), x[..., 2 * half :]
     a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else (turned[..., :half], turned[..., half:])
     pairs = (a * c - b * s, a * s + b * c)
     both = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
-    return torch.cat([both.to(x.dtype), rest], -1)
+    return torch.cat([both.to(x.dtype), unrotated], -1)

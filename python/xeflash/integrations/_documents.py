@@ -57,7 +57,7 @@ class Documents(NamedTuple):
 # ---- cu_seq_lens --------------------------------------------------------------------------------
 
 
-def said(given: MutableMapping[str, Any]) -> Documents | None:
+def take_documents(given: MutableMapping[str, Any]) -> Documents | None:
     """Takes cu_seq_lens and max_length out of `given`; returns the documents that they describe, or None."""
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     starts_q, starts_k, longest_q, longest_k = (given.pop(name, None) for name in names)

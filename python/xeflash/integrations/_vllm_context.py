@@ -16,8 +16,8 @@ from torch import Tensor
 
 def local_lengths(lengths: Tensor, world: int, rank: int, interleave: int) -> Tensor:
     """Counts those of the first `lengths` keys that lie on a rank, where `interleave` keys in turn go to each rank."""
-    rounds, rest = lengths // (world * interleave), lengths % (world * interleave)
-    return (rounds * interleave + (rest - rank * interleave).clamp(0, interleave)).int()
+    rounds, remainder = lengths // (world * interleave), lengths % (world * interleave)
+    return (rounds * interleave + (remainder - rank * interleave).clamp(0, interleave)).int()
 
 
 def longest_local(longest: int, world: int, interleave: int) -> int:

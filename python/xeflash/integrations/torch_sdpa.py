@@ -195,7 +195,8 @@ def _register() -> None:
             _libraries.append(packed)
 
 
-def _goes_to(ours: bool) -> bool:
+def _count_call(ours: bool) -> bool:
+    """Counts a call of torch's functions for xeflash, or for torch; returns `ours`."""
     if _on():
         _calls["xeflash" if ours else "torch"] += 1
     return ours
@@ -243,9 +244,9 @@ def _sdpa(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )  # fmt: skip
         if dealt is not None:
-            _goes_to(True)
+            _count_call(True)
             return dealt
-    if not _goes_to(ours):
+    if not _count_call(ours):
         return torch.ops.aten.scaled_dot_product_attention.default._op_dk(
             DispatchKey.CompositeImplicitAutograd, query, key, value, attn_mask, dropout_p, is_causal,
             scale=scale, enable_gqa=enable_gqa,
@@ -298,7 +299,7 @@ def _varlen_recorded(keys: Any, *arguments: Any) -> Any:
 def _varlen(*arguments: Any) -> Any:
     call = _PackedCall(*arguments)
     recorded = not torch.is_inference_mode_enabled() and any(x.requires_grad for x in arguments[:3])
-    if not _goes_to(call.fits() and not recorded):
+    if not _count_call(call.fits() and not recorded):
         return torch.ops.torch_attn._varlen_attn.default._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments)
     out = torch.empty_like(call.query)
     return out, call.attend(out), torch.zeros(2, dtype=torch.uint64, device=out.device)
@@ -309,7 +310,7 @@ def _varlen_out(out: Tensor, *arguments: Any) -> Any:
     fits = (
         call.fits() and not requires_grad(*call[:3]) and out.dtype is call.query.dtype and out.shape == call.query.shape
     )
-    if not _goes_to(fits and (out.stride(-1) == 1 or out.shape[-1] == 1)):
+    if not _count_call(fits and (out.stride(-1) == 1 or out.shape[-1] == 1)):
         return torch.ops.torch_attn._varlen_attn_out.default._op_dk(
             DispatchKey.CompositeExplicitAutograd, out, *arguments
         )
@@ -377,7 +378,7 @@ class _PackedCall(NamedTuple):
 
     def record(self) -> tuple[Tensor, Tensor, Tensor]:
         """Runs the call with gradients of out and LSE; returns the operator's results."""
-        _goes_to(True)
+        _count_call(True)
         with torch.autocast(self.query.device.type, enabled=False):  # torch casts nothing here
             out, lse = torch_ops.attend(Call(self._words()))
         return out, lse, torch.zeros(2, dtype=torch.uint64, device=out.device)

@@ -274,7 +274,7 @@ def attention_function(
     batch, _, rows, _ = query.shape
     keys = key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    documents = _documents.said(kwargs)
+    documents = _documents.take_documents(kwargs)
     padding = mask = None
     if attention_mask is None or attention_mask.dim() == 2:
         facts = _Facts(False, None)

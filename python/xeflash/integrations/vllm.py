@@ -21,8 +21,8 @@ BACKEND = "xeflash.integrations.vllm_backend.XeflashBackend"
 MLA_BACKEND = "xeflash.integrations.vllm_mla.XeflashMLABackend"  # of DeepSeek's latent attention, under the same names
 
 
-def is_default() -> bool:
-    """Returns whether this backend serves layers that name no backend."""
+def check_default() -> bool:
+    """Checks XEFLASH_VLLM; returns whether this backend serves layers that name no backend."""
     choice = os.environ.get("XEFLASH_VLLM", "0")
     if choice not in ("0", "1"):
         raise ValueError(f"XEFLASH_VLLM: must be 0 or 1, got {choice!r}")
@@ -31,7 +31,7 @@ def is_default() -> bool:
 
 def register() -> None:
     """Tells vLLM the path of the backend, and its names; the backend is imported when it is chosen."""
-    is_default()
+    check_default()
     registry = importlib.import_module("vllm.v1.attention.backends.registry")
     members = registry.AttentionBackendEnum
     if not members.CUSTOM.is_overridden():  # another plugin may have it
@@ -54,7 +54,7 @@ def is_ours(member: Any) -> bool:
 
 def _asked(selected: Any) -> bool:
     """Returns whether a layer is to be ours: it names this backend, or names none and ours is the default."""
-    return is_default() if selected is None else is_ours(selected)
+    return check_default() if selected is None else is_ours(selected)
 
 
 def _why_not(platform: Any, layer: Any) -> list[str]:
@@ -78,7 +78,7 @@ def _ask_before(platform: Any) -> None:
         return
 
     def get_attn_backend_cls(
-        cls: Any, selected_backend: Any, attn_selector_config: Any, *more: Any, **rest: Any
+        cls: Any, selected_backend: Any, attn_selector_config: Any, *more: Any, **named: Any
     ) -> Any:
         if _asked(selected_backend):
             reasons = _why_not(cls, attn_selector_config)
@@ -88,7 +88,7 @@ def _ask_before(platform: Any) -> None:
             if selected_backend is not None:
                 raise ValueError(f"xeflash: {selected_backend.name} cannot serve a layer of this model: {why}")
             logging.getLogger("vllm.xeflash").warning("xeflash leaves a layer to vLLM's own backend: %s", why)
-        return theirs(selected_backend, attn_selector_config, *more, **rest)
+        return theirs(selected_backend, attn_selector_config, *more, **named)
 
     get_attn_backend_cls.asks_xeflash = True  # type: ignore[attr-defined]
     platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

@@ -66,9 +66,9 @@ class Form:
     @cached_property
     def schema(self) -> str:
         """Returns the operator's schema in the words of torch's dispatcher."""
-        places, rest = self.rows
+        places, others = self.rows
         words = [w for at, name in enumerate(places) for w in self.words(self.table[name], at < self.needed)]
-        words += ["*", *(w for name in rest for w in self.words(self.table[name], False))]
+        words += ["*", *(w for name in others for w in self.words(self.table[name], False))]
         return f"{self.name}({', '.join(words)}) -> {_RESULTS[self.results]}"
 
     @cached_property
@@ -133,8 +133,8 @@ def backward_schema(name: str) -> str:
     """Returns the schema of the backward operator; it takes every keyword of the differentiable forward operators."""
     form = Form(name, name, BHSD, "", "q k v", 3, defaults=DEFAULTS_OF_ATTENTION)
     others = (*FORWARD_ONLY, "function", "rest", "q", "k", "v")
-    rest = [name for name, row in ROWS.items() if row.more.ops and name not in others]
-    words = [word for row in (*rest, "function") for word in form.words(ROWS[row], needed=False)]
+    keywords = [name for name, row in ROWS.items() if row.more.ops and name not in others]
+    words = [word for row in (*keywords, "function") for word in form.words(ROWS[row], needed=False)]
     first = "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor rng"
     own = "Tensor? rest=None, bool longer=False"
     return f"{name}({first}, SymInt layout, str[] wanted, *, {own}, {', '.join(words)}) -> Tensor[]"

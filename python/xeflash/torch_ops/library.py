@@ -41,10 +41,11 @@ def is_seen(q: Any, k: Any, v: Any) -> bool:
     )
 
 
-def wants_gradients(call: Call, learned: Container[str] = ()) -> bool:
-    """Returns whether recording is on and an argument of a call, or an array in a list, requires grad.
+def check_gradients(call: Call, learned: Container[str] = ()) -> bool:
+    """Checks that only `learned` arguments require grad; returns whether one does and recording is on.
 
-    Refuses those that are not `learned`, as no gradient of them is computed, and forward-mode gradients.
+    An argument may be a list of arrays. No gradient is computed of arguments that are not `learned`, and there are no
+    forward-mode gradients.
     """
     if not is_grad_enabled() and forward_ad._current_level < 0:
         return False
@@ -150,13 +151,13 @@ def register(
 
     def run(*arguments: Any, **more: Any) -> Any:
         if differentiate is None:
-            wants_gradients(Call(bound(arguments, more)))
+            check_gradients(Call(bound(arguments, more)))
         return kernel(*arguments, **more)
 
     def describe(*arguments: Any, **more: Any) -> Any:
         given = bound(arguments, more)
         if differentiate is None:
-            wants_gradients(Call(given))
+            check_gradients(Call(given))
         _refuse_other_devices(given["function"], given)
         return fake(**given)
 
@@ -166,7 +167,7 @@ def register(
             assert differentiate is not None
             return differentiate(operator, bound(arguments, more))
         if forward_ad._current_level >= 0:
-            wants_gradients(Call(bound(arguments, more)))
+            check_gradients(Call(bound(arguments, more)))
         three = _three(arguments)
         if is_seen(*three) or three[0].is_meta or has_subclass(arguments, more.values()):
             with torch._C._AutoDispatchBelowAutograd():

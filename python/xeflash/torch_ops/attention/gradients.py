@@ -23,18 +23,18 @@ from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, THD, WITH_GRADIENTS
 from xeflash.call.score_mod import without_comments
 from xeflash.torch_ops.attention.extension import given_as, gradients_of, results_of
-from xeflash.torch_ops.attention.words import laid_out, put_together, reader, with_lists, words_of
+from xeflash.torch_ops.attention.words import laid_out, put_together, reader, take_words, with_lists
 from xeflash.torch_ops.forms import Form, backward_schema
 from xeflash.torch_ops.library import (
     Pair,
     Results,
+    check_gradients,
     has_subclass,
     is_seen,
     once,
     refuse_transforms,
     register,
     requires_grad,
-    wants_gradients,
 )
 from xeflash.tune import pick, xe
 from xeflash.tune.desc import Desc
@@ -59,7 +59,7 @@ def attention_backward(*arguments: Any, **more: Any) -> list[Tensor]:
     given |= (DEFAULTS_OF_ATTENTION if given["layout"] == BHSD else {}) | more
     put_together(given, cached=False)
     rng = given.pop("rng")
-    return gradients_of(Call(given, words_of(given, {})), rng)
+    return gradients_of(Call(given, take_words(given, {})), rng)
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, wanted: Sequence[str], **more: Any) -> list[Tensor]:
@@ -195,7 +195,7 @@ def differentiated(form: Form) -> Callable[[Any, dict[str, Any]], Results]:
         call = read((), given)
         refuse_transforms(call.function)
         learned = () if "k_cache" in call else WITH_GRADIENTS
-        wants_gradients(call, learned)
+        check_gradients(call, learned)
         return attend(call, lambda whole: below(operator, whole))
 
     def below(operator: Any, call: Call) -> Results:

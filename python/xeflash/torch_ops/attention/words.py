@@ -54,7 +54,7 @@ def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
         words = form.names
         if more:
             put_together(given, paged or form.letter == "c")
-            words = words_of(given, words)
+            words = take_words(given, words)
         if paged:
             if given.get("dropout_p"):
                 got = given["dropout_p"]
@@ -120,7 +120,7 @@ def with_lists(call: Call) -> dict[str, Any]:
     return given
 
 
-def words_of(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
+def take_words(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
     """Takes the caller's words out of an operator's arguments, and returns them with the operator's `names`."""
     if not (words := given.pop("words", None)):
         return names

@@ -15,7 +15,7 @@ from torch import Tensor
 from xeflash.call.call import Call
 from xeflash.call.schema import ROWS_OF_LINEAR
 from xeflash.torch_ops.forms import LINEAR
-from xeflash.torch_ops.library import once, refuse_transforms, register_product, wants_gradients
+from xeflash.torch_ops.library import check_gradients, once, refuse_transforms, register_product
 from xeflash.tune.products import WEIGHT_OUTPUTS
 
 _LEARNED = tuple(name for name, row in ROWS_OF_LINEAR.items() if row.more.learned)
@@ -106,7 +106,7 @@ def _gradients(
 def _differentiate(operator: Any, given: dict[str, Any]) -> Tensor:
     function = given["function"]
     refuse_transforms(function)
-    wants_gradients(Call(given), _LEARNED)
+    check_gradients(Call(given), _LEARNED)
     if given["weight"].requires_grad and given.get("scales") is not None:
         raise NotImplementedError(
             f"{function}: weight must not require grad where it has scales, as no gradient of it is computed, got "
