@@ -41,7 +41,7 @@ CASES = [
     (
         {},
         {"owners": "ranges", "block_table": torch.zeros(2, 1, dtype=torch.int32)},
-        "ValueError: room must be the positions of a rank's range, as a block_table may grow, got None",
+        "ValueError: room must say how many positions a rank's range has, as a block_table may grow, got None",
     ),
     ({}, {"cache_seqlens": None}, "TypeError: cache_seqlens must be an int or an int32 tensor, got NoneType"),
     ({}, {"cache_seqlens": -1}, "ValueError: cache_seqlens must be 0 to 2^31 - 1, got -1"),
@@ -56,7 +56,7 @@ CASES = [
         {"cache_seqlens": torch.tensor([3, -4], dtype=torch.int32)},
         "ValueError: cache_seqlens must not be negative, got -4",
     ),
-    ({}, {"cache_seqlens": 128}, "ValueError: k_cache must have rows for the keys that are this rank's (65 of 129)"),
+    ({}, {"cache_seqlens": 128}, "ValueError: k_cache must have rows for this rank's keys (65 of 129)"),
     (
         {},
         {"cache_seqlens": 128, "owners": "ranges"},

@@ -53,7 +53,7 @@ def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> t
         elif _NAMES.get(keyword) in own:
             ours = _NAMES[keyword]
             if value is not None and named.get(ours) is not None:
-                raise call.refuse(keyword, f"must be None if {ours}, which it is, is given", shown(value))
+                raise call.refuse(keyword, f"must be None if {ours} is given, which means the same", shown(value))
             if value is not None or ours not in named:
                 known[ours] = value
                 words[ours] = keyword

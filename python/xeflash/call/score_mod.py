@@ -28,7 +28,7 @@ _KEYWORDS = re.compile(
 )
 
 # The compiler runs in this process, on the caller's stack, and descends into expressions. On 8 MiB, the usual stack,
-# it stands 1000 brackets in each other and 2000 operators in a row, but not twice as many, which end the process; on
+# it stands 1000 nested brackets and 2000 operators in a row, but not twice as many, which end the process; on
 # 2 MiB, a quarter of that.
 _MOST_CHARACTERS, _MOST_WORDS, _MOST_BRACKETS = 1 << 16, 500, 64
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
@@ -119,7 +119,7 @@ def _words_of(function: str, text: str) -> set[str]:
                 )
             if word in _BRANCHES:
                 raise ValueError(
-                    f"{function}: score_mod must not branch, as select(condition, a, b) chooses, got {word!r} at "
+                    f"{function}: score_mod must not branch; select(condition, a, b) chooses, got {word!r} at "
                     f"{place} in {_shown(text, place)}"
                 )
             if word in _BRACKETS.values():
@@ -133,7 +133,7 @@ def _words_of(function: str, text: str) -> set[str]:
                 statement, depth = len(words), len(opened)
             if len(opened) > _MOST_BRACKETS:
                 raise ValueError(
-                    f"{function}: score_mod must have at most {_MOST_BRACKETS} brackets in each other, got more at "
+                    f"{function}: score_mod must have at most {_MOST_BRACKETS} nested brackets, got more at "
                     f"{place} in {_shown(text, place)}"
                 )
         place = found.end()

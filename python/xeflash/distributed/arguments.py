@@ -63,7 +63,7 @@ def read(call: Call, groups: tuple[dist.ProcessGroup, ...]) -> Read:
     left, right = call.get("window_left", -1), 0 if call.get("causal", False) else call.get("window_right", -1)
     positional = left >= 0 or right >= 0 or "alibi_slopes" in learned or snippet_of or dropout_p > 0
     if rows != keys and (positional or documents is not None):
-        raise call.refuse("k", f"must have the rows of q ({rows}) where masks, documents or positions count", keys)
+        raise call.refuse("k", f"must have as many rows as q ({rows}) with masks, documents or positions", keys)
     how, chunk = call.get("how", "auto"), rows * within // pieces
     auto = None
     if how == "auto" and len(worlds) == 1:
@@ -206,7 +206,7 @@ def _ways(call: Call, how: Any, worlds: list[int], heads: int) -> tuple[str, ...
     else:
         raise call.refuse("how", f"must be one of {', '.join(_WAYS)}, auto for one group", repr(how))
     if ways[-1] == "all_to_all" and heads % worlds[-1]:
-        raise call.refuse("q", f"must have heads that the {worlds[-1]} ranks divide for how='all_to_all'", heads)
+        raise call.refuse("q", f"must have a multiple of {worlds[-1]} heads for how='all_to_all'", heads)
     return ways
 
 
@@ -227,8 +227,8 @@ def _check_dropout(
     if documents is not None:
         got = f"{dropout_p} with how={ways[0]!r}"
         raise call.refuse(
-            "dropout_p", "must be 0 with packed documents, but for how='all_to_all'", got, NotImplementedError
+            "dropout_p", "must be 0 with packed documents, except with how='all_to_all'", got, NotImplementedError
         )
     if chunk % _ROWS_OF_A_DRAW:
-        rule = f"must have chunks of a multiple of {_ROWS_OF_A_DRAW} rows with dropout, but for how='all_to_all'"
+        rule = f"must have chunks of a multiple of {_ROWS_OF_A_DRAW} rows with dropout, except with how='all_to_all'"
         raise call.refuse("q", rule, chunk)

@@ -69,8 +69,7 @@ class Owners:
             )
         if (needs := self.length(total)) > rows:
             raise ValueError(
-                f"{function}: k_cache must have rows for the keys that are this rank's ({needs} of {total}), "
-                f"got {rows} rows"
+                f"{function}: k_cache must have rows for this rank's keys ({needs} of {total}), got {rows} rows"
             )
 
 
@@ -95,7 +94,7 @@ def owners_of(function: str, owners: Any, page: Any, room: Any, rows: int | None
     if is_ranges and room is None:
         if rows is None:
             raise ValueError(
-                f"{function}: room must be the positions of a rank's range, as a block_table may grow, got None"
+                f"{function}: room must say how many positions a rank's range has, as a block_table may grow, got None"
             )
         room = rows
     size = int(room) if is_ranges else PAGE if page is None else int(page)

@@ -44,7 +44,7 @@ class Documents(NamedTuple):
         """
         if aligned and not (self.starts_q is self.starts_k or torch.equal(self.starts_q, self.starts_k)):
             raise NotImplementedError(
-                f"{NAME}: cu_seq_lens_q and cu_seq_lens_k must be equal where padding or a position_bias hides, too, "
+                f"{NAME}: cu_seq_lens_q and cu_seq_lens_k must be equal where padding or a position_bias hides keys, "
                 f"got {self.starts_q.tolist()} and {self.starts_k.tolist()}"
             )
         query_documents, key_documents = (

@@ -41,7 +41,9 @@ def write(folder: Path) -> dict[str, Path]:
     """Writes a kernel per name into `folder`; returns the folder for each repository."""
     folder = folder.resolve()
     if ":" in str(folder):
-        raise ValueError(f"hub: the folder must have no ':' in its path, where LOCAL_KERNELS would end, got {folder}")
+        raise ValueError(
+            f"hub: the folder must have no ':' in its path, which separates the folders of LOCAL_KERNELS, got {folder}"
+        )
     for name in _KERNELS:
         if (folder / name).exists() and not _is_ours(folder / name):
             raise FileExistsError(f"hub: {folder / name} must be written by xeflash, or not exist, got another's")

@@ -78,7 +78,7 @@ def find(model: nn.Module) -> tuple[PreTrainedModel, nn.Linear]:
     """Finds the language model in a module, and its head; raises an error where the loss needs its logits."""
     found = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     if found is None:
-        raise TypeError(f"patch: model must have one of Transformers in it for loss=True, got {type(model).__name__}")
+        raise TypeError(f"patch: model must contain a model of Transformers for loss=True, got {type(model).__name__}")
     if "labels" not in inspect.signature(type(found).forward).parameters:
         raise NotImplementedError(f"patch: loss=True wants a forward with labels, but {type(found).__name__} has none")
     return found, _head_of(found)

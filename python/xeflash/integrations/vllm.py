@@ -25,7 +25,7 @@ def check_default() -> bool:
     """Checks XEFLASH_VLLM; returns whether this backend serves layers that name no backend."""
     choice = os.environ.get("XEFLASH_VLLM", "0")
     if choice not in ("0", "1"):
-        raise ValueError(f"XEFLASH_VLLM: must be 0 or 1, got {choice!r}")
+        raise ValueError(f"XEFLASH_VLLM must be 0 or 1, got {choice!r}")
     return choice == "1"
 
 

@@ -61,7 +61,7 @@ def check_gradients(call: Call, learned: Container[str] = ()) -> bool:
     if forward_ad._current_level >= 0:
         for name, array in _each(call.arguments):
             if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
-                rule = "must have no tangent, as forward-mode gradients are not there"
+                rule = "must have no tangent, as there are no forward-mode gradients"
                 raise call.refuse(name, rule, "one", NotImplementedError)
     return wanted
 

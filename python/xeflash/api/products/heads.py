@@ -26,9 +26,9 @@ def _divided(call: Call, divisor: Any) -> tuple[Any, Any]:
     """Computes (loss, LSE) with a divisor that is an array: divides the sum, so that nothing waits for its value."""
     if namespace(call.function, "divisor", divisor) is not namespace(call.function, "input", call["input"]):
         got = type(divisor).__name__
-        raise call.refuse("divisor", "must be a number, or an array as input is one", got, TypeError)
+        raise call.refuse("divisor", "must be a number, or an array of the library of input", got, TypeError)
     if not _is_real(divisor):
-        raise call.refuse("divisor", "must be a number, or a dense array of a real one", divisor.dtype, TypeError)
+        raise call.refuse("divisor", "must be a number, or a dense array of real numbers", divisor.dtype, TypeError)
     if tuple(divisor.shape) not in ((), (1,)):
         raise call.refuse("divisor", "must be a number, or an array of one", f"shape {list(divisor.shape)}")
     if getattr(divisor, "requires_grad", False):

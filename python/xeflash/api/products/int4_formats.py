@@ -151,8 +151,8 @@ def _from_tiles(t: Tensors) -> Plain:
     inputs = 128 * tiles_k
     if len(both) == 0 or inputs % len(both):
         raise ValueError(
-            f"{FUNCTION}: scale_and_zero must have as many rows for the inputs of qdata ({inputs}) as they have "
-            f"groups, got {len(both)}"
+            f"{FUNCTION}: scale_and_zero must have a row for each group of the inputs of qdata ({inputs}), "
+            f"got {len(both)}"
         )
     group = inputs // len(both)
     # Of a nibble: tile of outputs, tile of inputs, output, pair of inputs, two tiles of 16 inputs; then odd or even,
@@ -170,8 +170,8 @@ def _from_tiles(t: Tensors) -> Plain:
     if bool((off > step * abs(zeros)).any()):
         worst = float((off / (abs(wide) + cast(wide == 0, "float32"))).max())
         raise ValueError(
-            f"{FUNCTION}: scale_and_zero must have zeros that are whole multiples of their scales, as rounding to "
-            f"{dtype_name(both)} has them, got one that is {worst:.3g} of a scale away from that"
+            f"{FUNCTION}: scale_and_zero must have zeros that are whole multiples of their scales, rounded to "
+            f"{dtype_name(both)}, got one that is {worst:.3g} of a scale away from a multiple"
         )
     return Plain(q[:outputs, :inputs], scales, cast(8 - whole, "int32"), None)
 

@@ -47,9 +47,9 @@ def _taken(function: str, x: Any, order: Any) -> Any:
             return x[..., order]
     except (IndexError, RuntimeError, TypeError) as error:
         raise ValueError(
-            f"{function}: order must be an array of integers, as x is an array, that name its inputs: {error}"
+            f"{function}: order must be an array of integers that name inputs of x, from the library of x: {error}"
         ) from error
-    raise NotImplementedError(f"{function}: order must be None but for torch tensors and numpy arrays, got one")
+    raise NotImplementedError(f"{function}: order must be None unless x is a torch tensor or a numpy array, got one")
 
 
 @public()

@@ -93,8 +93,8 @@ def order_of(g_idx: Any, inputs: int, group: int | None) -> Any:
     order = stable_order(g_idx)
     if not bool((g_idx[order] == want).all()):
         raise ValueError(
-            f"{FUNCTION}: g_idx must have each group {group or inputs} times, and the last one for the "
-            f"rest of {inputs} inputs, got {int(g_idx.min())}..{int(g_idx.max())} in other numbers"
+            f"{FUNCTION}: g_idx must name each group {group or inputs} times, and the last group for the "
+            f"remaining ones of {inputs} inputs, got groups {int(g_idx.min())}..{int(g_idx.max())} in other numbers"
         )
     return order
 

@@ -96,7 +96,7 @@ def _flash_attn_varlen_forward(
     if leftpad_k is not None:
         raise NotImplementedError(
             f"_flash_attn_varlen_forward: leftpad_k must be None, got {type(leftpad_k).__name__}: "
-            "flash_attn_with_kvcache has cache_leftpad"
+            "use flash_attn_with_kvcache with cache_leftpad"
         )
     with torch.no_grad():
         out, lse, state, _ = torch.ops.xeflash.flash_attn_varlen(
@@ -186,7 +186,7 @@ def _refuse_probabilities(function: str, return_softmax: bool) -> None:
     if return_softmax:
         raise NotImplementedError(
             f"{function}: return_softmax must be False, got {return_softmax}: "
-            "flash_attn_func has return_attn_probs, which gives them"
+            "use flash_attn_func with return_attn_probs"
         )
 
 

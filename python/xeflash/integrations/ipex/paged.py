@@ -184,13 +184,13 @@ class PagedAttention:
             shape = list(cache.shape)
             if cache.dim() != 4 or shape[2] != block_size:
                 raise ValueError(
-                    f"PagedAttention: {name} must be (pages, Hk, page, D) of pages of block_size = {block_size}, "
+                    f"PagedAttention: {name} must be (pages, Hk, page, D) with pages of block_size = {block_size}, "
                     f"got shape {shape}"
                 )
             if cache.device.type != "cpu" and shape[2] == shape[3]:  # (pages, Hk, D, page) in IPEX for XPU
                 raise ValueError(
-                    f"PagedAttention: {name} must have a page size other than D on XPU, where it would not tell which "
-                    f"of them comes first, got shape {shape}"
+                    f"PagedAttention: {name} must have a page size other than D on XPU, as equal sizes do not tell "
+                    f"which comes first, got shape {shape}"
                 )
         return cls._attend(
             output, query, key_cache, value_cache, scale, pages, alibi, causal=True, max_seqlen_q=1,

@@ -83,7 +83,7 @@ class XeCache(Cache):  # type: ignore[misc]
             layers = self._layers_of(columns)
             if len({layer.used for layer in layers}) > 1:
                 raise RuntimeError(
-                    "XeCache: all layers must hold as many keys when beams are reordered, "
+                    "XeCache: all layers must hold equally many keys when beams are reordered, "
                     f"got {[layer.used for layer in layers]}"
                 )
             for layer in layers:

@@ -32,7 +32,9 @@ class Columns:
         elif needed <= self.max_len:
             self.count = self.max_len
         else:
-            raise ValueError(f"XeCache: max_cache_len must be at least {needed}, the keys, got {self.max_len}")
+            raise ValueError(
+                f"XeCache: max_cache_len must be at least {needed}, the number of keys, got {self.max_len}"
+            )
 
     def permute(self, rows: torch.Tensor, used: int) -> None:
         """Reorders the columns that have keys: row i becomes what row rows[i] is."""

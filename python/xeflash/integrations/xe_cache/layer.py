@@ -160,7 +160,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         used = max(0, self.used + tokens_to_remove)
         if used < self.columns.kept(self.left_behind + used):
             raise RuntimeError(
-                f"XeCache.crop: a layer with a window has left behind the keys before the last {self.used}, "
+                f"XeCache.crop: a layer with a window keeps only the last {self.used}, "
                 f"got tokens_to_remove = {tokens_to_remove}"
             )
         self.columns.free(used, self.used)

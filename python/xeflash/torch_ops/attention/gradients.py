@@ -221,7 +221,9 @@ def _reason_for_no_room(arch: str, dim: int, dim_v: int) -> str:
 def check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
     """Refuses in the forward pass what the backward pass would refuse; 16 bits always find room."""
     if q.dtype is torch.float32 and (reason := _reason_for_no_room(arch, q.shape[-1], v.shape[-1])):
-        raise NotImplementedError(f"{function}: gradients must not be wanted of these head dims here, as {reason}")
+        raise NotImplementedError(
+            f"{function}: gradients must not be wanted with these head dims on this device, as {reason}"
+        )
 
 
 def refuse_captures(function: str, score_mod: str, elements: int) -> None:
