@@ -88,7 +88,7 @@ def _in_16_bits(call: Call, name: str, scale: Any, heads: Any, starts: Any) -> A
     batch = len(starts) - 1 if packed else len(x)
     fits = scale.ndim == 2 and scale.shape[0] in (1, batch) and scale.shape[1] in (1, heads_k)
     if not (fits or scale.numel() == 1):
-        rule = f"must broadcast to [{batch}, {heads_k}], of sequences and heads of k"
+        rule = f"must broadcast to [{batch}, {heads_k}] (sequences, heads of k)"
         raise call.refuse(scale_name, rule, list(scale.shape))
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
     if scale.shape[1] > 1:
