@@ -117,7 +117,7 @@ def iga(command: list[str], family: str, code: bytes) -> list[Json]:
         text = target.read_text(errors="replace")
     text = text.replace(",NoAccSBSet]", ',"NoAccSBSet"]').replace(
         "[NoAccSBSet]", '["NoAccSBSet"]'
-    )  # it forgets the quotes
+    )  # IGA forgets the quotes
     listing = json.loads(text, strict=False)
     if listing.get("version") != "2.0":
         raise RuntimeError("this iga64 writes JSON of another version: that of libigc2-tools is needed")

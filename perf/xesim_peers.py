@@ -36,7 +36,7 @@ from xesim_decode import MEMBERS, PEERS, PEERS_LIBRARY, members, peers_images
 Where = tuple[int, int]  # a kernel: number of its image in the library, number in the image
 
 LOG2E = 1.4426950408889634
-SLM_BYTES = 65536  # what the launch adds to a kernel's own local memory
+SLM_BYTES = 65536  # the launch adds these to a kernel's own local memory
 SPLIT_FROM = 32  # blocks of keys: shorter sequences are not split
 LSE_TOLERANCE = 1e-5  # fp32 sums of exponentials that are right to 4 ulp
 SLACK = 1e-5  # the same in O, as a share of P|V|
@@ -51,7 +51,7 @@ class Case:
     kernel: Where
     dtype: str
     dim: int
-    heads: tuple[int, int]  # of Q, of K and V
+    heads: tuple[int, int]  # heads of Q; heads of K and V
     queries: tuple[int, ...]  # per sequence
     keys: tuple[int, ...]
     kv: str = ""  # format of K and V, if it is not dtype
@@ -228,7 +228,7 @@ class Run:
         self.machine = Machine(device)
         self.random = np.random.default_rng(zlib.crc32(case.name.encode()))
         self.instructions = self.spilled = self.narrow = 0
-        self.kept: list[Array] = []  # what Params point to
+        self.kept: list[Array] = []  # arrays that Params point to
         self.total_q = sum(case.queries)
         self.cu_q = self.device_array(np.cumsum([0, *case.queries], dtype=np.int32))
         self.out = self.device_array(np.full((self.total_q, case.heads[0], case.dim), 0x7FFF, np.uint16))  # NaN
@@ -409,7 +409,7 @@ class Run:
         c = self.case
         u = 2.0**-11 if c.dtype == "fp16" else 2.0**-8
         error = np.abs(decode(c.dtype, self.out.view()) - want.O)
-        roundings = 0 if c.kind == "reduce" else 1 + (c.splits > 1)  # of P, of partial results
+        roundings = 0 if c.kind == "reduce" else 1 + (c.splits > 1)  # roundings of P, and of partial results
         allowed = u * (roundings * want.PV + np.abs(want.O)) + SLACK * want.PV + 2.0**-25  # half the least fp16
         lse = float(np.max(np.abs(self.lse.view() - want.lse))) if c.lse else None
         return float(np.max(error)), float(np.max(error / allowed)), lse

@@ -31,7 +31,7 @@ WHICH = "sample or merge_states or read_as_its_number_on_gpu or fp16_denormals"
 C_LIBRARY = ("libc6", "libstdc++6", "libgcc-s1", "zlib1g")
 OWN_CODE = ("pvc", "bmg", "dg2", "ptl", "arl-h")  # compilers make the same for the others as for a relative
 COLUMNS = ("device", "compiled by", "cases", "failures", "right, but spill")
-OLD_DEVICES = ("pvc", "dg2", "ats-m")  # of those that ocloc 22.43 knows
+OLD_DEVICES = ("pvc", "dg2", "ats-m")  # devices that ocloc 22.43 knows
 WRAPPER = """#!/bin/sh
 # Runs ocloc with the C library that it was built for.
 root="$(dirname "$(readlink -f "$0")")/root"

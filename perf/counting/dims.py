@@ -20,7 +20,7 @@ from counting.tables import Row, Table
 HEADS, ROWS = 9, 1024
 UNIT = 32  # columns of a block message, and pairs of a dpas's depth
 SCORES = 16 * 16
-MACS = 8 * 16 * 16  # of a dpas
+MACS = 8 * 16 * 16  # multiply-adds of a dpas
 FORMATS = {"device": "", "dtype": "", "D": "", "keys": "", "instructions": ".1f", "dpas": ".1f", "least": ".1f"}
 FORMATS |= {"bytes": ".0f", "shared bytes": ".0f", "sends": ".1f", "spilled": "", "beside": ""}
 FORMATS |= {"its instructions": ".0%", "its bytes": ".0%"}

@@ -36,7 +36,7 @@ COUNTS |= {"inner loop: dpas in all instructions": ".1%"} | dict.fromkeys(
 COUNTS |= {"bytes read / (Q + K + V)": ".1f", "bytes written / O": ".1f"}
 COUNTS |= {"lines read / (Q + K + V)": ".1f", "lines written / O": ".1f", "registers": "", "spilled": ""}
 BYTES = {"global_read": 1, "global_written": 1, "lines_read": LINE_BYTES, "lines_written": LINE_BYTES}
-CACHED = {"l2_read": 1, "memory_read": 1, "memory_written": 1}  # where caches are counted
+CACHED = {"l2_read": 1, "memory_read": 1, "memory_written": 1}  # added if caches are counted
 # Counted by disassembling them; never run here.
 PEERS = [
     {"kernel": name, "instructions": n, "dpas": dpas, "moves": moves, "share": dpas / n, "moves / dpas": moves / dpas}

@@ -18,7 +18,7 @@ from xeflash.tune.products import pick_product
 
 from sweeping import is_cpu
 
-IN_FEATURES = 4096  # of what is timed
+IN_FEATURES = 4096  # inputs of timed calls
 SIZES = ("outputs", "inputs of a step", "turns")
 FIGURES = {"instructions / byte": ".3f", "threads": "", "of": "", "scratch": ""}
 WEIGHTS = {None: 0, "int8": 0, "uint8": 128}  # and the group of inputs that shares a scale

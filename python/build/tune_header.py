@@ -54,6 +54,6 @@ def header() -> str:
 
 if __name__ == "__main__":
     out, text = Path(sys.argv[1]), header()
-    if not out.exists() or out.read_text() != text:  # what includes it is not compiled anew for nothing
+    if not out.exists() or out.read_text() != text:  # an unchanged header compiles nothing anew
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text)

@@ -63,7 +63,7 @@ mine, wanted, places = cp.shard(tokens), cp.shard(labels), cp.positions(length, 
 count = (wanted != -100).sum()
 dist.all_reduce(count)  # ranks may have different numbers of labels: sums and counts are summed apart
 loss = sum_of_losses(mine, wanted, places, cp.context_parallel_attn_func) / count
-loss.backward()  # of this rank's part of the mean: all of them add up
+loss.backward()  # gradients of this rank's part of the mean; those of all ranks add up
 for parameter in parameters:
     dist.all_reduce(parameter.grad)
 total = loss.detach().clone()

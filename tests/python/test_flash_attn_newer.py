@@ -56,7 +56,9 @@ def test_other_names(name):
         for keyword in ("return_lse", "return_softmax_lse"):
             with pytest.raises(ValueError, match=f"{name}: {keyword} must be False with return_attn_probs, got True"):
                 function(*given, return_attn_probs=True, **{keyword: True})
-    with pytest.raises(ValueError, match=f"{name}: learnable_sink must be None if s_aux is given, which means the same"):
+    with pytest.raises(
+        ValueError, match=f"{name}: learnable_sink must be None if s_aux is given, which means the same"
+    ):
         function(*given, learnable_sink=sink, s_aux=sink)
 
 

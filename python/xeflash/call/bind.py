@@ -96,7 +96,7 @@ def public(
 def _translate(given: dict[str, Any]) -> None:
     if "window_size" in given:
         given["window_left"], given["window_right"] = window(given["function"], given.pop("window_size"))
-    if "deterministic" in given:  # as the backward pass is in any case
+    if "deterministic" in given:  # the backward pass always is
         flag(given["function"], "deterministic", given.pop("deterministic"))
 
 

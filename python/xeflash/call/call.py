@@ -23,7 +23,7 @@ class Call:
 
     def __init__(self, arguments: dict[str, Any], words: dict[str, str] = _NOTHING) -> None:
         self.arguments = arguments  # with the function's name and the layout; what is not given has its default
-        self.words = words  # of the caller, where they are not the schema's
+        self.words = words  # the caller's words, where they differ from the schema's
 
     @property
     def function(self) -> str:

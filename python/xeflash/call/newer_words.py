@@ -35,8 +35,8 @@ _REFUSED = {
     "sm_margin": "no part of the device can be left free",
 }
 
-WORDS = {"return_lse": "return_attn_probs"}  # of the functions of flash-attn 2
-_LSE_ALONE: Any = object()  # as return_attn_probs: the LSE, and no third result
+WORDS = {"return_lse": "return_attn_probs"}  # words of flash-attn 2's functions
+_LSE_ALONE: Any = object()  # a value of return_attn_probs: the LSE, and no third result
 
 
 def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -60,7 +60,7 @@ def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> t
         elif keyword in _LSE and "return_attn_probs" in own:
             return_lse = keyword if flag(call.function, keyword, value) else return_lse
         elif keyword == "cu_seqlens_k_new" and "cu_seqlens_q" in own and named.get("k", call.get("k")) is None:
-            pass  # where new keys begin, of which there are none
+            pass  # it says where new keys begin, but there are none
         elif keyword == "rotary_seqlens" and "rotary_cos" in own:
             every = {**call.arguments, **named}
             if not (value is None or every.get("rotary_cos") is None or value is every.get("cache_seqlens")):

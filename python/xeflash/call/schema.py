@@ -27,7 +27,7 @@ class Keyword:
     default: Any = None
     ops: str = "adpc"  # operators that have it: attention, dense, packed, cache
     learned: bool = False
-    attention: str = ""  # its name in attention(), if another
+    attention: str = ""  # its name in attention(), if that differs
     forward_only: str = ""  # why the backward pass does without it; else it has it, too
 
 
@@ -47,7 +47,7 @@ class _Given(TypedDict):
 class Arguments(_Given, total=False):
     """The arguments of a call and their defaults."""
 
-    words: Annotated[Words | None, Keyword(ops="adpc")]  # its caller's, for messages, by those of this table
+    words: Annotated[Words | None, Keyword(ops="adpc")]  # the caller's words, for messages, by the words of this table
     k: Annotated[Array, Keyword(learned=True, attention="key")]  # with k_cache: the keys to append to it
     v: Annotated[Array, Keyword(learned=True, attention="value")]
     out: Annotated[Array, Keyword(ops="", forward_only="it is the result")]
@@ -62,9 +62,9 @@ class Arguments(_Given, total=False):
     alibi_slopes: Annotated[Array, Keyword(learned=True)]
     s_aux: Annotated[Array, Keyword(learned=True, attention="sinks")]
     score_mod: Annotated[Snippet | None, _ANY]  # from snippet()
-    document_ids: Annotated[Array, Keyword(ops="ad")]  # of the rows of k; those of q are the last ones
+    document_ids: Annotated[Array, Keyword(ops="ad")]  # ids of the rows of k; the rows of q are the last ones
     picks: Annotated[Array, Keyword(ops="ad")]  # a bit of each row and key, in words of 32 keys
-    picked_spans: Annotated[Array, Keyword(ops="ad")]  # of 64 rows each: which words have a bit
+    picked_spans: Annotated[Array, Keyword(ops="ad")]  # which words have a bit, for spans of 64 rows
     dropout_p: Annotated[float, Keyword(0.0, ops="adp")]
     seed: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]  # from seeds()
     offset: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]
@@ -82,7 +82,7 @@ class Arguments(_Given, total=False):
     other_lse: Annotated[Array, Keyword(ops="", forward_only="it has the LSE of all")]  # `out` joins it, in fp32
     q_start: Annotated[Factor, _PART]  # the position of the first row of q; of each sequence, or a number for all
     k_start: Annotated[Factor, _PART]
-    first_head: Annotated[int, Keyword(0, ops="")]  # of all heads, those of q begin with it
+    first_head: Annotated[int, Keyword(0, ops="")]  # the first head of q among all heads
     all_heads: Annotated[int, Keyword(0, ops="")]  # 0: they are all
     k_cache: Annotated[Array, _CACHE]  # rows that lie where block_table or beam_index say, or in the array's order
     v_cache: Annotated[Array, _CACHE]
@@ -110,7 +110,7 @@ class BackwardArguments(Arguments, total=False):
     dk: Array
     dv: Array
     longer: bool  # out and lse are of rows of more keys than these
-    wanted: tuple[str, ...]  # of LEARNED, or "captures['NAME']"
+    wanted: tuple[str, ...]  # names of LEARNED, or "captures['NAME']"
 
 
 _PRODUCT = Keyword(ops="l")
@@ -166,7 +166,7 @@ class CrossEntropyArguments(TypedDict, total=False):
     divisor: Annotated[float, Keyword(0.0, ops="h")]  # 0: the rows that count
     log_prob: Annotated[bool, Keyword(False, ops="h")]  # the negative of a loss of rows that all count
     workspace: Annotated[int, Keyword(0, ops="h")]  # bytes of logits, of which gradients are made in the forward pass
-    logits: Annotated[Array, Keyword(ops="")]  # where they go
+    logits: Annotated[Array, Keyword(ops="")]  # the array that they are written to
 
 
 class TopKArguments(TypedDict, total=False):

@@ -35,7 +35,7 @@ _BRACKETS = {")": "(", "]": "[", "}": "{"}
 # A branch on b, h or a captured number chooses between values that GPUs keep in vectors: IGC makes of some of these
 # choices code for the first lane only. Our select() has a form that it gets right.
 _BRANCHES = {"if", "else", "?", "switch", "for", "while", "do", "goto", "try"}
-_TEXT = r"[\t -\[\]-~]"  # of a comment: what is printed, but for the backslash, which joins lines
+_TEXT = r"[\t -\[\]-~]"  # characters of a comment: all that print, except the backslash, which joins lines
 _COMMENT = re.compile(rf"//{_TEXT}*|/\*(?:{_TEXT}|[\r\n])*?\*/")
 _TYPES = {"const", "float", "int", "bool", "unsigned", "auto", "f16", "bf16"}
 _WORD = re.compile(
@@ -96,7 +96,7 @@ def _words_of(function: str, text: str) -> set[str]:
         raise ValueError(f"{function}: score_mod must have at most {_MOST_CHARACTERS} characters, got {len(text)}")
     words: list[str] = []
     opened: list[str] = []
-    statement = depth = 0  # where the one at hand begins among the words, and how many brackets are open around it
+    statement = depth = 0  # the present statement's first word, and the brackets that are open around it
     place = 0
     while place < len(text):
         found = _WORD.match(text, place)

@@ -64,7 +64,7 @@ def namespace(function: str, name: str, array: Any) -> Any:
         return torch
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
-    if type(array).__module__ == "numpy":  # of 1.x
+    if type(array).__module__ == "numpy":  # numpy 1.x
         return sys.modules["numpy"]
     raise TypeError(
         f"{function}: {name} must be a torch tensor, or have __array_namespace__, got {type(array).__name__}"

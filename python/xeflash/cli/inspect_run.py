@@ -7,7 +7,7 @@ from typing import Any
 
 from xeflash.bench.cases import Case
 
-LINES = 12  # that are shown of those that wait longest
+LINES = 12  # the instructions that wait longest, as many as are shown
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -102,7 +102,7 @@ def _run_all(pool: Pool, timed: bool) -> list[dict[str, Any]]:
     small, large = list(all_cases()), list(large_cases(bool(pool.device["on_gpu"]))) if timed else []
     rows: dict[str, dict[str, Any]] = {name: {"name": name} for name in (*small, *large)}
     screen = Console(stderr=True)
-    if not screen.is_terminal:  # which a progress bar would be on
+    if not screen.is_terminal:  # without a progress bar
         print(f"xeflash selftest: {len(rows)} cases on {pool.device.get('name')}", file=sys.stderr, flush=True)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as progress:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from xeflash.distributed.transport import DIRECTIONS, chosen_transport
 
-_MAGIC = 0x7865_666C_6173_6801  # of a message; its last digits change with what is in it
+_MAGIC = 0x7865_666C_6173_6801  # marks a message; its last digits change with the message's form
 _NO_LIMIT = 2**63 - 1
 SECONDS_TO_ANSWER = 2.0
 
@@ -106,7 +106,7 @@ def _compare(
             return tuple(x % 2**64 for x in found[0][3:5]), None if least == _NO_LIMIT else least, number
         everyone = _gather_objects(facts, groups)
     if "refused" in facts:
-        return seed, room, number  # what this rank refused is what it raises
+        return seed, room, number  # this rank raises its own refusal
     raise ValueError(f"{function}: {_difference(everyone)}")
 
 
@@ -118,7 +118,7 @@ def _difference(everyone: list[dict[str, Any]]) -> str:
             return f"rank {rank} refused its arguments: {theirs['refused']}"
     other = next(rank for rank, theirs in enumerate(everyone) if theirs != first)
     names = [name for name in {**first, **everyone[other]} if first.get(name) != everyone[other].get(name)]
-    if "function" in names:  # whose other facts have nothing to do with each other
+    if "function" in names:  # the other facts of two functions cannot be compared
         names = ["function"]
     found = [f"{name} {first.get(name)} on rank 0, {everyone[other].get(name)} on rank {other}" for name in names]
     return f"{', '.join(names)} must be equal on all ranks, got {'; '.join(found)}"

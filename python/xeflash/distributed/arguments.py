@@ -123,7 +123,7 @@ def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, documents: Documents | N
     """Checks this rank's shards by the rules of the extension, before anything moves."""
     own = [name for name in call.arguments if name not in ROWS and name != "captures"]
     alone = call.with_(*own, q=q, k=k, v=v, seed=0)
-    if documents is not None:  # those of the first rows
+    if documents is not None:  # the documents of the first rows
         of_q, of_k = (documents.starts.clamp(max=len(x)) for x in (q, k))
         longest = documents.longest
         alone = alone.with_(cu_seqlens_q=of_q, cu_seqlens_k=of_k, max_seqlen_q=longest, max_seqlen_k=longest)
@@ -215,7 +215,7 @@ def _room(device: torch.device) -> int:
     """Returns the bytes that a call may need beside its tensors: a quarter of all memory, so that choices are fixed."""
     if device.type == "xpu":
         return int(torch.xpu.get_device_properties(device).total_memory) // 4
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of torchrun
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 // ranks_here
 
 

@@ -17,7 +17,7 @@ from xeflash.distributed import part
 from xeflash.distributed.shards import RANGES, Chunk, chunks_of
 
 State = tuple[Tensor, Tensor]  # out and LSE, in fp32
-Sums = tuple[Tensor | None, Tensor | None]  # of dK and dV
+Sums = tuple[Tensor | None, Tensor | None]  # sums of dK and dV
 EVERY = slice(None)
 
 
@@ -74,7 +74,7 @@ class Spread:
     documents: Documents | None
     all_heads: int
     first_head: int = 0
-    ready: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # what was computed before
+    ready: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # results that were computed before
 
     @property
     def function(self) -> str:
@@ -115,7 +115,7 @@ class Spread:
 
     def sees(self, q: Chunk, k: Chunk) -> bool:
         """Returns whether some row of q may see some key of k."""
-        nearest = k.start - (q.start + q.rows - 1), k.start + k.rows - 1 - q.start  # of key - row, from and to
+        nearest = k.start - (q.start + q.rows - 1), k.start + k.rows - 1 - q.start  # the range of key - row
         if (self.left >= 0 and nearest[1] < -self.left) or (self.right >= 0 and nearest[0] > self.right):
             return False
         return self.documents is None or self.documents.meet(q, k)

@@ -58,7 +58,7 @@ class Case:
     direction: str
     transport: str
     dtype: str
-    elements: int  # of a message to one rank
+    elements: int  # elements of a message to one rank
     messages: int = 0
     wrong: int = 0
     fault: Fault | None = None
@@ -275,7 +275,7 @@ def _try(
 def _move(begin: Callable[[int], Wait], device: torch.device) -> tuple[list[Tensor], bool]:
     """Moves messages in a row, beside computation, and two at once; returns them, and whether products stayed right."""
     x = torch.arange(128 * 128, device=device).remainder(13).float().view(128, 128)
-    alone = x @ x  # of small numbers, so that it is exact
+    alone = x @ x  # a product of small numbers is exact
     got = [begin(number)() for number in range(IN_A_ROW)]
     wait = begin(IN_A_ROW)
     beside = [x @ x for _ in range(4)]

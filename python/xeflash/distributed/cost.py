@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WAYS = ("all_gather", "all_to_all", "ring")  # of equal bytes, choose() takes the way with fewer steps
+WAYS = ("all_gather", "all_to_all", "ring")  # between equal bytes, choose() takes the way with fewer steps
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _FP32 = 4

@@ -32,7 +32,7 @@ _OF_ALL += ["causal", "window_left", "window_right", "rotary_cos", "rotary_sin",
 class Part:
     """The part of a call that one rank runs."""
 
-    call: Call  # of attention on this rank's cache
+    call: Call  # attention on this rank's cache
     owners: Owners
     length: int | Tensor  # keys on all ranks before the new ones
     k: Tensor | None  # new keys and values that `call` does not append

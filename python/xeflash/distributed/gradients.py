@@ -41,13 +41,13 @@ class Job:
 
     spread: Spread
     groups: tuple[dist.ProcessGroup, ...]
-    ways: tuple[str, ...]  # of each group, the outer one first; none until one is chosen
+    ways: tuple[str, ...]  # a way for each group, the outer one first; empty until a way is chosen
     shards: str
-    shapes: tuple[torch.Size, ...]  # of q, k and v
+    shapes: tuple[torch.Size, ...]  # shapes of q, k and v
     wants_lse: bool
     lse_alone: bool = False  # without flash-attn's third result
     auto: Choice | None = None
-    number: int = 0  # of the call, among those of its groups
+    number: int = 0  # the number of the call among those of its groups
 
     @cached_property
     def exchange(self) -> Exchange | None:
@@ -85,7 +85,7 @@ class Job:
         if exchange is not None:
             q, k, v = exchange.to_heads(q, exchange.spread(k), exchange.spread(v))
         wide, lse = self.way.forward(q, k, v, self._learned(learned))
-        lse.masked_fill_(lse == -torch.inf, torch.inf)  # as flash-attn has it for rows that see no key
+        lse.masked_fill_(lse == -torch.inf, torch.inf)  # flash-attn's LSE of rows that see no key
         out = wide.to(dtype)
         if exchange is not None:
             kept = (q, k, v, wide, None, lse)
@@ -178,7 +178,7 @@ def _backward(
     shape = (*job.shapes[0][:-1], job.shapes[2][-1])
     if dout is None:
         dout = q.new_zeros(()).expand(shape)
-    if dlse is None and job.wants_lse and job.exchange is not None:  # which others exchange, perhaps
+    if dlse is None and job.wants_lse and job.exchange is not None:  # other ranks may exchange theirs
         axes = (1, 0) if len(shape) == 3 else (0, 2, 1)
         dlse = q.new_zeros([shape[axis] for axis in axes], dtype=torch.float32)
     with agree.naming(passed, job.groups):

@@ -25,7 +25,7 @@ class Exchange:
 
     def __init__(self, group: dist.ProcessGroup, dim: int, shards: str, heads: int, heads_k: int) -> None:
         self.group, self.dim, self.shards, self.world = group, dim, shards, group.size()
-        self.heads = heads // self.world  # of q, of a rank
+        self.heads = heads // self.world  # heads of q on a rank
         self.first = self.heads * group.rank()
         per_key = heads // heads_k
         serves = math.gcd(self.heads, per_key)

@@ -120,7 +120,7 @@ class Way:
         if own is None:
             return None, None
         if self.last:
-            for _ in range(self.world - 1 - self.last):  # of a ring that ended early: home
+            for _ in range(self.world - 1 - self.last):  # a ring that ended early sends sums on until they are home
                 back.start(back.wait())
             own.buffer.add_(back.wait())
         return own.both

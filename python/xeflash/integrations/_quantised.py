@@ -19,7 +19,7 @@ class Weight(NamedTuple):
     """A weight, and the name of its format."""
 
     format: str
-    arguments: dict[str, Any]  # of linear, from `weight` on
+    arguments: dict[str, Any]  # arguments of linear, from `weight` on
 
 
 class Refused(NotImplementedError):
@@ -79,7 +79,8 @@ def _from_gptqmodel(module: Any) -> Weight:
         tensors = {x: getattr(module, x) for x in ("qweight", "qzeros", "scales")}
         return Weight("awq", pack_int4(format="awq", bits=module.bits, **tensors)._asdict())
     tensors = {x: getattr(module, x) for x in ("qweight", "qzeros", "scales", "g_idx")}
-    version = 2 if module.REQUIRES_FORMAT_V2 else module.qzero_format()  # those stay 1 where nothing was converted
+    # The format stays 1 where nothing was converted.
+    version = 2 if module.REQUIRES_FORMAT_V2 else module.qzero_format()
     if module.bits == 8:
         return Weight("gptq", _gptq_of_8_bits(version, module.in_features, **tensors))
     packed = pack_int4(format="gptq" if version == 1 else "gptq_v2", bits=module.bits, **tensors)

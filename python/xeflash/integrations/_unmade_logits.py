@@ -33,7 +33,7 @@ class Head:
         self.called = True
         weight: Any = self.module.weight
         bias: Any = self.module.bias
-        if torch.is_autocast_enabled(x.device.type):  # as it does for the product that the head would make
+        if torch.is_autocast_enabled(x.device.type):  # autocast would cast the head's product, too
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)

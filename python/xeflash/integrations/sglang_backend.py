@@ -27,13 +27,13 @@ from xeflash import flash_attn_varlen_func
 class Step:
     """The tokens of a forward pass, and where their keys are."""
 
-    starts: Tensor  # of each sequence's queries
+    starts: Tensor  # starts of each sequence's queries
     longest_q: int
     lengths: Tensor  # keys of each sequence, the new ones among them
     longest_k: int
     pages: Tensor  # (sequences, pages of the longest)
     is_whole: bool = False  # prompts from their first token on: all keys are new
-    window_pages: Tensor | None = None  # of layers whose pool keeps a window only
+    window_pages: Tensor | None = None  # pages of layers whose pool keeps a window only
     window_slots: Tensor | None = None
 
 
@@ -172,7 +172,7 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         step = Step(starts, longest_q, (batch.seq_lens + more).int(), longest_k, firsts // self.page, is_whole)
         if self.has_windows:
             to_window_slots = self.token_to_kv_pool.translate_loc_from_full_to_swa
-            step.window_pages = (to_window_slots(firsts).clamp(min=0) // self.page).int()  # of what was forgotten: any
+            step.window_pages = (to_window_slots(firsts).clamp(min=0) // self.page).int()  # forgotten keys get any page
             step.window_slots = None if batch.out_cache_loc is None else to_window_slots(batch.out_cache_loc)
         return step
 

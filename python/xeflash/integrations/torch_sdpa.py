@@ -56,8 +56,8 @@ _MAX_HEAD_DIM = 576
 _lock = threading.Lock()
 _libraries: list[Any] = []
 _everywhere = False
-_holders = 0  # of torch's fast path: enable() and open contexts
-_fast_path = True  # what it was before
+_holders = 0  # users of torch's fast path being off: enable() and open contexts
+_fast_path = True  # the setting of the fast path before
 _record_by_torch: dict[str, Any] = {}  # torch's own kernels above autograd, of varlen
 _here: ContextVar[bool] = ContextVar("xeflash_torch_sdpa", default=False)
 

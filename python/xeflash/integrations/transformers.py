@@ -87,7 +87,7 @@ def _chunk(function: Any) -> int:
 def _kind(function: Any) -> tuple[str, tuple[int, int] | None]:
     """Returns ("causal", "bidirectional", or "" for anything else; the window, if any) of a mask function."""
     parts = (function,)
-    if function.__code__ is _AND and not torch.compiler.is_compiling():  # which cannot look into it
+    if function.__code__ is _AND and not torch.compiler.is_compiling():  # a compiler cannot look into it
         parts = function.__closure__[0].cell_contents
     kinds = []
     window = None
@@ -118,7 +118,7 @@ class _Facts(NamedTuple):
     """Facts about a 2-D mask."""
 
     padding: bool  # whether it hides a key
-    window: tuple[int, int] | None  # what else is hidden; None if somebody else made the mask
+    window: tuple[int, int] | None  # the window that hides other keys; None if somebody else made the mask
     documents: Documents | None = None
 
 
@@ -126,7 +126,7 @@ class _Facts(NamedTuple):
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "window_attention", "indexed_attention"}
 _KNOWN_LAYERS |= {"minimax_m3_sparse", "hybrid", "hybrid_sliding", "linear_attention", "conv", "moe", "mlp"}
 
-_facts: Any = WeakIdKeyDictionary()  # of masks that mask_function made: looking into one waits for its device
+_facts: Any = WeakIdKeyDictionary()  # facts about masks of mask_function, as reading a mask waits for its device
 
 
 def _facts_of(mask: torch.Tensor) -> _Facts:
@@ -326,4 +326,4 @@ def attention_function(
         query, key, value, mask, dropout, causal, scaling, enable_gqa=True, bottom_right=True, window_size=window,
         softcap=softcap or 0.0, sinks=s_aux, gather_kv_indices=indices, out=out,
     )  # fmt: skip
-    return out.transpose(1, 2).contiguous(), None  # as layers may view it by other shapes
+    return out.transpose(1, 2).contiguous(), None  # layers may view it in other shapes

@@ -39,7 +39,7 @@ from xeflash.integrations._quantised import Refused, weight_of
 
 __all__ = ["Patched", "patch", "unpatch"]
 
-_FEW_ROWS = 64  # of a call, where linear reads W once
+_FEW_ROWS = 64  # rows for which linear reads W once
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TENSORS = (Tensor, nn.Parameter)
 
@@ -222,7 +222,7 @@ def _forward(self: nn.Module, input: Any) -> Any:
         trains = weight.requires_grad and torch.is_grad_enabled()
         if trains or weight.dtype is not input.dtype or weight.device != input.device:
             return layer.own(self, input)
-        if input.shape[:-1].numel() > _FEW_ROWS:  # of a prompt: torch's large products are faster
+        if input.shape[:-1].numel() > _FEW_ROWS:  # a prompt: torch's large products are faster
             return layer.own(self, input)
         return xeflash.linear(input, weight, bias)
     if layer.weight.device != input.device:

@@ -163,7 +163,7 @@ def _forward_of(model: Any) -> Callable[..., Any]:
         if labels is None or not self.training:
             return replaced.own(self, *args, **kwargs)
         head = _head_of(self)
-        if _KEY not in head.__dict__:  # it came later, by resize_token_embeddings
+        if _KEY not in head.__dict__:  # resize_token_embeddings made the head later
             _take(head, _head_forward)
         call = Head(head, type(self).__name__)
         with _calls.of(call):

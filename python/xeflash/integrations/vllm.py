@@ -18,7 +18,7 @@ from typing import Any
 
 NAME = "XEFLASH"
 BACKEND = "xeflash.integrations.vllm_backend.XeflashBackend"
-MLA_BACKEND = "xeflash.integrations.vllm_mla.XeflashMLABackend"  # of DeepSeek's latent attention, under the same names
+MLA_BACKEND = "xeflash.integrations.vllm_mla.XeflashMLABackend"  # DeepSeek's latent attention, under the same names
 
 
 def check_default() -> bool:

@@ -108,7 +108,7 @@ def _write(folder: Folder, key: str, source: str, meta: Mapping[str, object], bu
             entry.write("kernel.bin", built.binary)
             entry.write("build.log", built.log.encode())
             entry.write("meta.json", (json.dumps(_stamped(meta, built.binary), indent=1) + "\n").encode())
-        folder.move(aside, key)  # what is there is corrupt, or refused by the device
+        folder.move(aside, key)  # the entry there is corrupt, or the device has refused it
     finally:
         folder.remove(aside)
 

@@ -33,10 +33,10 @@ class Shares:
 
     kernels: tuple[AnyDesc, ...]  # in the order in which the call asks for them
     launches: tuple[Launch, ...]  # in their order
-    splits: int  # of the keys; 1: they are not split
+    splits: int  # splits of the keys; 1: they are not split
     partial_bytes: int  # memory that a launch leaves results in for the next ones
-    units: int  # of the device
-    device_threads: int  # for which it has work at a time, as tune.Schedule counts them
+    units: int  # compute units of the device
+    device_threads: int  # threads that the device has work for at a time, as tune.Schedule counts them
 
     @property
     def widest(self) -> Launch:

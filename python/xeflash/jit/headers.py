@@ -21,12 +21,13 @@ _INSTALL = (
     "kernels are compiled with the C++ headers of g++: install it (apt install g++, dnf install gcc-c++, conda install "
     "gxx), or intel-sycl-rt 2026.2 or newer, which has headers of its own"
 )
-_MISSING = re.compile(r"(?:fatal )?error: '(?:bits/|sys/)?\w+(?:\.h)?' file not found")  # of C or C++, not ours
+# A header of C or C++, not one of ours.
+_MISSING = re.compile(r"(?:fatal )?error: '(?:bits/|sys/)?\w+(?:\.h)?' file not found")
 
 _Built = TypeVar("_Built")
 
 _GLIBCXX = re.compile(r"^#define __GLIBCXX__ (\d+)", re.MULTILINE)
-_CONFIGS = (  # of Debian, of Red Hat, of conda and of g++'s own installation
+_CONFIGS = (  # paths of Debian, Red Hat, conda and g++'s own installation
     "include/*/c++/*/bits/c++config.h",
     "include/c++/*/*/bits/c++config.h",
     "lib/gcc/*/*/include/c++/*/bits/c++config.h",
@@ -61,7 +62,7 @@ class Headers:
         self._libc = libc
         self._options: tuple[str, ...] = ()
         self._proven = False
-        self._missing = ""  # what the last compiler looked for in vain
+        self._missing = ""  # the header that the last compiler did not find
         self._guard = threading.Lock()
 
     @property

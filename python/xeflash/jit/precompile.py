@@ -181,7 +181,7 @@ def compile_command(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         compilers.end()
-        pool.shutdown(cancel_futures=True)  # what a driver is translating is waited for, and kept
+        pool.shutdown(cancel_futures=True)  # kernels that a driver is translating are waited for, and kept
         print("xeflash compile: interrupted; what was compiled is kept", file=sys.stderr)
         return 130
     for failure in failures:

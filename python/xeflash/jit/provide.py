@@ -31,7 +31,7 @@ HEADERS = PACKAGE / "kernels"
 PREBUILT = PACKAGE / "prebuilt"
 CXX_HEADERS = Headers(HEADERS / "libc")
 
-_FORMAT = 4  # of what is kept; to be raised when kernel.bin comes to hold something else
+_FORMAT = 4  # the format of entries; raise it when the content of kernel.bin changes
 # The templates of SYCL that its own headers use are instantiated with what is parsed once, not in each kernel.
 INSTANTIATE_EARLY = "-fpch-instantiate-templates"
 _FRAME = re.compile(r"The program was built for \d+ devices|Build program log for '.*':")  # SYCL's, around logs
@@ -200,7 +200,7 @@ def _explain(kernel: KernelSource, desc: AnyDesc, log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip() and not _FRAME.fullmatch(line.strip())] or [log]
     first = next((line for line in lines if "error" in line), lines[0])
     what = kernel.name
-    if isinstance(desc, Desc) and desc.score_mod:  # whose author knows no names and lines of kernels
+    if isinstance(desc, Desc) and desc.score_mod:  # a snippet's author knows no names and lines of kernels
         what = f"score_mod {textwrap.shorten(desc.score_mod.text, 300)!r}"
         first = first[max(first.find("error: "), 0) :]
         if "undeclared identifier" in first:

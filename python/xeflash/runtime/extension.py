@@ -128,7 +128,7 @@ class _AfterImport:
                 sys.meta_path.remove(self)
             self._then()
 
-        with contextlib.suppress(AttributeError):  # of a loader that takes no attributes
+        with contextlib.suppress(AttributeError):  # the loader may take no attributes
             loader.exec_module = exec_module
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Answer = dict[str, Any]
-SECONDS = 180  # for a case, which may be compiled first
+SECONDS = 180  # the limit of a case, which may be compiled first
 _MOST_DEATHS = 5
 
 
@@ -59,7 +59,7 @@ class Worker:
     def ask(self, request: Answer) -> Answer:
         """Sends a request and returns the answer; raises Died."""
         assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has died: _answer says how
+        with contextlib.suppress(BrokenPipeError):  # the worker has died: _answer says how
             print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._answer()
 

@@ -39,7 +39,7 @@ class Features:
     empty_lse: float = field(default=np.inf)  # LSE of a row that sees no key
     batch0: int = 0  # first batch, as dropout numbers it
     head0: int = 0  # first head
-    all_heads: int = 0  # and of how many it is; 0: those that there are
+    all_heads: int = 0  # the heads in all; 0: as many as there are here
 
     def with_(self, **changes: Any) -> Features:
         """Returns a copy with changes."""
@@ -151,7 +151,7 @@ class Result(NamedTuple):
     lse: Any
     softmax: Any
     kept: Any  # the same after dropout
-    size: Any  # of each score, before its terms cancel
+    size: Any  # the size of each score, before its terms cancel
 
 
 def formula(
@@ -171,7 +171,7 @@ def formula(
         x = to_numpy(x) if xp is np else x if hasattr(x, "detach") else xp.from_numpy(np.asarray(x))
         return x if dtype is None else x.astype(dtype, copy=False) if xp is np else x.to(dtype)
 
-    def sizes(x: Any) -> Any:  # which no gradient passes
+    def sizes(x: Any) -> Any:  # no gradient passes
         return abs(x if xp is np else x.detach())
 
     (batch, heads, rows, dim), keys = q.shape, k.shape[2]
@@ -245,7 +245,7 @@ def merged_reference(outs: Array, lses: Array) -> tuple[Array, Array, Array]:
     with np.errstate(divide="ignore", invalid="ignore"):
         weights = np.where(total > 0, weights / total, 0.0).swapaxes(-1, -2)[..., None]
         lse = np.where(total > 0, top + np.log(total), np.inf)
-        terms = np.where(weights > 0, weights * outs, 0.0)  # what a part that saw no key holds does not count
+        terms = np.where(weights > 0, weights * outs, 0.0)  # a part that saw no key does not count
     return terms.sum(axis=0), lse, np.abs(terms).sum(axis=0)
 
 

@@ -36,7 +36,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 # (type, q, k, v, features) -> (out, LSE)
 Other: TypeAlias = Callable[[str, Array, Array, Array, Features], tuple[Array, Array]]
 
-Judge: TypeAlias = Callable[..., "list[Finding]"]  # as `judge` is
+Judge: TypeAlias = Callable[..., "list[Finding]"]  # a function like `judge`
 
 GPU_MATH = 2.0**-21
 SCORES = 2.0**-23  # how far a score may be off, of its size

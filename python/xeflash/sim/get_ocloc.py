@@ -23,10 +23,10 @@ from pathlib import Path
 
 from xeflash.runtime.cache_folder import cache_folder, open_folder
 
-COMPILER = ("intel-ocloc", "libigc2", "libigdfcl2", "libigc2-tools")  # it loads the middle two at run time
+COMPILER = ("intel-ocloc", "libigc2", "libigdfcl2", "libigc2-tools")  # ocloc loads the middle two at run time
 PACKAGES = (*COMPILER, "libc6", "libstdc++6", "libgcc-s1", "zlib1g", "libzstd1")
 SUITE = "sid"
-MIRROR = "https://deb.debian.org/debian"  # where apt's own sources name no Debian archive
+MIRROR = "https://deb.debian.org/debian"  # used if apt's own sources name no Debian archive
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 WRAPPER = """#!/bin/sh
 # Runs {program} with the C library that it was built for.

@@ -48,12 +48,12 @@ class Form:
     function: str  # the public one that it is for
     layout: int
     letter: str  # in Keyword.ops
-    places: str  # what can be given by position: programs rely on it, so it only ever stays
+    places: str  # arguments by position; programs rely on them, so they never change
     needed: int  # the first of them have no default
     results: str = "Results"  # or "Three", "Pair", "One"
     written: tuple[str, ...] = ()
-    names: dict[str, str] = field(default_factory=dict)  # its words for ours
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # where they are not the extension's
+    names: dict[str, str] = field(default_factory=dict)  # the operator's words for ours
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # defaults that differ from the extension's
     table: Mapping[str, Row] = field(default_factory=lambda: ROWS)
 
     @cached_property

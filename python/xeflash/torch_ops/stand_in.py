@@ -61,7 +61,7 @@ def _with_snippet(call: Call) -> Call:
     """Returns a call with a checked snippet and its captures, or without both."""
     text, captures = call.get("score_mod"), call.get("captures")
     if torch.compiler.is_compiling() and isinstance(text, str) and (captures is None or isinstance(captures, Mapping)):
-        return call if captures else call.with_(captures={})  # what is traced is checked when it runs
+        return call if captures else call.with_(captures={})  # a traced snippet is checked when it runs
     if (found := snippet(call.function, text, captures)) is None:
         return call.with_("score_mod", "captures")
     return call.with_(score_mod=found[0], captures=found[1])
@@ -82,7 +82,7 @@ def _resolved(call: Call, form: Form) -> Call:
     if torch.compiler.is_compiling():
         return call
     given, name_of_q = call.arguments, call.word("q")
-    if not isinstance(given["q"], Tensor):  # else torch would not have to see the call
+    if not isinstance(given["q"], Tensor):  # another argument is a tensor that torch has to see
         rule, got = "must be a torch tensor, as another argument requires grad", type(given["q"]).__name__
         raise call.refuse("q", rule, got, TypeError)
     appends, changed = form.letter == "c" and given.get("k") is not None, {}
@@ -182,9 +182,9 @@ def _checked(call: Call, table: Mapping[str, Row], needed: tuple[str, ...]) -> d
             x = flag(call.function, name, x)
         else:
             kinds, words = _KINDS[row.kind]
-            fits = not isinstance(x, Integral) or row.kind == "int" or abs(int(x)) < 2**1023  # as a double
+            fits = not isinstance(x, Integral) or row.kind == "int" or abs(int(x)) < 2**1023  # into a double
             if not isinstance(x, kinds) or isinstance(x, bool) or not fits:
-                value = "" if isinstance(x, Tensor) else f"{x!r:.60} "  # it may be a traced one
+                value = "" if isinstance(x, Tensor) else f"{x!r:.60} "  # the tensor may be traced
                 raise call.refuse(name, f"must be {words}", f"{value}({type(x).__name__})", TypeError)
             if isinstance(x, Integral) and not -(2**63) <= int(x) < 2**63:
                 if row.kind == "int":

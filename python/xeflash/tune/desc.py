@@ -17,7 +17,7 @@ class Algorithm:
     headers: tuple[str, ...]
     entries: tuple[str, ...]
     params: str = "FwdParams"
-    of: str = "attention"  # whose description it has; "products", "softmax", or "heads" of language models
+    of: str = "attention"  # the kind of its description; else "products", "softmax", or "heads" of language models
     multiplies_tiles: bool = True  # by instructions that multiply tiles, as AMX has them
 
 
@@ -82,16 +82,16 @@ class Desc(_OfAlgorithm):
     head_dim: int
     head_dim_v: int
     rows: int
-    hooks: tuple[str, ...] = ()  # what changes scores: structs of kernels/attention/variant.hpp, in their order
+    hooks: tuple[str, ...] = ()  # changes of scores: structs of kernels/attention/variant.hpp, in their order
     bias: str | None = None
     score_mod: ScoreMod | None = None
-    mask: str = "Window"  # which keys a row sees: a struct of kernels/attention/
+    mask: str = "Window"  # the keys that a row sees: a struct of kernels/attention/
     dropout: bool = False
     packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
     split_keys: bool = False  # tiles are few and keys many: groups, and on GPUs their threads, share out the keys
-    cache: str = ""  # where the rows of K and V lie: in the array's order, "paged" or by "beam"
+    cache: str = ""  # the places of the rows of K and V: in the array's order, "paged" or by "beam"
     page_unit: int = 16  # pages are multiples of so many keys
-    cache_dtype: str | None = None  # of K and V, if it is not dtype
+    cache_dtype: str | None = None  # the type of K and V, if it is not dtype
     cache_scales: bool = False  # a factor per row of K and V
     unified_max: bool = False  # decoding with a maximum that is known beforehand
     bias_gradient: str | None = None  # flash_bwd_bias: of a bias, and its type
@@ -120,7 +120,7 @@ class ProductDesc(_OfAlgorithm):
     algorithm: str
     arch: str
     dtype: str
-    rows: int  # as many as there are, up to those of a tile
+    rows: int  # the rows of the call, up to those of a tile
     width: int  # outputs are at most 2^width
     weight: str | None = None  # the type of weights, if it is not dtype; "uint8" is two of 4 bits
     scale: str | None = None  # the type of their scales
@@ -141,7 +141,7 @@ class SoftmaxDesc(_OfAlgorithm):
     algorithm: str
     arch: str
     dtype: str
-    rows: int  # as many as there are, up to those of a tile
+    rows: int  # the rows of the call, up to those of a tile
     columns: int  # at most 2^columns
     inputs: int  # as many as there are, up to 128; of more 256, 128, or 32 (CPUs: 128), what divides them
     more_inputs: bool  # there are more than `inputs`
@@ -172,9 +172,9 @@ class Config:
     block_q: int
     block_k: int
     block_v: int  # columns of the output that a thread owns
-    parts: int = 1  # of the output's columns
-    threads: int = 1  # of a work-group
-    turns: int = 1  # of them that take turns at the keys of the same rows
+    parts: int = 1  # parts of the output's columns
+    threads: int = 1  # threads of a work-group
+    turns: int = 1  # threads that take turns at the keys of the same rows
     block_d: int = 0  # backward: columns of dQ or dK that a thread owns; those of dV are block_v
     team: int = 1  # threads of a block of rows: each owns a part of the columns, and scores some of the keys
     pairs: bool = False  # two teams have the same rows, and each does half of the work

@@ -64,7 +64,7 @@ def pick_product(desc: ProductDesc) -> Config:
     if not desc.arch.startswith("cpu-"):
         lanes = 8 if desc.arch == "dg2" else 16
         rows = -(-(rows or desc.rows) // lanes) * lanes
-        if desc.access == "elements":  # which takes registers for addresses
+        if desc.access == "elements":  # their addresses take registers
             outputs, threads = min(outputs, lanes), min(threads, lanes)
     return Config(rows or desc.rows, inputs, outputs, threads=threads, turns=threads)
 
@@ -169,9 +169,9 @@ def _unit(*lists: list[int]) -> int:
 _STEPS = [inputs for _, name, *_, inputs, _ in HEADS if name == "matmul_add"]
 LOGITS_UNIT = _unit([columns for _, name, _, _, _, columns, _, _ in HEADS if name != "matmul_add"], _STEPS)
 SUMS_UNIT = _unit([columns for arch, name, _, _, _, columns, _, _ in HEADS if name == "matmul_add" and arch != "cpu"])
-BLOCK_ROWS = 64  # of a block of rows whose logits are in memory: as many at least, unless there are fewer
-SAMPLED_ROWS = 64  # whose logits are in memory at a time, to draw from
-WEIGHT_OUTPUTS = 1024  # whose weights are numbers at a time, for a gradient
+BLOCK_ROWS = 64  # rows whose logits are in memory: at least as many, unless the call has fewer
+SAMPLED_ROWS = 64  # rows whose logits are in memory at a time, to draw from
+WEIGHT_OUTPUTS = 1024  # outputs whose weights are unpacked at a time, for a gradient
 
 _OF_CPUS = ProductSchedule(
     logits_unit=LOGITS_UNIT,

@@ -28,7 +28,7 @@ class Tiles:
 
     desc: Desc
     team: int  # threads that share out the columns of a sum
-    threads: int  # of a work-group
+    threads: int  # threads of a work-group
     pairs: bool
 
     @property

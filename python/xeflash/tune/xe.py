@@ -112,7 +112,7 @@ FLASH_BWD_BIAS: list[Row] = [
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
 ]
-BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv")  # whose threads are in xe_gradients.py
+BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv")  # xe_gradients.py has their threads
 
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
 
@@ -130,20 +130,20 @@ SCHEDULE = Schedule(
     turns=32,
     turn_head_dim=256,
     cache_of_unit=(256 << 10) // 8,
-    backward_rows=32,  # so that groups have threads enough to bring tiles into shared memory
+    backward_rows=32,  # gives groups enough threads to bring tiles into shared memory
 )
 SCHEDULES = {
     "pvc": replace(SCHEDULE, cache_of_unit=(512 << 10) // 8),
     "bmg": SCHEDULE,
-    "dg2": replace(SCHEDULE, cache_of_unit=0),  # which brings nothing in ahead of time
+    "dg2": replace(SCHEDULE, cache_of_unit=0),  # Arc A brings nothing in ahead of time
 }
-_TURN_KEYS = 16  # of a block of one query, where threads take turns: so that each has some
+_TURN_KEYS = 16  # keys of a block of one query where threads take turns, so that each thread has some
 
 # Most columns of 8 rows of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
 
-_SHARED_BYTES = min(shared.MOST_BYTES.values())  # of a work-group of the forward pass: what all devices have
-_TEAM_KEYS = {2: 32, 4: 16}  # of a block that a team scores, by the bytes of an element
+_SHARED_BYTES = min(shared.MOST_BYTES.values())  # of the forward pass's work-groups, on any device
+_TEAM_KEYS = {2: 32, 4: 16}  # keys of a block that a team scores, by the bytes of an element
 
 
 def row_of(desc: Desc) -> Row:
@@ -249,11 +249,12 @@ def blocks(desc: Desc) -> tuple[int, int]:
         block_k = min(block_k, 32 if few else 16)  # more spill
     if desc.algorithm == "flash_decode" and desc.split_keys:
         block_k = min(block_k, _TURN_KEYS)
-    by_place = desc.bias is not None or desc.score_mod is not None or "Alibi" in desc.hooks  # of a row and a column
+    # A change of scores that depends on row and column.
+    by_place = desc.bias is not None or desc.score_mod is not None or "Alibi" in desc.hooks
     if desc.algorithm == "flash_decode" and desc.arch == "bmg" and by_place and 240 < desc.head_dim_v <= 256:
         block_k = min(block_k, 16)  # more spill
     tiles = -(-desc.rows // block_q)
-    return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else: of equal height
+    return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else tiles have equal height
 
 
 def columns(desc: Desc, block_q: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from xeflash.tune.xe import changes_scores, is_heavy, neighbours, share
 
 # Most columns of dQ, or of dK and of dV, in the registers of a thread; a team of two is wanted for more than half.
 _MOST_COLUMNS = {"flash_bwd_dq": 128, "flash_bwd_dkv": 64}
-_MOST_THREADS = 16  # of a work-group: 128 rows, or keys, read the other side from L2 once
+_MOST_THREADS = 16  # threads of a work-group: 128 rows, or keys, read the other side from L2 once
 
 
 def teams(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int, bool]:

@@ -10,13 +10,13 @@ from xeflash.call.call import Call
 from xeflash.call.values import as_number, shown
 
 _SCALES = frozenset(("k_scale", "v_scale"))
-_LEAST, _MOST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # of positive numbers in float32
+_LEAST, _MOST = 2.0**-149, (2 - 2.0**-23) * 2.0**127  # the range of positive numbers in float32
 
 
 def query_in_16_bits(call: Call) -> Call:
     """Replaces a float8 q by its values in bf16, multiplied by q_scale."""
     q, scale = call.arguments["q"], call.arguments.get("q_scale")
-    if in_8_bits(q) and (scale is not None or hasattr(q, "is_floating_point")):  # else it is refused
+    if in_8_bits(q) and (scale is not None or hasattr(q, "is_floating_point")):  # else the call is refused
         heads = call["k_cache" if "k_cache" in call else "k"]
         return call.with_("q_scale", q=_in_16_bits(call, "q", scale, heads, call.get("cu_seqlens_q")))
     if scale is not None:

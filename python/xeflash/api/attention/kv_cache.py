@@ -163,7 +163,7 @@ def _scale(call: Call, name: str, scale: Any) -> Any:
         raise call.refuse(name, "must be a number or an array", f"{scale} (bool)", TypeError)
     if isinstance(scale, int | float) or not is_array(call.function, call.word(name), scale):
         return scale
-    if isinstance(scale, Real):  # of numpy's
+    if isinstance(scale, Real):  # a number of numpy
         return float(scale)
     shape = tuple(scale.shape)
     dense = hasattr(scale, "reshape") and not getattr(scale, "is_sparse", False)
@@ -176,13 +176,13 @@ def _expanded(call: Call, name: str, scale: Any) -> Any:
     """Expands scales (B, Hk) to the rows of a cache, (B_cache, S, Hk), without a copy."""
     cache = name[0] + "_cache"
     if getattr(scale, "is_sparse", False):
-        return scale  # which the extension refuses
+        return scale  # the extension refuses it
     rows, keys, heads = shape_of(call.function, call.word(cache), call[cache])[:3]
     strides = scale.stride() if hasattr(scale, "stride") else scale.strides
     is_one = scale.shape[1] in (1, heads) and all(n == 1 or not by for n, by in zip(scale.shape, strides, strict=True))
     elsewhere = any(call.get(table) is not None for table in ("block_table", "cache_batch_idx", "beam_index"))
     if not is_one and not elsewhere and tuple(scale.shape) != (rows, heads):
-        return scale  # which the extension refuses, by its shape
+        return scale  # the extension refuses its shape
     if call.get("k") is not None:
         got = f"shape {list(scale.shape)}"
         raise call.refuse(name, "of (B, Hk) must come without new keys", got, NotImplementedError)

@@ -36,7 +36,7 @@ def pick_keys(call: Call) -> Call:
             raise call.refuse(name, f"must be a torch tensor{with_list}", type(call[name]).__name__, TypeError)
     call, qkv = call.with_(_NAME), _in_rows(call)
     if any(x.ndim != 4 or x.layout != torch.strided for x in qkv):
-        return call  # it is refused
+        return call  # the call will be refused
     (batch, rows, *_), keys = qkv[0].shape, qkv[1].shape[1]
     if indices.device != qkv[0].device:
         raise call.refuse(_NAME, f"must be on the device of the queries ({qkv[0].device})", indices.device)
@@ -191,7 +191,7 @@ def _on_rows(qkv: tuple[Any, Any, Any], indices: Any, torch: Any) -> dict[str, A
 def _bits(indices: Any, keys: int, torch: Any) -> tuple[Any, Any]:
     """Returns a bit for each row and key, in words, and whether each span of rows has a bit in each word."""
     batch, rows, _ = indices.shape
-    words = max(1, -(-keys // _WORD))  # one without keys, to scatter nothing to
+    words = max(1, -(-keys // _WORD))  # without keys there is one, so that scatter works
     listed = indices.clamp(min=0).long()
     bit = torch.where(indices >= 0, torch.ones_like(indices) << (indices & (_WORD - 1)), 0)
     picks = torch.zeros((batch, rows, words), dtype=torch.int32, device=indices.device)

@@ -68,7 +68,7 @@ def _check_lead(call: Call, lead: tuple[int, ...]) -> None:
             raise call.refuse(name, f"must have the leading dimensions {list(lead)} of query", list(shape))
     if call.get("out") is not None:
         for name in ("q", "k", "v", "attn_mask"):
-            if call.get(name) is not None:  # what follows may copy it, and a copy shares nothing
+            if call.get(name) is not None:  # later steps may copy it, and a copy shares no memory
                 refuse_shared(call, name, call[name])
 
 

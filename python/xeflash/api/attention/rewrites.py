@@ -45,7 +45,7 @@ def _views(call: Call, packed: str, rank: int, parts: int) -> tuple[Any, ...]:
         rule = f"must have {rank} dimensions with {parts} in the third from last"
         raise call.refuse(packed, rule, f"shape {list(shape)}")
     if hasattr(array, "__getitem__"):
-        unbind = getattr(array, "unbind", None)  # of which torch makes one gradient, not one for each part
+        unbind = getattr(array, "unbind", None)  # torch makes one gradient of an unbind, not one for each part
         return unbind(-3) if unbind else tuple(array[..., i, :, :] for i in range(parts))
     return tuple(UsmPart(array, i) for i in range(parts))
 

@@ -78,7 +78,7 @@ def stable_order(array: Any) -> Any:
 def as_bytes(words: Any) -> Any:
     """Returns integers (..., C) as bytes (..., bytes of C integers)."""
     torch = _torch(words)
-    flat = contiguous(words).reshape(-1)  # of one column, a tensor counts as contiguous with any stride
+    flat = contiguous(words).reshape(-1)  # a tensor of one column counts as contiguous with any stride
     return flat.view(torch.uint8 if torch else "uint8").reshape(*words.shape[:-1], words.shape[-1] * words.itemsize)
 
 
@@ -103,6 +103,6 @@ def packed(q: Any) -> Any:
             import numpy
 
             q = numpy.pad(q, ((0, 0), (0, units * UNIT_INPUTS - inputs)), constant_values=8)
-    q = q.reshape(rows, units, 2, 2, 16, 2)  # of input: m // 2, m % 2, d, odd or even
+    q = q.reshape(rows, units, 2, 2, 16, 2)  # axes of the input: m // 2, m % 2, d, odd or even
     found = q[:, :, :, 0] | (q[:, :, :, 1] << 4)
     return contiguous(permuted(found, 0, 1, 3, 4, 2)).reshape(rows, units * UNIT_BYTES)

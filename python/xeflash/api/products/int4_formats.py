@@ -102,7 +102,7 @@ def _from_compressed_tensors(t: Tensors) -> Plain:
             )
         inputs = said[1]
     scale = t["weight_scale"]
-    if len(scale.shape) < 2:  # of the whole weight, or of its rows
+    if len(scale.shape) < 2:  # one scale for the whole weight, or for each row
         scale = scale.reshape(-1, 1)
     scale = need("weight_scale", scale, 2, *SCALES)
     if len(scale) == 1 and scale.shape[1] == 1:
@@ -112,7 +112,7 @@ def _from_compressed_tensors(t: Tensors) -> Plain:
     zeros = None
     if "weight_zero_point" in t:
         zeros = t["weight_zero_point"]
-        if dtype_name(zeros) == "int8":  # as they are, of -8..7
+        if dtype_name(zeros) == "int8":  # zeros are stored as they are, for numbers -8..7
             need_shape("weight_zero_point", zeros, "(rows of weight_packed, groups)", outputs, groups)
             zeros = zeros.T + 8
         else:

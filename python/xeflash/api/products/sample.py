@@ -83,11 +83,11 @@ def _matrix(call: Call, shape: tuple[int, ...]) -> Any:
     x = call["x"]
     if not shape:
         raise call.refuse("x", "must have at least 1 dimension", 0)
-    if not hasattr(x, "reshape"):  # as SYCL's own arrays
+    if not hasattr(x, "reshape"):  # such as SYCL's own arrays
         raise call.refuse("x", "must be a torch tensor or a numpy array", type(x).__name__, NotImplementedError)
     try:
         return x if len(shape) == 2 else x.reshape(math.prod(shape[:-1]), shape[-1])
-    except (NotImplementedError, RuntimeError) as error:  # of sparse tensors
+    except (NotImplementedError, RuntimeError) as error:  # raised for sparse tensors
         got = f"{type(x).__name__}: {error}"
         raise call.refuse("x", "must be a dense tensor or array", got, TypeError) from error
 

@@ -15,7 +15,7 @@ from xeflash.integrations.xe_cache.layer import HybridLayer, Layer
 _EIGHT_BITS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _HYBRID = ("hybrid", "hybrid_sliding")  # attention beside linear attention
-_WITHOUT_KEYS = ("linear_attention", "conv", "dummy")  # what these keep, if anything, is as long as it is at first
+_WITHOUT_KEYS = ("linear_attention", "conv", "dummy")  # their states, if any, never grow
 _INDEXED = "indexed_attention"  # sparse attention, which keeps what picks keys, too
 
 
@@ -40,7 +40,7 @@ class XeCache(Cache):  # type: ignore[misc]
             raise ValueError(f"XeCache: max_cache_len must be positive, got {max_cache_len}")
         if dtype not in (None, *_EIGHT_BITS):
             raise ValueError(f"XeCache: dtype must be None, float8_e4m3fn, float8_e5m2 or int8, got {dtype}")
-        self._columns: dict[int | None, Columns] = {}  # those of layers with one window
+        self._columns: dict[int | None, Columns] = {}  # columns by the window of their layers
         layers: list[Any] = []
         for kind, options in zip(*get_layer_types_and_kwargs(config.get_text_config(decoder=True)), strict=True):
             if kind in (*_ATTENTION, *_HYBRID):

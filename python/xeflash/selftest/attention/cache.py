@@ -15,7 +15,7 @@ from xeflash.selftest.tolerance import Finding, compare
 from xeflash.selftest.values import LARGEST, Values, spacing
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-Place: TypeAlias = tuple[Array, Array]  # of the keys of a sequence, two indices of the cache
+Place: TypeAlias = tuple[Array, Array]  # two indices of the cache for the keys of a sequence
 Scale: TypeAlias = "Values | float | None"
 Random: TypeAlias = np.random.Generator
 
@@ -26,7 +26,7 @@ _QUANTISED = ("float8_e4m3fn", "float8_e5m2", "int8")
 class Cache:
     """K and V and their places; all other elements are NaN, and no table names them."""
 
-    places: list[Place]  # of each sequence
+    places: list[Place]  # the place of each sequence
     capacity: int  # keys that a sequence may have
     tables: dict[str, Array]  # by their keywords
     arrays: tuple[Values, Values]
@@ -137,7 +137,7 @@ def _in_beams(spec: Spec, random: Random, spare: int, nowhere: int) -> _Layout:
     choice = np.minimum(choice, batch - 1)
     for row, b, at in zip(choice, range(batch), keys, strict=True):
         end = at[-1] + 1 if len(at) else 0
-        row[end - min(spec.new, len(at)) : end], row[end:] = b, nowhere  # what is new is a sequence's own
+        row[end - min(spec.new, len(at)) : end], row[end:] = b, nowhere  # new keys are a sequence's own
     places = [(row[at], at) for row, at in zip(choice, keys, strict=True)]
     return _Layout(
         places, (batch, longest + spare), min(choice.shape[1], longest + spare), {"beam_index": choice, **tables}

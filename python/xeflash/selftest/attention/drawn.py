@@ -21,10 +21,10 @@ from xeflash.selftest.values import LARGEST, Values
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Random: TypeAlias = np.random.Generator
-Numbers: TypeAlias = Mapping[str, Any]  # of numpy or torch, by the words of arrays
+Numbers: TypeAlias = Mapping[str, Any]  # arrays of numpy or torch, by their words
 Sequence: TypeAlias = tuple[slice, Any, Any, Any, Features]
 
-SOFTCAP, DROPOUT, CHUNK, PICKS = 3.0, 0.25, 50, 16  # of a variant that names no number
+SOFTCAP, DROPOUT, CHUNK, PICKS = 3.0, 0.25, 50, 16  # numbers of variants that name none
 SEED, OFFSET = 0x1234_5678_9ABC_DEF0, 0x1_0000_0003  # attention() alone takes an offset
 PERIOD, TILT, SLANT = 7, 0.75, 0.0625
 # What a score_mod is in each variant that has one, and what it captures: numbers, and arrays, which are None here.
@@ -34,7 +34,7 @@ SNIPPETS: dict[str, tuple[str, dict[str, float | None]]] = {
     "curve": ("select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])",
               {"near": None, "tilt": TILT, "period": PERIOD}),
     "slope": ("s * near[h] - tilt * (q_idx - k_idx) + 0.125f * b", {"near": None, "tilt": SLANT}),
-    "gain": ("s * (1 + 0.5 * h)", {}),  # of no positions
+    "gain": ("s * (1 + 0.5 * h)", {}),  # it reads no positions
 }  # fmt: skip
 _OF_ATTENTION = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale", "causal": "is_causal"}
 _OF_ATTENTION |= {"s_aux": "sinks", "return_attn_probs": "return_lse"}
@@ -161,7 +161,7 @@ class Drawn:
     values: dict[str, Values]
     cache: Cache | None
     longest: tuple[int, int]  # queries and keys of a sequence, as the call says it; of a cache what it has room for
-    rng: tuple[int, int]  # of dropout; where a function takes none: manual_seed's, whose first call has offset 0
+    rng: tuple[int, int]  # seed and offset of dropout; functions without rng get the seed by manual_seed, offset 0
 
     # ---- the call ----
 

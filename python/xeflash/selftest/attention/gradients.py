@@ -16,7 +16,7 @@ from xeflash.selftest.tolerance import Finding, compare
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-_LIMITS = {"fp32": 2.0**-17, "fp16": 2.0**-8, "bf16": 2.0**-5}  # of the largest element
+_LIMITS = {"fp32": 2.0**-17, "fp16": 2.0**-8, "bf16": 2.0**-5}  # limits relative to the largest element
 _NAMES = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")  # the order of _core.backward's results
 
 

@@ -21,9 +21,9 @@ class Spec:
     dim: int = 64
     dim_v: int = 0  # 0: as dim
     heads: tuple[int, int] = (2, 2)
-    rows: int | tuple[int, ...] = 127  # of all sequences, or of each
-    keys: int | tuple[int, ...] = 127  # of a cache: with those that the call appends
-    batch: int = 2  # where neither tells
+    rows: int | tuple[int, ...] = 127  # queries of all sequences, or of each
+    keys: int | tuple[int, ...] = 127  # keys; a cache's include those that the call appends
+    batch: int = 2  # the number of sequences, unless rows or keys tell it
     # attention, func, kvpacked, qkvpacked; packed sequences varlen, varlen-used (fewer keys than there are),
     # varlen-kvpacked, varlen-qkvpacked; on a cache kvcache; packed queries on pages varlen, varlen-used (room for more
     # keys), varlen-alone (seqused_k without cu_seqlens_k)
@@ -36,15 +36,15 @@ class Spec:
     # chunk and picks may stand = and a number, behind documents = and what is drawn for them
     variant: str = "plain"
     broadcast: str = "bhqk"  # the axes of a mask
-    hidden: str = "-inf"  # what a bias hides keys by: a number, or the lowest of its type
+    hidden: str = "-inf"  # the value by which a bias hides keys: a number, or the lowest of its type
     hidden_rows: bool = False  # a mask hides all keys of some rows, too
-    slopes: str = "h"  # of ALiBi; bh: of each sequence
+    slopes: str = "h"  # ALiBi's slopes: h for each head, bh also for each sequence
     sinks: bool = False
     ends_of_sinks: bool = False  # some sinks are -inf
     scale: float | None = None
-    values: str = "normal"  # of Q, K and V: see normal(); any: each array has its own kind
+    values: str = "normal"  # the kind of Q, K and V, see normal(); any: each array has its own kind
     queries: float = 1.0  # a factor of Q
-    mean: float = 0.0  # of V
+    mean: float = 0.0  # the mean of V
     lse: bool = True
     # ---- a cache
     # plain, index (of sequences), pad (on the left), paged16 ..., beams: all sequences share what they hold, beams2

@@ -151,7 +151,7 @@ def is_plain(call: Call) -> bool:
     given = call.arguments
     return not (
         torch.compiler.is_compiling()
-        or torch.autograd._profiler_enabled()  # which shows operators by their names
+        or torch.autograd._profiler_enabled()  # the profiler shows operators by their names
         or is_seen(given["q"], given["k"], given["v"])
         or given["q"].is_meta
         or has_subclass(given.values(), (given.get("captures") or {}).values())
@@ -167,7 +167,7 @@ def attend(call: Call, run: _Run) -> Results:
         refuse_captures(call.function, given["score_mod"], sum(x.numel() for x in learned))
     if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
         check_room(call.function, _core.arch_of(q, call.function, call.word("q")), q, v)
-    others = [x for name, x in given.items() if name != "v" and isinstance(x, Tensor)]  # its gradient needs no Delta
+    others = [x for name, x in given.items() if name != "v" and isinstance(x, Tensor)]  # that of V needs no Delta
     keeps_rest = q.dtype.itemsize == 2 and (given.get("rest") or requires_grad(*others, *captured))
     if given["layout"] != THD and given["k"].shape[0] != q.shape[0]:
         call = _in_one_batch(call)

@@ -13,7 +13,7 @@ from xeflash.torch_ops.forms import Form
 
 Scalar = int | float
 _SNIPPET = ("score_mod", "capture_names", "capture_arrays", "capture_numbers")
-_OF_PAGES = {"k_cache": "k", "v_cache": "v"}  # what the extension calls them
+_OF_PAGES = {"k_cache": "k", "v_cache": "v"}  # the operator's words for the extension's
 _NUMBERS = (("k_scale", "k_factor"), ("v_scale", "v_factor"))
 
 

@@ -28,7 +28,7 @@ def _fake(x: Tensor, weight: Tensor, **_more: Any) -> Tensor:
 def unpacked(weight: Tensor, inputs: int) -> Tensor:
     """Unpacks packed weights to the numbers 0 to 15, (outputs, inputs), in int8."""
     units = weight.view(weight.shape[0], -1, 16, 4)  # dword, byte: inputs 64 (b % 2) + 2 d + b // 2, and 32 more
-    nibbles = torch.stack((units & 15, units >> 4), -1)  # of a byte: part 2 (b % 2), then the next one
+    nibbles = torch.stack((units & 15, units >> 4), -1)  # nibbles of a byte: part 2 (b % 2), then the next one
     parts = nibbles.view(*units.shape[:3], 2, 2, 2)  # dword, upper half, byte of it, nibble
     return parts.permute(0, 1, 4, 5, 2, 3).reshape(weight.shape[0], -1)[:, :inputs].to(torch.int8)
 
