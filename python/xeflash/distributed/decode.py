@@ -99,14 +99,14 @@ def context_parallel_with_kvcache(
 
     Args:
         k_cache, v_cache: this rank's keys of each sequence, in the order of their positions: (B_cache, rows, Hk, D), or
-            (pages, page, Hk, D) with block_table. Of the dtype of q, or of 8 bits.
+            (pages, page, Hk, D) with block_table. Their dtype is that of q, or has 8 bits.
         k, v: (B, new, Hk, D); the owner of a position writes it into its cache. All of them are attended.
         cache_seqlens: keys on all ranks together before the new ones, an int or int32 (B,). An int is faster.
         owners: "pages": position p belongs to rank p // page % ranks, which spreads keys evenly at any length.
-            "ranges": rank r has positions r * room to (r + 1) * room, which windows, ALiBi, a score_mod of q_idx or
-            k_idx, and causal with more queries than new keys need.
-        page: the positions of a dealt page, by default 16. It need not be that of the block_table.
-        room: the positions of a range, by default all rows of the cache; with block_table it has to be given.
+            "ranges": rank r has positions r * room to (r + 1) * room. Windows, ALiBi, a score_mod of q_idx or k_idx,
+            and causal with more queries than new keys need "ranges".
+        page: the positions of a dealt page, by default 16. It may differ from the block_table's page.
+        room: the positions of a range, by default all rows of the cache; it is required with block_table.
         group: of torch.distributed; default all processes.
         block_table, cache_batch_idx: where this rank's cache has its keys.
         rotary_cos, rotary_sin: rotate queries and new keys by their positions among the keys of all ranks.

@@ -53,15 +53,15 @@ def flash_attn_with_kvcache(
     """Computes attention of q (B, Sq, H, D) on the keys and values of a cache, after appending new ones to it.
 
     Args:
-        k_cache, v_cache: (B_cache, S, Hk, D), or (pages, page, Hk, D) with block_table; used where they are. Of the
-            dtype of q, or float8_e4m3fn, float8_e5m2 or int8.
+        k_cache, v_cache: (B_cache, S, Hk, D), or (pages, page, Hk, D) with block_table; used in place. Their dtype is
+            that of q, or float8_e4m3fn, float8_e5m2 or int8.
         k, v: (B, new, Hk, D), written into the cache in place, behind the cache_seqlens keys of each sequence, before
             attention; then all of them are attended.
         rotary_cos, rotary_sin: (positions, rotary / 2), of the dtype of q; rotate the first dimensions of new keys by
             their positions, and of queries: by the positions from cache_seqlens on if causal or with a window, else all
             by cache_seqlens.
         cache_seqlens: keys in the cache before the new ones, an int or int32 (B,); default all of the cache.
-        cache_batch_idx: int32 (B,): which sequence of the cache belongs to which of q; default the same.
+        cache_batch_idx: int32 (B,): the sequence of the cache for each sequence of q; default the same.
         cache_leftpad: int32 (B,): where the keys of a sequence begin in the cache.
         block_table: int32 (B, pages of a sequence): the pages of each sequence in order, of a multiple of 16 keys.
         softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, score_mod, captures, q_scale,
@@ -71,18 +71,18 @@ def flash_attn_with_kvcache(
         return_softmax_lse: also return the LSE, fp32 (B, H, Sq).
         beam_index: int32 (B, >= keys): for beam search without copies, which sequence of the cache holds the key of
             each position of each row of q; new keys are written there, too.
-        unified_max: the maximum to assume for all scores of a single query, so that none is looked for: up to 6 %
-            faster with grouped queries, nothing where memory is the limit; a row that is too far from it (by some 14
-            above or 28 below) is computed twice. The results are as exact. GPUs look for it all the same where the
-            matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
-        k_scale, v_scale: what the elements of a quantised cache are multiplied by: a number, also as an array of one,
-            or fp32 arrays of the cache's shape without D, both or neither. New keys are divided by the number, and
-            rounded to the nearest; arrays get the scale that makes the largest of each new row the type's largest. Or
-            fp32 (B, Hk), for each sequence and head, without new keys; with block_table, cache_batch_idx or beam_index
-            it has to be one number, expanded. An array of one on a device is fp32; with new keys the call waits for it.
+        unified_max: the maximum to assume for all scores of a single query, so that the kernel does not search for it.
+            This is up to 6 % faster with grouped queries, and no faster where memory is the limit. A row that is too
+            far from it (by some 14 above or 28 below) is computed twice, so results are as exact. GPUs search all the
+            same where the matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
+        k_scale, v_scale: factors of a quantised cache: a number, also as an array of one, or fp32 arrays of the cache's
+            shape without D, for both or neither. New keys are divided by the number, and rounded to the nearest; arrays
+            get the scale that makes the largest of each new row the type's largest. Without new keys, fp32 (B, Hk)
+            works too: a scale for each sequence and head; with block_table, cache_batch_idx or beam_index it has to be
+            one number, expanded. An array of one on a device is fp32; with new keys the call waits for it.
         cu_seqlens_q, max_seqlen_q: int32 (B + 1,) starts of packed queries (tokens, H, D), and the tokens of the
-            longest (without packing, a bound of Sq); the LSE of packed ones is (H, tokens). There are no new keys, and
-            a cache without block_table has a multiple of 16 rows.
+            longest (without packing, a bound of Sq); the LSE of packed ones is (H, tokens). Packed queries come without
+            new keys, and a cache without block_table then needs a multiple of 16 rows.
 
     Keywords of flash-attn 3 are taken as by flash_attn_func.
 

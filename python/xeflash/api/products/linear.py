@@ -69,11 +69,11 @@ def linear(
         weight: of the type of x; or float8_e4m3fn, float8_e5m2 or int8, with scales; or uint8 of ``pack_int4``, with
             scales: rows of 4 bits.
         bias: (N,), of the type of x.
-        scales: (G, N) for G groups of inputs, in fp32, fp16 or bf16: a weight stands for scale * (number - zero).
-            One group: also (N,), or one number for all.
-        zeros: int8, as scales are; default 8 for 4 bits, else 0.
+        scales: (G, N) for G groups of inputs, in fp32, fp16 or bf16: a weight stands for scale * (number - zero). For
+            one group also (N,), or one number for all.
+        zeros: int8, in the shape of scales; default 8 for 4 bits, else 0.
         group: inputs that share a scale: 32, 64, 128, or None for all of them. The last group may have fewer.
-        order: (K,), integers: the weights are those of x[..., order].
+        order: (K,), integers: column j of the weight belongs to input order[j].
 
     Rows are taken by blocks of 64. x, bias, and weights that have no scales get gradients.
 

@@ -52,16 +52,16 @@ def sample(
     """Draws a token for each row of logits (..., V), in int64, from the softmax of the logits that the limits leave.
 
     Args:
-        logits: fp32, bf16 or fp16. What is no number is never drawn.
-        seed: of a request, int64. One number for all rows draws other tokens for each of them.
-        position: of the token in its request, int64: another one draws another token.
+        logits: fp32, bf16 or fp16. NaN is never drawn.
+        seed: int64, one for each request. A number for all rows still draws different tokens for each row.
+        position: int64, the position of the token in its request: it changes the token that is drawn.
         temperature: logits are divided by it; below 1e-5 the largest logit is taken, of equal ones the lowest token.
-        top_k: the largest logits stay, int32, and all that are as large as the last of them; 0 and below: all.
-        top_p: then the most probable tokens stay until they reach this share of what is left, with the token that
-            reaches it, and those that are as probable as that; at least one stays. 1: all.
+        top_k: int32: this many of the largest logits stay, and ties with the last of them; 0 and below: all.
+        top_p: then the most probable tokens stay until they reach this share of the remaining probability, with the
+            token that reaches it and its ties; at least one stays. 1: all.
         min_p: tokens stay whose probability is this share of the largest one's, at least. 0: all.
         softcap, logit_scale: as ``linear_cross_entropy`` has them; the scale is positive.
-        min_p_last: whether min_p comes after top_k and top_p, as in Transformers; else before them, as in vLLM.
+        min_p_last: min_p comes after top_k and top_p, as in Transformers; else before them, as in vLLM.
 
     seed, position, temperature, top_k, top_p and min_p are numbers, or arrays of one for each row (the floats in fp32),
     on the device of logits: nothing waits for them. What is drawn depends on a row, its seed and its position alone:
