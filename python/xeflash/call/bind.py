@@ -41,9 +41,10 @@ def public(
         def _(call: Call) -> Any:
             ...
 
-    The call has the arguments that are given. What is not given has the default of schema.py, which a test holds
-    against the signature's, or that of `defaults`. `words` are the function's for those of the schema. What ranks call
-    together reads window_size and deterministic itself (in_words_of_schema), where others hear that it refuses them.
+    The call has the arguments that the caller gives. All others have the defaults of schema.py, which a test compares
+    with the signature's, or those of `defaults`. `words` maps the schema's words to the function's. Functions over
+    ranks (`with_ranks`) read window_size and deterministic themselves (in_words_of_schema), so that all ranks learn of
+    a refusal.
     """
     words = words or {}
 

@@ -1,7 +1,7 @@
 """The keywords that flash-attn 3 and 4 add to those of flash-attn 2.
 
-Other names of our arguments are translated. What chooses between ways to the same result chooses nothing here. All else
-is refused, unless it is what it would be if nobody had given it.
+Other names of our arguments are translated. Arguments that choose between ways to the same result have no effect. All
+others are refused, unless they have their default.
 """
 
 from __future__ import annotations

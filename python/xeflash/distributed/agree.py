@@ -59,9 +59,10 @@ def together(
 ) -> Iterator[dict[str, Any]]:
     """Gives a dict for the facts of a call; at its end all ranks have the same, or raise a ValueError that says which.
 
-    What is raised inside is known to all: a rank that refuses its arguments lets no other wait. Two of the facts are
+    All ranks learn of an error that is raised inside, so a rank that refuses its arguments lets no other wait. Two of
+        the facts are
     not compared: "seed", two numbers of 64 bits, becomes rank 0's, and "room", bytes, becomes the least of all ranks
-    (None: nobody has looked). "number" is then that of the call, the same on all ranks; 0 if nobody counts.
+    (None: nobody has looked). "number" becomes the call's number, the same on all ranks, or 0 if nobody counts.
     """
     facts: dict[str, Any] = {}
     try:

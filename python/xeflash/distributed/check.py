@@ -146,7 +146,8 @@ def check_transport(
     """Sends known patterns through each transport in each direction, and compares what comes, bit by bit.
 
     All ranks of the group have to call it. Messages follow each other without a pause, lie beside computation of the
-    same device, and travel two at once, as in attention. What is wrong raises nothing: look at ``ok``, or print it.
+    same device, and travel two at once, as in attention. A wrong element raises no error: look at ``ok``, or print the
+    result.
 
     >>> print(xeflash.distributed.check_transport())
 
@@ -155,7 +156,7 @@ def check_transport(
         device: where tensors are; None is this process's current xpu where the group has a backend of its own for
             xpu, else the CPU.
         sizes: elements of messages to one rank.
-        tell: is called with the name of each transport before it is checked, as one may hang.
+        tell: is called with the name of each transport before its check, as a transport may hang.
     """
     members = members_of("check_transport", group)
     for size in sizes:

@@ -3,8 +3,8 @@
     forward:   one all-to-all of q, k and v, one of the output.
     backward:  one of dO, one of dq, dk and dv.
 
-W has to divide the heads of q. Where it does not divide those of k and v, as many copies of them travel as let each
-rank have what its own heads of q need: with G heads of q per head of k, a copy serves gcd(H / W, G) of them.
+W has to divide the heads of q. If it does not divide the heads of k and v, ranks send copies of them, so that each rank
+has the keys that its own heads of q need: with G heads of q per head of k, a copy serves gcd(H / W, G) heads of q.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     for keys, values in parts:
         attention_part(q, keys, values, out, lse, **call)  # softmax over all keys that there were so far
 
-The kernels begin and end as those of a whole attention do, but their results join what is in memory, in float32.
+The kernels are those of a whole attention, except that their results join the results in memory, in float32.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def shard(x: Tensor, dim: int = 1, *, group: Groups = None, shards: str = ZIGZAG
 
     Args:
         x: a tensor whose dimension `dim` is the sequence. Its length must be a multiple of 2 W ("zigzag") or of W
-            ("ranges") for W ranks; over two groups, of what both divide it by. A caller pads what is not.
+            ("ranges") for W ranks; over two groups, both have to divide it. The caller pads other lengths.
         dim: the dimension; negative ones count from the end.
         group: a group of torch.distributed, None for the default one; or two, as a tuple (outer, inner) or a DeviceMesh
             of two dimensions: the outer group deals `shards`, the inner one ranges of a shard.

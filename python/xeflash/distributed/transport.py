@@ -20,7 +20,7 @@ from torch import Tensor
 
 Group: TypeAlias = dist.ProcessGroup | None  # None: the default group
 Wait = Callable[[], Tensor]
-# It begins to move a flat tensor, which its caller keeps until what it returns has waited for what comes.
+# Starts sending a flat tensor; the caller keeps it alive until the returned Wait is done.
 Mover = Callable[[Tensor, dist.ProcessGroup], Wait]
 
 VARIABLE = "XEFLASH_TRANSPORT"
@@ -138,7 +138,7 @@ def transports(direction: str) -> list[str]:
 def register_transport(direction: str, name: str, mover: Mover) -> None:
     """Adds a transport of this name to a direction, or replaces it.
 
-    ``mover(x, group)`` begins to move x, and returns what waits for the result; `direction` is "all_gather",
+    ``mover(x, group)`` starts moving x, and returns a function that waits for the result; `direction` is "all_gather",
     "all_to_all" or "ring", `name` what ``use_transport`` calls it.
 
     x is flat, contiguous and not empty, and lives until then. Of an all-gather the result is ranks times as long as x,

@@ -40,7 +40,7 @@ class Documents(NamedTuple):
     def visible(self, batch: int, rows: int, keys: int, device: torch.device, *, aligned: bool) -> Tensor:
         """Returns the documents as a mask (B, 1, Sq, Sk): whether a query and a key are of one document.
 
-        What else is hidden by the places of a row must be hidden alike by those of a document, if it is `aligned`.
+        If `aligned`, whatever else depends on positions in a row must be the same for positions in a document.
         """
         if aligned and not (self.starts_q is self.starts_k or torch.equal(self.starts_q, self.starts_k)):
             raise NotImplementedError(

@@ -5,8 +5,8 @@
 The node "xeflash attention" takes a MODEL and returns a clone of it whose attention is xeflash's, by ComfyUI's
 ``optimized_attention_override``. Programs ask for the function by name: ``get_attention_function("xeflash")``.
 
-Results are those of ComfyUI's ``attention_pytorch``. What xeflash refuses goes there, with one warning for each reason,
-and so do calls with keywords that nobody knows here.
+Results equal those of ComfyUI's ``attention_pytorch``. Calls that xeflash refuses, also for unknown keywords, go to
+that function, with one warning for each reason.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ A mask function and an attention function are registered under one name. What th
   4-D         all that is hidden, or an additive bias; a model with layers that we do not know gets one of these, which
               they may extend, as those of DeepSeek V4 do for keys that they add
 
-So no causal mask is materialised, with or without window, padding, documents or a cache. What is not recognised, such
-as an image whose tokens see each other, is hidden by the mask that Transformers makes for PyTorch's attention.
+So no causal mask is materialised, with or without window, padding, documents or a cache. A mask that is not recognised,
+such as that of an image whose tokens see each other, is the one that Transformers makes for PyTorch's attention.
 
-Documents that share a row are also found by ``position_ids`` that begin again, where a mask hides nothing but padding
-and there are no keys from a cache, and by ``cu_seq_lens_q`` and its like. See _documents.py.
+Documents that share a row are also found by ``position_ids`` that begin again, if a mask hides only padding and there
+are no keys from a cache, and by ``cu_seq_lens_q`` and its like. See _documents.py.
 """
 
 from __future__ import annotations

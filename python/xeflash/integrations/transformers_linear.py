@@ -14,7 +14,7 @@ A layer keeps its class, its parameters and its state_dict; only its forward is 
 
 Weights of 4 bits, and 8 bits of GPTQ, are packed anew, beside what the layer has, so they take their memory twice. What
 load_state_dict brings later is packed, too; what else is done to such a weight is seen only after another ``patch``.
-Inputs stay what they are: a layer that quantises its inputs, too, gave results that differ by that. Base layers of LoRA
+Inputs are not quantised: a layer that quantised its inputs, too, gave results that differ by that. Base layers of LoRA
 are layers as all others. Experts whose weights lie in one tensor are no linear layers.
 
 ``patch(model, loss=True)`` also trains a language model without its logits, see transformers_loss.py; with

@@ -1,8 +1,8 @@
 """The disk cache: a folder per kernel with source.cpp, kernel.bin, build.log and meta.json.
 
 An entry is built in a folder aside and renamed whole, under a lock of its own, so that processes may share the cache
-and die at any moment. What is corrupt, was made from something else than what is asked for, or may be somebody else's
-(see runtime.cache_folder) is built again.
+and die at any moment. An entry is built again if it is corrupt, if it was made from other inputs, or if somebody else
+may have written it (see runtime.cache_folder).
 """
 
 from __future__ import annotations

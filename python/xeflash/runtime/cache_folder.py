@@ -1,10 +1,10 @@
 """The folder of files that are compiled or fetched and then run: its place, and proof that nobody else wrote it.
 
-Whoever may write there may have their code run by whoever reads. So what is read has to belong to the reader, or to
-root, and neither its group nor others may write it: the folder, and whatever in it is opened. A folder that root filled
-for all is read, one of somebody else is not; root itself reads root's alone. Each thing is opened once, below a folder
-that is open already, and judged when it is open: what becomes of its path meanwhile does not matter, and no link in the
-folder is followed. What is written is the writer's alone (0700, 0600), whatever the umask.
+Whoever may write there can have their code run by whoever reads. So the folder, and every file that is opened in it,
+has to belong to the reader or to root, and neither its group nor others may write it. A folder that root filled for all
+is read, but not one of another user; root itself reads only root's. Each file is opened once, below a folder that is
+already open, and judged when it is open: so it does not matter if its path changes meanwhile, and no link in the folder
+is followed. New files and folders are the writer's alone (0700, 0600), whatever the umask.
 
 The way to the folder has one rule, of what everybody may write (/tmp): it must be sticky, as others could exchange what
 is in it otherwise, and links in it must be the reader's or root's. Owners and groups of parents are not judged: in

@@ -133,12 +133,12 @@ def register(
     """Makes the operator of a schema, and returns it; `kernel` runs it.
 
     Args:
-        function: who calls, for messages, if the arguments do not say.
-        fake: the same without data: shapes, types and strides of the results.
-        cast: what autocast casts, as torch does for its own attention.
-        mutates: what is written, if there is a `k` to append.
-        differentiate: runs a call, by the operator and named arguments, of which one requires grad. Without it that
-            is refused.
+        function: the name of the caller for messages, unless the arguments have it.
+        fake: the operator without data: it gives shapes, types and strides of the results.
+        cast: the arguments that autocast casts, as torch does for its own attention.
+        mutates: the arguments that are written if there is a `k` to append.
+        differentiate: runs a call with arguments that require grad, given the operator and named arguments; without it
+            such calls are refused.
     """
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if random else ()))
     LIBRARY.define(schema, tags=tags)

@@ -285,7 +285,7 @@ def sharers(desc: Desc, block_q: int) -> int:
     """Returns the threads that share out the columns of the heads of one query evenly, or 0 if they cannot.
 
     Each multiplies its columns of Q and K, and owns as many of V and O in proportion: so all is read once. O takes half
-    of its registers. Block messages want rows of 64 bytes. Without them what is quantised needs more of the others.
+    of its registers. Block messages need rows of 64 bytes. Without them, quantised rows need more other registers.
     """
     if desc.access == "block2d":
         unit, least_k = 16, 64

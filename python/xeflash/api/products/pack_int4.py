@@ -26,7 +26,8 @@ def pack_int4(*, format: str | None = None, group: int | None = None, bits: int 
 
     Args:
         format: one of the names below; it is needed where neither names nor shapes nor values of tensors tell it.
-        group: how many inputs share a scale: 32, 64 or 128, or -1 for all. Shapes tell it; what is given is compared.
+        group: how many inputs share a scale: 32, 64 or 128, or -1 for all. Shapes decide it; a given number is compared
+            with them.
         bits: must be 4.
         tensors: torch tensors, of one device, or numpy arrays, by the names that the format has for them:
 
@@ -38,8 +39,8 @@ def pack_int4(*, format: str | None = None, group: int | None = None, bits: int 
             tile_packed_to_4d   torchao's qdata, scale_and_zero, optional: shape; zeros must be multiples of scales
             plain               q (N, K) in 0..15, scales (G, N) or (N,), optional: zeros alike, g_idx (K,)
 
-    Those that are None count as not given. Where g_idx has inputs in other groups than that of their place (act-order),
-    columns are sorted by group, and ``order`` tells where they were.
+    Tensors that are None count as not given. If g_idx puts inputs into other groups than their places do (act-order),
+    columns are sorted by group, and ``order`` says where they were.
 
     >>> import numpy as np, xeflash
     >>> q, scales = np.arange(256).reshape(2, 128) % 16, np.ones((4, 2), np.float32)

@@ -64,7 +64,7 @@ def sample(
         min_p_last: min_p comes after top_k and top_p, as in Transformers; else before them, as in vLLM.
 
     seed, position, temperature, top_k, top_p and min_p are numbers, or arrays of one for each row (the floats in fp32),
-    on the device of logits: nothing waits for them. What is drawn depends on a row, its seed and its position alone:
+    on the device of logits: nothing waits for them. A token depends on its row, seed and position alone:
     it is the same in every batch, if each row has its own seed. A row without finite logits gives -1. Sums are in fp32.
 
     >>> import numpy as np, xeflash

@@ -38,11 +38,11 @@ class IndirectAccessKVCacheAttention(torch.nn.Module):  # type: ignore[misc]
     ) -> tuple[Tensor, None, Past]:
         """Appends key and value (B beams, S, Hk, D) to the cache, then attends: query (B beams, S, H, D).
 
-        Scores are divided by scale_attn. layer_past is (a tensor of which only size(-2) counts: the tokens so far, or
-        seq_info's first element; key cache and value cache, (text_max_length, B beams, Hk, D), which grow; beam_idx, of
-        their first two sizes). For a prompt it is None, or one of no tokens of which only beam_idx counts, by its rows:
-        there may be one row of a prompt for several beams. To reorder, write the parent of each row to
-        beam_idx[tokens - 1].
+        Scores are divided by scale_attn. layer_past is a tuple: a tensor whose size(-2) is the number of tokens so far,
+        unless seq_info's first element gives it; the key cache and the value cache, (text_max_length, B beams, Hk, D),
+        which grow; and beam_idx, (text_max_length, B beams). For a prompt it is None, or a tuple of no tokens, of which
+        only the rows of beam_idx count: a row of a prompt may serve several beams. To reorder, write the parent of each
+        row to beam_idx[tokens - 1].
 
         Returned are the output (rows of query, H, S, D), None for attention weights, and the next layer_past.
         """

@@ -1,10 +1,9 @@
 """Gradients of ``torch.ops.xeflash.*``.
 
-A call of which a tensor requires grad is made with its LSE and, in 16 bits, with what rounding takes from its output
-(the rest: 2 bytes per element), whether or not the caller asked for them. They and the state of dropout's generator are
-kept with its tensors for the backward pass. That is an operator, too,
-``attention_backward``, for all layouts: it computes the gradients that somebody wants and no others, and gives the same
-bits each time.
+If a tensor of a call requires grad, the call computes its LSE and, in 16 bits, what rounding takes from its output (the
+rest: 2 bytes per element), whether or not the caller asked for them. Autograd keeps them, the state of dropout's
+generator and the call's tensors for the backward pass. The backward pass is an operator, too, ``attention_backward``,
+for all layouts: it computes only the gradients that are wanted, and gives the same bits each time.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def attention_backward(*arguments: Any, **more: Any) -> list[Tensor]:
     `rng` is the state that the forward pass gave.
 
     `rest` is what rounding took from `out`: without it gradients in 16 bits are less exact where V has a mean. `longer`
-    says that `out` and `lse` are those of rows of more keys than `k` has, of which these are a part.
+    says that `out` and `lse` were computed from more keys than `k` has.
     """
     given = {"function": "attention_backward", **dict(zip(_FIRST, arguments, strict=False))}
     given |= (DEFAULTS_OF_ATTENTION if given["layout"] == BHSD else {}) | more
