@@ -140,7 +140,6 @@ class Comparison:
     """Differences of one instruction: name, IGA's value, the simulator's value."""
 
     def __init__(self) -> None:
-        """Starts without a difference."""
         self.differences: list[tuple[str, Any, Any]] = []
 
     def same(self, name: str, theirs: Any, mine: Any) -> None:
@@ -301,7 +300,6 @@ class Result:
     """Counts over many instructions."""
 
     def __init__(self) -> None:
-        """Starts with nothing counted."""
         self.instructions = self.compacted = self.mismatches = self.kernels = 0
         self.kinds: Counter[str] = Counter()
         self.examples: dict[str, str] = {}

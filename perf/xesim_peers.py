@@ -186,7 +186,7 @@ class Peers:
     """The wheel's library, its images and their kernels."""
 
     def __init__(self, folder: Path) -> None:
-        """Downloads what is not there yet."""
+        """Downloads the library, unless the folder has it."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / PEERS_LIBRARY
         self.images = peers_images(folder)
@@ -223,7 +223,7 @@ class Run:
     """One case on one device: memory, launches, errors."""
 
     def __init__(self, case: Case, device: str, peers: Peers) -> None:
-        """Makes the problem."""
+        """Draws the arrays of a case and puts them on the device."""
         self.case, self.device, self.peers = case, device, peers
         self.machine = Machine(device)
         self.random = np.random.default_rng(zlib.crc32(case.name.encode()))

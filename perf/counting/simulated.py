@@ -23,7 +23,6 @@ class DeviceArray:
     """Random numbers in the memory of a queue's device."""
 
     def __init__(self, queue: dpctl.SyclQueue, shape: tuple[int, ...], dtype: str) -> None:
-        """Allocates an array and fills it."""
         element, typestr = (DTYPES | BYTES)[dtype]
         values = np.random.default_rng(0).standard_normal(shape, np.float32).astype(element)
         self.shape = shape

@@ -21,7 +21,6 @@ class Compilers:
     """
 
     def __init__(self) -> None:
-        """Starts without a running compiler."""
         self._parsed = tempfile.TemporaryDirectory(prefix="xeflash-parsed-")
         self._running: set[subprocess.Popen[str]] = set()
         self._guard = threading.Lock()

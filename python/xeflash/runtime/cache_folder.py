@@ -81,13 +81,11 @@ class Folder:
             raise
 
     def __enter__(self) -> Folder:
-        """Returns the folder."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the folder."""
         self.close()
 
     def close(self) -> None:

@@ -26,7 +26,6 @@ class Died(RuntimeError):
     """A worker ended without an answer; the error says how, and what the worker had said last."""
 
     def __init__(self, how: str, said: str = "") -> None:
-        """Keeps the reason, and the worker's last words."""
         super().__init__(how)
         self.said = said
 

@@ -58,7 +58,6 @@ class Array:
         return memory
 
     def __del__(self) -> None:
-        """Frees the memory."""
         if getattr(self, "address", 0):
             self._library.xesim_release(ctypes.c_uint64(self.address))
 
@@ -107,7 +106,6 @@ class Module:
         )
 
     def __del__(self) -> None:
-        """Unloads the binary."""
         if getattr(self, "_handle", None):
             self._library.xesim_unload(self._handle)
 
