@@ -130,7 +130,7 @@ CASES = (
 
 CHECKS = ("uninit", "host", "deferred", "slm-races", "global-races", "interleave", "block2d", "math")
 
-# Where Params holds what: offset and struct format. A tensor is a pointer and three strides.
+# The fields of Params: offset and struct format. A tensor is a pointer and three strides.
 TENSOR = "Qiii"
 SHAPE = {
     "batch": (0, "i"), "q_heads": (4, "i"), "kv_heads": (8, "i"), "max_q": (16, "i"), "cu_q": (24, "Q"),

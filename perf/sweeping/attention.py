@@ -21,7 +21,7 @@ SIZES = ("block_q", "block_k")
 FIGURES = {"loop": "", "per 1000 scores": ".0f", "dpas": ".1%", "moves": "", "sends": "", "scratch": ""}
 ROWS = {"flash_fwd": (16, 32, 64, 128), "flash_decode": (1, 2, 4, 7, 8, 15, 16)}
 ROWS |= dict.fromkeys(xe.BACKWARD, (128,))  # on GPUs
-# What tiles are multiples of, by algorithm and whether it is the CPU's.
+# Tiles are multiples of these, by algorithm and whether the device is a CPU.
 UNITS = {("flash_fwd", True): (16, 12), ("flash_fwd", False): (8, 16)}
 UNITS |= {("flash_decode", True): (1, 16), ("flash_decode", False): (1, 16)}
 UNITS |= {(algorithm, False): (8, 16) for algorithm in xe.BACKWARD}

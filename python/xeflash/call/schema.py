@@ -78,7 +78,7 @@ class Arguments(_Given, total=False):
     max_seqlen_q: Annotated[int, Keyword(0, ops="p")]
     max_seqlen_k: Annotated[int, Keyword(0, ops="p")]
     seqused_k: Annotated[Array, _PACKED]
-    # Which part of a larger attention it is; no operator has these.
+    # These say which part of a larger attention a call is; no operator has them.
     other_lse: Annotated[Array, Keyword(ops="", forward_only="it has the LSE of all")]  # `out` joins it, in fp32
     q_start: Annotated[Factor, _PART]  # the position of the first row of q; of each sequence, or a number for all
     k_start: Annotated[Factor, _PART]

@@ -59,7 +59,7 @@ def _name(dtype: torch.dtype) -> str:
 
 # ---- GPTQModel ----------------------------------------------------------------------------------
 
-# Those that keep their tensors as checkpoints have them, at least until their first call.
+# Classes that keep their tensors as checkpoints have them, at least until their first call.
 _GPTQ = {"TorchLinear", "TritonV2Linear", "TorchFusedLinear", "TorchAtenLinear", "TorchCpuAvx512Linear"}
 _AWQ = {"AwqTorchLinear", "AwqGEMMLinear", "AwqGEMMTritonLinear"}
 _AWQ |= {"TorchFusedAwqLinear", "TorchAtenAwqLinear", "TorchCpuAvx512AwqLinear"}

@@ -179,7 +179,7 @@ def _register() -> None:
         aten = torch.library.Library("aten", "IMPL")
         for key in ("CPU", "XPU", "AutogradCPU", "AutogradXPU"):
             aten.impl("scaled_dot_product_attention", _sdpa, key)
-        # What torch traced before, it remembers to have no kernel.
+        # torch remembers operators that it traced before to have no kernel.
         torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache.clear()
         _libraries.append(aten)
         with contextlib.suppress(ImportError):  # torch before 2.10

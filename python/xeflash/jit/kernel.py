@@ -122,7 +122,7 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
         xe = {"ARCH": arch, "ACCESS": access, "THREADS": config.threads, "TEAM": config.team}
         xe |= {"PAIRS": int(config.pairs), "TURNS": config.turns, "IN_ORDER": int(config.in_order)}
         xe |= {"SHARED_BYTES": shared.MOST_BYTES[arch]}
-        # What all kernels share comes first, up to a declaration: the compiler keeps it.
+        # The part that all kernels share comes first, up to a declaration: the compiler keeps it.
         choices = ['#include "xe/system.hpp"', "namespace xeflash {}"]
         choices += [f"#define XEFLASH_XE_{name} {value}" for name, value in xe.items()]
         # One image, though only some of its kernels use fp16.

@@ -95,7 +95,7 @@ def limit_of(want: Array, other: Array, dtype: str, size: float = 0.0, scores: f
     """Returns the limit of this module's rule."""
     finite = np.isfinite(want)
     error = np.abs(other[finite] - want[finite])
-    # Where only the other one overflows, its error says nothing.
+    # If only the other result overflows, its error says nothing.
     error = np.max(error[np.isfinite(error)], initial=0.0)
     largest = _largest(want)
     return 2 * max(float(error), ulp(max(size, largest), "float32"), scores) + ulp(largest, dtype) / 2

@@ -104,8 +104,8 @@ class LaunchRecord:
     scratch_size: int
     # With check=listing: address, how often it ran, class (a field's name above) and text of each instruction.
     listing: tuple[tuple[int, int, str, str], ...]
-    # Of the simulator itself; with XEFLASH_SIM_PROFILE=1 also the share of dpas, math, moves, float ALU, integer ALU,
-    # control, sync and sends in its time.
+    # Times of the simulator itself; with XEFLASH_SIM_PROFILE=1 also the share of dpas, math, moves, float ALU, integer
+    # ALU, control, sync and sends in its time.
     simulation_seconds: float
     simulation_threads: int
     simulation_class_share: tuple[float, ...]

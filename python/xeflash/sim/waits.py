@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 Entry = tuple[int, int, str, str]  # address, how often it ran, class, text
 
-# Of instructions, as people read them, and as records name them.
+# Classes of instructions, as people read them, and as records name them.
 CLASSES = (
     ("dpas", "dpas"),
     ("math", "math"),

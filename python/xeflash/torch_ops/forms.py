@@ -24,7 +24,7 @@ from xeflash.call.schema import (
 )
 
 _TYPES = {"object": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
-# What a schema has other words for: a number that may be an array is two, a snippet is four.
+# Keywords that a schema has several words for: a number that may be an array is two, a snippet is four.
 _SEVERAL = {
     "words": ["str[]? words=None"],  # ours and the caller's in turn
     "seed": ["SymInt? seed=None"],  # None: the operator draws its own

@@ -17,7 +17,7 @@ from xeflash.call.schema import BHSD, BSHD
 _NAME = "gather_kv_indices"
 _WORD, _SPAN = 32, 64  # keys of a word, rows of a span: kWord and kSpan of params.hpp
 _FEW = 8  # queries of a sequence, each of which reads for itself
-# What counts on positions, or has gradients: rows of a table have neither. Some are off with a number of these types.
+# Arguments that need positions or gradients, which rows of a table lack. Zeros of these types are off.
 _NEED_POSITIONS = "attn_mask alibi_slopes score_mod captures dropout_p document_ids attention_chunk out"
 _ZERO_IS_OFF: dict[str, tuple[type, ...]] = {"dropout_p": (int, float), "attention_chunk": (int,), "captures": (dict,)}
 _FLAGS = ("causal", "enable_gqa", "bottom_right", "return_lse")

@@ -155,8 +155,8 @@ def _from_tiles(t: Tensors) -> Plain:
             f"got {len(both)}"
         )
     group = inputs // len(both)
-    # Of a nibble: tile of outputs, tile of inputs, output, pair of inputs, two tiles of 16 inputs; then odd or even,
-    # tile of 16, upper or lower half of it.
+    # Axes of the nibbles: tile of outputs, tile of inputs, output, pair of inputs, two tiles of 16 inputs; then odd or
+    # even, tile of 16, upper or lower half of it.
     q = nibbles(qdata).reshape(tiles, tiles_k, 8, 4, words, 2, 2, 2)
     q = contiguous(permuted(q, 0, 2, 1, 4, 6, 7, 3, 5)).reshape(8 * tiles, inputs)
     outputs, inputs = _cut(t, *q.shape)

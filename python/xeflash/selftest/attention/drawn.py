@@ -27,7 +27,7 @@ Sequence: TypeAlias = tuple[slice, Any, Any, Any, Features]
 SOFTCAP, DROPOUT, CHUNK, PICKS = 3.0, 0.25, 50, 16  # numbers of variants that name none
 SEED, OFFSET = 0x1234_5678_9ABC_DEF0, 0x1_0000_0003  # attention() alone takes an offset
 PERIOD, TILT, SLANT = 7, 0.75, 0.0625
-# What a score_mod is in each variant that has one, and what it captures: numbers, and arrays, which are None here.
+# The score_mod of each variant that has one, and its captures: numbers, and arrays, which are None here.
 SNIPPETS: dict[str, tuple[str, dict[str, float | None]]] = {
     "snippet": ("select(kind[(q_idx + k_idx) % period] == 0, -inf, s + tilt * level(h, (k_idx + b) % period))",
                 {"kind": None, "level": None, "period": PERIOD, "tilt": TILT}),
