@@ -108,7 +108,7 @@ class Spread:
         return not shifts and self.left < 0 and self.right <= 0 and self.documents is None
 
     def from_head(self, first: int) -> Spread:
-        """Returns this call for heads from `first` on."""
+        """Returns a copy of the call for the heads from `first` on."""
         return replace(self, first_head=first)
 
     # ---- which blocks there are ------------------------------------------------------------------

@@ -112,7 +112,7 @@ def mask_of(numbers: Tensor | None, position_ids: Any, batch: int, rows: int) ->
 
 
 def _tells(position_ids: Any, batch: int, rows: int) -> bool:
-    """Returns whether these are positions of `rows` tokens in each row of the batch; one row may stand for all."""
+    """Returns whether position_ids has positions for `rows` tokens in each row; one row may stand for all."""
     if not isinstance(position_ids, Tensor) or rows < 2 or position_ids.dim() != 2:
         return False
     return position_ids.shape[0] in (1, batch) and position_ids.shape[1] == rows

@@ -99,7 +99,7 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Returns whether this is one of the four types of attention."""
+        """Returns whether a type of attention is one of the four known ones."""
         return attn_type in (*_ENCODERS, AttentionType.DECODER, AttentionType.ENCODER_DECODER)
 
     @classmethod

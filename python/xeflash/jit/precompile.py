@@ -68,8 +68,8 @@ def kernels_of(
     seen: set[tuple[str, str]] = set()
     for model in models:
         shape = SHAPES[model]
-        # Counts of compute units for which tiles are many, for which all heads are few for one pass of the gradients, and
-        # for which tiles are few.
+        # Counts of compute units for which tiles are many, for which all heads are few for one pass of the gradients,
+        # and for which tiles are few.
         units = (1, shape.heads_k * 3 // 2, 1 << 16)
         for dtype, layer in itertools.product(dtypes, shape.features):
             calls = _calls_of(shape, layer, DTYPE_NAMES[dtype], training)

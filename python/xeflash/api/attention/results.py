@@ -95,7 +95,7 @@ def _probabilities(call: Call, out: Any, lse: Any) -> Any:
 
 
 def _recorded(call: Call) -> dict[str, Any]:
-    """Returns those of q, keys and values that require grad; flash-attn runs such calls."""
+    """Returns the tensors among q, keys and values that require grad; flash-attn runs such calls."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return {}

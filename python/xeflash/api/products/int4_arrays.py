@@ -15,7 +15,7 @@ def _torch(array: Any) -> Any:
 
 
 def is_ours(array: Any) -> bool:
-    """Returns whether it is an array with values: a dense tensor of torch's, or an array of numpy's."""
+    """Returns whether an object is an array with values: a dense tensor of torch, or an array of numpy."""
     if torch := _torch(array):
         return type(array) in (torch.Tensor, torch.nn.Parameter) and array.layout is torch.strided and not array.is_meta
     numpy = sys.modules.get("numpy")
