@@ -1,4 +1,4 @@
-"""What a call of each function costs on the way to the kernel, by each way there is: a markdown table.
+"""Cost of a call of each function on the way to the kernel, by each way there is: a markdown table.
 
     python perf/call_cost.py [--repeats 15] [--number 2000]
 
@@ -31,7 +31,7 @@ operator, varlen_operator = torch.ops.xeflash.attention, torch.ops.xeflash.flash
 
 
 def by_custom_op() -> Callable[..., torch.Tensor]:
-    """The same kernel behind torch.library.custom_op."""
+    """Returns the kernel of attention behind torch.library.custom_op."""
     kernel = operators.kernel_of(FORMS[0])
 
     @torch.library.custom_op("xeflash_call_cost::attention", mutates_args=())
@@ -42,12 +42,12 @@ def by_custom_op() -> Callable[..., torch.Tensor]:
 
 
 def directly(x: object) -> object:
-    """The extension alone."""
+    """Calls the extension alone."""
     return xeflash._core.forward(function="attention", layout=2, q=x, k=x, v=x, bottom_right=False, enable_gqa=False)
 
 
 def ways(rows: int) -> dict[str, Callable[[], object]]:
-    """The calls to compare, on the same sizes."""
+    """Returns the calls to compare, on the same sizes."""
     x = torch.zeros(1, 2, rows, 64)
     a = x.numpy()
     bshd, packed, qkv = torch.zeros(1, rows, 2, 64), torch.zeros(rows, 2, 64), torch.zeros(1, rows, 3, 2, 64)

@@ -1,4 +1,4 @@
-"""What the machine code of xeflash consists of and does on simulated GPUs.
+"""Counts of the machine code of xeflash, and of what it does on simulated GPUs.
 
     python perf/counts.py forward --device bmg                                  # bf16; head dims 64, 128, 256
     python perf/counts.py dims --device bmg --keys 77,1024                 # head dims of image models
@@ -26,7 +26,7 @@ FAMILIES |= {"dims": dims, "speed": speed, "compilers": compilers}
 
 
 def main() -> int:
-    """Command line; 1 if something is wrong."""
+    """Runs the command line; returns 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     families = parser.add_subparsers(dest="family", required=True, metavar="FAMILY")
     for name, family in FAMILIES.items():

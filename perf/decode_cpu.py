@@ -34,14 +34,14 @@ KINDS = ("plain", "paged16", "paged256", "beams4", "e4m3", "int8")
 
 
 def paged(x: torch.Tensor, page: int, places: torch.Tensor) -> torch.Tensor:
-    """(B, S, H, D) as pages in the order of `places`."""
+    """Puts (B, S, H, D) into pages in the order of `places`."""
     pool = torch.empty(x.shape[0] * x.shape[1] // page, page, *x.shape[2:], dtype=x.dtype)
     pool[places] = x.reshape(-1, page, *x.shape[2:])
     return pool
 
 
 def our_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
-    """Calls on caches of every kind with q (B, 1, H, D), k and v (B, S, Hk, D)."""
+    """Returns calls on caches of every kind with q (B, 1, H, D), k and v (B, S, Hk, D)."""
 
     def on(*caches: torch.Tensor, **options: object) -> Callable[[], torch.Tensor]:
         call = xeflash.flash_attn_with_kvcache
@@ -63,7 +63,7 @@ def our_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Ca
 
 
 def measure(case: Case, rounds: int) -> dict[str, float]:
-    """Median ms of every call; raises if a result is wrong."""
+    """Returns the median ms of every call; raises an error if a result is wrong."""
     q = torch.randn(case.batch, 1, HEADS, DIM).to(forms.TORCH_DTYPES[case.dtype])
     k, v = (torch.randn(case.batch, case.seq_k, case.kv_heads, DIM).to(q.dtype) for _ in range(2))
     calls = our_calls(q, k, v)

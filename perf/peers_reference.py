@@ -1,4 +1,4 @@
-"""What the peers' kernels should compute: the selftest's reference, in their layouts and number formats."""
+"""References for the peers' kernels: the selftest's reference, in their layouts and number formats."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def _bits_of(values: Values) -> Bits:
 
 
 def encode(name: str, numbers: Floats) -> Bits:
-    """The nearest numbers of a format, as their bits."""
+    """Rounds numbers to the nearest of a format, and returns their bits."""
     return _bits_of(Values.of(numbers, FORMATS[name]))
 
 
 def nan_bits(name: str, shape: tuple[int, ...]) -> Bits:
-    """NaN of a format."""
+    """Returns the bits of NaN in a format."""
     return _bits_of(Values.filled(shape, FORMATS[name]))
 
 
 def decode(name: str, bits: Bits) -> Floats:
-    """The values of bits."""
+    """Returns the values of bits."""
     return Values(bits.view(np.float16) if name == "fp16" else bits, FORMATS[name]).numbers
 
 
 @dataclass
 class Result:
-    """O[query, head, d], P|V| (what bounds the rounding of P) and the log of the sum of exponentials[head, query]."""
+    """The results O[query, head, d], P|V| (which bounds the rounding of P) and LSE[head, query]."""
 
     O: Floats
     PV: Floats
@@ -45,7 +45,7 @@ class Result:
 
 
 def attention(Q: Floats, K: Floats, V: Floats, scale: float, window: Window, sink: Floats | None) -> Result:
-    """One sequence; Q[query, head, d], K and V[key, head, d], sink[head] one more score that has no value."""
+    """Computes one sequence; Q[query, head, d], K and V[key, head, d], sink[head] one more score that has no value."""
     Q, K, V = (x.swapaxes(0, 1)[None] for x in (Q, K, V))
     found = formula(Q, K, V, Features(scale, window, sinks=sink))
     PV = found.softmax @ per_head(np.abs(V), Q.shape[1])
@@ -53,12 +53,12 @@ def attention(Q: Floats, K: Floats, V: Floats, scale: float, window: Window, sin
 
 
 def merged(partial: Floats, lse: Floats) -> Result:
-    """Splits joined: partial[split, head, d], lse[head, split]."""
+    """Merges splits: partial[split, head, d], lse[head, split]."""
     O, lse_of_all, PV = merged_reference(partial[:, None], lse.T[:, :, None])
     return Result(O, PV, lse_of_all)
 
 
 def joined(results: Sequence[Result]) -> Result:
-    """The sequences of a batch."""
+    """Joins the sequences of a batch."""
     O, PV = (np.concatenate([getattr(r, name) for r in results]) for name in ("O", "PV"))
     return Result(O, PV, np.concatenate([r.lse for r in results], axis=1))

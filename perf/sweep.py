@@ -1,4 +1,4 @@
-"""Tile sizes compared: for each row of the tables of xeflash/tune, what it chooses beside other sizes.
+"""Comparison of tile sizes: the choice of each row of xeflash/tune's tables beside other sizes.
 
     python perf/sweep.py --device bmg                                       # the forward's rows
     python perf/sweep.py --device dg2 --algorithm flash_decode --row 3      # the third row of the table
@@ -47,7 +47,7 @@ KINDS: dict[str, Any] = dict.fromkeys(attention.ROWS, attention) | {"linear": li
 
 
 def served(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int, ...]) -> dict[int, Any]:
-    """The largest problem of each row of the table, by the row's number."""
+    """Returns the largest problem of each row of the table, by the row's number."""
     kind = KINDS[algorithm]
     tune = kind.tune_of(arch)
     numbers = {id(row): number for number, row in enumerate(tune.TABLES[algorithm], 1)}
@@ -55,13 +55,13 @@ def served(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int, 
 
 
 def reason(error: Exception) -> str:
-    """The line that says why a choice is none."""
+    """Returns the line of an error that says why a choice fails."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if "error" in line), lines[0])
 
 
 def timed(kind: Any, desc: Any, choices: list[Any], rounds: int) -> dict[Any, Row | str]:
-    """The median of each, and the range of its samples; or why it is none."""
+    """Times each choice; returns the median and range of its samples, or why it fails."""
     spawn = multiprocessing.get_context("spawn")
     found: dict[Any, Row | str] = {}
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def timed(kind: Any, desc: Any, choices: list[Any], rounds: int) -> dict[Any, Ro
 
 
 def counted(kind: Any, desc: Any, choice: Any) -> Row | str:
-    """The figures of a choice, or why it is none."""
+    """Returns the figures of a choice, or why it fails."""
     try:
         found: Row = kind.count(desc, choice)
     except (CompileError, RuntimeError) as error:
@@ -91,7 +91,7 @@ def counted(kind: Any, desc: Any, choice: Any) -> Row | str:
 
 
 def rows_of(kind: Any, desc: Any, options: argparse.Namespace) -> Iterator[Row]:
-    """A row for each choice."""
+    """Yields a row for each choice."""
     choices, chosen = kind.choices(desc, options), kind.chosen_of(desc)
     times = timed(kind, desc, choices, options.rounds) if is_cpu(desc.arch) else {}
     none: Row = dict.fromkeys(TIMES if times else kind.FIGURES)
@@ -107,7 +107,7 @@ def rows_of(kind: Any, desc: Any, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def tables(found: dict[int, Any], options: argparse.Namespace) -> Iterator[Table]:
-    """One for each row of the table."""
+    """Yields a table for each row of the table of tiles."""
     kind = KINDS[options.algorithm]
     formats = dict.fromkeys(kind.SIZES, "") | (TIMES if options.device == "cpu" else kind.FIGURES) | {"note": ""}
     for number in options.row or sorted(found):
@@ -115,7 +115,7 @@ def tables(found: dict[int, Any], options: argparse.Namespace) -> Iterator[Table
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes, dtypes = converter(parse_sizes), converter(lambda text: parse_choices(text, DTYPES))
     parser.add_argument("--device", choices=("cpu", *xe.ARCHITECTURES), required=True)

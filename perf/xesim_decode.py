@@ -1,4 +1,4 @@
-"""Compare the simulator's decoder with Intel's IGA disassembler, instruction by instruction.
+"""Compares the simulator's decoder with Intel's IGA disassembler, instruction by instruction.
 
     python perf/xesim_decode.py --family bmg kernel.bin ...     # native binaries made by ocloc
     python perf/xesim_decode.py --peers                         # all images of vllm-xpu-kernels, downloaded with pip
@@ -44,7 +44,7 @@ Json = dict[str, Any]
 
 
 def with_types(lib: ctypes.CDLL) -> Callable[[], ctypes.CDLL]:
-    """The library with the types of the decoder's functions."""
+    """Declares the types of the decoder's functions; returns a function that returns the library."""
     lib.xesim_decode.restype = lib.xesim_opcodes.restype = ctypes.c_void_p
     lib.xesim_decode.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]
     lib.xesim_expand.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)]
@@ -57,7 +57,7 @@ def with_types(lib: ctypes.CDLL) -> Callable[[], ctypes.CDLL]:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The simulator's library."""
+    """Loads the simulator's library."""
     path = os.environ.get("XEFLASH_SIM_LIBRARY")
     if not path:
         from xeflash import sim
@@ -67,7 +67,7 @@ def library() -> ctypes.CDLL:
 
 
 def lines_of(pointer: int | None) -> list[Json]:
-    """JSON lines from the library; frees them."""
+    """Reads JSON lines from the library, and frees them."""
     if not pointer:
         raise ValueError("the library refused the arguments")
     try:
@@ -77,23 +77,23 @@ def lines_of(pointer: int | None) -> list[Json]:
 
 
 def decode(family: str, code: bytes) -> list[Json]:
-    """The simulator's reading of machine code."""
+    """Returns the simulator's reading of machine code."""
     return lines_of(library().xesim_decode(family.encode(), code, len(code)))
 
 
 def opcodes() -> list[Json]:
-    """The simulator's opcode table."""
+    """Returns the simulator's opcode table."""
     return lines_of(library().xesim_opcodes())
 
 
 def expand(family: str, word: int) -> int | None:
-    """The 128 bits of a compacted instruction; None if it has no meaning."""
+    """Returns the 128 bits of a compacted instruction, or None if it has no meaning."""
     bits = (ctypes.c_uint64 * 2)()
     return bits[0] | bits[1] << 64 if library().xesim_expand(family.encode(), word, bits) else None
 
 
 def find_iga64() -> list[str] | None:
-    """The command that starts iga64, if there is one."""
+    """Returns the command that starts iga64, or None if there is none."""
     if path := os.environ.get("XEFLASH_IGA64"):
         return [path]
     if ocloc := os.environ.get("XEFLASH_OCLOC"):
@@ -105,7 +105,7 @@ def find_iga64() -> list[str] | None:
 
 
 def iga(command: list[str], family: str, code: bytes) -> list[Json]:
-    """IGA's reading, by its JSON: labels and instructions."""
+    """Returns IGA's reading, by its JSON: labels and instructions."""
     options = ["-Xprint-json", "-Xprint-pc", "-Xprint-hex-floats", "-Xprint-bits", "-Xno-print-bfnexprs", "-q"]
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "code"), Path(folder, "json")
@@ -117,7 +117,7 @@ def iga(command: list[str], family: str, code: bytes) -> list[Json]:
         text = target.read_text(errors="replace")
     text = text.replace(",NoAccSBSet]", ',"NoAccSBSet"]').replace(
         "[NoAccSBSet]", '["NoAccSBSet"]'
-    )  # it forgets the quotes
+    )  # IGA forgets the quotes
     listing = json.loads(text, strict=False)
     if listing.get("version") != "2.0":
         raise RuntimeError("this iga64 writes JSON of another version: that of libigc2-tools is needed")
@@ -126,7 +126,7 @@ def iga(command: list[str], family: str, code: bytes) -> list[Json]:
 
 
 def why_not(command: list[str] | None, family: str) -> str | None:
-    """The reason why this IGA is of no use for the family; None if it is."""
+    """Returns the reason why this IGA is of no use for the family, or None if it is."""
     if command is None:
         return "no iga64 (set XEFLASH_IGA64)"
     try:
@@ -140,16 +140,15 @@ class Comparison:
     """Differences of one instruction: name, IGA's value, the simulator's value."""
 
     def __init__(self) -> None:
-        """No difference yet."""
         self.differences: list[tuple[str, Any, Any]] = []
 
     def same(self, name: str, theirs: Any, mine: Any) -> None:
-        """Note a difference."""
+        """Notes a difference."""
         if theirs != mine:
             self.differences.append((name, theirs, mine))
 
     def register(self, name: str, theirs: Json, mine: Json, bits: int | None) -> None:
-        """File, number, subregister."""
+        """Compares file, number and subregister of a register."""
         file, number = theirs["rn"], theirs.get("r", 0)
         self.same(f"{name} file", file, mine["file"])
         if file == "null":
@@ -159,7 +158,7 @@ class Comparison:
             self.same(f"{name} subregister", theirs.get("sr", 0), mine.get("sub", 0) * 8 // bits)
 
     def immediate(self, name: str, theirs: Json, mine: Json) -> None:
-        """Type and bits of an immediate."""
+        """Compares type and bits of an immediate."""
         self.same(f"{name} file", "imm", mine["file"])
         if mine["file"] != "imm":
             return
@@ -169,7 +168,7 @@ class Comparison:
         self.same(f"{name} value", int(theirs["value"], 0) & mask, int(mine["imm"], 16) & mask)
 
     def operand(self, name: str, theirs: Json, mine: Json) -> None:
-        """A destination or a source of an arithmetic instruction."""
+        """Compares a destination or a source of an arithmetic instruction."""
         kind = theirs["kind"]
         if kind == "IM":
             self.immediate(name, theirs, mine)
@@ -201,7 +200,7 @@ class Comparison:
 
 
 def compare_send(c: Comparison, theirs: Json, mine: Json) -> None:
-    """Registers and descriptors of a message."""
+    """Compares the registers and descriptors of a message."""
     send = mine["send"]
     c.same("sfid", theirs["subop"], send["sfid"])
     address, data, exdesc, desc = theirs["srcs"]
@@ -230,7 +229,7 @@ def compare_send(c: Comparison, theirs: Json, mine: Json) -> None:
 
 
 def compare_header(c: Comparison, theirs: Json, mine: Json) -> None:
-    """What all instructions share."""
+    """Compares the fields that all instructions share."""
     c.same("exec size", theirs["es"], mine["es"])
     c.same("channel offset", theirs.get("eo", 0), mine["eo"])
     c.same("write mask", bool(theirs.get("wren")), bool(mine.get("nomask")))
@@ -252,7 +251,7 @@ def compare_header(c: Comparison, theirs: Json, mine: Json) -> None:
 
 
 def compare(theirs: Json, mine: Json, labels: dict[str, int]) -> list[tuple[str, Any, Any]]:
-    """Differences between the two readings of one instruction."""
+    """Returns the differences between the two readings of one instruction."""
     c = Comparison()
     c.same("opcode", theirs["op"], mine.get("op", mine.get("error")))
     c.same("compacted", "Compacted" in theirs.get("opts", []), mine["size"] == 8)
@@ -301,13 +300,12 @@ class Result:
     """Counts over many instructions."""
 
     def __init__(self) -> None:
-        """Nothing counted."""
         self.instructions = self.compacted = self.mismatches = self.kernels = 0
         self.kinds: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
 
     def add(self, other: Result) -> None:
-        """Sum."""
+        """Adds another result's counts to this one."""
         self.instructions += other.instructions
         self.compacted += other.compacted
         self.mismatches += other.mismatches
@@ -318,12 +316,12 @@ class Result:
 
 @cache
 def agreed() -> set[tuple[str, str]]:
-    """Family and bits of instructions that compared equal; a reading depends on nothing else but for branches."""
+    """Returns the set of (family, bits) that compared equal; a reading depends on nothing else, except for branches."""
     return set()
 
 
 def compare_text(command: list[str], family: str, code: bytes) -> Result:
-    """Both readings of one kernel's machine code."""
+    """Compares both readings of one kernel's machine code."""
     result = Result()
     result.kernels = 1
     mine = {e["ip"]: e for e in decode(family, code)}
@@ -357,7 +355,7 @@ def compare_text(command: list[str], family: str, code: bytes) -> Result:
 
 
 def texts(zebin: bytes) -> Iterator[tuple[str, bytes]]:
-    """The kernels of a native binary: name, machine code."""
+    """Yields the kernels of a native binary: name, machine code."""
     if zebin[:4] != b"\x7fELF":
         raise ValueError("not an ELF file")
     (table,) = struct.unpack_from("<Q", zebin, 40)
@@ -371,7 +369,7 @@ def texts(zebin: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def members(archive: bytes) -> Iterator[tuple[str, bytes]]:
-    """The files of an `ar` archive."""
+    """Yields the files of an `ar` archive."""
     position = 8
     while position + 60 <= len(archive) and archive[position + 58 : position + 60] == b"`\n":
         size = int(archive[position + 48 : position + 58])
@@ -380,7 +378,7 @@ def members(archive: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def peers_images(folder: Path) -> list[tuple[int, int]]:
-    """Downloads and unpacks the peers' library; offset and size of its archives of binaries."""
+    """Downloads and unpacks the peers' library; returns offset and size of its archives of binaries."""
     target = folder / PEERS_LIBRARY
     if not target.is_file():
         subprocess.run(
@@ -412,7 +410,7 @@ def peers_images(folder: Path) -> list[tuple[int, int]]:
 
 
 def run_image(job: tuple[list[str], Path, int, int]) -> tuple[dict[str, Result], float]:
-    """One image of the peers, all families; seconds the simulator's decoder took."""
+    """Compares one image of the peers, for all families; also returns the seconds that the simulator's decoder took."""
     command, path, offset, size = job
     results: dict[str, Result] = {}
     seconds = 0.0
@@ -432,7 +430,7 @@ def run_image(job: tuple[list[str], Path, int, int]) -> tuple[dict[str, Result],
 
 
 def report(totals: dict[str, Result]) -> int:
-    """Print the table; the number of mismatches."""
+    """Prints the table; the number of mismatches."""
     print(f"{'device':8}{'kernels':>9}{'instructions':>14}{'compacted':>12}{'mismatches':>12}")
     for family, r in sorted(totals.items()):
         print(f"{family:8}{r.kernels:9}{r.instructions:14}{r.compacted:12}{r.mismatches:12}")
@@ -443,7 +441,7 @@ def report(totals: dict[str, Result]) -> int:
 
 
 def main() -> int:
-    """Command line; 1 if anything differs."""
+    """Runs the command line; returns 1 if anything differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="zebins")
     parser.add_argument("--family", choices=sorted(PLATFORM), default="bmg", help="of the files")

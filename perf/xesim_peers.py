@@ -1,4 +1,4 @@
-"""Run another project's attention kernels, as its wheel ships them, on the simulated GPU and compare them with float64.
+"""Runs another project's attention kernels, as its wheel ships them, on the simulated GPU, against float64.
 
     python perf/xesim_peers.py                          # every case on PVC and BMG; downloads the wheel once (150 MB)
     python perf/xesim_peers.py --only decode --device bmg --check none
@@ -36,7 +36,7 @@ from xesim_decode import MEMBERS, PEERS, PEERS_LIBRARY, members, peers_images
 Where = tuple[int, int]  # a kernel: number of its image in the library, number in the image
 
 LOG2E = 1.4426950408889634
-SLM_BYTES = 65536  # what the launch adds to a kernel's own local memory
+SLM_BYTES = 65536  # the launch adds these to a kernel's own local memory
 SPLIT_FROM = 32  # blocks of keys: shorter sequences are not split
 LSE_TOLERANCE = 1e-5  # fp32 sums of exponentials that are right to 4 ulp
 SLACK = 1e-5  # the same in O, as a share of P|V|
@@ -51,7 +51,7 @@ class Case:
     kernel: Where
     dtype: str
     dim: int
-    heads: tuple[int, int]  # of Q, of K and V
+    heads: tuple[int, int]  # heads of Q; heads of K and V
     queries: tuple[int, ...]  # per sequence
     keys: tuple[int, ...]
     kv: str = ""  # format of K and V, if it is not dtype
@@ -130,7 +130,7 @@ CASES = (
 
 CHECKS = ("uninit", "host", "deferred", "slm-races", "global-races", "interleave", "block2d", "math")
 
-# Where Params holds what: offset and struct format. A tensor is a pointer and three strides.
+# The fields of Params: offset and struct format. A tensor is a pointer and three strides.
 TENSOR = "Qiii"
 SHAPE = {
     "batch": (0, "i"), "q_heads": (4, "i"), "kv_heads": (8, "i"), "max_q": (16, "i"), "cu_q": (24, "Q"),
@@ -164,7 +164,7 @@ PARAMS_BYTES = {"prefill": 288, "decode": 352, "reduce": 208}
 
 
 def pack(kind: str, values: Mapping[str, Any]) -> bytes:
-    """Params with these fields; the others are zero."""
+    """Packs Params with these fields; the others are zero."""
     data = bytearray(PARAMS_BYTES[kind])
     for name, value in values.items():
         offset, form = PARAMS[kind][name]
@@ -174,7 +174,7 @@ def pack(kind: str, values: Mapping[str, Any]) -> bytes:
 
 
 def divider(d: int) -> tuple[int, int, int]:
-    """Division by d as multiplication: d, ceil(2^(31 + s) / d), s - 1 with s = ceil(log2 d)."""
+    """Returns division by d as multiplication: d, ceil(2^(31 + s) / d), s - 1 with s = ceil(log2 d)."""
     s = (d - 1).bit_length()
     return (1, 0, 0) if d == 1 else (d, -(-(1 << (31 + s)) // d), s - 1)
 
@@ -186,14 +186,14 @@ class Peers:
     """The wheel's library, its images and their kernels."""
 
     def __init__(self, folder: Path) -> None:
-        """Download what is not there yet."""
+        """Downloads the library, unless the folder has it."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / PEERS_LIBRARY
         self.images = peers_images(folder)
 
     @cache  # noqa: B019  one object lives as long as the program
     def binary(self, device: str, image: int) -> bytes:
-        """The native binary of an image for a device."""
+        """Returns the native binary of an image for a device."""
         offset, size = self.images[image]
         with self.path.open("rb") as file:
             file.seek(offset)
@@ -202,11 +202,11 @@ class Peers:
 
     @cache  # noqa: B019
     def module(self, device: str, image: int) -> Module:
-        """An image, loaded."""
+        """Loads an image."""
         return Machine(device).load(self.binary(device, image))
 
     def kernel(self, device: str, where: Where, kind: str) -> dict[str, Any]:
-        """What the binary says of a kernel; refuses one that takes other Params than expected."""
+        """Returns the binary's description of a kernel; refuses one that takes other Params than expected."""
         binary = self.binary(device, where[0])
         library = load_library()
         text = library.xesim_describe(device.encode(), binary, ctypes.c_uint64(len(binary)))
@@ -223,12 +223,12 @@ class Run:
     """One case on one device: memory, launches, errors."""
 
     def __init__(self, case: Case, device: str, peers: Peers) -> None:
-        """Make the problem."""
+        """Draws the arrays of a case and puts them on the device."""
         self.case, self.device, self.peers = case, device, peers
         self.machine = Machine(device)
         self.random = np.random.default_rng(zlib.crc32(case.name.encode()))
         self.instructions = self.spilled = self.narrow = 0
-        self.kept: list[Array] = []  # what Params point to
+        self.kept: list[Array] = []  # arrays that Params point to
         self.total_q = sum(case.queries)
         self.cu_q = self.device_array(np.cumsum([0, *case.queries], dtype=np.int32))
         self.out = self.device_array(np.full((self.total_q, case.heads[0], case.dim), 0x7FFF, np.uint16))  # NaN
@@ -236,16 +236,16 @@ class Run:
         self.scale = case.dim**-0.5
 
     def device_array(self, like: np.ndarray[Any, Any]) -> Array:
-        """Copy to the device, for as long as this object lives."""
+        """Copies to the device, for as long as this object lives."""
         self.kept.append(self.machine.array(like))
         return self.kept[-1]
 
     def numbers(self, form: str, *shape: int) -> Bits:
-        """Random numbers of a format."""
+        """Draws random numbers of a format."""
         return encode(form, self.random.standard_normal(shape))
 
     def launch(self, where: Where, kind: str, groups: tuple[int, int, int], values: Mapping[str, Any]) -> None:
-        """Run one kernel to its end and count its instructions."""
+        """Runs one kernel to its end and counts its instructions."""
         kernel = self.peers.kernel(self.device, where, kind)
         library = load_library()
         library.xesim_clear_launches()
@@ -258,7 +258,7 @@ class Run:
             self.narrow += record["block2d_small_surfaces"]
 
     def shape(self) -> dict[str, Any]:
-        """The fields that all kernels have, but for the lengths of K."""
+        """Returns the fields that all kernels have, except the lengths of K."""
         c = self.case
         return {
             "batch": len(c.queries), "q_heads": c.heads[0], "kv_heads": c.heads[1], "max_q": max(c.queries),
@@ -267,11 +267,11 @@ class Run:
         }  # fmt: skip
 
     def strides(self, heads: int) -> tuple[int, int, int]:
-        """Strides of [token, head, d] in elements: token, head, batch (sequences are packed, there is none)."""
+        """Returns strides of [token, head, d] in elements: token, head, batch (0, as sequences are packed)."""
         return heads * self.case.dim, self.case.dim, 0
 
     def keys_and_values(self) -> tuple[dict[str, Any], list[Floats], list[Floats]]:
-        """K and V in memory, packed or in pages in random order, and their values per sequence."""
+        """Puts K and V into memory, packed or in pages in random order; returns fields, and values per sequence."""
         c = self.case
         form = c.kv or c.dtype
         scales = (1.25, 0.75) if c.kv else (1.0, 1.0)  # fp8 numbers times these are exact in 16 bits
@@ -293,7 +293,10 @@ class Run:
         return fields, values[0], values[1]
 
     def paged(self, form: str, tensors: list[list[Bits]]) -> dict[str, Any]:
-        """Caches of pages. Tails of pages hold finite numbers, pages that nobody owns hold NaN."""
+        """Makes caches of pages.
+
+        Tails of pages hold finite numbers, pages that nobody owns hold NaN.
+        """
         c = self.case
         counts = [-(-n // c.page) for n in c.keys]
         total = sum(counts) + 3
@@ -317,7 +320,7 @@ class Run:
         }  # fmt: skip
 
     def attend(self) -> Result:
-        """Run prefill or decode (and its reduction); what O and the LSE should be."""
+        """Runs prefill or decode (and its reduction); returns what O and the LSE should be."""
         c = self.case
         q_bits = self.numbers(c.dtype, self.total_q, c.heads[0], c.dim)
         fields, K, V = self.keys_and_values()
@@ -336,13 +339,13 @@ class Run:
         return joined([attention(q, k, v, self.scale, window, sink) for q, k, v in zip(Q, K, V, strict=True)])
 
     def prefill(self, fields: dict[str, Any]) -> None:
-        """A group for `rows` queries of a head."""
+        """Launches a group for `rows` queries of a head."""
         c = self.case
         grid = (1, -(-max(c.queries) // c.rows), len(c.queries) * c.heads[0])
         self.launch(c.kernel, "prefill", grid, fields | {"grid": grid, "by_heads": divider(c.heads[0])})
 
     def decode(self, fields: dict[str, Any]) -> None:
-        """A group for a split of the keys of a head of K; then the splits are joined."""
+        """Launches a group for a split of the keys of a head of K, and then joins the splits."""
         c = self.case
         batch, heads = len(c.queries), c.heads[1]
         grid = (1, 1, batch * heads * c.splits)
@@ -362,7 +365,7 @@ class Run:
             self.join(c.reduce, {"partial": fields["O"], "partial_lse": fields["partial_lse"]}, fields)
 
     def work(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Splits of each sequence and the list of {sequence, first block, blocks, split}, evenly cut."""
+        """Returns the splits of each sequence and the list of {sequence, first block, blocks, split}, evenly cut."""
         c = self.case
         counts, items = [], []
         for b, keys in enumerate(c.keys):
@@ -373,7 +376,7 @@ class Run:
         return np.array(counts, np.int32), np.array(items, np.int32)
 
     def join(self, where: Where, partial: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-        """A group for each query and head."""
+        """Launches a group for each query and head."""
         c = self.case
         grid = (max(c.queries), c.heads[0], len(c.queries))
         fields = self.shape() | {k: known[k] for k in ("kv", "splits_of") if k in known} | dict(partial)
@@ -382,7 +385,7 @@ class Run:
         self.launch(where, "reduce", grid, fields | {"grid": grid, "by_heads": divider(c.heads[0])})
 
     def reduce(self) -> Result:
-        """Run the reduction alone on random splits; those without keys hold NaN, which must not be seen."""
+        """Runs the reduction alone on random splits; those without keys hold NaN, which must not be seen."""
         c = self.case
         batch = len(c.queries)
         partial = self.numbers(c.dtype, batch, c.splits, c.heads[0], c.dim)
@@ -402,18 +405,18 @@ class Run:
         return joined(results)
 
     def compare(self, want: Result) -> tuple[float, float, float | None]:
-        """Largest error of O, largest share of what an error may be, largest error of the LSE."""
+        """Returns the largest error of O, the largest share of an error's limit, and the largest error of the LSE."""
         c = self.case
         u = 2.0**-11 if c.dtype == "fp16" else 2.0**-8
         error = np.abs(decode(c.dtype, self.out.view()) - want.O)
-        roundings = 0 if c.kind == "reduce" else 1 + (c.splits > 1)  # of P, of partial results
+        roundings = 0 if c.kind == "reduce" else 1 + (c.splits > 1)  # roundings of P, and of partial results
         allowed = u * (roundings * want.PV + np.abs(want.O)) + SLACK * want.PV + 2.0**-25  # half the least fp16
         lse = float(np.max(np.abs(self.lse.view() - want.lse))) if c.lse else None
         return float(np.max(error)), float(np.max(error / allowed)), lse
 
 
 def set_checks(text: str) -> None:
-    """What the simulator looks for from now on."""
+    """Sets what the simulator checks from now on."""
     library = load_library()
     library.xesim_set_check.restype = ctypes.c_char_p
     library.xesim_last_launches.restype = ctypes.c_char_p
@@ -422,7 +425,7 @@ def set_checks(text: str) -> None:
 
 
 def note_of(run: Run) -> str:
-    """What is special about a row."""
+    """Returns what is special about a row."""
     notes = (
         f"without {run.case.without}" if run.case.without else "",
         run.case.note,
@@ -433,7 +436,7 @@ def note_of(run: Run) -> str:
 
 
 def run_case(case: Case, device: str, peers: Peers, checks: str) -> bool:
-    """Run, print the row; whether it is right."""
+    """Runs a case and prints its row; returns whether it is right."""
     set_checks(re.sub(r"\ball\b", ",".join(c for c in CHECKS if c != case.without), checks))
     began = time.perf_counter()
     run = Run(case, device, peers)
@@ -453,7 +456,7 @@ def run_case(case: Case, device: str, peers: Peers, checks: str) -> bool:
 
 
 def main() -> int:
-    """Command line; 1 if a row is wrong."""
+    """Runs the command line; returns 1 if a row is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     folder = Path(tempfile.gettempdir(), "xesim_decode")
     parser.add_argument("--folder", type=Path, default=folder, help="keeps the download")

@@ -100,8 +100,8 @@ def upstream_moved(
     off = (2 * torch.rand(out.shape, generator=moved, dtype=out.dtype) - 1) * off_by(out, dtype)
     sums = (out * dout).abs().sum(-1)
     delta = (off * dout).sum(-1) + direction_like(sums, moved) * SCORES * sums
-    of_lse = SCORES * lse.abs().nan_to_num(posinf=0.0).clamp(max=FAR_LSE) + EXP2[dtype]
-    kept = 1 + direction_like(lse, moved) * of_lse
+    lse_error = SCORES * lse.abs().nan_to_num(posinf=0.0).clamp(max=FAR_LSE) + EXP2[dtype]
+    kept = 1 + direction_like(lse, moved) * lse_error
     return dout * kept.mT[..., None], ((0 if dlse is None else dlse) - delta.mT) * kept
 
 

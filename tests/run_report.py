@@ -104,9 +104,9 @@ class Spent:
                     spent.tests.append(line)
         return spent
 
-    def counts(self, of_cpu: bool) -> str:
+    def counts(self, on_cpu: bool) -> str:
         """How many different kernels were compiled, and how many others were found."""
-        mine = [k for k in self.kernels if k["device"] and k["kernel"].startswith("cpu-") == of_cpu]
+        mine = [k for k in self.kernels if k["device"] and k["kernel"].startswith("cpu-") == on_cpu]
         compiled = {(k["kernel"], k["device"]) for k in mine if k["compiled"]}
         found = {(k["kernel"], k["device"]) for k in mine} - compiled
         return f"{len(compiled)} compiled, {len(found)} found"

@@ -86,8 +86,8 @@ def test_the_extension_includes_nothing_above_it():
     assert len(found) > 100
     rooms = {(room(name), room(other)) for name, other in found}
     assert [x for x in rooms if x[0] != x[1] and floors[x[1]] >= floors[x[0]]] == []
-    of_kernels = {other for others in THEIRS.values() for other in others if not other.startswith("host/")}
-    assert of_kernels and all(floor(other) <= PARAMETERS for other in of_kernels)
+    included = {other for others in THEIRS.values() for other in others if not other.startswith("host/")}
+    assert included and all(floor(other) <= PARAMETERS for other in included)
 
 
 def test_headers_include_each_other_in_no_circle():

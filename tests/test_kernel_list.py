@@ -46,15 +46,15 @@ def test_names_have_nothing_that_a_machine_chooses():
 
 
 def test_a_change_reaches_the_tests_of_what_includes_it():
-    of_picks, of_append = (files_by_headers({header}) for header in ("attention/picks.hpp", "append.hpp"))
-    assert "attention/test_picks.py" in of_picks["cpu"] & of_picks["bmg"]
-    assert "attention/test_append.py" in of_append["cpu"] - of_picks["cpu"]
+    picking, appending = (files_by_headers({header}) for header in ("attention/picks.hpp", "append.hpp"))
+    assert "attention/test_picks.py" in picking["cpu"] & picking["bmg"]
+    assert "attention/test_append.py" in appending["cpu"] - picking["cpu"]
     assert not files_by_headers({"xe/mma.hpp"}).keys() & {"cpu"}
     found = reached(
         ["kernels/README.md", "python/host/attention/append.cpp", "tests/plain.py", "kernels/attention/picks.hpp"]
     )
     assert {"host", "attention/test_append.py", "test_readme.py", "attention/test_chunks.py"} <= found["cpu"]
-    assert "attention" not in found["cpu"] and found["bmg"] == of_picks["bmg"]
+    assert "attention" not in found["cpu"] and found["bmg"] == picking["bmg"]
 
 
 @pytest.mark.skipif(os.cpu_count() != CORES, reason=f"the list is for {CORES} cores")

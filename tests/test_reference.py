@@ -233,12 +233,12 @@ def test_rounding_term_is_that_of_the_largest_result():
 def test_term_of_the_scores_is_what_their_rounding_makes(f, far):
     q, k, v = torch.randn(1, 2, 5, 64), torch.randn(1, 1, 333, 64), torch.randn(1, 1, 333, 80)
     q[..., 0], k[..., 0] = 1.0, far
-    of_out, of_lse = rounded_scores(formula(q, k, v, f), v)
+    out_bound, lse_bound = rounded_scores(formula(q, k, v, f), v)
     exact = modified_by(lambda s, *_: s, q, k, v, f)
     rounded = modified_by(lambda s, *_: s.astype(np.float32).astype(np.float64), q, k, v, f)
     moved_out, moved_lse = (np.max(np.abs(a - b)) for a, b in zip(rounded, exact, strict=True))
-    assert of_out / 100 < moved_out <= of_out  # most roundings are smaller, and they cancel
-    assert of_lse / 100 < moved_lse <= of_lse
+    assert out_bound / 100 < moved_out <= out_bound  # most roundings are smaller, and they cancel
+    assert lse_bound / 100 < moved_lse <= lse_bound
 
 
 def modified_by(change, q, k, v, f):

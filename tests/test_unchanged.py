@@ -22,12 +22,12 @@ def imports(tree):
 @pytest.mark.parametrize("file", sorted(unchanged.FILES))
 def test_files_that_rest_import_nothing_that_is_not_looked_at(file):
     shared = {name.removesuffix(".py") for name in unchanged.SHARED}
-    of_tests = {path.stem for path in unchanged.ROOT.glob("tests/*.py")}
+    helpers = {path.stem for path in unchanged.ROOT.glob("tests/*.py")}
     text = (unchanged.ROOT / file).read_text()
     for name in imports(ast.parse(text)):
         if name.partition(".")[0] == "xeflash":
             assert name == "xeflash" or name.startswith(unchanged.MODULES), name
-        assert name not in of_tests - shared, name
+        assert name not in helpers - shared, name
     for program in re.findall(r"(?:import|from) xeflash(?:\.[\w.]+)?", text):  # those that tests start, too
         assert program.split()[1] == "xeflash" or program.split()[1].startswith(unchanged.MODULES), program
 

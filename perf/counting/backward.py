@@ -1,4 +1,4 @@
-"""What the backward's machine code does on simulated GPUs.
+"""Counts of what the backward's machine code does on simulated GPUs.
 
 The inner loop is the difference between two lengths of what a kernel loops over: instructions per block, of all threads
 that have that block's rows, and what else there is per dpas (fp32: per multiply-add). "Needed", of a causal call with N
@@ -39,7 +39,7 @@ WHOLES = NAMES | dict.fromkeys(("dpas / needed", "lines read / needed", "lines w
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of this family."""
+    """Adds the options of this family."""
     add_devices(parser)
     add_attention(parser)
     parser.add_argument("--loop-only", action="store_true", help="leave out the causal call")
@@ -49,16 +49,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def records(
     device: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False
 ) -> dict[str, sim.LaunchRecord]:
-    """Of each kernel."""
+    """Returns the record of each kernel of a call."""
     return backward(device, dtype, dim, rows, keys, causal, HEADS if causal else 1)
 
 
 def desc_of(algorithm: str, arch: str, dtype: str, dim: int, rows: int, keys: int) -> AnyDesc:
-    """The kernel of a call of one head."""
-    of_queries, of_keys = (Placeholder((1, 1, n, dim), dtype) for n in (rows, keys))
+    """Returns the description of an algorithm's kernel in a call of one head."""
+    query_array, key_array = (Placeholder((1, 1, n, dim), dtype) for n in (rows, keys))
     found = kernels_of(
         lambda: _core.backward(
-            function="counts", layout=BHSD, q=of_queries, k=of_keys, v=of_keys, out=of_queries, dout=of_queries,
+            function="counts", layout=BHSD, q=query_array, k=key_array, v=key_array, out=query_array, dout=query_array,
             lse=Placeholder((1, 1, rows), "float32"), wanted=("q", "k", "v"),
         ),
         arch,
@@ -68,7 +68,7 @@ def desc_of(algorithm: str, arch: str, dtype: str, dim: int, rows: int, keys: in
 
 
 def loop_of(name: str, device: str, dtype: str, dim: int) -> Row:
-    """From two calls."""
+    """Counts the inner loop as the difference between two calls."""
     kernel = KERNELS[name]
     sizes = [(OTHER_SIDE, n) if kernel == "flash_bwd_dq" else (n, OTHER_SIDE) for n in LOOP]
     short, long = (asdict(records(device, dtype, dim, *size)[kernel]) for size in sizes)
@@ -89,7 +89,7 @@ def loop_of(name: str, device: str, dtype: str, dim: int) -> Row:
 
 
 def whole_of(device: str, dtype: str, dim: int) -> Row:
-    """From a causal call."""
+    """Counts a causal call as a whole."""
     found = records(device, dtype, dim, N, N, causal=True).values()
     lines = HEADS * N * dim * SIZE[dtype] / LINE_BYTES
     needed = HEADS * N * (N + 1) // 2 * 5 * dim
@@ -102,7 +102,7 @@ def whole_of(device: str, dtype: str, dim: int) -> Row:
 
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
-    """A table of the loops, and one of causal calls."""
+    """Yields a table of the loops, and one of causal calls."""
     sim.enable(*options.device, check="none")
     every = list(cases(options))
     yield Table("inner loop", LOOPS, (loop_of(name, *case) for case in every for name in KERNELS))

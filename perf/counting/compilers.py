@@ -31,7 +31,7 @@ WHICH = "sample or merge_states or read_as_its_number_on_gpu or fp16_denormals"
 C_LIBRARY = ("libc6", "libstdc++6", "libgcc-s1", "zlib1g")
 OWN_CODE = ("pvc", "bmg", "dg2", "ptl", "arl-h")  # compilers make the same for the others as for a relative
 COLUMNS = ("device", "compiled by", "cases", "failures", "right, but spill")
-OLD_DEVICES = ("pvc", "dg2", "ats-m")  # of those that ocloc 22.43 knows
+OLD_DEVICES = ("pvc", "dg2", "ats-m")  # devices that ocloc 22.43 knows
 WRAPPER = """#!/bin/sh
 # Runs ocloc with the C library that it was built for.
 root="$(dirname "$(readlink -f "$0")")/root"
@@ -42,7 +42,7 @@ exec "$root/{loader}" --library-path "$path" "$root/{program}" "$@"
 
 @dataclass(frozen=True)
 class Compiler:
-    """Where its packages come from: suite of Debian -> packages; the last one's C library runs it."""
+    """A compiler and its packages: suite of Debian -> packages; the last suite's C library runs it."""
 
     title: str
     devices: tuple[str, ...]
@@ -64,7 +64,7 @@ COMPILERS = {
 
 
 def tell(text: str) -> None:
-    """Says what is going on, beside the table."""
+    """Prints progress beside the table."""
     print(text, file=sys.stderr)
 
 
@@ -84,7 +84,7 @@ def unpack(suite: str, packages: tuple[str, ...], with_dependencies: bool, root:
 
 
 def provide(name: str, folder: Path) -> Path:
-    """The program of a compiler, fetched if it is not there yet."""
+    """Returns the program of a compiler, and fetches it if it is not there yet."""
     if not COMPILERS[name].packages:
         folder = cache_folder().absolute() / "ocloc"
         if not (folder / "ocloc").exists():
@@ -105,7 +105,7 @@ def provide(name: str, folder: Path) -> Path:
 
 
 def run(program: Path, device: str, cache: Path) -> tuple[int, int, int]:
-    """(cases, failures, kernels that spill but are right) of the sample on a device."""
+    """Runs the sample on a device; returns (cases, failures, kernels that spill but are right)."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         environment = os.environ | {
@@ -136,7 +136,7 @@ def run(program: Path, device: str, cache: Path) -> tuple[int, int, int]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of this family."""
+    """Adds the options of this family."""
     names = tuple(COMPILERS)
     kind = converter(lambda text: parse_choices(text, names))
     parser.add_argument("--compiler", type=kind, default=names, help=f"default: {','.join(names)}")
@@ -144,7 +144,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Of the devices that each compiler knows."""
+    """Yields the rows of the devices that each compiler knows."""
     for name in options.compiler:
         compiler = COMPILERS[name]
         folder = cache_folder().absolute() / "compilers" / name
@@ -157,5 +157,5 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def report(options: argparse.Namespace) -> Iterator[Table]:
-    """One table."""
+    """Yields one table."""
     yield Table("compilers", dict.fromkeys(COLUMNS, ""), rows(options))

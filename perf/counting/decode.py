@@ -1,4 +1,4 @@
-"""What one-token decode's machine code does on simulated GPUs: the figures to lower before a card is there.
+"""Counts of one-token decode's machine code on simulated GPUs: the figures to lower before a card is there.
 
 One sequence and one KV head with 1, 4 or 8 query heads is the work of a KV head in batches of any size, as each reads
 its own keys; `--batch 8 --heads 10/2` is a batch of them that shares the caches. Beside it the forward kernel has as
@@ -42,7 +42,7 @@ FORMATS |= {"dpas / B": ".4f", "sends / KiB": ".1f", "spilled": ""}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of this family."""
+    """Adds the options of this family."""
     add_devices(parser)
     add_attention(parser)
     add_sizes(parser, "--keys", (1024, 4096))
@@ -60,7 +60,7 @@ def _heads(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def row_of(device: str, dtype: str, dim: int, keys: int, batch: int, heads: tuple[int, int], queries: int = 1) -> Row:
-    """Of the first launch of a call, and what the merging one adds."""
+    """Counts the first launch of a call, and the share of the launch that merges."""
     heads_q, heads_k = heads
     queue, needed = queue_of(device), 2 * batch * heads_k * keys * dim * SIZE[dtype]
     shapes = ((batch, heads_q, queries, dim), *2 * [(batch, heads_k, keys, dim)])
@@ -81,7 +81,7 @@ def row_of(device: str, dtype: str, dim: int, keys: int, batch: int, heads: tupl
 
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
-    """A table, and what memory and others give."""
+    """Yields a table, and sentences on memory and other projects."""
     sim.enable(*options.device, check=f"none,caches={options.caches}")
     together, kv = max((query // kv, kv) for query, kv in options.heads)
     calls = [*((heads,) for heads in options.heads), ((kv, kv), together)]

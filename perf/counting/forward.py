@@ -1,4 +1,4 @@
-"""What the forward's machine code does on simulated GPUs, beside standard attention (S and P in memory).
+"""Counts of the forward's machine code on simulated GPUs, beside standard attention (S and P in memory).
 
 Per head, causal. "Needed" is N (N + 1) / 2 scores, "in visible blocks" those of the tiles that some row needs. The
 inner loop is the difference between two numbers of keys, per dpas (fp32: per multiply-add). "flash" is
@@ -36,7 +36,7 @@ COUNTS |= {"inner loop: dpas in all instructions": ".1%"} | dict.fromkeys(
 COUNTS |= {"bytes read / (Q + K + V)": ".1f", "bytes written / O": ".1f"}
 COUNTS |= {"lines read / (Q + K + V)": ".1f", "lines written / O": ".1f", "registers": "", "spilled": ""}
 BYTES = {"global_read": 1, "global_written": 1, "lines_read": LINE_BYTES, "lines_written": LINE_BYTES}
-CACHED = {"l2_read": 1, "memory_read": 1, "memory_written": 1}  # where caches are counted
+CACHED = {"l2_read": 1, "memory_read": 1, "memory_written": 1}  # added if caches are counted
 # Counted by disassembling them; never run here.
 PEERS = [
     {"kernel": name, "instructions": n, "dpas": dpas, "moves": moves, "share": dpas / n, "moves / dpas": moves / dpas}
@@ -49,14 +49,14 @@ PEER_FORMATS = {"kernel": "", "instructions": "", "dpas": "", "moves": "", "shar
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of this family."""
+    """Adds the options of this family."""
     add_devices(parser)
     add_attention(parser)
     add_caches(parser)
 
 
 def blocks_of(form: str, device: str, dtype: str, dim: int) -> Config:
-    """The tiles of a form."""
+    """Returns the tiles of a form."""
     arch = xe.DEVICES[device]
     return pick(
         Desc(FORMS[form], arch, DTYPE_NAMES[dtype], dim, dim, 128, access="dwords" if arch == "dg2" else "block2d")
@@ -64,21 +64,21 @@ def blocks_of(form: str, device: str, dtype: str, dim: int) -> Config:
 
 
 def scores_in_visible_blocks(config: Config) -> int:
-    """Of the tiles of rows and keys that a causal mask of N x N does not hide."""
+    """Counts the scores in tiles of rows and keys that a causal mask of N x N does not hide."""
     tiles = sum(-(-min(N, row + config.block_q) // config.block_k) for row in range(0, N, config.block_q))
     return tiles * config.block_q * config.block_k
 
 
 @functools.cache
 def total(form: str, device: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False) -> dict[str, int]:
-    """The counts of a head, the kernels of its call added up."""
+    """Sums the counts of a head over the kernels of its call."""
     records = [asdict(record) for record in launches(form, device, dtype, dim, rows, keys, causal, HEADS)]
     added = {name: sum(record[name] for record in records) // HEADS for name, n in records[0].items() if type(n) is int}
     return added | {name: max(record[name] for record in records) for name in ("grf", "spill_bytes")}
 
 
 def counts(form: str, device: str, dtype: str, dim: int) -> Row:
-    """Of a form: causal, and with two numbers of keys."""
+    """Counts a form: a causal call, and calls with two numbers of keys."""
     whole = total(form, device, dtype, dim, N, N, causal=True)
     short, long = (total(form, device, dtype, dim, LOOP_ROWS, keys) for keys in LOOP_KEYS)
     loop = {name: long[name] - short[name] for name in long}
@@ -86,14 +86,14 @@ def counts(form: str, device: str, dtype: str, dim: int) -> Row:
     array = N * dim * SIZE[dtype]
     visible = scores_in_visible_blocks(blocks_of(form, device, dtype, dim))
 
-    def of_dpas(value: float) -> float | None:
+    def if_dpas(value: float) -> float | None:
         return value if whole["dpas"] else None
 
     return {
         "device": device, "dtype": dtype, "D": dim, "form": form,
-        "dpas / needed": of_dpas(whole["dpas_macs"] / (N * (N + 1) // 2 * 2 * dim)),
-        "dpas / in visible blocks": of_dpas(whole["dpas_macs"] / (visible * 2 * dim)),
-        "dpas in all instructions": of_dpas(whole["dpas"] / whole["instructions"]),
+        "dpas / needed": if_dpas(whole["dpas_macs"] / (N * (N + 1) // 2 * 2 * dim)),
+        "dpas / in visible blocks": if_dpas(whole["dpas_macs"] / (visible * 2 * dim)),
+        "dpas in all instructions": if_dpas(whole["dpas"] / whole["instructions"]),
         "inner loop: dpas in all instructions": multiplied / loop["instructions"],
         **{f"  {name} / dpas": loop[field] / multiplied for name, field in PER_DPAS.items()},
         "bytes read / (Q + K + V)": whole["global_read"] / (3 * array),
@@ -105,19 +105,19 @@ def counts(form: str, device: str, dtype: str, dim: int) -> Row:
 
 
 def column(name: str) -> str:
-    """Of the table of traffic."""
+    """Returns the name of a column of the table of traffic."""
     return f"MB {name.replace('_', ' ')}"
 
 
 def traffic(form: str, device: str, dtype: str, dim: int, n: int, units: dict[str, int]) -> Row:
-    """Of a causal call with n rows and keys: what it asks for, before any cache, and the distinct lines among it."""
+    """Counts the bytes that a causal call with n rows and keys asks for, before any cache, and its distinct lines."""
     whole = total(form, device, dtype, dim, n, n, causal=True)
     sizes = {column(name): unit * whole[name] / 1e6 for name, unit in units.items()}
     return {"device": device, "dtype": dtype, "D": dim, "form": form, "N": n, **sizes}
 
 
 def notes(device: str, dtype: str, dim: int) -> str:
-    """How often K and V are read."""
+    """Returns a sentence on how often K and V are read."""
     config = blocks_of("flash", device, dtype, dim)
     rows, group = config.block_q, config.rows_in_group
     tile = f"  {device}, {dtype}, D = {dim}: tiles of {rows} rows x {config.block_k} keys; K and V are read for every"
@@ -127,7 +127,7 @@ def notes(device: str, dtype: str, dim: int) -> str:
 
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
-    """A table of counts, one of traffic, and what the figures are to be read with."""
+    """Yields a table of counts, one of traffic, and sentences that explain the figures."""
     sim.enable(*options.device, check=f"none,caches={options.caches}" if options.caches else "none")
     units = BYTES | CACHED if options.caches else BYTES
     every = [(form, *case) for case in cases(options) for form in FORMS]

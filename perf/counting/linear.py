@@ -1,4 +1,4 @@
-"""What the machine code of xeflash.linear does on simulated GPUs.
+"""Counts of the machine code of xeflash.linear on simulated GPUs.
 
 The loop is the difference between two numbers of inputs. Bytes are those of weights and scales, which have to be read
 once; lines are the cache lines that were read of all arrays, over those bytes. "of the issue rate" is the share of the
@@ -28,13 +28,13 @@ FORMATS |= {"bytes / send": ".0f", "lines": ".3f", "spilled": ""}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of this family."""
+    """Adds the options of this family."""
     add_devices(parser)
     add_sizes(parser, "--rows", (1, 8, 64), "of x; ")
 
 
 def record_of(device: str, dtype: str, weight: str, group: int, rows: int, inputs: int) -> tuple[sim.LaunchRecord, int]:
-    """Of one call, and the bytes of its weights and scales."""
+    """Returns the record of one call, and the bytes of its weights and scales."""
     queue = queue_of(device)
     w = DeviceArray(queue, (OUTPUTS, inputs // 2 if weight == "uint8" else inputs), weight)
     arguments: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def record_of(device: str, dtype: str, weight: str, group: int, rows: int, input
 
 
 def row_of(device: str, dtype: str, weight: str, group: int, rows: int) -> Row:
-    """From two calls."""
+    """Counts the loop as the difference between two calls."""
     (short, few), (long, many) = (record_of(device, dtype, weight, group, rows, inputs) for inputs in INPUTS)
 
     def more(field: str) -> int:
@@ -68,7 +68,7 @@ def row_of(device: str, dtype: str, weight: str, group: int, rows: int) -> Row:
 
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
-    """One table."""
+    """Yields one table."""
     sim.enable(*options.device)
     every = ((device, *weights, rows) for device in options.device for weights in WEIGHTS for rows in options.rows)
     yield Table("xeflash.linear", FORMATS, (row_of(*case) for case in every))

@@ -14,27 +14,27 @@ Parser = argparse.ArgumentParser
 
 
 def add_devices(parser: Parser, choices: tuple[str, ...] = sim.DEVICES, default: tuple[str, ...] = ()) -> None:
-    """A comma list; it must be there if there is no default."""
+    """Adds --device, a comma list, which is required if there is no default."""
     names = ", ".join(choices) + (f"; default: {','.join(default)}" if default else "")
     kind = converter(lambda text: parse_choices(text, choices))
     parser.add_argument("--device", required=not default, default=default, type=kind, help=names)
 
 
 def add_attention(parser: Parser, head_dims: tuple[int, ...] = (64, 128, 256)) -> None:
-    """The types and head dims of calls."""
+    """Adds the types and head dims of calls."""
     kind = converter(lambda text: parse_choices(text, DTYPES))
     parser.add_argument("--dtype", type=kind, default=("bf16",), help=f"{', '.join(DTYPES)}; default: bf16")
     add_sizes(parser, "--head-dim", head_dims)
 
 
 def add_sizes(parser: Parser, name: str, default: tuple[int, ...], what: str = "") -> None:
-    """A comma list of numbers."""
+    """Adds an option that is a comma list of numbers."""
     words = f"{what}default: {','.join(map(str, default))}"
     parser.add_argument(name, type=converter(parse_sizes), default=default, help=words)
 
 
 def add_caches(parser: Parser, default: str | None = None) -> None:
-    """What stands between the threads and memory."""
+    """Adds --caches, which says what stands between the threads and memory."""
     words = "between threads and memory: l2, l1+l2, or l2:24 for an L2 of 24 MiB; launches then run on one host thread"
     kind = converter(_caches)
     parser.add_argument("--caches", type=kind, default=default, help=f"{words}; default: {default or 'not counted'}")
@@ -47,7 +47,7 @@ def _caches(text: str) -> str:
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """(device, dtype, head dim)."""
+    """Yields (device, dtype, head dim)."""
     for device in options.device:
         for dtype in options.dtype:
             yield from ((device, dtype, dim) for dim in options.head_dim)

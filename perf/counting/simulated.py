@@ -23,7 +23,6 @@ class DeviceArray:
     """Random numbers in the memory of a queue's device."""
 
     def __init__(self, queue: dpctl.SyclQueue, shape: tuple[int, ...], dtype: str) -> None:
-        """Allocate and fill."""
         element, typestr = (DTYPES | BYTES)[dtype]
         values = np.random.default_rng(0).standard_normal(shape, np.float32).astype(element)
         self.shape = shape
@@ -41,12 +40,12 @@ class DeviceArray:
 
 
 def queue_of(device: str) -> dpctl.SyclQueue:
-    """A queue of a device that sim.enable() has named."""
+    """Returns a queue of a device that sim.enable() has named."""
     return dpctl.SyclQueue(f"level_zero:gpu:{sim.enabled().index(device)}", property="in_order")
 
 
 def records_of(queue: dpctl.SyclQueue, call: Callable[[], object]) -> list[sim.LaunchRecord]:
-    """The records of what a call launches, with caches that are empty at first."""
+    """Returns the records of what a call launches, with caches that are empty at first."""
     sim.clear_caches()
     sim.clear_launches()
     call()
@@ -57,7 +56,7 @@ def records_of(queue: dpctl.SyclQueue, call: Callable[[], object]) -> list[sim.L
 def launches(
     form: str, device: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
 ) -> list[sim.LaunchRecord]:
-    """Of one call; `form` is "flash" or "standard" attention."""
+    """Returns the records of one call; `form` is "flash" or "standard" attention."""
     queue = queue_of(device)
     arrays = [DeviceArray(queue, (1, heads, length, dim), dtype) for length in (rows, keys, keys)]
     attention = xeflash.attention if form == "flash" else standard_attention
@@ -67,7 +66,7 @@ def launches(
 def backward(
     device: str, dtype: str, dim: int, rows: int, keys: int, causal: bool = False, heads: int = 1
 ) -> dict[str, sim.LaunchRecord]:
-    """Of one call that wants the gradients of q, k and v, by the names of its kernels."""
+    """Returns the records of a call that wants the gradients of q, k and v, by the names of its kernels."""
     queue = queue_of(device)
     q, k, v, out, dout = (DeviceArray(queue, (1, heads, n, dim), dtype) for n in (rows, keys, keys, rows, rows))
     lse = DeviceArray(queue, (1, heads, rows), "fp32")

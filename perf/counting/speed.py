@@ -1,4 +1,4 @@
-"""How fast the simulator executes a flash-attention inner loop, on one processor, and on what it spends the time.
+"""Speed of the simulator in a flash-attention inner loop, on one processor, and the parts of its time.
 
 Speed is that of whole launches without per-instruction timing; shares of time are measured in a launch of their own,
 whose clock reads are part of every instruction's time.
@@ -28,14 +28,14 @@ Launches = tuple[sim.LaunchRecord, sim.LaunchRecord]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of this family."""
+    """Adds the options of this family."""
     add_devices(parser, default=("bmg",))
     add_attention(parser, head_dims=(128,))
     parser.add_argument("--repeat", type=converter(parse_size), default=15, help="default: 15; the fastest counts")
 
 
 def measure(checks: str, device: str, dtype: str, dim: int, repeat: int) -> Launches:
-    """The fastest launch, and one with the time of each class of instructions."""
+    """Returns the fastest launch, and one with the time of each class of instructions."""
 
     def launch(profile: str) -> sim.LaunchRecord:
         os.environ["XEFLASH_SIM_PROFILE"] = profile
@@ -48,7 +48,7 @@ def measure(checks: str, device: str, dtype: str, dim: int, repeat: int) -> Laun
 
 
 def rows_of(checks: str, fastest: sim.LaunchRecord, profiled: sim.LaunchRecord) -> Iterator[Row]:
-    """Of each class of instructions: how many, and their time."""
+    """Yields for each class of instructions their number and their time."""
     for name, share in zip(CLASSES, profiled.simulation_class_share, strict=True):
         count = getattr(fastest, name)
         each = share * fastest.simulation_seconds / count * 1e9 if count else 0.0
@@ -57,7 +57,7 @@ def rows_of(checks: str, fastest: sim.LaunchRecord, profiled: sim.LaunchRecord) 
 
 
 def verdict(checks: str, fastest: sim.LaunchRecord, profiled: sim.LaunchRecord) -> str:
-    """Instructions a second, and what they spend most of it on."""
+    """Returns a sentence on instructions a second, and on the class that takes most of the time."""
     speed = fastest.instructions / fastest.simulation_seconds
     share, limit = max(zip(profiled.simulation_class_share, CLASSES, strict=True))
     return (
@@ -68,7 +68,7 @@ def verdict(checks: str, fastest: sim.LaunchRecord, profiled: sim.LaunchRecord) 
 
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
-    """A table for each case, and the speeds."""
+    """Yields a table for each case, and the speeds."""
     os.environ["XEFLASH_SIM_THREADS"] = "1"
     sim.enable(*options.device)
     for device, dtype, dim in cases(options):

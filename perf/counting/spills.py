@@ -1,4 +1,4 @@
-"""Kernels that want more registers than a thread has, found by compiling a sample of all that calls can ask for.
+"""Kernels that need more registers than a thread has, found by compiling a sample of all kernels that calls ask for.
 
 One row for each kernel that spills, or that keeps an array in private memory: its bytes, and its description, as in
 --only "head_dim=64 dtype=bfloat16 algorithm=flash_decode". Nothing runs: 40 kernels of each architecture take half an
@@ -40,7 +40,7 @@ FEW, MANY = 1 << 16, 1  # compute units for which the tiles of a call are few, a
 
 
 def draw(arch: str, choose: Callable[[Any], Any]) -> AnyDesc | None:
-    """The description of a call, or of a part of its gradients; None: there is no such call."""
+    """Draws the description of a call, or of a part of its gradients; returns None if there is no such call."""
     dtype, (dim, dim_v) = choose(("bfloat16", "float16", "float32")), choose(DIMS)
     algorithm = choose((None, None, *BACKWARD))
     queries, group = (choose(LENGTHS), 1) if algorithm else choose(choose((ONE, SEVERAL)))
@@ -93,7 +93,7 @@ def draw(arch: str, choose: Callable[[Any], Any]) -> AnyDesc | None:
 
 
 def asked(arch: str, units: int, run: Callable[..., Any], algorithm: str, call: dict[str, Any]) -> AnyDesc | None:
-    """The kernel of an algorithm, or the first one, that a call asks for."""
+    """Returns the kernel of an algorithm, or the first one, that a call asks for."""
     try:
         found = kernels_of_call(lambda: run(**call), arch, units)
     except NotImplementedError:
@@ -102,7 +102,7 @@ def asked(arch: str, units: int, run: Callable[..., Any], algorithm: str, call: 
 
 
 def drawn(arch: str, count: int, seed: int, only: dict[str, str]) -> Iterator[Desc]:
-    """Different ones that have these values."""
+    """Yields different descriptions that have these values."""
     choose, found = random.Random(seed).choice, set[AnyDesc]()
     for _ in range(100000 * count):
         desc = draw(arch, choose)
@@ -114,13 +114,13 @@ def drawn(arch: str, count: int, seed: int, only: dict[str, str]) -> Iterator[De
 
 
 def said(desc: Desc) -> str:
-    """What differs from the defaults."""
+    """Returns the fields of a description that differ from the defaults."""
     values = {f.name: getattr(desc, f.name) for f in fields(desc) if getattr(desc, f.name) != f.default}
     return " ".join(f"{name}={'...' if name == 'score_mod' else value}" for name, value in values.items())
 
 
 def trouble_with(desc: Desc) -> str:
-    """Bytes a thread, of the kernels that have any, by their kind; or why it does not compile."""
+    """Returns the bytes that a thread's kernels spill, by their kind, or why the kernel does not compile."""
     try:
         found = ((name, kernel[name]) for kernel in kernels_of(desc) for name in ("scratch", "spill", "private"))
         return ", ".join(f"{name} {size}" for name, size in found if size)
@@ -130,7 +130,7 @@ def trouble_with(desc: Desc) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of this family."""
+    """Adds the options of this family."""
     add_devices(parser, xe.ARCHITECTURES, xe.ARCHITECTURES)
     parser.add_argument("--count", type=converter(parse_size), default=40)
     parser.add_argument("--seed", type=int, default=0)
@@ -138,7 +138,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def only(text: str) -> dict[str, str]:
-    """The values that fields must have."""
+    """Returns the values that fields must have."""
     found = dict(word.partition("=")[::2] for word in text.split())
     if unknown := set(found) - {f.name for f in fields(Desc)}:
         raise ValueError(f"descriptions have no {', '.join(sorted(unknown))}")
@@ -146,7 +146,7 @@ def only(text: str) -> dict[str, str]:
 
 
 def report(options: argparse.Namespace) -> Iterator[Table | str]:
-    """A table of what is wrong, and how many that are."""
+    """Yields a table of kernels that spill or fail, and their number."""
     compiled = 0
 
     def rows() -> Iterator[Row]:

@@ -18,7 +18,7 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of numbers by the names of their columns; text and markdown write them by these format specifications.
+    """Rows of numbers by the names of their columns, with a format specification for each column.
 
     A table that says `above` is turned there: each of its rows becomes a column, with these values on top. The others
     are written row by row in markdown and CSV, as soon as each is there.
@@ -31,7 +31,7 @@ class Table:
 
 
 def _lines(table: Table) -> Iterator[list[str]]:
-    """The cells as text, with the heads of columns first."""
+    """Yields the cells as text, with the heads of columns first."""
     cells = (
         {name: "-" if row[name] is None else format(row[name], spec) for name, spec in table.formats.items()}
         for row in table.rows
@@ -57,7 +57,7 @@ def _as_text(table: Table, console: Console) -> None:
 
 
 def print_text(tables: Iterable[Table | str]) -> None:
-    """Each when it is there."""
+    """Prints tables and sentences as text, each when it is there."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     for table in tables:
         if isinstance(table, Table):
@@ -67,7 +67,7 @@ def print_text(tables: Iterable[Table | str]) -> None:
 
 
 def print_markdown(tables: Iterable[Table | str]) -> None:
-    """Each when it is there."""
+    """Prints tables and sentences as markdown, each when it is there."""
     for table in tables:
         if isinstance(table, str):
             print(f"- {table.strip()}", flush=True)
@@ -81,7 +81,7 @@ def print_markdown(tables: Iterable[Table | str]) -> None:
 
 
 def print_csv(tables: Iterable[Table | str]) -> None:
-    """Titles and sentences are lines that begin with #; numbers are not rounded."""
+    """Prints CSV; titles and sentences are lines that begin with #, and numbers are not rounded."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     for table in tables:
         if isinstance(table, str):
@@ -95,7 +95,7 @@ def print_csv(tables: Iterable[Table | str]) -> None:
 
 
 def print_json(tables: Iterable[Table | str]) -> None:
-    """One object; numbers are not rounded."""
+    """Prints one object of JSON; numbers are not rounded."""
     every = list(tables)
     found = [{"title": table.title, "rows": list(table.rows)} for table in every if isinstance(table, Table)]
     print(json.dumps({"tables": found, "notes": [note for note in every if isinstance(note, str)]}, indent=1))

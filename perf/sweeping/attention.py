@@ -1,4 +1,4 @@
-"""A choice is rows and keys of a tile."""
+"""Sweeps of attention: a choice is rows and keys of a tile."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from xeflash.tune.desc import DTYPE_NAMES, Desc
 
 from sweeping import is_cpu
 
-KV_HEADS, LENGTH, DECODE_KEYS = 8, 1024, 4096  # of what is timed
+KV_HEADS, LENGTH, DECODE_KEYS = 8, 1024, 4096  # sizes of timed calls
 SIZES = ("block_q", "block_k")
 FIGURES = {"loop": "", "per 1000 scores": ".0f", "dpas": ".1%", "moves": "", "sends": "", "scratch": ""}
 ROWS = {"flash_fwd": (16, 32, 64, 128), "flash_decode": (1, 2, 4, 7, 8, 15, 16)}
-ROWS |= dict.fromkeys(xe.BACKWARD, (128,))  # of GPUs
-# What tiles are multiples of, by algorithm and whether it is the CPU's.
+ROWS |= dict.fromkeys(xe.BACKWARD, (128,))  # on GPUs
+# Tiles are multiples of these, by algorithm and whether the device is a CPU.
 UNITS = {("flash_fwd", True): (16, 12), ("flash_fwd", False): (8, 16)}
 UNITS |= {("flash_decode", True): (1, 16), ("flash_decode", False): (1, 16)}
 UNITS |= {(algorithm, False): (8, 16) for algorithm in xe.BACKWARD}
 
 
 def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int, ...]) -> Iterator[Desc]:
-    """Small ones first."""
+    """Yields problems, small ones first."""
     accesses = ("",) if is_cpu(arch) else ("elements", "dwords") + ("block2d",) * (arch != "dg2")
     changes: tuple[dict[str, Any], ...] = ({"cache_dtype": "int8"}, {"hooks": ("SoftCap",)}, {})
     changes = changes[1:] if algorithm in xe.BACKWARD else changes
@@ -38,18 +38,18 @@ def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: tuple[int
 
 
 def tune_of(arch: str) -> ModuleType:
-    """Where the tables are."""
+    """Returns the module that has the tables."""
     return cpu if is_cpu(arch) else xe
 
 
 def chosen_of(desc: Desc) -> tuple[int, int]:
-    """What the table says."""
+    """Returns the choice of the table."""
     config = pick(desc)
     return config.block_q, config.block_k
 
 
 def choices(desc: Desc, options: argparse.Namespace) -> list[tuple[int, int]]:
-    """Those that were asked for, else the half, the same and twice as much, in units."""
+    """Returns the sizes that were asked for, else the half, the same and twice the table's, in units."""
     around = (
         sorted({max(unit, size // 2 // unit * unit), size, 2 * size})
         for size, unit in zip(chosen_of(desc), UNITS[desc.algorithm, is_cpu(desc.arch)], strict=True)
@@ -59,7 +59,7 @@ def choices(desc: Desc, options: argparse.Namespace) -> list[tuple[int, int]]:
 
 
 def count(desc: Desc, blocks: tuple[int, int]) -> Row:
-    """What the machine code of these blocks consists of; scores are those of all threads of a tile."""
+    """Counts the machine code of these blocks; scores are those of all threads of a tile."""
     config = pick(desc, blocks)
     kernel = kernel_of(desc, config)
     loop, tiles = kernel["loop"], -(-desc.rows // config.block_q)
@@ -73,12 +73,12 @@ def count(desc: Desc, blocks: tuple[int, int]) -> Row:
 
 
 def use(desc: Desc, blocks: tuple[int, int]) -> None:
-    """This process has one row in the table of its CPU."""
+    """Gives this process one row in the table of its CPU."""
     cpu.TABLES[desc.algorithm] = [("*", "*", 255, xe.MAX_HEAD_DIM, *blocks)]
 
 
 def sample(desc: Desc, check: bool) -> float:
-    """Milliseconds of a call; a wrong result raises."""
+    """Times a call in milliseconds; raises an error for a wrong result."""
     from xeflash.bench import forms
     from xeflash.bench.check import check as errors_of
     from xeflash.bench.timing import interleave
@@ -94,7 +94,7 @@ def sample(desc: Desc, check: bool) -> float:
 
 
 def case_of(desc: Desc) -> Case:
-    """A call that asks for the kernel."""
+    """Returns a call that asks for the kernel."""
     dtype = next(short for short, name in DTYPE_NAMES.items() if name == desc.dtype)
     if desc.algorithm == "flash_decode":
         return Case("decode", dtype, 1, KV_HEADS * desc.rows, KV_HEADS, desc.head_dim, 1, DECODE_KEYS, False)

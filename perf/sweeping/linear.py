@@ -1,4 +1,4 @@
-"""A choice is outputs and inputs of a step (0: all), and threads that take turns at the inputs."""
+"""Sweeps of linear: a choice is outputs and inputs of a step (0: all), and threads that take turns at the inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xeflash.tune.products import pick_product
 
 from sweeping import is_cpu
 
-IN_FEATURES = 4096  # of what is timed
+IN_FEATURES = 4096  # inputs of timed calls
 SIZES = ("outputs", "inputs of a step", "turns")
 FIGURES = {"instructions / byte": ".3f", "threads": "", "of": "", "scratch": ""}
 WEIGHTS = {None: 0, "int8": 0, "uint8": 128}  # and the group of inputs that shares a scale
@@ -27,28 +27,28 @@ HELD = {"bmg": 20 * 8 * 4, "pvc": 64 * 8 * 4, "dg2": 32 * 16 * 4}  # threads, al
 
 
 def problems(arch: str, algorithm: str, dtypes: tuple[str, ...], dims: object) -> Iterator[ProductDesc]:  # noqa: ARG001
-    """Small ones first."""
+    """Yields problems, small ones first."""
     access = "" if is_cpu(arch) else "dwords" if arch == "dg2" else "block2d"
     widths = (10, 12, 14) if is_cpu(arch) else (10, 12, 14, 15)
     for width, rows, dtype, weight in itertools.product(widths, (1, 4, 8, 16, 32, 64), dtypes, WEIGHTS):
         scale = DTYPE_NAMES[dtype] if weight else None
-        of_weight = {"weight": weight, "scale": scale, "group": WEIGHTS[weight]}
-        yield ProductDesc(algorithm, arch, DTYPE_NAMES[dtype], rows, width, **of_weight, access=access)
+        weight_fields = {"weight": weight, "scale": scale, "group": WEIGHTS[weight]}
+        yield ProductDesc(algorithm, arch, DTYPE_NAMES[dtype], rows, width, **weight_fields, access=access)
 
 
 def tune_of(arch: str) -> ModuleType:  # noqa: ARG001
-    """Where the tables are."""
+    """Returns the module that has the tables."""
     return products
 
 
 def chosen_of(desc: ProductDesc) -> tuple[int, int, int]:
-    """What the table says."""
+    """Returns the choice of the table."""
     config = pick_product(desc)
     return config.block_v, config.block_k, config.threads
 
 
 def choices(desc: ProductDesc, options: argparse.Namespace) -> list[tuple[int, int, int]]:  # noqa: ARG001
-    """That of the table, and those around it."""
+    """Returns the table's choice, and those around it."""
     _, inputs, threads = chosen = chosen_of(desc)
     if is_cpu(desc.arch):
         outputs = (16, 48, 96) if desc.rows <= 8 else (48, 96, 192)
@@ -60,7 +60,7 @@ def choices(desc: ProductDesc, options: argparse.Namespace) -> list[tuple[int, i
 
 
 def count(desc: ProductDesc, sizes: tuple[int, int, int]) -> Row:
-    """Of the main loop, for all tiles that read the same weights."""
+    """Counts the main loop, for all tiles that read the same weights."""
     outputs, inputs, turns = sizes
     config = Config(pick_product(desc).block_q, inputs, outputs, threads=turns, turns=turns)
     kernel = kernel_of(desc, config)
@@ -74,13 +74,13 @@ def count(desc: ProductDesc, sizes: tuple[int, int, int]) -> Row:
 
 
 def use(desc: ProductDesc, sizes: tuple[int, int, int]) -> None:
-    """This process has one row in its table."""
+    """Gives this process one row in its table."""
     outputs, inputs, _ = sizes
     products.TABLES["linear"] = [("cpu", "*", 64, 99, outputs, pick_product(desc).block_q, inputs, 1)]
 
 
 def sample(desc: ProductDesc, check: bool) -> float:  # noqa: ARG001
-    """Milliseconds of a call on weights that are in no cache."""
+    """Times a call in milliseconds, on weights that are in no cache."""
     import torch
     import xeflash
 

@@ -25,8 +25,8 @@ if what == "pack":
 else:
     output.mkdir(parents=True, exist_ok=True)
     lines = set()
-    few, of_release = (list(map(render, prebuilt.default_set(of_release=x))) for x in (False, True))
-    wanted = {"OFF": few, "ON": of_release}.get(what) or [*few, *(x for x in of_release if re.match(what, x.name))]
+    few, released = (list(map(render, prebuilt.default_set(release=x))) for x in (False, True))
+    wanted = {"OFF": few, "ON": released}.get(what) or [*few, *(x for x in released if re.match(what, x.name))]
     for kernel in wanted:
         digest = kernel.digest(source / "kernels")
         path = output / f"{digest}.cpp"

@@ -1,4 +1,4 @@
-"""The modules of the package that need nothing but Python; the package itself would look for the extension."""
+"""Imports of the package's modules that need nothing but Python; the package itself would look for the extension."""
 
 import sys
 import types

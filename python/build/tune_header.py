@@ -1,4 +1,4 @@
-"""Writes what the extension knows of tune/, so that it stands there alone: python tune_header.py OUT.hpp."""
+"""Writes a C++ header of what the extension has to know of tune/: python tune_header.py OUT.hpp."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ inline const char* name_of(Algorithm algorithm) {{
 
 
 def struct_of(numbers: type[Schedule | ProductSchedule]) -> str:
-    """A struct with the same members."""
+    """Returns a struct of C++ with the same members."""
     fields = dataclasses.fields(numbers)
     assert {field.type for field in fields} <= {"int", "bool"}, "types that C++ has by the same name"
     members = "".join(f"  {field.type} {field.name};\n" for field in fields)
@@ -44,7 +44,7 @@ def struct_of(numbers: type[Schedule | ProductSchedule]) -> str:
 
 
 def header() -> str:
-    """The file's text."""
+    """Returns the text of the header."""
     return HEADER.format(
         algorithms=", ".join(ALGORITHMS),
         names=", ".join(f'"{name}"' for name in ALGORITHMS),
@@ -54,6 +54,6 @@ def header() -> str:
 
 if __name__ == "__main__":
     out, text = Path(sys.argv[1]), header()
-    if not out.exists() or out.read_text() != text:  # what includes it is not compiled anew for nothing
+    if not out.exists() or out.read_text() != text:  # an unchanged header compiles nothing anew
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text)

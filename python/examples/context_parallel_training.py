@@ -28,7 +28,7 @@ class Layer(nn.Module):
         self.out, self.norm = nn.Linear(heads * dim, width), nn.LayerNorm(width)
 
     def forward(self, x, positions, attend):
-        """`positions` are those of the rows of x in the whole sequence."""
+        """Applies the layer; `positions` are those of the rows of x in the whole sequence."""
         y = self.norm(x)
         q = self.q(y).unflatten(-1, (heads, dim))
         k, v = self.kv(y).unflatten(-1, (2, heads_k, dim)).unbind(2)
@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 def rotated(x, positions):
-    """Rotary embedding."""
+    """Applies a rotary embedding to x."""
     angles = positions[:, None, None] * 1000 ** (-torch.arange(0, 1, 2 / dim, device=x.device))
     a, b = x.chunk(2, -1)
     return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
@@ -51,7 +51,7 @@ labels = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], -100)], 1)  # 
 
 
 def sum_of_losses(tokens, labels, positions, attend):
-    """Over the tokens that have a label."""
+    """Sums the losses over the tokens that have a label."""
     x = embed(tokens)
     for layer in layers:
         x = layer(x, positions, attend)
@@ -63,7 +63,7 @@ mine, wanted, places = cp.shard(tokens), cp.shard(labels), cp.positions(length, 
 count = (wanted != -100).sum()
 dist.all_reduce(count)  # ranks may have different numbers of labels: sums and counts are summed apart
 loss = sum_of_losses(mine, wanted, places, cp.context_parallel_attn_func) / count
-loss.backward()  # of this rank's part of the mean: all of them add up
+loss.backward()  # gradients of this rank's part of the mean; those of all ranks add up
 for parameter in parameters:
     dist.all_reduce(parameter.grad)
 total = loss.detach().clone()

@@ -11,7 +11,7 @@ torch.manual_seed(0)
 batch, heads, heads_k, dim, room = 2, 8, 2, 64, 128
 prompt, steps = 50, 20
 
-# What a model would compute for each token: queries, keys and values before rotation.
+# A model would compute these for each token: queries, keys and values before rotation.
 q = torch.randn(batch, prompt + steps, heads, dim, device=device)
 k, v = (torch.randn(batch, prompt + steps, heads_k, dim, device=device) for _ in range(2))
 angles = torch.arange(room, device=device)[:, None] * 10000 ** (-torch.arange(dim // 2, device=device) * 2 / dim)
@@ -32,7 +32,7 @@ out = torch.cat(outputs, 1)
 
 
 def rotated(x):
-    """What the cache's calls do to queries and new keys."""
+    """Rotates x as the cache's calls rotate queries and new keys."""
     cos, sin = (t[: x.shape[1], None] for t in (angles.cos(), angles.sin()))
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)

@@ -18,7 +18,7 @@ block_table = torch.tensor(
     [t + [0] * (max(map(len, tables)) - len(t)) for t in tables], dtype=torch.int32, device=device
 )
 
-# What a model would compute for each token of each sequence.
+# A model would compute these for each token of each sequence.
 q = [torch.randn(n + steps, heads, dim, device=device) for n in prompts]
 k, v = ([torch.randn(n + steps, heads_k, dim, device=device) for n in prompts] for _ in range(2))
 

@@ -18,7 +18,7 @@ torch.manual_seed(0)
 batch, heads, heads_k, dim = 1, 8, 2, 64
 prompt, steps = 1024, 20
 
-# What a model would compute for each token, rotated already; the same on all ranks.
+# A model would compute these for each token, rotated already; they are the same on all ranks.
 q = torch.randn(batch, prompt + steps, heads, dim, device=device)
 k, v = (torch.randn(batch, prompt + steps, heads_k, dim, device=device) for _ in range(2))
 

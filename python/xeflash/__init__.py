@@ -84,7 +84,7 @@ if hasattr(sys.modules.get("torch"), "compiler"):  # all of torch, not one that 
 elif "torch" not in sys.modules:
     extension.after_import("torch", _register_operators)
 
-_MODULES = {  # of functions; those of flash-attn are the others
+_MODULES = {  # modules of functions; all other functions are in flash_attn
     "attention": "api.attention.attention",
     "flash_attn_with_kvcache": "api.attention.kv_cache",
     "merge_states": "api.attention.merge",

@@ -54,16 +54,16 @@ def kernels_of(case: Spec) -> Any:
     return case.dtype, case.dims, case.variant, case.rows < 64, case.keys < 64
 
 
-def of_choices(kernel: tuple[str, int, int], sizes: tuple[int, int], window: str, top_left: bool, **more: Any) -> Spec:
+def spec_from(kernel: tuple[str, int, int], sizes: tuple[int, int], window: str, top_left: bool, **more: Any) -> Spec:
     return gradient(*kernel, rows=sizes[0], keys=sizes[1], window=window + "-tl" * top_left, **more)
 
 
 def cases_of(choices: dict[str, Sequence[Any]], **more: str) -> list[Spec]:
     """Every pair of choices."""
     rows = pairwise(
-        choices, lambda row: is_possible(of_choices(**row, **more)), lambda row: kernels_of(of_choices(**row, **more))
+        choices, lambda row: is_possible(spec_from(**row, **more)), lambda row: kernels_of(spec_from(**row, **more))
     )
-    return [of_choices(**row, **more) for row in rows]
+    return [spec_from(**row, **more) for row in rows]
 
 
 PAIRWISE = cases_of(CHOICES)
@@ -80,7 +80,7 @@ OTHERS["sizes"] = [(127, 127), (300, 70), (70, 300), (23, 0)]  # tiles of one he
 
 def case_of(row: dict[str, Any]) -> Spec:
     kernel, variant = row["compiled"]
-    return of_choices(kernel, variant=variant, **{name: row[name] for name in OTHERS})
+    return spec_from(kernel, variant=variant, **{name: row[name] for name in OTHERS})
 
 
 def is_wanted(row: dict[str, Any]) -> bool:
@@ -161,7 +161,7 @@ OTHERS_ON_GPU |= {"compiled": COMPILED_ON_GPU, "broadcast": ["bhqk", "1hqk", "b1
 
 def case_on_gpu(row: dict[str, Any]) -> Spec:
     others = {name: value for name, value in row.items() if name != "compiled"}
-    return of_choices(**row["compiled"], **others, top_left=False, kind="xpu")
+    return spec_from(**row["compiled"], **others, top_left=False, kind="xpu")
 
 
 DEFAULT_ON_GPU = [case_on_gpu(row) for row in pairwise(OTHERS_ON_GPU, lambda row: is_possible(case_on_gpu(row)))]

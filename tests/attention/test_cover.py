@@ -206,7 +206,7 @@ def test_each_type_meets_what_is_compiled_on_some_device(name):
 # ---- kernels ------------------------------------------------------------------------------------
 
 
-def of_default(cases):
+def default_specs(cases):
     """Those that are not marked."""
     return [case for case in cases if not hasattr(case, "marks")]
 
@@ -221,9 +221,9 @@ OF_FILES = {
     "attention/test_backward.py": (test_backward.DEFAULT, [(0, case) for case in test_backward.DEFAULT_ON_GPU]),
     "attention/test_gpu.py": ([], [(0, case) for case in test_gpu.PAIRWISE]),
     "attention/test_gpu_decode.py": ([], test_gpu_decode.CASES),
-    "attention/test_chunks.py": (of_default(test_chunks.OF_GRADIENTS), [(0, case) for case in test_chunks.ON_GPU]),
+    "attention/test_chunks.py": (default_specs(test_chunks.OF_GRADIENTS), [(0, case) for case in test_chunks.ON_GPU]),
     "attention/test_documents.py": (
-        of_default(test_documents.OF_GRADIENTS),
+        default_specs(test_documents.OF_GRADIENTS),
         [(0, case) for case in test_documents.ON_GPU],
     ),
     "attention/test_probabilities.py": ([replace(case, probs=True) for case in test_probabilities.CASES[:2]], []),

@@ -52,15 +52,15 @@ def test_tests_that_share_a_kernel_share_a_device_and_a_shard():
             devices[kernel].add(device_of(name, {"case": case}))
             parts[kernel].add(shard_of(name, {"case": case}, 50))
     assert {len(found) for found in (*devices.values(), *parts.values())} == {1}
-    of_parameters = {
+    by_parameters = {
         device_of(f"attention/a.py::test_{i}[{kind}-bf16]", {"kind": kind, "dtype": "bf16"})
         for i, kind in enumerate("abcdef")
     }
-    of_function = {device_of(f"attention/a.py::test[{kind}]", {"kind": kind}) for kind in "abcdef"}
-    of_file = {
+    by_function = {device_of(f"attention/a.py::test[{kind}]", {"kind": kind}) for kind in "abcdef"}
+    by_file = {
         device_of(f"python/a.py::test_{i}[{dtype}]", {"dtype": dtype}) for i, dtype in enumerate(("fp32", "bf16"))
     }
-    assert len(of_parameters) == len(of_function) == len(of_file) == 1
+    assert len(by_parameters) == len(by_function) == len(by_file) == 1
 
 
 def test_a_new_test_moves_no_other():

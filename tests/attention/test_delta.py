@@ -40,7 +40,7 @@ def in_float64(dout: torch.Tensor, *tensors: torch.Tensor, causal: bool = False)
     return torch.autograd.grad(out, leaves, dout.double())
 
 
-def of_rounded_weights(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+def with_rounded_weights(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """The output in float64 of weights that are rounded to v's type for P V, but not where they are summed."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     each = torch.eye(k.shape[2], dtype=torch.float64, device="cpu").expand(*k.shape[:2], -1, -1)
@@ -72,9 +72,9 @@ def test_gradients_are_those_of_an_output_in_fp32_where_values_have_a_mean(devic
         more = (*given, out, lse, rng, BSHD, ["q", "k"])
         return ops.attention_backward(dout_there, dlse.to(device), *more, causal=rows > 1)
 
-    of_rounded = gradients(out.cpu().double())
-    of_fp32 = gradients(of_rounded_weights(q, k, v, causal=rows > 1))
-    for name, got, rounded, fp32, x in zip("qk", found, of_rounded, of_fp32, want, strict=False):
+    from_rounded = gradients(out.cpu().double())
+    from_fp32 = gradients(with_rounded_weights(q, k, v, causal=rows > 1))
+    for name, got, rounded, fp32, x in zip("qk", found, from_rounded, from_fp32, want, strict=False):
         assert error(got, x) <= 1.2 * error(fp32, x), f"d{name}"
         assert error(rounded, x) > (1.1 if rows == 1 else 2) * error(got, x), f"d{name}"  # or it says nothing
 

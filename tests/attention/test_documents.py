@@ -150,9 +150,11 @@ def test_keys_of_other_documents_are_not_read_on_gpu(gpu, ids):
 @pytest.mark.xpu
 @pytest.mark.parametrize("dtype", ["bf16"])  # on the device of the forward pass (dealing.py), which has these kernels
 def test_gradients_pass_over_blocks_on_gpu(xpu, dtype):
-    of_all, of_some = (products_of_gradients(dtype, document_ids=to_xpu(ids[:512].int())) for ids in (ONE, EIGHT))
-    assert of_some[1] == of_all[1] / 4
-    assert of_some[0] < of_all[0] * 0.3
+    one_document, eight_documents = (
+        products_of_gradients(dtype, document_ids=to_xpu(ids[:512].int())) for ids in (ONE, EIGHT)
+    )
+    assert eight_documents[1] == one_document[1] / 4
+    assert eight_documents[0] < one_document[0] * 0.3
 
 
 # ---- what is refused ----------------------------------------------------------------------------

@@ -94,18 +94,18 @@ def by_parts(x: Arrays, layout: int = BSHD) -> Results:
     sinks = call.pop("s_aux", None)
     pieces = [(slice(*a), slice(*b)) for a in pairwise(Q_CUTS) for b in reversed([*pairwise(K_CUTS)])]
 
-    def of_piece(rows: slice, keys: slice) -> dict[str, Any]:
+    def piece(rows: slice, keys: slice) -> dict[str, Any]:
         once = {"s_aux": sinks} if sinks is not None and keys.start == 0 else {}
         return call | {"q_start": rows.start, "k_start": keys.start, **once}
 
     for rows, keys in pieces:
         tensors = (lie(y) for y in (q[:, rows], k[:, keys], v[:, keys], out[:, rows]))
-        attention_part(*tensors, lse[:, :, rows], **of_piece(rows, keys))
+        attention_part(*tensors, lse[:, :, rows], **piece(rows, keys))
 
     sums = {name: torch.zeros(x.put[name].shape, device=q.device) for name in "qkv"}
     found: dict[str, torch.Tensor] = {}
     for rows, keys in pieces:
-        more = of_piece(rows, keys)
+        more = piece(rows, keys)
         wanted = tuple({"near": "captures['near']"}.get(n, n) for n in x.learned if n != "s_aux" or n in more)
         delta = delta_of(lie(dout[:, rows]), lie(out[:, rows]), None, layout)
         tensors = (lie(y) for y in (dout[:, rows], q[:, rows], k[:, keys], v[:, keys]))
@@ -178,7 +178,7 @@ def test_parts_of_what_is_learned_come_to_the_whole(device: str, name: str, dtyp
     """As exact as one call of all, within what eight draws of four numbers tell: by chance alone, two root mean squares
     of so few errors differ by up to a factor of 2. The error of a row's LSE is that of its probabilities, too."""
     learned = arrays(device, name, dtype).learned
-    ours, of_one = dict.fromkeys(learned, 0.0), dict.fromkeys(learned, 0.0)
+    ours, at_once = dict.fromkeys(learned, 0.0), dict.fromkeys(learned, 0.0)
     joins = 0.0
     for seed in range(DRAWS):
         x = arrays(device, name, dtype, seed=seed)
@@ -187,9 +187,9 @@ def test_parts_of_what_is_learned_come_to_the_whole(device: str, name: str, dtyp
         joins = max(joins, lost_by_joins(want_lse))
         for key in learned:
             ours[key] += error(grads[key], want[key]) ** 2 / DRAWS
-            of_one[key] += error(once[key], want[key]) ** 2 / DRAWS
+            at_once[key] += error(once[key], want[key]) ** 2 / DRAWS
     for key in learned:
-        assert ours[key] ** 0.5 <= 2 * of_one[key] ** 0.5 + joins, key
+        assert ours[key] ** 0.5 <= 2 * at_once[key] ** 0.5 + joins, key
 
 
 @pytest.mark.parametrize(

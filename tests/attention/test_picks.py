@@ -165,10 +165,10 @@ def test_gradients_on_gpu(xpu):
     lists = picked(127, 300, 60, "blocks")
     arrays, dout = plain.make(127, 300, dtype=torch.bfloat16), torch.randn(2, 4, 127, 64).bfloat16()
 
-    def of_lists(q: Any, k: Any, v: Any) -> torch.Tensor:
+    def by_lists(q: Any, k: Any, v: Any) -> torch.Tensor:
         return xeflash.attention(q, k, v, enable_gqa=True, gather_kv_indices=lists.to(q.device))
 
-    def of_torch(q: Any, k: Any, v: Any) -> torch.Tensor:
+    def torch_masked(q: Any, k: Any, v: Any) -> torch.Tensor:
         k, v = (x.repeat_interleave(2, 1) for x in (k, v))
         scores = (q.float() @ k.float().mT / 8).masked_fill(~seen(lists, 300), -torch.inf)
         return scores.softmax(-1).to(q.dtype) @ v
@@ -178,8 +178,8 @@ def test_gradients_on_gpu(xpu):
         out = attend(*tensors)
         return [x.float().cpu() for x in (out, *torch.autograd.grad(out, tensors, change(dout)))]
 
-    exact, by_torch = results(of_torch, torch.Tensor.float), results(of_torch, torch.clone)
-    for got, other, want in zip(results(of_lists, to_xpu), by_torch, exact, strict=True):
+    exact, by_torch = results(torch_masked, torch.Tensor.float), results(torch_masked, torch.clone)
+    for got, other, want in zip(results(by_lists, to_xpu), by_torch, exact, strict=True):
         assert (got - want).abs().max() <= 1.5 * (other - want).abs().max()
 
 
@@ -222,9 +222,9 @@ def test_without_keys_nothing_is_seen(rows):
 def test_rows_need_not_be_contiguous():
     q, k, v = plain.make(2, 50)
     lists = picked(2, 50, 9)
-    of_columns = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in (k, v))
+    strided = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in (k, v))
     for got, want in zip(
-        plain.call(q, *of_columns, gather_kv_indices=lists), plain.call(q, k, v, gather_kv_indices=lists), strict=True
+        plain.call(q, *strided, gather_kv_indices=lists), plain.call(q, k, v, gather_kv_indices=lists), strict=True
     ):
         torch.testing.assert_close(got, want)
 
@@ -311,10 +311,10 @@ def test_autocast_is_as_without_lists(rows):
     q, k, v = plain.make(rows, 50)
     lists = picked(rows, 50, 5)
     with torch.autocast("cpu", torch.bfloat16):
-        of_lists = xeflash.attention(q, k, v, enable_gqa=True, gather_kv_indices=lists)
-        of_mask = xeflash.attention(q, k, v, seen(lists, 50), enable_gqa=True)
-    assert of_lists.dtype is torch.bfloat16
-    torch.testing.assert_close(of_lists, of_mask)
+        by_lists = xeflash.attention(q, k, v, enable_gqa=True, gather_kv_indices=lists)
+        by_mask = xeflash.attention(q, k, v, seen(lists, 50), enable_gqa=True)
+    assert by_lists.dtype is torch.bfloat16
+    torch.testing.assert_close(by_lists, by_mask)
 
 
 def test_heads_are_grouped_if_that_is_allowed():
@@ -325,9 +325,9 @@ def test_heads_are_grouped_if_that_is_allowed():
 def test_sinks_alone_are_learned():
     q, k, v = plain.make(2, 50)
     sinks, lists = torch.zeros(4, requires_grad=True), picked(2, 50, 5)
-    of_lists = xeflash.attention(q, k, v, enable_gqa=True, gather_kv_indices=lists, sinks=sinks)
-    of_mask = torch_formula(q, k, v, Features(mask=seen(lists, 50), sinks=sinks)).out
-    got, want = (torch.autograd.grad(out.sum(), sinks)[0] for out in (of_lists, of_mask))
+    by_lists = xeflash.attention(q, k, v, enable_gqa=True, gather_kv_indices=lists, sinks=sinks)
+    by_mask = torch_formula(q, k, v, Features(mask=seen(lists, 50), sinks=sinks)).out
+    got, want = (torch.autograd.grad(out.sum(), sinks)[0] for out in (by_lists, by_mask))
     torch.testing.assert_close(got, want)
 
 

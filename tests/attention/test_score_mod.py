@@ -195,7 +195,7 @@ def test_refuses(score_mod, captures, error, message):
         ("s + a[(b]", "got ']' at 8"),
         ("(s + 1", r"must close its brackets, got an open '\('"),
         ("s // (\n)", r"got '\)' at 7"),
-        ("(" * 65 + "s" + ")" * 65, "at most 64 brackets in each other, got more at 64"),
+        ("(" * 65 + "s" + ")" * 65, "at most 64 nested brackets, got more at 64"),
         ("s" + " + 1" * 250, r"at most 500 names, numbers, operators and brackets, got 501 in 's \+ 1.*\.\.\.$"),
         ("s" + " " * 65536, "at most 65536 characters, got 65537"),
         ("/* nothing */ // at all", "must not be empty"),

@@ -305,9 +305,7 @@ REFUSED = {
 )
 def test_branches_are_refused(text):
     q = torch.ones(1, 1, 2, DIM)
-    with pytest.raises(
-        ValueError, match=r"^attention: score_mod must not branch, as select\(condition, a, b\) chooses"
-    ):
+    with pytest.raises(ValueError, match=r"^attention: score_mod must not branch; select\(condition, a, b\) chooses"):
         xeflash.attention(q, q, q, score_mod=text)
 
 

@@ -41,8 +41,8 @@ def test_a_call_is_shared_out_over_a_device_that_is_not_here(capsys: pytest.Capt
     assert main_launch["threads"] == main_launch["groups"] * main_launch["threads_of_group"]
     assert main_launch["percent_of_device"] == 100 * main_launch["threads"] / 640
     assert (merging["entry"], merging["threads"], merging["waves"]) == ("combine", 32, 1)
-    of_a_head = -(-call["splits"] * (128 + 2) // 16) * 16  # floats: O, m and l of each split, in whole lines
-    assert call["splits"] > 1 and call["partial_bytes"] == 4 * 32 * of_a_head
+    floats_per_head = -(-call["splits"] * (128 + 2) // 16) * 16  # floats: O, m and l of each split, in whole lines
+    assert call["splits"] > 1 and call["partial_bytes"] == 4 * 32 * floats_per_head
     assert call_of(capsys, "pvc", *STEP)["compute_units"] == 512
     more = call_of(capsys, "pvc", *STEP, "--units", "448")
     assert (more["compute_units"], more["device_threads"]) == (448, 4 * 448)

@@ -49,16 +49,16 @@ def over(how: str, world: int = 2, shards: str = "zigzag", chunk: int = 24, **mo
 
 def drawn(case: Case) -> Drawn:
     """What all processes draw alike; dropout has the number of the rank that counts, rank 0."""
-    of_torch = torch.Generator().manual_seed(11)
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=of_torch))
+    generator = torch.Generator().manual_seed(11)
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
     return replace(draw(case.spec), rng=(seed, 0))
 
 
 def by_xeflash(case: Case) -> torch.Tensor:
     """The output of one process, by the public function for it."""
-    of_all = drawn(case)
+    undealt = drawn(case)
     torch.manual_seed(11)
-    return getattr(xeflash, case.spec.function)(**of_all.arguments(of_all.put(ArraysOf(case.spec))))
+    return getattr(xeflash, case.spec.function)(**undealt.arguments(undealt.put(ArraysOf(case.spec))))
 
 
 # ---- in a rank ----------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def attend(group: Any, case: Case, device: Any = "cpu", **changes: Any) -> list[
     how: Any = case.how
     if "+" in how:
         group, how = mesh(), tuple(how.split("+"))
-    where, of_all, dim = {"group": group, "shards": case.shards}, drawn(case), 0 if case.spec.is_packed else 1
-    put = {name: x.to(device) for name, x in of_all.put(ArraysOf(case.spec)).items()}
+    where, undealt, dim = {"group": group, "shards": case.shards}, drawn(case), 0 if case.spec.is_packed else 1
+    put = {name: x.to(device) for name, x in undealt.put(ArraysOf(case.spec)).items()}
     for name, x in put.items():
         if name in ("q", "k", "v", "dout", "dlse"):
             put[name] = cp.shard(x, -1 if name == "dlse" else dim, **where)
@@ -91,12 +91,12 @@ def attend(group: Any, case: Case, device: Any = "cpu", **changes: Any) -> list[
             return cp.context_parallel_attn_varlen_func(q, k, v, *starts, **more)
         return cp.context_parallel_attn_func(q, k, v, **more)
 
-    leaves = {name: put[name].clone().requires_grad_() for name in gradients.learned_of(of_all)}
+    leaves = {name: put[name].clone().requires_grad_() for name in gradients.learned_of(undealt)}
     runs = []
     for _ in range(2):
         torch.manual_seed(11 + (dist.get_rank() if "+" in case.how else dist.get_rank(group)))  # rank 0's counts
         before = replace(transport.traffic)
-        result = over_ranks(**of_all.words(put | leaves))
+        result = over_ranks(**undealt.words(put | leaves))
         forward = replace(transport.traffic)
         out, lse = result[:2] if case.spec.dlse else (result, None)
         results, into = ([out], [put["dout"]]) if lse is None else ([out, lse], [put["dout"], put["dlse"]])
@@ -138,11 +138,11 @@ def judge(case: Case, runs: list[list[dict[str, Any]]], kind: str = "torch") -> 
     for first, second in runs:
         for name, x in first.items():
             assert torch.equal(x, second[name]) if isinstance(x, torch.Tensor) else x == second[name], f"{case} {name}"
-    got, of_all, arrays = whole(case, [first for first, _ in runs]), drawn(case), ArraysOf(case.spec)
+    got, undealt, arrays = whole(case, [first for first, _ in runs]), drawn(case), ArraysOf(case.spec)
     arrays.on_gpu = kind != "torch"
     result = (got["out"], got["lse"]) if case.spec.dlse else got["out"]
-    for finding in of_all.check(arrays, {}, result, by_rule):
+    for finding in undealt.check(arrays, {}, result, by_rule):
         assert finding.ok, f"{case} {finding}"
-    found = {name: got[f"d{name}"] for name in gradients.learned_of(of_all)}
-    gradients.judge(of_all, found, found, torch.Generator().manual_seed(5), on_gpu=arrays.on_gpu)
+    found = {name: got[f"d{name}"] for name in gradients.learned_of(undealt)}
+    gradients.judge(undealt, found, found, torch.Generator().manual_seed(5), on_gpu=arrays.on_gpu)
     return got

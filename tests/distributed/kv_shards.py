@@ -137,7 +137,7 @@ def run(group: Any, case: Case) -> tuple[str, list[str], int]:
     before = {x: y.clone() for x, y in here.arrays.items()}
     errors, digest, sent = [], hashlib.sha256(), 0
     for call in range(case.calls):
-        now = of_call(drawn, case, call, whole)
+        now = drawn_call(drawn, case, call, whole)
         said = now.words(now.put(arrays) | whole)
         starts = [n + call * spec.new for n in case.lengths]
         said["cache_seqlens"] = starts[0] if spec.length == "number" else torch.tensor(starts, dtype=torch.int32)
@@ -154,7 +154,7 @@ def run(group: Any, case: Case) -> tuple[str, list[str], int]:
     return digest.hexdigest(), errors, sent
 
 
-def of_call(drawn: Drawn, case: Case, call: int, whole: dict[str, torch.Tensor]) -> Drawn:
+def drawn_call(drawn: Drawn, case: Case, call: int, whole: dict[str, torch.Tensor]) -> Drawn:
     """What one call appends to what the calls before it have left."""
     new, values, batch = case.spec.new, dict(drawn.values), len(case.lengths)
     keys = tuple(n + new * (call + 1) for n in case.lengths)

@@ -61,13 +61,13 @@ REFUSED = {
     "shards": ({"shards": "x"}, "shards must be 'zigzag' or 'ranges', got 'x'"),
     "how": ({"how": "x"}, "how must be one of all_gather, ring, all_to_all, auto for one group, got 'x'"),
     "how_of_two": ({"how": ("ring", "all_to_all")}, "how must be one of all_gather"),
-    "heads": ({"how": "all_to_all", "heads": (3, 1)}, "q must have heads that the 2 ranks divide for how='all_to_all', got 3"),
+    "heads": ({"how": "all_to_all", "heads": (3, 1)}, "q must have a multiple of 2 heads for how='all_to_all', got 3"),
     "heads_k": ({"heads": (4, 3)}, "k.heads must divide q.heads (4), got 3"),
     "rows": ({"rows": 15}, "q must have a multiple of 2 rows for 'zigzag', got 15"),
     "window": ({"window_size": (-5, 0)}, "window_size must be -1 (unlimited) or not negative"),
     "softcap": ({"softcap": 1.0, "dropout_p": 0.5}, "softcap does not support dropout, got dropout_p = 0.5, softcap = 1.0"),
     "dropout": ({"dropout_p": 1.5}, "dropout_p must be 0 to 1, got 1.5"),
-    "chunks": ({"dropout_p": 0.5, "rows": 20}, "q must have chunks of a multiple of 8 rows with dropout, but for how='all_to_all', got 10"),
+    "chunks": ({"dropout_p": 0.5, "rows": 20}, "q must have chunks of a multiple of 8 rows with dropout, except with how='all_to_all', got 10"),
     "probabilities": ({"dropout_p": 0.5, "return_attn_probs": True}, "return_attn_probs must be False with dropout, whose probabilities are not there, got dropout_p = 0.5"),
     "slopes": ({"alibi_slopes": torch.ones(3)}, "alibi_slopes must have shape [4] or [1, 4], got [3]"),
     "sinks": ({"s_aux": torch.ones(1, 4)}, "s_aux must have shape [4], got [1, 4]"),
@@ -78,7 +78,7 @@ REFUSED = {
     "another": ({"num_splits": 3}, None),
     "documents": ({"documents": [0, 10, 31]}, "cu_seqlens must rise from 0 to the 32 tokens of all ranks, got 0 to 31"),
     "longest": ({"documents": [0, 20, 32], "longest": 19}, "max_seqlen must be at least the tokens of the longest document (20), got 19"),
-    "drops_documents": ({"documents": [0, 10, 32], "dropout_p": 0.5}, "dropout_p must be 0 with packed documents, but for how='all_to_all', got 0.5 with how='ring'"),
+    "drops_documents": ({"documents": [0, 10, 32], "dropout_p": 0.5}, "dropout_p must be 0 with packed documents, except with how='all_to_all', got 0.5 with how='ring'"),
 }  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def crossing(group, how):
 def test_keys_may_be_of_another_sequence_where_positions_do_not_count(how):
     for *right, refusal in ranks.run(crossing, how, world=2):
         assert right == [True, True, None, True]
-        assert refusal.startswith(DENSE + "k must have the rows of q (16) where masks, documents or positions count")
+        assert refusal.startswith(DENSE + "k must have as many rows as q (16) with masks, documents or positions")
 
 
 def hides_rows(group, how):

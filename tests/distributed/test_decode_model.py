@@ -57,12 +57,12 @@ def test_tokens_are_those_of_one_process(start, owners, world):
     found = ranks.run(decode, start, 40, {"owners": owners}, 1, torch.float32, world=world)
     tokens = found[0][0]
     assert len({str(step) for step in tokens}) > 10  # they are not all the same
-    for over_ranks, of_one, _ in found:
-        assert over_ranks == tokens and of_one == tokens
+    for over_ranks, alone, _ in found:
+        assert over_ranks == tokens and alone == tokens
     assert sum(length for *_, length in found) == start + 40
 
 
 @pytest.mark.parametrize("owners", ["pages", "ranges"])
 def test_four_tokens_at_once(owners):
-    for over_ranks, of_one, _ in ranks.run(decode, 70, 10, {"owners": owners}, 4, torch.float32, world=3):
-        assert over_ranks == of_one
+    for over_ranks, alone, _ in ranks.run(decode, 70, 10, {"owners": owners}, 4, torch.float32, world=3):
+        assert over_ranks == alone

@@ -16,10 +16,10 @@ def arrays(rows=1, new=1, batch=2, room=64, dim=64):
     return {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
 
 
-def call(group, sizes, changes, of_rank=None):
+def call(group, sizes, changes, changed_rank=None):
     """The message of a call, and whether its caches are as they were; changes are for one rank, or all."""
     given = {**arrays(**sizes), "cache_seqlens": 20}
-    if of_rank is None or dist.get_rank(group) == of_rank:
+    if changed_rank is None or dist.get_rank(group) == changed_rank:
         given |= changes
     before = given["k_cache"].clone(), given["v_cache"].clone()
     text = ""
@@ -41,7 +41,7 @@ CASES = [
     (
         {},
         {"owners": "ranges", "block_table": torch.zeros(2, 1, dtype=torch.int32)},
-        "ValueError: room must be the positions of a rank's range, as a block_table may grow, got None",
+        "ValueError: room must say how many positions a rank's range has, as a block_table may grow, got None",
     ),
     ({}, {"cache_seqlens": None}, "TypeError: cache_seqlens must be an int or an int32 tensor, got NoneType"),
     ({}, {"cache_seqlens": -1}, "ValueError: cache_seqlens must be 0 to 2^31 - 1, got -1"),
@@ -56,7 +56,7 @@ CASES = [
         {"cache_seqlens": torch.tensor([3, -4], dtype=torch.int32)},
         "ValueError: cache_seqlens must not be negative, got -4",
     ),
-    ({}, {"cache_seqlens": 128}, "ValueError: k_cache must have rows for the keys that are this rank's (65 of 129)"),
+    ({}, {"cache_seqlens": 128}, "ValueError: k_cache must have rows for this rank's keys (65 of 129)"),
     (
         {},
         {"cache_seqlens": 128, "owners": "ranges"},

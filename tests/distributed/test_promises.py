@@ -115,6 +115,6 @@ def test_delta_is_that_of_an_output_that_was_not_rounded(how):
     """Where V has a mean, Delta of the output in bfloat16 makes dQ about six times less exact."""
     case = over(how, dtype="bf16", chunk=64, window="full", mean=4.0)
     got = attending.whole(case, [first for first, _ in ranks.run(attending.attend, case, world=2)])["dq"]
-    of_all = attending.drawn(case)
-    want = gradients.gradients_of(of_all, gradients.tensors_of(of_all)[1])["q"].view(got.shape)
+    undealt = attending.drawn(case)
+    want = gradients.gradients_of(undealt, gradients.tensors_of(undealt)[1])["q"].view(got.shape)
     assert float((got.double() - want).norm() / want.norm()) < 5e-3

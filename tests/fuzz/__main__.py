@@ -40,8 +40,8 @@ def main() -> int:
             number, shards = parse(options.shard)
         except ValueError as error:
             parser.error(str(error))
-        of_all = 100_000 if device == "cpu" else 1_000
-        options.first, until = (of_all * k // shards for k in (number - 1, number))
+        total = 100_000 if device == "cpu" else 1_000
+        options.first, until = (total * k // shards for k in (number - 1, number))
         options.cases = until - options.first
     cases = Run(
         options.seed, options.first, options.cases, device, options.width, options.function, options.unmasked,

@@ -171,8 +171,8 @@ def placed(
     """What is drawn for a Spec, as it lies there, and its arrays by their words."""
     drawn = specs.draw(spec, draw.numpy)
     if spec.sinks and not draw.on_gpu and not draw.kind.startswith("usm"):
-        of_sinks = draw.of("float32", "float16", "bfloat16")
-        drawn.values["s_aux"] = Values.of(drawn.values["s_aux"].numbers, of_sinks)
+        sink_dtype = draw.of("float32", "float16", "bfloat16")
+        drawn.values["s_aux"] = Values.of(drawn.values["s_aux"].numbers, sink_dtype)
     if spec.is_packed and draw.chance(0.2):
         more = draw.of(1, 3, 64), draw.of(1, 3, 64)
         drawn = replace(drawn, longest=tuple(n + m for n, m in zip(drawn.longest, more, strict=True)))
@@ -256,14 +256,14 @@ def flash_attn(draw: Draw, function: str) -> Case:
     arguments = said_otherwise(draw, spec, drawn.arguments(put))
     if not spec.is_packed and draw.chance(0.1):
         arguments["deterministic"] = True
-    of_rows = used_queries(draw, spec, drawn, arguments) if entry in ("varlen", "varlen-used") else None
+    row_calls = used_queries(draw, spec, drawn, arguments) if entry in ("varlen", "varlen-used") else None
 
     def check(result: Any) -> None:
         assert not spec.lse or result[2] is None
-        if of_rows is None:
+        if row_calls is None:
             judged(drawn, arrays, put, result)
             return
-        rows, fewer = of_rows
+        rows, fewer = row_calls
         out, lse, _ = (
             from_array(x, arrays.kind) if x is not None else x for x in (result if spec.lse else (result, None, None))
         )
@@ -273,7 +273,7 @@ def flash_attn(draw: Draw, function: str) -> Case:
         arrays.kind = "torch"
         judged(fewer, arrays, put, (out[rows], lse[:, rows]) if spec.lse else out[rows])
 
-    fewest = of_rows[1].spec if of_rows else spec  # the queries that are used
+    fewest = row_calls[1].spec if row_calls else spec  # the queries that are used
     least = {"max_seqlen_q": max([0, *(n for n, _ in fewest.sequences)]), "max_seqlen_k": max([0, *spec.room])}
     least["max_seqlen"] = least["max_seqlen_q"]
     plain = function in ("flash_attn_func", "flash_attn_varlen_func") and "seqused_q" not in arguments

@@ -221,9 +221,9 @@ def by_operator(function: str, arguments: dict[str, Any]) -> Any:
     if function == "linear_log_prob":
         return operator(**words, reduction="none", log_prob=True, function=function)[0]
     if function == "linear_sample":
-        of_weight = {name: words.pop(name) for name in (*_OF_LINEAR, "x") if name in words}
-        words["function"] = of_weight["function"] = function
-        return by_operator("sample", {"logits": by_operator("linear", of_weight), **words})
+        linear_words = {name: words.pop(name) for name in (*_OF_LINEAR, "x") if name in words}
+        words["function"] = linear_words["function"] = function
+        return by_operator("sample", {"logits": by_operator("linear", linear_words), **words})
     if function == "sample":
         words = {name + "s" * (isinstance(x, torch.Tensor) and name != "logits"): x for name, x in words.items()}
     if function in ("linear_top_k", "sample"):

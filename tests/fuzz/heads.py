@@ -13,7 +13,7 @@ from products.heads import IGNORED, Head, check_loss, check_top_k, logits, sizes
 
 from .case import Case, way_of
 from .draw import Draw
-from .invalid import INF, NAN, Mutation, again, of_numbers_named, of_products
+from .invalid import INF, NAN, Mutation, again, wrong_numbers, wrong_products
 
 TYPES = ("bf16", "fp32", "fp16")
 NARROW = 1
@@ -239,18 +239,18 @@ def mutations(case: Case) -> Iterator[Mutation]:
     # The shape of a target follows from that of the input.
     names = ("linear_weight", "target", "linear_bias")
     arrays = {name: array for name, array in arguments.items() if name != "divisor"}
-    yield from of_products(
+    yield from wrong_products(
         Case(function, arrays, case.check, case.way), required, learned, ("input",), ("target",), names
     )
-    yield from of_numbers_named(softcap=(-1.0, NAN, INF, 1e39, "text", [1.0], 1j))
-    yield from of_numbers_named(logit_scale=(NAN, INF, -INF, 1e39, "text", [1.0], 1j))
-    yield from of_sizes(case)
+    yield from wrong_numbers(softcap=(-1.0, NAN, INF, 1e39, "text", [1.0], 1j))
+    yield from wrong_numbers(logit_scale=(NAN, INF, -INF, 1e39, "text", [1.0], 1j))
+    yield from wrong_sizes(case)
     if function == "linear_top_k":
-        yield from of_numbers_named(k=(0, -1, 65, w.shape[0] + 1, 2**31, 2**63, 2.0, NAN, "text", None, [1]))
+        yield from wrong_numbers(k=(0, -1, 65, w.shape[0] + 1, 2**31, 2**63, 2.0, NAN, "text", None, [1]))
     if loss:
-        yield from of_targets(case)
+        yield from wrong_targets(case)
     if function == "linear_cross_entropy":
-        yield from of_losses(case)
+        yield from wrong_losses(case)
     other = torch.float16 if x.dtype is torch.float32 else torch.float32
     if not x.kind.startswith("usm"):
         for name in ("linear_weight", "linear_bias"):
@@ -259,7 +259,7 @@ def mutations(case: Case) -> Iterator[Mutation]:
                 yield Mutation(name, f"is {other}, unlike input", lambda n=name, t=wrong: again(arguments[n], t))
 
 
-def of_sizes(case: Case) -> Iterator[Mutation]:
+def wrong_sizes(case: Case) -> Iterator[Mutation]:
     arguments = case.arguments
 
     def resized(name: str, axis: int, n: int) -> Array:
@@ -280,7 +280,7 @@ def of_sizes(case: Case) -> Iterator[Mutation]:
         yield Mutation("target", f"is longer in axis {axis}", lambda i=axis, m=n: resized("target", i, m + 1))
 
 
-def of_targets(case: Case) -> Iterator[Mutation]:
+def wrong_targets(case: Case) -> Iterator[Mutation]:
     target, vocabulary = case.arguments["target"], case.arguments["linear_weight"].shape[0]
     if not target.kind.startswith("usm"):
         yield Mutation("target", "is of probabilities", lambda: again(target, torch.zeros(target.shape)))
@@ -295,9 +295,9 @@ def of_targets(case: Case) -> Iterator[Mutation]:
             yield Mutation("target", f"has {token}", lambda t=changed: again(target, t))
 
 
-def of_losses(case: Case) -> Iterator[Mutation]:
-    yield from of_numbers_named("divisor", reduction=("max", "", 0, True))
-    yield from of_numbers_named(
+def wrong_losses(case: Case) -> Iterator[Mutation]:
+    yield from wrong_numbers("divisor", reduction=("max", "", 0, True))
+    yield from wrong_numbers(
         ignore_index=(1.5, NAN, "text", [1], 2**63),
         label_smoothing=(-0.1, 1.5, NAN, INF, "text", [1.0]),
         z_loss=(-1.0, NAN, INF, 1e39, "text", [1.0]),
@@ -305,13 +305,13 @@ def of_losses(case: Case) -> Iterator[Mutation]:
         return_lse=("text", 1, [1]),
     )
     if case.way != "operator":  # which has no weight, and other defaults
-        yield from of_numbers_named(weight=(3, "text", [1.0]))
-        yield from of_numbers_named(divisor=(0, -2.0, NAN, INF, 1e39, "text", [1.0]))
-        yield from of_numbers_named(workspace=(0, -1))
+        yield from wrong_numbers(weight=(3, "text", [1.0]))
+        yield from wrong_numbers(divisor=(0, -2.0, NAN, INF, 1e39, "text", [1.0]))
+        yield from wrong_numbers(workspace=(0, -1))
     if isinstance(array := case.arguments.get("divisor"), Array):
         yield Mutation("divisor", "is of two", lambda: again(array, torch.ones(2)))
         yield Mutation("divisor", "is given for a sum", lambda: array, also=(("reduction", "sum"),))
         if array.kind in ("torch", "xpu"):
             yield Mutation("divisor", "requires grad", lambda: torch.ones(()).requires_grad_(), ("grad",))
     elif case.arguments.get("reduction", "mean") != "mean":
-        yield from of_numbers_named(divisor=(2.5, 3))
+        yield from wrong_numbers(divisor=(2.5, 3))

@@ -64,14 +64,14 @@ def mutations(draw: Draw, case: Case) -> Iterator[Mutation]:
         if is_number(name, value):
             continue
         if isinstance(value, Array):
-            yield from of_array(draw, case, name, value)
+            yield from wrong_array(draw, case, name, value)
             if not value.kind.startswith(("usm", "xpu")):
-                yield from of_values(draw, case, name, value)
+                yield from wrong_values(draw, case, name, value)
         elif name == "states":
-            yield from of_states(draw, value)
-    yield from of_sizes(draw, case)
-    yield from of_numbers(case)
-    yield from of_results(draw, case)
+            yield from wrong_states(draw, value)
+    yield from wrong_sizes(draw, case)
+    yield from wrong_features(case)
+    yield from wrong_results(draw, case)
 
 
 def is_number(name: str, value: Any) -> bool:
@@ -106,7 +106,7 @@ def may_be_none(case: Case) -> tuple[str, ...]:
     return ("cu_seqlens_k",) if "seqused_k" in case.arguments else ()
 
 
-def of_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutation]:
+def wrong_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutation]:
     zeros = torch.zeros(array.shape)
     for dtype in (torch.float64, torch.int64, torch.uint8, torch.int16, torch.complex64):
         if array.kind.startswith("usm"):
@@ -115,8 +115,8 @@ def of_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutati
             continue
         yield Mutation(name, f"is {dtype}", lambda d=dtype: again(array, zeros.to(d)))
     cached = "k_cache" in case.arguments or "block_table" in case.arguments
-    of_cache = name == "q" and cached  # may be quantised
-    if name in MIXED and array.dtype.itemsize > 1 and not of_cache:
+    may_be_quantised = name == "q" and cached  # may be quantised
+    if name in MIXED and array.dtype.itemsize > 1 and not may_be_quantised:
         for dtype in (x for x in DTYPES.values() if x is not array.dtype):
             yield Mutation(name, f"is {dtype}, unlike others", lambda d=dtype: again(array, zeros.to(d)), MIXED)
     if name not in ("attn_mask", "document_ids"):
@@ -148,7 +148,7 @@ def of_array(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutati
         yield Mutation(name, "is uint32", lambda: np.zeros(array.shape, np.uint32), typed=True)
 
 
-def of_sizes(draw: Draw, case: Case) -> Iterator[Mutation]:
+def wrong_sizes(draw: Draw, case: Case) -> Iterator[Mutation]:
     """One axis longer, where nothing can be as long."""
     arguments = case.arguments
 
@@ -197,7 +197,7 @@ def of_sizes(draw: Draw, case: Case) -> Iterator[Mutation]:
             yield from longer("attn_mask", axis, by=scores[axis] + 2 - arguments["attn_mask"].shape[axis])
 
 
-def of_values(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutation]:
+def wrong_values(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutation]:
     """Numbers in arrays that say where something is; in host memory they are looked at."""
     if array.dtype is not torch.int32 or name == "attn_mask":
         return
@@ -234,15 +234,15 @@ def of_values(draw: Draw, case: Case, name: str, array: Array) -> Iterator[Mutat
     elif name == "cache_leftpad":
         yield with_("no such place", draw.of(0, -1), draw.of(-1, 1000, 2**31 - 1, -(2**31)))
     elif name == "gather_kv_indices" and values.numel():
-        of_key = "key" if "key" in case.arguments else "k"
-        keys = case.arguments[of_key].shape[-2 if of_key == "key" else -3]
+        key_name = "key" if "key" in case.arguments else "k"
+        keys = case.arguments[key_name].shape[-2 if key_name == "key" else -3]
         yield with_("no such key", (0,) * values.dim(), draw.of(keys, 2**31 - 1))
     elif name in TABLES and case.facts["used"]:
         b, column = draw.random.choice(case.facts["used"])
         yield with_("no such page or sequence", (b, column), draw.of(-1, case.facts["places"], 2**31 - 1, -(2**31)))
 
 
-def of_states(draw: Draw, states: Any) -> Iterator[Mutation]:
+def wrong_states(draw: Draw, states: Any) -> Iterator[Mutation]:
     """Of merge_states: out and lse in turn, or pairs."""
     flat = [x for state in states for x in state] if isinstance(states[0], tuple) else list(states)
     out, lse = flat[:2]
@@ -276,7 +276,7 @@ def of_states(draw: Draw, states: Any) -> Iterator[Mutation]:
 # ---- numbers ------------------------------------------------------------------------------------
 
 
-def of_numbers(case: Case) -> Iterator[Mutation]:
+def wrong_features(case: Case) -> Iterator[Mutation]:
     function, facts = case.function, case.facts
     sdpa, cache = function == "attention", function == "flash_attn_with_kvcache"
     if function == "merge_states":
@@ -338,7 +338,7 @@ def of_numbers(case: Case) -> Iterator[Mutation]:
                     name, least - 1, names=("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
                 )
     if "packed" not in function and case.way != "operator":
-        yield from of_score_mod(case)
+        yield from wrong_score_mod(case)
 
 
 INTEGERS = (
@@ -349,7 +349,7 @@ STRINGS = ("b_layout", "reduction")
 FLAGS = ("log", "return_lse", "min_p_last")
 
 
-def of_score_mod(case: Case) -> Iterator[Mutation]:
+def wrong_score_mod(case: Case) -> Iterator[Mutation]:
     for wrong in (5, ["s"], "", "  ", lambda s: s):
         also = (("captures", None),)
         yield Mutation("score_mod", f"is {wrong!r:.20}", lambda x=wrong: x, ("captures",), typed=True, also=also)
@@ -367,7 +367,7 @@ def of_score_mod(case: Case) -> Iterator[Mutation]:
 # ---- products -----------------------------------------------------------------------------------
 
 
-def of_products(
+def wrong_products(
     case: Case,
     required: tuple[str, ...],
     learned: tuple[str, ...] = (),
@@ -401,7 +401,7 @@ def of_products(
                 )
 
 
-def of_numbers_named(*names: str, **values: tuple[Any, ...]) -> Iterator[Mutation]:
+def wrong_numbers(*names: str, **values: tuple[Any, ...]) -> Iterator[Mutation]:
     """Numbers, and what is none, that arguments may not be; `names`: which may be named instead."""
     for name, wrongs in values.items():
         for value in wrongs:
@@ -418,7 +418,7 @@ def of_numbers_named(*names: str, **values: tuple[Any, ...]) -> Iterator[Mutatio
 # ---- results ------------------------------------------------------------------------------------
 
 
-def of_results(draw: Draw, case: Case) -> Iterator[Mutation]:
+def wrong_results(draw: Draw, case: Case) -> Iterator[Mutation]:
     """Arrays that are written where that cannot be right."""
     arguments = case.arguments
     if case.function == "attention":

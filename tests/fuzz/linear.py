@@ -14,7 +14,7 @@ from xeflash.selftest.tolerance import compare, limit_of
 
 from .case import Case, way_of
 from .draw import Draw
-from .invalid import Mutation, again, of_products
+from .invalid import Mutation, again, wrong_products
 
 # dtype, kind of weights, inputs of a group, the seed that chooses the type of scales. Few, as each is compiled.
 KERNELS = [
@@ -78,10 +78,10 @@ def linear(draw: Draw) -> Case:
             return
         numbers = numbers_of(arguments, kind, inputs)
         added = arguments["bias"].values() if "bias" in arguments else torch.zeros(outputs)
-        of_rows = x.values()[..., order].reshape(-1, inputs)
-        wide = of_rows.double()
+        ordered = x.values()[..., order].reshape(-1, inputs)
+        wide = ordered.double()
         want = wide @ numbers.mT + added.double()
-        other = (of_rows.float() @ numbers.float().mT + added.float()).to(x.dtype)
+        other = (ordered.float() @ numbers.float().mT + added.float()).to(x.dtype)
         # Nobody has looked at the values, and sums of few numbers are lucky now and then.
         size = float((wide.abs() @ numbers.mT.abs() + added.double().abs()).max()) * (1 + math.sqrt(inputs))
         limit = limit_of(want.numpy(), other.double().numpy(), str(x.dtype)[6:], size)
@@ -105,12 +105,12 @@ def numbers_of(arguments: dict[str, Any], kind: str, inputs: int) -> torch.Tenso
         return weight.double()
     q = unpacked(weight, inputs) if kind == "int4" else weight.double()
     group = arguments.get("group") or inputs
-    of_input = torch.arange(inputs) // group
+    groups = torch.arange(inputs) // group
     zeros = (
         arguments["zeros"].values().double() if "zeros" in arguments else torch.tensor([[8.0 if kind == "int4" else 0]])
     )
     zeros = zeros.expand(arguments["scales"].shape)
-    return (q - zeros.mT[:, of_input]) * arguments["scales"].values().double().mT[:, of_input]
+    return (q - zeros.mT[:, groups]) * arguments["scales"].values().double().mT[:, groups]
 
 
 def unpacked(weight: torch.Tensor, inputs: int) -> torch.Tensor:
@@ -129,12 +129,12 @@ def mutations(case: Case) -> Iterator[Mutation]:
     arguments, usm = case.arguments, case.arguments["x"].kind.startswith("usm")
     quantised = "scales" in arguments
     learned = ("x", "bias", "order") if quantised else ("x", "weight", "bias", "order")
-    yield from of_products(case, ("x", "weight"), learned, ("x", "order"), ("order",), ("weight", "order"))
-    yield from of_sizes(case)
-    yield from of_formats(case, usm)
+    yield from wrong_products(case, ("x", "weight"), learned, ("x", "order"), ("order",), ("weight", "order"))
+    yield from wrong_sizes(case)
+    yield from wrong_formats(case, usm)
 
 
-def of_sizes(case: Case) -> Iterator[Mutation]:
+def wrong_sizes(case: Case) -> Iterator[Mutation]:
     arguments = case.arguments
 
     def longer(name: str, axis: int, *names: str) -> Iterator[Mutation]:
@@ -159,7 +159,7 @@ def of_sizes(case: Case) -> Iterator[Mutation]:
         yield Mutation("order", "names inputs that are not there", lambda: again(arguments["order"], far))
 
 
-def of_formats(case: Case, usm: bool) -> Iterator[Mutation]:
+def wrong_formats(case: Case, usm: bool) -> Iterator[Mutation]:
     arguments = case.arguments
     x, weight, scales = arguments["x"], arguments["weight"], arguments.get("scales")
     outputs, inputs = weight.shape[0], x.shape[-1]

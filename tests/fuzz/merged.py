@@ -44,8 +44,8 @@ def merge_states(draw: Draw) -> Case:
         want, want_lse, size = (torch.from_numpy(x) for x in merged_reference(outs, lses))
         spread = float(np.max(np.abs(lses), initial=0.0, where=np.isfinite(lses)))
         # A weight is as exact as the difference of logits of this size, the sum has a rounding for each part.
-        of_weights = 2.0**-23 * (spread + count) + (EXP if draw.on_gpu else 2.0**-22)
-        limit = UNIT[out.dtype] * want.abs() * 1.01 + of_weights * size + 2.0**-25 * (out.dtype is torch.float16)
+        weight_error = 2.0**-23 * (spread + count) + (EXP if draw.on_gpu else 2.0**-22)
+        limit = UNIT[out.dtype] * want.abs() * 1.01 + weight_error * size + 2.0**-25 * (out.dtype is torch.float16)
         error = torch.where(out.double() == want, 0, (out.double() - want).abs())
         worst = (error / (limit + 1e-37)).nan_to_num(torch.inf)
         assert not (worst > 1).any(), f"out is {worst.max():.3g} times the limit away at {int(worst.argmax())}"

@@ -18,7 +18,7 @@ from .case import Case
 from .draw import Draw
 
 
-def of_torch(draw: Draw) -> None:
+def take_torch_tensors(draw: Draw) -> None:
     """These functions take torch's tensors."""
     draw.kind, draw.mixed = "xpu" if draw.on_gpu else "torch", False
 
@@ -63,7 +63,7 @@ def below_xeflash(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scaled_dot_product_attention(draw: Draw) -> Case:
-    of_torch(draw)
+    take_torch_tensors(draw)
     spec = plain(draw, "attention", "mask", "bias")
     rank = draw.random.choices((4, 3, 5), (8, 1, 1))[0]
     lead = {3: (), 4: (spec.batch,), 5: (2, draw.of(1, 2))}[rank]
@@ -80,7 +80,7 @@ def scaled_dot_product_attention(draw: Draw) -> Case:
 
 
 def varlen_attn(draw: Draw) -> Case:
-    of_torch(draw)
+    take_torch_tensors(draw)
     window = draw.of("=-1,0", "=5,0", "=3,1", f"={2**31 - 1},0", f"={2**31},1") if draw.chance(0.4) else "full"
     spec = plain(draw, "varlen", window=window)
 
@@ -121,7 +121,7 @@ def ipex(name: str, method: str = "") -> Callable[..., Any]:
 
 
 def ipex_sdp(draw: Draw) -> Case:
-    of_torch(draw)
+    take_torch_tensors(draw)
     spec = plain(draw, "attention", "mask", "bias", batch=draw.of(1, 2), scale=draw.of(0.125, 1.0, 0.3))
     spec = replace(spec, broadcast=spec.broadcast.rjust(4, "1"), window=draw.of("full", "full", "causal"))
     seq_last = draw.chance(0.3)
@@ -137,7 +137,7 @@ def ipex_sdp(draw: Draw) -> Case:
 
 
 def ipex_varlen(draw: Draw) -> Case:
-    of_torch(draw)
+    take_torch_tensors(draw)
     spec = plain(draw, "varlen", "softcap", scale=0.3, window=draw.of("full", "full", "causal"))
     out = draw.array(torch.zeros(spec.tokens[0], spec.heads[0], spec.dims[1], dtype=DTYPES[spec.dtype]), written=True)
 
@@ -157,7 +157,7 @@ def ipex_varlen(draw: Draw) -> Case:
 
 def ipex_paged(draw: Draw) -> Case:
     """One token of each sequence on pages (pages, Hk, page, D)."""
-    of_torch(draw)
+    take_torch_tensors(draw)
     while (kernel := draw.cache_kernel()).place != "paged" or kernel.format or kernel.variant != "plain":
         pass
     page = draw.of(16, 32, 48 if kernel.dim != 48 else 16)  # which of the last two axes comes first is told by the size
@@ -183,7 +183,7 @@ def ipex_paged(draw: Draw) -> Case:
 
 def ipex_slots(draw: Draw) -> Case:
     """New keys and values to slots of pages (pages, Hk, page, D), but for negative slots."""
-    of_torch(draw)
+    take_torch_tensors(draw)
     kernel, heads, page, pages = draw.cache_kernel(), draw.some_heads()[0], draw.of(1, 16, 32), draw.of(1, 3)
     dtype = DTYPES[kernel.dtype]
     tokens = draw.random.randint(0, pages * page)

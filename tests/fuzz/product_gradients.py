@@ -112,9 +112,9 @@ def judge_softmax(asked: softmax.Softmax, arguments: dict[str, Any], found: Tens
 
     def into(slopes: torch.Tensor) -> dict[str, torch.Tensor]:
         """What comes of gradients of scores, without their signs."""
-        of_b = scale * (slopes.mT @ a.double().abs()).sum_to_size(rows.shape)
-        of_a = scale * (slopes @ rows).sum_to_size(a.shape)
-        return {"a": of_a, "b": of_b.mT if kn else of_b} | (
+        b_terms = scale * (slopes.mT @ a.double().abs()).sum_to_size(rows.shape)
+        a_terms = scale * (slopes @ rows).sum_to_size(a.shape)
+        return {"a": a_terms, "b": b_terms.mT if kn else b_terms} | (
             {} if bias is None else {"bias": slopes.sum_to_size(bias.shape)}
         )
 
@@ -135,8 +135,8 @@ def off_slopes(
     info = torch.finfo(dtype)
     p, least = scores.softmax(-1), info.tiny * info.eps
     if log:
-        of_out = out.abs().nan_to_num(posinf=0.0) * info.eps + moved
-        off = p * of_out * dout.sum(-1, keepdim=True).abs() + p * SCORES * dout.abs().sum(-1, keepdim=True)
+        out_error = out.abs().nan_to_num(posinf=0.0) * info.eps + moved
+        off = p * out_error * dout.sum(-1, keepdim=True).abs() + p * SCORES * dout.abs().sum(-1, keepdim=True)
     else:
         of_p = p * (info.eps + moved) + least
         mean = (p * dout.abs()).sum(-1, keepdim=True)
@@ -224,9 +224,9 @@ def linear(draw: Draw) -> Case:
         dout = arguments["dout"].values().reshape(count, outputs).double()
 
         def gradients(work: torch.dtype) -> Tensors:
-            of_x = dout.to(work) @ weight.to(work)
+            x_terms = dout.to(work) @ weight.to(work)
             return {
-                "x": of_x.reshape(x.shape),
+                "x": x_terms.reshape(x.shape),
                 "weight": dout.to(work).mT @ rows.to(work),
                 "bias": dout.to(work).sum(0),
             }

@@ -13,7 +13,7 @@ from products.softmaxes import check as check_softmax
 
 from .case import Case, way_of
 from .draw import Draw
-from .invalid import INF, NAN, Mutation, again, of_numbers_named, of_products, overlapping
+from .invalid import INF, NAN, Mutation, again, overlapping, wrong_numbers, wrong_products
 
 # dtype, bias. Few, as each is compiled.
 KERNELS = [
@@ -71,7 +71,7 @@ def matrices(draw: Draw, values: torch.Tensor, turned: bool) -> Array:
 
 def operands(draw: Draw, empty_rows: bool = True) -> tuple[Softmax, dict[str, Any]]:
     """What a call is asked for, and its arrays. `empty_rows`: all of a row may be hidden by the bias."""
-    dtype, of_bias = draw.random.choice(KERNELS[: NARROW if draw.width == "narrow" else None])
+    dtype, bias_type = draw.random.choice(KERNELS[: NARROW if draw.width == "narrow" else None])
     narrow = draw.on_gpu and draw.width != "wide"
     rows = draw.of(*(NARROW_ROWS if narrow else ROWS))
     columns = draw.of(*(NARROW_COLUMNS if narrow else COLUMNS))
@@ -91,11 +91,11 @@ def operands(draw: Draw, empty_rows: bool = True) -> tuple[Softmax, dict[str, An
         "a": matrices(draw, a.to(DTYPES[dtype]), not usm and draw.chance(0.1)),
         "b": matrices(draw, b.to(DTYPES[dtype]), kn if usm else draw.chance(0.5)),
     }
-    if of_bias:
+    if bias_type:
         shape = (*torch.broadcast_shapes(lead_a, lead_b), rows, columns)
         rank = draw.random.randint(0, len(shape)) if draw.chance(0.6) else len(shape)
         shape = tuple(1 if draw.chance(0.25) else n for n in shape[len(shape) - rank :])
-        bias = (draw.normal(*shape) * draw.of(1, 1, 10)).to(DTYPES[dtype if of_bias == "same" else of_bias])
+        bias = (draw.normal(*shape) * draw.of(1, 1, 10)).to(DTYPES[dtype if bias_type == "same" else bias_type])
         hidden = torch.rand(shape, generator=draw.generator) < draw.of(0, 0, 0.1, 0.9, 1.0)
         if not empty_rows and rank:
             hidden[..., 0] = False
@@ -145,8 +145,8 @@ def matmul_softmax(draw: Draw) -> Case:
 def mutations(case: Case) -> Iterator[Mutation]:
     arguments, a = case.arguments, case.arguments["a"]
     columns = -1 if arguments.get("b_layout") == "kn" else -2
-    yield from of_products(case, ("a", "b"), ("a", "b", "bias"), ("a", "b", "bias"), names=("b", "bias", "out"))
-    yield from of_numbers_named(
+    yield from wrong_products(case, ("a", "b"), ("a", "b", "bias"), ("a", "b", "bias"), names=("b", "bias", "out"))
+    yield from wrong_numbers(
         scale=(NAN, INF, -INF, 1e39, "text", [1.0], 1j), b_layout=("nm", "", 3, True), log=("text", 1, [1])
     )
     other = torch.float16 if a.dtype is torch.float32 else torch.float32
@@ -160,12 +160,12 @@ def mutations(case: Case) -> Iterator[Mutation]:
     for name in ("a", "b"):
         x = arguments[name]
         yield Mutation(name, "has one axis", lambda x=x: again(x, torch.zeros(x.shape[-1:]).to(x.dtype)), ("b",))
-    yield from of_sizes(case, columns)
+    yield from wrong_sizes(case, columns)
     if "out" in arguments and math.prod(arguments["out"].shape):
-        yield from of_results(case)
+        yield from wrong_results(case)
 
 
-def of_sizes(case: Case, columns: int) -> Iterator[Mutation]:
+def wrong_sizes(case: Case, columns: int) -> Iterator[Mutation]:
     arguments = case.arguments
     a, b = arguments["a"], arguments["b"]
 
@@ -192,7 +192,7 @@ def of_sizes(case: Case, columns: int) -> Iterator[Mutation]:
         yield Mutation("bias", "has more axes", lambda: again(bias, torch.zeros((1, *shape)).to(bias.dtype)))
 
 
-def of_results(case: Case) -> Iterator[Mutation]:
+def wrong_results(case: Case) -> Iterator[Mutation]:
     out = case.arguments["out"]
     zeros = torch.zeros(out.shape).to(out.dtype)
     for axis in range(len(out.shape)):

@@ -20,7 +20,7 @@ from . import linear
 from .case import Case, call_of, given, way_of
 from .draw import Draw
 from .heads import NARROW, NARROW_ROWS, NARROW_VOCABULARIES, ROWS, TYPES, VOCABULARIES, for_way, leading
-from .invalid import INF, NAN, Mutation, again, of_numbers_named, of_products
+from .invalid import INF, NAN, Mutation, again, wrong_numbers, wrong_products
 
 GREEDY = 1e-5  # temperatures below are 0
 OF_ROWS = {
@@ -85,9 +85,9 @@ def draw_words(draw: Draw, lead: tuple[int, ...], vocabulary: int, way: str) -> 
             continue
         words[name] = draw.of(*choices, None) if name != "seed" else draw.of(*choices)
         if draw.chance(0.4):
-            of_rows = torch.tensor([draw.random.choice(choices) for _ in range(rows)], dtype=OF_ROWS[name])
+            wrong_rows = torch.tensor([draw.random.choice(choices) for _ in range(rows)], dtype=OF_ROWS[name])
             shape = lead if lead and draw.chance(0.5) else (rows,)
-            words[name] = draw.array(of_rows.reshape(shape), packed=usm)
+            words[name] = draw.array(wrong_rows.reshape(shape), packed=usm)
         elif words[name] is not None and not usm and way != "operator" and draw.chance(0.15):
             words[name] = draw.array(torch.tensor(words[name], dtype=OF_ROWS[name]))
     if draw.chance(0.2):
@@ -99,7 +99,7 @@ def draw_words(draw: Draw, lead: tuple[int, ...], vocabulary: int, way: str) -> 
     return words
 
 
-def of_row(arguments: dict[str, Any], row: int) -> tuple[Limits, int, int]:
+def row_limits(arguments: dict[str, Any], row: int) -> tuple[Limits, int, int]:
     """Its limits, seed and position."""
     words = {}
     for name in (*OF_ROWS, "softcap", "logit_scale", "min_p_last"):
@@ -124,7 +124,7 @@ def judge(tokens: torch.Tensor, logits: torch.Tensor, arguments: dict[str, Any],
             assert token == -1, f"row {row} has no finite logit, and token {token}"
             continue
         assert 0 <= token < vocabulary, f"row {row}: there is no token {token}"
-        limits, seed, position = of_row(arguments, row)
+        limits, seed, position = row_limits(arguments, row)
         if limits.temperature < GREEDY:
             judge_greedy(row, token, z[row], limits, on_gpu)
         else:
@@ -136,8 +136,8 @@ def judge(tokens: torch.Tensor, logits: torch.Tensor, arguments: dict[str, Any],
 def slack_of(z: np.ndarray, limits: Limits, on_gpu: bool) -> float:
     """How far roundings move a logit: scaled, capped and divided by the temperature, and its exponential."""
     size = float(np.abs(z[z > -np.inf]).max()) * limits.logit_scale
-    of_cap = GPU_MATH * limits.softcap if on_gpu else 0.0
-    return 4 * (SCORES * size + of_cap + SCORES * limits.softcap) / max(limits.temperature, GREEDY) + GPU_MATH
+    softcap_error = GPU_MATH * limits.softcap if on_gpu else 0.0
+    return 4 * (SCORES * size + softcap_error + SCORES * limits.softcap) / max(limits.temperature, GREEDY) + GPU_MATH
 
 
 def judge_greedy(row: int, token: int, z: np.ndarray, limits: Limits, on_gpu: bool) -> None:
@@ -164,30 +164,30 @@ def judge_drawn(row: int, token: int, z: np.ndarray, limits: Limits, drawn: np.n
 
 def mutations(case: Case) -> Iterator[Mutation]:
     if case.function == "linear_sample":
-        of_weight = {name: x for name, x in case.arguments.items() if name in OF_WEIGHT}
-        yield from linear.mutations(replace(case, arguments=of_weight))
+        weight_arguments = {name: x for name, x in case.arguments.items() if name in OF_WEIGHT}
+        yield from linear.mutations(replace(case, arguments=weight_arguments))
         weight = case.arguments["weight"]
         none = again(weight, torch.zeros(0, weight.shape[1]).to(weight.dtype))
-        if not {"bias", "scales"} & set(of_weight):
+        if not {"bias", "scales"} & set(weight_arguments):
             yield Mutation("weight", "has no rows", lambda: none)
     else:
         arrays = {"logits": case.arguments["logits"]}
         names = (*OF_ROWS, *(f"{name}s" for name in OF_ROWS))
-        yield from of_products(replace(case, arguments=arrays), ("logits",), (), ("logits",), (), names)
+        yield from wrong_products(replace(case, arguments=arrays), ("logits",), (), ("logits",), (), names)
         shape = (*arrays["logits"].shape[:-1], 0)
         empty = again(arrays["logits"], torch.zeros(shape).to(arrays["logits"].dtype))
         yield Mutation("logits", "has no tokens", lambda: empty)
     integers, share = (2.5, NAN, "text", [1], 1j), (-0.1, 1.5, NAN, INF, "text", [1.0])
-    yield from of_numbers_named(
+    yield from wrong_numbers(
         seed=(*integers, None, 2**63, -(2**63) - 1), position=(*integers, 2**63), top_k=(*integers, 2**63),
         temperature=(-1.0, NAN, INF, 1e39, "text", [1.0], 1j), top_p=share, min_p=share,
         softcap=(-1.0, NAN, INF, 1e39, "text", [1.0]), logit_scale=(0.0, -1.0, NAN, INF, 1e39, "text", [1.0]),
         min_p_last=("text", 1, [1]),
     )  # fmt: skip
-    yield from of_rows(case)
+    yield from wrong_rows(case)
 
 
-def of_rows(case: Case) -> Iterator[Mutation]:
+def wrong_rows(case: Case) -> Iterator[Mutation]:
     """Arrays in the place of numbers."""
     like = case.arguments["logits" if case.function == "sample" else "x"]
     rows, usm = math.prod(like.shape[:-1]), like.kind.startswith("usm")

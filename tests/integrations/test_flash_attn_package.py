@@ -138,7 +138,7 @@ def test_the_halves_of_a_call_make_the_whole(version, packed):
     whole = flash_attn_varlen_func if packed else flash_attn_func
     want, lse, _ = whole(q, k, v, *lengths, causal=True, window_size=(5, -1), softcap=3.0, return_attn_probs=True)
     dout = torch.randn_like(want)
-    of_whole = gradients_of(
+    expected = gradients_of(
         lambda *x: whole(*x, *lengths, causal=True, window_size=(5, -1), softcap=3.0), (q, k, v), dout
     )
     found = [torch.full_like(x, torch.nan) for x in (q, k, v)]
@@ -163,7 +163,7 @@ def test_the_halves_of_a_call_make_the_whole(version, packed):
             dout, q, k, v, out, out_lse, *starts, None, None, *longest, *found, None, True, 5, -1, 3.0
         )
     assert torch.equal(out, want) and torch.equal(out_lse, lse)
-    for x, y in zip(found, of_whole, strict=True):
+    for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(sums, torch.einsum("...hd,...hd->...h", dout, out).mT)
 

@@ -73,8 +73,8 @@ def test_ipex_sdp_index(prompt_steps, with_alibi, with_mask):
     k, v = torch.empty(2, rows, heads_k, total, dim)
     for row in range(rows):
         b = row // beams
-        for whole, of_prompt, cache in ((k, k_prompt, k_cache), (v, v_prompt, v_cache)):
-            whole[row, :, :prompt] = of_prompt[b]
+        for whole, from_prompt, cache in ((k, k_prompt, k_cache), (v, v_prompt, v_cache)):
+            whole[row, :, :prompt] = from_prompt[b]
             for t in range(steps):
                 whole[row, :, prompt + t] = cache[b * beams + index[t, b, row % beams], :, t]
     added = torch.zeros(rows, heads, 1, total) if alibi is None else alibi[..., :total]

@@ -173,7 +173,7 @@ REFUSED = {
     ),
     "g_idx": (
         GPTQ | {"g_idx": np.zeros(256, np.int32), "format": "gptq"},
-        ValueError, "g_idx must have each group 64 times, and the last one for the rest of 256 inputs, got 0..0",
+        ValueError, "g_idx must name each group 64 times, and the last group for the remaining ones of 256 inputs, got groups 0..0",
     ),
     "g_idx-length": (
         PLAIN | {"g_idx": np.zeros(95, np.int32)}, ValueError, "g_idx must have an entry for each of 96 inputs, got 95",
@@ -203,7 +203,7 @@ REFUSED = {
     ),
     "tiles-groups": (
         TILES | {"scale_and_zero": TILES["scale_and_zero"][:3]},
-        ValueError, "scale_and_zero must have as many rows for the inputs of qdata (1024) as they have groups, got 3",
+        ValueError, "scale_and_zero must have a row for each group of the inputs of qdata (1024), got 3",
     ),
     "range": (PLAIN | {"q": PLAIN["q"] + 16}, ValueError, "q must be in 0..15, got 16..16"),
     "zeros": (PLAIN | {"zeros": np.full((3, 7), 128)}, ValueError, "zeros must be in -128..127, got 128..128"),

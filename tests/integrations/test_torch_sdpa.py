@@ -168,10 +168,10 @@ def test_the_gradient_of_a_mask_is_ours():
         return torch.autograd.grad(sdpa(q, q, q, mask).square().sum(), mask)[0]
 
     q, mask = tensor(1, 2, 5, 64), tensor(5, 5)
-    want, of_torch = gradient(q.double(), mask.double()), gradient(q, mask)
+    want, by_torch = gradient(q.double(), mask.double()), gradient(q, mask)
     with expect(xeflash=1):
         got = gradient(q, mask)
-    assert (got - want).abs().max() <= 2 * (of_torch - want).abs().max()
+    assert (got - want).abs().max() <= 2 * (by_torch - want).abs().max()
 
 
 def test_inference_mode_no_grad_and_parameters_are_routed(device):

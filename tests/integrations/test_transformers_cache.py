@@ -412,7 +412,7 @@ def test_max_length():
     cache = XeCache(DECODERS["llama"], max_cache_len=7)
     same_states((cache,), 2, 5)
     assert cache.layers[0]._arrays[0].shape[2] == 7 and cache.get_max_length() == 7
-    with pytest.raises(ValueError, match="max_cache_len must be at least 8, the keys, got 7"):
+    with pytest.raises(ValueError, match="max_cache_len must be at least 8, the number of keys, got 7"):
         same_states((cache,), 2, 3)
     same_states((cache,), 2, 2)
 
@@ -429,17 +429,17 @@ def test_errors():
     cache = XeCache(CONFIG)
     cache.update(*new_states(2, 5), 0)
     cache.update(*new_states(2, 4), 1)
-    with pytest.raises(RuntimeError, match="must hold as many keys"):
-        XeCache.reorder_cache(_of_one_window(5, 4), torch.tensor([1, 0]))
+    with pytest.raises(RuntimeError, match="must hold equally many keys"):
+        XeCache.reorder_cache(_with_one_window(5, 4), torch.tensor([1, 0]))
     with pytest.raises(ValueError, match="tokens_to_remove must not be positive, got 1"):
         cache.crop(1)
     for _ in range(3 * WINDOW):
         cache.update(*new_states(2, 1), 1)
-    with pytest.raises(RuntimeError, match="has left behind the keys before the last"):
+    with pytest.raises(RuntimeError, match="keeps only the last"):
         cache.layers[1].crop(-2 * WINDOW)
 
 
-def _of_one_window(*lengths):
+def _with_one_window(*lengths):
     cache = XeCache(DECODERS["llama"])
     for layer, tokens in enumerate(lengths):
         cache.update(*new_states(2, tokens), layer)

@@ -168,7 +168,7 @@ def test_queries_and_keys_of_other_lengths():
     alike = torch.block_diag(torch.ones(3, 5), torch.ones(4, 8)).bool()
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, alike, enable_gqa=True)
     torch.testing.assert_close(out, want.transpose(1, 2), atol=2e-5, rtol=1e-4)
-    with pytest.raises(NotImplementedError, match=r"must be equal where padding .* hides, too, got \[0, 3, 7\] and"):
+    with pytest.raises(NotImplementedError, match=r"must be equal where padding .* hides keys, got \[0, 3, 7\] and"):
         attention_function(torch.nn.Module(), q, k, v, None, position_bias=torch.zeros(1, 4, 7, 13), **cu)
 
 

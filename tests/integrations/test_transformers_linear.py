@@ -178,7 +178,7 @@ def test_torch_compile_sees_one_graph():
 # ---- what is left -------------------------------------------------------------------------------
 
 
-def of_bitsandbytes(name):
+def bitsandbytes_layer(name):
     made = type(name, (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
     return made(40, 7)
 
@@ -205,8 +205,8 @@ def other(kind):
 
 
 LEFT = {
-    "4bit": (lambda: of_bitsandbytes("Linear4bit"), "bitsandbytes' Linear4bit has formats that linear does not read"),
-    "8bit": (lambda: of_bitsandbytes("Linear8bitLt"), "bitsandbytes' Linear8bitLt has formats that linear does not read"),
+    "4bit": (lambda: bitsandbytes_layer("Linear4bit"), "bitsandbytes' Linear4bit has formats that linear does not read"),
+    "8bit": (lambda: bitsandbytes_layer("Linear8bitLt"), "bitsandbytes' Linear8bitLt has formats that linear does not read"),
     "meta": (lambda: nn.Linear(40, 7, device="meta"), "its tensors are on the meta device"),
     "hook": (lambda: other("hook"), "it has a hook of accelerate, which may bring its tensors"),
     "forward": (lambda: other("forward"), "its forward was replaced by somebody else"),
@@ -243,7 +243,7 @@ def test_a_model_without_any_layer_of_ours_is_refused():
     with pytest.raises(
         ValueError, match=r"^patch: model must have a linear layer .*, got none; 0: bitsandbytes' Linear4bit"
     ):
-        patch(nn.Sequential(of_bitsandbytes("Linear4bit")))
+        patch(nn.Sequential(bitsandbytes_layer("Linear4bit")))
     with pytest.raises(ValueError, match=r"got none$"):
         patch(nn.ReLU())
     with pytest.raises(TypeError, match=r"^patch: model must be a torch.nn.Module, got list$"):

@@ -346,7 +346,7 @@ def test_other_heads_are_refused_and_nothing_is_replaced(kind, why):
 
 def test_other_models_are_refused():
     with pytest.raises(
-        TypeError, match=r"^patch: model must have one of Transformers in it for loss=True, got Sequential"
+        TypeError, match=r"^patch: model must contain a model of Transformers for loss=True, got Sequential"
     ):
         patch(nn.Sequential(nn.Linear(40, 7)), loss=True)
     with pytest.raises(NotImplementedError, match="wants a forward with labels, but LlamaModel has none"):

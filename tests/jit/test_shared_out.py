@@ -42,8 +42,8 @@ def test_splits_leave_partial_results_of_each_head():
     assert (main.entry, merging.entry) == ("flash_decode", "combine") and shares.widest == main
     assert shares.splits > 1 and main.groups == 4 * shares.splits  # 16 heads that share a KV head are two tiles
     assert merging.threads == 32
-    of_a_head = -(-shares.splits * (128 + 2) // 16) * 16  # O, and m and l
-    assert shares.partial_bytes == 4 * 32 * of_a_head
+    floats_per_head = -(-shares.splits * (128 + 2) // 16) * 16  # O, and m and l
+    assert shares.partial_bytes == 4 * 32 * floats_per_head
     assert (shares.device_threads, shares.percent(main)) == (640, 100 * main.threads / 640)
 
 

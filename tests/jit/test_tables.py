@@ -52,7 +52,7 @@ def accesses(arch):
     return ("",) if arch.startswith("cpu-") else ACCESSES[:2] if arch == "dg2" else ACCESSES
 
 
-def of_gradients(arch, algorithm):
+def gradient_descs(arch, algorithm):
     """What calls ask for of the backward pass, from small to large."""
     changes = ({}, {"hooks": ("SoftCap",)}, {"score_mod": ScoreMod("s", ())}, {"dropout": True})
     for dtype, dim, rows, access, change in itertools.product(TYPES, DIMS, (16, 32, 64, 128), accesses(arch), changes):
@@ -64,7 +64,7 @@ def of_gradients(arch, algorithm):
 def test_each_row_of_the_backward_pass_serves_a_device(tune, devices, algorithm):
     if algorithm not in tune.TABLES:
         pytest.skip("GPUs have no such kernel")
-    found = {id(tune.row_of(desc)) for device in devices for desc in of_gradients(device, algorithm)}
+    found = {id(tune.row_of(desc)) for device in devices for desc in gradient_descs(device, algorithm)}
     assert found == {id(row) for row in tune.TABLES[algorithm]}
 
 
@@ -79,7 +79,7 @@ def test_the_threads_of_a_query_own_the_columns_of_v_and_no_others(arch):
             assert config.block_v * config.parts == dim, desc
 
 
-def of_rows(algorithm, arch):
+def product_descs(algorithm, arch):
     sizes = itertools.product(TYPES, (8, 16, 32, 64), (4, 5, 6, 12, 17), (128, 256), accesses(arch))
     for dtype, rows, columns, inputs, access in sizes:
         yield SoftmaxDesc(algorithm, arch, dtype, rows, columns, inputs, more_inputs=True, access=access)
@@ -91,7 +91,7 @@ def test_each_row_of_other_products_serves_a_device(table, monkeypatch):
     algorithms = ("matmul_softmax",) if table == "MATMUL_SOFTMAX" else sorted({row[1] for row in products.HEADS})
     pick = products.pick_softmax if table == "MATMUL_SOFTMAX" else products.pick_head
     rows = getattr(products, table)
-    descs = [x for name in algorithms for arch in (*CPUS, *xe.ARCHITECTURES) for x in of_rows(name, arch)]
+    descs = [x for name in algorithms for arch in (*CPUS, *xe.ARCHITECTURES) for x in product_descs(name, arch)]
     chosen = [pick(desc) for desc in descs]
     for i, row in enumerate(rows):
         monkeypatch.setattr(products, table, rows[:i] + rows[i + 1 :])

@@ -65,8 +65,8 @@ def test_models_on_a_gpu_without_any_headers(xpu, gpu_family, tmp_path):
     import torch_xpu  # which the programs that use this module need not have
 
     arch, dtype = gpu_family, "float16" if gpu_family == "dg2" else "bfloat16"
-    few = {*prebuilt.default_set(of_release=False)}
-    added = (desc for desc in prebuilt.default_set(of_release=True) if desc not in few)
+    few = {*prebuilt.default_set(release=False)}
+    added = (desc for desc in prebuilt.default_set(release=True) if desc not in few)
     first = next(desc for desc in added if (desc.arch, desc.dtype) == (arch, dtype))
     if prebuilt.read(provide.PREBUILT, render(first), provide.HEADERS) is None:
         pytest.skip("the package was built without XEFLASH_ALL_KERNELS (CMakeLists.txt)")

@@ -40,7 +40,7 @@ class Head(NamedTuple):
         return {"softcap": self.softcap, "logit_scale": self.scale}
 
     @property
-    def of_loss(self) -> dict[str, Any]:
+    def loss_options(self) -> dict[str, Any]:
         """What changes a loss."""
         return {"reduction": self.reduction, "label_smoothing": self.smoothing, "z_loss": self.z_loss, **self.changes}
 
@@ -104,9 +104,9 @@ def moved(head: Head, z: torch.Tensor, size: torch.Tensor, target: torch.Tensor)
     """How far roundings of logits move the loss of each row, see xeflash.selftest.tolerance."""
     d = SCORES * size
     lse = z.logsumexp(-1)
-    of_lse = (z.softmax(-1) * d).square().sum(-1).sqrt() + SCORES * lse.abs()
+    lse_error = (z.softmax(-1) * d).square().sum(-1).sqrt() + SCORES * lse.abs()
     at_target = d.gather(1, target.clamp(min=0)[:, None])[:, 0]
-    far = of_lse * (1 + 2 * head.z_loss * lse.abs()) + at_target + d.mean(-1)
+    far = lse_error * (1 + 2 * head.z_loss * lse.abs()) + at_target + d.mean(-1)
     return far * (target != IGNORED)
 
 
@@ -120,20 +120,20 @@ def check_loss(
     want = losses(head, z, target)
     other = losses(head, logits(head, x, w, bias, torch.float32), target)
     far = moved(head, z, size, target)
-    of_gpu = math_of(head, z)
+    gpu_error = math_of(head, z)
     assert loss.dtype == torch.float32
     several = 1 if head.reduction == "none" else head.rows if head.reduction == "sum" else 1
     far = reduced(head, far, target) if head.reduction != "none" else far.max()
     largest = reduced(head, want.abs(), target) if head.reduction != "none" else want.abs().max()
     assert_close(
         name_of(head), loss, reduced(head, want, target).numpy(), reduced(head, other, target).double().numpy(),
-        summed(head, float(largest)), float(far), of_gpu * several,
+        summed(head, float(largest)), float(far), gpu_error * several,
     )  # fmt: skip
     if lse is not None:
         most = float(z.abs().max()) + float(np.log(head.vocabulary))
         off = float(moved(head, z, size, torch.zeros_like(target)).max())
         by_torch = z.float().logsumexp(-1).double().numpy()
-        assert_close("lse", lse, z.logsumexp(-1).numpy(), by_torch, summed(head, most), off, of_gpu)
+        assert_close("lse", lse, z.logsumexp(-1).numpy(), by_torch, summed(head, most), off, gpu_error)
 
 
 def check_top_k(head: Head, values: torch.Tensor | None, tokens: torch.Tensor, x: Any, w: Any, bias: Any) -> None:
@@ -145,14 +145,14 @@ def check_top_k(head: Head, values: torch.Tensor | None, tokens: torch.Tensor, x
     other = by_torch.topk(k).values.double().numpy()
     off = SCORES * float(sizes(head, x, w, bias).max())
     size = float(z.abs().nan_to_num(posinf=0.0).max())
-    of_gpu = GPU_MATH * (1 + head.softcap) if is_on_gpu(head.kind) else 0.0
+    gpu_error = GPU_MATH * (1 + head.softcap) if is_on_gpu(head.kind) else 0.0
     assert tokens.dtype == torch.int64
     assert 0 <= int(tokens.min()) <= int(tokens.max()) < head.vocabulary
     if values is not None:
         assert values.dtype == torch.float32
-        assert_close(name_of(head), values, want.numpy(), other, size, off, of_gpu)
+        assert_close(name_of(head), values, want.numpy(), other, size, off, gpu_error)
     # Each token's logit is the one that is told, and no token comes twice.
-    assert_close("tokens", z.gather(1, tokens).float(), want.numpy(), other, size, off, of_gpu)
+    assert_close("tokens", z.gather(1, tokens).float(), want.numpy(), other, size, off, gpu_error)
     assert all(len(set(row)) == k for row in tokens.tolist())
 
 
@@ -164,11 +164,11 @@ def check_gradients(
 
     def total(given: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         z = logits(head, given[0], given[1], given[2] if bias is not None else None, dtype)
-        of_rows = losses(head, z, target)
-        loss = (reduced(head, of_rows, target) * dloss).sum()
-        return z, of_rows, loss if dlse is None else loss + (z.logsumexp(-1) * dlse).sum()
+        row_losses = losses(head, z, target)
+        loss = (reduced(head, row_losses, target) * dloss).sum()
+        return z, row_losses, loss if dlse is None else loss + (z.logsumexp(-1) * dlse).sum()
 
-    z, of_rows, loss = total(wide, torch.float64)
+    z, row_losses, loss = total(wide, torch.float64)
     want = torch.autograd.grad(loss, wide, retain_graph=True)
     slopes = torch.autograd.grad(loss, z, retain_graph=True)[0].abs()
     same = [t.float().requires_grad_() for t in (x, w, bias) if t is not None]
@@ -181,12 +181,12 @@ def check_gradients(
     off = (slopes * info.eps + of_p + lost).detach() * abs(head.scale)
     if head.drawn:
         # P is off by roundings of its sum, too, however small its difference from the target is.
-        each = torch.autograd.grad(loss, of_rows, retain_graph=True)[0].abs() * (
+        each = torch.autograd.grad(loss, row_losses, retain_graph=True)[0].abs() * (
             1 + 2 * head.z_loss * z.logsumexp(-1).abs()
         )
         each = each if dlse is None else each + dlse.abs()
-        of_gpu = 2 * GPU_MATH if is_on_gpu(head.kind) else 0.0
-        relative = SCORES * (1 + math.sqrt(head.vocabulary)) + of_gpu
+        gpu_error = 2 * GPU_MATH if is_on_gpu(head.kind) else 0.0
+        relative = SCORES * (1 + math.sqrt(head.vocabulary)) + gpu_error
         off = off + (z.softmax(-1) * each[:, None] * relative).detach() * abs(head.scale)
         off = off * (1 + math.sqrt(max(head.rows, head.vocabulary)) * SCORES / info.eps)
     offs = [off @ w.double().abs(), off.mT @ x.double().abs(), off.sum(0)]

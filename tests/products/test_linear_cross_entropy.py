@@ -48,7 +48,7 @@ def run(head, spread=1.0):
     if head.reduction == "mean" and not bool((target != IGNORED).any()):
         return
     given = [to_array(t, head.kind) for t in (x, w, target, bias)]
-    found = xeflash.linear_cross_entropy(*given[:3], linear_bias=given[3], return_lse=True, **head.of_loss)
+    found = xeflash.linear_cross_entropy(*given[:3], linear_bias=given[3], return_lse=True, **head.loss_options)
     check_loss(head, *(from_array(t, head.kind) for t in found), x, w, target, bias)
 
 
@@ -232,11 +232,11 @@ REFUSED = [
     (dict(divisor=torch.tensor(2), reduction="none"), ValueError, "divisor must be None but for reduction"),
     (dict(divisor=np.float64("nan")), ValueError, "divisor must be positive and finite in float32, got nan"),
     (dict(divisor=np.int64(-1)), ValueError, "divisor must be positive and finite in float32, got -1.0"),
-    (dict(divisor=torch.tensor(3 + 0j)), TypeError, "divisor must be a number, or a dense array of a real one, got torch.complex64"),
-    (dict(divisor=torch.tensor(True)), TypeError, "divisor must be a number, or a dense array of a real one, got torch.bool"),
-    (dict(divisor=torch.ones(1).to_sparse()), TypeError, "divisor must be a number, or a dense array of a real one"),
+    (dict(divisor=torch.tensor(3 + 0j)), TypeError, "divisor must be a number, or a dense array of real numbers, got torch.complex64"),
+    (dict(divisor=torch.tensor(True)), TypeError, "divisor must be a number, or a dense array of real numbers, got torch.bool"),
+    (dict(divisor=torch.ones(1).to_sparse()), TypeError, "divisor must be a number, or a dense array of real numbers"),
     (dict(divisor=10**400), TypeError, "divisor must be a number, got 1000"),
-    (dict(divisor=np.ones(1)), TypeError, "divisor must be a number, or an array as input is one, got ndarray"),
+    (dict(divisor=np.ones(1)), TypeError, "divisor must be a number, or an array of the library of input, got ndarray"),
     (dict(softcap=1j), TypeError, "softcap must be a number, got 1j"),
     (dict(target=None), TypeError, "target must be a "),
     (dict(divisor=NESTED), TypeError, "divisor must be a torch tensor, a numpy array"),
@@ -315,7 +315,7 @@ def test_gpu_gives_nan_for_a_target_that_is_none(gpu):
     assert torch.equal(got[others], want[others])
 
 
-def of_rows(head, target, vocabulary):
+def row_factors(head, target, vocabulary):
     """What each row's gradient is made of, of a sum of losses."""
     g = (target != IGNORED).float()
     return g, g * (1 - head.smoothing), g * (head.smoothing / vocabulary)
@@ -327,9 +327,9 @@ def parts_of(head, logits=None):
     names = ("input", "linear_weight", "target", "linear_bias")
     given = {name: to_array(t, "usm") for name, t in zip(names, (x, w, target, bias), strict=True) if t is not None}
     given |= {"function": "linear_cross_entropy"} | ({"logits": logits} if logits is not None else {})
-    state = _core.linear_cross_entropy(**given, **head.of_loss)[2]
+    state = _core.linear_cross_entropy(**given, **head.loss_options)[2]
     names = ("of_p", "of_target", "of_all")
-    factors = dict(zip(names, (to_array(t, "usm") for t in of_rows(head, target, len(w))), strict=True))
+    factors = dict(zip(names, (to_array(t, "usm") for t in row_factors(head, target, len(w))), strict=True))
     return (x, w, target, bias), given | factors | {"state": state} | head.changes
 
 

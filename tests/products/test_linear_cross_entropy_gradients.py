@@ -13,7 +13,7 @@ def gradients(head, x, w, target, bias, dloss=None, dlse=None):
     inputs = [t.detach().requires_grad_() for t in (x, w, bias) if t is not None]
     loss, lse = xeflash.linear_cross_entropy(
         inputs[0], inputs[1], target, linear_bias=inputs[2] if bias is not None else None,
-        return_lse=True, **head.of_loss,
+        return_lse=True, **head.loss_options,
     )  # fmt: skip
     dloss = torch.ones_like(loss) if dloss is None else dloss
     outputs, grads = ((loss,), (dloss,)) if dlse is None else ((loss, lse), (dloss, dlse))
@@ -140,7 +140,7 @@ def in_forward(head, x, w, target, bias, dloss, workspace, wanted=(True, True, T
     given = [t.detach().requires_grad_(wants) for t, wants in zip((x, w, bias), wanted, strict=True) if t is not None]
     loss, lse = xeflash.linear_cross_entropy(
         given[0], given[1], target, linear_bias=given[2] if bias is not None else None, return_lse=True,
-        workspace=workspace, **head.of_loss,
+        workspace=workspace, **head.loss_options,
     )  # fmt: skip
     loss.backward(torch.as_tensor(dloss), retain_graph=True)
     first = [t.grad for t in given]
@@ -159,7 +159,7 @@ def test_gradients_of_the_forward_pass_match_float64(dtype, reduction, rows):
     x, w, target, bias = make(head)
     loss, lse, found = in_forward(head, x, w, target, bias, 3.0, rows * BYTES)
     check_gradients(head, found, x, w, target, bias, 3.0)
-    want = xeflash.linear_cross_entropy(x, w, target, linear_bias=bias, return_lse=True, **head.of_loss)
+    want = xeflash.linear_cross_entropy(x, w, target, linear_bias=bias, return_lse=True, **head.loss_options)
     torch.testing.assert_close(loss, want[0], rtol=1e-6, atol=0)
     assert torch.equal(lse, want[1])
 

@@ -44,7 +44,7 @@ def stored(
         weight = (normal / max(inputs, 1) ** 0.5).to(dtype)
         return Stored(weight.double(), {"weight": weight})
     groups = -(-inputs // group) if group else 1
-    of_group = torch.arange(inputs) // group if group else torch.zeros(inputs, dtype=torch.long)
+    groups_of_inputs = torch.arange(inputs) // group if group else torch.zeros(inputs, dtype=torch.long)
     scales = (torch.rand(groups, outputs, generator=generator) / 50 + 0.002).to(type_of_scales(seed))
     bounds = (0, 17) if seed % 2 else (-128, 128)  # those that checkpoints have, and all
     drawn = torch.randint(*bounds, (groups, outputs), generator=generator).to(torch.int8)
@@ -54,6 +54,6 @@ def stored(
     else:
         weight = (normal * 40 if kind == "int8" else normal).to(EIGHT_BITS[kind])
         q, zero = weight, drawn if zeros else torch.zeros_like(drawn)
-    numbers = (q.double() - zero.mT[:, of_group].double()) * scales.mT[:, of_group].double()
+    numbers = (q.double() - zero.mT[:, groups_of_inputs].double()) * scales.mT[:, groups_of_inputs].double()
     arguments = {"weight": weight, "scales": scales, "group": group or None}
     return Stored(numbers, arguments | ({"zeros": zero} if zeros else {}))

@@ -56,7 +56,9 @@ def test_other_names(name):
         for keyword in ("return_lse", "return_softmax_lse"):
             with pytest.raises(ValueError, match=f"{name}: {keyword} must be False with return_attn_probs, got True"):
                 function(*given, return_attn_probs=True, **{keyword: True})
-    with pytest.raises(ValueError, match=f"{name}: learnable_sink must be None if s_aux, which it is, is given"):
+    with pytest.raises(
+        ValueError, match=f"{name}: learnable_sink must be None if s_aux is given, which means the same"
+    ):
         function(*given, learnable_sink=sink, s_aux=sink)
 
 
@@ -142,12 +144,12 @@ def test_queries_in_float8(device, call):
 def test_starts_that_do_not_fit_are_refused_with_scales():
     (q, k, v), scales, _ = in_8_bits()
     arrays = [x.flatten(0, 1) for x in (q, k, v)]
-    starts, of_keys = torch.tensor([0, 5, 10]).int(), torch.tensor([0, 48, 96]).int()
-    call = lambda starts, of_keys: xeflash.flash_attn_varlen_func(*arrays, starts, of_keys, 5, 48, **scales)  # noqa: E731
-    assert torch.equal(call(starts.numpy(), of_keys.numpy()), call(starts, of_keys))
+    starts, key_starts = torch.tensor([0, 5, 10]).int(), torch.tensor([0, 48, 96]).int()
+    call = lambda starts, key_starts: xeflash.flash_attn_varlen_func(*arrays, starts, key_starts, 5, 48, **scales)  # noqa: E731
+    assert torch.equal(call(starts.numpy(), key_starts.numpy()), call(starts, key_starts))
     for wrong in (starts[0], starts[:, None], starts[:0], starts.long(), starts.tolist(), None, starts.to("meta")):
         with pytest.raises((TypeError, ValueError), match="flash_attn_varlen_func: cu_seqlens_q must "):
-            call(wrong, of_keys)
+            call(wrong, key_starts)
         with pytest.raises((TypeError, ValueError), match="flash_attn_varlen_func: cu_seqlens_k must "):
             call(starts, wrong)
 
@@ -270,9 +272,9 @@ def test_a_scale_may_be_an_array_of_one(one):
 def test_scales_may_be_learned_and_may_vary():
     (q, k, v), scales, _ = in_8_bits()
     arrays = [x.flatten(0, 1) for x in (q, k, v)]
-    starts, of_keys = torch.tensor([0, 5, 10]).int(), torch.tensor([0, 48, 96]).int()
+    starts, key_starts = torch.tensor([0, 5, 10]).int(), torch.tensor([0, 48, 96]).int()
     scale = torch.tensor([2.0], requires_grad=True)
-    out = xeflash.flash_attn_varlen_func(*arrays, starts, of_keys, 5, 48, **scales | {"v_descale": scale})
+    out = xeflash.flash_attn_varlen_func(*arrays, starts, key_starts, 5, 48, **scales | {"v_descale": scale})
     (found,) = torch.autograd.grad(out.float().sum(), scale)
     torch.testing.assert_close(found, out.detach().float().sum()[None] / 2, rtol=2e-2, atol=1e-2)
     _, caches, _ = quantised()

@@ -55,17 +55,17 @@ class Sequences:
             pages = 1 + torch.randperm(PAGES).int() if page > 1 else torch.arange(PAGES)
         size = PAGES * PAGE
         said = {"page_size": page, "dtype": stored or dtype, "device": device, "enable_memory_saver": False}
-        of_heads = {"head_num": self.heads_k, "head_dim": self.dim}
+        head_sizes = {"head_num": self.heads_k, "head_dim": self.dim}
         if latent:
             self.pool = MLATokenToKVPool(size, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, layer_num=1, **said)
         elif forgetful:
             self.pool = SWAKVPool(
-                size, size, swa_attention_layer_ids=[0], full_attention_layer_ids=[1], **said, **of_heads
+                size, size, swa_attention_layer_ids=[0], full_attention_layer_ids=[1], **said, **head_sizes
             )
             moved = (torch.arange(size + page, device="cpu") + 5 * page) % (size + page)  # slots of windows
             self.pool.register_mapping(moved.to(device))
         else:
-            self.pool = MHATokenToKVPool(size, layer_num=2, **said, **of_heads)
+            self.pool = MHATokenToKVPool(size, layer_num=2, **said, **head_sizes)
         self.requests = ReqToTokenPool(5, CONTEXT, device, False)
         self.rows = [4, 1, 3, 2][: len(new)]
         slots = []

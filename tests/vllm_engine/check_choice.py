@@ -67,7 +67,7 @@ def test_it_is_the_default_where_the_environment_says_so(monkeypatch, caplog):
     assert CpuPlatform.get_attn_backend_cls(None, LAYER._replace(head_size=100)) == theirs
     assert "xeflash leaves a layer to vLLM's own backend: head_size not supported" in caplog.text
     monkeypatch.setenv("XEFLASH_VLLM", "yes")
-    with pytest.raises(ValueError, match="XEFLASH_VLLM: must be 0 or 1, got 'yes'"):
+    with pytest.raises(ValueError, match="XEFLASH_VLLM must be 0 or 1, got 'yes'"):
         plugin.register()
 
 

@@ -58,7 +58,7 @@ class Step:
         """vLLM's, of which only what a step asks for is there."""
         to = self.device
         weight = self.weight.to(to)
-        of_keys, of_values = weight.T.view(LATENT, HEADS, PLAIN + VALUES).split((PLAIN, VALUES), -1)
+        key_weight, value_weight = weight.T.view(LATENT, HEADS, PLAIN + VALUES).split((PLAIN, VALUES), -1)
         dims = {"q_lora_rank": None, "kv_lora_rank": LATENT, "qk_nope_head_dim": PLAIN, "qk_rope_head_dim": ROTATED}
         dims["v_head_dim"] = VALUES
         with set_current_vllm_config(VllmConfig()):
@@ -70,7 +70,7 @@ class Step:
         self.attention = types.SimpleNamespace(
             **dims, num_heads=HEADS, impl=self.impl, kv_cache_dtype=self.cache_dtype, use_pcp=False, prefill_backend=None,
             q_pad_num_heads=None, is_aiter_triton_fp4_bmm_enabled=False, is_aiter_triton_fp8_bmm_enabled=False,
-            is_amx_bmm_enabled=False, W_UK_T=of_keys.permute(1, 2, 0), W_UV=of_values.transpose(0, 1), hisparse_cache=None,
+            is_amx_bmm_enabled=False, W_UK_T=key_weight.permute(1, 2, 0), W_UV=value_weight.transpose(0, 1), hisparse_cache=None,
             _k_scale=scale, _k_scale_float=self.scale, chunked_prefill_workspace_size=self.rows,
         )  # fmt: skip
         self.attention._v_up_proj = lambda x, out: MLAAttention._v_up_proj(self.attention, x, out)
@@ -132,17 +132,17 @@ class Step:
         """Of a sequence's queries on rows of latents, in a dtype; absorbed: queries go to the latents, not they to heads."""
         q, weight, rows = (x.to(dtype) for x in (self.q[self.starts[b] : self.starts[b + 1]], self.weight, rows))
         latents, rotated = rows.split((LATENT, ROTATED), -1)
-        of_keys, of_values = weight.view(HEADS, PLAIN + VALUES, LATENT).split((PLAIN, VALUES), 1)
+        key_weight, value_weight = weight.view(HEADS, PLAIN + VALUES, LATENT).split((PLAIN, VALUES), 1)
         if absorbed:
-            q = torch.cat((torch.einsum("qhd,hdl->qhl", q[..., :PLAIN], of_keys), q[..., PLAIN:]), -1)
+            q = torch.cat((torch.einsum("qhd,hdl->qhl", q[..., :PLAIN], key_weight), q[..., PLAIN:]), -1)
             k, v = (x[:, None].expand(-1, HEADS, -1) for x in (rows, latents))
         else:
-            plain, v = (torch.einsum("kl,hdl->khd", latents, x) for x in (of_keys, of_values))
+            plain, v = (torch.einsum("kl,hdl->khd", latents, x) for x in (key_weight, value_weight))
             k = torch.cat((plain, rotated[:, None].expand(-1, HEADS, -1)), -1)
         hidden = torch.ones(len(q), len(rows), dtype=torch.bool, device="cpu").triu(len(rows) - len(q) + 1)
         scores = (torch.einsum("qhd,khd->hqk", q, k) * SCALE).masked_fill(hidden, -torch.inf)
         out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
-        return torch.einsum("qhl,hdl->qhd", out, of_values) if absorbed else out
+        return torch.einsum("qhl,hdl->qhd", out, value_weight) if absorbed else out
 
     def check(self, out, decodes):
         """Errors are at most twice torch's in the same dtype, what a GPU's exp2 adds, and the rounding of the result."""

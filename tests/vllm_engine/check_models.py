@@ -85,8 +85,8 @@ def test_compiled_model(name, compiler, folder, stock, monkeypatch):
     with e.engine(e.saved(name, folder), enforce_eager=False, **given) as (made, steps):
         config = made.llm_engine.vllm_config.compilation_config
         got = e.generate(made, e.prompts(), logprobs=e.FULL)
-    of_layers = [code for code in compiled if "attention" in code]  # not the ranks of log probabilities
-    assert config.backend == compiler and bool(of_layers) == (compiler == "inductor")
+    attention_graphs = [code for code in compiled if "attention" in code]  # not the ranks of log probabilities
+    assert config.backend == compiler and bool(attention_graphs) == (compiler == "inductor")
     assert steps.calls and e.largest(e.logits(got), e.eager(name, got)) < e.EXACT
     assert e.tokens(got) == [row.argmax(-1).tolist() for row in e.eager(name, got)]
 
@@ -128,6 +128,6 @@ def test_cache_in_eight_bits_does_what_rounded_keys_and_values_do(name, cache, f
     def distance(a, b):
         return (torch.cat(a) - torch.cat(b)).square().mean().sqrt().item()
 
-    mine, of_rounding = distance(e.logits(got), want), distance(want, unrounded)
-    print(f"vLLM {version}, {name}, cache in {cache}: {mine:.1e} from rounded ones, whose errors are {of_rounding:.1e}")
-    assert steps.calls and mine < 0.1 * of_rounding
+    mine, rounding = distance(e.logits(got), want), distance(want, unrounded)
+    print(f"vLLM {version}, {name}, cache in {cache}: {mine:.1e} from rounded ones, whose errors are {rounding:.1e}")
+    assert steps.calls and mine < 0.1 * rounding

@@ -20,7 +20,7 @@ def new_cache(dtype=torch.bfloat16):
     return torch.full((PAGES, PAGE, HEADS_K, 2 * DIM), torch.nan, dtype=dtype).transpose(1, 2)
 
 
-def of_keys_and_values(cache):
+def keys_and_values(cache):
     """Views (slots, heads, D)."""
     return cache.transpose(1, 2).flatten(0, 1).split(DIM, -1)
 
@@ -53,17 +53,17 @@ class Sequences:
         for b, (n, more) in enumerate(zip(before, new, strict=True)):
             places = torch.tensor([int(self.table[b, i // PAGE]) * PAGE + i % PAGE for i in range(n + more)])
             old = torch.randn(2, n, HEADS_K, DIM).bfloat16()
-            for rows, cache in zip(old, of_keys_and_values(self.cache), strict=True):
+            for rows, cache in zip(old, keys_and_values(self.cache), strict=True):
                 cache[places[:n]] = rows
             mine = slice(starts[-1], starts[-1] + more)
             self.keys.append([torch.cat(x) for x in zip(old, (self.k[mine], self.v[mine]), strict=True)])
             slots.append(places[n:])
             starts.append(starts[-1] + more)
         self.starts = starts
-        of_starts = torch.tensor(starts, dtype=torch.int32)
+        query_starts = torch.tensor(starts, dtype=torch.int32)
         self.common = CommonAttentionMetadata(
-            query_start_loc=of_starts,
-            query_start_loc_cpu=of_starts.cpu(),
+            query_start_loc=query_starts,
+            query_start_loc_cpu=query_starts.cpu(),
             seq_lens=torch.tensor(self.lengths, dtype=torch.int32),
             num_reqs=len(new),
             num_actual_tokens=self.tokens,
@@ -143,7 +143,7 @@ def test_slots_that_are_written_are_those_of_the_mapping(device):
     step(s)
     slots = s.common.slot_mapping.cpu()
     others = torch.ones(PAGES * PAGE, dtype=torch.bool, device="cpu").index_fill(0, slots, False)
-    caches = zip((s.k, s.v), of_keys_and_values(s.cache.cpu()), of_keys_and_values(before), strict=True)
+    caches = zip((s.k, s.v), keys_and_values(s.cache.cpu()), keys_and_values(before), strict=True)
     for new, cache, old in caches:
         assert torch.equal(cache[slots], new[: s.tokens].cpu())
         assert torch.equal(cache[others].nan_to_num(7), old[others].nan_to_num(7))

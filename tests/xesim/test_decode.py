@@ -231,7 +231,7 @@ def test_compiled_kernels_read_as_iga_reads_them(program, family, iga, build, tm
 def test_our_kernels_read_as_iga_reads_them(program, family, iga):
     """Those of the wheel, which an editable installation lacks: matrix products, block messages, conversions."""
     arch = {"dg2": "dg2"}.get(family, "bmg")
-    descs = [d for d in prebuilt.default_set(of_release=False) if d.arch == arch and d.algorithm == "flash_fwd"]
+    descs = [d for d in prebuilt.default_set(release=False) if d.arch == arch and d.algorithm == "flash_fwd"]
     total = program.Result()
     for desc in descs[-2:]:
         kernel = render(desc)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.xpu]
 
 
 @pytest.fixture(autouse=True)
-def of_tests(xpu):
+def empty_cache(xpu):
     if not torch_xpu.installed():
         pytest.skip("torch has an XPU backend of its own")
     torch.xpu.empty_cache()

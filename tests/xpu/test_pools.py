@@ -26,11 +26,11 @@ def test_what_is_allocated_inside_belongs_to_the_pool(xpu):
     with torch.xpu.use_mem_pool(pool):
         inside = make(1)
     outside = make(2)
-    of_pool = {segment["address"]: segment for segment in pool.snapshot()}
-    assert of_pool[inside.data_ptr()]["segment_pool_id"] == pool.id
-    assert outside.data_ptr() not in of_pool
+    segments = {segment["address"]: segment for segment in pool.snapshot()}
+    assert segments[inside.data_ptr()]["segment_pool_id"] == pool.id
+    assert outside.data_ptr() not in segments
     if torch_xpu.installed():  # torch's own rounds
-        assert of_pool[inside.data_ptr()]["allocated_size"] == inside.nbytes
+        assert segments[inside.data_ptr()]["allocated_size"] == inside.nbytes
 
 
 def test_others_do_not_get_its_blocks_and_it_gets_none_of_theirs(xpu):

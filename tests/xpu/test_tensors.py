@@ -203,7 +203,7 @@ def test_head_dims_whose_gradients_have_no_room_are_refused_by_the_forward_call(
     q = torch.randn(1, 8, 1, 320, device="xpu", requires_grad=True)
     if xpu == "dg2":
         with pytest.raises(
-            NotImplementedError, match="^flash_attn_func: gradients must not be wanted of these head dims"
+            NotImplementedError, match="^flash_attn_func: gradients must not be wanted with these head dims"
         ):
             xeflash.flash_attn_func(q, q, q)
         xeflash.flash_attn_func(q.detach(), q.detach(), q.detach())

@@ -1,4 +1,4 @@
-"""Who runs a call: the extension, or torch's operators in its place."""
+"""The choice of what runs a call: the extension, or torch's operators in its place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _operators: Any = None  # xeflash.torch_ops, once it was needed
 
 
 def run(call: Call, learned: Container[str] = WITH_GRADIENTS) -> tuple[Any, Any]:
-    """(out, LSE or None) of a call in the schema's words, and captures; what is not `learned` must not require grad."""
+    """Runs a call in the schema's words, and captures; returns (out, LSE or None).
+
+    Arguments that are not `learned` must not require grad.
+    """
     given = call.arguments
     if "k_cache" in given:
         operators = operators_for(call, given["q"], given["k_cache"], given["v_cache"])
@@ -30,7 +33,7 @@ def run(call: Call, learned: Container[str] = WITH_GRADIENTS) -> tuple[Any, Any]
 
 
 def run_product(name: str, call: Call, *arrays: str, learned: bool = True) -> Any:
-    """The results of the extension's function `name`, whose words a call has, and whose arrays come first."""
+    """Runs the extension's function `name` on a call; `arrays` names its first arguments."""
     given = call.arguments
     a, b, c = (given.get(x) for x in (*arrays, "", "")[:3])
     operators = operators_for(call, a, b, c, arrays if learned else ())
@@ -38,7 +41,7 @@ def run_product(name: str, call: Call, *arrays: str, learned: bool = True) -> An
 
 
 def operators_for(call: Call, a: Any, b: Any = None, c: Any = None, learned: Container[str] = ()) -> Any:
-    """torch_ops, if torch has to see a call on these arrays; else None: the extension runs it.
+    """Returns torch_ops if torch has to see a call on these arrays, or None if the extension runs it.
 
     Arguments that are not `learned` must not require grad.
     """
@@ -48,15 +51,15 @@ def operators_for(call: Call, a: Any, b: Any = None, c: Any = None, learned: Con
     if torch.compiler.is_dynamo_compiling():  # its guards would hold sys.modules to what it was before the import
         from xeflash import torch_ops
 
-        torch_ops.wants_gradients(call, learned)
+        torch_ops.check_gradients(call, learned)
         return torch_ops
     operators = _operators or _load_operators()
-    wanted = operators.wants_gradients(call, learned)
+    wanted = operators.check_gradients(call, learned)
     return operators if wanted or (isinstance(a, torch.Tensor) and operators.needed(a, b, c)) else None
 
 
 def refuse_shared(call: Call, name: str, array: Any) -> None:
-    """Raises if writing `out` would change an argument."""
+    """Raises an error if writing `out` would change an argument."""
     torch = sys.modules.get("torch")
     is_tensor = isinstance(call["out"], getattr(torch, "Tensor", ()))
     where = (_operators or _load_operators()) if is_tensor else _core
@@ -64,7 +67,7 @@ def refuse_shared(call: Call, name: str, array: Any) -> None:
 
 
 def _load_operators() -> Any:
-    """xeflash.torch_ops, when all of it is there: another thread may be importing it."""
+    """Loads xeflash.torch_ops as a whole, even while another thread imports it."""
     global _operators
     _operators = importlib.import_module("xeflash.torch_ops")
     return _operators

@@ -1,4 +1,4 @@
-"""How the arguments of a public function become a call, which its body gets."""
+"""Binding of a public function's arguments to a call, which the function's body gets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _Body = Callable[[Call], Any]
 
 
 class Public(Generic[_P, _Result]):
-    """What type checkers know of a public function: its signature, and that a body follows it."""
+    """The type of a public function for type checkers: its signature, and a decorator for its body."""
 
     def __call__(self, *arguments: _P.args, **named: _P.kwargs) -> _Result:
-        """A call."""
+        """Calls the function."""
         raise NotImplementedError
 
     def body(self, run: _Body) -> _Body:
-        """Makes this what the function does."""
+        """Makes `run` the body of the function."""
         raise NotImplementedError
 
 
@@ -41,17 +41,18 @@ def public(
         def _(call: Call) -> Any:
             ...
 
-    The call has the arguments that are given. What is not given has the default of schema.py, which a test holds
-    against the signature's, or that of `defaults`. `words` are the function's for those of the schema. What ranks call
-    together reads window_size and deterministic itself (in_words_of_schema), where others hear that it refuses them.
+    The call has the arguments that the caller gives. All others have the defaults of schema.py, which a test compares
+    with the signature's, or those of `defaults`. `words` maps the schema's words to the function's. Functions over
+    ranks (`with_ranks`) read window_size and deterministic themselves (in_words_of_schema), so that all ranks learn of
+    a refusal.
     """
     words = words or {}
 
     def decorate(function: Callable[_P, _Result]) -> Public[_P, _Result]:
         parameters = inspect.signature(function).parameters
-        own, of_schema = frozenset(parameters), {theirs: ours for ours, theirs in words.items()}
-        has_words = frozenset(of_schema)
-        name, names = function.__name__, tuple(of_schema.get(x, x) for x in parameters)
+        own, schema_words = frozenset(parameters), {theirs: ours for ours, theirs in words.items()}
+        has_words = frozenset(schema_words)
+        name, names = function.__name__, tuple(schema_words.get(x, x) for x in parameters)
         before = [frozenset(tuple(parameters)[:count]) for count in range(len(parameters) + 1)]
         places = sum(x.kind is not x.KEYWORD_ONLY for x in parameters.values())
         needed = sum(x.default is x.empty for x in parameters.values())
@@ -73,13 +74,13 @@ def public(
                     given.update(named)
                 else:
                     for word, x in named.items():
-                        given[of_schema.get(word, word)] = x
+                        given[schema_words.get(word, word)] = x
             if may_lack_starts and "cu_seqlens_k" not in given and given.get("seqused_k") is not None:
                 given["cu_seqlens_k"] = named["cu_seqlens_k"] = None  # lengths say enough
             if not needed <= count <= places or (named and not before[count].isdisjoint(named)):
                 function(*arguments, **named)  # raises a TypeError, unless all is well
             if ("window_size" in given or "deterministic" in given) and not with_ranks:
-                _in_words_of_schema(given)
+                _translate(given)
             return run(Call(given, mine))
 
         def body(of: _Body) -> _Body:
@@ -93,17 +94,17 @@ def public(
     return decorate
 
 
-def _in_words_of_schema(given: dict[str, Any]) -> None:
+def _translate(given: dict[str, Any]) -> None:
     if "window_size" in given:
         given["window_left"], given["window_right"] = window(given["function"], given.pop("window_size"))
-    if "deterministic" in given:  # as the backward pass is in any case
+    if "deterministic" in given:  # the backward pass always is
         flag(given["function"], "deterministic", given.pop("deterministic"))
 
 
 def in_words_of_schema(call: Call) -> Call:
-    """With the sides of window_size in its place and without deterministic, as other functions get their calls."""
+    """Replaces window_size by its two sides and drops deterministic, as ``public`` does for other functions."""
     given = call.arguments.copy()
-    _in_words_of_schema(given)
+    _translate(given)
     return Call(given, call.words)
 
 

@@ -1,5 +1,5 @@
-"""Errors that are two of Python's, where programs look for one of them and our rule for values is the other."""
+"""Errors that belong to two of Python's classes: the one that programs catch, and the one of our rules."""
 
 
 class CacheOverflowError(ValueError, RuntimeError):
-    """A sequence that is longer than its part of a cache; flash-attn's is a RuntimeError."""
+    """A sequence is longer than its part of a cache; flash-attn raises a RuntimeError there."""

@@ -1,7 +1,7 @@
-"""The keywords that flash-attn 3 and 4 have beside those of flash-attn 2.
+"""The keywords that flash-attn 3 and 4 add to those of flash-attn 2.
 
-Other names of our arguments are translated. What chooses between ways to the same result chooses nothing here. All else
-is refused, unless it is what it would be if nobody had given it.
+Other names of our arguments are translated. Arguments that choose between ways to the same result have no effect. All
+others are refused, unless they have their default.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ _REFUSED = {
     "sm_margin": "no part of the device can be left free",
 }
 
-WORDS = {"return_lse": "return_attn_probs"}  # of the functions of flash-attn 2
-_LSE_ALONE: Any = object()  # as return_attn_probs: the LSE, and no third result
+WORDS = {"return_lse": "return_attn_probs"}  # words of flash-attn 2's functions
+_LSE_ALONE: Any = object()  # a value of return_attn_probs: the LSE, and no third result
 
 
 def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Keywords of a function that has its `own`, by these; and its caller's words. `call` has what is by position."""
+    """Translates flash-attn's newer keywords to a function's `own`; returns these, and the caller's words.
+
+    `call` has the positional arguments.
+    """
     known: dict[str, Any] = {}
     words: dict[str, str] = {}
     return_lse = ""
@@ -50,14 +53,14 @@ def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> t
         elif _NAMES.get(keyword) in own:
             ours = _NAMES[keyword]
             if value is not None and named.get(ours) is not None:
-                raise call.refuse(keyword, f"must be None if {ours}, which it is, is given", shown(value))
+                raise call.refuse(keyword, f"must be None if {ours} is given, which means the same", shown(value))
             if value is not None or ours not in named:
                 known[ours] = value
                 words[ours] = keyword
         elif keyword in _LSE and "return_attn_probs" in own:
             return_lse = keyword if flag(call.function, keyword, value) else return_lse
         elif keyword == "cu_seqlens_k_new" and "cu_seqlens_q" in own and named.get("k", call.get("k")) is None:
-            pass  # where new keys begin, of which there are none
+            pass  # it says where new keys begin, but there are none
         elif keyword == "rotary_seqlens" and "rotary_cos" in own:
             every = {**call.arguments, **named}
             if not (value is None or every.get("rotary_cos") is None or value is every.get("cache_seqlens")):
@@ -79,7 +82,7 @@ def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> t
 
 
 def flags(call: Call) -> tuple[Call, bool]:
-    """A call whose return_lse is True or False, and whether a third result is wanted."""
+    """Returns a call whose return_lse is True or False, and whether the caller wants a third result."""
     asked = call.arguments.get("return_lse", False)
     if type(asked) is bool:
         return call, asked

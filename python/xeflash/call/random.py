@@ -1,4 +1,4 @@
-"""Seeds of dropout: a counter-based generator needs no state but how many calls have drawn from it."""
+"""Seeds of dropout: a counter-based generator needs no state except the number of calls that have drawn from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def manual_seed(seed: int) -> None:
 
 
 def next_rng(function: str, array: Any) -> tuple[int, int]:
-    """(seed, offset) for one call on `array`."""
+    """Draws (seed, offset) for one call on `array`."""
     global _calls
     torch: Any = sys.modules.get("torch")
     is_tensor: bool = isinstance(array, getattr(torch, "Tensor", ()))  # another thread may be importing torch
@@ -53,14 +53,14 @@ def next_rng(function: str, array: Any) -> tuple[int, int]:
             return _unseeded, _calls - 1
     if array.is_xpu:
         return draw(function, torch.xpu.default_generators[array.get_device()])
-    return _of_cpu(), 0
+    return _next_number(), 0
 
 
 def draw(function: str, generator: Any) -> tuple[int, int]:
-    """(seed, offset) for one call by a generator of torch's, which moves on; nothing waits for a device."""
+    """Draws (seed, offset) for one call from a generator of torch's and advances it; nothing waits for a device."""
     torch = sys.modules["torch"]
     if generator.device.type != "xpu":
-        return _of_cpu(generator), 0
+        return _next_number(generator), 0
     with torch.xpu.device(generator.device):
         capturing = torch.xpu.is_current_stream_capturing()
     if capturing:
@@ -74,7 +74,7 @@ def draw(function: str, generator: Any) -> tuple[int, int]:
     return generator.initial_seed(), offset
 
 
-def _of_cpu(generator: Any = None) -> int:
-    """The next number of a generator of torch's, by default the one of CPU tensors, whatever device is the default."""
+def _next_number(generator: Any = None) -> int:
+    """Draws a number from a CPU generator of torch's, by default from torch's own, whatever the default device is."""
     torch = sys.modules["torch"]
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))

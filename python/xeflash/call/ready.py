@@ -7,7 +7,7 @@ from xeflash.call.values import is_on, seeds, snippet
 
 
 def ready(call: Call) -> Call:
-    """Gives a call the numbers that dropout draws, and its snippet as the extension takes it."""
+    """Returns a call with dropout's random numbers, and with its snippet in the extension's form."""
     given = call.arguments
     if "dropout_p" in given and "seed" not in given and is_on(given["function"], "dropout_p", given["dropout_p"]):
         call = seeded(call)
@@ -18,6 +18,6 @@ def ready(call: Call) -> Call:
 
 
 def seeded(call: Call) -> Call:
-    """Gives a call the numbers that dropout draws."""
+    """Returns a call with dropout's random numbers."""
     seed, offset = seeds(call.function, call["q"])
     return call.with_(seed=seed, offset=offset)

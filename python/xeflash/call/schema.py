@@ -1,4 +1,4 @@
-"""What a call of attention may say. Each keyword stands here once; every other list is made from this one.
+"""The keywords of a call of attention: each stands here once, and every other list is made from this one.
 
 The order is that of the fields of FwdRequest in host/attention/request.hpp, whose names, types and defaults ``check``
 compares at import.
@@ -22,12 +22,12 @@ Words: TypeAlias = dict[str, str]
 
 @dataclass(frozen=True)
 class Keyword:
-    """What the type of a keyword does not say."""
+    """The properties of a keyword that its type does not say."""
 
     default: Any = None
     ops: str = "adpc"  # operators that have it: attention, dense, packed, cache
     learned: bool = False
-    attention: str = ""  # its name in attention(), if another
+    attention: str = ""  # its name in attention(), if that differs
     forward_only: str = ""  # why the backward pass does without it; else it has it, too
 
 
@@ -45,9 +45,9 @@ class _Given(TypedDict):
 
 
 class Arguments(_Given, total=False):
-    """A call; what is not given has the default."""
+    """The arguments of a call and their defaults."""
 
-    words: Annotated[Words | None, Keyword(ops="adpc")]  # its caller's, for messages, by those of this table
+    words: Annotated[Words | None, Keyword(ops="adpc")]  # the caller's words, for messages, by the words of this table
     k: Annotated[Array, Keyword(learned=True, attention="key")]  # with k_cache: the keys to append to it
     v: Annotated[Array, Keyword(learned=True, attention="value")]
     out: Annotated[Array, Keyword(ops="", forward_only="it is the result")]
@@ -62,9 +62,9 @@ class Arguments(_Given, total=False):
     alibi_slopes: Annotated[Array, Keyword(learned=True)]
     s_aux: Annotated[Array, Keyword(learned=True, attention="sinks")]
     score_mod: Annotated[Snippet | None, _ANY]  # from snippet()
-    document_ids: Annotated[Array, Keyword(ops="ad")]  # of the rows of k; those of q are the last ones
+    document_ids: Annotated[Array, Keyword(ops="ad")]  # ids of the rows of k; the rows of q are the last ones
     picks: Annotated[Array, Keyword(ops="ad")]  # a bit of each row and key, in words of 32 keys
-    picked_spans: Annotated[Array, Keyword(ops="ad")]  # of 64 rows each: which words have a bit
+    picked_spans: Annotated[Array, Keyword(ops="ad")]  # which words have a bit, for spans of 64 rows
     dropout_p: Annotated[float, Keyword(0.0, ops="adp")]
     seed: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]  # from seeds()
     offset: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]
@@ -78,11 +78,11 @@ class Arguments(_Given, total=False):
     max_seqlen_q: Annotated[int, Keyword(0, ops="p")]
     max_seqlen_k: Annotated[int, Keyword(0, ops="p")]
     seqused_k: Annotated[Array, _PACKED]
-    # Which part of a larger attention it is; no operator has these.
+    # These say which part of a larger attention a call is; no operator has them.
     other_lse: Annotated[Array, Keyword(ops="", forward_only="it has the LSE of all")]  # `out` joins it, in fp32
     q_start: Annotated[Factor, _PART]  # the position of the first row of q; of each sequence, or a number for all
     k_start: Annotated[Factor, _PART]
-    first_head: Annotated[int, Keyword(0, ops="")]  # of all heads, those of q begin with it
+    first_head: Annotated[int, Keyword(0, ops="")]  # the first head of q among all heads
     all_heads: Annotated[int, Keyword(0, ops="")]  # 0: they are all
     k_cache: Annotated[Array, _CACHE]  # rows that lie where block_table or beam_index say, or in the array's order
     v_cache: Annotated[Array, _CACHE]
@@ -100,7 +100,7 @@ class Arguments(_Given, total=False):
 
 
 class BackwardArguments(Arguments, total=False):
-    """A call with results of the forward pass, their gradients, and the names of the gradients that it is to make."""
+    """The arguments of a backward pass: a call, its results, their gradients, and the names of the wanted gradients."""
 
     lse: Array
     dout: Array
@@ -110,7 +110,7 @@ class BackwardArguments(Arguments, total=False):
     dk: Array
     dv: Array
     longer: bool  # out and lse are of rows of more keys than these
-    wanted: tuple[str, ...]  # of LEARNED, or "captures['NAME']"
+    wanted: tuple[str, ...]  # names of LEARNED, or "captures['NAME']"
 
 
 _PRODUCT = Keyword(ops="l")
@@ -118,7 +118,7 @@ _LEARNED_OF_PRODUCT = Keyword(ops="l", learned=True)
 
 
 class LinearArguments(TypedDict, total=False):
-    """A product of rows with weights."""
+    """The arguments of a product of rows with weights."""
 
     function: Annotated[str, Keyword("linear")]
     x: Annotated[Array, _LEARNED_OF_PRODUCT]
@@ -134,7 +134,7 @@ _SCORES = Keyword(ops="m", learned=True)
 
 
 class MatmulSoftmaxArguments(TypedDict, total=False):
-    """A product of matrices whose rows become their softmax."""
+    """The arguments of a product of matrices whose rows become their softmax."""
 
     function: Annotated[str, Keyword("matmul_softmax")]
     a: Annotated[Array, _SCORES]
@@ -150,7 +150,7 @@ _HEAD, _LEARNED_OF_HEAD = Keyword(ops="h"), Keyword(ops="h", learned=True)
 
 
 class CrossEntropyArguments(TypedDict, total=False):
-    """The loss of a language model's head."""
+    """The arguments of the loss of a language model's head."""
 
     function: Annotated[str, Keyword("linear_cross_entropy")]
     input: Annotated[Array, _LEARNED_OF_HEAD]
@@ -166,11 +166,11 @@ class CrossEntropyArguments(TypedDict, total=False):
     divisor: Annotated[float, Keyword(0.0, ops="h")]  # 0: the rows that count
     log_prob: Annotated[bool, Keyword(False, ops="h")]  # the negative of a loss of rows that all count
     workspace: Annotated[int, Keyword(0, ops="h")]  # bytes of logits, of which gradients are made in the forward pass
-    logits: Annotated[Array, Keyword(ops="")]  # where they go
+    logits: Annotated[Array, Keyword(ops="")]  # the array that they are written to
 
 
 class TopKArguments(TypedDict, total=False):
-    """The largest logits of a language model's head."""
+    """The arguments of the largest logits of a language model's head."""
 
     function: Annotated[str, Keyword("linear_top_k")]
     input: Annotated[Array, _HEAD]
@@ -186,7 +186,7 @@ _SAMPLED = Keyword(ops="s")
 
 
 class SampleArguments(TypedDict, total=False):
-    """Tokens that are drawn from logits; those of the plural are of each row, in the place of the singular."""
+    """The arguments of sampling; plural words have a value for each row, in place of the singular ones."""
 
     function: Annotated[str, Keyword("sample")]
     logits: Annotated[Array, _SAMPLED]
@@ -255,7 +255,7 @@ _OF_PRODUCTS = (ROWS_OF_LINEAR, ROWS_OF_SOFTMAX, ROWS_OF_CROSS_ENTROPY, ROWS_OF_
 
 
 def check(call: Fields, products: Mapping[str, Fields], learned: tuple[str, ...]) -> None:
-    """Raises an ImportError where the extension has other keywords, types, defaults or gradients than these tables."""
+    """Raises an ImportError where the extension's keywords, types, defaults or gradients differ from these tables."""
     found_of_products = [products.get(rows["function"].more.default, ()) for rows in _OF_PRODUCTS]
     for rows, found in zip((ROWS, *_OF_PRODUCTS), (call, *found_of_products), strict=True):
         here = [(row.name, row.kind, row.more.default, row.more.attention) for row in rows.values()]

@@ -1,4 +1,4 @@
-"""A user's change to scores: an expression of C++ that is compiled into the kernel, with what it captures."""
+"""Snippets of C++ that change scores: a user's expression and its captures, compiled into the kernel."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _KEYWORDS = re.compile(
 )
 
 # The compiler runs in this process, on the caller's stack, and descends into expressions. On 8 MiB, the usual stack,
-# it stands 1000 brackets in each other and 2000 operators in a row, but not twice as many, which end the process; on
+# it stands 1000 nested brackets and 2000 operators in a row, but not twice as many, which end the process; on
 # 2 MiB, a quarter of that.
 _MOST_CHARACTERS, _MOST_WORDS, _MOST_BRACKETS = 1 << 16, 500, 64
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
 # A branch on b, h or a captured number chooses between values that GPUs keep in vectors: IGC makes of some of these
 # choices code for the first lane only. Our select() has a form that it gets right.
 _BRANCHES = {"if", "else", "?", "switch", "for", "while", "do", "goto", "try"}
-_TEXT = r"[\t -\[\]-~]"  # of a comment: what is printed, but for the backslash, which joins lines
+_TEXT = r"[\t -\[\]-~]"  # characters of a comment: all that print, except the backslash, which joins lines
 _COMMENT = re.compile(rf"//{_TEXT}*|/\*(?:{_TEXT}|[\r\n])*?\*/")
 _TYPES = {"const", "float", "int", "bool", "unsigned", "auto", "f16", "bf16"}
 _WORD = re.compile(
@@ -49,7 +49,7 @@ _WORD = re.compile(
 def read_score_mod(
     function: str, score_mod: Any, captures: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, Any]] | None:
-    """What the extension takes: the snippet and its captures, numbers as Python's own."""
+    """Checks a snippet and its captures; returns them for the extension, with numbers as Python's own."""
     if score_mod is None:
         if captures:
             raise ValueError(f"{function}: captures are for score_mod, got {captures!r} without one")
@@ -71,7 +71,7 @@ def _as_number(value: Any) -> Any:
 
 @functools.lru_cache
 def _checked(function: str, text: str, names: tuple[str, ...]) -> str:
-    """Its code."""
+    """Checks a snippet; returns it without comments."""
     words = _words_of(function, text)
     if not words:
         raise ValueError(f"{function}: score_mod must not be empty, got {_shown(text)}")
@@ -86,17 +86,17 @@ def _checked(function: str, text: str, names: tuple[str, ...]) -> str:
 
 
 def without_comments(text: str) -> str:
-    """A score_mod's code."""
+    """Returns the code of a score_mod without its comments."""
     return _COMMENT.sub(" ", text)
 
 
 def _words_of(function: str, text: str) -> set[str]:
-    """The words of what may be an expression or statements, and nothing around them; raises ValueError for the rest."""
+    """Returns the words of a snippet; raises ValueError unless it can be an expression or statements."""
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"{function}: score_mod must have at most {_MOST_CHARACTERS} characters, got {len(text)}")
     words: list[str] = []
     opened: list[str] = []
-    statement = depth = 0  # where the one at hand begins among the words, and how many brackets are open around it
+    statement = depth = 0  # the present statement's first word, and the brackets that are open around it
     place = 0
     while place < len(text):
         found = _WORD.match(text, place)
@@ -119,7 +119,7 @@ def _words_of(function: str, text: str) -> set[str]:
                 )
             if word in _BRANCHES:
                 raise ValueError(
-                    f"{function}: score_mod must not branch, as select(condition, a, b) chooses, got {word!r} at "
+                    f"{function}: score_mod must not branch; select(condition, a, b) chooses, got {word!r} at "
                     f"{place} in {_shown(text, place)}"
                 )
             if word in _BRACKETS.values():
@@ -133,7 +133,7 @@ def _words_of(function: str, text: str) -> set[str]:
                 statement, depth = len(words), len(opened)
             if len(opened) > _MOST_BRACKETS:
                 raise ValueError(
-                    f"{function}: score_mod must have at most {_MOST_BRACKETS} brackets in each other, got more at "
+                    f"{function}: score_mod must have at most {_MOST_BRACKETS} nested brackets, got more at "
                     f"{place} in {_shown(text, place)}"
                 )
         place = found.end()
@@ -148,12 +148,12 @@ def _words_of(function: str, text: str) -> set[str]:
 
 
 def _has_no_value(words: list[str]) -> bool:
-    """Whether these begin to declare variables, and what the last one holds is not defined."""
+    """Returns whether words begin a declaration whose last variable has no value."""
     return len(words) > 1 and words[0] in _TYPES and words[-2] in _TYPES | {","}
 
 
 def _is_too_large(word: str) -> bool:
-    """Whether a number has no value in float32."""
+    """Returns whether a word is a number beyond float32."""
     if not (word[0].isdigit() or word[0] == ".") or re.match(r"0[xXbB]", word) or not re.search(r"[.eE]", word):
         return False
     try:
@@ -163,20 +163,23 @@ def _is_too_large(word: str) -> bool:
 
 
 def _shown(text: str, place: int = 0) -> str:
-    """What is around a place, for an error."""
+    """Returns the part of a text around a place, for an error."""
     start = max(0, place - 30)
     return "..." * (start > 0) + repr(text[start : start + 60]) + "..." * (start + 60 < len(text))
 
 
 @dataclass(frozen=True)
 class ScoreMod:
-    """A snippet and the names, types and ranks of its captures: what the code of a kernel depends on."""
+    """A snippet with the names, types and ranks of its captures, on which the code of a kernel depends."""
 
     text: str
     captures: tuple[tuple[str, str, int], ...] = ()
 
     def struct(self, learned: int = 0) -> list[str]:
-        """Its lines of a kernel's source (kernels/attention/score_mod.hpp); `learned` has a bit for each array."""
+        """Returns the snippet's lines of a kernel's source (kernels/attention/score_mod.hpp).
+
+        `learned` has a bit for each captured array.
+        """
         arrays = [(name, kind, rank) for name, kind, rank in self.captures if kind in _ARRAY_ELEMENTS]
         numbers = [(name, kind) for name, kind, _ in self.captures if kind not in _ARRAY_ELEMENTS]
         wanted = [bool(learned >> i & 1) for i in range(len(arrays))]
@@ -212,9 +215,9 @@ class ScoreMod:
         ]
 
     def names(self) -> tuple[str, ...]:
-        """What the text may use."""
+        """Returns the names that the text may use."""
         return *_TAKEN, *(name for name, _, _ in self.captures), *_FUNCTIONS
 
     def digest(self) -> str:
-        """A short name."""
+        """Returns a short hash that names the snippet and its captures."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""What the public functions do to what they are given: shapes, windows, snippets, seeds."""
+"""Checks and conversions of arguments that public functions share: shapes, windows, snippets, seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ schema.check(_core.call_fields(), _core.fields(), _core.learned_names())
 
 
 def shape_of(function: str, name: str, array: Any) -> tuple[int, ...]:
-    """The shape of an argument; raises a TypeError for what has none."""
+    """Returns the shape of an argument; raises a TypeError if it has none."""
     try:
         return tuple(array.shape)
     except Exception as error:  # nested tensors raise a RuntimeError
@@ -28,7 +28,7 @@ def shape_of(function: str, name: str, array: Any) -> tuple[int, ...]:
 
 
 def is_array(function: str, name: str, value: Any) -> bool:
-    """Whether an argument that may be a number has a shape; raises a TypeError for a nested tensor, which has none."""
+    """Returns whether an argument that may be a number has a shape; raises a TypeError for a nested tensor."""
     if isinstance(value, int | float):  # symbolic numbers have no attributes
         return False
     try:
@@ -38,9 +38,10 @@ def is_array(function: str, name: str, value: Any) -> bool:
 
 
 def as_number(function: str, name: str, value: Any, waits: bool = False) -> Any:
-    """The number of an array of one element in the host's memory; anything else as it is, and what is differentiated.
+    """Returns an array of one element in host memory as a number, and any other value as it is.
 
-    `waits`: also in a device's memory, for which the call waits, or a compiled one.
+    `waits`: also an array in a device's memory, for which the call waits, or one that is being compiled. Tensors whose
+    gradients are recorded stay tensors.
     """
     if not is_array(function, name, value) or tuple(value.shape) not in ((), (1,)):
         return value
@@ -54,13 +55,16 @@ def as_number(function: str, name: str, value: Any, waits: bool = False) -> Any:
 
 
 def namespace(function: str, name: str, array: Any) -> Any:
-    """The functions that compute with an argument: torch, or its array namespace; arrays of memory alone have none."""
+    """Returns the functions that compute with an argument: torch, or its array namespace.
+
+    Arrays that are memory alone have none, and are refused.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return torch
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
-    if type(array).__module__ == "numpy":  # of 1.x
+    if type(array).__module__ == "numpy":  # numpy 1.x
         return sys.modules["numpy"]
     raise TypeError(
         f"{function}: {name} must be a torch tensor, or have __array_namespace__, got {type(array).__name__}"
@@ -68,12 +72,12 @@ def namespace(function: str, name: str, array: Any) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """What an error says that it got: a number, or the type of anything else."""
+    """Returns how an error shows a value: a number itself, or the type of anything else."""
     return value if isinstance(value, int | float) else type(value).__name__
 
 
 def flag(function: str, name: str, value: Any) -> bool:
-    """An argument that is True or False, of Python or numpy; raises a TypeError for others."""
+    """Returns a boolean argument of Python or numpy as a bool; raises a TypeError for others."""
     if isinstance(value, bool):
         return value
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
@@ -82,7 +86,7 @@ def flag(function: str, name: str, value: Any) -> bool:
 
 
 def is_on(function: str, name: str, number: Any) -> bool:
-    """Whether a number is another one than 0; raises a TypeError for arrays of several."""
+    """Returns whether a number is not 0; raises a TypeError for arrays of several numbers."""
     try:
         return bool(number)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -90,7 +94,7 @@ def is_on(function: str, name: str, number: Any) -> bool:
 
 
 def snippet(function: str, score_mod: str | None, captures: Mapping[str, Any] | None) -> Any:
-    """score_mod with its captures as the extension takes them, checked."""
+    """Checks score_mod and its captures; returns them in the form that the extension takes."""
     if captures is not None and not isinstance(captures, Mapping):
         raise TypeError(f"{function}: captures must be a mapping of names to values, got {type(captures).__name__}")
     if score_mod is None and not captures:
@@ -99,7 +103,7 @@ def snippet(function: str, score_mod: str | None, captures: Mapping[str, Any] | 
 
 
 def window(function: str, size: Any) -> tuple[int, int]:
-    """window_size as two integers, -1 for None; a torch tensor of two is accepted as flash-attn's tests pass one."""
+    """Returns window_size as two integers, with -1 for None; takes a torch tensor of two, as flash-attn's tests do."""
     if size is None:
         return -1, -1
     if type(size) is tuple and len(size) == 2 and type(size[0]) is int and type(size[1]) is int:  # costs less
@@ -127,7 +131,7 @@ def _integers(function: str, size: Any) -> list[int]:
 
 
 def seeds(function: str, array: Any, rng: tuple[int, int] | None = None) -> tuple[int, int]:
-    """(seed, offset) of a call on `array`: what is given, else the next of the generator."""
+    """Returns the (seed, offset) of a call on `array`: `rng` if it is given, else the generator's next."""
     try:
         seed, offset = random.next_rng(function, array) if rng is None else map(index, rng)
     except (TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command; each subcommand sets `run`."""
+    """Returns the parser of the whole command; each subcommand sets `run`."""
     from xeflash.bench.environ import package_version
     from xeflash.cli import bench, comfyui, compile_command, doctor, flash_attn, hub, inspect, selftest
 
@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Runs the command line and returns its exit code."""
     try:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def converter(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return `parse` with ValueError turned into argparse's error, which keeps its text."""
+    """Returns `parse` with its ValueError turned into argparse's error, which keeps the text."""
 
     def convert(text: str) -> T:
         try:

@@ -1,4 +1,4 @@
-"""Judges the facts: one small function per thing, each with the command that mends it."""
+"""Checks of the facts: one small function per thing, each with the command that mends it."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class Check:
 
 
 def soname_major(path: str) -> int | None:
-    """Return N of .../libsycl.so.N[.x.y]."""
+    """Returns N of .../libsycl.so.N[.x.y], or None."""
     match = re.search(r"libsycl\.so\.(\d+)", path)
     return int(match.group(1)) if match else None
 
 
 def _year(major: int) -> int:
-    """Return the release year that ships libsycl.so.<major>: 8 is 2025, 9 is 2026."""
+    """Returns the release year that ships libsycl.so.<major>: 8 is 2025, 9 is 2026."""
     return 2017 + major
 
 
 def _major(version: str) -> int:
-    """Return N of the libsycl.so.N of a version of intel-sycl-rt."""
+    """Returns the N of the libsycl.so.N that a version of intel-sycl-rt has."""
     return int(version.partition(".")[0]) - 2017
 
 
 def needs_another_libsycl(facts: Facts) -> bool:
-    """Return whether the installed torch and xeflash cannot share an environment."""
+    """Returns whether the installed torch and xeflash cannot share an environment."""
     return facts.torch_pin is not None and _major(facts.torch_pin) < _major(_OLDEST_SYCL)
 
 
@@ -58,7 +58,7 @@ def _torch_fix(facts: Facts) -> str:
 
 
 def explain_import_error(error: str, facts: Facts) -> Check:
-    """Return what an import error of the C++ module means."""
+    """Returns the finding that explains an import error of the C++ module, with the command that mends it."""
     runtime = facts.versions.get("intel-sycl-rt")
     wanted = soname_major(error)
     if "No module named 'xeflash._core'" in error:
@@ -87,7 +87,7 @@ def explain_import_error(error: str, facts: Facts) -> Check:
 
 
 def check_core(facts: Facts) -> Iterator[Check]:
-    """The C++ module loads."""
+    """Checks that the C++ module loads, alone and with torch."""
     probe = facts.probe
     if "crash_with_torch" in probe:
         yield Check(
@@ -114,12 +114,12 @@ def check_core(facts: Facts) -> Iterator[Check]:
 
 
 def _ip(device: Mapping[str, Any]) -> str:
-    """Return the version of a GPU's architecture, as part of a list."""
+    """Returns the version of a GPU's architecture as an entry of a list, or nothing."""
     return f"IP {device['ip_version']}, " if device.get("ip_version") else ""
 
 
 def check_driver(device: Mapping[str, Any]) -> Iterator[Check]:
-    """The compiler in the GPU's driver takes our kernels."""
+    """Warns about a GPU driver whose compiler may not take all of our kernels."""
     version = str(device.get("driver", ""))
     match = re.match(r"\d+\.\d+\.(\d+)", version)
     if match and int(match[1]) < _OLDEST_DRIVER[1]:
@@ -132,7 +132,7 @@ def check_driver(device: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def check_devices(facts: Facts) -> Iterator[Check]:
-    """SYCL sees a device."""
+    """Checks that SYCL sees a device, and lists the devices."""
     core = facts.probe.get("core", {})
     if "error" in core or "devices" not in core:
         return
@@ -163,7 +163,7 @@ def check_devices(facts: Facts) -> Iterator[Check]:
 
 
 def check_attention(facts: Facts) -> Iterator[Check]:
-    """A small attention gives the right result."""
+    """Checks that a small attention gives the right result."""
     for kind, outcome in facts.probe.get("attention", {}).items():
         yield Check("attention", "ok" if outcome == "ok" else "error", f"{kind}: {outcome}")
     core = facts.probe.get("core", {})
@@ -175,7 +175,7 @@ def check_attention(facts: Facts) -> Iterator[Check]:
 
 
 def check_libsycl(facts: Facts) -> Iterator[Check]:
-    """One libsycl, the one of this environment."""
+    """Checks that the process has one libsycl, the one of this environment."""
     version = facts.versions.get("intel-sycl-rt")
     mapped = [str(path) for path in facts.probe.get("mapped", ())]
     majors = sorted({m for m in map(soname_major, mapped) if m is not None})
@@ -206,7 +206,7 @@ def check_libsycl(facts: Facts) -> Iterator[Check]:
 
 
 def check_opencl(facts: Facts) -> Iterator[Check]:
-    """The OpenCL CPU device, which runs our kernels where there is no GPU."""
+    """Checks that there is an OpenCL CPU device, which runs our kernels where there is no GPU."""
     version = facts.versions.get("intel-opencl-rt")
     if facts.opencl_cpu is None:
         yield Check("intel-opencl-rt", "warn", "no OpenCL CPU device", f"pip install {OPENCL}")
@@ -220,7 +220,7 @@ def check_opencl(facts: Facts) -> Iterator[Check]:
 
 
 def check_torch_pin(facts: Facts) -> Iterator[Check]:
-    """The intel-sycl-rt that torch asks for is the one that is installed, or of its year."""
+    """Checks that the installed intel-sycl-rt is the one that torch asks for, or of its year."""
     pin, installed = facts.torch_pin, facts.versions.get("intel-sycl-rt")
     if pin is None or installed is None:
         return
@@ -239,7 +239,7 @@ def check_torch_pin(facts: Facts) -> Iterator[Check]:
 
 
 def check_packages(facts: Facts) -> Iterator[Check]:
-    """Optional packages."""
+    """Reports the optional packages."""
     torch = facts.versions.get("torch")
     if torch is None:
         yield Check("torch", "info", "not installed (numpy arrays work)", "pip install torch")
@@ -251,7 +251,7 @@ def check_packages(facts: Facts) -> Iterator[Check]:
 
 
 def check_gpu(facts: Facts) -> Iterator[Check]:
-    """An Intel GPU, its driver, and the right to use it."""
+    """Checks that there is an Intel GPU with a driver, and that this user may use it."""
     if not facts.gpu_nodes:
         yield Check("gpu", "info", "none: no /dev/dri/renderD*")
     for node, usable in facts.gpu_nodes.items():
@@ -274,12 +274,12 @@ def check_gpu(facts: Facts) -> Iterator[Check]:
 
 
 def check_tools(facts: Facts) -> Iterator[Check]:
-    """Programs that are needed for some things only."""
-    of_cxx = [f"{n} ({facts.tools[n]})" for n in ("g++", "clang++", "libc++") if facts.tools.get(n)]
+    """Reports the programs that only some tasks need."""
+    cxx = [f"{n} ({facts.tools[n]})" for n in ("g++", "clang++", "libc++") if facts.tools.get(n)]
     yield Check(
-        "C++ headers", "info" if of_cxx else "warn",
-        ", ".join(of_cxx) or "none: kernels that did not come with xeflash are compiled with those of g++",
-        "" if of_cxx else "sudo apt install g++" if "g++" in facts.apt else "install g++",
+        "C++ headers", "info" if cxx else "warn",
+        ", ".join(cxx) or "none: kernels that did not come with xeflash are compiled with those of g++",
+        "" if cxx else "sudo apt install g++" if "g++" in facts.apt else "install g++",
     )  # fmt: skip
     ocloc = facts.tools.get("ocloc")
     wanted = facts.environ.get("XEFLASH_OCLOC")
@@ -295,7 +295,7 @@ def check_tools(facts: Facts) -> Iterator[Check]:
 
 
 def check_cache(facts: Facts) -> Iterator[Check]:
-    """Compiled kernels can be kept."""
+    """Checks that compiled kernels can be kept."""
     cache = facts.cache
     detail = f"{cache.path}: {cache.entries} entries, {cache.size_bytes / 1e6:.1f} MB"
     if cache.refused:
@@ -310,7 +310,7 @@ _RATES = {"fp32": "fp32", "pairs": "bf16 in pairs (vdpbf16ps)", "tiles": "bf16 i
 
 
 def check_cpu(facts: Facts) -> Iterator[Check]:
-    """Vector extensions."""
+    """Reports the CPU's vector extensions and rates."""
     isa = ", ".join(facts.isa) or "none of AVX2, AVX-512, AMX"
     yield Check("cpu", "ok" if _ISA_GOOD in facts.isa else "info", f"{facts.cpu}: {isa}")
     rates = facts.probe.get("core", {}).get("rates", {})
@@ -324,7 +324,7 @@ def check_cpu(facts: Facts) -> Iterator[Check]:
 
 
 def check_environment(facts: Facts) -> Iterator[Check]:
-    """What oneAPI's setvars.sh leaves behind puts another libsycl first."""
+    """Warns about variables that oneAPI's setvars.sh has set and that put another libsycl first."""
     for variable, files in facts.foreign_libsycl.items():
         yield Check(variable, "warn", f"names another libsycl: {', '.join(files)}", f"unset {variable}")
     root = facts.environ.get("ONEAPI_ROOT")
@@ -337,7 +337,7 @@ def check_environment(facts: Facts) -> Iterator[Check]:
 
 
 def all_checks(facts: Facts) -> list[Check]:
-    """Return the findings, the ones that decide first."""
+    """Returns the findings, the decisive ones first."""
     parts = (
         check_core, check_devices, check_attention, check_libsycl, check_torch_pin, check_opencl, check_packages,
         check_gpu, check_environment, check_tools, check_cache, check_cpu,

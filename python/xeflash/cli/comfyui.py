@@ -17,7 +17,7 @@ register()
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
+    """Adds the subcommand."""
     parser = commands.add_parser(
         "comfyui",
         help="write a node of ComfyUI",
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write it."""
+    """Writes the node into ComfyUI's folder."""
     file = arguments.folder / "custom_nodes" / _NAME
     try:
         if file.exists() and not file.read_text().startswith(_HEADER):

@@ -16,12 +16,12 @@ DEVICES = ("cpu", "xpu", *xe.DEVICES)
 
 
 def _models(text: str) -> tuple[str, ...]:
-    """Return the names of a comma list; "all" stands for every model."""
+    """Returns the names in a comma list; "all" stands for every model."""
     return tuple(SHAPES) if text == "all" else parse_choices(text, tuple(SHAPES))
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
+    """Adds the subcommand."""
     parser = commands.add_parser(
         "compile",
         help="compile kernels into the cache before they are needed",
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Hand over to the package's compiler."""
+    """Hands the arguments to the package's compiler."""
     try:
         compile_command: Any = importlib.import_module("xeflash.jit").compile_command
     except (ImportError, AttributeError) as error:

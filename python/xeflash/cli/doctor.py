@@ -16,7 +16,7 @@ _STYLES = {"ok": "green", "info": "dim", "warn": "yellow", "error": "bold red"}
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
+    """Adds the subcommand."""
     parser = commands.add_parser(
         "doctor",
         help="check the installation",
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
 
 
 def report_json(facts: Facts, checks: Sequence[Check]) -> str:
-    """Return the findings and the facts behind them; of the environment only what was judged."""
+    """Returns the findings and their facts as JSON; of the environment only the variables that were judged."""
     data = dataclasses.asdict(facts)
     names = ("ONEAPI_", "OCL_", "XEFLASH_", "SYCL_", "LD_LIBRARY_PATH", "LD_PRELOAD", "SETVARS")
     data["environ"] = {k: v for k, v in facts.environ.items() if k.startswith(names)}
@@ -39,7 +39,7 @@ def report_json(facts: Facts, checks: Sequence[Check]) -> str:
 
 
 def print_report(facts: Facts, checks: Sequence[Check], file: TextIO | None = None) -> None:
-    """Print one line per finding, coloured on a terminal, and the verdict."""
+    """Prints one line per finding, coloured on a terminal, and the verdict."""
     from rich.console import Console
     from rich.text import Text
 
@@ -56,7 +56,7 @@ def print_report(facts: Facts, checks: Sequence[Check], file: TextIO | None = No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Gather, judge, print; 0 if attention runs where it should."""
+    """Gathers the facts, prints the findings, and returns 0 if attention runs where it should."""
     facts = gather()
     checks = all_checks(facts)
     if arguments.json:

@@ -1,4 +1,4 @@
-"""What `xeflash doctor` looks at, gathered once; `checks` judges it, tests make it up."""
+"""Facts about a machine for `xeflash doctor`, gathered once; `checks` judges them, and tests make them up."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Facts:
 
 
 def _files(distribution: str, *names: str) -> list[str]:
-    """Return the installed files of a distribution whose name starts with one of `names`."""
+    """Returns the installed files of a distribution whose name starts with one of `names`."""
     try:
         files = importlib.metadata.files(distribution) or []
     except importlib.metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def _files(distribution: str, *names: str) -> list[str]:
 
 
 def pinned(requirements: Sequence[str], name: str) -> str | None:
-    """Return the only version of a distribution that a list of requirements allows, None if it pins none."""
+    """Returns the only version of a distribution that a list of requirements allows, None if it pins none."""
     for requirement in requirements:
         match = re.match(rf"{re.escape(name)}\s*\(?\s*==\s*([\w.]+)", requirement)
         if match:
@@ -87,7 +87,7 @@ def _torch_pin() -> str | None:
 
 
 def installable(policy: str) -> tuple[str, ...]:
-    """Return the packages in the text of `apt-cache policy` that can be installed."""
+    """Returns the packages in the text of `apt-cache policy` that can be installed."""
     entries = re.findall(r"^(\S+):\n(?:\s+.*\n)*?\s+Candidate: (\S+)", policy, re.MULTILINE)
     return tuple(name for name, candidate in entries if candidate != "(none)")
 
@@ -101,7 +101,7 @@ def _apt() -> tuple[str, ...]:
 
 
 def _find_ocloc(environ: Mapping[str, str]) -> str | None:
-    """Return what the simulator finds: XEFLASH_OCLOC, what get_ocloc fetched, or the system's."""
+    """Returns the ocloc that the simulator finds: XEFLASH_OCLOC, the one that get_ocloc fetched, or the system's."""
     if environ.get("XEFLASH_OCLOC"):
         return shutil.which(environ["XEFLASH_OCLOC"])
     fetched = cache_folder(environ) / "ocloc" / "ocloc"
@@ -113,7 +113,7 @@ def _without_debug(paths: list[str]) -> list[str]:
 
 
 def look_at_cache(folder: Path) -> Cache:
-    """Return size and state of the folder; one that is absent counts by its nearest parent."""
+    """Returns size and state of the cache folder; an absent folder is judged by its nearest parent."""
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     entries = sum(1 for path in files if path.name == "meta.json")
     refused, existing = "", folder
@@ -130,7 +130,7 @@ def look_at_cache(folder: Path) -> Cache:
 
 
 def foreign_libsycl(environ: Mapping[str, str], prefix: str) -> dict[str, tuple[str, ...]]:
-    """Return the libsycl that variables name outside of our prefix, as setvars.sh leaves them."""
+    """Returns the libsycl files outside of our prefix that environment variables name, as setvars.sh leaves them."""
     found: dict[str, tuple[str, ...]] = {}
     for variable in ("LD_LIBRARY_PATH", "LD_PRELOAD"):
         files: list[str] = []
@@ -145,7 +145,7 @@ def foreign_libsycl(environ: Mapping[str, str], prefix: str) -> dict[str, tuple[
 
 
 def run_probe(with_torch: bool) -> dict[str, Any]:
-    """Run `xeflash.cli.probe` in a child; {"crash": reason} if it does not answer."""
+    """Runs `xeflash.cli.probe` in a child; returns {"crash": reason} if it does not answer."""
     command = [sys.executable, "-X", "faulthandler", "-m", "xeflash.cli.probe"] + ["--torch"] * with_torch
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
@@ -165,7 +165,7 @@ def run_probe(with_torch: bool) -> dict[str, Any]:
 
 
 def _probe() -> dict[str, Any]:
-    """Try with torch first, the order of a user's program; without it where that crashes."""
+    """Runs the probe with torch first, as a user's program would, and without torch if that crashes."""
     if package_version("torch") is None:
         return run_probe(with_torch=False)
     facts = run_probe(with_torch=True)
@@ -187,7 +187,7 @@ def _gpu_drivers() -> tuple[str, ...]:
 
 
 def gather() -> Facts:
-    """Look at this machine; takes a few seconds because of the child process."""
+    """Gathers the facts about this machine; the child process takes a few seconds."""
     environ = dict(os.environ)
     packages = ("xeflash", "torch", "intel-sycl-rt", "intel-opencl-rt", "dpctl", "numpy")
     jit = _without_debug(_files("intel-sycl-rt", "libsycl-jit.so"))

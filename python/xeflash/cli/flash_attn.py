@@ -9,7 +9,7 @@ from typing import Any
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
+    """Adds the subcommand."""
     parser = commands.add_parser(
         "flash-attn",
         help="install or remove a module flash_attn for programs that import it",
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; status ends with 0 if flash_attn is xeflash's, else with 1."""
+    """Performs the action; returns 1 for status if flash_attn is not xeflash's."""
     from xeflash.integrations import _flash_attn_package as package
 
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
+    """Adds the subcommand."""
     parser = commands.add_parser(
         "hub",
         help="write kernels for Hugging Face's package `kernels`",
@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write it, and print the line for a shell."""
+    """Writes the folder, and prints the line for a shell."""
     from xeflash.integrations import kernel_folder
 
     try:

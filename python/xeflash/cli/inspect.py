@@ -1,4 +1,4 @@
-"""`xeflash inspect`: what the machine code of a kernel consists of, and how a call is shared out."""
+"""`xeflash inspect`: counts of a kernel's machine code, and the shares of a call over a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTIONS = "-vc-codegen -doubleGRF"
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
+    """Adds the subcommand."""
     parser = commands.add_parser(
         "inspect",
         help="show what the machine code of a kernel consists of, and how a call is shared out over a device",
@@ -52,7 +52,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def print_kernel(kernel: dict[str, Any]) -> None:
-    """Print one kernel as a table: a column for all of its code and one for the main loop."""
+    """Prints one kernel as a table: a column for all of its code and one for the main loop."""
     from rich.console import Console
     from rich.table import Table
 
@@ -79,7 +79,7 @@ def print_kernel(kernel: dict[str, Any]) -> None:
 
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
-    """Raise if there is nothing to inspect, or an option that nothing reads."""
+    """Raises an error if there is nothing to inspect, or if nothing reads a given option."""
     if arguments.file is None and arguments.call is None:
         kept = cache_folder() / f"{arguments.device}-*" / "kernel.bin"
         raise ValueError(f"name a KERNEL, which is one of {kept}, or a call by --call")
@@ -93,7 +93,7 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the call, and the kernels of the file; 1 if it cannot be read, 2 if there is no such call."""
+    """Prints the call and the kernels of the file; returns 1 if the file cannot be read, 2 if there is no such call."""
     from xeflash.sim.binary import SPIRV_MAGIC, CompileError, compile_spirv, inspect
 
     try:

@@ -1,4 +1,4 @@
-"""How a call is shared out over a device: the part of `xeflash inspect` that reads no machine code."""
+"""Shares of a call over a device: the part of `xeflash inspect` that reads no machine code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPTIONS = ("units", "dtype", "batch", "heads", "kv_heads", "head_dim", "seq", "
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a call."""
+    """Adds the options of a call."""
     size = converter(parse_size)
     group = parser.add_argument_group("call", "of xeflash.attention on contiguous (B, H, S, D) arrays; 4k means 4096")
     group.add_argument("--call", choices=_CALLS, help="say how it is shared out: decode has one query a sequence")
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_unused(arguments: argparse.Namespace) -> None:
-    """Raise if an option is given that the call, or no call, does not have."""
+    """Raises an error for an option that this call, or a command without a call, does not have."""
     unused = _OPTIONS if arguments.call is None else ("seq", "causal") if arguments.call == "decode" else ()
     for name in unused:
         if (value := getattr(arguments, name)) is not None:
@@ -40,7 +40,7 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
 
 
 def case_of(arguments: argparse.Namespace) -> Case:
-    """Return the case that the options describe."""
+    """Returns the case that the options describe."""
     decode = arguments.call == "decode"
     heads = arguments.heads or 32
     queries = 1 if decode else arguments.seq or 4096
@@ -58,7 +58,7 @@ def case_of(arguments: argparse.Namespace) -> Case:
 
 
 def described(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the call and its figures, as JSON has them."""
+    """Returns the call and its figures in JSON's types."""
     from xeflash.bench.shares import call_of, shares_here
     from xeflash.jit.calls import shares_of
     from xeflash.jit.provide import source_of
@@ -96,7 +96,7 @@ def described(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_call(call: dict[str, Any]) -> None:
-    """Print the call as a table: a row for each launch."""
+    """Prints the call as a table: a row for each launch."""
     from rich.console import Console
     from rich.table import Table
 

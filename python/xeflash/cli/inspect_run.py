@@ -1,4 +1,4 @@
-"""What the kernels of a call executed on a simulated GPU: the part of `xeflash inspect` that runs something."""
+"""Execution of a call's kernels on a simulated GPU: the part of `xeflash inspect` that runs something."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from xeflash.bench.cases import Case
 
-LINES = 12  # that are shown of those that wait longest
+LINES = 12  # the instructions that wait longest, as many as are shown
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the option."""
+    """Adds the option --executed."""
     parser.add_argument(
         "--executed",
         action="store_true",
@@ -46,14 +46,14 @@ def _executed(record: Any, arch: str) -> dict[str, Any]:
 
 
 def enable(device: str) -> None:
-    """Simulate the device; to be called before anything asks SYCL for devices."""
+    """Simulates the device; call it before anything asks SYCL for devices."""
     from xeflash import sim
 
     sim.enable(device, check="none,listing")
 
 
 def executed(case: Case, device: str) -> list[dict[str, Any]]:
-    """Run the call of a case, and return what its launches did, as JSON has it."""
+    """Runs the call of a case, and returns what its launches did, in JSON's types."""
     import numpy as np
 
     from xeflash import sim
@@ -74,7 +74,7 @@ def executed(case: Case, device: str) -> list[dict[str, Any]]:
 
 
 def print_executed(launch: dict[str, Any]) -> None:
-    """Print one launch: what ran, and what a thread waits for."""
+    """Prints one launch: what it executed, and what a thread waits for."""
     from rich.console import Console
     from rich.table import Table
 
@@ -86,8 +86,8 @@ def print_executed(launch: dict[str, Any]) -> None:
     whole, loop = launch["instructions"], sum(launch["loop_mix"].values())
     table.add_row("instructions", str(whole), f"{loop:.1f}")
     for title, kind in CLASSES:
-        of_all, of_loop = launch["mix"].get(kind, 0), launch["loop_mix"].get(kind, 0.0)
-        table.add_row(title, f"{of_all} ({of_all / whole:.1%})", f"{of_loop:.1f} ({of_loop / loop:.1%})")
+        all_count, loop_count = launch["mix"].get(kind, 0), launch["loop_mix"].get(kind, 0.0)
+        table.add_row(title, f"{all_count} ({all_count / whole:.1%})", f"{loop_count:.1f} ({loop_count / loop:.1%})")
     console = Console(highlight=False)
     console.print(table)
     told = ", ".join(f"{name} {clocks}" for name, clocks in sorted(launch["waits"].items(), key=lambda item: -item[1]))

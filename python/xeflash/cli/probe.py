@@ -1,4 +1,4 @@
-"""What `xeflash doctor` tries in a child process, because it may crash: `-m xeflash.cli.probe`.
+"""The probe of `xeflash doctor`, run in a child process because it may crash: `-m xeflash.cli.probe`.
 
 Two libsycl of different major versions in one process end in a segmentation fault, so loading is
 tried here. The last line of stdout is one JSON object.
@@ -20,7 +20,7 @@ _TOLERANCE = 1e-5
 
 
 def mapped_libsycl(maps: str) -> list[str]:
-    """Return the libsycl files in the text of /proc/self/maps."""
+    """Returns the libsycl files in the text of /proc/self/maps."""
     return sorted(set(_LIBSYCL.findall(maps)))
 
 
@@ -47,7 +47,7 @@ def _import_core() -> dict[str, Any]:
 
 
 def _attention_numpy(put: Callable[[Any], Any] = lambda x: x, get: Callable[[Any], Any] = lambda x: x) -> float:
-    """Return the error of a tiny attention on numpy arrays, or on copies of them, against its formula."""
+    """Returns the error of a tiny attention on numpy arrays, or on copies of them, against its formula."""
     np: Any = importlib.import_module("numpy")
     attention: Any = importlib.import_module("xeflash").attention
     rng = np.random.default_rng(0)
@@ -58,7 +58,7 @@ def _attention_numpy(put: Callable[[Any], Any] = lambda x: x, get: Callable[[Any
 
 
 def _attention_torch(device: str) -> float:
-    """Return the error of a tiny attention on torch tensors against SDPA."""
+    """Returns the error of a tiny attention on torch tensors against SDPA."""
     torch: Any = importlib.import_module("torch")
     attention: Any = importlib.import_module("xeflash").attention
     torch.manual_seed(0)
@@ -69,7 +69,7 @@ def _attention_torch(device: str) -> float:
 
 
 def _attention_usm(device: int) -> float:
-    """Return the error of the same on arrays in USM of a GPU, by its place among the devices."""
+    """Returns the error of a tiny attention on arrays in USM of a GPU, given by its place among the devices."""
     arrays: Any = importlib.import_module("xeflash.selftest.arrays")
     values: Any = importlib.import_module("xeflash.selftest.values").Values
     core: Any = importlib.import_module("xeflash._core")
@@ -78,7 +78,7 @@ def _attention_usm(device: int) -> float:
 
 
 def _try_attention(torch_facts: dict[str, Any] | None, devices: list[dict[str, Any]]) -> dict[str, str]:
-    """Return "ok" or what went wrong for each kind of array that can be tried, and for the first GPU with kernels."""
+    """Tries attention on each kind of array and on the first GPU with kernels; returns "ok" or the fault for each."""
     trials: dict[str, Any] = {}
     has_torch = torch_facts is not None and "error" not in torch_facts
     has_numpy = importlib.util.find_spec("numpy") is not None
@@ -102,7 +102,7 @@ def _try_attention(torch_facts: dict[str, Any] | None, devices: list[dict[str, A
 
 
 def probe(with_torch: bool) -> dict[str, Any]:
-    """Load (torch and) our module, list devices, run attention once, list the libsycl in use."""
+    """Imports torch, if asked, and our module, runs attention once, and returns the devices and the libsycl in use."""
     facts: dict[str, Any] = {"torch": _import_torch() if with_torch else None}
     facts["core"] = _import_core()
     core = facts["core"]

@@ -1,4 +1,4 @@
-"""`xeflash selftest`: is every algorithm right on this device, and how fast; one file for a report."""
+"""`xeflash selftest`: checks and times every algorithm on this device, and writes one file for a report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
+    """Adds the subcommand."""
     parser = commands.add_parser(
         "selftest",
         help="check and time every algorithm on a device",
@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, time, print."""
+    """Checks the device, times it unless told otherwise, and prints the report."""
     if refused := selftest_distributed.refusal(arguments):
         print(f"xeflash selftest: {refused}", file=sys.stderr)
         return 2
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cannot_write(file: Path) -> str:
-    """Why a report cannot be written there; nothing is left of a run that is refused."""
+    """Returns why a report cannot be written there, or "" if it can; leaves no file behind."""
     try:
         there = file.exists()
         file.open("a").close()
@@ -93,7 +93,7 @@ def _cannot_write(file: Path) -> str:
 
 
 def _run_all(pool: Pool, timed: bool) -> list[dict[str, Any]]:
-    """All cases by several processes, then their times by one that is alone."""
+    """Runs all cases in several processes, then times them in one process that is alone."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -102,7 +102,7 @@ def _run_all(pool: Pool, timed: bool) -> list[dict[str, Any]]:
     small, large = list(all_cases()), list(large_cases(bool(pool.device["on_gpu"]))) if timed else []
     rows: dict[str, dict[str, Any]] = {name: {"name": name} for name in (*small, *large)}
     screen = Console(stderr=True)
-    if not screen.is_terminal:  # which a progress bar would be on
+    if not screen.is_terminal:  # without a progress bar
         print(f"xeflash selftest: {len(rows)} cases on {pool.device.get('name')}", file=sys.stderr, flush=True)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as progress:

@@ -1,4 +1,4 @@
-"""`xeflash selftest --distributed`: do tensors arrive at other ranks as they were sent."""
+"""`xeflash selftest --distributed`: checks that tensors arrive at other ranks as they were sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_ON_CPU = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what concerns ranks."""
+    """Adds the options that concern ranks."""
     parser.add_argument(
         "--distributed",
         action="store_true",
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refusal(arguments: argparse.Namespace) -> str:
-    """Why these arguments do not go together; empty if they do."""
+    """Returns why these arguments contradict each other, or "" if they do not."""
     if not arguments.distributed:
         return "--nproc needs --distributed" if arguments.nproc is not None else ""
     if arguments.device.startswith("sim:"):
@@ -62,7 +62,7 @@ def refusal(arguments: argparse.Namespace) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check as a rank, or start ranks."""
+    """Checks transport as a rank, or starts the ranks."""
     if importlib.util.find_spec("torch") is None:
         print("xeflash selftest: --distributed needs torch", file=sys.stderr)
         return 2
@@ -119,12 +119,12 @@ def _as_rank(device: str, arguments: argparse.Namespace) -> int:
 
 
 def to_json(found: TransportCheck) -> str:
-    """Everything, in one object."""
+    """Returns everything that was found as one JSON object."""
     return json.dumps({"ok": found.ok, **asdict(found)}, indent=1) + "\n"
 
 
 def _start(ranks: int, command: Sequence[str]) -> int:
-    """Run the command as each rank; 1 if one of them fails or does not end."""
+    """Runs the command as each rank; returns 1 if one of them fails or does not end."""
     place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     processes: list[subprocess.Popen[Any]] = []
     try:

@@ -1,4 +1,4 @@
-"""What `xeflash doctor` says in the end: whether attention runs on the device that a user's calls would use."""
+"""The last line of `xeflash doctor`: whether attention runs on the device that a user's calls would use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from xeflash.cli.facts import Facts
 
 
 class Verdict(NamedTuple):
-    """Whether all is well, in words, too."""
+    """The judgement of all facts: true if all is well, and a sentence that says so."""
 
     ok: bool
     text: str
 
 
 def users_device(facts: Facts) -> tuple[str, str | None]:
-    """Return where a user's arrays would be, and the outcome of the trial there, None if there was none.
+    """Returns the device that a user's arrays would be on, and the outcome of its trial, or None without a trial.
 
     It is xpu if torch has it, else the GPU that SYCL sees, else the CPU.
     """
@@ -35,7 +35,7 @@ def users_device(facts: Facts) -> tuple[str, str | None]:
 
 
 def verdict(facts: Facts) -> Verdict:
-    """Return the end of the report: nothing that was tried may have failed."""
+    """Returns the end of the report; it is good only if nothing that was tried failed."""
     probe = facts.probe
     if not probe.get("core", {}).get("devices"):
         return Verdict(False, "attention cannot run")
@@ -44,8 +44,8 @@ def verdict(facts: Facts) -> Verdict:
     device, outcome = users_device(facts)
     failed = [name for name, result in probe.get("attention", {}).items() if result != "ok"]
     if outcome not in (None, "ok"):
-        rest = [name for name, result in probe.get("attention", {}).items() if result == "ok"]
-        note = f"; it does for {', '.join(rest)}" if rest else ""
+        working = [name for name, result in probe.get("attention", {}).items() if result == "ok"]
+        note = f"; it does for {', '.join(working)}" if working else ""
         return Verdict(False, f"attention does not run on {device}{note}")
     if failed:
         return Verdict(False, f"attention runs on {device}, but fails for {', '.join(failed)}")

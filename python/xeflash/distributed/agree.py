@@ -1,4 +1,4 @@
-"""What ranks must have in common is compared before anything moves: then all of them raise, or none.
+"""Comparison of the facts that ranks must share, before anything moves: then all ranks raise, or none.
 
 Backends do not compare. gloo ends the process for a message that is longer than its receiver expects, and fills only a
 part of a buffer without a word for one that is shorter; another order of calls waits for the group's timeout. So each
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from xeflash.distributed.transport import DIRECTIONS, chosen_transport
 
-_MAGIC = 0x7865_666C_6173_6801  # of a message; its last digits change with what is in it
+_MAGIC = 0x7865_666C_6173_6801  # marks a message; its last digits change with the message's form
 _NO_LIMIT = 2**63 - 1
 SECONDS_TO_ANSWER = 2.0
 
@@ -59,9 +59,10 @@ def together(
 ) -> Iterator[dict[str, Any]]:
     """Gives a dict for the facts of a call; at its end all ranks have the same, or raise a ValueError that says which.
 
-    What is raised inside is known to all: a rank that refuses its arguments lets no other wait. Two of the facts are
+    All ranks learn of an error that is raised inside, so a rank that refuses its arguments lets no other wait. Two of
+        the facts are
     not compared: "seed", two numbers of 64 bits, becomes rank 0's, and "room", bytes, becomes the least of all ranks
-    (None: nobody has looked). "number" is then that of the call, the same on all ranks; 0 if nobody counts.
+    (None: nobody has looked). "number" becomes the call's number, the same on all ranks, or 0 if nobody counts.
     """
     facts: dict[str, Any] = {}
     try:
@@ -87,7 +88,7 @@ def _compare(
     room: int | None,
     device: torch.device | None,
 ) -> tuple[tuple[int, ...], int | None, int]:
-    """Rank 0's seed, the least room, and the number of the call."""
+    """Compares the facts of all ranks; returns rank 0's seed, the least room, and the number of the call."""
     key = tuple(group.group_name for group in groups)
     with _lock:
         _calls[key] += 1
@@ -106,19 +107,19 @@ def _compare(
             return tuple(x % 2**64 for x in found[0][3:5]), None if least == _NO_LIMIT else least, number
         everyone = _gather_objects(facts, groups)
     if "refused" in facts:
-        return seed, room, number  # what this rank refused is what it raises
+        return seed, room, number  # this rank raises its own refusal
     raise ValueError(f"{function}: {_difference(everyone)}")
 
 
 def _difference(everyone: list[dict[str, Any]]) -> str:
-    """What the first rank that differs from rank 0 has in another way."""
+    """Describes how the first rank that differs from rank 0 differs from it."""
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         if "refused" in theirs:
             return f"rank {rank} refused its arguments: {theirs['refused']}"
     other = next(rank for rank, theirs in enumerate(everyone) if theirs != first)
     names = [name for name in {**first, **everyone[other]} if first.get(name) != everyone[other].get(name)]
-    if "function" in names:  # whose other facts have nothing to do with each other
+    if "function" in names:  # the other facts of two functions cannot be compared
         names = ["function"]
     found = [f"{name} {first.get(name)} on rank 0, {everyone[other].get(name)} on rank {other}" for name in names]
     return f"{', '.join(names)} must be equal on all ranks, got {'; '.join(found)}"
@@ -133,13 +134,13 @@ def _signed(x: int) -> int:
 
 
 def _device(groups: Sequence[dist.ProcessGroup], device: torch.device | None) -> torch.device:
-    """Host memory where the backend takes it, as no stream has to be waited for."""
+    """Returns host memory if the backend takes it, as no stream has to be waited for, else `device`."""
     kinds = {kind.type for kind in groups[0]._device_types}
     return torch.device("cpu") if "cpu" in kinds or device is None else device
 
 
 def _gather(mine: torch.Tensor, groups: Sequence[dist.ProcessGroup]) -> torch.Tensor:
-    """(ranks, numbers), over the inner group, then over the outer one."""
+    """Gathers a rank's numbers into (ranks, numbers), over the inner group, then over the outer one."""
     for group in reversed(groups):
         found = [torch.empty_like(mine) for _ in range(group.size())]
         dist.all_gather(found, mine, group=group)
@@ -148,7 +149,7 @@ def _gather(mine: torch.Tensor, groups: Sequence[dist.ProcessGroup]) -> torch.Te
 
 
 def _gather_objects(facts: dict[str, Any], groups: Sequence[dist.ProcessGroup]) -> list[dict[str, Any]]:
-    """Those of all ranks, as text."""
+    """Gathers the facts of all ranks as text."""
     mine: list[dict[str, Any]] = [{name: str(value) for name, value in facts.items()}]
     for group in reversed(groups):
         found: list[Any] = [None] * group.size()
@@ -162,23 +163,23 @@ def _gather_objects(facts: dict[str, Any], groups: Sequence[dist.ProcessGroup]) 
 
 @contextlib.contextmanager
 def naming(function: str, groups: Sequence[dist.ProcessGroup]) -> Iterator[None]:
-    """Adds to an error of a backend, which names no rank, the ranks that do not answer."""
+    """Adds the ranks that do not answer to an error of a backend, which names none."""
     try:
         yield
     except RuntimeError as error:
-        if str(error).startswith(f"{function}: ") or not _of_transport(error):
+        if str(error).startswith(f"{function}: ") or not _is_from_transport(error):
             raise
         raise RuntimeError(f"{function}: {_missing(groups)}: {error}") from error
 
 
-def _of_transport(error: RuntimeError) -> bool:
-    """Whether it came from where tensors move: gloo's have no type of their own."""
+def _is_from_transport(error: RuntimeError) -> bool:
+    """Returns whether an error came from where tensors move; gloo's errors have no type of their own."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(name.startswith(("torch.distributed", "xeflash.distributed.transport")) for name in names)
 
 
 def _missing(groups: Sequence[dist.ProcessGroup]) -> str:
-    """Each rank that fails says so in the group's store, and looks who else does."""
+    """Reports this rank's failure in the groups' stores, and names the ranks that do not report."""
     found = []
     for group, kind in zip(groups, ("", " of the inner group"), strict=False):
         try:

@@ -1,4 +1,4 @@
-"""The arguments of a call over ranks: checked before anything moves, and in the words of its blocks."""
+"""Arguments of a call over ranks: checked before anything moves, and translated to the words of its blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from xeflash.distributed.blocks import Documents, Spread
 from xeflash.distributed.gradients import Choice, Job
 from xeflash.distributed.shards import ZIGZAG, check_shards, pieces_of
 from xeflash.torch_ops.attention.gradients import check_room, refuse_captures
-from xeflash.torch_ops.library import refuse_transforms, wants_gradients
+from xeflash.torch_ops.library import check_gradients, refuse_transforms
 
 _OUTER = ("all_gather", "ring")
 _WAYS = (*_OUTER, "all_to_all")
@@ -33,12 +33,12 @@ Read = tuple[Job, tuple[Tensor, ...], dict[str, Any]]  # the job, its tensors, t
 
 
 def read(call: Call, groups: tuple[dist.ProcessGroup, ...]) -> Read:
-    """A call's job; raises for what cannot be done."""
+    """Checks a call and returns its job; raises an error for what cannot be done."""
     (call, wants_third), function = flags(in_words_of_schema(call)), call.function
     wants_lse = call.get("return_lse", False)
     dim = 0 if call.layout == THD else 1
     q, k, v = _shards(call, 3 + dim)
-    wants_gradients(call, WITH_GRADIENTS)
+    check_gradients(call, WITH_GRADIENTS)
     records = torch.is_grad_enabled()
     wanted = [records and x.requires_grad for x in (q, k, v)]
     if records:
@@ -54,7 +54,7 @@ def read(call: Call, groups: tuple[dist.ProcessGroup, ...]) -> Read:
             raise call.refuse(name, f"must have a multiple of {pieces} rows for {shards!r}", length)
 
     documents = _documents(call, q, math.prod(worlds) * rows) if call.layout == THD else None
-    learned = _of_heads(call)
+    learned = _slopes_and_sinks(call)
     _check(call, q, k, v, documents)
     numbers = _numbers(call)
     dropout_p = numbers["dropout_p"]
@@ -63,7 +63,7 @@ def read(call: Call, groups: tuple[dist.ProcessGroup, ...]) -> Read:
     left, right = call.get("window_left", -1), 0 if call.get("causal", False) else call.get("window_right", -1)
     positional = left >= 0 or right >= 0 or "alibi_slopes" in learned or snippet_of or dropout_p > 0
     if rows != keys and (positional or documents is not None):
-        raise call.refuse("k", f"must have the rows of q ({rows}) where masks, documents or positions count", keys)
+        raise call.refuse("k", f"must have as many rows as q ({rows}) with masks, documents or positions", keys)
     how, chunk = call.get("how", "auto"), rows * within // pieces
     auto = None
     if how == "auto" and len(worlds) == 1:
@@ -101,7 +101,7 @@ def read(call: Call, groups: tuple[dist.ProcessGroup, ...]) -> Read:
 
 
 def _shards(call: Call, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in autocast's type, if there is one."""
+    """Returns q, k and v, in autocast's type if autocast is on."""
     for name in ("q", "k", "v"):
         x = call[name]
         if not isinstance(x, Tensor) or type(x) not in (Tensor, torch.nn.Parameter):
@@ -120,10 +120,10 @@ def _shards(call: Call, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> None:
-    """Refuses what the extension would of this rank's shards, before anything moves."""
+    """Checks this rank's shards by the rules of the extension, before anything moves."""
     own = [name for name in call.arguments if name not in ROWS and name != "captures"]
     alone = call.with_(*own, q=q, k=k, v=v, seed=0)
-    if documents is not None:  # those of the first rows
+    if documents is not None:  # the documents of the first rows
         of_q, of_k = (documents.starts.clamp(max=len(x)) for x in (q, k))
         longest = documents.longest
         alone = alone.with_(cu_seqlens_q=of_q, cu_seqlens_k=of_k, max_seqlen_q=longest, max_seqlen_k=longest)
@@ -145,8 +145,8 @@ def _numbers(call: Call) -> dict[str, Any]:
     return {"softmax_scale": scale, "softcap": float(softcap), "dropout_p": float(dropout_p)}
 
 
-def _of_heads(call: Call) -> dict[str, Tensor]:
-    """Slopes and sinks."""
+def _slopes_and_sinks(call: Call) -> dict[str, Tensor]:
+    """Returns the slopes and sinks that are given."""
     found = {name: call[name] for name in ("alibi_slopes", "s_aux") if call.get(name) is not None}
     for name, x in found.items():
         if not isinstance(x, Tensor):
@@ -155,7 +155,7 @@ def _of_heads(call: Call) -> dict[str, Tensor]:
 
 
 def _score_mod(call: Call) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Its code with its captures that are numbers, by the schema's words; and those that are tensors."""
+    """Returns a score_mod's code with the captures that are numbers, by the schema's words, and the tensor captures."""
     found = snippet(call.function, call.get("score_mod"), call.get("captures"))
     if found is None:
         return {}, {}
@@ -194,7 +194,7 @@ def _documents(call: Call, q: Tensor, total: int) -> Documents:
 
 
 def _ways(call: Call, how: Any, worlds: list[int], heads: int) -> tuple[str, ...]:
-    """A way for each group."""
+    """Returns a way for each group."""
     if len(worlds) == 2:
         ways = ("ring", "all_to_all") if how == "auto" else how
         if not isinstance(ways, tuple | list) or len(ways) != 2 or ways[0] not in _OUTER or ways[1] != "all_to_all":
@@ -206,16 +206,16 @@ def _ways(call: Call, how: Any, worlds: list[int], heads: int) -> tuple[str, ...
     else:
         raise call.refuse("how", f"must be one of {', '.join(_WAYS)}, auto for one group", repr(how))
     if ways[-1] == "all_to_all" and heads % worlds[-1]:
-        raise call.refuse("q", f"must have heads that the {worlds[-1]} ranks divide for how='all_to_all'", heads)
+        raise call.refuse("q", f"must have a multiple of {worlds[-1]} heads for how='all_to_all'", heads)
     return ways
 
 
 @functools.cache
 def _room(device: torch.device) -> int:
-    """What a call may need beside its tensors: a quarter of the memory, used or not, so that a choice is always one."""
+    """Returns the bytes that a call may need beside its tensors: a quarter of all memory, so that choices are fixed."""
     if device.type == "xpu":
         return int(torch.xpu.get_device_properties(device).total_memory) // 4
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of torchrun
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 // ranks_here
 
 
@@ -227,8 +227,8 @@ def _check_dropout(
     if documents is not None:
         got = f"{dropout_p} with how={ways[0]!r}"
         raise call.refuse(
-            "dropout_p", "must be 0 with packed documents, but for how='all_to_all'", got, NotImplementedError
+            "dropout_p", "must be 0 with packed documents, except with how='all_to_all'", got, NotImplementedError
         )
     if chunk % _ROWS_OF_A_DRAW:
-        rule = f"must have chunks of a multiple of {_ROWS_OF_A_DRAW} rows with dropout, but for how='all_to_all'"
+        rule = f"must have chunks of a multiple of {_ROWS_OF_A_DRAW} rows with dropout, except with how='all_to_all'"
         raise call.refuse("q", rule, chunk)

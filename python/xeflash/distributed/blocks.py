@@ -1,4 +1,4 @@
-"""A call over ranks, and the blocks that it consists of: some of a rank's rows with some keys, and where both lie."""
+"""A call over ranks, and its blocks: some of a rank's rows with some keys, and the places of both."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from xeflash.distributed import part
 from xeflash.distributed.shards import RANGES, Chunk, chunks_of
 
 State = tuple[Tensor, Tensor]  # out and LSE, in fp32
-Sums = tuple[Tensor | None, Tensor | None]  # of dK and dV
+Sums = tuple[Tensor | None, Tensor | None]  # sums of dK and dV
 EVERY = slice(None)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Packed sequences: int32 starts and their end among all tokens, the same in host memory if they are there."""
+    """Packed sequences: int32 starts and their end among all tokens, and a copy in host memory where it is known."""
 
     starts: Tensor
     on_host: tuple[int, ...] | None
     longest: int
 
     def between(self, q: Chunk, k: Chunk) -> dict[str, Any]:
-        """Keywords for the rows and keys of these chunks. Each document has its place, if it has no row here."""
+        """Returns keywords for the rows and keys of two chunks; documents without rows here keep their places."""
         begin = self.starts[:-1]
         return {
             "cu_seqlens_q": self.starts.clamp(q.start, q.start + q.rows) - q.start,
@@ -42,7 +42,7 @@ class Documents:
         }
 
     def meet(self, q: Chunk, k: Chunk) -> bool:
-        """Whether a document may have rows in one and keys in the other; True where only a device knows."""
+        """Returns whether a document may have rows in q and keys in k; True where only a device knows."""
         if self.on_host is None:
             return True
         low, high = max(q.start, k.start), min(q.start + q.rows, k.start + k.rows)
@@ -67,61 +67,61 @@ class Block:
 
 @dataclass(frozen=True)
 class Spread:
-    """A call over ranks: what is the same for all of them and all blocks."""
+    """A call over ranks: all that its ranks and blocks have in common."""
 
     call: Call  # but for tensors; right of its window 0 if it is causal, which it says in no other way
     learned: tuple[str, ...]  # "alibi_slopes", "s_aux", "captures['NAME']": the tensors that follow q, k and v
     documents: Documents | None
     all_heads: int
     first_head: int = 0
-    ready: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # what was computed before
+    ready: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # results that were computed before
 
     @property
     def function(self) -> str:
-        """The public one, for messages."""
+        """Returns the name of the public function, for messages."""
         return self.call.function
 
     @property
     def layout(self) -> int:
-        """That of the call."""
+        """Returns the layout of the call."""
         return self.call.layout
 
     @property
     def left(self) -> int:
-        """Of the window; -1: no limit."""
+        """Returns the left side of the window; -1 means no limit."""
         return int(self.call["window_left"])
 
     @property
     def right(self) -> int:
-        """Of the window; -1: no limit, 0 if causal."""
+        """Returns the right side of the window; -1 means no limit, and 0 is causal."""
         return int(self.call["window_right"])
 
     @property
     def dim(self) -> int:
-        """Which dimension of q, k, v the sequence is."""
+        """Returns the dimension of q, k and v that is the sequence."""
         return 0 if self.layout == THD else 1
 
     @property
     def by_order(self) -> bool:
-        """Whether blocks need no positions: there is no mask, or what comes before a row is all that it sees."""
+        """Returns whether blocks need no positions: there is no mask, or each row sees all that comes before it."""
         shifts = "score_mod" in self.call or "alibi_slopes" in self.learned or self.call["dropout_p"] > 0
         return not shifts and self.left < 0 and self.right <= 0 and self.documents is None
 
-    def of_heads(self, first: int) -> Spread:
-        """The same for heads from this one on."""
+    def from_head(self, first: int) -> Spread:
+        """Returns a copy of the call for the heads from `first` on."""
         return replace(self, first_head=first)
 
     # ---- which blocks there are ------------------------------------------------------------------
 
     def sees(self, q: Chunk, k: Chunk) -> bool:
-        """Whether some row may see some key."""
-        nearest = k.start - (q.start + q.rows - 1), k.start + k.rows - 1 - q.start  # of key - row, from and to
+        """Returns whether some row of q may see some key of k."""
+        nearest = k.start - (q.start + q.rows - 1), k.start + k.rows - 1 - q.start  # the range of key - row
         if (self.left >= 0 and nearest[1] < -self.left) or (self.right >= 0 and nearest[0] > self.right):
             return False
         return self.documents is None or self.documents.meet(q, k)
 
     def blocks(self, mine: Sequence[Chunk], theirs: Sequence[Chunk], own: bool) -> list[Block]:
-        """Of the rows of a shard with the keys of one; `own`: of the same shard."""
+        """Returns the blocks of one shard's rows with another shard's keys; `own` says that both are one shard."""
         pairs = [(q, k) for q in mine for k in theirs if self.sees(q, k)]
         if not self.by_order or not pairs:
             return [Block(q.here, k.here, q, k, first=own and q.at == k.at) for q, k in pairs]
@@ -129,7 +129,7 @@ class Spread:
         return [Block(rows.here, keys.here, rows, keys, masked=own and self.right == 0, first=own)]
 
     def last_step(self, world: int, rows: int, keys: int, shards: str) -> int:
-        """The last step of a ring in which some rank sees something: its keys come from the rank so many before it."""
+        """Returns the last step of a ring in which some rank sees a key; in step s keys come from s ranks before."""
         name = ("last step", world, rows, keys, shards)
         if name not in self.ready:
             of_q = [chunks_of(rank, world, rows, shards) for rank in range(world)]
@@ -147,13 +147,13 @@ class Spread:
     # ---- what runs -------------------------------------------------------------------------------
 
     def state(self, q: Tensor, v: Tensor) -> State:
-        """That of rows that have seen no key yet."""
+        """Returns the state (out, LSE) of rows that have seen no key yet."""
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=torch.float32)
         shape = (q.shape[1], q.shape[0]) if self.layout == THD else (q.shape[0], q.shape[2], q.shape[1])
         return out, q.new_full(shape, -torch.inf, dtype=torch.float32)
 
     def add(self, block: Block, q: Tensor, k: Tensor, v: Tensor, state: State, learned: Mapping[str, Tensor]) -> None:
-        """Attends from the rows of a block to its keys, k and v being those of the shard that they lie in."""
+        """Attends from the rows of a block to its keys, and adds to `state`; k and v are those of the keys' shard."""
         at_q, at_k = self._at(block.rows), self._at(block.keys)
         out, lse = state
         part.attention_part(
@@ -168,19 +168,22 @@ class Spread:
         dq: Tensor | None,
         dkv: Sums,
         learned: Mapping[str, Tensor],
-        of_learned: dict[str, Tensor],
+        learned_sums: dict[str, Tensor],
     ) -> None:
-        """The same for gradients: `inputs` are q, k, v, `kept` is dO, LSE and Delta; of_learned has those wanted."""
+        """Computes the gradients of a block, and adds them to dq, to dkv and to those that `learned_sums` has.
+
+        `inputs` are q, k and v; `kept` is dO, LSE and Delta.
+        """
         at_q, at_k = self._at(block.rows), self._at(block.keys)
         (q, k, v), (dout, lse, delta), (dk, dv) = inputs, kept, dkv
-        wanted = [name for name in of_learned if name != "s_aux" or block.first]
+        wanted = [name for name in learned_sums if name != "s_aux" or block.first]
         found = part.attention_part_backward(
             dout[at_q], q[at_q], k[at_k], v[at_k], lse[..., block.rows], delta[..., block.rows],
             *(None if x is None else x[at] for x, at in ((dq, at_q), (dk, at_k), (dv, at_k))),
             wanted=wanted, captures=list(_captured(learned).items()), **self._keywords(block, learned),
         )  # fmt: skip
         for name, x in found.items():
-            of_learned[name] += x
+            learned_sums[name] += x
 
     def _at(self, rows: slice) -> tuple[slice, ...]:
         return (EVERY,) * self.dim + (rows,)
@@ -201,18 +204,18 @@ def _captured(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _whole(chunks: Sequence[Chunk]) -> Chunk:
-    """Chunks that lie beside each other, in the order of their positions, as one."""
+    """Joins chunks that lie beside each other into one."""
     at = min(chunk.at for chunk in chunks)
     return Chunk(0, max(chunk.at + chunk.rows for chunk in chunks) - at, at)
 
 
 def whole(rows: int) -> tuple[Chunk, ...]:
-    """All of a sequence."""
+    """Returns the one chunk that is a whole sequence."""
     return chunks_of(0, 1, rows, RANGES)
 
 
 def each(spread: Spread, mine: Sequence[Chunk], keys: int) -> Iterator[Block]:
-    """The blocks of a shard's rows with all keys, which are here in their order."""
+    """Yields the blocks of a shard's rows with all keys, which are here in their order."""
     if spread.by_order and spread.right < 0:
         mine = [_whole(mine)]
     (theirs,) = whole(keys)

@@ -1,4 +1,4 @@
-"""Whether a group's transports deliver what was sent: known patterns through each of them.
+"""A check that a group's transports deliver what was sent: known patterns go through each of them.
 
 Backends are known to corrupt data without an error: XCCL on Arc Pro B60 in ``all_to_all_single`` and
 ``batch_isend_irecv``. An attention over ranks is wrong then, too, and nothing says so but this.
@@ -37,7 +37,7 @@ _PRIME = 251  # numbers below it are exact in every type
 
 @dataclass(frozen=True)
 class Fault:
-    """The first element that is wrong: what a rank got at this place of a message, of which rank."""
+    """The first wrong element of a message: its place, its sender, and what the rank got."""
 
     rank: int
     of_rank: int
@@ -53,12 +53,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """Messages of one size and type that went by one transport, and what came of them on all ranks."""
+    """Messages of one size and type through one transport, and the outcome on all ranks."""
 
     direction: str
     transport: str
     dtype: str
-    elements: int  # of a message to one rank
+    elements: int  # elements of a message to one rank
     messages: int = 0
     wrong: int = 0
     fault: Fault | None = None
@@ -66,7 +66,7 @@ class Case:
 
     @property
     def ok(self) -> bool:
-        """Whether all were delivered."""
+        """Returns whether all messages were delivered."""
         return not (self.wrong or self.error)
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True)
 class TransportCheck:
-    """What ``check_transport`` found; the same on all ranks. It prints as a table."""
+    """The findings of ``check_transport``, the same on all ranks; it prints as a table."""
 
     ranks: int
     backend: str
@@ -89,16 +89,16 @@ class TransportCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether every transport delivered everything."""
+        """Returns whether every transport delivered everything."""
         return not self.stopped and all(case.ok for case in self.cases)
 
     @property
     def wrong(self) -> tuple[Case, ...]:
-        """The cases in which it did not."""
+        """Returns the cases in which a transport did not deliver."""
         return tuple(case for case in self.cases if not case.ok)
 
     def right(self, direction: str) -> list[str]:
-        """The transports that delivered everything in this direction."""
+        """Returns the transports that delivered everything in this direction."""
         cases = [case for case in self.cases if case.direction == direction]
         names = dict.fromkeys(case.transport for case in cases)
         return [n for n in names if not self.stopped and all(case.ok for case in cases if case.transport == n)]
@@ -146,7 +146,8 @@ def check_transport(
     """Sends known patterns through each transport in each direction, and compares what comes, bit by bit.
 
     All ranks of the group have to call it. Messages follow each other without a pause, lie beside computation of the
-    same device, and travel two at once, as in attention. What is wrong raises nothing: look at ``ok``, or print it.
+    same device, and travel two at once, as in attention. A wrong element raises no error: look at ``ok``, or print the
+    result.
 
     >>> print(xeflash.distributed.check_transport())
 
@@ -155,7 +156,7 @@ def check_transport(
         device: where tensors are; None is this process's current xpu where the group has a backend of its own for
             xpu, else the CPU.
         sizes: elements of messages to one rank.
-        tell: is called with the name of each transport before it is checked, as one may hang.
+        tell: is called with the name of each transport before its check, as a transport may hang.
     """
     members = members_of("check_transport", group)
     for size in sizes:
@@ -171,7 +172,7 @@ def check_transport(
             tell(f"{direction} by {transport!r}")
         name = str(dtype).removeprefix("torch.")
         mine = _try(direction, transport, dtype, elements, members, place)
-        found = _of_all(store, str(len(cases)), members, mine)
+        found = _gathered(store, str(len(cases)), members, mine)
         errors = [f"rank {rank}: {error}" for rank, (_, _, error) in enumerate(found) if error]
         faults = [fault for _, fault, _ in found if fault]
         wrong = sum(number for number, _, _ in found)
@@ -199,14 +200,14 @@ def _device(group: dist.ProcessGroup) -> torch.device:
 
 
 def _store(group: dist.ProcessGroup) -> dist.Store:
-    """What ranks tell each other goes by the store that they met in, not by what is being checked."""
+    """Returns a store in which ranks tell each other results, apart from the transports that are checked."""
     store = dist.PrefixStore("xeflash/check_transport", dist.distributed_c10d._get_process_group_store(group))
     number = (store.add("calls", 1) - 1) // group.size()  # no rank begins another call before all have begun this one
     return dist.PrefixStore(str(number), store)
 
 
-def _of_all(store: dist.Store, name: str, group: dist.ProcessGroup, mine: Any) -> list[Any]:
-    """`mine` of each rank."""
+def _gathered(store: dist.Store, name: str, group: dist.ProcessGroup, mine: Any) -> list[Any]:
+    """Returns `mine` of each rank."""
     store.set(f"{name}/{group.rank()}", pickle.dumps(mine))
     return [pickle.loads(store.get(f"{name}/{rank}")) for rank in range(group.size())]
 
@@ -216,7 +217,7 @@ def _of_all(store: dist.Store, name: str, group: dist.ProcessGroup, mine: Any) -
 
 @functools.lru_cache(maxsize=2)
 def _places(elements: int) -> tuple[Tensor, Tensor]:
-    """Two numbers of each place, from a hash: what is shifted differs in nearly all places."""
+    """Returns two hashed numbers for each place, so that shifted data differs in nearly all places."""
     hashed = (torch.arange(elements, dtype=torch.int64) * 2_654_435_761 + 12_345) >> 7
     return (hashed % _PRIME).int(), (hashed // _PRIME % (_PRIME - 1) + 1).int()
 
@@ -231,7 +232,7 @@ def _pattern(elements: int, of: int, to: int, number: int) -> Tensor:
 
 
 def pattern(elements: int, dtype: torch.dtype, of: int, to: int, number: int) -> Tensor:
-    """What rank `of` sends to rank `to` as its message of this number."""
+    """Returns what rank `of` sends to rank `to` as its message of this number."""
     return _pattern(elements, of, to, number).to(dtype)
 
 
@@ -241,7 +242,7 @@ def pattern(elements: int, dtype: torch.dtype, of: int, to: int, number: int) ->
 def _try(
     direction: str, transport: str, dtype: torch.dtype, elements: int, group: dist.ProcessGroup, device: torch.device
 ) -> tuple[int, Fault | None, str]:
-    """(messages that came wrong, the first fault, an error) on this rank."""
+    """Tries one transport; returns (messages that came wrong, the first fault, an error) on this rank."""
     rank, ranks = group.rank(), group.size()
     peers = [(rank - 1) % ranks] if direction == "ring" else list(range(ranks))
 
@@ -273,9 +274,9 @@ def _try(
 
 
 def _move(begin: Callable[[int], Wait], device: torch.device) -> tuple[list[Tensor], bool]:
-    """The messages: in a row, beside computation, two at once; and whether computation was undisturbed."""
+    """Moves messages in a row, beside computation, and two at once; returns them, and whether products stayed right."""
     x = torch.arange(128 * 128, device=device).remainder(13).float().view(128, 128)
-    alone = x @ x  # of small numbers, so that it is exact
+    alone = x @ x  # a product of small numbers is exact
     got = [begin(number)() for number in range(IN_A_ROW)]
     wait = begin(IN_A_ROW)
     beside = [x @ x for _ in range(4)]

@@ -1,4 +1,4 @@
-"""What context parallel sends, and what memory it needs: numbers from shapes alone, before anything runs.
+"""Costs of context parallel attention: bytes that are sent and memory, from shapes alone, before anything runs.
 
     print(cost_table((1, 8192, 32, 128), (1, 8192, 8, 128), "bfloat16", 8))    # a shard of 8192 tokens, on 8 ranks
 
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WAYS = ("all_gather", "all_to_all", "ring")  # of equal bytes, choose() takes the way with fewer steps
+WAYS = ("all_gather", "all_to_all", "ring")  # between equal bytes, choose() takes the way with fewer steps
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _FP32 = 4
@@ -33,7 +33,7 @@ How = str | tuple[str, str]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one rank sends and holds for one call in one layer.
+    """The bytes that one rank sends and holds for one call in one layer.
 
     Attributes:
         how: "ring", "all_gather", "all_to_all", or the ways of two groups.
@@ -60,17 +60,17 @@ class Cost:
 
     @property
     def bytes(self) -> int:
-        """Bytes of both passes."""
+        """Returns the bytes that both passes send."""
         return self.bytes_forward + self.bytes_backward
 
     @property
     def messages(self) -> int:
-        """Messages of both passes."""
+        """Returns the messages of both passes."""
         return self.messages_forward + self.messages_backward
 
     @property
     def memory(self) -> int:
-        """The larger of both passes' memory."""
+        """Returns the larger of both passes' memory."""
         return max(self.memory_forward, self.memory_backward)
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class _Shard:
 
     @property
     def kept(self) -> int:
-        """Bytes of the output, and of what rounding took from it."""
+        """Returns the bytes of the output, and of its rounding residual."""
         return self.out * self.element * (1 if self.element == _FP32 else 2)
 
 
@@ -314,14 +314,14 @@ def _all_to_all(shard: _Shard, world: int, backward: bool) -> Cost:
 
 
 def _not_by_heads(shard: _Shard, world: int) -> str:
-    """Why heads cannot be dealt to so many ranks, or ""."""
+    """Returns why heads cannot be dealt to so many ranks, or ""."""
     if shard.heads % world == 0:
         return ""
     return f"the number of query heads must be a multiple of the number of ranks ({world}), got {shard.heads}"
 
 
 def _shard(function: str, q_shape: Sequence[int], k_shape: Sequence[int], dtype: Any, dim_v: int | None) -> _Shard:
-    """The numbers of the call, or an error."""
+    """Checks shapes and dtype; returns the sizes of a shard."""
     q, k = tuple(map(int, q_shape)), tuple(map(int, k_shape))
     if len(q) not in (3, 4) or len(k) != len(q):
         raise ValueError(
@@ -358,7 +358,7 @@ def _check_world(function: str, world: World, how: How) -> None:
 
 
 def _size(value: int) -> str:
-    """Bytes in the unit that fits."""
+    """Formats bytes in the unit that fits."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= factor:
             return f"{value / factor:.3g} {unit}"

@@ -29,7 +29,7 @@ State = tuple[Tensor, Tensor]  # out (B, S, H, D) and LSE (B, H, S)
 
 
 def gather_states(out: Tensor, lse: Tensor, group: Group) -> list[State]:
-    """(out, LSE) of all ranks, by one message of each."""
+    """Gathers (out, LSE) of all ranks, in one message from each."""
     numbers = out.numel() * out.element_size()
     start = -(-numbers // 4) * 4
     end = start + lse.numel() * 4
@@ -43,7 +43,7 @@ def gather_states(out: Tensor, lse: Tensor, group: Group) -> list[State]:
 
 
 def _append(part: Part) -> list[State]:
-    """Writes new keys that the call on the cache does not append itself; attends them if they are seen apart."""
+    """Writes new keys that the call on the cache does not append itself; attends to them if they are seen apart."""
     if part.k is None or part.v is None:
         return []
     rows = rows_of(part.call, part.k, part.v)
@@ -93,20 +93,20 @@ def context_parallel_with_kvcache(
     score_mod: str | None = None,
     captures: Mapping[str, Any] | None = None,
 ) -> Any:
-    """flash_attn_with_kvcache on a cache whose keys lie on all ranks of a group; q, k and v are the same on all.
+    """Computes flash_attn_with_kvcache on a cache whose keys lie on all ranks; q, k and v are the same on all.
 
     All ranks call it alike, get the same bits, and send one message of out and LSE each, whatever the context is.
 
     Args:
         k_cache, v_cache: this rank's keys of each sequence, in the order of their positions: (B_cache, rows, Hk, D), or
-            (pages, page, Hk, D) with block_table. Of the dtype of q, or of 8 bits.
+            (pages, page, Hk, D) with block_table. Their dtype is that of q, or has 8 bits.
         k, v: (B, new, Hk, D); the owner of a position writes it into its cache. All of them are attended.
         cache_seqlens: keys on all ranks together before the new ones, an int or int32 (B,). An int is faster.
         owners: "pages": position p belongs to rank p // page % ranks, which spreads keys evenly at any length.
-            "ranges": rank r has positions r * room to (r + 1) * room, which windows, ALiBi, a score_mod of q_idx or
-            k_idx, and causal with more queries than new keys need.
-        page: the positions of a dealt page, by default 16. It need not be that of the block_table.
-        room: the positions of a range, by default all rows of the cache; with block_table it has to be given.
+            "ranges": rank r has positions r * room to (r + 1) * room. Windows, ALiBi, a score_mod of q_idx or k_idx,
+            and causal with more queries than new keys need "ranges".
+        page: the positions of a dealt page, by default 16. It may differ from the block_table's page.
+        room: the positions of a range, by default all rows of the cache; it is required with block_table.
         group: of torch.distributed; default all processes.
         block_table, cache_batch_idx: where this rank's cache has its keys.
         rotary_cos, rotary_sin: rotate queries and new keys by their positions among the keys of all ranks.

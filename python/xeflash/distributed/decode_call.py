@@ -1,4 +1,4 @@
-"""What a call of ``context_parallel_with_kvcache`` says: checked on all ranks, and as the extension takes it."""
+"""A call of ``context_parallel_with_kvcache``: checked on all ranks, and put into the extension's words."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _OF_ALL += ["causal", "window_left", "window_right", "rotary_cos", "rotary_sin",
 
 @dataclass(frozen=True)
 class Part:
-    """A call on one rank."""
+    """The part of a call that one rank runs."""
 
-    call: Call  # of attention on this rank's cache
+    call: Call  # attention on this rank's cache
     owners: Owners
     length: int | Tensor  # keys on all ranks before the new ones
     k: Tensor | None  # new keys and values that `call` does not append
@@ -43,7 +43,7 @@ class Part:
 
 
 def read_call(call: Call, groups: Sequence[dist.ProcessGroup], facts: dict[str, Any]) -> Part:
-    """A rank's part of a call that gives no None; puts what ranks must have in common into `facts`."""
+    """Reads a call without None; returns this rank's part, and adds to `facts` what ranks must agree on."""
     if len(groups) > 1:
         raise call.refuse("group", "must be one group", len(groups), NotImplementedError)
     call = in_words_of_schema(call)
@@ -103,7 +103,10 @@ def _length(here: int | Tensor) -> dict[str, Any]:
 
 
 def _with_rows(score_mod: Any, captures: Any, first: int | Tensor) -> dict[str, Any]:
-    """A score_mod whose q_idx counts the rows of q, as in one process: the kernel's are positions from `first` on."""
+    """Rewrites a score_mod so that q_idx counts the rows of q, as in one process.
+
+    The kernel's q_idx are positions from `first` on.
+    """
     if not isinstance(score_mod, str) or not isinstance(captures, Mapping | None):
         return {}
     code = without_comments(score_mod)
@@ -116,12 +119,12 @@ def _with_rows(score_mod: Any, captures: Any, first: int | Tensor) -> dict[str, 
 
 
 def _check(part: Call, here: int | Tensor) -> None:
-    """Refuses what the kernels would, before anything is written: a call without queries, as if new keys were there."""
+    """Refuses before anything is written what the kernels would refuse: runs a call without queries."""
     attend_cache(part.with_("k", "v", "unified_max", "num_splits", q=part["q"][:, :0], **_length(here)))
 
 
 def _facts(call: Call, owners: Owners, length: int | Tensor) -> dict[str, Any]:
-    """What all ranks must have in common."""
+    """Returns the facts that all ranks must share."""
     given = call.arguments
     names = ("owners='ranges'", "room") if owners.is_ranges else ("owners='pages'", "page")
     shapes = {f"{x}.shape": list(given[x].shape) for x in ("q", "k", "v") if x in given}
@@ -137,12 +140,12 @@ def _facts(call: Call, owners: Owners, length: int | Tensor) -> dict[str, Any]:
 
 
 def joined(x: Tensor, runs: list[slice]) -> Tensor:
-    """These columns of x, one run behind the other."""
+    """Joins runs of the columns of x."""
     return x[:, runs[0]] if len(runs) == 1 else torch.cat([x[:, run] for run in runs], 1)
 
 
 def longest(total: int | Tensor) -> int:
-    """Of the sequences, as far as it is known: what lies on a device is trusted."""
+    """Returns the length of the longest sequence, or 0 where only a device knows it."""
     if isinstance(total, int):
         return total
     return int(total.max()) if total.device.type == "cpu" and total.numel() else 0
@@ -155,7 +158,7 @@ def _shortest(total: int | Tensor) -> int:
 
 
 def check_arrays(call: Call, like: str = "q") -> None:
-    """Refuses arrays that are not as what is done here needs them; the extension looks at the rest."""
+    """Refuses arrays that do not suit a call over ranks; the extension checks the rest."""
     given = call.arguments
     sizes = {"q": 4, "k_cache": 4, "v_cache": 4, "k": 4, "v": 4, "block_table": 2, "cache_batch_idx": 1}
     first = given.get(like)
@@ -178,8 +181,8 @@ def check_arrays(call: Call, like: str = "q") -> None:
 
 def _check_new(call: Call, name: str, like: str) -> None:
     """Refuses new keys, or values, that do not fit into the cache."""
-    first, x, scale, of_cache = call[like], call[name], call.get(f"{name}_scale"), f"{name}_cache"
-    cache = call[of_cache]
+    first, x, scale, cache_name = call[like], call[name], call.get(f"{name}_scale"), f"{name}_cache"
+    cache = call[cache_name]
     if x.dtype is not first.dtype:
         raise call.refuse(name, f"must have the dtype of {like} ({first.dtype})", x.dtype, TypeError)
     want = (len(first), call["k"].shape[1], *cache.shape[2:])
@@ -187,10 +190,10 @@ def _check_new(call: Call, name: str, like: str) -> None:
         raise call.refuse(name, f"must have shape {list(want)}", list(x.shape))
     if cache.dtype is not first.dtype and cache.dtype not in EIGHT_BITS:
         rule = f"must have the dtype of {like} ({first.dtype}), or 8 bits"
-        raise call.refuse(of_cache, rule, cache.dtype, TypeError)
+        raise call.refuse(cache_name, rule, cache.dtype, TypeError)
     if isinstance(scale, Tensor) and scale.shape != cache.shape[:3]:
         rule = (
-            f"must be a number or have the shape of {of_cache} without its last dimension {list(cache.shape[:3])} "
+            f"must be a number or have the shape of {cache_name} without its last dimension {list(cache.shape[:3])} "
             f"with new keys"
         )
         raise call.refuse(f"{name}_scale", rule, list(scale.shape), NotImplementedError)
@@ -199,14 +202,14 @@ def _check_new(call: Call, name: str, like: str) -> None:
 
 
 def room_of(call: Call) -> int:
-    """Rows that this rank's cache has for a sequence."""
+    """Returns the rows that this rank's cache has for a sequence."""
     given = call.arguments
     rows: int = given["k_cache"].shape[1]
     return rows * given["block_table"].shape[1] if "block_table" in given else rows
 
 
 def owners_of_cache(call: Call, group: dist.ProcessGroup) -> Owners:
-    """What owners, page and room say."""
+    """Returns the owners of positions that the arguments owners, page and room describe."""
     rows = None if "block_table" in call else room_of(call)
     owners = owners_of(call.function, call.get("owners", "pages"), call.get("page"), call.get("room"), rows, group)
     if owners.is_ranges and owners.page > room_of(call):
@@ -215,7 +218,10 @@ def owners_of_cache(call: Call, group: dist.ProcessGroup) -> Owners:
 
 
 def _rotated(call: Call, length: int | Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """q, k and v, by their positions among the keys of all ranks, which the kernel of one rank does not know."""
+    """Returns q, k and v, rotated by their positions among the keys of all ranks.
+
+    The kernel of one rank does not know these positions.
+    """
     q, k, v, cos, sin = (call.get(name) for name in ("q", "k", "v", "rotary_cos", "rotary_sin"))
     assert isinstance(q, Tensor)
     if cos is None and sin is None:
@@ -242,7 +248,7 @@ def _rotated(call: Call, length: int | Tensor) -> tuple[Tensor, Tensor | None, T
 
 
 def _that_need_positions(call: Call, left: int, right: int, rows: int, new: int) -> list[tuple[str, Any]]:
-    """Arguments by whose results a key's position matters, and their values."""
+    """Returns the arguments whose effect depends on a key's position, with their values."""
     given = call.arguments
     found: list[tuple[str, Any]] = []
     if left >= 0 or right > 0:

@@ -1,4 +1,4 @@
-"""The keys of a prompt, which a context-parallel prefill left in shards, go to the ranks whose caches keep them."""
+"""Distribution of a prompt's keys, which a context-parallel prefill left in shards, to the ranks' caches."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from xeflash.distributed.shards import chunks_of, deal, undeal
 
 
 class Way:
-    """The keys of a group, or, without one, those that are here; rows and keys are those of a shard."""
+    """A way that gathers the keys of a group, or without a group takes those that are here."""
 
     def __init__(self, spread: Spread, group: dist.ProcessGroup | None, shards: str, rows: int, keys: int) -> None:
         self.spread, self.group, self.shards = spread, group, shards
@@ -37,7 +37,7 @@ class Way:
         return k, v
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, learned: Mapping[str, Tensor]) -> State:
-        """(out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
+        """Computes (out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
         state = self.spread.state(q, v)
         k, v = self._gathered(k, v)
         for block in self.blocks:
@@ -51,14 +51,17 @@ class Way:
         dq: Tensor | None,
         wants_kv: bool,
         learned: Mapping[str, Tensor],
-        of_learned: dict[str, Tensor],
+        learned_sums: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """dK and dV of this rank's keys, in fp32; adds to dq and to of_learned. `kept` is dO, LSE and Delta."""
+        """Computes dK and dV of this rank's keys, in fp32; adds to dq and to learned_sums.
+
+        `kept` is dO, LSE and Delta.
+        """
         q, of_k, of_v = inputs
         k, v = self._gathered(of_k, of_v)
         sums = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (k, v)) if wants_kv else (None, None)
         for block in self.blocks:
-            self.spread.add_gradients(block, (q, k, v), kept, dq, sums, learned, of_learned)
+            self.spread.add_gradients(block, (q, k, v), kept, dq, sums, learned, learned_sums)
         dk, dv = sums
         if dk is None or dv is None:
             return None, None

@@ -1,4 +1,4 @@
-"""A call over ranks in both directions: by rows or by heads, what is kept in between, and what autograd sees of it.
+"""A call over ranks in both directions: its ways, the tensors it keeps, and its autograd function.
 
 Kept are q, k and v, the LSE, and the output in more than its 16 bits, as Delta = rowsum(dO O) needs them: the output
 itself, which others keep anyway, and what rounding took from it, 2 bytes per element; or, where heads were exchanged
@@ -28,7 +28,7 @@ _REST = 256.0  # what rounding takes from the output is kept times this: it woul
 
 @dataclass(frozen=True)
 class Choice:
-    """What how="auto" chooses a way by, besides shapes, and the ways that there are."""
+    """The facts besides shapes from which how="auto" chooses a way, and the ways that it may choose."""
 
     dtype: torch.dtype
     backward: bool
@@ -41,17 +41,17 @@ class Job:
 
     spread: Spread
     groups: tuple[dist.ProcessGroup, ...]
-    ways: tuple[str, ...]  # of each group, the outer one first; none until one is chosen
+    ways: tuple[str, ...]  # a way for each group, the outer one first; empty until a way is chosen
     shards: str
-    shapes: tuple[torch.Size, ...]  # of q, k and v
+    shapes: tuple[torch.Size, ...]  # shapes of q, k and v
     wants_lse: bool
     lse_alone: bool = False  # without flash-attn's third result
     auto: Choice | None = None
-    number: int = 0  # of the call, among those of its groups
+    number: int = 0  # the number of the call among those of its groups
 
     @cached_property
     def exchange(self) -> Exchange | None:
-        """Of heads, in the inner group."""
+        """Returns the exchange of heads in the inner group, or None if no heads are exchanged."""
         if self.ways[-1] != "all_to_all":
             return None
         shards = RANGES if len(self.groups) == 2 else self.shards
@@ -60,19 +60,19 @@ class Job:
 
     @cached_property
     def way(self) -> ring.Way | gather.Way:
-        """What attends, with this rank's heads."""
+        """Returns the way that attends, with this rank's heads."""
         rows, keys = (shape[self.spread.dim] for shape in self.shapes[:2])
         if self.exchange is None:
             kind = ring.Way if self.ways[0] == "ring" else gather.Way
             return kind(self.spread, self.groups[0], self.shards, rows, keys)
-        spread, world = self.spread.of_heads(self.exchange.first), self.exchange.world
+        spread, world = self.spread.from_head(self.exchange.first), self.exchange.world
         if len(self.groups) == 1:
             return gather.Way(spread, None, RANGES, rows * world, keys * world)
         kind = ring.Way if self.ways[0] == "ring" else gather.Way
         return kind(spread, self.groups[0], self.shards, rows * world, keys * world)
 
     def _learned(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """By their names; of slopes and sinks those of this rank's heads."""
+        """Returns learned tensors by name; slopes and sinks are cut to this rank's heads."""
         found = dict(zip(self.spread.learned, tensors, strict=True))
         if self.exchange is not None:
             for name in {"alibi_slopes", "s_aux"} & found.keys():
@@ -80,12 +80,12 @@ class Job:
         return found
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, learned: Sequence[Tensor], keep: bool) -> tuple[Any, ...]:
-        """(out, LSE, what is kept)."""
+        """Computes (out, LSE, tensors for the backward pass)."""
         exchange, dtype = self.exchange, q.dtype
         if exchange is not None:
             q, k, v = exchange.to_heads(q, exchange.spread(k), exchange.spread(v))
         wide, lse = self.way.forward(q, k, v, self._learned(learned))
-        lse.masked_fill_(lse == -torch.inf, torch.inf)  # as flash-attn has it for rows that see no key
+        lse.masked_fill_(lse == -torch.inf, torch.inf)  # flash-attn's LSE of rows that see no key
         out = wide.to(dtype)
         if exchange is not None:
             kept = (q, k, v, wide, None, lse)
@@ -105,7 +105,7 @@ class Job:
         dlse: Tensor | None,
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
-        """Gradients of q, k, v and what is learned, of those that are wanted."""
+        """Computes the wanted gradients of q, k, v and of what is learned."""
         exchange, (q, k, v, out, rest, lse) = self.exchange, kept
         if exchange is not None:
             (dout,) = exchange.to_heads(dout)
@@ -169,7 +169,7 @@ def _backward(
     dout: Tensor | None,
     dlse: Tensor | None,
 ) -> list[Tensor | None]:
-    """What this rank computes, once all ranks are found to be in the same backward pass."""
+    """Computes this rank's gradients, once all ranks agree that they are in the same backward pass."""
     passed = f"{job.spread.function} (backward pass)"
     with agree.together(passed, job.groups, device=kept[0].device) as facts:
         facts |= {"number of the forward pass": job.number, "gradients wanted of q, k, v": list(wanted[:3])}
@@ -178,7 +178,7 @@ def _backward(
     shape = (*job.shapes[0][:-1], job.shapes[2][-1])
     if dout is None:
         dout = q.new_zeros(()).expand(shape)
-    if dlse is None and job.wants_lse and job.exchange is not None:  # which others exchange, perhaps
+    if dlse is None and job.wants_lse and job.exchange is not None:  # other ranks may exchange theirs
         axes = (1, 0) if len(shape) == 3 else (0, 2, 1)
         dlse = q.new_zeros([shape[axis] for axis in axes], dtype=torch.float32)
     with agree.naming(passed, job.groups):
@@ -186,7 +186,7 @@ def _backward(
 
 
 def settled(job: Job, facts: dict[str, Any]) -> Job:
-    """The same with what ranks agreed on: the seed and offset of dropout, and a way that fits into the room of all."""
+    """Returns the job with what ranks agreed on: dropout's seed and offset, and a way that fits into the least room."""
     (seed, offset), room, ways, auto = facts["seed"], facts["room"], job.ways, job.auto
     spread = replace(job.spread, call=job.spread.call.with_(seed=seed, offset=offset))
     if auto is not None:

@@ -1,4 +1,4 @@
-"""Which rank keeps which positions of a sequence: pages are dealt in turn, or each rank has one range.
+"""Owners of a sequence's positions: pages are dealt to ranks in turn, or each rank has one range.
 
 Ranges are pages of which each rank has one: both follow one rule.
 """
@@ -22,7 +22,7 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class Owners:
-    """Position p belongs to rank p // page % world; a rank keeps its positions in their order."""
+    """The rule that gives position p to rank p // page % world; a rank keeps its positions in their order."""
 
     page: int
     world: int
@@ -31,37 +31,37 @@ class Owners:
 
     @property
     def turn(self) -> int:
-        """Positions until a rank gets its next page."""
+        """Returns the positions until a rank gets its next page."""
         return self.page * self.world
 
     @property
     def start(self) -> int:
-        """The position of this rank's first key."""
+        """Returns the position of this rank's first key."""
         return self.rank * self.page
 
     def owns(self, position: Tensor) -> Tensor:
-        """Which positions are this rank's."""
+        """Returns which positions this rank owns, as a mask."""
         return position // self.page % self.world == self.rank
 
     def local(self, position: Tensor) -> Tensor:
-        """Where positions are among those of their owner."""
+        """Returns the rows that positions have in the cache of their owner."""
         return position // self.turn * self.page + position % self.page
 
     def length(self, total: Length, rank: int | None = None) -> Length:
-        """How many of the first `total` positions are this rank's, or another's."""
+        """Counts those of the first `total` positions that this rank owns, or another rank."""
         start = self.start if rank is None else rank * self.page
         over = total % self.turn - start
-        rest = over.clamp(0, self.page) if isinstance(over, Tensor) else min(max(over, 0), self.page)
-        return total // self.turn * self.page + rest
+        partial = over.clamp(0, self.page) if isinstance(over, Tensor) else min(max(over, 0), self.page)
+        return total // self.turn * self.page + partial
 
     def runs(self, first: int, last: int) -> list[slice]:
-        """Which positions of [first, last) are this rank's, counted from first."""
+        """Returns the runs of positions in [first, last) that this rank owns, counted from first."""
         at = range(first // self.turn * self.turn + self.start, last, self.turn)
         both = [(max(a, first), min(a + self.page, last)) for a in at]
         return [slice(a - first, b - first) for a, b in both if a < b]
 
     def check_room(self, function: str, total: int, rows: int) -> None:
-        """Refuses a sequence of which this rank, of so many rows, has more keys, or that goes beyond all ranges."""
+        """Refuses a sequence that has more keys on this rank than its rows, or that goes beyond all ranges."""
         if self.is_ranges and total > self.turn:
             raise ValueError(
                 f"{function}: cache_seqlens and the new keys must be at most {self.turn}, the positions that "
@@ -69,13 +69,12 @@ class Owners:
             )
         if (needs := self.length(total)) > rows:
             raise ValueError(
-                f"{function}: k_cache must have rows for the keys that are this rank's ({needs} of {total}), "
-                f"got {rows} rows"
+                f"{function}: k_cache must have rows for this rank's keys ({needs} of {total}), got {rows} rows"
             )
 
 
 def owners_of(function: str, owners: Any, page: Any, room: Any, rows: int | None, group: Group) -> Owners:
-    """What the arguments of a function say.
+    """Checks the arguments owners, page and room of a function; returns the owners that they describe.
 
     Args:
         rows: what a rank's own cache has for a sequence, if that is what `room` is by default.
@@ -95,7 +94,7 @@ def owners_of(function: str, owners: Any, page: Any, room: Any, rows: int | None
     if is_ranges and room is None:
         if rows is None:
             raise ValueError(
-                f"{function}: room must be the positions of a rank's range, as a block_table may grow, got None"
+                f"{function}: room must say how many positions a rank's range has, as a block_table may grow, got None"
             )
         room = rows
     size = int(room) if is_ranges else PAGE if page is None else int(page)
@@ -105,7 +104,7 @@ def owners_of(function: str, owners: Any, page: Any, room: Any, rows: int | None
 def checked_lengths(
     function: str, lengths: Any, batch: int | None = None, device: torch.device | None = None, of: str = "q"
 ) -> Any:
-    """cache_seqlens: an int, or a tensor that is as it should be."""
+    """Checks cache_seqlens; returns it as an int or a tensor."""
     if isinstance(lengths, Integral) and not isinstance(lengths, bool):  # numpy's, too
         number = int(lengths)
         if not 0 <= number < 2**31:
@@ -133,7 +132,7 @@ def local_lengths(
     rank: int | None = None,
     group: Group = None,
 ) -> Any:
-    """How many keys of sequences of these lengths are in the cache of a rank: an int, or a tensor as cache_seqlens.
+    """Counts the keys of sequences of these lengths in a rank's cache; returns an int, or a tensor like cache_seqlens.
 
     Args:
         cache_seqlens: keys on all ranks together, an int or int32 (B,).
@@ -151,7 +150,7 @@ def local_lengths(
 
 
 def local_room(length: int, *, owners: str = "pages", page: int | None = None, group: Group = None) -> int:
-    """The rows that a cache needs on each rank for sequences of up to `length` keys on all ranks together.
+    """Returns the rows that a cache needs on each rank for sequences of up to `length` keys on all ranks together.
 
     With owners="ranges" it is the `room` of all later calls: it says which rank has which positions. page and group are
     those of context_parallel_with_kvcache.

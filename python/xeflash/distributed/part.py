@@ -1,10 +1,10 @@
-"""One part of an attention: of some queries to some keys, added to what other parts have given.
+"""One part of an attention: some queries attend to some keys, and the result joins those of other parts.
 
     out, lse = torch.empty(..., dtype=float32), torch.full(..., -inf)
     for keys, values in parts:
         attention_part(q, keys, values, out, lse, **call)  # softmax over all keys that there were so far
 
-The kernels begin and end as those of a whole attention do, but their results join what is in memory, in float32.
+The kernels are those of a whole attention, except that their results join the results in memory, in float32.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def attention_part_backward(
     given = {"function": "attention_part_backward", "bottom_right": False, **call}
     sums = {name: x for name, x in (("dq", dq), ("dk", dk), ("dv", dv)) if x is not None}
     names = (*(name[1:] for name in sums), *wanted)
-    *gradients, of_captures = _core.backward(
+    *gradients, capture_gradients = _core.backward(
         q=q, k=k, v=v, dout=dout, lse=lse.contiguous(), delta=delta.contiguous(), longer=True, wanted=names,
         **sums, **given,
     )  # fmt: skip
     found = {name: x for name, x in zip(LEARNED, gradients, strict=True) if name in wanted}
     if learned := [(f"captures[{name!r}]", x) for name, x in captures if f"captures[{name!r}]" in wanted]:
-        parts = of_captures.split([x.numel() for _, x in learned])
+        parts = capture_gradients.split([x.numel() for _, x in learned])
         found |= {name: part.view(x.shape) for (name, x), part in zip(learned, parts, strict=True)}
     return found
 
 
 def delta_of(dout: Tensor, out: Tensor, dlse: Tensor | None, layout: int) -> Tensor:
-    """rowsum(dO O) - dLSE, laid out as the LSE; out is that of all parts, in float32."""
+    """Computes rowsum(dO O) - dLSE, laid out as the LSE; out is that of all parts, in float32."""
     dots = (dout.float() * out).sum(-1)
     delta = (dots if layout == BHSD else dots.mT).contiguous()
     return delta if dlse is None else delta.sub_(dlse)

@@ -1,4 +1,4 @@
-"""Attention in a ring: keys travel from rank to rank, and each adds what its rows see of them to an fp32 state.
+"""Attention in a ring: keys travel from rank to rank, and each rank adds what its rows see of them to an fp32 state.
 
     forward:   a rank attends to its own keys while they travel to the next; W - 1 hops, K and V in one message.
     backward:  keys travel once more, and the sums of dK and dV, in fp32, behind them. What a rank adds to its own keys
@@ -32,21 +32,21 @@ class Pair:
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor) -> Pair:
-        """A copy of both."""
+        """Copies k and v into one buffer."""
         return cls(torch.cat([k.reshape(-1), v.reshape(-1)]), tuple(k.shape), tuple(v.shape))
 
     @classmethod
     def zeros(cls, k: Tensor, v: Tensor) -> Pair:
-        """Sums of gradients of these, in fp32."""
+        """Returns zeros in fp32, in which gradients of k and v are summed."""
         return cls(k.new_zeros(k.numel() + v.numel(), dtype=torch.float32), tuple(k.shape), tuple(v.shape))
 
     def at(self, buffer: Tensor) -> Pair:
-        """Others of these shapes."""
+        """Returns a pair of the same shapes in another buffer."""
         return Pair(buffer, self.of_k, self.of_v)
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:
-        """Views."""
+        """Returns views of k and v."""
         k, v = self.buffer.split([self.buffer.numel() - _elements(self.of_v), _elements(self.of_v)])
         return k.view(self.of_k), v.view(self.of_v)
 
@@ -65,12 +65,12 @@ class Way:
         self.last = spread.last_step(self.world, rows, keys, shards)
 
     def blocks(self, step: int) -> list[Block]:
-        """Those of a step."""
+        """Returns the blocks that this rank computes in a step."""
         source = (self.rank - step) % self.world
         return self.spread.blocks(self.mine, self.theirs[source], own=step == 0)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, learned: Mapping[str, Tensor]) -> State:
-        """(out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
+        """Computes (out, LSE) of this rank's rows, in fp32; the LSE of a row without a key is -inf."""
         state = self.spread.state(q, v)
         ring = transport.Ring(self.group)
         pair = Pair.of(k, v) if self.last else None
@@ -92,9 +92,12 @@ class Way:
         dq: Tensor | None,
         wants_kv: bool,
         learned: Mapping[str, Tensor],
-        of_learned: dict[str, Tensor],
+        learned_sums: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """dK and dV of this rank's keys, in fp32; adds to dq and to of_learned. `kept` is dO, LSE and Delta."""
+        """Computes dK and dV of this rank's keys, in fp32; adds to dq and to learned_sums.
+
+        `kept` is dO, LSE and Delta.
+        """
         q, k, v = inputs
         ring, back = transport.Ring(self.group), transport.Ring(self.group)
         own = Pair.zeros(k, v) if wants_kv else None
@@ -107,7 +110,7 @@ class Way:
             sums = own if step == 0 or own is None else Pair.zeros(k, v)
             dkv = (None, None) if sums is None else sums.both
             for block in self.blocks(step):
-                self.spread.add_gradients(block, (q, k, v), kept, dq, dkv, learned, of_learned)
+                self.spread.add_gradients(block, (q, k, v), kept, dq, dkv, learned, learned_sums)
             if pair is not None and step < self.last:
                 pair = pair.at(ring.wait())
             if sums is not None and step:
@@ -117,7 +120,7 @@ class Way:
         if own is None:
             return None, None
         if self.last:
-            for _ in range(self.world - 1 - self.last):  # of a ring that ended early: home
+            for _ in range(self.world - 1 - self.last):  # a ring that ended early sends sums on until they are home
                 back.start(back.wait())
             own.buffer.add_(back.wait())
         return own.both

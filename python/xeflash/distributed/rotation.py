@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def check_tables(function: str, q: Tensor, cos: Any, sin: Any) -> None:
-    """rotary_cos and rotary_sin, as flash_attn_with_kvcache takes them."""
+    """Checks rotary_cos and rotary_sin by the rules of flash_attn_with_kvcache."""
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         if not isinstance(table, Tensor):
             raise TypeError(
@@ -32,12 +32,12 @@ def check_tables(function: str, q: Tensor, cos: Any, sin: Any) -> None:
 
 
 def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x (B, rows, H, D), whose first dimensions are rotated in fp32 by its rows' positions (B or 1, rows)."""
+    """Rotates the first dimensions of x (B, rows, H, D), in fp32, by its rows' positions (B or 1, rows)."""
     at = positions.clamp(0, cos.shape[0] - 1).long()  # lengths on a device are trusted
     c, s = (table[at].float().unsqueeze(-2) for table in (cos, sin))
     half = cos.shape[1]
-    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    turned, unrotated = x[..., : 2 * half].float(), x[..., 2 * half :]
     a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else (turned[..., :half], turned[..., half:])
     pairs = (a * c - b * s, a * s + b * c)
     both = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
-    return torch.cat([both.to(x.dtype), rest], -1)
+    return torch.cat([both.to(x.dtype), unrotated], -1)

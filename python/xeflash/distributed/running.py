@@ -14,7 +14,7 @@ from xeflash.distributed.shards import groups_of
 
 
 def run(call: Call) -> Any:
-    """A call: all ranks agree on it, then attend."""
+    """Runs a call: all ranks agree on it, then attend."""
     groups = groups_of(call.function, call.get("group"))
     device = call["q"].device if isinstance(call["q"], Tensor) else None
     with agree.together(call.function, groups, device=device) as facts:

@@ -1,4 +1,4 @@
-"""The rows of a cache that lies on all ranks: what each of them writes."""
+"""Rows of a cache that lies on all ranks, as each rank writes them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Rows:
     v_scale: Any = None
 
     def of(self, columns: Any) -> Rows:
-        """Some of the new."""
+        """Returns some columns of the new rows."""
         scales = {x: s[:, columns] if isinstance(s := getattr(self, x), Tensor) else s for x in _SCALES}
         return replace(self, k=self.k[:, columns], v=self.v[:, columns], **scales)
 
     def arguments(self) -> dict[str, Any]:
-        """Those of a call whose cache they are."""
+        """Returns the rows as the arguments of a call on a cache."""
         scales = {x: s for x in _SCALES if (s := getattr(self, x)) is not None}
         return {"k_cache": self.k, "v_cache": self.v, **scales}
 
 
 def rows_of(call: Call, k: Tensor, v: Tensor) -> Rows:
-    """New rows as the cache of a call has them: quantised by the kernel that appends."""
+    """Returns new rows in the cache's type; the kernel that appends quantises them."""
     k_cache, v_cache = call["k_cache"], call["v_cache"]
     if k_cache.dtype not in EIGHT_BITS:
         return Rows(k, v)

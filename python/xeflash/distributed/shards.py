@@ -1,4 +1,4 @@
-"""Which rows of a sequence lie on which rank, and how tensors get there and back.
+"""Shards of a sequence: which rank has which rows, and how tensors get there and back.
 
 "zigzag": of 2 W chunks, rank r of W has the chunks r and 2 W - 1 - r, so that all ranks have as much to do under a
 causal mask. "ranges": rank r has the r-th of W chunks. Over two groups, the outer one deals shards so, and the inner
@@ -23,7 +23,7 @@ ZIGZAG, RANGES = "zigzag", "ranges"
 
 
 def groups_of(function: str, group: Groups) -> tuple[dist.ProcessGroup, ...]:
-    """One group or two, the outer one first, of which this process is a member."""
+    """Returns one group or two, the outer one first; this process has to be a member."""
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             f"{function}: torch.distributed must be initialised, by torch.distributed.init_process_group"
@@ -43,7 +43,7 @@ def groups_of(function: str, group: Groups) -> tuple[dist.ProcessGroup, ...]:
 
 
 def check_shards(function: str, shards: str) -> None:
-    """Raises a ValueError for a word that is none."""
+    """Raises a ValueError unless `shards` is "zigzag" or "ranges"."""
     if shards not in (ZIGZAG, RANGES):
         raise ValueError(f"{function}: shards must be 'zigzag' or 'ranges', got {shards!r}")
 
@@ -53,7 +53,7 @@ def check_shards(function: str, shards: str) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that follow each other in the sequence: where they begin there, how many they are, where they are here."""
+    """Consecutive rows of the sequence: their start there, their number, and their place in the shard."""
 
     start: int
     rows: int
@@ -61,12 +61,12 @@ class Chunk:
 
     @property
     def here(self) -> slice:
-        """Of the shard."""
+        """Returns the chunk's rows within its shard."""
         return slice(self.at, self.at + self.rows)
 
 
 def chunks_of(rank: int, world: int, rows: int, shards: str) -> tuple[Chunk, ...]:
-    """Of a shard of so many rows, in the order in which they lie there."""
+    """Returns the chunks of a shard of `rows` rows, in storage order."""
     if shards == RANGES or world == 1:
         return (Chunk(rank * rows, rows, 0),)
     half = rows // 2
@@ -74,12 +74,12 @@ def chunks_of(rank: int, world: int, rows: int, shards: str) -> tuple[Chunk, ...
 
 
 def pieces_of(world: int, shards: str) -> int:
-    """How many chunks the ranks have together: they divide every length."""
+    """Counts the chunks that all ranks have together; every length must be a multiple of it."""
     return 2 * world if shards == ZIGZAG and world > 1 else world
 
 
 def deal(x: Tensor, dim: int, world: int, shards: str) -> Tensor:
-    """(ranks, ...): the shard of each rank."""
+    """Cuts a sequence into (ranks, ...), the shard of each rank."""
     pieces = pieces_of(world, shards)
     parts = x.unflatten(dim, (pieces, x.shape[dim] // pieces)).movedim(dim, 0)
     if pieces == world:
@@ -88,7 +88,7 @@ def deal(x: Tensor, dim: int, world: int, shards: str) -> Tensor:
 
 
 def undeal(x: Tensor, dim: int, shards: str) -> Tensor:
-    """The whole of (ranks, ...)."""
+    """Joins shards (ranks, ...) to the whole sequence."""
     if pieces_of(len(x), shards) != len(x):
         first, second = x.chunk(2, dim + 1)
         x = torch.cat([first, second.flip(0)])
@@ -99,11 +99,11 @@ def undeal(x: Tensor, dim: int, shards: str) -> Tensor:
 
 
 def shard(x: Tensor, dim: int = 1, *, group: Groups = None, shards: str = ZIGZAG) -> Tensor:
-    """This rank's rows of x, which every rank has: tokens, labels, positions, or q, k and v themselves.
+    """Returns this rank's rows of x, which every rank has: tokens, labels, positions, or q, k and v themselves.
 
     Args:
         x: a tensor whose dimension `dim` is the sequence. Its length must be a multiple of 2 W ("zigzag") or of W
-            ("ranges") for W ranks; over two groups, of what both divide it by. A caller pads what is not.
+            ("ranges") for W ranks; over two groups, both have to divide it. The caller pads other lengths.
         dim: the dimension; negative ones count from the end.
         group: a group of torch.distributed, None for the default one; or two, as a tuple (outer, inner) or a DeviceMesh
             of two dimensions: the outer group deals `shards`, the inner one ranges of a shard.
@@ -130,7 +130,7 @@ def shard(x: Tensor, dim: int = 1, *, group: Groups = None, shards: str = ZIGZAG
 
 
 def unshard(x: Tensor, dim: int = 1, *, group: Groups = None, shards: str = ZIGZAG) -> Tensor:
-    """The whole of what ``shard`` dealt, on every rank.
+    """Gathers the whole that ``shard`` dealt, on every rank.
 
     Args:
         x: this rank's shard, as long as all others. No gradients pass, so it must not require grad where they are
@@ -163,7 +163,7 @@ def positions(
     shards: str = ZIGZAG,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Where this rank's rows are in the sequence, int64: what rotary embeddings and masks of a caller need.
+    """Returns the int64 positions of this rank's rows in the sequence, for rotary embeddings and a caller's masks.
 
     Args:
         length: of the whole sequence; see ``shard`` for what divides it.

@@ -1,4 +1,4 @@
-"""What moves tensors between the ranks of a group, and counts them.
+"""Transports, which move tensors between the ranks of a group, and counts of what they move.
 
 There are three directions: ``all_gather``, ``all_to_all`` and ``ring``. Each can go by several transports, which move
 the same bytes by other calls of torch. ``use_transport`` chooses among them, as a backend may be right in one and wrong
@@ -20,7 +20,7 @@ from torch import Tensor
 
 Group: TypeAlias = dist.ProcessGroup | None  # None: the default group
 Wait = Callable[[], Tensor]
-# It begins to move a flat tensor, which its caller keeps until what it returns has waited for what comes.
+# Starts sending a flat tensor; the caller keeps it alive until the returned Wait is done.
 Mover = Callable[[Tensor, dist.ProcessGroup], Wait]
 
 VARIABLE = "XEFLASH_TRANSPORT"
@@ -30,7 +30,7 @@ SENT = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)  # tensors of
 
 @dataclass
 class Traffic:
-    """What this process has sent to others, and how long it stood still for what they sent.
+    """The bytes that this process has sent to others, and the time that it stood still for what they sent.
 
     A message is a call that sent anything. On xpu a stream waits, as a rule, and not the process: that is not counted.
     """
@@ -79,7 +79,7 @@ def _to_all(exchange: Exchange) -> Mover:
 
 
 def _to_next(exchange: Exchange) -> Mover:
-    """A ring is an all-to-all in which each rank has something for one other alone."""
+    """Makes a ring of an all-to-all in which each rank has something for one other rank alone."""
 
     def move(x: Tensor, group: dist.ProcessGroup) -> Wait:
         rank, ranks = group.rank(), group.size()
@@ -131,14 +131,14 @@ _chosen = dict.fromkeys(DIRECTIONS, DEFAULT)
 
 
 def transports(direction: str) -> list[str]:
-    """The names of those that can be chosen for a direction."""
+    """Returns the names of the transports that can be chosen for a direction."""
     return list(_movers[direction])
 
 
 def register_transport(direction: str, name: str, mover: Mover) -> None:
     """Adds a transport of this name to a direction, or replaces it.
 
-    ``mover(x, group)`` begins to move x, and returns what waits for the result; `direction` is "all_gather",
+    ``mover(x, group)`` starts moving x, and returns a function that waits for the result; `direction` is "all_gather",
     "all_to_all" or "ring", `name` what ``use_transport`` calls it.
 
     x is flat, contiguous and not empty, and lives until then. Of an all-gather the result is ranks times as long as x,
@@ -177,10 +177,10 @@ def use_transport(
 
 
 def chosen_transport(direction: str) -> str:
-    """The name of the transport by which this direction goes now."""
+    """Returns the name of the transport by which this direction goes now."""
     if _chosen[direction] != DEFAULT:
         return _chosen[direction]
-    name = _of_variable(os.environ.get(VARIABLE, "")).get(direction, DEFAULT)
+    name = _read_variable(os.environ.get(VARIABLE, "")).get(direction, DEFAULT)
     if name == DEFAULT:
         return _defaults[direction]
     _check_name(VARIABLE, direction, name)
@@ -194,7 +194,7 @@ def _check_name(where: str, direction: str, name: str) -> None:
 
 
 @functools.cache
-def _of_variable(text: str) -> dict[str, str]:
+def _read_variable(text: str) -> dict[str, str]:
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     for direction, equals, _ in pairs:
         if direction not in _movers or not equals:
@@ -207,12 +207,12 @@ def _of_variable(text: str) -> dict[str, str]:
 
 
 def all_gather(x: Tensor, group: Group = None) -> Tensor:
-    """(ranks, *x.shape): x of every rank, in their order."""
+    """Gathers x of every rank, in their order: (ranks, *x.shape)."""
     return start("all_gather", x, members_of("all_gather", group))()
 
 
 def all_to_all(x: Tensor, group: Group = None) -> Tensor:
-    """x is (ranks, ...): x[r] goes to rank r; of the result, r came from rank r."""
+    """Sends x[r] of x (ranks, ...) to rank r; entry r of the result came from rank r."""
     members = members_of("all_to_all", group)
     if not x.ndim or x.shape[0] != members.size():
         raise ValueError(f"all_to_all: x must have a row per rank ({members.size()}), got shape {tuple(x.shape)}")
@@ -233,7 +233,7 @@ class Ring:
         self._wait = start("ring", x, self._group)
 
     def wait(self) -> Tensor:
-        """What came."""
+        """Waits for the tensor that `start` began to receive, and returns it."""
         if self._wait is None:
             raise RuntimeError("Ring.wait: start() must come before it")
         wait, self._wait = self._wait, None
@@ -241,7 +241,7 @@ class Ring:
 
 
 def members_of(function: str, group: Group) -> dist.ProcessGroup:
-    """The group itself, of which this process has to be a member."""
+    """Returns the group itself; this process has to be a member."""
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             f"{function}: torch.distributed must be initialised, by torch.distributed.init_process_group"
@@ -253,7 +253,7 @@ def members_of(function: str, group: Group) -> dist.ProcessGroup:
 
 
 def start(direction: str, x: Tensor, group: dist.ProcessGroup, transport: str | None = None) -> Wait:
-    """Begins to move x in this direction (None: by the transport that was chosen); what it returns waits."""
+    """Starts moving x in this direction, by the chosen transport unless one is named; returns a Wait for the result."""
     ranks = group.size()
     shape = (ranks, *x.shape) if direction == "all_gather" else x.shape
     flat = x.detach().contiguous().view(-1)

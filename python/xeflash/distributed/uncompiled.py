@@ -1,4 +1,7 @@
-"""What torch.compile leaves out of its graphs. It is imported while it compiles, as this import takes seconds else."""
+"""Calls that torch.compile leaves out of its graphs.
+
+This module is imported only while torch.compile runs, as its import takes seconds otherwise.
+"""
 
 from __future__ import annotations
 
@@ -12,5 +15,5 @@ from xeflash.distributed import running
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def run(call: Call) -> Any:
-    """A call."""
+    """Runs a call that torch.compile does not trace."""
     return running.run(call)

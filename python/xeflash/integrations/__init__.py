@@ -1,1 +1,1 @@
-"""Other libraries' attention, by xeflash; each module is imported only by those who use that library."""
+"""Attention of other libraries, run by xeflash; each module is imported only by those who use that library."""

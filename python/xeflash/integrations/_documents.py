@@ -1,4 +1,4 @@
-"""Rows of Transformers that hold several documents, of which none may see another: where each begins.
+"""Documents in rows of Transformers: a row may hold several, none of which may see another.
 
 Three ways say so. ``position_ids`` begin again within a row. ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and
 ``max_length_k`` are what a collator without padding passes. A mask function of Transformers numbers the documents.
@@ -28,7 +28,7 @@ class Documents(NamedTuple):
     longest_k: int
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Attention of query (B, H, Sq, D) on key and value (B, Hk, Sk, D) within documents, as (B, Sq, H, Dv)."""
+        """Attends from query (B, H, Sq, D) to key and value (B, Hk, Sk, D) within documents; returns (B, Sq, H, Dv)."""
         batch, _, rows, _ = query.shape
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
         starts_q, starts_k = self.starts_q.int(), self.starts_k.int()
@@ -38,27 +38,27 @@ class Documents(NamedTuple):
         return out.unflatten(0, (batch, rows))
 
     def visible(self, batch: int, rows: int, keys: int, device: torch.device, *, aligned: bool) -> Tensor:
-        """The same as a mask (B, 1, Sq, Sk): whether a query and a key are of one document.
+        """Returns the documents as a mask (B, 1, Sq, Sk): whether a query and a key are of one document.
 
-        What else is hidden by the places of a row must be hidden alike by those of a document, if it is `aligned`.
+        If `aligned`, whatever else depends on positions in a row must be the same for positions in a document.
         """
         if aligned and not (self.starts_q is self.starts_k or torch.equal(self.starts_q, self.starts_k)):
             raise NotImplementedError(
-                f"{NAME}: cu_seq_lens_q and cu_seq_lens_k must be equal where padding or a position_bias hides, too, "
+                f"{NAME}: cu_seq_lens_q and cu_seq_lens_k must be equal where padding or a position_bias hides keys, "
                 f"got {self.starts_q.tolist()} and {self.starts_k.tolist()}"
             )
-        of_queries, of_keys = (
+        query_documents, key_documents = (
             torch.bucketize(torch.arange(batch * n, device=device), starts.to(device), right=True).view(batch, n)
             for n, starts in ((rows, self.starts_q), (keys, self.starts_k))
         )
-        return of_queries[:, None, :, None] == of_keys[:, None, None, :]
+        return query_documents[:, None, :, None] == key_documents[:, None, None, :]
 
 
 # ---- cu_seq_lens --------------------------------------------------------------------------------
 
 
-def said(given: MutableMapping[str, Any]) -> Documents | None:
-    """What cu_seq_lens and max_length say; they are taken out of `given`."""
+def take_documents(given: MutableMapping[str, Any]) -> Documents | None:
+    """Takes cu_seq_lens and max_length out of `given`; returns the documents that they describe, or None."""
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     starts_q, starts_k, longest_q, longest_k = (given.pop(name, None) for name in names)
     if starts_q is None or starts_k is None:
@@ -79,7 +79,7 @@ _known: Any = WeakIdKeyDictionary()  # position_ids: {mask, or position_ids with
 
 
 def packed(position_ids: Any, padding: Tensor | None, batch: int, rows: int) -> Documents | None:
-    """The documents of rows whose positions begin again, or None; `padding` (B, rows) is False where nothing is.
+    """Returns the documents of rows whose positions begin again, or None; `padding` (B, rows) is False at empty places.
 
     To look into positions waits for their device. What was found is remembered, so the layers of a forward pass wait
     together once, and twice more if there are several documents.
@@ -99,7 +99,7 @@ def packed(position_ids: Any, padding: Tensor | None, batch: int, rows: int) -> 
 
 
 def mask_of(numbers: Tensor | None, position_ids: Any, batch: int, rows: int) -> Tensor | None:
-    """The same in a graph, where nobody can look into positions: a mask (B, 1, rows, rows) of what may be seen.
+    """Returns the documents of rows in a graph, whose positions are unknown, as a mask (B, 1, rows, rows), or None.
 
     `numbers` are those of the documents, if a mask function gave them.
     """
@@ -112,7 +112,7 @@ def mask_of(numbers: Tensor | None, position_ids: Any, batch: int, rows: int) ->
 
 
 def _tells(position_ids: Any, batch: int, rows: int) -> bool:
-    """Whether these are the positions of so many rows; those of one row may be all rows'."""
+    """Returns whether position_ids has positions for `rows` tokens in each row; one row may stand for all."""
     if not isinstance(position_ids, Tensor) or rows < 2 or position_ids.dim() != 2:
         return False
     return position_ids.shape[0] in (1, batch) and position_ids.shape[1] == rows
@@ -121,13 +121,13 @@ def _tells(position_ids: Any, batch: int, rows: int) -> bool:
 def _find(position_ids: Tensor, padding: Tensor | None, batch: int) -> Documents | None:
     begins = position_ids[:, 1:] <= position_ids[:, :-1]
     if padding is None:
-        return of_begins(begins.expand(batch, -1))
+        return documents_from(begins.expand(batch, -1))
     begins = begins & padding[:, 1:] & padding[:, :-1]  # positions of padding say nothing
-    return of_begins(begins | padding.diff(dim=1)) if begins.any() else None
+    return documents_from(begins | padding.diff(dim=1)) if begins.any() else None
 
 
-def of_begins(begins: Tensor) -> Documents | None:
-    """Where begins (B, rows - 1) says that a token and the one before it are of two documents."""
+def documents_from(begins: Tensor) -> Documents | None:
+    """Returns the documents in which each token marked by `begins` (B, rows - 1) starts one, or None for one a row."""
     places = torch.nn.functional.pad(begins, (1, 0), value=True).flatten().nonzero().flatten()
     if len(places) == len(begins):
         return None
@@ -137,5 +137,5 @@ def of_begins(begins: Tensor) -> Documents | None:
 
 
 def numbered(mask: Tensor) -> Documents | None:
-    """Those of a mask (B, rows) of numbers."""
-    return None if is_tracing(mask) else of_begins(mask.diff(dim=1) != 0)
+    """Returns the documents of a mask (B, rows) that numbers them."""
+    return None if is_tracing(mask) else documents_from(mask.diff(dim=1) != 0)

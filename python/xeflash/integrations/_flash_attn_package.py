@@ -25,7 +25,7 @@ _MODULES = ("", "bert_padding", "flash_attn_interface", "layers", "layers.rotary
 
 
 class State(NamedTuple):
-    """What a Python has under the name flash_attn."""
+    """The package that a Python has under the name flash_attn."""
 
     version: str  # empty: nothing; "?" where nothing tells it
     place: Path
@@ -33,12 +33,12 @@ class State(NamedTuple):
 
 
 def site_packages() -> Path:
-    """Where pip puts packages of this Python."""
+    """Returns the folder into which pip puts packages of this Python."""
     return Path(sysconfig.get_path("purelib"))
 
 
 def state(folder: Path | None = None) -> State:
-    """What there is in `folder`; None: what this Python would import."""
+    """Returns what `folder` has under the name flash_attn; with None, what this Python would import."""
     paths = [str(folder)] if folder else [str(site_packages()), *sys.path]
     found = next(iter(metadata.distributions(name="flash_attn", path=paths)), None)
     spec = PathFinder.find_spec("flash_attn", paths)
@@ -99,7 +99,7 @@ def remove(folder: Path | None = None) -> Path | None:
 
 
 def _info_in(root: Path) -> str:
-    """The folder of its metadata, which another release of ours may have named."""
+    """Returns the name of the package's metadata folder, which another release of ours may have named."""
     for found in sorted(root.glob("flash_attn-*.dist-info")):
         if (found / "INSTALLER").is_file() and (found / "INSTALLER").read_text().strip() == _INSTALLER:
             return found.name

@@ -1,4 +1,4 @@
-"""New keys and values written into the pages of a cache, as servers that own the cache want it: by slot numbers."""
+"""Writing of new keys and values into the pages of a cache, by slot numbers, for servers that own the cache."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def write_slots(function: str, new: Tensor, cache: Tensor, slots: Tensor, scale: float | Tensor = 1.0) -> None:
-    """cache (pages, page, H, D) [slot // page, slot % page] = new (tokens, H, D) / scale, but for negative slots.
+    """Writes new (tokens, H, D) / scale to cache[slot // page, slot % page] for each slot that is not negative.
 
-    A row of a negative slot becomes a copy of the first other row, so that nothing has to wait for a device.
+    The cache is (pages, page, H, D). The row of a negative slot becomes a copy of the first other row, so that nothing
+    has to wait for a device.
     """
     tokens = slots.shape[0]
     if new.shape[1:] != cache.shape[2:] or new.shape[0] < tokens or slots.dim() != 1:

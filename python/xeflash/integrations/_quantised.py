@@ -19,28 +19,28 @@ class Weight(NamedTuple):
     """A weight, and the name of its format."""
 
     format: str
-    arguments: dict[str, Any]  # of linear, from `weight` on
+    arguments: dict[str, Any]  # arguments of linear, from `weight` on
 
 
 class Refused(NotImplementedError):
-    """A layer stays as it is, for the reason that the text has."""
+    """A layer cannot be replaced; the text says why."""
 
 
 def weight_of(module: nn.Module) -> Weight | None:
-    """The weight of a quantised linear layer; None for any other module. Raises Refused, or what pack_int4 does."""
+    """Returns the weight of a quantised linear layer, or None for any other module; raises Refused, or as pack_int4."""
     classes = [(c.__module__.partition(".")[0], c.__name__) for c in type(module).__mro__]
     if ("gptqmodel", "BaseQuantLinear") in classes:
-        return _of_gptqmodel(module)
+        return _from_gptqmodel(module)
     if any(library == "bitsandbytes" for library, _ in classes) and isinstance(module, nn.Linear):
         raise Refused(f"bitsandbytes' {type(module).__name__} has formats that linear does not read")
     if not isinstance(module, nn.Linear):
         return None
     if type(module) is nn.Linear:
         if hasattr(module, "quantization_scheme"):
-            return _of_compressed_tensors(module)
+            return _from_compressed_tensors(module)
         weight = module.weight
         if type(weight).__module__.partition(".")[0] == "torchao":
-            return _of_torchao(weight)
+            return _from_torchao(weight)
         return None
     read = _SUBCLASSES.get(type(module).__name__)
     if read is None or not type(module).__module__.startswith("transformers.integrations."):
@@ -59,13 +59,13 @@ def _name(dtype: torch.dtype) -> str:
 
 # ---- GPTQModel ----------------------------------------------------------------------------------
 
-# Those that keep their tensors as checkpoints have them, at least until their first call.
+# Classes that keep their tensors as checkpoints have them, at least until their first call.
 _GPTQ = {"TorchLinear", "TritonV2Linear", "TorchFusedLinear", "TorchAtenLinear", "TorchCpuAvx512Linear"}
 _AWQ = {"AwqTorchLinear", "AwqGEMMLinear", "AwqGEMMTritonLinear"}
 _AWQ |= {"TorchFusedAwqLinear", "TorchAtenAwqLinear", "TorchCpuAvx512AwqLinear"}
 
 
-def _of_gptqmodel(module: Any) -> Weight:
+def _from_gptqmodel(module: Any) -> Weight:
     name = type(module).__name__
     if name not in _GPTQ | _AWQ:
         raise Refused(f"GPTQModel's {name} has a format that linear does not read")
@@ -79,7 +79,8 @@ def _of_gptqmodel(module: Any) -> Weight:
         tensors = {x: getattr(module, x) for x in ("qweight", "qzeros", "scales")}
         return Weight("awq", pack_int4(format="awq", bits=module.bits, **tensors)._asdict())
     tensors = {x: getattr(module, x) for x in ("qweight", "qzeros", "scales", "g_idx")}
-    version = 2 if module.REQUIRES_FORMAT_V2 else module.qzero_format()  # those stay 1 where nothing was converted
+    # The format stays 1 where nothing was converted.
+    version = 2 if module.REQUIRES_FORMAT_V2 else module.qzero_format()
     if module.bits == 8:
         return Weight("gptq", _gptq_of_8_bits(version, module.in_features, **tensors))
     packed = pack_int4(format="gptq" if version == 1 else "gptq_v2", bits=module.bits, **tensors)
@@ -112,7 +113,7 @@ def _gptq_of_8_bits(
 
 
 def _eight_bits(weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> dict[str, Any]:
-    """Arguments of a weight (N, K) with scales and zeros (N, G), (N,) or of all of it."""
+    """Returns linear's arguments for a weight (N, K) with scales and zeros (N, G) or (N,), or one number for all."""
     outputs, inputs = weight.shape
     parts = []
     for array in (scales, zeros):
@@ -126,8 +127,8 @@ def _eight_bits(weight: Tensor, scales: Tensor, zeros: Tensor | None = None) -> 
     return {"weight": weight.detach(), "scales": scales, "zeros": zeros, "group": group_of(inputs, len(scales))}
 
 
-def _of_blocks(module: Any) -> Weight:
-    """Transformers' FP8Linear: a scale for a block of outputs and inputs, or for all."""
+def _from_blocks(module: Any) -> Weight:
+    """Reads Transformers' FP8Linear, which has a scale for each block of outputs and inputs, or one for all."""
     weight, scales = module.weight, module.weight_scale_inv.detach().float()
     if scales.numel() > 1:
         outputs, inputs = weight.shape
@@ -138,21 +139,21 @@ def _of_blocks(module: Any) -> Weight:
     return Weight("fp8", _eight_bits(weight, scales))
 
 
-def _of_rows(module: Any) -> Weight:
+def _from_rows(module: Any) -> Weight:
     return Weight("fp8", _eight_bits(module.weight, module.weight_scale))
 
 
 _SUBCLASSES: dict[str, Callable[[Any], Weight]] = {
-    "FP8Linear": _of_blocks,
-    "CompressedTensorsFP8Linear": _of_rows,
-    "FbgemmFp8Linear": _of_rows,
+    "FP8Linear": _from_blocks,
+    "CompressedTensorsFP8Linear": _from_rows,
+    "FbgemmFp8Linear": _from_rows,
 }
 
 
 # ---- compressed-tensors -------------------------------------------------------------------------
 
 
-def _of_compressed_tensors(module: Any) -> Weight:
+def _from_compressed_tensors(module: Any) -> Weight:
     scheme = module.quantization_scheme.weights
     if scheme is None or module.quantization_scheme.output_activations is not None:
         raise Refused("compressed-tensors quantises its outputs, or not its weight")
@@ -191,7 +192,7 @@ def _packed_8_bits(packed: Tensor, scale: Tensor, zeros: Tensor | None, shape: A
 # ---- torchao ------------------------------------------------------------------------------------
 
 
-def _of_torchao(weight: Any) -> Weight:
+def _from_torchao(weight: Any) -> Weight:
     name = type(weight).__name__
     if getattr(weight, "act_pre_scale", None) is not None:
         raise Refused(f"torchao's {name} has a scale for inputs")

@@ -1,4 +1,4 @@
-"""torch's context parallel: scaled_dot_product_attention of DTensors whose rows its ranks have dealt.
+"""Attention of torch's context parallel: scaled_dot_product_attention of DTensors whose rows are dealt to ranks.
 
 ``torch.distributed.tensor.experimental.context_parallel`` makes them of a program's tensors, and so do modules with
 ``_ContextParallel``, which is to follow it. torch's own ring knows operators of CUDA alone; this takes its place on CPU
@@ -19,7 +19,7 @@ _FUNCTION = "scaled_dot_product_attention"
 
 
 def dealt() -> str | None:
-    """How torch's context parallel has dealt rows, in our words; None where it is off.
+    """Returns how torch's context parallel has dealt rows, in our words, or None where it is off.
 
     A DTensor does not say it: its second dimension is sharded with and without.
     """
@@ -44,7 +44,7 @@ def attend(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor | None:
-    """Attention over the ranks of a mesh, or None for what is torch's."""
+    """Computes attention over the ranks of a mesh; returns None for a call that torch has to run."""
     from torch.distributed.tensor import DTensor, Shard
 
     shards = dealt()

@@ -1,4 +1,4 @@
-"""Logits that are not made: what a head was given, and what was done to its result, until a cross entropy is wanted.
+"""Stand-ins for logits: they remember a head's inputs, and what is done to its result, until a cross entropy.
 
 A model's own code runs on them: they are shifted, scaled, capped, flattened and given to ``cross_entropy``, which is
 then ``xeflash.linear_cross_entropy`` of the head's inputs and weights. All else that needs logits raises an error.
@@ -33,7 +33,7 @@ class Head:
         self.called = True
         weight: Any = self.module.weight
         bias: Any = self.module.bias
-        if torch.is_autocast_enabled(x.device.type):  # as it does for the product that the head would make
+        if torch.is_autocast_enabled(x.device.type):  # autocast would cast the head's product, too
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
@@ -47,7 +47,7 @@ class Head:
 
 
 class UnmadeLogits:
-    """cap tanh(scale (x W^T + bias)), or without cap and tanh; of the type that a model believes them to have."""
+    """Logits cap tanh(scale (x W^T + bias)), or without cap and tanh, of the type that the model expects."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class UnmadeLogits:
         return self._with(dtype=torch.float32)
 
     def to(self, *wanted: Any, **named: Any) -> UnmadeLogits:
-        """Of another type, which sums in fp32 do not heed, and on the device where they are."""
+        """Returns the logits in another type, which sums in fp32 do not heed; refuses another device."""
         dtype = self.dtype
         for value in (*wanted, *(named[name] for name in ("dtype", "device") if name in named)):
             if isinstance(value, torch.dtype) and value in _FLOATS:
@@ -123,7 +123,7 @@ class UnmadeLogits:
         return self._with(dtype=dtype)
 
     def __getitem__(self, index: Any) -> UnmadeLogits:
-        """Some of the rows; the vocabulary stays whole."""
+        """Returns some of the rows; the vocabulary stays whole."""
         parts = index if isinstance(index, tuple) else (index,)
         if all(part is Ellipsis or isinstance(part, (slice, int)) for part in parts):
             if Ellipsis in parts:
@@ -173,7 +173,7 @@ class UnmadeLogits:
         reduction: str = "mean",
         label_smoothing: Any = 0.0,
     ) -> Tensor:
-        """torch.nn.functional.cross_entropy of them."""
+        """Computes torch.nn.functional.cross_entropy of the logits without making them."""
         if self.ndim != 2:
             raise self._head.refused(f"cross_entropy(logits) of {self.ndim} dimensions, which must be 2")
         if weight is not None or size_average is not None or reduce is not None:

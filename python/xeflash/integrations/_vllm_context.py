@@ -1,4 +1,4 @@
-"""vLLM's decode context parallel: the ranks of a group have dealt the keys of a cache among them, and share its heads.
+"""Decode context parallel of vLLM: the ranks of a group share a cache's keys and their heads.
 
     queries of all ranks' heads  ->  attend the keys that lie here  ->  each rank merges the parts of its own heads
     queries of the rank's heads  ->  attend the step's own keys, causal, which all ranks have  ->  merged with it
@@ -15,18 +15,18 @@ from torch import Tensor
 
 
 def local_lengths(lengths: Tensor, world: int, rank: int, interleave: int) -> Tensor:
-    """How many of the first keys lie on a rank, where `interleave` of them in turn go to each."""
-    rounds, rest = lengths // (world * interleave), lengths % (world * interleave)
-    return (rounds * interleave + (rest - rank * interleave).clamp(0, interleave)).int()
+    """Counts those of the first `lengths` keys that lie on a rank, where `interleave` keys in turn go to each rank."""
+    rounds, remainder = lengths // (world * interleave), lengths % (world * interleave)
+    return (rounds * interleave + (remainder - rank * interleave).clamp(0, interleave)).int()
 
 
 def longest_local(longest: int, world: int, interleave: int) -> int:
-    """At least as many as the longest sequence has on any rank."""
+    """Returns an upper bound of the keys that the longest sequence has on any rank."""
     return -(-longest // (world * interleave)) * interleave
 
 
 def merge_over_ranks(out: Tensor, lse: Tensor, group: Any) -> tuple[Tensor, Tensor]:
-    """(out, LSE) of this rank's heads, from parts (tokens, H, D) and (H, tokens) of all ranks' heads.
+    """Merges parts (tokens, H, D) and (H, tokens) of all ranks into (out, LSE) of this rank's heads.
 
     Sums are in fp32 until all parts are in them. `group` is vLLM's, which gathers and scatters.
     """

@@ -5,8 +5,8 @@
 The node "xeflash attention" takes a MODEL and returns a clone of it whose attention is xeflash's, by ComfyUI's
 ``optimized_attention_override``. Programs ask for the function by name: ``get_attention_function("xeflash")``.
 
-Results are those of ComfyUI's ``attention_pytorch``. What xeflash refuses goes there, with one warning for each reason,
-and so do calls with keywords that nobody knows here.
+Results equal those of ComfyUI's ``attention_pytorch``. Calls that xeflash refuses, also for unknown keywords, go to
+that function, with one warning for each reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def attention_xeflash(
     skip_output_reshape: bool = False,
     **kwargs: Any,
 ) -> Tensor:
-    """ComfyUI's attention of q, k, v, each (batch, tokens, heads * head_dim), in the same layout.
+    """Computes ComfyUI's attention of q, k and v, each (batch, tokens, heads * head_dim), in the same layout.
 
     Args:
         mask: boolean (True takes part) or additive, of 2 (queries, keys), 3 (batch first) or 4 dimensions.
@@ -65,14 +65,14 @@ def attention_xeflash(
 
 
 def _by_heads(q: Tensor, k: Tensor, v: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of (batch, tokens, heads * head_dim); k and v may have fewer heads."""
+    """Splits (batch, tokens, heads * head_dim) into (batch, heads, tokens, head_dim); k and v may have fewer heads."""
     q = q.unflatten(-1, (heads, -1)).transpose(1, 2)
     k, v = (x.unflatten(-1, (-1, q.shape[-1])).transpose(1, 2) for x in (k, v))
     return q, k, v
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, enable_gqa: bool) -> Tensor:
-    """Of (batch, heads, tokens, head_dim)."""
+    """Computes attention of (batch, heads, tokens, head_dim)."""
     if mask is not None and mask.dim() == 3:
         mask = mask.unsqueeze(1)
     out = None
@@ -84,7 +84,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float |
 
 @functools.lru_cache(maxsize=256)
 def _warn(text: str) -> None:
-    """Once for each text."""
+    """Logs a warning, once for each text."""
     logging.getLogger(__name__).warning(text)
 
 
@@ -93,12 +93,12 @@ def _comfy() -> Any:
 
 
 def _override(_chosen: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """In the place of the function that ComfyUI has chosen."""
+    """Runs our attention in place of the function that ComfyUI has chosen."""
     return attention_xeflash(*args, **kwargs)
 
 
 def register() -> None:
-    """Gives ComfyUI's registry the function, which other overrides may take the place of as that of its own."""
+    """Adds the function to ComfyUI's registry, where other overrides may replace it like ComfyUI's own."""
     comfy = _comfy()
     comfy.register_attention_function(NAME, comfy.wrap_attn(attention_xeflash))
 
@@ -113,11 +113,11 @@ class XeflashAttention:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        """What the node takes."""
+        """Returns the inputs of the node."""
         return {"required": {"model": ("MODEL",)}}
 
     def patch(self, model: Any) -> tuple[Any]:
-        """The clone."""
+        """Returns a clone of the model that uses our attention."""
         patched = model.clone()
         options = patched.model_options.setdefault("transformer_options", {})
         if options.get(_OVERRIDE, _override) is not _override:

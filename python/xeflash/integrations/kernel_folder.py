@@ -38,10 +38,12 @@ _BUILDS = {"torch-cpu": "cpu", "torch-xpu": "xpu", "torch-universal": "xpu"}
 
 
 def write(folder: Path) -> dict[str, Path]:
-    """Writes a kernel per name into `folder`; returns the folder that stands for each repository."""
+    """Writes a kernel per name into `folder`; returns the folder for each repository."""
     folder = folder.resolve()
     if ":" in str(folder):
-        raise ValueError(f"hub: the folder must have no ':' in its path, where LOCAL_KERNELS would end, got {folder}")
+        raise ValueError(
+            f"hub: the folder must have no ':' in its path, which separates the folders of LOCAL_KERNELS, got {folder}"
+        )
     for name in _KERNELS:
         if (folder / name).exists() and not _is_ours(folder / name):
             raise FileExistsError(f"hub: {folder / name} must be written by xeflash, or not exist, got another's")
@@ -57,7 +59,7 @@ def write(folder: Path) -> dict[str, Path]:
 
 
 def local_kernels(places: dict[str, Path]) -> str:
-    """The value of the environment variable LOCAL_KERNELS."""
+    """Returns the value of the environment variable LOCAL_KERNELS."""
     return ":".join(f"{repository}={place}" for repository, place in places.items())
 
 

@@ -24,5 +24,5 @@ def register() -> None:
 
 
 def _make(runner: Any) -> Any:
-    """The backend of one of SGLang's ModelRunners."""
+    """Makes the backend of one of SGLang's ModelRunners."""
     return importlib.import_module("xeflash.integrations.sglang_backend").XeflashAttnBackend(runner)

@@ -27,21 +27,21 @@ from xeflash import flash_attn_varlen_func
 class Step:
     """The tokens of a forward pass, and where their keys are."""
 
-    starts: Tensor  # of each sequence's queries
+    starts: Tensor  # starts of each sequence's queries
     longest_q: int
     lengths: Tensor  # keys of each sequence, the new ones among them
     longest_k: int
     pages: Tensor  # (sequences, pages of the longest)
     is_whole: bool = False  # prompts from their first token on: all keys are new
-    window_pages: Tensor | None = None  # of layers whose pool keeps a window only
+    window_pages: Tensor | None = None  # pages of layers whose pool keeps a window only
     window_slots: Tensor | None = None
 
 
 class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
-    """All layers' attention."""
+    """The attention of all layers."""
 
     def __init__(self, runner: Any) -> None:
-        """For one of SGLang's ModelRunners."""
+        """Makes the backend of one of SGLang's ModelRunners."""
         super().__init__()
         self.page: int = runner.page_size
         if self.page % 16:
@@ -63,19 +63,22 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         self.step: Step | None = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Before the layers of a pass that is not recorded."""
+        """Prepares a pass that is not recorded, before its layers run."""
         self.step = None if forward_batch.forward_mode.is_idle() else self._step(forward_batch)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Before graphs are recorded: each gets its own room."""
+        """Forgets recorded passes before graphs are recorded; each graph gets its own room."""
         self.recorded = {}
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """Keys of a place that is empty."""
+        """Returns the keys of an empty place in a batch."""
         return 1
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Before a pass is recorded, for sequences of any length, and before each replay, which finds its own there."""
+        """Prepares a pass before it is recorded, for sequences of any length, and before each replay.
+
+        A replay finds its own lengths and tables in the recorded tensors.
+        """
         now = self._step(forward_batch)
         key = (forward_batch.batch_size, now.longest_q)
         if in_capture:
@@ -102,14 +105,14 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         sinks: Tensor | None = None,
         **more: Any,
     ) -> Tensor:
-        """Attention (tokens, H * Dv) of a layer's new tokens."""
+        """Computes attention (tokens, H * Dv) of a layer's new tokens."""
         self._refuse(layer, more)
         step = self.step
         assert step is not None
         if save_kv_cache and k is not None:
             where = KVWriteLoc.for_batch(forward_batch, swa_loc=step.window_slots)
-            of_layer = () if self.has_latents or layer.k_scale is None else (layer.k_scale, layer.v_scale)
-            self.token_to_kv_pool.set_kv_buffer(layer, where, k, v, *of_layer)
+            layer_scales = () if self.has_latents or layer.k_scale is None else (layer.k_scale, layer.v_scale)
+            self.token_to_kv_pool.set_kv_buffer(layer, where, k, v, *layer_scales)
         causal = layer.attn_type is not AttentionType.ENCODER_ONLY
         left = layer.sliding_window_size
         features: dict[str, Any] = {
@@ -168,9 +171,9 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         firsts = self.req_to_token_pool.req_to_token[:, : longest_k : self.page][batch.req_pool_indices]
         step = Step(starts, longest_q, (batch.seq_lens + more).int(), longest_k, firsts // self.page, is_whole)
         if self.has_windows:
-            of_windows = self.token_to_kv_pool.translate_loc_from_full_to_swa
-            step.window_pages = (of_windows(firsts).clamp(min=0) // self.page).int()  # of what was forgotten: any
-            step.window_slots = None if batch.out_cache_loc is None else of_windows(batch.out_cache_loc)
+            to_window_slots = self.token_to_kv_pool.translate_loc_from_full_to_swa
+            step.window_pages = (to_window_slots(firsts).clamp(min=0) // self.page).int()  # forgotten keys get any page
+            step.window_slots = None if batch.out_cache_loc is None else to_window_slots(batch.out_cache_loc)
         return step
 
     def _pages(self, layer: Any, step: Step) -> Tensor | None:
@@ -179,7 +182,7 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
         return step.pages
 
     def _caches(self, layer: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """(pages, page, Hk, D) of keys and of values, and what their elements are multiplied by."""
+        """Returns keys and values as (pages, page, Hk, D), and the factors of their elements."""
         keys, values = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         want = [(layer.tp_k_head_num, layer.qk_head_dim), (layer.tp_v_head_num, layer.v_head_dim)]
         if [x.shape[1:] for x in (keys, values)] != want:
@@ -189,12 +192,12 @@ class XeflashAttnBackend(AttentionBackend):  # type: ignore[misc]
             )
         scales = {}
         if keys.dtype.itemsize == 1:
-            of_layer = (None, None) if self.has_latents else (layer.k_scale_float, layer.v_scale_float)
-            scales = {f"{name}_scale": scale or 1.0 for name, scale in zip("kv", of_layer, strict=True)}
+            layer_scales = (None, None) if self.has_latents else (layer.k_scale_float, layer.v_scale_float)
+            scales = {f"{name}_scale": scale or 1.0 for name, scale in zip("kv", layer_scales, strict=True)}
         return keys.unflatten(0, (-1, self.page)), values.unflatten(0, (-1, self.page)), scales
 
     def _refuse(self, layer: Any, more: dict[str, Any]) -> None:
-        """Raises for what a layer asks for and a call cannot say."""
+        """Raises an error for features of a layer that a call cannot express."""
         for name, value in more.items():
             if value is not None:
                 raise NotImplementedError(f"xeflash: {name} must be None, got {type(value).__name__}")

@@ -56,14 +56,14 @@ _MAX_HEAD_DIM = 576
 _lock = threading.Lock()
 _libraries: list[Any] = []
 _everywhere = False
-_holders = 0  # of torch's fast path: enable() and open contexts
-_fast_path = True  # what it was before
+_holders = 0  # users of torch's fast path being off: enable() and open contexts
+_fast_path = True  # the setting of the fast path before
 _record_by_torch: dict[str, Any] = {}  # torch's own kernels above autograd, of varlen
 _here: ContextVar[bool] = ContextVar("xeflash_torch_sdpa", default=False)
 
 
 class Calls(NamedTuple):
-    """How many calls of torch's functions went which way since the process began."""
+    """Counts of the calls of torch's functions that xeflash and torch have run since the process began."""
 
     xeflash: int
     torch: int
@@ -73,7 +73,10 @@ _calls = {"xeflash": 0, "torch": 0}
 
 
 def calls() -> Calls:
-    """The counts; a compiled function counts when it is traced. Threads that call at once may lose a count."""
+    """Returns the counts; a compiled function counts when it is traced.
+
+    Threads that call at once may lose a count.
+    """
     return Calls(**_calls)
 
 
@@ -98,7 +101,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Undoes ``enable``; contexts that are open stay."""
+    """Undoes ``enable``; open contexts of ``use_xeflash`` stay in force."""
     global _everywhere
     with _lock:
         if _everywhere:
@@ -129,14 +132,14 @@ def use_xeflash() -> Iterator[None]:
 
 
 class _Activation:
-    """What torch's registry holds while it has us activated."""
+    """The handle that torch's registry holds while it has us activated."""
 
     def __init__(self) -> None:
         self._before = _everywhere
         enable()
 
     def remove(self) -> None:
-        """Undoes it; calls stay here if they came here before."""
+        """Undoes the activation; calls stay here if they came here before."""
         if not self._before:
             disable()
 
@@ -161,19 +164,22 @@ def _release_fast_path() -> None:
 
 
 def _on() -> bool:
-    """Whether the calls of this thread come here."""
+    """Returns whether the calls of this thread come here."""
     return _everywhere or _here.get()
 
 
 def _register() -> None:
-    """Once in a process, for good: torch's dispatcher does not bear that kernels go while other threads call them."""
+    """Registers our kernels, once in a process and for good.
+
+    torch's dispatcher does not bear that kernels go while other threads call them.
+    """
     with _lock:
         if _libraries:
             return
         aten = torch.library.Library("aten", "IMPL")
         for key in ("CPU", "XPU", "AutogradCPU", "AutogradXPU"):
             aten.impl("scaled_dot_product_attention", _sdpa, key)
-        # What torch traced before, it remembers to have no kernel.
+        # torch remembers operators that it traced before to have no kernel.
         torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache.clear()
         _libraries.append(aten)
         with contextlib.suppress(ImportError):  # torch before 2.10
@@ -189,14 +195,15 @@ def _register() -> None:
             _libraries.append(packed)
 
 
-def _goes_to(ours: bool) -> bool:
+def _count_call(ours: bool) -> bool:
+    """Counts a call of torch's functions for xeflash, or for torch; returns `ours`."""
     if _on():
         _calls["xeflash" if ours else "torch"] += 1
     return ours
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Whether they are dense tensors of our types and one of our dtypes, seen by no function transform."""
+    """Returns whether tensors are dense, of our types and one of our dtypes, and seen by no function transform."""
     dtype = tensors[0].dtype
     if dtype not in _DTYPES:
         return False
@@ -206,7 +213,7 @@ def _plain(*tensors: Tensor) -> bool:
 
 
 def _fits(dim: Any, dim_v: Any, device: str) -> bool:
-    """Whether there are kernels for these head dims."""
+    """Returns whether there are kernels for these head dims."""
     step = 1 if device == "cpu" else 8
     return all(0 < d <= _MAX_HEAD_DIM and d % step == 0 for d in (dim, dim_v))
 
@@ -237,9 +244,9 @@ def _sdpa(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )  # fmt: skip
         if dealt is not None:
-            _goes_to(True)
+            _count_call(True)
             return dealt
-    if not _goes_to(ours):
+    if not _count_call(ours):
         return torch.ops.aten.scaled_dot_product_attention.default._op_dk(
             DispatchKey.CompositeImplicitAutograd, query, key, value, attn_mask, dropout_p, is_causal,
             scale=scale, enable_gqa=enable_gqa,
@@ -253,7 +260,7 @@ def _sdpa(
 
 
 def _shapes_fit(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
-    """Whether the sizes are such that nothing is broadcast, but heads with enable_gqa."""
+    """Returns whether nothing has to be broadcast, except heads with enable_gqa."""
     rank, dim = query.dim(), query.shape[-1]
     if rank < 2 or key.dim() != rank or value.dim() != rank or key.shape[:-1] != value.shape[:-1]:
         return False
@@ -292,7 +299,7 @@ def _varlen_recorded(keys: Any, *arguments: Any) -> Any:
 def _varlen(*arguments: Any) -> Any:
     call = _PackedCall(*arguments)
     recorded = not torch.is_inference_mode_enabled() and any(x.requires_grad for x in arguments[:3])
-    if not _goes_to(call.fits() and not recorded):
+    if not _count_call(call.fits() and not recorded):
         return torch.ops.torch_attn._varlen_attn.default._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments)
     out = torch.empty_like(call.query)
     return out, call.attend(out), torch.zeros(2, dtype=torch.uint64, device=out.device)
@@ -303,7 +310,7 @@ def _varlen_out(out: Tensor, *arguments: Any) -> Any:
     fits = (
         call.fits() and not requires_grad(*call[:3]) and out.dtype is call.query.dtype and out.shape == call.query.shape
     )
-    if not _goes_to(fits and (out.stride(-1) == 1 or out.shape[-1] == 1)):
+    if not _count_call(fits and (out.stride(-1) == 1 or out.shape[-1] == 1)):
         return torch.ops.torch_attn._varlen_attn_out.default._op_dk(
             DispatchKey.CompositeExplicitAutograd, out, *arguments
         )
@@ -344,7 +351,7 @@ class _PackedCall(NamedTuple):
         )
 
     def _words(self) -> Any:
-        """What the extension calls the arguments."""
+        """Returns the arguments by the extension's names."""
         left, right = self.window_size or (-1, -1)
         paged = {"k_cache": self.key, "v_cache": self.value, "block_table": self.block_table}
         keys: Any = {"k": self.key, "v": self.value} if self.block_table is None else paged
@@ -365,13 +372,13 @@ class _PackedCall(NamedTuple):
         }
 
     def attend(self, out: Tensor) -> Tensor:
-        """The LSE; `out` is written."""
+        """Writes `out` and returns the LSE."""
         lse: Tensor = _core.forward(**self._words(), out=out)[1]
         return lse
 
     def record(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The operator's results, of which out and LSE have gradients."""
-        _goes_to(True)
+        """Runs the call with gradients of out and LSE; returns the operator's results."""
+        _count_call(True)
         with torch.autocast(self.query.device.type, enabled=False):  # torch casts nothing here
             out, lse = torch_ops.attend(Call(self._words()))
         return out, lse, torch.zeros(2, dtype=torch.uint64, device=out.device)

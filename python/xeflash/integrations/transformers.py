@@ -9,11 +9,11 @@ A mask function and an attention function are registered under one name. What th
   4-D         all that is hidden, or an additive bias; a model with layers that we do not know gets one of these, which
               they may extend, as those of DeepSeek V4 do for keys that they add
 
-So no causal mask is materialised, with or without window, padding, documents or a cache. What is not recognised, such
-as an image whose tokens see each other, is hidden by the mask that Transformers makes for PyTorch's attention.
+So no causal mask is materialised, with or without window, padding, documents or a cache. A mask that is not recognised,
+such as that of an image whose tokens see each other, is the one that Transformers makes for PyTorch's attention.
 
-Documents that share a row are also found by ``position_ids`` that begin again, where a mask hides nothing but padding
-and there are no keys from a cache, and by ``cu_seq_lens_q`` and its like. See _documents.py.
+Documents that share a row are also found by ``position_ids`` that begin again, if a mask hides only padding and there
+are no keys from a cache, and by ``cu_seq_lens_q`` and its like. See _documents.py.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _BY_POSITION = [  # older releases have none
 
 
 def _held(function: Any) -> dict[str, Any]:
-    """What a function made by another one holds of that."""
+    """Returns the variables that a function made by another function holds."""
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     return dict(zip(function.__code__.co_freevars, cells, strict=True))
 
 
 def _without_documents(function: Any) -> tuple[Any, torch.Tensor | None]:
-    """(what hides within documents, the numbers (B, S) of the documents) of a mask function; None if it has none."""
+    """Splits a mask function into (the mask within documents, the numbers (B, S) of the documents or None)."""
     if torch.compiler.is_compiling() or function.__code__ is not _AND:
         return function, None
     within, *others = _held(function)["mask_functions"]
@@ -76,7 +76,7 @@ def _without_documents(function: Any) -> tuple[Any, torch.Tensor | None]:
 
 
 def _chunk(function: Any) -> int:
-    """The length of a causal mask function's chunks, whose positions see each other alone; 0: it has none."""
+    """Returns the length of a causal mask function's chunks, whose positions see only each other, or 0."""
     if torch.compiler.is_compiling() or function.__code__ is not _AND:
         return 0
     first, *others = _held(function)["mask_functions"]
@@ -85,9 +85,9 @@ def _chunk(function: Any) -> int:
 
 
 def _kind(function: Any) -> tuple[str, tuple[int, int] | None]:
-    """("causal", "bidirectional", or "" for anything else; the window, if any) of a mask function."""
+    """Returns ("causal", "bidirectional", or "" for anything else; the window, if any) of a mask function."""
     parts = (function,)
-    if function.__code__ is _AND and not torch.compiler.is_compiling():  # which cannot look into it
+    if function.__code__ is _AND and not torch.compiler.is_compiling():  # a compiler cannot look into it
         parts = function.__closure__[0].cell_contents
     kinds = []
     window = None
@@ -106,7 +106,7 @@ def _kind(function: Any) -> tuple[str, tuple[int, int] | None]:
 
 
 def _keys_seen(q_length: int, kv_offset: int, q_offset: Any) -> int:
-    """The keys up to that of the last query; -1 where only a device, or a compiled graph, will know."""
+    """Counts the keys up to that of the last query; returns -1 where only a device, or a compiled graph, will know."""
     if isinstance(q_offset, torch.Tensor):
         if q_length == 1 or is_tracing(q_offset):
             return -1
@@ -115,10 +115,10 @@ def _keys_seen(q_length: int, kv_offset: int, q_offset: Any) -> int:
 
 
 class _Facts(NamedTuple):
-    """What is known of a 2-D mask."""
+    """Facts about a 2-D mask."""
 
     padding: bool  # whether it hides a key
-    window: tuple[int, int] | None  # what else is hidden; None if somebody else made the mask
+    window: tuple[int, int] | None  # the window that hides other keys; None if somebody else made the mask
     documents: Documents | None = None
 
 
@@ -126,7 +126,7 @@ class _Facts(NamedTuple):
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "window_attention", "indexed_attention"}
 _KNOWN_LAYERS |= {"minimax_m3_sparse", "hybrid", "hybrid_sliding", "linear_attention", "conv", "moe", "mlp"}
 
-_facts: Any = WeakIdKeyDictionary()  # of masks that mask_function made: looking into one waits for its device
+_facts: Any = WeakIdKeyDictionary()  # facts about masks of mask_function, as reading a mask waits for its device
 
 
 def _facts_of(mask: torch.Tensor) -> _Facts:
@@ -151,7 +151,7 @@ def mask_function(
     allow_is_bidirectional_skip: bool = False,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """The mask of a forward pass; the arguments are those that Transformers gives to every mask function."""
+    """Makes the mask of a forward pass; the arguments are those that Transformers gives to every mask function."""
     if not _KNOWN_LAYERS.issuperset(getattr(kwargs.get("config"), "layer_types", None) or ()):
         extended: torch.Tensor | None = masking_utils.eager_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs
@@ -201,7 +201,7 @@ _REFUSED |= {"v_cache"}
 
 
 def _window(module: Any, said: Any, causal: bool, keys: int, mask: torch.Tensor | None) -> tuple[int, int]:
-    """The keys to the left and right of a query that its layer, or else the mask, lets it see."""
+    """Returns the keys to the left and right of a query that its layer, or else the mask, lets it see."""
     if said is not _UNSAID:
         return (-1, -1) if said is None else (said - 1, 0 if causal else said - 1)
     if mask is None:
@@ -218,7 +218,7 @@ def _window(module: Any, said: Any, causal: bool, keys: int, mask: torch.Tensor 
 
 
 def _both(mask: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """A mask that hides what either of two hides; one of them may be additive."""
+    """Combines two masks, of which one may be additive, so that keys hidden by either are hidden."""
     if mask is None:
         return other
     if mask.dtype == torch.bool == other.dtype:
@@ -231,7 +231,7 @@ def _both(mask: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
 def _visible_picks(
     mask: torch.Tensor | None, indices: torch.Tensor, sizes: tuple[int, int, int]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(what else hides, lists of the keys that are picked and that a mask lets see); None for lists of all keys."""
+    """Returns (remaining mask, lists of picked keys that stay visible); the lists are None if they pick all keys."""
     batch, rows, keys = sizes
     if indices.shape[-1] >= keys:
         return mask, None
@@ -258,7 +258,7 @@ def attention_function(
     indices: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """(attention of query (B, H, Sq, D) on key and value (B, Hk, Sk, D) as (B, Sq, H, D), None).
+    """Computes attention of query (B, H, Sq, D) on key and value (B, Hk, Sk, D) as ((B, Sq, H, D), None).
 
     The arguments are those of all attention functions of Transformers; see the module for attention_mask. ``indices``
     (B, Sq, n) are the keys that sparse attention, as of DeepSeek V3.2, has picked for each query.
@@ -274,7 +274,7 @@ def attention_function(
     batch, _, rows, _ = query.shape
     keys = key.shape[2]
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    documents = _documents.said(kwargs)
+    documents = _documents.take_documents(kwargs)
     padding = mask = None
     if attention_mask is None or attention_mask.dim() == 2:
         facts = _Facts(False, None)
@@ -326,4 +326,4 @@ def attention_function(
         query, key, value, mask, dropout, causal, scaling, enable_gqa=True, bottom_right=True, window_size=window,
         softcap=softcap or 0.0, sinks=s_aux, gather_kv_indices=indices, out=out,
     )  # fmt: skip
-    return out.transpose(1, 2).contiguous(), None  # as layers may view it by other shapes
+    return out.transpose(1, 2).contiguous(), None  # layers may view it in other shapes

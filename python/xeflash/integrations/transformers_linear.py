@@ -14,7 +14,7 @@ A layer keeps its class, its parameters and its state_dict; only its forward is 
 
 Weights of 4 bits, and 8 bits of GPTQ, are packed anew, beside what the layer has, so they take their memory twice. What
 load_state_dict brings later is packed, too; what else is done to such a weight is seen only after another ``patch``.
-Inputs stay what they are: a layer that quantises its inputs, too, gave results that differ by that. Base layers of LoRA
+Inputs are not quantised: a layer that quantised its inputs, too, gave results that differ by that. Base layers of LoRA
 are layers as all others. Experts whose weights lie in one tensor are no linear layers.
 
 ``patch(model, loss=True)`` also trains a language model without its logits, see transformers_loss.py; with
@@ -39,13 +39,13 @@ from xeflash.integrations._quantised import Refused, weight_of
 
 __all__ = ["Patched", "patch", "unpatch"]
 
-_FEW_ROWS = 64  # of a call, where linear reads W once
+_FEW_ROWS = 64  # rows for which linear reads W once
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TENSORS = (Tensor, nn.Parameter)
 
 
 class Patched(NamedTuple):
-    """What ``patch`` did, by the names of modules."""
+    """The modules that ``patch`` changed or left, by name."""
 
     swapped: dict[str, str]  # the format, or the dtype, of the weight
     left: dict[str, str]  # why a linear layer keeps its forward
@@ -53,7 +53,7 @@ class Patched(NamedTuple):
 
 
 class _Layer:
-    """What a module whose forward is replaced needs for it; in its __dict__, so that copies of it have their own."""
+    """The state of a module whose forward is replaced; it lies in the module's __dict__, so copies have their own."""
 
     def __init__(self, module: nn.Module, arguments: dict[str, Any] | None) -> None:
         self.take(arguments or {})
@@ -61,16 +61,16 @@ class _Layer:
         self.hook = None if arguments is None else module.register_load_state_dict_post_hook(_read_anew)
 
     def take(self, arguments: dict[str, Any]) -> None:
-        """Keeps arguments of linear, from `weight` on; none of them: the module's own weight."""
+        """Keeps arguments of linear, from `weight` on; without arguments, the module's own weight."""
         self.named = dict(arguments)
         self.weight = self.named.pop("weight", None)
 
     def own(self, module: nn.Module, x: Any) -> Any:
-        """What the module did before."""
+        """Calls the module's forward as it was before."""
         return type(module).forward(module, x) if self.before is None else self.before(x)
 
     def move(self, device: torch.device) -> None:
-        """Follows the inputs to a device."""
+        """Moves the arguments to the device of the inputs."""
         self.weight = self.weight.to(device)
         self.named = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.named.items()}
 
@@ -155,7 +155,7 @@ def unpatch(model: nn.Module) -> list[str]:
 
 
 def _keep_packed(model: nn.Module) -> None:
-    """Takes away the hook by which compressed-tensors unpacks all of a model in its first call."""
+    """Removes the hook by which compressed-tensors unpacks a whole model in its first call."""
     for module in model.modules():
         handle = module.__dict__.get("ct_decompress_hook")
         if handle is not None:
@@ -165,7 +165,7 @@ def _keep_packed(model: nn.Module) -> None:
 
 
 def _read(module: nn.Module) -> tuple[str, dict[str, Any] | None] | None:
-    """What the weight of a linear layer is, and arguments for it unless it is the module's own; None: no such layer."""
+    """Returns the format of a linear layer's weight, and arguments for a quantised one, or None for other modules."""
     weight: Any = getattr(module, "weight", None)
     tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     linear = isinstance(module, nn.Linear) or hasattr(module, "qweight")
@@ -194,7 +194,7 @@ def _read(module: nn.Module) -> tuple[str, dict[str, Any] | None] | None:
 
 
 def _read_anew(module: nn.Module, _keys: Any) -> None:
-    """Packs what load_state_dict has brought."""
+    """Packs the weights that load_state_dict has brought."""
     layer: _Layer | None = module.__dict__.get("_xeflash")
     weight = weight_of(module)
     if layer is not None and weight is not None:
@@ -202,7 +202,7 @@ def _read_anew(module: nn.Module, _keys: Any) -> None:
 
 
 def _plain(x: Any) -> bool:
-    """Whether an input is a dense tensor of our dtypes and devices, seen by no transform and no autocast."""
+    """Returns whether an input is a dense tensor of our dtypes and devices, seen by no transform and no autocast."""
     if type(x) not in _TENSORS or x.dtype not in _DTYPES or x.device.type not in ("cpu", "xpu"):
         return False
     if x.layout is not torch.strided or torch.is_autocast_enabled(x.device.type):
@@ -222,7 +222,7 @@ def _forward(self: nn.Module, input: Any) -> Any:
         trains = weight.requires_grad and torch.is_grad_enabled()
         if trains or weight.dtype is not input.dtype or weight.device != input.device:
             return layer.own(self, input)
-        if input.shape[:-1].numel() > _FEW_ROWS:  # of a prompt: torch's large products are faster
+        if input.shape[:-1].numel() > _FEW_ROWS:  # a prompt: torch's large products are faster
             return layer.own(self, input)
         return xeflash.linear(input, weight, bias)
     if layer.weight.device != input.device:

@@ -35,7 +35,7 @@ _TENSORS = (torch.Tensor, nn.Parameter)
 
 
 class _Replaced:
-    """What a module's forward was, if it was not its class's."""
+    """The forward that a module had before, if it was not its class's."""
 
     def __init__(self, before: Callable[..., Any] | None, labels: int = 0) -> None:
         self.before = before
@@ -46,14 +46,14 @@ class _Replaced:
 
 
 class _Calls:
-    """The call of a model that is under way in this thread; in a compiled graph, of this process."""
+    """The call of a model that is running in this thread, or in a compiled graph in this process."""
 
     def __init__(self) -> None:
-        self._of_thread: ContextVar[Head | None] = ContextVar(_KEY, default=None)
+        self._in_thread: ContextVar[Head | None] = ContextVar(_KEY, default=None)
         self._traced: Head | None = None
 
     def current(self) -> Head | None:
-        return self._traced if torch.compiler.is_compiling() else self._of_thread.get()
+        return self._traced if torch.compiler.is_compiling() else self._in_thread.get()
 
     @contextmanager
     def of(self, head: Head) -> Iterator[None]:
@@ -64,21 +64,21 @@ class _Calls:
             finally:
                 self._traced = before
         else:
-            token = self._of_thread.set(head)
+            token = self._in_thread.set(head)
             try:
                 yield
             finally:
-                self._of_thread.reset(token)
+                self._in_thread.reset(token)
 
 
 _calls = _Calls()
 
 
 def find(model: nn.Module) -> tuple[PreTrainedModel, nn.Linear]:
-    """The language model in a module, and its head; raises where the loss needs its logits."""
+    """Finds the language model in a module, and its head; raises an error where the loss needs its logits."""
     found = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     if found is None:
-        raise TypeError(f"patch: model must have one of Transformers in it for loss=True, got {type(model).__name__}")
+        raise TypeError(f"patch: model must contain a model of Transformers for loss=True, got {type(model).__name__}")
     if "labels" not in inspect.signature(type(found).forward).parameters:
         raise NotImplementedError(f"patch: loss=True wants a forward with labels, but {type(found).__name__} has none")
     return found, _head_of(found)
@@ -114,7 +114,7 @@ def _take(module: nn.Module, forward: Callable[..., Any], labels: int = 0) -> No
 
 
 def _head_of(model: PreTrainedModel) -> nn.Linear:
-    """The head of a model, which must be one that can be left out."""
+    """Returns the head of a model; raises an error if it cannot be left out."""
     head: Any = model.get_output_embeddings()
     owner = type(model).__name__
 
@@ -152,7 +152,7 @@ setattr(_head_forward, _KEY, True)
 
 @functools.cache
 def _forward_of(model: Any) -> Callable[..., Any]:
-    """Our forward of a class, with the signature of its own, which Trainer reads."""
+    """Makes our forward of a class, with the signature of its own, which Trainer reads."""
 
     @functools.wraps(model.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,7 +163,7 @@ def _forward_of(model: Any) -> Callable[..., Any]:
         if labels is None or not self.training:
             return replaced.own(self, *args, **kwargs)
         head = _head_of(self)
-        if _KEY not in head.__dict__:  # it came later, by resize_token_embeddings
+        if _KEY not in head.__dict__:  # resize_token_embeddings made the head later
             _take(head, _head_forward)
         call = Head(head, type(self).__name__)
         with _calls.of(call):

@@ -19,11 +19,11 @@ from typing import Any
 
 NAME = "XEFLASH"
 BACKEND = "xeflash.integrations.vllm_backend.XeflashBackend"
-MLA_BACKEND = "xeflash.integrations.vllm_mla.XeflashMLABackend"  # of DeepSeek's latent attention, under the same names
+MLA_BACKEND = "xeflash.integrations.vllm_mla.XeflashMLABackend"  # DeepSeek's latent attention, under the same names
 
 
-def is_default() -> bool:
-    """Whether it serves what names no backend."""
+def check_default() -> bool:
+    """Checks XEFLASH_VLLM; returns whether this backend serves layers that name no backend."""
     return _is_on("XEFLASH_VLLM")
 
 
@@ -31,13 +31,13 @@ def _is_on(variable: str) -> bool:
     """Returns whether a variable of the environment is 1; without it, False."""
     choice = os.environ.get(variable, "0")
     if choice not in ("0", "1"):
-        raise ValueError(f"{variable}: must be 0 or 1, got {choice!r}")
+        raise ValueError(f"{variable} must be 0 or 1, got {choice!r}")
     return choice == "1"
 
 
 def register() -> None:
-    """Tells vLLM where the backend is, and under which names; the backend is imported when it is chosen."""
-    is_default()
+    """Tells vLLM the path of the backend, and its names; the backend is imported when it is chosen."""
+    check_default()
     samples = _is_on("XEFLASH_VLLM_SAMPLER")
     registry = importlib.import_module("vllm.v1.attention.backends.registry")
     members = registry.AttentionBackendEnum
@@ -55,19 +55,19 @@ def register() -> None:
 
 
 def is_ours(member: Any) -> bool:
-    """Whether a member of vLLM's AttentionBackendEnum names this backend."""
+    """Returns whether a member of vLLM's AttentionBackendEnum names this backend."""
     if member.name == "CUSTOM":
         return bool(member.is_overridden() and member.get_path() == BACKEND)
     return bool(member.name == NAME)
 
 
 def _asked(selected: Any) -> bool:
-    """Whether a layer is to be ours: it is named, or the default."""
-    return is_default() if selected is None else is_ours(selected)
+    """Returns whether a layer is to be ours: it names this backend, or names none and ours is the default."""
+    return check_default() if selected is None else is_ours(selected)
 
 
 def _why_not(platform: Any, layer: Any) -> list[str]:
-    """Why ours cannot serve a layer, described by vLLM's AttentionSelectorConfig."""
+    """Returns why this backend cannot serve a layer, which vLLM's AttentionSelectorConfig describes."""
     module, _, name = _path(layer).rpartition(".")
     backend = getattr(importlib.import_module(module), name)
     reasons: list[str] = backend.validate_configuration(
@@ -81,13 +81,13 @@ def _path(layer: Any) -> str:
 
 
 def _ask_before(platform: Any) -> None:
-    """Where the backend of a layer is chosen, ours is it if it is named or the default, and can serve the layer."""
+    """Patches a platform so that a layer gets this backend if it is to be ours and can be served."""
     theirs = platform.get_attn_backend_cls
     if getattr(theirs, "asks_xeflash", False):
         return
 
     def get_attn_backend_cls(
-        cls: Any, selected_backend: Any, attn_selector_config: Any, *more: Any, **rest: Any
+        cls: Any, selected_backend: Any, attn_selector_config: Any, *more: Any, **named: Any
     ) -> Any:
         if _asked(selected_backend):
             reasons = _why_not(cls, attn_selector_config)
@@ -97,16 +97,16 @@ def _ask_before(platform: Any) -> None:
             if selected_backend is not None:
                 raise ValueError(f"xeflash: {selected_backend.name} cannot serve a layer of this model: {why}")
             logging.getLogger("vllm.xeflash").warning("xeflash leaves a layer to vLLM's own backend: %s", why)
-        return theirs(selected_backend, attn_selector_config, *more, **rest)
+        return theirs(selected_backend, attn_selector_config, *more, **named)
 
     get_attn_backend_cls.asks_xeflash = True  # type: ignore[attr-defined]
     platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
 
 
 def _keep_chunks(platform: Any) -> None:
-    """vLLM's platform for CPUs takes chunks of prompts, cached prefixes and other pages than 16 from models with MLA.
+    """Patches a platform so that models with MLA keep chunked prompts, cached prefixes and their page size.
 
-    Its own backend lacks them. With ours, the configuration keeps what it said.
+    vLLM's platform for CPUs turns these off, as its own backend lacks them.
     """
     theirs = platform.check_and_update_config
     if getattr(theirs, "asks_xeflash", False):
@@ -127,7 +127,7 @@ def _keep_chunks(platform: Any) -> None:
 
 
 def _serves_latents(platform: Any, config: Any, page: int) -> bool:
-    """Whether the layers of a model have MLA, and will be ours."""
+    """Returns whether the layers of a model have MLA, and will be ours."""
     model, attention, cache = config.model_config, config.attention_config, config.cache_config
     if model is None or not model.use_mla or getattr(attention, "backend_per_kind", None):
         return False

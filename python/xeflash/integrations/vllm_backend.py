@@ -37,12 +37,12 @@ _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
 def attend(**arguments: Any) -> tuple[Tensor, Tensor | None]:
-    """(out, LSE or None) of packed sequences, of arguments in the words of the schema."""
+    """Computes (out, LSE or None) of packed sequences, from arguments in the words of the schema."""
     return run(Call({"function": "xeflash", "layout": THD, **arguments}))
 
 
 class XeflashBackend(AttentionBackend):  # type: ignore[misc]
-    """What vLLM asks before it chooses."""
+    """The properties of xeflash's attention that vLLM asks for before it chooses a backend."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[str]] = _CACHE_DTYPES
@@ -51,22 +51,22 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_name() -> str:
-        """A name by which vLLM's registry has it."""
+        """Returns the name that vLLM's registry has for this backend."""
         return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type[XeflashImpl]:
-        """A layer's attention."""
+        """Returns the class of a layer's attention."""
         return XeflashImpl
 
     @staticmethod
     def get_builder_cls() -> type[XeflashMetadataBuilder]:
-        """A step's metadata."""
+        """Returns the class that builds a step's metadata."""
         return XeflashMetadataBuilder
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Sizes of a page; vLLM before 0.31 gives no argument."""
+        """Returns the sizes that a page may have; vLLM before 0.31 gives no argument."""
         return [MultipleOf(16)]
 
     @staticmethod
@@ -77,55 +77,55 @@ class XeflashBackend(AttentionBackend):  # type: ignore[misc]
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """(pages, Hk, page, 2 D), a value beside its key: vLLM from 0.29 on makes all caches so, unasked."""
+        """Returns (pages, Hk, page, 2 D), a value beside its key; vLLM from 0.29 on makes all caches so, unasked."""
         if block_size % 16:
             raise ValueError(f"xeflash: block_size must be a multiple of 16, got {block_size}")
         return num_blocks, num_kv_heads, block_size, 2 * head_size
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """In memory as the shape says, the layers of a block beside each other if they are one tensor."""
+        """Returns the order of dimensions in memory; layers in one tensor lie beside each other in a block."""
         return (1, 0, 2, 3, 4) if include_num_layers_dimension else (0, 1, 2, 3)
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        """What is compiled for GPUs."""
+        """Returns whether kernels for GPUs can be compiled for this head size."""
         return 0 < head_size <= 576 and head_size % 8 == 0
 
     @classmethod
     def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
-        """That of the model, or 8-bit floats, with the scales of the layer."""
+        """Returns whether a cache may have this type: the model's, or 8-bit floats with the scales of the layer."""
         return kv_cache_dtype is None or kv_cache_dtype in _CACHE_DTYPES
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """All four."""
+        """Returns whether a type of attention is one of the four known ones."""
         return attn_type in (*_ENCODERS, AttentionType.DECODER, AttentionType.ENCODER_DECODER)
 
     @classmethod
     def supports_sink(cls) -> bool:
-        """Logits that join the softmax."""
+        """Returns True: logits may join the softmax as sinks."""
         return True
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
-        """Of any size."""
+        """Returns True: a window may have any size."""
         return True
 
     @classmethod
     def supports_non_causal(cls) -> bool:
-        """As the metadata say."""
+        """Returns True: the metadata say whether a step is causal."""
         return True
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        """A notion of other devices."""
+        """Returns True: compute capabilities are a notion of other devices."""
         return True
 
 
 @dataclass
 class XeflashMetadata:
-    """The tokens of a step: what the fields of vLLM's CommonAttentionMetadata of these names are."""
+    """The tokens of a step, in the words of vLLM's CommonAttentionMetadata."""
 
     num_actual_tokens: int
     max_query_len: int
@@ -140,19 +140,20 @@ class XeflashMetadata:
 
 
 class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """Takes over what a step's common metadata say."""
+    """A builder that takes over a step's common metadata."""
 
     supports_update_block_table: bool = True
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
-        """For a group of layers whose caches are alike."""
+        """Makes a builder for a group of layers whose caches are alike."""
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """Batches whose sequences have as many queries each: a replay reads lengths and tables, which stay in place.
+        """Returns which batches can be recorded: those whose sequences have equally many queries.
 
-        Of dealt keys, a step's lengths are new tensors; of encoders' keys, no maximum is known.
+        A replay reads lengths and tables, which stay in place. With dealt keys a step's lengths are new tensors, and
+        for encoders' keys no maximum is known, so neither is recorded.
         """
         dealt = vllm_config.parallel_config.decode_context_parallel_size > 1
         if dealt or not isinstance(kv_cache_spec, FullAttentionSpec | SlidingWindowSpec):
@@ -160,12 +161,12 @@ class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         return AttentionCGSupport.UNIFORM_BATCH
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> XeflashMetadata:
-        """Launches are chosen for the longest sequence of the model, as a replay may have it."""
+        """Builds metadata whose launches suit the longest sequence of the model, as a replay may have it."""
         metadata = self.build(0, common_attn_metadata)
         return replace(metadata, max_seq_len=self.vllm_config.model_config.max_model_len)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> XeflashMetadata:
-        """A common prefix is attended like the rest: cascades are not used."""
+        """Builds a step's metadata; a common prefix is attended like other keys, as cascades are not used."""
         common = common_attn_metadata
         if isinstance(common.causal, Tensor):
             raise NotImplementedError("xeflash: causal must be the same for all sequences of a step, got a tensor")
@@ -191,11 +192,11 @@ class XeflashMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         )
 
     def update_block_table(self, metadata: XeflashMetadata, blk_table: Tensor, slot_mapping: Tensor) -> XeflashMetadata:
-        """The same step on another group of layers' pages."""
+        """Returns the metadata of the same step for another group of layers' pages."""
         return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
 
     def use_cascade_attention(self, *arguments: Any, **more: Any) -> bool:
-        """No."""
+        """Returns False: cascades are not used."""
         return False
 
 
@@ -219,7 +220,7 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        """As vLLM makes it for each layer."""
+        """Makes a layer's attention with the arguments that vLLM gives."""
         if not XeflashBackend.supports_kv_cache_dtype(kv_cache_dtype):
             raise NotImplementedError(f"xeflash: kv_cache_dtype must be one of {_CACHE_DTYPES}, got {kv_cache_dtype!r}")
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
@@ -292,7 +293,7 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
     def _attend_with_dealt_keys(
         self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, m: XeflashMetadata
     ) -> Tensor:
-        """The same where the keys before the step lie on several ranks, and all of them have those of the step."""
+        """Attends where the keys before the step lie on several ranks, and all ranks have the keys of the step."""
         group = get_dcp_group()
         everyone = group.all_gather(query.contiguous(), dim=1)  # the heads of all ranks
         key_cache, value_cache = self._caches(kv_cache)
@@ -311,7 +312,7 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
         return merged
 
     def _refuse_dealt_keys(self) -> None:
-        """What depends on the positions of keys, or on keys that are only in the cache."""
+        """Refuses what depends on the positions of keys, or on keys that are only in the cache."""
         for name, given, allowed in (
             ("sliding_window", self.sliding_window, (-1, -1)),
             ("alibi_slopes", self.alibi_slopes, None),
@@ -326,7 +327,7 @@ class XeflashImpl(AttentionImpl):  # type: ignore[misc]
                 )
 
     def _caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """(pages, page, Hk, D) of keys and of values; vLLM has 8-bit floats as bytes."""
+        """Returns keys and values as (pages, page, Hk, D); vLLM stores 8-bit floats as bytes."""
         dtype = _EIGHT_BITS.get(self.kv_cache_dtype)
         pages = (kv_cache if dtype is None else kv_cache.view(dtype)).transpose(1, 2)
         key_cache, value_cache = pages.split(self.head_size, dim=-1)

@@ -33,44 +33,44 @@ _CACHE_DTYPES = ["auto", "float16", "bfloat16", *_EIGHT_BITS]
 
 
 class XeflashMLABackend(MLACommonBackend):  # type: ignore[misc]
-    """What vLLM asks before it chooses."""
+    """The properties of xeflash's attention on latents that vLLM asks for before it chooses a backend."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[str]] = _CACHE_DTYPES
 
     @staticmethod
     def get_name() -> str:
-        """As the other: vLLM has one name for both."""
+        """Returns the name of xeflash's other backend, as vLLM has one name for both."""
         return XeflashBackend.get_name()
 
     @staticmethod
     def get_impl_cls() -> type[XeflashMLAImpl]:
-        """A layer's attention."""
+        """Returns the class of a layer's attention."""
         return XeflashMLAImpl
 
     @staticmethod
     def get_builder_cls() -> type[XeflashMLAMetadataBuilder]:
-        """A step's metadata."""
+        """Returns the class that builds a step's metadata."""
         return XeflashMLAMetadataBuilder
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Sizes of a page."""
+        """Returns the sizes that a page may have."""
         return [MultipleOf(16)]
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        """Of latents and rotated columns together."""
+        """Returns whether there are kernels for this size of latents and rotated columns together."""
         return XeflashBackend.supports_head_size(head_size)
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        """A notion of other devices."""
+        """Returns True: compute capabilities are a notion of other devices."""
         return True
 
     @classmethod
     def validate_configuration(cls, *given: Any, **named: Any) -> list[str]:
-        """Why a layer cannot be served, if it cannot."""
+        """Returns the reasons why a layer cannot be served; the list is empty if it can."""
         reasons: list[str] = super().validate_configuration(*given, **named)
         if "CPU" not in MLAPrefillBackendEnum.__members__:
             reasons.append("MLA needs vLLM 0.29 or newer")
@@ -78,13 +78,13 @@ class XeflashMLABackend(MLACommonBackend):  # type: ignore[misc]
 
 
 class XeflashMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]
-    """vLLM's: sequences of few new tokens come first and count as decoding, however many each has."""
+    """A builder of vLLM's kind: sequences of few new tokens come first and count as decoding, however many each has."""
 
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[Any] = QueryLenSupport.VARLEN
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
-        """Launches are chosen for the longest sequence of the model, as a replay may have it."""
+        """Builds metadata whose launches suit the longest sequence of the model, as a replay may have it."""
         metadata = super().build_for_cudagraph_capture(common_attn_metadata)
         metadata.max_seq_len = self.model_config.max_model_len
         return metadata
@@ -110,7 +110,7 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
         kv_sharing_target_layer_name: str | None,
         **mla: Any,
     ) -> None:
-        """As vLLM makes it for each layer."""
+        """Makes a layer's attention with the arguments that vLLM gives."""
         ranks = get_current_vllm_config().parallel_config.decode_context_parallel_size
         refused = (
             ("alibi_slopes", alibi_slopes, None),
@@ -150,13 +150,13 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
     ) -> tuple[Tensor, Tensor]:
-        """Rows (tokens, H, L) of decoding sequences, and their LSE (tokens, H) in base e: -inf of rows without keys."""
+        """Computes rows (tokens, H, L) of decoding sequences and their LSE (tokens, H): -inf of rows without keys."""
         q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
         out, lse = self.attend_pages(q, kv_c_and_k_pe_cache, attn_metadata, layer)
         return out, lse.masked_fill(lse == torch.inf, -torch.inf).T
 
     def attend_pages(self, q: Tensor, cache: Tensor, m: Any, layer: Any) -> tuple[Tensor, Tensor]:
-        """The same, as xeflash has an LSE: (H, tokens), and +inf."""
+        """Computes rows (tokens, H, L) of decoding sequences and their LSE in xeflash's form: (H, tokens), and +inf."""
         keys = self._pages(cache)
         values = keys[..., : self.kv_lora_rank]
         scales = {"k_scale": layer._k_scale_float, "v_scale": layer._k_scale_float} if self._in_eight_bits() else {}
@@ -201,11 +201,11 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
         self, q: Tensor, latents: Tensor, rotated: Tensor, starts_q: Tensor, starts_k: Tensor, longest_q: int,
         longest_k: int, *, causal: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """(out, LSE) of packed sequences, whose keys and values are made from latents."""
+        """Computes (out, LSE) of packed sequences, whose keys and values are made from latents."""
         kv = self.kv_b_proj(latents)[0].view(-1, self.num_heads, self.qk_nope_head_dim + self.v_head_dim)
-        of_keys, v = kv.split((self.qk_nope_head_dim, self.v_head_dim), dim=-1)
+        plain, v = kv.split((self.qk_nope_head_dim, self.v_head_dim), dim=-1)
         rotated = rotated.reshape(-1, 1, self.qk_rope_head_dim).expand(-1, self.num_heads, -1)
-        k = torch.cat((of_keys, rotated), dim=-1)
+        k = torch.cat((plain, rotated), dim=-1)
         out, lse = attend(
             q=q, k=k, v=v, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k,
             max_seqlen_q=longest_q, max_seqlen_k=longest_k, causal=causal, softmax_scale=self.scale, return_lse=True,
@@ -213,7 +213,7 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
         return out, lse
 
     def _gather(self, cache: Tensor, table: Tensor, piece: Any, dtype: torch.dtype, scale: Tensor) -> Tensor:
-        """Rows (tokens, L + R) of a piece: of each sequence, as many as cu_seq_lens says from its start on."""
+        """Gathers the rows (tokens, L + R) of a piece: cu_seq_lens of them for each sequence, from its start on."""
         sequence = piece.token_to_seq
         row = torch.arange(sequence.shape[0], device=sequence.device)
         position = row + (piece.starts - piece.cu_seq_lens[:-1])[sequence]
@@ -227,5 +227,5 @@ class XeflashMLAImpl(MLACommonImpl):  # type: ignore[misc]
         return self.kv_cache_dtype in _EIGHT_BITS
 
     def _pages(self, cache: Tensor) -> Tensor:
-        """(pages, page, 1, L + R); vLLM has 8-bit floats as bytes."""
+        """Returns the cache as (pages, page, 1, L + R); vLLM stores 8-bit floats as bytes."""
         return (cache.view(_FP8) if self._in_eight_bits() else cache).unsqueeze(2)

@@ -14,7 +14,7 @@ __all__ = ["compile_command", "peak_kernel", "provide"]
 
 
 def __getattr__(name: str) -> Any:
-    """What few processes ask for is imported then."""
+    """Imports a name of precompile when it is asked for, as few processes need it."""
     if name not in __all__:
         raise AttributeError(f"module 'xeflash.jit' has no attribute {name!r}")
     return getattr(importlib.import_module("xeflash.jit.precompile"), name)

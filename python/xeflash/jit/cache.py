@@ -1,8 +1,8 @@
 """The disk cache: a folder per kernel with source.cpp, kernel.bin, build.log and meta.json.
 
 An entry is built in a folder aside and renamed whole, under a lock of its own, so that processes may share the cache
-and die at any moment. What is corrupt, was made from something else than what is asked for, or may be somebody else's
-(see runtime.cache_folder) is built again.
+and die at any moment. An entry is built again if it is corrupt, if it was made from other inputs, or if somebody else
+may have written it (see runtime.cache_folder).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _said_guard = threading.Lock()
 
 @dataclass(frozen=True)
 class Built:
-    """What a compiler made of a source."""
+    """A binary that a compiler has made of a source, with the compiler's log."""
 
     binary: bytes
     log: str
 
 
 def read(key: str, meta: Mapping[str, object]) -> bytes | None:
-    """The binary of `key` that was made from `meta`; None if there is none, or it is not what was written."""
+    """Reads the binary of `key` that was made from `meta`; returns None if there is none, or if it has changed."""
     try:
         with open_folder(cache_folder()) as folder:
             return _read(folder, key, meta)
@@ -45,7 +45,7 @@ def read(key: str, meta: Mapping[str, object]) -> bytes | None:
 def get_or_build(
     key: str, source: str, meta: Mapping[str, object], build: Callable[[], Built], again: bool = False
 ) -> bytes:
-    """The binary of `key`, from disk or built now (`again`: in any case) and kept.
+    """Returns the binary of `key`, from disk or built now and kept; `again` builds it in any case.
 
     `meta` is all that the binary depends on, in types of JSON. A cache that cannot be used is only warned about.
     """
@@ -72,7 +72,7 @@ def get_or_build(
 
 
 def why_nothing_is_kept() -> str:
-    """Why the cache cannot be filled; empty if it can."""
+    """Returns why the cache cannot be filled, or "" if it can."""
     try:
         with open_folder(cache_folder(), make=True) as folder:
             return "" if folder.is_writable() else f"{folder.path} must be writable"
@@ -108,18 +108,18 @@ def _write(folder: Folder, key: str, source: str, meta: Mapping[str, object], bu
             entry.write("kernel.bin", built.binary)
             entry.write("build.log", built.log.encode())
             entry.write("meta.json", (json.dumps(_stamped(meta, built.binary), indent=1) + "\n").encode())
-        folder.move(aside, key)  # what is there is corrupt, or refused by the device
+        folder.move(aside, key)  # the entry there is corrupt, or the device has refused it
     finally:
         folder.remove(aside)
 
 
 def _stamped(meta: Mapping[str, object], binary: bytes) -> dict[str, object]:
-    """What meta.json says of a binary."""
+    """Returns the content of meta.json for a binary."""
     return {**meta, "sha256": hashlib.sha256(binary).hexdigest()}
 
 
 def _reason(error: OSError) -> str:
-    """Without the names of files, which differ from kernel to kernel."""
+    """Returns an error's text without the names of files, which differ from kernel to kernel."""
     return str(error) if isinstance(error, Refused) or error.strerror is None else error.strerror
 
 

@@ -1,4 +1,4 @@
-"""What a call asks of a device: the extension runs it without its launches, on a device that need not be there."""
+"""Descriptions of calls: the extension runs a call without its launches, on a device that need not be there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xeflash.tune.desc import AnyDesc, desc_of
 
 @dataclass(frozen=True)
 class Launch:
-    """One of a call: an entry point of a kernel, and its work-groups. On CPUs a group is one work-item."""
+    """One launch of a call: an entry point of a kernel, and its work-groups. On CPUs a group is one work-item."""
 
     desc: AnyDesc
     entry: str
@@ -23,37 +23,37 @@ class Launch:
 
     @property
     def threads(self) -> int:
-        """Of all groups."""
+        """Returns the threads of all groups."""
         return self.groups * self.threads_of_group
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How a call is shared out over a device."""
+    """The shares of a call that the parts of a device get."""
 
     kernels: tuple[AnyDesc, ...]  # in the order in which the call asks for them
     launches: tuple[Launch, ...]  # in their order
-    splits: int  # of the keys; 1: they are not split
+    splits: int  # splits of the keys; 1: they are not split
     partial_bytes: int  # memory that a launch leaves results in for the next ones
-    units: int  # of the device
-    device_threads: int  # for which it has work at a time, as tune.Schedule counts them
+    units: int  # compute units of the device
+    device_threads: int  # threads that the device has work for at a time, as tune.Schedule counts them
 
     @property
     def widest(self) -> Launch:
-        """The launch of most threads, of those that do not merge what another one left."""
+        """Returns the launch of most threads, of those that do not merge what another one left."""
         return max((x for x in self.launches if x.entry == x.desc.entries[0]), key=lambda x: x.threads)
 
     def percent(self, launch: Launch) -> float:
-        """Its threads, of those of the device."""
+        """Returns a launch's threads in percent of the device's."""
         return 100 * launch.threads / self.device_threads
 
     def waves(self, launch: Launch) -> int:
-        """How often its threads fill the device, the last time perhaps in part."""
+        """Returns how often a launch's threads fill the device; the last time may fill a part."""
         return -(-launch.threads // self.device_threads)
 
 
 def shares_of(call: Callable[[], object], arch: str, units: int, device: str = "", driver: str = "") -> Shares:
-    """How a call is shared out over a device of so many compute units: vector engines of a GPU, cores of a CPU.
+    """Describes how a call is shared out over `units` compute units: vector engines of a GPU, cores of a CPU.
 
     `call` passes arrays of runtime.interop.Placeholder to the extension; if it calls several functions, splits and
     bytes are the most that one of them has.
@@ -76,5 +76,5 @@ def shares_of(call: Callable[[], object], arch: str, units: int, device: str = "
 
 
 def kernels_of(call: Callable[[], object], arch: str, units: int, device: str = "", driver: str = "") -> list[AnyDesc]:
-    """Those of `shares_of`; with one compute unit, none is without work."""
+    """Returns the kernels of `shares_of`; with one compute unit, every kernel has work."""
     return list(shares_of(call, arch, units, device, driver).kernels)

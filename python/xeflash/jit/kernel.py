@@ -24,7 +24,7 @@ _CPU_ISA = {"cpu-generic": 0, "cpu-avx512": 1, "cpu-avx512-bf16": 2, "cpu-amx-bf
 
 @dataclass(frozen=True)
 class KernelSource:
-    """Text and options that go to the compiler; `name` says for a human what it is."""
+    """Text and options for the compiler; `name` describes the kernel for people."""
 
     name: str
     text: str
@@ -33,13 +33,13 @@ class KernelSource:
     arch: str  # the first that has the same code
 
     def digest(self, folder: Path) -> str:
-        """Names the binary, for headers in `folder`: the same digest, the same code."""
+        """Names the binary for the headers in `folder`: equal digests mean equal code."""
         parts = [self.text, digest_of_headers(folder, self), *self.options]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def render(desc: Desc, config: Config | None = None) -> KernelSource:
-    """The source of the kernel for `desc`; `config` instead of what the tables say, for sweeps."""
+    """Writes the source of the kernel for `desc`; `config` replaces the tables' choice, for sweeps."""
     config = config or pick(desc)
     arch = kernels_arch(desc)
     score = list(desc.hooks)
@@ -111,7 +111,7 @@ def render(desc: Desc, config: Config | None = None) -> KernelSource:
 
 
 def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple[str, ...]]:
-    """What a source begins with, and its options."""
+    """Returns the first lines of a source for a backend, and its compiler options."""
     if arch in _CPU_ISA:
         choices = []
         # A memset travels through SPIR-V as an array of bytes, which the CPU driver takes apart into one store each.
@@ -122,7 +122,7 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
         xe = {"ARCH": arch, "ACCESS": access, "THREADS": config.threads, "TEAM": config.team}
         xe |= {"PAIRS": int(config.pairs), "TURNS": config.turns, "IN_ORDER": int(config.in_order)}
         xe |= {"SHARED_BYTES": shared.MOST_BYTES[arch]}
-        # What all kernels share comes first, up to a declaration: the compiler keeps it.
+        # The part that all kernels share comes first, up to a declaration: the compiler keeps it.
         choices = ['#include "xe/system.hpp"', "namespace xeflash {}"]
         choices += [f"#define XEFLASH_XE_{name} {value}" for name, value in xe.items()]
         # One image, though only some of its kernels use fp16.
@@ -131,7 +131,7 @@ def backend_of(arch: str, access: str, config: Config) -> tuple[list[str], tuple
 
 
 def kernels_arch(desc: AnyDesc) -> str:
-    """The first architecture that has the same code.
+    """Returns the first architecture that has the same code.
 
     Kernels learn the lanes and the shared memory of a GPU by it, which are the same of pvc and bmg; block messages say
     differently where their blocks lie.
@@ -146,28 +146,31 @@ def kernels_arch(desc: AnyDesc) -> str:
 
 
 def named_arch(desc: AnyDesc) -> str:
-    """The architecture by which a kernel is called: of GPUs the device's own."""
+    """Returns the architecture in a kernel's name; for GPUs it is the device's own."""
     code = kernels_arch(desc)
     return code if code in _CPU_ISA else desc.arch
 
 
 def _holds_little(desc: Desc) -> bool:
-    """Whether fp16 has to hold P times what V is worth, so that P must not exceed 1."""
+    """Returns whether fp16 has to hold P times the scale of V, so that P must not exceed 1."""
     return desc.cache_scales and desc.dtype == "float16" and desc.arch not in _CPU_ISA
 
 
 def _softmax(desc: Desc, config: Config) -> str:
-    """How a decoding kernel finds the maximum.
+    """Returns the type by which a decoding kernel finds the maximum.
 
-    Assuming one is for P in fp32, which may be of any size, and is then as exact: 16 bits of the matrix unit round a P
-    that is not 1, or do not hold it. The code for rows that are too far from it makes wide heads spill.
+    An assumed maximum is for P in fp32, which may be of any size, and is then as exact: 16 bits of the matrix unit
+    round a P that is not 1, or do not hold it. The code for rows that are too far from it makes wide heads spill.
     """
     fits = desc.arch in _CPU_ISA or (config.block_q % 8 and max(desc.head_dim, desc.head_dim_v) <= 128)
     return "UnifiedMax" if desc.unified_max and fits else "OnlineSoftmax"
 
 
 def _header_of(mask: str) -> tuple[str, ...]:
-    """Of a mask that says more than a window: others change without it, and their kernels stay what they are."""
+    """Returns the header of a mask that says more than a window.
+
+    Other masks change without it, and their kernels stay what they are.
+    """
     return () if mask == "Window" else (f"attention/{mask.lower()}",)
 
 
@@ -176,7 +179,7 @@ def _cpp(value: bool) -> str:
 
 
 def headers_of(folder: Path, first: Iterable[str], on_cpu: bool) -> set[str]:
-    """Headers that a source includes which begins with some; tile.hpp includes one of two backends."""
+    """Returns all headers that a source includes, directly or not, of the one backend that it uses."""
     other = "xe/" if on_cpu else "cpu/"
     names: set[str] = set()
     found = set(first)
@@ -188,7 +191,7 @@ def headers_of(folder: Path, first: Iterable[str], on_cpu: bool) -> set[str]:
 
 
 def digest_of_headers(folder: Path, kernel: KernelSource) -> str:
-    """Of the names and texts of the headers that a kernel includes."""
+    """Returns a digest of the names and texts of the headers that a kernel includes."""
     hasher = hashlib.sha256()
     for name in sorted(headers_of(folder, _INCLUDE.findall(kernel.text), "-DXEFLASH_BACKEND_CPU=1" in kernel.options)):
         hasher.update(f"{name}\0{_header(folder / name)}\0".encode())

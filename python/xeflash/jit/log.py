@@ -1,4 +1,4 @@
-"""What became of each kernel that was asked for: lines of JSON in the file that XEFLASH_KERNEL_LOG names.
+"""A log of the kernels that were asked for: lines of JSON in the file that XEFLASH_KERNEL_LOG names.
 
 Processes may share the file. A kernel is told once by each process that loads it.
 """
@@ -10,7 +10,7 @@ import os
 
 
 def log_kernel(name: str, device: str, compiled: bool, seconds: float) -> None:
-    """`compiled`: it was made in so many seconds; else the cache had it."""
+    """Appends a line for a kernel; `compiled` says that it was made in so many seconds, else the cache had it."""
     path = os.environ.get("XEFLASH_KERNEL_LOG")
     if not path:
         return

@@ -1,4 +1,4 @@
-"""Source to SPIR-V in processes of their own: needs no device, and can be given up at any time."""
+"""Compilation of source to SPIR-V in child processes, which needs no device and can be cancelled at any time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from xeflash.runtime import extension
 
 
 class Compilers:
-    """The compilers that run at the moment, for threads that start them and one that may end them all.
+    """The compilers that run at the moment; threads start them, and one thread may end them all.
 
     What kernels begin with alike is parsed once, and kept in a folder that goes with this object.
     """
 
     def __init__(self) -> None:
-        """None runs yet."""
         self._parsed = tempfile.TemporaryDirectory(prefix="xeflash-parsed-")
         self._running: set[subprocess.Popen[str]] = set()
         self._guard = threading.Lock()
         self._ended = False
 
     def compile(self, kernel: KernelSource) -> Built:
-        """SPIR-V of a kernel; raises RuntimeError with the log, or CancelledError after `end`."""
+        """Compiles a kernel to SPIR-V; raises RuntimeError with the log, or CancelledError after `end`."""
         library = extension.in_distribution("intel-sycl-rt", "libsycl-jit.so")
         if library is None:
             raise RuntimeError(f"libsycl-jit.so was not found; mend it with: {extension.REMEDY}")
@@ -38,8 +37,8 @@ class Compilers:
             files = [str(PACKAGE / "bin" / "spirv"), str(library), str(source), str(output)]
             parse_once = (f"--persistent-auto-pch={self._parsed.name}", INSTANTIATE_EARLY)
 
-            def compiler(of_headers: tuple[str, ...]) -> Built:
-                code, log = self._run([*files, *kernel.options, f"-I{HEADERS}", *of_headers, *parse_once])
+            def compiler(header_options: tuple[str, ...]) -> Built:
+                code, log = self._run([*files, *kernel.options, f"-I{HEADERS}", *header_options, *parse_once])
                 if code != 0:
                     raise RuntimeError(f"{kernel.name} did not compile:\n{log}")
                 return Built(output.read_bytes(), log)
@@ -47,7 +46,7 @@ class Compilers:
             return CXX_HEADERS.compile(kernel.name, compiler)
 
     def end(self) -> None:
-        """Ends those that run, and lets no other one start."""
+        """Ends the compilers that run, and starts no other."""
         with self._guard:
             self._ended = True
             for process in self._running:
@@ -69,5 +68,5 @@ class Compilers:
 
 
 def compile_offline(kernel: KernelSource) -> Built:
-    """SPIR-V of one kernel."""
+    """Compiles one kernel to SPIR-V."""
     return Compilers().compile(kernel)

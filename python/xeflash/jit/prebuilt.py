@@ -17,10 +17,10 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _SOFTCAP = ("SoftCap",)
 
 
-def default_set(of_release: bool) -> Iterator[Desc]:
-    """For head dims 64 and 128 (Llama, Mistral, Qwen, GPT-OSS, Phi) and 256 (Gemma).
+def default_set(release: bool) -> Iterator[Desc]:
+    """Yields the default kernels for head dims 64 and 128 (Llama, Mistral, Qwen, GPT-OSS, Phi) and 256 (Gemma).
 
-    A package that is built from its source has a compiler, and does with few kernels for GPUs. `of_release`: those of
+    A package that is built from its source has a compiler, and does with few kernels for GPUs. `release`: those of
     wheels, whose users may have none.
     """
     for arch in ("cpu-avx512-bf16", "cpu-avx512", "cpu-generic"):
@@ -40,15 +40,15 @@ def default_set(of_release: bool) -> Iterator[Desc]:
             yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, rows, hooks=hooks)
     for arch, access in (("pvc", "block2d"), ("bmg", "block2d"), ("dg2", "dwords")):
         for dtype in ("bfloat16", "float16"):
-            if of_release:
-                yield from _of_models(arch, dtype, access)
+            if release:
+                yield from _model_kernels(arch, dtype, access)
             else:
                 for head_dim in (64, 128):
                     yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 128, access=access)
 
 
-def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
-    """What serves models on a GPU without a compiler: prompts and decoding, plain and paged caches, and training.
+def _model_kernels(arch: str, dtype: str, access: str) -> Iterator[Desc]:
+    """Yields kernels that serve models on a GPU without a compiler: prompts, decoding, caches, and training.
 
     A call takes a kernel of these where its own cannot be compiled: see stand_in_for in host/attention/schedule.hpp.
     The threads of a decoding kernel take turns at the keys: it fills a device with one sequence, and serves many, too.
@@ -71,12 +71,12 @@ def _of_models(arch: str, dtype: str, access: str) -> Iterator[Desc]:
 
 
 def member(kernel: KernelSource, headers: Path) -> str:
-    """The name in its archive of a kernel with the headers in a folder: another text has another name."""
+    """Returns the name of a kernel in its archive; another text of kernel or headers has another name."""
     return f"{kernel.digest(headers)}.spv"
 
 
 def write(archive: Path, binaries: Iterable[Path]) -> None:
-    """Packs files in this order: those that are alike should follow each other."""
+    """Packs files in this order; similar files should follow each other."""
     with tarfile.open(archive, "w:xz", preset=9) as tar:
         for binary in binaries:
             info = tarfile.TarInfo(binary.name)  # without owner and time: the same kernels, the same archive
@@ -86,7 +86,7 @@ def write(archive: Path, binaries: Iterable[Path]) -> None:
 
 
 def read(folder: Path, kernel: KernelSource, headers: Path) -> bytes | None:
-    """SPIR-V of a kernel out of the archives in `folder`; None if it is not there."""
+    """Reads the SPIR-V of a kernel from the archives in `folder`, or returns None if it is not there."""
     wanted = member(kernel, headers)
     try:
         with tarfile.open(folder / f"{kernel.arch}.tar.xz", "r|xz") as tar:

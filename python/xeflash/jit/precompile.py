@@ -1,4 +1,4 @@
-"""`xeflash compile`: kernels into the cache before they are needed.
+"""`xeflash compile`: compiles kernels into the cache before they are needed.
 
 For a device of this machine that is native code, and a run compiles nothing. For a GPU that is not here it is device
 code (SPIR-V) of its architecture, which a run has its driver translate: about a quarter of the time from source.
@@ -36,7 +36,7 @@ _KEYS = 1024
 
 @dataclass(frozen=True)
 class Target:
-    """What kernels are compiled for. Without a queue it is a GPU of which only the architecture is known."""
+    """A device that kernels are compiled for. Without a queue it is a GPU of which only the architecture is known."""
 
     arch: str
     device: str = ""
@@ -45,7 +45,7 @@ class Target:
 
 
 def target(name: str) -> Target:
-    """The device that a --device names: this machine's for cpu and xpu, else a GPU that need not be here."""
+    """Returns the device that a --device names: this machine's for cpu and xpu, else a GPU that need not be here."""
     if name in xe.DEVICES:
         return Target(xe.DEVICES[name])
     found = _core.devices()
@@ -64,11 +64,12 @@ def target(name: str) -> Target:
 def kernels_of(
     models: tuple[str, ...], target: Target, dtypes: tuple[str, ...], training: bool = False
 ) -> Iterator[tuple[AnyDesc, KernelSource]]:
-    """What the layers of models ask for; a kernel that several of them share comes once."""
+    """Yields the kernels that the layers of models ask for; a kernel that several of them share comes once."""
     seen: set[tuple[str, str]] = set()
     for model in models:
         shape = SHAPES[model]
-        # Where tiles are many, where all heads are few for one pass of the gradients, and where tiles are few.
+        # Counts of compute units for which tiles are many, for which all heads are few for one pass of the gradients,
+        # and for which tiles are few.
         units = (1, shape.heads_k * 3 // 2, 1 << 16)
         for dtype, layer in itertools.product(dtypes, shape.features):
             calls = _calls_of(shape, layer, DTYPE_NAMES[dtype], training)
@@ -86,7 +87,7 @@ def kernels_of(
 
 
 def _calls_of(shape: ModelShape, layer: Features, dtype: str, training: bool) -> Iterator[Callable[[], object]]:
-    """Prompts of more than 16 tokens, new tokens with a plain cache, one at a time; the gradients of prompts."""
+    """Yields a layer's calls: prompts of more than 16 tokens, new tokens on a plain cache, gradients of prompts."""
     heads, dim, dim_v = shape.heads_q, shape.head_dim, shape.head_dim_v
 
     def rows(length: int, heads: int, dim: int) -> Placeholder:
@@ -116,7 +117,7 @@ def _calls_of(shape: ModelShape, layer: Features, dtype: str, training: bool) ->
 
 
 def peak_kernel(arch: str, dtype: str) -> tuple[bytes, int]:
-    """(native code, multiply-adds of a step) of kernels/peak.hpp on this machine's CPU device, in code of `arch`."""
+    """Compiles kernels/peak.hpp for the CPU in code of `arch`; returns (native code, multiply-adds of a step)."""
     cpu = target("cpu")
     desc = Desc("peak", arch, DTYPE_NAMES[dtype], 1, 1, 1, device=cpu.device, driver=cpu.driver)
     if dtype == "bf16" and arch == "cpu-amx-bf16":
@@ -128,7 +129,7 @@ def peak_kernel(arch: str, dtype: str) -> tuple[bytes, int]:
 
 
 def _fill(kernel: KernelSource, desc: AnyDesc, target: Target, compilers: Compilers) -> str:
-    """Keeps what the target takes of a kernel; returns a line about it."""
+    """Keeps a kernel in the target's form; returns a line about it."""
 
     def device_code() -> bytes:
         return provide.device_code(kernel) or provide.kept_device_code(kernel, lambda: compilers.compile(kernel))
@@ -145,7 +146,7 @@ def _fill(kernel: KernelSource, desc: AnyDesc, target: Target, compilers: Compil
 def _run_all(
     wanted: list[tuple[AnyDesc, KernelSource]], target: Target, pool: ThreadPoolExecutor, compilers: Compilers
 ) -> list[str]:
-    """Fills the cache, with a bar on a terminal and a line per kernel; returns what went wrong."""
+    """Fills the cache, with a bar on a terminal and a line per kernel; returns the errors."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -165,7 +166,7 @@ def _run_all(
 
 
 def compile_command(arguments: argparse.Namespace) -> int:
-    """Fills the cache; 1 if a kernel failed, 2 if none could be kept, 130 if it was interrupted."""
+    """Fills the cache; returns 1 if a kernel failed, 2 if none could be kept, 130 if it was interrupted."""
     try:
         where = target(arguments.device)
     except RuntimeError as error:
@@ -181,7 +182,7 @@ def compile_command(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         compilers.end()
-        pool.shutdown(cancel_futures=True)  # what a driver is translating is waited for, and kept
+        pool.shutdown(cancel_futures=True)  # kernels that a driver is translating are waited for, and kept
         print("xeflash compile: interrupted; what was compiled is kept", file=sys.stderr)
         return 130
     for failure in failures:

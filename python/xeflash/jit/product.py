@@ -1,4 +1,4 @@
-"""The source of a kernel of products: of few rows, with their softmax, or of a language model's head."""
+"""Sources of kernels of products: of few rows, with softmax, and of a language model's head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WEIGHTS = ELEMENTS | {"uint8": "packed4"}
 
 
 def render_product(desc: ProductDesc, config: Config | None = None) -> KernelSource:
-    """The source of the kernel for `desc`; `config` instead of what the tables say, for sweeps."""
+    """Writes the source of the kernel for `desc`; `config` replaces the tables' choice, for sweeps."""
     config = config or pick_product(desc)
     weight, scale = _WEIGHTS[desc.weight or desc.dtype], ELEMENTS[desc.scale or ""]
     lines = [
@@ -26,7 +26,7 @@ def render_product(desc: ProductDesc, config: Config | None = None) -> KernelSou
 
 
 def render_softmax(desc: SoftmaxDesc, config: Config | None = None) -> KernelSource:
-    """The same of a product whose rows become their softmax."""
+    """Writes the source of a kernel for a product whose rows become their softmax."""
     config = config or pick_softmax(desc)
     one_step = not desc.more_inputs and config.block_k == desc.inputs
     lines = [
@@ -42,7 +42,7 @@ def render_softmax(desc: SoftmaxDesc, config: Config | None = None) -> KernelSou
 
 
 def render_head(desc: SoftmaxDesc, config: Config | None = None) -> KernelSource:
-    """The same of what a language model's head makes of its logits."""
+    """Writes the source of a kernel of a language model's head."""
     config = config or pick_head(desc)
     lines = [
         f"  static constexpr int rows = {config.block_q}, columns = {config.block_v}, inputs = {config.block_k};",
@@ -52,7 +52,7 @@ def render_head(desc: SoftmaxDesc, config: Config | None = None) -> KernelSource
 
 
 def _source(desc: ProductDesc | SoftmaxDesc, config: Config, constants: list[str], names: list[str]) -> KernelSource:
-    """With these lines of its Config, and words of its name."""
+    """Writes the source of a product's kernel from the lines of its Config and the words of its name."""
     arch, algorithm = kernels_arch(desc), ALGORITHMS[desc.algorithm]
     choices, options = backend_of(arch, desc.access, config)
     lines = [

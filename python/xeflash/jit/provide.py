@@ -1,4 +1,4 @@
-"""Where the extension gets a kernel that it has not loaded yet."""
+"""The way by which the extension gets a kernel that it has not loaded yet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADERS = PACKAGE / "kernels"
 PREBUILT = PACKAGE / "prebuilt"
 CXX_HEADERS = Headers(HEADERS / "libc")
 
-_FORMAT = 4  # of what is kept; to be raised when kernel.bin comes to hold something else
+_FORMAT = 4  # the format of entries; raise it when the content of kernel.bin changes
 # The templates of SYCL that its own headers use are instantiated with what is parsed once, not in each kernel.
 INSTANTIATE_EARLY = "-fpch-instantiate-templates"
 _FRAME = re.compile(r"The program was built for \d+ devices|Build program log for '.*':")  # SYCL's, around logs
@@ -42,7 +42,7 @@ _locks_guard = threading.Lock()
 
 @functools.cache
 def _installed(name: str) -> str:
-    """The release of a distribution, and a digest of all that was installed with it."""
+    """Returns the release of a distribution, and a digest of all that was installed with it."""
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:  # a driver may come from elsewhere
@@ -53,7 +53,7 @@ def _installed(name: str) -> str:
 
 
 def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[bytes, tuple[str, ...], Config, str]:
-    """Native code, entry points, sizes and name of the kernel of a description.
+    """Returns native code, entry points, sizes and name of the kernel that a description asks for.
 
     `queue` is the address of a queue of its device; `again` says that the device refused what the cache had.
     """
@@ -63,14 +63,14 @@ def provide(values: dict[str, Any], queue: int, again: bool = False) -> tuple[by
 
 
 def source_of(desc: AnyDesc) -> KernelSource:
-    """The source of the kernel of a description."""
+    """Returns the source of the kernel that a description asks for."""
     if isinstance(desc, SoftmaxDesc):
         return (render_head if ALGORITHMS[desc.algorithm].of == "heads" else render_softmax)(desc)
     return render_product(desc) if isinstance(desc, ProductDesc) else render(desc)
 
 
 def find_or_build(kernel: KernelSource, desc: AnyDesc, queue: int, again: bool = False) -> bytes:
-    """Native code of a kernel: from the disk cache, or made from device code, or from source, and kept."""
+    """Returns the native code of a kernel: from the disk cache, or made from device code, or from source, and kept."""
 
     def build() -> cache.Built:
         with progress(f"compiling {kernel.name}"):
@@ -81,7 +81,7 @@ def find_or_build(kernel: KernelSource, desc: AnyDesc, queue: int, again: bool =
 
 
 def device_code(kernel: KernelSource) -> bytes | None:
-    """SPIR-V of a kernel, which depends on no device or driver: the wheel's, or the disk cache's; None: of neither.
+    """Returns SPIR-V of a kernel, which depends on no device or driver, from the wheel or the disk cache, or None.
 
     The wheel's kernels lie beside the extension, and are trusted as that is.
     """
@@ -89,17 +89,17 @@ def device_code(kernel: KernelSource) -> bytes | None:
 
 
 def to_native(spirv: bytes, desc: AnyDesc, queue: int) -> cache.Built:
-    """What the driver of the queue's device makes of device code."""
+    """Translates device code by the driver of the queue's device."""
     return cache.Built(_core.compile_spirv(queue, spirv, desc.entries[0]), "")
 
 
 def kept_native(kernel: KernelSource, desc: AnyDesc, build: Callable[[], cache.Built], again: bool = False) -> bytes:
-    """What the disk cache has for a kernel and device, else what `build` makes."""
+    """Returns the native code that the disk cache has for a kernel and device; else builds and keeps it."""
     return _kept(cache_key(kernel, desc), kernel, _native_inputs(kernel, desc), build, again)
 
 
 def kept_device_code(kernel: KernelSource, build: Callable[[], cache.Built]) -> bytes:
-    """SPIR-V that the disk cache has for a kernel, else what `build` makes."""
+    """Returns the SPIR-V that the disk cache has for a kernel; else builds and keeps it."""
     return _kept(device_code_key(kernel), kernel, _inputs(kernel), build, again=False)
 
 
@@ -122,33 +122,33 @@ def _kept(
 
 @functools.cache
 def _instructions() -> str:
-    """Those of this machine's CPU."""
+    """Returns the instructions of this machine's CPU."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line for line in lines if line.startswith("flags")), "")
 
 
 def _cpu() -> str:
-    """What native code for the CPU depends on besides the driver's version."""
+    """Returns what native code for the CPU depends on besides the driver's version."""
     return f"{_instructions()} {_installed('intel-opencl-rt')} {_variables('CL_CONFIG_')}"
 
 
 def _gpu() -> str:
-    """The same for GPUs."""
+    """Returns what native code for GPUs depends on besides the driver's version."""
     return f"{_core.GPU_BUILD_FLAGS} {_variables('IGC_')}"
 
 
 def _variables(beginning: str) -> dict[str, str]:
-    """Those that a driver's compiler reads."""
+    """Returns the environment variables with this beginning, which a driver's compiler reads."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(beginning)}
 
 
 def cache_key(kernel: KernelSource, desc: AnyDesc) -> str:
-    """Names the entry of a kernel's native code: what it is, and a hash of all that the code depends on."""
+    """Names the cache's entry of a kernel's native code: its name, and a hash of all that the code depends on."""
     return _key(kernel.name, _native_inputs(kernel, desc))
 
 
 def device_code_key(kernel: KernelSource) -> str:
-    """Names the entry of a kernel's SPIR-V, which is the same for all devices of an architecture."""
+    """Names the cache's entry of a kernel's SPIR-V, which is the same for all devices of an architecture."""
     return _key(f"{kernel.name}-spirv", _inputs(kernel))
 
 
@@ -157,7 +157,7 @@ def _key(name: str, inputs: dict[str, object]) -> str:
 
 
 def _inputs(kernel: KernelSource) -> dict[str, object]:
-    """What a kernel's SPIR-V depends on; an entry of the cache repeats it."""
+    """Returns what a kernel's SPIR-V depends on; an entry of the cache repeats it."""
     return {
         "format": _FORMAT,
         "kernel": kernel.name,
@@ -169,7 +169,7 @@ def _inputs(kernel: KernelSource) -> dict[str, object]:
 
 
 def _native_inputs(kernel: KernelSource, desc: AnyDesc) -> dict[str, object]:
-    """What its native code depends on."""
+    """Returns what a kernel's native code depends on."""
     # SPIR-V may have been made on another machine, as the wheel's, and for one that has no headers.
     more = {"C++ headers": standard_libraries(), "native": _cpu() if desc.arch.startswith("cpu-") else _gpu()}
     return {**_inputs(kernel), "device": desc.device, "driver": desc.driver, **more}
@@ -181,10 +181,10 @@ def _lock_of(key: str) -> threading.Lock:
 
 
 def _compile(kernel: KernelSource, desc: AnyDesc, queue: int) -> cache.Built:
-    def compiler(of_headers: tuple[str, ...]) -> cache.Built:
+    def compiler(header_options: tuple[str, ...]) -> cache.Built:
         # A process that compiles a second kernel will compile more: it parses once what they begin with alike.
         parse_once = ("--auto-pch", INSTANTIATE_EARLY) if CXX_HEADERS.proven else ()
-        options = [*kernel.options, f"-I{HEADERS}", *of_headers, *parse_once]
+        options = [*kernel.options, f"-I{HEADERS}", *header_options, *parse_once]
         return cache.Built(*_core.compile_source(queue, kernel.text, options, desc.entries[0]))
 
     try:
@@ -196,11 +196,11 @@ def _compile(kernel: KernelSource, desc: AnyDesc, queue: int) -> cache.Built:
 
 
 def _explain(kernel: KernelSource, desc: AnyDesc, log: str) -> str:
-    """The first error of a build, else the first of its own lines, and where its log was kept."""
+    """Returns the first error of a build, else the first line of its own, and the place where its log was kept."""
     lines = [line for line in log.splitlines() if line.strip() and not _FRAME.fullmatch(line.strip())] or [log]
     first = next((line for line in lines if "error" in line), lines[0])
     what = kernel.name
-    if isinstance(desc, Desc) and desc.score_mod:  # whose author knows no names and lines of kernels
+    if isinstance(desc, Desc) and desc.score_mod:  # a snippet's author knows no names and lines of kernels
         what = f"score_mod {textwrap.shorten(desc.score_mod.text, 300)!r}"
         first = first[max(first.find("error: "), 0) :]
         if "undeclared identifier" in first:

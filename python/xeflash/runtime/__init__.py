@@ -1,1 +1,1 @@
-"""Below everything else: the extension and its libraries, arrays of others, the folder of caches."""
+"""The lowest floor: the extension and its libraries, arrays of other libraries, the cache folder."""

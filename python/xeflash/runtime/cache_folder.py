@@ -1,10 +1,10 @@
-"""The folder of what is compiled or fetched and then run: where it is, and why it is nobody else's.
+"""The folder of files that are compiled or fetched and then run: its place, and proof that nobody else wrote it.
 
-Whoever may write there may have their code run by whoever reads. So what is read has to belong to the reader, or to
-root, and neither its group nor others may write it: the folder, and whatever in it is opened. A folder that root filled
-for all is read, one of somebody else is not; root itself reads root's alone. Each thing is opened once, below a folder
-that is open already, and judged when it is open: what becomes of its path meanwhile does not matter, and no link in the
-folder is followed. What is written is the writer's alone (0700, 0600), whatever the umask.
+Whoever may write there can have their code run by whoever reads. So the folder, and every file that is opened in it,
+has to belong to the reader or to root, and neither its group nor others may write it. A folder that root filled for all
+is read, but not one of another user; root itself reads only root's. Each file is opened once, below a folder that is
+already open, and judged when it is open: so it does not matter if its path changes meanwhile, and no link in the folder
+is followed. New files and folders are the writer's alone (0700, 0600), whatever the umask.
 
 The way to the folder has one rule, of what everybody may write (/tmp): it must be sticky, as others could exchange what
 is in it otherwise, and links in it must be the reader's or root's. Owners and groups of parents are not judged: in
@@ -29,7 +29,7 @@ _MOST_LINKS = 40  # as Linux has it
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """``XEFLASH_CACHE_DIR``, or the user's cache folder; one below /tmp for a user who has no home."""
+    """Returns ``XEFLASH_CACHE_DIR``, or the user's cache folder; a folder below /tmp for a user without a home."""
     if given := environ.get("XEFLASH_CACHE_DIR"):
         return Path(given)
     if base := environ.get("XDG_CACHE_HOME"):
@@ -41,7 +41,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def is_makeshift(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the folder is where it is for want of a home."""
+    """Returns whether the folder lies below /tmp for want of a home."""
     return not (environ.get("XEFLASH_CACHE_DIR") or environ.get("XDG_CACHE_HOME") or _home(environ))
 
 
@@ -55,11 +55,11 @@ def _home(environ: Mapping[str, str]) -> Path | None:
 
 
 class Refused(OSError):
-    """What somebody else may have written; the text names it, the rule and the value."""
+    """An error for a file or folder that somebody else may have written; the text names it, the rule and the value."""
 
 
 def _judge(path: Path, found: os.stat_result) -> None:
-    """Raises Refused for what somebody else may have written."""
+    """Raises Refused for a file or folder that somebody else may have written."""
     if found.st_uid not in (os.geteuid(), 0):
         whose = f"uid {os.geteuid()} or root" if os.geteuid() else "root"
         raise Refused(f"{path} must belong to {whose}, it belongs to uid {found.st_uid}")
@@ -69,10 +69,10 @@ def _judge(path: Path, found: os.stat_result) -> None:
 
 
 class Folder:
-    """An open folder that is nobody else's; its methods take names of what is in it."""
+    """An open folder that nobody else can write; its methods take names of files and folders in it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Owns the descriptor; raises Refused if the folder may be somebody else's work."""
+        """Takes ownership of the descriptor; raises Refused if the folder may be somebody else's work."""
         self.path, self._descriptor = path, descriptor
         try:
             _judge(path, os.fstat(descriptor))
@@ -81,35 +81,33 @@ class Folder:
             raise
 
     def __enter__(self) -> Folder:
-        """The folder."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it."""
         self.close()
 
     def close(self) -> None:
-        """Ends the use of it."""
+        """Closes the folder's descriptor."""
         os.close(self._descriptor)
 
     def folder(self, name: str) -> Folder:
-        """One that is there."""
+        """Opens a folder that exists in this one."""
         return Folder(self.path / name, os.open(name, _ANY_FOLDER, dir_fd=self._descriptor))
 
     def make(self, name: str) -> Folder:
-        """A new one."""
+        """Makes a new folder in this one, and opens it."""
         os.mkdir(name, 0o700, dir_fd=self._descriptor)
         os.chmod(name, 0o700, dir_fd=self._descriptor)  # whatever the umask took
         return self.folder(name)
 
     def is_writable(self) -> bool:
-        """Whether files can be made in it; one of root's may be there for reading only."""
+        """Returns whether files can be made in the folder; one of root's may be there for reading only."""
         return os.access(".", os.W_OK | os.X_OK, dir_fd=self._descriptor, effective_ids=True)
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """A file's content."""
+        """Reads a file of at most `most_bytes` bytes."""
         with self._open(name, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
             size = os.fstat(descriptor).st_size
             if size > most_bytes:
@@ -117,12 +115,12 @@ class Folder:
             return file.read(most_bytes)
 
     def check(self, name: str) -> None:
-        """Raises Refused for a file that somebody else may have written, and other OSErrors if there is none."""
+        """Raises Refused for a file that somebody else may have written, and another OSError if there is none."""
         with self._open(name, os.O_RDONLY):
             pass
 
     def write(self, name: str, content: bytes) -> None:
-        """Makes or replaces a file; others see the whole of it, or what was there before."""
+        """Makes or replaces a file; others see the whole new file, or the old one."""
         aside = self.unused(name)
         with (
             self._open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
@@ -133,17 +131,17 @@ class Folder:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Holds a lock, which goes with the process if that dies."""
+        """Holds a lock, which the system releases if the process dies."""
         with self._open(name, os.O_RDWR | os.O_CREAT) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
 
     def unused(self, name: str) -> str:
-        """A hidden name for what becomes `name` when it is whole."""
+        """Returns a hidden name for a file that becomes `name` when it is complete."""
         return f".{name}.{os.urandom(8).hex()}"
 
     def move(self, old: str, new: str) -> None:
-        """Renames; what has the new name already makes room."""
+        """Renames a file or folder, and removes what has the new name already."""
         try:
             os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         except OSError:  # a folder with files, or of the other kind
@@ -151,12 +149,12 @@ class Folder:
             os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
-        """Removes a file, or a folder and what is in it, if there is one."""
+        """Removes a file, or a folder with its content, if there is one."""
         _remove(self._descriptor, name)
 
     @contextlib.contextmanager
     def _open(self, name: str, how: int) -> Iterator[int]:
-        """A file that may be read, which a pipe, a device or a link is not."""
+        """Opens a regular file of this user's; refuses pipes, devices and links."""
         how |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         descriptor = os.open(name, how, 0o600, dir_fd=self._descriptor)
         try:
@@ -187,7 +185,7 @@ def _remove(parent: int, name: str) -> None:
 
 
 def open_folder(path: Path, make: bool = False) -> Folder:
-    """The folder at a path; `make` if it is not there, and its parents.
+    """Opens the folder at a path; `make` makes it and its parents if they are not there.
 
     Raises Refused for one that somebody else may have written, and other OSErrors if it cannot be had.
     """
@@ -195,7 +193,7 @@ def open_folder(path: Path, make: bool = False) -> Folder:
 
 
 def is_private(path: Path) -> bool:
-    """Whether there is a file that nobody else can have written, so that it may be run."""
+    """Returns whether there is a file that nobody else can have written, so that it may be run."""
     try:
         with open_folder(path.parent) as folder:
             folder.check(path.name)
@@ -205,7 +203,7 @@ def is_private(path: Path) -> bool:
 
 
 def _walk(path: Path, make: bool) -> int:
-    """The descriptor of a folder, reached from the root one name at a time."""
+    """Opens a folder from the root, one name at a time; returns its descriptor."""
     names, links = _reversed_names(os.path.join(os.getcwd(), path)), 0
     with contextlib.ExitStack() as opened:
 

@@ -1,4 +1,4 @@
-"""How fast this CPU multiplies and adds, by each of its instructions: what decides which kernels it is given.
+"""Rates at which this CPU multiplies and adds, by instruction; they decide which kernels it is given.
 
 vdpbf16ps makes twice the multiply-adds of fp32's instruction on AMD's cores and half of them on some of Intel's, so it
 is measured, once for a CPU: a kernel must not change from one process to the next, and its bits with it.
@@ -19,7 +19,7 @@ NAMES = ("fp32", "pairs", "tiles")
 
 
 def kept(cpu: str, measure: Callable[[], Rates]) -> Rates:
-    """Multiply-adds of a core per second, by instruction: what was measured on such a CPU before, else now."""
+    """Returns multiply-adds of a core per second, by instruction, as measured on such a CPU before, or else now."""
     known = _read()
     with contextlib.suppress(KeyError, TypeError, ValueError):
         return {name: float(known[cpu][name]) for name in NAMES}

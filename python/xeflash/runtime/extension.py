@@ -21,7 +21,7 @@ REMEDY = 'pip install "intel-sycl-rt>=2026.0,<2027" "intel-opencl-rt>=2026.0,<20
 
 
 def in_distribution(distribution: str, name: str) -> Path | None:
-    """The file `name` that a PyPI distribution installed, wherever its environment puts libraries."""
+    """Finds the file `name` that a PyPI distribution installed, wherever its environment puts libraries."""
     direct = Path(sys.prefix) / "lib" / name
     if direct.exists():
         return direct
@@ -41,14 +41,14 @@ def _files_of(distribution: str) -> list[Any]:
 
 
 def libcxx() -> Path | None:
-    """The folder of libc++'s headers, which intel-sycl-rt has from 2026.2 on."""
+    """Finds the folder of libc++'s headers, which intel-sycl-rt has from 2026.2 on."""
     files = _files_of("intel-sycl-rt")
     configs = (file for file in files if file.as_posix().endswith("include/c++/v1/__config"))
     return next((Path(str(file.locate())).resolve().parent for file in configs), None)
 
 
 def check_interpreter() -> None:
-    """Raises ImportError in a subinterpreter: loading the extension there waits for ever for the main one's lock."""
+    """Raises ImportError in a subinterpreter, where loading would wait for ever for the main interpreter's lock."""
     python = ctypes.PyDLL(None)
     python.PyInterpreterState_Get.restype = python.PyInterpreterState_Main.restype = ctypes.c_void_p
     if python.PyInterpreterState_Get() != python.PyInterpreterState_Main():
@@ -59,7 +59,7 @@ def check_interpreter() -> None:
 
 
 def mapped_libsycl() -> dict[str, str]:
-    """libsycl's majors that are in this process already, as {soname: path}."""
+    """Returns the libsycl files that this process has loaded, as {soname: path}."""
     found: dict[str, str] = {}
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -102,7 +102,7 @@ def load() -> None:
 
 
 class _AfterImport:
-    """A finder of one module that others find: what they give runs `then` once the module is there."""
+    """A finder for one module, which others find: it makes their loader run `then` once the module is there."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
@@ -119,7 +119,7 @@ class _AfterImport:
         return spec
 
     def _watch(self, loader: Any) -> None:
-        """Puts a function before the loader's own, of this one import; the loader stays what it is."""
+        """Replaces the loader's function for this one import; the loader itself stays as it is."""
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
@@ -128,10 +128,10 @@ class _AfterImport:
                 sys.meta_path.remove(self)
             self._then()
 
-        with contextlib.suppress(AttributeError):  # of a loader that takes no attributes
+        with contextlib.suppress(AttributeError):  # the loader may take no attributes
             loader.exec_module = exec_module
 
 
 def after_import(name: str, then: Callable[[], None]) -> None:
-    """Runs a function when a module, which is not there yet, was imported."""
+    """Runs a function once a module, which is not there yet, has been imported."""
     sys.meta_path.insert(0, _AfterImport(name, then))

@@ -1,4 +1,4 @@
-"""Arrays that the extension does not read by itself, and copies that it asks for. Off the fast path."""
+"""Arrays that the extension does not read by itself, and copies that it asks for; none of it is on the fast path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Description = tuple[int, tuple[int, ...], "tuple[int, ...] | None", str, int, bo
 
 
 class UsmArray:
-    """A result in USM shared memory, for inputs whose library has no constructor that we know.
+    """A result in USM shared memory, for inputs whose library has no known constructor.
 
     It has ``__sycl_usm_array_interface__``, so it can be handed to any library that reads it.
     """
@@ -64,16 +64,16 @@ class Placeholder:
         self.address = next(self._number) << 40  # far from the others
 
     def contiguous(self) -> Placeholder:
-        """As a tensor's."""
+        """Returns a contiguous placeholder, like a tensor's method."""
         return Placeholder(self.shape, self.dtype, xpu=self.xpu)
 
     def float(self) -> Placeholder:
-        """As a tensor's."""
+        """Returns a placeholder in float32, like a tensor's method."""
         return Placeholder(self.shape, "float32", xpu=self.xpu)
 
 
 class UsmPart:
-    """``whole[..., index, :, :]`` of an array that has ``__sycl_usm_array_interface__`` but no indexing."""
+    """A view ``whole[..., index, :, :]`` of an array with ``__sycl_usm_array_interface__`` but without indexing."""
 
     def __init__(self, whole: Any, index: int) -> None:
         interface = whole.__sycl_usm_array_interface__
@@ -91,7 +91,7 @@ class UsmPart:
 
 
 def _queue_of(array: Any, interface: dict[str, Any]) -> tuple[Any, int]:
-    """The queue object an array belongs to, and the address of its sycl::queue."""
+    """Returns the queue object an array belongs to, and the address of its sycl::queue."""
     for queue in (getattr(array, "sycl_queue", None), interface.get("syclobj")):
         address = getattr(queue, "addressof_ref", None)
         if address is not None:
@@ -103,12 +103,12 @@ def _queue_of(array: Any, interface: dict[str, Any]) -> tuple[Any, int]:
 
 
 def xpu_queue(device: int) -> int:
-    """The address of the sycl::queue of torch's current stream of xpu:device; 0 if torch names none."""
+    """Returns the address of the sycl::queue of torch's current stream of xpu:device, or 0 if torch names none."""
     return int(sys.modules["torch"].xpu.current_stream(device).sycl_queue)
 
 
 def describe(array: Any) -> Description | None:
-    """What array.cpp wants to know; None: not an array.
+    """Describes an array for array.cpp, or returns None if it is no array.
 
     (address, shape, strides in elements or None, dtype, queue address, writable, memory is freed in stream order,
     N of xpu:N or -1)
@@ -141,7 +141,7 @@ def describe(array: Any) -> Description | None:
 
 
 def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A new array of the kind of `like`, on its queue."""
+    """Makes a new array of the kind of `like`, on its queue."""
     if isinstance(like, Placeholder):
         return Placeholder(shape, dtype)
     interface = getattr(like, "__sycl_usm_array_interface__", None)
@@ -158,7 +158,7 @@ def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def count_writes(tensors: list[Any]) -> None:
-    """Raises the versions of tensors of torch's that are written; those of inference mode have none."""
+    """Raises the version counters of torch tensors that are written; tensors of inference mode have none."""
     torch = sys.modules["torch"]
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
@@ -166,7 +166,7 @@ def count_writes(tensors: list[Any]) -> None:
 
 
 def as_strided(array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-    """A view with this shape and these strides, in elements; of arrays that nobody copies, the array itself."""
+    """Returns a view with this shape and these strides, in elements; an array that has no views is returned itself."""
     if hasattr(array, "as_strided"):
         return array.as_strided(shape, strides)
     numpy = sys.modules.get("numpy")
@@ -177,7 +177,7 @@ def as_strided(array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> 
 
 
 def contiguous(array: Any, function: str, name: str) -> Any:
-    """A copy whose last dimension is contiguous."""
+    """Copies an array so that its last dimension is contiguous."""
     if hasattr(array, "contiguous"):
         return array.contiguous()
     if hasattr(array, "__sycl_usm_array_interface__"):
@@ -189,7 +189,7 @@ def contiguous(array: Any, function: str, name: str) -> Any:
 
 
 def packed(array: Any, function: str, name: str) -> Any:
-    """A copy without gaps between its rows."""
+    """Copies an array so that there are no gaps between its rows."""
     if hasattr(array, "contiguous") or not hasattr(array, "__sycl_usm_array_interface__"):
         return contiguous(array, function, name)
     raise ValueError(
@@ -199,7 +199,7 @@ def packed(array: Any, function: str, name: str) -> Any:
 
 
 def to_float32(array: Any, function: str, name: str) -> Any:
-    """A copy in fp32."""
+    """Copies an array to fp32."""
     if hasattr(array, "float"):
         return array.float()
     if hasattr(array, "astype"):
@@ -208,7 +208,7 @@ def to_float32(array: Any, function: str, name: str) -> Any:
 
 
 def transposed(array: Any, function: str, name: str) -> Any:
-    """A copy whose last two dimensions are exchanged."""
+    """Copies an array with its last two dimensions exchanged."""
     if hasattr(array, "contiguous"):
         return array.mT.contiguous()
     if hasattr(array, "__sycl_usm_array_interface__"):
@@ -220,7 +220,7 @@ def transposed(array: Any, function: str, name: str) -> Any:
 
 
 def padded(array: Any, function: str, name: str, columns: int) -> Any:
-    """A copy with zeros behind the last dimension, up to so many."""
+    """Copies an array, with zeros behind its last dimension up to `columns`."""
     if hasattr(array, "new_zeros"):
         copy = array.new_zeros((*array.shape[:-1], columns))
         copy[..., : array.shape[-1]] = array

@@ -1,4 +1,4 @@
-"""Where arrays are: tensors of torch, or USM that anything with SYCL shares, of a queue of our own."""
+"""Arrays of a self-test: tensors of torch, or USM that anything with SYCL shares, of a queue of our own."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _TYPESTRS |= {"int8": "|i1", "uint8": "|u1", "int64": "<i8"}
 
 
 class Arrays(Protocol):
-    """How cases make arrays on the device, and read them."""
+    """The protocol by which cases make arrays on the device, and read them."""
 
     on_gpu: bool
     synchronize: Callable[[], None]
 
     def put(self, values: Values, name: str = "") -> Any:
-        """A copy on the device, for the argument of this name."""
+        """Copies values to the device, for the argument of this name."""
 
     def get(self, array: Any) -> Values:
-        """What is in it now."""
+        """Reads the present values of an array."""
 
     def put_rows(self, values: Values, name: str, heads_first: bool = False, together: int = 1) -> Any:
-        """Q, K and V of (..., rows, heads, dim), however they lie: with heads before rows, or several in one array."""
+        """Copies Q, K or V (..., rows, heads, dim) to the device, with heads before rows, or several in one array."""
         bits = values.bits
         if together > 1:
             bits = bits.reshape(*bits.shape[:-2], together, -1, bits.shape[-1])
@@ -42,19 +42,19 @@ class TorchArrays(Arrays):
     """Tensors of torch on "cpu" or "xpu"."""
 
     def __init__(self, device: str) -> None:
-        """Import torch."""
+        """Imports torch for arrays on this device."""
         self._torch: Any = importlib.import_module("torch")
         self._device, self.on_gpu = device, device != "cpu"
         self.synchronize: Callable[[], None] = self._torch.xpu.synchronize if self.on_gpu else lambda: None
 
     def put(self, values: Values, name: str = "") -> Any:  # noqa: ARG002  all arguments lie alike
-        """A copy on the device."""
+        """Copies values to the device."""
         same_size = {"bfloat16": np.int16, "float8_e4m3fn": np.int8, "float8_e5m2": np.int8}
         bits = values.bits.view(same_size.get(values.dtype, values.bits.dtype))
         return self._torch.from_numpy(bits.copy()).view(getattr(self._torch, values.dtype)).to(self._device)
 
     def get(self, array: Any) -> Values:
-        """What is in it now."""
+        """Reads the present values of a tensor."""
         dtype = str(array.dtype).removeprefix("torch.")
         plain = {"bfloat16": self._torch.int16, "float8_e4m3fn": self._torch.uint8, "float8_e5m2": self._torch.uint8}
         host = array.cpu().contiguous()
@@ -68,7 +68,7 @@ class Queue:
     address: int
 
     def addressof_ref(self) -> int:
-        """The address."""
+        """Returns the address of the sycl::queue."""
         return self.address
 
 
@@ -79,7 +79,7 @@ class Usm:
         self, address: int, shape: tuple[int, ...], dtype: str, queue: Any, strides: tuple[int, ...] | None = None,
         offset: int = 0, memory: Any = None, read_only: bool = False,
     ) -> None:  # fmt: skip
-        """Keep the memory."""
+        """Describes memory at an address, and keeps it alive."""
         self.shape, self.dtype, self.memory = tuple(shape), dtype, memory
         self.__sycl_usm_array_interface__ = {
             "data": (address, read_only),
@@ -93,15 +93,15 @@ class Usm:
 
 
 class UsmArrays(Arrays):
-    """Arrays in shared USM of the queue at an address; public functions wait for these, so that nothing is left to."""
+    """Arrays in shared USM of the queue at an address; public functions wait for them, so synchronize does nothing."""
 
     def __init__(self, queue: int, on_gpu: bool) -> None:
-        """Take the address of the queue."""
+        """Takes the address of the queue."""
         self._queue, self.on_gpu = Queue(queue), on_gpu
         self.synchronize: Callable[[], None] = lambda: None
 
     def put(self, values: Values, name: str = "") -> Any:  # noqa: ARG002  all arguments lie alike
-        """A copy on the device."""
+        """Copies values to the device."""
         allocate = importlib.import_module("xeflash._core").allocate
         address, memory = allocate(self._queue.address, values.bits.nbytes)
         _bytes_at(address, values.bits.nbytes)[...] = np.frombuffer(values.bits.tobytes(), np.uint8)
@@ -110,7 +110,7 @@ class UsmArrays(Arrays):
         return array
 
     def get(self, array: Any) -> Values:
-        """What is in it now."""
+        """Reads the present values of an array."""
         storage = np.dtype(from_storage(array.dtype))
         size = int(np.prod(array.shape)) * storage.itemsize
         memory = _bytes_at(array.__sycl_usm_array_interface__["data"][0], size)

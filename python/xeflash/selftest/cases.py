@@ -1,4 +1,6 @@
-"""The list: every algorithm, type, feature and kind of cache at least once. Cases that share a kernel stand together.
+"""The list of cases: every algorithm, type, feature and kind of cache at least once.
+
+Cases that share a kernel stand together.
 
 A new kernel takes a GPU some seconds to compile, a case that shares one next to nothing.
 """
@@ -25,32 +27,35 @@ _gradient = partial(Spec, entry="attention", grad=True, heads=(4, 2), rows=70, k
 
 @dataclass(frozen=True)
 class Attention:
-    """A call of attention, or its gradients."""
+    """A case that calls attention, or computes its gradients."""
 
     spec: Spec
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         return self.spec.name
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         if self.spec.grad or self.spec.probs:
             return gradients.prepare(self.spec, arrays)
         return drawn.prepare(self.spec, arrays)
 
 
 def all_cases() -> dict[str, Case]:
-    """By their names."""
-    of_attention = (_plain(), _features(), _head_dims(), _decode(), _caches(), _gradients())
-    cases: list[Case] = [Attention(spec) for group in of_attention for spec in group]
+    """Returns all small cases by name."""
+    attention_specs = (_plain(), _features(), _head_dims(), _decode(), _caches(), _gradients())
+    cases: list[Case] = [Attention(spec) for group in attention_specs for spec in group]
     cases += [case for group in (_merge(), _linear(), _softmax(), _heads()) for case in group]
     return {case.name: case for case in cases}
 
 
 def large_cases(on_gpu: bool) -> dict[str, Case]:
-    """What shows the speed of a device: prefill is bound by arithmetic, one row by memory; on GPUs beyond caches."""
+    """Returns cases that show a device's speed: prefill is bound by arithmetic, one row by memory.
+
+    On GPUs they are larger than caches.
+    """
     rows, heads, batch, keys = (4096, 16, 16, 8192) if on_gpu else (1024, 8, 1, 4096)
     cases: list[Case] = [
         Attention(Spec(dtype, dim, heads=(heads, heads), rows=rows, keys=rows, batch=1, window="-1,0", checked=32))
@@ -64,7 +69,7 @@ def large_cases(on_gpu: bool) -> dict[str, Case]:
 
 
 def _plain() -> Iterator[Spec]:
-    """What needs no other code: masks by position, grouped heads, packed sequences, sinks, lengths."""
+    """Yields cases that need no other code: masks by position, grouped heads, packed sequences, sinks, lengths."""
     for dtype in ("fp32", "bf16", "fp16"):
         yield Spec(dtype)
         yield Spec(dtype, window="causal", heads=(4, 2))
@@ -78,7 +83,7 @@ def _plain() -> Iterator[Spec]:
 
 
 def _features() -> Iterator[Spec]:
-    """What changes the code of the kernel."""
+    """Yields cases that change the code of the kernel."""
     yield Spec(variant="softcap")
     yield Spec(variant="softcap", window="causal", heads=(4, 2), sinks=True)
     yield Spec(variant="softcap", entry="varlen", window="20,0")
@@ -111,7 +116,7 @@ def _features() -> Iterator[Spec]:
 
 
 def _head_dims() -> Iterator[Spec]:
-    """Narrow and wide heads, and V of another width."""
+    """Yields cases of narrow and wide heads, and of a V of another width."""
     for dtype, dim, dim_v in (
         ("bf16", 128, 0), ("fp16", 128, 0), ("fp32", 128, 0), ("fp16", 40, 0), ("bf16", 96, 0), ("bf16", 192, 128),
         ("bf16", 256, 0), ("bf16", 576, 512),
@@ -122,7 +127,7 @@ def _head_dims() -> Iterator[Spec]:
 
 
 def _decode() -> Iterator[Spec]:
-    """One query."""
+    """Yields cases of one query."""
     for dtype, dim, heads in (
         ("bf16", 64, (2, 2)), ("bf16", 64, (8, 2)), ("bf16", 128, (8, 1)), ("fp16", 128, (8, 2)), ("fp32", 64, (4, 2)),
     ):  # fmt: skip
@@ -134,7 +139,7 @@ def _decode() -> Iterator[Spec]:
 
 
 def _caches() -> Iterator[Spec]:
-    """KV caches of every kind and format, with what is appended and rotated."""
+    """Yields KV caches of every kind and format, some with appended and rotated keys."""
     yield _cache()
     yield _cache(splits=3)
     yield _cache(place="index", new=1)
@@ -164,7 +169,7 @@ def _merge() -> Iterator[Case]:
 
 
 def _gradients() -> Iterator[Spec]:
-    """The kernels of the backward pass."""
+    """Yields cases of the backward pass."""
     yield _gradient("fp32")
     yield _gradient("bf16", window="causal", variant="dropout=0.2")
     yield _gradient("fp16", sinks=True)
@@ -176,7 +181,7 @@ def _gradients() -> Iterator[Spec]:
 
 
 def _linear() -> Iterator[Case]:
-    """Weights of every kind, by one row, a few and many."""
+    """Yields weights of every kind, multiplied by one row, a few and many."""
     for dtype in ("fp32", "bf16", "fp16"):
         yield Linear(dtype)
         yield Linear(dtype, "int4", group=32, zeros=True)
@@ -192,7 +197,7 @@ def _linear() -> Iterator[Case]:
 
 
 def _softmax() -> Iterator[Case]:
-    """Scores that are kept, and that are made twice."""
+    """Yields cases whose scores are kept, and cases whose scores are computed twice."""
     for dtype in ("fp32", "bf16", "fp16"):
         yield Softmax(dtype, log=dtype == "fp32")
     yield Softmax("bf16", rows=7, columns=16, inputs=32, bias=True)
@@ -200,7 +205,7 @@ def _softmax() -> Iterator[Case]:
 
 
 def _heads() -> Iterator[Case]:
-    """What a language model's head makes of its logits."""
+    """Yields cases of a language model's head."""
     for dtype in ("fp32", "bf16", "fp16"):
         yield Loss(dtype, smoothing=0.1 if dtype == "fp32" else 0.0)
     yield Loss("bf16", rows=70, vocabulary=1000, features=160, softcap=3.0, reduction="mean")

@@ -1,4 +1,4 @@
-"""The device that a --device names, opened in this process, and what is known about it."""
+"""The device that a --device names, opened in this process, and facts about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/l
 
 
 def open_device(name: str) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays on auto, cpu, xpu, or a simulated GPU such as sim:bmg, and facts for the report.
+    """Opens auto, cpu, xpu, or a simulated GPU such as sim:bmg; returns its arrays, and facts for the report.
 
     torch makes them where it is there and has the device, else they are in USM.
     """
@@ -49,7 +49,7 @@ def open_device(name: str) -> tuple[Arrays, dict[str, Any]]:
 
 
 def software(driver: str) -> dict[str, Any]:
-    """The libraries that took part: of libsycl and IGC, the compiler of the driver, the files."""
+    """Returns the libraries that took part; of libsycl and IGC, the driver's compiler, the files."""
     maps = Path("/proc/self/maps").read_text()
     libsycl = sorted(set(re.findall(r"(/\S*/libsycl\.so\.\S+)$", maps, re.MULTILINE)))
     return {
@@ -61,7 +61,7 @@ def software(driver: str) -> dict[str, Any]:
 
 
 def _igc(maps: str, driver: str) -> str | None:
-    """The version of Intel's graphics compiler: of the library in this process, a simulator's ocloc, or installed."""
+    """Returns the version of Intel's graphics compiler: as loaded, of a simulator's ocloc, or as installed."""
     loaded = re.search(r"/libigc\.so\.([\d.]+\d)", maps)
     if loaded:
         return loaded[1]

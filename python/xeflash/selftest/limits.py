@@ -1,4 +1,4 @@
-"""What devices can do by their makers' tables: nominal peaks, which no program reaches."""
+"""Limits of devices by their makers' tables: nominal peaks, which no program reaches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENGINES_OF_STACK = 512
 
 
 def limits_of(name: str, compute_units: int) -> Limits | None:
-    """Of a device by its name; None where its numbers are not known."""
+    """Returns the limits of a device by its name, or None where they are not known."""
     for pattern, limits in _DEVICES:
         if re.search(pattern, name):
             stacks = 2 if "1550" in pattern and compute_units > _ENGINES_OF_STACK else 1

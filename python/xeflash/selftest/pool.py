@@ -1,4 +1,4 @@
-"""Cases in processes of their own: one that dies or hangs is a result, and the next ones run in a new process."""
+"""Processes that run cases: one that dies or hangs is a result, and the next cases run in a new process."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Answer = dict[str, Any]
-SECONDS = 180  # for a case, which may be compiled first
+SECONDS = 180  # the limit of a case, which may be compiled first
 _MOST_DEATHS = 5
 
 
 class Refused(RuntimeError):
-    """Why a worker cannot use its device at all."""
+    """A worker cannot use its device at all; the text says why."""
 
 
 class Died(RuntimeError):
-    """How a worker ended without an answer, and what it had said last."""
+    """A worker ended without an answer; the error says how, and what the worker had said last."""
 
     def __init__(self, how: str, said: str = "") -> None:
-        """Keep both."""
         super().__init__(how)
         self.said = said
 
 
 def command(device: str) -> list[str]:
-    """What starts a worker."""
+    """Returns the command that starts a worker."""
     return [sys.executable, "-X", "faulthandler", "-m", "xeflash.selftest.worker", device]
 
 
@@ -40,7 +39,7 @@ class Worker:
     """A process that answers requests."""
 
     def __init__(self, words: Sequence[str], seconds: float = SECONDS, **how: Any) -> None:
-        """Start it, as Popen takes `how`; `greet` waits for it."""
+        """Starts the worker, with `how` as Popen takes it; `greet` waits for it."""
         self._seconds = seconds
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         pipe = subprocess.PIPE
@@ -51,15 +50,15 @@ class Worker:
         self.device: Answer = {}
 
     def greet(self) -> None:
-        """Waits until it has opened its device, and keeps what it says of that."""
+        """Waits until the worker has opened its device, and keeps its description of the device."""
         self.device = self._answer()
         if "refused" in self.device:
             raise Refused(str(self.device["refused"]))
 
     def ask(self, request: Answer) -> Answer:
-        """The answer; raises Died."""
+        """Sends a request and returns the answer; raises Died."""
         assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has died: _answer says how
+        with contextlib.suppress(BrokenPipeError):  # the worker has died: _answer says how
             print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._answer()
 
@@ -81,7 +80,7 @@ class Worker:
         raise Died(f"{f'signal {-code}' if code < 0 else f'exit {code}'}: {where}", said)
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
+        """Ends the process in any state."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._said):
@@ -94,7 +93,7 @@ class Pool:
     """Workers on one device, which share out requests."""
 
     def __init__(self, words: Sequence[str], jobs: int, seconds: float = SECONDS) -> None:
-        """Start the first one; raises Refused."""
+        """Starts the first worker; raises Refused."""
         self._words, self._seconds, self.jobs = words, seconds, jobs
         self._workers: set[Worker] = set()
         self._idle: list[Worker] = []
@@ -117,7 +116,7 @@ class Pool:
         return worker
 
     def run(self, requests: Sequence[Answer], jobs: int, on_answer: Callable[[Answer, Answer], None]) -> None:
-        """Asks all requests of `jobs` workers, and hands over each with its answer as it comes."""
+        """Sends all requests to `jobs` workers, and hands over each request with its answer as it comes."""
         left: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         done: queue.SimpleQueue[tuple[Answer, Answer]] = queue.SimpleQueue()
         for request in requests:
@@ -160,7 +159,7 @@ class Pool:
                 self._idle.append(worker)
 
     def ask(self, request: Answer) -> Answer:
-        """One request to a worker that has worked; empty if none is left."""
+        """Sends one request to a worker that has worked; returns an empty answer if none is left."""
         answers: list[Answer] = []
         self.run([request], 1, lambda _, answer: answers.append(answer))
         return {} if "status" in answers[0] else answers[0]

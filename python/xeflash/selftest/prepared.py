@@ -1,4 +1,4 @@
-"""What every kind of case becomes: a call that can be repeated, and a judge of what it returns."""
+"""The common form of all kinds of cases: a call that can be repeated, and a judge of what it returns."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class Prepared:
 
 
 class Case(Protocol):
-    """Something to try."""
+    """The protocol of cases: each has a name, and draws its arrays."""
 
     @property
     def name(self) -> str:
-        """What it is, unique among all."""
+        """Returns the name of the case, unique among all."""
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays; the same ones at each time."""
+        """Draws the case's arrays, the same ones each time."""
 
 
 def generator_of(name: str) -> np.random.Generator:
-    """Random numbers of a case: they do not depend on other cases."""
+    """Returns a generator of random numbers for a case, which do not depend on other cases."""
     return np.random.default_rng(list(name.encode()))
 
 
 def normal(random: np.random.Generator, dtype: str, *shape: int, kind: str = "normal", factor: float = 1.0) -> Values:
-    """Standard normal numbers of a type, times a factor; large arrays repeat them.
+    """Draws standard normal numbers of a type, times a factor; large arrays repeat them.
 
     Of a kind: large, huge, small, zero, sparse, equal (all are 1), any (of these).
     """
@@ -64,7 +64,7 @@ def normal(random: np.random.Generator, dtype: str, *shape: int, kind: str = "no
 
 
 def result_of(arrays: Arrays, result: Any, dtype: str, has_lse: bool = True) -> tuple[Array, Array | None]:
-    """The numbers of out and LSE, which have to be of their types."""
+    """Returns the numbers of out and LSE; raises TypeError unless they have their types."""
     found = [arrays.get(x) for x in (result[:2] if has_lse else (result,))]
     if [x.dtype for x in found] != [dtype, "float32"][: len(found)]:
         raise TypeError(f"results are of {', '.join(x.dtype for x in found)}, not {dtype} and float32")

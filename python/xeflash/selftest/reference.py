@@ -22,7 +22,7 @@ _MANY = 1 << 20  # elements of an array for all heads, beside which those of one
 
 @dataclass(frozen=True)
 class Features:
-    """What changes attention, apart from the shapes of Q, K and V."""
+    """The features of an attention, apart from the shapes of Q, K and V."""
 
     scale: float | None = None  # None: D ** -0.5
     window: tuple[int, int] = (-1, -1)  # keys left and right of the diagonal, -1: no limit
@@ -39,26 +39,26 @@ class Features:
     empty_lse: float = field(default=np.inf)  # LSE of a row that sees no key
     batch0: int = 0  # first batch, as dropout numbers it
     head0: int = 0  # first head
-    of_heads: int = 0  # and of how many it is; 0: those that there are
+    all_heads: int = 0  # the heads in all; 0: as many as there are here
 
     def with_(self, **changes: Any) -> Features:
-        """The same with changes."""
+        """Returns a copy with changes."""
         return replace(self, **changes)
 
-    def of_head(self, head: int, heads: int) -> Features:
-        """What one of so many heads has."""
+    def one_head(self, head: int, heads: int) -> Features:
+        """Returns the features of one head out of `heads`."""
         one = slice(head, head + 1)
         alibi, sinks = (None if x is None else x[..., one] for x in (self.alibi, self.sinks))
         has_heads = self.mask is not None and self.mask.ndim > 2 and self.mask.shape[-3] > 1
         mask = self.mask[..., one, :, :] if has_heads else self.mask
-        return self.with_(alibi=alibi, sinks=sinks, mask=mask, head0=head, of_heads=heads)
+        return self.with_(alibi=alibi, sinks=sinks, mask=mask, head0=head, all_heads=heads)
 
 
 # ---- Philox 4x32-10 (Salmon et al., 2011) -------------------------------------------------------
 
 
 def philox(counter: list[Array], key: tuple[int, int]) -> list[Array]:
-    """The four 32-bit words drawn for a counter of four words (arrays of uint64 below 2**32, broadcast)."""
+    """Draws the four 32-bit words for a counter of four words (arrays of uint64 below 2**32, broadcast)."""
     low = np.uint64(0xFFFFFFFF)
     c = [np.asarray(word, np.uint64) for word in counter]
     k0, k1 = key
@@ -75,15 +75,20 @@ def philox(counter: list[Array], key: tuple[int, int]) -> list[Array]:
 
 
 def dropout_scale(
-    shape: tuple[int, int, int, int], p: float, rng: tuple[int, int], batch0: int = 0, head0: int = 0, of_heads: int = 0
+    shape: tuple[int, int, int, int],
+    p: float,
+    rng: tuple[int, int],
+    batch0: int = 0,
+    head0: int = 0,
+    all_heads: int = 0,
 ) -> Array:
-    """What each probability of (B, H, Sq, Sk) is multiplied by: 0, or 65536 / (65536 - round(65536 p))."""
+    """Returns the factor of each probability (B, H, Sq, Sk): 0, or 65536 / (65536 - round(65536 p))."""
     batch, heads, rows, keys = shape
     below = round(p * 65536)
     seed, offset = rng
     key = (seed & 0xFFFFFFFF, (seed >> 32 & 0xFFFFFFFF) ^ (offset >> 32 & 0xFFFFFFFF))
     octets = (rows + 7) // 8
-    planes = (np.arange(batch)[:, None] + batch0) * (of_heads or heads) + np.arange(heads) + head0
+    planes = (np.arange(batch)[:, None] + batch0) * (all_heads or heads) + np.arange(heads) + head0
     words = philox(
         [
             np.arange(keys, dtype=np.uint64)[None, None, :],
@@ -105,7 +110,7 @@ def dropout_scale(
 
 
 def visible(rows: int, keys: int, window: tuple[int, int], top_left: bool) -> Array:
-    """(Sq, Sk): key j is visible to row i iff -left <= j - (i + shift) <= right."""
+    """Returns (Sq, Sk): key j is visible to row i iff -left <= j - (i + shift) <= right."""
     ahead = distance(rows, keys, top_left)
     left, right = window
     seen = np.ones((rows, keys), bool)
@@ -117,11 +122,11 @@ def visible(rows: int, keys: int, window: tuple[int, int], top_left: bool) -> Ar
 
 
 def seen_by(rows: int, keys: int, f: Features) -> Array:
-    """The same, (B, 1, Sq, Sk) where there are documents: a row sees keys of its own."""
+    """Returns which keys each row sees: (Sq, Sk), or (B, 1, Sq, Sk) with documents, as a row sees keys of its own."""
     seen = visible(rows, keys, f.window, f.top_left)
     if f.chunk:
-        positions, of_keys = np.arange(rows) + (0 if f.top_left else keys - rows), np.arange(keys)
-        seen &= (positions // f.chunk)[:, None] == of_keys // f.chunk
+        positions, key_positions = np.arange(rows) + (0 if f.top_left else keys - rows), np.arange(keys)
+        seen &= (positions // f.chunk)[:, None] == key_positions // f.chunk
     if f.documents is None:
         return seen
     ids = np.atleast_2d(to_numpy(f.documents))[:, None]
@@ -129,7 +134,7 @@ def seen_by(rows: int, keys: int, f: Features) -> Array:
 
 
 def distance(rows: int, keys: int, top_left: bool) -> Array:
-    """j - (i + shift), (Sq, Sk)."""
+    """Returns j - (i + shift), (Sq, Sk)."""
     shift = 0 if top_left else keys - rows
     return np.arange(keys)[None, :] - (np.arange(rows)[:, None] + shift)
 
@@ -140,20 +145,22 @@ At: TypeAlias = Callable[[str, Any, Any], Any]  # (step, scores, their sizes) ->
 
 
 class Result(NamedTuple):
-    """What attention gives, and what it made this of: of (B, H, Sq, Sk) but for out and LSE."""
+    """The results of attention, and the arrays that led to them: (B, H, Sq, Sk), except for out and LSE."""
 
     out: Any
     lse: Any
     softmax: Any
     kept: Any  # the same after dropout
-    size: Any  # of each score, before its terms cancel
+    size: Any  # the size of each score, before its terms cancel
 
 
 def formula(
     q: Any, k: Any, v: Any, f: Features = Features(), work: Any = np.float64,
     at: At = lambda _, s, __: s, rounded: Callable[[Any], Any] = lambda x: x,
 ) -> Result:  # fmt: skip
-    """Attention in the type `work`: of numpy, or of torch, whose autograd differentiates it, as nothing is in place.
+    """Computes attention in the type `work` of numpy, or of torch, whose autograd differentiates it.
+
+    Nothing is changed in place.
 
     Probabilities are `rounded`, and meet V in the type that they have then. `at` is called before the steps "softcap",
     "mask" and "softmax", where it may change scores: to what assumed roundings make of them.
@@ -164,7 +171,7 @@ def formula(
         x = to_numpy(x) if xp is np else x if hasattr(x, "detach") else xp.from_numpy(np.asarray(x))
         return x if dtype is None else x.astype(dtype, copy=False) if xp is np else x.to(dtype)
 
-    def sizes(x: Any) -> Any:  # which no gradient passes
+    def sizes(x: Any) -> Any:  # no gradient passes
         return abs(x if xp is np else x.detach())
 
     (batch, heads, rows, dim), keys = q.shape, k.shape[2]
@@ -202,14 +209,14 @@ def formula(
         kept = p
         if f.dropout > 0:
             shape = batch, heads, rows, keys
-            kept = p * array(dropout_scale(shape, f.dropout, f.rng, f.batch0, f.head0, f.of_heads), work)
+            kept = p * array(dropout_scale(shape, f.dropout, f.rng, f.batch0, f.head0, f.all_heads), work)
         weights = rounded(kept)
         out = xp.matmul(weights, array(v, weights.dtype))
     return Result(out, lse, p, kept, size[..., :keys])
 
 
 def per_head(x: Any, heads: int) -> Any:
-    """Heads of K or V, of numpy or torch, as the heads of Q see them, of which several share one."""
+    """Repeats the heads of K or V, of numpy or torch, so that each head of Q has its own."""
     if x.shape[1] == heads:
         return x
     groups = (*x.shape[:2], heads // x.shape[1], *x.shape[2:])
@@ -218,18 +225,18 @@ def per_head(x: Any, heads: int) -> Any:
 
 
 def by_heads(q: Array, k: Array, v: Array, f: Features) -> Iterator[tuple[Array, Array, Array, Features]]:
-    """All heads at once, or one after the other: arrays of all scores may take gigabytes."""
+    """Yields all heads at once, or one after the other, as arrays of all scores may take gigabytes."""
     heads, heads_k = q.shape[1], k.shape[1]
     if q.shape[0] * heads * k.shape[2] * (q.shape[2] + q.shape[3]) < _MANY:
         yield q, k, v, f
         return
     for h in range(heads):
         h_k = h * heads_k // heads
-        yield q[:, h : h + 1], k[:, h_k : h_k + 1], v[:, h_k : h_k + 1], f.of_head(h, heads)
+        yield q[:, h : h + 1], k[:, h_k : h_k + 1], v[:, h_k : h_k + 1], f.one_head(h, heads)
 
 
 def merged_reference(outs: Array, lses: Array) -> tuple[Array, Array, Array]:
-    """O and LSE of all keys from those of parts, (parts, ..., S, H, D) and (parts, ..., H, S), and the size of O."""
+    """Merges O (parts, ..., S, H, D) and LSE (parts, ..., H, S) into those of all keys; also returns O's size."""
     l = np.where(np.isposinf(lses), -np.inf, lses)
     top = np.max(l, axis=0)
     top = np.where(np.isneginf(top), 0.0, top)
@@ -238,7 +245,7 @@ def merged_reference(outs: Array, lses: Array) -> tuple[Array, Array, Array]:
     with np.errstate(divide="ignore", invalid="ignore"):
         weights = np.where(total > 0, weights / total, 0.0).swapaxes(-1, -2)[..., None]
         lse = np.where(total > 0, top + np.log(total), np.inf)
-        terms = np.where(weights > 0, weights * outs, 0.0)  # what a part that saw no key holds does not count
+        terms = np.where(weights > 0, weights * outs, 0.0)  # a part that saw no key does not count
     return terms.sum(axis=0), lse, np.abs(terms).sum(axis=0)
 
 
@@ -246,7 +253,7 @@ def merged_reference(outs: Array, lses: Array) -> tuple[Array, Array, Array]:
 
 
 def to_numpy(x: Any) -> Array:
-    """A numpy array of the same values, of a tensor of torch, too; its bf16 becomes float32."""
+    """Returns an array of numpy or torch as a numpy array; torch's bf16 becomes float32."""
     if hasattr(x, "detach"):
         x = x.detach()
         return np.asarray((x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy())
@@ -254,5 +261,5 @@ def to_numpy(x: Any) -> Array:
 
 
 def to_float64(x: Any) -> Array:
-    """The same in float64."""
+    """Returns an array of numpy or torch as a numpy array of float64."""
     return to_numpy(x).astype(np.float64, copy=False)

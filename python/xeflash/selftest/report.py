@@ -1,4 +1,4 @@
-"""What a self-test says: a table for people, one JSON object for a report."""
+"""Reports of a self-test: a table for people, one JSON object to send."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _WIDTH = 140
 
 
 def limits_of_device(device: Row) -> Limits | None:
-    """What the device can do; nothing is told of a simulated one."""
+    """Returns the limits of a device, or None for a simulated or unknown one."""
     if device.get("simulated"):
         return None
     return limits_of(str(device.get("name", "")), int(device.get("compute_units", 0)))
 
 
 def _share(row: Row, limits: Limits | None) -> float | None:
-    """Percent of what bounds the case: memory if it has one query, else arithmetic."""
+    """Returns the percentage that a case reaches of its bound: memory if it has one query, else arithmetic."""
     if limits is None or row.get("ms") is None:
         return None
     if row["name"].startswith(("decode", "merge", "cache", "linear")):
@@ -33,7 +33,7 @@ def _share(row: Row, limits: Limits | None) -> float | None:
 
 
 def to_json(environment: Row, device: Row, software: Row, rows: Sequence[Row], seconds: float) -> str:
-    """Everything, in one object."""
+    """Returns all results in one JSON object."""
     limits = limits_of_device(device)
     data = {
         "ok": all(row["status"] == "ok" for row in rows),
@@ -50,7 +50,7 @@ def to_json(environment: Row, device: Row, software: Row, rows: Sequence[Row], s
 def print_report(
     environment: Row, device: Row, software: Row, rows: Sequence[Row], seconds: float, file: TextIO | None = None
 ) -> None:
-    """The device, a line per case, what is wrong, the verdict."""
+    """Prints the device, a line per case, what is wrong, and the verdict."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""How far a result may be from the reference: the one rule, of `xeflash selftest` and of the tests.
+"""The tolerance of results against the reference: one rule for `xeflash selftest` and for the tests.
 
     max |got - want|  <=  2 e + ulp(max |want|) / 2,   e = max(max |other - want|, ulp32(size), scores)
 
@@ -36,7 +36,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 # (type, q, k, v, features) -> (out, LSE)
 Other: TypeAlias = Callable[[str, Array, Array, Array, Features], tuple[Array, Array]]
 
-Judge: TypeAlias = Callable[..., "list[Finding]"]  # as `judge` is
+Judge: TypeAlias = Callable[..., "list[Finding]"]  # a function like `judge`
 
 GPU_MATH = 2.0**-21
 SCORES = 2.0**-23  # how far a score may be off, of its size
@@ -57,16 +57,16 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """Whether the limit is kept."""
+        """Returns whether the error is within the limit."""
         return self.error <= self.limit
 
     @property
     def share(self) -> float:
-        """Of the limit that the error takes."""
+        """Returns the share of the limit that the error takes."""
         return self.error / self.limit if self.limit > 0 else 0.0 if self.error == 0 else np.inf
 
     def __str__(self) -> str:
-        """Return a sentence for a report."""
+        """Returns a sentence for a report."""
         return (
             f"{self.what} at {list(self.index)}: got {self.got!r}, want {self.want!r}, error {self.error:.3g}, "
             f"limit {self.limit:.3g}{self.beyond}"
@@ -74,7 +74,7 @@ class Finding:
 
 
 def compare(what: str, got: Array, want: Array, limit: float | Array) -> Finding:
-    """The element that is furthest beyond its limit, or nearest to it."""
+    """Finds the element that is furthest beyond its limit, or nearest to it."""
     if got.shape != want.shape:
         return Finding(f"{what} of shape {list(got.shape)}, not {list(want.shape)},", (), np.nan, np.nan, np.inf, 0.0)
     if got.size == 0:
@@ -92,55 +92,58 @@ def compare(what: str, got: Array, want: Array, limit: float | Array) -> Finding
 
 
 def limit_of(want: Array, other: Array, dtype: str, size: float = 0.0, scores: float = 0.0) -> float:
-    """The rule above."""
+    """Returns the limit of this module's rule."""
     finite = np.isfinite(want)
     error = np.abs(other[finite] - want[finite])
-    # Where only the other one overflows, its error says nothing.
+    # If only the other result overflows, its error says nothing.
     error = np.max(error[np.isfinite(error)], initial=0.0)
     largest = _largest(want)
     return 2 * max(float(error), ulp(max(size, largest), "float32"), scores) + ulp(largest, dtype) / 2
 
 
 def limits_of_math(softcap: float, size: float, keys: int) -> tuple[float, float]:
-    """What a GPU's functions add for an output of this size, and for an LSE over so many keys."""
+    """Returns what a GPU's functions add to the limits of an output of this size, and of an LSE over so many keys."""
     score = softcap * (2.0**-22 + 2.0**-23)  # 2 / (e + 1) moves by half as much as e
-    of_out = (GPU_MATH * (2 + 2**-2) + 2 * score) * size  # P, l, 1 / l
-    return of_out, float(GPU_MATH * (1 + max(1.0, np.log(keys + 1))) + score)  # l, log l
+    out_limit = (GPU_MATH * (2 + 2**-2) + 2 * score) * size  # P, l, 1 / l
+    return out_limit, float(GPU_MATH * (1 + max(1.0, np.log(keys + 1))) + score)  # l, log l
 
 
 def limit_of_probability(dtype: str) -> float:
-    """What an LSE may also differ by."""
+    """Returns the rounding of a probability just below 1, by which an LSE may also differ."""
     return ulp(0.99, dtype) / 2
 
 
 def size_of_lse(want_lse: Array, keys: int) -> float:
-    """The largest sum m + log l: 0 <= log l <= log keys, and a sink is one more."""
+    """Bounds the largest sum m + log l: 0 <= log l <= log keys, and a sink is one more."""
     return _largest(want_lse) + float(np.log(keys + 1))
 
 
 def ulp(value: float, dtype: str) -> float:
-    """The spacing of a type's numbers at |value|."""
+    """Returns the spacing of a type's numbers at |value|."""
     return float(spacing(value, dtype))
 
 
 def rounded_scores(r: Result, v: Any, sinks: Any = None) -> tuple[float, float]:
-    """What the roundings of scores move an output by, and an LSE. A sink is a score, too: of a key without a value."""
+    """Returns how far the roundings of scores move an output, and an LSE.
+
+    A sink is a score, too, of a key without a value.
+    """
     v = per_head(to_float64(v), r.out.shape[1])
     with np.errstate(invalid="ignore", over="ignore"):
         d = np.where(r.softmax > 0, SCORES * r.size, 0.0)
         kept, p = r.kept * d, r.softmax * d
-        of_lse = np.sum(p**2, axis=-1)
+        lse_squares = np.sum(p**2, axis=-1)
         squares = np.matmul(kept**2, v**2) - 2 * r.out * np.matmul(kept * p, v)
         if sinks is not None:
             weight = np.maximum(0.0, 1 - np.sum(r.softmax, axis=-1))
-            of_lse = of_lse + (weight * SCORES * np.abs(to_float64(sinks))[:, None]) ** 2
-        of_out = squares + r.out**2 * of_lse[..., None]
-        moved_out, moved_lse = (_largest(np.sqrt(np.maximum(x, 0))) for x in (of_out, of_lse))
+            lse_squares = lse_squares + (weight * SCORES * np.abs(to_float64(sinks))[:, None]) ** 2
+        out_squares = squares + r.out**2 * lse_squares[..., None]
+        moved_out, moved_lse = (_largest(np.sqrt(np.maximum(x, 0))) for x in (out_squares, lse_squares))
     return moved_out, moved_lse
 
 
 def by_the_book(dtype: str, q: Array, k: Array, v: Array, f: Features) -> tuple[Array, Array]:
-    """What a correct kernel may give."""
+    """Computes out and LSE in fp32 with the roundings of a correct kernel."""
 
     def rounded(x: Array) -> Array:
         return Values.of(x, dtype).numbers.astype(np.float32)
@@ -161,7 +164,7 @@ def judge(
     any_scores: bool = False,
     drawn: bool = False,
 ) -> list[Finding]:
-    """out and LSE of a type against the reference for q, k, v (B, H, S, D).
+    """Judges out and LSE of a type against the reference for q, k, v (B, H, S, D).
 
     Keys and values that are known better than q's dtype has them `other` gets rounded to it. `any_scores`: they need
     not be small. `drawn`: nobody has looked at the values, and one case of many thousands finds `other` at its
@@ -190,7 +193,7 @@ def judge(
 def _measured(
     dtype: str, q: Array, k: Array, v: Array, f: Features, other: Other, any_scores: bool, drawn: bool
 ) -> tuple[tuple[Array, ...], tuple[float, float, float]]:
-    """out and LSE of `other` and of the reference; what roundings of scores move these by, and the size of out."""
+    """Computes out and LSE by `other` and by the reference, how far roundings of scores move them, and out's size."""
     by_other, r = other(dtype, q, k, v, f), formula(q, k, v, f)
     moved = rounded_scores(r, v, f.sinks) if any_scores else (0.0, 0.0)
     sized = r.out.size and (drawn or dtype == "float32")

@@ -1,4 +1,4 @@
-"""Numbers of the types that kernels know, as numpy holds them: it has neither bfloat16 nor floats of 8 bits."""
+"""Numbers of all types of kernels in numpy arrays, though numpy has neither bfloat16 nor floats of 8 bits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Values:
 
     @classmethod
     def of(cls, numbers: Any, dtype: str) -> Values:
-        """Numbers rounded to the nearest of a type."""
+        """Rounds numbers to the nearest of a type."""
         numbers = np.asarray(numbers)
         if dtype == "bfloat16":
             bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
@@ -63,7 +63,7 @@ class Values:
 
     @classmethod
     def filled(cls, shape: tuple[int, ...], dtype: str) -> Values:
-        """What nobody should read: NaN, or the largest number."""
+        """Returns values that nobody should read: NaN, or the largest number."""
         if dtype == "int8":
             return cls(np.full(shape, 127, np.int8), dtype)
         if dtype.startswith("float8"):
@@ -72,26 +72,26 @@ class Values:
 
     @property
     def numbers(self) -> Array:
-        """In float64; uint8, int32, int64 and bool as they are."""
+        """Returns the numbers in float64; uint8, int32, int64 and bool stay."""
         if self.dtype in ("uint8", "int32", "int64", "bool"):
             return self.bits
         if self.dtype == "bfloat16":
             return (self.bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         if self.dtype.startswith("float8"):
-            return _of_8_bits(self.dtype)[self.bits]
+            return _eight_bit_numbers(self.dtype)[self.bits]
         return self.bits.astype(np.float64)
 
     def part(self, index: Any) -> Array:
-        """The numbers at an index."""
+        """Returns the numbers at an index."""
         return Values(self.bits[index], self.dtype).numbers
 
     def spacing(self) -> Array:
-        """Of the type's numbers, at each of these."""
+        """Returns the spacing of the type's numbers at each value."""
         return spacing(self.numbers, self.dtype)
 
 
 def spacing(numbers: Any, dtype: str) -> Array:
-    """Of a type's numbers, where these are."""
+    """Returns the spacing of a type's numbers at each of these."""
     size = np.abs(numbers)
     if dtype == "int8":
         return np.ones(size.shape)
@@ -101,13 +101,13 @@ def spacing(numbers: Any, dtype: str) -> Array:
 
 
 def from_storage(dtype: str) -> type[np.generic]:
-    """The type of numpy's that holds the bits."""
+    """Returns the numpy type that holds the bits."""
     return _STORAGE[dtype]
 
 
 @functools.cache
-def _of_8_bits(dtype: str) -> Array:
-    """The number of each of 256 codes."""
+def _eight_bit_numbers(dtype: str) -> Array:
+    """Returns the number of each of 256 codes."""
     codes = np.arange(256, dtype=np.uint16)
     if dtype == "float8_e5m2":
         return (codes << 8).astype(np.uint16).view(np.float16).astype(np.float64)
@@ -118,8 +118,8 @@ def _of_8_bits(dtype: str) -> Array:
 
 
 def _nearest_of_8_bits(numbers: Array, dtype: str) -> Array:
-    """Codes of the nearest finite numbers; of two that are as near, the even one."""
-    sizes = _of_8_bits(dtype)[:128]
+    """Returns codes of the nearest finite numbers; of two equally near ones, the even one."""
+    sizes = _eight_bit_numbers(dtype)[:128]
     sizes = sizes[np.isfinite(sizes)]
     middles = (sizes[:-1] + sizes[1:]) / 2
     middles[1::2] = np.nextafter(middles[1::2], 0)

@@ -38,7 +38,7 @@ def _try(case: Any, arrays: Arrays, timed: bool) -> dict[str, Any]:
 
 
 def serve(device: str, requests: TextIO, answers: TextIO) -> None:
-    """Answers until the requests end; first says what the device is."""
+    """Describes the device, then answers requests until they end."""
 
     def say(answer: dict[str, Any]) -> None:
         print(json.dumps(answer, default=str), file=answers, flush=True)

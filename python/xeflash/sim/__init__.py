@@ -51,7 +51,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """What one launch did. Instructions count once per hardware thread; bytes are those of active lanes.
+    """The record of one launch.
+
+    Instructions count once per hardware thread; bytes are those of active lanes.
 
     The fields are those of perf/xesim/observe/record_fields.inc, in its order.
     """
@@ -102,8 +104,8 @@ class LaunchRecord:
     scratch_size: int
     # With check=listing: address, how often it ran, class (a field's name above) and text of each instruction.
     listing: tuple[tuple[int, int, str, str], ...]
-    # Of the simulator itself; with XEFLASH_SIM_PROFILE=1 also the share of dpas, math, moves, float ALU, integer ALU,
-    # control, sync and sends in its time.
+    # Times of the simulator itself; with XEFLASH_SIM_PROFILE=1 also the share of dpas, math, moves, float ALU, integer
+    # ALU, control, sync and sends in its time.
     simulation_seconds: float
     simulation_threads: int
     simulation_class_share: tuple[float, ...]
@@ -114,12 +116,12 @@ _devices: tuple[str, ...] = ()
 
 
 def enabled() -> tuple[str, ...]:
-    """The devices that this process simulates."""
+    """Returns the devices that this process simulates."""
     return _devices
 
 
 def _mapped(pattern: str) -> str | None:
-    """A file of this process's memory map whose name matches."""
+    """Finds a file in this process's memory map whose name matches."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             match = re.search(r"\s(/.*)$", line)
@@ -129,7 +131,7 @@ def _mapped(pattern: str) -> str | None:
 
 
 def _refuse_late() -> None:
-    """Raises if SYCL in this process has already chosen its devices."""
+    """Raises an error if SYCL has already chosen this process's devices."""
     adapter = _mapped(r"/libur_adapter_level_zero[^/]*$")
     if adapter:
         raise RuntimeError(
@@ -203,18 +205,18 @@ def _set_check(library: ctypes.CDLL, text: str) -> None:
 
 
 def set_check(text: str) -> None:
-    """What is checked from now on; see the module's text for the names."""
+    """Sets the checks from now on; see the module's text for their names."""
     _set_check(_loaded("set_check"), text)
 
 
 def get_check() -> str:
-    """What is checked, in the form that set_check() takes."""
+    """Returns the checks, in the form that set_check() takes."""
     value: bytes = _loaded("get_check").xesim_get_check()
     return value.decode()
 
 
 def last_launches() -> list[LaunchRecord]:
-    """The launches that have run, oldest first; the newest 4096 are kept."""
+    """Returns the launches that have run, oldest first; the newest 4096 are kept."""
     value: bytes = _loaded("last_launches").xesim_last_launches()
     records = []
     for entry in json.loads(value.decode()):
@@ -234,7 +236,7 @@ def clear_caches() -> None:
 
 
 def last_fault() -> str:
-    """The text of the last fault, as it was printed; empty if there was none."""
+    """Returns the text of the last fault, as it was printed, or "" if there was none."""
     value: bytes = _loaded("last_fault").xesim_last_fault()
     return value.decode(errors="replace")
 

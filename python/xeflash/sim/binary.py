@@ -1,4 +1,4 @@
-"""Native binaries outside of a launch: compile SPIR-V for a device, look into the result; what a device is made of."""
+"""Native binaries outside of a launch: compilation of SPIR-V, counts of their code, facts about devices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SPIRV_MAGIC = (0x07230203).to_bytes(4, "little")
 
 
 class CompileError(RuntimeError):
-    """The offline compiler's log, or why there is none."""
+    """A compilation failed; the text is the offline compiler's log, or says why there is none."""
 
 
 def compile_spirv(device: str, spirv: bytes, flags: str = "") -> bytes:
-    """Return the native binary that the offline compiler makes; cached on disk.
+    """Returns the native binary that the offline compiler makes; it is cached on disk.
 
     `flags` are Level Zero's build flags: ESIMD kernels need "-vc-codegen", and "-doubleGRF" gives 256 registers.
     """
@@ -35,7 +35,7 @@ def compile_spirv(device: str, spirv: bytes, flags: str = "") -> bytes:
 
 
 def inspect(device: str, binary: bytes) -> list[dict[str, Any]]:
-    """Return for each kernel of a native binary what its code consists of; ValueError if it is none."""
+    """Returns counts of each kernel's code in a native binary; raises ValueError if it is none."""
     library = load_library()
     pointer = library.xesim_inspect(device.encode(), binary, ctypes.c_uint64(len(binary)))
     found = json.loads(ctypes.string_at(pointer))
@@ -47,7 +47,7 @@ def inspect(device: str, binary: bytes) -> list[dict[str, Any]]:
 
 
 def vector_engines(device: str) -> int:
-    """Return how many a device has; ValueError if it is none of those that are simulated."""
+    """Returns the number of a simulated device's vector engines; raises ValueError for any other device."""
     found: int = load_library().xesim_vector_engines(device.encode())
     if not found:
         raise ValueError(f"there is no simulated device {device!r}")

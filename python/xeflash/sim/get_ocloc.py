@@ -23,10 +23,10 @@ from pathlib import Path
 
 from xeflash.runtime.cache_folder import cache_folder, open_folder
 
-COMPILER = ("intel-ocloc", "libigc2", "libigdfcl2", "libigc2-tools")  # it loads the middle two at run time
+COMPILER = ("intel-ocloc", "libigc2", "libigdfcl2", "libigc2-tools")  # ocloc loads the middle two at run time
 PACKAGES = (*COMPILER, "libc6", "libstdc++6", "libgcc-s1", "zlib1g", "libzstd1")
 SUITE = "sid"
-MIRROR = "https://deb.debian.org/debian"  # where apt's own sources name no Debian archive
+MIRROR = "https://deb.debian.org/debian"  # used if apt's own sources name no Debian archive
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 WRAPPER = """#!/bin/sh
 # Runs {program} with the C library that it was built for.
@@ -36,7 +36,7 @@ exec "$root/{libraries}/ld-linux-x86-64.so.2" --library-path "$root/{libraries}"
 
 
 def debian_mirror(etc: Path = Path("/etc/apt")) -> str:
-    """The archive that this machine's own apt uses for Debian proper, or the public one."""
+    """Returns the archive that this machine's own apt uses for Debian proper, or the public one."""
     lists = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))]
     for path in lists:
         if not path.is_file():
@@ -50,7 +50,7 @@ def debian_mirror(etc: Path = Path("/etc/apt")) -> str:
 
 
 def run(command: list[str], folder: Path) -> str:
-    """The command's output; SystemExit with it on failure."""
+    """Runs a command and returns its output; raises SystemExit with the output if it fails."""
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise failure(command, done.stdout)
@@ -58,12 +58,12 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def failure(command: list[str], output: str) -> SystemExit:
-    """Ends the program with what the command said."""
+    """Makes the error that ends the program, with a command's output."""
     return SystemExit(f"get_ocloc: {shlex.join(command)} failed:\n{output[-4000:]}")
 
 
 def private_apt(folder: Path, sources: str = "") -> Path:
-    """An apt configuration for these sources only, or for the system's own; it writes to this folder alone."""
+    """Writes an apt configuration for these sources only, or for the system's; apt then writes to this folder alone."""
     for name in ("apt.conf.d", "preferences.d", "lists/partial", "archives/partial"):
         (folder / name).mkdir(parents=True)
     lines = [
@@ -88,7 +88,7 @@ def private_apt(folder: Path, sources: str = "") -> Path:
 
 
 def debian_keys(work: Path) -> Path:
-    """Those that are installed; else those of the system's own archive, whose keys then vouch for them."""
+    """Returns Debian's installed keys, or those of the system's own archive, whose keys then vouch for them."""
     if installed := keyring_below(Path("/")):
         return installed
     config = private_apt(work / "system")
@@ -102,7 +102,7 @@ def debian_keys(work: Path) -> Path:
 
 
 def keyring_below(root: Path) -> Path | None:
-    """Debian's keys in a file system, under the name that this release gives them."""
+    """Finds Debian's keys in a file system, under the name that this release gives them."""
     folder = root / "usr/share/keyrings"
     return next(
         (p for p in (folder / f"debian-archive-keyring.{suffix}" for suffix in ("gpg", "pgp")) if p.exists()), None
@@ -110,7 +110,7 @@ def keyring_below(root: Path) -> Path | None:
 
 
 def with_dependencies(config: Path, work: Path, packages: tuple[str, ...] = PACKAGES) -> list[str]:
-    """The packages and what they depend on."""
+    """Returns the packages and what they depend on."""
     options = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"]
     command = ["apt-cache", "-c", str(config), "depends", "--recurse", *(f"--no-{name}" for name in options), *packages]
     found = re.findall(r"(?m)^([a-z0-9][a-z0-9+.-]+)(?::\w+)?$", run(command, work))
@@ -118,7 +118,7 @@ def with_dependencies(config: Path, work: Path, packages: tuple[str, ...] = PACK
 
 
 def write_wrapper(folder: Path, name: str) -> None:
-    """A script `name` that runs the unpacked program of that name, whatever version its file name carries."""
+    """Writes a script `name` that runs the unpacked program of that name, whatever version its file name carries."""
     programs = sorted((folder / "root/usr/bin").glob(name + "*"), key=lambda p: len(p.name))
     if not programs:
         raise SystemExit(f"get_ocloc: the packages hold no program {name}")
@@ -128,7 +128,7 @@ def write_wrapper(folder: Path, name: str) -> None:
 
 
 def versions(folder: Path) -> str:
-    """Runs both programs; what they say about themselves."""
+    """Runs both programs; returns the versions that they print."""
     with tempfile.TemporaryDirectory() as scratch:
         said = run([str(folder / "ocloc"), "query", "OCL_DRIVER_VERSION"], Path(scratch)).strip()
         file = Path(scratch) / "OCL_DRIVER_VERSION"
@@ -138,7 +138,7 @@ def versions(folder: Path) -> str:
 
 
 def download(config: Path, names: list[str], folder: Path, say: Callable[[str], None]) -> None:
-    """Puts the packages into the folder; says how far it is after every tenth."""
+    """Downloads the packages into the folder; prints progress after every tenth."""
     command = ["apt-get", "-c", str(config), "-q", "download"]
     sizes = [int(line.split()[-2]) for line in run([*command, "--print-uris", *names], folder).splitlines()]
     total, tenths = sum(sizes), 0
@@ -190,7 +190,7 @@ def fetch(folder: Path, mirror: str, suite: str, say: Callable[[str], None] = pr
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(prog="get_ocloc", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--mirror", default=debian_mirror(), help="Debian archive (default: %(default)s)")
     parser.add_argument("--suite", default=SUITE, help="Debian suite to take the packages from (default: %(default)s)")

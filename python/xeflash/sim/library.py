@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def library_path() -> Path:
-    """Return where the simulator's library is; XEFLASH_SIM_LIBRARY overrides it."""
+    """Returns the path of the simulator's library; XEFLASH_SIM_LIBRARY overrides it."""
     override = os.environ.get("XEFLASH_SIM_LIBRARY")
     if override:
         return Path(override)
@@ -23,7 +23,7 @@ def library_path() -> Path:
 
 @functools.cache
 def load_library() -> ctypes.CDLL:
-    """Load the library and declare what its functions return."""
+    """Loads the library and declares what its functions return."""
     library = ctypes.CDLL(str(library_path()), mode=ctypes.RTLD_GLOBAL)
     returning_text = ("load", "allocate", "release", "launch", "execute", "decode", "describe", "inspect", "compile")
     for function in returning_text:

@@ -20,7 +20,7 @@ from xeflash.sim.library import load_library
 
 
 class Fault(RuntimeError):
-    """What stopped a launch or refused a binary."""
+    """The reason why a launch stopped or a binary was refused."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Array:
     """A copy of a numpy array in device memory; freed with the object."""
 
     def __init__(self, library: ctypes.CDLL, like: np.ndarray[Any, Any]) -> None:
-        """Allocate and copy."""
+        """Allocates device memory and copies an array into it."""
         self._library = library
         self.shape, self.dtype = like.shape, like.dtype
         address, host = ctypes.c_uint64(), ctypes.c_void_p()
@@ -52,13 +52,12 @@ class Array:
         self.view()[...] = like
 
     def view(self) -> np.ndarray[Any, Any]:
-        """Return the memory itself as a numpy array; valid as long as this object."""
+        """Returns the memory itself as a numpy array; valid as long as this object."""
         buffer = (ctypes.c_uint8 * self._bytes).from_address(self._host)
         memory: np.ndarray[Any, Any] = np.frombuffer(buffer, self.dtype).reshape(self.shape)
         return memory
 
     def __del__(self) -> None:
-        """Free the memory."""
         if getattr(self, "address", 0):
             self._library.xesim_release(ctypes.c_uint64(self.address))
 
@@ -67,7 +66,7 @@ class Module:
     """The kernels of one native binary."""
 
     def __init__(self, library: ctypes.CDLL, family: str, binary: bytes) -> None:
-        """Read the binary; raise Fault if it is not one for this family."""
+        """Reads the binary; raises Fault if it is not one for this family."""
         self._library = library
         self._handle = ctypes.c_void_p()
         _check(
@@ -78,7 +77,10 @@ class Module:
     def launch(
         self, kernel: str, groups: Sequence[int], local: Sequence[int], arguments: Sequence[Array | LocalMemory | Any]
     ) -> None:
-        """Run a kernel to its end. An argument is an Array, LocalMemory, bytes, or a numpy scalar."""
+        """Runs a kernel to its end.
+
+        An argument is an Array, LocalMemory, bytes, or a numpy scalar.
+        """
         data: list[bytes | None] = []
         sizes: list[int] = []
         for argument in arguments:
@@ -104,7 +106,6 @@ class Module:
         )
 
     def __del__(self) -> None:
-        """Unload."""
         if getattr(self, "_handle", None):
             self._library.xesim_unload(self._handle)
 
@@ -113,14 +114,14 @@ class Machine:
     """A simulated GPU of one family: "pvc", "bmg" or "dg2"."""
 
     def __init__(self, family: str) -> None:
-        """Load the simulator's library; no SYCL takes part."""
+        """Loads the simulator's library; no SYCL takes part."""
         self.family = family
         self._library = load_library()
 
     def load(self, binary: bytes) -> Module:
-        """Read a native binary."""
+        """Reads a native binary."""
         return Module(self._library, self.family, binary)
 
     def array(self, like: np.ndarray[Any, Any]) -> Array:
-        """Copy a numpy array to device memory."""
+        """Copies a numpy array to device memory."""
         return Array(self._library, np.ascontiguousarray(like))

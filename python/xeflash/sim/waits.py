@@ -1,4 +1,4 @@
-"""What a thread executes, and what it waits for, as far as the machine code tells it.
+"""Instructions that a thread executes, and its waits, as far as the machine code tells them.
 
 A listing (check=listing) says how often each instruction ran. The main loop are those that ran at least half as often
 as the most frequent dpas (or, where there is none, instruction): branches that are rarely taken are not among them.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 Entry = tuple[int, int, str, str]  # address, how often it ran, class, text
 
-# Of instructions, as people read them, and as records name them.
+# Classes of instructions, as people read them, and as records name them.
 CLASSES = (
     ("dpas", "dpas"),
     ("math", "math"),
@@ -44,7 +44,7 @@ _READ = 12  # clocks until a message has read its operands
 
 @dataclass
 class Waits:
-    """Clocks of one pass through a main loop; what waits longest, by address."""
+    """Clocks of one pass through a main loop, with the longest waits by address."""
 
     clocks: int = 0
     waiting: Counter[str] = field(default_factory=Counter)
@@ -53,14 +53,14 @@ class Waits:
 
 
 def main_loop(listing: Sequence[Entry]) -> list[Entry]:
-    """Return the instructions of the main loop, in the order of their addresses."""
+    """Returns the instructions of the main loop, in the order of their addresses."""
     counts = [count for _, count, kind, _ in listing if kind == "dpas"] or [count for _, count, _, _ in listing]
     top = max(counts, default=0)
     return [entry for entry in listing if 2 * entry[1] >= top]
 
 
 def mix(listing: Iterable[Entry]) -> Counter[str]:
-    """Return how often instructions of each class ran."""
+    """Counts how often instructions of each class ran."""
     found: Counter[str] = Counter()
     for _, count, kind, _ in listing:
         found[kind] += count
@@ -73,7 +73,7 @@ def _lanes(text: str) -> int:
 
 
 def _pipe(kind: str, text: str) -> str:
-    """The in-order pipe of an instruction; empty: it has none."""
+    """Returns the in-order pipe of an instruction, or "" if it has none."""
     if kind == "math":
         return "M"
     if kind in ("dpas", "sends", "sync", "control"):
@@ -93,7 +93,7 @@ def _latency(arch: str, kind: str, text: str) -> int:
 
 
 def _tokens(text: str) -> list[tuple[int, str]]:
-    """Tokens that an instruction waits for, and for what."""
+    """Returns the tokens that an instruction waits for, and for what."""
     found = [(int(token), mode) for token, mode in re.findall(r"\$(\d+)\.(dst|src)", text)]
     if every := re.match(r"sync\.all(wr|rd) 0x([0-9a-f]+)", text):
         mask, mode = int(every[2], 16), "dst" if every[1] == "wr" else "src"
@@ -113,7 +113,7 @@ class _Thread:
         self.flying: list[int] = []
 
     def step(self, entry: Entry, waits: Waits) -> None:
-        """Start an instruction."""
+        """Starts an instruction, and records what it waits for."""
         address, _, kind, text = entry
         pipe, ready, why = _pipe(kind, text), self.now, ""
         for name, distance in re.findall(r"[{,]([AFILM]?)@(\d)", text):
@@ -148,7 +148,7 @@ class _Thread:
 
 
 def waits_of(arch: str, loop: Sequence[Entry]) -> Waits:
-    """Return what one thread waits for in a pass through a loop, once it has gone through it before."""
+    """Returns the waits of one thread in a pass through a loop, once it has gone through it before."""
     thread = _Thread(arch)
     for entry in loop:
         thread.step(entry, Waits())

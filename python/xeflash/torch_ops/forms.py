@@ -1,4 +1,4 @@
-"""The operators of torch that schema.py makes: which keywords each has, in which order and under which names."""
+"""The operators of torch that schema.py describes: the keywords of each, their order and names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xeflash.call.schema import (
 )
 
 _TYPES = {"object": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
-# What a schema has other words for: a number that may be an array is two, a snippet is four.
+# Keywords that a schema has several words for: a number that may be an array is two, a snippet is four.
 _SEVERAL = {
     "words": ["str[]? words=None"],  # ours and the caller's in turn
     "seed": ["SymInt? seed=None"],  # None: the operator draws its own
@@ -42,42 +42,42 @@ _RESULTS |= {"Results": "(Tensor, Tensor, Tensor, Tensor)"}
 
 @dataclass(frozen=True)
 class Form:
-    """An operator, of one way that arrays lie."""
+    """The form of an operator, for one layout of arrays."""
 
     name: str
     function: str  # the public one that it is for
     layout: int
     letter: str  # in Keyword.ops
-    places: str  # what can be given by position: programs rely on it, so it only ever stays
+    places: str  # arguments by position; programs rely on them, so they never change
     needed: int  # the first of them have no default
     results: str = "Results"  # or "Three", "Pair", "One"
     written: tuple[str, ...] = ()
-    names: dict[str, str] = field(default_factory=dict)  # its words for ours
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # where they are not the extension's
+    names: dict[str, str] = field(default_factory=dict)  # the operator's words for ours
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # defaults that differ from the extension's
     table: Mapping[str, Row] = field(default_factory=lambda: ROWS)
 
     @cached_property
     def rows(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Our words for what may be given by position, and for what may not."""
+        """Returns our words for arguments that may be given by position, and for the others."""
         places = tuple(self.places.split())
         mine = (name for name, row in self.table.items() if self.letter in row.more.ops)
         return places, (*(name for name in mine if name not in (*places, "function")), "function")
 
     @cached_property
     def schema(self) -> str:
-        """In the words of torch's dispatcher."""
-        places, rest = self.rows
+        """Returns the operator's schema in the words of torch's dispatcher."""
+        places, others = self.rows
         words = [w for at, name in enumerate(places) for w in self.words(self.table[name], at < self.needed)]
-        words += ["*", *(w for name in rest for w in self.words(self.table[name], False))]
+        words += ["*", *(w for name in others for w in self.words(self.table[name], False))]
         return f"{self.name}({', '.join(words)}) -> {_RESULTS[self.results]}"
 
     @cached_property
     def by_place(self) -> tuple[str, ...]:
-        """The operator's words for its first arguments."""
+        """Returns the operator's words for its first arguments."""
         return tuple(self.names.get(name, name) for name in self.rows[0])
 
     def words(self, row: Row, needed: bool) -> list[str]:
-        """A keyword in the words of a schema."""
+        """Returns a keyword in the words of a schema."""
         if row.name in _SEVERAL and self.table is ROWS:
             return [self._marked(words) for words in _SEVERAL[row.name]]
         name = self.names.get(row.name, row.name)
@@ -89,7 +89,7 @@ class Form:
         return [self._marked(word) if needed else self._marked(f"{word}={default}")]
 
     def _marked(self, word: str) -> str:
-        """With the mark of what is written."""
+        """Returns a word of the schema with a mark if the operator writes to that argument."""
         name = word.split()[1].partition("=")[0]
         if name not in self.written:
             return word
@@ -130,11 +130,11 @@ SAMPLE = Form("sample", "sample", BSHD, "s", "logits", 1, results="One", table=R
 
 
 def backward_schema(name: str) -> str:
-    """Of the operator for all layouts: it has what the forward passes of which gradients are wanted have."""
+    """Returns the schema of the backward operator; it takes every keyword of the differentiable forward operators."""
     form = Form(name, name, BHSD, "", "q k v", 3, defaults=DEFAULTS_OF_ATTENTION)
     others = (*FORWARD_ONLY, "function", "rest", "q", "k", "v")
-    rest = [name for name, row in ROWS.items() if row.more.ops and name not in others]
-    words = [word for row in (*rest, "function") for word in form.words(ROWS[row], needed=False)]
+    keywords = [name for name, row in ROWS.items() if row.more.ops and name not in others]
+    words = [word for row in (*keywords, "function") for word in form.words(ROWS[row], needed=False)]
     first = "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor rng"
     own = "Tensor? rest=None, bool longer=False"
     return f"{name}({first}, SymInt layout, str[] wanted, *, {own}, {', '.join(words)}) -> Tensor[]"

@@ -1,4 +1,4 @@
-"""How a function becomes an operator of torch's dispatcher: schema, kernels, autocast, and what refuses gradients."""
+"""Registration of functions as operators of torch's dispatcher: schema, kernels, autocast, refusal of gradients."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _KEYS = {"cpu": "CPU", "xpu": "XPU"}
 
 
 def needed(q: Any, k: Any, v: Any) -> bool:
-    """Whether torch has to see a call on these: it transforms, casts or records, or they are no plain tensors."""
+    """Returns whether torch has to see a call on these: it transforms, casts, records, or they are no plain tensors."""
     return is_seen(q, k, v) or _is_any_autocast_enabled() or _get_tracing_state() is not None
 
 
 def is_seen(q: Any, k: Any, v: Any) -> bool:
-    """Whether something below autocast and autograd has to see a call on these."""
+    """Returns whether something below autocast and autograd has to see a call on these."""
     plain = type(q) is Tensor and type(k) is Tensor and type(v) is Tensor
     return bool(
         not (plain or all(type(x) is Tensor or not isinstance(x, Tensor) for x in (q, k, v)))
@@ -41,10 +41,11 @@ def is_seen(q: Any, k: Any, v: Any) -> bool:
     )
 
 
-def wants_gradients(call: Call, learned: Container[str] = ()) -> bool:
-    """Whether one of a call's arguments, which may be lists of arrays, requires grad and recording is on.
+def check_gradients(call: Call, learned: Container[str] = ()) -> bool:
+    """Checks that only `learned` arguments require grad; returns whether one does and recording is on.
 
-    Refuses those that are not `learned`, as no gradient of them is computed, and forward-mode gradients.
+    An argument may be a list of arrays. No gradient is computed of arguments that are not `learned`, and there are no
+    forward-mode gradients.
     """
     if not is_grad_enabled() and forward_ad._current_level < 0:
         return False
@@ -60,13 +61,13 @@ def wants_gradients(call: Call, learned: Container[str] = ()) -> bool:
     if forward_ad._current_level >= 0:
         for name, array in _each(call.arguments):
             if isinstance(array, Tensor) and forward_ad.unpack_dual(array).tangent is not None:
-                rule = "must have no tangent, as forward-mode gradients are not there"
+                rule = "must have no tangent, as there are no forward-mode gradients"
                 raise call.refuse(name, rule, "one", NotImplementedError)
     return wanted
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:
-    """Whether torch records what is computed from these."""
+    """Returns whether torch records what is computed from these."""
     return is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
@@ -85,7 +86,7 @@ def _each(arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_transforms(function: str) -> None:
-    """torch.func's gradients; its vmap alone is a loop of calls."""
+    """Refuses gradients of torch.func; its vmap alone is a loop of calls."""
     if (interpreter := peek_interpreter_stack()) is not None:
         raise NotImplementedError(
             f"{function}: gradients must not be asked for by torch.func's grad, vjp, jvp or vmap, as there are none "
@@ -94,7 +95,7 @@ def refuse_transforms(function: str) -> None:
 
 
 class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """What a backward pass computes, where that might be differentiated, which is refused."""
+    """The gradients of a backward pass, which must not be differentiated again."""
 
     @staticmethod
     def forward(
@@ -111,7 +112,7 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 
 
 def once(function: str, compute: Callable[[], Sequence[Tensor | None]], *tensors: Tensor | None) -> Any:
-    """The gradients that a backward pass computes from these tensors; they have no gradients themselves."""
+    """Computes the gradients of a backward pass from these tensors; they have no gradients themselves."""
     return _Once.apply(function, compute, *tensors)
 
 
@@ -129,15 +130,15 @@ def register(
     random: bool = False,
     differentiate: Callable[[Any, dict[str, Any]], Any] | None = None,
 ) -> Any:
-    """Makes the operator of a schema, and returns it; `kernel` is what runs.
+    """Makes the operator of a schema, and returns it; `kernel` runs it.
 
     Args:
-        function: who calls, for messages, if the arguments do not say.
-        fake: the same without data: shapes, types and strides of the results.
-        cast: what autocast casts, as torch does for its own attention.
-        mutates: what is written, if there is a `k` to append.
-        differentiate: runs a call, by the operator and named arguments, of which one requires grad. Without it that
-            is refused.
+        function: the name of the caller for messages, unless the arguments have it.
+        fake: the operator without data: it gives shapes, types and strides of the results.
+        cast: the arguments that autocast casts, as torch does for its own attention.
+        mutates: the arguments that are written if there is a `k` to append.
+        differentiate: runs a call with arguments that require grad, given the operator and named arguments; without it
+            such calls are refused.
     """
     tags = (torch.Tag.pt2_compliant_tag, *((torch.Tag.nondeterministic_seeded,) if random else ()))
     LIBRARY.define(schema, tags=tags)
@@ -150,13 +151,13 @@ def register(
 
     def run(*arguments: Any, **more: Any) -> Any:
         if differentiate is None:
-            wants_gradients(Call(bound(arguments, more)))
+            check_gradients(Call(bound(arguments, more)))
         return kernel(*arguments, **more)
 
     def describe(*arguments: Any, **more: Any) -> Any:
         given = bound(arguments, more)
         if differentiate is None:
-            wants_gradients(Call(given))
+            check_gradients(Call(given))
         _refuse_other_devices(given["function"], given)
         return fake(**given)
 
@@ -166,7 +167,7 @@ def register(
             assert differentiate is not None
             return differentiate(operator, bound(arguments, more))
         if forward_ad._current_level >= 0:
-            wants_gradients(Call(bound(arguments, more)))
+            check_gradients(Call(bound(arguments, more)))
         three = _three(arguments)
         if is_seen(*three) or three[0].is_meta or has_subclass(arguments, more.values()):
             with torch._C._AutoDispatchBelowAutograd():
@@ -184,7 +185,7 @@ def register(
         return operator(**given)
 
     def refuse_vmap(*arguments: Any, **more: Any) -> Any:
-        """torch's loop of calls serves neither lists nor what is written."""
+        """Refuses vmap: torch's loop of calls serves neither lists nor tensors that are written."""
         raise NotImplementedError(
             f"{bound(arguments, more)['function']}: it must not be called below torch.func.vmap, got batched tensors"
         )
@@ -204,7 +205,7 @@ def register(
 
 
 def register_product(form: Form, fake: Callable[..., Any], **more: Any) -> Any:
-    """Makes the operator of a function of the extension that has the same name and words."""
+    """Makes the operator of an extension's function of the same name and words."""
     compute = getattr(_core, form.name)
 
     def kernel(*arguments: Any, **named: Any) -> Any:
@@ -225,7 +226,7 @@ def _requires_grad(arguments: tuple[Any, ...], more: dict[str, Any]) -> bool:
 
 
 def has_subclass(*several: Iterable[Any]) -> bool:
-    """Whether one of the tensors may be a wrapper without memory of its own, which torch has to unwrap."""
+    """Returns whether one of the tensors may be a wrapper without memory of its own, which torch has to unwrap."""
     for values in several:
         for x in values:
             if x is not None and type(x) not in _WITHOUT_WRAPPER and isinstance(x, Tensor):
@@ -234,7 +235,7 @@ def has_subclass(*several: Iterable[Any]) -> bool:
 
 
 def _three(arguments: tuple[Any, ...]) -> Any:
-    """Arguments that tell whether all are plain tensors: the first three, or of lists their first and last."""
+    """Returns three arguments that tell whether all are plain tensors: the first ones, or first and last of lists."""
     first = arguments[0]
     return (first[0], first[-1], (arguments[1] or first)[0]) if type(first) is list else (*arguments[:3], None)[:3]
 
@@ -248,14 +249,14 @@ def _refuse_other_devices(function: str, arrays: Mapping[str, Any]) -> None:
 
 
 def resolved(function: str, name: str, x: Tensor, written: bool) -> Tensor:
-    """x as it lies in memory; torch's own way to resolve negated views is not for operators that write."""
+    """Returns x as it lies in memory; torch's own way to resolve negated views is not for operators that write."""
     if written and x.is_neg():
         raise ValueError(f"{function}: {name} must be writable, got a negated view")
     return x.resolve_neg()
 
 
 def _autocast(operator: Any, parameters: list[str], device: str, cast: tuple[str, ...]) -> Callable[..., Any]:
-    """Casts the arguments of these names, and calls again below autocast."""
+    """Returns a function that casts the arguments of these names, and calls again below autocast."""
     above = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{_KEYS[device]}"))
     places = [parameters.index(name) for name in cast]
     has_pages = "block_table" in parameters and "k_cache" not in parameters  # then k and v are the pages

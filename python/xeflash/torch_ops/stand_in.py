@@ -1,4 +1,4 @@
-"""Calls that torch has to see, by its operators, in the place of the extension."""
+"""Calls that torch has to see: its operators run them in place of the extension."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xeflash.torch_ops.library import Pair, requires_grad, resolved
 
 
 def attend(call: Call) -> tuple[Any, Any]:
-    """(out, LSE or None) of a call in the words of the schema, and captures."""
+    """Runs a call in the schema's words, and captures, by its operator; returns (out, LSE or None)."""
     operator, form = OPERATORS[call.form]
     if "score_mod" in call.arguments or "captures" in call.arguments:
         call = _with_snippet(call)
@@ -44,7 +44,7 @@ def attend(call: Call) -> tuple[Any, Any]:
 
 
 def _is_only_recorded(call: Call) -> bool:
-    """Whether torch has to see a call for gradients, and for nothing else: then autograd gets it as it is."""
+    """Returns whether torch has to see a call for gradients alone; autograd then gets it as it is."""
     given = call.arguments
     if (
         torch.compiler.is_compiling()
@@ -58,17 +58,17 @@ def _is_only_recorded(call: Call) -> bool:
 
 
 def _with_snippet(call: Call) -> Call:
-    """With both of a snippet and its captures, or with none."""
+    """Returns a call with a checked snippet and its captures, or without both."""
     text, captures = call.get("score_mod"), call.get("captures")
     if torch.compiler.is_compiling() and isinstance(text, str) and (captures is None or isinstance(captures, Mapping)):
-        return call if captures else call.with_(captures={})  # what is traced is checked when it runs
+        return call if captures else call.with_(captures={})  # a traced snippet is checked when it runs
     if (found := snippet(call.function, text, captures)) is None:
         return call.with_("score_mod", "captures")
     return call.with_(score_mod=found[0], captures=found[1])
 
 
 def _check(call: Call) -> None:
-    """Checks types as the extension does, as a schema's message would not name the function."""
+    """Checks types as the extension does, since a schema's message would not name the function."""
     if torch.compiler.is_compiling():
         return
     given = {name: x for name, x in call.arguments.items() if not isinstance(x, SYMBOLS)}
@@ -78,11 +78,11 @@ def _check(call: Call) -> None:
 
 
 def _resolved(call: Call, form: Form) -> Call:
-    """A call of tensors that are as they lie in memory; refuses what is none."""
+    """Returns a call of dense tensors as they lie in memory; refuses anything else."""
     if torch.compiler.is_compiling():
         return call
     given, name_of_q = call.arguments, call.word("q")
-    if not isinstance(given["q"], Tensor):  # else torch would not have to see the call
+    if not isinstance(given["q"], Tensor):  # another argument is a tensor that torch has to see
         rule, got = "must be a torch tensor, as another argument requires grad", type(given["q"]).__name__
         raise call.refuse("q", rule, got, TypeError)
     appends, changed = form.letter == "c" and given.get("k") is not None, {}
@@ -108,7 +108,7 @@ def _resolved(call: Call, form: Form) -> Call:
 
 
 def _written(call: Call, result: Tensor, first: str) -> Tensor:
-    """`out` with the result in it; autocast may have computed in another type than that of the first argument and out.
+    """Copies the result into `out`; autocast may have computed in another type than that of the first argument and out.
 
     Operators return new tensors, so the extension never sees `out`, and copy_ would broadcast and cast: its rules are
     said here again, where there may be no memory.
@@ -129,13 +129,16 @@ def _written(call: Call, result: Tensor, first: str) -> Tensor:
 
 
 def _overlaps_itself(x: Tensor) -> bool:
-    """False where each step is longer than all that the shorter ones reach, as slicing and transposing leave it."""
+    """Returns whether elements of x may share memory.
+
+    It is False where each step is longer than all that shorter ones reach, as slicing and transposing leave it.
+    """
     axes = [(n, step) for n, step in zip(x.shape, x.stride(), strict=True) if n > 1]
     return any(n * step <= sum((m - 1) * other for m, other in axes if other <= step) for n, step in axes)
 
 
 def refuse_shared(function: str, out: Any, name: str, other: Any) -> None:
-    """_core.refuse_shared, where there is memory."""
+    """Calls _core.refuse_shared if both tensors have memory."""
     if torch.compiler.is_compiling() or type(out) is not Tensor or type(other) is not Tensor:
         return
     if other.device == out.device and other.numel():
@@ -152,7 +155,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def compute(name: str, call: Call) -> Any:
-    """The results of the extension's function `name` by its operator."""
+    """Runs the extension's function `name` by its operator; returns its results."""
     table, needed = _PRODUCTS[name]
     given = _checked(call, table, needed)
     out = given.pop("out", None)
@@ -161,7 +164,10 @@ def compute(name: str, call: Call) -> Any:
 
 
 def _checked(call: Call, table: Mapping[str, Row], needed: tuple[str, ...]) -> dict[str, Any]:
-    """What is given; types are checked as the extension does, as a schema's message would not name the function."""
+    """Returns the arguments that are given, with types checked as the extension does.
+
+    A schema's message would not name the function.
+    """
     given: dict[str, Any] = {}
     for name, x in call.arguments.items():
         row = table[name]
@@ -176,9 +182,9 @@ def _checked(call: Call, table: Mapping[str, Row], needed: tuple[str, ...]) -> d
             x = flag(call.function, name, x)
         else:
             kinds, words = _KINDS[row.kind]
-            fits = not isinstance(x, Integral) or row.kind == "int" or abs(int(x)) < 2**1023  # as a double
+            fits = not isinstance(x, Integral) or row.kind == "int" or abs(int(x)) < 2**1023  # into a double
             if not isinstance(x, kinds) or isinstance(x, bool) or not fits:
-                value = "" if isinstance(x, Tensor) else f"{x!r:.60} "  # it may be a traced one
+                value = "" if isinstance(x, Tensor) else f"{x!r:.60} "  # the tensor may be traced
                 raise call.refuse(name, f"must be {words}", f"{value}({type(x).__name__})", TypeError)
             if isinstance(x, Integral) and not -(2**63) <= int(x) < 2**63:
                 if row.kind == "int":
@@ -189,7 +195,7 @@ def _checked(call: Call, table: Mapping[str, Row], needed: tuple[str, ...]) -> d
 
 
 def merge_states(outs: list[Any], lses: list[Any], /) -> tuple[Any, Any]:
-    """_core.merge_states by its operator."""
+    """Runs _core.merge_states by its operator."""
     for kind, arrays in (("out", outs), ("lse", lses)):
         for i, x in enumerate(arrays):
             if not isinstance(x, Tensor) or x.layout is not torch.strided:

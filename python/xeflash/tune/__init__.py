@@ -1,4 +1,4 @@
-"""Tile sizes: one table per kernel and device family, the first row that fits wins; and how calls are shared out.
+"""Tile sizes, one table per kernel and device family in which the first row that fits wins, and shares of calls.
 
 Nothing else chooses sizes.
 """

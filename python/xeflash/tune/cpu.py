@@ -73,7 +73,7 @@ SCHEDULE_OF_AMX = replace(SCHEDULE, key_rows=32, one_pass_bf16=False)  # two pas
 
 
 def row_of(desc: Desc) -> Row:
-    """The first row of the table that fits."""
+    """Returns the first row of the table that fits."""
     for row in TABLES[desc.algorithm]:
         arch, dtype, max_rows, max_head_dim, _, _ = row
         if (
@@ -87,6 +87,6 @@ def row_of(desc: Desc) -> Row:
 
 
 def blocks(desc: Desc) -> tuple[int, int]:
-    """(block_q, block_k)."""
+    """Returns (block_q, block_k)."""
     *_, block_q, block_k = row_of(desc)
     return block_q or desc.rows, block_k

@@ -1,4 +1,4 @@
-"""What a kernel is made for, and the sizes that it gets."""
+"""Descriptions of kernels: what a kernel is made for, and the sizes that it gets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # by t
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A file of kernels/, its entry points in the order that the extension knows, and what a launch passes to them."""
+    """An algorithm: its file in kernels/, its entry points in the extension's order, and a launch's parameters."""
 
     headers: tuple[str, ...]
     entries: tuple[str, ...]
     params: str = "FwdParams"
-    of: str = "attention"  # whose description it has; "products", "softmax", or "heads" of language models
+    of: str = "attention"  # the kind of its description; else "products", "softmax", or "heads" of language models
     multiplies_tiles: bool = True  # by instructions that multiply tiles, as AMX has them
 
 
@@ -53,18 +53,18 @@ ALGORITHMS = {
 
 
 class _OfAlgorithm:
-    """What all descriptions have."""
+    """The base of all descriptions: a kernel's algorithm."""
 
     algorithm: str
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """The files of its kernel."""
+        """Returns the files of the kernel."""
         return (*ALGORITHMS[self.algorithm].headers, *self._merging)
 
     @property
     def entries(self) -> tuple[str, ...]:
-        """The entry points of its kernel."""
+        """Returns the entry points of the kernel."""
         return (*ALGORITHMS[self.algorithm].entries, *self._merging)
 
     @property
@@ -74,7 +74,7 @@ class _OfAlgorithm:
 
 @dataclass(frozen=True)
 class Desc(_OfAlgorithm):
-    """What changes the code of a kernel, in the order of Desc in host/attention/desc.hpp, and the device it is for."""
+    """A kernel of attention: what changes its code, in the order of Desc in host/attention/desc.hpp, and its device."""
 
     algorithm: str
     arch: str
@@ -82,16 +82,16 @@ class Desc(_OfAlgorithm):
     head_dim: int
     head_dim_v: int
     rows: int
-    hooks: tuple[str, ...] = ()  # what changes scores: structs of kernels/attention/variant.hpp, in their order
+    hooks: tuple[str, ...] = ()  # changes of scores: structs of kernels/attention/variant.hpp, in their order
     bias: str | None = None
     score_mod: ScoreMod | None = None
-    mask: str = "Window"  # which keys a row sees: a struct of kernels/attention/
+    mask: str = "Window"  # the keys that a row sees: a struct of kernels/attention/
     dropout: bool = False
     packed_heads: bool = False  # few queries: the rows of a tile are those of all heads that share a KV head
     split_keys: bool = False  # tiles are few and keys many: groups, and on GPUs their threads, share out the keys
-    cache: str = ""  # where the rows of K and V lie: in the array's order, "paged" or by "beam"
+    cache: str = ""  # the places of the rows of K and V: in the array's order, "paged" or by "beam"
     page_unit: int = 16  # pages are multiples of so many keys
-    cache_dtype: str | None = None  # of K and V, if it is not dtype
+    cache_dtype: str | None = None  # the type of K and V, if it is not dtype
     cache_scales: bool = False  # a factor per row of K and V
     unified_max: bool = False  # decoding with a maximum that is known beforehand
     bias_gradient: str | None = None  # flash_bwd_bias: of a bias, and its type
@@ -104,23 +104,23 @@ class Desc(_OfAlgorithm):
 
     @property
     def _merging(self) -> tuple[str, ...]:
-        """What merges the splits of the keys; that of decoding is always there."""
+        """Returns what merges the splits of the keys; decoding always has its own."""
         return ("combine",) if self.algorithm == "flash_fwd" and self.split_keys else ()
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Desc:
-        """From what the extension passes."""
+        """Makes a description from what the extension passes."""
         return cls(**values | {"score_mod": values["score_mod"] and ScoreMod(*values["score_mod"])})
 
 
 @dataclass(frozen=True)
 class ProductDesc(_OfAlgorithm):
-    """The same of a product, in the order of ProductDesc in host/products/desc.hpp."""
+    """A kernel of a product, in the order of ProductDesc in host/products/desc.hpp."""
 
     algorithm: str
     arch: str
     dtype: str
-    rows: int  # as many as there are, up to those of a tile
+    rows: int  # the rows of the call, up to those of a tile
     width: int  # outputs are at most 2^width
     weight: str | None = None  # the type of weights, if it is not dtype; "uint8" is two of 4 bits
     scale: str | None = None  # the type of their scales
@@ -133,7 +133,7 @@ class ProductDesc(_OfAlgorithm):
 
 @dataclass(frozen=True)
 class SoftmaxDesc(_OfAlgorithm):
-    """The same of a product whose rows become their softmax, or of heads, as SoftmaxDesc in host/products/desc.hpp.
+    """A kernel of a product with softmax, or of a head, in the order of SoftmaxDesc in host/products/desc.hpp.
 
     Those of heads say the inputs of a step; they have columns = 0, as these change nothing.
     """
@@ -141,7 +141,7 @@ class SoftmaxDesc(_OfAlgorithm):
     algorithm: str
     arch: str
     dtype: str
-    rows: int  # as many as there are, up to those of a tile
+    rows: int  # the rows of the call, up to those of a tile
     columns: int  # at most 2^columns
     inputs: int  # as many as there are, up to 128; of more 256, 128, or 32 (CPUs: 128), what divides them
     more_inputs: bool  # there are more than `inputs`
@@ -155,7 +155,7 @@ AnyDesc: TypeAlias = Desc | ProductDesc | SoftmaxDesc
 
 
 def desc_of(values: dict[str, Any]) -> AnyDesc:
-    """From what the extension passes."""
+    """Makes a description of any kind from what the extension passes."""
     of = ALGORITHMS[values["algorithm"]].of
     if of == "attention":
         return Desc.from_dict(values)
@@ -164,7 +164,7 @@ def desc_of(values: dict[str, Any]) -> AnyDesc:
 
 @dataclass(frozen=True)
 class Config:
-    """Our choice for a kernel: rows and keys of a tile, and how the rest is shared out.
+    """The choice for a kernel: rows and keys of a tile, and the shares of threads.
 
     Of products: rows, inputs of a step, and outputs of a thread; threads take turns at the inputs.
     """
@@ -172,9 +172,9 @@ class Config:
     block_q: int
     block_k: int
     block_v: int  # columns of the output that a thread owns
-    parts: int = 1  # of the output's columns
-    threads: int = 1  # of a work-group
-    turns: int = 1  # of them that take turns at the keys of the same rows
+    parts: int = 1  # parts of the output's columns
+    threads: int = 1  # threads of a work-group
+    turns: int = 1  # threads that take turns at the keys of the same rows
     block_d: int = 0  # backward: columns of dQ or dK that a thread owns; those of dV are block_v
     team: int = 1  # threads of a block of rows: each owns a part of the columns, and scores some of the keys
     pairs: bool = False  # two teams have the same rows, and each does half of the work
@@ -183,10 +183,10 @@ class Config:
 
     @property
     def rows_in_group(self) -> int:
-        """Of a work-group."""
+        """Returns the rows of a work-group."""
         return self.block_q * (self.threads // (self.turns * self.team * (2 if self.pairs else 1)))
 
     @property
     def groups_of_rows(self) -> int:
-        """Work-groups that have the same rows: one, or one for each part of the columns."""
+        """Returns the work-groups that have the same rows: one, or one for each part of the columns."""
         return self.parts // self.team

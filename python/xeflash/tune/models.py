@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Features(NamedTuple):
-    """What one kind of layer asks of the kernel; the defaults are plain full attention."""
+    """The features that one kind of layer asks of the kernel; the defaults are plain full attention."""
 
     causal: bool = False
     window_size: tuple[int, int] = (-1, -1)
@@ -38,7 +38,7 @@ _FULL = (Features(),)
 
 
 def _causal_and_window(keys: int, *, softcap: float = 0.0, sinks: bool = False) -> tuple[Features, ...]:
-    """Return layers of both kinds: all earlier keys, and only the last `keys` of them."""
+    """Returns layers of both kinds: all earlier keys, and only the last `keys` of them."""
     return (
         Features(causal=True, softcap=softcap, sinks=sinks),
         Features(causal=True, window_size=_window(keys), softcap=softcap, sinks=sinks),

@@ -1,4 +1,4 @@
-"""Tables of products of few rows: which dataflow, and how much of W a thread takes.
+"""Tables of products of few rows: the dataflow, and how much of W a thread takes.
 
 `python perf/sweep.py --device bmg --algorithm linear` compares what they choose with other sizes.
 """
@@ -37,8 +37,8 @@ LINEAR: list[Row] = [
         (arch, weight, rows, width, outputs, tile, inputs, threads)
         for arch, sizes in _GPU_SIZES.items()
         for weight, inputs in (("float32", 32), ("float16", 64), ("bfloat16", 64), ("uint8", 128), ("*", 64))
-        for rows, tile, of_halves, of_others in sizes
-        for outputs in (of_halves if weight in ("float16", "bfloat16") else of_others,)
+        for rows, tile, half_outputs, other_outputs in sizes
+        for outputs in (half_outputs if weight in ("float16", "bfloat16") else other_outputs,)
         for width, threads in ((10, 16), (12, 8), (14, 4), (99, 2))
         if outputs >= threads or width > 10
     ),
@@ -48,23 +48,23 @@ TABLES = {"linear": LINEAR}
 
 
 def row_of(desc: ProductDesc) -> Row:
-    """The first row of the table that fits."""
+    """Returns the first row of the table that fits."""
     family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
     for row in TABLES[desc.algorithm]:
         arch, weight, rows, width, *_ = row
-        of_these = arch in ("*", family) and weight in ("*", desc.weight or desc.dtype)
-        if of_these and desc.rows <= rows and desc.width <= width:
+        fits = arch in ("*", family) and weight in ("*", desc.weight or desc.dtype)
+        if fits and desc.rows <= rows and desc.width <= width:
             return row
     raise NotImplementedError(f"xeflash: no {desc.algorithm} kernel for {desc}")
 
 
 def pick_product(desc: ProductDesc) -> Config:
-    """What the tables say for `desc`."""
+    """Returns the sizes that the tables have for `desc`."""
     *_, outputs, rows, inputs, threads = row_of(desc)
     if not desc.arch.startswith("cpu-"):
         lanes = 8 if desc.arch == "dg2" else 16
         rows = -(-(rows or desc.rows) // lanes) * lanes
-        if desc.access == "elements":  # which takes registers for addresses
+        if desc.access == "elements":  # their addresses take registers
             outputs, threads = min(outputs, lanes), min(threads, lanes)
     return Config(rows or desc.rows, inputs, outputs, threads=threads, turns=threads)
 
@@ -97,7 +97,7 @@ MATMUL_SOFTMAX: list[SoftmaxRow] = [
 
 
 def pick_softmax(desc: SoftmaxDesc) -> Config:
-    """What the table says for `desc`."""
+    """Returns the sizes that the table has for `desc`."""
     family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
     for arch, dtype, access, columns, most_rows, *sizes in MATMUL_SOFTMAX:
         if (
@@ -143,7 +143,7 @@ HEADS: list[HeadRow] = [
 
 
 def pick_head(desc: SoftmaxDesc) -> Config:
-    """What the table says for `desc`."""
+    """Returns the sizes that the table has for `desc`."""
     family = "cpu" if desc.arch.startswith("cpu-") else desc.arch
     if desc.algorithm == "sample_tokens":  # a group has a row: on GPUs all threads of an Xe-core
         return Config(1, 0, 64, threads=1 if family == "cpu" else 32, turns=1 if family == "cpu" else 32)
@@ -169,9 +169,9 @@ def _unit(*lists: list[int]) -> int:
 _STEPS = [inputs for _, name, *_, inputs, _ in HEADS if name == "matmul_add"]
 LOGITS_UNIT = _unit([columns for _, name, _, _, _, columns, _, _ in HEADS if name != "matmul_add"], _STEPS)
 SUMS_UNIT = _unit([columns for arch, name, _, _, _, columns, _, _ in HEADS if name == "matmul_add" and arch != "cpu"])
-BLOCK_ROWS = 64  # of a block of rows whose logits are in memory: as many at least, unless there are fewer
-SAMPLED_ROWS = 64  # whose logits are in memory at a time, to draw from
-WEIGHT_OUTPUTS = 1024  # whose weights are numbers at a time, for a gradient
+BLOCK_ROWS = 64  # rows whose logits are in memory: at least as many, unless the call has fewer
+SAMPLED_ROWS = 64  # rows whose logits are in memory at a time, to draw from
+WEIGHT_OUTPUTS = 1024  # outputs whose weights are unpacked at a time, for a gradient
 
 _OF_CPUS = ProductSchedule(
     logits_unit=LOGITS_UNIT,
@@ -201,5 +201,5 @@ _OF_GPUS = replace(
 
 
 def product_schedule(arch: str) -> ProductSchedule:
-    """How products are shared out over a device."""
+    """Returns the numbers by which products are shared out over a device."""
     return _OF_CPUS if arch.startswith("cpu-") else _OF_GPUS

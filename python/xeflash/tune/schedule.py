@@ -1,4 +1,4 @@
-"""The numbers by which the extension shares out a call over its device: what depends on sizes that no kernel knows.
+"""The numbers by which the extension shares out a call over its device; they depend on sizes that no kernel knows.
 
 The build makes structs of C++ of these classes. The extension reads their numbers once for a device.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Of attention on a device."""
+    """The numbers by which attention is shared out over a device."""
 
     page_unit: int  # keys of the largest block that is cut where a page ends
     # Keys of tiles of queries are split where there are so many compute units (vector engines of a GPU) for each.
@@ -58,7 +58,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ProductSchedule:
-    """Of products on a device: `linear`, `matmul_softmax` and a language model's head."""
+    """The numbers by which products are shared out: `linear`, `matmul_softmax` and a language model's head."""
 
     logits_unit: int  # columns of logits and of slopes: what there is room for is a multiple of it
     sums_unit: int  # likewise of sums

@@ -1,5 +1,7 @@
-"""Bytes of a work-group's shared memory that the tiles of the backward pass take, as kernels/attention/backward.hpp has
-them lie one after the other."""
+"""Bytes of a work-group's shared memory that the tiles of the backward pass take.
+
+kernels/attention/backward.hpp has the tiles lie one after the other.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ MOST_BYTES = {"pvc": 131072, "bmg": 131072, "dg2": 65536}  # a kernel's source t
 
 
 def lanes_of(desc: Desc) -> int:
-    """Lanes of a register of fp32."""
+    """Returns the lanes of a register of fp32."""
     return 8 if desc.arch == "dg2" else 16
 
 
 def element_of(desc: Desc) -> int:
-    """Bytes of an element of Q, K and V."""
+    """Returns the bytes of an element of Q, K and V."""
     return 4 if desc.dtype == "float32" else 2
 
 
@@ -26,12 +28,12 @@ class Tiles:
 
     desc: Desc
     team: int  # threads that share out the columns of a sum
-    threads: int  # of a work-group
+    threads: int  # threads of a work-group
     pairs: bool
 
     @property
     def staged(self) -> bool:
-        """Whether the threads bring right operands into shared memory."""
+        """Returns whether the threads bring right operands into shared memory."""
         return self.desc.access != "block2d"
 
     @property
@@ -39,16 +41,16 @@ class Tiles:
         return self.threads // (2 * self.team if self.pairs else self.team)
 
     def right_transposed(self, rows: int, columns: int) -> int:
-        """RightT."""
+        """Returns the bytes of RightT."""
         return rows * _round_up(columns * element_of(self.desc), 32) if self.staged else 0
 
     def right(self, rows: int, own: int) -> int:
-        """Right, of which a thread owns so many columns."""
+        """Returns the bytes of Right, of which a thread owns `own` columns."""
         element = element_of(self.desc)
         return rows * self.team * _round_up(own, self._width) * element if self.staged else 0
 
     def left(self, rows: int, columns: int, *, away: bool = False, sums: int | None = None) -> int:
-        """PlacedLeft, AwayLeft where Placed has that; LeftBeside a tile of so many columns of sums."""
+        """Returns the bytes of PlacedLeft; of AwayLeft where `away`; of LeftBeside a tile of `sums` columns."""
         element, registers = element_of(self.desc), 256 * 4 * lanes_of(self.desc)
         own = rows * columns * element
         beside = sums is not None and self.pairs and self.team == 1
@@ -59,13 +61,13 @@ class Tiles:
         return self._neighbours * rows * _round_up(columns, self._width) * element
 
     def pooled(self, rows: int, columns: int) -> int:
-        """Pooled."""
+        """Returns the bytes of Pooled."""
         element, part = element_of(self.desc), columns // self.team
         width = lanes_of(self.desc) if element == 2 and part < 16 else self._width
         return 2 * self._neighbours * self.team * rows * _round_up(part, width) * element if self.team > 1 else 0
 
     def handed(self, rows: int, columns: int) -> int:
-        """Handed."""
+        """Returns the bytes of Handed."""
         bytes_ = rows * _round_up(columns, lanes_of(self.desc)) * 4
         return 2 * self._neighbours * self.team * bytes_ if self.pairs else 0
 
@@ -75,7 +77,7 @@ class Tiles:
 
 
 def bytes_of_scores(desc: Desc, block_q: int, block_k: int, threads: int, team: int = 1) -> int:
-    """ScoreTiles of a work-group."""
+    """Returns the bytes of a work-group's ScoreTiles."""
     tiles, away = Tiles(desc, team, threads, pairs=False), desc.algorithm == "flash_bwd_bias"
     dims = (desc.head_dim, desc.head_dim_v)
     rights = sum(tiles.right_transposed(block_k, dim) for dim in dims)
@@ -83,7 +85,7 @@ def bytes_of_scores(desc: Desc, block_q: int, block_k: int, threads: int, team: 
 
 
 def bytes_of_dq(desc: Desc, block_q: int, block_k: int, threads: int, team: int, own: int) -> int:
-    """DqTiles of a work-group."""
+    """Returns the bytes of a work-group's DqTiles."""
     tiles = Tiles(desc, team, threads, pairs=False)
     scores = bytes_of_scores(desc, block_q, block_k, threads, team)
     return scores + tiles.right(block_k, own) + tiles.pooled(block_q, block_k)
@@ -92,7 +94,7 @@ def bytes_of_dq(desc: Desc, block_q: int, block_k: int, threads: int, team: int,
 def bytes_of_dkv(
     desc: Desc, block_q: int, block_k: int, threads: int, team: int, own_k: int, own_v: int, pairs: bool
 ) -> int:
-    """DkvTiles of a work-group."""
+    """Returns the bytes of a work-group's DkvTiles."""
     tiles = Tiles(desc, team, threads, pairs)
     rights = tiles.right_transposed(block_k, desc.head_dim) + tiles.right_transposed(block_k, desc.head_dim_v)
     rights += tiles.right(block_k, own_v) + tiles.right(block_k, own_k)

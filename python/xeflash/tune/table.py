@@ -10,22 +10,22 @@ from xeflash.tune.schedule import Schedule
 
 
 def schedule(arch: str) -> Schedule:
-    """How calls are shared out over a device."""
+    """Returns the numbers by which calls are shared out over a device."""
     if arch == "cpu-amx-bf16":
         return cpu.SCHEDULE_OF_AMX
     return cpu.SCHEDULE if arch.startswith("cpu-") else xe.SCHEDULES[arch]
 
 
 def pick(desc: Desc, blocks: tuple[int, int] | None = None) -> Config:
-    """What the tables of the device say for `desc`; with these rows and keys of a tile, for sweeps."""
+    """Returns the sizes that the device's tables have for `desc`; `blocks` replaces a tile's rows and keys."""
     if desc.arch.startswith("cpu-"):
         return Config(*(blocks or cpu.blocks(desc)), desc.head_dim_v, block_d=desc.head_dim)
     if desc.arch in xe.ARCHITECTURES:
-        return replace(_of_gpu(desc, blocks), in_order=xe.keeps_order(desc))
+        return replace(_pick_for_gpu(desc, blocks), in_order=xe.keeps_order(desc))
     raise NotImplementedError(f"xeflash: no tuning table for {desc.arch}")
 
 
-def _of_gpu(desc: Desc, blocks: tuple[int, int] | None) -> Config:
+def _pick_for_gpu(desc: Desc, blocks: tuple[int, int] | None) -> Config:
     block_q, block_k = blocks or xe.blocks(desc)
     if desc.algorithm in xe.BACKWARD:
         parts, team, threads, own, own_v, pairs = xe_gradients.teams(desc, block_q, block_k)
@@ -45,7 +45,7 @@ def _of_gpu(desc: Desc, blocks: tuple[int, int] | None) -> Config:
     if desc.split_keys:
         tiles, turns = xe.turns(desc, block_q, block_k)
         return Config(block_q, block_k, block_v, parts, tiles * turns, turns=turns)
-    if of_team := xe.team(desc, block_q, block_k):
-        block_k, block_v, parts, tiles, threads = of_team
+    if teamed := xe.team(desc, block_q, block_k):
+        block_k, block_v, parts, tiles, threads = teamed
         return Config(block_q, block_k, block_v, parts, tiles * threads, team=threads)
     return Config(block_q, block_k, block_v, parts, xe.neighbours(desc, block_q))

@@ -112,7 +112,7 @@ FLASH_BWD_BIAS: list[Row] = [
     ("*", "*", "block2d", "*", 255, MAX_HEAD_DIM, 8, 32),
     ("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16),
 ]
-BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv")  # whose threads are in xe_gradients.py
+BACKWARD = ("flash_bwd_dq", "flash_bwd_dkv")  # xe_gradients.py has their threads
 
 NO_TILES: list[Row] = [("*", "*", "*", "*", 255, MAX_HEAD_DIM, 8, 16)]  # to choose
 
@@ -130,24 +130,24 @@ SCHEDULE = Schedule(
     turns=32,
     turn_head_dim=256,
     cache_of_unit=(256 << 10) // 8,
-    backward_rows=32,  # so that groups have threads enough to bring tiles into shared memory
+    backward_rows=32,  # gives groups enough threads to bring tiles into shared memory
 )
 SCHEDULES = {
     "pvc": replace(SCHEDULE, cache_of_unit=(512 << 10) // 8),
     "bmg": SCHEDULE,
-    "dg2": replace(SCHEDULE, cache_of_unit=0),  # which brings nothing in ahead of time
+    "dg2": replace(SCHEDULE, cache_of_unit=0),  # Arc A brings nothing in ahead of time
 }
-_TURN_KEYS = 16  # of a block of one query, where threads take turns: so that each has some
+_TURN_KEYS = 16  # keys of a block of one query where threads take turns, so that each thread has some
 
 # Most columns of 8 rows of O in the registers of a thread: half of them.
 _MAX_COLUMNS = {"pvc": 256, "bmg": 256, "dg2": 128}
 
-_SHARED_BYTES = min(shared.MOST_BYTES.values())  # of a work-group of the forward pass: what all devices have
-_TEAM_KEYS = {2: 32, 4: 16}  # of a block that a team scores, by the bytes of an element
+_SHARED_BYTES = min(shared.MOST_BYTES.values())  # of the forward pass's work-groups, on any device
+_TEAM_KEYS = {2: 32, 4: 16}  # keys of a block that a team scores, by the bytes of an element
 
 
 def row_of(desc: Desc) -> Row:
-    """The first row of the table that fits."""
+    """Returns the first row of the table that fits."""
     names = ("out.head_dim",) * 2 if desc.algorithm == "merge_states" else ("q.head_dim", "v.head_dim")
     for name, dim in zip(names, (desc.head_dim, desc.head_dim_v), strict=True):
         if dim % 8 or dim > MAX_HEAD_DIM:
@@ -162,11 +162,13 @@ def row_of(desc: Desc) -> Row:
     busy = desc.packed_heads or desc.dropout or hides
     kinds = ["*"] if changed else ["*", "plain", "busy"] if busy else ["*", "plain"]
     if desc.algorithm in BACKWARD:
-        of_keys = desc.algorithm == "flash_bwd_dkv"
+        sums_keys = desc.algorithm == "flash_bwd_dkv"
         # Random numbers want registers, too, and so do sums that are in memory.
-        draws = desc.dropout and (of_keys or desc.arch == "pvc")
-        adds = desc.adds_up and of_keys and desc.arch == "dg2"
-        kinds = ["*", "heavy"] if of_keys and is_heavy(desc) else ["*"] if changed or draws or adds else ["*", "plain"]
+        draws = desc.dropout and (sums_keys or desc.arch == "pvc")
+        adds = desc.adds_up and sums_keys and desc.arch == "dg2"
+        kinds = (
+            ["*", "heavy"] if sums_keys and is_heavy(desc) else ["*"] if changed or draws or adds else ["*", "plain"]
+        )
     for row in table:
         arch, dtype, access, scores, max_rows, max_head_dim, block_q, _ = row
         if (
@@ -188,7 +190,10 @@ def row_of(desc: Desc) -> Row:
 
 
 def _takes_16_rows(desc: Desc) -> bool:
-    """Whether tiles may have 16 rows: of wide heads those of a team, whose threads take no turns, and share a page."""
+    """Returns whether tiles may have 16 rows.
+
+    Those of wide heads belong to a team, whose threads take no turns, and share a page.
+    """
     if desc.arch == "dg2" and (desc.cache == "beam" or desc.packed_heads or desc.mask != "Window"):
         return False  # each row, or key, has an address of its own, or a document
     parts = -(-desc.head_dim_v * 2 // _MAX_COLUMNS[desc.arch])
@@ -198,35 +203,38 @@ def _takes_16_rows(desc: Desc) -> bool:
 
 
 def _alone(desc: Desc, block_q: int, changed: bool) -> bool:
-    """Whether threads can take turns: each makes the scores of 8 heads by itself, and owns an even part of V."""
+    """Returns whether threads can take turns: each makes the scores of 8 heads, and owns an even part of V."""
     even = desc.access == "block2d" or desc.head_dim_v % columns(desc, block_q)[0] == 0
     return block_q == 8 and even and not (desc.arch == "dg2" and changed and desc.head_dim > _most_columns(desc))
 
 
 def _most_columns(desc: Desc) -> int:
-    """Most columns of K beside which a thread of Arc A has registers for the scores of 8 heads and their slopes."""
+    """Returns the most columns of K for which a thread of Arc A has registers beside 8 heads' scores and slopes."""
     return 80 if ("Alibi" in desc.hooks or desc.score_mod) and not desc.cache_dtype else 144
 
 
 def is_heavy(desc: Desc) -> bool:
-    """Whether the scores of the backward pass, and their slopes, take many registers."""
+    """Returns whether the scores of the backward pass, and their slopes, take many registers."""
     features = len(desc.hooks) + (desc.bias is not None) + desc.dropout + (desc.mask != "Window")
     return desc.score_mod is not None or features > 1
 
 
 def keeps_order(desc: Desc) -> bool:
-    """Whether products keep the order of their steps: PVC's messages then wait for less, but other kernels spill."""
+    """Returns whether products keep the order of their steps.
+
+    PVC's messages then wait for less, but other kernels spill.
+    """
     plain = not (changes_scores(desc) or desc.cache_dtype or desc.dropout or desc.packed_heads)
     return desc.arch == "pvc" and desc.access == "block2d" and plain and desc.mask == "Window"
 
 
 def changes_scores(desc: Desc) -> bool:
-    """Whether a score is more than a product and a scale."""
+    """Returns whether a score is more than a product and a scale."""
     return bool(desc.hooks) or desc.bias is not None or desc.score_mod is not None
 
 
 def blocks(desc: Desc) -> tuple[int, int]:
-    """(block_q, block_k)."""
+    """Returns (block_q, block_k)."""
     *_, block_q, block_k = row_of(desc)
     if desc.algorithm == "flash_fwd" and block_q == 16 and columns(desc, block_q)[1] == 1:
         block_k = min(block_k, 16 if desc.arch == "dg2" else 32)  # only teams have registers for more
@@ -241,15 +249,16 @@ def blocks(desc: Desc) -> tuple[int, int]:
         block_k = min(block_k, 32 if few else 16)  # more spill
     if desc.algorithm == "flash_decode" and desc.split_keys:
         block_k = min(block_k, _TURN_KEYS)
-    by_place = desc.bias is not None or desc.score_mod is not None or "Alibi" in desc.hooks  # of a row and a column
+    # A change of scores that depends on row and column.
+    by_place = desc.bias is not None or desc.score_mod is not None or "Alibi" in desc.hooks
     if desc.algorithm == "flash_decode" and desc.arch == "bmg" and by_place and 240 < desc.head_dim_v <= 256:
         block_k = min(block_k, 16)  # more spill
     tiles = -(-desc.rows // block_q)
-    return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else: of equal height
+    return (block_q if block_q % 8 == 0 else -(-desc.rows // tiles)), block_k  # else tiles have equal height
 
 
 def columns(desc: Desc, block_q: int) -> tuple[int, int]:
-    """(columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
+    """Returns (columns of O that a thread owns, number of such parts): as few parts as fit, of equal width."""
     if block_q % 8:
         return desc.head_dim_v, 1  # the vector unit's rows are as few as fit
     most = _MAX_COLUMNS[desc.arch]
@@ -268,15 +277,15 @@ def _parts_of(desc: Desc, parts: int) -> tuple[int, int]:
 
 
 def share(columns: int, parts: int, unit: int = 16) -> int:
-    """The columns of one of some parts, which begin at multiples of a unit."""
+    """Returns the columns of one of `parts` parts, which begin at multiples of a unit."""
     return columns if parts == 1 else -(-columns // (unit * parts)) * unit
 
 
 def sharers(desc: Desc, block_q: int) -> int:
-    """Threads that share out the columns of the heads of one query, evenly; 0 if they cannot.
+    """Returns the threads that share out the columns of the heads of one query evenly, or 0 if they cannot.
 
     Each multiplies its columns of Q and K, and owns as many of V and O in proportion: so all is read once. O takes half
-    of its registers. Block messages want rows of 64 bytes. Without them what is quantised needs more of the others.
+    of its registers. Block messages need rows of 64 bytes. Without them, quantised rows need more other registers.
     """
     if desc.access == "block2d":
         unit, least_k = 16, 64
@@ -294,7 +303,7 @@ def sharers(desc: Desc, block_q: int) -> int:
 
 
 def turns(desc: Desc, block_q: int, block_k: int) -> tuple[int, int]:
-    """(tiles of a work-group, threads of each that take turns at its keys).
+    """Returns (tiles of a work-group, threads of each that take turns at its keys).
 
     Tiles of the same turn find their keys in the cache of their Xe-core. Without block messages there is one tile; Q
     is in shared memory, where each thread has a place for keys and values.
@@ -311,7 +320,7 @@ def turns(desc: Desc, block_q: int, block_k: int) -> tuple[int, int]:
 
 
 def neighbours(desc: Desc, block_q: int) -> int:
-    """Threads of a work-group that read the same keys for neighbouring blocks of rows.
+    """Returns the threads of a work-group that read the same keys for neighbouring blocks of rows.
 
     These then come from their Xe-core's cache or shared memory. Eight are one for each vector engine; no more than
     there are blocks of rows, or whose Q fits in half of the shared memory.
@@ -322,7 +331,7 @@ def neighbours(desc: Desc, block_q: int) -> int:
 
 
 def team(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int] | None:
-    """(block_k, columns of O that a thread owns, their parts, tiles of a work-group, threads of each), or None.
+    """Returns (block_k, columns of O that a thread owns, their parts, tiles of a work-group, threads of each), or None.
 
     The threads that own the parts of O share its scores, too: each has as many keys of a block as its lanes or more.
     Without block messages, shared memory has room for a block of keys, and of values in its place, and for Q and P of

@@ -1,4 +1,4 @@
-"""Threads of Xe GPUs that compute gradients: how they share out scores, and the columns of what they sum up."""
+"""Shares of the threads that compute gradients on Xe GPUs: scores, and columns of the sums."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from xeflash.tune.xe import changes_scores, is_heavy, neighbours, share
 
 # Most columns of dQ, or of dK and of dV, in the registers of a thread; a team of two is wanted for more than half.
 _MOST_COLUMNS = {"flash_bwd_dq": 128, "flash_bwd_dkv": 64}
-_MOST_THREADS = 16  # of a work-group: 128 rows, or keys, read the other side from L2 once
+_MOST_THREADS = 16  # threads of a work-group: 128 rows, or keys, read the other side from L2 once
 
 
 def teams(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, int, bool]:
-    """(parts of the columns, threads of a team, of a work-group, columns of dQ or dK that one owns, of dV, in pairs?).
+    """Returns (parts of the columns, threads of a team and of a work-group, own columns of dQ or dK and of dV, pairs?).
 
     A team shares out the columns of what it sums up, and the scores of a block. A work-group has as many tiles as find
     room in shared memory.
@@ -46,7 +46,7 @@ def teams(desc: Desc, block_q: int, block_k: int) -> tuple[int, int, int, int, i
 def _fitting(
     desc: Desc, block: tuple[int, int], parts: int, team: int, most_tiles: int, pairs: bool
 ) -> tuple[int, int, int, int, int, bool] | None:
-    """What `teams` returns, with as many tiles as fit."""
+    """Returns the result of `teams`, with as many tiles as fit, or None."""
     own, own_v = share(desc.head_dim, parts), share(desc.head_dim_v, parts)
     for tiles in range(most_tiles, 0, -1):
         threads = tiles * team * (2 if pairs else 1)
@@ -67,7 +67,7 @@ def _no_room(desc: Desc) -> NotImplementedError:
 
 
 def score_tiles(desc: Desc, block_q: int, block_k: int) -> int:
-    """Threads of a work-group that make scores again, for a bias's gradient or for probabilities."""
+    """Returns the threads of a work-group that recompute scores, for a bias's gradient or for probabilities."""
     threads = neighbours(desc, block_q) // (1 if desc.access == "block2d" else 2)  # they keep dO in shared memory, too
     for count in range(max(1, threads), 0, -1):
         if shared.bytes_of_scores(desc, block_q, block_k, count) <= shared.MOST_BYTES[desc.arch]:

@@ -1,4 +1,4 @@
-"""``attention``: the convention of torch.nn.functional.scaled_dot_product_attention, with every feature we have."""
+"""``attention``: the convention of torch.nn.functional.scaled_dot_product_attention, with all features of xeflash."""
 
 from __future__ import annotations
 
@@ -38,42 +38,44 @@ def attention(
     rng: tuple[int, int] | None = None,
     out: Any = None,
 ) -> Any:
-    """Attention of query (..., H, L, E) on key (..., Hk, S, E) and value (..., Hk, S, Ev).
+    """Computes attention of query (..., H, L, E) on key (..., Hk, S, E) and value (..., Hk, S, Ev).
 
     Args:
-        attn_mask: boolean (True takes part) or additive, in fp32 or the type of query; broadcasts to (..., H, L, S)
-            without being materialised; may be combined with everything else.
+        attn_mask: boolean (True takes part), or additive in fp32 or the type of query. It broadcasts to (..., H, L, S)
+            without being materialised, and may be combined with all other arguments.
         dropout_p: probability of dropping a softmax probability.
         is_causal: key j is visible to query i iff j <= i (torch's top-left), or j <= i + S - L with bottom_right.
         scale: factor of q k^T, of any sign; default 1 / sqrt(E).
-        enable_gqa: key and value may have fewer heads; consecutive query heads share one.
-        bottom_right: where the diagonal of is_causal, window_size and alibi_slopes ends, see is_causal.
+        enable_gqa: key and value may have fewer heads; consecutive query heads then share a head.
+        bottom_right: aligns the diagonal of is_causal, window_size and alibi_slopes at the last query and key.
         window_size: (left, right) keys visible around the diagonal; -1 is unlimited.
         softcap: scores become softcap * tanh(score / softcap); 0 is off.
         alibi_slopes: fp32 (H,) or (B, H); adds -slope * distance from the diagonal.
         sinks: (H,) logits that join the softmax without a value.
-        score_mod: C++ that gives a score's new value, after everything above: an expression of s (the scaled score),
-            b, h, q_idx, k_idx (batch, head, positions) and captures, or statements that return one. It may use
-            operators, select(condition, a, b), number (as a float), min, max, abs, exp, exp2, log, log2, sqrt, tanh and
-            inf; -inf hides a key. It may not branch (if, ?, for): select chooses; it gives each variable a value where
-            it declares it, and has no numbers beyond float32. Bools, ints and floats of 32 bits
-            convert as in C++, bool to int to float; where s, a position, or what is read at one would have to become a
-            single bool, int or float (`float y = s`), the snippet does not compile. It is compiled into the kernel at
-            its first use. It is code that runs in this process and may read and write all its memory: never take it
-            from somebody whom you do not trust.
-        captures: what score_mod reads by name: at most 4 arrays of up to 4 dimensions (fp32, fp16, bf16, int32,
-            bool; `name[i]` or `name(i, j)`, or `name` if it has none; what is past an end reads the element there) and
-            8 numbers. Tensors that require grad get gradients, each the sum over the scores that have read an element.
-        document_ids: int32 (S,) or (..., S), the document of each key, in any order: a query sees the keys of its own
-            document alone, within is_causal and window_size. Queries are the last L of the S positions (bottom_right
-            if L < S). Blocks of keys without an id of their queries take no time; these are most where the ids of a
-            document lie together.
-        attention_chunk: positions of a chunk: a query sees the keys of its own chunk alone, within is_causal and
-            window_size, at the position that its diagonal has (bottom_right). 0 is off. Other blocks take no time.
-        gather_kv_indices: int32 (..., L, n), sparse attention: the keys that each query sees, for all heads, in any
-            order and each once, within is_causal and window_size; negative numbers are none. It is a torch tensor. Few
-            queries read the rows of their lists alone, where no gradients are wanted, and sum in another order then; of
-            many, blocks of keys that 64 neighbours do not pick take no time.
+        score_mod: C++ that gives a score's new value, after everything above: an expression of s (the scaled score), b,
+            h, q_idx, k_idx (batch, head, positions) and captures, or statements that return one. It may use operators,
+            select(condition, a, b), number (as a float), min, max, abs, exp, exp2, log, log2, sqrt, tanh and inf; -inf
+            hides a key. It may not branch (if, ?, for): use select. It gives each variable a value where it declares
+            it, and has no numbers beyond float32. Bools, ints and floats of 32 bits convert as in C++, bool to int to
+            float; s, positions and what is read at them are vectors, so a snippet that makes one of them a single bool,
+            int or float (`float y = s`) does not compile: write `auto y = s`. It is compiled into the kernel at its
+            first use. The snippet is code that runs in this process and may read and write all its memory: never take
+            it from somebody whom you do not trust.
+        captures: values that score_mod reads by name: at most 8 numbers, and 4 arrays of up to 4 dimensions (fp32,
+            fp16, bf16, int32, bool), read as `name[i]` or `name(i, j)`, or as `name` if it has no dimensions. An index
+            past an end reads the element at that end. Tensors that require grad get gradients: each element's is the
+            sum over the scores that have read it.
+        document_ids: int32 (S,) or (..., S), the document of each key, in any order: a query sees only the keys of its
+            own document, within is_causal and window_size. Queries are the last L of the S positions (bottom_right if L
+            < S). Blocks of keys without an id of their queries take no time; most are such if the ids of a document lie
+            together.
+        attention_chunk: positions of a chunk: a query sees only the keys of its own chunk, within is_causal and
+            window_size. The position of a query is that of its diagonal (bottom_right). 0 is off. Other blocks take no
+            time.
+        gather_kv_indices: sparse attention: an int32 torch tensor (..., L, n) of the keys that each query sees, for all
+            heads, in any order and each once, within is_causal and window_size; negative numbers stand for no key. Few
+            queries without gradients read only the rows of their lists, and sum in another order; for many queries,
+            blocks of keys that 64 neighbours do not pick take no time.
         return_lse: also return log sum exp of the scores, fp32 (..., H, L); -inf for a row that sees no key.
         rng: (seed, offset) of dropout's counter-based generator; default the next of ``manual_seed``'s.
         out: where to write the result.

@@ -52,29 +52,30 @@ def flash_attn_func(
     gather_kv_indices: Any = None,
     out: Any = None,
 ) -> Any:
-    """Attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv).
+    """Computes attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv).
 
     Args:
         dropout_p: probability of dropping a softmax probability; see ``manual_seed``.
         softmax_scale: factor of q k^T, of any sign; default 1 / sqrt(D).
         causal: key j is visible to query i iff j <= i + Sk - Sq.
-        window_size: (left, right) keys visible around the diagonal; -1 is unlimited, and so is, as in flash-attn, a
-            number that is not below the keys (those of the longest sequence: max_seqlen_k).
+        window_size: (left, right) keys visible around the diagonal; -1 is unlimited. As in flash-attn, so is a number
+            of at least the number of keys (with packed sequences max_seqlen_k).
         softcap: scores become softcap * tanh(score / softcap); 0 is off.
         alibi_slopes: fp32 (H,) or (B, H); adds -slope * |i + Sk - Sq - j| to a score.
-        deterministic: of the backward pass, which gives the same bits each time in any case.
-        return_attn_probs: also return the LSE, fp32 (B, H, Sq), of bf16 to within 1e-4, and S_dmask: with dropout the
-            probabilities (B, H, Sq, Sk), negative where they were dropped, for checks, else None. They are normalised,
-            unlike flash-attn's, which are relative to a running maximum of its blocks.
+        deterministic: has no effect: the backward pass always gives the same bits.
+        return_attn_probs: also return the LSE, fp32 (B, H, Sq), in bf16 exact to 1e-4, and S_dmask. With dropout
+            S_dmask has the probabilities (B, H, Sq, Sk), negative where they were dropped, for checks; else it is None.
+            They are normalised, unlike flash-attn's, which are relative to a running maximum of its blocks.
         s_aux: (H,) sink logits that join the softmax without a value.
-        num_splits: of the keys, each for other work-groups, whose results are merged; up to 128; 0 chooses.
-        q_scale, k_scale, v_scale: what the elements of q, k and v in 8 bits are multiplied by: a number, or fp32
-            (B, Hk). q in float8 becomes bf16, as the result; k and v in float8 or int8 are read as they are.
+        num_splits: parts of the keys, which different work-groups take and whose results are merged; up to 128; 0
+            chooses.
+        q_scale, k_scale, v_scale: factors of q, k and v in 8 bits: a number, or fp32 (B, Hk). q in float8 becomes bf16,
+            and so does the result; k and v in float8 or int8 are read as they are.
         score_mod, captures: C++ that changes a score, see ``attention``.
         document_ids: int32 (Sk,) or (B, Sk), the document of each key; a query sees those of its own (``attention``).
         attention_chunk: positions of a chunk: a query, at i + Sk - Sq, sees the keys of its own; 0 is off.
         gather_kv_indices: int32 (B, Sq, n), the keys that each query sees, in any order, each once; negative numbers
-            are none (``attention``).
+            stand for no key (see ``attention``).
         out: where to write the result.
 
     >>> import numpy as np, xeflash
@@ -109,7 +110,7 @@ def flash_attn_qkvpacked_func(
     document_ids: Any = None,
     attention_chunk: int = 0,
 ) -> Any:
-    """As flash_attn_func, for qkv (B, S, 3, H, D); nothing is copied.
+    """Computes attention as flash_attn_func does, for qkv (B, S, 3, H, D), which is not copied.
 
     >>> import numpy as np, xeflash
     >>> xeflash.flash_attn_qkvpacked_func(np.ones((1, 4, 3, 2, 64), np.float32)).shape
@@ -139,7 +140,7 @@ def flash_attn_kvpacked_func(
     document_ids: Any = None,
     attention_chunk: int = 0,
 ) -> Any:
-    """As flash_attn_func, for kv (B, Sk, 2, Hk, D); nothing is copied.
+    """Computes attention as flash_attn_func does, for kv (B, Sk, 2, Hk, D), which is not copied.
 
     >>> import numpy as np, xeflash
     >>> q, kv = np.ones((1, 4, 2, 64), np.float32), np.ones((1, 9, 2, 1, 64), np.float32)
@@ -184,18 +185,19 @@ def flash_attn_varlen_func(
     attention_chunk: int = 0,
     out: Any = None,
 ) -> Any:
-    """Attention of packed sequences: q (tokens, H, D), k (tokens, Hk, D) and v (tokens, Hk, Dv).
+    """Computes attention of packed sequences: q (tokens, H, D), k (tokens, Hk, D) and v (tokens, Hk, Dv).
 
     Args:
         cu_seqlens_q, cu_seqlens_k: int32 (B + 1,): where the sequences start, and their end; they may be empty.
-        max_seqlen_q, max_seqlen_k: the tokens of the longest sequences, or more.
+        max_seqlen_q, max_seqlen_k: at least the tokens of the longest sequences.
         block_table: int32 (B, pages of a sequence): k and v are pools (pages, page, Hk, D) of a paged cache, and
-            cu_seqlens_k gives lengths only; it may be None, or left out, with seqused_k. There are no gradients then.
-        seqused_q, seqused_k: int32 (B,): limit the queries, or keys, of each sequence to the first ones. Other queries
-            are rows that see no key. seqused_q comes without dropout and score_mod.
+            cu_seqlens_k gives lengths only; with seqused_k, cu_seqlens_k may be None or left out. Pages get no
+            gradients.
+        seqused_q, seqused_k: int32 (B,): limit each sequence to its first queries, or keys. Other queries are rows that
+            see no key. seqused_q does not go with dropout and score_mod.
         q_scale: as in flash_attn_func.
-        k_scale, v_scale: of quantised pools, as in flash_attn_with_kvcache. Without pages k and v in float8 become
-            bf16 first, by a number or fp32 (B, Hk).
+        k_scale, v_scale: factors of quantised pools, as in flash_attn_with_kvcache. Without pages, k and v in float8
+            become bf16 first, times a number or fp32 (B, Hk).
         score_mod, captures: see ``attention``; positions are those in a sequence, b is its number.
 
     The other arguments are as in flash_attn_func; the LSE is (H, tokens of q).
@@ -238,7 +240,7 @@ def flash_attn_varlen_qkvpacked_func(
     s_aux: Any = None,
     attention_chunk: int = 0,
 ) -> Any:
-    """As flash_attn_varlen_func, for qkv (tokens, 3, H, D); nothing is copied.
+    """Computes attention as flash_attn_varlen_func does, for qkv (tokens, 3, H, D), which is not copied.
 
     ``cu_seqlens`` and ``max_seqlen`` are those of q and of k.
 
@@ -274,7 +276,7 @@ def flash_attn_varlen_kvpacked_func(
     s_aux: Any = None,
     attention_chunk: int = 0,
 ) -> Any:
-    """As flash_attn_varlen_func, for kv (tokens, 2, Hk, D); nothing is copied.
+    """Computes attention as flash_attn_varlen_func does, for kv (tokens, 2, Hk, D), which is not copied.
 
     >>> import numpy as np, xeflash
     >>> q, kv = np.ones((2, 2, 64), np.float32), np.ones((7, 2, 1, 64), np.float32)

@@ -1,4 +1,4 @@
-"""Attention on a cache of keys and values: flash-attn 2's ``flash_attn_with_kvcache``, and what serving adds to it."""
+"""Attention on a cache of keys and values: flash-attn 2's ``flash_attn_with_kvcache``, with additions for serving."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def flash_attn_with_kvcache(
     max_seqlen_q: int = 0,
     out: Any = None,
 ) -> Any:
-    """Attention of q (B, Sq, H, D) on the keys and values of a cache, after appending new ones to it.
+    """Computes attention of q (B, Sq, H, D) on the keys and values of a cache, after appending new ones to it.
 
     Args:
-        k_cache, v_cache: (B_cache, S, Hk, D), or (pages, page, Hk, D) with block_table; used where they are. Of the
-            dtype of q, or float8_e4m3fn, float8_e5m2 or int8.
+        k_cache, v_cache: (B_cache, S, Hk, D), or (pages, page, Hk, D) with block_table; used in place. Their dtype is
+            that of q, or float8_e4m3fn, float8_e5m2 or int8.
         k, v: (B, new, Hk, D), written into the cache in place, behind the cache_seqlens keys of each sequence, before
             attention; then all of them are attended.
         rotary_cos, rotary_sin: (positions, rotary / 2), of the dtype of q; rotate the first dimensions of new keys by
             their positions, and of queries: by the positions from cache_seqlens on if causal or with a window, else all
             by cache_seqlens.
         cache_seqlens: keys in the cache before the new ones, an int or int32 (B,); default all of the cache.
-        cache_batch_idx: int32 (B,): which sequence of the cache belongs to which of q; default the same.
+        cache_batch_idx: int32 (B,): the sequence of the cache for each sequence of q; default the same.
         cache_leftpad: int32 (B,): where the keys of a sequence begin in the cache.
         block_table: int32 (B, pages of a sequence): the pages of each sequence in order, of a multiple of 16 keys.
         softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, score_mod, captures, q_scale,
@@ -71,18 +71,18 @@ def flash_attn_with_kvcache(
         return_softmax_lse: also return the LSE, fp32 (B, H, Sq).
         beam_index: int32 (B, >= keys): for beam search without copies, which sequence of the cache holds the key of
             each position of each row of q; new keys are written there, too.
-        unified_max: the maximum to assume for all scores of a single query, so that none is looked for: up to 6 %
-            faster with grouped queries, nothing where memory is the limit; a row that is too far from it (by some 14
-            above or 28 below) is computed twice. The results are as exact. GPUs look for it all the same where the
-            matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
-        k_scale, v_scale: what the elements of a quantised cache are multiplied by: a number, also as an array of one,
-            or fp32 arrays of the cache's shape without D, both or neither. New keys are divided by the number, and
-            rounded to the nearest; arrays get the scale that makes the largest of each new row the type's largest. Or
-            fp32 (B, Hk), for each sequence and head, without new keys; with block_table, cache_batch_idx or beam_index
-            it has to be one number, expanded. An array of one on a device is fp32; with new keys the call waits for it.
+        unified_max: the maximum to assume for all scores of a single query, so that the kernel does not search for it.
+            This is up to 6 % faster with grouped queries, and no faster where memory is the limit. A row that is too
+            far from it (by some 14 above or 28 below) is computed twice, so results are as exact. GPUs search all the
+            same where the matrix unit multiplies (grouped queries in 16 bits), or head dims are above 128.
+        k_scale, v_scale: factors of a quantised cache: a number, also as an array of one, or fp32 arrays of the cache's
+            shape without D, for both or neither. New keys are divided by the number, and rounded to the nearest; arrays
+            get the scale that makes the largest of each new row the type's largest. Without new keys, fp32 (B, Hk)
+            works too: a scale for each sequence and head; with block_table, cache_batch_idx or beam_index it has to be
+            one number, expanded. An array of one on a device is fp32; with new keys the call waits for it.
         cu_seqlens_q, max_seqlen_q: int32 (B + 1,) starts of packed queries (tokens, H, D), and the tokens of the
-            longest (without packing, a bound of Sq); the LSE of packed ones is (H, tokens). There are no new keys, and
-            a cache without block_table has a multiple of 16 rows.
+            longest (without packing, a bound of Sq); the LSE of packed ones is (H, tokens). Packed queries come without
+            new keys, and a cache without block_table then needs a multiple of 16 rows.
 
     Keywords of flash-attn 3 are taken as by flash_attn_func.
 
@@ -111,7 +111,7 @@ def _(call: Call) -> Any:
 
 
 def attend_cache(call: Call) -> tuple[Any, Any]:
-    """(out, LSE or None) of q on a cache; q and scales may have any form."""
+    """Computes (out, LSE or None) of q on a cache; q may be in 8 bits, and scales may have any form."""
     call = query_in_16_bits(call)
     if "k_scale" in call.arguments or "v_scale" in call.arguments:
         call = _with_scales(call)
@@ -119,14 +119,14 @@ def attend_cache(call: Call) -> tuple[Any, Any]:
 
 
 def _with_scales(call: Call) -> Call:
-    """With scales as the extension takes them."""
+    """Returns the call with k_scale and v_scale in the forms that the extension takes."""
     given = {name: call.get(name) for name in ("k_scale", "v_scale")}
     changed = {name: _scale(call, name, x) for name, x in given.items() if x is not None}
     return call.with_(**changed) if any(x is not given[name] for name, x in changed.items()) else call
 
 
 def _with_a_length(call: Call, name: str) -> Call:
-    """With one length of all sequences, if cache_seqlens is a number, as the integer of this name."""
+    """Replaces a cache_seqlens that is a number by the integer argument `name`: one length for all sequences."""
     length = call.arguments.get("cache_seqlens")
     if not isinstance(length, int | Integral):  # numpy's are Integral
         return call
@@ -138,7 +138,7 @@ def _with_a_length(call: Call, name: str) -> Call:
 
 
 def _unpacked(call: Call) -> Call:
-    """A call of which q has a dimension of sequences."""
+    """Returns a call on q (B, Sq, H, D) without the arguments of packed queries."""
     given = call.arguments
     if "max_seqlen_q" in given or "cu_seqlens_q" in given:
         if (longest := given.get("max_seqlen_q")) is not None:  # Transformers' continuous batching gives it
@@ -148,7 +148,7 @@ def _unpacked(call: Call) -> Call:
 
 
 def _check_longest(call: Call, longest: Any, rows: tuple[int, ...]) -> None:
-    """Without packing, max_seqlen_q bounds the rows of q."""
+    """Checks that max_seqlen_q is at least the rows of q, for a call without packing."""
     if not isinstance(longest, int | Integral) or isinstance(longest, bool):
         raise call.refuse("max_seqlen_q", "must be an integer", type(longest).__name__, TypeError)
     if not all(count <= int(longest) < 2**31 for count in rows):
@@ -156,33 +156,33 @@ def _check_longest(call: Call, longest: Any, rows: tuple[int, ...]) -> None:
 
 
 def _scale(call: Call, name: str, scale: Any) -> Any:
-    """A number, or an array for each row and head of the cache, from any form that a scale has."""
+    """Returns a scale as a number, or as an array with a value for each row and head of the cache."""
     with_new = call.get("k") is not None
     scale = as_number(call.function, call.word(name), scale, waits=with_new)
     if isinstance(scale, bool):
         raise call.refuse(name, "must be a number or an array", f"{scale} (bool)", TypeError)
     if isinstance(scale, int | float) or not is_array(call.function, call.word(name), scale):
         return scale
-    if isinstance(scale, Real):  # of numpy's
+    if isinstance(scale, Real):  # a number of numpy
         return float(scale)
     shape = tuple(scale.shape)
     dense = hasattr(scale, "reshape") and not getattr(scale, "is_sparse", False)
     if shape in ((), (1,)) and dense and not with_new:  # on a device, which nobody waits for
         scale, shape = scale.reshape(1, 1), (1, 1)
-    return _of_rows(call, name, scale) if len(shape) == 2 else scale
+    return _expanded(call, name, scale) if len(shape) == 2 else scale
 
 
-def _of_rows(call: Call, name: str, scale: Any) -> Any:
-    """Scales (B, Hk) as those of the rows of a cache, (B_cache, S, Hk), without a copy."""
+def _expanded(call: Call, name: str, scale: Any) -> Any:
+    """Expands scales (B, Hk) to the rows of a cache, (B_cache, S, Hk), without a copy."""
     cache = name[0] + "_cache"
     if getattr(scale, "is_sparse", False):
-        return scale  # which the extension refuses
+        return scale  # the extension refuses it
     rows, keys, heads = shape_of(call.function, call.word(cache), call[cache])[:3]
     strides = scale.stride() if hasattr(scale, "stride") else scale.strides
     is_one = scale.shape[1] in (1, heads) and all(n == 1 or not by for n, by in zip(scale.shape, strides, strict=True))
     elsewhere = any(call.get(table) is not None for table in ("block_table", "cache_batch_idx", "beam_index"))
     if not is_one and not elsewhere and tuple(scale.shape) != (rows, heads):
-        return scale  # which the extension refuses, by its shape
+        return scale  # the extension refuses its shape
     if call.get("k") is not None:
         got = f"shape {list(scale.shape)}"
         raise call.refuse(name, "of (B, Hk) must come without new keys", got, NotImplementedError)

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, put together: for shared prefixes (cascades) and keys on several devices."""
+"""Merge of attention over parts of the keys, for shared prefixes (cascades) and keys on several devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xeflash.call.call import Call
 
 
 def merge_states(*states: Any) -> tuple[Any, Any]:
-    """(out, lse) of attention over all keys, from results over disjoint parts of them.
+    """Merges the results of attention over disjoint parts of the keys into (out, lse) over all keys.
 
     Args:
         states: out and lse of each part in turn, or pairs of them; any number. As the flash_attn functions return

@@ -1,4 +1,4 @@
-"""Packed queries on a cache: it is read as pages, which a sequence of a dense one has one of."""
+"""Packed queries on a cache, which is read as pages; each sequence of a dense cache is one page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFUSED = frozenset((*_NOT_PACKED, "rotary_interleaved"))
 
 
 def on_pages(call: Call) -> Call:
-    """A call of packed sequences on pages, in the place of one of queries (tokens, H, D) on a cache."""
+    """Replaces a call of packed queries (tokens, H, D) on a cache by one of packed sequences on pages."""
     if not _REFUSED.isdisjoint(call.arguments):
         call = _without_new_keys(call)
     if call.get("max_seqlen_q") is None:
@@ -49,7 +49,7 @@ def _without_new_keys(call: Call) -> Call:
 
 
 def _sequences(call: Call, batch: int, cached: int, rows: int) -> Any:
-    """Which sequence of the cache belongs to which of q."""
+    """Returns the sequence of the cache that belongs to each sequence of q."""
     if rows % 16:
         rule = "must have a multiple of 16 rows with cu_seqlens_q and without block_table"
         raise call.refuse("k_cache", rule, rows, NotImplementedError)
@@ -60,8 +60,8 @@ def _sequences(call: Call, batch: int, cached: int, rows: int) -> Any:
                 f"{call.function}: k_cache.batch must be at least that of cu_seqlens_q, {batch}, got {cached}"
             )
         return _int32(call, batch)
-    if (of_table := _shape(call, "cache_batch_idx", "[sequences]")) != (batch,):
-        raise call.refuse("cache_batch_idx", f"must have shape [{batch}]", list(of_table))
+    if (index_shape := _shape(call, "cache_batch_idx", "[sequences]")) != (batch,):
+        raise call.refuse("cache_batch_idx", f"must have shape [{batch}]", list(index_shape))
     return sequences
 
 
@@ -73,7 +73,7 @@ def _shape(call: Call, name: str, axes: str) -> tuple[int, ...]:
 
 
 def _int32(call: Call, count: int, value: int | None = None) -> Any:
-    """So many numbers on the device of q: 0, 1, 2, ..., or one value."""
+    """Returns `count` numbers on the device of q: 0, 1, 2, ..., or `value` throughout."""
     xp = namespace(call.function, "q", call["q"])
     numbers = xp.arange(count, dtype=xp.int32, device=call["q"].device)
     return numbers if value is None else xp.full_like(numbers, value)

@@ -1,4 +1,4 @@
-"""Keys that are picked for each query, as in sparse attention: lists of them become bits, or a cache that is gathered.
+"""Sparse attention: the lists of keys that are picked for each query become bits, or a cache of gathered rows.
 
 The rows of a short list are read where they lie, for one query after the other: each is a sequence of one query, whose
 keys a table names. So a decoding step reads the keys of its list and no others. Where queries are many they share what
@@ -17,7 +17,7 @@ from xeflash.call.schema import BHSD, BSHD
 _NAME = "gather_kv_indices"
 _WORD, _SPAN = 32, 64  # keys of a word, rows of a span: kWord and kSpan of params.hpp
 _FEW = 8  # queries of a sequence, each of which reads for itself
-# What counts on positions, or has gradients: rows of a table have neither. Some are off with a number of these types.
+# Arguments that need positions or gradients, which rows of a table lack. Zeros of these types are off.
 _NEED_POSITIONS = "attn_mask alibi_slopes score_mod captures dropout_p document_ids attention_chunk out"
 _ZERO_IS_OFF: dict[str, tuple[type, ...]] = {"dropout_p": (int, float), "attention_chunk": (int,), "captures": (dict,)}
 _FLAGS = ("causal", "enable_gqa", "bottom_right", "return_lse")
@@ -25,7 +25,7 @@ _KEPT = ("function", "softmax_scale", "softcap", "num_splits", "return_lse", "s_
 
 
 def pick_keys(call: Call) -> Call:
-    """A call with bits in the place of its list of keys; or, where queries are few, one on a cache of gathered rows."""
+    """Replaces a list of keys by bits or, where queries are few, by a cache of gathered rows."""
     indices = call.get(_NAME)
     if indices is None:
         return call.with_(_NAME) if _NAME in call else call
@@ -36,7 +36,7 @@ def pick_keys(call: Call) -> Call:
             raise call.refuse(name, f"must be a torch tensor{with_list}", type(call[name]).__name__, TypeError)
     call, qkv = call.with_(_NAME), _in_rows(call)
     if any(x.ndim != 4 or x.layout != torch.strided for x in qkv):
-        return call  # it is refused
+        return call  # the call will be refused
     (batch, rows, *_), keys = qkv[0].shape, qkv[1].shape[1]
     if indices.device != qkv[0].device:
         raise call.refuse(_NAME, f"must be on the device of the queries ({qkv[0].device})", indices.device)
@@ -49,7 +49,7 @@ def pick_keys(call: Call) -> Call:
 
 
 def run_picked(call: Call) -> tuple[Any, Any]:
-    """(out, LSE or None) of a call that may have a list of keys."""
+    """Runs a call that may have a list of keys; returns (out, LSE or None)."""
     if _NAME not in call.arguments:
         return run(call)
     picked = pick_keys(call)
@@ -58,7 +58,7 @@ def run_picked(call: Call) -> tuple[Any, Any]:
 
 
 def _in_its_rows(call: Call, out: Any, lse: Any) -> tuple[Any, Any]:
-    """The results of what is gathered for a call, as the call has its own."""
+    """Returns the results of a gathered call in the shapes and strides of the original call."""
     torch: Any = sys.modules["torch"]
     batch, rows = _in_rows(call)[0].shape[:2]
     out = out.view(batch, rows, *out.shape[2:])
@@ -69,7 +69,7 @@ def _in_its_rows(call: Call, out: Any, lse: Any) -> tuple[Any, Any]:
 
 
 def _in_rows(call: Call) -> tuple[Any, Any, Any]:
-    """q, k and v as (B, S, H, D)."""
+    """Returns q, k and v as (B, S, H, D)."""
     qkv = call["q"], call["k"], call["v"]
     if call.layout != BHSD or any(x.ndim != 4 for x in qkv):
         return qkv
@@ -77,7 +77,10 @@ def _in_rows(call: Call) -> tuple[Any, Any, Any]:
 
 
 def _can_be_gathered(call: Call, qkv: tuple[Any, Any, Any], torch: Any) -> bool:
-    """Whether rows of a table serve the call; not if it is to be refused, by the names of its arguments."""
+    """Returns whether a call can run on gathered rows of its keys.
+
+    A call that will be refused cannot, so that the message has the names of its own arguments.
+    """
     q, k, v = qkv
     tensors = [x for x in (*qkv, *call.arguments.values()) if isinstance(x, torch.Tensor)]
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
@@ -92,7 +95,7 @@ def _can_be_gathered(call: Call, qkv: tuple[Any, Any, Any], torch: Any) -> bool:
 
 
 def _gathered(call: Call, qkv: tuple[Any, Any, Any], indices: Any, torch: Any) -> Call:
-    """A call of one query for each row, on the rows of all keys."""
+    """Returns a call with one query for each row, on a cache that has the rows of all keys."""
     rows, keys = indices.shape[1], qkv[1].shape[1]
     shift = keys - rows if call.get("bottom_right", True) else 0
     unlimited = keys + rows if call.layout == BHSD else keys  # to flash-attn, whatever the queries are
@@ -110,7 +113,7 @@ def _is_given(call: Call, name: str) -> bool:
 
 
 def _fit(q: Any, k: Any, v: Any, torch: Any) -> bool:
-    """Whether q, k and v (B, S, H, D) go together."""
+    """Returns whether types, devices and sizes of q, k and v (B, S, H, D) match."""
     return (
         q.dtype in (torch.float32, torch.float16, torch.bfloat16)
         and all(x.dtype == q.dtype and x.device == q.device and x.layout == torch.strided for x in (k, v))
@@ -140,7 +143,7 @@ def _check(call: Call, indices: Any, lead: tuple[int, int], keys: int, torch: An
 
 
 def _visible(indices: Any, shift: int, left: int, right: int, torch: Any) -> Any:
-    """The list, with -1 for keys that a window hides."""
+    """Returns the list of keys with -1 in place of those that a window hides."""
     positions = torch.arange(shift, shift + indices.shape[1], device=indices.device, dtype=torch.int32)[:, None]
     if left >= 0:
         indices = torch.where(indices >= positions - left, indices, -1)
@@ -150,12 +153,12 @@ def _visible(indices: Any, shift: int, left: int, right: int, torch: Any) -> Any
 
 
 def _rows_of_batch(x: Any) -> int:
-    """Steps of a row from one sequence of x (B, S, H, D) to the next; 0 for one sequence."""
+    """Returns how many rows lie between two sequences of x (B, S, H, D), or 0 for one sequence."""
     return x.stride(0) // x.stride(1) if x.shape[0] > 1 and x.stride(1) else 0
 
 
 def _rows_have_numbers(k: Any, v: Any) -> bool:
-    """Whether the rows of all sequences lie in steps of one length, so that a number names each, and are contiguous."""
+    """Returns whether a number names each row: all are contiguous, and equally far apart in k and in v."""
     for x in (k, v):
         if x.stride(1) == 0 or (x.shape[0] > 1 and x.stride(0) % x.stride(1)):
             return False
@@ -165,7 +168,7 @@ def _rows_have_numbers(k: Any, v: Any) -> bool:
 
 
 def _on_rows(qkv: tuple[Any, Any, Any], indices: Any, torch: Any) -> dict[str, Any]:
-    """Arguments of one query for each row of q (B, S, H, D), on the rows of all keys."""
+    """Returns the arguments of one query for each row of q (B, S, H, D), on the rows of all keys."""
     (q, k, v), (batch, rows, listed) = qkv, indices.shape
     apart = _rows_of_batch(k)
     order = (indices < 0).to(torch.int8).argsort(dim=-1, stable=True)
@@ -186,9 +189,9 @@ def _on_rows(qkv: tuple[Any, Any, Any], indices: Any, torch: Any) -> dict[str, A
 
 
 def _bits(indices: Any, keys: int, torch: Any) -> tuple[Any, Any]:
-    """A bit of each row and key, in words; and of each span of rows and word, whether there is one."""
+    """Returns a bit for each row and key, in words, and whether each span of rows has a bit in each word."""
     batch, rows, _ = indices.shape
-    words = max(1, -(-keys // _WORD))  # one without keys, to scatter nothing to
+    words = max(1, -(-keys // _WORD))  # without keys there is one, so that scatter works
     listed = indices.clamp(min=0).long()
     bit = torch.where(indices >= 0, torch.ones_like(indices) << (indices & (_WORD - 1)), 0)
     picks = torch.zeros((batch, rows, words), dtype=torch.int32, device=indices.device)

@@ -11,7 +11,7 @@ from xeflash.call.values import shape_of
 
 
 def in_4d(call: Call) -> Call:
-    """A call of arrays with one batch dimension; leading dimensions of 5 and more are merged into it."""
+    """Reshapes the arrays of a call to one batch dimension: five or more dimensions are merged, up to three get one."""
     query = call.arguments["q"]
     rank = len(shape_of("attention", "query", query))
     if rank == 4:
@@ -39,7 +39,7 @@ def in_4d(call: Call) -> Call:
 
 
 def with_its_axes(call: Call, out: Any, lse: Any) -> tuple[Any, Any]:
-    """The results of what in_4d has made of a call, with the leading dimensions of its query."""
+    """Returns the results of an in_4d call with the leading dimensions of the caller's query."""
     shape, result = call.arguments["q"].shape, call.arguments.get("out")
     lead, least = tuple(shape[:-3]), 4 - min(len(shape), 3)
     if result is None:
@@ -68,7 +68,7 @@ def _check_lead(call: Call, lead: tuple[int, ...]) -> None:
             raise call.refuse(name, f"must have the leading dimensions {list(lead)} of query", list(shape))
     if call.get("out") is not None:
         for name in ("q", "k", "v", "attn_mask"):
-            if call.get(name) is not None:  # what follows may copy it, and a copy shares nothing
+            if call.get(name) is not None:  # later steps may copy it, and a copy shares no memory
                 refuse_shared(call, name, call[name])
 
 
@@ -87,7 +87,7 @@ def _mask(call: Call, mask: Any, lead: tuple[int, ...]) -> Any:
 
 
 def _ids_of_batch(call: Call, ids: Any, lead: tuple[int, ...]) -> Any:
-    """The ids of documents (S,) or (batch, S), of such as may have the leading dimensions of query."""
+    """Reshapes ids of documents, (S,) or with the leading dimensions of query, to (S,) or (batch, S)."""
     shape = shape_of(call.function, "document_ids", ids)
     if len(shape) < 2:
         return ids
@@ -98,7 +98,7 @@ def _ids_of_batch(call: Call, ids: Any, lead: tuple[int, ...]) -> Any:
 
 
 def _lists_of_batch(call: Call, lists: Any, lead: tuple[int, ...], rows: int) -> Any:
-    """Lists of keys (batch, L, n) of such as have the leading dimensions of query, whose rows are L."""
+    """Reshapes lists of keys with the leading dimensions of query, whose rows are L, to (batch, L, n)."""
     shape = shape_of(call.function, "gather_kv_indices", lists)
     if len(shape) < 2 or shape[:-1] != (*lead, rows):
         axes = ", ".join(map(str, (*lead, rows)))

@@ -1,4 +1,4 @@
-"""What the functions of flash-attn return: out, and with return_attn_probs its LSE and dropout's probabilities."""
+"""Results of flash-attn's functions: out, and with return_attn_probs its LSE and dropout's probabilities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xeflash.call.values import is_on, shape_of
 
 
 def attend(call: Call) -> Any:
-    """The results of a call that may have gradients."""
+    """Runs a call that may have gradients, and returns the results that it asks for."""
     given = call.arguments
     if not ("return_lse" in given or "dropout_p" in given or "gather_kv_indices" in given):
         return run(call)[0]
@@ -32,7 +32,7 @@ def attend(call: Call) -> Any:
 
 
 def attend_without_gradients(call: Call, why: str) -> Any:
-    """The results of a call on keys and values that have no gradients, for the reason `why`."""
+    """Runs a call on keys and values that have no gradients, for the reason `why`; returns its results."""
     call, wants_third = flags(_cached(call, why))
     recorded = _recorded(call)
     if recorded:
@@ -49,7 +49,7 @@ def attend_without_gradients(call: Call, why: str) -> Any:
 
 
 def _cached(call: Call, why: str) -> Call:
-    """A call without what a cache has not."""
+    """Removes arguments that a call on a cache does not have; refuses them if they are set."""
     given = call.arguments
     if "dropout_p" in given or "document_ids" in given or "gather_kv_indices" in given:
         dropout_p = call.get("dropout_p")
@@ -66,7 +66,7 @@ def _cached(call: Call, why: str) -> Call:
 
 
 def _dropped(call: Call, shown: bool) -> Call:
-    """A call with dropout, whose numbers are drawn here if they show which probabilities it has left."""
+    """Checks a call with dropout; draws its random numbers here if the caller wants to see dropped probabilities."""
     dropout_p, softcap = call["dropout_p"], call.get("softcap")
     if is_on(call.function, "softcap", softcap):
         got = f"dropout_p = {dropout_p}, softcap = {softcap}"
@@ -81,7 +81,7 @@ def _dropped(call: Call, shown: bool) -> Call:
 
 
 def _probabilities(call: Call, out: Any, lse: Any) -> Any:
-    """flash-attn's S_dmask, which has no gradient."""
+    """Computes flash-attn's S_dmask, which has no gradient."""
 
     def constant(name: str, x: Any) -> Any:
         if not hasattr(x, "detach"):
@@ -95,7 +95,7 @@ def _probabilities(call: Call, out: Any, lse: Any) -> Any:
 
 
 def _recorded(call: Call) -> dict[str, Any]:
-    """q, keys and values that require grad. flash-attn runs such calls."""
+    """Returns the tensors among q, keys and values that require grad; flash-attn runs such calls."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return {}

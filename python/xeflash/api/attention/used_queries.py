@@ -1,4 +1,4 @@
-"""seqused_q: packed sequences of which only the first queries are used.
+"""The argument seqused_q: packed sequences of which only the first queries are used.
 
 The queries of each sequence become two sequences: those that are used have its keys, the others have none. So nothing
 is copied but starts and lengths, kernels know nothing of it, and other queries are rows that see no key.
@@ -17,7 +17,7 @@ _NUMBER_SEQUENCES = "dropout_p score_mod captures"  # by the sequence of a score
 
 
 def used_queries(call: Call) -> Call:
-    """A call of twice as many sequences, in the place of one with seqused_q."""
+    """Replaces a call with seqused_q by one of twice as many sequences: used and unused queries in turns."""
     if _NAME not in call.arguments:
         return call
     if (used := call[_NAME]) is None:
@@ -26,10 +26,10 @@ def used_queries(call: Call) -> Call:
         if call.get(name):
             raise call.refuse_given(name, f"must not come with {_NAME}")
     starts = call["cu_seqlens_q"]
-    shape, of_starts = shape_of(call.function, _NAME, used), shape_of(call.function, "cu_seqlens_q", starts)
-    if len(shape) != 1 or of_starts != (shape[0] + 1,):
+    shape, starts_shape = shape_of(call.function, _NAME, used), shape_of(call.function, "cu_seqlens_q", starts)
+    if len(shape) != 1 or starts_shape != (shape[0] + 1,):
         rule = "must have shape [sequences], where cu_seqlens_q has [sequences + 1]"
-        raise call.refuse(_NAME, rule, f"{list(shape)} and {list(of_starts)}")
+        raise call.refuse(_NAME, rule, f"{list(shape)} and {list(starts_shape)}")
     xp = namespace(call.function, _NAME, used)
     if xp is not namespace(call.function, "cu_seqlens_q", starts) or used.dtype != starts.dtype:
         got, want = (f"{type(x).__name__} of {x.dtype}" for x in (used, starts))
@@ -42,7 +42,7 @@ def used_queries(call: Call) -> Call:
         x = call.get(name)
         if x is None or (name == "alibi_slopes" and len(shape_of(call.function, name, x)) != 2):
             continue
-        rows, need = shape_of(call.function, name, x), of_starts if name == "cu_seqlens_k" else shape
+        rows, need = shape_of(call.function, name, x), starts_shape if name == "cu_seqlens_k" else shape
         if rows[:1] != need:
             rule = f"must have {need[0]} rows, as {_NAME} has {shape[0]} sequences"
             raise call.refuse(name, rule, list(rows))
@@ -54,20 +54,20 @@ def used_queries(call: Call) -> Call:
 
 
 def _in_turns(xp: Any, first: Any, second: Any) -> Any:
-    """A row of the first, one of the second, and so on."""
+    """Interleaves the rows of two arrays: a row of the first, one of the second, and so on."""
     return xp.stack([first, second], axis=1).reshape((2 * first.shape[0], *first.shape[1:]))
 
 
-def _starts(call: Call, name: str, of_unused: Any) -> Any:
-    """Of sequences in turns, and their end."""
+def _starts(call: Call, name: str, unused_starts: Any) -> Any:
+    """Interleaves the starts of used and unused queries, and appends the end of the last sequence."""
     starts = call[name]
     xp = namespace(call.function, name, starts)
     concat = xp.concat if hasattr(xp, "concat") else xp.concatenate  # numpy 1.x
-    return concat([_in_turns(xp, starts[:-1], of_unused), starts[-1:]])
+    return concat([_in_turns(xp, starts[:-1], unused_starts), starts[-1:]])
 
 
 def _check_values(call: Call, used: Any, starts: Any, xp: Any) -> None:
-    """Those in host memory."""
+    """Checks values of seqused_q that lie in host memory."""
     torch = sys.modules.get("torch")
     if xp is torch and (not used.is_cpu or torch.compiler.is_compiling()):
         return

@@ -15,7 +15,7 @@ _DEFAULT_IF_NONE = ("softcap", "logit_scale", "ignore_index", "divisor", "worksp
 
 
 def _loss(call: Call, divisor: Any) -> tuple[Any, Any]:
-    """(loss, LSE) by a divisor that is a number."""
+    """Computes (loss, LSE) with a divisor that is a number or not given."""
     if divisor == 0 and not isinstance(divisor, bool):
         raise call.refuse("divisor", "must be positive and finite in float32", divisor)
     loss, lse, _ = run_product("linear_cross_entropy", call, *_ARRAYS)
@@ -23,12 +23,12 @@ def _loss(call: Call, divisor: Any) -> tuple[Any, Any]:
 
 
 def _divided(call: Call, divisor: Any) -> tuple[Any, Any]:
-    """The same by a divisor that is an array, which nobody waits for: the sum is divided."""
+    """Computes (loss, LSE) with a divisor that is an array: divides the sum, so that nothing waits for its value."""
     if namespace(call.function, "divisor", divisor) is not namespace(call.function, "input", call["input"]):
         got = type(divisor).__name__
-        raise call.refuse("divisor", "must be a number, or an array as input is one", got, TypeError)
+        raise call.refuse("divisor", "must be a number, or an array of the library of input", got, TypeError)
     if not _is_real(divisor):
-        raise call.refuse("divisor", "must be a number, or a dense array of a real one", divisor.dtype, TypeError)
+        raise call.refuse("divisor", "must be a number, or a dense array of real numbers", divisor.dtype, TypeError)
     if tuple(divisor.shape) not in ((), (1,)):
         raise call.refuse("divisor", "must be a number, or an array of one", f"shape {list(divisor.shape)}")
     if getattr(divisor, "requires_grad", False):
@@ -41,14 +41,14 @@ def _divided(call: Call, divisor: Any) -> tuple[Any, Any]:
 
 
 def _top_k(call: Call) -> tuple[Any, Any]:
-    """(values, tokens) of the largest logits."""
+    """Computes (values, tokens) of the largest logits."""
     call = call.without_none(*_DEFAULT_IF_NONE)
     values, tokens = run_product("linear_top_k", call, "input", "linear_weight", "linear_bias", learned=False)
     return values, tokens
 
 
 def _is_real(array: Any) -> bool:
-    """Whether it has numbers that a loss can be divided by: of torch, or of an array namespace with kinds."""
+    """Returns whether an array of torch, or of a namespace with dtype kinds, is dense and has real numbers."""
     if hasattr(array, "is_sparse"):
         real = not array.is_complex() and str(array.dtype) != "torch.bool"
         return real and str(array.layout) == "torch.strided" and not array.is_meta
@@ -73,7 +73,7 @@ def linear_cross_entropy(
     return_lse: bool = False,
     workspace: int | None = None,
 ) -> Any:
-    """The cross entropy of logits input W^T + bias with tokens; logits are never in memory as a whole.
+    """Computes the cross entropy of tokens and logits input W^T + bias, without all logits in memory.
 
     Args:
         input: (..., H) in fp32, bf16 or fp16.
@@ -82,24 +82,24 @@ def linear_cross_entropy(
         linear_bias: (V,), of the type of input.
         weight: must be None.
         reduction: "mean" of the rows that count, "sum", or "none": a loss per row.
-        ignore_index: rows with this target count for nothing: their loss and gradients are 0. None: -100.
-        label_smoothing: e of (1 - e) loss + e times the mean of the loss over all tokens.
+        ignore_index: rows with this target do not count: their loss and gradients are 0. None: -100.
+        label_smoothing: e, in (1 - e) loss + e times the mean of the loss over all tokens.
         softcap: logits become softcap * tanh(logits / softcap); None or 0: they stay.
         logit_scale: logits are multiplied by it, before softcap.
-        z_loss: times the square of the log of the sum of a row's exponentials, which is added to its loss.
-        divisor: with "mean", of the sum in place of the number of rows that count, as where batches are accumulated: a
+        z_loss: factor of the squared LSE of a row, which is added to its loss.
+        divisor: with "mean", divides the sum in place of the number of rows that count, as for accumulated batches: a
             number or an array of one.
-        workspace: bytes that logits may take: those of some rows, at least 64, are then kept, and gradients are made in
-            the forward pass, in fp32. That is three products in place of four, and of a scalar loss only; where no
-            gradients are wanted nothing is kept.
+        workspace: bytes that logits may take: the logits of some rows, at least 64, are then kept, and the forward pass
+            computes the gradients, in fp32. That takes three products in place of four, and works for a scalar loss
+            only. Nothing is kept if no gradients are wanted.
         return_lse: also gives the log of the sum of exponentials of each row, (...), in fp32.
 
-    The loss is in fp32, as are all sums. It has gradients of input, linear_weight and linear_bias, and so has the LSE:
-    the backward pass makes logits again, by blocks, so that memory beside the gradients is that of a value per row and
-    some blocks. Gradients come in the same order each time.
+    The loss is in fp32, as are all sums. input, linear_weight and linear_bias get gradients, also through the LSE: the
+    backward pass recomputes logits by blocks, so that it needs little memory beside the gradients, a value per row and
+    some blocks. Gradients have the same bits each time.
 
-    A target that is none raises on CPUs. On GPUs, where nothing waits for it, the loss and gradients are NaN. The mean
-    of no rows is NaN. On GPUs a copy of input and linear_weight is made unless H is a multiple of 32.
+    A target out of range raises an error on CPUs. On GPUs, where nothing waits for it, the loss and gradients are NaN.
+    The mean of no rows is NaN. On GPUs a copy of input and linear_weight is made unless H is a multiple of 32.
 
     >>> import numpy as np, xeflash
     >>> x, weight = np.ones((3, 8), np.float32), np.ones((4, 8), np.float32)
@@ -134,9 +134,9 @@ def linear_log_prob(
     softcap: float | None = 0.0,
     logit_scale: float | None = 1.0,
 ) -> Any:
-    """Log-probabilities (...) of the tokens `target` (...) by logits input W^T + bias, in fp32.
+    """Computes log-probabilities (...) of the tokens `target` (...) from logits input W^T + bias, in fp32.
 
-    The arguments are those of ``linear_cross_entropy``, and so are gradients; there is no token that is ignored.
+    The arguments are those of ``linear_cross_entropy``, and so are gradients; no token is ignored.
 
     >>> import numpy as np, xeflash
     >>> x, weight = np.ones((2, 8), np.float32), np.ones((4, 8), np.float32)
@@ -161,10 +161,10 @@ def linear_top_k(
     softcap: float | None = 0.0,
     logit_scale: float | None = 1.0,
 ) -> Any:
-    """The k largest logits input W^T + bias of each row (..., k), the largest first, and their tokens, in int64.
+    """Finds the k largest logits input W^T + bias of each row (..., k), in descending order, and their int64 tokens.
 
-    The arguments are those of ``linear_cross_entropy``. k is 1 to 64. Logits are in fp32. Of equal ones the lower
-    token comes first. One that is no number counts as -inf. There are no gradients.
+    The arguments are those of ``linear_cross_entropy``. k is 1 to 64. Logits are in fp32. Of equal logits the lower
+    token comes first. NaN counts as -inf. There are no gradients.
 
     >>> import numpy as np, xeflash
     >>> values, tokens = xeflash.linear_top_k(np.ones((1, 8), np.float32), np.eye(4, 8, dtype=np.float32), 2)
@@ -187,7 +187,7 @@ def linear_argmax(
     softcap: float | None = 0.0,
     logit_scale: float | None = 1.0,
 ) -> Any:
-    """The token (...) of the largest logit input W^T + bias of each row, in int64; of equal ones the lowest.
+    """Finds the token (...) of the largest logit input W^T + bias of each row, in int64; the lowest of equal ones.
 
     The arguments are those of ``linear_top_k``, without k. On CPUs, logits of up to 8 rows are in memory.
 

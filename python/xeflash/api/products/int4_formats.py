@@ -1,4 +1,4 @@
-"""What checkpoints say of weights of 4 bits, format by format: w[n, k] = s (q - z)."""
+"""Formats of 4-bit weights in checkpoints, each read as w[n, k] = s (q - z)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Plain(NamedTuple):
 
 
 def need(name: str, array: Any, rank: int, *dtypes: str) -> Any:
-    """The array, if it has this rank and one of these dtypes."""
+    """Returns the array if it has this rank and one of these dtypes; else raises an error."""
     if len(array.shape) != rank:
         raise ValueError(
             f"{FUNCTION}: {name} must have {rank} dimensions, got {len(array.shape)}; "
@@ -36,7 +36,7 @@ def need(name: str, array: Any, rank: int, *dtypes: str) -> Any:
 
 
 def need_shape(name: str, array: Any, why: str, *want: int) -> Any:
-    """The array, if it has this shape, for a reason."""
+    """Returns the array if it has this shape; else raises an error that says why it must."""
     if tuple(array.shape) != want:
         raise ValueError(f"{FUNCTION}: {name} must have the shape {list(want)} {why}, got {list(array.shape)}")
     return array
@@ -64,7 +64,7 @@ def _from_gptq(t: Tensors, version: int | None) -> Plain:
 
 
 def _gptq_version(zeros: Any, version: int | None) -> int:
-    """1 where zeros are stored less 1, else 2; of symmetric weights their value tells it, as checkpoints do not."""
+    """Returns 1 where zeros are stored less 1, else 2; the values of symmetric weights tell it."""
     if version == 2 or bool((zeros == 8).all()):
         return 2
     if version == 1 or bool((zeros == 7).all()):
@@ -102,7 +102,7 @@ def _from_compressed_tensors(t: Tensors) -> Plain:
             )
         inputs = said[1]
     scale = t["weight_scale"]
-    if len(scale.shape) < 2:  # of the whole weight, or of its rows
+    if len(scale.shape) < 2:  # one scale for the whole weight, or for each row
         scale = scale.reshape(-1, 1)
     scale = need("weight_scale", scale, 2, *SCALES)
     if len(scale) == 1 and scale.shape[1] == 1:
@@ -112,7 +112,7 @@ def _from_compressed_tensors(t: Tensors) -> Plain:
     zeros = None
     if "weight_zero_point" in t:
         zeros = t["weight_zero_point"]
-        if dtype_name(zeros) == "int8":  # as they are, of -8..7
+        if dtype_name(zeros) == "int8":  # zeros are stored as they are, for numbers -8..7
             need_shape("weight_zero_point", zeros, "(rows of weight_packed, groups)", outputs, groups)
             zeros = zeros.T + 8
         else:
@@ -126,7 +126,7 @@ def _from_compressed_tensors(t: Tensors) -> Plain:
 
 
 def _cut(t: Tensors, outputs: int, inputs: int) -> tuple[int, int]:
-    """The sizes that torchao's tensor tells, which padding may exceed."""
+    """Returns the (outputs, inputs) that torchao's tensor states; its padded arrays may exceed them."""
     said = tuple(int(n) for n in t.get("shape", (outputs, inputs)))
     if len(said) != 2 or not (0 < said[0] <= outputs and 0 < said[1] <= inputs):
         raise ValueError(f"{FUNCTION}: shape must be at most that of qdata, {[outputs, inputs]}, got {list(said)}")
@@ -143,7 +143,7 @@ def _from_plain_int32(t: Tensors) -> Plain:
 
 
 def _from_tiles(t: Tensors) -> Plain:
-    """w = s (q - 8) + z with z of floating point: a zero of 8 - z / s, if that is whole."""
+    """Reads w = s (q - 8) + z with z in floating point as a weight with zeros 8 - z / s, which must be whole."""
     qdata, both = need("qdata", t["qdata"], 4, "int32"), need("scale_and_zero", t["scale_and_zero"], 3, *SCALES)
     tiles, tiles_k, _, words = qdata.shape
     need_shape("qdata", qdata, "(outputs / 8, inputs / 128, 32, 4)", tiles, tiles_k, 32, 4)
@@ -151,12 +151,12 @@ def _from_tiles(t: Tensors) -> Plain:
     inputs = 128 * tiles_k
     if len(both) == 0 or inputs % len(both):
         raise ValueError(
-            f"{FUNCTION}: scale_and_zero must have as many rows for the inputs of qdata ({inputs}) as they have "
-            f"groups, got {len(both)}"
+            f"{FUNCTION}: scale_and_zero must have a row for each group of the inputs of qdata ({inputs}), "
+            f"got {len(both)}"
         )
     group = inputs // len(both)
-    # Of a nibble: tile of outputs, tile of inputs, output, pair of inputs, two tiles of 16 inputs; then odd or even,
-    # tile of 16, upper or lower half of it.
+    # Axes of the nibbles: tile of outputs, tile of inputs, output, pair of inputs, two tiles of 16 inputs; then odd or
+    # even, tile of 16, upper or lower half of it.
     q = nibbles(qdata).reshape(tiles, tiles_k, 8, 4, words, 2, 2, 2)
     q = contiguous(permuted(q, 0, 2, 1, 4, 6, 7, 3, 5)).reshape(8 * tiles, inputs)
     outputs, inputs = _cut(t, *q.shape)
@@ -170,8 +170,8 @@ def _from_tiles(t: Tensors) -> Plain:
     if bool((off > step * abs(zeros)).any()):
         worst = float((off / (abs(wide) + cast(wide == 0, "float32"))).max())
         raise ValueError(
-            f"{FUNCTION}: scale_and_zero must have zeros that are whole multiples of their scales, as rounding to "
-            f"{dtype_name(both)} has them, got one that is {worst:.3g} of a scale away from that"
+            f"{FUNCTION}: scale_and_zero must have zeros that are whole multiples of their scales, rounded to "
+            f"{dtype_name(both)}, got one that is {worst:.3g} of a scale away from a multiple"
         )
     return Plain(q[:outputs, :inputs], scales, cast(8 - whole, "int32"), None)
 
@@ -192,7 +192,7 @@ def _from_plain(t: Tensors) -> Plain:
 
 
 class Format(NamedTuple):
-    """How a format is told, and read."""
+    """The tensors of a format, and the function that reads them."""
 
     read: Callable[[Tensors], Plain]
     required: tuple[str, ...]
@@ -226,7 +226,7 @@ _TOLD_BY = {"absmax": "nf4", "quant_map": "nf4", "nested_absmax": "nf4", "nested
 
 
 def read(format: str | None, tensors: Tensors) -> Plain:
-    """The weight that tensors of a format are; of None, of the one that their names and shapes tell."""
+    """Reads the weight that tensors of a format hold; if the format is None, their names and shapes decide it."""
     if format is not None and not isinstance(format, str):
         raise TypeError(f"{FUNCTION}: format must be a name, or None, got {type(format).__name__}")
     told = next((_TOLD_BY[name] for name in tensors if name in _TOLD_BY), format)
@@ -260,7 +260,7 @@ def read(format: str | None, tensors: Tensors) -> Plain:
 
 
 def _by_shape(t: Tensors) -> Format:
-    """GPTQ or AWQ, which have the same names."""
+    """Returns GPTQ or AWQ, which have the same names, by the shapes of the tensors."""
     qweight, scales = need("qweight", t["qweight"], 2, "int32"), need("scales", t["scales"], 2, *SCALES)
     if qweight.shape[1] == scales.shape[1]:
         return _UNKNOWN_GPTQ

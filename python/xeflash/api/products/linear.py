@@ -12,12 +12,12 @@ from xeflash.call.values import as_number, shape_of
 
 
 def product(call: Call) -> Any:
-    """What `linear` does, for the function of a call."""
+    """Computes what `linear` does, for any function whose call has its arguments."""
     return run_product("linear", _grouped(_ordered(call)), "x", "weight", "bias")
 
 
 def _grouped(call: Call) -> Call:
-    """A call whose group is a number, or not given."""
+    """Returns a call whose group is a number, or not given."""
     if "group" not in call:
         return call
     if (group := as_number(call.function, "group", call["group"], waits=True)) is None:
@@ -28,7 +28,7 @@ def _grouped(call: Call) -> Call:
 
 
 def _ordered(call: Call) -> Call:
-    """A call on x[..., order]."""
+    """Returns a call on x[..., order] without the argument order."""
     if (order := call.get("order")) is None:
         return call.with_("order") if "order" in call else call
     return call.with_("order", x=_taken(call.function, call["x"], order))
@@ -47,9 +47,9 @@ def _taken(function: str, x: Any, order: Any) -> Any:
             return x[..., order]
     except (IndexError, RuntimeError, TypeError) as error:
         raise ValueError(
-            f"{function}: order must be an array of integers, as x is an array, that name its inputs: {error}"
+            f"{function}: order must be an array of integers that name inputs of x, from the library of x: {error}"
         ) from error
-    raise NotImplementedError(f"{function}: order must be None but for torch tensors and numpy arrays, got one")
+    raise NotImplementedError(f"{function}: order must be None unless x is a torch tensor or a numpy array, got one")
 
 
 @public()
@@ -63,17 +63,17 @@ def linear(
     group: int | None = None,
     order: Any = None,
 ) -> Any:
-    """x (..., K) times weight (N, K) transposed, plus bias (N,): for few rows, of which W is read once.
+    """Multiplies x (..., K) by weight (N, K) transposed and adds bias (N,); few rows read the weight once.
 
     Args:
         weight: of the type of x; or float8_e4m3fn, float8_e5m2 or int8, with scales; or uint8 of ``pack_int4``, with
             scales: rows of 4 bits.
         bias: (N,), of the type of x.
-        scales: (G, N) for G groups of inputs, in fp32, fp16 or bf16: a weight stands for scale * (number - zero).
-            One group: also (N,), or one number for all.
-        zeros: int8, as scales are; default 8 for 4 bits, else 0.
+        scales: (G, N) for G groups of inputs, in fp32, fp16 or bf16: a weight stands for scale * (number - zero). For
+            one group also (N,), or one number for all.
+        zeros: int8, in the shape of scales; default 8 for 4 bits, else 0.
         group: inputs that share a scale: 32, 64, 128, or None for all of them. The last group may have fewer.
-        order: (K,), integers: the weights are those of x[..., order].
+        order: (K,), integers: column j of the weight belongs to input order[j].
 
     Rows are taken by blocks of 64. x, bias, and weights that have no scales get gradients.
 

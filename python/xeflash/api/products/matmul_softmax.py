@@ -20,16 +20,16 @@ def matmul_softmax(
     log: bool = False,
     out: Any = None,
 ) -> Any:
-    """Rows of softmax(scale * A B^T + bias), (..., M, N); the product is never in memory as a whole.
+    """Computes the softmax of the rows of scale * A B^T + bias, (..., M, N), without the whole product in memory.
 
     Args:
         a: (..., M, K) in fp32, bf16 or fp16. Batches of a and b broadcast.
         b: (..., N, K), or (..., K, N) with b_layout = "kn", of the type of a.
-        bias: what broadcasts to the result, of the type of a or in fp32. Where it is -inf, the result is 0.
+        bias: an array that broadcasts to the result, of the type of a or in fp32. Where it is -inf, the result is 0.
         scale: a number.
         b_layout: "nk" or "kn".
-        log: the logarithm of the softmax instead.
-        out: where the result goes, with a contiguous last dimension; it must not share memory with what is read.
+        log: return the logarithm of the softmax.
+        out: where the result goes, with a contiguous last dimension; it must not share memory with the other arguments.
 
     A row of which all scores are -inf becomes 0; with log, -inf. Scores must be finite, or -inf by the bias: then so is
     the result. a, b and bias get gradients.

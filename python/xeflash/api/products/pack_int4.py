@@ -22,11 +22,12 @@ class Int4Weight(NamedTuple):
 
 
 def pack_int4(*, format: str | None = None, group: int | None = None, bits: int = 4, **tensors: Any) -> Int4Weight:
-    """The weight of a linear layer, which tensors of a checkpoint tell, packed for ``linear``.
+    """Packs the 4-bit weight of a linear layer, as tensors of a checkpoint hold it, for ``linear``.
 
     Args:
         format: one of the names below; it is needed where neither names nor shapes nor values of tensors tell it.
-        group: how many inputs share a scale: 32, 64 or 128, or -1 for all. Shapes tell it; what is given is compared.
+        group: how many inputs share a scale: 32, 64 or 128, or -1 for all. Shapes decide it; a given number is compared
+            with them.
         bits: must be 4.
         tensors: torch tensors, of one device, or numpy arrays, by the names that the format has for them:
 
@@ -38,8 +39,8 @@ def pack_int4(*, format: str | None = None, group: int | None = None, bits: int 
             tile_packed_to_4d   torchao's qdata, scale_and_zero, optional: shape; zeros must be multiples of scales
             plain               q (N, K) in 0..15, scales (G, N) or (N,), optional: zeros alike, g_idx (K,)
 
-    Those that are None count as not given. Where g_idx has inputs in other groups than that of their place (act-order),
-    columns are sorted by group, and ``order`` tells where they were.
+    Tensors that are None count as not given. If g_idx puts inputs into other groups than their places do (act-order),
+    columns are sorted by group, and ``order`` says where they were.
 
     >>> import numpy as np, xeflash
     >>> q, scales = np.arange(256).reshape(2, 128) % 16, np.ones((4, 2), np.float32)
@@ -70,7 +71,7 @@ def pack_int4(*, format: str | None = None, group: int | None = None, bits: int 
 
 
 def group_of(inputs: int, groups: int) -> int | None:
-    """The inputs of a group; None if there is one for all."""
+    """Returns the inputs of a group, or None if there is one group for all inputs."""
     if groups == 1:
         return None
     for group in _GROUPS:
@@ -83,7 +84,7 @@ def group_of(inputs: int, groups: int) -> int | None:
 
 
 def order_of(g_idx: Any, inputs: int, group: int | None) -> Any:
-    """Columns sorted by their group; None if they are."""
+    """Returns the order of columns that sorts them by group, or None if they are sorted."""
     need("g_idx", g_idx, 1, "int32", "int64")
     if len(g_idx) != inputs:
         raise ValueError(f"{FUNCTION}: g_idx must have an entry for each of {inputs} inputs, got {len(g_idx)}")
@@ -93,8 +94,8 @@ def order_of(g_idx: Any, inputs: int, group: int | None) -> Any:
     order = stable_order(g_idx)
     if not bool((g_idx[order] == want).all()):
         raise ValueError(
-            f"{FUNCTION}: g_idx must have each group {group or inputs} times, and the last one for the "
-            f"rest of {inputs} inputs, got {int(g_idx.min())}..{int(g_idx.max())} in other numbers"
+            f"{FUNCTION}: g_idx must name each group {group or inputs} times, and the last group for the "
+            f"remaining ones of {inputs} inputs, got groups {int(g_idx.min())}..{int(g_idx.max())} in other numbers"
         )
     return order
 

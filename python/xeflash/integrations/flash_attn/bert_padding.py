@@ -9,12 +9,12 @@ __all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input
 
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
-    """The rows of `input` (rows, ...) that `indices` names."""
+    """Returns the rows of `input` (rows, ...) that `indices` names."""
     return input[indices]
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """So many rows, of which those that `indices` names are `values`; the others are 0."""
+    """Returns first_axis_dim rows: `values` at the rows that `indices` names, and 0 at the others."""
     rows = values.new_zeros((first_axis_dim, *values.shape[1:]))
     return rows.index_copy(0, indices, values)
 
@@ -22,7 +22,7 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """(tokens, their places in (B S), cu_seqlens, the longest row, tokens of each row) of hidden_states (B, S, ...).
+    """Packs hidden_states (B, S, ...): returns (tokens, places in B S, cu_seqlens, longest row, tokens of each row).
 
     Args:
         attention_mask: (B, S), 1 where there is a token.
@@ -38,5 +38,5 @@ def unpad_input(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """Tokens (tokens, ...) in rows (B, S, ...) again, with 0 where there is none."""
+    """Puts packed tokens (tokens, ...) back into rows (B, S, ...), with 0 where there is no token."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

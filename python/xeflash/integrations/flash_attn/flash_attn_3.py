@@ -47,7 +47,7 @@ def flash_attn_func(
     *,
     s_aux: Tensor | None = None,
 ) -> Any:
-    """Attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv)."""
+    """Computes attention of q (B, Sq, H, D) on k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv)."""
     given = locals()
     given["return_lse"] = given.pop("return_attn_probs")
     return xeflash.flash_attn_func(**given)
@@ -80,7 +80,7 @@ def flash_attn_varlen_func(
     *,
     s_aux: Tensor | None = None,
 ) -> Any:
-    """Attention of packed sequences: q (tokens, H, D), k (tokens, Hk, D) and v (tokens, Hk, Dv)."""
+    """Computes attention of packed sequences: q (tokens, H, D), k (tokens, Hk, D) and v (tokens, Hk, Dv)."""
     given = locals()
     given["return_lse"] = given.pop("return_attn_probs")
     return xeflash.flash_attn_varlen_func(**given)
@@ -120,7 +120,7 @@ def flash_attn_with_kvcache(
     *,
     s_aux: Tensor | None = None,
 ) -> Any:
-    """Attention of q (B, Sq, H, D) on the keys and values of a cache, after appending k and v to it in place."""
+    """Computes attention of q (B, Sq, H, D) on a cache, after appending k and v to it in place."""
     return xeflash.flash_attn_with_kvcache(**locals())
 
 
@@ -167,7 +167,7 @@ def _flash_attn_forward(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> tuple[Tensor, Tensor, None, None]:
-    """(out, LSE, None, None): of tensors (B, S, H, D), or of packed ones (tokens, H, D) with cu_seqlens_q.
+    """Computes (out, LSE, None, None) of tensors (B, S, H, D), or of packed ones (tokens, H, D) with cu_seqlens_q.
 
     ``pack_gqa`` changes nothing, nor does ``rotary_interleaved`` without an angle.
     """
@@ -217,7 +217,7 @@ def _flash_attn_backward(
     deterministic: bool = False,
     sm_margin: int = 0,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
-    """(dq, dk, dv, rowsum(dout out)); the gradients are written into the tensors that are given."""
+    """Computes (dq, dk, dv, rowsum(dout out)); writes the gradients into the tensors that are given."""
     _refuse("_flash_attn_backward", ("sequed_q", "sequed_k", "sm_margin"), locals())
     options: dict[str, Any] = {  # the words of flash-attn 2, which has dropout and ALiBi besides
         "dropout_p": 0.0,

@@ -56,7 +56,7 @@ def _flash_attn_forward(
     alibi_slopes: Tensor | None,
     return_softmax: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(out, LSE (B, H, Sq), no elements, state of dropout) of tensors (B, S, H, D)."""
+    """Computes (out, LSE (B, H, Sq), no elements, state of dropout) of tensors (B, S, H, D)."""
     _refuse_probabilities("_flash_attn_forward", return_softmax)
     with torch.no_grad():
         out, lse, state, _ = torch.ops.xeflash.flash_attn(
@@ -88,7 +88,7 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(out, LSE (H, tokens), no elements, state of dropout) of packed tensors (tokens, H, D).
+    """Computes (out, LSE (H, tokens), no elements, state of dropout) of packed tensors (tokens, H, D).
 
     ``zero_tensors`` changes nothing: rows without keys give 0 in any case.
     """
@@ -96,7 +96,7 @@ def _flash_attn_varlen_forward(
     if leftpad_k is not None:
         raise NotImplementedError(
             f"_flash_attn_varlen_forward: leftpad_k must be None, got {type(leftpad_k).__name__}: "
-            "flash_attn_with_kvcache has cache_leftpad"
+            "use flash_attn_with_kvcache with cache_leftpad"
         )
     with torch.no_grad():
         out, lse, state, _ = torch.ops.xeflash.flash_attn_varlen(
@@ -127,7 +127,7 @@ def _flash_attn_backward(
     deterministic: bool,
     rng_state: Tensor | None = None,
 ) -> Tensor:
-    """Writes the gradients into those of dq, dk and dv that are given; returns rowsum(dout out), fp32 (B, H, Sq).
+    """Writes the gradients to dq, dk and dv, as far as they are given; returns rowsum(dout out), fp32 (B, H, Sq).
 
     ``out`` and ``softmax_lse`` may be those of rows of more keys than ``k`` has. ``deterministic`` changes nothing: the
     bits are the same each time.
@@ -165,7 +165,7 @@ def _flash_attn_varlen_backward(
     rng_state: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> Tensor:
-    """As _flash_attn_backward, for packed tensors; returns (H, tokens)."""
+    """Computes _flash_attn_backward for packed tensors; returns rowsum(dout out) as (H, tokens)."""
     _write_gradients(
         {"dq": dq, "dk": dk, "dv": dv}, dout, q, k, v, out, softmax_lse, rng_state, THD,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
@@ -186,7 +186,7 @@ def _refuse_probabilities(function: str, return_softmax: bool) -> None:
     if return_softmax:
         raise NotImplementedError(
             f"{function}: return_softmax must be False, got {return_softmax}: "
-            "flash_attn_func has return_attn_probs, which gives them"
+            "use flash_attn_func with return_attn_probs"
         )
 
 
@@ -202,7 +202,7 @@ def _write_gradients(
     layout: int,
     **options: Any,
 ) -> None:
-    """Computes the gradients that have a tensor, and no others."""
+    """Computes only the gradients that have a tensor to be written to."""
     if options["dropout_p"] and (state is None or state.numel() != 2):
         got = "None" if state is None else f"shape {list(state.shape)}"
         raise ValueError(

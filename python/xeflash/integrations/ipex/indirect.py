@@ -17,7 +17,7 @@ class IndirectAccessKVCacheAttention(torch.nn.Module):  # type: ignore[misc]
     """ipex.llm.modules.IndirectAccessKVCacheAttention: beam search that reorders indices, never the cache."""
 
     def __init__(self, text_max_length: int = 2048) -> None:
-        """text_max_length: the tokens that a cache has room for."""
+        """Makes a module whose cache has room for `text_max_length` tokens."""
         super().__init__()
         self.text_max_length = text_max_length
 
@@ -38,11 +38,11 @@ class IndirectAccessKVCacheAttention(torch.nn.Module):  # type: ignore[misc]
     ) -> tuple[Tensor, None, Past]:
         """Appends key and value (B beams, S, Hk, D) to the cache, then attends: query (B beams, S, H, D).
 
-        Scores are divided by scale_attn. layer_past is (a tensor of which only size(-2) counts: the tokens so far, or
-        seq_info's first element; key cache and value cache, (text_max_length, B beams, Hk, D), which grow; beam_idx, of
-        their first two sizes). For a prompt it is None, or one of no tokens of which only beam_idx counts, by its rows:
-        there may be one row of a prompt for several beams. To reorder, write the parent of each row to
-        beam_idx[tokens - 1].
+        Scores are divided by scale_attn. layer_past is a tuple: a tensor whose size(-2) is the number of tokens so far,
+        unless seq_info's first element gives it; the key cache and the value cache, (text_max_length, B beams, Hk, D),
+        which grow; and beam_idx, (text_max_length, B beams). For a prompt it is None, or a tuple of no tokens, of which
+        only the rows of beam_idx count: a row of a prompt may serve several beams. To reorder, write the parent of each
+        row to beam_idx[tokens - 1].
 
         Returned are the output (rows of query, H, S, D), None for attention weights, and the next layer_past.
         """
@@ -72,7 +72,7 @@ class IndirectAccessKVCacheAttention(torch.nn.Module):  # type: ignore[misc]
         add_casual_mask: bool = True,
         seq_info: Tensor | None = None,
     ) -> tuple[Tensor, None, Past]:
-        """As apply_function, with the text_max_length of the module."""
+        """Calls apply_function with the text_max_length of the module."""
         return self.apply_function(
             query, key, value, scale_attn, layer_past, head_mask, attention_mask, alibi, add_casual_mask, seq_info,
             self.text_max_length,
@@ -83,7 +83,7 @@ def _begin(
     query: Tensor, key: Tensor, value: Tensor, scale_attn: float, layer_past: Past | None,
     added: tuple[Tensor | None, Tensor | None], causal: bool, room: int,
 ) -> tuple[Tensor, None, Past]:  # fmt: skip
-    """Attention of prompts, and a cache that has each of them in the rows of all its beams."""
+    """Computes attention of prompts, and makes a cache that has each prompt in the rows of all its beams."""
     batch, tokens = key.shape[:2]
     rows = batch if layer_past is None else layer_past[3].shape[1]
     if batch == 0 or rows % batch:
@@ -111,7 +111,7 @@ def _continue(
     query: Tensor, key: Tensor, value: Tensor, scale_attn: float, past: int, layer_past: Past,
     added: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Tensor, None, Past]:  # fmt: skip
-    """Attention of new tokens on what their beams have seen."""
+    """Computes attention of new tokens on the keys that their beams have seen."""
     rows, tokens = key.shape[:2]
     _, *caches, parents = layer_past
     if caches[0].shape[1] != rows:

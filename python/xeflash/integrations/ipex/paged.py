@@ -61,7 +61,7 @@ class PagedAttention:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
     ) -> None:
-        """The same, for the caches of flash_attn_varlen_func."""
+        """Writes keys and values to their slots in the caches of flash_attn_varlen_func."""
         for new, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
             write_slots("PagedAttention", new, _by_rows(cache, kv_cache_dtype, flash=True), slot_mapping, scale)
 
@@ -99,7 +99,7 @@ class PagedAttention:
         *options: Any,
         **named: Any,
     ) -> Tensor:
-        """Attention of one token of each sequence, query (B, H, D), written into output.
+        """Computes attention of one token of each sequence, query (B, H, D), and writes it into output.
 
         head_mapping (H,): the KV head of each head, which must be the consecutive ones; it is read once per tensor.
         Then come window_size, the last keys that take part, or -1 for all; k_scale, v_scale, softcap; or before them,
@@ -130,7 +130,7 @@ class PagedAttention:
         alibi_slopes: Tensor | None = None,
         softcap: float = -1.0,
     ) -> Tensor:
-        """The same; num_queries_per_tokens heads have one KV head."""
+        """Computes attention of one token of each sequence, where num_queries_per_tokens heads share a KV head."""
         heads, heads_k = query.shape[1], key_cache.shape[1]
         if num_queries_per_tokens * heads_k != heads:
             raise ValueError(
@@ -160,7 +160,7 @@ class PagedAttention:
         *options: Any,
         **named: Any,
     ) -> Tensor:
-        """Attention of packed tokens, query (tokens, H, D), on the pages of their sequences, written into output.
+        """Attends from packed tokens, query (tokens, H, D), to the pages of their sequences; writes to output.
 
         Then come window_size_left, window_size_right, kv_cache_dtype, k_scale, v_scale, softcap; or before them, as for
         XPU since 2.9, sink: None or a tensor (H,).
@@ -184,13 +184,13 @@ class PagedAttention:
             shape = list(cache.shape)
             if cache.dim() != 4 or shape[2] != block_size:
                 raise ValueError(
-                    f"PagedAttention: {name} must be (pages, Hk, page, D) of pages of block_size = {block_size}, "
+                    f"PagedAttention: {name} must be (pages, Hk, page, D) with pages of block_size = {block_size}, "
                     f"got shape {shape}"
                 )
             if cache.device.type != "cpu" and shape[2] == shape[3]:  # (pages, Hk, D, page) in IPEX for XPU
                 raise ValueError(
-                    f"PagedAttention: {name} must have a page size other than D on XPU, where it would not tell which "
-                    f"of them comes first, got shape {shape}"
+                    f"PagedAttention: {name} must have a page size other than D on XPU, as equal sizes do not tell "
+                    f"which comes first, got shape {shape}"
                 )
         return cls._attend(
             output, query, key_cache, value_cache, scale, pages, alibi, causal=True, max_seqlen_q=1,
@@ -231,7 +231,7 @@ def _decode_options(
     *,
     kv_cache_dtype: str = "auto",
 ) -> dict[str, Any]:
-    """What follows alibi_slopes in single_query_cached_kv_attention; a window of n is the last n keys."""
+    """Reads the arguments behind alibi_slopes of single_query_cached_kv_attention; a window of n is the last n keys."""
     left = _integer("window_size", window_size) - 1 if window_size != -1 else -1
     return _varlen_options(left, -1, kv_cache_dtype, k_scale, v_scale, softcap)
 
@@ -246,7 +246,7 @@ def _varlen_options(
     *,
     sink: Tensor | None = None,
 ) -> dict[str, Any]:
-    """What follows alibi_slopes in flash_attn_varlen_func, by the names of the extension."""
+    """Reads the arguments behind alibi_slopes of flash_attn_varlen_func; returns them by the names of the extension."""
     return {
         "window_left": _integer("window_size_left", window_size_left),
         "window_right": _integer("window_size_right", window_size_right),
@@ -265,7 +265,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _by_rows(cache: Tensor, kv_cache_dtype: str, flash: bool = False) -> Tensor:
-    """A cache, which is of kv_cache_dtype, as (pages, page, Hk, D)."""
+    """Returns a cache of type kv_cache_dtype as (pages, page, Hk, D)."""
     if cache.dim() != 4:
         raise NotImplementedError(f"PagedAttention: caches must have 4 dimensions, got shape {list(cache.shape)}")
     kinds = {"auto": (cache.dtype,), "fp8": tuple(_EIGHT_BITS.values())}
@@ -279,7 +279,7 @@ def _by_rows(cache: Tensor, kv_cache_dtype: str, flash: bool = False) -> Tensor:
 
 
 def _pairs(function: str, mapping: Any) -> tuple[Tensor, Tensor]:
-    """The page numbers from which, and those to which something is copied."""
+    """Returns the numbers of the pages that are copied, and of the pages that they are copied to."""
     if isinstance(mapping, Mapping):
         several = ((page, [to] if isinstance(to, int) else to) for page, to in mapping.items())
         mapping = torch.tensor([(page, to) for page, pages in several for to in pages], dtype=torch.int64, device="cpu")

@@ -1,4 +1,4 @@
-"""What calls share: what they add to scores, and what is refused."""
+"""Terms that IPEX's calls add to scores, and checks of arguments that they share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def refuse(function: str, head_mask: Any = None, beta: float = 1.0) -> None:
-    """IPEX's kernels took these, and did not use them."""
+    """Refuses head_mask and beta, which IPEX's kernels took and did not use."""
     if head_mask is not None:
         raise NotImplementedError(f"{function}: head_mask must be None, got {type(head_mask).__name__}")
     if beta != 1:
@@ -17,7 +17,7 @@ def refuse(function: str, head_mask: Any = None, beta: float = 1.0) -> None:
 
 
 def require_4d(function: str, **tensors: Tensor) -> None:
-    """As these functions read shapes before the kernels' checks see them."""
+    """Checks that tensors have 4 dimensions, before shapes are read; the kernels' own checks come later."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{function}: {name} must be a torch tensor, got {type(x).__name__}")
@@ -26,7 +26,7 @@ def require_4d(function: str, **tensors: Tensor) -> None:
 
 
 def added_to_scores(query: Tensor, keys: int, alibi: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """What is added to scores (B, H, Sq, keys): their sum, of the first keys, as both may be padded."""
+    """Returns the sum that is added to scores (B, H, Sq, keys), cut to the keys, as both terms may be padded."""
     batch, heads = query.shape[:2]
     terms = []
     for x in (alibi, bias):
@@ -45,19 +45,19 @@ def added_to_scores(query: Tensor, keys: int, alibi: Tensor | None, bias: Tensor
 
 
 def per_head(alibi: Tensor | None, query: Tensor) -> Tensor | None:
-    """(B H, 1, S) as (B, H, 1, S)."""
+    """Reshapes alibi (B H, 1, S) to (B, H, 1, S)."""
     if alibi is None or alibi.dim() == 4:
         return alibi
     return alibi.reshape(query.shape[0], query.shape[2], *alibi.shape[-2:])
 
 
 def as_float(mask: Tensor) -> Tensor:
-    """What a mask adds: booleans say which keys take part."""
+    """Returns the term that a mask adds to scores; in a boolean mask True takes part."""
     return torch.where(mask, 0.0, -torch.inf) if mask.dtype is torch.bool else mask
 
 
 def as_score_mod(*added: Tensor | None) -> dict[str, Any]:
-    """What is added to scores of a cache, by reading it: dimensions of size 1 are read for every index."""
+    """Returns a score_mod that reads the terms to add; a dimension of size 1 serves every index."""
     names = {f"added_{i}": x for i, x in enumerate(x for x in added if x is not None)}
     if not names:
         return {}

@@ -1,4 +1,4 @@
-"""torch.xpu.IpexSDP."""
+"""torch.xpu.IpexSDP: attention with biases and masks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def IpexSDP(
     is_causal: bool = False,
     seq_last: bool = False,
 ) -> Tensor:
-    """softmax(alpha Q K^T + alibi + bias) V of query (B, H, Sq, D), key and value (B, Hk, Sk, D).
+    """Computes softmax(alpha Q K^T + alibi + bias) V of query (B, H, Sq, D), key and value (B, Hk, Sk, D).
 
     ``alibi`` (B, H, 1, >= Sk), or (B H, 1, >= Sk), and ``bias`` (broadcast to B, H, Sq, >= Sk; bool: True takes part)
     may be padded. ``is_causal`` ends at the last key. ``dropout_p`` is the probability of dropping a softmax

@@ -27,7 +27,7 @@ def IpexSDP_Index(
     dropout_p: float = 0.0,
     is_causal: bool = False,  # noqa: ARG001
 ) -> Tensor:
-    """One token of a beam search: attention over a prompt that beams share, then over each beam's own history.
+    """Attends from one token of a beam search to a prompt that beams share, then to each beam's own history.
 
     query (B beams, H, 1, D); key, value: the prompt, (B, Hk, prompt, D); key_cache, value_cache: what was generated,
     (B beams, Hk, steps, D) with any strides; index (steps, B, beams) int32: the beam that holds a step's key.

@@ -19,7 +19,7 @@ _WORDS = {"q": "query", "k": "key", "v": "value", "cu_seqlens_q": "seqlen_q", "c
 
 
 def _alibi_may_be_missing(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """As in IPEX for XPU, where max_seqlen_q, an integer, may stand in the place of alibi_slopes."""
+    """Wraps a function so that alibi_slopes may be left out, as in IPEX for XPU; an integer there is max_seqlen_q."""
     place = 7  # the class, and six tensors before
 
     @functools.wraps(call)
@@ -59,7 +59,9 @@ class VarlenAttention(torch.nn.Module):  # type: ignore[misc]
         window_size_right: int = -1,
         softcap: float = -1.0,
     ) -> Tensor:
-        """query (tokens, H, D), key and value (tokens, Hk, D); seqlen_* are the B + 1 starts of sequences.
+        """Computes attention of query (tokens, H, D) on key and value (tokens, Hk, D), and writes it into out.
+
+        The B + 1 starts of sequences are seqlen_q and seqlen_k.
 
         All of ``out`` is written, with or without zero_tensors. Dropout takes its numbers from ``gen_``, or as the
         public functions do. alibi_slopes may be left out.
@@ -93,7 +95,7 @@ class VarlenAttention(torch.nn.Module):  # type: ignore[misc]
         gen_: torch.Generator | None,
         softcap: float = -1.0,
     ) -> Tensor:
-        """The same with other places; seqused_k (B,) limits the keys of each sequence to the first ones."""
+        """Computes apply_function with other places of arguments; seqused_k (B,) limits the keys of each sequence."""
         function = "VarlenAttention"
         if return_softmax:
             raise NotImplementedError(f"{function}: return_softmax must be False, got {return_softmax}")
@@ -116,5 +118,5 @@ class VarlenAttention(torch.nn.Module):  # type: ignore[misc]
         return out
 
     def forward(self, *arguments: Any, **more: Any) -> Tensor:
-        """As apply_function."""
+        """Calls apply_function."""
         return self.apply_function(*arguments, **more)

@@ -1,4 +1,4 @@
-"""A KV cache for Transformers' models that is copied neither to append to it nor to reorder the beams of a search.
+"""A KV cache for Transformers' models that appends in place and reorders beams by a table, without copies.
 
 Rows are the sequences of a batch, columns their keys. New keys are written by the attention call itself, into columns
 that are there already. Beam search permutes a table of int32 (rows, columns): which row holds a row's key of a column.

@@ -1,4 +1,4 @@
-"""The cache that a model gets: its layers, and what changes the rows of all of them."""
+"""The cache that a model gets: its layers, and the operations on the rows of all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xeflash.integrations.xe_cache.layer import HybridLayer, Layer
 _EIGHT_BITS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _HYBRID = ("hybrid", "hybrid_sliding")  # attention beside linear attention
-_WITHOUT_KEYS = ("linear_attention", "conv", "dummy")  # what these keep, if anything, is as long as it is at first
+_WITHOUT_KEYS = ("linear_attention", "conv", "dummy")  # their states, if any, never grow
 _INDEXED = "indexed_attention"  # sparse attention, which keeps what picks keys, too
 
 
@@ -40,7 +40,7 @@ class XeCache(Cache):  # type: ignore[misc]
             raise ValueError(f"XeCache: max_cache_len must be positive, got {max_cache_len}")
         if dtype not in (None, *_EIGHT_BITS):
             raise ValueError(f"XeCache: dtype must be None, float8_e4m3fn, float8_e5m2 or int8, got {dtype}")
-        self._columns: dict[int | None, Columns] = {}  # those of layers with one window
+        self._columns: dict[int | None, Columns] = {}  # columns by the window of their layers
         layers: list[Any] = []
         for kind, options in zip(*get_layer_types_and_kwargs(config.get_text_config(decoder=True)), strict=True):
             if kind in (*_ATTENTION, *_HYBRID):
@@ -76,14 +76,14 @@ class XeCache(Cache):  # type: ignore[misc]
         return states
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row i becomes what row beam_idx[i] is."""
+        """Reorders rows: row i becomes what row beam_idx[i] is."""
         for layer in (*self._linear(), *self._indexed()):
             layer.reorder_cache(beam_idx)
         for columns in self._columns.values():
             layers = self._layers_of(columns)
             if len({layer.used for layer in layers}) > 1:
                 raise RuntimeError(
-                    "XeCache: all layers must hold as many keys when beams are reordered, "
+                    "XeCache: all layers must hold equally many keys when beams are reordered, "
                     f"got {[layer.used for layer in layers]}"
                 )
             for layer in layers:
@@ -95,19 +95,19 @@ class XeCache(Cache):  # type: ignore[misc]
                 self._gather(columns, beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row becomes so many, next to each other."""
+        """Repeats every row, with the copies next to each other."""
         for layer in self._indexed():
             layer.batch_repeat_interleave(repeats)
         self._choose(lambda rows: torch.arange(rows).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Only these rows stay."""
+        """Keeps only these rows."""
         for layer in self._indexed():
             layer.batch_select_indices(indices)
         self._choose(lambda rows: torch.arange(rows)[indices.cpu()])
 
     def _choose(self, chosen: Callable[[int], torch.Tensor]) -> None:
-        """Rows become those that are chosen from so many."""
+        """Replaces rows by those that `chosen` names, given their count."""
         for layer in self._linear():
             states = [x for x in (*layer.conv_states.values(), *layer.recurrent_states.values()) if x is not None]
             if states:
@@ -123,7 +123,10 @@ class XeCache(Cache):  # type: ignore[misc]
             columns.tables.clear()
 
     def _refuse_cross_attention(self, layer_idx: int) -> None:
-        """Self attention takes the layers in turn; cross attention would come between, with keys of the encoder."""
+        """Refuses a layer that gets keys twice before the next one gets any, as in cross attention.
+
+        Self attention takes the layers in turn; cross attention would come between, with keys of the encoder.
+        """
         following = self.layers[layer_idx + 1 : layer_idx + 2]
         if any(self.layers[layer_idx].get_seq_length() > layer.get_seq_length() for layer in following):
             raise TypeError(
@@ -132,11 +135,11 @@ class XeCache(Cache):  # type: ignore[misc]
             )
 
     def _linear(self) -> list[Any]:
-        """Layers with states of linear attention or convolutions."""
+        """Returns the layers with states of linear attention or convolutions."""
         return [layer for layer in self.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
 
     def _indexed(self) -> list[Any]:
-        """Layers of sparse attention."""
+        """Returns the layers of sparse attention."""
         return [layer for layer in self.layers if hasattr(layer, "update_indexer")]
 
     def _layers_of(self, columns: Columns) -> list[Layer]:

@@ -10,7 +10,7 @@ SPARE = 256  # columns that are made beyond those that are needed
 
 
 class Columns:
-    """What layers with one window have in common: how many columns there are, and who holds whose key."""
+    """The columns that layers with one window share: how many there are, and which row holds whose key."""
 
     def __init__(self, window: int | None, max_len: int | None) -> None:
         self.window, self.max_len = window, max_len
@@ -19,11 +19,11 @@ class Columns:
         self._left_pad: tuple[Any, int, torch.Tensor | None, int] = (None, 0, None, 0)
 
     def kept(self, keys: int) -> int:
-        """How many of so many keys a later query may see."""
+        """Counts those of `keys` keys that a later query may see."""
         return keys if self.window is None else min(keys, self.window - 1)
 
     def grow(self, needed: int) -> None:
-        """Makes room for so many keys, and for some more."""
+        """Makes room for `needed` keys, and for some more."""
         wanted = max(2 * self.count, needed + SPARE)
         if self.window is not None:
             self.count = max(needed, min(wanted, 2 * self.window))
@@ -32,10 +32,12 @@ class Columns:
         elif needed <= self.max_len:
             self.count = self.max_len
         else:
-            raise ValueError(f"XeCache: max_cache_len must be at least {needed}, the keys, got {self.max_len}")
+            raise ValueError(
+                f"XeCache: max_cache_len must be at least {needed}, the number of keys, got {self.max_len}"
+            )
 
     def permute(self, rows: torch.Tensor, used: int) -> None:
-        """Row i becomes what row rows[i] is, in the columns that have keys."""
+        """Reorders the columns that have keys: row i becomes what row rows[i] is."""
         if rows.device not in self.tables:
             own = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
             self.tables[rows.device] = own[:, None].repeat(1, self.count)
@@ -43,12 +45,12 @@ class Columns:
         table[:, :used] = table[:, :used].index_select(0, rows)
 
     def free(self, begin: int, end: int) -> None:
-        """In columns without keys, every row will write its own."""
+        """Frees columns without keys, so that every row will write its own there."""
         for table in self.tables.values():
             table[:, begin:end] = torch.arange(len(table), dtype=torch.int32, device=table.device)[:, None]
 
     def left_pad(self, padding: torch.Tensor, before: int) -> tuple[torch.Tensor | None, int]:
-        """Where the keys of each row begin, and the last of those; None if `padding` is not on the left.
+        """Returns where the keys of each row begin, or None unless padding is on the left, and the last such place.
 
         `before` columns come before those of padding.
         """

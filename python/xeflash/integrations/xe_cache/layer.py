@@ -1,4 +1,4 @@
-"""The keys and values of a layer, and how attention finds them."""
+"""The keys and values of a layer, and the calls by which attention reads them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         self._new: tuple[torch.Tensor, ...] = ()  # keys and values that are not written yet, the last of those used
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Takes all but the number of columns from the first states."""
+        """Takes types, sizes and device from the first states; the number of columns is the cache's."""
         self.dtype, self.device = key_states.dtype, key_states.device
         if torch.is_autocast_enabled(self.device.type):
             self.dtype = torch.get_autocast_dtype(self.device.type)
@@ -61,7 +61,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         return CachedStates(self, 0, visible), CachedStates(self, 1, visible)
 
     def gather(self, rows: torch.Tensor | None) -> None:
-        """Copies what a later query may see of `rows` (default: all) to rows of their own."""
+        """Copies the keys that a later query may see, of `rows` (default: all), to rows of their own."""
         self.write()
         sources, kept = self._arrays, self.columns.kept(self.used)
         if rows is not None:
@@ -75,7 +75,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         self.version += 1
 
     def _last(self, array: torch.Tensor, keys: int, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """The last keys of rows (default: all), in place where they are together."""
+        """Returns the last keys of rows (default: all), in place where they are together."""
         table = self.columns.tables.get(self.device)
         first = self.used - keys
         if table is None:
@@ -86,7 +86,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         return array[places, :, torch.arange(first, self.used, device=self.device)].transpose(1, 2)
 
     def states(self, part: int, keys: int) -> torch.Tensor:
-        """The last keys (part 0) or values (1) as a tensor (rows, heads, keys, D)."""
+        """Returns the last keys (part 0) or values (1) as a tensor (rows, heads, keys, D)."""
         self.write()
         states = self._last(self._arrays[part], keys)
         if self._kept_dtype:
@@ -95,12 +95,12 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def keys(self) -> torch.Tensor | None:
-        """Those that a later query may see."""
+        """Returns the keys that a later query may see, or None before the first ones."""
         return self.states(0, self.columns.kept(self.used)) if self.is_initialized else None
 
     @property
     def values(self) -> torch.Tensor | None:
-        """Those that a later query may see."""
+        """Returns the values that a later query may see, or None before the first ones."""
         return self.states(1, self.columns.kept(self.used)) if self.is_initialized else None
 
     def write(self) -> None:
@@ -109,7 +109,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
             self._call(self._new[0][:, :, :0])
 
     def _call(self, query: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Appends what is new, and attends."""
+        """Appends new keys and values, and attends."""
         length = self.used
         k = v = None
         if self._new:
@@ -125,7 +125,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
     def attend(
         self, query: torch.Tensor, visible: int, padding: torch.Tensor | None, window: tuple[int, int], **options: Any
     ) -> torch.Tensor | None:
-        """Attention on the last `visible` keys where they are; None if it needs more than padding on the left."""
+        """Attends to the last `visible` keys in place; returns None if that needs more than padding on the left."""
         if self.columns.window is not None and not 0 <= window[0] < self.columns.window:
             return None
         starts = None
@@ -138,16 +138,16 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         return self._call(query, cache_leftpad=starts, window_size=window, **options)
 
     def get_seq_length(self) -> int:
-        """Keys that were there so far."""
+        """Counts the keys that came so far."""
         return self.left_behind + self.used
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(keys that so many new queries may see, keys before those)."""
+        """Returns (keys that query_length new queries may see, keys before those)."""
         kept = self.columns.kept(self.used)
         return kept + query_length, self.get_seq_length() - kept
 
     def get_max_length(self) -> int:
-        """Keys that there may be; -1 for any number."""
+        """Returns the most keys that there may be, or -1 for any number."""
         return self.columns.window or self.columns.max_len or -1
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -160,7 +160,7 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
         used = max(0, self.used + tokens_to_remove)
         if used < self.columns.kept(self.left_behind + used):
             raise RuntimeError(
-                f"XeCache.crop: a layer with a window has left behind the keys before the last {self.used}, "
+                f"XeCache.crop: a layer with a window keeps only the last {self.used}, "
                 f"got tokens_to_remove = {tokens_to_remove}"
             )
         self.columns.free(used, self.used)
@@ -179,14 +179,14 @@ class Layer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class HybridLayer(Layer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
-    """The same beside the states of linear attention, which are kept as Transformers keeps them."""
+    """A layer of keys and values beside states of linear attention, which are kept as Transformers keeps them."""
 
     def __init__(self, columns: Columns, dtype: torch.dtype | None, number_of_states: int) -> None:
         LinearAttentionLayer.__init__(self, number_of_states)
         Layer.__init__(self, columns, dtype)
 
     def lazy_initialization(self, *states: torch.Tensor, **named: Any) -> None:
-        """Of keys and values, by place, or of the others, by name."""
+        """Initialises keys and values, given by place, or the states of linear attention, given by name."""
         if states:
             Layer.lazy_initialization(self, *states)
         else:
@@ -194,27 +194,27 @@ class HybridLayer(Layer, LinearAttentionAndFullAttentionLayer):  # type: ignore[
 
     @property
     def is_croppable(self) -> bool:  # type: ignore[override]
-        """What linear attention has seen cannot be taken back."""
+        """Returns whether states can be cropped; linear attention cannot take back what it has seen."""
         croppable: bool = LinearAttentionLayer.is_croppable.fget(self)
         return croppable
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Of the states; XeCache does it for keys and values."""
+        """Reorders the states; XeCache reorders keys and values."""
         LinearAttentionLayer.reorder_cache(self, beam_idx)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last -tokens_to_remove keys, if there are states of as many tokens."""
+        """Forgets the last -tokens_to_remove keys, if there are states of that many tokens."""
         LinearAttentionLayer.crop(self, tokens_to_remove)
         Layer.crop(self, tokens_to_remove)
 
     def reset(self) -> None:
-        """Forgets all."""
+        """Forgets all keys and states."""
         LinearAttentionLayer.reset(self)
         Layer.reset(self)
 
 
 class CachedStates:
-    """The keys or the values of a layer, as an update returns them.
+    """The keys or the values of a layer, in the form that an update returns.
 
     Our attention finds the layer by it. To everything else it is the tensor (B, Hk, keys, D), made when asked for.
     """
@@ -231,14 +231,14 @@ class CachedStates:
             raise RuntimeError("XeCache: keys and values must be used before their layer changes again")
 
     def tensor(self) -> torch.Tensor:
-        """All of it."""
+        """Returns all of the states as a tensor."""
         if self._states is None:
             self._check()
             self._states = self._layer.states(self._part, self.shape[2])
         return self._states
 
     def attend(self, query: torch.Tensor, value: Any, **request: Any) -> torch.Tensor | None:
-        """Attention of a query on these keys and their values; None if it has to be on tensors."""
+        """Attends to these keys and their values; returns None if that has to be done on tensors."""
         if (
             not isinstance(value, CachedStates)
             or value._layer is not self._layer
@@ -258,7 +258,7 @@ class CachedStates:
 
 
 def as_tensor(states: Any) -> Any:
-    """The tensor of states that may be of an XeCache."""
+    """Returns states, which may be of an XeCache, as a tensor."""
     return states.tensor() if isinstance(states, CachedStates) else states
 
 

@@ -1,4 +1,4 @@
-"""KV caches: where keys lie, in which format, and what a call has to leave there."""
+"""KV caches: places and formats of keys, and the judge of what a call leaves there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xeflash.selftest.tolerance import Finding, compare
 from xeflash.selftest.values import LARGEST, Values, spacing
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-Place: TypeAlias = tuple[Array, Array]  # of the keys of a sequence, two indices of the cache
+Place: TypeAlias = tuple[Array, Array]  # two indices of the cache for the keys of a sequence
 Scale: TypeAlias = "Values | float | None"
 Random: TypeAlias = np.random.Generator
 
@@ -24,9 +24,9 @@ _QUANTISED = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 @dataclass(frozen=True)
 class Cache:
-    """K and V, and where they are; what is not a key is NaN, and no table names it."""
+    """K and V and their places; all other elements are NaN, and no table names them."""
 
-    places: list[Place]  # of each sequence
+    places: list[Place]  # the place of each sequence
     capacity: int  # keys that a sequence may have
     tables: dict[str, Array]  # by their keywords
     arrays: tuple[Values, Values]
@@ -34,17 +34,17 @@ class Cache:
 
     @classmethod
     def of(cls, spec: Spec, random: Random) -> Cache:
-        """As it is before the call."""
+        """Draws the cache of a Spec, as it is before the call."""
         layout = _layout(spec, random)
         k, v = (_filled(spec, random, layout, side) for side in (0, 1))
         return cls(layout.places, layout.capacity, layout.tables, (k[0], v[0]), (k[1], v[1]))
 
     def before(self, spec: Spec) -> Array:
-        """What cache_seqlens says: where each sequence ends before the call."""
+        """Returns the places at which sequences end before the call, which cache_seqlens says."""
         return np.array([n for _, n in spec.sequences]) - spec.new + self.tables.get("cache_leftpad", 0)
 
     def after(self, arrays: Arrays, put: Mapping[str, Any]) -> Cache:
-        """The same places with what is in them after a call."""
+        """Returns a cache with the same places, and with the arrays as they are after a call."""
         k, v = (arrays.get(put[f"{x}_cache"]) for x in "kv")
         scales = [
             arrays.get(put[f"{x}_scale"]) if f"{x}_scale" in put else scale
@@ -53,18 +53,18 @@ class Cache:
         return replace(self, arrays=(k, v), scales=(scales[0], scales[1]))
 
     def held_by(self, side: int, place: Place) -> Array:
-        """Some keys, or values, as they are there now, without their scale: (keys, Hk, D)."""
+        """Returns the keys or values at a place as numbers times their scale: (keys, Hk, D)."""
         x = self.arrays[side]
         numbers = x.part(place)
         return np.multiply(numbers, self.factors(side, place), out=numbers)
 
     def factors(self, side: int, place: Place) -> Any:
-        """What the numbers there are multiplied by."""
+        """Returns the factors of the numbers at a place."""
         scale = self.scales[side]
         return scale.numbers[place][..., None] if isinstance(scale, Values) else float(np.float32(scale or 1.0))
 
     def judge_new(self, what: str, side: int, place: Place, rows: Array, unit: float = 0.0) -> list[Finding]:
-        """Rows that were appended there, rounded once, or once more, to `unit`, if they were rotated before."""
+        """Judges rows appended at a place, which are rounded once, or once more to `unit` if they were rotated."""
         dtype, factors, found = self.arrays[side].dtype, self.factors(side, place), list[Finding]()
         size = np.max(np.abs(rows), axis=-1, keepdims=True, initial=0.0)
         limit = unit * np.abs(rows) + (2.0**-21 * size if unit else 0.0)  # the products may be fused with the sum
@@ -78,7 +78,7 @@ class Cache:
         return [*found, compare(f"{what}: new", self.held_by(side, place), rows, limit)]
 
     def judge_after(self, before: Cache, new: list[Array], unit: float) -> list[Finding]:
-        """What was appended, `new` keys and values of all sequences, to the rounding of its format; the rest stays."""
+        """Judges the cache after a call: `new` keys and values are there, rounded to its format; the others stay."""
         found: list[Finding] = []
         for side, letter in enumerate("kv"):
             x = self.arrays[side]
@@ -97,7 +97,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the keys of each sequence are, the first two sizes of the cache, its capacity, and tables of the call."""
+    """The places of each sequence's keys, the first two sizes of the cache, its capacity, and the call's tables."""
 
     places: list[Place]
     shape: tuple[int, int]
@@ -130,14 +130,14 @@ def _in_pages(spec: Spec, random: Random, spare: int, nowhere: int) -> _Layout:
 
 
 def _in_beams(spec: Spec, random: Random, spare: int, nowhere: int) -> _Layout:
-    """As many sequences share places as the number behind the word says, or all."""
+    """Places keys so that sequences share them: as many as the number behind the word says, or all."""
     batch, (keys, longest, tables) = len(spec.sequences), _padded(spec, random)
     width = int(spec.place.partition("+")[0][5:] or batch or 1)
     choice = np.arange(batch)[:, None] // width * width + random.integers(0, width, (batch, longest + spare % 3))
     choice = np.minimum(choice, batch - 1)
     for row, b, at in zip(choice, range(batch), keys, strict=True):
         end = at[-1] + 1 if len(at) else 0
-        row[end - min(spec.new, len(at)) : end], row[end:] = b, nowhere  # what is new is a sequence's own
+        row[end - min(spec.new, len(at)) : end], row[end:] = b, nowhere  # new keys are a sequence's own
     places = [(row[at], at) for row, at in zip(choice, keys, strict=True)]
     return _Layout(
         places, (batch, longest + spare), min(choice.shape[1], longest + spare), {"beam_index": choice, **tables}
@@ -155,7 +155,7 @@ def _in_rows(spec: Spec, random: Random, spare: int, _: int) -> _Layout:
 
 
 def _padded(spec: Spec, random: Random) -> tuple[list[Array], int, dict[str, Array]]:
-    """Positions of each sequence's keys, the end of the longest one, and what is said of padding on their left."""
+    """Returns positions of each sequence's keys, the end of the longest one, and the table of padding on their left."""
     lengths, is_padded = np.array([n for _, n in spec.sequences], int), "pad" in spec.place
     pads = random.integers(0, 17, len(lengths)) if is_padded else 0 * lengths
     keys = [at + np.arange(n) for at, n in zip(pads, lengths, strict=True)]
@@ -163,12 +163,12 @@ def _padded(spec: Spec, random: Random) -> tuple[list[Array], int, dict[str, Arr
 
 
 def _is_shared(spec: Spec) -> bool:
-    """Whether sequences have places together, which none of them appends to."""
+    """Returns whether sequences share places, which none of them appends to."""
     return "shared" in spec.place and not spec.new
 
 
 def _filled(spec: Spec, random: Random, layout: _Layout, side: int) -> tuple[Values, Scale]:
-    """K or V with what is in it before the call, and its scale."""
+    """Draws K or V as the cache holds it before the call, and its scale."""
     form, _, arrays = spec.format.partition(".")
     heads_k, dim, stored = spec.heads[1], spec.dims[side], DTYPES[form or spec.dtype]
     cache = Values.filled((*layout.shape, heads_k, dim), stored)
@@ -186,7 +186,7 @@ def _filled(spec: Spec, random: Random, layout: _Layout, side: int) -> tuple[Val
 
 
 def rotated(x: Array, at: Array, cos: Array, sin: Array, style: str, dtype: str) -> Array:
-    """x (B, S, H, D) whose first dimensions are rotated in fp32 by the positions `at` (B, S), rounded to a type."""
+    """Rotates the first dimensions of x (B, S, H, D) in fp32 by the positions `at` (B, S), and rounds to a type."""
     half = cos.shape[1]
     c, s = (y[at][:, :, None].astype(np.float32) for y in (cos, sin))
     one, two = (

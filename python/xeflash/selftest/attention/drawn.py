@@ -21,20 +21,20 @@ from xeflash.selftest.values import LARGEST, Values
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Random: TypeAlias = np.random.Generator
-Numbers: TypeAlias = Mapping[str, Any]  # of numpy or torch, by the words of arrays
+Numbers: TypeAlias = Mapping[str, Any]  # arrays of numpy or torch, by their words
 Sequence: TypeAlias = tuple[slice, Any, Any, Any, Features]
 
-SOFTCAP, DROPOUT, CHUNK, PICKS = 3.0, 0.25, 50, 16  # of a variant that names no number
+SOFTCAP, DROPOUT, CHUNK, PICKS = 3.0, 0.25, 50, 16  # numbers of variants that name none
 SEED, OFFSET = 0x1234_5678_9ABC_DEF0, 0x1_0000_0003  # attention() alone takes an offset
 PERIOD, TILT, SLANT = 7, 0.75, 0.0625
-# What a score_mod is in each variant that has one, and what it captures: numbers, and arrays, which are None here.
+# The score_mod of each variant that has one, and its captures: numbers, and arrays, which are None here.
 SNIPPETS: dict[str, tuple[str, dict[str, float | None]]] = {
     "snippet": ("select(kind[(q_idx + k_idx) % period] == 0, -inf, s + tilt * level(h, (k_idx + b) % period))",
                 {"kind": None, "level": None, "period": PERIOD, "tilt": TILT}),
     "curve": ("select((q_idx + k_idx) % period == 3, -inf, s + tilt * tanh(s * near[h]) + near[(k_idx + b) % period])",
               {"near": None, "tilt": TILT, "period": PERIOD}),
     "slope": ("s * near[h] - tilt * (q_idx - k_idx) + 0.125f * b", {"near": None, "tilt": SLANT}),
-    "gain": ("s * (1 + 0.5 * h)", {}),  # of no positions
+    "gain": ("s * (1 + 0.5 * h)", {}),  # it reads no positions
 }  # fmt: skip
 _OF_ATTENTION = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale", "causal": "is_causal"}
 _OF_ATTENTION |= {"s_aux": "sinks", "return_attn_probs": "return_lse"}
@@ -42,7 +42,7 @@ _IN_CORE = {"window_size", "captures", "return_attn_probs", "return_softmax_lse"
 
 
 def draw(spec: Spec, random: Random | None = None) -> Drawn:
-    """Its arrays: the same ones each time, whatever was drawn before, or of the caller's numbers."""
+    """Draws the arrays of a Spec: the same ones each time, unless the caller gives its own generator."""
     random, dtype = random or generator_of(spec.name), DTYPES[spec.dtype]
     (heads, heads_k), batch, (rows, keys) = spec.heads, len(spec.sequences), spec.tokens
     found = dict[str, Values]()
@@ -55,7 +55,7 @@ def draw(spec: Spec, random: Random | None = None) -> Drawn:
         if spec.mean:
             found["v"] = Values.of(found["v"].numbers + spec.mean, dtype)
     if cache:
-        found |= _of_cache(spec, cache, random)
+        found |= _cache_arrays(spec, cache, random)
     if spec.is_packed:
         found |= _packing(spec, found)
     if spec.has("alibi"):
@@ -88,8 +88,8 @@ def draw(spec: Spec, random: Random | None = None) -> Drawn:
     )
 
 
-def _of_cache(spec: Spec, cache: Cache, random: Random) -> dict[str, Values]:
-    """The cache's own arrays, its tables and lengths, and what rotates."""
+def _cache_arrays(spec: Spec, cache: Cache, random: Random) -> dict[str, Values]:
+    """Returns the cache's own arrays, its tables and lengths, and the tables of the rotation."""
     found = {f"{x}_cache": values for x, values in zip("kv", cache.arrays, strict=True)}
     found |= {f"{x}_scale": scale for x, scale in zip("kv", cache.scales, strict=True) if isinstance(scale, Values)}
     found |= {name: Values.of(table, "int32") for name, table in cache.tables.items()}
@@ -105,7 +105,7 @@ def _of_cache(spec: Spec, cache: Cache, random: Random) -> dict[str, Values]:
 
 
 def _packing(spec: Spec, found: dict[str, Values]) -> dict[str, Values]:
-    """Where sequences begin; what is not used of their keys becomes NaN."""
+    """Returns the starts of packed sequences; fills keys that are not used with NaN."""
     starts = [np.cumsum([0, *side]) for side in ([n for n, _ in spec.sequences], spec.room)]
     names = ("cu_seqlens",) if "qkvpacked" in spec.entry else ("cu_seqlens_q", "cu_seqlens_k")
     packing = {name: Values.of(at, "int32") for name, at in zip(names, starts, strict=False)}
@@ -138,7 +138,7 @@ def _mask(spec: Spec, random: Random) -> Values:
 
 
 def _documents(spec: Spec, random: Random) -> Array:
-    """Ids of all positions; some 50 have one, where nothing else is said."""
+    """Draws the ids of all positions; by default some 50 positions share one."""
     shape = len(spec.sequences), spec.sizes[1]
     by_word = {"one": np.full(shape[1], -7), "different": random.permutation(shape[1])}
     by_word["random"] = random.integers(-2, 3, shape)
@@ -147,7 +147,7 @@ def _documents(spec: Spec, random: Random) -> Array:
 
 
 def _picks(spec: Spec, random: Random) -> Array:
-    """Lists of so many keys of each row, none of which comes twice; some places are empty."""
+    """Draws lists of keys for each row, without duplicates; some places are empty."""
     rows, keys = spec.sizes
     order = random.random((len(spec.sequences), rows, keys)).argsort(-1)[..., : int(spec.number("picks", PICKS))]
     return np.where(random.random(order.shape) < random.choice([0, 0.2, 1]), -1, order)
@@ -155,18 +155,18 @@ def _picks(spec: Spec, random: Random) -> Array:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Arrays by the words of flash-attn; those of queries, keys and values are (tokens, heads, dim)."""
+    """Drawn arrays by the words of flash-attn; queries, keys and values are (tokens, heads, dim)."""
 
     spec: Spec
     values: dict[str, Values]
     cache: Cache | None
     longest: tuple[int, int]  # queries and keys of a sequence, as the call says it; of a cache what it has room for
-    rng: tuple[int, int]  # of dropout; where a function takes none: manual_seed's, whose first call has offset 0
+    rng: tuple[int, int]  # seed and offset of dropout; functions without rng get the seed by manual_seed, offset 0
 
     # ---- the call ----
 
     def put(self, arrays: Arrays) -> dict[str, Any]:
-        """The arrays where `arrays` puts them, in the shapes that the function takes."""
+        """Puts the arrays on the device, in the shapes that the function takes."""
         spec, batch, found = self.spec, len(self.spec.sequences), dict[str, Any]()
         rows: dict[str, Values] = {x: self.values[x] for x in (*"qkv", "dout") if x in self.values}
         for name, x in self.values.items():
@@ -185,7 +185,7 @@ class Drawn:
         return found | {n: arrays.put_rows(x, n, heads_first=spec.entry == "attention") for n, x in rows.items()}
 
     def words(self, put: Numbers) -> dict[str, Any]:
-        """The call in the words of flash-attn's functions, with arrays that were put somewhere."""
+        """Returns the call in the words of flash-attn's functions, with arrays that were put somewhere."""
         spec, cache = self.spec, self.cache
         said = {name: x for name, x in put.items() if name not in ("dout", "dlse")}
         for variant, (text, captures) in SNIPPETS.items():
@@ -215,7 +215,7 @@ class Drawn:
         return said
 
     def arguments(self, put: Numbers) -> dict[str, Any]:
-        """The keywords of the function that the Spec names."""
+        """Returns the keywords of the function that the Spec names."""
         said = self.words(put)
         if self.spec.entry != "attention":
             return {(name.removesuffix("_cache") if self.spec.is_packed else name): x for name, x in said.items()}
@@ -224,14 +224,14 @@ class Drawn:
         return said | ({"rng": self.rng} if self.spec.has("dropout") else {})
 
     def call(self, put: Numbers, function: Callable[..., Any] | None = None) -> Any:
-        """What the function that the Spec names returns, or another one with its keywords."""
+        """Calls the function that the Spec names, or another one with its keywords."""
         xeflash: Any = importlib.import_module("xeflash")
         if self.spec.has("dropout") and self.spec.entry != "attention":
             xeflash.manual_seed(self.rng[0])
         return (function or getattr(xeflash, self.spec.function))(**self.arguments(put))
 
     def in_core(self, put: Numbers) -> dict[str, Any]:
-        """The same for _core.forward and _core.backward; arrays of q, k and v that are one are no call of theirs."""
+        """Returns the call in the words of _core.forward and _core.backward, which take no q, k and v in one array."""
         schema: Any = importlib.import_module("xeflash.call.schema")
         spec, said = self.spec, self.words(put)
         given = {name: x for name, x in said.items() if name not in _IN_CORE}
@@ -250,19 +250,22 @@ class Drawn:
     # ---- what comes of it ----
 
     def numbers(self) -> dict[str, Any]:
-        """The arrays in float64, but for those of all tokens: a sequence of these is, when it comes."""
+        """Returns the arrays in float64, except those of all tokens, which are converted sequence by sequence."""
         return {
             name: x if name in (*"qkv", "dout") else x.numbers for name, x in self.values.items() if "cache" not in name
         }
 
     @property
     def window(self) -> tuple[int, int]:
-        """What a row sees left and right of the diagonal. -1: all, as for flash-attn by a side that reaches so far."""
+        """Returns the keys that a row sees left and right of the diagonal.
+
+        -1 is all of them, as it is for flash-attn with a side that reaches so far.
+        """
         sides = [n if self.spec.entry == "attention" or n < self.longest[1] else -1 for n in self.spec.sides]
         return sides[0], 0 if self.spec.is_causal else sides[1]
 
     def features(self, b: int, given: Numbers) -> Features:
-        """What changes attention in sequence b."""
+        """Returns the features of attention in sequence b."""
         spec, slopes, mask, ids = self.spec, *(given.get(x) for x in ("alibi_slopes", "attn_mask", "document_ids"))
         own = slice(b, b + 1)
         if (lists := given.get("gather_kv_indices")) is not None:
@@ -278,7 +281,7 @@ class Drawn:
         )  # fmt: skip
 
     def _score_mod(self, given: Numbers) -> Callable[..., Any] | None:
-        """Of numpy or torch, as the arrays are that it captures."""
+        """Returns the snippet as a function of numpy or torch, as its captured arrays are."""
 
         def snippet(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
             hidden = (given["kind"] == 0)[(i + j) % PERIOD]
@@ -300,7 +303,7 @@ class Drawn:
         return next((mod for name, mod in by_name.items() if self.spec.has(name)), None)
 
     def by_sequence(self, given: Numbers, cache: Cache | None = None) -> Iterator[Sequence]:
-        """Of each its rows among all, q, k and v (1, H, S, D), and what changes its attention.
+        """Yields for each sequence its rows among all, q, k and v (1, H, S, D), and its features.
 
         `given` are numbers of numpy or torch; keys and values are those that the cache holds, where there is one.
         """
@@ -311,17 +314,17 @@ class Drawn:
 
         at = at_keys = 0
         for b, ((rows, keys), used) in enumerate(zip(self.spec.sequences, self.spec.used, strict=True)):
-            mine, of_keys = slice(at, at + rows), slice(at_keys, at_keys + used)
-            kv = [cache.held_by(i, cache.places[b]) if cache else part(x, of_keys) for i, x in enumerate("kv")]
+            mine, used_keys = slice(at, at + rows), slice(at_keys, at_keys + used)
+            kv = [cache.held_by(i, cache.places[b]) if cache else part(x, used_keys) for i, x in enumerate("kv")]
             q, k, v = (x.swapaxes(0, 1)[None] for x in (part("q", mine), *kv))
             yield mine, q, k, v, self.features(b, given)
             at, at_keys = at + rows, at_keys + keys
 
     def check(self, arrays: Arrays, put: Numbers, result: Any, rule: Judge = judge) -> list[Finding]:
-        """out and LSE of each sequence, and what became of the cache."""
+        """Judges out and LSE of each sequence, and the cache after the call."""
         spec, dtype, given, now = self.spec, DTYPES[self.spec.dtype], self.numbers(), self.cache
-        out, of_rows = result_of(arrays, result, dtype, spec.returns_lse)
-        out, lse = self.together(out), None if of_rows is None else self.together(of_rows)
+        out, row_lse = result_of(arrays, result, dtype, spec.returns_lse)
+        out, lse = self.together(out), None if row_lse is None else self.together(row_lse)
         shape = (*self.values["q"].bits.shape[:2], spec.dims[1])
         if out.shape != shape or not out.size:
             return [compare("out", out, np.zeros(shape), 0.0)]
@@ -341,7 +344,7 @@ class Drawn:
         return found
 
     def _rotated(self, given: dict[str, Any]) -> tuple[dict[str, Any], list[Array]]:
-        """The numbers with queries as the call turns them, and keys and values of each sequence as it appends them."""
+        """Returns the numbers with rotated queries, and the keys and values that each sequence appends."""
         spec, batch = self.spec, len(self.spec.sequences)
         new = [x.numbers.reshape(batch, spec.new, *x.bits.shape[1:]) for x in map(given.get, "kv") if x]
         if self.cache and spec.rotary:
@@ -355,7 +358,7 @@ class Drawn:
         return given, new
 
     def together(self, x: Array) -> Array:
-        """A result of all sequences, as (tokens, heads, dim) or (heads, tokens)."""
+        """Reshapes a result of all sequences to (tokens, heads, dim) or (heads, tokens)."""
         if self.spec.is_packed:
             return x
         if x.ndim == 3:  # (batch, heads, rows)
@@ -364,24 +367,24 @@ class Drawn:
         return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
     def work(self) -> tuple[float, float]:
-        """(multiplications and additions of both products, of what is not hidden; bytes of Q, O, and K and V once)."""
+        """Counts (operations of both products, without hidden scores; bytes of Q and O, and of K and V once)."""
         spec, flops, moved = self.spec, 0.0, 0.0
         (heads, heads_k), of_q = spec.heads, self.values["q"].bits.itemsize
-        of_keys = self.values["k_cache"].bits.itemsize if self.cache else of_q
+        key_bytes = self.values["k_cache"].bits.itemsize if self.cache else of_q
         for rows, keys in spec.sequences:
             pairs = float(visible(rows, keys, self.window, spec.top_left).sum())
             flops += 2 * pairs * heads * sum(spec.dims)
-            moved += sum(spec.dims) * (rows * heads * of_q + keys * heads_k * of_keys)
+            moved += sum(spec.dims) * (rows * heads * of_q + keys * heads_k * key_bytes)
         return flops, moved
 
 
 def prepare(spec: Spec, arrays: Arrays, rule: Judge = judge) -> Prepared:
-    """A call of the function, whose arrays are on the device."""
+    """Draws a Spec's arrays, puts them on the device, and returns the call of its function and its judge."""
     drawn = draw(spec)
     put = drawn.put(arrays)
     return Prepared(lambda: drawn.call(put), lambda result: drawn.check(arrays, put, result, rule), *drawn.work())
 
 
 def _hide(hidden: Any, s: Any) -> Any:
-    """Scores, of numpy or torch, that are -inf where they are hidden."""
+    """Returns scores of numpy or torch with -inf where they are hidden."""
     return s.masked_fill(hidden, -math.inf) if hasattr(s, "masked_fill") else np.where(hidden, -np.inf, s)

@@ -1,4 +1,4 @@
-"""The backward pass by the book: gradients of all that has one, and the probabilities that dropout left."""
+"""The backward pass by the book: all gradients, and the probabilities that dropout left."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from xeflash.selftest.tolerance import Finding, compare
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-_LIMITS = {"fp32": 2.0**-17, "fp16": 2.0**-8, "bf16": 2.0**-5}  # of the largest element
+_LIMITS = {"fp32": 2.0**-17, "fp16": 2.0**-8, "bf16": 2.0**-5}  # limits relative to the largest element
 _NAMES = ("q", "k", "v", "attn_mask", "alibi_slopes", "s_aux")  # the order of _core.backward's results
 
 
 def prepare(spec: Spec, arrays: Arrays) -> Prepared:
-    """Gradients, or with `probs` the probabilities in their place, negative where dropped; without torch's autograd."""
+    """Prepares the backward pass without torch's autograd; with `probs`, probabilities, negative where dropped."""
     importlib.import_module("xeflash").attention  # noqa: B018  loads the extension and its kernels
     core: Any = importlib.import_module("xeflash._core")
     drawn = draw(spec)
@@ -53,7 +53,7 @@ def prepare(spec: Spec, arrays: Arrays) -> Prepared:
 
 
 def _by_the_book(drawn: Drawn) -> dict[str, Array]:
-    """By name, of all sequences: dS = P (dP - sum P dP), with the dropped elements of dP = dO V^T."""
+    """Computes all gradients by name: dS = P (dP - sum P dP), with the dropped elements of dP = dO V^T."""
     spec, given, parts = drawn.spec, drawn.numbers(), list[dict[str, Array]]()
     for rows, q, k, v, f in drawn.by_sequence(given):
         (heads, count), heads_k, dout = q.shape[1:3], k.shape[1], given["dout"].part(rows).swapaxes(0, 1)[None]

@@ -17,7 +17,7 @@ from xeflash.selftest.values import Values
 
 @dataclass(frozen=True)
 class Merge:
-    """`parts` results of `rows` rows; some rows saw no key of a part."""
+    """A case that merges `parts` results of `rows` rows; some rows saw no key of a part."""
 
     dtype: str = "bf16"
     dim: int = 64
@@ -26,11 +26,11 @@ class Merge:
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         return f"merge {self.dtype} d{self.dim} {self.parts} parts of {self.rows} rows"
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, heads = generator_of(self.name), 4
         outs = [normal(random, DTYPES[self.dtype], 1, self.rows, heads, self.dim) for _ in range(self.parts)]

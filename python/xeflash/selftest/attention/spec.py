@@ -1,4 +1,4 @@
-"""A call of attention in words: which function, on sequences of which sizes, what changes its scores, on which cache.
+"""Descriptions of calls of attention in words: function, sizes of sequences, changes to scores, and cache.
 
 The list of `xeflash selftest` and the sweeps of the tests say in Specs what they call. `drawn.py` makes the arrays of
 one, calls the function and judges what comes back.
@@ -15,15 +15,15 @@ _SAY_ALL = ("entry", "window", "variant", "broadcast", "place", "format", "layou
 
 @dataclass(unsafe_hash=True)  # frozen ones take three times as long to make
 class Spec:
-    """A call. What is not said is as the defaults of the fields have it."""
+    """The description of a call; fields that are not given have their defaults."""
 
     dtype: str = "bf16"
     dim: int = 64
     dim_v: int = 0  # 0: as dim
     heads: tuple[int, int] = (2, 2)
-    rows: int | tuple[int, ...] = 127  # of all sequences, or of each
-    keys: int | tuple[int, ...] = 127  # of a cache: with those that the call appends
-    batch: int = 2  # where neither tells
+    rows: int | tuple[int, ...] = 127  # queries of all sequences, or of each
+    keys: int | tuple[int, ...] = 127  # keys; a cache's include those that the call appends
+    batch: int = 2  # the number of sequences, unless rows or keys tell it
     # attention, func, kvpacked, qkvpacked; packed sequences varlen, varlen-used (fewer keys than there are),
     # varlen-kvpacked, varlen-qkvpacked; on a cache kvcache; packed queries on pages varlen, varlen-used (room for more
     # keys), varlen-alone (seqused_k without cu_seqlens_k)
@@ -36,15 +36,15 @@ class Spec:
     # chunk and picks may stand = and a number, behind documents = and what is drawn for them
     variant: str = "plain"
     broadcast: str = "bhqk"  # the axes of a mask
-    hidden: str = "-inf"  # what a bias hides keys by: a number, or the lowest of its type
+    hidden: str = "-inf"  # the value by which a bias hides keys: a number, or the lowest of its type
     hidden_rows: bool = False  # a mask hides all keys of some rows, too
-    slopes: str = "h"  # of ALiBi; bh: of each sequence
+    slopes: str = "h"  # ALiBi's slopes: h for each head, bh also for each sequence
     sinks: bool = False
     ends_of_sinks: bool = False  # some sinks are -inf
     scale: float | None = None
-    values: str = "normal"  # of Q, K and V: see normal(); any: each array has its own kind
+    values: str = "normal"  # the kind of Q, K and V, see normal(); any: each array has its own kind
     queries: float = 1.0  # a factor of Q
-    mean: float = 0.0  # of V
+    mean: float = 0.0  # the mean of V
     lse: bool = True
     # ---- a cache
     # plain, index (of sequences), pad (on the left), paged16 ..., beams: all sequences share what they hold, beams2
@@ -69,7 +69,7 @@ class Spec:
 
     @property
     def name(self) -> str:
-        """What it is: what its sizes are, and what is not the default."""
+        """Returns the name of the case: its sizes, and each field that is not the default."""
         kind = "probabilities" if self.probs else "gradient" if self.grad else "cache" if self.place else ""
         kind = kind or ("varlen" if self.is_packed else "decode" if self.rows == 1 else "forward")
         dims = f"d{self.dim}/{self.dim_v}" if self.dim_v not in (0, self.dim) else f"d{self.dim}"
@@ -89,29 +89,29 @@ class Spec:
 
     @property
     def id(self) -> str:
-        """The name of a test."""
+        """Returns the name of a test."""
         return self.name.replace(" ", "-")
 
     # ---- sizes ----
 
     @property
     def dims(self) -> tuple[int, int]:
-        """Of Q and K, and of V."""
+        """Returns the head dims of Q and K, and of V."""
         return self.dim, self.dim_v or self.dim
 
     @property
     def returns_lse(self) -> bool:
-        """Whether the call asks for it: for gradients, where it has one."""
+        """Returns whether the call asks for the LSE; for gradients, whether it has one."""
         return self.dlse if self.grad else self.lse
 
     @property
     def is_packed(self) -> bool:
-        """Whether sequences lie behind each other."""
+        """Returns whether sequences lie behind each other."""
         return self.entry.startswith("varlen")
 
     @property
     def sequences(self) -> list[tuple[int, int]]:
-        """Numbers of queries and keys of each; some packed ones have nothing on one side."""
+        """Returns the queries and keys of each sequence; some packed ones have nothing on one side."""
         rows, keys = self.rows, self.keys
         if isinstance(rows, int) and isinstance(keys, int):
             if not self.is_packed:
@@ -124,30 +124,30 @@ class Spec:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Queries and keys of each sequence, where all are alike."""
+        """Returns the queries and keys of each sequence, or 0 where they differ."""
         rows, keys = self.rows, self.keys
         return rows if isinstance(rows, int) else 0, keys if isinstance(keys, int) else 0
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Queries and keys of all sequences."""
+        """Returns the queries and keys of all sequences together."""
         return sum(n for n, _ in self.sequences), sum(n for _, n in self.sequences)
 
     @property
     def used(self) -> list[int]:
-        """How many keys of each sequence take part; in a cache all."""
+        """Returns how many keys of each sequence take part; in a cache all do."""
         fewer = self.entry.endswith("used") and not self.place
         return [max(0, n - i - 1) if fewer else n for i, (_, n) in enumerate(self.sequences)]
 
     @property
     def room(self) -> list[int]:
-        """For how many keys of each sequence there is room; in a cache there may be more."""
+        """Returns for how many keys of each sequence there is room; in a cache there may be more than keys."""
         more = self.entry.endswith("used") and self.place
         return [n + i + 1 if more else n for i, (_, n) in enumerate(self.sequences)]
 
     @property
     def function(self) -> str:
-        """The one of the package that it calls."""
+        """Returns the name of the public function that it calls."""
         entry = self.entry.removesuffix("-used").removesuffix("-alone").replace("-", "_")
         named = {"attention": entry, "func": "flash_attn_func", "kvcache": "flash_attn_with_kvcache"}
         return named.get(entry, f"flash_attn_{entry}_func")
@@ -155,7 +155,7 @@ class Spec:
     # ---- what changes scores ----
 
     def word(self, name: str) -> str | None:
-        """What the variant says behind a word and =; None: it has no such word."""
+        """Returns what follows a word of the variant and its =, or None if the variant has no such word."""
         for said in self.variant.split("+"):
             word, _, value = said.partition("=")
             if word == name:
@@ -163,34 +163,34 @@ class Spec:
         return None
 
     def has(self, *names: str) -> bool:
-        """Whether the variant has one of these words."""
+        """Returns whether the variant has one of these words."""
         return any(self.word(name) is not None for name in names)
 
     def number(self, name: str, usual: float) -> float:
-        """Of a word; 0: it is not there."""
+        """Returns the number of a word, `usual` if it has none, or 0 if the variant does not have the word."""
         value = self.word(name)
         return 0.0 if value is None else float(value or usual)
 
     @property
     def masks(self) -> str:
-        """bool, or the type of a bias; empty: there is no mask."""
+        """Returns "bool" or the type of a bias, or "" if there is no mask."""
         if self.has("mask"):
             return "bool"
         return "float32" if self.has("bias32") else DTYPES[self.dtype] if self.has("bias") else ""
 
     @property
     def top_left(self) -> bool:
-        """Whether the diagonal begins at the top left."""
+        """Returns whether the diagonal begins at the top left."""
         return self.window.endswith("-tl")
 
     @property
     def is_causal(self) -> bool:
-        """Whether that keyword hides what is right of the diagonal."""
+        """Returns whether the keyword causal hides the keys right of the diagonal."""
         return "causal" in self.window
 
     @property
     def sides(self) -> tuple[int, int]:
-        """As window_size has them."""
+        """Returns the two sides of window_size."""
         said = self.window.removesuffix("-tl").replace("causal", "-1").replace("full", "-1").partition(",")
         left, right = (int(side.removeprefix("=") or -1) for side in said[::2])
         if self.place or said[0].startswith("="):
@@ -204,7 +204,7 @@ def _sizes(n: int | tuple[int, ...]) -> str:
 
 
 def is_possible(spec: Spec) -> bool:
-    """Whether a public function can say it, and whether all that it says means something."""
+    """Returns whether a public function can take the Spec, and whether all of its words mean something."""
     heads, heads_k = spec.heads
     if (spec.broadcast != "bhqk" and not spec.masks) or (spec.slopes == "bh" and not spec.has("alibi")):
         return False  # says nothing

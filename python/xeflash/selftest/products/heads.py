@@ -1,4 +1,4 @@
-"""Cases of a language model's head: the loss of tokens, the largest logits, and tokens that are drawn from logits."""
+"""Cases of a language model's head: the loss of tokens, the largest logits, and sampled tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True)
 class _Head:
-    """input (rows, features) and linear_weight (vocabulary, features)."""
+    """The arrays of a head: input (rows, features) and linear_weight (vocabulary, features)."""
 
     dtype: str = "bf16"
     rows: int = 33
@@ -32,7 +32,7 @@ class _Head:
         return f"{self.dtype} {self.rows}x{self.vocabulary}x{self.features}"
 
     def drawn(self, name: str) -> tuple[Any, Values, Values]:
-        """The generator, input and linear_weight."""
+        """Draws input and linear_weight; returns the generator and both."""
         random, dtype = generator_of(name), DTYPES[self.dtype]
         return (
             random,
@@ -46,7 +46,7 @@ class _Head:
         return np.asarray(self.softcap * np.tanh(z / self.softcap) if self.softcap else z)
 
     def off(self, x: Values, w: Values) -> Array:
-        """How far roundings may move logits."""
+        """Returns how far roundings may move logits."""
         sizes: Array = SCORES * (np.abs(x.numbers) @ np.abs(w.numbers).T * self.features**-0.5)
         return sizes
 
@@ -56,19 +56,19 @@ class _Head:
 
 @dataclass(frozen=True)
 class Loss(_Head):
-    """linear_cross_entropy."""
+    """A case of linear_cross_entropy."""
 
     smoothing: float = 0.0
     reduction: str = "none"
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         words = ["softcap"] * (self.softcap > 0) + ["smoothing"] * (self.smoothing > 0)
         return " ".join(["loss", self.size, self.reduction, *words])
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, x, w = self.drawn(self.name)
         tokens = random.integers(0, self.vocabulary, self.rows).astype(np.int32)
@@ -105,17 +105,17 @@ class Loss(_Head):
 
 @dataclass(frozen=True)
 class TopK(_Head):
-    """linear_top_k, or linear_argmax."""
+    """A case of linear_top_k or linear_argmax."""
 
     k: int = 1
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         return f"top_k {self.size} k{self.k}"
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         _, x, w = self.drawn(self.name)
         device = [arrays.put(value) for value in (x, w)]
@@ -136,7 +136,7 @@ class TopK(_Head):
 
 @dataclass(frozen=True)
 class Sample:
-    """sample: each token is the winner of its race, among those that stay."""
+    """A case of sample: each token is the winner of its race, among those that stay."""
 
     dtype: str = "fp32"
     rows: int = 5
@@ -146,15 +146,15 @@ class Sample:
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         return f"sample {self.dtype} {self.rows}x{self.vocabulary}" + f" k{self.top_k}" * (self.top_k > 0)
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         z = normal(generator_of(self.name), DTYPES[self.dtype], self.rows, self.vocabulary)
         seeds = np.arange(self.rows, dtype=np.int64) * 2**40 + 3
-        logits, of_rows = arrays.put(z), arrays.put(Values(seeds, "int64"))
+        logits, row_seeds = arrays.put(z), arrays.put(Values(seeds, "int64"))
         p = np.exp(z.numbers / self.temperature)
         if self.top_k:
             p[z.numbers < np.sort(z.numbers, -1)[:, -self.top_k, None]] = 0
@@ -166,13 +166,13 @@ class Sample:
             return [compare("tokens", won, np.ones(self.rows), np.full(self.rows, 1e-4))]
 
         def call() -> Any:
-            return xeflash.sample(logits, seed=of_rows, position=9, top_k=self.top_k, temperature=self.temperature)
+            return xeflash.sample(logits, seed=row_seeds, position=9, top_k=self.top_k, temperature=self.temperature)
 
         return Prepared(call, check, 0.0, z.bits.nbytes)
 
 
 def exponentials(vocabulary: int, seed: int, position: int = 9, row: int = 0) -> Array:
-    """The numbers that sample divides probabilities by: see kernels/sample_tokens.hpp."""
+    """Returns the numbers that sample divides probabilities by: see kernels/sample_tokens.hpp."""
     counter = np.arange(-(-vocabulary // 64) * 16, dtype=np.uint32)
     others = [np.full_like(counter, x) for x in (position & 0xFFFFFFFF, position >> 32, 0x544F4B45 + row)]
     words = np.stack(philox([counter, *others], (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)))

@@ -18,7 +18,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True)
 class Linear:
-    """x (rows, inputs) times a weight (outputs, inputs), transposed."""
+    """A case of linear: x (rows, inputs) times a weight (outputs, inputs), transposed."""
 
     dtype: str = "bf16"
     weights: str = "same"  # the type of x; or int8, e4m3, e5m2, int4
@@ -32,13 +32,13 @@ class Linear:
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         words = [f"linear {self.dtype} {self.rows}x{self.outputs}x{self.inputs}", self.weights]
         words += [f"groups of {self.group}"] if self.group else []
         return " ".join([*words, *["zeros"] * self.zeros, *["bias"] * self.bias])
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, dtype = generator_of(self.name), DTYPES[self.dtype]
         x = normal(random, dtype, self.rows, self.inputs)
@@ -71,7 +71,7 @@ class Linear:
         )
 
     def _weight(self, random: np.random.Generator, dtype: str, part: slice) -> tuple[dict[str, Any], Array]:
-        """Arguments of linear, and the numbers (outputs, inputs) that they stand for, of a part of the outputs."""
+        """Draws arguments of linear, and returns them with the weight (outputs, inputs) of a part of the outputs."""
         shape = (self.outputs, self.inputs)
         if self.weights == "same":
             weight = normal(random, dtype, *shape)
@@ -96,8 +96,10 @@ class Linear:
 
 
 def _packed(q: Array) -> Array:
-    """Numbers 0 to 15 as linear takes them: dword d of a unit of 128 inputs has 32 m + 2 d in bits 4 m, and the next
-    one 16 bits above."""
+    """Packs numbers 0 to 15 in the form that linear takes.
+
+    Dword d of a unit of 128 inputs has 32 m + 2 d in bits 4 m, and the next one 16 bits above.
+    """
     outputs, inputs = q.shape
     units = -(-inputs // 128)
     padded = np.full((outputs, units * 128), 8, np.uint32)

@@ -1,4 +1,4 @@
-"""Cases of matmul_softmax: rows of a product that become their softmax, or its logarithm."""
+"""Cases of matmul_softmax: rows of a product become their softmax, or its logarithm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True)
 class Softmax:
-    """a (rows, inputs) times b (columns, inputs), transposed."""
+    """A case of matmul_softmax: a (rows, inputs) times b (columns, inputs), transposed."""
 
     dtype: str = "bf16"
     rows: int = 33
@@ -29,12 +29,12 @@ class Softmax:
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Returns the name of the case."""
         words = [f"matmul_softmax {self.dtype} {self.rows}x{self.columns}x{self.inputs}"]
         return " ".join([*words, *["bias"] * self.bias, *["log"] * self.log])
 
     def prepare(self, arrays: Arrays) -> Prepared:
-        """Draw its arrays."""
+        """Draws the case's arrays."""
         xeflash: Any = importlib.import_module("xeflash")
         random, dtype = generator_of(self.name), DTYPES[self.dtype]
         a, b = normal(random, dtype, self.rows, self.inputs), normal(random, dtype, self.columns, self.inputs)

@@ -1,4 +1,4 @@
-"""What runs for an operator of attention: the extension, with what autograd keeps of a call."""
+"""Operators of attention as the extension runs them, with what autograd keeps of a call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from xeflash.torch_ops.library import Pair, Results
 
 
 def pair_of(call: Call) -> Pair:
-    """(out, LSE) of a call."""
+    """Runs a call; returns (out, LSE)."""
     out, lse = _core.forward(**ready(call).arguments, words=call.words)
     return out, call["q"].new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def results_of(call: Call) -> Results:
-    """(out, LSE, state of dropout, rest of out); `rest` is True, or None: nobody wants it."""
+    """Runs a call; returns (out, LSE, state of dropout, rest of out); `rest` is True, or None if nobody wants it."""
     given = call.arguments
     if "dropout_p" in given or "score_mod" in given or "captures" in given:
         given = ready(call).arguments
@@ -40,28 +40,28 @@ def results_of(call: Call) -> Results:
 
 
 def rest_of(q: Tensor, v: Tensor) -> Tensor | None:
-    """For what rounding takes from the output; float32 is not rounded."""
+    """Allocates room for what rounding takes from the output, or returns None for float32, which is not rounded."""
     return q.new_empty((*q.shape[:-1], v.shape[-1])) if q.dtype.itemsize == 2 and v.dim() else None
 
 
 def gradients_of(call: Call, rng: Tensor) -> list[Tensor]:
-    """Those that `wanted` names, of a call with its results and their gradients."""
+    """Computes the gradients that `wanted` names, of a call with its results and their gradients."""
     given = call.arguments
     arrays = {f"captures[{name!r}]": x for name, x in (given.get("captures") or {}).items() if isinstance(x, Tensor)}
     asked = [(name, given_as(given, arrays, name)) for name in given["wanted"]]
     if given.get("dropout_p"):
         seed, offset = rng.tolist()
         call = call.with_(seed=seed % 2**64, offset=offset % 2**64)
-    *gradients, of_captures = _core.backward(**ready(call).arguments, words=call.words)
+    *gradients, capture_gradients = _core.backward(**ready(call).arguments, words=call.words)
     found = dict(zip(LEARNED, gradients, strict=True))
     if learned := [name for name in arrays if name in given["wanted"]]:
-        parts = of_captures.split([arrays[name].numel() for name in learned])
+        parts = capture_gradients.split([arrays[name].numel() for name in learned])
         found |= {name: part.view(arrays[name].shape) for name, part in zip(learned, parts, strict=True)}
     return [found[name].sum_to_size(x.shape).to(x.dtype) for name, x in asked]
 
 
 def given_as(given: dict[str, Any], captured: dict[str, Tensor], name: str) -> Tensor:
-    """The tensor of which a gradient is wanted by this name."""
+    """Returns the tensor of which a gradient is wanted by this name."""
     x = captured.get(name) if name.startswith("captures[") else given.get(name) if name in LEARNED else None
     if x is None:
         raise ValueError(
@@ -74,6 +74,6 @@ def given_as(given: dict[str, Any], captured: dict[str, Tensor], name: str) -> T
 
 @functools.cache
 def _nothing() -> Tensor:
-    """One tensor for all calls: it has no elements that anyone could change, and making one takes its time."""
+    """Returns one empty tensor for all calls: nobody can change it, and making one takes time."""
     with torch.inference_mode(False):
         return torch.empty(0, dtype=torch.int64, device="cpu")

@@ -1,10 +1,9 @@
 """Gradients of ``torch.ops.xeflash.*``.
 
-A call of which a tensor requires grad is made with its LSE and, in 16 bits, with what rounding takes from its output
-(the rest: 2 bytes per element), whether or not the caller asked for them. They and the state of dropout's generator are
-kept with its tensors for the backward pass. That is an operator, too,
-``attention_backward``, for all layouts: it computes the gradients that somebody wants and no others, and gives the same
-bits each time.
+If a tensor of a call requires grad, the call computes its LSE and, in 16 bits, what rounding takes from its output (the
+rest: 2 bytes per element), whether or not the caller asked for them. Autograd keeps them, the state of dropout's
+generator and the call's tensors for the backward pass. The backward pass is an operator, too, ``attention_backward``,
+for all layouts: it computes only the gradients that are wanted, and gives the same bits each time.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, DEFAULTS_OF_ATTENTION, FORWARD_ONLY, THD, WITH_GRADIENTS
 from xeflash.call.score_mod import without_comments
 from xeflash.torch_ops.attention.extension import given_as, gradients_of, results_of
-from xeflash.torch_ops.attention.words import laid_out, put_together, reader, with_lists, words_of
+from xeflash.torch_ops.attention.words import laid_out, put_together, reader, take_words, with_lists
 from xeflash.torch_ops.forms import Form, backward_schema
 from xeflash.torch_ops.library import (
     Pair,
     Results,
+    check_gradients,
     has_subclass,
     is_seen,
     once,
     refuse_transforms,
     register,
     requires_grad,
-    wants_gradients,
 )
 from xeflash.tune import pick, xe
 from xeflash.tune.desc import Desc
@@ -48,16 +47,18 @@ _FIRST = ("dout", "dlse", "q", "k", "v", "out", "lse", "rng", "layout", "wanted"
 
 
 def attention_backward(*arguments: Any, **more: Any) -> list[Tensor]:
-    """The gradients of the tensors that `wanted` names, in its order; `rng` is the state that the forward pass gave.
+    """Computes the gradients of the tensors that `wanted` names, in its order.
+
+    `rng` is the state that the forward pass gave.
 
     `rest` is what rounding took from `out`: without it gradients in 16 bits are less exact where V has a mean. `longer`
-    says that `out` and `lse` are those of rows of more keys than `k` has, of which these are a part.
+    says that `out` and `lse` were computed from more keys than `k` has.
     """
     given = {"function": "attention_backward", **dict(zip(_FIRST, arguments, strict=False))}
     given |= (DEFAULTS_OF_ATTENTION if given["layout"] == BHSD else {}) | more
     put_together(given, cached=False)
     rng = given.pop("rng")
-    return gradients_of(Call(given, words_of(given, {})), rng)
+    return gradients_of(Call(given, take_words(given, {})), rng)
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, wanted: Sequence[str], **more: Any) -> list[Tensor]:
@@ -81,7 +82,7 @@ class _Without(torch.autograd.Function):  # type: ignore[misc]
 
 
 def without_gradient(text: str, result: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """The result of tensors that require grad; a backward pass from it raises the text."""
+    """Returns the result of tensors that require grad; a backward pass from it raises the text."""
     refused: Tensor = _Without.apply(text, result, *tensors)
     return refused
 
@@ -105,7 +106,7 @@ _Run = Callable[[Call], Results]
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """(out, lse, rng, rest) of a call, which comes without its tensors, and these by their names."""
+    """The autograd function of attention: (out, lse, rng, rest) of a call, whose tensors are passed apart from it."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, names: list[str], run: _Run, *tensors: Tensor) -> Results:
@@ -137,7 +138,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _backward(call: Call, rng: Tensor) -> list[Tensor]:
-    """The gradients of a call that are wanted, by the extension; where torch has to see it, by the operator."""
+    """Computes the wanted gradients of a call by the extension, or by the operator where torch has to see it."""
     if not torch.is_grad_enabled() and is_plain(call):
         return gradients_of(call, rng)
     result: list[Tensor] = _backward_op(**with_lists(call), rng=rng)
@@ -145,11 +146,11 @@ def _backward(call: Call, rng: Tensor) -> list[Tensor]:
 
 
 def is_plain(call: Call) -> bool:
-    """Whether nothing below autograd has to see a call."""
+    """Returns whether nothing below autograd has to see a call."""
     given = call.arguments
     return not (
         torch.compiler.is_compiling()
-        or torch.autograd._profiler_enabled()  # which shows operators by their names
+        or torch.autograd._profiler_enabled()  # the profiler shows operators by their names
         or is_seen(given["q"], given["k"], given["v"])
         or given["q"].is_meta
         or has_subclass(given.values(), (given.get("captures") or {}).values())
@@ -157,7 +158,7 @@ def is_plain(call: Call) -> bool:
 
 
 def attend(call: Call, run: _Run) -> Results:
-    """(out, LSE, state of dropout, rest) of a call of which a tensor requires grad, and which autograd keeps."""
+    """Runs a call that autograd keeps; returns (out, LSE, state of dropout, rest)."""
     given = call.arguments
     q, v = given["q"], given["v"]
     captured = [x for x in (given.get("captures") or {}).values() if isinstance(x, Tensor)]
@@ -165,7 +166,7 @@ def attend(call: Call, run: _Run) -> Results:
         refuse_captures(call.function, given["score_mod"], sum(x.numel() for x in learned))
     if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
         check_room(call.function, _core.arch_of(q, call.function, call.word("q")), q, v)
-    others = [x for name, x in given.items() if name != "v" and isinstance(x, Tensor)]  # its gradient needs no Delta
+    others = [x for name, x in given.items() if name != "v" and isinstance(x, Tensor)]  # that of V needs no Delta
     keeps_rest = q.dtype.itemsize == 2 and (given.get("rest") or requires_grad(*others, *captured))
     if given["layout"] != THD and given["k"].shape[0] != q.shape[0]:
         call = _in_one_batch(call)
@@ -177,7 +178,7 @@ def attend(call: Call, run: _Run) -> Results:
 
 
 def _in_one_batch(call: Call) -> Call:
-    """Keys and values of batch 1, which serve all queries, as views of their batch: autograd adds gradients up."""
+    """Expands keys and values of batch 1 to the batch of the queries, as views; autograd adds their gradients up."""
     given = call.arguments
     batch, k, v = given["q"].shape[0], given["k"], given["v"]
     if k.shape[0] != 1 or v.shape[0] != 1:
@@ -186,14 +187,14 @@ def _in_one_batch(call: Call) -> Call:
 
 
 def differentiated(form: Form) -> Callable[[Any, dict[str, Any]], Results]:
-    """Makes the calls of an operator that need gradients."""
+    """Returns the function that runs an operator's calls with gradients."""
     read = reader(form)
 
     def run(operator: Any, given: dict[str, Any]) -> Results:
         call = read((), given)
         refuse_transforms(call.function)
         learned = () if "k_cache" in call else WITH_GRADIENTS
-        wants_gradients(call, learned)
+        check_gradients(call, learned)
         return attend(call, lambda whole: below(operator, whole))
 
     def below(operator: Any, call: Call) -> Results:
@@ -207,7 +208,7 @@ def differentiated(form: Form) -> Callable[[Any, dict[str, Any]], Results]:
 
 @functools.cache
 def _reason_for_no_room(arch: str, dim: int, dim_v: int) -> str:
-    """Why the backward pass of a GPU has no tiles for these head dims in fp32; empty if it has."""
+    """Returns why a GPU's backward pass has no tiles for these head dims in fp32, or "" if it has."""
     try:
         for algorithm in xe.BACKWARD:
             pick(Desc(algorithm, arch, "float32", dim, dim_v, rows=32, access="dwords"))
@@ -217,13 +218,15 @@ def _reason_for_no_room(arch: str, dim: int, dim_v: int) -> str:
 
 
 def check_room(function: str, arch: str, q: Tensor, v: Tensor) -> None:
-    """Refuses in the forward call what the backward pass would refuse; 16 bits always find room."""
+    """Refuses in the forward pass what the backward pass would refuse; 16 bits always find room."""
     if q.dtype is torch.float32 and (reason := _reason_for_no_room(arch, q.shape[-1], v.shape[-1])):
-        raise NotImplementedError(f"{function}: gradients must not be wanted of these head dims here, as {reason}")
+        raise NotImplementedError(
+            f"{function}: gradients must not be wanted with these head dims on this device, as {reason}"
+        )
 
 
 def refuse_captures(function: str, score_mod: str, elements: int) -> None:
-    """What the kernel of their gradients does not have."""
+    """Refuses a score_mod whose captures' gradients the kernel cannot compute."""
     if elements > _core.MOST_LEARNED:
         raise NotImplementedError(
             f"{function}: captures that require grad must have at most {_core.MOST_LEARNED} elements together, "
@@ -240,7 +243,9 @@ def refuse_captures(function: str, score_mod: str, elements: int) -> None:
 
 
 class _Merge(torch.autograd.Function):  # type: ignore[misc]
-    """(out, lse) of outs and then LSEs. With w_i = exp(lse_i - lse), 0 where a part had no key for a row:
+    """The autograd function of merge_states: (out, lse) of outs and then LSEs.
+
+    With w_i = exp(lse_i - lse), 0 where a part had no key for a row:
 
     out = sum_i w_i out_i:   dout_i = w_i dout,   dlse_i = w_i (D_i - sum_j w_j D_j + dlse),   D_i = dout out_i
     """
@@ -259,20 +264,20 @@ class _Merge(torch.autograd.Function):  # type: ignore[misc]
         outs, lses = states[:parts], states[parts:]
         lse = lse.masked_fill(lse.isinf(), 0.0)
         weights = [(x.masked_fill(x.isinf(), -torch.inf) - lse).exp() for x in lses]
-        of_outs: list[Tensor | None] = [None] * parts
+        out_gradients: list[Tensor | None] = [None] * parts
         moved: list[Tensor | float] = [0.0] * parts
         if dout is not None:
             dout = dout.float()
-            of_outs = [(w.mT[..., None] * dout).to(x.dtype) for w, x in zip(weights, outs, strict=True)]
+            out_gradients = [(w.mT[..., None] * dout).to(x.dtype) for w, x in zip(weights, outs, strict=True)]
             dots = [(dout * x).sum(-1).mT.masked_fill(y.isinf(), 0.0) for x, y in zip(outs, lses, strict=True)]
             mean = sum(w * dot for w, dot in zip(weights, dots, strict=True))
             moved = [dot - mean for dot in dots]
-        of_lses = [w * (x if dlse is None else x + dlse) for w, x in zip(weights, moved, strict=True)]
-        return None, None, *of_outs, *of_lses
+        lse_gradients = [w * (x if dlse is None else x + dlse) for w, x in zip(weights, moved, strict=True)]
+        return None, None, *out_gradients, *lse_gradients
 
 
 def merge_with_gradients(operator: Any, given: dict[str, Any]) -> Pair:
-    """A call of merge_states that needs them."""
+    """Runs merge_states so that autograd records it."""
     refuse_transforms("merge_states")
     outs, lses = given["outs"], given["lses"]
     result: Pair = _Merge.apply(operator, len(outs), *outs, *lses)

@@ -1,4 +1,4 @@
-"""The operators themselves: what runs, the same without data, registration."""
+"""The operators of attention: the functions that run, their fakes without data, and their registration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from xeflash.torch_ops.library import Pair, register
 
 
 def kernel_of(form: Form) -> Callable[..., Any]:
-    """What runs for an operator: the extension's forward. The dispatcher gives what is not the default."""
+    """Returns the function that runs for an operator: the extension's forward.
+
+    The dispatcher passes arguments that are not the default.
+    """
     read, run = reader(form), results_of if form.results == "Results" else pair_of
 
     def kernel(*arguments: Any, **more: Any) -> Any:
@@ -33,7 +36,7 @@ def kernel_of(form: Form) -> Callable[..., Any]:
 
 
 def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Pair:
-    """xeflash.merge_states of the outs and LSEs."""
+    """Merges outs and LSEs by the extension."""
     result: Pair = _core.merge_states(list(outs), list(lses))
     return result
 
@@ -45,7 +48,7 @@ _SHAPED = ROWS.keys() - _OF_ALL | {"function", "q", "k", "v", "enable_gqa"}
 
 
 def fake_of(form: Form) -> Callable[..., Any]:
-    """What an operator does without data: its results, where the extension takes q, k, v and caches together.
+    """Returns the function that gives an operator's results without data, where q, k, v and caches match.
 
     Features are refused when the operator runs: torch's compiler has another type for an error that it meets.
     """

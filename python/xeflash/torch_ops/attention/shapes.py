@@ -1,4 +1,4 @@
-"""What the extension refuses of a call whose tensors have no memory, as torch traces it."""
+"""Checks of a call whose tensors have no memory, as torch traces it: what the extension refuses."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ class _UnknownError(Exception):
 
 
 def check_shapes(call: Call) -> None:
-    """Raises what the extension would. Sizes that may vary count as what they are in the call that is traced."""
+    """Checks the shapes of q, k, v and caches by the rules of the extension.
+
+    Sizes that may vary count as what they are in the call that is traced.
+    """
     made: dict[int, Placeholder] = {}
     try:
-        given = {name: _of_now(x, made) for name, x in call.arguments.items()}
+        given = {name: _at_present(x, made) for name, x in call.arguments.items()}
     except _UnknownError:
         return
     _core.check_shapes(**given, words=call.words)
 
 
-def _of_now(x: Any, made: dict[int, Placeholder]) -> Any:
+def _at_present(x: Any, made: dict[int, Placeholder]) -> Any:
     if isinstance(x, SYMBOLS):
         if (now := x.node.hint) is None:
             raise _UnknownError
@@ -36,7 +39,7 @@ def _of_now(x: Any, made: dict[int, Placeholder]) -> Any:
     if not isinstance(x, Tensor):
         return x
     if id(x) not in made:
-        shape, strides = (tuple(_of_now(n, made) for n in sizes) for sizes in (x.shape, x.stride()))
+        shape, strides = (tuple(_at_present(n, made) for n in sizes) for sizes in (x.shape, x.stride()))
         xpu = (x.device.index or 0) if x.device.type == "xpu" else -1
         made[id(x)] = Placeholder(shape, str(x.dtype).removeprefix("torch."), strides=strides, xpu=xpu)
     return made[id(x)]

@@ -1,4 +1,4 @@
-"""How a call becomes the arguments of its operator, and those a call again."""
+"""Conversion of a call to the arguments of its operator, and back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from xeflash.torch_ops.forms import Form
 
 Scalar = int | float
 _SNIPPET = ("score_mod", "capture_names", "capture_arrays", "capture_numbers")
-_OF_PAGES = {"k_cache": "k", "v_cache": "v"}  # what the extension calls them
+_OF_PAGES = {"k_cache": "k", "v_cache": "v"}  # the operator's words for the extension's
 _NUMBERS = (("k_scale", "k_factor"), ("v_scale", "v_factor"))
 
 
 def laid_out(call: Call, form: Form) -> dict[str, Any]:
-    """Makes the arguments of an operator of those of a call, but for `out`: an operator returns it."""
+    """Returns the arguments of a call's operator, without `out`, as an operator returns it."""
     given = with_lists(call)
     given = {form.names.get(name, name): x for name, x in given.items() if name not in ("layout", "out")}
     for name in ("seed", "offset"):
@@ -39,8 +39,8 @@ def laid_out(call: Call, form: Form) -> dict[str, Any]:
 
 
 def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
-    """A function that gives the call, of the arguments that the dispatcher has for its operator."""
-    of_schema, names = {theirs: ours for ours, theirs in form.names.items()}, form.rows[0]
+    """Returns a function that makes a call of the arguments that the dispatcher has for an operator."""
+    schema_words, names = {theirs: ours for ours, theirs in form.names.items()}, form.rows[0]
     base: dict[str, Any] = {"function": form.function, "layout": form.layout, **form.defaults}
     has_pages = form.layout == THD
 
@@ -49,12 +49,12 @@ def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
         given.update(zip(names, arguments))  # noqa: B905  strict takes its time
         if more:
             for name, x in more.items():
-                given[of_schema.get(name, name)] = x
+                given[schema_words.get(name, name)] = x
         paged = has_pages and given.get("block_table") is not None
         words = form.names
         if more:
             put_together(given, paged or form.letter == "c")
-            words = words_of(given, words)
+            words = take_words(given, words)
         if paged:
             if given.get("dropout_p"):
                 got = given["dropout_p"]
@@ -66,7 +66,7 @@ def reader(form: Form) -> Callable[[tuple[Any, ...], dict[str, Any]], Call]:
 
 
 def put_together(given: dict[str, Any], cached: bool) -> None:
-    """Puts together what a schema has several arguments for."""
+    """Combines arguments that a schema has in several parts."""
     function = given["function"]
     if not given.keys().isdisjoint(_SNIPPET):
         text, *lists = (given.pop(name, None) for name in _SNIPPET)
@@ -95,7 +95,7 @@ def captures_of(
     arrays: Sequence[Tensor] | None,
     numbers: Sequence[Scalar] | None,
 ) -> dict[str, Any]:
-    """Captures that are lists: the names of the arrays, then those of the numbers."""
+    """Returns captures that are lists as a dict: the names of the arrays come first, then those of the numbers."""
     values = (*(arrays or ()), *(numbers or ()))
     if len(set(names or ())) != len(values) or len(names or ()) != len(values):
         raise ValueError(
@@ -106,7 +106,7 @@ def captures_of(
 
 
 def with_lists(call: Call) -> dict[str, Any]:
-    """A call's arguments, with lists for a snippet's captures and for the caller's words, as operators have them."""
+    """Returns a call's arguments in the form that operators take: lists for captures and for the caller's words."""
     given = call.arguments.copy()
     text, captures = given.pop("score_mod", None), given.pop("captures", None) or {}
     if text is not None:
@@ -120,8 +120,8 @@ def with_lists(call: Call) -> dict[str, Any]:
     return given
 
 
-def words_of(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
-    """Takes the caller's words of the arguments of an operator, which has these names."""
+def take_words(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
+    """Takes the caller's words out of an operator's arguments, and returns them with the operator's `names`."""
     if not (words := given.pop("words", None)):
         return names
     if len(words) % 2:
@@ -130,5 +130,5 @@ def words_of(given: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
 
 
 def as_int64(value: int) -> int:
-    """The same bits as a signed number."""
+    """Returns the same bits as a signed number."""
     return value if value < 2**63 else value - 2**64

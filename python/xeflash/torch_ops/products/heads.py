@@ -62,7 +62,7 @@ BACKWARD = register(_BACKWARD, _backward, _fake_backward, function="linear_cross
 
 
 class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """The operator with gradients of input, weight and bias."""
+    """The autograd function of linear_cross_entropy, with gradients of input, weight and bias."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, given: dict[str, Any], *tensors: Tensor | None) -> Three:

@@ -45,7 +45,7 @@ def _rows_of_block(function: str, workspace: int, rows: int, columns: int) -> in
 
 
 def _new(input: Tensor, weight: Tensor, bias: Tensor | None, more: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of gradients, without elements where they are not wanted."""
+    """Allocates sums of gradients, without elements where they are not wanted."""
     features, rows = _whole(input.shape[-1], SUMS_UNIT), input.shape[:-1].numel()
     wants = [more.get(name, True) for name in _WANTS]
     shapes = ((rows, features), (len(weight), features), (_whole(len(weight), SUMS_UNIT),))
@@ -64,10 +64,10 @@ def _with_gradients(*arguments: Any, **more: Any) -> Five:
     x, tokens = input.reshape(rows, input.shape[-1]), target.reshape(-1)
     dinput, dweight, dbias = _new(input, weight, bias, more)
     wants = {name: bool(sums.numel()) for name, sums in zip(_WANTS, (dinput, dweight, dbias), strict=True)}
-    of_loss: dict[str, Any] = {
+    loss_options: dict[str, Any] = {
         name: given[name] for name in ("ignore_index", "label_smoothing", "z_loss") if name in given
     }
-    of_logits = {name: given[name] for name in _OF_LOGITS if name in given}
+    logits_options = {name: given[name] for name in _OF_LOGITS if name in given}
     divisor: Any = 1
     if given.get("reduction", "mean") == "mean":
         divisor = given.get("divisor") or (tokens != given.get("ignore_index", -100)).sum()
@@ -79,12 +79,12 @@ def _with_gradients(*arguments: Any, **more: Any) -> Five:
         part = slice(first, first + count)
         block = {"input": x[part], "linear_weight": weight, "target": tokens[part], "linear_bias": bias}
         losses[part], lse[part], state = _core.linear_cross_entropy(
-            **block, **of_loss, **of_logits, reduction="none", logits=logits
+            **block, **loss_options, **logits_options, reduction="none", logits=logits
         )
         if rows and any(wants.values()):
-            each = factors({**of_loss, "reduction": "sum"}, tokens[part], lse[part], columns, one, None)
+            each = factors({**loss_options, "reduction": "sum"}, tokens[part], lse[part], columns, one, None)
             _core.linear_cross_entropy_backward(
-                **block, **of_logits, **wants, state=state, logits=logits, adds=True,
+                **block, **logits_options, **wants, state=state, logits=logits, adds=True,
                 **dict(zip(("of_p", "of_target", "of_all"), each, strict=True)),
                 **({"dinput": dinput[part]} if wants["wants_input"] else {}),
                 **({"dweight": dweight} if wants["wants_weight"] else {}),
@@ -102,11 +102,11 @@ OPERATOR = register(_SCHEMA, _with_gradients, _fake, function="linear_cross_entr
 
 
 class WithGradients(torch.autograd.Function):  # type: ignore[misc]
-    """The loss of which the forward pass has made the gradients; the LSE has none."""
+    """The autograd function of a loss whose forward pass computes the gradients; the LSE has none."""
 
     @staticmethod
     def forward(ctx: Any, given: dict[str, Any], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(loss, LSE)."""
+        """Computes (loss, LSE), and keeps the gradients."""
         function = given["function"]
         if given.get("reduction", "mean") == "none":
             raise ValueError(f'{function}: workspace must be None with reduction = "none", got {given["workspace"]}')
@@ -122,7 +122,7 @@ class WithGradients(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor | None, dlse: Tensor | None) -> Any:
-        """Those of the forward pass times that of the loss."""
+        """Multiplies the gradients of the forward pass by that of the loss."""
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{ctx.function}: gradients of gradients must not be asked for, as there are none, "

@@ -15,7 +15,7 @@ from torch import Tensor
 from xeflash.call.call import Call
 from xeflash.call.schema import ROWS_OF_LINEAR
 from xeflash.torch_ops.forms import LINEAR
-from xeflash.torch_ops.library import once, refuse_transforms, register_product, wants_gradients
+from xeflash.torch_ops.library import check_gradients, once, refuse_transforms, register_product
 from xeflash.tune.products import WEIGHT_OUTPUTS
 
 _LEARNED = tuple(name for name, row in ROWS_OF_LINEAR.items() if row.more.learned)
@@ -26,20 +26,20 @@ def _fake(x: Tensor, weight: Tensor, **_more: Any) -> Tensor:
 
 
 def unpacked(weight: Tensor, inputs: int) -> Tensor:
-    """The numbers 0 to 15 of packed weights, (outputs, inputs), in int8."""
+    """Unpacks packed weights to the numbers 0 to 15, (outputs, inputs), in int8."""
     units = weight.view(weight.shape[0], -1, 16, 4)  # dword, byte: inputs 64 (b % 2) + 2 d + b // 2, and 32 more
-    nibbles = torch.stack((units & 15, units >> 4), -1)  # of a byte: part 2 (b % 2), then the next one
+    nibbles = torch.stack((units & 15, units >> 4), -1)  # nibbles of a byte: part 2 (b % 2), then the next one
     parts = nibbles.view(*units.shape[:3], 2, 2, 2)  # dword, upper half, byte of it, nibble
     return parts.permute(0, 1, 4, 5, 2, 3).reshape(weight.shape[0], -1)[:, :inputs].to(torch.int8)
 
 
 def numbers(weight: Tensor, scales: Tensor, zeros: Tensor | None, group: int, inputs: int, first: int) -> Tensor:
-    """The weights of some outputs in fp32; `scales` and `zeros` are those of all, from output `first` on."""
+    """Returns the weights of some outputs in fp32; `scales` and `zeros` are those of all, from output `first` on."""
     packed = weight.dtype == torch.uint8
     q = (unpacked(weight, inputs) if packed else weight).float()
 
     def spread(x: Tensor) -> Tensor:
-        """Of each group and output to each output and input."""
+        """Expands (groups, outputs) to one value per weight (outputs, inputs)."""
         rows = x.float().view(1, -1) if x.dim() < 2 else x.float()
         if rows.shape[1] > 1:
             rows = rows[:, first : first + len(weight)]
@@ -64,7 +64,7 @@ def _blocks(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
-    """The operator with gradients of x, of weights that stand for themselves, and of the bias."""
+    """The autograd function of linear, with gradients of x, of weights without scales, and of the bias."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, given: dict[str, Any], *tensors: Tensor | None) -> Tensor:
@@ -84,7 +84,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 def _gradients(
     ctx: Any, dout: Tensor, x: Tensor, weight: Tensor, scales: Tensor | None, zeros: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Those of x, weight and bias."""
+    """Computes the gradients of x, weight and bias."""
     dx = dweight = dbias = None
     rows = _as_rows(dout)
     if ctx.needs_input_grad[2]:
@@ -106,7 +106,7 @@ def _gradients(
 def _differentiate(operator: Any, given: dict[str, Any]) -> Tensor:
     function = given["function"]
     refuse_transforms(function)
-    wants_gradients(Call(given), _LEARNED)
+    check_gradients(Call(given), _LEARNED)
     if given["weight"].requires_grad and given.get("scales") is not None:
         raise NotImplementedError(
             f"{function}: weight must not require grad where it has scales, as no gradient of it is computed, got "

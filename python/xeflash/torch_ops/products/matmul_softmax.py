@@ -19,7 +19,7 @@ _LEARNED = tuple(name for name, row in ROWS_OF_SOFTMAX.items() if row.more.learn
 
 
 def _columns_first(b: Tensor, given: dict[str, Any]) -> Tensor:
-    """B as (..., N, K)."""
+    """Returns B as (..., N, K)."""
     return b.mT if given.get("b_layout", "nk") == "kn" else b
 
 
@@ -35,7 +35,7 @@ def _fake(a: Tensor, b: Tensor, function: str, **more: Any) -> Tensor:
 
 
 class _MatmulSoftmax(torch.autograd.Function):  # type: ignore[misc]
-    """The operator with gradients of a, b and the bias."""
+    """The autograd function of matmul_softmax, with gradients of a, b and the bias."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, given: dict[str, Any], *tensors: Tensor | None) -> Tensor:
@@ -54,9 +54,9 @@ class _MatmulSoftmax(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _gradients(ctx: Any, dout: Tensor, a: Tensor, b: Tensor, result: Tensor) -> tuple[Tensor | None, ...]:
-    """Those of a, b and the bias."""
-    of_softmax = torch._log_softmax_backward_data if ctx.given.get("log") else torch._softmax_backward_data
-    ds = of_softmax(dout, result, -1, result.dtype)
+    """Computes the gradients of a, b and the bias."""
+    softmax_gradient = torch._log_softmax_backward_data if ctx.given.get("log") else torch._softmax_backward_data
+    ds = softmax_gradient(dout, result, -1, result.dtype)
     scale = ctx.given.get("scale", 1.0)
     rows = _columns_first(b, ctx.given)
     da = db = dbias = None

@@ -12,7 +12,7 @@ __all__ = ["apply_rotary_emb", "apply_rotary_emb_func", "apply_rotary_emb_torch"
 
 
 def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
-    """Every pair (a, b) of the last dimension as (-b, a): pairs are neighbours, or the two halves."""
+    """Turns every pair (a, b) of the last dimension into (-b, a); pairs are neighbours, or the two halves."""
     if interleaved:
         a, b = x[..., 0::2], x[..., 1::2]
         return torch.stack((-b, a), dim=-1).flatten(-2)
@@ -21,7 +21,7 @@ def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
 
 
 def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """x (B, S, H, D) with its first dimensions rotated by cos and sin, (S, rotary / 2) or (B, S, rotary / 2)."""
+    """Rotates the first dimensions of x (B, S, H, D) by cos and sin, (S, rotary / 2) or (B, S, rotary / 2)."""
     return _rotate(x, cos[..., None, :], sin[..., None, :], interleaved)
 
 
@@ -35,7 +35,7 @@ def apply_rotary_emb(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """x (B, S, H, D), or packed (tokens, H, D) with `cu_seqlens`, rotated by the positions of its tokens.
+    """Rotates x (B, S, H, D), or packed (tokens, H, D) with `cu_seqlens`, by the positions of its tokens.
 
     Args:
         cos, sin: (positions, rotary / 2); dimensions of x behind rotary stay.
