@@ -139,7 +139,7 @@ def test_without_the_variable_vllm_draws(monkeypatch):
     sampler = ops.TopKTopPSampler()
     assert sampler.forward.__self__ is sampler
     monkeypatch.setenv("XEFLASH_VLLM_SAMPLER", "on")
-    with pytest.raises(ValueError, match="XEFLASH_VLLM_SAMPLER: must be 0 or 1, got 'on'"):
+    with pytest.raises(ValueError, match="XEFLASH_VLLM_SAMPLER must be 0 or 1, got 'on'"):
         plugin.register()
 
 
