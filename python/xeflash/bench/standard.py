@@ -24,7 +24,7 @@ def standard_attention(
 ) -> Any:
     """Computes softmax(scale Q K^T) V by three kernels that keep the scores and the probabilities in memory.
 
-    It is ``xeflash.attention`` with these arguments and ``enable_gqa=True`` on 4 dimensions, and waits for the result.
+    Its arguments are those of ``xeflash.attention`` for 4 dimensions, with ``enable_gqa=True``; it waits for the result.
 
     >>> import numpy as np
     >>> from xeflash.bench.standard import standard_attention
