@@ -1,6 +1,7 @@
 // The vocabulary that the kernels are written in. It knows no attention and names no device: the
 // backend that is compiled in decides how a tile is laid out and which instructions move and
-// multiply it. tile/contract.hpp checks each backend against this list, word by word.
+// multiply it. tile/contract.hpp checks each backend against this list, word by word;
+// products/contract.hpp does so for the lists of products/*.hpp.
 //
 // Tiles, in registers:
 //
@@ -16,7 +17,6 @@
 //   RightT<T, N, D, Block>     the right operand of mma_ABt, the N rows of a block of K
 //   Right<T, N, D, Block>      the right operand of mma_AB, the N rows of a block of V
 //   Operand<T, E>              the type in which elements E of a cache are multiplied
-//   Elsewhere, Here            a tile that another thread or kernel makes, see elsewhere.hpp
 //
 // Tiles and memory:
 //
