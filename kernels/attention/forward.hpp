@@ -183,9 +183,9 @@ XF_INLINE void store_output(const FwdParams& p, const OwnRows& rows, int column,
         states([](auto row) { return row.share_of_joined(); }));
   } else {
     store(columns(rows.template of<T>(p.o)), O);
-    if (p.rest.data) {
-      each(O, 0, 0, [](auto x, auto, auto) { return rest_of<T>(x); });
-      store(columns(rows.template of<T>(p.rest)), O);
+    if (p.residual.data) {
+      each(O, 0, 0, [](auto x, auto, auto) { return residual_of<T>(x); });
+      store(columns(rows.template of<T>(p.residual)), O);
     }
   }
 }

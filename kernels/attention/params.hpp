@@ -49,7 +49,7 @@ struct DocumentsArg {
 
 struct FwdParams {
   TensorArg q, k, v, o;
-  TensorArg rest;  // what rounding takes from O, see rest.hpp; no data: not wanted
+  TensorArg residual;  // what rounding takes from O, see residual.hpp; no data: not wanted
   CacheArg cache;
   ScoreArg bias;                // additive bias or boolean mask
   float* lse;                   // natural log; null: not wanted

@@ -2,7 +2,7 @@
 // own keys, m, and l. A log-sum-exp in place of m and l would lose bits of l beside a large m.
 #pragma once
 
-#include "attention/rest.hpp"
+#include "attention/residual.hpp"
 #include "attention/softmax.hpp"
 
 namespace xeflash {

@@ -1,13 +1,13 @@
 // P of a block and the gradients of its scores:
 //   P = exp(S - m) / l, relative to the origin of each query (see origin.hpp)
 //   dP = dO V^T   dS = P (dP - Delta) times the slope of the variant that changed the scores
-//   Delta = rowsum(dO O) - dLSE, with O and its rest, unless the caller gives Delta
+//   Delta = rowsum(dO O) - dLSE, with O and its residual, unless the caller gives Delta
 // Dropout zeroes P in dV and dP, and scales what it keeps by keep_scale. Kernels multiply gradients
 // by keep_scale only at the end, so Delta is divided by it here.
 #pragma once
 
 #include "attention/dropout.hpp"
-#include "attention/rest.hpp"
+#include "attention/residual.hpp"
 #include "attention/scores.hpp"
 #include "attention/softmax.hpp"
 #include "tile/elsewhere.hpp"
@@ -31,8 +31,8 @@ XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head,
     return delta;
   }
   ColVec<Br> delta = dots(p.o);
-  if (p.rest.data) {
-    delta = map([](auto a, auto b) { return a + kRestUnit * b; }, delta, dots(p.rest));
+  if (p.residual.data) {
+    delta = map([](auto a, auto b) { return a + kResidualUnit * b; }, delta, dots(p.residual));
   }
   if (p.dlse) {
     const float* first =

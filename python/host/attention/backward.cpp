@@ -118,14 +118,14 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
   } else {
     g.delta = read_lse(own.delta, "delta", p, check);
     for (const auto& [object, name] :
-         {std::pair{&r.out, "out"}, {&r.rest, "rest"}, {&own.dlse, "dlse"}}) {
+         {std::pair{&r.out, "out"}, {&r.residual, "residual"}, {&own.dlse, "dlse"}}) {
       if (!object->is_none())
         check.refuse(name, "must be None with " + check.word("delta") + ", got an array");
     }
   }
-  if (!r.rest.is_none()) {
-    g.of_forward.rest = read_like_out(r.rest, "rest", p, check);
-    check_rest(g.of_forward.rest, check);
+  if (!r.residual.is_none()) {
+    g.of_forward.residual = read_like_out(r.residual, "residual", p, check);
+    check_residual(g.of_forward.residual, check);
   }
   g.of_forward.lse = read_lse(own.lse, "lse", p, check);
   g.dout = read_like_out(own.dout, "dout", p, check);
@@ -230,13 +230,13 @@ Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g,
 // How the arrays are read and written, all alike.
 Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
                  const Place& place, const Checker& check) {
-  const Array &out = g.of_forward.out, &rest = g.of_forward.rest;
-  Access access = access_for(p, {{&out, p.dv}, {&rest, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
+  const Array &out = g.of_forward.out, &residual = g.of_forward.residual;
+  Access access = access_for(p, {{&out, p.dv}, {&residual, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
                              {{&to.dk, p.d}, {&to.dv, p.dv}}, r.layout, QueryRows::kOfHead,
                              place.device.facts.arch);
   if (access != Access::kNone) {
     check_mask_strides(p, check);
-    refuse_far_rows(p, {{&out, "out"}, {&rest, "rest"}, {&g.dout, "dout"}}, r.layout,
+    refuse_far_rows(p, {{&out, "out"}, {&residual, "residual"}, {&g.dout, "dout"}}, r.layout,
                     QueryRows::kOfHead, check);
   }
   // The LSE of a head is a matrix of one row then.

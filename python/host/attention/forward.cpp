@@ -22,7 +22,7 @@ QueryRows query_rows_of(const Desc& desc) {
 
 Access access_of(const Problem& p, const FwdRequest& r, const Outputs& to, const Desc& desc,
                  const Place& place) {
-  return access_for(p, {{&to.out, p.dv}, {&to.rest, p.dv}}, {}, r.layout, query_rows_of(desc),
+  return access_for(p, {{&to.out, p.dv}, {&to.residual, p.dv}}, {}, r.layout, query_rows_of(desc),
                     place.device.facts.arch);
 }
 
@@ -48,7 +48,8 @@ void check_reach(const Problem& p, const FwdRequest& r, const Outputs& to, const
                  const Checker& check) {
   if (desc.access == Access::kNone) return;
   check_mask_strides(p, check);
-  refuse_far_rows(p, {{&to.out, "out"}, {&to.rest, "rest"}}, r.layout, query_rows_of(desc), check);
+  refuse_far_rows(p, {{&to.out, "out"}, {&to.residual, "residual"}}, r.layout, query_rows_of(desc),
+                  check);
 }
 
 Array new_lse(const Problem& p, const FwdRequest& r) {

@@ -99,7 +99,7 @@ FwdParams params_of(const Problem& p, const FwdRequest& r, const Outputs& to, co
   params.k = tensor_arg(p.k, p.k_layout(r.layout));
   params.v = tensor_arg(p.v, p.k_layout(r.layout));
   params.o = tensor_arg(to.out, r.layout);
-  if (to.rest.data) params.rest = tensor_arg(to.rest, r.layout);
+  if (to.residual.data) params.residual = tensor_arg(to.residual, r.layout);
   if (p.packed) {
     params.cu_q = reinterpret_cast<const int32_t*>(p.cu_q.data);
     params.cu_k = reinterpret_cast<const int32_t*>(p.cu_k.data);

@@ -8,7 +8,7 @@ namespace xeflash {
 
 // What a forward pass gives; without data what is not wanted.
 struct Outputs {
-  Array out, rest, lse;
+  Array out, residual, lse;
 };
 FwdParams params_of(const Problem& problem, const FwdRequest& request, const Outputs& outputs,
                     const Place& place);

@@ -469,15 +469,15 @@ Array result_array(const Problem& p, const FwdRequest& r) {
 }
 
 Array rest_array(const Problem& p, const FwdRequest& r) {
-  if (r.rest.is_none()) return {};
+  if (r.residual.is_none()) return {};
   const Checker check = checker_of(r);
-  Array rest = written_like_out(r.rest, "rest", p, check);
-  check_rest(rest, check);
-  return rest;
+  Array residual = written_like_out(r.residual, "residual", p, check);
+  check_residual(residual, check);
+  return residual;
 }
 
-void check_rest(const Array& rest, const Checker& check) {
-  XF_REQUIRE_DTYPE(check, size_of(rest.dtype) == 2, rest, "rest", "must be of 16 bits");
+void check_residual(const Array& residual, const Checker& check) {
+  XF_REQUIRE_DTYPE(check, size_of(residual.dtype) == 2, residual, "residual", "must be of 16 bits");
 }
 
 }  // namespace xeflash

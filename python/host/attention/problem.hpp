@@ -63,8 +63,8 @@ void check_like_out(const Array& a, const char* name, const Problem& problem, co
 void require_own_memory(const Array& a, const char* name, const Problem& problem,
                         const Checker& check);
 
-// request.rest, checked, to be written; without data if it is not given.
+// request.residual, checked, to be written; without data if it is not given.
 Array rest_array(const Problem& problem, const FwdRequest& request);
-void check_rest(const Array& rest, const Checker& check);  // only 16 bits round
+void check_residual(const Array& residual, const Checker& check);  // only 16 bits round
 
 }  // namespace xeflash

@@ -47,7 +47,7 @@ struct FwdRequest {
   double dropout_p = 0;
   uint64_t seed = 0, offset = 0;
   bool return_lse = false;
-  py::object rest = py::none();       // of the output: written, or read by the backward pass
+  py::object residual = py::none();   // of the output: written, or read by the backward pass
   bool enable_gqa = true;             // Hq != Hk needs no permission
   int64_t num_splits = 0;             // of the keys of one query; 0: as many as fill the device
   std::optional<double> unified_max;  // of the scores of one query: UnifiedMax in softmax.hpp
@@ -60,7 +60,7 @@ struct FwdRequest {
 XF_SOME_FIELDS(FwdRequest, function, layout, q, words, k, v, out, softmax_scale, causal,
                window_left, window_right, attention_chunk, bottom_right, softcap, attn_mask,
                alibi_slopes, s_aux, score_mod, document_ids, picks, picked_spans, dropout_p, seed,
-               offset, return_lse, rest, enable_gqa, num_splits, unified_max, cu_seqlens_q,
+               offset, return_lse, residual, enable_gqa, num_splits, unified_max, cu_seqlens_q,
                cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k);
 static_assert(is_complete<2>(kFieldsOf<FwdRequest>));  // and `part`, `cache`
 

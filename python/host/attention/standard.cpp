@@ -58,7 +58,8 @@ class ScoreBuffer {
 py::object standard_attention(const FwdRequest& r) {
   const Checker check = checker_of(r);
   const Problem p = read_problem(r);
-  if (!r.rest.is_none()) check.refuse("rest", "must be None, as no backward pass follows, got one");
+  if (!r.residual.is_none())
+    check.refuse("residual", "must be None, as no backward pass follows, got one");
   if (p.documents.data) check.refuse<NotImplemented>("document_ids", "must be None, got an array");
   Place place = place_of(p.q);
   place.waits = true;
