@@ -51,7 +51,7 @@ XF_INLINE void scores(const StandardParams& p) {
   constexpr int Br = Config::block_rows, Bc = Config::block_columns, d = Config::head_dim;
   using T = typename Config::Element;
   using KeyTile = RightT<T, Bc, d>;
-  using QueryTile = PlacedLeft<Rows<const T>, T, Br, d, shared_bytes<KeyTile>()>;
+  using QueryTile = Left<T, Br, d, Placed<Rows<const T>, shared_bytes<KeyTile>()>>;
   allocate_shared<Tile<Br, Bc>, shared_bytes<KeyTile>() + shared_bytes<QueryTile>()>();
 
   const RowBlock<Config> rows(p, 1);

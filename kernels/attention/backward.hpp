@@ -48,18 +48,16 @@ struct ScoreTiles {
   using T = typename Config::Element;
   using Matrix = Rows<const T>;
   using ScoreTile = Tile<Br, Bs>;
-  using PartTile = PartOfLeft<T, Br, Bs>;
+  using PartTile = Left<T, Br, Bs, TeamPart>;
 
   using KeyTileT = RightT<T, Bc, d, Matrix>;
   static constexpr int kValues = shared_bytes<KeyTileT>();
   using ValueTileT = RightT<T, Bc, dv, Matrix, kValues>;
   static constexpr int kQuery = kValues + shared_bytes<ValueTileT>();
-  template <int C, int Begin>
-  using Placed = std::conditional_t<kAway && Group::staged, AwayLeft<Matrix, T, Br, C, Begin>,
-                                    PlacedLeft<Matrix, T, Br, C, Begin>>;
-  using QueryTile = Placed<d, kQuery>;
+  static constexpr int kBeside = kAway && Group::staged ? kNoRoom : 0;
+  using QueryTile = Left<T, Br, d, Placed<Matrix, kQuery, kBeside>>;
   static constexpr int kOutput = kQuery + shared_bytes<QueryTile>();
-  using OutputGradient = Placed<dv, kOutput>;
+  using OutputGradient = Left<T, Br, dv, Placed<Matrix, kOutput, kBeside>>;
   static constexpr int kEnd = kOutput + shared_bytes<OutputGradient>();
   using KeyTile = Elsewhere;
   using ProbPool = Elsewhere;  // neither P nor dS is an operand of a product
@@ -100,7 +98,7 @@ struct DkvTiles {
   static constexpr int own_k = Config::block_d, own_v = Config::block_v;
   using T = typename Config::Element;
   using Matrix = Rows<const T>;
-  using PartTile = PartOfLeft<T, Bc, Bs>;
+  using PartTile = Left<T, Bc, Bs, TeamPart>;
   using KeySum = Tile<Bc, own_k>;
   using ValueSum = Tile<Bc, own_v>;
 
@@ -112,9 +110,9 @@ struct DkvTiles {
   static constexpr int kQuery = kGradient + shared_bytes<GradientTile>();
   using QueryTile = Right<T, Br, own_k, Matrix, kQuery>;
   static constexpr int kKey = kQuery + shared_bytes<QueryTile>();
-  using PlacedKeys = LeftBeside<ValueSum, Matrix, T, Bc, d, kKey>;
+  using PlacedKeys = Left<T, Bc, d, Placed<Matrix, kKey, 0, sizeof(ValueSum)>>;
   static constexpr int kValue = kKey + shared_bytes<PlacedKeys>();
-  using PlacedValues = LeftBeside<KeySum, Matrix, T, Bc, dv, kValue>;
+  using PlacedValues = Left<T, Bc, dv, Placed<Matrix, kValue, 0, sizeof(KeySum)>>;
   static constexpr int kProbs = kValue + shared_bytes<PlacedValues>();
   using ProbPool = Pooled<T, Bc, Br, kProbs>;
   static constexpr int kScores = kProbs + shared_bytes<ProbPool>();

@@ -17,7 +17,7 @@ struct FwdTiles {
   using E = Operand<T, typename Config::CacheElement>;
   using OwnRows = TileRows<Config::packs_heads, Br>;
   using ScoreTile = Tile<Br, Bs>;
-  using ProbTile = PartOfLeft<E, Br, Bs>;
+  using ProbTile = Left<E, Br, Bs, TeamPart>;
   using OutputTile = Tile<Br, dv>;
 
   // Their order in shared memory: K, then V, then Q, then the P that a team shares. The V of a team
@@ -30,7 +30,7 @@ struct FwdTiles {
   // S is there twice: as it is, and relative to m.
   static constexpr int kBeside = sizeof(OutputTile) + 2 * sizeof(ScoreTile);
   using QueryTile =
-      PlacedLeft<typename OwnRows::template Matrix<const T>, E, Br, d, kQuery, kBeside>;
+      Left<E, Br, d, Placed<typename OwnRows::template Matrix<const T>, kQuery, kBeside>>;
   static constexpr int kJoint = kQuery + shared_bytes<QueryTile>();
   using JointP = Joint<E, Br, Bc, kJoint>;
   static XF_INLINE void allocate() {

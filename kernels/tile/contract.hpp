@@ -31,7 +31,7 @@ using Score = Tile<R, N>;
 using Output = Tile<R, D>;
 using Rowwise = ColVec<R>;
 using Columnwise = Across<N>;
-using Probs = PartOfLeft<T, R, N>;
+using Probs = Left<T, R, N, TeamPart>;
 
 // ---- tiles --------------------------------------------------------------------------------------
 
@@ -40,15 +40,15 @@ XF_TYPE(ColVec, ColVec<R>);
 XF_TYPE(ColSum, ColSum<R>);
 XF_TYPE(Across, Across<N>);
 XF_TYPE(Left, Left<T, R, N>);
-XF_TYPE(PlacedLeft, PlacedLeft<Matrix, T, R, D, 0>);
-XF_TYPE(AwayLeft, AwayLeft<Matrix, T, R, D, 0>);
-XF_TYPE(LeftBeside, LeftBeside<Output, Matrix, T, R, D, 0>);
-XF_TYPE(PartOfLeft, PartOfLeft<T, R, N>);
+XF_TYPE(Left_placed, Left<T, R, D, Placed<Matrix, 0>>);
+XF_TYPE(Left_away, Left<T, R, D, Placed<Matrix, 0, kNoRoom>>);
+XF_TYPE(Left_beside_sums, Left<T, R, D, Placed<Matrix, 0, 0, sizeof(Output)>>);
+XF_TYPE(Left_part, Left<T, R, N, TeamPart>);
 XF_TYPE(RightT, RightT<T, N, D, Matrix>);
 XF_TYPE(Right, Right<T, N, D, Matrix>);
 XF_TYPE(Operand, Operand<T, T>);
 
-using Query = PlacedLeft<Matrix, T, R, D, 0>;
+using Query = Left<T, R, D, Placed<Matrix, 0>>;
 using Key = RightT<T, N, D, Matrix>;
 using Value = Right<T, N, D, Matrix>;
 
@@ -131,7 +131,7 @@ concept GroupOfThreads = requires {
 static_assert(GroupOfThreads<Group>);
 
 constexpr int kTeamKeys = N / Group::team;
-using Part = PartOfLeft<T, R, kTeamKeys>;
+using Part = Left<T, R, kTeamKeys, TeamPart>;
 using Pool = Pooled<T, R, N, 0>;
 using Handing = Handed<R, N, 0>;
 XF_CALL(Pooled, Pool, x.give(some<const Part>()), x.all(some<const Part>()));

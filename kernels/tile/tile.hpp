@@ -8,12 +8,7 @@
 //   Tile<R, C>                 R rows of C columns in fp32
 //   ColVec<R>, ColSum<R>       one fp32 value per row; the sum of each row
 //   Across<C>                  one fp32 value per column
-//   Left<T, R, C>              the left operand of a product
-//   PlacedLeft<Rows, T, R, C>  a left operand that is kept elsewhere if registers are few: Q
-//   AwayLeft                   a left operand that is kept out of registers if the device can
-//   LeftBeside                 a left operand that stays in registers beside the sums of a thread
-//                              of a pair, if both have room there
-//   PartOfLeft                 the columns of a left operand that one thread of a team makes
+//   Left<T, R, C, Where>       the left operand of a product; rows.hpp says where it may be kept
 //   RightT<T, N, D, Block>     the right operand of mma_ABt, the N rows of a block of K
 //   Right<T, N, D, Block>      the right operand of mma_AB, the N rows of a block of V
 //   Operand<T, E>              the type in which elements E of a cache are multiplied

@@ -76,7 +76,7 @@ XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
 // order. So Delta of a row that sees one key equals that key's dP to the last bit.
 template <int R, int D, class T>
 XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
-  constexpr int kWidth = Left<T, R, D>::kWidth, kColumns = 32 / sizeof(T);
+  constexpr int kWidth = RegisterLeft<T, R, D>::kWidth, kColumns = 32 / sizeof(T);
   Tile<R, kLanes> dots;  // 8 rows of A by kLanes rows of B that include the same 8
   fill(dots, 0.f);
   _Pragma("unroll 1") for (int c = 0; c < round_up(D, kWidth) / kWidth; ++c) {
@@ -107,7 +107,7 @@ XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
 
 // O += P V
 template <class T, int R, int N, int D, class Block, int Begin>
-XF_INLINE void mma_AB(Tile<R, D>& O, Left<T, R, N> P, const Right<T, N, D, Block, Begin>& V,
+XF_INLINE void mma_AB(Tile<R, D>& O, RegisterLeft<T, R, N> P, const Right<T, N, D, Block, Begin>& V,
                       AllColumns = {}) {
   using Blocks = Right<T, N, D, Block, Begin>;
   constexpr int kChunks = Blocks::kColumns / kLanes;

@@ -18,7 +18,7 @@ using RowTile = std::conditional_t<kByMatrixUnit<R>, Tile<R, C>, RowMajor<R, C>>
 template <class T, int R, int D, int N, class E>
 using MatrixRowLeft =
     std::conditional_t<(R * D * sizeof(T) <= kGrfBytes * (N > 16 ? 8 : 9) / 32 && !kQuantised<E>),
-                       Left<T, R, D>, PlacedLeft<Rows<const T>, T, R, D, 0>>;
+                       Left<T, R, D>, Left<T, R, D, Placed<Rows<const T>, 0>>>;
 template <class T, int R, int D, int N, class E>
 using RowLeft = std::conditional_t<
     !kByMatrixUnit<R>, RowMajor<R, D>,

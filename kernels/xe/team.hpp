@@ -7,18 +7,14 @@
 
 namespace xeflash::xe {
 
-template <class T, int R, int N>
-using PartOfLeft =
-    std::conditional_t<(sizeof(T) == 2 && N < kDepth), Left<T, R, N, kLanes>, Left<T, R, N>>;
-
 // The place in shared memory, from `Begin` on, where the parts of P of a block of N keys come
 // together, with the row maxima that each part is relative to. Where the threads do not meet to
 // stage K or V either, two places are used in turn, so that they meet only once for each block.
 template <class T, int R, int N, int Begin>
 struct Joint {
   static constexpr int kKeys = N / Group::team;  // of a thread
-  using Whole = Left<T, R, N>;
-  using Part = PartOfLeft<T, R, kKeys>;
+  using Whole = RegisterLeft<T, R, N>;
+  using Part = Left<T, R, kKeys, TeamPart>;
   static constexpr int kPartBytes = R * Part::kColumns * sizeof(T), kMaxBytes = R * 4;
   static constexpr int kTeamBytes = Group::team * (kPartBytes + kMaxBytes);
   static constexpr int kPlaceBytes = Group::tiles * kTeamBytes;
@@ -66,8 +62,9 @@ struct Joint {
 
 // Puts `columns` into P, from column `column` on.
 template <class T, int R, int N, int C, int Width>
-XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int column) {
-  if constexpr (Width == Left<T, R, N>::kWidth) {
+XF_INLINE void insert(RegisterLeft<T, R, N>& P, const RegisterLeft<T, R, C, Width>& columns,
+                      int column) {
+  if constexpr (Width == RegisterLeft<T, R, N>::kWidth) {
     P.x.template select<R * C, 1>(column * R) = columns.x;
   } else {
     XF_UNROLL for (int r = 0; r < R; ++r) {
@@ -81,8 +78,8 @@ XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int
 // for each operand.
 template <class T, int R, int N, int Begin>
 struct Pooled {
-  using Part = PartOfLeft<T, R, N / Group::team>;
-  using Whole = Left<T, R, N>;
+  using Part = Left<T, R, N / Group::team, TeamPart>;
+  using Whole = RegisterLeft<T, R, N>;
   static constexpr int kPartBytes = R * Part::kColumns * sizeof(T);
   static constexpr int kPlaceBytes = Group::tiles * Group::team * kPartBytes;
   static constexpr int kSharedBytes = Group::team > 1 ? 2 * kPlaceBytes : 0;
@@ -154,7 +151,7 @@ struct Handed {
 };
 
 template <class T, int R, int C, int Width>
-XF_INLINE void operator*=(Left<T, R, C, Width>& P, const ColVec<R>& s) {
+XF_INLINE void operator*=(RegisterLeft<T, R, C, Width>& P, const ColVec<R>& s) {
   XF_UNROLL for (int c = 0; c < C; c += Width) {
     XF_UNROLL for (int r = 0; r < R; ++r) {
       auto row = P.x.template select<Width, 1>(P.offset(r, c));
