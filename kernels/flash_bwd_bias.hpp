@@ -3,6 +3,7 @@
 // tile in the order of batches, heads, rows and keys; it recomputes their products. A kernel that
 // stores Delta, such as flash_bwd_dq, is launched before.
 //   dbias = sum dS     row_slopes = -sum |distance| dS of a row, which flash_bwd_heads adds up
+// Word: column_sums  returns the sum of each column of a tile
 #pragma once
 
 #include "attention/origin.hpp"

@@ -4,6 +4,7 @@
 // flash_bwd_dq, is launched before.
 //   dcapture[i] = sum of dS times d(changed score) / d(capture[i])
 // The snippet is evaluated once for each read of a capture, with a slope for that read only.
+// Word: add_at  adds each lane of a vector to the element at its position, in a fixed order
 #pragma once
 
 #include "attention/origin.hpp"

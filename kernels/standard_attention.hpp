@@ -101,7 +101,7 @@ XF_INLINE void softmax_rows(const StandardParams& p) {
   constexpr float kUnit = 1.f / (uint64_t{1} << kExp2Headroom);  // l is in this unit
   const auto inverse_or_zero = [](auto l) {
     using V = decltype(l);
-    return select(l == 0.f, V(0.f), V(inverse(l) * kUnit));
+    return select(l == 0.f, V(0.f), V(divide(V(1.f), l) * kUnit));
   };
   const ColVec<Br> factor = map(inverse_or_zero, ColVec<Br>(l));
 

@@ -137,7 +137,7 @@ struct RunningSoftmax {
   // P for all keys of a block: the parts of all threads of a team.
   template <class Probs, class Output>
   XF_INLINE decltype(auto) of_block(const Probs& P, Output& O) {
-    return joined(joint, P, O, m, l, exponents.decays());
+    return joint.all(P, O, m, l, exponents.decays());
   }
   // Merges what the threads computed for different keys. Returns false for a thread whose O was
   // merged into another thread's.

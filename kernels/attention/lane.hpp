@@ -3,6 +3,7 @@
 // Operators convert as C++ does, bool to int to float, and in no other way: code that needs a Lane
 // as a bool, an int or a C++ type of 64 bits does not compile, unless the Lane depends on neither
 // query nor key (see operator N).
+// Word: sqrt  returns the square root of each lane of a vector
 #pragma once
 
 #include <concepts>
@@ -127,7 +128,7 @@ XF_INLINE auto converted(V x) {
   } else if constexpr (std::is_same_v<From, Dual>) {
     return converted<To, float>(x.value);
   } else if constexpr (std::is_same_v<From, int> && std::is_same_v<To, float>) {
-    return signed_to_floats(x);
+    return to_floats(x);
   } else if constexpr (std::is_same_v<V, From>) {
     return static_cast<To>(x);
   } else if constexpr (std::is_same_v<To, bool>) {

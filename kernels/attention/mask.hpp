@@ -116,7 +116,12 @@ struct Window {  // a Mask
   // Hides, in the block of keys that begins at `key`, those that the row does not see.
   template <template <int, int> class RowTile, int Br, int Bc>
   XF_INLINE void hide_row(RowTile<Br, Bc>& S, const Keys& keys, int key) const {
-    hide_columns(S, keys.seen_from - key, keys.end - key);
+    const int from = keys.seen_from - key, to = keys.end - key;
+    each_row<Br>([&](int r) {
+      each_in_row(S, r, 0, [&](auto s, auto k) {
+        return select((k >= from) & (k < to), s, decltype(s)(-kInf));
+      });
+    });
   }
 
  protected:

@@ -7,13 +7,14 @@ namespace xeflash::cpu {
 
 template <class T, int R, int N, int Begin>
 struct Joint {
+  template <class Output, class Max, class Sum, class Decay>
+  XF_INLINE const Left<T, R, N>& all(const Left<T, R, N>& P, Output&, Max&, Sum&,
+                                     const Decay&) const {
+    return P;
+  }
   template <class Sum>
   XF_INLINE void add_up(Sum&) const {}
 };
-template <class Place, class Probs, class Output, class Max, class Sum, class Decay>
-XF_INLINE const Probs& joined(Place&, const Probs& P, Output&, Max&, Sum&, const Decay&) {
-  return P;
-}
 
 // The place where the parts that the threads of a team make come together.
 template <class T, int R, int N, int Begin>

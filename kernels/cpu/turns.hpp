@@ -37,7 +37,7 @@ struct Row {
 XF_INLINE bool is_any(i32x16 mask) { return any(mask); }
 XF_INLINE i32x16 as_ints(f32x16 x) { return bit_cast<i32x16>(x); }
 XF_INLINE u32x16 to_words(i32x16 x) { return bit_cast<u32x16>(x); }
-XF_INLINE f32x16 floats_of_halves(u32x16 x) { return signed_to_floats(bit_cast<i32x16>(x)); }
+XF_INLINE f32x16 floats_of_halves(u32x16 x) { return to_floats(bit_cast<i32x16>(x)); }
 XF_INLINE float largest_of(f32x16 x) { return reduce_max(x); }
 XF_INLINE float sum_of_lanes(f32x16 x) { return reduce_add(x); }
 XF_INLINE int sum_of_lanes(i32x16 x) {

@@ -69,8 +69,6 @@ XF_INLINE f32x16 magnitude(f32x16 x) { return __builtin_elementwise_abs(x); }
 XF_INLINE float magnitude(float x) { return x < 0.f ? -x : x; }
 XF_INLINE f32x16 divide(f32x16 a, f32x16 b) { return a / b; }
 XF_INLINE float divide(float a, float b) { return a / b; }
-XF_INLINE f32x16 inverse(f32x16 x) { return 1.f / x; }
-XF_INLINE float inverse(float x) { return 1.f / x; }
 
 // ---- widening and narrowing -------------------------------------------------------------------
 

@@ -80,8 +80,8 @@ struct ScoreRows {
     if constexpr (!std::is_void_v<Bias>) {
       const Bias* bias = matrix<const Bias>(p.bias);
       add_scaled_bias(S, p.scale, row, column, [&](auto i, auto k) {
-        return gather<V>(bias, p.bias.row, at_most(i, p.rows - 1), p.bias.col,
-                         at_most(k, p.columns - 1));
+        return value_at(bias, p.bias.row, at_most(i, p.rows - 1), p.bias.col,
+                        at_most(k, p.columns - 1));
       });
     } else if (p.scale != 1.f) {
       S *= ColVec<Br>(p.scale);

@@ -138,9 +138,8 @@ XF_CALL(Pooled, Pool, x.give(some<const Part>()), x.all(some<const Part>()));
 XF_CALL(Handed, Handing, x.give(some<const Score>()));
 using Parts = Joint<T, R, N, 0>;
 constexpr auto decays = [](auto from, auto) { return from; };
-XF_CALL(Joint, Parts, x.add_up(some<ColSum<R>>()));
-XF_CALL(joined, Parts,
-        joined(x, some<const Part>(), some<Output>(), some<Rowwise>(), some<ColSum<R>>(), decays));
+XF_CALL(Joint, Parts, x.add_up(some<ColSum<R>>()),
+        x.all(some<const Part>(), some<Output>(), some<Rowwise>(), some<ColSum<R>>(), decays));
 XF_CALL(merge_turns, Output, merge_turns(x, some<Rowwise>(), some<ColSum<R>>(), decays));
 static_assert(shared_bytes<Key>() >= 0);
 static_assert(requires { allocate_shared<Output, shared_bytes<Key>()>(); });
@@ -157,7 +156,6 @@ XF_CALL(accumulate_rows, HeadOutput,
         accumulate_rows(x, some<const HeadProbs>(), some<const Matrix>()));
 static_assert(requires { each_row<8>(itself); });
 XF_CALL(each_in_row, Heads, each_in_row(x, 0, 0, [](auto s, auto) { return s; }));
-XF_CALL(hide_columns, Heads, hide_columns(x, 0, 1));
 XF_CALL(store_row, const HeadOutput, store_row(some<Rows<T>>(), x, 0, 1.f));
 XF_CALL(prefetch_rows, const Matrix, prefetch_rows<N, D>(x));
 XF_CALL(row_max_of_heads, const Heads, max(some<const RowVec<8>>(), row_max(x)));
@@ -168,7 +166,8 @@ XF_CALL(merge_turns_of_heads, HeadOutput,
         merge_turns(x, some<RowVec<8>>(), some<RowSum<8>>(), decays));
 
 using OneRow = RowTile<1, D>;
-XF_CALL(load_row, OneRow, load_row(x, some<const T*>()));
+XF_CALL(load_row, OneRow, load_row(x, some<const float*>(), 1));
+XF_CALL(load_of_row, OneRow, load(x, some<const Matrix>()));
 XF_CALL(abs_max, const OneRow, {abs_max(x)}->std::same_as<float>);
 XF_CALL(rotate, OneRow, rotate(x, some<const T*>(), some<const T*>(), some<const T*>(), D, false));
 XF_CALL(add_scaled, OneRow, add_scaled(x, some<const T*>(), 1.f));
@@ -182,7 +181,6 @@ XF_CALL(add_scaled, OneRow, add_scaled(x, some<const T*>(), 1.f));
 XF_NUMBER(exp2, exp2(x));
 XF_NUMBER(log2, log2(x));
 XF_NUMBER(magnitude, magnitude(x));
-XF_NUMBER(inverse, inverse(x));
 XF_NUMBER(divide, divide(x, x));
 XF_NUMBER(max, max(x, x));
 XF_NUMBER(select, select(x < x, x, x));
@@ -193,12 +191,12 @@ XF_CALL(rounded, Floats, {Floats(rounded<T>(x))});
 XF_CALL(at_most, Ints, {Ints(at_most(x, 3))});
 XF_CALL(to_ints, Bools, {Ints(to_ints(x))});
 XF_CALL(to_bools, bool, {Bools(to_bools(x))});
-XF_CALL(signed_to_floats, Ints, {Floats(signed_to_floats(x))});
-XF_CALL(to_floats, Ints, {Floats(to_floats<Floats>(x))});
+XF_CALL(to_floats, Ints, {Floats(to_floats(x))});
+XF_CALL(to_floats_of_one, int, {to_floats(x)}->std::same_as<float>);
 XF_CALL(lowest_of, Ints, {lowest_of(x)}->std::same_as<int>);
 XF_CALL(value_at, Ints, {Floats(value_at(some<const float*>(), x))});
-XF_CALL(gather, Ints, {Floats(gather<Floats>(some<const float*>(), 1, x, 1, 0))});
-XF_CALL(gather_along_rows, Ints, {Floats(gather<Floats>(some<const float*>(), 1, 0, 1, x))});
+XF_CALL(value_at_rows, Ints, {Floats(value_at(some<const float*>(), 1, x, 1, 0))});
+XF_CALL(value_at_columns, Ints, {Floats(value_at(some<const float*>(), 1, 0, 1, x))});
 static_assert(requires { Ints(lane_index() + kLanes); });
 
 XF_CALL(add_at, float, add_at(&x, some<Ints>(), some<Floats>()));

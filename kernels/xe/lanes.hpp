@@ -25,20 +25,17 @@ XF_INLINE floats log2_of_any(floats x) { return esimd::log2(x); }
 XF_INLINE floats sqrt(floats x) { return esimd::sqrt(x); }
 
 XF_INLINE ints to_ints(lane_mask mask) { return select(mask, ints(1), ints(0)); }
-XF_INLINE float signed_to_floats(int x) {
+XF_INLINE float to_floats(int x) {
   return simd<float, 1>(esimd::convert<float>(simd<int, 1>(x)))[0];
 }
-XF_INLINE floats signed_to_floats(ints x) { return esimd::convert<float>(x); }
-template <class S>
-XF_INLINE S to_floats(ints v) {
-  return esimd::convert<float>(v);
-}
+XF_INLINE floats to_floats(ints x) { return esimd::convert<float>(x); }
 
 XF_INLINE int lowest_of(ints x) { return esimd::hmin<int>(x); }
 XF_INLINE ints at_most(ints i, int last) { return esimd::min<int>(i, ints(last)); }
 
-template <class S, class T>
-XF_INLINE S gather(const T* data, int64_t row, int q, int64_t col, ints k) {
+// The elements of a matrix at row q and columns k, for strides of rows and columns.
+template <class T>
+XF_INLINE floats value_at(const T* data, int64_t row, int q, int64_t col, ints k) {
   using Bits = UintOfSize<sizeof(T)>;
   const int first_k = k[0];
   const auto* first = reinterpret_cast<const Bits*>(data + q * row + first_k * col);
@@ -48,10 +45,10 @@ XF_INLINE S gather(const T* data, int64_t row, int q, int64_t col, ints k) {
   return esimd::convert<float>(simd<T, kLanes>(bits.template bit_cast_view<T>()));
 }
 
-// The same for one key and a vector of rows.
-template <class S, class T>
-XF_INLINE S gather(const T* data, int64_t row, ints q, int64_t col, int k) {
-  return gather<S>(data, col, k, row, q);
+// The same for one column and a vector of rows.
+template <class T>
+XF_INLINE floats value_at(const T* data, int64_t row, ints q, int64_t col, int k) {
+  return value_at(data, col, k, row, q);
 }
 
 // Floating-point elements are read as floats, integers as ints.

@@ -110,11 +110,6 @@ XF_INLINE void load(RowMajor<R, D>& A, const Rows<const T>& m) {
 
 // ---- single rows --------------------------------------------------------------------------------
 
-template <class T, int D>
-XF_INLINE void load_row(RowMajor<1, D>& x, const T* row) {
-  load(x, Rows<const T>{row, 0, 1});
-}
-
 template <int D>
 XF_INLINE float abs_max(const RowMajor<1, D>& x) {
   floats largest = 0.f;

@@ -51,15 +51,6 @@ XF_INLINE void each_in_row(AnyTile<R, C>& t, int r, int col0, F f) {
     t.row(r, c) = f(floats(t.row(r, c)), lane_index() + (col0 + c * kLanes));
   }
 }
-// Hides the columns outside of [from, to): their scores become -inf.
-template <template <int, int> class AnyTile, int R, int C>
-XF_INLINE void hide_columns(AnyTile<R, C>& t, int from, int to) {
-  each_row<R>([&](int r) {
-    each_in_row(t, r, 0,
-                [&](floats s, ints c) { return select((c >= from) & (c < to), s, floats(-kInf)); });
-  });
-}
-
 template <int R, int C>
 XF_INLINE void fill(RowMajor<R, C>& t, float value) {
   t.x = value;

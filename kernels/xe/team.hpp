@@ -46,6 +46,37 @@ struct Joint {
   XF_INLINE void advance() {
     if constexpr (kInTurn) place ^= kPlaceBytes;
   }
+  // P of the whole block, from the part that each thread has. If the row maxima of the parts
+  // differ, all parts are scaled to the largest; those with smaller ones are then rounded a second
+  // time.
+  template <class Output, class Decay>
+  XF_INLINE decltype(auto) all(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l,
+                               const Decay& decay) {
+    if constexpr (Group::team == 1) {
+      return (own);
+    } else {
+      give(own, m);
+      Group::meet_team();
+      Part parts[Group::team];
+      ColVec<R> maxima[Group::team], least = m, most = m;
+      XF_UNROLL for (int i = 0; i < Group::team; ++i) {
+        take(parts[i], maxima[i], i);
+        least.x = esimd::min<float>(least.x, maxima[i].x);
+        most.x = esimd::max<float>(most.x, maxima[i].x);
+      }
+      advance();
+      if ((least.x < most.x).any()) {
+        XF_UNROLL for (int i = 0; i < Group::team; ++i) parts[i] *= decay(maxima[i], most);
+        const ColVec<R> alpha = decay(m, most);
+        l *= alpha;
+        O *= alpha;
+        m = most;
+      }
+      Whole P;
+      XF_UNROLL for (int i = 0; i < Group::team; ++i) insert(P, parts[i], i * kKeys);
+      return P;
+    }
+  }
   // l becomes its sum over the team.
   XF_INLINE void add_up(ColSum<R>& l) const {
     if constexpr (Group::team > 1) {
@@ -158,36 +189,6 @@ XF_INLINE void operator*=(RegisterLeft<T, R, C, Width>& P, const ColVec<R>& s) {
       row =
           esimd::convert<T>(simd<float, Width>(esimd::convert<float>(simd<T, Width>(row)) * s[r]));
     }
-  }
-}
-// P of the whole block, from the part that each thread has. If the row maxima of the parts differ,
-// all parts are scaled to the largest; those with smaller ones are then rounded a second time.
-template <class Place, class Part, class Output, int R, class Decay>
-XF_INLINE decltype(auto) joined(Place& place, const Part& own, Output& O, ColVec<R>& m,
-                                ColSum<R>& l, const Decay& decay) {
-  if constexpr (Group::team == 1) {
-    return (own);
-  } else {
-    place.give(own, m);
-    Group::meet_team();
-    Part parts[Group::team];
-    ColVec<R> maxima[Group::team], least = m, most = m;
-    XF_UNROLL for (int i = 0; i < Group::team; ++i) {
-      place.take(parts[i], maxima[i], i);
-      least.x = esimd::min<float>(least.x, maxima[i].x);
-      most.x = esimd::max<float>(most.x, maxima[i].x);
-    }
-    place.advance();
-    if ((least.x < most.x).any()) {
-      XF_UNROLL for (int i = 0; i < Group::team; ++i) parts[i] *= decay(maxima[i], most);
-      const ColVec<R> alpha = decay(m, most);
-      l *= alpha;
-      O *= alpha;
-      m = most;
-    }
-    typename Place::Whole P;
-    XF_UNROLL for (int i = 0; i < Group::team; ++i) insert(P, parts[i], i * Place::kKeys);
-    return P;
   }
 }
 

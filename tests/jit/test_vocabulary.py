@@ -23,7 +23,7 @@ CONTRACTS = ("tile/contract.hpp", "products/contract.hpp")
 
 
 def text_of(*patterns):
-    files = [file for pattern in patterns for file in sorted(Path(HEADERS).glob(pattern))]
+    files = [file for pattern in patterns for file in sorted(Path(HEADERS).glob(str(pattern)))]
     assert files, patterns
     return re.sub(r"//.*", "", "\n".join(file.read_text() for file in files))
 
@@ -36,11 +36,32 @@ def declared(*patterns):
     return {match["name"] or match["function"] for match in DECLARED.finditer(text_of(*patterns))} - {"namespace"}
 
 
-def listed():
+def listed_in(*files):
     """Its words are the first column of the comment."""
-    lines = [line for file in LISTS for line in Path(HEADERS, file).read_text().splitlines()]
+    lines = [line for file in files for line in Path(HEADERS, file).read_text().splitlines()]
     columns = [re.sub("<.*?>", "", line[5:]).split("  ")[0] for line in lines if re.match(r"//   \S", line)]
     return {name for column in columns for name in re.findall(r"(?:^|, )([A-Za-z_]\w*)", column)}
+
+
+def own_words():
+    """Words that one header lists as its own, each with the header."""
+    files = [*Path(HEADERS).glob("*.hpp"), *Path(HEADERS).glob("attention/*.hpp"), *Path(HEADERS).glob("tile/*.hpp")]
+    return {word: file for file in files for word in re.findall(r"^// Word: (\w+)", file.read_text(), re.MULTILINE)}
+
+
+def listed():
+    return listed_in(*LISTS) | set(own_words())
+
+
+def test_the_list_of_tiles_is_short():
+    assert len(listed_in("tile/tile.hpp")) <= 75
+
+
+def test_a_word_of_one_header_is_used_nowhere_else():
+    folders = ("*.hpp", "attention/*.hpp", "products/*.hpp", "tile/*.hpp")
+    files = {file for folder in folders for file in Path(HEADERS).glob(folder) if file.name != "contract.hpp"}
+    for word, own in own_words().items():
+        assert [file.name for file in files if word in words(text_of(file.relative_to(HEADERS)))] == [own.name], word
 
 
 @pytest.mark.parametrize("backend", ["cpu", "xe"])
