@@ -30,9 +30,9 @@ struct BiasSums {
     const int key = work.part * Bc;
     if constexpr (std::is_same_v<T, float>) {
       if (p.bias.keys == 1) {
-        ColSum<Br> of_rows{0.f};
-        add_row_sums(of_rows, sums);
-        return store(rows, ColVec<Br>(of_rows));
+        ColSum<Br> row_sums{0.f};
+        add_row_sums(row_sums, sums);
+        return store(rows, ColVec<Br>(row_sums));
       }
       if (p.bias.rows == 1) {
         return store(Rows<T>{first, 1, p.bias.keys}.from(key), column_sums(sums));
@@ -57,10 +57,10 @@ struct SlopeSums {
     add_row_sums(sums, dS);
   }
   XF_INLINE void finish(const BwdParams& p, const Work& work, float factor) {
-    ColVec<Br> of_rows = sums;
-    of_rows *= ColVec<Br>(factor);
+    ColVec<Br> row_sums = sums;
+    row_sums *= ColVec<Br>(factor);
     const Sequence seq(p, work.batch);
-    store(seq.per_row(p, p.row_slopes, work.head).from(work.block * Br), of_rows);
+    store(seq.per_row(p, p.row_slopes, work.head).from(work.block * Br), row_sums);
   }
 };
 

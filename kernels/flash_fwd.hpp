@@ -40,7 +40,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     typename Tiles::ProbTile P;
     softmax.step(P, S, O);  // P = exp(S - m), l += rowsum P
     dropout.drop(P, rows.row, j.scored());
-    const auto& all_P = softmax.of_block(P, O);
+    const auto& all_P = softmax.joined(P, O);
     const auto V = kv.values(j.first());
     mma_AB(O, all_P, V, seen);  // O += P V
   }

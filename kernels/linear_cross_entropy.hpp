@@ -70,9 +70,9 @@ XF_INLINE void loss_of_rows(const CrossEntropyParams& p) {
     if (p.sums_logits) {
       const auto added = [&](auto x, auto m, auto y, auto m_part, auto to) {
         using V = decltype(x);
-        const V of_x = select(m == to, V(0.f), V((m - to) * before));
-        const V of_y = select(m_part == to, V(0.f), V((m_part - to) * here));
-        return x + of_x + (y + of_y);
+        const V shift_x = select(m == to, V(0.f), V((m - to) * before));
+        const V shift_y = select(m_part == to, V(0.f), V((m_part - to) * here));
+        return x + shift_x + (y + shift_y);
       };
       d = map(added, d, m, of(3), m_part, m_new);
     }

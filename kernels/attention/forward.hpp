@@ -136,7 +136,7 @@ struct RunningSoftmax {
   }
   // P for all keys of a block: the parts of all threads of a team.
   template <class Probs, class Output>
-  XF_INLINE decltype(auto) of_block(const Probs& P, Output& O) {
+  XF_INLINE decltype(auto) joined(const Probs& P, Output& O) {
     return joint.all(P, O, m, l, exponents.decays());
   }
   // Merges what the threads computed for different keys. Returns false for a thread whose O was
@@ -161,13 +161,13 @@ struct RunningSoftmax {
     ColVec<Br> others(0.f);
     if constexpr (Config::adds_up) others = load_values<Br>(rows.per_row(p, p.other_lse), -kInf);
     return [this, has_sinks, sum = ColVec<Br>(l), sinks, others](auto f) {
-      const auto of_row = [&](auto m, auto l, auto sink, auto other) {
+      const auto result = [&](auto m, auto l, auto sink, auto other) {
         RowState row(m, l, exponents);
         if (has_sinks) row.add_sink(sink);
         if constexpr (Config::adds_up) row.add_sink(other);
         return f(row);
       };
-      return map(of_row, m, sum, sinks, others);
+      return map(result, m, sum, sinks, others);
     };
   }
 };

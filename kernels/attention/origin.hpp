@@ -48,11 +48,9 @@ struct OwnOrigin {
     return top;
   }
   XF_INLINE void store_in(const BwdParams& p, const Sequence& seq, int head, int row) const {
-    const auto of_memory = [](auto base, auto top) {
-      return select(base == 0.f, top, marked(top));
-    };
+    const auto stored = [](auto base, auto top) { return select(base == 0.f, top, marked(top)); };
     store(seq.per_row(p, p.base, head).from(row), base);
-    store(seq.per_row(p, p.top, head).from(row), map(of_memory, base, top));
+    store(seq.per_row(p, p.top, head).from(row), map(stored, base, top));
   }
 };
 template <int Br>
@@ -104,8 +102,8 @@ XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& 
   const auto lse = seq.per_row<const float>(p, p.lse, head);
   // The LSE of a row that sees no key is infinite.
   const auto finite = [](auto L) { return select(magnitude(L) == kInf, decltype(L)(0.f), L); };
-  const auto of_rows = [&](int row) { return load_values<Br>(lse.from(row), kInf); };
-  const OfRows L = of_rows(rows.row);
+  const auto lse_at = [&](int row) { return load_values<Br>(lse.from(row), kInf); };
+  const OfRows L = lse_at(rows.row);
   const OfRows near = map(
       [](auto L) {
         return select(magnitude(L) == kInf, decltype(L)(kNoKey), decltype(L)(L * kLog2e));
@@ -114,7 +112,7 @@ XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& 
   OwnOrigin<OfRows> origin{OfRows(0.f), near, false};
   bool far = false;
   for (int row = rows.first(); row <= rows.last(); row += Br) {
-    far |= any_beyond(map(finite, of_rows(row)), kFarLse<T>);
+    far |= any_beyond(map(finite, lse_at(row)), kFarLse<T>);
   }
   if (!far) return origin;
 

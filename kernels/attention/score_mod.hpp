@@ -109,12 +109,12 @@ using Real = Lane<Dual, Of::neither, true>;
 template <class Snippet>
 struct ScoreMod {
   static constexpr bool kOfUser = true;
-  Snippet of_score;
+  Snippet score_snippet;
   int batch, head, last_q, last_k, q_at, k_at;
 
   template <class... More>
   XF_INLINE ScoreMod(const FwdParams& p, const Sequence& seq, int h, More&... more)
-      : of_score(static_cast<const ScoreModParams&>(p).captures, more...),
+      : score_snippet(static_cast<const ScoreModParams&>(p).captures, more...),
         batch(seq.batch),
         head(p.first_head + h),
         last_q(seq.sq - 1),
@@ -145,7 +145,7 @@ struct ScoreMod {
     using snippet::Lane, snippet::Of;
     const Lane<int, Of::query, !std::is_same_v<I, int>> q_idx(at_most(q, last_q) + q_at);
     const Lane<int, Of::key, !std::is_same_v<J, int>> k_idx(at_most(k, last_k) + k_at);
-    return of_score(s, batch, head, q_idx, k_idx).native;
+    return score_snippet(s, batch, head, q_idx, k_idx).native;
   }
 };
 

@@ -11,7 +11,7 @@ using Words = u32x16;
 
 XF_INLINE void allocate_turns() {}
 template <class X, class Op>
-XF_INLINE X of_turns(X x, Op) {
+XF_INLINE X fold_turns(X x, Op) {
   return x;
 }
 

@@ -82,7 +82,7 @@ XF_CALL(TopList, TopList, x.insert(1.f, 0), x.value(0), x.token(0), x.last, x.fi
 using Logits = Row<T>;
 static_assert(kBlock % kLanes == 0);
 static_assert(requires { allocate_turns(); });
-XF_CALL(of_turns, float, {of_turns(x, [](auto a, auto) { return a; })}->std::same_as<float>);
+XF_CALL(fold_turns, float, {fold_turns(x, [](auto a, auto) { return a; })}->std::same_as<float>);
 XF_CALL(Row, const Logits, {x.at(0)}->std::same_as<Floats>);
 XF_CALL(as_ints, Floats, {as_ints(x)}->std::same_as<Ints>);
 XF_CALL(to_words, Ints, {to_words(x)}->std::same_as<Words>);

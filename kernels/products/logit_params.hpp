@@ -50,11 +50,11 @@ struct CrossEntropyParams : LogitParams {
 
 // Lists of the largest logits and their tokens: one per row and part, and the result for each row.
 struct TopKParams : LogitParams {
-  float* values;         // (rows, parts, length)
-  int32_t* tokens;       // (rows, parts, length)
-  float* largest;        // the result: (rows, k)
-  uint32_t* of_largest;  // the tokens of the result: (rows, k), 64 bits each
-  int32_t k, length;     // length: at least k, a multiple of kListStep
+  float* values;             // (rows, parts, length)
+  int32_t* tokens;           // (rows, parts, length)
+  float* largest;            // the result: (rows, k)
+  uint32_t* largest_tokens;  // the tokens of the result: (rows, k), 64 bits each
+  int32_t k, length;         // length: at least k, a multiple of kListStep
 };
 constexpr int kListStep = 16;
 

@@ -231,7 +231,7 @@ std::string describe(const std::array<int64_t, kMaxDims>& numbers, int count) {
 }
 
 // Of a new array, which is not refused.
-const Checker& of_result() {
+const Checker& result_checker() {
   static const std::string nobody;
   static const Checker check(nobody);
   return check;
@@ -317,18 +317,18 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
       throw py::error_already_set();
     }
     return read_exchange(py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), api,
-                         of_result(), "out");
+                         result_checker(), "out");
   }
   if (like.maker == Maker::kNumpy) {
     const auto type = dtype == like.dtype    ? like.object.attr("dtype").cast<py::dtype>()
                       : dtype == DType::kI64 ? py::dtype::of<int64_t>()
                                              : py::dtype::of<float>();
     const std::vector<py::ssize_t> sizes(shape.begin(), shape.end());
-    return read_numpy(py::array(type, sizes), of_result(), "out");
+    return read_numpy(py::array(type, sizes), result_checker(), "out");
   }
   const py::object object =
       interop().attr("empty")(like.object, name_of(dtype), shape_tuple(shape));
-  return read_array(object, of_result(), "out");
+  return read_array(object, result_checker(), "out");
 }
 
 void count_writes(std::initializer_list<const Array*> written) {

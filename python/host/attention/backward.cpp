@@ -75,7 +75,7 @@ XF_FIELDS(BwdRequest, lse, dout, dlse, delta, dq, dk, dv, longer, wanted);
 
 // The same, checked.
 struct Gradients {
-  Outputs of_forward;
+  Outputs forward_outputs;
   Array dout, dlse;     // dlse without data: 0
   Array delta;          // with data: there is no output, and no dlse
   Array dq, dk, dv;     // with data: to be added to
@@ -114,7 +114,7 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
                          const Checker& check) {
   Gradients g;
   if (own.delta.is_none()) {
-    g.of_forward.out = read_like_out(r.out, "out", p, check);
+    g.forward_outputs.out = read_like_out(r.out, "out", p, check);
   } else {
     g.delta = read_lse(own.delta, "delta", p, check);
     for (const auto& [object, name] :
@@ -124,10 +124,10 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
     }
   }
   if (!r.residual.is_none()) {
-    g.of_forward.residual = read_like_out(r.residual, "residual", p, check);
-    check_residual(g.of_forward.residual, check);
+    g.forward_outputs.residual = read_like_out(r.residual, "residual", p, check);
+    check_residual(g.forward_outputs.residual, check);
   }
-  g.of_forward.lse = read_lse(own.lse, "lse", p, check);
+  g.forward_outputs.lse = read_lse(own.lse, "lse", p, check);
   g.dout = read_like_out(own.dout, "dout", p, check);
   if (!own.dlse.is_none()) g.dlse = read_like_lse(own.dlse, "dlse", p, check);
   g.longer = own.longer;
@@ -230,7 +230,7 @@ Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g,
 // How the arrays are read and written, all alike.
 Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
                  const Place& place, const Checker& check) {
-  const Array &out = g.of_forward.out, &residual = g.of_forward.residual;
+  const Array &out = g.forward_outputs.out, &residual = g.forward_outputs.residual;
   Access access = access_for(p, {{&out, p.dv}, {&residual, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
                              {{&to.dk, p.d}, {&to.dv, p.dv}}, r.layout, QueryRows::kOfHead,
                              place.device.facts.arch);
@@ -284,7 +284,7 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
                            int64_t workers, Access access, const Place& place) {
   std::vector<Step> steps;
   const Schedule& schedule = schedule_of(place.device);
-  const auto of_scores = [&](Algorithm algorithm) {
+  const auto described = [&](Algorithm algorithm) {
     Desc desc = describe(algorithm, p);
     describe_scores(desc, p, r);
     desc.adds_up =
@@ -303,26 +303,26 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
     steps.push_back({&kernels, groups_for(desc, kernels, rows, heads * key_blocks)});
   };
   if (workers) {
-    add(of_scores(Algorithm::flash_bwd), 1, workers);
+    add(described(Algorithm::flash_bwd), 1, workers);
   } else {
-    if (p.has_queries()) add(of_scores(Algorithm::flash_bwd_dq), p.sq, p.batch * p.heads_q);
+    if (p.has_queries()) add(described(Algorithm::flash_bwd_dq), p.sq, p.batch * p.heads_q);
     if (p.batch * p.heads_k * p.sk != 0 && (to.dk.data || to.dv.data))
-      add(of_scores(Algorithm::flash_bwd_dkv), p.sk, p.batch * p.heads_k);
+      add(described(Algorithm::flash_bwd_dkv), p.sk, p.batch * p.heads_k);
   }
   if (to.dbias.data && p.has_scores()) {
     const Extents extents = to.extents_of_bias();
-    Desc desc = of_scores(Algorithm::flash_bwd_bias);
+    Desc desc = described(Algorithm::flash_bwd_bias);
     desc.bias_gradient = to.dbias.dtype;
     if (extents.rows == 1) desc.rows = 1;  // one thread goes over all rows
     add(desc, extents.rows, int64_t{extents.batches} * extents.heads, extents.keys);
   }
   if (to.dalibi.data && p.has_queries()) {
-    Desc desc = of_scores(Algorithm::flash_bwd_bias);
+    Desc desc = described(Algorithm::flash_bwd_bias);
     desc.sums_slopes = true;
     add(desc, p.sq, p.batch * p.heads_q);
   }
   if (to.dcaptures.data && p.has_scores()) {
-    Desc desc = of_scores(Algorithm::flash_bwd_captures);
+    Desc desc = described(Algorithm::flash_bwd_captures);
     desc.learned = to.learned;
     desc.access = access;
     const Kernels& kernels = find_kernels(desc, place);
@@ -344,7 +344,7 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
 BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
                     const Place& place) {
   BwdParams params{};
-  static_cast<FwdParams&>(params) = params_of(p, r, g.of_forward, place);
+  static_cast<FwdParams&>(params) = params_of(p, r, g.forward_outputs, place);
   params.captures = p.score_mod.captures;
   Desc scores = describe(Algorithm::flash_bwd, p);
   describe_scores(scores, p, r);
@@ -382,7 +382,7 @@ float* share(Scratch& scratch, BwdParams& params, const Problem& p, const std::v
              int64_t workers, int64_t more, const Place& place) {
   const int64_t tokens = p.packed ? p.tokens_q : p.batch * p.sq;
   const int64_t rows = whole(std::max<int64_t>(1, p.heads_q * tokens), kLineFloats);
-  const int64_t of_rows = params.dalibi ? 4 * rows : 3 * rows;
+  const int64_t query_offset = params.dalibi ? 4 * rows : 3 * rows;
   if (workers) {
     const int64_t block = steps[0].kernels->block_k, blocks = divide_up(p.sq, block);
     params.workers = static_cast<int32_t>(workers);
@@ -390,15 +390,15 @@ float* share(Scratch& scratch, BwdParams& params, const Problem& p, const std::v
   }
   const auto added = std::ranges::find(steps, 1, &Step::entry);  // what the part before it leaves
   if (added != steps.end()) params.capture_workers = static_cast<int32_t>((added - 1)->groups);
-  const int64_t of_queries = of_rows + workers * params.worker_sums;
-  const int64_t floats = of_queries + params.capture_workers * params.captured;
+  const int64_t capture_offset = query_offset + workers * params.worker_sums;
+  const int64_t floats = capture_offset + params.capture_workers * params.captured;
   scratch.allocate(place, p.q, floats + more);
   params.delta = scratch.data;
   params.base = scratch.data + rows;
   params.top = scratch.data + 2 * rows;
   params.row_slopes = scratch.data + 3 * rows;
-  params.query_sums = scratch.data + of_rows;
-  params.capture_sums = scratch.data + of_queries;
+  params.query_sums = scratch.data + query_offset;
+  params.capture_sums = scratch.data + capture_offset;
   return scratch.data + floats;
 }
 

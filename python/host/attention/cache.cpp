@@ -16,14 +16,14 @@ namespace {
 constexpr int64_t kRotaryUnit = 16;  // rotated columns are a multiple of it
 
 Array read_scale(const py::object& object, float& factor, const char* name, const Array& of,
-                 const char* of_name, const Problem& p, const Checker& check) {
+                 const char* cache_name, const Problem& p, const Checker& check) {
   if (object.is_none()) {
     if (of.dtype == DType::kI8) check.refuse(name, "must be given with int8");
     return {};
   }
   if (!is_quantised(of.dtype)) {
-    check.refuse(name, "must be None unless " + check.word(of_name) +
-                           " is int8 or an 8-bit float, got " + check.word(of_name) +
+    check.refuse(name, "must be None unless " + check.word(cache_name) +
+                           " is int8 or an 8-bit float, got " + check.word(cache_name) +
                            ".dtype = " + of.describe_dtype());
   }
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
@@ -41,8 +41,8 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
   Array a = read_array(object, check, name);
   check.require_dtype(a, name, DType::kF32);
   XF_REQUIRE(check, has_shape(a, {of.shape[0], of.shape[1], of.shape[2]}), name,
-             "must be one number, of (batch, heads), or have the shape of " + check.word(of_name) +
-                 " without its last dimension",
+             "must be one number, of (batch, heads), or have the shape of " +
+                 check.word(cache_name) + " without its last dimension",
              a.describe_shape(), a);
   XF_REQUIRE(check, a.whole_strides, name, "must have strides of whole elements", "others", a);
   check.require_same_place(a, name, p.q, "q");

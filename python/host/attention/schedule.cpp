@@ -94,10 +94,10 @@ int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& 
   const int64_t quarter =
       gpu && keys >= s.quarter_keys ? divide_up(threads, 4 * groups * kernels.threads) : 1;
   const int64_t least = std::clamp<int64_t>(quarter, 1, most);
-  const double of_split = double(divide_up(rows, threads)) / s.merge_splits;
+  const double split_cost = double(divide_up(rows, threads)) / s.merge_splits;
   const auto time = [&](int64_t splits) {
     const double wave = double(keys) / double(splits * kernels.turns) + kernels.block_q;
-    const double merging = splits == 1 ? 0 : s.merge_keys + of_split * double(splits);
+    const double merging = splits == 1 ? 0 : s.merge_keys + split_cost * double(splits);
     return double(divide_up(groups * splits, slots)) * wave + merging;
   };
   int64_t best = least;
@@ -109,7 +109,7 @@ int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& 
   };
   // As many as fill one wave of threads, or a few; or those after which merging takes longer.
   for (int64_t waves = 1; waves <= s.most_waves; ++waves) consider(waves * slots / groups);
-  consider(static_cast<int64_t>(std::sqrt(double(keys) / kernels.turns / of_split)));
+  consider(static_cast<int64_t>(std::sqrt(double(keys) / kernels.turns / split_cost)));
   return static_cast<int32_t>(best);
 }
 

@@ -31,16 +31,16 @@ bool amx_is_granted() {
   return granted;
 }
 
-Arch of_machine() {
+Arch machine_arch() {
   if (!has_avx512()) return kGeneric;
   if (!__builtin_cpu_supports("avx512bf16")) return kAvx512;
   return amx_is_granted() ? kTiles : kPairs;
 }
 
 // What the OpenCL driver compiles for: the machine, or what it is told to pretend.
-Arch of_driver() {
+Arch driver_arch() {
   const char* target = std::getenv("CL_CONFIG_CPU_TARGET_ARCH");
-  if (!target || !*target) return of_machine();
+  if (!target || !*target) return machine_arch();
   const std::string t = target;
   for (const char* name : {"skx", "skylake-avx512", "icelake-server", "icl", "cascadelake"}) {
     if (t == name) return kAvx512;
@@ -123,7 +123,7 @@ Arch fastest_up_to(Arch most) {
 
 CpuRates measure_cpu_rates() {
   constexpr int kSamples = 8;
-  const Arch most = of_machine();
+  const Arch most = machine_arch();
   CpuRates rates;
   Way fp32 = most >= kAvx512 ? Way{run_zmm, 12 * 16, 10000, rates.fp32}
                              : Way{run_ymm, 12 * 8, 10000, rates.fp32};
@@ -138,7 +138,7 @@ CpuRates measure_cpu_rates() {
 }
 
 std::string cpu_with_a_choice() {
-  if (of_machine() < kPairs) return "";
+  if (machine_arch() < kPairs) return "";
   std::array<unsigned, 13> words{};
   unsigned a = 0, b = 0, c = 0, d = 0;
   __get_cpuid(1, &a, &b, &c, &d);
@@ -152,7 +152,7 @@ std::string cpu_with_a_choice() {
 void set_cpu_rates(const CpuRates& rates) { rates_in_use = rates; }
 
 std::string cpu_arch() {
-  const Arch most = of_driver();
+  const Arch most = driver_arch();
   const char* named = std::getenv("XEFLASH_CPU");
   if (!named || !*named) return kArchs[fastest_up_to(most)];
   std::string choices;

@@ -148,9 +148,9 @@ class Pass {
         to_(to),
         adds_(adds),
         blocks_(slope_blocks(head)),
-        of_slopes_(find_kernels(head.describe(Algorithm::logit_slopes, blocks_.rows, head.inputs),
-                                head.place)),
-        of_product_(find_kernels(describe_product(), head.place)) {
+        slopes_kernels_(find_kernels(
+            head.describe(Algorithm::logit_slopes, blocks_.rows, head.inputs), head.place)),
+        product_kernels_(find_kernels(describe_product(), head.place)) {
     head.fill(p_);
   }
 
@@ -178,8 +178,8 @@ class Pass {
   // Sums of a product in fp32: the result itself is one on CPUs.
   bool in_place() const { return !head_.on_gpu() && head_.input.dtype == DType::kF32; }
   bool needs_sums(const HeadGradient& g) const { return g.wanted && !g.is_sum && !in_place(); }
-  int64_t tile_rows() const { return int64_t{of_product_.block_q} * of_product_.threads; }
-  int64_t own_row() const { return whole(head_.inputs, of_product_.block_v); }
+  int64_t tile_rows() const { return int64_t{product_kernels_.block_q} * product_kernels_.threads; }
+  int64_t own_row() const { return whole(head_.inputs, product_kernels_.block_v); }
 
   Sums sums_of(const HeadGradient& g, std::byte* own) const {
     auto* data = reinterpret_cast<float*>(g.array.data);
@@ -197,7 +197,7 @@ class Pass {
   const HeadGradients& to_;
   const bool adds_;
   const SlopeBlocks blocks_;
-  const Kernels &of_slopes_, &of_product_;
+  const Kernels &slopes_kernels_, &product_kernels_;
   CrossEntropyParams p_{};
   int64_t zeroed_ = 0;  // bytes of slopes and what is turned of them
   Sums input_sums_{}, weight_sums_{};
@@ -218,7 +218,7 @@ void Pass::allocate(Scratch& scratch) {
   const bool sums_bias = to_.bias.wanted && !to_.bias.is_sum;
   const int64_t bias_sums = plan.add(sums_bias ? whole(blocks_.columns, kLineFloats) * 4 : 0);
   p_.workers = head_.place.device.facts.compute_units;
-  const int64_t kept = plan.add(kept_bytes(p_, of_slopes_, head_));
+  const int64_t kept = plan.add(kept_bytes(p_, slopes_kernels_, head_));
   scratch.allocate(head_.place, head_.input, plan.floats());
   auto* memory = reinterpret_cast<std::byte*>(scratch.data);
   zeroed_ = turned + turned_bytes - slopes;
@@ -248,7 +248,7 @@ CrossEntropyParams Pass::params_of_block(int64_t i, int64_t j) const {
     q.bias_sums = reinterpret_cast<float*>(to_.bias.array.data) + j;
   else if (to_.bias.wanted)
     q.bias_slopes = to_.bias.array.data + j * element();
-  share_out(q, of_slopes_, head_.sizes().logits_unit, head_);
+  share_out(q, slopes_kernels_, head_.sizes().logits_unit, head_);
   return q;
 }
 
@@ -257,9 +257,10 @@ void Pass::run_block(Launcher& launch, int64_t i, int64_t j) const {
   // GPUs read behind the last rows and columns: no numbers of earlier blocks, or of others.
   if (head_.on_gpu() && (i + j == 0 || q.rows < blocks_.rows || q.columns < blocks_.columns))
     launch.clear(p_.slopes, zeroed_);
-  launch(*of_slopes_.entries[0], q, static_cast<uint64_t>(q.workers), of_slopes_.threads);
+  launch(*slopes_kernels_.entries[0], q, static_cast<uint64_t>(q.workers), slopes_kernels_.threads);
   if (to_.bias.wanted)
-    launch(*of_slopes_.entries[1], q, static_cast<uint64_t>(divide_up(q.columns, kLeastLanes)));
+    launch(*slopes_kernels_.entries[1], q,
+           static_cast<uint64_t>(divide_up(q.columns, kLeastLanes)));
   if (to_.input.wanted) {  // dX += D W
     MatmulAddParams m = product(input_sums_, i);
     m.a = p_.slopes;
@@ -300,9 +301,10 @@ MatmulAddParams Pass::product(const Sums& sums, int64_t first) const {
 }
 
 void Pass::multiply(Launcher& launch, MatmulAddParams m) const {
-  const int64_t groups = divide_up(m.rows, tile_rows()) * divide_up(m.columns, of_product_.block_v);
+  const int64_t groups =
+      divide_up(m.rows, tile_rows()) * divide_up(m.columns, product_kernels_.block_v);
   m.workers = static_cast<int32_t>(groups);
-  launch(*of_product_.entries[0], m, static_cast<uint64_t>(groups), of_product_.threads);
+  launch(*product_kernels_.entries[0], m, static_cast<uint64_t>(groups), product_kernels_.threads);
 }
 
 }  // namespace

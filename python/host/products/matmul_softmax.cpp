@@ -141,11 +141,11 @@ std::vector<int64_t> result_shape(const Array& a, const Array& b, const Checker&
   XF_REQUIRE(check, dims <= kBatchDims, "a", "must have at most 8 dimensions",
              std::to_string(dims + 2), a);
   for (int d = dims - 1; d >= 0; --d) {
-    const int64_t of_a = batch_size(a, d), of_b = batch_size(b, d);
-    XF_REQUIRE(check, of_a == of_b || of_a == 1 || of_b == 1, "b",
+    const int64_t batch_a = batch_size(a, d), batch_b = batch_size(b, d);
+    XF_REQUIRE(check, batch_a == batch_b || batch_a == 1 || batch_b == 1, "b",
                "must have batches that broadcast with those of a " + a.describe_shape(),
                b.describe_shape(), b);
-    shape.push_back(of_a == 1 ? of_b : of_a);
+    shape.push_back(batch_a == 1 ? batch_b : batch_a);
     batches *= shape.back();
   }
   XF_REQUIRE(check, batches < kMostExtent, "a", "must have fewer than 2^31 - 1024 matrices",

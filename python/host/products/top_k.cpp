@@ -99,16 +99,16 @@ py::object linear_top_k(const TopKRequest& r, const Checker& check) {
   p.k = static_cast<int32_t>(r.k);
   p.length = static_cast<int32_t>(whole(r.k, kListStep));
   p.largest = reinterpret_cast<float*>(values.data);
-  p.of_largest = reinterpret_cast<uint32_t*>(tokens.data);
+  p.largest_tokens = reinterpret_cast<uint32_t*>(tokens.data);
   Plan plan;
   const int64_t list_bytes = int64_t{p.rows} * p.parts * p.length * 4;
-  const int64_t of_values = plan.add(list_bytes), of_tokens = plan.add(list_bytes);
+  const int64_t values_offset = plan.add(list_bytes), tokens_offset = plan.add(list_bytes);
   const int64_t kept = plan.add(kept_bytes(p, kernels, head));
   Scratch scratch;
   scratch.allocate(head.place, head.input, plan.floats());
   auto* memory = reinterpret_cast<std::byte*>(scratch.data);
-  p.values = reinterpret_cast<float*>(memory + of_values);
-  p.tokens = reinterpret_cast<int32_t*>(memory + of_tokens);
+  p.values = reinterpret_cast<float*>(memory + values_offset);
+  p.tokens = reinterpret_cast<int32_t*>(memory + tokens_offset);
   p.kept = memory + kept;
   submit(head.place, [&](Launcher& launch) {
     launch(*kernels.entries[0], p, static_cast<uint64_t>(p.workers), kernels.threads);
