@@ -60,7 +60,7 @@ void read_scales(Problem& p, const FwdRequest& r, const Checker& check) {
   }
 }
 
-// The array of a table, of a row per sequence of the batch.
+// Reads a table, which has a row per sequence of the batch.
 Array read_table(const py::object& object, const char* name, const Problem& p,
                  const Checker& check) {
   Array a = read_array(object, check, name);
@@ -184,7 +184,8 @@ void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
 
 const int32_t* ints(const Array& a) { return reinterpret_cast<const int32_t*>(a.data); }
 
-// A sequence's rows that are read or written: [first, end), of which the last `added` are written.
+// The rows [first, end) of a sequence that a call reads or writes; it writes the last `added` of
+// them.
 struct Used {
   int64_t first, end;
 };
@@ -196,7 +197,7 @@ struct CacheOverflow : py::builtin_exception {
   }
 };
 
-// Keys that a sequence is said to have before new ones.
+// Checks the number of keys that a sequence has before new ones.
 void check_length(const Problem& p, int64_t length, int64_t sequence, const Checker& check) {
   const Cache& c = p.cache;
   const int64_t most = c.capacity - c.added;
@@ -315,7 +316,8 @@ void read_cache(Problem& p, const FwdRequest& r) {
   c.max_keys = r.cache.cache_length >= 0 ? r.cache.cache_length + c.added : c.capacity;
   if (p.packed) c.max_keys = p.sk;
   if (p.q.queue) {
-    // What lies on a device is trusted: reading it would wait for its queue.
+    // Values that lie on a device are trusted, because reading them would wait for the device's
+    // queue.
     if (r.cache.cache_length >= 0 && !p.packed) check_length(p, r.cache.cache_length, 0, check);
     c.max_keys = std::min(c.max_keys, c.capacity);
     return;

@@ -43,7 +43,7 @@ Desc describe(const Problem& p, const FwdRequest& r, const Outputs& to, const Pl
   return desc;
 }
 
-// Refuses what a GPU cannot reach.
+// Refuses arrays whose rows a GPU cannot reach.
 void check_reach(const Problem& p, const FwdRequest& r, const Outputs& to, const Desc& desc,
                  const Checker& check) {
   if (desc.access == Access::kNone) return;
@@ -76,7 +76,7 @@ py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
   const Place place = place_of(p.q);
   refuse_to_wait_while_recording(place, p.q, "q", check);
-  // Before a kernel is compiled: they may be refused.
+  // These come before a kernel is compiled, because they may be refused.
   Outputs to{result_array(p, r), rest_array(p, r), {}};
   std::optional<Append> append = Append::prepare(p, r, place);
   Desc desc;

@@ -6,7 +6,7 @@
 
 namespace xeflash {
 
-// What a forward pass gives; without data what is not wanted.
+// The results of a forward pass. An array that is not wanted has no data.
 struct Outputs {
   Array out, residual, lse;
 };

@@ -5,7 +5,7 @@
 namespace xeflash {
 namespace {
 
-// A number, or one for each sequence.
+// Reads a start, which is one number or an array of one number per sequence.
 void read_start(const py::object& object, const char* name, int64_t length, int32_t& number,
                 Array& array, const Problem& p, const FwdRequest& r, const Checker& check) {
   if (object.is_none()) return;

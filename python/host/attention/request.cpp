@@ -18,7 +18,7 @@ void read(Layout& to, const Value& value) {
   to = static_cast<Layout>(layout);
 }
 
-// What attention() calls an argument of this name; "": the same.
+// Returns the name that attention() has for an argument, or "" if it is the same.
 constexpr const char* name_of_attention(const char* name) {
   constexpr std::pair<std::string_view, const char*> kOthers[] = {
       {"q", "query"},     {"k", "key"},           {"v", "value"}, {"softmax_scale", "scale"},
@@ -66,7 +66,7 @@ constexpr size_t kFirstOfPacked = [] {
   return at;
 }();
 
-// By the interned name, which is what a call in Python's source passes.
+// The arguments by their interned names, which calls in Python's source pass.
 const Argument* find(PyObject* name) {
   static const auto* by_name = [] {
     auto* all = new std::unordered_map<PyObject*, const Argument*>;

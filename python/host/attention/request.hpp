@@ -1,4 +1,4 @@
-// A call of attention as Python asks for it.
+// Reads a call of attention as Python passes it.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,7 +18,7 @@ enum class Layout : uint8_t {
   kBHSD,  // (batch, heads, sequence, dim): scaled_dot_product_attention
 };
 
-// Which part of a larger attention it is, see part.hpp.
+// The part of a larger attention that a call computes, see part.hpp.
 struct PartRequest {
   py::object other_lse = py::none();  // fp32, of the other keys, whose attention is in `out`
   py::object q_start = py::none(), k_start = py::none();  // a number, or an int32 array (batch)
@@ -27,7 +27,8 @@ struct PartRequest {
 
 XF_FIELDS(PartRequest, other_lse, q_start, k_start, first_head, all_heads);
 
-// Its arguments; python/xeflash/call/schema.py has the same names, types and defaults, in order.
+// The arguments of a call; python/xeflash/call/schema.py has the same names, types and defaults, in
+// order.
 struct FwdRequest {
   std::string function;  // the public function, for messages
   Layout layout = Layout::kBSHD;
@@ -64,13 +65,13 @@ XF_SOME_FIELDS(FwdRequest, function, layout, q, words, k, v, out, softmax_scale,
                cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k);
 static_assert(is_complete<2>(kFieldsOf<FwdRequest>));  // and `part`, `cache`
 
-// Reads what Python passes; what is not given has FwdRequest's own default. Raises a TypeError for
-// a name that is not known, and for a value of another type.
+// Reads the arguments that Python passes; others keep FwdRequest's defaults. Raises a TypeError for
+// an unknown name, and for a value of another type.
 FwdRequest read_arguments(const py::kwargs& given);
-// (name, type, default, name in attention()) of each, in order.
+// Returns (name, type, default, name in attention()) of each argument, in order.
 py::tuple call_fields();
 
-// A checker whose messages have the words of the request, which must outlive it.
+// Returns a checker whose messages have the words of the request, which must outlive it.
 Checker checker_of(const FwdRequest& request);
 
 }  // namespace xeflash

@@ -14,7 +14,7 @@
 namespace xeflash {
 namespace {
 
-// In the order of what they need: each has what those before it have.
+// The instruction sets. Each one includes those before it.
 constexpr std::array kArchs = {"cpu-generic", "cpu-avx512", "cpu-avx512-bf16", "cpu-amx-bf16"};
 enum Arch { kGeneric, kAvx512, kPairs, kTiles };
 
@@ -23,7 +23,7 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
 }
 
-// Linux has a process ask for the registers of AMX before its first use of them.
+// Asks Linux for the registers of AMX, as a process must before its first use of them.
 bool amx_is_granted() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = __builtin_cpu_supports("amx-bf16") &&
@@ -37,7 +37,8 @@ Arch machine_arch() {
   return amx_is_granted() ? kTiles : kPairs;
 }
 
-// What the OpenCL driver compiles for: the machine, or what it is told to pretend.
+// Returns the instruction set that the OpenCL driver compiles for: the machine's, or the one that
+// its environment variable names.
 Arch driver_arch() {
   const char* target = std::getenv("CL_CONFIG_CPU_TARGET_ARCH");
   if (!target || !*target) return machine_arch();
@@ -51,8 +52,8 @@ Arch driver_arch() {
   return kGeneric;
 }
 
-// Twelve sums are more than what is under way at a time: latencies are hidden. All registers are 0
-// first, as numbers near 0 could take longer.
+// Twelve sums are more than the CPU has in flight at a time, so latencies are hidden. All registers
+// are 0 first, because numbers near 0 could take longer.
 #define XF_ZERO(i) "vxorps %%xmm" #i ", %%xmm" #i ", %%xmm" #i "\n"
 #define XF_OF_YMM(i) "vfmadd231ps %%ymm12, %%ymm13, %%ymm" #i "\n"
 #define XF_OF_ZMM(i) "vfmadd231ps %%zmm12, %%zmm13, %%zmm" #i "\n"
@@ -71,7 +72,7 @@ void run_ymm(long steps) { XF_REPEAT(steps, XF_TWELVE(XF_OF_YMM)); }
 void run_zmm(long steps) { XF_REPEAT(steps, XF_TWELVE(XF_OF_ZMM)); }
 void run_pairs(long steps) { XF_REPEAT(steps, XF_TWELVE(XF_OF_PAIRS)); }
 
-// Four sums of 16 rows and columns, as many as a product of two by two tiles has.
+// There are four sums of 16 rows and columns, as in a product of two by two tiles.
 void run_tiles(long steps) {
   struct alignas(64) {
     uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -108,7 +109,7 @@ struct Way {
 
 CpuRates rates_in_use;
 
-// Pairs have to be packed, and tiles be loaded and turned, so that a small gain is none.
+// A small gain is no gain, because pairs must be packed, and tiles must be loaded and transposed.
 constexpr double kGain = 1.2;
 
 Arch fastest_up_to(Arch most) {

@@ -1,4 +1,4 @@
-// The loss of a language model's head, without its logits in memory.
+// Computes the loss of a language model's head, without its logits in memory.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -10,7 +10,7 @@
 namespace xeflash {
 namespace {
 
-// CrossEntropyArguments in call/schema.py.
+// The arguments of a call: CrossEntropyArguments in call/schema.py has the same.
 struct CrossEntropyRequest {
   std::string function = "linear_cross_entropy";
   py::object input = py::none(), linear_weight = py::none(), target = py::none();
@@ -41,7 +41,7 @@ void check_numbers(const CrossEntropyRequest& r, const Checker& check) {
   check.require(r.reduction == "mean", "divisor", "None but for reduction = \"mean\"", r.divisor);
 }
 
-// All but what is in memory of the call.
+// Returns the parameters of a launch, but for those in the call's own memory.
 CrossEntropyParams params_of(const CrossEntropyRequest& r, const Head& head, const Targets& targets,
                              const Kernels& kernels) {
   CrossEntropyParams p{};
@@ -58,7 +58,7 @@ CrossEntropyParams params_of(const CrossEntropyRequest& r, const Head& head, con
 
 }  // namespace
 
-// (loss, LSE, state for the backward pass).
+// Returns (loss, LSE, state for the backward pass).
 py::object linear_cross_entropy(const CrossEntropyRequest& r, const Checker& check) {
   check_numbers(r, check);
   const Head head =

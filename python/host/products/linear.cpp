@@ -18,14 +18,15 @@ constexpr int64_t kUnitInputs = 128, kUnitBytes = 64;  // of packed weights, see
 constexpr int64_t kGroups[] = {32, 64, 128};           // inputs that may share a scale
 constexpr int64_t kMost = int64_t{1} << 31;
 
-// The weights, as they lie in memory.
+// The weights as they lie in memory.
 struct Weights {
   Array array;
   int64_t outputs = 0, columns = 0;
   bool plain = false;  // of the type of x; others need scales
 };
 
-// Numbers of a group of inputs and an output: one for all, one per output, or one for each of both.
+// Reads numbers for groups of inputs and outputs: one for all, one per output, or one per group and
+// output.
 struct PerGroup {
   Array array;
   int64_t group = 0, output = 0;  // strides
@@ -90,7 +91,7 @@ PerGroup read_per_group(const py::object& object, const char* name, int64_t grou
   return all;
 }
 
-// What is given with weights of this type must be what they need.
+// Checks that a call has the arguments that weights of this type need, and no others.
 void check_factors(const LinearRequest& r, const Weights& weights, const Checker& check) {
   const char* dtype = name_of(weights.array.dtype);
   if (!weights.plain && r.scales.is_none())
@@ -137,7 +138,7 @@ void bring_near(Array& x, const Weights& weights, DType result, const Checker& c
   if (!are_near(as_rows(x).strides[0], x)) x = packed_copy(x, check, "x");
 }
 
-// A call, read and checked.
+// A call whose arguments were read and checked.
 struct Product {
   Product(const LinearRequest& r, const Checker& check)
       : x(read_x(r, check)),
