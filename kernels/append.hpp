@@ -9,7 +9,7 @@
 
 namespace xeflash {
 
-// The row of token t in a (batch, tokens, heads, dim) array.
+// Returns the row of token t in a (batch, tokens, heads, dim) array.
 template <class T>
 XF_INLINE T* token_row(const TensorArg& a, int batch, int t, int head) {
   return static_cast<T*>(a.data) + batch * a.batch + t * a.row + head * a.head;

@@ -99,7 +99,7 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
         typename Tiles::OutputGradient dO;
         load(dO, seq.rows_per_query<const T>(p.dout, head, 0).from(rows.row));
 
-        for (OwnBlocks j(others, seen, own); j.more(); j.advance()) {
+        for (OwnBlocks j(others, seen, own); j.bring(); j.advance()) {
           const auto K = others.keys(j.first());
           const auto V = others.values(j.first());
           typename Tiles::ScoreTile S, dP;

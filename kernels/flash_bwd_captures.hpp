@@ -62,7 +62,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
     typename Tiles::OutputGradient dO;
     load(dO, seq.rows_per_query<const T>(p.dout, work.head, 0).from(rows.row));
 
-    for (OwnBlocks j(others, range, range); j.more(); j.advance()) {
+    for (OwnBlocks j(others, range, range); j.bring(); j.advance()) {
       const auto K = others.keys(j.first());
       const auto V = others.values(j.first());
       typename Tiles::ScoreTile S, dP;

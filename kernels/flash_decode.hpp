@@ -72,9 +72,9 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   return true;
 }
 
-// One thread, or one team of threads, per tile of heads and split of the keys, and per part of the
-// columns of O where O is too wide. The threads of a team also divide the columns of Q and K. Where
-// tiles are few, the threads of a group take turns at the keys of a split.
+// There is one thread, or one team of threads, per tile of heads and split of the keys, and per
+// part of the columns of O where O is too wide. The threads of a team also divide the columns of Q
+// and K. Where tiles are few, the threads of a group take turns at the keys of a split.
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p) {
   const SplitWork work(p, Group::index(), Config::block_rows, Config::parts / Group::team);

@@ -13,7 +13,8 @@ namespace xeflash {
 
 constexpr int kExpDegree = 6;  // of exp2's polynomial
 
-// One kind of statistic (see kStats) of one part of the vocabulary, for the rows from `row`.
+// Returns one kind of statistic (see kStats) of one part of the vocabulary, for the rows from
+// `row`.
 XF_INLINE Rows<float> stats_of(const CrossEntropyParams& p, int part, int kind, int row) {
   return {p.stats + (int64_t{part} * kStats + kind) * p.rows + row, 1, p.rows - row};
 }

@@ -75,13 +75,13 @@ struct Sampler {
     }
   }
 
-  // The logit of a stored value: scaled, then capped.
+  // Returns the logit of a stored value, which is scaled and then capped.
   XF_INLINE Floats logit(Floats v) const {
     const Floats scaled = v * p.scale;
     if (p.softcap > 0.f) return Floats(tanh(Floats(scaled * p.inverse_cap)) * p.softcap);
     return scaled;
   }
-  // P relative to the largest one, which is 1.
+  // Returns P relative to the largest P, which is 1.
   XF_INLINE Floats weights(Floats v) const {
     const Floats below = logit(v) - logit(Floats(m));
     return select(v == Floats(m), Floats(1.f), exp2(Floats(below * factor)));
@@ -148,8 +148,8 @@ struct Sampler {
     from = low;
   }
 
-  // The kept token whose value is the largest; of equal ones the lowest. f calls its argument with
-  // (logits, values, first column).
+  // Returns the kept token whose value is the largest, and of equal ones the lowest. f calls its
+  // argument with (logits, values, first column).
   template <class F>
   XF_INLINE int argmax(F f) const {
     constexpr int kNone = 0x7fffffff;

@@ -30,12 +30,12 @@ struct RowBlock {
         range(mask.template k_blocks<Bc>(own.first(), own.last())) {}
   RowBlock(const RowBlock&) = delete;
 
-  // The rows of K or V up to the last key that is seen.
+  // Returns the rows of K or V up to the last key that is seen.
   template <class T>
   XF_INLINE Rows<const T> keys(const TensorArg& t) const {
     return seq.rows_per_key<const T>(t, own.head_k).up_to(range.last);
   }
-  // The owned rows of Q or O; with j, those of S or P in the columns of key block j.
+  // Returns the owned rows of Q or O; with j, those of S or P in the columns of key block j.
   template <class T>
   XF_INLINE Rows<T> of(const TensorArg& t) const {
     return own.template of<T>(t);

@@ -12,7 +12,8 @@ namespace xeflash {
 struct OwnColumns {
   int part, own, total;
 
-  // The matrix from the thread's columns on; for operands in shared memory, from its team's on.
+  // Returns the matrix from the thread's columns on, or from its team's columns on if operands are
+  // in shared memory.
   template <class Matrix>
   XF_INLINE Matrix right_of(const Matrix& m) const {
     const int first =
@@ -83,8 +84,8 @@ struct DqTiles : ScoreTiles<Config> {
   static XF_INLINE void allocate() { allocate_shared<void, kBytes>(); }
 };
 
-// What a thread computes: both gradients, or in a pair of teams P and dV in one team, and dS and dK
-// in the other, so that each thread keeps one operand and one sum in registers.
+// The gradients that a thread computes: both, or in a pair of teams P and dV in one team, and dS
+// and dK in the other, so that each thread keeps one operand and one sum in registers.
 enum class Makes { all, values, keys };
 
 // The tiles of flash_bwd_dkv. Their rows are keys: S, P, dP and dS are transposed. Each thread of a
@@ -243,7 +244,9 @@ struct OwnBlocks {
         index(all.next(all.begin, 1)) {
     if constexpr (!Others::kOnce) help_up_to(own.begin);
   }
-  XF_INLINE bool more() {
+  // Brings in the next of the thread's own blocks, and the blocks before it that other threads
+  // need. Returns false if there is none left.
+  XF_INLINE bool bring() {
     if constexpr (Others::kOnce) {
       for (; index < all.end; advance()) {
         others.bring(first());

@@ -18,7 +18,7 @@ struct RowKeyBlocks {
       : keys(keys), key(keys.next(keys.begin + Group::turn() * Bc, Bc, kStep)) {}
   XF_INLINE bool more() const { return key < keys.end; }
   XF_INLINE void advance() { key = keys.next(key + kStep, Bc, kStep); }
-  // The first key of the block, and of the next block of this thread.
+  // These return the first key of the block, and of the next block of this thread.
   XF_INLINE int first() const { return key; }
   XF_INLINE int next() const { return key + kStep; }
 };

@@ -28,12 +28,12 @@ struct DocumentIds {
         greatest(arg.greatest + seq.batch * arg.batch_spans),
         count(seq.sk) {}
 
-  // The ids of one or several positions; past the end, the id of the last position.
+  // Returns the ids of one or several positions; past the end, the id of the last position.
   template <class I>
   XF_INLINE auto at(I position) const {
     return value_at(by_position, at_most(position, count - 1));
   }
-  // The range of the ids in the spans that hold positions `first` to `last`, up to the end.
+  // Returns the range of the ids in the spans that hold positions `first` to `last`, up to the end.
   XF_INLINE IdRange between(int first, int last) const {
     int span = at_most(first, count - 1) / kSpan;
     const int end = at_most(last, count - 1) / kSpan;
@@ -44,8 +44,8 @@ struct DocumentIds {
     }
     return all;
   }
-  // The first position from `position` on that may have one of these ids, judged by spans; the end
-  // if there is none.
+  // Returns the first position from `position` on that may have one of these ids, judged by spans;
+  // the end if there is none.
   XF_INLINE int next(const IdRange& ids, int position) const {
     const int end = (count - 1) / kSpan + 1;
     for (int span = position / kSpan; span < end; span += kLanes) {

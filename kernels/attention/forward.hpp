@@ -27,7 +27,8 @@ struct FwdTiles {
   using ValueTile = Right<E, Bc, dv, CacheBlock<Config>, kValues>;
   static constexpr int kQuery =
       larger(shared_bytes<KeyTile>(), kValues + shared_bytes<ValueTile>());
-  // S is there twice: as it is, and relative to m.
+  // The bytes that are in registers at the same time as Q. S is there twice: as it is, and relative
+  // to m.
   static constexpr int kBeside = sizeof(OutputTile) + 2 * sizeof(ScoreTile);
   using QueryTile =
       Left<E, Br, d, Placed<typename OwnRows::template Matrix<const T>, kQuery, kBeside>>;
@@ -38,8 +39,8 @@ struct FwdTiles {
   }
 };
 
-// The blocks of keys that the rows of a work-item see; of a split, its share of them. None is left
-// beyond the last split.
+// Returns the blocks of keys that the rows of a work-item see, or the share of a split of them.
+// There is none beyond the last split.
 template <class Config, class OwnRows>
 XF_INLINE auto visible_blocks(const FwdParams& p, const typename Config::Mask& mask,
                               const OwnRows& rows, int split) {
@@ -58,7 +59,8 @@ struct KeyBlocks {
       : range(range), index(range.next(range.begin + Group::turn(), Group::turns)) {}
   XF_INLINE bool more() const { return index < range.end; }
   XF_INLINE void advance() { index = range.next(index + Group::turns, Group::turns); }
-  // The first key of the block, of the keys that this thread scores, and of its next block.
+  // These return the first key of the block, of the keys that this thread scores, and of its next
+  // block.
   XF_INLINE int first() const { return index * Bc; }
   XF_INLINE int scored() const { return first() + Group::member() * (Bc / Group::team); }
   XF_INLINE int next() const { return first() + Group::turns * Bc; }
@@ -102,7 +104,8 @@ struct KeysAndValues {
         v_blocks(value_rows<Config>(p, seq, head, seen.first, seen.last)
                      .columns(own_column(column), Config::head_dim_v)),
         looks_ahead(brings_ahead<Config, Tiles::d, Group::team * Tiles::dv>(p)) {}
-  // A thread that owns no column, as there are too few, computes the first ones, for nobody.
+  // Returns the first column that a thread computes. If there are too few columns for a thread, it
+  // recomputes the first ones and stores nothing.
   static XF_INLINE int own_column(int column) {
     if constexpr (!Group::staged) column += Group::member() * Tiles::dv;
     return column < Config::head_dim_v ? column : 0;
@@ -134,7 +137,7 @@ struct RunningSoftmax {
   XF_INLINE void step(Probs& P, Tile& S, Output& O) {
     online_softmax<Config::exp2_degree>(P, S, O, m, l, exponents);
   }
-  // P for all keys of a block: the parts of all threads of a team.
+  // Returns P for all keys of a block: the parts of all threads of a team.
   template <class Probs, class Output>
   XF_INLINE decltype(auto) joined(const Probs& P, Output& O) {
     return joint.all(P, O, m, l, exponents.decays());

@@ -12,7 +12,7 @@
 
 namespace xeflash::snippet {
 
-// What a value depends on.
+// The positions on which a value depends.
 enum class Of { neither = 0, query = 1, key = 2, both = 3 };
 constexpr Of operator|(Of a, Of b) {
   return static_cast<Of>(static_cast<int>(a) | static_cast<int>(b));
@@ -137,7 +137,7 @@ XF_INLINE auto converted(V x) {
     return converted<To, int>(to_ints(x));
   }
 }
-// The native value of x, converted to type To, in a vector or not.
+// Returns the native value of x, converted to type To, in a vector or not.
 template <class To, bool kVector, class X>
 XF_INLINE auto as(const X& x) {
   if constexpr (!Traits<X>::is_lane) {
@@ -263,7 +263,7 @@ XF_INLINE auto select(const C& c, const A& a, const B& b) {
   }
 }
 
-// The smaller and the larger of two; if one of them is NaN, the other one.
+// These return the smaller and the larger of two values; if one is NaN, they return the other one.
 template <class A, class B>
   requires(Values<A, B>)
 XF_INLINE auto min(const A& a, const B& b) {

@@ -25,8 +25,8 @@ XF_INLINE V unmarked(V top) {
   return select(top > kMarked, V(top * 0x1p-64f - 1.f), top);
 }
 
-// The exponent of a sink relative to base, limited so that a marked top cannot overflow: above the
-// limit keys weigh nothing beside the sink.
+// Returns the exponent of a sink relative to base, limited so that a marked top cannot overflow:
+// above the limit keys weigh nothing beside the sink.
 template <class V>
 XF_INLINE V above_base(float sink, V base, float unit) {
   const V above = (sink - base * unit) * kLog2e;
@@ -86,9 +86,10 @@ struct PassedOrigins {
   XF_INLINE At at(int first) { return {*this, first, tops.at(first, kNoKey)}; }
 };
 
-// The origins of a block of rows: their LSE; where that is far from 0 for any row of the group, its
-// threads recompute the scores together, for their maximum and sum. If the LSE belongs to rows of
-// more keys than these (`longer`), the amount by which it exceeds the LSE of these keys is added.
+// Returns the origins of a block of rows. They are the LSE; where that is far from 0 for any row of
+// the group, its threads recompute the scores together, for their maximum and sum. If the LSE
+// belongs to rows of more keys than these (`longer`), the amount by which it exceeds the LSE of
+// these keys is added.
 template <class Config>
 XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& p,
                                                           const Sequence& seq, int head,

@@ -19,7 +19,7 @@ struct ScoreArg {
   int64_t batch, head, row, col;
 };
 
-// Where a cache keeps the keys and values of a sequence; any member may be null or 0.
+// The tables by which a cache keeps the keys and values of a sequence; any member may be null or 0.
 struct CacheArg {
   const int32_t* lengths;      // keys in use per sequence, without those that the call appends
   const int32_t* sequences;    // the cache's sequence for each sequence of the batch

@@ -20,9 +20,9 @@ struct PickedKeys {
         words((seq.sk - 1) / kWord + 1) {}
 };
 
-// Blocks of `size` keys, or rows. They have entries of the spans' matrix, `unit` keys or rows each,
-// for which all of `others` are looked at: the spans of the rows, or the words of the keys, on the
-// other side.
+// Blocks of `size` keys, or of rows. An entry of the spans' matrix covers `unit` of these keys or
+// rows. A block is visited if an entry of it is not 0 for any of the `others`, which are the spans
+// of rows, or the words of keys, on the other side.
 struct PickedBlocks : private BlockRange {
   const int32_t* entries;  // the first of the others at position 0
   int step, other_step, others, unit, size, count;
@@ -63,7 +63,7 @@ struct PickedBlocks : private BlockRange {
   }
 
  private:
-  // The first position from `position` on that has an entry; the end if there is none.
+  // Returns the first position from `position` on that has an entry; the end if there is none.
   XF_INLINE int next_picked(int position) const {
     const int last = (count - 1) / unit;
     for (int i = position / unit; i <= last; i += kLanes) {
@@ -105,7 +105,7 @@ struct Picks : Window {  // a Mask
 
   XF_INLINE Picks(const FwdParams& p, const Sequence& seq) : Window(p, seq), picked(p.picks, seq) {}
 
-  // s of row q and key k, or -inf where bit is not in the word of the row.
+  // Returns s, or -inf where the bit of the key is not in the word of the row.
   template <class S, class A, class B>
   static XF_INLINE S hide_unpicked(S s, A word, B bit) {
     return select((word & bit) != 0, s, S(-kInf));

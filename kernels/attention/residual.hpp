@@ -15,7 +15,7 @@ constexpr float kResidualUnit = 0x1p-8f;  // unit of stored residuals, so that t
 template <class T>
 constexpr float kLeastResidual = std::is_same_v<T, bf16> ? 0x1p-13f : 0x1p-14f;  // of O
 
-// The residual of O, such that O = rounded O + kResidualUnit residual.
+// Returns the residual of O, such that O = rounded O + kResidualUnit residual.
 template <class T, class V>
 XF_INLINE V residual_of(V O) {
   const V residual = O - rounded<T>(O);

@@ -14,7 +14,7 @@
 
 namespace xeflash {
 
-// Delta of a block of rows.
+// Returns Delta of a block of rows.
 template <int Br, class Config>
 XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head, int row) {
   using T = typename Config::Element;
@@ -133,8 +133,8 @@ XF_INLINE OwnDelta<Br> load_delta(const BwdParams& p, const Sequence& seq, int h
   return {load_values<Br>(seq.per_row<const float>(p, p.delta, head).from(row), 0.f)};
 }
 
-// Where the threads of a tile exchange results: the parts of P and dS that each thread of a team
-// has computed, and P, which one team of a pair hands to the other.
+// The places where the threads of a tile exchange results: the parts of P and dS that each thread
+// of a team has computed, and P, which one team of a pair hands to the other.
 template <class Tiles>
 struct Exchange {
   typename Tiles::ProbPool probs;
@@ -183,7 +183,8 @@ struct ScoreGradients {
         exchange(exchange),
         row(row) {}
 
-  // P, in the place of S. In fp32 it is multiplied by the slopes, for dS; as an operand it is not.
+  // Returns P, in the place of S. In fp32 it is multiplied by the slopes, for dS; as an operand it
+  // is not.
   template <class Tile, class Blocks>
   XF_INLINE auto probabilities(Tile& S, const Blocks& at) {
     using Pool = typename Tiles::ProbPool;
@@ -206,7 +207,8 @@ struct ScoreGradients {
   XF_INLINE Elsewhere probabilities(Elsewhere&, const Blocks&) {
     return {};
   }
-  // P without the slopes: dS is then the gradient of the changed scores, not of the products.
+  // Returns P without the slopes: dS is then the gradient of the changed scores, not of the
+  // products.
   template <class Tile, class Blocks>
   XF_INLINE Weights<Tile, Part, Elsewhere> changed_probabilities(Tile& S, const Blocks& at) const {
     Tile slopes;

@@ -41,7 +41,7 @@ struct Captured {
   // Elements of bool lie in memory as bytes.
   using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
 
-  // The offset of an element from the first one, in an array of this shape.
+  // Returns the offset of an element from the first one, in an array of this shape.
   template <class... Index>
   static XF_INLINE auto place(const CapturedArray& a, const Index&... index) {
     return sum_of(std::make_integer_sequence<int, Rank>(), a, index...);
@@ -131,7 +131,7 @@ struct ScoreMod {
     s = dual.value;
     slope = select(s == S(-kInf), S(0.f), dual.slope);  // a hidden score: P is 0
   }
-  // The slope of the changed score over the captured element that has slope 1.
+  // Returns the slope of the changed score over the captured element that has slope 1.
   template <class S, class I, class J>
   XF_INLINE S slope(S s, I q, J k) const {
     S none = 0.f;

@@ -27,7 +27,7 @@ struct Variant<> {
 template <class Hook, class... Rest>
 struct Variant<Hook, Rest...> {
   static constexpr bool kIdentity = false;
-  // Whether it runs a user's code, which is meant only for scores that a row sees.
+  // True if it runs a user's code, which is meant only for scores that a row sees.
   static constexpr bool kOfUsers = Variant<Rest...>::kOfUsers || requires { Hook::kOfUser; };
   Hook hook;
   Variant<Rest...> rest;

@@ -41,7 +41,7 @@ XF_INLINE i32x16 at_most(i32x16 i, int last) { return i < i32x16(last) ? i : i32
 
 XF_INLINE float to_float(uint8_t x) { return x; }
 
-// The elements of a matrix at rows q and column k, for strides of rows and columns.
+// Returns the elements of a matrix at rows q and column k; row and col are the strides.
 template <class T>
 XF_INLINE f32x16 value_at(const T* data, int64_t row, i32x16 q, int64_t col, int k) {
   const T* p = data + k * col;
@@ -50,7 +50,7 @@ XF_INLINE f32x16 value_at(const T* data, int64_t row, i32x16 q, int64_t col, int
   XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[q[i] * row]);
   return v;
 }
-// The same for one row and a vector of columns.
+// Returns the elements at one row and a vector of columns.
 template <class T>
 XF_INLINE f32x16 value_at(const T* data, int64_t row, int q, int64_t col, i32x16 k) {
   return value_at(data, col, k, row, q);

@@ -76,7 +76,8 @@ XF_INLINE float to_float(float x) { return x; }
 XF_INLINE float to_float(f16 x) { return static_cast<float>(x); }
 XF_INLINE float to_float(bf16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// The bf16 bits of x, rounded to nearest even, in the upper half of each lane; NaN stays NaN.
+// Returns the bf16 bits of x, rounded to nearest even, in the upper half of each lane; NaN stays
+// NaN.
 XF_INLINE u32x16 round_to_bf16(f32x16 x) {
   const u32x16 bits = bit_cast<u32x16>(x);
   const u32x16 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);

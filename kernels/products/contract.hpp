@@ -1,5 +1,6 @@
-// What the kernels of products require of a backend, beside tile/contract.hpp: the words that the
-// other headers of this folder list, checked one by one. The kernels themselves do not include it.
+// Checks that a backend has all that the kernels of products require, beside tile/contract.hpp: the
+// words that the other headers of this folder list, one by one. The kernels themselves do not
+// include it.
 #pragma once
 
 #include "products/blocks.hpp"

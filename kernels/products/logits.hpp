@@ -39,14 +39,15 @@ struct LogitRows {
   const LogitParams& p;
   int row, part;
 
-  // The rows and part of this thread in block i of the launch; the blocks of a part are contiguous.
+  // Finds the rows and the part of this thread in block i of the launch; the blocks of a part are
+  // contiguous.
   XF_INLINE LogitRows(const LogitParams& p, int i) : p(p) {
     constexpr int kRows = Group::tiles * Br;
     const int blocks = (p.rows + kRows - 1) / kRows;
     part = i / blocks;
     row = (i - part * blocks) * kRows + Group::tile() * Br;
   }
-  // Whether this thread has no row to compute, and no other thread waits for it.
+  // Returns whether this thread has no row to compute, and no other thread waits for it.
   XF_INLINE bool is_empty() const { return !Group::in_step && row >= p.rows; }
   XF_INLINE int begin() const { return part * p.part; }
   XF_INLINE int end() const { return begin() + p.part < p.columns ? begin() + p.part : p.columns; }

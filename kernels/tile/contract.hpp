@@ -1,6 +1,6 @@
-// What the kernels require of a backend: the words of tile.hpp, checked one by one. A backend that
-// lacks a word, or whose word cannot be called as the kernels call it, does not compile with this
-// header, and the error names the word. The kernels themselves do not include it.
+// Checks that a backend has all that the kernels require: the words of tile.hpp, one by one. A
+// backend that lacks a word, or whose word cannot be called as the kernels call it, does not
+// compile with this header, and the error names the word. The kernels themselves do not include it.
 #pragma once
 
 #include <concepts>

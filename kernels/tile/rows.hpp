@@ -110,7 +110,7 @@ struct BeamRows {
   }
 };
 
-// Where a left operand is kept, for Left<T, R, C, Where>:
+// The places where a left operand Left<T, R, C, Where> is kept:
 //   InRegisters   in registers
 //   TeamPart      in registers; it is the part of an operand that one thread of a team computes
 //   Placed        in registers if it is small and fits there with `Beside` bytes that are in use at

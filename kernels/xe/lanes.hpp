@@ -33,7 +33,7 @@ XF_INLINE floats to_floats(ints x) { return esimd::convert<float>(x); }
 XF_INLINE int lowest_of(ints x) { return esimd::hmin<int>(x); }
 XF_INLINE ints at_most(ints i, int last) { return esimd::min<int>(i, ints(last)); }
 
-// The elements of a matrix at row q and columns k, for strides of rows and columns.
+// Returns the elements of a matrix at row q and columns k; row and col are the strides.
 template <class T>
 XF_INLINE floats value_at(const T* data, int64_t row, int q, int64_t col, ints k) {
   using Bits = UintOfSize<sizeof(T)>;
@@ -45,7 +45,7 @@ XF_INLINE floats value_at(const T* data, int64_t row, int q, int64_t col, ints k
   return esimd::convert<float>(simd<T, kLanes>(bits.template bit_cast_view<T>()));
 }
 
-// The same for one column and a vector of rows.
+// Returns the elements at one column and a vector of rows.
 template <class T>
 XF_INLINE floats value_at(const T* data, int64_t row, ints q, int64_t col, int k) {
   return value_at(data, col, k, row, q);

@@ -23,7 +23,8 @@ struct RegisterLeft {
   XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
     return part<8 * kWidth>(x, (c * R + r * 8) * kWidth);
   }
-  // How a product reads the operand: move_to<column>() says which columns it takes next.
+  // A product reads the operand with this object; move_to<column>() says which columns it takes
+  // next.
   struct Stream {
     const RegisterLeft& A;
     XF_INLINE explicit Stream(const RegisterLeft& a) : A(a) {}

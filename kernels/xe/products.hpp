@@ -49,7 +49,7 @@ XF_INLINE simd<uint32_t, N> gather_inside(const void* base, simd<uint32_t, N> of
   }
 }
 
-// The surface of a whole matrix, however wide it is.
+// Returns the surface of a whole matrix, however wide it is.
 template <class T>
 XF_INLINE Surface whole_surface(const Rows<T>& m) {
   return surface<(1 << 22)>(m);
@@ -251,8 +251,8 @@ XF_INLINE void add_inputs(simd<float, kLanes>& sum,
   }
 }
 
-// Whether a sum of products with the stored weights is off by a multiple of the sum of inputs,
-// because weights have a zero or are multiplied as other numbers.
+// Returns whether a sum of products with the stored weights is off by a multiple of the sum of
+// inputs, because weights have a zero or are multiplied as other numbers.
 template <class T, class W>
 XF_INLINE bool has_offset(const W& weights) {
   return (W::kPacked && kAdded<T> != -8) || weights.p.zeros != nullptr;

@@ -95,8 +95,8 @@ struct RightT {
     return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
   }
 
-  // How a product reads the chunks: step by step, kColumns columns of some blocks of keys at a
-  // time, from block `first` on.
+  // A product reads the chunks with this object, step by step: kColumns columns of some blocks of
+  // keys at a time, from block `first` on.
   struct SharedStream {
     const int first;
     XF_INLINE SharedStream(const RightT&, int first) : first(first) {}

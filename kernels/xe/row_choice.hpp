@@ -29,7 +29,7 @@ using RowLeft = std::conditional_t<
 template <class T, int R, int C>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;
 
-// As they go from thread to thread.
+// The blocks in which the rows of O go from thread to thread.
 template <int R, int D>
 struct OutputBlocks<RowMajor<R, D>> {
   static constexpr int kPerRow = RowMajor<R, D>::kColumns / kWide;

@@ -17,7 +17,7 @@ struct DwordElements {
   static constexpr int kPerDword = 4 / sizeof(T);
   simd<uint32_t, Dwords> dwords;
 
-  // Element i of each of N dwords, from dword `first` on.
+  // Returns element i of each of N dwords, from dword `first` on.
   template <int N>
   XF_INLINE simd<float, N> get(int first, int i) const {
     auto some = part<N>(dwords, first);

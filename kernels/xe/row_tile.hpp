@@ -21,7 +21,7 @@ struct RowMajor {
   static constexpr int kSharedBytes = 0;
   simd<float, R * kColumns> x;
 
-  // N columns of row r from column c on
+  // Returns N columns of row r, from column c on.
   template <int N>
   XF_INLINE auto columns(int r, int c) {
     return x.template select<N, 1>(r * kColumns + c);
@@ -30,7 +30,7 @@ struct RowMajor {
   XF_INLINE simd<float, N> columns(int r, int c) const {
     return part<N>(x, r * kColumns + c);
   }
-  // One value of row r in all of N lanes
+  // Returns one value of row r in all of N lanes.
   template <int N>
   XF_INLINE simd<float, N> broadcast(int r, int c) const {
     return x.template replicate_w<N, 1>(r * kColumns + c);
@@ -124,7 +124,7 @@ XF_INLINE void load_row(RowMajor<1, C>& t, const float* x, int count) {
   });
 }
 
-// The bits of x as elements T.
+// Returns the bits of x as elements T.
 template <class T>
 XF_INLINE simd<UintOfSize<sizeof(T)>, kLanes> narrowed(floats x) {
   if constexpr (kQuantised<T>) {

@@ -42,13 +42,13 @@ struct Joint {
     auto bits = maxima().load(thread);
     return simd<float, R>(bits.template bit_cast_view<float>());
   }
-  // To be called once all has been taken.
+  // A thread calls this once it has taken all parts.
   XF_INLINE void advance() {
     if constexpr (kInTurn) place ^= kPlaceBytes;
   }
-  // P of the whole block, from the part that each thread has. If the row maxima of the parts
-  // differ, all parts are scaled to the largest; those with smaller ones are then rounded a second
-  // time.
+  // Returns P of the whole block, from the part that each thread has. If the row maxima of the
+  // parts differ, all parts are scaled to the largest; those with smaller ones are then rounded a
+  // second time.
   template <class Output, class Decay>
   XF_INLINE decltype(auto) all(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l,
                                const Decay& decay) {
@@ -124,7 +124,7 @@ struct Pooled {
     if constexpr (Group::team > 1)
       parts().store(Group::member(), own.x.template bit_cast_view<uint32_t>());
   }
-  // The whole operand; to be called after the team has met.
+  // Returns the whole operand. A thread calls this after the team has met.
   XF_INLINE decltype(auto) all(const Part& own) {
     if constexpr (Group::team == 1) {
       return (own);
@@ -169,7 +169,7 @@ struct Handed {
       place ^= kPlaceBytes;
     }
   }
-  // To be called after the pair has met.
+  // Returns the tile. A thread calls this after the pair has met.
   XF_INLINE Tile<R, C> take() {
     Tile<R, C> t;
     XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
