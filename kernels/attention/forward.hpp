@@ -20,7 +20,7 @@ struct FwdTiles {
   using ProbTile = Left<E, Br, Bs, TeamPart>;
   using OutputTile = Tile<Br, dv>;
 
-  // Their order in shared memory: K, then V, then Q, then the P that a team shares. The V of a team
+  // In shared memory K comes first, then V, then Q, then the P that a team shares. The V of a team
   // is wide, and takes the place of K.
   using KeyTile = RightT<E, Bc, d, CacheBlock<Config>>;
   static constexpr int kValues = Group::one_place ? 0 : shared_bytes<KeyTile>();
@@ -73,7 +73,7 @@ struct BlocksOfCache {
   XF_INLINE explicit BlocksOfCache(const R& rows) : rows(rows) {}
   XF_INLINE auto at(int first) const { return Operand(block_of<N>(rows, first)); }
 };
-// Rows that lie one after the other share what a block is read by.
+// Blocks of plain rows share the messages that read them.
 template <class Operand, int N, class T>
   requires(!Group::staged)
 struct BlocksOfCache<Operand, N, Rows<T>> {
@@ -82,8 +82,8 @@ struct BlocksOfCache<Operand, N, Rows<T>> {
   XF_INLINE auto at(int first) const { return blocks.brought(first); }
 };
 
-// The keys and values that a thread's rows see; V begins at the first column of its team, and the
-// blocks of V, unless the team stages them together, at the thread's own.
+// The keys and values that a thread's rows see. v_rows begins at the first column of the thread's
+// team. v_blocks begins at the thread's own first column, unless the team stages blocks together.
 template <class Config>
 struct KeysAndValues {
   using Tiles = FwdTiles<Config>;

@@ -201,7 +201,7 @@ XF_INLINE V choose(C c, V a, V b) {
     return select(c, a, b);
   }
 }
-// b, or 1 where a / b is undefined in C++ and a CPU would trap.
+// Returns b, or 1 where a / b is undefined in C++ and a CPU would trap.
 template <class V>
 XF_INLINE V divisor(V a, V b) {
   constexpr int kLeast = -0x7fffffff - 1;
@@ -246,8 +246,8 @@ XF_INLINE auto operator!(const Lane<T, kOf, kVector>& x) {
 
 // ---- functions, which take C++ numbers too ------------------------------------------------------
 
-// c ? a : b, with a and b converted to one type as in C++; all three are evaluated, as by any
-// function.
+// Returns c ? a : b, with a and b converted to one type as in C++. All three are evaluated, as by
+// any function.
 template <class C, class A, class B>
   requires(Values<C, A, B>)
 XF_INLINE auto select(const C& c, const A& a, const B& b) {

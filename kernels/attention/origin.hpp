@@ -1,7 +1,7 @@
-// The origin of a query's scores: what the exponents of the backward pass are relative to. It is
-// the query's LSE. Where the LSE is far from 0, rounding it to fp32 has lost more of the sum than P
-// may lose: the scores are then recomputed, and the origin is their maximum, with the log of the
-// sum beside it.
+// The origin of a query's scores. The exponents of the backward pass are relative to it. It is the
+// query's LSE. Where the LSE is far from 0, rounding it to fp32 has lost more of the sum than P may
+// lose: the scores are then recomputed, and the origin is their maximum, with the log of the sum
+// beside it.
 #pragma once
 
 #include "attention/backward.hpp"

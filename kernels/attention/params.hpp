@@ -137,7 +137,8 @@ struct Extents {
   int32_t batches, heads, rows, keys;
 };
 
-// The backward pass; o and lse are the forward's results. A gradient without data is not wanted.
+// The parameters of the backward pass; o and lse are the forward's results. A gradient without data
+// is not wanted.
 struct BwdParams : ScoreModParams {
   TensorArg dout, dq, dk, dv;
   const float* dlse;  // gradient of the LSE, null: 0

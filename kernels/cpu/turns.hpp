@@ -1,4 +1,4 @@
-// Rows that a work-item goes through alone, so there is nothing to exchange.
+// A work-item goes through its rows alone, so there is nothing to exchange.
 #pragma once
 
 #include "cpu/lanes.hpp"

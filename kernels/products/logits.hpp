@@ -103,7 +103,7 @@ XF_INLINE void each_block(const LogitParams& p, F f) {
   }
 }
 
-// exp(from - to)
+// Returns exp(from - to) of each row.
 template <int R>
 XF_INLINE ColVec<R> decay(const ColVec<R>& from, const ColVec<R>& to) {
   return map([](auto a, auto b) { return exp2(decltype(a)((a - b) * kLog2e)); }, from, to);

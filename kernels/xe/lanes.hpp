@@ -16,7 +16,8 @@ XF_INLINE ints select(lane_mask c, ints a, ints b) {
   return b;
 }
 XF_INLINE lane_mask to_bools(bool x) { return lane_mask(x ? 1 : 0); }
-// Not c ? a : b: IGC compiles a select of vectors by a scalar for the first lane only.
+// This is not written as c ? a : b, because IGC compiles a select of vectors by a scalar for the
+// first lane only.
 XF_INLINE floats select(bool c, floats a, floats b) { return select(to_bools(c), a, b); }
 XF_INLINE ints select(bool c, ints a, ints b) { return select(to_bools(c), a, b); }
 XF_INLINE floats exp2(floats x) { return esimd::exp2(x); }

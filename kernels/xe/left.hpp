@@ -19,7 +19,7 @@ struct RegisterLeft {
   static_assert(R % 8 == 0);
   simd<T, R * kColumns> x;
 
-  // 8 rows x kWidth columns
+  // Returns 8 rows x kWidth columns.
   XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
     return part<8 * kWidth>(x, (c * R + r * 8) * kWidth);
   }
@@ -68,7 +68,7 @@ XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
   t.x = x.x;
 }
 
-// An R x C operand that is too wide for registers beside O and S stays in memory ...
+// An R x C operand that stays in memory, because it is too wide for registers beside O and S.
 template <class T, int R, int C>
 struct StreamedLeft {
   static constexpr int kWidth = RegisterLeft<T, R, C>::kWidth;
@@ -99,8 +99,9 @@ XF_INLINE void load(StreamedLeft<T, R, C>& A, const Rows<const T>& m) {
   A.memory = m;
 }
 
-// ... or is brought into the layout of dpas once, in shared memory from `Begin` on, where each team
-// has its own copy, and the threads that take turns at the keys of a tile have one.
+// An R x C operand that is brought into the layout of dpas once, in shared memory from `Begin` on.
+// Each team has its own copy; the threads that take turns at the keys of a tile have one copy
+// together.
 template <class T, int R, int C, int Begin>
 struct SharedLeft {
   static constexpr int kWidth = RegisterLeft<T, R, C>::kWidth,
@@ -140,7 +141,7 @@ XF_INLINE void load(SharedLeft<T, R, C, Begin>& A, const Rows& m) {
   if constexpr (!Group::staged) Group::meet_team();  // else they meet once K is staged, too
 }
 
-// The left operand that is kept there.
+// Chooses the type of a left operand by the place where it is kept.
 template <class T, int R, int C, class Where>
 struct LeftAt {
   using Type = RegisterLeft<T, R, C>;

@@ -130,12 +130,12 @@ struct BlockMessage {
   }
 };
 
-// What loads the `Count` blocks of an operand: one message, whose loads name the place of their
-// blocks; or, without offsets, a message for each, whose payload changes only between operands.
-// Payloads of more than Most blocks would want too many registers: then one message has them all,
-// or `Turns` messages take turns. A payload must not change before its last load has read it, and
-// on PVC to wait for that costs four instructions; a product that keeps its order (kInOrder) has
-// waited for it already.
+// The messages that load the `Count` blocks of an operand. With offsets there is one message, whose
+// loads name the place of their blocks. Without offsets each block has a message, whose payload
+// changes only between operands. The payloads of more than Most blocks would take too many
+// registers: then one message loads all blocks, or `Turns` messages take turns. A payload must not
+// change before its last load has read it. To wait for that costs four instructions on PVC, but a
+// product that keeps its order (kInOrder) has waited already.
 template <class Message, int Count, int Most, int Turns>
 struct Messages {
   static constexpr bool kShared = !kHasOffsets && Count > Most;
@@ -148,7 +148,7 @@ struct Messages {
   template <class F>
   XF_INLINE Messages(const Surface& s, F across)
       : Messages(Message(s), across, std::make_integer_sequence<int, kCount>()) {}
-  // The row that the blocks are counted from.
+  // Sets the row from which the blocks are counted.
   XF_INLINE void begin(int row) {
     if constexpr (kHasOffsets) all[0].move_y(row);
   }

@@ -57,8 +57,8 @@ XF_INLINE void operator+=(ColSum<R>& l, const ColSum<R>& a) {
   l.x += a.x;
 }
 
-// max(floor, row maximum). Most steps only ask any_above, so the value itself is computed only
-// where it is used.
+// The maximum of each row and of a floor. Most steps only ask any_above, so the value itself is
+// computed only where it is used.
 template <int R>
 struct ColMax {
   simd<float, R * kLanes> x;

@@ -96,7 +96,7 @@ XF_INLINE floats select(lane_mask c, floats a, floats b) {
   b.merge(a, c);
   return b;
 }
-// x as it is after it was stored as T.
+// Returns x as it is after it was stored as T.
 template <class T, int N>
 XF_INLINE simd<float, N> rounded(simd<float, N> x) {
   return esimd::convert<float>(simd<T, N>(esimd::convert<T>(x)));
@@ -109,7 +109,7 @@ XF_INLINE V divide(V a, V b) {
   return a * inverse(b);
 }
 
-// tanh(x): odd polynomial near 0 (Cephes' coefficients), else 1 - 2 / (e^2x + 1).
+// Returns tanh(x): by an odd polynomial near 0 (Cephes' coefficients), else 1 - 2 / (e^2x + 1).
 XF_INLINE floats tanh(floats x) {
   const floats z = x * x;
   floats poly = -5.70498872745e-3f * z + 2.06390887954e-2f;
