@@ -1,13 +1,15 @@
 // Appends keys and values to a cache, and rotates keys and queries by their positions (RoPE, Su et
 // al., 2021): (a, b) -> (a cos - b sin, a sin + b cos) for the pairs of a row's first dimensions.
 // One work-item per token of a sequence.
+// Word: rotate   rotates pairs of a row's columns
+// Word: abs_max  returns the largest magnitude of a row
 #pragma once
 
 #include "attention/cache.hpp"
 
 namespace xeflash {
 
-// The row of token t in a (batch, tokens, heads, dim) array.
+// Returns the row of token t in a (batch, tokens, heads, dim) array.
 template <class T>
 XF_INLINE T* token_row(const TensorArg& a, int batch, int t, int head) {
   return static_cast<T*>(a.data) + batch * a.batch + t * a.row + head * a.head;
@@ -42,7 +44,7 @@ XF_INLINE void append(const AppendParams& p) {
   // Lengths that lie on the device may leave no room in the cache: then nothing is written.
   if (before < 0 || (cache.lengths && cache.lengths[batch] != seq.k0 + before)) return;
   const auto load_rotated = [&](RowTile<1, d>& x, const T* row, int token) {
-    load_row(x, row);
+    load(x, one_row(row));
     const int64_t position = seq.k0 + before + token;
     if (p.rotary_dim > 0 && position < p.rotary_rows) {
       rotate(x, row, token_row<const T>(p.cos, 0, position, 0),
@@ -55,7 +57,7 @@ XF_INLINE void append(const AppendParams& p) {
     load_rotated(K, token_row<const T>(p.k, batch, t, head), t);
     append_row<Config>(cache, seq, p.attention.k, cache.k_scale, p.k_inverse, head, before + t, K);
     RowTile<1, dv> V;
-    load_row(V, token_row<const T>(p.v, batch, t, head));
+    load(V, one_row(token_row<const T>(p.v, batch, t, head)));
     append_row<Config>(cache, seq, p.attention.v, cache.v_scale, p.v_inverse, head, before + t, V);
   }
   for (int head = 0; head < p.attention.heads_q && t < p.rotated_q; ++head) {

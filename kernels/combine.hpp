@@ -1,6 +1,7 @@
 // Merges the splits of a row (Flash-Decoding), by a work-item for each row:
 //   O = sum_s exp(m_s - m) l_s O_s / l, where m is the largest m_s and l = sum_s exp(m_s - m) l_s
 //   P: the weights of the splits
+// Word: load_row  reads the first values of a row; the others become -inf
 #pragma once
 
 #include "attention/partial.hpp"

@@ -3,6 +3,7 @@
 // tile in the order of batches, heads, rows and keys; it recomputes their products. A kernel that
 // stores Delta, such as flash_bwd_dq, is launched before.
 //   dbias = sum dS     row_slopes = -sum |distance| dS of a row, which flash_bwd_heads adds up
+// Word: column_sums  returns the sum of each column of a tile
 #pragma once
 
 #include "attention/origin.hpp"
@@ -29,9 +30,9 @@ struct BiasSums {
     const int key = work.part * Bc;
     if constexpr (std::is_same_v<T, float>) {
       if (p.bias.keys == 1) {
-        ColSum<Br> of_rows{0.f};
-        add_row_sums(of_rows, sums);
-        return store(rows, ColVec<Br>(of_rows));
+        ColSum<Br> row_sums{0.f};
+        add_row_sums(row_sums, sums);
+        return store(rows, ColVec<Br>(row_sums));
       }
       if (p.bias.rows == 1) {
         return store(Rows<T>{first, 1, p.bias.keys}.from(key), column_sums(sums));
@@ -56,10 +57,10 @@ struct SlopeSums {
     add_row_sums(sums, dS);
   }
   XF_INLINE void finish(const BwdParams& p, const Work& work, float factor) {
-    ColVec<Br> of_rows = sums;
-    of_rows *= ColVec<Br>(factor);
+    ColVec<Br> row_sums = sums;
+    row_sums *= ColVec<Br>(factor);
     const Sequence seq(p, work.batch);
-    store(seq.per_row(p, p.row_slopes, work.head).from(work.block * Br), of_rows);
+    store(seq.per_row(p, p.row_slopes, work.head).from(work.block * Br), row_sums);
   }
 };
 
@@ -98,7 +99,7 @@ XF_INLINE void flash_bwd_bias(const BwdParams& p) {
         typename Tiles::OutputGradient dO;
         load(dO, seq.rows_per_query<const T>(p.dout, head, 0).from(rows.row));
 
-        for (OwnBlocks j(others, seen, own); j.more(); j.advance()) {
+        for (OwnBlocks j(others, seen, own); j.bring(); j.advance()) {
           const auto K = others.keys(j.first());
           const auto V = others.values(j.first());
           typename Tiles::ScoreTile S, dP;

@@ -4,6 +4,7 @@
 // flash_bwd_dq, is launched before.
 //   dcapture[i] = sum of dS times d(changed score) / d(capture[i])
 // The snippet is evaluated once for each read of a capture, with a slope for that read only.
+// Word: add_at  adds each lane of a vector to the element at its position, in a fixed order
 #pragma once
 
 #include "attention/origin.hpp"
@@ -61,7 +62,7 @@ XF_INLINE void flash_bwd_captures(const BwdParams& p) {
     typename Tiles::OutputGradient dO;
     load(dO, seq.rows_per_query<const T>(p.dout, work.head, 0).from(rows.row));
 
-    for (OwnBlocks j(others, range, range); j.more(); j.advance()) {
+    for (OwnBlocks j(others, range, range); j.bring(); j.advance()) {
       const auto K = others.keys(j.first());
       const auto V = others.values(j.first());
       typename Tiles::ScoreTile S, dP;

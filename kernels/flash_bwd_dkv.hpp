@@ -59,7 +59,7 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
     QueriesAndGradients<Tiles> others(seq.rows_per_query<const T>(p.q, head, 0),
                                       seq.rows_per_query<const T>(p.dout, head, 0), of_k, of_v);
 
-    for (OwnBlocks i(others, seen, own); i.more(); i.advance()) {
+    for (OwnBlocks i(others, seen, own); i.bring(); i.advance()) {
       const auto Q = others.queries(i.first());
       const auto dO = others.gradients(i.first());
       typename Tiles::ScoreTile S;

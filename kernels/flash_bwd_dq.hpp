@@ -44,7 +44,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
   typename Tiles::QueryGradient dQ;
   fill(dQ, 0.f);
 
-  for (OwnBlocks j(others, seen, own); j.more(); j.advance()) {
+  for (OwnBlocks j(others, seen, own); j.bring(); j.advance()) {
     const auto K = others.keys(j.first());
     const auto V = others.values(j.first());
     typename Tiles::ScoreTile S, dP;

@@ -38,8 +38,8 @@ XF_INLINE void flash_bwd_heads(const BwdParams& p) {
       });
     }
     if (p.dalibi) {
-      const float* of_rows = seq.per_row<const float>(p, p.row_slopes, head).data;
-      add_of_rows(slopes, seq.sq, [&](auto row) { return value_at(of_rows, row); });
+      const float* row_slopes = seq.per_row<const float>(p, p.row_slopes, head).data;
+      add_of_rows(slopes, seq.sq, [&](auto row) { return value_at(row_slopes, row); });
       if (p.dalibi_batch) {
         p.dalibi[b * p.dalibi_batch + head] = RowVec<1>(slopes)[0];
         slopes = RowSum<1>();

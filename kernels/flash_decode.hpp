@@ -5,9 +5,7 @@
 //   Q K V S P O: tiles     m: running maximum of a row, l: running sum
 #pragma once
 
-#include "attention/cache.hpp"
-#include "attention/partial.hpp"
-#include "attention/scores.hpp"
+#include "attention/decode.hpp"
 
 namespace xeflash {
 
@@ -28,14 +26,16 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   if (seq.sq == 0) return true;
   const typename Config::Mask mask(p, seq);
   const auto keys = mask.keys_of_split(work.split, p.splits, Bc);
-  constexpr int kStep = Group::turns * Bc;
   const bool looks_ahead = brings_ahead<Config, d, dv>(p);
   const int q_column = Group::member() * d,
             column = (work.part * Group::team + Group::member()) * dv;
-  const auto k_rows = key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
-                          .columns(q_column, Config::head_dim);
-  const auto v_rows = value_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
-                          .columns(column, Config::head_dim_v);
+  const auto k_blocks = streamed<Bc, d>(key_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
+                                            .columns(q_column, Config::head_dim),
+                                        looks_ahead);
+  const auto v_blocks =
+      streamed<Bc, dv>(value_rows<Config>(p, seq, head_k, keys.seen_from, keys.end)
+                           .columns(column, Config::head_dim_v),
+                       looks_ahead);
   const RowScores<Config> scores{p, seq, mask, keys, work.head, work.heads};
   const Exponents exponents = exponents_of<Config>(p);
 
@@ -46,17 +46,15 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   RowVec<Br> m(Softmax::first_max(p, exponents));
   RowSum<Br> l;
 
-  for (int key = keys.next(keys.begin + Group::turn() * Bc, Bc, kStep); key < keys.end;
-       key = keys.next(key + kStep, Bc, kStep)) {
-    const auto K = block_of<Bc>(k_rows, key), V = block_of<Bc>(v_rows, key);
-    if (looks_ahead) prefetch_rows<Bc, dv>(V);
+  for (RowKeyBlocks<Bc, typename Config::Mask::Keys> j(keys); j.more(); j.advance()) {
+    const auto K = k_blocks.at(j), V = v_blocks.at(j);
+    v_blocks.prefetch_block(j);
     RowTile<Br, Bc> S;
     dot_rows(S, Q, K);  // S = Q K^T
-    scores.change(S, key);
+    scores.change(S, j.first());
     RowProbs<E, Br, Bc> P;
-    // P = exp(S - m), l = rowsum P
-    Softmax::template step<Config::exp2_degree>(P, S, O, m, l, exponents);
-    if (looks_ahead) prefetch_rows<Bc, d>(block_of<Bc>(k_rows, key + kStep));
+    Softmax::template step<Config::exp2_degree>(P, S, O, m, l, exponents);  // P = exp(S - m)
+    k_blocks.prefetch_next(j);
     accumulate_rows(O, P, V);  // O += P V
   }
 
@@ -74,9 +72,9 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
   return true;
 }
 
-// One thread, or one team of threads, per tile of heads and split of the keys, and per part of the
-// columns of O where O is too wide. The threads of a team also divide the columns of Q and K. Where
-// tiles are few, the threads of a group take turns at the keys of a split.
+// There is one thread, or one team of threads, per tile of heads and split of the keys, and per
+// part of the columns of O where O is too wide. The threads of a team also divide the columns of Q
+// and K. Where tiles are few, the threads of a group take turns at the keys of a split.
 template <class Config>
 XF_INLINE void flash_decode(const FwdParams& p) {
   const SplitWork work(p, Group::index(), Config::block_rows, Config::parts / Group::team);

@@ -40,7 +40,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
     typename Tiles::ProbTile P;
     softmax.step(P, S, O);  // P = exp(S - m), l += rowsum P
     dropout.drop(P, rows.row, j.scored());
-    const auto& all_P = softmax.of_block(P, O);
+    const auto& all_P = softmax.joined(P, O);
     const auto V = kv.values(j.first());
     mma_AB(O, all_P, V, seen);  // O += P V
   }
@@ -58,8 +58,8 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
   }
 }
 
-// One thread, or one team of threads, per block of rows of a head, per split of the keys, which
-// combine.hpp merges, and per part of the columns of O where O is too wide.
+// There is one thread, or one team of threads, per block of rows of a head, per split of the keys,
+// which combine.hpp merges, and per part of the columns of O where O is too wide.
 template <class Config>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_rows;

@@ -13,7 +13,8 @@ namespace xeflash {
 
 constexpr int kExpDegree = 6;  // of exp2's polynomial
 
-// One kind of statistic (see kStats) of one part of the vocabulary, for the rows from `row`.
+// Returns one kind of statistic (see kStats) of one part of the vocabulary, for the rows from
+// `row`.
 XF_INLINE Rows<float> stats_of(const CrossEntropyParams& p, int part, int kind, int row) {
   return {p.stats + (int64_t{part} * kStats + kind) * p.rows + row, 1, p.rows - row};
 }
@@ -70,9 +71,9 @@ XF_INLINE void loss_of_rows(const CrossEntropyParams& p) {
     if (p.sums_logits) {
       const auto added = [&](auto x, auto m, auto y, auto m_part, auto to) {
         using V = decltype(x);
-        const V of_x = select(m == to, V(0.f), V((m - to) * before));
-        const V of_y = select(m_part == to, V(0.f), V((m_part - to) * here));
-        return x + of_x + (y + of_y);
+        const V shift_x = select(m == to, V(0.f), V((m - to) * before));
+        const V shift_y = select(m_part == to, V(0.f), V((m_part - to) * here));
+        return x + shift_x + (y + shift_y);
       };
       d = map(added, d, m, of(3), m_part, m_new);
     }

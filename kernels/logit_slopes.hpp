@@ -41,7 +41,8 @@ XF_INLINE void logit_slopes(const CrossEntropyParams& p) {
   });
 }
 
-// The gradient of the bias: the sums of D over its rows, kLanes columns per thread.
+// Computes the gradient of the bias, which is the sum of D over its rows, with kLanes columns per
+// thread.
 template <class Config>
 XF_INLINE void sums_of_slopes(const CrossEntropyParams& p) {
   constexpr int kChain = 64;  // rows that are added before their sum joins the total

@@ -14,15 +14,16 @@ constexpr int kLogDegree = 6;  // of exp2's polynomial: log l is near 0 where on
 
 template <int R>
 XF_INLINE ColVec<R> inverse_or_zero(const ColVec<R>& l) {
-  return map([](auto x) { return select(x == 0.f, decltype(x)(0.f), inverse(x)); }, l);
+  return map([](auto x) { return select(x == 0.f, decltype(x)(0.f), divide(decltype(x)(1.f), x)); },
+             l);
 }
 template <int R>
 XF_INLINE ColVec<R> log_or_zero(const ColVec<R>& l) {
-  const auto of_one = [](auto x) {
+  const auto log_of = [](auto x) {
     using V = decltype(x);
     return select(x == 0.f, V(0.f), V(log2(x) * kLn2));
   };
-  return map(of_one, l);
+  return map(log_of, l);
 }
 
 template <class Config>

@@ -1,6 +1,7 @@
 // Merges attention over different keys: L = log sum_s exp L_s, O = sum_s exp(L_s - L) O_s, as
 // combine.hpp does for the splits of a call. One work-item per row of a sequence.
 //   An infinite L_s says that the row saw none of these keys. A NaN makes the result NaN.
+// Word: add_scaled  adds a row in memory, times a factor, to a row
 #pragma once
 
 #include "attention/softmax.hpp"

@@ -61,7 +61,7 @@ struct Sampler {
   XF_INLINE Sampler(const SampleParams& p, int row) : p(p), z(p, row) {
     Floats most(-kInf);
     each([&](Floats v, int) { most = max(most, v); });
-    m = of_turns(largest_of(most), [](auto a, auto b) { return max(a, b); });
+    m = fold_turns(largest_of(most), [](auto a, auto b) { return max(a, b); });
   }
 
   // Calls f(logits, first column) for each vector of logits in the thread's blocks.
@@ -75,13 +75,13 @@ struct Sampler {
     }
   }
 
-  // The logit of a stored value: scaled, then capped.
+  // Returns the logit of a stored value, which is scaled and then capped.
   XF_INLINE Floats logit(Floats v) const {
     const Floats scaled = v * p.scale;
     if (p.softcap > 0.f) return Floats(tanh(Floats(scaled * p.inverse_cap)) * p.softcap);
     return scaled;
   }
-  // P relative to the largest one, which is 1.
+  // Returns P relative to the largest P, which is 1.
   XF_INLINE Floats weights(Floats v) const {
     const Floats below = logit(v) - logit(Floats(m));
     return select(v == Floats(m), Floats(1.f), exp2(Floats(below * factor)));
@@ -90,7 +90,7 @@ struct Sampler {
   XF_INLINE int count(int from) const {
     Ints sum(0);
     each([&](Floats v, int) { sum = sum + to_ints(ordered(v) >= from); });
-    return of_turns(sum_of_lanes(sum), [](auto a, auto b) { return a + b; });
+    return fold_turns(sum_of_lanes(sum), [](auto a, auto b) { return a + b; });
   }
   XF_INLINE float mass(int from) const {
     Floats sum(0.f);
@@ -98,7 +98,7 @@ struct Sampler {
       const Bools stays = ordered(v) >= from;
       if (is_any(stays)) sum = sum + select(stays, weights(v), Floats(0.f));
     });
-    return of_turns(sum_of_lanes(sum), [](auto a, auto b) { return a + b; });
+    return fold_turns(sum_of_lanes(sum), [](auto a, auto b) { return a + b; });
   }
 
   // Keeps the tokens whose P is at least `share` of the largest P.
@@ -148,8 +148,8 @@ struct Sampler {
     from = low;
   }
 
-  // The kept token whose value is the largest; of equal ones the lowest. f calls its argument with
-  // (logits, values, first column).
+  // Returns the kept token whose value is the largest, and of equal ones the lowest. f calls its
+  // argument with (logits, values, first column).
   template <class F>
   XF_INLINE int argmax(F f) const {
     constexpr int kNone = 0x7fffffff;
@@ -160,9 +160,9 @@ struct Sampler {
       best = select(better, x, best);
       token = select(better, Ints(lane_index() + k), token);
     });
-    const float most = of_turns(largest_of(best), [](auto a, auto b) { return max(a, b); });
+    const float most = fold_turns(largest_of(best), [](auto a, auto b) { return max(a, b); });
     const int lowest = lowest_of(select(best == Floats(most), token, Ints(kNone)));
-    return of_turns(lowest, [](auto a, auto b) { return a < b ? a : b; });
+    return fold_turns(lowest, [](auto a, auto b) { return a < b ? a : b; });
   }
   XF_INLINE int largest() const {
     return argmax([&](auto take) { each([&](Floats v, int k) { take(v, v, k); }); });
@@ -189,23 +189,23 @@ template <class Config>
 XF_INLINE void sample_tokens(const SampleParams& p) {
   allocate_turns();
   const int row = static_cast<int>(Group::index());
-  Sampler<typename Config::Element> of_row(p, row);
+  Sampler<typename Config::Element> sampler(p, row);
   const float temperature = number_of_row(p.temperature, row);
   int token = -1;
-  if (!(of_row.m > -kInf)) {  // the row has no token to choose
+  if (!(sampler.m > -kInf)) {  // the row has no token to choose
   } else if (!(temperature >= kGreedy)) {
-    token = of_row.largest();
+    token = sampler.largest();
   } else {
-    of_row.factor = kLog2e / temperature;
+    sampler.factor = kLog2e / temperature;
     const float min_p = number_of_row(p.min_p, row);
-    if (!p.min_p_last) of_row.limit_min_p(min_p);
-    of_row.limit_top_k(number_of_row(p.top_k, row));
-    of_row.limit_top_p(number_of_row(p.top_p, row));
-    if (p.min_p_last) of_row.limit_min_p(min_p);
+    if (!p.min_p_last) sampler.limit_min_p(min_p);
+    sampler.limit_top_k(number_of_row(p.top_k, row));
+    sampler.limit_top_p(number_of_row(p.top_p, row));
+    if (p.min_p_last) sampler.limit_min_p(min_p);
     uint32_t seed[2], position[2];
     halves_of_row(p.seed, row, seed);
     halves_of_row(p.position, row, position);
-    token = of_row.drawn(seed, position, p.seed.data ? 0 : p.first_row + row);
+    token = sampler.drawn(seed, position, p.seed.data ? 0 : p.first_row + row);
   }
   if (Group::turn() == 0) store_token(p.tokens, row, token);
 }

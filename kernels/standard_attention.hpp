@@ -30,12 +30,12 @@ struct RowBlock {
         range(mask.template k_blocks<Bc>(own.first(), own.last())) {}
   RowBlock(const RowBlock&) = delete;
 
-  // The rows of K or V up to the last key that is seen.
+  // Returns the rows of K or V up to the last key that is seen.
   template <class T>
   XF_INLINE Rows<const T> keys(const TensorArg& t) const {
     return seq.rows_per_key<const T>(t, own.head_k).up_to(range.last);
   }
-  // The owned rows of Q or O; with j, those of S or P in the columns of key block j.
+  // Returns the owned rows of Q or O; with j, those of S or P in the columns of key block j.
   template <class T>
   XF_INLINE Rows<T> of(const TensorArg& t) const {
     return own.template of<T>(t);
@@ -51,7 +51,7 @@ XF_INLINE void scores(const StandardParams& p) {
   constexpr int Br = Config::block_rows, Bc = Config::block_columns, d = Config::head_dim;
   using T = typename Config::Element;
   using KeyTile = RightT<T, Bc, d>;
-  using QueryTile = PlacedLeft<Rows<const T>, T, Br, d, shared_bytes<KeyTile>()>;
+  using QueryTile = Left<T, Br, d, Placed<Rows<const T>, shared_bytes<KeyTile>()>>;
   allocate_shared<Tile<Br, Bc>, shared_bytes<KeyTile>() + shared_bytes<QueryTile>()>();
 
   const RowBlock<Config> rows(p, 1);
@@ -101,7 +101,7 @@ XF_INLINE void softmax_rows(const StandardParams& p) {
   constexpr float kUnit = 1.f / (uint64_t{1} << kExp2Headroom);  // l is in this unit
   const auto inverse_or_zero = [](auto l) {
     using V = decltype(l);
-    return select(l == 0.f, V(0.f), V(inverse(l) * kUnit));
+    return select(l == 0.f, V(0.f), V(divide(V(1.f), l) * kUnit));
   };
   const ColVec<Br> factor = map(inverse_or_zero, ColVec<Br>(l));
 

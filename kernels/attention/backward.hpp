@@ -12,7 +12,8 @@ namespace xeflash {
 struct OwnColumns {
   int part, own, total;
 
-  // The matrix from the thread's columns on; for operands in shared memory, from its team's on.
+  // Returns the matrix from the thread's columns on, or from its team's columns on if operands are
+  // in shared memory.
   template <class Matrix>
   XF_INLINE Matrix right_of(const Matrix& m) const {
     const int first =
@@ -48,18 +49,16 @@ struct ScoreTiles {
   using T = typename Config::Element;
   using Matrix = Rows<const T>;
   using ScoreTile = Tile<Br, Bs>;
-  using PartTile = PartOfLeft<T, Br, Bs>;
+  using PartTile = Left<T, Br, Bs, TeamPart>;
 
   using KeyTileT = RightT<T, Bc, d, Matrix>;
   static constexpr int kValues = shared_bytes<KeyTileT>();
   using ValueTileT = RightT<T, Bc, dv, Matrix, kValues>;
   static constexpr int kQuery = kValues + shared_bytes<ValueTileT>();
-  template <int C, int Begin>
-  using Placed = std::conditional_t<kAway && Group::staged, AwayLeft<Matrix, T, Br, C, Begin>,
-                                    PlacedLeft<Matrix, T, Br, C, Begin>>;
-  using QueryTile = Placed<d, kQuery>;
+  static constexpr int kBeside = kAway && Group::staged ? kNoRoom : 0;
+  using QueryTile = Left<T, Br, d, Placed<Matrix, kQuery, kBeside>>;
   static constexpr int kOutput = kQuery + shared_bytes<QueryTile>();
-  using OutputGradient = Placed<dv, kOutput>;
+  using OutputGradient = Left<T, Br, dv, Placed<Matrix, kOutput, kBeside>>;
   static constexpr int kEnd = kOutput + shared_bytes<OutputGradient>();
   using KeyTile = Elsewhere;
   using ProbPool = Elsewhere;  // neither P nor dS is an operand of a product
@@ -85,8 +84,8 @@ struct DqTiles : ScoreTiles<Config> {
   static XF_INLINE void allocate() { allocate_shared<void, kBytes>(); }
 };
 
-// What a thread computes: both gradients, or in a pair of teams P and dV in one team, and dS and dK
-// in the other, so that each thread keeps one operand and one sum in registers.
+// The gradients that a thread computes: both, or in a pair of teams P and dV in one team, and dS
+// and dK in the other, so that each thread keeps one operand and one sum in registers.
 enum class Makes { all, values, keys };
 
 // The tiles of flash_bwd_dkv. Their rows are keys: S, P, dP and dS are transposed. Each thread of a
@@ -100,7 +99,7 @@ struct DkvTiles {
   static constexpr int own_k = Config::block_d, own_v = Config::block_v;
   using T = typename Config::Element;
   using Matrix = Rows<const T>;
-  using PartTile = PartOfLeft<T, Bc, Bs>;
+  using PartTile = Left<T, Bc, Bs, TeamPart>;
   using KeySum = Tile<Bc, own_k>;
   using ValueSum = Tile<Bc, own_v>;
 
@@ -112,9 +111,9 @@ struct DkvTiles {
   static constexpr int kQuery = kGradient + shared_bytes<GradientTile>();
   using QueryTile = Right<T, Br, own_k, Matrix, kQuery>;
   static constexpr int kKey = kQuery + shared_bytes<QueryTile>();
-  using PlacedKeys = LeftBeside<ValueSum, Matrix, T, Bc, d, kKey>;
+  using PlacedKeys = Left<T, Bc, d, Placed<Matrix, kKey, 0, sizeof(ValueSum)>>;
   static constexpr int kValue = kKey + shared_bytes<PlacedKeys>();
-  using PlacedValues = LeftBeside<KeySum, Matrix, T, Bc, dv, kValue>;
+  using PlacedValues = Left<T, Bc, dv, Placed<Matrix, kValue, 0, sizeof(KeySum)>>;
   static constexpr int kProbs = kValue + shared_bytes<PlacedValues>();
   using ProbPool = Pooled<T, Bc, Br, kProbs>;
   static constexpr int kScores = kProbs + shared_bytes<ProbPool>();
@@ -245,7 +244,9 @@ struct OwnBlocks {
         index(all.next(all.begin, 1)) {
     if constexpr (!Others::kOnce) help_up_to(own.begin);
   }
-  XF_INLINE bool more() {
+  // Brings in the next of the thread's own blocks, and the blocks before it that other threads
+  // need. Returns false if there is none left.
+  XF_INLINE bool bring() {
     if constexpr (Others::kOnce) {
       for (; index < all.end; advance()) {
         others.bring(first());

@@ -1,4 +1,5 @@
-// How a cache lays out the rows of K and V, and the scales of quantised rows. A Config names one:
+// The layouts of the rows of K and V in a cache, and of the scales of quantised rows. A Config
+// names one:
 //   PlainCache   rows lie one after the other, as the strides of the arrays say
 //   PagedCache   rows lie in pages of a pool, in any order: a table names the pages of a sequence
 //   BeamCache    each key may lie in any sequence of the cache: a table names that sequence
@@ -27,7 +28,7 @@ struct PagedRows {
   XF_INLINE int size() const { return count; }
   XF_INLINE T* row(int i) const { return place(first + i < lowest ? lowest : first + i); }
   XF_INLINE T* row_or_last(int i) const { return row(i < count ? i : count - 1); }
-  // The address of row `at` of the sequence.
+  // Returns the address of row `at` of the sequence.
   XF_INLINE T* place(int at) const {
     const auto n = static_cast<uint32_t>(at), size = static_cast<uint32_t>(page);
     return data + table[n / size] * page_stride + n % size * stride;
@@ -58,7 +59,8 @@ struct ScaledRows {
 template <class R, class S>
 ScaledRows(R, S) -> ScaledRows<R, S>;
 
-// N rows from `first` on, where first is a multiple of N; plain Rows if a page holds all of them.
+// Returns N rows from `first` on, where first is a multiple of N; plain Rows if a page holds all of
+// them.
 template <int N, class R>
 XF_INLINE R block_of(const R& rows, int first) {
   return rows.from(first);
@@ -135,9 +137,9 @@ XF_INLINE auto value_rows(const FwdParams& p, const Sequence& seq, int head, int
   return cache_rows<Config>(p, seq, p.v, p.cache.v_scale, head, from, to);
 }
 
-// Whether a thread's next block of K and V, of so many columns, is brought into the caches before
-// it is used: where threads are many, they would throw out each other's. Heads that are shared out
-// over threads leave no register for a choice.
+// Returns whether a thread brings its next block of K and V, of this many columns, into the caches
+// before it uses it. Where threads are many, they would evict each other's blocks. Heads that are
+// shared out over threads leave no register for a choice.
 template <class Config, int KeyColumns, int ValueColumns>
 XF_INLINE bool brings_ahead(const FwdParams& p) {
   constexpr int kBytes = Config::block_columns * (KeyColumns + ValueColumns) *

@@ -26,13 +26,13 @@ struct Chunks : Window {  // a Mask
   template <int Bc>
   XF_INLINE BlockRange k_blocks(int first_row, int last_row) const {
     BlockRange range = Window::k_blocks<Bc>(first_row, last_row);
-    range.meet(together<Bc>(first_row + shift, last_row + shift, 0, sk));
+    range.intersect(together<Bc>(first_row + shift, last_row + shift, 0, sk));
     return range;
   }
   template <int Br>
   XF_INLINE BlockRange q_blocks(int first_key, int last_key) const {
     BlockRange range = Window::q_blocks<Br>(first_key, last_key);
-    range.meet(together<Br>(first_key, last_key, shift, sq));
+    range.intersect(together<Br>(first_key, last_key, shift, sq));
     return range;
   }
   XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc) const {
@@ -41,13 +41,13 @@ struct Chunks : Window {  // a Mask
   }
 
  private:
-  // Where the chunk of a key begins, counted in keys. Before position 0 there is one chunk, which
+  // Returns the key at which the chunk of a key begins. Before position 0 there is one chunk, which
   // has no keys.
   XF_INLINE int64_t begin_of(int key) const {
     const int position = key + first_key;
     return static_cast<int64_t>(position < 0 ? -chunk : position - position % chunk) - first_key;
   }
-  // The same of each key, without a division in vectors, which GPUs do not have.
+  // Returns begin_of each key, without a division of vectors, which GPUs do not have.
   XF_INLINE Ints begins_of(Ints keys) const {
     const int64_t begin = begin_of(lowest_of(keys));
     const int highest = ~lowest_of(~keys);
@@ -56,8 +56,8 @@ struct Chunks : Window {  // a Mask
       begins = select(keys >= Ints(static_cast<int>(next)), Ints(static_cast<int>(next)), begins);
     return begins;
   }
-  // The blocks of N of `count` rows, or keys, that share a chunk with some of the keys `first` to
-  // `last`; the first of these rows is beside key `at`.
+  // Returns the blocks of N of `count` rows, or keys, that share a chunk with some of the keys
+  // `first` to `last`. The first of these rows has the position of key `at`.
   template <int N>
   XF_INLINE BlockRange together(int first, int last, int at, int count) const {
     const int64_t begin = begin_of(first) - at, end = begin_of(last) - at + chunk;

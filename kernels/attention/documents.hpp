@@ -19,21 +19,21 @@ struct IdRange {
 
 // The document ids of a sequence.
 struct DocumentIds {
-  const int32_t *of_positions, *least, *greatest;  // per position; per span; per span
-  int count;                                       // of positions
+  const int32_t *by_position, *least, *greatest;  // per position; per span; per span
+  int count;                                      // of positions
 
   XF_INLINE DocumentIds(const DocumentsArg& arg, const Sequence& seq)
-      : of_positions(arg.ids + seq.batch * arg.batch),
+      : by_position(arg.ids + seq.batch * arg.batch),
         least(arg.least + seq.batch * arg.batch_spans),
         greatest(arg.greatest + seq.batch * arg.batch_spans),
         count(seq.sk) {}
 
-  // The ids of one or several positions; past the end, the id of the last position.
+  // Returns the ids of one or several positions; past the end, the id of the last position.
   template <class I>
   XF_INLINE auto at(I position) const {
-    return value_at(of_positions, at_most(position, count - 1));
+    return value_at(by_position, at_most(position, count - 1));
   }
-  // The range of the ids in the spans that hold positions `first` to `last`, up to the end.
+  // Returns the range of the ids in the spans that hold positions `first` to `last`, up to the end.
   XF_INLINE IdRange between(int first, int last) const {
     int span = at_most(first, count - 1) / kSpan;
     const int end = at_most(last, count - 1) / kSpan;
@@ -44,8 +44,8 @@ struct DocumentIds {
     }
     return all;
   }
-  // The first position from `position` on that may have one of these ids, judged by spans; the end
-  // if there is none.
+  // Returns the first position from `position` on that may have one of these ids, judged by spans;
+  // the end if there is none.
   XF_INLINE int next(const IdRange& ids, int position) const {
     const int end = (count - 1) / kSpan + 1;
     for (int span = position / kSpan; span < end; span += kLanes) {
@@ -81,18 +81,18 @@ struct DocumentBlocks : private BlockRange {
     }
     return j;
   }
-  XF_INLINE bool has(int j) const { return BlockRange::has(j) && rows.meets(of_block(j)); }
+  XF_INLINE bool has(int j) const { return BlockRange::has(j) && rows.meets(ids_of_block(j)); }
   XF_INLINE DocumentBlocks only(int j) const {
     return {BlockRange::only(has(j) ? j : end), ids, rows, size, at};
   }
   XF_INLINE bool is_full(int j) const {
     if (!BlockRange::is_full(j) || !rows.is_one()) return false;
-    const IdRange block = of_block(j);
+    const IdRange block = ids_of_block(j);
     return block.is_one() && block.least == rows.least;
   }
 
  private:
-  XF_INLINE IdRange of_block(int j) const {
+  XF_INLINE IdRange ids_of_block(int j) const {
     return ids.between(at + j * size, at + j * size + size - 1);
   }
 };
@@ -151,7 +151,7 @@ struct Documents : Window {  // a Mask
   }
 
   XF_INLINE Keys keys_of_split(int split, int splits, int Bc) const {
-    const int id = ids.of_positions[shift];
+    const int id = ids.by_position[shift];
     const IdRange row{id, id};
     return {Window::keys_of_split(split, splits, Bc, ids.next(row, 0)), ids, row};
   }

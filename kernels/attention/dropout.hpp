@@ -4,6 +4,7 @@
 //   counter: (position of the key, position of the row / 8, batch x head, lower half of the offset)
 // The row's position % 8 picks one of the 8 half-words drawn. The position of a sequence's first
 // row is a multiple of 8.
+// Word: drop_tile  zeroes the elements of a tile that dropout drops
 #pragma once
 
 #include "attention/work.hpp"

@@ -15,7 +15,7 @@ struct Dual {  // the type of a Lane that holds DualFloats, where float is that 
   friend Dual operator+(float, Dual);
 };
 
-// The chain rule: slope times derivative. A slope of 0 stays 0 even where the derivative is
+// Applies the chain rule: slope times derivative. A slope of 0 stays 0 even where the derivative is
 // infinite.
 XF_INLINE Floats carried(Floats slope, Floats derivative) {
   return xeflash::select(slope == Floats(0.f), Floats(0.f), Floats(slope * derivative));

@@ -17,20 +17,21 @@ struct FwdTiles {
   using E = Operand<T, typename Config::CacheElement>;
   using OwnRows = TileRows<Config::packs_heads, Br>;
   using ScoreTile = Tile<Br, Bs>;
-  using ProbTile = PartOfLeft<E, Br, Bs>;
+  using ProbTile = Left<E, Br, Bs, TeamPart>;
   using OutputTile = Tile<Br, dv>;
 
-  // Their order in shared memory: K, then V, then Q, then the P that a team shares. The V of a team
+  // In shared memory K comes first, then V, then Q, then the P that a team shares. The V of a team
   // is wide, and takes the place of K.
   using KeyTile = RightT<E, Bc, d, CacheBlock<Config>>;
   static constexpr int kValues = Group::one_place ? 0 : shared_bytes<KeyTile>();
   using ValueTile = Right<E, Bc, dv, CacheBlock<Config>, kValues>;
   static constexpr int kQuery =
       larger(shared_bytes<KeyTile>(), kValues + shared_bytes<ValueTile>());
-  // S is there twice: as it is, and relative to m.
+  // The bytes that are in registers at the same time as Q. S is there twice: as it is, and relative
+  // to m.
   static constexpr int kBeside = sizeof(OutputTile) + 2 * sizeof(ScoreTile);
   using QueryTile =
-      PlacedLeft<typename OwnRows::template Matrix<const T>, E, Br, d, kQuery, kBeside>;
+      Left<E, Br, d, Placed<typename OwnRows::template Matrix<const T>, kQuery, kBeside>>;
   static constexpr int kJoint = kQuery + shared_bytes<QueryTile>();
   using JointP = Joint<E, Br, Bc, kJoint>;
   static XF_INLINE void allocate() {
@@ -38,8 +39,8 @@ struct FwdTiles {
   }
 };
 
-// The blocks of keys that the rows of a work-item see; of a split, its share of them. None is left
-// beyond the last split.
+// Returns the blocks of keys that the rows of a work-item see, or the share of a split of them.
+// There is none beyond the last split.
 template <class Config, class OwnRows>
 XF_INLINE auto visible_blocks(const FwdParams& p, const typename Config::Mask& mask,
                               const OwnRows& rows, int split) {
@@ -58,7 +59,8 @@ struct KeyBlocks {
       : range(range), index(range.next(range.begin + Group::turn(), Group::turns)) {}
   XF_INLINE bool more() const { return index < range.end; }
   XF_INLINE void advance() { index = range.next(index + Group::turns, Group::turns); }
-  // The first key of the block, of the keys that this thread scores, and of its next block.
+  // These return the first key of the block, of the keys that this thread scores, and of its next
+  // block.
   XF_INLINE int first() const { return index * Bc; }
   XF_INLINE int scored() const { return first() + Group::member() * (Bc / Group::team); }
   XF_INLINE int next() const { return first() + Group::turns * Bc; }
@@ -71,7 +73,7 @@ struct BlocksOfCache {
   XF_INLINE explicit BlocksOfCache(const R& rows) : rows(rows) {}
   XF_INLINE auto at(int first) const { return Operand(block_of<N>(rows, first)); }
 };
-// Rows that lie one after the other share what a block is read by.
+// Blocks of plain rows share the messages that read them.
 template <class Operand, int N, class T>
   requires(!Group::staged)
 struct BlocksOfCache<Operand, N, Rows<T>> {
@@ -80,8 +82,8 @@ struct BlocksOfCache<Operand, N, Rows<T>> {
   XF_INLINE auto at(int first) const { return blocks.brought(first); }
 };
 
-// The keys and values that a thread's rows see; V begins at the first column of its team, and the
-// blocks of V, unless the team stages them together, at the thread's own.
+// The keys and values that a thread's rows see. v_rows begins at the first column of the thread's
+// team. v_blocks begins at the thread's own first column, unless the team stages blocks together.
 template <class Config>
 struct KeysAndValues {
   using Tiles = FwdTiles<Config>;
@@ -102,7 +104,8 @@ struct KeysAndValues {
         v_blocks(value_rows<Config>(p, seq, head, seen.first, seen.last)
                      .columns(own_column(column), Config::head_dim_v)),
         looks_ahead(brings_ahead<Config, Tiles::d, Group::team * Tiles::dv>(p)) {}
-  // A thread that owns no column, as there are too few, computes the first ones, for nobody.
+  // Returns the first column that a thread computes. If there are too few columns for a thread, it
+  // recomputes the first ones and stores nothing.
   static XF_INLINE int own_column(int column) {
     if constexpr (!Group::staged) column += Group::member() * Tiles::dv;
     return column < Config::head_dim_v ? column : 0;
@@ -134,10 +137,10 @@ struct RunningSoftmax {
   XF_INLINE void step(Probs& P, Tile& S, Output& O) {
     online_softmax<Config::exp2_degree>(P, S, O, m, l, exponents);
   }
-  // P for all keys of a block: the parts of all threads of a team.
+  // Returns P for all keys of a block: the parts of all threads of a team.
   template <class Probs, class Output>
-  XF_INLINE decltype(auto) of_block(const Probs& P, Output& O) {
-    return joined(joint, P, O, m, l, exponents.decays());
+  XF_INLINE decltype(auto) joined(const Probs& P, Output& O) {
+    return joint.all(P, O, m, l, exponents.decays());
   }
   // Merges what the threads computed for different keys. Returns false for a thread whose O was
   // merged into another thread's.
@@ -161,13 +164,13 @@ struct RunningSoftmax {
     ColVec<Br> others(0.f);
     if constexpr (Config::adds_up) others = load_values<Br>(rows.per_row(p, p.other_lse), -kInf);
     return [this, has_sinks, sum = ColVec<Br>(l), sinks, others](auto f) {
-      const auto of_row = [&](auto m, auto l, auto sink, auto other) {
+      const auto result = [&](auto m, auto l, auto sink, auto other) {
         RowState row(m, l, exponents);
         if (has_sinks) row.add_sink(sink);
         if constexpr (Config::adds_up) row.add_sink(other);
         return f(row);
       };
-      return map(of_row, m, sum, sinks, others);
+      return map(result, m, sum, sinks, others);
     };
   }
 };
@@ -183,9 +186,9 @@ XF_INLINE void store_output(const FwdParams& p, const OwnRows& rows, int column,
         states([](auto row) { return row.share_of_joined(); }));
   } else {
     store(columns(rows.template of<T>(p.o)), O);
-    if (p.rest.data) {
-      each(O, 0, 0, [](auto x, auto, auto) { return rest_of<T>(x); });
-      store(columns(rows.template of<T>(p.rest)), O);
+    if (p.residual.data) {
+      each(O, 0, 0, [](auto x, auto, auto) { return residual_of<T>(x); });
+      store(columns(rows.template of<T>(p.residual)), O);
     }
   }
 }

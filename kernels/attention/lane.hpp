@@ -3,6 +3,7 @@
 // Operators convert as C++ does, bool to int to float, and in no other way: code that needs a Lane
 // as a bool, an int or a C++ type of 64 bits does not compile, unless the Lane depends on neither
 // query nor key (see operator N).
+// Word: sqrt  returns the square root of each lane of a vector
 #pragma once
 
 #include <concepts>
@@ -11,7 +12,7 @@
 
 namespace xeflash::snippet {
 
-// What a value depends on.
+// The positions on which a value depends.
 enum class Of { neither = 0, query = 1, key = 2, both = 3 };
 constexpr Of operator|(Of a, Of b) {
   return static_cast<Of>(static_cast<int>(a) | static_cast<int>(b));
@@ -127,7 +128,7 @@ XF_INLINE auto converted(V x) {
   } else if constexpr (std::is_same_v<From, Dual>) {
     return converted<To, float>(x.value);
   } else if constexpr (std::is_same_v<From, int> && std::is_same_v<To, float>) {
-    return signed_to_floats(x);
+    return to_floats(x);
   } else if constexpr (std::is_same_v<V, From>) {
     return static_cast<To>(x);
   } else if constexpr (std::is_same_v<To, bool>) {
@@ -136,7 +137,7 @@ XF_INLINE auto converted(V x) {
     return converted<To, int>(to_ints(x));
   }
 }
-// The native value of x, converted to type To, in a vector or not.
+// Returns the native value of x, converted to type To, in a vector or not.
 template <class To, bool kVector, class X>
 XF_INLINE auto as(const X& x) {
   if constexpr (!Traits<X>::is_lane) {
@@ -200,7 +201,7 @@ XF_INLINE V choose(C c, V a, V b) {
     return select(c, a, b);
   }
 }
-// b, or 1 where a / b is undefined in C++ and a CPU would trap.
+// Returns b, or 1 where a / b is undefined in C++ and a CPU would trap.
 template <class V>
 XF_INLINE V divisor(V a, V b) {
   constexpr int kLeast = -0x7fffffff - 1;
@@ -245,8 +246,8 @@ XF_INLINE auto operator!(const Lane<T, kOf, kVector>& x) {
 
 // ---- functions, which take C++ numbers too ------------------------------------------------------
 
-// c ? a : b, with a and b converted to one type as in C++; all three are evaluated, as by any
-// function.
+// Returns c ? a : b, with a and b converted to one type as in C++. All three are evaluated, as by
+// any function.
 template <class C, class A, class B>
   requires(Values<C, A, B>)
 XF_INLINE auto select(const C& c, const A& a, const B& b) {
@@ -262,7 +263,7 @@ XF_INLINE auto select(const C& c, const A& a, const B& b) {
   }
 }
 
-// The smaller and the larger of two; if one of them is NaN, the other one.
+// These return the smaller and the larger of two values; if one is NaN, they return the other one.
 template <class A, class B>
   requires(Values<A, B>)
 XF_INLINE auto min(const A& a, const B& b) {

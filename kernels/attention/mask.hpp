@@ -1,5 +1,6 @@
-// Which keys a row sees: key k is visible to row q iff -left <= k - (q + shift) <= right and
-// k < Sk. Causal attention has right = 0. Blocks of keys that no row of a tile sees are skipped.
+// A Mask says which keys a row sees. In a Window, key k is visible to row q iff -left <= k - (q +
+// shift) <= right and k < Sk. Causal attention has right = 0. Blocks of keys that no row of a tile
+// sees are skipped.
 #pragma once
 
 #include "attention/work.hpp"
@@ -12,16 +13,16 @@ struct BlockRange {
   int first, last;                       // all visible keys, or rows, are in [first, last)
   XF_INLINE bool is_empty() const { return begin >= end; }
   XF_INLINE bool has(int j) const { return j >= begin && j < end; }
-  // The first visible block of j, j + step, ...; `end` or beyond if there is none.
+  // Returns the first visible block of j, j + step, ...; it is `end` or beyond if there is none.
   XF_INLINE int next(int j, int) const { return j; }
-  // The range with block j alone; an empty one if j is not in the range.
+  // Returns the range with block j alone, or an empty one if j is not in the range.
   XF_INLINE BlockRange only(int j) const {
     BlockRange r = *this;
     r.begin = has(j) ? j : end;
     r.end = has(j) ? j + 1 : end;
     return r;
   }
-  // Leaves one of `splits` equal shares of the blocks.
+  // Keeps only share number `split` of `splits` equal shares of the blocks.
   XF_INLINE void keep_share(int split, int splits) {
     const int share = (end - begin + splits - 1) / splits;
     begin = at_most(begin + split * share, end);
@@ -29,8 +30,8 @@ struct BlockRange {
   }
   XF_INLINE bool is_full(int j) const { return j >= full_begin && j < full_end; }
   XF_INLINE void have_none_full() { full_end = full_begin; }
-  // Leaves what another range has, too.
-  XF_INLINE void meet(const BlockRange& other) {
+  // Keeps only the blocks that another range has, too.
+  XF_INLINE void intersect(const BlockRange& other) {
     begin = larger(begin, other.begin);
     full_begin = larger(full_begin, other.full_begin);
     full_end = at_most(full_end, other.full_end);
@@ -44,7 +45,7 @@ struct BlockRange {
 struct KeyRange {
   int begin, end;
   int seen_from;  // the first visible key, at or after `begin`
-  // As in BlockRange; a block of Bc keys is given by its first key.
+  // These two are those of BlockRange, but a block of Bc keys is known by its first key.
   XF_INLINE bool is_full(int key, int Bc) const { return key >= seen_from && end - key >= Bc; }
   XF_INLINE int next(int key, int, int) const { return key; }
 };
@@ -57,7 +58,7 @@ struct Window {  // a Mask
   XF_INLINE Window(const FwdParams& p, const Sequence& seq)
       : sq(seq.sq), sk(seq.sk), shift(seq.shift(p)), left(p.left), right(p.right) {}
 
-  // s, or -inf where row q does not see key k.
+  // Returns s, or -inf where row q does not see key k.
   template <class S, class I, class J>
   XF_INLINE S hide(S s, I q, J k) const {
     const auto ahead = k - (q + shift);
@@ -70,13 +71,13 @@ struct Window {  // a Mask
   template <bool kTransposed, class Tile, class Query>
   XF_INLINE void hide_in(Tile&, int, int, Query) const {}
 
-  // The end of the keys that row q sees.
+  // Returns the end of the keys that row q sees.
   XF_INLINE int seen_up_to(int q) const {
     if (right == kUnbounded) return sk;
     return static_cast<int>(within(static_cast<int64_t>(q) + shift + right + 1, sk));
   }
 
-  // The blocks of Bc keys that rows first_row to last_row see.
+  // Returns the blocks of Bc keys that rows first_row to last_row see.
   template <int Bc>
   XF_INLINE BlockRange k_blocks(int first_row, int last_row) const {
     const int64_t first = static_cast<int64_t>(first_row) + shift;
@@ -85,7 +86,7 @@ struct Window {  // a Mask
         left == kUnbounded ? 0 : first - left, right == kUnbounded ? sk : last + right + 1,
         left == kUnbounded ? 0 : last - left, right == kUnbounded ? sk : first + right + 1, sk);
   }
-  // The blocks of Br rows that see some of the keys first_key to last_key.
+  // Returns the blocks of Br rows that see some of the keys first_key to last_key.
   template <int Br>
   XF_INLINE BlockRange q_blocks(int first_key, int last_key) const {
     const int64_t first = static_cast<int64_t>(first_key) - shift;
@@ -95,8 +96,8 @@ struct Window {  // a Mask
         right == kUnbounded ? 0 : last - right, left == kUnbounded ? sq : first + left + 1, sq);
   }
 
-  // One split's share of the keys in [from, to) that a single row sees: whole blocks of Bc keys,
-  // aligned to Bc.
+  // Returns one split's share of the keys in [from, to) that a single row sees. It has whole blocks
+  // of Bc keys, aligned to Bc.
   XF_INLINE KeyRange keys_of_split(int split, int splits, int Bc, int64_t from = 0,
                                    int64_t to = kUnbounded) const {
     const int64_t first_seen = static_cast<int64_t>(shift) - left;
@@ -116,15 +117,20 @@ struct Window {  // a Mask
   // Hides, in the block of keys that begins at `key`, those that the row does not see.
   template <template <int, int> class RowTile, int Br, int Bc>
   XF_INLINE void hide_row(RowTile<Br, Bc>& S, const Keys& keys, int key) const {
-    hide_columns(S, keys.seen_from - key, keys.end - key);
+    const int from = keys.seen_from - key, to = keys.end - key;
+    each_row<Br>([&](int r) {
+      each_in_row(S, r, 0, [&](auto s, auto k) {
+        return select((k >= from) & (k < to), s, decltype(s)(-kInf));
+      });
+    });
   }
 
  protected:
   static XF_INLINE int64_t within(int64_t i, int64_t count) {
     return i < 0 ? 0 : (i < count ? i : count);
   }
-  // Blocks of N of `count` keys or rows: those that meet [seen_from, seen_to); they need no mask
-  // if they lie within [all_from, all_to).
+  // Returns the blocks of N of `count` keys or rows that have some in [seen_from, seen_to). They
+  // need no mask if they lie within [all_from, all_to).
   template <int N>
   static XF_INLINE BlockRange blocks(int64_t seen_from, int64_t seen_to, int64_t all_from,
                                      int64_t all_to, int64_t count) {

@@ -1,7 +1,7 @@
-// The origin of a query's scores: what the exponents of the backward pass are relative to. It is
-// the query's LSE. Where the LSE is far from 0, rounding it to fp32 has lost more of the sum than P
-// may lose: the scores are then recomputed, and the origin is their maximum, with the log of the
-// sum beside it.
+// The origin of a query's scores. The exponents of the backward pass are relative to it. It is the
+// query's LSE. Where the LSE is far from 0, rounding it to fp32 has lost more of the sum than P may
+// lose: the scores are then recomputed, and the origin is their maximum, with the log of the sum
+// beside it.
 #pragma once
 
 #include "attention/backward.hpp"
@@ -25,8 +25,8 @@ XF_INLINE V unmarked(V top) {
   return select(top > kMarked, V(top * 0x1p-64f - 1.f), top);
 }
 
-// The exponent of a sink relative to base, limited so that a marked top cannot overflow: above the
-// limit keys weigh nothing beside the sink.
+// Returns the exponent of a sink relative to base, limited so that a marked top cannot overflow:
+// above the limit keys weigh nothing beside the sink.
 template <class V>
 XF_INLINE V above_base(float sink, V base, float unit) {
   const V above = (sink - base * unit) * kLog2e;
@@ -48,11 +48,9 @@ struct OwnOrigin {
     return top;
   }
   XF_INLINE void store_in(const BwdParams& p, const Sequence& seq, int head, int row) const {
-    const auto of_memory = [](auto base, auto top) {
-      return select(base == 0.f, top, marked(top));
-    };
+    const auto stored = [](auto base, auto top) { return select(base == 0.f, top, marked(top)); };
     store(seq.per_row(p, p.base, head).from(row), base);
-    store(seq.per_row(p, p.top, head).from(row), map(of_memory, base, top));
+    store(seq.per_row(p, p.top, head).from(row), map(stored, base, top));
   }
 };
 template <int Br>
@@ -88,9 +86,10 @@ struct PassedOrigins {
   XF_INLINE At at(int first) { return {*this, first, tops.at(first, kNoKey)}; }
 };
 
-// The origins of a block of rows: their LSE; where that is far from 0 for any row of the group, its
-// threads recompute the scores together, for their maximum and sum. If the LSE belongs to rows of
-// more keys than these (`longer`), the amount by which it exceeds the LSE of these keys is added.
+// Returns the origins of a block of rows. They are the LSE; where that is far from 0 for any row of
+// the group, its threads recompute the scores together, for their maximum and sum. If the LSE
+// belongs to rows of more keys than these (`longer`), the amount by which it exceeds the LSE of
+// these keys is added.
 template <class Config>
 XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& p,
                                                           const Sequence& seq, int head,
@@ -104,8 +103,8 @@ XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& 
   const auto lse = seq.per_row<const float>(p, p.lse, head);
   // The LSE of a row that sees no key is infinite.
   const auto finite = [](auto L) { return select(magnitude(L) == kInf, decltype(L)(0.f), L); };
-  const auto of_rows = [&](int row) { return load_values<Br>(lse.from(row), kInf); };
-  const OfRows L = of_rows(rows.row);
+  const auto lse_at = [&](int row) { return load_values<Br>(lse.from(row), kInf); };
+  const OfRows L = lse_at(rows.row);
   const OfRows near = map(
       [](auto L) {
         return select(magnitude(L) == kInf, decltype(L)(kNoKey), decltype(L)(L * kLog2e));
@@ -114,7 +113,7 @@ XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& 
   OwnOrigin<OfRows> origin{OfRows(0.f), near, false};
   bool far = false;
   for (int row = rows.first(); row <= rows.last(); row += Br) {
-    far |= any_beyond(map(finite, of_rows(row)), kFarLse<T>);
+    far |= any_beyond(map(finite, lse_at(row)), kFarLse<T>);
   }
   if (!far) return origin;
 

@@ -19,7 +19,7 @@ struct ScoreArg {
   int64_t batch, head, row, col;
 };
 
-// Where a cache keeps the keys and values of a sequence; any member may be null or 0.
+// The tables by which a cache keeps the keys and values of a sequence; any member may be null or 0.
 struct CacheArg {
   const int32_t* lengths;      // keys in use per sequence, without those that the call appends
   const int32_t* sequences;    // the cache's sequence for each sequence of the batch
@@ -49,7 +49,7 @@ struct DocumentsArg {
 
 struct FwdParams {
   TensorArg q, k, v, o;
-  TensorArg rest;  // what rounding takes from O, see rest.hpp; no data: not wanted
+  TensorArg residual;  // what rounding takes from O, see residual.hpp; no data: not wanted
   CacheArg cache;
   ScoreArg bias;                // additive bias or boolean mask
   float* lse;                   // natural log; null: not wanted
@@ -137,7 +137,8 @@ struct Extents {
   int32_t batches, heads, rows, keys;
 };
 
-// The backward pass; o and lse are the forward's results. A gradient without data is not wanted.
+// The parameters of the backward pass; o and lse are the forward's results. A gradient without data
+// is not wanted.
 struct BwdParams : ScoreModParams {
   TensorArg dout, dq, dk, dv;
   const float* dlse;  // gradient of the LSE, null: 0

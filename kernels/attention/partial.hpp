@@ -1,8 +1,9 @@
-// How the keys of a row are split, and what each split stores, in fp32: O normalised by the split's
-// own keys, m, and l. A log-sum-exp in place of m and l would lose bits of l beside a large m.
+// Splits the keys of a row, and stores the result of each split in fp32: O normalised by the
+// split's own keys, m, and l. A log-sum-exp in place of m and l would lose bits of l beside a large
+// m.
 #pragma once
 
-#include "attention/rest.hpp"
+#include "attention/residual.hpp"
 #include "attention/softmax.hpp"
 
 namespace xeflash {
@@ -32,14 +33,14 @@ XF_INLINE bool is_split(const FwdParams& p) {
   return Config::splits_keys && p.splits > 1;
 }
 
-// Where the results of the splits of a row are kept: O of all splits comes first, each padded to
+// The memory for the results of the splits of a row: O of all splits comes first, each padded to
 // whole lines, then all m, then all l. Rows follow each other as those of the LSE do.
 struct Partial {
   int64_t stride, row;  // floats from one O to the next, and from one row to the next
 
   XF_INLINE Partial(const FwdParams& p, int dv)
       : stride((dv + 15) / 16 * 16), row((p.splits * (stride + 2) + 15) / 16 * 16) {}
-  // O, m and l of one split: (batch, row, head) as the output has them.
+  // These return O, m and l of one split: (batch, row, head) as the output has them.
   XF_INLINE TensorArg o(const FwdParams& p, int split) const { return at(p, split * stride); }
   XF_INLINE TensorArg m(const FwdParams& p, int split) const {
     return at(p, p.splits * stride + split);
@@ -47,7 +48,7 @@ struct Partial {
   XF_INLINE TensorArg l(const FwdParams& p, int split) const {
     return at(p, p.splits * (stride + 1) + split);
   }
-  // The first float of one row.
+  // Returns the first float of one row.
   XF_INLINE float* of(const FwdParams& p, const Sequence& seq, int head, int query) const {
     return seq.rows_per_query<float>(at(p, 0), head, query).row(0);
   }

@@ -11,18 +11,18 @@ namespace xeflash {
 // The words of a sequence. The spans' are a matrix: a row of it for each span, an entry for each
 // kWord keys.
 struct PickedKeys {
-  const int32_t *of_rows, *of_spans;
+  const int32_t *row_words, *span_words;
   int words;  // of a row
 
   XF_INLINE PickedKeys(const PicksArg& arg, const Sequence& seq)
-      : of_rows(arg.rows + seq.batch * arg.batch),
-        of_spans(arg.spans + seq.batch * arg.batch_spans),
+      : row_words(arg.rows + seq.batch * arg.batch),
+        span_words(arg.spans + seq.batch * arg.batch_spans),
         words((seq.sk - 1) / kWord + 1) {}
 };
 
-// Blocks of `size` keys, or rows. They have entries of the spans' matrix, `unit` keys or rows each,
-// for which all of `others` are looked at: the spans of the rows, or the words of the keys, on the
-// other side.
+// Blocks of `size` keys, or of rows. An entry of the spans' matrix covers `unit` of these keys or
+// rows. A block is visited if an entry of it is not 0 for any of the `others`, which are the spans
+// of rows, or the words of keys, on the other side.
 struct PickedBlocks : private BlockRange {
   const int32_t* entries;  // the first of the others at position 0
   int step, other_step, others, unit, size, count;
@@ -63,7 +63,7 @@ struct PickedBlocks : private BlockRange {
   }
 
  private:
-  // The first position from `position` on that has an entry; the end if there is none.
+  // Returns the first position from `position` on that has an entry; the end if there is none.
   XF_INLINE int next_picked(int position) const {
     const int last = (count - 1) / unit;
     for (int i = position / unit; i <= last; i += kLanes) {
@@ -105,7 +105,7 @@ struct Picks : Window {  // a Mask
 
   XF_INLINE Picks(const FwdParams& p, const Sequence& seq) : Window(p, seq), picked(p.picks, seq) {}
 
-  // s of row q and key k, or -inf where bit is not in the word of the row.
+  // Returns s, or -inf where the bit of the key is not in the word of the row.
   template <class S, class A, class B>
   static XF_INLINE S hide_unpicked(S s, A word, B bit) {
     return select((word & bit) != 0, s, S(-kInf));
@@ -118,7 +118,7 @@ struct Picks : Window {  // a Mask
     if constexpr (kKeys <= kWord && kWord % kKeys == 0) {  // they have one word of a row
       const auto of = [&](bool queries, Ints i) {
         if (!queries) return Ints(1) << ((i + key) & (kWord - 1));
-        return value_at(picked.of_rows, row_at(query(i + first)) * picked.words + key / kWord);
+        return value_at(picked.row_words, row_at(query(i + first)) * picked.words + key / kWord);
       };
       const Numbers<R> rows([&](Ints r) { return of(!kTransposed, r); });
       const Numbers<C> columns([&](Ints c) { return of(kTransposed, c); });
@@ -126,7 +126,7 @@ struct Picks : Window {  // a Mask
     } else {
       const auto hide_one = [&](auto s, Ints q, Ints k) {
         const Ints at = row_at(query(q)) * picked.words + (at_most(k, sk - 1) >> 5);
-        return hide_unpicked(s, value_at(picked.of_rows, at), Ints(1) << (k & (kWord - 1)));
+        return hide_unpicked(s, value_at(picked.row_words, at), Ints(1) << (k & (kWord - 1)));
       };
       each(S, row, column, [&](auto s, auto r, auto c) {
         if constexpr (kTransposed) {
@@ -141,7 +141,7 @@ struct Picks : Window {  // a Mask
   XF_INLINE Blocks k_blocks(int first_row, int last_row) const {
     const int first = span_of(first_row);
     return {Window::k_blocks<Bc>(first_row, last_row),
-            picked.of_spans + first * picked.words,
+            picked.span_words + first * picked.words,
             1,
             picked.words,
             span_of(last_row) - first + 1,
@@ -153,7 +153,7 @@ struct Picks : Window {  // a Mask
   XF_INLINE Blocks q_blocks(int first_key, int last_key) const {
     const int first = at_most(first_key, sk - 1) / kWord;
     return {Window::q_blocks<Br>(first_key, last_key),
-            picked.of_spans + first,
+            picked.span_words + first,
             picked.words,
             1,
             at_most(last_key, sk - 1) / kWord - first + 1,
@@ -169,7 +169,7 @@ struct Picks : Window {  // a Mask
     each_row<Br>([&](int r) {
       each_in_row(S, r, key, [&](auto s, auto k) {
         const Ints at(k);
-        const Ints word = value_at(picked.of_rows, at_most(at, sk - 1) >> 5);
+        const Ints word = value_at(picked.row_words, at_most(at, sk - 1) >> 5);
         return hide_unpicked(hide(s, 0, k), word, Ints(1) << (at & (kWord - 1)));
       });
     });

@@ -1,20 +1,20 @@
 // P of a block and the gradients of its scores:
 //   P = exp(S - m) / l, relative to the origin of each query (see origin.hpp)
 //   dP = dO V^T   dS = P (dP - Delta) times the slope of the variant that changed the scores
-//   Delta = rowsum(dO O) - dLSE, with O and its rest, unless the caller gives Delta
+//   Delta = rowsum(dO O) - dLSE, with O and its residual, unless the caller gives Delta
 // Dropout zeroes P in dV and dP, and scales what it keeps by keep_scale. Kernels multiply gradients
 // by keep_scale only at the end, so Delta is divided by it here.
 #pragma once
 
 #include "attention/dropout.hpp"
-#include "attention/rest.hpp"
+#include "attention/residual.hpp"
 #include "attention/scores.hpp"
 #include "attention/softmax.hpp"
 #include "tile/elsewhere.hpp"
 
 namespace xeflash {
 
-// Delta of a block of rows.
+// Returns Delta of a block of rows.
 template <int Br, class Config>
 XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head, int row) {
   using T = typename Config::Element;
@@ -31,8 +31,8 @@ XF_INLINE ColVec<Br> delta_of(const BwdParams& p, const Sequence& seq, int head,
     return delta;
   }
   ColVec<Br> delta = dots(p.o);
-  if (p.rest.data) {
-    delta = map([](auto a, auto b) { return a + kRestUnit * b; }, delta, dots(p.rest));
+  if (p.residual.data) {
+    delta = map([](auto a, auto b) { return a + kResidualUnit * b; }, delta, dots(p.residual));
   }
   if (p.dlse) {
     const float* first =
@@ -133,8 +133,8 @@ XF_INLINE OwnDelta<Br> load_delta(const BwdParams& p, const Sequence& seq, int h
   return {load_values<Br>(seq.per_row<const float>(p, p.delta, head).from(row), 0.f)};
 }
 
-// Where the threads of a tile exchange results: the parts of P and dS that each thread of a team
-// has computed, and P, which one team of a pair hands to the other.
+// The places where the threads of a tile exchange results: the parts of P and dS that each thread
+// of a team has computed, and P, which one team of a pair hands to the other.
 template <class Tiles>
 struct Exchange {
   typename Tiles::ProbPool probs;
@@ -183,7 +183,8 @@ struct ScoreGradients {
         exchange(exchange),
         row(row) {}
 
-  // P, in the place of S. In fp32 it is multiplied by the slopes, for dS; as an operand it is not.
+  // Returns P, in the place of S. In fp32 it is multiplied by the slopes, for dS; as an operand it
+  // is not.
   template <class Tile, class Blocks>
   XF_INLINE auto probabilities(Tile& S, const Blocks& at) {
     using Pool = typename Tiles::ProbPool;
@@ -206,7 +207,8 @@ struct ScoreGradients {
   XF_INLINE Elsewhere probabilities(Elsewhere&, const Blocks&) {
     return {};
   }
-  // P without the slopes: dS is then the gradient of the changed scores, not of the products.
+  // Returns P without the slopes: dS is then the gradient of the changed scores, not of the
+  // products.
   template <class Tile, class Blocks>
   XF_INLINE Weights<Tile, Part, Elsewhere> changed_probabilities(Tile& S, const Blocks& at) const {
     Tile slopes;

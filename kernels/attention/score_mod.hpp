@@ -41,7 +41,7 @@ struct Captured {
   // Elements of bool lie in memory as bytes.
   using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
 
-  // The offset of an element from the first one, in an array of this shape.
+  // Returns the offset of an element from the first one, in an array of this shape.
   template <class... Index>
   static XF_INLINE auto place(const CapturedArray& a, const Index&... index) {
     return sum_of(std::make_integer_sequence<int, Rank>(), a, index...);
@@ -109,12 +109,12 @@ using Real = Lane<Dual, Of::neither, true>;
 template <class Snippet>
 struct ScoreMod {
   static constexpr bool kOfUser = true;
-  Snippet of_score;
+  Snippet score_snippet;
   int batch, head, last_q, last_k, q_at, k_at;
 
   template <class... More>
   XF_INLINE ScoreMod(const FwdParams& p, const Sequence& seq, int h, More&... more)
-      : of_score(static_cast<const ScoreModParams&>(p).captures, more...),
+      : score_snippet(static_cast<const ScoreModParams&>(p).captures, more...),
         batch(seq.batch),
         head(p.first_head + h),
         last_q(seq.sq - 1),
@@ -131,7 +131,7 @@ struct ScoreMod {
     s = dual.value;
     slope = select(s == S(-kInf), S(0.f), dual.slope);  // a hidden score: P is 0
   }
-  // The slope of the changed score over the captured element that has slope 1.
+  // Returns the slope of the changed score over the captured element that has slope 1.
   template <class S, class I, class J>
   XF_INLINE S slope(S s, I q, J k) const {
     S none = 0.f;
@@ -145,7 +145,7 @@ struct ScoreMod {
     using snippet::Lane, snippet::Of;
     const Lane<int, Of::query, !std::is_same_v<I, int>> q_idx(at_most(q, last_q) + q_at);
     const Lane<int, Of::key, !std::is_same_v<J, int>> k_idx(at_most(k, last_k) + k_at);
-    return of_score(s, batch, head, q_idx, k_idx).native;
+    return score_snippet(s, batch, head, q_idx, k_idx).native;
   }
 };
 

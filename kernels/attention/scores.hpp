@@ -1,4 +1,4 @@
-// What happens to the products of queries and keys before the softmax: a variant scales and changes
+// Turns the products of queries and keys into scores for the softmax: a variant scales and changes
 // them, and a mask hides some.
 #pragma once
 
@@ -21,7 +21,8 @@ struct Scores {
                    const typename Mask::Blocks& range)
       : mask(mask), range(range), variant(p, seq, head), scale(p.scale) {}
 
-  // Which columns of a block some rows see.
+  // Returns how many columns of block j each set of rows sees, so that products can leave out the
+  // columns that no row sees.
   template <int Br, class OwnRows>
   XF_INLINE auto seen(const OwnRows& rows, int j, int key) const {
     return columns_seen<Br>(rows.row, [&](int row) {

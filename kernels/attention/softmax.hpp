@@ -33,7 +33,7 @@ struct Exponents {
   int slack_log2, headroom;
 
   XF_INLINE float least() const { return static_cast<float>(headroom - kExp2Headroom); }
-  // The largest log2 P that does not ask for another m.
+  // Returns the largest log2 P that does not ask for another m.
   XF_INLINE float limit() const { return static_cast<float>(slack_log2) - least(); }
 
   XF_INLINE Exponents(float unit, int slack_log2, int headroom)
@@ -42,7 +42,7 @@ struct Exponents {
         slack(static_cast<float>(slack_log2) / scale_log2),
         slack_log2(slack_log2),
         headroom(headroom) {
-    // For a scale near 0: keeps kNoScore + slack below every maximum.
+    // This keeps kNoScore + slack below every maximum if the scale is near 0.
     if (slack > kMostFinite / 2) slack = kMostFinite / 2;
   }
 
@@ -60,13 +60,13 @@ struct Exponents {
     const auto is_far = magnitude(near) > kFar;
     return {select(is_far, m, V(0.f)), select(is_far, V(least()), near)};
   }
-  // exp(from - to) of two maxima.
+  // Returns exp(from - to) of two maxima.
   template <class V>
   XF_INLINE V decay(const V& from, const V& to) const {
     const Origin<V> a = origin(from), b = origin(to);
     return exp2(V((a.base - b.base) * scale_log2 + (a.top - b.top)));
   }
-  // The same of the maxima of all rows, as a function.
+  // Returns a function that gives exp(from - to) of the maxima of all rows.
   XF_INLINE auto decays() const {
     return [this](const auto& from, const auto& to) {
       return map([&](auto a, auto b) { return decay(a, b); }, from, to);
@@ -91,7 +91,7 @@ XF_INLINE Exponents exponents_of(const FwdParams& p) {
   return {unit, Config::slack, takes_headroom ? 32 : kExp2Headroom};
 }
 
-// P = exp(S - m), l += rowsum P. Degree: of exp2's polynomial.
+// P = exp(S - m), l += rowsum P. exp2 has a polynomial of this degree.
 template <int Degree, class Probs, class Scores, class Max, class Sum>
 XF_INLINE void exp_and_sum(Probs& P, Scores& S, const Max& m, Sum& l, const Exponents& e) {
   const Max top = e.relative(S, m);
@@ -175,9 +175,9 @@ struct RowState {
     l = l * kept + joined;
     weight *= kept;
   }
-  // The share of the last add_sink in the sum of all weights.
+  // Returns the share of the last add_sink in the sum of all weights.
   XF_INLINE V share_of_joined() const { return select(l == 0.f, V(0.f), V(divide(joined, l))); }
-  // factor / l
+  // Returns factor / l.
   XF_INLINE V normaliser(float factor = 1.f) const {
     return select(l == 0.f, V(0.f), V(divide(V(weight * factor), l)));
   }

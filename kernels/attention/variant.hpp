@@ -27,7 +27,7 @@ struct Variant<> {
 template <class Hook, class... Rest>
 struct Variant<Hook, Rest...> {
   static constexpr bool kIdentity = false;
-  // Whether it runs a user's code, which is meant only for scores that a row sees.
+  // True if it runs a user's code, which is meant only for scores that a row sees.
   static constexpr bool kOfUsers = Variant<Rest...>::kOfUsers || requires { Hook::kOfUser; };
   Hook hook;
   Variant<Rest...> rest;
@@ -88,7 +88,7 @@ struct Alibi {
   }
   template <class S, class I, class J>
   XF_INLINE S distance(I q, J k) const {
-    const S ahead = to_floats<S>(k - (q + shift));
+    const S ahead = to_floats(k - (q + shift));
     return max(ahead, -ahead);
   }
 };
@@ -109,10 +109,10 @@ struct Bias {
   template <class S, class I, class J>
   XF_INLINE S score(S s, I q, J k) const {
     if constexpr (sizeof(T) == 1) {
-      return select(gather<S>(data, row, at_most(q, last_q), col, at_most(k, last_k)) != S(0.f), s,
+      return select(value_at(data, row, at_most(q, last_q), col, at_most(k, last_k)) != S(0.f), s,
                     S(-kInf));
     } else {
-      return s + gather<S>(data, row, at_most(q, last_q), col, at_most(k, last_k));
+      return s + value_at(data, row, at_most(q, last_q), col, at_most(k, last_k));
     }
   }
 };

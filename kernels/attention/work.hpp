@@ -1,5 +1,5 @@
-// Which rows and keys a work-item owns: from its group's index in the launch, and from the lengths
-// of dense or packed sequences.
+// Finds the rows and keys that a work-item owns, by its group's index in the launch, and by the
+// lengths of dense or packed sequences.
 #pragma once
 
 #include "attention/params.hpp"
@@ -67,7 +67,8 @@ struct Sequence {
     }
   }
 
-  // The diagonal is at row q and key q + shift.
+  // Returns by how many keys the diagonal is shifted: row q and key q + shift have the same
+  // position. A window counts keys from there.
   XF_INLINE int shift(const FwdParams& p) const { return p.top_left ? q_at - k_at : sk - sq; }
 
   // Limits a length: the host cannot check lengths that are on a device.
@@ -75,13 +76,13 @@ struct Sequence {
     return length < 0 ? 0 : length < most ? length : most;
   }
 
-  // The rows of one head, from row `first` on.
+  // Returns the rows of one head, from row `first` on.
   template <class T>
   XF_INLINE Rows<T> rows_per_query(const TensorArg& t, int head, int first) const {
     return {static_cast<T*>(t.data) + batch * t.batch + head * t.head + (q0 + first) * t.row, t.row,
             sq - first};
   }
-  // The first row of `count` heads from `head` on.
+  // Returns the first row of `count` heads from `head` on.
   template <class T>
   XF_INLINE Rows<T> q_heads(const TensorArg& t, int head, int count) const {
     return {rows_per_query<T>(t, head, 0).row(0), t.head, count};
@@ -90,7 +91,7 @@ struct Sequence {
   XF_INLINE Rows<T> rows_per_key(const TensorArg& t, int head) const {
     return {static_cast<T*>(t.data) + batch_k * t.batch + head * t.head + k0 * t.row, t.row, sk};
   }
-  // One value per row of a head, laid out as the LSE.
+  // Returns the line of one value per row of a head, laid out as the LSE.
   template <class T>
   XF_INLINE Line<T> line(const FwdParams& p, T* values, int head) const {
     return {values + batch * p.lse_batch + head * p.lse_head, p.lse_head, q0, sq};
@@ -126,7 +127,7 @@ struct RowSpan {
   }
 };
 
-// What the rows of a tile are: the queries of one head; or, where queries are few (kPacked), the
+// The rows of a tile. They are the queries of one head; or, where queries are few (kPacked), the
 // queries of all heads that share a KV head, so that its keys are read once for all of them.
 template <bool kPacked, int Br>
 struct TileRows : RowSpan<Br> {
@@ -150,7 +151,7 @@ struct TileRows : RowSpan<Br> {
     return {seq.first_of_rows(p, values, head) + row, 1, count - row};
   }
   XF_INLINE ColVec<Br> sinks(const FwdParams& p) const { return p.sinks[head]; }
-  // The query of row r.
+  // Returns the query of row r.
   template <class I>
   XF_INLINE I query(I r) const {
     return r;

@@ -77,7 +77,7 @@ XF_INLINE void multiply_tiles(const char* A, int64_t a_stride, const char* B, in
       : "r"(A), "r"(a_stride), "r"(B), "r"(b_stride), "r"(A + 16 * a_stride)
       : "memory");
 }
-// The same for `steps` steps of 32 elements along the rows of A.
+// C += A B for `steps` steps of 32 elements along the rows of A.
 XF_INLINE void multiply_blocks(const AmxRows& A, const AmxRows& B, int steps) {
   for (int i = 0; i < steps; ++i) {
     multiply_tiles(A.from(0, 64 * i), A.stride, B.from(16 * i), B.stride);
@@ -177,7 +177,7 @@ XF_INLINE void mma_AB(Tile<R, D>& O, const Left<T, R, N>& P, const Right<T, N, D
   }
 }
 
-// As in mma.hpp, with 32 x 32 sums in each step.
+// This repeats the product of mma.hpp with 32 x 32 sums in each step.
 template <class T>
   requires kByAmx<T>
 XF_INLINE float multiply_in_registers(int steps, float) {

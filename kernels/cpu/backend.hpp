@@ -1,7 +1,7 @@
 // The SYCL CPU device as a backend: one work-item per work-group, 16 explicit lanes.
 #pragma once
 
-// Not all of sycl.hpp, which takes a second to parse.
+// These headers replace sycl.hpp, which takes a second to parse.
 #include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 
@@ -16,9 +16,9 @@
 #include "cpu/upright.hpp"
 
 // Kernels are inlined into the entry point that the compiler makes of them: otherwise the CPU
-// driver would compile both. A sub-group's size keeps the driver from an attempt to put several
-// work-items, of which there is one, into a vector: it takes a third of the time of the longest
-// kernels.
+// driver would compile both. The size of a sub-group keeps the driver from trying to put several
+// work-items into a vector, as there is only one. The attempt takes a third of the time of the
+// longest kernels.
 #define XF_KERNEL                                                                             \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY(                                               \
       (sycl::ext::oneapi::experimental::nd_range_kernel<1>))                                  \

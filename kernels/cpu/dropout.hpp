@@ -5,8 +5,8 @@
 
 namespace xeflash::cpu {
 
-// The upper halves of 16 products. Even and odd lanes are multiplied separately in 64-bit lanes, as
-// the hardware does it.
+// Returns the upper halves of 16 products. Even and odd lanes are multiplied separately in 64-bit
+// lanes, as the hardware does it.
 XF_INLINE u32x16 multiply_high(u32x16 a, uint32_t b) {
   using u64x8 = uint64_t __attribute__((ext_vector_type(8)));
   const u64x8 pairs = bit_cast<u64x8>(a);

@@ -26,12 +26,8 @@ XF_INLINE i32x16 to_bools(bool x) { return i32x16(-static_cast<int>(x)); }
 XF_INLINE i32x16 to_ints(i32x16 mask) { return -mask; }
 // These use SPIR-V's own operation: the compiler would turn the conversion of ints that are 0 or -1
 // into a conversion of bits, which gives 0 and 1.
-XF_INLINE float signed_to_floats(int x) { return __spirv_ConvertSToF_Rfloat(x); }
-XF_INLINE f32x16 signed_to_floats(i32x16 x) { return __spirv_ConvertSToF_Rfloat16(x); }
-template <class S>
-XF_INLINE S to_floats(i32x16 v) {
-  return __builtin_convertvector(v, f32x16);
-}
+XF_INLINE float to_floats(int x) { return __spirv_ConvertSToF_Rfloat(x); }
+XF_INLINE f32x16 to_floats(i32x16 x) { return __spirv_ConvertSToF_Rfloat16(x); }
 
 XF_INLINE int lowest_of(i32x16 x) {
   XF_UNROLL for (int d = 8; d > 0; d /= 2) {
@@ -45,17 +41,19 @@ XF_INLINE i32x16 at_most(i32x16 i, int last) { return i < i32x16(last) ? i : i32
 
 XF_INLINE float to_float(uint8_t x) { return x; }
 
-template <class S, class T>
-XF_INLINE f32x16 gather(const T* data, int64_t row, i32x16 q, int64_t col, int k) {
+// Returns the elements of a matrix at rows q and column k; row and col are the strides.
+template <class T>
+XF_INLINE f32x16 value_at(const T* data, int64_t row, i32x16 q, int64_t col, int k) {
   const T* p = data + k * col;
   if (row == 0) return f32x16(to_float(*p));
   f32x16 v;
   XF_UNROLL for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[q[i] * row]);
   return v;
 }
-template <class S, class T>
-XF_INLINE f32x16 gather(const T* data, int64_t row, int q, int64_t col, i32x16 k) {
-  return gather<S>(data, col, k, row, q);
+// Returns the elements at one row and a vector of columns.
+template <class T>
+XF_INLINE f32x16 value_at(const T* data, int64_t row, int q, int64_t col, i32x16 k) {
+  return value_at(data, col, k, row, q);
 }
 
 // Floating-point elements are read as floats, integers as ints.

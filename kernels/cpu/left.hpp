@@ -16,10 +16,12 @@ constexpr bool kByAmx = kIsa == Isa::kAmxBf16 && std::is_same_v<T, bf16>;
 
 // An R x C left operand: vectors of its columns, or of pairs of its columns in bf16.
 template <class T, int R, int C>
-struct Left : Columns<f32x16, R, C> {};
+struct PackedLeft : Columns<f32x16, R, C> {};
 template <class T, int R, int C>
   requires kPaired<T>
-struct Left<T, R, C> : Columns<u32x16, R, round_up(C, kByAmx<T> ? 32 : 2) / 2> {};
+struct PackedLeft<T, R, C> : Columns<u32x16, R, round_up(C, kByAmx<T> ? 32 : 2) / 2> {};
+template <class T, int R, int C, class Where = InRegisters>
+using Left = PackedLeft<T, R, C>;
 
 // The extents of a left operand or of a tile.
 template <class P>
@@ -35,16 +37,6 @@ constexpr int tile_rows<Tile<R, C>> = R;
 template <int R, int C>
 constexpr int tile_columns<Tile<R, C>> = C;
 
-template <class Rows, class T, int R, int C, int Begin, int Beside = 0>
-using PlacedLeft = Left<T, R, C>;
-template <class Rows, class T, int R, int C, int Begin>
-using AwayLeft = Left<T, R, C>;
-
-template <class Sums, class Rows, class T, int R, int C, int Begin>
-using LeftBeside = Left<T, R, C>;
-
-template <class T, int R, int N>
-using PartOfLeft = Left<T, R, N>;
 template <int C, class T>
 XF_INLINE u32x16 load_pairs(const T* row, int c) {  // 16 pairs from column 2 c on; beyond C: 0
   u32x16 v = {};

@@ -87,7 +87,7 @@ XF_INLINE RowInts<R> targets_of(const TargetArg& target, int row, int rows, int 
   return all;
 }
 template <int R>
-XF_INLINE ColVec<R> of_memory(const float (&x)[R]) {
+XF_INLINE ColVec<R> from_memory(const float (&x)[R]) {
   ColVec<R> all;
   XF_UNROLL for (int r = 0; r < R / kLanes; ++r) all.x[r] = load_as<f32x16>(x + r * kLanes);
   return all;
@@ -96,7 +96,7 @@ template <int R>
 XF_INLINE ColVec<R> load_line(const float* data, int count, float otherwise) {
   alignas(64) float x[R];
   XF_NO_UNROLL for (int r = 0; r < R; ++r) x[r] = r < count ? data[r] : otherwise;
-  return of_memory(x);
+  return from_memory(x);
 }
 template <int R>
 XF_INLINE ColVec<R> counts_of(const TargetArg& target, int row, int rows, int columns) {
@@ -108,7 +108,7 @@ XF_INLINE ColVec<R> counts_of(const TargetArg& target, int row, int rows, int co
     const bool counts_not = target.ignores && y == ignored;
     all[r] = counts_not ? 0.f : y >= 0 && y < columns ? 1.f : __builtin_nanf("");
   }
-  return of_memory(all);
+  return from_memory(all);
 }
 
 template <int R, int C>
@@ -123,7 +123,7 @@ XF_INLINE void pick(ColVec<R>& picked, const Tile<R, C>& S, const RowInts<R>& ta
     if (at[r] < 0 || at[r] >= C) continue;
     found[r] = reinterpret_cast<const float*>(&S.at(at[r], r / kLanes))[r % kLanes];
   }
-  picked = of_memory(found);
+  picked = from_memory(found);
 }
 
 template <class T, int R, int C>

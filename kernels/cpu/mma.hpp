@@ -50,7 +50,7 @@ XF_INLINE f32x16 multiply_add(f32x16 acc, uint32_t b, u32x16 a) {
   return dot_pairs(acc, u32x16(b), a);
 }
 
-// What step d of a product along a row multiplies: element d, or pair d.
+// Returns what step d of a product along a row multiplies: element d, or pair d.
 template <class T, class E>
 XF_INLINE auto element(const E* row, int d) {
   if constexpr (kPaired<T>) {
@@ -112,8 +112,8 @@ XF_INLINE void mma_ABt(Tile<R, N>& S, const Left<T, R, D>& A,
 XF_INLINE f32x16 multiply_add(f32x16 acc, f32x16 b, f32x16 a) { return fma(a, b, acc); }
 XF_INLINE f32x16 multiply_add(f32x16 acc, u32x16 b, u32x16 a) { return dot_pairs(acc, b, a); }
 
-// The dot product of each row of A with the same row of B, in the order of mma_ABt. So Delta of a
-// row that sees one key equals that key's dP to the last bit.
+// Returns the dot product of each row of A with the same row of B, in the order of mma_ABt. So
+// Delta of a row that sees one key equals that key's dP to the last bit.
 template <int R, int D, class RowsA, class RowsB>
 XF_INLINE ColVec<R> row_dots(const RowsA& A, const RowsB& B) {
   using T = std::remove_cvref_t<decltype(*A.row(0))>;

@@ -43,8 +43,8 @@ struct RowChunks {
 };
 
 template <class T, int D>
-XF_INLINE void load_row(RowTile<1, D>& x, const T* row) {
-  RowChunks<T, D, false>::each(row, [&](f32x16 v, int c) { x.x[0][c] = v; });
+XF_INLINE void load(RowTile<1, D>& x, const Rows<const T>& m) {
+  RowChunks<T, D, false>::each(m.row(0), [&](f32x16 v, int c) { x.x[0][c] = v; });
 }
 
 // Loads the first `count` values of a row; the others are hidden, as -inf.

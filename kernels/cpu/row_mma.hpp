@@ -69,7 +69,7 @@ XF_INLINE void each_pass(F f) {
   }
 }
 
-// The factors of 16 rows of a block, from row `key` on.
+// Returns the factors of 16 rows of a block, from row `key` on.
 template <class M>
 XF_INLINE f32x16 scales_of(const M& m, int key) {
   f32x16 scales;

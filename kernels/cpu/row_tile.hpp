@@ -70,15 +70,6 @@ XF_INLINE void each_in_row(RowTile<R, C>& t, int r, int col0, F f) {
   XF_UNROLL for (int c = 0; c < (C + kLanes - 1) / kLanes; ++c) t.x[r][c] =
       f(t.x[r][c], col0 + c * kLanes + lane_index());
 }
-// Hides the columns outside of [from, to): their scores become -inf.
-template <int R, int C>
-XF_INLINE void hide_columns(RowTile<R, C>& t, int from, int to) {
-  XF_NO_UNROLL for (int r = 0; r < R; ++r) {
-    each_in_row(t, r, 0, [&](f32x16 s, i32x16 c) {
-      return select((c >= i32x16(from)) & (c < i32x16(to)), s, f32x16(-kInf));
-    });
-  }
-}
 template <int R, int C>
 XF_INLINE RowVec<R> row_max(const RowTile<R, C>& t) {
   RowVec<R> m;

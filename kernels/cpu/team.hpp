@@ -1,4 +1,4 @@
-// What the threads of a team tell each other: here one work-item makes all of a tile.
+// The threads of a team tell each other nothing here: one work-item computes all of a tile.
 #pragma once
 
 #include "cpu/left.hpp"
@@ -7,22 +7,23 @@ namespace xeflash::cpu {
 
 template <class T, int R, int N, int Begin>
 struct Joint {
+  template <class Output, class Max, class Sum, class Decay>
+  XF_INLINE const Left<T, R, N>& all(const Left<T, R, N>& P, Output&, Max&, Sum&,
+                                     const Decay&) const {
+    return P;
+  }
   template <class Sum>
   XF_INLINE void add_up(Sum&) const {}
 };
-template <class Place, class Probs, class Output, class Max, class Sum, class Decay>
-XF_INLINE const Probs& joined(Place&, const Probs& P, Output&, Max&, Sum&, const Decay&) {
-  return P;
-}
 
-// The place where the parts that the threads of a team make come together.
+// An operand of which the threads of a team compute parts.
 template <class T, int R, int N, int Begin>
 struct Pooled {
   XF_INLINE void give(const Left<T, R, N>&) {}
   XF_INLINE const Left<T, R, N>& all(const Left<T, R, N>& own) { return own; }
 };
 
-// The tile that one of a pair hands to the other: there are no pairs here.
+// A tile that one thread of a pair hands to the other. There are no pairs here.
 template <int R, int C, int Begin>
 struct Handed {
   XF_INLINE void give(const Tile<R, C>&) {}

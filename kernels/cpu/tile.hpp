@@ -35,7 +35,7 @@ XF_INLINE void operator*=(ColVec<R>& a, const ColVec<R>& b) {
 template <int R>
 using ColSum = ColVec<R>;
 
-// Does any row have |a| > limit?
+// Returns whether any row has |a| > limit.
 template <int R>
 XF_INLINE bool any_beyond(const ColVec<R>& a, float limit) {
   i32x16 beyond = magnitude(a.x[0]) > limit;
@@ -181,7 +181,7 @@ XF_INLINE ColVec<R> row_max(const Tile<R, C>& t) {
   }
   return m;
 }
-// Is any log2 P above a limit?
+// Returns whether any log2 P is above a limit.
 template <int R, int C>
 XF_INLINE bool any_above(const LogProbs<Tile<R, C>, ColVec<R>>& X, float limit) {
   const ColVec<R> most = row_max(X.S);

@@ -35,7 +35,7 @@ struct TopList {
     find_last();
   }
   XF_INLINE void store(const TopKParams& p, int row) const {
-    auto* found = reinterpret_cast<int64_t*>(p.of_largest);
+    auto* found = reinterpret_cast<int64_t*>(p.largest_tokens);
     for (int i = 0; i < k; ++i) {
       p.largest[int64_t{row} * k + i] = values[i] == kNoScore ? -kInf : values[i];
       found[int64_t{row} * k + i] = tokens[i];
@@ -59,15 +59,15 @@ struct TopLists {
   template <int C>
   XF_INLINE void add(const Tile<R, C>& S, int column) {
     const ColVec<R> most = row_max(S);
-    alignas(64) float of_row[R];
+    alignas(64) float row_most[R];
     i32x16 above = {};
     XF_UNROLL for (int v = 0; v < R / kLanes; ++v) {
-      store_as(of_row + v * kLanes, most.x[v]);
+      store_as(row_most + v * kLanes, most.x[v]);
       above |= most.x[v] > load_as<f32x16>(last + v * kLanes);
     }
     if (!any(above)) return;
     XF_NO_UNROLL for (int r = 0; r < rows; ++r) {
-      if (!(of_row[r] > last[r])) continue;
+      if (!(row_most[r] > last[r])) continue;
       TopList list(p, row + r, part);
       list.last = last[r];
       XF_NO_UNROLL for (int c = 0; c < S.cols; ++c) {

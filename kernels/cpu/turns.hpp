@@ -1,4 +1,4 @@
-// Rows that a work-item goes through alone, so there is nothing to exchange.
+// A work-item goes through its rows alone, so there is nothing to exchange.
 #pragma once
 
 #include "cpu/lanes.hpp"
@@ -11,7 +11,7 @@ using Words = u32x16;
 
 XF_INLINE void allocate_turns() {}
 template <class X, class Op>
-XF_INLINE X of_turns(X x, Op) {
+XF_INLINE X fold_turns(X x, Op) {
   return x;
 }
 
@@ -37,7 +37,7 @@ struct Row {
 XF_INLINE bool is_any(i32x16 mask) { return any(mask); }
 XF_INLINE i32x16 as_ints(f32x16 x) { return bit_cast<i32x16>(x); }
 XF_INLINE u32x16 to_words(i32x16 x) { return bit_cast<u32x16>(x); }
-XF_INLINE f32x16 floats_of_halves(u32x16 x) { return signed_to_floats(bit_cast<i32x16>(x)); }
+XF_INLINE f32x16 floats_of_halves(u32x16 x) { return to_floats(bit_cast<i32x16>(x)); }
 XF_INLINE float largest_of(f32x16 x) { return reduce_max(x); }
 XF_INLINE float sum_of_lanes(f32x16 x) { return reduce_add(x); }
 XF_INLINE int sum_of_lanes(i32x16 x) {

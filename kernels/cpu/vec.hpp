@@ -37,7 +37,7 @@ XF_INLINE To bit_cast(const From& x) {
   return __builtin_bit_cast(To, x);
 }
 
-// Unaligned vector load and store.
+// These load and store a vector at any address.
 template <class V, class T>
 XF_INLINE V load_as(const T* p) {
   V v;
@@ -69,8 +69,6 @@ XF_INLINE f32x16 magnitude(f32x16 x) { return __builtin_elementwise_abs(x); }
 XF_INLINE float magnitude(float x) { return x < 0.f ? -x : x; }
 XF_INLINE f32x16 divide(f32x16 a, f32x16 b) { return a / b; }
 XF_INLINE float divide(float a, float b) { return a / b; }
-XF_INLINE f32x16 inverse(f32x16 x) { return 1.f / x; }
-XF_INLINE float inverse(float x) { return 1.f / x; }
 
 // ---- widening and narrowing -------------------------------------------------------------------
 
@@ -78,7 +76,8 @@ XF_INLINE float to_float(float x) { return x; }
 XF_INLINE float to_float(f16 x) { return static_cast<float>(x); }
 XF_INLINE float to_float(bf16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// The bf16 bits of x, rounded to nearest even, in the upper half of each lane; NaN stays NaN.
+// Returns the bf16 bits of x, rounded to nearest even, in the upper half of each lane; NaN stays
+// NaN.
 XF_INLINE u32x16 round_to_bf16(f32x16 x) {
   const u32x16 bits = bit_cast<u32x16>(x);
   const u32x16 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -136,7 +135,7 @@ XF_INLINE void store_narrowed(T* p, f32x16 x) {
   __builtin_memcpy(p, &v, Count * sizeof(T));
 }
 
-// x as it is after it was stored as T.
+// Returns x as it is after it was stored as T.
 template <class T>
 XF_INLINE f32x16 rounded(f32x16 x) {
   return Lanes<T>::widen(Lanes<T>::narrow(x));
@@ -157,8 +156,8 @@ XF_INLINE u32x16 pack_pairs(f32x16 even, f32x16 odd) {
   }
 }
 
-// acc + a.even * b.even + a.odd * b.odd on pairs of bf16. The accumulator is tied to the result by
-// "0": with "+v", the compiler loses the tie on the way through SPIR-V.
+// Returns acc + a.even * b.even + a.odd * b.odd of pairs of bf16. The accumulator is tied to the
+// result by "0": with "+v", the compiler loses the tie on the way through SPIR-V.
 XF_INLINE f32x16 dot_pairs(f32x16 acc, u32x16 a, u32x16 b) {
   f32x16 sum;
   asm("vdpbf16ps %3, %2, %0" : "=v"(sum) : "0"(acc), "v"(a), "v"(b));
@@ -176,9 +175,9 @@ constexpr float kExp2[4][7] = {
 
 constexpr int kExp2Headroom = 32;  // of P; part of the coefficients
 
-// 2^(x - Less) by a polynomial of `Degree`: 6 for fp32 (1.9e-9), 4 for fp16 (2.6e-6), 3 for bf16
-// (7.5e-5), minimax in relative error over [0, 1]. Results below 2^-126 are 0. Results that are too
-// large are inf, except with Small, which promises that no x is that large.
+// Returns 2^(x - Less) by a polynomial of `Degree`: 6 for fp32 (1.9e-9), 4 for fp16 (2.6e-6), 3 for
+// bf16 (7.5e-5), minimax in relative error over [0, 1]. Results below 2^-126 are 0. Results that
+// are too large are inf, except with Small, which promises that no x is that large.
 template <int Degree, int Less = 0, bool Small = false>
 XF_INLINE f32x16 exp2(f32x16 x) {
   constexpr float kUnit = 1.f / (1ull << Less);
@@ -205,7 +204,7 @@ XF_INLINE f32x16 exp2(f32x16 x) {
   }
 }
 
-// log2(x) for finite x > 0, with a relative error of the result near 1e-7; NaN stays NaN.
+// Returns log2(x) for finite x > 0, with a relative error of the result near 1e-7; NaN stays NaN.
 XF_INLINE f32x16 log2(f32x16 x) {
   const i32x16 bits = bit_cast<i32x16>(x);
   const i32x16 e = (bits - 0x3f3504f3) >> 23;  // x = 2^e m, m in [sqrt(1/2), sqrt(2))
@@ -220,7 +219,7 @@ XF_INLINE f32x16 log2(f32x16 x) {
 XF_INLINE float exp2(float x) { return exp2<6>(f32x16(x))[0]; }
 XF_INLINE float log2(float x) { return log2(f32x16(x))[0]; }
 
-// tanh(x): odd polynomial near 0 (Cephes' coefficients), else 1 - 2 / (e^2x + 1).
+// Returns tanh(x): by an odd polynomial near 0 (Cephes' coefficients), else 1 - 2 / (e^2x + 1).
 XF_INLINE f32x16 tanh(f32x16 x) {
   const f32x16 a = max(x, -x), z = x * x;
   const f32x16 poly = (((-5.70498872745e-3f * z + 2.06390887954e-2f) * z - 5.37397155531e-2f) * z +

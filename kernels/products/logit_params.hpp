@@ -35,7 +35,8 @@ struct CrossEntropyParams : LogitParams {
   float *losses, *sum;  // the loss of each row; their sum. Not wanted: null
   float smoothing, z_loss, sign, divisor;  // divisor: of the sum; 0: the number of rows that count
   int32_t sums_logits;                     // whether the sums of z - m are wanted
-  // For logit_slopes, where x and weight begin with the rows and columns of a block.
+  // The members below are for logit_slopes, where x and weight begin with the rows and columns of a
+  // block.
   const float *of_p, *of_target,
       *of_all;                     // a loss' gradient is of_p P - of_target [target] - of_all
   void *slopes, *turned;           // (rows, columns); transposed; both padded to whole tiles
@@ -50,11 +51,11 @@ struct CrossEntropyParams : LogitParams {
 
 // Lists of the largest logits and their tokens: one per row and part, and the result for each row.
 struct TopKParams : LogitParams {
-  float* values;         // (rows, parts, length)
-  int32_t* tokens;       // (rows, parts, length)
-  float* largest;        // the result: (rows, k)
-  uint32_t* of_largest;  // the tokens of the result: (rows, k), 64 bits each
-  int32_t k, length;     // length: at least k, a multiple of kListStep
+  float* values;             // (rows, parts, length)
+  int32_t* tokens;           // (rows, parts, length)
+  float* largest;            // the result: (rows, k)
+  uint32_t* largest_tokens;  // the tokens of the result: (rows, k), 64 bits each
+  int32_t k, length;         // length: at least k, a multiple of kListStep
 };
 constexpr int kListStep = 16;
 

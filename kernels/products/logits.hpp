@@ -39,14 +39,15 @@ struct LogitRows {
   const LogitParams& p;
   int row, part;
 
-  // The rows and part of this thread in block i of the launch; the blocks of a part are contiguous.
+  // Finds the rows and the part of this thread in block i of the launch; the blocks of a part are
+  // contiguous.
   XF_INLINE LogitRows(const LogitParams& p, int i) : p(p) {
     constexpr int kRows = Group::tiles * Br;
     const int blocks = (p.rows + kRows - 1) / kRows;
     part = i / blocks;
     row = (i - part * blocks) * kRows + Group::tile() * Br;
   }
-  // Whether this thread has no row to compute, and no other thread waits for it.
+  // Returns whether this thread has no row to compute, and no other thread waits for it.
   XF_INLINE bool is_empty() const { return !Group::in_step && row >= p.rows; }
   XF_INLINE int begin() const { return part * p.part; }
   XF_INLINE int end() const { return begin() + p.part < p.columns ? begin() + p.part : p.columns; }
@@ -102,7 +103,7 @@ XF_INLINE void each_block(const LogitParams& p, F f) {
   }
 }
 
-// exp(from - to)
+// Returns exp(from - to) of each row.
 template <int R>
 XF_INLINE ColVec<R> decay(const ColVec<R>& from, const ColVec<R>& to) {
   return map([](auto a, auto b) { return exp2(decltype(a)((a - b) * kLog2e)); }, from, to);

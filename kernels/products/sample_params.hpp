@@ -5,7 +5,7 @@
 
 namespace xeflash {
 
-// A number for each row; without data, `value` for all rows.
+// A number for each row. If it has no data, `value` holds for all rows.
 template <class T>
 struct PerRow {
   const T* data;

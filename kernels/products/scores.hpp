@@ -32,14 +32,14 @@ struct ScoreRows {
   const MatmulSoftmaxParams& p;
   int row, batch;
 
-  // The rows of this thread in block i of the launch.
+  // Finds the rows of this thread in block i of the launch.
   XF_INLINE ScoreRows(const MatmulSoftmaxParams& p, int i) : p(p) {
     constexpr int kRows = Group::tiles * Br;
     const int blocks = (p.rows + kRows - 1) / kRows;
     batch = i / blocks;
     row = (i - batch * blocks) * kRows + Group::tile() * Br;
   }
-  // Whether this thread has no row to compute, and no other thread waits for it.
+  // Returns whether this thread has no row to compute, and no other thread waits for it.
   XF_INLINE bool is_empty() const { return !Group::in_step && row >= p.rows; }
 
   template <class E>
@@ -80,8 +80,8 @@ struct ScoreRows {
     if constexpr (!std::is_void_v<Bias>) {
       const Bias* bias = matrix<const Bias>(p.bias);
       add_scaled_bias(S, p.scale, row, column, [&](auto i, auto k) {
-        return gather<V>(bias, p.bias.row, at_most(i, p.rows - 1), p.bias.col,
-                         at_most(k, p.columns - 1));
+        return value_at(bias, p.bias.row, at_most(i, p.rows - 1), p.bias.col,
+                        at_most(k, p.columns - 1));
       });
     } else if (p.scale != 1.f) {
       S *= ColVec<Br>(p.scale);

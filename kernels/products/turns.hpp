@@ -1,8 +1,8 @@
 // The vocabulary of kernels in which all threads of a group work on one row, in turns:
 //
 //   kBlock              columns that a thread takes in one turn
-//   allocate_turns      allocates the shared memory for of_turns
-//   of_turns            combines one value of each thread, in the order of the threads
+//   allocate_turns      allocates the shared memory for fold_turns
+//   fold_turns            combines one value of each thread, in the order of the threads
 //   Row<T>              a row of logits; at(column) reads kLanes of them, with -inf in the place of
 //                       NaN and past the last column
 //   as_ints, to_words, Words  the bits of floats as ints; ints as words; words of random bits

@@ -34,7 +34,7 @@ struct Weights {
              kPacked ? (p.inputs + kUnitInputs - 1) / kUnitInputs * kUnitBytes : p.inputs},
         p(p),
         output(output) {}
-  // The index of output n from here, or of the last output if that is past the end.
+  // Returns the index of output n from here, or of the last output if that is past the end.
   XF_INLINE int there(int n) const {
     const int i = output + n;
     return i < p.outputs ? i : p.outputs - 1;

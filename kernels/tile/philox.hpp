@@ -1,5 +1,6 @@
 // Philox 4x32-10 (Salmon et al., 2011): counter-based random numbers. The same counter and key give
 // the same words on every device, whatever was drawn before.
+// Word: multiply_high  returns the upper 32 bits of a product
 #pragma once
 
 #include "tile/tile.hpp"

@@ -22,10 +22,10 @@ struct e5m2 {
 template <class E>
 constexpr bool kQuantised = sizeof(E) == 1;
 
-// Whether rows have scales: the values of a row are then its scale times its elements.
+// True if rows have scales: the values of a row are then its scale times its elements.
 template <class M>
 constexpr bool kScaled = requires(const M& m) { m.scales; };
-// The rows without their scales.
+// Returns the rows without their scales.
 template <class M>
 XF_INLINE auto elements(const M& m) {
   if constexpr (kScaled<M>)

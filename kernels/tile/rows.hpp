@@ -110,4 +110,18 @@ struct BeamRows {
   }
 };
 
+// The places where a left operand Left<T, R, C, Where> is kept:
+//   InRegisters   in registers
+//   TeamPart      in registers; it is the part of an operand that one thread of a team computes
+//   Placed        in registers if it is small and fits there with `Beside` bytes that are in use at
+//                 the same time; else in memory if `Rows` can be read in blocks, or in shared
+//                 memory from byte `Begin` on. A thread of a pair that has no team also keeps it in
+//                 registers if it fits there with `SumBytes` bytes of sums.
+// The CPU backend has one form for all of them.
+struct InRegisters {};
+struct TeamPart {};
+template <class Rows, int Begin, int Beside = 0, int SumBytes = 0>
+struct Placed {};
+constexpr int kNoRoom = 1 << 20;  // as `Beside`: keeps an operand out of registers
+
 }  // namespace xeflash

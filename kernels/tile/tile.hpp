@@ -1,22 +1,17 @@
 // The vocabulary that the kernels are written in. It knows no attention and names no device: the
 // backend that is compiled in decides how a tile is laid out and which instructions move and
-// multiply it. tile/contract.hpp checks each backend against this list, word by word.
+// multiply it. tile/contract.hpp checks each backend against this list, word by word;
+// products/contract.hpp does so for the lists of products/*.hpp.
 //
 // Tiles, in registers:
 //
 //   Tile<R, C>                 R rows of C columns in fp32
 //   ColVec<R>, ColSum<R>       one fp32 value per row; the sum of each row
 //   Across<C>                  one fp32 value per column
-//   Left<T, R, C>              the left operand of a product
-//   PlacedLeft<Rows, T, R, C>  a left operand that is kept elsewhere if registers are few: Q
-//   AwayLeft                   a left operand that is kept out of registers if the device can
-//   LeftBeside                 a left operand that stays in registers beside the sums of a thread
-//                              of a pair, if both have room there
-//   PartOfLeft                 the columns of a left operand that one thread of a team makes
+//   Left<T, R, C, Where>       the left operand of a product; rows.hpp says where it may be kept
 //   RightT<T, N, D, Block>     the right operand of mma_ABt, the N rows of a block of K
 //   Right<T, N, D, Block>      the right operand of mma_AB, the N rows of a block of V
 //   Operand<T, E>              the type in which elements E of a cache are multiplied
-//   Elsewhere, Here            a tile that another thread or kernel makes, see elsewhere.hpp
 //
 // Tiles and memory:
 //
@@ -38,22 +33,21 @@
 //   log_probs, any_above       X = scale S - m, log2 P; says whether any element is above a limit
 //   any_beyond                 says whether any value per row has a magnitude above a limit
 //   row_max, add_row_sums      the maximum of each row; l += rowsum P
-//   column_sums, row_dots      the sum of each column; rowsum(A B) of rows in memory
+//   row_dots                   rowsum(A B) of rows in memory
 //   exp2_and_sum, kExp2Headroom
 //                              P = 2^X as a left operand, and its sums; both are multiplied by
 //                              2^-kExp2Headroom
 //   exp2_minus, lower          2^(S - x) and min(S - x, 0), for a value x per row or column
 //   weigh                      dS = P (dP - Delta)
 //   narrow                     turns a tile into a left operand
-//   drop_tile                  zeroes the elements that dropout drops
 //
 // The threads of a group:
 //
 //   Group                      how many threads have each task, which of them this one is, and
 //                              where they meet: xe/threads.hpp
 //   Pooled                     joins the parts of a left operand that the threads of a team make
-//   Joint, joined              joins the parts of P and the maxima that they are relative to;
-//                              returns P of all threads of a team; adds up l over a team
+//   Joint                      joins the parts of P and the maxima that they are relative to, and
+//                              adds up l over a team
 //   Handed                     a tile that one thread of a pair hands to the other
 //   merge_turns                merges O, m and l of threads that took turns at the keys
 //   shared_bytes, allocate_shared
@@ -67,11 +61,8 @@
 //   RowProbs<T, R, C>          P
 //   dot_rows, accumulate_rows  S = A K^T, added up over the team; O += P V
 //   each_row, each_in_row      call f(row) for every row; f(value, column) along one row
-//   hide_columns               hides the columns outside a range
-//   load_row, store_row        read and write one row
+//   store_row                  writes one row
 //   prefetch_rows              asks for rows that are needed soon
-//   rotate, abs_max            rotate pairs of a row's columns (RoPE); its largest magnitude
-//   add_scaled                 O += w times a row in memory
 //
 // Numbers, one lane or a vector of lanes:
 //
@@ -81,12 +72,13 @@
 //   lowest_of                  the least of a vector of integers
 //   select, max, at_most       a where a mask holds, else b; the larger; the smaller integer
 //   rounded<T>                 the value that remains when a value is stored as T
-//   magnitude, inverse, divide, sqrt, tanh
-//   exp2, log2, log2_of_any    log2 takes finite positive values, log2_of_any takes any
-//   to_floats, signed_to_floats, to_ints, to_bools
+//   magnitude, divide, tanh    |x|; a / b; tanh(x)
+//   exp2, log2, log2_of_any    2^x; log2(x) of finite positive values; log2(x) of any value
+//   to_floats, to_ints, to_bools
 //                              convert as C++ does
-//   gather, value_at, add_at   read elements of an array at some positions; add to them in order
-//   multiply_high              the upper 32 bits of a product
+//   value_at                   reads elements of an array, or of a matrix, at some positions
+//
+// A word that only one header needs is listed there, in a line that begins with "Word:".
 #pragma once
 
 #if XEFLASH_BACKEND_CPU

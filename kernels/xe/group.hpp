@@ -1,5 +1,5 @@
-// What the threads of a group do together in shared local memory: stage tiles, and merge the
-// results of threads that took turns at the keys.
+// The threads of a group stage tiles together in shared local memory, and merge there the results
+// of threads that took turns at the keys.
 #pragma once
 
 #include "xe/threads.hpp"
@@ -17,7 +17,7 @@ struct SharedBlocks {
   XF_INLINE simd<uint32_t, Dwords> load(int i) const {
     return esimd::slm_block_load<uint32_t, Dwords>(begin + i * Dwords * 4);
   }
-  // Blocks i to i + Count - 1. A message brings up to 512 bytes, and an odd one is its own.
+  // Returns blocks i to i + Count - 1. A message brings up to 512 bytes, and an odd one is its own.
   template <int Count>
   XF_INLINE simd<uint32_t, Count * Dwords> load_several(int i) const {
     constexpr int kPair = Count >= 2 && Dwords <= 64 ? 2 : 1;

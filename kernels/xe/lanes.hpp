@@ -16,7 +16,8 @@ XF_INLINE ints select(lane_mask c, ints a, ints b) {
   return b;
 }
 XF_INLINE lane_mask to_bools(bool x) { return lane_mask(x ? 1 : 0); }
-// Not c ? a : b: IGC compiles a select of vectors by a scalar for the first lane only.
+// This is not written as c ? a : b, because IGC compiles a select of vectors by a scalar for the
+// first lane only.
 XF_INLINE floats select(bool c, floats a, floats b) { return select(to_bools(c), a, b); }
 XF_INLINE ints select(bool c, ints a, ints b) { return select(to_bools(c), a, b); }
 XF_INLINE floats exp2(floats x) { return esimd::exp2(x); }
@@ -25,20 +26,17 @@ XF_INLINE floats log2_of_any(floats x) { return esimd::log2(x); }
 XF_INLINE floats sqrt(floats x) { return esimd::sqrt(x); }
 
 XF_INLINE ints to_ints(lane_mask mask) { return select(mask, ints(1), ints(0)); }
-XF_INLINE float signed_to_floats(int x) {
+XF_INLINE float to_floats(int x) {
   return simd<float, 1>(esimd::convert<float>(simd<int, 1>(x)))[0];
 }
-XF_INLINE floats signed_to_floats(ints x) { return esimd::convert<float>(x); }
-template <class S>
-XF_INLINE S to_floats(ints v) {
-  return esimd::convert<float>(v);
-}
+XF_INLINE floats to_floats(ints x) { return esimd::convert<float>(x); }
 
 XF_INLINE int lowest_of(ints x) { return esimd::hmin<int>(x); }
 XF_INLINE ints at_most(ints i, int last) { return esimd::min<int>(i, ints(last)); }
 
-template <class S, class T>
-XF_INLINE S gather(const T* data, int64_t row, int q, int64_t col, ints k) {
+// Returns the elements of a matrix at row q and columns k; row and col are the strides.
+template <class T>
+XF_INLINE floats value_at(const T* data, int64_t row, int q, int64_t col, ints k) {
   using Bits = UintOfSize<sizeof(T)>;
   const int first_k = k[0];
   const auto* first = reinterpret_cast<const Bits*>(data + q * row + first_k * col);
@@ -48,10 +46,10 @@ XF_INLINE S gather(const T* data, int64_t row, int q, int64_t col, ints k) {
   return esimd::convert<float>(simd<T, kLanes>(bits.template bit_cast_view<T>()));
 }
 
-// The same for one key and a vector of rows.
-template <class S, class T>
-XF_INLINE S gather(const T* data, int64_t row, ints q, int64_t col, int k) {
-  return gather<S>(data, col, k, row, q);
+// Returns the elements at one column and a vector of rows.
+template <class T>
+XF_INLINE floats value_at(const T* data, int64_t row, ints q, int64_t col, int k) {
+  return value_at(data, col, k, row, q);
 }
 
 // Floating-point elements are read as floats, integers as ints.

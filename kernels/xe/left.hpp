@@ -12,21 +12,22 @@ constexpr int kDepth = 16;  // of one dpas, in 16-bit elements
 // An R x C operand in registers: x[column / kWidth][row][kWidth columns]. A smaller Width is for
 // one thread's part of a block.
 template <class T, int R, int C, int Width = sizeof(T) == 2 ? kDepth : kLanes>
-struct Left {
+struct RegisterLeft {
   static constexpr int kR = R, kC = C;
   static constexpr int kWidth = Width, kColumns = round_up(C, kWidth);
   static constexpr int kSharedBytes = 0;
   static_assert(R % 8 == 0);
   simd<T, R * kColumns> x;
 
-  // 8 rows x kWidth columns
+  // Returns 8 rows x kWidth columns.
   XF_INLINE simd<T, 8 * kWidth> block(int r, int c) const {
     return part<8 * kWidth>(x, (c * R + r * 8) * kWidth);
   }
-  // How a product reads the operand: move_to<column>() says which columns it takes next.
+  // A product reads the operand with this object; move_to<column>() says which columns it takes
+  // next.
   struct Stream {
-    const Left& A;
-    XF_INLINE explicit Stream(const Left& a) : A(a) {}
+    const RegisterLeft& A;
+    XF_INLINE explicit Stream(const RegisterLeft& a) : A(a) {}
     template <int kColumn>
     XF_INLINE void move_to() {}
     XF_INLINE auto block(int r, int column) const { return A.block(r, column / kWidth); }
@@ -38,8 +39,8 @@ struct Left {
 
 // Loads R rows x kWidth columns of a matrix, from column `c * kWidth` on.
 template <class T, int R, int D, class Rows>
-XF_INLINE simd<T, R * Left<T, R, D>::kWidth> load_left(const Rows& m, int c) {
-  constexpr int kWidth = Left<T, R, D>::kWidth;
+XF_INLINE simd<T, R * RegisterLeft<T, R, D>::kWidth> load_left(const Rows& m, int c) {
+  constexpr int kWidth = RegisterLeft<T, R, D>::kWidth;
   if constexpr (kReadsBlocks<Rows>) {
     BlockMessage<T, kWidth, R> message(surface<D>(m));
     message.move_x(c * kWidth);
@@ -52,8 +53,8 @@ XF_INLINE simd<T, R * Left<T, R, D>::kWidth> load_left(const Rows& m, int c) {
 }
 
 template <class T, int R, int C, class Rows>
-XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
-  constexpr int kPart = R * Left<T, R, C>::kWidth;
+XF_INLINE void load(RegisterLeft<T, R, C>& A, const Rows& m) {
+  constexpr int kPart = R * RegisterLeft<T, R, C>::kWidth;
   XF_UNROLL for (int c = 0; c < A.kColumns / A.kWidth; ++c) {
     A.x.template select<kPart, 1>(c * kPart) = load_left<T, R, C>(m, c);
   }
@@ -62,15 +63,15 @@ XF_INLINE void load(Left<T, R, C>& A, const Rows& m) {
 // A tile has the layout of a left operand of fp32.
 template <int R, int C>
 XF_INLINE void load(Tile<R, C>& t, const Rows<const float>& m) {
-  Left<float, R, C> x;
+  RegisterLeft<float, R, C> x;
   load(x, m);
   t.x = x.x;
 }
 
-// An R x C operand that is too wide for registers beside O and S stays in memory ...
+// An R x C operand that stays in memory, because it is too wide for registers beside O and S.
 template <class T, int R, int C>
 struct StreamedLeft {
-  static constexpr int kWidth = Left<T, R, C>::kWidth;
+  static constexpr int kWidth = RegisterLeft<T, R, C>::kWidth;
   static constexpr int kSharedBytes = 0;
   Rows<const T> memory = {};
 
@@ -98,11 +99,13 @@ XF_INLINE void load(StreamedLeft<T, R, C>& A, const Rows<const T>& m) {
   A.memory = m;
 }
 
-// ... or is brought into the layout of dpas once, in shared memory from `Begin` on, where each team
-// has its own copy, and the threads that take turns at the keys of a tile have one.
+// An R x C operand that is brought into the layout of dpas once, in shared memory from `Begin` on.
+// Each team has its own copy; the threads that take turns at the keys of a tile have one copy
+// together.
 template <class T, int R, int C, int Begin>
 struct SharedLeft {
-  static constexpr int kWidth = Left<T, R, C>::kWidth, kColumns = Left<T, R, C>::kColumns;
+  static constexpr int kWidth = RegisterLeft<T, R, C>::kWidth,
+                       kColumns = RegisterLeft<T, R, C>::kColumns;
   static constexpr int kBytes = R * kColumns * sizeof(T);
   static constexpr int kSharedBytes = Group::tiles * kBytes;
   static constexpr int kDwords = 8 * kWidth * sizeof(T) / 4;
@@ -138,25 +141,32 @@ XF_INLINE void load(SharedLeft<T, R, C, Begin>& A, const Rows& m) {
   if constexpr (!Group::staged) Group::meet_team();  // else they meet once K is staged, too
 }
 
-template <class Rows, class T, int R, int C, int Begin>
-using AwayLeft =
-    std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Begin>>;
-// It stays in registers if it is small, and all that is used at the same time, `Beside` bytes, too.
-template <class Rows, class T, int R, int C, int Begin, int Beside = 0>
-using PlacedLeft = std::conditional_t<(R * C * sizeof(T) <= kGrfBytes / 8 &&
-                                       R * C * sizeof(T) + Beside <= kGrfBytes * 3 / 4),
-                                      Left<T, R, C>, AwayLeft<Rows, T, R, C, Begin>>;
-
-// A left operand that stays in registers, too, where a thread of a pair is alone in its team and
-// has only one tile of sums, if it fits beside them.
-template <class Sums, class Rows, class T, int R, int C, int Begin>
-using LeftBeside = std::conditional_t<(Group::roles > 1 && Group::team == 1 &&
-                                       sizeof(Sums) + R * C * sizeof(T) <= kGrfBytes / 2),
-                                      Left<T, R, C>, PlacedLeft<Rows, T, R, C, Begin>>;
+// Chooses the type of a left operand by the place where it is kept.
+template <class T, int R, int C, class Where>
+struct LeftAt {
+  using Type = RegisterLeft<T, R, C>;
+};
+template <class T, int R, int C>
+  requires(sizeof(T) == 2 && C < kDepth)
+struct LeftAt<T, R, C, TeamPart> {
+  using Type = RegisterLeft<T, R, C, kLanes>;
+};
+template <class T, int R, int C, class Rows, int Begin, int Beside, int SumBytes>
+struct LeftAt<T, R, C, Placed<Rows, Begin, Beside, SumBytes>> {
+  static constexpr int kBytes = R * C * sizeof(T);
+  static constexpr bool kIsSmall = kBytes <= kGrfBytes / 8 && kBytes + Beside <= kGrfBytes * 3 / 4;
+  static constexpr bool kFitsBesideSums =
+      SumBytes > 0 && Group::roles > 1 && Group::team == 1 && SumBytes + kBytes <= kGrfBytes / 2;
+  using Away =
+      std::conditional_t<kReadsBlocks<Rows>, StreamedLeft<T, R, C>, SharedLeft<T, R, C, Begin>>;
+  using Type = std::conditional_t<kIsSmall || kFitsBesideSums, RegisterLeft<T, R, C>, Away>;
+};
+template <class T, int R, int C, class Where = InRegisters>
+using Left = typename LeftAt<T, R, C, Where>::Type;
 
 // Puts chunk c of a tile into the columns of a left operand.
 template <class T, int R, int C, int Width>
-XF_INLINE void put_chunk(Left<T, R, C, Width>& P, int c, simd<float, R * kLanes> p) {
+XF_INLINE void put_chunk(RegisterLeft<T, R, C, Width>& P, int c, simd<float, R * kLanes> p) {
   if constexpr (kLanes < Width) {  // kWidth columns of P are two chunks
     XF_UNROLL for (int r = 0; r < R; ++r) {
       P.x.template select<kLanes, 1>(P.offset(r, c * kLanes)) =
@@ -169,13 +179,13 @@ XF_INLINE void put_chunk(Left<T, R, C, Width>& P, int c, simd<float, R * kLanes>
   }
 }
 template <class T, int R, int C, int Width>
-XF_INLINE void narrow(Left<T, R, C, Width>& P, const Tile<R, C>& S) {
+XF_INLINE void narrow(RegisterLeft<T, R, C, Width>& P, const Tile<R, C>& S) {
   XF_UNROLL for (int c = 0; c < S.kChunks; ++c) put_chunk(P, c, S.chunk(c));
 }
 
 // P = 2^X in the type of V; l += row sums of P before it is rounded.
 template <int Degree, class T, int R, int C, int Width, class Sum>
-XF_INLINE void exp2_and_sum(Left<T, R, C, Width>& P, const Tile<R, C>& X, Sum& l) {
+XF_INLINE void exp2_and_sum(RegisterLeft<T, R, C, Width>& P, const Tile<R, C>& X, Sum& l) {
   ColSum<R> sum;
   XF_UNROLL for (int c = 0; c < X.kChunks; ++c) {
     simd<float, R * kLanes> p;
@@ -197,8 +207,8 @@ XF_INLINE void scale_columns(AnyTile<R, C>& t, const Factors& factors, float uni
   }
 }
 template <class T, int R, int C, class Factors>
-XF_INLINE void scale_columns(Left<T, R, C>& P, const Factors& factors, float unit) {
-  constexpr int kWidth = Left<T, R, C>::kWidth;
+XF_INLINE void scale_columns(RegisterLeft<T, R, C>& P, const Factors& factors, float unit) {
+  constexpr int kWidth = RegisterLeft<T, R, C>::kWidth;
   XF_UNROLL for (int c = 0; c < C; c += kWidth) {
     const simd<float, kWidth> f = read_values<kWidth>(factors, c) * unit;
     XF_UNROLL for (int r = 0; r < R; ++r) {

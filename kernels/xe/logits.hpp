@@ -8,7 +8,8 @@
 
 namespace xeflash::xe {
 
-// The inputs of a row are loaded again for each step: registers cannot hold all of them.
+// The inputs of a thread's rows. They are loaded again for each step: registers cannot hold all of
+// them.
 template <class T, int R, int Bk>
 struct KeptInputs {
   Rows<const T> x;

@@ -13,7 +13,7 @@ namespace xeflash::xe {
 // A matrix that begins elsewhere is described from up to 3 rows before it on, if such a row begins
 // at a multiple of 64 bytes; those rows are never touched. Otherwise it is described from a few
 // bytes before it, which lengthens the width. The host chooses another Access where neither fits
-// (access.cpp).
+// (python/host/arrays/access.cpp).
 struct Surface {
   uint64_t base;
   uint32_t width, height, pitch;  // in bytes, rows, bytes; each minus 1
@@ -38,7 +38,7 @@ XF_INLINE Surface surface(const Rows<T>& m) {
           static_cast<int>(x),      m.first + static_cast<int>(up)};
 }
 
-// A whole row of at least 64 bytes, as a matrix of one row.
+// Returns the surface of a whole row of at least 64 bytes, as a matrix of one row.
 template <class T>
 XF_INLINE Surface surface(const Line<T>& line) {
   const uint64_t address = reinterpret_cast<uint64_t>(line.row);
@@ -47,11 +47,11 @@ XF_INLINE Surface surface(const Line<T>& line) {
   return {address - x, width - 1, 0, (width + 15) / 16 * 16 - 1, static_cast<int>(x), 0};
 }
 
-// What a load does with a block: nothing; puts the rows of each column into consecutive elements;
-// interleaves the elements of pairs of rows.
+// The form in which a load returns a block: as it lies; with the rows of each column in consecutive
+// elements; with the elements of pairs of rows interleaved.
 enum class Form { plain, transposed, paired };
 
-// Whether a load can name the place of its block relative to its payload: up to 511 columns and
+// True if a load can name the place of its block relative to its payload: up to 511 columns and
 // rows from there. Without that, x and y are set in the payload.
 constexpr bool kHasOffsets = kArch == Arch::bmg;
 
@@ -130,12 +130,12 @@ struct BlockMessage {
   }
 };
 
-// What loads the `Count` blocks of an operand: one message, whose loads name the place of their
-// blocks; or, without offsets, a message for each, whose payload changes only between operands.
-// Payloads of more than Most blocks would want too many registers: then one message has them all,
-// or `Turns` messages take turns. A payload must not change before its last load has read it, and
-// on PVC to wait for that costs four instructions; a product that keeps its order (kInOrder) has
-// waited for it already.
+// The messages that load the `Count` blocks of an operand. With offsets there is one message, whose
+// loads name the place of their blocks. Without offsets each block has a message, whose payload
+// changes only between operands. The payloads of more than Most blocks would take too many
+// registers: then one message loads all blocks, or `Turns` messages take turns. A payload must not
+// change before its last load has read it. To wait for that costs four instructions on PVC, but a
+// product that keeps its order (kInOrder) has waited already.
 template <class Message, int Count, int Most, int Turns>
 struct Messages {
   static constexpr bool kShared = !kHasOffsets && Count > Most;
@@ -148,7 +148,7 @@ struct Messages {
   template <class F>
   XF_INLINE Messages(const Surface& s, F across)
       : Messages(Message(s), across, std::make_integer_sequence<int, kCount>()) {}
-  // The row that the blocks are counted from.
+  // Sets the row from which the blocks are counted.
   XF_INLINE void begin(int row) {
     if constexpr (kHasOffsets) all[0].move_y(row);
   }

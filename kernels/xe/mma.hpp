@@ -15,8 +15,8 @@ XF_INLINE void multiply(Block C, simd<T, kDepth * kLanes> B, simd<T, 8 * kDepth>
     C = esimd::xmx::dpas<8, 8, float>(simd<float, 8 * kLanes>(C), B, A);
   }
 }
-// The same in fp32 for K columns of A, from column k0 of its block on. Their products are summed on
-// their own and then added to C: short sums lose less to rounding.
+// C += A B in fp32, or C = A B, for K columns of A, from column k0 of its block on. Their products
+// are summed on their own and then added to C: short sums lose less to rounding.
 template <int K, class Block>
 XF_INLINE void multiply(Block C, simd<float, K * kLanes> B, simd<float, 8 * kLanes> A, int k0,
                         bool first) {
@@ -72,11 +72,11 @@ XF_INLINE void mma_ABt(Tile<R, Scored>& S, const LeftTile& A,
   if constexpr (kScaled<Block>) scale_columns(S, K.memory.scales.from(first * kLanes));
 }
 
-// The dot product of each row of A with the same row of B, by the products of mma_ABt in the same
-// order. So Delta of a row that sees one key equals that key's dP to the last bit.
+// Returns the dot product of each row of A with the same row of B, by the products of mma_ABt in
+// the same order. So Delta of a row that sees one key equals that key's dP to the last bit.
 template <int R, int D, class T>
 XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
-  constexpr int kWidth = Left<T, R, D>::kWidth, kColumns = 32 / sizeof(T);
+  constexpr int kWidth = RegisterLeft<T, R, D>::kWidth, kColumns = 32 / sizeof(T);
   Tile<R, kLanes> dots;  // 8 rows of A by kLanes rows of B that include the same 8
   fill(dots, 0.f);
   _Pragma("unroll 1") for (int c = 0; c < round_up(D, kWidth) / kWidth; ++c) {
@@ -107,7 +107,7 @@ XF_INLINE ColVec<R> row_dots(const Rows<const T>& A, const Rows<const T>& B) {
 
 // O += P V
 template <class T, int R, int N, int D, class Block, int Begin>
-XF_INLINE void mma_AB(Tile<R, D>& O, Left<T, R, N> P, const Right<T, N, D, Block, Begin>& V,
+XF_INLINE void mma_AB(Tile<R, D>& O, RegisterLeft<T, R, N> P, const Right<T, N, D, Block, Begin>& V,
                       AllColumns = {}) {
   using Blocks = Right<T, N, D, Block, Begin>;
   constexpr int kChunks = Blocks::kColumns / kLanes;

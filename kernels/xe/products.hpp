@@ -49,7 +49,7 @@ XF_INLINE simd<uint32_t, N> gather_inside(const void* base, simd<uint32_t, N> of
   }
 }
 
-// The surface of a whole matrix, however wide it is.
+// Returns the surface of a whole matrix, however wide it is.
 template <class T>
 XF_INLINE Surface whole_surface(const Rows<T>& m) {
   return surface<(1 << 22)>(m);
@@ -91,7 +91,7 @@ struct WeightBlock {
   static constexpr int kDwords = 16;
   simd<uint32_t, R * kDwords> x;
 
-  // 8 rows from row 8 o on, `Count` dwords from dword d on.
+  // Returns `Count` dwords, from dword d on, of 8 rows from row 8 o on.
   template <int Count>
   XF_INLINE simd<uint32_t, 8 * Count> part_of(int o, int d) const {
     if constexpr (kAccess == Access::block2d) {
@@ -172,7 +172,8 @@ constexpr int kAdded = 16;
 template <>
 constexpr int kAdded<float> = -8;
 
-// 8 outputs from 8 o on by 16 inputs from 16 i on, of a block of 64 bytes, as a left operand of T.
+// Returns 8 outputs from 8 o on by 16 inputs from 16 i on, of a block of 64 bytes, as a left
+// operand of T.
 template <class T, class E, int R>
 XF_INLINE simd<T, 8 * 16> left_of(const WeightBlock<E, R>& block, int o, int i) {
   if constexpr (kIsPacked<E>) {
@@ -251,8 +252,8 @@ XF_INLINE void add_inputs(simd<float, kLanes>& sum,
   }
 }
 
-// Whether a sum of products with the stored weights is off by a multiple of the sum of inputs,
-// because weights have a zero or are multiplied as other numbers.
+// Returns whether a sum of products with the stored weights is off by a multiple of the sum of
+// inputs, because weights have a zero or are multiplied as other numbers.
 template <class T, class W>
 XF_INLINE bool has_offset(const W& weights) {
   return (W::kPacked && kAdded<T> != -8) || weights.p.zeros != nullptr;

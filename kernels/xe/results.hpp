@@ -125,8 +125,8 @@ XF_INLINE void store(const Rows& m, const Across<C>& v) {
                                   lane_index() + c < m.size());
   }
 }
-// load_across for blocks of one line, one after the other. With 2D block messages the message is
-// made only once.
+// Does load_across for blocks of one line, one after the other. With 2D block messages the message
+// is made only once.
 template <int C>
 struct AcrossRows {
   Rows<const float> rows;

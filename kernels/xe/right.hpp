@@ -21,7 +21,7 @@ struct PreparedRows {
 // Marks an operand that was staged before: see BlocksOf.
 struct Brought {};
 
-// The messages that read a block, and the block's first row as they count rows.
+// The messages that read a block, and its first row in the order in which they count rows.
 template <class Messages, int D, class Block>
 struct BlockReader {
   static constexpr bool kInTurn = false;
@@ -95,8 +95,8 @@ struct RightT {
     return {static_cast<uint32_t>(Begin + Group::turn() * kBytes)};
   }
 
-  // How a product reads the chunks: step by step, kColumns columns of some blocks of keys at a
-  // time, from block `first` on.
+  // A product reads the chunks with this object, step by step: kColumns columns of some blocks of
+  // keys at a time, from block `first` on.
   struct SharedStream {
     const int first;
     XF_INLINE SharedStream(const RightT&, int first) : first(first) {}
@@ -166,8 +166,8 @@ struct Right {
     stage(m);
     if constexpr (Group::staged) Group::meet();
   }
-  // Stages the columns of the whole team, in pieces: of many columns where it has so many, as a
-  // message reads from one row.
+  // Stages the columns of the whole team, in pieces. Pieces are wide if the team has many columns,
+  // because a message then reads more of one row.
   static constexpr bool kWide = kPaired && sizeof(E) == 2 && kAcross * kColumns % 32 == 0;
   static constexpr int kPieceRows = kWide ? 8 : kRows, kPieceColumns = kWide ? 32 : kColumns;
   static XF_INLINE void stage(const Block& m) {

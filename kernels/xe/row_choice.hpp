@@ -18,7 +18,7 @@ using RowTile = std::conditional_t<kByMatrixUnit<R>, Tile<R, C>, RowMajor<R, C>>
 template <class T, int R, int D, int N, class E>
 using MatrixRowLeft =
     std::conditional_t<(R * D * sizeof(T) <= kGrfBytes * (N > 16 ? 8 : 9) / 32 && !kQuantised<E>),
-                       Left<T, R, D>, PlacedLeft<Rows<const T>, T, R, D, 0>>;
+                       Left<T, R, D>, Left<T, R, D, Placed<Rows<const T>, 0>>>;
 template <class T, int R, int D, int N, class E>
 using RowLeft = std::conditional_t<
     !kByMatrixUnit<R>, RowMajor<R, D>,
@@ -29,7 +29,7 @@ using RowLeft = std::conditional_t<
 template <class T, int R, int C>
 using RowProbs = std::conditional_t<kByMatrixUnit<R>, Left<T, R, C>, RowMajor<R, C>>;
 
-// As they go from thread to thread.
+// The blocks in which the rows of O go from thread to thread.
 template <int R, int D>
 struct OutputBlocks<RowMajor<R, D>> {
   static constexpr int kPerRow = RowMajor<R, D>::kColumns / kWide;

@@ -17,7 +17,7 @@ struct DwordElements {
   static constexpr int kPerDword = 4 / sizeof(T);
   simd<uint32_t, Dwords> dwords;
 
-  // Element i of each of N dwords, from dword `first` on.
+  // Returns element i of each of N dwords, from dword `first` on.
   template <int N>
   XF_INLINE simd<float, N> get(int first, int i) const {
     auto some = part<N>(dwords, first);
@@ -109,11 +109,6 @@ XF_INLINE void load(RowMajor<R, D>& A, const Rows<const T>& m) {
 }
 
 // ---- single rows --------------------------------------------------------------------------------
-
-template <class T, int D>
-XF_INLINE void load_row(RowMajor<1, D>& x, const T* row) {
-  load(x, Rows<const T>{row, 0, 1});
-}
 
 template <int D>
 XF_INLINE float abs_max(const RowMajor<1, D>& x) {

@@ -163,7 +163,7 @@ XF_INLINE void dot_rows(Tile<R, N>& S, const AnyLeft<T, R, D>& A, const Block& K
 }
 template <class T, int R, int N, int D, class Block>
   requires(!Group::staged)
-XF_INLINE void accumulate_rows(Tile<R, D>& O, const Left<T, R, N>& P, const Block& V) {
+XF_INLINE void accumulate_rows(Tile<R, D>& O, const RegisterLeft<T, R, N>& P, const Block& V) {
   mma_AB(O, P, Right<T, N, D, Block>(V));
 }
 

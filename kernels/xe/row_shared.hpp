@@ -124,7 +124,7 @@ XF_INLINE void dot_rows(Tile<R, N>& S, SharedRight<T, R, D, N>& A, const Block& 
 // O += P V for the rows of V up to V.count.
 template <class T, int R, int N, int D, class Block>
   requires Group::staged
-XF_INLINE void accumulate_rows(Tile<R, D>& O, Left<T, R, N> P, const Block& V) {
+XF_INLINE void accumulate_rows(Tile<R, D>& O, RegisterLeft<T, R, N> P, const Block& V) {
   if constexpr (kScaled<Block>) scale_columns(P, V.scales, kFactorUnit<ElementOf<Block>>);
   const auto begin = addresses<N>(elements(V), 0, 0);
   XF_UNROLL for (int key = 0; key < N; key += kDepth) {

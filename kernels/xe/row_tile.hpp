@@ -21,7 +21,7 @@ struct RowMajor {
   static constexpr int kSharedBytes = 0;
   simd<float, R * kColumns> x;
 
-  // N columns of row r from column c on
+  // Returns N columns of row r, from column c on.
   template <int N>
   XF_INLINE auto columns(int r, int c) {
     return x.template select<N, 1>(r * kColumns + c);
@@ -30,7 +30,7 @@ struct RowMajor {
   XF_INLINE simd<float, N> columns(int r, int c) const {
     return part<N>(x, r * kColumns + c);
   }
-  // One value of row r in all of N lanes
+  // Returns one value of row r in all of N lanes.
   template <int N>
   XF_INLINE simd<float, N> broadcast(int r, int c) const {
     return x.template replicate_w<N, 1>(r * kColumns + c);
@@ -51,15 +51,6 @@ XF_INLINE void each_in_row(AnyTile<R, C>& t, int r, int col0, F f) {
     t.row(r, c) = f(floats(t.row(r, c)), lane_index() + (col0 + c * kLanes));
   }
 }
-// Hides the columns outside of [from, to): their scores become -inf.
-template <template <int, int> class AnyTile, int R, int C>
-XF_INLINE void hide_columns(AnyTile<R, C>& t, int from, int to) {
-  each_row<R>([&](int r) {
-    each_in_row(t, r, 0,
-                [&](floats s, ints c) { return select((c >= from) & (c < to), s, floats(-kInf)); });
-  });
-}
-
 template <int R, int C>
 XF_INLINE void fill(RowMajor<R, C>& t, float value) {
   t.x = value;
@@ -133,7 +124,7 @@ XF_INLINE void load_row(RowMajor<1, C>& t, const float* x, int count) {
   });
 }
 
-// The bits of x as elements T.
+// Returns the bits of x as elements T.
 template <class T>
 XF_INLINE simd<UintOfSize<sizeof(T)>, kLanes> narrowed(floats x) {
   if constexpr (kQuantised<T>) {

@@ -6,7 +6,7 @@
 
 namespace xeflash::xe {
 
-// Whether 2D block messages read and write rows of this kind.
+// True if 2D block messages read and write rows of this kind.
 template <class Matrix>
 constexpr bool kReadsBlocks = false;
 template <class T>
@@ -47,8 +47,9 @@ template <class T>
 XF_INLINE T* at_place(T* data, uint64_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<uint64_t>(data) + bytes);
 }
-// The address of a row, which must exist. Rows are less than 2^27 bytes apart (access.cpp): the
-// product of two numbers of 32 bits is 3 instructions, that of 64 bits 20.
+// Returns the address of a row, which must exist. Rows are less than 2^27 bytes apart, as
+// python/host/attention/access.cpp checks: the product of two numbers of 32 bits is 3 instructions,
+// that of 64 bits 20.
 template <class T>
 XF_INLINE T* row_at(const Rows<T>& m, int row) {
   return at_place(m.data, uint64_t{static_cast<uint32_t>(m.first + row)} *
@@ -75,7 +76,7 @@ XF_INLINE simd<uint32_t, R * C> read_rows(const Rows<const T>& m, int row, int c
   return x;
 }
 
-// Offsets of R rows, in bytes from m.data.
+// Returns the offsets of R rows, in bytes from m.data.
 template <int R, class T>
 XF_INLINE simd<uint64_t, R> places(const Rows<T>& m, int row) {
   return simd<uint64_t, R>(simd<int, R>(0, 1) + (m.first + row)) *
@@ -119,7 +120,7 @@ XF_INLINE simd<uint32_t, R * C> read_rows(const M<const T>& m, int row, int colu
   }
   return x;
 }
-// The addresses of dword `column` of R rows; rows that do not exist repeat the last one.
+// Returns the addresses of dword `column` of R rows; rows that do not exist repeat the last one.
 template <int R, bool EvenFirst = false, class T>
 XF_INLINE simd<uint64_t, R> addresses(const Rows<const T>& m, int row, int column) {
   const int last = m.size() - 1, first = at_most(row, last);
@@ -160,8 +161,8 @@ XF_INLINE simd<uint32_t, R * C> read_whole_rows(const M& m, int row, int column)
   return x;
 }
 
-// Where kLanes rows begin, lane = row: offsets in bytes from a base address, of 64 bits where no
-// address is near all rows.
+// The addresses of kLanes rows, lane = row, as offsets in bytes from a base address. They have 64
+// bits where no address is near all rows.
 template <class M>
 struct LaneRows;
 template <class T>

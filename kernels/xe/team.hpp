@@ -7,18 +7,14 @@
 
 namespace xeflash::xe {
 
-template <class T, int R, int N>
-using PartOfLeft =
-    std::conditional_t<(sizeof(T) == 2 && N < kDepth), Left<T, R, N, kLanes>, Left<T, R, N>>;
-
 // The place in shared memory, from `Begin` on, where the parts of P of a block of N keys come
 // together, with the row maxima that each part is relative to. Where the threads do not meet to
 // stage K or V either, two places are used in turn, so that they meet only once for each block.
 template <class T, int R, int N, int Begin>
 struct Joint {
   static constexpr int kKeys = N / Group::team;  // of a thread
-  using Whole = Left<T, R, N>;
-  using Part = PartOfLeft<T, R, kKeys>;
+  using Whole = RegisterLeft<T, R, N>;
+  using Part = Left<T, R, kKeys, TeamPart>;
   static constexpr int kPartBytes = R * Part::kColumns * sizeof(T), kMaxBytes = R * 4;
   static constexpr int kTeamBytes = Group::team * (kPartBytes + kMaxBytes);
   static constexpr int kPlaceBytes = Group::tiles * kTeamBytes;
@@ -46,9 +42,40 @@ struct Joint {
     auto bits = maxima().load(thread);
     return simd<float, R>(bits.template bit_cast_view<float>());
   }
-  // To be called once all has been taken.
+  // A thread calls this once it has taken all parts.
   XF_INLINE void advance() {
     if constexpr (kInTurn) place ^= kPlaceBytes;
+  }
+  // Returns P of the whole block, from the part that each thread has. If the row maxima of the
+  // parts differ, all parts are scaled to the largest; those with smaller ones are then rounded a
+  // second time.
+  template <class Output, class Decay>
+  XF_INLINE decltype(auto) all(const Part& own, Output& O, ColVec<R>& m, ColSum<R>& l,
+                               const Decay& decay) {
+    if constexpr (Group::team == 1) {
+      return (own);
+    } else {
+      give(own, m);
+      Group::meet_team();
+      Part parts[Group::team];
+      ColVec<R> maxima[Group::team], least = m, most = m;
+      XF_UNROLL for (int i = 0; i < Group::team; ++i) {
+        take(parts[i], maxima[i], i);
+        least.x = esimd::min<float>(least.x, maxima[i].x);
+        most.x = esimd::max<float>(most.x, maxima[i].x);
+      }
+      advance();
+      if ((least.x < most.x).any()) {
+        XF_UNROLL for (int i = 0; i < Group::team; ++i) parts[i] *= decay(maxima[i], most);
+        const ColVec<R> alpha = decay(m, most);
+        l *= alpha;
+        O *= alpha;
+        m = most;
+      }
+      Whole P;
+      XF_UNROLL for (int i = 0; i < Group::team; ++i) insert(P, parts[i], i * kKeys);
+      return P;
+    }
   }
   // l becomes its sum over the team.
   XF_INLINE void add_up(ColSum<R>& l) const {
@@ -66,8 +93,9 @@ struct Joint {
 
 // Puts `columns` into P, from column `column` on.
 template <class T, int R, int N, int C, int Width>
-XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int column) {
-  if constexpr (Width == Left<T, R, N>::kWidth) {
+XF_INLINE void insert(RegisterLeft<T, R, N>& P, const RegisterLeft<T, R, C, Width>& columns,
+                      int column) {
+  if constexpr (Width == RegisterLeft<T, R, N>::kWidth) {
     P.x.template select<R * C, 1>(column * R) = columns.x;
   } else {
     XF_UNROLL for (int r = 0; r < R; ++r) {
@@ -81,8 +109,8 @@ XF_INLINE void insert(Left<T, R, N>& P, const Left<T, R, C, Width>& columns, int
 // for each operand.
 template <class T, int R, int N, int Begin>
 struct Pooled {
-  using Part = PartOfLeft<T, R, N / Group::team>;
-  using Whole = Left<T, R, N>;
+  using Part = Left<T, R, N / Group::team, TeamPart>;
+  using Whole = RegisterLeft<T, R, N>;
   static constexpr int kPartBytes = R * Part::kColumns * sizeof(T);
   static constexpr int kPlaceBytes = Group::tiles * Group::team * kPartBytes;
   static constexpr int kSharedBytes = Group::team > 1 ? 2 * kPlaceBytes : 0;
@@ -96,7 +124,7 @@ struct Pooled {
     if constexpr (Group::team > 1)
       parts().store(Group::member(), own.x.template bit_cast_view<uint32_t>());
   }
-  // The whole operand; to be called after the team has met.
+  // Returns the whole operand. A thread calls this after the team has met.
   XF_INLINE decltype(auto) all(const Part& own) {
     if constexpr (Group::team == 1) {
       return (own);
@@ -141,7 +169,7 @@ struct Handed {
       place ^= kPlaceBytes;
     }
   }
-  // To be called after the pair has met.
+  // Returns the tile. A thread calls this after the pair has met.
   XF_INLINE Tile<R, C> take() {
     Tile<R, C> t;
     XF_UNROLL for (int i = 0; i < kChunks * R / 8; ++i) {
@@ -154,43 +182,13 @@ struct Handed {
 };
 
 template <class T, int R, int C, int Width>
-XF_INLINE void operator*=(Left<T, R, C, Width>& P, const ColVec<R>& s) {
+XF_INLINE void operator*=(RegisterLeft<T, R, C, Width>& P, const ColVec<R>& s) {
   XF_UNROLL for (int c = 0; c < C; c += Width) {
     XF_UNROLL for (int r = 0; r < R; ++r) {
       auto row = P.x.template select<Width, 1>(P.offset(r, c));
       row =
           esimd::convert<T>(simd<float, Width>(esimd::convert<float>(simd<T, Width>(row)) * s[r]));
     }
-  }
-}
-// P of the whole block, from the part that each thread has. If the row maxima of the parts differ,
-// all parts are scaled to the largest; those with smaller ones are then rounded a second time.
-template <class Place, class Part, class Output, int R, class Decay>
-XF_INLINE decltype(auto) joined(Place& place, const Part& own, Output& O, ColVec<R>& m,
-                                ColSum<R>& l, const Decay& decay) {
-  if constexpr (Group::team == 1) {
-    return (own);
-  } else {
-    place.give(own, m);
-    Group::meet_team();
-    Part parts[Group::team];
-    ColVec<R> maxima[Group::team], least = m, most = m;
-    XF_UNROLL for (int i = 0; i < Group::team; ++i) {
-      place.take(parts[i], maxima[i], i);
-      least.x = esimd::min<float>(least.x, maxima[i].x);
-      most.x = esimd::max<float>(most.x, maxima[i].x);
-    }
-    place.advance();
-    if ((least.x < most.x).any()) {
-      XF_UNROLL for (int i = 0; i < Group::team; ++i) parts[i] *= decay(maxima[i], most);
-      const ColVec<R> alpha = decay(m, most);
-      l *= alpha;
-      O *= alpha;
-      m = most;
-    }
-    typename Place::Whole P;
-    XF_UNROLL for (int i = 0; i < Group::team; ++i) insert(P, parts[i], i * Place::kKeys);
-    return P;
   }
 }
 

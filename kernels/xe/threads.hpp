@@ -23,26 +23,26 @@ struct Group {
   // Without 2D block messages, the threads that go through the same keys stage each tile together:
   // each brings its share of it into shared local memory, in the layout of right operands.
   static constexpr bool staged = kAccess != Access::block2d;
-  // Whether V takes the place of K in shared memory: V of a team is as wide as the columns of all
+  // True if V takes the place of K in shared memory: V of a team is as wide as the columns of all
   // its threads together.
   static constexpr bool one_place = staged && team > 1;
-  // Whether the threads of each tile have a barrier of their own: a named barrier, which Xe-HPG
-  // lacks.
+  // True if the threads of each tile have a barrier of their own. It is a named barrier, which
+  // Xe-HPG lacks.
   static constexpr bool own_barriers = !staged && team * roles > 1 && tiles > 1;
   static_assert(!own_barriers || tiles < 32, "an Xe-core has 32 named barriers");
-  // Whether the threads meet at each block, so that all of them have to visit the same blocks.
+  // True if the threads meet at each block, so that all of them have to visit the same blocks.
   static constexpr bool in_step = staged || (team * roles > 1 && !own_barriers);
   static_assert(turns == 1 || team * roles == 1, "barriers are for all threads of a group");
   static_assert(turns == 1 || sharing == 1 || !staged, "and so a thread of a turn stages alone");
   // Bytes that the threads may bring into the caches before they use them: half of an Xe-core's L1
   // of 256 KiB (Arc B; the smallest of those that have 2D block messages), which holds 32 threads.
   static constexpr int ahead_bytes = threads * (128 << 10) / 32;
-  // Whether a core takes a run of consecutive groups. A GPU does not: it takes groups in the order
+  // True if a core takes a run of consecutive groups. A GPU does not: it takes groups in the order
   // of their index.
   static constexpr bool in_parts = false;
 
-  // The index of a group in a launch, which has less than 2^32 groups: a 64-bit division is a loop
-  // over bits on GPUs.
+  // Returns the index of a group in a launch, which has less than 2^32 groups: a 64-bit division is
+  // a loop over bits on GPUs.
   using Index = uint32_t;
   static XF_INLINE Index index() {
     return sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_group(0);
@@ -57,14 +57,15 @@ struct Group {
   static XF_INLINE int role() { return roles > 1 ? thread() / team % roles : 0; }
   static XF_INLINE int tile() { return sharer() / (team * roles); }
 
-  // To be called once, before any of these.
+  // Prepares the barriers below. A kernel calls it once, before it calls any of them. A thread that
+  // meets others waits there until all of them have come.
   static XF_INLINE void prepare() {
     if constexpr (own_barriers) esimd::named_barrier_init<tiles + 1>();  // 0 is that of the group
   }
   static XF_INLINE void meet() {
     if constexpr (sharing > 1) esimd::barrier();
   }
-  // The threads of a tile.
+  // Waits for the threads of a tile.
   static XF_INLINE void meet_tile() {
     if constexpr (own_barriers) {
       constexpr int kBoth = 0, kThreads = team * roles;  // all of them signal, and all wait
@@ -78,16 +79,16 @@ struct Group {
   static XF_INLINE void meet_turns() {
     if constexpr (turns > 1) esimd::barrier();
   }
-  // Called once each thread of a team has given its part of a tile.
+  // Waits for the threads of a team. A thread calls it once it has given its part of a tile.
   static XF_INLINE void meet_team() {
     if constexpr (team > 1) meet_tile();
   }
-  // Called once one team of a pair has handed a tile to the other.
+  // Waits for both teams of a pair. They call it once one team has handed a tile to the other.
   static XF_INLINE void meet_pair() {
     if constexpr (roles > 1) meet_tile();
   }
-  // Called before tiles are staged in the place of others, and again once they are staged: they may
-  // be read only then.
+  // Waits for the threads that stage tiles together. They call it before tiles are staged in the
+  // place of others, and again once they are staged, because they may be read only then.
   static XF_INLINE void meet_staged() {
     if constexpr (staged) meet();
   }

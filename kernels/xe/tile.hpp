@@ -28,7 +28,7 @@ template <class F, int R, class... More>
 XF_INLINE ColVec<R> map(F f, const ColVec<R>& a, const More&... more) {
   return simd<float, R>(f(a.x, more.x...));
 }
-// Does any row have |a| > limit?
+// Returns whether any row has |a| > limit.
 template <int R>
 XF_INLINE bool any_beyond(const ColVec<R>& a, float limit) {
   return (magnitude(a.x) > limit).any();
@@ -57,8 +57,8 @@ XF_INLINE void operator+=(ColSum<R>& l, const ColSum<R>& a) {
   l.x += a.x;
 }
 
-// max(floor, row maximum). Most steps only ask any_above, so the value itself is computed only
-// where it is used.
+// The maximum of each row and of a floor. Most steps only ask any_above, so the value itself is
+// computed only where it is used.
 template <int R>
 struct ColMax {
   simd<float, R * kLanes> x;
@@ -73,7 +73,7 @@ template <int R>
 XF_INLINE ColMax<R> max(const ColVec<R>& floor, const ColMax<R>& a) {
   return {a.x, floor};
 }
-// Is any element above a limit?
+// Returns whether any element is above a limit.
 template <int N>
 XF_INLINE bool any_above(const simd<float, N>& x, float limit) {
   simd<float, 32> most = part<32>(x, 0);

@@ -50,14 +50,14 @@ struct TopList {
       esimd::block_store<float, kListStep>(values + i, moved);
       esimd::block_store<int32_t, kListStep>(tokens + i, moved_tokens);
       const simd<int, kListStep> at(i, 1);
-      Values of_last = -kInf;
-      of_last.merge(moved, at == k - 1);
-      last = i + kListStep >= k && i < k ? esimd::hmax<float>(of_last) : last;
+      Values at_last = -kInf;
+      at_last.merge(moved, at == k - 1);
+      last = i + kListStep >= k && i < k ? esimd::hmax<float>(at_last) : last;
     }
   }
   XF_INLINE void store(const TopKParams& p, int row) const {
     float* to = p.largest + static_cast<int64_t>(row) * k;
-    uint32_t* found = p.of_largest + static_cast<int64_t>(row) * k * 2;
+    uint32_t* found = p.largest_tokens + static_cast<int64_t>(row) * k * 2;
     _Pragma("unroll 1") for (int i = 0; i < length; i += kListStep) {
       Values x = esimd::block_load<float, kListStep>(values + i);
       x.merge(Values(-kInf), x == kNoScore);

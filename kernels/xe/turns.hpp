@@ -13,7 +13,7 @@ using Words = uints;
 
 XF_INLINE void allocate_turns() { esimd::slm_init<Group::threads * 4>(); }
 template <class X, class Op>
-XF_INLINE X of_turns(X x, Op op) {
+XF_INLINE X fold_turns(X x, Op op) {
   static_assert(sizeof(X) == 4);
   esimd::slm_block_store<X, 1>(Group::turn() * 4, simd<X, 1>(x));
   esimd::barrier();

@@ -10,9 +10,9 @@ namespace xeflash::xe {
 enum class Arch { pvc, bmg, dg2 };
 constexpr Arch kArch = Arch::XEFLASH_XE_ARCH;
 
-// How rows of a matrix are read and written: 2D block messages, for which addresses and strides
-// have to obey rules (see message.hpp); gathers of dwords, for rows at multiples of 4 bytes; or
-// gathers of single elements.
+// The ways in which rows of a matrix are read and written: 2D block messages, for which addresses
+// and strides have to obey rules (see message.hpp); gathers of dwords, for rows at multiples of 4
+// bytes; or gathers of single elements.
 enum class Access { block2d, dwords, elements };
 constexpr Access kAccess = Access::XEFLASH_XE_ACCESS;
 static_assert(kArch != Arch::dg2 || kAccess != Access::block2d, "Xe-HPG has no 2D block messages");
@@ -38,7 +38,7 @@ using UintOfSize =
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// N elements of x from `first` on.
+// Returns N elements of x from `first` on.
 template <int N, class T, int M>
 XF_INLINE simd<T, N> part(simd<T, M> x, int first) {
   return x.template select<N, 1>(first);
@@ -53,7 +53,7 @@ XF_INLINE void in_steps(F f) {
   }(std::make_integer_sequence<int, Count>());
 }
 
-// Whether products keep the order of their steps, by fences that are no instructions: the compiler
+// True if products keep the order of their steps, by fences that are no instructions: the compiler
 // moves nothing across them.
 constexpr bool kInOrder = XEFLASH_XE_IN_ORDER;
 constexpr uint8_t kScheduleBarrier = 0x80;
@@ -96,7 +96,7 @@ XF_INLINE floats select(lane_mask c, floats a, floats b) {
   b.merge(a, c);
   return b;
 }
-// x as it is after it was stored as T.
+// Returns x as it is after it was stored as T.
 template <class T, int N>
 XF_INLINE simd<float, N> rounded(simd<float, N> x) {
   return esimd::convert<float>(simd<T, N>(esimd::convert<T>(x)));
@@ -109,7 +109,7 @@ XF_INLINE V divide(V a, V b) {
   return a * inverse(b);
 }
 
-// tanh(x): odd polynomial near 0 (Cephes' coefficients), else 1 - 2 / (e^2x + 1).
+// Returns tanh(x): by an odd polynomial near 0 (Cephes' coefficients), else 1 - 2 / (e^2x + 1).
 XF_INLINE floats tanh(floats x) {
   const floats z = x * x;
   floats poly = -5.70498872745e-3f * z + 2.06390887954e-2f;

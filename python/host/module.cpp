@@ -1,4 +1,4 @@
-// xeflash._core: what Python calls.
+// Defines xeflash._core, the functions that Python calls.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <pybind11/pybind11.h>
@@ -34,8 +34,9 @@ namespace {
 std::atomic<int> calls_under_way = 0;
 std::atomic<bool> cut_off = false;  // by the fork that made this process
 
-// A call. The child of a fork has no other thread than the one that forked; where another was in a
-// call, SYCL's locks stay taken and its queue waits for ever, so that the child may call nothing.
+// Marks a call of the extension. The child of a fork has only the thread that forked. If another
+// thread was in a call then, SYCL's locks stay taken and its queue waits for ever, so the child
+// must not call anything.
 class UnderWay {
  public:
   explicit UnderWay(const std::string& function) {
@@ -74,8 +75,7 @@ auto run_arguments(const py::kwargs& arguments) {
   return run_arguments(run, arguments);
 }
 
-// Refuses of a call of forward() what its arrays' shapes, strides and types say; they need no
-// memory.
+// Refuses a call of forward() by the shapes, strides and types of its arrays, which need no memory.
 void check_shapes(const py::kwargs& arguments) {
   const FwdRequest r = read_arguments(arguments);
   const Problem p = read_problem(r);
@@ -119,10 +119,10 @@ py::bytes compile_spirv_from_python(uintptr_t queue, const std::string& spirv,
   return py::bytes(code);
 }
 
-// Runs `call` on a device of these facts, but for its launches: `provider(description)` gives the
-// entries and sizes of each kernel that it asks for. Returns the launches, each as (place of its
-// kernel, entry, groups, threads of a group), the splits of the keys, and the bytes that launches
-// share.
+// Runs `call` on a device of these facts, but without its launches. `provider(description)` gives
+// the entries and sizes of each kernel that the call asks for. Returns the launches, each as (index
+// of its kernel, entry, groups, threads of a group), the splits of the keys, and the bytes that
+// launches share.
 py::tuple describe_call(const py::object& call, const std::string& arch, const std::string& device,
                         const std::string& driver, int units, const py::object& provider) {
   DeviceFacts facts{};
@@ -139,8 +139,8 @@ py::tuple describe_call(const py::object& call, const std::string& arch, const s
   return py::make_tuple(launches, rehearsal.splits, rehearsal.scratch_bytes);
 }
 
-// Seconds that `groups` work-items of an entry of peak.hpp take on the host queue; those that read
-// have `bytes` each of what is at `data`.
+// Returns the seconds that `groups` work-items of an entry of peak.hpp take on the host queue.
+// Entries that read have `bytes` each of the memory at `data`.
 double time_peak(const std::string& native, const char* entry, int32_t steps, uint64_t groups,
                  uintptr_t data, int32_t bytes) {
   sycl::queue& queue = host_queue();
@@ -159,7 +159,7 @@ double time_peak(const std::string& native, const char* entry, int32_t steps, ui
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Result memory for arrays whose maker offers no way to make one: freed with the capsule.
+// Makes memory for results of arrays whose framework cannot make one. It is freed with the capsule.
 py::tuple allocate(uintptr_t queue, size_t bytes) {
   auto* owner = new sycl::queue(queue_at(queue));
   void* data = sycl::aligned_alloc_shared(kLineBytes, bytes ? bytes : 1, *owner);
@@ -210,7 +210,7 @@ void define_attention(py::module_& m) {
   m.attr("MOST_LEARNED") = kMostLearned;
 }
 
-// Every function that a file offers (arrays/function.hpp).
+// Adds every function that a file offers (arrays/function.hpp).
 void define_functions(py::module_& m) {
   for (const Function& f : functions()) {
     m.def(f.name.c_str(),

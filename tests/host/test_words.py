@@ -133,7 +133,7 @@ def bad_calls(base: str) -> Iterator[dict[str, Any]]:
     # Two that go ill together.
     extras = {
         "causal": True, "dropout_p": 0.5, "softcap": 2.0, "attention_chunk": 4, "bottom_right": False, "window_left": 2,
-        "enable_gqa": False, "rest": ones(2, 5, 4, 64), "cache_length": 3, "q_start": 3, "document_ids": int32(*[0] * 9),
+        "enable_gqa": False, "residual": ones(2, 5, 4, 64), "cache_length": 3, "q_start": 3, "document_ids": int32(*[0] * 9),
         "block_table": TABLE, "beam_index": TABLE, "other_lse": LSE, "unified_max": 1.0, "rotary_cos": ones(40, 8),
         "cache_batch_idx": int32(0, 0), "k_scale": 2.0, "picks": ones(1, 5, 1, dtype=np.int32), "delta": LSE,
         "cache_seqlens": int32(40, 40), "picked_spans": ones(2, 1, 1, dtype=np.int32),

@@ -20,7 +20,7 @@ def test_copies_leave_the_call_as_it_is():
 
 def test_what_is_given_wins_over_what_is_left_out():
     assert Call({"q": Q}).with_("q", q=X)["q"] is X
-    assert Call({"rest": False}).joined([], [], "rest", rest=X)["rest"] is X
+    assert Call({"residual": False}).joined([], [], "residual", residual=X)["residual"] is X
 
 
 def test_a_call_is_put_together_of_what_it_was_taken_apart():

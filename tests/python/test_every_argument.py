@@ -388,7 +388,7 @@ NO_ARGUMENTS = {
     "function": "messages have it",
     "layout": "each function has its own",
     "words": "messages have them",
-    "rest": "16 bits have it, of which differences tell little: tests/gradients.py does",
+    "residual": "16 bits have it, of which differences tell little: tests/gradients.py does",
     **dict.fromkeys(("q_start", "k_start", "first_head", "all_heads"), "parts have it: tests/attention/test_parts.py"),
 }
 

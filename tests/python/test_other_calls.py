@@ -50,7 +50,7 @@ def test_probabilities_take_no_gradients():
 
 def test_only_16_bits_have_a_rest():
     out, lse = _core.forward(**DENSE, return_lse=True)
-    with pytest.raises(TypeError, match="^a call: rest must be of 16 bits"):
-        _core.forward(**DENSE, rest=np.empty_like(out))
-    with pytest.raises(TypeError, match="^a call: rest must be of 16 bits"):
-        _core.backward(**DENSE, out=out, lse=lse, rest=out, dout=out, wanted=("q",))
+    with pytest.raises(TypeError, match="^a call: residual must be of 16 bits"):
+        _core.forward(**DENSE, residual=np.empty_like(out))
+    with pytest.raises(TypeError, match="^a call: residual must be of 16 bits"):
+        _core.backward(**DENSE, out=out, lse=lse, residual=out, dout=out, wanted=("q",))

@@ -24,7 +24,7 @@ void in_order(Scoreboard& s, uint32_t code, const char (&pipes)[17]) {
 }
 
 // Bit 7: token [3:0] with distance [6:4]; else [6:4] 2, 3, 4 a token alone; else a distance.
-Scoreboard of_dg2(const Inst& inst, uint32_t code) {
+Scoreboard dg2_scoreboard(const Inst& inst, uint32_t code) {
   Scoreboard s;
   const uint32_t kind = code >> 4 & 7;
   if (code & 0x80) {
@@ -41,7 +41,7 @@ Scoreboard of_dg2(const Inst& inst, uint32_t code) {
 
 // Bits [9:8] mode. 0: a token [4:0] of kind [6:5] if bit 7, else a distance. Others: token [4:0]
 // and distance [7:5], the mode says which pipe (send) or which kind (dpas, others).
-Scoreboard of_xe2(const Inst& inst, uint32_t code) {
+Scoreboard xe2_scoreboard(const Inst& inst, uint32_t code) {
   Scoreboard s;
   const uint32_t mode = code >> 8, token = code & 31, distance = code >> 5 & 7;
   if (code == 0xF0) return s;  // {NoAccSBSet}
@@ -68,7 +68,8 @@ Scoreboard of_xe2(const Inst& inst, uint32_t code) {
 }  // namespace
 
 Scoreboard scoreboard_of(const Isa& isa, const Inst& inst) {
-  return isa.family == Family::kDg2 ? of_dg2(inst, inst.swsb) : of_xe2(inst, inst.swsb);
+  return isa.family == Family::kDg2 ? dg2_scoreboard(inst, inst.swsb)
+                                    : xe2_scoreboard(inst, inst.swsb);
 }
 
 std::string to_string(const Scoreboard& s) {

@@ -12,7 +12,7 @@ namespace {
 struct CheckName {
   std::string_view name;
   bool Checks::* member;
-  bool of_all = true;
+  bool in_all = true;
 };
 constexpr CheckName kNames[] = {
     {"bounds", &Checks::bounds},
@@ -29,7 +29,7 @@ constexpr CheckName kNames[] = {
 };
 
 void set_all(Checks& checks, bool value) {
-  for (const CheckName& row : kNames) checks.*row.member = value && row.of_all;
+  for (const CheckName& row : kNames) checks.*row.member = value && row.in_all;
   checks.bounds = true;  // the address map itself; it cannot be left out
 }
 

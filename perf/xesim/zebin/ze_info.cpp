@@ -177,8 +177,8 @@ void read_environment(const YamlNode& node, const Isa& isa, KernelInfo& info) {
 struct ArgRow {
   std::string_view name;
   ArgType type;
-  bool of_argument;   // needs arg_index
-  const char* sizes;  // allowed, as a list of characters: number of bytes
+  bool needs_argument;  // needs arg_index
+  const char* sizes;    // allowed, as a list of characters: number of bytes
 };
 constexpr char kTriple[] = "\x04\x08\x0c", kDword[] = "\x04", kAddress[] = "\x04\x08", kAny[] = "";
 constexpr ArgRow kArgRows[] = {
@@ -257,7 +257,7 @@ PayloadArg read_payload_argument(const YamlNode& node, const KernelInfo& info) {
     }
   }
   if (!has_offset || !has_size) refuse(kernel, "a payload argument without offset or size");
-  if (row->of_argument && argument.index < 0) {
+  if (row->needs_argument && argument.index < 0) {
     refuse(kernel, "a payload argument of type " + type->text + " without arg_index");
   }
   const std::string_view sizes = row->sizes;

@@ -23,7 +23,7 @@ const char* name_of(Access access) {
 
 Strides strides_of(const Array& a, const Axes& axes) {
   const int64_t bytes = size_of(a.dtype);
-  // The stride of a dimension of one element is never used, and may be anything.
+  // The stride of a dimension of one element is never used, so it may be anything.
   const auto of = [&](int axis) {
     return axis < 0 || a.shape[axis] <= 1 ? 0 : a.strides[axis] * bytes;
   };

@@ -1,4 +1,4 @@
-// How a GPU kernel reads and writes rows: see Access in kernels/xe/vec.hpp.
+// Chooses how a GPU kernel reads and writes rows: see Access in kernels/xe/vec.hpp.
 #pragma once
 
 #include <initializer_list>
@@ -11,7 +11,7 @@ namespace xeflash {
 enum class Access : uint8_t { kNone, kBlock2d, kDwords, kElements };  // kNone: not a GPU
 const char* name_of(Access access);
 
-// The dimensions of an array; -1: it has none.
+// The dimensions of an array; -1 says that it has none of this kind.
 struct Axes {
   int batch, row, head;
 };
@@ -20,16 +20,16 @@ struct Strides {  // bytes
 };
 Strides strides_of(const Array& array, const Axes& axes);
 
-// The widest access to single rows that strides and address of an array allow on an architecture:
-// never 2D blocks.
+// Returns the widest access to single rows that the strides and the address of an array allow on an
+// architecture. It is never 2D blocks.
 Access access_of_rows(const Array& array, const Axes& axes, const std::string& arch);
 
-// Whether 2D block messages reach rows of so many columns.
+// Returns whether 2D block messages can read rows of this many columns.
 bool fits_block2d(const Array& array, const Axes& axes, int64_t columns);
-// Whether so many bytes in a row are a matrix for them.
+// Returns whether this many bytes in a row can be a matrix for 2D block messages.
 bool is_row_of_block2d(int64_t bytes);
 
-// The widest access to matrices, whose rows lie in one piece each.
+// Returns the widest access to matrices whose rows are contiguous.
 Access access_of_matrices(std::initializer_list<const Array*> matrices, const std::string& arch);
 
 // Kernels on GPUs count their groups in 32 bits.

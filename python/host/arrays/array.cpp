@@ -25,8 +25,8 @@ namespace {
           Py_TYPE(object.ptr())->tp_name);
 }
 
-// A type as others tell it. numpy has numbers for its own; those of ml_dtypes, -1, are registered
-// at run time.
+// An element type, with the numbers that DLPack, numpy and torch have for it. numpy registers the
+// types of ml_dtypes at run time: they have -1 here.
 struct DTypeRow {
   const char* name;
   int bytes;
@@ -50,7 +50,7 @@ constexpr DTypeRow kTypes[] = {
 static_assert(std::size(kTypes) == static_cast<size_t>(DType::kI64) + 1);
 constexpr const DTypeRow& row_of(DType t) { return kTypes[static_cast<uint8_t>(t)]; }
 
-// The first type that has what is asked for.
+// Returns the first type that `has` accepts.
 template <class Has>
 DType dtype_that(Has has) {
   for (int i = 1; i < std::ssize(kTypes); ++i)
@@ -58,7 +58,7 @@ DType dtype_that(Has has) {
   return DType::kOther;
 }
 
-// torch's marks of a view whose memory holds the negated values.
+// Returns whether torch marks the tensor as a view whose memory holds the negated values.
 bool is_negated(py::handle tensor) {
   static PyObject* const name = PyUnicode_InternFromString("is_neg");
   PyObject* negated = PyObject_CallMethodNoArgs(tensor.ptr(), name);
@@ -67,7 +67,7 @@ bool is_negated(py::handle tensor) {
   return negated == Py_True;
 }
 
-// The exchange interface of a type, looked up once per type.
+// Returns the exchange interface of a type, which is looked up once per type.
 const dlpack::ExchangeApi* exchange_of(PyTypeObject* type) {
   thread_local PyTypeObject* last_type = nullptr;
   thread_local const dlpack::ExchangeApi* last_api = nullptr;
@@ -171,7 +171,8 @@ Array read_numpy(py::handle object, const Checker& check, const char* name) {
   return a;
 }
 
-// np.memmap and the like; numpy is not imported for the question.
+// Returns whether an object is an np.ndarray or of a subclass, such as np.memmap. It does not
+// import numpy for that.
 bool is_numpy_subclass(py::handle object) {
   return PyDict_GetItemString(PyImport_GetModuleDict(), "numpy") &&
          py::isinstance<py::array>(object);
@@ -185,7 +186,7 @@ void refuse_masked(py::handle object, const Checker& check, const char* name) {
                 Py_TYPE(object.ptr())->tp_name);
 }
 
-// Anything else goes through Python: see runtime.interop.describe.
+// Reads any other array through Python: see runtime.interop.describe.
 Array read_other(py::handle object, const Checker& check, const char* name) {
   const py::object description = interop().attr("describe")(object);
   if (description.is_none()) not_an_array(object, check, name);
@@ -230,8 +231,8 @@ std::string describe(const std::array<int64_t, kMaxDims>& numbers, int count) {
   return text_of_shape({numbers.begin(), numbers.begin() + count});
 }
 
-// Of a new array, which is not refused.
-const Checker& of_result() {
+// The checker for reading a new array, which is never refused.
+const Checker& result_checker() {
   static const std::string nobody;
   static const Checker check(nobody);
   return check;
@@ -317,18 +318,18 @@ Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shap
       throw py::error_already_set();
     }
     return read_exchange(py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), api,
-                         of_result(), "out");
+                         result_checker(), "out");
   }
   if (like.maker == Maker::kNumpy) {
     const auto type = dtype == like.dtype    ? like.object.attr("dtype").cast<py::dtype>()
                       : dtype == DType::kI64 ? py::dtype::of<int64_t>()
                                              : py::dtype::of<float>();
     const std::vector<py::ssize_t> sizes(shape.begin(), shape.end());
-    return read_numpy(py::array(type, sizes), of_result(), "out");
+    return read_numpy(py::array(type, sizes), result_checker(), "out");
   }
   const py::object object =
       interop().attr("empty")(like.object, name_of(dtype), shape_tuple(shape));
-  return read_array(object, of_result(), "out");
+  return read_array(object, result_checker(), "out");
 }
 
 void count_writes(std::initializer_list<const Array*> written) {
@@ -341,8 +342,8 @@ void count_writes(std::initializer_list<const Array*> written) {
 
 namespace {
 
-// Its object, or where the array has another shape or other strides, a view of the object with
-// them.
+// Returns the array's object, or a view of the object if the array has another shape or other
+// strides.
 py::object view_of(const Array& a, const Checker& check, const char* name) {
   const Array whole = read_array(a.object, check, name);
   if (whole.data != a.data) throw std::logic_error("an array must begin where its object does");

@@ -1,5 +1,5 @@
-// Arrays of any framework, as a kernel sees them: a pointer, a shape, strides, a type and the queue
-// they belong to.
+// Reads arrays of any framework as a kernel sees them: a pointer, a shape, strides, a type and the
+// queue that they belong to.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -27,7 +27,7 @@ inline bool is_float(DType t) {  // that is multiplied as it is
 
 constexpr int kMaxDims = 8;
 
-// Who made an array decides how results are made.
+// The framework of an array; it decides how results are made.
 enum class Maker : uint8_t { kExchange, kNumpy, kOther };
 
 struct Array {
@@ -57,7 +57,7 @@ struct Array {
   std::string place() const;           // where it lies, for messages
 };
 
-// As descriptions of kernels tell a type: None for another.
+// Returns the name of a type in descriptions of kernels; None for any other type.
 inline py::object to_python(DType t) {
   return t == DType::kOther ? py::object(py::none()) : py::str(name_of(t));
 }
@@ -67,31 +67,31 @@ bool has_shape(const Array& a, const Shape& shape) {
   return std::equal(shape.begin(), shape.end(), a.shape.begin(), a.shape.begin() + a.ndim);
 }
 
-// Of all its elements.
+// The bytes of all elements.
 int64_t bytes_of(const Array& array);
 
 class Checker;
 
-// Reads `object`, which messages call `name`; raises a TypeError for what is no array.
+// Reads `object`, which messages call `name`; raises a TypeError if it is not an array.
 Array read_array(py::handle object, const Checker& check, const char* name);
 
-// A new packed array of the same maker, device and queue as `like`.
+// Returns a new packed array of the same framework, device and queue as `like`.
 Array new_array(const Array& like, DType dtype, const std::vector<int64_t>& shape);
 
-// The array itself, or a copy whose strides are whole elements.
+// Returns the array itself, or a copy if its strides are not whole elements.
 Array with_whole_strides(Array array, const Checker& check, const char* name);
-// The array itself, or a copy whose last dimension is contiguous.
+// Returns the array itself, or a copy if its last dimension is not contiguous.
 Array with_contiguous_rows(Array array, const Checker& check, const char* name);
-// What `object` is, or such a copy of it.
+// Reads an array whose last dimension is contiguous, or copies it if it is not.
 Array read_rows(py::handle object, const Checker& check, const char* name);
-// What a function of runtime.interop makes of an array.
+// Returns the array that a function of runtime.interop makes of an array.
 Array copy_by(const char* maker, Array array, const Checker& check, const char* name,
               const py::tuple& more = py::tuple());
 // Tells torch what a call writes into: autograd refuses what it saved and was changed.
 void count_writes(std::initializer_list<const Array*> written);
-// A copy that is packed.
+// Returns a packed copy.
 Array packed_copy(Array array, const Checker& check, const char* name);
-// The array itself, or a copy in fp32.
+// Returns the array itself, or a copy in fp32 if it has another type.
 Array as_float32(Array array, const Checker& check, const char* name);
 
 }  // namespace xeflash

@@ -1,4 +1,5 @@
-// Messages of refused arguments: "function: argument rule, got value; argument.shape = [...]".
+// Refuses arguments by messages such as "function: argument rule, got value; argument.shape =
+// [...]".
 #pragma once
 
 #include <algorithm>
@@ -18,15 +19,15 @@ namespace xeflash {
 #define XF_REQUIRE_DTYPE(check, holds, ...) \
   if (!(holds)) (check).refuse_dtype(__VA_ARGS__)
 
-// A softcap as kernels take it; 0 is off. s and s / cap have to be normal floats, too: below the
-// least one nothing is left of a score, and a cap above 2^100 changes none that is not itself near
+// Returns a softcap as kernels take it; 0 is off. s and s / cap must be normal floats, too: nothing
+// would be left of a score below the least one, and a cap above 2^100 changes only scores near
 // 2^100.
 inline float normal_cap(double cap) {
   if (cap == 0) return 0.f;
   return static_cast<float>(std::clamp<double>(cap, std::numeric_limits<float>::min(), 0x1p100));
 }
 
-// Whether a number is at most the largest float.
+// Returns whether a number is at most the largest float.
 inline bool fits_float(double x) { return std::abs(x) <= std::numeric_limits<float>::max(); }
 
 inline std::string number(int64_t n) { return std::to_string(n); }
@@ -35,14 +36,15 @@ std::string text_of_shape(const std::vector<int64_t>& shape);  // "[2, 8, 64]"
 
 class Checker {
  public:
-  // What messages call the argument of a name, of a call that has other words for its arguments.
+  // The words that messages have for arguments, if the caller has other words than the schema.
   using WordOf = std::string (*)(const void* call, const char* name);
 
   explicit Checker(const std::string& function) : function_(function) {}
   Checker(const std::string& function, const void* call, WordOf word_of)
       : function_(function), call_(call), word_of_(word_of) {}
 
-  // What a message calls the argument of this name. It is looked up when a message is put together.
+  // Returns the word that a message has for the argument of this name. It is looked up only for a
+  // message.
   std::string word(const char* name) const { return word_of_ ? word_of_(call_, name) : name; }
 
   template <class Error = py::value_error>
@@ -71,7 +73,7 @@ class Checker {
     refuse(name, std::string("must be on the ") + what + " of " + word(q_name) + " (" + there +
                      "), got " + (here == there ? "another one" : here));
   }
-  // Rules that functions share.
+  // These rules are shared by functions.
   void require_float(const Array& a, const char* name) const;  // one that is multiplied as it is
   void require_dtype(const Array& a, const char* name, DType dtype) const;
   void require_dtype_of(const Array& a, const char* name, const Array& q, const char* q_name) const;

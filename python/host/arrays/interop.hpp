@@ -1,4 +1,4 @@
-// xeflash.runtime.interop: what is asked of Python about arrays.
+// Asks Python about arrays, by xeflash.runtime.interop.
 #pragma once
 
 #include <pybind11/gil_safe_call_once.h>

@@ -8,17 +8,17 @@
 namespace xeflash {
 namespace {
 
-// A sum of steps: stride x n for -before <= n <= after.
+// The steps of one dimension: stride x n for -before <= n <= after.
 struct Stride {
   int64_t stride, before, after;
 };
 
-// At most those of two arrays.
+// Two arrays have at most this many steps.
 struct Steps {
   std::array<Stride, 2 * kMaxDims> all;
   int count = 0;
 
-  // Those between the elements of an array, in bytes.
+  // Adds the steps between the elements of an array, in bytes.
   void add(const Array& a, int64_t before, int64_t after) {
     for (int i = 0; i < a.ndim; ++i) {
       const int64_t stride = a.strides[i] * size_of(a.dtype), most = a.shape[i] - 1;
@@ -31,7 +31,7 @@ struct Steps {
     std::sort(all.begin(), all.begin() + count,
               [](const Stride& a, const Stride& b) { return a.stride > b.stride; });
   }
-  // Equal strides, which follow each other, become one.
+  // Steps of equal strides follow each other here, and become one step.
   void merge_equal() {
     int kept = 0;
     for (int i = 0; i < count; ++i) {
@@ -46,8 +46,8 @@ struct Steps {
   }
 };
 
-// Searches for a sum of the steps from `at` on that lies in (low, high). What all shorter steps
-// reach together bounds the number of each, so that of nested strides few are tried.
+// Returns whether a sum of the steps from `at` on lies in (low, high). The sum of all shorter steps
+// bounds how often each step can be taken, so few sums are tried where strides are nested.
 class Search {
  public:
   explicit Search(const Steps& steps) : steps_(steps) {

@@ -1,15 +1,15 @@
-// Whether strided arrays have elements in the same memory.
+// Finds out whether strided arrays have elements in the same memory.
 #pragma once
 
 #include "host/arrays/array.hpp"
 
 namespace xeflash {
 
-// Decided exactly for arrays as slicing, transposing and expanding leave them; of others that are
-// too hard to tell, true.
+// Returns whether two arrays share memory. The answer is exact for arrays that slicing, transposing
+// and expanding make; it is true for others that are too hard to tell.
 bool overlap(const Array& a, const Array& b);
 
-// Whether two elements of an array do.
+// Returns whether two elements of an array share memory.
 bool overlaps_itself(const Array& a);
 
 }  // namespace xeflash

@@ -7,9 +7,9 @@
 namespace xeflash {
 namespace {
 
-// Scratch where the maker of the arrays has no memory that is freed in the order of its stream. One
-// buffer per thread, for the queue it used last: a thread's launches on an in-order queue follow
-// each other, and on another queue each is waited for.
+// The scratch memory of a thread, for arrays whose maker cannot free memory in the order of its
+// stream. There is one buffer per thread, for the queue that it used last: launches of a thread on
+// an in-order queue follow each other, and a thread waits for each launch on another queue.
 class ThreadBuffer {
  public:
   float* get(const sycl::queue& queue, size_t floats) {
@@ -22,7 +22,8 @@ class ThreadBuffer {
     }
     return data_;
   }
-  // After the last kernel of a call was launched, or has ended where calls wait: what is large.
+  // Frees a large buffer once the last kernel of a call was launched, or has ended where calls
+  // wait.
   void give_back() {
     if (size_ > kKept) release();
   }

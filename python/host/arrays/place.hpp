@@ -1,4 +1,4 @@
-// Where the arrays of a call lie, and the memory that its kernels share there.
+// Finds where the arrays of a call lie, and makes the memory that its kernels share there.
 #pragma once
 
 #include "host/arrays/array.hpp"
@@ -14,12 +14,12 @@ inline Place place_of(const Array& a) { return place_on(a.queue, a.stream_ordere
 void refuse_to_wait_while_recording(const Place& place, const Array& q, const char* name,
                                     const Checker& check);
 
-// Zeroes an array that is packed; without data, nothing.
+// Zeroes a packed array; does nothing if it has no data.
 inline void clear(Launcher& launch, const Array& a) {
   if (a.data) launch.clear(a.data, bytes_of(a));
 }
 
-// Memory, aligned to 64 bytes, that the kernels of a call share; a call has one of these at most.
+// The memory that the kernels of a call share, aligned to 64 bytes. A call has at most one.
 class Scratch {
  public:
   Scratch() = default;
@@ -34,10 +34,10 @@ class Scratch {
   Array array_;  // whose memory is freed in the order of its stream
 };
 
-// Parts of such memory, each from a line of a cache on.
+// A plan of the parts of such memory. Each part begins at a cache line.
 class Plan {
  public:
-  // Where it begins.
+  // Returns the byte at which the new part begins.
   int64_t add(int64_t bytes) {
     const int64_t at = bytes_;
     bytes_ += whole(bytes, kLineBytes);

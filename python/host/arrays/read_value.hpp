@@ -1,4 +1,4 @@
-// Values that Python passes by name, each as the type of the member that it is for.
+// Reads values that Python passes by name, each as the type of its member.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,13 +15,13 @@
 namespace xeflash {
 namespace py = pybind11;
 
-// A value, and how a message names it.
+// A value, with the name that a message has for it.
 struct Value {
   PyObject* object;
   const char* name;
   const Checker& check;
 
-  // Raises a TypeError.
+  // Raises a TypeError that says what the value must be.
   [[noreturn]] void refuse(const std::string& rule) const {
     PyErr_Clear();
     check.refuse<py::type_error>(name, rule + ", got " +
@@ -82,7 +82,7 @@ inline void read(std::optional<T>& to, const Value& value) {
   read(to.emplace(), value);
 }
 
-// A type in the words of call/schema.py, and a value as Python has it.
+// These functions return the name of a type in call/schema.py, and a value as Python has it.
 template <class T>
 std::string kind_of(const T&) {
   if constexpr (std::is_same_v<T, py::object>) return "object";
@@ -109,7 +109,7 @@ py::object value_to_python(const std::optional<T>& value) {
   return value ? value_to_python(*value) : py::none();
 }
 
-// The members of a request by the names of its fields; raises a TypeError for any other name.
+// Reads the members of a request by the names of its fields; raises a TypeError for any other name.
 template <class Request>
 Request read_request(const py::kwargs& given) {
   constexpr const auto& fields = kFieldsOf<Request>;
@@ -133,7 +133,7 @@ Request read_request(const py::kwargs& given) {
   return r;
 }
 
-// (name, type, default, other name) of each, added to a list in order.
+// Adds (name, type, default, other name) of each field to a list, in order.
 template <class Struct>
 void list_fields(py::list& all, const Struct& defaults, const char* (*other_name)(const char*)) {
   const auto add = [&](const auto& f) {

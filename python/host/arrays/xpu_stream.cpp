@@ -8,7 +8,7 @@
 namespace xeflash {
 namespace {
 
-// What is known of a device, so that a call asks Python for it only once.
+// Keeps what Python said about a device, so that it is asked only once.
 struct Known {
   std::atomic<int> device = -1;  // torch's index
   // The exchange interface has named the queue that torch.xpu.current_stream() names. Before that

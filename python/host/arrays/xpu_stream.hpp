@@ -1,4 +1,4 @@
-// Torch's current stream of the device that an xpu tensor lies on.
+// Returns torch's current stream of the device on which an xpu tensor lies.
 #pragma once
 
 #include <pybind11/pybind11.h>

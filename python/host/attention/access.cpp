@@ -15,15 +15,15 @@ Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arr
 
 Access access_for(const Problem& p, Others like_q, Others like_k, Layout layout,
                   QueryRows query_rows, const std::string& arch) {
-  const Layout of_keys = p.k_layout(layout);
-  Access rows = access_of_rows({{&p.q, layout}, {&p.k, of_keys}, {&p.v, of_keys}}, arch);
+  const Layout key_layout = p.k_layout(layout);
+  Access rows = access_of_rows({{&p.q, layout}, {&p.k, key_layout}, {&p.v, key_layout}}, arch);
   for (const auto& [a, columns] : like_q)
     rows = std::max(rows, access_of_rows({{a, layout}}, arch));
   for (const auto& [a, columns] : like_k) {
-    rows = std::max(rows, access_of_rows({{a, of_keys}}, arch));
+    rows = std::max(rows, access_of_rows({{a, key_layout}}, arch));
   }
   if (rows != Access::kDwords || p.cache.kind == CacheKind::kBeam) return rows;
-  const Axes axes = axes_of(layout), key_axes = axes_of(of_keys);
+  const Axes axes = axes_of(layout), key_axes = axes_of(key_layout);
   const auto fit = [](Others arrays, const Axes& axes) {
     return std::all_of(arrays.begin(), arrays.end(), [&](const auto& other) {
       return !other.first->data || fits_block2d(*other.first, axes, other.second);

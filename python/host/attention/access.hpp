@@ -1,4 +1,4 @@
-// How kernels of attention read and write the rows of a call's arrays.
+// Chooses how kernels of attention read and write the rows of a call's arrays.
 #pragma once
 
 #include <initializer_list>
@@ -10,29 +10,30 @@
 
 namespace xeflash {
 
-// The rows of a tile of Q and of the output: those of a head, the heads of one query (decode), or
-// each has an address of its own, and is read and written by itself (packed heads).
+// What the rows of a tile of Q and of the output are: the queries of a head, the heads of one query
+// (decode), or rows that have an address each and are read and written one by one (packed heads).
 enum class QueryRows : uint8_t { kOfHead, kOfQuery, kApart };
 
-// Arrays beside q, k and v, with the columns of a head; those without data are passed over.
+// Arrays beside q, k and v, with the columns of a head. Arrays without data are passed over.
 using Others = std::initializer_list<std::pair<const Array*, int64_t>>;
 
-// The widest access that the strides and addresses of all arrays allow on an architecture: of q, k,
-// v, and of others that are laid out as q and as k.
+// Returns the widest access that the strides and addresses of q, k, v and of other arrays, which
+// are laid out as q or as k, allow on an architecture.
 Access access_for(const Problem& problem, Others like_q, Others like_k, Layout layout,
                   QueryRows query_rows, const std::string& arch);
 
-// The same of single rows, of arrays in these layouts: never 2D blocks.
+// Returns the widest access to single rows of arrays in these layouts. It is never 2D blocks.
 Access access_of_rows(std::initializer_list<std::pair<const Array*, Layout>> arrays,
                       const std::string& arch);
 
-// A GPU reaches the rows of a tile from its first one by 32 bits, unless they are apart. `like_q`:
-// arrays that are laid out as q, and their names.
+// Refuses rows that are too far apart: a GPU adds 32 bits to the address of a tile's first row,
+// unless each row has an address. `like_q` has arrays that are laid out as q, and their names.
 void refuse_far_rows(const Problem& problem,
                      std::initializer_list<std::pair<const Array*, const char*>> like_q,
                      Layout layout, QueryRows query_rows, const Checker& check);
 
-// A GPU reaches the keys of a vector of scores by 32 bits.
+// Refuses keys that are too far apart: a GPU adds 32 bits to the address of the first key of a
+// vector of scores.
 void check_mask_strides(const Problem& problem, const Checker& check);
 
 }  // namespace xeflash

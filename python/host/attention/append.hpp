@@ -11,7 +11,7 @@ namespace xeflash {
 
 class Append {
  public:
-  // Nothing if the call has nothing to append or rotate.
+  // Does nothing if the call has nothing to append or rotate.
   static std::optional<Append> prepare(const Problem& problem, const FwdRequest& request,
                                        const Place& place);
 

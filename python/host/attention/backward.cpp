@@ -20,7 +20,7 @@
 namespace xeflash {
 namespace {
 
-// The arrays of the result, without data where a gradient is not wanted.
+// The arrays of the gradients. An array has no data if its gradient is not wanted.
 struct Results {
   Array dq, dk, dv, dbias, dalibi, dsinks;
   Array dcaptures;      // of the captured arrays that want one, one after the other
@@ -35,8 +35,8 @@ struct Results {
   }
 };
 
-// By the names of the arrays that they belong to, in the order of what backward() returns; those of
-// captures follow, "captures['NAME']", in one array.
+// Each gradient with the name of its array, in the order in which backward() returns them. The
+// gradients of captures, "captures['NAME']", follow in one array.
 constexpr std::tuple kGradients{
     Field{"q", &Results::dq},
     Field{"k", &Results::dk},
@@ -63,7 +63,8 @@ bool has_gradient(const std::string& name, const Problem& p) {
   return std::apply(knows, kGradients) || std::ranges::any_of(p.score_mod.names, is_captured);
 }
 
-// What a call has besides the forward's arguments: BackwardArguments in call/schema.py.
+// The arguments of a call that forward() does not have: BackwardArguments in call/schema.py has the
+// same.
 struct BwdRequest {
   py::object lse = py::none(), dout = py::none(), dlse = py::none();
   py::object delta = py::none();                                 // in the place of `out` and dlse
@@ -73,9 +74,9 @@ struct BwdRequest {
 };
 XF_FIELDS(BwdRequest, lse, dout, dlse, delta, dq, dk, dv, longer, wanted);
 
-// The same, checked.
+// The gradients' own arguments after they were checked.
 struct Gradients {
-  Outputs of_forward;
+  Outputs forward_outputs;
   Array dout, dlse;     // dlse without data: 0
   Array delta;          // with data: there is no output, and no dlse
   Array dq, dk, dv;     // with data: to be added to
@@ -86,7 +87,8 @@ struct Gradients {
   bool adds_up() const { return dq.object || dk.object || dv.object; }
 };
 
-// Takes these out of the arguments; the others are the forward's, which refuses unknown ones.
+// Takes the backward pass's own arguments out of those of a call. The others are the forward's,
+// whose reader refuses unknown ones.
 template <class... T>
 BwdRequest take_own(py::dict& arguments, const std::tuple<Field<BwdRequest, T>...>& fields) {
   BwdRequest own;
@@ -99,7 +101,7 @@ BwdRequest take_own(py::dict& arguments, const std::tuple<Field<BwdRequest, T>..
   return own;
 }
 
-// An array of the shape of the output.
+// Reads an array that must have the shape of the output.
 Array read_like_out(const py::object& object, const char* name, const Problem& p,
                     const Checker& check) {
   Array a = read_rows(object, check, name);
@@ -114,20 +116,20 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
                          const Checker& check) {
   Gradients g;
   if (own.delta.is_none()) {
-    g.of_forward.out = read_like_out(r.out, "out", p, check);
+    g.forward_outputs.out = read_like_out(r.out, "out", p, check);
   } else {
     g.delta = read_lse(own.delta, "delta", p, check);
     for (const auto& [object, name] :
-         {std::pair{&r.out, "out"}, {&r.rest, "rest"}, {&own.dlse, "dlse"}}) {
+         {std::pair{&r.out, "out"}, {&r.residual, "residual"}, {&own.dlse, "dlse"}}) {
       if (!object->is_none())
         check.refuse(name, "must be None with " + check.word("delta") + ", got an array");
     }
   }
-  if (!r.rest.is_none()) {
-    g.of_forward.rest = read_like_out(r.rest, "rest", p, check);
-    check_rest(g.of_forward.rest, check);
+  if (!r.residual.is_none()) {
+    g.forward_outputs.residual = read_like_out(r.residual, "residual", p, check);
+    check_residual(g.forward_outputs.residual, check);
   }
-  g.of_forward.lse = read_lse(own.lse, "lse", p, check);
+  g.forward_outputs.lse = read_lse(own.lse, "lse", p, check);
   g.dout = read_like_out(own.dout, "dout", p, check);
   if (!own.dlse.is_none()) g.dlse = read_like_lse(own.dlse, "dlse", p, check);
   g.longer = own.longer;
@@ -156,7 +158,7 @@ Gradients read_gradients(const BwdRequest& own, const FwdRequest& r, const Probl
   return g;
 }
 
-// What has no gradient.
+// Refuses calls whose keys have no gradient: those of a cache, or those of another batch than q.
 void refuse_caches(const Problem& p, const FwdRequest& r, const Checker& check) {
   if (p.cache.given)
     check.refuse<NotImplemented>(
@@ -171,7 +173,8 @@ void refuse_caches(const Problem& p, const FwdRequest& r, const Checker& check) 
                         ") for the backward pass, got " + std::to_string(p.k.shape[batch]));
 }
 
-// Of the shape of the bias with four axes; but a bias without rows and keys has a sum for each row.
+// Returns a new array for the gradient of a bias. It has the shape of the bias with four axes, but
+// a bias without rows and keys has a sum for each row.
 Array new_bias_gradient(const Problem& p) {
   const auto size = [&](int axis) {
     const int at = axis + p.bias.ndim - 4;
@@ -227,31 +230,31 @@ Results new_results(const Problem& p, const FwdRequest& r, const Gradients& g,
   return to;
 }
 
-// How the arrays are read and written, all alike.
+// Returns the access with which kernels read and write all arrays of a call.
 Access access_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
                  const Place& place, const Checker& check) {
-  const Array &out = g.of_forward.out, &rest = g.of_forward.rest;
-  Access access = access_for(p, {{&out, p.dv}, {&rest, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
+  const Array &out = g.forward_outputs.out, &residual = g.forward_outputs.residual;
+  Access access = access_for(p, {{&out, p.dv}, {&residual, p.dv}, {&g.dout, p.dv}, {&to.dq, p.d}},
                              {{&to.dk, p.d}, {&to.dv, p.dv}}, r.layout, QueryRows::kOfHead,
                              place.device.facts.arch);
   if (access != Access::kNone) {
     check_mask_strides(p, check);
-    refuse_far_rows(p, {{&out, "out"}, {&rest, "rest"}, {&g.dout, "dout"}}, r.layout,
+    refuse_far_rows(p, {{&out, "out"}, {&residual, "residual"}, {&g.dout, "dout"}}, r.layout,
                     QueryRows::kOfHead, check);
   }
-  // The LSE of a head is a matrix of one row then.
+  // A block message then reads the LSE of a head as a matrix of one row.
   const bool fits = is_row_of_block2d((p.packed ? p.tokens_q : p.sq) * 4);
   return access == Access::kBlock2d && !fits ? Access::kDwords : access;
 }
 
-// A kernel of a call, and its launch.
+// A kernel of a call, with its launch.
 struct Step {
   const Kernels* kernels;
   uint64_t groups;
   int entry = 0;
 };
 
-// Workers that share out the gradients of captures.
+// Returns the number of workers among which the gradients of captures are divided.
 int64_t workers_of_captures(const Problem& p, int64_t captured, const Kernels& kernels,
                             const Schedule& s) {
   const int64_t blocks = p.batch * p.heads_q * divide_up(p.sq, kernels.block_q);
@@ -259,9 +262,11 @@ int64_t workers_of_captures(const Problem& p, int64_t captured, const Kernels& k
                              std::min<int64_t>(blocks, s.capture_workers));
 }
 
-// One kernel of a work-item per head of keys makes each product once; those for dQ and for dK and
-// dV make two of five twice, but have work for many cores. Their dQ differs in the last bits, so
-// the choice is the machine's, whatever part of it a process may use.
+// Returns the number of workers of the kernel that computes all gradients in one pass, or 0 if two
+// kernels compute them. The one kernel has a work-item per head of keys, and computes each product
+// once. The two kernels, for dQ and for dK and dV, compute two of five products twice, but have
+// work for many cores. The last bits of dQ differ between the two ways, so the choice depends on
+// the machine's cores, and not on those that a process may use.
 int64_t workers_of_one_pass(const Problem& p, const Results& to, const Place& place) {
   const Schedule& s = schedule_of(place.device);
   if (!(p.q.dtype == DType::kBF16 ? s.one_pass_bf16 : s.one_pass)) return 0;
@@ -279,12 +284,13 @@ uint8_t rows_of_backward(const Desc& desc, const Problem& p, const Schedule& s) 
   return std::max(rows_for(desc, p, s), static_cast<uint8_t>(s.backward_rows));
 }
 
-// In their order: those of keys and heads read what the first one leaves.
+// Returns the kernels of a call in the order of their launches: the kernels of keys and of heads
+// read what the first kernel stores.
 std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results& to, bool adds_up,
                            int64_t workers, Access access, const Place& place) {
   std::vector<Step> steps;
   const Schedule& schedule = schedule_of(place.device);
-  const auto of_scores = [&](Algorithm algorithm) {
+  const auto described = [&](Algorithm algorithm) {
     Desc desc = describe(algorithm, p);
     describe_scores(desc, p, r);
     desc.adds_up =
@@ -303,26 +309,26 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
     steps.push_back({&kernels, groups_for(desc, kernels, rows, heads * key_blocks)});
   };
   if (workers) {
-    add(of_scores(Algorithm::flash_bwd), 1, workers);
+    add(described(Algorithm::flash_bwd), 1, workers);
   } else {
-    if (p.has_queries()) add(of_scores(Algorithm::flash_bwd_dq), p.sq, p.batch * p.heads_q);
+    if (p.has_queries()) add(described(Algorithm::flash_bwd_dq), p.sq, p.batch * p.heads_q);
     if (p.batch * p.heads_k * p.sk != 0 && (to.dk.data || to.dv.data))
-      add(of_scores(Algorithm::flash_bwd_dkv), p.sk, p.batch * p.heads_k);
+      add(described(Algorithm::flash_bwd_dkv), p.sk, p.batch * p.heads_k);
   }
   if (to.dbias.data && p.has_scores()) {
     const Extents extents = to.extents_of_bias();
-    Desc desc = of_scores(Algorithm::flash_bwd_bias);
+    Desc desc = described(Algorithm::flash_bwd_bias);
     desc.bias_gradient = to.dbias.dtype;
     if (extents.rows == 1) desc.rows = 1;  // one thread goes over all rows
     add(desc, extents.rows, int64_t{extents.batches} * extents.heads, extents.keys);
   }
   if (to.dalibi.data && p.has_queries()) {
-    Desc desc = of_scores(Algorithm::flash_bwd_bias);
+    Desc desc = described(Algorithm::flash_bwd_bias);
     desc.sums_slopes = true;
     add(desc, p.sq, p.batch * p.heads_q);
   }
   if (to.dcaptures.data && p.has_scores()) {
-    Desc desc = of_scores(Algorithm::flash_bwd_captures);
+    Desc desc = described(Algorithm::flash_bwd_captures);
     desc.learned = to.learned;
     desc.access = access;
     const Kernels& kernels = find_kernels(desc, place);
@@ -344,7 +350,7 @@ std::vector<Step> steps_of(const Problem& p, const FwdRequest& r, const Results&
 BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, const Results& to,
                     const Place& place) {
   BwdParams params{};
-  static_cast<FwdParams&>(params) = params_of(p, r, g.of_forward, place);
+  static_cast<FwdParams&>(params) = params_of(p, r, g.forward_outputs, place);
   params.captures = p.score_mod.captures;
   Desc scores = describe(Algorithm::flash_bwd, p);
   describe_scores(scores, p, r);
@@ -377,12 +383,12 @@ BwdParams params_of(const Problem& p, const FwdRequest& r, const Gradients& g, c
   return params;
 }
 
-// The memory that the kernels share; returns what is left, of `more` floats.
+// Gives the kernels the memory that they share. Returns `more` floats of it, which no kernel uses.
 float* share(Scratch& scratch, BwdParams& params, const Problem& p, const std::vector<Step>& steps,
              int64_t workers, int64_t more, const Place& place) {
   const int64_t tokens = p.packed ? p.tokens_q : p.batch * p.sq;
   const int64_t rows = whole(std::max<int64_t>(1, p.heads_q * tokens), kLineFloats);
-  const int64_t of_rows = params.dalibi ? 4 * rows : 3 * rows;
+  const int64_t query_offset = params.dalibi ? 4 * rows : 3 * rows;
   if (workers) {
     const int64_t block = steps[0].kernels->block_k, blocks = divide_up(p.sq, block);
     params.workers = static_cast<int32_t>(workers);
@@ -390,15 +396,15 @@ float* share(Scratch& scratch, BwdParams& params, const Problem& p, const std::v
   }
   const auto added = std::ranges::find(steps, 1, &Step::entry);  // what the part before it leaves
   if (added != steps.end()) params.capture_workers = static_cast<int32_t>((added - 1)->groups);
-  const int64_t of_queries = of_rows + workers * params.worker_sums;
-  const int64_t floats = of_queries + params.capture_workers * params.captured;
+  const int64_t capture_offset = query_offset + workers * params.worker_sums;
+  const int64_t floats = capture_offset + params.capture_workers * params.captured;
   scratch.allocate(place, p.q, floats + more);
   params.delta = scratch.data;
   params.base = scratch.data + rows;
   params.top = scratch.data + 2 * rows;
   params.row_slopes = scratch.data + 3 * rows;
-  params.query_sums = scratch.data + of_rows;
-  params.capture_sums = scratch.data + of_queries;
+  params.query_sums = scratch.data + query_offset;
+  params.capture_sums = scratch.data + capture_offset;
   return scratch.data + floats;
 }
 

@@ -16,14 +16,14 @@ namespace {
 constexpr int64_t kRotaryUnit = 16;  // rotated columns are a multiple of it
 
 Array read_scale(const py::object& object, float& factor, const char* name, const Array& of,
-                 const char* of_name, const Problem& p, const Checker& check) {
+                 const char* cache_name, const Problem& p, const Checker& check) {
   if (object.is_none()) {
     if (of.dtype == DType::kI8) check.refuse(name, "must be given with int8");
     return {};
   }
   if (!is_quantised(of.dtype)) {
-    check.refuse(name, "must be None unless " + check.word(of_name) +
-                           " is int8 or an 8-bit float, got " + check.word(of_name) +
+    check.refuse(name, "must be None unless " + check.word(cache_name) +
+                           " is int8 or an 8-bit float, got " + check.word(cache_name) +
                            ".dtype = " + of.describe_dtype());
   }
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
@@ -41,8 +41,8 @@ Array read_scale(const py::object& object, float& factor, const char* name, cons
   Array a = read_array(object, check, name);
   check.require_dtype(a, name, DType::kF32);
   XF_REQUIRE(check, has_shape(a, {of.shape[0], of.shape[1], of.shape[2]}), name,
-             "must be one number, of (batch, heads), or have the shape of " + check.word(of_name) +
-                 " without its last dimension",
+             "must be one number, of (batch, heads), or have the shape of " +
+                 check.word(cache_name) + " without its last dimension",
              a.describe_shape(), a);
   XF_REQUIRE(check, a.whole_strides, name, "must have strides of whole elements", "others", a);
   check.require_same_place(a, name, p.q, "q");
@@ -60,7 +60,7 @@ void read_scales(Problem& p, const FwdRequest& r, const Checker& check) {
   }
 }
 
-// The array of a table, of a row per sequence of the batch.
+// Reads a table, which has a row per sequence of the batch.
 Array read_table(const py::object& object, const char* name, const Problem& p,
                  const Checker& check) {
   Array a = read_array(object, check, name);
@@ -184,7 +184,8 @@ void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
 
 const int32_t* ints(const Array& a) { return reinterpret_cast<const int32_t*>(a.data); }
 
-// A sequence's rows that are read or written: [first, end), of which the last `added` are written.
+// The rows [first, end) of a sequence that a call reads or writes; it writes the last `added` of
+// them.
 struct Used {
   int64_t first, end;
 };
@@ -196,7 +197,7 @@ struct CacheOverflow : py::builtin_exception {
   }
 };
 
-// Keys that a sequence is said to have before new ones.
+// Checks the number of keys that a sequence has before new ones.
 void check_length(const Problem& p, int64_t length, int64_t sequence, const Checker& check) {
   const Cache& c = p.cache;
   const int64_t most = c.capacity - c.added;
@@ -315,7 +316,8 @@ void read_cache(Problem& p, const FwdRequest& r) {
   c.max_keys = r.cache.cache_length >= 0 ? r.cache.cache_length + c.added : c.capacity;
   if (p.packed) c.max_keys = p.sk;
   if (p.q.queue) {
-    // What lies on a device is trusted: reading it would wait for its queue.
+    // Values that lie on a device are trusted, because reading them would wait for the device's
+    // queue.
     if (r.cache.cache_length >= 0 && !p.packed) check_length(p, r.cache.cache_length, 0, check);
     c.max_keys = std::min(c.max_keys, c.capacity);
     return;

@@ -1,4 +1,4 @@
-// A cache of keys and values as a request names it, checked.
+// Reads and checks the cache of keys and values of a request.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,7 +8,7 @@
 
 namespace xeflash {
 
-// Where the rows of K and V lie: see kernels/attention/cache.hpp.
+// How a cache lays out the rows of K and V: see kernels/attention/cache.hpp.
 enum class CacheKind : uint8_t { kPlain, kPaged, kBeam };
 const char* name_of(CacheKind kind);
 
@@ -43,7 +43,7 @@ struct Cache {
 struct FwdRequest;
 struct Problem;
 
-// The types that K and V of a cache may have besides that of q.
+// The types that K and V of a cache may have besides the type of q.
 bool is_quantised(DType dtype);
 
 // Fills problem.cache from a request with q, k and v read; refuses like read_problem.

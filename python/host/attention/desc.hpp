@@ -1,4 +1,4 @@
-// Descriptions of kernels of attention, and the kernels that serve them.
+// Describes kernels of attention, and finds the kernels for a description.
 #pragma once
 
 #include "host/attention/access.hpp"
@@ -11,7 +11,7 @@ namespace xeflash {
 enum class ScoreHooks : uint32_t {};  // bits of kScoreHooks (score_hooks.hpp)
 enum class MaskKind : uint8_t {};     // a row of kMasks there
 
-// What changes the code of a kernel: Desc in tune/desc.py, which explains it. Everything else
+// Everything that changes the code of a kernel; Desc in tune/desc.py explains it. All else
 // (lengths, strides, masks by position) is a parameter.
 struct Desc {
   Algorithm algorithm = Algorithm::flash_fwd;
@@ -32,7 +32,7 @@ struct Desc {
   uint8_t learned = 0;
   Access access = Access::kNone;
 
-  // Whether products are the scores, but for the scale: ScoreVariant::kIdentity.
+  // Returns whether only the scale changes products to scores: ScoreVariant::kIdentity.
   bool has_plain_scores() const {
     return hooks == ScoreHooks{} && bias == DType::kOther && score_mod == ScoreModId::kNone;
   }
@@ -47,17 +47,18 @@ py::object to_python(ScoreHooks hooks);
 py::object to_python(MaskKind mask);
 py::object to_python(ScoreModId id);
 
-// Of an algorithm on these arrays, without features.
+// Returns the description of an algorithm on these arrays, without features.
 Desc describe(Algorithm algorithm, const Problem& problem);
-// What is done to its scores and probabilities.
+// Adds to a description the changes to scores and probabilities.
 void describe_scores(Desc& desc, const Problem& problem, const FwdRequest& request);
 
 const Kernels& find_kernels(const Desc& desc, const Place& place);
-// The same; where they cannot be compiled, those of `stand_in(desc)`, which `desc` then is.
+// Returns the kernels of a description. If they cannot be compiled, it returns those of
+// `stand_in(desc)`, and sets `desc` to that.
 template <class StandIn>
 const Kernels& find_kernels_or(StandIn stand_in, Desc& desc, const Place& place);
 
-// Null: they are not there, and cannot be compiled.
+// Returns the kernels of a description, or null if they are not there and cannot be compiled.
 const Kernels* kernels_if_there(const Desc& desc, const Place& place);
 void say_that_another_serves(const Desc& desc, const Place& place);  // once
 
@@ -72,7 +73,8 @@ const Kernels& find_kernels_or(StandIn stand_in, Desc& desc, const Place& place)
   return *kernels;
 }
 
-// Work-groups of a kernel whose threads own blocks of rows; refuses more than a GPU can count.
+// Returns the number of work-groups of a kernel whose threads own blocks of rows; refuses more than
+// a GPU can count.
 uint64_t groups_for(const Desc& desc, const Kernels& kernels, int64_t rows, int64_t heads);
 
 }  // namespace xeflash

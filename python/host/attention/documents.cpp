@@ -5,7 +5,7 @@
 namespace xeflash {
 
 DocumentSpans::DocumentSpans(const Problem& p, const Place& place) {
-  // The gradients of keys that no query sees are written, too, by kernels that look for queries.
+  // Kernels that look for queries also write the gradients of keys that no query sees.
   if (!p.documents.data || p.batch * p.heads_q * p.sk == 0) return;
   Desc desc;
   desc.algorithm = Algorithm::document_spans;

@@ -1,5 +1,5 @@
-// What kernels know of the documents of a call besides their ids, made before they run: the least
-// and the greatest id of each span of positions, see kernels/attention/documents.hpp.
+// Computes, before the kernels of a call run, the least and the greatest document id of each span
+// of positions: see kernels/attention/documents.hpp.
 #pragma once
 
 #include "host/arrays/place.hpp"
@@ -10,7 +10,7 @@ namespace xeflash {
 class DocumentSpans {
  public:
   DocumentSpans(const Problem& problem, const Place& place);
-  // What they take of a scratch: 0 without documents.
+  // Returns the bytes of scratch memory for them: 0 without documents.
   int64_t floats() const { return 2 * spans_ * sequences_; }
   void launch(Launcher& launcher, FwdParams& params, float* scratch) const;
 

@@ -22,7 +22,7 @@ QueryRows query_rows_of(const Desc& desc) {
 
 Access access_of(const Problem& p, const FwdRequest& r, const Outputs& to, const Desc& desc,
                  const Place& place) {
-  return access_for(p, {{&to.out, p.dv}, {&to.rest, p.dv}}, {}, r.layout, query_rows_of(desc),
+  return access_for(p, {{&to.out, p.dv}, {&to.residual, p.dv}}, {}, r.layout, query_rows_of(desc),
                     place.device.facts.arch);
 }
 
@@ -43,12 +43,13 @@ Desc describe(const Problem& p, const FwdRequest& r, const Outputs& to, const Pl
   return desc;
 }
 
-// Refuses what a GPU cannot reach.
+// Refuses arrays whose rows a GPU cannot reach.
 void check_reach(const Problem& p, const FwdRequest& r, const Outputs& to, const Desc& desc,
                  const Checker& check) {
   if (desc.access == Access::kNone) return;
   check_mask_strides(p, check);
-  refuse_far_rows(p, {{&to.out, "out"}, {&to.rest, "rest"}}, r.layout, query_rows_of(desc), check);
+  refuse_far_rows(p, {{&to.out, "out"}, {&to.residual, "residual"}}, r.layout, query_rows_of(desc),
+                  check);
 }
 
 Array new_lse(const Problem& p, const FwdRequest& r) {
@@ -75,7 +76,7 @@ py::tuple forward(const FwdRequest& r) {
   const Problem p = read_problem(r);
   const Place place = place_of(p.q);
   refuse_to_wait_while_recording(place, p.q, "q", check);
-  // Before a kernel is compiled: they may be refused.
+  // These come before a kernel is compiled, because they may be refused.
   Outputs to{result_array(p, r), rest_array(p, r), {}};
   std::optional<Append> append = Append::prepare(p, r, place);
   Desc desc;

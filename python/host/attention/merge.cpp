@@ -16,7 +16,7 @@ struct State {
   Array o, lse;
 };
 
-// The states, checked: sizes, types and places are the first one's.
+// The states after they were checked. All have the sizes, the type and the place of the first one.
 std::vector<State> read_states(const py::list& outs, const py::list& lses, const Checker& check) {
   std::vector<State> states;
   for (size_t i = 0; i < outs.size(); ++i) {
@@ -63,7 +63,7 @@ StateArg state_arg(const State& s) {
           l.strides[l.ndim - 2]};
 }
 
-// The widest access that the outputs of all states allow.
+// Returns the widest access that the outputs of all states allow.
 Access access_of_states(const std::vector<State>& states, const std::string& arch) {
   Access access = Access::kNone;
   for (const State& s : states) {

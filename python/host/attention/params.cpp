@@ -12,8 +12,9 @@ namespace {
 
 constexpr int kDropSteps = 1 << 16;  // of a probability: 16 random bits an element
 
-// As a normal float: 0 times a hidden score, or the largest one times a scale of infinity, is no
-// number. The least one has to leave the first score of a row beyond the slack from no score.
+// Returns the scale as a normal float, because a scale of 0 or infinity times a hidden score is not
+// a number. The smallest scale must keep the first score of a row more than the slack above
+// kNoScore.
 float scale_of(double scale) {
   using Float = std::numeric_limits<float>;
   const double size = std::clamp<double>(std::fabs(scale), 2 * Float::min(), Float::max());
@@ -35,8 +36,8 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
   std::ranges::for_each(kScoreHooks, set);
   std::ranges::for_each(kMasks, set);
   if (p.sinks.data) params.sinks = reinterpret_cast<const float*>(p.sinks.data);
-  // flash-attn takes a side that reaches over all keys, of packed sequences as many as they are
-  // said to have at most, as unlimited, wherever the diagonal is. A part does not have all keys.
+  // flash-attn takes a side of the window as unlimited if it is as long as all keys (of packed
+  // sequences: as their greatest length), wherever the diagonal is. A part does not have all keys.
   const int64_t all_keys = p.packed ? r.max_seqlen_k : p.sk;
   auto side = [&](int64_t n) {
     const bool unlimited = n < 0 || (r.layout != Layout::kBHSD && r.bottom_right && n >= all_keys);
@@ -61,7 +62,7 @@ void set_features(FwdParams& params, const Problem& p, const FwdRequest& r) {
                           : 0.f;
 }
 
-// What GPUs divide O by, if V's rows have factors.
+// Returns the number by which GPUs divide O if V's rows have scales.
 float factor_unit(DType dtype) {
   switch (dtype) {
     case DType::kE4M3:
@@ -99,7 +100,7 @@ FwdParams params_of(const Problem& p, const FwdRequest& r, const Outputs& to, co
   params.k = tensor_arg(p.k, p.k_layout(r.layout));
   params.v = tensor_arg(p.v, p.k_layout(r.layout));
   params.o = tensor_arg(to.out, r.layout);
-  if (to.rest.data) params.rest = tensor_arg(to.rest, r.layout);
+  if (to.residual.data) params.residual = tensor_arg(to.residual, r.layout);
   if (p.packed) {
     params.cu_q = reinterpret_cast<const int32_t*>(p.cu_q.data);
     params.cu_k = reinterpret_cast<const int32_t*>(p.cu_k.data);

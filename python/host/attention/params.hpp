@@ -6,9 +6,9 @@
 
 namespace xeflash {
 
-// What a forward pass gives; without data what is not wanted.
+// The results of a forward pass. An array that is not wanted has no data.
 struct Outputs {
-  Array out, rest, lse;
+  Array out, residual, lse;
 };
 FwdParams params_of(const Problem& problem, const FwdRequest& request, const Outputs& outputs,
                     const Place& place);

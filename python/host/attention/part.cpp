@@ -5,7 +5,7 @@
 namespace xeflash {
 namespace {
 
-// A number, or one for each sequence.
+// Reads a start, which is one number or an array of one number per sequence.
 void read_start(const py::object& object, const char* name, int64_t length, int32_t& number,
                 Array& array, const Problem& p, const FwdRequest& r, const Checker& check) {
   if (object.is_none()) return;
@@ -50,8 +50,8 @@ void read_part(Problem& p, const FwdRequest& r, const Checker& check) {
   part.other_lse = read_lse(r.part.other_lse, "other_lse", p, check);
   if (r.out.is_none())
     check.refuse("out", "must be given with " + check.word("other_lse") + ", got None");
-  if (!r.rest.is_none())
-    check.refuse("rest", "must be None with " + check.word("other_lse") + ", got an array");
+  if (!r.residual.is_none())
+    check.refuse("residual", "must be None with " + check.word("other_lse") + ", got an array");
   if (p.cache.given)
     check.refuse<NotImplemented>("other_lse", "must be None with a cache of keys, got an array");
 }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kMostChunk = 1 << 30;  // the end of one is counted in 32 bits
 
-// q, k and v, each with its name.
+// Returns q, k and v, each with its name.
 using Named = std::pair<const Array*, const char*>;
 
 void check_array(const Named& named, const Problem& p, int dims, int dims_of_q,
@@ -39,7 +39,7 @@ void check_array(const Named& named, const Problem& p, int dims, int dims_of_q,
              ".head_dim must be 1 to " + number(kMaxHeadDim), number(dim), *a);
 }
 
-// What of q, k and v must be the same, and what must divide what.
+// Checks which extents of q, k and v must be equal, and which must divide others.
 void check_sizes(const Problem& p, const FwdRequest& r, const Axes& axes, const Checker& check) {
   const char *k_name = p.k_name(), *v_name = p.v_name();
   const auto same = [&](const Array& a, const char* name, const char* what, int64_t got,
@@ -115,8 +115,8 @@ Array read_int32(const py::object& object, const char* name, int64_t size, const
 
 namespace {
 
-// Starts of packed sequences. In host memory they are read here; on a device the caller is trusted,
-// as reading them would wait for the queue.
+// Reads the starts of packed sequences. Their values are checked if they lie in host memory. On a
+// device they are trusted, because reading them would wait for the queue.
 void check_starts(const Array& a, const char* name, int64_t longest, const char* longest_name,
                   const Checker& check) {
   if (a.queue) return;
@@ -213,8 +213,8 @@ void read_score_arrays(Problem& p, const FwdRequest& r, const Checker& check) {
   }
 }
 
-// For what says which keys a row sees beside a window: sequences have to be whole and dense,
-// without chunks.
+// Refuses a second mask beside a window in calls that have no whole, dense sequences, or that have
+// chunks.
 void require_window_alone(const char* name, const Problem& p, const FwdRequest& r,
                           const Checker& check) {
   const bool is_part =
@@ -230,7 +230,7 @@ void require_window_alone(const char* name, const Problem& p, const FwdRequest& 
                 check.word("k_start"));
 }
 
-// Ids of the positions of k, of which the queries are the last.
+// Reads the document ids of the positions of k. The queries are at the last of these positions.
 void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
   const char* name = "document_ids";
   if (r.document_ids.is_none()) return;
@@ -260,7 +260,8 @@ void read_documents(Problem& p, const FwdRequest& r, const Checker& check) {
   p.documents = with_contiguous_rows(std::move(p.documents), check, name);
 }
 
-// Bits of the keys that are picked for rows, and which words of a span have one.
+// Reads the bits of the keys that are picked for each row, and the words that say which keys any
+// row of a span picked.
 void read_picks(Problem& p, const FwdRequest& r, const Checker& check) {
   if (r.picks.is_none() != r.picked_spans.is_none())
     check.refuse(check.word("picks") + " and " + check.word("picked_spans") +
@@ -294,7 +295,7 @@ void check_finite(double x, const char* name, const Checker& check) {
   check.require(fits_float(static_cast<float>(x)), name, "finite in float32", x);
 }
 
-// All numbers are finite; some have rules besides.
+// Refuses numbers that are not finite, or that break a rule of their own.
 void check_numbers(const FwdRequest& r, const Checker& check) {
   check.require(r.softcap >= 0 && fits_float(static_cast<float>(r.softcap)), "softcap",
                 "0 (off) or positive and finite in float32", r.softcap);
@@ -315,7 +316,7 @@ void check_numbers(const FwdRequest& r, const Checker& check) {
     check.refuse("attention_chunk", "must be 0 (off) to 2^30, got " + number(r.attention_chunk));
 }
 
-// All arrays of a call but `out`.
+// Calls f for each array of a call but `out`.
 template <class Visit>
 void each_input(const Problem& p, Visit visit) {
   const Cache& c = p.cache;
@@ -347,8 +348,9 @@ void each_input(const Problem& p, Visit visit) {
   visit(c.sin, "rotary_sin");
 }
 
-// Whether K and V are views of one pool of pages that keep apart: the page of K and the page of V
-// of one number share nothing, and the numbers are what the table of a sequence gives.
+// Returns whether K and V are views of one pool of pages in which they stay apart. The table of a
+// sequence gives numbers of pages, and the page of K and the page of V of one number share no
+// memory.
 bool pages_lie_apart(const Problem& p) {
   if (p.cache.kind != CacheKind::kPaged || p.k.strides[0] != p.v.strides[0]) return false;
   Array k = p.k, v = p.v;
@@ -356,7 +358,8 @@ bool pages_lie_apart(const Problem& p) {
   return !overlap(k, v);
 }
 
-// What is written must be nothing else's memory, and every element its own.
+// Checks that an array that is written shares no memory with others, and that no two of its
+// elements do.
 void refuse_shared(const Array& written, const char* name, const Problem& p, const Checker& check) {
   XF_REQUIRE(check, !overlaps_itself(written), name, "must not have elements in one place",
              "strides that meet", written);
@@ -369,7 +372,7 @@ void refuse_shared(const Array& written, const char* name, const Problem& p, con
   });
 }
 
-// Arrays that new keys are written to.
+// Checks the arrays that new keys are written to.
 void check_appended(const Problem& p, const Checker& check) {
   if (p.cache.added == 0) return;
   refuse_shared(p.k, p.k_name(), p, check);
@@ -379,7 +382,7 @@ void check_appended(const Problem& p, const Checker& check) {
   refuse_shared(p.cache.v_scale, "v_scale", p, check);
 }
 
-// An array that a kernel writes as it writes the output.
+// Reads an array that a kernel writes as it writes the output.
 Array written_like_out(const py::object& object, const char* name, const Problem& p,
                        const Checker& check) {
   Array a = read_array(object, check, name);
@@ -469,15 +472,15 @@ Array result_array(const Problem& p, const FwdRequest& r) {
 }
 
 Array rest_array(const Problem& p, const FwdRequest& r) {
-  if (r.rest.is_none()) return {};
+  if (r.residual.is_none()) return {};
   const Checker check = checker_of(r);
-  Array rest = written_like_out(r.rest, "rest", p, check);
-  check_rest(rest, check);
-  return rest;
+  Array residual = written_like_out(r.residual, "residual", p, check);
+  check_residual(residual, check);
+  return residual;
 }
 
-void check_rest(const Array& rest, const Checker& check) {
-  XF_REQUIRE_DTYPE(check, size_of(rest.dtype) == 2, rest, "rest", "must be of 16 bits");
+void check_residual(const Array& residual, const Checker& check) {
+  XF_REQUIRE_DTYPE(check, size_of(residual.dtype) == 2, residual, "residual", "must be of 16 bits");
 }
 
 }  // namespace xeflash

@@ -1,4 +1,5 @@
-// A request's arrays, checked: sizes and strides, whatever the layout and the framework.
+// Checks the arrays of a request, and keeps their sizes and strides, whatever the layout and the
+// framework.
 #pragma once
 
 #include <limits>
@@ -15,7 +16,8 @@ namespace xeflash {
 constexpr int64_t kMaxHeadDim = 576;
 constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
 
-// Which part of a larger attention a call is: its positions and heads, and what it is added to.
+// The part of a larger attention that a call computes: its positions and heads, and the arrays that
+// it adds to.
 struct Part {
   Array other_lse;  // without data: it is added to nothing
   int32_t q_start = 0, k_start = 0;
@@ -23,8 +25,7 @@ struct Part {
   int32_t first_head = 0, all_heads = 0;
 };
 
-// The arrays of a request in one shape of thought: sizes and (batch, row, head) strides, whatever
-// the layout.
+// The arrays of a request in one form: sizes and (batch, row, head) strides, whatever the layout.
 struct Problem {
   Array q, k, v;
   int64_t batch = 0, heads_q = 0, heads_k = 0, sq = 0, sk = 0, d = 0, dv = 0;
@@ -45,7 +46,7 @@ struct Problem {
 Axes axes_of(Layout layout);
 TensorArg tensor_arg(const Array& array, Layout layout);
 
-// A vector of `size` entries (-1: any number) on the device of q.
+// Reads a vector of `size` entries (-1: any number) on the device of q.
 Array read_int32(const py::object& object, const char* name, int64_t size, const Problem& problem,
                  const Checker& check);
 
@@ -53,18 +54,19 @@ Array read_int32(const py::object& object, const char* name, int64_t size, const
 // nothing has been allocated or written by then.
 Problem read_problem(const FwdRequest& request);
 
-// request.out, checked, or a new array.
+// Returns request.out after checks, or a new array.
 Array result_array(const Problem& problem, const FwdRequest& request);
 
-// An array must have the shape of the output.
+// Checks that an array has the shape of the output.
 void check_like_out(const Array& a, const char* name, const Problem& problem, const Checker& check);
 
-// What is written must be writable, with contiguous rows, and nothing else's memory.
+// Checks that an array that is written is writable, has contiguous rows, and shares no memory with
+// others.
 void require_own_memory(const Array& a, const char* name, const Problem& problem,
                         const Checker& check);
 
-// request.rest, checked, to be written; without data if it is not given.
+// Returns request.residual after checks, to be written. It has no data if it is not given.
 Array rest_array(const Problem& problem, const FwdRequest& request);
-void check_rest(const Array& rest, const Checker& check);  // only 16 bits round
+void check_residual(const Array& residual, const Checker& check);  // only 16 bits round
 
 }  // namespace xeflash

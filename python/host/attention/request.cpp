@@ -18,7 +18,7 @@ void read(Layout& to, const Value& value) {
   to = static_cast<Layout>(layout);
 }
 
-// What attention() calls an argument of this name; "": the same.
+// Returns the name that attention() has for an argument, or "" if it is the same.
 constexpr const char* name_of_attention(const char* name) {
   constexpr std::pair<std::string_view, const char*> kOthers[] = {
       {"q", "query"},     {"k", "key"},           {"v", "value"}, {"softmax_scale", "scale"},
@@ -66,7 +66,7 @@ constexpr size_t kFirstOfPacked = [] {
   return at;
 }();
 
-// By the interned name, which is what a call in Python's source passes.
+// The arguments by their interned names, which calls in Python's source pass.
 const Argument* find(PyObject* name) {
   static const auto* by_name = [] {
     auto* all = new std::unordered_map<PyObject*, const Argument*>;
@@ -116,30 +116,31 @@ Checker checker_of(const FwdRequest& r) { return {r.function, &r, word_of}; }
 FwdRequest read_arguments(const py::kwargs& given) {
   FwdRequest r;
   const Checker check = checker_of(r);
-  static PyObject* const of_messages[] = {PyUnicode_InternFromString("function"),
-                                          PyUnicode_InternFromString("words"),
-                                          PyUnicode_InternFromString("layout")};
-  for (PyObject* name : of_messages) {  // first, as those of the others depend on them
+  static PyObject* const message_names[] = {PyUnicode_InternFromString("function"),
+                                            PyUnicode_InternFromString("words"),
+                                            PyUnicode_InternFromString("layout")};
+  for (PyObject* name : message_names) {  // first, as those of the others depend on them
     PyObject* x = PyDict_GetItem(given.ptr(), name);
     if (!x) continue;
     const Argument& argument = *find(name);
     argument.set(r, {x, argument.name, check});
   }
   if (!r.words.is_none() && !PyDict_Check(r.words.ptr())) refuse_words(r);
-  const char *of_cache = nullptr, *of_packed = nullptr;  // one that only such calls have
+  const char *cache_argument = nullptr,
+             *packed_argument = nullptr;  // one that only such calls have
   PyObject *name, *object;
   for (Py_ssize_t at = 0; PyDict_Next(given.ptr(), &at, &name, &object);) {
     const Argument* argument = find(name);
     argument->set(r, {object, argument->name, check});
     if (object == Py_None) continue;
     const size_t place = argument - kArguments.data();
-    if (place >= kFirstOfCache) of_cache = argument->name;
-    if (place >= kFirstOfPacked && place < kFirstOfPart) of_packed = argument->name;
+    if (place >= kFirstOfCache) cache_argument = argument->name;
+    if (place >= kFirstOfPacked && place < kFirstOfPart) packed_argument = argument->name;
   }
-  if (of_cache && !r.cache.given)
-    check.refuse(of_cache, "must come with a cache of keys, got one without");
-  if (of_packed && r.layout != Layout::kTHD)
-    check.refuse(of_packed, "must come with packed sequences, got one without");
+  if (cache_argument && !r.cache.given)
+    check.refuse(cache_argument, "must come with a cache of keys, got one without");
+  if (packed_argument && r.layout != Layout::kTHD)
+    check.refuse(packed_argument, "must come with packed sequences, got one without");
   if (!r.attn_mask.is_none() && r.layout != Layout::kBHSD)
     check.refuse("attn_mask",
                  "must come with the layout (batch, heads, sequence, dim), got one without");

@@ -1,4 +1,4 @@
-// A call of attention as Python asks for it.
+// Reads a call of attention as Python passes it.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,7 +18,7 @@ enum class Layout : uint8_t {
   kBHSD,  // (batch, heads, sequence, dim): scaled_dot_product_attention
 };
 
-// Which part of a larger attention it is, see part.hpp.
+// The part of a larger attention that a call computes, see part.hpp.
 struct PartRequest {
   py::object other_lse = py::none();  // fp32, of the other keys, whose attention is in `out`
   py::object q_start = py::none(), k_start = py::none();  // a number, or an int32 array (batch)
@@ -27,7 +27,8 @@ struct PartRequest {
 
 XF_FIELDS(PartRequest, other_lse, q_start, k_start, first_head, all_heads);
 
-// Its arguments; python/xeflash/call/schema.py has the same names, types and defaults, in order.
+// The arguments of a call; python/xeflash/call/schema.py has the same names, types and defaults, in
+// order.
 struct FwdRequest {
   std::string function;  // the public function, for messages
   Layout layout = Layout::kBSHD;
@@ -47,7 +48,7 @@ struct FwdRequest {
   double dropout_p = 0;
   uint64_t seed = 0, offset = 0;
   bool return_lse = false;
-  py::object rest = py::none();       // of the output: written, or read by the backward pass
+  py::object residual = py::none();   // of the output: written, or read by the backward pass
   bool enable_gqa = true;             // Hq != Hk needs no permission
   int64_t num_splits = 0;             // of the keys of one query; 0: as many as fill the device
   std::optional<double> unified_max;  // of the scores of one query: UnifiedMax in softmax.hpp
@@ -60,17 +61,17 @@ struct FwdRequest {
 XF_SOME_FIELDS(FwdRequest, function, layout, q, words, k, v, out, softmax_scale, causal,
                window_left, window_right, attention_chunk, bottom_right, softcap, attn_mask,
                alibi_slopes, s_aux, score_mod, document_ids, picks, picked_spans, dropout_p, seed,
-               offset, return_lse, rest, enable_gqa, num_splits, unified_max, cu_seqlens_q,
+               offset, return_lse, residual, enable_gqa, num_splits, unified_max, cu_seqlens_q,
                cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k);
 static_assert(is_complete<2>(kFieldsOf<FwdRequest>));  // and `part`, `cache`
 
-// Reads what Python passes; what is not given has FwdRequest's own default. Raises a TypeError for
-// a name that is not known, and for a value of another type.
+// Reads the arguments that Python passes; others keep FwdRequest's defaults. Raises a TypeError for
+// an unknown name, and for a value of another type.
 FwdRequest read_arguments(const py::kwargs& given);
-// (name, type, default, name in attention()) of each, in order.
+// Returns (name, type, default, name in attention()) of each argument, in order.
 py::tuple call_fields();
 
-// A checker whose messages have the words of the request, which must outlive it.
+// Returns a checker whose messages have the words of the request, which must outlive it.
 Checker checker_of(const FwdRequest& request);
 
 }  // namespace xeflash

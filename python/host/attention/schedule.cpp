@@ -7,31 +7,31 @@
 namespace xeflash {
 namespace {
 
-// Whether the rows of a tile are keys.
+// Returns whether the rows of a tile are keys.
 bool has_rows_of_keys(const Desc& desc) {
   return desc.algorithm == Algorithm::flash_bwd_dkv || desc.algorithm == Algorithm::flash_bwd;
 }
 
-// Of a head, or of the heads that share its keys where these are packed.
+// Returns the number of rows of a head, or of all heads that share its keys if heads are packed.
 int64_t rows_of_head(const Desc& desc, const Problem& p) {
   return has_rows_of_keys(desc) ? p.sk : desc.packed_heads ? p.sq * (p.heads_q / p.heads_k) : p.sq;
 }
 
-// Keys that the window and the chunk of one query leave.
+// Returns the number of keys that the window and the chunk of one query leave.
 int64_t seen_at_most(const FwdParams& p) {
   const int64_t keys = p.chunk ? std::min(p.max_k, p.chunk) : p.max_k;
   if (p.left == kUnbounded || p.right == kUnbounded) return keys;
   return std::min(keys, int64_t{p.left} + p.right + 1);
 }
 
-// Bytes from one key to the next, if its heads lie between: else 0.
+// Returns the bytes from one key to the next if other heads lie between them, else 0.
 int64_t bytes_of_key(const Array& k, Layout layout) {
   const Axes axes = axes_of(layout);
   const int64_t row = std::abs(k.strides[axes.row]), head = std::abs(k.strides[axes.head]);
   return k.shape[axes.head] < 2 || head >= row ? 0 : row * size_of(k.dtype);
 }
 
-// Work-groups of a launch that does not split keys.
+// Returns the number of work-groups of a launch that does not split keys.
 int64_t groups_of_split(const Problem& p, const Desc& desc, const Kernels& kernels) {
   const int64_t group = p.heads_q / p.heads_k;
   if (desc.algorithm == Algorithm::flash_decode)
@@ -43,12 +43,13 @@ int64_t groups_of_split(const Problem& p, const Desc& desc, const Kernels& kerne
 int64_t rows_of_call(const Problem& p) {
   return p.heads_q * (p.packed ? p.tokens_q : p.batch * p.sq);
 }
-// Of the partial results of a row, see Partial.
+// Returns the floats of a row's partial results; Partial in kernels/attention/partial.hpp lays them
+// out.
 int64_t floats_of_row(const Problem& p, int64_t splits) {
   return whole(splits * (whole(p.dv, kLineFloats) + 2), kLineFloats);
 }
 
-// That the device holds.
+// Returns the number of threads that run on the device at a time.
 int64_t threads_at_a_time(const Desc& desc, const Device& device) {
   const int64_t units = device.facts.compute_units;
   return desc.access == Access::kNone ? units : schedule_of(device).threads_of_unit * units;
@@ -57,13 +58,13 @@ int64_t groups_at_a_time(const Desc& desc, const Kernels& kernels, const Device&
   return std::max<int64_t>(1, threads_at_a_time(desc, device) / kernels.threads);
 }
 
-// Of one query on a CPU.
+// Returns the number of splits for one query on a CPU.
 int32_t splits_of_cores(const Problem& p, const FwdRequest& r, int64_t groups,
                         const FwdParams& params, const Device& device) {
   const Schedule& s = schedule_of(device);
   const int64_t keys = seen_at_most(params), units = device.facts.compute_units;
   int64_t least = s.split_keys;
-  // Keys that are split anyway are so for units that would have none.
+  // If keys are split at all, it is for compute units that would have no work.
   if (keys > least) least = std::clamp<int64_t>(keys * groups / units, s.split_few, least);
   int64_t splits = std::min(divide_up(s.threads_of_unit * units, groups), divide_up(keys, least));
   if (const int64_t bytes = bytes_of_key(p.k, p.k_layout(r.layout))) {
@@ -73,7 +74,7 @@ int32_t splits_of_cores(const Problem& p, const FwdRequest& r, int64_t groups,
   return static_cast<int32_t>(std::max<int64_t>(1, splits));
 }
 
-// As tune/schedule.py says.
+// Returns the number of splits by the rules that tune/schedule.py explains.
 int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& kernels,
                              int64_t groups, const FwdParams& params, const Device& device) {
   const Schedule& s = schedule_of(device);
@@ -82,10 +83,11 @@ int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& 
   const int64_t slots = groups_at_a_time(desc, kernels, device);
   const int64_t keys = std::max<int64_t>(1, seen_at_most(params));
   const int64_t rows = std::max<int64_t>(1, rows_of_call(p));
-  // Beyond these, threads would have no block of keys.
+  // With more splits than these, some threads would have no block of keys.
   const int64_t most =
       std::min<int64_t>(kMaxSplits, divide_up(keys, int64_t{kernels.turns} * kernels.block_k));
-  // Of K and V, or as many as could be read while rows are multiplied with them.
+  // The bytes of K and V, or the bytes that could be read in the time in which rows are multiplied
+  // with them.
   const int64_t bytes =
       std::max(p.batch * p.heads_k * size_of(p.k.dtype), 2 * rows / s.flops_of_byte) * keys *
       (p.d + p.dv);
@@ -94,10 +96,10 @@ int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& 
   const int64_t quarter =
       gpu && keys >= s.quarter_keys ? divide_up(threads, 4 * groups * kernels.threads) : 1;
   const int64_t least = std::clamp<int64_t>(quarter, 1, most);
-  const double of_split = double(divide_up(rows, threads)) / s.merge_splits;
+  const double split_cost = double(divide_up(rows, threads)) / s.merge_splits;
   const auto time = [&](int64_t splits) {
     const double wave = double(keys) / double(splits * kernels.turns) + kernels.block_q;
-    const double merging = splits == 1 ? 0 : s.merge_keys + of_split * double(splits);
+    const double merging = splits == 1 ? 0 : s.merge_keys + split_cost * double(splits);
     return double(divide_up(groups * splits, slots)) * wave + merging;
   };
   int64_t best = least;
@@ -107,9 +109,10 @@ int32_t splits_in_least_time(const Problem& p, const Desc& desc, const Kernels& 
     const double t = time(splits);
     if (t < shortest || (t == shortest && splits < best)) best = splits, shortest = t;
   };
-  // As many as fill one wave of threads, or a few; or those after which merging takes longer.
+  // Tries the splits that fill one wave of threads or a few waves, and the number beyond which
+  // merging takes longer.
   for (int64_t waves = 1; waves <= s.most_waves; ++waves) consider(waves * slots / groups);
-  consider(static_cast<int64_t>(std::sqrt(double(keys) / kernels.turns / of_split)));
+  consider(static_cast<int64_t>(std::sqrt(double(keys) / kernels.turns / split_cost)));
   return static_cast<int32_t>(best);
 }
 
@@ -122,8 +125,8 @@ int32_t splits_for(const Problem& p, const FwdRequest& r, const Desc& desc, cons
              : splits_in_least_time(p, desc, kernels, groups, params, device);
 }
 
-// Whether the next blocks of K and V of all threads that run at a time take no more than half of
-// L1, and so less of L2.
+// Returns whether the next blocks of K and V of all threads that run at a time fit in half of L1.
+// They then also fit in L2.
 bool fits_in_caches(const Problem& p, const Desc& desc, const Kernels& kernels, uint64_t groups,
                     const Device& device) {
   const Schedule& s = schedule_of(device);
@@ -156,7 +159,7 @@ uint8_t rows_for_cores(const Desc& desc, const Problem& p, const FwdRequest& r,
     return desc.rows;
   const int64_t heads =
       p.batch * (has_rows_of_keys(desc) || desc.packed_heads ? p.heads_k : p.heads_q);
-  // Of a triangle of scores a core has a long tile and a short one.
+  // Each core has a long tile and a short tile of a triangle of scores.
   const bool triangle = (r.causal || r.window_right == 0) && r.window_left < 0 && p.sk <= p.sq;
   const int64_t in_turn = int64_t{triangle ? 2 : 1} * device.facts.compute_units;
   const auto time = [&](int rows) {

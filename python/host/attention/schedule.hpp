@@ -1,4 +1,4 @@
-// How a call is shared out over its device, by the numbers of xeflash.tune for it.
+// Divides a call over its device, by the numbers that xeflash.tune has for the device.
 #pragma once
 
 #include "host/attention/desc.hpp"
@@ -7,32 +7,35 @@
 
 namespace xeflash {
 
-// Rows that a tile can be filled with: what the tuning tables choose its height by.
+// Returns the number of rows that can fill a tile; the tuning tables choose the height of tiles by
+// it.
 uint8_t rows_for(const Desc& desc, const Problem& problem, const Schedule& schedule);
 
-// Those of desc.rows, or fewer, with which the last core ends first: where tiles are few for the
-// cores, lower ones are more. All give the same bits, as no row depends on others of its tile.
+// Returns desc.rows, or fewer rows with which the last core ends earlier: if there are few tiles
+// for the cores, lower tiles are more tiles. The bits of the result are the same, because no row
+// depends on the others of its tile.
 uint8_t rows_for_cores(const Desc& desc, const Problem& problem, const FwdRequest& request,
                        const Device& device);
 
-// What the package has in the place of kernels that cannot be compiled, if anything: of full tiles,
-// each of a head, or of eight heads that share keys. jit/prebuilt.py has the list.
+// Returns the description of a kernel that the package carries and that can replace one that cannot
+// be compiled, if there is one. Its tiles are full, each of one head, or of eight heads that share
+// keys. jit/prebuilt.py has the list.
 Desc stand_in_for(Desc desc, const Schedule& schedule);
 
-// The keys that pages are multiples of, as far as a kernel has to know.
+// Returns the number of keys of which all pages are multiples, as far as a kernel has to know it.
 uint8_t page_unit_for(const Problem& problem, const Schedule& schedule);
 
-// Whether a tile takes its rows from all heads that share its keys: where queries are few. What
-// differs between heads, beyond their rows and sinks, keeps them apart.
+// Returns whether a tile has the rows of all heads that share its keys, as it does if queries are
+// few. It does not if anything but rows and sinks differs between these heads.
 bool packs_heads(const Problem& problem, const FwdRequest& request, const Schedule& schedule);
 
-// Whether tiles are too few to keep a device busy, so that groups share out the keys of a tile, and
-// on GPUs the threads of a group, too; or whether a call asks for it.
+// Returns whether several groups divide the keys of a tile (on GPUs the threads of a group do so,
+// too): because tiles are too few to keep the device busy, or because the call asks for it.
 bool splits_keys(const Problem& problem, const FwdRequest& request, const Desc& desc,
                  const Device& device);
 
-// The work-groups of a launch, and the splits of the keys that they are for. Splits leave what is
-// to be merged, by as many groups of one thread, in memory of so many floats.
+// The number of work-groups of a launch, and of splits of the keys. Splits store partial results in
+// memory of this many floats, and this many groups of one thread merge them.
 struct Sharing {
   int32_t splits = 1;
   bool looks_ahead = true;  // see brings_ahead in attention/cache.hpp

@@ -1,5 +1,5 @@
-// What changes scores, but for biases and score_mods, whose types are parts of theirs; and what
-// hides them.
+// The changes to scores, and the masks. Biases and score_mods are not here, because their types
+// depend on the call.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 
 namespace xeflash {
 
-// One of them: a struct of kernels/attention/, the calls that have it, and what it reads there.
+// A change or a mask: a struct of kernels/attention/, the calls that have it, and its parameters.
 struct ScoreHook {
   const char* name;
   bool (*used)(const Problem&, const FwdRequest&);
   void (*set)(FwdParams&, const Problem&, const FwdRequest&);
 };
 
-// In the order in which a score goes through them.
+// The changes, in the order in which they are applied to a score.
 constexpr ScoreHook kScoreHooks[] = {
     {"SoftCap", [](const Problem&, const FwdRequest& r) { return r.softcap > 0; },
      [](FwdParams& to, const Problem&, const FwdRequest& r) {
@@ -37,7 +37,7 @@ constexpr ScoreHook kScoreHooks[] = {
      [](FwdParams&, const Problem&, const FwdRequest&) {}},
 };
 
-// Which keys a row sees: the last one that a call has.
+// The masks; a call has the last one that applies to it.
 constexpr ScoreHook kMasks[] = {
     {"Window", [](const Problem&, const FwdRequest&) { return true; },
      [](FwdParams&, const Problem&, const FwdRequest&) {}},

@@ -10,7 +10,7 @@
 namespace xeflash {
 namespace {
 
-// Sources by id - 1; a deque never moves its elements.
+// The sources; the id of a source is its index plus 1. A deque never moves its elements.
 std::deque<ScoreModSource>& sources() {
   static auto& all = *new std::deque<ScoreModSource>;
   return all;
@@ -30,7 +30,7 @@ ScoreModId intern(ScoreModSource source) {
   return ids[key] = static_cast<ScoreModId>(sources().size());
 }
 
-// An array as a kernel indexes it: 32 bits are enough for any element.
+// Checks that a kernel can index an array: 32 bits must be enough for any element.
 CapturedArray captured_array(const Array& a, const char* name, const Checker& check) {
   XF_REQUIRE(check, a.ndim <= kMaxCapturedRank, name,
              "must have at most " + std::to_string(kMaxCapturedRank) + " dimensions",

@@ -1,4 +1,4 @@
-// A user's change to scores, as Python passes it: a snippet of C++ and what it captures by name.
+// Reads a user's change to scores as Python passes it: a snippet of C++, and its captures by name.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace xeflash {
 
 enum class ScoreModId : uint16_t { kNone };  // stands for a source
 
-// What of it changes the code of a kernel.
+// The part of a score_mod that changes the code of a kernel.
 struct ScoreModSource {
   struct Capture {
     std::string name, type;  // DType's name for an array; "float" or "int" for a number

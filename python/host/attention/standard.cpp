@@ -14,7 +14,7 @@
 namespace xeflash {
 namespace {
 
-// S is the largest array.
+// Refuses calls whose S, the largest array, is too large.
 void refuse_without_room(const Problem& p, const sycl::queue& queue) {
   const double bytes = 1.0 * p.batch * p.heads_q * p.sq * p.sk * sizeof(float);
   const auto most = queue.get_device().get_info<sycl::info::device::max_mem_alloc_size>();
@@ -26,8 +26,8 @@ void refuse_without_room(const Problem& p, const sycl::queue& queue) {
   throw py::error_already_set();
 }
 
-// A (batch, head, row, key) array of the device, for one call. Its rows have room for whole blocks
-// of keys, and begin at multiples of 64 bytes, as 2D block messages want it.
+// Returns a (batch, head, row, key) array of the device for one call. Its rows have room for whole
+// blocks of keys, and begin at multiples of 64 bytes, as 2D block messages require.
 class ScoreBuffer {
  public:
   ScoreBuffer(const sycl::queue& queue, const Problem& p, int64_t block_k, int64_t element_size)
@@ -58,7 +58,8 @@ class ScoreBuffer {
 py::object standard_attention(const FwdRequest& r) {
   const Checker check = checker_of(r);
   const Problem p = read_problem(r);
-  if (!r.rest.is_none()) check.refuse("rest", "must be None, as no backward pass follows, got one");
+  if (!r.residual.is_none())
+    check.refuse("residual", "must be None, as no backward pass follows, got one");
   if (p.documents.data) check.refuse<NotImplemented>("document_ids", "must be None, got an array");
   Place place = place_of(p.q);
   place.waits = true;

@@ -14,7 +14,7 @@
 namespace xeflash {
 namespace {
 
-// In the order of what they need: each has what those before it have.
+// The instruction sets. Each one includes those before it.
 constexpr std::array kArchs = {"cpu-generic", "cpu-avx512", "cpu-avx512-bf16", "cpu-amx-bf16"};
 enum Arch { kGeneric, kAvx512, kPairs, kTiles };
 
@@ -23,7 +23,7 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
 }
 
-// Linux has a process ask for the registers of AMX before its first use of them.
+// Asks Linux for the registers of AMX, as a process must before its first use of them.
 bool amx_is_granted() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = __builtin_cpu_supports("amx-bf16") &&
@@ -31,16 +31,17 @@ bool amx_is_granted() {
   return granted;
 }
 
-Arch of_machine() {
+Arch machine_arch() {
   if (!has_avx512()) return kGeneric;
   if (!__builtin_cpu_supports("avx512bf16")) return kAvx512;
   return amx_is_granted() ? kTiles : kPairs;
 }
 
-// What the OpenCL driver compiles for: the machine, or what it is told to pretend.
-Arch of_driver() {
+// Returns the instruction set that the OpenCL driver compiles for: the machine's, or the one that
+// its environment variable names.
+Arch driver_arch() {
   const char* target = std::getenv("CL_CONFIG_CPU_TARGET_ARCH");
-  if (!target || !*target) return of_machine();
+  if (!target || !*target) return machine_arch();
   const std::string t = target;
   for (const char* name : {"skx", "skylake-avx512", "icelake-server", "icl", "cascadelake"}) {
     if (t == name) return kAvx512;
@@ -51,8 +52,8 @@ Arch of_driver() {
   return kGeneric;
 }
 
-// Twelve sums are more than what is under way at a time: latencies are hidden. All registers are 0
-// first, as numbers near 0 could take longer.
+// Twelve sums are more than the CPU has in flight at a time, so latencies are hidden. All registers
+// are 0 first, because numbers near 0 could take longer.
 #define XF_ZERO(i) "vxorps %%xmm" #i ", %%xmm" #i ", %%xmm" #i "\n"
 #define XF_OF_YMM(i) "vfmadd231ps %%ymm12, %%ymm13, %%ymm" #i "\n"
 #define XF_OF_ZMM(i) "vfmadd231ps %%zmm12, %%zmm13, %%zmm" #i "\n"
@@ -71,7 +72,7 @@ void run_ymm(long steps) { XF_REPEAT(steps, XF_TWELVE(XF_OF_YMM)); }
 void run_zmm(long steps) { XF_REPEAT(steps, XF_TWELVE(XF_OF_ZMM)); }
 void run_pairs(long steps) { XF_REPEAT(steps, XF_TWELVE(XF_OF_PAIRS)); }
 
-// Four sums of 16 rows and columns, as many as a product of two by two tiles has.
+// There are four sums of 16 rows and columns, as in a product of two by two tiles.
 void run_tiles(long steps) {
   struct alignas(64) {
     uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -108,7 +109,7 @@ struct Way {
 
 CpuRates rates_in_use;
 
-// Pairs have to be packed, and tiles be loaded and turned, so that a small gain is none.
+// A small gain is no gain, because pairs must be packed, and tiles must be loaded and transposed.
 constexpr double kGain = 1.2;
 
 Arch fastest_up_to(Arch most) {
@@ -123,7 +124,7 @@ Arch fastest_up_to(Arch most) {
 
 CpuRates measure_cpu_rates() {
   constexpr int kSamples = 8;
-  const Arch most = of_machine();
+  const Arch most = machine_arch();
   CpuRates rates;
   Way fp32 = most >= kAvx512 ? Way{run_zmm, 12 * 16, 10000, rates.fp32}
                              : Way{run_ymm, 12 * 8, 10000, rates.fp32};
@@ -138,7 +139,7 @@ CpuRates measure_cpu_rates() {
 }
 
 std::string cpu_with_a_choice() {
-  if (of_machine() < kPairs) return "";
+  if (machine_arch() < kPairs) return "";
   std::array<unsigned, 13> words{};
   unsigned a = 0, b = 0, c = 0, d = 0;
   __get_cpuid(1, &a, &b, &c, &d);
@@ -152,7 +153,7 @@ std::string cpu_with_a_choice() {
 void set_cpu_rates(const CpuRates& rates) { rates_in_use = rates; }
 
 std::string cpu_arch() {
-  const Arch most = of_driver();
+  const Arch most = driver_arch();
   const char* named = std::getenv("XEFLASH_CPU");
   if (!named || !*named) return kArchs[fastest_up_to(most)];
   std::string choices;

@@ -1,4 +1,4 @@
-// Errors that Python knows by other names than C++.
+// These errors have other names in Python than in C++.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,5 @@
-// Structs whose members Python knows by the same names. Each lists them once, as a tuple of fields.
+// Gives structs members that Python knows by the same names. Each struct lists them once, as a
+// tuple of fields.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -20,7 +21,7 @@ struct Anything {
   operator T() const;
 };
 
-// Whether the list has as many fields as the struct has members, but for `others`.
+// Returns whether the list has as many fields as the struct has members, but for `others`.
 template <size_t others = 0, class Struct, class... T>
 consteval bool is_complete(const std::tuple<Field<Struct, T>...>&) {
   const auto takes = []<size_t... I>(std::index_sequence<I...>) {
@@ -53,7 +54,7 @@ consteval bool is_complete(const std::tuple<Field<Struct, T>...>&) {
 template <class Struct>
 constexpr auto kFieldsOf = fields_of(static_cast<const Struct*>(nullptr));
 
-// From the attributes of an object.
+// Reads the fields from the attributes of an object.
 template <class Struct>
 void read(Struct& to, pybind11::handle from) {
   const auto read_one = [&]<class U>(const Field<Struct, U>& f) {
@@ -62,7 +63,7 @@ void read(Struct& to, pybind11::handle from) {
   std::apply([&](const auto&... f) { (read_one(f), ...); }, kFieldsOf<Struct>);
 }
 
-// A member as Python has it: an enumerator by its name.
+// Returns a member as Python has it; an enumerator becomes its name.
 template <class T>
 pybind11::object to_python(const T& value) {
   if constexpr (std::is_enum_v<T>)

@@ -9,8 +9,9 @@ namespace syclexp = sycl::ext::oneapi::experimental;
 
 constexpr const char* kNoMatrixUnit = "it has no matrix unit";
 
-// By major and minor number, as a revision is a stepping of the chip. Compilers make the same code
-// for all of a family: Xe2 and Xe3 differ in their encoding of nothing that kernels use.
+// The families by major and minor number; a revision is a stepping of the chip. Compilers make the
+// same code for all GPUs of a family: Xe2 and Xe3 encode everything that kernels use in the same
+// way.
 constexpr struct {
   uint32_t major, minor;
   GpuKernels kernels;

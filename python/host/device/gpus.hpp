@@ -1,4 +1,4 @@
-// Which kernels a GPU runs.
+// Finds the kernels that a GPU can run.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace xeflash {
 
-// The version of a GPU's architecture as Intel counts: 20.1.4 is a B580. 0: unknown.
+// The version of a GPU's architecture as Intel counts: 20.1.4 is a B580. It is 0 if it is unknown.
 struct IpVersion {
   uint32_t value = 0;
   uint32_t major() const { return value >> 22; }

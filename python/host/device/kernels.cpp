@@ -30,7 +30,7 @@ Uses& uses() {
   return all;
 }
 
-// The error of a machine that has nothing to compile kernels with.
+// Returns Python's type of the error of a machine that cannot compile kernels.
 py::object no_compiler() { return py::module_::import("xeflash.jit.headers").attr("NoCompiler"); }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Compiled kernels, and the sizes that they have: looked up by a description, made by Python
-// (xeflash.jit) at the first use.
+// Looks up compiled kernels and their sizes by a description. Python (xeflash.jit) makes them at
+// the first use.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace xeflash {
 
-// Compiled kernels of an algorithm (ALGORITHMS in tune/desc.py), and the sizes that xeflash.tune
-// has for them.
+// The compiled kernels of an algorithm (ALGORITHMS in tune/desc.py), and the sizes that
+// xeflash.tune has for them.
 struct Kernels {
   std::vector<std::shared_ptr<const Entry>> entries;
   int block_q = 0, block_k = 0;
@@ -34,22 +34,22 @@ XF_SOME_FIELDS(Kernels, block_q, block_k, rows_in_group, block_v, groups_of_rows
 // see xeflash.jit.provide; `again`: the driver did not take what it gave before.
 void set_kernel_provider(pybind11::object provider);
 
-// Names of the kernels that calls have looked up since this was asked last.
+// Returns the names of the kernels that calls have looked up since the last call of this function.
 std::vector<std::string> used_kernels();
 
-// Whether calls have looked a kernel up since used_kernels() was asked last.
+// Returns whether calls have looked up a kernel since the last call of used_kernels().
 struct Use;
 
-// What a description has: kernels, or the reason why there are none.
+// The kernels of a description, or the reason why there are none.
 struct Found {
   const Kernels* kernels = nullptr;
   std::string reason;
   std::shared_ptr<Use> use;
 };
 
-// What the provider makes of a description.
+// Returns the kernels that the provider makes for a description.
 Found make_kernels(const py::dict& description, const Place& place);
-// What the provider of a rehearsal has for it.
+// Returns the kernels that the provider of a rehearsal has for a description.
 const Found& rehearse(const py::dict& description, Rehearsal& rehearsal);
 void count_use(const Found& found);
 [[noreturn]] void throw_missing(const Found& found);
@@ -63,7 +63,8 @@ py::dict describe_to_python(const Desc& desc, const DeviceFacts& device) {
   return all;
 }
 
-// What a description has on a device: a struct with XF_FIELDS, which Python knows, too.
+// Returns the kernels of a description on a device. A description is a struct with XF_FIELDS, which
+// Python knows, too.
 template <class Desc>
 const Found& look_up(const Desc& desc, const Place& place) {
   struct Key {

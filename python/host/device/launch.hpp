@@ -1,4 +1,4 @@
-// Where a call runs, and how its kernels follow each other and other work there.
+// Launches the kernels of a call where its arrays lie, in order with other work there.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -25,20 +25,21 @@ struct Place {
   bool in_order;  // the queue
   bool waits;     // the call, for its kernels
 };
-// Where kernels of a queue run; null: the host's, whose arrays are in host memory.
-// `frees_in_order`: the memory of the arrays is not used again before the queue has got there.
+// Returns the place of a queue; null is the host's queue, whose arrays are in host memory.
+// `frees_in_order` says that the memory of the arrays is used again only after the work that is in
+// the queue now.
 Place place_on(void* queue, bool frees_in_order);
 
-// An entry point of a kernel.
+// An entry point of a compiled kernel.
 struct Entry {
   std::string name;
   const sycl::kernel* code = nullptr;  // null: its call is described, and launches nothing
   size_t kernel = 0;                   // then: the place of its kernel among those of the call
 };
 
-// While it lives, calls of its thread are described and not run: their arrays are told of a device
-// that need not be there and need no memory, `provider(description)` gives the sizes of each kernel
-// that they ask for and the names of its entries, and launches are only written down.
+// While a rehearsal lives, calls of its thread are described and not run. Their arrays belong to a
+// device that need not be there, and need no memory; `provider(description)` gives the sizes of
+// each kernel that they ask for and the names of its entries; and launches are only recorded.
 class Rehearsal {
  public:
   struct Launch {
@@ -92,8 +93,8 @@ class Launcher {
   uint64_t most_groups_ = 0;
 };
 
-// Runs `launch_all(Launcher&)`, which touches no object of Python: all that it launches is in the
-// order of the place when it returns, or has ended where the call waits.
+// Runs `launch_all(Launcher&)`, which touches no object of Python. When it returns, all launches
+// are in the order of the place, or have ended if the call waits.
 template <class LaunchAll>
 void submit(const Place& place, LaunchAll launch_all) {
   Launcher launcher(place);

@@ -1,5 +1,5 @@
-// Native code of a device: what its driver compiles SPIR-V to, taken out to be kept on disk, and
-// loaded again in milliseconds instead of the driver's half second and more.
+// Takes the native code that a driver compiles SPIR-V to, so that it can be kept on disk, and loads
+// it again in milliseconds instead of the driver's half second and more.
 #pragma once
 
 #include <stdexcept>
@@ -8,19 +8,19 @@
 
 namespace xeflash {
 
-// The driver does not take a binary: it is another's, or another version's.
+// The error of a driver that does not take a binary, because it is of another driver or version.
 struct RefusedBinary : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The program that `kernel` belongs to, as the driver compiled it.
+// Returns the program of `kernel` as the driver compiled it.
 std::string native_binary(const sycl::kernel& kernel);
 
-// What the driver makes of SPIR-V; `kernel` names any of its kernels.
+// Returns the native code that the driver makes of SPIR-V; `kernel` names any of its kernels.
 std::string build_native(const sycl::queue& queue, const std::string& spirv,
                          const std::string& kernel);
 
-// A kernel of such a program; throws RefusedBinary.
+// Returns a kernel of such a program; throws RefusedBinary.
 sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
                          const std::string& kernel);
 
@@ -36,10 +36,10 @@ sycl::kernel load_native(const sycl::queue& queue, const std::string& binary,
 }  // namespace opencl
 
 namespace level_zero {  // GPUs
-// ESIMD, and 256 registers a thread: what every kernel here is written for.
+// The options for ESIMD and 256 registers a thread, for which every kernel here is written.
 constexpr const char* kBuildFlags = "-vc-codegen -disable-finalizer-msg -doubleGRF";
 
-// As the driver gives it; 0 if it gives none.
+// Returns the version of a GPU's architecture as the driver gives it; 0 if it gives none.
 uint32_t ip_version(const sycl::device& gpu);
 std::string native_binary(const sycl::kernel& kernel);
 std::string build_native(const sycl::queue& queue, const std::string& spirv);

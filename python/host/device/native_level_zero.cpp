@@ -40,7 +40,7 @@ struct KernelDesc {
   const char* name = nullptr;
 };
 
-// Functions of the loader that the SYCL runtime uses itself.
+// The functions of the loader that the SYCL runtime uses itself.
 template <class Function>
 Function* function_of(const char* name) {
   static void* library = dlopen("libze_loader.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -11,7 +11,7 @@ namespace {
 
 namespace syclexp = sycl::ext::oneapi::experimental;
 
-// OpenCL's functions from the loader that the SYCL runtime uses itself.
+// The functions of the OpenCL loader that the SYCL runtime uses itself.
 template <class Function>
 Function* function_of(const char* name) {
   static void* library = dlopen("libOpenCL.so.1", RTLD_NOW | RTLD_LOCAL);

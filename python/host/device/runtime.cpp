@@ -33,7 +33,8 @@ std::string no_kernels(const DeviceFacts& device, const std::string& why) {
   return "xeflash: " + device.name + version + " has no kernels: " + why;
 }
 
-// Whether a list of OpenCL drivers, parted by colons, has Intel's for CPUs, and the file is there.
+// Returns whether a list of OpenCL drivers, separated by colons, names Intel's driver for CPUs, and
+// its file exists.
 bool names_cpu_driver(const char* list) {
   std::stringstream files(list ? list : "");
   for (std::string file; std::getline(files, file, ':');) {
@@ -139,8 +140,8 @@ void WorkersRoam::finish(uint64_t groups) {
       sched_setaffinity(thread, sizeof(mine), &mine);
     }
   }
-  // A launch of this size has started every worker that there will be; who never has one need not
-  // go on paying.
+  // A launch of this size has started all workers that there will be. After 100 smaller launches
+  // the search for new workers ends, too, because it costs time.
   static std::atomic<int> launches = 0;
   if (groups >= 4 * std::thread::hardware_concurrency() || ++launches == 100)
     all_workers_roam = true;

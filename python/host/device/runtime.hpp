@@ -1,5 +1,5 @@
-// What is asked of SYCL: the queue of host arrays, devices, compiling and loading kernels,
-// launches.
+// Asks SYCL for the queue of host arrays and for devices, and has it compile, load and launch
+// kernels.
 #pragma once
 
 #include <atomic>
@@ -29,14 +29,15 @@ struct DeviceFacts {
 DeviceFacts facts_of(const sycl::device& device);
 std::vector<DeviceFacts> all_devices();
 
-// Compute units and cores of CPUs from now on, before the first call: for tests, which count how
-// calls are shared out.
+// Sets the compute units and cores of CPUs, before the first call. Tests use it to count how calls
+// are divided.
 void pretend_cores(int cores);
 
-// The in-order queue of the SYCL CPU device, for arrays in host memory.
+// Returns the in-order queue of the SYCL CPU device, for arrays in host memory.
 sycl::queue& host_queue();
 
-// An in-order queue on a device, by its place in all_devices(). It lives as long as the process.
+// Returns an in-order queue on a device, by the index of the device in all_devices(). It lives as
+// long as the process.
 sycl::queue* new_queue(size_t device);
 
 // Around a launch on the host queue, from before it to after it was waited for. The CPU driver pins
@@ -60,7 +61,7 @@ struct ProductSchedule;
 struct Device {
   explicit Device(const sycl::queue& queue)
       : device(queue.get_device()), context(queue.get_context()), facts(facts_of(device)) {}
-  // One that need not be there, in the place of another, to describe calls: see launch.hpp.
+  // Makes a device that need not be there, to describe calls: see launch.hpp.
   Device(const sycl::queue& queue, DeviceFacts facts)
       : device(queue.get_device()), context(queue.get_context()), facts(std::move(facts)) {}
 
@@ -72,9 +73,9 @@ struct Device {
 };
 const Device& device_of(const sycl::queue& queue);
 
-// Whether kernels on this queue may read what is at `address`.
+// Returns whether kernels on this queue may read the memory at `address`.
 bool reaches(const sycl::queue& queue, const void* address);
-// Whether what is submitted becomes part of a graph, to be run later.
+// Returns whether submitted work becomes part of a graph that runs later.
 bool is_recording(const sycl::queue& queue);
 
 // Compiles SYCL source to the code of the queue's device; SPIR-V: build_native in native.hpp.
@@ -85,7 +86,7 @@ struct Compiled {
 Compiled compile_source(const sycl::queue& queue, const std::string& source,
                         const std::vector<std::string>& options, const std::string& kernel);
 
-// A kernel of what they made; throws if the driver does not take it. It lives as long as the
+// Returns a kernel of such code; throws if the driver does not take it. It lives as long as the
 // process.
 sycl::kernel* load_kernel(const sycl::queue& queue, const std::string& native,
                           const std::string& kernel);

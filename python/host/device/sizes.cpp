@@ -5,8 +5,8 @@
 namespace xeflash {
 namespace {
 
-// What a function of xeflash.tune says of a device, asked once; threads that ask at once get equal
-// ones.
+// Returns the numbers that a function of xeflash.tune has for a device. It is asked once; threads
+// that ask at the same time get equal numbers.
 template <class Numbers>
 const Numbers& numbers_of(const Device& device, std::atomic<const Numbers*>& known,
                           const char* function) {

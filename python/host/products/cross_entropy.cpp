@@ -1,4 +1,4 @@
-// The loss of a language model's head, without its logits in memory.
+// Computes the loss of a language model's head, without its logits in memory.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -10,7 +10,7 @@
 namespace xeflash {
 namespace {
 
-// CrossEntropyArguments in call/schema.py.
+// The arguments of a call: CrossEntropyArguments in call/schema.py has the same.
 struct CrossEntropyRequest {
   std::string function = "linear_cross_entropy";
   py::object input = py::none(), linear_weight = py::none(), target = py::none();
@@ -41,7 +41,7 @@ void check_numbers(const CrossEntropyRequest& r, const Checker& check) {
   check.require(r.reduction == "mean", "divisor", "None but for reduction = \"mean\"", r.divisor);
 }
 
-// All but what is in memory of the call.
+// Returns the parameters of a launch, but for those in the call's own memory.
 CrossEntropyParams params_of(const CrossEntropyRequest& r, const Head& head, const Targets& targets,
                              const Kernels& kernels) {
   CrossEntropyParams p{};
@@ -58,20 +58,20 @@ CrossEntropyParams params_of(const CrossEntropyRequest& r, const Head& head, con
 
 }  // namespace
 
-// (loss, LSE, state for the backward pass).
+// Returns (loss, LSE, state for the backward pass).
 py::object linear_cross_entropy(const CrossEntropyRequest& r, const Checker& check) {
   check_numbers(r, check);
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);
   Targets targets = read_targets(r.target, head, check);
   set_ignored(targets, r.log_prob ? std::nullopt : std::optional(r.ignore_index), head, check);
-  const bool of_rows = r.reduction == "none";
+  const bool per_row = r.reduction == "none";
   const Array lse = new_array(head.input, DType::kF32, head.shape);
   const Array state = new_array(head.input, DType::kF32, {2, head.rows});
-  const Array loss = of_rows ? new_array(head.input, DType::kF32, head.shape)
+  const Array loss = per_row ? new_array(head.input, DType::kF32, head.shape)
                              : new_array(head.input, DType::kF32, {});
   const py::tuple results = py::make_tuple(loss.object, lse.object, state.object);
-  if (head.rows == 0 && of_rows) return results;
+  if (head.rows == 0 && per_row) return results;
 
   const Kernels& kernels = find_kernels(
       head.describe(Algorithm::linear_cross_entropy, head.rows, head.inputs), head.place);
@@ -81,15 +81,15 @@ py::object linear_cross_entropy(const CrossEntropyRequest& r, const Checker& che
   const Array logits = read_logits(r.logits, p, head, check);
   Plan plan;
   const int64_t stats = plan.add(int64_t{p.parts} * kStats * p.rows * 4);
-  const int64_t losses = plan.add(of_rows ? 0 : int64_t{p.rows} * 4);
+  const int64_t losses = plan.add(per_row ? 0 : int64_t{p.rows} * 4);
   const int64_t kept = plan.add(kept_bytes(p, kernels, head));
   Scratch scratch;
   scratch.allocate(head.place, head.input, plan.floats());
   auto* memory = reinterpret_cast<std::byte*>(scratch.data);
   p.stats = reinterpret_cast<float*>(memory + stats);
   p.kept = memory + kept;
-  p.losses = reinterpret_cast<float*>(of_rows ? loss.data : memory + losses);
-  p.sum = of_rows ? nullptr : reinterpret_cast<float*>(loss.data);
+  p.losses = reinterpret_cast<float*>(per_row ? loss.data : memory + losses);
+  p.sum = per_row ? nullptr : reinterpret_cast<float*>(loss.data);
   submit(head.place, [&](Launcher& launch) {
     if (p.rows > 0) {
       launch(*kernels.entries[0], p, static_cast<uint64_t>(p.workers), kernels.threads);

@@ -1,4 +1,5 @@
-// The gradients of a head's loss: blocks of the vocabulary in turn, of each blocks of rows.
+// Computes the gradients of a head's loss, one block of the vocabulary after the other, and of each
+// one block of rows after the other.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -16,13 +17,14 @@ struct HeadBackwardRequest {
   py::object input = py::none(), linear_weight = py::none(), target = py::none();
   py::object linear_bias = py::none();
   py::object state = py::none();  // of the forward pass
-  // What a row's gradient is made of, in fp32: of_p P - of_target [target] - of_all.
+  // The factors of a row's gradient of_p P - of_target [target] - of_all, in fp32.
   py::object of_p = py::none(), of_target = py::none(), of_all = py::none();
   double softcap = 0.0, logit_scale = 1.0;
   bool wants_input = true, wants_weight = true, wants_bias = true;
   py::object logits = py::none();  // of all columns: they are not made again
-  // In fp32, what gradients go to: (rows, inputs), (columns, inputs) and (columns), with room for
-  // whole blocks; `adds`: those of weight and bias join what is there.
+  // The sums in fp32 that gradients are written to: (rows, inputs), (columns, inputs) and
+  // (columns), with room for whole blocks. With `adds`, the gradients of weight and bias are added
+  // to them.
   py::object dinput = py::none(), dweight = py::none(), dbias = py::none();
   bool adds = false;
 };
@@ -31,7 +33,7 @@ XF_FIELDS(HeadBackwardRequest, function, input, linear_weight, target, linear_bi
           of_target, of_all, softcap, logit_scale, wants_input, wants_weight, wants_bias, logits,
           dinput, dweight, dbias, adds);
 
-// What the gradients of rows are made of.
+// The factors of the gradients of rows.
 struct RowFactors {
   Array state, of_p, of_target, of_all;
 };
@@ -50,7 +52,7 @@ RowFactors read_factors(const HeadBackwardRequest& r, const Head& head, const Ch
           read(r.of_target, "of_target", head.rows), read(r.of_all, "of_all", head.rows)};
 }
 
-// Where sums in fp32 go: rows of a matrix, or a line.
+// Reads an array for sums in fp32: the rows of a matrix, or one row.
 Array read_sums(const py::object& object, const char* name, int64_t rows, int64_t columns,
                 const Head& head, const Checker& check) {
   if (object.is_none()) return {};
@@ -67,7 +69,7 @@ Array read_sums(const py::object& object, const char* name, int64_t rows, int64_
   return x;
 }
 
-// Where the gradient of an array goes: to a new one like it, or to sums in fp32 of the caller's.
+// The destination of an array's gradient: a new array like it, or the caller's sums in fp32.
 struct HeadGradient {
   Array array;
   bool wanted = false, is_sum = false;
@@ -112,7 +114,7 @@ void clear_gradients(const HeadGradients& to, const Place& place) {
   });
 }
 
-// Rows and columns of slopes that are in memory at a time.
+// The number of rows and columns of slopes that are in memory at a time.
 struct SlopeBlocks {
   int64_t rows, columns, slopes_row, turned_row;
   int64_t element;  // bytes
@@ -133,14 +135,15 @@ SlopeBlocks slope_blocks(const Head& head) {
   return b;
 }
 
-// Where products with slopes add up in fp32, and what they are rounded to at last, if anything.
+// The sums of products with slopes in fp32, and the result that they are rounded to at last, if
+// any.
 struct Sums {
   float* data;
   int64_t row;
   std::byte* rounded = nullptr;
 };
 
-// Makes the slopes of a block of logits, and adds what follows from them to the gradients.
+// Computes the slopes of a block of logits, and adds their products to the gradients.
 class Pass {
  public:
   Pass(const Head& head, const HeadGradients& to, bool adds)
@@ -148,9 +151,9 @@ class Pass {
         to_(to),
         adds_(adds),
         blocks_(slope_blocks(head)),
-        of_slopes_(find_kernels(head.describe(Algorithm::logit_slopes, blocks_.rows, head.inputs),
-                                head.place)),
-        of_product_(find_kernels(describe_product(), head.place)) {
+        slopes_kernels_(find_kernels(
+            head.describe(Algorithm::logit_slopes, blocks_.rows, head.inputs), head.place)),
+        product_kernels_(find_kernels(describe_product(), head.place)) {
     head.fill(p_);
   }
 
@@ -175,11 +178,11 @@ class Pass {
     return desc;
   }
   int64_t element() const { return size_of(head_.input.dtype); }
-  // Sums of a product in fp32: the result itself is one on CPUs.
+  // Returns whether the result of a product can hold its own sums, as results in fp32 do on CPUs.
   bool in_place() const { return !head_.on_gpu() && head_.input.dtype == DType::kF32; }
   bool needs_sums(const HeadGradient& g) const { return g.wanted && !g.is_sum && !in_place(); }
-  int64_t tile_rows() const { return int64_t{of_product_.block_q} * of_product_.threads; }
-  int64_t own_row() const { return whole(head_.inputs, of_product_.block_v); }
+  int64_t tile_rows() const { return int64_t{product_kernels_.block_q} * product_kernels_.threads; }
+  int64_t own_row() const { return whole(head_.inputs, product_kernels_.block_v); }
 
   Sums sums_of(const HeadGradient& g, std::byte* own) const {
     auto* data = reinterpret_cast<float*>(g.array.data);
@@ -197,7 +200,7 @@ class Pass {
   const HeadGradients& to_;
   const bool adds_;
   const SlopeBlocks blocks_;
-  const Kernels &of_slopes_, &of_product_;
+  const Kernels &slopes_kernels_, &product_kernels_;
   CrossEntropyParams p_{};
   int64_t zeroed_ = 0;  // bytes of slopes and what is turned of them
   Sums input_sums_{}, weight_sums_{};
@@ -218,7 +221,7 @@ void Pass::allocate(Scratch& scratch) {
   const bool sums_bias = to_.bias.wanted && !to_.bias.is_sum;
   const int64_t bias_sums = plan.add(sums_bias ? whole(blocks_.columns, kLineFloats) * 4 : 0);
   p_.workers = head_.place.device.facts.compute_units;
-  const int64_t kept = plan.add(kept_bytes(p_, of_slopes_, head_));
+  const int64_t kept = plan.add(kept_bytes(p_, slopes_kernels_, head_));
   scratch.allocate(head_.place, head_.input, plan.floats());
   auto* memory = reinterpret_cast<std::byte*>(scratch.data);
   zeroed_ = turned + turned_bytes - slopes;
@@ -248,18 +251,19 @@ CrossEntropyParams Pass::params_of_block(int64_t i, int64_t j) const {
     q.bias_sums = reinterpret_cast<float*>(to_.bias.array.data) + j;
   else if (to_.bias.wanted)
     q.bias_slopes = to_.bias.array.data + j * element();
-  share_out(q, of_slopes_, head_.sizes().logits_unit, head_);
+  share_out(q, slopes_kernels_, head_.sizes().logits_unit, head_);
   return q;
 }
 
 void Pass::run_block(Launcher& launch, int64_t i, int64_t j) const {
   const CrossEntropyParams q = params_of_block(i, j);
-  // GPUs read behind the last rows and columns: no numbers of earlier blocks, or of others.
+  // GPUs read behind the last rows and columns, where no numbers of other blocks may be.
   if (head_.on_gpu() && (i + j == 0 || q.rows < blocks_.rows || q.columns < blocks_.columns))
     launch.clear(p_.slopes, zeroed_);
-  launch(*of_slopes_.entries[0], q, static_cast<uint64_t>(q.workers), of_slopes_.threads);
+  launch(*slopes_kernels_.entries[0], q, static_cast<uint64_t>(q.workers), slopes_kernels_.threads);
   if (to_.bias.wanted)
-    launch(*of_slopes_.entries[1], q, static_cast<uint64_t>(divide_up(q.columns, kLeastLanes)));
+    launch(*slopes_kernels_.entries[1], q,
+           static_cast<uint64_t>(divide_up(q.columns, kLeastLanes)));
   if (to_.input.wanted) {  // dX += D W
     MatmulAddParams m = product(input_sums_, i);
     m.a = p_.slopes;
@@ -288,7 +292,7 @@ void Pass::run_block(Launcher& launch, int64_t i, int64_t j) const {
   }
 }
 
-// One whose rows go to sums from the row `first` on.
+// Launches a product whose rows are added to sums from row `first` on.
 MatmulAddParams Pass::product(const Sums& sums, int64_t first) const {
   MatmulAddParams m{};
   m.columns = p_.inputs;
@@ -300,14 +304,15 @@ MatmulAddParams Pass::product(const Sums& sums, int64_t first) const {
 }
 
 void Pass::multiply(Launcher& launch, MatmulAddParams m) const {
-  const int64_t groups = divide_up(m.rows, tile_rows()) * divide_up(m.columns, of_product_.block_v);
+  const int64_t groups =
+      divide_up(m.rows, tile_rows()) * divide_up(m.columns, product_kernels_.block_v);
   m.workers = static_cast<int32_t>(groups);
-  launch(*of_product_.entries[0], m, static_cast<uint64_t>(groups), of_product_.threads);
+  launch(*product_kernels_.entries[0], m, static_cast<uint64_t>(groups), product_kernels_.threads);
 }
 
 }  // namespace
 
-// The gradients of input, weight and bias, None where they are not wanted.
+// Returns the gradients of input, weight and bias; None where one is not wanted.
 py::object linear_cross_entropy_backward(const HeadBackwardRequest& r, const Checker& check) {
   const Head head =
       read_head({r.input, r.linear_weight, r.linear_bias, r.softcap, r.logit_scale}, check);

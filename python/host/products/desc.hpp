@@ -1,4 +1,4 @@
-// Descriptions of kernels of products.
+// Describes kernels of products.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,8 @@
 
 namespace xeflash {
 
-// What changes the code of a product of few rows: ProductDesc in tune/desc.py explains it.
+// Everything that changes the code of a product of few rows; ProductDesc in tune/desc.py explains
+// it.
 struct ProductDesc {
   Algorithm algorithm = Algorithm::linear;
   DType dtype = DType::kOther;
@@ -25,7 +26,8 @@ struct ProductDesc {
 
 XF_FIELDS(ProductDesc, algorithm, dtype, rows, width, weight, scale, group, wide, access);
 
-// The same of matmul_softmax and of what a head makes of its logits: SoftmaxDesc in tune/desc.py.
+// Everything that changes the code of matmul_softmax and of kernels of a head; SoftmaxDesc in
+// tune/desc.py explains it.
 struct SoftmaxDesc {
   Algorithm algorithm = Algorithm::matmul_softmax;
   DType dtype = DType::kOther;
@@ -42,13 +44,14 @@ XF_FIELDS(SoftmaxDesc, algorithm, dtype, rows, columns, inputs, more_inputs, bia
 
 constexpr int64_t kMostExtent = (int64_t{1} << 31) - 1024;  // with the rest of a block, 32 bits
 
-// Rows as descriptions of softmax and heads tell them: a power of 2, up to what tables have.
+// Returns the number of rows in descriptions of softmax and heads: a power of 2, up to the most
+// that tables have.
 inline uint8_t rows_for(int64_t rows, const ProductSchedule& sizes) {
   const uint64_t power = std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(rows, 1)));
   return static_cast<uint8_t>(std::min(power, static_cast<uint64_t>(sizes.most_rows)));
 }
 
-// The least power of 2 that is as much as n, by its exponent.
+// Returns the exponent of the least power of 2 that is at least n.
 inline uint8_t power_for(int64_t n) {
   return static_cast<uint8_t>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(n, 1) - 1)));
 }

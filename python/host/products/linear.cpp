@@ -18,14 +18,15 @@ constexpr int64_t kUnitInputs = 128, kUnitBytes = 64;  // of packed weights, see
 constexpr int64_t kGroups[] = {32, 64, 128};           // inputs that may share a scale
 constexpr int64_t kMost = int64_t{1} << 31;
 
-// The weights, as they lie in memory.
+// The weights as they lie in memory.
 struct Weights {
   Array array;
   int64_t outputs = 0, columns = 0;
   bool plain = false;  // of the type of x; others need scales
 };
 
-// Numbers of a group of inputs and an output: one for all, one per output, or one for each of both.
+// Reads numbers for groups of inputs and outputs: one for all, one per output, or one per group and
+// output.
 struct PerGroup {
   Array array;
   int64_t group = 0, output = 0;  // strides
@@ -50,9 +51,9 @@ Weights read_weights(const LinearRequest& r, const Array& x, const Checker& chec
   check.require_dims(w, "weight", 2);
   check.require_same_place(w, "weight", x, "x");
   const bool packed = w.dtype == DType::kU8, plain = w.dtype == x.dtype;
-  const bool of_8_bits =
+  const bool has_8_bits =
       w.dtype == DType::kE4M3 || w.dtype == DType::kE5M2 || w.dtype == DType::kI8;
-  XF_REQUIRE_DTYPE(check, plain || packed || of_8_bits, w, "weight",
+  XF_REQUIRE_DTYPE(check, plain || packed || has_8_bits, w, "weight",
                    std::string("must have the dtype of x (") + name_of(x.dtype) +
                        "), or be float8_e4m3fn, float8_e5m2, int8, or uint8 from pack_int4");
   const int64_t inputs = x.shape[x.ndim - 1];
@@ -90,7 +91,7 @@ PerGroup read_per_group(const py::object& object, const char* name, int64_t grou
   return all;
 }
 
-// What is given with weights of this type must be what they need.
+// Checks that a call has the arguments that weights of this type need, and no others.
 void check_factors(const LinearRequest& r, const Weights& weights, const Checker& check) {
   const char* dtype = name_of(weights.array.dtype);
   if (!weights.plain && r.scales.is_none())
@@ -137,7 +138,7 @@ void bring_near(Array& x, const Weights& weights, DType result, const Checker& c
   if (!are_near(as_rows(x).strides[0], x)) x = packed_copy(x, check, "x");
 }
 
-// A call, read and checked.
+// A call whose arguments were read and checked.
 struct Product {
   Product(const LinearRequest& r, const Checker& check)
       : x(read_x(r, check)),
@@ -167,13 +168,13 @@ struct Product {
 ProductDesc describe(const Product& p) {
   const DeviceFacts& facts = p.place.device.facts;
   const ProductSchedule& sizes = product_schedule_of(p.place.device);
-  const int64_t of_tables = sizes.cores_of_tables, outputs = p.weights.outputs;
-  const int64_t cores = std::max<int64_t>(of_tables, facts.compute_units);
+  const int64_t table_cores = sizes.cores_of_tables, outputs = p.weights.outputs;
+  const int64_t cores = std::max<int64_t>(table_cores, facts.compute_units);
   const Array& scales = p.factors.scales.array;
   ProductDesc desc;
   desc.dtype = p.x.dtype;
   desc.rows = static_cast<uint8_t>(std::min<int64_t>(p.x.shape[0], sizes.most_rows));
-  desc.width = power_for(of_tables ? divide_up(of_tables * outputs, cores) : outputs);
+  desc.width = power_for(table_cores ? divide_up(table_cores * outputs, cores) : outputs);
   desc.weight = p.weights.plain ? DType::kOther : p.weights.array.dtype;
   desc.scale = scales.data ? scales.dtype : DType::kOther;
   desc.group = static_cast<uint8_t>(p.factors.for_all ? 0 : p.factors.group);

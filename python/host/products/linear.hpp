@@ -1,4 +1,4 @@
-// Products of few rows with weights.
+// Computes products of few rows with weights.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace xeflash {
 
-// LinearArguments in call/schema.py.
+// The arguments of a call: LinearArguments in call/schema.py has the same.
 struct LinearRequest {
   std::string function = "linear";
   py::object x = py::none(), weight = py::none(), bias = py::none();
@@ -18,7 +18,7 @@ struct LinearRequest {
 };
 XF_FIELDS(LinearRequest, function, x, weight, bias, scales, zeros, group, wide);
 
-// x W^T + bias.
+// Returns x W^T + bias.
 py::object linear(const LinearRequest& request, const Checker& check);
 
 }  // namespace xeflash

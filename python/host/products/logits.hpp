@@ -1,4 +1,4 @@
-// What all calls of a language model's head read and launch alike.
+// Reads the arguments that all calls of a language model's head have, and prepares their launches.
 #pragma once
 
 #include <initializer_list>
@@ -10,13 +10,13 @@
 
 namespace xeflash {
 
-// Arguments that change logits.
+// The arguments that change logits.
 struct LogitArguments {
   py::object input, weight, bias;
   double softcap, scale;
 };
 
-// The head of a call, on a device that multiplies it as it lies here.
+// The head of a call, copied where the device cannot multiply it in place.
 struct Head {
   Place place;
   Array input, weight, bias;        // (rows, inputs), (columns, inputs), (columns)
@@ -28,19 +28,19 @@ struct Head {
 
   bool on_gpu() const { return place.device.facts.on_gpu(); }
   const ProductSchedule& sizes() const { return product_schedule_of(place.device); }
-  // Of a kernel of this algorithm for so many rows, with a multiple of the steps that it takes.
+  // Returns the description of a kernel of this algorithm for this many rows and inputs.
   SoftmaxDesc describe(Algorithm algorithm, int64_t rows, int64_t steps) const;
-  // All but what a launch shares out.
+  // Sets the parameters of a launch, but for those that divide it.
   void fill(LogitParams& p) const;
-  // The widest access that these allow, too; those that are null are passed over.
+  // Returns the widest access that the head's and these arrays allow. Null arrays are passed over.
   Access access_with(std::initializer_list<const Array*> matrices) const;
 };
 Head read_head(const LogitArguments& arguments, const Checker& check);
 
-// Shares out blocks of rows and parts of the columns, of so many columns each.
+// Divides a launch into blocks of rows and parts of this many columns.
 void share_out(LogitParams& p, const Kernels& kernels, int64_t part, const Head& head);
 
-// Bytes that workers keep inputs of their rows in; 0 on GPUs.
+// Returns the bytes in which workers keep the inputs of their rows; 0 on GPUs.
 int64_t kept_bytes(const LogitParams& p, const Kernels& kernels, const Head& head);
 
 }  // namespace xeflash

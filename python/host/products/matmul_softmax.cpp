@@ -1,4 +1,4 @@
-// Products of matrices whose rows become their softmax.
+// Computes products of matrices whose rows become their softmax.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -16,7 +16,7 @@
 namespace xeflash {
 namespace {
 
-// MatmulSoftmaxArguments in call/schema.py.
+// The arguments of a call: MatmulSoftmaxArguments in call/schema.py has the same.
 struct SoftmaxRequest {
   std::string function = "matmul_softmax";
   py::object a = py::none(), b = py::none(), bias = py::none();
@@ -33,7 +33,7 @@ void swap_last(Array& x) {
   std::swap(x.strides[x.ndim - 1], x.strides[x.ndim - 2]);
 }
 
-// B as (..., columns, inputs), rows in one piece: where they lie, or copied.
+// Returns B as (..., columns, inputs) with contiguous rows, copied if they are not.
 Array read_b(const SoftmaxRequest& r, const Checker& check) {
   Array b = with_whole_strides(read_array(r.b, check, "b"), check, "b");
   check.require_least_dims(b, "b", 2);
@@ -44,7 +44,7 @@ Array read_b(const SoftmaxRequest& r, const Checker& check) {
   return copy_by("transposed", b, check, "b");
 }
 
-// The stride of a dimension of the batch, 0 the innermost.
+// Returns the stride of a dimension of the batch; dimension 0 is the innermost.
 int64_t batch_stride(const Array& x, int d) {
   const int axis = x.ndim - 3 - d;
   return axis >= 0 && x.shape[axis] > 1 ? x.strides[axis] : 0;
@@ -60,7 +60,7 @@ MatricesArg matrices_arg(const Array& x) {
   return arg;
 }
 
-// Makes the innermost dimensions of the batch rows where B and what is added are the same for them.
+// Turns the innermost dimensions of the batch into rows where B and the bias are the same for them.
 void merge_into_rows(MatmulSoftmaxParams& p, const Array& a) {
   int last = kBatchDims - 1;
   for (; last >= 0; --last) {
@@ -81,7 +81,7 @@ void merge_into_rows(MatmulSoftmaxParams& p, const Array& a) {
     p.sizes[d] = 1;
     for (MatricesArg* t : {&p.a, &p.b, &p.out, &p.bias}) t->batch[d] = 0;
   }
-  // A single row has any stride; messages want one.
+  // A single row may have any stride, but messages need a valid one.
   if (p.rows == 1) {
     p.a.row = p.inputs;
     p.out.row = p.columns;
@@ -133,7 +133,7 @@ void refuse_overlap(const Array& out, const Array& x, const char* name, const Ch
              std::string("must not share memory with ") + name, "arrays that overlap", out);
 }
 
-// Of the result: the batches that a and b have together, rows and columns.
+// Returns the shape of the result: the broadcast batch of a and b, rows and columns.
 std::vector<int64_t> result_shape(const Array& a, const Array& b, const Checker& check) {
   std::vector<int64_t> shape;
   int64_t batches = 1;
@@ -141,11 +141,11 @@ std::vector<int64_t> result_shape(const Array& a, const Array& b, const Checker&
   XF_REQUIRE(check, dims <= kBatchDims, "a", "must have at most 8 dimensions",
              std::to_string(dims + 2), a);
   for (int d = dims - 1; d >= 0; --d) {
-    const int64_t of_a = batch_size(a, d), of_b = batch_size(b, d);
-    XF_REQUIRE(check, of_a == of_b || of_a == 1 || of_b == 1, "b",
+    const int64_t batch_a = batch_size(a, d), batch_b = batch_size(b, d);
+    XF_REQUIRE(check, batch_a == batch_b || batch_a == 1 || batch_b == 1, "b",
                "must have batches that broadcast with those of a " + a.describe_shape(),
                b.describe_shape(), b);
-    shape.push_back(of_a == 1 ? of_b : of_a);
+    shape.push_back(batch_a == 1 ? batch_b : batch_a);
     batches *= shape.back();
   }
   XF_REQUIRE(check, batches < kMostExtent, "a", "must have fewer than 2^31 - 1024 matrices",
@@ -183,7 +183,7 @@ Array read_a(const SoftmaxRequest& r, const Checker& check) {
   return a;
 }
 
-// The arrays of a call. A GPU reaches them after bring_near().
+// The arrays of a call. A GPU can reach their rows after bring_near().
 struct Matrices {
   Matrices(const SoftmaxRequest& r, const Checker& check)
       : a(read_a(r, check)), b(read_b(r, check)), place(place_of(a)) {
@@ -239,7 +239,7 @@ MatmulSoftmaxParams params_of(const SoftmaxRequest& r, const Matrices& m) {
   return p;
 }
 
-// The widest access that the rows of all matrices and their places in the batch allow.
+// Returns the widest access that the rows of all matrices and their strides in the batch allow.
 Access access_of(const MatmulSoftmaxParams& p, const Matrices& m) {
   if (!m.on_gpu()) return Access::kNone;
   const auto matrix = [](Array x, const MatricesArg& arg, int64_t rows, int64_t columns) {
@@ -278,8 +278,8 @@ SoftmaxDesc describe(const MatmulSoftmaxParams& p, const Matrices& m) {
   return desc;
 }
 
-// Shares out blocks of rows: a group has one on a GPU. On a CPU workers take them in turn, and keep
-// the scores of one.
+// Divides the blocks of rows. On a GPU each group has one block. On a CPU workers take blocks in
+// turn, and keep the scores of one block.
 void share_out(MatmulSoftmaxParams& p, Scratch& scratch, const Matrices& m, const Kernels& kernels,
                const Checker& check) {
   int64_t groups = divide_up(p.rows, int64_t{kernels.block_q} * kernels.threads);
@@ -297,7 +297,7 @@ void share_out(MatmulSoftmaxParams& p, Scratch& scratch, const Matrices& m, cons
 
 }  // namespace
 
-// softmax(scale A B^T + bias).
+// Returns softmax(scale A B^T + bias).
 py::object matmul_softmax(const SoftmaxRequest& r, const Checker& check) {
   check_options(r, check);
   Matrices m(r, check);

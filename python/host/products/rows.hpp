@@ -1,4 +1,4 @@
-// What products read: the rows of an array of any dimensions, as a matrix, and a bias.
+// Reads the arrays of products: an array of any dimensions as a matrix of rows, and a bias.
 #pragma once
 
 #include "host/arrays/array.hpp"
@@ -6,17 +6,18 @@
 
 namespace xeflash {
 
-// What GPUs reach by 32 bits: 32 rows of a tile that lie so far apart.
+// The largest stride with which a GPU can reach 32 rows of a tile by 32 bits.
 constexpr int64_t kFar = int64_t{1} << 27;  // bytes
 inline bool are_near(int64_t stride, const Array& x) {
   return stride >= 0 && stride * size_of(x.dtype) < kFar;
 }
-// The stride of the last dimension but one; 0 if it has one element.
+// Returns the stride of the last dimension but one; 0 if it has one element.
 inline int64_t row_stride(const Array& x) {
   return x.ndim > 1 && x.shape[x.ndim - 2] > 1 ? x.strides[x.ndim - 2] : 0;
 }
 
-// x as products of GPUs read it: so many inputs, with zeros behind its own, and rows that are near.
+// Returns x as products on GPUs read it: with zeros after its own inputs up to this many, and with
+// rows that are near each other.
 inline Array with_inputs(Array x, int64_t inputs, const char* name, const Checker& check) {
   if (inputs == x.shape[x.ndim - 1] && are_near(row_stride(x), x)) return x;
   XF_REQUIRE(check, are_near(inputs, x), name, "must have rows of less than 2^27 bytes on a GPU",
@@ -30,7 +31,7 @@ inline int64_t rows_of(const Array& x) {
   return rows;
 }
 
-// x as a matrix: rows lie a stride apart.
+// Returns x as a matrix whose rows lie one stride apart.
 inline Array as_rows(Array x) {
   const int64_t rows = rows_of(x);
   int64_t stride = x.shape[x.ndim - 1];
@@ -46,7 +47,7 @@ inline Array as_rows(Array x) {
   return x;
 }
 
-// A number that is added to each output; None becomes an array without data.
+// Reads a bias, which has a number for each output. None becomes an array without data.
 inline Array read_bias(const py::object& object, const char* name, int64_t outputs, const Array& x,
                        const char* x_name, const Checker& check) {
   if (object.is_none()) return {};
@@ -57,7 +58,7 @@ inline Array read_bias(const py::object& object, const char* name, int64_t outpu
   return bias;
 }
 
-// Whether all rows of x lie one stride apart.
+// Returns whether all rows of x lie one stride apart.
 inline bool has_even_rows(const Array& x) {
   if (x.is_empty()) return true;
   int64_t next = -1;  // the stride that the next dimension must have

@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kMostColumns = int64_t{1} << 30;
 
-// Numbers of rows: of an array, which lives as long as `kept` does, or one for all.
+// Reads one number per row from an array, which lives as long as `kept` does, or one number for all
+// rows.
 class RowNumbers {
  public:
   RowNumbers(const Array& logits, int64_t rows, const Checker& check)

@@ -1,4 +1,4 @@
-// Tokens drawn from logits.
+// Draws tokens from logits.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace xeflash {
 
-// SampleArguments in call/schema.py.
+// The arguments of a call: SampleArguments in call/schema.py has the same.
 struct SampleRequest {
   std::string function = "sample";
   py::object logits = py::none();
@@ -16,7 +16,7 @@ struct SampleRequest {
   double temperature = 1.0;
   int64_t top_k = 0;
   double top_p = 1.0, min_p = 0.0;
-  // One for each row, in the place of these.
+  // These arrays have a number for each row; they replace the numbers above.
   py::object seeds = py::none(), positions = py::none(), temperatures = py::none();
   py::object top_ks = py::none(), top_ps = py::none(), min_ps = py::none();
   double softcap = 0.0, logit_scale = 1.0;
@@ -28,7 +28,7 @@ XF_FIELDS(SampleRequest, function, logits, seed, position, temperature, top_k, t
           positions, temperatures, top_ks, top_ps, min_ps, softcap, logit_scale, min_p_last,
           first_row);
 
-// A token of each row.
+// Returns a token of each row.
 py::object sample(const SampleRequest& request, const Checker& check);
 
 }  // namespace xeflash

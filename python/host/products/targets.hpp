@@ -1,4 +1,4 @@
-// Tokens of the rows of a head.
+// Reads the target tokens of the rows of a head.
 #pragma once
 
 #include <optional>
@@ -12,17 +12,17 @@ struct Targets {
   TargetArg arg;
 };
 Targets read_targets(const py::object& object, const Head& head, const Checker& check);
-// Says which token's rows do not count, and refuses others that the head does not have where the
+// Sets the token whose rows do not count. Refuses other tokens that the head does not have, if the
 // host can read them.
 void set_ignored(Targets& targets, std::optional<int64_t> ignored, const Head& head,
                  const Checker& check);
 
-// Memory for all logits of a head; without, none.
+// Reads the memory for all logits of a head; without it the array has no data.
 Array read_logits(const py::object& object, CrossEntropyParams& p, const Head& head,
                   const Checker& check);
 
-// Columns of a part, whose results come together at the end: by the head alone, so that a row's
-// result does not depend on others.
+// Returns the number of columns of a part, whose results are merged at the end. It depends on the
+// head alone, so that the result of a row does not depend on other rows.
 int64_t part_of(const Head& head);
 
 }  // namespace xeflash

@@ -1,4 +1,4 @@
-// The largest logits of a language model's head.
+// Finds the largest logits of a language model's head.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -13,7 +13,7 @@
 namespace xeflash {
 namespace {
 
-// TopKArguments in call/schema.py.
+// The arguments of a call: TopKArguments in call/schema.py has the same.
 struct TopKRequest {
   std::string function = "linear_top_k";
   py::object input = py::none(), linear_weight = py::none();
@@ -28,8 +28,8 @@ XF_FIELDS(TopKRequest, function, input, linear_weight, k, linear_bias, softcap, 
 
 constexpr int64_t kMostK = 64;
 
-// The largest logits are the same, however the columns are parted: with few rows, so that each core
-// has some.
+// Returns the number of columns of a part. The largest logits do not depend on it, so with few rows
+// each core gets a part.
 int64_t part_for_cores(const Head& head, const Kernels& kernels) {
   const int64_t part = part_of(head);
   const int64_t least = head.sizes().core_columns;
@@ -39,8 +39,8 @@ int64_t part_for_cores(const Head& head, const Kernels& kernels) {
   return std::min(part, std::max(least, divide_up(head.columns, parts)));
 }
 
-// Whether the largest of x W^T + bias is the largest logit, for rows that are few on a CPU.
-// `linear` takes weights whose rows lie apart.
+// Returns whether `linear` can find the largest logit: rows are few, the device is a CPU, and the
+// largest value of x W^T + bias is the largest logit. `linear` takes weights whose rows lie apart.
 bool is_argmax_of_few(const TopKRequest& r, const Head& head) {
   int exponent = 0;  // a power of two rounds nothing
   return r.argmax && !head.input.queue && head.rows <= head.sizes().few_rows && head.softcap == 0 &&
@@ -48,7 +48,7 @@ bool is_argmax_of_few(const TopKRequest& r, const Head& head) {
          (head.columns == 1 || head.weight.strides[0] >= head.inputs);
 }
 
-// The largest logits by a product, and by drawing from it at temperature 0.
+// Finds the largest logits by a product, and by drawing from its result at temperature 0.
 py::object argmax_of_few(const TopKRequest& r, const Head& head, const Array& values,
                          const Array& tokens, const Checker& check) {
   const LinearRequest product{.function = r.function,
@@ -74,7 +74,7 @@ py::object argmax_of_few(const TopKRequest& r, const Head& head, const Array& va
 
 }  // namespace
 
-// (values, tokens).
+// Returns (values, tokens).
 py::object linear_top_k(const TopKRequest& r, const Checker& check) {
   if (r.k < 1 || r.k > (r.argmax ? 1 : kMostK))
     check.refuse("k", "must be 1 to 64, got " + std::to_string(r.k));
@@ -99,16 +99,16 @@ py::object linear_top_k(const TopKRequest& r, const Checker& check) {
   p.k = static_cast<int32_t>(r.k);
   p.length = static_cast<int32_t>(whole(r.k, kListStep));
   p.largest = reinterpret_cast<float*>(values.data);
-  p.of_largest = reinterpret_cast<uint32_t*>(tokens.data);
+  p.largest_tokens = reinterpret_cast<uint32_t*>(tokens.data);
   Plan plan;
   const int64_t list_bytes = int64_t{p.rows} * p.parts * p.length * 4;
-  const int64_t of_values = plan.add(list_bytes), of_tokens = plan.add(list_bytes);
+  const int64_t values_offset = plan.add(list_bytes), tokens_offset = plan.add(list_bytes);
   const int64_t kept = plan.add(kept_bytes(p, kernels, head));
   Scratch scratch;
   scratch.allocate(head.place, head.input, plan.floats());
   auto* memory = reinterpret_cast<std::byte*>(scratch.data);
-  p.values = reinterpret_cast<float*>(memory + of_values);
-  p.tokens = reinterpret_cast<int32_t*>(memory + of_tokens);
+  p.values = reinterpret_cast<float*>(memory + values_offset);
+  p.tokens = reinterpret_cast<int32_t*>(memory + tokens_offset);
   p.kept = memory + kept;
   submit(head.place, [&](Launcher& launch) {
     launch(*kernels.entries[0], p, static_cast<uint64_t>(p.workers), kernels.threads);

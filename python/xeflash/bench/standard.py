@@ -24,7 +24,7 @@ def standard_attention(
 ) -> Any:
     """Computes softmax(scale Q K^T) V by three kernels that keep the scores and the probabilities in memory.
 
-    Its arguments are those of ``xeflash.attention`` for 4 dimensions, with ``enable_gqa=True``; it waits for the result.
+    The arguments are those of ``xeflash.attention`` in 4 dimensions, with ``enable_gqa=True``. It waits for its result.
 
     >>> import numpy as np
     >>> from xeflash.bench.standard import standard_attention

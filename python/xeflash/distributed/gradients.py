@@ -23,7 +23,7 @@ from xeflash.distributed.heads import Exchange
 from xeflash.distributed.shards import RANGES
 from xeflash.torch_ops.library import once
 
-_REST = 256.0  # what rounding takes from the output is kept times this: it would be among fp16's least numbers
+_UNITS = 256.0  # what rounding takes from the output is kept times this: it would be among fp16's least numbers
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Job:
             (out,) = exchange.to_rows(out)
             lse = exchange.lse_to_rows(lse) if self.wants_lse else lse
         elif keep and dtype is not torch.float32:
-            kept = (q, k, v, out, wide.sub_(out).mul_(_REST).to(dtype), lse)
+            kept = (q, k, v, out, wide.sub_(out).mul_(_UNITS).to(dtype), lse)
         else:
             kept = (q, k, v, out, None, lse)
         return out, lse, kept
@@ -106,13 +106,13 @@ class Job:
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
         """Computes the wanted gradients of q, k, v and of what is learned."""
-        exchange, (q, k, v, out, rest, lse) = self.exchange, kept
+        exchange, (q, k, v, out, residual, lse) = self.exchange, kept
         if exchange is not None:
             (dout,) = exchange.to_heads(dout)
             dlse = None if dlse is None else exchange.lse_to_heads(dlse)
-        wide = out.float() if rest is None else torch.add(out, rest.float(), alpha=1 / _REST)
+        wide = out.float() if residual is None else torch.add(out, residual.float(), alpha=1 / _UNITS)
         delta = part.delta_of(dout, wide, dlse, self.spread.layout)
-        del wide, out, rest
+        del wide, out, residual
         dq = torch.zeros_like(q, dtype=torch.float32) if wanted[0] else None
         given = self._learned(learned)
         sums = {

@@ -28,7 +28,7 @@ _TYPES = {"object": "Tensor", "int": "SymInt", "float": "float", "bool": "bool",
 _SEVERAL = {
     "words": ["str[]? words=None"],  # ours and the caller's in turn
     "seed": ["SymInt? seed=None"],  # None: the operator draws its own
-    "rest": ["bool keep_rest=False"],  # the operator gives it back
+    "residual": ["bool keep_rest=False"],  # the operator gives it back
     "k_scale": ["Tensor? k_scale=None", "float? k_factor=None"],
     "v_scale": ["Tensor? v_scale=None", "float? v_factor=None"],
     "score_mod": [
@@ -132,7 +132,7 @@ SAMPLE = Form("sample", "sample", BSHD, "s", "logits", 1, results="One", table=R
 def backward_schema(name: str) -> str:
     """Returns the schema of the backward operator; it takes every keyword of the differentiable forward operators."""
     form = Form(name, name, BHSD, "", "q k v", 3, defaults=DEFAULTS_OF_ATTENTION)
-    others = (*FORWARD_ONLY, "function", "rest", "q", "k", "v")
+    others = (*FORWARD_ONLY, "function", "residual", "q", "k", "v")
     keywords = [name for name, row in ROWS.items() if row.more.ops and name not in others]
     words = [word for row in (*keywords, "function") for word in form.words(ROWS[row], needed=False)]
     first = "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor rng"

@@ -16,7 +16,7 @@ from xeflash.call.call import Call
 from xeflash.torch_ops.forms import Form
 
 Pair = tuple[Tensor, Tensor]
-Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, LSE, state of dropout, rest of out
+Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, LSE, state of dropout, residual of out
 Scalar = int | float
 
 LIBRARY = torch.library.Library("xeflash", "DEF")

@@ -26,16 +26,16 @@ def prepare(spec: Spec, arrays: Arrays) -> Prepared:
     core: Any = importlib.import_module("xeflash._core")
     drawn = draw(spec)
     put = drawn.put(arrays)
-    given, rest = drawn.in_core(put), None
+    given, residual = drawn.in_core(put), None
     if spec.dtype != "fp32":
-        rest = drawn.put(arrays)["dout"]  # of its shape, written by the forward pass
+        residual = drawn.put(arrays)["dout"]  # of its shape, written by the forward pass
     learned = tuple(name for name in _NAMES if name in given and not (name == "attn_mask" and spec.masks == "bool"))
 
     def call() -> Any:
-        out, lse = core.forward(**given, return_lse=True, rest=rest)
+        out, lse = core.forward(**given, return_lse=True, residual=residual)
         if spec.probs:
             return [core.probabilities(**given, out=out, lse=lse)]
-        results = {"out": out, "lse": lse, "rest": rest, "dout": put["dout"], "dlse": put.get("dlse")}
+        results = {"out": out, "lse": lse, "residual": residual, "dout": put["dout"], "dlse": put.get("dlse")}
         return [x for x in core.backward(**given, **results, wanted=learned) if x is not None]
 
     def check(results: Any) -> list[Finding]:

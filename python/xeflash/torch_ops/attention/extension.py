@@ -23,23 +23,26 @@ def pair_of(call: Call) -> Pair:
 
 
 def results_of(call: Call) -> Results:
-    """Runs a call; returns (out, LSE, state of dropout, rest of out); `rest` is True, or None if nobody wants it."""
+    """Runs a call; returns (out, LSE, state of dropout, residual of out).
+
+    The argument `residual` is True, or None if nobody wants it.
+    """
     given = call.arguments
     if "dropout_p" in given or "score_mod" in given or "captures" in given:
         given = ready(call).arguments
-    q, state, rest = given["q"], _nothing(), None
+    q, state, residual = given["q"], _nothing(), None
     if given.get("dropout_p"):
         numbers = [as_int64(given["seed"]), as_int64(given.get("offset", 0))]
         state = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-    if given.get("rest"):
-        rest = rest_of(q, given["v"])
-        given = {**given, "rest": rest}  # the extension writes it
+    if given.get("residual"):
+        residual = residual_of(q, given["v"])
+        given = {**given, "residual": residual}  # the extension writes it
     out, lse = _core.forward(**given, words=call.words)
     lse = q.new_empty(0, dtype=torch.float32) if lse is None else lse
-    return out, lse, state, q.new_empty(0) if rest is None else rest
+    return out, lse, state, q.new_empty(0) if residual is None else residual
 
 
-def rest_of(q: Tensor, v: Tensor) -> Tensor | None:
+def residual_of(q: Tensor, v: Tensor) -> Tensor | None:
     """Allocates room for what rounding takes from the output, or returns None for float32, which is not rounded."""
     return q.new_empty((*q.shape[:-1], v.shape[-1])) if q.dtype.itemsize == 2 and v.dim() else None
 

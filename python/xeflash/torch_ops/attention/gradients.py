@@ -1,7 +1,7 @@
 """Gradients of ``torch.ops.xeflash.*``.
 
 If a tensor of a call requires grad, the call computes its LSE and, in 16 bits, what rounding takes from its output (the
-rest: 2 bytes per element), whether or not the caller asked for them. Autograd keeps them, the state of dropout's
+residual: 2 bytes per element), whether or not the caller asked for them. Autograd keeps them, the state of dropout's
 generator and the call's tensors for the backward pass. The backward pass is an operator, too, ``attention_backward``,
 for all layouts: it computes only the gradients that are wanted, and gives the same bits each time.
 """
@@ -43,6 +43,7 @@ _OTHER_TYPES = re.compile(r"\b(f16|bf16|double|long|short|char|signed|unsigned|u
 
 # ---- the operator -------------------------------------------------------------------------------
 
+OPERATORS_WORDS = {"residual": "rest"}  # schemas of operators stay
 _FIRST = ("dout", "dlse", "q", "k", "v", "out", "lse", "rng", "layout", "wanted")  # by position
 
 
@@ -51,14 +52,14 @@ def attention_backward(*arguments: Any, **more: Any) -> list[Tensor]:
 
     `rng` is the state that the forward pass gave.
 
-    `rest` is what rounding took from `out`: without it gradients in 16 bits are less exact where V has a mean. `longer`
-    says that `out` and `lse` were computed from more keys than `k` has.
+    `rest` is the residual, what rounding took from `out`: without it gradients in 16 bits are less exact where V has a
+    mean. `longer` says that `out` and `lse` were computed from more keys than `k` has.
     """
     given = {"function": "attention_backward", **dict(zip(_FIRST, arguments, strict=False))}
     given |= (DEFAULTS_OF_ATTENTION if given["layout"] == BHSD else {}) | more
     put_together(given, cached=False)
-    rng = given.pop("rng")
-    return gradients_of(Call(given, take_words(given, {})), rng)
+    given["residual"], rng = given.pop("rest", None), given.pop("rng")
+    return gradients_of(Call(given, take_words(given, OPERATORS_WORDS)), rng)
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, wanted: Sequence[str], **more: Any) -> list[Tensor]:
@@ -106,31 +107,31 @@ _Run = Callable[[Call], Results]
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """The autograd function of attention: (out, lse, rng, rest) of a call, whose tensors are passed apart from it."""
+    """The autograd function of attention: (out, lse, rng, residual) of a call, whose tensors come apart from it."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, names: list[str], run: _Run, *tensors: Tensor) -> Results:
-        out, lse, rng, rest = run(call.joined(names, tensors))
+        out, lse, rng, residual = run(call.joined(names, tensors))
         ctx.call, ctx.names = call, names
-        ctx.save_for_backward(*tensors, out, lse, rng, rest)
-        ctx.mark_non_differentiable(rng, rest)
+        ctx.save_for_backward(*tensors, out, lse, rng, residual)
+        ctx.mark_non_differentiable(rng, residual)
         ctx.set_materialize_grads(False)
-        return out, lse, rng, rest
+        return out, lse, rng, residual
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _drng: None, _drest: None) -> Any:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _drng: None, _dresidual: None) -> Any:
         if any(x is not None and (is_batchedtensor(x) or is_legacy_batchedtensor(x)) for x in (dout, dlse)):
             raise NotImplementedError(
                 f"{ctx.call.function}: gradients must not be batched (is_grads_batched, vectorised jacobians), "
                 f"as the backward pass takes one at a time, got some below vmap"
             )
-        *tensors, out, lse, rng, rest = ctx.saved_tensors
+        *tensors, out, lse, rng, residual = ctx.saved_tensors
         asked = ctx.needs_input_grad[3:]
         wanted = [name for name, needs in zip(ctx.names, asked, strict=True) if needs]
         if dout is None:
             dout = out.new_zeros(()).expand(out.shape)
         call = ctx.call.joined(
-            ctx.names, tensors, *FORWARD_ONLY, rest=rest if rest.numel() else None,
+            ctx.names, tensors, *FORWARD_ONLY, residual=residual if residual.numel() else None,
             wanted=wanted, dout=dout, dlse=dlse, out=out, lse=lse,
         )  # fmt: skip
         found = iter(_backward(call, rng))
@@ -141,7 +142,8 @@ def _backward(call: Call, rng: Tensor) -> list[Tensor]:
     """Computes the wanted gradients of a call by the extension, or by the operator where torch has to see it."""
     if not torch.is_grad_enabled() and is_plain(call):
         return gradients_of(call, rng)
-    result: list[Tensor] = _backward_op(**with_lists(call), rng=rng)
+    given = {OPERATORS_WORDS.get(name, name): x for name, x in with_lists(call).items()}
+    result: list[Tensor] = _backward_op(**given, rng=rng)
     return result
 
 
@@ -158,7 +160,7 @@ def is_plain(call: Call) -> bool:
 
 
 def attend(call: Call, run: _Run) -> Results:
-    """Runs a call that autograd keeps; returns (out, LSE, state of dropout, rest)."""
+    """Runs a call that autograd keeps; returns (out, LSE, state of dropout, residual)."""
     given = call.arguments
     q, v = given["q"], given["v"]
     captured = [x for x in (given.get("captures") or {}).values() if isinstance(x, Tensor)]
@@ -167,14 +169,14 @@ def attend(call: Call, run: _Run) -> Results:
     if type(q) is Tensor and q.device.type == "xpu" and not torch.compiler.is_compiling():
         check_room(call.function, _core.arch_of(q, call.function, call.word("q")), q, v)
     others = [x for name, x in given.items() if name != "v" and isinstance(x, Tensor)]  # that of V needs no Delta
-    keeps_rest = q.dtype.itemsize == 2 and (given.get("rest") or requires_grad(*others, *captured))
+    keeps_residual = q.dtype.itemsize == 2 and (given.get("residual") or requires_grad(*others, *captured))
     if given["layout"] != THD and given["k"].shape[0] != q.shape[0]:
         call = _in_one_batch(call)
-    apart, names, tensors = call.apart(Tensor, return_lse=True, rest=keeps_rest or None)
-    out, lse, rng, rest = _Attention.apply(apart, names, run, *tensors)
+    apart, names, tensors = call.apart(Tensor, return_lse=True, residual=keeps_residual or None)
+    out, lse, rng, residual = _Attention.apply(apart, names, run, *tensors)
     if not given.get("return_lse"):
         lse = out.new_empty(0, dtype=torch.float32)
-    return out, lse, rng, rest if given.get("rest") else out.new_empty(0)
+    return out, lse, rng, residual if given.get("residual") else out.new_empty(0)
 
 
 def _in_one_batch(call: Call) -> Call:

@@ -12,7 +12,7 @@ import xeflash.jit  # noqa: F401  gives the extension its kernels
 from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, BSHD, ROWS, THD
-from xeflash.torch_ops.attention.extension import pair_of, rest_of, results_of
+from xeflash.torch_ops.attention.extension import pair_of, residual_of, results_of
 from xeflash.torch_ops.attention.gradients import differentiated, merge_with_gradients
 from xeflash.torch_ops.attention.shapes import check_shapes
 from xeflash.torch_ops.attention.words import reader
@@ -69,8 +69,8 @@ def _fake(form: Form, given: dict[str, Any]) -> Any:
     results = _results(q, out, lse, given.get("return_lse", False))
     if form.results == "Pair":
         return results
-    rest = rest_of(q, v) if given.get("rest") else None
-    return *results, _state_fake(given.get("dropout_p", 0.0)), q.new_empty(0) if rest is None else rest
+    residual = residual_of(q, v) if given.get("residual") else None
+    return *results, _state_fake(given.get("dropout_p", 0.0)), q.new_empty(0) if residual is None else residual
 
 
 def _merge_fake(outs: Sequence[Tensor], **_more: Any) -> Pair:

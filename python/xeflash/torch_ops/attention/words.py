@@ -29,8 +29,8 @@ def laid_out(call: Call, form: Form) -> dict[str, Any]:
             given[factor] = given.pop(scale)
             if abs(number) >= 2**128:  # a schema's floats hold less than an int
                 raise call.refuse(scale, "must be positive and finite in float32", f"{number!s:.40}")
-    if "rest" in given:
-        given["keep_rest"] = bool(given.pop("rest"))
+    if "residual" in given:
+        given["keep_rest"] = bool(given.pop("residual"))
     if form.letter == "p":
         given.setdefault("cu_seqlens_k", None)  # pages need none, and the schema has no default
         if "k_cache" in given:  # the operator tells pages by their table
@@ -86,7 +86,7 @@ def put_together(given: dict[str, Any], cached: bool) -> None:
     for name in {"seed", "offset"} & given.keys():
         given[name] %= 2**64
     if "keep_rest" in given:
-        given["rest"] = given.pop("keep_rest") or None
+        given["residual"] = given.pop("keep_rest") or None
 
 
 def captures_of(
