@@ -48,7 +48,7 @@ class Tiles:
         return rows * self.team * _round_up(own, self._width) * element if self.staged else 0
 
     def left(self, rows: int, columns: int, *, away: bool = False, sums: int | None = None) -> int:
-        """Left that is Placed: `away` if it has no room in registers, or beside a tile of so many columns of sums."""
+        """Returns the bytes of a Placed Left: `away` keeps it out of registers, `sums`: columns of sums beside it."""
         element, registers = element_of(self.desc), 256 * 4 * lanes_of(self.desc)
         own = rows * columns * element
         beside = sums is not None and self.pairs and self.team == 1
