@@ -37,14 +37,14 @@ def declared(*patterns):
 
 
 def listed_in(*files):
-    """Its words are the first column of the comment."""
+    """Returns the words that headers list: the first column of their comments."""
     lines = [line for file in files for line in Path(HEADERS, file).read_text().splitlines()]
     columns = [re.sub("<.*?>", "", line[5:]).split("  ")[0] for line in lines if re.match(r"//   \S", line)]
     return {name for column in columns for name in re.findall(r"(?:^|, )([A-Za-z_]\w*)", column)}
 
 
 def own_words():
-    """Words that one header lists as its own, each with the header."""
+    """Returns the words that a single header lists as its own, each with that header."""
     files = [*Path(HEADERS).glob("*.hpp"), *Path(HEADERS).glob("attention/*.hpp"), *Path(HEADERS).glob("tile/*.hpp")]
     return {word: file for file in files for word in re.findall(r"^// Word: (\w+)", file.read_text(), re.MULTILINE)}
 
@@ -94,7 +94,7 @@ BACKENDS = [
 
 
 def contract(arch, access, config, contracts=CONTRACTS[:1], missing=()):
-    """A source without some of the words: they have other names in the backend."""
+    """Returns a source that checks contracts. Words that are `missing` have other names in its backend."""
     choices, options = backend_of(arch, access, config)
     renamed = [f"#define {word} no_{word}" for word in missing]
     restored = [f"#undef {word}" for word in missing]

@@ -283,7 +283,7 @@ std::string Array::describe_dtype() const {
 
 std::string Array::place() const {
   if (device_type == dlpack::kOneApi) return "xpu:" + std::to_string(device_id);
-  if (!queue || queue == &host_queue()) return "host memory";  // that of a Placeholder, too
+  if (!queue || queue == &host_queue()) return "host memory";  // a Placeholder has it, too
   return "a SYCL queue of " + facts_of(static_cast<sycl::queue*>(queue)->get_device()).name;
 }
 

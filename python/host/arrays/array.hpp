@@ -21,7 +21,7 @@ namespace py = pybind11;
 enum class DType : uint8_t { kOther, kF32, kF16, kBF16, kBool, kI32, kE4M3, kE5M2, kI8, kU8, kI64 };
 const char* name_of(DType dtype);
 int64_t size_of(DType dtype);
-inline bool is_float(DType t) {  // that is multiplied as it is
+inline bool is_float(DType t) {  // true if it is multiplied as it is
   return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16;
 }
 

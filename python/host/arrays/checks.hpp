@@ -31,7 +31,7 @@ inline float normal_cap(double cap) {
 inline bool fits_float(double x) { return std::abs(x) <= std::numeric_limits<float>::max(); }
 
 inline std::string number(int64_t n) { return std::to_string(n); }
-std::string text_of(double x);                                 // as Python shows it
+std::string text_of(double x);                                 // returns it as Python shows it
 std::string text_of_shape(const std::vector<int64_t>& shape);  // "[2, 8, 64]"
 
 class Checker {

@@ -79,7 +79,7 @@ class Search {
   static int64_t floor_of(int64_t n, int64_t d) { return n / d - (n % d < 0); }
 
   const Steps& steps_;
-  std::array<int64_t, 2 * kMaxDims + 1> back_, forth_;  // what the steps from one on reach
+  std::array<int64_t, 2 * kMaxDims + 1> back_, forth_;  // how far the steps from one on reach
   static constexpr int kMostWork = 10000;
   int work_ = kMostWork;
 };

@@ -10,7 +10,7 @@
 
 namespace xeflash {
 
-// What the rows of a tile of Q and of the output are: the queries of a head, the heads of one query
+// The rows of a tile of Q and of the output: they are the queries of a head, the heads of one query
 // (decode), or rows that have an address each and are read and written one by one (packed heads).
 enum class QueryRows : uint8_t { kOfHead, kOfQuery, kApart };
 

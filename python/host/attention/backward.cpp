@@ -394,7 +394,8 @@ float* share(Scratch& scratch, BwdParams& params, const Problem& p, const std::v
     params.workers = static_cast<int32_t>(workers);
     params.worker_sums = p.heads_q / p.heads_k * blocks * block * whole(p.d, kLineFloats);
   }
-  const auto added = std::ranges::find(steps, 1, &Step::entry);  // what the part before it leaves
+  const auto added =
+      std::ranges::find(steps, 1, &Step::entry);  // adds what the step before it leaves
   if (added != steps.end()) params.capture_workers = static_cast<int32_t>((added - 1)->groups);
   const int64_t capture_offset = query_offset + workers * params.worker_sums;
   const int64_t floats = capture_offset + params.capture_workers * params.captured;

@@ -8,7 +8,7 @@
 
 namespace xeflash {
 
-// How a cache lays out the rows of K and V: see kernels/attention/cache.hpp.
+// The layout of the rows of K and V in a cache: see kernels/attention/cache.hpp.
 enum class CacheKind : uint8_t { kPlain, kPaged, kBeam };
 const char* name_of(CacheKind kind);
 

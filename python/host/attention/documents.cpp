@@ -15,7 +15,8 @@ DocumentSpans::DocumentSpans(const Problem& p, const Place& place) {
   kernels_ = &find_kernels(desc, place);
   spans_ = divide_up(p.sk, kSpan);
   const Array& ids = p.documents;
-  sequences_ = ids.ndim == 2 && ids.strides[0] != 0 ? ids.shape[0] : 1;  // that have their own
+  sequences_ =
+      ids.ndim == 2 && ids.strides[0] != 0 ? ids.shape[0] : 1;  // sequences with ids of their own
   check_groups(static_cast<uint64_t>(spans_ * sequences_), desc.access);
 }
 

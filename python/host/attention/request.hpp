@@ -11,7 +11,7 @@
 
 namespace xeflash {
 
-// How a function's arrays are laid out.
+// The layout of a function's arrays.
 enum class Layout : uint8_t {
   kBSHD,  // (batch, sequence, heads, dim): flash_attn_func
   kTHD,   // (tokens, heads, dim), packed sequences: flash_attn_varlen_func
@@ -48,7 +48,7 @@ struct FwdRequest {
   double dropout_p = 0;
   uint64_t seed = 0, offset = 0;
   bool return_lse = false;
-  py::object residual = py::none();   // of the output: written, or read by the backward pass
+  py::object residual = py::none();   // what rounding takes from the output
   bool enable_gqa = true;             // Hq != Hk needs no permission
   int64_t num_splits = 0;             // of the keys of one query; 0: as many as fill the device
   std::optional<double> unified_max;  // of the scores of one query: UnifiedMax in softmax.hpp

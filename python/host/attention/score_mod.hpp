@@ -27,7 +27,7 @@ struct ScoreModCall {
   ScoreModId id = ScoreModId::kNone;
   Captures captures{};
   std::vector<Array> arrays;       // kept alive
-  std::vector<std::string> names;  // of the arrays
+  std::vector<std::string> names;  // names of the arrays
 };
 
 // `score_mod` is None or (text, {name: array or number}).

@@ -33,7 +33,7 @@ constexpr struct {
     {30, 4, {"bmg", ""}},           // Nova Lake S
     {30, 5, {"bmg", ""}},           // Nova Lake U
 };
-constexpr uint32_t kFirstMajor = 12, kFirstMinor = 55;  // what is older has no matrix unit
+constexpr uint32_t kFirstMajor = 12, kFirstMinor = 55;  // older GPUs have no matrix unit
 
 }  // namespace
 

@@ -31,7 +31,7 @@ struct IpVersion {
 struct DeviceProperties {
   uint32_t type = 0x3;
   const void* next = nullptr;
-  uint8_t rest[1024] = {};  // what is not asked for, with room for what later versions add
+  uint8_t rest[1024] = {};  // members that are not read, with room for later versions
 };
 struct KernelDesc {
   uint32_t type = 0x1d;

@@ -16,7 +16,7 @@ namespace xeflash {
 
 struct DeviceFacts {
   std::string name, backend, driver, type;
-  std::string arch;        // what kernels are compiled for: cpu-avx512-bf16, pvc, bmg, dg2, ...
+  std::string arch;        // the target of kernels: cpu-avx512-bf16, pvc, bmg, dg2, ...
   std::string no_kernels;  // why `arch` is empty, else empty
   std::string ip_version;  // of a GPU
   int compute_units;
@@ -40,7 +40,7 @@ sycl::queue& host_queue();
 // long as the process.
 sycl::queue* new_queue(size_t device);
 
-// Around a launch on the host queue, from before it to after it was waited for. The CPU driver pins
+// Surrounds a launch on the host queue, from before it until it was waited for. The CPU driver pins
 // each of its worker threads to a core, but not the thread that called, which works along. When
 // that one happens to be on a worker's core, and the others idle, a kernel of a few milliseconds
 // takes twice as long: the scheduler is slower to move it. So workers that were born in a launch

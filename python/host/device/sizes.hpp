@@ -15,9 +15,9 @@ const ProductSchedule& product_schedule_of(const Device& device);
 constexpr int64_t divide_up(int64_t n, int64_t of) { return (n + of - 1) / of; }
 constexpr int64_t whole(int64_t n, int64_t of) { return divide_up(n, of) * of; }
 
-constexpr int64_t kLineBytes = 64;  // of a cache, which memory of a call begins at
+constexpr int64_t kLineBytes = 64;  // of a cache line, at which memory of a call begins
 constexpr int64_t kLineFloats = kLineBytes / 4;
-constexpr int64_t kMaxSplits = 128;     // that a call may ask for, and of which the best are sought
+constexpr int64_t kMaxSplits = 128;     // the most that a call may ask for, or that are tried
 constexpr int64_t kPageKeys = 16;       // pages of a cache have a multiple of them
 constexpr int64_t kLeastLanes = 8;      // rows that a thread has at least in kernels of single rows
 constexpr int64_t kMessageInputs = 32;  // GPUs read multiples of them: 64 bytes of 16-bit inputs

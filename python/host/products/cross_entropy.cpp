@@ -18,7 +18,7 @@ struct CrossEntropyRequest {
   std::string reduction = "mean";
   int64_t ignore_index = -100;
   double label_smoothing = 0.0, softcap = 0.0, logit_scale = 1.0, z_loss = 0.0;
-  double divisor = 0.0;            // of the sum, in the place of the rows that count; 0: none
+  double divisor = 0.0;            // divides the sum instead of the number of rows; 0: none
   bool log_prob = false;           // the negative of a loss of rows that all count
   int64_t workspace = 0;           // torch_ops has it
   py::object logits = py::none();  // fp32, (rows, V and more), which logits go to

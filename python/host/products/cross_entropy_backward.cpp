@@ -21,7 +21,7 @@ struct HeadBackwardRequest {
   py::object of_p = py::none(), of_target = py::none(), of_all = py::none();
   double softcap = 0.0, logit_scale = 1.0;
   bool wants_input = true, wants_weight = true, wants_bias = true;
-  py::object logits = py::none();  // of all columns: they are not made again
+  py::object logits = py::none();  // of all columns, which are then not recomputed
   // The sums in fp32 that gradients are written to: (rows, inputs), (columns, inputs) and
   // (columns), with room for whole blocks. With `adds`, the gradients of weight and bias are added
   // to them.

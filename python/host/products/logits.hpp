@@ -22,7 +22,7 @@ struct Head {
   Array input, weight, bias;        // (rows, inputs), (columns, inputs), (columns)
   std::vector<int64_t> shape;       // of a value per row
   int64_t rows, columns, features;  // features: of the caller
-  int64_t inputs;                   // as kernels take them: GPUs take whole messages
+  int64_t inputs;                   // that kernels read: GPUs read whole messages
   Access access;
   float scale, softcap;
 
