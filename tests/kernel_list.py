@@ -70,6 +70,8 @@ def main(folders: list[str]) -> None:
     for folder in folders:
         for test, kernel in asked(Path(folder)):
             files[listed_name(kernel)].add(test.partition("::")[0].removeprefix("tests/"))
+    if not files:
+        sys.exit(f"kernel_list: the folders must have journals of a run, got {' '.join(folders) or 'no folder'}")
     LIST.write_text("".join(f"{name} {' '.join(sorted(files[name]))}\n" for name in sorted(files)))
     for device, limit in LIMITS.items():
         print(f"{device}: {sum(device_of(name) == device for name in files)} kernels, at most {limit}")

@@ -50,7 +50,7 @@ class Tiles:
         return rows * self.team * _round_up(own, self._width) * element if self.staged else 0
 
     def left(self, rows: int, columns: int, *, away: bool = False, sums: int | None = None) -> int:
-        """Returns the bytes of a Placed Left: `away` keeps it out of registers, `sums` columns of sums are beside it."""
+        """Returns the bytes of a Placed Left, which is out of registers if `away`, or beside `sums` columns of sums."""
         element, registers = element_of(self.desc), 256 * 4 * lanes_of(self.desc)
         own = rows * columns * element
         beside = sums is not None and self.pairs and self.team == 1
