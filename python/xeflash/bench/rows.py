@@ -129,11 +129,10 @@ def case_of(kind: type[_Kind], row: Any) -> _Kind:
 
 def with_ratios(results: Sequence[Result], kind: type[Any], base: str) -> list[Result]:
     """Returns the results with the median over samples of the time of the way `base` on the same case / their own."""
-    timed = [x for x in results if x.row.status == "ok" and x.row.way in x.samples_ms]
-    bases = {case_of(kind, x.row): x.samples_ms[base] for x in timed if x.row.way == base}
+    bases = {case_of(kind, x.row): x.samples_ms[base] for x in results if x.row.way == base and x.row.status == "ok"}
 
     def ratio(result: Result) -> float | None:
-        found = bases.get(case_of(kind, result.row)) if result in timed else None
-        return median_of_ratios(found, result.samples_ms[result.row.way]) if found else None
+        found, own = bases.get(case_of(kind, result.row)), result.samples_ms.get(result.row.way)
+        return median_of_ratios(found, own) if found and own and result.row.status == "ok" else None
 
     return [result.with_row(ratio=ratio(result)) for result in results]
