@@ -99,8 +99,7 @@ class Benchmark:
         """Returns the result of one case; an error becomes a failed row, not the end of the run."""
         row = self.layout.row(**dataclasses.asdict(case))
         with torch.inference_mode(not getattr(case, "gradients", False)):
-            found = attempt(row, options.device, lambda: self._timed(row, options), self.memory_needed(case))
-        return found
+            return attempt(row, options.device, lambda: self._timed(row, options), self.memory_needed(case))
 
     def run(self, cases: Sequence[Any], options: Options, meter: peak.Meter | None = None) -> Iterator[Result]:
         """Yields the results one by one, so that an interrupted run keeps what it has."""

@@ -69,9 +69,7 @@ class Arguments(_Given, total=False):
     seed: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]  # from seeds()
     offset: Annotated[int, Keyword(0, ops="adp", forward_only="rng has it")]
     return_lse: Annotated[bool, Keyword(False, forward_only="it has the LSE")]
-    residual: Annotated[
-        Array, Keyword(ops="adp")
-    ]  # what rounding takes from out: written, or read by the backward pass
+    residual: Annotated[Array, Keyword(ops="adp")]  # what rounding takes from out: written, or read by gradients
     enable_gqa: Annotated[bool, Keyword(True, ops="a")]
     num_splits: Annotated[int, Keyword(0, ops="dpc", forward_only="it splits no keys")]
     unified_max: Annotated[float | None, _CACHE]
