@@ -7,6 +7,7 @@
 namespace xeflash {
 
 template <class Config>
+  requires BackwardMask<typename Config::Mask>
 XF_INLINE void attention_probs(const ProbsParams& p) {
   using Tiles = ScoreTiles<Config>;
   using T = typename Config::Element;

@@ -40,6 +40,7 @@ struct SummedQueries {
 };
 
 template <class Config>
+  requires BackwardMask<typename Config::Mask>
 XF_INLINE void flash_bwd(const BwdParams& p) {
   using Queries = SummedQueries<Config>;
   const int worker = static_cast<int>(Group::index()), heads = p.heads_q / p.heads_k;

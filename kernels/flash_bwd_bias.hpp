@@ -65,6 +65,7 @@ struct SlopeSums {
 };
 
 template <class Config>
+  requires BackwardMask<typename Config::Mask>
 XF_INLINE void flash_bwd_bias(const BwdParams& p) {
   using Tiles = ScoreTiles<Config, true>;
   using T = typename Config::Element;

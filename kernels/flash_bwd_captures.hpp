@@ -32,6 +32,7 @@ XF_INLINE void add_of_captures(const BwdParams& p, const Sequence& seq, int head
 }
 
 template <class Config>
+  requires BackwardMask<typename Config::Mask>
 XF_INLINE void flash_bwd_captures(const BwdParams& p) {
   using Tiles = ScoreTiles<Config>;
   using T = typename Config::Element;

@@ -85,6 +85,7 @@ XF_INLINE void flash_bwd_dkv(const BwdParams& p, const Work& work, QueryGradient
 }
 
 template <class Config>
+  requires BackwardMask<typename Config::Mask>
 XF_INLINE void flash_bwd_dkv(const BwdParams& p) {
   constexpr int Bc = Config::block_rows;
   DkvTiles<Config>::allocate();

@@ -61,6 +61,7 @@ XF_INLINE void flash_bwd_dq(const BwdParams& p, const Work& work) {
 }
 
 template <class Config>
+  requires BackwardMask<typename Config::Mask>
 XF_INLINE void flash_bwd_dq(const BwdParams& p) {
   constexpr int Br = Config::block_rows;
   flash_bwd_dq<Config>(

@@ -76,6 +76,7 @@ XF_INLINE bool flash_decode(const FwdParams& p, const SplitWork& work) {
 // part of the columns of O where O is too wide. The threads of a team also divide the columns of Q
 // and K. Where tiles are few, the threads of a group take turns at the keys of a split.
 template <class Config>
+  requires DecodeMask<typename Config::Mask>
 XF_INLINE void flash_decode(const FwdParams& p) {
   const SplitWork work(p, Group::index(), Config::block_rows, Config::parts / Group::team);
   using Softmax = typename Config::Softmax;

@@ -61,6 +61,7 @@ XF_INLINE void flash_fwd(const FwdParams& p, const Work& work) {
 // There is one thread, or one team of threads, per block of rows of a head, per split of the keys,
 // which combine.hpp merges, and per part of the columns of O where O is too wide.
 template <class Config>
+  requires ForwardMask<typename Config::Mask>
 XF_INLINE void flash_fwd(const FwdParams& p) {
   constexpr int Br = Config::block_rows;
   const int heads = Config::packs_heads ? p.heads_k : p.heads_q;

@@ -1,6 +1,6 @@
-// A Mask says which keys a row sees. In a Window, key k is visible to row q iff -left <= k - (q +
-// shift) <= right and k < Sk. Causal attention has right = 0. Blocks of keys that no row of a tile
-// sees are skipped.
+// A Mask says which keys a row sees; mask_contract.hpp lists what kernels call of it. In a Window,
+// key k is visible to row q iff -left <= k - (q + shift) <= right and k < Sk. Causal attention has
+// right = 0. Blocks of keys that no row of a tile sees are skipped.
 #pragma once
 
 #include "attention/work.hpp"

@@ -2,7 +2,7 @@
 // them, and a mask hides some.
 #pragma once
 
-#include "attention/mask.hpp"
+#include "attention/mask_contract.hpp"
 #include "attention/variant.hpp"
 
 namespace xeflash {

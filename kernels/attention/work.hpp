@@ -91,7 +91,7 @@ struct Sequence {
   XF_INLINE Rows<T> rows_per_key(const TensorArg& t, int head) const {
     return {static_cast<T*>(t.data) + batch_k * t.batch + head * t.head + k0 * t.row, t.row, sk};
   }
-  // Returns the line of one value per row of a head, laid out as the LSE.
+  // Returns one head's part of `values`, which have one value per row and head, as the LSE.
   template <class T>
   XF_INLINE Line<T> line(const FwdParams& p, T* values, int head) const {
     return {values + batch * p.lse_batch + head * p.lse_head, p.lse_head, q0, sq};

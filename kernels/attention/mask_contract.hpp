@@ -1,0 +1,103 @@
+// What kernels call of a Mask. Each kernel requires a concept of this file, so that the compiler
+// names a member that a Mask lacks. A Mask inherits from Window and hides more keys; the members
+// that it has to replace for this are its own.
+//
+// All kernels but flash_decode:
+//
+//   hide                  returns s, or -inf if the window hides the key; masks keep Window's
+//   hide_in               own: sets other scores of a tile to -inf; Window's sets none
+//   k_blocks              own: returns the blocks of keys that some rows see
+//   Blocks                their type: BlockRange, unless blocks in between are skipped
+//     begin, end, next    the first block; the end; the first visible one of j, j + step, ...
+//     is_full             whether no score of a block is hidden: hide and hide_in are not called
+//
+// flash_fwd:
+//
+//   seen_up_to            returns the end of the keys that a row sees: later keys of a block are
+//                         not multiplied. Window's may be too large for a Mask: this takes time
+//     first, last         all visible keys are in [first, last): a cache has no others
+//     keep_share          keeps one split's share of the blocks
+//
+// flash_bwd*, attention_probs:
+//
+//   q_blocks              own: flash_bwd_dkv, flash_bwd: returns the blocks of rows that see keys
+//   hide_in<true>         own: for these two: the rows of the tile are keys
+//     has                 whether a block is visible
+//     only, is_empty      flash_bwd_bias: that block alone, or none; whether there is none
+//     have_none_full      flash_bwd: calls hide and hide_in for all blocks
+//
+// flash_decode, which has one row:
+//
+//   keys_of_split         own: returns the keys of one split
+//   Keys                  their type: KeyRange, unless keys in between are hidden
+//     begin, end, next    as those of Blocks; but a block is known by its first key
+//     seen_from           the first visible key
+//     is_full             whether no score of a block is hidden: hide_row is not called
+//   hide_row              own if Keys is: sets scores of a block to -inf; Window's sets those of
+//                         keys outside the range
+#pragma once
+
+#include <concepts>
+
+#include "attention/mask.hpp"
+
+namespace xeflash {
+
+template <class X>
+concept Position = std::convertible_to<X, int>;
+
+template <class M>
+concept MadeOfParams = requires(const FwdParams& p, const Sequence& seq) { M(p, seq); };
+
+template <class B>
+concept VisibleBlocks = requires(const B& blocks, int j) {
+  { blocks.begin } -> Position;
+  { blocks.end } -> Position;
+  { blocks.next(j, 1) } -> Position;
+  { blocks.is_full(j) } -> std::same_as<bool>;
+};
+
+template <class M>
+concept TileMask = MadeOfParams<M> && VisibleBlocks<typename M::Blocks> &&
+                   requires(const M& mask, Floats s, Ints k, Tile<16, 32>& S, Ints (*query)(Ints)) {
+                     { mask.hide(s, 0, k) } -> std::same_as<Floats>;
+                     mask.template hide_in<false>(S, 0, 0, query);
+                     { mask.template k_blocks<32>(0, 0) } -> std::same_as<typename M::Blocks>;
+                   };
+
+template <class M>
+concept ForwardMask = TileMask<M> && requires(const M& mask, typename M::Blocks blocks) {
+  { mask.seen_up_to(0) } -> Position;
+  { blocks.first } -> Position;
+  { blocks.last } -> Position;
+  blocks.keep_share(0, 1);
+};
+
+template <class M>
+concept BackwardMask = TileMask<M> && requires(const M& mask, typename M::Blocks blocks,
+                                               Tile<16, 32>& S, Ints (*query)(Ints)) {
+  mask.template hide_in<true>(S, 0, 0, query);
+  { mask.template q_blocks<32>(0, 0) } -> std::same_as<typename M::Blocks>;
+  { blocks.has(0) } -> std::same_as<bool>;
+  { blocks.only(0) } -> std::same_as<typename M::Blocks>;
+  { blocks.is_empty() } -> std::same_as<bool>;
+  blocks.have_none_full();
+};
+
+template <class K>
+concept VisibleKeys = requires(const K& keys, int key) {
+  { keys.begin } -> Position;
+  { keys.end } -> Position;
+  { keys.next(key, 32, 32) } -> Position;
+  { keys.seen_from } -> Position;
+  { keys.is_full(key, 32) } -> std::same_as<bool>;
+};
+
+template <class M>
+concept DecodeMask = MadeOfParams<M> && VisibleKeys<typename M::Keys> &&
+                     requires(const M& mask, const typename M::Keys& keys, RowTile<8, 32>& S) {
+                       { mask.keys_of_split(0, 1, 32) } -> std::same_as<typename M::Keys>;
+                       mask.hide_row(S, keys, 0);
+                     };
+
+}  // namespace xeflash
