@@ -28,12 +28,13 @@ DOCUMENTS = [
         ".github/SECURITY.md",
     )
 ]
+IN_DEFAULT_SET = {"python": 1, ".github": 0}  # of these folders only the first examples
 EXAMPLES = [
     pytest.param(
         example,
         document.stem == "distributed",
         id=f"{document.relative_to(ROOT).parent}-{document.stem}-{number}",
-        marks=pytest.mark.wide if document.parent.name == "python" and number else (),
+        marks=pytest.mark.wide if number >= IN_DEFAULT_SET.get(document.parent.name, 99) else (),
     )
     for document in DOCUMENTS
     for number, example in enumerate(re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL))
