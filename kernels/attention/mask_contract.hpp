@@ -1,6 +1,7 @@
 // What kernels call of a Mask. Each kernel requires a concept of this file, so that the compiler
-// names a member that a Mask lacks. A Mask inherits from Window and hides more keys; the members
-// that it has to replace for this are its own.
+// names a member that a Mask lacks. A Mask inherits from Window and hides more keys. It has to
+// replace the members that are marked `own`: Window's k_blocks, for example, would call a block
+// full in which hide_in hides scores.
 //
 // All kernels but flash_decode:
 //
@@ -15,16 +16,18 @@
 //
 //   seen_up_to            returns the end of the keys that a row sees: later keys of a block are
 //                         not multiplied. Window's may be too large for a Mask: this takes time
-//     first, last         all visible keys are in [first, last): a cache has no others
+//     first, last         all visible keys are in [first, last): a cache may have no others
 //     keep_share          keeps one split's share of the blocks
 //
 // flash_bwd*, attention_probs:
 //
-//   q_blocks              own: flash_bwd_dkv, flash_bwd: returns the blocks of rows that see keys
-//   hide_in<true>         own: for these two: the rows of the tile are keys
+//   q_blocks              own: returns the blocks of rows that see some keys, for flash_bwd_dkv and
+//                         flash_bwd
+//   hide_in<true>         own, for these two: hide_in of a tile whose rows are keys
 //     has                 whether a block is visible
-//     only, is_empty      flash_bwd_bias: that block alone, or none; whether there is none
-//     have_none_full      flash_bwd: calls hide and hide_in for all blocks
+//     only, is_empty      returns the range of that block alone, or an empty one; whether it is
+//                         empty: for flash_bwd_bias
+//     have_none_full      makes no block full, for flash_bwd
 //
 // flash_decode, which has one row:
 //
