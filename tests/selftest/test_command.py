@@ -30,7 +30,7 @@ def test_this_machine_passes(capsys, tmp_path, monkeypatch, every):
     output = capsys.readouterr().out
     data = json.loads(file.read_text())
     assert [case["name"] for case in data["cases"]] == names
-    assert data["ok"] and all(case["status"] == "ok" and case["ms"] > 0 for case in data["cases"])
+    assert data["ok"] and data["complete"] and all(case["status"] == "ok" and case["ms"] > 0 for case in data["cases"])
     assert data["device"]["arch"].startswith("cpu-") and data["device"]["driver"] in output
     assert data["software"]["torch"] and "libsycl.so.9" in data["software"]["libsycl"][0]
     assert data["limits"] is None  # not known for CPUs
@@ -98,20 +98,93 @@ def test_a_worker_takes_usm_on_a_gpu_that_torch_does_not_have(gpu, monkeypatch):
     assert answer["status"] == "ok"
 
 
-def test_what_is_wrong_is_told_and_ends_with_1(monkeypatch, capsys):
-    program = """
-import json, sys
+# Answers with ok, or as `answers` says for some names; "hang" does not answer.
+WORKER = """
+import json, sys, time
 print(json.dumps({"on_gpu": True, "name": "a GPU", "arrays": "USM", "simulated": True}), flush=True)
+answers = json.loads(sys.argv[1])
 for line in sys.stdin:
-    wrong = json.loads(line).get("name") == "%s"
-    print(json.dumps({"status": "wrong" if wrong else "ok", "note": "out at [1, 2]: got 3.0, want 4.0"}), flush=True)
+    name = json.loads(line).get("name")
+    answer = answers.get(name, answers.get("*", {"status": "ok", "note": ""}))
+    if answer == "hang":
+        time.sleep(100)
+    print(json.dumps(answer), flush=True)
 """
-    monkeypatch.setattr(pool, "command", lambda device: [sys.executable, "-c", program % NAME])
+WRONG = {"status": "wrong", "note": "out at [1, 2]: got 3.0, want 4.0"}
+
+
+@pytest.fixture
+def worker_says(monkeypatch):
+    def says(answers):
+        words = [sys.executable, "-c", WORKER, json.dumps(answers)]
+        monkeypatch.setattr(pool, "command", lambda device: words)
+
+    return says
+
+
+def test_what_is_wrong_is_told_and_ends_with_1(worker_says, capsys):
+    worker_says({NAME: WRONG})
     assert main(["selftest"]) == 1
     output = capsys.readouterr()
-    assert f"{NAME}: wrong: out at [1, 2]: got 3.0, want 4.0" in output.out
+    assert f"{NAME}: wrong: out at [1, 2]: got 3.0, want 4.0" in output.out and NAME in output.err
     assert f"{len(all_cases()) - 1} of {len(all_cases())} cases are right" in output.out
     assert "times mean nothing" in output.out and "ms" not in output.out.splitlines()[0].split()
+
+
+def test_a_device_that_runs_nothing_is_told_once_and_ends_with_2(worker_says, capsys, tmp_path):
+    worker_says({"*": {"status": "error", "note": "no ocloc: python -m xeflash.sim.get_ocloc"}})
+    file = tmp_path / "report.json"
+    assert main(["selftest", "--json", str(file)]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.splitlines() == [
+        "xeflash selftest: no kernel runs on a GPU: no ocloc: python -m xeflash.sim.get_ocloc",
+        "xeflash selftest: try: python -m xeflash.sim.get_ocloc",
+    ]
+    assert not json.loads(file.read_text())["complete"]
+
+
+@pytest.mark.parametrize("answers", [{"*": WRONG}, {next(iter(all_cases())): {"status": "error", "note": "lost"}}])
+def test_wrong_results_and_one_kernel_that_fails_are_no_reason_to_give_up(worker_says, answers):
+    worker_says(answers)
+    assert main(["selftest"]) == 1
+
+
+PROGRAM = """
+import sys
+from xeflash.cli import main
+from xeflash.selftest import pool
+pool.command = lambda device: [sys.executable, "-c", sys.argv[2], sys.argv[3]]
+sys.exit(main(["selftest", "--jobs", "1", "--json", sys.argv[1]]))
+"""
+
+
+def until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert condition()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_file_names_the_case_that_hangs(tmp_path, sent):
+    """It does so while the case runs, as nobody will write it if the machine freezes."""
+    file = tmp_path / "report.json"
+    words = [sys.executable, "-c", PROGRAM, str(file), WORKER, json.dumps({NAME: "hang"})]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def states():
+        return [(case["name"], case["status"]) for case in json.loads(file.read_text())["cases"]]
+
+    until(lambda: file.exists() and (NAME, "running") in states())
+    process.send_signal(sent)
+    output, errors = process.communicate(timeout=20)
+    done = [*all_cases()].index(NAME)
+    assert [state for _, state in states()] == ["ok"] * done + ["running"] + ["not begun"] * (len(states()) - done - 1)
+    assert json.loads(file.read_text())["complete"] is False
+    if sent != signal.SIGKILL:
+        assert process.returncode == 130 and f"{file} has what is known" in errors and "Traceback" not in errors
+        assert f"{NAME}: running: it was being checked" in output and f"{len(states()) - done - 1} were not" in output
+        assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_a_device_that_is_not_there_ends_with_2(monkeypatch, capsys):

@@ -86,3 +86,24 @@ def test_end_ends_even_what_hangs(ended):
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert process.poll() is not None
+
+
+def test_no_case_is_given_to_a_device_whose_process_cannot_be_ended(ended, monkeypatch):
+    pool = pool_of(WORKER, jobs=1, seconds=0.5)
+    ended(pool)
+    monkeypatch.setattr(pools, "_SECONDS_TO_END", 0)
+    monkeypatch.setattr(pool._idle[0]._process, "kill", lambda: None)  # as if its driver held it
+    process = pool._idle[0]._process
+    answers = run(pool, ["a", "hang", "b"])
+    assert answers["hang"]["note"] == "no answer within 0.5 s, and the process cannot be ended"
+    assert answers["b"]["status"] == "not run"
+    process.send_signal(9)
+    process.wait()
+
+
+def test_a_case_begins_before_its_worker_has_it(ended):
+    pool = pool_of(WORKER, jobs=1)
+    ended(pool)
+    seen = []
+    pool.run([{"name": "a"}, {"name": "b"}], 1, lambda request, _: None, lambda request: seen.append(request["name"]))
+    assert seen == ["a", "b"]

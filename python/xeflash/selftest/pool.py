@@ -16,6 +16,7 @@ from typing import Any
 Answer = dict[str, Any]
 SECONDS = 180  # the limit of a case, which may be compiled first
 _MOST_DEATHS = 5
+_SECONDS_TO_END = 10
 
 
 class Refused(RuntimeError):
@@ -73,20 +74,24 @@ class Worker:
         self._said.seek(0)
         said = self._said.read().decode(errors="replace").strip()
         if code is None:
-            self.end()
-            raise Died(f"no answer within {self._seconds} s", said)
+            held = "" if self.end() else ", and the process cannot be ended"
+            raise Died(f"no answer within {self._seconds} s{held}", said)
         lines = said.splitlines() or ["no message"]
         where = next((line.strip() for line in lines if line.startswith("  File ")), lines[-1])
         raise Died(f"{f'signal {-code}' if code < 0 else f'exit {code}'}: {where}", said)
 
-    def end(self) -> None:
-        """Ends the process in any state."""
+    def end(self) -> bool:
+        """Ends the process in any state; returns whether it has ended: the driver of a GPU that hangs may hold it."""
         self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            return False
         for stream in (self._process.stdin, self._process.stdout, self._said):
             if stream:
                 with contextlib.suppress(OSError):
                     stream.close()
+        return True
 
 
 class Pool:
@@ -115,21 +120,46 @@ class Pool:
         worker.greet()
         return worker
 
-    def run(self, requests: Sequence[Answer], jobs: int, on_answer: Callable[[Answer, Answer], None]) -> None:
-        """Sends all requests to `jobs` workers, and hands over each request with its answer as it comes."""
+    def run(
+        self,
+        requests: Sequence[Answer],
+        jobs: int,
+        on_answer: Callable[[Answer, Answer], None],
+        on_begin: Callable[[Answer], None] = lambda _: None,
+    ) -> None:
+        """Sends all requests to `jobs` workers, and hands over each request with its answer as it comes.
+
+        Both functions are called in other threads: `on_begin` before a worker has the request, `on_answer` one at a
+        time, and not once `end` is called.
+        """
         left: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        done: queue.SimpleQueue[tuple[Answer, Answer]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def finish(request: Answer, answer: Answer) -> None:
+            with finishing:
+                try:
+                    if not self._ended:
+                        on_answer(request, answer)
+                finally:
+                    done.put(None)
+
+        finishing = threading.Lock()
         for request in requests:
             left.put(request)
-        threads = [threading.Thread(target=self._work, args=(left, done), daemon=True) for _ in range(jobs)]
+        threads = [threading.Thread(target=self._work, args=(left, finish, on_begin), daemon=True) for _ in range(jobs)]
         for thread in threads:
             thread.start()
         for _ in requests:
-            on_answer(*done.get())
+            done.get()
         for thread in threads:
             thread.join()
 
-    def _work(self, left: queue.SimpleQueue[Answer], done: queue.SimpleQueue[tuple[Answer, Answer]]) -> None:
+    def _work(
+        self,
+        left: queue.SimpleQueue[Answer],
+        finish: Callable[[Answer, Answer], None],
+        on_begin: Callable[[Answer], None],
+    ) -> None:
         worker: Worker | None = None
         while not self._ended:
             try:
@@ -137,23 +167,24 @@ class Pool:
             except queue.Empty:
                 break
             if self._deaths >= _MOST_DEATHS:
-                done.put((request, {"status": "not run", "note": f"{self._deaths} processes died before"}))
+                finish(request, {"status": "not run", "note": "processes died before"})
                 continue
             try:
                 if worker is None:
                     with self._guard:
                         worker = self._idle.pop() if self._idle else None
                     worker = worker or self._start()
+                on_begin(request)
                 answer = worker.ask(request)
             except (Died, Refused, OSError, ValueError) as death:
                 with self._guard:
                     self._deaths += 1
                     if worker:
                         self._workers.discard(worker)
-                if worker:
-                    worker.end()
+                if worker and not worker.end():  # its case runs on the device, which no other case should have
+                    self._deaths = max(self._deaths, _MOST_DEATHS)
                 worker, answer = None, {"status": "died", "note": str(death)}
-            done.put((request, answer))
+            finish(request, answer)
         if worker:
             with self._guard:
                 self._idle.append(worker)

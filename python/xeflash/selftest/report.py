@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from xeflash.bench.numbers import number, percent
 from xeflash.selftest.limits import Limits, limits_of
 
 Row = Mapping[str, Any]
+NOT_BEGUN = "not begun"
 _COLORS = {"ok": "green"}
 _WIDTH = 140
+
+
+class Told(NamedTuple):
+    """The content of a report; `complete` is false while cases are left."""
+
+    environment: Row
+    device: Row
+    software: Row
+    rows: Sequence[Row]
+    seconds: float
+    complete: bool
+
+
+_LEGEND = (
+    "error: |result - reference in float64| of the number that is nearest to what is allowed: about twice the error of "
+    "the same formula in fp32 with the type's roundings",
+    "new: what a cache of 8 bits is given, rounded to its format, may be off by half a step; of many numbers one lies "
+    "nearly midway between two steps, so its error is nearly all that is allowed",
+)
 
 
 def limits_of_device(device: Row) -> Limits | None:
@@ -32,40 +53,41 @@ def _share(row: Row, limits: Limits | None) -> float | None:
     return float(100 * row["tflops"] / peak)
 
 
-def to_json(environment: Row, device: Row, software: Row, rows: Sequence[Row], seconds: float) -> str:
+def to_json(told: Told) -> str:
     """Returns all results in one JSON object."""
-    limits = limits_of_device(device)
+    limits = limits_of_device(told.device)
     data = {
-        "ok": all(row["status"] == "ok" for row in rows),
-        "environment": environment,
-        "device": device,
-        "software": software,
+        "ok": all(row["status"] == "ok" for row in told.rows),
+        "complete": told.complete,
+        "environment": told.environment,
+        "device": told.device,
+        "software": told.software,
         "limits": asdict(limits) if limits else None,
-        "seconds": round(seconds, 1),
-        "cases": [{**row, "percent_of_limit": _share(row, limits)} for row in rows],
+        "seconds": round(told.seconds, 1),
+        "cases": [{**row, "percent_of_limit": _share(row, limits)} for row in told.rows],
     }
     return json.dumps(data, indent=1, default=str) + "\n"
 
 
-def print_report(
-    environment: Row, device: Row, software: Row, rows: Sequence[Row], seconds: float, file: TextIO | None = None
-) -> None:
-    """Prints the device, a line per case, what is wrong, and the verdict."""
+def print_report(told: Told, file: TextIO | None = None) -> None:
+    """Prints a line per case that has begun, the device, what is wrong, and the verdict."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(file=file, highlight=False, soft_wrap=True)
     console.width = max(console.width, _WIDTH)  # names are not cut, wherever this goes
-    limits = limits_of_device(device)
+    limits = limits_of_device(told.device)
+    rows = [row for row in told.rows if row["status"] != NOT_BEGUN]
     table = Table(box=None, title_justify="left")
     timed = any(row.get("ms") is not None for row in rows)
-    columns = ["case", "", "error", "limit"]
-    columns += (["ms", "GB/s", "TFLOP/s"] if timed else []) + (["of limit"] if limits else [])
+    columns = ["case", "", "worst of", "error", "allowed"]
+    columns += (["ms", "GB/s", "TFLOP/s"] if timed else []) + (["of peak"] if limits else [])
     for name in columns:
-        table.add_column(name, justify="left" if name in ("case", "") else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in columns[:3] else "right", no_wrap=True)
     for row in rows:
         cells = [Text(row["name"]), Text(row["status"], _COLORS.get(row["status"], "bold red"))]
+        cells.append(Text(re.sub(r"^sequence \d+ ", "", row.get("what", "-"))))
         cells += [Text(f"{row[key]:.1e}" if key in row else "-") for key in ("error", "limit")]
         if timed:
             cells += [Text(number(row.get(key))) for key in ("ms", "gbytes_per_s", "tflops")]
@@ -73,16 +95,20 @@ def print_report(
             cells.append(Text(percent(_share(row, limits))))
         table.add_row(*cells)
     console.print(table)
-    for line in _facts(environment, device, software, limits):
+    for line in (*_LEGEND, *_facts(told, limits)):
         console.print(line, markup=False)
     bad = [row for row in rows if row["status"] != "ok"]
     for row in bad:
         console.print(Text(f"{row['name']}: {row['status']}: {row['note']}", "red"))
-    verdict = f"{len(rows) - len(bad)} of {len(rows)} cases are right, {seconds:.0f} s"
-    console.print(Text(verdict, "red" if bad else "green"))
+    verdict = f"{len(rows) - len(bad)} of {len(told.rows)} cases are right, {told.seconds:.0f} s"
+    if len(rows) < len(told.rows):
+        verdict += f"; {len(told.rows) - len(rows)} were not begun"
+    console.print(Text(verdict, "green" if told.complete and not bad else "red"))
 
 
-def _facts(environment: Row, device: Row, software: Row, limits: Limits | None) -> list[str]:
+def _facts(told: Told, limits: Limits | None) -> list[str]:
+    environment, device, software = told.environment, told.device, told.software
+
     def known(value: object) -> str:
         return "not known" if value in (None, "", []) else str(value)
 
@@ -98,7 +124,7 @@ def _facts(environment: Row, device: Row, software: Row, limits: Limits | None) 
         lines.append("simulated: results are those of the machine code, times mean nothing and are left out")
     elif limits:
         lines.append(
-            f"its nominal limits: {limits.tflops_16:g} TFLOP/s in 16 bits, {limits.tflops_32:g} in fp32, "
+            f"its nominal peaks: {limits.tflops_16:g} TFLOP/s in 16 bits, {limits.tflops_32:g} in fp32, "
             f"{limits.gbytes_per_s:g} GB/s"
         )
     return lines
