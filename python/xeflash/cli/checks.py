@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from xeflash.cli.facts import Facts
+from xeflash.cli.known_faults import known_faults
 
 SYCL = '"intel-sycl-rt>=2026.0,<2027"'
 OPENCL = '"intel-opencl-rt>=2026.0,<2027"'
@@ -273,6 +274,27 @@ def check_gpu(facts: Facts) -> Iterator[Check]:
         )  # fmt: skip
 
 
+def check_cards(facts: Facts) -> Iterator[Check]:
+    """Reports the cards on the PCI bus, and warns of known faults of their software."""
+    for card in facts.cards:
+        window = f"{card.window} MiB of its memory within the CPU's reach"
+        if card.module:
+            yield Check("card", "ok", f"{card}: kernel driver {card.module}, Linux {facts.kernel}, {window}")
+        else:
+            log = 'sudo dmesg | grep -E "xe|i915"'
+            yield Check("card", "warn", f"{card}: Linux {facts.kernel} has no driver for it", log)
+    for platform in sorted({card.platform for card in facts.cards}):
+        if platform in facts.guc:
+            yield Check("gpu firmware", "ok", f"GuC of {platform}: {facts.guc[platform]}")
+        else:
+            yield Check(
+                "gpu firmware", "info", f"GuC of {platform}: its version is for root to read",
+                'sudo dmesg | grep "GuC firmware"',
+            )  # fmt: skip
+    for text, remedy in known_faults(facts):
+        yield Check("known fault", "warn", text, remedy)
+
+
 def check_tools(facts: Facts) -> Iterator[Check]:
     """Reports the programs that only some tasks need."""
     cxx = [f"{n} ({facts.tools[n]})" for n in ("g++", "clang++", "libc++") if facts.tools.get(n)]
@@ -340,6 +362,6 @@ def all_checks(facts: Facts) -> list[Check]:
     """Returns the findings, the decisive ones first."""
     parts = (
         check_core, check_devices, check_attention, check_libsycl, check_torch_pin, check_opencl, check_packages,
-        check_gpu, check_environment, check_tools, check_cache, check_cpu,
+        check_gpu, check_cards, check_environment, check_tools, check_cache, check_cpu,
     )  # fmt: skip
     return [check for part in parts for check in part(facts)]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xeflash.bench.environ import cpu_isa, cpu_name, package_version
+from xeflash.cli.cards import Card, find_cards, read_guc
 from xeflash.runtime import extension
 from xeflash.runtime.cache_folder import Refused, cache_folder, is_private, open_folder
 
@@ -56,6 +57,9 @@ class Facts:
     tools: Mapping[str, str | None] = field(default_factory=dict)
     gpu_nodes: Mapping[str, bool] = field(default_factory=dict)  # /dev/dri/renderD*: may we open it
     gpu_drivers: tuple[str, ...] = ()
+    kernel: str = ""
+    cards: tuple[Card, ...] = ()
+    guc: Mapping[str, str] = field(default_factory=dict)  # version of the cards' GuC firmware, by platform
     cache: Cache = field(default_factory=lambda: Cache(""))
     probe: Mapping[str, Any] = field(default_factory=dict)
 
@@ -194,6 +198,7 @@ def gather() -> Facts:
     opencl = _without_debug(_files("intel-opencl-rt", "libintelocl.so"))
     icds = filter(None, environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep))
     nodes = sorted(Path("/dev/dri").glob("renderD*"))
+    cards = find_cards()
     return Facts(
         python=f"{platform.python_version()} at {sys.executable}",
         prefix=sys.prefix,
@@ -216,6 +221,9 @@ def gather() -> Facts:
         },
         gpu_nodes={str(node): os.access(node, os.R_OK | os.W_OK) for node in nodes},
         gpu_drivers=_gpu_drivers(),
+        kernel=platform.release(),
+        cards=cards,
+        guc=read_guc() if cards else {},
         cache=look_at_cache(cache_folder(environ)),
         probe=_probe(),
     )
