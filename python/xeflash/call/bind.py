@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from xeflash.call.call import Call
+from xeflash.call.hints import add_hint
 from xeflash.call.newer_words import in_our_words
 from xeflash.call.values import flag, window
 
@@ -81,7 +82,12 @@ def public(
                 function(*arguments, **named)  # raises a TypeError, unless all is well
             if ("window_size" in given or "deterministic" in given) and not with_ranks:
                 _translate(given)
-            return run(Call(given, mine))
+            call = Call(given, mine)
+            try:
+                return run(call)
+            except (TypeError, ValueError) as error:
+                add_hint(call, error)
+                raise
 
         def body(of: _Body) -> _Body:
             nonlocal run

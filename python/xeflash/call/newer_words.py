@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xeflash.call.call import Call
+from xeflash.call.hints import meant
 from xeflash.call.values import flag, shown
 
 _NAMES = {"learnable_sink": "s_aux", "sinks": "s_aux", "page_table": "block_table"}
@@ -72,7 +73,7 @@ def in_our_words(call: Call, own: frozenset[str], named: Mapping[str, Any]) -> t
             if value is not None and not (isinstance(value, int) and value == 0):
                 raise _refusal(call, keyword, value)
         else:
-            raise TypeError(f"{call.function}() got an unexpected keyword argument {keyword!r}")
+            raise TypeError(f"{call.function}: unexpected keyword argument {keyword}{meant(keyword, own)}")
     if return_lse:
         if flag(call.function, "return_attn_probs", known.get("return_attn_probs", False)):
             raise ValueError(f"{call.function}: {return_lse} must be False with return_attn_probs, got True")
