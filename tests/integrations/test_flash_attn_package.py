@@ -97,6 +97,43 @@ def test_what_others_put_beside_it_stays(tmp_path):
     assert everything_in(tmp_path) == ["flash_attn", "flash_attn/cute.py"]
 
 
+def test_an_import_of_what_is_absent_says_what_to_use(tmp_path):
+    package.install(tmp_path)
+    program = """
+import importlib.util, sys
+import flash_attn
+absent = {"losses.cross_entropy": "linear_cross_entropy", "ops.triton.layer_norm": "torch.nn.functional has rms_norm",
+          "modules.mha": "torch.nn has layers", "models.gpt": "xeflash.integrations.transformers"}
+for module, instead in absent.items():
+    name = "flash_attn." + module.split(".")[0]
+    assert importlib.util.find_spec(name) is None, name
+    for statement in (f"import flash_attn.{module}", f"from flash_attn.{module} import x", f"import {name}"):
+        try:
+            exec(statement)
+        except ModuleNotFoundError as error:
+            assert str(error).startswith(f"xeflash has no {name}: ") and instead in str(error) and error.name == name
+        else:
+            raise AssertionError(statement)
+    assert name not in sys.modules and not hasattr(flash_attn, module.split(".")[0])
+for name in ("flash_attn.cute", "flash_attn_interface", "flash_attn_2_cuda"):  # programs look for these
+    assert importlib.util.find_spec(name) is None
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert str(error) == f"No module named {name!r}"
+import flash_attn.layers.rotary as rotary
+assert not hasattr(rotary, "Rotary") and not hasattr(rotary, "__path__")
+try:
+    from flash_attn.layers.rotary import RotaryEmbedding
+except ImportError as error:
+    print(error)
+"""
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("xeflash has no flash_attn.layers.rotary.RotaryEmbedding: apply_rotary_emb takes")
+
+
 def test_transformers_finds_it(tmp_path):
     package.install(tmp_path)
     program = """

@@ -2,8 +2,10 @@
 
 ``xeflash flash-attn install`` puts a ``flash_attn`` that imports this one into site-packages, see
 _flash_attn_package.py. ``flash_attn_2_cuda``, whose functions are not for programs, is not there: who looks for it is
-to find that there is none.
+to find that there is none. Who imports another module that is not there reads what to use in its place.
 """
+
+import sys
 
 from xeflash import (
     flash_attn_func,
@@ -15,6 +17,7 @@ from xeflash import (
     flash_attn_with_kvcache,
 )
 from xeflash.integrations._flash_attn_package import VERSION
+from xeflash.integrations.flash_attn.absent import Finder
 
 __all__ = [
     "flash_attn_func",
@@ -27,3 +30,4 @@ __all__ = [
 ]
 
 __version__ = VERSION
+sys.meta_path.append(Finder)

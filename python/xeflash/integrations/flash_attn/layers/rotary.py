@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
-__all__ = ["apply_rotary_emb", "apply_rotary_emb_func", "apply_rotary_emb_torch", "rotate_half"]
+__all__ = ["__getattr__", "apply_rotary_emb", "apply_rotary_emb_func", "apply_rotary_emb_torch", "rotate_half"]
 
 
 def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
@@ -58,6 +60,15 @@ def apply_rotary_emb(
 
 
 apply_rotary_emb_func = apply_rotary_emb
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Raises the error of an import of flash-attn's class, or of a name that it does not have either."""
+    if name == "RotaryEmbedding":
+        raise ImportError(
+            "xeflash has no flash_attn.layers.rotary.RotaryEmbedding: apply_rotary_emb takes the cos and sin of a model"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
