@@ -137,6 +137,19 @@ def test_other_hints():
         xeflash.flash_attn_func([1], Q, Q)
 
 
+def test_rows_of_padding_are_a_sequence_of_their_own():
+    x = torch.randn(12, 2, 64, requires_grad=True)
+    with pytest.raises(ValueError, match="; use a last sequence for the rows of padding$"):
+        xeflash.flash_attn_varlen_func(x, x, x, STARTS, STARTS, 5, 5)
+    padded = torch.cat([STARTS, STARTS.new_tensor([12])])
+    out = xeflash.flash_attn_varlen_func(x, x, x, padded, padded, 5, 5)
+    torch.testing.assert_close(out[:9], xeflash.flash_attn_varlen_func(*[x[:9]] * 3, STARTS, STARTS, 5, 5))
+    out[:9].sum().backward()
+    assert x.grad[:9].all() and not x.grad[9:].any()
+    with pytest.raises(ValueError, match=r"shape = \[3\]$"):
+        xeflash.flash_attn_varlen_func(*[x[:8]] * 3, STARTS, STARTS, 5, 5)
+
+
 def test_a_hint_never_takes_the_place_of_the_error():
     error = ValueError("attention: attn_mask must broadcast, got an odd one")
     add_hint(Call({"function": "attention", "attn_mask": 1}), error)  # there is no q to read

@@ -72,6 +72,8 @@ def _hint(call: Call, name: str, value: Any, rule: str) -> str:
         return f"{name}.to({found[1]}.device)" if hasattr(value, "to") else ""
     if rule.startswith(" must start with 0"):
         return "torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)) for the starts of lengths"
+    if found := re.match(r" must end with the number of packed rows \((\d+)\), got (\d+)", rule):
+        return "a last sequence for the rows of padding" if int(found[2]) < int(found[1]) else ""
     if rule.startswith(" must have 3 dimensions, got 4") and call.get("layout") == THD:
         return f"{name}.flatten(0, 1)"
     if rule.startswith((".heads must divide", ".heads must equal")):
