@@ -148,22 +148,22 @@ XF_INLINE OwnOrigin<ColVec<Config::block_rows>> origin_of(const ScoreModParams& 
   const OfRows l = sum;
   const auto is_far = [&](auto L) { return magnitude(finite(L)) > kFarLse<T>; };
   const float sink = p.sinks ? p.sinks[head] : -kInf;
-  origin.base =
-      map([&](auto L, auto l, auto m) { return select(is_far(L) & l > 0.f, m, decltype(m)(0.f)); },
-          L, l, m);
+  origin.base = map(
+      [&](auto L, auto l, auto m) { return select(is_far(L) & (l > 0.f), m, decltype(m)(0.f)); }, L,
+      l, m);
   origin.top = map(
       [&](auto L, auto l, auto base, auto near) {
         using V = decltype(base);
         const V keys = select(l > 0.f, log2(V(select(l > 0.f, l, V(1.f)))), V(-kInf));
         const V own = above_base(sink, base, exponents.unit), larger = max(keys, own);
         const V smaller = -magnitude(V(keys - own));
-        const auto one = own == -kInf | l == 0.f;
+        const auto one = (own == -kInf) | (l == 0.f);
         V total = select(one, larger, V(larger + log2(V(1.f + exp2(smaller)))));
         if (longer) {  // the excess of L over these keys' LSE, if more than L's last bit
           const V above = L - (base * exponents.unit + total * kLn2);
           total += select(above > magnitude(L) * 0x1p-23f, V(above * kLog2e), V(0.f));
         }
-        return select(is_far(L) & larger > -kInf, total, near);
+        return select(is_far(L) & (larger > -kInf), total, near);
       },
       L, l, origin.base, near);
   origin.far = any_beyond(origin.base, 0.f);
