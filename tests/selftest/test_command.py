@@ -137,6 +137,7 @@ def test_a_device_that_runs_nothing_is_told_once_and_ends_with_2(worker_says, ca
     assert main(["selftest", "--json", str(file)]) == 2
     output = capsys.readouterr()
     assert output.out == "" and output.err.splitlines() == [
+        f"xeflash selftest: {len(all_cases())} cases on a GPU",
         "xeflash selftest: no kernel runs on a GPU: no ocloc: python -m xeflash.sim.get_ocloc",
         "xeflash selftest: try: python -m xeflash.sim.get_ocloc",
     ]

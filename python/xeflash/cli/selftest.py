@@ -91,37 +91,24 @@ def _report(pool: Pool, arguments: argparse.Namespace) -> int:
     record = Record(pool.device, [*small, *large], arguments.json)
     code = 2
     try:
-        if why := _nothing_runs(pool, record, (small[0], small[-1])):
+        if why := _run_all(pool, record, small, large, timed):
             print(f"xeflash selftest: no kernel runs on {pool.device.get('name')}: {why}", file=sys.stderr)
             print(f"xeflash selftest: {_remedy(why)}", file=sys.stderr)
         else:
-            _run_all(pool, record, small, large, timed)
             record.complete = True
             code = 1 if any(row["status"] != "ok" for row in record.rows.values()) else 0
     except KeyboardInterrupt:
         pool.end()
-        code = 130
-    if code != 2:
-        report.print_report(record.told())
-    try:
-        record.finish()
-    except OSError as error:
-        print(f"xeflash selftest: --json: {arguments.json}: {error.strerror}", file=sys.stderr)
-        return 2
-    if code == 130:
         where = f"; {arguments.json} has what is known" if arguments.json else ""
         print(f"xeflash selftest: interrupted{where}", file=sys.stderr)
+        code = 130
+    written = record.finish()
+    if code != 2:
+        report.print_report(record.told())
+    if not written:
+        print(f"xeflash selftest: --json could not be written: {arguments.json}", file=sys.stderr)
+        return 2
     return code
-
-
-def _nothing_runs(pool: Pool, record: Record, names: Sequence[str]) -> str:
-    """Tries cases of kernels that have little in common; returns why the first fails if none runs."""
-    for name in names:
-        pool.run([{"name": name, "timed": False}], 1, record.keep, record.begin)
-        if record.rows[name]["status"] in ("ok", "wrong"):
-            record.software = pool.ask({"software": True})
-            return ""
-    return str(record.rows[names[0]]["note"])
 
 
 def _remedy(why: str) -> str:
@@ -129,24 +116,35 @@ def _remedy(why: str) -> str:
     return f"try: {ocloc}" if ocloc in why else "see: xeflash doctor"
 
 
-def _run_all(pool: Pool, record: Record, small: Sequence[str], large: Sequence[str], timed: bool) -> None:
-    """Runs all cases in several processes, then times them in one process that is alone."""
+def _run_all(pool: Pool, record: Record, small: Sequence[str], large: Sequence[str], timed: bool) -> str:
+    """Runs all cases in several processes, then times them in one process that is alone.
+
+    It tries two cases first, of kernels that have little in common, and returns why none of both runs, or "".
+    """
     from xeflash.bench.progress import Progress
 
     print(f"xeflash selftest: {len(record.rows)} cases on {pool.device.get('name')}", file=sys.stderr, flush=True)
     with Progress("xeflash selftest") as progress:
 
-        def ask(title: str, names: Sequence[str], jobs: int, timed: bool) -> None:
+        def ask(title: str, names: Sequence[str], jobs: int, timed: bool, tell: bool = True) -> None:
             progress.begin(title, len(names))
 
             def keep(request: Answer, answer: Answer) -> None:
                 record.keep(request, answer)
-                right = answer["status"] == "ok"
+                right = answer["status"] == "ok" or not tell
                 progress.advance("" if right else f"{request['name']}: {answer['status']}: {answer['note']}")
 
             pool.run([{"name": name, "timed": timed} for name in names], jobs, keep, record.begin)
 
+        for name in (small[0], small[-1]):
+            ask("trying", [name], 1, False, tell=False)
+            if record.rows[name]["status"] in ("ok", "wrong"):
+                break
+        else:
+            return str(record.rows[small[0]]["note"])
+        record.software = pool.ask({"software": True})
         ask("checking", small, pool.jobs, False)
         if timed:
             right = [name for name in small if record.rows[name]["status"] == "ok"]
             ask("timing", [*right, *large], 1, True)
+    return ""

@@ -52,10 +52,12 @@ class Record:
                 with contextlib.suppress(OSError):  # a full disk stops no case: `finish` says so
                     self._write()
 
-    def finish(self) -> None:
-        """Writes the file for the last time; raises OSError."""
-        with self._guard:
+    def finish(self) -> bool:
+        """Writes the file for the last time; returns whether that went well."""
+        with self._guard, contextlib.suppress(OSError):
             self._write()
+            return True
+        return False
 
     def told(self) -> Told:
         """Returns what a report says."""
