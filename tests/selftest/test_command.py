@@ -178,6 +178,8 @@ def test_the_file_names_the_case_that_hangs(tmp_path, sent):
 
     until(lambda: file.exists() and (NAME, "running") in states())
     process.send_signal(sent)
+    time.sleep(0.01)
+    process.send_signal(sent)  # as `timeout` does
     output, errors = process.communicate(timeout=20)
     done = [*all_cases()].index(NAME)
     assert [state for _, state in states()] == ["ok"] * done + ["running"] + ["not begun"] * (len(states()) - done - 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,12 +73,31 @@ def run(arguments: argparse.Namespace) -> int:
     except Refused as error:
         print(f"xeflash selftest: {error}; see: xeflash doctor", file=sys.stderr)
         return 2
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _report(pool, arguments)
+        with _one_interrupt():
+            return _report(pool, arguments)
     finally:
-        signal.signal(signal.SIGTERM, before)
         pool.end()
+
+
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Makes SIGTERM an interrupt, too, and ignores those after the first, as `timeout` sends two."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
+
+    def stop(*_: object) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _report(pool: Pool, arguments: argparse.Namespace) -> int:
