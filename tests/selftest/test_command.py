@@ -132,14 +132,13 @@ def test_what_is_wrong_is_told_and_ends_with_1(worker_says, capsys):
 
 
 def test_a_device_that_runs_nothing_is_told_once_and_ends_with_2(worker_says, capsys, tmp_path):
-    worker_says({"*": {"status": "error", "note": "no ocloc: python -m xeflash.sim.get_ocloc"}})
+    worker_says({"*": {"status": "error", "note": "ValueError: it is broken"}})
     file = tmp_path / "report.json"
     assert main(["selftest", "--json", str(file)]) == 2
     output = capsys.readouterr()
     assert output.out == "" and output.err.splitlines() == [
         f"xeflash selftest: {len(all_cases())} cases on a GPU",
-        "xeflash selftest: no kernel runs on a GPU: no ocloc: python -m xeflash.sim.get_ocloc",
-        "xeflash selftest: try: python -m xeflash.sim.get_ocloc",
+        "xeflash selftest: no kernel runs on a GPU: ValueError: it is broken; see: xeflash doctor",
     ]
     assert not json.loads(file.read_text())["complete"]
 
@@ -195,6 +194,16 @@ def test_a_device_that_is_not_there_ends_with_2(monkeypatch, capsys):
     monkeypatch.setenv("ONEAPI_DEVICE_SELECTOR", "*:cpu")
     assert main(["selftest", "--device", "xpu"]) == 2
     assert "--device xpu needs a GPU" in capsys.readouterr().err
+
+
+def test_a_simulated_gpu_without_its_compiler_is_refused_before_all_kernels(tmp_path):
+    environ = {**os.environ, "XEFLASH_OCLOC": str(tmp_path / "none"), "XEFLASH_CACHE_DIR": str(tmp_path)}
+    tmp_path.chmod(0o700)
+    words = [sys.executable, "-m", "xeflash", "selftest", "--device", "sim:bmg"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environ)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert "needs ocloc" in done.stderr and done.stderr.endswith("get one: python -m xeflash.sim.get_ocloc\n")
+    assert not [*tmp_path.glob("*bmg*")]
 
 
 def test_unknown_devices_are_refused(capsys):

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         pool = Pool(command(arguments.device), arguments.jobs or min(4, usable_cpus()))
     except Refused as error:
-        print(f"xeflash selftest: {error}; see: xeflash doctor", file=sys.stderr)
+        print(f"xeflash selftest: {_with_remedy(str(error))}", file=sys.stderr)
         return 2
     try:
         with _one_interrupt():
@@ -112,8 +112,8 @@ def _report(pool: Pool, arguments: argparse.Namespace) -> int:
     code = 2
     try:
         if why := _run_all(pool, record, small, large, timed):
-            print(f"xeflash selftest: no kernel runs on {pool.device.get('name')}: {why}", file=sys.stderr)
-            print(f"xeflash selftest: {_remedy(why)}", file=sys.stderr)
+            name = pool.device.get("name")
+            print(f"xeflash selftest: no kernel runs on {name}: {_with_remedy(why)}", file=sys.stderr)
         else:
             record.complete = True
             code = 1 if any(row["status"] != "ok" for row in record.rows.values()) else 0
@@ -131,9 +131,8 @@ def _report(pool: Pool, arguments: argparse.Namespace) -> int:
     return code
 
 
-def _remedy(why: str) -> str:
-    ocloc = "python -m xeflash.sim.get_ocloc"
-    return f"try: {ocloc}" if ocloc in why else "see: xeflash doctor"
+def _with_remedy(why: str) -> str:
+    return why if "xeflash.sim.get_ocloc" in why else f"{why}; see: xeflash doctor"
 
 
 def _run_all(pool: Pool, record: Record, small: Sequence[str], large: Sequence[str], timed: bool) -> str:

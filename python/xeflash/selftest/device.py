@@ -33,6 +33,11 @@ def open_device(name: str) -> tuple[Arrays, dict[str, Any]]:
     torch_has_it = torch is not None and not name.startswith("sim:") and bool(torch.xpu.is_available())
     if name != "cpu" and (gpus or torch_has_it):
         device, simulated = gpus[0] if gpus else {}, bool(sim.enabled())
+        if simulated and device and "+ocloc." not in device["driver"]:  # it would fail at the first kernel
+            raise RuntimeError(
+                f"--device {name} needs ocloc, Intel's offline compiler, and found none that works; get one: "
+                "python -m xeflash.sim.get_ocloc"
+            )
         if torch_has_it:
             wanted = torch.xpu.get_device_name(0)
             device = next((gpu for gpu in gpus if gpu["name"] == wanted), {"name": wanted})
