@@ -137,6 +137,19 @@ def test_other_hints():
         xeflash.flash_attn_func([1], Q, Q)
 
 
+def test_compiled_calls_keep_the_error():
+    calls = [
+        lambda x: xeflash.attention(x, x, x, gather_kv_indices=torch.zeros(2, 7, 3, dtype=torch.int64)),
+        lambda x: xeflash.attention(x, x, x, causal=True),
+    ]
+    for call, text in zip(
+        calls, ["gather_kv_indices must be int32, got torch.int64", "argument causal; did"], strict=True
+    ):
+        with pytest.raises(Exception, match=text) as refused:
+            torch.compile(call, fullgraph=True, backend="eager")(Q)
+        assert "assignment" not in str(refused.value)  # of a hint, which torch's compiler cannot trace
+
+
 def test_rows_of_padding_are_a_sequence_of_their_own():
     x = torch.randn(12, 2, 64, requires_grad=True)
     with pytest.raises(ValueError, match="; use a last sequence for the rows of padding$"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -51,6 +52,9 @@ def meant(word: str, own: Collection[str]) -> str:
 
 def add_hint(call: Call, error: Exception) -> None:
     """Appends to an error of an argument what the caller can give in its place, where that is known."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # not there while another thread imports torch
+    if compiler is not None and compiler.is_dynamo_compiling():  # it cannot change an exception
+        return
     text = str(error)
     if found := re.match(rf"{call.function}: (\w+)(.*)", text):
         name, rule = found.groups()

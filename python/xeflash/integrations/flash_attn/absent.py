@@ -1,4 +1,4 @@
-"""What to use in place of the modules of flash-attn that are not here, for who imports one.
+"""The names of flash-attn's modules that are not here, and what to use in their place, for who imports one.
 
 ``importlib.util.find_spec`` finds none of them, and an import raises a ModuleNotFoundError, as it does for every module
 that is not there. So programs that look for one, or try to import it, go on without.
