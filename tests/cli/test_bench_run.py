@@ -162,6 +162,14 @@ def test_peaks_of_memory_on_a_gpu_are_those_of_torch(monkeypatch):
         (["--phase", "prefill", "--kv-len", "127"], "--kv-len must be left out with --phase prefill, got 127"),
         (["--phase", "decode", "--seq", "23"], "--seq must be left out with --phase decode, got 23"),
         (["--phase", "decode", "--no-causal"], "--no-causal must be left out with --phase decode"),
+        (
+            ["--preset", "flux", "--phase", "train,decode"],
+            "--phase must be of prefill, backward, train with --preset flux, got decode",
+        ),
+        (
+            ["--preset", "sd15", "--causal"],
+            "--causal must be left out with --preset sd15, where a picture sees a whole text",
+        ),
     ],
 )
 def test_what_no_phase_uses_is_refused(words, message, capsys):

@@ -73,8 +73,19 @@ def test_presets_give_the_cases_of_their_grids():
     assert len(bench_cases()) == 8 + 8
     assert len(bench_cases("--preset", "full")) == 18 + 36
     for preset in PRESETS.values():
-        for phase, grid in preset.items():
-            assert {case.phase for case in expand(phase, grid)} == {phase}
+        for phase, grids in preset.items():
+            assert {case.phase for grid in grids for case in expand(phase, grid)} == {phase}
+
+
+def test_presets_of_image_models_have_their_layers():
+    assert [case.label for case in bench_cases("--preset", "sdxl")] == [
+        f"prefill fp16 B2 H{heads}/{heads} D64 {length}x{keys or length}"
+        for keys in (None, 77)
+        for heads, length in ((10, 4096), (20, 1024))
+    ]
+    (flux,) = bench_cases("--preset", "flux", "--phase", "train", "--dtype", "fp32")
+    assert flux == Case("train", "fp32", 1, 24, 24, 128, 4608, 4608, causal=False)
+    assert {case.head_dim for case in bench_cases("--preset", "sd15")} == {40, 80, 160}
 
 
 def test_options_replace_the_preset():

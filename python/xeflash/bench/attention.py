@@ -63,7 +63,7 @@ LAYOUT = comparison(
         "B": lambda r: str(r.batch),
         "Hq/Hkv": lambda r: f"{r.heads}/{r.kv_heads}",
         "D": lambda r: str(r.head_dim),
-        "S": _unless_decode(lambda r: str(r.seq_q)),
+        "S": _unless_decode(lambda r: str(r.seq_q) if r.seq_q == r.seq_k else f"{r.seq_q} x {r.seq_k}"),
         "causal": _unless_decode(lambda r: "yes" if r.causal else "no"),
         "KV": _if_decode(lambda r: str(r.seq_k)),
     },

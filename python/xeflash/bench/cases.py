@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -92,25 +92,41 @@ class Grid:
     head_dims: tuple[int, ...]
     lengths: tuple[int, ...]
     causal: bool = True
+    keys: int | None = None  # of all phases but decode; None: as many as queries
+
+
+def _image(dtype: str, batch: int, *layers: tuple[int, int, int], text: int | None = None) -> dict[str, Sequence[Grid]]:
+    """Returns the attention of an image model on itself, and on so many tokens of a text."""
+    grids = [
+        Grid((dtype,), (batch,), (heads,), (), (dim,), (length,), causal=False, keys=keys)
+        for keys in (None, *([text] if text else []))
+        for heads, dim, length in layers
+    ]
+    return dict.fromkeys(("prefill", "backward", "train"), grids)
 
 
 _QUICK = Grid(("fp32", "bf16"), (1,), (8,), (), (64, 128), (1024, 2048))
 _FULL = Grid(DTYPES, (1,), (8,), (), (64, 128), (1024, 2048, 4096))
-PRESETS: dict[str, dict[str, Grid]] = {
+PRESETS: dict[str, Mapping[str, Sequence[Grid]]] = {
     "quick": {
-        "prefill": _QUICK,
-        "backward": _QUICK,
-        "train": _QUICK,
-        "decode": Grid(("fp32", "bf16"), (1,), (32,), (32, 8), (128,), (1024, 4096)),
+        "prefill": [_QUICK],
+        "decode": [Grid(("fp32", "bf16"), (1,), (32,), (32, 8), (128,), (1024, 4096))],
+        "backward": [_QUICK],
+        "train": [_QUICK],
     },
     "full": {
-        "prefill": _FULL,
-        "backward": _FULL,
-        "train": _FULL,
-        "decode": Grid(DTYPES, (1, 8), (32,), (32, 8), (128,), (1024, 4096, 16384)),
+        "prefill": [_FULL],
+        "decode": [Grid(DTYPES, (1, 8), (32,), (32, 8), (128,), (1024, 4096, 16384))],
+        "backward": [_FULL],
+        "train": [_FULL],
     },
+    # Heads, head dim and length of each size of layer: a picture of 512 x 512 (sd15), or 1024 x 1024. Stable Diffusion
+    # computes a batch of two, with the prompt and without; Flux has its 512 tokens of text beside those of the picture.
+    "sd15": _image("fp16", 2, (8, 40, 4096), (8, 80, 1024), (8, 160, 256), (8, 160, 64), text=77),
+    "sdxl": _image("fp16", 2, (10, 64, 4096), (20, 64, 1024), text=77),
+    "flux": _image("bf16", 1, (24, 128, 4608)),
 }
-PRESET_ROUNDS = {"quick": 9, "full": 21}
+PRESET_ROUNDS = {"full": 21}  # of the others 9
 
 
 def product(kind: type[_Kind], **choices: Any) -> list[_Kind]:
@@ -134,7 +150,7 @@ def expand(phase: str, grid: Grid) -> list[Case]:
         for kv_heads, batch, length in itertools.product(grid.kv_heads or (heads,), grid.batches, grid.lengths):
             causal = grid.causal and phase != "decode"
             seq_q = 1 if phase == "decode" else length
-            cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, length, causal))
+            cases.append(Case(phase, dtype, batch, heads, kv_heads, dim, seq_q, grid.keys or length, causal))
     check_heads(cases)
     return cases
 

@@ -63,7 +63,13 @@ def _add_attention(commands: Any) -> None:
             + (" The phase train measures the peak memory of torch's allocator, too." * (len(phases) > 1)),
         )
         grid = parser.add_argument_group("cases")
-        grid.add_argument("--preset", choices=tuple(grids.PRESETS), default="quick")
+        presets = [name for name, preset in grids.PRESETS.items() if set(preset) & set(phases)]
+        grid.add_argument(
+            "--preset",
+            choices=presets,
+            default="quick",
+            help="quick or full, or one of an image model" if len(phases) > 1 else None,
+        )
         add_lists(
             grid,
             dtype=(DTYPES, None, ""),
@@ -74,21 +80,30 @@ def _add_attention(commands: Any) -> None:
             kv_len=(SIZES, None, "decode key lengths"),
         )
         if len(phases) > 1:
-            text = "backward: gradients alone; train: forward and gradients"
-            add_lists(grid, phase=(phases, grids.DEFAULT_PHASES, text))
+            text = "train: forward pass and backward; default: prefill, and decode if the preset has it"
+            add_lists(grid, phase=(phases, None, text))
             add_lists(grid, seq=(SIZES, None, "lengths of all phases but decode"))
-            causal = "mask of all phases but decode (default: causal)"
+            causal = "mask of all phases but decode; default: causal, but for image models"
             grid.add_argument("--causal", action=argparse.BooleanOptionalAction, help=causal)
         else:
             parser.set_defaults(phase=phases, seq=None, causal=None)
-        add_measuring(parser, None, compare=_COMPARE, text="9 (quick) or 21 (full)")
+        add_measuring(
+            parser, None, compare=_COMPARE, text="times that each call is sampled; default: 9, or 21 of the preset full"
+        )
         add_output(parser)
         parser.set_defaults(run=functools.partial(guarded, measure=_attention))
 
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
-    """Raises if an option is given that none of the phases has."""
-    phases = set(arguments.phase)
+    """Raises if an option is given that none of the phases has, or a phase or a mask that the preset does not have."""
+    phases, preset = set(arguments.phase), grids.PRESETS[arguments.preset]
+    if missing := phases - set(preset):
+        allowed = ", ".join(preset)
+        raise ValueError(f"bench: --phase must be of {allowed} with --preset {arguments.preset}, got {min(missing)}")
+    if arguments.causal and any(grid.keys for phase in phases for grid in preset[phase]):
+        raise ValueError(
+            f"bench: --causal must be left out with --preset {arguments.preset}, where a picture sees a whole text"
+        )
     unused = {"kv_len": "decode" not in phases, "seq": phases == {"decode"}, "causal": phases == {"decode"}}
     for name, refused in unused.items():
         value = getattr(arguments, name)
@@ -104,30 +119,31 @@ def _chosen(given: T | None, preset: T) -> T:
 
 def cases_of(arguments: argparse.Namespace) -> list[Case]:
     """Returns the preset's cases with what the command line gives put in its place."""
+    preset = grids.PRESETS[arguments.preset]
+    arguments.phase = arguments.phase or tuple(phase for phase in grids.DEFAULT_PHASES if phase in preset)
     _refuse_unused(arguments)
     cases: list[Case] = []
     for phase in arguments.phase:
-        preset = grids.PRESETS[arguments.preset][phase]
         lengths = arguments.kv_len if phase == "decode" else arguments.seq
-        kv_heads = preset.kv_heads if arguments.heads is None else ()
-        grid = dataclasses.replace(
-            preset,
-            dtypes=_chosen(arguments.dtype, preset.dtypes),
-            batches=_chosen(arguments.batch, preset.batches),
-            heads=_chosen(arguments.heads, preset.heads),
-            kv_heads=_chosen(arguments.kv_heads, kv_heads),
-            head_dims=_chosen(arguments.head_dim, preset.head_dims),
-            lengths=_chosen(lengths, preset.lengths),
-            causal=_chosen(arguments.causal, preset.causal),
-        )
-        cases += grids.expand(phase, grid)
+        for one in preset[phase]:
+            grid = dataclasses.replace(
+                one,
+                dtypes=_chosen(arguments.dtype, one.dtypes),
+                batches=_chosen(arguments.batch, one.batches),
+                heads=_chosen(arguments.heads, one.heads),
+                kv_heads=_chosen(arguments.kv_heads, one.kv_heads if arguments.heads is None else ()),
+                head_dims=_chosen(arguments.head_dim, one.head_dims),
+                lengths=_chosen(lengths, one.lengths),
+                causal=_chosen(arguments.causal, one.causal),
+            )
+            cases += grids.expand(phase, grid)
     return list(dict.fromkeys(cases))
 
 
 def _attention(arguments: argparse.Namespace) -> int:
     from xeflash.bench.attention import BENCHMARK
 
-    rounds = _chosen(arguments.rounds, grids.PRESET_ROUNDS[arguments.preset])
+    rounds = _chosen(arguments.rounds, grids.PRESET_ROUNDS.get(arguments.preset, 9))
     return _measure(arguments, BENCHMARK, cases_of(arguments), rounds, compare_torch=arguments.compare == "torch")
 
 
