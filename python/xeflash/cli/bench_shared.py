@@ -125,21 +125,18 @@ def guarded(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace
 
 
 def collect(results: Iterable[Result], labels: Sequence[str]) -> tuple[list[Result], bool]:
-    """Returns the results and whether they were interrupted; shows how far it is, on a terminal only."""
-    from rich.console import Console
-    from rich.progress import Progress
+    """Returns the results and whether they were interrupted; says how far it is meanwhile."""
+    from xeflash.bench.progress import Progress
 
-    console = Console(stderr=True)
     collected: list[Result] = []
     try:
-        with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-            task = progress.add_task(labels[0], total=len(labels))
-            for done, result in enumerate(results, start=1):
+        with Progress("xeflash bench") as progress:
+            progress.begin(labels[0], len(labels))
+            for result in results:
                 collected.append(result)  # one by one: an interrupt keeps them
-                progress.update(task, completed=done, description=labels[done] if done < len(labels) else "peaks")
-                if result.row.status != "ok":
-                    message = f"{result.row.label}: {result.row.status}: {result.row.note}"
-                    progress.console.print(message, style="red", highlight=False, markup=False)
+                row, done = result.row, len(collected)
+                progress.advance("" if row.status == "ok" else f"{row.label}: {row.status}: {row.note}")
+                progress.describe(labels[done] if done < len(labels) else "peaks")
     except KeyboardInterrupt:  # what was measured so far is still written
         return collected, True
     return collected, False
