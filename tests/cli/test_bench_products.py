@@ -223,7 +223,7 @@ def test_the_command_writes_table_file_and_picture(what, tmp_path, capsys):
     rows = json.loads(file.read_text())["rows"]
     assert [{name: row[name] for name in want} for row, want in zip(rows, FOUND[what], strict=True)] == FOUND[what]
     assert picture.stat().st_size > 10_000
-    assert "| plain torch |" in capsys.readouterr().out
+    assert "| ratio per round |" in capsys.readouterr().out
 
 
 def test_nothing_of_torch_is_timed_if_nobody_asks(capsys):

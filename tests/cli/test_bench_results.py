@@ -14,7 +14,7 @@ from xeflash.bench.attention import BENCHMARK, Row
 from xeflash.bench.cases import Case
 from xeflash.bench.limits import Peaks, instruction
 from xeflash.bench.rows import Result, Work, case_of, compared, with_peaks
-from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
+from xeflash.bench.stats import ratio_of_medians, ratios_of_rounds, summarize
 from xeflash.bench.timing import in_turns, interleave
 from xeflash.cli import bench_shared, build_parser
 
@@ -73,9 +73,9 @@ def test_summary_of_a_series():
 def test_ratio_per_round_is_not_the_ratio_of_medians():
     slow, fast = [2.0, 30.0, 4.0], [1.0, 10.0, 4.0]
     assert ratio_of_medians(slow, fast) == 1.0
-    assert median_of_ratios(slow, fast) == 2.0
+    assert ratios_of_rounds(slow, fast) == (2.0, 1.0, 3.0)
     with pytest.raises(ValueError, match="argument 2"):
-        median_of_ratios([1.0], [1.0, 2.0])
+        ratios_of_rounds([1.0], [1.0, 2.0])
 
 
 def test_row_compares_with_the_best_and_the_plain_form():
@@ -140,7 +140,8 @@ def test_csv_notes_keep_to_one_line():
 
 def test_markdown_has_a_table_per_phase_with_equal_cells():
     text = formats.to_md(HEADER, some_results(), LAYOUT)
-    assert text.startswith("### prefill") and text.index("### prefill") < text.index("### decode")
+    assert text.startswith("### prefill: dtype bf16, B 1, Hq/Hkv 8/8, D 64, S 1000, causal yes\n")
+    assert text.index("### prefill") < text.index("### decode")
     assert text.endswith("\n- cpu: a CPU\n- packages: torch -\n- method: one\n- method: two\n")
     tables = [part.split("\n\n")[1].splitlines() for part in text.split("### ")[1:]]
     assert [len(table) for table in tables] == [2 + 1, 2 + 2]
@@ -148,18 +149,12 @@ def test_markdown_has_a_table_per_phase_with_equal_cells():
         assert len({line.count("|") for line in table}) == 1
     cells = [cell.strip() for cell in tables[0][2].strip("|").split("|")]
     assert dict(zip([c.strip() for c in tables[0][0].strip("|").split("|")], cells, strict=True)) == {
-        "dtype": "bf16",
-        "B": "1",
-        "Hq/Hkv": "8/8",
-        "D": "64",
-        "S": "1000",
-        "causal": "yes",
         "xeflash ms": "2.00 (1.00, 1.5)",
         "GFLOP/s": "512",
         "torch form": "sdpa",
         "torch ms": "5.00 (4.00, 1.0)",
+        "ratio per round": "3.00x (1.00 to 5.00)",
         "ratio": "2.50x",
-        "per round": "3.00x",
         "plain torch": "2.50x",
         "error / allowed": "1.0e-03 / 2.0e-03",
         "threads": "2048",
@@ -168,6 +163,16 @@ def test_markdown_has_a_table_per_phase_with_equal_cells():
         "partial": "133 kB",
     }
     assert "failed: wrong / result, see above" in text
+
+
+def test_a_table_that_is_not_wide_has_what_a_newcomer_needs():
+    text = formats.to_md(HEADER, lengths(DECODE, 1000, 2000), LAYOUT, wide=False)
+    title, _, names, _, first, *_ = text.splitlines()
+    assert title == "### decode: dtype fp32, B 2, Hq/Hkv 8/2, D 128"
+    assert names == "| KV | xeflash ms | GB/s of KV | torch ms | ratio per round |"
+    assert first.startswith("| 1000 | 0.0946 (0.0912, 0.0094) | ") and first.endswith(" | 2.64x (2.19 to 3.64) |")
+    assert "method" not in text and "threads" not in text and text.endswith("- device: a CPU, ? CPUs\n")
+    assert "xeflash ms: median (minimum, interquartile range)" in text and "plain torch:" not in text
 
 
 def test_no_results_give_no_table():
@@ -183,9 +188,9 @@ def lengths(case, *sizes):
     ]
 
 
-def shown(results, width):
+def shown(results, width, wide=True):
     file = io.StringIO()
-    screen.print_results(HEADER, results, LAYOUT, Console(file=file, width=width))
+    screen.print_results(HEADER, results, LAYOUT, Console(file=file, width=width), wide)
     return file.getvalue()
 
 
@@ -195,7 +200,7 @@ def test_tables_fit_the_terminal(width):
     assert all(len(line) <= width for line in text.splitlines())
     for whole in ("0.0946 (0.0912, 0.0094)", "0.250 (0.200, 0.10)", "2.64x", "a CPU"):
         assert whole in text  # on one line
-    for name in LAYOUT.columns(lengths(DECODE, 1000, 16384))["decode"]:
+    for name in LAYOUT.shown(lengths(DECODE, 1000, 16384), wide=True)[0].columns:
         assert name in " ".join(text.split()), f"{name} is neither in the table nor said to be left out"
     assert "failed" in text
     left_out = [line for line in text.splitlines() if "no room" in line]
@@ -217,8 +222,17 @@ def test_a_terminal_gets_a_table_that_fits_unless_another_is_asked_for(
     arguments = build_parser().parse_args(["bench", "attention", *words])
     bench_shared.write(arguments, HEADER, some_results(), LAYOUT, lambda device: None)
     assert ("| --- |" in stdout.getvalue()) == markdown
-    assert ("method: --format md" in stdout.getvalue()) != markdown
-    assert "--output" not in words or "| --- |" in (tmp_path / "out.md").read_text()
+    assert "threads" not in stdout.getvalue() and "method: two" not in stdout.getvalue()
+    if "--output" in words:
+        assert (
+            stdout.getvalue().endswith(f"method: {tmp_path / 'out.md'}\n")
+            and "| threads |" in (tmp_path / "out.md").read_text()
+        )
+    else:
+        assert stdout.getvalue().endswith("method: --wide, or for reports --output FILE.json\n")
+    arguments.wide = True
+    bench_shared.write(arguments, HEADER, some_results(), LAYOUT, lambda device: None)
+    assert "threads" in stdout.getvalue() and "method: two" in stdout.getvalue()
 
 
 def test_picture_tells_device_axes_and_spread():

@@ -181,7 +181,7 @@ def test_what_no_phase_uses_is_refused(words, message, capsys):
 def test_command_measures_gradients(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     file, picture = tmp_path / "out.csv", tmp_path / "out.png"
-    words = [*ANY_PHASE, "--seq", "23", "--dtype", "fp32", "--phase", "backward,train"]
+    words = [*ANY_PHASE, "--seq", "23", "--dtype", "fp32", "--phase", "backward,train", "--wide"]
     assert main(["bench", "attention", *words, "--output", str(file), "--plot", str(picture)]) == 0
     rows = [result.row for result in formats.from_csv(file.read_text(), BENCHMARK.layout)]
     assert [row.phase for row in rows] == ["backward", "train"] and rows[1].eager_peak_bytes > 0

@@ -77,8 +77,12 @@ LAYOUT = comparison(
         "splits": lambda r: whole(r.splits),
         "partial": lambda r: size(r.partial_bytes),
     },
-    "threads: of the launch that scores, and of device: of those that it holds (a CPU: 4 work-items a core); splits: "
-    "of the keys, and the memory of their partial results",
+    {
+        "threads": "of the launch that scores",
+        "of device": "of the threads that it holds (a CPU: 4 work-items a core)",
+        "splits": "of the keys",
+        "partial": "memory of their results",
+    },
 )
 
 

@@ -72,7 +72,7 @@ def _plain(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _header_lines(header: Header) -> Iterable[str]:
+def header_lines(header: Header) -> Iterable[str]:
     """Yields "name: value" lines: one per entry of the environment, per item of a list."""
     for name, value in header.items():
         if name == "environment" and isinstance(value, dict):
@@ -90,7 +90,7 @@ def _cell(value: object) -> object:
 def to_csv(header: Header, results: Sequence[Result], layout: Layout) -> str:
     """Returns `# ` comment lines, the field names, and one line per row."""
     out = io.StringIO()
-    for line in _header_lines(header):
+    for line in header_lines(header):
         out.write(f"# {line}\n")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([field.name for field in dataclasses.fields(layout.row)])
@@ -122,15 +122,16 @@ def _parse(kind: object, text: str) -> object:
     return {int: int, float: float}.get(typing.cast("type", kind), str)(text)
 
 
-def to_md(header: Header, results: Sequence[Result], layout: Layout) -> str:
-    """Returns one table per section, and the header as a list below them."""
-    parts = []
-    for section, columns in layout.columns(results).items():
+def to_md(header: Header, results: Sequence[Result], layout: Layout, wide: bool = True) -> str:
+    """Returns one table per section, what its columns are, and, if it is wide, the header as a list below them."""
+    parts, tables = [], layout.shown(results, wide)
+    for table in tables:
+        columns = table.columns
         lines = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
         cells = [[cell.replace("|", "/").replace("\n", " ") for cell in line] for line in lines]
-        table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
-        parts.append(f"### {section}\n\n{table}")
-    parts.append("".join(f"- {line}\n" for line in _header_lines(header)))
+        parts.append(f"### {table.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells))
+    below = list(header_lines(header)) if wide else [f"device: {device_of(header)}"]
+    parts.append("".join(f"- {line}\n" for line in [*layout.legend(tables), *below]))
     return "\n".join(parts)
 
 

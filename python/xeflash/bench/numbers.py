@@ -26,6 +26,12 @@ def ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
+def per_round(row: Any, field: str = "ratio") -> str:
+    """Returns 1.50x (1.40 to 1.60): the ratio of a row, and the lowest and highest of a round if there are several."""
+    text = ratio(getattr(row, field))
+    return text if text == "-" or row.rounds == 1 else f"{text} ({number(row.ratio_low)} to {number(row.ratio_high)})"
+
+
 def timings(row: Any, prefix: str = "", unit: str = "ms") -> str:
     """Returns the times of a row; of ours, which have no prefix, why there are none."""
     if not prefix and row.status != "ok":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from xeflash.bench.limits import Beside, Instruction, Peaks
-from xeflash.bench.stats import median_of_ratios, ratio_of_medians, summarize
+from xeflash.bench.stats import ratio_of_medians, ratios_of_rounds, summarize
 
 _Kind = TypeVar("_Kind")
 Samples = Mapping[str, Sequence[float]]  # milliseconds per call, by the name of the form; ours is "xeflash"
@@ -20,7 +21,8 @@ class Timed:
     """The fields of all rows, after those of their case.
 
     `status` is "ok", "failed" (a wrong result or an error; `note` says which) or "skipped". Times are milliseconds per
-    call. `ratio` is the time of what a row is compared with / its own. A number that was not measured is None.
+    call. `ratio` is the time of what a row is compared with / its own, `ratio_low` and `ratio_high` are the lowest and
+    the highest of a round. A number that was not measured is None.
     """
 
     status: str = "ok"
@@ -30,6 +32,8 @@ class Timed:
     min_ms: float | None = None
     iqr_ms: float | None = None
     ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
     max_error: float | None = None
     allowed_error: float | None = None
     peak_bytes: int | None = None
@@ -108,7 +112,7 @@ def compared(samples: Samples, same: Sequence[str] | None = None) -> dict[str, A
         form = min(same_forms, key=lambda name: summarize(samples[name]).median)
         found |= {"torch_form": form, **times_of(samples[form], "torch_")}
         found["ratio"] = ratio_of_medians(samples[form], ours)
-        found["ratio_per_round"] = median_of_ratios(samples[form], ours)
+        found["ratio_per_round"], found["ratio_low"], found["ratio_high"] = ratios_of_rounds(samples[form], ours)
     return found
 
 
@@ -128,11 +132,23 @@ def case_of(kind: type[_Kind], row: Any) -> _Kind:
 
 
 def with_ratios(results: Sequence[Result], kind: type[Any], base: str) -> list[Result]:
-    """Returns the results with the median over samples of the time of the way `base` on the same case / their own."""
-    bases = {case_of(kind, x.row): x.samples_ms[base] for x in results if x.row.way == base and x.row.status == "ok"}
+    """Returns the results with the time of a round of the way `base` on the same case / their own: median and ends."""
+    bases = {case_of(kind, x.row): _rounds(x) for x in results if x.row.way == base}
 
-    def ratio(result: Result) -> float | None:
-        found, own = bases.get(case_of(kind, result.row)), result.samples_ms.get(result.row.way)
-        return median_of_ratios(found, own) if found and own and result.row.status == "ok" else None
+    def filled(result: Result) -> Result:
+        found, own = bases.get(case_of(kind, result.row)), _rounds(result)
+        if not found or not own:
+            return result
+        ratio, low, high = ratios_of_rounds(found, own)
+        return result.with_row(ratio=ratio, ratio_low=low, ratio_high=high)
 
-    return [result.with_row(ratio=ratio(result)) for result in results]
+    return [filled(result) for result in results]
+
+
+def _rounds(result: Result) -> list[float]:
+    """Returns the median of each round's samples; there are none of what was not measured."""
+    row, samples = result.row, result.samples_ms.get(result.row.way, ())
+    if row.status != "ok" or not row.rounds:
+        return []
+    each = len(samples) // row.rounds
+    return [statistics.median(samples[i : i + each]) for i in range(0, len(samples), each)]

@@ -27,8 +27,8 @@ METHOD = [
     "then one untimed call, then calls back to back for at least 2 ms",
     "OMP_WAIT_POLICY is passive unless the variable was set: OpenMP workers that spin slow down whatever runs next, "
     "and torch itself where the machine has other load",
-    "ratio = torch's median / ours, torch in its fastest form; per round = median of the ratios of each round; plain "
-    "torch = the same for the form that a user writes first",
+    "ratio per round = median (lowest to highest) over rounds of torch's time / ours, torch in its fastest form; ratio "
+    "= that of the medians; plain torch = the same for the form that a user writes first",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Results on a terminal: tables that fit it. The header's method is left to the other formats."""
+"""Results on a terminal: tables that fit it."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xeflash.bench.formats import Header, device_of
+from xeflash.bench.formats import Header, device_of, header_lines
 from xeflash.bench.rows import Result
 from xeflash.bench.tables import Layout
 
 
-def print_results(header: Header, results: Sequence[Result], layout: Layout, console: Console) -> None:
-    """Prints a table per section; what all its rows have in common stands above it, once."""
+def print_results(header: Header, results: Sequence[Result], layout: Layout, console: Console, wide: bool) -> None:
+    """Prints a table per section, what its columns are, and, if it is wide, the header."""
     console.print(Text(device_of(header), "bold"))
-    for section, columns in layout.columns(results).items():
-        common = {name: columns.pop(name)[0] for name in layout.case if len(set(columns.get(name, ()))) == 1}
-        console.print(Text(f"\n{section}: {', '.join(f'{name} {text}' for name, text in common.items())}".rstrip(": ")))
+    tables = layout.shown(results, wide)
+    for title, rows, columns in tables:
+        console.print(Text(f"\n{title}"))
         # rows that are not "ok" have long notes in the place of a time
-        timed = [result.row.status == "ok" for result in results if result.row.section == section]
+        timed = [row.status == "ok" for row in rows]
         widths = {
             name: max(len(name), *(len(text) for text, ok in zip(texts, timed, strict=True) if ok), 0)
             for name, texts in columns.items()
         }
         left_out = []
-        for name in layout.details:
+        for name in (*layout.details, *layout.spare):
             if sum(widths.values()) + 2 * len(widths) <= console.width:
                 break
-            if widths.pop(name, None) is not None:
+            if columns.pop(name, None) is not None:
+                del widths[name]
                 left_out.append(name)
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
         for name, width in widths.items():
             table.add_column(Text(name), max_width=width, overflow="fold")
-        for texts in zip(*(columns[name] for name in widths), strict=True):
+        for texts in zip(*columns.values(), strict=True):
             table.add_row(*map(Text, texts))
         console.print(table)
         if left_out:
             console.print(Text(f"no room on {console.width} columns: {', '.join(left_out)}", "dim"))
-    if layout.legend:
-        console.print(Text(f"\n{layout.legend}", "dim"))
-    console.print(Text("environment and method: --format md", "dim"))
+    console.print()
+    for line in layout.legend(tables):
+        console.print(Text(line))
+    for line in header_lines(header) if wide else ():
+        console.print(Text(line, "dim"))

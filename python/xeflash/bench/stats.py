@@ -50,6 +50,7 @@ def ratio_of_medians(slow: Sequence[float], fast: Sequence[float]) -> float:
     return statistics.median(slow) / statistics.median(fast)
 
 
-def median_of_ratios(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Returns the median over rounds of slow / fast: both samples of a round saw the same load."""
-    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+def ratios_of_rounds(slow: Sequence[float], fast: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the median, the lowest and the highest of slow / fast: both samples of a round saw the same load."""
+    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
+    return statistics.median(ratios), min(ratios), max(ratios)

@@ -72,9 +72,14 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     """Adds the options of where the result goes."""
     out = parser.add_argument_group("output")
     out.add_argument(
+        "--wide", action="store_true", help="the table has all columns, environment and method, as files always have"
+    )
+    out.add_argument(
         "--format", choices=FORMATS, help="default: the suffix of --output, else md; on a terminal a table that fits it"
     )
-    out.add_argument("--output", metavar="FILE", type=Path, help="write there; stdout still gets the table")
+    out.add_argument(
+        "--output", metavar="FILE", type=Path, help="write all there, as JSON for reports; stdout still gets the table"
+    )
     out.add_argument("--plot", metavar="FILE", type=Path, help="the result as a picture (matplotlib)")
 
 
@@ -177,8 +182,8 @@ def warn_of_load() -> None:
     load = load_average()
     if load is not None and load > 0.5 * usable_cpus():
         print(
-            f"xeflash bench: the load average is {load:.1f} on {usable_cpus()} CPUs: trust the "
-            "ratios per round, not the times",
+            f"xeflash bench: the load average is {load:.1f} on {usable_cpus()} CPUs: other programs disturb what is "
+            "measured; ratios per round suffer less than times",
             file=sys.stderr,
         )
 
@@ -196,14 +201,18 @@ def write(
     from xeflash.bench import formats, screen
     from xeflash.bench.plot import PlotError, save
 
-    chosen = format_of(arguments)
+    chosen, everything = format_of(arguments), "--wide, or for reports --output FILE.json"
     if arguments.output is not None:
         arguments.output.write_text(formats.WRITERS[chosen](header, results, layout), encoding="utf-8")
-        chosen = "md"
+        chosen, everything = "md", arguments.output
     if sys.stdout.isatty() and (arguments.output is not None or arguments.format is None):
-        screen.print_results(header, results, layout, Console(highlight=False))
+        screen.print_results(header, results, layout, Console(highlight=False), arguments.wide)
+    elif chosen == "md":
+        sys.stdout.write(formats.to_md(header, results, layout, arguments.wide))
     else:
         sys.stdout.write(formats.WRITERS[chosen](header, results, layout))
+    if chosen == "md":
+        print(f"\nall columns, environment and method: {everything}")
     if arguments.plot is not None:
         try:
             save(figure(formats.device_of(header)), arguments.plot)

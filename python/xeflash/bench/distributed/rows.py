@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xeflash.bench.cases import check_heads
-from xeflash.bench.numbers import errors, number, ratio, size, timings
+from xeflash.bench.numbers import errors, number, per_round, size, timings
 from xeflash.bench.rows import Timed
 from xeflash.bench.tables import NONE, Cells, Layout
 from xeflash.distributed.cost import BYTES
@@ -104,7 +104,7 @@ _CELLS: Cells = {
     "forward": lambda r: number(r.forward_ms),
     "backward": lambda r: number(r.backward_ms),
     "waited": lambda r: number(r.waited_ms),
-    "speed": lambda r: ratio(r.ratio),
+    "speed": per_round,
     "sent forward": lambda r: _both(r.forward_bytes, r.forward_bytes_formula),
     "sent backward": lambda r: _both(r.backward_bytes, r.backward_bytes_formula),
     "messages": lambda r: _both(r.messages, r.messages_formula, str),
@@ -116,11 +116,18 @@ _CELLS: Cells = {
 LAYOUT = Layout(
     DistributedRow,
     {DistributedRow.section: _CELLS},
-    tuple(_CASE),
-    ("error / allowed", "RSS", "messages", "formula", "backward", "forward"),
-    "ms of both passes on the slowest rank: median (minimum, interquartile range); speed: one process's time / this; "
-    "waited: ms that a rank stood still for others; sent: bytes of a rank, counted (by the formula, where it differs); "
-    "memory: the peak of a rank above its inputs, formula: what shapes say of it; RSS: its growth",
+    case=tuple(_CASE),
+    details=("error / allowed", "RSS", "messages", "formula"),
+    spare=("backward", "forward"),
+    words={
+        "ms": "both passes on the slowest rank: median (minimum, interquartile range)",
+        "waited": "ms that a rank stood still for others",
+        "speed": "median (lowest to highest) of a round's time of one process / this",
+        "sent forward": "bytes of a rank, counted (by the formula, where it differs)",
+        "memory": "the peak of a rank above its inputs",
+        "formula": "what shapes say of it",
+        "RSS": "its growth",
+    },
 )
 
 

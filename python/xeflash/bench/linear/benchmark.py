@@ -97,8 +97,11 @@ BENCHMARK = Benchmark(
         },
         {"GB/s": lambda r: number(r.gbytes_per_s)},
         {"weight": lambda r: size(r.bytes)},
-        "GB/s: of the weight and its scales; torch: its fastest form with such weights; plain torch: F.linear, with "
-        "weights of the type of x",
+        {
+            "GB/s": "of the weight and its scales",
+            "torch ms": "its fastest form with such weights",
+            "plain torch": "the ratio of F.linear, with weights of the type of x",
+        },
     ),
     title="linear layers by xeflash and torch on {}: median and quartiles",
     method=METHOD,

@@ -36,7 +36,8 @@ class Decoding(Trials):
         "weights int8 and int4: linear layers but the head are rounded to nearest when the model is loaded, with a "
         "scale, a power of two, for 128 inputs, and with +head the head, too; +linear: xeflash.linear computes linear "
         "layers, and reads these; else torch does, with the same numbers in the dtype of the model",
-        "tokens/s = batch / median TPOT; of sdpa: the median over tokens of the time of sdpa/dynamic / this one's",
+        "tokens/s = batch / median TPOT; ratio per round: median (lowest to highest) over rounds of the median TPOT of "
+        "sdpa/dynamic / this one's",
         "in attention: attention function, cache update and reordering, timed in a pass of their own, of a token's "
         "time; KV GB/s: bytes of K and V that a token attends to / that time; of read peak: what memory gives, or a "
         "cache where that is passed",

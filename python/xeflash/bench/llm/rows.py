@@ -12,7 +12,7 @@ from typing import Any
 from xeflash.bench.limits import Peaks
 from xeflash.bench.llm.cells import Cell, TrainCell
 from xeflash.bench.llm.generation import Generation
-from xeflash.bench.numbers import number, percent, ratio, size, times
+from xeflash.bench.numbers import number, per_round, percent, size, times
 from xeflash.bench.rows import Result, Timed, times_of, with_ratios
 from xeflash.bench.stats import quantile
 from xeflash.bench.tables import NONE, Cells, Layout
@@ -107,13 +107,14 @@ def trained(row: TrainRow, steps_ms: Sequence[float], peak_bytes: int, loss: flo
 
 
 def beside_sdpa(results: Sequence[Result], peaks: Peaks) -> list[Result]:
-    """Returns the results with their speed over that of sdpa, and with the peak that holds reading K and V."""
-    training = any(isinstance(result.row, TrainCell) for result in results)
-    filled = with_ratios(results, TrainCell, "sdpa") if training else with_ratios(results, Cell, "sdpa/dynamic")
+    """Returns the results beside sdpa, and with the peak that holds reading K and V."""
+    if any(isinstance(result.row, TrainCell) for result in results):
+        return with_ratios(results, TrainCell, "sdpa")
+    filled = with_ratios(results, Cell, "sdpa/dynamic")
 
     def held(result: Result) -> Result:
         row, no_arithmetic, weights_too = result.row, ("", ""), math.inf  # weights drive K and V out of a cache
-        if training or not row.attention_ms or not row.kv_bytes:
+        if not row.attention_ms or not row.kv_bytes:
             return result
         limit = peaks.limit(no_arithmetic, 0, row.kv_bytes, 1e-3 * row.attention_ms, weights_too)
         return result.with_row(percent_of_peak=limit.percent_of_peak, bound_by=limit.bound_by) if limit else result
@@ -144,7 +145,7 @@ _CELL: Cells = {
 }
 _SPEED: Cells = {
     "tokens/s": lambda r: _or_note(r, number(r.tokens_per_s)),
-    "of sdpa": lambda r: ratio(r.ratio),
+    "ratio per round": per_round,
 }
 _DECODE: Cells = {
     **_SPEED,
@@ -177,8 +178,24 @@ _STEPS: Cells = {
     "peak memory": lambda r: size(r.peak_bytes),
     "loss": lambda r: number(r.loss, 6),
 }
-_DETAILS = ("mean", "p90", "of read peak", "KV GB/s", "copied / token", "peak memory", "in attention", "p99")
+_WORDS = {
+    "ratio per round": "median (lowest to highest) of sdpa's time / this one's",
+    "TTFT ms": "until the first token",
+    "TPOT ms": "from one token to the next: median (minimum, interquartile range)",
+    "in attention": "attention and cache, of that",
+    "KV GB/s": "at which attention reads K and V",
+    "copied / token": "by the cache",
+    "step ms": "median (minimum, interquartile range)",
+}
 DECODE, GENERATE = (
-    Layout(LlmRow, {"decode": {**_CELL, **cells}}, (*_CELL, "new"), _DETAILS) for cells in (_DECODE, _GENERATE)
+    Layout(
+        LlmRow,
+        {"decode": {**_CELL, **cells}},
+        case=(*_CELL, "new"),
+        details=("mean", "p90", "p99", "of read peak", "KV GB/s"),
+        spare=("copied / token", "peak memory", "in attention"),
+        words=_WORDS,
+    )
+    for cells in (_DECODE, _GENERATE)
 )
-TRAIN = Layout(TrainRow, {"train": _STEPS}, tuple(_STEPS)[:5], ("step ms", "loss"))
+TRAIN = Layout(TrainRow, {"train": _STEPS}, case=tuple(_STEPS)[:5], spare=("step ms", "loss"), words=_WORDS)

@@ -64,7 +64,7 @@ class Training(Trials):
         "and AdamW on random tokens; the learning rate is 0: all work is done, and all steps begin "
         "with the same weights",
         "in every round each attention makes one step, in rotating order, after two untimed steps; tokens/s by the "
-        "median; of sdpa: the median over rounds of sdpa's time / this one's",
+        "median; ratio per round: median (lowest to highest) over rounds of sdpa's time / this one's",
         memory.METHOD,
         "before timing, with the fewest tokens: max |error| of the losses of the tokens, and the norm of the error of "
         "all gradients, against the model in fp32 (fp64 for fp32), must each be at most 2 x that of the eager "
