@@ -247,6 +247,22 @@ def test_ratios_of_tokens_are_those_of_the_medians_of_rounds():
     assert (ours.ratio, ours.ratio_low, ours.ratio_high) == pytest.approx((3.0, 2.0, 4.0))
 
 
+@pytest.mark.parametrize(
+    "rest, attention, busy", [(11, 10, False), (15, 2, False), (15, 8, True), (15, 12, True), (5, 15, False)]
+)
+def test_a_difference_that_attention_has_not_made_is_marked(rest, attention, busy):
+    ms = rest + attention
+    ways = {"sdpa/dynamic": (20, 0.5), "xeflash/xe": (ms, attention / ms), "xeflash/xe+linear": (1, 0.5)}
+    results = rows.beside_sdpa([generations(way, share, [ms]) for way, (ms, share) in ways.items()], Peaks())
+    differs = 100 * (max(rest, 10) / min(rest, 10) - 1)
+    assert [result.row.rest_differs_percent for result in results] == pytest.approx([differs, differs, None])
+    assert [result.row.busy for result in results] == [busy, busy, False]
+    for layout in (rows.DECODE, rows.GENERATE):
+        text = formats.to_md({}, results, layout, wide=False)
+        assert text.count(" ! |") == 2 * busy
+        assert ("- ! the rest of a step, which these ways share, differs by 50 %, more than attention" in text) == busy
+
+
 @pytest.mark.parametrize("what", KINDS)
 def test_memory_that_is_not_there_skips(what, monkeypatch):
     monkeypatch.setattr(run, "build", lambda *_: pytest.fail("it was built"))

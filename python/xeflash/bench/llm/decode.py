@@ -41,6 +41,8 @@ class Decoding(Trials):
         "in attention: attention function, cache update and reordering, timed in a pass of their own, of a token's "
         "time; KV GB/s: bytes of K and V that a token attends to / that time; of read peak: what memory gives, or a "
         "cache where that is passed",
+        "rest of a step: TPOT without its part in attention; ways with linear layers by the same library have it in "
+        "common, so where it differs by more than 20 %, and by more than attention does, the machine was busy",
         "copied / token: bytes that torch's operations in the cache's methods write, counted in a pass of its own",
         "peak memory: above what was there before generate()",
         check.METHOD,

@@ -13,14 +13,18 @@ from xeflash.bench.limits import Peaks
 from xeflash.bench.llm.cells import Cell, TrainCell
 from xeflash.bench.llm.generation import Generation
 from xeflash.bench.numbers import number, per_round, percent, size, times
-from xeflash.bench.rows import Result, Timed, times_of, with_ratios
+from xeflash.bench.rows import Result, Timed, case_of, times_of, with_ratios
 from xeflash.bench.stats import quantile
 from xeflash.bench.tables import NONE, Cells, Layout
 
 
 @dataclass(frozen=True)
 class LlmRow(Timed, Cell):
-    """A cell computed one way. Times are milliseconds from one token to the next, over all rounds."""
+    """A cell computed one way. Times are milliseconds from one token to the next, over all rounds.
+
+    `rest_differs_percent` is how much longer the longest time without attention and cache is than the shortest, of ways
+    that have it in common; `busy` says that this is much, and more than their attention differs.
+    """
 
     way: str = ""
     ttft_ms: float | None = None
@@ -31,6 +35,8 @@ class LlmRow(Timed, Cell):
     tokens_per_s: float | None = None
     attention_percent: float | None = None
     attention_ms: float | None = None
+    rest_differs_percent: float | None = None
+    busy: bool = False
     kv_bytes: int | None = None
     kv_gbytes_per_s: float | None = None
     copied_bytes: int | None = None
@@ -107,10 +113,10 @@ def trained(row: TrainRow, steps_ms: Sequence[float], peak_bytes: int, loss: flo
 
 
 def beside_sdpa(results: Sequence[Result], peaks: Peaks) -> list[Result]:
-    """Returns the results beside sdpa, and with the peak that holds reading K and V."""
+    """Returns the results beside sdpa and each other, and with the peak that holds reading K and V."""
     if any(isinstance(result.row, TrainCell) for result in results):
         return with_ratios(results, TrainCell, "sdpa")
-    filled = with_ratios(results, Cell, "sdpa/dynamic")
+    filled = _with_rests(with_ratios(results, Cell, "sdpa/dynamic"))
 
     def held(result: Result) -> Result:
         row, no_arithmetic, weights_too = result.row, ("", ""), math.inf  # weights drive K and V out of a cache
@@ -122,9 +128,45 @@ def beside_sdpa(results: Sequence[Result], peaks: Peaks) -> list[Result]:
     return [held(result) for result in filled]
 
 
+def _with_rests(results: Sequence[Result]) -> list[Result]:
+    """Returns the results with the difference of what torch computes in the same way beside several attentions."""
+
+    def shared(row: LlmRow) -> tuple[Cell, bool]:
+        return case_of(Cell, row), row.way.endswith("+linear")
+
+    found: dict[tuple[Cell, bool], list[tuple[float, float]]] = {}
+    for row in (result.row for result in results):
+        if row.attention_ms is not None:
+            found.setdefault(shared(row), []).append((row.median_ms - row.attention_ms, row.attention_ms))
+
+    def filled(result: Result) -> Result:
+        rests, attentions = zip(*found.get(shared(result.row), [(1.0, 1.0)]), strict=True)
+        if len(rests) == 1:
+            return result
+        differs, more = 100 * (max(rests) / min(rests) - 1), max(rests) - min(rests) > max(attentions) - min(attentions)
+        return result.with_row(rest_differs_percent=differs, busy=more and differs > _MOST_REST_DIFFERS)
+
+    return [filled(result) for result in results]
+
+
+def _remark(rows: Sequence[Any]) -> str:
+    """Returns what is wrong with the rows that have a sign."""
+    if not (found := [row.rest_differs_percent for row in rows if row.busy]):
+        return ""
+    return (
+        f"{_SIGN} the rest of a step, which these ways share, differs by {max(found):.0f} %, more than attention does: "
+        "the machine was busy; measure again"
+    )
+
+
 def _or_note(row: Any, text: str) -> str:
     """Returns the text of a row that was measured; of others, why they were not."""
     return text if row.status == "ok" else f"{row.status}: {row.note}"
+
+
+def _signed(row: Any, text: str) -> str:
+    """Returns the text with a sign where it is the machine's other load that one sees."""
+    return _or_note(row, f"{text} {_SIGN}" if row.busy else text)
 
 
 def _new_per_second(row: LlmRow) -> float | None:
@@ -132,6 +174,8 @@ def _new_per_second(row: LlmRow) -> float | None:
     return 1e3 * row.batch * row.new_tokens / row.total_ms if row.total_ms else None
 
 
+_SIGN = "!"
+_MOST_REST_DIFFERS = 20.0  # percent
 _MODEL: Cells = {
     "model": lambda r: r.model if r.layers is None else f"{r.model}, {r.layers} layers",
     "dtype": lambda r: r.dtype,
@@ -149,6 +193,7 @@ _SPEED: Cells = {
 }
 _DECODE: Cells = {
     **_SPEED,
+    "tokens/s": lambda r: _signed(r, number(r.tokens_per_s)),
     "TTFT ms": lambda r: number(r.ttft_ms),
     "TPOT ms": lambda r: times(r.median_ms, r.min_ms, r.iqr_ms),
     "mean": lambda r: number(r.mean_ms),
@@ -162,7 +207,7 @@ _DECODE: Cells = {
 }
 _GENERATE: Cells = {
     "new": lambda r: str(r.new_tokens),
-    "generate() ms": lambda r: _or_note(r, number(r.total_ms)),
+    "generate() ms": lambda r: _signed(r, number(r.total_ms)),
     "new tokens/s": lambda r: number(_new_per_second(r)),
     "TTFT ms": lambda r: number(r.ttft_ms),
     "peak memory": lambda r: size(r.peak_bytes),
@@ -195,6 +240,7 @@ DECODE, GENERATE = (
         details=("mean", "p90", "p99", "of read peak", "KV GB/s"),
         spare=("copied / token", "peak memory", "in attention"),
         words=_WORDS,
+        remark=_remark,
     )
     for cells in (_DECODE, _GENERATE)
 )
