@@ -273,9 +273,11 @@ def test_interrupt_keeps_what_was_measured(monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1 + 1
 
 
-def test_absent_matplotlib_is_found_before_measuring(monkeypatch, capsys):
+def test_what_cannot_be_written_is_found_before_measuring(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(runner.Benchmark, "run_case", lambda *_: pytest.fail("measured"))
+    assert main(["bench", "attention", *SMALL, "--output", "no/folder.json"]) == 2
+    assert "No such file or directory: 'no/folder.json'" in capsys.readouterr().err
     assert main(["bench", "attention", *SMALL, "--plot", "out.png"]) == 2
     assert "xeflash[bench]" in capsys.readouterr().err
 

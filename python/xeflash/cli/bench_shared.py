@@ -112,6 +112,8 @@ def guarded(arguments: argparse.Namespace, measure: Callable[[argparse.Namespace
             from xeflash.bench import plot
 
             plot.require_matplotlib()
+        if arguments.output is not None:
+            arguments.output.open("a").close()  # what cannot be written is found before minutes of measuring
         prepare_threads(arguments.threads)
         import torch
 
