@@ -6,6 +6,8 @@ installed (einops); else to a stand-in of them, tests/comfy_stand_in.py.
 
 import importlib
 import importlib.util
+import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -25,7 +27,7 @@ BATCH, HEADS, ROWS, KEYS, DIM = 2, 4, 37, 23, 64
 @pytest.fixture
 def comfy(monkeypatch):
     """Its module of attention functions."""
-    comfyui._warn.cache_clear()
+    comfyui._log.cache_clear()
     name = "comfy.ldm.modules.attention"
     if FOLDER:
         monkeypatch.syspath_prepend(FOLDER)
@@ -62,7 +64,11 @@ def compare(comfy, caplog, *given, **named):
 
 
 def warnings(caplog):
-    return [record.message for record in caplog.records if record.name == comfyui.__name__]
+    return lines(caplog, logging.WARNING)
+
+
+def lines(caplog, level):
+    return [record.message for record in caplog.records if (record.name, record.levelno) == (comfyui.__name__, level)]
 
 
 def cpu(named):
@@ -110,6 +116,16 @@ def test_types_and_inference_mode(comfy, dtype):
         got = comfyui.attention_xeflash(q, k, v, HEADS)
     assert got.dtype == dtype and got.is_contiguous()
     torch.testing.assert_close(got.double(), want, atol=1e-2, rtol=1e-2)
+
+
+def test_calls_that_xeflash_serves_are_logged_once_for_each_use_of_the_node(comfy, caplog):
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        comfyui.XeflashAttention().patch(ModelPatcher())
+        for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.float64):
+            comfyui.attention_xeflash(*inputs(dtype), HEADS)
+    served = [f"xeflash attention serves torch.{name} with head dim {DIM} on cpu" for name in ("float32", "bfloat16")]
+    assert lines(caplog, logging.INFO) == 2 * served and len(warnings(caplog)) == 2
 
 
 def test_gradients(comfy, caplog):
@@ -174,21 +190,74 @@ def test_node_patches_a_clone(comfy, caplog):
     assert warnings(caplog) == ["xeflash attention: it takes the place of another node's attention"]
 
 
-def test_command_writes_a_node(comfy, tmp_path, capsys):
-    nodes = tmp_path / "custom_nodes"
-    assert main(["comfyui", str(tmp_path)]) == 2 and "custom_nodes" in capsys.readouterr().err
-    nodes.mkdir()
+@pytest.fixture
+def folder(tmp_path):
+    """Looks like ComfyUI's."""
+    (tmp_path / "main.py").touch()
+    (tmp_path / "custom_nodes").mkdir()
+    return tmp_path
+
+
+def test_command_writes_a_node(comfy, folder, capsys):
     for _ in range(2):
-        assert main(["comfyui", str(tmp_path)]) == 0
-    (file,) = nodes.iterdir()
-    assert capsys.readouterr().out == 2 * f"wrote {file}\n"
-    spec = importlib.util.spec_from_file_location("xeflash_attention", file)
+        assert main(["comfyui", str(folder)]) == 0
+    (node,) = (folder / "custom_nodes").iterdir()
+    said = capsys.readouterr().out
+    assert said.count(f"wrote {node}\n") == 2 and f"rm -r {node}\n" in said
+    spec = importlib.util.spec_from_file_location("xeflash_attention", node / "__init__.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    (node,) = module.NODE_CLASS_MAPPINGS.values()
-    assert module.NODE_DISPLAY_NAME_MAPPINGS == {"XeflashAttention": "xeflash attention"}
-    assert node.INPUT_TYPES() == {"required": {"model": ("MODEL",)}} and callable(getattr(node(), node.FUNCTION))
+    ((name, its),) = module.NODE_CLASS_MAPPINGS.items()
+    assert module.NODE_DISPLAY_NAME_MAPPINGS[name] == "xeflash attention"
+    assert its.INPUT_TYPES() == {"required": {"model": ("MODEL",)}} and callable(getattr(its(), its.FUNCTION))
+    assert f"Add Node > {its.CATEGORY} > xeflash attention" in said
     assert comfy.get_attention_function("xeflash").__wrapped__ is comfyui.attention_xeflash
-    file.write_text("# somebody else's")
-    assert main(["comfyui", str(tmp_path)]) == 2
-    assert "must be written by xeflash" in capsys.readouterr().err and file.read_text() == "# somebody else's"
+    (workflow,) = (node / "example_workflows").iterdir()
+    assert f"Templates > {node.name} > {workflow.stem}" in said
+    (node / "__init__.py").write_text("# somebody else's")
+    assert main(["comfyui", str(folder)]) == 2
+    assert "must be written by xeflash" in capsys.readouterr().err
+    assert (node / "__init__.py").read_text() == "# somebody else's"
+
+
+@pytest.mark.parametrize("missing", ("main.py", "custom_nodes"))
+def test_command_wants_comfyuis_folder(folder, capsys, missing):
+    (folder / missing).rename(folder / "another")
+    assert main(["comfyui", str(folder)]) == 2
+    rule = f"DIR must be ComfyUI's folder (it has main.py and custom_nodes), got {folder}"
+    assert capsys.readouterr().err == f"xeflash comfyui: {rule}\n"
+
+
+@pytest.mark.parametrize("has", (True, False))
+@pytest.mark.parametrize("name", ("venv", ".venv", ""))
+def test_command_tells_which_python_needs_xeflash(folder, capsys, name, has):
+    if name:
+        python = folder / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\nexit {int(not has)}\n")
+        python.chmod(0o755)
+    assert main(["comfyui", str(folder)]) == 0
+    said = capsys.readouterr().out
+    if name:
+        want = f"has xeflash: {python}" if has else f"has no xeflash; install it: {python} -m pip install xeflash"
+        assert f"ComfyUI's Python {want}\n" in said
+    else:
+        assert f"a Python that has xeflash, as this has: {sys.executable}\n" in said
+
+
+def test_workflow_gives_the_node_the_checkpoints_model(folder):
+    assert main(["comfyui", str(folder)]) == 0
+    (file,) = folder.glob("custom_nodes/*/example_workflows/*.json")
+    workflow = json.loads(file.read_text())
+    nodes = {node["id"]: node for node in workflow["nodes"]}
+    ways = set()
+    for number, source, slot, target, place, kind in workflow["links"]:
+        output, given = nodes[source]["outputs"][slot], nodes[target]["inputs"][place]
+        assert number in output["links"] and given["link"] == number and output["type"] == given["type"] == kind
+        ways.add((nodes[source]["type"], given["name"], nodes[target]["type"]))
+    assert all(given["link"] is not None for node in nodes.values() for given in node["inputs"])
+    (name,) = comfyui.NODE_CLASS_MAPPINGS
+    assert {way for way in ways if way[1] == "model"} == {
+        ("CheckpointLoaderSimple", "model", name),
+        (name, "model", "KSampler"),
+    }

@@ -1,12 +1,13 @@
 """xeflash as an attention function of ComfyUI, and the node that gives it to a model.
 
-    xeflash comfyui ~/ComfyUI        # writes custom_nodes/xeflash_attention.py, which imports this module
+    xeflash comfyui ~/ComfyUI        # writes custom_nodes/ComfyUI-xeflash, which imports this module
 
 The node "xeflash attention" takes a MODEL and returns a clone of it whose attention is xeflash's, by ComfyUI's
 ``optimized_attention_override``. Programs ask for the function by name: ``get_attention_function("xeflash")``.
 
 Results equal those of ComfyUI's ``attention_pytorch``. Calls that xeflash refuses, also for unknown keywords, go to
-that function, with one warning for each reason.
+that function, with one warning for each reason. The first call of each type, head dim and device that xeflash serves
+is logged, too: it is the sign that the node works.
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ def attention_xeflash(
         given = (q, k, v) if skip_reshape else _by_heads(q, k, v, heads)
         out = _attend(*given, mask, kwargs.get("scale"), kwargs.get("enable_gqa", False))
     except (NotImplementedError, TypeError, ValueError) as reason:
-        _warn(f"{reason}; ComfyUI's attention_pytorch serves the call")
+        _log(logging.WARNING, f"{reason}; ComfyUI's attention_pytorch serves the call")
         by_torch = _comfy().attention_pytorch
         kwargs["_inside_attn_wrapper"] = True  # or it would ask for an override
         result: Tensor = by_torch(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs)
         return result
+    if not torch.compiler.is_compiling():
+        _log(logging.INFO, "xeflash attention serves %s with head dim %d on %s", q.dtype, out.shape[-1], q.device)
     width = heads * q.shape[-1] if skip_reshape else q.shape[-1]
     return out if skip_output_reshape else out.transpose(1, 2).reshape(q.shape[0], -1, width)
 
@@ -83,9 +86,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float |
 
 
 @functools.lru_cache(maxsize=256)
-def _warn(text: str) -> None:
-    """Logs a warning, once for each text."""
-    logging.getLogger(__name__).warning(text)
+def _log(level: int, text: str, *parts: object) -> None:
+    """Logs a line, once for each text until the node is next run."""
+    logging.getLogger(__name__).log(level, text, *parts)
 
 
 def _comfy() -> Any:
@@ -118,10 +121,11 @@ class XeflashAttention:
 
     def patch(self, model: Any) -> tuple[Any]:
         """Returns a clone of the model that uses our attention."""
+        _log.cache_clear()
         patched = model.clone()
         options = patched.model_options.setdefault("transformer_options", {})
         if options.get(_OVERRIDE, _override) is not _override:
-            _warn("xeflash attention: it takes the place of another node's attention")
+            _log(logging.WARNING, "xeflash attention: it takes the place of another node's attention")
         options[_OVERRIDE] = _override
         return (patched,)
 
