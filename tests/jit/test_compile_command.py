@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from xeflash.jit import precompile
 from xeflash.tune import xe
 from xeflash.tune.models import SHAPES
 
@@ -24,7 +25,7 @@ from xeflash import _core
 from xeflash.tune import models
 from arrays import to_array
 
-kind, dtype, shape = sys.argv[1], getattr(torch, sys.argv[2]), models.SHAPES[sys.argv[3]]
+kind, dtype, shape = sys.argv[1], getattr(torch, sys.argv[2]), models.SHAPES[sys.argv[3]][0]
 xeflash.attention  # loads the extension
 counts = {}
 def counted(name):
@@ -229,3 +230,13 @@ def test_xpu_needs_a_gpu(monkeypatch, capsys):
 def test_prompts_of_usual_models_run_by_the_wheels_kernels(gpu, tmp_path):
     done = subprocess.run([sys.executable, "-c", WHEEL], env=environment(tmp_path), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# ---- image models --------------------------------------------------------------------------------
+
+IMAGES = {40: 4096, 80: 1024, 160: 256}  # head dims of Stable Diffusion 1.5, and their queries at 512 x 512
+
+
+def test_compile_knows_all_head_dims_of_a_model_and_that_images_have_no_new_tokens():
+    descs = [desc for desc, _ in precompile.kernels_of(("sd15",), precompile.Target("bmg"), ("fp16",))]
+    assert {desc.head_dim for desc in descs} == set(IMAGES) and {desc.algorithm for desc in descs} == {"flash_fwd"}

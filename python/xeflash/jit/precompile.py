@@ -66,8 +66,8 @@ def kernels_of(
 ) -> Iterator[tuple[AnyDesc, KernelSource]]:
     """Yields the kernels that the layers of models ask for; a kernel that several of them share comes once."""
     seen: set[tuple[str, str]] = set()
-    for model in models:
-        shape = SHAPES[model]
+    shapes = [(model, shape) for model in models for shape in SHAPES[model]]
+    for model, shape in shapes:
         # Counts of compute units for which tiles are many, for which all heads are few for one pass of the gradients,
         # and for which tiles are few.
         units = (1, shape.heads_k * 3 // 2, 1 << 16)
@@ -107,8 +107,9 @@ def _calls_of(shape: ModelShape, layer: Features, dtype: str, training: bool) ->
     more |= {"alibi_slopes": per_head(layer.alibi), "s_aux": per_head(layer.sinks)}
     for length in _LENGTHS:
         yield functools.partial(_core.forward, **arrays(length, _KEYS), **more)
-    cache: dict[str, Any] = {f"{name}_cache": arrays(1, _KEYS)[name] for name in ("k", "v")}
-    yield functools.partial(_core.forward, **arrays(1, 1), **cache, cache_length=0, **more)
+    if any(kind.causal for kind in shape.features):  # others have no new tokens
+        cache: dict[str, Any] = {f"{name}_cache": arrays(1, _KEYS)[name] for name in ("k", "v")}
+        yield functools.partial(_core.forward, **arrays(1, 1), **cache, cache_length=0, **more)
     for length in _LENGTHS if training else ():
         results: dict[str, Any] = {name: rows(length, heads, dim_v) for name in ("out", "dout")}
         results["lse"] = Placeholder((1, heads, length), "float32")
