@@ -1,5 +1,7 @@
 """`xeflash compile` fills what a run finds, and can be interrupted."""
 
+import functools
+import importlib
 import json
 import os
 import signal
@@ -9,9 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
-from xeflash.jit import precompile
+from xeflash import _core
+from xeflash.call.schema import BSHD
+from xeflash.jit import prebuilt, precompile
+from xeflash.jit.calls import kernels_of as calls_kernels
+from xeflash.jit.kernel import render
+from xeflash.runtime.interop import Placeholder
 from xeflash.tune import xe
 from xeflash.tune.models import SHAPES
+
+provide = importlib.import_module("xeflash.jit.provide")  # the package has the function under this name
 
 MODEL = "phi-3-mini"  # its head dim is not among the wheel's kernels
 
@@ -235,6 +244,19 @@ def test_prompts_of_usual_models_run_by_the_wheels_kernels(gpu, tmp_path):
 # ---- image models --------------------------------------------------------------------------------
 
 IMAGES = {40: 4096, 80: 1024, 160: 256}  # head dims of Stable Diffusion 1.5, and their queries at 512 x 512
+
+
+@pytest.mark.parametrize("keys", ["self", "text"])
+@pytest.mark.parametrize(("arch", "units", "dtype"), [
+    ("bmg", 20, "float16"), ("dg2", 32, "bfloat16"), ("pvc", 128, "float16"), ("cpu-avx512-bf16", 8, "float32"),
+])  # fmt: skip
+def test_wheels_carry_the_kernels_of_stable_diffusion(arch, units, dtype, keys):
+    carried = {(kernel.name, kernel.text) for kernel in map(render, prebuilt.default_set(release=True))}
+    for dim, queries in IMAGES.items():
+        q, k = (Placeholder((2, rows, 8, dim), dtype) for rows in (queries, queries if keys == "self" else 77))
+        call = functools.partial(_core.forward, q=q, k=k, v=k, function="test", layout=BSHD)
+        asked = [provide.source_of(desc) for desc in calls_kernels(call, arch, units, "", "")]
+        assert asked and {(kernel.name, kernel.text) for kernel in asked} <= carried
 
 
 def test_compile_knows_all_head_dims_of_a_model_and_that_images_have_no_new_tokens():

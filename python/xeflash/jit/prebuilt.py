@@ -15,13 +15,14 @@ from xeflash.tune.desc import Desc
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SOFTCAP = ("SoftCap",)
+_IMAGE_DIMS = (40, 80, 160)  # head dims of Stable Diffusion 1.5: those of later models are 64 and 128
 
 
 def default_set(release: bool) -> Iterator[Desc]:
     """Yields the default kernels for head dims 64 and 128 (Llama, Mistral, Qwen, GPT-OSS, Phi) and 256 (Gemma).
 
     A package that is built from its source has a compiler, and does with few kernels for GPUs. `release`: those of
-    wheels, whose users may have none.
+    wheels, whose users may have none; Stable Diffusion's are among them.
     """
     for arch in ("cpu-avx512-bf16", "cpu-avx512", "cpu-generic"):
         for dtype in _DTYPES:
@@ -35,6 +36,8 @@ def default_set(release: bool) -> Iterator[Desc]:
             if arch != "cpu-generic":
                 yield Desc("flash_fwd", arch, dtype, 256, 256, 64, hooks=_SOFTCAP)
                 yield Desc("flash_decode", arch, dtype, 256, 256, 2, hooks=_SOFTCAP)
+            for head_dim in _IMAGE_DIMS if release and dtype != "float16" else ():
+                yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 64)
     for head_dim, hooks in ((64, ()), (128, ()), (256, _SOFTCAP)):
         for rows in (32, 64, 128):
             yield Desc("flash_fwd", "cpu-amx-bf16", "bfloat16", head_dim, head_dim, rows, hooks=hooks)
@@ -61,6 +64,8 @@ def _model_kernels(arch: str, dtype: str, access: str) -> Iterator[Desc]:
                         algorithm, arch, dtype, head_dim, head_dim, rows,
                         hooks=hooks, split_keys=algorithm == "flash_decode", cache=cache, page_unit=unit, access=access,
                     )  # fmt: skip
+    for head_dim in _IMAGE_DIMS:
+        yield Desc("flash_fwd", arch, dtype, head_dim, head_dim, 128, access=access)
     for head_dim in (64, 128, 256) if arch != "pvc" else ():  # pvc's have the code of bmg's
         for cache in ("", "paged"):
             yield Desc("append", arch, dtype, head_dim, head_dim, 0, cache=cache, access="dwords")
