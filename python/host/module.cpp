@@ -255,6 +255,9 @@ void define_arrays(py::module_& m) {
   m.def("arch_of", [](const py::object& array, const std::string& function, const char* name) {
     return place_of(read_array(array, Checker(function), name)).device.facts.arch;
   });
+  m.def("host_may_see", [](const py::object& array, const std::string& function, const char* name) {
+    return host_may_see(read_array(array, Checker(function), name));
+  });
   m.def("refuse_shared", [](const std::string& function, const py::object& written,
                             const std::string& name, const py::object& other) {
     const Checker check(function);

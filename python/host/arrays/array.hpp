@@ -38,6 +38,7 @@ struct Array {
   int32_t device_id = 0;           // torch's index: N of xpu:N
 
   std::shared_ptr<const Array> copied;  // the caller's array, if this is a copy of it
+  std::shared_ptr<const Array> seen;    // a copy in host memory: see let_host_see in place.hpp
 
   std::byte* data = nullptr;
   int ndim = 0;

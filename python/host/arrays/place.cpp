@@ -1,8 +1,11 @@
 #include "host/arrays/place.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <new>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 namespace xeflash {
 namespace {
@@ -46,7 +49,50 @@ class ThreadBuffer {
 };
 thread_local ThreadBuffer thread_buffer;
 
+bool checks_devices() {
+  const char* given = std::getenv("XEFLASH_CHECK");
+  const std::string_view choice = given ? given : "";
+  if (!choice.empty() && choice != "0" && choice != "1")
+    throw py::value_error("xeflash: XEFLASH_CHECK must be 0 or 1, got " + std::string(choice));
+  return choice == "1";
+}
+
 }  // namespace
+
+bool host_may_see(const Array& a) {
+  if (!a.queue) return true;
+  if (!checks_devices() || Rehearsal::current()) return false;
+  const auto& queue = *static_cast<sycl::queue*>(a.queue);
+  if (is_recording(queue)) return false;
+  return a.is_empty() ||  // a Placeholder has no memory
+         sycl::get_pointer_type(a.data, queue.get_context()) != sycl::usm::alloc::unknown;
+}
+
+void let_host_see(Array& a) {
+  if (!a.queue || !host_may_see(a)) return;
+  struct Copy {
+    Array array;
+    std::vector<std::byte> values;
+  };
+  const auto copy = std::make_shared<Copy>();
+  const int64_t rows = a.ndim == 2 ? a.shape[0] : 1, columns = a.shape[a.ndim - 1];
+  const int64_t bytes = columns * size_of(a.dtype);
+  copy->values.resize(rows * bytes);
+  Array& to = copy->array;
+  to.ndim = a.ndim;
+  to.shape = a.shape;
+  to.strides = {a.ndim == 2 ? columns : 1, 1};
+  to.data = copy->values.data();
+  a.seen = std::shared_ptr<const Array>(copy, &to);
+  if (copy->values.empty()) return;
+  const Place place = place_of(a);
+  py::gil_scoped_release nogil;
+  if (!place.in_order) place.queue.wait_and_throw();
+  for (int64_t row = 0; row < rows; ++row)
+    place.queue.memcpy(to.data + row * bytes, a.data + row * a.strides[0] * size_of(a.dtype),
+                       bytes);
+  place.queue.wait_and_throw();
+}
 
 void refuse_to_wait_while_recording(const Place& place, const Array& q, const char* name,
                                     const Checker& check) {

@@ -10,6 +10,22 @@ namespace xeflash {
 
 inline Place place_of(const Array& a) { return place_on(a.queue, a.stream_ordered); }
 
+// Returns whether the host may look at an array's values: in host memory, and with XEFLASH_CHECK=1
+// also on a device, which is then waited for, unless its queue is recording a graph.
+bool host_may_see(const Array& array);
+
+// Copies the values of a vector or a matrix of contiguous rows for the host, if it may look at them
+// and they lie on a device.
+void let_host_see(Array& array);
+
+// Returns the array of the host that has the values, or null: then they are trusted, because
+// reading them would wait for the device's queue.
+inline const Array* seen_by_host(const Array& a) { return a.queue ? a.seen.get() : &a; }
+inline const int32_t* ints_of_host(const Array& a) {
+  const Array* seen = seen_by_host(a);
+  return seen ? reinterpret_cast<const int32_t*>(seen->data) : nullptr;
+}
+
 // A call that waits for its kernels cannot become part of a graph.
 void refuse_to_wait_while_recording(const Place& place, const Array& q, const char* name,
                                     const Checker& check);

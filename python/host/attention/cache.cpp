@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "host/arrays/checks.hpp"
+#include "host/arrays/place.hpp"
 #include "host/attention/problem.hpp"
 #include "host/device/runtime.hpp"
 #include "host/device/sizes.hpp"
@@ -70,6 +71,7 @@ Array read_table(const py::object& object, const char* name, const Problem& p,
   XF_REQUIRE(check, a.has_contiguous_rows(), name, "must have a contiguous last dimension",
              "stride " + number(a.strides[1]), a);
   check.require_same_place(a, name, p.q, "q");
+  let_host_see(a);
   return a;
 }
 
@@ -182,7 +184,7 @@ void read_appended(Problem& p, const FwdRequest& r, const Checker& check) {
   }
 }
 
-const int32_t* ints(const Array& a) { return reinterpret_cast<const int32_t*>(a.data); }
+constexpr auto ints = ints_of_host;
 
 // The rows [first, end) of a sequence that a call reads or writes; it writes the last `added` of
 // them.
@@ -280,7 +282,7 @@ void check_places(const Problem& p, const Checker& check, const std::vector<Used
     const bool paged = c.kind == CacheKind::kPaged;
     const char* name = paged ? "block_table" : "beam_index";
     const int64_t rows = paged ? c.page : 1;
-    const int32_t* row = ints(c.table) + b * c.table.strides[0];
+    const int32_t* row = ints(c.table) + b * seen_by_host(c.table)->strides[0];
     for (int64_t i = first / rows; i < (end + rows - 1) / rows; ++i) {
       if (row[i] < 0 || row[i] >= places) refuse_place(name, row[i], b, i);
       if (c.added && (i + 1) * rows > end - c.added) write(name, row[i], paged ? 0 : i);
@@ -315,10 +317,16 @@ void read_cache(Problem& p, const FwdRequest& r) {
   if (!p.packed) p.sk = c.capacity;
   c.max_keys = r.cache.cache_length >= 0 ? r.cache.cache_length + c.added : c.capacity;
   if (p.packed) c.max_keys = p.sk;
-  if (p.q.queue) {
-    // Values that lie on a device are trusted, because reading them would wait for the device's
-    // queue.
-    if (r.cache.cache_length >= 0 && !p.packed) check_length(p, r.cache.cache_length, 0, check);
+  std::vector<Used> used;
+  const auto tables = {&p.cu_q,     &p.cu_k,      &p.used_k, &c.lengths,
+                       &c.left_pad, &c.sequences, &c.table};
+  if (std::all_of(tables.begin(), tables.end(), [](const Array* a) { return seen_by_host(*a); })) {
+    check_lengths(p, r, check, used);
+    check_places(p, check, used);
+  } else if (r.cache.cache_length >= 0 && !p.packed) {
+    check_length(p, r.cache.cache_length, 0, check);
+  }
+  if (p.q.queue) {  // a launch must not depend on whether values were checked
     c.max_keys = std::min(c.max_keys, c.capacity);
     return;
   }

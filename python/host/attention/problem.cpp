@@ -4,6 +4,7 @@
 
 #include "host/arrays/checks.hpp"
 #include "host/arrays/overlap.hpp"
+#include "host/arrays/place.hpp"
 #include "host/attention/part.hpp"
 #include "host/device/runtime.hpp"
 #include "host/device/sizes.hpp"
@@ -110,17 +111,17 @@ Array read_int32(const py::object& object, const char* name, int64_t size, const
   XF_REQUIRE(check, a.is_packed(), name, "must be contiguous", "strides " + a.describe_strides(),
              a);
   check.require_same_place(a, name, p.q, "q");
+  let_host_see(a);
   return a;
 }
 
 namespace {
 
-// Reads the starts of packed sequences. Their values are checked if they lie in host memory. On a
-// device they are trusted, because reading them would wait for the queue.
+// Checks the starts of packed sequences, if the host sees them.
 void check_starts(const Array& a, const char* name, int64_t longest, const char* longest_name,
                   const Checker& check) {
-  if (a.queue) return;
-  const auto* starts = reinterpret_cast<const int32_t*>(a.data);
+  if (!seen_by_host(a)) return;
+  const int32_t* starts = ints_of_host(a);
   XF_REQUIRE(check, starts[0] == 0, name, "must start with 0", number(starts[0]), a);
   for (int64_t i = 1; i < a.shape[0]; ++i) {
     const int64_t length = static_cast<int64_t>(starts[i]) - starts[i - 1];
@@ -134,8 +135,8 @@ void check_starts(const Array& a, const char* name, int64_t longest, const char*
 }
 
 void check_end(const Array& a, const char* name, int64_t tokens, const Checker& check) {
-  if (a.queue) return;
-  const int64_t end = reinterpret_cast<const int32_t*>(a.data)[a.shape[0] - 1];
+  if (!seen_by_host(a)) return;
+  const int64_t end = ints_of_host(a)[a.shape[0] - 1];
   XF_REQUIRE(check, end == tokens, name,
              "must end with the number of packed rows (" + number(tokens) + ")", number(end), a);
 }
@@ -162,9 +163,8 @@ void read_packing(Problem& p, const FwdRequest& r, const Checker& check) {
   p.sk = p.cache.given ? r.max_seqlen_k : std::min(r.max_seqlen_k, p.tokens_k);
   if (r.seqused_k.is_none()) return;
   p.used_k = read_int32(r.seqused_k, "seqused_k", p.batch, p, check);
-  if (p.used_k.queue) return;
-  const auto* used = reinterpret_cast<const int32_t*>(p.used_k.data);
-  const auto* start = reinterpret_cast<const int32_t*>(p.cu_k.data);
+  if (!seen_by_host(p.used_k)) return;
+  const int32_t *used = ints_of_host(p.used_k), *start = ints_of_host(p.cu_k);
   for (int64_t i = 0; i < p.batch; ++i) {
     const int64_t length = starts ? start[i + 1] - start[i] : r.max_seqlen_k;
     XF_REQUIRE(check, used[i] >= 0 && used[i] <= length, "seqused_k",

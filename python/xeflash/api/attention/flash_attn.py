@@ -203,7 +203,7 @@ def flash_attn_varlen_func(
     The other arguments are as in flash_attn_func; the LSE is (H, tokens of q).
 
     ``cu_seqlens_q`` and ``cu_seqlens_k`` in host memory are checked; on a device they are trusted, as reading them
-    would wait for its queue: rows beyond ``max_seqlen_q`` would not be written.
+    would wait for its queue, unless XEFLASH_CHECK is 1: rows beyond ``max_seqlen_q`` would not be written.
 
     >>> import numpy as np, xeflash
     >>> q = k = v = np.ones((7, 2, 64), np.float32)

@@ -87,7 +87,7 @@ def flash_attn_with_kvcache(
     Keywords of flash-attn 3 are taken as by flash_attn_func.
 
     Lengths and tables in host memory are checked; on a device they are trusted, as reading them would wait for its
-    queue.
+    queue, unless XEFLASH_CHECK is 1.
 
     >>> import numpy as np, xeflash
     >>> k_cache, v_cache = (np.zeros((2, 100, 2, 64), np.float32) for _ in range(2))

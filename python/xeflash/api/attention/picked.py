@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from xeflash import _core
 from xeflash.api.route import run
 from xeflash.call.call import Call
 from xeflash.call.schema import BHSD, BSHD
@@ -132,7 +133,11 @@ def _check(call: Call, indices: Any, lead: tuple[int, int], keys: int, torch: An
         raise call.refuse(_NAME, "must be int32", indices.dtype, TypeError)
     if indices.ndim != 3 or tuple(indices.shape[:2]) != lead:
         raise call.refuse(_NAME, f"must have shape [{lead[0]}, {lead[1]}, keys of a query]", list(indices.shape))
-    if indices.is_cpu and not torch.compiler.is_compiling() and indices.numel():
+    if (
+        not torch.compiler.is_compiling()
+        and indices.numel()
+        and (indices.is_cpu or _core.host_may_see(indices, call.function, call.word(_NAME)))
+    ):
         if int(indices.max()) >= keys:
             raise call.refuse(_NAME, f"must be below the {keys} keys", int(indices.max()))
         ordered = indices.sort(-1).values

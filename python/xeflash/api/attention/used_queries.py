@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from xeflash import _core
 from xeflash.call.call import Call
 from xeflash.call.values import namespace, shape_of
 
@@ -67,9 +68,11 @@ def _starts(call: Call, name: str, unused_starts: Any) -> Any:
 
 
 def _check_values(call: Call, used: Any, starts: Any, xp: Any) -> None:
-    """Checks values of seqused_q that lie in host memory."""
+    """Checks values of seqused_q that the host may look at."""
     torch = sys.modules.get("torch")
-    if xp is torch and (not used.is_cpu or torch.compiler.is_compiling()):
+    if xp is torch and (
+        torch.compiler.is_compiling() or not (used.is_cpu or _core.host_may_see(used, call.function, _NAME))
+    ):
         return
     if xp is not torch and xp is not sys.modules.get("numpy"):
         return
